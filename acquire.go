@@ -1,0 +1,197 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+var pid = os.Getpid()
+
+// errNoAnswer cancels a request that the store left unanswered.
+var errNoAnswer = errors.New("no answer within the request timeout")
+
+// TryLock takes the lock if it is free at once and otherwise answers ErrBusy. It
+// never queues and never overtakes those who do.
+func (l *Locker) TryLock(ctx context.Context, name string, o ...LockOption) (*Lock, error) {
+	return l.lock(ctx, name, o, false)
+}
+
+// Lock waits for the lock until ctx ends. The lock's context derives from ctx,
+// so ctx bounds the hold as well; Wait bounds the waiting alone. Waiting ends
+// with ErrBusy where the store had answered that the name is held, and with
+// ErrUnavailable where it had not answered for the request timeout.
+func (l *Locker) Lock(ctx context.Context, name string, o ...LockOption) (*Lock, error) {
+	return l.lock(ctx, name, o, true)
+}
+
+func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait bool) (*Lock, error) {
+	s, err := l.prepare(ctx, name, o)
+	if err != nil {
+		return nil, err
+	}
+	if k, err := l.reenter(ctx, name, &s); k != nil || err != nil {
+		return k, err
+	}
+	if l.cfg.hooks == nil {
+		return l.take(ctx, name, s, wait)
+	}
+	began := time.Now()
+	ctx = start(l.cfg.hooks, ctx, l.describe(EventAcquiring, name, &s))
+	k, err := l.take(ctx, name, s, wait)
+	e := l.describe(EventAcquired, name, &s)
+	e.Took = time.Since(began)
+	if err != nil {
+		e.Kind, e.Err = EventFailed, err
+		if busy, ok := errors.AsType[*BusyError](err); ok {
+			e.Holders = busy.Holders
+		}
+	} else {
+		e.Token, e.Slot = k.Token(), k.Slot()
+	}
+	l.emit(ctx, e)
+	return k, err
+}
+
+// reenter looks for the name among the locks the context carries.
+func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, error) {
+	outer := find(ctx, l, name)
+	if outer == nil {
+		return nil, nil
+	}
+	deadlock := func(why string) error {
+		return &failure{name: name, store: l.store.String(), kind: ErrSelfDeadlock, err: errors.New(why)}
+	}
+	have, want := outer.hold.req.Limit, s.limit
+	plain := func(limit int) bool { return limit == driver.Exclusive || limit == driver.Unlimited }
+	switch {
+	case !s.reentrant:
+		return nil, deadlock("use Reentrant to join the lock, or NewOwner for a goroutine of its own")
+	case !plain(have) || !plain(want):
+		return nil, deadlock("semaphores do not re-enter")
+	case have == driver.Unlimited && want == driver.Exclusive:
+		return nil, deadlock("a shared lock cannot become exclusive under one owner")
+	}
+	// A hold that ended meanwhile is not joined: the caller's context has ended
+	// with it, or the name is locked anew.
+	return outer.hold.join(ctx, s), nil
+}
+
+// take acquires a name that the context does not hold.
+func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (*Lock, error) {
+	l.work.begin()
+	defer l.work.end()
+
+	var held *driver.BusyError
+	if !wait || l.tryFirst(name) {
+		k, err := l.try(ctx, name, s)
+		if err == nil || !wait || !errors.Is(err, ErrBusy) {
+			return k, err
+		}
+		busy, _ := errors.AsType[*BusyError](err)
+		held = &driver.BusyError{Holders: busy.Holders}
+	}
+	return l.await(ctx, name, s, held)
+}
+
+// tryFirst tells whether asking first without queueing is worth it: where it
+// costs no round trip, it saves a goroutine for every lock that is free.
+func (l *Locker) tryFirst(name string) bool {
+	if l.guarantees.Load().Scope == driver.ScopeNetwork {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.queues[name] == nil
+}
+
+// try asks once, on the caller's goroutine.
+func (l *Locker) try(ctx context.Context, name string, s settings) (*Lock, error) {
+	h := l.newHold(ctx, name, s)
+	rctx, cancel := l.bounded(ctx, l.requestTimeout(s.ttl))
+	g, err := l.store.Acquire(rctx, h.req)
+	cancel()
+	if err == nil {
+		return l.finish(ctx, h, g, &s)
+	}
+	if l.store.Classify(err) == driver.Unknown {
+		l.undoLater(h)
+	}
+	return nil, l.explain(ctx, name, err)
+}
+
+// finish turns a grant into a Lock, or gives it back when nobody can use it.
+func (l *Locker) finish(ctx context.Context, h *hold, g driver.Grant, s *settings) (*Lock, error) {
+	name := h.req.Name
+	switch {
+	case !h.accept(g):
+		l.undoLater(h)
+		return nil, &failure{name: name, store: l.store.String(), kind: ErrUnavailable,
+			err: errors.New("the grant ended before its answer arrived")}
+	case ctx.Err() != nil:
+		h.abandon()
+		return nil, &failure{name: name, store: l.store.String(), err: contextError(ctx)}
+	}
+	k := h.newLock(ctx, s)
+	if !l.remember(h) {
+		_ = k.Unlock() // Close waits for this goroutine
+		return nil, l.closedError(name)
+	}
+	l.sched.add(h)
+	return k, nil
+}
+
+// remember enters a hold among those that Close ends; false if it has begun to.
+func (l *Locker) remember(h *hold) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	l.held.push(h)
+	return true
+}
+
+func (l *Locker) forget(h *hold) {
+	l.mu.Lock()
+	l.held.remove(h)
+	l.mu.Unlock()
+}
+
+// holdList links the holds of a Locker.
+type holdList struct{ head *hold }
+
+func (hl *holdList) push(h *hold) {
+	h.next = hl.head
+	if hl.head != nil {
+		hl.head.prev = h
+	}
+	hl.head = h
+}
+
+// remove takes h out if it is in.
+func (hl *holdList) remove(h *hold) {
+	if h.prev == nil && hl.head != h {
+		return
+	}
+	if h.prev != nil {
+		h.prev.next = h.next
+	} else {
+		hl.head = h.next
+	}
+	if h.next != nil {
+		h.next.prev = h.prev
+	}
+	h.prev, h.next = nil, nil
+}
+
+func (hl *holdList) all() []*hold {
+	var all []*hold
+	for h := hl.head; h != nil; h = h.next {
+		all = append(all, h)
+	}
+	return all
+}

@@ -1,0 +1,134 @@
+package holdfast
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// activity counts what Close waits for: calls at the store, releases and undos
+// in the background, lingering holds, events on their way to a hook.
+type activity struct {
+	mu   sync.Mutex
+	n    int
+	idle chan struct{} // made by who waits, closed when n reaches 0
+}
+
+func (a *activity) begin() {
+	a.mu.Lock()
+	a.n++
+	a.mu.Unlock()
+}
+
+func (a *activity) end() {
+	a.mu.Lock()
+	a.n--
+	if a.n == 0 && a.idle != nil {
+		close(a.idle)
+		a.idle = nil
+	}
+	a.mu.Unlock()
+}
+
+// run does a piece of work on a goroutine of its own.
+func (a *activity) run(work func()) {
+	a.begin()
+	go func() {
+		defer a.end()
+		work()
+	}()
+}
+
+// wait blocks until nothing is going on.
+func (a *activity) wait(ctx context.Context) error {
+	a.mu.Lock()
+	if a.n == 0 {
+		a.mu.Unlock()
+		return nil
+	}
+	if a.idle == nil {
+		a.idle = make(chan struct{})
+	}
+	idle := a.idle
+	a.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// chore is something the store must still do for a request that nobody waits
+// for any more.
+type chore struct {
+	run    func(context.Context) error // nil when it is done
+	failed func(error)
+	within time.Duration // for one try
+}
+
+// chores does them on one goroutine, which lives while there are any, again and
+// again until each is done.
+type chores struct {
+	mu      sync.Mutex
+	list    []*chore
+	running bool
+}
+
+func (l *Locker) doLater(c *chore) {
+	l.later.mu.Lock()
+	defer l.later.mu.Unlock()
+	l.later.list = append(l.later.list, c)
+	if !l.later.running {
+		l.later.running = true
+		l.work.run(l.doChores)
+	}
+}
+
+func (l *Locker) doChores() {
+	var again []*chore
+	for round := 0; ; round++ {
+		l.later.mu.Lock()
+		batch := append(l.later.list, again...)
+		l.later.list, again = nil, nil
+		if len(batch) == 0 {
+			l.later.running = false
+			l.later.mu.Unlock()
+			return
+		}
+		l.later.mu.Unlock()
+		for _, c := range batch {
+			ctx, cancel := context.WithTimeout(context.Background(), c.within)
+			err := c.run(ctx)
+			cancel()
+			if err != nil && l.store.Classify(err) != driver.IsClosed {
+				c.failed(err)
+				again = append(again, c)
+			}
+		}
+		if len(again) == 0 {
+			round = -1
+			continue
+		}
+		time.Sleep(backoff(round, retryFirst, retryMost))
+	}
+}
+
+// undoLater makes sure that nothing of a request whose outcome is unknown stands
+// or can still appear: law 3. A context of its own, bounded per try, until the
+// store has confirmed it.
+func (l *Locker) undoLater(h *hold) {
+	l.doLater(&chore{
+		run:    func(ctx context.Context) error { return l.store.Undo(ctx, h.req) },
+		within: l.requestTimeout(h.req.TTL),
+		failed: func(err error) {
+			if l.cfg.hooks != nil {
+				e := l.describe(EventUndoFailed, h.req.Name, &h.set)
+				e.Err = err
+				l.emitLater(h.ctx, e)
+			}
+		},
+	})
+}

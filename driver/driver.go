@@ -1,0 +1,236 @@
+// Package driver is the contract between holdfast's core and a store.
+//
+// A store speaks one recipe to one kind of server and has no policy: when to
+// renew, how long to wait, whom to let go first among goroutines, what to do
+// about an answer that never came, are the core's business. A store does three
+// things well. It makes one atomic step at the server for each call, it tells
+// when the request that set the server's deadline was sent, and it says
+// truthfully what became of a request, including that it does not know.
+//
+// # One rule for every mode
+//
+// A [Request] has a limit, and the only admission rule is: a grant of limit n
+// never stands beside more than n-1 others. [Exclusive] is 1, a semaphore of n
+// permits is n, shared is [Unlimited]. A request that may not be granted yet
+// takes a place behind those that came before it; a request never overtakes a
+// place that stands before it, whatever the limits, so readers cannot starve a
+// writer. Stores that cannot queue say so in their [Guarantees].
+//
+// # What an error means
+//
+// Errors come back raw. The core asks [Store.Classify] what they mean, and one
+// distinction carries the safety of the whole library: [Unknown] says that the
+// request may have been applied or may still be, so the core undoes it in the
+// background until Undo answers nil. Every other code of a failed Acquire says
+// that nothing of the request stands or can appear later. When in doubt, say
+// Unknown.
+//
+// Package drivertest holds the conformance suite: a store is finished when it
+// passes.
+package driver
+
+import (
+	"context"
+	"math"
+	"time"
+)
+
+// Limits of the contract. The core checks them before a store sees a request.
+const (
+	// Exclusive is the limit of a grant that stands alone.
+	Exclusive = 1
+	// MaxLimit is the largest number of permits of a semaphore.
+	MaxLimit = 4096
+	// Unlimited is the limit of a shared grant: any number of shared grants
+	// stand together, and never beside an exclusive one.
+	Unlimited = math.MaxInt32
+	// MaxName is the length of the longest name, in bytes.
+	MaxName = 512
+	// MaxToken bounds fencing tokens: every token is at least 1 and below it, so
+	// that it fits the signed 64-bit integers of SQL, Java and JSON tools.
+	MaxToken = 1 << 63
+	// Forever is the TTL of a grant that ends with its holder's process or
+	// connection and not by a clock.
+	Forever = time.Duration(math.MaxInt64)
+	// NoSlot is the slot of a grant that has none.
+	NoSlot = -1
+)
+
+// Store is one client of one store. All methods may be called from many
+// goroutines at once. Every method that does I/O returns soon after its context
+// ends, whatever the network does.
+type Store interface {
+	// String says where the locks live, for errors and logs. It never contains a
+	// password.
+	String() string
+
+	// Guarantees says what this store promises. It may probe the server. The core
+	// calls it before the first request and remembers an answer without error.
+	Guarantees(context.Context) (Guarantees, error)
+
+	// Acquire asks for a grant.
+	//
+	// Without r.Wait it answers at once: a grant, or an error of code Busy
+	// (preferably a *BusyError that tells the holders) after which nothing of the
+	// request is left at the store.
+	//
+	// With r.Wait it takes a place, reports it with r.From.Queued, and returns
+	// when it is granted, when its context ends, or when it can no longer keep
+	// the place. It is asked to wait only where Guarantees say that it wakes by
+	// push. Whatever keeps the place alive (heartbeats, refreshes, reconnection)
+	// happens inside this call. A wait whose context ends may return Withdrawn
+	// once it has taken its place back; any other code makes the core call Undo.
+	Acquire(ctx context.Context, r Request) (Grant, error)
+
+	// Undo removes whatever r left behind: a place or a grant, under r.ID. A nil
+	// error means that nothing of that ID stands or can still appear. It is safe
+	// to call for a request that never arrived, and more than once.
+	Undo(ctx context.Context, r Request) error
+
+	// Renew prolongs grants by their TTL, in as few round trips as the store
+	// allows, and answers by index. It never revives a grant that has ended: that
+	// is an error of code NotHeld. It is not called for grants whose TTL is
+	// Forever.
+	Renew(ctx context.Context, grants []Grant) []Renewal
+
+	// Release ends a grant, proving in the same atomic step that it still
+	// stands; otherwise it changes nothing and answers NotHeld. Releasing twice is
+	// harmless and answers NotHeld the second time. A positive keep leaves the
+	// grant standing that much longer without anyone to renew it; it is passed
+	// only where Guarantees.Linger says that the store can.
+	Release(ctx context.Context, g Grant, keep time.Duration) error
+
+	// Classify tells what an error of this store means for the request that got
+	// it. Unknown is the safe answer.
+	Classify(err error) Code
+
+	// Close gives back what the store opened itself: never a client that was
+	// handed to it. Grants that depend on those connections end with them. Calls
+	// after Close answer errors of code Closed.
+	Close(context.Context) error
+}
+
+// Request asks for one grant of one name.
+type Request struct {
+	// ID is unique per request and never used again: letters, digits and '-', at
+	// most 40 bytes.
+	ID string
+	// Name is what is locked: valid UTF-8, 1 to MaxName bytes, no NUL. Names are
+	// flat and compare byte by byte.
+	Name string
+	// Limit is Exclusive, 2 to MaxLimit, or Unlimited.
+	Limit int
+	// TTL is how long the store should keep a grant that nobody renews. A store
+	// may round it up to what it can do and says so in Grant.TTL.
+	TTL time.Duration
+	// Wait asks to queue until the context ends.
+	Wait bool
+	// From is who asks. It is never nil and may be called from any goroutine.
+	From Requester
+}
+
+// Requester is the core's end of a request.
+type Requester interface {
+	// Owner says who asks, for people to read. A store calls it when it writes
+	// the grant down: the goroutine at the head of the core's own queue may have
+	// changed while the request waited.
+	Owner() Owner
+	// Queued tells that the store has answered: the name is held and the request
+	// has a place. Holders are those the answer happened to tell, possibly none.
+	// It may be called again when they change. It does not block.
+	Queued(holders []Holder)
+	// Lost tells that the grant has ended, or is asked to end, without a release.
+	// Only the first call counts; it may come before Acquire has returned. It does
+	// not block.
+	Lost(cause Cause, err error)
+}
+
+// Grant is the store's yes.
+type Grant struct {
+	ID    string
+	Name  string
+	Limit int
+	// Token is larger than that of every earlier grant of the name.
+	Token uint64
+	// SentAt is taken just before the request that itself set, or confirmed, the
+	// store's deadline was sent. After a blocking wait that is a request sent
+	// after the wait.
+	SentAt Instant
+	// TTL is what the store gave: at least what was asked, or Forever where the
+	// grant ends with the process or connection.
+	TTL time.Duration
+	// Slot is the permit's number, 0 to Limit-1, or NoSlot.
+	Slot int
+	// Handle is the store's own.
+	Handle any
+}
+
+// Renewal is the answer for one grant of a batch.
+type Renewal struct {
+	SentAt Instant
+	TTL    time.Duration
+	// Cause refines an error of code NotHeld.
+	Cause Cause
+	Err   error
+}
+
+// Cause says why a grant ended without its holder's release.
+type Cause string
+
+// The causes of a loss.
+const (
+	// Expired: trust in the lease ran out before it could be renewed.
+	Expired Cause = "expired"
+	// Taken: an operator broke the lock, or asked the holder to end.
+	Taken Cause = "taken"
+	// SessionEnded: the session or connection that carried the grant is gone.
+	SessionEnded Cause = "session ended"
+	// Gone: the store no longer knows the grant.
+	Gone Cause = "gone"
+	// Slept: the machine was suspended for longer than the lease.
+	Slept Cause = "machine slept"
+	// Closed: the Locker was closed while the lock was held.
+	Closed Cause = "closed"
+)
+
+// Owner is who asks or holds, for people to read; nothing is decided by it.
+type Owner struct {
+	// ID is the request's.
+	ID string
+	// Host and PID name the process; Instance, where set, is what the
+	// application calls itself.
+	Host     string
+	PID      int
+	Instance string
+	// Reason is the caller's own words.
+	Reason string
+	// Since is when the grant or place was made, by the store's clock where it
+	// has one.
+	Since time.Time
+}
+
+// Holder is a grant as an inspection shows it.
+type Holder struct {
+	Owner
+	Token uint64
+	Limit int
+	Slot  int
+	// TTL is how long the store keeps the grant if nobody renews it, or Forever.
+	TTL time.Duration
+	// Note says what an operator should know: "stopped", "asked to end".
+	Note string
+}
+
+// Waiter is a place as an inspection shows it.
+type Waiter struct {
+	Owner
+	Limit int
+}
+
+// State is a name's holders, by rising token, and its waiters, in the order in
+// which they will be served where the store has one.
+type State struct {
+	Name    string
+	Holders []Holder
+	Waiters []Waiter
+}

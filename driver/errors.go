@@ -1,0 +1,92 @@
+package driver
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Code says what an error means for the request that got it.
+type Code int
+
+const (
+	// Unknown: the request may have been applied or may still be.
+	Unknown Code = iota
+	// Busy: an answered no, for now. Nothing was left behind.
+	Busy
+	// Withdrawn: the wait's context ended and the place was taken back. Nothing
+	// was left behind.
+	Withdrawn
+	// NotHeld: the grant named does not stand.
+	NotHeld
+	// Unavailable: the store could not be reached; the request was certainly not
+	// applied and cannot be later. Asking again may help.
+	Unavailable
+	// Refused: an answered no for good: missing rights, a read-only replica, a
+	// key of another type. Asking again does not help.
+	Refused
+	// Unsupported: the store or its layout cannot do this.
+	Unsupported
+	// Invalid: the request breaks a rule of the store, found before any I/O.
+	Invalid
+	// IsClosed: the store has been closed.
+	IsClosed
+)
+
+var codeNames = [...]string{
+	Unknown: "outcome unknown", Busy: "busy", Withdrawn: "withdrawn", NotHeld: "not held",
+	Unavailable: "unavailable", Refused: "refused", Unsupported: "unsupported",
+	Invalid: "invalid", IsClosed: "closed",
+}
+
+func (c Code) String() string {
+	if c < 0 || int(c) >= len(codeNames) {
+		return fmt.Sprintf("Code(%d)", int(c))
+	}
+	return codeNames[c]
+}
+
+// Error is an error that carries its code. A store whose errors are all of this
+// kind, or *BusyError, classifies with CodeOf.
+type Error struct {
+	Code Code
+	Err  error
+}
+
+func (e *Error) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error that the code was put on.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Errorf makes an Error as fmt.Errorf makes an error.
+func Errorf(code Code, format string, args ...any) error {
+	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
+}
+
+// BusyError is an answered no that tells who holds the name.
+type BusyError struct{ Holders []Holder }
+
+func (e *BusyError) Error() string {
+	if len(e.Holders) == 0 {
+		return "busy"
+	}
+	h := e.Holders[0]
+	return fmt.Sprintf("held by pid %d on %s", h.PID, h.Host)
+}
+
+// CodeOf finds the code an error carries; Unknown if none.
+func CodeOf(err error) Code {
+	// The common answers first, without the cost of a chain walk.
+	switch e := err.(type) {
+	case *BusyError:
+		return Busy
+	case *Error:
+		return e.Code
+	}
+	if _, ok := errors.AsType[*BusyError](err); ok {
+		return Busy
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Code
+	}
+	return Unknown
+}

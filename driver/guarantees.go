@@ -1,0 +1,178 @@
+package driver
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Scope is how far a store's locks reach.
+type Scope string
+
+// The scopes.
+const (
+	ScopeProcess Scope = "this process"
+	ScopeMachine Scope = "this machine"
+	ScopeNetwork Scope = "every client of the server"
+)
+
+// Crash is how the death of a holder frees its grants.
+type Crash string
+
+// The ways of freeing after a crash.
+const (
+	// CrashFreesAtOnce: the kernel or the server notices the end of the process.
+	CrashFreesAtOnce Crash = "at once"
+	// CrashFreesAfterTTL: the lease runs out.
+	CrashFreesAfterTTL Crash = "when the TTL has passed"
+	// CrashFreesSpace: the store dies with the process.
+	CrashFreesSpace Crash = "together with the process"
+)
+
+// Pause is what a holder that is stopped for longer than its TTL loses.
+type Pause string
+
+// What a pause does.
+const (
+	PauseKeeps Pause = "keeps the lock"
+	PauseLoses Pause = "loses the lock after its TTL"
+)
+
+// Order is the order in which waiting places are served.
+type Order string
+
+// The orders.
+const (
+	OrderFIFO Order = "first come, first served"
+	OrderNone Order = "none"
+)
+
+// Wake is how a waiter learns that it is its turn.
+type Wake string
+
+// The ways of waking.
+const (
+	WakePush Wake = "push"
+	WakePoll Wake = "poll"
+)
+
+// BreakKind is how a grant can be taken away.
+type BreakKind string
+
+// The kinds of breaking.
+const (
+	BreakNone BreakKind = "no"
+	// BreakAsk: the holder is told to end and the grant stands until it does.
+	BreakAsk BreakKind = "the holder is asked, and keeps the lock until it has ended"
+	// BreakNow: the grant ends at the store, and the holder learns of it.
+	BreakNow BreakKind = "at once, and the holder is told"
+)
+
+// Visible is what an inspection shows.
+type Visible string
+
+// What can be seen.
+const (
+	VisibleNothing Visible = "nothing"
+	VisibleHolders Visible = "holders"
+	VisibleAll     Visible = "holders and waiters"
+)
+
+// Guarantees is what a store promises, in one place: the documentation's tables
+// and the command print from it, the core acts on it, and the conformance suite
+// checks it.
+type Guarantees struct {
+	// Kind names the recipe: "memory", "file", "redis".
+	Kind  string
+	Scope Scope
+	Crash Crash
+	Pause Pause
+	Order Order
+	Wake  Wake
+	// Fallback bounds what a lost wake-up costs a waiter, 0 if none can be lost.
+	Fallback time.Duration
+	// Shared and Semaphore tell which limits beside Exclusive the store grants;
+	// Mixed, whether grants of different limits exclude one another properly on
+	// one name; Slots, whether a permit has a number.
+	Shared, Semaphore, Mixed, Slots bool
+	// Tokens says where tokens come from and what they survive.
+	Tokens string
+	// EarlyEnd lists what can end a grant before its TTL, and Notice bounds how
+	// long its holder's context then goes on.
+	EarlyEnd []string
+	Notice   time.Duration
+	// MinTTL, MaxTTL and Granularity bound a lease; all zero where grants have
+	// none.
+	MinTTL, MaxTTL, Granularity time.Duration
+	// Linger: Release can leave a grant standing for a while.
+	Linger  bool
+	Break   BreakKind
+	Visible Visible
+	// Notes are what a user should know beside this.
+	Notes []string
+}
+
+// Row is one line of a table of guarantees.
+type Row struct{ Key, Value string }
+
+// Rows are the guarantees as people read them.
+func (g Guarantees) Rows() []Row {
+	rows := []Row{
+		{"locks reach", string(g.Scope)},
+		{"limits", g.limits()},
+		{"a crash frees", string(g.Crash)},
+		{"a paused holder", string(g.Pause)},
+		{"order of waiters", string(g.Order)},
+		{"wake-up", g.wake()},
+		{"fencing tokens", g.Tokens},
+		{"may end early", g.early()},
+		{"TTL", g.ttl()},
+		{"minimum hold", map[bool]string{true: "kept by the store", false: "kept by the process"}[g.Linger]},
+		{"break", string(g.Break)},
+		{"inspection", string(g.Visible)},
+	}
+	for _, n := range g.Notes {
+		rows = append(rows, Row{"note", n})
+	}
+	return rows
+}
+
+func (g Guarantees) limits() string {
+	l := []string{"exclusive"}
+	if g.Shared {
+		l = append(l, "shared")
+	}
+	if g.Semaphore {
+		l = append(l, "semaphore"+map[bool]string{true: " with slots"}[g.Slots])
+	}
+	s := strings.Join(l, ", ")
+	if len(l) > 1 && g.Mixed {
+		s += "; any mix on one name"
+	}
+	return s
+}
+
+func (g Guarantees) wake() string {
+	if g.Wake == WakePush && g.Fallback > 0 {
+		return fmt.Sprintf("%s; a lost one costs at most %s", g.Wake, g.Fallback)
+	}
+	return string(g.Wake)
+}
+
+func (g Guarantees) early() string {
+	if len(g.EarlyEnd) == 0 {
+		return "no"
+	}
+	return fmt.Sprintf("%s; noticed within %s", strings.Join(g.EarlyEnd, ", "), g.Notice)
+}
+
+func (g Guarantees) ttl() string {
+	if g.MaxTTL == 0 {
+		return "none: a grant lasts until it is released or its process ends"
+	}
+	s := fmt.Sprintf("%s to %s", g.MinTTL, g.MaxTTL)
+	if g.Granularity > 0 {
+		s += fmt.Sprintf(", rounded up to %s", g.Granularity)
+	}
+	return s
+}

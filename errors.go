@@ -1,0 +1,208 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// The errors of this package; test for them with [errors.Is].
+var (
+	// ErrBusy: someone else holds the name, or waits for it before the caller.
+	ErrBusy = errors.New("busy")
+	// ErrLost: the lock ended before it was unlocked.
+	ErrLost = errors.New("lock lost")
+	// ErrUnavailable: the store could not be reached or did not answer.
+	ErrUnavailable = errors.New("store unavailable")
+	// ErrRefused: the store answered no, and asking again would not help.
+	ErrRefused = errors.New("refused by the store")
+	// ErrUnsupported: the store cannot do what was asked.
+	ErrUnsupported = errors.New("not supported by the store")
+	// ErrInvalid: bad input, found before any I/O.
+	ErrInvalid = errors.New("invalid")
+	// ErrSelfDeadlock: the context already holds the name and would wait for
+	// itself.
+	ErrSelfDeadlock = errors.New("already held by this context")
+	// ErrNotHeld: no grant of that name and token stands.
+	ErrNotHeld = errors.New("not held")
+	// ErrReleased is the cause of a lock's context after Unlock.
+	ErrReleased = errors.New("lock released")
+	// ErrHoldLimit is the cause of a lock's context after MaxHold.
+	ErrHoldLimit = errors.New("maximum hold reached")
+	// ErrClosed: the Locker or its store has been closed.
+	ErrClosed = errors.New("closed")
+)
+
+// Cause says why a lock was lost.
+type Cause = driver.Cause
+
+// The causes of a loss.
+const (
+	Expired      = driver.Expired
+	Taken        = driver.Taken
+	SessionEnded = driver.SessionEnded
+	Gone         = driver.Gone
+	Slept        = driver.Slept
+	Closed       = driver.Closed
+)
+
+// BusyError is an answered no. It matches [ErrBusy], and the context's error
+// where a wait ended it.
+type BusyError struct {
+	Name, Store string
+	// Holders are those the store happened to tell, possibly none.
+	Holders []Holder
+	// Err is what ended the wait, nil for a try.
+	Err error
+}
+
+func (e *BusyError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "holdfast: %q on %s: busy", e.Name, e.Store)
+	if len(e.Holders) > 0 {
+		h := e.Holders[0]
+		fmt.Fprintf(&b, ", held by pid %d on %s", h.PID, h.Host)
+		if h.Reason != "" {
+			fmt.Fprintf(&b, " (%s)", h.Reason)
+		}
+		if more := len(e.Holders) - 1; more > 0 {
+			fmt.Fprintf(&b, " and %d more", more)
+		}
+	}
+	if e.Err != nil {
+		fmt.Fprintf(&b, ": %v", e.Err)
+	}
+	return b.String()
+}
+
+// Is matches ErrBusy.
+func (e *BusyError) Is(target error) bool { return target == ErrBusy }
+
+// Unwrap returns what ended the wait.
+func (e *BusyError) Unwrap() error { return e.Err }
+
+// LostError tells that a lock ended before it was unlocked. It matches
+// [ErrLost], and the error of the work done under the lock.
+type LostError struct {
+	Name, Store string
+	Token       uint64
+	Cause       Cause
+	// Work is the error of the function that ran under the lock, if it had one
+	// of its own.
+	Work error
+	// Err is what the store said, if anything.
+	Err error
+}
+
+func (e *LostError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "holdfast: %q on %s: lock lost (%s), token %d", e.Name, e.Store, e.Cause, e.Token)
+	if e.Err != nil {
+		fmt.Fprintf(&b, ": %v", e.Err)
+	}
+	if e.Work != nil {
+		fmt.Fprintf(&b, "; the work said: %v", e.Work)
+	}
+	return b.String()
+}
+
+// Is matches ErrLost.
+func (e *LostError) Is(target error) bool { return target == ErrLost }
+
+// Unwrap returns the work's error and the store's.
+func (e *LostError) Unwrap() []error {
+	var errs []error
+	for _, err := range []error{e.Work, e.Err} {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+// failure wraps an error once with the name, the store and one of the sentinels.
+type failure struct {
+	name, store string
+	kind        error // one of the sentinels, or nil
+	err         error // the detail, or nil
+}
+
+func (e *failure) Error() string {
+	var b strings.Builder
+	b.WriteString("holdfast: ")
+	if e.name != "" {
+		fmt.Fprintf(&b, "%q", e.name)
+		if e.store != "" {
+			fmt.Fprintf(&b, " on %s", e.store)
+		}
+		b.WriteString(": ")
+	} else if e.store != "" {
+		b.WriteString(e.store + ": ")
+	}
+	switch {
+	case e.kind != nil && e.err != nil:
+		fmt.Fprintf(&b, "%v: %v", e.kind, e.err)
+	case e.kind != nil:
+		b.WriteString(e.kind.Error())
+	default:
+		b.WriteString(e.err.Error())
+	}
+	return b.String()
+}
+
+func (e *failure) Unwrap() []error {
+	var errs []error
+	for _, err := range []error{e.kind, e.err} {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
+}
+
+func invalid(format string, args ...any) error {
+	return &failure{kind: ErrInvalid, err: fmt.Errorf(format, args...)}
+}
+
+// kinds gives the store's codes their meaning for callers.
+var kinds = map[driver.Code]error{
+	driver.Unknown:     ErrUnavailable,
+	driver.Busy:        ErrBusy,
+	driver.Withdrawn:   ErrBusy,
+	driver.NotHeld:     ErrNotHeld,
+	driver.Unavailable: ErrUnavailable,
+	driver.Refused:     ErrRefused,
+	driver.Unsupported: ErrUnsupported,
+	driver.Invalid:     ErrInvalid,
+	driver.IsClosed:    ErrClosed,
+}
+
+// explain wraps a store's error for the caller. The caller's own context comes
+// first: an error that only says so is not the store's.
+func (l *Locker) explain(ctx context.Context, name string, err error) error {
+	code := l.store.Classify(err)
+	if code == driver.Busy {
+		busy := &BusyError{Name: name, Store: l.store.String()}
+		if b, ok := errors.AsType[*driver.BusyError](err); ok {
+			busy.Holders = b.Holders
+		}
+		return busy
+	}
+	if code == driver.Unknown && ctx.Err() != nil {
+		return &failure{name: name, store: l.store.String(), err: contextError(ctx)}
+	}
+	return &failure{name: name, store: l.store.String(), kind: kinds[code], err: err}
+}
+
+// contextError is what ended a context: its error and, where it says more, its
+// cause.
+func contextError(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if cause == nil || cause == err {
+		return err
+	}
+	return fmt.Errorf("%w (%w)", err, cause)
+}

@@ -1,0 +1,8 @@
+module github.com/holdfast-go/holdfast
+
+go 1.26.0
+
+require (
+	golang.org/x/sys v0.49.0
+	pgregory.net/rapid v1.3.0
+)

@@ -1,0 +1,332 @@
+package holdfast
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// holdState is where a grant stands in its life.
+type holdState int
+
+const (
+	pending   holdState = iota // asked for
+	held                       // granted, and trusted
+	lingering                  // unlocked; kept for its MinHold
+	lost                       // ended without a release
+	released                   // given back, or being given back
+)
+
+// hold is one grant of the store, from the request to the release. One or, by
+// reentrancy, several Locks share it.
+type hold struct {
+	l   *Locker
+	req driver.Request
+	q   *queue // the queue it was asked for, or nil
+	// set and ctx are those of the goroutine it is for; a queue's hold gets them
+	// when it is granted, before it is held.
+	set settings
+	ctx context.Context
+
+	// answered: the store has said that the name is held.
+	answered atomic.Bool
+
+	mu    sync.Mutex
+	state holdState
+	grant driver.Grant // SentAt and TTL change with renewals, the rest does not
+	// forever: the grant does not run out. It does not change once held.
+	forever bool
+	trust   time.Duration
+	since   time.Time // of the grant
+	locks   []*Lock   // not yet unlocked
+	first   [1]*Lock
+	loss    *LostError
+	timer   *time.Timer // lingering
+
+	// The scheduler's, under its mutex.
+	due   time.Time
+	index int // in the heap, 0 if not in it; counted from 1
+	// Under mu: when to renew next, and whether a renewal is on its way.
+	renewAt  time.Time
+	renewing bool
+
+	// Under the Locker's mutex.
+	prev, next *hold
+}
+
+func (l *Locker) newHold(ctx context.Context, name string, s settings) *hold {
+	h := &hold{l: l, set: s, ctx: ctx}
+	h.req = driver.Request{ID: l.newID(), Name: name, Limit: s.limit, TTL: s.ttl, From: h}
+	return h
+}
+
+// Owner tells who asks: the goroutine at the head of the local queue, if the
+// request waits there.
+func (h *hold) Owner() driver.Owner {
+	return driver.Owner{ID: h.req.ID, Host: h.l.cfg.host, PID: pid, Instance: h.l.cfg.instance, Reason: h.l.reason(h)}
+}
+
+// Queued takes note that the store has answered.
+func (h *hold) Queued(holders []driver.Holder) {
+	h.answered.Store(true)
+	if h.q != nil {
+		h.l.noteQueued(h, holders)
+	}
+}
+
+// Lost is the store's push.
+func (h *hold) Lost(cause driver.Cause, err error) { h.lose(cause, err) }
+
+// accept takes the store's yes. It reports false where the grant is of no use:
+// trust in it ran out, or the store took it back, before it arrived.
+func (h *hold) accept(g driver.Grant) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.loss != nil {
+		return false
+	}
+	h.grant = g
+	h.forever = g.TTL == driver.Forever
+	h.setTrust()
+	if h.trustLeftLocked() <= 0 {
+		return false
+	}
+	h.state = held
+	h.since = time.Now()
+	return true
+}
+
+// setTrust works out until when the grant counts: law 2.
+func (h *hold) setTrust() {
+	if h.forever {
+		h.trust = driver.Forever
+		return
+	}
+	margin := h.grant.TTL / 10
+	if h.set.hasMargin {
+		margin = h.set.margin
+	}
+	h.trust = h.grant.TTL - margin
+	h.renewAt = h.grant.SentAt.Time().Add(h.grant.TTL / 3)
+}
+
+func (h *hold) trustLeft() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.trustLeftLocked()
+}
+
+func (h *hold) trustLeftLocked() time.Duration {
+	if h.forever {
+		return driver.Forever
+	}
+	elapsed, _ := h.grant.SentAt.Elapsed()
+	return h.trust - elapsed
+}
+
+// newLock hands the hold to a caller. The hold is held.
+func (h *hold) newLock(parent context.Context, s *settings) *Lock {
+	k := &Lock{hold: h, parent: parent}
+	inner, end := context.WithCancelCause(parent)
+	k.ctx = lockContext{inner, k}
+	k.end = end
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.state != held {
+		end(h.loss)
+		return k
+	}
+	if h.locks == nil {
+		h.locks = h.first[:0]
+	}
+	h.locks = append(h.locks, k)
+	if s.hasMaxHold {
+		k.limit = time.AfterFunc(s.maxHold, func() { h.endByLimit(k) })
+	}
+	return k
+}
+
+func (h *hold) endByLimit(k *Lock) {
+	k.end(ErrHoldLimit)
+	if h.l.cfg.hooks != nil {
+		e := h.l.describe(EventHoldLimit, h.req.Name, &h.set)
+		e.Token, e.Slot = h.grant.Token, h.grant.Slot
+		h.l.emitLater(h.ctx, e)
+	}
+}
+
+// join gives the context another Lock on a hold it carries, or nil if the hold
+// has just ended.
+func (h *hold) join(parent context.Context, s *settings) *Lock {
+	h.mu.Lock()
+	ok := h.state == held && len(h.locks) > 0 && h.trustLeftLocked() > 0
+	if ok {
+		h.set.minHold = max(h.set.minHold, s.minHold)
+	}
+	h.mu.Unlock()
+	if !ok {
+		return nil
+	}
+	k := h.newLock(parent, s)
+	if !k.live() {
+		return nil
+	}
+	return k
+}
+
+// checkTrust ends the hold if its trust has run out, whatever timers did.
+func (h *hold) checkTrust() {
+	h.mu.Lock()
+	var cause driver.Cause
+	if (h.state == held || h.state == lingering) && !h.forever {
+		if elapsed, slept := h.grant.SentAt.Elapsed(); elapsed >= h.trust {
+			cause = Expired
+			if elapsed-slept < h.trust {
+				cause = Slept
+			}
+		}
+	}
+	if cause == "" {
+		h.mu.Unlock()
+		return
+	}
+	h.loseLocked(cause, nil)
+}
+
+// lose ends the hold; only the first call counts.
+func (h *hold) lose(cause driver.Cause, err error) {
+	h.mu.Lock()
+	h.loseLocked(cause, err)
+}
+
+// loseLocked is called with mu held and gives it back.
+func (h *hold) loseLocked(cause driver.Cause, err error) {
+	if h.state == lost || h.state == released || h.loss != nil {
+		h.mu.Unlock()
+		return
+	}
+	h.loss = &LostError{Name: h.req.Name, Store: h.l.store.String(), Token: h.grant.Token, Cause: cause, Err: err}
+	if h.state == pending { // accept will see it
+		h.mu.Unlock()
+		return
+	}
+	was := h.state
+	h.state = lost
+	// Under mu, so that whoever looked at the clock and comes out of checkTrust
+	// finds the contexts ended.
+	for _, k := range h.locks {
+		k.end(h.loss)
+	}
+	loss := h.loss
+	h.mu.Unlock()
+
+	h.l.sched.remove(h)
+	if was == lingering {
+		h.finishLinger()
+		return // nobody relies on it any more
+	}
+	if h.l.cfg.hooks != nil {
+		e := h.l.describe(EventLost, h.req.Name, &h.set)
+		e.Token, e.Slot, e.Cause, e.Err = h.grant.Token, h.grant.Slot, cause, loss
+		h.l.emitLater(h.ctx, e)
+	}
+}
+
+// wanted tells whether anyone still relies on the grant, so that it is worth
+// renewing: mu is held.
+func (h *hold) wanted() bool {
+	if h.state == lingering {
+		return true
+	}
+	for _, k := range h.locks {
+		if k.ctx.Context.Err() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// unlock takes one Lock away and, with the last, gives the grant back.
+func (h *hold) unlock(k *Lock) error {
+	h.checkTrust()
+	h.mu.Lock()
+	// The context ends before the store can hear of the release.
+	k.end(ErrReleased)
+	if k.limit != nil {
+		k.limit.Stop()
+	}
+	for i, other := range h.locks {
+		if other == k {
+			h.locks = append(h.locks[:i], h.locks[i+1:]...)
+			break
+		}
+	}
+	loss, last := h.loss, len(h.locks) == 0
+	if !last {
+		h.mu.Unlock()
+		if loss != nil {
+			return loss
+		}
+		return nil
+	}
+	keep := h.set.minHold - time.Since(h.since)
+	if loss == nil && keep > 0 && !h.l.guarantees.Load().Linger {
+		// The scheduler goes on renewing it, and Close waits.
+		h.state = lingering
+		h.l.work.begin()
+		h.timer = time.AfterFunc(keep, h.endLinger)
+		h.mu.Unlock()
+		return nil
+	}
+	if loss == nil {
+		h.state = released
+	}
+	h.mu.Unlock()
+	h.l.forget(h)
+	if loss != nil {
+		// It may still stand: asked to end, or within the margin.
+		if loss.Cause != Closed {
+			h.releaseLater(h.grant, 0)
+		}
+		return loss
+	}
+	h.l.sched.remove(h)
+	return h.release(max(keep, 0))
+}
+
+// endLinger releases a lingering grant.
+func (h *hold) endLinger() {
+	h.mu.Lock()
+	if h.state != lingering {
+		h.mu.Unlock()
+		return
+	}
+	h.state = released
+	h.mu.Unlock()
+	h.l.sched.remove(h)
+	_ = h.release(0) // hooks report what could not be confirmed
+	h.finishLinger()
+}
+
+// finishLinger is called once, by whoever ends the lingering.
+func (h *hold) finishLinger() {
+	h.timer.Stop()
+	h.l.forget(h)
+	h.l.work.end()
+}
+
+// close ends the hold because its Locker closes, and gives it back.
+func (h *hold) close() {
+	h.mu.Lock()
+	if h.state != held {
+		h.mu.Unlock()
+		return // lingering grants are waited for
+	}
+	g := h.grant
+	h.loseLocked(Closed, nil)
+	h.l.forget(h)
+	h.releaseLater(g, 0)
+}

@@ -1,0 +1,145 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"reflect"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func (l *Locker) unsupported(name, what string) error {
+	return &failure{name: name, store: l.store.String(), kind: ErrUnsupported, err: errors.New(what)}
+}
+
+// Inspect tells who holds a name and who waits for it. A name that nobody holds
+// has an empty state and no error.
+func (l *Locker) Inspect(ctx context.Context, name string) (State, error) {
+	if err := checkName(name); err != nil {
+		return State{}, err
+	}
+	i, ok := l.store.(driver.Inspector)
+	if !ok {
+		return State{}, l.unsupported(name, "the store cannot be inspected")
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
+	defer cancel()
+	st, err := i.Inspect(ctx, name)
+	if err != nil {
+		return State{}, l.explain(ctx, name, err)
+	}
+	return st, nil
+}
+
+// List yields every name that starts with prefix and is held or waited for, in
+// byte order. An error ends it.
+func (l *Locker) List(ctx context.Context, prefix string) iter.Seq2[State, error] {
+	return func(yield func(State, error) bool) {
+		if prefix != "" {
+			if err := checkName(prefix); err != nil {
+				yield(State{}, err)
+				return
+			}
+		}
+		i, ok := l.store.(driver.Inspector)
+		if !ok {
+			yield(State{}, l.unsupported("", "the store cannot be inspected"))
+			return
+		}
+		for st, err := range i.List(ctx, prefix) {
+			if err != nil {
+				yield(State{}, l.explain(ctx, "", err))
+				return
+			}
+			if !yield(st, nil) {
+				return
+			}
+		}
+	}
+}
+
+// watchPause is how often a store that cannot tell of changes is asked, and how
+// often one that can is asked all the same.
+const watchPause = time.Second
+
+// Watch yields the state of a name now and after each change, until ctx ends.
+// Changes that follow one another quickly may be merged. An error ends it.
+func (l *Locker) Watch(ctx context.Context, name string) iter.Seq2[State, error] {
+	return func(yield func(State, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		changed := make(chan struct{}, 1)
+		if w, ok := l.store.(driver.Watcher); ok && checkName(name) == nil {
+			done := make(chan struct{})
+			defer func() { cancel(); <-done }()
+			go func() {
+				defer close(done)
+				// A watch that fails leaves the timer, which goes on.
+				_ = w.Watch(ctx, name, func() {
+					select {
+					case changed <- struct{}{}:
+					default:
+					}
+				})
+			}()
+		}
+		ticker := time.NewTicker(watchPause)
+		defer ticker.Stop()
+		var last State
+		for first := true; ; first = false {
+			st, err := l.Inspect(ctx, name)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				yield(State{}, err)
+				return
+			}
+			if seen := steady(st); first || !reflect.DeepEqual(seen, last) {
+				last = seen
+				if !yield(st, nil) {
+					return
+				}
+			}
+			select {
+			case <-changed:
+			case <-ticker.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// steady leaves out what changes by itself.
+func steady(st State) State {
+	holders := make([]Holder, len(st.Holders))
+	for i, h := range st.Holders {
+		h.TTL = 0
+		holders[i] = h
+	}
+	return State{Name: st.Name, Holders: holders, Waiters: st.Waiters}
+}
+
+// Break takes a lock away: the grant of name that carries the token, which
+// Inspect shows. ErrNotHeld means that this grant is gone. Its holder's context
+// ends with cause Taken. Where the store can only ask (see Guarantees), Break
+// waits until the holder has released or ctx ends.
+func (l *Locker) Break(ctx context.Context, name string, token uint64) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	if token == 0 || token >= driver.MaxToken {
+		return invalid("token %d: from 1 to 2^63-1 is allowed", token)
+	}
+	b, ok := l.store.(driver.Breaker)
+	if !ok {
+		return l.unsupported(name, "the store cannot take a lock away")
+	}
+	if err := b.Break(ctx, name, token); err != nil {
+		return l.explain(ctx, name, err)
+	}
+	return nil
+}

@@ -1,0 +1,441 @@
+// Package memstore keeps locks in the memory of one process: for tests, and for
+// programs that want the same API before they have a server.
+//
+// It has every rule of the real stores: leases that run out unless renewed,
+// first come first served waiting, fencing tokens, inspection and breaking. Its
+// clock is the process's own, so it works in a testing/synctest bubble. [Script]
+// makes it misbehave on purpose: lose a lock half-way, fail a renewal, leave the
+// outcome of an acquisition unknown.
+//
+//	store := memstore.New()
+//	locker, err := holdfast.New(store)
+//
+// By URL, `memory://` opens a new and empty store each time.
+//
+// # Safety
+//
+// One mutex guards the whole store, so each call is one atomic step. A grant
+// stands until it is released, broken, or its deadline has passed on the
+// process's monotonic clock; expired grants are removed before anything is
+// decided. The client's trust runs on the same clock from before the deadline
+// was set, and is shorter by the margin, so it always ends first.
+package memstore
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func init() {
+	driver.Register("memory", func(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
+		if u.Host != "" || strings.Trim(u.Path, "/") != "" || u.Opaque != "" || u.RawQuery != "" || u.User != nil {
+			return nil, driver.Errorf(driver.Invalid, "a memory URL is memory:// and nothing more")
+		}
+		return New().Namespace(namespace), nil
+	})
+}
+
+// Store is one client of a memory store. Clients made by Client and Namespace
+// share its locks.
+type Store struct {
+	space     *space
+	namespace string
+
+	closed atomic.Bool
+	end    chan struct{} // closed by Close
+}
+
+// New makes an empty store and a client of it.
+func New() *Store {
+	return &Store{space: &space{names: map[string]*name{}}, end: make(chan struct{})}
+}
+
+// Client makes another client of the same locks, as another process would be.
+func (s *Store) Client() *Store { return s.Namespace(s.namespace) }
+
+// Namespace makes a client of the same store whose names are apart.
+func (s *Store) Namespace(namespace string) *Store {
+	return &Store{space: s.space, namespace: namespace, end: make(chan struct{})}
+}
+
+// space is what the clients share.
+type space struct {
+	mu     sync.Mutex
+	names  map[string]*name // by namespace, NUL, name
+	token  uint64
+	script script
+	watch  map[chan<- string]struct{}
+	spare  []*name
+}
+
+// name is one name's holders and its queue, in order of arrival.
+type name struct {
+	key     string
+	holders []*entry
+	queue   []*entry
+	timer   *time.Timer // for the next expiry, while anyone waits
+}
+
+// entry is a place or, once it has a token, a grant.
+type entry struct {
+	id      string
+	n       *name
+	store   *Store
+	from    driver.Requester
+	limit   int
+	ttl     time.Duration
+	token   uint64
+	slot    int
+	since   time.Time
+	expires time.Time
+	sent    driver.Instant
+	owner   driver.Owner
+	granted chan struct{} // for a waiting place: closed with its grant or its end
+	err     error
+}
+
+// String names the store.
+func (s *Store) String() string {
+	if s.namespace == "" {
+		return "memory"
+	}
+	return "memory (namespace " + s.namespace + ")"
+}
+
+// Guarantees tells what this store promises.
+func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
+	return driver.Guarantees{
+		Kind:   "memory",
+		Scope:  driver.ScopeProcess,
+		Crash:  driver.CrashFreesSpace,
+		Pause:  driver.PauseLoses,
+		Order:  driver.OrderFIFO,
+		Wake:   driver.WakePush,
+		Shared: true, Semaphore: true, Mixed: true, Slots: true,
+		Tokens: "a counter of the store; it starts again with the process",
+		MinTTL: time.Millisecond, MaxTTL: 24 * time.Hour,
+		Linger:  true,
+		Break:   driver.BreakNow,
+		Visible: driver.VisibleAll,
+	}, nil
+}
+
+// Classify tells what an error means.
+func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
+
+// Close ends the client's grants and places; the store lives on with its other
+// clients.
+func (s *Store) Close(context.Context) error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	close(s.end)
+	sp := s.space
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	for _, n := range slices.Collect(maps.Values(sp.names)) {
+		for _, e := range n.all() {
+			if e.store == s {
+				sp.drop(e)
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Store) open() error {
+	if s.closed.Load() {
+		return driver.Errorf(driver.IsClosed, "the memory store is closed")
+	}
+	return nil
+}
+
+func (s *Store) key(name string) string {
+	if s.namespace == "" {
+		return name
+	}
+	return s.namespace + "\x00" + name
+}
+
+// Acquire grants, queues or says no.
+func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if err := s.ready(ctx); err != nil {
+		return driver.Grant{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: err}
+	}
+	// Outside the store's mutex: the core may take its own.
+	e := &entry{id: r.ID, store: s, from: r.From, limit: r.Limit, ttl: r.TTL, slot: driver.NoSlot, owner: r.From.Owner()}
+	sp := s.space
+	sp.mu.Lock()
+	fault := sp.script.takeAcquire(r.Name)
+	if fault != nil {
+		sp.mu.Unlock()
+		return s.acquireFaulty(ctx, e, r, fault)
+	}
+	return s.acquire(ctx, e, r)
+}
+
+// acquire is called with the space locked and unlocks it.
+func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver.Grant, error) {
+	sp := s.space
+	n := sp.open(s.key(r.Name))
+	e.n = n
+	sp.expire(n)
+	if len(n.queue) == 0 && n.admits(e.limit) {
+		sp.grant(e)
+		g := e.toGrant()
+		sp.mu.Unlock()
+		return g, nil
+	}
+	holders := n.describe()
+	if !r.Wait {
+		sp.tidy(n)
+		sp.mu.Unlock()
+		return driver.Grant{}, &driver.BusyError{Holders: holders}
+	}
+	e.granted = make(chan struct{})
+	e.since = time.Now()
+	n.queue = append(n.queue, e)
+	sp.arm(n)
+	sp.changed(n)
+	sp.mu.Unlock()
+	r.From.Queued(holders)
+
+	select {
+	case <-e.granted:
+	case <-ctx.Done():
+	case <-s.end:
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if e.token != 0 && ctx.Err() == nil && e.err == nil {
+		// Trust from a confirming step after the wait: the deadline is set anew.
+		if sp.confirm(e) {
+			return e.toGrant(), nil
+		}
+	}
+	sp.drop(e)
+	switch {
+	case e.err != nil:
+		return driver.Grant{}, e.err
+	case ctx.Err() != nil:
+		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+	case s.open() != nil:
+		return driver.Grant{}, s.open()
+	}
+	return driver.Grant{}, driver.Errorf(driver.Unavailable, "the grant ended before the waiter saw it")
+}
+
+// Undo removes a place or a grant by its ID.
+func (s *Store) Undo(ctx context.Context, r driver.Request) error {
+	if err := s.ready(ctx); err != nil {
+		return err
+	}
+	sp := s.space
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if err := sp.script.takeUndo(r.Name); err != nil {
+		return err
+	}
+	sp.script.forget(r.ID)
+	if n := sp.names[s.key(r.Name)]; n != nil {
+		for _, e := range n.all() {
+			if e.id == r.ID {
+				sp.drop(e)
+			}
+		}
+	}
+	return nil
+}
+
+// Renew sets new deadlines for grants that still stand.
+func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := make([]driver.Renewal, len(grants))
+	for i, g := range grants {
+		answers[i] = s.renew(ctx, g)
+	}
+	return answers
+}
+
+func (s *Store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
+	if err := s.ready(ctx); err != nil {
+		return driver.Renewal{Err: err}
+	}
+	if err := s.space.renewFault(ctx, g.Name); err != nil {
+		return driver.Renewal{Err: err}
+	}
+	sp := s.space
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	e := sp.find(s.key(g.Name), g)
+	if e == nil {
+		return driver.Renewal{Cause: driver.Gone, Err: notHeld(g)}
+	}
+	e.ttl = g.TTL
+	sp.extend(e)
+	return driver.Renewal{SentAt: e.sent, TTL: e.ttl}
+}
+
+// Release ends a grant, or leaves it for a while without an owner.
+func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	if err := s.ready(ctx); err != nil {
+		return err
+	}
+	sp := s.space
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if err := sp.script.takeRelease(g.Name); err != nil {
+		return err
+	}
+	e := sp.find(s.key(g.Name), g)
+	if e == nil {
+		return notHeld(g)
+	}
+	if keep <= 0 {
+		sp.drop(e)
+		return nil
+	}
+	// Nobody owns it any more: it cannot be renewed or released again, only
+	// expire.
+	e.id, e.store = "", nil
+	e.expires = time.Now().Add(keep)
+	sp.arm(e.n)
+	sp.changed(e.n)
+	return nil
+}
+
+func notHeld(g driver.Grant) error {
+	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
+}
+
+// Break takes a grant away and tells its holder.
+func (s *Store) Break(ctx context.Context, name string, token uint64) error {
+	if err := s.ready(ctx); err != nil {
+		return err
+	}
+	return s.take(name, token, driver.Taken)
+}
+
+// take ends the grant with the token, or every grant of the name if it is 0.
+func (s *Store) take(name string, token uint64, cause driver.Cause) error {
+	sp := s.space
+	sp.mu.Lock()
+	var ended []*entry
+	if n := sp.names[s.key(name)]; n != nil {
+		sp.expire(n)
+		for _, e := range slices.Clone(n.holders) {
+			if token == 0 || e.token == token {
+				ended = append(ended, e)
+				sp.drop(e)
+			}
+		}
+	}
+	sp.mu.Unlock()
+	for _, e := range ended {
+		e.from.Lost(cause, nil)
+	}
+	if len(ended) == 0 {
+		return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+	}
+	return nil
+}
+
+// Inspect tells the state of one name.
+func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
+	if err := s.ready(ctx); err != nil {
+		return driver.State{}, err
+	}
+	sp := s.space
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	st := driver.State{Name: name}
+	if n := sp.names[s.key(name)]; n != nil {
+		sp.expire(n)
+		st.Holders, st.Waiters = n.describe(), n.waiters()
+	}
+	return st, nil
+}
+
+// List yields the names of this namespace that are held or waited for.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		if err := s.open(); err != nil {
+			yield(driver.State{}, err)
+			return
+		}
+		sp, head := s.space, s.key("")
+		sp.mu.Lock()
+		var names []string
+		for key := range sp.names {
+			name, ours := strings.CutPrefix(key, head)
+			if ours && strings.HasPrefix(name, prefix) && (head != "" || !strings.Contains(key, "\x00")) {
+				names = append(names, name)
+			}
+		}
+		sp.mu.Unlock()
+		slices.Sort(names)
+		for _, name := range names {
+			st, err := s.Inspect(ctx, name)
+			if err == nil && len(st.Holders)+len(st.Waiters) == 0 {
+				continue
+			}
+			if !yield(st, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Watch tells of changes until ctx ends.
+func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	ch := make(chan string, 64)
+	sp := s.space
+	sp.mu.Lock()
+	if sp.watch == nil {
+		sp.watch = map[chan<- string]struct{}{}
+	}
+	sp.watch[ch] = struct{}{}
+	sp.mu.Unlock()
+	defer func() {
+		sp.mu.Lock()
+		delete(sp.watch, ch)
+		sp.mu.Unlock()
+	}()
+	changed()
+	head := s.key("")
+	for {
+		select {
+		case key := <-ch:
+			if got, ok := strings.CutPrefix(key, head); ok && (name == "" || got == name) {
+				changed()
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.end:
+			return driver.Errorf(driver.IsClosed, "the memory store is closed")
+		}
+	}
+}
+
+var _ interface {
+	driver.Store
+	driver.Inspector
+	driver.Breaker
+	driver.Watcher
+	fmt.Stringer
+} = (*Store)(nil)

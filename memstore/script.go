@@ -1,0 +1,263 @@
+package memstore
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func nameOf(key string) string {
+	if _, name, ok := strings.Cut(key, "\x00"); ok {
+		return name
+	}
+	return key
+}
+
+// Outcome is what really becomes of a request whose answer is lost.
+type Outcome int
+
+// The outcomes.
+const (
+	// Applied: the store did it and the answer was lost.
+	Applied Outcome = iota
+	// Dropped: the request never arrived.
+	Dropped
+	// Late: the request arrives after a while, unless it was undone before.
+	Late
+)
+
+// script is the misbehaviour that is still to come. A name of "" fits every
+// name.
+type script struct {
+	acquires, renewals, releases, undos []fault
+	late                                map[string]*time.Timer
+	stopped                             chan struct{} // closed by Start; nil while the store runs
+}
+
+type fault struct {
+	name    string
+	left    int
+	err     error
+	outcome Outcome
+	delay   time.Duration
+}
+
+func take(faults *[]fault, name string) *fault {
+	for i := range *faults {
+		f := &(*faults)[i]
+		if f.name != "" && f.name != name {
+			continue
+		}
+		taken := *f
+		if f.left--; f.left == 0 {
+			*faults = append((*faults)[:i:i], (*faults)[i+1:]...)
+		}
+		return &taken
+	}
+	return nil
+}
+
+func (sc *script) takeAcquire(name string) *fault { return take(&sc.acquires, name) }
+
+func (sc *script) takeRelease(name string) error {
+	if f := take(&sc.releases, name); f != nil {
+		return f.err
+	}
+	return nil
+}
+
+func (sc *script) takeUndo(name string) error {
+	if f := take(&sc.undos, name); f != nil {
+		return f.err
+	}
+	return nil
+}
+
+// forget keeps a late request from arriving.
+func (sc *script) forget(id string) {
+	if t := sc.late[id]; t != nil {
+		t.Stop()
+		delete(sc.late, id)
+	}
+}
+
+// Script makes the store misbehave, for tests of what one's own code does then.
+// It works on all clients of the store. Its methods take effect at once or wait
+// for the next matching call; they may be called from any goroutine. Names are
+// those of the client's namespace; "" matches every name where the method says
+// so.
+type Script struct{ s *Store }
+
+// Script returns the store's script.
+func (s *Store) Script() Script { return Script{s} }
+
+func (c Script) edit(f func(*script)) {
+	c.s.space.mu.Lock()
+	defer c.s.space.mu.Unlock()
+	f(&c.s.space.script)
+}
+
+// Lose ends every grant of the name now, as an operator or a failover would, and
+// tells the holders. It answers an error of code NotHeld if there is none.
+func (c Script) Lose(name string, cause driver.Cause) error { return c.s.take(name, 0, cause) }
+
+// Forget ends every grant of the name now without telling anyone: the next
+// renewal, or the release, finds it gone.
+func (c Script) Forget(name string) {
+	sp := c.s.space
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	if n := sp.names[c.s.key(name)]; n != nil {
+		for _, e := range append([]*entry(nil), n.holders...) {
+			sp.drop(e)
+		}
+	}
+}
+
+// FailAcquire makes the next n acquisitions of the name ("" for any) fail with
+// err, before anything is done.
+func (c Script) FailAcquire(name string, n int, err error) {
+	c.edit(func(sc *script) {
+		sc.acquires = append(sc.acquires, fault{name: name, left: n, err: err, outcome: Dropped})
+	})
+}
+
+// LoseAcquireAnswer makes the outcome of the next acquisition of the name ("" for
+// any) unknown to its caller; outcome is what really happens, after the delay if
+// Late.
+func (c Script) LoseAcquireAnswer(name string, outcome Outcome, delay time.Duration) {
+	c.edit(func(sc *script) {
+		sc.acquires = append(sc.acquires, fault{name: name, left: 1, outcome: outcome, delay: delay,
+			err: driver.Errorf(driver.Unknown, "the answer was lost (scripted)")})
+	})
+}
+
+// FailRenewals makes the next n renewals of the name ("" for any) fail with err;
+// nil stands for an unreachable store.
+func (c Script) FailRenewals(name string, n int, err error) {
+	if err == nil {
+		err = driver.Errorf(driver.Unavailable, "the store cannot be reached (scripted)")
+	}
+	c.edit(func(sc *script) { sc.renewals = append(sc.renewals, fault{name: name, left: n, err: err}) })
+}
+
+// DelayRenewal makes the next renewal of the name ("" for any) take that long.
+func (c Script) DelayRenewal(name string, d time.Duration) {
+	c.edit(func(sc *script) { sc.renewals = append(sc.renewals, fault{name: name, left: 1, delay: d}) })
+}
+
+// FailReleases makes the next n releases of the name ("" for any) fail with err,
+// before anything is done.
+func (c Script) FailReleases(name string, n int, err error) {
+	c.edit(func(sc *script) { sc.releases = append(sc.releases, fault{name: name, left: n, err: err}) })
+}
+
+// FailUndos makes the next n undos of the name ("" for any) fail with err.
+func (c Script) FailUndos(name string, n int, err error) {
+	c.edit(func(sc *script) { sc.undos = append(sc.undos, fault{name: name, left: n, err: err}) })
+}
+
+// Stop makes the store unreachable: calls hang until their context ends, and the
+// outcome is unknown (nothing is done). Leases go on running out. Places that
+// already wait stay.
+func (c Script) Stop() {
+	c.edit(func(sc *script) {
+		if sc.stopped == nil {
+			sc.stopped = make(chan struct{})
+		}
+	})
+}
+
+// Start ends what Stop began.
+func (c Script) Start() {
+	c.edit(func(sc *script) {
+		if sc.stopped != nil {
+			close(sc.stopped)
+			sc.stopped = nil
+		}
+	})
+}
+
+// ready waits for a store that is stopped.
+func (s *Store) ready(ctx context.Context) error {
+	for {
+		if err := s.open(); err != nil {
+			return err
+		}
+		s.space.mu.Lock()
+		stopped := s.space.script.stopped
+		s.space.mu.Unlock()
+		if stopped == nil {
+			return nil
+		}
+		select {
+		case <-stopped:
+		case <-s.end:
+		case <-ctx.Done():
+			return driver.Errorf(driver.Unknown, "no answer (scripted): %w", ctx.Err())
+		}
+	}
+}
+
+// acquireFaulty carries out a scripted acquisition.
+func (s *Store) acquireFaulty(ctx context.Context, e *entry, r driver.Request, f *fault) (driver.Grant, error) {
+	sp := s.space
+	apply := func() {
+		if !sp.admitsNow(s.key(r.Name), r.Limit) {
+			return // it would have been an answered no, or a place that Undo removes
+		}
+		e.n = sp.open(s.key(r.Name))
+		sp.grant(e)
+		sp.arm(e.n)
+	}
+	sp.mu.Lock()
+	defer sp.mu.Unlock()
+	switch f.outcome {
+	case Applied:
+		apply()
+	case Late:
+		if sp.script.late == nil {
+			sp.script.late = map[string]*time.Timer{}
+		}
+		sp.script.late[r.ID] = time.AfterFunc(f.delay, func() {
+			sp.mu.Lock()
+			defer sp.mu.Unlock()
+			if _, standing := sp.script.late[r.ID]; standing {
+				delete(sp.script.late, r.ID)
+				apply()
+			}
+		})
+	}
+	return driver.Grant{}, f.err
+}
+
+func (sp *space) admitsNow(key string, limit int) bool {
+	n := sp.names[key]
+	if n == nil {
+		return true
+	}
+	sp.expire(n)
+	return len(n.queue) == 0 && n.admits(limit)
+}
+
+// renewFault carries out a scripted renewal.
+func (sp *space) renewFault(ctx context.Context, name string) error {
+	sp.mu.Lock()
+	f := take(&sp.script.renewals, name)
+	sp.mu.Unlock()
+	if f == nil {
+		return nil
+	}
+	if f.delay > 0 {
+		t := time.NewTimer(f.delay)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return driver.Errorf(driver.Unknown, "no answer (scripted): %w", ctx.Err())
+		}
+	}
+	return f.err
+}

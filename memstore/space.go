@@ -1,0 +1,215 @@
+package memstore
+
+import (
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Everything here is called with the space's mutex held.
+
+// open finds a name or begins it.
+func (sp *space) open(key string) *name {
+	n := sp.names[key]
+	if n != nil {
+		return n
+	}
+	if last := len(sp.spare) - 1; last >= 0 {
+		n, sp.spare = sp.spare[last], sp.spare[:last]
+		n.key = key
+	} else {
+		n = &name{key: key}
+	}
+	sp.names[key] = n
+	return n
+}
+
+// maxSpare bounds what is kept for reuse.
+const maxSpare = 64
+
+// tidy forgets a name that nobody holds or waits for.
+func (sp *space) tidy(n *name) {
+	if len(n.holders)+len(n.queue) > 0 || sp.names[n.key] != n {
+		return
+	}
+	delete(sp.names, n.key)
+	if n.timer != nil {
+		n.timer.Stop()
+		return // it may have fired already and hold on to n
+	}
+	if len(sp.spare) < maxSpare {
+		sp.spare = append(sp.spare, n)
+	}
+}
+
+// admits is the one rule: a grant of limit n never stands beside more than n-1
+// others.
+func (n *name) admits(limit int) bool {
+	least := limit
+	for _, e := range n.holders {
+		least = min(least, e.limit)
+	}
+	return len(n.holders) < least
+}
+
+// grant makes an entry a holder.
+func (sp *space) grant(e *entry) {
+	sp.token++
+	e.token = sp.token
+	e.since = time.Now()
+	if e.limit > driver.Exclusive && e.limit <= driver.MaxLimit {
+		e.slot = e.n.freeSlot()
+	}
+	e.n.holders = append(e.n.holders, e)
+	sp.extend(e)
+	sp.changed(e.n)
+}
+
+func (n *name) freeSlot() int {
+	for slot := 0; ; slot++ {
+		if !slices.ContainsFunc(n.holders, func(e *entry) bool { return e.slot == slot }) {
+			return slot
+		}
+	}
+}
+
+// extend sets the deadline anew, from now. The instant is taken first, so trust
+// in the grant ends before the deadline.
+func (sp *space) extend(e *entry) {
+	e.sent = driver.NowInProcess()
+	e.expires = e.sent.Time().Add(e.ttl)
+	if len(e.n.queue) > 0 {
+		sp.arm(e.n)
+	}
+}
+
+// confirm extends a grant if it still stands.
+func (sp *space) confirm(e *entry) bool {
+	sp.expire(e.n)
+	if !slices.Contains(e.n.holders, e) {
+		return false
+	}
+	sp.extend(e)
+	return true
+}
+
+// find returns the standing grant that g names.
+func (sp *space) find(key string, g driver.Grant) *entry {
+	n := sp.names[key]
+	if n == nil {
+		return nil
+	}
+	sp.expire(n)
+	for _, e := range n.holders {
+		if e.id == g.ID && e.token == g.Token {
+			return e
+		}
+	}
+	sp.tidy(n)
+	return nil
+}
+
+// drop removes a place or a grant and serves the queue.
+func (sp *space) drop(e *entry) {
+	n := e.n
+	if n == nil {
+		return
+	}
+	before := len(n.holders) + len(n.queue)
+	same := func(o *entry) bool { return o == e }
+	n.holders = slices.DeleteFunc(n.holders, same)
+	n.queue = slices.DeleteFunc(n.queue, same)
+	if len(n.holders)+len(n.queue) != before {
+		sp.changed(n)
+	}
+	sp.promote(n)
+	sp.tidy(n)
+}
+
+// expire removes the grants whose time is up and serves the queue.
+func (sp *space) expire(n *name) {
+	now := time.Now()
+	dead := func(e *entry) bool { return !now.Before(e.expires) }
+	if slices.ContainsFunc(n.holders, dead) {
+		n.holders = slices.DeleteFunc(n.holders, dead)
+		sp.changed(n)
+		sp.promote(n)
+	}
+}
+
+// promote grants from the head of the queue, in order, as far as the rule
+// allows.
+func (sp *space) promote(n *name) {
+	for len(n.queue) > 0 && n.admits(n.queue[0].limit) {
+		e := n.queue[0]
+		n.queue = slices.Delete(n.queue, 0, 1)
+		sp.grant(e)
+		close(e.granted)
+	}
+	if len(n.queue) > 0 {
+		sp.arm(n)
+	}
+}
+
+// arm sets the name's timer for the next expiry: while anyone waits, or while a
+// grant stands that nobody will come back for.
+func (sp *space) arm(n *name) {
+	if len(n.holders) == 0 {
+		return
+	}
+	next := n.holders[0].expires
+	for _, e := range n.holders {
+		if e.expires.Before(next) {
+			next = e.expires
+		}
+	}
+	if n.timer == nil {
+		n.timer = time.AfterFunc(time.Until(next), func() {
+			sp.mu.Lock()
+			defer sp.mu.Unlock()
+			sp.expire(n)
+			if len(n.queue) > 0 || slices.ContainsFunc(n.holders, func(e *entry) bool { return e.store == nil }) {
+				sp.arm(n)
+			}
+			sp.tidy(n)
+		})
+		return
+	}
+	n.timer.Reset(time.Until(next))
+}
+
+func (sp *space) changed(n *name) {
+	for ch := range sp.watch {
+		select {
+		case ch <- n.key:
+		default: // it has 64 changes to read already; Watch asks anew each second
+		}
+	}
+}
+
+func (n *name) all() []*entry { return append(slices.Clone(n.holders), n.queue...) }
+
+func (n *name) describe() []driver.Holder {
+	var all []driver.Holder
+	for _, e := range n.holders {
+		o := e.owner
+		o.Since = e.since
+		all = append(all, driver.Holder{Owner: o, Token: e.token, Limit: e.limit, Slot: e.slot, TTL: time.Until(e.expires)})
+	}
+	return all
+}
+
+func (n *name) waiters() []driver.Waiter {
+	var all []driver.Waiter
+	for _, e := range n.queue {
+		o := e.owner
+		o.Since = e.since
+		all = append(all, driver.Waiter{Owner: o, Limit: e.limit})
+	}
+	return all
+}
+
+func (e *entry) toGrant() driver.Grant {
+	return driver.Grant{ID: e.id, Name: nameOf(e.n.key), Limit: e.limit, Token: e.token, SentAt: e.sent, TTL: e.ttl, Slot: e.slot}
+}

@@ -1,0 +1,92 @@
+package holdfast
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// release gives the grant back to the store: one try on the caller's time, the
+// rest in the background. The hold is released already as far as the process is
+// concerned.
+func (h *hold) release(keep time.Duration) error {
+	h.mu.Lock()
+	g, since := h.grant, h.since
+	left := h.trustLeftLocked()
+	h.mu.Unlock()
+	timeout := min(h.l.requestTimeout(h.req.TTL), max(left, time.Millisecond))
+	ctx, cancel := h.l.bounded(context.WithoutCancel(h.ctx), timeout)
+	err := h.l.store.Release(ctx, g, keep)
+	cancel()
+	if err == nil {
+		h.report(EventReleased, nil, since)
+		return nil
+	}
+	code := h.l.store.Classify(err)
+	switch code {
+	case driver.NotHeld:
+		h.mu.Lock()
+		h.loss = &LostError{Name: h.req.Name, Store: h.l.store.String(), Token: g.Token, Cause: Gone, Err: err}
+		loss := h.loss
+		h.mu.Unlock()
+		h.report(EventLost, loss, since)
+		return loss
+	case driver.Unknown, driver.Unavailable:
+		h.report(EventUnconfirmed, err, since)
+		h.releaseLater(g, keep)
+	default:
+		h.report(EventUnconfirmed, err, since)
+	}
+	return &failure{name: h.req.Name, store: h.l.store.String(), kind: kinds[code], err: err}
+}
+
+// releaseLater tries again until the store has answered, or until the lease,
+// which nobody renews any more, must have run out.
+func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
+	until := time.Now().Add(keep)
+	h.l.doLater(&chore{
+		within: h.l.requestTimeout(h.req.TTL),
+		run: func(ctx context.Context) error {
+			// A renewal may have been on its way to the store when the lock was
+			// unlocked, hence twice.
+			if elapsed, _ := g.SentAt.Elapsed(); g.TTL != driver.Forever && elapsed > 2*g.TTL {
+				return nil
+			}
+			err := h.l.store.Release(ctx, g, max(time.Until(until), 0))
+			switch h.l.store.Classify(err) {
+			case driver.Unknown, driver.Unavailable:
+				return err
+			}
+			return nil
+		},
+		failed: func(err error) { h.report(EventUnconfirmed, err, h.since) },
+	})
+}
+
+// abandon gives back a grant that nobody came to use.
+func (h *hold) abandon() {
+	h.mu.Lock()
+	if h.state == held {
+		h.state = released
+	}
+	g := h.grant
+	h.mu.Unlock()
+	h.releaseLater(g, 0)
+}
+
+func (h *hold) report(kind EventKind, err error, since time.Time) {
+	if h.l.cfg.hooks == nil {
+		return
+	}
+	e := h.l.describe(kind, h.req.Name, &h.set)
+	e.Token, e.Slot, e.Took, e.Err = h.grant.Token, h.grant.Slot, time.Since(since), err
+	if lost, ok := err.(*LostError); ok {
+		e.Cause = lost.Cause
+	}
+	if kind == EventReleased {
+		h.l.emit(h.ctx, e)
+		return
+	}
+	h.l.emitLater(h.ctx, e)
+}
