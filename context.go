@@ -2,6 +2,8 @@ package holdfast
 
 import (
 	"context"
+	"sync"
+	"time"
 )
 
 // lockContext is the context of a held lock. Over an ordinary cancellable
@@ -72,4 +74,54 @@ func Token(ctx context.Context, name string) uint64 {
 // ErrSelfDeadlock or joining. It still ends when the locks of ctx end.
 func NewOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, lockKey{}, (*Lock)(nil))
+}
+
+// lazyDeadline is a context with a deadline whose timer starts when its channel
+// is first asked for.
+type lazyDeadline struct {
+	context.Context // the parent
+	at              time.Time
+
+	mu    sync.Mutex
+	timed context.Context
+	stop  context.CancelFunc
+}
+
+func (c *lazyDeadline) Deadline() (time.Time, bool) {
+	if at, ok := c.Context.Deadline(); ok && at.Before(c.at) {
+		return at, true
+	}
+	return c.at, true
+}
+
+func (c *lazyDeadline) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timed == nil {
+		c.timed, c.stop = context.WithDeadline(c.Context, c.at)
+	}
+	return c.timed.Done()
+}
+
+func (c *lazyDeadline) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.timed != nil {
+		return c.timed.Err()
+	}
+	if err := c.Context.Err(); err != nil {
+		return err
+	}
+	if !time.Now().Before(c.at) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+func (c *lazyDeadline) cancel() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stop != nil {
+		c.stop()
+	}
 }

@@ -171,7 +171,7 @@ func invalid(format string, args ...any) error {
 var kinds = map[driver.Code]error{
 	driver.Unknown:     ErrUnavailable,
 	driver.Busy:        ErrBusy,
-	driver.Withdrawn:   ErrBusy,
+	driver.Withdrawn:   ErrUnavailable,
 	driver.NotHeld:     ErrNotHeld,
 	driver.Unavailable: ErrUnavailable,
 	driver.Refused:     ErrRefused,
@@ -191,7 +191,7 @@ func (l *Locker) explain(ctx context.Context, name string, err error) error {
 		}
 		return busy
 	}
-	if code == driver.Unknown && ctx.Err() != nil {
+	if (code == driver.Unknown || code == driver.Withdrawn) && ctx.Err() != nil {
 		return &failure{name: name, store: l.store.String(), err: contextError(ctx)}
 	}
 	return &failure{name: name, store: l.store.String(), kind: kinds[code], err: err}

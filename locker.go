@@ -207,10 +207,11 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 }
 
 // bounded gives a request to the store its deadline. A store in this process
-// answers at once, and a deadline would cost more than the call.
+// answers at once, so its deadline costs nothing until someone waits for it.
 func (l *Locker) bounded(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	if g := l.guarantees.Load(); g != nil && g.Scope == driver.ScopeProcess {
-		return ctx, func() {}
+		lazy := &lazyDeadline{Context: ctx, at: time.Now().Add(d)}
+		return lazy, lazy.cancel
 	}
 	return context.WithTimeout(ctx, d)
 }

@@ -1,0 +1,424 @@
+// Package drivertest is the conformance suite of holdfast's stores. A store is
+// finished when it passes; a store of a third party runs it as ours do:
+//
+//	func TestConformance(t *testing.T) {
+//		drivertest.Run(t, drivertest.Harness{
+//			Open: func(t testing.TB, namespace string) driver.Store { ... },
+//		})
+//	}
+//
+// The suite works on the contract of package driver directly, with several
+// independent clients, and once more through several Lockers, so that no local
+// queue hides what the store does. It holds a store to what its Guarantees
+// declare: what is declared is tested, and what is not declared must answer an
+// error of code Unsupported instead of doing something else.
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Harness is what the suite needs to know of a store.
+type Harness struct {
+	// Open makes an independent client each time, as another process would have,
+	// of the same store. The suite closes it.
+	Open func(t testing.TB, namespace string) driver.Store
+	// TTL is the TTL that tests of expiry ask for. Default 400 ms; more for stores
+	// that are coarse.
+	TTL time.Duration
+	// Stop makes the store unreachable for all clients and Start ends that; nil
+	// where the harness cannot.
+	Stop, Start func(t testing.TB)
+	// Leftovers lists what is left at the store when nothing is held or awaited
+	// and should not be; nil where the harness cannot tell.
+	Leftovers func(t testing.TB) []string
+}
+
+// patience bounds every wait for something that must happen. It is not a
+// measure of speed: a healthy store needs a small part of it.
+const patience = 30 * time.Second
+
+// Run runs the suite as subtests of t.
+func Run(t *testing.T, h Harness) {
+	if h.TTL == 0 {
+		h.TTL = 400 * time.Millisecond
+	}
+	ignore := goleak.IgnoreCurrent()
+	s := &suite{h: h}
+	first := h.Open(t, "")
+	g, err := first.Guarantees(t.Context())
+	if err != nil {
+		t.Fatalf("Guarantees: %v", err)
+	}
+	s.g = g
+	if err := first.Close(t.Context()); err != nil {
+		t.Fatalf("Close: %v", err)
+	}
+	for _, test := range []struct {
+		name string
+		run  func(*env)
+	}{
+		{"Guarantees", guaranteesAreWhole},
+		{"Exclusive", exclusive},
+		{"LimitRule", limitRule},
+		{"LimitsNotDeclared", limitsNotDeclared},
+		{"Slots", slots},
+		{"WritersDoNotStarve", writersDoNotStarve},
+		{"ReadersComeTogether", readersComeTogether},
+		{"Order", order},
+		{"WaitEndsByRelease", waitEndsByRelease},
+		{"WaitEndsByExpiry", waitEndsByExpiry},
+		{"WaitEndsByClose", waitEndsByClose},
+		{"CancelledWaitLeavesNothing", cancelledWait},
+		{"CancelInTheMiddle", cancelInTheMiddle},
+		{"CancelAtAnyMoment", cancelAtAnyMoment},
+		{"CancelledBefore", cancelledBefore},
+		{"TokensRise", tokensRise},
+		{"TokensRiseAcrossExpiry", tokensRiseAcrossExpiry},
+		{"TrustFromTheSend", trustFromTheSend},
+		{"Renew", renew},
+		{"RenewBatch", renewBatch},
+		{"RenewNeverRevives", renewNeverRevives},
+		{"ReleaseTwice", releaseTwice},
+		{"ReleaseByStaleOwner", releaseByStaleOwner},
+		{"Linger", linger},
+		{"Undo", undo},
+		{"Inspect", inspect},
+		{"List", list},
+		{"Watch", watch},
+		{"Break", breakGrant},
+		{"Namespaces", namespaces},
+		{"StrangeNames", strangeNames},
+		{"Closed", closed},
+		{"Down", down},
+		{"Lockers/Exclusion", lockersExclude},
+		{"Lockers/Shared", lockersShare},
+		{"Lockers/Semaphore", lockersCount},
+		{"Lockers/HoldBeyondTTL", lockersHold},
+		{"Lockers/Cancel", lockersCancel},
+		{"Lockers/Break", lockersBreak},
+		{"Lockers/Down", lockersDown},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e := &env{suite: s, T: t}
+			test.run(e)
+			e.closeAll()
+			if h.Leftovers != nil {
+				e.eventually("nothing is left at the store", func() bool { return len(h.Leftovers(t)) == 0 },
+					func() string { return strings.Join(h.Leftovers(t), ", ") })
+			}
+		})
+	}
+	goleak.VerifyNone(t, ignore)
+}
+
+type suite struct {
+	h     Harness
+	g     driver.Guarantees
+	names atomic.Int64
+	ids   atomic.Int64
+}
+
+// env is one test's.
+type env struct {
+	*suite
+	*testing.T
+	mu     sync.Mutex
+	stores []driver.Store
+}
+
+func (e *env) closeAll() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range e.stores {
+		if err := s.Close(e.Context()); err != nil && s.Classify(err) != driver.IsClosed {
+			e.Errorf("Close: %v", err)
+		}
+	}
+	e.stores = nil
+}
+
+// open makes a client that the test's end closes.
+func (e *env) open() driver.Store { return e.openIn("") }
+
+func (e *env) openIn(namespace string) driver.Store {
+	e.Helper()
+	s := e.h.Open(e.T, namespace)
+	e.mu.Lock()
+	e.stores = append(e.stores, s)
+	e.mu.Unlock()
+	return s
+}
+
+// name makes a name that no other test uses.
+func (e *env) name() string { return fmt.Sprintf("suite-%d-%d", time.Now().UnixNano(), e.names.Add(1)) }
+
+// requester records what a store tells.
+type requester struct {
+	id     string
+	reason string
+	queued chan []driver.Holder
+	lost   chan driver.Cause
+}
+
+func (r *requester) Owner() driver.Owner {
+	return driver.Owner{ID: r.id, Host: "suite-host", PID: 4711, Instance: "suite", Reason: r.reason}
+}
+
+func (r *requester) Queued(h []driver.Holder) {
+	select {
+	case r.queued <- h:
+	default:
+	}
+}
+
+func (r *requester) Lost(c driver.Cause, _ error) {
+	select {
+	case r.lost <- c:
+	default:
+	}
+}
+
+// long is a TTL that does not end within a test.
+const long = time.Minute
+
+func (e *env) request(name string, limit int, ttl time.Duration) driver.Request {
+	id := fmt.Sprintf("t%d-%d", time.Now().UnixNano(), e.ids.Add(1))
+	return driver.Request{ID: id, Name: name, Limit: limit, TTL: ttl,
+		From: &requester{id: id, reason: "because of " + id, queued: make(chan []driver.Holder, 1), lost: make(chan driver.Cause, 1)}}
+}
+
+func from(r driver.Request) *requester { return r.From.(*requester) }
+
+// must acquires without waiting and fails the test otherwise.
+func (e *env) must(s driver.Store, r driver.Request) driver.Grant {
+	e.Helper()
+	g, err := s.Acquire(e.Context(), r)
+	if err != nil {
+		e.Fatalf("Acquire(%q, limit %d): %v", r.Name, r.Limit, err)
+	}
+	e.checkGrant(r, g)
+	return g
+}
+
+func (e *env) checkGrant(r driver.Request, g driver.Grant) {
+	e.Helper()
+	switch {
+	case g.ID != r.ID || g.Name != r.Name || g.Limit != r.Limit:
+		e.Fatalf("grant %+v does not answer request %+v", g, r)
+	case g.Token == 0 || g.Token >= driver.MaxToken:
+		e.Fatalf("token %d is out of range", g.Token)
+	case g.TTL != driver.Forever && (g.TTL < r.TTL || g.TTL > r.TTL+e.g.Granularity):
+		e.Fatalf("asked for a TTL of %s, got %s with a declared granularity of %s", r.TTL, g.TTL, e.g.Granularity)
+	case g.SentAt.IsZero():
+		e.Fatal("the grant has no SentAt")
+	}
+}
+
+// busy asks without waiting and wants a no.
+func (e *env) busy(s driver.Store, r driver.Request) {
+	e.Helper()
+	g, err := s.Acquire(e.Context(), r)
+	if err == nil {
+		e.Fatalf("granted %+v beside another", g)
+	}
+	if c := s.Classify(err); c != driver.Busy {
+		e.Fatalf("Acquire answered %v (%v), want busy", c, err)
+	}
+}
+
+func (e *env) release(s driver.Store, g driver.Grant) {
+	e.Helper()
+	if err := s.Release(e.Context(), g, 0); err != nil {
+		e.Fatalf("Release: %v", err)
+	}
+}
+
+// code wants an error of a code.
+func (e *env) code(s driver.Store, err error, want driver.Code, what string) {
+	e.Helper()
+	if err == nil {
+		e.Fatalf("%s: no error, want %v", what, want)
+	}
+	if got := s.Classify(err); got != want {
+		e.Fatalf("%s: %v (%v), want %v", what, got, err, want)
+	}
+}
+
+// waiting is an Acquire that waits on its own goroutine.
+type waiting struct {
+	e      *env
+	s      driver.Store
+	r      driver.Request
+	cancel context.CancelFunc
+	done   chan struct{}
+	g      driver.Grant
+	err    error
+}
+
+// wait begins to wait: by the store's own waiting where it can, by asking again
+// where it cannot, as the core does.
+func (e *env) wait(s driver.Store, r driver.Request) *waiting {
+	ctx, cancel := context.WithCancel(e.Context())
+	w := &waiting{e: e, s: s, r: r, cancel: cancel, done: make(chan struct{})}
+	w.r.Wait = e.g.Wake == driver.WakePush
+	go func() {
+		defer close(w.done)
+		for {
+			w.g, w.err = s.Acquire(ctx, w.r)
+			if w.r.Wait || w.err == nil || s.Classify(w.err) != driver.Busy {
+				return
+			}
+			from(r).Queued(nil)
+			select {
+			case <-time.After(2 * time.Millisecond):
+			case <-ctx.Done():
+				w.err = &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+				return
+			}
+		}
+	}()
+	return w
+}
+
+// queue begins to wait and returns when the store has said that the place
+// stands.
+func (e *env) queue(s driver.Store, r driver.Request) *waiting {
+	e.Helper()
+	w := e.wait(s, r)
+	select {
+	case <-from(r).queued:
+	case <-w.done:
+		e.Fatalf("Acquire of a held name ended while it should wait: %+v, %v", w.g, w.err)
+	case <-time.After(patience):
+		e.Fatalf("the store did not report a place for %q", r.Name)
+	}
+	return w
+}
+
+// granted wants the waiting to end with a grant.
+func (w *waiting) granted() driver.Grant {
+	w.e.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(patience):
+		w.e.Fatalf("a waiter of %q was not granted within %s", w.r.Name, patience)
+	}
+	if w.err != nil {
+		w.e.Fatalf("waiting for %q: %v", w.r.Name, w.err)
+	}
+	w.e.checkGrant(w.r, w.g)
+	return w.g
+}
+
+// leave cancels the waiting and cleans up as the core does. It reports whether
+// the waiting had ended with a grant.
+func (w *waiting) leave() {
+	w.e.Helper()
+	w.cancel()
+	select {
+	case <-w.done:
+	case <-time.After(patience):
+		w.e.Fatal("a cancelled Acquire did not return")
+	}
+	if w.err == nil {
+		w.e.release(w.s, w.g)
+		return
+	}
+	if c := w.s.Classify(w.err); c == driver.Unknown {
+		w.e.undone(w.s, w.r)
+	} else if c != driver.Withdrawn {
+		w.e.Fatalf("a cancelled Acquire answered %v (%v), want withdrawn or unknown", c, w.err)
+	}
+}
+
+// undone undoes until it is confirmed.
+func (e *env) undone(s driver.Store, r driver.Request) {
+	e.Helper()
+	var err error
+	e.eventually("undo is confirmed", func() bool {
+		ctx, cancel := context.WithTimeout(e.Context(), time.Second)
+		defer cancel()
+		err = s.Undo(ctx, r)
+		return err == nil
+	}, func() string { return fmt.Sprint(err) })
+}
+
+// pendingStill wants the waiting not to have ended. It cannot prove a negative:
+// the caller has made sure that the store has had its say.
+func (w *waiting) pendingStill() {
+	w.e.Helper()
+	select {
+	case <-w.done:
+		w.e.Fatalf("a waiter of %q came out too early: %+v, %v", w.r.Name, w.g, w.err)
+	default:
+	}
+}
+
+// eventually waits for a condition that no event announces.
+func (e *env) eventually(what string, ok func() bool, detail func() string) {
+	e.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			e.Fatalf("not so within %s: %s (%s)", patience, what, detail())
+		}
+	}
+}
+
+// free wants a name that nobody holds or waits for.
+func (e *env) free(s driver.Store, name string) {
+	e.Helper()
+	e.release(s, e.must(s, e.request(name, driver.Exclusive, long)))
+	if i, ok := s.(driver.Inspector); ok {
+		st, err := i.Inspect(e.Context(), name)
+		if err != nil {
+			e.Fatalf("Inspect: %v", err)
+		}
+		if len(st.Holders)+len(st.Waiters) > 0 {
+			e.Fatalf("left at the store: %+v", st)
+		}
+	}
+}
+
+// leases tells whether grants run out, and skips the test otherwise.
+func (e *env) leases() {
+	if e.g.MaxTTL == 0 {
+		e.Skip("grants of this store do not run out")
+	}
+}
+
+// expired waits until a grant that nobody renews has run out, by asking.
+func (e *env) takeExpired(s driver.Store, name string, limit int) driver.Grant {
+	e.Helper()
+	var g driver.Grant
+	var err error
+	e.eventually("an expired grant makes room", func() bool {
+		g, err = s.Acquire(e.Context(), e.request(name, limit, long))
+		return err == nil
+	}, func() string { return fmt.Sprint(err) })
+	return g
+}
+
+func (e *env) limits() []int {
+	limits := []int{driver.Exclusive}
+	if e.g.Shared {
+		limits = append(limits, driver.Unlimited)
+	}
+	if e.g.Semaphore {
+		limits = append(limits, 2, 3, 5)
+	}
+	return limits
+}
+
+func sorted(tokens []uint64) bool { return slices.IsSorted(tokens) }

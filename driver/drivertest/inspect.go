@@ -1,0 +1,250 @@
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func (e *env) inspector(s driver.Store) driver.Inspector {
+	i, ok := s.(driver.Inspector)
+	if !ok {
+		e.Skip("the store cannot be inspected")
+	}
+	return i
+}
+
+func inspect(e *env) {
+	s, other, name := e.open(), e.open(), e.name()
+	i := e.inspector(other)
+	st, err := i.Inspect(e.Context(), name)
+	if err != nil || st.Name != name || len(st.Holders)+len(st.Waiters) != 0 {
+		e.Fatalf("a free name: %+v, %v", st, err)
+	}
+	r := e.request(name, driver.Exclusive, long)
+	g := e.must(s, r)
+	w := e.queue(other, e.request(name, driver.Exclusive, long))
+	st, err = i.Inspect(e.Context(), name)
+	if err != nil || len(st.Holders) != 1 {
+		e.Fatalf("a held name: %+v, %v", st, err)
+	}
+	h := st.Holders[0]
+	want := r.From.Owner()
+	if h.ID != want.ID || h.Host != want.Host || h.PID != want.PID || h.Instance != want.Instance || h.Reason != want.Reason {
+		e.Errorf("owner %+v, want %+v", h.Owner, want)
+	}
+	if h.Token != g.Token || h.Limit != g.Limit || h.Slot != g.Slot {
+		e.Errorf("holder %+v, want %+v", h, g)
+	}
+	if age := time.Since(h.Since); age < -time.Minute || age > time.Hour {
+		e.Errorf("held since %s", h.Since)
+	}
+	if h.TTL <= 0 || h.TTL > g.TTL {
+		e.Errorf("TTL left %s of %s", h.TTL, g.TTL)
+	}
+	if e.g.Visible == driver.VisibleAll {
+		if len(st.Waiters) != 1 || st.Waiters[0].ID != w.r.ID || st.Waiters[0].Reason != w.r.From.Owner().Reason {
+			e.Errorf("waiters %+v, want %s", st.Waiters, w.r.ID)
+		}
+	}
+	e.release(s, g)
+	e.release(other, w.granted())
+	e.free(s, name)
+}
+
+func list(e *env) {
+	s, other := e.open(), e.open()
+	i := e.inspector(other)
+	base := e.name()
+	var want []string
+	var grants []driver.Grant
+	for n := range 40 {
+		name := fmt.Sprintf("%s/%02d", base, n)
+		want = append(want, name)
+		grants = append(grants, e.must(s, e.request(name, driver.Exclusive, long)))
+	}
+	outside := e.must(s, e.request(base[:len(base)-1]+"\x7f", driver.Exclusive, long))
+	slices.Sort(want)
+	var got []string
+	for st, err := range i.List(e.Context(), base+"/") {
+		if err != nil {
+			e.Fatal(err)
+		}
+		got = append(got, st.Name)
+		if len(st.Holders) != 1 {
+			e.Errorf("%+v", st)
+		}
+	}
+	if !slices.Equal(got, want) {
+		e.Errorf("List: %v, want %v", got, want)
+	}
+	for range i.List(e.Context(), base) {
+		break // it may be left early
+	}
+	for _, g := range append(grants, outside) {
+		e.release(s, g)
+	}
+	for st, err := range i.List(e.Context(), base) {
+		e.Errorf("after release List shows %+v, %v", st, err)
+	}
+}
+
+func watch(e *env) {
+	s, name := e.open(), e.name()
+	w, ok := e.open().(driver.Watcher)
+	if !ok {
+		e.Skip("the store cannot tell of changes")
+	}
+	ctx, cancel := context.WithCancel(e.Context())
+	changed, done := make(chan struct{}, 100), make(chan error, 1)
+	go func() {
+		done <- w.Watch(ctx, name, func() {
+			select {
+			case changed <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	next := func(what string) {
+		e.Helper()
+		select {
+		case <-changed:
+		case err := <-done:
+			e.Fatalf("the watch ended: %v", err)
+		case <-time.After(patience):
+			e.Fatalf("the watch did not tell of %s", what)
+		}
+		for len(changed) > 0 { // what it told more than once
+			<-changed
+		}
+	}
+	next("the start")
+	g := e.must(s, e.request(name, driver.Exclusive, long))
+	next("a grant")
+	e.release(s, g)
+	next("a release")
+	cancel()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		e.Fatal("the watch did not end with its context")
+	}
+}
+
+func breakGrant(e *env) {
+	s, other, name := e.open(), e.open(), e.name()
+	b, ok := other.(driver.Breaker)
+	if !ok {
+		e.Skip("the store cannot take a grant away")
+	}
+	e.code(other, b.Break(e.Context(), name, 1), driver.NotHeld, "breaking a free name")
+	r := e.request(name, driver.Exclusive, long)
+	g := e.must(s, r)
+	e.code(other, b.Break(e.Context(), name, g.Token-1), driver.NotHeld, "breaking with an older token")
+	e.code(other, b.Break(e.Context(), name, g.Token+1), driver.NotHeld, "breaking with a newer token")
+	e.busy(other, e.request(name, driver.Exclusive, long))
+
+	broken := make(chan error, 1)
+	go func() { broken <- b.Break(e.Context(), name, g.Token) }()
+	select {
+	case cause := <-from(r).lost:
+		if cause != driver.Taken {
+			e.Errorf("the holder was told %q, want %q", cause, driver.Taken)
+		}
+	case err := <-broken:
+		if err != nil {
+			e.Fatalf("Break: %v", err)
+		}
+		select {
+		case <-from(r).lost:
+		case <-time.After(patience):
+			e.Fatal("the holder was not told")
+		}
+		broken <- nil
+	case <-time.After(patience):
+		e.Fatal("the holder was not told")
+	}
+	if e.g.Break == driver.BreakAsk {
+		e.busy(other, e.request(name, driver.Exclusive, long)) // until it has released
+	}
+	err := s.Release(e.Context(), g, 0)
+	if e.g.Break == driver.BreakAsk {
+		if err != nil {
+			e.Fatalf("the holder that was asked to end cannot release: %v", err)
+		}
+	} else {
+		e.code(s, err, driver.NotHeld, "releasing what was taken away")
+	}
+	select {
+	case err := <-broken:
+		if err != nil {
+			e.Fatalf("Break: %v", err)
+		}
+	case <-time.After(patience):
+		e.Fatal("Break did not return")
+	}
+	e.code(other, b.Break(e.Context(), name, g.Token), driver.NotHeld, "breaking twice")
+	e.free(other, name)
+}
+
+func closed(e *env) {
+	s, name := e.open(), e.name()
+	g := e.must(s, e.request(name, driver.Exclusive, e.h.TTL))
+	for range 2 { // closing twice does no harm
+		if err := s.Close(e.Context()); err != nil && s.Classify(err) != driver.IsClosed {
+			e.Fatalf("Close: %v", err)
+		}
+	}
+	_, err := s.Acquire(e.Context(), e.request(name, driver.Exclusive, long))
+	e.code(s, err, driver.IsClosed, "Acquire after Close")
+	e.code(s, s.Release(e.Context(), g, 0), driver.IsClosed, "Release after Close")
+	e.code(s, s.Undo(e.Context(), e.request(name, driver.Exclusive, long)), driver.IsClosed, "Undo after Close")
+	for _, r := range s.Renew(e.Context(), []driver.Grant{g}) {
+		e.code(s, r.Err, driver.IsClosed, "Renew after Close")
+	}
+	if i, ok := s.(driver.Inspector); ok {
+		_, err := i.Inspect(e.Context(), name)
+		e.code(s, err, driver.IsClosed, "Inspect after Close")
+		for _, err := range i.List(e.Context(), "") {
+			e.code(s, err, driver.IsClosed, "List after Close")
+		}
+	}
+	if b, ok := s.(driver.Breaker); ok {
+		e.code(s, b.Break(e.Context(), name, g.Token), driver.IsClosed, "Break after Close")
+	}
+	if w, ok := s.(driver.Watcher); ok {
+		e.code(s, w.Watch(e.Context(), name, func() {}), driver.IsClosed, "Watch after Close")
+	}
+	again := e.open()
+	e.release(again, e.takeExpired(again, name, driver.Exclusive))
+}
+
+// down: an unreachable store answers within the context, does not say that
+// something is certain which is not, and is as before when it is back.
+func down(e *env) {
+	if e.h.Stop == nil {
+		e.Skip("the harness cannot stop the store")
+	}
+	s, name := e.open(), e.name()
+	e.free(s, name)
+	e.h.Stop(e.T)
+	ctx, cancel := context.WithTimeout(e.Context(), 50*time.Millisecond)
+	defer cancel()
+	r := e.request(name, driver.Exclusive, long)
+	_, err := s.Acquire(ctx, r)
+	if err == nil {
+		e.Fatal("a stopped store granted")
+	}
+	code := s.Classify(err)
+	if code != driver.Unknown && code != driver.Unavailable && code != driver.Withdrawn {
+		e.Errorf("Acquire of a stopped store answers %v (%v)", code, err)
+	}
+	e.h.Start(e.T)
+	if code == driver.Unknown {
+		e.undone(s, r)
+	}
+	e.release(s, e.takeExpired(s, name, driver.Exclusive))
+}

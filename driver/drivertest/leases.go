@@ -1,0 +1,184 @@
+package drivertest
+
+import (
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// trustFromTheSend: the instant that trust is counted from lies between the call
+// and its return and, after a wait, after the moment the name became free.
+func trustFromTheSend(e *env) {
+	e.leases()
+	a, b, name := e.open(), e.open(), e.name()
+	before := time.Now()
+	g := e.must(a, e.request(name, driver.Exclusive, long))
+	if at := g.SentAt.Time(); at.Before(before) || at.After(time.Now()) {
+		e.Errorf("SentAt %s is outside of the call that began at %s", at, before)
+	}
+	w := e.queue(b, e.request(name, driver.Exclusive, long))
+	free := time.Now()
+	e.release(a, g)
+	got := w.granted()
+	if got.SentAt.Time().Before(free) {
+		e.Errorf("after a wait, SentAt %s is before the release at %s", got.SentAt.Time(), free)
+	}
+	before = time.Now()
+	r := b.Renew(e.Context(), []driver.Grant{got})
+	if len(r) != 1 || r[0].Err != nil {
+		e.Fatalf("Renew: %+v", r)
+	}
+	if at := r[0].SentAt.Time(); at.Before(before) || at.After(time.Now()) {
+		e.Errorf("a renewal's SentAt %s is outside of its call that began at %s", at, before)
+	}
+	e.release(b, got)
+}
+
+// renew: a grant that is renewed stands beyond its TTL.
+func renew(e *env) {
+	e.leases()
+	a, b, name := e.open(), e.open(), e.name()
+	g := e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
+	tick := time.NewTicker(g.TTL / 4)
+	defer tick.Stop()
+	for range 12 {
+		<-tick.C
+		r := a.Renew(e.Context(), []driver.Grant{g})
+		if len(r) != 1 || r[0].Err != nil {
+			if elapsed, _ := g.SentAt.Elapsed(); elapsed >= g.TTL {
+				e.Skip("the machine was too busy to renew in time")
+			}
+			e.Fatalf("Renew: %+v", r)
+		}
+		g.SentAt, g.TTL = r[0].SentAt, r[0].TTL
+		e.busy(b, e.request(name, driver.Exclusive, long))
+	}
+	e.release(a, g)
+	e.free(b, name)
+}
+
+func renewBatch(e *env) {
+	e.leases()
+	s := e.open()
+	var grants []driver.Grant
+	for range 5 {
+		grants = append(grants, e.must(s, e.request(e.name(), driver.Exclusive, long)))
+	}
+	e.release(s, grants[1])
+	e.release(s, grants[3])
+	answers := s.Renew(e.Context(), grants)
+	if len(answers) != len(grants) {
+		e.Fatalf("%d answers for %d grants", len(answers), len(grants))
+	}
+	for i, a := range answers {
+		if i == 1 || i == 3 {
+			e.code(s, a.Err, driver.NotHeld, "renewing a released grant")
+			continue
+		}
+		if a.Err != nil || a.TTL < long || a.SentAt.IsZero() {
+			e.Errorf("answer %d: %+v", i, a)
+		}
+		e.release(s, grants[i])
+	}
+	if r := s.Renew(e.Context(), nil); len(r) != 0 {
+		e.Errorf("answers to nothing: %+v", r)
+	}
+}
+
+func renewNeverRevives(e *env) {
+	e.leases()
+	a, b, name := e.open(), e.open(), e.name()
+	old := e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
+	now := e.takeExpired(b, name, driver.Exclusive)
+	r := a.Renew(e.Context(), []driver.Grant{old})
+	e.code(a, r[0].Err, driver.NotHeld, "renewing an expired grant")
+	e.release(b, now)
+	r = a.Renew(e.Context(), []driver.Grant{old})
+	e.code(a, r[0].Err, driver.NotHeld, "renewing an expired grant of a free name")
+	e.free(b, name)
+}
+
+func releaseTwice(e *env) {
+	s, name := e.open(), e.name()
+	g := e.must(s, e.request(name, driver.Exclusive, long))
+	e.release(s, g)
+	e.code(s, s.Release(e.Context(), g, 0), driver.NotHeld, "a second release")
+	next := e.must(s, e.request(name, driver.Exclusive, long))
+	e.code(s, s.Release(e.Context(), g, 0), driver.NotHeld, "a second release beside a new grant")
+	e.busy(e.open(), e.request(name, driver.Exclusive, long))
+	e.release(s, next)
+}
+
+// releaseByStaleOwner: whoever lost a grant cannot end the next one's.
+func releaseByStaleOwner(e *env) {
+	a, b, name := e.open(), e.open(), e.name()
+	var old driver.Grant
+	if e.g.MaxTTL > 0 {
+		old = e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
+	} else {
+		old = e.must(a, e.request(name, driver.Exclusive, long))
+		e.release(a, old)
+	}
+	now := e.takeExpired(b, name, driver.Exclusive)
+	e.code(a, a.Release(e.Context(), old, 0), driver.NotHeld, "release by a stale owner")
+	forged := now
+	forged.Token = old.Token
+	e.code(b, b.Release(e.Context(), forged, 0), driver.NotHeld, "release with a stale token")
+	e.busy(a, e.request(name, driver.Exclusive, long))
+	e.release(b, now)
+}
+
+// linger: a release can leave the grant standing for a while, and no longer.
+func linger(e *env) {
+	if !e.g.Linger {
+		e.Skip("the core lingers for this store")
+	}
+	a, b, name := e.open(), e.open(), e.name()
+	g := e.must(a, e.request(name, driver.Exclusive, long))
+	from := time.Now()
+	if err := a.Release(e.Context(), g, e.h.TTL); err != nil {
+		e.Fatal(err)
+	}
+	e.code(a, a.Release(e.Context(), g, 0), driver.NotHeld, "releasing what was released to linger")
+	next := e.queueOrGranted(b, name)
+	if stood := time.Since(from); stood < e.h.TTL*9/10 {
+		e.Errorf("stood for %s after its release, want %s", stood, e.h.TTL)
+	}
+	e.release(b, next)
+	e.free(a, name)
+}
+
+func (e *env) queueOrGranted(s driver.Store, name string) driver.Grant {
+	e.Helper()
+	return e.wait(s, e.request(name, driver.Exclusive, long)).granted()
+}
+
+// undo takes back whatever an ID left, whenever it is called.
+func undo(e *env) {
+	a, b, name := e.open(), e.open(), e.name()
+	never := e.request(name, driver.Exclusive, long)
+	e.undone(a, never)
+
+	r := e.request(name, driver.Exclusive, long)
+	g := e.must(a, r)
+	other := e.request(name, driver.Exclusive, long)
+	e.undone(b, other) // somebody else's undo changes nothing
+	e.busy(b, e.request(name, driver.Exclusive, long))
+	e.undone(a, r)
+	e.undone(a, r)
+	e.code(a, a.Release(e.Context(), g, 0), driver.NotHeld, "releasing what was undone")
+	e.free(b, name)
+
+	if e.g.Wake != driver.WakePush {
+		return
+	}
+	g = e.must(a, e.request(name, driver.Exclusive, long))
+	front := e.queue(b, e.request(name, driver.Exclusive, long))
+	back := e.queue(e.open(), e.request(name, driver.Exclusive, long))
+	front.cancel()
+	<-front.done
+	e.undone(b, front.r)
+	e.release(a, g)
+	e.release(back.s, back.granted())
+	e.free(a, name)
+}

@@ -1,0 +1,180 @@
+package drivertest
+
+import (
+	"strings"
+
+	"pgregory.net/rapid"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func guaranteesAreWhole(e *env) {
+	s, g := e.open(), e.g
+	if g.Kind == "" || g.Scope == "" || g.Crash == "" || g.Pause == "" || g.Order == "" || g.Wake == "" ||
+		g.Tokens == "" || g.Break == "" || g.Visible == "" {
+		e.Errorf("something is not declared: %+v", g)
+	}
+	for _, r := range g.Rows() {
+		if strings.TrimSpace(r.Value) == "" {
+			e.Errorf("the row %q is empty", r.Key)
+		}
+	}
+	if g.MinTTL > g.MaxTTL {
+		e.Errorf("MinTTL %s is above MaxTTL %s", g.MinTTL, g.MaxTTL)
+	}
+	if g.MaxTTL == 0 && g.Crash == driver.CrashFreesAfterTTL {
+		e.Error("a crash frees after a TTL that grants do not have")
+	}
+	if len(g.EarlyEnd) > 0 && g.Notice <= 0 {
+		e.Error("grants may end early, within no declared notice")
+	}
+	if _, ok := s.(driver.Inspector); ok != (g.Visible != driver.VisibleNothing) {
+		e.Errorf("inspection: declared %q, implemented %t", g.Visible, ok)
+	}
+	if _, ok := s.(driver.Breaker); ok != (g.Break != driver.BreakNone) {
+		e.Errorf("breaking: declared %q, implemented %t", g.Break, ok)
+	}
+	if s.String() == "" {
+		e.Error("the store does not say where it is")
+	}
+}
+
+func exclusive(e *env) {
+	a, b, name := e.open(), e.open(), e.name()
+	g := e.must(a, e.request(name, driver.Exclusive, long))
+	e.busy(b, e.request(name, driver.Exclusive, long))
+	e.busy(a, e.request(name, driver.Exclusive, long)) // no session is re-entrant by itself
+	e.release(a, g)
+	e.release(b, e.must(b, e.request(name, driver.Exclusive, long)))
+	e.free(a, name)
+}
+
+// limitRule runs random acquisitions and releases of every declared limit
+// against the rule: a grant of limit n never stands beside more than n-1 others.
+func limitRule(e *env) {
+	if !e.g.Mixed {
+		e.Skip("the store does not declare mixed limits")
+	}
+	stores := []driver.Store{e.open(), e.open(), e.open()}
+	limits := e.limits()
+	rapid.Check(e.T, func(rt *rapid.T) {
+		name := e.name()
+		type held struct {
+			s driver.Store
+			g driver.Grant
+		}
+		var holds []held
+		defer func() {
+			for _, h := range holds {
+				e.release(h.s, h.g)
+			}
+		}()
+		for range rapid.IntRange(1, 20).Draw(rt, "steps") {
+			if len(holds) > 0 && rapid.IntRange(0, 2).Draw(rt, "release") == 0 {
+				i := rapid.IntRange(0, len(holds)-1).Draw(rt, "which")
+				e.release(holds[i].s, holds[i].g)
+				holds = append(holds[:i], holds[i+1:]...)
+				continue
+			}
+			s := rapid.SampledFrom(stores).Draw(rt, "store")
+			limit := rapid.SampledFrom(limits).Draw(rt, "limit")
+			least := limit
+			for _, h := range holds {
+				least = min(least, h.g.Limit)
+			}
+			g, err := s.Acquire(e.Context(), e.request(name, limit, long))
+			switch {
+			case err == nil && len(holds) >= least:
+				holds = append(holds, held{s, g})
+				rt.Fatalf("limit %d granted beside %d others", limit, len(holds)-1)
+			case err == nil:
+				holds = append(holds, held{s, g})
+			case s.Classify(err) != driver.Busy:
+				rt.Fatalf("Acquire: %v", err)
+			case len(holds) < least:
+				rt.Fatalf("limit %d refused beside %d others: %v", limit, len(holds), err)
+			}
+		}
+	})
+}
+
+func limitsNotDeclared(e *env) {
+	s := e.open()
+	for limit, declared := range map[int]bool{driver.Unlimited: e.g.Shared, 3: e.g.Semaphore} {
+		if declared {
+			continue
+		}
+		_, err := s.Acquire(e.Context(), e.request(e.name(), limit, long))
+		e.code(s, err, driver.Unsupported, "a limit that is not declared")
+	}
+}
+
+func slots(e *env) {
+	if !e.g.Slots {
+		e.Skip("permits of this store have no numbers")
+	}
+	const n = 4
+	s, name := e.open(), e.name()
+	grants := map[int]driver.Grant{}
+	for range n {
+		g := e.must(s, e.request(name, n, long))
+		if _, twice := grants[g.Slot]; twice || g.Slot < 0 || g.Slot >= n {
+			e.Fatalf("slot %d of %d beside %v", g.Slot, n, grants)
+		}
+		grants[g.Slot] = g
+	}
+	e.busy(s, e.request(name, n, long))
+	e.release(s, grants[2])
+	again := e.must(s, e.request(name, n, long))
+	if again.Slot != 2 {
+		e.Errorf("the free slot is 2, got %d", again.Slot)
+	}
+	grants[2] = again
+	for _, g := range grants {
+		e.release(s, g)
+	}
+	g := e.must(s, e.request(name, driver.Exclusive, long))
+	if g.Slot != driver.NoSlot {
+		e.Errorf("an exclusive grant has slot %d", g.Slot)
+	}
+	e.release(s, g)
+}
+
+func writersDoNotStarve(e *env) {
+	if !e.g.Shared || e.g.Order != driver.OrderFIFO {
+		e.Skip("the store declares no order between readers and writers")
+	}
+	name := e.name()
+	reader, writer, late := e.open(), e.open(), e.open()
+	g := e.must(reader, e.request(name, driver.Unlimited, long))
+	w := e.queue(writer, e.request(name, driver.Exclusive, long))
+	e.busy(late, e.request(name, driver.Unlimited, long)) // or readers would go on for ever
+	l := e.queue(late, e.request(name, driver.Unlimited, long))
+	e.release(reader, g)
+	wg := w.granted()
+	l.pendingStill()
+	e.release(writer, wg)
+	e.release(late, l.granted())
+	e.free(reader, name)
+}
+
+func readersComeTogether(e *env) {
+	if !e.g.Shared {
+		e.Skip("the store has no shared locks")
+	}
+	name := e.name()
+	writer := e.open()
+	g := e.must(writer, e.request(name, driver.Exclusive, long))
+	var readers []*waiting
+	for range 5 {
+		readers = append(readers, e.queue(e.open(), e.request(name, driver.Unlimited, long)))
+	}
+	e.release(writer, g)
+	for _, r := range readers { // all of them, before any of them releases
+		r.granted()
+	}
+	for _, r := range readers {
+		e.release(r.s, r.g)
+	}
+	e.free(writer, name)
+}

@@ -1,0 +1,277 @@
+package drivertest
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// locker makes a Locker over a client of its own.
+func (e *env) locker(o ...holdfast.Option) *holdfast.Locker {
+	e.Helper()
+	l, err := holdfast.New(e.open(), o...)
+	if err != nil {
+		e.Fatal(err)
+	}
+	return l
+}
+
+func (e *env) closeLocker(l *holdfast.Locker) {
+	e.Helper()
+	ctx, cancel := context.WithTimeout(e.Context(), patience)
+	defer cancel()
+	if err := l.Close(ctx); err != nil {
+		e.Errorf("closing a Locker: %v", err)
+	}
+}
+
+// contend runs work from several goroutines of several Lockers.
+func (e *env) contend(lockers, goroutines, rounds int, work func(*holdfast.Locker)) {
+	var wg sync.WaitGroup
+	for range lockers {
+		l := e.locker()
+		var own sync.WaitGroup
+		for range goroutines {
+			own.Go(func() {
+				for range rounds {
+					work(l)
+				}
+			})
+		}
+		wg.Go(func() {
+			own.Wait()
+			e.closeLocker(l)
+		})
+	}
+	wg.Wait()
+}
+
+// lockersExclude: an unprotected counter comes out exact, and tokens rise in the
+// order of the grants.
+func lockersExclude(e *env) {
+	const lockers, goroutines, rounds = 4, 4, 15
+	name := e.name()
+	var inside atomic.Int32
+	sum, last := 0, uint64(0)
+	e.contend(lockers, goroutines, rounds, func(l *holdfast.Locker) {
+		err := l.Do(e.Context(), name, func(ctx context.Context) error {
+			if inside.Add(1) != 1 {
+				e.Error("two hold the lock together")
+			}
+			defer inside.Add(-1)
+			token := holdfast.Token(ctx, name)
+			if token <= last {
+				e.Errorf("token %d after %d", token, last)
+			}
+			last = token
+			sum++
+			return nil
+		})
+		if err != nil {
+			e.Errorf("Do: %v", err)
+		}
+	})
+	if want := lockers * goroutines * rounds; sum != want {
+		e.Errorf("the counter is %d, want %d", sum, want)
+	}
+	e.free(e.open(), name)
+}
+
+func lockersShare(e *env) {
+	if !e.g.Shared || !e.g.Mixed {
+		e.Skip("the store has no shared locks beside exclusive ones")
+	}
+	name := e.name()
+	var readers, writers atomic.Int32
+	e.contend(3, 4, 10, func(l *holdfast.Locker) {
+		var err error
+		if rand.N(4) == 0 {
+			err = l.Do(e.Context(), name, func(context.Context) error {
+				if writers.Add(1) != 1 || readers.Load() != 0 {
+					e.Error("a writer is not alone")
+				}
+				writers.Add(-1)
+				return nil
+			})
+		} else {
+			err = l.Do(e.Context(), name, func(context.Context) error {
+				readers.Add(1)
+				if writers.Load() != 0 {
+					e.Error("a reader beside a writer")
+				}
+				readers.Add(-1)
+				return nil
+			}, holdfast.Shared())
+		}
+		if err != nil {
+			e.Errorf("Do: %v", err)
+		}
+	})
+	e.free(e.open(), name)
+}
+
+func lockersCount(e *env) {
+	if !e.g.Semaphore {
+		e.Skip("the store has no semaphores")
+	}
+	const n = 3
+	name := e.name()
+	var inside atomic.Int32
+	var used [n]atomic.Int32
+	e.contend(3, 4, 10, func(l *holdfast.Locker) {
+		k, err := l.Lock(e.Context(), name, holdfast.Limit(n))
+		if err != nil {
+			e.Errorf("Lock: %v", err)
+			return
+		}
+		if inside.Add(1) > n {
+			e.Errorf("more than %d hold the semaphore", n)
+		}
+		if e.g.Slots && used[k.Slot()].Add(1) != 1 {
+			e.Errorf("slot %d is used twice", k.Slot())
+		}
+		if e.g.Slots {
+			used[k.Slot()].Add(-1)
+		}
+		inside.Add(-1)
+		if err := k.Unlock(); err != nil {
+			e.Errorf("Unlock: %v", err)
+		}
+	})
+	e.free(e.open(), name)
+}
+
+// lockersHold: a lock is renewed, and held beyond several TTLs.
+func lockersHold(e *env) {
+	l, other, name := e.locker(), e.locker(), e.name()
+	k, err := l.Lock(e.Context(), name, holdfast.TTL(e.h.TTL))
+	if err != nil {
+		e.Fatal(err)
+	}
+	tick := time.NewTicker(e.h.TTL / 2)
+	defer tick.Stop()
+	for range 8 {
+		<-tick.C
+		if err := k.Context().Err(); err != nil {
+			e.Fatalf("the lock ended: %v", context.Cause(k.Context()))
+		}
+		if _, err := other.TryLock(e.Context(), name); !errors.Is(err, holdfast.ErrBusy) {
+			e.Fatalf("another Locker gets %v, want busy", err)
+		}
+	}
+	if err := k.Unlock(); err != nil {
+		e.Errorf("Unlock: %v", err)
+	}
+	e.closeLocker(l)
+	e.closeLocker(other)
+}
+
+// lockersCancel cancels waits at random moments; nothing is left behind.
+func lockersCancel(e *env) {
+	name := e.name()
+	e.contend(4, 8, 10, func(l *holdfast.Locker) {
+		ctx, cancel := context.WithTimeout(e.Context(), rand.N(4*time.Millisecond))
+		defer cancel()
+		k, err := l.Lock(ctx, name)
+		switch {
+		case err == nil:
+			if err := k.Unlock(); err != nil && !errors.Is(err, holdfast.ErrLost) {
+				e.Errorf("Unlock: %v", err)
+			}
+		case !errors.Is(err, context.DeadlineExceeded):
+			e.Errorf("Lock: %v", err)
+		}
+	})
+	e.free(e.open(), name)
+}
+
+func lockersBreak(e *env) {
+	if e.g.Break == driver.BreakNone || e.g.Visible == driver.VisibleNothing {
+		e.Skip("the store cannot take a lock away")
+	}
+	l, operator, name := e.locker(), e.locker(), e.name()
+	k, err := l.Lock(e.Context(), name)
+	if err != nil {
+		e.Fatal(err)
+	}
+	st, err := operator.Inspect(e.Context(), name)
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != k.Token() {
+		e.Fatalf("Inspect: %+v, %v", st, err)
+	}
+	if err := operator.Break(e.Context(), name, k.Token()-1); !errors.Is(err, holdfast.ErrNotHeld) {
+		e.Fatalf("breaking with an older token: %v", err)
+	}
+	broken := make(chan error, 1)
+	go func() { broken <- operator.Break(e.Context(), name, k.Token()) }()
+	select {
+	case <-k.Context().Done():
+	case <-time.After(patience):
+		e.Fatal("the holder's context did not end")
+	}
+	var lost *holdfast.LostError
+	if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.Taken {
+		e.Errorf("cause %v, want taken", cause)
+	}
+	if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+		e.Errorf("Unlock after a loss: %v", err)
+	}
+	if err := <-broken; err != nil {
+		e.Errorf("Break: %v", err)
+	}
+	next, err := operator.Lock(e.Context(), name)
+	if err != nil {
+		e.Fatal(err)
+	}
+	if next.Token() <= k.Token() {
+		e.Errorf("token %d after %d", next.Token(), k.Token())
+	}
+	if err := next.Unlock(); err != nil {
+		e.Error(err)
+	}
+	e.closeLocker(l)
+	e.closeLocker(operator)
+}
+
+// lockersDown: when the store is gone the context ends, before the store may
+// grant the name again, and everything is as before when it is back.
+func lockersDown(e *env) {
+	if e.h.Stop == nil {
+		e.Skip("the harness cannot stop the store")
+	}
+	l, name := e.locker(), e.name()
+	k, err := l.Lock(e.Context(), name, holdfast.TTL(e.h.TTL))
+	if err != nil {
+		e.Fatal(err)
+	}
+	e.h.Stop(e.T)
+	if _, err := l.TryLock(e.Context(), e.name(), holdfast.TTL(e.h.TTL)); !errors.Is(err, holdfast.ErrUnavailable) {
+		e.Errorf("TryLock on a stopped store: %v", err)
+	}
+	if e.g.MaxTTL > 0 {
+		select {
+		case <-k.Context().Done():
+		case <-time.After(patience):
+			e.Fatal("the context did not end when trust did")
+		}
+		var lost *holdfast.LostError
+		if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.Expired {
+			e.Errorf("cause %v, want expired", cause)
+		}
+	}
+	e.h.Start(e.T)
+	_ = k.Unlock()
+	next, err := l.Lock(e.Context(), name)
+	if err != nil {
+		e.Fatalf("after the store is back: %v", err)
+	}
+	if err := next.Unlock(); err != nil {
+		e.Error(err)
+	}
+	e.closeLocker(l)
+}
