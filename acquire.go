@@ -28,13 +28,15 @@ func (l *Locker) Lock(ctx context.Context, name string, o ...LockOption) (*Lock,
 	return l.lock(ctx, name, o, true)
 }
 
+// lock checks the input, before any I/O and before any hook, and then takes the
+// lock.
 func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait bool) (*Lock, error) {
-	s, err := l.prepare(ctx, name, o)
-	if err != nil {
+	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	if k, err := l.reenter(ctx, name, &s); k != nil || err != nil {
-		return k, err
+	s, err := l.cfg.resolve(o)
+	if err != nil {
+		return nil, err
 	}
 	if l.cfg.hooks == nil {
 		return l.take(ctx, name, s, wait)
@@ -43,7 +45,7 @@ func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait boo
 	ctx = start(l.cfg.hooks, ctx, l.describe(EventAcquiring, name, &s))
 	k, err := l.take(ctx, name, s, wait)
 	e := l.describe(EventAcquired, name, &s)
-	e.Took = time.Since(began)
+	e.Took = e.At.Sub(began)
 	if err != nil {
 		e.Kind, e.Err = EventFailed, err
 		if busy, ok := errors.AsType[*BusyError](err); ok {
@@ -80,19 +82,30 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 	return outer.hold.join(ctx, s), nil
 }
 
-// take acquires a name that the context does not hold.
+// take acquires a name, or joins the lock on it that the context carries.
 func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (*Lock, error) {
+	if ctx.Err() != nil {
+		return nil, &failure{name: name, store: l.store.String(), err: contextError(ctx)}
+	}
+	g, err := l.know(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.checkStore(g); err != nil {
+		return nil, err
+	}
+	if k, err := l.reenter(ctx, name, &s); k != nil || err != nil {
+		return k, err
+	}
 	l.work.begin()
 	defer l.work.end()
 
-	var held *driver.BusyError
+	var held *BusyError
 	if !wait || l.tryFirst(name) {
 		k, err := l.try(ctx, name, s)
-		if err == nil || !wait || !errors.Is(err, ErrBusy) {
+		if !wait || err == nil || !errors.As(err, &held) {
 			return k, err
 		}
-		busy, _ := errors.AsType[*BusyError](err)
-		held = &driver.BusyError{Holders: busy.Holders}
 	}
 	return l.await(ctx, name, s, held)
 }

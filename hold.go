@@ -151,11 +151,7 @@ func (h *hold) newLock(parent context.Context, s *settings) *Lock {
 
 func (h *hold) endByLimit(k *Lock) {
 	k.end(ErrHoldLimit)
-	if h.l.cfg.hooks != nil {
-		e := h.l.describe(EventHoldLimit, h.req.Name, &h.set)
-		e.Token, e.Slot = h.grant.Token, h.grant.Slot
-		h.l.emitLater(h.ctx, e)
-	}
+	h.report(EventHoldLimit, nil, h.since)
 }
 
 // join gives the context another Lock on a hold it carries, or nil if the hold
@@ -220,18 +216,13 @@ func (h *hold) loseLocked(cause driver.Cause, err error) {
 	for _, k := range h.locks {
 		k.end(h.loss)
 	}
-	loss := h.loss
+	loss, since := h.loss, h.since
 	h.mu.Unlock()
 
 	h.l.sched.remove(h)
+	h.report(EventLost, loss, since)
 	if was == lingering {
 		h.finishLinger()
-		return // nobody relies on it any more
-	}
-	if h.l.cfg.hooks != nil {
-		e := h.l.describe(EventLost, h.req.Name, &h.set)
-		e.Token, e.Slot, e.Cause, e.Err = h.grant.Token, h.grant.Slot, cause, loss
-		h.l.emitLater(h.ctx, e)
 	}
 }
 

@@ -31,10 +31,11 @@ const (
 	EventHoldLimit EventKind = "hold limit"
 	// EventLost: the lock's context has ended with Err, a *LostError.
 	EventLost EventKind = "lost"
-	// EventReleased: released at the store, held for Took.
+	// EventReleased: released at the store, held for Took. It may come without
+	// EventAcquired: for a grant that arrived when nobody wanted it any more.
 	EventReleased EventKind = "released"
 	// EventUnconfirmed: a release was not confirmed in time and goes on in the
-	// background; Err says why.
+	// background, until EventReleased or the end of the lease; Err says why.
 	EventUnconfirmed EventKind = "release unconfirmed"
 	// EventUndoFailed: an acquisition of unknown outcome could not be undone yet;
 	// it is tried again.
@@ -43,7 +44,9 @@ const (
 
 // Event is one step in the life of a lock.
 type Event struct {
-	Kind        EventKind
+	Kind EventKind
+	// At is when it happened, which may be a little before it is reported.
+	At          time.Time
 	Name, Store string
 	// StoreKind is the store's recipe: one of few, fit for a metric's label, as
 	// Name is not.
@@ -136,7 +139,8 @@ func call(h Hooks, ctx context.Context, e Event) {
 	h.Event(ctx, e)
 }
 
-// maxPending bounds the events that wait for a slow hook; more are dropped.
+// maxPending bounds the events that wait for a slow hook; more are dropped, but
+// for losses, of which there are no more than locks.
 const maxPending = 4096
 
 // outbox keeps the events that are reported in the background, for a goroutine
@@ -154,7 +158,7 @@ type pendingEvent struct {
 
 // describe fills in what every event of a request tells.
 func (l *Locker) describe(kind EventKind, name string, s *settings) Event {
-	e := Event{Kind: kind, Name: name, Store: l.store.String(), Limit: s.limit, Slot: driver.NoSlot, Reason: s.reason}
+	e := Event{Kind: kind, At: time.Now(), Name: name, Store: l.store.String(), Limit: s.limit, Slot: driver.NoSlot, Reason: s.reason}
 	if g := l.guarantees.Load(); g != nil {
 		e.StoreKind = g.Kind
 	}
@@ -168,7 +172,7 @@ func (l *Locker) emit(ctx context.Context, e Event) { call(l.cfg.hooks, ctx, e) 
 func (l *Locker) emitLater(ctx context.Context, e Event) {
 	l.eventsMu.Lock()
 	defer l.eventsMu.Unlock()
-	if l.cfg.hooks == nil || len(l.events) >= maxPending {
+	if l.cfg.hooks == nil || len(l.events) >= maxPending && e.Kind != EventLost {
 		return
 	}
 	l.events = append(l.events, pendingEvent{ctx, e})

@@ -176,26 +176,6 @@ func (l *Locker) know(ctx context.Context) (*driver.Guarantees, error) {
 	return l.guarantees.Load(), nil
 }
 
-// prepare does what every acquisition begins with: it checks the input before
-// any I/O.
-func (l *Locker) prepare(ctx context.Context, name string, opts []LockOption) (settings, error) {
-	if err := checkName(name); err != nil {
-		return settings{}, err
-	}
-	s, err := l.cfg.resolve(opts)
-	if err != nil {
-		return settings{}, err
-	}
-	if err := ctx.Err(); err != nil {
-		return settings{}, &failure{name: name, store: l.store.String(), err: contextError(ctx)}
-	}
-	g, err := l.know(ctx)
-	if err != nil {
-		return settings{}, err
-	}
-	return s, s.checkStore(g)
-}
-
 func (l *Locker) newID() string {
 	var buf [40]byte
 	return string(strconv.AppendUint(append(buf[:0], l.idPrefix...), l.ids.Add(1), 36))

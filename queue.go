@@ -79,7 +79,7 @@ func (q *queue) remove(w *waiter) {
 }
 
 // await queues the caller and waits for its turn. The caller has entered.
-func (l *Locker) await(ctx context.Context, name string, s settings, busy *driver.BusyError) (*Lock, error) {
+func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyError) (*Lock, error) {
 	w := &waiter{ctx: ctx, set: s, joined: time.Now(), ready: make(chan struct{})}
 	l.mu.Lock()
 	if l.closed {
@@ -100,8 +100,8 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *drive
 	q.push(w)
 	known, holders := w.held, w.holders
 	l.mu.Unlock()
-	if known {
-		l.reportQueued(w, holders, name)
+	if known && l.cfg.hooks != nil {
+		l.emit(ctx, l.queuedEvent(w, holders, name))
 	}
 
 	var expired <-chan time.Time
@@ -179,7 +179,7 @@ func (l *Locker) noteQueued(h *hold, holders []driver.Holder) {
 	if q.asking == h {
 		q.held, q.holders = true, holders
 		for w := q.head; w != nil; w = w.next {
-			if !w.held {
+			if !w.held && l.cfg.hooks != nil {
 				told = append(told, w)
 			}
 			w.held, w.holders = true, holders
@@ -187,17 +187,14 @@ func (l *Locker) noteQueued(h *hold, holders []driver.Holder) {
 	}
 	l.mu.Unlock()
 	for _, w := range told {
-		l.reportQueued(w, holders, q.name)
+		l.emitLater(w.ctx, l.queuedEvent(w, holders, q.name))
 	}
 }
 
-func (l *Locker) reportQueued(w *waiter, holders []driver.Holder, name string) {
-	if l.cfg.hooks == nil {
-		return
-	}
+func (l *Locker) queuedEvent(w *waiter, holders []driver.Holder, name string) Event {
 	e := l.describe(EventQueued, name, &w.set)
 	e.Holders = holders
-	l.emitLater(w.ctx, e)
+	return e
 }
 
 // serve is the goroutine of a queue, from its first waiter to its last: it asks

@@ -54,11 +54,15 @@ func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 				return nil
 			}
 			err := h.l.store.Release(ctx, g, max(time.Until(until), 0))
+			if err == nil {
+				h.report(EventReleased, nil, h.since)
+				return nil
+			}
 			switch h.l.store.Classify(err) {
 			case driver.Unknown, driver.Unavailable:
 				return err
 			}
-			return nil
+			return nil // an answered no: there is nothing of ours to release
 		},
 		failed: func(err error) { h.report(EventUnconfirmed, err, h.since) },
 	})
@@ -75,12 +79,15 @@ func (h *hold) abandon() {
 	h.releaseLater(g, 0)
 }
 
+// report tells the hooks of a step in the life of a grant. An EventReleased is
+// told on this goroutine, whose work at the store is done; the rest later, so
+// that no hook delays a lock.
 func (h *hold) report(kind EventKind, err error, since time.Time) {
 	if h.l.cfg.hooks == nil {
 		return
 	}
 	e := h.l.describe(kind, h.req.Name, &h.set)
-	e.Token, e.Slot, e.Took, e.Err = h.grant.Token, h.grant.Slot, time.Since(since), err
+	e.Token, e.Slot, e.Took, e.Err = h.grant.Token, h.grant.Slot, e.At.Sub(since), err
 	if lost, ok := err.(*LostError); ok {
 		e.Cause = lost.Cause
 	}

@@ -159,6 +159,11 @@ func (c Script) FailUndos(name string, n int, err error) {
 	c.edit(func(sc *script) { sc.undos = append(sc.undos, fault{name: name, left: n, err: err}) })
 }
 
+// Reset forgets every failure that is still to come.
+func (c Script) Reset() {
+	c.edit(func(sc *script) { sc.acquires, sc.renewals, sc.releases, sc.undos = nil, nil, nil, nil })
+}
+
 // Stop makes the store unreachable: calls hang until their context ends, and the
 // outcome is unknown (nothing is done). Leases go on running out. Places that
 // already wait stay.

@@ -1,0 +1,568 @@
+package holdfast_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+var bg = context.Background()
+
+// newLocker makes a Locker that the end of the test closes.
+func newLocker(t testing.TB, s driver.Store, o ...holdfast.Option) *holdfast.Locker {
+	t.Helper()
+	l, err := holdfast.New(s, o...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := l.Close(bg); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return l
+}
+
+func mustLock(t testing.TB, l *holdfast.Locker, name string, o ...holdfast.LockOption) *holdfast.Lock {
+	t.Helper()
+	k, err := l.Lock(bg, name, o...)
+	if err != nil {
+		t.Fatalf("Lock(%q): %v", name, err)
+	}
+	return k
+}
+
+func unlock(t testing.TB, k *holdfast.Lock) {
+	t.Helper()
+	if err := k.Unlock(); err != nil {
+		t.Errorf("Unlock: %v", err)
+	}
+}
+
+func wantBusy(t testing.TB, l *holdfast.Locker, name string, o ...holdfast.LockOption) *holdfast.BusyError {
+	t.Helper()
+	k, err := l.TryLock(bg, name, o...)
+	var busy *holdfast.BusyError
+	if !errors.As(err, &busy) || !errors.Is(err, holdfast.ErrBusy) {
+		t.Fatalf("TryLock = %v, %v; want busy", k, err)
+	}
+	return busy
+}
+
+func wantCause(t testing.TB, ctx context.Context, want holdfast.Cause) *holdfast.LostError {
+	t.Helper()
+	var lost *holdfast.LostError
+	if cause := context.Cause(ctx); !errors.As(cause, &lost) || lost.Cause != want {
+		t.Fatalf("cause %v, want %s", cause, want)
+	}
+	return lost
+}
+
+func TestLockIsRenewedAndReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		k := mustLock(t, l, "a", holdfast.TTL(3*time.Second))
+		if k.Name() != "a" || k.Slot() != -1 || k.Token() == 0 {
+			t.Errorf("lock %q, slot %d, token %d", k.Name(), k.Slot(), k.Token())
+		}
+		for range 100 {
+			time.Sleep(time.Second)
+			if err := k.Context().Err(); err != nil {
+				t.Fatal(context.Cause(k.Context()))
+			}
+			if left := k.Remaining(); left < 1500*time.Millisecond || left > 2700*time.Millisecond {
+				t.Fatalf("%s of trust left", left)
+			}
+			wantBusy(t, other, "a")
+		}
+		unlock(t, k)
+		unlock(t, k) // again does nothing
+		if !errors.Is(context.Cause(k.Context()), holdfast.ErrReleased) || k.Remaining() != 0 {
+			t.Errorf("after Unlock: %v, %s", context.Cause(k.Context()), k.Remaining())
+		}
+		unlock(t, mustLock(t, other, "a"))
+	})
+}
+
+// TestTrustEndsBeforeTheStoreGrants: the store cannot be reached; the context
+// ends a margin before the lease does.
+func TestTrustEndsBeforeTheStoreGrants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		began := time.Now()
+		k := mustLock(t, l, "a", holdfast.TTL(10*time.Second), holdfast.Margin(2*time.Second))
+		s.Script().FailRenewals("a", 1<<30, nil)
+		waited := make(chan struct{})
+		go func() {
+			defer close(waited)
+			next := mustLock(t, other, "a")
+			if next.Token() <= k.Token() {
+				t.Errorf("token %d after %d", next.Token(), k.Token())
+			}
+			if k.Context().Err() == nil {
+				t.Error("granted to another while the context is alive")
+			}
+			if got := time.Since(began); got != 10*time.Second {
+				t.Errorf("granted after %s", got)
+			}
+			unlock(t, next)
+		}()
+		<-k.Context().Done()
+		if got := time.Since(began); got != 8*time.Second {
+			t.Errorf("context ended after %s, want 8s", got)
+		}
+		lost := wantCause(t, k.Context(), holdfast.Expired)
+		if lost.Token != k.Token() || lost.Name != "a" {
+			t.Errorf("%+v", lost)
+		}
+		<-waited
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+			t.Errorf("Unlock: %v", err)
+		}
+	})
+}
+
+// TestRenewalGoesOnAfterFailures: a failed renewal is neither loss nor reset.
+func TestRenewalGoesOnAfterFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		k := mustLock(t, l, "a", holdfast.TTL(9*time.Second))
+		s.Script().FailRenewals("a", 4, nil)
+		s.Script().DelayRenewal("a", time.Second)
+		time.Sleep(time.Minute)
+		if k.Context().Err() != nil {
+			t.Fatal(context.Cause(k.Context()))
+		}
+		unlock(t, k)
+	})
+}
+
+func TestLossIsToldAtOnceOrFoundOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		k := mustLock(t, l, "a")
+		if err := s.Script().Lose("a", driver.SessionEnded); err != nil {
+			t.Fatal(err)
+		}
+		<-k.Context().Done()
+		wantCause(t, k.Context(), holdfast.SessionEnded)
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+			t.Errorf("Unlock: %v", err)
+		}
+
+		k = mustLock(t, l, "a") // silently gone: the next renewal finds out
+		s.Script().Forget("a")
+		began := time.Now()
+		<-k.Context().Done()
+		wantCause(t, k.Context(), holdfast.Gone)
+		if got := time.Since(began); got > 10*time.Second {
+			t.Errorf("found out after %s", got)
+		}
+
+		k = mustLock(t, l, "a") // silently gone: the release finds out
+		s.Script().Forget("a")
+		err := k.Unlock()
+		var lost *holdfast.LostError
+		if !errors.As(err, &lost) || lost.Cause != holdfast.Gone {
+			t.Errorf("Unlock: %v", err)
+		}
+	})
+}
+
+func TestDoOutcomes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		own := errors.New("own error")
+		lose := func(context.Context) error { return s.Script().Lose("a", driver.Taken) }
+
+		if err := l.Do(bg, "a", func(context.Context) error { return nil }); err != nil {
+			t.Errorf("success: %v", err)
+		}
+		if err := l.Do(bg, "a", func(context.Context) error { return own }); err != own {
+			t.Errorf("own error: %v", err)
+		}
+		if err := l.Do(bg, "a", lose); !errors.Is(err, holdfast.ErrLost) {
+			t.Errorf("lost, nil: %v", err)
+		}
+		err := l.Do(bg, "a", func(ctx context.Context) error { _ = lose(ctx); return own })
+		if !errors.Is(err, holdfast.ErrLost) || !errors.Is(err, own) {
+			t.Errorf("lost, own error: %v", err)
+		}
+		err = l.Do(bg, "a", func(ctx context.Context) error { _ = lose(ctx); <-ctx.Done(); return ctx.Err() })
+		if !errors.Is(err, holdfast.ErrLost) || errors.Is(err, context.Canceled) {
+			t.Errorf("lost, echo of the context: %v", err)
+		}
+		s.Script().FailReleases("a", 1, driver.Errorf(driver.Unknown, "no answer"))
+		if err := l.Do(bg, "a", func(context.Context) error { return nil }); err != nil {
+			t.Errorf("release not confirmed after success: %v", err)
+		}
+
+		func() {
+			defer func() {
+				if recover() != "boom" {
+					t.Error("the panic did not go on")
+				}
+			}()
+			_ = l.Do(bg, "a", func(context.Context) error { panic("boom") })
+		}()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = l.Do(bg, "a", func(context.Context) error { runtime.Goexit(); return nil })
+		}()
+		<-done
+		unlock(t, mustLock(t, l, "a")) // free after both
+
+		k := mustLock(t, l, "a")
+		ran, err := newLocker(t, s.Client()).TryDo(bg, "a", func(context.Context) error { t.Error("ran"); return nil })
+		if ran || err != nil {
+			t.Errorf("TryDo of a held name: %t, %v", ran, err)
+		}
+		unlock(t, k)
+		if ran, err = l.TryDo(bg, "a", func(context.Context) error { return own }); !ran || err != own {
+			t.Errorf("TryDo: %t, %v", ran, err)
+		}
+	})
+}
+
+func TestHoldLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		began := time.Now()
+		k := mustLock(t, l, "a", holdfast.TTL(6*time.Second), holdfast.MaxHold(15*time.Second))
+		<-k.Context().Done()
+		if got := time.Since(began); got != 15*time.Second || !errors.Is(context.Cause(k.Context()), holdfast.ErrHoldLimit) {
+			t.Errorf("after %s: %v", got, context.Cause(k.Context()))
+		}
+		wantBusy(t, other, "a") // it stands until Unlock, or its TTL: no more renewal
+		next := mustLock(t, other, "a")
+		if got := time.Since(began); got < 15*time.Second || got > 21*time.Second {
+			t.Errorf("granted to another after %s", got)
+		}
+		unlock(t, next)
+
+		k = mustLock(t, l, "b", holdfast.MaxHold(time.Second))
+		<-k.Context().Done()
+		unlock(t, k) // no loss
+	})
+}
+
+// TestCallersContextBoundsTheHold: renewal stops with it, and the grant stands
+// until Unlock or its TTL.
+func TestCallersContextBoundsTheHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		stop := errors.New("stopped by the caller")
+		ctx, cancel := context.WithCancelCause(bg)
+		k, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel(stop)
+		if cause := context.Cause(k.Context()); cause != stop {
+			t.Errorf("cause %v", cause)
+		}
+		wantBusy(t, other, "a")
+		unlock(t, k)
+		unlock(t, mustLock(t, other, "a"))
+
+		// Abandoned without Unlock: it runs out.
+		ctx, cancel = context.WithCancelCause(bg)
+		if _, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		cancel(stop)
+		began := time.Now()
+		unlock(t, mustLock(t, other, "a"))
+		if got := time.Since(began); got > 6*time.Second {
+			t.Errorf("free after %s", got)
+		}
+	})
+}
+
+func TestMinHold(t *testing.T) {
+	for _, lingers := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			store := driver.Store(s)
+			if !lingers {
+				store = altered{s, func(g *driver.Guarantees) { g.Linger = false }}
+			}
+			l, err := holdfast.New(store)
+			if err != nil {
+				t.Fatal(err)
+			}
+			other := newLocker(t, s.Client())
+			began := time.Now()
+			if err := l.Do(bg, "a", func(context.Context) error { return nil },
+				holdfast.MinHold(20*time.Second), holdfast.TTL(6*time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took != 0 {
+				t.Errorf("Unlock waited %s", took)
+			}
+			closed := make(chan error, 1)
+			go func() { closed <- l.Close(bg) }()
+			if !lingers {
+				synctest.Wait()
+				select {
+				case err := <-closed:
+					t.Errorf("Close did not wait for the MinHold: %v", err)
+				default:
+				}
+			}
+			k := mustLock(t, other, "a")
+			if took := time.Since(began); took < 20*time.Second || took > 27*time.Second {
+				t.Errorf("lingers %t: granted to another after %s", lingers, took)
+			}
+			unlock(t, k)
+			if err := <-closed; err != nil {
+				t.Errorf("Close: %v", err)
+			}
+		})
+	}
+}
+
+// altered is a store whose guarantees a test changes.
+type altered struct {
+	driver.Store
+	edit func(*driver.Guarantees)
+}
+
+func (a altered) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	g, err := a.Store.Guarantees(ctx)
+	a.edit(&g)
+	return g, err
+}
+
+func TestReentrancy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		k := mustLock(t, l, "a")
+		ctx := k.Context()
+		if _, err := l.Lock(ctx, "a"); !errors.Is(err, holdfast.ErrSelfDeadlock) {
+			t.Errorf("Lock of a held name: %v", err)
+		}
+		if _, err := l.TryLock(ctx, "a"); !errors.Is(err, holdfast.ErrSelfDeadlock) {
+			t.Errorf("TryLock of a held name: %v", err)
+		}
+		b, err := l.Lock(ctx, "b") // another name is another matter
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Lock(b.Context(), "a"); !errors.Is(err, holdfast.ErrSelfDeadlock) {
+			t.Errorf("Lock of a held name further out: %v", err)
+		}
+		if holdfast.Token(b.Context(), "a") != k.Token() || holdfast.Token(b.Context(), "b") != b.Token() || holdfast.Token(ctx, "b") != 0 {
+			t.Error("Token does not find the locks of the context")
+		}
+		inner, err := l.Lock(b.Context(), "a", holdfast.Reentrant())
+		if err != nil {
+			t.Fatal(err)
+		}
+		shared, err := l.Lock(ctx, "a", holdfast.Reentrant(), holdfast.Shared())
+		if err != nil {
+			t.Fatal(err) // exclusive covers shared
+		}
+		if inner.Token() != k.Token() || shared.Token() != k.Token() {
+			t.Error("a join has another token")
+		}
+		unlock(t, shared)
+		unlock(t, k) // the outer first: the grant stands until the last Unlock
+		if inner.Context().Err() == nil {
+			t.Error("a context outlives the one it came from")
+		}
+		wantBusy(t, l, "a")
+		unlock(t, inner)
+		unlock(t, b)
+		unlock(t, mustLock(t, l, "a"))
+
+		// Shared cannot become exclusive; semaphores do not re-enter.
+		for _, tc := range []struct{ have, want []holdfast.LockOption }{
+			{[]holdfast.LockOption{holdfast.Shared()}, nil},
+			{[]holdfast.LockOption{holdfast.Limit(3)}, []holdfast.LockOption{holdfast.Limit(3)}},
+			{[]holdfast.LockOption{holdfast.Limit(3)}, nil},
+			{nil, []holdfast.LockOption{holdfast.Limit(3)}},
+		} {
+			k := mustLock(t, l, "a", tc.have...)
+			if _, err := l.Lock(k.Context(), "a", append(tc.want, holdfast.Reentrant())...); !errors.Is(err, holdfast.ErrSelfDeadlock) {
+				t.Errorf("%v", err)
+			}
+			unlock(t, k)
+		}
+
+		// A loss ends every join; a dead hold is not joined.
+		k = mustLock(t, l, "a")
+		inner, err = l.Lock(context.WithoutCancel(k.Context()), "a", holdfast.Reentrant())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = s.Script().Lose("a", driver.Taken)
+		wantCause(t, inner.Context(), holdfast.Taken)
+		fresh, err := l.Lock(context.WithoutCancel(k.Context()), "a", holdfast.Reentrant())
+		if err != nil || fresh.Token() == k.Token() {
+			t.Fatalf("joined a dead hold: %v, %v", fresh, err)
+		}
+		unlock(t, fresh)
+		_, _ = inner.Unlock(), k.Unlock()
+	})
+}
+
+// TestSiblingsAreNotOneOwner: a context handed to several goroutines does not
+// let them in together.
+func TestSiblingsAreNotOneOwner(t *testing.T) {
+	s := memstore.New()
+	l := newLocker(t, s)
+	k := mustLock(t, l, "a")
+	var refused, joined, inside atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if _, err := l.Lock(k.Context(), "a"); errors.Is(err, holdfast.ErrSelfDeadlock) {
+				refused.Add(1)
+			}
+			j, err := l.Lock(k.Context(), "a", holdfast.Reentrant())
+			if err == nil {
+				joined.Add(1)
+				unlock(t, j)
+			}
+		})
+	}
+	wg.Wait()
+	if refused.Load() != 8 || joined.Load() != 8 {
+		t.Errorf("%d refused, %d joined", refused.Load(), joined.Load())
+	}
+	// With an identity of their own they wait like anyone.
+	n := 0
+	for range 8 {
+		wg.Go(func() {
+			err := l.Do(holdfast.NewOwner(k.Context()), "a", func(ctx context.Context) error {
+				if inside.Add(1) != 1 {
+					t.Error("two are in together")
+				}
+				n++
+				inside.Add(-1)
+				return nil
+			})
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("the outer lock has ended: %v", err)
+			}
+		})
+	}
+	ctx := holdfast.NewOwner(context.WithoutCancel(k.Context()))
+	for range 8 {
+		wg.Go(func() {
+			if err := l.Do(ctx, "a", func(context.Context) error {
+				if inside.Add(1) != 1 {
+					t.Error("two are in together")
+				}
+				n++
+				inside.Add(-1)
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if holdfast.Token(ctx, "a") != 0 {
+		t.Error("a new owner carries the old one's lock")
+	}
+	unlock(t, k)
+	wg.Wait()
+	if n != 8 {
+		t.Errorf("%d were in, want 8", n)
+	}
+}
+
+func TestLockAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		k, err := l.LockAll(bg, []string{"c", "a", "b", "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		grants := k.Grants()
+		if len(grants) != 3 || grants[0].Name != "a" || grants[1].Name != "b" || grants[2].Name != "c" {
+			t.Fatalf("%+v", grants)
+		}
+		for _, g := range grants {
+			if g.Token != holdfast.Token(k.Context(), g.Name) {
+				t.Errorf("%+v", g)
+			}
+			wantBusy(t, other, g.Name)
+		}
+		_ = s.Script().Lose("a", driver.Taken) // one of them is enough
+		<-k.Context().Done()
+		wantCause(t, k.Context(), holdfast.Taken)
+		if k.Remaining() != 0 {
+			t.Error("trust is left")
+		}
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+			t.Error(err)
+		}
+
+		// All or nothing, in one time.
+		held := mustLock(t, other, "b")
+		began := time.Now()
+		if _, err := l.LockAll(bg, []string{"a", "b", "c"}, holdfast.Wait(5*time.Second)); !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+		if took := time.Since(began); took != 5*time.Second {
+			t.Errorf("took %s", took)
+		}
+		unlock(t, mustLock(t, other, "a"))
+		unlock(t, mustLock(t, other, "c"))
+		unlock(t, held)
+
+		if err := l.DoAll(bg, []string{"b", "a"}, func(ctx context.Context) error { return s.Script().Lose("b", driver.Taken) }); !errors.Is(err, holdfast.ErrLost) {
+			t.Error(err)
+		}
+		if _, err := l.LockAll(bg, nil); !errors.Is(err, holdfast.ErrInvalid) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestLockAllDoesNotDeadlock: two callers with the names in different orders.
+func TestLockAllDoesNotDeadlock(t *testing.T) {
+	s := memstore.New()
+	a, b := newLocker(t, s), newLocker(t, s.Client())
+	var wg sync.WaitGroup
+	n := 0
+	for _, side := range []struct {
+		l     *holdfast.Locker
+		names []string
+	}{{a, []string{"x", "y", "z"}}, {b, []string{"z", "y", "x"}}, {a, []string{"y", "x"}}, {b, []string{"x", "y"}}} {
+		for range 4 {
+			wg.Go(func() {
+				for range 25 {
+					if err := side.l.DoAll(bg, side.names, func(context.Context) error { n++; return nil }); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if n != 400 {
+		t.Errorf("%d, want 400", n)
+	}
+}

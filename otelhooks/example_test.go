@@ -1,0 +1,62 @@
+package otelhooks_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/memstore"
+	"github.com/holdfast-go/holdfast/otelhooks"
+)
+
+// A program has providers with exporters; here they keep what they get. Without
+// the two options the hooks use OpenTelemetry's globals.
+func Example() {
+	spans := tracetest.NewInMemoryExporter()
+	reader := sdkmetric.NewManualReader()
+	hooks, err := otelhooks.New(
+		otelhooks.WithTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans))),
+		otelhooks.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))),
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	locker, err := holdfast.New(memstore.New(), holdfast.WithHooks(hooks))
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = locker.Do(ctx, "nightly report", func(ctx context.Context) error {
+		var now metricdata.ResourceMetrics
+		if err := reader.Collect(ctx, &now); err != nil {
+			return err
+		}
+		for _, m := range now.ScopeMetrics[0].Metrics {
+			if held, ok := m.Data.(metricdata.Sum[int64]); ok {
+				fmt.Println(m.Name, held.DataPoints[0].Value)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Some events arrive in the background; Close waits for them, so it comes
+	// before the providers' Shutdown.
+	if err := locker.Close(ctx); err != nil {
+		log.Fatal(err)
+	}
+	for _, s := range spans.GetSpans() {
+		fmt.Println(s.Name)
+	}
+	// Output:
+	// holdfast.locks.held 1
+	// holdfast.acquire
+	// holdfast.hold
+}

@@ -1,0 +1,117 @@
+package otelhooks
+
+import (
+	"context"
+	"errors"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// The attributes that metrics and spans share. Each has few values.
+const (
+	kindKey    = attribute.Key("holdfast.store.kind")
+	modeKey    = attribute.Key("holdfast.mode")
+	outcomeKey = attribute.Key("holdfast.outcome")
+	causeKey   = attribute.Key("holdfast.cause")
+)
+
+type instruments struct {
+	acquireDuration, holdDuration metric.Float64Histogram
+	locksHeld                     metric.Int64UpDownCounter
+	losses, renewals              metric.Int64Counter
+	undoFailures                  metric.Int64Counter
+}
+
+// The default boundaries are made for milliseconds. A free lock in memory takes
+// microseconds, one at a server milliseconds, a contended one as long as its
+// holder works; a job holds one for up to a day.
+var (
+	acquireBounds = []float64{.0001, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
+	holdBounds    = []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400}
+)
+
+func newInstruments(m metric.Meter) (instruments, error) {
+	var in instruments
+	var errs [6]error
+	in.acquireDuration, errs[0] = m.Float64Histogram("holdfast.acquire.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time from asking for a lock to its grant or failure."),
+		metric.WithExplicitBucketBoundaries(acquireBounds...))
+	in.holdDuration, errs[1] = m.Float64Histogram("holdfast.hold.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time from a lock's grant to its release or loss."),
+		metric.WithExplicitBucketBoundaries(holdBounds...))
+	in.locksHeld, errs[2] = m.Int64UpDownCounter("holdfast.locks.held", metric.WithUnit("{grant}"),
+		metric.WithDescription("Grants that this process holds."))
+	in.losses, errs[3] = m.Int64Counter("holdfast.losses", metric.WithUnit("{loss}"),
+		metric.WithDescription("Locks that ended before they were unlocked."))
+	in.renewals, errs[4] = m.Int64Counter("holdfast.renewals", metric.WithUnit("{renewal}"),
+		metric.WithDescription("Renewals of held locks and their outcome."))
+	in.undoFailures, errs[5] = m.Int64Counter("holdfast.undo.failures", metric.WithUnit("{failure}"),
+		metric.WithDescription("Failed tries to undo an acquisition of unknown outcome."))
+	return in, errors.Join(errs[:]...)
+}
+
+// labels are a measurement's attributes.
+func labels(e holdfast.Event, more ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributes(append(more, kindKey.String(kind(e)), modeKey.String(mode(e)))...)
+}
+
+func kind(e holdfast.Event) string {
+	if e.StoreKind == "" {
+		return "unknown"
+	}
+	return e.StoreKind
+}
+
+// mode is the class of a limit; the limit itself may be any of thousands.
+func mode(e holdfast.Event) string {
+	switch e.Limit {
+	case driver.Exclusive:
+		return "exclusive"
+	case driver.Unlimited:
+		return "shared"
+	}
+	return "semaphore"
+}
+
+// cause folds causes that a store invents into one.
+func cause(e holdfast.Event) string {
+	switch e.Cause {
+	case holdfast.Expired, holdfast.Taken, holdfast.SessionEnded, holdfast.Gone, holdfast.Slept, holdfast.Closed:
+		return string(e.Cause)
+	}
+	return "other"
+}
+
+// outcomes are in order: a wait that ended after the answer "held" is busy
+// although its error matches the context's too.
+var outcomes = []struct {
+	err  error
+	name string
+}{
+	{holdfast.ErrBusy, "busy"},
+	{holdfast.ErrUnavailable, "unavailable"},
+	{holdfast.ErrRefused, "refused"},
+	{holdfast.ErrUnsupported, "unsupported"},
+	{holdfast.ErrInvalid, "invalid"},
+	{holdfast.ErrClosed, "closed"},
+	{holdfast.ErrLost, "lost"},
+	{context.DeadlineExceeded, "timeout"},
+	{context.Canceled, "canceled"},
+}
+
+// outcome is the class of an acquisition's answer.
+func outcome(err error) string {
+	if err == nil {
+		return "acquired"
+	}
+	for _, o := range outcomes {
+		if errors.Is(err, o.err) {
+			return o.name
+		}
+	}
+	return "failed"
+}

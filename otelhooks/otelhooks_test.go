@@ -1,0 +1,687 @@
+package otelhooks_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/otelhooks"
+)
+
+const second = time.Second
+
+func TestHeldAndReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		ctx, job := r.tracer.Tracer("test").Start(r.ctx, "job")
+		k := r.lock(ctx, "accounts", holdfast.Reason("monthly report"))
+		r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 1})
+		if got := trace.SpanFromContext(k.Context()); got != job {
+			t.Errorf("the lock's context shows span %v, want the caller's", got.SpanContext())
+		}
+		time.Sleep(3 * second)
+		if err := k.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		job.End()
+		r.close()
+
+		r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+		r.want("holdfast.acquire.duration", map[string]int64{"memory,exclusive,acquired": 1})
+		r.want("holdfast.hold.duration", map[string]int64{"memory,exclusive,released": 1})
+		r.want("holdfast.losses", nil)
+		if got := r.total("holdfast.hold.duration"); got != 3*second {
+			t.Errorf("held for %s", got)
+		}
+
+		acquire, hold := r.one("holdfast.acquire"), r.one("holdfast.hold")
+		for _, s := range []sdktrace.ReadOnlySpan{acquire, hold} {
+			wantAttrs(t, s.Attributes(), map[attribute.Key]any{
+				"holdfast.name": "accounts", "holdfast.store": "memory", "holdfast.store.kind": "memory",
+				"holdfast.mode": "exclusive", "holdfast.limit": int64(1), "holdfast.token": int64(k.Token()),
+			})
+			if s.Parent().SpanID() != job.SpanContext().SpanID() {
+				t.Errorf("%s is not below the caller's span", s.Name())
+			}
+			if s.Status().Code != codes.Unset {
+				t.Errorf("%s has status %v", s.Name(), s.Status())
+			}
+		}
+		wantAttrs(t, acquire.Attributes(), map[attribute.Key]any{
+			"holdfast.outcome": "acquired", "holdfast.waited": 0.0, "holdfast.reason": "monthly report"})
+		wantAttrs(t, hold.Attributes(), map[attribute.Key]any{"holdfast.outcome": "released"})
+		if links := hold.Links(); len(links) != 1 || links[0].SpanContext.SpanID() != acquire.SpanContext().SpanID() {
+			t.Errorf("the hold's links: %v", links)
+		}
+		if took := hold.EndTime().Sub(hold.StartTime()); took != 3*second {
+			t.Errorf("the hold span took %s", took)
+		}
+		r.balanced()
+	})
+}
+
+// Without a span of the caller's, both spans are in one trace.
+func TestRoot(t *testing.T) {
+	r := newRig(t)
+	k := r.lock(r.ctx, "x")
+	if trace.SpanContextFromContext(k.Context()).IsValid() {
+		t.Error("the lock's context shows a span that the caller did not put there")
+	}
+	_ = k.Unlock()
+	r.close()
+	acquire, hold := r.one("holdfast.acquire"), r.one("holdfast.hold")
+	if acquire.Parent().IsValid() || hold.Parent().SpanID() != acquire.SpanContext().SpanID() {
+		t.Errorf("parents: %v, %v", acquire.Parent(), hold.Parent())
+	}
+}
+
+// spy tells what span the store's client would find.
+type spy struct {
+	*storeOf
+	seen chan trace.SpanContext
+}
+
+type storeOf struct{ driver.Store }
+
+func (s spy) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	s.seen <- trace.SpanContextFromContext(ctx)
+	return s.Store.Acquire(ctx, r)
+}
+
+func TestStoreSeesAcquireSpan(t *testing.T) {
+	r := newRig(t)
+	s := spy{&storeOf{r.store}, make(chan trace.SpanContext, 8)}
+	l, err := holdfast.New(s, holdfast.WithHooks(r.hooks))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := l.Lock(r.ctx, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = k.Unlock()
+	_ = l.Close(r.ctx)
+	if got, want := (<-s.seen).SpanID(), r.one("holdfast.acquire").SpanContext().SpanID(); got != want {
+		t.Errorf("the store ran below span %s, want %s", got, want)
+	}
+}
+
+func TestModes(t *testing.T) {
+	r := newRig(t)
+	a := r.lock(r.ctx, "shared", holdfast.Shared())
+	b := r.lock(r.ctx, "shared", holdfast.Shared())
+	c := r.lock(r.ctx, "permits", holdfast.Limit(5))
+	r.want("holdfast.locks.held", map[string]int64{"memory,shared": 2, "memory,semaphore": 1})
+	for _, k := range []*holdfast.Lock{a, b, c} {
+		_ = k.Unlock()
+	}
+	r.close()
+	r.want("holdfast.locks.held", map[string]int64{"memory,shared": 0, "memory,semaphore": 0})
+	for _, s := range r.ended("holdfast.acquire") {
+		limited := slices.ContainsFunc(s.Attributes(), func(a attribute.KeyValue) bool { return a.Key == "holdfast.limit" })
+		if shared := attr(t, s.Attributes(), "holdfast.mode") == "shared"; shared == limited {
+			t.Errorf("shared %v, with a limit %v", shared, limited)
+		}
+	}
+	wantAttrs(t, r.ended("holdfast.hold")[2].Attributes(), map[attribute.Key]any{
+		"holdfast.limit": int64(5), "holdfast.slot": int64(0)})
+}
+
+func TestBusy(t *testing.T) {
+	r := newRig(t)
+	k, err := r.other().Lock(r.ctx, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.TryLock(r.ctx, "x"); !errors.Is(err, holdfast.ErrBusy) {
+		t.Fatal(err)
+	}
+	_ = k.Unlock()
+	r.close()
+	s := r.one("holdfast.acquire")
+	if s.Status().Code != codes.Unset {
+		t.Errorf("busy is no error, yet the status is %v", s.Status())
+	}
+	wantAttrs(t, s.Attributes(), map[attribute.Key]any{
+		"holdfast.outcome": "busy", "error.type": "busy", "holdfast.holders": int64(1),
+		"holdfast.holder.host": "elsewhere", "holdfast.holder.instance": "two"})
+	r.want("holdfast.acquire.duration", map[string]int64{"memory,exclusive,busy": 1})
+	r.want("holdfast.locks.held", nil)
+	r.balanced()
+}
+
+func TestQueued(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		k, err := r.other().Lock(r.ctx, "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Lock(r.ctx, "x", holdfast.Wait(2*second)); !errors.Is(err, holdfast.ErrBusy) {
+			t.Fatal(err)
+		}
+		time.AfterFunc(5*second, func() { _ = k.Unlock() })
+		_ = r.lock(r.ctx, "x").Unlock()
+		r.close()
+
+		for i, want := range []struct {
+			outcome string
+			waited  float64
+		}{{"busy", 2}, {"acquired", 5}} {
+			s := r.ended("holdfast.acquire")[i]
+			wantAttrs(t, s.Attributes(), map[attribute.Key]any{
+				"holdfast.outcome": want.outcome, "holdfast.waited": want.waited})
+			if got := events(s); !slices.Equal(got, []string{"holdfast.queued"}) {
+				t.Fatalf("events: %v", got)
+			}
+			wantAttrs(t, s.Events()[0].Attributes, map[attribute.Key]any{"holdfast.holder.host": "elsewhere"})
+			if s.Status().Code == codes.Error {
+				t.Errorf("status %v", s.Status())
+			}
+		}
+		r.want("holdfast.acquire.duration", map[string]int64{"memory,exclusive,busy": 1, "memory,exclusive,acquired": 1})
+		if got := r.total("holdfast.acquire.duration"); got != 7*second {
+			t.Errorf("waited %s in all", got)
+		}
+		r.balanced()
+	})
+}
+
+func TestFailures(t *testing.T) {
+	refusal := func(code driver.Code) error { return driver.Errorf(code, "no (scripted)") }
+	for want, err := range map[string]error{
+		"unavailable": refusal(driver.Unavailable),
+		"refused":     refusal(driver.Refused),
+		"unsupported": refusal(driver.Unsupported),
+		"closed":      refusal(driver.IsClosed),
+		"invalid":     refusal(driver.Invalid),
+	} {
+		t.Run(want, func(t *testing.T) {
+			r := newRig(t)
+			r.store.Script().FailAcquire("", 1, err)
+			if _, err := r.TryLock(r.ctx, "x"); err == nil {
+				t.Fatal("acquired")
+			}
+			r.close()
+			r.want("holdfast.acquire.duration", map[string]int64{"memory,exclusive," + want: 1})
+			s := r.one("holdfast.acquire")
+			wantAttrs(t, s.Attributes(), map[attribute.Key]any{"holdfast.outcome": want, "error.type": want})
+			if s.Status().Code != codes.Error || !strings.Contains(s.Status().Description, "scripted") {
+				t.Errorf("status %v", s.Status())
+			}
+			r.balanced()
+		})
+	}
+}
+
+// A context that ends before the store has answered.
+func TestGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.store.Script().Stop()
+		ctx, cancel := context.WithTimeout(r.ctx, second)
+		defer cancel()
+		if _, err := r.TryLock(ctx, "x"); err == nil {
+			t.Fatal("acquired")
+		}
+		ctx, cancel = context.WithCancel(r.ctx)
+		time.AfterFunc(second, cancel)
+		if _, err := r.TryLock(ctx, "x"); err == nil {
+			t.Fatal("acquired")
+		}
+		r.store.Script().Start()
+		r.close()
+		r.want("holdfast.acquire.duration", map[string]int64{
+			"memory,exclusive,timeout": 1, "memory,exclusive,canceled": 1})
+	})
+}
+
+func TestLost(t *testing.T) {
+	for want, lose := range map[holdfast.Cause]func(*rig){
+		holdfast.Taken:   func(r *rig) { _ = r.store.Script().Lose("x", holdfast.Taken) },
+		holdfast.Gone:    func(r *rig) { r.store.Script().Forget("x"); time.Sleep(4 * second) },
+		holdfast.Expired: func(r *rig) { r.store.Script().FailRenewals("x", 1000, nil); time.Sleep(20 * second) },
+		holdfast.Closed:  func(r *rig) { r.close() },
+		"made up":        func(r *rig) { _ = r.store.Script().Lose("x", "made up") },
+	} {
+		t.Run(string(want), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t)
+				k := r.lock(r.ctx, "x", holdfast.TTL(9*second))
+				time.Sleep(second)
+				lose(r)
+				synctest.Wait()
+				r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+				// The unlocking of a lost lock tries a release, and here again and
+				// again.
+				r.store.Script().FailReleases("x", 2, driver.Errorf(driver.Unavailable, "scripted"))
+				for range 2 {
+					if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+						t.Error(err)
+					}
+				}
+				r.close()
+
+				cause := string(want)
+				if want == "made up" {
+					cause = "other"
+				}
+				r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+				r.want("holdfast.losses", map[string]int64{"memory,exclusive," + cause: 1})
+				r.want("holdfast.hold.duration", map[string]int64{"memory,exclusive,lost": 1})
+				if r.total("holdfast.hold.duration") < second {
+					t.Error("the time held is not told")
+				}
+				s := r.one("holdfast.hold")
+				wantAttrs(t, s.Attributes(), map[attribute.Key]any{"holdfast.outcome": "lost", "holdfast.cause": cause})
+				if s.Status().Code != codes.Error {
+					t.Errorf("status %v", s.Status())
+				}
+				if got := events(s); got[len(got)-1] != "holdfast.lost" {
+					t.Errorf("events: %v", got)
+				}
+				r.balanced()
+			})
+		})
+	}
+}
+
+// The store had forgotten the grant, and the release finds that out.
+func TestLostAtRelease(t *testing.T) {
+	r := newRig(t)
+	k := r.lock(r.ctx, "x")
+	r.store.Script().Forget("x")
+	if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+		t.Fatal(err)
+	}
+	r.close()
+	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+	r.want("holdfast.losses", map[string]int64{"memory,exclusive,gone": 1})
+	r.want("holdfast.hold.duration", map[string]int64{"memory,exclusive,lost": 1})
+	r.balanced()
+}
+
+func TestRenewalFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		k := r.lock(r.ctx, "x", holdfast.TTL(9*second))
+		r.store.Script().FailRenewals("x", 2, nil)
+		time.Sleep(5 * second)
+		if err := k.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		r.close()
+		r.want("holdfast.renewals", map[string]int64{"memory,exclusive,failed": 2, "memory,exclusive,renewed": 1})
+		r.want("holdfast.losses", nil)
+		s := r.one("holdfast.hold")
+		if got := events(s); !slices.Equal(got, []string{"holdfast.renewal_failed", "holdfast.renewal_failed"}) {
+			t.Fatalf("events: %v", got)
+		}
+		if text := attr(t, s.Events()[0].Attributes, "error.message").(string); !strings.Contains(text, "scripted") {
+			t.Errorf("the event tells %q", text)
+		}
+		if s.Status().Code != codes.Unset {
+			t.Errorf("a renewal that succeeded in the end is no error: %v", s.Status())
+		}
+	})
+}
+
+func TestHoldLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		k := r.lock(r.ctx, "x", holdfast.MaxHold(second))
+		time.Sleep(2 * second)
+		r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 1})
+		if err := k.Unlock(); err != nil {
+			t.Fatal(err)
+		}
+		r.close()
+		r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+		r.want("holdfast.losses", nil)
+		if got := events(r.one("holdfast.hold")); !slices.Equal(got, []string{"holdfast.hold_limit"}) {
+			t.Errorf("events: %v", got)
+		}
+	})
+}
+
+func TestUnconfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		k := r.lock(r.ctx, "x")
+		r.store.Script().FailReleases("x", 3, driver.Errorf(driver.Unavailable, "scripted"))
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Fatal(err)
+		}
+		r.close()
+		r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+		r.want("holdfast.losses", nil)
+		r.want("holdfast.hold.duration", map[string]int64{"memory,exclusive,unconfirmed": 1})
+		s := r.one("holdfast.hold")
+		if s.Status().Code != codes.Error || !slices.Equal(events(s), []string{"holdfast.release_unconfirmed"}) {
+			t.Errorf("status %v, events %v", s.Status(), events(s))
+		}
+		// The lock's spans have ended when the next tries fail.
+		acquire := r.one("holdfast.acquire").SpanContext()
+		retries := r.ended("holdfast.release_unconfirmed")
+		if len(retries) != 2 {
+			t.Fatalf("%d spans of later tries, want 2", len(retries))
+		}
+		for _, s := range retries {
+			if len(s.Links()) != 1 || s.Links()[0].SpanContext.SpanID() != acquire.SpanID() {
+				t.Errorf("links %v", s.Links())
+			}
+			if s.SpanContext().TraceID() != acquire.TraceID() || s.Status().Code != codes.Error {
+				t.Errorf("trace %s, status %v", s.SpanContext().TraceID(), s.Status())
+			}
+			wantAttrs(t, s.Attributes(), map[attribute.Key]any{
+				"holdfast.name": "x", "holdfast.token": int64(k.Token())})
+		}
+		r.balanced()
+	})
+}
+
+func TestUndoFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.store.Script().LoseAcquireAnswer("x", 0, 0)
+		r.store.Script().FailUndos("x", 3, driver.Errorf(driver.Unavailable, "scripted"))
+		if _, err := r.TryLock(r.ctx, "x"); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Fatal(err)
+		}
+		r.close()
+		r.want("holdfast.undo.failures", map[string]int64{"memory,exclusive": 3})
+		r.want("holdfast.locks.held", nil)
+		// The first may find the acquire span still open.
+		if n := len(r.ended("holdfast.undo_failed")) + len(r.one("holdfast.acquire").Events()); n != 3 {
+			t.Errorf("told %d times, want 3", n)
+		}
+		r.balanced()
+	})
+}
+
+func TestReentrant(t *testing.T) {
+	r := newRig(t)
+	outer := r.lock(r.ctx, "x")
+	inner := r.lock(outer.Context(), "x", holdfast.Reentrant())
+	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 1})
+	_ = inner.Unlock()
+	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 1})
+	_ = outer.Unlock()
+	r.close()
+	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+	r.want("holdfast.acquire.duration", map[string]int64{"memory,exclusive,acquired": 1})
+	r.want("holdfast.hold.duration", map[string]int64{"memory,exclusive,released": 1})
+	r.one("holdfast.acquire")
+	r.one("holdfast.hold")
+}
+
+func TestLockAll(t *testing.T) {
+	r := newRig(t)
+	k, err := r.LockAll(r.ctx, []string{"c", "a", "b", "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 3})
+	if err := r.store.Script().Lose("b", holdfast.Taken); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+		t.Fatal(err)
+	}
+	r.close()
+	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+	r.want("holdfast.hold.duration", map[string]int64{"memory,exclusive,released": 2, "memory,exclusive,lost": 1})
+	if n := len(r.ended("holdfast.acquire")); n != 3 {
+		t.Errorf("%d acquire spans, want 3", n)
+	}
+	for _, s := range r.ended("holdfast.acquire") {
+		if s.Parent().IsValid() {
+			t.Errorf("%s is below %v: locks of one LockAll stand beside each other", s.Name(), s.Parent())
+		}
+	}
+	for _, s := range r.ended("holdfast.hold") {
+		if lost := attr(t, s.Attributes(), "holdfast.name") == "b"; lost != (s.Status().Code == codes.Error) {
+			t.Errorf("lost %v, status %v", lost, s.Status())
+		}
+	}
+	r.balanced()
+}
+
+// All or none: what LockAll gives back was held, and no longer is.
+func TestLockAllBusy(t *testing.T) {
+	r := newRig(t)
+	other, err := r.other().Lock(r.ctx, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.LockAll(r.ctx, []string{"a", "b"}, holdfast.Wait(20*time.Millisecond)); !errors.Is(err, holdfast.ErrBusy) {
+		t.Fatal(err)
+	}
+	_ = other.Unlock()
+	r.close()
+	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+	r.want("holdfast.acquire.duration", map[string]int64{"memory,exclusive,acquired": 1, "memory,exclusive,busy": 1})
+	r.balanced()
+}
+
+// What holdfast reports of one grant comes from two goroutines.
+func TestOrder(t *testing.T) {
+	event := func(kind holdfast.EventKind) holdfast.Event {
+		e := holdfast.Event{Kind: kind, Name: "x", Store: "memory", StoreKind: "memory", Limit: 1, Token: 7, Slot: driver.NoSlot}
+		switch kind {
+		case holdfast.EventLost:
+			e.Cause = holdfast.Taken
+		case holdfast.EventFailed:
+			e.Token, e.Err = 0, context.Canceled
+		}
+		return e
+	}
+	const (
+		acquired, failed       = holdfast.EventAcquired, holdfast.EventFailed
+		lost, released, unsure = holdfast.EventLost, holdfast.EventReleased, holdfast.EventUnconfirmed
+	)
+	for name, c := range map[string]struct {
+		kinds []holdfast.EventKind
+		holds int // that a caller ever had
+	}{
+		"lost before acquired":       {[]holdfast.EventKind{lost, acquired, unsure, unsure}, 0},
+		"released before failed":     {[]holdfast.EventKind{released, failed}, 0},
+		"released after failed":      {[]holdfast.EventKind{failed, released}, 0},
+		"unconfirmed, never had":     {[]holdfast.EventKind{failed, unsure, unsure}, 0},
+		"unconfirmed, then lost":     {[]holdfast.EventKind{acquired, unsure, lost}, 1},
+		"lost, then unconfirmed":     {[]holdfast.EventKind{acquired, lost, unsure, unsure}, 1},
+		"released twice":             {[]holdfast.EventKind{acquired, released, released}, 1},
+		"acquired twice (two hooks)": {[]holdfast.EventKind{acquired, acquired, released, released}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			ctx := r.hooks.Start(r.ctx, event(holdfast.EventAcquiring))
+			for _, kind := range c.kinds {
+				r.hooks.Event(ctx, event(kind))
+			}
+			r.each("holdfast.locks.held", func(labels string, value int64, _ float64) {
+				if value != 0 {
+					t.Errorf("held: %d", value)
+				}
+			})
+			if n := len(r.ended("holdfast.hold")); n != c.holds {
+				t.Errorf("%d holds, want %d", n, c.holds)
+			}
+			r.balanced()
+		})
+	}
+}
+
+// Another hook's Start may answer with a context of its own.
+func TestContextDropped(t *testing.T) {
+	r := newRig(t)
+	e := holdfast.Event{Kind: holdfast.EventAcquired, StoreKind: "memory", Limit: 1, Token: 1}
+	r.hooks.Event(r.ctx, e)
+	for _, e.Kind = range []holdfast.EventKind{holdfast.EventQueued, holdfast.EventRenewed, holdfast.EventLost, holdfast.EventReleased} {
+		r.hooks.Event(r.ctx, e)
+	}
+	r.want("holdfast.acquire.duration", map[string]int64{"memory,exclusive,acquired": 1})
+	r.want("holdfast.losses", map[string]int64{"memory,exclusive,other": 1})
+	r.want("holdfast.locks.held", nil)
+	r.one("holdfast.lost")
+}
+
+// Two observers of one Locker, and locks of two Lockers nested: each counts its
+// own.
+func TestNested(t *testing.T) {
+	a, b := newRig(t), newRig(t)
+	both, err := holdfast.New(a.store, holdfast.WithHooks(a.hooks), holdfast.WithHooks(b.hooks))
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := both.Lock(a.ctx, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner := b.lock(k.Context(), "y")
+	a.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 1})
+	b.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 2})
+	_ = k.Unlock()
+	b.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 1})
+	_ = inner.Unlock()
+	_ = both.Close(a.ctx)
+	b.close()
+	a.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+	b.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+	a.balanced()
+	b.balanced()
+}
+
+// Many goroutines, some losing their locks, some giving up: in the end nothing
+// is held.
+func TestStorm(t *testing.T) {
+	r := newRig(t)
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for n := range 100 {
+				name := fmt.Sprint((i + n) % 5)
+				patience := time.Duration(n%7+1) * 300 * time.Microsecond
+				ctx, cancel := r.ctx, context.CancelFunc(func() {})
+				if n%2 == 0 {
+					ctx, cancel = context.WithTimeout(ctx, patience)
+				}
+				k, err := r.Lock(ctx, name, holdfast.Wait(patience))
+				if err == nil {
+					if n%3 == 0 {
+						_ = r.store.Script().Lose(name, holdfast.Taken)
+					}
+					_ = k.Unlock()
+				}
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
+	r.close()
+	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+	var asked int64
+	r.each("holdfast.acquire.duration", func(_ string, count int64, _ float64) { asked += count })
+	// A context that ended before the store was asked is not reported; those of
+	// the other half of the calls never end.
+	if spans := len(r.ended("holdfast.acquire")); asked != int64(spans) || asked < 800 || asked > 1600 {
+		t.Errorf("%d acquisitions counted, %d spans, for 1600 calls", asked, spans)
+	}
+	r.balanced()
+}
+
+func TestNamesHidden(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, otelhooks.WithNameOnSpans(false))
+		script := r.store.Script()
+		const name = "jane@example.org"
+		script.FailAcquire(name, 1, driver.Errorf(driver.Refused, "no %s", name))
+		_, _ = r.TryLock(r.ctx, name, holdfast.Reason("bill for "+name))
+		k := r.lock(r.ctx, name, holdfast.TTL(9*second))
+		_, _ = r.TryLock(r.ctx, name)
+		script.FailRenewals(name, 1, driver.Errorf(driver.Unavailable, "no %s", name))
+		time.Sleep(5 * second)
+		_ = script.Lose(name, holdfast.Taken)
+		script.FailReleases(name, 2, driver.Errorf(driver.Unavailable, "no %s", name))
+		_ = k.Unlock()
+		script.LoseAcquireAnswer(name, 0, 0)
+		script.FailUndos(name, 2, driver.Errorf(driver.Unavailable, "no %s", name))
+		_, _ = r.TryLock(r.ctx, name)
+		r.close()
+		if len(r.spans.Ended()) < 5 {
+			t.Errorf("only %v", r.names())
+		}
+		for _, s := range r.spans.Ended() {
+			if text := fmt.Sprintf("%+v", tracetest.SpanStubFromReadOnlySpan(s)); strings.Contains(text, name) {
+				t.Errorf("the name is in %s", text)
+			}
+		}
+	})
+}
+
+// Where a trace is not sampled its mishaps are not either, and everything is
+// still counted.
+func TestNotSampled(t *testing.T) {
+	spans := tracetest.NewSpanRecorder()
+	never := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans),
+		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.NeverSample())))
+	r := newRig(t, otelhooks.WithTracerProvider(never))
+	k := r.lock(r.ctx, "x")
+	_ = r.store.Script().Lose("x", holdfast.Taken)
+	_ = k.Unlock()
+	r.close()
+	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
+	r.want("holdfast.losses", map[string]int64{"memory,exclusive,taken": 1})
+	if n := len(spans.Ended()); n != 0 {
+		t.Errorf("%d spans", n)
+	}
+}
+
+// The globals are the default, also for nil, and without an SDK they do nothing.
+func TestDefaults(t *testing.T) {
+	hooks, err := otelhooks.New(otelhooks.WithTracerProvider(nil), otelhooks.WithMeterProvider(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t)
+	l, err := holdfast.New(r.store, holdfast.WithHooks(hooks))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Do(r.ctx, "x", func(context.Context) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(r.ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A cancellation of the caller's reaches the lock through the context that Start
+// returned.
+func TestCancelPassesThrough(t *testing.T) {
+	r := newRig(t)
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(r.ctx)
+	k := r.lock(ctx, "x")
+	cancel(cause)
+	<-k.Context().Done()
+	if got := context.Cause(k.Context()); got != cause {
+		t.Errorf("cause %v", got)
+	}
+	_ = k.Unlock()
+	r.close()
+}

@@ -1,0 +1,467 @@
+package holdfast_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+func TestWaitEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s, holdfast.Process("here", "one")), newLocker(t, s.Client())
+		k := mustLock(t, l, "a", holdfast.Reason("nightly"))
+		for name, wait := range map[string]func() error{
+			"Wait": func() error { _, err := other.Lock(bg, "a", holdfast.Wait(time.Second)); return err },
+			"deadline": func() error {
+				ctx, cancel := context.WithTimeout(bg, time.Second)
+				defer cancel()
+				_, err := other.Lock(ctx, "a")
+				return err
+			},
+		} {
+			began := time.Now()
+			err := wait()
+			var busy *holdfast.BusyError
+			if !errors.As(err, &busy) || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+				t.Errorf("%s: %v after %s", name, err, time.Since(began))
+				continue
+			}
+			if len(busy.Holders) != 1 || busy.Holders[0].Reason != "nightly" || busy.Holders[0].Host != "here" || busy.Holders[0].Token != k.Token() {
+				t.Errorf("%s: holders %+v", name, busy.Holders)
+			}
+		}
+		ctx, cancel := context.WithCancelCause(bg)
+		why := errors.New("changed my mind")
+		time.AfterFunc(time.Second, func() { cancel(why) })
+		if _, err := other.Lock(ctx, "a"); !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.Canceled) || !errors.Is(err, why) {
+			t.Errorf("cancelled: %v", err)
+		}
+		if _, err := other.Lock(ctx, "b"); !errors.Is(err, context.Canceled) || errors.Is(err, holdfast.ErrBusy) {
+			t.Errorf("cancelled before: %v", err)
+		}
+		synctest.Wait() // the place is taken back behind the caller's back
+		if st, _ := l.Inspect(bg, "a"); len(st.Waiters) != 0 {
+			t.Errorf("left waiting: %+v", st.Waiters)
+		}
+		unlock(t, k)
+	})
+}
+
+// TestLocalQueueIsServedInOrder and keeps one place at the store.
+func TestLocalQueueIsServedInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		k := mustLock(t, other, "a")
+		var served []int
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() {
+				lock := mustLock(t, l, "a", holdfast.Reason(string(rune('A'+i))))
+				served = append(served, i)
+				unlock(t, lock)
+			})
+			synctest.Wait()
+		}
+		if st, _ := other.Inspect(bg, "a"); len(st.Waiters) != 1 {
+			t.Errorf("%d places at the store, want 1", len(st.Waiters))
+		}
+		unlock(t, k)
+		wg.Wait()
+		if !slices.IsSorted(served) || len(served) != 20 {
+			t.Errorf("served %v", served)
+		}
+	})
+}
+
+// TestPlaceOutlivesItsHead: the first goroutine gives up; the next of the same
+// Locker has its place, before the other Locker's.
+func TestPlaceOutlivesItsHead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		holder, l, rival := newLocker(t, s), newLocker(t, s.Client()), newLocker(t, s.Client())
+		k := mustLock(t, holder, "a")
+		var order []string
+		var wg sync.WaitGroup
+		wait := func(l *holdfast.Locker, ctx context.Context, who string, o ...holdfast.LockOption) {
+			wg.Go(func() {
+				lock, err := l.Lock(ctx, "a", o...)
+				if err != nil {
+					return
+				}
+				order = append(order, who)
+				unlock(t, lock)
+			})
+			synctest.Wait()
+		}
+		ctx, cancel := context.WithCancel(bg)
+		wait(l, ctx, "gave up", holdfast.Reason("first"))
+		wait(rival, bg, "rival")
+		wait(l, bg, "heir", holdfast.Reason("second"))
+		cancel()
+		synctest.Wait()
+		unlock(t, k)
+		wg.Wait()
+		if !slices.Equal(order, []string{"heir", "rival"}) {
+			t.Errorf("served %v", order)
+		}
+
+		// One that asks for something else cannot have the place.
+		k, order = mustLock(t, holder, "a"), nil
+		ctx, cancel = context.WithCancel(bg)
+		wait(l, ctx, "gave up")
+		wait(rival, bg, "rival")
+		wait(l, bg, "reader", holdfast.Shared())
+		cancel()
+		synctest.Wait()
+		unlock(t, k)
+		wg.Wait()
+		if !slices.Equal(order, []string{"rival", "reader"}) {
+			t.Errorf("served %v", order)
+		}
+	})
+}
+
+// TestUnknownIsUndone: the answer to an acquisition is lost; whatever became of
+// it, the name is free soon after and not only after the TTL.
+func TestUnknownIsUndone(t *testing.T) {
+	for _, outcome := range []memstore.Outcome{memstore.Applied, memstore.Dropped, memstore.Late} {
+		for _, wait := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				s := memstore.New()
+				script := s.Script()
+				l, other := newLocker(t, s), newLocker(t, s.Client())
+				script.LoseAcquireAnswer("a", outcome, time.Minute)
+				script.FailUndos("a", 3, driver.Errorf(driver.Unavailable, "down"))
+				began := time.Now()
+				if wait {
+					// It is asked again, and granted once the first is undone.
+					k, err := l.Lock(bg, "b")
+					if err != nil {
+						t.Fatal(err)
+					}
+					unlock(t, k)
+				}
+				if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+					t.Fatalf("TryLock: %v", err)
+				}
+				k, err := other.Lock(bg, "a")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(began); took > 5*time.Second {
+					t.Errorf("outcome %d: free after %s", outcome, took)
+				}
+				time.Sleep(2 * time.Minute) // a late one must not appear now
+				st, err := other.Inspect(bg, "a")
+				if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != k.Token() {
+					t.Errorf("%+v, %v", st, err)
+				}
+				unlock(t, k)
+				time.Sleep(2 * time.Minute)
+				if st, _ := other.Inspect(bg, "a"); len(st.Holders)+len(st.Waiters) != 0 {
+					t.Errorf("outcome %d: appeared late: %+v", outcome, st)
+				}
+			})
+		}
+	}
+}
+
+// TestQueuedWaiterOutlastsTroubles: requests fail while it waits; it has been
+// told that the name is held, so it goes on until its context ends.
+func TestQueuedWaiterOutlastsTroubles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		polled := altered{s.Client(), func(g *driver.Guarantees) { g.Wake = driver.WakePoll; g.Scope = driver.ScopeNetwork }}
+		holder, l := newLocker(t, s), newLocker(t, polled)
+		k := mustLock(t, holder, "a")
+		got := make(chan error, 1)
+		go func() {
+			k, err := l.Lock(bg, "a")
+			if err == nil {
+				err = k.Unlock()
+			}
+			got <- err
+		}()
+		time.Sleep(time.Second)
+		s.Script().FailAcquire("a", 10, driver.Errorf(driver.Unavailable, "down"))
+		s.Script().FailAcquire("a", 10, driver.Errorf(driver.Unknown, "cut"))
+		time.Sleep(time.Minute)
+		unlock(t, k)
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+
+		// Its wait ends busy, although the store is gone by then.
+		k = mustLock(t, holder, "a")
+		go func() {
+			_, err := l.Lock(bg, "a", holdfast.Wait(time.Minute))
+			got <- err
+		}()
+		time.Sleep(time.Second)
+		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.Unavailable, "down"))
+		if err := <-got; !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		unlock(t, k)
+	})
+}
+
+// TestStoreDown: a first request that is not answered ends with ErrUnavailable
+// after the request timeout, for every goroutine that waits.
+func TestStoreDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		for name, store := range map[string]driver.Store{
+			"push":    altered{s.Client(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }},
+			"poll":    altered{s.Client(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork; g.Wake = driver.WakePoll }},
+			"process": s.Client(),
+		} {
+			l := newLocker(t, store, holdfast.RequestTimeout(2*time.Second))
+			if _, err := l.Guarantees(bg); err != nil {
+				t.Fatal(err)
+			}
+			s.Script().Stop()
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() {
+					began := time.Now()
+					_, err := l.Lock(bg, "a")
+					if took := time.Since(began); !errors.Is(err, holdfast.ErrUnavailable) || took > 5*time.Second {
+						t.Errorf("%s: %v after %s", name, err, took)
+					}
+				})
+			}
+			wg.Wait()
+			began := time.Now()
+			if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 2*time.Second {
+				t.Errorf("%s: TryLock: %v after %s", name, err, time.Since(began))
+			}
+			s.Script().Start()
+			unlock(t, mustLock(t, l, "a"))
+
+			s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.Unavailable, "connection refused"))
+			if _, err := l.Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+				t.Errorf("%s: %v", name, err)
+			}
+			s.Script().Reset()
+			s.Script().FailAcquire("a", 1, driver.Errorf(driver.Unavailable, "connection refused"))
+			if name != "process" { // one that passes is not noticed
+				unlock(t, mustLock(t, l, "a"))
+			}
+			s.Script().Reset()
+		}
+	})
+}
+
+func TestRefusedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		for code, want := range map[driver.Code]error{driver.Refused: holdfast.ErrRefused, driver.Unsupported: holdfast.ErrUnsupported, driver.Invalid: holdfast.ErrInvalid, driver.IsClosed: holdfast.ErrClosed} {
+			for _, scope := range []driver.Scope{driver.ScopeProcess, driver.ScopeNetwork} {
+				l := newLocker(t, altered{s.Client(), func(g *driver.Guarantees) { g.Scope = scope }})
+				s.Script().FailAcquire("a", 1, driver.Errorf(code, "no rights"))
+				began := time.Now()
+				if _, err := l.Lock(bg, "a"); !errors.Is(err, want) || time.Since(began) != 0 {
+					t.Errorf("%v: %v after %s", code, err, time.Since(began))
+				}
+			}
+		}
+	})
+}
+
+// TestUnlockIsBounded: the release is not answered; Unlock returns in time, the
+// rest goes on in the background, and Close waits for it.
+func TestUnlockIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		k := mustLock(t, l, "a", holdfast.TTL(30*time.Second))
+		s.Script().Stop()
+		began := time.Now()
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("Unlock: %v", err)
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("Unlock took %s", took)
+		}
+		if k.Context().Err() == nil {
+			t.Error("the context lives on after Unlock")
+		}
+		time.AfterFunc(4*time.Second, s.Script().Start)
+		if err := l.Close(bg); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		if took := time.Since(began); took > 15*time.Second {
+			t.Errorf("closed after %s", took)
+		}
+		wantFree(t, other, "a")
+
+		// A lease that must have run out by itself needs no more tries.
+		l2, err := holdfast.New(s.Client())
+		if err != nil {
+			t.Fatal(err)
+		}
+		k = mustLock(t, l2, "a", holdfast.TTL(3*time.Second))
+		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.Unavailable, "down"))
+		_ = k.Unlock()
+		if err := l2.Close(bg); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		s.Script().Reset()
+	})
+}
+
+func wantFree(t testing.TB, l *holdfast.Locker, name string) {
+	t.Helper()
+	k, err := l.TryLock(bg, name)
+	if err != nil {
+		t.Fatalf("not free: %v", err)
+	}
+	unlock(t, k)
+}
+
+func TestClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		other := newLocker(t, s.Client())
+		l, err := holdfast.New(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := mustLock(t, l, "a")
+		foreign := mustLock(t, other, "b")
+		got := make(chan error, 2)
+		for range 2 {
+			go func() { _, err := l.Lock(bg, "b"); got <- err }()
+		}
+		synctest.Wait()
+		if err := l.Close(bg); err != nil {
+			t.Error(err)
+		}
+		wantCause(t, k.Context(), holdfast.Closed)
+		for range 2 {
+			if err := <-got; !errors.Is(err, holdfast.ErrClosed) {
+				t.Errorf("waiting: %v", err)
+			}
+		}
+		wantFree(t, other, "a")
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+			t.Error(err)
+		}
+		for _, err := range []error{
+			second(l.Lock(bg, "a")), second(l.TryLock(bg, "a")), l.Do(bg, "a", nil), l.DoAll(bg, []string{"a"}, nil),
+		} {
+			if !errors.Is(err, holdfast.ErrClosed) {
+				t.Errorf("after Close: %v", err)
+			}
+		}
+		if err := l.Close(bg); err != nil {
+			t.Errorf("closing twice: %v", err)
+		}
+		unlock(t, foreign)
+
+		// What cannot be confirmed does not hold Close beyond its context.
+		l, _ = holdfast.New(s.Client())
+		mustLock(t, l, "a", holdfast.TTL(time.Hour))
+		s.Script().Stop()
+		ctx, cancel := context.WithTimeout(bg, time.Second)
+		defer cancel()
+		if err := l.Close(ctx); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("Close: %v", err)
+		}
+		s.Script().Start()
+		if err := l.Close(bg); err != nil {
+			t.Errorf("Close with more time: %v", err)
+		}
+		wantFree(t, other, "a")
+	})
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// TestManyWaitersCancelled: 10,000 waiters of several Lockers give up at random
+// moments while the lock goes round; no goroutine, no place is left.
+func TestManyWaitersCancelled(t *testing.T) {
+	ignore := goleak.IgnoreCurrent()
+	s := memstore.New()
+	var lockers []*holdfast.Locker
+	for range 4 {
+		l, err := holdfast.New(s.Client())
+		if err != nil {
+			t.Fatal(err)
+		}
+		lockers = append(lockers, l)
+	}
+	names := []string{"a", "b", "c"}
+	var wg sync.WaitGroup
+	for i := range 10_000 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(bg, rand.N(200*time.Millisecond))
+			defer cancel()
+			o := [][]holdfast.LockOption{nil, {holdfast.Shared()}, {holdfast.Limit(3)}}[rand.N(3)]
+			k, err := lockers[i%len(lockers)].Lock(ctx, names[i%len(names)], o...)
+			if err == nil {
+				unlock(t, k)
+			} else if !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, name := range names {
+		wantFree(t, lockers[0], name)
+	}
+	for _, l := range lockers {
+		if err := l.Close(bg); err != nil {
+			t.Error(err)
+		}
+	}
+	for st := range newLocker(t, s).List(bg, "") {
+		t.Errorf("left: %+v", st)
+	}
+	goleak.VerifyNone(t, ignore)
+}
+
+// TestPolledStore: the core asks again and again where the store cannot push.
+func TestPolledStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		poll := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderNone }
+		a, b := newLocker(t, altered{s, poll}), newLocker(t, altered{s.Client(), poll})
+		n := 0
+		var wg sync.WaitGroup
+		for _, l := range []*holdfast.Locker{a, b, a, b} {
+			wg.Go(func() {
+				for range 10 {
+					if err := l.Do(bg, "a", func(context.Context) error { n++; time.Sleep(time.Second); return nil }); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if n != 40 {
+			t.Errorf("%d, want 40", n)
+		}
+		k := mustLock(t, a, "a")
+		ctx, cancel := context.WithTimeout(bg, 10*time.Second)
+		defer cancel()
+		if _, err := b.Lock(ctx, "a"); !errors.Is(err, holdfast.ErrBusy) {
+			t.Error(err)
+		}
+		unlock(t, k)
+	})
+}
