@@ -124,9 +124,8 @@ func (l *Locker) tryFirst(name string) bool {
 // try asks once, on the caller's goroutine.
 func (l *Locker) try(ctx context.Context, name string, s settings) (*Lock, error) {
 	h := l.newHold(ctx, name, s)
-	rctx, cancel := l.bounded(ctx, l.requestTimeout(s.ttl))
-	g, err := l.store.Acquire(rctx, h.req)
-	cancel()
+	g, err := l.store.Acquire(l.bound(&h.asking, ctx, false, l.requestTimeout(s.ttl)), h.req)
+	h.asking.end()
 	if err == nil {
 		return l.finish(ctx, h, g, &s)
 	}

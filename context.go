@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
 )
 
 // lockContext is the context of a held lock. Over an ordinary cancellable
@@ -76,10 +78,13 @@ func NewOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, lockKey{}, (*Lock)(nil))
 }
 
-// lazyDeadline is a context with a deadline whose timer starts when its channel
-// is first asked for.
-type lazyDeadline struct {
+// bounded is the context of one request to a store: a deadline over another
+// context, or over its values alone. For a store in this process, which answers
+// at once, the deadline's timer starts when somebody waits for it, so that it
+// costs nothing.
+type bounded struct {
 	context.Context // the parent
+	detached        bool
 	at              time.Time
 
 	mu    sync.Mutex
@@ -87,41 +92,62 @@ type lazyDeadline struct {
 	stop  context.CancelFunc
 }
 
-func (c *lazyDeadline) Deadline() (time.Time, bool) {
-	if at, ok := c.Context.Deadline(); ok && at.Before(c.at) {
+// bound makes b the context of a request of at most d.
+func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time.Duration) context.Context {
+	b.Context, b.detached, b.at = parent, detached, time.Now().Add(d)
+	if g := l.guarantees.Load(); g != nil && g.Scope == driver.ScopeProcess {
+		return b
+	}
+	b.start()
+	return b.timed
+}
+
+func (b *bounded) start() {
+	if b.timed == nil {
+		parent := b.Context
+		if b.detached {
+			parent = context.WithoutCancel(parent)
+		}
+		b.timed, b.stop = context.WithDeadline(parent, b.at)
+	}
+}
+
+// end gives back what the context took; the request has been answered.
+func (b *bounded) end() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.stop != nil {
+		b.stop()
+	}
+}
+
+func (b *bounded) Deadline() (time.Time, bool) {
+	if at, ok := b.Context.Deadline(); ok && !b.detached && at.Before(b.at) {
 		return at, true
 	}
-	return c.at, true
+	return b.at, true
 }
 
-func (c *lazyDeadline) Done() <-chan struct{} {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.timed == nil {
-		c.timed, c.stop = context.WithDeadline(c.Context, c.at)
-	}
-	return c.timed.Done()
+func (b *bounded) Done() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.start()
+	return b.timed.Done()
 }
 
-func (c *lazyDeadline) Err() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.timed != nil {
-		return c.timed.Err()
+func (b *bounded) Err() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.timed != nil {
+		return b.timed.Err()
 	}
-	if err := c.Context.Err(); err != nil {
-		return err
+	if !b.detached {
+		if err := b.Context.Err(); err != nil {
+			return err
+		}
 	}
-	if !time.Now().Before(c.at) {
+	if !time.Now().Before(b.at) {
 		return context.DeadlineExceeded
 	}
 	return nil
-}
-
-func (c *lazyDeadline) cancel() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.stop != nil {
-		c.stop()
-	}
 }

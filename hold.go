@@ -30,6 +30,8 @@ type hold struct {
 	// when it is granted, before it is held.
 	set settings
 	ctx context.Context
+	// asking is the context of a request that does not wait.
+	asking bounded
 
 	// answered: the store has said that the name is held.
 	answered atomic.Bool
@@ -42,7 +44,9 @@ type hold struct {
 	trust   time.Duration
 	since   time.Time // of the grant
 	locks   []*Lock   // not yet unlocked
-	first   [1]*Lock
+	// What the first Lock needs, in one piece with the hold.
+	first   Lock
+	firstIn [1]*Lock
 	loss    *LostError
 	timer   *time.Timer // lingering
 
@@ -129,18 +133,19 @@ func (h *hold) trustLeftLocked() time.Duration {
 
 // newLock hands the hold to a caller. The hold is held.
 func (h *hold) newLock(parent context.Context, s *settings) *Lock {
-	k := &Lock{hold: h, parent: parent}
 	inner, end := context.WithCancelCause(parent)
-	k.ctx = lockContext{inner, k}
-	k.end = end
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	k := &h.first
+	if k.hold == nil {
+		h.locks = h.firstIn[:0]
+	} else {
+		k = &Lock{} // joins
+	}
+	k.hold, k.parent, k.ctx, k.end = h, parent, lockContext{inner, k}, end
 	if h.state != held {
 		end(h.loss)
 		return k
-	}
-	if h.locks == nil {
-		h.locks = h.first[:0]
 	}
 	h.locks = append(h.locks, k)
 	if s.hasMaxHold {

@@ -186,16 +186,6 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 	return min(ttl/3, l.cfg.requestTimeout)
 }
 
-// bounded gives a request to the store its deadline. A store in this process
-// answers at once, so its deadline costs nothing until someone waits for it.
-func (l *Locker) bounded(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
-	if g := l.guarantees.Load(); g != nil && g.Scope == driver.ScopeProcess {
-		lazy := &lazyDeadline{Context: ctx, at: time.Now().Add(d)}
-		return lazy, lazy.cancel
-	}
-	return context.WithTimeout(ctx, d)
-}
-
 // Close ends every lock of the Locker (their contexts' cause is a LostError with
 // cause Closed), releases them, ends what waits with ErrClosed, and waits until
 // every release and every undo is confirmed, every MinHold has passed and the

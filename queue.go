@@ -128,22 +128,22 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyE
 // quit takes a waiter out of its queue whose waiting has ended.
 func (l *Locker) quit(q *queue, w *waiter, ended error) error {
 	l.mu.Lock()
-	if w.queued {
-		q.remove(w)
-		// The place stays for the next goroutine if that asks for the same.
-		if q.asking != nil && (q.head == nil || !q.head.sameRequest(q.asking)) {
-			q.abandon(errAbandoned)
-		}
+	waiting := w.queued
+	q.remove(w)
+	// The place stays for the next goroutine if that asks for the same.
+	if waiting && q.asking != nil && (q.head == nil || !q.head.sameRequest(q.asking)) {
+		q.abandon(errAbandoned)
 	}
 	l.mu.Unlock()
-	// Granted or failed at the same moment: a grant is given back behind the
-	// caller's back, which asked not to be kept waiting.
-	select {
-	case <-w.ready:
-		if w.lock != nil {
-			l.work.run(func() { _ = w.lock.Unlock() })
-		}
-	default:
+	if !waiting {
+		// Served at the same moment. The answer is on its way, and a grant among
+		// it is given back in the background.
+		l.work.run(func() {
+			<-w.ready
+			if w.lock != nil {
+				_ = w.lock.Unlock()
+			}
+		})
 	}
 	store := l.store.String()
 	switch {
@@ -313,9 +313,9 @@ func backoff(n int, first, most time.Duration) time.Duration {
 // poll asks again and again without queueing.
 func (l *Locker) poll(ctx context.Context, h *hold) (driver.Grant, error) {
 	for n := 0; ; n++ {
-		rctx, cancel := l.bounded(ctx, l.requestTimeout(h.req.TTL))
-		g, err := l.store.Acquire(rctx, h.req)
-		cancel()
+		var b bounded
+		g, err := l.store.Acquire(l.bound(&b, ctx, false, l.requestTimeout(h.req.TTL)), h.req)
+		b.end()
 		if err == nil || l.store.Classify(err) != driver.Busy {
 			return g, err
 		}

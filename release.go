@@ -16,9 +16,9 @@ func (h *hold) release(keep time.Duration) error {
 	left := h.trustLeftLocked()
 	h.mu.Unlock()
 	timeout := min(h.l.requestTimeout(h.req.TTL), max(left, time.Millisecond))
-	ctx, cancel := h.l.bounded(context.WithoutCancel(h.ctx), timeout)
-	err := h.l.store.Release(ctx, g, keep)
-	cancel()
+	var b bounded
+	err := h.l.store.Release(h.l.bound(&b, h.ctx, true, timeout), g, keep)
+	b.end()
 	if err == nil {
 		h.report(EventReleased, nil, since)
 		return nil

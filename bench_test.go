@@ -1,0 +1,65 @@
+package holdfast_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// BenchmarkMemoryPair and BenchmarkMutexPair belong together: what a lock costs
+// over the least that a mutual exclusion with a context can cost.
+func BenchmarkMemoryPair(b *testing.B) {
+	l := newLocker(b, memstore.New())
+	b.ReportAllocs()
+	for b.Loop() {
+		k, err := l.Lock(bg, "x")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := k.Unlock(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkMutexPair(b *testing.B) {
+	var mu sync.Mutex
+	b.ReportAllocs()
+	for b.Loop() {
+		mu.Lock()
+		_, cancel := context.WithCancel(bg)
+		cancel()
+		mu.Unlock()
+	}
+}
+
+// BenchmarkMemoryContended: goroutines of one Locker on one name.
+func BenchmarkMemoryContended(b *testing.B) {
+	l := newLocker(b, memstore.New())
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if err := l.Do(bg, "x", func(context.Context) error { return nil }); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+}
+
+// TestAllocations: an uncontended lock and unlock on the memory store allocates
+// at most 8 times.
+func TestAllocations(t *testing.T) {
+	l := newLocker(t, memstore.New())
+	allocs := testing.AllocsPerRun(1000, func() {
+		k, err := l.Lock(bg, "x", []holdfast.LockOption(nil)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = k.Unlock()
+	})
+	if allocs > 8 {
+		t.Errorf("%v allocations", allocs)
+	}
+}

@@ -1,0 +1,188 @@
+package holdfast_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// laptop is a clock whose machine can be suspended: the monotonic clock stands
+// still and the suspended time grows.
+type laptop struct {
+	mu    sync.Mutex
+	slept time.Duration
+}
+
+func (c *laptop) Now() time.Time { return time.Now() }
+
+func (c *laptop) Slept() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.slept
+}
+
+func (c *laptop) sleep(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.slept += d
+}
+
+// onClock is a store whose grants are timed on another clock.
+type onClock struct {
+	driver.Store
+	c driver.Clock
+}
+
+func (s onClock) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	sent := driver.NowOn(s.c)
+	g, err := s.Store.Acquire(ctx, r)
+	g.SentAt = sent
+	return g, err
+}
+
+func (s onClock) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+	sent := driver.NowOn(s.c)
+	answers := s.Store.Renew(ctx, gs)
+	for i := range answers {
+		answers[i].SentAt = sent
+	}
+	return answers
+}
+
+// TestSuspendedMachine: the lease ran out at the server while the machine slept;
+// Err says so before any timer does, and a timer follows.
+func TestSuspendedMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &laptop{}
+		l := newLocker(t, onClock{memstore.New(), c})
+		k := mustLock(t, l, "a")
+		c.sleep(20 * time.Second)
+		if k.Context().Err() != nil {
+			t.Fatal("lost within its trust")
+		}
+		if left := k.Remaining(); left != 7*time.Second {
+			t.Errorf("%s of trust left, want 27s less 20s", left)
+		}
+		c.sleep(10 * time.Second)
+		if holdfast.Token(k.Context(), "a") != 0 {
+			t.Error("a token of a lock that the machine slept through")
+		}
+		if k.Context().Err() == nil {
+			t.Error("Err does not look at the clock")
+		}
+		wantCause(t, k.Context(), holdfast.Slept)
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPausedProcess: the process was stopped beyond its trust and runs on before
+// its timers do. Err must look at the clock itself.
+func TestPausedProcess(t *testing.T) {
+	c := &frozen{now: time.Now()}
+	l := newLocker(t, onClock{memstore.New(), c})
+	k := mustLock(t, l, "a")
+	c.advance(28 * time.Second) // no timer of the real clock has fired
+	if k.Context().Err() == nil {
+		t.Error("Err does not look at the clock")
+	}
+	select {
+	case <-k.Context().Done():
+	default:
+		t.Error("Err says ended, Done does not")
+	}
+	wantCause(t, k.Context(), holdfast.Expired)
+
+	// A context derived from it ends as well, once somebody has looked.
+	k2 := mustLock(t, l, "b")
+	child, cancel := context.WithCancel(k2.Context())
+	defer cancel()
+	c.advance(28 * time.Second)
+	_ = k2.Context().Err()
+	<-child.Done()
+	_, _ = k.Unlock(), k2.Unlock()
+}
+
+type frozen struct {
+	mu  sync.Mutex
+	now time.Time
+}
+
+func (c *frozen) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.now
+}
+
+func (c *frozen) Slept() time.Duration { return 0 }
+
+func (c *frozen) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = c.now.Add(d)
+}
+
+// late is a store whose answers arrive when trust in them has run out.
+type late struct {
+	driver.Store
+	c    *frozen
+	mu   sync.Mutex
+	left int
+}
+
+func (s *late) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	sent := driver.NowOn(s.c)
+	g, err := s.Store.Acquire(ctx, r)
+	g.SentAt = sent
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil && s.left > 0 {
+		s.left--
+		s.c.advance(time.Minute)
+	}
+	return g, err
+}
+
+// TestTrustIsCountedFromTheSend: an answer that took longer than the lease is no
+// grant; it is undone, and a waiter asks again.
+func TestTrustIsCountedFromTheSend(t *testing.T) {
+	s := memstore.New()
+	c := &frozen{now: time.Now()}
+	slow := &late{Store: s, c: c, left: 1}
+	l, other := newLocker(t, slow), newLocker(t, s.Client())
+	if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+		t.Fatalf("TryLock: %v", err)
+	}
+	unlock(t, mustLock(t, other, "a"))
+
+	slow.left = 2
+	queued := newLocker(t, altered{slow, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }})
+	unlock(t, mustLock(t, queued, "a"))
+}
+
+// TestLossBeforeTheGrantArrives: the store takes the grant back before Acquire
+// has returned.
+func TestLossBeforeTheGrantArrives(t *testing.T) {
+	s := memstore.New()
+	l := newLocker(t, losesFirst{s})
+	if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+		t.Errorf("%v", err)
+	}
+	unlock(t, mustLock(t, newLocker(t, s.Client()), "a"))
+}
+
+type losesFirst struct{ *memstore.Store }
+
+func (s losesFirst) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := s.Store.Acquire(ctx, r)
+	_ = s.Script().Lose(r.Name, driver.Taken)
+	return g, err
+}

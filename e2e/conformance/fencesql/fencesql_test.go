@@ -1,0 +1,446 @@
+package fencesql
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5/pgconn"
+	msqlite "modernc.org/sqlite"
+
+	"github.com/holdfast-go/holdfast/fence"
+)
+
+// subject is a guard under test: the two kinds behave alike.
+type subject struct {
+	name  string
+	check func(ctx context.Context, tx *sql.Tx, resource string, token uint64) error
+}
+
+func each(t *testing.T, run func(t *testing.T, d database, db *sql.DB, s subject)) {
+	for _, d := range databases(t) {
+		t.Run(d.name, func(t *testing.T) {
+			db := d.open(t)
+			table := fence.SQL{Dialect: d.dialect}
+			for range 2 { // it is idempotent
+				if err := table.CreateTable(t.Context(), db); err != nil {
+					t.Fatal(err)
+				}
+			}
+			must(t, db, accounts(d.dialect))
+			column := fence.Column{Dialect: d.dialect, Table: "accounts", Key: "id", Column: "fence"}
+			for _, s := range []subject{
+				{"SQL", table.Check},
+				{"Column", func(ctx context.Context, tx *sql.Tx, resource string, token uint64) error {
+					return column.Check(ctx, tx, []byte(resource), token)
+				}},
+			} {
+				t.Run(s.name, func(t *testing.T) {
+					must(t, db, "DELETE FROM accounts")
+					run(t, d, db, s)
+				})
+			}
+		})
+	}
+}
+
+// accounts is a table as a user may have it, with a column for the token.
+func accounts(d fence.Dialect) string {
+	kind := map[fence.Dialect]string{fence.MySQL: "VARBINARY(512)", fence.PostgreSQL: "BYTEA", fence.SQLite: "BLOB"}[d]
+	return "CREATE TABLE accounts (id " + kind + " PRIMARY KEY, fence BIGINT)"
+}
+
+// account makes the row that Column guards. SQL makes its own, so this also
+// tests the first write of a resource.
+func account(t *testing.T, d database, db *sql.DB, resource string) {
+	t.Helper()
+	must(t, db, "INSERT INTO accounts (id) VALUES ("+arg(d, 1)+")", []byte(resource))
+}
+
+func arg(d database, n int) string {
+	if d.dialect == fence.PostgreSQL {
+		return fmt.Sprintf("$%d", n)
+	}
+	return "?"
+}
+
+func must(t *testing.T, db *sql.DB, query string, args ...any) {
+	t.Helper()
+	if _, err := db.ExecContext(t.Context(), query, args...); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+}
+
+func begin(t *testing.T, db *sql.DB, level sql.IsolationLevel) *sql.Tx {
+	t.Helper()
+	tx, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback() })
+	return tx
+}
+
+// again says that the database asks for the whole transaction to be repeated.
+func again(err error) bool {
+	var my *mysql.MySQLError
+	var pg *pgconn.PgError
+	var lite *msqlite.Error
+	switch {
+	case errors.As(err, &my):
+		return my.Number == 1213 || my.Number == 1020 // deadlock; the record has changed
+	case errors.As(err, &pg):
+		return pg.Code == "40001" || pg.Code == "40P01"
+	case errors.As(err, &lite):
+		return lite.Code()&0xff == 5 // SQLITE_BUSY
+	}
+	return false
+}
+
+func stale(err error, token, newest uint64) error {
+	var s *fence.StaleError
+	if !errors.Is(err, fence.ErrStale) || !errors.As(err, &s) {
+		return fmt.Errorf("got error %v, want ErrStale", err)
+	}
+	if s.Token != token || s.Newest != newest {
+		return fmt.Errorf("got token %d, newest %d; want %d, %d", s.Token, s.Newest, token, newest)
+	}
+	return nil
+}
+
+func TestSequence(t *testing.T) {
+	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
+		account(t, d, db, "r")
+		for _, step := range []struct {
+			what          string
+			token, newest uint64 // newest of the refusal; 0: accepted
+			commit        bool
+		}{
+			{"rolled back", 9, 0, false},
+			{"first", 5, 0, true},
+			{"equal", 5, 0, true},
+			{"smaller", 4, 5, true},
+			{"larger", 6, 0, true},
+			{"rolled back", 8, 0, false},
+			{"smaller than what was rolled back", 7, 0, true},
+			{"largest", 1<<63 - 1, 0, true},
+			{"any other", 1<<63 - 2, 1<<63 - 1, true},
+		} {
+			tx := begin(t, db, sql.LevelDefault)
+			err := s.check(t.Context(), tx, "r", step.token)
+			if step.newest != 0 {
+				if err := stale(err, step.token, step.newest); err != nil {
+					t.Fatalf("%s: %v", step.what, err)
+				}
+			} else if err != nil {
+				t.Fatalf("%s: %v", step.what, err)
+			}
+			end := tx.Rollback
+			if step.commit { // a refusal that is committed all the same changes nothing
+				end = tx.Commit
+			}
+			if err := end(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// Names that text collations take for one another, and the longest.
+func TestNamesCompareByteByByte(t *testing.T) {
+	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
+		names := []string{"a", "A", "a ", " a", "ä", "a\u0308", "a/b", "%", strings.Repeat("x", 511), strings.Repeat("x", 512), "日本"}
+		for i, name := range names {
+			account(t, d, db, name)
+			tx := begin(t, db, sql.LevelDefault)
+			// Falling: any two names that are one to the database show.
+			if err := s.check(t.Context(), tx, name, uint64(100-i)); err != nil {
+				t.Errorf("%q: %v", name, err)
+			}
+			if err := tx.Commit(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+func TestColumnNoRow(t *testing.T) {
+	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
+		err := s.check(t.Context(), begin(t, db, sql.LevelDefault), "nothing", 5)
+		if s.name == "Column" != errors.Is(err, fence.ErrNoRow) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// A second transaction that comes while the first is open waits, and then finds
+// what became of the first. Also where it had taken its snapshot before.
+func TestOpenTransactionHoldsOthers(t *testing.T) {
+	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
+		if !d.isolates {
+			t.Skip("one writer at a time")
+		}
+		n := 0
+		for _, level := range d.levels {
+			for _, test := range []struct {
+				what                  string
+				before, first, second uint64 // before: 0 is a resource never written
+				commit, snapshot      bool
+				newest                uint64 // of the second's refusal
+			}{
+				{"larger commits", 5, 10, 7, true, false, 10},
+				{"larger commits, equal waits", 5, 10, 5, true, false, 10},
+				{"larger commits, snapshot", 5, 10, 7, true, true, 10},
+				{"larger commits, equal waits, snapshot", 5, 10, 5, true, true, 10},
+				{"equal commits", 5, 5, 5, true, false, 0},
+				{"larger waits", 5, 10, 11, true, false, 0},
+				{"larger rolls back", 5, 10, 7, false, false, 0},
+				{"larger rolls back, snapshot", 5, 10, 7, false, true, 0},
+				{"first of all commits", 0, 10, 7, true, false, 10},
+				{"first of all commits, snapshot", 0, 10, 7, true, true, 10},
+				{"first of all rolls back", 0, 10, 7, false, false, 0},
+			} {
+				t.Run(fmt.Sprintf("%v/%s", level, test.what), func(t *testing.T) {
+					n++
+					r := fmt.Sprintf("open %d", n)
+					account(t, d, db, r)
+					if test.before != 0 {
+						tx := begin(t, db, level)
+						if err := s.check(t.Context(), tx, r, test.before); err != nil {
+							t.Fatal(err)
+						}
+						if err := tx.Commit(); err != nil {
+							t.Fatal(err)
+						}
+					}
+					second := begin(t, db, level)
+					if test.snapshot {
+						// A careless user reads before the check.
+						var rows int
+						for _, table := range []string{"accounts", fence.DefaultTable} {
+							if level == sql.LevelSerializable && d.dialect == fence.MySQL {
+								continue // there a read takes locks, and the first would wait
+							}
+							if err := second.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM "+table).Scan(&rows); err != nil {
+								t.Fatal(err)
+							}
+						}
+					}
+					first := begin(t, db, level)
+					if err := s.check(t.Context(), first, r, test.first); err != nil {
+						t.Fatal(err)
+					}
+					done := make(chan error, 1)
+					go func() { done <- s.check(t.Context(), second, r, test.second) }()
+					select {
+					case err := <-done:
+						t.Fatalf("the second did not wait: %v", err)
+					case <-time.After(100 * time.Millisecond):
+					}
+					end := first.Rollback
+					if test.commit {
+						end = first.Commit
+					}
+					if err := end(); err != nil {
+						t.Fatal(err)
+					}
+					err := <-done
+					if err == nil {
+						err = second.Commit()
+					}
+					switch {
+					case test.commit && again(err) && level != sql.LevelReadCommitted:
+						// Refused in another way; tried again it finds the number.
+						t.Logf("the database asks to try again: %v", err)
+						if !errors.Is(err, fence.ErrUnavailable) && test.newest != 0 {
+							t.Errorf("it does not wrap ErrUnavailable: %v", err)
+						}
+					case test.newest != 0:
+						if err := stale(err, test.second, test.newest); err != nil {
+							t.Error(err)
+						}
+					case err != nil:
+						t.Error(err)
+					}
+				})
+			}
+		}
+	})
+}
+
+// Many holders with tokens of all ages, some of which roll back. Each accepted
+// transaction writes down its token under the next number of its resource, which
+// it reads itself: two that overlapped would take the same number, and one that
+// saw too little would repeat one. Along the numbers, tokens never fall.
+func TestConcurrent(t *testing.T) {
+	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
+		if s.name == "SQL" {
+			must(t, db, "CREATE TABLE journal (resource VARCHAR(99), n BIGINT, token BIGINT, PRIMARY KEY (resource, n))")
+		}
+		for _, level := range d.levels {
+			t.Run(level.String(), func(t *testing.T) {
+				resources := []string{fmt.Sprintf("%s %v 0", s.name, level), fmt.Sprintf("%s %v 1", s.name, level)}
+				for _, r := range resources {
+					account(t, d, db, r)
+				}
+				var accepted, refused, repeated atomic.Int64
+				var clock atomic.Uint64 // hands out tokens; holders lag behind it
+				clock.Store(10)
+				one := func(r string) error {
+					tx, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
+					if err != nil {
+						return err
+					}
+					defer func() { _ = tx.Rollback() }()
+					token := clock.Add(uint64(rand.IntN(2))) - uint64(rand.IntN(4))
+					if err := s.check(t.Context(), tx, r, token); err != nil {
+						return err
+					}
+					var last sql.NullInt64
+					if err := tx.QueryRowContext(t.Context(), "SELECT MAX(n) FROM journal WHERE resource = "+arg(d, 1), r).Scan(&last); err != nil {
+						return err
+					}
+					if rand.IntN(4) == 0 {
+						time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
+					}
+					if _, err := tx.ExecContext(t.Context(), "INSERT INTO journal VALUES ("+arg(d, 1)+", "+arg(d, 2)+", "+arg(d, 3)+")", r, last.Int64+1, int64(token)); err != nil {
+						return err
+					}
+					if rand.IntN(8) == 0 {
+						return nil // rolled back
+					}
+					if err := tx.Commit(); err != nil {
+						return err
+					}
+					accepted.Add(1)
+					return nil
+				}
+				var wg sync.WaitGroup
+				for worker := range 8 {
+					wg.Go(func() {
+						for i := range 60 {
+							err := one(resources[(worker+i)%2])
+							switch {
+							case err == nil:
+							case errors.Is(err, fence.ErrStale):
+								refused.Add(1)
+							case again(err):
+								repeated.Add(1)
+							default:
+								t.Error(err)
+								return
+							}
+						}
+					})
+				}
+				wg.Wait()
+				for _, r := range resources {
+					rows, err := db.QueryContext(t.Context(), "SELECT n, token FROM journal WHERE resource = "+arg(d, 1)+" ORDER BY n", r)
+					if err != nil {
+						t.Fatal(err)
+					}
+					var want, n, last, token int64
+					for rows.Next() {
+						if err := rows.Scan(&n, &token); err != nil {
+							t.Fatal(err)
+						}
+						if want++; n != want || token < last {
+							t.Errorf("%s: entry %d, want %d; token %d after %d", r, n, want, token, last)
+						}
+						last = token
+					}
+					if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				t.Logf("%d accepted, %d stale, %d to be tried again", accepted.Load(), refused.Load(), repeated.Load())
+				if accepted.Load() < 20 || refused.Load() == 0 {
+					t.Error("too little happened to prove anything")
+				}
+			})
+		}
+	})
+}
+
+// Guard runs the transaction itself.
+func TestGuard(t *testing.T) {
+	for _, d := range databases(t) {
+		t.Run(d.name, func(t *testing.T) {
+			db := d.open(t)
+			table := fence.SQL{Dialect: d.dialect, Table: "tokens"}
+			if err := table.CreateTable(t.Context(), db); err != nil {
+				t.Fatal(err)
+			}
+			must(t, db, "CREATE TABLE notes (what VARCHAR(99))")
+			guard := table.Guard(db, nil)
+			note := func(what string, fail error) func(context.Context) error {
+				return func(ctx context.Context) error {
+					if _, err := fence.Tx(ctx).ExecContext(ctx, "INSERT INTO notes VALUES ("+arg(d, 1)+")", what); err != nil {
+						t.Error(err)
+					}
+					return fail
+				}
+			}
+			failed := errors.New("failed")
+			if err := guard.Do(t.Context(), "r", 5, note("kept", nil)); err != nil {
+				t.Fatal(err)
+			}
+			if err := guard.Do(t.Context(), "r", 9, note("failed", failed)); err != failed {
+				t.Errorf("got %v, want the write's own error", err)
+			}
+			func() {
+				defer func() { _ = recover() }()
+				_ = guard.Do(t.Context(), "r", 9, func(ctx context.Context) error { _ = note("panicked", nil)(ctx); panic("boom") })
+			}()
+			ctx, cancel := context.WithCancel(t.Context())
+			err := guard.Do(ctx, "r", 9, func(ctx context.Context) error { _ = note("cancelled", nil)(ctx); cancel(); return nil })
+			if !errors.Is(err, context.Canceled) || !errors.Is(err, fence.ErrUnavailable) {
+				t.Errorf("the context ended before the commit: %v", err)
+			}
+			if err := stale(guard.Do(t.Context(), "r", 4, note("stale", nil)), 4, 5); err != nil {
+				t.Error(err)
+			}
+			if err := guard.Do(t.Context(), "r", 6, nil); err != nil {
+				t.Errorf("without a write: %v", err)
+			}
+			if n, err := table.Newest(t.Context(), db, "r"); n != 6 || err != nil {
+				t.Errorf("newest is %d, %v", n, err)
+			}
+			if n, err := table.Newest(t.Context(), db, "other"); n != 0 || err != nil {
+				t.Errorf("newest of a resource never written is %d, %v", n, err)
+			}
+			var n int
+			var what string
+			if err := db.QueryRowContext(t.Context(), "SELECT COUNT(*), MIN(what) FROM notes").Scan(&n, &what); err != nil || n != 1 || what != "kept" {
+				t.Errorf("%d notes, %q, %v; want 1, kept", n, what, err)
+			}
+		})
+	}
+}
+
+// A wait ends with its context, and the error says so.
+func TestCheckWaitEndsWithContext(t *testing.T) {
+	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
+		if !d.isolates {
+			t.Skip("one writer at a time")
+		}
+		account(t, d, db, "wait")
+		if err := s.check(t.Context(), begin(t, db, sql.LevelDefault), "wait", 5); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		err := s.check(ctx, begin(t, db, sql.LevelDefault), "wait", 6)
+		if !errors.Is(err, fence.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -1,0 +1,139 @@
+package fence_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+
+	"github.com/holdfast-go/holdfast/fence"
+)
+
+// The first holder is paused, a second one takes over, and the late write of the
+// first is refused.
+func ExampleMemory() {
+	var guard fence.Memory
+	ctx := context.Background()
+	total := 0
+	add := func(n int) func(context.Context) error {
+		return func(context.Context) error { total += n; return nil }
+	}
+
+	const first, second = 33, 34 // lock.Token() of each
+
+	fmt.Println(guard.Do(ctx, "invoices", first, add(1)))
+	fmt.Println(guard.Do(ctx, "invoices", second, add(10)))
+	fmt.Println(guard.Do(ctx, "invoices", first, add(100)))
+	fmt.Println("total", total)
+	// Output:
+	// <nil>
+	// <nil>
+	// fence: stale token: "invoices" has seen token 34, this write carries 33: a newer holder is at work
+	// total 11
+}
+
+// A holder that reads before it writes raises the token before it reads.
+func ExampleFile() {
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	f, err := fence.NewFile(filepath.Join(dir, "state.json"))
+	if errors.Is(err, fence.ErrUnsupported) {
+		return
+	}
+	ctx := context.Background()
+
+	fmt.Println(f.Write(ctx, 33, []byte(`{"next": 7}`)))
+	fmt.Println(f.Raise(ctx, 34))
+	state, _ := os.ReadFile(f.Path())
+	fmt.Printf("%s\n", state)
+
+	var stale *fence.StaleError
+	if err := f.Write(ctx, 33, []byte(`{"next": 8}`)); errors.As(err, &stale) {
+		fmt.Println("refused:", stale.Token, "after", stale.Newest)
+	}
+	// Output:
+	// <nil>
+	// <nil>
+	// {"next": 7}
+	// refused: 33 after 34
+}
+
+// The server refuses a stale request, and the client learns both tokens.
+func ExampleHandler() {
+	var guard fence.Memory
+	save := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Println("saved", r.PathValue("id")) })
+	mux := http.NewServeMux()
+	mux.Handle("PUT /invoices/{id}", fence.Handler(&guard, func(r *http.Request) string { return r.PathValue("id") }, save))
+	srv := httptest.NewServer(mux)
+	defer srv.Close()
+
+	for _, token := range []uint64{34, 33} {
+		req, _ := http.NewRequest("PUT", srv.URL+"/invoices/17", nil)
+		if err := fence.SetHeader(req, token); err != nil {
+			panic(err)
+		}
+		resp, err := srv.Client().Do(req)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(resp.StatusCode, fence.FromResponse(resp))
+		resp.Body.Close()
+	}
+	// Output:
+	// saved 17
+	// 200 <nil>
+	// 412 fence: stale token: "17" has seen token 34, this write carries 33: a newer holder is at work
+}
+
+// The token moves in the transaction of the rows it guards.
+func ExampleSQL_Check() {
+	guard := fence.SQL{Dialect: fence.PostgreSQL}
+
+	pay := func(ctx context.Context, db *sql.DB, token uint64) error {
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback() // does nothing after a commit
+		if err := guard.Check(ctx, tx, "invoices", token); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "UPDATE invoices SET paid = true WHERE id = $1", 17); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+	_ = pay
+}
+
+// What creates the table, for a migration.
+func ExampleSQL_Schema() {
+	schema, _ := fence.SQL{Dialect: fence.SQLite}.Schema()
+	fmt.Println(schema)
+	// Output:
+	// CREATE TABLE IF NOT EXISTS holdfast_fence (
+	// 	resource BLOB NOT NULL PRIMARY KEY,
+	// 	token    INTEGER NOT NULL
+	// ) WITHOUT ROWID
+}
+
+// Account 17 carries the token of its last writer in a column of its own.
+func ExampleColumn() {
+	guard := fence.Column{Dialect: fence.MySQL, Table: "accounts", Key: "id", Column: "fence"}
+
+	debit := func(ctx context.Context, tx *sql.Tx, token uint64) error {
+		if err := guard.Check(ctx, tx, 17, token); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, "UPDATE accounts SET balance = balance - 1 WHERE id = ?", 17)
+		return err
+	}
+	_ = debit
+}

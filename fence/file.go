@@ -1,0 +1,365 @@
+//go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
+
+package fence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Write replaces the file by one that holds data. See [File.WriteFunc].
+func (f *File) Write(ctx context.Context, token uint64, data []byte) error {
+	return f.WriteFunc(ctx, token, func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
+}
+
+// WriteFunc replaces the file by one that holds what write writes, unless a
+// larger token has been seen: then the error is a [*StaleError] and the file is
+// as it was. Readers see the old file or the new one, never a mixture. When
+// WriteFunc has returned nil, the new content survives a loss of power. The new
+// file keeps the permissions of the old one, not its owner or other names.
+//
+// Write runs before the token is looked at and holds nobody up, so it may run in
+// vain. It must not rely on what is in the file: see [File.Raise]. Its error is
+// returned unchanged, and the token is not raised.
+//
+// Token has the limits of [Guard]. Errors wrap [ErrStale], [ErrInvalid],
+// [ErrUnavailable], [ErrCorrupt] or [ErrUnsupported]. An ErrUnavailable after
+// the rename says that the new content may not survive a loss of power.
+func (f *File) WriteFunc(ctx context.Context, token uint64, write func(io.Writer) error) error {
+	if err := f.ready(ctx, token); err != nil {
+		return err
+	}
+	temp, err := f.createReplacement(token)
+	if err != nil {
+		return f.failed("create temporary file", err)
+	}
+	replaced := false
+	defer func() {
+		_ = temp.Close() // closed below on the way to success
+		if !replaced {
+			_ = os.Remove(temp.Name()) // else the next larger token removes it
+		}
+	}()
+	if err := write(temp); err != nil {
+		return err
+	}
+	// Before the rename, or a loss of power could leave the name on an empty
+	// file.
+	if err := temp.Sync(); err != nil {
+		return f.failed("sync temporary file", err)
+	}
+	if err := temp.Close(); err != nil {
+		return f.failed("close temporary file", err)
+	}
+	return f.locked(ctx, func(record *os.File) error {
+		if err := f.raise(record, token); err != nil {
+			return err
+		}
+		if err := os.Rename(temp.Name(), f.path); err != nil {
+			return f.failed("replace", err)
+		}
+		replaced = true
+		if err := syncDir(filepath.Dir(f.path)); err != nil {
+			return f.failed("replaced, but sync directory", err)
+		}
+		return nil
+	})
+}
+
+// Raise tells the guard of a token without writing. A holder that reads the file
+// and then writes what follows from it calls Raise before it reads: from then on
+// the write of an older holder is refused, and what was read stays true until
+// this holder, or a newer one, writes.
+//
+// Token has the limits of [Guard]; errors as for [File.WriteFunc].
+func (f *File) Raise(ctx context.Context, token uint64) error {
+	if err := f.ready(ctx, token); err != nil {
+		return err
+	}
+	return f.locked(ctx, func(record *os.File) error { return f.raise(record, token) })
+}
+
+// Newest returns the largest token seen, or 0 if there was none. It is for
+// people and tests: by the time it returns there may be a larger one. Errors
+// wrap [ErrUnavailable], [ErrCorrupt] or [ErrUnsupported].
+func (f *File) Newest(ctx context.Context) (newest uint64, err error) {
+	if err := ended(ctx, f.path); err != nil {
+		return 0, err
+	}
+	// Looking leaves nothing behind where nobody has ever written.
+	if _, err := os.Stat(f.record); errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	err = f.locked(ctx, func(record *os.File) error {
+		r, err := f.read(record)
+		newest = r.newest()
+		return err
+	})
+	return newest, err
+}
+
+func (f *File) ready(ctx context.Context, token uint64) error {
+	if err := checkToken(token); err != nil {
+		return err
+	}
+	return ended(ctx, f.path)
+}
+
+// raise refuses a smaller token and records a larger one durably. The lock is
+// held.
+func (f *File) raise(record *os.File, token uint64) error {
+	r, err := f.read(record)
+	if err != nil {
+		return err
+	}
+	newest := r.newest()
+	if token < newest {
+		return &StaleError{Resource: f.path, Token: token, Newest: newest}
+	}
+	if token == newest && r.settled() {
+		return nil
+	}
+	if newest == 0 {
+		// The record may be new. Its name must be as durable as what it vouches for.
+		if err := syncDir(filepath.Dir(f.path)); err != nil {
+			return f.failed("sync directory", err)
+		}
+	}
+	// A killed process may have left the second copy in the kernel's memory
+	// only. It must be on disk before the first is touched.
+	if err := record.Sync(); err != nil {
+		return f.failed("sync token", err)
+	}
+	// One copy after the other, so that a loss of power spoils at most one, and
+	// the worse one first. Unsettled copies are what a killed process left: its
+	// number may be in no more than the kernel's memory, so it is written again
+	// even where it is equal.
+	for _, i := range r.order() {
+		if _, err := record.WriteAt(formatCopy(token), int64(i)*copySpacing); err != nil {
+			return f.failed("write token", err)
+		}
+		if err := record.Sync(); err != nil {
+			return f.failed("sync token", err)
+		}
+	}
+	if token > newest {
+		f.sweep(token)
+	}
+	return nil
+}
+
+func (f *File) read(record *os.File) (copies, error) {
+	var r copies
+	for i := range r {
+		b := make([]byte, copyLen)
+		n, err := record.ReadAt(b, int64(i)*copySpacing)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return copies{}, f.failed("read token", err)
+		}
+		r[i].token, r[i].ok = parseCopy(b[:n])
+	}
+	if !r[0].ok && !r[1].ok {
+		return copies{}, fmt.Errorf("%w: %s: neither copy is whole; write no more to %s before you know the newest token", ErrCorrupt, f.record, f.path)
+	}
+	return r, nil
+}
+
+// locked runs do while no other process or goroutine is inside.
+func (f *File) locked(ctx context.Context, do func(record *os.File) error) error {
+	for {
+		record, err := f.open()
+		if err != nil {
+			return err
+		}
+		if err := f.flock(ctx, record); err != nil {
+			_ = record.Close()
+			return err
+		}
+		// Someone may have replaced the record while we waited: then we hold the
+		// lock of a file that nobody will look at again.
+		same, err := isAt(record, f.record)
+		if err == nil && same {
+			if err = ended(ctx, f.path); err == nil {
+				err = do(record)
+			}
+			_ = record.Close() // ends the flock; everything was synced
+			return err
+		}
+		_ = record.Close()
+		if err != nil {
+			return f.failed("look at token record", err)
+		}
+		if err := ended(ctx, f.path); err != nil {
+			return err
+		}
+	}
+}
+
+// open opens the token record, and makes it if need be. It appears whole, by a
+// link that fails if another process was faster: a record that is empty or torn
+// is never just new.
+func (f *File) open() (*os.File, error) {
+	record, err := os.OpenFile(f.record, os.O_RDWR, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		if err != nil {
+			return nil, f.failed("open token record", err)
+		}
+		return record, nil
+	}
+	dir := filepath.Dir(f.path)
+	if err := checkFilesystem(dir); err != nil {
+		return nil, err
+	}
+	temp, err := f.createTemp(0, 0o666)
+	if err != nil {
+		return nil, f.failed("create token record", err)
+	}
+	defer func() {
+		_ = temp.Close() // synced below
+		_ = os.Remove(temp.Name())
+	}()
+	for i := range (copies{}) {
+		if _, err := temp.WriteAt(formatCopy(0), int64(i)*copySpacing); err != nil {
+			return nil, f.failed("create token record", err)
+		}
+	}
+	if err := temp.Sync(); err != nil {
+		return nil, f.failed("create token record", err)
+	}
+	// Whether we made the record or another process did, and even if that one
+	// has swept our temporary file away, it is there now.
+	lerr := os.Link(temp.Name(), f.record)
+	if record, err = os.OpenFile(f.record, os.O_RDWR, 0); err != nil {
+		return nil, f.failed("create token record", errors.Join(lerr, err))
+	}
+	return record, nil
+}
+
+// flock waits for the lock. A blocking flock cannot be cancelled, and would hold
+// a thread; the lock is held for a few milliseconds at a time, so asking again
+// soon costs little.
+func (f *File) flock(ctx context.Context, record *os.File) error {
+	pause := 250 * time.Microsecond
+	for {
+		err := unix.Flock(int(record.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EWOULDBLOCK):
+		case errors.Is(err, unix.ENOLCK), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS):
+			return fmt.Errorf("%w: %s: file locks: %w", ErrUnsupported, f.record, err)
+		default:
+			return f.failed("lock token record", err)
+		}
+		timer := time.NewTimer(pause/2 + rand.N(pause))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ended(ctx, f.path)
+		}
+		pause = min(2*pause, 16*time.Millisecond)
+	}
+}
+
+// createReplacement makes the file that is to become the guarded one, with the
+// permissions of the one that is there: from the start, or a secret could be
+// read while it is written.
+func (f *File) createReplacement(token uint64) (*os.File, error) {
+	info, err := os.Stat(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f.createTemp(token, 0o666)
+	}
+	if err != nil {
+		return nil, err
+	}
+	temp, err := f.createTemp(token, info.Mode().Perm())
+	if err != nil {
+		return nil, err
+	}
+	// The umask may have taken some away.
+	if err := temp.Chmod(info.Mode().Perm()); err != nil {
+		_ = temp.Close()
+		_ = os.Remove(temp.Name())
+		return nil, err
+	}
+	return temp, nil
+}
+
+// createTemp makes a file beside the guarded one. Its name tells the token of
+// its writer, for sweep.
+func (f *File) createTemp(token uint64, mode fs.FileMode) (*os.File, error) {
+	for try := 0; ; try++ {
+		name := fmt.Sprintf("%s%d-%08x", f.tempPrefix(), token, rand.Uint32())
+		temp, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
+		if err == nil || !errors.Is(err, fs.ErrExist) || try == 100 {
+			return temp, err
+		}
+	}
+}
+
+func (f *File) tempPrefix() string {
+	return filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+".fence-")
+}
+
+// sweep removes what killed writers left. No one can tell a dead writer from a
+// paused one, and with a smaller token it does not matter: its rename will be
+// refused. What cannot be removed does no harm.
+func (f *File) sweep(token uint64) {
+	entries, err := os.ReadDir(filepath.Dir(f.path))
+	if err != nil {
+		return
+	}
+	prefix := filepath.Base(f.tempPrefix())
+	for _, e := range entries {
+		rest, ok := strings.CutPrefix(e.Name(), prefix)
+		if !ok {
+			continue
+		}
+		digits, _, _ := strings.Cut(rest, "-")
+		// 0 is a token record in the making: there is one now.
+		if n, err := strconv.ParseUint(digits, 10, 64); err == nil && n < token {
+			_ = os.Remove(filepath.Join(filepath.Dir(f.path), e.Name()))
+		}
+	}
+}
+
+func isAt(file *os.File, path string) (bool, error) {
+	ours, err := file.Stat()
+	if err != nil {
+		return false, err
+	}
+	there, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(ours, there), nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	return errors.Join(err, d.Close())
+}

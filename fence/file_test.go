@@ -1,0 +1,361 @@
+//go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
+
+package fence_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/fence"
+)
+
+func newFile(t *testing.T) (*fence.File, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "state")
+	f, err := fence.NewFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f, path
+}
+
+func TestFile(t *testing.T) {
+	f, path := newFile(t)
+	if n, err := f.Newest(t.Context()); n != 0 || err != nil {
+		t.Fatalf("newest before the first write: %d, %v", n, err)
+	}
+	if left := names(t, path); len(left) != 0 {
+		t.Errorf("looking made %v", left)
+	}
+	steps := []struct {
+		what, data string
+		token      uint64
+		newest     uint64 // of the refusal; 0: accepted
+		content    string
+	}{
+		{"first", "one", 5, 0, "one"},
+		{"equal", "two", 5, 0, "two"},
+		{"smaller", "three", 4, 5, "two"},
+		{"larger", "", 6, 0, ""},
+		{"the one before", "four", 5, 6, ""},
+		{"largest", "five", 1<<63 - 1, 0, "five"},
+	}
+	for _, s := range steps {
+		err := f.Write(t.Context(), s.token, []byte(s.data))
+		if s.newest != 0 {
+			wantStale(t, err, s.token, s.newest)
+		} else if err != nil {
+			t.Fatalf("%s: %v", s.what, err)
+		}
+		if got := read(t, path); got != s.content {
+			t.Fatalf("%s: content %q, want %q", s.what, got, s.content)
+		}
+	}
+	if left := names(t, path); !slices.Equal(left, []string{"state", "state.fence"}) {
+		t.Errorf("left behind: %v", left)
+	}
+	for _, token := range badTokens {
+		if err := f.Write(t.Context(), token, nil); !errors.Is(err, fence.ErrInvalid) {
+			t.Errorf("token %d: got %v", token, err)
+		}
+	}
+}
+
+func TestFileRaise(t *testing.T) {
+	f, path := newFile(t)
+	if err := f.Raise(t.Context(), 7); err != nil {
+		t.Fatal(err)
+	}
+	wantStale(t, f.Write(t.Context(), 6, nil), 6, 7)
+	wantStale(t, f.Raise(t.Context(), 6), 6, 7)
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file: %v", err)
+	}
+}
+
+func TestFileFailedWrite(t *testing.T) {
+	f, path := newFile(t)
+	if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
+		t.Fatal(err)
+	}
+	half := func(w io.Writer) error { _, _ = io.WriteString(w, "half"); return errWrite }
+	if err := f.WriteFunc(t.Context(), 6, half); err != errWrite {
+		t.Errorf("got %v, want the write's own error", err)
+	}
+	func() {
+		defer func() { _ = recover() }()
+		_ = f.WriteFunc(t.Context(), 6, func(io.Writer) error { panic("boom") })
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	err := f.WriteFunc(ctx, 6, func(w io.Writer) error { cancel(); return nil })
+	if !errors.Is(err, fence.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+		t.Errorf("the context ended while it wrote: %v", err)
+	}
+	if got := read(t, path); got != "good" {
+		t.Errorf("content %q", got)
+	}
+	if n, _ := f.Newest(t.Context()); n != 5 {
+		t.Errorf("newest is %d", n)
+	}
+	if left := names(t, path); len(left) != 2 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// A writer that is held up by another process gives up with its context.
+func TestFileWaitEndsWithContext(t *testing.T) {
+	f, path := newFile(t)
+	if err := f.Raise(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	other, err := os.Open(path + ".fence")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := unix.Flock(int(other.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	if err := f.Write(ctx, 2, nil); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, fence.ErrUnavailable) {
+		t.Errorf("got %v", err)
+	}
+	if left := names(t, path); len(left) != 1 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// A writer that waited for a record which was replaced meanwhile goes by the
+// new one: the lock of the old keeps nobody out.
+func TestFileRecordReplaced(t *testing.T) {
+	f, path := newFile(t)
+	if err := f.Raise(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	g, other := newFile(t)
+	if err := g.Raise(t.Context(), 9); err != nil {
+		t.Fatal(err)
+	}
+	held, err := os.Open(path + ".fence")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	done, wrote := make(chan error, 1), make(chan struct{})
+	go func() {
+		done <- f.WriteFunc(t.Context(), 5, func(io.Writer) error { close(wrote); return nil })
+	}()
+	<-wrote
+	time.Sleep(50 * time.Millisecond) // until it waits; sooner proves less and fails nothing
+	if err := os.Rename(other+".fence", path+".fence"); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	wantStale(t, <-done, 5, 9)
+}
+
+func TestFileNames(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state")
+	link, dangling := filepath.Join(dir, "link"), filepath.Join(dir, "dangling")
+	for name, to := range map[string]string{link: path, dangling: filepath.Join(dir, "nothing")} {
+		if err := os.Symlink(to, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(path, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := fence.NewFile(link)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Write(t.Context(), 5, []byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	g, err := fence.NewFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantStale(t, g.Write(t.Context(), 4, nil), 4, 5)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the replacement's mode: %v, %v", info.Mode(), err)
+	}
+	for what, path := range map[string]string{"empty": "", "dangling link": dangling, "directory": dir} {
+		if _, err := fence.NewFile(path); !errors.Is(err, fence.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", what, err)
+		}
+	}
+	if _, err := fence.NewFile(filepath.Join(dir, "no", "such")); !errors.Is(err, fence.ErrUnavailable) {
+		t.Errorf("no directory: got %v, want ErrUnavailable", err)
+	}
+}
+
+// A record that cannot be read stops all writers; one spoiled copy does not.
+func TestFileCorruptRecord(t *testing.T) {
+	f, path := newFile(t)
+	if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
+		t.Fatal(err)
+	}
+	whole := read(t, path+".fence")
+	for what, test := range map[string]struct {
+		record string
+		err    error
+	}{
+		"first copy torn":  {"holdfast-fence 1 000000000" + strings.Repeat("\x00", 20) + whole[46:], nil},
+		"second copy gone": {whole[:46], nil},
+		"empty":            {"", fence.ErrCorrupt},
+		"both spoiled":     {strings.ReplaceAll(whole, "5", "6"), fence.ErrCorrupt},
+	} {
+		if err := os.WriteFile(path+".fence", []byte(test.record), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := f.Write(t.Context(), 4, []byte("bad"))
+		if test.err == nil {
+			wantStale(t, err, 4, 5)
+			// A write heals the record even if its number is there already.
+			if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			if got := read(t, path+".fence"); got != whole {
+				t.Errorf("%s: the record was not healed: %q", what, got)
+			}
+		} else if !errors.Is(err, test.err) {
+			t.Errorf("%s: got %v, want %v", what, err, test.err)
+		}
+		if got := read(t, path); got != "good" {
+			t.Errorf("%s: content %q", what, got)
+		}
+	}
+}
+
+// Many writers through guards of their own, as processes have: what readers see
+// never goes back.
+func TestFileConcurrent(t *testing.T) {
+	_, path := newFile(t)
+	stop, watched := make(chan struct{}), make(chan error, 1)
+	go func() { watched <- watch(path, stop) }()
+	var wg sync.WaitGroup
+	for writer := range 8 {
+		wg.Go(func() {
+			f, err := fence.NewFile(path)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for i := range 12 {
+				token := uint64(1 + i*8 + (writer*5)%8)
+				err := f.Write(t.Context(), token, content(token, i))
+				if err != nil && !errors.Is(err, fence.ErrStale) {
+					t.Errorf("token %d: %v", token, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(stop)
+	if err := <-watched; err != nil {
+		t.Error(err)
+	}
+	if left := names(t, path); len(left) != 2 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// content is what the holder of token writes: long, and each line tells whose
+// it is.
+func content(token uint64, seq int) []byte {
+	return []byte(strings.Repeat(fmt.Sprintf("%d %d\n", token, seq), 3000))
+}
+
+// written tells whose content is in the file, and whether it is whole.
+func written(data []byte) (token uint64, err error) {
+	var seq int
+	if _, err := fmt.Sscanf(string(data), "%d %d\n", &token, &seq); err != nil {
+		return 0, fmt.Errorf("content %.40q: %w", data, err)
+	}
+	if string(data) != string(content(token, seq)) {
+		return 0, fmt.Errorf("content of token %d is mixed or torn", token)
+	}
+	return token, nil
+}
+
+// watch reads the file until stop is closed.
+func watch(path string, stop <-chan struct{}) error {
+	f, err := fence.NewFile(path)
+	if err != nil {
+		return err
+	}
+	var last uint64
+	for {
+		select {
+		case <-stop:
+			return nil
+		default:
+		}
+		data, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		token, err := written(data)
+		if err != nil {
+			return err
+		}
+		if token < last {
+			return fmt.Errorf("the content went back from token %d to %d", last, token)
+		}
+		last = token
+		// Read in this order the record can only be newer.
+		newest, err := f.Newest(context.Background())
+		if err != nil {
+			return err
+		}
+		if newest < token {
+			return fmt.Errorf("content of token %d, but the newest is %d", token, newest)
+		}
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// names lists the directory of path.
+func names(t *testing.T, path string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s []string
+	for _, e := range entries {
+		s = append(s, e.Name())
+	}
+	return s
+}

@@ -1,0 +1,184 @@
+//go:build linux || darwin || freebsd || netbsd || openbsd || dragonfly
+
+package fence_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/fence"
+)
+
+// The variables that make the test binary a writer in a process of its own.
+const (
+	childPath  = "HOLDFAST_FENCE_TEST_PATH"
+	childToken = "HOLDFAST_FENCE_TEST_TOKEN"
+	childPause = "HOLDFAST_FENCE_TEST_PAUSE"
+
+	exitStale = 3
+)
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(childPath); path != "" {
+		os.Exit(child(path))
+	}
+	os.Exit(m.Run())
+}
+
+// child writes until it is refused or killed.
+func child(path string) int {
+	token, _ := strconv.ParseUint(os.Getenv(childToken), 10, 64)
+	if os.Getenv(childPause) == "" {
+		// A test that was killed takes its children along.
+		go func() { _, _ = io.Copy(io.Discard, os.Stdin); os.Exit(1) }()
+	}
+	f, err := fence.NewFile(path)
+	for seq := 0; err == nil; seq++ {
+		err = f.WriteFunc(context.Background(), token, func(w io.Writer) error {
+			if _, err := w.Write(content(token, seq)); err != nil {
+				return err
+			}
+			if os.Getenv(childPause) != "" && seq > 0 {
+				fmt.Println("paused")
+				_, err := bufio.NewReader(os.Stdin).ReadString('\n')
+				return err
+			}
+			return nil
+		})
+		if seq == 0 && err == nil {
+			fmt.Println("wrote")
+		}
+	}
+	if errors.Is(err, fence.ErrStale) {
+		return exitStale
+	}
+	fmt.Fprintln(os.Stderr, err)
+	return 1
+}
+
+type process struct {
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+}
+
+func start(t *testing.T, path string, token uint64, env ...string) *process {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childPath+"="+path, childToken+"="+strconv.FormatUint(token, 10))
+	cmd.Env = append(cmd.Env, env...)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	return &process{cmd, stdin, bufio.NewReader(stdout)}
+}
+
+func (p *process) expect(t *testing.T, word string) {
+	t.Helper()
+	if line, err := p.stdout.ReadString('\n'); strings.TrimSpace(line) != word {
+		t.Fatalf("the child said %q, %v; want %q", line, err, word)
+	}
+}
+
+// Writers in processes of their own, each newer than the last, killed at any
+// moment: the content is always that of one holder, whole, and never goes back.
+func TestFileKilledWriters(t *testing.T) {
+	f, path := newFile(t)
+	stop, watched := make(chan struct{}), make(chan error, 1)
+	go func() { watched <- watch(path, stop) }()
+	rounds := 60
+	if testing.Short() {
+		rounds = 10
+	}
+	var last *process
+	for token := uint64(1); token <= uint64(rounds); token++ {
+		p := start(t, path, token)
+		// The one before goes on beside the newer one, until it is refused or
+		// killed, whichever comes first.
+		time.Sleep(time.Duration(rand.IntN(8)) * time.Millisecond)
+		if last != nil {
+			_ = last.cmd.Process.Kill()
+			var exit *exec.ExitError
+			if err := last.cmd.Wait(); !errors.As(err, &exit) || (exit.ExitCode() != exitStale && exit.ExitCode() != -1) {
+				t.Errorf("token %d: %v", token-1, err)
+			}
+		}
+		// Else it may die before its first write.
+		if token%3 == 0 || token == uint64(rounds) {
+			p.expect(t, "wrote")
+		}
+		last = p
+	}
+	_ = last.cmd.Process.Kill()
+	_ = last.cmd.Wait()
+	close(stop)
+	if err := <-watched; err != nil {
+		t.Fatal(err)
+	}
+	// Nobody waits for the dead, and the next holder clears up after them.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	newest := uint64(rounds)
+	wantStale(t, f.Write(ctx, newest-1, nil), newest-1, newest)
+	if err := f.Raise(ctx, newest+1); err != nil {
+		t.Fatal(err)
+	}
+	if left := names(t, path); len(left) != 2 {
+		t.Errorf("left behind: %v", left)
+	}
+	if token, err := written([]byte(read(t, path))); token != newest || err != nil {
+		t.Errorf("the content is of token %d, %v; want %d", token, err, newest)
+	}
+}
+
+// The story that fencing is about. A holder is stopped in the middle of its
+// write, a newer one takes over without having to wait, and the late write of
+// the first is refused.
+func TestFilePausedHolder(t *testing.T) {
+	f, path := newFile(t)
+	old := start(t, path, 1, childPause+"=1")
+	old.expect(t, "wrote")
+	old.expect(t, "paused")
+	if err := old.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := f.Write(ctx, 2, content(2, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(old.stdin, "go on\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := old.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	var exit *exec.ExitError
+	if err := old.cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != exitStale {
+		t.Errorf("the old holder ended with %v, want status %d", err, exitStale)
+	}
+	if token, err := written([]byte(read(t, path))); token != 2 || err != nil {
+		t.Errorf("the content is of token %d, %v", token, err)
+	}
+}

@@ -1,0 +1,241 @@
+package fence
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"maps"
+	"mime"
+	"net/http"
+	"strconv"
+)
+
+// Header is the name of the header that carries a fencing token, as a decimal
+// number.
+const Header = "Fencing-Token"
+
+// SetHeader puts token on a request, in place of one that is there. A token that
+// no grant carries is not sent: the error is a [*TokenError].
+func SetHeader(req *http.Request, token uint64) error {
+	if err := checkToken(token); err != nil {
+		return err
+	}
+	req.Header.Set(Header, strconv.FormatUint(token, 10))
+	return nil
+}
+
+// FromRequest returns the token that a request carries. Errors wrap
+// [ErrMissing], or [ErrInvalid] where the header is not one token.
+func FromRequest(req *http.Request) (uint64, error) {
+	switch values := req.Header.Values(Header); len(values) {
+	case 0:
+		return 0, fmt.Errorf("%w: header %s is missing", ErrMissing, Header)
+	case 1:
+		token, err := Parse(values[0])
+		if err != nil {
+			return 0, fmt.Errorf("header %s: %w", Header, err)
+		}
+		return token, nil
+	default:
+		// Someone on the way might pick another one than we would.
+		return 0, fmt.Errorf("%w: header %s is there %d times, want once", ErrInvalid, Header, len(values))
+	}
+}
+
+// problem is the body of a refusal, after RFC 9457.
+type problem struct {
+	Title    string `json:"title"`
+	Status   int    `json:"status"`
+	Detail   string `json:"detail,omitempty"`
+	Resource string `json:"resource,omitempty"`
+	Token    uint64 `json:"token,omitempty"`
+	Newest   uint64 `json:"newest,omitempty"`
+}
+
+const (
+	problemType  = "application/problem+json"
+	staleTitle   = "stale fencing token"
+	problemLimit = 64 << 10
+)
+
+// Handler runs next within guard, so that a request with a token smaller than
+// the largest one seen for its resource never reaches next, and no newer one
+// overtakes a request that runs.
+//
+//	mux.Handle("PUT /invoices/{id}", fence.Handler(guard, resource, save))
+//
+// Resource names what a request writes; two requests for the same thing must
+// get the same name. Mount Handler around writes only, and behind whatever
+// authenticates: any client it believes can raise the token of any resource it
+// can name, up to the largest there is. With a [Memory] guard, answer requests
+// for resources that do not exist before they get here, or their names stay.
+//
+// It answers by itself, with an application/problem+json body, with
+//
+//	400  the header is not a token, or the resource has no valid name
+//	412  the token is stale; "token" and "newest" tell both, as JSON numbers
+//	428  the request carries no token
+//	503  the guard failed or was not reached in time; the reason goes to the
+//	     server's ErrorLog and not to the client
+//
+// The answer of next is kept in memory and sent when the guard has let it go:
+// a success is not told before it is true, for example before a transaction is
+// committed. So next cannot stream, flush or take over the connection. A status
+// of 400 or more is a failed write: it is sent as it is, and a guard of
+// [SQL.Guard] rolls back.
+//
+// One slow request keeps the others of its resource waiting. Bound it with the
+// server's ReadTimeout or http.TimeoutHandler around Handler.
+func Handler(guard Guard, resource func(*http.Request) string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		token, err := FromRequest(r)
+		if err != nil {
+			status := http.StatusBadRequest
+			if errors.Is(err, ErrMissing) {
+				status = http.StatusPreconditionRequired
+			}
+			refuse(w, problem{Title: http.StatusText(status), Status: status, Detail: err.Error()})
+			return
+		}
+		name := resource(r)
+		if err := checkResource(name); err != nil {
+			refuse(w, problem{Title: http.StatusText(http.StatusBadRequest), Status: http.StatusBadRequest, Detail: err.Error()})
+			return
+		}
+		var answer *recorder
+		err = guard.Do(r.Context(), name, token, func(ctx context.Context) error {
+			answer = &recorder{header: make(http.Header)}
+			next.ServeHTTP(answer, r.WithContext(ctx))
+			if answer.status() >= http.StatusBadRequest {
+				return errAnswered
+			}
+			return nil
+		})
+		var stale *StaleError
+		switch {
+		case err == nil && answer != nil, errors.Is(err, errAnswered):
+			answer.send(w)
+		case errors.As(err, &stale):
+			refuse(w, problem{
+				Title: staleTitle, Status: http.StatusPreconditionFailed, Detail: stale.Error(),
+				Resource: stale.Resource, Token: stale.Token, Newest: stale.Newest,
+			})
+		default:
+			logf(r, "fence: %s %s: %v", r.Method, r.URL.Path, err)
+			refuse(w, problem{
+				Title: "fencing guard unavailable", Status: http.StatusServiceUnavailable,
+				Detail: "the write was not confirmed",
+			})
+		}
+	})
+}
+
+// errAnswered makes the guard treat the write as failed. It never leaves
+// Handler.
+var errAnswered = fmt.Errorf("%w: the handler answered with an error", ErrUnavailable)
+
+// FromResponse returns the [*StaleError] that a response of [Handler] carries,
+// or nil if it is another response. The body can be read as before.
+func FromResponse(resp *http.Response) error {
+	if resp.StatusCode != http.StatusPreconditionFailed || resp.Body == nil {
+		return nil
+	}
+	if kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type")); err != nil || kind != problemType {
+		return nil
+	}
+	head, err := io.ReadAll(io.LimitReader(resp.Body, problemLimit))
+	rest := io.Reader(resp.Body)
+	if err != nil {
+		rest = failing{err}
+	}
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(bytes.NewReader(head), rest), resp.Body}
+	var p problem
+	if err := json.Unmarshal(head, &p); err != nil || p.Title != staleTitle {
+		return nil
+	}
+	// Another server's idea of a stale token is not ours to pass on.
+	if checkToken(p.Token) != nil || checkToken(p.Newest) != nil || p.Token >= p.Newest {
+		return nil
+	}
+	return &StaleError{Resource: p.Resource, Token: p.Token, Newest: p.Newest}
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+func refuse(w http.ResponseWriter, p problem) {
+	body, err := json.Marshal(p)
+	if err != nil {
+		// Strings and numbers cannot fail.
+		panic(err)
+	}
+	w.Header().Set("Content-Type", problemType)
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(append(body, '\n')) // a client that has gone needs no answer
+}
+
+// logf writes where net/http writes its own complaints about this server.
+func logf(r *http.Request, format string, args ...any) {
+	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && s.ErrorLog != nil {
+		s.ErrorLog.Printf(format, args...)
+		return
+	}
+	log.Printf(format, args...)
+}
+
+// recorder keeps an answer until the guard has let it go. It has no Unwrap: a
+// Flush that reached the connection would send it early.
+type recorder struct {
+	header http.Header
+	sent   http.Header // the header as it was when the status was written
+	code   int
+	body   bytes.Buffer
+}
+
+func (a *recorder) Header() http.Header { return a.header }
+
+func (a *recorder) WriteHeader(code int) {
+	// Informational answers (1xx) would be sent at once. They are dropped.
+	if a.code != 0 || code < http.StatusOK {
+		return
+	}
+	a.code = code
+	a.sent = a.header.Clone()
+}
+
+func (a *recorder) Write(p []byte) (int, error) {
+	a.WriteHeader(http.StatusOK)
+	return a.body.Write(p)
+}
+
+func (a *recorder) status() int {
+	if a.code == 0 {
+		return http.StatusOK
+	}
+	return a.code
+}
+
+func (a *recorder) send(w http.ResponseWriter) {
+	header := a.sent
+	if header == nil {
+		header = a.header
+	}
+	maps.Copy(w.Header(), header)
+	w.WriteHeader(a.status())
+	_, _ = w.Write(a.body.Bytes()) // a client that has gone needs no answer
+	// What was set after the status can only be meant as trailers.
+	for name, values := range a.header {
+		if _, early := header[name]; !early {
+			w.Header()[name] = values
+		}
+	}
+}

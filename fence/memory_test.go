@@ -1,0 +1,223 @@
+package fence_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"pgregory.net/rapid"
+
+	"github.com/holdfast-go/holdfast/fence"
+)
+
+var _ fence.Guard = (*fence.Memory)(nil)
+
+var errWrite = errors.New("write failed")
+
+func TestMemory(t *testing.T) {
+	var guard fence.Memory
+	ran := false
+	do := func(resource string, token uint64, fail error) error {
+		ran = false
+		return guard.Do(t.Context(), resource, token, func(context.Context) error { ran = true; return fail })
+	}
+	steps := []struct {
+		what     string
+		resource string
+		token    uint64
+		fail     error
+		newest   uint64 // of the refusal; 0: accepted
+	}{
+		{"the first token", "a", 5, nil, 0},
+		{"the same holder again", "a", 5, nil, 0},
+		{"an older holder", "a", 4, nil, 5},
+		{"another resource", "A", 1, nil, 0},
+		{"a newer holder whose write fails", "a", 9, errWrite, 0},
+		{"the one before it", "a", 5, nil, 9},
+		{"a failed write tried again", "a", 9, nil, 0},
+		{"the largest token", "a", 1<<63 - 1, nil, 0},
+		{"any other", "a", 1<<63 - 2, nil, 1<<63 - 1},
+	}
+	for _, s := range steps {
+		err := do(s.resource, s.token, s.fail)
+		if s.newest != 0 {
+			wantStale(t, err, s.token, s.newest)
+		} else if err != s.fail {
+			t.Fatalf("%s: got error %v, want %v unchanged", s.what, err, s.fail)
+		}
+		if ran != (s.newest == 0) {
+			t.Fatalf("%s: the write ran: %v", s.what, ran)
+		}
+	}
+}
+
+func TestMemoryRefusesBadResources(t *testing.T) {
+	var guard fence.Memory
+	for what, resource := range badResources {
+		if err := guard.Do(t.Context(), resource, 1, nil); !errors.Is(err, fence.ErrInvalid) {
+			t.Errorf("%s: Do: got %v, want ErrInvalid", what, err)
+		}
+		if err := guard.Forget(t.Context(), resource); !errors.Is(err, fence.ErrInvalid) {
+			t.Errorf("%s: Forget: got %v, want ErrInvalid", what, err)
+		}
+		if _, err := guard.Newest(t.Context(), resource); !errors.Is(err, fence.ErrInvalid) {
+			t.Errorf("%s: Newest: got %v, want ErrInvalid", what, err)
+		}
+	}
+}
+
+func TestMemoryEndedContext(t *testing.T) {
+	var guard fence.Memory
+	cause := errors.New("lock lost")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	err := guard.Do(ctx, "r", 7, func(context.Context) error { t.Error("the write ran"); return nil })
+	for _, want := range []error{fence.ErrUnavailable, context.Canceled, cause} {
+		if !errors.Is(err, want) {
+			t.Errorf("got %v, want it to wrap %v", err, want)
+		}
+	}
+	if n, _ := guard.Newest(t.Context(), "r"); n != 0 {
+		t.Errorf("the token was raised to %d", n)
+	}
+}
+
+// A write that is under way keeps everyone out, and waiting ends with the
+// context of the one who waits.
+func TestMemoryWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var guard fence.Memory
+		in, out := make(chan struct{}), make(chan struct{})
+		done := make(chan error, 3)
+		go func() {
+			done <- guard.Do(t.Context(), "r", 5, func(context.Context) error { close(in); <-out; return nil })
+		}()
+		<-in
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { done <- guard.Do(ctx, "r", 6, func(context.Context) error { panic("ran") }) }()
+		synctest.Wait()
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) || !errors.Is(err, fence.ErrUnavailable) {
+			t.Errorf("got %v, want the context's error", err)
+		}
+		entered := false
+		go func() {
+			done <- guard.Do(t.Context(), "r", 7, func(context.Context) error { entered = true; return nil })
+		}()
+		synctest.Wait()
+		if entered {
+			t.Error("two writes at once")
+		}
+		if err := guard.Do(t.Context(), "other", 1, nil); err != nil {
+			t.Errorf("another resource: %v", err)
+		}
+		close(out)
+		for range 2 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+		if !entered {
+			t.Error("the write that waited did not run")
+		}
+	})
+}
+
+func TestMemoryPanicLetsGo(t *testing.T) {
+	var guard fence.Memory
+	func() {
+		defer func() { _ = recover() }()
+		_ = guard.Do(t.Context(), "r", 5, func(context.Context) error { panic("boom") })
+	}()
+	if err := guard.Do(t.Context(), "r", 5, nil); err != nil {
+		t.Error(err)
+	}
+	wantStale(t, guard.Do(t.Context(), "r", 4, nil), 4, 5)
+}
+
+func TestMemoryForget(t *testing.T) {
+	var guard fence.Memory
+	if err := guard.Do(t.Context(), "r", 5, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Forget(t.Context(), "r"); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard.Do(t.Context(), "r", 1, nil); err != nil {
+		t.Errorf("after Forget: %v", err)
+	}
+}
+
+// Whatever the sequence, the guard answers as a map of maxima does.
+func TestMemoryModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var guard fence.Memory
+		model := map[string]uint64{}
+		ctx := context.Background()
+		resource := rapid.SampledFrom([]string{"a", "b", "a/b"})
+		t.Repeat(map[string]func(*rapid.T){
+			"write": func(t *rapid.T) {
+				r, token := resource.Draw(t, "resource"), rapid.Uint64Range(1, 20).Draw(t, "token")
+				fail := rapid.SampledFrom([]error{nil, errWrite}).Draw(t, "fail")
+				ran := false
+				err := guard.Do(ctx, r, token, func(context.Context) error { ran = true; return fail })
+				if stale := token < model[r]; stale != errors.Is(err, fence.ErrStale) || stale == ran {
+					t.Fatalf("token %d after %d: ran %v, error %v", token, model[r], ran, err)
+				}
+				model[r] = max(model[r], token)
+			},
+			"forget": func(t *rapid.T) {
+				r := resource.Draw(t, "resource")
+				if err := guard.Forget(ctx, r); err != nil {
+					t.Fatal(err)
+				}
+				delete(model, r)
+			},
+			"": func(t *rapid.T) {
+				for _, r := range []string{"a", "b", "a/b"} {
+					if n, err := guard.Newest(ctx, r); n != model[r] || err != nil {
+						t.Fatalf("newest of %s is %d, %v; want %d", r, n, err, model[r])
+					}
+				}
+			},
+		})
+	})
+}
+
+// Many holders at once: the writes that were accepted carry tokens that never
+// fall, in the order in which they reached the resource.
+func TestMemoryConcurrent(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		holders := rapid.SliceOfN(rapid.SliceOfN(rapid.Uint64Range(1, 1000), 1, 30), 2, 12).Draw(t, "holders")
+		var guard fence.Memory
+		written := make([][]uint64, 2) // by resource, guarded by nothing but the guard
+		var wg sync.WaitGroup
+		for _, tokens := range holders {
+			wg.Go(func() {
+				for i, token := range tokens {
+					r := i % 2
+					err := guard.Do(context.Background(), fmt.Sprint(r), token, func(context.Context) error {
+						written[r] = append(written[r], token)
+						return nil
+					})
+					if err != nil && !errors.Is(err, fence.ErrStale) {
+						t.Errorf("token %d: %v", token, err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		for r, tokens := range written {
+			if !slices.IsSorted(tokens) {
+				t.Fatalf("resource %d went back: %v", r, tokens)
+			}
+			if n, _ := guard.Newest(context.Background(), fmt.Sprint(r)); len(tokens) > 0 && n != tokens[len(tokens)-1] {
+				t.Fatalf("resource %d: newest is %d, last written %d", r, n, tokens[len(tokens)-1])
+			}
+		}
+	})
+}

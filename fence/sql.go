@@ -1,0 +1,251 @@
+package fence
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"regexp"
+)
+
+// Dialect is the kind of a database.
+type Dialect int
+
+// The dialects.
+const (
+	// MySQL is MySQL 5.7 or later, and MariaDB, with InnoDB.
+	MySQL Dialect = iota + 1
+	// PostgreSQL is PostgreSQL 9.5 or later.
+	PostgreSQL
+	// SQLite is SQLite 3.35 or later.
+	SQLite
+)
+
+func (d Dialect) String() string {
+	switch d {
+	case MySQL:
+		return "MySQL"
+	case PostgreSQL:
+		return "PostgreSQL"
+	case SQLite:
+		return "SQLite"
+	}
+	return fmt.Sprintf("Dialect(%d)", int(d))
+}
+
+// DefaultTable is the table of [SQL] unless another is set.
+const DefaultTable = "holdfast_fence"
+
+// SQL guards rows of a database by a table of tokens, one row per resource,
+// that moves in the same transaction as the caller's own rows.
+//
+//	guard := fence.SQL{Dialect: fence.PostgreSQL}
+//
+//	tx, err := db.BeginTx(ctx, nil)
+//	...
+//	defer tx.Rollback()
+//	if err := guard.Check(ctx, tx, "invoices", lock.Token()); err != nil {
+//		return err
+//	}
+//	// read and write invoices with tx
+//	return tx.Commit()
+//
+// The table must live in the database whose rows it guards; [SQL.Schema] is
+// what creates it. Rows are never removed: one that is deleted lets every old
+// token write again.
+//
+// # Why it is atomic
+//
+// Check raises the resource's row, and so holds its row lock until the
+// transaction ends, even if the token was large enough already. A transaction
+// with another token that comes meanwhile waits in its own Check. After a
+// commit it finds the number raised, after a rollback it finds the number as it
+// was before, and the rows with it. So the transactions of one resource run one
+// after the other, and those that commit carry tokens that never fall. It makes
+// no use of the count of affected rows, which means different things under
+// different drivers and settings.
+//
+// Call Check first in the transaction: under REPEATABLE READ, what was read
+// before it may be older than the lock. Do not run statements that commit by
+// themselves (DDL in MySQL) after it. Every isolation level will do.
+//
+// Under REPEATABLE READ and SERIALIZABLE, PostgreSQL may end a transaction that
+// had to wait with SQLSTATE 40001 instead of ErrStale, MySQL may choose one of
+// several first writers of a resource as the victim of a deadlock (1213), and
+// SQLite answers SQLITE_BUSY when another writer was faster. Those errors wrap
+// [ErrUnavailable] and the driver's own, nothing was written, and the whole
+// transaction can be tried again.
+type SQL struct {
+	// Dialect is required.
+	Dialect Dialect
+	// Table is the name of the table of tokens: letters, digits and '_', not
+	// beginning with a digit, at most 63 bytes, optionally after a schema's name
+	// and a dot. It is used unquoted. Default: [DefaultTable].
+	Table string
+}
+
+// Schema returns the statement that creates the table unless it exists. Errors
+// wrap [ErrInvalid].
+func (s SQL) Schema() (string, error) {
+	table, err := s.table()
+	if err != nil {
+		return "", err
+	}
+	switch s.Dialect {
+	case MySQL:
+		// Only InnoDB takes row locks and rolls back. VARBINARY, because text
+		// compares without regard to case or trailing spaces.
+		return `CREATE TABLE IF NOT EXISTS ` + table + ` (
+	resource VARBINARY(512) NOT NULL PRIMARY KEY,
+	token    BIGINT NOT NULL,
+	checks   BIGINT NOT NULL DEFAULT 0
+) ENGINE=InnoDB`, nil
+	case PostgreSQL:
+		// Every check makes a new version of its row. Room on the page keeps them
+		// out of the index.
+		return `CREATE TABLE IF NOT EXISTS ` + table + ` (
+	resource BYTEA NOT NULL PRIMARY KEY,
+	token    BIGINT NOT NULL
+) WITH (fillfactor = 50)`, nil
+	default:
+		return `CREATE TABLE IF NOT EXISTS ` + table + ` (
+	resource BLOB NOT NULL PRIMARY KEY,
+	token    INTEGER NOT NULL
+) WITHOUT ROWID`, nil
+	}
+}
+
+// CreateTable runs [SQL.Schema]. Errors wrap [ErrInvalid] or [ErrUnavailable].
+func (s SQL) CreateTable(ctx context.Context, db *sql.DB) error {
+	schema, err := s.Schema()
+	if err != nil {
+		return err
+	}
+	if _, err := db.ExecContext(ctx, schema); err != nil {
+		return fmt.Errorf("%w: create table %s: %w", ErrUnavailable, s.name(), err)
+	}
+	return nil
+}
+
+// Check refuses a token smaller than the largest one seen for resource with a
+// [*StaleError], and otherwise remembers it if tx is committed. It waits for
+// other transactions that have checked the same resource, until ctx or the
+// server's lock timeout ends. After any error roll tx back.
+//
+// Resource and token have the limits of [Guard]. Errors wrap [ErrStale],
+// [ErrInvalid] or [ErrUnavailable].
+func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string, token uint64) error {
+	table, err := s.table()
+	if err != nil {
+		return err
+	}
+	if err := check(resource, token); err != nil {
+		return err
+	}
+	if err := ended(ctx, resource); err != nil {
+		return err
+	}
+	newest, err := s.raise(ctx, tx, table, []byte(resource), int64(token))
+	if err != nil {
+		return fmt.Errorf("%w: %q: %w", ErrUnavailable, resource, err)
+	}
+	if newest > int64(token) {
+		return &StaleError{Resource: resource, Token: token, Newest: uint64(newest)}
+	}
+	return nil
+}
+
+// raise makes the row max(its token, token), keeps it locked and returns it.
+func (s SQL) raise(ctx context.Context, tx *sql.Tx, table string, resource []byte, token int64) (newest int64, err error) {
+	switch s.Dialect {
+	case MySQL:
+		// checks makes every call a change. On a Galera cluster a row that was
+		// only locked is no part of what is certified, so that two nodes could
+		// commit an equal and a larger token in the wrong order.
+		_, err = tx.ExecContext(ctx, `INSERT INTO `+table+` (resource, token) VALUES (?, ?)
+			ON DUPLICATE KEY UPDATE token = GREATEST(token, ?), checks = checks + 1`,
+			resource, token, token)
+		if err != nil {
+			return 0, err
+		}
+		// FOR UPDATE reads the row as it is now, whatever the snapshot of the
+		// transaction.
+		err = tx.QueryRowContext(ctx, `SELECT token FROM `+table+` WHERE resource = ? FOR UPDATE`, resource).Scan(&newest)
+	case PostgreSQL:
+		// No WHERE on the update: it would answer no row where the token is
+		// smaller, and a second query would have to ask why.
+		err = tx.QueryRowContext(ctx, `INSERT INTO `+table+` AS f (resource, token) VALUES ($1, $2)
+			ON CONFLICT (resource) DO UPDATE SET token = GREATEST(f.token, EXCLUDED.token)
+			RETURNING token`, resource, token).Scan(&newest)
+	default:
+		err = tx.QueryRowContext(ctx, `INSERT INTO `+table+` AS f (resource, token) VALUES (?, ?)
+			ON CONFLICT (resource) DO UPDATE SET token = max(f.token, excluded.token)
+			RETURNING token`, resource, token).Scan(&newest)
+	}
+	return newest, err
+}
+
+// Newest returns the largest token of resource that was committed, or 0 if there
+// was none. It is for people and tests: by the time it returns there may be a
+// larger one. Errors wrap [ErrInvalid] or [ErrUnavailable].
+func (s SQL) Newest(ctx context.Context, db *sql.DB, resource string) (uint64, error) {
+	table, err := s.table()
+	if err != nil {
+		return 0, err
+	}
+	if err := checkResource(resource); err != nil {
+		return 0, err
+	}
+	var newest int64
+	err = db.QueryRowContext(ctx, `SELECT token FROM `+table+` WHERE resource = `+s.Dialect.arg(1), []byte(resource)).Scan(&newest)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return 0, fmt.Errorf("%w: %q: %w", ErrUnavailable, resource, err)
+	}
+	return uint64(newest), nil
+}
+
+func (s SQL) name() string {
+	if s.Table == "" {
+		return DefaultTable
+	}
+	return s.Table
+}
+
+func (s SQL) table() (string, error) {
+	if err := s.Dialect.check(); err != nil {
+		return "", err
+	}
+	return s.name(), checkIdentifier("table", s.name(), true)
+}
+
+func (d Dialect) check() error {
+	if d < MySQL || d > SQLite {
+		return fmt.Errorf("%w: dialect %d, want MySQL, PostgreSQL or SQLite", ErrInvalid, int(d))
+	}
+	return nil
+}
+
+// arg is the placeholder of argument n, counted from 1.
+func (d Dialect) arg(n int) string {
+	if d == PostgreSQL {
+		return fmt.Sprintf("$%d", n)
+	}
+	return "?"
+}
+
+var (
+	identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+	qualified  = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+)
+
+// checkIdentifier guards the statements, which names are pasted into.
+func checkIdentifier(what, name string, schema bool) error {
+	form, hint := identifier, ""
+	if schema {
+		form, hint = qualified, ", optionally after a schema and a dot"
+	}
+	if !form.MatchString(name) {
+		return fmt.Errorf("%w: %s %q, want 1 to 63 letters, digits and '_', not beginning with a digit%s", ErrInvalid, what, name, hint)
+	}
+	return nil
+}

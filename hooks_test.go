@@ -1,0 +1,276 @@
+package holdfast_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+type traceKey struct{}
+
+// recorder keeps the events it is told.
+type recorder struct {
+	mu     sync.Mutex
+	events []holdfast.Event
+}
+
+func (r *recorder) Start(ctx context.Context, e holdfast.Event) context.Context {
+	r.add(e)
+	return context.WithValue(ctx, traceKey{}, "trace")
+}
+
+func (r *recorder) Event(ctx context.Context, e holdfast.Event) {
+	if ctx.Value(traceKey{}) != "trace" {
+		e.Kind = "event without the context of its start"
+	}
+	r.add(e)
+}
+
+func (r *recorder) add(e holdfast.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, e)
+}
+
+func (r *recorder) kinds() []holdfast.EventKind {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var kinds []holdfast.EventKind
+	for _, e := range r.events {
+		kinds = append(kinds, e.Kind)
+	}
+	return kinds
+}
+
+func TestHooksTellTheLifeOfALock(t *testing.T) {
+	for name, tc := range map[string]struct {
+		do   func(*testing.T, *holdfast.Locker, *memstore.Store)
+		want []holdfast.EventKind
+	}{
+		"plain": {func(t *testing.T, l *holdfast.Locker, _ *memstore.Store) {
+			unlock(t, mustLock(t, l, "a"))
+		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventReleased}},
+		"busy": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
+			other := newLocker(t, s.Client())
+			k := mustLock(t, other, "a")
+			wantBusy(t, l, "a")
+			_, _ = l.Lock(bg, "a", holdfast.Wait(time.Second))
+			unlock(t, k)
+		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventFailed, holdfast.EventAcquiring, holdfast.EventQueued, holdfast.EventFailed}},
+		"renewed": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
+			k := mustLock(t, l, "a", holdfast.TTL(3*time.Second))
+			time.Sleep(1500 * time.Millisecond)
+			s.Script().FailRenewals("a", 1, nil)
+			time.Sleep(time.Second)
+			unlock(t, k)
+		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventRenewed, holdfast.EventRenewFailed, holdfast.EventRenewed, holdfast.EventReleased}},
+		"lost": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
+			k := mustLock(t, l, "a")
+			_ = s.Script().Lose("a", driver.Taken)
+			<-k.Context().Done()
+			synctest.Wait()
+			_ = k.Unlock()
+		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventLost}},
+		"hold limit": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
+			k := mustLock(t, l, "a", holdfast.MaxHold(time.Second))
+			<-k.Context().Done()
+			synctest.Wait()
+			unlock(t, k)
+		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventHoldLimit, holdfast.EventReleased}},
+		"unconfirmed": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
+			k := mustLock(t, l, "a")
+			s.Script().FailReleases("a", 2, driver.Errorf(driver.Unknown, "cut"))
+			_ = k.Unlock()
+			time.Sleep(10 * time.Second)
+		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventUnconfirmed, holdfast.EventUnconfirmed, holdfast.EventReleased}},
+		"undone": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
+			s.Script().LoseAcquireAnswer("a", memstore.Applied, 0)
+			s.Script().FailUndos("a", 1, driver.Errorf(driver.Unavailable, "down"))
+			_, _ = l.TryLock(bg, "a")
+			time.Sleep(10 * time.Second)
+		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventFailed, holdfast.EventUndoFailed}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			r := &recorder{}
+			l := newLocker(t, s, holdfast.WithHooks(nil), holdfast.WithHooks(r))
+			tc.do(t, l, s)
+			if err := l.Close(bg); err != nil {
+				t.Error(err)
+			}
+			if got := r.kinds(); !slices.Equal(got, tc.want) {
+				t.Errorf("%s: %q, want %q", name, got, tc.want)
+			}
+			for _, e := range r.events {
+				if e.Name != "a" || e.Store != "memory" || e.At.IsZero() || e.Kind != holdfast.EventAcquiring && e.StoreKind != "memory" {
+					t.Errorf("%s: %+v", name, e)
+				}
+			}
+		})
+	}
+}
+
+// naughty hooks panic and dawdle.
+type naughty struct{ block chan struct{} }
+
+func (n naughty) Start(context.Context, holdfast.Event) context.Context { panic("start") }
+func (n naughty) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind == holdfast.EventRenewed {
+		<-n.block
+	}
+	panic("event")
+}
+
+// TestHooksCannotBreakALock: neither by panicking nor by never returning.
+func TestHooksCannotBreakALock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		block := make(chan struct{})
+		l, other := newLocker(t, s, holdfast.WithHooks(naughty{block}), holdfast.WithHooks(&recorder{})), newLocker(t, s.Client())
+		k := mustLock(t, l, "a", holdfast.TTL(3*time.Second))
+		time.Sleep(time.Minute) // renewals go on behind the hook that hangs
+		if k.Context().Err() != nil {
+			t.Fatal(context.Cause(k.Context()))
+		}
+		unlock(t, k)
+		wantFree(t, other, "a")
+		close(block)
+	})
+}
+
+func TestLogHooks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		s := memstore.New()
+		l := newLocker(t, s, holdfast.WithHooks(holdfast.LogHooks(slog.New(slog.NewTextHandler(&out, nil)))))
+		unlock(t, mustLock(t, l, "quiet"))
+		k := mustLock(t, l, "loud", holdfast.Reason("why"))
+		_ = s.Script().Lose("loud", driver.Taken)
+		<-k.Context().Done()
+		_ = k.Unlock()
+		s.Script().FailReleases("slow", 1, driver.Errorf(driver.Unknown, "cut"))
+		_ = mustLock(t, l, "slow").Unlock()
+		if err := l.Close(bg); err != nil {
+			t.Fatal(err)
+		}
+		text := out.String()
+		if strings.Contains(text, "quiet") {
+			t.Errorf("what is in order is logged above debug level: %s", text)
+		}
+		for _, want := range []string{"level=ERROR", `msg="holdfast: lost"`, "name=loud", "cause=taken", "reason=why", "level=WARN", "name=slow", "token="} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%q is not in %s", want, text)
+			}
+		}
+		out.Reset()
+		h := holdfast.LogHooks(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+		h.Event(bg, holdfast.Event{Kind: holdfast.EventQueued, Took: time.Second, Holders: []holdfast.Holder{{Owner: driver.Owner{Host: "h", PID: 7}}}})
+		if !strings.Contains(out.String(), "holder_pid=7") {
+			t.Error(out.String())
+		}
+	})
+}
+
+func TestInspectListWatchBreak(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s, holdfast.Process("web-1", "billing")), newLocker(t, s.Client())
+		k := mustLock(t, l, "a/1", holdfast.Limit(2), holdfast.Reason("why"))
+		b := mustLock(t, l, "a/2")
+		var names []string
+		for st, err := range other.List(bg, "a/") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			names = append(names, st.Name)
+		}
+		if !slices.Equal(names, []string{"a/1", "a/2"}) {
+			t.Errorf("%v", names)
+		}
+		st, err := other.Inspect(bg, "a/1")
+		if err != nil || len(st.Holders) != 1 {
+			t.Fatalf("%+v, %v", st, err)
+		}
+		if h := st.Holders[0]; h.Host != "web-1" || h.Instance != "billing" || h.Reason != "why" || h.Slot != 0 || h.Limit != 2 || h.Token != k.Token() || h.TTL != 30*time.Second {
+			t.Errorf("%+v", h)
+		}
+
+		var seen []int // holders, at each change
+		ctx, cancel := context.WithCancel(bg)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for st, err := range other.Watch(ctx, "a/2") {
+				if err != nil {
+					t.Error(err)
+				}
+				seen = append(seen, len(st.Holders))
+			}
+		}()
+		synctest.Wait()
+		if err := other.Break(bg, "a/2", b.Token()+100); !errors.Is(err, holdfast.ErrNotHeld) {
+			t.Errorf("Break with a wrong token: %v", err)
+		}
+		if err := other.Break(bg, "a/2", b.Token()); err != nil {
+			t.Error(err)
+		}
+		wantCause(t, b.Context(), holdfast.Taken)
+		synctest.Wait()
+		unlock(t, mustLock(t, other, "a/2"))
+		synctest.Wait()
+		cancel()
+		<-done
+		if len(seen) < 2 || seen[0] != 1 || seen[1] != 0 {
+			t.Errorf("the watch saw %v", seen)
+		}
+		for range other.Watch(bg, "a/1") {
+			break // it may be left
+		}
+		unlock(t, k)
+		_ = b.Unlock()
+
+		// A store that has gone ends a watch and a list with its error.
+		gone := s.Client()
+		third := newLocker(t, gone)
+		_ = gone.Close(bg)
+		if err := watchError(third, "a"); !errors.Is(err, holdfast.ErrClosed) {
+			t.Error(err)
+		}
+		if err := listError(third, ""); !errors.Is(err, holdfast.ErrClosed) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestErrorTexts: an error names the lock, the store, and what is wrong, once.
+func TestErrorTexts(t *testing.T) {
+	s := memstore.New()
+	l := newLocker(t, s, holdfast.Process("web-1", ""))
+	k := mustLock(t, l, "a", holdfast.Limit(2), holdfast.Reason("nightly"))
+	mustLock(t, l, "a", holdfast.Limit(2))
+	busy := wantBusy(t, newLocker(t, s.Client()), "a")
+	for _, want := range []string{`holdfast: "a" on memory: busy, held by pid `, " on web-1 (nightly) and 1 more"} {
+		if !strings.Contains(busy.Error(), want) {
+			t.Errorf("%q is not in %q", want, busy.Error())
+		}
+	}
+	_ = s.Script().Lose("a", driver.Taken)
+	if got := k.Unlock().Error(); !strings.HasPrefix(got, `holdfast: "a" on memory: lock lost (taken), token `) {
+		t.Error(got)
+	}
+	lost := &holdfast.LostError{Name: "a", Store: "s", Token: 1, Cause: "gone", Work: errors.New("w"), Err: errors.New("e")}
+	if got := lost.Error(); got != `holdfast: "a" on s: lock lost (gone), token 1: e; the work said: w` {
+		t.Error(got)
+	}
+}
