@@ -28,8 +28,7 @@ func (l *Locker) Lock(ctx context.Context, name string, o ...LockOption) (*Lock,
 	return l.lock(ctx, name, o, true)
 }
 
-// lock checks the input, before any I/O and before any hook, and then takes the
-// lock.
+// lock checks the input, before any I/O and before any hook, and takes the lock.
 func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait bool) (*Lock, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -37,6 +36,10 @@ func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait boo
 	s, err := l.cfg.resolve(o)
 	if err != nil {
 		return nil, err
+	}
+	// A join is no acquisition: the store hears nothing of it, nor do hooks.
+	if k, err := l.reenter(ctx, name, &s); k != nil || err != nil {
+		return k, err
 	}
 	if l.cfg.hooks == nil {
 		return l.take(ctx, name, s, wait)
@@ -82,7 +85,7 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 	return outer.hold.join(ctx, s), nil
 }
 
-// take acquires a name, or joins the lock on it that the context carries.
+// take acquires a name that the context does not hold.
 func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (*Lock, error) {
 	if ctx.Err() != nil {
 		return nil, &failure{name: name, store: l.store.String(), err: contextError(ctx)}
@@ -93,9 +96,6 @@ func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (
 	}
 	if err := s.checkStore(g); err != nil {
 		return nil, err
-	}
-	if k, err := l.reenter(ctx, name, &s); k != nil || err != nil {
-		return k, err
 	}
 	l.work.begin()
 	defer l.work.end()

@@ -85,7 +85,7 @@ func NewOwner(ctx context.Context) context.Context {
 type bounded struct {
 	context.Context // the parent
 	detached        bool
-	at              time.Time
+	within          time.Duration
 
 	mu    sync.Mutex
 	timed context.Context
@@ -94,7 +94,7 @@ type bounded struct {
 
 // bound makes b the context of a request of at most d.
 func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time.Duration) context.Context {
-	b.Context, b.detached, b.at = parent, detached, time.Now().Add(d)
+	b.Context, b.detached, b.within = parent, detached, d
 	if g := l.guarantees.Load(); g != nil && g.Scope == driver.ScopeProcess {
 		return b
 	}
@@ -108,7 +108,7 @@ func (b *bounded) start() {
 		if b.detached {
 			parent = context.WithoutCancel(parent)
 		}
-		b.timed, b.stop = context.WithDeadline(parent, b.at)
+		b.timed, b.stop = context.WithTimeout(parent, b.within)
 	}
 }
 
@@ -122,10 +122,10 @@ func (b *bounded) end() {
 }
 
 func (b *bounded) Deadline() (time.Time, bool) {
-	if at, ok := b.Context.Deadline(); ok && !b.detached && at.Before(b.at) {
-		return at, true
-	}
-	return b.at, true
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.start()
+	return b.timed.Deadline()
 }
 
 func (b *bounded) Done() <-chan struct{} {
@@ -138,16 +138,11 @@ func (b *bounded) Done() <-chan struct{} {
 func (b *bounded) Err() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.timed != nil {
+	switch {
+	case b.timed != nil:
 		return b.timed.Err()
+	case b.detached:
+		return nil
 	}
-	if !b.detached {
-		if err := b.Context.Err(); err != nil {
-			return err
-		}
-	}
-	if !time.Now().Before(b.at) {
-		return context.DeadlineExceeded
-	}
-	return nil
+	return b.Context.Err()
 }

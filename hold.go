@@ -95,11 +95,12 @@ func (h *hold) accept(g driver.Grant) bool {
 	h.grant = g
 	h.forever = g.TTL == driver.Forever
 	h.setTrust()
-	if h.trustLeftLocked() <= 0 {
+	elapsed, slept := g.SentAt.Elapsed()
+	if elapsed >= h.trust {
 		return false
 	}
 	h.state = held
-	h.since = time.Now()
+	h.since = g.SentAt.Time().Add(elapsed - slept) // now
 	return true
 }
 
@@ -178,23 +179,30 @@ func (h *hold) join(parent context.Context, s *settings) *Lock {
 	return k
 }
 
-// checkTrust ends the hold if its trust has run out, whatever timers did.
-func (h *hold) checkTrust() {
+// checkTrust ends the hold if its trust has run out, whatever timers did. It
+// returns the trust left.
+func (h *hold) checkTrust() time.Duration {
 	h.mu.Lock()
-	var cause driver.Cause
-	if (h.state == held || h.state == lingering) && !h.forever {
-		if elapsed, slept := h.grant.SentAt.Elapsed(); elapsed >= h.trust {
-			cause = Expired
-			if elapsed-slept < h.trust {
-				cause = Slept
-			}
-		}
-	}
-	if cause == "" {
+	if h.state != held && h.state != lingering {
 		h.mu.Unlock()
-		return
+		return 0
+	}
+	if h.forever {
+		h.mu.Unlock()
+		return driver.Forever
+	}
+	elapsed, slept := h.grant.SentAt.Elapsed()
+	if elapsed < h.trust {
+		left := h.trust - elapsed
+		h.mu.Unlock()
+		return left
+	}
+	cause := Expired
+	if elapsed-slept < h.trust {
+		cause = Slept
 	}
 	h.loseLocked(cause, nil)
+	return 0
 }
 
 // lose ends the hold; only the first call counts.
@@ -247,7 +255,7 @@ func (h *hold) wanted() bool {
 
 // unlock takes one Lock away and, with the last, gives the grant back.
 func (h *hold) unlock(k *Lock) error {
-	h.checkTrust()
+	left := h.checkTrust()
 	h.mu.Lock()
 	// The context ends before the store can hear of the release.
 	k.end(ErrReleased)
@@ -268,7 +276,10 @@ func (h *hold) unlock(k *Lock) error {
 		}
 		return nil
 	}
-	keep := h.set.minHold - time.Since(h.since)
+	var keep time.Duration
+	if h.set.minHold > 0 {
+		keep = h.set.minHold - time.Since(h.since)
+	}
 	if loss == nil && keep > 0 && !h.l.guarantees.Load().Linger {
 		// The scheduler goes on renewing it, and Close waits.
 		h.state = lingering
@@ -290,7 +301,7 @@ func (h *hold) unlock(k *Lock) error {
 		return loss
 	}
 	h.l.sched.remove(h)
-	return h.release(max(keep, 0))
+	return h.release(max(keep, 0), left)
 }
 
 // endLinger releases a lingering grant.
@@ -303,7 +314,7 @@ func (h *hold) endLinger() {
 	h.state = released
 	h.mu.Unlock()
 	h.l.sched.remove(h)
-	_ = h.release(0) // hooks report what could not be confirmed
+	_ = h.release(0, h.trustLeft()) // hooks report what could not be confirmed
 	h.finishLinger()
 }
 

@@ -8,12 +8,11 @@ import (
 )
 
 // release gives the grant back to the store: one try on the caller's time, the
-// rest in the background. The hold is released already as far as the process is
-// concerned.
-func (h *hold) release(keep time.Duration) error {
+// rest in the background. As far as the process is concerned the hold is
+// released already; left was its trust.
+func (h *hold) release(keep, left time.Duration) error {
 	h.mu.Lock()
 	g, since := h.grant, h.since
-	left := h.trustLeftLocked()
 	h.mu.Unlock()
 	timeout := min(h.l.requestTimeout(h.req.TTL), max(left, time.Millisecond))
 	var b bounded

@@ -74,11 +74,11 @@ func (s *scheduler) arm() {
 		return
 	}
 	at := s.holds[0].due
-	if most := time.Now().Add(look); at.After(most) {
-		at = most
-	}
 	if !s.armed.IsZero() && !s.armed.After(at) {
 		return
+	}
+	if most := time.Now().Add(look); at.After(most) {
+		at = most
 	}
 	s.armed = at
 	if s.timer == nil {

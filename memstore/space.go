@@ -57,12 +57,12 @@ func (n *name) admits(limit int) bool {
 func (sp *space) grant(e *entry) {
 	sp.token++
 	e.token = sp.token
-	e.since = time.Now()
 	if e.limit > driver.Exclusive && e.limit <= driver.MaxLimit {
 		e.slot = e.n.freeSlot()
 	}
 	e.n.holders = append(e.n.holders, e)
 	sp.extend(e)
+	e.since = e.sent.Time()
 	sp.changed(e.n)
 }
 
@@ -129,6 +129,9 @@ func (sp *space) drop(e *entry) {
 
 // expire removes the grants whose time is up and serves the queue.
 func (sp *space) expire(n *name) {
+	if len(n.holders) == 0 {
+		return
+	}
 	now := time.Now()
 	dead := func(e *entry) bool { return !now.Before(e.expires) }
 	if slices.ContainsFunc(n.holders, dead) {
