@@ -41,9 +41,18 @@ func (h *hold) release(keep, left time.Duration) error {
 }
 
 // releaseLater tries again until the store has answered, or until the lease,
-// which nobody renews any more, must have run out.
+// which nobody renews any more, must have run out. For a lock that was lost it is
+// a courtesy, of which no event tells: the loss was its end.
 func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 	until := time.Now().Add(keep)
+	h.mu.Lock()
+	lost := h.loss != nil
+	h.mu.Unlock()
+	report := func(kind EventKind, err error) {
+		if !lost {
+			h.report(kind, err, h.since)
+		}
+	}
 	h.l.doLater(&chore{
 		within: h.l.requestTimeout(h.req.TTL),
 		run: func(ctx context.Context) error {
@@ -54,7 +63,7 @@ func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 			}
 			err := h.l.store.Release(ctx, g, max(time.Until(until), 0))
 			if err == nil {
-				h.report(EventReleased, nil, h.since)
+				report(EventReleased, nil)
 				return nil
 			}
 			switch h.l.store.Classify(err) {
@@ -63,7 +72,7 @@ func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 			}
 			return nil // an answered no: there is nothing of ours to release
 		},
-		failed: func(err error) { h.report(EventUnconfirmed, err, h.since) },
+		failed: func(err error) { report(EventUnconfirmed, err) },
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -33,7 +32,6 @@ type acquisition struct {
 	mu    sync.Mutex
 	ended bool
 	hold  trace.Span // nil until acquired
-	since time.Time
 }
 
 // acquisitionKey differs for each hooks, since two of them may watch one Locker,
@@ -71,7 +69,6 @@ func (a *acquisition) begin(e holdfast.Event) {
 	if a.ended || a.hold != nil {
 		return
 	}
-	a.since = time.Now()
 	_, a.hold = a.hooks.tracer.Start(a.beside(), "holdfast.hold",
 		trace.WithAttributes(a.hooks.identity(e)...),
 		trace.WithAttributes(grant(e)...),
@@ -98,11 +95,7 @@ func (a *acquisition) end(ctx context.Context, e holdfast.Event, result string) 
 	}
 	h := a.hooks
 	h.locksHeld.Add(a.Context, -1, labels(e))
-	took := e.Took
-	if took == 0 { // not every loss tells
-		took = time.Since(a.since)
-	}
-	h.holdDuration.Record(trace.ContextWithSpan(ctx, a.hold), took.Seconds(), labels(e, outcomeKey.String(result)))
+	h.holdDuration.Record(trace.ContextWithSpan(ctx, a.hold), e.Took.Seconds(), labels(e, outcomeKey.String(result)))
 	attrs := []attribute.KeyValue{outcomeKey.String(result)}
 	if result == "lost" {
 		attrs = append(attrs, causeKey.String(cause(e)))

@@ -33,10 +33,10 @@
 //   - holdfast.cause: that of a [holdfast.LostError], as "expired"; "other" for
 //     one that holdfast does not define.
 //
-// An acquisition that ends before its first request to the store (bad input, a
-// context that has ended, a store that has not yet told its guarantees, a name
-// that the context holds already) is not reported, and joining a held lock with
-// [holdfast.Reentrant] neither: it is one grant, and counted once.
+// Bad input and a name that the context holds already are not reported, and
+// joining a held lock with [holdfast.Reentrant] neither: it is one grant, and
+// counted once. The kind is "unknown" as long as the store has not told its
+// guarantees, as one that is down from the start.
 //
 // # What counts as held
 //
@@ -49,9 +49,8 @@
 // counts; one that the Locker itself keeps for it does.
 //
 // The count is exact as long as events arrive. Holdfast drops background events
-// when more than 4096 wait for a slow hook, so keep what stands beside these
-// hooks fast, and reports nothing when a grant that the Locker keeps for its
-// MinHold is lost: that one is counted until the process ends.
+// other than losses when more than 4096 wait for a slow hook, so keep what stands
+// beside these hooks fast.
 //
 // # Traces
 //

@@ -123,7 +123,8 @@ func (h *hooks) answered(ctx context.Context, a *acquisition, e holdfast.Event) 
 	if a == nil {
 		return
 	}
-	attrs := []attribute.KeyValue{outcomeKey.String(result), attribute.Float64("holdfast.waited", e.Took.Seconds())}
+	// The kind again: a store may tell it only when it is first asked.
+	attrs := []attribute.KeyValue{outcomeKey.String(result), kindKey.String(kind(e)), attribute.Float64("holdfast.waited", e.Took.Seconds())}
 	if e.Kind == holdfast.EventAcquired {
 		attrs = append(attrs, grant(e)...)
 	} else {
