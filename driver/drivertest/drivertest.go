@@ -17,7 +17,6 @@ package drivertest
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -398,7 +397,7 @@ func (e *env) leases() {
 	}
 }
 
-// expired waits until a grant that nobody renews has run out, by asking.
+// takeExpired waits until a grant that nobody renews has run out, by asking.
 func (e *env) takeExpired(s driver.Store, name string, limit int) driver.Grant {
 	e.Helper()
 	var g driver.Grant
@@ -420,5 +419,3 @@ func (e *env) limits() []int {
 	}
 	return limits
 }
-
-func sorted(tokens []uint64) bool { return slices.IsSorted(tokens) }

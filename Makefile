@@ -1,0 +1,75 @@
+# make test      everything: gets the servers it needs (as root on Debian or Ubuntu), checks, tests
+# make build     the command, in bin/
+# make bench     the figures of docs/benchmarks.md, on this machine
+# make help      the rest
+
+GO          ?= go
+# The modules of this repository, each with its own dependencies.
+MODULES     := . otelhooks check cmd/holdfast e2e
+PUBLISHED   := . otelhooks check cmd/holdfast
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# Coverage of the packages that everything stands on, in percent.
+COVERAGE    := 90
+
+.PHONY: help build test check lint race cover cross standalone bench fuzz
+
+help:
+	@sed -n 's/^# make /make /p' Makefile
+	@echo 'make lint       gofmt, go vet, staticcheck'
+	@echo 'make race       the tests, under the race detector'
+	@echo 'make cover      coverage of the root package and driver, at least $(COVERAGE) %'
+	@echo 'make cross      builds for the systems that the tests do not run on'
+	@echo 'make standalone builds and tests each module without the workspace'
+	@echo 'make fuzz       each fuzz target for a while'
+
+build:
+	$(GO) build -o bin/holdfast ./cmd/holdfast
+
+test: servers lint race cover cross standalone
+
+# Fails, with the line that helps, where a server is missing and cannot be
+# installed from here.
+.PHONY: servers
+servers:
+	./scripts/servers
+
+lint:
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "gofmt would change:"; echo "$$bad"; exit 1; fi
+	@set -e; for m in $(MODULES); do echo "vet and staticcheck: $$m"; \
+		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...); done
+
+race:
+	@set -e; for m in $(MODULES); do echo "test: $$m"; \
+		(cd $$m && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m ./...); done
+
+cover:
+	@set -e; profile=$$(mktemp); trap 'rm -f '$$profile EXIT; \
+	$(GO) test -race -coverprofile=$$profile -coverpkg=.,./driver . ./driver/... ./memstore >/dev/null; \
+	for p in '' /driver; do \
+		grep -E "^mode:|^github.com/holdfast-go/holdfast$$p/[a-z_]+\.go:" $$profile > $$profile.one; \
+		got=$$($(GO) tool cover -func=$$profile.one | awk '/^total:/ {sub("%","",$$3); print $$3}'); rm $$profile.one; \
+		echo "coverage: holdfast$$p $$got %, at least $(COVERAGE) % wanted"; \
+		awk "BEGIN {exit !($$got >= $(COVERAGE))}"; \
+	done
+
+cross:
+	@set -e; for target in darwin/arm64 darwin/amd64 linux/arm64 linux/386 windows/amd64; do echo "vet for $$target"; \
+		for m in $(PUBLISHED); do (cd $$m && CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) vet ./...); done; done
+
+# As a user gets a module: without the workspace, with the root module from
+# this clone in the place of the published one.
+standalone:
+	@set -e; root=$$(pwd); for m in $(PUBLISHED); do echo "standalone: $$m"; \
+		tmp=$$(mktemp -d); cp $$m/go.mod $$m/go.sum $$tmp/; \
+		for other in $(PUBLISHED); do if [ $$other = . ]; then path=; else path=/$$other; fi; \
+			if [ $$other != $$m ] && grep -q "github.com/holdfast-go/holdfast$$path v" $$m/go.mod; then \
+				$(GO) mod edit -replace=github.com/holdfast-go/holdfast$$path=$$root/$$other $$tmp/go.mod; fi; done; \
+		(cd $$m && GOWORK=off GOFLAGS=-mod=mod $(GO) test -modfile=$$tmp/go.mod -short -timeout 10m ./...); rm -r $$tmp; done
+
+bench:
+	$(GO) test -run '^$$' -bench . -benchmem -count 5 . ./filestore
+	cd cmd/holdfast && $(GO) test -run '^$$' -bench . ./...
+
+fuzz:
+	@set -e; for pkg in filestore fence; do for f in $$($(GO) test -list '^Fuzz' ./$$pkg | grep ^Fuzz); do \
+		$(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime 20s ./$$pkg; done; done

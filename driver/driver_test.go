@@ -1,0 +1,164 @@
+package driver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func TestCodes(t *testing.T) {
+	base := errors.New("base")
+	for _, tc := range []struct {
+		err  error
+		want driver.Code
+	}{
+		{nil, driver.Unknown},
+		{base, driver.Unknown},
+		{context.Canceled, driver.Unknown},
+		{&driver.BusyError{}, driver.Busy},
+		{fmt.Errorf("wrapped: %w", &driver.BusyError{}), driver.Busy},
+		{driver.Errorf(driver.NotHeld, "%w", base), driver.NotHeld},
+		{fmt.Errorf("wrapped: %w", driver.Errorf(driver.Refused, "no")), driver.Refused},
+	} {
+		if got := driver.CodeOf(tc.err); got != tc.want {
+			t.Errorf("CodeOf(%v) = %v, want %v", tc.err, got, tc.want)
+		}
+	}
+	if err := driver.Errorf(driver.NotHeld, "x: %w", base); !errors.Is(err, base) || err.Error() != "x: base" {
+		t.Errorf("%v", err)
+	}
+	seen := map[string]bool{}
+	for c := driver.Unknown; c <= driver.IsClosed; c++ {
+		if seen[c.String()] || strings.Contains(c.String(), "Code(") {
+			t.Errorf("code %d is called %q", int(c), c)
+		}
+		seen[c.String()] = true
+	}
+	if got := driver.Code(99).String(); got != "Code(99)" {
+		t.Error(got)
+	}
+	if got := driver.Code(-1).String(); got != "Code(-1)" {
+		t.Error(got)
+	}
+	busy := &driver.BusyError{Holders: []driver.Holder{{Owner: driver.Owner{PID: 7, Host: "h"}}}}
+	if busy.Error() != "held by pid 7 on h" || (&driver.BusyError{}).Error() != "busy" {
+		t.Error(busy)
+	}
+}
+
+func TestNames(t *testing.T) {
+	for name, want := range map[string]string{
+		"":                       "name is empty: give 1 to 512 bytes",
+		strings.Repeat("x", 513): "name is 513 bytes long: at most 512",
+		"\xff":                   "not valid UTF-8",
+		"a\x00":                  "NUL",
+	} {
+		if err := driver.CheckName(name); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.8q: %v, want %q", name, err, want)
+		}
+	}
+	for _, name := range []string{"a", " ", "/", strings.Repeat("x", 512), "ü", "\n"} {
+		if err := driver.CheckName(name); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := driver.CheckNamespace(""); err != nil {
+		t.Error(err)
+	}
+	if err := driver.CheckNamespace(strings.Repeat("x", 129)); err == nil || !strings.Contains(err.Error(), "namespace is 129 bytes") {
+		t.Error(err)
+	}
+}
+
+func TestRegister(t *testing.T) {
+	open := func(context.Context, *url.URL, string) (driver.Store, error) { return nil, errors.New("opened") }
+	driver.Register("driver-test", open)
+	if !slices.Contains(driver.Schemes(), "driver-test") || !slices.IsSorted(driver.Schemes()) {
+		t.Error(driver.Schemes())
+	}
+	got, ok := driver.OpenerOf("driver-test")
+	if !ok {
+		t.Fatal("not found")
+	}
+	if _, err := got(t.Context(), nil, ""); err == nil || err.Error() != "opened" {
+		t.Error(err)
+	}
+	if _, ok := driver.OpenerOf("nobody"); ok {
+		t.Error("found what nobody registered")
+	}
+	for name, bad := range map[string]func(){
+		"twice":             func() { driver.Register("driver-test", open) },
+		"without an opener": func() { driver.Register("driver-test-2", nil) },
+	} {
+		func() {
+			defer func() {
+				if r := recover(); r == nil || !strings.Contains(fmt.Sprint(r), name) {
+					t.Errorf("%s: %v", name, r)
+				}
+			}()
+			bad()
+		}()
+	}
+}
+
+func TestGuaranteesAsRows(t *testing.T) {
+	g := driver.Guarantees{Kind: "x", Wake: driver.WakePush, Fallback: time.Second, Shared: true, Semaphore: true, Slots: true, Mixed: true,
+		EarlyEnd: []string{"a flush", "a kill"}, Notice: 2 * time.Second, MinTTL: time.Second, MaxTTL: time.Hour, Granularity: time.Second,
+		Linger: true, Notes: []string{"mind the gap"}}
+	text := fmt.Sprint(g.Rows())
+	for _, want := range []string{"exclusive, shared, semaphore with slots; any mix on one name", "push; a lost one costs at most 1s",
+		"a flush, a kill; noticed within 2s", "1s to 1h0m0s, rounded up to 1s", "kept by the store", "mind the gap"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in %s", want, text)
+		}
+	}
+	text = fmt.Sprint(driver.Guarantees{Wake: driver.WakePoll}.Rows())
+	for _, want := range []string{"{limits exclusive}", "{wake-up poll}", "{may end early no}", "none: a grant lasts until it is released", "kept by the process"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in %s", want, text)
+		}
+	}
+}
+
+type fake struct{ slept time.Duration }
+
+func (f *fake) Now() time.Time       { return time.Now() }
+func (f *fake) Slept() time.Duration { return f.slept }
+
+func TestInstants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		if total, slept := (driver.Instant{}).Elapsed(); total != driver.Forever || slept != 0 || !(driver.Instant{}).IsZero() {
+			t.Errorf("the zero instant: %s, %s", total, slept)
+		}
+		f := &fake{}
+		for _, now := range []func() driver.Instant{driver.NowInProcess, func() driver.Instant { return driver.NowOn(f) }} {
+			i := now()
+			time.Sleep(time.Second)
+			if total, slept := i.Elapsed(); total != time.Second || slept != 0 || i.IsZero() || !i.Time().Equal(time.Now().Add(-time.Second)) {
+				t.Errorf("%s, %s since %s", total, slept, i.Time())
+			}
+		}
+		i := driver.NowOn(f)
+		f.slept = time.Minute
+		time.Sleep(time.Second)
+		if total, slept := i.Elapsed(); total != time.Minute+time.Second || slept != time.Minute {
+			t.Errorf("%s, %s", total, slept)
+		}
+		f.slept = -time.Minute // a reading that came out short
+		if total, slept := i.Elapsed(); total != time.Second || slept != 0 {
+			t.Errorf("%s, %s", total, slept)
+		}
+	})
+	// The machine's own clocks agree that it was not suspended just now.
+	if total, slept := driver.Now().Elapsed(); total < 0 || slept > time.Second {
+		t.Errorf("%s, %s", total, slept)
+	}
+}
