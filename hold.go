@@ -33,6 +33,12 @@ type hold struct {
 	// asking is the context of a request that does not wait.
 	asking bounded
 
+	// Of a grant that is passed on in the process: how often it was, the hold that
+	// the store knows, and there the hold that has it now.
+	passes int
+	root   *hold
+	heir   atomic.Pointer[hold]
+
 	// answered: the store has said that the name is held.
 	answered atomic.Bool
 
@@ -81,8 +87,18 @@ func (h *hold) Queued(holders []driver.Holder) {
 	}
 }
 
-// Lost is the store's push.
-func (h *hold) Lost(cause driver.Cause, err error) { h.lose(cause, err) }
+// Lost is the store's push. It concerns whoever has the grant now.
+func (h *hold) Lost(cause driver.Cause, err error) {
+	for {
+		now := h.heir.Load()
+		if now == nil {
+			now = h
+		}
+		if now.lose(cause, err) || h.heir.Load() == now || now == h && h.heir.Load() == nil {
+			return
+		}
+	}
+}
 
 // accept takes the store's yes. It reports false where the grant is of no use:
 // trust in it ran out, or the store took it back, before it arrived.
@@ -205,22 +221,22 @@ func (h *hold) checkTrust() time.Duration {
 	return 0
 }
 
-// lose ends the hold; only the first call counts.
-func (h *hold) lose(cause driver.Cause, err error) {
+// lose ends the hold; only the first call counts. It reports whether it did.
+func (h *hold) lose(cause driver.Cause, err error) bool {
 	h.mu.Lock()
-	h.loseLocked(cause, err)
+	return h.loseLocked(cause, err)
 }
 
 // loseLocked is called with mu held and gives it back.
-func (h *hold) loseLocked(cause driver.Cause, err error) {
+func (h *hold) loseLocked(cause driver.Cause, err error) bool {
 	if h.state == lost || h.state == released || h.loss != nil {
 		h.mu.Unlock()
-		return
+		return false
 	}
 	h.loss = &LostError{Name: h.req.Name, Store: h.l.store.String(), Token: h.grant.Token, Cause: cause, Err: err}
 	if h.state == pending { // accept will see it
 		h.mu.Unlock()
-		return
+		return true
 	}
 	was := h.state
 	h.state = lost
@@ -237,6 +253,7 @@ func (h *hold) loseLocked(cause driver.Cause, err error) {
 	if was == lingering {
 		h.finishLinger()
 	}
+	return true
 }
 
 // wanted tells whether anyone still relies on the grant, so that it is worth
@@ -275,6 +292,14 @@ func (h *hold) unlock(k *Lock) error {
 			return loss
 		}
 		return nil
+	}
+	if h.mayPassOn(left) {
+		h.mu.Unlock()
+		if h.passOn() {
+			return nil
+		}
+		h.mu.Lock()
+		loss = h.loss // it may have been lost meanwhile
 	}
 	var keep time.Duration
 	if h.set.minHold > 0 {

@@ -104,6 +104,7 @@ func TestBadLocker(t *testing.T) {
 		"RequestTimeout(0s)":    second(holdfast.New(s, holdfast.RequestTimeout(0))),
 		"RequestTimeout(1h0m":   second(holdfast.New(s, holdfast.RequestTimeout(time.Hour))),
 		"TTL(1ns)":              second(holdfast.New(s, holdfast.Defaults(holdfast.TTL(1)))),
+		"LocalHandoff(-1)":      second(holdfast.New(s, holdfast.LocalHandoff(-1))),
 		"Process host":          second(holdfast.New(s, holdfast.Process(strings.Repeat("h", 256), ""))),
 		"Process instance":      second(holdfast.New(s, holdfast.Process("h", "\xff"))),
 		"namespace is 129":      second(holdfast.Open(bg, "memory://", holdfast.Namespace(strings.Repeat("n", 129)))),
