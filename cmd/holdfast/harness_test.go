@@ -1,0 +1,459 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// The test binary plays three parts: the tests, the command that is run under a
+// lock, and holdfast itself with a store whose misbehaviour is scripted.
+const (
+	roleEnv      = "HOLDFAST_TEST_ROLE"
+	roleCommand  = "command"
+	roleScripted = "scripted"
+)
+
+// binary is holdfast, built once; testBinary is this program.
+var binary, testBinary string
+
+// patience bounds what must happen at all. It decides nothing in a test that
+// passes.
+const patience = 60 * time.Second
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleEnv) {
+	case roleCommand:
+		os.Exit(playCommand())
+	case roleScripted:
+		registerScripted()
+		os.Unsetenv(roleEnv)
+		os.Exit(cli.Main(os.Args[1:]))
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	// What is set where the tests run must not reach them.
+	for _, v := range os.Environ() {
+		if key, _, _ := strings.Cut(v, "="); strings.HasPrefix(key, "HOLDFAST_") {
+			os.Unsetenv(key)
+		}
+	}
+	dir, err := os.MkdirTemp("", "holdfast-command-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "holdfast")
+	args := []string{"build", "-o", binary}
+	if raceEnabled {
+		args = append(args, "-race")
+	}
+	if out, err := exec.Command("go", append(args, ".")...).CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "building holdfast: %v\n%s", err, out)
+		return 1
+	}
+	if testBinary, err = os.Executable(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+// playCommand is a command that does what it reads, a word a line, and tells
+// every signal it gets. It ends with its input.
+func playCommand() int {
+	sigs := make(chan os.Signal, 64)
+	signal.Notify(sigs, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT)
+	lines := make(chan string)
+	go func() {
+		in := bufio.NewScanner(os.Stdin)
+		for in.Scan() {
+			lines <- in.Text()
+		}
+		close(lines)
+	}()
+	fmt.Println("ready", os.Getpid())
+	for {
+		select {
+		case s := <-sigs:
+			fmt.Println("signal", s)
+			if slices.Contains(os.Args[1:], "exit-on-term") && s == syscall.SIGTERM {
+				return 5
+			}
+		case line, ok := <-lines:
+			word, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+			switch {
+			case !ok:
+				return 0
+			case word == "exit":
+				n, _ := strconv.Atoi(rest)
+				return n
+			case word == "say":
+				fmt.Println("said", rest)
+			}
+		}
+	}
+}
+
+// registerScripted makes the scheme scripted, a memory store that misbehaves as
+// the URL's path says when a line is read from the FIFO in its query.
+func registerScripted() {
+	driver.Register("scripted", func(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
+		s := memstore.New().Namespace(namespace)
+		script := s.Script()
+		action := map[string]func(){
+			"lose":         func() { _ = script.Lose("x", driver.Gone) },
+			"forget":       func() { script.Forget("x") },
+			"fail-renewal": func() { script.FailRenewals("", 1<<30, nil) },
+			"unavailable": func() {
+				script.FailAcquire("", 1<<30, driver.Errorf(driver.Unavailable, "connection refused"))
+			},
+			"refused":     func() { script.FailAcquire("", 1<<30, driver.Errorf(driver.Refused, "no rights")) },
+			"unsupported": func() { script.FailAcquire("", 1<<30, driver.Errorf(driver.Unsupported, "no such lock")) },
+			"password": func() {
+				script.FailAcquire("", 1<<30, driver.Errorf(driver.Refused, "AUTH %s: wrong pass; %s", "s3cr3t-pw", u))
+			},
+		}[u.Host]
+		if action == nil {
+			return nil, driver.Errorf(driver.Unavailable, "dialling %s: no such host", u.Host)
+		}
+		fifo := u.Query().Get("on")
+		if fifo == "" {
+			action()
+			return s, nil
+		}
+		go func() {
+			// Open ends when somebody opens it for writing, Read with the line.
+			f, err := os.Open(fifo)
+			if err != nil {
+				panic(err)
+			}
+			defer f.Close()
+			if _, err := f.Read(make([]byte, 1)); err == nil {
+				action()
+			}
+		}()
+		return s, nil
+	})
+}
+
+// world is a place of its own for one test: a home without locks, and nothing of
+// the environment's holdfast.
+type world struct {
+	t    *testing.T
+	dir  string // for files
+	home string
+	env  []string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	dir := t.TempDir()
+	w := &world{t: t, dir: dir, home: filepath.Join(dir, "home")}
+	if err := os.Mkdir(w.home, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.env = []string{"HOME=" + w.home, "PATH=" + os.Getenv("PATH"), "TERM=xterm"}
+	if dir := os.Getenv("GOCOVERDIR"); dir != "" {
+		w.env = append(w.env, "GOCOVERDIR="+dir)
+	}
+	return w
+}
+
+// withStore gives the world a store, so that nothing is said about the default
+// one.
+func withStore(t *testing.T) *world {
+	w := newWorld(t)
+	w.env = append(w.env, "HOLDFAST_STORE="+w.storeURL())
+	return w
+}
+
+func (w *world) storeURL() string { return "file://" + filepath.Join(w.dir, "locks") }
+
+func (w *world) path(name string) string { return filepath.Join(w.dir, name) }
+
+// locker opens the store in the test's own process.
+func (w *world) locker() *holdfast.Locker {
+	w.t.Helper()
+	l, err := holdfast.Open(w.t.Context(), w.storeURL())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { _ = l.Close(context.Background()) })
+	return l
+}
+
+// result is what a process came to.
+type result struct {
+	status         int
+	stdout, stderr string
+}
+
+// run runs holdfast to its end.
+func (w *world) run(args ...string) result {
+	w.t.Helper()
+	return w.runIn(nil, "", args...)
+}
+
+// runIn runs it with more environment and an input.
+func (w *world) runIn(env []string, stdin string, args ...string) result {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	c := exec.CommandContext(ctx, binary, args...)
+	return w.finish(c, env, stdin)
+}
+
+// runScripted runs holdfast on a store that misbehaves.
+func (w *world) runScripted(env []string, args ...string) result {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	return w.finish(exec.CommandContext(ctx, testBinary, args...), append(env, roleEnv+"="+roleScripted), "")
+}
+
+func (w *world) finish(c *exec.Cmd, env []string, stdin string) result {
+	w.t.Helper()
+	var out, errs bytes.Buffer
+	c.Stdin, c.Stdout, c.Stderr = strings.NewReader(stdin), &out, &errs
+	c.Env = append(slices.Clone(w.env), env...)
+	c.Dir = w.dir
+	err := c.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		w.t.Fatalf("%v: %v", c.Args, err)
+	}
+	return result{c.ProcessState.ExitCode(), out.String(), errs.String()}
+}
+
+// process is a holdfast that a test watches.
+type process struct {
+	t              *testing.T
+	cmd            *exec.Cmd
+	stdin          io.WriteCloser
+	stdout, stderr *lines
+	wait           func() error
+}
+
+// start starts holdfast; command are the words after --, or none for the command
+// that this program plays.
+func (w *world) start(args ...string) *process {
+	w.t.Helper()
+	return w.startCmd(exec.Command(binary, args...), nil)
+}
+
+func (w *world) startScripted(args ...string) *process {
+	w.t.Helper()
+	return w.startCmd(exec.Command(testBinary, args...), []string{roleEnv + "=" + roleScripted})
+}
+
+// played are the words that run this program as the command.
+func played(args ...string) []string {
+	return append([]string{"--", "env", roleEnv + "=" + roleCommand, testBinary}, args...)
+}
+
+func (w *world) startCmd(c *exec.Cmd, env []string) *process {
+	w.t.Helper()
+	p := &process{t: w.t, cmd: c}
+	c.Env = append(slices.Clone(w.env), env...)
+	c.Dir = w.dir
+	var err error
+	if p.stdin, err = c.StdinPipe(); err != nil {
+		w.t.Fatal(err)
+	}
+	// Pipes of the test's own: Wait then ends with the process, whoever else may
+	// have its output still open.
+	outR, outW, err := os.Pipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	errR, errW, err := os.Pipe()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c.Stdout, c.Stderr = outW, errW
+	if err := c.Start(); err != nil {
+		w.t.Fatal(err)
+	}
+	outW.Close()
+	errW.Close()
+	p.stdout, p.stderr = readLines(w.t, "stdout", outR), readLines(w.t, "stderr", errR)
+	p.wait = sync.OnceValue(c.Wait)
+	w.t.Cleanup(func() {
+		// The commands end with their input, also where holdfast is killed.
+		p.stdin.Close()
+		_ = c.Process.Kill()
+		_ = p.wait()
+		outR.Close()
+		errR.Close()
+	})
+	return p
+}
+
+// status waits for the end.
+func (p *process) status() int {
+	p.t.Helper()
+	timer := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
+	defer timer.Stop()
+	var exit *exec.ExitError
+	if err := p.wait(); err != nil && !errors.As(err, &exit) {
+		p.t.Fatal(err)
+	}
+	return p.cmd.ProcessState.ExitCode()
+}
+
+func (p *process) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *process) send(line string) {
+	p.t.Helper()
+	if _, err := io.WriteString(p.stdin, line+"\n"); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// ready waits for the command that this program plays and answers its number.
+func (p *process) ready() int {
+	p.t.Helper()
+	line := p.stdout.expect("ready ")
+	pid, err := strconv.Atoi(strings.Fields(line[strings.Index(line, "ready "):])[1])
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return pid
+}
+
+// lines collects what a process writes and lets a test wait for it.
+type lines struct {
+	t    *testing.T
+	name string
+
+	mu   sync.Mutex
+	more *sync.Cond
+	text bytes.Buffer
+	seen int // how far expect has looked
+	end  bool
+}
+
+func readLines(t *testing.T, name string, r io.Reader) *lines {
+	l := &lines{t: t, name: name}
+	l.more = sync.NewCond(&l.mu)
+	go func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := r.Read(buf)
+			l.mu.Lock()
+			l.text.Write(buf[:n])
+			l.end = err != nil
+			l.more.Broadcast()
+			l.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return l
+}
+
+// expect waits for a text after the one found before, and for the end of its
+// line, and answers it from the text on.
+func (l *lines) expect(text string) string {
+	l.t.Helper()
+	return l.await(text, true)
+}
+
+// expectPart does not wait for the end of the line.
+func (l *lines) expectPart(text string) {
+	l.t.Helper()
+	l.await(text, false)
+}
+
+func (l *lines) await(text string, line bool) string {
+	l.t.Helper()
+	late := false
+	timer := time.AfterFunc(patience, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		late = true
+		l.more.Broadcast()
+	})
+	defer timer.Stop()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for {
+		rest := l.text.String()[l.seen:]
+		if i := strings.Index(rest, text); i >= 0 {
+			if n := strings.IndexByte(rest[i:], '\n'); n >= 0 || l.end || !line {
+				if n < 0 {
+					n = len(rest) - i
+				}
+				l.seen += i + len(text)
+				return rest[i : i+n]
+			}
+		}
+		if l.end || late {
+			l.t.Fatalf("%s: waited for %q after byte %d, got:\n%s", l.name, text, l.seen, l.text.String())
+		}
+		l.more.Wait()
+	}
+}
+
+// all waits for the end and answers everything.
+func (l *lines) all() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for !l.end {
+		l.more.Wait()
+	}
+	return l.text.String()
+}
+
+// expectStatus compares, and shows what was said where it differs.
+func (r result) expectStatus(t *testing.T, want int) {
+	t.Helper()
+	if r.status != want {
+		t.Errorf("status %d, want %d\nstdout:\n%s\nstderr:\n%s", r.status, want, r.stdout, r.stderr)
+	}
+}
+
+// shell is a shell script with holdfast as its $0.
+func shell(script string) *exec.Cmd { return exec.Command("sh", "-c", script, binary) }
+
+func number(t *testing.T, s string) uint64 {
+	t.Helper()
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

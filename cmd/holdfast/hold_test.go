@@ -1,0 +1,111 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestMinHold: the lock outlives the command, and a signal ends that.
+func TestMinHold(t *testing.T) {
+	w := withStore(t)
+	p := w.start("run", "-v", "--min-hold", "1h", "x", "--", "sh", "-c", "exit 3")
+	p.stderr.expect("is kept for another")
+	r := w.run("run", "--try", "x", "--", "true")
+	r.expectStatus(t, 75)
+	p.signal(syscall.SIGTERM)
+	if got := p.status(); got != 3 {
+		t.Errorf("status %d, want the command's own", got)
+	}
+	p.stderr.expect("before its minimum hold")
+	w.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
+
+	// One that is over in time ends by itself, and the next is granted.
+	waiter := w.start("run", "-v", "--min-hold", "50ms", "x", "--", "true")
+	waiter.stderr.expect("released")
+	if got := waiter.status(); got != 0 {
+		t.Errorf("status %d, want 0", got)
+	}
+}
+
+// TestMaxHold: SIGTERM, and SIGKILL for those who do not listen.
+func TestMaxHold(t *testing.T) {
+	for name, c := range map[string]struct {
+		word string
+		want int
+	}{
+		"ends by itself": {"exit-on-term", 5},
+		"is killed":      {"", 137},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := withStore(t)
+			p := w.start(append([]string{"run", "--max-hold", "50ms", "--grace", "50ms", "x"}, played(c.word)...)...)
+			p.stderr.expect("maximum of 50ms")
+			if got := p.status(); got != c.want {
+				t.Errorf("status %d, want %d", got, c.want)
+			}
+		})
+	}
+}
+
+// TestLeftovers: what the command leaves behind in its group ends before the
+// lock is released, politely first.
+func TestLeftovers(t *testing.T) {
+	for name, c := range map[string]struct{ word, says string }{
+		"ends on SIGTERM": {"exit-on-term", ""},
+		"is killed":       {"", "left behind"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := withStore(t)
+			// The command itself ends when its child is ready to be left behind.
+			p := w.start(append([]string{"run", "--grace", "50ms", "x", "--", "sh", "-c",
+				`exec 3<&0; "$@" <&3 >out & until grep -q ready out; do :; done 2>/dev/null; exit 3`, "sh"}, played(c.word)[1:]...)...)
+			if got := p.status(); got != 3 {
+				t.Errorf("status %d, want 3", got)
+			}
+			out, err := os.ReadFile(w.path("out"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			words := strings.Fields(string(out))
+			if !strings.Contains(string(out), "signal "+syscall.SIGTERM.String()) {
+				t.Errorf("it was not asked: %q", out)
+			}
+			if err := syscall.Kill(int(number(t, words[1])), 0); err != syscall.ESRCH {
+				t.Errorf("it still lives: %v", err)
+			}
+			if got := p.stderr.all(); !strings.Contains(got, c.says) || c.says == "" && got != "" {
+				t.Errorf("stderr: %q", got)
+			}
+		})
+	}
+}
+
+// TestFirstProcess plays the first process of a container: it reaps the orphans
+// it is given, and nothing outlives the lock.
+func TestFirstProcess(t *testing.T) {
+	w := withStore(t)
+	const unshare = "unshare"
+	if err := shell("exec unshare --pid --fork --mount-proc true").Run(); err != nil {
+		t.Skipf("%s: %v: this needs the right to make namespaces", unshare, err)
+	}
+	// An orphan that has ended is reaped while the command runs; one that left
+	// the group with setsid does not outlive it.
+	p := w.startCmd(shell(`exec unshare --pid --fork --mount-proc "$0" run x -- sh -c '
+		(true &)
+		until ! grep -q "^State:.Z" /proc/[0-9]*/status; do :; done 2>/dev/null
+		setsid sh -c "echo daemon; exec sleep 1000" &
+		read line
+		echo pid $PPID
+		exit 3'`), nil)
+	p.stdout.expect("daemon")
+	p.send("")
+	p.stdout.expect("pid 1")
+	if got := p.status(); got != 3 {
+		t.Errorf("status %d, want 3", got)
+	}
+	p.stdout.all() // ends when nobody has it open any more
+}

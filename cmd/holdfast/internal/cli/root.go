@@ -1,0 +1,106 @@
+// Package cli is the command line: flags, help, and what is printed.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+)
+
+// Main runs the command with the arguments after its name and answers the exit
+// status.
+func Main(args []string) int {
+	if len(args) > 0 && args[0] == proc.ForegroundArg {
+		return proc.Foreground(args[1:])
+	}
+	p := say.New(os.Stderr)
+	root := newRoot(p)
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(context.Background())
+	if err == nil {
+		return exit.OK
+	}
+	if status, ok := errors.AsType[exited](err); ok {
+		return int(status)
+	}
+	p.Line("%v", err)
+	// What the library's errors do not say, cobra's and ours do: bad usage.
+	status := exit.Usage
+	if known(err) {
+		status = exit.Of(err, exit.Busy)
+	}
+	if status == exit.Usage {
+		p.Line("see: %s --help", cmd.CommandPath())
+	}
+	return status
+}
+
+// exited is the status of a subcommand that has said everything already.
+type exited int
+
+func (e exited) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+// known tells the library's errors from those about the command line.
+func known(err error) bool {
+	return slices.ContainsFunc([]error{
+		holdfast.ErrBusy, holdfast.ErrLost, holdfast.ErrUnavailable, holdfast.ErrRefused, holdfast.ErrUnsupported,
+		holdfast.ErrInvalid, holdfast.ErrSelfDeadlock, holdfast.ErrNotHeld, holdfast.ErrClosed,
+	}, func(target error) bool { return errors.Is(err, target) })
+}
+
+func newRoot(p *say.Printer) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "holdfast",
+		Short: "Locks one can trust, for commands and the people who run them",
+		Long: `Holdfast runs a command while it holds a lock, on the store you already run or
+on none: without a store, locks are files of this user on this machine.`,
+		Example: `  holdfast run nightly-report -- ./report.sh
+  holdfast run --try --min-hold 5m nightly-report -- ./report.sh
+  holdfast stores`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("no command given")
+		},
+	}
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(newRun(p), newStores(p), newVersion())
+	return root
+}
+
+// flagError says what is wrong with a flag: its name, what was given, what is
+// allowed. It quotes no more of the command line than that, which may hold a
+// password.
+func flagError(cmd *cobra.Command, err error) error {
+	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		reason := errors.Unwrap(e).Error()
+		if e.GetFlag().Value.Type() == "bool" {
+			reason = "give true or false, or leave the value out"
+		}
+		return fmt.Errorf("--%s %q: %s", e.GetFlag().Name, e.GetValue(), reason)
+	}
+	if e, ok := errors.AsType[*pflag.ValueRequiredError](err); ok {
+		return fmt.Errorf("--%s: a value is missing", e.GetFlag().Name)
+	}
+	hint := ""
+	if cmd.Name() == "run" {
+		hint = " (flags of the command to run come after --)"
+	}
+	if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		if e.GetSpecifiedShortnames() == "" {
+			return fmt.Errorf("unknown flag --%s%s", e.GetSpecifiedName(), hint)
+		}
+		return fmt.Errorf("unknown flag -%s; flags have long names, with two dashes%s", e.GetSpecifiedName(), hint)
+	}
+	return err
+}

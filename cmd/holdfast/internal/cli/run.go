@@ -1,0 +1,232 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/run"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+const runLong = `Run waits for the lock NAME, runs COMMAND while it holds it, and releases it when
+the command and every process left in its process group have ended.
+
+The command has this process's standard input, output and error, and the
+terminal if there is one. Signals HUP, INT, QUIT, TERM, USR1, USR2 and CONT are
+passed on to its process group. Processes that it leaves behind in its group are
+ended (SIGTERM, and SIGKILL after the grace) before the lock is released.
+
+A lock is a lease. When it cannot be renewed, the command gets SIGTERM while the
+grace is left of it and SIGKILL before it ends; when the store takes it away
+without a warning, SIGTERM at once and SIGKILL after the grace. A resource that
+must be safe in any case compares HOLDFAST_TOKEN, which is larger than that of
+every earlier holder.
+
+Environment:
+  HOLDFAST_STORE       the store's URL; read, and passed on as it is
+  HOLDFAST_STORE_FILE  a file that holds it
+  HOLDFAST_NAME        for the command: what is locked
+  HOLDFAST_TOKEN       for the command: the fencing token
+  HOLDFAST_SLOT        for the command: 0 to N-1 with --limit N, else unset
+
+Exit status: the command's own, and
+  64   bad usage
+  69   the store cannot be reached or does not answer
+  74   the lock was lost, or could not be kept, while the command ran
+  75   not acquired: busy with --try, or not within --wait (see --busy-status)
+  78   the store refused, or cannot do what was asked
+  126  the command cannot be executed
+  127  the command was not found
+  128+n  signal n ended the command, or the wait for the lock
+
+After --max-hold the status is the command's own: 143 if SIGTERM ended it, 137 if
+it took SIGKILL, and whatever it chose if it ended by itself on SIGTERM.`
+
+const runExample = `  holdfast run deploy -- make deploy
+  # on every replica, and one runs it:
+  holdfast run --try --busy-status 0 --min-hold 5m nightly -- ./report.sh
+  # at most four at a time, each with a GPU of its own:
+  holdfast run --limit 4 gpu -- sh -c 'CUDA_VISIBLE_DEVICES=$HOLDFAST_SLOT exec ./train'
+  # give up waiting after a minute, and stop the work after an hour:
+  holdfast run --wait 1m --max-hold 1h migrate -- ./migrate`
+
+// runFlags are the flags of run, as given.
+type runFlags struct {
+	store                       storeFlags
+	ttl, wait, minHold, maxHold duration
+	grace                       duration
+	limit, busy                 number
+	reason                      text
+	try, shared, verbose        bool
+}
+
+func newRun(p *say.Printer) *cobra.Command {
+	f := &runFlags{
+		ttl: duration{d: holdfast.DefaultTTL, least: holdfast.MinTTL, most: holdfast.MaxTTL,
+			allowed: "a duration from 50ms to 24h"},
+		wait: duration{least: 1, most: math.MaxInt64,
+			allowed: "a duration above 0; --try does not wait"},
+		minHold: duration{most: holdfast.MaxTTL, allowed: "a duration from 0s to 24h"},
+		maxHold: duration{least: 1, most: math.MaxInt64, allowed: "a duration above 0"},
+		grace: duration{d: 10 * time.Second, most: holdfast.MaxTTL / 3,
+			allowed: "a duration from 0s to a third of --ttl"},
+		limit:  number{least: 1, most: holdfast.MaxLimit},
+		busy:   number{n: exit.Busy, most: 125},
+		reason: text{check: checkReason},
+	}
+	cmd := &cobra.Command{
+		Use:                   "run [flags] NAME -- COMMAND [ARG...]",
+		Short:                 "Hold a lock while a command runs",
+		Long:                  runLong,
+		Example:               runExample,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o, err := f.options(cmd, args, p)
+			if err != nil {
+				return err
+			}
+			status := exited(run.Run(o, p))
+			if status == exit.OK {
+				return nil
+			}
+			return status
+		},
+	}
+	f.store.add(cmd)
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.Var(&f.wait, "wait", "how long to wait for the lock (default for ever)")
+	flags.BoolVar(&f.try, "try", false, "do not wait")
+	flags.BoolVar(&f.shared, "shared", false, "hold it beside other shared holders, and never beside an exclusive one")
+	flags.Var(&f.limit, "limit", "hold it beside at most N-1 others: a semaphore of `N`, 1 to 4096")
+	flags.Var(&f.ttl, "ttl", "how long the store keeps the lock when this process cannot renew it,\n50ms to 24h and at least three times --grace")
+	flags.Var(&f.minHold, "min-hold", "keep the lock that long even when the command ends earlier")
+	flags.Var(&f.maxHold, "max-hold", "end the command after that long: SIGTERM, and SIGKILL after the grace")
+	flags.Var(&f.grace, "grace", "the time between SIGTERM and SIGKILL")
+	flags.Var(&f.reason, "reason", "shown to those who ask who holds the lock (default the command's name)")
+	flags.Var(&f.busy, "busy-status", "the exit status, 0 to 125, when the lock was not acquired")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "tell of every step")
+	return cmd
+}
+
+func checkReason(s string) error {
+	switch {
+	case len(s) > holdfast.MaxReason:
+		return fmt.Errorf("it is %d bytes long: give at most %d", len(s), holdfast.MaxReason)
+	case !utf8.ValidString(s):
+		return errors.New("give valid UTF-8")
+	}
+	return nil
+}
+
+// options checks everything that was given, before anything is opened.
+func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (run.Options, error) {
+	name, command, err := split(cmd, args)
+	if err != nil {
+		return run.Options{}, err
+	}
+	if err := f.check(); err != nil {
+		return run.Options{}, err
+	}
+	storeURL, dir, err := f.store.resolve(p)
+	if err != nil {
+		return run.Options{}, err
+	}
+	path, err := proc.Look(command[0])
+	if err != nil {
+		p.Line("%v", err)
+		e, _ := errors.AsType[*proc.NotRunnable](err)
+		return run.Options{}, exited(e.Status)
+	}
+	if dir != "" {
+		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
+	}
+	return run.Options{
+		Name: name, Store: storeURL, Namespace: f.store.namespace.s,
+		Command:    proc.Command{Path: path, Args: command, Env: os.Environ()},
+		Lock:       f.lockOptions(command[0]),
+		MinHold:    f.minHold.d,
+		MaxHold:    f.maxHold.d,
+		Try:        f.try,
+		Grace:      f.grace.d,
+		BusyStatus: f.busy.n,
+		Verbose:    f.verbose,
+	}, nil
+}
+
+// split takes the arguments apart at the -- that must be there: without it a
+// flag of the command would be read as one of run.
+func split(cmd *cobra.Command, args []string) (name string, command []string, err error) {
+	dash := cmd.ArgsLenAtDash()
+	switch {
+	case dash < 0 && len(args) == 0:
+		return "", nil, errors.New("NAME and COMMAND are missing: holdfast run [flags] NAME -- COMMAND [ARG...]")
+	case dash < 0:
+		return "", nil, errors.New("-- is missing between NAME and COMMAND: holdfast run [flags] NAME -- COMMAND [ARG...]")
+	case dash == 0:
+		return "", nil, errors.New("NAME is missing before --: holdfast run [flags] NAME -- COMMAND [ARG...]")
+	case dash > 1:
+		return "", nil, fmt.Errorf("%d arguments before --: give one NAME, quoted if it has spaces", dash)
+	case len(args) == dash || args[dash] == "":
+		return "", nil, errors.New("COMMAND is missing after --: holdfast run [flags] NAME -- COMMAND [ARG...]")
+	}
+	if err := driver.CheckName(args[0]); err != nil {
+		return "", nil, fmt.Errorf("NAME: %v", err)
+	}
+	return args[0], args[1:], nil
+}
+
+// check finds what does not go together.
+func (f *runFlags) check() error {
+	switch {
+	case f.try && f.wait.given:
+		return errors.New("--try and --wait exclude each other: --try does not wait")
+	case f.shared && f.limit.given:
+		return errors.New("--shared and --limit exclude each other: shared has no limit")
+	case f.maxHold.given && f.minHold.d > f.maxHold.d:
+		return fmt.Errorf("--min-hold %s is longer than --max-hold %s", short(f.minHold.d), short(f.maxHold.d))
+	case f.grace.d > f.ttl.d/3:
+		said := func(v duration) string {
+			if v.given {
+				return short(v.d)
+			}
+			return short(v.d) + " (the default)"
+		}
+		return fmt.Errorf("--ttl %s is shorter than three times --grace %s: give --ttl %s or more, or --grace %s or less",
+			said(f.ttl), said(f.grace), short(3*f.grace.d), short(f.ttl.d/3))
+	}
+	return nil
+}
+
+func (f *runFlags) lockOptions(command string) []holdfast.LockOption {
+	o := []holdfast.LockOption{holdfast.TTL(f.ttl.d)}
+	if f.wait.given {
+		o = append(o, holdfast.Wait(f.wait.d))
+	}
+	if f.shared {
+		o = append(o, holdfast.Shared())
+	}
+	if f.limit.given {
+		o = append(o, holdfast.Limit(f.limit.n))
+	}
+	reason := f.reason.s
+	if !f.reason.given {
+		// Its arguments may hold a password.
+		if reason = strings.ToValidUTF8(filepath.Base(command), "?"); len(reason) > holdfast.MaxReason {
+			reason = ""
+		}
+	}
+	return append(o, holdfast.Reason(reason))
+}

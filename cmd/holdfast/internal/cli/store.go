@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/filestore"
+)
+
+// The environment's names for a store.
+const (
+	envStore     = "HOLDFAST_STORE"
+	envStoreFile = "HOLDFAST_STORE_FILE"
+)
+
+// storeFlags choose the store and its namespace.
+type storeFlags struct {
+	url, file, namespace text
+}
+
+func (f *storeFlags) add(cmd *cobra.Command) {
+	f.namespace.check = driver.CheckNamespace
+	flags := cmd.Flags()
+	flags.Var(&f.url, "store", "the store's `URL` (default $"+envStore+", else files of this user)")
+	flags.Var(&f.file, "store-file", "a `FILE` that holds the store's URL, which keeps a password out of ps\n(default $"+envStoreFile+")")
+	flags.Var(&f.namespace, "namespace", "keeps applications on one store apart; at most 128 bytes")
+}
+
+// resolve answers the store's URL, and the directory where it is the default
+// one. Errors name where a bad URL came from and never quote it.
+func (f *storeFlags) resolve(p *say.Printer) (storeURL, dir string, err error) {
+	from, raw := "", ""
+	urlEnv, fileEnv := os.Getenv(envStore), os.Getenv(envStoreFile)
+	switch {
+	case f.url.given && f.file.given:
+		return "", "", fmt.Errorf("--store and --store-file exclude each other: give one")
+	case f.url.given:
+		from, raw = "--store", f.url.s
+	case f.file.given:
+		from, raw, err = fromFile("--store-file", f.file.s)
+	case urlEnv != "" && fileEnv != "":
+		return "", "", fmt.Errorf("%s and %s exclude each other: unset one", envStore, envStoreFile)
+	case urlEnv != "":
+		from, raw = envStore, urlEnv
+	case fileEnv != "":
+		from, raw, err = fromFile(envStoreFile, fileEnv)
+	default:
+		dir, err := filestore.DefaultDir()
+		if err != nil {
+			return "", "", fmt.Errorf("no store is given, and no home directory to keep locks in: set %s, or HOME: %v", envStore, err)
+		}
+		return (&url.URL{Scheme: "file", Path: dir}).String(), dir, nil
+	}
+	if err != nil {
+		return "", "", err
+	}
+	p.Hide(redact.Secrets(raw))
+	if err := checkURL(from, raw); err != nil {
+		return "", "", err
+	}
+	if from == "--store" && redact.Has(raw) {
+		p.Line("warning: --store shows its password to everyone who can list processes: set %s or give --store-file", envStore)
+	}
+	return raw, "", nil
+}
+
+func fromFile(from, path string) (string, string, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", "", fmt.Errorf("%s: %v", from, err)
+	}
+	return from, strings.TrimSpace(string(b)), nil
+}
+
+// checkURL finds what is wrong with a store's URL before anything is opened.
+func checkURL(from, raw string) error {
+	known := strings.Join(driver.Schemes(), ", ")
+	if raw == "" {
+		return fmt.Errorf("%s: the URL is empty: give one that begins with one of these schemes: %s", from, known)
+	}
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: not a URL; special characters in a password are written as %%XX", from)
+	case u.Scheme == "":
+		return fmt.Errorf("%s: the URL has no scheme: it begins with one of %s; a directory is written file:///absolute/path", from, known)
+	}
+	if _, ok := driver.OpenerOf(u.Scheme); !ok {
+		return fmt.Errorf("%s: unknown scheme %q: it is one of %s", from, u.Scheme, known)
+	}
+	return nil
+}

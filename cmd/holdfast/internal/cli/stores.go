@@ -1,0 +1,205 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// storeInfo is one entry of `holdfast stores --json`.
+type storeInfo struct {
+	Scheme string `json:"scheme"`
+	// URL is given where one was probed, without its password.
+	URL        string      `json:"url,omitempty"`
+	Guarantees *guarantees `json:"guarantees,omitempty"`
+
+	rows []driver.Row
+}
+
+// guarantees is driver.Guarantees in a shape that does not follow the changes of
+// a Go type. Durations are in seconds.
+type guarantees struct {
+	Kind      string   `json:"kind"`
+	Scope     string   `json:"scope"`
+	Crash     string   `json:"crash_frees"`
+	Pause     string   `json:"paused_holder"`
+	Order     string   `json:"order"`
+	Wake      string   `json:"wake"`
+	Fallback  float64  `json:"wake_fallback_seconds"`
+	Shared    bool     `json:"shared"`
+	Semaphore bool     `json:"semaphore"`
+	Mixed     bool     `json:"mixed_limits"`
+	Slots     bool     `json:"slots"`
+	Tokens    string   `json:"tokens"`
+	EarlyEnd  []string `json:"early_end"`
+	Notice    float64  `json:"early_end_notice_seconds"`
+	TTL       *ttl     `json:"ttl"` // null where grants do not run out
+	Linger    bool     `json:"min_hold_kept_by_store"`
+	Break     string   `json:"break"`
+	Visible   string   `json:"inspection"`
+	Notes     []string `json:"notes"`
+}
+
+type ttl struct {
+	Min         float64 `json:"min_seconds"`
+	Max         float64 `json:"max_seconds"`
+	Granularity float64 `json:"granularity_seconds"`
+}
+
+func shape(g holdfast.Guarantees) *guarantees {
+	s := &guarantees{
+		Kind: g.Kind, Scope: string(g.Scope), Crash: string(g.Crash), Pause: string(g.Pause), Order: string(g.Order),
+		Wake: string(g.Wake), Fallback: g.Fallback.Seconds(),
+		Shared: g.Shared, Semaphore: g.Semaphore, Mixed: g.Mixed, Slots: g.Slots,
+		Tokens: g.Tokens, EarlyEnd: append([]string{}, g.EarlyEnd...), Notice: g.Notice.Seconds(),
+		Linger: g.Linger, Break: string(g.Break), Visible: string(g.Visible), Notes: append([]string{}, g.Notes...),
+	}
+	if g.MaxTTL > 0 {
+		s.TTL = &ttl{g.MinTTL.Seconds(), g.MaxTTL.Seconds(), g.Granularity.Seconds()}
+	}
+	return s
+}
+
+func newStores(p *say.Printer) *cobra.Command {
+	asJSON := false
+	cmd := &cobra.Command{
+		Use:   "stores [URL]",
+		Short: "Show the stores of this build and what each guarantees, or probe one",
+		Long: `Stores lists the URL schemes that this build knows and what each store
+guarantees. With a URL it opens that store, as run would, and shows what this one
+guarantees.
+
+Exit status:
+  64   bad usage, or the URL is wrong
+  69   the store cannot be reached or does not answer
+  78   the store refused, or cannot be used`,
+		Example: `  holdfast stores
+  holdfast stores file:///var/lib/locks`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return fmt.Errorf("%d arguments: give one URL, or none", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			var list []storeInfo
+			var err error
+			if len(args) == 0 {
+				list, err = linked(ctx)
+			} else {
+				list, err = given(ctx, p, args[0])
+			}
+			if err != nil {
+				return err
+			}
+			return printStores(cmd.OutOrStdout(), list, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// given probes the store of a URL.
+func given(ctx context.Context, p *say.Printer, raw string) ([]storeInfo, error) {
+	p.Hide(redact.Secrets(raw))
+	if err := checkURL("URL", raw); err != nil {
+		return nil, err
+	}
+	info, err := probe(ctx, raw)
+	info.URL = redact.Text(raw, redact.Secrets(raw)...)
+	return []storeInfo{info}, err
+}
+
+// linked lists the schemes. A store that needs no server tells its guarantees
+// here, opened where it does no harm.
+func linked(ctx context.Context) ([]storeInfo, error) {
+	dir, err := os.MkdirTemp("", "holdfast-stores-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	local := map[string]string{
+		"file":   (&url.URL{Scheme: "file", Path: dir}).String(),
+		"memory": "memory://",
+	}
+	var list []storeInfo
+	for _, scheme := range driver.Schemes() {
+		info := storeInfo{Scheme: scheme}
+		if raw, ok := local[scheme]; ok {
+			if info, err = probe(ctx, raw); err != nil {
+				// A temporary directory that cannot hold locks says nothing about the
+				// store that people use.
+				info = storeInfo{Scheme: scheme}
+			}
+		}
+		list = append(list, info)
+	}
+	return list, nil
+}
+
+func probe(ctx context.Context, raw string) (info storeInfo, err error) {
+	l, err := holdfast.Open(ctx, raw)
+	if err != nil {
+		return info, err
+	}
+	defer func() {
+		// Nothing is held: what fails here is no news for who asked.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = l.Close(ctx)
+	}()
+	g, err := l.Guarantees(ctx)
+	if err != nil {
+		return info, err
+	}
+	scheme, _, _ := strings.Cut(raw, ":")
+	return storeInfo{Scheme: scheme, Guarantees: shape(g), rows: g.Rows()}, nil
+}
+
+func printStores(w io.Writer, list []storeInfo, asJSON bool) error {
+	if asJSON {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		e.SetEscapeHTML(false)
+		return e.Encode(map[string][]storeInfo{"stores": list})
+	}
+	for i, s := range list {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		title := s.URL
+		if title == "" {
+			title = s.Scheme + "://"
+		}
+		fmt.Fprintln(w, title)
+		if s.rows == nil {
+			fmt.Fprintf(w, "  give a URL to see: holdfast stores %s://...\n", s.Scheme)
+			continue
+		}
+		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+		for _, r := range s.rows {
+			fmt.Fprintf(table, "  %s\t%s\n", r.Key, r.Value)
+		}
+		if err := table.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}

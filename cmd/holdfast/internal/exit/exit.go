@@ -1,0 +1,42 @@
+// Package exit holds the command's exit statuses: those of sysexits.h where one
+// fits, and a shell's.
+package exit
+
+import (
+	"errors"
+	"syscall"
+
+	"github.com/holdfast-go/holdfast"
+)
+
+// The exit statuses.
+const (
+	OK            = 0
+	Usage         = 64 // EX_USAGE: bad usage
+	Unavailable   = 69 // EX_UNAVAILABLE: the store cannot be reached
+	Lost          = 74 // EX_IOERR: the lock was lost while the command ran
+	Busy          = 75 // EX_TEMPFAIL: not acquired
+	Refused       = 78 // EX_CONFIG: the store refused, or cannot do it
+	NotExecutable = 126
+	NotFound      = 127
+)
+
+// BySignal is a shell's status for what a signal killed.
+func BySignal(s syscall.Signal) int { return 128 + int(s) }
+
+// Of is the status for an error of the library; busy is the one for ErrBusy.
+func Of(err error, busy int) int {
+	switch {
+	case err == nil:
+		return OK
+	case errors.Is(err, holdfast.ErrLost):
+		return Lost
+	case errors.Is(err, holdfast.ErrBusy):
+		return busy
+	case errors.Is(err, holdfast.ErrInvalid):
+		return Usage
+	case errors.Is(err, holdfast.ErrRefused), errors.Is(err, holdfast.ErrUnsupported):
+		return Refused
+	}
+	return Unavailable
+}

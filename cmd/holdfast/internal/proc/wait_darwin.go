@@ -1,0 +1,52 @@
+package proc
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// child is a change of a child's state.
+type child struct {
+	pid  int
+	stop bool
+}
+
+// childInfo is siginfo_t.
+type childInfo struct {
+	signo, errno, code, pid int32
+	uid                     uint32
+	status                  int32
+	_                       [128]byte
+}
+
+const (
+	pPID       = 1 // P_PID
+	wEXITED    = 0x4
+	wSTOPPED   = 0x8
+	wNOWAIT    = 0x20
+	wNOHANG    = 0x1
+	cldStopped = 5 // CLD_STOPPED
+)
+
+func waitid(pid, options int) (info childInfo, err error) {
+	_, _, e := syscall.Syscall6(syscall.SYS_WAITID, pPID, uintptr(pid), uintptr(unsafe.Pointer(&info)), uintptr(options), 0, 0)
+	if e != 0 {
+		err = e
+	}
+	return info, err
+}
+
+// peek waits for the next change of the leader and leaves it to be taken. No
+// orphans are handed to this process here.
+func peek(pid int) (child, error) {
+	info, err := waitid(pid, wEXITED|wSTOPPED|wNOWAIT)
+	return child{pid: pid, stop: info.code == cldStopped}, err
+}
+
+// takeStop takes the news of a stop, and nothing else, of a child.
+func takeStop(pid int) (syscall.Signal, bool) {
+	info, err := waitid(pid, wSTOPPED|wNOHANG)
+	return syscall.Signal(info.status), err == nil && info.code == cldStopped
+}
+
+func adoptOrphans() {}

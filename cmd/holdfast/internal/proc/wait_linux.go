@@ -1,0 +1,49 @@
+package proc
+
+import (
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// child is a change of a child's state.
+type child struct {
+	pid  int
+	stop bool
+}
+
+// childInfo is the part of siginfo_t that waitid fills in. The empty array
+// aligns what follows as the kernel's union is.
+type childInfo struct {
+	signo, errno, code int32
+	_                  [0]uintptr
+	pid                int32
+	uid                uint32
+	status             int32
+}
+
+func waitid(kind, id, options int) (si unix.Siginfo, info childInfo, err error) {
+	err = unix.Waitid(kind, id, &si, options, nil)
+	return si, *(*childInfo)(unsafe.Pointer(&si)), err
+}
+
+const (
+	cldStopped = 5 // CLD_STOPPED
+)
+
+// peek waits for the next change of any child and leaves it to be taken.
+func peek(int) (child, error) {
+	si, info, err := waitid(unix.P_ALL, 0, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT)
+	return child{pid: int(info.pid), stop: si.Code == cldStopped}, err
+}
+
+// takeStop takes the news of a stop, and nothing else, of a child.
+func takeStop(pid int) (syscall.Signal, bool) {
+	si, info, err := waitid(unix.P_PID, pid, unix.WSTOPPED|unix.WNOHANG)
+	return syscall.Signal(info.status), err == nil && si.Code == cldStopped
+}
+
+// adoptOrphans makes descendants whose parents have died children of this
+// process, so that it sees them end whatever the first process is.
+func adoptOrphans() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }

@@ -1,0 +1,243 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// look is the longest the trust left goes unlooked at: no timer notices a
+// suspended machine.
+const look = time.Second
+
+// supervision sees a command from its start to its end. One goroutine does it
+// all.
+type supervision struct {
+	*runner
+	lock     *holdfast.Lock
+	group    *proc.Group
+	terminal *proc.Terminal
+
+	check  *time.Timer // of the trust left
+	kill   *time.Timer // set when the group has been told to end
+	killAt time.Time   // zero while kill is not set
+	failed bool        // the lock was lost, or could not be kept
+	ended  bool        // the command itself has ended
+	// atTerminal: it had the terminal when it ended.
+	atTerminal bool
+}
+
+// run returns when no process of the group is left.
+func (s *supervision) run() int {
+	proc.IgnoreOutputStops()
+	s.sigs.catchStops()
+	s.check, s.kill = newTimer(), newTimer()
+	s.checkTrust()
+	var limit <-chan time.Time
+	if s.MaxHold > 0 {
+		t := time.NewTimer(s.MaxHold)
+		defer t.Stop()
+		limit = t.C
+	}
+	ended, lost := s.group.Ended(), s.lock.Context().Done()
+	for {
+		select {
+		case sig := <-s.sigs.ch:
+			s.forward(sig)
+		case sig := <-s.group.Stopped():
+			s.stopped(sig)
+		case <-limit:
+			if s.ended || s.failed {
+				break
+			}
+			s.say.Line("the command has held %q for its maximum of %s: it gets SIGTERM, and SIGKILL in %s", s.Name, s.MaxHold, round(s.Grace))
+			s.end(s.Grace)
+		case <-s.check.C:
+			s.checkTrust()
+		case <-lost:
+			lost = nil
+			s.lost()
+		case <-s.kill.C:
+			s.killAll()
+		case <-ended:
+			ended = nil
+			s.leaderEnded()
+		case <-s.group.Gone():
+			return s.status()
+		}
+	}
+}
+
+// newTimer makes a timer that is not set.
+func newTimer() *time.Timer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
+}
+
+// checkTrust ends the command while there is enough trust left to do so.
+func (s *supervision) checkTrust() {
+	left := s.lock.Remaining()
+	if left == driver.Forever || s.failed {
+		return
+	}
+	if s.lock.Context().Err() != nil {
+		s.lost()
+		return
+	}
+	if left > s.Grace {
+		s.check.Reset(min(left-s.Grace, look))
+		return
+	}
+	s.failed = true
+	// A little early: a process takes a moment to die.
+	left -= min(s.Grace/10, 100*time.Millisecond)
+	s.say.Line("%q cannot be renewed and is sure for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
+	s.end(left)
+}
+
+// lost is called when the lock's context has ended.
+func (s *supervision) lost() {
+	var e *holdfast.LostError
+	if !errors.As(context.Cause(s.lock.Context()), &e) {
+		e = &holdfast.LostError{Cause: driver.Closed}
+	}
+	within := s.Grace
+	if e.Cause == holdfast.Expired || e.Cause == holdfast.Slept {
+		within = 0 // the grace came before
+	}
+	if s.failed && within > 0 {
+		return // it has been told, and the time is set
+	}
+	if !s.failed {
+		s.failed = true
+		how := "SIGTERM, and SIGKILL in " + round(within)
+		if within == 0 {
+			how = "SIGKILL"
+		}
+		why := string(e.Cause)
+		if e.Err != nil {
+			why += ": " + e.Err.Error()
+		}
+		s.say.Line("%q is lost (%s), token %d: the command gets %s", s.Name, why, s.lock.Token(), how)
+	}
+	s.end(within)
+}
+
+// end tells the group to end and sets the time of its death, if that is not set
+// for earlier.
+func (s *supervision) end(within time.Duration) {
+	at := time.Now().Add(within)
+	first := s.killAt.IsZero()
+	if !first && s.killAt.Before(at) {
+		return
+	}
+	s.killAt = at
+	if within <= 0 {
+		s.killAll()
+		return
+	}
+	s.kill.Reset(within)
+	if first {
+		s.terminate()
+	}
+}
+
+// terminate asks the group to end, also one that is stopped.
+func (s *supervision) terminate() {
+	s.signal(syscall.SIGTERM)
+	s.signal(sigCont)
+}
+
+func (s *supervision) killAll() {
+	s.kill.Stop()
+	if s.ended && !s.failed {
+		s.say.Line("killing what the command left behind in its process group")
+	}
+	s.signal(syscall.SIGKILL)
+}
+
+func (s *supervision) signal(sig syscall.Signal) {
+	if err := s.group.Signal(sig); err != nil {
+		// Such as a command that became another user. The lock is kept as long as
+		// it runs, if the store lets us.
+		s.say.Line("cannot send %s to the command: %v", proc.SignalName(sig), err)
+	}
+}
+
+// forward passes a signal on.
+func (s *supervision) forward(sig os.Signal) {
+	switch n, _ := sig.(syscall.Signal); n {
+	case 0, sigPipe, sigTtin:
+	case sigCont:
+		s.continued()
+	default:
+		s.signal(n)
+	}
+}
+
+// stopped is called when the command was stopped. Where that was the terminal's
+// doing this process stops as well, so that its shell takes over.
+func (s *supervision) stopped(sig syscall.Signal) {
+	if s.terminal == nil {
+		return
+	}
+	switch sig {
+	case sigTtin, sigTtou:
+		if s.terminal.Wanted(s.group) {
+			s.signal(sigCont)
+			return
+		}
+	case sigTstp:
+	default:
+		return // whoever sent a SIGSTOP will send a SIGCONT, to the same process
+	}
+	s.terminal.TakeBack()
+	if !proc.Suspend(sig) {
+		s.continued()
+	}
+}
+
+// continued is called when this process may have been stopped.
+func (s *supervision) continued() {
+	s.sigs.catchStops()
+	// First the lock: if it ran out meanwhile, the command must not go on.
+	s.checkTrust()
+	s.terminal.Lend(s.group)
+	s.signal(sigCont)
+}
+
+// leaderEnded is called when the command itself has ended. Its group may live on.
+func (s *supervision) leaderEnded() {
+	s.ended = true
+	s.atTerminal = s.terminal.TakeBack()
+	switch {
+	case s.killAt.IsZero():
+		s.end(s.Grace)
+	case time.Now().Before(s.killAt):
+		s.terminate() // those that were born since
+	default:
+		s.killAll()
+	}
+	s.group.Reap()
+}
+
+// status is what the whole run exits with.
+func (s *supervision) status() int {
+	st := s.group.Status()
+	if st.Signal != 0 && s.atTerminal {
+		s.terminal.RestoreModes()
+	}
+	if s.failed {
+		s.say.Line("the command was ended because its lock was lost or in doubt; it had: %s", st)
+		return exit.Lost
+	}
+	return st.Shell()
+}

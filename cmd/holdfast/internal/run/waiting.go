@@ -1,0 +1,137 @@
+package run
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// refresh is how often the line on a terminal asks the store anew who holds the
+// lock; the time it shows runs by the second.
+const refresh = 5
+
+// waiting tells those who watch what becomes of the lock: on a terminal whom it
+// waits for, with --verbose every step. It is the Locker's hooks.
+type waiting struct {
+	r     *runner
+	began time.Time
+
+	mu      sync.Mutex
+	over    bool
+	queued  bool
+	holders []holdfast.Holder
+	stop    context.CancelFunc
+	ctx     context.Context
+	inspect func(context.Context) ([]holdfast.Holder, error) // nil where the store cannot
+	ticking sync.WaitGroup
+}
+
+func newWaiting(r *runner) *waiting {
+	w := &waiting{r: r, began: time.Now()}
+	w.ctx, w.stop = context.WithCancel(context.Background())
+	return w
+}
+
+// watch lets the line show who holds the lock now, and not only who did when the
+// waiting began.
+func (w *waiting) watch(l *holdfast.Locker, g holdfast.Guarantees) {
+	if g.Visible == driver.VisibleNothing {
+		return
+	}
+	w.inspect = func(ctx context.Context) ([]holdfast.Holder, error) {
+		st, err := l.Inspect(ctx, w.r.Name)
+		return st.Holders, err
+	}
+}
+
+// done ends the line.
+func (w *waiting) done() {
+	w.mu.Lock()
+	w.over = true
+	w.mu.Unlock()
+	w.stop()
+	w.ticking.Wait()
+	w.r.say.Done()
+}
+
+// Start is a Locker's hook.
+func (w *waiting) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+
+// Event is a Locker's hook.
+func (w *waiting) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind == holdfast.EventQueued {
+		w.wait(e.Holders)
+	}
+	if !w.r.Verbose {
+		return
+	}
+	p := w.r.say
+	switch e.Kind {
+	case holdfast.EventQueued:
+		if len(e.Holders) > 0 {
+			p.Line("queued for %q, %s", e.Name, held(e.Holders))
+		} else {
+			p.Line("queued for %q", e.Name)
+		}
+	case holdfast.EventAcquired:
+		p.Line("acquired %q on %s after %s: token %d", e.Name, e.Store, round(e.Took), e.Token)
+	case holdfast.EventReleased:
+		p.Line("released %q after %s", e.Name, round(e.Took))
+	case holdfast.EventLost:
+		p.Line("lost %q after %s: %v", e.Name, round(e.Took), e.Err)
+	case holdfast.EventRenewFailed, holdfast.EventUnconfirmed, holdfast.EventUndoFailed:
+		p.Line("%q: %s: %v", e.Name, e.Kind, e.Err)
+	}
+}
+
+// wait begins the line that is rewritten.
+func (w *waiting) wait(holders []holdfast.Holder) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(holders) > 0 {
+		w.holders = holders
+	}
+	// The event comes by a goroutine of its own and may be late.
+	if w.over || w.queued || !w.r.say.Terminal() {
+		return
+	}
+	w.queued = true
+	w.ticking.Go(w.tick)
+}
+
+func (w *waiting) tick() {
+	second := time.NewTicker(time.Second)
+	defer second.Stop()
+	for n := 0; ; n++ {
+		if n%refresh == 0 && w.inspect != nil {
+			// Who cannot be asked now is asked later.
+			if holders, err := w.inspect(w.ctx); err == nil {
+				w.mu.Lock()
+				w.holders = holders
+				w.mu.Unlock()
+			}
+		}
+		w.show()
+		select {
+		case <-second.C:
+		case <-w.ctx.Done():
+			return
+		}
+	}
+}
+
+func (w *waiting) show() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over {
+		return
+	}
+	by := "not held at the moment"
+	if len(w.holders) > 0 {
+		by = held(w.holders)
+	}
+	w.r.say.Status("waiting for %q for %s, %s", w.r.Name, time.Since(w.began).Round(time.Second), by)
+}

@@ -1,0 +1,54 @@
+package say
+
+import (
+	"strings"
+	"testing"
+)
+
+func newTest(width int, rewrites bool) (*Printer, *strings.Builder) {
+	var b strings.Builder
+	p := &Printer{w: &b, rewrites: rewrites}
+	if width > 0 {
+		p.width = func() int { return width }
+	}
+	return p, &b
+}
+
+func TestLine(t *testing.T) {
+	p, b := newTest(0, false)
+	p.Hide([]string{"hidden"})
+	p.Line("%s", "holdfast: a://u:pw@h: holdfast: hidden\nsecond \x1b]0;title\x07 line")
+	if got, want := b.String(), "holdfast: a://u:xxxxx@h: xxxxx; second ?]0;title? line\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestStatus rewrites one line, never a longer one than fits, and gives way to
+// the lines that stay.
+func TestStatus(t *testing.T) {
+	p, b := newTest(20, true)
+	p.Status("as long as this")
+	p.Line("stays")
+	p.Status("again")
+	p.Done()
+	p.Done()
+	const clear = "\r\x1b[K"
+	if got, want := b.String(), clear+"holdfast: as long a"+clear+"holdfast: stays\n"+clear+"holdfast: again"+clear; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+
+	p, b = newTest(20, false) // a terminal that cannot
+	p.Status("only the first, whatever its length")
+	p.Status("second")
+	p.Done()
+	if got, want := b.String(), "holdfast: only the first, whatever its length\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+
+	p, b = newTest(0, true) // no terminal
+	p.Status("nothing")
+	p.Done()
+	if b.Len() > 0 {
+		t.Errorf("%q", b.String())
+	}
+}

@@ -1,0 +1,10 @@
+//go:build !unix
+
+package say
+
+import (
+	"errors"
+	"os"
+)
+
+func terminalWidth(*os.File) (int, error) { return 0, errors.ErrUnsupported }

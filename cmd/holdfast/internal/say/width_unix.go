@@ -1,0 +1,20 @@
+//go:build unix
+
+package say
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+func terminalWidth(f *os.File) (int, error) {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0, err
+	}
+	if size.Col == 0 {
+		return 80, nil // a terminal that does not tell
+	}
+	return int(size.Col), nil
+}

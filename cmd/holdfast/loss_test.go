@@ -1,0 +1,102 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// fifo makes one, and answers how to write to it: when the write returns, the
+// other side has read it.
+func fifo(t *testing.T, w *world) (path string, fire func()) {
+	t.Helper()
+	path = w.path("fifo")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path, func() {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.WriteString("now\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestLoss takes the lock away in every way and looks at what becomes of the
+// command.
+func TestLoss(t *testing.T) {
+	for name, c := range map[string]struct {
+		action, word string
+		says         []string
+	}{
+		"pushed, and it ends":      {"lose", "exit-on-term", []string{"is lost (gone), token 1", "SIGKILL in 200ms", "exit status 5"}},
+		"pushed, and it must be":   {"lose", "", []string{"is lost (gone)", "killed by SIGKILL"}},
+		"found by a renewal":       {"forget", "exit-on-term", []string{"is lost (gone: no grant", "exit status 5"}},
+		"in doubt, and it ends":    {"fail-renewal", "exit-on-term", []string{"cannot be renewed", "exit status 5"}},
+		"in doubt, and it must be": {"fail-renewal", "", []string{"cannot be renewed", "killed by SIGKILL"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			on, fire := fifo(t, w)
+			p := w.startScripted(append([]string{"run", "--store", "scripted://" + c.action + "?on=" + on,
+				"--ttl", "600ms", "--grace", "200ms", "x"}, played(c.word)...)...)
+			pid := p.ready()
+			fire()
+			p.stdout.expect("signal " + syscall.SIGTERM.String())
+			if got := p.status(); got != 74 {
+				t.Errorf("status %d, want 74", got)
+			}
+			for _, s := range c.says {
+				if !strings.Contains(p.stderr.all(), s) {
+					t.Errorf("stderr does not say %q:\n%s", s, p.stderr.all())
+				}
+			}
+			if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+				t.Errorf("the command still lives: %v", err)
+			}
+		})
+	}
+}
+
+// TestLossFoundByRelease: the command ended well, and its lock had been gone.
+func TestLossFoundByRelease(t *testing.T) {
+	w := newWorld(t)
+	on, fire := fifo(t, w)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://forget?on=" + on, "--ttl", "24h", "x"}, played()...)...)
+	p.ready()
+	fire()
+	p.send("exit 0")
+	if got := p.status(); got != 74 {
+		t.Errorf("status %d, want 74: %s", got, p.stderr.all())
+	}
+	if got := p.stderr.all(); !strings.Contains(got, "was lost while the command ran") {
+		t.Errorf("stderr: %q", got)
+	}
+}
+
+// TestStoppedHolder: when this process was stopped for longer than the lease
+// lasts, the command does not go on.
+func TestStoppedHolder(t *testing.T) {
+	w := newWorld(t)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://fail-renewal", "--ttl", "150ms", "--grace", "20ms", "x"}, played()...)...)
+	pid := p.ready()
+	p.signal(syscall.SIGSTOP)
+	// Waiting for time to pass is what is tested: until the lease is over by the
+	// same clock that counts for it, with no upper bound.
+	w.run("run", "--store", w.storeURL(), "--min-hold", "300ms", "y", "--", "true")
+	p.signal(syscall.SIGCONT)
+	if got := p.status(); got != 74 {
+		t.Errorf("status %d, want 74: %s", got, p.stderr.all())
+	}
+	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+		t.Errorf("the command still lives: %v", err)
+	}
+}

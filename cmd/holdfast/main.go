@@ -1,0 +1,14 @@
+// Holdfast runs a command while it holds a lock, and shows and takes away the
+// locks of a store. See `holdfast help`.
+package main
+
+import (
+	"os"
+
+	_ "github.com/holdfast-go/holdfast/filestore"
+	_ "github.com/holdfast-go/holdfast/memstore"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
+)
+
+func main() { os.Exit(cli.Main(os.Args[1:])) }

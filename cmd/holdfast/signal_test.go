@@ -1,0 +1,184 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+)
+
+// TestSignalsReachTheCommand sends each signal in turn.
+func TestSignalsReachTheCommand(t *testing.T) {
+	w := withStore(t)
+	p := w.start(append([]string{"run", "x"}, played()...)...)
+	p.ready()
+	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT} {
+		p.signal(s)
+		p.stdout.expect("signal " + s.String())
+	}
+	// The lock is still held, and the command's status is still its own.
+	w.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+	p.send("exit 6")
+	if got := p.status(); got != 6 {
+		t.Errorf("status %d, want 6", got)
+	}
+}
+
+// TestSignalReachesTheGroup: a command's own children hear of it as well.
+func TestSignalReachesTheGroup(t *testing.T) {
+	w := withStore(t)
+	c := append([]string{"run", "x", "--", "sh", "-c", `exec 3<&0; trap "exit 3" TERM; "$@" exit-on-term <&3 & wait`, "sh"}, played()[1:]...)
+	p := w.start(c...)
+	p.ready()
+	p.signal(syscall.SIGTERM)
+	p.stdout.expect("signal " + syscall.SIGTERM.String())
+	if got := p.status(); got != 3 {
+		t.Errorf("status %d, want 3", got)
+	}
+}
+
+// TestIgnoredSignalStaysIgnored: under nohup the command is not hung up either.
+func TestIgnoredSignalStaysIgnored(t *testing.T) {
+	w := withStore(t)
+	p := w.startCmd(shell(`trap "" HUP; exec "$0" run x -- sh -c 'kill -HUP $$; echo alive; read line'`), nil)
+	p.stdout.expect("alive")
+	p.signal(syscall.SIGHUP)
+	p.send("")
+	if got := p.status(); got != 0 {
+		t.Errorf("status %d, want 0", got)
+	}
+}
+
+// TestWaitEndsBySignal: nothing is left in the queue, and nobody waits behind it.
+func TestWaitEndsBySignal(t *testing.T) {
+	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
+		t.Run(s.String(), func(t *testing.T) {
+			w := withStore(t)
+			holder := w.start(append([]string{"run", "x"}, played()...)...)
+			holder.ready()
+			waiter := w.start("run", "-v", "x", "--", "touch", "ran")
+			waiter.stderr.expect("queued for")
+			l := w.locker()
+			awaitQueue(t, l, 1)
+			// Not for one that waits.
+			waiter.signal(syscall.SIGUSR1)
+			waiter.signal(s)
+			if got, want := waiter.status(), 128+int(s); got != want {
+				t.Errorf("status %d, want %d: %s", got, want, waiter.stderr.all())
+			}
+			st, err := l.Inspect(t.Context(), "x")
+			if err != nil || len(st.Waiters) != 0 || len(st.Holders) != 1 {
+				t.Errorf("after: %+v, %v", st, err)
+			}
+			holder.send("exit 0")
+			holder.status()
+			w.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
+		})
+	}
+}
+
+// awaitQueue waits until so many wait for x.
+func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for st, err := range l.Watch(ctx, "x") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(st.Waiters) == n {
+			return
+		}
+	}
+	t.Fatalf("never saw %d waiters", n)
+}
+
+// TestClosedStderr: nobody reads what is said, and the command is kept all the
+// same.
+func TestClosedStderr(t *testing.T) {
+	w := withStore(t)
+	p := w.startCmd(shell(`{ { "$0" run -v x -- sh -c '
+		trap "" PIPE
+		while echo probe; do :; done >&2
+		echo closed
+		read line
+		exit 7' 2>&1 >&3; echo "status $?" >&3; } | true; } 3>&1`), nil)
+	p.stdout.expect("closed")
+	p.send("on")
+	p.stdout.expect("status 7")
+}
+
+// TestInputAndOutput are the command's own.
+func TestInputAndOutput(t *testing.T) {
+	w := withStore(t)
+	in := strings.Repeat("a line of input\n", 20000)
+	r := w.runIn(nil, in, "run", "x", "--", "sh", "-c", "cat; echo said >&2")
+	r.expectStatus(t, 0)
+	if r.stdout != in {
+		t.Errorf("%d bytes came through of %d", len(r.stdout), len(in))
+	}
+	if r.stderr != "said\n" {
+		t.Errorf("stderr: %q", r.stderr)
+	}
+	// Descriptors beyond the standard ones, as scripts use them.
+	p := w.startCmd(shell(`echo three >f; "$0" run x -- cat /dev/fd/3 3<f`), nil)
+	p.stdout.expect("three")
+}
+
+// TestEnvironment is what the command is told.
+func TestEnvironment(t *testing.T) {
+	w := withStore(t)
+	show := []string{"--", "sh", "-c", `env | grep ^HOLDFAST_ | sort`}
+	told := func(env []string, flags ...string) map[string]string {
+		t.Helper()
+		r := w.runIn(env, "", append(append(append([]string{"run"}, flags...), "a name"), show...)...)
+		r.expectStatus(t, 0)
+		vars := map[string]string{}
+		for line := range strings.Lines(r.stdout) {
+			k, v, _ := strings.Cut(strings.TrimSpace(line), "=")
+			vars[k] = v
+		}
+		return vars
+	}
+	outer := []string{"HOLDFAST_SLOT=9", "HOLDFAST_TOKEN=9", "HOLDFAST_NAME=outer"}
+	first := told(outer)
+	if first["HOLDFAST_NAME"] != "a name" || first["HOLDFAST_STORE"] != w.storeURL() || len(first) != 3 {
+		t.Errorf("told %v", first)
+	}
+	last := number(t, first["HOLDFAST_TOKEN"])
+	for range 5 {
+		v := number(t, told(nil)["HOLDFAST_TOKEN"])
+		if v <= last {
+			t.Errorf("token %d after %d", v, last)
+		}
+		last = v
+	}
+	if v := told(nil, "--limit", "2"); v["HOLDFAST_SLOT"] != "0" {
+		t.Errorf("with --limit: %v", v)
+	}
+	// A flag is not in the environment; the environment is passed on as it was.
+	if v := told(nil, "--store", "memory://"); v["HOLDFAST_STORE"] != w.storeURL() {
+		t.Errorf("with --store: %v", v)
+	}
+}
+
+// TestSlots: each of three holders has its own.
+func TestSlots(t *testing.T) {
+	w := withStore(t)
+	var slots []string
+	for range 3 {
+		p := w.start("run", "--limit", "3", "x", "--", "sh", "-c", "echo slot $HOLDFAST_SLOT; read line")
+		slots = append(slots, strings.Fields(p.stdout.expect("slot "))[1])
+	}
+	w.run("run", "--limit", "3", "--try", "x", "--", "true").expectStatus(t, 75)
+	slices.Sort(slots)
+	if !slices.Equal(slots, []string{"0", "1", "2"}) {
+		t.Errorf("slots %v", slots)
+	}
+}

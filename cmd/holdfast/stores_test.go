@@ -1,0 +1,133 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"encoding/json"
+	"os"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestStores lists the linked schemes with what their stores promise, and makes
+// nothing.
+func TestStores(t *testing.T) {
+	w := newWorld(t)
+	tmp := w.path("tmp")
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"TMPDIR=" + tmp}
+	r := w.runIn(env, "", "stores")
+	r.expectStatus(t, 0)
+	if r.stderr != "" {
+		t.Errorf("stderr: %q", r.stderr)
+	}
+	l := w.locker()
+	g, err := l.Guarantees(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range g.Rows() {
+		if !strings.Contains(r.stdout, row.Key) || !strings.Contains(r.stdout, row.Value) {
+			t.Errorf("no row %q %q:\n%s", row.Key, row.Value, r.stdout)
+		}
+	}
+	for _, dir := range []string{tmp, w.home} {
+		if made, _ := os.ReadDir(dir); len(made) > 0 {
+			t.Errorf("left behind: %v", made)
+		}
+	}
+
+	var list struct {
+		Stores []struct {
+			Scheme     string
+			Guarantees map[string]any
+		}
+	}
+	decode(t, w.runIn(env, "", "stores", "--json"), &list)
+	if len(list.Stores) != 2 || list.Stores[0].Scheme != "file" || list.Stores[1].Scheme != "memory" {
+		t.Fatalf("schemes: %+v", list)
+	}
+	// The shape is part of what the command promises.
+	keys := []string{"kind", "scope", "crash_frees", "paused_holder", "order", "wake", "wake_fallback_seconds",
+		"shared", "semaphore", "mixed_limits", "slots", "tokens", "early_end", "early_end_notice_seconds", "ttl",
+		"min_hold_kept_by_store", "break", "inspection", "notes"}
+	slices.Sort(keys)
+	for _, s := range list.Stores {
+		var got []string
+		for k := range s.Guarantees {
+			got = append(got, k)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, keys) {
+			t.Errorf("%s: keys %v, want %v", s.Scheme, got, keys)
+		}
+	}
+	file, memory := list.Stores[0].Guarantees, list.Stores[1].Guarantees
+	if file["ttl"] != nil || file["scope"] != "this machine" || file["kind"] != "file" {
+		t.Errorf("file: %v", file)
+	}
+	if want := map[string]any{"min_seconds": 0.001, "max_seconds": 86400.0, "granularity_seconds": 0.0}; !reflect.DeepEqual(memory["ttl"], want) {
+		t.Errorf("memory: %v", memory["ttl"])
+	}
+}
+
+// TestProbe opens one store.
+func TestProbe(t *testing.T) {
+	w := newWorld(t)
+	r := w.run("stores", w.storeURL())
+	r.expectStatus(t, 0)
+	if !strings.HasPrefix(r.stdout, w.storeURL()+"\n") || !strings.Contains(r.stdout, "this machine") || strings.Contains(r.stdout, "memory") {
+		t.Errorf("stdout:\n%s", r.stdout)
+	}
+	var list struct {
+		Stores []struct {
+			Scheme, URL string
+			Guarantees  struct{ Kind string }
+		}
+	}
+	decode(t, w.run("stores", "--json", w.storeURL()), &list)
+	if len(list.Stores) != 1 || list.Stores[0].URL != w.storeURL() || list.Stores[0].Guarantees.Kind != "file" {
+		t.Errorf("%+v", list)
+	}
+	w.runScripted(nil, "stores", "scripted://no-such-host").expectStatus(t, 69)
+}
+
+// TestVersion tells the build.
+func TestVersion(t *testing.T) {
+	w := newWorld(t)
+	var v struct{ Version, Go, OS, Arch string }
+	decode(t, w.run("version", "--json"), &v)
+	if v.Version == "" || v.Go != runtime.Version() || v.OS != runtime.GOOS || v.Arch != runtime.GOARCH {
+		t.Errorf("%+v", v)
+	}
+	r := w.run("version")
+	r.expectStatus(t, 0)
+	if !strings.HasPrefix(r.stdout, "holdfast "+v.Version+"\n") || !strings.Contains(r.stdout, runtime.Version()) {
+		t.Errorf("stdout: %q", r.stdout)
+	}
+}
+
+// TestHelp says what scripts rely on.
+func TestHelp(t *testing.T) {
+	r := newWorld(t).run("help", "run")
+	r.expectStatus(t, 0)
+	for _, s := range []string{"64 ", "69 ", "74 ", "75 ", "78 ", "126 ", "127 ", "128+n", "HOLDFAST_STORE", "HOLDFAST_NAME",
+		"HOLDFAST_TOKEN", "HOLDFAST_SLOT", "--min-hold", "Examples:"} {
+		if !strings.Contains(r.stdout, s) {
+			t.Errorf("help run does not say %q", s)
+		}
+	}
+}
+
+func decode(t *testing.T, r result, into any) {
+	t.Helper()
+	r.expectStatus(t, 0)
+	if err := json.Unmarshal([]byte(r.stdout), into); err != nil {
+		t.Fatalf("%v:\n%s", err, r.stdout)
+	}
+}

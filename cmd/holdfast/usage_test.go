@@ -1,0 +1,182 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestBadInput: every wrong input is found before anything is opened, and the
+// message names the field, what was given, and what is allowed.
+func TestBadInput(t *testing.T) {
+	long := strings.Repeat("n", 513)
+	for name, c := range map[string]struct {
+		args []string
+		says []string
+	}{
+		"no command":           {nil, []string{"no command"}},
+		"unknown command":      {[]string{"rum"}, []string{"rum"}},
+		"no arguments":         {[]string{"run"}, []string{"NAME", "--"}},
+		"no dashes":            {[]string{"run", "x", "true"}, []string{"--", "NAME -- COMMAND"}},
+		"no dashes, flag":      {[]string{"run", "x", "ls", "-l"}, []string{"-l", "after --"}},
+		"no name":              {[]string{"run", "--", "true"}, []string{"NAME"}},
+		"empty name":           {[]string{"run", "", "--", "true"}, []string{"NAME", "empty", "1 to 512"}},
+		"long name":            {[]string{"run", long, "--", "true"}, []string{"NAME", "513", "512"}},
+		"bad UTF-8 in name":    {[]string{"run", "a\xff", "--", "true"}, []string{"NAME", `a\xff`, "UTF-8"}},
+		"two names":            {[]string{"run", "x", "y", "--", "true"}, []string{"2", "one NAME"}},
+		"no words after":       {[]string{"run", "x", "--"}, []string{"COMMAND"}},
+		"empty word after":     {[]string{"run", "x", "--", ""}, []string{"COMMAND"}},
+		"unknown flag":         {run("--tll", "3s"), []string{"--tll"}},
+		"short flag":           {run("-t"), []string{"-t", "two dashes"}},
+		"flag without value":   {[]string{"run", "--ttl"}, []string{"--ttl", "missing"}},
+		"ttl, no unit":         {run("--ttl", "30"), []string{"--ttl", `"30"`, "50ms to 24h"}},
+		"ttl, no number":       {run("--ttl", "soon"), []string{"--ttl", `"soon"`, "50ms to 24h"}},
+		"ttl, too short":       {run("--ttl", "49ms"), []string{"--ttl", `"49ms"`, "50ms to 24h"}},
+		"ttl, too long":        {run("--ttl", "25h"), []string{"--ttl", `"25h"`, "50ms to 24h"}},
+		"ttl, negative":        {run("--ttl", "-1s"), []string{"--ttl", `"-1s"`, "50ms to 24h"}},
+		"ttl below graces":     {run("--ttl", "12s"), []string{"--ttl 12s", "--grace 10s (the default)", "--ttl 30s", "--grace 4s"}},
+		"grace above":          {run("--grace", "11s"), []string{"--ttl 30s (the default)", "--grace 11s", "--ttl 33s", "--grace 10s"}},
+		"grace, negative":      {run("--grace", "-1s"), []string{"--grace", `"-1s"`, "from 0s"}},
+		"wait, zero":           {run("--wait", "0"), []string{"--wait", `"0"`, "--try"}},
+		"wait, zero seconds":   {run("--wait", "0s"), []string{"--wait", `"0s"`, "--try"}},
+		"wait, negative":       {run("--wait", "-5s"), []string{"--wait", `"-5s"`, "--try"}},
+		"wait, no duration":    {run("--wait", "x"), []string{"--wait", `"x"`, "above 0"}},
+		"wait and try":         {run("--wait", "1s", "--try"), []string{"--wait", "--try"}},
+		"try, not a bool":      {run("--try=perhaps"), []string{"--try", `"perhaps"`, "true or false"}},
+		"shared and limit":     {run("--shared", "--limit", "2"), []string{"--shared", "--limit"}},
+		"limit, zero":          {run("--limit", "0"), []string{"--limit", `"0"`, "1 to 4096"}},
+		"limit, too large":     {run("--limit", "4097"), []string{"--limit", `"4097"`, "1 to 4096"}},
+		"limit, no number":     {run("--limit", "many"), []string{"--limit", `"many"`, "1 to 4096"}},
+		"min-hold, negative":   {run("--min-hold", "-1s"), []string{"--min-hold", `"-1s"`, "0s to 24h"}},
+		"min-hold, too long":   {run("--min-hold", "25h"), []string{"--min-hold", `"25h"`, "0s to 24h"}},
+		"max-hold, zero":       {run("--max-hold", "0s"), []string{"--max-hold", `"0s"`, "above 0"}},
+		"min above max":        {run("--min-hold", "2m", "--max-hold", "1m"), []string{"--min-hold 2m", "--max-hold 1m"}},
+		"reason, too long":     {run("--reason", long), []string{"--reason", "513", "512"}},
+		"reason, bad UTF-8":    {run("--reason", "\xff"), []string{"--reason", `\xff`, "UTF-8"}},
+		"namespace, too long":  {run("--namespace", long), []string{"--namespace", "513", "128"}},
+		"busy-status, high":    {run("--busy-status", "126"), []string{"--busy-status", `"126"`, "0 to 125"}},
+		"busy-status, low":     {run("--busy-status", "-1"), []string{"--busy-status", `"-1"`, "0 to 125"}},
+		"store, empty":         {run("--store", ""), []string{"--store", "empty", "file, memory"}},
+		"store, a path":        {run("--store", "/var/locks"), []string{"--store", "scheme", "file:///"}},
+		"store, unknown":       {run("--store", "floppy://a"), []string{"--store", `"floppy"`, "file, memory"}},
+		"store, no URL":        {run("--store", "file://%zz"), []string{"--store", "not a URL"}},
+		"store, relative":      {run("--store", "file:locks"), []string{"relative", "file:///"}},
+		"store, bad parameter": {run("--store", "file:///tmp/x?mod=1"), []string{"mod"}},
+		"store and store-file": {run("--store", "memory://", "--store-file", "f"), []string{"--store", "--store-file"}},
+		"store-file, none":     {run("--store-file", "no-such-file"), []string{"--store-file", "no-such-file"}},
+		"stores, two":          {[]string{"stores", "file:///a", "file:///b"}, []string{"2", "one URL"}},
+		"stores, unknown":      {[]string{"stores", "floppy://a"}, []string{`"floppy"`, "file, memory"}},
+		"stores, flag":         {[]string{"stores", "--jsom"}, []string{"--jsom"}},
+		"version, argument":    {[]string{"version", "x"}, []string{"x"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			r := w.run(c.args...)
+			r.expectStatus(t, 64)
+			for _, s := range c.says {
+				if !strings.Contains(r.stderr, s) {
+					t.Errorf("stderr does not say %q:\n%s", s, r.stderr)
+				}
+			}
+			if byStore := strings.Contains(r.stderr, "filestore:"); !byStore && !strings.Contains(r.stderr, "--help") {
+				t.Errorf("no hint at the help:\n%s", r.stderr)
+			}
+			if r.stdout != "" {
+				t.Errorf("stdout: %q", r.stdout)
+			}
+			if made, _ := os.ReadDir(w.home); len(made) > 0 {
+				t.Errorf("something was made: %v", made)
+			}
+			if _, err := os.Stat(w.path("ran")); err == nil {
+				t.Error("the command ran")
+			}
+		})
+	}
+}
+
+// run are the words of a run that would leave a trace.
+func run(flags ...string) []string {
+	return append(append([]string{"run"}, flags...), "x", "--", "touch", "ran")
+}
+
+// TestEnvironmentStore: what the environment says is checked the same way.
+func TestEnvironmentStore(t *testing.T) {
+	for name, c := range map[string]struct {
+		env  []string
+		want int
+		says string
+	}{
+		"unknown scheme": {[]string{"HOLDFAST_STORE=floppy://a"}, 64, "HOLDFAST_STORE"},
+		"missing file":   {[]string{"HOLDFAST_STORE_FILE=/no/such/file"}, 64, "HOLDFAST_STORE_FILE"},
+		"both":           {[]string{"HOLDFAST_STORE=memory://", "HOLDFAST_STORE_FILE=/f"}, 64, "HOLDFAST_STORE_FILE"},
+		"empty":          {[]string{"HOLDFAST_STORE="}, 0, "locks in"},
+		"memory":         {[]string{"HOLDFAST_STORE=memory://"}, 0, "nobody is kept out"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			r := w.runIn(c.env, "", "run", "x", "--", "true")
+			r.expectStatus(t, c.want)
+			if !strings.Contains(r.stderr, c.says) {
+				t.Errorf("stderr does not say %q:\n%s", c.says, r.stderr)
+			}
+		})
+	}
+	w := newWorld(t)
+	if err := os.WriteFile(w.path("url"), []byte(w.storeURL()+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := w.run("run", "--store-file", w.path("url"), "x", "--", "true")
+	r.expectStatus(t, 0)
+	if r.stderr != "" {
+		t.Errorf("stderr: %q", r.stderr)
+	}
+	if _, err := os.Stat(w.path("locks")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPasswords looks for a password in everything that is printed.
+func TestPasswords(t *testing.T) {
+	const password = "s3cr3t-pw"
+	withPassword := "scripted://me:" + password + "@"
+	for name, args := range map[string][]string{
+		"flag":            run("--store", withPassword+"refused"),
+		"said by a store": run("--store", withPassword+"password"),
+		"no such host":    run("--store", withPassword+"nowhere"),
+		"verbose":         run("-v", "--store", withPassword+"unavailable"),
+		"unknown scheme":  run("--store", "floppy://me:"+password+"@host"),
+		"no URL":          run("--store", "redis://me:"+password+"%zz@host"),
+		"bad port":        run("--store", "redis://me:"+password+"@host:port"),
+		"no scheme":       run("--store", "me:"+password+"@host"),
+		"unknown flag":    run("--stor=" + withPassword + "host"),
+		"one dash":        run("-store=" + withPassword + "host"),
+		"flag of others":  run("--ttl", withPassword+"host"),
+		"as a name":       {"run", withPassword + "host", "x", "--", "true"},
+		"as a command":    {withPassword + "host"},
+		"as the query":    run("--store", "scripted://nowhere/?password="+password),
+		"probe":           {"stores", withPassword + "refused"},
+		"probe, JSON":     {"stores", "--json", withPassword + "refused"},
+		"probe, no host":  {"stores", withPassword + "nowhere"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newWorld(t).runScripted(nil, args...)
+			if all := r.stdout + r.stderr; strings.Contains(all, password) || strings.Contains(all, "s3cr3t") {
+				t.Errorf("printed:\n%s", all)
+			} else if all == "" {
+				t.Error("nothing was printed")
+			}
+			warned := strings.Contains(r.stderr, "warning: --store") && strings.Contains(r.stderr, "set HOLDFAST_STORE")
+			if want := name == "flag"; want && !warned {
+				t.Errorf("no warning:\n%s", r.stderr)
+			}
+		})
+	}
+
+	r := newWorld(t).runScripted([]string{"HOLDFAST_STORE=" + withPassword + "refused"}, run()...)
+	r.expectStatus(t, 78)
+	if strings.Contains(r.stderr, password) || strings.Contains(r.stderr, "warning: --store") {
+		t.Errorf("stderr: %q", r.stderr)
+	}
+}

@@ -1,0 +1,172 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"context"
+	"math"
+	"os"
+	"slices"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Acquire asks for a grant. See [driver.Store].
+func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	// The core has checked this; but what the file cannot say again must never
+	// be written into it.
+	if r.ID == "" || len(r.ID) > 40 || r.Name == "" || len(r.Name) > driver.MaxName || r.Limit < 1 || r.Limit > driver.Unlimited {
+		return driver.Grant{}, driver.Errorf(driver.Invalid, "a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
+	}
+	if err := s.enter(); err != nil {
+		return driver.Grant{}, err
+	}
+	defer s.ops.Done()
+	sess, err := s.current()
+	if err != nil {
+		return driver.Grant{}, err
+	}
+	owner := r.From.Owner()
+	b, k := s.bucketOf(r.Name), key{s.ns, r.Name}
+	sent := driver.NowInProcess()
+	if err := b.lock(ctx, true); err != nil {
+		return driver.Grant{}, gaveUp(ctx, r, err)
+	}
+	b.used.Store(true)
+	dropped := false
+	if b.blocks(k, r.Limit) {
+		if dropped, err = s.clear(b, k, len(b.entries), r.Wait); err != nil {
+			return driver.Grant{}, s.fail(b, err)
+		}
+	}
+	blocked := b.blocks(k, r.Limit)
+	if blocked && !r.Wait {
+		busy := &driver.BusyError{Holders: b.holders(k)}
+		if dropped && b.write() != nil {
+			b.notices = nil // the next one will find them dead as well
+		}
+		s.tell(b, b.unlock())
+		return driver.Grant{}, busy
+	}
+	b.entries = append(b.entries, s.newEntry(r, owner, sess))
+	e := &b.entries[len(b.entries)-1]
+	if !blocked {
+		err = b.grant(e, e.since, b.reserve)
+	}
+	if err == nil {
+		err = b.write()
+	}
+	if err != nil {
+		return driver.Grant{}, s.fail(b, err)
+	}
+	if !blocked {
+		g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
+		s.hold(&held{id: r.ID, name: r.Name, token: e.token, b: b, file: b.id, sess: sess, from: r.From})
+		s.tell(b, b.unlock())
+		return g, nil
+	}
+	w := &waiter{r: r, b: b, k: k, wake: make(chan struct{}, 1), owner: owner, sess: sess, file: b.id}
+	s.mu.Lock()
+	s.waiting[r.ID] = w
+	s.mu.Unlock()
+	holders, ahead := b.holders(k), b.ahead(k, len(b.entries)-1)
+	s.tell(b, b.unlock())
+	r.From.Queued(holders)
+	return s.await(ctx, w, ahead)
+}
+
+// gaveUp: a request that ended before it had a place left nothing.
+func gaveUp(ctx context.Context, r driver.Request, err error) error {
+	if r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
+		return driver.Errorf(driver.Withdrawn, "%w", err)
+	}
+	return err
+}
+
+// fail leaves a critical section whose change was not written.
+func (s *Store) fail(b *bucket, err error) error {
+	b.notices = nil
+	b.unlock()
+	return err
+}
+
+func (s *Store) newEntry(r driver.Request, o driver.Owner, sess *session) entry {
+	e := entry{ns: s.ns, name: r.Name, id: r.ID, sid: sess.sid, limit: r.Limit, slot: driver.NoSlot, since: s.now()}
+	s.sign(&e, o)
+	return e
+}
+
+// sign writes down who asks.
+func (s *Store) sign(e *entry, o driver.Owner) {
+	if o.PID <= 0 || o.PID > math.MaxInt32 {
+		o.PID = os.Getpid()
+	}
+	if o.Host == "" {
+		o.Host = s.host
+	}
+	e.pid, e.host, e.instance, e.reason = o.PID, clip(o.Host), clip(o.Instance), clip(o.Reason)
+}
+
+// blocks tells whether a newcomer has to wait.
+func (st *state) blocks(k key, limit int) bool {
+	if len(st.entries) == 0 {
+		return false
+	}
+	holders, least := st.census(k)
+	return holders+1 > min(least, limit) || st.awaited(k)
+}
+
+// ahead lists the sessions that the waiter at index i watches: that of the
+// waiter before it, or at the head those of the holders.
+func (st *state) ahead(k key, i int) []string {
+	for j := i - 1; j >= 0; j-- {
+		if e := &st.entries[j]; e.token == 0 && e.is(k) {
+			return []string{e.sid}
+		}
+	}
+	var sids []string
+	for j := range st.entries {
+		if e := &st.entries[j]; e.token > 0 && e.is(k) && !slices.Contains(sids, e.sid) {
+			sids = append(sids, e.sid)
+		}
+	}
+	return sids
+}
+
+// clear drops the dead sessions that stand before index i. A live waiter there
+// looks after those before itself. trust accepts an open connection for life.
+func (s *Store) clear(b *bucket, k key, i int, trust bool) (dropped bool, err error) {
+	lives := map[string]bool{}
+	dead := func(sid string) bool {
+		alive, known := lives[sid]
+		if !known {
+			alive = s.isOwn(sid) || trust && s.linkedTo(sid) || !s.dead(sid)
+			lives[sid] = alive
+		}
+		return !alive
+	}
+	found, led := false, false
+	for j := i - 1; j >= 0 && !led; j-- {
+		if e := &b.entries[j]; e.token == 0 && e.is(k) {
+			led = !dead(e.sid)
+			found = found || !led
+		}
+	}
+	for j := range b.entries {
+		if e := &b.entries[j]; !led && e.token > 0 && e.is(k) && dead(e.sid) {
+			found = true
+		}
+	}
+	if !found {
+		return false, nil
+	}
+	for sid, alive := range lives {
+		if !alive {
+			s.suspect(sid, b)
+		}
+	}
+	return b.drop(func(e *entry) bool {
+		alive, known := lives[e.sid]
+		return known && !alive
+	})
+}

@@ -1,0 +1,85 @@
+//go:build linux || darwin
+
+package filestore_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// BenchmarkBareFlock is what a pair is measured against: the least that a lock
+// file costs.
+func BenchmarkBareFlock(b *testing.B) {
+	path := filepath.Join(tempDir(b), "lock")
+	for b.Loop() {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+			b.Fatal(err)
+		}
+		f.Close()
+	}
+}
+
+// BenchmarkPair is an uncontended Acquire and Release.
+func BenchmarkPair(b *testing.B) {
+	s := open(b, tempDir(b))
+	ctx := context.Background()
+	from := &requester{}
+	for i := 0; b.Loop(); i++ {
+		g, err := s.Acquire(ctx, driver.Request{ID: "id", Name: "name", Limit: driver.Exclusive, From: from})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := s.Release(ctx, g, 0); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkHandoff passes a lock to and fro between two stores: each wait ends
+// with the other's release.
+func BenchmarkHandoff(b *testing.B) {
+	dir := tempDir(b)
+	a, z := open(b, dir), open(b, dir)
+	ctx := context.Background()
+	type turn struct {
+		g   driver.Grant
+		err error
+	}
+	stores := []interface {
+		driver.Store
+	}{a, z}
+	g, err := a.Acquire(ctx, driver.Request{ID: "first", Name: "name", Limit: driver.Exclusive, From: &requester{}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for i := 1; b.Loop(); i++ {
+		got := make(chan turn, 1)
+		queued := make(chan struct{}, 8)
+		go func() {
+			g, err := stores[i%2].Acquire(ctx, driver.Request{
+				ID: fmt.Sprint("r", i), Name: "name", Limit: driver.Exclusive, Wait: true, From: &requester{queued: queued},
+			})
+			got <- turn{g, err}
+		}()
+		<-queued
+		if err := stores[(i+1)%2].Release(ctx, g, 0); err != nil {
+			b.Fatal(err)
+		}
+		t := <-got
+		if t.err != nil {
+			b.Fatal(t.err)
+		}
+		g = t.g
+	}
+}

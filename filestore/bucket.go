@@ -1,0 +1,350 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// reserved is how many tokens one fdatasync makes safe to hand out.
+const reserved = 1 << 16
+
+// fileID tells files apart for as long as a descriptor keeps the inode in use.
+type fileID struct{ dev, ino uint64 }
+
+// bucket is one file of names. sem guards every field; whoever holds it and has
+// locked the file may read and change the state.
+type bucket struct {
+	store *Store
+	path  string
+	sem   chan struct{}
+	fd    int
+	id    fileID
+	page  []byte      // the first page, as read
+	out   []byte      // the page or body being written
+	empty bool        // the file has never been written
+	used  atomic.Bool // this store has asked for a name here
+	state
+}
+
+// errNoFile says that there is nothing to inspect.
+var errNoFile = errors.New("no such bucket")
+
+// lock enters the critical section and reads the state. A process that is
+// stopped inside of its own makes others wait no longer than their context.
+func (b *bucket) lock(ctx context.Context, create bool) error {
+	return b.lockUntil(ctx, b.store.done, create)
+}
+
+// lockUntil gives up when done is closed, too.
+func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create bool) error {
+	if err := ctx.Err(); err != nil {
+		return driver.Errorf(driver.Unavailable, "%w", err)
+	}
+	select {
+	case b.sem <- struct{}{}:
+	default:
+		select {
+		case b.sem <- struct{}{}:
+		case <-ctx.Done():
+			return b.stalled(ctx)
+		case <-done:
+			return errClosed
+		}
+	}
+	for {
+		if b.fd < 0 {
+			if err := b.open(create); err != nil {
+				<-b.sem
+				return err
+			}
+		}
+		err := flock(b.fd, unix.LOCK_EX|unix.LOCK_NB)
+		if err == unix.EWOULDBLOCK {
+			var mine bool
+			if mine, err = b.block(ctx, done); !mine {
+				return err
+			}
+		}
+		if err != nil {
+			<-b.sem
+			return coded("locking", b.path, err)
+		}
+		// The path decides, not the descriptor: others may have agreed on a new
+		// file by now.
+		var st unix.Stat_t
+		err = stat(b.path, &st)
+		if err == nil && idOf(&st) == b.id {
+			break
+		}
+		old := b.id
+		b.forget()
+		b.store.spawn(func() { b.store.replaced(b, old) })
+		if err != nil && err != unix.ENOENT && err != unix.ENOTDIR {
+			<-b.sem
+			return coded("looking at", b.path, err)
+		}
+	}
+	if err := b.read(); err != nil {
+		b.unlock()
+		return err
+	}
+	return nil
+}
+
+// block waits for the file's lock in a goroutine of its own, because flock
+// cannot be called off. If the context ends first the goroutine inherits sem,
+// and gives both back when the lock comes.
+func (b *bucket) block(ctx context.Context, done <-chan struct{}) (mine bool, err error) {
+	got, gone := make(chan error), make(chan struct{})
+	fd := b.fd
+	started := b.store.spawn(func() {
+		err := flock(fd, unix.LOCK_EX)
+		select {
+		case got <- err:
+		case <-gone:
+			if err == nil {
+				flock(fd, unix.LOCK_UN)
+			}
+			if b.store.isClosed() {
+				b.forget()
+			}
+			<-b.sem
+		}
+	})
+	if !started {
+		<-b.sem
+		return false, errClosed
+	}
+	select {
+	case err := <-got:
+		return true, err
+	case <-ctx.Done():
+		close(gone)
+		return false, b.stalled(ctx)
+	case <-done:
+		close(gone)
+		return false, errClosed
+	}
+}
+
+func (b *bucket) stalled(ctx context.Context) error {
+	return driver.Errorf(driver.Unavailable, "%w while another process was inside %s: is one stopped just there?", ctx.Err(), b.path)
+}
+
+// unlock leaves the critical section. It returns the notices of the changes made
+// in it.
+func (b *bucket) unlock() []notice {
+	n := b.notices
+	b.notices = nil
+	if b.used.Load() {
+		flock(b.fd, unix.LOCK_UN)
+	} else {
+		// Read or cleared for others: no reason to keep it open.
+		b.forget()
+	}
+	<-b.sem
+	return n
+}
+
+// forget closes the descriptor, and with it the lock.
+func (b *bucket) forget() {
+	if b.fd >= 0 {
+		unix.Close(b.fd)
+		b.fd, b.id = -1, fileID{}
+	}
+}
+
+func (b *bucket) open(create bool) error {
+	flags := unix.O_RDWR | unix.O_CLOEXEC | unix.O_NOFOLLOW
+	if create {
+		flags |= unix.O_CREAT
+	}
+	fd, err := open(b.path, flags, uint32(b.store.fileMode()))
+	if err == unix.ENOENT && !create {
+		return errNoFile
+	}
+	if err == unix.ENOENT {
+		// Somebody removed the whole directory.
+		if err := b.store.layout(); err != nil {
+			return coded("creating", b.store.dir, err)
+		}
+		fd, err = open(b.path, flags, uint32(b.store.fileMode()))
+	}
+	if err != nil {
+		return coded("opening", b.path, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		unix.Close(fd)
+		return coded("opening", b.path, err)
+	}
+	if want := b.store.fileMode(); fs.FileMode(st.Mode)&0o777 != want && int(st.Uid) == b.store.uid {
+		// What the umask took away.
+		unix.Fchmod(fd, uint32(want))
+	}
+	b.fd, b.id = fd, idOf(&st)
+	if b.page == nil {
+		b.page = make([]byte, pageLen)
+	}
+	return nil
+}
+
+// read loads the state. A file that is new or damaged has no entries; its tokens
+// start above all that it may have granted.
+func (b *bucket) read() error {
+	n, err := pread(b.fd, b.page, 0)
+	if err != nil {
+		return coded("reading", b.path, err)
+	}
+	clear(b.entries)
+	b.entries = b.entries[:0]
+	b.empty = n == 0
+	var ok bool
+	if b.header, ok = parseHeader(b.page[:n]); !ok {
+		// New, or its first sector is damaged. A counter starts at the clock and
+		// rises by less than one a microsecond, so the clock is above it.
+		b.header = header{last: uint64(b.store.now()), off: inlineAt, boot: b.store.boot}
+		return nil
+	}
+	if b.boot != b.store.boot {
+		// Tokens up to the ceiling may have been granted without reaching the disk.
+		// The entries need no rule of their own: their sessions are dead.
+		b.last, b.boot = max(b.last, b.ceiling), b.store.boot
+	}
+	var body []byte
+	if end := b.off + b.length; end <= uint64(n) {
+		body = b.page[b.off:end]
+	} else {
+		body = slices.Grow(b.out[:0], int(b.length))[:b.length]
+		b.out = body
+		if n, err = pread(b.fd, body, int64(b.off)); err != nil {
+			return coded("reading", b.path, err)
+		}
+		body = body[:n]
+	}
+	if b.entries, err = parseBody(b.entries, string(body), b.sum); err != nil {
+		// A crash of the machine does this, and then nobody holds anything; or an
+		// outsider's hand, and then whoever held something here finds its entry
+		// gone within the notice bound.
+		clear(b.entries)
+		b.entries = b.entries[:0]
+		b.last = max(b.last, b.ceiling)
+	}
+	return nil
+}
+
+// write makes the state the file's. An error of code Unavailable says that the
+// file is as it was.
+func (b *bucket) write() error {
+	b.out = append(b.out[:0], b.page[:inlineAt]...)
+	for i := range b.entries {
+		b.out = appendEntry(b.out, &b.entries[i])
+	}
+	body := b.out[inlineAt:]
+	h := b.header
+	h.seq++
+	h.length = uint64(len(body))
+	h.sum = crc32.Checksum(body, castagnoli)
+	long := b.off >= pageLen
+	if len(body) <= inlineMax {
+		h.off = inlineAt
+		putHeader(b.out, &h)
+		if b.empty {
+			// The whole page, so that no later write of it needs space.
+			b.out = append(b.out, make([]byte, pageLen-len(b.out))...)
+		}
+		if err := b.replace(b.out); err != nil {
+			return err
+		}
+		if long {
+			unix.Ftruncate(b.fd, pageLen)
+		}
+	} else {
+		h.off = pageLen
+		if end := b.off + b.length; long && h.off+h.length > b.off {
+			h.off = (end + pageLen - 1) / pageLen * pageLen
+		}
+		for at := h.off; len(body) > 0; {
+			n, err := pwrite(b.fd, body, int64(at))
+			if err != nil {
+				return coded("writing", b.path, err)
+			}
+			at, body = at+uint64(n), body[n:]
+		}
+		putHeader(b.out, &h)
+		if err := b.replace(b.out[:headerLen]); err != nil {
+			return err
+		}
+	}
+	b.header, b.empty = h, false
+	return nil
+}
+
+// replace writes the beginning of the first page.
+func (b *bucket) replace(p []byte) error {
+	n, err := pwrite(b.fd, p, 0)
+	if n == len(p) {
+		return nil
+	}
+	if n > 0 {
+		// No file system is known to stop inside a page. Go back if it lets us.
+		back, again := pwrite(b.fd, b.page[:n], 0)
+		if again != nil || back != n {
+			return fmt.Errorf("writing %s: cut off after %d of %d bytes: %w", b.path, n, len(p), errors.Join(err, again))
+		}
+	}
+	return coded("writing", b.path, err)
+}
+
+// reserve raises the ceiling and makes it last, before a token below it is used:
+// after a crash of the machine the tokens go on from the ceiling. It changes the
+// header alone; the body stays as it is on the disk.
+func (b *bucket) reserve() error {
+	h, ok := parseHeader(b.page)
+	if !ok {
+		h = header{off: inlineAt}
+	}
+	h.boot = b.boot
+	h.seq++
+	h.last = b.last
+	h.ceiling = b.last + reserved
+	first := b.page[:headerLen]
+	if b.empty {
+		clear(b.page)
+		first = b.page
+	}
+	putHeader(b.page, &h)
+	if n, err := pwrite(b.fd, first, 0); n != len(first) {
+		return coded("writing", b.path, err)
+	}
+	if err := datasync(b.fd); err != nil {
+		return coded("syncing", b.path, err)
+	}
+	b.seq, b.ceiling, b.empty = h.seq, h.ceiling, false
+	return nil
+}
+
+// settle grants what can be granted of a name.
+func (b *bucket) settle(k key) error { return b.state.settle(k, b.store.now(), b.reserve) }
+
+// drop removes the entries that match.
+func (b *bucket) drop(match func(*entry) bool) (bool, error) {
+	return b.state.drop(match, b.store.now(), b.reserve)
+}
+
+func idOf(st *unix.Stat_t) fileID { return fileID{uint64(st.Dev), uint64(st.Ino)} }
+
+// wallMicros is the clock that new counters start from and entries are dated by.
+func wallMicros() int64 { return max(time.Now().UnixMicro(), 1) }

@@ -1,0 +1,194 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"math"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// A bucket file begins with a header of headerLen bytes. The body, the list of
+// entries, follows at inlineAt while it fits the first page; then one pwrite
+// inside one page replaces header and body together, and the kernel does not cut
+// such a write for a signal. A longer body stands in a region of its own, which
+// never overlaps the body it replaces, and counts from the header's write on.
+const (
+	magic     = "hfbucket"
+	headerLen = 72
+	inlineAt  = 128
+	pageLen   = 4096
+	inlineMax = pageLen - inlineAt
+	// maxBody is far above what a machine's processes can queue: a length beyond
+	// it is damage.
+	maxBody = 1 << 28
+	// maxField bounds each text of an entry; names, ids and namespaces have
+	// smaller limits of their own.
+	maxField = 1024
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+type bootID [16]byte
+
+// header is the part of a bucket that tells where its body is.
+type header struct {
+	// seq counts the writes of the file.
+	seq uint64
+	// off, length and sum locate the body and prove it.
+	off, length uint64
+	sum         uint32
+	// last is the latest token granted, ceiling the highest one that may be
+	// granted without another fdatasync.
+	last, ceiling uint64
+	// boot is the boot of the machine that wrote the file: what an earlier one
+	// wrote last may have been lost.
+	boot bootID
+}
+
+func putHeader(b []byte, h *header) {
+	_ = b[headerLen-1]
+	copy(b, magic)
+	binary.LittleEndian.PutUint64(b[8:], h.seq)
+	binary.LittleEndian.PutUint64(b[16:], h.off)
+	binary.LittleEndian.PutUint64(b[24:], h.length)
+	binary.LittleEndian.PutUint64(b[32:], h.last)
+	binary.LittleEndian.PutUint64(b[40:], h.ceiling)
+	copy(b[48:64], h.boot[:])
+	binary.LittleEndian.PutUint32(b[64:], h.sum)
+	binary.LittleEndian.PutUint32(b[68:], crc32.Checksum(b[:68], castagnoli))
+}
+
+// parseHeader answers false for anything that putHeader did not write.
+func parseHeader(b []byte) (h header, ok bool) {
+	if len(b) < headerLen || string(b[:8]) != magic ||
+		binary.LittleEndian.Uint32(b[68:]) != crc32.Checksum(b[:68], castagnoli) {
+		return h, false
+	}
+	h.seq = binary.LittleEndian.Uint64(b[8:])
+	h.off = binary.LittleEndian.Uint64(b[16:])
+	h.length = binary.LittleEndian.Uint64(b[24:])
+	h.last = binary.LittleEndian.Uint64(b[32:])
+	h.ceiling = binary.LittleEndian.Uint64(b[40:])
+	copy(h.boot[:], b[48:64])
+	h.sum = binary.LittleEndian.Uint32(b[64:])
+	placed := h.off == inlineAt && h.length <= inlineMax || h.off >= pageLen && h.off <= 2*maxBody
+	return h, placed && h.length <= maxBody && h.last < driver.MaxToken && h.ceiling < driver.MaxToken
+}
+
+// entry is one request that was granted, or waits with token 0.
+type entry struct {
+	ns, name, id   string
+	sid            string // the session it lives and dies with
+	host, instance string
+	reason         string
+	pid            int
+	limit          int
+	slot           int
+	since          int64 // microseconds since 1970
+	token          uint64
+	asked          bool // an operator asked the holder to end
+
+	// first and ahead are what the waiter watched before the change under way:
+	// the holders, or the session of the waiter ahead. They are not stored.
+	first bool
+	ahead string
+}
+
+var errDamaged = errors.New("damaged list of entries")
+
+func appendEntry(b []byte, e *entry) []byte {
+	var flags byte
+	if e.asked {
+		flags = 1
+	}
+	b = append(b, flags)
+	for _, n := range [...]uint64{e.token, uint64(e.limit), uint64(e.slot + 1), uint64(e.pid), uint64(e.since)} {
+		b = binary.AppendUvarint(b, n)
+	}
+	for _, s := range [...]string{e.ns, e.name, e.id, e.sid, e.host, e.instance, e.reason} {
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+	}
+	return b
+}
+
+// parseBody appends the entries of a body that stands up to its checksum. The
+// texts share the memory of body.
+func parseBody(into []entry, body string, sum uint32) ([]entry, error) {
+	if crc32.Checksum([]byte(body), castagnoli) != sum {
+		return into, errDamaged
+	}
+	r := reader{s: body}
+	for r.s != "" {
+		into = append(into, entry{})
+		e := &into[len(into)-1]
+		e.asked = r.byte() == 1
+		e.token = r.number(driver.MaxToken - 1)
+		e.limit = int(r.number(driver.Unlimited))
+		e.slot = int(r.number(driver.MaxLimit)) - 1
+		e.pid = int(r.number(math.MaxInt32))
+		e.since = int64(r.number(math.MaxInt64))
+		for _, s := range [...]*string{&e.ns, &e.name, &e.id, &e.sid, &e.host, &e.instance, &e.reason} {
+			*s = r.text()
+		}
+		if r.bad || e.limit < 1 || e.sid == "" {
+			return into, errDamaged
+		}
+	}
+	return into, nil
+}
+
+// reader takes fields off the front of a body; bad says that one was not there.
+type reader struct {
+	s   string
+	bad bool
+}
+
+func (r *reader) byte() byte {
+	if r.s == "" {
+		r.bad = true
+		return 0
+	}
+	c := r.s[0]
+	r.s = r.s[1:]
+	return c
+}
+
+func (r *reader) number(most uint64) uint64 {
+	var n uint64
+	for shift := 0; shift < 64; shift += 7 {
+		c := r.byte()
+		n |= uint64(c&0x7f) << shift
+		if c < 0x80 {
+			if n > most || r.bad {
+				break
+			}
+			return n
+		}
+	}
+	r.bad = true
+	return 0
+}
+
+func (r *reader) text() string {
+	n := r.number(maxField)
+	if uint64(len(r.s)) < n {
+		r.bad = true
+		return ""
+	}
+	s := r.s[:n]
+	r.s = r.s[n:]
+	return s
+}
+
+// clip keeps a text for people within what the file takes.
+func clip(s string) string {
+	if len(s) > maxField {
+		return s[:maxField]
+	}
+	return s
+}

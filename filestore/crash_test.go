@@ -1,0 +1,308 @@
+//go:build linux || darwin
+
+package filestore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/filestore"
+)
+
+// TestKilledHolder: without the waiters' own looks, so that only the event can
+// have woken them.
+func TestKilledHolder(t *testing.T) {
+	dir := tempDir(t)
+	c := start(t, "hold", dir, "a")
+	c.says("granted")
+	a, b := open(t, dir), open(t, dir)
+	a.NoFallback()
+	b.NoFallback()
+	p, q := queue(t, a, "a", driver.Exclusive), queue(t, b, "a", driver.Exclusive)
+	eventually(t, "the waiters to watch", func() bool { return a.Links() > 0 && b.Watches(a) })
+	c.kill()
+	g := p.granted(t)
+	release(t, a, g)
+	q.granted(t)
+}
+
+func TestKilledHolderOfSeveral(t *testing.T) {
+	dir := tempDir(t)
+	a, b := open(t, dir), open(t, dir)
+	a.NoFallback()
+	b.NoFallback()
+	c := start(t, "hold", dir, "a")
+	c.says("granted")
+	d := start(t, "hold", dir, "b")
+	d.says("granted")
+	pa, pb := queue(t, a, "a", driver.Exclusive), queue(t, b, "b", driver.Exclusive)
+	qa := queue(t, b, "a", driver.Unlimited)
+	c.kill()
+	release(t, a, pa.granted(t))
+	qa.granted(t)
+	d.kill()
+	pb.granted(t)
+}
+
+// TestHeadWatchesEveryHolder: a waiter that becomes the head while others hold
+// permits must hear of the death of any of them, not only of the one that was
+// before it.
+func TestHeadWatchesEveryHolder(t *testing.T) {
+	dir := tempDir(t)
+	a, b, d := open(t, dir), open(t, dir), open(t, dir)
+	for _, s := range []*filestore.Store{a, b, d} {
+		s.NoFallback()
+	}
+	c := start(t, "permit", dir, "a")
+	c.says("granted")
+	g := take(t, a, "a", 2)
+	p, q := queue(t, b, "a", 2), queue(t, d, "a", 2)
+	release(t, a, g)
+	p.granted(t)
+	c.kill()
+	q.granted(t)
+}
+
+func TestKilledWaiter(t *testing.T) {
+	dir := tempDir(t)
+	a, b := open(t, dir), open(t, dir)
+	a.NoFallback()
+	b.NoFallback()
+	g := take(t, a, "a", driver.Exclusive)
+	c := start(t, "hold", dir, "a")
+	c.says("queued")
+	p := queue(t, b, "a", driver.Exclusive)
+	c.kill()
+	release(t, a, g)
+	p.granted(t)
+}
+
+// TestGrantedAndKilled: the grant went to a process that dies before anybody
+// else notices.
+func TestGrantedAndKilled(t *testing.T) {
+	dir := tempDir(t)
+	a, b := open(t, dir), open(t, dir)
+	a.NoFallback()
+	b.NoFallback()
+	g := take(t, a, "a", driver.Exclusive)
+	c := start(t, "hold", dir, "a")
+	c.says("queued")
+	p := queue(t, b, "a", driver.Exclusive)
+	c.signal(syscall.SIGSTOP)
+	release(t, a, g)
+	if st, err := a.Inspect(patient(t), "a"); err != nil || len(st.Holders) != 1 || st.Holders[0].PID != c.pid() {
+		t.Fatalf("not granted to the child: %+v, %v", st, err)
+	}
+	c.kill()
+	p.granted(t)
+}
+
+// TestChildrenDoNotKeepTheLock: what the holder started goes on after it.
+func TestChildrenDoNotKeepTheLock(t *testing.T) {
+	dir := tempDir(t)
+	c := start(t, "parent", dir, "a")
+	pid, err := strconv.Atoi(c.says("child"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Kill(pid, syscall.SIGKILL)
+	c.says("granted")
+	s := open(t, dir)
+	p := queue(t, s, "a", driver.Exclusive)
+	c.kill()
+	p.granted(t)
+	if err := syscall.Kill(pid, 0); err != nil {
+		t.Errorf("the child is gone as well, so this shows nothing: %v", err)
+	}
+}
+
+// TestGrantToTheDead: nobody waits behind the dead waiter that is granted the
+// name, so it is the one who grants that clears up.
+func TestGrantToTheDead(t *testing.T) {
+	dir := tempDir(t)
+	s := open(t, dir)
+	g := take(t, s, "a", driver.Exclusive)
+	c := start(t, "hold", dir, "a")
+	c.says("queued")
+	c.kill()
+	release(t, s, g)
+	eventually(t, "the dead waiter's traces to go", func() bool { return len(leftovers(t, dir)) == 2 }) // the store's own session
+}
+
+func TestKilledHolderIsNoObstacleToATry(t *testing.T) {
+	dir := tempDir(t)
+	s := open(t, dir)
+	for range 5 {
+		c := start(t, "hold", dir, "a")
+		c.says("granted")
+		_, err := s.Acquire(patient(t), request("a", driver.Exclusive))
+		wantCode(t, s, err, driver.Busy)
+		c.kill()
+		if st, err := s.Inspect(patient(t), "a"); err != nil || len(st.Holders) > 0 {
+			t.Errorf("a dead holder is shown: %+v, %v", st, err)
+		}
+		release(t, s, take(t, s, "a", driver.Exclusive))
+	}
+}
+
+// TestSweep: a new session clears up after all the dead ones.
+func TestSweep(t *testing.T) {
+	dir := tempDir(t)
+	for i := range 3 {
+		c := start(t, "hold", dir, fmt.Sprint("name", i))
+		c.says("granted")
+		c.kill()
+	}
+	s := open(t, dir)
+	take(t, s, "other", driver.Exclusive)
+	own := filepath.Base(s.SessionPath())
+	eventually(t, "the dead sessions' files to go", func() bool {
+		files, err := os.ReadDir(filepath.Join(dir, "sessions"))
+		return err == nil && len(files) == 2 && files[0].Name() == own && files[1].Name() == own+".sock"
+	})
+}
+
+// TestSweepersSpareTheNew: a session that is just being made looks dead to those
+// who clear up.
+func TestSweepersSpareTheNew(t *testing.T) {
+	dir := tempDir(t)
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for range 100 {
+				s, err := filestore.Open(context.Background(), dir)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				g, err := s.Acquire(context.Background(), request(fmt.Sprint("a", i), driver.Exclusive))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := os.Stat(s.SessionPath()); err != nil {
+					t.Error(err)
+				}
+				if err := s.Release(context.Background(), g, 0); err != nil {
+					t.Error(err)
+				}
+				if _, err := os.Stat(s.SessionPath()); err != nil {
+					t.Error(err)
+				}
+				s.Close(context.Background())
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// eventually waits for what another process or goroutine does without a sign.
+func eventually(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("waiting for ", what)
+		}
+	}
+}
+
+// TestKilledWriter: a process killed at any moment of its writing leaves a
+// bucket that others can read, and nothing in it that stands in the way.
+func TestKilledWriter(t *testing.T) {
+	dir := tempDir(t)
+	s := open(t, dir)
+	for range 12 {
+		c := start(t, "hammer", dir, "a")
+		c.says("hammering")
+		time.Sleep(rand.N(5 * time.Millisecond)) // a random moment is the point
+		c.signal(syscall.SIGKILL)
+		c.kill()
+		raw, err := os.ReadFile(s.BucketPath("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := filestore.Entries(raw); err != nil || n < 100 {
+			t.Fatalf("%d entries, %v", n, err)
+		}
+		release(t, s, take(t, s, "a", driver.Exclusive))
+	}
+}
+
+// TestKilledWorkers: processes that compete for one name are killed at random.
+// Between the begin and the end of a holder nobody else begins, unless the
+// holder was killed; tokens rise; and the lock goes on from hand to hand although
+// nobody looks without being told.
+func TestKilledWorkers(t *testing.T) {
+	dir := tempDir(t)
+	killed := map[int]bool{}
+	workers := make([]*child, 4)
+	for i := range workers {
+		workers[i] = start(t, "work", dir, "a")
+		workers[i].says("working")
+	}
+	size := func() int64 {
+		info, err := os.Stat(filepath.Join(dir, "log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Size()
+	}
+	for range 20 {
+		i := rand.N(len(workers))
+		time.Sleep(rand.N(20 * time.Millisecond)) // a random moment is the point
+		killed[workers[i].pid()] = true
+		workers[i].kill()
+		at := size()
+		eventually(t, "the others to go on", func() bool { return size() > at+1000 })
+		workers[i] = start(t, "work", dir, "a")
+		workers[i].says("working")
+	}
+	for _, w := range workers {
+		w.finish()
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var standing, last uint64
+	var by, grants int
+	for line := range strings.Lines(string(log)) {
+		f := strings.Fields(line)
+		what := f[0]
+		token, err1 := strconv.ParseUint(f[1], 10, 64)
+		pid, err2 := strconv.Atoi(f[2])
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		switch {
+		case what == "begin" && standing != 0 && !killed[by]:
+			t.Fatalf("pid %d holds token %d while pid %d begins with %d", by, standing, pid, token)
+		case what == "begin" && token <= last:
+			t.Fatalf("token %d after %d", token, last)
+		case what == "begin":
+			standing, last, by, grants = token, token, pid, grants+1
+		case token != standing || pid != by:
+			t.Fatalf("pid %d ends token %d while pid %d holds %d", pid, token, by, standing)
+		default:
+			standing = 0
+		}
+	}
+	if grants < 100 {
+		t.Errorf("only %d grants: nothing was tested", grants)
+	}
+	s := open(t, dir)
+	if st, err := s.Inspect(patient(t), "a"); err != nil || len(st.Holders)+len(st.Waiters) > 0 {
+		t.Errorf("left behind: %+v, %v", st, err)
+	}
+}

@@ -1,0 +1,187 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// format is what the file of that name says; a later version that changes the
+// layout changes it, and the two refuse each other.
+const format = "holdfast filestore 1\n"
+
+// sockName is the length of a session's socket in the sessions directory, with
+// its slash.
+const sockName = 1 + sidLen + len(".sock")
+
+func (s *Store) bucketsDir() string  { return filepath.Join(s.dir, "buckets") }
+func (s *Store) sessionsDir() string { return filepath.Join(s.dir, "sessions") }
+
+// fileMode is the mode of the files: that of the directory without execution.
+func (s *Store) fileMode() fs.FileMode { return s.mode &^ 0o111 }
+
+// prepare checks what was given, creates what is missing, and tells what is
+// wrong with it in the user's terms.
+func (s *Store) prepare(ctx context.Context) error {
+	refuse := func(f string, a ...any) error {
+		return driver.Errorf(driver.Refused, "filestore: directory %s: %w", s.dir, fmt.Errorf(f, a...))
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Errorf(driver.Unavailable, "filestore: opening %s: %w", s.dir, err)
+	}
+	made := false
+	info, err := os.Stat(s.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		made = true
+		if err = os.MkdirAll(s.dir, 0o700); err == nil {
+			info, err = os.Stat(s.dir)
+		}
+		if err != nil {
+			return refuse("it cannot be created: %w: give a directory that this user may create", err)
+		}
+	}
+	switch {
+	case errors.Is(err, unix.ENOTDIR):
+		return refuse("a part of the path is a file: give a directory")
+	case err != nil:
+		return refuse("%w: give a directory that this user may use", err)
+	case !info.IsDir():
+		return refuse("this is a file: give a directory")
+	}
+	if kind, err := networkFS(s.dir); err != nil {
+		return refuse("%w: its file system cannot be told", err)
+	} else if kind != "" {
+		return refuse("it is on %s, where a lock may be local to one host: give a directory on a local disk, or use a server's store", kind)
+	}
+	var st unix.Stat_t
+	if err := stat(s.dir, &st); err != nil {
+		return refuse("%w", err)
+	}
+	if int(st.Uid) != s.uid && s.mode&0o077 == 0 {
+		return refuse("it belongs to user %d and this process runs as user %d: give a directory of this user's own, or share one with Mode(0770) (?mode=0770 in a URL)", st.Uid, s.uid)
+	}
+	if info, err := os.Stat(s.bucketsDir()); err == nil && !s.modeGiven {
+		// The one who shared the directory decided; a process that was not told
+		// must not make files that the others cannot open.
+		s.mode = info.Mode() & 0o777
+	}
+	if made {
+		if err := s.adopt(s.dir); err != nil {
+			return refuse("%w", err)
+		}
+	}
+	if err := s.layout(); err != nil {
+		return refuse("%w: give a directory that this user may write", err)
+	}
+	for _, dir := range []string{s.bucketsDir(), s.sessionsDir()} {
+		if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.R_OK|unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+			return refuse("%s cannot be written: %w: give a directory that this user may write, or let its owner share it with Mode(0770)", dir, err)
+		}
+	}
+	b, err := os.ReadFile(filepath.Join(s.dir, "format"))
+	if err != nil {
+		return refuse("%w: give a directory that this user may read", err)
+	}
+	if string(b) != format {
+		return refuse("its format is %q, and this version knows %q: use the version of holdfast that made it, or another directory", clip(string(b)), format)
+	}
+	return s.socketFits(refuse)
+}
+
+// socketFits checks the path of a session's socket against what the system can
+// bind.
+func (s *Store) socketFits(refuse func(string, ...any) error) error {
+	room := len(unix.RawSockaddrUnix{}.Path) - 1 // with its NUL
+	if len(s.sessionsDir())+sockName <= room {
+		return nil
+	}
+	if canShorten() {
+		s.shorten = true
+		return nil
+	}
+	return refuse("the path is %d bytes long, and with the %d of a socket's name at most %d are allowed here: give a shorter one",
+		len(s.dir), len("/sessions")+sockName, room)
+}
+
+// layout creates what is missing below the directory, and the directory itself
+// if somebody removed it.
+func (s *Store) layout() error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return err
+	}
+	for _, dir := range []string{s.bucketsDir(), s.sessionsDir()} {
+		info, err := os.Stat(dir)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+				return err
+			}
+			if err := s.adopt(dir); err != nil {
+				return err
+			}
+		case err != nil:
+			return err
+		case info.Mode()&0o777 != s.mode:
+			if err := s.adopt(dir); err != nil && !errors.Is(err, fs.ErrPermission) {
+				return err
+			}
+		}
+	}
+	return s.writeFormat()
+}
+
+// adopt gives a directory the mode asked for. The files in a shared one must
+// belong to its group.
+func (s *Store) adopt(dir string) error {
+	m := s.mode
+	if m&0o070 != 0 {
+		m |= fs.ModeSetgid
+	}
+	return os.Chmod(dir, m)
+}
+
+// writeFormat makes the file appear whole: another process reads it at once.
+func (s *Store) writeFormat() error {
+	path := filepath.Join(s.dir, "format")
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.CreateTemp(s.dir, "format.")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.WriteString(format)
+	err = errors.Join(err, f.Chmod(s.fileMode()), f.Close())
+	if err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return os.Rename(f.Name(), path)
+	}
+	return nil
+}
+
+func checkDir(dir string) (string, error) {
+	switch {
+	case dir == "":
+		return "", driver.Errorf(driver.Invalid, "filestore: no directory given: give a path, or that of DefaultDir")
+	case strings.ContainsRune(dir, 0):
+		return "", driver.Errorf(driver.Invalid, "filestore: directory %q contains a NUL byte", dir)
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", driver.Errorf(driver.Invalid, "filestore: directory %q: %w", dir, err)
+	}
+	return abs, nil
+}

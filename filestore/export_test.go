@@ -1,0 +1,66 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"encoding/hex"
+
+	"golang.org/x/sys/unix"
+)
+
+// NoFallback makes the waiters of a store trust in events alone.
+func (s *Store) NoFallback() { s.fallback = 0 }
+
+// PretendBoot makes the store think that the machine was booted again.
+func (s *Store) PretendBoot() { s.boot[0]++ }
+
+// PretendNow replaces the clock that new counters start from.
+func (s *Store) PretendNow(now int64) { s.now = func() int64 { return now } }
+
+// BucketPath is the file a name lives in.
+func (s *Store) BucketPath(name string) string { return s.bucketOf(name).path }
+
+// SessionPath is the session's file, empty before there is one.
+func (s *Store) SessionPath() string {
+	if sess := s.sess.Load(); sess != nil {
+		return sess.path
+	}
+	return ""
+}
+
+// StallBucket locks a name's file as a process stopped in its critical section
+// does, until resume.
+func (s *Store) StallBucket(name string) (resume func(), err error) {
+	b := s.bucketOf(name)
+	fd, err := open(b.path, unix.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	if err := flock(fd, unix.LOCK_EX); err != nil {
+		return nil, err
+	}
+	return func() { unix.Close(fd) }, nil
+}
+
+// Boot is for reading in a failure.
+func (s *Store) Boot() string { return hex.EncodeToString(s.boot[:]) }
+
+// Entries counts the entries of a bucket's file.
+func Entries(raw []byte) (int, error) {
+	h, ok := parseHeader(raw)
+	if !ok || h.off+h.length > uint64(len(raw)) {
+		return 0, errDamaged
+	}
+	es, err := parseBody(nil, string(raw[h.off:h.off+h.length]), h.sum)
+	return len(es), err
+}
+
+// Watches tells whether the store hears of the end of the session of a file.
+func (s *Store) Watches(other *Store) bool { return s.linkedTo(other.sess.Load().sid) }
+
+// Links counts the sessions that the store hears of.
+func (s *Store) Links() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.links)
+}

@@ -1,0 +1,288 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Inspect tells the state of one name. Entries of dead sessions are left out.
+func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
+	states, err := s.survey(ctx, s.bucketOf(name), func(n string) bool { return n == name })
+	if st, ok := states[name]; ok {
+		return *st, err
+	}
+	return driver.State{Name: name}, err
+}
+
+// List yields the names in byte order. All are read before the first is given
+// out, bucket by bucket: it is a picture of no single moment.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		all := map[string]*driver.State{}
+		for _, b := range s.buckets {
+			states, err := s.survey(ctx, b, func(n string) bool { return strings.HasPrefix(n, prefix) })
+			if err != nil {
+				yield(driver.State{}, err)
+				return
+			}
+			maps.Copy(all, states)
+		}
+		for _, name := range slices.Sorted(maps.Keys(all)) {
+			if !yield(*all[name], nil) {
+				return
+			}
+		}
+	}
+}
+
+// survey reads the names of one bucket that match.
+func (s *Store) survey(ctx context.Context, b *bucket, match func(string) bool) (map[string]*driver.State, error) {
+	if err := s.enter(); err != nil {
+		return nil, err
+	}
+	defer s.ops.Done()
+	if err := b.lock(ctx, false); err != nil {
+		if errors.Is(err, errNoFile) {
+			err = nil
+		}
+		return nil, err
+	}
+	var found []entry
+	for i := range b.entries {
+		if e := &b.entries[i]; e.ns == s.ns && match(e.name) {
+			found = append(found, *e)
+		}
+	}
+	b.unlock()
+	lives := map[string]bool{}
+	states := map[string]*driver.State{}
+	for i := range found {
+		e := &found[i]
+		if _, known := lives[e.sid]; !known {
+			lives[e.sid] = s.isOwn(e.sid) || !s.dead(e.sid)
+		}
+		if !lives[e.sid] {
+			continue
+		}
+		st := states[e.name]
+		if st == nil {
+			st = &driver.State{Name: e.name}
+			states[e.name] = st
+		}
+		if e.token > 0 {
+			h := e.holder()
+			h.Note = s.note(e)
+			st.Holders = append(st.Holders, h)
+		} else {
+			st.Waiters = append(st.Waiters, driver.Waiter{Owner: e.who(), Limit: e.limit})
+		}
+	}
+	for _, st := range states {
+		slices.SortFunc(st.Holders, func(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) })
+	}
+	return states, nil
+}
+
+// note says what an operator should know of a holder.
+func (s *Store) note(e *entry) string {
+	var notes []string
+	if e.asked {
+		notes = append(notes, "asked to end")
+	}
+	if e.host == s.host && stopped(e.pid) {
+		notes = append(notes, "stopped")
+	}
+	return strings.Join(notes, ", ")
+}
+
+func (e *entry) who() driver.Owner {
+	return driver.Owner{ID: e.id, Host: e.host, PID: e.pid, Instance: e.instance, Reason: e.reason, Since: time.UnixMicro(e.since)}
+}
+
+func (e *entry) holder() driver.Holder {
+	return driver.Holder{Owner: e.who(), Token: e.token, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
+}
+
+// holders lists those of a name by rising token.
+func (st *state) holders(k key) []driver.Holder {
+	var hs []driver.Holder
+	for i := range st.entries {
+		if e := &st.entries[i]; e.token > 0 && e.is(k) {
+			hs = append(hs, e.holder())
+		}
+	}
+	slices.SortFunc(hs, func(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) })
+	return hs
+}
+
+// Break asks the holder to end, and returns when it has. A grant whose process
+// is dead ends at once.
+func (s *Store) Break(ctx context.Context, name string, token uint64) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	b, k := s.bucketOf(name), key{s.ns, name}
+	e, err := s.ask(ctx, b, k, token)
+	if err != nil || e == nil {
+		return err
+	}
+	changes, stop := s.changes(b)
+	defer stop()
+	tick := time.NewTicker(wakeBound)
+	defer tick.Stop()
+	for {
+		// Look before the first wait: it may have ended before changes began.
+		there, err := s.standing(ctx, b, k, token)
+		if err == nil && !there {
+			return nil
+		}
+		select {
+		case <-changes:
+		case <-tick.C:
+		case <-ctx.Done():
+			return s.unheard(ctx, e)
+		case <-s.done:
+			return errClosed
+		}
+	}
+}
+
+// ask marks the entry and tells its session. It answers nil if the session was
+// dead and the grant has ended with that.
+func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
+	if err := b.lock(ctx, false); err != nil {
+		if errors.Is(err, errNoFile) {
+			err = errNotHeld
+		}
+		return nil, err
+	}
+	i := slices.IndexFunc(b.entries, func(e entry) bool { return e.token == token && token > 0 && e.is(k) })
+	if i < 0 {
+		b.unlock()
+		return nil, errNotHeld
+	}
+	e := b.entries[i]
+	if dead := !s.isOwn(e.sid) && s.dead(e.sid); dead {
+		if _, err := b.drop(func(o *entry) bool { return o.sid == e.sid }); err != nil {
+			return nil, s.fail(b, err)
+		}
+		if err := b.write(); err != nil {
+			return nil, s.fail(b, err)
+		}
+		s.tell(b, b.unlock())
+		s.suspect(e.sid, b)
+		return nil, nil
+	}
+	if !e.asked {
+		b.entries[i].asked = true
+		if err := b.write(); err != nil {
+			return nil, s.fail(b, err)
+		}
+	}
+	b.unlock()
+	s.tell(b, []notice{{kind: tellAsk, sid: e.sid, id: e.id, token: token}})
+	return &e, nil
+}
+
+// standing tells whether the grant is there and its session lives.
+func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (bool, error) {
+	if err := b.lock(ctx, false); err != nil {
+		if errors.Is(err, errNoFile) {
+			return false, nil
+		}
+		return false, err
+	}
+	i := slices.IndexFunc(b.entries, func(e entry) bool { return e.token == token && e.is(k) })
+	var sid string
+	if i >= 0 {
+		sid = b.entries[i].sid
+	}
+	b.unlock()
+	if i >= 0 && !s.isOwn(sid) && s.dead(sid) {
+		s.suspect(sid, b)
+		return false, nil
+	}
+	return i >= 0, nil
+}
+
+// unheard says of whom the breaker has waited in vain.
+func (s *Store) unheard(ctx context.Context, e *entry) error {
+	if e.host == s.host && stopped(e.pid) {
+		return driver.Errorf(driver.Unavailable, "pid %d on %s was asked to end and is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
+			e.pid, e.host, e.pid, ctx.Err())
+	}
+	return driver.Errorf(driver.Unavailable, "pid %d on %s was asked to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
+}
+
+// Watch tells of changes as they are written; that a holder or waiter died
+// without anyone behind it is seen within a second.
+func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
+	var b *bucket
+	if name != "" {
+		b = s.bucketOf(name)
+	}
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	changes, stop := s.changes(b)
+	defer stop()
+	tick := time.NewTicker(wakeBound)
+	defer tick.Stop()
+	seen := s.print(ctx, name)
+	changed()
+	for {
+		select {
+		case <-changes:
+			seen = s.print(ctx, name)
+			changed()
+		case <-tick.C:
+			if now := s.print(ctx, name); now != seen {
+				seen = now
+				changed()
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.done:
+			return errClosed
+		}
+	}
+}
+
+// print is what an observer would compare: who holds and who waits.
+func (s *Store) print(ctx context.Context, name string) string {
+	var p strings.Builder
+	add := func(st driver.State) {
+		p.WriteString(st.Name)
+		for _, h := range st.Holders {
+			p.WriteString("\x00h" + h.ID + h.Note)
+		}
+		for _, w := range st.Waiters {
+			p.WriteString("\x00w" + w.ID)
+		}
+		p.WriteByte(0)
+	}
+	if name != "" {
+		st, _ := s.Inspect(ctx, name)
+		add(st)
+		return p.String()
+	}
+	for st, err := range s.List(ctx, "") {
+		if err != nil {
+			break
+		}
+		add(st)
+	}
+	return p.String()
+}

@@ -1,0 +1,195 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+var (
+	errAsked    = driver.Errorf(driver.NotHeld, "an operator asked the holder to end")
+	errEntry    = driver.Errorf(driver.NotHeld, "the grant's entry is gone from the file")
+	errSession  = driver.Errorf(driver.NotHeld, "the file of the session that held the grant was removed")
+	errReplaced = driver.Errorf(driver.NotHeld, "the file that held the grant was deleted or replaced")
+)
+
+// held is a grant that this store answered, or is about to.
+type held struct {
+	id, name string
+	token    uint64
+	b        *bucket
+	file     fileID
+	sess     *session
+	from     driver.Requester
+	told     bool // of its loss; guarded by the store's mutex
+}
+
+// hold remembers a grant and looks after it.
+func (s *Store) hold(h *held) {
+	s.mu.Lock()
+	s.held[h.id] = h
+	s.arm()
+	s.mu.Unlock()
+}
+
+// arm sets the timer that looks after grants. It is not stopped when the last
+// one is released: it finds nothing to do then, and rests. The caller holds the
+// store's mutex.
+func (s *Store) arm() {
+	if s.armed || s.closing {
+		return
+	}
+	s.armed = true
+	if s.timer == nil {
+		s.timer = time.AfterFunc(checkEvery, s.check)
+	} else {
+		s.timer.Reset(checkEvery)
+	}
+}
+
+// check looks for what ends a grant without its holder's doing.
+func (s *Store) check() {
+	if s.enter() != nil {
+		return
+	}
+	defer s.ops.Done()
+	if sess := s.sess.Load(); sess != nil && !sess.linked() {
+		s.sessMu.Lock()
+		if s.sess.Load() == sess {
+			s.abandon(sess)
+		}
+		s.sessMu.Unlock()
+	}
+	// A grant may have been registered while its session was given up.
+	sess := s.sess.Load()
+	s.loseAll(func(h *held) bool { return h.sess != sess }, driver.Gone, errSession)
+	s.mu.Lock()
+	byBucket := map[*bucket][]*held{}
+	for _, h := range s.held {
+		if !h.told {
+			byBucket[h.b] = append(byBucket[h.b], h)
+		}
+	}
+	s.mu.Unlock()
+	if len(byBucket) > 0 {
+		ctx, cancel := context.WithTimeout(s.ctx, noticeBound-checkEvery)
+		defer cancel()
+		for b, hs := range byBucket {
+			s.checkBucket(ctx, b, hs)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.armed = false
+	if len(s.held) > 0 {
+		s.arm()
+	}
+}
+
+func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
+	// The path first: that needs no lock that a stopped process might keep.
+	var st unix.Stat_t
+	err := stat(b.path, &st)
+	gone := err == unix.ENOENT || err == unix.ENOTDIR
+	here := hs[:0]
+	for _, h := range hs {
+		if gone || err == nil && h.file != idOf(&st) {
+			s.lose(h.id, h.token, driver.Gone, errReplaced)
+		} else {
+			here = append(here, h)
+		}
+	}
+	if len(here) == 0 {
+		return
+	}
+	if err := b.lock(ctx, false); err != nil {
+		if errors.Is(err, errNoFile) {
+			for _, h := range here {
+				s.lose(h.id, h.token, driver.Gone, errReplaced)
+			}
+		}
+		return
+	}
+	type loss struct {
+		h     *held
+		cause driver.Cause
+		err   error
+	}
+	var losses []loss
+	for _, h := range here {
+		// A grant released meanwhile has no entry and is no loss; lose sees that,
+		// because a release forgets it inside its critical section.
+		i := b.find(key{s.ns, h.name}, h.id)
+		switch {
+		case !s.holds(h):
+		case i < 0 || b.entries[i].token != h.token || b.entries[i].sid != h.sess.sid:
+			losses = append(losses, loss{h, driver.Gone, errEntry})
+		case b.entries[i].asked:
+			losses = append(losses, loss{h, driver.Taken, errAsked})
+		}
+	}
+	b.unlock()
+	for _, l := range losses {
+		s.lose(l.h.id, l.h.token, l.cause, l.err)
+	}
+}
+
+func (s *Store) holds(h *held) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.held[h.id] == h
+}
+
+// lose tells a holder, once, that its grant has ended.
+func (s *Store) lose(id string, token uint64, cause driver.Cause, err error) {
+	s.mu.Lock()
+	h := s.held[id]
+	if h == nil || h.token != token || h.told {
+		s.mu.Unlock()
+		return
+	}
+	h.told = true
+	s.mu.Unlock()
+	h.from.Lost(cause, err)
+}
+
+// loseAll tells the holders that match that the store has lost their grants.
+func (s *Store) loseAll(match func(*held) bool, cause driver.Cause, err error) {
+	s.mu.Lock()
+	var hs []*held
+	for _, h := range s.held {
+		if !h.told && match(h) {
+			h.told = true
+			hs = append(hs, h)
+		}
+	}
+	s.mu.Unlock()
+	for _, h := range hs {
+		h.from.Lost(cause, err)
+	}
+}
+
+func (s *Store) loseEvery(cause driver.Cause, err error) {
+	s.loseAll(func(*held) bool { return true }, cause, err)
+}
+
+// replaced tells those who held something in a file that is no longer the one.
+func (s *Store) replaced(b *bucket, old fileID) {
+	s.loseAll(func(h *held) bool { return h.b == b && h.file == old }, driver.Gone, errReplaced)
+	s.wakeAll()
+}
+
+// wakeAll makes every waiter look for itself.
+func (s *Store) wakeAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.waiting {
+		w.poke()
+	}
+}

@@ -1,0 +1,217 @@
+//go:build linux || darwin
+
+package filestore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/filestore"
+)
+
+func TestStoppedHolderKeeps(t *testing.T) {
+	dir := tempDir(t)
+	c := start(t, "release", dir, "a")
+	c.says("granted")
+	c.signal(syscall.SIGSTOP)
+	s := open(t, dir)
+	eventually(t, "the note", func() bool {
+		st, err := s.Inspect(patient(t), "a")
+		return err == nil && len(st.Holders) == 1 && st.Holders[0].Note == "stopped"
+	})
+	st, err := s.Inspect(patient(t), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+	defer cancel()
+	err = s.Break(ctx, "a", st.Holders[0].Token)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("pid %d on ", c.pid())) || !strings.Contains(err.Error(), "is stopped") || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("breaking a stopped holder's lock: %v", err)
+	}
+	_, err = s.Acquire(patient(t), request("a", driver.Exclusive))
+	wantCode(t, s, err, driver.Busy)
+	p := queue(t, s, "a", driver.Exclusive)
+	c.signal(syscall.SIGCONT)
+	c.says("lost " + string(driver.Taken))
+	p.granted(t)
+}
+
+func TestBreak(t *testing.T) {
+	dir := tempDir(t)
+	a, b := open(t, dir), open(t, dir)
+	wantCode(t, a, a.Break(patient(t), "a", 1), driver.NotHeld)
+	for _, breaker := range []*filestore.Store{a, b} {
+		r := request("a", driver.Exclusive)
+		g, err := a.Acquire(patient(t), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, breaker, breaker.Break(patient(t), "a", g.Token+1), driver.NotHeld)
+		wantCode(t, breaker, breaker.Break(patient(t), "a", 0), driver.NotHeld)
+		done := make(chan error, 1)
+		go func() { done <- breaker.Break(patient(t), "a", g.Token) }()
+		wantLost(t, r.From, driver.Taken)
+		select {
+		case err := <-done:
+			t.Fatalf("broken while the holder has not released: %v", err)
+		default:
+		}
+		if st, err := b.Inspect(patient(t), "a"); err != nil || len(st.Holders) != 1 || st.Holders[0].Note != "asked to end" {
+			t.Errorf("%+v, %v", st, err)
+		}
+		release(t, a, g)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestBreakOfADeadHolder(t *testing.T) {
+	dir := tempDir(t)
+	c := start(t, "hold", dir, "a")
+	c.says("granted")
+	s := open(t, dir)
+	st, err := s.Inspect(patient(t), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.kill()
+	if err := s.Break(patient(t), "a", st.Holders[0].Token); err != nil {
+		t.Error(err)
+	}
+	wantCode(t, s, s.Break(patient(t), "a", st.Holders[0].Token), driver.NotHeld)
+}
+
+func TestLosses(t *testing.T) {
+	remove := func(t *testing.T, path string) {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, harm := range map[string]func(t *testing.T, dir string, s *filestore.Store){
+		"bucket deleted": func(t *testing.T, _ string, s *filestore.Store) { remove(t, s.BucketPath("a")) },
+		"bucket replaced": func(t *testing.T, dir string, s *filestore.Store) {
+			b, err := os.ReadFile(s.BucketPath("a"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			other := filepath.Join(dir, "other")
+			if err := os.WriteFile(other, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Rename(other, s.BucketPath("a")); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"bucket emptied": func(t *testing.T, _ string, s *filestore.Store) {
+			if err := os.Truncate(s.BucketPath("a"), 0); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"bucket damaged": func(t *testing.T, _ string, s *filestore.Store) {
+			f, err := os.OpenFile(s.BucketPath("a"), os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if _, err := f.WriteAt([]byte("damage"), 130); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"session deleted": func(t *testing.T, _ string, s *filestore.Store) { remove(t, s.SessionPath()) },
+		"directory deleted": func(t *testing.T, dir string, _ *filestore.Store) {
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"directory moved": func(t *testing.T, dir string, _ *filestore.Store) {
+			if err := os.Rename(dir, dir+".old"); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(tempDir(t), "locks")
+			s := open(t, dir)
+			r := request("a", driver.Exclusive)
+			g, err := s.Acquire(patient(t), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := queue(t, s, "a", driver.Exclusive)
+			harm(t, dir, s)
+			wantLost(t, r.From, driver.Gone)
+			// Where the entry survives, the release takes it out.
+			if err := s.Release(patient(t), g, 0); err != nil && s.Classify(err) != driver.NotHeld {
+				t.Errorf("release of a lost grant: %v", err)
+			}
+			// The waiter, or whoever comes, goes on with what is there now.
+			h := p.granted(t)
+			if h.Token <= g.Token {
+				t.Errorf("token %d after %d", h.Token, g.Token)
+			}
+			release(t, s, h)
+			release(t, s, take(t, s, "a", driver.Exclusive))
+		})
+	}
+}
+
+// TestReplacedFileDividesNobody: a store that has the old file open meets the
+// others in the new one.
+func TestReplacedFileDividesNobody(t *testing.T) {
+	dir := tempDir(t)
+	a := open(t, dir)
+	release(t, a, take(t, a, "a", driver.Exclusive))
+	if err := os.Remove(a.BucketPath("a")); err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, dir)
+	take(t, b, "a", driver.Exclusive)
+	_, err := a.Acquire(patient(t), request("a", driver.Exclusive))
+	wantCode(t, a, err, driver.Busy)
+}
+
+// TestStalledBucket: a process that is stopped inside its critical section holds
+// others up no longer than they want.
+func TestStalledBucket(t *testing.T) {
+	dir := tempDir(t)
+	s := open(t, dir)
+	release(t, s, take(t, s, "a", driver.Exclusive))
+	resume, err := s.StallBucket("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, wait := range []bool{false, true} {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		r := request("a", driver.Exclusive)
+		r.Wait = wait
+		_, err := s.Acquire(ctx, r)
+		cancel()
+		wantCode(t, s, err, map[bool]driver.Code{false: driver.Unavailable, true: driver.Withdrawn}[wait])
+		if !strings.Contains(err.Error(), s.BucketPath("a")) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+	}
+	done := make(chan error, 1)
+	go func() {
+		g, err := s.Acquire(patient(t), request("a", driver.Exclusive))
+		if err == nil {
+			err = s.Release(patient(t), g, 0)
+		}
+		done <- err
+	}()
+	resume()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,125 @@
+package filestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Option changes how Open opens a store.
+type Option func(*config)
+
+type config struct {
+	namespace string
+	mode      fs.FileMode
+	modeGiven bool
+}
+
+// Namespace keeps the names of this store apart from those of stores that were
+// opened with another namespace on the same directory. The default is empty.
+func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
+
+// Mode says who may lock here: 0700, the default, this user alone; 0770 the
+// directory's group as well; 0777 everyone on the machine. It is applied
+// whatever the umask is. Everyone who may lock may also break.
+func Mode(m fs.FileMode) Option {
+	return func(c *config) { c.mode, c.modeGiven = m, true }
+}
+
+func configure(options []Option) (config, error) {
+	c := config{mode: 0o700}
+	for _, o := range options {
+		o(&c)
+	}
+	if err := driver.CheckNamespace(c.namespace); err != nil {
+		return c, driver.Errorf(driver.Invalid, "filestore: %w", err)
+	}
+	switch c.mode {
+	case 0o700, 0o770, 0o777:
+		return c, nil
+	}
+	return c, driver.Errorf(driver.Invalid, "filestore: mode %#o: give 0700 (this user), 0770 (and the group) or 0777 (everyone)", uint32(c.mode))
+}
+
+// DefaultDir is where the locks of this user live unless another directory is
+// given: $XDG_STATE_HOME/holdfast, else ~/.local/state/holdfast, on macOS
+// ~/Library/Application Support/holdfast.
+func DefaultDir() (string, error) {
+	if runtime.GOOS != "darwin" {
+		if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
+			return filepath.Join(dir, "holdfast"), nil
+		}
+	}
+	home, err := os.UserHomeDir()
+	if err == nil && !filepath.IsAbs(home) {
+		err = fmt.Errorf("home directory %q is not an absolute path", home)
+	}
+	if err != nil {
+		return "", driver.Errorf(driver.Invalid, "filestore: no default directory (%w): set HOME or XDG_STATE_HOME, or give a directory", err)
+	}
+	if runtime.GOOS == "darwin" {
+		return filepath.Join(home, "Library", "Application Support", "holdfast"), nil
+	}
+	return filepath.Join(home, ".local", "state", "holdfast"), nil
+}
+
+func init() { driver.Register("file", openURL) }
+
+// openURL understands file:///dir, file:///dir?mode=0770, and file: for
+// DefaultDir.
+func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
+	dir, o, err := parseURL(u)
+	if err != nil {
+		return nil, err
+	}
+	s, err := Open(ctx, dir, append(o, Namespace(namespace))...)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func parseURL(u *url.URL) (dir string, o []Option, err error) {
+	bad := func(why error) (string, []Option, error) {
+		return "", nil, driver.Errorf(driver.Invalid, "filestore: URL %s: %w", u.Redacted(), why)
+	}
+	switch {
+	case u.User != nil || u.Host != "":
+		return bad(fmt.Errorf("a file URL has no host: write three slashes, as in file:///var/lib/locks"))
+	case u.Fragment != "":
+		return bad(fmt.Errorf("a file URL has no fragment: write # in a path as %%23"))
+	case u.Opaque != "":
+		return bad(fmt.Errorf("the path is relative: give an absolute one, as in file:///var/lib/locks"))
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return bad(err)
+	}
+	for name, values := range query {
+		if name != "mode" {
+			return bad(fmt.Errorf("unknown parameter %q: the only one is mode", name))
+		}
+		if len(values) != 1 {
+			return bad(errors.New("mode is given more than once"))
+		}
+		m, err := strconv.ParseUint(values[0], 8, 32)
+		if err != nil {
+			return bad(fmt.Errorf("mode %q is not an octal number such as 0770", values[0]))
+		}
+		o = append(o, Mode(fs.FileMode(m)))
+	}
+	if dir = u.Path; dir == "" {
+		dir, err = DefaultDir()
+	} else if !filepath.IsAbs(dir) {
+		return bad(fmt.Errorf("the path %q is relative: give an absolute one, as in file:///var/lib/locks", dir))
+	}
+	return dir, o, err
+}

@@ -1,0 +1,269 @@
+//go:build linux || darwin
+
+package filestore_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/filestore"
+)
+
+func TestRefusedDirectories(t *testing.T) {
+	tmp := tempDir(t)
+	file := filepath.Join(tmp, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	newer := filepath.Join(tmp, "newer")
+	if err := os.Mkdir(newer, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(newer, "format"), []byte("holdfast filestore 2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name, dir string
+		code      driver.Code
+		says      []string
+		o         []filestore.Option
+	}{
+		{"empty", "", driver.Invalid, []string{"no directory given", "DefaultDir"}, nil},
+		{"NUL", "/tmp/\x00", driver.Invalid, []string{"NUL"}, nil},
+		{"file", file, driver.Refused, []string{file, "is a file", "give a directory"}, nil},
+		{"below a file", filepath.Join(file, "x"), driver.Refused, []string{file, "is a file", "give a directory"}, nil},
+		{"newer", newer, driver.Refused, []string{newer, "holdfast filestore 2", "holdfast filestore 1"}, nil},
+		{"mode", tmp, driver.Invalid, []string{"mode 0750", "0700", "0770", "0777"}, []filestore.Option{filestore.Mode(0o750)}},
+		{"mode with type", tmp, driver.Invalid, []string{"mode"}, []filestore.Option{filestore.Mode(fs.ModeSetuid | 0o700)}},
+		{"namespace", tmp, driver.Invalid, []string{"namespace", "129", "128"}, []filestore.Option{filestore.Namespace(strings.Repeat("n", 129))}},
+	}
+	if runtime.GOOS == "linux" {
+		tests = append(tests, tests[0])
+		last := &tests[len(tests)-1]
+		last.name, last.dir, last.code, last.says = "uncreatable", "/proc/none", driver.Refused, []string{"/proc/none", "cannot be created"}
+	}
+	if os.Getuid() != 0 {
+		locked := filepath.Join(tmp, "locked")
+		if err := os.Mkdir(locked, 0o500); err != nil {
+			t.Fatal(err)
+		}
+		tests = append(tests, tests[0])
+		last := &tests[len(tests)-1]
+		last.name, last.dir, last.code, last.says = "unwritable", locked, driver.Refused, []string{locked, "may write"}
+	} else {
+		foreign := filepath.Join(tmp, "foreign")
+		if err := os.Mkdir(foreign, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(foreign, 4711, -1); err != nil {
+			t.Fatal(err)
+		}
+		tests = append(tests, tests[0])
+		last := &tests[len(tests)-1]
+		last.name, last.dir, last.code, last.says = "another user's", foreign, driver.Refused, []string{foreign, "user 4711", "user 0", "0770"}
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s, err := filestore.Open(context.Background(), tt.dir, tt.o...)
+			if err == nil {
+				s.Close(context.Background())
+				t.Fatal("opened")
+			}
+			if code := driver.CodeOf(err); code != tt.code {
+				t.Errorf("code %v, want %v", code, tt.code)
+			}
+			for _, w := range append(tt.says, "filestore: ") {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%q does not say %q", err, w)
+				}
+			}
+		})
+	}
+}
+
+func TestReadOnlyFileSystem(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("/sys is Linux's")
+	}
+	_, err := filestore.Open(context.Background(), "/sys/kernel")
+	if err == nil || driver.CodeOf(err) != driver.Refused {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestURLs(t *testing.T) {
+	opener, ok := driver.OpenerOf("file")
+	if !ok {
+		t.Fatal("not registered")
+	}
+	dir := tempDir(t)
+	t.Setenv("XDG_STATE_HOME", dir)
+	t.Setenv("HOME", dir)
+	def, err := filestore.DefaultDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for raw, want := range map[string]string{
+		"file://" + dir + "/a%20b":       "file://" + dir + "/a%20b",
+		"file://" + dir + "/c?mode=0770": "file://" + dir + "/c",
+		"file:":                          (&url.URL{Scheme: "file", Path: def}).String(),
+		"file:" + dir + "/d":             "file://" + dir + "/d",
+		"file://" + dir + "/e/../f/./g?": "file://" + dir + "/f/g",
+		"file://host/x":                  "!has no host",
+		"file://user:secret@host/x":      "!has no host",
+		"file:locks":                     "!relative",
+		"file:///x?mod=0770":             "!unknown parameter \"mod\"",
+		"file:///x?mode=9":               "!octal",
+		"file:///x?mode=0750":            "!mode 0750",
+		"file:///x?mode=0700&mode=0770":  "!more than once",
+		"file:///x?%zz":                  "!invalid URL escape",
+		"file:///x#y":                    "!fragment",
+	} {
+		u, err := url.Parse(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := opener(context.Background(), u, "ns")
+		if says, bad := strings.CutPrefix(want, "!"); bad {
+			if err == nil || driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s: %v, want %q", raw, err, says)
+			}
+			if err != nil && strings.Contains(err.Error(), "secret") {
+				t.Errorf("%v shows a password", err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", raw, err)
+			continue
+		}
+		if s.String() != want {
+			t.Errorf("%s opens %s, want %s", raw, s, want)
+		}
+		s.Close(context.Background())
+	}
+}
+
+func TestDefaultDir(t *testing.T) {
+	if runtime.GOOS == "darwin" {
+		t.Setenv("HOME", "/home/u")
+		if d, err := filestore.DefaultDir(); err != nil || d != "/home/u/Library/Application Support/holdfast" {
+			t.Errorf("%s, %v", d, err)
+		}
+		return
+	}
+	for _, tt := range []struct{ xdg, home, want string }{
+		{"/state", "/home/u", "/state/holdfast"},
+		{"state", "/home/u", "/home/u/.local/state/holdfast"},
+		{"", "/home/u", "/home/u/.local/state/holdfast"},
+		{"", "", ""},
+		{"", "relative", ""},
+	} {
+		t.Setenv("XDG_STATE_HOME", tt.xdg)
+		t.Setenv("HOME", tt.home)
+		d, err := filestore.DefaultDir()
+		if d != tt.want || (err == nil) != (tt.want != "") {
+			t.Errorf("%+v: %s, %v", tt, d, err)
+		}
+		if err != nil && (!strings.Contains(err.Error(), "set HOME") || driver.CodeOf(err) != driver.Invalid) {
+			t.Errorf("%v", err)
+		}
+	}
+}
+
+// TestModes: what is created has the mode asked for whatever the umask is, and a
+// process that was not told of it keeps to it.
+func TestModes(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	for _, mode := range []fs.FileMode{0o700, 0o770, 0o777} {
+		dir := filepath.Join(tempDir(t), "new", "locks")
+		s := open(t, dir, filestore.Mode(mode))
+		take(t, s, "a", driver.Exclusive)
+		again := open(t, dir)
+		take(t, again, "b", driver.Exclusive)
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			want := mode
+			if !d.IsDir() {
+				want &^= 0o111
+			}
+			if info.Mode().Perm() != want {
+				t.Errorf("%s is %v, want %v", path, info.Mode(), want)
+			}
+			if d.IsDir() && mode&0o070 != 0 && info.Mode()&fs.ModeSetgid == 0 {
+				t.Errorf("%s: files in it would get their maker's group", path)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Sharing later what was private.
+	dir := tempDir(t)
+	take(t, open(t, dir), "a", driver.Exclusive)
+	s := open(t, dir, filestore.Mode(0o770))
+	_, err := s.Acquire(patient(t), request("a", driver.Exclusive))
+	wantCode(t, s, err, driver.Busy)
+	info, err := os.Stat(s.BucketPath("a"))
+	if err != nil || info.Mode().Perm() != 0o660 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
+
+// TestLongDirectory: longer than the path of a socket may be.
+func TestLongDirectory(t *testing.T) {
+	dir := filepath.Join(tempDir(t), strings.Repeat("long", 50))
+	if runtime.GOOS != "linux" {
+		_, err := filestore.Open(context.Background(), dir)
+		if err == nil || driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "give a shorter one") {
+			t.Errorf("%v", err)
+		}
+		return
+	}
+	a, b := open(t, dir), open(t, dir)
+	a.NoFallback()
+	b.NoFallback()
+	c := start(t, "hold", dir, "a")
+	c.says("granted")
+	p, q := queue(t, a, "a", driver.Exclusive), queue(t, b, "a", driver.Exclusive)
+	c.kill()
+	g := p.granted(t)
+	if _, err := os.Lstat(a.SessionPath() + ".sock"); err != nil {
+		t.Error(err)
+	}
+	release(t, a, g)
+	q.granted(t)
+	path := a.SessionPath() + ".sock"
+	a.Close(patient(t))
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is left: %v", path, err)
+	}
+}
+
+func TestGuarantees(t *testing.T) {
+	s := open(t, tempDir(t))
+	g, err := s.Guarantees(patient(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.Crash != driver.CrashFreesAtOnce || g.Order != driver.OrderFIFO || g.Break != driver.BreakAsk || !g.Slots || g.MaxTTL != 0 {
+		t.Errorf("%+v", g)
+	}
+}

@@ -1,0 +1,107 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// remove takes out what stands under an id, if it carries the token; any will do
+// for 0.
+func (s *Store) remove(ctx context.Context, b *bucket, k key, id string, token uint64) (found bool, err error) {
+	if err := b.lock(ctx, false); err != nil {
+		if errors.Is(err, errNoFile) {
+			s.unregister(id)
+			return false, nil
+		}
+		return false, err
+	}
+	i := b.find(k, id)
+	if i < 0 || token != 0 && b.entries[i].token != token {
+		s.unregister(id)
+		b.unlock()
+		return false, nil
+	}
+	b.before(k)
+	b.entries = slices.Delete(b.entries, i, i+1)
+	// A failed promotion is made up for by the waiters' own look.
+	b.settle(k)
+	if err := b.write(); err != nil {
+		return false, s.fail(b, err)
+	}
+	s.unregister(id)
+	s.tell(b, b.unlock())
+	return true, nil
+}
+
+func (s *Store) unregister(id string) {
+	s.mu.Lock()
+	delete(s.waiting, id)
+	delete(s.held, id)
+	s.mu.Unlock()
+}
+
+// Undo removes what a request left behind.
+func (s *Store) Undo(ctx context.Context, r driver.Request) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	_, err := s.remove(ctx, s.bucketOf(r.Name), key{s.ns, r.Name}, r.ID, 0)
+	return err
+}
+
+// Release ends a grant and grants the name to the next.
+func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	found, err := s.remove(ctx, s.bucketOf(g.Name), key{s.ns, g.Name}, g.ID, max(g.Token, 1))
+	if err == nil && !found {
+		return errNotHeld
+	}
+	return err
+}
+
+var errNotHeld = driver.Errorf(driver.NotHeld, "the grant does not stand")
+
+// Renew tells whether grants still stand; they need no renewal.
+func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	out := make([]driver.Renewal, len(grants))
+	for i, g := range grants {
+		out[i] = driver.Renewal{SentAt: driver.NowInProcess(), TTL: driver.Forever}
+		if err := s.stands(ctx, g); err != nil {
+			out[i] = driver.Renewal{Err: err}
+			if driver.CodeOf(err) == driver.NotHeld {
+				out[i].Cause = driver.Gone
+			}
+		}
+	}
+	return out
+}
+
+func (s *Store) stands(ctx context.Context, g driver.Grant) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	b := s.bucketOf(g.Name)
+	err := b.lock(ctx, false)
+	if errors.Is(err, errNoFile) {
+		return errNotHeld
+	}
+	if err != nil {
+		return err
+	}
+	defer b.unlock()
+	if i := b.find(key{s.ns, g.Name}, g.ID); i < 0 || g.Token == 0 || b.entries[i].token != g.Token {
+		return errNotHeld
+	}
+	return nil
+}

@@ -1,0 +1,289 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Store is one client of a directory of locks. Its grants live and die with it
+// and with its process.
+type Store struct {
+	dir, ns, host string
+	uid           int
+	mode          fs.FileMode
+	modeGiven     bool
+	shorten       bool // sockets are named by way of a directory's descriptor
+	boot          bootID
+	now           func() int64
+	fallback      time.Duration // 0: waiters trust in events alone
+
+	// ctx ends when Close begins: done is its channel.
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   <-chan struct{}
+	// ops are the calls under way, tasks the goroutines of the store's own.
+	ops, tasks sync.WaitGroup
+	finished   chan struct{}
+
+	buckets [256]*bucket
+	sessMu  sync.Mutex
+	sess    atomic.Pointer[session]
+
+	mu      sync.Mutex
+	closing bool // no new calls
+	closed  bool // no new goroutines
+	sids    []string
+	waiting map[string]*waiter
+	held    map[string]*held
+	links   map[string]*link // one for each session that can be reached
+	conns   map[*link]struct{}
+	idle    []*link
+	buried  map[string]bool
+	timer   *time.Timer
+	armed   bool
+}
+
+var (
+	_ driver.Store     = (*Store)(nil)
+	_ driver.Inspector = (*Store)(nil)
+	_ driver.Breaker   = (*Store)(nil)
+	_ driver.Watcher   = (*Store)(nil)
+
+	errClosed = driver.Errorf(driver.IsClosed, "the store is closed")
+)
+
+const (
+	// notice bounds how long a holder does not know that its grant is gone.
+	noticeBound = time.Second
+	// checkEvery leaves some of it for the check itself.
+	checkEvery = noticeBound * 8 / 10
+	// wakeBound bounds what a lost message costs a waiter.
+	wakeBound = time.Second
+	// closeBound is how long Close waits for a bucket that a stopped process
+	// keeps; the end of the session frees what stands there as well.
+	closeBound = 5 * time.Second
+)
+
+// Open opens the locks in a directory, which it creates if it is missing. It
+// refuses a directory that it cannot write, that belongs to another user
+// (unless Mode shares it), or that is on a network file system.
+func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
+	c, err := configure(options)
+	if err != nil {
+		return nil, err
+	}
+	if dir, err = checkDir(dir); err != nil {
+		return nil, err
+	}
+	boot, err := bootNow()
+	if err != nil {
+		return nil, driver.Errorf(driver.Refused, "filestore: the boot's id cannot be read, so tokens could repeat after a crash: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	s := &Store{
+		dir: dir, ns: c.namespace, host: host, uid: os.Geteuid(), mode: c.mode, modeGiven: c.modeGiven,
+		boot: boot, now: wallMicros, fallback: wakeBound, finished: make(chan struct{}),
+		waiting: map[string]*waiter{}, held: map[string]*held{}, buried: map[string]bool{},
+		links: map[string]*link{}, conns: map[*link]struct{}{},
+	}
+	if err := s.prepare(ctx); err != nil {
+		return nil, err
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.done = s.ctx.Done()
+	for i := range s.buckets {
+		s.buckets[i] = &bucket{
+			store: s, path: filepath.Join(s.bucketsDir(), fmt.Sprintf("%02x", i)),
+			sem: make(chan struct{}, 1), fd: -1,
+		}
+	}
+	return s, nil
+}
+
+// String is the store's URL.
+func (s *Store) String() string { return (&url.URL{Scheme: "file", Path: s.dir}).String() }
+
+// bucketOf is where a name lives: for every version of this package the same.
+func (s *Store) bucketOf(name string) *bucket {
+	h := fnv.New64a()
+	h.Write([]byte(s.ns))
+	h.Write([]byte{0})
+	h.Write([]byte(name))
+	n := h.Sum64()
+	n ^= n >> 32
+	n ^= n >> 16
+	return s.buckets[byte(n^n>>8)]
+}
+
+// Guarantees says what locks in files promise.
+func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
+	return driver.Guarantees{
+		Kind: "file", Scope: driver.ScopeMachine,
+		Crash: driver.CrashFreesAtOnce, Pause: driver.PauseKeeps,
+		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound,
+		Shared: true, Semaphore: true, Mixed: true, Slots: true,
+		Tokens:   "a counter in the directory, reserved in blocks that survive a crash of the machine; it starts at the clock's microseconds, so it rises after the directory was deleted unless the clock went back",
+		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
+		Notice:   noticeBound,
+		Break:    driver.BreakAsk, Visible: driver.VisibleAll,
+		Notes: []string{
+			"local file systems only: network and FUSE file systems are refused",
+			"processes of this user alone unless the directory is shared with mode=0770 or mode=0777",
+			"a process stopped in the few microseconds of a change holds up the names of the same bucket, one in 256, until it goes on",
+			"a child process that was made by a bare fork, without exec, keeps its parent's locks",
+		},
+	}, nil
+}
+
+// Classify finds the code that every error of this store carries; one without
+// came from a write that was cut off.
+func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
+
+// enter begins a call; the caller ends it with ops.Done.
+func (s *Store) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return errClosed
+	}
+	s.ops.Add(1)
+	return nil
+}
+
+// spawn runs a goroutine that ends with the store.
+func (s *Store) spawn(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.tasks.Go(f)
+	return true
+}
+
+func (s *Store) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
+
+// pause lets a moment pass after a failure; false when the store is closed.
+func (s *Store) pause() bool {
+	t := time.NewTimer(50 * time.Millisecond)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-s.done:
+		return false
+	}
+}
+
+// jitter spreads the waiters' own looks; the bound is kept.
+func (s *Store) jitter() time.Duration { return s.fallback - rand.N(s.fallback/4+1) }
+
+// Close releases every grant and place of this store, serves those who waited
+// for them, and ends the session. When its context ends first, the end of the
+// session frees what is left.
+func (s *Store) Close(ctx context.Context) error {
+	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		select {
+		case <-s.finished:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	s.closing = true
+	s.mu.Unlock()
+	defer close(s.finished)
+	ctx, cancel := context.WithTimeout(ctx, closeBound)
+	defer cancel()
+
+	s.cancel()
+	s.loseEvery(driver.Closed, errClosed)
+	wait(ctx, &s.ops)
+	for _, b := range s.buckets {
+		if b.used.Load() {
+			s.vacate(ctx, b)
+		}
+	}
+	s.mu.Lock()
+	s.closed = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	for l := range s.conns {
+		l.conn.Close()
+	}
+	s.mu.Unlock()
+	s.sessMu.Lock()
+	if sess := s.sess.Swap(nil); sess != nil {
+		s.end(sess)
+	}
+	s.sessMu.Unlock()
+	for _, b := range s.buckets {
+		select {
+		case b.sem <- struct{}{}:
+			b.forget()
+			<-b.sem
+		default:
+			// Its goroutine is stuck in flock and closes the file afterwards, or a
+			// call is about to leave.
+			select {
+			case b.sem <- struct{}{}:
+				b.forget()
+				<-b.sem
+			case <-ctx.Done():
+			}
+		}
+	}
+	wait(ctx, &s.tasks)
+	return nil
+}
+
+// vacate removes all that this store has in a bucket.
+func (s *Store) vacate(ctx context.Context, b *bucket) {
+	if b.lockUntil(ctx, nil, false) != nil {
+		return
+	}
+	s.mu.Lock()
+	sids := s.sids
+	s.mu.Unlock()
+	if dropped, _ := b.drop(func(e *entry) bool { return slices.Contains(sids, e.sid) }); dropped && b.write() != nil {
+		b.notices = nil
+	}
+	s.tell(b, b.unlock())
+}
+
+// wait waits for a group no longer than the context.
+func wait(ctx context.Context, g *sync.WaitGroup) {
+	done := make(chan struct{})
+	go func() {
+		g.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}

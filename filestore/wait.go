@@ -1,0 +1,214 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// waiter is a request of this store that has a place.
+type waiter struct {
+	r     driver.Request
+	b     *bucket
+	k     key
+	wake  chan struct{}
+	owner driver.Owner // as written down
+	// The store's mutex guards the rest.
+	sess  *session
+	file  fileID
+	grant *held
+	slot  int
+	links []*link
+}
+
+// poke makes the waiter look; pokes merge.
+func (w *waiter) poke() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
+}
+
+// firstDelay is the first pause before a session is looked at again that cannot
+// be reached and is not dead: the kernel takes a process apart in an order of its
+// own, so the socket may end a moment before the lock that proves life. The
+// pause doubles; from wakeBound on the ticker does it.
+const firstDelay = 50 * time.Microsecond
+
+// await waits for the grant. It is told of it, or finds it when something that
+// it waits behind has ended, or when it looks on its own after a while.
+func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Grant, error) {
+	defer func() { s.unwatch(w, nil) }()
+	var tick <-chan time.Time
+	if s.fallback > 0 {
+		t := time.NewTicker(s.jitter())
+		defer t.Stop()
+		tick = t.C
+	}
+	var delay time.Duration
+	for {
+		s.unwatch(w, ahead)
+		reached := true
+		for _, sid := range ahead {
+			reached = s.watch(w, sid) && reached
+		}
+		var again <-chan time.Time
+		if reached {
+			delay = 0
+		} else if delay = min(max(2*delay, firstDelay), wakeBound); delay < wakeBound {
+			again = time.After(delay)
+		}
+		select {
+		case <-w.wake:
+		case <-again:
+		case <-tick:
+		case <-ctx.Done():
+			return driver.Grant{}, s.withdraw(ctx, w)
+		case <-s.done:
+			return driver.Grant{}, errClosed
+		}
+		g, next, err := s.look(ctx, w)
+		switch {
+		case err == nil && next == nil:
+			return g, nil
+		case err == nil:
+			ahead = next
+		case ctx.Err() != nil:
+			return driver.Grant{}, s.withdraw(ctx, w)
+		case driver.CodeOf(err) == driver.IsClosed:
+			return driver.Grant{}, err
+		case tick == nil && !s.pause():
+			return driver.Grant{}, errClosed
+		}
+		// Any other failure passes, or lasts until the caller has enough.
+	}
+}
+
+// look reads where the waiter stands: a grant, or the sessions it waits behind.
+func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []string, err error) {
+	if g, ok := s.taken(ctx, w); ok {
+		return g, nil, nil
+	}
+	sess, err := s.current()
+	if err != nil {
+		return g, nil, err
+	}
+	b := w.b
+	if err := b.lock(ctx, true); err != nil {
+		return g, nil, err
+	}
+	changed := false
+	i := b.find(w.k, w.r.ID)
+	if i < 0 {
+		// The file was replaced. The place is lost and a new one is the last.
+		b.entries = append(b.entries, s.newEntry(w.r, w.owner, sess))
+		i, changed = len(b.entries)-1, true
+	}
+	if b.entries[i].sid != sess.sid {
+		b.entries[i].sid, changed = sess.sid, true
+	}
+	if b.entries[i].token == 0 {
+		var dropped bool
+		dropped, err = s.clear(b, w.k, i, true)
+		i = b.find(w.k, w.r.ID)
+		if err == nil && i >= 0 && b.entries[i].token == 0 {
+			b.before(w.k)
+			err = b.settle(w.k)
+		}
+		changed = changed || dropped || len(b.notices) > 0
+	}
+	if err == nil && changed {
+		err = b.write()
+	}
+	if err != nil {
+		return g, nil, s.fail(b, err)
+	}
+	if i < 0 {
+		// The session was given up just now, and its entries went with it.
+		s.tell(b, b.unlock())
+		w.poke()
+		return g, []string{}, nil
+	}
+	e := &b.entries[i]
+	b.notices = slices.DeleteFunc(b.notices, func(n notice) bool { return n.id == w.r.ID })
+	s.mu.Lock()
+	w.sess, w.file = sess, b.id
+	if e.token > 0 {
+		s.granted(w, e.token, e.slot)
+	}
+	s.mu.Unlock()
+	if e.token == 0 {
+		if ahead = b.state.ahead(w.k, i); ahead == nil {
+			ahead = []string{}
+		}
+	}
+	s.tell(b, b.unlock())
+	if ahead != nil {
+		return g, ahead, nil
+	}
+	g, _ = s.taken(ctx, w)
+	return g, nil, nil
+}
+
+// granted turns a waiter into a holder. The caller holds the store's mutex.
+func (s *Store) granted(w *waiter, token uint64, slot int) {
+	if w.grant != nil {
+		return
+	}
+	w.grant = &held{id: w.r.ID, name: w.r.Name, token: token, b: w.b, file: w.file, sess: w.sess, from: w.r.From}
+	w.slot = slot
+	delete(s.waiting, w.r.ID)
+	s.held[w.r.ID] = w.grant
+	s.arm()
+}
+
+// taken is the grant that a waiter has received.
+func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
+	s.mu.Lock()
+	h := w.grant
+	s.mu.Unlock()
+	if h == nil {
+		return driver.Grant{}, false
+	}
+	// The caller at the head may be another than the one who queued.
+	if o := w.r.From.Owner(); o.Reason != w.owner.Reason || o.Instance != w.owner.Instance || o.PID != w.owner.PID || o.Host != w.owner.Host {
+		s.resign(ctx, w, o)
+	}
+	return driver.Grant{
+		ID: h.id, Name: h.name, Limit: w.r.Limit, Token: h.token,
+		SentAt: driver.NowInProcess(), TTL: driver.Forever, Slot: w.slot,
+	}, true
+}
+
+// resign writes down another owner. People read it, so a failure is no matter.
+func (s *Store) resign(ctx context.Context, w *waiter, o driver.Owner) {
+	if w.b.lock(ctx, false) != nil {
+		return
+	}
+	if i := w.b.find(w.k, w.r.ID); i >= 0 {
+		s.sign(&w.b.entries[i], o)
+		w.b.write()
+	}
+	w.b.unlock()
+}
+
+// withdraw takes the place back, or the grant that crossed with it.
+func (s *Store) withdraw(ctx context.Context, w *waiter) error {
+	cause := ctx.Err()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 200*time.Millisecond)
+	defer cancel()
+	_, err := s.remove(ctx, w.b, w.k, w.r.ID, 0)
+	if driver.CodeOf(err) == driver.IsClosed {
+		return err
+	}
+	if err != nil {
+		s.unregister(w.r.ID)
+		return driver.Errorf(driver.Unknown, "the place could not be taken back: %w", errors.Join(err, cause))
+	}
+	return driver.Errorf(driver.Withdrawn, "%w", cause)
+}

@@ -1,0 +1,62 @@
+package filestore
+
+import (
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// changes tells when a bucket is written, any of them if b is nil. Where the
+// kernel gives no watch, the callers' ticker has to do.
+func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, func() {}
+	}
+	add := func(fd int) error {
+		if b == nil {
+			_, err := unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_MODIFY|unix.IN_CREATE|unix.IN_DELETE|unix.IN_MOVE)
+			return err
+		}
+		_, err := unix.InotifyAddWatch(fd, b.path, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
+		if err == unix.ENOENT {
+			// Not yet made, or replaced: watch for it where it appears.
+			_, err = unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_CREATE|unix.IN_MOVED_TO)
+		}
+		return err
+	}
+	if add(fd) != nil {
+		unix.Close(fd)
+		return nil, func() {}
+	}
+	f := os.NewFile(uintptr(fd), "inotify")
+	raw, err := f.SyscallConn()
+	if err != nil {
+		f.Close()
+		return nil, func() {}
+	}
+	ch := make(chan struct{}, 1)
+	var done sync.WaitGroup
+	done.Go(func() {
+		buf := make([]byte, 4096)
+		for {
+			n, err := f.Read(buf)
+			if n <= 0 || err != nil {
+				return
+			}
+			if b != nil {
+				// Nothing new while the file is the same.
+				raw.Control(func(fd uintptr) { add(int(fd)) })
+			}
+			select {
+			case ch <- struct{}{}:
+			default:
+			}
+		}
+	})
+	return ch, func() {
+		f.Close()
+		done.Wait()
+	}
+}
