@@ -5,8 +5,8 @@
 
 GO          ?= go
 # The modules of this repository, each with its own dependencies.
-MODULES     := . otelhooks check cmd/holdfast e2e
-PUBLISHED   := . otelhooks check cmd/holdfast
+MODULES     := . $(patsubst %/go.mod,%,$(wildcard */go.mod cmd/*/go.mod))
+PUBLISHED   := $(filter-out e2e,$(MODULES))
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Coverage of the packages that everything stands on, in percent.
 COVERAGE    := 90

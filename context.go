@@ -79,9 +79,9 @@ func NewOwner(ctx context.Context) context.Context {
 }
 
 // bounded is the context of one request to a store: a deadline over another
-// context, or over its values alone. For a store in this process, which answers
-// at once, the deadline's timer starts when somebody waits for it, so that it
-// costs nothing.
+// context, or over its values alone. For a store on this machine, which mostly
+// answers at once, the deadline's timer starts when somebody waits for it, so
+// that it costs nothing.
 type bounded struct {
 	context.Context // the parent
 	detached        bool
@@ -95,7 +95,7 @@ type bounded struct {
 // bound makes b the context of a request of at most d.
 func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time.Duration) context.Context {
 	b.Context, b.detached, b.within = parent, detached, d
-	if g := l.guarantees.Load(); g != nil && g.Scope == driver.ScopeProcess {
+	if g := l.guarantees.Load(); g != nil && g.Scope != driver.ScopeNetwork {
 		return b
 	}
 	b.start()

@@ -1,0 +1,112 @@
+//go:build linux || darwin
+
+package filestore_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/filestore"
+)
+
+// TestManyWaitersCancelled: 10,000 waiters of eight Lockers give up at random
+// moments while the locks go round; no goroutine, descriptor or entry is left.
+func TestManyWaitersCancelled(t *testing.T) {
+	ignore := goleak.IgnoreCurrent()
+	dir := t.TempDir()
+	before := descriptors(t)
+	var lockers []*holdfast.Locker
+	for range 8 {
+		l, err := holdfast.Open(t.Context(), "file://"+dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lockers = append(lockers, l)
+	}
+	names := []string{"a", "b", "c"}
+	var wg sync.WaitGroup
+	for i := range 10_000 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), rand.N(300*time.Millisecond))
+			defer cancel()
+			o := [][]holdfast.LockOption{nil, {holdfast.Shared()}, {holdfast.Limit(3)}}[rand.N(3)]
+			k, err := lockers[i%len(lockers)].Lock(ctx, names[i%len(names)], o...)
+			switch {
+			case err == nil:
+				if err := k.Unlock(); err != nil {
+					t.Error(err)
+				}
+			case !errors.Is(err, context.DeadlineExceeded):
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	for _, name := range names { // grants that came too late are given back in the background
+		k, err := lockers[0].Lock(t.Context(), name, holdfast.Wait(20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := k.Unlock(); err != nil {
+			t.Error(err)
+		}
+	}
+	for st, err := range lockers[0].List(t.Context(), "") {
+		t.Errorf("left: %+v, %v", st, err)
+	}
+	for _, l := range lockers {
+		if err := l.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+	left, err := os.ReadDir(dir + "/sessions")
+	if err != nil || len(left) != 0 {
+		t.Errorf("sessions left: %v, %v", left, err)
+	}
+	if after := descriptors(t); after > before {
+		t.Errorf("%d descriptors, %d before", after, before)
+	}
+	goleak.VerifyNone(t, ignore)
+}
+
+// descriptors counts this process's.
+func descriptors(t *testing.T) int {
+	fds, err := os.ReadDir("/dev/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(fds)
+}
+
+// BenchmarkLockerPair is BenchmarkPair through the core.
+func BenchmarkLockerPair(b *testing.B) {
+	s, err := filestore.Open(b.Context(), b.TempDir())
+	if err != nil {
+		b.Fatal(err)
+	}
+	l, err := holdfast.New(s)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		k, err := l.Lock(b.Context(), "x")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := k.Unlock(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := errors.Join(l.Close(context.Background()), s.Close(context.Background())); err != nil {
+		b.Error(err)
+	}
+}
