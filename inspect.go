@@ -126,7 +126,8 @@ func steady(st State) State {
 // Break takes a lock away: the grant of name that carries the token, which
 // Inspect shows. ErrNotHeld means that this grant is gone. Its holder's context
 // ends with cause Taken. Where the store can only ask (see Guarantees), Break
-// waits until the holder has released or ctx ends.
+// waits until the holder has released; ErrBusy means that ctx ended before that,
+// and the error says who was asked.
 func (l *Locker) Break(ctx context.Context, name string, token uint64) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -138,8 +139,12 @@ func (l *Locker) Break(ctx context.Context, name string, token uint64) error {
 	if !ok {
 		return l.unsupported(name, "the store cannot take a lock away")
 	}
-	if err := b.Break(ctx, name, token); err != nil {
-		return l.explain(ctx, name, err)
+	err := b.Break(ctx, name, token)
+	switch {
+	case err == nil:
+		return nil
+	case l.store.Classify(err) == driver.Busy:
+		return &BusyError{Name: name, Store: l.store.String(), Err: err}
 	}
-	return nil
+	return l.explain(ctx, name, err)
 }

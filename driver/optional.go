@@ -20,7 +20,8 @@ type Breaker interface {
 	// Break ends the grant of name that carries the token and answers NotHeld if
 	// it does not stand. Where Guarantees.Break is BreakAsk the holder is told to
 	// end, and the grant stands until it has released; Break returns when it is
-	// gone or its context has ended.
+	// gone, or with an error of code Busy, which says who was asked and still
+	// holds, when its context has ended.
 	Break(ctx context.Context, name string, token uint64) error
 }
 
@@ -28,6 +29,7 @@ type Breaker interface {
 type Watcher interface {
 	// Watch calls changed, at least once at the start and again after each change
 	// of the name's holders or waiters (of any name if name is empty), until ctx
-	// ends. Changes may be merged. changed does not block.
+	// ends, and then returns the context's error. Changes may be merged, and a call
+	// may turn out to be about nothing. changed does not block.
 	Watch(ctx context.Context, name string, changed func()) error
 }

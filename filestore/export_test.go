@@ -3,8 +3,6 @@
 package filestore
 
 import (
-	"encoding/hex"
-
 	"golang.org/x/sys/unix"
 )
 
@@ -41,9 +39,6 @@ func (s *Store) StallBucket(name string) (resume func(), err error) {
 	}
 	return func() { unix.Close(fd) }, nil
 }
-
-// Boot is for reading in a failure.
-func (s *Store) Boot() string { return hex.EncodeToString(s.boot[:]) }
 
 // Entries counts the entries of a bucket's file.
 func Entries(raw []byte) (int, error) {

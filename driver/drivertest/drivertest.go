@@ -111,6 +111,7 @@ func Run(t *testing.T, h Harness) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e := &env{suite: s, T: t}
+			t.Cleanup(e.closeAll) // also when it fails half-way
 			test.run(e)
 			e.closeAll()
 			if h.Leftovers != nil {
@@ -141,7 +142,7 @@ func (e *env) closeAll() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, s := range e.stores {
-		if err := s.Close(e.Context()); err != nil && s.Classify(err) != driver.IsClosed {
+		if err := s.Close(context.Background()); err != nil && s.Classify(err) != driver.IsClosed {
 			e.Errorf("Close: %v", err)
 		}
 	}

@@ -169,6 +169,9 @@ func breakGrant(e *env) {
 	}
 	if e.g.Break == driver.BreakAsk {
 		e.busy(other, e.request(name, driver.Exclusive, long)) // until it has released
+		ctx, cancel := context.WithTimeout(e.Context(), 20*time.Millisecond)
+		e.code(other, b.Break(ctx, name, g.Token), driver.Busy, "breaking what its holder keeps")
+		cancel()
 	}
 	err := s.Release(e.Context(), g, 0)
 	if e.g.Break == driver.BreakAsk {
