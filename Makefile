@@ -64,7 +64,7 @@ standalone:
 		for other in $(PUBLISHED); do if [ $$other = . ]; then path=; else path=/$$other; fi; \
 			if [ $$other != $$m ] && grep -q "github.com/holdfast-go/holdfast$$path v" $$m/go.mod; then \
 				$(GO) mod edit -replace=github.com/holdfast-go/holdfast$$path=$$root/$$other $$tmp/go.mod; fi; done; \
-		(cd $$m && GOWORK=off GOFLAGS=-mod=mod $(GO) test -modfile=$$tmp/go.mod -short -timeout 10m ./...); rm -r $$tmp; done
+		(cd $$m && GOWORK=off GOFLAGS="-mod=mod -modfile=$$tmp/go.mod" $(GO) test -short -timeout 10m ./...); rm -r $$tmp; done
 
 bench:
 	$(GO) test -run '^$$' -bench . -benchmem -count 5 . ./filestore
