@@ -116,6 +116,9 @@ func (l *Locker) tryFirst(name string) bool {
 	if l.guarantees.Load().Scope == driver.ScopeNetwork {
 		return false
 	}
+	if l.waiting.Load() == 0 {
+		return true
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.queues[name] == nil

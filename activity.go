@@ -3,6 +3,7 @@ package holdfast
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -11,25 +12,29 @@ import (
 // activity counts what Close waits for: calls at the store, releases and undos
 // in the background, lingering holds, events on their way to a hook.
 type activity struct {
-	mu   sync.Mutex
-	n    int
-	idle chan struct{} // made by who waits, closed when n reaches 0
+	n       atomic.Int64
+	awaited atomic.Bool // somebody waits for n to reach 0
+	mu      sync.Mutex
+	idle    chan struct{} // made by who waits, closed when n reaches 0
 }
 
-func (a *activity) begin() {
-	a.mu.Lock()
-	a.n++
-	a.mu.Unlock()
-}
+func (a *activity) begin() { a.n.Add(1) }
 
 func (a *activity) end() {
-	a.mu.Lock()
-	a.n--
-	if a.n == 0 && a.idle != nil {
+	if a.n.Add(-1) == 0 && a.awaited.Load() {
+		a.mu.Lock()
+		a.wake()
+		a.mu.Unlock()
+	}
+}
+
+// wake tells who waits, if nothing goes on; mu is held.
+func (a *activity) wake() {
+	if a.n.Load() == 0 && a.idle != nil {
 		close(a.idle)
 		a.idle = nil
+		a.awaited.Store(false)
 	}
-	a.mu.Unlock()
 }
 
 // run does a piece of work on a goroutine of its own.
@@ -44,14 +49,12 @@ func (a *activity) run(work func()) {
 // wait blocks until nothing is going on.
 func (a *activity) wait(ctx context.Context) error {
 	a.mu.Lock()
-	if a.n == 0 {
-		a.mu.Unlock()
-		return nil
-	}
 	if a.idle == nil {
 		a.idle = make(chan struct{})
 	}
 	idle := a.idle
+	a.awaited.Store(true)
+	a.wake() // after awaited is set: an end that has not seen it is seen here
 	a.mu.Unlock()
 	select {
 	case <-idle:

@@ -3,6 +3,7 @@ package holdfast
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -87,9 +88,14 @@ type bounded struct {
 	detached        bool
 	within          time.Duration
 
-	mu    sync.Mutex
-	timed context.Context
-	stop  context.CancelFunc
+	timed atomic.Pointer[timed] // once somebody waits
+	mu    sync.Mutex            // for starting it
+}
+
+// timed is a context with a running timer.
+type timed struct {
+	context.Context
+	stop context.CancelFunc
 }
 
 // bound makes b the context of a request of at most d.
@@ -98,50 +104,43 @@ func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time
 	if g := l.guarantees.Load(); g != nil && g.Scope != driver.ScopeNetwork {
 		return b
 	}
-	b.start()
-	return b.timed
+	return b.start().Context
 }
 
-func (b *bounded) start() {
-	if b.timed == nil {
-		parent := b.Context
-		if b.detached {
-			parent = context.WithoutCancel(parent)
-		}
-		b.timed, b.stop = context.WithTimeout(parent, b.within)
+func (b *bounded) start() *timed {
+	if t := b.timed.Load(); t != nil {
+		return t
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if t := b.timed.Load(); t != nil {
+		return t
+	}
+	parent := b.Context
+	if b.detached {
+		parent = context.WithoutCancel(parent)
+	}
+	t := &timed{}
+	t.Context, t.stop = context.WithTimeout(parent, b.within)
+	b.timed.Store(t)
+	return t
 }
 
 // end gives back what the context took; the request has been answered.
 func (b *bounded) end() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.stop != nil {
-		b.stop()
+	if t := b.timed.Load(); t != nil {
+		t.stop()
 	}
 }
 
-func (b *bounded) Deadline() (time.Time, bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.start()
-	return b.timed.Deadline()
-}
-
-func (b *bounded) Done() <-chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.start()
-	return b.timed.Done()
-}
+func (b *bounded) Deadline() (time.Time, bool) { return b.start().Deadline() }
+func (b *bounded) Done() <-chan struct{}       { return b.start().Done() }
 
 func (b *bounded) Err() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	switch {
-	case b.timed != nil:
-		return b.timed.Err()
-	case b.detached:
+	if t := b.timed.Load(); t != nil {
+		return t.Err()
+	}
+	if b.detached {
 		return nil
 	}
 	return b.Context.Err()

@@ -199,26 +199,32 @@ func (h *hold) join(parent context.Context, s *settings) *Lock {
 // returns the trust left.
 func (h *hold) checkTrust() time.Duration {
 	h.mu.Lock()
-	if h.state != held && h.state != lingering {
+	left, cause := h.judge()
+	if cause != "" {
+		h.loseLocked(cause, nil)
+	} else {
 		h.mu.Unlock()
-		return 0
+	}
+	return left
+}
+
+// judge looks at the clock: the trust left, or why there is none any more. mu is
+// held.
+func (h *hold) judge() (left time.Duration, cause driver.Cause) {
+	if h.state != held && h.state != lingering {
+		return 0, ""
 	}
 	if h.forever {
-		h.mu.Unlock()
-		return driver.Forever
+		return driver.Forever, ""
 	}
 	elapsed, slept := h.grant.SentAt.Elapsed()
-	if elapsed < h.trust {
-		left := h.trust - elapsed
-		h.mu.Unlock()
-		return left
+	switch {
+	case elapsed < h.trust:
+		return h.trust - elapsed, ""
+	case elapsed-slept < h.trust:
+		return 0, Slept
 	}
-	cause := Expired
-	if elapsed-slept < h.trust {
-		cause = Slept
-	}
-	h.loseLocked(cause, nil)
-	return 0
+	return 0, Expired
 }
 
 // lose ends the hold; only the first call counts. It reports whether it did.
@@ -272,8 +278,12 @@ func (h *hold) wanted() bool {
 
 // unlock takes one Lock away and, with the last, gives the grant back.
 func (h *hold) unlock(k *Lock) error {
-	left := h.checkTrust()
 	h.mu.Lock()
+	left, cause := h.judge()
+	if cause != "" {
+		h.loseLocked(cause, nil)
+		h.mu.Lock()
+	}
 	// The context ends before the store can hear of the release.
 	k.end(ErrReleased)
 	if k.limit != nil {
@@ -316,17 +326,18 @@ func (h *hold) unlock(k *Lock) error {
 	if loss == nil {
 		h.state = released
 	}
+	g := h.grant
 	h.mu.Unlock()
 	h.l.forget(h)
 	if loss != nil {
 		// It may still stand: asked to end, or within the margin.
 		if loss.Cause != Closed {
-			h.releaseLater(h.grant, 0)
+			h.releaseLater(g, 0)
 		}
 		return loss
 	}
 	h.l.sched.remove(h)
-	return h.release(max(keep, 0), left)
+	return h.release(g, max(keep, 0), left)
 }
 
 // endLinger releases a lingering grant.
@@ -337,9 +348,10 @@ func (h *hold) endLinger() {
 		return
 	}
 	h.state = released
+	g, left := h.grant, h.trustLeftLocked()
 	h.mu.Unlock()
 	h.l.sched.remove(h)
-	_ = h.release(0, h.trustLeft()) // hooks report what could not be confirmed
+	_ = h.release(g, 0, left) // hooks report what could not be confirmed
 	h.finishLinger()
 }
 

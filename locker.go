@@ -53,7 +53,9 @@ type Locker struct {
 	mu     sync.Mutex
 	closed bool
 	queues map[string]*queue
-	held   holdList
+	// waiting counts the queues, to be read without mu.
+	waiting atomic.Int32
+	held    holdList
 }
 
 // New makes a Locker over a store that the caller opened and will close, after

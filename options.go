@@ -98,6 +98,7 @@ type config struct {
 	namespace      string
 	requestTimeout time.Duration
 	handoff        int
+	base           settings // the defaults, resolved
 }
 
 // Defaults gives every lock of the Locker these options first.
@@ -164,12 +165,20 @@ func (c *config) check() error {
 			return err
 		}
 	}
-	_, err := c.resolve(nil)
+	var err error
+	c.base, err = c.combine(nil)
 	return err
 }
 
 // resolve puts the options together and checks them.
 func (c *config) resolve(opts []LockOption) (settings, error) {
+	if len(opts) == 0 {
+		return c.base, nil
+	}
+	return c.combine(opts)
+}
+
+func (c *config) combine(opts []LockOption) (settings, error) {
 	s := settings{ttl: DefaultTTL, limit: driver.Exclusive}
 	for _, o := range c.defaults {
 		o.apply(&s)

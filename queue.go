@@ -90,6 +90,7 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyE
 	if q == nil {
 		q = &queue{name: name}
 		l.queues[name] = q
+		l.waiting.Add(1)
 		l.work.run(func() { l.serve(q) })
 	}
 	if busy != nil {
@@ -257,6 +258,7 @@ func (l *Locker) nextRequest(q *queue) (*hold, context.Context, context.CancelCa
 	}
 	if q.head == nil {
 		delete(l.queues, q.name)
+		l.waiting.Add(-1)
 		return nil, nil, nil
 	}
 	// The request belongs to the place, not to the goroutine at its head: only

@@ -10,10 +10,8 @@ import (
 // release gives the grant back to the store: one try on the caller's time, the
 // rest in the background. As far as the process is concerned the hold is
 // released already; left was its trust.
-func (h *hold) release(keep, left time.Duration) error {
-	h.mu.Lock()
-	g, since := h.grant, h.since
-	h.mu.Unlock()
+func (h *hold) release(g driver.Grant, keep, left time.Duration) error {
+	since := h.since
 	timeout := min(h.l.requestTimeout(h.req.TTL), max(left, time.Millisecond))
 	var b bounded
 	err := h.l.store.Release(h.l.bound(&b, h.ctx, true, timeout), g, keep)

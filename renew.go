@@ -37,11 +37,8 @@ func (s *scheduler) add(h *hold) {
 	if h.forever {
 		return
 	}
-	h.mu.Lock()
-	due := h.nextDue()
-	h.mu.Unlock()
 	s.mu.Lock()
-	s.put(h, due)
+	s.put(h, h.renewAt) // which nobody changes before this
 	s.arm()
 	s.mu.Unlock()
 }

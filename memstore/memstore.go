@@ -74,6 +74,7 @@ type space struct {
 	names  map[string]*name // by namespace, NUL, name
 	token  uint64
 	script script
+	halted atomic.Bool // script.stopped is set
 	watch  map[chan<- string]struct{}
 	spare  []*name
 }

@@ -171,6 +171,7 @@ func (c Script) Stop() {
 	c.edit(func(sc *script) {
 		if sc.stopped == nil {
 			sc.stopped = make(chan struct{})
+			c.s.space.halted.Store(true)
 		}
 	})
 }
@@ -179,6 +180,7 @@ func (c Script) Stop() {
 func (c Script) Start() {
 	c.edit(func(sc *script) {
 		if sc.stopped != nil {
+			c.s.space.halted.Store(false)
 			close(sc.stopped)
 			sc.stopped = nil
 		}
@@ -188,7 +190,7 @@ func (c Script) Start() {
 // ready waits for a store that is stopped.
 func (s *Store) ready(ctx context.Context) error {
 	for {
-		if err := s.open(); err != nil {
+		if err := s.open(); err != nil || !s.space.halted.Load() {
 			return err
 		}
 		s.space.mu.Lock()
