@@ -68,7 +68,7 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 		return nil, nil
 	}
 	deadlock := func(why string) error {
-		return &failure{name: name, store: l.store.String(), kind: ErrSelfDeadlock, err: errors.New(why)}
+		return &failure{name: name, store: l.where, kind: ErrSelfDeadlock, err: errors.New(why)}
 	}
 	have, want := outer.hold.req.Limit, s.limit
 	plain := func(limit int) bool { return limit == driver.Exclusive || limit == driver.Unlimited }
@@ -88,7 +88,12 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 // take acquires a name that the context does not hold.
 func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (*Lock, error) {
 	if ctx.Err() != nil {
-		return nil, &failure{name: name, store: l.store.String(), err: contextError(ctx)}
+		return nil, &failure{name: name, store: l.where, err: contextError(ctx)}
+	}
+	l.work.begin()
+	defer l.work.end()
+	if l.ctx.Err() != nil {
+		return nil, l.closedError(name)
 	}
 	g, err := l.know(ctx)
 	if err != nil {
@@ -97,9 +102,13 @@ func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (
 	if err := s.checkStore(g); err != nil {
 		return nil, err
 	}
-	l.work.begin()
-	defer l.work.end()
 
+	if !wait && g.Wake == driver.WakePoll {
+		// Nobody's place is at the store: those who wait here come first.
+		if busy := l.awaited(name); busy != nil {
+			return nil, busy
+		}
+	}
 	var held *BusyError
 	if !wait || l.tryFirst(name) {
 		k, err := l.try(ctx, name, s)
@@ -108,6 +117,16 @@ func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (
 		}
 	}
 	return l.await(ctx, name, s, held)
+}
+
+// awaited answers busy if goroutines of this Locker wait for the name.
+func (l *Locker) awaited(name string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if q := l.queues[name]; q != nil && q.head != nil {
+		return &BusyError{Name: name, Store: l.where, Holders: q.holders}
+	}
+	return nil
 }
 
 // tryFirst tells whether asking first without queueing is worth it: where it
@@ -144,15 +163,15 @@ func (l *Locker) finish(ctx context.Context, h *hold, g driver.Grant, s *setting
 	switch {
 	case !h.accept(g):
 		l.undoLater(h)
-		return nil, &failure{name: name, store: l.store.String(), kind: ErrUnavailable,
+		return nil, &failure{name: name, store: l.where, kind: ErrUnavailable,
 			err: errors.New("the grant ended before its answer arrived")}
 	case ctx.Err() != nil:
 		h.abandon()
-		return nil, &failure{name: name, store: l.store.String(), err: contextError(ctx)}
+		return nil, &failure{name: name, store: l.where, err: contextError(ctx)}
 	}
-	k := h.newLock(ctx, s)
+	k, _ := h.newLock(ctx, s)
 	if !l.remember(h) {
-		_ = k.Unlock() // Close waits for this goroutine
+		k.discard() // Close waits for this goroutine
 		return nil, l.closedError(name)
 	}
 	l.sched.add(h)

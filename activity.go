@@ -72,59 +72,38 @@ type chore struct {
 	within time.Duration // for one try
 }
 
-// chores does them on one goroutine, which lives while there are any, again and
-// again until each is done.
-type chores struct {
-	mu      sync.Mutex
-	list    []*chore
-	running bool
-}
-
+// doLater does a chore on a goroutine of its own, again and again until it is
+// done: one that hangs or fails delays no other.
 func (l *Locker) doLater(c *chore) {
-	l.later.mu.Lock()
-	defer l.later.mu.Unlock()
-	l.later.list = append(l.later.list, c)
-	if !l.later.running {
-		l.later.running = true
-		l.work.run(l.doChores)
-	}
-}
-
-func (l *Locker) doChores() {
-	var again []*chore
-	for round := 0; ; round++ {
-		l.later.mu.Lock()
-		batch := append(l.later.list, again...)
-		l.later.list, again = nil, nil
-		if len(batch) == 0 {
-			l.later.running = false
-			l.later.mu.Unlock()
-			return
-		}
-		l.later.mu.Unlock()
-		for _, c := range batch {
+	l.work.run(func() {
+		for round := 0; ; round++ {
 			ctx, cancel := context.WithTimeout(context.Background(), c.within)
 			err := c.run(ctx)
 			cancel()
-			if err != nil && l.store.Classify(err) != driver.IsClosed {
-				c.failed(err)
-				again = append(again, c)
+			if err == nil || l.store.Classify(err) == driver.IsClosed {
+				return
 			}
+			c.failed(err)
+			time.Sleep(backoff(round, retryFirst, retryMost))
 		}
-		if len(again) == 0 {
-			round = -1
-			continue
-		}
-		time.Sleep(backoff(round, retryFirst, retryMost))
-	}
+	})
 }
 
 // undoLater makes sure that nothing of a request whose outcome is unknown stands
 // or can still appear: law 3. A context of its own, bounded per try, until the
-// store has confirmed it.
+// store has confirmed it. Nothing renews what the request may have left, so where
+// grants run out a few TTLs end the matter too.
 func (l *Locker) undoLater(h *hold) {
+	began := time.Now()
+	leases := l.guarantees.Load().MaxTTL > 0
 	l.doLater(&chore{
-		run:    func(ctx context.Context) error { return l.store.Undo(ctx, h.req) },
+		run: func(ctx context.Context) error {
+			err := l.store.Undo(ctx, h.req)
+			if leases && time.Since(began) > 4*h.req.TTL {
+				return nil
+			}
+			return err
+		},
 		within: l.requestTimeout(h.req.TTL),
 		failed: func(err error) {
 			if l.cfg.hooks != nil {

@@ -70,12 +70,12 @@ func (l *Locker) LockAll(ctx context.Context, names []string, o ...LockOption) (
 		}
 		k, err := l.Lock(inner, name, o...)
 		if err == nil && inner.Err() != nil {
-			_ = k.Unlock()
-			err = &failure{name: name, store: l.store.String(), err: contextError(inner)}
+			k.discard()
+			err = &failure{name: name, store: l.where, err: contextError(inner)}
 		}
 		if err != nil {
 			for _, k := range slices.Backward(under) {
-				_ = k.Unlock() // what was not asked for in full is not kept
+				k.discard() // what was not asked for in full is not kept
 			}
 			return nil, err
 		}

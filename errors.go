@@ -185,16 +185,16 @@ var kinds = map[driver.Code]error{
 func (l *Locker) explain(ctx context.Context, name string, err error) error {
 	code := l.store.Classify(err)
 	if code == driver.Busy {
-		busy := &BusyError{Name: name, Store: l.store.String()}
+		busy := &BusyError{Name: name, Store: l.where}
 		if b, ok := errors.AsType[*driver.BusyError](err); ok {
 			busy.Holders = b.Holders
 		}
 		return busy
 	}
 	if (code == driver.Unknown || code == driver.Withdrawn) && ctx.Err() != nil {
-		return &failure{name: name, store: l.store.String(), err: contextError(ctx)}
+		return &failure{name: name, store: l.where, err: contextError(ctx)}
 	}
-	return &failure{name: name, store: l.store.String(), kind: kinds[code], err: err}
+	return &failure{name: name, store: l.where, kind: kinds[code], err: err}
 }
 
 // contextError is what ended a context: its error and, where it says more, its

@@ -10,7 +10,7 @@ import (
 // instead of back to the store; left is the trust left. mu is held.
 func (h *hold) mayPassOn(left time.Duration) bool {
 	return h.passes < h.l.cfg.handoff && h.req.Limit == driver.Exclusive &&
-		h.state == held && left > h.trust/2 && h.set.minHold <= time.Since(h.since)
+		h.state == held && left > h.trust/2 && h.keep <= time.Since(h.since)
 }
 
 // passOn gives the grant to the goroutine at the head of the local queue, as a
@@ -53,7 +53,7 @@ func (h *hold) passOn() bool {
 	l.mu.Unlock()
 
 	l.sched.remove(h)
-	w.lock = heir.newLock(w.ctx, &w.set)
+	w.lock, _ = heir.newLock(w.ctx, &w.set)
 	l.sched.add(heir)
 	close(w.ready)
 	h.report(EventReleased, nil, h.since)

@@ -54,7 +54,9 @@ type hold struct {
 	first   Lock
 	firstIn [1]*Lock
 	loss    *LostError
-	timer   *time.Timer // lingering
+	timer   *time.Timer   // lingering
+	keep    time.Duration // the longest MinHold of those who unlocked
+	back    bool          // given back, or being given back, after a loss
 
 	// The scheduler's, under its mutex.
 	due   time.Time
@@ -148,8 +150,9 @@ func (h *hold) trustLeftLocked() time.Duration {
 	return h.trust - elapsed
 }
 
-// newLock hands the hold to a caller. The hold is held.
-func (h *hold) newLock(parent context.Context, s *settings) *Lock {
+// newLock hands the hold to a caller. The hold was held; if it has ended
+// meanwhile the Lock is dead and not counted, and in is false.
+func (h *hold) newLock(parent context.Context, s *settings) (_ *Lock, in bool) {
 	inner, end := context.WithCancelCause(parent)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -160,20 +163,30 @@ func (h *hold) newLock(parent context.Context, s *settings) *Lock {
 		k = &Lock{} // joins
 	}
 	k.hold, k.parent, k.ctx, k.end = h, parent, lockContext{inner, k}, end
+	k.minHold = s.minHold
 	if h.state != held {
-		end(h.loss)
-		return k
+		if h.loss != nil { // else a nil *LostError would become a cause
+			end(h.loss)
+		} else {
+			end(ErrReleased)
+		}
+		return k, false
 	}
 	h.locks = append(h.locks, k)
 	if s.hasMaxHold {
 		k.limit = time.AfterFunc(s.maxHold, func() { h.endByLimit(k) })
 	}
-	return k
+	return k, true
 }
 
 func (h *hold) endByLimit(k *Lock) {
+	h.mu.Lock()
+	ended := h.state != held || k.ctx.Context.Err() != nil
 	k.end(ErrHoldLimit)
-	h.report(EventHoldLimit, nil, h.since)
+	h.mu.Unlock()
+	if !ended {
+		h.report(EventHoldLimit, nil, h.since)
+	}
 }
 
 // join gives the context another Lock on a hold it carries, or nil if the hold
@@ -181,15 +194,16 @@ func (h *hold) endByLimit(k *Lock) {
 func (h *hold) join(parent context.Context, s *settings) *Lock {
 	h.mu.Lock()
 	ok := h.state == held && len(h.locks) > 0 && h.trustLeftLocked() > 0
-	if ok {
-		h.set.minHold = max(h.set.minHold, s.minHold)
-	}
 	h.mu.Unlock()
 	if !ok {
 		return nil
 	}
-	k := h.newLock(parent, s)
-	if !k.live() {
+	k, in := h.newLock(parent, s)
+	switch {
+	case !in:
+		return nil
+	case !k.live():
+		k.discard() // it may be the last by now
 		return nil
 	}
 	return k
@@ -239,7 +253,7 @@ func (h *hold) loseLocked(cause driver.Cause, err error) bool {
 		h.mu.Unlock()
 		return false
 	}
-	h.loss = &LostError{Name: h.req.Name, Store: h.l.store.String(), Token: h.grant.Token, Cause: cause, Err: err}
+	h.loss = &LostError{Name: h.req.Name, Store: h.l.where, Token: h.grant.Token, Cause: cause, Err: err}
 	if h.state == pending { // accept will see it
 		h.mu.Unlock()
 		return true
@@ -257,6 +271,7 @@ func (h *hold) loseLocked(cause driver.Cause, err error) bool {
 	h.l.sched.remove(h)
 	h.report(EventLost, loss, since)
 	if was == lingering {
+		h.releaseLater(h.grant, 0) // it may still stand, and no Unlock will come
 		h.finishLinger()
 	}
 	return true
@@ -278,12 +293,15 @@ func (h *hold) wanted() bool {
 
 // unlock takes one Lock away and, with the last, gives the grant back.
 func (h *hold) unlock(k *Lock) error {
+	h.l.work.begin() // Close waits for a release on its way
+	defer h.l.work.end()
 	h.mu.Lock()
 	left, cause := h.judge()
 	if cause != "" {
 		h.loseLocked(cause, nil)
 		h.mu.Lock()
 	}
+	h.keep = max(h.keep, k.minHold)
 	// The context ends before the store can hear of the release.
 	k.end(ErrReleased)
 	if k.limit != nil {
@@ -312,26 +330,29 @@ func (h *hold) unlock(k *Lock) error {
 		loss = h.loss // it may have been lost meanwhile
 	}
 	var keep time.Duration
-	if h.set.minHold > 0 {
-		keep = h.set.minHold - time.Since(h.since)
+	if h.keep > 0 {
+		keep = h.keep - time.Since(h.since)
 	}
 	if loss == nil && keep > 0 && !h.l.guarantees.Load().Linger {
 		// The scheduler goes on renewing it, and Close waits.
 		h.state = lingering
 		h.l.work.begin()
 		h.timer = time.AfterFunc(keep, h.endLinger)
+		due := h.nextDue() // renewal may have stopped with the contexts
 		h.mu.Unlock()
+		h.l.sched.look(h, due)
 		return nil
 	}
 	if loss == nil {
 		h.state = released
 	}
-	g := h.grant
+	g, back := h.grant, h.back
+	h.back = true
 	h.mu.Unlock()
 	h.l.forget(h)
 	if loss != nil {
 		// It may still stand: asked to end, or within the margin.
-		if loss.Cause != Closed {
+		if !back {
 			h.releaseLater(g, 0)
 		}
 		return loss
@@ -365,12 +386,13 @@ func (h *hold) finishLinger() {
 // close ends the hold because its Locker closes, and gives it back.
 func (h *hold) close() {
 	h.mu.Lock()
-	if h.state != held {
+	if h.state != held && h.state != lost || h.back {
 		h.mu.Unlock()
 		return // lingering grants are waited for
 	}
+	h.back = true
 	g := h.grant
-	h.loseLocked(Closed, nil)
+	h.loseLocked(Closed, nil) // nothing new where it was lost before
 	h.l.forget(h)
 	h.releaseLater(g, 0)
 }

@@ -65,7 +65,8 @@ type Event struct {
 // Hooks watch a Locker. They are silent by default. Events of an acquisition or
 // an Unlock are reported on its goroutine, after the store has done its part;
 // those of renewal, loss and background work in order on a goroutine of their
-// own, so that a slow hook delays no lock. A hook's panic is swallowed.
+// own, so that a slow hook delays no lock. A hook's panic is swallowed. A hook must
+// not close its Locker: Close waits for it.
 type Hooks interface {
 	// Start opens an acquisition. The context it returns goes to the store and to
 	// the later events of this acquisition, as tracers need it.
@@ -158,7 +159,7 @@ type pendingEvent struct {
 
 // describe fills in what every event of a request tells.
 func (l *Locker) describe(kind EventKind, name string, s *settings) Event {
-	e := Event{Kind: kind, At: time.Now(), Name: name, Store: l.store.String(), Limit: s.limit, Slot: driver.NoSlot, Reason: s.reason}
+	e := Event{Kind: kind, At: time.Now(), Name: name, Store: l.where, Limit: s.limit, Slot: driver.NoSlot, Reason: s.reason}
 	if g := l.guarantees.Load(); g != nil {
 		e.StoreKind = g.Kind
 	}
@@ -183,6 +184,12 @@ func (l *Locker) emitLater(ctx context.Context, e Event) {
 }
 
 func (l *Locker) drainEvents() {
+	done := false
+	defer func() {
+		if !done {
+			l.work.run(l.drainEvents) // a hook has ended this goroutine
+		}
+	}()
 	for {
 		l.eventsMu.Lock()
 		batch := l.events
@@ -190,6 +197,7 @@ func (l *Locker) drainEvents() {
 		l.emitting = len(batch) > 0
 		l.eventsMu.Unlock()
 		if len(batch) == 0 {
+			done = true
 			return
 		}
 		for _, p := range batch {

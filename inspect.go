@@ -11,7 +11,7 @@ import (
 )
 
 func (l *Locker) unsupported(name, what string) error {
-	return &failure{name: name, store: l.store.String(), kind: ErrUnsupported, err: errors.New(what)}
+	return &failure{name: name, store: l.where, kind: ErrUnsupported, err: errors.New(what)}
 }
 
 // Inspect tells who holds a name and who waits for it. A name that nobody holds
@@ -24,9 +24,9 @@ func (l *Locker) Inspect(ctx context.Context, name string) (State, error) {
 	if !ok {
 		return State{}, l.unsupported(name, "the store cannot be inspected")
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
+	asking, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
 	defer cancel()
-	st, err := i.Inspect(ctx, name)
+	st, err := i.Inspect(asking, name)
 	if err != nil {
 		return State{}, l.explain(ctx, name, err)
 	}
@@ -144,7 +144,7 @@ func (l *Locker) Break(ctx context.Context, name string, token uint64) error {
 	case err == nil:
 		return nil
 	case l.store.Classify(err) == driver.Busy:
-		return &BusyError{Name: name, Store: l.store.String(), Err: err}
+		return &BusyError{Name: name, Store: l.where, Err: err}
 	}
 	return l.explain(ctx, name, err)
 }

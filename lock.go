@@ -11,11 +11,12 @@ import (
 
 // Lock is a held lock. Its methods may be called from any goroutine.
 type Lock struct {
-	hold   *hold
-	parent context.Context // what the caller gave
-	ctx    lockContext
-	end    context.CancelCauseFunc
-	limit  *time.Timer // MaxHold, or nil
+	hold    *hold
+	parent  context.Context // what the caller gave
+	ctx     lockContext
+	end     context.CancelCauseFunc
+	limit   *time.Timer // MaxHold, or nil
+	minHold time.Duration
 	// under are the other locks of a LockAll, in name order before this one.
 	under []*Lock
 
@@ -84,7 +85,9 @@ func (k *Lock) live() bool { return k.ctx.Err() == nil }
 // nothing and returns the same.
 func (k *Lock) Unlock() error {
 	k.once.Do(func() {
+		wait := k.unlockUnder()
 		k.result = k.hold.unlock(k)
+		wait()
 		for i := len(k.under) - 1; i >= 0; i-- {
 			if err := k.under[i].Unlock(); err != nil && (k.result == nil || !errors.Is(k.result, ErrLost)) {
 				k.result = err
@@ -92,6 +95,14 @@ func (k *Lock) Unlock() error {
 		}
 	})
 	return k.result
+}
+
+// discard unlocks what the caller never gets to see: its MinHold does not count.
+func (k *Lock) discard() {
+	for _, p := range k.parts() {
+		p.minHold = 0
+	}
+	_ = k.Unlock()
 }
 
 // do runs f under the lock and releases it, also when f panics or exits its
@@ -118,10 +129,43 @@ func (k *Lock) outcome(work, unlock error) error {
 		return work
 	}
 	// The lost context's own echo says nothing about the work.
-	if errors.Is(work, context.Canceled) || errors.Is(work, ErrLost) {
+	if echo(work) {
 		work = nil
 	}
 	e := *lost
 	e.Work = work
 	return &e
+}
+
+// echo tells whether an error says nothing but that the context has ended.
+func echo(err error) bool {
+	switch e := err.(type) {
+	case nil:
+		return true
+	case *LostError:
+		return true
+	case interface{ Unwrap() []error }:
+		for _, err := range e.Unwrap() {
+			if !echo(err) {
+				return false
+			}
+		}
+		return true
+	case interface{ Unwrap() error }:
+		return echo(e.Unwrap())
+	}
+	return err == context.Canceled
+}
+
+// unlockUnder begins to unlock the others of a LockAll, all at once: the bound
+// of Unlock is that of one release.
+func (k *Lock) unlockUnder() (wait func()) {
+	if len(k.under) == 0 {
+		return func() {}
+	}
+	var wg sync.WaitGroup
+	for _, u := range k.under {
+		wg.Go(func() { _ = u.Unlock() })
+	}
+	return wg.Wait
 }

@@ -33,7 +33,8 @@ type Waiter = driver.Waiter
 // it and keep one place at the store.
 type Locker struct {
 	store driver.Store
-	owned bool // Close closes the store
+	where string // the store's name, which costs nothing and locks nothing
+	owned bool   // Close closes the store
 	cfg   config
 
 	// guarantees is nil until the store has told them.
@@ -45,8 +46,7 @@ type Locker struct {
 	cancel context.CancelCauseFunc
 	sched  scheduler
 
-	work  activity
-	later chores
+	work activity
 	outbox
 
 	// mu comes before a hold's mutex where both are taken.
@@ -95,7 +95,7 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Locker, error) {
 	s, err := open(ctx, u, c.namespace)
 	if err != nil {
 		kind := kinds[driver.CodeOf(err)]
-		return nil, &failure{store: u.Redacted(), kind: kind, err: err}
+		return nil, &failure{store: where(u), kind: kind, err: err}
 	}
 	return newLocker(s, c, true), nil
 }
@@ -110,6 +110,13 @@ func newConfig(o []Option) (config, error) {
 		opt.applyTo(&c)
 	}
 	return c, c.check()
+}
+
+// where is a URL without what may be secret.
+func where(u *url.URL) string {
+	w := *u
+	w.RawQuery, w.ForceQuery, w.Fragment, w.RawFragment = "", false, "", ""
+	return w.Redacted()
 }
 
 // parseURL never quotes what it was given: it may hold a password.
@@ -145,7 +152,7 @@ func unknownScheme(scheme string) error {
 
 func newLocker(s driver.Store, c config, owned bool) *Locker {
 	l := &Locker{
-		store: s, owned: owned, cfg: c,
+		store: s, where: s.String(), owned: owned, cfg: c,
 		idPrefix: strings.ToLower(rand.Text()[:16]) + "-",
 		queues:   map[string]*queue{},
 	}
@@ -168,9 +175,9 @@ func (l *Locker) know(ctx context.Context) (*driver.Guarantees, error) {
 	if g := l.guarantees.Load(); g != nil {
 		return g, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
+	asking, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
 	defer cancel()
-	g, err := l.store.Guarantees(ctx)
+	g, err := l.store.Guarantees(asking)
 	if err != nil {
 		return nil, l.explain(ctx, "", err)
 	}
@@ -200,13 +207,13 @@ func (l *Locker) Close(ctx context.Context) error {
 	held := l.held.all()
 	l.mu.Unlock()
 
-	l.cancel(&failure{store: l.store.String(), kind: ErrClosed})
+	l.cancel(&failure{store: l.where, kind: ErrClosed})
 	for _, h := range held {
 		h.close()
 	}
 	err := l.work.wait(ctx)
 	if err != nil {
-		err = &failure{store: l.store.String(), kind: ErrUnavailable,
+		err = &failure{store: l.where, kind: ErrUnavailable,
 			err: fmt.Errorf("closing: not everything is released and undone: %w", contextError(ctx))}
 	} else {
 		l.sched.stop()
@@ -221,5 +228,5 @@ func (l *Locker) Close(ctx context.Context) error {
 }
 
 func (l *Locker) closedError(name string) error {
-	return &failure{name: name, store: l.store.String(), kind: ErrClosed}
+	return &failure{name: name, store: l.where, kind: ErrClosed}
 }

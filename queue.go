@@ -43,6 +43,8 @@ type waiter struct {
 	err   error
 }
 
+var errUseless = errors.New("the grant ended before its answer arrived")
+
 var errAbandoned = errors.New("nobody waits for this any more")
 
 func (w *waiter) sameRequest(h *hold) bool {
@@ -142,20 +144,19 @@ func (l *Locker) quit(q *queue, w *waiter, ended error) error {
 		l.work.run(func() {
 			<-w.ready
 			if w.lock != nil {
-				_ = w.lock.Unlock()
+				w.lock.discard()
 			}
 		})
 	}
-	store := l.store.String()
 	switch {
 	case w.held:
-		return &BusyError{Name: q.name, Store: store, Holders: w.holders, Err: ended}
+		return &BusyError{Name: q.name, Store: l.where, Holders: w.holders, Err: ended}
 	case w.lastErr != nil:
-		return &failure{name: q.name, store: store, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", ended, w.lastErr)}
+		return &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", ended, w.lastErr)}
 	case w.set.hasWait && errors.Is(ended, context.DeadlineExceeded):
-		return &failure{name: q.name, store: store, kind: ErrUnavailable, err: fmt.Errorf("no answer yet: %w", ended)}
+		return &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: fmt.Errorf("no answer yet: %w", ended)}
 	}
-	return &failure{name: q.name, store: store, err: ended}
+	return &failure{name: q.name, store: l.where, err: ended}
 }
 
 // reason is that of the goroutine at the head of the queue for which h asks, for
@@ -211,8 +212,13 @@ func (l *Locker) serve(q *queue) {
 		cause := context.Cause(ctx)
 		end(nil)
 		if err == nil {
-			failures = 0
-			l.deliver(q, h, g)
+			if l.deliver(q, h, g) {
+				failures = 0
+				continue
+			}
+			failures++
+			l.failUnanswered(q, errUseless)
+			l.backOff(q, failures)
 			continue
 		}
 		l.endRequest(q)
@@ -337,7 +343,8 @@ func (l *Locker) poll(ctx context.Context, h *hold) (driver.Grant, error) {
 }
 
 // deliver hands a grant to the first goroutine that asked for what was granted.
-func (l *Locker) deliver(q *queue, h *hold, g driver.Grant) {
+// It reports false where the grant is of no use to anyone.
+func (l *Locker) deliver(q *queue, h *hold, g driver.Grant) bool {
 	l.mu.Lock()
 	w := q.head
 	if w != nil && !w.sameRequest(h) || l.closed {
@@ -359,10 +366,11 @@ func (l *Locker) deliver(q *queue, h *hold, g driver.Grant) {
 	case w == nil:
 		h.abandon()
 	default:
-		w.lock = h.newLock(w.ctx, &w.set)
+		w.lock, _ = h.newLock(w.ctx, &w.set)
 		l.sched.add(h)
 		close(w.ready)
 	}
+	return usable
 }
 
 func (l *Locker) endRequest(q *queue) {
@@ -391,7 +399,6 @@ func (l *Locker) fail(q *queue, err error, match func(*waiter) bool) {
 // failUnanswered gives up for those whom the store has not answered for the
 // request timeout. Those who know that the name is held go on waiting.
 func (l *Locker) failUnanswered(q *queue, err error) {
-	store := l.store.String()
 	l.mu.Lock()
 	q.held, q.holders = false, nil
 	for w := q.head; w != nil; w = w.next {
@@ -399,7 +406,7 @@ func (l *Locker) failUnanswered(q *queue, err error) {
 	}
 	l.mu.Unlock()
 	now := time.Now()
-	l.fail(q, &failure{name: q.name, store: store, kind: ErrUnavailable, err: err}, func(w *waiter) bool {
+	l.fail(q, &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: err}, func(w *waiter) bool {
 		return !w.held && now.Sub(w.joined) >= l.requestTimeout(w.set.ttl)
 	})
 }

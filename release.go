@@ -24,7 +24,7 @@ func (h *hold) release(g driver.Grant, keep, left time.Duration) error {
 	switch code {
 	case driver.NotHeld:
 		h.mu.Lock()
-		h.loss = &LostError{Name: h.req.Name, Store: h.l.store.String(), Token: g.Token, Cause: Gone, Err: err}
+		h.loss = &LostError{Name: h.req.Name, Store: h.l.where, Token: g.Token, Cause: Gone, Err: err}
 		loss := h.loss
 		h.mu.Unlock()
 		h.report(EventLost, loss, since)
@@ -35,7 +35,7 @@ func (h *hold) release(g driver.Grant, keep, left time.Duration) error {
 	default:
 		h.report(EventUnconfirmed, err, since)
 	}
-	return &failure{name: h.req.Name, store: h.l.store.String(), kind: kinds[code], err: err}
+	return &failure{name: h.req.Name, store: h.l.where, kind: kinds[code], err: err}
 }
 
 // releaseLater tries again until the store has answered, or until the lease,
@@ -48,7 +48,7 @@ func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 	h.mu.Unlock()
 	report := func(kind EventKind, err error) {
 		if !lost {
-			h.report(kind, err, h.since)
+			h.reportLater(kind, err, h.since)
 		}
 	}
 	h.l.doLater(&chore{
@@ -89,17 +89,26 @@ func (h *hold) abandon() {
 // told on this goroutine, whose work at the store is done; the rest later, so
 // that no hook delays a lock.
 func (h *hold) report(kind EventKind, err error, since time.Time) {
-	if h.l.cfg.hooks == nil {
+	if kind != EventReleased {
+		h.reportLater(kind, err, since)
 		return
 	}
+	if h.l.cfg.hooks != nil {
+		h.l.emit(h.ctx, h.event(kind, err, since))
+	}
+}
+
+func (h *hold) reportLater(kind EventKind, err error, since time.Time) {
+	if h.l.cfg.hooks != nil {
+		h.l.emitLater(h.ctx, h.event(kind, err, since))
+	}
+}
+
+func (h *hold) event(kind EventKind, err error, since time.Time) Event {
 	e := h.l.describe(kind, h.req.Name, &h.set)
 	e.Token, e.Slot, e.Took, e.Err = h.grant.Token, h.grant.Slot, e.At.Sub(since), err
 	if lost, ok := err.(*LostError); ok {
 		e.Cause = lost.Cause
 	}
-	if kind == EventReleased {
-		h.l.emit(h.ctx, e)
-		return
-	}
-	h.l.emitLater(h.ctx, e)
+	return e
 }

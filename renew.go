@@ -1,8 +1,10 @@
 package holdfast
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,9 +27,9 @@ type scheduler struct {
 }
 
 const (
-	// look is the longest the scheduler sleeps while anything is held, so that a
+	// nap is the longest the scheduler sleeps while anything is held, so that a
 	// suspend, which no timer notices, is found soon after it.
-	look = time.Second
+	nap = time.Second
 	// together is the share of the TTL within which renewals go in one batch.
 	together = 16
 )
@@ -41,6 +43,18 @@ func (s *scheduler) add(h *hold) {
 	s.put(h, h.renewAt) // which nobody changes before this
 	s.arm()
 	s.mu.Unlock()
+}
+
+// look sees to a hold at another time than was planned.
+func (s *scheduler) look(h *hold, due time.Time) {
+	if h.forever {
+		return
+	}
+	s.mu.Lock()
+	s.put(h, due)
+	s.arm()
+	s.mu.Unlock()
+	s.dropEnded(h)
 }
 
 // remove takes a hold out of care, if it is in it.
@@ -74,7 +88,7 @@ func (s *scheduler) arm() {
 	if !s.armed.IsZero() && !s.armed.After(at) {
 		return
 	}
-	if most := time.Now().Add(look); at.After(most) {
+	if most := time.Now().Add(nap); at.After(most) {
 		at = most
 	}
 	s.armed = at
@@ -105,13 +119,13 @@ func (s *scheduler) fire() {
 		s.mu.Unlock()
 		return
 	}
-	due := s.takeDue(time.Now())
+	due, slept := s.takeDue(time.Now())
 	s.mu.Unlock()
 
 	var batch []*hold
 	for _, h := range due {
 		h.checkTrust()
-		renew, next, ok := h.plan(time.Now())
+		renew, next, ok := h.plan(time.Now(), slept)
 		if renew {
 			batch = append(batch, h)
 		}
@@ -125,11 +139,29 @@ func (s *scheduler) fire() {
 	s.mu.Lock()
 	s.arm()
 	s.mu.Unlock()
-	s.renew(batch)
+	// One that must be answered soon does not cut short the others' time.
+	for len(batch) > 0 {
+		most := 2 * s.l.requestTimeout(slices.MinFunc(batch, func(a, b *hold) int { return cmp.Compare(a.req.TTL, b.req.TTL) }).req.TTL)
+		rest := batch[:0:0]
+		var now []*hold
+		for _, h := range batch {
+			if s.l.requestTimeout(h.req.TTL) <= most {
+				now = append(now, h)
+			} else {
+				rest = append(rest, h)
+			}
+		}
+		if len(rest) == 0 {
+			s.renew(now)
+			return
+		}
+		s.l.work.run(func() { s.renew(now) })
+		batch = rest
+	}
 }
 
 // takeDue takes out the holds whose time has come, or all after a suspend.
-func (s *scheduler) takeDue(now time.Time) []*hold {
+func (s *scheduler) takeDue(now time.Time) (due []*hold, resumed bool) {
 	_, slept := s.woke.Elapsed()
 	s.woke = driver.Now()
 	if slept > 10*time.Millisecond {
@@ -138,13 +170,12 @@ func (s *scheduler) takeDue(now time.Time) []*hold {
 			h.index = 0
 		}
 		s.holds = nil
-		return all
+		return all, true
 	}
-	var due []*hold
 	for len(s.holds) > 0 && !s.holds[0].due.After(now.Add(s.holds[0].req.TTL/3/together)) {
 		due = append(due, heap.Pop(&s.holds).(*hold))
 	}
-	return due
+	return due, false
 }
 
 // dropEnded takes a hold out again that ended while it was being put in.
@@ -158,11 +189,15 @@ func (s *scheduler) dropEnded(h *hold) {
 }
 
 // plan says whether the hold is to be renewed now and when to look at it next.
-func (h *hold) plan(now time.Time) (renew bool, next time.Time, ok bool) {
+// After a suspend every lease is renewed at once.
+func (h *hold) plan(now time.Time, resumed bool) (renew bool, next time.Time, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.state != held && h.state != lingering {
 		return false, time.Time{}, false
+	}
+	if resumed && h.renewAt.After(now) {
+		h.renewAt = now
 	}
 	soon := now.Add(h.req.TTL / 3 / together)
 	if !h.renewing && !h.renewAt.After(soon) && h.wanted() {
@@ -173,7 +208,8 @@ func (h *hold) plan(now time.Time) (renew bool, next time.Time, ok bool) {
 
 // nextDue is the next renewal or the end of trust; mu is held.
 func (h *hold) nextDue() time.Time {
-	end := h.grant.SentAt.Time().Add(h.trust)
+	_, slept := h.grant.SentAt.Elapsed()
+	end := h.grant.SentAt.Time().Add(h.trust - slept)
 	if !h.renewing && h.wanted() && h.renewAt.Before(end) {
 		return h.renewAt
 	}
@@ -228,6 +264,10 @@ func (s *scheduler) renewed(h *hold, a driver.Renewal) {
 	if a.Err == nil {
 		h.grant.SentAt, h.grant.TTL = a.SentAt, a.TTL
 		h.setTrust()
+		// The instant may be that of an earlier request: not at once again.
+		if soonest := time.Now().Add(h.grant.TTL / 20); h.renewAt.Before(soonest) {
+			h.renewAt = soonest
+		}
 	} else {
 		h.renewAt = time.Now().Add(backoff(0, h.grant.TTL/20, time.Second))
 	}

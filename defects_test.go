@@ -1,0 +1,517 @@
+package holdfast_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+func TestJoinWithADeadContextLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		k := mustLock(t, l, "a", holdfast.TTL(time.Hour))
+		dead, cancel := context.WithCancel(k.Context())
+		cancel()
+		if _, err := l.Lock(dead, "a", holdfast.Reentrant()); !errors.Is(err, context.Canceled) {
+			t.Fatalf("%v", err)
+		}
+		unlock(t, k)
+		wantFree(t, other, "a")
+	})
+}
+
+type slowRelease struct{ driver.Store }
+
+func (s slowRelease) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	time.Sleep(time.Second)
+	return s.Store.Release(ctx, g, keep)
+}
+
+func TestCloseWaitsForAnUnlockOnItsWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		other := newLocker(t, s.Client())
+		l, _ := holdfast.New(slowRelease{s})
+		k := mustLock(t, l, "a")
+		done := make(chan struct{})
+		go func() { defer close(done); _ = k.Unlock() }()
+		synctest.Wait() // the release is on its way
+		if err := l.Close(bg); err != nil {
+			t.Error(err)
+		}
+		if st, _ := other.Inspect(bg, "a"); len(st.Holders) != 0 {
+			t.Error("Close returned before the release was confirmed")
+		}
+		<-done
+	})
+}
+
+func TestMinHoldOfWhatWasNotAcquired(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		b := mustLock(t, other, "b")
+		if _, err := l.LockAll(bg, []string{"a", "b"}, holdfast.MinHold(time.Hour), holdfast.Wait(time.Second)); err == nil {
+			t.Fatal("got it")
+		}
+		wantFree(t, other, "a")
+		unlock(t, b)
+	})
+}
+
+func TestMinHoldIsRenewedAfterTheContextEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Linger = false }})
+		other := newLocker(t, s.Client())
+		ctx, cancel := context.WithCancel(bg)
+		began := time.Now()
+		k, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second), holdfast.MinHold(20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		cancel()
+		time.Sleep(2 * time.Second)
+		unlock(t, k)
+		n := mustLock(t, other, "a")
+		if took := time.Since(began); took < 20*time.Second {
+			t.Errorf("MinHold 20s, granted to another after %s", took)
+		}
+		unlock(t, n)
+	})
+}
+
+// asks is a BreakAsk store: Lost is a request to end; the grant stands until released.
+type asks struct {
+	*memstore.Store
+	mu   sync.Mutex
+	from map[string]driver.Requester
+}
+
+func (s *asks) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	g, err := s.Store.Guarantees(ctx)
+	g.Break, g.Linger = driver.BreakAsk, false
+	return g, err
+}
+func (s *asks) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := s.Store.Acquire(ctx, r)
+	if err == nil {
+		g.TTL = driver.Forever
+		s.mu.Lock()
+		s.from[r.Name] = r.From
+		s.mu.Unlock()
+	}
+	return g, err
+}
+func (s *asks) ask(name string) {
+	s.mu.Lock()
+	f := s.from[name]
+	s.mu.Unlock()
+	f.Lost(driver.Taken, nil)
+}
+
+func TestLingeringAskedToEndIsReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		a := &asks{Store: s, from: map[string]driver.Requester{}}
+		l, other := newLocker(t, a), newLocker(t, s.Client())
+		k := mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL), holdfast.MinHold(time.Hour))
+		unlock(t, k) // lingers
+		a.ask("a")
+		time.Sleep(2 * time.Hour)
+		wantFree(t, other, "a")
+	})
+}
+
+func TestCloseReleasesWhatWasAskedToEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		a := &asks{Store: s, from: map[string]driver.Requester{}}
+		other := newLocker(t, s.Client())
+		l, _ := holdfast.New(a)
+		mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
+		a.ask("a")
+		if err := l.Close(bg); err != nil {
+			t.Error(err)
+		}
+		wantFree(t, other, "a")
+	})
+}
+
+func TestDeadStoreIsUnavailable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		s.Script().Stop()
+		defer s.Script().Start()
+		if _, err := l.Inspect(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("Inspect: %v", err)
+		}
+		l2 := newLocker(t, silentGuarantees{memstore.New()})
+		if _, err := l2.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("TryLock: %v", err)
+		}
+		if _, err := l2.Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("Lock: %v", err)
+		}
+	})
+}
+
+type silentGuarantees struct{ driver.Store }
+
+func (s silentGuarantees) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	<-ctx.Done()
+	return driver.Guarantees{}, ctx.Err()
+}
+
+func TestTryLockAfterClose(t *testing.T) {
+	s := memstore.New()
+	other := newLocker(t, s.Client())
+	k := mustLock(t, other, "a")
+	l, _ := holdfast.New(s)
+	_ = l.Close(bg)
+	if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrClosed) {
+		t.Errorf("TryLock: %v", err)
+	}
+	if ran, err := l.TryDo(bg, "a", nil); ran || !errors.Is(err, holdfast.ErrClosed) {
+		t.Errorf("TryDo: %v %v", ran, err)
+	}
+	unlock(t, k)
+}
+
+// delayedRenew: a healthy store, rtt 60 ms.
+type delayedRenew struct{ driver.Store }
+
+func (s delayedRenew) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+	t := time.NewTimer(60 * time.Millisecond)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+		a := make([]driver.Renewal, len(gs))
+		for i := range a {
+			a[i].Err = ctx.Err()
+		}
+		return a
+	}
+	return s.Store.Renew(ctx, gs)
+}
+
+func TestShortLocksDoNotStarveLongRenewals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, delayedRenew{s})
+		long := mustLock(t, l, "long") // 30 s
+		end := time.Now().Add(2 * time.Minute)
+		for time.Now().Before(end) && long.Context().Err() == nil {
+			k := mustLock(t, l, "short", holdfast.TTL(150*time.Millisecond))
+			time.Sleep(120 * time.Millisecond)
+			if err := k.Unlock(); err != nil {
+				t.Fatal("short:", err)
+			}
+		}
+		if long.Context().Err() != nil {
+			t.Error(context.Cause(long.Context()))
+		}
+		_ = long.Unlock()
+	})
+}
+
+func TestUndosDoNotBlockOneAnother(t *testing.T) {
+	for _, hang := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			h := &hungUndo{Store: s, hang: hang}
+			l, other := newLocker(t, h), newLocker(t, s.Client())
+			for range 10 {
+				s.Script().LoseAcquireAnswer("sick", memstore.Dropped, 0)
+				_, err := l.TryLock(bg, "sick")
+				if err == nil {
+					t.Fatal("?")
+				}
+			}
+			time.Sleep(30 * time.Second)
+			s.Script().LoseAcquireAnswer("well", memstore.Applied, 0)
+			if _, err := l.TryLock(bg, "well", holdfast.TTL(time.Hour)); err == nil {
+				t.Fatal("?")
+			}
+			began := time.Now()
+			unlock(t, mustLock(t, other, "well"))
+			if took := time.Since(began); took > 100*time.Millisecond {
+				t.Errorf("hang %t: the undo of a healthy name took %s", hang, took)
+			}
+			h.off.Store(true)
+		})
+	}
+}
+
+type hungUndo struct {
+	*memstore.Store
+	hang bool
+	off  atomic.Bool
+}
+
+func (s *hungUndo) Undo(ctx context.Context, r driver.Request) error {
+	if r.Name == "sick" && !s.off.Load() {
+		if s.hang {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return errors.New("down")
+	}
+	return s.Store.Undo(ctx, r)
+}
+
+type blockReleased struct{ block chan struct{} }
+
+func (n blockReleased) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+func (n blockReleased) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind == holdfast.EventReleased && e.Name == "a" {
+		<-n.block
+	}
+}
+
+func TestSlowHookStopsNoRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		block := make(chan struct{})
+		l, other := newLocker(t, s, holdfast.WithHooks(blockReleased{block})), newLocker(t, s.Client())
+		k := mustLock(t, l, "a")
+		s.Script().FailReleases("a", 1, driver.Errorf(driver.Unknown, "cut"))
+		_ = k.Unlock()
+		time.Sleep(time.Second)
+		k = mustLock(t, l, "b", holdfast.TTL(time.Hour))
+		s.Script().FailReleases("b", 1, driver.Errorf(driver.Unknown, "cut"))
+		_ = k.Unlock()
+		time.Sleep(time.Minute)
+		if _, err := other.TryLock(bg, "b"); err != nil {
+			t.Errorf("a slow hook keeps b locked: %v", err)
+		}
+		close(block)
+	})
+}
+
+func TestNoEventAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		r := &recorder{}
+		l, _ := holdfast.New(s, holdfast.WithHooks(r))
+		mustLock(t, l, "a", holdfast.MaxHold(10*time.Second))
+		_ = l.Close(bg)
+		n := len(r.kinds())
+		time.Sleep(time.Minute)
+		if got := r.kinds(); len(got) != n {
+			t.Errorf("after Close returned: %q", got)
+		}
+	})
+}
+
+func TestUnlockOfSeveralIsBoundedAsOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		k, err := l.LockAll(bg, []string{"a", "b", "c", "d", "e"}, holdfast.TTL(time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Script().Stop()
+		began := time.Now()
+		_ = k.Unlock()
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("Unlock took %s", took)
+		}
+		s.Script().Start()
+	})
+}
+
+type uselessGrant struct {
+	driver.Store
+	n atomic.Int64
+}
+
+func (s *uselessGrant) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if s.n.Add(1) > 5000 {
+		<-ctx.Done()
+		return driver.Grant{}, ctx.Err()
+	}
+	g, err := s.Store.Acquire(ctx, r)
+	g.SentAt = driver.Instant{} // or TTL 0, or Lost before the return
+	return g, err
+}
+
+func TestUselessGrantsDoNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &uselessGrant{Store: altered{memstore.New(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }}}
+		l := newLocker(t, s)
+		_, err := l.Lock(bg, "a", holdfast.Wait(10*time.Second))
+		if n := s.n.Load(); n > 100 || !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("%d requests in 10 s; %v", n, err)
+		}
+	})
+}
+
+func TestURLQueryIsNotShown(t *testing.T) {
+	_, err := holdfast.Open(bg, "memory://?password=hunter2")
+	if strings.Contains(err.Error(), "hunter2") {
+		t.Error(err)
+	}
+}
+
+func TestJoinedWorkErrorIsKept(t *testing.T) {
+	s := memstore.New()
+	l := newLocker(t, s)
+	own := errors.New("rollback failed")
+	err := l.Do(bg, "a", func(ctx context.Context) error {
+		_ = s.Script().Lose("a", driver.Taken)
+		return errors.Join(ctx.Err(), own)
+	})
+	if !errors.Is(err, own) {
+		t.Error(err)
+	}
+}
+
+type goexitHook struct{}
+
+func (goexitHook) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+func (goexitHook) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind == holdfast.EventReleased && e.Name == "a" {
+		runtime.Goexit() // t.FailNow in a hook
+	}
+}
+
+type mutexed struct {
+	*memstore.Store
+	mu   sync.Mutex
+	from driver.Requester
+}
+
+func (s *mutexed) String() string { s.mu.Lock(); defer s.mu.Unlock(); return "mutexed" }
+func (s *mutexed) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := s.Store.Acquire(ctx, r)
+	s.mu.Lock()
+	s.from = r.From
+	s.mu.Unlock()
+	return g, err
+}
+
+func TestLostMayComeUnderTheStoresMutex(t *testing.T) {
+	s := &mutexed{Store: memstore.New()}
+	l, _ := holdfast.New(s)
+	mustLock(t, l, "a")
+	done := make(chan struct{})
+	go func() { defer close(done); s.mu.Lock(); s.from.Lost(driver.Gone, nil); s.mu.Unlock() }()
+	select {
+	case <-done:
+	case <-time.After(2 * time.Second):
+		t.Error("deadlock")
+	}
+}
+
+func TestTryDoesNotOvertakeOnAPolledStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		poll := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderNone }
+		l := newLocker(t, altered{s, poll})
+		k := mustLock(t, l, "a")
+		got := make(chan time.Duration, 1)
+		go func() { b := time.Now(); k := mustLock(t, l, "a"); got <- time.Since(b); _ = k.Unlock() }()
+		time.Sleep(10 * time.Second)
+		for range 1000 {
+			unlock(t, k)
+			var err error
+			k, err = l.TryLock(bg, "a")
+			if err != nil {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if k != nil {
+			unlock(t, k)
+			t.Error("1000 TryLocks of the same Locker overtook its waiter")
+		}
+		t.Logf("local waiter served after %s", <-got)
+	})
+}
+
+func TestHookThatExitsItsGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, _ := holdfast.New(s, holdfast.WithHooks(goexitHook{}))
+		other := newLocker(t, s.Client())
+		k := mustLock(t, l, "a")
+		s.Script().FailReleases("a", 1, driver.Errorf(driver.Unknown, "cut"))
+		_ = k.Unlock()
+		time.Sleep(time.Second)
+		k = mustLock(t, l, "b", holdfast.TTL(time.Hour))
+		s.Script().FailReleases("b", 1, driver.Errorf(driver.Unknown, "cut"))
+		_ = k.Unlock()
+		time.Sleep(time.Minute)
+		if err := l.Close(bg); err != nil {
+			t.Error(err)
+		}
+		if _, err := other.TryLock(bg, "b"); err != nil {
+			t.Errorf("Close was content, b is %v", err)
+		}
+	})
+}
+
+// TestUndoEndsWithTheLease: an undo that is refused again and again ends the
+// matter when nothing can stand any more.
+func TestUndoEndsWithTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		s.Script().FailUndos("a", 1<<30, driver.Errorf(driver.Refused, "no rights"))
+		s.Script().LoseAcquireAnswer("a", memstore.Dropped, 0)
+		_, _ = l.TryLock(bg, "a", holdfast.TTL(time.Second))
+		began := time.Now()
+		if err := l.Close(bg); err != nil || time.Since(began) > time.Minute {
+			t.Errorf("Close: %v after %s", err, time.Since(began))
+		}
+	})
+}
+
+// sessionRenew answers as a session store does: trust counts from the heartbeat
+// before the last one, which is more than a third of the TTL old.
+type sessionRenew struct {
+	driver.Store
+	n    atomic.Int64
+	last []driver.Instant
+}
+
+func (s *sessionRenew) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+	a := s.Store.Renew(ctx, gs)
+	if s.n.Add(1) > 5000 {
+		return a
+	}
+	for i := range a {
+		a[i].SentAt = gs[i].SentAt
+	}
+	return a
+}
+
+func TestRenewalOfAnOlderInstantDoesNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sessionRenew{Store: memstore.New()}
+		l := newLocker(t, s)
+		k := mustLock(t, l, "a", holdfast.TTL(30*time.Second))
+		time.Sleep(10*time.Second + time.Millisecond)
+		synctest.Wait()
+		if n := s.n.Load(); n > 10 {
+			t.Errorf("%d renewals within a millisecond", n)
+		}
+		unlock(t, k)
+	})
+}

@@ -1,0 +1,143 @@
+package drivertest
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// standsForItsTTL: no other grant begins before SentAt + TTL of the last request
+// that set the deadline, for every limit, granted and renewed.
+func standsForItsTTL(e *env) {
+	e.leases()
+	for _, limit := range e.limits() {
+		for _, renewed := range []bool{false, true} {
+			a, b, name := e.open(), e.open(), e.name()
+			g := e.must(a, e.request(name, limit, e.h.TTL))
+			if renewed {
+				time.Sleep(g.TTL / 4)
+				r := a.Renew(e.Context(), []driver.Grant{g})
+				if len(r) != 1 || r[0].Err != nil {
+					e.Fatalf("Renew (limit %d): %+v", limit, r)
+				}
+				g.SentAt, g.TTL = r[0].SentAt, r[0].TTL
+			}
+			next := e.wait(b, e.request(name, driver.Exclusive, long)).granted() // it ends, too
+			if stood := next.SentAt.Time().Sub(g.SentAt.Time()); stood < g.TTL {
+				e.Errorf("limit %d, renewed %t: granted to another %s after the send, TTL %s", limit, renewed, stood, g.TTL)
+			}
+			e.release(b, next)
+		}
+	}
+}
+
+// undoEveryLimit, and a break that tells, for every limit.
+func everyLimitEnds(e *env) {
+	for _, limit := range e.limits() {
+		a, b, name := e.open(), e.open(), e.name()
+		r := e.request(name, limit, long)
+		e.must(a, r)
+		e.undone(a, r)
+		e.free(b, name)
+		br, ok := b.(driver.Breaker)
+		if !ok || e.g.Break != driver.BreakNow {
+			continue
+		}
+		r = e.request(name, limit, long)
+		g := e.must(a, r)
+		if err := br.Break(e.Context(), name, g.Token); err != nil {
+			e.Fatal(err)
+		}
+		select {
+		case <-from(r).lost:
+		case <-time.After(patience):
+			e.Fatalf("the holder of limit %d was not told", limit)
+		}
+	}
+}
+
+// semaphoreQueue: waiting permits come in order and never beyond the limit.
+func semaphoreQueue(e *env) {
+	if !e.g.Semaphore || e.g.Order != driver.OrderFIFO {
+		e.Skip("no semaphores, or no order")
+	}
+	name := e.name()
+	s := e.open()
+	held := []driver.Grant{e.must(s, e.request(name, 2, long)), e.must(s, e.request(name, 2, long))}
+	var q []*waiting
+	for range 4 {
+		q = append(q, e.queue(e.open(), e.request(name, 2, long)))
+	}
+	e.release(s, held[0])
+	q0 := q[0].granted()
+	e.busy(s, e.request(name, 2, long)) // the store has had its say
+	for _, w := range q[1:] {
+		w.pendingStill()
+	}
+	e.release(s, held[1])
+	q1 := q[1].granted()
+	q[2].pendingStill()
+	q[3].pendingStill()
+	e.release(q[0].s, q0)
+	e.release(q[1].s, q1)
+	for _, w := range q[2:] {
+		e.release(w.s, w.granted())
+	}
+}
+
+// downTellsTheTruth: nothing is confirmed that was not done, and every call
+// returns soon after its context ends.
+func downTellsTheTruth(e *env) {
+	if e.h.Stop == nil {
+		e.Skip("the harness cannot stop the store")
+	}
+	s, name := e.open(), e.name()
+	r := e.request(name, driver.Exclusive, long)
+	g := e.must(s, r)
+	e.h.Stop(e.T)
+	call := func(what string, f func(context.Context) error) driver.Code {
+		ctx, cancel := context.WithTimeout(e.Context(), 100*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		err := f(ctx)
+		if took := time.Since(began); took > 3*time.Second {
+			e.Errorf("%s returned %s after its context", what, took)
+		}
+		if err == nil {
+			e.Errorf("%s of a stopped store is confirmed", what)
+			return -1
+		}
+		return s.Classify(err)
+	}
+	call("Acquire", func(ctx context.Context) error {
+		_, err := s.Acquire(ctx, e.request(name, driver.Exclusive, long))
+		return err
+	})
+	for what, f := range map[string]func(context.Context) error{
+		"Undo":    func(ctx context.Context) error { return s.Undo(ctx, r) },
+		"Release": func(ctx context.Context) error { return s.Release(ctx, g, 0) },
+		"Renew":   func(ctx context.Context) error { return s.Renew(ctx, []driver.Grant{g})[0].Err },
+	} {
+		if c := call(what, f); c != -1 && c != driver.Unknown && c != driver.Unavailable {
+			e.Errorf("%s of a stopped store answers %v", what, c)
+		}
+	}
+	e.h.Start(e.T)
+	e.undone(s, r)
+}
+
+// lingerIsNotRenewed: a renewal on its way at the release does not prolong it.
+func lingerIsNotRenewed(e *env) {
+	if !e.g.Linger {
+		e.Skip("the core lingers for this store")
+	}
+	e.leases()
+	s, name := e.open(), e.name()
+	g := e.must(s, e.request(name, driver.Exclusive, long))
+	if err := s.Release(e.Context(), g, e.h.TTL); err != nil {
+		e.Fatal(err)
+	}
+	e.code(s, s.Renew(e.Context(), []driver.Grant{g})[0].Err, driver.NotHeld, "renewing what was released to linger")
+	e.release(s, e.takeExpired(s, name, driver.Exclusive))
+}

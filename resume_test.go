@@ -1,0 +1,92 @@
+package holdfast
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+type sclock struct{ slept atomic.Int64 }
+
+func (c *sclock) Now() time.Time       { return time.Now() }
+func (c *sclock) Slept() time.Duration { return time.Duration(c.slept.Load()) }
+
+type onS struct {
+	driver.Store
+	c       *sclock
+	renewed chan time.Time
+}
+
+func (s onS) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := s.Store.Acquire(ctx, r)
+	g.SentAt = driver.NowOn(s.c)
+	return g, err
+}
+func (s onS) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+	a := s.Store.Renew(ctx, gs)
+	for i := range a {
+		a[i].SentAt = driver.NowOn(s.c)
+	}
+	select {
+	case s.renewed <- time.Now():
+	default:
+	}
+	return a
+}
+
+// The scheduler has noticed the suspend (its own reading is on the same clock).
+func TestResumeRenewsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &sclock{}
+		st := onS{memstore.New(), c, make(chan time.Time, 10)}
+		l, _ := New(st)
+		k, err := l.Lock(context.Background(), "a") // TTL 30 s
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.sched.mu.Lock()
+		l.sched.woke = driver.NowOn(c)
+		l.sched.mu.Unlock()
+		time.Sleep(500 * time.Millisecond)
+		began := time.Now()
+		c.slept.Add(int64(20 * time.Second)) // trust left: 6.5 s; the store answers
+		select {
+		case at := <-st.renewed:
+			t.Logf("renewed %s after the resume", at.Sub(began))
+		case <-k.Context().Done():
+			t.Errorf("lost %s after the resume: %v", time.Since(began), context.Cause(k.Context()))
+		}
+		_ = k.Unlock()
+		_ = l.Close(context.Background())
+	})
+}
+
+func TestDoneAfterResume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &sclock{}
+		m := memstore.New()
+		l, _ := New(onS{m, c, make(chan time.Time, 10)})
+		k, err := l.Lock(context.Background(), "a") // TTL 30 s
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Script().FailRenewals("a", 1<<30, nil)
+		l.sched.mu.Lock()
+		l.sched.woke = driver.NowOn(c)
+		l.sched.mu.Unlock()
+		time.Sleep(500 * time.Millisecond)
+		began := time.Now()
+		c.slept.Add(int64(24500 * time.Millisecond)) // trust ends in 2 s, the lease in 5 s
+		<-k.Context().Done()
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("Done closed %s after the resume: trust ended after 2 s, the lease after 5 s", took)
+		}
+		_ = k.Unlock()
+		_ = l.Close(context.Background())
+	})
+}

@@ -1,0 +1,177 @@
+package holdfast_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// hooked lets a test stand inside a store's calls.
+type hooked struct {
+	driver.Store
+	release func()
+	acquire func(context.Context, driver.Request, driver.Grant, error) (driver.Grant, error)
+	renew   func([]driver.Grant, []driver.Renewal) []driver.Renewal
+}
+
+func (s *hooked) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	if s.release != nil {
+		s.release()
+	}
+	return s.Store.Release(ctx, g, keep)
+}
+
+func (s *hooked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := s.Store.Acquire(ctx, r)
+	if s.acquire != nil {
+		return s.acquire(ctx, r, g, err)
+	}
+	return g, err
+}
+
+func (s *hooked) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+	a := s.Store.Renew(ctx, gs)
+	if s.renew != nil {
+		return s.renew(gs, a)
+	}
+	return a
+}
+
+func TestContextEndsBeforeTheRelease(t *testing.T) {
+	h := &hooked{Store: memstore.New()}
+	l := newLocker(t, h)
+	k := mustLock(t, l, "a")
+	h.release = func() {
+		if k.Context().Err() == nil {
+			t.Error("the store hears of the release while the context is alive")
+		}
+	}
+	unlock(t, k)
+}
+
+func TestRenewalAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hooked{Store: memstore.New()}
+		h.renew = func(_ []driver.Grant, a []driver.Renewal) []driver.Renewal { time.Sleep(2 * time.Second); return a }
+		l := newLocker(t, h)
+		k := mustLock(t, l, "a", holdfast.TTL(9*time.Second)) // renewed at 3 s, answered at 5 s
+		time.Sleep(5100 * time.Millisecond)
+		if left := k.Remaining(); left != 8100*time.Millisecond-2100*time.Millisecond {
+			t.Errorf("%s left", left)
+		}
+		unlock(t, k)
+
+		// The answer says what the store gave, and to how many.
+		h.renew = func(_ []driver.Grant, a []driver.Renewal) []driver.Renewal { a[0].TTL = 5 * time.Second; return a }
+		k = mustLock(t, l, "a", holdfast.TTL(9*time.Second))
+		time.Sleep(3100 * time.Millisecond)
+		if left := k.Remaining(); left > 4500*time.Millisecond {
+			t.Errorf("%s left of a renewal to 5 s", left)
+		}
+		unlock(t, k)
+		h.renew = func(gs []driver.Grant, a []driver.Renewal) []driver.Renewal { return nil }
+		r := &recorder{}
+		l2 := newLocker(t, h, holdfast.WithHooks(r))
+		k = mustLock(t, l2, "b", holdfast.TTL(9*time.Second))
+		time.Sleep(3100 * time.Millisecond)
+		synctest.Wait()
+		if got := r.kinds(); got[len(got)-1] != holdfast.EventRenewFailed {
+			t.Errorf("%q", got)
+		}
+		unlock(t, k)
+		h.renew = func(_ []driver.Grant, a []driver.Renewal) []driver.Renewal {
+			return []driver.Renewal{{Cause: driver.SessionEnded, Err: driver.Errorf(driver.NotHeld, "x")}}
+		}
+		k = mustLock(t, l, "c")
+		<-k.Context().Done()
+		wantCause(t, k.Context(), holdfast.SessionEnded)
+		_ = k.Unlock()
+	})
+}
+
+// A grant that arrives as its caller's context ends is given back.
+func TestGrantForACancelledTryIsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		ctx, cancel := context.WithCancel(bg)
+		h := &hooked{Store: s, acquire: func(_ context.Context, _ driver.Request, g driver.Grant, err error) (driver.Grant, error) {
+			cancel()
+			return g, err
+		}}
+		l := newLocker(t, h)
+		if _, err := l.TryLock(ctx, "a", holdfast.TTL(time.Hour)); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		synctest.Wait()
+		wantFree(t, newLocker(t, s.Client()), "a")
+	})
+}
+
+// Granted to an abandoned request whose next head wants something else, and
+// an abandoned request of unknown outcome.
+func TestAbandonedGrantIsGivenBack(t *testing.T) {
+	for _, unknown := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			other := newLocker(t, s.Client())
+			first := true
+			h := &hooked{Store: altered{s, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }}}
+			h.acquire = func(ctx context.Context, _ driver.Request, g driver.Grant, err error) (driver.Grant, error) {
+				if first {
+					first = false
+					<-ctx.Done() // granted, and the answer is slow
+					if unknown {
+						return driver.Grant{}, driver.Errorf(driver.Unknown, "cut")
+					}
+				}
+				return g, err
+			}
+			l := newLocker(t, h)
+			ctx, cancel := context.WithCancel(bg)
+			go func() { _, _ = l.Lock(ctx, "a", holdfast.TTL(time.Hour)) }()
+			synctest.Wait()
+			got := make(chan *holdfast.Lock)
+			go func() { k, _ := l.Lock(bg, "a", holdfast.Shared(), holdfast.Wait(20*time.Second)); got <- k }()
+			synctest.Wait()
+			cancel()
+			k := <-got
+			if k == nil {
+				t.Fatal("the abandoned grant stands")
+			}
+			st, _ := other.Inspect(bg, "a")
+			if len(st.Holders) != 1 || st.Holders[0].Limit != driver.Unlimited {
+				t.Errorf("%+v", st.Holders)
+			}
+			unlock(t, k)
+		})
+	}
+}
+
+func TestLossWhileLingering(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, _ := holdfast.New(altered{s, func(g *driver.Guarantees) { g.Linger = false }})
+		k := mustLock(t, l, "a")
+		j, err := l.Lock(k.Context(), "a", holdfast.Reentrant(), holdfast.MinHold(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		unlock(t, j)
+		unlock(t, k)
+		synctest.Wait()
+		if st, _ := s.Inspect(bg, "a"); len(st.Holders) != 1 {
+			t.Error("the join's MinHold is forgotten")
+		}
+		_ = s.Script().Lose("a", driver.Taken)
+		began := time.Now()
+		if err := l.Close(bg); err != nil || time.Since(began) != 0 {
+			t.Errorf("Close: %v after %s", err, time.Since(began))
+		}
+	})
+}
