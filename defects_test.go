@@ -515,3 +515,71 @@ func TestRenewalOfAnOlderInstantDoesNotSpin(t *testing.T) {
 		unlock(t, k)
 	})
 }
+
+// TestConfirmedInTheEnd: a release that was applied and not answered ends with
+// EventReleased, when asking again finds nothing to release.
+func TestConfirmedInTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &recorder{}
+		l := newLocker(t, lostReleaseAnswer{memstore.New()}, holdfast.WithHooks(r))
+		_ = mustLock(t, l, "a").Unlock()
+		time.Sleep(time.Minute)
+		kinds := r.kinds()
+		if last := kinds[len(kinds)-1]; last != holdfast.EventReleased {
+			t.Errorf("%q", kinds)
+		}
+	})
+}
+
+type lostReleaseAnswer struct{ driver.Store }
+
+func (s lostReleaseAnswer) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	err := s.Store.Release(ctx, g, keep)
+	if err == nil {
+		return driver.Errorf(driver.Unknown, "answer lost")
+	}
+	return err
+}
+
+// TestBusyAnswerToAWait: a store may say that it cannot queue just now; the wait
+// goes on, and ends busy.
+func TestBusyAnswerToAWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }})
+		s.Script().FailAcquire("a", 3, &driver.BusyError{})
+		unlock(t, mustLock(t, l, "a"))
+		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.Busy, "too many wait"))
+		if _, err := l.Lock(bg, "a", holdfast.Wait(time.Minute)); !errors.Is(err, holdfast.ErrBusy) {
+			t.Error(err)
+		}
+		s.Script().Reset()
+	})
+}
+
+// TestLockAllWhenTimeIsUp: the time went by waiting for the first name; a name
+// that is free is still taken, and one that is not is busy.
+func TestLockAllWhenTimeIsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		slow := &hooked{Store: s}
+		slow.acquire = func(_ context.Context, r driver.Request, g driver.Grant, err error) (driver.Grant, error) {
+			if r.Name == "a" {
+				time.Sleep(2 * time.Second)
+			}
+			return g, err
+		}
+		l, other := newLocker(t, slow), newLocker(t, s.Client())
+		k, err := l.LockAll(bg, []string{"a", "b"}, holdfast.Wait(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		unlock(t, k)
+		b := mustLock(t, other, "b")
+		if _, err := l.LockAll(bg, []string{"a", "b"}, holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrBusy) {
+			t.Error(err)
+		}
+		wantFree(t, other, "a")
+		unlock(t, b)
+	})
+}

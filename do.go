@@ -65,10 +65,13 @@ func (l *Locker) LockAll(ctx context.Context, names []string, o ...LockOption) (
 	var under []*Lock
 	inner := ctx
 	for i, name := range names {
-		if s.hasWait {
-			o = append(o[:len(o):len(o)], Wait(max(time.Until(deadline), 1)))
+		take := l.Lock
+		if left := time.Until(deadline); s.hasWait && left > 0 {
+			o = append(o[:len(o):len(o)], Wait(left))
+		} else if s.hasWait {
+			take = l.TryLock // time is up: what is free is still taken
 		}
-		k, err := l.Lock(inner, name, o...)
+		k, err := take(inner, name, o...)
 		if err == nil && inner.Err() != nil {
 			k.discard()
 			err = &failure{name: name, store: l.where, err: contextError(inner)}

@@ -193,6 +193,15 @@ func (l *Locker) noteQueued(h *hold, holders []driver.Holder) {
 	}
 }
 
+// markHeld notes that the store has answered everyone in the queue.
+func (l *Locker) markHeld(q *queue, holders []driver.Holder) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for w := q.head; w != nil; w = w.next {
+		w.held, w.holders = true, holders
+	}
+}
+
 func (l *Locker) queuedEvent(w *waiter, holders []driver.Holder, name string) Event {
 	e := l.describe(EventQueued, name, &w.set)
 	e.Holders = holders
@@ -231,8 +240,15 @@ func (l *Locker) serve(q *queue) {
 		}
 		switch code {
 		case driver.Refused, driver.Unsupported, driver.Invalid:
-			l.fail(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head })
+			// For whom it was asked: the head may be another by now.
+			l.fail(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head && w.sameRequest(h) })
 			continue
+		case driver.Busy: // a store that could not queue it just now
+			busy, _ := errors.AsType[*driver.BusyError](err)
+			if busy == nil {
+				busy = &driver.BusyError{}
+			}
+			l.markHeld(q, busy.Holders)
 		case driver.IsClosed:
 			l.fail(q, l.explain(l.ctx, q.name, err), func(*waiter) bool { return true })
 			continue

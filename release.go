@@ -60,15 +60,17 @@ func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 				return nil
 			}
 			err := h.l.store.Release(ctx, g, max(time.Until(until), 0))
-			if err == nil {
-				report(EventReleased, nil)
-				return nil
+			code := driver.NotHeld // as after a try that was applied and not answered
+			if err != nil {
+				code = h.l.store.Classify(err)
 			}
-			switch h.l.store.Classify(err) {
+			switch code {
 			case driver.Unknown, driver.Unavailable:
 				return err
+			case driver.NotHeld:
+				report(EventReleased, nil)
 			}
-			return nil // an answered no: there is nothing of ours to release
+			return nil
 		},
 		failed: func(err error) { report(EventUnconfirmed, err) },
 	})

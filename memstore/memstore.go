@@ -75,7 +75,7 @@ type space struct {
 	token  uint64
 	script script
 	halted atomic.Bool // script.stopped is set
-	watch  map[chan<- string]struct{}
+	watch  map[*watcher]struct{}
 	spare  []*name
 }
 
@@ -404,33 +404,36 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	if err := s.open(); err != nil {
 		return err
 	}
-	ch := make(chan string, 64)
+	w := &watcher{prefix: s.key(""), name: name, ch: make(chan struct{}, 1)}
 	sp := s.space
 	sp.mu.Lock()
 	if sp.watch == nil {
-		sp.watch = map[chan<- string]struct{}{}
+		sp.watch = map[*watcher]struct{}{}
 	}
-	sp.watch[ch] = struct{}{}
+	sp.watch[w] = struct{}{}
 	sp.mu.Unlock()
 	defer func() {
 		sp.mu.Lock()
-		delete(sp.watch, ch)
+		delete(sp.watch, w)
 		sp.mu.Unlock()
 	}()
 	changed()
-	head := s.key("")
 	for {
 		select {
-		case key := <-ch:
-			if got, ok := strings.CutPrefix(key, head); ok && (name == "" || got == name) {
-				changed()
-			}
+		case <-w.ch:
+			changed()
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.end:
 			return driver.Errorf(driver.IsClosed, "the memory store is closed")
 		}
 	}
+}
+
+// watcher is told of the changes of a name, or of every name of a namespace.
+type watcher struct {
+	prefix, name string
+	ch           chan struct{} // holds one: changes are merged
 }
 
 var _ interface {

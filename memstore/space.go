@@ -2,6 +2,7 @@ package memstore
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -183,10 +184,13 @@ func (sp *space) arm(n *name) {
 }
 
 func (sp *space) changed(n *name) {
-	for ch := range sp.watch {
+	for w := range sp.watch {
+		if got, ok := strings.CutPrefix(n.key, w.prefix); !ok || w.name != "" && got != w.name {
+			continue
+		}
 		select {
-		case ch <- n.key:
-		default: // it has 64 changes to read already; Watch asks anew each second
+		case w.ch <- struct{}{}:
+		default: // it has not looked since the last change
 		}
 	}
 }
