@@ -24,6 +24,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/memstore"
 )
@@ -44,6 +45,9 @@ var binary, testBinary string
 const patience = 60 * time.Second
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == proc.ForegroundArg {
+		os.Exit(cli.Main(os.Args[1:])) // a step on the way of a scripted run
+	}
 	switch os.Getenv(roleEnv) {
 	case roleCommand:
 		os.Exit(playCommand())
@@ -128,6 +132,7 @@ func registerScripted() {
 		s := memstore.New().Namespace(namespace)
 		script := s.Script()
 		action := map[string]func(){
+			"works":        func() {},
 			"lose":         func() { _ = script.Lose("x", driver.Gone) },
 			"forget":       func() { script.Forget("x") },
 			"fail-renewal": func() { script.FailRenewals("", 1<<30, nil) },
@@ -179,7 +184,8 @@ func newWorld(t *testing.T) *world {
 	if err := os.Mkdir(w.home, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w.env = []string{"HOME=" + w.home, "PATH=" + os.Getenv("PATH"), "TERM=xterm"}
+	w.env = []string{"HOME=" + w.home, "PATH=" + os.Getenv("PATH"), "TERM=xterm",
+		"GORACE=atexit_sleep_ms=0"} // else each process under the race detector ends a second late
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" {
 		w.env = append(w.env, "GOCOVERDIR="+dir)
 	}
@@ -297,7 +303,10 @@ func (w *world) startCmd(c *exec.Cmd, env []string) *process {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c.Stdout, c.Stderr = outW, errW
+	c.Stdout = outW
+	if c.Stderr == nil {
+		c.Stderr = errW
+	}
 	if err := c.Start(); err != nil {
 		w.t.Fatal(err)
 	}
@@ -400,14 +409,7 @@ func (l *lines) expectPart(text string) {
 
 func (l *lines) await(text string, line bool) string {
 	l.t.Helper()
-	late := false
-	timer := time.AfterFunc(patience, func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		late = true
-		l.more.Broadcast()
-	})
-	defer timer.Stop()
+	late := l.hurry()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
@@ -421,7 +423,7 @@ func (l *lines) await(text string, line bool) string {
 				return rest[i : i+n]
 			}
 		}
-		if l.end || late {
+		if l.end || late() {
 			l.t.Fatalf("%s: waited for %q after byte %d, got:\n%s", l.name, text, l.seen, l.text.String())
 		}
 		l.more.Wait()
@@ -430,12 +432,31 @@ func (l *lines) await(text string, line bool) string {
 
 // all waits for the end and answers everything.
 func (l *lines) all() string {
+	l.t.Helper()
+	late := l.hurry()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for !l.end {
+		if late() {
+			l.t.Fatalf("%s does not end, got:\n%s", l.name, l.text.String())
+		}
 		l.more.Wait()
 	}
 	return l.text.String()
+}
+
+// hurry wakes those who wait when patience is over, and tells with mu held
+// whether it is.
+func (l *lines) hurry() func() bool {
+	late := false
+	timer := time.AfterFunc(patience, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		late = true
+		l.more.Broadcast()
+	})
+	l.t.Cleanup(func() { timer.Stop() })
+	return func() bool { return late }
 }
 
 // expectStatus compares, and shows what was said where it differs.

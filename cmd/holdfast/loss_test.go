@@ -3,10 +3,14 @@
 package main_test
 
 import (
+	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // fifo makes one, and answers how to write to it: when the write returns, the
@@ -26,6 +30,16 @@ func fifo(t *testing.T, w *world) (path string, fire func()) {
 		defer f.Close()
 		if _, err := f.WriteString("now\n"); err != nil {
 			t.Fatal(err)
+		}
+		// The store closes its end when it has done it.
+		for {
+			_, err := unix.Poll([]unix.PollFd{{Fd: int32(f.Fd())}}, -1)
+			if err == nil {
+				return
+			}
+			if err != unix.EINTR {
+				t.Fatal(err)
+			}
 		}
 	}
 }
@@ -98,5 +112,52 @@ func TestStoppedHolder(t *testing.T) {
 	}
 	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
 		t.Errorf("the command still lives: %v", err)
+	}
+}
+
+// TestLossUnheard: nobody reads standard error, and the command ends in time all
+// the same.
+func TestLossUnheard(t *testing.T) {
+	w := newWorld(t)
+	on, fire := fifo(t, w)
+	r, full, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	fd := int(full.Fd())
+	if err := syscall.SetNonblock(fd, true); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = syscall.Write(fd, make([]byte, 512))
+	}
+	if err := syscall.SetNonblock(fd, false); err != nil {
+		t.Fatal(err)
+	}
+	// Only the command has this open, so that its end can be seen.
+	alive := w.path("alive")
+	if err := syscall.Mkfifo(alive, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command(testBinary, append([]string{"run", "-v", "--store", "scripted://lose?on=" + on,
+		"--ttl", "600ms", "--grace", "200ms", "x", "--", "sh", "-c", `exec "$@" 9>alive`, "sh"}, played()[1:]...)...)
+	c.Stderr = full
+	p := w.startCmd(c, []string{roleEnv + "=" + roleScripted})
+	full.Close()
+	f, err := os.Open(alive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	p.ready()
+	fire()
+	p.stdout.expect("signal " + syscall.SIGTERM.String())
+	if _, err := f.Read(make([]byte, 1)); err != io.EOF { // it has been killed
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, r) }()
+	if got := p.status(); got != 74 {
+		t.Errorf("status %d, want 74", got)
 	}
 }

@@ -3,10 +3,13 @@
 package main_test
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/creack/pty"
@@ -76,6 +79,23 @@ func TestTerminalWithoutShell(t *testing.T) {
 	p.send("exit 8")
 	if got := p.status(); got != 8 {
 		t.Errorf("status %d, want 8", got)
+	}
+}
+
+// TestBornInForeground: the command has the terminal from its first instruction,
+// and with no signal ignored that was not before.
+func TestBornInForeground(t *testing.T) {
+	if _, err := os.Stat("/proc/self/stat"); err != nil {
+		t.Skip("there is no /proc here to look at")
+	}
+	w := withStore(t)
+	p := w.onTerminal(exec.Command(binary, "run", "x", "--", "sh", "-c",
+		`read pid name state parent group session tty foreground rest </proc/$$/stat
+		[ $group = $foreground ] && echo "born in the foreground"
+		grep SigIgn /proc/$$/status`))
+	p.stdout.expect("born in the foreground")
+	if got := strings.Fields(p.stdout.expect("SigIgn:")); number(t, got[1]) != 0 {
+		t.Errorf("ignored signals: %v", got)
 	}
 }
 
@@ -156,6 +176,63 @@ func TestStopKeyWithoutJobControl(t *testing.T) {
 	p.send("exit 4")
 	if got := p.status(); got != 4 {
 		t.Errorf("status %d, want 4", got)
+	}
+}
+
+// TestStopKeyBesideInput: the command has not the terminal, and stops all the
+// same before the process that renews its lock does.
+func TestStopKeyBesideInput(t *testing.T) {
+	if _, err := os.Stat("/proc/self/stat"); err != nil {
+		t.Skip("there is no /proc here to look at")
+	}
+	w := withStore(t)
+	if err := syscall.Mkfifo(w.path("in"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	in, err := os.OpenFile(w.path("in"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	p := w.onTerminal(exec.Command("sh", "-i"))
+	p.stdout.expectPart("prompt$ ")
+	p.send(`stty -echo; "$holdfast" run x -- "$played" <in`)
+	pid := p.ready()
+	p.key(ctrlZ)
+	p.stdout.expectPart("prompt$ ")
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil || !strings.Contains(string(stat), ") T ") {
+		t.Errorf("the command is not stopped: %s (%v)", stat, err)
+	}
+	p.send("fg")
+	p.stdout.expect("signal continued")
+	fmt.Fprintln(in, "exit 3")
+	p.stdout.expectPart("prompt$ ")
+	p.send(`echo "last $?"; exit`)
+	p.stdout.expect("last 3")
+	p.status()
+}
+
+// TestStoppedTooLong: a job that was stopped for longer than its lease lasts does
+// nothing more when it is continued.
+func TestStoppedTooLong(t *testing.T) {
+	w := withStore(t)
+	p := w.onTerminal(exec.Command("sh", "-i"))
+	p.stdout.expectPart("prompt$ ")
+	p.send(`stty -echo; ` + roleEnv + `=` + roleScripted + ` "$played" run --store scripted://works --ttl 600ms --grace 50ms x -- ` +
+		`env ` + roleEnv + `=` + roleCommand + ` "$played"`)
+	p.ready()
+	p.key(ctrlZ)
+	p.stdout.expectPart("prompt$ ")
+	// Time passes until the lease is over; there is no upper bound to it.
+	w.run("run", "--min-hold", "700ms", "y", "--", "true").expectStatus(t, 0)
+	p.send("fg")
+	p.stdout.expectPart("prompt$ ")
+	p.send(`echo "last $?"; exit`)
+	p.stdout.expect("last 74")
+	p.status()
+	if all := p.stdout.all(); strings.Contains(all, "signal continued") {
+		t.Errorf("it went on:\n%s", all)
 	}
 }
 

@@ -24,6 +24,7 @@ func Main(args []string) int {
 		return proc.Foreground(args[1:])
 	}
 	p := say.New(os.Stderr)
+	defer p.Flush()
 	root := newRoot(p)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(context.Background())
@@ -67,14 +68,16 @@ on none: without a store, locks are files of this user on this machine.`,
 		Example: `  holdfast run nightly-report -- ./report.sh
   holdfast run --try --min-hold 5m nightly-report -- ./report.sh
   holdfast stores`,
+		Version:       thisVersion().Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("no command given")
 		},
 	}
+	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(p), newStores(p), newVersion())
+	root.AddCommand(newRun(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newVersion(), newCompletion())
 	return root
 }
 

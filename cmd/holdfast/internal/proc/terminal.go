@@ -118,9 +118,13 @@ func Foreground(args []string) int {
 	if len(args) < 2 {
 		return 1
 	}
+	ignored := signal.Ignored(syscall.SIGTTOU)
 	signal.Ignore(syscall.SIGTTOU)
 	_ = setForegroundGroup(0, syscall.Getpid())
-	signal.Reset(syscall.SIGTTOU)
+	if !ignored {
+		// signal.Reset would leave it ignored; a handler does not outlive exec.
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGTTOU)
+	}
 	e := notRunnable(args[1], syscall.Exec(args[0], args[1:], os.Environ()))
 	fmt.Fprintf(os.Stderr, "holdfast: %v\n", e)
 	return e.Status

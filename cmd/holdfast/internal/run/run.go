@@ -176,7 +176,7 @@ func (r *runner) hold(locker *holdfast.Locker, lock *holdfast.Lock) int {
 // command starts the command and sees it to its end.
 func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	if sig := r.sigs.interrupted(); sig != 0 { // it came together with the grant
-		return exit.BySignal(sig), nil
+		return exit.BySignal(sig), errSignal(sig)
 	}
 	c := r.Command
 	c.Env = environment(c.Env, lock)

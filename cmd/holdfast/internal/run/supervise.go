@@ -57,8 +57,8 @@ func (s *supervision) run() int {
 			if s.ended || s.failed {
 				break
 			}
-			s.say.Line("the command has held %q for its maximum of %s: it gets SIGTERM, and SIGKILL in %s", s.Name, s.MaxHold, round(s.Grace))
 			s.end(s.Grace)
+			s.say.Line("the command has held %q for its maximum of %s: it gets SIGTERM, and SIGKILL in %s", s.Name, s.MaxHold, round(s.Grace))
 		case <-s.check.C:
 			s.checkTrust()
 		case <-lost:
@@ -99,8 +99,8 @@ func (s *supervision) checkTrust() {
 	s.failed = true
 	// A little early: a process takes a moment to die.
 	left -= min(s.Grace/10, 100*time.Millisecond)
-	s.say.Line("%q cannot be renewed and is sure for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
 	s.end(left)
+	s.say.Line("%q cannot be renewed and is sure for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
 }
 
 // lost is called when the lock's context has ended.
@@ -116,19 +116,21 @@ func (s *supervision) lost() {
 	if s.failed && within > 0 {
 		return // it has been told, and the time is set
 	}
-	if !s.failed {
-		s.failed = true
-		how := "SIGTERM, and SIGKILL in " + round(within)
-		if within == 0 {
-			how = "SIGKILL"
-		}
-		why := string(e.Cause)
-		if e.Err != nil {
-			why += ": " + e.Err.Error()
-		}
-		s.say.Line("%q is lost (%s), token %d: the command gets %s", s.Name, why, s.lock.Token(), how)
-	}
+	first := !s.failed
+	s.failed = true
 	s.end(within)
+	if !first {
+		return
+	}
+	how := "SIGTERM, and SIGKILL in " + round(within)
+	if within == 0 {
+		how = "SIGKILL"
+	}
+	why := string(e.Cause)
+	if e.Err != nil {
+		why += ": " + e.Err.Error()
+	}
+	s.say.Line("%q is lost (%s), token %d: the command gets %s", s.Name, why, s.lock.Token(), how)
 }
 
 // end tells the group to end and sets the time of its death, if that is not set
@@ -158,10 +160,10 @@ func (s *supervision) terminate() {
 
 func (s *supervision) killAll() {
 	s.kill.Stop()
-	if s.ended && !s.failed {
-		s.say.Line("killing what the command left behind in its process group")
-	}
 	s.signal(syscall.SIGKILL)
+	if s.ended && !s.failed {
+		s.say.Line("killed what the command left behind in its process group")
+	}
 }
 
 func (s *supervision) signal(sig syscall.Signal) {

@@ -8,23 +8,43 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
 )
 
+// prompt is how long a message may take to be written before its sender goes on.
+// Messages and the command's own output stand in order as long as standard error
+// takes them; when it does not (a full pipe, a terminal stopped with Ctrl-S),
+// what watches over a lock must not wait for it.
+const prompt = 50 * time.Millisecond
+
+// most bounds the messages that wait to be written; more are dropped.
+const most = 1024
+
 // Printer writes messages. Its methods may be called from any goroutine.
 type Printer struct {
+	queue   chan message
+	written chan struct{} // closed when all is written, after Flush
+	stuck   atomic.Bool
+
 	mu       sync.Mutex
-	w        io.Writer
+	flushed  bool
 	width    func() int // of the terminal; nil if there is none
 	rewrites bool       // the terminal can rewrite a line
 	shown    bool       // a line that is to be rewritten stands there
 	secrets  []string
 }
 
+type message struct {
+	text string
+	done chan struct{}
+}
+
 // New makes a Printer on a file.
 func New(f *os.File) *Printer {
-	p := &Printer{w: f}
+	p := newPrinter(f)
 	if width, err := terminalWidth(f); err == nil && width > 0 {
 		p.width = func() int {
 			if now, err := terminalWidth(f); err == nil && now > 0 {
@@ -35,6 +55,55 @@ func New(f *os.File) *Printer {
 		p.rewrites = os.Getenv("TERM") != "dumb"
 	}
 	return p
+}
+
+func newPrinter(w io.Writer) *Printer {
+	p := &Printer{queue: make(chan message, most), written: make(chan struct{})}
+	go func() {
+		defer close(p.written)
+		for m := range p.queue {
+			_, _ = io.WriteString(w, m.text) // there is nowhere to complain
+			close(m.done)
+			if len(p.queue) == 0 {
+				p.stuck.Store(false)
+			}
+		}
+	}()
+	return p
+}
+
+// write is called with mu held.
+func (p *Printer) write(text string) {
+	if p.flushed {
+		return
+	}
+	m := message{text, make(chan struct{})}
+	select {
+	case p.queue <- m:
+	default:
+		return
+	}
+	if p.stuck.Load() {
+		return
+	}
+	t := time.NewTimer(prompt)
+	defer t.Stop()
+	select {
+	case <-m.done:
+	case <-t.C:
+		p.stuck.Store(true)
+	}
+}
+
+// Flush waits until everything is written. Nothing is written after it.
+func (p *Printer) Flush() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.flushed {
+		p.flushed = true
+		close(p.queue)
+	}
+	<-p.written
 }
 
 // Hide keeps these strings out of all that follows.
@@ -51,8 +120,7 @@ func (p *Printer) Terminal() bool { return p.width != nil }
 func (p *Printer) Line(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.clear()
-	fmt.Fprintf(p.w, "holdfast: %s\n", p.clean(fmt.Sprintf(format, args...)))
+	p.write(p.clear() + "holdfast: " + p.clean(fmt.Sprintf(format, args...)) + "\n")
 }
 
 // Status shows a line that the next call replaces: on a terminal that cannot
@@ -65,7 +133,7 @@ func (p *Printer) Status(format string, args ...any) {
 	}
 	text := "holdfast: " + p.clean(fmt.Sprintf(format, args...))
 	if !p.rewrites {
-		fmt.Fprintln(p.w, text)
+		p.write(text + "\n")
 		p.shown = true
 		return
 	}
@@ -73,7 +141,7 @@ func (p *Printer) Status(format string, args ...any) {
 		// A line that wraps cannot be rewritten.
 		text = string(r[:max(p.width()-1, 0)])
 	}
-	fmt.Fprintf(p.w, "\r\x1b[K%s", text)
+	p.write(clearLine + text)
 	p.shown = true
 }
 
@@ -81,14 +149,20 @@ func (p *Printer) Status(format string, args ...any) {
 func (p *Printer) Done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.clear()
+	if clear := p.clear(); clear != "" {
+		p.write(clear)
+	}
 }
 
-func (p *Printer) clear() {
-	if p.shown && p.rewrites {
-		fmt.Fprint(p.w, "\r\x1b[K")
-		p.shown = false
+const clearLine = "\r\x1b[K"
+
+// clear is what removes the line of Status, if one stands there.
+func (p *Printer) clear() string {
+	if !p.shown || !p.rewrites {
+		return ""
 	}
+	p.shown = false
+	return clearLine
 }
 
 // clean keeps a message on one line, without passwords, and without the prefix

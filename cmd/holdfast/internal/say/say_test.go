@@ -7,7 +7,8 @@ import (
 
 func newTest(width int, rewrites bool) (*Printer, *strings.Builder) {
 	var b strings.Builder
-	p := &Printer{w: &b, rewrites: rewrites}
+	p := newPrinter(&b)
+	p.rewrites = rewrites
 	if width > 0 {
 		p.width = func() int { return width }
 	}
@@ -18,6 +19,7 @@ func TestLine(t *testing.T) {
 	p, b := newTest(0, false)
 	p.Hide([]string{"hidden"})
 	p.Line("%s", "holdfast: a://u:pw@h: holdfast: hidden\nsecond \x1b]0;title\x07 line")
+	p.Flush()
 	if got, want := b.String(), "holdfast: a://u:xxxxx@h: xxxxx; second ?]0;title? line\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -33,6 +35,7 @@ func TestStatus(t *testing.T) {
 	p.Done()
 	p.Done()
 	const clear = "\r\x1b[K"
+	p.Flush()
 	if got, want := b.String(), clear+"holdfast: as long a"+clear+"holdfast: stays\n"+clear+"holdfast: again"+clear; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -41,6 +44,7 @@ func TestStatus(t *testing.T) {
 	p.Status("only the first, whatever its length")
 	p.Status("second")
 	p.Done()
+	p.Flush()
 	if got, want := b.String(), "holdfast: only the first, whatever its length\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -48,7 +52,38 @@ func TestStatus(t *testing.T) {
 	p, b = newTest(0, true) // no terminal
 	p.Status("nothing")
 	p.Done()
+	p.Flush()
 	if b.Len() > 0 {
 		t.Errorf("%q", b.String())
+	}
+}
+
+// blocked is a writer that nobody reads from for a while.
+type blocked struct {
+	text   strings.Builder
+	reader chan struct{}
+}
+
+func (b *blocked) Write(p []byte) (int, error) {
+	<-b.reader
+	return b.text.Write(p)
+}
+
+// TestBlocked: messages do not wait for their reader, and come when it does.
+func TestBlocked(t *testing.T) {
+	b := &blocked{reader: make(chan struct{})}
+	p := newPrinter(b)
+	for range 3 * most {
+		p.Line("line")
+	}
+	close(b.reader)
+	p.Flush()
+	p.Line("too late")
+	// One is being written while the queue is full.
+	if got := strings.Count(b.text.String(), "holdfast: line\n"); got != most+1 && got != most {
+		t.Errorf("%d lines", got)
+	}
+	if strings.Contains(b.text.String(), "late") {
+		t.Error("written after Flush")
 	}
 }

@@ -1,0 +1,209 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+)
+
+// tokenOf is what show prints for the first holder of x.
+func (w *world) tokenOf() string {
+	w.t.Helper()
+	var got listed
+	decode(w.t, w.run("show", "--json", "x"), &got)
+	if len(got.Holders) == 0 {
+		w.t.Fatal("nobody holds x")
+	}
+	return got.Holders[0].Token
+}
+
+// TestBreak takes a lock from holdfast run: its command is told, and the next in
+// line gets the lock.
+func TestBreak(t *testing.T) {
+	w := withStore(t)
+	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played("exit-on-term")...)...)
+	holder.ready()
+	waiter := w.start("run", "x", "--", "echo", "mine")
+	awaitQueue(t, w.locker(), 1)
+	r := w.run("break", "--token", w.tokenOf(), "x")
+	r.expectStatus(t, 0)
+	who := fmt.Sprintf("pid %d on ", holder.cmd.Process.Pid)
+	for _, s := range []string{who, "(the nightly job) is asked to end", "30s", "is taken away from " + who} {
+		if !strings.Contains(r.stderr, s) {
+			t.Errorf("no %q:\n%s", s, r.stderr)
+		}
+	}
+	holder.stdout.expect("signal " + syscall.SIGTERM.String())
+	if got := holder.status(); got != 74 {
+		t.Errorf("the holder's status is %d, want 74", got)
+	}
+	holder.stderr.expect("(taken")
+	waiter.stdout.expect("mine")
+	if got := waiter.status(); got != 0 {
+		t.Errorf("the waiter's status is %d", got)
+	}
+}
+
+// TestBreakStale: a token of another time breaks nothing.
+func TestBreakStale(t *testing.T) {
+	w := withStore(t)
+	before := w.start(append([]string{"run", "x"}, played()...)...)
+	before.ready()
+	stale := w.tokenOf()
+	before.send("exit 0")
+	before.status()
+	r := w.run("break", "--token", stale, "x")
+	r.expectStatus(t, 75)
+	if !strings.Contains(r.stderr, "not broken") || !strings.Contains(r.stderr, "nobody holds it now") {
+		t.Errorf("stderr: %s", r.stderr)
+	}
+
+	holder := w.start(append([]string{"run", "--reason", "the next", "x"}, played()...)...)
+	holder.ready()
+	now := w.tokenOf()
+	for _, wrong := range []string{stale, "1", "9223372036854775807"} {
+		r := w.run("break", "--token", wrong, "x")
+		r.expectStatus(t, 75)
+		for _, s := range []string{"has token " + wrong, "with token " + now, "(the next)"} {
+			if !strings.Contains(r.stderr, s) {
+				t.Errorf("no %q:\n%s", s, r.stderr)
+			}
+		}
+	}
+	holder.send("exit 0")
+	if got := holder.status(); got != 0 {
+		t.Errorf("the holder's status is %d: %s", got, holder.stderr.all())
+	}
+}
+
+// TestBreakUnheard: a holder that does not end, and one that cannot hear.
+func TestBreakUnheard(t *testing.T) {
+	w := withStore(t)
+	holder := w.start(append([]string{"run", "--ttl", "3h", "--grace", "1h", "x"}, played()...)...)
+	holder.ready()
+	token, pid := w.tokenOf(), holder.cmd.Process.Pid
+
+	r := w.run("break", "--force", "--token", token, "x")
+	r.expectStatus(t, 78)
+	if !strings.Contains(r.stderr, "--force: the file store cannot") {
+		t.Errorf("stderr: %s", r.stderr)
+	}
+	if r := w.run("show", "x"); strings.Contains(r.stdout, "asked to end") {
+		t.Errorf("--force has asked:\n%s", r.stdout)
+	}
+
+	r = w.run("break", "--wait", "20ms", "--token", token, "x")
+	r.expectStatus(t, 75)
+	if want := fmt.Sprintf("not broken: pid %d on ", pid); !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "it runs") {
+		t.Errorf("stderr: %s", r.stderr)
+	}
+	if r := w.run("show", "x"); !strings.Contains(r.stdout, "note   asked to end") {
+		t.Errorf("no note:\n%s", r.stdout)
+	}
+
+	holder.signal(syscall.SIGSTOP)
+	awaitStopped(t, pid)
+	r = w.run("break", "--wait", "20ms", "--token", token, "x")
+	r.expectStatus(t, 75)
+	if want := fmt.Sprintf("it is stopped: continue it (kill -CONT %d) or kill it", pid); !strings.Contains(r.stderr, want) {
+		t.Errorf("stderr: %s", r.stderr)
+	}
+	// A signal ends the wait.
+	breaker := w.start("break", "--wait", "1h", "--token", token, "x")
+	breaker.stderr.expect("is asked to end")
+	breaker.signal(syscall.SIGINT)
+	if got := breaker.status(); got != 130 {
+		t.Errorf("status %d, want 130: %s", got, breaker.stderr.all())
+	}
+	holder.signal(syscall.SIGCONT)
+	holder.send("exit 0")
+	if got := holder.status(); got != 74 {
+		t.Errorf("the holder's status is %d, want 74", got)
+	}
+}
+
+// TestBreakAsks on a terminal, and takes no for an answer.
+func TestBreakAsks(t *testing.T) {
+	w := withStore(t)
+	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played("exit-on-term")...)...)
+	holder.ready()
+	for _, answer := range []string{"n", "", "what?"} {
+		p := w.onTerminal(exec.Command(binary, "break", "x"))
+		p.stdout.expect("(the nightly job)")
+		p.stdout.expectPart("Take it away? [y/N] ")
+		p.send(answer)
+		if got := p.status(); got != 75 {
+			t.Errorf("%q: status %d, want 75", answer, got)
+		}
+		p.stdout.expect("not broken")
+	}
+	p := w.onTerminal(exec.Command(binary, "break", "x"))
+	p.stdout.expectPart("[y/N] ")
+	p.key(ctrlC)
+	if got := p.status(); got != 130 {
+		t.Errorf("Ctrl-C: status %d, want 130", got)
+	}
+	// Also where standard input is something else.
+	p = w.onTerminal(exec.Command("sh", "-c", `echo y | "$holdfast" break x; echo "status $?"`))
+	p.stdout.expectPart("[y/N] ")
+	p.send("no")
+	p.stdout.expect("status 75")
+
+	p = w.onTerminal(exec.Command(binary, "break", "x"))
+	p.stdout.expectPart("[y/N] ")
+	p.send("y")
+	p.stdout.expect("is taken away")
+	if got := p.status(); got != 0 {
+		t.Errorf("status %d, want 0", got)
+	}
+	if got := holder.status(); got != 74 {
+		t.Errorf("the holder's status is %d, want 74", got)
+	}
+	p = w.onTerminal(exec.Command(binary, "break", "x"))
+	p.stdout.expect("nobody holds")
+	if got := p.status(); got != 75 {
+		t.Errorf("free: status %d, want 75", got)
+	}
+}
+
+// TestBreakOneOfSeveral asks which.
+func TestBreakOneOfSeveral(t *testing.T) {
+	w := withStore(t)
+	l := w.locker()
+	kept, err := l.Lock(t.Context(), "x", holdfast.Shared())
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := w.start(append([]string{"run", "--shared", "x"}, played("exit-on-term")...)...)
+	taken.ready()
+	st, err := l.Inspect(t.Context(), "x")
+	if err != nil || len(st.Holders) != 2 {
+		t.Fatal(st, err)
+	}
+	p := w.onTerminal(exec.Command(binary, "break", "x"))
+	p.stdout.expectPart("with which token? ")
+	p.send("y")
+	p.stdout.expect("not broken")
+	if got := p.status(); got != 75 {
+		t.Errorf("status %d, want 75", got)
+	}
+	p = w.onTerminal(exec.Command(binary, "break", "x"))
+	p.stdout.expectPart("with which token? ")
+	p.send(strconv.FormatUint(st.Holders[1].Token, 10))
+	if got := p.status(); got != 0 {
+		t.Errorf("status %d, want 0", got)
+	}
+	if got := taken.status(); got != 74 {
+		t.Errorf("the holder's status is %d, want 74", got)
+	}
+	if err := kept.Context().Err(); err != nil {
+		t.Errorf("the other one: %v", err)
+	}
+}

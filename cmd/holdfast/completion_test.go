@@ -1,0 +1,134 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"context"
+	"net/url"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// The scheme hanging is one of this program's when it plays holdfast: a store
+// that never answers, and does not heed its context either.
+func init() {
+	driver.Register("hanging", func(context.Context, *url.URL, string) (driver.Store, error) { select {} })
+}
+
+// completions are what a shell would offer.
+func (w *world) completions(args ...string) []string {
+	w.t.Helper()
+	r := w.run(append([]string{"__complete"}, args...)...)
+	r.expectStatus(w.t, 0)
+	lines := strings.Split(strings.TrimSpace(r.stdout), "\n")
+	if last := lines[len(lines)-1]; !strings.HasPrefix(last, ":") {
+		w.t.Errorf("%q: no directive:\n%s", args, r.stdout)
+	}
+	return lines[:len(lines)-1]
+}
+
+// TestCompleteNames offers the names that stand at the store, those that are
+// safe on a command line.
+func TestCompleteNames(t *testing.T) {
+	w := withStore(t)
+	l := w.locker()
+	for _, name := range []string{"billing/1", "billing/2", "nightly", "billing/$(touch gone)", "billing/a b"} {
+		if _, err := l.Lock(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, sub := range []string{"show", "break", "watch", "ls"} {
+		if got := w.completions(sub, "bil"); !slices.Equal(got, []string{"billing/1", "billing/2"}) {
+			t.Errorf("%s: %q", sub, got)
+		}
+		if got := w.completions(sub, "nightly", ""); len(got) > 0 {
+			t.Errorf("%s, a second name: %q", sub, got)
+		}
+	}
+	if got := w.completions("show", "--namespace", "other", ""); len(got) > 0 {
+		t.Errorf("another namespace: %q", got)
+	}
+	w.env = slices.DeleteFunc(w.env, func(v string) bool { return strings.HasPrefix(v, "HOLDFAST_STORE=") })
+	if got := w.completions("show", "--store", w.storeURL(), "n"); !slices.Equal(got, []string{"nightly"}) {
+		t.Errorf("with --store: %q", got)
+	}
+	// What goes wrong completes nothing, says nothing and makes nothing.
+	for _, args := range [][]string{{"show", ""}, {"show", "--store", "floppy://x", ""}, {"show", "--store-file", "none", ""}} {
+		r := w.run(append([]string{"__complete"}, args...)...)
+		if r.status != 0 || !strings.HasPrefix(r.stdout, ":4") || strings.Contains(r.stderr, "holdfast:") {
+			t.Errorf("%q: %+v", args, r)
+		}
+	}
+	if made, _ := os.ReadDir(w.home); len(made) > 0 {
+		t.Errorf("something was made: %v", made)
+	}
+}
+
+// TestCompleteHangingStore waits no longer than a person would.
+func TestCompleteHangingStore(t *testing.T) {
+	w := newWorld(t)
+	r := w.runScripted(nil, "__complete", "show", "--store", "hanging://x", "")
+	if r.status != 0 || !strings.HasPrefix(r.stdout, ":4") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestCompletionScripts are read by their shells.
+func TestCompletionScripts(t *testing.T) {
+	w := withStore(t)
+	if _, err := w.locker().Lock(t.Context(), "nightly"); err != nil {
+		t.Fatal(err)
+	}
+	for _, sh := range []string{"bash", "zsh", "fish"} {
+		t.Run(sh, func(t *testing.T) {
+			r := w.run("completion", sh)
+			r.expectStatus(t, 0)
+			if !strings.Contains(r.stdout, "holdfast") || r.stderr != "" {
+				t.Errorf("%+v", r)
+			}
+			path, err := exec.LookPath(sh)
+			if err != nil {
+				t.Skipf("%s is not installed: its script is not run", sh)
+			}
+			if out, err := exec.Command(path, "-n", w.file("script", r.stdout)).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+			if sh != "bash" {
+				return
+			}
+			// As after Tab, with the few functions of bash-completion that it calls.
+			c := exec.Command(path, "-c", `
+				_get_comp_words_by_ref() { words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD; cur=${COMP_WORDS[COMP_CWORD]}; prev=${COMP_WORDS[COMP_CWORD-1]}; }
+				__ltrim_colon_completions() { :; }
+				compopt() { :; }
+				holdfast() { "$binary" "$@"; }
+				. "$1"
+				COMP_WORDS=(holdfast show ni) COMP_CWORD=2 COMP_LINE="holdfast show ni" COMP_POINT=16 COMP_TYPE=9
+				__start_holdfast
+				echo "offers ${COMPREPLY[*]}"`, "bash", w.path("script"))
+			c.Env = append(slices.Clone(w.env), "binary="+binary)
+			out, err := c.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "offers nightly") {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+}
+
+// file writes one, executable if it is a script, and answers its path.
+func (w *world) file(name, text string) string {
+	w.t.Helper()
+	mode := os.FileMode(0o600)
+	if strings.HasPrefix(text, "#!") {
+		mode = 0o700
+	}
+	if err := os.WriteFile(w.path(name), []byte(text), mode); err != nil {
+		w.t.Fatal(err)
+	}
+	return w.path(name)
+}

@@ -1,0 +1,253 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
+)
+
+func page(t *testing.T, name string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("../../docs", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+var fence = regexp.MustCompile("(?ms)^```([^\n]*)\n(.*?)^```$")
+
+// examples are the fenced blocks of a page, by what stands behind the fence.
+func examples(t *testing.T, name string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, m := range fence.FindAllStringSubmatch(page(t, name), -1) {
+		all[m[1]] = m[2]
+	}
+	return all
+}
+
+// keys reads KEY=VALUE lines of one section.
+func keys(ini, section string) map[string]string {
+	found, in := map[string]string{}, section == ""
+	for line := range strings.Lines(ini) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			in = line == "["+section+"]"
+		} else if key, value, ok := strings.Cut(line, "="); ok && in && line[0] != '#' {
+			found[key] = value
+		}
+	}
+	return found
+}
+
+// deployed is a machine on which an example has been installed.
+type deployed struct {
+	*world
+	bin string
+}
+
+func newDeployed(t *testing.T) *deployed {
+	d := &deployed{world: newWorld(t)}
+	d.bin = d.path("bin")
+	if err := os.Mkdir(d.bin, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(binary, filepath.Join(d.bin, "holdfast")); err != nil {
+		t.Fatal(err)
+	}
+	d.file("bin/report", "#!/bin/sh\necho \"report of $HOLDFAST_NAME with $*\"\n")
+	d.file("store", d.storeURL()+"\n")
+	return d
+}
+
+// here turns the paths of an example into those of this machine.
+func (d *deployed) here(s string) string {
+	return strings.NewReplacer("/usr/local/bin", d.bin, "/etc/holdfast/store", d.path("store"),
+		"/home/reports/.config/holdfast/store", d.path("store")).Replace(s)
+}
+
+// holds runs the job of an example twice.
+func (d *deployed) holds(job func() *exec.Cmd) {
+	d.t.Helper()
+	first := d.startCmd(job(), nil)
+	first.stdout.expect("report of nightly-report with --all")
+	second := d.startCmd(job(), nil)
+	if got := second.status(); got != 0 || second.stdout.all() != "" {
+		d.t.Errorf("the second: status %d, and %q, %q", got, second.stdout.all(), second.stderr.all())
+	}
+	var all struct{ Locks []listed }
+	decode(d.t, d.run("ls", "--json", "--store", d.storeURL()), &all)
+	if len(all.Locks) != 1 || all.Locks[0].Name != "nightly-report" || !all.Locks[0].Held {
+		d.t.Fatalf("after the report: %+v", all)
+	}
+	// A shell may stand before holdfast.
+	if err := syscall.Kill(all.Locks[0].Holders[0].PID, syscall.SIGTERM); err != nil {
+		d.t.Fatal(err)
+	}
+	if got := first.status(); got != 0 {
+		d.t.Errorf("the first: status %d: %s", got, first.stderr.all())
+	}
+}
+
+// TestUnit runs the systemd unit's command and has systemd read the units.
+func TestUnit(t *testing.T) {
+	d := newDeployed(t)
+	blocks := examples(t, "deploy.md")
+	service, timer := blocks["ini nightly-report.service"], blocks["ini nightly-report.timer"]
+	if keys(timer, "Timer")["OnCalendar"] == "" || keys(timer, "Install")["WantedBy"] != "timers.target" {
+		t.Errorf("timer:\n%s", timer)
+	}
+	s := keys(d.here(service), "Service")
+	if strings.ContainsAny(s["ExecStart"], `"'\$%`) {
+		t.Fatalf("this test splits at spaces only: %s", s["ExecStart"])
+	}
+	argv := strings.Fields(s["ExecStart"])
+	d.env = append(d.env, s["Environment"])
+	d.holds(func() *exec.Cmd { return exec.Command(argv[0], argv[1:]...) })
+
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("systemd-analyze is not installed: the units are not verified")
+	}
+	path := d.file("nightly-report.service", d.here(service))
+	out, err := exec.Command(analyze, "verify", "--man=no", path, d.file("nightly-report.timer", timer)).CombinedOutput()
+	// It also tells of the units of this machine that these depend on.
+	if strings.Contains(string(out), "nightly-report") || err != nil && len(out) == 0 {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestCrontab runs the crontab's command as cron does.
+func TestCrontab(t *testing.T) {
+	d := newDeployed(t)
+	tab := d.here(examples(t, "deploy.md")["crontab"])
+	entry := regexp.MustCompile(`(?m)^(?:[\d*/,-]+ ){5}(.*)$`).FindStringSubmatch(tab)
+	if entry == nil || strings.Contains(entry[1], "%") {
+		t.Fatalf("no entry that cron would run whole:\n%s", tab)
+	}
+	d.env = []string{"HOME=" + d.home, "SHELL=/bin/sh"}
+	for key, value := range keys(tab, "") {
+		if !strings.Contains(key, " ") {
+			d.env = append(d.env, key+"="+value)
+		}
+	}
+	d.holds(func() *exec.Cmd { return exec.Command("/bin/sh", "-c", entry[1]) })
+}
+
+// TestCronJob runs the command of the container.
+func TestCronJob(t *testing.T) {
+	d := newDeployed(t)
+	var job struct {
+		APIVersion string `yaml:"apiVersion"`
+		Kind       string
+		Spec       struct {
+			Schedule    string
+			JobTemplate struct {
+				Spec struct {
+					Template struct {
+						Spec struct {
+							RestartPolicy string `yaml:"restartPolicy"`
+							Containers    []struct {
+								Command      []string
+								Env          []struct{ Name, Value string }
+								VolumeMounts []struct {
+									Name, MountPath string
+								} `yaml:"volumeMounts"`
+							}
+							Volumes []struct {
+								Name   string
+								Secret struct {
+									SecretName string `yaml:"secretName"`
+								}
+							}
+						}
+					}
+				}
+			} `yaml:"jobTemplate"`
+		}
+	}
+	if err := yaml.Unmarshal([]byte(d.here(examples(t, "deploy.md")["yaml nightly-report.yaml"])), &job); err != nil {
+		t.Fatal(err)
+	}
+	pod := job.Spec.JobTemplate.Spec.Template.Spec
+	if job.APIVersion != "batch/v1" || job.Kind != "CronJob" || len(strings.Fields(job.Spec.Schedule)) != 5 || pod.RestartPolicy != "Never" ||
+		len(pod.Containers) != 1 || len(pod.Volumes) != 1 || pod.Volumes[0].Secret.SecretName == "" ||
+		len(pod.Containers[0].VolumeMounts) != 1 || pod.Containers[0].VolumeMounts[0].Name != pod.Volumes[0].Name {
+		t.Fatalf("%+v", job)
+	}
+	c := pod.Containers[0]
+	for _, e := range c.Env {
+		d.env = append(d.env, e.Name+"="+e.Value)
+	}
+	d.env = append(d.env, "PATH="+d.bin+":"+os.Getenv("PATH"))
+	d.holds(func() *exec.Cmd { return exec.Command(filepath.Join(d.bin, c.Command[0]), c.Command[1:]...) })
+}
+
+// TestCommandPage: docs/command.md knows every subcommand, flag and JSON field.
+func TestCommandPage(t *testing.T) {
+	text := page(t, "command.md")
+	for _, c := range cli.Command().Commands() {
+		if c.IsAvailableCommand() && !strings.Contains(text, "## holdfast "+c.Name()+"\n") {
+			t.Errorf("no section on %s", c.Name())
+		}
+	}
+	everyFlag(cli.Command(), func(cmd *cobra.Command, f *pflag.Flag) {
+		if !strings.Contains(text, "--"+f.Name) && f.Name != "help" && f.Name != "version" {
+			t.Errorf("%s --%s is missing", cmd.CommandPath(), f.Name)
+		}
+	})
+
+	w := withStore(t)
+	holder := w.start(append([]string{"run", "x"}, played()...)...)
+	holder.ready()
+	w.waitFor("x", "in line")
+	var fields []string
+	var walk func(any)
+	walk = func(v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for k, inner := range v {
+				fields = append(fields, k)
+				walk(inner)
+			}
+		case []any:
+			for _, inner := range v {
+				walk(inner)
+			}
+		}
+	}
+	for _, args := range [][]string{{"ls", "--json"}, {"show", "--json", "x"}, {"stores", "--json", w.storeURL()}, {"stores", "--json", "memory://"}, {"version", "--json"}} {
+		var v any
+		decode(t, w.run(args...), &v)
+		walk(v)
+	}
+	p := w.start("watch", "--json", "x")
+	for range 2 {
+		var v any
+		if err := json.Unmarshal([]byte(p.stdout.expect(`{"time"`)), &v); err != nil {
+			t.Fatal(err)
+		}
+		walk(v)
+	}
+	slices.Sort(fields)
+	for _, f := range slices.Compact(fields) {
+		if !strings.Contains(text, "`"+f+"`") {
+			t.Errorf("the JSON field %q is missing", f)
+		}
+	}
+}

@@ -1,0 +1,256 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+const breakLong = `Break takes a lock away from its holder: the one grant that carries the token,
+which holdfast show prints. A grant that came after it is not touched. On a
+terminal, without --token, it shows the holder and asks.
+
+Where the store can only ask (holdfast stores tells), the holder is told to end
+and keeps the lock until it has; break waits for that. A command under holdfast
+run then gets SIGTERM, and SIGKILL after its grace, and holdfast run ends with
+status 74. A holder that is stopped does not hear it.
+
+` + lookEnvironment + `
+
+Exit status:
+  0    the grant has ended
+  64   bad usage, or no token and nobody to ask
+  69   the store cannot be reached or does not answer
+  75   not broken: this grant does not stand, the holder still holds it after
+       --wait, or the answer was no
+  78   the store refused, or cannot do what was asked
+  128+n  signal n ended it`
+
+// breakFlags are the flags of break, as given.
+type breakFlags struct {
+	store storeFlags
+	token token
+	wait  duration
+	force bool
+}
+
+// token is the value of --token.
+type token struct {
+	n     uint64
+	given bool
+}
+
+func (v *token) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil || n == 0 || n >= driver.MaxToken {
+		return errors.New("give the token that holdfast show prints, a whole number from 1 to 2^63-1")
+	}
+	v.n, v.given = n, true
+	return nil
+}
+
+func (v *token) Type() string { return "number" }
+
+func (v *token) String() string {
+	if v.n == 0 {
+		return ""
+	}
+	return strconv.FormatUint(v.n, 10)
+}
+
+func newBreak(p *say.Printer) *cobra.Command {
+	f := &breakFlags{wait: duration{d: 30 * time.Second, least: 1, most: math.MaxInt64, allowed: "a duration above 0"}}
+	cmd := &cobra.Command{
+		Use:   "break [flags] NAME",
+		Short: "Take a lock away from its holder",
+		Long:  breakLong,
+		Example: `  holdfast break nightly
+  holdfast break --token 1753369210123456 nightly`,
+		Args:                  oneName("NAME", false),
+		ValidArgsFunction:     completeNames(&f.store),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if !f.token.given && !p.Terminal() {
+				return errNoToken
+			}
+			return look(cmd, &f.store, p, func(ctx context.Context, l *holdfast.Locker) error {
+				b := &breaker{breakFlags: f, name: args[0], say: p, locker: l}
+				return b.run(ctx)
+			})
+		},
+	}
+	f.store.add(cmd)
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.Var(&f.token, "token", "the fencing token of the grant, as holdfast show prints it\n(default: show the holder and ask, on a terminal only)")
+	flags.Var(&f.wait, "wait", "how long to wait until a holder that was asked has ended")
+	flags.BoolVar(&f.force, "force", false, "do not wait for the holder, where the store can take a lock away at once")
+	return cmd
+}
+
+var errNoToken = errors.New("--token is missing, and there is no terminal to ask on: give the token that holdfast show NAME prints")
+
+// breaker takes one lock away.
+type breaker struct {
+	*breakFlags
+	name   string
+	say    *say.Printer
+	locker *holdfast.Locker
+}
+
+func (b *breaker) run(ctx context.Context) error {
+	g, err := b.locker.Guarantees(ctx)
+	if err != nil {
+		return err
+	}
+	if b.force && g.Break != driver.BreakNow {
+		b.say.Line("--force: the %s store cannot take a lock from a holder that lives; what it does: %s", g.Kind, g.Break)
+		return exited(exit.Refused)
+	}
+	var st holdfast.State
+	if g.Visible != driver.VisibleNothing {
+		if st, err = b.locker.Inspect(ctx, b.name); err != nil {
+			return err
+		}
+	}
+	if !b.token.given {
+		if b.token.n, err = b.ask(ctx, st); err != nil {
+			return err
+		}
+	}
+	holder := "its holder"
+	if h, ok := byToken(st, b.token.n); ok {
+		holder = view.Who(h.Owner)
+		if g.Break == driver.BreakAsk {
+			b.say.Line("%s is asked to end; it has %s for that (--wait)", holder, short(b.wait.d))
+		}
+	}
+	err = b.take(ctx, holder)
+	if err == nil {
+		b.say.Line("%q with token %d is taken away from %s", b.name, b.token.n, holder)
+	}
+	return err
+}
+
+// take breaks the grant, and tells what else became of it.
+func (b *breaker) take(ctx context.Context, holder string) error {
+	waiting, cancel := context.WithTimeout(ctx, b.wait.d)
+	defer cancel()
+	err := b.locker.Break(waiting, b.name, b.token.n)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, holdfast.ErrNotHeld):
+		return b.stale(ctx)
+	case ctx.Err() != nil:
+		b.say.Line("the wait is over; %s may have been asked already, and may still end", holder)
+		return err
+	case waiting.Err() == nil:
+		return err
+	}
+	st, again := b.locker.Inspect(ctx, b.name)
+	if again != nil {
+		return err
+	}
+	h, ok := byToken(st, b.token.n)
+	if !ok {
+		return nil // at the last moment
+	}
+	what := "it runs, and keeps the lock until it has ended"
+	if strings.Contains(h.Note, "stopped") {
+		what = fmt.Sprintf("it is stopped: continue it (kill -CONT %d) or kill it", h.PID)
+	}
+	b.say.Line("not broken: %s still holds %q %s after it was asked to end; %s", view.Who(h.Owner), b.name, short(b.wait.d), what)
+	return exited(exit.Busy)
+}
+
+// stale says what stands in the place of the grant that does not.
+func (b *breaker) stale(ctx context.Context) error {
+	now := ""
+	if st, err := b.locker.Inspect(ctx, b.name); err == nil {
+		var held []string
+		for _, h := range st.Holders {
+			held = append(held, fmt.Sprintf("with token %d by %s", h.Token, view.Who(h.Owner)))
+		}
+		now = "; nobody holds it now"
+		if len(held) > 0 {
+			now = "; now it is held " + strings.Join(held, ", and ")
+		}
+	}
+	b.say.Line("not broken: no grant of %q has token %d%s", b.name, b.token.n, now)
+	return exited(exit.Busy)
+}
+
+func byToken(st holdfast.State, token uint64) (holdfast.Holder, bool) {
+	for _, h := range st.Holders {
+		if h.Token == token {
+			return h, true
+		}
+	}
+	return holdfast.Holder{}, false
+}
+
+// ask lets the person at the terminal decide, and answers the token.
+func (b *breaker) ask(ctx context.Context, st holdfast.State) (uint64, error) {
+	// Standard input may be something else, a list of names for example.
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		b.say.Line("%v", errNoToken)
+		return 0, exited(exit.Usage)
+	}
+	defer tty.Close()
+	if len(st.Holders) == 0 {
+		b.say.Line("not broken: nobody holds %q", b.name)
+		return 0, exited(exit.Busy)
+	}
+	if err := view.Page(tty, holdfast.State{Name: st.Name, Holders: st.Holders}, time.Now()); err != nil {
+		return 0, err
+	}
+	question := "\nTake it away? [y/N] "
+	if len(st.Holders) > 1 {
+		question = "\nTake it away from the one with which token? "
+	}
+	if _, err := tty.WriteString(question); err != nil {
+		return 0, err
+	}
+	answers := make(chan string, 1)
+	go func() {
+		// Ends with a line, or with the process: this terminal cannot be read with
+		// a deadline everywhere.
+		s, _ := bufio.NewReader(tty).ReadString('\n')
+		answers <- strings.TrimSpace(s)
+	}()
+	var answer string
+	select {
+	case answer = <-answers:
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	if len(st.Holders) == 1 {
+		switch strings.ToLower(answer) {
+		case "y", "yes":
+			return st.Holders[0].Token, nil
+		}
+	}
+	for _, h := range st.Holders {
+		if len(st.Holders) > 1 && answer == strconv.FormatUint(h.Token, 10) {
+			return h.Token, nil
+		}
+	}
+	b.say.Line("not broken: the answer was %q", answer)
+	return 0, exited(exit.Busy)
+}

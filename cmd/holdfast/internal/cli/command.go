@@ -1,0 +1,12 @@
+package cli
+
+import (
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+)
+
+// Command is the whole command, for those who print its documentation.
+func Command() *cobra.Command { return newRoot(say.New(os.Stderr)) }

@@ -1,0 +1,181 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/charmbracelet/x/term"
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// These subcommands look at the locks of others. They end with the first signal
+// and with the reader of their output, and leave nothing behind.
+
+// lookTimeout bounds one look at all locks. A look at one has the library's.
+const lookTimeout = time.Minute
+
+// lookStatus and lookEnvironment are the parts of the help that they share.
+const (
+	lookStatus = `
+  1    the output cannot be written
+  64   bad usage
+  69   the store cannot be reached or does not answer
+  78   the store refused, or cannot do what was asked
+  128+n  signal n ended it; 141 where the reader of its output has gone`
+
+	lookEnvironment = `Environment:
+  HOLDFAST_STORE       the store's URL
+  HOLDFAST_STORE_FILE  a file that holds it`
+)
+
+// outputFailed is the status where the output could not be written, on a full
+// disk for example.
+const outputFailed = 1
+
+// errPipe ends what nobody reads any more.
+var errPipe = errors.New("the reader of the output has gone")
+
+// interrupted is the signal that ended a look.
+type interrupted syscall.Signal
+
+func (e interrupted) Error() string { return "ended by " + proc.SignalName(syscall.Signal(e)) }
+
+// look opens the store and lets do work on it. Its errors have been said where
+// their status is not what Main would make of them.
+func look(cmd *cobra.Command, f *storeFlags, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
+	storeURL, dir, err := f.resolve(p)
+	if err != nil {
+		return err
+	}
+	if dir != "" {
+		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
+	}
+	ctx, stop := interruptible(cmd.Context())
+	defer stop()
+	return outcome(ctx, p, lookAt(ctx, storeURL, f.namespace.s, p, do))
+}
+
+func lookAt(ctx context.Context, storeURL, namespace string, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
+	l, err := holdfast.Open(ctx, storeURL, holdfast.Namespace(namespace))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// Nothing is held: what fails here is no news for who asked.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = l.Close(ctx)
+	}()
+	g, err := l.Guarantees(ctx)
+	if err != nil {
+		return err
+	}
+	if g.Scope == driver.ScopeProcess {
+		p.Line("warning: the %s store reaches no further than one process: the locks of others are not in it", g.Kind)
+	}
+	return do(ctx, l)
+}
+
+// interruptible ends a context with the first signal. The second kills, as ever.
+func interruptible(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	sigs := make(chan os.Signal, 1)
+	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		if !signal.Ignored(s) {
+			signal.Notify(sigs, s)
+		}
+	}
+	// A write to a closed pipe is an error and no signal, so that it ends like the
+	// rest.
+	signal.Ignore(syscall.SIGPIPE)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case s := <-sigs:
+			signal.Stop(sigs)
+			cancel(interrupted(s.(syscall.Signal)))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil); <-done; signal.Stop(sigs) }
+}
+
+// outcome gives an error its status.
+func outcome(ctx context.Context, p *say.Printer, err error) error {
+	cause := context.Cause(ctx)
+	if s, ok := errors.AsType[interrupted](cause); ok {
+		return exited(exit.BySignal(syscall.Signal(s)))
+	}
+	_, said := errors.AsType[exited](err)
+	switch {
+	case errors.Is(err, errPipe), errors.Is(err, syscall.EPIPE):
+		return exited(exit.BySignal(syscall.SIGPIPE))
+	case err == nil, said, known(err):
+		return err
+	case errors.Is(err, context.DeadlineExceeded):
+		p.Line("the store did not answer in time: %v", err)
+		return exited(exit.Unavailable)
+	}
+	p.Line("%v", err)
+	return exited(outputFailed)
+}
+
+// list reads all names that begin with prefix.
+func list(ctx context.Context, l *holdfast.Locker, prefix string) ([]holdfast.State, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	var all []holdfast.State
+	for st, err := range l.List(ctx, prefix) {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, st)
+	}
+	return all, nil
+}
+
+// width is that of the terminal w is, and false where it is none.
+func width(w io.Writer) (int, bool) {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(f.Fd()) {
+		return 0, false
+	}
+	n, _, err := term.GetSize(f.Fd())
+	if err != nil || n <= 0 {
+		n = 80 // a terminal that does not tell
+	}
+	return n, true
+}
+
+// oneName checks that the arguments are one name, or none if that is allowed.
+func oneName(what string, optional bool) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) == 0 && optional:
+			return nil
+		case len(args) == 0:
+			return fmt.Errorf("%s is missing: holdfast %s", what, cmd.Use)
+		case len(args) > 1 && optional:
+			return fmt.Errorf("%d arguments: give one %s, or none; quote one that has spaces", len(args), what)
+		case len(args) > 1:
+			return fmt.Errorf("%d arguments: give one %s; quote one that has spaces", len(args), what)
+		}
+		if err := driver.CheckName(args[0]); err != nil {
+			return fmt.Errorf("%s: %v", what, err)
+		}
+		return nil
+	}
+}

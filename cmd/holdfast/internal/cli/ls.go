@@ -1,0 +1,99 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
+)
+
+const lsLong = `Ls lists every name that is held or waited for, in byte order, or those that
+begin with PREFIX: who holds it, since when, why, and how many wait.
+
+On a terminal it is a table that fits its width; columns without content are left
+out. Elsewhere each holder is one line, without a heading, of twelve fields with
+a tab between two of them:
+
+  name state mode token slot since ttl holder instance reason note waiting
+
+The state is "held", or "awaited" for a name that nobody holds at the moment. With
+--waiters each waiter has a line as well, of the state "waiting" and with its
+place in the last field. A field without a value is "-". Since is RFC 3339 in UTC,
+ttl is in seconds. A text that is not printable, is "-", or begins with a quote
+or a space, is quoted like a string of Go.
+
+` + lookEnvironment + `
+
+Exit status:
+  0    listed, also where there is nothing` + lookStatus
+
+func newLs(p *say.Printer) *cobra.Command {
+	var store storeFlags
+	asJSON, waiters := false, false
+	cmd := &cobra.Command{
+		Use:   "ls [flags] [PREFIX]",
+		Short: "List the locks that are held or waited for",
+		Long:  lsLong,
+		Example: `  holdfast ls
+  holdfast ls --waiters billing/
+  # names that were held for more than an hour:
+  holdfast ls --json | jq -r '.locks[] | select(any(.holders[]; .age_seconds > 3600)) | .name'`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 && args[0] == "" {
+				return nil // every name begins with it
+			}
+			return oneName("PREFIX", true)(cmd, args)
+		},
+		ValidArgsFunction:     completeNames(&store),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			prefix := ""
+			if len(args) > 0 {
+				prefix = args[0]
+			}
+			return look(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
+				states, err := list(ctx, l, prefix)
+				if err != nil {
+					return err
+				}
+				return printList(cmd.OutOrStdout(), states, asJSON, waiters)
+			})
+		},
+	}
+	store.add(cmd)
+	cmd.Flags().SortFlags = false
+	cmd.Flags().BoolVar(&waiters, "waiters", false, "list each waiter, in the order of the queue")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printList(w io.Writer, states []holdfast.State, asJSON, waiters bool) error {
+	now := time.Now()
+	if asJSON {
+		return view.JSON(w, view.ShapeOfList(states, now), false)
+	}
+	out := bufio.NewWriter(w)
+	if columns, terminal := width(w); terminal {
+		if len(states) == 0 {
+			fmt.Fprintln(out, "nothing is held or waited for")
+			return out.Flush()
+		}
+		for _, line := range view.Table(states, now, waiters, columns) {
+			fmt.Fprintln(out, line)
+		}
+		return out.Flush()
+	}
+	for _, st := range states {
+		if err := view.Lines(out, st, waiters); err != nil {
+			return err
+		}
+	}
+	return out.Flush()
+}

@@ -1,0 +1,192 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/charmbracelet/x/term"
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/follow"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/live"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+const watchLong = `Watch follows one lock, or all of them, until it is told to end. One lock is
+followed by the store's own news of changes where it has such, and looked at once
+a second in any case; all of them are looked at once a second. What comes and goes
+between two looks is not seen.
+
+On a terminal it is a table: q or Ctrl-C quits, the arrows, Page Up and Page Down
+move, w shows or hides the waiters. Elsewhere each change is one line, without a
+heading, of nine fields with a tab between two of them:
+
+  time name event mode token holder instance reason note
+
+The time is RFC 3339 in UTC. The events are
+
+  held      it held when the watch began
+  free      nobody held or waited for NAME when the watch began
+  granted   it holds now
+  released  its grant is gone: released, run out, or taken away
+  waiting   it waits, or did when the watch began
+  left      it waits no more and was not seen to hold
+  noted     the note of a holder has changed
+
+For a waiter the field of the token has its place in the queue. A field without a
+value is "-"; texts are quoted as by holdfast ls.
+
+` + lookEnvironment + `
+
+Exit status:
+  0    q was pressed
+  130  Ctrl-C was pressed, or SIGINT came` + lookStatus
+
+// watchPause is how often the store is looked at.
+const watchPause = time.Second
+
+func newWatch(p *say.Printer) *cobra.Command {
+	var store storeFlags
+	asJSON := false
+	cmd := &cobra.Command{
+		Use:   "watch [flags] [NAME]",
+		Short: "Follow one lock, or all of them, live",
+		Long:  watchLong,
+		Example: `  holdfast watch
+  holdfast watch --json nightly | jq -r 'select(.event == "granted") | .holder.host'`,
+		Args:                  oneName("NAME", true),
+		ValidArgsFunction:     completeNames(&store),
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return look(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
+				name := ""
+				if len(args) > 0 {
+					name = args[0]
+				}
+				return watch(ctx, cmd, l, name, asJSON)
+			})
+		},
+	}
+	store.add(cmd)
+	cmd.Flags().SortFlags = false
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, one object a line")
+	return cmd
+}
+
+func watch(ctx context.Context, cmd *cobra.Command, l *holdfast.Locker, name string, asJSON bool) error {
+	out := cmd.OutOrStdout()
+	source := func(ctx context.Context, seen func([]driver.State) error) error {
+		return looks(ctx, l, name, seen)
+	}
+	if !asJSON && screen(out) {
+		title := "all locks"
+		if name != "" {
+			title = view.Text(name)
+		}
+		err := live.Run(ctx, title, name != "", source)
+		if errors.Is(err, live.ErrInterrupted) {
+			return exited(exit.BySignal(syscall.SIGINT))
+		}
+		return err
+	}
+	f, ok := out.(*os.File)
+	if !ok {
+		return printEvents(ctx, out, asJSON, source)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// Nothing may change for a long time, and only a write would tell.
+		if err := awaitReaderGone(ctx, f); err != nil {
+			cancel(err)
+		}
+	}()
+	err := printEvents(ctx, out, asJSON, source)
+	if errors.Is(context.Cause(ctx), errPipe) {
+		err = errPipe
+	}
+	cancel(nil)
+	<-done
+	return err
+}
+
+// screen tells whether w is a terminal that can show a table.
+func screen(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(f.Fd()) || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	columns, rows, err := term.GetSize(f.Fd())
+	return err == nil && columns > 0 && rows > 0
+}
+
+func printEvents(ctx context.Context, w io.Writer, asJSON bool, source live.Source) error {
+	out := bufio.NewWriter(w)
+	var f follow.Follower
+	return source(ctx, func(states []driver.State) error {
+		for _, e := range f.Next(states, time.Now()) {
+			var err error
+			if asJSON {
+				err = view.JSON(out, e, true)
+			} else {
+				err = e.Line(out)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return out.Flush()
+	})
+}
+
+// looks tells the states again and again until ctx ends.
+func looks(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
+	if name != "" {
+		return looksAtOne(ctx, l, name, seen)
+	}
+	ticker := time.NewTicker(watchPause)
+	defer ticker.Stop()
+	for {
+		states, err := list(ctx, l, "")
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := seen(states); err != nil {
+			return err
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func looksAtOne(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
+	for st, err := range l.Watch(ctx, name) {
+		if err != nil {
+			return err
+		}
+		if err := seen([]driver.State{st}); err != nil {
+			return err
+		}
+	}
+	if ctx.Err() == nil {
+		return fmt.Errorf("the watch of %q has ended", name)
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+// Package follow tells what happened between two looks at a store.
+package follow
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// What can happen. What comes and goes between two looks is not seen.
+const (
+	Held     = "held"     // it held when the watch began
+	Free     = "free"     // nobody held or waited when the watch began
+	Granted  = "granted"  //
+	Released = "released" // the grant is gone: released, run out, or taken away
+	Waiting  = "waiting"  // it waits, or did when the watch began
+	Left     = "left"     // it waits no more and was not seen to hold
+	Noted    = "noted"    // a holder's note has changed
+)
+
+// Event is a line of `holdfast watch --json`.
+type Event struct {
+	Time   string       `json:"time"`
+	Name   string       `json:"name"`
+	Event  string       `json:"event"`
+	Holder *view.Holder `json:"holder,omitempty"`
+	Waiter *view.Waiter `json:"waiter,omitempty"`
+}
+
+// Follower remembers what was seen last.
+type Follower struct {
+	last  map[string]driver.State
+	begun bool
+}
+
+// grant tells grants apart: an ID may become another grant's where a store takes
+// IDs from elsewhere, a token never.
+type grant struct {
+	id    string
+	token uint64
+}
+
+// Next compares with the states seen before, which it replaces. Events come by
+// name, and for one name in the order in which they must have happened.
+func (f *Follower) Next(states []driver.State, now time.Time) []Event {
+	next := make(map[string]driver.State, len(states))
+	names := map[string]bool{}
+	for _, st := range states {
+		next[st.Name] = st
+		names[st.Name] = true
+	}
+	for name := range f.last {
+		names[name] = true
+	}
+	var events []Event
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		events = append(events, f.compare(name, f.last[name], next[name], now)...)
+	}
+	f.last, f.begun = next, true
+	return events
+}
+
+func (f *Follower) compare(name string, before, after driver.State, now time.Time) []Event {
+	var events []Event
+	at := view.Time(now)
+	holder := func(what string, h driver.Holder) {
+		s := view.ShapeOfHolder(h, now)
+		events = append(events, Event{Time: at, Name: name, Event: what, Holder: &s})
+	}
+	waiter := func(what string, place int, w driver.Waiter) {
+		s := view.ShapeOfWaiter(w, place, now)
+		events = append(events, Event{Time: at, Name: name, Event: what, Waiter: &s})
+	}
+	if !f.begun && len(after.Holders)+len(after.Waiters) == 0 {
+		return []Event{{Time: at, Name: name, Event: Free}}
+	}
+	held, holds := grants(before.Holders), grants(after.Holders)
+	waited, waits := places(before.Waiters), places(after.Waiters)
+	for _, h := range before.Holders {
+		if _, still := holds[grant{h.ID, h.Token}]; !still {
+			holder(Released, h)
+		}
+	}
+	granted := map[string]bool{}
+	for _, h := range after.Holders {
+		granted[h.ID] = true
+	}
+	for i, w := range before.Waiters {
+		if !waits[w.ID] && !granted[w.ID] {
+			waiter(Left, i+1, w)
+		}
+	}
+	for _, h := range after.Holders {
+		was, there := held[grant{h.ID, h.Token}]
+		switch {
+		case !f.begun:
+			holder(Held, h)
+		case !there:
+			holder(Granted, h)
+		case was.Note != h.Note:
+			holder(Noted, h)
+		}
+	}
+	for i, w := range after.Waiters {
+		if !waited[w.ID] {
+			waiter(Waiting, i+1, w)
+		}
+	}
+	return events
+}
+
+func grants(holders []driver.Holder) map[grant]driver.Holder {
+	m := make(map[grant]driver.Holder, len(holders))
+	for _, h := range holders {
+		m[grant{h.ID, h.Token}] = h
+	}
+	return m
+}
+
+func places(waiters []driver.Waiter) map[string]bool {
+	m := make(map[string]bool, len(waiters))
+	for _, w := range waiters {
+		m[w.ID] = true
+	}
+	return m
+}
+
+// Line writes an event for scripts: time, name, event, mode, token or place,
+// host:pid, instance, reason and note, with tabs between them.
+func (e Event) Line(w io.Writer) error {
+	fields := []string{e.Time, view.Text(e.Name), e.Event}
+	var o view.Owner
+	number, note := "", ""
+	switch {
+	case e.Holder != nil:
+		o, number, note = e.Holder.Owner, e.Holder.Token, e.Holder.Note
+	case e.Waiter != nil:
+		o, number = e.Waiter.Owner, fmt.Sprint(e.Waiter.Place)
+	}
+	place := ""
+	if o.Host != "" || o.PID != 0 {
+		place = fmt.Sprintf("%s:%d", o.Host, o.PID)
+	}
+	for _, s := range []string{o.Mode, number, place, o.Instance, o.Reason, note} {
+		fields = append(fields, view.Text(s))
+	}
+	_, err := fmt.Fprintln(w, strings.Join(fields, "\t"))
+	return err
+}

@@ -1,0 +1,198 @@
+// Package live shows locks on a terminal as they change.
+package live
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/ansi"
+	"github.com/charmbracelet/x/term"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// ErrInterrupted: Ctrl-C was pressed. On a terminal in raw mode that is a key and
+// no signal.
+var ErrInterrupted = errors.New("interrupted")
+
+// Source calls its function with every state of things, until the context ends
+// or something fails.
+type Source func(context.Context, func([]driver.State) error) error
+
+// Run shows what the source tells until q or Ctrl-C is pressed, ctx ends or the
+// source fails. The terminal is then as it was.
+func Run(ctx context.Context, title string, waiters bool, source Source) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// Signals are the caller's, who ends ctx with them.
+	options := []tea.ProgramOption{tea.WithoutSignalHandler(), tea.WithOutput(os.Stdout)}
+	if !term.IsTerminal(os.Stdin.Fd()) {
+		tty, err := os.Open("/dev/tty")
+		if err != nil {
+			options = append(options, tea.WithInput(nil)) // signals are left to end it
+		} else {
+			defer tty.Close()
+			options = append(options, tea.WithInput(tty))
+		}
+	}
+	p := tea.NewProgram(model{title: title, waiters: waiters}, options...)
+	// Both goroutines end with ctx; Send does not block once the program has
+	// ended.
+	done := make(chan struct{}, 2)
+	go func() {
+		err := source(ctx, func(states []driver.State) error {
+			p.Send(looked{states, time.Now()})
+			return nil
+		})
+		if ctx.Err() == nil {
+			p.Send(failed{err})
+		}
+		done <- struct{}{}
+	}()
+	go func() {
+		<-ctx.Done()
+		p.Quit()
+		done <- struct{}{}
+	}()
+	last, err := p.Run()
+	cancel()
+	<-done
+	<-done
+	if err != nil {
+		return fmt.Errorf("the terminal: %w", err)
+	}
+	return last.(model).err
+}
+
+// The messages of the program.
+type (
+	looked struct {
+		states []driver.State
+		at     time.Time
+	}
+	failed struct{ err error }
+	second struct{}
+)
+
+type model struct {
+	title   string
+	waiters bool // each is shown
+	states  []driver.State
+	at      time.Time // of the last look
+	width   int
+	height  int
+	top     int // the first row that is shown
+	err     error
+}
+
+// tick lets ages grow between two looks.
+func tick() tea.Cmd { return tea.Tick(time.Second, func(time.Time) tea.Msg { return second{} }) }
+
+func (m model) Init() tea.Cmd { return tick() }
+
+func (m model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case looked:
+		m.states, m.at = msg.states, msg.at
+	case failed:
+		m.err = msg.err
+		return m, tea.Quit
+	case second:
+		return m, tick()
+	case tea.WindowSizeMsg:
+		m.width, m.height = msg.Width, msg.Height
+	case tea.KeyPressMsg:
+		return m.key(msg.String())
+	}
+	m.top = m.bounded(m.top)
+	return m, nil
+}
+
+func (m model) key(k string) (tea.Model, tea.Cmd) {
+	switch k {
+	case "q":
+		return m, tea.Quit
+	case "ctrl+c":
+		m.err = ErrInterrupted
+		return m, tea.Quit
+	case "ctrl+z":
+		return m, tea.Suspend
+	case "w":
+		m.waiters = !m.waiters
+	case "up", "k":
+		m.top--
+	case "down", "j":
+		m.top++
+	case "pgup":
+		m.top -= m.room()
+	case "pgdown", "space":
+		m.top += m.room()
+	case "home", "g":
+		m.top = 0
+	case "end", "G":
+		m.top = m.rows()
+	}
+	m.top = m.bounded(m.top)
+	return m, nil
+}
+
+// around are the lines that are no rows: title, heading, keys.
+const around = 3
+
+func (m model) room() int { return max(m.height-around, 1) }
+
+func (m model) rows() int {
+	n := 0
+	for _, st := range m.states {
+		n += max(len(st.Holders), 1)
+		if m.waiters {
+			n += len(st.Waiters)
+		}
+	}
+	return n
+}
+
+func (m model) bounded(top int) int { return max(min(top, m.rows()-m.room()), 0) }
+
+func (m model) View() tea.View {
+	v := tea.NewView(strings.Join(m.lines(time.Now()), "\n"))
+	v.AltScreen = true
+	return v
+}
+
+func (m model) lines(now time.Time) []string {
+	if m.width == 0 {
+		return nil // the size comes first
+	}
+	cut := func(s string) string { return ansi.Truncate(s, m.width, "…") }
+	if m.at.IsZero() {
+		return []string{cut(m.title + ": asking the store")}
+	}
+	held, waiting := 0, 0
+	for _, st := range m.states {
+		held += min(len(st.Holders), 1)
+		waiting += len(st.Waiters)
+	}
+	// What is wide decides the columns, also where it is not on the screen: they
+	// do not jump while one scrolls.
+	table := view.Table(m.states, now, m.waiters, m.width)
+	rows := table[1:]
+	top := m.bounded(m.top)
+	shown := rows[top:min(top+m.room(), len(rows))]
+	lines := []string{
+		cut(fmt.Sprintf("%s: %d held, %d waiting, at %s", m.title, held, waiting, m.at.Format(time.TimeOnly))),
+		table[0],
+	}
+	lines = append(lines, shown...)
+	keys := "q quits, w shows or hides the waiters"
+	if len(shown) < len(rows) {
+		keys = fmt.Sprintf("rows %d to %d of %d, arrows move; %s", top+1, top+len(shown), len(rows), keys)
+	}
+	return append(lines, cut(keys))
+}

@@ -1,0 +1,106 @@
+// Manpages writes the manual pages of holdfast into a directory: those of this
+// repository with "go generate" in cmd/holdfast.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
+)
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: manpages DIRECTORY")
+		os.Exit(64)
+	}
+	if err := write(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, "manpages:", err)
+		os.Exit(1)
+	}
+}
+
+// write makes the directory hold the pages and no others.
+func write(dir string) error {
+	pages, err := generate()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	old, err := filepath.Glob(filepath.Join(dir, "*.1"))
+	if err != nil {
+		return err
+	}
+	for _, path := range old {
+		if _, ok := pages[filepath.Base(path)]; !ok {
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+		}
+	}
+	for name, text := range pages {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// generate answers the pages by their file names.
+func generate() (map[string][]byte, error) {
+	root := cli.Command()
+	root.DisableAutoGenTag = true // it has a date
+	pages := map[string][]byte{}
+	return pages, add(pages, root)
+}
+
+func add(pages map[string][]byte, cmd *cobra.Command) error {
+	cmd.Long, cmd.Example = markdown(cmd.Long), markdown(cmd.Example)
+	var b bytes.Buffer
+	// A date would make each day's pages differ. The generator cannot leave it
+	// out: what it makes of this one is emptied below.
+	date := time.Time{}
+	if err := doc.GenMan(cmd, &doc.GenManHeader{Section: "1", Source: "holdfast", Manual: "holdfast", Date: &date}, &b); err != nil {
+		return err
+	}
+	text := bytes.Replace(b.Bytes(), []byte(`"Jan 0001"`), []byte(`""`), 1)
+	pages[strings.ReplaceAll(cmd.CommandPath(), " ", "-")+".1"] = text
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			if err := add(pages, c); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// markdown indents what the help indents by two so that it stays as it is: the
+// generator reads the help as Markdown, which would make one paragraph of it.
+func markdown(help string) string {
+	var out []string
+	inside := false
+	for _, line := range strings.Split(help, "\n") {
+		indented := strings.HasPrefix(line, "  ")
+		if indented != inside && line != "" {
+			out = append(out, "")
+		}
+		if line != "" {
+			inside = indented
+		}
+		if indented {
+			line = "  " + line
+		}
+		out = append(out, line)
+	}
+	return strings.Join(out, "\n")
+}

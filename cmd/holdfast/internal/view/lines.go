@@ -1,0 +1,126 @@
+package view
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Lines writes what scripts read: a line for each holder, for each name that is
+// awaited and held by nobody, and, if asked for, for each waiter. The fields,
+// with tabs between them, are name, state, mode, token, slot, since, TTL in
+// seconds, host:pid, instance, reason, note, and the number of waiters or the
+// waiter's place.
+func Lines(w io.Writer, st driver.State, waiters bool) error {
+	count := strconv.Itoa(len(st.Waiters))
+	for _, h := range st.Holders {
+		err := line(w, st.Name, "held", mode(h.Limit), token(h.Token), slot(h.Slot), since(h.Owner), secondsLeft(h.TTL),
+			place(h.Owner), h.Instance, reason(h.Owner), h.Note, count)
+		if err != nil {
+			return err
+		}
+	}
+	if len(st.Holders) == 0 {
+		if err := line(w, st.Name, "awaited", "", "", "", "", "", "", "", "", "", count); err != nil {
+			return err
+		}
+	}
+	if !waiters {
+		return nil
+	}
+	for i, o := range st.Waiters {
+		err := line(w, st.Name, "waiting", mode(o.Limit), "", "", since(o.Owner), "",
+			place(o.Owner), o.Instance, reason(o.Owner), "", strconv.Itoa(i+1))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// line writes fields; a tab inside of one is quoted.
+func line(w io.Writer, fields ...string) error {
+	for i, f := range fields {
+		fields[i] = Text(f)
+	}
+	_, err := fmt.Fprintln(w, strings.Join(fields, "\t"))
+	return err
+}
+
+// Who names a process in a sentence.
+func Who(o driver.Owner) string {
+	s := fmt.Sprintf("pid %d on %s", o.PID, Text(o.Host))
+	if o.Instance != "" {
+		s += ", " + Text(o.Instance)
+	}
+	if r := reason(o); r != "" {
+		s += " (" + Text(r) + ")"
+	}
+	return s
+}
+
+// place is host:pid.
+func place(o driver.Owner) string {
+	if o.Host == "" && o.PID == 0 {
+		return ""
+	}
+	return o.Host + ":" + strconv.Itoa(o.PID)
+}
+
+func slot(n int) string {
+	if n < 0 {
+		return ""
+	}
+	return strconv.Itoa(n)
+}
+
+func since(o driver.Owner) string {
+	if o.Since.IsZero() {
+		return ""
+	}
+	return Time(o.Since)
+}
+
+func secondsLeft(d time.Duration) string {
+	if d == driver.Forever {
+		return ""
+	}
+	return strconv.FormatFloat(*seconds(d), 'f', 3, 64)
+}
+
+// Age writes a duration for people: to the second, and less exactly when it is
+// long.
+func Age(d time.Duration) string {
+	d = max(d, 0).Truncate(time.Second)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
+
+func age(o driver.Owner, now time.Time) string {
+	if o.Since.IsZero() {
+		return none
+	}
+	return Age(now.Sub(o.Since))
+}
+
+// left is what remains of a lease, for people.
+func left(d time.Duration) string {
+	switch {
+	case d == driver.Forever:
+		return "none"
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", max(d, 0).Seconds())
+	}
+	return Age(d)
+}

@@ -1,0 +1,61 @@
+package view
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Page writes one lock in full, for people. Nothing is cut off.
+func Page(w io.Writer, st driver.State, now time.Time) error {
+	var b strings.Builder
+	name := Text(st.Name)
+	switch n := len(st.Holders); {
+	case n == 0 && len(st.Waiters) == 0:
+		fmt.Fprintf(&b, "%s is free\n", name)
+	case n == 0:
+		fmt.Fprintf(&b, "%s is held by nobody at the moment\n", name)
+	case n == 1:
+		fmt.Fprintf(&b, "%s is held\n", name)
+	default:
+		fmt.Fprintf(&b, "%s is held by %d\n", name, n)
+	}
+	for _, h := range st.Holders {
+		fmt.Fprintf(&b, "\n  %s\n", Who(h.Owner))
+		field(&b, "token", token(h.Token))
+		field(&b, "mode", mode(h.Limit))
+		if h.Slot >= 0 {
+			field(&b, "slot", slot(h.Slot))
+		}
+		field(&b, "since", when(h.Owner, now))
+		if h.TTL == driver.Forever {
+			field(&b, "ends", "with its process, or when it is released")
+		} else {
+			field(&b, "ends", fmt.Sprintf("in %s if it is not renewed", left(h.TTL)))
+		}
+		if h.Note != "" {
+			field(&b, "note", Text(h.Note))
+		}
+	}
+	if n := len(st.Waiters); n > 0 {
+		fmt.Fprintf(&b, "\n%d waiting\n", n)
+		digits := len(fmt.Sprint(n))
+		for i, o := range st.Waiters {
+			fmt.Fprintf(&b, "  %*d  %s, %s, since %s\n", digits, i+1, Who(o.Owner), mode(o.Limit), when(o.Owner, now))
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func field(b *strings.Builder, key, value string) { fmt.Fprintf(b, "    %-6s %s\n", key, value) }
+
+func when(o driver.Owner, now time.Time) string {
+	if o.Since.IsZero() {
+		return "unknown"
+	}
+	return fmt.Sprintf("%s (%s)", Time(o.Since), Age(now.Sub(o.Since)))
+}

@@ -1,0 +1,134 @@
+package view
+
+import (
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// List is what `holdfast ls --json` prints. The shapes here do not follow the
+// changes of the library's types: scripts rely on them, and docs/command.md
+// describes them.
+type List struct {
+	At    string `json:"at"` // when the store was asked
+	Locks []Lock `json:"locks"`
+}
+
+// Lock is one name.
+type Lock struct {
+	Name    string   `json:"name"`
+	Held    bool     `json:"held"`
+	Holders []Holder `json:"holders"`
+	Waiters []Waiter `json:"waiters"`
+}
+
+// Owner is who holds or waits.
+type Owner struct {
+	ID       string `json:"id"`
+	Host     string `json:"host"`
+	PID      int    `json:"pid"`
+	Instance string `json:"instance"`
+	Reason   string `json:"reason"`
+	// Since is by the store's clock where it has one; null where it is not known.
+	Since *string  `json:"since"`
+	Age   *float64 `json:"age_seconds"`
+	Mode  string   `json:"mode"`
+	Limit *int     `json:"limit"` // null for shared
+}
+
+// Holder is a grant.
+type Holder struct {
+	// Token is a string: tokens are below 2^63, and the numbers of JavaScript, jq
+	// and others are exact below 2^53 only.
+	Token string   `json:"token"`
+	Slot  *int     `json:"slot"`
+	TTL   *float64 `json:"ttl_seconds"` // null where grants do not run out
+	Note  string   `json:"note"`
+	Owner
+}
+
+// Waiter is a place in the queue.
+type Waiter struct {
+	Place int `json:"place"` // from 1
+	Owner
+}
+
+// ShapeOfList gives the states their shape.
+func ShapeOfList(states []driver.State, now time.Time) List {
+	l := List{At: Time(now), Locks: []Lock{}}
+	for _, st := range states {
+		l.Locks = append(l.Locks, ShapeOf(st, now))
+	}
+	return l
+}
+
+// ShapeOf gives one state its shape.
+func ShapeOf(st driver.State, now time.Time) Lock {
+	l := Lock{Name: st.Name, Held: len(st.Holders) > 0, Holders: []Holder{}, Waiters: []Waiter{}}
+	for _, h := range st.Holders {
+		l.Holders = append(l.Holders, ShapeOfHolder(h, now))
+	}
+	for i, w := range st.Waiters {
+		l.Waiters = append(l.Waiters, ShapeOfWaiter(w, i+1, now))
+	}
+	return l
+}
+
+// ShapeOfHolder gives one holder its shape.
+func ShapeOfHolder(h driver.Holder, now time.Time) Holder {
+	s := Holder{Token: token(h.Token), Note: h.Note, Owner: owner(h.Owner, h.Limit, now)}
+	if h.Slot >= 0 {
+		s.Slot = &h.Slot
+	}
+	if h.TTL != driver.Forever {
+		s.TTL = seconds(h.TTL)
+	}
+	return s
+}
+
+// ShapeOfWaiter gives one waiter its shape; place counts from 1.
+func ShapeOfWaiter(w driver.Waiter, place int, now time.Time) Waiter {
+	return Waiter{Place: place, Owner: owner(w.Owner, w.Limit, now)}
+}
+
+func owner(o driver.Owner, limit int, now time.Time) Owner {
+	s := Owner{ID: o.ID, Host: o.Host, PID: o.PID, Instance: o.Instance, Reason: reason(o), Mode: mode(limit)}
+	if !o.Since.IsZero() {
+		since := Time(o.Since)
+		s.Since, s.Age = &since, seconds(now.Sub(o.Since))
+	}
+	if limit > 0 && limit != driver.Unlimited {
+		s.Limit = &limit
+	}
+	return s
+}
+
+// reason hides the password of a URL that somebody gave as a reason.
+func reason(o driver.Owner) string { return redact.Text(o.Reason) }
+
+// seconds rounds to milliseconds; what a difference between two clocks made
+// negative is 0.
+func seconds(d time.Duration) *float64 {
+	s := math.Round(max(d, 0).Seconds()*1000) / 1000
+	return &s
+}
+
+// Time is RFC 3339 in UTC, to the millisecond.
+func Time(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
+
+func token(t uint64) string { return strconv.FormatUint(t, 10) }
+
+func mode(limit int) string {
+	switch {
+	case limit == driver.Exclusive:
+		return "exclusive"
+	case limit == driver.Unlimited:
+		return "shared"
+	case limit > 0:
+		return "limit " + strconv.Itoa(limit)
+	}
+	return ""
+}

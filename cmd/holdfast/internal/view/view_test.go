@@ -1,0 +1,211 @@
+package view_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+var now = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func TestText(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                     "-",
+		"-":                    `"-"`,
+		"plain name/1":         "plain name/1",
+		"größe 名":              "größe 名",
+		`"quoted"`:             `"\"quoted\""`,
+		`a "b"`:                `a "b"`,
+		" space":               `" space"`,
+		"tab\there":            `"tab\there"`,
+		"line\nline":           `"line\nline"`,
+		"\x1b[2Jclear":         `"\x1b[2Jclear"`,
+		"bell\a":               `"bell\a"`,
+		"\u009b31mC1":          `"\u009b31mC1"`,
+		"turned \u202e around": `"turned \u202e around"`,
+		"in\u200bvisible":      `"in\u200bvisible"`,
+		"bad \xff":             `"bad \xff"`,
+	} {
+		if got := view.Text(in); got != want {
+			t.Errorf("Text(%q) = %s, want %s", in, got, want)
+		}
+	}
+}
+
+func TestPlain(t *testing.T) {
+	for _, s := range []string{"nightly", "billing/order:4711", "a-b_c.d@e"} {
+		if !view.Plain(s) {
+			t.Errorf("%q is not plain", s)
+		}
+	}
+	for _, s := range []string{"", "-flag", "~root", "a b", "$(x)", "a;b", "a'b", `a\b`, "a\nb", "a*", "ä"} {
+		if view.Plain(s) {
+			t.Errorf("%q is plain", s)
+		}
+	}
+}
+
+func holder(token uint64) driver.Holder {
+	return driver.Holder{Token: token, Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: driver.Forever,
+		Owner: driver.Owner{ID: "id", Host: "host", PID: 7, Reason: "reason", Since: now.Add(-90 * time.Second)}}
+}
+
+// states has everything that a row can have.
+func states() []driver.State {
+	full := holder(1<<63 - 1)
+	full.Limit, full.Slot, full.TTL, full.Note, full.Instance = 4, 0, 2500*time.Millisecond, "stopped", "web-1"
+	full.Reason = "\x1b[31mred http://u:hidden@h/"
+	return []driver.State{
+		{Name: "a\x1b]0;title\x07", Holders: []driver.Holder{full}, Waiters: []driver.Waiter{
+			{Owner: driver.Owner{ID: "w", Host: "other", PID: 8}, Limit: driver.Unlimited}}},
+		{Name: "b", Waiters: []driver.Waiter{{Owner: driver.Owner{ID: "v"}, Limit: 1}}},
+		{Name: "c", Holders: []driver.Holder{holder(2)}},
+	}
+}
+
+// TestShape holds the JSON fixed: scripts rely on it.
+func TestShape(t *testing.T) {
+	var b strings.Builder
+	if err := view.JSON(&b, view.ShapeOfList(states(), now), true); err != nil {
+		t.Fatal(err)
+	}
+	want := `{"at":"2026-03-01T12:00:00.000Z","locks":[` +
+		`{"name":"a\u001b]0;title\u0007","held":true,"holders":[{"token":"9223372036854775807","slot":0,"ttl_seconds":2.5,"note":"stopped",` +
+		`"id":"id","host":"host","pid":7,"instance":"web-1","reason":"\u001b[31mred http://u:xxxxx@h/","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"limit 4","limit":4}],` +
+		`"waiters":[{"place":1,"id":"w","host":"other","pid":8,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"shared","limit":null}]},` +
+		`{"name":"b","held":false,"holders":[],"waiters":[{"place":1,"id":"v","host":"","pid":0,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"exclusive","limit":1}]},` +
+		`{"name":"c","held":true,"holders":[{"token":"2","slot":null,"ttl_seconds":null,"note":"",` +
+		`"id":"id","host":"host","pid":7,"instance":"","reason":"reason","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"exclusive","limit":1}],"waiters":[]}]}` + "\n"
+	if b.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	}
+
+	b.Reset()
+	if err := view.JSON(&b, view.ShapeOfList(nil, now), true); err != nil {
+		t.Fatal(err)
+	}
+	if want := `{"at":"2026-03-01T12:00:00.000Z","locks":[]}` + "\n"; b.String() != want {
+		t.Errorf("got %s", b.String())
+	}
+}
+
+// FuzzJSON: what is written reads the same and controls no terminal.
+func FuzzJSON(f *testing.F) {
+	for _, s := range []string{"", "\x00", "\x7f", "\u009b", "\u2028", "\u202e", "\U000e0001", "<&>", `"\`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		s = strings.ToValidUTF8(s, "?")
+		var b strings.Builder
+		if err := view.JSON(&b, map[string]string{"s": s}, false); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range b.String() {
+			if r != '\n' && !unicode.IsPrint(r) {
+				t.Errorf("%q contains %q", b.String(), r)
+			}
+		}
+		var back map[string]string
+		if err := json.Unmarshal([]byte(b.String()), &back); err != nil || back["s"] != s {
+			t.Errorf("%q came back as %q: %v", s, back["s"], err)
+		}
+	})
+}
+
+// TestLines holds the fields fixed.
+func TestLines(t *testing.T) {
+	var b strings.Builder
+	for _, st := range states() {
+		if err := view.Lines(&b, st, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := strings.Join([]string{
+		`"a\x1b]0;title\a"|held|limit 4|9223372036854775807|0|2026-03-01T11:58:30.000Z|2.500|host:7|web-1|"\x1b[31mred http://u:xxxxx@h/"|stopped|1`,
+		`"a\x1b]0;title\a"|waiting|shared|-|-|-|-|other:8|-|-|-|1`,
+		`b|awaited|-|-|-|-|-|-|-|-|-|1`,
+		`b|waiting|exclusive|-|-|-|-|-|-|-|-|1`,
+		`c|held|exclusive|2|-|2026-03-01T11:58:30.000Z|-|host:7|-|reason|-|0`,
+	}, "\n") + "\n"
+	if got := strings.ReplaceAll(b.String(), "\t", "|"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestTable fits every width, and shows all where there is room.
+func TestTable(t *testing.T) {
+	wide := view.Table(states(), now, true, 1000)
+	for i, want := range [][]string{
+		{"NAME", "MODE", "TOKEN", "SLOT", "AGE", "HOLDER", "INSTANCE", "REASON", "TTL", "NOTE", "QUEUE"},
+		{`"a\x1b]0;title\a"`, "limit 4", "9223372036854775807", "1m30s", "host:7", "web-1", `"\x1b[31mred http://u:xxxxx@h/"`, "2.5s", "stopped"},
+		{"waiter 1", "shared", "other:8"},
+		{"b", "free"},
+		{"waiter 1", "exclusive"},
+		{"c", "exclusive", "2", "none", "0"},
+	} {
+		for _, s := range want {
+			if !strings.Contains(wide[i], s) {
+				t.Errorf("row %d does not have %q:\n%s", i, s, wide[i])
+			}
+		}
+	}
+	if len(wide) != 6 {
+		t.Errorf("%d lines", len(wide))
+	}
+	for width := 1; width < 140; width++ {
+		for _, line := range view.Table(states(), now, true, width) {
+			if got := ansi.StringWidth(line); got > width {
+				t.Fatalf("width %d: a line of %d: %s", width, got, line)
+			}
+		}
+	}
+	// Columns without content are left out.
+	if head := view.Table(states()[2:], now, false, 80)[0]; strings.Contains(head, "SLOT") || strings.Contains(head, "TTL") || strings.Contains(head, "NOTE") {
+		t.Errorf("heading: %s", head)
+	}
+	// What does not fit is seen to be cut, and the columns stay in line.
+	long := holder(3)
+	long.Reason = strings.Repeat("long ", 50)
+	table := view.Table([]driver.State{{Name: "n", Holders: []driver.Holder{long}}, {Name: "o", Holders: []driver.Holder{holder(2)}}}, now, false, 80)
+	if !strings.Contains(table[1], "…") || ansi.StringWidth(table[1]) != 80 || !strings.HasSuffix(table[2], " 0") || ansi.StringWidth(table[2]) != 80 {
+		t.Errorf("table:\n%s", strings.Join(table, "\n"))
+	}
+}
+
+func TestPage(t *testing.T) {
+	for want, st := range map[string]driver.State{
+		"n is free\n": {Name: "n"},
+		"n is held by nobody at the moment\n\n1 waiting\n  1  pid 0 on -, exclusive, since unknown\n": {Name: "n", Waiters: states()[1].Waiters},
+		"c is held\n\n  pid 7 on host (reason)\n    token  2\n    mode   exclusive\n" +
+			"    since  2026-03-01T11:58:30.000Z (1m30s)\n    ends   with its process, or when it is released\n": states()[2],
+		"\"a\\x1b]0;title\\a\" is held\n\n  pid 7 on host, web-1 (\"\\x1b[31mred http://u:xxxxx@h/\")\n    token  9223372036854775807\n    mode   limit 4\n    slot   0\n" +
+			"    since  2026-03-01T11:58:30.000Z (1m30s)\n    ends   in 2.5s if it is not renewed\n    note   stopped\n" +
+			"\n1 waiting\n  1  pid 8 on other, shared, since unknown\n": states()[0],
+	} {
+		var b strings.Builder
+		if err := view.Page(&b, st, now); err != nil {
+			t.Fatal(err)
+		}
+		if b.String() != want {
+			t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+		}
+	}
+}
+
+func TestAge(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-time.Second: "0s", 999 * time.Millisecond: "0s", 59 * time.Second: "59s", time.Minute: "1m00s",
+		61*time.Minute + 5*time.Second: "1h01m", 24 * time.Hour: "1d00h", 100*time.Hour + time.Minute: "4d04h",
+	} {
+		if got := view.Age(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}

@@ -1,0 +1,332 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+)
+
+// listed is what ls --json and show --json print, as a script reads it.
+type listed struct {
+	Name    string
+	Held    bool
+	Holders []struct {
+		Token, ID, Host, Reason, Mode, Note string
+		PID                                 int
+		Slot, Limit                         *int
+		Since                               time.Time
+		Age                                 float64  `json:"age_seconds"`
+		TTL                                 *float64 `json:"ttl_seconds"`
+	}
+	Waiters []struct {
+		Place             int
+		Host, Reason, ID  string
+		Age               float64 `json:"age_seconds"`
+		PID               int
+		Mode              string
+		Limit             *int
+		Instance, Strange string
+	}
+}
+
+// waitFor puts a waiter of a client of its own into the queue of a name, and
+// returns when it stands there. It waits until the test ends.
+func (w *world) waitFor(name, reason string) {
+	w.t.Helper()
+	l, err := holdfast.Open(w.t.Context(), w.storeURL())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// A grant is kept until the test ends.
+		_, _ = l.Lock(ctx, name, holdfast.Reason(reason))
+		<-ctx.Done()
+	}()
+	w.t.Cleanup(func() { cancel(); <-done; _ = l.Close(context.Background()) })
+	watching, stop := context.WithTimeout(w.t.Context(), patience)
+	defer stop()
+	for st, err := range l.Watch(watching, name) {
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if slices.ContainsFunc(st.Waiters, func(o holdfast.Waiter) bool { return o.Reason == reason }) {
+			return
+		}
+	}
+	w.t.Fatalf("%s never waited for %s", reason, name)
+}
+
+// TestCrowd looks at 1,000 names and 200 waiters.
+func TestCrowd(t *testing.T) {
+	const names, queues, each = 1000, 20, 10
+	w := withStore(t)
+	l := w.locker()
+	locks := map[string]*holdfast.Lock{}
+	var want []string
+	for i := range names {
+		// Not in the order of their creation.
+		name := fmt.Sprintf("job/%03d", i*337%names)
+		lock, err := l.Lock(t.Context(), name, holdfast.Reason("holds "+name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		locks[name] = lock
+		want = append(want, name)
+	}
+	slices.Sort(want)
+	waiters := map[string][]string{}
+	for i := range queues * each {
+		name := want[i%queues*(names/queues)]
+		reason := fmt.Sprintf("waiter %d", i)
+		w.waitFor(name, reason)
+		waiters[name] = append(waiters[name], reason)
+	}
+
+	check := func(got listed) {
+		t.Helper()
+		var queue []string
+		for i, o := range got.Waiters {
+			if o.Place != i+1 || o.PID != os.Getpid() || o.Mode != "exclusive" {
+				t.Errorf("%s: waiter %+v", got.Name, o)
+			}
+			queue = append(queue, o.Reason)
+		}
+		if !slices.Equal(queue, waiters[got.Name]) {
+			t.Errorf("%s: the queue is %q, want %q", got.Name, queue, waiters[got.Name])
+		}
+		if !got.Held || len(got.Holders) != 1 {
+			t.Fatalf("%s: %+v", got.Name, got)
+		}
+		h := got.Holders[0]
+		if h.Token != strconv.FormatUint(locks[got.Name].Token(), 10) || h.Reason != "holds "+got.Name || h.PID != os.Getpid() ||
+			h.Mode != "exclusive" || *h.Limit != 1 || h.Slot != nil || h.TTL != nil || time.Since(h.Since) < 0 || h.Age < 0 {
+			t.Errorf("%s: holder %+v", got.Name, h)
+		}
+	}
+	var all struct {
+		At    time.Time
+		Locks []listed
+	}
+	began := time.Now()
+	r := w.run("ls", "--json")
+	t.Logf("ls --json of %d names and %d waiters: %v", names, queues*each, time.Since(began))
+	decode(t, r, &all)
+	if len(all.Locks) != names || all.At.Location() != time.UTC {
+		t.Fatalf("%d names at %v", len(all.Locks), all.At)
+	}
+	for i, got := range all.Locks {
+		if got.Name != want[i] {
+			t.Fatalf("name %d is %q, want %q", i, got.Name, want[i])
+		}
+		check(got)
+	}
+
+	began = time.Now()
+	r = w.run("ls")
+	t.Logf("ls: %v", time.Since(began))
+	r.expectStatus(t, 0)
+	rows := strings.Split(strings.TrimSuffix(r.stdout, "\n"), "\n")
+	if len(rows) != names {
+		t.Fatalf("%d lines", len(rows))
+	}
+	for i, row := range rows {
+		f := strings.Split(row, "\t")
+		if len(f) != 12 || f[0] != want[i] || f[1] != "held" || f[3] != strconv.FormatUint(locks[want[i]].Token(), 10) || f[11] != strconv.Itoa(len(waiters[want[i]])) {
+			t.Fatalf("line %d: %q", i, row)
+		}
+	}
+	if n := strings.Count(w.run("ls", "--waiters").stdout, "\n"); n != names+queues*each {
+		t.Errorf("%d lines with the waiters", n)
+	}
+	if got := w.run("ls", "job/99").stdout; strings.Count(got, "\n") != 10 || !strings.HasPrefix(got, "job/990\t") {
+		t.Errorf("with a prefix:\n%s", got)
+	}
+	if r := w.run("ls", "nothing"); r.stdout != "" || r.status != 0 {
+		t.Errorf("with a prefix of nothing: %+v", r)
+	}
+
+	began = time.Now()
+	var one listed
+	r = w.run("show", "--json", want[0])
+	t.Logf("show --json: %v", time.Since(began))
+	decode(t, r, &one)
+	check(one)
+
+	p := w.start("watch", "--json")
+	type event struct {
+		Name, Event    string
+		Holder, Waiter *struct{ Reason string }
+	}
+	next := func() (e event) {
+		t.Helper()
+		line := p.stdout.expect(`{"time":`)
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		return e
+	}
+	began = time.Now()
+	for _, name := range want {
+		if e := next(); e.Name != name || e.Event != "held" || e.Holder.Reason != "holds "+name {
+			t.Fatalf("%s: %+v", name, e)
+		}
+		for _, reason := range waiters[name] {
+			if e := next(); e.Name != name || e.Event != "waiting" || e.Waiter.Reason != reason {
+				t.Fatalf("%s: %+v, want %s", name, e, reason)
+			}
+		}
+	}
+	t.Logf("watch, until all was told: %v", time.Since(began))
+	if err := locks[want[0]].Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if e := next(); e.Name != want[0] || e.Event != "released" {
+		t.Errorf("%+v", e)
+	}
+	if e := next(); e.Name != want[0] || e.Event != "granted" || e.Holder.Reason != "waiter 0" {
+		t.Errorf("%+v", e)
+	}
+	p.signal(syscall.SIGTERM)
+	if got := p.status(); got != 143 {
+		t.Errorf("status %d, want 143: %s", got, p.stderr.all())
+	}
+}
+
+// TestShow tells all of one lock, and that one is free.
+func TestShow(t *testing.T) {
+	w := withStore(t)
+	if r := w.run("show", "x"); r.status != 0 || r.stdout != "x is free\n" || r.stderr != "" {
+		t.Errorf("%+v", r)
+	}
+	var got listed
+	decode(t, w.run("show", "--json", "x"), &got)
+	if got.Name != "x" || got.Held || got.Holders == nil || got.Waiters == nil {
+		t.Errorf("free: %+v", got)
+	}
+
+	holder := w.start(append([]string{"run", "--limit", "3", "--reason", "the nightly job", "x"}, played()...)...)
+	holder.ready()
+	waiter := w.start("run", "--reason", "in line", "x", "--", "true")
+	awaitQueue(t, w.locker(), 1)
+	decode(t, w.run("show", "--json", "x"), &got)
+	if h := got.Holders[0]; h.PID != holder.cmd.Process.Pid || h.Mode != "limit 3" || *h.Limit != 3 || *h.Slot != 0 {
+		t.Errorf("holder: %+v", h)
+	}
+	if o := got.Waiters[0]; o.PID != waiter.cmd.Process.Pid || o.Mode != "exclusive" || *o.Limit != 1 || o.Reason != "in line" {
+		t.Errorf("waiter: %+v", o)
+	}
+	r := w.run("show", "x")
+	r.expectStatus(t, 0)
+	for _, s := range []string{"x is held\n", fmt.Sprintf("pid %d on ", holder.cmd.Process.Pid), "(the nightly job)", got.Holders[0].Token,
+		"limit 3", "slot   0", "1 waiting\n", "(in line), exclusive, since "} {
+		if !strings.Contains(r.stdout, s) {
+			t.Errorf("no %q:\n%s", s, r.stdout)
+		}
+	}
+	if strings.Contains(r.stdout, "stopped") {
+		t.Errorf("nobody is stopped:\n%s", r.stdout)
+	}
+	holder.signal(syscall.SIGSTOP)
+	awaitStopped(t, holder.cmd.Process.Pid)
+	if r := w.run("show", "x"); !strings.Contains(r.stdout, "note   stopped") {
+		t.Errorf("no note:\n%s", r.stdout)
+	}
+	holder.signal(syscall.SIGCONT)
+	holder.send("exit 0")
+	if got := waiter.status(); got != 0 {
+		t.Errorf("the waiter's status: %d", got)
+	}
+	if r := w.run("ls"); r.stdout != "" || r.status != 0 {
+		t.Errorf("afterwards: %+v", r)
+	}
+}
+
+// awaitStopped waits until a child of this process has stopped. Sending SIGSTOP
+// returns before that.
+func awaitStopped(t *testing.T, pid int) {
+	t.Helper()
+	var st syscall.WaitStatus
+	for {
+		switch _, err := syscall.Wait4(pid, &st, syscall.WUNTRACED, nil); {
+		case err == syscall.EINTR:
+		case err != nil || !st.Stopped():
+			t.Fatalf("pid %d: %v, status %v", pid, err, st)
+		default:
+			return
+		}
+	}
+}
+
+// TestStrangeNames: what others call their locks controls no terminal.
+func TestStrangeNames(t *testing.T) {
+	const name, reason = "a\x1b]0;owned\x07\u009b2J", "r\x1b[2J\ttab\nline\u202e"
+	w := withStore(t)
+	l := w.locker()
+	if _, err := l.Lock(t.Context(), name, holdfast.Reason(reason)); err != nil {
+		t.Fatal(err)
+	}
+	w.waitFor(name, reason)
+	for _, args := range [][]string{{"ls"}, {"ls", "--waiters"}, {"ls", "--json"}, {"show", name}, {"show", "--json", name},
+		{"break", "--token", "1", name}, {"break", name}, {"__complete", "show", "a"}} {
+		r := w.run(args...)
+		for _, c := range "\x1b\x07\u009b\u202e" {
+			if strings.ContainsRune(r.stdout+r.stderr, c) {
+				t.Errorf("%q prints %q:\n%q\n%q", args, c, r.stdout, r.stderr)
+			}
+		}
+		if r.stdout+r.stderr == "" {
+			t.Errorf("%q prints nothing", args)
+		}
+	}
+	var got listed
+	decode(t, w.run("show", "--json", name), &got)
+	if got.Name != name || got.Holders[0].Reason != reason {
+		t.Errorf("%+v", got)
+	}
+	if r := w.run("ls"); strings.Count(r.stdout, "\n") != 1 || strings.Count(r.stdout, "\t") != 11 {
+		t.Errorf("ls: %q", r.stdout)
+	}
+}
+
+// TestNamespace: one application does not see another's locks.
+func TestNamespace(t *testing.T) {
+	w := withStore(t)
+	holder := w.start(append([]string{"run", "--namespace", "app", "x"}, played()...)...)
+	holder.ready()
+	if r := w.run("ls"); r.stdout != "" {
+		t.Errorf("seen from outside: %q", r.stdout)
+	}
+	if r := w.run("ls", "--namespace", "app"); !strings.HasPrefix(r.stdout, "x\theld\t") {
+		t.Errorf("not seen: %q", r.stdout)
+	}
+	if r := w.run("show", "--namespace", "app", "x"); !strings.Contains(r.stdout, "x is held") {
+		t.Errorf("not seen: %q", r.stdout)
+	}
+}
+
+// TestLookAtDefaultStore says where it looks, as run does.
+func TestLookAtDefaultStore(t *testing.T) {
+	w := newWorld(t)
+	r := w.run("ls")
+	r.expectStatus(t, 0)
+	if !strings.Contains(r.stderr, "locks in "+w.home) || r.stdout != "" {
+		t.Errorf("%+v", r)
+	}
+	if r := w.run("ls", "--store", "memory://"); !strings.Contains(r.stderr, "no further than one process") {
+		t.Errorf("stderr: %q", r.stderr)
+	}
+}

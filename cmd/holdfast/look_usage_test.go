@@ -1,0 +1,175 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
+)
+
+// looking are the subcommands that look at a store, with what they need.
+var looking = map[string][]string{
+	"ls":    {"ls"},
+	"show":  {"show", "x"},
+	"break": {"break", "--token", "1", "x"},
+	"watch": {"watch"},
+}
+
+// TestBadLooks: as TestBadInput, for the subcommands that look at locks.
+func TestBadLooks(t *testing.T) {
+	long := strings.Repeat("n", 513)
+	type bad struct{ args, says []string }
+	cases := map[string]bad{
+		"ls, two":               {[]string{"ls", "a", "b"}, []string{"2 arguments", "one PREFIX, or none"}},
+		"ls, long":              {[]string{"ls", long}, []string{"PREFIX", "513", "512"}},
+		"ls, waiters":           {[]string{"ls", "--waiters=all"}, []string{"--waiters", `"all"`, "true or false"}},
+		"show, none":            {[]string{"show"}, []string{"NAME is missing", "holdfast show [flags] NAME"}},
+		"show, two":             {[]string{"show", "a", "b"}, []string{"2 arguments", "one NAME", "quote"}},
+		"show, empty":           {[]string{"show", ""}, []string{"NAME", "empty", "1 to 512"}},
+		"show, bad UTF-8":       {[]string{"show", "a\xff"}, []string{"NAME", `a\xff`, "UTF-8"}},
+		"break, none":           {[]string{"break", "--token", "1"}, []string{"NAME is missing"}},
+		"break, two":            {[]string{"break", "--token", "1", "a", "b"}, []string{"2 arguments", "one NAME"}},
+		"break, no token":       {[]string{"break", "x"}, []string{"--token is missing", "holdfast show NAME"}},
+		"break, token zero":     {[]string{"break", "--token", "0", "x"}, []string{"--token", `"0"`, "1 to 2^63-1"}},
+		"break, token negative": {[]string{"break", "--token", "-1", "x"}, []string{"--token", `"-1"`, "1 to 2^63-1"}},
+		"break, token high":     {[]string{"break", "--token", "9223372036854775808", "x"}, []string{"--token", `"9223372036854775808"`, "1 to 2^63-1"}},
+		"break, token a word":   {[]string{"break", "--token", "mine", "x"}, []string{"--token", `"mine"`, "holdfast show"}},
+		"break, token missing":  {[]string{"break", "x", "--token"}, []string{"--token", "missing"}},
+		"break, wait zero":      {[]string{"break", "--wait", "0s", "x"}, []string{"--wait", `"0s"`, "above 0"}},
+		"break, wait a word":    {[]string{"break", "--wait", "long", "x"}, []string{"--wait", `"long"`, "duration"}},
+		"break, force":          {[]string{"break", "--force=very", "x"}, []string{"--force", `"very"`, "true or false"}},
+		"watch, two":            {[]string{"watch", "a", "b"}, []string{"2 arguments", "one NAME, or none"}},
+		"watch, empty":          {[]string{"watch", ""}, []string{"NAME", "empty"}},
+		"completion, none":      {[]string{"completion"}, []string{"0 arguments", "bash, zsh or fish"}},
+		"completion, two":       {[]string{"completion", "zsh", "bash"}, []string{"2 arguments", "bash, zsh or fish"}},
+		"completion, unknown":   {[]string{"completion", "tcsh"}, []string{`"tcsh"`, "bash, zsh or fish"}},
+	}
+	for sub, args := range looking {
+		for flag, c := range map[string]bad{
+			"namespace":  {[]string{"--namespace", long}, []string{"--namespace", "513", "128"}},
+			"store":      {[]string{"--store", "floppy://a"}, []string{"--store", `"floppy"`, "file, memory"}},
+			"a path":     {[]string{"--store", "/var/locks"}, []string{"--store", "scheme", "file:///"}},
+			"store-file": {[]string{"--store-file", "no-such-file"}, []string{"--store-file", "no-such-file"}},
+			"both":       {[]string{"--store", "memory://", "--store-file", "f"}, []string{"--store", "--store-file"}},
+			"unknown":    {[]string{"--strore", "f"}, []string{"--strore"}},
+			"short":      {[]string{"-s"}, []string{"-s", "two dashes"}},
+		} {
+			cases[sub+", "+flag] = bad{append(slices.Clone(args), c.args...), c.says}
+		}
+		if sub != "break" {
+			cases[sub+", JSON"] = bad{append(slices.Clone(args), "--json=5"), []string{"--json", `"5"`, "true or false"}}
+		}
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			r := w.run(c.args...)
+			r.expectStatus(t, 64)
+			for _, s := range append(c.says, "--help") {
+				if !strings.Contains(r.stderr, s) {
+					t.Errorf("stderr does not say %q:\n%s", s, r.stderr)
+				}
+			}
+			if r.stdout != "" {
+				t.Errorf("stdout: %q", r.stdout)
+			}
+			if made, _ := os.ReadDir(w.home); len(made) > 0 {
+				t.Errorf("something was made: %v", made)
+			}
+		})
+	}
+}
+
+// TestEveryFlagHasBadInput: who adds a flag with a value adds what is wrong with
+// a wrong one.
+func TestEveryFlagHasBadInput(t *testing.T) {
+	tables := ""
+	for _, file := range []string{"usage_test.go", "look_usage_test.go"} {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables += string(b)
+	}
+	seen := 0
+	everyFlag(cli.Command(), func(cmd *cobra.Command, f *pflag.Flag) {
+		seen++
+		// A switch with a wrong value is answered in one place for all.
+		if f.Value.Type() != "bool" && !strings.Contains(tables, `"--`+f.Name+`"`) {
+			t.Errorf("%s --%s has no test with a wrong value", cmd.CommandPath(), f.Name)
+		}
+	})
+	if seen < 20 {
+		t.Errorf("%d flags only", seen)
+	}
+}
+
+func everyFlag(cmd *cobra.Command, do func(*cobra.Command, *pflag.Flag)) {
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) { do(cmd, f) })
+	for _, c := range cmd.Commands() {
+		everyFlag(c, do)
+	}
+}
+
+// TestPasswordsInLooks looks for a password in everything that a subcommand
+// prints when it fails.
+func TestPasswordsInLooks(t *testing.T) {
+	const password = "s3cr3t-pw"
+	withPassword := "scripted://me:" + password + "@"
+	for sub, args := range looking {
+		for name, c := range map[string]struct {
+			flags, env []string
+			want       int
+		}{
+			"no such host":      {[]string{"--store", withPassword + "nowhere"}, nil, 69},
+			"environment":       {nil, []string{"HOLDFAST_STORE=" + withPassword + "nowhere"}, 69},
+			"unknown scheme":    {[]string{"--store", "floppy://me:" + password + "@host"}, nil, 64},
+			"no URL":            {[]string{"--store", "scripted://me:" + password + "%zz@host"}, nil, 64},
+			"bad port":          {[]string{"--store", withPassword + "host:port"}, nil, 64},
+			"no scheme":         {nil, []string{"HOLDFAST_STORE=me:" + password + "@host"}, 64},
+			"as the query":      {[]string{"--store", "scripted://nowhere/?password=" + password}, nil, 69},
+			"flag of others":    {[]string{"--namespace", withPassword + strings.Repeat("n", 128)}, nil, 64},
+			"unknown flag":      {[]string{"--stor=" + withPassword + "host"}, nil, 64},
+			"as a second name":  {[]string{"a", withPassword + "host"}, nil, 64},
+			"bad switch":        {[]string{"--help=" + withPassword + "host"}, nil, 64},
+			"as the store file": {[]string{"--store-file", withPassword + "host"}, nil, 64},
+		} {
+			t.Run(sub+", "+name, func(t *testing.T) {
+				flags := [][]string{c.flags}
+				if sub != "break" {
+					flags = append(flags, append([]string{"--json"}, c.flags...))
+				}
+				for _, f := range flags {
+					r := newWorld(t).runScripted(c.env, append(slices.Clone(args), f...)...)
+					r.expectStatus(t, c.want)
+					if all := r.stdout + r.stderr; strings.Contains(all, "s3cr3t") {
+						t.Errorf("printed:\n%s", all)
+					} else if r.stderr == "" {
+						t.Error("nothing was said")
+					}
+				}
+			})
+		}
+	}
+	// What works does not show it either, and completion says nothing at all.
+	w := newWorld(t)
+	env := []string{"HOLDFAST_STORE=" + withPassword + "refused"}
+	for _, args := range [][]string{{"ls", "--json"}, {"show", "--json", "x"}, {"show", "x"}} {
+		r := w.runScripted(env, args...)
+		r.expectStatus(t, 0)
+		if strings.Contains(r.stdout+r.stderr, "s3cr3t") {
+			t.Errorf("%q printed:\n%s%s", args, r.stdout, r.stderr)
+		}
+	}
+	r := w.runScripted([]string{"HOLDFAST_STORE=" + withPassword + "nowhere"}, "__complete", "show", "")
+	if r.status != 0 || strings.Contains(r.stdout+r.stderr, "s3cr3t") {
+		t.Errorf("completion: %+v", r)
+	}
+}

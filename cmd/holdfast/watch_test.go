@@ -1,0 +1,243 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+
+	"github.com/holdfast-go/holdfast"
+)
+
+// TestWatch follows one lock through everything that happens to it.
+func TestWatch(t *testing.T) {
+	w := withStore(t)
+	l := w.locker()
+	p := w.start("watch", "x")
+	expect := func(words ...string) {
+		t.Helper()
+		line := p.stdout.expect("\tx\t")
+		if f := strings.Split(line, "\t"); len(f) != 9 || f[2] != words[0] || len(words) > 1 && f[7] != words[1] {
+			t.Errorf("%q, want %q", line, words)
+		}
+	}
+	expect("free")
+	ctx, cancel := context.WithCancel(t.Context())
+	lock, err := l.Lock(ctx, "x", holdfast.Reason("first"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect("granted", "first")
+	second := w.start(append([]string{"run", "--reason", "second", "x"}, played("exit-on-term")...)...)
+	expect("waiting", "second")
+	if err := lock.Unlock(); err != nil {
+		t.Fatal(err)
+	}
+	expect("released", "first")
+	expect("granted", "second")
+	second.ready()
+	third := w.start("run", "--reason", "third", "x", "--", "true")
+	expect("waiting", "third")
+	third.signal(syscall.SIGTERM)
+	expect("left", "third")
+	second.signal(syscall.SIGSTOP)
+	awaitStopped(t, second.cmd.Process.Pid)
+	if line := p.stdout.expect("\tnoted\t"); !strings.HasSuffix(line, "\tstopped") {
+		t.Errorf("%q", line)
+	}
+	second.signal(syscall.SIGCONT)
+	second.send("exit 0")
+	p.stdout.expect("\treleased\t")
+	cancel()
+	p.signal(syscall.SIGINT)
+	if got := p.status(); got != 130 {
+		t.Errorf("status %d, want 130", got)
+	}
+	if got := p.stderr.all(); got != "" {
+		t.Errorf("stderr: %q", got)
+	}
+}
+
+// TestWatchAll in JSON: one object a line, with the shape that docs/command.md
+// promises.
+func TestWatchAll(t *testing.T) {
+	w := withStore(t)
+	holder := w.start(append([]string{"run", "--reason", "r", "x"}, played()...)...)
+	holder.ready()
+	p := w.start("watch", "--json")
+	var e map[string]any
+	if err := json.Unmarshal([]byte(p.stdout.expect("{")), &e); err != nil {
+		t.Fatal(err)
+	}
+	h, _ := e["holder"].(map[string]any)
+	if e["name"] != "x" || e["event"] != "held" || h["reason"] != "r" || h["token"] != w.tokenOf() {
+		t.Errorf("%v", e)
+	}
+	if _, err := time.Parse(time.RFC3339, e["time"].(string)); err != nil {
+		t.Error(err)
+	}
+	holder.send("exit 0")
+	p.stdout.expect(`"event":"released"`)
+	p.signal(syscall.SIGTERM)
+	if got := p.status(); got != 143 {
+		t.Errorf("status %d, want 143", got)
+	}
+}
+
+// TestClosedReader: what nobody reads ends, also where nothing changes, and as a
+// shell would say it.
+func TestClosedReader(t *testing.T) {
+	w := withStore(t)
+	if _, err := w.locker().Lock(t.Context(), "x"); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"watch"}, {"watch", "x"}, {"watch", "--json"}} {
+		p := w.startCmd(exec.Command("sh", append([]string{"-c",
+			`{ { "$0" "$@"; echo "status $?" >&3; } | head -n 1; } 3>&1`, binary}, args...)...), nil)
+		p.stdout.expect("held")
+		p.stdout.expect("status 141")
+		p.status()
+		if got := p.stderr.all(); got != "" {
+			t.Errorf("%q: stderr: %q", args, got)
+		}
+	}
+	// The reader is gone before the first word.
+	for _, args := range [][]string{{"ls"}, {"ls", "--json"}, {"show", "x"}, {"show", "--json", "x"}, {"watch"}} {
+		r, out, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		c := exec.Command(binary, args...)
+		c.Env, c.Stdout = w.env, out
+		var said strings.Builder
+		c.Stderr = &said
+		timer := time.AfterFunc(patience, func() { _ = c.Process.Kill() })
+		_ = c.Run()
+		timer.Stop()
+		out.Close()
+		if got := c.ProcessState.ExitCode(); got != 141 || said.String() != "" {
+			t.Errorf("%q: status %d, want 141; stderr: %q", args, got, said.String())
+		}
+	}
+}
+
+// TestFullDisk: output that is lost is no success.
+func TestFullDisk(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	w := withStore(t)
+	c := exec.Command(binary, "show", "x")
+	c.Env, c.Stdout = w.env, full
+	var said strings.Builder
+	c.Stderr = &said
+	_ = c.Run()
+	if got := c.ProcessState.ExitCode(); got != 1 || !strings.Contains(said.String(), "no space") {
+		t.Errorf("status %d: %q", got, said.String())
+	}
+}
+
+// screen runs holdfast from a shell that tells whether the terminal is afterwards
+// as it was before.
+func (w *world) screen(args string) *process {
+	w.t.Helper()
+	return w.onTerminal(exec.Command("sh", "-c", `was=$(stty -g); "$holdfast" `+args+
+		`; echo "status $?"; if [ "$was" = "$(stty -g)" ]; then echo restored; else stty -a; fi`))
+}
+
+const leavesScreen = "\x1b[?1049l"
+
+// TestWatchOnTerminal shows a table that follows changes and the terminal's size,
+// and leaves the terminal as it was.
+func TestWatchOnTerminal(t *testing.T) {
+	w := withStore(t)
+	l := w.locker()
+	p := w.screen("watch x")
+	p.stdout.expectPart("0 held, 0 waiting")
+	if _, err := l.Lock(t.Context(), "x", holdfast.Reason(strings.Repeat("a reason ", 12))); err != nil {
+		t.Fatal(err)
+	}
+	p.stdout.expectPart("a reason a reason")
+	waiter := w.start("run", "--reason", "in line", "x", "--", "true")
+	p.stdout.expectPart("waiter 1")
+	if err := pty.Setsize(p.stdin.(*os.File), &pty.Winsize{Rows: 20, Cols: 70}); err != nil {
+		t.Fatal(err)
+	}
+	p.stdout.expectPart("…") // it was not cut before
+	waiter.signal(syscall.SIGTERM)
+	waiter.status()
+	p.key('q')
+	p.stdout.expectPart(leavesScreen)
+	p.stdout.expect("status 0")
+	p.stdout.expect("restored")
+}
+
+// TestWatchOnTerminalEnds by the other ways to end.
+func TestWatchOnTerminalEnds(t *testing.T) {
+	w := withStore(t)
+	p := w.screen("watch")
+	p.stdout.expectPart("0 held")
+	p.key(ctrlC)
+	p.stdout.expectPart(leavesScreen)
+	p.stdout.expect("status 130")
+	p.stdout.expect("restored")
+
+	p = w.onTerminal(exec.Command(binary, "watch"))
+	p.stdout.expectPart("0 held")
+	p.signal(syscall.SIGTERM)
+	p.stdout.expectPart(leavesScreen)
+	if got := p.status(); got != 143 {
+		t.Errorf("status %d, want 143", got)
+	}
+
+	// Its input is no terminal; the keys come from the terminal all the same.
+	p = w.screen("watch </dev/null")
+	p.stdout.expectPart("0 held")
+	p.key('q')
+	p.stdout.expect("status 0")
+
+	// A terminal that can do nothing gets lines.
+	holder := w.start(append([]string{"run", "x"}, played()...)...)
+	holder.ready()
+	c := exec.Command("env", "TERM=dumb", binary, "watch")
+	p = w.onTerminal(c)
+	p.stdout.expect("\theld\t")
+	p.signal(syscall.SIGTERM)
+	p.status()
+	if got := p.stdout.all(); strings.Contains(got, "\x1b") {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestListOnTerminal is a table as wide as the terminal.
+func TestListOnTerminal(t *testing.T) {
+	w := withStore(t)
+	p := w.onTerminal(exec.Command(binary, "ls"))
+	p.stdout.expect("nothing is held or waited for")
+	if _, err := w.locker().Lock(t.Context(), "x", holdfast.Reason(strings.Repeat("why ", 30))); err != nil {
+		t.Fatal(err)
+	}
+	p = w.onTerminal(exec.Command("sh", "-c", `stty cols 80; "$holdfast" ls`))
+	got := p.stdout.all()
+	for _, s := range []string{"NAME", "HOLDER", "QUEUE", "why", "…"} {
+		if !strings.Contains(got, s) {
+			t.Errorf("no %q:\n%s", s, got)
+		}
+	}
+	for line := range strings.Lines(got) {
+		if n := len([]rune(strings.TrimRight(line, "\r\n"))); n > 80 {
+			t.Errorf("%d wide: %q", n, line)
+		}
+	}
+}
