@@ -487,8 +487,7 @@ func TestUndoEndsWithTheLease(t *testing.T) {
 // before the last one, which is more than a third of the TTL old.
 type sessionRenew struct {
 	driver.Store
-	n    atomic.Int64
-	last []driver.Instant
+	n atomic.Int64
 }
 
 func (s *sessionRenew) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {

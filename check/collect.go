@@ -1,0 +1,337 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// section is one lock that a worker asked for, as its history tells it. Moments
+// are 0 where the history has none.
+type section struct {
+	worker           string
+	op, gen          int
+	name             string
+	limit, slot      int
+	wait             bool
+	token            uint64
+	ask, granted     int64
+	firstUntil       int64 // trusted until, as told with the grant
+	until, renewed   int64 // the latest moment of trust ever told, and when it was told
+	alive            int64 // the last moment at which the context had not ended
+	unlock, unlocked int64
+	lost             int64
+	closing, killed  int64
+	failed, stuck    int64
+	cause, err       string
+}
+
+// end is when the section certainly no longer counts as live: the first of its
+// unlock, its loss, the closing of its Locker, the kill of its process, and the
+// last trust it told of. A stopped process is not live after that either, or
+// every pause would convict the innocent.
+func (s *section) end() int64 {
+	end := s.until
+	for _, t := range []int64{s.unlock, s.lost, s.killed} {
+		if t != 0 {
+			end = min(end, t)
+		}
+	}
+	if s.closing != 0 {
+		end = min(end, max(s.closing, s.granted))
+	}
+	return max(end, s.granted)
+}
+
+func (s *section) who() string { return s.worker }
+
+// request is one request at the store.
+type request struct {
+	worker, id, name     string
+	limit, gen           int
+	wait                 bool
+	sent, placed, answer int64
+	unknown, undone      int64
+	undo                 int64 // the last try
+	ttl                  int64
+	token                uint64
+	err                  string
+}
+
+// work is one piece of work on a register.
+type work struct {
+	worker, res      string
+	op               int
+	token            uint64
+	guarded          bool
+	begin, read, end int64
+	value            int64
+	outcome          Kind // KindWrote, KindStale, KindQuit, or "" if it never ended
+}
+
+// bound is what the store's answer says of a grant's deadline: the store set it
+// no later than at, to ttl from then.
+type bound struct {
+	at, ttl int64
+	token   uint64
+}
+
+// disturbance is a stretch of time in which something was done to the worker,
+// the name, or all ("").
+type disturbance struct {
+	from, to     int64
+	worker, name string
+	kind         string
+	early        bool
+}
+
+// collected is a history sorted out.
+type collected struct {
+	start, last  int64
+	calm, drain  int64
+	guarantees   driver.Guarantees
+	events       int
+	names        map[string]*nameHistory
+	registers    map[string][]*work
+	disturbances []disturbance
+	left         []Event
+	killed       map[string]int64
+	stopped      map[string]bool
+	vanished     map[opKey]bool // by worker and generation
+	kinds        map[string]int // faults by kind
+}
+
+type nameHistory struct {
+	name     string
+	sections []*section
+	requests []*request
+	bounds   []bound
+}
+
+type opKey struct {
+	worker string
+	op     int
+}
+
+// collect sorts events out by name. They come in order of time.
+func collect(events []Event) (*collected, error) {
+	c := &collected{
+		names: map[string]*nameHistory{}, registers: map[string][]*work{},
+		killed: map[string]int64{}, stopped: map[string]bool{}, vanished: map[opKey]bool{}, kinds: map[string]int{},
+		events: len(events),
+	}
+	if len(events) == 0 {
+		return nil, fmt.Errorf("the history is empty")
+	}
+	c.start, c.last = events[0].T, events[len(events)-1].T
+	sections := map[opKey]*section{}
+	works := map[string]*work{}
+	requests := map[string]*request{}
+	open := map[string]*disturbance{}
+	byWorker := map[string][]*section{}
+	var bounds []Event
+	name := func(n string) *nameHistory {
+		h := c.names[n]
+		if h == nil {
+			h = &nameHistory{name: n}
+			c.names[n] = h
+		}
+		return h
+	}
+	for i := range events {
+		e := &events[i]
+		s := sections[opKey{e.W, e.Op}]
+		switch e.K {
+		case KindRun:
+			if e.Store != nil {
+				c.guarantees = *e.Store
+			}
+		case KindCalm:
+			c.calm = e.T
+		case KindDrain:
+			c.drain = e.T
+		case KindStop:
+			c.stopped[e.W] = true
+		case KindVanished:
+			c.vanished[opKey{e.W, e.Gen}] = true
+		case KindLeft:
+			c.left = append(c.left, *e)
+		case KindKill:
+			c.killed[e.W] = e.T
+			c.kinds[string(e.K)]++
+			c.disturbances = append(c.disturbances, disturbance{e.T, e.T, e.W, "", "kill", false})
+		case KindPause, KindFault:
+			kind := cmp.Or(e.Fault, string(e.K))
+			c.kinds[kind]++
+			open[kind+"\x00"+e.W+"\x00"+e.Name] = &disturbance{from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, early: e.Early}
+		case KindResume, KindHealed:
+			kind := e.Fault
+			if e.K == KindResume {
+				kind = string(KindPause)
+			}
+			key := kind + "\x00" + e.W + "\x00" + e.Name
+			if d := open[key]; d != nil {
+				d.to = max(e.T, d.from)
+				c.disturbances = append(c.disturbances, *d)
+				delete(open, key)
+			}
+		case KindClosing:
+			for _, s := range byWorker[e.W] {
+				if s.gen <= e.Gen && s.closing == 0 && s.unlock == 0 {
+					s.closing = e.T
+				}
+			}
+			c.disturbances = append(c.disturbances, disturbance{e.T, e.T, e.W, "", "close", false})
+		case KindAsk:
+			s = &section{worker: e.W, op: e.Op, gen: e.Gen, name: strings.Clone(e.Name), limit: e.Limit, wait: e.Wait, ask: e.T}
+			sections[opKey{e.W, e.Op}] = s
+			byWorker[e.W] = append(byWorker[e.W], s)
+			h := name(s.name)
+			h.sections = append(h.sections, s)
+		case KindGranted, KindFailed, KindRenewed, KindAlive, KindLost, KindUnlock, KindUnlocked, KindStuck:
+			if s == nil {
+				continue // the beginning went with a kill
+			}
+			s.take(e)
+		case KindRequest:
+			r := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, wait: e.Wait, ttl: e.TTL, sent: e.T}
+			requests[e.ID] = r
+			h := name(r.name)
+			h.requests = append(h.requests, r)
+		case KindPlaced, KindAnswer, KindUnknown, KindUndo, KindUndone:
+			r := requests[e.ID]
+			if r == nil {
+				continue // the beginning went with a kill
+			}
+			switch e.K {
+			case KindPlaced:
+				r.placed = e.T
+			case KindUnknown:
+				r.unknown = e.T
+			case KindUndo:
+				r.undo = e.T
+			case KindUndone:
+				r.undone = e.T
+			default:
+				r.answer, r.token, r.err = e.T, e.Token, e.Err
+				if e.Token != 0 {
+					bounds = append(bounds, *e)
+				}
+			}
+		case KindKept:
+			bounds = append(bounds, *e)
+		case KindBegin:
+			w := &work{worker: e.W, res: e.Res, op: e.Op, token: e.Token, guarded: e.Guarded, begin: e.T}
+			works[workKey(e)] = w
+			c.registers[e.Res] = append(c.registers[e.Res], w)
+		case KindRead, KindWrote, KindStale, KindQuit:
+			w := works[workKey(e)]
+			if w == nil {
+				continue // the beginning went with a kill
+			}
+			if e.K == KindRead {
+				w.read, w.value = e.T, e.Value
+			} else {
+				w.end, w.outcome = e.T, e.K
+				delete(works, workKey(e))
+			}
+		}
+	}
+	for _, d := range open {
+		c.disturbances = append(c.disturbances, *d)
+	}
+	slices.SortFunc(c.disturbances, func(a, b disturbance) int { return cmp.Compare(a.from, b.from) })
+	for w, t := range c.killed {
+		for _, s := range byWorker[w] {
+			if s.granted != 0 && s.unlock == 0 {
+				s.killed = t
+			}
+		}
+	}
+	for i := range bounds {
+		e := &bounds[i]
+		h := name(e.Name)
+		ttl := e.TTL
+		if ttl == int64(driver.Forever) {
+			ttl = forever
+		}
+		h.bounds = append(h.bounds, bound{e.T, ttl, e.Token})
+	}
+	return c, nil
+}
+
+func workKey(e *Event) string { return fmt.Sprintf("%s/%d/%s", e.W, e.Op, e.Res) }
+
+// take notes an event of the section.
+func (s *section) take(e *Event) {
+	until := e.Until
+	if until == 0 {
+		until = forever
+	}
+	switch e.K {
+	case KindGranted:
+		s.granted, s.token, s.slot = e.T, e.Token, e.Slot
+		s.firstUntil, s.until = until, max(s.until, until)
+	case KindRenewed:
+		// One may be told a moment before the grant it belongs to.
+		if until > s.until {
+			s.until, s.renewed = until, e.T
+		}
+	case KindAlive:
+		s.alive = max(s.alive, e.T)
+	case KindLost:
+		s.lost, s.cause = e.T, e.Cause
+	case KindUnlock:
+		s.unlock = e.T
+	case KindUnlocked:
+		s.unlocked = e.T
+		s.err = e.Err
+	case KindFailed:
+		s.failed, s.err = e.T, e.Err
+	case KindStuck:
+		s.stuck = e.T
+	}
+}
+
+// undisturbed tells whether nothing was being done to any of the workers or the name
+// in the stretch of time, nor shortly before it.
+func (c *collected) undisturbed(from, to int64, name string, workers ...string) bool {
+	for i := range c.disturbances {
+		d := &c.disturbances[i]
+		if d.from > to {
+			break
+		}
+		if d.to+int64(Slack) < from {
+			continue
+		}
+		if (d.worker == "" || slices.Contains(workers, d.worker)) && (d.name == "" || d.name == name) {
+			return false
+		}
+	}
+	return true
+}
+
+// quiet tells whether nothing at all was being done.
+func (c *collected) quiet(from, to int64) bool {
+	for i := range c.disturbances {
+		d := &c.disturbances[i]
+		if d.from > to {
+			break
+		}
+		if d.to+int64(Slack) >= from {
+			return false
+		}
+	}
+	return true
+}
+
+// Slack is what the verdict allows for a busy machine where it cannot tell
+// lateness from fault: how late a goroutine may hear of something. It plays no
+// part where the history alone decides: two live contexts, tokens, registers.
+const Slack = 500 * time.Millisecond

@@ -1,0 +1,58 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"context"
+	"fmt"
+	"runtime/pprof"
+	"strings"
+	"time"
+)
+
+// labelled runs f so that every goroutine it starts, directly or not, can be told
+// from those of others in this process.
+func labelled(ctx context.Context, id string, f func(context.Context) error) (err error) {
+	pprof.Do(ctx, pprof.Labels(goroutineLabel, id), func(ctx context.Context) { err = f(ctx) })
+	return err
+}
+
+const goroutineLabel = "holdfast-check"
+
+// goroutines lists what the library has running for id, leaving out the check's
+// own.
+func goroutines(id string) []string {
+	var b strings.Builder
+	if err := pprof.Lookup("goroutine").WriteTo(&b, 1); err != nil {
+		return []string{err.Error()}
+	}
+	label := fmt.Sprintf("%q:%q", goroutineLabel, id)
+	var left []string
+	for _, stack := range strings.Split(b.String(), "\n\n") {
+		if !strings.Contains(stack, label) || strings.Contains(stack, "github.com/holdfast-go/holdfast/check.") {
+			continue
+		}
+		var frames []string
+		for _, line := range strings.Split(stack, "\n") {
+			if fields := strings.Fields(line); len(fields) > 2 && strings.Contains(fields[2], "github.com/holdfast-go/holdfast") {
+				frames = append(frames, fields[2])
+			}
+		}
+		if len(frames) > 0 {
+			left = append(left, strings.Join(frames, " in "))
+		}
+	}
+	return left
+}
+
+// leftGoroutines waits a moment for goroutines that are about to end.
+func leftGoroutines(id string) []string {
+	var left []string
+	for range 100 {
+		if left = goroutines(id); len(left) == 0 {
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return left
+}

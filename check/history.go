@@ -1,0 +1,136 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Now is the moment on a clock that all processes of the machine share and that
+// nobody sets: nanoseconds since the machine began.
+func Now() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(machineClock, &ts); err != nil {
+		panic("check: the machine's clock cannot be read: " + err.Error())
+	}
+	return ts.Nano()
+}
+
+// Log writes a history. Each event is one write of one line, so that a process
+// that is killed loses nothing but the line it was writing.
+type Log struct {
+	mu     sync.Mutex
+	f      *os.File
+	worker string
+	buf    bytes.Buffer
+	enc    *json.Encoder
+	err    error
+}
+
+// NewLog begins a history in a new file. Worker is put on the events that name
+// none.
+func NewLog(path, worker string) (*Log, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	l := &Log{f: f, worker: worker}
+	l.enc = json.NewEncoder(&l.buf)
+	l.enc.SetEscapeHTML(false)
+	return l, nil
+}
+
+// Add writes an event. One without a time happens now.
+func (l *Log) Add(e Event) {
+	if e.T == 0 {
+		e.T = Now()
+	}
+	if e.W == "" {
+		e.W = l.worker
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.buf.Reset()
+	err := l.enc.Encode(&e)
+	if err == nil {
+		_, err = l.f.Write(l.buf.Bytes())
+	}
+	l.err = cmp.Or(l.err, err)
+}
+
+// addAll writes many events at once and closes the file.
+func (l *Log) addAll(events []Event) error {
+	w := bufio.NewWriterSize(l.f, 1<<16)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	for i := range events {
+		if err := enc.Encode(&events[i]); err != nil {
+			return err
+		}
+	}
+	return cmp.Or(w.Flush(), l.Close())
+}
+
+// Close ends the file and tells the first error there was.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return cmp.Or(l.err, l.f.Close())
+}
+
+// Read reads a history. A last line that was cut off, by a kill, is left out; any
+// other line that is not an event is an error.
+func Read(r io.Reader) ([]Event, error) {
+	var events []Event
+	br := bufio.NewReaderSize(r, 1<<16)
+	for line := 1; ; line++ {
+		text, err := br.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return events, nil // what stands in text was cut off
+		}
+		if err != nil {
+			return nil, err
+		}
+		var e Event
+		if err := json.Unmarshal(text, &e); err != nil {
+			return nil, fmt.Errorf("line %d is not an event: %w", line, err)
+		}
+		events = append(events, e)
+	}
+}
+
+// ReadFiles reads several histories into one, in order of time.
+func ReadFiles(paths ...string) ([]Event, error) {
+	var all []Event
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		events, err := Read(f)
+		f.Close()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		all = append(all, events...)
+	}
+	sortEvents(all)
+	return all, nil
+}
+
+// sortEvents puts events in order of time. Those of one moment stay as they
+// are: within one worker that is the order in which they were written.
+func sortEvents(all []Event) {
+	slices.SortStableFunc(all, func(a, b Event) int { return cmp.Compare(a.T, b.T) })
+}

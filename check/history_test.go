@@ -1,0 +1,58 @@
+//go:build linux || darwin
+
+package check_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func TestHistoryFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "h.jsonl")
+	log, err := check.NewLog(path, "w1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := check.Now()
+	log.Add(check.Event{K: check.KindAsk, Name: "a<b>\u2028\"", Limit: driver.Unlimited, Op: 1})
+	log.Add(check.Event{K: check.KindKill, W: "w2", T: 7})
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// A worker that is killed while it writes leaves half a line.
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`{"t":99,"k":"gra`); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	events, err := check.ReadFiles(path)
+	if err != nil || len(events) != 2 {
+		t.Fatalf("%d events, %v; want 2", len(events), err)
+	}
+	kill, ask := events[0], events[1]
+	if kill.T != 7 || kill.W != "w2" || kill.K != check.KindKill {
+		t.Errorf("the first in time: %+v", kill)
+	}
+	if ask.W != "w1" || ask.T < before || ask.T > check.Now() || ask.Name != "a<b>\u2028\"" || ask.Limit != driver.Unlimited {
+		t.Errorf("as written: %+v", ask)
+	}
+	if _, err := check.NewLog(path, ""); err == nil {
+		t.Error("a history was begun over another")
+	}
+	if _, err := check.Read(strings.NewReader("{}\nnonsense\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
+		t.Errorf("a line that is no event: %v", err)
+	}
+	if _, err := check.Judge(nil); err == nil {
+		t.Error("an empty history has a verdict")
+	}
+}

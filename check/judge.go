@@ -1,0 +1,326 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Judge decides whether a history keeps the rules that its store declares. The
+// events are in order of time, as ReadFiles gives them, and the first KindRun
+// among them tells the store's guarantees. The work grows with the number of
+// events, times a logarithm; the memory is that of the grants, some 400 bytes
+// each, beside the events themselves.
+func Judge(events []Event) (*Report, error) {
+	began := time.Now()
+	c, err := collect(events)
+	if err != nil {
+		return nil, err
+	}
+	r := &Report{Start: c.start, Stats: Stats{Events: c.events, Faults: c.kinds}}
+	var handovers []time.Duration
+	for _, name := range slices.Sorted(maps.Keys(c.names)) {
+		h := c.names[name]
+		c.count(r, h)
+		c.judgeExclusion(r, h)
+		c.judgeTrust(r, h)
+		c.judgeTokens(r, h)
+		c.judgeOrder(r, h)
+		handovers = append(handovers, c.judgeWaiting(r, h)...)
+		c.judgeLockModel(r, h)
+		c.judgeUndone(r, h)
+	}
+	c.judgeWaking(r, handovers)
+	for _, res := range slices.Sorted(maps.Keys(c.registers)) {
+		c.judgeRegister(r, res, c.registers[res])
+	}
+	for _, e := range c.left {
+		r.add(Violation{Rule: RuleLeftovers, Name: e.Name, Text: "something was left behind: " + e.Note, Excerpt: c.leftBy(&e)})
+	}
+	r.Stats.Took = time.Since(began)
+	return r, nil
+}
+
+func (c *collected) count(r *Report, h *nameHistory) {
+	for _, s := range h.sections {
+		if s.granted != 0 {
+			r.Stats.Grants++
+		}
+		if s.failed != 0 {
+			r.Stats.Failures++
+		}
+		if s.lost != 0 {
+			r.Stats.Losses++
+		}
+	}
+	for _, q := range h.requests {
+		if q.placed != 0 && q.token != 0 {
+			r.Stats.Queued++
+		}
+	}
+	r.Stats.Renewals += max(0, len(h.bounds)-granted(h.requests))
+}
+
+func granted(requests []*request) (n int) {
+	for _, q := range requests {
+		if q.token != 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// judgeExclusion sweeps over the grants in order of time with the set of those
+// that are live.
+func (c *collected) judgeExclusion(r *Report, h *nameHistory) {
+	all := held(h.sections)
+	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.granted, b.granted) })
+	var live []*section
+	for _, b := range all {
+		live = slices.DeleteFunc(live, func(a *section) bool { return a.end() <= b.granted })
+		var taken []*section
+		crowd := slices.DeleteFunc(slices.Clone(live), func(a *section) bool {
+			if d := c.takenEarly(a, b); d != nil && len(live)+1 > strictest(append(live, b)) {
+				taken = append(taken, a)
+				return true
+			}
+			return false
+		})
+		r.Stats.Allowed += len(taken)
+		if most := strictest(append(crowd, b)); len(crowd)+1 > most && b.end() > b.granted {
+			r.add(c.tooMany(h.name, crowd, b, most))
+		}
+		if b.end() > b.granted {
+			live = append(live, b)
+		}
+	}
+}
+
+func strictest(all []*section) int {
+	least := all[0].limit
+	for _, s := range all {
+		least = min(least, s.limit)
+	}
+	return least
+}
+
+func held(all []*section) []*section {
+	var got []*section
+	for _, s := range all {
+		if s.granted != 0 {
+			got = append(got, s)
+		}
+	}
+	return got
+}
+
+// takenEarly finds what took a's grant away before b was granted, if a noticed
+// within the declared time.
+func (c *collected) takenEarly(a, b *section) *disturbance {
+	late := int64(c.guarantees.Notice + Slack)
+	for i := range c.disturbances {
+		d := &c.disturbances[i]
+		if d.from > b.granted {
+			break
+		}
+		if d.early && (d.name == "" || d.name == a.name) && a.granted <= d.to && a.end() <= d.to+late {
+			return d
+		}
+	}
+	return nil
+}
+
+func (c *collected) tooMany(name string, crowd []*section, b *section, most int) Violation {
+	v := Violation{Rule: RuleExclusion, Name: name, From: b.granted}
+	end := b.end()
+	for _, a := range crowd {
+		end = min(end, a.end())
+		v.Excerpt = append(v.Excerpt, a.story()...)
+	}
+	v.To = min(end, c.last)
+	v.Excerpt = append(v.Excerpt, b.story()...)
+	for i := range c.disturbances {
+		if d := &c.disturbances[i]; d.from > crowd[0].granted && d.from < b.granted && len(v.Excerpt) < 14 && (d.name == "" || d.name == name) && (d.worker == b.worker || d.worker == crowd[0].worker) {
+			v.Excerpt = append(v.Excerpt, d.event())
+		}
+	}
+	v.Text = fmt.Sprintf("%q was held by %d at once where at most %d may be: %s got it with token %d while %s still held it with token %d, %s",
+		name, len(crowd)+1, most, b.who(), b.token, crowd[0].who(), crowd[0].token, overlapWords(b.granted, v.To))
+	return v
+}
+
+func overlapWords(from, to int64) string {
+	return fmt.Sprintf("for at least %s", time.Duration(to-from).Round(10*time.Microsecond))
+}
+
+func (d *disturbance) event() Event {
+	e := Event{T: d.from, W: d.worker, K: KindFault, Fault: d.kind, Name: d.name, For: d.to - d.from}
+	switch d.kind {
+	case string(KindKill):
+		e.K = KindKill
+	case string(KindPause):
+		e.K = KindPause
+	case "close":
+		e.K = KindClosing
+	}
+	return e
+}
+
+// story tells a section again as the events that matter.
+func (s *section) story() []Event {
+	base := Event{W: s.worker, Op: s.op, Name: s.name, Limit: s.limit, Token: s.token, Slot: s.slot}
+	at := func(k Kind, t int64) Event { e := base; e.K, e.T = k, t; return e }
+	events := []Event{at(KindAsk, s.ask)}
+	if s.granted != 0 {
+		e := at(KindGranted, s.granted)
+		e.Until = s.firstUntil
+		events = append(events, e)
+	}
+	if s.renewed != 0 {
+		e := at(KindRenewed, s.renewed)
+		e.Until = s.until
+		events = append(events, e)
+	}
+	if s.killed != 0 {
+		events = append(events, at(KindKill, s.killed))
+	}
+	if s.closing != 0 && s.unlock == 0 {
+		events = append(events, at(KindClosing, s.closing))
+	}
+	if s.lost != 0 {
+		e := at(KindLost, s.lost)
+		e.Cause = s.cause
+		events = append(events, e)
+	}
+	if s.unlock != 0 {
+		events = append(events, at(KindUnlock, s.unlock))
+	}
+	if s.stuck != 0 {
+		events = append(events, at(KindStuck, s.stuck))
+	}
+	return events
+}
+
+// judgeTrust looks for contexts that went on after trust had run out, and for
+// trust beyond what the store can have given.
+func (c *collected) judgeTrust(r *Report, h *nameHistory) {
+	deadline := map[uint64]int64{}
+	for _, b := range h.bounds {
+		deadline[b.token] = max(deadline[b.token], min(b.at+b.ttl, forever))
+	}
+	for _, s := range held(h.sections) {
+		if s.alive > s.until {
+			e := s.story()[0]
+			e.K, e.T = KindAlive, s.alive
+			r.add(Violation{Rule: RuleTrust, Name: h.name, Excerpt: append(s.story(), e),
+				Text: fmt.Sprintf("the context of %s under token %d of %q went on %s after trust in its lease had run out",
+					s.who(), s.token, h.name, time.Duration(s.alive-s.until))})
+		}
+		if d, known := deadline[s.token]; known && s.until > d {
+			v := Violation{Rule: RuleTrust, Name: h.name, Excerpt: s.story(),
+				Text: fmt.Sprintf("%s trusted token %d of %q %s beyond the last deadline that the store can have set: trust must run from before the request was sent",
+					s.who(), s.token, h.name, time.Duration(min(s.until, c.last+int64(time.Hour))-d))}
+			for _, b := range h.bounds {
+				if b.token == s.token && b.at+b.ttl == d {
+					e := s.story()[0]
+					e.T, e.K, e.TTL = b.at, KindKept, b.ttl
+					v.Excerpt = append(v.Excerpt, e)
+				}
+			}
+			r.add(v)
+		}
+	}
+}
+
+// grant is a token with the stretch of time in which it was given.
+type grant struct {
+	from, to int64
+	token    uint64
+	worker   string
+	events   []Event
+}
+
+// grants come from the requests at the store where those were logged, else from
+// the locks.
+func (h *nameHistory) grants() []grant {
+	var all []grant
+	for _, q := range h.requests {
+		if q.token != 0 {
+			all = append(all, grant{q.sent, q.answer, q.token, q.worker, q.story()})
+		}
+	}
+	if len(h.requests) == 0 {
+		for _, s := range held(h.sections) {
+			all = append(all, grant{s.ask, s.granted, s.token, s.worker, s.story()})
+		}
+	}
+	return all
+}
+
+func (q *request) story() []Event {
+	base := Event{W: q.worker, ID: q.id, Name: q.name, Limit: q.limit, T: q.sent, K: KindRequest}
+	events := []Event{base}
+	if q.placed != 0 {
+		e := base
+		e.T, e.K = q.placed, KindPlaced
+		events = append(events, e)
+	}
+	if q.answer != 0 {
+		e := base
+		e.T, e.K, e.Token, e.Err = q.answer, KindAnswer, q.token, q.err
+		events = append(events, e)
+	}
+	if q.unknown != 0 {
+		e := base
+		e.T, e.K = q.unknown, KindUnknown
+		events = append(events, e)
+	}
+	return events
+}
+
+// judgeUndone: a request of unknown outcome may have left a place or a grant, so
+// it is undone before its Locker's Close returns. Where grants run out, nothing
+// that it may have left can stand after some TTLs: then trying for that long is
+// enough.
+func (c *collected) judgeUndone(r *Report, h *nameHistory) {
+	for _, q := range h.requests {
+		outlived := c.guarantees.MaxTTL > 0 && q.undo-q.unknown > 3*q.ttl
+		if q.unknown != 0 && q.undone == 0 && !outlived && c.stopped[q.worker] && !c.vanished[opKey{q.worker, q.gen}] {
+			r.add(Violation{Rule: RuleLeftovers, Name: h.name, Excerpt: q.story(),
+				Text: fmt.Sprintf("%s never learned what became of a request for %q, and has not undone it", q.worker, h.name)})
+		}
+	}
+}
+
+func (c *collected) judgeTokens(r *Report, h *nameHistory) {
+	begun := h.grants()
+	done := slices.Clone(begun)
+	slices.SortFunc(begun, func(a, b grant) int { return cmp.Compare(a.from, b.from) })
+	slices.SortFunc(done, func(a, b grant) int { return cmp.Compare(a.to, b.to) })
+	var newest *grant
+	next := 0
+	seen := map[uint64]*grant{}
+	for i := range begun {
+		g := &begun[i]
+		for next < len(done) && done[next].to < g.from {
+			if newest == nil || done[next].token > newest.token {
+				newest = &done[next]
+			}
+			next++
+		}
+		twin := seen[g.token]
+		switch {
+		case twin != nil:
+			r.add(Violation{Rule: RuleTokens, Name: h.name, Excerpt: append(slices.Clone(twin.events), g.events...),
+				Text: fmt.Sprintf("two grants of %q carry the same token %d: %s's and %s's", h.name, g.token, twin.worker, g.worker)})
+		case newest != nil && newest.token >= g.token:
+			r.add(Violation{Rule: RuleTokens, Name: h.name, Excerpt: append(slices.Clone(newest.events), g.events...),
+				Text: fmt.Sprintf("tokens of %q do not rise: %s got %d after %s had got %d", h.name, g.worker, g.token, newest.worker, newest.token)})
+		}
+		seen[g.token] = g
+	}
+}

@@ -1,0 +1,417 @@
+//go:build linux || darwin
+
+package check_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+const ms = int64(time.Millisecond)
+
+// promises are those of a strict store with leases.
+var promises = driver.Guarantees{
+	Kind: "test", Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: time.Second,
+	Shared: true, Semaphore: true, Mixed: true, Slots: true,
+}
+
+// story is a history by hand, in which every worker does as it should until the
+// test spoils it.
+type story struct {
+	t      int64
+	events []check.Event
+	ops    map[string]int
+	token  map[string]uint64
+	value  map[string]int64
+	ids    int
+}
+
+func newStory() *story {
+	s := &story{t: 1000 * ms, ops: map[string]int{}, token: map[string]uint64{}, value: map[string]int64{}}
+	g := promises
+	s.add(check.Event{K: check.KindRun, Store: &g})
+	return s
+}
+
+func (s *story) add(e check.Event) *story {
+	if e.T == 0 {
+		s.t += ms
+		e.T = s.t
+	}
+	s.events = append(s.events, e)
+	return s
+}
+
+// lock is one lock of the story.
+type lock struct {
+	s     *story
+	w, n  string
+	op    int
+	id    string
+	limit int
+	token uint64
+	ask   int64
+}
+
+func (s *story) ask(w, n string, limit int) *lock {
+	s.ops[w]++
+	s.ids++
+	l := &lock{s: s, w: w, n: n, op: s.ops[w], id: fmt.Sprintf("r%d", s.ids), limit: limit}
+	s.add(check.Event{K: check.KindAsk, W: w, Name: n, Op: l.op, Limit: limit, Wait: true})
+	l.ask = s.t
+	s.add(check.Event{K: check.KindRequest, W: w, Name: n, ID: l.id, Limit: limit, Wait: true})
+	return l
+}
+
+func (l *lock) placed() *lock {
+	l.s.add(check.Event{K: check.KindPlaced, W: l.w, Name: l.n, ID: l.id})
+	return l
+}
+
+// granted gives the next token, and trust for a second.
+func (l *lock) granted() *lock { return l.grantedWith(l.s.token[l.n]+1, l.s.t+1000*ms) }
+
+func (l *lock) grantedWith(token uint64, until int64) *lock {
+	l.token = token
+	l.s.token[l.n] = max(l.s.token[l.n], token)
+	l.s.add(check.Event{K: check.KindAnswer, W: l.w, Name: l.n, ID: l.id, Token: token, TTL: 1200 * ms})
+	l.s.add(check.Event{K: check.KindGranted, W: l.w, Name: l.n, Op: l.op, Token: token, Limit: l.limit, Until: until})
+	return l
+}
+
+func (l *lock) tell(k check.Kind, e check.Event) *lock {
+	e.K, e.W, e.Name, e.Op, e.Token = k, l.w, l.n, l.op, l.token
+	l.s.add(e)
+	return l
+}
+
+func (l *lock) work() *lock {
+	v := l.s.value[l.n]
+	l.s.value[l.n]++
+	return l.workOn(v)
+}
+
+func (l *lock) workOn(v int64) *lock {
+	e := check.Event{Res: l.n, Guarded: true}
+	l.tell(check.KindBegin, e)
+	e.Value = v
+	return l.tell(check.KindRead, e).tell(check.KindWrote, e)
+}
+
+func (l *lock) unlock() *lock {
+	return l.tell(check.KindUnlock, check.Event{}).tell(check.KindUnlocked, check.Event{})
+}
+
+func (s *story) judge(t *testing.T) *check.Report {
+	t.Helper()
+	r, err := check.Judge(s.events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestSoundHistoriesPass(t *testing.T) {
+	for name, tell := range map[string]func(s *story){
+		"exclusive after exclusive": func(s *story) {
+			a, b := s.ask("w1", "a", 1), s.ask("w2", "a", 1)
+			a.granted().work()
+			b.placed()
+			a.unlock()
+			b.granted().work().unlock()
+		},
+		"shared together": func(s *story) {
+			a, b := s.ask("w1", "a", driver.Unlimited).granted(), s.ask("w2", "a", driver.Unlimited).granted()
+			a.unlock()
+			b.unlock()
+		},
+		"a semaphore of two": func(s *story) {
+			a, b := s.ask("w1", "a", 2).granted(), s.ask("w2", "a", 2).granted()
+			c := s.ask("w3", "a", 2).placed()
+			a.unlock()
+			c.granted().unlock()
+			b.unlock()
+		},
+		"a killed holder": func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			a.tell(check.KindBegin, check.Event{Res: "a", Guarded: true}).tell(check.KindRead, check.Event{Res: "a", Guarded: true})
+			s.add(check.Event{K: check.KindKill, W: "w1"})
+			// Whether it wrote before it died nobody knows; here it did.
+			s.ask("w2", "a", 1).granted().workOn(1).unlock()
+		},
+		"a stopped holder past its trust": func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			s.add(check.Event{K: check.KindPause, W: "w1", For: 3000 * ms})
+			s.t += 1300 * ms
+			b := s.ask("w2", "a", 1).granted()
+			s.add(check.Event{K: check.KindResume, W: "w1"})
+			a.tell(check.KindLost, check.Event{Cause: "expired"}).unlock()
+			b.unlock()
+		},
+		"taken away, and noticed in time": func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			s.add(check.Event{K: check.KindFault, Fault: "lose", Name: "a", Early: true})
+			b := s.ask("w2", "a", 1).granted()
+			a.tell(check.KindLost, check.Event{Cause: "taken"}).unlock()
+			b.unlock()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStory()
+			tell(s)
+			s.add(check.Event{K: check.KindDrain})
+			if r := s.judge(t); !r.OK() {
+				t.Fatalf("convicted an innocent: %s", explain(r))
+			}
+		})
+	}
+}
+
+func TestBrokenHistoriesAreConvicted(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		rule check.Rule
+		says string
+		tell func(s *story)
+	}{
+		{"two at once", check.RuleExclusion, "held by 2 at once where at most 1", func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			s.ask("w2", "a", 1).granted().unlock()
+			a.unlock()
+		}},
+		{"two readers and a writer", check.RuleExclusion, "held by 3 at once where at most 1", func(s *story) {
+			a, b := s.ask("w1", "a", driver.Unlimited).granted(), s.ask("w2", "a", driver.Unlimited).granted()
+			s.ask("w3", "a", 1).granted().unlock()
+			a.unlock()
+			b.unlock()
+		}},
+		{"three of two permits", check.RuleExclusion, "held by 3 at once where at most 2", func(s *story) {
+			a, b := s.ask("w1", "a", 2).granted(), s.ask("w2", "a", 2).granted()
+			s.ask("w3", "a", 2).granted().unlock()
+			a.unlock()
+			b.unlock()
+		}},
+		{"the next begins before trust has ended", check.RuleExclusion, "held by 2", func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			s.t += 400 * ms // it trusts for 600 ms more
+			b := s.ask("w2", "a", 1).granted()
+			s.t += 700 * ms
+			a.tell(check.KindLost, check.Event{Cause: "expired"}).unlock()
+			b.unlock()
+		}},
+		{"taken away, and not noticed for long", check.RuleExclusion, "held by 2", func(s *story) {
+			a := s.ask("w1", "a", 1).grantedWith(1, s.t+20000*ms)
+			s.add(check.Event{K: check.KindFault, Fault: "lose", Name: "a", Early: true})
+			b := s.ask("w2", "a", 1).granted()
+			s.t += 2000 * ms
+			a.tell(check.KindLost, check.Event{Cause: "gone"}).unlock()
+			b.unlock()
+		}},
+		{"a context that goes on", check.RuleTrust, "went on", func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			s.t += 1100 * ms
+			a.tell(check.KindAlive, check.Event{}).unlock()
+		}},
+		{"trust beyond the deadline", check.RuleTrust, "beyond the last deadline", func(s *story) {
+			s.ask("w1", "a", 1).grantedWith(1, s.t+1500*ms).unlock()
+		}},
+		{"a token twice", check.RuleTokens, "the same token 1", func(s *story) {
+			s.ask("w1", "a", 1).granted().unlock()
+			s.ask("w2", "a", 1).grantedWith(1, s.t+1000*ms).unlock()
+		}},
+		{"a smaller token", check.RuleTokens, "do not rise", func(s *story) {
+			s.ask("w1", "a", 1).grantedWith(7, s.t+1000*ms).unlock()
+			s.ask("w2", "a", 1).grantedWith(6, s.t+1000*ms).unlock()
+		}},
+		{"a lost update", check.RuleRegister, "both read 0 and both wrote 1", func(s *story) {
+			s.ask("w1", "a", 1).granted().work().unlock()
+			s.ask("w2", "a", 1).granted().workOn(0).unlock()
+		}},
+		{"a value out of nowhere", check.RuleModel, "not linearizable", func(s *story) {
+			s.ask("w1", "a", 1).granted().work().unlock()
+			s.ask("w2", "a", 1).granted().workOn(5).unlock()
+		}},
+		{"overtaking", check.RuleOrder, "was served after it", func(s *story) {
+			h := s.ask("w0", "a", 1).granted()
+			a := s.ask("w1", "a", 1).placed()
+			b := s.ask("w2", "a", 1).placed()
+			h.unlock()
+			b.granted().unlock()
+			a.granted().unlock()
+		}},
+		{"a reader that overtakes a waiting writer", check.RuleOrder, "was served after it", func(s *story) {
+			h := s.ask("w0", "a", driver.Unlimited).granted()
+			a := s.ask("w1", "a", 1).placed()
+			b := s.ask("w2", "a", driver.Unlimited).granted()
+			h.unlock()
+			b.unlock()
+			a.granted().unlock()
+		}},
+		{"nobody is woken", check.RuleWaiting, "for ever", func(s *story) {
+			h := s.ask("w0", "a", 1).granted()
+			a := s.ask("w1", "a", 1).placed()
+			h.unlock()
+			s.t += 3000 * ms
+			a.tell(check.KindStuck, check.Event{})
+		}},
+		{"a free lock is not given", check.RuleWaiting, "which was free", func(s *story) {
+			h := s.ask("w0", "a", 1).granted()
+			a := s.ask("w1", "a", 1).placed()
+			h.unlock()
+			s.t += 4000 * ms
+			a.granted().unlock()
+		}},
+		{"every hand-over takes as long as a look", check.RuleWaiting, "waiters are not woken", func(s *story) {
+			h := s.ask("w0", "a", 1).granted()
+			for range 9 {
+				a := s.ask("w1", "a", 1).placed()
+				h.unlock()
+				s.t += 800 * ms
+				h = a.granted()
+			}
+			h.unlock()
+		}},
+		{"an unlock without end", check.RuleWaiting, "never returned", func(s *story) {
+			s.ask("w1", "a", 1).granted().tell(check.KindUnlock, check.Event{})
+		}},
+		{"a request that is not undone", check.RuleLeftovers, "has not undone it", func(s *story) {
+			l := s.ask("w1", "a", 1)
+			s.add(check.Event{K: check.KindUnknown, W: "w1", Name: "a", ID: l.id})
+			l.tell(check.KindFailed, check.Event{})
+			s.add(check.Event{K: check.KindStop, W: "w1"})
+		}},
+		{"a grant that stays", check.RuleLeftovers, "left behind", func(s *story) {
+			s.add(check.Event{K: check.KindLeft, Name: "a", Note: "a grant"})
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newStory()
+			test.tell(s)
+			s.add(check.Event{K: check.KindDrain})
+			r := s.judge(t)
+			i := slices.IndexFunc(r.Violations, func(v check.Violation) bool { return v.Rule == test.rule && strings.Contains(v.Text, test.says) })
+			if i < 0 {
+				t.Fatalf("rule %s found nothing that says %q; found:%s", test.rule, test.says, explain(r))
+			}
+			if v := r.Violations[i]; len(v.Excerpt) > 14 || len(v.Excerpt) == 0 && !strings.Contains(v.Text, "hand-overs") {
+				t.Errorf("an excerpt of %d events:%s", len(v.Excerpt), explain(r))
+			}
+		})
+	}
+}
+
+// TestModelAgreesWithSweep breaks sound histories at random and asks porcupine
+// and the sweeps for the same verdict: each is a check of the other.
+func TestModelAgreesWithSweep(t *testing.T) {
+	broken := 0
+	for seed := range uint64(300) {
+		s := simulate(seed, 400)
+		rng := rand.New(rand.NewPCG(seed, 99))
+		if seed%2 == 1 {
+			// Let one holder unlock later, or earlier get its grant.
+			i := rng.IntN(len(s.events))
+			for s.events[i].K != check.KindUnlock {
+				i = (i + 1) % len(s.events)
+			}
+			s.events[i].T += int64(rng.IntN(30)) * ms
+			slices.SortStableFunc(s.events, func(a, b check.Event) int { return int(a.T - b.T) })
+		}
+		r := s.judge(t)
+		rules := map[check.Rule]bool{}
+		for _, v := range r.Violations {
+			rules[v.Rule] = true
+		}
+		if rules[check.RuleModel] != rules[check.RuleExclusion] {
+			t.Fatalf("seed %d: model and sweep disagree: %v%s", seed, rules, explain(r))
+		}
+		if seed%2 == 0 && !r.OK() {
+			t.Fatalf("seed %d: convicted an innocent:%s", seed, explain(r))
+		}
+		if !r.OK() {
+			broken++
+		}
+	}
+	if broken < 50 {
+		t.Fatalf("only %d of 150 spoilt histories were broken: the test tests little", broken)
+	}
+}
+
+// TestLargeHistory is the promise of size: 100,000 events in less than a minute,
+// in bounded memory.
+func TestLargeHistory(t *testing.T) {
+	s := simulate(1, 100_000)
+	if len(s.events) < 100_000 {
+		t.Fatalf("only %d events", len(s.events))
+	}
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	began := time.Now()
+	r := s.judge(t)
+	took := time.Since(began)
+	runtime.ReadMemStats(&after)
+	t.Logf("%d events, %d grants: %s, %d MB allocated", r.Stats.Events, r.Stats.Grants, took, (after.TotalAlloc-before.TotalAlloc)>>20)
+	if !r.OK() {
+		t.Fatalf("convicted an innocent:%s", explain(r))
+	}
+	if r.Stats.Unknown > 0 {
+		t.Errorf("%d pieces were not decided", r.Stats.Unknown)
+	}
+	if took > time.Minute {
+		t.Errorf("judged in %s, want less than a minute", took)
+	}
+	// All that was ever allocated bounds what was in use.
+	if used := after.HeapSys; used > 1<<30 {
+		t.Errorf("the heap grew to %d MB, want less than 1024", used>>20)
+	}
+	// A fault in the last piece is found as one in the first.
+	a := s.ask("w1", "name-0", 1).granted()
+	s.ask("w2", "name-0", 1).granted().unlock()
+	a.unlock()
+	if r := s.judge(t); r.OK() {
+		t.Error("a fault at the end of a large history was not found")
+	}
+}
+
+// simulate tells a sound history of some events: six workers on four names, with
+// writers, readers and permits.
+func simulate(seed uint64, events int) *story {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	s := newStory()
+	for len(s.events) < events {
+		n := fmt.Sprintf("name-%d", rng.IntN(4))
+		limit := []int{1, 1, 2, driver.Unlimited}[rng.IntN(4)]
+		group := min(limit, 1+rng.IntN(3))
+		var locks []*lock
+		for i := range group {
+			locks = append(locks, s.ask(fmt.Sprintf("w%d", i), n, limit))
+		}
+		next := s.ask("w5", n, 1)
+		for _, l := range locks {
+			l.granted()
+		}
+		next.placed()
+		for _, l := range locks {
+			if limit == 1 {
+				l.work()
+			}
+			l.unlock()
+		}
+		next.granted().work().unlock()
+	}
+	return s
+}
+
+func explain(r *check.Report) string {
+	var b strings.Builder
+	_ = r.Explain(&b)
+	return b.String()
+}

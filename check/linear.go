@@ -1,0 +1,272 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// piece is how many grants or writes porcupine gets at once. Its search is
+// exponential at worst, so a history is cut where nothing can reach across.
+const (
+	piece      = 400
+	pieceLimit = 5 * time.Second
+)
+
+// step is one operation of the lock model: a grant, or the end of one.
+type step struct {
+	token uint64
+	limit int // 0: the end
+}
+
+// lockState is the sequential lock: who holds it, and the last token.
+type lockState struct {
+	last    uint64
+	holders []step
+}
+
+func lockModel(initial lockState) porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return initial },
+		Step: func(state, input, _ any) (bool, any) {
+			s, in := state.(lockState), input.(step)
+			if in.limit == 0 {
+				i := slices.IndexFunc(s.holders, func(h step) bool { return h.token == in.token })
+				if i < 0 {
+					return false, s
+				}
+				return true, lockState{s.last, slices.Delete(slices.Clone(s.holders), i, i+1)}
+			}
+			least := in.limit
+			for _, h := range s.holders {
+				least = min(least, h.limit)
+			}
+			if in.token <= s.last || len(s.holders)+1 > least {
+				return false, s
+			}
+			return true, lockState{in.token, append(slices.Clone(s.holders), in)}
+		},
+		// The order of the holders follows from their tokens.
+		Equal: func(a, b any) bool {
+			x, y := a.(lockState), b.(lockState)
+			return x.last == y.last && slices.Equal(x.holders, y.holders)
+		},
+	}
+}
+
+// judgeLockModel asks whether some order of grants and ends, each at a moment
+// between its call and its return, is right by the sequential rule. A grant's
+// call is the request and its return the moment its holder had it; its end is a
+// single moment, the earliest that it may have been, which can only make later
+// grants easier.
+//
+// Pieces are cut at exclusive grants. While one stands there is no other, so
+// everything with a smaller token lies before it, and everything with a larger
+// one after; what a cut could hide, the sweep of judgeExclusion and the order of
+// tokens find over the whole.
+func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
+	all := held(h.sections)
+	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.token, b.token) })
+	var ops []porcupine.Operation
+	var initial lockState
+	var first, anchor *section
+	flush := func(last *section) bool {
+		result := porcupine.CheckOperationsTimeout(lockModel(initial), ops, pieceLimit)
+		if result == porcupine.Unknown {
+			r.Stats.Unknown++
+		}
+		if result == porcupine.Illegal {
+			v := Violation{Rule: RuleModel, Name: h.name, From: first.ask, To: last.granted,
+				Text: fmt.Sprintf("no order of the grants of %q with tokens %d to %d keeps the rule that a grant of limit n stands beside at most n-1 others, with rising tokens",
+					h.name, first.token, last.token)}
+			// Where another rule has shown it in detail there is no more to show.
+			if !r.shown(h.name, RuleExclusion, RuleTokens) {
+				v.Excerpt = append(first.story(), last.story()...)
+			}
+			r.add(v)
+			return false
+		}
+		return true
+	}
+	for i, s := range all {
+		if first == nil {
+			first = s
+		}
+		ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.ask, Return: s.granted})
+		cut := s.limit == driver.Exclusive && len(ops) >= 2*piece
+		if !cut {
+			call, end := s.end(), s.end()
+			// A grant that was taken away ended no later than that.
+			for j := range c.disturbances {
+				if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.granted <= d.to && d.from <= end {
+					call = max(s.ask, min(call, d.from))
+				}
+			}
+			if end < forever {
+				ops = append(ops, porcupine.Operation{Input: step{s.token, 0}, Call: call, Return: end})
+			}
+		}
+		if cut || i == len(all)-1 {
+			if !flush(s) {
+				return
+			}
+		}
+		if cut {
+			anchor, first = s, nil
+			initial = lockState{anchor.token, []step{{anchor.token, anchor.limit}}}
+			ops = ops[:0]
+			if end := s.end(); end < forever {
+				ops = append(ops, porcupine.Operation{Input: step{s.token, 0}, Call: s.granted, Return: end})
+			}
+		}
+	}
+}
+
+// update is the register's only operation: read a value and, unless refused,
+// write one more. One that never returned may have happened or not.
+type update struct {
+	value   int64
+	pending bool
+}
+
+func registerModel(initial int64) porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return initial },
+		Step: func(state, input, _ any) (bool, any) {
+			s, in := state.(int64), input.(update)
+			if s == in.value {
+				return true, s + 1
+			}
+			return in.pending, s
+		},
+	}
+}
+
+// judgeRegister: an accepted piece of work is one atomic step from the value it
+// read to one more. Updates of the unguarded register are only counted: there a
+// holder that was stopped between its last look at its context and its write may
+// do harm, which is what tokens are for.
+func (c *collected) judgeRegister(r *Report, res string, all []*work) {
+	var wrote []*work
+	guarded := false
+	for _, w := range all {
+		guarded = guarded || w.guarded
+		switch {
+		case w.outcome == KindWrote:
+			wrote = append(wrote, w)
+			if w.guarded {
+				r.Stats.Writes++
+			}
+		case w.outcome == KindStale:
+			r.Stats.Refused++
+		case w.outcome == "" && w.read != 0:
+			wrote = append(wrote, w) // pending
+		}
+	}
+	slices.SortStableFunc(wrote, func(a, b *work) int { return cmp.Compare(a.value, b.value) })
+	var done *work // the latest to begin of all done with smaller values
+	var twin *work
+	for _, w := range wrote {
+		if w.outcome == "" {
+			continue
+		}
+		if twin != nil && twin.value == w.value {
+			if !guarded {
+				r.Stats.LostUpdates++
+				continue
+			}
+			r.add(Violation{Rule: RuleRegister, Name: res, Excerpt: append(twin.story(), w.story()...),
+				Text: fmt.Sprintf("an update of register %s is lost: %s (token %d) and %s (token %d) both read %d and both wrote %d, and the guard let both pass",
+					res, twin.worker, twin.token, w.worker, w.token, w.value, w.value+1)})
+		}
+		twin = w
+		if guarded && done != nil && done.begin > w.end {
+			r.add(Violation{Rule: RuleRegister, Name: res, Excerpt: append(done.story(), w.story()...),
+				Text: fmt.Sprintf("register %s went back: %s began after %s had finished and found an older value", res, done.worker, w.worker)})
+		}
+		if done == nil || w.begin > done.begin {
+			done = w
+		}
+	}
+	if !guarded {
+		return
+	}
+	if len(wrote) == 0 {
+		return
+	}
+	// Pieces are cut between two values: the order of the values is the order of
+	// the work, and the sweep above has compared it with time.
+	initial := wrote[0].value
+	for len(wrote) > 0 {
+		n := min(piece, len(wrote))
+		for n < len(wrote) && wrote[n].value == wrote[n-1].value {
+			n++
+		}
+		if !c.linearizable(r, res, initial, wrote[:n]) {
+			return
+		}
+		initial = wrote[n-1].value + 1
+		wrote = wrote[n:]
+	}
+}
+
+func (c *collected) linearizable(r *Report, res string, initial int64, wrote []*work) bool {
+	ops := make([]porcupine.Operation, len(wrote))
+	for i, w := range wrote {
+		end := w.end
+		if w.outcome == "" {
+			end = forever
+		}
+		ops[i] = porcupine.Operation{Input: update{w.value, w.outcome == ""}, Call: w.begin, Return: end}
+	}
+	result := porcupine.CheckOperationsTimeout(registerModel(initial), ops, pieceLimit)
+	switch result {
+	case porcupine.Unknown:
+		r.Stats.Unknown++
+	case porcupine.Illegal:
+		v := Violation{Rule: RuleModel, Name: res, From: wrote[0].begin, To: wrote[len(wrote)-1].begin,
+			Text: fmt.Sprintf("the guarded register %s is not linearizable between the values %d and %d", res, wrote[0].value, wrote[len(wrote)-1].value+1)}
+		if !r.shown(res, RuleRegister) {
+			v.Excerpt = gap(wrote)
+		}
+		r.add(v)
+		return false
+	}
+	return true
+}
+
+// gap finds the first value that nobody wrote and yet somebody read.
+func gap(wrote []*work) []Event {
+	for i := 1; i < len(wrote); i++ {
+		if wrote[i].value > wrote[i-1].value+1 {
+			return append(wrote[i-1].story(), wrote[i].story()...)
+		}
+	}
+	return wrote[0].story()
+}
+
+func (w *work) story() []Event {
+	base := Event{W: w.worker, Op: w.op, Res: w.res, Token: w.token, Guarded: w.guarded, T: w.begin, K: KindBegin}
+	events := []Event{base}
+	if w.read != 0 {
+		e := base
+		e.T, e.K, e.Value = w.read, KindRead, w.value
+		events = append(events, e)
+	}
+	if w.outcome != "" {
+		e := base
+		e.T, e.K, e.Value = w.end, w.outcome, w.value
+		if w.outcome == KindWrote {
+			e.Value++
+		}
+		events = append(events, e)
+	}
+	return events
+}

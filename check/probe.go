@@ -1,0 +1,306 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// probe stands between a worker's Locker and its store. It writes down what was
+// asked and answered, and plays a bad network: requests that never arrive,
+// answers that are lost, both late.
+type probe struct {
+	driver.Store
+	log *Log
+	gen int
+
+	mu       sync.Mutex
+	healed   chan struct{} // while the link is cut
+	dead     bool          // nothing passes any more, and nobody waits for it
+	drops    int           // answers still to be lost
+	out, in  time.Duration // delays
+	prefixes map[string]bool
+	releases atomic.Int64
+}
+
+// errLink is an error of the link, not of the store.
+type errLink struct{ error }
+
+func newProbe(s driver.Store, log *Log, gen int) *probe {
+	return &probe{Store: s, log: log, gen: gen, prefixes: map[string]bool{}}
+}
+
+// Classify: what the link does leaves every outcome unknown.
+func (p *probe) Classify(err error) driver.Code {
+	if _, ours := errors.AsType[errLink](err); ours {
+		return driver.Unknown
+	}
+	return p.Store.Classify(err)
+}
+
+// cut keeps requests and answers from passing until heal.
+func (p *probe) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.healed == nil {
+		p.healed = make(chan struct{})
+	}
+}
+
+func (p *probe) drop(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.drops = n
+}
+
+func (p *probe) delay(out, in time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.out, p.in = out, in
+}
+
+// die ends a link that was cut for good: whoever still asks is told that the
+// client has been closed.
+func (p *probe) die() {
+	p.mu.Lock()
+	p.dead = true
+	p.mu.Unlock()
+	p.heal()
+}
+
+// heal ends all that was done to the link.
+func (p *probe) heal() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.healed != nil {
+		close(p.healed)
+		p.healed = nil
+	}
+	p.drops, p.out, p.in = 0, 0, 0
+}
+
+// send is the way of a request.
+func (p *probe) send(ctx context.Context) error {
+	p.mu.Lock()
+	healed, wait := p.healed, p.out
+	p.mu.Unlock()
+	return p.travel(ctx, healed, wait)
+}
+
+// answer is the way back.
+func (p *probe) answer(ctx context.Context) error {
+	p.mu.Lock()
+	healed, wait := p.healed, p.in
+	lost := p.drops > 0
+	if lost {
+		p.drops--
+	}
+	p.mu.Unlock()
+	if lost {
+		return errLink{errors.New("the connection broke before the answer came (injected)")}
+	}
+	return p.travel(ctx, healed, wait)
+}
+
+func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Duration) error {
+	if healed != nil {
+		select {
+		case <-healed:
+		case <-ctx.Done():
+			return errLink{fmt.Errorf("cut off (injected): %w", ctx.Err())}
+		}
+	}
+	if wait > 0 {
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return errLink{fmt.Errorf("late (injected): %w", ctx.Err())}
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dead {
+		return driver.Errorf(driver.IsClosed, "the client has vanished (injected)")
+	}
+	return nil
+}
+
+// Acquire asks the store, and takes note when the Locker cannot know what became
+// of it.
+func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := p.acquire(ctx, r)
+	if err != nil && p.Classify(err) == driver.Unknown {
+		p.log.Add(Event{K: KindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
+	}
+	return g, err
+}
+
+func (p *probe) acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	p.remember(r.ID)
+	base := Event{Name: r.Name, ID: r.ID, Limit: r.Limit}
+	e := base
+	e.K, e.Wait, e.Gen, e.TTL = KindRequest, r.Wait, p.gen, int64(r.TTL)
+	p.log.Add(e)
+	if err := p.send(ctx); err != nil {
+		return driver.Grant{}, err
+	}
+	if r.Wait {
+		r.From = &requester{Requester: r.From, p: p, event: base}
+	}
+	g, err := p.Store.Acquire(ctx, r)
+	e = base
+	e.K, e.T = KindAnswer, Now()
+	if err == nil {
+		e.Token, e.TTL, e.Slot = g.Token, int64(g.TTL), g.Slot+1
+	} else {
+		e.Err = p.Store.Classify(err).String()
+	}
+	p.log.Add(e)
+	if lost := p.answer(ctx); lost != nil {
+		return driver.Grant{}, lost
+	}
+	return g, err
+}
+
+func (p *probe) remember(id string) {
+	prefix, _, _ := strings.Cut(id, "-")
+	p.mu.Lock()
+	p.prefixes[prefix] = true
+	p.mu.Unlock()
+}
+
+// requester writes down when the request has its place.
+type requester struct {
+	driver.Requester
+	p     *probe
+	event Event
+	once  sync.Once
+}
+
+func (r *requester) Queued(holders []driver.Holder) {
+	r.once.Do(func() {
+		r.event.K = KindPlaced
+		r.p.log.Add(r.event)
+	})
+	r.Requester.Queued(holders)
+}
+
+func (p *probe) Undo(ctx context.Context, r driver.Request) error {
+	p.log.Add(Event{K: KindUndo, Name: r.Name, ID: r.ID})
+	if err := p.send(ctx); err != nil {
+		return err
+	}
+	if err := p.Store.Undo(ctx, r); err != nil {
+		return err
+	}
+	if err := p.answer(ctx); err != nil {
+		return err
+	}
+	p.log.Add(Event{K: KindUndone, Name: r.Name, ID: r.ID})
+	p.gone(r.Name, r.ID, "after its Undo was confirmed")
+	return nil
+}
+
+func (p *probe) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	fail := func(err error) []driver.Renewal {
+		answers := make([]driver.Renewal, len(grants))
+		for i := range answers {
+			answers[i].Err = err
+		}
+		return answers
+	}
+	if err := p.send(ctx); err != nil {
+		return fail(err)
+	}
+	answers := p.Store.Renew(ctx, grants)
+	now := Now()
+	for i, a := range answers {
+		if a.Err == nil && i < len(grants) {
+			p.log.Add(Event{K: KindKept, T: now, Name: grants[i].Name, ID: grants[i].ID, Token: grants[i].Token, TTL: int64(a.TTL)})
+		}
+	}
+	if err := p.answer(ctx); err != nil {
+		return fail(err)
+	}
+	return answers
+}
+
+func (p *probe) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	if err := p.send(ctx); err != nil {
+		return err
+	}
+	if err := p.Store.Release(ctx, g, keep); err != nil {
+		return err
+	}
+	// A look now and then is enough.
+	if keep <= 0 && p.releases.Add(1)%8 == 1 {
+		p.gone(g.Name, g.ID, "after its Release was confirmed")
+	}
+	return p.answer(ctx)
+}
+
+// gone looks whether a request has left anything, where the store can be looked
+// into.
+func (p *probe) gone(name, id, when string) {
+	i, ok := p.Store.(driver.Inspector)
+	if !ok {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	st, err := i.Inspect(ctx, name)
+	if err != nil {
+		return
+	}
+	if what, _ := standing(st, func(o driver.Owner) bool { return o.ID == id }); what != "" {
+		p.log.Add(Event{K: KindLeft, Name: name, ID: id, Note: fmt.Sprintf("%s of %q, request %s, still stands %s", what, name, id, when)})
+	}
+}
+
+// leftovers lists what this client's requests have left.
+func (p *probe) leftovers(ctx context.Context) (left []Event) {
+	i, ok := p.Store.(driver.Inspector)
+	if !ok {
+		return nil
+	}
+	p.mu.Lock()
+	ours := func(o driver.Owner) bool {
+		prefix, _, _ := strings.Cut(o.ID, "-")
+		return p.prefixes[prefix]
+	}
+	defer p.mu.Unlock()
+	for st, err := range i.List(ctx, "") {
+		if err != nil {
+			return left
+		}
+		if what, id := standing(st, ours); what != "" {
+			left = append(left, Event{K: KindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands after its Locker was closed", what, st.Name)})
+		}
+	}
+	return left
+}
+
+// standing finds a grant or a place whose owner matches, and says what it is.
+func standing(st driver.State, match func(driver.Owner) bool) (what, id string) {
+	for _, h := range st.Holders {
+		if match(h.Owner) {
+			return fmt.Sprintf("a grant (token %d)", h.Token), h.Owner.ID
+		}
+	}
+	for _, w := range st.Waiters {
+		if match(w.Owner) {
+			return "a place", w.Owner.ID
+		}
+	}
+	return "", ""
+}

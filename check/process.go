@@ -1,0 +1,181 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// workerEnv tells a process that it is a worker, and everything it needs.
+const workerEnv = "HOLDFAST_CHECK_WORKER"
+
+// assignment is what the coordinator tells a worker process.
+type assignment struct {
+	Config             Config
+	URL                string
+	Round, Index, Life int
+	Dir, Registers     string
+}
+
+// MaybeWorker runs this process as a worker of a check and does not return, if
+// that is what it was started for. A main or TestMain from which checks are run
+// calls it before anything else.
+func MaybeWorker() {
+	text := os.Getenv(workerEnv)
+	if text == "" {
+		return
+	}
+	var a assignment
+	err := json.Unmarshal([]byte(text), &a)
+	if err == nil {
+		err = a.run()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "check: worker:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// run works until its standard input ends or says stop: with the coordinator's
+// death it ends too.
+func (a *assignment) run() error {
+	log, err := NewLog(filepath.Join(a.Dir, workerName(a.Index, a.Life)+".jsonl"), workerName(a.Index, a.Life))
+	if err != nil {
+		return err
+	}
+	w := a.Config.newWorker(a.Round, a.Index, a.Life, log, a.Registers, opener(a.URL))
+	ctx := context.Background()
+	if err := labelled(ctx, a.Dir, w.start); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	orders := json.NewDecoder(bufio.NewReader(os.Stdin))
+	for {
+		var f Fault
+		if err := orders.Decode(&f); err != nil {
+			return fmt.Errorf("the coordinator is gone: %w", err)
+		}
+		if f.Kind == "stop" {
+			break
+		}
+		if err := w.inject(ctx, f); err != nil {
+			return err
+		}
+	}
+	w.finish()
+	for _, g := range leftGoroutines(a.Dir) {
+		log.Add(Event{K: KindLeft, Note: "a goroutine of the library goes on after everything was closed: " + g})
+	}
+	return log.Close()
+}
+
+// opener opens the store that a URL names.
+func opener(raw string) func(context.Context) (driver.Store, error) {
+	return func(ctx context.Context) (driver.Store, error) {
+		u, err := url.Parse(raw)
+		if err != nil {
+			return nil, badConfig("the store's URL cannot be read")
+		}
+		open, ok := driver.OpenerOf(u.Scheme)
+		if !ok {
+			return nil, badConfig("scheme %q is not linked in", u.Scheme)
+		}
+		return open(ctx, u, "")
+	}
+}
+
+// process is a worker process, as the coordinator sees it.
+type process struct {
+	cmd    *exec.Cmd
+	orders io.WriteCloser
+	done   chan struct{}
+	err    error
+	mu     sync.Mutex // stderr
+	said   bytes.Buffer
+}
+
+func (p *process) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.said.Len() < 1<<16 {
+		p.said.Write(b)
+	}
+	return len(b), nil
+}
+
+func (p *process) output() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.said.String()
+}
+
+// begin starts a worker process and waits until it works.
+func (a *assignment) begin(ctx context.Context, command []string) (*process, error) {
+	text, err := json.Marshal(a)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{cmd: exec.Command(command[0], command[1:]...), done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
+	p.cmd.Stderr = p
+	if p.orders, err = p.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	ready, says, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer ready.Close()
+	p.cmd.Stdout = says
+	err = p.cmd.Start()
+	says.Close()
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	stop := context.AfterFunc(ctx, func() { ready.SetReadDeadline(time.Now()) })
+	defer stop()
+	ready.SetReadDeadline(time.Now().Add(30 * time.Second))
+	line := make([]byte, 6)
+	if _, err := io.ReadFull(ready, line); err != nil || string(line) != "ready\n" {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		return nil, fmt.Errorf("check: a worker did not start (%w): %s", errors.Join(err, p.err), p.output())
+	}
+	return p, nil
+}
+
+func (p *process) order(f Fault) error {
+	b, err := json.Marshal(f)
+	if err != nil {
+		return err
+	}
+	_, err = p.orders.Write(append(b, '\n'))
+	return err
+}
+
+func (p *process) signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
+
+func (p *process) kill() {
+	_ = p.signal(syscall.SIGKILL) // it may be dead already
+	<-p.done
+}

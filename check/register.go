@@ -1,0 +1,78 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// registers are what workers work on inside their locks: numbers in files, each
+// with the newest token that has touched it. Looking and writing are one step
+// under flock; the check does not lean on the locks it checks.
+type registers struct{ dir string }
+
+// register tells a file's two numbers to f and stores what f makes of them.
+func (r registers) register(res string, f func(token uint64, value int64) (uint64, int64)) error {
+	path := filepath.Join(r.dir, fmt.Sprintf("%x", res))
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	for {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("locking %s: %w", path, err)
+	}
+	var b [16]byte
+	if _, err := file.ReadAt(b[:], 0); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	token, value := f(binary.LittleEndian.Uint64(b[:8]), int64(binary.LittleEndian.Uint64(b[8:])))
+	binary.LittleEndian.PutUint64(b[:8], token)
+	binary.LittleEndian.PutUint64(b[8:], uint64(value))
+	_, err = file.WriteAt(b[:], 0)
+	return err
+}
+
+// raise tells a guarded register of a token, and reads it. From then on it
+// refuses smaller tokens; it answers false if it has seen a larger one.
+func (r registers) raise(res string, token uint64) (value int64, ok bool, err error) {
+	err = r.register(res, func(newest uint64, v int64) (uint64, int64) {
+		ok, value = token >= newest, v
+		return max(token, newest), v
+	})
+	return value, ok, err
+}
+
+// write stores a value unless a larger token has been seen.
+func (r registers) write(res string, token uint64, value int64) (ok bool, err error) {
+	err = r.register(res, func(newest uint64, v int64) (uint64, int64) {
+		if ok = token >= newest; !ok {
+			return newest, v
+		}
+		return token, value
+	})
+	return ok, err
+}
+
+// read and put know no tokens.
+func (r registers) read(res string) (value int64, err error) {
+	err = r.register(res, func(t uint64, v int64) (uint64, int64) { value = v; return t, v })
+	return value, err
+}
+
+func (r registers) put(res string, value int64) error {
+	return r.register(res, func(t uint64, _ int64) (uint64, int64) { return t, value })
+}

@@ -1,0 +1,404 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Names of what a run leaves in its directory: of the round that broke a rule,
+// or else of the last.
+const (
+	HistoryFile = "history.jsonl"
+	PageFile    = "report.html"
+)
+
+// Run tortures a store and judges what happened. It ends after the first round
+// that breaks a rule. An error says that the check itself could not be carried
+// out; a store that fails it is no error but a Report that is not OK.
+func Run(ctx context.Context, c Config) (_ *Report, err error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	dir, temporary := c.Dir, c.Dir == ""
+	if temporary {
+		if dir, err = os.MkdirTemp("", "holdfast-check-"); err != nil {
+			return nil, err
+		}
+	} else if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return nil, err
+	}
+	command := c.Command
+	if command == nil {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		command = []string{self}
+	}
+	work, err := os.MkdirTemp(dir, "work-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(work)
+	regs := filepath.Join(work, "registers")
+	if err := os.Mkdir(regs, 0o700); err != nil {
+		return nil, err
+	}
+	t, err := c.target(ctx, work)
+	if err != nil {
+		return nil, err
+	}
+	if t.Close != nil {
+		defer func() { err = errors.Join(err, t.Close()) }()
+	}
+	open := t.Open
+	if open == nil {
+		open = opener(t.URL)
+	}
+	run := &run{cfg: &c, target: t, open: open, work: work, regs: regs, dir: dir, command: command, began: time.Now(), tokens: map[string]uint64{}}
+	report, err := run.rounds(ctx)
+	if report != nil {
+		report.Dir = dir
+		if temporary && report.OK() && err == nil {
+			report.Dir = ""
+			err = os.RemoveAll(dir)
+		}
+	}
+	return report, err
+}
+
+type run struct {
+	cfg             *Config
+	target          *Target
+	open            func(context.Context) (driver.Store, error)
+	work, regs, dir string
+	command         []string
+	began           time.Time
+	// tokens are the largest of earlier rounds.
+	tokens map[string]uint64
+
+	mu   sync.Mutex
+	done int // faults
+	last string
+}
+
+func (r *run) rounds(ctx context.Context) (*Report, error) {
+	s, err := r.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close(context.WithoutCancel(ctx))
+	g, err := s.Guarantees(ctx)
+	if err != nil {
+		return nil, err
+	}
+	kinds, err := r.cfg.pick(r.kinds(s, &g))
+	if err != nil {
+		return nil, err
+	}
+	var total *Report
+	for round := 0; ; round++ {
+		left := r.cfg.Duration - time.Since(r.began)
+		if round > 0 && (left < time.Second || ctx.Err() != nil) {
+			return total, nil
+		}
+		report, err := r.round(ctx, round, min(r.cfg.Round, max(left, time.Second)), kinds, s, &g)
+		if err != nil {
+			return total, err
+		}
+		if total != nil {
+			stats := total.Stats
+			stats.add(report.Stats)
+			report.Stats = stats
+		}
+		total = report
+		if !report.OK() {
+			return total, nil
+		}
+	}
+}
+
+// kinds are the faults that apply.
+func (r *run) kinds(s driver.Store, g *driver.Guarantees) []string {
+	kinds := append([]string(nil), workerFaults...)
+	if r.target.URL != "" {
+		kinds = append(kinds, processFaults...)
+	} else {
+		kinds = append(kinds, goroutineFaults...)
+	}
+	_, breaks := s.(driver.Breaker)
+	if _, shows := s.(driver.Inspector); breaks && shows && g.Break != driver.BreakNone {
+		kinds = append(kinds, faultBreak)
+	}
+	for _, f := range r.target.Faults {
+		kinds = append(kinds, f.Kind)
+	}
+	return kinds
+}
+
+// FaultKinds lists the faults that apply to what the configuration names.
+func FaultKinds(ctx context.Context, c Config) ([]string, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "holdfast-check-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	t, err := c.target(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	open := t.Open
+	if open == nil {
+		open = opener(t.URL)
+	}
+	s, err := open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close(ctx)
+	g, err := s.Guarantees(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return (&run{target: t}).kinds(s, &g), nil
+}
+
+// round is one history, from nothing to nothing.
+func (r *run) round(ctx context.Context, number int, length time.Duration, kinds []string, s driver.Store, g *driver.Guarantees) (*Report, error) {
+	dir := filepath.Join(r.work, fmt.Sprintf("round-%d", number))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, "coordinator.jsonl")
+	log, err := NewLog(path, "")
+	if err != nil {
+		return nil, err
+	}
+	told := *r.cfg
+	told.URL = redacted(told.URL)
+	plan, _ := json.Marshal(told) // plain data
+	log.Add(Event{K: KindRun, Note: string(plan), Store: g})
+	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, log: log, logs: []string{path}}
+	defer c.abort()
+	if err := c.start(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.torment(ctx, c, number, length, kinds); err != nil {
+		return nil, err
+	}
+	log.Add(Event{K: KindDrain})
+	c.dismiss()
+	r.lookForLeftovers(log, s, dir)
+	if err := log.Close(); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(c.failures...); err != nil {
+		return nil, err
+	}
+	events, err := ReadFiles(c.logs...)
+	if err != nil {
+		return nil, err
+	}
+	report, err := Judge(events)
+	if err != nil {
+		return nil, err
+	}
+	r.compareTokens(report, events)
+	if err := r.keep(events, report); err != nil {
+		return nil, err
+	}
+	return report, os.RemoveAll(dir)
+}
+
+// redacted is a URL without its password, also where that stands in the query.
+func redacted(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return "unreadable"
+	}
+	if u.RawQuery != "" {
+		u.RawQuery = "..."
+	}
+	return u.Redacted()
+}
+
+// torment works through the plan of faults and lets the round end in peace.
+func (r *run) torment(ctx context.Context, c *crew, number int, length time.Duration, kinds []string) error {
+	began := time.Now()
+	quiet := settle(r.cfg.TTL, length)
+	ctx, cancel := context.WithTimeout(ctx, length-quiet)
+	defer cancel()
+	var running sync.WaitGroup
+	failed := make(chan error, 1)
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	plan := r.cfg.faults(number, kinds, length)
+	for ended := false; !ended; {
+		var next <-chan time.Time
+		if len(plan) > 0 {
+			next = time.After(time.Until(began.Add(plan[0].At)))
+		}
+		select {
+		case <-next:
+			f := plan[0]
+			plan = plan[1:]
+			r.note(f)
+			running.Go(func() {
+				if err := c.inject(ctx, f); err != nil {
+					select {
+					case failed <- fmt.Errorf("check: fault %s: %w", f.Kind, err):
+					default:
+					}
+				}
+			})
+		case <-tick.C:
+			r.progress(c, number)
+		case err := <-failed:
+			cancel()
+			running.Wait()
+			return err
+		case <-ctx.Done():
+			ended = true
+		}
+	}
+	running.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+	}
+	c.log.Add(Event{K: KindCalm})
+	for end := began.Add(length); time.Until(end) > 0; {
+		select {
+		case <-tick.C:
+			r.progress(c, number)
+		case <-time.After(time.Until(end)):
+		}
+	}
+	return nil
+}
+
+func (r *run) note(f Fault) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done++
+	r.last = fmt.Sprintf("%s, worker %d, %s", f.Kind, f.Worker, f.For.Round(time.Millisecond))
+}
+
+func (r *run) progress(c *crew, number int) {
+	if r.cfg.Progress == nil {
+		return
+	}
+	r.mu.Lock()
+	p := Progress{Elapsed: time.Since(r.began), Total: r.cfg.Duration, Round: number, Faults: r.done, Last: r.last}
+	r.mu.Unlock()
+	p.Bytes = c.written()
+	r.cfg.Progress(p)
+}
+
+// lookForLeftovers looks at the store when everyone has gone. Who was killed may
+// leave a grant for as long as its TTL.
+func (r *run) lookForLeftovers(log *Log, s driver.Store, dir string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if i, ok := s.(driver.Inspector); ok {
+		deadline := time.Now().Add(2*r.cfg.TTL + 2*time.Second)
+		for {
+			var left []Event
+			for st, err := range i.List(ctx, "") {
+				if err != nil {
+					left = append(left, Event{K: KindLeft, Note: "the store cannot be looked at: " + err.Error()})
+					break
+				}
+				if what, id := standing(st, func(driver.Owner) bool { return true }); what != "" {
+					left = append(left, Event{K: KindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands when everyone has gone", what, st.Name)})
+				}
+			}
+			if len(left) == 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				for _, e := range left {
+					log.Add(e)
+				}
+				break
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	}
+	if r.target.Left != nil {
+		left, err := r.target.Left(ctx)
+		if err != nil {
+			left = append(left, "the store cannot be looked at: "+err.Error())
+		}
+		for _, what := range left {
+			log.Add(Event{K: KindLeft, Note: what})
+		}
+	}
+	if r.target.URL == "" {
+		for _, what := range leftGoroutines(dir) {
+			log.Add(Event{K: KindLeft, Note: "a goroutine of the library goes on after everything was closed: " + what})
+		}
+	}
+}
+
+// compareTokens holds a round's tokens against those of the rounds before it,
+// after which every client had gone.
+func (r *run) compareTokens(report *Report, events []Event) {
+	largest := map[string]uint64{}
+	for i := range events {
+		e := &events[i]
+		if e.K != KindAnswer || e.Token == 0 {
+			continue
+		}
+		if before := r.tokens[e.Name]; e.Token <= before {
+			report.add(Violation{Rule: RuleTokens, Name: e.Name, Excerpt: []Event{*e},
+				Text: fmt.Sprintf("tokens of %q do not rise across restarts: %s got %d, after %d had been granted in an earlier round", e.Name, e.W, e.Token, before)})
+		}
+		largest[e.Name] = max(largest[e.Name], e.Token)
+	}
+	for n, t := range largest {
+		r.tokens[n] = max(r.tokens[n], t)
+	}
+}
+
+// keep writes the round's history and its page into the run's directory.
+func (r *run) keep(events []Event, report *Report) error {
+	path := filepath.Join(r.dir, HistoryFile)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	log, err := NewLog(path, "")
+	if err != nil {
+		return err
+	}
+	if err := log.addAll(events); err != nil {
+		return err
+	}
+	page, err := os.Create(filepath.Join(r.dir, PageFile))
+	if err != nil {
+		return err
+	}
+	if err := WritePage(page, events, report); err != nil {
+		page.Close()
+		return err
+	}
+	return page.Close()
+}

@@ -1,0 +1,118 @@
+//go:build linux || darwin
+
+package check_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/check/checktest"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+func TestMain(m *testing.M) {
+	check.MaybeWorker()
+	flag.Parse()
+	// Most of a check is waiting: more of them fit a machine than it has cores.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+func TestMemory(t *testing.T) { tortureLocal(t, "memory") }
+
+func TestFile(t *testing.T) { tortureLocal(t, "file") }
+
+func tortureLocal(t *testing.T, local string) {
+	t.Parallel()
+	// Two rounds: tokens must go on rising after everyone has left.
+	r := checktest.Run(t, check.Config{Local: local, Duration: 10 * time.Second, Round: 5 * time.Second})
+	kinds, err := check.FaultKinds(t.Context(), check.Config{Local: local})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A kind may find no room in a plan, or, to break, no holder.
+	if len(r.Stats.Faults) < len(kinds)*2/3 {
+		t.Errorf("of the faults %v only %v were injected", kinds, r.Stats.Faults)
+	}
+	if r.Stats.Grants < 100 || r.Stats.Queued == 0 || r.Stats.Writes == 0 {
+		t.Errorf("%+v: the test tests little", r.Stats)
+	}
+	for _, name := range []string{check.HistoryFile, check.PageFile} {
+		if st, err := os.Stat(filepath.Join(r.Dir, name)); err != nil || st.Size() == 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestJudgedAgain: what the file says is what was judged.
+func TestJudgedAgain(t *testing.T) {
+	t.Parallel()
+	r := checktest.Run(t, check.Config{Local: "memory", Duration: time.Second, Faults: []string{}})
+	events, err := check.ReadFiles(filepath.Join(r.Dir, check.HistoryFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := check.Judge(events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Stats.Took, r.Stats.Took = 0, 0
+	if !reflect.DeepEqual(again.Stats, r.Stats) {
+		t.Errorf("judged again: %+v, at first: %+v", again.Stats, r.Stats)
+	}
+}
+
+// TestTargetOfTheCallers: a store that this package knows nothing of.
+func TestTargetOfTheCallers(t *testing.T) {
+	t.Parallel()
+	store := memstore.New()
+	var begun atomic.Int64
+	r := checktest.Run(t, check.Config{Duration: 2 * time.Second, Target: &check.Target{
+		Open: func(context.Context) (driver.Store, error) { return store.Client(), nil },
+		Faults: []check.StoreFault{{Kind: "own", Begin: func(context.Context, check.Fault) error {
+			begun.Add(1)
+			return nil
+		}}},
+	}, Faults: []string{"own"}})
+	if n := begun.Load(); n == 0 || int64(r.Stats.Faults["own"]) != n {
+		t.Errorf("the caller's own fault began %d times and was counted %d times", n, r.Stats.Faults["own"])
+	}
+}
+
+func TestBadConfig(t *testing.T) {
+	for says, c := range map[string]check.Config{
+		"give one of":             {},
+		"no local store \"nope\"": {Local: "nope"},
+		"Duration":                {Local: "memory", Duration: time.Millisecond},
+		"Round":                   {Local: "memory", Round: time.Hour},
+		"TTL":                     {Local: "memory", TTL: time.Millisecond},
+		"Workers":                 {Local: "memory", Workers: 1000},
+		"Lanes":                   {Local: "memory", Lanes: -1},
+		"Names":                   {Local: "memory", Names: -1},
+		"does not apply here":     {Local: "memory", Faults: []string{"kill"}},
+		"use Local":               {URL: "memory://"},
+		"is not linked in":        {URL: "nope://user:secret@host"},
+	} {
+		c.Dir = t.TempDir()
+		_, err := check.Run(t.Context(), c)
+		if !errors.Is(err, holdfast.ErrInvalid) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%+v: %v, want an error that says %q", c, err, says)
+		}
+		if err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("%v: tells the password", err)
+		}
+	}
+}

@@ -1,0 +1,287 @@
+//go:build linux || darwin
+
+// Package servers runs real servers as child processes, for tests and for the
+// faults of a check: on free ports, in directories of their own, to be stopped,
+// killed, paused and started again, with what they had on disk or without.
+//
+// A server is started with everything it needs in its Dir, which exists and is
+// empty the first time. It is its own process group, so that helpers it starts
+// end with it.
+package servers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Config says how a server is run.
+type Config struct {
+	// Name is for messages.
+	Name string
+	// Command starts the server, in Dir.
+	Command []string
+	Env     []string
+	// Dir holds the server's data. It is created if it is missing.
+	Dir string
+	// Ready answers nil when the server serves. It is asked again and again, each
+	// time for at most a second.
+	Ready func(ctx context.Context) error
+	// Patience bounds the wait for Ready and for the end after a Stop. Default 30 s.
+	Patience time.Duration
+}
+
+// Server is a child process.
+type Server struct {
+	cfg Config
+
+	// mu guards one start or end at a time.
+	mu     sync.Mutex
+	cmd    *exec.Cmd
+	done   chan struct{} // closed when the process has ended
+	paused bool
+	output output
+}
+
+// ErrNotRunning: the server has ended, or was never started.
+var ErrNotRunning = errors.New("servers: not running")
+
+// Start starts a server and waits until it serves. If it does not, it is ended
+// again, and the error tells the end of what it has said.
+func Start(ctx context.Context, c Config) (*Server, error) {
+	if len(c.Command) == 0 || c.Dir == "" || c.Ready == nil {
+		return nil, errors.New("servers: Command, Dir and Ready are needed")
+	}
+	if c.Name == "" {
+		c.Name = filepath.Base(c.Command[0])
+	}
+	if c.Patience == 0 {
+		c.Patience = 30 * time.Second
+	}
+	s := &Server{cfg: c}
+	if err := s.Restart(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// FreePort finds a TCP port of this machine that nobody uses. Somebody may take
+// it before the server does; then Start fails, and one tries again.
+func FreePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// Dial is a Ready for servers that serve as soon as they accept connections.
+func Dial(address string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	}
+}
+
+// Restart starts the server again on what its Dir holds, killing it first if it
+// runs, and waits until it serves.
+func (s *Server) Restart(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.killLocked()
+	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
+		return err
+	}
+	cmd := exec.Command(s.cfg.Command[0], s.cfg.Command[1:]...)
+	cmd.Dir = s.cfg.Dir
+	cmd.Env = append(os.Environ(), s.cfg.Env...)
+	cmd.Stdout, cmd.Stderr = &s.output, &s.output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// A helper that outlives the server may keep its output open.
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("servers: %s: %w", s.cfg.Name, err)
+	}
+	done := make(chan struct{})
+	s.cmd, s.done, s.paused = cmd, done, false
+	go func() {
+		_ = cmd.Wait() // the state tells
+		close(done)
+	}()
+	if err := s.await(ctx); err != nil {
+		s.killLocked()
+		return fmt.Errorf("servers: %s does not serve: %w; it said:\n%s", s.cfg.Name, err, s.output.tail())
+	}
+	return nil
+}
+
+// RestartEmpty is Restart after everything in Dir has been removed.
+func (s *Server) RestartEmpty(ctx context.Context) error {
+	s.Kill()
+	entries, err := os.ReadDir(s.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := os.RemoveAll(filepath.Join(s.cfg.Dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return s.Restart(ctx)
+}
+
+func (s *Server) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
+	defer cancel()
+	pause := time.NewTicker(10 * time.Millisecond)
+	defer pause.Stop()
+	for {
+		try, cancel := context.WithTimeout(ctx, time.Second)
+		err := s.cfg.Ready(try)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-s.done:
+			return fmt.Errorf("it has ended (%s)", s.cmd.ProcessState)
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-pause.C:
+		}
+	}
+}
+
+// PID is the process's, 0 if it does not run.
+func (s *Server) PID() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.running() {
+		return 0
+	}
+	return s.cmd.Process.Pid
+}
+
+// Done is closed when the process that runs now has ended.
+func (s *Server) Done() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.done
+}
+
+// Output is what the server has said, in all its lives; the beginning of much is
+// left out.
+func (s *Server) Output() string { return s.output.tail() }
+
+func (s *Server) running() bool {
+	if s.cmd == nil {
+		return false
+	}
+	select {
+	case <-s.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// signal goes to the process group, unless the process has ended: then its
+// number may be another's.
+func (s *Server) signal(sig syscall.Signal) error {
+	if !s.running() {
+		return fmt.Errorf("%w: %s", ErrNotRunning, s.cfg.Name)
+	}
+	return syscall.Kill(-s.cmd.Process.Pid, sig)
+}
+
+// Pause stops the server with SIGSTOP until Cont.
+func (s *Server) Pause() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.signal(syscall.SIGSTOP)
+	s.paused = err == nil
+	return err
+}
+
+// Cont lets a paused server go on.
+func (s *Server) Cont() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.paused = false
+	return s.signal(syscall.SIGCONT)
+}
+
+// Kill ends the server at once, with SIGKILL, and waits for its end. It does
+// nothing if the server does not run.
+func (s *Server) Kill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.killLocked()
+}
+
+func (s *Server) killLocked() {
+	if s.signal(syscall.SIGKILL) == nil {
+		<-s.done
+	}
+}
+
+// Stop asks the server to end, with SIGTERM, and kills it if it has not after a
+// while; that is an error.
+func (s *Server) Stop() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.paused {
+		_ = s.signal(syscall.SIGCONT) // else it never hears
+	}
+	if s.signal(syscall.SIGTERM) != nil {
+		return nil
+	}
+	t := time.NewTimer(s.cfg.Patience)
+	defer t.Stop()
+	select {
+	case <-s.done:
+		return nil
+	case <-t.C:
+		s.killLocked()
+		return fmt.Errorf("servers: %s did not end within %s of SIGTERM and was killed; it said:\n%s", s.cfg.Name, s.cfg.Patience, s.output.tail())
+	}
+}
+
+// output keeps the end of what a server says.
+type output struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+const (
+	keepOutput = 64 << 10
+	cutMark    = "[...]\n"
+)
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.text = append(o.text, b...)
+	if extra := len(o.text) - keepOutput; extra > 0 {
+		o.text = append([]byte(cutMark), o.text[extra+len(cutMark):]...)
+	}
+	return len(b), nil
+}
+
+func (o *output) tail() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return strings.ToValidUTF8(string(o.text), "?")
+}

@@ -1,0 +1,168 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// judgeOrder: where first come is first served, a request that was sent after
+// another had its place is granted after it. Places are the store's own word, so
+// the goroutines' queue inside a Locker plays no part. A place whose holder was
+// disturbed meanwhile may have been lost and taken anew, and proves nothing.
+func (c *collected) judgeOrder(r *Report, h *nameHistory) {
+	if c.guarantees.Order != driver.OrderFIFO {
+		return
+	}
+	var places, all []*request
+	for _, q := range h.requests {
+		if q.token == 0 {
+			continue
+		}
+		all = append(all, q)
+		if q.placed != 0 && c.undisturbed(q.sent, q.answer, h.name, q.worker) {
+			places = append(places, q)
+		}
+	}
+	slices.SortFunc(places, func(a, b *request) int { return cmp.Compare(a.placed, b.placed) })
+	slices.SortFunc(all, func(a, b *request) int { return cmp.Compare(a.sent, b.sent) })
+	var last *request // of the places taken so far, the one that was served last
+	next := 0
+	for _, b := range all {
+		for next < len(places) && places[next].placed < b.sent {
+			if last == nil || places[next].token > last.token {
+				last = places[next]
+			}
+			next++
+		}
+		if last != nil && last.token > b.token && last.answer > b.sent {
+			r.add(Violation{Rule: RuleOrder, Name: h.name, Excerpt: append(last.story(), b.story()...),
+				Text: fmt.Sprintf("%s had a place in the queue of %q before %s asked, and was served after it (tokens %d and %d)",
+					last.worker, h.name, b.worker, last.token, b.token)})
+		}
+	}
+}
+
+// longest is how long a waiter may wait for a free lock while nothing is wrong.
+func (c *collected) longest() time.Duration { return c.guarantees.Fallback + 4*Slack }
+
+// judgeWaiting finds those who wait in vain. It returns how long hand-overs took
+// where nothing was being done to the store: from the last unlock to the grant
+// of a waiter.
+func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
+	byToken := map[uint64]*section{}
+	for _, s := range h.sections {
+		if s.token != 0 {
+			byToken[s.token] = s
+		}
+		if c.killed[s.worker] != 0 {
+			continue
+		}
+		given := s.granted != 0 || s.failed != 0
+		switch {
+		case s.stuck != 0 && s.granted == 0, !given && c.drain != 0:
+			end := cmp.Or(s.stuck, c.last)
+			last := h.lastHolder()
+			held := "and nobody has held it yet"
+			var before []Event
+			if last != nil {
+				before = last.story()
+				held = fmt.Sprintf("and the last known holder, %s with token %d, ended %s before", last.who(), last.token, time.Duration(max(end-last.end(), 0)).Round(time.Millisecond))
+				if last.end() > end {
+					held = fmt.Sprintf("and %s holds it still, with token %d", last.who(), last.token)
+				}
+			}
+			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(before, s.story()...), From: s.ask, To: end,
+				Text: fmt.Sprintf("%s waits for %q for ever: after %s it gave up, %s", s.who(), h.name,
+					time.Duration(end-s.ask).Round(time.Millisecond), held)})
+		case s.unlock != 0 && s.unlocked == 0 && c.drain != 0:
+			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: s.story(),
+				Text: fmt.Sprintf("%s's Unlock of %q has never returned", s.who(), h.name)})
+		}
+	}
+	if c.guarantees.Wake != driver.WakePush {
+		return nil
+	}
+	var all []*request
+	for _, q := range h.requests {
+		if q.token != 0 {
+			all = append(all, q)
+		}
+	}
+	slices.SortFunc(all, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
+	var took []time.Duration
+	var free int64 // when the last of the earlier grants was unlocked
+	clean := true  // and whether all of them were
+	var last *section
+	for _, q := range all {
+		if q.placed != 0 && clean && last != nil {
+			since := max(free, q.placed)
+			if d := time.Duration(q.answer - since); d > 0 && c.undisturbed(since, q.answer, h.name, q.worker, last.worker) {
+				took = append(took, d)
+				if d > c.longest() && c.quiet(since, q.answer) {
+					r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(last.story(), q.story()...),
+						Text: fmt.Sprintf("%s waited %s for %q, which was free", q.worker, d.Round(time.Millisecond), h.name)})
+				}
+			}
+		}
+		s := byToken[q.token]
+		if s == nil || s.unlocked == 0 || s.lost != 0 || s.err != "" {
+			clean = false
+			continue
+		}
+		if s.unlocked >= free {
+			free, last, clean = s.unlocked, s, true
+		}
+	}
+	return took
+}
+
+// lastHolder is who got the name last.
+func (h *nameHistory) lastHolder() *section {
+	var last *section
+	for _, o := range h.sections {
+		if o.granted != 0 && (last == nil || o.granted > last.granted) {
+			last = o
+		}
+	}
+	return last
+}
+
+// judgeWaking: where waiters are woken, a hand-over does not take as long as
+// their own looking does. The middle value of many tells, on a busy machine too.
+func (c *collected) judgeWaking(r *Report, took []time.Duration) {
+	if len(took) == 0 {
+		return
+	}
+	slices.Sort(took)
+	middle := took[len(took)/2]
+	r.Stats.Handover = middle
+	if most := max(c.guarantees.Fallback/4, 150*time.Millisecond); len(took) >= 8 && middle > most {
+		r.add(Violation{Rule: RuleWaiting, From: c.start, To: c.last,
+			Text: fmt.Sprintf("waiters are not woken: of %d hand-overs of a lock that was unlocked the middle one took %s, while the store declares %q",
+				len(took), middle.Round(time.Millisecond), c.guarantees.Wake)})
+	}
+}
+
+// leftBy finds what is known of something left behind.
+func (c *collected) leftBy(e *Event) []Event {
+	if h := c.names[e.Name]; h != nil {
+		for _, q := range h.requests {
+			if q.id == e.ID {
+				events := q.story()
+				if q.undone != 0 {
+					u := events[0]
+					u.T, u.K = q.undone, KindUndone
+					events = append(events, u)
+				}
+				return append(events, *e)
+			}
+		}
+	}
+	return []Event{*e}
+}

@@ -1,0 +1,463 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// worker takes locks and works inside them. It is a process of its own, or a
+// part of this one.
+type worker struct {
+	cfg         *Config
+	round       int
+	index, life int
+	log         *Log
+	open        func(context.Context) (driver.Store, error)
+	regs        registers
+	guarantees  driver.Guarantees
+
+	stop    chan struct{} // no new locks
+	giveUp  context.Context
+	endWait context.CancelFunc
+	lanes   sync.WaitGroup
+
+	mu      sync.Mutex
+	gen     int
+	probe   *probe
+	locker  *holdfast.Locker
+	using   context.Context // of those who use this Locker
+	end     context.CancelFunc
+	closers sync.WaitGroup
+	gone    []client // those that vanished
+	ops     int
+	holding map[holdingKey]holding
+}
+
+type client struct {
+	probe  *probe
+	locker *holdfast.Locker
+}
+
+type holdingKey struct {
+	name  string
+	token uint64
+}
+
+type holding struct {
+	lock *holdfast.Lock
+	op   int
+}
+
+// patience is how long waiters have, once nobody takes new locks, to be served.
+const patience = 8 * time.Second
+
+func (c *Config) newWorker(round, index, life int, log *Log, dir string, open func(context.Context) (driver.Store, error)) *worker {
+	w := &worker{
+		cfg: c, round: round, index: index, life: life, log: log, open: open, regs: registers{dir},
+		stop: make(chan struct{}), holding: map[holdingKey]holding{},
+	}
+	w.giveUp, w.endWait = context.WithCancel(context.Background())
+	return w
+}
+
+func workerName(index, life int) string { return fmt.Sprintf("w%d.%d", index, life) }
+
+// start opens the store and begins to work.
+func (w *worker) start(ctx context.Context) error {
+	if err := w.renewClient(ctx); err != nil {
+		return err
+	}
+	g, err := w.locker.Guarantees(ctx)
+	if err != nil {
+		return err
+	}
+	w.guarantees = g
+	w.log.Add(Event{K: KindStart})
+	for lane := range w.cfg.Lanes {
+		w.lanes.Go(func() {
+			for s := range w.cfg.Steps(w.round, w.index, w.life, lane, &g) {
+				select {
+				case <-w.stop:
+					return
+				case <-time.After(s.Think):
+				}
+				w.take(s)
+			}
+		})
+	}
+	return nil
+}
+
+// renewClient gives the worker a client and a Locker of its own, in place of
+// those it has.
+func (w *worker) renewClient(ctx context.Context) error {
+	s, err := w.open(ctx)
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	gen := w.gen + 1 // clients are replaced one at a time
+	w.mu.Unlock()
+	p := newProbe(s, w.log, gen)
+	l, err := holdfast.New(p, holdfast.WithHooks(hooks{w}), holdfast.Process("", workerName(w.index, w.life)))
+	if err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.gen = gen
+	w.probe, w.locker = p, l
+	w.using, w.end = context.WithCancel(w.giveUp)
+	return nil
+}
+
+// reopen closes the Locker under its goroutines' feet and opens another.
+func (w *worker) reopen(ctx context.Context) error {
+	w.mu.Lock()
+	gen, old, locker := w.gen, w.probe, w.locker
+	w.mu.Unlock()
+	w.log.Add(Event{K: KindClosing, Gen: gen})
+	if err := w.renewClient(ctx); err != nil {
+		return err
+	}
+	w.closers.Go(func() { w.shut(old, locker) })
+	return nil
+}
+
+// vanish leaves a client behind that the store never hears of again.
+func (w *worker) vanish(ctx context.Context) error {
+	w.mu.Lock()
+	old := client{w.probe, w.locker}
+	w.gone = append(w.gone, old)
+	gen, end := w.gen, w.end
+	w.mu.Unlock()
+	w.log.Add(Event{K: KindVanished, Gen: gen})
+	old.probe.cut()
+	end()
+	return w.renewClient(ctx)
+}
+
+// shut closes a Locker and looks what it has left.
+func (w *worker) shut(p *probe, l *holdfast.Locker) {
+	p.heal()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	defer cancel()
+	err := l.Close(ctx)
+	if err != nil {
+		w.log.Add(Event{K: KindLeft, Note: fmt.Sprintf("Close of a Locker did not come to an end: %v", err)})
+	} else {
+		for _, e := range p.leftovers(ctx) {
+			w.log.Add(e)
+		}
+	}
+	_ = p.Store.Close(ctx) // what it leaves, the coordinator finds
+}
+
+// finish ends the work: no new locks, patience for those who wait, Close.
+func (w *worker) finish() {
+	close(w.stop)
+	done := make(chan struct{})
+	go func() {
+		w.lanes.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(patience):
+		w.endWait()
+		select {
+		case <-done:
+		case <-time.After(patience):
+			// An Unlock hangs; the history shows it.
+		}
+	}
+	w.endWait()
+	w.closers.Wait()
+	w.mu.Lock()
+	gen, p, l, gone := w.gen, w.probe, w.locker, w.gone
+	w.mu.Unlock()
+	for _, c := range gone {
+		c.probe.die()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		_ = c.locker.Close(ctx) // the store itself goes on with what it knows of the client
+		cancel()
+	}
+	w.log.Add(Event{K: KindClosing, Gen: gen})
+	w.shut(p, l)
+	w.log.Add(Event{K: KindStop})
+}
+
+// inject does what a fault of this worker's own asks for.
+func (w *worker) inject(ctx context.Context, f Fault) error {
+	w.mu.Lock()
+	p := w.probe
+	w.mu.Unlock()
+	switch f.Kind {
+	case faultCut:
+		p.cut()
+	case faultDrop:
+		p.drop(1 + f.N%3)
+	case faultDelay:
+		// Less than the request timeout, which is a third of the TTL.
+		out, in := w.cfg.TTL*time.Duration(f.N%16)/100, w.cfg.TTL*time.Duration(f.N%15)/100
+		p.delay(out, in)
+	case faultClose:
+		return w.reopen(ctx)
+	case faultVanish:
+		return w.vanish(ctx)
+	case faultHeal:
+		p.heal()
+	default:
+		return fmt.Errorf("check: a worker cannot do %q", f.Kind)
+	}
+	return nil
+}
+
+// hooks write renewals down.
+type hooks struct{ w *worker }
+
+func (h hooks) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+
+func (h hooks) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind != holdfast.EventRenewed {
+		return
+	}
+	h.w.mu.Lock()
+	held, ok := h.w.holding[holdingKey{e.Name, e.Token}]
+	h.w.mu.Unlock()
+	if !ok {
+		return
+	}
+	if until, live := trust(held.lock); live {
+		h.w.log.Add(Event{K: KindRenewed, Name: e.Name, Op: held.op, Token: e.Token, Until: until})
+	}
+}
+
+// trust is until when a lock is surely held: 0 for ever. The clock is read
+// first, so a pause makes it earlier and never later.
+func trust(k *holdfast.Lock) (until int64, live bool) {
+	now := Now()
+	left := k.Remaining()
+	if left == driver.Forever {
+		return 0, true
+	}
+	return now + int64(left), left > 0
+}
+
+// take does one step.
+func (w *worker) take(s Step) {
+	if s.Try {
+		s.Names = s.Names[:1]
+	}
+	w.mu.Lock()
+	locker, gen, using := w.locker, w.gen, w.using
+	first := w.ops + 1
+	w.ops += len(s.Names)
+	w.mu.Unlock()
+
+	limit := []holdfast.LockOption{holdfast.TTL(s.TTL)}
+	switch {
+	case s.Limit == driver.Unlimited:
+		limit = append(limit, holdfast.Shared())
+	case s.Limit > 1:
+		limit = append(limit, holdfast.Limit(s.Limit))
+	}
+	if s.Wait > 0 {
+		limit = append(limit, holdfast.Wait(s.Wait))
+	}
+	ctx, cancel := context.WithCancel(using)
+	defer cancel()
+	op := map[string]int{}
+	for i, n := range s.Names {
+		op[n] = first + i
+		w.log.Add(Event{K: KindAsk, Name: n, Op: first + i, Gen: gen, Limit: s.Limit, Wait: !s.Try, For: int64(s.Wait)})
+	}
+	if s.Cancel > 0 {
+		defer time.AfterFunc(s.Cancel, cancel).Stop()
+	}
+	var k *holdfast.Lock
+	var err error
+	switch {
+	case s.Try:
+		k, err = locker.TryLock(ctx, s.Names[0], limit...)
+	case len(s.Names) > 1:
+		k, err = locker.LockAll(ctx, s.Names, limit...)
+	default:
+		k, err = locker.Lock(ctx, s.Names[0], limit...)
+	}
+	if err != nil {
+		kind := KindFailed
+		if w.giveUp.Err() != nil {
+			kind = KindStuck
+		}
+		for _, n := range s.Names {
+			w.log.Add(Event{K: kind, Name: n, Op: op[n], Err: short(err)})
+		}
+		return
+	}
+	grants := k.Grants()
+	w.mu.Lock()
+	for _, g := range grants {
+		w.holding[holdingKey{g.Name, g.Token}] = holding{k, op[g.Name]}
+	}
+	w.mu.Unlock()
+	until, live := trust(k)
+	if !live {
+		until = Now() // the context ended before we looked
+	}
+	for _, g := range grants {
+		w.log.Add(Event{K: KindGranted, Name: g.Name, Op: op[g.Name], Gen: gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
+	}
+	each := func(e Event) {
+		for _, g := range grants {
+			e.Name, e.Op, e.Token = g.Name, op[g.Name], g.Token
+			w.log.Add(e)
+		}
+	}
+	// ended writes down, once, that the lock was lost.
+	told := false
+	ended := func() {
+		lost, ok := errors.AsType[*holdfast.LostError](context.Cause(k.Context()))
+		if ok && !told {
+			told = true
+			each(Event{K: KindLost, Cause: string(lost.Cause)})
+		}
+	}
+	w.workInside(k, grants[0], op[grants[0].Name], s, ended)
+	if k.Context().Err() != nil {
+		ended()
+	}
+	each(Event{K: KindUnlock})
+	err = k.Unlock()
+	each(Event{K: KindUnlocked, Err: short(err)})
+	w.mu.Lock()
+	for _, g := range grants {
+		delete(w.holding, holdingKey{g.Name, g.Token})
+	}
+	w.mu.Unlock()
+}
+
+func short(err error) string {
+	if err == nil {
+		return ""
+	}
+	_, text, _ := strings.Cut(strings.TrimPrefix(err.Error(), "holdfast: "), ": ")
+	return text
+}
+
+// workInside reads the registers, holds the lock, and writes one more, as far as
+// the lock's context allows. An exclusive lock writes the register of its name,
+// a permit that of its slot; shared locks only hold.
+func (w *worker) workInside(k *holdfast.Lock, g holdfast.Grant, op int, s Step, ended func()) {
+	res := g.Name
+	if s.Limit != driver.Exclusive {
+		if g.Slot < 0 {
+			w.hold(k, g, op, s, ended)
+			return
+		}
+		res = fmt.Sprintf("%s/%d", g.Name, g.Slot)
+	}
+	event := Event{Op: op, Res: res, Token: g.Token, Guarded: true}
+	say := func(kind Kind, res string, guarded bool, v int64) {
+		e := event
+		e.K, e.Res, e.Guarded, e.Value = kind, res, guarded, v
+		w.log.Add(e)
+	}
+	plain := res + " (unguarded)"
+	say(KindBegin, res, true, 0)
+	guarded, ok, err := w.regs.raise(res, g.Token)
+	switch {
+	case err != nil:
+		say(KindQuit, res, true, 0)
+	case !ok:
+		say(KindStale, res, true, 0)
+	default:
+		say(KindRead, res, true, guarded)
+	}
+	mayWrite := err == nil && ok
+	say(KindBegin, plain, false, 0)
+	unguarded, err := w.regs.read(plain)
+	if err != nil {
+		w.log.Add(Event{K: KindLeft, Note: "register: " + err.Error()})
+		return
+	}
+	say(KindRead, plain, false, unguarded)
+
+	w.hold(k, g, op, s, ended)
+	if !s.Careless && !w.alive(k, g, op) {
+		if mayWrite {
+			say(KindQuit, res, true, 0)
+		}
+		say(KindQuit, plain, false, 0)
+		return
+	}
+	if mayWrite {
+		switch ok, err := w.regs.write(res, g.Token, guarded+1); {
+		case err != nil:
+			say(KindQuit, res, true, 0)
+		case ok:
+			say(KindWrote, res, true, guarded+1)
+		default:
+			say(KindStale, res, true, 0)
+		}
+	}
+	if (s.Careless || w.alive(k, g, op)) && w.regs.put(plain, unguarded+1) == nil {
+		say(KindWrote, plain, false, unguarded+1)
+	} else {
+		say(KindQuit, plain, false, 0)
+	}
+}
+
+// alive asks the context, and writes its yes down with the moment before the
+// question.
+func (w *worker) alive(k *holdfast.Lock, g holdfast.Grant, op int) bool {
+	now := Now()
+	if k.Context().Err() != nil {
+		return false
+	}
+	w.log.Add(Event{T: now, K: KindAlive, Name: g.Name, Op: op, Token: g.Token})
+	return true
+}
+
+// hold keeps the lock for a while, until it ends, unless it is careless, or until
+// the worker is told to finish. It looks from time to time whether the context
+// still lives.
+func (w *worker) hold(k *holdfast.Lock, g holdfast.Grant, op int, s Step, ended func()) {
+	if s.Hold <= 0 {
+		return
+	}
+	end := time.NewTimer(s.Hold)
+	defer end.Stop()
+	look := time.NewTicker(w.cfg.TTL/8 + rand.N(w.cfg.TTL/16))
+	defer look.Stop()
+	done := k.Context().Done()
+	for {
+		select {
+		case <-end.C:
+			return
+		case <-w.stop:
+			return
+		case <-done:
+			ended()
+			if !s.Careless {
+				return
+			}
+			done = nil
+		case <-look.C:
+			// Asking ends a context whose trust has run out.
+			if done != nil {
+				w.alive(k, g, op)
+			}
+		}
+	}
+}
