@@ -20,6 +20,7 @@ import (
 // Main runs the command with the arguments after its name and answers the exit
 // status.
 func Main(args []string) int {
+	worker()
 	if len(args) > 0 && args[0] == proc.ForegroundArg {
 		return proc.Foreground(args[1:])
 	}
@@ -67,7 +68,9 @@ func newRoot(p *say.Printer) *cobra.Command {
 on none: without a store, locks are files of this user on this machine.`,
 		Example: `  holdfast run nightly-report -- ./report.sh
   holdfast run --try --min-hold 5m nightly-report -- ./report.sh
-  holdfast stores`,
+  holdfast ls
+  holdfast stores
+  holdfast check --local file`,
 		Version:       thisVersion().Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
@@ -77,7 +80,7 @@ on none: without a store, locks are files of this user on this machine.`,
 	}
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newVersion(), newCompletion())
+	root.AddCommand(newRun(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newCheck(p), newVersion(), newCompletion())
 	return root
 }
 

@@ -1,0 +1,37 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestCheck tortures both local stores for a moment, and one by its URL; the
+// history and the page are where they should be.
+func TestCheck(t *testing.T) {
+	for _, local := range []string{"file", "memory"} {
+		t.Run(local, func(t *testing.T) {
+			w := newWorld(t)
+			dir := w.path("report")
+			r := w.run("check", "--local", local, "--duration", "2s", "--seed", "7", "--dir", dir)
+			r.expectStatus(t, 0)
+			for _, rule := range []string{"exclusion", "trust", "tokens", "register", "order", "waiting", "leftovers"} {
+				if !strings.Contains(r.stdout, rule) || strings.Contains(r.stdout, "broken") {
+					t.Errorf("%s is not judged to hold:\n%s", rule, r.stdout)
+				}
+			}
+			pages, _ := filepath.Glob(filepath.Join(dir, "*.html"))
+			histories, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+			if len(pages) == 0 || len(histories) == 0 {
+				left, _ := os.ReadDir(dir)
+				t.Errorf("no page or no history: %v", left)
+			}
+		})
+	}
+	w := withStore(t)
+	r := w.run("check", "--duration", "1s", "--namespace", "check")
+	r.expectStatus(t, 0)
+}

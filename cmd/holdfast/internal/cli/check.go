@@ -1,0 +1,160 @@
+//go:build linux || darwin
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+)
+
+// broken is the exit status of a check that has found a rule broken.
+const broken = exited(1)
+
+// worker becomes a worker of a check where this process was started as one.
+func worker() { check.MaybeWorker() }
+
+type checkFlags struct {
+	store                 storeFlags
+	local, faults, dir    text
+	seed, workers, names  number
+	duration, round, lock duration
+}
+
+func newCheck(p *say.Printer) *cobra.Command {
+	f := &checkFlags{
+		local: text{check: func(s string) error {
+			if !slices.Contains(check.Locals(), s) {
+				return fmt.Errorf("give one of %s", strings.Join(check.Locals(), ", "))
+			}
+			return nil
+		}},
+		faults: text{check: func(s string) error {
+			if strings.ContainsAny(s, " \t\n") {
+				return errors.New("give names with commas between them and no spaces")
+			}
+			return nil
+		}},
+		dir: text{check: func(s string) error {
+			if s == "" {
+				return errors.New("give a directory")
+			}
+			return nil
+		}},
+		seed:     number{n: 1, least: 1, most: math.MaxInt},
+		workers:  number{n: 4, least: 1, most: 64},
+		names:    number{n: 3, least: 1, most: 1000},
+		duration: duration{d: 10 * time.Second, least: time.Second, most: 168 * time.Hour, allowed: "a duration from 1s to 168h"},
+		round:    duration{least: time.Second, most: 10 * time.Minute, allowed: "a duration from 1s to 10m"},
+		lock:     duration{d: check.DefaultTTL, least: 200 * time.Millisecond, most: time.Minute, allowed: "a duration from 200ms to 1m"},
+	}
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Torture a store and judge what happens",
+		Long: `Check lets worker processes compete for locks on a store while they are killed,
+stopped and cut off, writes down what everyone saw, and judges it: no lock held
+twice, tokens that rise, no context that goes on after its lock, nobody who waits
+in vain, nothing left behind. It uses names of its own, name-0, name-1 and so on:
+give a namespace, or a store, that nothing else uses.
+
+Exit status:
+  0    every rule held
+  1    a rule was broken: the events that show it are printed, and the history
+       and a page with its timeline are kept
+  64   bad usage
+  69   the store cannot be reached or does not answer
+  78   the store refused`,
+		Example: `  holdfast check --local file
+  holdfast check --store file:///var/lib/locks --namespace check --duration 10m --dir /var/tmp/check`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := f.config(p)
+			if err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			r, err := check.Run(ctx, c)
+			switch {
+			case err != nil && ctx.Err() != nil:
+				return exited(exit.BySignal(syscall.SIGINT))
+			case err != nil:
+				return err
+			}
+			return verdict(cmd.OutOrStdout(), r)
+		},
+	}
+	f.store.add(cmd)
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.Var(&f.local, "local", "start a `STORE` for this run alone: "+strings.Join(check.Locals(), " or "))
+	flags.Var(&f.duration, "duration", "how long, 1s to 168h")
+	flags.Var(&f.seed, "seed", "decides the schedule of work and faults")
+	flags.Var(&f.workers, "workers", "how many processes compete, 1 to 64")
+	flags.Var(&f.names, "names", "for how many names, 1 to 1000")
+	flags.Var(&f.lock, "ttl", "TTL of the locks, 200ms to 1m")
+	flags.Var(&f.faults, "faults", "only these faults, with commas between; empty for none (default all that apply)")
+	flags.Var(&f.round, "round", "judge after so long and begin anew, 1s to 10m (default 30s)")
+	flags.Var(&f.dir, "dir", "the `DIRECTORY` for history and page (default a temporary one, kept if a rule is broken)")
+	return cmd
+}
+
+func (f *checkFlags) config(p *say.Printer) (check.Config, error) {
+	c := check.Config{
+		Local: f.local.s, Seed: uint64(f.seed.n), Duration: f.duration.d, Round: f.round.d,
+		Workers: f.workers.n, Names: f.names.n, TTL: f.lock.d, Dir: f.dir.s,
+	}
+	if f.faults.given {
+		c.Faults = []string{}
+		if f.faults.s != "" {
+			c.Faults = strings.Split(f.faults.s, ",")
+		}
+	}
+	switch {
+	case !f.local.given:
+		raw, dir, err := f.store.resolve(p)
+		if err != nil {
+			return c, err
+		}
+		if dir != "" {
+			return c, fmt.Errorf("--local or --store is missing: check does not torture the locks in %s", dir)
+		}
+		c.URL = raw
+	case f.store.url.given || f.store.file.given:
+		return c, errors.New("--local and --store exclude each other: give one")
+	}
+	c.Progress = func(g check.Progress) {
+		p.Line("%s of %s, round %d, %d faults, %d KB of history; %s",
+			g.Elapsed.Round(time.Second), g.Total, g.Round+1, g.Faults, g.Bytes>>10, g.Last)
+	}
+	return c, nil
+}
+
+func verdict(out io.Writer, r *check.Report) error {
+	if err := r.Summary(out); err != nil {
+		return err
+	}
+	if err := r.Explain(out); err != nil {
+		return err
+	}
+	if r.Dir != "" {
+		fmt.Fprintf(out, "\nhistory and timeline: %s\n", r.Dir)
+	}
+	if !r.OK() {
+		return broken
+	}
+	return nil
+}

@@ -1,0 +1,20 @@
+//go:build !linux && !darwin
+
+package cli
+
+import (
+	"errors"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+)
+
+func worker() {}
+
+func newCheck(*say.Printer) *cobra.Command {
+	return &cobra.Command{
+		Use: "check", Short: "Torture a store and judge what happens (Linux and macOS only)", Hidden: true,
+		RunE: func(*cobra.Command, []string) error { return errors.New("check runs on Linux and macOS only") },
+	}
+}
