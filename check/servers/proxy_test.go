@@ -1,0 +1,145 @@
+//go:build linux || darwin
+
+package servers_test
+
+import (
+	"bufio"
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+// upper is a server that answers each line in upper case and tells what it read.
+func upper(t *testing.T) (address string, read <-chan string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	lines := make(chan string, 100)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				for s := bufio.NewScanner(c); s.Scan(); {
+					lines <- s.Text()
+					if _, err := c.Write([]byte(strings.ToUpper(s.Text()) + "\n")); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().String(), lines
+}
+
+// talk sends a line and reads the answer, for at most the given time.
+func talk(t *testing.T, c net.Conn, line string, within time.Duration) (string, error) {
+	t.Helper()
+	if _, err := c.Write([]byte(line + "\n")); err != nil {
+		return "", err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(within)); err != nil {
+		t.Fatal(err)
+	}
+	return bufio.NewReader(c).ReadString('\n')
+}
+
+func TestProxy(t *testing.T) {
+	address, read := upper(t)
+	p, err := servers.NewProxy(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	const patience = 20 * time.Second
+	dial := func() net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", p.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	works := func() {
+		t.Helper()
+		if got, err := talk(t, dial(), "hello", patience); got != "HELLO\n" {
+			t.Fatalf("%q, %v", got, err)
+		}
+		if got := <-read; got != "hello" {
+			t.Fatalf("the server read %q", got)
+		}
+	}
+	works()
+
+	// Answers are dropped: the server reads, the client hears nothing.
+	c := dial()
+	if err := p.DropAnswers(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := talk(t, c, "one", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got := <-read; got != "one" {
+		t.Errorf("the server read %q", got)
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	works()
+
+	// Silence: neither hears of the other.
+	c = dial()
+	if err := p.Silence(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := talk(t, c, "two", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if len(read) != 0 {
+		t.Errorf("the server read %q", <-read)
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	works()
+
+	// A delay is a delay.
+	if err := p.Delay(100 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	works()
+	if took := time.Since(began); took < 100*time.Millisecond {
+		t.Errorf("answered after %s", took)
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+
+	// Cut: the connection ends, and there is no new one.
+	c = dial()
+	p.Cut()
+	if got, err := talk(t, c, "three", patience); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if c, err := net.Dial("tcp", p.Address()); err == nil {
+		c.Close()
+		t.Error("a cut proxy accepts connections")
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	works()
+}
