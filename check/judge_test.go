@@ -156,6 +156,17 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.tell(check.KindLost, check.Event{Cause: "expired"}).unlock()
 			b.unlock()
 		},
+		"a lock that came dead to its holder": func(s *story) {
+			// Its Locker was closed as the store granted it: released again, and on
+			// to the next, before the goroutine that waited for it ran.
+			a, b := s.ask("w1", "a", driver.Unlimited), s.ask("w2", "a", 1)
+			s.add(check.Event{K: check.KindAnswer, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 1200 * ms})
+			b.grantedWith(2, s.t+1000*ms)
+			a.token = 1
+			a.tell(check.KindGranted, check.Event{Limit: a.limit, Until: s.t - ms})
+			a.tell(check.KindLost, check.Event{Cause: "closed"}).unlock()
+			b.unlock()
+		},
 		"taken away, and noticed in time": func(s *story) {
 			a := s.ask("w1", "a", 1).granted()
 			s.add(check.Event{K: check.KindFault, Fault: "lose", Name: "a", Early: true})

@@ -103,6 +103,11 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 		cut := s.limit == driver.Exclusive && len(ops) >= 2*piece
 		if !cut {
 			call, end := s.end(), s.end()
+			if end == s.granted {
+				// It was dead when its holder got it (its Locker was closed, or trust had
+				// run out): it may have ended at any time before.
+				call = s.ask
+			}
 			// A grant that was taken away ended no later than that.
 			for j := range c.disturbances {
 				if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.granted <= d.to && d.from <= end {
