@@ -80,11 +80,12 @@ func TestNames(t *testing.T) {
 
 func TestRegister(t *testing.T) {
 	open := func(context.Context, *url.URL, string) (driver.Store, error) { return nil, errors.New("opened") }
-	driver.Register("driver-test", open)
-	if !slices.Contains(driver.Schemes(), "driver-test") || !slices.IsSorted(driver.Schemes()) {
+	scheme := fmt.Sprintf("test-%d", time.Now().UnixNano()) // it stays registered
+	driver.Register(scheme, open)
+	if !slices.Contains(driver.Schemes(), scheme) || !slices.IsSorted(driver.Schemes()) {
 		t.Error(driver.Schemes())
 	}
-	got, ok := driver.OpenerOf("driver-test")
+	got, ok := driver.OpenerOf(scheme)
 	if !ok {
 		t.Fatal("not found")
 	}
@@ -95,8 +96,8 @@ func TestRegister(t *testing.T) {
 		t.Error("found what nobody registered")
 	}
 	for name, bad := range map[string]func(){
-		"twice":             func() { driver.Register("driver-test", open) },
-		"without an opener": func() { driver.Register("driver-test-2", nil) },
+		"twice":             func() { driver.Register(scheme, open) },
+		"without an opener": func() { driver.Register(scheme+"-2", nil) },
 	} {
 		func() {
 			defer func() {
