@@ -3,6 +3,7 @@ package holdfast_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -173,5 +174,38 @@ func TestLossWhileLingering(t *testing.T) {
 		if err := l.Close(bg); err != nil || time.Since(began) != 0 {
 			t.Errorf("Close: %v after %s", err, time.Since(began))
 		}
+	})
+}
+
+// lateEnd ends without a channel that tells: what asks for its Err finds out.
+type lateEnd struct {
+	context.Context
+	ended atomic.Bool
+}
+
+func (c *lateEnd) Err() error {
+	if c.ended.Load() {
+		return context.Canceled
+	}
+	return nil
+}
+
+// TestMinHoldOfAWaiterThatGaveUp: the grant came as its waiter's context ended.
+// The caller got an error, so its MinHold does not count.
+func TestMinHoldOfAWaiterThatGaveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		ctx := &lateEnd{Context: bg}
+		h := &hooked{Store: altered{s, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }}}
+		h.acquire = func(_ context.Context, _ driver.Request, g driver.Grant, err error) (driver.Grant, error) {
+			ctx.ended.Store(true)
+			return g, err
+		}
+		l, other := newLocker(t, h), newLocker(t, s.Client())
+		if _, err := l.Lock(ctx, "a", holdfast.MinHold(time.Hour)); !errors.Is(err, context.Canceled) {
+			t.Fatalf("Lock: %v", err)
+		}
+		synctest.Wait() // it is given back in the background
+		wantFree(t, other, "a")
 	})
 }
