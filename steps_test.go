@@ -209,3 +209,44 @@ func TestMinHoldOfAWaiterThatGaveUp(t *testing.T) {
 		wantFree(t, other, "a")
 	})
 }
+
+// TestJoinKeepsTheGrantRenewed: the outer lock's context has ended; the one that
+// joined goes on, and so does renewal.
+func TestJoinKeepsTheGrantRenewed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocker(t, memstore.New())
+		ctx, cancel := context.WithCancel(bg)
+		outer, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		inner, err := l.Lock(context.WithoutCancel(outer.Context()), "a", holdfast.Reentrant())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		time.Sleep(time.Minute)
+		if inner.Context().Err() != nil {
+			t.Error(context.Cause(inner.Context()))
+		}
+		unlock(t, inner)
+		unlock(t, outer)
+	})
+}
+
+// TestMinHoldSurvivesAFailedRelease: the release that is tried again asks the
+// store to keep the grant as the first one did.
+func TestMinHoldSurvivesAFailedRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		began := time.Now()
+		k := mustLock(t, l, "a", holdfast.MinHold(time.Hour))
+		s.Script().FailReleases("a", 1, driver.Errorf(driver.Unknown, "cut"))
+		_ = k.Unlock()
+		unlock(t, mustLock(t, other, "a"))
+		if took := time.Since(began); took < time.Hour || took > time.Hour+time.Minute {
+			t.Errorf("granted to another after %s, want an hour", took)
+		}
+	})
+}
