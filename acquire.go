@@ -3,7 +3,10 @@ package holdfast
 import (
 	"context"
 	"errors"
+	"fmt"
+	"hash/maphash"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -111,10 +114,25 @@ func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (
 	}
 	var held *BusyError
 	if !wait || l.tryFirst(name) {
+		began := time.Now()
 		k, err := l.try(ctx, name, s)
-		if !wait || err == nil || !errors.As(err, &held) {
+		switch {
+		case !wait || err == nil:
 			return k, err
+		case errors.As(err, &held):
+			l.crowd.busy(name)
+		case !errors.Is(err, ErrUnavailable) || l.ctx.Err() != nil:
+			return nil, err
+		case ctx.Err() != nil:
+			// Both at once: the caller's own end comes first, as where it waits.
+			if f, ok := errors.AsType[*failure](err); ok {
+				err = f.err
+			}
+			return nil, &failure{name: name, store: l.where, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", contextError(ctx), err)}
+		case time.Since(began) >= l.requestTimeout(s.ttl):
+			return nil, err
 		}
+		// A request that failed before its time was up is made again.
 	}
 	return l.await(ctx, name, s, held)
 }
@@ -129,10 +147,11 @@ func (l *Locker) awaited(name string) error {
 	return nil
 }
 
-// tryFirst tells whether asking first without queueing is worth it: where it
-// costs no round trip, it saves a goroutine for every lock that is free.
+// tryFirst tells whether asking first without queueing is worth it: a lock that is
+// free then costs no goroutine. Where asking costs a round trip it is not, unless
+// the store says so, and if the name was found held lately.
 func (l *Locker) tryFirst(name string) bool {
-	if l.guarantees.Load().Scope == driver.ScopeNetwork {
+	if g := l.guarantees.Load(); g.Scope == driver.ScopeNetwork && !(g.TryFirst && l.crowd.calm(name)) {
 		return false
 	}
 	if l.waiting.Load() == 0 {
@@ -141,6 +160,30 @@ func (l *Locker) tryFirst(name string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.queues[name] == nil
+}
+
+// crowd remembers roughly, in a fixed space, which names were found held when they
+// were tried: for the next few locks of such a name trying would be in vain.
+type crowd [256]atomic.Int32
+
+// spared is how many locks go without a try after one that found the name held.
+const spared = 8
+
+func (c *crowd) of(name string) *atomic.Int32 {
+	return &c[maphash.String(crowdSeed, name)%uint64(len(c))]
+}
+
+var crowdSeed = maphash.MakeSeed()
+
+func (c *crowd) busy(name string) { c.of(name).Store(spared) }
+
+func (c *crowd) calm(name string) bool {
+	n := c.of(name)
+	if n.Load() <= 0 {
+		return true
+	}
+	n.Add(-1)
+	return false
 }
 
 // try asks once, on the caller's goroutine.

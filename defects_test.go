@@ -336,6 +336,27 @@ func TestUnlockOfSeveralIsBoundedAsOne(t *testing.T) {
 	})
 }
 
+type unreachable struct{ driver.Store }
+
+func (s unreachable) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	<-ctx.Done()
+	return driver.Grant{}, driver.Errorf(driver.Unavailable, "dial: i/o timeout")
+}
+
+// TestUnreachableUntilTheEnd: a store that tells of its own time-out when the
+// caller's context ends does not hide that end.
+func TestUnreachableUntilTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := unreachable{altered{memstore.New(), func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true }}}
+		l := newLocker(t, s)
+		ctx, cancel := context.WithTimeout(bg, 10*time.Millisecond)
+		defer cancel()
+		if _, err := l.Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, holdfast.ErrUnavailable) || !strings.Contains(err.Error(), "i/o timeout") {
+			t.Errorf("Lock: %v", err)
+		}
+	})
+}
+
 type uselessGrant struct {
 	driver.Store
 	n atomic.Int64

@@ -258,6 +258,86 @@ func TestInspectListWatchBreak(t *testing.T) {
 	})
 }
 
+// TestWatchAll: a change of any name is told at once where the store tells of it,
+// and within a second elsewhere; no more than ten times a second.
+func TestWatchAll(t *testing.T) {
+	for name, c := range map[string]struct {
+		hide bool // that the store can tell
+		wait time.Duration
+	}{"pushed": {false, 0}, "asked": {true, time.Second}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memstore.New()
+				var client driver.Store = s.Client()
+				if c.hide {
+					client = struct {
+						driver.Store
+						driver.Inspector
+					}{client, client.(driver.Inspector)}
+				}
+				l, other := newLocker(t, s), newLocker(t, client)
+				a := mustLock(t, l, "a")
+				var seen []string
+				ctx, cancel := context.WithCancel(bg)
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					for states, err := range other.WatchAll(ctx) {
+						if err != nil {
+							t.Error(err)
+						}
+						names := ""
+						for _, st := range states {
+							names += st.Name
+						}
+						seen = append(seen, names)
+					}
+				}()
+				time.Sleep(1100 * time.Millisecond)
+				b := mustLock(t, l, "b")
+				time.Sleep(c.wait)
+				synctest.Wait()
+				if want := []string{"a", "ab"}; !slices.Equal(seen, want) {
+					t.Errorf("saw %q, want %q", seen, want)
+				}
+				// Many changes between two looks are one.
+				for range 100 {
+					unlock(t, mustLock(t, l, "c"))
+				}
+				unlock(t, b)
+				time.Sleep(100*time.Millisecond + c.wait)
+				synctest.Wait()
+				if want := []string{"a", "ab", "a"}; !slices.Equal(seen, want) {
+					t.Errorf("saw %q, want %q", seen, want)
+				}
+				unlock(t, a)
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				if last := seen[len(seen)-1]; last != "" {
+					t.Errorf("at the end %q", last)
+				}
+				cancel()
+				<-done
+				for range other.WatchAll(bg) {
+					break // it may be left
+				}
+			})
+		})
+	}
+	s := memstore.New()
+	gone := s.Client()
+	l := newLocker(t, gone)
+	_ = gone.Close(bg)
+	for _, err := range l.WatchAll(bg) {
+		if !errors.Is(err, holdfast.ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+		if err == nil {
+			break
+		}
+	}
+}
+
 // TestErrorTexts: an error names the lock, the store, and what is wrong, once.
 func TestErrorTexts(t *testing.T) {
 	s := memstore.New()

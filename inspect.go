@@ -64,14 +64,55 @@ func (l *Locker) List(ctx context.Context, prefix string) iter.Seq2[State, error
 // often one that can is asked all the same.
 const watchPause = time.Second
 
+// listPause is the least time between two looks at all names, which may be many,
+// and listTimeout the longest that one may take.
+const (
+	listPause   = 100 * time.Millisecond
+	listTimeout = time.Minute
+)
+
 // Watch yields the state of a name now and after each change, until ctx ends.
 // Changes that follow one another quickly may be merged. An error ends it.
 func (l *Locker) Watch(ctx context.Context, name string) iter.Seq2[State, error] {
-	return func(yield func(State, error) bool) {
+	look := func(ctx context.Context) (State, error) { return l.Inspect(ctx, name) }
+	return watch(ctx, l, name, checkName(name), 0, look, func(st State) any { return steady(st) })
+}
+
+// WatchAll yields the states of all names that are held or waited for, in byte
+// order, now and after each change, until ctx ends. Changes within a tenth of a
+// second are merged. An error ends it, also of a look that takes a minute.
+func (l *Locker) WatchAll(ctx context.Context) iter.Seq2[[]State, error] {
+	look := func(ctx context.Context) (all []State, err error) {
+		ctx, cancel := context.WithTimeout(ctx, listTimeout)
+		defer cancel()
+		for st, err := range l.List(ctx, "") {
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, st)
+		}
+		return all, nil
+	}
+	return watch(ctx, l, "", nil, listPause, look, func(all []State) any {
+		seen := make([]State, len(all))
+		for i, st := range all {
+			seen[i] = steady(st)
+		}
+		return seen
+	})
+}
+
+// watch yields what look finds, now and after each change of what constant makes
+// of it, at least pause apart. It looks when the store tells of a change of the
+// name, of any name if that is empty, and after watchPause; where bad is set look
+// says so itself.
+func watch[T any](ctx context.Context, l *Locker, name string, bad error, pause time.Duration,
+	look func(context.Context) (T, error), constant func(T) any) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		changed := make(chan struct{}, 1)
-		if w, ok := l.store.(driver.Watcher); ok && checkName(name) == nil {
+		if w, ok := l.store.(driver.Watcher); ok && bad == nil {
 			done := make(chan struct{})
 			defer func() { cancel(); <-done }()
 			go func() {
@@ -87,19 +128,27 @@ func (l *Locker) Watch(ctx context.Context, name string) iter.Seq2[State, error]
 		}
 		ticker := time.NewTicker(watchPause)
 		defer ticker.Stop()
-		var last State
+		var last any
 		for first := true; ; first = false {
-			st, err := l.Inspect(ctx, name)
+			state, err := look(ctx)
 			if ctx.Err() != nil {
 				return
 			}
 			if err != nil {
-				yield(State{}, err)
+				var none T
+				yield(none, err)
 				return
 			}
-			if seen := steady(st); first || !reflect.DeepEqual(seen, last) {
+			if seen := constant(state); first || !reflect.DeepEqual(seen, last) {
 				last = seen
-				if !yield(st, nil) {
+				if !yield(state, nil) {
+					return
+				}
+			}
+			if pause > 0 {
+				select {
+				case <-time.After(pause):
+				case <-ctx.Done():
 					return
 				}
 			}

@@ -55,6 +55,7 @@ type Locker struct {
 	queues map[string]*queue
 	// waiting counts the queues, to be read without mu.
 	waiting atomic.Int32
+	crowd   crowd
 	held    holdList
 }
 
@@ -137,7 +138,15 @@ func parseURL(raw string) (*url.URL, error) {
 }
 
 // packages tells which import brings a scheme.
-var packages = map[string]string{"file": "filestore", "memory": "memstore"}
+var packages = map[string]string{
+	"file": "filestore", "memory": "memstore",
+	"etcd": "etcdstore", "etcds": "etcdstore",
+	"zk":    "zkstore",
+	"mysql": "mysqlstore", "mariadb": "mysqlstore",
+	"postgres": "pgstore", "postgresql": "pgstore",
+	"redis": "redisstore", "rediss": "redisstore", "redis+sentinel": "redisstore", "rediss+sentinel": "redisstore",
+	"redis+cluster": "redisstore", "rediss+cluster": "redisstore",
+}
 
 func unknownScheme(scheme string) error {
 	linked := "none"

@@ -466,3 +466,57 @@ func TestPolledStore(t *testing.T) {
 		unlock(t, k)
 	})
 }
+
+// asked records how a store is asked.
+type asked struct {
+	driver.Store
+	mu    sync.Mutex
+	waits []bool
+}
+
+func (s *asked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	s.mu.Lock()
+	s.waits = append(s.waits, r.Wait)
+	s.mu.Unlock()
+	return s.Store.Acquire(ctx, r)
+}
+
+func (s *asked) take() []bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	w := s.waits
+	s.waits = nil
+	return w
+}
+
+// TestTriedFirst: a free lock on a server is had by one request on the caller's
+// goroutine; a name that was found held is queued for at once the next few times.
+func TestTriedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := memstore.New()
+		s := &asked{Store: altered{m, func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true }}}
+		l, other := newLocker(t, s), newLocker(t, m)
+		for range 3 {
+			unlock(t, mustLock(t, l, "a"))
+		}
+		if got, want := s.take(), []bool{false, false, false}; !slices.Equal(got, want) {
+			t.Errorf("free: waits %v, want %v", got, want)
+		}
+		k := mustLock(t, other, "a")
+		done := make(chan *holdfast.Lock)
+		go func() { done <- mustLock(t, l, "a") }()
+		synctest.Wait()
+		if got, want := s.take(), []bool{false, true}; !slices.Equal(got, want) {
+			t.Errorf("held: waits %v, want %v", got, want)
+		}
+		unlock(t, k)
+		unlock(t, <-done)
+		for range 10 {
+			unlock(t, mustLock(t, l, "a"))
+		}
+		got := s.take()
+		if want := []bool{true, true, true, true, true, true, true, true, false, false}; !slices.Equal(got, want) {
+			t.Errorf("free again: waits %v, want %v", got, want)
+		}
+	})
+}

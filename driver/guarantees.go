@@ -91,6 +91,10 @@ type Guarantees struct {
 	Wake  Wake
 	// Fallback bounds what a lost wake-up costs a waiter, 0 if none can be lost.
 	Fallback time.Duration
+	// TryFirst: a request without Wait costs no more than one with it, and leaves no
+	// more at the store if its answer is lost. The core then makes that request
+	// first, on its caller's own goroutine. It is taken for granted below the network.
+	TryFirst bool
 	// Shared and Semaphore tell which limits beside Exclusive the store grants;
 	// Mixed, whether grants of different limits exclude one another properly on
 	// one name; Slots, whether a permit has a number.

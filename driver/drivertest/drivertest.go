@@ -39,9 +39,19 @@ type Harness struct {
 	// Stop makes the store unreachable for all clients and Start ends that; nil
 	// where the harness cannot.
 	Stop, Start func(t testing.TB)
+	// Delay holds up every answer of the store by that much, until it is called
+	// with 0; nil where the harness cannot.
+	Delay func(t testing.TB, d time.Duration)
+	// Session tells that what a grant is trusted for is not confirmed by the
+	// request for it but by heartbeats of a session that many grants share, so that
+	// SentAt may lie before the call. At most half of the TTL is then gone already.
+	Session bool
 	// Leftovers lists what is left at the store when nothing is held or awaited
 	// and should not be; nil where the harness cannot tell.
 	Leftovers func(t testing.TB) []string
+	// Background names functions, as they stand in a stack trace, whose goroutines
+	// belong to the harness: they are no leak.
+	Background []string
 }
 
 // patience bounds every wait for something that must happen. It is not a
@@ -86,6 +96,7 @@ func Run(t *testing.T, h Harness) {
 		{"TokensRise", tokensRise},
 		{"TokensRiseAcrossExpiry", tokensRiseAcrossExpiry},
 		{"TrustFromTheSend", trustFromTheSend},
+		{"TrustIsNotFromTheAnswer", trustIsNotFromTheAnswer},
 		{"Renew", renew},
 		{"RenewBatch", renewBatch},
 		{"RenewNeverRevives", renewNeverRevives},
@@ -125,7 +136,11 @@ func Run(t *testing.T, h Harness) {
 			}
 		})
 	}
-	goleak.VerifyNone(t, ignore)
+	none := []goleak.Option{ignore}
+	for _, f := range h.Background {
+		none = append(none, goleak.IgnoreAnyFunction(f))
+	}
+	goleak.VerifyNone(t, none...)
 }
 
 type suite struct {
@@ -270,6 +285,7 @@ type waiting struct {
 	done   chan struct{}
 	g      driver.Grant
 	err    error
+	at     time.Time // of the answer
 }
 
 // wait begins to wait: by the store's own waiting where it can, by asking again
@@ -282,6 +298,7 @@ func (e *env) wait(s driver.Store, r driver.Request) *waiting {
 		defer close(w.done)
 		for {
 			w.g, w.err = s.Acquire(ctx, w.r)
+			w.at = time.Now()
 			if w.r.Wait || w.err == nil || s.Classify(w.err) != driver.Busy {
 				return
 			}

@@ -1,0 +1,261 @@
+package sqlkit
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Undo closes the session that carried a request, and waits until the server no
+// longer has it.
+func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
+	if err := e.enter(); err != nil {
+		return err
+	}
+	defer e.tasks.Done()
+	ctx, end := e.bound(ctx)
+	defer end()
+	e.mu.Lock()
+	l := e.leases[r.ID]
+	e.mu.Unlock()
+	if l == nil {
+		return nil // it never had a session, or that is gone
+	}
+	return e.closedOrNil(e.finish(ctx, l))
+}
+
+func (e *Sessions) closedOrNil(err error) error {
+	if err == nil {
+		return nil
+	}
+	return e.closedOr(err)
+}
+
+// finish closes a session and asks the server until it is gone. The grant on it is
+// over in any case.
+func (e *Sessions) finish(ctx context.Context, l *lease) error {
+	e.mu.Lock()
+	l.granted, l.over, l.given = false, true, true
+	e.mu.Unlock()
+	l.end()
+	e.drop(l.s)
+	for d := time.Millisecond; ; d = min(2*d, 100*time.Millisecond) {
+		gone := false
+		err := e.aside(ctx, func(side Link) (err error) {
+			gone, err = e.recipe.End(ctx, side, l.s.ID)
+			return err
+		})
+		if err != nil {
+			coded, _ := e.recipe.Sort(err)
+			if code := driver.CodeOf(coded); code == driver.Refused || code == driver.Unavailable {
+				return driver.Errorf(driver.Unknown, "the session cannot be seen gone: %w", err)
+			}
+			return coded
+		}
+		if gone {
+			e.forget(l)
+			return nil
+		}
+		t := time.NewTimer(d)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return driver.Errorf(driver.Unknown, "the server still has session %d: %w", l.s.ID.Conn, ctx.Err())
+		}
+	}
+}
+
+// Release ends a grant, on its own session where that can be used, and with the
+// session where it cannot.
+func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration) error {
+	if err := e.enter(); err != nil {
+		return err
+	}
+	defer e.tasks.Done()
+	ctx, end := e.bound(ctx)
+	defer end()
+	e.mu.Lock()
+	l := e.leases[g.ID]
+	if l == nil || l.ask.Token != g.Token {
+		e.mu.Unlock()
+		return notHeld(g.Name, g.Token)
+	}
+	over := l.over
+	e.mu.Unlock()
+	if over {
+		// Lost, or a release whose answer was lost: it is over for the holder, and is
+		// made sure to be so at the server.
+		if err := e.finish(ctx, l); err != nil {
+			return e.closedOr(err)
+		}
+		return notHeld(g.Name, g.Token)
+	}
+	if !l.lock(ctx) { // a renewal is on its way
+		return e.closedOr(driver.Errorf(driver.Unknown, "the session is busy: %w", ctx.Err()))
+	}
+	defer l.unlock()
+	e.mu.Lock()
+	was := l.granted
+	l.granted = false // from here on its end is no loss
+	e.mu.Unlock()
+	if !was {
+		if err := e.finish(ctx, l); err != nil {
+			return e.closedOr(err)
+		}
+		return notHeld(g.Name, g.Token)
+	}
+	before := ended(l.s.Link)
+	ok, err := e.recipe.Unlock(ctx, l.s, &l.ask)
+	switch {
+	case err != nil:
+		before = before || e.recipe.Ended(err)
+		if err := e.finish(ctx, l); err != nil {
+			return e.closedOr(err)
+		}
+		if before {
+			return notHeld(g.Name, g.Token)
+		}
+		return nil
+	case !ok:
+		e.drop(l.s)
+		e.forget(l)
+		return notHeld(g.Name, g.Token)
+	}
+	e.forget(l)
+	e.put(l.s)
+	return nil
+}
+
+// Renew pings the sessions of grants.
+func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := make([]driver.Renewal, len(grants))
+	if err := e.enter(); err != nil {
+		for i := range answers {
+			answers[i].Err = err
+		}
+		return answers
+	}
+	defer e.tasks.Done()
+	pings := make([]*ping, len(grants))
+	for i, g := range grants {
+		e.mu.Lock()
+		l := e.leases[g.ID]
+		held := l != nil && l.granted && l.ask.Token == g.Token
+		given := l != nil && l.given && l.ask.Token == g.Token
+		e.mu.Unlock()
+		if given {
+			answers[i].Err = driver.Errorf(driver.Unknown, "it was given back, which is not confirmed yet")
+			continue
+		}
+		if !held {
+			answers[i] = driver.Renewal{Cause: driver.Gone, Err: notHeld(g.Name, g.Token)}
+			continue
+		}
+		pings[i] = e.ping(l)
+	}
+	for i, p := range pings {
+		if p == nil {
+			continue
+		}
+		select {
+		case <-p.done:
+		case <-ctx.Done():
+			select {
+			case <-p.done:
+			default:
+				answers[i].Err = driver.Errorf(driver.Unknown, "no answer yet: %w", ctx.Err())
+				continue
+			}
+		}
+		switch {
+		case p.err != nil:
+			answers[i] = driver.Renewal{Cause: driver.SessionEnded, Err: p.err}
+		case !p.ok:
+			answers[i] = driver.Renewal{Cause: driver.Gone, Err: notHeld(grants[i].Name, grants[i].Token)}
+		default:
+			answers[i] = driver.Renewal{SentAt: p.sent, TTL: grants[i].TTL}
+		}
+	}
+	return answers
+}
+
+// ping begins a renewal, or finds the one that is on its way. It may take as long
+// as the TTL: to give it up would mean to give up the session.
+func (e *Sessions) ping(l *lease) *ping {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.pingLocked(l)
+}
+
+func (e *Sessions) pingLocked(l *lease) *ping {
+	if p := l.ping; p != nil {
+		return p
+	}
+	p := &ping{done: make(chan struct{})}
+	if e.closed {
+		p.err = ErrClosed
+		close(p.done)
+		return p
+	}
+	l.ping = p
+	e.tasks.Go(func() {
+		defer close(p.done)
+		ctx, cancel := context.WithTimeout(e.ctx, l.ask.TTL)
+		defer cancel()
+		defer context.AfterFunc(ctx, func() { l.s.Close() })()
+		if !l.lock(ctx) {
+			p.err = driver.Errorf(driver.Unknown, "the session is busy")
+			e.pinged(l)
+			return
+		}
+		e.mu.Lock()
+		held := l.granted
+		e.mu.Unlock()
+		if held {
+			p.sent = driver.Now()
+			p.ok, p.err = e.recipe.Ping(ctx, l.s, &l.ask)
+		}
+		e.pinged(l)
+		switch {
+		case p.err != nil:
+			// The session cannot be used any more, and so the grant is over.
+			cause, err := driver.SessionEnded, p.err
+			if ended(l.s.Link) {
+				cause, err = e.recipe.Cause(l.s, &l.ask, e.side)
+			}
+			l.unlock()
+			e.lose(l, cause, err)
+			p.err = &driver.Error{Code: driver.NotHeld, Err: p.err}
+		case held && !p.ok:
+			l.unlock()
+			e.lose(l, driver.Gone, nil)
+		default:
+			l.unlock()
+		}
+	})
+	return p
+}
+
+func (e *Sessions) pinged(l *lease) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l.ping = nil
+}
+
+// watchByPing looks after a session whose end cannot be seen.
+func (e *Sessions) watchByPing(l *lease) {
+	t := time.NewTicker(pingEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			<-e.ping(l).done
+		case <-l.done:
+			return
+		case <-e.ctx.Done():
+			return
+		}
+	}
+}

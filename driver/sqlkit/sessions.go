@@ -1,0 +1,369 @@
+package sqlkit
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Sessions is a store's engine that keeps each grant on a database session of its
+// own.
+//
+// # Safety
+//
+// The database frees a lock when its session ends and not sooner, so a grant
+// stands as long as its session does. Three things end one: this store, by Unlock or
+// by closing it; the network or an operator; and the server's own timer for idle
+// sessions, which is set to the TTL before or with the lock. The timer runs from the
+// end of the session's last statement, which is later than that statement's send, so
+// trust that runs from the send ends first. A renewal is a statement on the session
+// itself. After a wait, a statement is sent that confirms the grant.
+//
+// A session carries one grant at most, and one request at a time, so that its end
+// takes nothing else along, and no release waits behind a wait. Database locks are
+// re-entrant within a session; two requests never share one.
+//
+// A request whose answer was lost had a session, which has a number at the server.
+// Undo closes the connection and asks the server, on another, until the number is
+// gone: then nothing of the request stands, and nothing of it can appear any more.
+//
+// That a session has ended is seen by its connection's end, where this store has
+// dialled; on a connection of a user's pool by a ping every second.
+type Sessions struct {
+	dial   func(context.Context) (Link, error)
+	recipe Recipe
+	prefix []byte
+	keep   int
+	side   *Pool // links for questions about sessions
+
+	ctx    context.Context // ends with the store
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	ticker *time.Ticker // of the goroutine that tends the sessions
+	slow   bool
+	idle   []*Session
+	leases map[string]*lease // by request: granted, or of unknown outcome
+	all    map[*Session]struct{}
+}
+
+// lease is a request that has a session, from its first statement to its end.
+type lease struct {
+	ask     Ask
+	s       *Session
+	from    driver.Requester
+	wait    *wait     // while it waits
+	asked   bool      // whether the wait stands in the server's queue
+	pinged  bool      // soon after the grant
+	since   time.Time // of the request, then of the grant
+	granted bool      // and not lost, nor being released
+	over    bool      // the session has been closed
+	given   bool      // by this store, which has yet to see it gone
+	ping    *ping
+	busy    chan struct{} // holds one: who uses the session
+	done    chan struct{} // closed at its end
+	doneOne sync.Once
+}
+
+// ping is a renewal on its way. It outlives the call that began it.
+type ping struct {
+	sent driver.Instant
+	done chan struct{}
+	ok   bool
+	err  error
+}
+
+const (
+	// tick is how often young sessions are looked at.
+	tick = 10 * time.Millisecond
+	// tellAfter is how long a grant stands before it is written down who holds it,
+	// and a wait before the server is asked whether it stands in its queue. Most are
+	// over by then.
+	tellAfter = 20 * time.Millisecond
+	// tellWithin bounds the wait of an inspection for those who have yet to do it.
+	tellWithin = time.Second
+	// cancelWithin bounds the polite end of a wait.
+	cancelWithin = time.Second
+	// pingEvery is how often a session is asked whose end cannot be seen.
+	pingEvery = time.Second
+	// spareFor is how long a session is kept for the next lock.
+	spareFor = 30 * time.Second
+)
+
+// NewSessions makes the engine. It keeps at most so many idle sessions ready; on a
+// user's pool that is none.
+func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, keep int, namespace string) *Sessions {
+	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), keep: keep, side: NewPool(min(keep, 2), dial),
+		leases: map[string]*lease{}, all: map[*Session]struct{}{}}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	return e
+}
+
+// enter begins a call; the caller ends it with tasks.Done.
+func (e *Sessions) enter() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return ErrClosed
+	}
+	e.tasks.Add(1)
+	return nil
+}
+
+// take finds an idle session or begins one.
+func (e *Sessions) take(ctx context.Context) (*Session, error) {
+	e.mu.Lock()
+	for len(e.idle) > 0 {
+		s := e.idle[len(e.idle)-1]
+		e.idle = e.idle[:len(e.idle)-1]
+		if !ended(s.Link) {
+			s.resting = time.Time{}
+			e.mu.Unlock()
+			return s, nil
+		}
+		delete(e.all, s)
+		s.Close()
+	}
+	e.mu.Unlock()
+	l, err := e.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	id, err := e.recipe.Begin(ctx, l)
+	if err != nil {
+		l.Close()
+		coded, _ := e.recipe.Sort(err)
+		if driver.CodeOf(coded) == driver.Unknown { // of a lock there was no word yet
+			coded = driver.Errorf(driver.Unavailable, "%w", err)
+		}
+		return nil, coded
+	}
+	s := &Session{Link: l, ID: id}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		l.Close()
+		return nil, ErrClosed
+	}
+	e.all[s] = struct{}{}
+	if gone := l.Gone(); gone != nil {
+		e.tasks.Go(func() {
+			select {
+			case <-gone:
+				e.gone(s)
+			case <-e.ctx.Done():
+			}
+		})
+	}
+	return s, nil
+}
+
+// put keeps a session for the next lock. It is in good order and has no grant.
+func (e *Sessions) put(s *Session) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed || len(e.idle) >= e.keep || ended(s.Link) {
+		delete(e.all, s)
+		s.Close()
+		return
+	}
+	s.resting = time.Now()
+	e.idle = append(e.idle, s)
+	e.tend()
+}
+
+// retire closes an idle session whose connection has ended.
+func (e *Sessions) retire(s *Session) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.retireLocked(s)
+}
+
+func (e *Sessions) retireLocked(s *Session) {
+	if i := slices.Index(e.idle, s); i >= 0 {
+		e.idle = slices.Delete(e.idle, i, i+1)
+		delete(e.all, s)
+		s.Close()
+	}
+}
+
+// tend has a goroutine see to the sessions, one for all, while there are any: mu is
+// held. Timers of their own would cost a short lock more than anything else.
+func (e *Sessions) tend() {
+	switch {
+	case e.closed:
+	case e.ticker == nil:
+		e.ticker = time.NewTicker(tick)
+		t := e.ticker
+		e.tasks.Go(func() { e.tendAll(t) })
+	case e.slow:
+		e.slow = false
+		e.ticker.Reset(tick)
+	}
+}
+
+func (e *Sessions) tendAll(t *time.Ticker) {
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-e.ctx.Done():
+			return
+		}
+		if !e.tendOnce(time.Now()) {
+			return
+		}
+	}
+}
+
+// tendOnce looks at every session once; false if there is none.
+func (e *Sessions) tendOnce(now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	if len(e.all) == 0 {
+		e.ticker = nil
+		return false
+	}
+	young := false // there is something to do soon
+	for s := range e.all {
+		l := s.lease
+		switch {
+		case !s.resting.IsZero():
+			rested := now.Sub(s.resting)
+			most := spareFor
+			if s.TTL > 0 {
+				most = min(most, s.TTL/2) // before the server's timer ends it
+			}
+			switch {
+			case rested > most:
+				e.retireLocked(s)
+			case rested > tellAfter:
+				s.Watch()
+			default:
+				young = true
+			}
+		case l == nil || l.over:
+		case now.Sub(l.since) < tellAfter:
+			young = true
+		case l.granted && !l.pinged:
+			l.pinged = true
+			s.Watch()
+			if !l.ask.Told {
+				e.pingLocked(l)
+			}
+		case l.wait != nil && !l.asked:
+			l.asked = true
+			w := l.wait // which a grant takes away
+			e.tasks.Go(func() { w.begin(func() { w.ask(w.ctx) }) })
+		}
+	}
+	if !young && !e.slow {
+		e.slow = true
+		e.ticker.Reset(10 * tick)
+	}
+	return true
+}
+
+// drop closes a session.
+func (e *Sessions) drop(s *Session) {
+	e.mu.Lock()
+	delete(e.all, s)
+	e.mu.Unlock()
+	s.Close()
+}
+
+// gone is told that a session's connection has ended.
+func (e *Sessions) gone(s *Session) {
+	e.mu.Lock()
+	l := s.lease
+	lost := l != nil && l.granted
+	e.mu.Unlock()
+	if !lost {
+		e.retire(s)
+		return
+	}
+	// Whoever uses the session finds out by itself and lets go.
+	select {
+	case l.busy <- struct{}{}:
+		defer func() { <-l.busy }()
+	case <-l.done:
+		return
+	}
+	cause, err := e.recipe.Cause(s, &l.ask, e.side)
+	e.lose(l, cause, err)
+}
+
+// lose tells a holder that its session has ended. Only the first call counts.
+func (e *Sessions) lose(l *lease, cause driver.Cause, err error) {
+	e.mu.Lock()
+	was := l.granted
+	l.granted, l.over = false, true
+	e.mu.Unlock()
+	e.drop(l.s)
+	if was {
+		l.end()
+		l.from.Lost(cause, err)
+	}
+}
+
+func (l *lease) end() {
+	l.doneOne.Do(func() {
+		close(l.done)
+	})
+}
+
+// lock is who may use the session; false if ctx ends first.
+func (l *lease) lock(ctx context.Context) bool {
+	select {
+	case l.busy <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case l.busy <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (l *lease) unlock() { <-l.busy }
+
+// Close ends every session of the store, and with it its grants and waits.
+func (e *Sessions) Close(context.Context) error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	e.idle = nil
+	var held []*Session
+	for s := range e.all {
+		l := s.lease
+		if l != nil && !l.granted && !l.over {
+			continue // its call ends it, now that the store's context ends
+		}
+		if l != nil {
+			l.granted, l.over = false, true
+			l.end()
+		}
+		held = append(held, s)
+	}
+	e.mu.Unlock()
+	e.cancel()
+	for _, s := range held {
+		s.Close()
+	}
+	e.tasks.Wait()
+	e.side.Close()
+	return nil
+}

@@ -1,0 +1,158 @@
+package sqlkit
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// TestLabel: a label comes back from a statement, is short enough whatever it says,
+// and cannot end the comment that it stands in.
+func TestLabel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := Label{
+			Key:   append([]byte(rapid.StringN(0, 20, 128).Draw(t, "namespace")+"\x00"), rapid.StringN(1, 128, 512).Draw(t, "name")...),
+			Owner: driver.Owner{ID: rapid.StringMatching(`[a-z0-9-]{1,40}`).Draw(t, "id"), PID: rapid.IntRange(1, 1<<22).Draw(t, "pid"), Host: rapid.String().Draw(t, "host"), Reason: rapid.String().Draw(t, "reason")},
+			Limit: rapid.IntRange(1, driver.MaxLimit).Draw(t, "limit"), TTL: time.Duration(rapid.Int64Range(1, 1e6).Draw(t, "ms")) * time.Millisecond,
+		}
+		const most = 1400
+		s := l.Encode(most)
+		if len(s) > most {
+			t.Fatalf("%d bytes", len(s))
+		}
+		for _, c := range []byte(s) {
+			if c == '*' || c == '/' || c == '\'' || c < ' ' || c > '~' {
+				t.Fatalf("%q in a comment", c)
+			}
+		}
+		got, ok := FindLabel("SELECT /*" + s + "*/ 1")
+		if !ok || !bytes.Equal(got.Key, l.Key) || got.Owner.ID != l.Owner.ID || got.Owner.PID != l.Owner.PID || got.Limit != l.Limit || got.TTL != l.TTL {
+			t.Fatalf("%+v came back as %+v, %t", l, got, ok)
+		}
+	})
+	for _, s := range []string{"", "SELECT 1", "SELECT /*hf1.*/ 1", "/*hf1.....*/", "/*hf1.!.a.1.1.1.a.a.a.*/"} {
+		if l, ok := FindLabel(s); ok {
+			t.Errorf("%q has the label %+v", s, l)
+		}
+	}
+}
+
+// TestEncode: JSON in ASCII says the same.
+func TestEncode(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := rapid.String().Draw(t, "text")
+		e := Encode(s)
+		for _, c := range []byte(e) {
+			if c >= 0x80 {
+				t.Fatalf("%q", e)
+			}
+		}
+		var back string
+		if err := json.Unmarshal([]byte(e), &back); err != nil || back != s {
+			t.Fatalf("%q came back as %q, %v", s, back, err)
+		}
+	})
+}
+
+func TestStatements(t *testing.T) {
+	got := Statements("-- one\nCREATE x ( -- two; three\n a INT\n);\n\nINSERT y;\n-- end;\n")
+	if len(got) != 2 || got[1] != "INSERT y" {
+		t.Errorf("%q", got)
+	}
+}
+
+func pipe(t *testing.T) (*Conn, net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewConn(c), s
+}
+
+// TestConn: the end is seen by who watches, what came before it is not lost, and
+// deadlines bound the reader and not the watching.
+func TestConn(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	c, other := pipe(t)
+	defer c.Close()
+	buf := make([]byte, 16)
+	read := func(want string) {
+		t.Helper()
+		if n, err := io.ReadAtLeast(c, buf, len(want)); err != nil || string(buf[:n]) != want {
+			t.Fatalf("read %q, %v; want %q", buf[:n], err, want)
+		}
+	}
+	write := func(s string) {
+		t.Helper()
+		if _, err := io.WriteString(other, s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("one")
+	read("one")
+	_ = c.SetReadDeadline(time.Now().Add(-time.Second))
+	if _, err := c.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("past the deadline: %v", err)
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	c.Watch()
+	c.Watch()
+	write("two")
+	read("two")
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	if _, err := c.Read(buf); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("past the deadline, watched: %v", err)
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	select {
+	case <-c.Gone():
+		t.Fatal("gone while it is there")
+	default:
+	}
+	write("last words")
+	other.Close()
+	<-c.Gone() // although nobody reads
+	read("last words")
+	if _, err := c.Read(buf); !errors.Is(err, io.EOF) {
+		t.Errorf("after the end: %v", err)
+	}
+
+	// A reader that waits, unwatched, sees the end too; Watch may come meanwhile.
+	c2, other2 := pipe(t)
+	defer c2.Close()
+	done := make(chan error, 1)
+	go func() { _, err := c2.Read(make([]byte, 1)); done <- err }()
+	c2.Watch()
+	other2.Close()
+	if err := <-done; !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	<-c2.Gone()
+
+	// Close is an end.
+	c3, other3 := pipe(t)
+	defer other3.Close()
+	c3.Watch()
+	c3.Close()
+	<-c3.Gone()
+}
