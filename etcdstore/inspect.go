@@ -1,0 +1,236 @@
+package etcdstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Inspect shows the places of a name, the neighbours' too.
+func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
+	if s.isClosed() {
+		return driver.State{}, errClosed
+	}
+	if err := s.lay.checkName(name); err != nil {
+		return driver.State{}, err
+	}
+	prefix := s.lay.places(name)
+	resp, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
+	if err != nil {
+		return driver.State{}, unavailable(ctx, err)
+	}
+	q := newLine(resp.Kvs, prefix)
+	// Something that is no place stands in nobody's way but the neighbours'; the
+	// rule of the queue counts it, as theirs does.
+	return s.state(ctx, name, q, ttls{})
+}
+
+// ttls remembers what is left of leases for one inspection.
+type ttls map[clientv3.LeaseID]time.Duration
+
+func (s *Store) state(ctx context.Context, name string, q line, left ttls) (driver.State, error) {
+	st := driver.State{Name: name}
+	n := q.granted()
+	if err := s.leasesLeft(ctx, q[:n], left); err != nil {
+		return st, err
+	}
+	for i := range q {
+		if i >= n {
+			st.Waiters = append(st.Waiters, driver.Waiter{Owner: q[i].owner(), Limit: q[i].record.Limit})
+			continue
+		}
+		h := q[i].holder()
+		h.TTL = left[q[i].lease]
+		st.Holders = append(st.Holders, h)
+	}
+	return st, nil
+}
+
+// leasesLeft asks what is left of the holders' leases, a few at a time.
+func (s *Store) leasesLeft(ctx context.Context, holders line, left ttls) error {
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	var failed error
+	slots := make(chan struct{}, 16)
+	for i := range holders {
+		lease := holders[i].lease
+		mu.Lock()
+		_, known := left[lease]
+		if !known {
+			left[lease] = driver.Forever // a key without a lease
+		}
+		mu.Unlock()
+		if known || lease == clientv3.NoLease {
+			continue
+		}
+		slots <- struct{}{}
+		asking.Go(func() {
+			defer func() { <-slots }()
+			resp, err := s.client.TimeToLive(ctx, lease)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case errors.Is(err, rpctypes.ErrLeaseNotFound):
+				left[lease] = 0
+			case err != nil:
+				failed = unavailable(ctx, err)
+			default:
+				left[lease] = time.Duration(max(resp.TTL, 0)) * time.Second
+			}
+		})
+	}
+	asking.Wait()
+	return failed
+}
+
+// page is how many keys List reads at a time.
+const page = 1000
+
+// List yields the names that start with prefix and have a place, in byte order.
+// It reads all keys below the store's prefix and the name's beginning; what is
+// no lock among them is left out.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		if s.isClosed() {
+			yield(driver.State{}, errClosed)
+			return
+		}
+		found, err := s.places(ctx, s.lay.names+prefix)
+		if err != nil {
+			yield(driver.State{}, err)
+			return
+		}
+		left := ttls{}
+		for _, name := range slices.Sorted(maps.Keys(found)) {
+			q := found[name]
+			slices.SortFunc(q, func(a, b place) int { return cmp.Compare(a.rev, b.rev) })
+			st, err := s.state(ctx, name, q, left)
+			if !yield(st, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// places reads everything whose key starts so, at one revision, page by page.
+func (s *Store) places(ctx context.Context, start string) (map[string]line, error) {
+	found := map[string]line{}
+	end := clientv3.GetPrefixRangeEnd(start)
+	if start == "" {
+		start, end = "\x00", "\x00" // everything
+	}
+	var rev int64
+	for {
+		resp, err := s.client.Get(ctx, start, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(rev))
+		if errors.Is(err, rpctypes.ErrCompacted) {
+			rev = 0 // go on with what is there now
+			continue
+		}
+		if err != nil {
+			return nil, unavailable(ctx, err)
+		}
+		for _, kv := range resp.Kvs {
+			p := newPlace(kv)
+			if name, ok := s.lay.nameOf(&p); ok {
+				found[name] = append(found[name], p)
+			}
+		}
+		if !resp.More {
+			return found, nil
+		}
+		rev = resp.Header.Revision
+		start = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+	}
+}
+
+// Break deletes the place that was granted with the token. Its holder, if it is
+// one of ours, finds out within the second in which it looks.
+func (s *Store) Break(ctx context.Context, name string, token uint64) error {
+	if s.isClosed() {
+		return errClosed
+	}
+	if err := s.lay.checkName(name); err != nil {
+		return err
+	}
+	prefix := s.lay.places(name)
+	resp, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
+	if err != nil {
+		return unavailable(ctx, err)
+	}
+	q := newLine(resp.Kvs, prefix)
+	for _, p := range q[:q.granted()] {
+		if uint64(p.rev) != token {
+			continue
+		}
+		done, err := s.client.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(p.key), "=", p.rev)).
+			Then(clientv3.OpDelete(p.key)).Commit()
+		if err != nil {
+			return unknown(ctx, err)
+		}
+		if done.Succeeded {
+			return nil
+		}
+	}
+	return errNotHeld
+}
+
+// Watch calls changed after each change of the name's places, or of any if name
+// is empty.
+func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
+	if s.isClosed() {
+		return errClosed
+	}
+	if err := s.lay.checkName(name); err != nil {
+		return err
+	}
+	prefix := s.lay.names
+	if name != "" {
+		prefix = s.lay.places(name)
+	}
+	end := clientv3.GetPrefixRangeEnd(prefix)
+	if prefix == "" {
+		prefix, end = "\x00", "\x00"
+	}
+	for pause := waitRetry; ; pause = min(2*pause, waitRetryMost) {
+		wctx, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
+		closing := context.AfterFunc(s.ctx, stop)
+		for e := range s.client.Watch(wctx, prefix, clientv3.WithRange(end), clientv3.WithCreatedNotify()) {
+			if e.Err() != nil {
+				break
+			}
+			if e.Created || slices.ContainsFunc(e.Events, func(ev *clientv3.Event) bool { return s.lay.aboutLocks(string(ev.Kv.Key)) }) {
+				pause = waitRetry
+				changed()
+			}
+		}
+		closing()
+		stop()
+		t := time.NewTimer(pause)
+		select {
+		case <-t.C:
+		case <-s.ctx.Done():
+			t.Stop()
+			return errClosed
+		case <-ctx.Done():
+			t.Stop()
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// aboutLocks leaves out the store's own epoch keys.
+func (l layout) aboutLocks(key string) bool {
+	return !strings.HasPrefix(key, l.prefix+reserved+"epoch/")
+}

@@ -1,0 +1,205 @@
+package etcdstore
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func init() {
+	driver.Register("etcd", openURL)
+	driver.Register("etcds", openURL)
+}
+
+// dialTimeout bounds the logging in at Open.
+const dialTimeout = 5 * time.Second
+
+func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
+	cfg, prefix, err := parseURL(u)
+	if err != nil {
+		return nil, err
+	}
+	return open(ctx, cfg, Prefix(prefix), Namespace(namespace))
+}
+
+// Open opens a store of its own client by URL:
+//
+//	etcd://[user:password@]host[:port][,host[:port]...][/prefix]
+//	etcds://...[?ca=FILE][&cert=FILE&key=FILE][&servername=NAME]
+//
+// The port is 2379 unless given; where some hosts have one, the last must. The path without its first slash is the prefix
+// of every key, as it is: etcd://h/locks/ puts the lock "billing" where
+// `etcdctl lock locks/billing` has it. etcds speaks TLS; ca is the certificate
+// authority's (default: the system's), cert and key the client's own. Servers need
+// not be up, unless a user is given.
+func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		var perr *url.Error
+		if errors.As(err, &perr) {
+			err = perr.Err // the URL may hold a password
+		}
+		// Some of net/url's reasons quote a part of the URL as well.
+		reason, _, _ := strings.Cut(err.Error(), `"`)
+		return nil, driver.Errorf(driver.Invalid, "etcdstore.Open: the URL cannot be read: %s", strings.TrimSpace(reason))
+	}
+	cfg, prefix, err := parseURL(u)
+	if err != nil {
+		return nil, err
+	}
+	return open(ctx, cfg, append([]Option{Prefix(prefix)}, o...)...)
+}
+
+func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error) {
+	type opened struct {
+		client *clientv3.Client
+		err    error
+	}
+	// With a user the client logs in, which takes no context but its own.
+	done := make(chan opened, 1)
+	go func() {
+		c, err := clientv3.New(cfg)
+		done <- opened{c, err}
+	}()
+	var got opened
+	select {
+	case got = <-done:
+	case <-ctx.Done():
+		go func() { // New ends within its own time-out
+			if late := <-done; late.err == nil {
+				_ = late.client.Close()
+			}
+		}()
+		return nil, &driver.Error{Code: driver.Unavailable, Err: context.Cause(ctx)}
+	}
+	if got.err != nil {
+		code := driver.Unavailable
+		if errors.Is(got.err, rpctypes.ErrAuthFailed) || errors.Is(got.err, rpctypes.ErrAuthNotEnabled) || refused(got.err) == driver.Refused {
+			code = driver.Refused
+		}
+		return nil, driver.Errorf(code, "etcdstore.Open: %w", got.err)
+	}
+	s, err := New(got.client, o...)
+	if err != nil {
+		_ = got.client.Close()
+		return nil, err
+	}
+	s.own = true
+	return s, nil
+}
+
+func parseURL(u *url.URL) (clientv3.Config, string, error) {
+	bad := func(format string, args ...any) (clientv3.Config, string, error) {
+		return clientv3.Config{}, "", driver.Errorf(driver.Invalid, "etcd URL: "+format, args...)
+	}
+	cfg := clientv3.Config{
+		DialTimeout: dialTimeout,
+		// A connection that has silently died is found out before a default lease
+		// needs it.
+		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
+		Logger: zap.NewNop(),
+	}
+	if u.Scheme != "etcd" && u.Scheme != "etcds" {
+		return bad("scheme %q: etcd or etcds is needed", u.Scheme)
+	}
+	if u.Host == "" {
+		return bad("no host: etcd://host1:2379,host2:2379/prefix is the form")
+	}
+	if u.Fragment != "" {
+		return bad("a fragment (#) is not allowed")
+	}
+	secure := u.Scheme == "etcds"
+	for _, host := range strings.Split(u.Host, ",") {
+		if host == "" {
+			return bad("host list %q has an empty entry", u.Host)
+		}
+		if _, _, err := net.SplitHostPort(host); err != nil {
+			host = net.JoinHostPort(strings.Trim(host, "[]"), "2379")
+		}
+		cfg.Endpoints = append(cfg.Endpoints, map[bool]string{false: "http://", true: "https://"}[secure]+host)
+	}
+	if u.User != nil {
+		cfg.Username = u.User.Username()
+		cfg.Password, _ = u.User.Password()
+		if cfg.Username == "" || cfg.Password == "" {
+			return bad("a user needs a name and a password")
+		}
+	}
+	q := u.Query()
+	for k, v := range q {
+		switch k {
+		case "ca", "cert", "key", "servername":
+			if !secure {
+				return bad("%s is for etcds:// (TLS) only", k)
+			}
+			if len(v) != 1 || v[0] == "" {
+				return bad("%s is given %d times or empty", k, len(v))
+			}
+		default:
+			if strings.Contains(k, "@") {
+				return bad("unknown parameter: a ? in a password has to be written %%3F")
+			}
+			return bad("unknown parameter %q: ca, cert, key and servername are allowed", k)
+		}
+	}
+	if secure {
+		t, err := tlsConfig(q)
+		if err != nil {
+			return bad("%w", err)
+		}
+		cfg.TLS = t
+	}
+	return cfg, strings.TrimPrefix(u.Path, "/"), nil
+}
+
+func tlsConfig(q url.Values) (*tls.Config, error) {
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	if file := q.Get("ca"); file != "" {
+		pem, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		t.RootCAs = x509.NewCertPool()
+		if !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, errors.New("ca: " + file + " holds no certificate in PEM form")
+		}
+	}
+	cert, key := q.Get("cert"), q.Get("key")
+	if (cert == "") != (key == "") {
+		return nil, errors.New("cert and key go together")
+	}
+	if cert != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, err
+		}
+		t.Certificates = []tls.Certificate{pair}
+	}
+	if name := q.Get("servername"); name != "" {
+		// The client library puts the endpoint's own name in the place of
+		// t.ServerName: the verification that it would do is done here, by the name
+		// that was given.
+		t.InsecureSkipVerify = true
+		t.VerifyConnection = func(c tls.ConnectionState) error {
+			between := x509.NewCertPool()
+			for _, cert := range c.PeerCertificates[1:] {
+				between.AddCert(cert)
+			}
+			_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{DNSName: name, Roots: t.RootCAs, Intermediates: between})
+			return err
+		}
+	}
+	return t, nil
+}

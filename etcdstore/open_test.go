@@ -1,0 +1,97 @@
+package etcdstore
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func TestBadURLs(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty.pem")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for url, says := range map[string]string{
+		"http://h":                             "etcd or etcds",
+		"etcd:///locks":                        "no host",
+		"etcd://a,,b":                          "empty entry",
+		"etcd://h/p#frag":                      "fragment",
+		"etcd://secret-user@h":                 "password",
+		"etcd://:secret@h":                     "name and a password",
+		"etcd://h?ca=x":                        "etcds://",
+		"etcd://h?prefix=x":                    `"prefix"`,
+		"etcds://h?ca=":                        "empty",
+		"etcds://h?ca=/no/such/file":           "no such file",
+		"etcds://h?ca=" + empty:                "no certificate",
+		"etcds://h?cert=" + empty:              "go together",
+		"etcd://u:secret@h/\x7f":               "cannot be read",
+		"etcd://h/" + strings.Repeat("x", 600): "at most 512",
+	} {
+		s, err := Open(context.Background(), url)
+		if err == nil {
+			_ = s.Close(context.Background())
+		}
+		if err == nil || driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret@") {
+			t.Errorf("%q: %v, want an error of code invalid that says %q", url, err, says)
+		}
+	}
+}
+
+// TestNoPasswordInErrors: a password that should have been escaped is not quoted as
+// something else.
+func TestNoPasswordInErrors(t *testing.T) {
+	for _, url := range []string{
+		"etcd://u:hush/2@h", "etcd://u:hush?2@h", "etcd://u:hush#2@h", "etcd://u:%hush@h", "etcd://u:1?hush@h",
+	} {
+		s, err := Open(context.Background(), url)
+		if err == nil {
+			_ = s.Close(context.Background())
+			continue
+		}
+		if driver.CodeOf(err) != driver.Invalid || strings.Contains(err.Error(), "hu") {
+			t.Errorf("%q: %v", url, err)
+		}
+	}
+}
+
+func TestGoodURLs(t *testing.T) {
+	for url, want := range map[string]struct {
+		endpoints []string
+		prefix    string
+	}{
+		"etcd://h":         {[]string{"http://h:2379"}, ""},
+		"etcd://a,b:1/p":   {[]string{"http://a:2379", "http://b:1"}, "p"},
+		"etcd://a:2,b:1/p": {[]string{"http://a:2", "http://b:1"}, "p"},
+		"etcd://[::1]":     {[]string{"http://[::1]:2379"}, ""},
+		"etcd://[::1]:2":   {[]string{"http://[::1]:2"}, ""},
+		"etcds://h/locks/": {[]string{"https://h:2379"}, "locks/"},
+		"etcd://h//abs/":   {[]string{"http://h:2379"}, "/abs/"},
+	} {
+		s, err := Open(context.Background(), url)
+		if err != nil {
+			t.Errorf("%q: %v", url, err)
+			continue
+		}
+		if got := s.client.Endpoints(); strings.Join(got, " ") != strings.Join(want.endpoints, " ") || s.lay.prefix != want.prefix {
+			t.Errorf("%q: %v, prefix %q", url, got, s.lay.prefix)
+		}
+		if err := s.Close(context.Background()); err != nil {
+			t.Errorf("%q: %v", url, err)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	if _, err := New(nil); driver.CodeOf(err) != driver.Invalid {
+		t.Errorf("New(nil): %v", err)
+	}
+	for _, o := range []Option{Namespace(strings.Repeat("n", 200)), Namespace("a\x00b"), Namespace("\xff"), Prefix("a\x00")} {
+		if s, err := Open(context.Background(), "etcd://h", o); driver.CodeOf(err) != driver.Invalid {
+			t.Errorf("%v, %v", s, err)
+		}
+	}
+}

@@ -1,0 +1,221 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+var errNotHeld = &driver.Error{Code: driver.NotHeld, Err: errors.New("the grant does not stand")}
+
+// of finds the attempt of a grant, nil if it is not (or no more) one of this
+// store.
+func (s *Store) of(g driver.Grant) *attempt {
+	a, ok := g.Handle.(*attempt)
+	if !ok || a == nil || a.e.s != s || a.r.ID != g.ID || uint64(a.rev.Load()) != g.Token {
+		return nil
+	}
+	return a
+}
+
+// Release deletes the place if it is still the one that was granted.
+func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) (err error) {
+	if s.isClosed() {
+		return errClosed
+	}
+	a := s.of(g)
+	if a == nil || s.attempt(g.ID) != a {
+		return errNotHeld
+	}
+	// From here on a deletion is no loss.
+	a.granted.Store(false)
+	defer a.settled(&err, keep)
+	stands := clientv3.Compare(clientv3.CreateRevision(a.key), "=", int64(g.Token))
+	if keep > 0 {
+		return s.leave(ctx, a, stands, keep)
+	}
+	ops := []clientv3.Op{clientv3.OpDelete(a.key)}
+	next := s.waitingFor(g.Name)
+	if next != nil {
+		ops = append(ops, clientv3.OpGet(s.lay.places(g.Name), append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...))
+	}
+	resp, err := s.client.Txn(ctx).If(stands).Then(ops...).Commit()
+	if err != nil {
+		return unknown(ctx, err)
+	}
+	s.forget(a)
+	if !resp.Succeeded {
+		return errNotHeld
+	}
+	if next != nil {
+		if kvs := resp.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 && string(kvs[0].Key) == next.key {
+			// The same step has made it the first: it need not wait for the watch.
+			next.lookAgain(resp.Header.Revision)
+		}
+	}
+	return nil
+}
+
+// leave lets a grant stand for a while, on a lease of its own that nobody renews.
+func (s *Store) leave(ctx context.Context, a *attempt, stands clientv3.Cmp, keep time.Duration) error {
+	lease, err := s.client.Grant(ctx, int64((keep+time.Second-1)/time.Second))
+	if err != nil {
+		return unavailable(ctx, err) // the lease, if there is one, runs out
+	}
+	rec := a.written
+	rec.Kept = true
+	resp, err := s.client.Txn(ctx).If(stands).
+		Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(lease.ID))).Commit()
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return unavailable(ctx, err) // it took longer than what it was to be kept
+	}
+	if err != nil {
+		return unknown(ctx, err)
+	}
+	s.forget(a)
+	if !resp.Succeeded {
+		_, _ = s.client.Revoke(ctx, lease.ID)
+		return errNotHeld
+	}
+	return nil
+}
+
+// settled notes what a try to end a place came to.
+func (a *attempt) settled(err *error, keep time.Duration) {
+	if *err == nil || driver.CodeOf(*err) == driver.NotHeld {
+		a.unsettled.Store(nil)
+		return
+	}
+	until := time.Now().Add(keep)
+	a.unsettled.Store(&until)
+}
+
+// Undo deletes what a request left, and makes sure that nothing of it can appear.
+func (s *Store) Undo(ctx context.Context, r driver.Request) (err error) {
+	if s.isClosed() {
+		return errClosed
+	}
+	a := s.attempt(r.ID)
+	if a == nil {
+		return nil // nothing was sent, or its end is known
+	}
+	a.granted.Store(false)
+	defer a.settled(&err, 0)
+	n := shard(r.Name)
+	epochKey := s.lay.epoch(a.e.lease, n)
+	for {
+		// An undo that arrives after another was confirmed finds another epoch: the
+		// key may be a later request's by then. A key with another lease is not the
+		// request's: a grant that was released and kept stands under it.
+		ours := clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease)
+		resp, err := s.client.Txn(ctx).If(a.made(n)).Then(
+			clientv3.OpTxn([]clientv3.Cmp{ours}, []clientv3.Op{clientv3.OpDelete(a.key)}, nil),
+			clientv3.OpPut(epochKey, "", clientv3.WithLease(a.e.lease)),
+		).Else(clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).Commit()
+		switch {
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			// So are its places, and nothing that names it can be applied.
+			a.e.end(errLeaseGone)
+		case err != nil:
+			return unknown(ctx, err)
+		case !resp.Succeeded:
+			if a.e.learnEpoch(n, resp.Responses[0]) == nil {
+				continue
+			}
+			a.e.end(errLeaseGone)
+		default:
+			a.e.mu.Lock()
+			a.e.epochs[n] = max(a.e.epochs[n], resp.Header.Revision)
+			a.e.mu.Unlock()
+		}
+		s.forget(a)
+		return nil
+	}
+}
+
+// Renew sends one keepalive for each lease, and looks through the quorum whether
+// the places stand.
+func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := make([]driver.Renewal, len(grants))
+	closed := s.isClosed()
+	var places []*attempt
+	var index []int
+	sessions := map[*session]*error{} // the map is not written while it is asked
+	for i, g := range grants {
+		a := s.of(g)
+		switch {
+		case closed:
+			answers[i].Err = errClosed
+		case a == nil || s.attempt(g.ID) != a:
+			answers[i].Err = errNotHeld
+		default:
+			places, index = append(places, a), append(index, i)
+			if sessions[a.e] == nil {
+				sessions[a.e] = new(error)
+			}
+		}
+	}
+	if len(places) == 0 {
+		return answers
+	}
+	var asking sync.WaitGroup
+	for e, err := range sessions {
+		// Several batches of one lease that come together share a keepalive.
+		asking.Go(func() { *err = e.fresh(ctx, e.ttl/64) })
+	}
+	stands, err := s.stand(ctx, places)
+	asking.Wait()
+	for n, a := range places {
+		r := &answers[index[n]]
+		switch serr := *sessions[a.e]; {
+		case a.e.isGone():
+			r.Err, r.Cause = errLeaseGone, driver.SessionEnded
+		case err == nil && !stands[n]:
+			r.Err, r.Cause = errDeleted, driver.Taken
+		case serr != nil:
+			r.Err = unavailable(ctx, serr)
+		case err != nil:
+			r.Err = unavailable(ctx, err)
+		default:
+			r.SentAt, r.TTL = a.e.trust()
+		}
+	}
+	return answers
+}
+
+func (e *session) isGone() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.err == errLeaseGone
+}
+
+// perTxn bounds the operations of one transaction: servers allow 128 unless told
+// otherwise.
+const perTxn = 100
+
+// stand tells, through the quorum, which places stand as they were granted.
+func (s *Store) stand(ctx context.Context, places []*attempt) ([]bool, error) {
+	stands := make([]bool, len(places))
+	for from := 0; from < len(places); from += perTxn {
+		part := places[from:min(from+perTxn, len(places))]
+		ops := make([]clientv3.Op, len(part))
+		for i, a := range part {
+			ops[i] = clientv3.OpGet(a.key, clientv3.WithKeysOnly())
+		}
+		resp, err := s.client.Txn(ctx).Then(ops...).Commit()
+		if err != nil {
+			return nil, err
+		}
+		for i, a := range part {
+			kvs := resp.Responses[i].GetResponseRange().Kvs
+			stands[from+i] = len(kvs) == 1 && kvs[0].CreateRevision == a.rev.Load()
+		}
+	}
+	return stands, nil
+}

@@ -1,0 +1,243 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Store keeps locks in an etcd cluster. It is safe for concurrent use.
+type Store struct {
+	client *clientv3.Client
+	leases etcdserverpb.LeaseClient
+	own    bool // the client is ours to close
+	lay    layout
+	where  string
+
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	running sync.WaitGroup // the sessions' goroutines
+
+	mu       sync.Mutex
+	closed   bool
+	sessions map[time.Duration]*session // by rounded TTL
+	making   map[time.Duration]*making
+	attempts map[string]*attempt   // by request id: what may stand at the server
+	waiting  map[string][]*attempt // by name: places that wait
+	minTTL   time.Duration
+}
+
+// attempt is one request's place at the server, from before it is asked for
+// until it is known to be gone.
+type attempt struct {
+	r   driver.Request
+	e   *session
+	n   int // the place's number among those of its lease and name
+	key string
+	// rev is the place's create revision, once an answer has told it.
+	rev atomic.Int64
+	// granted is set when the store has answered with a grant.
+	granted atomic.Bool
+	// waits is set while the place waits for its grant.
+	waits atomic.Bool
+	// unsettled is when the place was last asked to go without an answer, or, where
+	// it was to be kept, until when: see session.settle.
+	unsettled atomic.Pointer[time.Time]
+	written   record
+	// passed wakes a waiting place: see lookAgain.
+	passed chan int64
+}
+
+// Option is a setting of New.
+type Option func(*options) error
+
+type options struct{ prefix, namespace string }
+
+// Prefix is put before every key, as it is: Prefix("locks/") makes the lock
+// "billing" that of `etcdctl lock locks/billing`. Default empty.
+func Prefix(p string) Option {
+	return func(o *options) error {
+		if len(p) > 512 || strings.ContainsRune(p, 0) {
+			return driver.Errorf(driver.Invalid, "prefix %q: at most 512 bytes without NUL are allowed", p)
+		}
+		o.prefix = p
+		return nil
+	}
+}
+
+// Namespace keeps the locks of one application apart from those of others on the
+// same cluster and prefix. Default empty, which is the one that neighbours share.
+func Namespace(ns string) Option {
+	return func(o *options) error {
+		if err := driver.CheckNamespace(ns); err != nil {
+			return &driver.Error{Code: driver.Invalid, Err: err}
+		}
+		o.namespace = ns
+		return nil
+	}
+}
+
+// New makes a store over a client of the caller's, which stays the caller's to
+// close. It does no I/O.
+func New(client *clientv3.Client, o ...Option) (*Store, error) {
+	if client == nil {
+		return nil, driver.Errorf(driver.Invalid, "etcdstore.New: the client is nil")
+	}
+	var set options
+	for _, f := range o {
+		if err := f(&set); err != nil {
+			return nil, err
+		}
+	}
+	s := &Store{
+		client: client, leases: clientv3.RetryLeaseClient(client),
+		lay: newLayout(set.prefix, set.namespace), where: "etcd " + strings.Join(client.Endpoints(), ","),
+		sessions: map[time.Duration]*session{}, making: map[time.Duration]*making{},
+		attempts: map[string]*attempt{}, waiting: map[string][]*attempt{},
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// String tells the endpoints.
+func (s *Store) String() string { return s.where }
+
+var errClosed = &driver.Error{Code: driver.IsClosed, Err: errors.New("etcdstore: the store is closed")}
+
+// Guarantees tells what etcd gives. The first call asks the server for the
+// shortest lease that it grants.
+func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	s.mu.Lock()
+	least, closed := s.minTTL, s.closed
+	s.mu.Unlock()
+	if closed {
+		return driver.Guarantees{}, errClosed
+	}
+	if least == 0 {
+		// It runs out by itself.
+		resp, err := s.client.Grant(ctx, 1)
+		if err != nil {
+			return driver.Guarantees{}, unavailable(ctx, err)
+		}
+		least = time.Duration(resp.TTL) * time.Second
+		s.mu.Lock()
+		s.minTTL = least
+		s.mu.Unlock()
+	}
+	return guarantees(least), nil
+}
+
+func guarantees(least time.Duration) driver.Guarantees {
+	return driver.Guarantees{
+		Kind:      "etcd",
+		Scope:     driver.ScopeNetwork,
+		Crash:     driver.CrashFreesAfterTTL,
+		Pause:     driver.PauseLoses,
+		Order:     driver.OrderFIFO,
+		Wake:      driver.WakePush,
+		TryFirst:  true,
+		Fallback:  lookEvery + requestMost,
+		Shared:    true,
+		Semaphore: true,
+		Mixed:     true,
+		Slots:     true,
+		Tokens:    "the place's create revision: one counter of the cluster, which survives restarts and changes of leader, and goes back only when the cluster is restored from a backup",
+		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease"},
+		Notice:    watchEvery + noticeSlack,
+		MinTTL:    least, MaxTTL: 24 * time.Hour, Granularity: time.Second,
+		Linger:  true,
+		Break:   driver.BreakNow,
+		Visible: driver.VisibleAll,
+		Notes: []string{
+			"all locks of one client with the same TTL share a lease",
+			"neighbours that wait for `a` also wait for `a/b`; holdfast does not",
+			"before etcd 3.5, a leader that was paused for the TTL may confirm a lease that its successor has ended: the token protects",
+		},
+	}
+}
+
+// noticeSlack is for the request that finds a deletion.
+const noticeSlack = time.Second
+
+// Close revokes the store's leases, which ends its grants and places, and closes
+// the client if Open has made it. Where no server answers within two seconds, the
+// leases run out by themselves.
+func (s *Store) Close(ctx context.Context) error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return errClosed
+	}
+	s.closed = true
+	leases := map[*session]struct{}{}
+	for _, e := range s.sessions {
+		leases[e] = struct{}{}
+	}
+	for _, a := range s.attempts {
+		leases[a.e] = struct{}{}
+	}
+	s.mu.Unlock()
+	s.cancel()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var revoking sync.WaitGroup
+	for e := range leases {
+		revoking.Go(func() { _, _ = s.client.Revoke(ctx, e.lease) })
+	}
+	revoking.Wait()
+	s.running.Wait()
+	if s.own {
+		if err := s.client.Close(); err != nil && !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("etcdstore: closing the client: %w", err)
+		}
+	}
+	return nil
+}
+
+// begin makes an attempt known before anything of it is sent.
+func (s *Store) begin(r driver.Request, e *session) (*attempt, error) {
+	a := &attempt{r: r, e: e, passed: make(chan int64, 1)}
+	if !e.enter(a) {
+		return nil, errLeaseGone
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		e.leave(a)
+		return nil, errClosed
+	}
+	s.attempts[r.ID] = a
+	return a, nil
+}
+
+// forget is for an attempt of which nothing stands or can appear.
+func (s *Store) forget(a *attempt) {
+	a.granted.Store(false)
+	s.mu.Lock()
+	if s.attempts[a.r.ID] == a {
+		delete(s.attempts, a.r.ID)
+	}
+	s.mu.Unlock()
+	a.e.leave(a)
+}
+
+func (s *Store) attempt(id string) *attempt {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.attempts[id]
+}
+
+func (s *Store) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
+}
