@@ -1,0 +1,249 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Limits of a lease.
+const (
+	minTTL = time.Millisecond
+	maxTTL = 24 * time.Hour
+)
+
+// Acquire asks for a grant. See [driver.Store].
+func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if err := checkRequest(&r); err != nil {
+		return driver.Grant{}, err
+	}
+	if err := s.begin(ctx); err != nil {
+		if ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
+			err = &driver.Error{Code: driver.Withdrawn, Err: err}
+		}
+		return driver.Grant{}, err
+	}
+	defer s.ops.Done()
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: err}
+	}
+	key, counter, bucket := s.keys.of(r.Name)
+	e := &entry{r: r, key: key, counter: counter, bucket: bucket, channel: s.channel}
+	s.listen(e.channel)
+	s.mu.Lock()
+	s.entries[r.ID] = e
+	s.mu.Unlock()
+	a := attempt{s: s, e: e}
+	g, err := a.run(ctx)
+	if err != nil {
+		if ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
+			err = &driver.Error{Code: driver.Withdrawn, Err: err} // nothing of it was sent
+		}
+		s.mu.Lock()
+		delete(s.entries, r.ID)
+		if driver.CodeOf(err) == driver.Unknown && a.void != 0 {
+			s.late[r.ID] = a.void
+		}
+		s.mu.Unlock()
+		return driver.Grant{}, err
+	}
+	s.floors.see(bucket, g.Token)
+	s.hold(e, g)
+	return g, nil
+}
+
+// checkRequest refuses what the scripts cannot say again.
+func checkRequest(r *driver.Request) error {
+	bad := r.ID == "" || len(r.ID) > 40 || r.Limit < 1 || r.Limit > driver.Unlimited || r.From == nil
+	for _, c := range []byte(r.ID) {
+		bad = bad || c != '-' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
+	}
+	if err := driver.CheckName(r.Name); err != nil || bad {
+		return driver.Errorf(driver.Invalid, "redisstore: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
+	}
+	if r.TTL < minTTL || r.TTL > maxTTL {
+		return driver.Errorf(driver.Invalid, "redisstore: TTL %s: give %s to %s", r.TTL, minTTL, maxTTL)
+	}
+	return nil
+}
+
+// ttlMicros rounds up to what the server counts in.
+func ttlMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
+
+// attempt is one Acquire.
+type attempt struct {
+	s *Store
+	e *entry
+	// asked: a request that creates something was sent and not answered, and may
+	// arrive until void. answered: one was.
+	asked, answered bool
+	void            int64
+	looked, told    bool // the requester has heard of its place
+	holders         []driver.Holder
+}
+
+// reply is what the script answered.
+type reply struct {
+	kind   byte
+	values []string
+	sent   driver.Instant
+}
+
+// call runs the script once. A deadline of the server's own is learnt anew when
+// it was too early.
+func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
+	s, r := a.s, &a.e.r
+	for range 4 {
+		late := s.clock.deadline()
+		args := []string{
+			r.ID, strconv.Itoa(r.Limit), strconv.FormatInt(ttlMicros(r.TTL), 10), strconv.FormatInt(late, 10),
+			s.floors.text(a.e.bucket), digit(r.Wait), strconv.FormatInt(seq, 10), a.e.channel, digit(a.asked || a.void != 0),
+			s.write(r.From.Owner()), strconv.FormatInt(ttlMicros(r.TTL)/1000+2, 10),
+		}
+		rep, err := s.askFor(ctx, a.e, args)
+		if err != nil {
+			if seq == 0 && driver.CodeOf(err) == driver.Unknown {
+				a.asked, a.void = true, max(a.void, late)
+			}
+			return rep, err
+		}
+		switch rep.kind {
+		case 'L':
+			continue
+		case 'V':
+			return rep, driver.Errorf(driver.Unavailable, "the request has been undone")
+		}
+		if seq == 0 {
+			a.answered = true
+		}
+		return rep, nil
+	}
+	return reply{}, driver.Errorf(driver.Unavailable, "the server's clock runs away")
+}
+
+func digit(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}
+
+// askFor runs the acquiring script: in one step with the counter of the bucket,
+// or, while the slot moves and the two are on different servers, without it.
+func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, error) {
+	rep, err := s.acquireStep(ctx, []string{e.key, e.counter}, args)
+	if err == nil || !isTryAgain(err) {
+		return rep, err
+	}
+	// The counter by itself, the grant by itself, and the counter again before
+	// anyone hears of the grant: so the next one, which may be made in one step
+	// again, exceeds it. Until then the name's own key remembers its token.
+	counted, err := s.eval(ctx, raiseScript, []string{e.counter}, []string{"0"})
+	if err != nil {
+		return rep, err
+	}
+	floor, err := strconv.ParseUint(counted.values[0], 10, 64)
+	if err != nil {
+		return rep, driver.Errorf(driver.Refused, "the counter %s is %q", e.counter, counted.values[0])
+	}
+	s.floors.see(e.bucket, floor)
+	args[4] = s.floors.text(e.bucket)
+	rep, err = s.acquireStep(ctx, []string{e.key}, args)
+	if err == nil && rep.kind == 'G' {
+		if _, err := s.eval(ctx, raiseScript, []string{e.counter}, []string{rep.values[0]}); err != nil {
+			return rep, driver.Errorf(driver.Unknown, "the token of a grant could not be written down: %w", err)
+		}
+	}
+	return rep, err
+}
+
+// acquireStep sends the script, and waits for replicas if they are asked for.
+func (s *Store) acquireStep(ctx context.Context, keys, args []string) (reply, error) {
+	if s.cfg.replicas == 0 {
+		return s.eval(ctx, acquireScript, keys, args)
+	}
+	rep, acked, err := s.evalAcked(ctx, acquireScript, keys, args, "G")
+	if err == nil && rep.kind == 'G' && acked < s.cfg.replicas {
+		_, uerr := s.eval(ctx, undoScript, keys[:1], []string{args[0], "0"})
+		if uerr != nil {
+			return rep, driver.Errorf(driver.Unknown, "%d of %d replicas acknowledged the grant within %s, and it could not be undone: %w", acked, s.cfg.replicas, s.cfg.patience, uerr)
+		}
+		return rep, driver.Errorf(driver.Unavailable, "%d of %d replicas acknowledged the grant within %s", acked, s.cfg.replicas, s.cfg.patience)
+	}
+	return rep, err
+}
+
+// eval runs a script that answers a letter and the server's time.
+func (s *Store) eval(ctx context.Context, sc *Script, keys, args []string) (reply, error) {
+	sent, at := driver.Now(), micros()
+	values, err := s.client.Eval(ctx, sc, keys, args)
+	return s.read(sc, sent, at, values, err)
+}
+
+func (s *Store) evalAcked(ctx context.Context, sc *Script, keys, args []string, only string) (reply, int, error) {
+	sent, at := driver.Now(), micros()
+	values, acked, err := s.client.EvalAcked(ctx, sc, keys, args, only, s.cfg.replicas, s.cfg.patience)
+	rep, err := s.read(sc, sent, at, values, err)
+	return rep, acked, err
+}
+
+func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string, err error) (reply, error) {
+	if err != nil {
+		return reply{}, s.explain(err)
+	}
+	if len(values) == 1 {
+		values = strings.Split(values[0], " ") // of the short ways
+	}
+	if len(values) < 2 || len(values[0]) != 1 {
+		return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
+	}
+	if sc != raiseScript {
+		now, err := strconv.ParseInt(values[1], 10, 64)
+		if err != nil {
+			return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
+		}
+		if now != 0 {
+			s.clock.learn(at, now)
+		}
+		return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
+	}
+	return reply{kind: values[0][0], values: values[1:], sent: sent}, nil
+}
+
+// toGrant reads "TOKEN SEAT".
+func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
+	g, err := makeGrant(&a.e.r, rep.values, rep.sent)
+	if err == nil && a.asked {
+		g.Handle.(*handle).void = a.void
+	}
+	return g, err
+}
+
+func makeGrant(r *driver.Request, values []string, sent driver.Instant) (driver.Grant, error) {
+	if len(values) < 2 {
+		return driver.Grant{}, driver.Errorf(driver.Unknown, "a grant without token and seat: %q", values)
+	}
+	token, err1 := strconv.ParseUint(values[0], 10, 64)
+	seat, err2 := strconv.Atoi(values[1])
+	if err := errors.Join(err1, err2); err != nil {
+		return driver.Grant{}, driver.Errorf(driver.Unknown, "a grant that cannot be read: %w", err)
+	}
+	return driver.Grant{
+		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, SentAt: sent, TTL: time.Duration(ttlMicros(r.TTL)) * time.Microsecond,
+		Slot: slotOf(seat, r.Limit), Handle: &handle{seat: values[1]},
+	}, nil
+}
+
+func (s *Store) holders(records []string, now int64) []driver.Holder {
+	var all []driver.Holder
+	for _, rec := range records {
+		if h, ok := readHolder(strings.Clone(rec), now); ok {
+			all = append(all, h)
+		}
+	}
+	return all
+}

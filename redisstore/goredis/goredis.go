@@ -1,0 +1,372 @@
+// Package goredis keeps locks over a go-redis client that a program has already:
+//
+//	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+//	store, err := goredis.New(client)
+//	locker, err := holdfast.New(store)
+//
+// The locks are the same as those of package redisstore, which says how they work
+// and why they are safe: both may be used on one server, and exclude each other.
+// It is a module of its own, so that whoever uses redisstore alone need not follow
+// the versions of go-redis.
+//
+// The client's own retries do not apply to what a lock does: each request is sent
+// once. Waiting takes one connection beside the client's pool.
+package goredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// New makes a store over a *redis.Client (also one that NewFailoverClient made)
+// or a *redis.ClusterClient. The caller closes the client, after the store. A
+// Ring spreads names over servers that know nothing of each other and forgets
+// where they were when one is gone: it is refused.
+func New(c redis.UniversalClient, options ...redisstore.Option) (*redisstore.Store, error) {
+	a := &adapter{client: c}
+	switch c := c.(type) {
+	case *redis.Client:
+		if c == nil {
+			return nil, driver.Errorf(driver.Invalid, "goredis: the client is nil")
+		}
+		a.where = "redis://" + c.Options().Addr
+		if c.Options().Addr == "FailoverClient" {
+			a.mode, a.where = redisstore.Sentinel, "redis+sentinel (go-redis)"
+		}
+	case *redis.ClusterClient:
+		if c == nil {
+			return nil, driver.Errorf(driver.Invalid, "goredis: the client is nil")
+		}
+		a.mode, a.where = redisstore.Cluster, "redis+cluster://"+strings.Join(c.Options().Addrs, ",")
+	default:
+		return nil, driver.Errorf(driver.Invalid, "goredis: a client of type %T: give a *redis.Client or a *redis.ClusterClient", c)
+	}
+	return redisstore.New(a, options...)
+}
+
+// adapter is a redisstore.Client.
+type adapter struct {
+	client redis.UniversalClient
+	mode   redisstore.Mode
+	where  string
+
+	mu     sync.Mutex
+	closed bool
+	calls  sync.WaitGroup
+}
+
+func (a *adapter) String() string { return a.where }
+
+func (a *adapter) Mode() redisstore.Mode { return a.mode }
+
+// Close waits for what is under way; the client stays open.
+func (a *adapter) Close() {
+	a.mu.Lock()
+	a.closed = true
+	a.mu.Unlock()
+	a.calls.Wait()
+}
+
+// once is a command that go-redis does not send again by itself.
+type once struct{ *redis.Cmd }
+
+func (once) NoRetry() bool { return true }
+
+func command(ctx context.Context, args ...any) once { return once{redis.NewCmd(ctx, args...)} }
+
+// promptly returns when f does or when ctx ends: go-redis minds the context of a
+// request that it has sent only if its user has said so.
+func promptly[T any](ctx context.Context, a *adapter, f func() (T, error)) (T, error) {
+	type result struct {
+		v   T
+		err error
+	}
+	var none T
+	if err := ctx.Err(); err != nil {
+		return none, &redisstore.NotSentError{Err: err}
+	}
+	a.mu.Lock()
+	if a.closed {
+		a.mu.Unlock()
+		return none, &redisstore.NotSentError{Err: errors.New("the client is closed")}
+	}
+	done := make(chan result, 1)
+	a.calls.Go(func() {
+		v, err := f()
+		done <- result{v, err}
+	})
+	a.mu.Unlock()
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-ctx.Done():
+		return none, ctx.Err()
+	}
+}
+
+// convert tells what became of a request.
+func convert(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed) {
+		return &redisstore.NotSentError{Err: err}
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return &redisstore.NotSentError{Err: err}
+	}
+	var answered redis.Error
+	if errors.As(err, &answered) {
+		return redisstore.ServerError(answered.Error())
+	}
+	return err
+}
+
+// flatten makes strings of an answer.
+func flatten(to []string, v any) []string {
+	switch v := v.(type) {
+	case []any:
+		for _, x := range v {
+			to = flatten(to, x)
+		}
+		return to
+	case map[any]any:
+		for k, x := range v {
+			to = flatten(flatten(to, k), x)
+		}
+		return to
+	case string:
+		return append(to, v)
+	case nil:
+		return append(to, "")
+	}
+	return append(to, fmt.Sprint(v))
+}
+
+func values(c *redis.Cmd) ([]string, error) {
+	v, err := c.Result()
+	if errors.Is(err, redis.Nil) {
+		return []string{""}, nil
+	}
+	if err != nil {
+		return nil, convert(err)
+	}
+	return flatten(make([]string, 0, 4), v), nil
+}
+
+func evaluation(ctx context.Context, how, what string, keys, args []string) once {
+	all := make([]any, 0, 3+len(keys)+len(args))
+	all = append(all, how, what, len(keys))
+	for _, k := range keys {
+		all = append(all, k)
+	}
+	for _, x := range args {
+		all = append(all, x)
+	}
+	return command(ctx, all...)
+}
+
+// processor is a client, or one connection of it.
+type processor interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
+func evaluate(ctx context.Context, p processor, s *redisstore.Script, keys, args []string) ([]string, error) {
+	c := evaluation(ctx, "evalsha", s.SHA, keys, args)
+	_ = p.Process(ctx, c) // the command has the error
+	if redis.HasErrorPrefix(c.Err(), "NOSCRIPT") {
+		c = evaluation(ctx, "eval", s.Source, keys, args)
+		_ = p.Process(ctx, c)
+	}
+	return values(c.Cmd)
+}
+
+// Eval runs a script.
+func (a *adapter) Eval(ctx context.Context, s *redisstore.Script, keys, args []string) ([]string, error) {
+	return promptly(ctx, a, func() ([]string, error) {
+		v, err := evaluate(ctx, a.client, s, keys, args)
+		a.doubt(ctx, err)
+		return v, err
+	})
+}
+
+// doubt has a cluster looked at again after an error of the network, which
+// go-redis does by itself only before it sends a request again.
+func (a *adapter) doubt(ctx context.Context, err error) {
+	if cluster, ok := a.client.(*redis.ClusterClient); ok && err != nil {
+		if _, answered := err.(redisstore.ServerError); !answered {
+			cluster.ReloadState(ctx)
+		}
+	}
+}
+
+// EvalAll runs a script several times, in one pipeline.
+func (a *adapter) EvalAll(ctx context.Context, s *redisstore.Script, calls []redisstore.Call) []redisstore.Answer {
+	answers := make([]redisstore.Answer, len(calls))
+	if len(calls) == 1 {
+		answers[0].Values, answers[0].Err = a.Eval(ctx, s, calls[0].Keys, calls[0].Args)
+		return answers
+	}
+	got, err := promptly(ctx, a, func() ([]once, error) {
+		pipe := a.client.Pipeline()
+		all := make([]once, len(calls))
+		for i, c := range calls {
+			all[i] = evaluation(ctx, "evalsha", s.SHA, c.Keys, c.Args)
+			_ = pipe.Process(ctx, all[i]) // it is queued
+		}
+		_, _ = pipe.Exec(ctx) // each command has its error
+		return all, nil
+	})
+	for i := range calls {
+		switch {
+		case err != nil:
+			answers[i].Err = err
+		case redis.HasErrorPrefix(got[i].Err(), "NOSCRIPT"):
+			answers[i].Values, answers[i].Err = a.Eval(ctx, s, calls[i].Keys, calls[i].Args)
+		default:
+			answers[i].Values, answers[i].Err = values(got[i].Cmd)
+			a.doubt(ctx, answers[i].Err)
+		}
+	}
+	return answers
+}
+
+// EvalAcked runs a script and WAIT on one connection.
+func (a *adapter) EvalAcked(ctx context.Context, s *redisstore.Script, keys, args []string, only string, replicas int, timeout time.Duration) ([]string, int, error) {
+	type acked struct {
+		values []string
+		n      int
+	}
+	r, err := promptly(ctx, a, func() (acked, error) {
+		conn, err := a.dedicated(ctx, keys[0])
+		if err != nil {
+			return acked{}, &redisstore.NotSentError{Err: convert(err)}
+		}
+		defer func() { _ = conn.Close() }()
+		v, err := evaluate(ctx, conn, s, keys, args)
+		if cluster, ok := a.client.(*redis.ClusterClient); ok && err != nil {
+			cluster.ReloadState(ctx)
+		}
+		if err != nil || len(v) == 0 || !strings.HasPrefix(v[0], only) {
+			return acked{values: v}, err
+		}
+		// WAIT looks at what this connection has written, so it must not be another.
+		n, err := conn.Wait(ctx, replicas, timeout).Result()
+		return acked{v, int(n)}, convert(err)
+	})
+	return r.values, r.n, err
+}
+
+// dedicated is one connection to the server of a key.
+func (a *adapter) dedicated(ctx context.Context, key string) (*redis.Conn, error) {
+	switch c := a.client.(type) {
+	case *redis.ClusterClient:
+		node, err := c.MasterForKey(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		return node.Conn(), nil
+	case *redis.Client:
+		return c.Conn(), nil
+	}
+	return nil, fmt.Errorf("goredis: no single connection of a %T", a.client)
+}
+
+type node struct {
+	a *adapter
+	p processor
+}
+
+// Command sends one command.
+func (n node) Command(ctx context.Context, args ...string) ([]string, error) {
+	return promptly(ctx, n.a, func() ([]string, error) {
+		all := make([]any, len(args))
+		for i, x := range args {
+			all[i] = x
+		}
+		c := command(ctx, all...)
+		_ = n.p.Process(ctx, c)
+		return values(c.Cmd)
+	})
+}
+
+// EachPrimary visits the servers that take writes.
+func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error) error {
+	cluster, ok := a.client.(*redis.ClusterClient)
+	if !ok {
+		return f(node{a, a.client})
+	}
+	var mu sync.Mutex
+	var primaries []processor
+	_, err := promptly(ctx, a, func() (struct{}, error) {
+		return struct{}{}, cluster.ForEachMaster(ctx, func(_ context.Context, c *redis.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			primaries = append(primaries, c)
+			return nil
+		})
+	})
+	if err != nil {
+		return convert(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for _, p := range primaries {
+		if err := f(node{a, p}); err != nil {
+			if _, answered := errors.AsType[redisstore.ServerError](err); answered || ctx.Err() != nil || driver.CodeOf(err) != driver.Unknown {
+				return err
+			}
+			// One that is gone has its slots elsewhere, or the cluster is down.
+		}
+	}
+	return nil
+}
+
+// silence is how long a subscription may be silent before it is asked whether it
+// lives.
+const silence = 2 * time.Second
+
+// Subscribe listens on a connection of its own.
+func (a *adapter) Subscribe(ctx context.Context, channel string, sharded bool, ready func(), got func(string)) error {
+	var sub *redis.PubSub
+	if sharded {
+		sub = a.client.SSubscribe(ctx, channel)
+	} else {
+		sub = a.client.Subscribe(ctx, channel)
+	}
+	defer func() { _ = sub.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = sub.Close() })
+	defer stop()
+	asked := false
+	for {
+		m, err := sub.ReceiveTimeout(ctx, silence)
+		if err != nil {
+			timeout, ok := errors.AsType[net.Error](err)
+			if ctx.Err() != nil || asked || !ok || !timeout.Timeout() {
+				return convert(err)
+			}
+			if err := sub.Ping(ctx); err != nil {
+				return convert(err)
+			}
+			asked = true
+			continue
+		}
+		asked = false
+		switch m := m.(type) {
+		case *redis.Subscription:
+			ready()
+		case *redis.Message:
+			got(m.Payload)
+		}
+	}
+}

@@ -1,0 +1,256 @@
+package redisstore
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Inspect tells the state of one name.
+func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
+	if err := driver.CheckName(name); err != nil {
+		return driver.State{}, driver.Errorf(driver.Invalid, "redisstore: %w", err)
+	}
+	if err := s.begin(ctx); err != nil {
+		return driver.State{}, err
+	}
+	defer s.ops.Done()
+	return s.inspect(ctx, name)
+}
+
+func (s *Store) inspect(ctx context.Context, name string) (driver.State, error) {
+	key := s.keys.key(name)
+	sent, at := driver.Now(), micros()
+	values, err := s.client.Eval(ctx, inspectScript, []string{key}, nil)
+	rep, err := s.read(inspectScript, sent, at, values, err)
+	if err != nil {
+		return driver.State{Name: name}, err
+	}
+	now, _ := strconv.ParseInt(values[1], 10, 64) // read has read it
+	return readState(name, rep, now), nil
+}
+
+// readState makes a state of the fields and values of a name's hash, or of a lone
+// grant.
+func readState(name string, rep reply, now int64) driver.State {
+	st := driver.State{Name: name}
+	hash := rep.values
+	if rep.kind == 'S' {
+		hash = []string{"s0", strings.Join(hash, " ")}
+	}
+	type place struct {
+		seq int64
+		w   driver.Waiter
+	}
+	var places []place
+	for i := 0; i+1 < len(hash); i += 2 {
+		field, value := hash[i], hash[i+1]
+		if len(field) < 2 {
+			continue
+		}
+		n, err := strconv.ParseInt(field[1:], 10, 64)
+		if err != nil {
+			continue // of another kind
+		}
+		switch field[0] {
+		case 's':
+			if h, ok := readHolder(field[1:]+" "+value, now); ok {
+				st.Holders = append(st.Holders, h)
+			}
+		case 'q':
+			if w, ok := readWaiter(value, now); ok {
+				places = append(places, place{n, w})
+			}
+		}
+	}
+	slices.SortFunc(st.Holders, func(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) })
+	slices.SortFunc(places, func(a, b place) int { return cmp.Compare(a.seq, b.seq) })
+	for _, p := range places {
+		st.Waiters = append(st.Waiters, p.w)
+	}
+	return st
+}
+
+// readWaiter reads a place, "ID LIMIT TTL DEADLINE SINCE CHANNEL OWNER".
+func readWaiter(rec string, now int64) (w driver.Waiter, ok bool) {
+	part := strings.SplitN(rec, " ", 7)
+	if len(part) != 7 {
+		return w, false
+	}
+	limit, err1 := strconv.Atoi(part[1])
+	deadline, err2 := strconv.ParseInt(part[3], 10, 64)
+	since, err3 := strconv.ParseInt(part[4], 10, 64)
+	if err1 != nil || err2 != nil || err3 != nil || deadline <= now {
+		return w, false
+	}
+	return driver.Waiter{Owner: readOwner(part[0], part[6], since), Limit: limit}, true
+}
+
+// List yields the names of this namespace that are held or waited for.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		if err := s.begin(ctx); err != nil {
+			yield(driver.State{}, err)
+			return
+		}
+		defer s.ops.Done()
+		names, err := s.names(ctx, prefix)
+		if err != nil {
+			yield(driver.State{}, err)
+			return
+		}
+		const batch = 100
+		for len(names) > 0 {
+			now := names[:min(batch, len(names))]
+			names = names[len(now):]
+			for _, a := range s.inspectAll(ctx, now) {
+				if a.err == nil && len(a.state.Holders)+len(a.state.Waiters) == 0 {
+					continue
+				}
+				if !yield(a.state, a.err) || a.err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+type inspected struct {
+	state driver.State
+	err   error
+}
+
+func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
+	calls := make([]Call, len(names))
+	for i, name := range names {
+		key := s.keys.key(name)
+		calls[i] = Call{Keys: []string{key}}
+	}
+	sent, at := driver.Now(), micros()
+	all := make([]inspected, len(names))
+	for i, a := range s.client.EvalAll(ctx, inspectScript, calls) {
+		rep, err := s.read(inspectScript, sent, at, a.Values, a.Err)
+		if err != nil {
+			all[i] = inspected{driver.State{Name: names[i]}, err}
+			continue
+		}
+		now, _ := strconv.ParseInt(a.Values[1], 10, 64)
+		all[i] = inspected{state: readState(names[i], rep, now)}
+	}
+	return all
+}
+
+// names are those that have a key, in byte order.
+func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
+	var names []string
+	err := s.client.EachPrimary(ctx, func(n Node) error {
+		cursor := "0"
+		for {
+			answer, err := n.Command(ctx, "SCAN", cursor, "MATCH", s.keys.pattern(prefix), "COUNT", "1000")
+			if err != nil {
+				return err
+			}
+			if len(answer) == 0 {
+				return driver.Errorf(driver.Unavailable, "SCAN answers nothing")
+			}
+			for _, key := range answer[1:] {
+				if name, ok := s.keys.nameOf(key); ok && strings.HasPrefix(name, prefix) {
+					names = append(names, name)
+				}
+			}
+			if cursor = answer[0]; cursor == "0" {
+				return nil
+			}
+		}
+	})
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	slices.Sort(names)
+	return slices.Compact(names), nil
+}
+
+// How often a watch looks: at one name, and at all.
+const (
+	watchOne = 100 * time.Millisecond
+	watchAll = 500 * time.Millisecond
+)
+
+// Watch looks again and again: the scripts tell nobody of changes but those whom
+// they concern, which would cost every lock for the sake of a rare watcher.
+func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
+	if err := s.begin(ctx); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	every := watchAll
+	if name != "" {
+		every = watchOne
+	}
+	seen, first := "", true
+	for {
+		began := time.Now()
+		now, err := s.fingerprint(ctx, name)
+		if err == nil && (first || now != seen) {
+			seen, first = now, false
+			changed()
+		} else if err != nil && ctx.Err() == nil {
+			switch driver.CodeOf(err) {
+			case driver.Unknown, driver.Unavailable:
+			default:
+				return err
+			}
+		}
+		// No more than a tenth of the server's time.
+		t := time.NewTimer(max(every, 10*time.Since(began)))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return ctx.Err()
+		case <-s.ctx.Done():
+			t.Stop()
+			return errClosed
+		}
+	}
+}
+
+// fingerprint changes when holders or waiters do.
+func (s *Store) fingerprint(ctx context.Context, name string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callBound)
+	defer cancel()
+	names := []string{name}
+	if name == "" {
+		var err error
+		if names, err = s.names(ctx, ""); err != nil {
+			return "", err
+		}
+	}
+	var b strings.Builder
+	for len(names) > 0 {
+		some := names[:min(100, len(names))]
+		names = names[len(some):]
+		for _, a := range s.inspectAll(ctx, some) {
+			if a.err != nil {
+				return "", a.err
+			}
+			if len(a.state.Holders)+len(a.state.Waiters) == 0 {
+				continue
+			}
+			b.WriteString(strconv.Quote(a.state.Name))
+			for _, h := range a.state.Holders {
+				b.WriteString(" h" + strconv.FormatUint(h.Token, 10) + h.ID)
+			}
+			for _, w := range a.state.Waiters {
+				b.WriteString(" w" + w.ID)
+			}
+		}
+	}
+	return b.String(), nil
+}

@@ -1,0 +1,82 @@
+package redisstore
+
+import (
+	"hash/fnv"
+	"strings"
+)
+
+// A name's key is holdfast:{BUCKET}:NAMESPACE:NAME. The bucket, three hexadecimal
+// digits of a hash of namespace and name, is the hash tag: whatever braces a name
+// contains come later and do not count. The namespace is escaped, so that its
+// end is certain; the name is as it is. The bucket's counter of tokens is
+// holdfast:{BUCKET}.
+const (
+	keyPrefix = "holdfast:{"
+	buckets   = 1 << 12
+)
+
+var escaper = strings.NewReplacer("%", "%25", ":", "%3A")
+
+type keyspace struct{ namespace string }
+
+func newKeyspace(namespace string) keyspace { return keyspace{escaper.Replace(namespace)} }
+
+const hexDigits = "0123456789abcdef"
+
+func (k keyspace) bucket(name string) uint16 {
+	h := fnv.New64a()
+	h.Write([]byte(k.namespace))
+	h.Write([]byte{0})
+	h.Write([]byte(name))
+	n := h.Sum64()
+	n ^= n >> 32
+	n ^= n >> 16
+	return uint16(n % buckets)
+}
+
+func tag(n uint16) string {
+	return keyPrefix + string([]byte{hexDigits[n>>8&15], hexDigits[n>>4&15], hexDigits[n&15]}) + "}"
+}
+
+// of is the keys of a name and of its bucket's counter, and the bucket.
+func (k keyspace) of(name string) (key, counter string, bucket uint16) {
+	bucket = k.bucket(name)
+	counter = tag(bucket)
+	return counter + ":" + k.namespace + ":" + name, counter, bucket
+}
+
+// key is the key of a name.
+func (k keyspace) key(name string) string {
+	key, _, _ := k.of(name)
+	return key
+}
+
+// Key is the key that a name of a namespace lives at, for operators.
+func Key(namespace, name string) string { return newKeyspace(namespace).key(name) }
+
+// nameOf is the name of a key of this namespace.
+func (k keyspace) nameOf(key string) (string, bool) {
+	head := len(keyPrefix) + 3
+	if len(key) < head || !strings.HasPrefix(key, keyPrefix) {
+		return "", false
+	}
+	name, ok := strings.CutPrefix(key[head:], "}:"+k.namespace+":")
+	if !ok || name == "" {
+		return "", false
+	}
+	// Another's key that looks like ours is not.
+	if k.key(name) != key {
+		return "", false
+	}
+	return name, true
+}
+
+var globber = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, "^", `\^`)
+
+// pattern matches the keys of the names that begin with prefix.
+func (k keyspace) pattern(prefix string) string {
+	return keyPrefix + "???}:" + globber.Replace(k.namespace+":"+prefix) + "*"
+}
+
+// wakeChannel is where one client is told.
+func wakeChannel(client string) string { return "holdfast:wake:" + client }

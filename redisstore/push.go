@@ -1,0 +1,95 @@
+package redisstore
+
+import (
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// subscription is one channel that the store listens to, until Close.
+type subscription struct {
+	ready int64 // since when messages arrive, by micros; 0 if they do not
+}
+
+// listen sees to it that a channel is listened to. It does not wait for that.
+func (s *Store) listen(channel string) {
+	s.mu.Lock()
+	_, have := s.subs[channel]
+	if have || s.closing {
+		s.mu.Unlock()
+		return
+	}
+	sub := &subscription{}
+	s.subs[channel] = sub
+	s.tasks.Go(func() { s.subscribe(sub, channel) })
+	s.mu.Unlock()
+}
+
+func (s *Store) subscribe(sub *subscription, channel string) {
+	failures := 0
+	for s.ctx.Err() == nil {
+		_ = s.client.Subscribe(s.ctx, channel[2:], channel[0] == 's', func() {
+			failures = 0
+			s.mu.Lock()
+			sub.ready = max(micros(), 1)
+			// What was said while nobody listened is lost.
+			for _, e := range s.entries {
+				if e.seq != 0 && e.channel == channel {
+					poke(e.wake)
+				}
+			}
+			s.mu.Unlock()
+		}, s.hear)
+		s.mu.Lock()
+		sub.ready = 0
+		for _, e := range s.entries {
+			if e.seq != 0 && e.channel == channel {
+				poke(e.close) // look more often
+			}
+		}
+		s.mu.Unlock()
+		failures++
+		t := time.NewTimer(min(time.Second, 5*time.Millisecond<<min(failures, 8)))
+		select {
+		case <-t.C:
+		case <-s.ctx.Done():
+			t.Stop()
+		}
+	}
+}
+
+// hear takes a message: a letter and the ID of a request.
+func (s *Store) hear(message string) {
+	if len(message) < 2 {
+		return
+	}
+	s.mu.Lock()
+	e := s.entries[message[1:]]
+	if e == nil {
+		s.mu.Unlock()
+		return
+	}
+	switch message[0] {
+	case 'w': // its turn
+		if e.seq != 0 {
+			poke(e.wake)
+		} else {
+			e.woken = true
+		}
+	case 'n': // near the head
+		if e.seq != 0 {
+			poke(e.close)
+		}
+	case 'x': // taken away
+		if !e.held && e.seq != 0 {
+			poke(e.wake)
+		}
+		if e.held {
+			s.forget(e)
+			s.mu.Unlock()
+			e.r.From.Lost(driver.Taken, nil)
+			return
+		}
+	}
+	s.mu.Unlock()
+}

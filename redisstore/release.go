@@ -1,0 +1,251 @@
+package redisstore
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func notHeld(name string, token uint64) error {
+	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+}
+
+// seatOf finds where the grant stands.
+func seatOf(g *driver.Grant) (*handle, error) {
+	h, ok := g.Handle.(*handle)
+	if !ok {
+		return nil, driver.Errorf(driver.Invalid, "redisstore: a grant of another store")
+	}
+	return h, nil
+}
+
+// Release ends a grant. In the same step the server grants to the next, if that
+// is a place of this very client.
+func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	h, err := seatOf(&g)
+	if err != nil {
+		return err
+	}
+	if err := s.begin(ctx); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	key, counter, bucket := s.keys.of(g.Name)
+	token := strconv.FormatUint(g.Token, 10)
+	void := h.void
+	if void != 0 && void < s.clock.now()-window.Microseconds() {
+		void = 0 // long past
+	}
+	args := []string{g.ID, token, h.seat, strconv.FormatInt(ttlMicros(max(keep, 0)), 10), strconv.FormatInt(void, 10)}
+	keys := []string{key}
+	next, seq := s.release(&g, keep > 0)
+	if next != nil {
+		keys = append(keys, counter)
+		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.floors.text(bucket),
+			strconv.FormatInt(s.clock.deadline(), 10), s.write(next.r.From.Owner()))
+	}
+	var sent driver.Instant
+	if next != nil {
+		sent = driver.Now()
+	}
+	at := micros()
+	values, err := s.client.Eval(ctx, releaseScript, keys, args)
+	rep, err := s.read(releaseScript, sent, at, values, err)
+	if next != nil && isTryAgain(err) {
+		rep, err = s.eval(ctx, releaseScript, keys[:1], args[:5])
+	}
+	if next != nil && err != nil {
+		s.mu.Lock()
+		if next.seq != 0 {
+			poke(next.wake) // it may have been granted, or it may be time to ask
+		}
+		s.mu.Unlock()
+	}
+	switch {
+	case err != nil:
+		return err
+	case rep.kind == 'N':
+		return notHeld(g.Name, g.Token)
+	case next != nil && len(rep.values) >= 2:
+		s.pass(next, rep)
+	}
+	return nil
+}
+
+// release forgets a grant that is about to end, and finds the place of this
+// client that may be next.
+func (s *Store) release(g *driver.Grant, keep bool) (next *entry, seq int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[g.ID]; e != nil {
+		s.forget(e)
+	}
+	if keep || s.cfg.replicas > 0 {
+		return nil, 0
+	}
+	for _, e := range s.queued[g.Name] {
+		if e.seq != 0 && (next == nil || e.seq < next.seq) {
+			next = e
+		}
+	}
+	if next != nil {
+		seq = next.seq
+	}
+	return next, seq
+}
+
+// pass hands a grant to the request that waits for it.
+func (s *Store) pass(e *entry, rep reply) {
+	g, err := makeGrant(&e.r, rep.values, rep.sent)
+	if err != nil {
+		return // it finds the grant when it asks
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e.passed = &g
+	if e.wake != nil {
+		poke(e.wake)
+	}
+}
+
+// Renew sets new deadlines for grants that still stand.
+func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := make([]driver.Renewal, len(grants))
+	if len(grants) == 0 {
+		return answers
+	}
+	fail := func(err error) []driver.Renewal {
+		for i := range answers {
+			answers[i] = driver.Renewal{Err: err}
+		}
+		return answers
+	}
+	if err := s.begin(ctx); err != nil {
+		return fail(err)
+	}
+	defer s.ops.Done()
+	if s.cfg.replicas > 0 {
+		return s.renewAcked(ctx, grants, answers)
+	}
+	calls, err := s.renewCalls(grants, false)
+	if err != nil {
+		return fail(err)
+	}
+	sent, at := driver.Now(), micros()
+	for i, a := range s.client.EvalAll(ctx, renewScript, calls) {
+		rep, err := s.read(renewScript, sent, at, a.Values, a.Err)
+		answers[i] = s.renewed(&grants[i], rep, err)
+	}
+	return answers
+}
+
+func (s *Store) renewCalls(grants []driver.Grant, look bool) ([]Call, error) {
+	calls := make([]Call, len(grants))
+	for i := range grants {
+		g := &grants[i]
+		h, err := seatOf(g)
+		if err != nil {
+			return nil, err
+		}
+		ttl := "0"
+		if !look {
+			ttl = strconv.FormatInt(ttlMicros(g.TTL), 10)
+		}
+		calls[i] = Call{Keys: []string{s.keys.key(g.Name)}, Args: []string{g.ID, strconv.FormatUint(g.Token, 10), h.seat, ttl}}
+	}
+	return calls, nil
+}
+
+func (s *Store) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
+	switch {
+	case err != nil:
+		return driver.Renewal{Err: err}
+	case rep.kind == 'N':
+		return driver.Renewal{Cause: driver.Gone, Err: notHeld(g.Name, g.Token)}
+	}
+	s.prove(g.ID)
+	return driver.Renewal{SentAt: rep.sent, TTL: g.TTL}
+}
+
+// renewAcked counts a renewal only when the replicas have it: one that fails over
+// must not free the name earlier than its holder believes.
+func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers []driver.Renewal) []driver.Renewal {
+	calls, err := s.renewCalls(grants, false)
+	for i := range grants {
+		if err != nil {
+			answers[i] = driver.Renewal{Err: err}
+			continue
+		}
+		s.ops.Add(1)
+	}
+	if err != nil {
+		return answers
+	}
+	done := make(chan struct{}, len(grants))
+	limit := make(chan struct{}, 16)
+	for i := range grants {
+		go func() {
+			defer s.ops.Done()
+			defer func() { done <- struct{}{} }()
+			limit <- struct{}{}
+			defer func() { <-limit }()
+			rep, acked, err := s.evalAcked(ctx, renewScript, calls[i].Keys, calls[i].Args, "R")
+			if err == nil && rep.kind == 'R' && acked < s.cfg.replicas {
+				err = driver.Errorf(driver.Unavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.patience)
+			}
+			answers[i] = s.renewed(&grants[i], rep, err)
+		}()
+	}
+	for range grants {
+		<-done
+	}
+	return answers
+}
+
+// Undo removes a place or a grant by its ID, and keeps what may be on its way
+// from being granted: the server remembers the ID as void until every request
+// that was sent for it would be refused for its age.
+func (s *Store) Undo(ctx context.Context, r driver.Request) error {
+	if err := driver.CheckName(r.Name); err != nil || r.ID == "" {
+		return driver.Errorf(driver.Invalid, "redisstore: undoing id %q of name %q", r.ID, r.Name)
+	}
+	if err := s.begin(ctx); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	s.mu.Lock()
+	void, known := s.late[r.ID]
+	if !known {
+		void = s.clock.deadline()
+		s.late[r.ID] = void
+	}
+	if e := s.entries[r.ID]; e != nil && e.held {
+		s.forget(e)
+	}
+	s.mu.Unlock()
+	_, err := s.eval(ctx, undoScript, []string{s.keys.key(r.Name)}, []string{r.ID, strconv.FormatInt(void, 10)})
+	if err == nil {
+		s.mu.Lock()
+		delete(s.late, r.ID)
+		s.mu.Unlock()
+	}
+	return err
+}
+
+// Break takes a grant away and tells its holder.
+func (s *Store) Break(ctx context.Context, name string, token uint64) error {
+	if err := driver.CheckName(name); err != nil {
+		return driver.Errorf(driver.Invalid, "redisstore: %w", err)
+	}
+	if err := s.begin(ctx); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	rep, err := s.eval(ctx, breakScript, []string{s.keys.key(name)}, []string{strconv.FormatUint(token, 10)})
+	if err == nil && rep.kind == 'N' {
+		err = notHeld(name, token)
+	}
+	return err
+}

@@ -1,0 +1,470 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+const (
+	// flushDelay is for how long commands are gathered before they are sent, while
+	// others are under way: see docs/benchmarks.md.
+	flushDelay = 20 * time.Microsecond
+	// dialBound bounds connecting and greeting, and silentBound how long a server
+	// may be silent before its connection is given up.
+	dialBound   = 2 * time.Second
+	silentBound = 4 * time.Second
+	askIdle     = 5 * time.Second
+)
+
+// rueidisClient is a Client over rueidis. It connects when it is first asked.
+type rueidisClient struct {
+	option rueidis.ClientOption
+	mode   Mode
+	where  string
+
+	mu         sync.Mutex
+	client     rueidis.Client
+	connecting chan struct{} // closed when the attempt has ended
+	err        error         // of the last attempt
+	closed     bool
+	calls      sync.WaitGroup
+
+	// shaky is until when, by micros, a request may come upon a connection that is
+	// being made, which rueidis waits for longer than the request's context lasts.
+	shaky atomic.Int64
+}
+
+// shakyFor is how long after a connection was made or lost others may follow.
+const shakyFor = time.Second
+
+func (c *rueidisClient) shake() { c.shaky.Store(micros() + shakyFor.Microseconds()) }
+
+// watched tells of its end.
+type watched struct {
+	net.Conn
+	c *rueidisClient
+}
+
+func (w *watched) Close() error {
+	w.c.shake()
+	return w.Conn.Close()
+}
+
+// promptly runs f, and returns when it does or when ctx ends: f then goes on by
+// itself. While all is well f runs on the caller's goroutine, as rueidis minds
+// the context of a request that it has a connection for.
+func promptly[T any](ctx context.Context, c *rueidisClient, f func() (T, error)) (T, error) {
+	if ctx.Done() == nil || micros() > c.shaky.Load() {
+		return f()
+	}
+	return apart(ctx, c, f)
+}
+
+// apart runs f on a goroutine of its own.
+func apart[T any](ctx context.Context, c *rueidisClient, f func() (T, error)) (T, error) {
+	type result struct {
+		v   T
+		err error
+	}
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		var none T
+		return none, errClientClosed
+	}
+	done := make(chan result, 1)
+	c.calls.Go(func() {
+		v, err := f()
+		done <- result{v, err}
+	})
+	c.mu.Unlock()
+	select {
+	case r := <-done:
+		return r.v, r.err
+	case <-ctx.Done():
+		var none T
+		return none, ctx.Err()
+	}
+}
+
+var errClientClosed = &NotSentError{errors.New("the client is closed")}
+
+func newRueidis(o rueidis.ClientOption, mode Mode, where string) *rueidisClient {
+	c := &rueidisClient{mode: mode, where: where}
+	c.shake()
+	o.MaxFlushDelay = flushDelay
+	// A request is sent once. What is sent again without our knowing might be
+	// applied twice, or after it was undone.
+	o.DisableRetry = true
+	o.DisableCache = true
+	o.ForceSingleClient = mode == Standalone
+	o.Dialer.Timeout = dialBound
+	o.DialCtxFn = func(ctx context.Context, address string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
+		// A connection is shared: it does not fail because whoever happened to ask
+		// for it first had little time.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialBound)
+		defer cancel()
+		var conn net.Conn
+		var err error
+		if t != nil {
+			conn, err = (&tls.Dialer{NetDialer: d, Config: t}).DialContext(ctx, "tcp", address)
+		} else {
+			conn, err = d.DialContext(ctx, "tcp", address)
+		}
+		if err != nil {
+			c.shake()
+			return nil, err
+		}
+		return &watched{conn, c}, nil
+	}
+	o.ConnWriteTimeout = silentBound
+	o.Sentinel.Dialer.Timeout = dialBound
+	o.Sentinel.TopologyRefreshInterval = time.Second
+	o.ClusterOption.ShardsRefreshInterval = 2 * time.Second
+	// An idle connection is asked whether it lives; a busy one tells.
+	o.Dialer.KeepAlive = askIdle
+	// Requests and answers are some hundred bytes, and a program may have many
+	// Lockers.
+	o.RingScaleEachConn = 8
+	o.ReadBufferEachConn, o.WriteBufferEachConn = 16<<10, 16<<10
+	o.ClientSetInfo = rueidis.DisableClientSetInfo
+	o.BlockingPoolCleanup = time.Minute
+	c.option = o
+	return c
+}
+
+func (c *rueidisClient) String() string { return c.where }
+
+func (c *rueidisClient) Mode() Mode { return c.mode }
+
+// connected is the client, once there is one. One attempt at a time is made, on
+// nobody's context: whoever asks waits for it no longer than his own.
+func (c *rueidisClient) connected(ctx context.Context) (rueidis.Client, error) {
+	c.mu.Lock()
+	if c.client != nil || c.closed {
+		client := c.client
+		c.mu.Unlock()
+		if client == nil {
+			return nil, errClientClosed
+		}
+		return client, nil
+	}
+	done := c.connecting
+	if done == nil {
+		done = make(chan struct{})
+		c.connecting = done
+		go c.connect(done)
+	}
+	c.mu.Unlock()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return nil, &NotSentError{ctx.Err()}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.client == nil {
+		return nil, &NotSentError{convert(c.err)}
+	}
+	return c.client, nil
+}
+
+func (c *rueidisClient) connect(done chan struct{}) {
+	client, err := rueidis.NewClient(c.option)
+	c.mu.Lock()
+	if c.closed && err == nil {
+		err = errClientClosed
+	}
+	if err == nil {
+		c.client = client
+	}
+	c.err, c.connecting = err, nil
+	c.mu.Unlock()
+	if err != nil && client != nil {
+		client.Close()
+	}
+	close(done)
+}
+
+// Close closes the client. Whoever still asks gets an error.
+func (c *rueidisClient) Close() {
+	c.mu.Lock()
+	c.closed = true
+	done, client := c.connecting, c.client
+	c.client = nil
+	c.mu.Unlock()
+	if done != nil {
+		<-done
+	}
+	if client != nil {
+		client.Close()
+	}
+	c.calls.Wait()
+}
+
+// convert tells what became of a request.
+func convert(err error) error {
+	if err == nil {
+		return nil
+	}
+	if re, ok := rueidis.IsRedisErr(err); ok {
+		return ServerError(re.Error())
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		return &NotSentError{err}
+	}
+	return err
+}
+
+// flatten makes strings of an answer.
+func flatten(to []string, m *rueidis.RedisMessage) ([]string, error) {
+	switch {
+	case m.IsArray():
+		all, err := m.ToArray()
+		if err != nil {
+			return to, err
+		}
+		for i := range all {
+			if to, err = flatten(to, &all[i]); err != nil {
+				return to, err
+			}
+		}
+		return to, nil
+	case m.IsMap():
+		all, err := m.ToMap()
+		for k, v := range all {
+			if to, err = flatten(append(to, k), &v); err != nil {
+				return to, err
+			}
+		}
+		return to, err
+	case m.IsNil():
+		return append(to, ""), nil
+	case m.IsInt64():
+		n, err := m.AsInt64()
+		return append(to, strconv.FormatInt(n, 10)), err
+	}
+	text, err := m.ToString()
+	return append(to, text), err
+}
+
+func values(r rueidis.RedisResult) ([]string, error) {
+	m, err := r.ToMessage()
+	if err != nil {
+		if rueidis.IsRedisNil(err) {
+			return []string{""}, nil
+		}
+		return nil, convert(err)
+	}
+	v, err := flatten(make([]string, 0, 4), &m)
+	return v, convert(err)
+}
+
+func bySHA(b rueidis.Builder, s *Script, keys, args []string) rueidis.Completed {
+	return b.Evalsha().Sha1(s.SHA).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+}
+
+func byText(b rueidis.Builder, s *Script, keys, args []string) rueidis.Completed {
+	return b.Eval().Script(s.Source).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()
+}
+
+func unknownScript(r rueidis.RedisResult) bool {
+	re, ok := rueidis.IsRedisErr(r.Error())
+	return ok && re.IsNoScript()
+}
+
+// Eval runs a script.
+func (c *rueidisClient) Eval(ctx context.Context, s *Script, keys, args []string) ([]string, error) {
+	client, err := c.connected(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return promptly(ctx, c, func() ([]string, error) { return evaluate(ctx, client, s, keys, args) })
+}
+
+func evaluate(ctx context.Context, client rueidis.Client, s *Script, keys, args []string) ([]string, error) {
+	for try := 1; ; try++ {
+		r := client.Do(ctx, bySHA(client.B(), s, keys, args))
+		if unknownScript(r) {
+			r = client.Do(ctx, byText(client.B(), s, keys, args))
+		}
+		v, err := values(r)
+		if err == nil {
+			return v, nil
+		}
+		if err = own(ctx, err); try < 3 && errors.Is(err, errOthers) {
+			continue
+		}
+		return v, err
+	}
+}
+
+// errOthers: the greeting of a shared connection was cut short by the context of
+// whoever had asked for it first.
+var errOthers = errors.New("another request's context ended the connection's greeting")
+
+// own tells an end of one's own context from other failures.
+func own(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if end := ctx.Err(); end != nil {
+		if errors.Is(err, end) {
+			return err
+		}
+		return fmt.Errorf("%w: %w", end, err)
+	}
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= 0 {
+		return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+	}
+	if errors.Is(err, context.Canceled) {
+		// With our own context alive nothing else is cancelled.
+		return &NotSentError{errOthers}
+	}
+	return err
+}
+
+// EvalAll runs a script several times.
+func (c *rueidisClient) EvalAll(ctx context.Context, s *Script, calls []Call) []Answer {
+	answers := make([]Answer, len(calls))
+	client, err := c.connected(ctx)
+	if err != nil {
+		for i := range answers {
+			answers[i].Err = err
+		}
+		return answers
+	}
+	if len(calls) == 1 {
+		answers[0].Values, answers[0].Err = c.Eval(ctx, s, calls[0].Keys, calls[0].Args)
+		return answers
+	}
+	multi := make([]rueidis.Completed, len(calls))
+	for i, call := range calls {
+		multi[i] = bySHA(client.B(), s, call.Keys, call.Args)
+	}
+	results, err := promptly(ctx, c, func() ([]rueidis.RedisResult, error) { return client.DoMulti(ctx, multi...), nil })
+	if err != nil {
+		for i := range answers {
+			answers[i].Err = err
+		}
+		return answers
+	}
+	for i, r := range results {
+		if unknownScript(r) {
+			answers[i].Values, answers[i].Err = c.Eval(ctx, s, calls[i].Keys, calls[i].Args)
+			continue
+		}
+		answers[i].Values, answers[i].Err = values(r)
+		answers[i].Err = own(ctx, answers[i].Err)
+	}
+	return answers
+}
+
+// EvalAcked runs a script and WAIT on one connection of its own.
+func (c *rueidisClient) EvalAcked(ctx context.Context, s *Script, keys, args []string, only string, replicas int, timeout time.Duration) ([]string, int, error) {
+	client, err := c.connected(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	type acked struct {
+		values []string
+		n      int
+	}
+	// A connection for one request alone minds no context but its deadline.
+	bounded, cancel := context.WithTimeout(ctx, timeout+silentBound)
+	a, err := apart(ctx, c, func() (acked, error) {
+		defer cancel()
+		v, n, err := evaluateAcked(bounded, client, s, keys, args, only, replicas, timeout)
+		return acked{v, n}, err
+	})
+	return a.values, a.n, err
+}
+
+func evaluateAcked(ctx context.Context, client rueidis.Client, s *Script, keys, args []string, only string, replicas int, timeout time.Duration) ([]string, int, error) {
+	d, release := client.Dedicate()
+	defer release()
+	r := d.Do(ctx, bySHA(d.B(), s, keys, args))
+	if unknownScript(r) {
+		r = d.Do(ctx, byText(d.B(), s, keys, args))
+	}
+	v, err := values(r)
+	if err != nil || len(v) == 0 || !strings.HasPrefix(v[0], only) {
+		return v, 0, own(ctx, err)
+	}
+	// WAIT looks at what this connection has written, so it must not be another.
+	n, err := d.Do(ctx, d.B().Wait().Numreplicas(int64(replicas)).Timeout(timeout.Milliseconds()).Build()).AsInt64()
+	return v, int(n), own(ctx, convert(err))
+}
+
+// EachPrimary visits the servers that take writes.
+func (c *rueidisClient) EachPrimary(ctx context.Context, f func(Node) error) error {
+	client, err := c.connected(ctx)
+	if err != nil {
+		return err
+	}
+	if c.mode != Cluster {
+		return f(rueidisNode{client, c})
+	}
+	for _, node := range client.Nodes() {
+		n := rueidisNode{node, c}
+		role, err := n.Command(ctx, "ROLE")
+		if err != nil {
+			// One that is gone has its slots elsewhere, or the cluster is down.
+			if _, answered := errors.AsType[ServerError](err); answered {
+				return err
+			}
+			if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+				return err
+			}
+			continue
+		}
+		if len(role) == 0 || role[0] != "master" {
+			continue
+		}
+		if err := f(n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type rueidisNode struct {
+	client rueidis.Client
+	c      *rueidisClient
+}
+
+func (n rueidisNode) Command(ctx context.Context, args ...string) ([]string, error) {
+	return promptly(ctx, n.c, func() ([]string, error) {
+		v, err := values(n.client.Do(ctx, n.client.B().Arbitrary(args...).Build()))
+		return v, own(ctx, err)
+	})
+}
+
+// Subscribe listens on a connection that the client shares with other commands,
+// or, where the server speaks RESP2 alone, on one of its own.
+func (c *rueidisClient) Subscribe(ctx context.Context, channel string, sharded bool, ready func(), got func(string)) error {
+	client, err := c.connected(ctx)
+	if err != nil {
+		return err
+	}
+	hooked := rueidis.WithOnSubscriptionHook(ctx, func(s rueidis.PubSubSubscription) {
+		if s.Kind == "subscribe" || s.Kind == "ssubscribe" {
+			ready()
+		}
+	})
+	cmd := client.B().Subscribe().Channel(channel).Build()
+	if sharded {
+		cmd = client.B().Ssubscribe().Channel(channel).Build()
+	}
+	return convert(client.Receive(hooked, cmd, func(m rueidis.PubSubMessage) { got(m.Message) }))
+}

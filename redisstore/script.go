@@ -1,0 +1,55 @@
+package redisstore
+
+import (
+	"crypto/sha1"
+	_ "embed"
+	"encoding/hex"
+	"strings"
+)
+
+// Script is a Lua script that runs at the server.
+type Script struct {
+	// Name is for messages, Source the text, SHA its SHA-1 in hexadecimal, by
+	// which the server remembers it.
+	Name, Source, SHA string
+}
+
+//go:embed scripts/common.lua
+var common string
+
+//go:embed scripts/acquire.lua
+var acquireSource string
+
+//go:embed scripts/release.lua
+var releaseSource string
+
+//go:embed scripts/renew.lua
+var renewSource string
+
+//go:embed scripts/undo.lua
+var undoSource string
+
+//go:embed scripts/break.lua
+var breakSource string
+
+//go:embed scripts/inspect.lua
+var inspectSource string
+
+//go:embed scripts/raise.lua
+var raiseSource string
+
+var (
+	acquireScript = newScript("acquire", acquireSource)
+	releaseScript = newScript("release", releaseSource)
+	renewScript   = newScript("renew", renewSource)
+	undoScript    = newScript("undo", undoSource)
+	breakScript   = newScript("break", breakSource)
+	inspectScript = newScript("inspect", inspectSource)
+	raiseScript   = newScript("raise", raiseSource)
+)
+
+func newScript(name, source string) *Script {
+	source = strings.Replace(source, "-- include common\n", common, 1)
+	sum := sha1.Sum([]byte(source))
+	return &Script{Name: name, Source: source, SHA: hex.EncodeToString(sum[:])}
+}

@@ -1,0 +1,172 @@
+-- Grants, or takes a place, or says no. A call for a place that stands is its
+-- refresh, and grants if its turn has come.
+--
+-- KEYS[1]  the name
+-- KEYS[2]  the bucket's counter of tokens; left out while the slot moves
+-- ARGV[1]  the request's ID
+-- ARGV[2]  its limit
+-- ARGV[3]  TTL, microseconds
+-- ARGV[4]  the server's time after which the request is refused
+-- ARGV[5]  the highest token the client has seen
+-- ARGV[6]  1 to wait, 0 to try
+-- ARGV[7]  the number of the place that it has, 0 if none
+-- ARGV[8]  the channel that wakes it: p:CHANNEL or s:CHANNEL (sharded), or -
+-- ARGV[9]  1 if an earlier call of this request was not answered
+-- ARGV[10] the owner
+-- ARGV[11] TTL, milliseconds, rounded up: the life of the key
+--
+-- Answers, each followed by the server's time:
+--   G TOKEN SEAT                    granted
+--   Q SEQ AHEAD REFRESH EXPIRY ...  a place: refresh in so many milliseconds, the
+--                                   first grant ends in so many; then the holders
+--   B ...                           no; then the holders
+--   X                               the place is gone
+--   L                               too late
+--   V                               the request has been undone
+local K, id = KEYS[1], ARGV[1]
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+if now > tonumber(ARGV[4]) then return {'L', string.format('%.0f', now)} end
+local limit, ttl = tonumber(ARGV[2]), tonumber(ARGV[3])
+
+if ARGV[7] == '0' and KEYS[2] and ARGV[9] == '0' then
+  -- Free, as most often.
+  local text = time[1] .. string.sub('00000' .. time[2], -6)
+  local token, floor = text, tonumber(ARGV[5])
+  local last = tonumber(redis.call('SET', KEYS[2], token, 'GET')) or 0
+  if last >= now or floor >= now then
+    last = math.max(last, floor) + 1
+    token = string.format('%.0f', last)
+    if last >= 9007199254740992 then
+      redis.call('SET', KEYS[2], string.format('%.0f', last - 1))
+      return redis.error_reply('ERR holdfast: tokens of this bucket are used up')
+    end
+    redis.call('SET', KEYS[2], token)
+  end
+  if redis.call('SET', K, id .. ' ' .. token .. ' ' .. ARGV[2] .. ' ' .. string.format('%.0f', now + ttl) .. ' ' .. text .. ' ' .. ARGV[8] .. ' ' .. ARGV[10],
+    'NX', 'PX', ARGV[11]) then
+    return 'G ' .. text .. ' ' .. token .. ' 0'
+  end
+  if ARGV[6] == '0' then
+    -- A look at a lone grant leaves it as it is.
+    local rec = redis.pcall('GET', K)
+    if type(rec) == 'string' then
+      local other, expires = string.match(rec, '^%S+ %d+ (%d+) (%d+) ')
+      if expires and tonumber(expires) > now and (limit == 1 or other == '1') then return {'B', text, '0 ' .. rec} end
+    end
+  end
+end
+
+-- include common
+
+load()
+local was = tonumber(ARGV[7])
+local own = call('HMGET', K, 'v' .. id, 'i' .. id)
+if own[1] then return {'V', num(now)} end
+sweep()
+
+-- confirm sets the deadline of a grant that this request has. Nobody has seen
+-- the token of one that is not confirmed: if the server has lost its memory and
+-- its clock is behind what the client knows, it is raised above that.
+local function confirm(seat, g, first)
+  if first then
+    local floor = tonumber(ARGV[5])
+    if floor >= now and floor >= tonumber(g.token) then
+      g.token = num(math.max(floor, st.k) + 1)
+      st.k = tonumber(g.token)
+      call('HSET', K, 'k', g.token)
+    end
+    call('HSET', K, 'i' .. id, '=' .. seat)
+    if KEYS[2] and (tonumber(call('GET', KEYS[2])) or 0) < tonumber(g.token) then
+      call('SET', KEYS[2], g.token)
+    end
+  end
+  g.expires, g.channel, g.owner = now + ttl, ARGV[8], ARGV[10]
+  writeGrant(seat, g)
+  if st.count == 1 then st.e = g.expires end
+  promote()
+  save()
+  return {'G', num(now), g.token, num(seat)}
+end
+
+local function at(seat)
+  local rec = call('HGET', K, 's' .. seat)
+  local g = rec and parseGrant(rec)
+  if g and g.id == id then return g end
+end
+
+if own[2] and not tonumber(own[2]) or own[2] and tonumber(own[2]) <= 0 then
+  -- It has been granted.
+  local seat = string.sub(own[2], 2)
+  local g = at(seat)
+  if g then
+    keep(now + ttl)
+    return confirm(tonumber(seat), g, string.sub(own[2], 1, 1) == '-')
+  end
+  call('HDEL', K, 'i' .. id)
+  own[2] = false
+end
+
+local function answerPlace(seq)
+  local ahead = seq - st.h
+  local expiry = st.e and math.max(0, math.ceil((st.e - now) / 1000)) or -1
+  return {'Q', num(now), num(seq), num(ahead), num(interval(ahead) / 1000), num(expiry)}
+end
+
+local rec = own[2] and call('HGET', K, 'q' .. own[2])
+if rec then
+  -- It has a place, and is alive: that counts before anyone looks who is not.
+  local seq, place = tonumber(own[2]), parsePlace(rec)
+  place.deadline, place.channel, place.owner = deadline(math.max(0, seq - st.h)), ARGV[8], ARGV[10]
+  keep(place.deadline)
+  writePlace(seq, place)
+  local seat = promote(id)
+  if seat then
+    keep(now + ttl)
+    return confirm(seat, at(seat), true)
+  end
+  save()
+  return answerPlace(seq)
+end
+
+promote()
+-- Looking for a grant of this very request is needed only where one may be.
+if ARGV[9] == '1' then
+  local seat, g = find(id)
+  if seat then
+    keep(now + ttl)
+    return confirm(seat, g, false)
+  end
+end
+if was > 0 then
+  save()
+  return {'X', num(now)}
+end
+
+if not head() and admits(limit) then
+  local token, seat = grant(KEYS[2], ARGV[5], id, limit, ttl, ARGV[8], ARGV[10])
+  save()
+  return {'G', num(now), token, num(seat)}
+end
+
+local answer
+if ARGV[6] == '1' then
+  if not st.t then st.h, st.t = 1, 0 end
+  local seq = st.t + 1
+  local place = {id = id, limit = limit, ttl = ttl, deadline = deadline(seq - st.h), since = num(now), channel = ARGV[8], owner = ARGV[10]}
+  writePlace(seq, place)
+  call('HSET', K, 'i' .. id, seq)
+  keep(place.deadline)
+  st.t, st.exists = seq, true
+  answer = answerPlace(seq)
+else
+  answer = {'B', num(now)}
+end
+save()
+local shown = 0
+seats(function(seat)
+  answer[#answer + 1] = num(seat) .. ' ' .. call('HGET', K, 's' .. seat)
+  shown = shown + 1
+  return shown >= 16
+end)
+return answer

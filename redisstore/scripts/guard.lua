@@ -1,0 +1,20 @@
+-- Writes to a key unless the token is stale.
+--
+-- KEYS[1]  the key
+-- KEYS[2]  where the highest token is kept that was seen for it, in the same slot
+-- ARGV[1]  the token, decimal without leading zeros
+-- ARGV[2]  and on, for each command: how many arguments it has beside the key,
+--          its name, and these arguments
+--
+-- Answers G and the token, or T (stale) and the highest token.
+local seen, token = redis.call('GET', KEYS[2]), ARGV[1]
+-- Not as numbers: those of Lua are exact to 2^53 only.
+if seen and (#seen > #token or #seen == #token and seen > token) then return {'T', seen} end
+if seen ~= token then redis.call('SET', KEYS[2], token) end
+local i = 2
+while i <= #ARGV do
+  local n = tonumber(ARGV[i])
+  redis.call(ARGV[i + 1], KEYS[1], unpack(ARGV, i + 2, i + 1 + n))
+  i = i + 2 + n
+end
+return {'G', token}

@@ -1,0 +1,171 @@
+package redisstore
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Store is one client of the locks on a Redis.
+type Store struct {
+	client  Client
+	cfg     config
+	keys    keyspace
+	channel string // where the scripts tell this client something: p:CHANNEL
+	clock   clock
+	floors  floors
+	owner   atomic.Pointer[ownerText]
+
+	// ctx ends when Close begins.
+	ctx    context.Context
+	cancel context.CancelFunc
+	// ops are the calls under way, tasks the goroutines of the store's own.
+	ops, tasks sync.WaitGroup
+	finished   chan struct{}
+
+	probing sync.Mutex
+	probed  atomic.Pointer[findings]
+
+	mu      sync.Mutex
+	closing bool
+	entries map[string]*entry   // requests and grants by ID
+	queued  map[string][]*entry // those with a place, by name
+	late    map[string]int64    // requests in doubt: until when they may arrive
+	subs    map[string]*subscription
+	beat    *time.Timer
+	beating bool
+}
+
+var (
+	_ driver.Store     = (*Store)(nil)
+	_ driver.Inspector = (*Store)(nil)
+	_ driver.Breaker   = (*Store)(nil)
+	_ driver.Watcher   = (*Store)(nil)
+)
+
+// entry is a request that asks, and the grant that it becomes.
+type entry struct {
+	r       driver.Request
+	key     string
+	counter string
+	bucket  uint16
+	channel string
+
+	// The store's mutex guards the rest.
+	seq    int64         // of its place, 0 if none
+	wake   chan struct{} // its turn may have come
+	close  chan struct{} // it is close to the head, or messages do not arrive
+	woken  bool          // before wake was made
+	passed *driver.Grant // granted by a Release of this client
+	held   bool          // a grant that was handed out
+	grant  driver.Grant
+	proven time.Time // when the grant was last known to stand
+}
+
+// handle is what a grant carries for its store.
+type handle struct {
+	seat string
+	// void: a request of this grant's ID may arrive until then, by the server's
+	// clock, because it was sent and not answered.
+	void int64
+}
+
+// New makes a store over a client, which it closes with itself. Package goredis
+// does that for a go-redis client, which stays open.
+func New(c Client, options ...Option) (*Store, error) {
+	cfg, err := configure(options)
+	if err != nil {
+		return nil, err
+	}
+	if c == nil {
+		return nil, driver.Errorf(driver.Invalid, "redisstore: the client is nil")
+	}
+	return newStore(c, cfg), nil
+}
+
+func newStore(c Client, cfg config) *Store {
+	s := &Store{
+		client: c, cfg: cfg, keys: newKeyspace(cfg.namespace), channel: "p:" + wakeChannel(strings.ToLower(rand.Text())),
+		finished: make(chan struct{}), entries: map[string]*entry{}, queued: map[string][]*entry{}, late: map[string]int64{},
+		subs: map[string]*subscription{},
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// String says where the locks live.
+func (s *Store) String() string { return s.client.String() }
+
+// GoString says no more than String, for %#v.
+func (s *Store) GoString() string { return s.String() }
+
+// Classify finds the code that every error of this store carries.
+func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
+
+// enter begins a call; the caller ends it with ops.Done.
+func (s *Store) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return errClosed
+	}
+	s.ops.Add(1)
+	return nil
+}
+
+// begin enters and sees to it that the server is known.
+func (s *Store) begin(ctx context.Context) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	if _, err := s.know(ctx); err != nil {
+		s.ops.Done()
+		return err
+	}
+	return nil
+}
+
+// Close ends what waits, takes its places back, and gives back the connections
+// that the store opened. Grants stay at the server until they are released by
+// their TTL.
+func (s *Store) Close(ctx context.Context) error {
+	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		select {
+		case <-s.finished:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	s.closing = true
+	if s.beat != nil {
+		s.beat.Stop()
+	}
+	s.mu.Unlock()
+	defer close(s.finished)
+	s.cancel()
+	wait(ctx, &s.ops)
+	s.client.Close()
+	wait(ctx, &s.tasks)
+	return nil
+}
+
+// wait waits for a group no longer than the context.
+func wait(ctx context.Context, g *sync.WaitGroup) {
+	done := make(chan struct{})
+	go func() {
+		g.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+	}
+}
