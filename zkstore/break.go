@@ -1,0 +1,107 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// Break asks the holder to end, as Curator's Revoker does, and deletes the grant's
+// node if it has not gone after a while. A holder of ours ends its context at
+// once when it is asked, and its node goes with its release.
+func (s *Store) Break(ctx context.Context, name string, token uint64) error {
+	if s.closed.Load() {
+		return errClosed()
+	}
+	ss, err := s.any(ctx)
+	if err != nil {
+		return err
+	}
+	path, err := ss.holder(ctx, name, token)
+	if err != nil {
+		return s.fail(err)
+	}
+	return ss.end(ctx, path)
+}
+
+// holder finds the node of a grant by its czxid.
+func (ss *session) holder(ctx context.Context, name string, token uint64) (string, error) {
+	none := driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+	dirs := ss.s.recipe.dirs(ss.s.dir(name))
+	dir := dirs[len(dirs)-1]
+	all, err := ss.nodes(ctx, dir, ss.s.recipe.reader(dir, driver.Unlimited))
+	if err != nil {
+		return "", err
+	}
+	all = all[:holding(all)]
+	if len(all) == 0 {
+		return "", none
+	}
+	calls := make([]*zk.Call, len(all))
+	for i, n := range all {
+		calls[i] = zk.Get(dir+"/"+n.name, false)
+	}
+	if err := ss.zk.Do(ctx, calls...); err != nil {
+		return "", err
+	}
+	for i, c := range calls {
+		if c.Err == nil && uint64(c.Stat.Czxid) == token {
+			return dir + "/" + all[i].name, nil
+		}
+	}
+	return "", none
+}
+
+// end asks, waits and deletes.
+func (ss *session) end(ctx context.Context, path string) error {
+	s := ss.s
+	t := &tree{path: path, ch: make(chan struct{}, 1)}
+	ss.watchTree(t)
+	defer ss.unwatchTree(t)
+	grace := time.NewTimer(s.cfg.grace)
+	defer grace.Stop()
+	ask := zk.Set(path, []byte(revoke), -1)
+	for {
+		watch := zk.Get(path, true)
+		err := ss.zk.Do(ctx, ask, watch)
+		switch {
+		case err != nil && ctx.Err() == nil && ss.zk.Ended() == nil:
+			continue // on the next connection
+		case err != nil:
+			return s.fail(err)
+		case errors.Is(ask.Err, zk.ErrNoNode) || errors.Is(watch.Err, zk.ErrNoNode):
+			return nil // it has ended
+		case ask.Err != nil || watch.Err != nil:
+			return s.fail(errors.Join(ask.Err, watch.Err))
+		}
+		select {
+		case <-t.ch:
+			ask = zk.Sync(path) // asking once is enough
+		case <-grace.C:
+			return ss.take(ctx, path)
+		case <-ctx.Done():
+			return driver.Errorf(driver.Unknown, "the holder was asked to end and has not yet: %w", ctx.Err())
+		case <-ss.over:
+			return s.fail(&zk.LostError{Err: errOver})
+		}
+	}
+}
+
+func (ss *session) take(ctx context.Context, path string) error {
+	for {
+		del := zk.Delete(path, -1)
+		err := ss.zk.Do(ctx, del)
+		switch {
+		case err != nil && ctx.Err() == nil && ss.zk.Ended() == nil:
+			continue
+		case err != nil:
+			return ss.s.fail(err)
+		case del.Err == nil || errors.Is(del.Err, zk.ErrNoNode):
+			return nil
+		}
+		return ss.s.fail(del.Err)
+	}
+}

@@ -1,0 +1,60 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// errOver: the session has ended at the server, and everything of it with it.
+var errOver = errors.New("the session has expired")
+
+// fail gives an error of the client its meaning.
+func (s *Store) fail(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, done := errors.AsType[*driver.Error](err); done {
+		return err
+	}
+	if _, busy := errors.AsType[*driver.BusyError](err); busy {
+		return err
+	}
+	if s.closed.Load() {
+		return errClosed()
+	}
+	if _, ok := errors.AsType[*zk.LostError](err); ok {
+		return &driver.Error{Code: driver.Unknown, Err: err}
+	}
+	code, answered := errors.AsType[zk.Error](err)
+	if _, ok := errors.AsType[*zk.NotSentError](err); ok && code != zk.ErrAuthFailed {
+		return &driver.Error{Code: driver.Unavailable, Err: err}
+	}
+	if answered {
+		switch code {
+		case zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrReadOnly, zk.ErrEphemeralParent:
+			return &driver.Error{Code: driver.Refused, Err: err}
+		case zk.ErrUnimplemented:
+			return &driver.Error{Code: driver.Unsupported, Err: err}
+		case zk.ErrBadArguments:
+			return &driver.Error{Code: driver.Invalid, Err: err}
+		}
+		return &driver.Error{Code: driver.Unknown, Err: err}
+	}
+	return &driver.Error{Code: driver.Unknown, Err: err}
+}
+
+func errClosed() error { return driver.Errorf(driver.IsClosed, "the zookeeper store is closed") }
+
+func notHeld(g driver.Grant) error {
+	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
+}
+
+func withdrawn(ctx context.Context) error {
+	return &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+}
+
+// Classify tells what an error means.
+func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }

@@ -1,0 +1,10 @@
+module github.com/holdfast-go/holdfast/zkstore
+
+go 1.26.0
+
+require (
+	github.com/holdfast-go/holdfast v0.1.0
+	pgregory.net/rapid v1.3.0
+)
+
+require golang.org/x/sys v0.49.0 // indirect

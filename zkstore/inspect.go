@@ -1,0 +1,187 @@
+package zkstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// Inspect tells the state of one name.
+func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
+	if s.closed.Load() {
+		return driver.State{}, errClosed()
+	}
+	ss, err := s.any(ctx)
+	if err != nil {
+		return driver.State{}, err
+	}
+	return ss.inspect(ctx, name)
+}
+
+func (ss *session) inspect(ctx context.Context, name string) (driver.State, error) {
+	if ss.s.cfg.layout == Semaphore {
+		return ss.inspectSemaphore(ctx, name)
+	}
+	st := driver.State{Name: name}
+	dir := ss.s.dir(name)
+	all, err := ss.nodes(ctx, dir, ss.s.recipe.read)
+	if err == nil {
+		st.Holders, st.Waiters, err = ss.describe(ctx, dir, all)
+	}
+	if err != nil {
+		return driver.State{}, ss.s.fail(err)
+	}
+	slices.SortFunc(st.Holders, byToken)
+	return st, nil
+}
+
+// nodes reads a directory as it is at the leader; one that is missing is empty.
+func (ss *session) nodes(ctx context.Context, dir string, read func(string) (node, bool)) ([]node, error) {
+	flush, list := zk.Sync(dir), zk.Children(dir, false)
+	err := ss.zk.Do(ctx, flush, list)
+	if err == nil {
+		err = list.Err
+	}
+	if errors.Is(err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	return nodesOf(list.Names, read), err
+}
+
+func byToken(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) }
+
+// batch is how many requests are sent in one piece when a whole store is read.
+const batch = 128
+
+// describe reads the nodes of a queue.
+func (ss *session) describe(ctx context.Context, dir string, all []node) (holders []driver.Holder, waiters []driver.Waiter, err error) {
+	granted := holding(all)
+	for start := 0; start < len(all); start += batch {
+		some := all[start:min(start+batch, len(all))]
+		calls := make([]*zk.Call, len(some))
+		for i, n := range some {
+			calls[i] = zk.Get(dir+"/"+n.name, false)
+		}
+		if err := ss.zk.Do(ctx, calls...); err != nil {
+			return nil, nil, err
+		}
+		for i, c := range calls {
+			switch {
+			case errors.Is(c.Err, zk.ErrNoNode): // it went meanwhile
+			case c.Err != nil:
+				return nil, nil, c.Err
+			case start+i < granted:
+				holders = append(holders, holderOf(some[i], c))
+			default:
+				h := holderOf(some[i], c)
+				waiters = append(waiters, driver.Waiter{Owner: h.Owner, Limit: h.Limit})
+			}
+		}
+	}
+	return holders, waiters, nil
+}
+
+func holderOf(n node, c *zk.Call) driver.Holder {
+	o, ttl, _ := owner(c.Data, c.Stat)
+	h := driver.Holder{Owner: o, Token: uint64(c.Stat.Czxid), Limit: n.limit, Slot: driver.NoSlot, TTL: ttl}
+	if string(c.Data) == revoke {
+		h.Note = "asked to end"
+	}
+	return h
+}
+
+// List yields the names that are held or waited for. Names that were used lately
+// still have their node, which the server removes when it is empty, and are left
+// out.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		if s.closed.Load() {
+			yield(driver.State{}, errClosed())
+			return
+		}
+		ss, err := s.any(ctx)
+		if err != nil {
+			yield(driver.State{}, err)
+			return
+		}
+		names, err := ss.names(ctx, prefix)
+		if err != nil {
+			yield(driver.State{}, s.fail(err))
+			return
+		}
+		for some := range slices.Chunk(names, batch) {
+			used, err := ss.used(ctx, some)
+			if err != nil {
+				yield(driver.State{}, s.fail(err))
+				return
+			}
+			for _, name := range used {
+				st, err := ss.inspect(ctx, name)
+				if err == nil && len(st.Holders)+len(st.Waiters) == 0 {
+					continue
+				}
+				if !yield(st, err) || err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+// names lists the names that have a node, in order.
+func (ss *session) names(ctx context.Context, prefix string) ([]string, error) {
+	home := ss.s.home
+	if home == "" {
+		home = "/"
+	}
+	flush, list := zk.Sync(home), zk.Children(home, false)
+	if err := ss.zk.Do(ctx, flush, list); err != nil {
+		return nil, err
+	}
+	if errors.Is(list.Err, zk.ErrNoNode) {
+		return nil, nil
+	}
+	var names []string
+	for _, n := range list.Names {
+		if name, ok := unescape(n); ok && strings.HasPrefix(name, prefix) && driver.CheckName(name) == nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, list.Err
+}
+
+// used keeps the names that have any node of the recipe.
+func (ss *session) used(ctx context.Context, names []string) ([]string, error) {
+	var calls []*zk.Call
+	var dirs []string
+	for _, name := range names {
+		for _, dir := range ss.s.recipe.dirs(ss.s.dir(name)) {
+			dirs = append(dirs, dir)
+			calls = append(calls, zk.Children(dir, false))
+		}
+	}
+	per := len(calls) / max(len(names), 1)
+	if err := ss.zk.Do(ctx, calls...); err != nil {
+		return nil, err
+	}
+	var used []string
+	for i, name := range names {
+		for j, c := range calls[i*per : (i+1)*per] {
+			if c.Err != nil && !errors.Is(c.Err, zk.ErrNoNode) {
+				return nil, c.Err
+			}
+			if len(nodesOf(c.Names, ss.s.recipe.reader(dirs[i*per+j], 1))) > 0 {
+				used = append(used, name)
+				break
+			}
+		}
+	}
+	return used, nil
+}

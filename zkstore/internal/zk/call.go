@@ -1,0 +1,233 @@
+package zk
+
+import "github.com/holdfast-go/holdfast/driver"
+
+// Call is one request. Its results may be read once Do has returned nil, or
+// Done is closed.
+type Call struct {
+	op   int32
+	body []byte
+	kind kind
+
+	done chan struct{}
+
+	// Sent is taken before the request is written; Conn numbers the connection it
+	// went on, 0 if it went on none.
+	Sent driver.Instant
+	Conn int
+
+	// Err is the server's answered error, or a *LostError.
+	Err error
+	// Zxid is the server's last transaction when it made the answer: for a write that
+	// was done, its own, since a server applies and answers writes one by one.
+	Zxid int64
+	// Path, Stat, Data and Names are results, as far as the operation has them.
+	Path  string
+	Stat  Stat
+	Data  []byte
+	Names []string
+	// Results are those of a multi, by index; if it failed, Failed is the index of
+	// the operation that did not pass.
+	Results []*Call
+	Failed  int
+}
+
+// Done is closed when the call has been answered or its connection is lost. It
+// is nil until the call is sent.
+func (c *Call) Done() <-chan struct{} { return c.done }
+
+// kind says how an answer is read.
+type kind int
+
+const (
+	kindNone kind = iota
+	kindCreated
+	kindStat
+	kindData
+	kindChildren
+	kindPath
+	kindMulti
+)
+
+func create(op int32, path string, data []byte, acl []ACL, flags int32) *Call {
+	var e encoder
+	e.string(path)
+	e.bytes(data)
+	e.acl(acl)
+	e.int32(flags)
+	return &Call{op: op, body: e.b, kind: kindCreated}
+}
+
+// Create makes a node that stays.
+func Create(path string, data []byte, acl []ACL) *Call { return create(opCreate, path, data, acl, 0) }
+
+// CreateEphemeral makes a node that ends with the session.
+func CreateEphemeral(path string, data []byte, acl []ACL) *Call {
+	return create(opCreate, path, data, acl, flagsEphemeral)
+}
+
+// CreateSequential makes a node that ends with the session, whose name ends with
+// a number.
+func CreateSequential(path string, data []byte, acl []ACL) *Call {
+	return create(opCreate, path, data, acl, flagsEphemeralSequential)
+}
+
+// CreateContainer makes a node that the server removes some time after its last
+// child.
+func CreateContainer(path string, acl []ACL) *Call {
+	return create(opCreateContainer, path, nil, acl, flagsContainer)
+}
+
+// Delete removes a node; version -1 fits every version.
+func Delete(path string, version int32) *Call {
+	var e encoder
+	e.string(path)
+	e.int32(version)
+	return &Call{op: opDelete, body: e.b}
+}
+
+// Get reads a node, and watches it for a change of its data or its end. Unlike
+// exists it leaves no watch behind where there is no node.
+func Get(path string, watch bool) *Call {
+	var e encoder
+	e.string(path)
+	e.bool(watch)
+	return &Call{op: opGetData, body: e.b, kind: kindData}
+}
+
+// Set writes a node's data; version -1 fits every version.
+func Set(path string, data []byte, version int32) *Call {
+	var e encoder
+	e.string(path)
+	e.bytes(data)
+	e.int32(version)
+	return &Call{op: opSetData, body: e.b, kind: kindStat}
+}
+
+// Children lists the names of a node's children, in no order, and its own Stat.
+func Children(path string, watch bool) *Call {
+	var e encoder
+	e.string(path)
+	e.bool(watch)
+	return &Call{op: opChildren, body: e.b, kind: kindChildren}
+}
+
+// Sync makes the reads after it see what the leader had committed when it got
+// there.
+func Sync(path string) *Call {
+	var e encoder
+	e.string(path)
+	return &Call{op: opSync, body: e.b, kind: kindPath}
+}
+
+// Check, in a multi, demands a version of a node.
+func Check(path string, version int32) *Call {
+	var e encoder
+	e.string(path)
+	e.int32(version)
+	return &Call{op: opCheck, body: e.b}
+}
+
+// Multi does all or nothing: creates, deletes, sets and checks. Creates in it
+// answer no Stat: servers learned that after 3.9.
+func Multi(ops ...*Call) *Call {
+	var e encoder
+	for _, o := range ops {
+		if o.op == opCreate {
+			e.int32(opCreatePlain)
+		} else {
+			e.int32(o.op)
+		}
+		e.bool(false)
+		e.int32(-1)
+		e.b = append(e.b, o.body...)
+	}
+	e.int32(-1)
+	e.bool(true)
+	e.int32(-1)
+	return &Call{op: opMulti, body: e.b, kind: kindMulti, Results: ops, Failed: -1}
+}
+
+// WatchTree watches a node and everything below it, until removed. The watch
+// ends with the connection.
+func WatchTree(path string) *Call {
+	var e encoder
+	e.string(path)
+	e.int32(modeRecursive)
+	return &Call{op: opAddWatch, body: e.b}
+}
+
+// RemoveWatches forgets this session's watches of a kind on a path.
+func RemoveWatches(path string, k WatchKind) *Call {
+	var e encoder
+	e.string(path)
+	e.int32(int32(k))
+	return &Call{op: opRemoveWatches, body: e.b}
+}
+
+// read takes the answer's body apart.
+func (c *Call) read(code Error, d *decoder) {
+	if code != 0 {
+		c.Err = code
+		return
+	}
+	c.result(c.kind, d)
+	if err := d.err(); err != nil {
+		c.Err = err
+	}
+}
+
+func (c *Call) result(k kind, d *decoder) {
+	switch k {
+	case kindCreated:
+		c.Path, c.Stat = d.string(), d.stat()
+	case kindStat:
+		c.Stat = d.stat()
+	case kindData:
+		c.Data, c.Stat = d.bytes(), d.stat()
+	case kindChildren:
+		c.Names, c.Stat = d.strings(), d.stat()
+	case kindPath:
+		c.Path = d.string()
+	case kindMulti:
+		c.multi(d)
+	}
+}
+
+// multi reads the results of each operation. Where one failed every result is an
+// error: 0 for those before it, its own, and "inconsistency" for those behind.
+func (c *Call) multi(d *decoder) {
+	failed := false
+	for i := 0; ; i++ {
+		op, end := d.int32(), d.bool()
+		d.int32()
+		if end || d.bad {
+			if failed && c.Err == nil {
+				c.Err = ErrRuntimeInconsistency
+			}
+			return
+		}
+		if i >= len(c.Results) {
+			d.bad = true
+			return
+		}
+		r := c.Results[i]
+		if op == opCreatePlain {
+			r.Path = d.string()
+			continue
+		}
+		if op != opError {
+			r.result(r.kind, d)
+			continue
+		}
+		failed = true
+		e := Error(d.int32())
+		if e == 0 {
+			continue
+		}
+		r.Err = e
+		if e != ErrRuntimeInconsistency && c.Failed < 0 {
+			c.Failed, c.Err = i, e
+		}
+	}
+}

@@ -1,0 +1,241 @@
+package zk
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+const (
+	// maxFrame bounds an answer: a server's own bound is 1 MB unless configured.
+	maxFrame = 64 << 20
+	// writePatience bounds a write that the network does not take.
+	writePatience = 500 * time.Millisecond
+)
+
+// LostError: the connection was lost, or the caller's context ended, before the
+// answer came. What was sent may have been done, or may still be.
+type LostError struct{ Err error }
+
+func (e *LostError) Error() string { return fmt.Sprintf("zookeeper: no answer: %v", e.Err) }
+func (e *LostError) Unwrap() error { return e.Err }
+
+// NotSentError: nothing was sent.
+type NotSentError struct{ Err error }
+
+func (e *NotSentError) Error() string { return fmt.Sprintf("zookeeper: not connected: %v", e.Err) }
+func (e *NotSentError) Unwrap() error { return e.Err }
+
+// conn is one connection of a session. Requests are answered in the order in
+// which they were sent.
+type conn struct {
+	s  *Session
+	n  int
+	nc net.Conn
+	// over is closed when the connection is.
+	over chan struct{}
+
+	mu      sync.Mutex
+	err     error
+	xid     int32
+	pending []*Call
+	head    int
+	xids    []int32
+	out     []byte
+	spare   []byte
+	writing bool
+}
+
+// send writes calls in one piece. Whoever finds a write under way leaves its
+// bytes to the writer.
+func (c *conn) send(calls ...*Call) error {
+	sent := driver.Now()
+	c.mu.Lock()
+	if c.err != nil {
+		err := c.err
+		c.mu.Unlock()
+		return &NotSentError{err}
+	}
+	for _, k := range calls {
+		k.done, k.Sent, k.Conn = make(chan struct{}), sent, c.n
+		c.xid++
+		if c.xid < 0 {
+			c.xid = 1
+		}
+		c.out = binary.BigEndian.AppendUint32(c.out, uint32(8+len(k.body)))
+		c.out = binary.BigEndian.AppendUint32(c.out, uint32(c.xid))
+		c.out = binary.BigEndian.AppendUint32(c.out, uint32(k.op))
+		c.out = append(c.out, k.body...)
+		c.pending = append(c.pending, k)
+		c.xids = append(c.xids, c.xid)
+	}
+	if c.writing {
+		c.mu.Unlock()
+		return nil
+	}
+	c.writing = true
+	for c.err == nil && len(c.out) > 0 {
+		out := c.out
+		c.out = c.spare[:0]
+		c.mu.Unlock()
+		err := c.nc.SetWriteDeadline(time.Now().Add(writePatience))
+		if err == nil {
+			_, err = c.nc.Write(out)
+		}
+		c.mu.Lock()
+		c.spare = out
+		if err != nil {
+			c.closeLocked(err)
+		}
+	}
+	c.writing = false
+	c.mu.Unlock()
+	return nil
+}
+
+// close ends the connection; the reader then fails what is pending.
+func (c *conn) close(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closeLocked(err)
+}
+
+func (c *conn) closeLocked(err error) {
+	if c.err == nil {
+		c.err = err
+		close(c.over)
+		c.nc.Close()
+	}
+}
+
+// next takes the call that an answer belongs to.
+func (c *conn) next(xid int32) (*Call, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.head == len(c.pending) {
+		return nil, fmt.Errorf("zk: an answer to no request (xid %d)", xid)
+	}
+	if c.xids[c.head] != xid {
+		return nil, fmt.Errorf("zk: the answer to request %d came where %d was due", xid, c.xids[c.head])
+	}
+	k := c.pending[c.head]
+	c.pending[c.head] = nil
+	c.head++
+	if c.head == len(c.pending) {
+		c.pending, c.xids, c.head = c.pending[:0], c.xids[:0], 0
+	}
+	return k, nil
+}
+
+// abandon fails everything that has had no answer.
+func (c *conn) abandon() {
+	c.mu.Lock()
+	left, err := c.pending[c.head:], c.err
+	c.pending, c.xids, c.head = nil, nil, 0
+	c.mu.Unlock()
+	for _, k := range left {
+		k.Err = &LostError{err}
+		close(k.done)
+	}
+}
+
+// read takes answers and events until the connection ends.
+func (c *conn) read(r *bufio.Reader) error {
+	var frame []byte
+	for {
+		var err error
+		if frame, err = readFrame(r, frame); err != nil {
+			return err
+		}
+		d := decoder{b: frame}
+		xid, zxid, code := d.int32(), d.int64(), Error(d.int32())
+		if d.bad {
+			return errShort
+		}
+		switch xid {
+		case xidEvent:
+			e := Event{Type: EventType(d.int32())}
+			d.int32() // the state of the session, which we see for ourselves
+			e.Path = d.string()
+			if d.bad {
+				return errShort
+			}
+			if e.Type > 0 {
+				c.s.cfg.OnEvent(e)
+			}
+			continue
+		case xidAuth:
+			if code != 0 {
+				c.s.end(ErrAuthFailed)
+				return ErrAuthFailed
+			}
+			continue
+		}
+		k, err := c.next(xid)
+		if err != nil {
+			return err
+		}
+		k.Zxid = zxid
+		k.read(code, &d)
+		c.s.answered(k, zxid, code)
+		close(k.done)
+		if code == ErrExpired || code == ErrMoved {
+			return code // the next handshake tells whether it is over
+		}
+		if errors.Is(k.Err, errShort) {
+			return errShort
+		}
+	}
+}
+
+func readFrame(r *bufio.Reader, frame []byte) ([]byte, error) {
+	head, err := r.Peek(4)
+	if err != nil {
+		return frame, err
+	}
+	n := binary.BigEndian.Uint32(head)
+	if n > maxFrame {
+		return frame, fmt.Errorf("zk: a frame of %d bytes", n)
+	}
+	_, _ = r.Discard(4)
+	if uint32(cap(frame)) < n {
+		frame = make([]byte, n)
+	}
+	frame = frame[:n]
+	_, err = io.ReadFull(r, frame)
+	return frame, err
+}
+
+// handshake begins or continues the session on a fresh connection. It answers
+// the instant before the request was sent.
+func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64, ask time.Duration) (sent driver.Instant, newID int64, newPasswd []byte, got time.Duration, err error) {
+	var e encoder
+	e.int32(0) // its length, below
+	e.int32(0) // protocol version
+	e.int64(zxid)
+	e.int32(int32(min(ask.Milliseconds(), 1<<30)))
+	e.int64(id)
+	e.bytes(passwd)
+	e.bool(false) // no read-only server
+	binary.BigEndian.PutUint32(e.b, uint32(len(e.b)-4))
+	sent = driver.Now()
+	if _, err = nc.Write(e.b); err != nil {
+		return sent, 0, nil, 0, err
+	}
+	frame, err := readFrame(r, nil)
+	if err != nil {
+		return sent, 0, nil, 0, err
+	}
+	d := decoder{b: frame}
+	d.int32()
+	got = time.Duration(d.int32()) * time.Millisecond
+	newID, newPasswd = d.int64(), d.bytes()
+	return sent, newID, newPasswd, got, d.err()
+}

@@ -1,0 +1,153 @@
+package zk
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// proof is what is known of the leader's deadline for the session.
+//
+// A leader ends a session when it has heard of no activity for the session
+// timeout T. What a client does at a follower, the leader hears of when the
+// follower answers the leader's next ping, twice a tick; requests that pass
+// through to the leader do not count there as activity. So one answer, even one
+// that came from the leader, does not prove that the deadline has moved. The next
+// one does, if a tick lay between: pings, their answers and forwarded requests
+// travel in order on the one connection between follower and leader, so by the
+// time the later request is answered the leader has heard of the earlier one.
+// Hence: when a request that passed the leader is answered, and it was sent at
+// least Beat (more than a tick) after an earlier one had been answered on the
+// same connection, the session stands at least until
+//
+//	send of the earlier one + T - tick.
+//
+// The tick that is taken off covers a leader that has been deposed and does not
+// know yet: it goes on answering sync for at most about that long beside its
+// successor, which begins by giving every session the whole of T.
+//
+// Two answers count at once, without a second one. A session that is new was
+// made by a transaction that a quorum has committed, and its deadline set with
+// it. And on reconnection the server asks the leader, who moves the deadline
+// before it answers; since a deposed leader may answer that as well, it counts as
+// an earlier one, to be confirmed.
+type proof struct {
+	// origin: the deadline is at least origin + T - tick.
+	origin driver.Instant
+	// The earlier one that waits for its confirmation: its send, its answer.
+	sent, received driver.Instant
+
+	changed chan struct{} // closed and replaced when origin moves
+}
+
+func (p *proof) connected(fresh bool, sent, received driver.Instant) {
+	if fresh {
+		p.origin = sent
+	}
+	p.sent, p.received = sent, received
+}
+
+// answered takes a request that passed the leader.
+func (p *proof) answered(sent driver.Instant, beat time.Duration) {
+	if Between(p.received, sent) < beat {
+		return
+	}
+	p.origin, p.sent, p.received = p.sent, sent, driver.Now()
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+// Between is the time from a to b, suspended time included.
+func Between(a, b driver.Instant) time.Duration {
+	since, _ := a.Elapsed()
+	later, _ := b.Elapsed()
+	return since - later
+}
+
+// Proven is how long after an instant the session is known to stand.
+func (s *Session) Proven(at driver.Instant) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proven(at)
+}
+
+func (s *Session) proven(at driver.Instant) time.Duration {
+	return s.timeout - s.cfg.Tick - Between(s.proof.origin, at)
+}
+
+// Proof is the same as an instant and how long after it the session is known to
+// stand.
+func (s *Session) Proof() (driver.Instant, time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proof.origin, s.timeout - s.cfg.Tick
+}
+
+// Prove waits until the session is known to stand for that long after an
+// instant. It answers false when ctx ends or the session is over before.
+func (s *Session) Prove(ctx context.Context, at driver.Instant, d time.Duration) bool {
+	for {
+		s.mu.Lock()
+		ok, ended, proven, changed := s.proven(at) >= d, s.ended, s.proof.changed, s.changed
+		s.mu.Unlock()
+		switch {
+		case ended != nil:
+			return false
+		case ok:
+			return true
+		}
+		select {
+		case <-proven:
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// Silence is how long a heartbeat may stay without an answer before another server
+// is tried.
+func (c Config) Silence() time.Duration {
+	return max(3*c.Beat, min(c.Timeout/3, maxSilence))
+}
+
+const maxSilence = 10 * time.Second
+
+// beat sends a heartbeat whenever nothing else has passed the leader for a while,
+// and gives the connection up when one stays without an answer.
+func (s *Session) beat(c *conn) {
+	t := time.NewTimer(0)
+	defer t.Stop()
+	for {
+		s.mu.Lock()
+		since, _ := s.proof.received.Elapsed()
+		wait, silence := s.cfg.Beat-since, s.cfg.Silence()
+		s.mu.Unlock()
+		if wait > 0 {
+			t.Reset(wait)
+			select {
+			case <-t.C:
+			case <-c.over:
+				return
+			}
+			continue
+		}
+		k := Sync("/")
+		if c.send(k) != nil {
+			return
+		}
+		t.Reset(silence)
+		select {
+		case <-k.done:
+		case <-c.over:
+			return
+		case <-t.C:
+			c.close(errSilent)
+			return
+		}
+	}
+}
+
+var errSilent = errors.New("the server does not answer")

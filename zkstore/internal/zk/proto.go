@@ -1,0 +1,137 @@
+package zk
+
+import "fmt"
+
+// The operations, by their numbers on the wire.
+const (
+	opCreatePlain     = 1
+	opDelete          = 2
+	opGetData         = 4
+	opSetData         = 5
+	opSync            = 9
+	opChildren        = 12
+	opCheck           = 13
+	opMulti           = 14
+	opCreate          = 15
+	opRemoveWatches   = 18
+	opCreateContainer = 19
+	opAuth            = 100
+	opAddWatch        = 106
+	opClose           = -11
+	opError           = -1
+)
+
+// The xids that are no request's.
+const (
+	xidEvent = -1
+	xidAuth  = -4
+)
+
+// throughLeader tells which operations are answered only after the leader has
+// dealt with them.
+func throughLeader(op int32) bool {
+	switch op {
+	case opDelete, opSetData, opSync, opMulti, opCreate, opCreateContainer:
+		return true
+	}
+	return false
+}
+
+// Error is an answered error, by its number on the wire.
+type Error int32
+
+// The errors that callers tell apart.
+const (
+	ErrRuntimeInconsistency Error = -2
+	ErrUnimplemented        Error = -6
+	ErrBadArguments         Error = -8
+	ErrNoNode               Error = -101
+	ErrNoAuth               Error = -102
+	ErrBadVersion           Error = -103
+	ErrEphemeralParent      Error = -108
+	ErrNodeExists           Error = -110
+	ErrNotEmpty             Error = -111
+	ErrExpired              Error = -112
+	ErrInvalidACL           Error = -114
+	ErrAuthFailed           Error = -115
+	ErrMoved                Error = -118
+	ErrReadOnly             Error = -119
+	ErrNoWatcher            Error = -121
+)
+
+var errorNames = map[Error]string{
+	ErrRuntimeInconsistency: "another operation of the transaction failed", ErrUnimplemented: "the server does not know this operation",
+	ErrBadArguments: "bad arguments", ErrNoNode: "no such node", ErrNoAuth: "no permission",
+	ErrBadVersion: "another version", ErrEphemeralParent: "an ephemeral node has no children", ErrNodeExists: "the node exists", ErrNotEmpty: "the node has children",
+	ErrExpired: "the session has expired", ErrInvalidACL: "invalid ACL", ErrAuthFailed: "authentication failed",
+	ErrMoved: "the session has moved to another server", ErrReadOnly: "the server is read-only", ErrNoWatcher: "no such watch",
+}
+
+func (e Error) Error() string {
+	if s, ok := errorNames[e]; ok {
+		return "zookeeper: " + s
+	}
+	return fmt.Sprintf("zookeeper: error %d", int32(e))
+}
+
+// Stat is what the server knows of a node. Times are milliseconds since 1970 by
+// the leader's clock.
+type Stat struct {
+	Czxid, Mzxid, Ctime, Mtime  int64
+	Version, Cversion, Aversion int32
+	EphemeralOwner              int64
+	DataLength, NumChildren     int32
+	Pzxid                       int64
+}
+
+// ACL is one entry of an access list.
+type ACL struct {
+	Perms      int32
+	Scheme, ID string
+}
+
+// Everyone may do everything; Creator: only who authenticated as the creator.
+var (
+	Everyone = []ACL{{31, "world", "anyone"}}
+	Creator  = []ACL{{31, "auth", ""}}
+)
+
+// Auth is what a session presents on each connection.
+type Auth struct {
+	Scheme string
+	Data   []byte
+}
+
+// EventType says what a watch saw.
+type EventType int32
+
+// The types of events.
+const (
+	EventCreated  EventType = 1
+	EventDeleted  EventType = 2
+	EventChanged  EventType = 3
+	EventChildren EventType = 4
+)
+
+// Event is a watch that has fired.
+type Event struct {
+	Type EventType
+	Path string
+}
+
+// WatchKind is what RemoveWatches removes.
+type WatchKind int32
+
+// The kinds of watches.
+const (
+	WatchChildren WatchKind = 1
+	WatchData     WatchKind = 2
+	WatchAny      WatchKind = 3
+)
+
+const (
+	flagsEphemeral           = 1
+	flagsEphemeralSequential = 3
+	flagsContainer           = 4
+	modeRecursive            = 1
+)

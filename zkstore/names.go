@@ -1,0 +1,116 @@
+package zkstore
+
+import (
+	"strings"
+	"unicode/utf8"
+)
+
+// A name is one node below the root, under its own spelling wherever that can be
+// a node's name; what cannot is escaped byte by byte as %XX. A namespace is a node
+// whose name begins with '@', and the node "@" itself keeps the sessions' guards:
+// no name is spelt so, since a leading '@' is escaped.
+const (
+	namespaceMark = "@"
+	guardDir      = "@"
+)
+
+const hexDigits = "0123456789ABCDEF"
+
+// escape is injective.
+func escape(name string) string {
+	switch name {
+	case ".", "..", "zookeeper":
+		// Not allowed, or the server's own.
+		return escapeByte(nil, name[0]) + name[1:]
+	}
+	plain := true
+	for i, r := range name {
+		if !allowed(r) || i == 0 && r == '@' {
+			plain = false
+			break
+		}
+	}
+	if plain {
+		return name
+	}
+	var b []byte
+	for i := 0; i < len(name); {
+		r, n := utf8.DecodeRuneInString(name[i:])
+		if allowed(r) && !(i == 0 && r == '@') {
+			b = append(b, name[i:i+n]...)
+		} else {
+			for _, c := range []byte(name[i : i+n]) {
+				b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
+			}
+		}
+		i += n
+	}
+	return string(b)
+}
+
+func escapeByte(b []byte, c byte) string {
+	return string(append(b, '%', hexDigits[c>>4], hexDigits[c&15]))
+}
+
+// allowed leaves out what ZooKeeper refuses in a path, what it writes in an
+// encoding of its own (beyond the basic plane), and the escape.
+func allowed(r rune) bool {
+	switch {
+	case r == '/' || r == '%' || r == utf8.RuneError:
+		return false
+	case r >= 0x20 && r <= 0x7e, r >= 0xa0 && r <= 0xd7ff, r >= 0xf900 && r <= 0xffef:
+		return true
+	}
+	return false
+}
+
+// unescape is the inverse of escape; it answers false for what escape does not
+// make.
+func unescape(node string) (string, bool) {
+	var b strings.Builder
+	for i := 0; i < len(node); i++ {
+		if node[i] != '%' {
+			b.WriteByte(node[i])
+			continue
+		}
+		if i+2 >= len(node) {
+			return "", false
+		}
+		hi, lo := strings.IndexByte(hexDigits, node[i+1]), strings.IndexByte(hexDigits, node[i+2])
+		if hi < 0 || lo < 0 {
+			return "", false
+		}
+		b.WriteByte(byte(hi<<4 | lo))
+		i += 2
+	}
+	name := b.String()
+	return name, escape(name) == node
+}
+
+// checkChroot tells what is wrong with a path that is to be the root, "" if
+// nothing. The empty path is the server's own root.
+func checkChroot(path string) string {
+	if path == "" {
+		return ""
+	}
+	if path[0] != '/' {
+		return "it does not begin with a slash"
+	}
+	for part := range strings.SplitSeq(path[1:], "/") {
+		switch {
+		case part == "":
+			return "it has an empty part"
+		case part == "." || part == "..":
+			return "it has a part " + part
+		}
+		for _, r := range part {
+			if r != '%' && !allowed(r) {
+				return "ZooKeeper does not allow every character in it"
+			}
+		}
+	}
+	if path == "/zookeeper" || strings.HasPrefix(path, "/zookeeper/") {
+		return "/zookeeper is the server's own"
+	}
+	return ""
+}

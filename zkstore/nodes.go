@@ -1,0 +1,163 @@
+package zkstore
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// The parts of a node's name that say what it is. The read/write lock's two are
+// as long as each other.
+const (
+	markRead  = "__READ__"
+	markWrite = "__WRIT__"
+	markMutex = "lock-"
+	markLease = "lease-"
+	// A permit is a writer in Curator's eyes, so that its readers and writers wait
+	// for it, and carries its limit before that: "-sem3-__WRIT__".
+	markPermit = "sem"
+)
+
+// node is one child that is of the recipe.
+type node struct {
+	name  string
+	seq   int32
+	limit int
+}
+
+// protected begins the name of every node of a request, as Curator's "protection"
+// does: what a create whose answer was lost has made is found by it. It is made
+// of the request's ID alone, so that every client can find it.
+func protected(id string) string {
+	h := sha256.Sum256([]byte("holdfast " + id))
+	h[6] = h[6]&0x0f | 0x80 // version 8: made by a rule of its own
+	h[8] = h[8]&0x3f | 0x80
+	x := hex.EncodeToString(h[:16])
+	return "_c_" + x[:8] + "-" + x[8:12] + "-" + x[12:16] + "-" + x[16:20] + "-" + x[20:] + "-"
+}
+
+// sequence reads what the server has put behind the last mark: an int32 printed
+// with ten characters, or as many as it takes.
+func sequence(name, mark string) (int32, bool) {
+	i := strings.LastIndex(name, mark)
+	if i < 0 {
+		return 0, false
+	}
+	digits := name[i+len(mark):]
+	n, err := strconv.ParseInt(digits, 10, 32)
+	return int32(n), err == nil && fmt.Sprintf("%010d", n) == digits
+}
+
+// readWriteNode reads a child of the native layout.
+func readWriteNode(name string) (node, bool) {
+	if seq, ok := sequence(name, markRead); ok {
+		return node{name, seq, driver.Unlimited}, true
+	}
+	seq, ok := sequence(name, markWrite)
+	if !ok {
+		return node{}, false
+	}
+	n := node{name, seq, driver.Exclusive}
+	head := strings.TrimSuffix(name[:strings.LastIndex(name, markWrite)], "-")
+	if i := strings.LastIndex(head, "-"+markPermit); i >= 0 {
+		if limit, err := strconv.Atoi(head[i+1+len(markPermit):]); err == nil && limit > 1 && limit <= driver.MaxLimit {
+			n.limit = limit
+		}
+	}
+	return n, true
+}
+
+func mutexNode(name string) (node, bool) {
+	seq, ok := sequence(name, markMutex)
+	return node{name, seq, driver.Exclusive}, ok
+}
+
+// nodesOf keeps the children that are of the recipe, in the order of their
+// creation.
+func nodesOf(children []string, read func(string) (node, bool)) []node {
+	all := make([]node, 0, len(children))
+	for _, c := range children {
+		if n, ok := read(c); ok {
+			all = append(all, n)
+		}
+	}
+	sortNodes(all)
+	return all
+}
+
+// sortNodes orders by sequence number. That is an int32 which wraps; nodes that
+// stand together are far less than half its range apart, so the smaller is the
+// one from which the other is reached by going up: the order of their czxid,
+// without reading it. Equal numbers are a writer and the reader that Curator made
+// of it: the writer came first.
+func sortNodes(all []node) {
+	slices.SortFunc(all, func(a, b node) int {
+		if a.seq != b.seq {
+			if d := a.seq - b.seq; d < 0 { // wraps on purpose
+				return -1
+			}
+			return 1
+		}
+		if (a.limit == driver.Unlimited) != (b.limit == driver.Unlimited) {
+			if b.limit == driver.Unlimited {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(a.name, b.name)
+	})
+}
+
+func indexOf(all []node, name string) int {
+	return slices.IndexFunc(all, func(n node) bool { return n.name == name })
+}
+
+// holding is how many of the nodes, in order, are grants: a place has become one
+// when all before it are and the rule admits it beside them, and since the
+// smallest limit only falls along the queue, grants are a beginning of it.
+func holding(all []node) int {
+	least := math.MaxInt
+	for i, n := range all {
+		if least = min(least, n.limit); i >= least {
+			return i
+		}
+	}
+	return len(all)
+}
+
+// toWatch are the nodes before the one at index i, which is no grant, of which at
+// least one must go before it can become one: a set of k nodes that holds a
+// limit of k or less, its own included. It is the nearest such set, so that as
+// few as possible wake by one release: the predecessor for an exclusive place, the
+// nearest writer for a shared one, the n nearest for a permit.
+func toWatch(all []node, i int) []node {
+	best := []node(nil)
+	consider := func(set []node) {
+		if best == nil || len(set) < len(best) {
+			best = set
+		}
+	}
+	if own := all[i].limit; own <= i {
+		consider(all[i-own : i])
+	}
+	for j := i - 1; j >= 0 && (best == nil || len(best) > 1); j-- {
+		limit := all[j].limit
+		if limit > i {
+			continue
+		}
+		set := []node{all[j]}
+		for k := i - 1; k >= 0 && len(set) < limit; k-- {
+			if k != j {
+				set = append(set, all[k])
+			}
+		}
+		consider(set)
+	}
+	return best
+}

@@ -1,0 +1,292 @@
+package zkstore
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// Layout is how locks are written down. Curator's recipes do not exclude one
+// another, so everybody who locks below one root uses the same.
+type Layout string
+
+// The layouts.
+const (
+	// ReadWrite is Curator's InterProcessReadWriteLock: exclusive is its writer,
+	// shared its reader, and permits are further nodes of the same queue. It is the
+	// default.
+	ReadWrite Layout = "readwrite"
+	// Mutex is Curator's InterProcessMutex, and go-zookeeper's Lock.
+	Mutex Layout = "mutex"
+	// Semaphore is Curator's InterProcessSemaphoreV2. Everybody uses the same limit
+	// for one name.
+	Semaphore Layout = "semaphore"
+)
+
+// DefaultTick is ZooKeeper's own default of tickTime.
+const DefaultTick = 2 * time.Second
+
+// DefaultBreakGrace is how long Break leaves a holder that was asked to end.
+const DefaultBreakGrace = 5 * time.Second
+
+// Option changes how Open opens a store.
+type Option func(*config)
+
+type config struct {
+	namespace string
+	chroot    string
+	layout    Layout
+	tick      time.Duration
+	grace     time.Duration
+	auth      []zk.Auth
+	acl       []zk.ACL
+	tls       *tls.Config
+	dial      func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Namespace keeps the names of this store apart from those of stores that were
+// opened with another namespace below the same root. The default is empty.
+func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
+
+// Root is the node below which everything is kept, such as /locks; it and the
+// nodes above it are made if they are missing. The default is the server's root.
+func Root(path string) Option { return func(c *config) { c.chroot = path } }
+
+// WithLayout chooses the layout.
+func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
+
+// Tick is the servers' tickTime, which a client cannot ask for: default 2 s, as
+// ZooKeeper's. The trust in a lock is argued from it, so it must not be smaller
+// than what the servers have; larger costs only slower heartbeats and longer
+// sessions. A server whose least session timeout shows that it ticks slower is
+// refused.
+func Tick(d time.Duration) Option { return func(c *config) { c.tick = d } }
+
+// BreakGrace is how long Break waits for a holder that it has asked to end, before
+// it deletes its node. The default is 5 s.
+func BreakGrace(d time.Duration) Option { return func(c *config) { c.grace = d } }
+
+// Digest authenticates each connection as a user, by ZooKeeper's digest scheme.
+func Digest(user, password string) Option {
+	return func(c *config) {
+		c.auth = append(c.auth, zk.Auth{Scheme: "digest", Data: []byte(user + ":" + password)})
+	}
+}
+
+// CreatorOnly gives what this store makes to the authenticated user alone,
+// instead of to everyone, which is what Curator does as well.
+func CreatorOnly() Option { return func(c *config) { c.acl = zk.Creator } }
+
+// TLS speaks TLS with the servers. Without a ServerName each server's own host
+// is verified.
+func TLS(t *tls.Config) Option { return func(c *config) { c.tls = t } }
+
+// Dial makes the connections, instead of a net.Dialer; TLS goes on top.
+func Dial(f func(ctx context.Context, network, address string) (net.Conn, error)) Option {
+	return func(c *config) { c.dial = f }
+}
+
+const (
+	minTick = 10 * time.Millisecond
+	maxTick = time.Minute
+)
+
+func configure(servers []string, options []Option) (config, []string, error) {
+	c := config{layout: ReadWrite, tick: DefaultTick, grace: DefaultBreakGrace, acl: zk.Everyone, dial: (&net.Dialer{}).DialContext}
+	for _, o := range options {
+		o(&c)
+	}
+	bad := func(format string, args ...any) (config, []string, error) {
+		return c, nil, driver.Errorf(driver.Invalid, "zkstore: "+format, args...)
+	}
+	if err := driver.CheckNamespace(c.namespace); err != nil {
+		return bad("%w", err)
+	}
+	if why := checkChroot(c.chroot); why != "" {
+		return bad("root %q: %s; give an absolute path such as /locks", c.chroot, why)
+	}
+	switch {
+	case !slices.Contains([]Layout{ReadWrite, Mutex, Semaphore}, c.layout):
+		return bad("layout %q: give %s, %s or %s", c.layout, ReadWrite, Mutex, Semaphore)
+	case c.tick < minTick || c.tick > maxTick:
+		return bad("tick %s: from %s to %s is allowed", c.tick, minTick, maxTick)
+	case c.grace < 0 || c.grace > time.Hour:
+		return bad("break grace %s: from 0 to 1h is allowed", c.grace)
+	case len(c.acl) > 0 && c.acl[0].Scheme == "auth" && len(c.auth) == 0:
+		return bad("CreatorOnly without a user: give one with Digest")
+	case len(servers) == 0:
+		return bad("no server is given: give host or host:port")
+	}
+	for _, a := range c.auth {
+		if user, password, _ := strings.Cut(string(a.Data), ":"); user == "" || password == "" {
+			return bad("Digest: the user or the password is empty")
+		}
+	}
+	all := make([]string, len(servers))
+	for i, s := range servers {
+		host, port, err := net.SplitHostPort(s)
+		if err != nil {
+			host, port = strings.Trim(s, "[]"), "2181"
+		}
+		if host == "" || strings.ContainsAny(host, "/@ ") || port == "" {
+			return bad("server %q: give host or host:port", s)
+		}
+		all[i] = net.JoinHostPort(host, port)
+	}
+	return c, all, nil
+}
+
+// dialer puts TLS on top of the dialing.
+func (c *config) dialer() func(ctx context.Context, network, address string) (net.Conn, error) {
+	if c.tls == nil {
+		return c.dial
+	}
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		nc, err := c.dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		t := c.tls
+		if t.ServerName == "" && !t.InsecureSkipVerify {
+			t = t.Clone()
+			t.ServerName, _, _ = net.SplitHostPort(address)
+		}
+		secure := tls.Client(nc, t)
+		if err := secure.HandshakeContext(ctx); err != nil {
+			nc.Close()
+			return nil, err
+		}
+		return secure, nil
+	}
+}
+
+func init() { driver.Register("zk", openURL) }
+
+func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
+	servers, options, err := parseURL(u)
+	if err != nil {
+		return nil, err
+	}
+	s, err := Open(ctx, servers, append(options, Namespace(namespace))...)
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// parameters are those that a URL can have.
+const parameters = "layout, tick, grace, acl, tls, ca, cert, key"
+
+// parseURL understands zk://[user:password@]host[:port][,host[:port]...]/root
+// with the parameters layout, tick, grace, acl=creator, tls=true, ca, cert and key.
+func parseURL(u *url.URL) (servers []string, o []Option, err error) {
+	bad := func(format string, args ...any) ([]string, []Option, error) {
+		return nil, nil, driver.Errorf(driver.Invalid, "zkstore: URL: "+format, args...)
+	}
+	switch {
+	case u.Opaque != "" || u.Host == "":
+		return bad("no host: write zk://host1:2181,host2:2181/root")
+	case u.Fragment != "":
+		return bad("a ZooKeeper URL has no fragment: write # in a path as %%23")
+	}
+	servers = strings.Split(u.Host, ",")
+	if root := strings.TrimSuffix(u.Path, "/"); root != "" {
+		o = append(o, Root(root))
+	}
+	if u.User != nil {
+		password, given := u.User.Password()
+		if !given {
+			return bad("a user without a password: write user:password@")
+		}
+		o = append(o, Digest(u.User.Username(), password))
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return bad("the parameters cannot be read")
+	}
+	for name, values := range query {
+		if len(values) != 1 {
+			return bad("%s is given more than once", name)
+		}
+		v := values[0]
+		switch name {
+		case "layout":
+			o = append(o, WithLayout(Layout(v)))
+		case "tick", "grace":
+			d, err := time.ParseDuration(v)
+			if err != nil {
+				return bad("%s %q is not a duration such as 2s", name, v)
+			}
+			if name == "tick" {
+				o = append(o, Tick(d))
+			} else {
+				o = append(o, BreakGrace(d))
+			}
+		case "acl":
+			if v != "creator" {
+				return bad("acl %q: the only value is creator", v)
+			}
+			o = append(o, CreatorOnly())
+		case "tls", "ca", "cert", "key":
+		default:
+			return bad("unknown parameter %q: there are %s", name, parameters)
+		}
+	}
+	t, err := tlsOf(query)
+	if err != nil {
+		return bad("%w", err)
+	}
+	if t != nil {
+		o = append(o, TLS(t))
+	}
+	return servers, o, nil
+}
+
+// tlsOf makes a TLS configuration of the parameters, nil if none is wanted.
+func tlsOf(q url.Values) (*tls.Config, error) {
+	switch q.Get("tls") {
+	case "true":
+	case "", "false":
+		for _, p := range []string{"ca", "cert", "key"} {
+			if q.Has(p) {
+				return nil, fmt.Errorf("%s without tls=true", p)
+			}
+		}
+		return nil, nil
+	default:
+		return nil, fmt.Errorf("tls %q: give true or false", q.Get("tls"))
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS12}
+	if file := q.Get("ca"); file != "" {
+		pem, err := os.ReadFile(file)
+		if err != nil {
+			return nil, fmt.Errorf("ca: %w", err)
+		}
+		t.RootCAs = x509.NewCertPool()
+		if !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("ca %q holds no certificate", file)
+		}
+	}
+	if cert, key := q.Get("cert"), q.Get("key"); cert != "" || key != "" {
+		if cert == "" || key == "" {
+			return nil, errors.New("cert and key are given together")
+		}
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, fmt.Errorf("cert and key: %w", err)
+		}
+		t.Certificates = []tls.Certificate{pair}
+	}
+	return t, nil
+}

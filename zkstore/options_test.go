@@ -1,0 +1,147 @@
+package zkstore
+
+import (
+	"context"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func TestURL(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty.pem")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for raw, want := range map[string]string{
+		"zk://h":                           "zk://h:2181",
+		"zk://h1,h2:2182/a/b/":             "zk://h1:2181,h2:2182/a/b",
+		"zk://h/a?layout=mutex&tick=3s":    "zk://h:2181/a (layout mutex)",
+		"zk://me:secret@h/a?acl=creator":   "zk://h:2181/a",
+		"zk://h/a?tls=true&grace=1s":       "zk://h:2181/a",
+		"zk:h":                             "!no host",
+		"zk:///a":                          "!no host",
+		"zk://h/a#b":                       "!no fragment",
+		"zk://h//a":                        "!empty part",
+		"zk://h/zookeeper/a":               "!the server's own",
+		"zk://h/a?layout=both":             "!layout \"both\": give readwrite, mutex or semaphore",
+		"zk://h/a?tick=fast":               "!tick \"fast\" is not a duration",
+		"zk://h/a?tick=1ms":                "!from 10ms to 1m0s is allowed",
+		"zk://h/a?tick=1s&tick=2s":         "!more than once",
+		"zk://h/a?grace=-1s":               "!from 0 to 1h",
+		"zk://h/a?acl=world":               "!the only value is creator",
+		"zk://h/a?acl=creator":             "!CreatorOnly without a user",
+		"zk://me@h/a":                      "!a user without a password",
+		"zk://me:@h/a":                     "!password is empty",
+		"zk://h/a?password=secret":         "!unknown parameter \"password\"",
+		"zk://h/a?ca=x":                    "!ca without tls=true",
+		"zk://h/a?tls=maybe":               "!give true or false",
+		"zk://h/a?tls=true&ca=/nowhere":    "!ca:",
+		"zk://h/a?tls=true&cert=x":         "!given together",
+		"zk://h/a?tls=true&ca=" + empty:    "!holds no certificate",
+		"zk://h/a?tls=true&cert=x&key=y":   "!cert and key:",
+		"zk://h1,,h2":                      "!host or host:port",
+		"zk://me:secret@h/a?tick=nonsense": "!not a duration",
+	} {
+		u, err := url.Parse(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		s, err := openURL(t.Context(), u, "")
+		if err == nil {
+			got = s.String()
+			if err := s.Close(t.Context()); err != nil {
+				t.Error(err)
+			}
+		} else {
+			got = "!" + err.Error()
+			if driver.CodeOf(err) != driver.Invalid {
+				t.Errorf("%s: %v", raw, driver.CodeOf(err))
+			}
+		}
+		if bad := strings.HasPrefix(want, "!"); bad != (err != nil) || !strings.Contains(got, strings.TrimPrefix(want, "!")) || !bad && got != want {
+			t.Errorf("%s: %q, want %q", raw, got, want)
+		}
+		if strings.Contains(got, "secret") {
+			t.Errorf("%s: a password is shown: %s", raw, got)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for want, o := range map[string][]Option{
+		"namespace":          {Namespace(strings.Repeat("x", 129))},
+		"root \"locks\"":     {Root("locks")},
+		"user or the pass":   {Digest("", "x")},
+		"layout \"\"":        {WithLayout("")},
+		"tick 1h0m0s":        {Tick(time.Hour)},
+		"break grace 2h0m0s": {BreakGrace(2 * time.Hour)},
+	} {
+		if _, err := Open(t.Context(), []string{"h"}, o...); driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if _, err := Open(t.Context(), nil); driver.CodeOf(err) != driver.Invalid {
+		t.Error(err)
+	}
+	// Namespaces and names do not meet, however they are spelt.
+	seen := map[string]string{}
+	for _, ns := range []string{"", "a", "@a", "a/b", "%", "x"} {
+		s, err := Open(t.Context(), []string{"h"}, Namespace(ns), Root("/r"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"a", "@a", "@", "a/b", "/", "@x", "x"} {
+			dir := s.dir(name)
+			if other, twice := seen[dir]; twice {
+				t.Errorf("%s is %q in %q and %s", dir, name, ns, other)
+			}
+			seen[dir] = name + " in " + ns
+			if s.home != "/r" && strings.HasPrefix(dir, "/r/"+guardDir+"/") {
+				t.Errorf("%s is where the guards are", dir)
+			}
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestDeclared(t *testing.T) {
+	for _, l := range []Layout{ReadWrite, Mutex, Semaphore} {
+		g, err := Declared(WithLayout(l))
+		if err != nil || g.MinTTL != 2*time.Second || g.MaxTTL != 32*time.Second || g.Notice <= 0 {
+			t.Errorf("%s: %+v, %v", l, g, err)
+		}
+	}
+}
+
+// TestNoServer: what cannot be reached is unavailable, soon after its context.
+func TestNoServer(t *testing.T) {
+	s, err := Open(t.Context(), []string{"127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := s.Inspect(cancelled(t), "a"); driver.CodeOf(err) != driver.Unavailable {
+		t.Error(err)
+	}
+	if _, err := s.Guarantees(cancelled(t)); driver.CodeOf(err) != driver.Unavailable {
+		t.Error(err)
+	}
+}
+
+func cancelled(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}

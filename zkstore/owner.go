@@ -1,0 +1,65 @@
+package zkstore
+
+import (
+	"encoding/json"
+	"time"
+	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// ownerData is what a node of ours holds, for people to read. Curator's own nodes
+// hold an address or anything else.
+type ownerData struct {
+	ID       string `json:"id"`
+	Host     string `json:"host,omitempty"`
+	PID      int    `json:"pid,omitempty"`
+	Instance string `json:"instance,omitempty"`
+	Reason   string `json:"reason,omitempty"`
+	TTL      int64  `json:"ttl_ms,omitempty"`
+	Limit    int    `json:"limit,omitempty"` // where the node's name does not tell
+}
+
+// maxText bounds what is written of an owner's words.
+const maxText = 1 << 10
+
+func encodeOwner(o driver.Owner, ttl time.Duration, limit int) []byte {
+	d := ownerData{ID: o.ID, Host: clip(o.Host), PID: o.PID, Instance: clip(o.Instance), Reason: clip(o.Reason), TTL: ttl.Milliseconds(), Limit: limit}
+	b, err := json.Marshal(d)
+	if err != nil {
+		return nil // it has only strings and numbers
+	}
+	return b
+}
+
+func clip(s string) string {
+	if len(s) <= maxText {
+		return s
+	}
+	s = s[:maxText]
+	for len(s) > 0 && !utf8.ValidString(s) {
+		s = s[:len(s)-1]
+	}
+	return s
+}
+
+// revoke is what Curator's Revoker writes into a node whose holder is to end.
+const revoke = "__REVOKE__"
+
+// owner reads a node's data; a stranger's is shown as its reason.
+func owner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit int) {
+	ttl = driver.Forever // its session decides, and we do not know it
+	var d ownerData
+	switch err := json.Unmarshal(data, &d); {
+	case err == nil && d.ID != "":
+		o = driver.Owner{ID: d.ID, Host: d.Host, PID: d.PID, Instance: d.Instance, Reason: d.Reason}
+		if d.TTL > 0 && d.TTL < int64(24*time.Hour/time.Millisecond) {
+			ttl = time.Duration(d.TTL) * time.Millisecond
+		}
+	case string(data) != revoke && utf8.Valid(data):
+		o.Host = clip(string(data)) // Curator writes its address
+	}
+	o.Since = time.UnixMilli(st.Ctime)
+	return o, ttl, d.Limit
+}

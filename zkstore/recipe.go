@@ -1,0 +1,114 @@
+package zkstore
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// recipe is a layout: which children it knows, how it names its own, which limits
+// it has.
+type recipe struct {
+	kind     string
+	read     func(string) (node, bool)
+	mark     func(limit int) string
+	supports func(limit int) bool
+	acquire  func(*session, context.Context, driver.Request) (driver.Grant, error)
+	// queue and leases are the parts below a name's node; empty where one queue
+	// holds both.
+	queue, leases string
+}
+
+var recipes = map[Layout]recipe{
+	ReadWrite: {
+		kind: "zookeeper", read: readWriteNode, acquire: (*session).acquire,
+		supports: func(int) bool { return true },
+		mark: func(limit int) string {
+			switch limit {
+			case driver.Exclusive:
+				return markWrite
+			case driver.Unlimited:
+				return markRead
+			}
+			return fmt.Sprintf("%s%d-%s", markPermit, limit, markWrite)
+		},
+	},
+	Mutex: {
+		kind: "zookeeper mutex", read: mutexNode, acquire: (*session).acquire,
+		supports: func(limit int) bool { return limit == driver.Exclusive },
+		mark:     func(int) string { return markMutex },
+	},
+	Semaphore: {
+		kind: "zookeeper semaphore", read: mutexNode, acquire: (*session).acquirePermit,
+		supports: func(limit int) bool { return limit <= driver.MaxLimit },
+		mark:     func(int) string { return markMutex },
+		queue:    "/locks", leases: "/leases",
+	},
+}
+
+// dirs are the directories that a request's nodes can be in.
+func (r recipe) dirs(dir string) []string {
+	if r.queue == "" {
+		return []string{dir}
+	}
+	return []string{dir + r.queue, dir + r.leases}
+}
+
+// reader reads the children of a directory, for a request of that limit.
+func (r recipe) reader(dir string, limit int) func(string) (node, bool) {
+	if r.leases == "" || !strings.HasSuffix(dir, r.leases) {
+		return r.read
+	}
+	return func(name string) (node, bool) {
+		seq, ok := sequence(name, markLease)
+		return node{name, seq, limit}, ok
+	}
+}
+
+// Declared is what a store with these options guarantees on servers whose session
+// timeouts are ZooKeeper's defaults, 2 to 20 ticks, without asking one.
+func Declared(options ...Option) (driver.Guarantees, error) {
+	c, _, err := configure([]string{"localhost"}, options)
+	if err != nil {
+		return driver.Guarantees{}, err
+	}
+	s := &Store{cfg: c, recipe: recipes[c.layout]}
+	return s.guarantees(20*c.tick - s.slack()), nil
+}
+
+// guarantees are the declaration, for servers that allow TTLs up to a longest.
+func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
+	unseen := (s.clientConfig(longest+s.slack()).Silence() + s.beat() + time.Second - 1).Truncate(time.Second)
+	g := driver.Guarantees{
+		Kind:  s.recipe.kind,
+		Scope: driver.ScopeNetwork,
+		Crash: driver.CrashFreesAfterTTL,
+		Pause: driver.PauseLoses,
+		Order: driver.OrderFIFO,
+		Wake:  driver.WakePush,
+		// A server that is cut off tells nothing, and is left after a while.
+		Fallback: unseen,
+		Tokens:   "the czxid of the grant's own node: the leader's count of transactions, which rises across sessions, restarts and elections; it starts again with an ensemble that has lost its data",
+		EarlyEnd: []string{"the grant's node deleted by hand"},
+		Notice:   unseen,
+		MinTTL:   s.cfg.tick, MaxTTL: longest, Granularity: s.cfg.tick,
+		Break:   driver.BreakNow,
+		Visible: driver.VisibleAll,
+		Notes: []string{
+			fmt.Sprintf("a crash frees when the session expires: %s after the TTL, and up to two ticks more", s.slack()),
+			fmt.Sprintf("the servers' tickTime is taken to be at most %s (tick=)", s.cfg.tick),
+			fmt.Sprintf("a deletion by hand, or being asked to end, is told within %s while the client's server follows the leader", 2*watchDelay),
+			fmt.Sprintf("break asks first, by %s, and deletes the node after %s", revoke, s.cfg.grace),
+		},
+	}
+	switch s.cfg.layout {
+	case ReadWrite:
+		g.Shared, g.Semaphore, g.Mixed = true, true, true
+	case Semaphore:
+		g.Semaphore = true
+	}
+	return g
+}

@@ -1,0 +1,196 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// acquirePermit is Curator's InterProcessSemaphoreV2: whoever has the mutex below
+// locks makes a node below leases, waits until it is one of the first n there, and
+// gives the mutex back. The queue is the mutex's; the grant is the lease.
+func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	base := ss.s.dir(r.Name)
+	queue, leases := base+ss.s.recipe.queue, base+ss.s.recipe.leases
+	if !r.Wait {
+		if err := ss.lookForPermit(ctx, queue, leases, r.Limit); err != nil {
+			return driver.Grant{}, err
+		}
+	}
+	data := encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
+	turn, names, err := ss.enter(ctx, r, queue, markMutex, data)
+	if turn == nil {
+		return driver.Grant{}, err
+	}
+	told := false
+	if err == nil {
+		err = turn.stand(ctx, names, &told)
+	}
+	if err != nil {
+		return driver.Grant{}, turn.failed(ctx, err)
+	}
+	data = encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
+	lease, names, err := ss.enter(ctx, r, leases, markLease, data)
+	if err == nil {
+		err = lease.stand(ctx, names, &told)
+	}
+	if err != nil {
+		return driver.Grant{}, ss.giveUp(ctx, lease, turn, err)
+	}
+	g, err := lease.granted(ctx)
+	if err != nil {
+		return driver.Grant{}, ss.giveUp(ctx, nil, turn, err)
+	}
+	ss.pass(turn)
+	return g, nil
+}
+
+// giveUp takes both nodes back. A doubt about either is one about the request.
+func (ss *session) giveUp(ctx context.Context, lease, turn *place, err error) error {
+	if lease != nil {
+		err = lease.failed(ctx, err)
+	}
+	if last := turn.failed(ctx, err); driver.CodeOf(last) == driver.Unknown || last == errOver {
+		return last
+	}
+	return err
+}
+
+// pass gives the mutex back, after the grant and without keeping the caller: until
+// the server confirms it, or the session is over.
+func (ss *session) pass(turn *place) {
+	unwatched := turn.unregister()
+	del := zk.Delete(turn.path, -1)
+	calls := []*zk.Call{del}
+	for _, path := range unwatched {
+		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
+	}
+	soon, cancel := ss.s.tidy(ss.s.end)
+	err := ss.zk.Send(soon, calls...)
+	cancel()
+	ss.s.background.Go(func() {
+		defer ss.gone(turn.dir, turn.path, nil)
+		for {
+			if err == nil {
+				select {
+				case <-del.Done():
+				case <-ss.over:
+					return
+				}
+				if _, lost := del.Err.(*zk.LostError); !lost {
+					return
+				}
+			}
+			if ss.zk.Ended() != nil || ss.s.end.Err() != nil {
+				return
+			}
+			del = zk.Delete(turn.path, -1)
+			trying, cancel := context.WithTimeout(ss.s.end, time.Second)
+			err = ss.zk.Send(trying, del)
+			cancel()
+		}
+	})
+}
+
+// lookForPermit is for a try: where the answer is no it writes nothing.
+func (ss *session) lookForPermit(ctx context.Context, queue, leases string, limit int) error {
+	waiting, err := ss.nodes(ctx, queue, mutexNode)
+	var held []node
+	if err == nil {
+		held, err = ss.nodes(ctx, leases, ss.s.recipe.reader(leases, limit))
+	}
+	if err != nil {
+		if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.Unknown {
+			return failed
+		}
+		return &driver.Error{Code: driver.Unavailable, Err: err} // it was only read
+	}
+	if len(waiting) == 0 && len(held) < limit {
+		return nil
+	}
+	return ss.busy(ctx, leases, held)
+}
+
+// inspectSemaphore shows the leases as holders and the mutex's queue as waiters.
+// How many permits there are only our own nodes tell; without one, as many as are
+// out.
+func (ss *session) inspectSemaphore(ctx context.Context, name string) (driver.State, error) {
+	st := driver.State{Name: name}
+	base := ss.s.dir(name)
+	queue, leases := base+ss.s.recipe.queue, base+ss.s.recipe.leases
+	waiting, err := ss.nodes(ctx, queue, mutexNode)
+	var held []node
+	if err == nil {
+		held, err = ss.nodes(ctx, leases, ss.s.recipe.reader(leases, driver.Unlimited))
+	}
+	if err == nil {
+		held, err = ss.permits(ctx, leases, held)
+	}
+	if err == nil {
+		st.Holders, _, err = ss.describe(ctx, leases, held[:holding(held)])
+	}
+	if err == nil {
+		// A holder's turn at the mutex may not be over yet.
+		waiting = slices.DeleteFunc(waiting, func(w node) bool {
+			return slices.ContainsFunc(held[:holding(held)], func(h node) bool {
+				return len(w.name) >= 40 && strings.HasPrefix(h.name, w.name[:40])
+			})
+		})
+		for i := range waiting {
+			waiting[i].limit = driver.Exclusive
+		}
+		var first []driver.Holder
+		first, st.Waiters, err = ss.describe(ctx, queue, waiting)
+		st.Waiters = append(asWaiters(first), st.Waiters...)
+	}
+	if err != nil {
+		return driver.State{}, ss.s.fail(err)
+	}
+	slices.SortFunc(st.Holders, byToken)
+	return st, nil
+}
+
+func asWaiters(all []driver.Holder) []driver.Waiter {
+	var w []driver.Waiter
+	for _, h := range all {
+		w = append(w, driver.Waiter{Owner: h.Owner, Limit: h.Limit})
+	}
+	return w
+}
+
+// permits finds the limit of a semaphore in the data of its leases.
+func (ss *session) permits(ctx context.Context, leases string, held []node) ([]node, error) {
+	if len(held) == 0 {
+		return nil, nil
+	}
+	calls := make([]*zk.Call, len(held))
+	for i, n := range held {
+		calls[i] = zk.Get(leases+"/"+n.name, false)
+	}
+	if err := ss.zk.Do(ctx, calls...); err != nil {
+		return nil, err
+	}
+	limit := 0
+	for _, c := range calls {
+		if c.Err != nil && !errors.Is(c.Err, zk.ErrNoNode) {
+			return nil, c.Err
+		}
+		if c.Err == nil {
+			if _, _, n := owner(c.Data, c.Stat); n > 0 && n <= driver.MaxLimit {
+				limit = max(limit, n)
+			}
+		}
+	}
+	if limit == 0 {
+		limit = len(held)
+	}
+	for i := range held {
+		held[i].limit = limit
+	}
+	return held, nil
+}

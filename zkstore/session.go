@@ -1,0 +1,312 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// session is one ZooKeeper session and what this client has in it.
+type session struct {
+	s   *Store
+	zk  *zk.Session
+	ttl time.Duration
+
+	over    chan struct{} // closed when the session is
+	rouse   chan struct{} // holds one: tend has something to look at
+	guarded guard
+
+	mu     sync.Mutex
+	ended  bool
+	grants map[string]*grant // by request
+	// ours are the paths of our own grants and places, which need no watch by each
+	// other: who takes one away wakes the others.
+	ours   map[string]*grant              // nil for a place
+	places map[string]map[*place]struct{} // by the directory
+	subs   map[string]map[*place]struct{} // by the path watched
+	trees  map[*tree]struct{}             // those who watch for people
+}
+
+// grant is one that stands, as far as we know.
+type grant struct {
+	driver.Grant
+	ss   *session
+	from driver.Requester
+	dir  string
+	path string
+
+	// Under the session's mutex: since when the TTL runs, and for how long; the
+	// connection on which our own node is watched; the cause of its end; whether its
+	// release was asked for, and is under way.
+	sent         driver.Instant
+	ttl          time.Duration
+	made         time.Time
+	watched      int
+	taken        driver.Cause
+	ending, busy bool
+}
+
+// newSession begins a session and its guard.
+func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, error) {
+	ss := &session{
+		s: s, ttl: ttl, over: make(chan struct{}), rouse: make(chan struct{}, 1),
+		grants: map[string]*grant{}, ours: map[string]*grant{},
+		places: map[string]map[*place]struct{}{}, subs: map[string]map[*place]struct{}{}, trees: map[*tree]struct{}{},
+	}
+	c := s.clientConfig(ttl + s.slack())
+	c.OnEvent, c.OnConn, c.OnEnd = ss.onEvent, ss.onConn, ss.onEnd
+	client, err := zk.Open(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	ss.zk = client
+	if got := client.Timeout(); got < ttl+s.slack() {
+		client.Abandon()
+		return nil, driver.Errorf(driver.Invalid, "zkstore: TTL %s needs a session of %s: this server gives %s", ttl, ttl+s.slack(), got)
+	}
+	if err := ss.newGuard(ctx); err != nil {
+		_ = client.Close(ctx) // else it expires
+		return nil, err
+	}
+	s.background.Go(func() {
+		ss.tend()
+		client.Abandon()
+	})
+	return ss, nil
+}
+
+// guard is a node of the session whose version every create checks, in one
+// transaction. Moving the version makes the creates void that were sent before
+// on connections that are lost, wherever they still are.
+type guard struct {
+	sync.Mutex
+	path    string
+	n       int
+	version int32
+	// fenced: creates that were sent on earlier connections than this are void.
+	fenced int
+}
+
+// newGuard makes the node. A guard that somebody has deleted is not made again
+// under its name, since its versions would start again.
+func (ss *session) newGuard(ctx context.Context) error {
+	dir := ss.s.cfg.chroot + "/" + guardDir
+	ss.guarded.Lock()
+	defer ss.guarded.Unlock()
+	for {
+		ss.guarded.n++
+		path := fmt.Sprintf("%s/%x-%d", dir, uint64(ss.zk.ID()), ss.guarded.n)
+		c := zk.CreateEphemeral(path, nil, ss.s.cfg.acl)
+		err := ss.zk.Do(ctx, c)
+		if err == nil {
+			err = c.Err
+		}
+		switch {
+		case err == nil:
+			ss.guarded.path, ss.guarded.version = path, 0
+			return nil
+		case errors.Is(err, zk.ErrNoNode):
+			if err := ss.ensure(ctx, dir); err != nil {
+				return err
+			}
+		case errors.Is(err, zk.ErrNodeExists):
+		default:
+			if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil && ss.zk.Ended() == nil {
+				continue
+			}
+			return err
+		}
+	}
+}
+
+func (ss *session) guard() (path string, version int32) {
+	ss.guarded.Lock()
+	defer ss.guarded.Unlock()
+	return ss.guarded.path, ss.guarded.version
+}
+
+// fence makes void what was sent on a connection that is lost. On one that stands
+// there is no need: what is sent after is done after.
+func (ss *session) fence(ctx context.Context, conn int) error {
+	for {
+		ss.guarded.Lock()
+		done, path := ss.guarded.fenced > conn, ss.guarded.path
+		ss.guarded.Unlock()
+		if done || ss.zk.Conn() == conn {
+			return nil
+		}
+		c := zk.Set(path, nil, -1)
+		if err := ss.zk.Do(ctx, c); err != nil {
+			if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil && ss.zk.Ended() == nil {
+				continue
+			}
+			return err
+		}
+		ss.guarded.Lock()
+		switch {
+		case c.Err == nil && ss.guarded.path == path:
+			ss.guarded.version = max(ss.guarded.version, c.Stat.Version)
+			ss.guarded.fenced = max(ss.guarded.fenced, c.Conn)
+		case errors.Is(c.Err, zk.ErrNoNode):
+			// Without the node every create fails.
+			ss.guarded.fenced = max(ss.guarded.fenced, c.Conn)
+		case c.Err != nil:
+			ss.guarded.Unlock()
+			return c.Err
+		}
+		ss.guarded.Unlock()
+	}
+}
+
+// reguard is called when a create has found another version or no guard.
+func (ss *session) reguard(ctx context.Context, path string) error {
+	c := zk.Get(path, false)
+	if err := ss.zk.Do(ctx, c); err != nil {
+		return err
+	}
+	if errors.Is(c.Err, zk.ErrNoNode) {
+		if now, _ := ss.guard(); now != path {
+			return nil
+		}
+		return ss.newGuard(ctx)
+	}
+	if c.Err != nil {
+		return c.Err
+	}
+	ss.guarded.Lock()
+	defer ss.guarded.Unlock()
+	if ss.guarded.path == path {
+		ss.guarded.version = max(ss.guarded.version, c.Stat.Version)
+	}
+	return nil
+}
+
+// ensure makes a directory and everything above it, as containers: the server
+// removes each some time after its last child.
+func (ss *session) ensure(ctx context.Context, dir string) error {
+	var calls []*zk.Call
+	for i := 1; i <= len(dir); i++ {
+		if i == len(dir) || dir[i] == '/' {
+			calls = append(calls, zk.CreateContainer(dir[:i], ss.s.cfg.acl))
+		}
+	}
+	if err := ss.zk.Do(ctx, calls...); err != nil {
+		return err
+	}
+	// Above, there may be nodes that we may not make; only the last decides.
+	last := calls[len(calls)-1].Err
+	if last == nil || errors.Is(last, zk.ErrNodeExists) || errors.Is(last, zk.ErrNoNode) {
+		for _, c := range calls {
+			if errors.Is(last, zk.ErrNoNode) && c.Err != nil && !errors.Is(c.Err, zk.ErrNodeExists) && !errors.Is(c.Err, zk.ErrNoNode) {
+				return c.Err
+			}
+		}
+		return nil // or one above was removed meanwhile: the caller tries again
+	}
+	return last
+}
+
+// onEvent wakes the places that watch a path, and looks after a grant of ours.
+func (ss *session) onEvent(e zk.Event) {
+	ss.mu.Lock()
+	for p := range ss.subs[e.Path] {
+		p.look(nil)
+	}
+	delete(ss.subs, e.Path)
+	var told *grant
+	if g := ss.ours[e.Path]; g != nil {
+		switch {
+		case e.Type == zk.EventDeleted && g.busy: // by ourselves, and the answer comes behind this
+		case e.Type == zk.EventDeleted && g.ending:
+			ss.forgetLocked(g)
+		case e.Type == zk.EventDeleted:
+			told = ss.loseLocked(g, driver.Taken)
+		case e.Type == zk.EventChanged:
+			g.watched = 0
+			ss.kick()
+		}
+	}
+	for t := range ss.trees {
+		t.tell(e.Path)
+	}
+	ss.mu.Unlock()
+	if told != nil {
+		told.from.Lost(driver.Taken, errors.New("its node was deleted"))
+	}
+}
+
+// loseLocked ends a grant whose node is gone. It answers the grant if nobody was
+// told yet.
+func (ss *session) loseLocked(g *grant, cause driver.Cause) *grant {
+	ss.forgetLocked(g)
+	if g.taken != "" {
+		return nil
+	}
+	g.taken = cause
+	return g
+}
+
+// forgetLocked takes a grant out of the books and wakes those of ours that wait
+// for it.
+func (ss *session) forgetLocked(g *grant) {
+	if ss.grants[g.ID] == g {
+		delete(ss.grants, g.ID)
+	}
+	delete(ss.ours, g.path)
+	ss.goneLocked(g.dir, g.path, nil)
+}
+
+// onConn is told of a new connection: every watch is gone, and everybody reads
+// again.
+func (ss *session) onConn(int) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for _, places := range ss.places {
+		for p := range places {
+			p.look(nil)
+		}
+	}
+	clear(ss.subs)
+	for t := range ss.trees {
+		t.again()
+	}
+	ss.kick()
+}
+
+// onEnd is told when the session is over: everything of it is.
+func (ss *session) onEnd(error) {
+	ss.mu.Lock()
+	var told []*grant
+	for _, g := range ss.grants {
+		if g.taken == "" {
+			g.taken = driver.SessionEnded
+			told = append(told, g)
+		}
+	}
+	clear(ss.grants)
+	clear(ss.ours)
+	ss.ended = true
+	close(ss.over)
+	ss.mu.Unlock()
+	if ss.s.closed.Load() {
+		return
+	}
+	for _, g := range told {
+		g.from.Lost(driver.SessionEnded, errOver)
+	}
+}
+
+func (ss *session) kick() {
+	select {
+	case ss.rouse <- struct{}{}:
+	default:
+	}
+}
+
+func (ss *session) String() string { return strconv.FormatUint(uint64(ss.zk.ID()), 16) }

@@ -1,0 +1,285 @@
+package zkstore
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// Store is one client of a ZooKeeper ensemble. It keeps a session for each TTL
+// that is asked for, rounded up to a tick.
+type Store struct {
+	cfg     config
+	servers []string
+	where   string
+	home    string // the node that holds the names
+	recipe  recipe
+
+	closed atomic.Bool
+
+	mu       sync.Mutex
+	probing  *probe
+	sessions map[time.Duration]*opening
+	// doubts are the requests whose create has had no answer.
+	doubts map[string]doubt
+	// background is what goes on after a call has returned.
+	background sync.WaitGroup
+	end        context.Context // ends with Close
+	stop       context.CancelFunc
+}
+
+// probe asks the server, once, which TTLs it allows.
+type probe struct {
+	ready  chan struct{}
+	maxTTL time.Duration
+	err    error
+}
+
+// opening is a session, or one that is being begun.
+type opening struct {
+	ready chan struct{}
+	ss    *session
+	err   error
+}
+
+// doubt says on which connection of which session a create was sent.
+type doubt struct {
+	ss   *session
+	conn int
+}
+
+// Open makes a client of the servers, host or host:port each. It connects when
+// it is first used.
+func Open(_ context.Context, servers []string, options ...Option) (*Store, error) {
+	c, servers, err := configure(servers, options)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{
+		cfg: c, servers: servers, recipe: recipes[c.layout],
+		home:     c.chroot,
+		sessions: map[time.Duration]*opening{}, doubts: map[string]doubt{},
+	}
+	if c.namespace != "" {
+		s.home += "/" + namespaceMark + strings.TrimPrefix(escape("x"+c.namespace), "x")
+	}
+	s.where = "zk://" + strings.Join(servers, ",") + c.chroot
+	if c.layout != ReadWrite {
+		s.where += " (layout " + string(c.layout) + ")"
+	}
+	if c.namespace != "" {
+		s.where += fmt.Sprintf(" (namespace %s)", c.namespace)
+	}
+	s.end, s.stop = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// String says where the locks live.
+func (s *Store) String() string { return s.where }
+
+// dir is the node of a name.
+func (s *Store) dir(name string) string { return s.home + "/" + escape(name) }
+
+// slack is what a session's timeout is longer than the TTLs that it carries: a
+// tick that the proof takes off, twice the distance of heartbeats, and room for
+// the answers to travel.
+func (s *Store) slack() time.Duration { return 4 * s.cfg.tick }
+
+// beat is the distance of heartbeats.
+func (s *Store) beat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
+
+// round is the TTL that is given for one that is asked.
+func (s *Store) round(ttl time.Duration) time.Duration {
+	t := s.cfg.tick
+	return max((ttl+t-1)/t*t, t)
+}
+
+func (s *Store) clientConfig(timeout time.Duration) zk.Config {
+	return zk.Config{Servers: s.servers, Timeout: timeout, Beat: s.beat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
+}
+
+// limits is the longest TTL that the server allows. Asking goes on when the caller
+// has given up, so that many short attempts come to an end.
+func (s *Store) limits(ctx context.Context) (time.Duration, error) {
+	s.mu.Lock()
+	if s.closed.Load() {
+		s.mu.Unlock()
+		return 0, errClosed()
+	}
+	p := s.probing
+	if p == nil {
+		p = &probe{ready: make(chan struct{})}
+		s.probing = p
+		s.background.Go(func() {
+			trying, cancel := context.WithTimeout(s.end, openPatience)
+			defer cancel()
+			p.maxTTL, p.err = s.probe(trying)
+			close(p.ready)
+		})
+	}
+	s.mu.Unlock()
+	select {
+	case <-p.ready:
+	case <-ctx.Done():
+		return 0, s.fail(&zk.NotSentError{Err: ctx.Err()})
+	}
+	if p.err == nil {
+		return p.maxTTL, nil
+	}
+	s.mu.Lock()
+	if s.probing == p {
+		s.probing = nil
+	}
+	s.mu.Unlock()
+	return 0, s.fail(p.err)
+}
+
+// probe makes sure as well that the server does not tick slower than we were told.
+func (s *Store) probe(ctx context.Context) (time.Duration, error) {
+	least, most, err := zk.Limits(ctx, s.clientConfig(0))
+	if err != nil {
+		return 0, &zk.NotSentError{Err: err}
+	}
+	if least > 2*s.cfg.tick {
+		return 0, driver.Errorf(driver.Refused, "zkstore: the server's least session timeout is %s, which is twice its tickTime unless configured: it ticks slower than the %s that were assumed; give tick=%s", least, s.cfg.tick, (least+1)/2)
+	}
+	longest := (most - s.slack()) / s.cfg.tick * s.cfg.tick
+	if longest < s.cfg.tick {
+		return 0, driver.Errorf(driver.Refused, "zkstore: the server's longest session timeout is %s: at least %s are needed (five ticks of %s)", most, s.slack()+s.cfg.tick, s.cfg.tick)
+	}
+	return longest, nil
+}
+
+// Guarantees tells what this store promises. It asks the server once which
+// session timeouts it allows.
+func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	if s.closed.Load() {
+		return driver.Guarantees{}, errClosed()
+	}
+	longest, err := s.limits(ctx)
+	if err != nil {
+		return driver.Guarantees{}, err
+	}
+	return s.guarantees(longest), nil
+}
+
+// session finds or begins the session that carries a TTL.
+func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error) {
+	longest, err := s.limits(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if ttl > longest {
+		return nil, driver.Errorf(driver.Invalid, "zkstore: TTL %s: this server's sessions carry at most %s (its maxSessionTimeout less %s)", ttl, longest, s.slack())
+	}
+	for {
+		s.mu.Lock()
+		if s.closed.Load() {
+			s.mu.Unlock()
+			return nil, errClosed()
+		}
+		o := s.sessions[ttl]
+		if o == nil {
+			o = &opening{ready: make(chan struct{})}
+			s.sessions[ttl] = o
+			s.background.Go(func() { s.begin(o, ttl) })
+		}
+		s.mu.Unlock()
+		select {
+		case <-o.ready:
+		case <-ctx.Done():
+			return nil, s.fail(&zk.NotSentError{Err: ctx.Err()})
+		}
+		if o.err == nil && o.ss.zk.Ended() == nil {
+			return o.ss, nil
+		}
+		s.mu.Lock()
+		if s.sessions[ttl] == o {
+			delete(s.sessions, ttl)
+		}
+		s.mu.Unlock()
+		if o.err != nil {
+			return nil, s.fail(o.err)
+		}
+	}
+}
+
+// openPatience bounds the attempt to begin a session. It goes on when the caller
+// that wanted it has given up, so that many short attempts come to an end.
+const openPatience = 5 * time.Second
+
+func (s *Store) begin(o *opening, ttl time.Duration) {
+	ctx, cancel := context.WithTimeout(s.end, openPatience)
+	defer cancel()
+	o.ss, o.err = s.newSession(ctx, ttl)
+	close(o.ready)
+}
+
+// any is a session for what needs no TTL: one that stands, or a new one.
+func (s *Store) any(ctx context.Context) (*session, error) {
+	for _, ss := range s.open() {
+		if ss.zk.Conn() != 0 {
+			return ss, nil
+		}
+	}
+	longest, err := s.limits(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return s.session(ctx, min(longest, s.round(5*s.cfg.tick)))
+}
+
+// open lists the sessions that stand.
+func (s *Store) open() []*session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*session
+	for _, o := range s.sessions {
+		select {
+		case <-o.ready:
+			if o.err == nil && o.ss.zk.Ended() == nil {
+				all = append(all, o.ss)
+			}
+		default:
+		}
+	}
+	return all
+}
+
+// Close ends the sessions, and with them every grant and place of this client.
+func (s *Store) Close(ctx context.Context) error {
+	s.mu.Lock()
+	if s.closed.Swap(true) {
+		s.mu.Unlock()
+		return nil
+	}
+	s.mu.Unlock()
+	all := s.open()
+	errs := make([]error, len(all))
+	var closing sync.WaitGroup
+	for i, ss := range all {
+		closing.Go(func() { errs[i] = ss.zk.Close(ctx) })
+	}
+	closing.Wait()
+	s.stop() // whatever was begun meanwhile is abandoned
+	s.background.Wait()
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		return &driver.Error{Code: driver.Unavailable, Err: fmt.Errorf("closing: the session is left to expire: %w", errs[i])}
+	}
+	return nil
+}
+
+var _ interface {
+	driver.Store
+	driver.Inspector
+	driver.Breaker
+	driver.Watcher
+	fmt.Stringer
+} = (*Store)(nil)

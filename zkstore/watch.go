@@ -1,0 +1,129 @@
+package zkstore
+
+import (
+	"context"
+	"strings"
+
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// tree is told of events at a path and below it.
+type tree struct {
+	path string
+	// ch holds one: changes are merged. renew, where it is not nil, holds one too:
+	// the watch must be set again.
+	ch, renew chan struct{}
+}
+
+// tell is called with the session locked.
+func (t *tree) tell(path string) {
+	if path == t.path || strings.HasPrefix(path, t.path+"/") {
+		signal(t.ch)
+	}
+}
+
+func (t *tree) again() {
+	if t.renew != nil {
+		signal(t.renew)
+	}
+	signal(t.ch)
+}
+
+func signal(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+func (ss *session) watchTree(t *tree) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	ss.trees[t] = struct{}{}
+}
+
+// unwatchTree answers whether nobody else watches that path.
+func (ss *session) unwatchTree(t *tree) (last bool) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	delete(ss.trees, t)
+	for o := range ss.trees {
+		if o.path == t.path && o.renew != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// Watch tells of changes until ctx ends, by one persistent watch on everything
+// below the name's node, or below all of them.
+func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
+	path := s.home
+	if name != "" {
+		path = s.dir(name)
+	}
+	for {
+		if s.closed.Load() {
+			return errClosed()
+		}
+		ss, err := s.any(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		if err := ss.follow(ctx, path, changed); err != errOver {
+			return err
+		}
+	}
+}
+
+// follow watches on one session.
+func (ss *session) follow(ctx context.Context, path string, changed func()) error {
+	t := &tree{path: path, ch: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
+	ss.watchTree(t)
+	signal(t.renew)
+	at := path
+	if at == "" {
+		at = "/"
+	}
+	defer func() {
+		if ss.unwatchTree(t) && ss.zk.Conn() != 0 {
+			_ = ss.zk.Send(context.WithoutCancel(ctx), zk.RemoveWatches(at, zk.WatchAny)) // tidiness
+		}
+	}()
+	for {
+		select {
+		case <-t.renew:
+			w := zk.WatchTree(at)
+			err := ss.zk.Do(ctx, w)
+			switch {
+			case ctx.Err() != nil:
+				return ctx.Err()
+			case err == nil && w.Err != nil:
+				return ss.s.fail(w.Err)
+			case err == nil:
+				changed()
+			case ss.zk.Ended() != nil:
+				return ss.ending()
+			default:
+				signal(t.renew) // on the next connection
+			}
+		case <-t.ch:
+			changed()
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ss.over:
+			return ss.ending()
+		}
+	}
+}
+
+// ending tells whether a session that is over was closed or expired.
+func (ss *session) ending() error {
+	if ss.s.closed.Load() {
+		return errClosed()
+	}
+	return errOver
+}
