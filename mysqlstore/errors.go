@@ -1,0 +1,68 @@
+package mysqlstore
+
+import (
+	"errors"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Numbers of errors. MySQL's and MariaDB's agree on all of them but the last group.
+const (
+	errTooMany        = 1040
+	errNoSchema       = 1049
+	errShutdown       = 1053
+	errNoTable        = 1146
+	errLockWait       = 1205
+	errDeadlock       = 1213
+	errInterrupted    = 1317
+	errKilled         = 1927 // MariaDB: KILL of the connection
+	errStatementTime  = 1969 // MariaDB: max_statement_time
+	errStatementTime8 = 3024 // MySQL: max_execution_time
+	errNotLocked8     = 3572 // MySQL: NOWAIT; MariaDB answers errLockWait
+	errUserLockLoop8  = 3058 // MySQL: deadlock of GET_LOCK
+)
+
+// refused are answered noes that asking again does not turn into yeses.
+var refused = map[uint16]bool{
+	1044: true, 1045: true, errNoSchema: true, 1130: true, 1142: true, 1143: true, errNoTable: true, 1227: true, 1370: true, 1698: true, // rights, and what is not there
+	1290: true, 1792: true, 1836: true, // read-only
+	1054: true, 1064: true, // another's table, or one of another version
+	1728: true, 3098: true, 4165: true, // the engine is not allowed here
+}
+
+type faults struct{}
+
+// Sort puts a code on an error of a connection.
+func (faults) Sort(err error) (error, bool) {
+	if err == nil {
+		return nil, false
+	}
+	if _, ok := errors.AsType[*driver.Error](err); ok {
+		return err, false
+	}
+	my, ok := errors.AsType[*mysql.MySQLError](err)
+	switch {
+	case !ok:
+		return &driver.Error{Code: driver.Unknown, Err: err}, false
+	case my.Number == errLockWait || my.Number == errDeadlock || my.Number == errNotLocked8 || my.Number == 1020:
+		return &driver.Error{Code: driver.Unavailable, Err: err}, true
+	case my.Number == errNoTable:
+		return driver.Errorf(driver.Refused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
+	case refused[my.Number]:
+		return &driver.Error{Code: driver.Refused, Err: err}, false
+	case my.Number == errTooMany || my.Number == 1203 || my.Number == 1226 || my.Number == 1047:
+		return &driver.Error{Code: driver.Unavailable, Err: err}, false
+	}
+	return &driver.Error{Code: driver.Unknown, Err: err}, false
+}
+
+// unreached puts a code on an error of opening a connection: nothing was asked.
+func unreached(err error) error {
+	coded, _ := faults{}.Sort(err)
+	if driver.CodeOf(coded) == driver.Unknown {
+		return &driver.Error{Code: driver.Unavailable, Err: err}
+	}
+	return coded
+}

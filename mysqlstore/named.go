@@ -1,0 +1,202 @@
+package mysqlstore
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// named is the recipe of GET_LOCK.
+type named struct{ sessions }
+
+// The longest names of GET_LOCK: MySQL counts characters and folds case; MariaDB
+// counts bytes and does not.
+const (
+	mostChars8 = 64
+	mostBytes  = 192
+)
+
+// readable is how much of a name can be read in the name of its lock.
+const readable = 24
+
+// hashedName is what GET_LOCK is given: at most 64 characters in lower case, which
+// begin with what can be read of the name. The rest is its hash.
+func hashedName(key []byte) string {
+	sum := sha256.Sum256(key)
+	_, name, _ := bytes.Cut(key, []byte{0})
+	var plain strings.Builder
+	for _, c := range strings.ToLower(string(name)) {
+		if plain.Len() == readable {
+			break
+		}
+		if c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || strings.ContainsRune("-_./:", c) {
+			plain.WriteRune(c)
+		} else {
+			plain.WriteByte('~')
+		}
+	}
+	return "hf:" + plain.String() + ":" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20]))
+}
+
+func (r named) lockname(key []byte) string {
+	if r.s.cfg.exact {
+		_, name, _ := bytes.Cut(key, []byte{0})
+		return string(name)
+	}
+	return hashedName(key)
+}
+
+// Check answers for what GET_LOCK does not have.
+func (r named) Check(q *driver.Request) (time.Duration, error) {
+	if q.Limit != driver.Exclusive {
+		return 0, driver.Errorf(driver.Unsupported, "limit %d: GET_LOCK is exclusive; recipe=pessimistic and recipe=optimistic have shared locks and semaphores", q.Limit)
+	}
+	if r.s.cfg.exact {
+		if err := r.checkExact(q.Name); err != nil {
+			return 0, err
+		}
+	}
+	return checkTTL(q)
+}
+
+func (r named) checkExact(name string) error {
+	r.s.mu.Lock()
+	known, maria := r.s.known, r.s.maria
+	r.s.mu.Unlock()
+	switch {
+	case !known: // the guarantees were not asked for; the strictest will do
+		fallthrough
+	case !maria:
+		if n := utf8.RuneCountInString(name); n > mostChars8 {
+			return driver.Errorf(driver.Invalid, "name %q has %d characters: GET_LOCK of MySQL takes %d (without names=exact any name will do)", name, n, mostChars8)
+		}
+		if i := strings.IndexFunc(name, unicode.IsUpper); i >= 0 {
+			return driver.Errorf(driver.Invalid, "name %q has upper case, which GET_LOCK of MySQL does not tell from lower (without names=exact any name will do)", name)
+		}
+	case len(name) > mostBytes:
+		return driver.Errorf(driver.Invalid, "name %q has %d bytes: GET_LOCK of MariaDB takes %d (without names=exact any name will do)", name, len(name), mostBytes)
+	}
+	return nil
+}
+
+// asText is a name as GET_LOCK's argument: a string in UTF-8.
+func asText(s string) string { return "CONVERT(" + lit([]byte(s)) + " USING utf8mb4)" }
+
+// Lock takes the lock and reads the clock in one statement, in that order.
+func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
+	wait := 0
+	if a.Wait {
+		wait = forever
+	}
+	script := append(timeout(s, a), fmt.Sprintf("SELECT %sGET_LOCK(%s, 0), GET_LOCK(%s, %d), %s, CONNECTION_ID()",
+		comment(a), untoldLock, asText(r.lockname(a.Key)), wait, sysdate))
+	more := 0
+	if r.s.sysdateIsNow() {
+		script, more = append(script, "SELECT "+clock), 1
+	}
+	answers, err := s.Run(ctx, script...)
+	if err != nil {
+		return sqlkit.Got{}, err
+	}
+	s.TTL = a.TTL
+	row := answers.First(0)
+	token := row.Int(2)
+	if more > 0 {
+		token = answers.Last().Int(0)
+	}
+	switch {
+	case row.Int(3) != s.ID.Conn:
+		return sqlkit.Got{}, errMoved
+	case row.Null(1):
+		return sqlkit.Got{}, driver.Errorf(driver.Unknown, "GET_LOCK was interrupted")
+	case !row.True(1):
+		_, err := s.Run(ctx, "DO RELEASE_LOCK("+untoldLock+")")
+		if err != nil {
+			return sqlkit.Got{}, err
+		}
+		return sqlkit.Got{}, sqlkit.ErrBusy
+	}
+	if r.s.cfg.durable {
+		answers, err := s.Run(ctx, durable(a)...)
+		if err != nil {
+			return sqlkit.Got{}, err
+		}
+		token = answers.Last().Int(0)
+	}
+	return sqlkit.Got{Token: uint64(token), Slot: driver.NoSlot}, nil
+}
+
+// Ping writes down who holds, the first time.
+func (r named) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+	return r.ping(ctx, s, a, r.lockname(a.Key))
+}
+
+// errMoved: a session that is not the one it was is no session.
+var errMoved = fmt.Errorf("the connection has another number than before: a proxy that shares connections stands between")
+
+// durable raises the floor of tokens, committed before the grant is given.
+func durable(a *sqlkit.Ask) []string {
+	return []string{fmt.Sprintf("UPDATE holdfast_floor SET token = LAST_INSERT_ID(GREATEST(token + 1, %s)) WHERE bucket = %d", clock, sqlkit.Bucket(a.Key)),
+		"SELECT LAST_INSERT_ID()"}
+}
+
+// Unlock looks at the server's answer: a lock that the session does not have is
+// none of ours.
+func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+	query := "SELECT RELEASE_LOCK(" + asText(r.lockname(a.Key)) + ")"
+	if !a.Told {
+		query += ", RELEASE_LOCK(" + untoldLock + ")"
+	}
+	answers, err := s.Run(ctx, query)
+	if err != nil {
+		return false, err
+	}
+	return answers.Last().True(0), nil
+}
+
+// Clear lets go of a lock that came in the moment of its cancelling.
+func (r named) Clear(ctx context.Context, s *sqlkit.Session) error {
+	_, err := s.Run(ctx, "SELECT RELEASE_ALL_LOCKS()")
+	return err
+}
+
+// Survey believes IS_USED_LOCK, not what was written down.
+func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
+	// First those who have yet to write: what they write meanwhile is seen below.
+	untold, err := r.untold(ctx, side)
+	if err != nil {
+		return nil, nil, err
+	}
+	where := "IF(IS_USED_LOCK(CONVERT(s.lockname USING utf8mb4)) = s.conn, IFNULL(IS_USED_LOCK(CONCAT('hf:untold:', s.conn)), 0) <> s.conn, 0)"
+	match := func(l *sqlkit.Label) bool { return bytes.HasPrefix(l.Key, key) }
+	if !all {
+		where = fmt.Sprintf("s.name = %s AND %s", lit(key), where)
+		match = func(l *sqlkit.Label) bool { return bytes.Equal(l.Key, key) }
+	}
+	sights, err := r.holders(ctx, side, where)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !all && len(sights) == 0 {
+		a, err := side.Run(ctx, "SELECT IS_USED_LOCK("+asText(r.lockname(key))+")")
+		if err != nil {
+			return nil, nil, err
+		}
+		if conn := a.Last().Int(0); conn != 0 {
+			s := sqlkit.Sight{Granted: true, Slot: driver.NoSlot, Note: fmt.Sprintf("not of holdfast, or just begun: connection %d", conn)}
+			s.Key, s.Limit, s.Conn = key, driver.Exclusive, conn
+			sights = append(sights, s)
+		}
+	}
+	waiting, err := r.waiters(ctx, side, match)
+	return append(sights, waiting...), untold, err
+}

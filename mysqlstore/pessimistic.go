@@ -1,0 +1,291 @@
+package mysqlstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// pessimistic is the recipe of a row lock in an open transaction.
+//
+// A name is a row. Exclusive grants lock it for themselves, all others share it. Who
+// shares it has made sure, with the row locked, that permits says what it shares it
+// as: 0 for readers, n for a semaphore of n. To change permits takes the row alone,
+// so readers and permits, and semaphores of different sizes, never stand together;
+// they wait for one another although the rule would let some of them by. A permit is
+// a row of its own, besides.
+type pessimistic struct{ sessions }
+
+// own tells whether the rows are those of a user's table.
+func (r pessimistic) own() bool { return r.s.cfg.table != "" }
+
+// Check answers for limits that there are no rows for.
+func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
+	if r.own() && q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
+		return 0, driver.Errorf(driver.Unsupported, "limit %d: a table of one's own has no rows for permits", q.Limit)
+	}
+	return checkTTL(q)
+}
+
+// row is the condition that finds a name's row.
+func (r pessimistic) row(key []byte) string {
+	if !r.own() {
+		return "holdfast_name WHERE name = " + lit(key)
+	}
+	_, name, _ := bytes.Cut(key, []byte{0})
+	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.table, r.s.cfg.column, asText(string(name)))
+}
+
+func (r pessimistic) insert(key []byte) string {
+	if !r.own() {
+		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON DUPLICATE KEY UPDATE permits = permits", lit(key))
+	}
+	_, name, _ := bytes.Cut(key, []byte{0})
+	c := r.s.cfg.column
+	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON DUPLICATE KEY UPDATE %s = %s", r.s.cfg.table, c, asText(string(name)), c, c)
+}
+
+// kind is what permits must say for a request that shares the row.
+func kind(limit int) int {
+	if limit > driver.MaxLimit {
+		return 0
+	}
+	return limit
+}
+
+// Lock locks the row. Semaphores are asked for again and again: the server does not
+// queue for any one of several rows.
+func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
+	if a.Limit == driver.Exclusive {
+		return r.lockRow(ctx, s, a, a.Wait)
+	}
+	for tries := 0; ; tries++ {
+		wait := a.Wait && a.Limit == driver.Unlimited
+		got, err := r.lockRow(ctx, s, a, wait)
+		if err == errKind {
+			if err = r.switchKind(ctx, s, a); err == nil {
+				continue
+			}
+		}
+		if err != error(sqlkit.ErrBusy) || !a.Wait {
+			return got, err
+		}
+		a.Waiting()
+		t := time.NewTimer(pollPause(tries))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return got, driver.Errorf(driver.Unavailable, "%w", ctx.Err())
+		}
+	}
+}
+
+// pollPause doubles from 5 to 100 ms, with jitter.
+func pollPause(tries int) time.Duration {
+	d := min(5*time.Millisecond<<min(tries, 5), 100*time.Millisecond)
+	return d/2 + rand.N(d/2+1)
+}
+
+var (
+	// errKind: the row is shared as something else.
+	errKind = driver.Errorf(driver.Busy, "the name is locked in another mode")
+	// errRow: somebody deletes rows as fast as they are inserted.
+	errRow = driver.Errorf(driver.Refused, "the row of the name goes away again and again")
+)
+
+// lockRow is one transaction, which stays open if it has the lock.
+func (r pessimistic) lockRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
+	for range 5 {
+		answers, err := s.Run(ctx, r.script(s, a, wait)...)
+		if err != nil {
+			return sqlkit.Got{}, err
+		}
+		s.TTL = a.TTL
+		got := sqlkit.Got{Slot: driver.NoSlot}
+		row := answers.First(0) // none where the row is locked by others, or is not there
+		if row == nil {
+			there, err := s.Run(ctx, "ROLLBACK", "SELECT COUNT(*) FROM "+r.row(a.Key))
+			switch {
+			case err != nil:
+				return got, err
+			case there.Last().Int(0) > 0 && wait:
+				continue // somebody else has inserted it meanwhile: now it is waited for
+			case there.Last().Int(0) > 0:
+				return got, sqlkit.ErrBusy
+			}
+			if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
+				return got, err
+			}
+			continue
+		}
+		if row.Int(2) != s.ID.Conn {
+			return got, errMoved
+		}
+		got.Token = uint64(row.Int(1))
+		k := kind(a.Limit)
+		if a.Limit == driver.Exclusive {
+			if r.s.sysdateIsNow() {
+				got.Token = uint64(answers.Last().Int(0))
+			}
+			return r.granted(ctx, s, a, got)
+		}
+		if row.Int(0) == int64(k) {
+			// Those who share read the clock one after the other.
+			got.Token = uint64(answers.Last().Int(1))
+			if k == 0 {
+				return r.granted(ctx, s, a, got)
+			}
+			if slot := answers.First(1); len(answers) > 2 && slot != nil {
+				got.Slot = int(slot.Int(0))
+				return r.granted(ctx, s, a, got)
+			}
+		}
+		if _, err := s.Run(ctx, "ROLLBACK", "DO RELEASE_LOCK("+untoldLock+")"); err != nil {
+			return got, err
+		}
+		if row.Int(0) != int64(k) {
+			return got, errKind
+		}
+		return got, sqlkit.ErrBusy
+	}
+	return sqlkit.Got{}, errRow
+}
+
+func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
+	if r.s.cfg.durable {
+		return r.durableToken(ctx, s, a, got)
+	}
+	return got, nil
+}
+
+// Ping writes down who holds, the first time.
+func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+	return r.ping(ctx, s, a, "")
+}
+
+// durableToken raises the floor of tokens on another connection, since this one's
+// transaction is open: it is committed when it becomes the token of a grant.
+func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
+	answers, err := r.s.links.Run(ctx, durable(a)...)
+	if err != nil {
+		return got, err
+	}
+	got.Token = uint64(answers.Last().Int(0))
+	return got, nil
+}
+
+// script answers permits, the token and the connection, if it has the row; then for a
+// semaphore the slot; then, where the clock is read by itself, the token again.
+func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []string {
+	mode := "FOR UPDATE"
+	if a.Limit != driver.Exclusive {
+		if mode = "LOCK IN SHARE MODE"; !r.s.isMaria() {
+			mode = "FOR SHARE"
+		}
+	}
+	if !wait {
+		mode += " SKIP LOCKED"
+	}
+	permits := "permits"
+	if r.own() {
+		permits = "0"
+	}
+	script := append(timeout(s, a), "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), GET_LOCK(%s, 0) FROM %s %s",
+		comment(a), permits, sysdate, untoldLock, r.row(a.Key), mode))
+	switch k := kind(a.Limit); {
+	case a.Limit == driver.Exclusive:
+		if r.s.sysdateIsNow() {
+			script = append(script, "SELECT "+clock)
+		}
+		return script
+	case k > 0:
+		script = append(script, fmt.Sprintf("SELECT slot FROM holdfast_slot WHERE name = %s AND slot < %d ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED", lit(a.Key), k))
+	}
+	turn := asText("hf:token:" + hashedName(a.Key)[3:])
+	return append(script, fmt.Sprintf("SELECT GET_LOCK(%s, 60), %s, RELEASE_LOCK(%s)", turn, sysdate, turn))
+}
+
+// switchKind makes the row what the request shares it as, if nobody has it.
+func (r pessimistic) switchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
+	k := kind(a.Limit)
+	script := []string{"SET @hf_l = -1", "START TRANSACTION",
+		fmt.Sprintf("SELECT permits INTO @hf_l FROM %s FOR UPDATE SKIP LOCKED", r.row(a.Key)),
+		fmt.Sprintf("UPDATE holdfast_name SET permits = %d WHERE name = %s AND @hf_l >= 0", k, lit(a.Key)),
+	}
+	if k > 0 {
+		script = append(script, fmt.Sprintf("INSERT INTO holdfast_slot (name, slot) SELECT %s, n FROM (%s) d WHERE n < %d AND @hf_l >= 0 ON DUPLICATE KEY UPDATE slot = holdfast_slot.slot",
+			lit(a.Key), numbers, k))
+	}
+	answers, err := s.Run(ctx, append(script, "COMMIT", "SELECT @hf_l")...)
+	if err != nil {
+		return err
+	}
+	if answers.Last().Int(0) < 0 {
+		return sqlkit.ErrBusy
+	}
+	return nil
+}
+
+// numbers are those from 0 to 4095.
+var numbers = func() string {
+	digit := "(SELECT 0 n"
+	for i := 1; i < 16; i++ {
+		digit += fmt.Sprintf(" UNION ALL SELECT %d", i)
+	}
+	digit += ")"
+	return "SELECT a.n + 16 * b.n + 256 * c.n AS n FROM " + digit + " a, " + digit + " b, " + digit + " c"
+}()
+
+// Unlock ends the transaction, in which nothing was written. The session would not
+// answer if the transaction had ended before.
+func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+	script := []string{"ROLLBACK", "SELECT CONNECTION_ID(), RELEASE_LOCK(" + untoldLock + ")"}
+	if a.Told {
+		script = []string{"UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID()", "ROLLBACK", "SELECT CONNECTION_ID()"}
+	}
+	answers, err := s.Run(ctx, script...)
+	if _, answered := errors.AsType[*mysql.MySQLError](err); answered && a.Told {
+		answers, err = s.Run(ctx, script[1:]...) // it could not be written down, either
+	}
+	if err != nil {
+		return false, err
+	}
+	return answers.Last().Int(0) == s.ID.Conn, nil
+}
+
+// Clear ends the transaction, whatever it had come to.
+func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
+	_, err := r.Unlock(ctx, s, &sqlkit.Ask{})
+	return err
+}
+
+// Survey lists the sessions that say that they hold and are there, and those whose
+// statements wait.
+func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
+	// First those who have yet to write: what they write meanwhile is seen below.
+	untold, err := r.untold(ctx, side)
+	if err != nil {
+		return nil, nil, err
+	}
+	where := fmt.Sprintf("s.lockname = '' AND LEFT(s.name, %d) = %s", len(key), lit(key))
+	match := func(l *sqlkit.Label) bool { return bytes.HasPrefix(l.Key, key) }
+	if !all {
+		where = "s.lockname = '' AND s.name = " + lit(key)
+		match = func(l *sqlkit.Label) bool { return bytes.Equal(l.Key, key) }
+	}
+	sights, err := r.holders(ctx, side, where)
+	if err != nil {
+		return nil, nil, err
+	}
+	waiting, err := r.waiters(ctx, side, match)
+	return append(sights, waiting...), untold, err
+}

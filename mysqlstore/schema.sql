@@ -1,0 +1,53 @@
+-- The tables of holdfast's recipes on MySQL and MariaDB. Every statement can be run
+-- again. `holdfast init URL` runs this file; so may anyone with the right to create
+-- tables, in the schema that the stores' URLs name.
+
+-- optimistic: one row per name in use, removed a minute after its last use.
+-- Times are microseconds since 1970, UTC.
+CREATE TABLE IF NOT EXISTS holdfast_row (
+	name    VARBINARY(641) NOT NULL PRIMARY KEY, -- namespace, NUL, name
+	bucket  SMALLINT   NOT NULL,
+	version BIGINT     NOT NULL, -- of the row: every write makes a new one
+	token   BIGINT     NOT NULL, -- the last one given
+	expires BIGINT     NOT NULL, -- of the last grant
+	touched BIGINT     NOT NULL,
+	state   MEDIUMTEXT CHARACTER SET ascii COLLATE ascii_bin NOT NULL -- the grants, as JSON
+) ENGINE=InnoDB;
+
+-- The floor of tokens for names that have no row: 64 rows, for good.
+CREATE TABLE IF NOT EXISTS holdfast_floor (
+	bucket SMALLINT NOT NULL PRIMARY KEY,
+	token  BIGINT   NOT NULL
+) ENGINE=InnoDB;
+INSERT INTO holdfast_floor (bucket, token)
+	SELECT a.n * 16 + b.n * 4 + c.n, 0 FROM
+		(SELECT 0 n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3) a,
+		(SELECT 0 n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3) b,
+		(SELECT 0 n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3) c
+	ON DUPLICATE KEY UPDATE token = holdfast_floor.token;
+
+-- pessimistic: one row per name, which is what is locked. permits is the size of the
+-- semaphore that the name is, 0 for a lock.
+CREATE TABLE IF NOT EXISTS holdfast_name (
+	name    VARBINARY(641) NOT NULL PRIMARY KEY, -- namespace, NUL, name
+	permits INT NOT NULL DEFAULT 0
+) ENGINE=InnoDB;
+
+-- The permits of semaphores.
+CREATE TABLE IF NOT EXISTS holdfast_slot (
+	name VARBINARY(641) NOT NULL,
+	slot INT NOT NULL,
+	PRIMARY KEY (name, slot)
+) ENGINE=InnoDB;
+
+-- pessimistic and named: what each session holds, for people to see. It decides
+-- nothing, and is empty when the server starts, as are the locks.
+CREATE TABLE IF NOT EXISTS holdfast_session (
+	conn  BIGINT UNSIGNED NOT NULL PRIMARY KEY, -- CONNECTION_ID()
+	name  VARBINARY(641)  NOT NULL, -- namespace, NUL, name
+	lockname VARBINARY(192) NOT NULL, -- of GET_LOCK
+	token BIGINT          NOT NULL, -- 0: nothing is held
+	slot  INT             NOT NULL,
+	taken TINYINT         NOT NULL, -- an operator has taken it away
+	label VARBINARY(1400)  NOT NULL -- who holds it
+) ENGINE=MEMORY;

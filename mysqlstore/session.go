@@ -1,0 +1,257 @@
+package mysqlstore
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// sessions is what the recipes on sessions have in common.
+type sessions struct {
+	faults
+	s *Store
+}
+
+// sysdate is the time of its evaluation, in microseconds since 1970, in a session
+// whose time zone is UTC. NOW and UTC_TIMESTAMP are taken before the wait.
+const sysdate = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
+
+const (
+	maxTTL = 24 * time.Hour
+	// forever is more than any wait, and less than what the server takes.
+	forever = 365 * 24 * 3600
+	// labelRoom is what a label has in holdfast_session.
+	labelRoom = 1400
+)
+
+// Begin takes away everything that may end a session, a transaction or a statement
+// by itself, so that only the TTL does, and makes the session's clock UTC.
+func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
+	f, err := r.s.settled(ctx)
+	if err != nil {
+		return sqlkit.Identity{}, err
+	}
+	set := fmt.Sprintf("SET SESSION time_zone = '+00:00', autocommit = 1, sql_mode = '', innodb_lock_wait_timeout = %d, lock_wait_timeout = %d, wait_timeout = %d",
+		forever, forever, 8*3600)
+	if f.maria {
+		set += ", max_statement_time = 0, idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0"
+	} else {
+		set += ", max_execution_time = 0"
+	}
+	a, err := l.Run(ctx, set, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "SET SESSION TRANSACTION READ WRITE",
+		"SHOW GLOBAL STATUS LIKE 'Uptime'", "SELECT CONNECTION_ID(), "+unix)
+	if err != nil {
+		return sqlkit.Identity{}, err
+	}
+	row := a.Last()
+	return sqlkit.Identity{Conn: row.Int(0), Since: fmt.Sprint(row.Int(1) - a.First(len(a)-2).Int(1))}, nil
+}
+
+// checkTTL rounds a TTL up to what wait_timeout can be.
+func checkTTL(r *driver.Request) (time.Duration, error) {
+	if r.TTL > maxTTL {
+		return 0, driver.Errorf(driver.Invalid, "TTL %s: at most %s is allowed", r.TTL, maxTTL)
+	}
+	return max((r.TTL+time.Second-1)/time.Second*time.Second, time.Second), nil
+}
+
+// timeout is the statement that sets the session's timer, where it is not so yet.
+func timeout(s *sqlkit.Session, a *sqlkit.Ask) []string {
+	if s.TTL == a.TTL {
+		return nil
+	}
+	return []string{fmt.Sprintf("SET SESSION wait_timeout = %d", int64(a.TTL/time.Second))}
+}
+
+// comment is a label for a statement that may wait.
+func comment(a *sqlkit.Ask) string { return "/*" + a.Label.Encode(labelRoom) + "*/ " }
+
+// A session that holds something which is not written down yet has one more lock of
+// GET_LOCK, by which those who look know that they should look again, and that what
+// is written down is of an earlier grant. It is taken before the lock itself.
+const untoldLock = "CONCAT('hf:untold:', CONNECTION_ID())"
+
+// note writes down what the session holds.
+func note(a *sqlkit.Ask, lockname string) string {
+	return fmt.Sprintf("INSERT INTO holdfast_session (conn, name, lockname, token, slot, taken, label) VALUES (CONNECTION_ID(), %s, %s, %d, %d, 0, '%s')"+
+		" ON DUPLICATE KEY UPDATE name = VALUES(name), lockname = VALUES(lockname), token = VALUES(token), slot = VALUES(slot), taken = 0, label = VALUES(label)",
+		lit(a.Key), lit([]byte(lockname)), a.Token, a.Slot, a.Label.Encode(labelRoom))
+}
+
+// ping is any statement: the session is what holds. The first one writes down who
+// does.
+func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lockname string) (bool, error) {
+	const ask = "SELECT CONNECTION_ID()"
+	var answers sqlkit.Answers
+	var err error
+	if a.Told {
+		answers, err = s.Run(ctx, ask)
+	} else {
+		told := "DO RELEASE_LOCK(" + untoldLock + ")"
+		answers, err = s.Run(ctx, note(a, lockname), told, ask)
+		if _, answered := errors.AsType[*mysql.MySQLError](err); answered {
+			// The table is not there, or full, or not for this user: the lock holds
+			// without it, and cannot be seen.
+			answers, err = s.Run(ctx, told, ask)
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+	a.Told = true
+	return answers.Last().Int(0) == s.ID.Conn, nil
+}
+
+// untold are the sessions that have yet to write something down. One that waits for
+// its lock has nothing to write.
+func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
+	a, err := side.Run(ctx, "SELECT id FROM information_schema.processlist WHERE IS_USED_LOCK(CONCAT('hf:untold:', id)) = id AND COALESCE(state, '') <> 'User lock'")
+	if err != nil {
+		return nil, err
+	}
+	var ids []sqlkit.Identity
+	for _, row := range a[len(a)-1] {
+		ids = append(ids, sqlkit.Identity{Conn: row.Int(0)})
+	}
+	return ids, nil
+}
+
+// Cause looks whether an operator has left word: the server says nothing when it
+// ends a connection.
+func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, side *sqlkit.Pool) (driver.Cause, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
+	defer cancel()
+	answers, err := side.Run(ctx, fmt.Sprintf("SELECT taken FROM holdfast_session WHERE conn = %d AND token = %d", s.ID.Conn, a.Token))
+	if err == nil && answers.Last().True(0) {
+		return driver.Taken, nil
+	}
+	return driver.SessionEnded, nil
+}
+
+// Ended: an error of MySQL's never says that.
+func (sessions) Ended(err error) bool {
+	my, ok := errors.AsType[*mysql.MySQLError](err)
+	return ok && my.Number == errKilled
+}
+
+// Cancel ends the statement that a session runs.
+func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
+	gone, err := r.gone(ctx, side, id)
+	if err != nil || gone {
+		return err
+	}
+	_, err = side.Run(ctx, fmt.Sprintf("KILL QUERY %d", id.Conn))
+	return unlessGone(err)
+}
+
+// End ends a session and tells whether it is gone.
+func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
+	gone, err := r.gone(ctx, side, id)
+	if err != nil || gone {
+		return gone, err
+	}
+	_, err = side.Run(ctx, fmt.Sprintf("KILL %d", id.Conn))
+	return false, unlessGone(err)
+}
+
+// errNoThread: KILL of a session that is gone.
+const errNoThread = 1094
+
+func unlessGone(err error) error {
+	if my, ok := errors.AsType[*mysql.MySQLError](err); ok && my.Number == errNoThread {
+		return nil
+	}
+	return err
+}
+
+// gone looks into the server's list. Numbers begin anew when the server does, which
+// the second of its start tells, give or take one.
+func (r sessions) gone(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
+	a, err := side.Run(ctx, "SHOW GLOBAL STATUS LIKE 'Uptime'",
+		fmt.Sprintf("SELECT COUNT(*), %s FROM information_schema.processlist WHERE id = %d", unix, id.Conn))
+	if err != nil {
+		return false, err
+	}
+	began, _ := strconv.ParseInt(id.Since, 10, 64)
+	restarted := a.Last().Int(1)-a.First(len(a)-2).Int(1) > began+2
+	return restarted || a.Last().Int(0) == 0, nil
+}
+
+// unix is the time in seconds, whatever the session's time zone.
+const unix = "TIMESTAMPDIFF(SECOND, '1970-01-01', UTC_TIMESTAMP())"
+
+// Evict leaves word for the holder and ends its session, if it still has the same
+// grant.
+func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
+	a, err := side.Run(ctx, fmt.Sprintf("UPDATE holdfast_session SET taken = 1 WHERE conn = %d AND token = %d AND name = %s", seen.Conn, seen.Token, lit(seen.Key)),
+		fmt.Sprintf("SELECT COUNT(*) FROM holdfast_session WHERE conn = %d AND token = %d AND taken = 1", seen.Conn, seen.Token))
+	if err != nil || !a.Last().True(0) {
+		return err
+	}
+	_, err = side.Run(ctx, fmt.Sprintf("KILL %d", seen.Conn))
+	return unlessGone(err)
+}
+
+// processes is the server's list of sessions with how long, in microseconds, each
+// has been in its state.
+func (r sessions) processes() string {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if r.s.maria {
+		return "(SELECT id, host, command, state, info, CAST(time_ms * 1000 AS SIGNED) AS micros FROM information_schema.processlist)"
+	}
+	return "(SELECT id, host, command, state, info, time * 1000000 AS micros FROM information_schema.processlist)"
+}
+
+// holders are the sessions that say that they hold, and are there.
+func (r sessions) holders(ctx context.Context, side sqlkit.Link, where string) ([]sqlkit.Sight, error) {
+	a, err := side.Run(ctx, "SELECT s.conn, s.token, s.slot, s.label, p.micros, p.command FROM holdfast_session s JOIN "+r.processes()+" p ON p.id = s.conn WHERE s.token > 0 AND "+where)
+	if err != nil {
+		return nil, err
+	}
+	var sights []sqlkit.Sight
+	for _, row := range a[len(a)-1] {
+		label, ok := sqlkit.FindLabel(row.Text(3))
+		if !ok {
+			continue
+		}
+		s := sqlkit.Sight{Label: label, Granted: true, Token: uint64(row.Int(1)), Slot: int(row.Int(2)), Since: time.UnixMicro(row.Int(1)), Left: label.TTL}
+		s.Conn = row.Int(0)
+		if row.Text(5) == "Sleep" {
+			s.Left -= time.Duration(row.Int(4)) * time.Microsecond
+		}
+		sights = append(sights, s)
+	}
+	return sights, nil
+}
+
+// waiters are the sessions whose statements wait, longest first.
+func (r sessions) waiters(ctx context.Context, side sqlkit.Link, match func(*sqlkit.Label) bool) ([]sqlkit.Sight, error) {
+	a, err := side.Run(ctx, "SELECT id, micros, HEX(LEFT(info, 2048)), "+clock+" FROM "+r.processes()+" p WHERE command = 'Query' AND id <> CONNECTION_ID() AND info LIKE 'SELECT /*hf1.%' AND micros > 2000 ORDER BY micros DESC")
+	if err != nil {
+		return nil, err
+	}
+	var sights []sqlkit.Sight
+	for _, row := range a[len(a)-1] {
+		info, err := hex.DecodeString(row.Text(2))
+		if err != nil {
+			return nil, err
+		}
+		label, ok := sqlkit.FindLabel(string(info))
+		if !ok || !match(&label) {
+			continue
+		}
+		s := sqlkit.Sight{Label: label, Since: time.UnixMicro(row.Int(3) - row.Int(1))}
+		s.Conn = row.Int(0)
+		sights = append(sights, s)
+	}
+	return sights, nil
+}

@@ -1,0 +1,55 @@
+package mysqlstore
+
+import (
+	"fmt"
+
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// clock is the statement's time in microseconds since 1970, whatever the session's
+// time zone: UTC_TIMESTAMP knows none.
+const clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+
+// table is the dialect of the optimistic recipe. The time is that of a statement's
+// beginning. A statement that waits for a row lock then judges by a time that has
+// passed, which errs on the safe side: what has run out meanwhile still stands, and
+// a deadline that has passed meanwhile is at most innodb_lock_wait_timeout old.
+type table struct{}
+
+// lit is a byte string as a literal that no sql_mode reads otherwise.
+func lit(b []byte) string { return fmt.Sprintf("x'%x'", b) }
+
+func (table) Read(name []byte, bucket int) string {
+	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state FROM holdfast_floor f LEFT JOIN holdfast_row r ON r.name = %s WHERE f.bucket = %d",
+		clock, lit(name), bucket)
+}
+
+func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {
+	return fmt.Sprintf("INSERT INTO holdfast_row (name, bucket, version, token, expires, touched, state) SELECT %s, %d, %d, %d, %d, %d, %s FROM DUAL WHERE %s < %d ON DUPLICATE KEY UPDATE version = holdfast_row.version",
+		lit(name), bucket, w.Version, w.Token, w.Expires, w.Now, lit([]byte(w.State)), clock, w.Deadline)
+}
+
+func (table) Update(name []byte, old int64, w sqlkit.Write) string {
+	return fmt.Sprintf("UPDATE holdfast_row SET version = %d, token = %d, expires = %d, touched = %d, state = %s WHERE name = %s AND version = %d AND %s < %d",
+		w.Version, w.Token, w.Expires, w.Now, lit([]byte(w.State)), lit(name), old, clock, w.Deadline)
+}
+
+func (table) Wake([]byte) string { return "" }
+
+func (table) List(prefix []byte) string {
+	return fmt.Sprintf("SELECT %s, HEX(name), state FROM holdfast_row WHERE name >= %s AND LEFT(name, %d) = %s AND expires > %s",
+		clock, lit(prefix), len(prefix), lit(prefix), clock)
+}
+
+func (table) Idle(micros int64, most int) string {
+	return fmt.Sprintf("SELECT HEX(name), bucket, version, token FROM holdfast_row WHERE expires < %s - %d AND touched < %s - %d LIMIT %d",
+		clock, micros, clock, micros, most)
+}
+
+func (table) Raise(bucket int, token int64) string {
+	return fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(token, %d) WHERE bucket = %d", token, bucket)
+}
+
+func (table) Delete(name []byte, version int64) string {
+	return fmt.Sprintf("DELETE FROM holdfast_row WHERE name = %s AND version = %d", lit(name), version)
+}

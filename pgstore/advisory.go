@@ -1,0 +1,212 @@
+package pgstore
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// advisory is the recipe of session-level advisory locks.
+type advisory struct{ sessions }
+
+// hashed is the 64-bit key of a name: the first bytes of the SHA-256 of namespace,
+// NUL and name. Two names that had the same would exclude each other.
+func hashed(salt string, key []byte) mark {
+	h := sha256.New()
+	h.Write([]byte(salt))
+	h.Write(key)
+	k := binary.BigEndian.Uint64(h.Sum(nil))
+	return mark{uint32(k >> 32), uint32(k), 1}
+}
+
+// given reads a key as a user of advisory locks writes it.
+func given(name string) (mark, error) {
+	a, b, two := strings.Cut(name, ",")
+	if two {
+		x, err1 := strconv.ParseInt(a, 10, 32)
+		y, err2 := strconv.ParseInt(b, 10, 32)
+		if err1 == nil && err2 == nil && name == fmt.Sprintf("%d,%d", x, y) {
+			return mark{uint32(x), uint32(y), 2}, nil
+		}
+	} else if k, err := strconv.ParseInt(a, 10, 64); err == nil && strconv.FormatInt(k, 10) == name {
+		return mark{uint32(uint64(k) >> 32), uint32(k), 1}, nil
+	}
+	return mark{}, driver.Errorf(driver.Invalid, "name %q: with keys=given a name is a signed 64-bit number in decimal, or two of 32 bits with a comma between, as in 42 or 7,1", name)
+}
+
+func (r advisory) mark(key []byte) (mark, error) {
+	_, name, _ := bytes.Cut(key, []byte{0})
+	if r.s.cfg.given {
+		return given(string(name))
+	}
+	return hashed("", key), nil
+}
+
+// Check answers for limits that advisory locks do not have.
+func (r advisory) Check(q *driver.Request) (time.Duration, error) {
+	if q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
+		return 0, driver.Errorf(driver.Unsupported, "limit %d: advisory locks are exclusive or shared; recipe=pessimistic and recipe=optimistic have semaphores", q.Limit)
+	}
+	if r.s.cfg.given {
+		if _, err := given(q.Name); err != nil {
+			return 0, err
+		}
+	}
+	return checkTTL(q)
+}
+
+func shared(a *sqlkit.Ask) string {
+	if a.Limit == driver.Unlimited {
+		return "_shared"
+	}
+	return ""
+}
+
+// Lock takes the lock and then reads the clock. A lock that is free, which is most of
+// them, is taken by a statement that is parsed and planned once in a session. A wait
+// carries a label, so that it can be seen who waits.
+func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
+	m, err := r.mark(a.Key)
+	if err != nil {
+		return sqlkit.Got{}, err
+	}
+	if s.TTL != a.TTL {
+		if _, err := s.Run(ctx, fmt.Sprintf("SET idle_session_timeout = %d", a.TTL.Milliseconds())); err != nil {
+			return sqlkit.Got{}, err
+		}
+		s.TTL = a.TTL
+	}
+	row, err := r.try(ctx, s, a, m)
+	if err == nil && row.Null(0) && a.Wait {
+		var answers sqlkit.Answers
+		answers, err = s.Run(ctx, fmt.Sprintf("SELECT %spg_advisory_lock%s(%s)", r.comment(a), shared(a), m.args()),
+			"SELECT "+r.now(a)+", pg_backend_pid()")
+		row = answers.Last()
+	}
+	switch {
+	case err != nil:
+		return sqlkit.Got{}, err
+	case row.Int(1) != s.ID.Conn:
+		return sqlkit.Got{}, errMoved
+	case row.Null(0):
+		return sqlkit.Got{}, sqlkit.ErrBusy
+	case r.s.cfg.durable:
+		return r.durable(ctx, s, a)
+	}
+	return sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}, nil
+}
+
+// now is the token's expression. Those who share read the clock one after the other,
+// so that no two have the same token.
+func (r advisory) now(a *sqlkit.Ask) string {
+	if a.Limit == driver.Exclusive {
+		return clock
+	}
+	return "CASE WHEN pg_advisory_xact_lock(" + hashed("token\x00", a.Key).args() + ")::text IS NOT NULL THEN " + clock + " END"
+}
+
+// try takes the lock if it is free. The marks /*hf*/ tell those who look that the
+// session has yet to say who holds.
+func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, m mark) (sqlkit.Row, error) {
+	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
+		return p.prepared(ctx, "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok) SELECT CASE WHEN ok THEN "+clock+" END, pg_backend_pid() FROM l", m.args())
+	}
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock%s(%s) AS ok) SELECT CASE WHEN ok THEN %s END, pg_backend_pid() FROM l", shared(a), m.args(), r.now(a)))
+	return answers.Last(), err
+}
+
+// Ping says who holds.
+func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid(), "+named(a, fmt.Sprint(a.Token)))
+	if err != nil {
+		return false, err
+	}
+	a.Told = true
+	return answers.Last().Int(0) == s.ID.Conn, nil
+}
+
+// errMoved: a session that is not the one it was is no session.
+var errMoved = fmt.Errorf("the connection has another backend than before: a pooler in transaction mode stands between")
+
+// durable raises the floor of tokens, which is committed before the grant is given.
+func (r sessions) durable(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
+	answers, err := s.Run(ctx, fmt.Sprintf("UPDATE /*hf*/ holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d RETURNING token", clock, sqlkit.Bucket(a.Key)))
+	if err != nil {
+		return sqlkit.Got{}, err
+	}
+	row := answers.Last()
+	if row == nil {
+		return sqlkit.Got{}, sqlkit.ErrSchema
+	}
+	return sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}, nil
+}
+
+// Unlock looks at the server's answer: a lock that the session does not have is
+// none of ours.
+func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+	m, err := r.mark(a.Key)
+	if err != nil {
+		return false, err
+	}
+	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
+		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint)", m.args())
+		return row.True(0), err
+	}
+	answers, err := s.Run(ctx, fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", shared(a), m.args()))
+	if err != nil {
+		return false, err
+	}
+	return answers.Last().True(0), nil
+}
+
+// Clear lets go of a lock that came in the moment of its cancelling.
+func (r advisory) Clear(ctx context.Context, s *sqlkit.Session) error {
+	_, err := s.Run(ctx, "SELECT pg_advisory_unlock_all()")
+	return err
+}
+
+// Survey reads pg_locks.
+func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
+	where := "true"
+	if !all {
+		m, err := r.mark(key)
+		if err != nil {
+			return nil, nil, err
+		}
+		where = m.where()
+	}
+	list, err := r.sights(ctx, side, where)
+	if err != nil {
+		return nil, nil, err
+	}
+	var sights []sqlkit.Sight
+	var untold []sqlkit.Identity
+	for _, f := range list {
+		if f.untold {
+			untold = append(untold, f.Identity)
+			continue
+		}
+		if f.ours {
+			// A session that has this lock and not for what it says is not ours.
+			if m, err := r.mark(f.Key); err != nil || m != f.mark {
+				f.ours = false
+			}
+		}
+		if all && !f.ours {
+			continue
+		}
+		if !all && !f.ours {
+			f.Key = key
+		}
+		sights = append(sights, f.Sight)
+	}
+	return sights, untold, nil
+}

@@ -1,0 +1,57 @@
+package pgstore
+
+import (
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// stater is an error that carries an SQLSTATE: pgx's and lib/pq's do.
+type stater interface {
+	error
+	SQLState() string
+}
+
+func state(err error) string {
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok {
+		return e.Code
+	}
+	if e, ok := errors.AsType[stater](err); ok {
+		return e.SQLState()
+	}
+	return ""
+}
+
+type faults struct{}
+
+// Sort puts a code on an error of a connection.
+func (faults) Sort(err error) (error, bool) {
+	if err == nil {
+		return nil, false
+	}
+	if _, ok := errors.AsType[*driver.Error](err); ok {
+		return err, false
+	}
+	switch code := state(err); code {
+	case "40001", "40P01", "55P03": // serialization, deadlock, lock not available
+		return &driver.Error{Code: driver.Unavailable, Err: err}, true
+	case "53300", "53400", "57P03", "57014": // too many connections, starting up; the statement was cancelled, and so did nothing
+		return &driver.Error{Code: driver.Unavailable, Err: err}, false
+	case "42P01", "42703", "42P07": // no such table, or column
+		return driver.Errorf(driver.Refused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
+	case "42501", "25006", "28000", "28P01", "3D000", "3F000", "42601", "42883", "42704", "22023", "0A000":
+		return &driver.Error{Code: driver.Refused, Err: err}, false
+	}
+	return &driver.Error{Code: driver.Unknown, Err: err}, false
+}
+
+// unreached puts a code on an error of opening a connection: nothing was asked.
+func unreached(err error) error {
+	coded, _ := faults{}.Sort(err)
+	if driver.CodeOf(coded) == driver.Unknown {
+		return &driver.Error{Code: driver.Unavailable, Err: err}
+	}
+	return coded
+}

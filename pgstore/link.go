@@ -1,0 +1,207 @@
+package pgstore
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// pgLink is a link over pgx's lowest layer, in the simple protocol: a script is one
+// round trip, and nothing is prepared.
+type pgLink struct {
+	conn *pgconn.PgConn
+	gone <-chan struct{}
+	cut  func()
+
+	watch func()
+	names map[string]string // of prepared statements; whoever runs one
+
+	mu           sync.Mutex
+	busy, closed bool
+}
+
+func (l *pgLink) Gone() <-chan struct{} { return l.gone }
+
+func (l *pgLink) Watch() {
+	if l.watch != nil {
+		l.watch()
+	}
+}
+
+func (l *pgLink) Run(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
+	if err := l.begin(); err != nil {
+		return nil, err
+	}
+	defer l.finish()
+	defer l.bound(&ctx)()
+	return runPg(ctx, l.conn, statements)
+}
+
+// bound has the end of a context end the connection, which is all that pgx would do
+// about it, with less ado.
+func (l *pgLink) bound(ctx *context.Context) func() {
+	if l.watch == nil || (*ctx).Done() == nil {
+		return func() {}
+	}
+	stop := sqlkit.EndWith(*ctx, l.cut)
+	*ctx = context.WithoutCancel(*ctx)
+	return stop
+}
+
+func (l *pgLink) begin() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed || l.conn.IsClosed() {
+		return sqlkit.ErrUnsent
+	}
+	l.busy = true
+	return nil
+}
+
+func (l *pgLink) finish() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.busy = false; l.closed {
+		l.end()
+	}
+}
+
+// preparer is a link that can keep statements prepared, which only one that lasts
+// should.
+type preparer interface {
+	// prepared runs a statement that is prepared the first time, and answers its
+	// first row.
+	prepared(ctx context.Context, statement string, args ...string) (sqlkit.Row, error)
+}
+
+func (l *pgLink) prepared(ctx context.Context, statement string, args ...string) (sqlkit.Row, error) {
+	if err := l.begin(); err != nil {
+		return nil, err
+	}
+	defer l.finish()
+	defer l.bound(&ctx)()
+	name, ok := l.names[statement]
+	if !ok {
+		name = fmt.Sprintf("holdfast_%d", len(l.names)+1)
+		if _, err := l.conn.Prepare(ctx, name, statement, nil); err != nil {
+			return nil, err
+		}
+		if l.names == nil {
+			l.names = map[string]string{}
+		}
+		l.names[statement] = name
+	}
+	values := make([][]byte, len(args))
+	for i, a := range args {
+		values[i] = []byte(a)
+	}
+	r := l.conn.ExecPrepared(ctx, name, values, nil, nil).Read()
+	if r.Err != nil || len(r.Rows) == 0 {
+		return nil, r.Err
+	}
+	row := make(sqlkit.Row, len(r.Rows[0]))
+	for i, v := range r.Rows[0] {
+		row[i] = sql.NullString{String: string(v), Valid: v != nil}
+	}
+	return row, nil
+}
+
+func runPg(ctx context.Context, c *pgconn.PgConn, statements []string) (sqlkit.Answers, error) {
+	var all sqlkit.Answers
+	m := c.Exec(ctx, strings.Join(statements, ";"))
+	for m.NextResult() {
+		rr := m.ResultReader()
+		set := sqlkit.Rows{}
+		columns := len(rr.FieldDescriptions())
+		for rr.NextRow() {
+			row := make(sqlkit.Row, columns)
+			for i, v := range rr.Values() {
+				row[i] = sql.NullString{String: string(v), Valid: v != nil}
+			}
+			set = append(set, row)
+		}
+		if _, err := rr.Close(); err != nil {
+			_ = m.Close()
+			return all, err
+		}
+		if columns > 0 {
+			all = append(all, set)
+		}
+	}
+	return all, m.Close()
+}
+
+// Close leaves the rest to the statement that runs, if one does.
+func (l *pgLink) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.closed = true
+	if l.busy {
+		l.cut()
+	} else {
+		l.end()
+	}
+}
+
+// end says good-bye, which does not wait for the network, and closes.
+func (l *pgLink) end() {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = l.conn.Close(ctx)
+	l.cut()
+}
+
+// dialLink opens a connection of its own whose end is noticed as it comes.
+func dialLink(ctx context.Context, cfg *pgconn.Config) (*pgLink, error) {
+	cfg = cfg.Copy()
+	var mu sync.Mutex
+	var dialled []*sqlkit.Conn
+	dial := cfg.DialFunc
+	cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		w := sqlkit.NewConn(c)
+		mu.Lock()
+		defer mu.Unlock()
+		dialled = append(dialled, w)
+		return w, nil
+	}
+	c, err := pgconn.ConnectConfig(ctx, cfg)
+	mu.Lock()
+	defer mu.Unlock()
+	if err != nil {
+		for _, w := range dialled {
+			w.Close()
+		}
+		return nil, unreached(err)
+	}
+	// Of several hosts the last one that was dialled is the one that is used.
+	last := dialled[len(dialled)-1]
+	for _, w := range dialled[:len(dialled)-1] {
+		w.Close()
+	}
+	return &pgLink{conn: c, gone: last.Gone(), watch: last.Watch, cut: func() { last.Close() }}, nil
+}
+
+// wrap makes a link of a connection of database/sql's pgx driver, and nil of any
+// other's.
+func wrap(dc any) sqlkit.Link {
+	c, ok := dc.(*stdlib.Conn)
+	if !ok {
+		return nil
+	}
+	return &pgLink{conn: c.Conn().PgConn(), cut: func() {}}
+}

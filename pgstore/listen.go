@@ -1,0 +1,162 @@
+package pgstore
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// listener hears what others free, over one connection that is there while anyone
+// waits and a little longer. While it is not there, or if it never hears anything,
+// as behind a pooler in transaction mode, waiters look for themselves.
+type listener struct {
+	pg     *pgconn.Config
+	ctx    context.Context
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	mu      sync.Mutex
+	waiting map[string]map[chan struct{}]struct{} // by payload
+	running bool
+	ready   chan struct{} // closed when it listens, or has tried
+}
+
+// listenOn is how long it stays after the last waiter.
+const listenOn = 10 * time.Second
+
+func newListener(pg *pgconn.Config) *listener {
+	l := &listener{pg: pg, waiting: map[string]map[chan struct{}]struct{}{}}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
+}
+
+// Listen registers a waiter, once the connection listens or could not be opened.
+func (l *listener) Listen(ctx context.Context, name []byte) (<-chan struct{}, func(), error) {
+	ch, p := make(chan struct{}, 1), payload(name)
+	l.mu.Lock()
+	if l.waiting[p] == nil {
+		l.waiting[p] = map[chan struct{}]struct{}{}
+	}
+	l.waiting[p][ch] = struct{}{}
+	if !l.running && l.ctx.Err() == nil {
+		l.running, l.ready = true, make(chan struct{})
+		l.tasks.Go(l.run)
+	}
+	ready := l.ready
+	l.mu.Unlock()
+	stop := func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if delete(l.waiting[p], ch); len(l.waiting[p]) == 0 {
+			delete(l.waiting, p)
+		}
+	}
+	select {
+	case <-ready:
+		select {
+		case <-ch: // whoever begins to listen looks anyway
+		default:
+		}
+		return ch, stop, nil
+	case <-l.ctx.Done():
+		stop()
+		return nil, nil, sqlkit.ErrClosed
+	case <-ctx.Done():
+		stop()
+		return nil, nil, ctx.Err()
+	}
+}
+
+// Close ends it.
+func (l *listener) Close() {
+	l.cancel()
+	l.tasks.Wait()
+}
+
+// tell wakes those who wait for a payload, or everyone.
+func (l *listener) tell(p string, all bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for q, chans := range l.waiting {
+		if !all && q != p {
+			continue
+		}
+		for ch := range chans {
+			select {
+			case ch <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// run listens until nobody has waited for a while.
+func (l *listener) run() {
+	for {
+		l.session()
+		l.tell("", true) // something may have been missed
+		l.mu.Lock()
+		if len(l.waiting) == 0 || l.ctx.Err() != nil {
+			l.running = false
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+		select {
+		case <-time.After(500 * time.Millisecond):
+		case <-l.ctx.Done():
+		}
+	}
+}
+
+// session is one connection's life.
+func (l *listener) session() {
+	tried := func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		select {
+		case <-l.ready:
+		default:
+			close(l.ready)
+		}
+	}
+	defer tried()
+	cfg := l.pg.Copy()
+	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { l.tell(n.Payload, false) }
+	ctx, cancel := context.WithTimeout(l.ctx, 5*time.Second)
+	defer cancel()
+	link, err := dialLink(ctx, cfg)
+	if err != nil {
+		return
+	}
+	defer link.Close()
+	if _, err := link.Run(ctx, "SET idle_session_timeout = 0", "LISTEN "+channel); err != nil {
+		return
+	}
+	l.tell("", true)
+	tried()
+	var idle time.Time
+	for {
+		ctx, cancel := context.WithTimeout(l.ctx, time.Second)
+		err := link.conn.WaitForNotification(ctx)
+		cancel()
+		if err != nil && !pgconn.Timeout(err) || l.ctx.Err() != nil {
+			return
+		}
+		l.mu.Lock()
+		busy := len(l.waiting) > 0
+		l.mu.Unlock()
+		switch {
+		case busy:
+			idle = time.Time{}
+		case idle.IsZero():
+			idle = time.Now()
+		case time.Since(idle) > listenOn:
+			return
+		}
+	}
+}

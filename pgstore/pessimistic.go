@@ -1,0 +1,306 @@
+package pgstore
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// pessimistic is the recipe of a row lock in an open transaction.
+//
+// A name is a row. Exclusive grants lock it for themselves, all others share it. Who
+// shares it has made sure, with the row locked, that permits says what it shares it
+// as: 0 for readers, n for a semaphore of n. To change permits takes the row alone,
+// so readers and permits, and semaphores of different sizes, never stand together;
+// they wait for one another although the rule would let some of them by. A permit is
+// a row of its own, besides.
+//
+// PostgreSQL lets readers that overlap starve a writer, and lets newcomers past
+// those who wait for a row. So there is a gate before the row, an advisory lock:
+// whoever waits goes through it alone, first come first served, and waits for the
+// row inside it. Who only tries passes it together with others who try, if nobody
+// waits. The gate decides the order and nothing else.
+//
+// A transaction that holds also shares an advisory lock that nobody takes alone. It
+// makes the grant visible in pg_locks, which row locks are not.
+type pessimistic struct{ sessions }
+
+func gate(key []byte) mark { return hashed("gate\x00", key) }
+func sign(key []byte) mark { return hashed("held\x00", key) }
+
+// own tells whether the rows are those of a user's table.
+func (r pessimistic) own() bool { return r.s.cfg.table != "" }
+
+// Check answers for limits that there are no rows for.
+func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
+	if r.own() && q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
+		return 0, driver.Errorf(driver.Unsupported, "limit %d: a table of one's own has no rows for permits", q.Limit)
+	}
+	return checkTTL(q)
+}
+
+// row is the condition that finds a name's row.
+func (r pessimistic) row(key []byte) string {
+	if !r.own() {
+		return "holdfast_name WHERE name = " + lit(key)
+	}
+	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.table, r.s.cfg.column, r.value(key))
+}
+
+// value is a name in a user's table: bytes or text, as its column is.
+func (r pessimistic) value(key []byte) string {
+	_, name, _ := bytes.Cut(key, []byte{0})
+	if r.s.columnIsBytes() {
+		return lit(name)
+	}
+	return "convert_from(" + lit(name) + ", 'UTF8')"
+}
+
+func (r pessimistic) insert(key []byte) string {
+	if !r.own() {
+		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON CONFLICT DO NOTHING", lit(key))
+	}
+	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON CONFLICT DO NOTHING", r.s.cfg.table, r.s.cfg.column, r.value(key))
+}
+
+// kind is what permits must say for a request that shares the row.
+func kind(limit int) int {
+	if limit > driver.MaxLimit {
+		return 0
+	}
+	return limit
+}
+
+// Lock locks the row. Semaphores are asked for again and again: the server does not
+// queue for any one of several rows.
+func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
+	if a.Limit == driver.Exclusive {
+		return r.lockRow(ctx, s, a, a.Wait)
+	}
+	for tries := 0; ; tries++ {
+		wait := a.Wait && a.Limit == driver.Unlimited
+		got, err := r.lockRow(ctx, s, a, wait)
+		if err == errKind {
+			if err = r.switchKind(ctx, s, a); err == nil {
+				continue
+			}
+		}
+		if err != error(sqlkit.ErrBusy) || !a.Wait {
+			return got, err
+		}
+		a.Waiting()
+		t := time.NewTimer(pollPause(tries))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return got, driver.Errorf(driver.Unavailable, "%w", ctx.Err())
+		}
+	}
+}
+
+// pollPause doubles from 5 to 100 ms, with jitter.
+func pollPause(tries int) time.Duration {
+	d := min(5*time.Millisecond<<min(tries, 5), 100*time.Millisecond)
+	return d/2 + rand.N(d/2+1)
+}
+
+var (
+	// errKind: the row is shared as something else.
+	errKind = driver.Errorf(driver.Busy, "the name is locked in another mode")
+	// errRow: somebody deletes rows as fast as they are inserted.
+	errRow = driver.Errorf(driver.Refused, "the row of the name goes away again and again")
+)
+
+// lockRow is one transaction, which stays open if it has the lock.
+func (r pessimistic) lockRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
+	for range 5 {
+		answers, err := s.Run(ctx, r.script(a, wait)...)
+		if err != nil {
+			return sqlkit.Got{}, err
+		}
+		passed, row, there := answers.First(0).Text(0) == "yes", answers.First(1), answers.First(2).True(0)
+		if row != nil && row.Int(2) != s.ID.Conn {
+			return sqlkit.Got{}, errMoved
+		}
+		have := int64(-1) // permits, unless the row is locked by others
+		if row != nil && !row.Null(0) {
+			have = row.Int(0)
+		}
+		fits := have >= 0 && (a.Limit == driver.Exclusive || have == int64(kind(a.Limit)))
+		if passed && fits && !row.Null(1) {
+			a.Told = true // by the same statement
+			got := sqlkit.Got{Token: uint64(row.Int(1)), Slot: driver.NoSlot}
+			if kind(a.Limit) > driver.Exclusive {
+				got.Slot = int(row.Int(3))
+			}
+			if r.s.cfg.durable {
+				return r.durableToken(ctx, s, a, got)
+			}
+			return got, nil
+		}
+		if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
+			return sqlkit.Got{}, err
+		}
+		switch {
+		case !there:
+			if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
+				return sqlkit.Got{}, err
+			}
+			continue
+		case passed && have >= 0 && !fits:
+			return sqlkit.Got{}, errKind
+		case wait && passed && have < 0:
+			continue // somebody else has inserted it meanwhile: now it is waited for
+		}
+		return sqlkit.Got{}, sqlkit.ErrBusy
+	}
+	return sqlkit.Got{}, errRow
+}
+
+// script answers whether the gate was passed; permits, the token, the backend and
+// the slot; and whether the name has a row.
+func (r pessimistic) script(a *sqlkit.Ask, wait bool) []string {
+	permits := "permits"
+	if r.own() {
+		permits = "0"
+	}
+	mode, g := "FOR UPDATE", gate(a.Key).args()
+	if a.Limit != driver.Exclusive {
+		mode = "FOR SHARE"
+	}
+	// What was passed is left again, and nothing else, as that would be a warning in
+	// the server's log.
+	enter := flag("gate", "pg_advisory_lock("+g+")::text || 'yes'")
+	leave := ifFlag("gate", "pg_advisory_unlock("+g+")")
+	if !wait {
+		mode += " SKIP LOCKED"
+		enter = flag("gate", "CASE WHEN pg_try_advisory_lock_shared("+g+") THEN 'yes' END")
+		leave = ifFlag("gate", "pg_advisory_unlock_shared("+g+")")
+	}
+	slot, from, turn := "-1", "l", ""
+	with := fmt.Sprintf("l AS MATERIALIZED (SELECT %s AS permits FROM %s %s)", permits, r.row(a.Key), mode)
+	fits := "true"
+	if k := kind(a.Limit); a.Limit != driver.Exclusive {
+		fits = fmt.Sprintf("l.permits = %d", k)
+		if k > 0 {
+			with += fmt.Sprintf(", p AS MATERIALIZED (SELECT slot FROM holdfast_slot WHERE name = %s AND slot < %d AND EXISTS (SELECT 1 FROM l WHERE l.permits = %d) ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED)",
+				lit(a.Key), k, k)
+			slot, from = "p.slot", "l LEFT JOIN p ON true"
+			fits += " AND p.slot IS NOT NULL"
+		}
+		// Those who share read the clock one after the other, so that no two have the
+		// same token.
+		turn = hashed("token\x00", a.Key).args()
+		fits += " AND " + flag("turn", "pg_advisory_lock("+turn+")::text || 'yes'") + " IS NOT NULL"
+	}
+	with += fmt.Sprintf(", t AS MATERIALIZED (SELECT l.permits, %s AS slot, CASE WHEN %s AND pg_advisory_xact_lock_shared(%s)::text IS NOT NULL THEN %s END AS token FROM %s)",
+		slot, fits, sign(a.Key).args(), clock, from)
+	script := []string{
+		r.comment(a) + "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+		"SELECT " + enter,
+		fmt.Sprintf("WITH %s SELECT permits, token, pg_backend_pid(), slot, %s, set_config('idle_in_transaction_session_timeout', '%d', false) FROM t",
+			with, r.name(a, "token", "slot"), a.TTL.Milliseconds()),
+		"SELECT EXISTS (SELECT 1 FROM " + r.row(a.Key) + ")",
+		"SELECT " + leave,
+	}
+	if turn != "" {
+		script = append(script, "SELECT "+ifFlag("turn", "pg_advisory_unlock("+turn+")"))
+	}
+	return script
+}
+
+// flag sets a flag of the transaction to the value of an expression, which is NULL or
+// 'yes'.
+func flag(name, value string) string {
+	return fmt.Sprintf("set_config('holdfast.%s', %s, true)", name, value)
+}
+
+func ifFlag(name, then string) string {
+	return fmt.Sprintf("CASE WHEN current_setting('holdfast.%s', true) = 'yes' THEN %s END", name, then)
+}
+
+// name is the expression that makes the session's name tell its grant.
+func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
+	if kind(a.Limit) > driver.Exclusive {
+		return fmt.Sprintf("set_config('application_name', coalesce('hf ' || %s || ' %s ' || %s, ''), false)", token, a.ID, slot)
+	}
+	return named(a, token)
+}
+
+// durableToken raises the floor of tokens on another connection, since this one's
+// transaction is open: it is committed when it becomes the token of a grant.
+func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
+	answers, err := r.s.links.Run(ctx, fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d RETURNING token", clock, sqlkit.Bucket(a.Key)))
+	if err != nil {
+		return got, err
+	}
+	if answers.Last() == nil {
+		return got, sqlkit.ErrSchema
+	}
+	got.Token = uint64(answers.Last().Int(0))
+	_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(got.Token), fmt.Sprint(got.Slot)))
+	return got, err
+}
+
+// switchKind makes the row what the request shares it as, if nobody has it.
+func (r pessimistic) switchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
+	k := kind(a.Limit)
+	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %s FOR UPDATE SKIP LOCKED),
+		u AS (UPDATE holdfast_name n SET permits = %d FROM l WHERE n.name = l.name RETURNING n.name),
+		i AS (INSERT INTO holdfast_slot (name, slot) SELECT u.name, g FROM u, generate_series(0, %d - 1) AS g ON CONFLICT DO NOTHING)
+		SELECT count(*) FROM u`, r.row(a.Key), k, k))
+	if err != nil {
+		return err
+	}
+	if !answers.Last().True(0) {
+		return sqlkit.ErrBusy
+	}
+	return nil
+}
+
+// Unlock ends the transaction, in which nothing was written: to roll it back costs
+// no write to the log. The transaction lasts as long as its session.
+func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.Ask) (bool, error) {
+	answers, err := s.Run(ctx, "ROLLBACK", "SELECT pg_backend_pid()")
+	if err != nil {
+		return false, err
+	}
+	return answers.Last().Int(0) == s.ID.Conn, nil
+}
+
+// Clear ends the transaction, whatever it had come to, and leaves the gate.
+func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
+	_, err := s.Run(ctx, "ROLLBACK", "SELECT pg_advisory_unlock_all()")
+	return err
+}
+
+// Survey reads pg_locks: who has the sign holds; who has the gate, or wants it,
+// waits.
+func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
+	where := "l.objsubid = 1"
+	if !all {
+		where = "(" + sign(key).where() + ") OR (" + gate(key).where() + ")"
+	}
+	list, err := r.sights(ctx, side, where)
+	if err != nil {
+		return nil, nil, err
+	}
+	var sights []sqlkit.Sight
+	for _, f := range list {
+		switch {
+		case !f.ours:
+		case f.mark == sign(f.Key):
+			sights = append(sights, f.Sight)
+		case f.mark == gate(f.Key) && f.blocked:
+			f.Granted, f.Token = false, 0
+			sights = append(sights, f.Sight)
+		}
+	}
+	return sights, nil, nil
+}

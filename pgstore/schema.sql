@@ -1,0 +1,38 @@
+-- The tables of holdfast's recipes on PostgreSQL. Every statement can be run again.
+-- `holdfast init URL` runs this file; so may anyone with the right to create tables,
+-- in the schema that comes first in the search path of the stores' user.
+-- The recipe advisory needs none of it, unless its tokens are durable.
+
+-- optimistic: one row per name in use, removed a minute after its last use.
+-- Times are microseconds since 1970, UTC. Every change makes a new version of the
+-- row; room on its page keeps them out of the index.
+CREATE TABLE IF NOT EXISTS holdfast_row (
+	name    bytea    NOT NULL PRIMARY KEY, -- namespace, NUL, name
+	bucket  smallint NOT NULL,
+	version bigint   NOT NULL, -- of the row: every write makes a new one
+	token   bigint   NOT NULL, -- the last one given
+	expires bigint   NOT NULL, -- of the last grant
+	touched bigint   NOT NULL,
+	state   text     NOT NULL -- the grants, as JSON
+) WITH (fillfactor = 50);
+
+-- The floor of tokens for names that have no row: 64 rows, for good.
+CREATE TABLE IF NOT EXISTS holdfast_floor (
+	bucket smallint NOT NULL PRIMARY KEY,
+	token  bigint   NOT NULL
+);
+INSERT INTO holdfast_floor (bucket, token) SELECT n, 0 FROM generate_series(0, 63) AS n ON CONFLICT DO NOTHING;
+
+-- pessimistic: one row per name, which is what is locked. permits is the size of the
+-- semaphore that the name is, 0 for a lock.
+CREATE TABLE IF NOT EXISTS holdfast_name (
+	name    bytea NOT NULL PRIMARY KEY, -- namespace, NUL, name
+	permits int   NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- The permits of semaphores.
+CREATE TABLE IF NOT EXISTS holdfast_slot (
+	name bytea NOT NULL,
+	slot int   NOT NULL,
+	PRIMARY KEY (name, slot)
+) WITH (fillfactor = 50);

@@ -1,0 +1,217 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// sessions is what the recipes on sessions have in common.
+type sessions struct {
+	faults
+	s *Store
+}
+
+// Begin takes away everything that may end a session, a transaction or a statement
+// by itself, so that only the TTL does. The server looks once a second whether a
+// client that waits is still there.
+func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
+	f, err := r.s.settled(ctx)
+	if err != nil {
+		return sqlkit.Identity{}, err
+	}
+	sets := map[string]string{
+		"statement_timeout": "0", "lock_timeout": "0", "idle_in_transaction_session_timeout": "0", "idle_session_timeout": "0",
+		"default_transaction_isolation": "read committed", "default_transaction_read_only": "off",
+		"tcp_keepalives_idle": "15", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3",
+	}
+	if f.version >= 170000 {
+		sets["transaction_timeout"] = "0"
+	}
+	if f.checksClients {
+		sets["client_connection_check_interval"] = "1s"
+	}
+	q := "SELECT pg_backend_pid(), (SELECT extract(epoch FROM backend_start) FROM pg_stat_get_activity(pg_backend_pid()))"
+	for name, value := range sets {
+		q += fmt.Sprintf(", set_config('%s', '%s', false)", name, value)
+	}
+	a, err := l.Run(ctx, q)
+	if err != nil {
+		return sqlkit.Identity{}, err
+	}
+	row := a.Last()
+	return sqlkit.Identity{Conn: row.Int(0), Since: row.Text(1)}, nil
+}
+
+// checkTTL rounds a TTL up to what a timeout of the server can be.
+func checkTTL(r *driver.Request) (time.Duration, error) {
+	if r.TTL > maxTTL {
+		return 0, driver.Errorf(driver.Invalid, "TTL %s: at most %s is allowed", r.TTL, maxTTL)
+	}
+	return max((r.TTL+time.Millisecond-1)/time.Millisecond*time.Millisecond, time.Millisecond), nil
+}
+
+const maxTTL = 24 * time.Hour
+
+// comment is a label for a statement. What the server shows of a statement is
+// bounded.
+func (r sessions) comment(a *sqlkit.Ask) string {
+	return "/*" + a.Label.Encode(r.s.shown()) + "*/ "
+}
+
+// named is an expression that makes the session's name tell its grant, when the
+// token is the value of an expression, or NULL.
+func named(a *sqlkit.Ask, token string) string {
+	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s', ''), false)", token, a.ID)
+}
+
+// nameOf reads that name: hf TOKEN ID SLOT.
+func nameOf(application string) (token uint64, id string, ok bool) {
+	f := strings.Fields(application)
+	if len(f) < 3 || f[0] != "hf" {
+		return 0, "", false
+	}
+	token, err := strconv.ParseUint(f[1], 10, 64)
+	return token, f[2], err == nil
+}
+
+// Ping is a statement whose comment goes on telling who holds.
+func (r sessions) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid()")
+	if err != nil {
+		return false, err
+	}
+	return answers.Last().Int(0) == s.ID.Conn, nil
+}
+
+// Cause asks the driver what the server's last words were.
+func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, _ *sqlkit.Pool) (driver.Cause, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_, err := s.Run(ctx, "SELECT 1")
+	switch state(err) {
+	case "57P01":
+		return driver.Taken, err
+	case "57P05", "25P03", "25P04":
+		return driver.Expired, err
+	}
+	return driver.SessionEnded, err
+}
+
+// Ended reads the last words.
+func (sessions) Ended(err error) bool {
+	switch state(err) {
+	case "57P01", "57P02", "57P05", "25P03", "25P04":
+		return true
+	}
+	return false
+}
+
+// there is the condition that a row of pg_stat_activity is a certain session.
+func there(id sqlkit.Identity) string {
+	return fmt.Sprintf("pid = %d AND extract(epoch FROM backend_start) = %s", id.Conn, id.Since)
+}
+
+// Cancel ends the statement that a session runs.
+func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
+	_, err := side.Run(ctx, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE "+there(id))
+	return err
+}
+
+// End ends a session and tells whether it is gone.
+func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
+	a, err := side.Run(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "+there(id))
+	if err != nil {
+		return false, err
+	}
+	return len(a[len(a)-1]) == 0, nil
+}
+
+// Evict ends the session that holds what was seen, if it still has the same name.
+func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
+	_, err := side.Run(ctx, fmt.Sprintf("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE %s AND application_name LIKE 'hf %d %s%%'",
+		there(seen.Identity), seen.Token, seen.Owner.ID))
+	return err
+}
+
+// marks are the advisory locks by which grants and waiters are known.
+type mark struct {
+	classid, objid uint32
+	sub            int // 1: one 64-bit key, 2: two of 32 bits
+}
+
+func (m mark) where() string {
+	return fmt.Sprintf("l.classid = %d AND l.objid = %d AND l.objsubid = %d", m.classid, m.objid, m.sub)
+}
+
+// args are a mark as the arguments of an advisory function.
+func (m mark) args() string {
+	if m.sub == 1 {
+		return strconv.FormatInt(int64(uint64(m.classid)<<32|uint64(m.objid)), 10)
+	}
+	return fmt.Sprintf("%d, %d", int32(m.classid), int32(m.objid))
+}
+
+// sights reads the server's list of advisory locks, and of the sessions that have
+// or want them.
+func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([]found, error) {
+	a, err := side.Run(ctx, `SELECT l.pid, extract(epoch FROM a.backend_start), l.granted, a.application_name, a.query,
+		(extract(epoch FROM coalesce(l.waitstart, a.query_start)) * 1000000)::bigint, (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint,
+		a.state, coalesce(a.client_addr::text, ''), l.classid, l.objid, l.objsubid, coalesce(a.wait_event_type, '')
+		FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+		WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (`+where+`)
+		ORDER BY l.granted DESC, l.waitstart NULLS FIRST`)
+	if err != nil {
+		return nil, err
+	}
+	var all []found
+	for _, row := range a[len(a)-1] {
+		f := found{mark: mark{uint32(row.Int(9)), uint32(row.Int(10)), int(row.Int(11))}, blocked: row.Text(12) == "Lock"}
+		f.Identity = sqlkit.Identity{Conn: row.Int(0), Since: row.Text(1)}
+		f.Sight.Since = time.UnixMicro(row.Int(5))
+		f.Granted, f.Slot = row.True(2), driver.NoSlot
+		label, ok := sqlkit.FindLabel(row.Text(4))
+		f.Label = label
+		token, id, named := nameOf(row.Text(3))
+		switch {
+		case ok && f.Granted && named && id == label.Owner.ID:
+			f.Token = token
+			f.Sight.Since = time.UnixMicro(int64(token))
+			if slot, err := strconv.Atoi(lastField(row.Text(3))); err == nil && len(strings.Fields(row.Text(3))) > 3 {
+				f.Slot = slot
+			}
+		case f.Granted && (ok || strings.Contains(row.Text(4), untoldMark)):
+			f.untold = true
+		case !ok:
+			f.Note = fmt.Sprintf("not of holdfast, or not to be seen by this user: backend %d", row.Int(0))
+			f.Owner.Host = row.Text(8)
+			f.Limit = driver.Exclusive
+		}
+		f.Left = label.TTL
+		if strings.HasPrefix(row.Text(7), "idle") {
+			f.Left = label.TTL - time.Duration(row.Int(6))*time.Microsecond
+		}
+		f.ours = ok
+		all = append(all, f)
+	}
+	return all, nil
+}
+
+func lastField(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
+
+// untoldMark is in a statement that takes a lock and does not say for whom.
+const untoldMark = "/*hf*/"
+
+// found is a sight and the mark by which it was found.
+type found struct {
+	sqlkit.Sight
+	mark    mark
+	ours    bool
+	untold  bool // it holds, and has yet to say who
+	blocked bool // its statement waits for a lock
+}

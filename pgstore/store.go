@@ -1,0 +1,200 @@
+package pgstore
+
+import (
+	"context"
+	"database/sql"
+	_ "embed"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
+)
+
+// schema is what Init runs.
+//
+//go:embed schema.sql
+var schema string
+
+// Schema is the script that creates the tables: every statement can be run again.
+func Schema() string { return schema }
+
+// engine is what a recipe is made of.
+type engine interface {
+	driver.Inspector
+	driver.Breaker
+	Acquire(context.Context, driver.Request) (driver.Grant, error)
+	Undo(context.Context, driver.Request) error
+	Renew(context.Context, []driver.Grant) []driver.Renewal
+	Release(context.Context, driver.Grant, time.Duration) error
+	Close(context.Context) error
+}
+
+// Store is one client of a PostgreSQL server.
+type Store struct {
+	engine
+	cfg   *config
+	where string
+	dial  dialer
+	links *sqlkit.Pool // for what is committed beside an open transaction
+	own   *sql.DB      // over a user's pgxpool
+	probed
+}
+
+// dialer opens a connection that nobody else uses.
+type dialer func(context.Context) (sqlkit.Link, error)
+
+// Open opens the server that a URL names; see the package comment. It is not an
+// error if the server cannot be reached just now.
+func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
+	u, err := parseRaw(rawURL)
+	if err != nil {
+		return nil, err
+	}
+	cfg, fromURL, err := parseURL(u)
+	if err != nil {
+		return nil, err
+	}
+	return OpenConfig(ctx, cfg, append(fromURL, o...)...)
+}
+
+// OpenConfig opens a server by pgx's configuration. The store dials by itself.
+func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, error) {
+	c, err := configure(o)
+	if err != nil {
+		return nil, err
+	}
+	pg = pg.Copy()
+	dial := func(ctx context.Context) (sqlkit.Link, error) {
+		l, err := dialLink(ctx, pg)
+		if err != nil {
+			return nil, err
+		}
+		return l, nil
+	}
+	s := &Store{cfg: c, where: fmt.Sprintf("postgres://%s:%d/%s", pg.Host, pg.Port, pg.Database), dial: dial}
+	return s.open(ctx, 2, newListener(pg))
+}
+
+// New makes a store over a user's pool, which stays the user's to close. Locks of
+// Advisory and Pessimistic each take a connection out of it, for as long as they are
+// held or waited for, and end it instead of giving it back; that it was lost is
+// noticed within a second. Optimistic does not listen on a user's pool, and polls.
+// The drivers pgx and lib/pq will do.
+func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
+	c, err := configure(o)
+	if err != nil {
+		return nil, err
+	}
+	if db == nil {
+		return nil, driver.Errorf(driver.Invalid, "pgstore: the pool is nil")
+	}
+	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
+	return s.open(ctx, 0, nil)
+}
+
+// NewPool is New for a pool of pgx's.
+func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, error) {
+	c, err := configure(o)
+	if err != nil {
+		return nil, err
+	}
+	if pool == nil {
+		return nil, driver.Errorf(driver.Invalid, "pgstore: the pool is nil")
+	}
+	db := stdlib.OpenDBFromPool(pool)
+	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
+	return s.open(ctx, 0, nil)
+}
+
+func lend(db *sql.DB) dialer {
+	_, pgx := db.Driver().(*stdlib.Driver)
+	w := wrap
+	if !pgx {
+		w = nil
+	}
+	return func(ctx context.Context) (sqlkit.Link, error) {
+		l, err := sqlkit.Lend(ctx, db, w)
+		if err != nil {
+			return nil, unreached(err)
+		}
+		return l, nil
+	}
+}
+
+func (s *Store) open(ctx context.Context, keep int, listen *listener) (*Store, error) {
+	if s.cfg.namespace != "" {
+		s.where += " (namespace " + s.cfg.namespace + ")"
+	}
+	s.links = sqlkit.NewPool(keep, s.dial)
+	switch s.cfg.recipe {
+	case Optimistic:
+		var w sqlkit.Waker
+		if listen != nil {
+			w = listen
+		}
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, s.dial), table{wake: true}, faults{}, w, s.cfg.namespace)
+	case Pessimistic:
+		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, 2*keep, s.cfg.namespace)
+	case Advisory:
+		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, 2*keep, s.cfg.namespace)
+	}
+	if err := s.probe(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+		_ = s.Close(ctx)
+		return nil, err
+	}
+	return s, nil
+}
+
+// String says where the locks are, without a password.
+func (s *Store) String() string { return s.where }
+
+// Classify finds the code that every error of the store carries.
+func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
+
+// Close ends the store's connections, and with them the grants that live on them.
+func (s *Store) Close(ctx context.Context) error {
+	err := s.engine.Close(ctx)
+	s.links.Close()
+	if s.own != nil {
+		_ = s.own.Close()
+	}
+	return err
+}
+
+// Init creates the tables, unless they are there. It needs the right to create
+// tables; the store itself then needs only SELECT, INSERT, UPDATE and DELETE on them.
+func (s *Store) Init(ctx context.Context) error {
+	l, err := s.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if _, err := l.Run(ctx, sqlkit.Statements(schema)...); err != nil {
+		coded, _ := faults{}.Sort(err)
+		return coded
+	}
+	return nil
+}
+
+var _ interface {
+	driver.Store
+	driver.Inspector
+	driver.Breaker
+} = (*Store)(nil)
+
+// Sweep removes rows of the optimistic recipe that nobody has used for a while, as
+// the store does by itself when they have been idle for a minute. With less, a late
+// request may find its row gone: it is for tests and for who has stopped every
+// client. Other recipes have nothing to remove.
+func (s *Store) Sweep(ctx context.Context, idle time.Duration) error {
+	o, ok := s.engine.(*sqlkit.Optimistic)
+	if !ok {
+		return nil
+	}
+	return o.Sweep(ctx, idle)
+}
