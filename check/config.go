@@ -30,7 +30,8 @@ type Config struct {
 	// 4, and Lanes how many goroutines each has, default 2, for Names names,
 	// default 3.
 	Workers, Lanes, Names int
-	// TTL is what locks ask for. Default 600 ms.
+	// TTL is what locks ask for. Default 600 ms, or the store's shortest if that is
+	// longer.
 	TTL time.Duration
 	// Faults are the kinds of faults to inject; nil for all that apply, empty for
 	// none.
@@ -43,6 +44,8 @@ type Config struct {
 	Command []string `json:"-"`
 	// Progress is told, about once a second, how far the run is.
 	Progress func(Progress) `json:"-"`
+
+	anyTTL bool // the default was asked for
 }
 
 // Progress is how far a run is.
@@ -77,6 +80,7 @@ func (c *Config) complete() error {
 	}
 	def(&c.Duration, 10*time.Second)
 	def(&c.Round, min(c.Duration, 30*time.Second))
+	c.anyTTL = c.TTL == 0
 	def(&c.TTL, DefaultTTL)
 	num(&c.Workers, 4)
 	num(&c.Lanes, 2)

@@ -67,7 +67,9 @@ func (c *crew) hire(ctx context.Context, m *member) error {
 			Config: *c.cfg, URL: c.target.URL, Round: c.round, Index: m.index, Life: m.life, Dir: c.dir, Registers: c.regs,
 		}
 		p, err := a.begin(ctx, c.command)
-		m.proc = p
+		if err == nil {
+			m.proc = p
+		}
 		return err
 	}
 	log, err := NewLog(path, m.name())
@@ -99,8 +101,11 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 		if sf.Kind != f.Kind {
 			continue
 		}
+		if sf.Admit != nil && !sf.Admit(f) {
+			return nil
+		}
 		e := Event{K: KindFault, Fault: f.Kind, Early: sf.Early}
-		if sf.Early {
+		if sf.Early && !sf.All {
 			e.Name = f.Name
 		}
 		if sf.End != nil {

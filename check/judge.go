@@ -118,16 +118,20 @@ func held(all []*section) []*section {
 	return got
 }
 
-// takenEarly finds what took a's grant away before b was granted, if a noticed
-// within the declared time.
+// takenEarly finds what took away the one of two grants that the store gave first,
+// before it gave the other, if its holder noticed within the declared time. Its
+// answer may still have been on its way then, and have come after the other's.
 func (c *collected) takenEarly(a, b *section) *disturbance {
+	if b.token < a.token {
+		a, b = b, a
+	}
 	late := int64(c.guarantees.Notice + Slack)
 	for i := range c.disturbances {
 		d := &c.disturbances[i]
 		if d.from > b.granted {
 			break
 		}
-		if d.early && (d.name == "" || d.name == a.name) && a.granted <= d.to && a.end() <= d.to+late {
+		if d.early && (d.name == "" || d.name == a.name) && a.ask <= d.to && a.end() <= d.to+late {
 			return d
 		}
 	}

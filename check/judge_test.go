@@ -174,6 +174,15 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.tell(check.KindLost, check.Event{Cause: "taken"}).unlock()
 			b.unlock()
 		},
+		"taken away while the answer was on its way": func(s *story) {
+			a, b := s.ask("w1", "a", 1), s.ask("w2", "a", 1)
+			s.add(check.Event{K: check.KindFault, Fault: "flush", Early: true, For: 5 * ms})
+			s.t += 10 * ms
+			b.grantedWith(2, s.t+1000*ms)
+			a.grantedWith(1, s.t+1000*ms)
+			a.unlock()
+			b.unlock()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStory()

@@ -110,7 +110,7 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 			}
 			// A grant that was taken away ended no later than that.
 			for j := range c.disturbances {
-				if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.granted <= d.to && d.from <= end {
+				if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.ask <= d.to && d.from <= end {
 					call = max(s.ask, min(call, d.from))
 				}
 			}

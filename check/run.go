@@ -106,6 +106,13 @@ func (r *run) rounds(ctx context.Context) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	switch {
+	case g.MaxTTL == 0 || r.cfg.TTL >= g.MinTTL:
+	case r.cfg.anyTTL:
+		r.cfg.TTL = g.MinTTL
+	default:
+		return nil, badConfig("TTL %s: the %s store's shortest is %s", r.cfg.TTL, g.Kind, g.MinTTL)
+	}
 	kinds, err := r.cfg.pick(r.kinds(s, &g))
 	if err != nil {
 		return nil, err
@@ -114,6 +121,9 @@ func (r *run) rounds(ctx context.Context) (*Report, error) {
 	for round := 0; ; round++ {
 		left := r.cfg.Duration - time.Since(r.began)
 		if round > 0 && (left < time.Second || ctx.Err() != nil) {
+			if total.Stats.Grants == 0 && ctx.Err() == nil {
+				return total, errors.New("check: not one lock was granted, so nothing is proved; see the history for the answers")
+			}
 			return total, nil
 		}
 		report, err := r.round(ctx, round, min(r.cfg.Round, max(left, time.Second)), kinds, s, &g)
@@ -163,6 +173,9 @@ func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 	t, err := c.target(ctx, dir)
 	if err != nil {
 		return nil, err
+	}
+	if t.Close != nil {
+		defer t.Close()
 	}
 	open := t.Open
 	if open == nil {

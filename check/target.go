@@ -36,8 +36,11 @@ type Target struct {
 type StoreFault struct {
 	Kind string
 	// Early: it may take grants away before their TTL, within what the store's
-	// guarantees declare.
-	Early bool
+	// guarantees declare: those of Fault.Name, or with All those of every name.
+	Early, All bool
+	// Admit, unless nil, tells whether the fault can begin just now; if not it is
+	// left out.
+	Admit func(Fault) bool
 	// Begin does it, and End, unless nil, ends it when its time is over.
 	Begin, End func(context.Context, Fault) error
 }
@@ -46,21 +49,32 @@ type StoreFault struct {
 var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
 	"memory": memoryTarget,
 	"file":   fileTarget,
+	// With heartbeats quicker than usual the shortest lease is a second.
+	"etcd":         etcdTarget(1, 20*time.Millisecond),
+	"etcd-cluster": etcdTarget(3, 60*time.Millisecond),
+
+	"redis": redisTarget, "redis-replicas": redisReplicasTarget, "redis-sentinel": redisSentinelTarget, "redis-cluster": redisClusterTarget,
 }
 
 // Locals lists the stores that a run can start for itself.
 func Locals() []string { return slices.Sorted(maps.Keys(locals)) }
+
+// StartLocal starts one of Locals in a directory, for a caller who changes something
+// about it: a Config's Target. The caller ends it with Close.
+func StartLocal(ctx context.Context, local, dir string) (*Target, error) {
+	begin, ok := locals[local]
+	if !ok {
+		return nil, badConfig("no local store %q: choose from %s", local, strings.Join(Locals(), ", "))
+	}
+	return begin(ctx, dir)
+}
 
 func (c *Config) target(ctx context.Context, dir string) (*Target, error) {
 	if c.Target != nil {
 		return c.Target, nil
 	}
 	if c.Local != "" {
-		begin, ok := locals[c.Local]
-		if !ok {
-			return nil, badConfig("no local store %q: choose from %s", c.Local, strings.Join(Locals(), ", "))
-		}
-		return begin(ctx, dir)
+		return StartLocal(ctx, c.Local, dir)
 	}
 	if scheme, _, _ := strings.Cut(c.URL, ":"); scheme == "memory" {
 		return nil, badConfig("memory: is a new store for everyone who opens it: use Local")

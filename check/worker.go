@@ -78,6 +78,11 @@ func (w *worker) start(ctx context.Context) error {
 		return err
 	}
 	g, err := w.locker.Guarantees(ctx)
+	// Something may be being done to the store just as this worker begins.
+	for end := time.Now().Add(patience); errors.Is(err, holdfast.ErrUnavailable) && time.Now().Before(end); {
+		time.Sleep(50 * time.Millisecond)
+		g, err = w.locker.Guarantees(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -190,6 +195,9 @@ func (w *worker) finish() {
 		c.probe.die()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		_ = c.locker.Close(ctx) // the store itself goes on with what it knows of the client
+		if w.guarantees.Crash == driver.CrashFreesAfterTTL {
+			_ = c.probe.Store.Close(ctx) // nor does it hear of this: the connections alone are given back
+		}
 		cancel()
 	}
 	w.log.Add(Event{K: KindClosing, Gen: gen})

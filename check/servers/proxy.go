@@ -84,6 +84,20 @@ func (p *Proxy) Heal() error {
 	return p.p.Start()
 }
 
+// Redirect ends every connection and leads new ones to another address.
+func (p *Proxy) Redirect(upstream string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.cut {
+		p.p.Stop()
+	}
+	p.p.Upstream = upstream
+	if p.cut {
+		return nil // until Heal
+	}
+	return p.p.Start()
+}
+
 // Close ends the proxy and its connections.
 func (p *Proxy) Close() {
 	p.mu.Lock()

@@ -30,6 +30,8 @@ type Config struct {
 	// Command starts the server, in Dir.
 	Command []string
 	Env     []string
+	// Credential is whom the server runs as; nil for this process's own user.
+	Credential *syscall.Credential
 	// Dir holds the server's data. It is created if it is missing.
 	Dir string
 	// Ready answers nil when the server serves. It is asked again and again, each
@@ -108,7 +110,7 @@ func (s *Server) Restart(ctx context.Context) error {
 	cmd.Dir = s.cfg.Dir
 	cmd.Env = append(os.Environ(), s.cfg.Env...)
 	cmd.Stdout, cmd.Stderr = &s.output, &s.output
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: s.cfg.Credential}
 	// A helper that outlives the server may keep its output open.
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {

@@ -1,0 +1,214 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+// redisReplicasTarget is a primary and a replica that must acknowledge each
+// grant, behind a proxy that leads to whoever is the primary.
+func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
+	g, err := servers.StartRedisReplicas(ctx, dir, 1)
+	if err != nil {
+		return nil, err
+	}
+	p, err := servers.NewProxy(g.Primary.Address())
+	if err != nil {
+		g.Kill()
+		return nil, err
+	}
+	all := g.All()
+	primary, replica := g.Primary, g.Replicas[0]
+	return &Target{
+		URL: "redis://" + p.Address() + "?replicas=1&replica_wait=200ms",
+		Faults: oneAtATime(append(proxyFaults(p),
+			// What was granted is on the replica: a failover loses nothing.
+			StoreFault{Kind: "failover", Begin: func(ctx context.Context, _ Fault) error {
+				primary.Kill()
+				primary, replica = replica, primary
+				if _, err := primary.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
+					return err
+				}
+				return p.Redirect(primary.Address())
+			}, End: func(ctx context.Context, _ Fault) error {
+				if err := replica.Restart(ctx); err != nil {
+					return err
+				}
+				return follow(ctx, replica, primary)
+			}},
+			StoreFault{Kind: "kill-replica", Begin: func(context.Context, Fault) error { replica.Kill(); return nil },
+				End: func(ctx context.Context, _ Fault) error {
+					if err := replica.Restart(ctx); err != nil {
+						return err
+					}
+					return follow(ctx, replica, primary)
+				}},
+			StoreFault{Kind: "pause-replica", Begin: func(context.Context, Fault) error { return replica.Pause() },
+				End: func(context.Context, Fault) error { return replica.Cont() }},
+			StoreFault{Kind: "pause-server", Begin: func(context.Context, Fault) error { return primary.Pause() },
+				End: func(context.Context, Fault) error { return primary.Cont() }},
+			flushAll(all), killSubscriptions(all))),
+		Left: redisLeft(all),
+		Close: func() error {
+			p.Close()
+			g.Kill()
+			return nil
+		},
+	}, nil
+}
+
+// follow makes a server the replica of another and waits until it is.
+func follow(ctx context.Context, replica, primary *servers.Redis) error {
+	if _, err := replica.Do(ctx, "REPLICAOF", "127.0.0.1", strconv.Itoa(primary.Port)); err != nil {
+		return err
+	}
+	return (&servers.RedisReplicas{Primary: primary, Replicas: []*servers.Redis{replica}}).Linked(ctx)
+}
+
+// redisSentinelTarget is a primary and two replicas under three sentinels.
+func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
+	s, err := servers.StartRedisSentinel(ctx, dir, 2)
+	if err != nil {
+		return nil, err
+	}
+	var more []string
+	for _, r := range s.Sentinels[1:] {
+		more = append(more, "addr="+r.Address())
+	}
+	all := s.All()
+	var old *servers.Redis
+	demoted := func(ctx context.Context) error {
+		for end := time.Now().Add(30 * time.Second); isPrimary(ctx, old); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				return errors.New("check: the old primary is not demoted")
+			}
+		}
+		return nil
+	}
+	return &Target{
+		URL: "redis+sentinel://" + s.Sentinels[0].Address() + "/" + s.Name + "?" + strings.Join(more, "&"),
+		Faults: oneAtATime([]StoreFault{
+			{Kind: "kill-primary", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error {
+				if old, err = s.Current(ctx); err != nil {
+					return err
+				}
+				old.Kill()
+				_, err = s.FailedOver(context.WithoutCancel(ctx), old)
+				return err
+			}, End: func(ctx context.Context, _ Fault) error {
+				if err := old.Restart(ctx); err != nil {
+					return err
+				}
+				return demoted(ctx)
+			}},
+			// Too short for a failover: a primary that goes on after it was replaced
+			// answers for a moment as if nothing had been, and proves nothing.
+			{Kind: "pause-primary", Begin: func(ctx context.Context, _ Fault) error {
+				r, err := s.Current(ctx)
+				if err != nil {
+					return err
+				}
+				if err := r.Pause(); err != nil {
+					return err
+				}
+				time.Sleep(250 * time.Millisecond)
+				return r.Cont()
+			}},
+			flushAll(all), killSubscriptions(all),
+		}),
+		Left: redisLeft(all),
+		Close: func() error {
+			s.Kill()
+			return nil
+		},
+	}, nil
+}
+
+// redisClusterTarget is a cluster of three primaries with a replica each.
+func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
+	c, err := servers.StartRedisCluster(ctx, dir, true)
+	if err != nil {
+		return nil, err
+	}
+	var slot int
+	var from, to *servers.Redis
+	find := func(ctx context.Context, f Fault) (err error) {
+		if slot, err = c.Slot(ctx, keyOf(ctx, c.Nodes, f.Name)); err == nil {
+			from, err = c.Owner(ctx, slot)
+		}
+		return err
+	}
+	return &Target{
+		URL: "redis+cluster://" + c.Nodes[0].Address() + "?addr=" + c.Nodes[1].Address() + "&addr=" + c.Nodes[2].Address(),
+		Faults: oneAtATime([]StoreFault{
+			{Kind: "move-slot", Begin: func(ctx context.Context, f Fault) error {
+				if err := find(ctx, f); err != nil {
+					return err
+				}
+				for _, r := range c.Nodes {
+					if r != from && isPrimary(ctx, r) {
+						to = r
+					}
+				}
+				return c.BeginMove(ctx, slot, from, to)
+			}, End: func(ctx context.Context, _ Fault) error { return c.EndMove(ctx, slot, from, to) }},
+			{Kind: "kill-primary", Early: true, All: true, Begin: func(ctx context.Context, f Fault) error {
+				if err := find(ctx, f); err != nil {
+					return err
+				}
+				from.Kill()
+				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+					_, err := c.Owner(context.WithoutCancel(ctx), slot)
+					if err == nil || time.Now().After(end) {
+						return err
+					}
+				}
+			}, End: func(ctx context.Context, _ Fault) error {
+				if err := from.Restart(ctx); err != nil {
+					return err
+				}
+				// Its turn as a primary may come again only when it has all data.
+				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+					info, err := from.Info(ctx, "replication")
+					if err == nil && info["role"] == "slave" && info["master_link_status"] == "up" {
+						return c.Whole(ctx)
+					}
+					if time.Now().After(end) {
+						return errors.New("check: the old primary does not follow")
+					}
+				}
+			}},
+			{Kind: "flush", Early: true, All: true, Begin: flushAll(c.Nodes).Begin}, killSubscriptions(c.Nodes),
+		}),
+		Left: redisLeft(c.Nodes),
+		Close: func() error {
+			c.Kill()
+			return nil
+		},
+	}, nil
+}
+
+// keyOf is the key of a name that is held or awaited just now; for one that is not,
+// the name itself, in whose slot there may be others.
+func keyOf(ctx context.Context, nodes []*servers.Redis, name string) string {
+	for _, r := range nodes {
+		if !isPrimary(ctx, r) {
+			continue
+		}
+		if found, err := r.Do(ctx, "KEYS", "*:"+name); err == nil {
+			if keys, _ := found.([]any); len(keys) > 0 {
+				if key, ok := keys[0].(string); ok {
+					return key
+				}
+			}
+		}
+	}
+	return name
+}

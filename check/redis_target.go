@@ -1,0 +1,97 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+// redisTarget is one redis-server that keeps its data, behind a proxy.
+func redisTarget(ctx context.Context, dir string) (*Target, error) {
+	r, err := servers.StartRedis(ctx, filepath.Join(dir, "redis"), "--appendonly", "yes", "--appendfsync", "always")
+	if err != nil {
+		return nil, err
+	}
+	p, err := servers.NewProxy(r.Address())
+	if err != nil {
+		r.Kill()
+		return nil, err
+	}
+	all := []*servers.Redis{r}
+	return &Target{
+		URL: "redis://" + p.Address(),
+		Faults: oneAtATime(append(append(proxyFaults(p), serverFaults([]*servers.Server{r.Server}, nil)...),
+			StoreFault{Kind: "restart-empty", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error { return r.RestartEmpty(ctx) }},
+			flushAll(all), killSubscriptions(all))),
+		Left: redisLeft(all),
+		Close: func() error {
+			p.Close()
+			return r.Stop()
+		},
+	}, nil
+}
+
+func flushAll(all []*servers.Redis) StoreFault {
+	return StoreFault{Kind: "flush", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error {
+		return eachPrimary(ctx, all, "FLUSHALL")
+	}}
+}
+
+func killSubscriptions(all []*servers.Redis) StoreFault {
+	return StoreFault{Kind: "kill-subscriptions", Begin: func(ctx context.Context, _ Fault) error {
+		return eachPrimary(ctx, all, "CLIENT", "KILL", "TYPE", "pubsub")
+	}}
+}
+
+// eachPrimary sends a command to every server that runs and takes writes.
+func eachPrimary(ctx context.Context, all []*servers.Redis, args ...string) error {
+	for _, r := range all {
+		if !isPrimary(ctx, r) {
+			continue
+		}
+		if _, err := r.Do(ctx, args...); err != nil {
+			return fmt.Errorf("%s: %w", strings.Join(args, " "), err)
+		}
+	}
+	return nil
+}
+
+func isPrimary(ctx context.Context, r *servers.Redis) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	answer, err := r.Do(ctx, "ROLE")
+	role, _ := answer.([]any)
+	return err == nil && len(role) > 0 && role[0] == "master"
+}
+
+// redisLeft waits until nothing is left of locks but the counters of buckets,
+// of which there is a bounded number: the memory of undone requests ends soon.
+func redisLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
+	return func(ctx context.Context) ([]string, error) {
+		var left []string
+		for end := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			left = left[:0]
+			for _, r := range all {
+				if !isPrimary(ctx, r) {
+					continue
+				}
+				keys, err := r.Do(ctx, "KEYS", "holdfast:{???}:*")
+				if err != nil {
+					return nil, err
+				}
+				for _, k := range keys.([]any) {
+					left = append(left, "key "+k.(string))
+				}
+			}
+			if len(left) == 0 || time.Now().After(end) {
+				return left, nil
+			}
+		}
+	}
+}

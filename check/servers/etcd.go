@@ -1,0 +1,186 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Etcd is one member of an etcd cluster.
+type Etcd struct {
+	*Server
+	// Client is the HOST:PORT for clients, Peer the one for other members.
+	Client, Peer string
+
+	scheme string
+	tls    *tls.Config
+}
+
+// EtcdConfig says how an etcd cluster is run.
+type EtcdConfig struct {
+	// Program is the server's; default: the one that Find finds.
+	Program string
+	// Members is how many. Default 1.
+	Members int
+	// Heartbeat is the interval of the leader's heartbeats; an election takes ten
+	// of them, and the shortest lease is 15 of them, rounded up to a second.
+	// Default 100 ms, as etcd has it.
+	Heartbeat time.Duration
+	// Dir is where the members' directories are made.
+	Dir string
+	// Hosts gives members addresses other than 127.0.0.1, and Enter the command
+	// that comes before the member's own (to run it in a network namespace).
+	Hosts []string
+	Enter func(member int) []string
+	// TLS is what clients have to speak, if set.
+	TLS *TLS
+	// More flags.
+	Args []string
+}
+
+// TLS names a certificate authority's file, and the files of a certificate that it
+// has signed for the server and for whoever asks it.
+type TLS struct{ CA, Cert, Key string }
+
+func (t *TLS) config() (*tls.Config, error) {
+	pem, err := os.ReadFile(t.CA)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
+	if err != nil {
+		return nil, err
+	}
+	c := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool(), Certificates: []tls.Certificate{pair}}
+	c.RootCAs.AppendCertsFromPEM(pem)
+	return c, nil
+}
+
+// StartEtcd starts a cluster and waits until every member serves.
+func StartEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
+	if c.Program == "" {
+		var err error
+		if c.Program, err = Find("etcd"); err != nil {
+			return nil, err
+		}
+	}
+	c.Members = max(c.Members, 1)
+	if c.Heartbeat == 0 {
+		c.Heartbeat = 100 * time.Millisecond
+	}
+	dir := c.Dir
+	var err error
+	for try := range 3 { // a port may be taken meanwhile
+		var members []*Etcd
+		if try > 0 {
+			c.Dir = filepath.Join(dir, fmt.Sprintf("again%d", try))
+		}
+		if members, err = startEtcd(ctx, c); err == nil {
+			return members, nil
+		}
+	}
+	return nil, err
+}
+
+func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
+	members := make([]*Etcd, c.Members)
+	var cluster []string
+	for i := range members {
+		host := "127.0.0.1"
+		if i < len(c.Hosts) {
+			host = c.Hosts[i]
+		}
+		client, err := FreePort()
+		if err != nil {
+			return nil, err
+		}
+		peer, err := FreePort()
+		if err != nil {
+			return nil, err
+		}
+		m := &Etcd{Client: fmt.Sprintf("%s:%d", host, client), Peer: fmt.Sprintf("%s:%d", host, peer), scheme: "http"}
+		if c.TLS != nil {
+			m.scheme = "https"
+			if m.tls, err = c.TLS.config(); err != nil {
+				return nil, err
+			}
+		}
+		members[i] = m
+		cluster = append(cluster, fmt.Sprintf("m%d=http://%s", i, members[i].Peer))
+	}
+	// A member serves only when there is a quorum: all are started together.
+	errs := make(chan error, len(members))
+	for i, m := range members {
+		command := []string{c.Program,
+			"--name", fmt.Sprintf("m%d", i), "--data-dir", "data",
+			"--listen-client-urls", m.scheme + "://" + m.Client, "--advertise-client-urls", m.scheme + "://" + m.Client,
+			"--listen-peer-urls", "http://" + m.Peer, "--initial-advertise-peer-urls", "http://" + m.Peer,
+			"--initial-cluster", strings.Join(cluster, ","), "--initial-cluster-token", c.Dir,
+			"--heartbeat-interval", fmt.Sprint(c.Heartbeat.Milliseconds()),
+			"--election-timeout", fmt.Sprint(10 * c.Heartbeat.Milliseconds()),
+			"--logger", "zap", "--log-level", "warn",
+		}
+		if c.TLS != nil {
+			command = append(command, "--cert-file", c.TLS.Cert, "--key-file", c.TLS.Key, "--trusted-ca-file", c.TLS.CA, "--client-cert-auth")
+		}
+		if c.Enter != nil {
+			command = append(c.Enter(i), command...)
+		}
+		go func() {
+			var err error
+			m.Server, err = Start(ctx, Config{
+				Name: fmt.Sprintf("etcd m%d", i), Command: append(command, c.Args...),
+				Dir: filepath.Join(c.Dir, fmt.Sprintf("m%d", i)), Ready: m.healthy,
+			})
+			errs <- err
+		}()
+	}
+	var err error
+	for range members {
+		err = errors.Join(err, <-errs)
+	}
+	if err != nil {
+		for _, m := range members {
+			if m.Server != nil {
+				m.Kill()
+			}
+		}
+		return nil, err
+	}
+	return members, nil
+}
+
+// healthy asks a member whether it has a leader and takes writes.
+func (m *Etcd) healthy(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, m.scheme+"://"+m.Client+"/health", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: m.tls}}).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("health: %s", resp.Status)
+	}
+	return nil
+}
+
+// EtcdEndpoints lists the members' client addresses.
+func EtcdEndpoints(members []*Etcd) []string {
+	var e []string
+	for _, m := range members {
+		e = append(e, m.Client)
+	}
+	return e
+}

@@ -1,0 +1,113 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// home is a server's directory, and whom the server runs as: databases refuse to
+// run as root.
+type home struct {
+	dir  string
+	cred *syscall.Credential
+}
+
+// newHome makes a directory with a short name, as sockets need one. Where this
+// process is root it belongs to the first of users that exists.
+func newHome(users ...string) (*home, error) {
+	dir, err := os.MkdirTemp("", "hf")
+	if err != nil {
+		return nil, err
+	}
+	h := &home{dir: dir}
+	if os.Geteuid() != 0 {
+		return h, nil
+	}
+	for _, name := range users {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, _ := strconv.Atoi(u.Uid)
+		gid, _ := strconv.Atoi(u.Gid)
+		if err := os.Chown(dir, uid, gid); err != nil {
+			_ = os.RemoveAll(dir)
+			return nil, err
+		}
+		h.cred = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+		break
+	}
+	return h, nil
+}
+
+func (h *home) env() []string { return []string{"HOME=" + h.dir, "TZ=UTC"} }
+
+// command runs a program as the server's user.
+func (h *home) command(name string, args ...string) *exec.Cmd {
+	c := exec.Command(name, args...)
+	c.Dir = h.dir
+	c.Env = append(os.Environ(), h.env()...)
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: h.cred}
+	return c
+}
+
+func (h *home) run(c *exec.Cmd) error {
+	if out, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("servers: %s: %w: %s", filepath.Base(c.Path), err, out)
+	}
+	return nil
+}
+
+func (h *home) remove() { _ = os.RemoveAll(h.dir) }
+
+// find looks for a program in dirs first: the PATH may have a wrapper.
+func find(name string, dirs ...string) string {
+	for _, dir := range dirs {
+		path := filepath.Join(dir, name)
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return ""
+	}
+	return path
+}
+
+func splitAddress(address string) (host, port string, err error) {
+	if host, port, err = net.SplitHostPort(address); err != nil {
+		return "", "", fmt.Errorf("servers: address %q: %w", address, err)
+	}
+	return host, port, nil
+}
+
+// family is a process and its children. On systems without /proc it asks pgrep.
+func family(pid int) ([]int, error) {
+	if pid == 0 {
+		return nil, ErrNotRunning
+	}
+	all := []int{pid}
+	out, err := exec.Command("pgrep", "-P", strconv.Itoa(pid)).Output()
+	if _, none := errors.AsType[*exec.ExitError](err); err != nil && !none {
+		return nil, err
+	}
+	for _, f := range strings.Fields(string(out)) {
+		child, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, child)
+	}
+	return all, nil
+}

@@ -1,0 +1,135 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+// Postgres is a PostgreSQL of one's own: superuser postgres without a password.
+type Postgres struct {
+	*Server
+	// Address is where it listens, HOST:PORT.
+	Address string
+	home    *home
+}
+
+// StartPostgres starts a postgres on a free port and in a directory of its own,
+// with further settings as NAME=VALUE. The error wraps ErrNotInstalled where
+// there is none.
+func StartPostgres(ctx context.Context, settings ...string) (_ *Postgres, err error) {
+	dirs, _ := filepath.Glob("/usr/lib/postgresql/*/bin")
+	daemon, initdb := find("postgres", dirs...), find("initdb", dirs...)
+	if daemon == "" || initdb == "" {
+		return nil, fmt.Errorf("postgres or initdb is %w (Debian: apt-get install postgresql)", ErrNotInstalled)
+	}
+	h, err := newHome("postgres", "nobody")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			h.remove()
+		}
+	}()
+	data := filepath.Join(h.dir, "data")
+	if err := h.run(h.command(initdb, "-D", data, "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C")); err != nil {
+		return nil, err
+	}
+	port, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	p := &Postgres{Address: fmt.Sprintf("127.0.0.1:%d", port), home: h}
+	command := []string{daemon, "-D", data, "-p", strconv.Itoa(port), "-k", h.dir, "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=300"}
+	for _, s := range settings {
+		command = append(command, "-c", s)
+	}
+	p.Server, err = Start(ctx, Config{
+		Name: "postgres", Command: command, Env: h.env(), Credential: h.cred, Dir: h.dir, Ready: starts(p.Address, "postgres", "postgres"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// starts is a Ready for servers that speak PostgreSQL's protocol: a session can be
+// begun.
+func starts(address, user, database string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if d, ok := ctx.Deadline(); ok {
+			if err := c.SetDeadline(d); err != nil {
+				return err
+			}
+		}
+		body := "\x00\x03\x00\x00user\x00" + user + "\x00database\x00" + database + "\x00\x00"
+		msg := append(binary.BigEndian.AppendUint32(nil, uint32(len(body)+4)), body...)
+		if _, err := c.Write(msg); err != nil {
+			return err
+		}
+		kind := make([]byte, 1)
+		if _, err := io.ReadFull(c, kind); err != nil {
+			return err
+		}
+		if kind[0] != 'R' {
+			return fmt.Errorf("it answers a startup with %q", kind)
+		}
+		return nil
+	}
+}
+
+// URL is what pgx opens: a database of the server, and parameters behind ?.
+func (p *Postgres) URL(database, params string) string {
+	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable%s", p.Address, database, params)
+}
+
+// Restart kills the server if it runs, and starts it again on its data.
+func (p *Postgres) Restart(ctx context.Context) error {
+	p.Kill()
+	return p.Server.Restart(ctx)
+}
+
+// Kill ends the server and its sessions at once. Sessions that went on would keep
+// its memory, and it could not start again.
+func (p *Postgres) Kill() {
+	if pid := p.PID(); pid > 0 {
+		_ = p.all(syscall.SIGKILL)
+	}
+	p.Server.Kill()
+}
+
+// Pause stops the server and every session of it, and Cont lets them go on.
+func (p *Postgres) Pause() error { return p.all(syscall.SIGSTOP) }
+
+// Cont ends a Pause.
+func (p *Postgres) Cont() error { return p.all(syscall.SIGCONT) }
+
+func (p *Postgres) all(s syscall.Signal) error {
+	children, err := family(p.PID())
+	if err != nil {
+		return err
+	}
+	for _, pid := range children {
+		_ = syscall.Kill(pid, s) // it may have ended meanwhile
+	}
+	return nil
+}
+
+// Close ends the server and removes its directory.
+func (p *Postgres) Close() error {
+	p.Kill()
+	return end(p.Server, p.home)
+}

@@ -1,0 +1,176 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Redis is a redis-server.
+type Redis struct {
+	*Server
+	Port     int
+	Password string
+}
+
+// RedisInstalled tells where redis-server is, or wraps ErrNotInstalled.
+func RedisInstalled() (string, error) {
+	return Find("redis-server")
+}
+
+// StartRedis starts a redis-server on a free port of the loopback interface, with
+// further settings as on its command line: "--appendonly", "yes". Unless they say
+// otherwise it writes nothing to disk.
+func StartRedis(ctx context.Context, dir string, settings ...string) (*Redis, error) {
+	var err error
+	for range 5 {
+		var port int
+		if port, err = FreePort(); err != nil {
+			return nil, err
+		}
+		var r *Redis
+		if r, err = startRedisOn(ctx, port, dir, settings); err == nil || errors.Is(err, ErrNotInstalled) || ctx.Err() != nil {
+			return r, err
+		}
+	}
+	return nil, err
+}
+
+func startRedisOn(ctx context.Context, port int, dir string, settings []string) (*Redis, error) {
+	program, err := RedisInstalled()
+	if err != nil {
+		return nil, err
+	}
+	r := &Redis{Port: port}
+	for i, s := range settings {
+		if s == "--requirepass" && i+1 < len(settings) {
+			r.Password = settings[i+1]
+		}
+	}
+	command := append([]string{program, "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", ".",
+		"--save", "", "--daemonize", "no", "--logfile", "", "--repl-diskless-sync-delay", "0"}, settings...)
+	s, err := Start(ctx, Config{
+		Name: "redis-server " + filepath.Base(dir), Command: command, Dir: dir,
+		Ready: func(ctx context.Context) error {
+			answer, err := r.Do(ctx, "PING")
+			if err == nil && answer != "PONG" {
+				err = fmt.Errorf("PING answers %v", answer)
+			}
+			return err
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.Server = s
+	return r, nil
+}
+
+// Address is HOST:PORT.
+func (r *Redis) Address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(r.Port)) }
+
+// Do sends one command on a connection of its own, with the server's password if
+// it has one, and reads the answer.
+func (r *Redis) Do(ctx context.Context, args ...string) (any, error) {
+	return RedisDo(ctx, r.Address(), r.Password, args...)
+}
+
+// RedisDo sends one command to a Redis server on a connection of its own. It
+// answers a string, an int64, nil, or a slice of these; an answered error is an
+// error.
+func RedisDo(ctx context.Context, address, password string, args ...string) (any, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(10 * time.Second)
+	}
+	if err := c.SetDeadline(deadline); err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	in := bufio.NewReader(c)
+	commands := [][]string{args}
+	if password != "" {
+		commands = [][]string{{"AUTH", password}, args}
+	}
+	var answer any
+	for _, command := range commands {
+		if _, err := c.Write(redisRequest(command)); err != nil {
+			return nil, err
+		}
+		if answer, err = redisAnswer(in); err != nil {
+			return nil, err
+		}
+	}
+	return answer, nil
+}
+
+func redisRequest(args []string) []byte {
+	b := fmt.Appendf(nil, "*%d\r\n", len(args))
+	for _, a := range args {
+		b = fmt.Appendf(b, "$%d\r\n%s\r\n", len(a), a)
+	}
+	return b
+}
+
+func redisAnswer(in *bufio.Reader) (any, error) {
+	line, err := in.ReadString('\n')
+	if err != nil {
+		return nil, err
+	}
+	line = strings.TrimRight(line, "\r\n")
+	if line == "" {
+		return nil, errors.New("servers: an empty answer")
+	}
+	kind, rest := line[0], line[1:]
+	switch kind {
+	case '+':
+		return rest, nil
+	case '-':
+		return nil, errors.New(rest)
+	}
+	n, err := strconv.ParseInt(rest, 10, 64)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case kind == ':':
+		return n, nil
+	case n < 0:
+		return nil, nil
+	case kind == '$':
+		b := make([]byte, n+2)
+		if _, err := io.ReadFull(in, b); err != nil {
+			return nil, err
+		}
+		return string(b[:n]), nil
+	case kind == '*':
+		all := make([]any, n)
+		for i := range all {
+			// An error inside is an answer like others.
+			if all[i], err = redisAnswer(in); err != nil && all[i] == nil {
+				var ne net.Error
+				if errors.As(err, &ne) || errors.Is(err, io.EOF) {
+					return nil, err
+				}
+				all[i] = err.Error()
+			}
+		}
+		return all, nil
+	}
+	return nil, fmt.Errorf("servers: an answer of kind %q", kind)
+}

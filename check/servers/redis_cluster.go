@@ -1,0 +1,224 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// RedisCluster is a Redis Cluster: three primaries and as many replicas.
+type RedisCluster struct {
+	Nodes []*Redis
+	ids   map[*Redis]string
+}
+
+// slots of a cluster.
+const slots = 16384
+
+// StartRedisCluster starts three primaries, with a replica each if asked for, and
+// waits until they serve together. A node that was silent for a second is taken
+// for dead.
+func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings ...string) (_ *RedisCluster, err error) {
+	const primaries = 3
+	c := &RedisCluster{ids: map[*Redis]string{}}
+	defer func() {
+		if err != nil {
+			c.Kill()
+		}
+	}()
+	n := primaries
+	if replicas {
+		n *= 2
+	}
+	bus := map[*Redis]int{}
+	for i := range n {
+		port, err := FreePort()
+		if err != nil {
+			return nil, err
+		}
+		r, err := StartRedis(ctx, filepath.Join(dir, "node"+strconv.Itoa(i)), append([]string{
+			"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(port), "--cluster-node-timeout", "1000",
+			"--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0",
+		}, settings...)...)
+		if err != nil {
+			return nil, err
+		}
+		c.Nodes = append(c.Nodes, r)
+		bus[r] = port
+		id, err := r.Do(ctx, "CLUSTER", "MYID")
+		if err != nil {
+			return nil, err
+		}
+		c.ids[r], _ = id.(string)
+		if _, err := r.Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i+1)); err != nil {
+			return nil, err
+		}
+	}
+	for i, r := range c.Nodes {
+		if i < primaries {
+			from, to := i*slots/primaries, (i+1)*slots/primaries-1
+			if _, err := r.Do(ctx, "CLUSTER", "ADDSLOTSRANGE", strconv.Itoa(from), strconv.Itoa(to)); err != nil {
+				return nil, err
+			}
+		}
+		if i > 0 {
+			if _, err := c.Nodes[0].Do(ctx, "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(r.Port), strconv.Itoa(bus[r])); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := c.Whole(ctx); err != nil {
+		return nil, err
+	}
+	for i, r := range c.Nodes[primaries:] {
+		// The replica has to have heard of its primary.
+		err := until(ctx, func() error {
+			_, err := r.Do(ctx, "CLUSTER", "REPLICATE", c.ids[c.Nodes[i]])
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	for i, r := range c.Nodes[primaries:] {
+		err := until(ctx, func() error {
+			info, err := r.Info(ctx, "replication")
+			if err == nil && info["master_link_status"] != "up" {
+				err = fmt.Errorf("the replica on port %d does not follow yet", r.Port)
+			}
+			if err != nil {
+				return err
+			}
+			answer, err := c.Nodes[i].Do(ctx, "CLUSTER", "REPLICAS", c.ids[c.Nodes[i]])
+			if all, _ := answer.([]any); err == nil && len(all) == 0 {
+				err = errors.New("the primary has not heard of its replica")
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return c, c.Whole(ctx)
+}
+
+// Whole waits until every node that runs sees all slots served and as many nodes
+// as there are.
+func (c *RedisCluster) Whole(ctx context.Context) error {
+	return until(ctx, func() error {
+		for _, r := range c.Nodes {
+			if r.PID() == 0 {
+				continue
+			}
+			answer, err := r.Do(ctx, "CLUSTER", "INFO")
+			if err != nil {
+				return err
+			}
+			text, _ := answer.(string)
+			for _, want := range []string{"cluster_state:ok", "cluster_slots_ok:" + strconv.Itoa(slots), "cluster_known_nodes:" + strconv.Itoa(len(c.Nodes))} {
+				if !strings.Contains(text, want) {
+					return fmt.Errorf("the node on port %d: no %s", r.Port, want)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// Slot is where a key lives.
+func (c *RedisCluster) Slot(ctx context.Context, key string) (int, error) {
+	answer, err := c.Nodes[0].Do(ctx, "CLUSTER", "KEYSLOT", key)
+	n, _ := answer.(int64)
+	return int(n), err
+}
+
+// Owner is the primary that serves a slot, by the word of a node that runs.
+func (c *RedisCluster) Owner(ctx context.Context, slot int) (*Redis, error) {
+	var last error
+	for _, asked := range c.Nodes {
+		if asked.PID() == 0 {
+			continue
+		}
+		answer, err := asked.Do(ctx, "CLUSTER", "SLOTS")
+		if err != nil {
+			last = err
+			continue
+		}
+		ranges, _ := answer.([]any)
+		for _, x := range ranges {
+			part, _ := x.([]any)
+			if len(part) < 3 {
+				continue
+			}
+			from, _ := part[0].(int64)
+			to, _ := part[1].(int64)
+			node, _ := part[2].([]any)
+			if int64(slot) < from || int64(slot) > to || len(node) < 2 {
+				continue
+			}
+			port, _ := node[1].(int64)
+			for _, r := range c.Nodes {
+				if int64(r.Port) == port && r.PID() != 0 {
+					return r, nil
+				}
+			}
+		}
+	}
+	return nil, errors.Join(fmt.Errorf("servers: nobody serves slot %d", slot), last)
+}
+
+// BeginMove begins to move a slot: its keys are still where they were.
+func (c *RedisCluster) BeginMove(ctx context.Context, slot int, from, to *Redis) error {
+	if _, err := to.Do(ctx, "CLUSTER", "SETSLOT", strconv.Itoa(slot), "IMPORTING", c.ids[from]); err != nil {
+		return err
+	}
+	_, err := from.Do(ctx, "CLUSTER", "SETSLOT", strconv.Itoa(slot), "MIGRATING", c.ids[to])
+	return err
+}
+
+// MoveKey moves one key of a slot that is being moved.
+func (c *RedisCluster) MoveKey(ctx context.Context, key string, from, to *Redis) error {
+	_, err := from.Do(ctx, "MIGRATE", "127.0.0.1", strconv.Itoa(to.Port), key, "0", "5000")
+	return err
+}
+
+// EndMove moves what is left in the slot, and tells everyone who serves it now.
+func (c *RedisCluster) EndMove(ctx context.Context, slot int, from, to *Redis) error {
+	for {
+		answer, err := from.Do(ctx, "CLUSTER", "GETKEYSINSLOT", strconv.Itoa(slot), "100")
+		if err != nil {
+			return err
+		}
+		keys, _ := answer.([]any)
+		if len(keys) == 0 {
+			break
+		}
+		for _, k := range keys {
+			if err := c.MoveKey(ctx, k.(string), from, to); err != nil {
+				return err
+			}
+		}
+	}
+	for _, r := range append([]*Redis{to, from}, c.Nodes...) {
+		if r.PID() == 0 {
+			continue
+		}
+		// A replica learns it from its primary.
+		if _, err := r.Do(ctx, "CLUSTER", "SETSLOT", strconv.Itoa(slot), "NODE", c.ids[to]); err != nil && !strings.Contains(err.Error(), "SETSLOT only with masters") {
+			return err
+		}
+	}
+	return nil
+}
+
+// Kill ends them all.
+func (c *RedisCluster) Kill() {
+	for _, r := range c.Nodes {
+		r.Kill()
+	}
+}

@@ -1,0 +1,235 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// RedisReplicas is a primary and its replicas.
+type RedisReplicas struct {
+	Primary  *Redis
+	Replicas []*Redis
+}
+
+// StartRedisReplicas starts a primary and n replicas that have caught up.
+func StartRedisReplicas(ctx context.Context, dir string, n int, settings ...string) (_ *RedisReplicas, err error) {
+	g := &RedisReplicas{}
+	defer func() {
+		if err != nil {
+			g.Kill()
+		}
+	}()
+	if g.Primary, err = StartRedis(ctx, filepath.Join(dir, "node0"), settings...); err != nil {
+		return nil, err
+	}
+	for i := range n {
+		r, err := StartRedis(ctx, filepath.Join(dir, "node"+strconv.Itoa(i+1)), append(slices.Clone(settings), "--replicaof", "127.0.0.1 "+strconv.Itoa(g.Primary.Port))...)
+		if err != nil {
+			return nil, err
+		}
+		g.Replicas = append(g.Replicas, r)
+	}
+	return g, g.Linked(ctx)
+}
+
+// Linked waits until every replica that runs follows the primary.
+func (g *RedisReplicas) Linked(ctx context.Context) error {
+	return until(ctx, func() error {
+		for _, r := range g.Replicas {
+			if r.PID() == 0 {
+				continue
+			}
+			info, err := r.Info(ctx, "replication")
+			if err != nil {
+				return err
+			}
+			if info["master_link_status"] != "up" {
+				return fmt.Errorf("the replica on port %d: link %s", r.Port, info["master_link_status"])
+			}
+		}
+		return nil
+	})
+}
+
+// All are the servers, the primary first.
+func (g *RedisReplicas) All() []*Redis {
+	var all []*Redis
+	if g.Primary != nil {
+		all = append(all, g.Primary)
+	}
+	return append(all, g.Replicas...)
+}
+
+// Kill ends them all.
+func (g *RedisReplicas) Kill() {
+	for _, r := range g.All() {
+		r.Kill()
+	}
+}
+
+// Info is a section of INFO.
+func (r *Redis) Info(ctx context.Context, section string) (map[string]string, error) {
+	answer, err := r.Do(ctx, "INFO", section)
+	if err != nil {
+		return nil, err
+	}
+	text, _ := answer.(string)
+	info := map[string]string{}
+	for line := range strings.Lines(text) {
+		if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			info[k] = v
+		}
+	}
+	return info, nil
+}
+
+// until asks again and again until f is satisfied.
+func until(ctx context.Context, f func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		err := f()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", ctx.Err(), err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// RedisSentinel is a primary and replicas that sentinels watch over.
+type RedisSentinel struct {
+	*RedisReplicas
+	Sentinels []*Redis
+	// Name is what the sentinels call the primary.
+	Name string
+}
+
+// StartRedisSentinel starts a primary, n replicas and three sentinels, which take
+// a server for dead that has been silent for half a second.
+func StartRedisSentinel(ctx context.Context, dir string, n int, settings ...string) (_ *RedisSentinel, err error) {
+	program, err := RedisInstalled()
+	if err != nil {
+		return nil, err
+	}
+	s := &RedisSentinel{Name: "mymaster"}
+	defer func() {
+		if err != nil {
+			s.Kill()
+		}
+	}()
+	if s.RedisReplicas, err = StartRedisReplicas(ctx, dir, n, settings...); err != nil {
+		s.RedisReplicas = &RedisReplicas{}
+		return nil, err
+	}
+	for i := range 3 {
+		home := filepath.Join(dir, "sentinel"+strconv.Itoa(i))
+		if err := os.MkdirAll(home, 0o700); err != nil {
+			return nil, err
+		}
+		port, err := FreePort()
+		if err != nil {
+			return nil, err
+		}
+		conf := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir .\nsentinel monitor %[2]s 127.0.0.1 %[3]d 2\nsentinel down-after-milliseconds %[2]s 500\nsentinel failover-timeout %[2]s 3000\n",
+			port, s.Name, s.Primary.Port)
+		if err := os.WriteFile(filepath.Join(home, "sentinel.conf"), []byte(conf), 0o600); err != nil {
+			return nil, err
+		}
+		r := &Redis{Port: port}
+		r.Server, err = Start(ctx, Config{
+			Name: "sentinel", Dir: home, Command: []string{program, "sentinel.conf", "--sentinel"}, Ready: Dial(r.Address()),
+		})
+		if err != nil {
+			return nil, err
+		}
+		s.Sentinels = append(s.Sentinels, r)
+	}
+	// They have found one another and the replicas.
+	return s, until(ctx, func() error {
+		for _, r := range s.Sentinels {
+			answer, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
+			if err != nil {
+				return err
+			}
+			m := pairs(answer)
+			if m["num-slaves"] != strconv.Itoa(n) || m["num-other-sentinels"] != "2" || m["flags"] != "master" {
+				return fmt.Errorf("the sentinel on port %d sees %s replicas, %s sentinels, %s", r.Port, m["num-slaves"], m["num-other-sentinels"], m["flags"])
+			}
+		}
+		return nil
+	})
+}
+
+func pairs(answer any) map[string]string {
+	all, _ := answer.([]any)
+	m := map[string]string{}
+	for i := 0; i+1 < len(all); i += 2 {
+		k, _ := all[i].(string)
+		m[k], _ = all[i+1].(string)
+	}
+	return m
+}
+
+// Current is the server that the sentinels agree on as the primary.
+func (s *RedisSentinel) Current(ctx context.Context) (*Redis, error) {
+	votes := map[string]int{}
+	for _, r := range s.Sentinels {
+		answer, err := r.Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", s.Name)
+		if err != nil {
+			continue
+		}
+		if at, _ := answer.([]any); len(at) == 2 {
+			port, _ := at[1].(string)
+			votes[port]++
+		}
+	}
+	for _, r := range s.All() {
+		if votes[strconv.Itoa(r.Port)] >= 2 {
+			return r, nil
+		}
+	}
+	return nil, errors.New("servers: the sentinels do not agree")
+}
+
+// FailedOver waits until the sentinels have made another the primary, and it
+// takes writes.
+func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, error) {
+	var to *Redis
+	err := until(ctx, func() error {
+		r, err := s.Current(ctx)
+		if err != nil {
+			return err
+		}
+		if r == from {
+			return errors.New("no failover yet")
+		}
+		info, err := r.Info(ctx, "replication")
+		if err == nil && info["role"] != "master" {
+			err = errors.New("not promoted yet")
+		}
+		to = r
+		return err
+	})
+	return to, err
+}
+
+// Kill ends them all.
+func (s *RedisSentinel) Kill() {
+	for _, r := range s.Sentinels {
+		r.Kill()
+	}
+	s.RedisReplicas.Kill()
+}

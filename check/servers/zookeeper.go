@@ -1,0 +1,342 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// ErrNoZooKeeper: there is no ZooKeeper, or no Java, on this machine.
+var ErrNoZooKeeper = fmt.Errorf("servers: Java or ZooKeeper is %w (Debian: apt-get install default-jdk-headless libzookeeper-java libslf4j-java)", ErrNotInstalled)
+
+// ZooKeeperConfig says how a ZooKeeper is started. The zero value of a field is
+// its default.
+type ZooKeeperConfig struct {
+	// Tick is tickTime, default 100 ms; sessions last from two ticks to MaxSession,
+	// default 3 minutes. SyncTicks is how many ticks a follower may be silent,
+	// default 20.
+	Tick       time.Duration
+	MaxSession time.Duration
+	SyncTicks  int
+	// Settings are further lines of the configuration file; Java, further arguments
+	// of the virtual machine.
+	Settings, Java []string
+	// Classpath is where ZooKeeper's jars are; default $HOLDFAST_ZOOKEEPER_CLASSPATH,
+	// else those of Debian's packages.
+	Classpath string
+}
+
+// ZooKeeperInstalled answers ErrNoZooKeeper unless a ZooKeeper can be started.
+func ZooKeeperInstalled() error { return new(ZooKeeperConfig).complete() }
+
+func (c *ZooKeeperConfig) complete() error {
+	if c.Tick == 0 {
+		c.Tick = 100 * time.Millisecond
+	}
+	if c.MaxSession == 0 {
+		c.MaxSession = 3 * time.Minute
+	}
+	if c.SyncTicks == 0 {
+		c.SyncTicks = 20
+	}
+	if c.Classpath == "" {
+		c.Classpath = os.Getenv("HOLDFAST_ZOOKEEPER_CLASSPATH")
+	}
+	if _, err := exec.LookPath("java"); err != nil {
+		return ErrNoZooKeeper
+	}
+	if c.Classpath != "" {
+		return nil
+	}
+	jar, log := "/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar"
+	for _, file := range []string{jar, log} {
+		if _, err := os.Stat(file); err != nil {
+			return ErrNoZooKeeper
+		}
+	}
+	c.Classpath = jar + ":" + log // the jar names the others it needs
+	return nil
+}
+
+// ZooKeeper is one server, alone or a member of an ensemble.
+type ZooKeeper struct {
+	*Server
+	ID   int
+	port int
+}
+
+// Address is where clients connect.
+func (z *ZooKeeper) Address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(z.port)) }
+
+// Command sends one of the four-letter commands and answers what the server says.
+func (z *ZooKeeper) Command(ctx context.Context, word string) (string, error) {
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", z.Address())
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := c.SetDeadline(deadline); err != nil {
+			return "", err
+		}
+	}
+	if _, err := io.WriteString(c, word); err != nil {
+		return "", err
+	}
+	b, err := io.ReadAll(c)
+	return string(b), err
+}
+
+// Mode is what the server says that it is: standalone, leader or follower.
+func (z *ZooKeeper) Mode(ctx context.Context) (string, error) {
+	said, err := z.Command(ctx, "srvr")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(said) {
+		if mode, ok := strings.CutPrefix(line, "Mode: "); ok {
+			return strings.TrimSpace(mode), nil
+		}
+	}
+	return "", fmt.Errorf("servers: zookeeper says: %s", strings.TrimSpace(said))
+}
+
+// StartZooKeeper starts a server that is alone.
+func StartZooKeeper(ctx context.Context, dir string, c ZooKeeperConfig) (*ZooKeeper, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	var err error
+	for range 3 {
+		var port int
+		if port, err = FreePort(); err != nil {
+			return nil, err
+		}
+		z := &ZooKeeper{ID: 1, port: port}
+		if err = z.start(ctx, dir, c, nil); err == nil {
+			return z, nil
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, err
+}
+
+// joinTime is how long a member that was elected waits for the others to follow.
+const joinTime = 3 * time.Second
+
+// start writes the configuration and starts the server. Members of an ensemble
+// serve only with the others: nobody waits for them here.
+func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, members []string) error {
+	data := filepath.Join(dir, "data")
+	if err := os.MkdirAll(data, 0o700); err != nil {
+		return err
+	}
+	lines := []string{
+		"dataDir=" + data, "clientPort=" + strconv.Itoa(z.port), "clientPortAddress=127.0.0.1",
+		fmt.Sprintf("tickTime=%d", c.Tick.Milliseconds()), fmt.Sprintf("maxSessionTimeout=%d", c.MaxSession.Milliseconds()),
+		"initLimit=" + strconv.Itoa(max(c.SyncTicks, int(joinTime/c.Tick))), "syncLimit=" + strconv.Itoa(c.SyncTicks),
+		"maxClientCnxns=0", "4lw.commands.whitelist=*", "admin.enableServer=false", "reconfigEnabled=false",
+	}
+	lines = append(append(lines, members...), c.Settings...)
+	// Outside of data, so that RestartEmpty of the data alone is possible.
+	cfg := filepath.Join(dir, "zoo.cfg")
+	if err := os.WriteFile(cfg, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		return err
+	}
+	if members != nil {
+		if err := os.WriteFile(filepath.Join(data, "myid"), []byte(strconv.Itoa(z.ID)), 0o600); err != nil {
+			return err
+		}
+	}
+	command := append([]string{"java", "-cp", c.Classpath, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dzookeeper.preAllocSize=64", "-Dzookeeper.electionPortBindRetry=0",
+		"-Dzookeeper.cnxTimeout=1000", "-Dzookeeper.fastleader.minNotificationInterval=100", "-Dzookeeper.fastleader.maxNotificationInterval=400"}, c.Java...)
+	command = append(command, "org.apache.zookeeper.server.quorum.QuorumPeerMain", cfg)
+	ready := func(ctx context.Context) error { _, err := z.Mode(ctx); return err }
+	if members != nil {
+		ready = Dial(z.Address())
+	}
+	s, err := Start(ctx, Config{Name: fmt.Sprintf("zookeeper %d", z.ID), Command: command, Dir: dir, Ready: ready, Patience: time.Minute})
+	z.Server = s
+	return err
+}
+
+// Ensemble is three ZooKeepers. A follower reaches the leader through a proxy of
+// its own.
+type Ensemble struct {
+	Members []*ZooKeeper
+
+	mu sync.Mutex
+	// links[i][j] is the way from member i to j's port for followers.
+	links [][]*Proxy
+}
+
+const ensembleSize = 3
+
+// StartEnsemble starts three servers and waits until they have a leader.
+func StartEnsemble(ctx context.Context, dir string, c ZooKeeperConfig) (*Ensemble, error) {
+	if err := c.complete(); err != nil {
+		return nil, err
+	}
+	var err error
+	for range 3 {
+		var e *Ensemble
+		if e, err = startEnsemble(ctx, dir, c); err == nil {
+			return e, nil
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			return nil, err
+		}
+	}
+	return nil, err
+}
+
+func startEnsemble(ctx context.Context, dir string, c ZooKeeperConfig) (_ *Ensemble, err error) {
+	e := &Ensemble{}
+	defer func() {
+		if err != nil {
+			e.Close()
+		}
+	}()
+	type ports struct{ client, quorum, election int }
+	var all [ensembleSize]ports
+	for i := range all {
+		for _, p := range []*int{&all[i].client, &all[i].quorum, &all[i].election} {
+			if *p, err = FreePort(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for i := range all {
+		var links []*Proxy
+		var lines []string
+		for j := range all {
+			quorum := all[j].quorum
+			links = append(links, nil)
+			if i != j {
+				p, err := NewProxy(net.JoinHostPort("127.0.0.1", strconv.Itoa(all[j].quorum)))
+				if err != nil {
+					return nil, err
+				}
+				links[j] = p
+				_, port, _ := net.SplitHostPort(p.Address())
+				quorum, _ = strconv.Atoi(port)
+			}
+			lines = append(lines, fmt.Sprintf("server.%d=127.0.0.1:%d:%d", j+1, quorum, all[j].election))
+		}
+		e.links = append(e.links, links)
+		z := &ZooKeeper{ID: i + 1, port: all[i].client}
+		if err := z.start(ctx, filepath.Join(dir, strconv.Itoa(i+1)), c, lines); err != nil {
+			return nil, err
+		}
+		e.Members = append(e.Members, z)
+	}
+	_, err = e.Leader(ctx)
+	return e, err
+}
+
+// Addresses are where clients connect, with commas between.
+func (e *Ensemble) Addresses() string {
+	var all []string
+	for _, m := range e.Members {
+		all = append(all, m.Address())
+	}
+	return strings.Join(all, ",")
+}
+
+// Leader waits until every member that runs has joined a leader, and answers it.
+func (e *Ensemble) Leader(ctx context.Context) (*ZooKeeper, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	for {
+		var leader *ZooKeeper
+		joined, running := 0, 0
+		for _, m := range e.Members {
+			if m.PID() == 0 {
+				continue
+			}
+			running++
+			try, cancel := context.WithTimeout(ctx, time.Second)
+			mode, err := m.Mode(try)
+			cancel()
+			if err != nil {
+				continue
+			}
+			joined++
+			if mode == "leader" {
+				leader = m
+			}
+		}
+		if leader != nil && joined == running {
+			return leader, nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("servers: the ensemble has no leader: %w", ctx.Err())
+		}
+	}
+}
+
+// Follower answers a member that follows, once there is one.
+func (e *Ensemble) Follower(ctx context.Context) (*ZooKeeper, error) {
+	leader, err := e.Leader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range e.Members {
+		if m != leader && m.PID() != 0 {
+			return m, nil
+		}
+	}
+	return nil, errors.New("servers: the leader is alone")
+}
+
+// Silence lets nothing pass between a follower and its leader any more, and leaves
+// the connection open, until Heal. Clients still reach both.
+func (e *Ensemble) Silence(m *ZooKeeper) error { return e.each(m, (*Proxy).Silence) }
+
+// Heal ends that.
+func (e *Ensemble) Heal(m *ZooKeeper) error { return e.each(m, (*Proxy).Heal) }
+
+func (e *Ensemble) each(m *ZooKeeper, do func(*Proxy) error) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var errs []error
+	for _, p := range e.links[m.ID-1] {
+		if p != nil {
+			errs = append(errs, do(p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close ends the members and the links.
+func (e *Ensemble) Close() {
+	for _, m := range e.Members {
+		m.Kill()
+	}
+	for _, links := range e.links {
+		for _, p := range links {
+			if p != nil {
+				p.Close()
+			}
+		}
+	}
+}

@@ -1,0 +1,249 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// The databases, by recipe. Without a recipe it is the store's default.
+func init() {
+	for _, recipe := range []string{"", "pessimistic", "optimistic", "named"} {
+		locals[dashed("mariadb", recipe)] = func(ctx context.Context, _ string) (*Target, error) {
+			return mariadbTarget(ctx, recipe)
+		}
+	}
+	for _, recipe := range []string{"", "advisory", "pessimistic", "optimistic"} {
+		locals[dashed("postgres", recipe)] = func(ctx context.Context, _ string) (*Target, error) {
+			return postgresTarget(ctx, recipe)
+		}
+	}
+}
+
+func dashed(a, b string) string {
+	if b == "" {
+		return a
+	}
+	return a + "-" + b
+}
+
+// database is a server that a run has started, and the proxy before it.
+type database struct {
+	server interface {
+		Pause() error
+		Cont() error
+		Kill()
+		Restart(context.Context) error
+		Close() error
+	}
+	proxy *servers.Proxy
+	// driver and dsn open it for an administrator, past the proxy; sessions lists
+	// the clients' and end ends one.
+	driver, dsn, sessions, end string
+
+	mu     sync.Mutex // one fault of the server at a time
+	spoilt *Fault     // what is being done to the way
+}
+
+func mariadbTarget(ctx context.Context, recipe string) (*Target, error) {
+	s, err := servers.StartMariaDB(ctx, "--innodb-flush-log-at-trx-commit=2")
+	if err != nil {
+		return nil, err
+	}
+	d := &database{server: s, driver: "mysql", dsn: s.DSN("test", ""),
+		sessions: "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND command <> 'Daemon'", end: "KILL %d"}
+	return d.target(ctx, recipe, s.Address, func(address string) string {
+		return "mysql://root@" + address + "/test?recipe=" + recipe
+	})
+}
+
+func postgresTarget(ctx context.Context, recipe string) (*Target, error) {
+	s, err := servers.StartPostgres(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d := &database{server: s, driver: "pgx", dsn: s.URL("postgres", ""),
+		sessions: "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()", end: "SELECT pg_terminate_backend(%d)"}
+	return d.target(ctx, recipe, s.Address, func(address string) string {
+		return "postgres://postgres@" + address + "/postgres?sslmode=disable&recipe=" + recipe
+	})
+}
+
+func (d *database) target(ctx context.Context, recipe, address string, storeURL func(string) string) (_ *Target, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close())
+		}
+	}()
+	if d.proxy, err = servers.NewProxy(address); err != nil {
+		return nil, err
+	}
+	if err := initialise(ctx, storeURL(address)); err != nil {
+		return nil, err
+	}
+	// Sessions end with the server or the way to it, and their grants with them;
+	// leases do not.
+	early := recipe != "optimistic"
+	return &Target{
+		URL: storeURL(d.proxy.Address()),
+		Faults: []StoreFault{
+			{Kind: "kill-server", Early: early, All: true, Begin: d.kill, End: d.restart},
+			{Kind: "pause-server", Begin: d.pause, End: d.cont},
+			{Kind: "cut-server", Early: early, All: true, Begin: d.spoil(func(Fault) error { d.proxy.Cut(); return nil }), End: d.heal},
+			{Kind: "silence-server", Early: early, All: true, Begin: d.spoil(func(Fault) error { return d.proxy.Silence() }), End: d.heal},
+			{Kind: "drop-server-answers", Early: early, All: true, Begin: d.spoil(func(Fault) error { return d.proxy.DropAnswers() }), End: d.heal},
+			{Kind: "delay-server", Begin: d.spoil(func(f Fault) error { return d.proxy.Delay(f.For / 4) }), End: d.heal},
+			{Kind: "kill-session", Early: early, All: true, Begin: d.killSession},
+		},
+		Left:  d.left,
+		Close: d.close,
+	}, nil
+}
+
+// initialise creates the tables.
+func initialise(ctx context.Context, raw string) error {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return err
+	}
+	open, ok := driver.OpenerOf(u.Scheme)
+	if !ok {
+		return badConfig("scheme %q is not linked in", u.Scheme)
+	}
+	s, err := open(ctx, u, "")
+	if err != nil {
+		return err
+	}
+	defer s.Close(context.WithoutCancel(ctx))
+	i, ok := s.(interface{ Init(context.Context) error })
+	if !ok {
+		return fmt.Errorf("check: the store of scheme %s has no Init", u.Scheme)
+	}
+	return i.Init(ctx)
+}
+
+// spoil does something to the way to the server, unless something is being done to
+// it already.
+func (d *database) spoil(f func(Fault) error) func(context.Context, Fault) error {
+	return func(_ context.Context, fault Fault) error {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.spoilt != nil {
+			return nil
+		}
+		d.spoilt = &fault
+		return f(fault)
+	}
+}
+
+func (d *database) heal(_ context.Context, fault Fault) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.spoilt == nil || *d.spoilt != fault {
+		return nil
+	}
+	d.spoilt = nil
+	return d.proxy.Heal()
+}
+
+func (d *database) kill(context.Context, Fault) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.server.Kill()
+	return nil
+}
+
+func (d *database) restart(ctx context.Context, _ Fault) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.server.Restart(ctx)
+}
+
+// pause and cont have nothing to do while another fault has the server down.
+func (d *database) pause(context.Context, Fault) error { return d.unlessDown(d.server.Pause) }
+func (d *database) cont(context.Context, Fault) error  { return d.unlessDown(d.server.Cont) }
+
+func (d *database) unlessDown(f func() error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := f(); !errors.Is(err, servers.ErrNotRunning) {
+		return err
+	}
+	return nil
+}
+
+// killSession ends a client's connection, as an administrator would.
+func (d *database) killSession(ctx context.Context, f Fault) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	ids, err := d.clients(ctx)
+	if err != nil || len(ids) == 0 {
+		return nil // unreachable just now
+	}
+	db, err := sql.Open(d.driver, d.dsn)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	_, _ = db.ExecContext(ctx, fmt.Sprintf(d.end, ids[f.N%len(ids)])) // it may have ended meanwhile
+	return nil
+}
+
+func (d *database) clients(ctx context.Context) (ids []int64, err error) {
+	db, err := sql.Open(d.driver, d.dsn)
+	if err != nil {
+		return nil, err
+	}
+	defer db.Close()
+	rows, err := db.QueryContext(ctx, d.sessions)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	slices.Sort(ids)
+	return ids, rows.Err()
+}
+
+// left lists the sessions that are there when everyone has gone, but for those of
+// the coordinator.
+func (d *database) left(ctx context.Context) ([]string, error) {
+	const coordinators = 3
+	deadline := time.Now().Add(15 * time.Second)
+	for {
+		ids, err := d.clients(ctx)
+		if err == nil && len(ids) <= coordinators {
+			return nil, nil
+		}
+		if time.Now().After(deadline) {
+			if err != nil {
+				return nil, err
+			}
+			return []string{fmt.Sprintf("%d sessions at the server", len(ids))}, nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+func (d *database) close() error {
+	if d.proxy != nil {
+		d.proxy.Close()
+	}
+	return d.server.Close()
+}
