@@ -32,9 +32,9 @@ func TestBreak(t *testing.T) {
 	holder.ready()
 	waiter := w.start("run", "x", "--", "echo", "mine")
 	awaitQueue(t, w.locker(), 1)
+	who := fmt.Sprintf("pid %d on ", holder.guardian())
 	r := w.run("break", "--token", w.tokenOf(), "x")
 	r.expectStatus(t, 0)
-	who := fmt.Sprintf("pid %d on ", holder.cmd.Process.Pid)
 	for _, s := range []string{who, "(the nightly job) is asked to end", "30s", "is taken away from " + who} {
 		if !strings.Contains(r.stderr, s) {
 			t.Errorf("no %q:\n%s", s, r.stderr)
@@ -88,7 +88,7 @@ func TestBreakUnheard(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--ttl", "3h", "--grace", "1h", "x"}, played()...)...)
 	holder.ready()
-	token, pid := w.tokenOf(), holder.cmd.Process.Pid
+	token, pid := w.tokenOf(), holder.guardian()
 
 	r := w.run("break", "--force", "--token", token, "x")
 	r.expectStatus(t, 78)
@@ -108,8 +108,7 @@ func TestBreakUnheard(t *testing.T) {
 		t.Errorf("no note:\n%s", r.stdout)
 	}
 
-	holder.signal(syscall.SIGSTOP)
-	awaitStopped(t, pid)
+	holder.stopGuardian()
 	r = w.run("break", "--wait", "20ms", "--token", token, "x")
 	r.expectStatus(t, 75)
 	if want := fmt.Sprintf("it is stopped: continue it (kill -CONT %d) or kill it", pid); !strings.Contains(r.stderr, want) {
@@ -122,7 +121,7 @@ func TestBreakUnheard(t *testing.T) {
 	if got := breaker.status(); got != 130 {
 		t.Errorf("status %d, want 130: %s", got, breaker.stderr.all())
 	}
-	holder.signal(syscall.SIGCONT)
+	holder.continueGuardian()
 	holder.send("exit 0")
 	if got := holder.status(); got != 74 {
 		t.Errorf("the holder's status is %d, want 74", got)

@@ -48,9 +48,17 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == proc.ForegroundArg {
 		os.Exit(cli.Main(os.Args[1:])) // a step on the way of a scripted run
 	}
+	if len(os.Args) > 1 && os.Args[1] == proc.GuardianArg {
+		registerScripted()
+		os.Exit(cli.Main(os.Args[1:]))
+	}
 	switch os.Getenv(roleEnv) {
 	case roleCommand:
 		os.Exit(playCommand())
+	case roleActor:
+		os.Exit(playActor(os.Args[1:]))
+	case roleWitness:
+		os.Exit(playWitness(os.Args[1]))
 	case roleScripted:
 		registerScripted()
 		os.Unsetenv(roleEnv)
@@ -77,7 +85,11 @@ func testMain(m *testing.M) int {
 	if raceEnabled {
 		args = append(args, "-race")
 	}
-	if out, err := exec.Command("go", append(args, ".")...).CombinedOutput(); err != nil {
+	build := exec.Command("go", append(args, ".")...)
+	if !raceEnabled {
+		build.Env = append(os.Environ(), "CGO_ENABLED=0") // as make build does
+	}
+	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "building holdfast: %v\n%s", err, out)
 		return 1
 	}
@@ -136,6 +148,9 @@ func registerScripted() {
 			"lose":         func() { _ = script.Lose("x", driver.Gone) },
 			"forget":       func() { script.Forget("x") },
 			"fail-renewal": func() { script.FailRenewals("", 1<<30, nil) },
+			"fail-renewal-password": func() {
+				script.FailRenewals("", 1<<30, driver.Errorf(driver.Unavailable, "AUTH %s: timed out; %s", "s3cr3t-pw", u))
+			},
 			"unavailable": func() {
 				script.FailAcquire("", 1<<30, driver.Errorf(driver.Unavailable, "connection refused"))
 			},
@@ -360,6 +375,59 @@ func (p *process) ready() int {
 		p.t.Fatal(err)
 	}
 	return pid
+}
+
+// guardian is the process that this holdfast run has started to hold the lock.
+func (p *process) guardian() int {
+	p.t.Helper()
+	return guardianOf(p.t, p.cmd.Process.Pid)
+}
+
+func guardianOf(t *testing.T, front int) int {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < patience; {
+		out, err := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "args=").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if f := strings.Fields(line); len(f) > 3 && f[1] == strconv.Itoa(front) && f[3] == proc.GuardianArg {
+				return int(number(t, f[0]))
+			}
+		}
+	}
+	t.Fatalf("process %d has no guardian", front)
+	return 0
+}
+
+// stopGuardian returns when it has stopped: sending SIGSTOP is not that.
+func (p *process) stopGuardian() {
+	p.t.Helper()
+	pid := p.guardian()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		p.t.Fatal(err)
+	}
+	awaitState(p.t, pid, "T")
+}
+
+func (p *process) continueGuardian() {
+	p.t.Helper()
+	if err := syscall.Kill(p.guardian(), syscall.SIGCONT); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// awaitState waits until a process is in a state as ps tells it; "" is gone.
+func awaitState(t *testing.T, pid int, state string) {
+	t.Helper()
+	var out []byte
+	for began := time.Now(); time.Since(began) < patience; {
+		out, _ = exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
+		if got := strings.TrimSpace(string(out)); strings.HasPrefix(got, state) && (state != "" || got == "" || got[0] == 'Z') {
+			return
+		}
+	}
+	t.Fatalf("process %d is %q, not %q", pid, out, state)
 }
 
 // lines collects what a process writes and lets a test wait for it.

@@ -4,6 +4,8 @@ package main_test
 
 import (
 	"os"
+	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,16 +36,18 @@ func TestMinHold(t *testing.T) {
 // TestMaxHold: SIGTERM, and SIGKILL for those who do not listen.
 func TestMaxHold(t *testing.T) {
 	for name, c := range map[string]struct {
-		word string
-		want int
+		trap, grace string
+		want        int
 	}{
-		"ends by itself": {"exit-on-term", 5},
-		"is killed":      {"", 137},
+		"ends by itself": {"exit 5", "10s", 5},
+		"is killed":      {"", "50ms", 137},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withStore(t)
-			p := w.start(append([]string{"run", "--max-hold", "50ms", "--grace", "50ms", "x"}, played(c.word)...)...)
-			p.stderr.expect("maximum of 50ms")
+			// A shell, because it is quickly ready for the signal.
+			p := w.start("run", "--max-hold", "500ms", "--grace", c.grace, "x", "--",
+				"sh", "-c", `trap "$0" TERM; while :; do read line; done`, c.trap)
+			p.stderr.expect("maximum of 500ms")
 			if got := p.status(); got != c.want {
 				t.Errorf("status %d, want %d", got, c.want)
 			}
@@ -85,7 +89,7 @@ func TestLeftovers(t *testing.T) {
 }
 
 // TestFirstProcess plays the first process of a container: it reaps the orphans
-// it is given, and nothing outlives the lock.
+// it is given, it passes signals on, and nothing outlives the lock.
 func TestFirstProcess(t *testing.T) {
 	w := withStore(t)
 	const unshare = "unshare"
@@ -98,14 +102,36 @@ func TestFirstProcess(t *testing.T) {
 		(true &)
 		until ! grep -q "^State:.Z" /proc/[0-9]*/status; do :; done 2>/dev/null
 		setsid sh -c "echo daemon; exec sleep 1000" &
+		trap "echo got TERM" TERM
 		read line
-		echo pid $PPID
+		kill -TERM 1
+		until read line; do :; done # the signal interrupts it
+		until ! grep -q "^State:.Z" /proc/[0-9]*/status; do :; done 2>/dev/null
+		read name </proc/1/comm
+		echo "first is $name"
 		exit 3'`), nil)
 	p.stdout.expect("daemon")
 	p.send("")
-	p.stdout.expect("pid 1")
+	p.stdout.expect("got TERM")
+	// Somebody else enters the container and leaves an orphan there, which is no
+	// descendant of the command's.
+	first := childPID(t, p.cmd.Process.Pid)
+	if out, err := exec.Command("nsenter", "--pid", "--target", strconv.Itoa(first), "sh", "-c", "(true &) ; true").CombinedOutput(); err != nil {
+		t.Errorf("nsenter: %v: %s", err, out)
+	}
+	p.send("")
+	p.stdout.expect("first is holdfast")
 	if got := p.status(); got != 3 {
 		t.Errorf("status %d, want 3", got)
 	}
 	p.stdout.all() // ends when nobody has it open any more
+}
+
+func childPID(t *testing.T, pid int) int {
+	t.Helper()
+	out, err := exec.Command("ps", "-o", "pid=", "--ppid", strconv.Itoa(pid)).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(number(t, strings.TrimSpace(string(out))))
 }

@@ -223,15 +223,15 @@ func TestShow(t *testing.T) {
 	waiter := w.start("run", "--reason", "in line", "x", "--", "true")
 	awaitQueue(t, w.locker(), 1)
 	decode(t, w.run("show", "--json", "x"), &got)
-	if h := got.Holders[0]; h.PID != holder.cmd.Process.Pid || h.Mode != "limit 3" || *h.Limit != 3 || *h.Slot != 0 {
+	if h := got.Holders[0]; h.PID != holder.guardian() || h.Mode != "limit 3" || *h.Limit != 3 || *h.Slot != 0 {
 		t.Errorf("holder: %+v", h)
 	}
-	if o := got.Waiters[0]; o.PID != waiter.cmd.Process.Pid || o.Mode != "exclusive" || *o.Limit != 1 || o.Reason != "in line" {
+	if o := got.Waiters[0]; o.PID != waiter.guardian() || o.Mode != "exclusive" || *o.Limit != 1 || o.Reason != "in line" {
 		t.Errorf("waiter: %+v", o)
 	}
 	r := w.run("show", "x")
 	r.expectStatus(t, 0)
-	for _, s := range []string{"x is held\n", fmt.Sprintf("pid %d on ", holder.cmd.Process.Pid), "(the nightly job)", got.Holders[0].Token,
+	for _, s := range []string{"x is held\n", fmt.Sprintf("pid %d on ", holder.guardian()), "(the nightly job)", got.Holders[0].Token,
 		"limit 3", "slot   0", "1 waiting\n", "(in line), exclusive, since "} {
 		if !strings.Contains(r.stdout, s) {
 			t.Errorf("no %q:\n%s", s, r.stdout)
@@ -240,34 +240,17 @@ func TestShow(t *testing.T) {
 	if strings.Contains(r.stdout, "stopped") {
 		t.Errorf("nobody is stopped:\n%s", r.stdout)
 	}
-	holder.signal(syscall.SIGSTOP)
-	awaitStopped(t, holder.cmd.Process.Pid)
+	holder.stopGuardian()
 	if r := w.run("show", "x"); !strings.Contains(r.stdout, "note   stopped") {
 		t.Errorf("no note:\n%s", r.stdout)
 	}
-	holder.signal(syscall.SIGCONT)
+	holder.continueGuardian()
 	holder.send("exit 0")
 	if got := waiter.status(); got != 0 {
 		t.Errorf("the waiter's status: %d", got)
 	}
 	if r := w.run("ls"); r.stdout != "" || r.status != 0 {
 		t.Errorf("afterwards: %+v", r)
-	}
-}
-
-// awaitStopped waits until a child of this process has stopped. Sending SIGSTOP
-// returns before that.
-func awaitStopped(t *testing.T, pid int) {
-	t.Helper()
-	var st syscall.WaitStatus
-	for {
-		switch _, err := syscall.Wait4(pid, &st, syscall.WUNTRACED, nil); {
-		case err == syscall.EINTR:
-		case err != nil || !st.Stopped():
-			t.Fatalf("pid %d: %v, status %v", pid, err, st)
-		default:
-			return
-		}
 	}
 }
 

@@ -50,7 +50,7 @@ func TestBadLooks(t *testing.T) {
 		"check, which":          {[]string{"check"}, []string{"--local or --store is missing"}},
 		"check, both":           {[]string{"check", "--local", "file", "--store", "memory://"}, []string{"--local", "--store", "exclude"}},
 		"check, argument":       {[]string{"check", "x"}, []string{"x"}},
-		"check, local":          {[]string{"check", "--local", "floppy"}, []string{"--local", `"floppy"`, "file, memory"}},
+		"check, local":          {[]string{"check", "--local", "floppy"}, []string{"--local", `"floppy"`, "memory, "}},
 		"check, duration":       {[]string{"check", "--duration", "1ms"}, []string{"--duration", `"1ms"`, "1s to 168h"}},
 		"check, round":          {[]string{"check", "--round", "1h"}, []string{"--round", `"1h"`, "1s to 10m"}},
 		"check, ttl":            {[]string{"check", "--ttl", "1ms"}, []string{"--ttl", `"1ms"`, "200ms to 1m"}},
@@ -67,7 +67,7 @@ func TestBadLooks(t *testing.T) {
 	for sub, args := range looking {
 		for flag, c := range map[string]bad{
 			"namespace":  {[]string{"--namespace", long}, []string{"--namespace", "513", "128"}},
-			"store":      {[]string{"--store", "floppy://a"}, []string{"--store", `"floppy"`, "file, memory"}},
+			"store":      {[]string{"--store", "floppy://a"}, []string{"--store", `"floppy"`, "memory, "}},
 			"a path":     {[]string{"--store", "/var/locks"}, []string{"--store", "scheme", "file:///"}},
 			"store-file": {[]string{"--store-file", "no-such-file"}, []string{"--store-file", "no-such-file"}},
 			"both":       {[]string{"--store", "memory://", "--store-file", "f"}, []string{"--store", "--store-file"}},

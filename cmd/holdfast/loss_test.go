@@ -96,25 +96,6 @@ func TestLossFoundByRelease(t *testing.T) {
 	}
 }
 
-// TestStoppedHolder: when this process was stopped for longer than the lease
-// lasts, the command does not go on.
-func TestStoppedHolder(t *testing.T) {
-	w := newWorld(t)
-	p := w.startScripted(append([]string{"run", "--store", "scripted://fail-renewal", "--ttl", "150ms", "--grace", "20ms", "x"}, played()...)...)
-	pid := p.ready()
-	p.signal(syscall.SIGSTOP)
-	// Waiting for time to pass is what is tested: until the lease is over by the
-	// same clock that counts for it, with no upper bound.
-	w.run("run", "--store", w.storeURL(), "--min-hold", "300ms", "y", "--", "true")
-	p.signal(syscall.SIGCONT)
-	if got := p.status(); got != 74 {
-		t.Errorf("status %d, want 74: %s", got, p.stderr.all())
-	}
-	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
-		t.Errorf("the command still lives: %v", err)
-	}
-}
-
 // TestLossUnheard: nobody reads standard error, and the command ends in time all
 // the same.
 func TestLossUnheard(t *testing.T) {
@@ -141,7 +122,7 @@ func TestLossUnheard(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := exec.Command(testBinary, append([]string{"run", "-v", "--store", "scripted://lose?on=" + on,
-		"--ttl", "600ms", "--grace", "200ms", "x", "--", "sh", "-c", `exec "$@" 9>alive`, "sh"}, played()[1:]...)...)
+		"--ttl", "30s", "--grace", "200ms", "x", "--", "sh", "-c", `exec "$@" 9>alive`, "sh"}, played()[1:]...)...)
 	c.Stderr = full
 	p := w.startCmd(c, []string{roleEnv + "=" + roleScripted})
 	full.Close()

@@ -5,8 +5,13 @@ package main
 import (
 	"os"
 
+	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/filestore"
 	_ "github.com/holdfast-go/holdfast/memstore"
+	_ "github.com/holdfast-go/holdfast/mysqlstore"
+	_ "github.com/holdfast-go/holdfast/pgstore"
+	_ "github.com/holdfast-go/holdfast/redisstore"
+	_ "github.com/holdfast-go/holdfast/zkstore"
 
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 )

@@ -55,6 +55,20 @@ func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	}
 }
 
+// TestIgnoredSignalsAreInherited: HUP and INT that were ignored when holdfast was
+// started are so when the command is, and the rest is not.
+func TestIgnoredSignalsAreInherited(t *testing.T) {
+	w := withStore(t)
+	const script = `kill -HUP $$; kill -INT $$; echo alive`
+	p := w.startCmd(shell(`trap "" HUP INT; "$0" run x -- sh -c '`+script+`'`), nil)
+	p.stdout.expect("alive")
+	if got := p.status(); got != 0 {
+		t.Errorf("status %d, want 0", got)
+	}
+	r := w.run("run", "x", "--", "sh", "-c", "kill -USR2 $$; echo alive")
+	r.expectStatus(t, 128+int(syscall.SIGUSR2))
+}
+
 // TestWaitEndsBySignal: nothing is left in the queue, and nobody waits behind it.
 func TestWaitEndsBySignal(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {

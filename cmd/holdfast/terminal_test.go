@@ -229,9 +229,9 @@ func TestStopKeyBesideInput(t *testing.T) {
 	p.status()
 }
 
-// TestStoppedTooLong: a job that was stopped for longer than its lease lasts does
-// nothing more when it is continued.
-func TestStoppedTooLong(t *testing.T) {
+// TestStoppedLong: a job that is stopped for longer than its lease would last
+// keeps its lock, and goes on when it is continued.
+func TestStoppedLong(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
 	p.stdout.expectPart("prompt$ ")
@@ -240,16 +240,116 @@ func TestStoppedTooLong(t *testing.T) {
 	p.ready()
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
-	// Time passes until the lease is over; there is no upper bound to it.
-	w.run("run", "--min-hold", "700ms", "y", "--", "true").expectStatus(t, 0)
+	// Time passes until the lease would be over; there is no upper bound to it.
+	w.run("run", "--min-hold", "1200ms", "y", "--", "true").expectStatus(t, 0)
 	p.send("fg")
+	p.stdout.expect("signal continued")
+	p.send("exit 3")
 	p.stdout.expectPart("prompt$ ")
 	p.send(`echo "last $?"; exit`)
-	p.stdout.expect("last 74")
+	p.stdout.expect("last 3")
 	p.status()
-	if all := p.stdout.all(); strings.Contains(all, "signal continued") {
-		t.Errorf("it went on:\n%s", all)
+}
+
+// TestStopKeyWaiting: a job that is stopped while it waits starts nothing behind
+// its user's back.
+func TestStopKeyWaiting(t *testing.T) {
+	w := withStore(t)
+	holder := w.start(append([]string{"run", "--reason", "another", "x"}, played()...)...)
+	holder.ready()
+	p := w.onTerminal(exec.Command("sh", "-i"))
+	p.stdout.expectPart("prompt$ ")
+	p.send(`stty -echo; "$holdfast" run x -- sh -c 'touch ran; echo "mine $((6 * 7))"; exit 7'`)
+	p.stdout.expectPart("(another)")
+	p.key(ctrlZ)
+	p.stdout.expectPart("prompt$ ")
+	p.send("jobs")
+	p.stdout.expect("Stopped")
+	// Nor does anybody wait for it.
+	awaitQueue(t, w.locker(), 0)
+	holder.send("exit 0")
+	holder.status()
+	w.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
+	p.send("fg")
+	p.stdout.expect("mine 42")
+	p.stdout.expectPart("prompt$ ")
+	p.send(`echo "last $?"; exit`)
+	p.stdout.expect("last 7")
+	p.status()
+}
+
+// TestKilledWhileStopped: a job that was stopped while it waited, and then killed,
+// leaves no place in the queue.
+func TestKilledWhileStopped(t *testing.T) {
+	w := withStore(t)
+	holder := w.start(append([]string{"run", "--reason", "another", "x"}, played()...)...)
+	holder.ready()
+	p := w.onTerminal(exec.Command("sh", "-i"))
+	p.stdout.expectPart("prompt$ ")
+	p.send(`stty -echo; "$holdfast" run x -- touch ran`)
+	p.stdout.expectPart("(another)")
+	p.key(ctrlZ)
+	p.stdout.expectPart("prompt$ ")
+	l := w.locker()
+	awaitQueue(t, l, 0)
+	p.send("bg")
+	awaitQueue(t, l, 1)
+	p.send("kill -STOP %1; kill -KILL %1")
+	awaitQueue(t, l, 0)
+	holder.send("exit 0")
+	holder.status()
+	w.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
+}
+
+// TestKilledOnTerminal: whichever of the two is killed, the shell has its
+// terminal back, with its modes (where it has not taken it by itself), and nothing
+// is left.
+func TestKilledOnTerminal(t *testing.T) {
+	for _, jobs := range []string{"sh -i", "sh"} {
+		for _, who := range []string{"front", "guardian"} {
+			t.Run(jobs+", "+who, func(t *testing.T) {
+				w := withStore(t)
+				c := exec.Command("sh", "-i")
+				if jobs == "sh" { // no job control: nobody takes the terminal back for it
+					c = exec.Command("sh", "-c", `while :; do printf "prompt$ "; until read line; do :; done; eval "$line"; done`)
+				}
+				p := w.onTerminal(c)
+				p.stdout.expectPart("prompt$ ")
+				p.send(`stty -echo; "$holdfast" run --grace 100ms x -- sh -c 'stty raw; exec "$played"'`)
+				pid := p.ready()
+				guardian := parentPID(t, pid)
+				victim := guardian
+				if who == "front" {
+					victim = parentPID(t, guardian)
+				}
+				if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				p.stdout.expectPart("prompt$ ")
+				awaitState(t, pid, "")
+				awaitState(t, guardian, "")
+				if jobs == "sh -i" && who == "front" {
+					p.send("stty sane -echo") // which is this shell's business then
+					p.stdout.expectPart("prompt$ ")
+				}
+				p.send(`read a; echo "typed $a"`)
+				p.send("something")
+				p.stdout.expect("typed something")
+				p.send("stty -a; exit")
+				p.stdout.expect(" icanon")
+				p.status()
+			})
+		}
 	}
+}
+
+func parentPID(t *testing.T, pid int) int {
+	t.Helper()
+	out, err := exec.Command("ps", "-o", "ppid=", "-p", strconv.Itoa(pid)).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(number(t, strings.TrimSpace(string(out))))
 }
 
 // TestTerminalModes are put back after a command that was killed before it could.

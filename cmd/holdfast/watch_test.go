@@ -48,12 +48,11 @@ func TestWatch(t *testing.T) {
 	expect("waiting", "third")
 	third.signal(syscall.SIGTERM)
 	expect("left", "third")
-	second.signal(syscall.SIGSTOP)
-	awaitStopped(t, second.cmd.Process.Pid)
+	second.stopGuardian()
 	if line := p.stdout.expect("\tnoted\t"); !strings.HasSuffix(line, "\tstopped") {
 		t.Errorf("%q", line)
 	}
-	second.signal(syscall.SIGCONT)
+	second.continueGuardian()
 	second.send("exit 0")
 	p.stdout.expect("\treleased\t")
 	cancel()

@@ -59,7 +59,7 @@ func newCheck(p *say.Printer) *cobra.Command {
 		names:    number{n: 3, least: 1, most: 1000},
 		duration: duration{d: 10 * time.Second, least: time.Second, most: 168 * time.Hour, allowed: "a duration from 1s to 168h"},
 		round:    duration{least: time.Second, most: 10 * time.Minute, allowed: "a duration from 1s to 10m"},
-		lock:     duration{d: check.DefaultTTL, least: 200 * time.Millisecond, most: time.Minute, allowed: "a duration from 200ms to 1m"},
+		lock:     duration{least: 200 * time.Millisecond, most: time.Minute, allowed: "a duration from 200ms to 1m"},
 	}
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -100,12 +100,12 @@ Exit status:
 	f.store.add(cmd)
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.Var(&f.local, "local", "start a `STORE` for this run alone: "+strings.Join(check.Locals(), " or "))
+	flags.Var(&f.local, "local", "start a `STORE` for this run alone: "+strings.Join(check.Locals(), ", "))
 	flags.Var(&f.duration, "duration", "how long, 1s to 168h")
 	flags.Var(&f.seed, "seed", "decides the schedule of work and faults")
 	flags.Var(&f.workers, "workers", "how many processes compete, 1 to 64")
 	flags.Var(&f.names, "names", "for how many names, 1 to 1000")
-	flags.Var(&f.lock, "ttl", "TTL of the locks, 200ms to 1m")
+	flags.Var(&f.lock, "ttl", "TTL of the locks, 200ms to 1m (default 600ms, or the store's shortest)")
 	flags.Var(&f.faults, "faults", "only these faults, with commas between; empty for none (default all that apply)")
 	flags.Var(&f.round, "round", "judge after so long and begin anew, 1s to 10m (default 30s)")
 	flags.Var(&f.dir, "dir", "the `DIRECTORY` for history and page (default a temporary one, kept if a rule is broken)")

@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/run"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
@@ -26,6 +27,9 @@ func Main(args []string) int {
 	}
 	p := say.New(os.Stderr)
 	defer p.Flush()
+	if len(args) > 0 && args[0] == proc.GuardianArg {
+		return run.Guard(args[1:], p)
+	}
 	root := newRoot(p)
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(context.Background())
@@ -80,7 +84,7 @@ on none: without a store, locks are files of this user on this machine.`,
 	}
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newCheck(p), newVersion(), newCompletion())
+	root.AddCommand(newRun(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newInit(p), newCheck(p), newVersion(), newCompletion())
 	return root
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -21,12 +20,20 @@ import (
 )
 
 const runLong = `Run waits for the lock NAME, runs COMMAND while it holds it, and releases it when
-the command and every process left in its process group have ended.
+the command and everything it has started have ended.
 
 The command has this process's standard input, output and error, and the
 terminal if there is one. Signals HUP, INT, QUIT, TERM, USR1, USR2 and CONT are
-passed on to its process group. Processes that it leaves behind in its group are
-ended (SIGTERM, and SIGKILL after the grace) before the lock is released.
+passed on to its process group. What it leaves behind is ended (SIGTERM, and
+SIGKILL after the grace) before the lock is released: on Linux wherever it has
+gone, daemons and other sessions as well; on macOS what is in its process group.
+
+A second process, the guardian (run-guardian in the list of processes), holds the
+lock and is the command's parent; it is the one that holdfast show names. When
+this process is killed, the guardian ends the command in the same way and then
+releases; when this process is stopped, the lock stands. When the guardian is
+killed, this process kills the command at once, with all it has started. What
+neither may signal, a command of another user's, keeps the lock until it ends.
 
 A lock is a lease. When it cannot be renewed, the command gets SIGTERM while the
 grace is left of it and SIGKILL before it ends; when the store takes it away
@@ -44,10 +51,11 @@ Environment:
 Exit status: the command's own, and
   64   bad usage
   69   the store cannot be reached or does not answer
-  74   the lock was lost, or could not be kept, while the command ran
+  74   the lock was lost, or could not be kept, while the command ran; also: the
+       guardian was killed
   75   not acquired: busy with --try, or not within --wait (see --busy-status)
   78   the store refused, or cannot do what was asked
-  126  the command cannot be executed
+  126  the command, or the guardian, cannot be executed
   127  the command was not found
   128+n  signal n ended the command, or the wait for the lock
 
@@ -155,8 +163,12 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (r
 	}
 	return run.Options{
 		Name: name, Store: storeURL, Namespace: f.store.namespace.s,
-		Command:    proc.Command{Path: path, Args: command, Env: os.Environ()},
-		Lock:       f.lockOptions(command[0]),
+		Command:    proc.Command{Path: path, Args: command},
+		Reason:     f.reasonFor(command[0]),
+		TTL:        f.ttl.d,
+		Wait:       f.wait.d,
+		Shared:     f.shared,
+		Limit:      f.limit.n,
 		MinHold:    f.minHold.d,
 		MaxHold:    f.maxHold.d,
 		Try:        f.try,
@@ -210,23 +222,15 @@ func (f *runFlags) check() error {
 	return nil
 }
 
-func (f *runFlags) lockOptions(command string) []holdfast.LockOption {
-	o := []holdfast.LockOption{holdfast.TTL(f.ttl.d)}
-	if f.wait.given {
-		o = append(o, holdfast.Wait(f.wait.d))
+// reasonFor is what those are told who ask: by default the command's name, since
+// its arguments may hold a password.
+func (f *runFlags) reasonFor(command string) string {
+	if f.reason.given {
+		return f.reason.s
 	}
-	if f.shared {
-		o = append(o, holdfast.Shared())
+	name := strings.ToValidUTF8(filepath.Base(command), "?")
+	if len(name) > holdfast.MaxReason {
+		return ""
 	}
-	if f.limit.given {
-		o = append(o, holdfast.Limit(f.limit.n))
-	}
-	reason := f.reason.s
-	if !f.reason.given {
-		// Its arguments may hold a password.
-		if reason = strings.ToValidUTF8(filepath.Base(command), "?"); len(reason) > holdfast.MaxReason {
-			reason = ""
-		}
-	}
-	return append(o, holdfast.Reason(reason))
+	return name
 }

@@ -22,10 +22,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-const watchLong = `Watch follows one lock, or all of them, until it is told to end. One lock is
-followed by the store's own news of changes where it has such, and looked at once
-a second in any case; all of them are looked at once a second. What comes and goes
-between two looks is not seen.
+const watchLong = `Watch follows one lock, or all of them, until it is told to end. It looks when
+the store has news of a change, where it has such, and once a second in any case;
+at all of them no more often than ten times a second. What comes and goes between
+two looks is not seen.
 
 On a terminal it is a table: q or Ctrl-C quits, the arrows, Page Up and Page Down
 move, w shows or hides the waiters. Elsewhere each change is one line, without a
@@ -51,9 +51,6 @@ value is "-"; texts are quoted as by holdfast ls.
 Exit status:
   0    q was pressed
   130  Ctrl-C was pressed, or SIGINT came` + lookStatus
-
-// watchPause is how often the store is looked at.
-const watchPause = time.Second
 
 func newWatch(p *say.Printer) *cobra.Command {
 	var store storeFlags
@@ -155,25 +152,18 @@ func looks(ctx context.Context, l *holdfast.Locker, name string, seen func([]dri
 	if name != "" {
 		return looksAtOne(ctx, l, name, seen)
 	}
-	ticker := time.NewTicker(watchPause)
-	defer ticker.Stop()
-	for {
-		states, err := list(ctx, l, "")
-		if ctx.Err() != nil {
-			return nil
-		}
+	for states, err := range l.WatchAll(ctx) {
 		if err != nil {
 			return err
 		}
 		if err := seen(states); err != nil {
 			return err
 		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return nil
-		}
 	}
+	if ctx.Err() == nil {
+		return errors.New("the watch of all locks has ended")
+	}
+	return nil
 }
 
 func looksAtOne(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {

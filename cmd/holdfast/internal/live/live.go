@@ -186,7 +186,7 @@ func (m model) lines(now time.Time) []string {
 	top := m.bounded(m.top)
 	shown := rows[top:min(top+m.room(), len(rows))]
 	lines := []string{
-		cut(fmt.Sprintf("%s: %d held, %d waiting, at %s", m.title, held, waiting, m.at.Format(time.TimeOnly))),
+		cut(fmt.Sprintf("%s: %d held, %d waiting, at %s", m.title, held, waiting, now.Format(time.TimeOnly))),
 		table[0],
 	}
 	lines = append(lines, shown...)

@@ -5,13 +5,13 @@ package proc
 import (
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Group is a running command: the process that was started, its leader, and
-// every descendant that stayed in the leader's process group.
+// Group is a running command: the process that was started, its leader, every
+// descendant that stayed in the leader's process group and, where the system
+// hands orphans to this process, every descendant at all.
 //
 // The leader's end is announced before it is reaped. Until Reap the system
 // cannot give its number to anyone else, so that a signal for the group never
@@ -21,49 +21,64 @@ type Group struct {
 	stopped chan syscall.Signal
 	ended   chan struct{}
 	reap    chan struct{}
-	reaped  sync.Once
+	once    sync.Once
+	left    chan struct{}
 	gone    chan struct{}
 	status  Status // set before gone is closed
+
+	mu     sync.Mutex // a signal is sent before the leader is reaped, or after
+	reaped bool
 }
 
-// Start runs the command. If the terminal is given and this process is in its
-// foreground, the command is born in the foreground.
+// Start runs the command. If the terminal is given and the group that it belongs
+// to is in its foreground, the command is born in the foreground.
 func Start(c Command, t *Terminal) (*Group, error) {
 	adoptOrphans()
 	path, args := c.Path, c.Args
 	if t.atStart() {
 		if exe, err := self(); err == nil {
 			path, args = exe, append([]string{exe, ForegroundArg, c.Path}, c.Args...)
-			t.saveModes()
+			t.SaveModes()
 		} else {
 			t = nil // it gets the terminal when it stops for want of it
 		}
 	} else {
 		t = nil
 	}
-	pid, err := syscall.ForkExec(path, args, &syscall.ProcAttr{
-		Env:   c.Env,
-		Files: []uintptr{0, 1, 2},
-		// No parent-death signal: it fires when the thread that forked exits, and
-		// reaches one process of many.
-		Sys: &syscall.SysProcAttr{Setpgid: true},
-	})
+	pid, err := forkExec(path, args, c.Env)
 	if err != nil {
 		return nil, notRunnable(c.Args[0], err)
 	}
 	if t != nil {
-		t.given = true
+		t.lentTo = pid
 	}
 	g := &Group{
 		pid:     pid,
 		stopped: make(chan syscall.Signal, 1),
 		ended:   make(chan struct{}),
 		reap:    make(chan struct{}),
+		left:    make(chan struct{}),
 		gone:    make(chan struct{}),
 	}
 	go g.watch()
 	return g, nil
 }
+
+// forkExec starts a process as the leader of a group of its own, with this
+// process's standard streams.
+func forkExec(path string, args, env []string) (pid int, err error) {
+	defer heedOutputStops()()
+	return syscall.ForkExec(path, args, &syscall.ProcAttr{
+		Env:   env,
+		Files: []uintptr{0, 1, 2},
+		// No parent-death signal: it fires when the thread that forked exits, and
+		// reaches one process of many.
+		Sys: &syscall.SysProcAttr{Setpgid: true},
+	})
+}
+
+// PID is the leader's number, and the group's.
+func (g *Group) PID() int { return g.pid }
 
 // Stopped tells of the leader being stopped by a signal.
 func (g *Group) Stopped() <-chan syscall.Signal { return g.stopped }
@@ -71,11 +86,14 @@ func (g *Group) Stopped() <-chan syscall.Signal { return g.stopped }
 // Ended is closed when the leader has ended.
 func (g *Group) Ended() <-chan struct{} { return g.ended }
 
-// Reap is called after Ended; from then on the group counts as gone as soon as
-// no process is left in it.
-func (g *Group) Reap() { g.reaped.Do(func() { close(g.reap) }) }
+// Reap is called after Ended; from then on the command counts as gone as soon as
+// no process of it is left.
+func (g *Group) Reap() { g.once.Do(func() { close(g.reap) }) }
 
-// Gone is closed when no process of the group is left.
+// Left is closed when, after Reap, there are processes left.
+func (g *Group) Left() <-chan struct{} { return g.left }
+
+// Gone is closed when no process is left.
 func (g *Group) Gone() <-chan struct{} { return g.gone }
 
 // Status is how the leader ended, once Gone.
@@ -83,20 +101,46 @@ func (g *Group) Status() Status { return g.status }
 
 // Signal sends a signal to the group. A group that has gone is no error.
 func (g *Group) Signal(s syscall.Signal) error {
-	select {
-	case <-g.gone:
-		return nil
-	default:
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.reaped {
+		return signalLeftInGroup(g.pid, s)
 	}
-	if err := syscall.Kill(-g.pid, s); err != nil && err != syscall.ESRCH {
+	return signalGroup(g.pid, s)
+}
+
+func signalGroup(pgrp int, s syscall.Signal) error {
+	if err := syscall.Kill(-pgrp, s); err != nil && err != syscall.ESRCH {
 		return err
 	}
 	return nil
 }
 
-// watch is the only place that waits for children, and it waits for any: as the
-// first process of a container, and as the one that orphans are handed to, this
-// process has others than its own to reap.
+// SignalAll sends a signal to the group and to the descendants that have left
+// it, and answers which of them this process has no right to send it to.
+func (g *Group) SignalAll(s syscall.Signal) (denied []Process, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	inGroup := !g.reaped
+	if inGroup || !seesTree() {
+		// At once to all of them, also to those that are being born. Once the leader
+		// has been reaped its number is the group's only as long as that has members.
+		err = signalGroup(g.pid, s)
+	}
+	denied = signalDescendants(syscall.Getpid(), s, g.pid, inGroup)
+	return denied, err
+}
+
+// SignalLeavers sends a signal to the descendants that are in no group of the
+// leader's.
+func (g *Group) SignalLeavers(s syscall.Signal) (denied []Process) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return signalDescendants(syscall.Getpid(), s, g.pid, true)
+}
+
+// watch is the only place that waits for children, and it waits for any: the one
+// that orphans are handed to has others than its own to reap.
 func (g *Group) watch() {
 	for {
 		c, err := peek(g.pid)
@@ -123,51 +167,33 @@ func (g *Group) watch() {
 	}
 }
 
-// finish reaps the leader and waits for the rest of its group.
+// finish reaps the leader and waits for the rest.
 func (g *Group) finish() {
 	close(g.ended)
 	<-g.reap
-	var ws syscall.WaitStatus
-	for {
-		_, err := syscall.Wait4(g.pid, &ws, 0, nil)
-		if err != syscall.EINTR {
-			break
-		}
-	}
-	if ws.Signaled() {
-		g.status.Signal = ws.Signal()
-	} else {
-		g.status.Code = ws.ExitStatus()
-	}
-	// Nothing tells of the end of a group, and only a command that leaves
-	// processes behind comes to the pause.
-	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		reapOrphans()
-		if syscall.Kill(-g.pid, 0) == syscall.ESRCH {
-			break
-		}
-		time.Sleep(pause)
-	}
-	if syscall.Getpid() == 1 {
-		// When the first process of a container exits the rest is killed anyway;
-		// the lock must not be free before.
-		_ = syscall.Kill(-1, syscall.SIGKILL)
-		for {
-			if _, err := syscall.Wait4(-1, nil, 0, nil); err != nil && err != syscall.EINTR {
-				break
-			}
-		}
-	}
+	g.mu.Lock()
+	ws := reapOne(g.pid)
+	g.reaped = true
+	g.mu.Unlock()
+	g.status = statusOf(ws)
+	awaitOthers(g.pid, func() { close(g.left) })
 	close(g.gone)
 }
 
-func reapOrphans() {
+// reapOne takes the status of a child that has ended, or waits until it has.
+func reapOne(pid int) (ws syscall.WaitStatus) {
 	for {
-		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
-		if pid <= 0 && err != syscall.EINTR {
-			return
+		if _, err := syscall.Wait4(pid, &ws, 0, nil); err != syscall.EINTR {
+			return ws
 		}
 	}
+}
+
+func statusOf(ws syscall.WaitStatus) Status {
+	if ws.Signaled() {
+		return Status{Signal: ws.Signal()}
+	}
+	return Status{Code: ws.ExitStatus()}
 }
 
 func signalName(s syscall.Signal) string { return unix.SignalName(s) }

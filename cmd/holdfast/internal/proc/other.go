@@ -4,6 +4,7 @@ package proc
 
 import (
 	"fmt"
+	"os"
 	"runtime"
 	"syscall"
 )
@@ -14,28 +15,54 @@ type Group struct{}
 // Terminal is the controlling terminal.
 type Terminal struct{}
 
+// Guardian is the process that keeps a command.
+type Guardian struct{ PID int }
+
 // ForegroundArg is not used on this system.
 const ForegroundArg = "exec-in-foreground"
 
-// Start answers an error on this system: it has no process groups to keep a
-// command under control with.
-func Start(c Command, _ *Terminal) (*Group, error) {
-	return nil, notRunnable(c.Args[0], fmt.Errorf("holdfast run needs Linux or macOS, not %s", runtime.GOOS))
+func unsupported() error {
+	// There are no process groups to keep a command under control with.
+	return fmt.Errorf("holdfast run needs Linux or macOS, not %s", runtime.GOOS)
 }
 
-func (*Group) Stopped() <-chan syscall.Signal { return nil }
-func (*Group) Ended() <-chan struct{}         { return nil }
-func (*Group) Reap()                          {}
-func (*Group) Gone() <-chan struct{}          { return nil }
-func (*Group) Status() Status                 { return Status{} }
-func (*Group) Signal(syscall.Signal) error    { return nil }
+// StartGuardian answers an error on this system.
+func StartGuardian(string) (*Guardian, *os.File, error) { return nil, nil, unsupported() }
 
-func OpenTerminal() *Terminal          { return nil }
+// Become answers an error on this system.
+func Become(string) (*os.File, error) { return nil, unsupported() }
+
+// Start answers an error on this system.
+func Start(c Command, _ *Terminal) (*Group, error) { return nil, notRunnable(c.Args[0], unsupported()) }
+
+func (*Guardian) Ended() <-chan struct{}           { return nil }
+func (*Guardian) Status() Status                   { return Status{} }
+func (*Guardian) Signal(syscall.Signal)            {}
+func (*Guardian) KillTree(int) []Process           { return nil }
+func (*Guardian) KillOrphans(int) (int, []Process) { return 0, nil }
+
+func (*Group) PID() int                                    { return 0 }
+func (*Group) Stopped() <-chan syscall.Signal              { return nil }
+func (*Group) Ended() <-chan struct{}                      { return nil }
+func (*Group) Reap()                                       {}
+func (*Group) Left() <-chan struct{}                       { return nil }
+func (*Group) Gone() <-chan struct{}                       { return nil }
+func (*Group) Status() Status                              { return Status{} }
+func (*Group) Signal(syscall.Signal) error                 { return nil }
+func (*Group) SignalAll(syscall.Signal) ([]Process, error) { return nil, nil }
+func (*Group) SignalLeavers(syscall.Signal) []Process      { return nil }
+
+func OpenTerminal(int) *Terminal       { return nil }
 func (*Terminal) Wanted(*Group) bool   { return false }
 func (*Terminal) Lend(*Group) bool     { return false }
 func (*Terminal) TakeBack() bool       { return false }
+func (*Terminal) Reclaim()             {}
+func (*Terminal) SaveModes()           {}
 func (*Terminal) RestoreModes()        {}
+func Blind() bool                      { return false }
 func IgnoreOutputStops()               {}
 func Foreground([]string) int          { return 1 }
 func Suspend(syscall.Signal) bool      { return false }
+func ProcessGroup() int                { return 0 }
+func Boottime() int64                  { return 0 }
 func signalName(syscall.Signal) string { return "" }

@@ -96,6 +96,17 @@ func (s Status) String() string {
 	return fmt.Sprintf("exit status %d", s.Code)
 }
 
+// Process is one that could not be signalled.
+type Process struct {
+	PID  int
+	Name string
+}
+
+func (p Process) String() string { return fmt.Sprintf("pid %d (%s)", p.PID, p.Name) }
+
+// GuardianArg, as the first argument, makes this program the guardian of a run.
+const GuardianArg = "run-guardian"
+
 // SignalName is the signal's usual name.
 func SignalName(s syscall.Signal) string {
 	if name := signalName(s); name != "" {

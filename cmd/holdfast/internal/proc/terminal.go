@@ -6,26 +6,27 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// Terminal is the controlling terminal of this process. A command in a process
-// group of its own stops at its first read unless its group is the terminal's
-// foreground group, so it is lent the foreground while it runs. A nil *Terminal
-// stands for none.
+// Terminal is the controlling terminal. A command in a process group of its own
+// stops at its first read unless its group is the terminal's foreground group, so
+// it is lent the foreground while it runs. A nil *Terminal stands for none.
 type Terminal struct {
-	fd    int
-	own   int  // this process's group
-	stdin bool // it is the standard input
-	given bool // the command has the foreground
-	modes *unix.Termios
+	fd     int
+	owner  int  // the group whose it is to lend
+	stdin  bool // it is the standard input
+	lentTo int  // the command's group, while it has the foreground, else 0
+	modes  *unix.Termios
 }
 
-// OpenTerminal finds the controlling terminal: nil if there is none.
-func OpenTerminal() *Terminal {
-	t := &Terminal{fd: 0, own: syscall.Getpgrp(), stdin: true}
+// OpenTerminal finds the controlling terminal: nil if there is none. Owner is the
+// process group that lends the foreground and gets it back.
+func OpenTerminal(owner int) *Terminal {
+	t := &Terminal{fd: 0, owner: owner, stdin: true}
 	if _, err := foregroundGroup(t.fd); err == nil {
 		return t
 	}
@@ -38,49 +39,67 @@ func OpenTerminal() *Terminal {
 }
 
 // atStart tells whether a command is to begin in the foreground.
-func (t *Terminal) atStart() bool { return t != nil && t.stdin && t.isOurs() }
+func (t *Terminal) atStart() bool { return t != nil && t.stdin && t.isWith(t.owner) }
 
-func (t *Terminal) isOurs() bool {
+func (t *Terminal) isWith(group int) bool {
 	pgrp, err := foregroundGroup(t.fd)
-	return err == nil && pgrp == t.own
+	return err == nil && pgrp == group
 }
 
 // Wanted tells what to do about a command that was stopped because it reached
-// for the terminal. It lends the foreground if that is this process's to lend,
-// and answers whether the command can go on.
+// for the terminal. It lends the foreground if that is the owner's to lend, and
+// answers whether the command can go on.
 func (t *Terminal) Wanted(g *Group) bool {
 	if t == nil {
 		return false
 	}
-	t.stdin = true // from now on it gets the terminal whenever this process does
-	pgrp, err := foregroundGroup(t.fd)
-	return err == nil && pgrp == g.pid || t.Lend(g)
+	t.stdin = true // from now on it gets the terminal whenever the owner does
+	return t.isWith(g.pid) || t.Lend(g)
 }
 
-// Lend gives the foreground to the command if this process has it, and answers
+// Lend gives the foreground to the command if the owner has it, and answers
 // whether it did.
 func (t *Terminal) Lend(g *Group) bool {
-	if t == nil || !t.stdin || !t.isOurs() {
-		if t != nil && t.given {
-			pgrp, err := foregroundGroup(t.fd)
-			t.given = err == nil && pgrp == g.pid
-		}
+	if t == nil || !t.stdin || !t.isWith(t.owner) {
 		return false
 	}
-	t.saveModes()
-	t.given = setForegroundGroup(t.fd, g.pid) == nil
-	return t.given
+	t.SaveModes()
+	if setForegroundGroup(t.fd, g.pid) != nil {
+		return false
+	}
+	t.lentTo = g.pid
+	return true
 }
 
-// TakeBack gives the foreground back to this process's group if the command has
-// it, and answers whether it had.
+// TakeBack gives the foreground back to the owner if the command has it, and
+// answers whether it had.
 func (t *Terminal) TakeBack() bool {
-	if t == nil || !t.given {
+	if t == nil || t.lentTo == 0 {
 		return false
 	}
-	t.given = false
-	_ = setForegroundGroup(t.fd, t.own)
+	lent := t.lentTo
+	t.lentTo = 0
+	if !t.isWith(lent) {
+		return false // a shell has taken it, for itself or for another job
+	}
+	_ = setForegroundGroup(t.fd, t.owner)
 	return true
+}
+
+// Reclaim gives the owner the foreground that a command had which has been
+// killed, with everyone who could have given it back, and the modes of the
+// beginning.
+func (t *Terminal) Reclaim() {
+	if t == nil || t.modes == nil {
+		return // it was not the owner's when SaveModes was called
+	}
+	pgrp, err := foregroundGroup(t.fd)
+	if err != nil || pgrp == t.owner || syscall.Kill(-pgrp, 0) == nil {
+		return
+	}
+	IgnoreOutputStops()
+	_ = setForegroundGroup(t.fd, t.owner)
+	t.RestoreModes()
 }
 
 // RestoreModes puts the terminal's modes back that a command which was killed
@@ -91,19 +110,49 @@ func (t *Terminal) RestoreModes() {
 	}
 }
 
-func (t *Terminal) saveModes() {
-	if t.modes != nil {
-		return // those of the beginning
+// SaveModes keeps the modes as they are before the first command has had the
+// terminal, if the owner has it.
+func (t *Terminal) SaveModes() {
+	if t == nil || t.modes != nil || !t.isWith(t.owner) {
+		return
 	}
 	if modes, err := unix.IoctlGetTermios(t.fd, getTermios); err == nil {
 		t.modes = modes
 	}
 }
 
-// IgnoreOutputStops keeps a background process that sets the terminal's
-// foreground group, or writes to it, from being stopped. It must not be in force
-// while a command is started: it would be inherited.
-func IgnoreOutputStops() { signal.Ignore(syscall.SIGTTOU) }
+var outputStops struct {
+	sync.Mutex
+	ignored bool // by this process, and not from before
+}
+
+// IgnoreOutputStops keeps this process from being stopped when it writes to the
+// terminal, or sets its foreground group, from the background. What it starts
+// does not inherit that.
+func IgnoreOutputStops() {
+	outputStops.Lock()
+	defer outputStops.Unlock()
+	if !signal.Ignored(syscall.SIGTTOU) {
+		signal.Ignore(syscall.SIGTTOU)
+		outputStops.ignored = true
+	}
+}
+
+// heedOutputStops undoes IgnoreOutputStops for what is started until the function
+// that it answers is called. A write to the terminal may have to wait so long.
+func heedOutputStops() (again func()) {
+	outputStops.Lock()
+	if outputStops.ignored {
+		// signal.Reset would leave it ignored; a handler does not outlive exec.
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGTTOU)
+	}
+	return func() {
+		if outputStops.ignored {
+			signal.Ignore(syscall.SIGTTOU)
+		}
+		outputStops.Unlock()
+	}
+}
 
 // ForegroundArg, as the first argument, makes this program a step between fork
 // and exec: see Foreground.

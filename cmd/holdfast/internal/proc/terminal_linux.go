@@ -1,9 +1,8 @@
 package proc
 
 import (
-	"bytes"
-	"fmt"
 	"os"
+	"os/exec"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,20 +23,8 @@ func self() (string, error) {
 	if _, err := os.Stat(exe); err == nil {
 		return exe, nil
 	}
-	return os.Executable()
-}
-
-// parentOf is the parent of a process, 0 if it cannot be told.
-func parentOf(pid int) int {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
+	if path, err := os.Executable(); err == nil {
+		return path, nil
 	}
-	// The command's name stands in parentheses and may contain any byte.
-	var state byte
-	var parent int
-	if _, err := fmt.Sscanf(string(b[bytes.LastIndexByte(b, ')')+1:]), " %c %d", &state, &parent); err != nil {
-		return 0
-	}
-	return parent
+	return exec.LookPath(os.Args[0]) // there is no /proc
 }

@@ -1,17 +1,41 @@
 // Package run holds a lock while a command runs.
 //
+// # The processes
+//
+// The process that the user starts is the front: it has the signals, its shell's
+// job control and the exit status. It starts this program a second time, as the
+// guardian, in a process group of its own, with a pair of sockets between them.
+// The guardian holds the lock, and the command is its child. Each sees the other
+// die by the end of the sockets, which no third process has open.
+//
 // # What is kept
 //
-// The lock is released only when no process of the command's group is left. Until
-// then it is renewed, also while the command is being ended. When trust in it
-// runs down because it cannot be renewed, the group gets SIGTERM while a grace is
-// left of it, and SIGKILL before it is over; so nothing of the group runs when
-// the store may grant the name to someone else. Where a store takes a lock away
-// without a warning the group gets SIGTERM at once and SIGKILL after the grace:
-// that long two may run, and the token is what tells them apart.
+// The lock is released only when no process is left that the command has started,
+// whatever group or session it has put itself into: on Linux both are subreapers,
+// so that orphans are handed to the guardian, and it has no children exactly when
+// there are no descendants. (Elsewhere that is so of the command's process group.)
+// Until then the lock is renewed, also while the command is being ended.
 //
-// Processes that leave the group (daemons, and what an interactive shell starts)
-// and the death of this process itself are beyond it.
+// When the front dies, the guardian ends the command and everything it has
+// started (SIGTERM, the grace, SIGKILL), and then releases. When the front is
+// stopped, nothing changes.
+//
+// When the guardian dies, the lock may be free at once, as with any holder that
+// dies. The orphans are handed to the front, which kills them at once. When the
+// guardian is stopped for longer than the lock is sure, the front kills them when
+// that is over.
+//
+// When trust in the lock runs down because it cannot be renewed, the command and
+// all it has started get SIGTERM while a grace is left of it, and SIGKILL before
+// it is over; so nothing of it runs when the store may grant the name to someone
+// else. Where a store takes a lock away without a warning they get SIGTERM at once
+// and SIGKILL after the grace: that long two may run, and the token is what tells
+// them apart.
+//
+// Beyond it are the death or the stop of front and guardian at the same time, a
+// process that neither has the right to kill (the lock is then kept until it ends,
+// if the store lets us), and what others do for the command: a service manager, a
+// container engine, cron.
 package run
 
 import (
@@ -37,10 +61,14 @@ type Options struct {
 	Store     string // URL
 	Namespace string
 	Command   proc.Command
-	// Lock are the options of the lock; MinHold and MaxHold are given apart.
-	Lock             []holdfast.LockOption
+	Reason    string
+	TTL       time.Duration
+	Wait      time.Duration // 0: for ever
+	Try       bool
+	Shared    bool
+	Limit     int // 0: none given
+
 	MinHold, MaxHold time.Duration // 0: none
-	Try              bool
 	Grace            time.Duration
 	BusyStatus       int
 	Verbose          bool
@@ -52,16 +80,16 @@ const closeTimeout = 10 * time.Second
 
 type runner struct {
 	Options
-	say  *say.Printer
-	sigs *signals
+	say   *say.Printer
+	sigs  *signals
+	front *fore
 	// linger: the store keeps a minimum hold by itself.
 	linger  bool
 	granted time.Time
 }
 
-// Run takes the lock, runs the command, and answers the exit status.
-func Run(o Options, p *say.Printer) int {
-	r := &runner{Options: o, say: p, sigs: listen()}
+// run takes the lock, runs the command, and answers the exit status.
+func (r *runner) run() int {
 	locker, lock, err := r.acquire()
 	if err == nil {
 		return r.hold(locker, lock)
@@ -72,6 +100,10 @@ func Run(o Options, p *say.Printer) int {
 	if sig := r.sigs.interrupted(); sig != 0 {
 		r.say.Line("waiting for %q: ended by %s", r.Name, proc.SignalName(sig))
 		return exit.BySignal(sig)
+	}
+	if r.front.dead() {
+		r.say.Line("waiting for %q: %v", r.Name, errFrontGone)
+		return exit.Lost
 	}
 	status := exit.Of(err, r.BusyStatus)
 	// A busy lock is no news where the user has said that it is no failure.
@@ -84,11 +116,13 @@ func Run(o Options, p *say.Printer) int {
 // acquire waits for the lock, or for a signal.
 func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	stop := r.sigs.interrupt(cancel)
+	w := newWaiting(r)
+	stop := r.sigs.interrupt(r.front.gone, cancel, func(sig syscall.Signal) {
+		w.pause() // before the shell writes its prompt
+		r.front.suspendWaiting(sig)
+	})
 	defer stop()
 	// The context lives as long as the lock: it is not cancelled here.
-
-	w := newWaiting(r)
 	defer w.done()
 	locker, err := holdfast.Open(ctx, r.Store, holdfast.Namespace(r.Namespace), holdfast.WithHooks(w))
 	if err != nil {
@@ -103,16 +137,61 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	}
 	r.linger = g.Linger
 	w.watch(locker, g)
-	opts := slices.Clone(r.Lock)
-	if r.MinHold > 0 {
-		opts = append(opts, holdfast.MinHold(r.MinHold))
-	}
+	lock, err := r.take(ctx, locker, w)
+	return locker, lock, err
+}
+
+// take takes the lock, and begins anew when its job was stopped and goes on.
+func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) (*holdfast.Lock, error) {
 	take := locker.Lock
 	if r.Try {
 		take = locker.TryLock
 	}
-	lock, err := take(ctx, r.Name, opts...)
-	return locker, lock, err
+	began, opts := time.Now(), r.lockOptions()
+	for {
+		// It lives as long as the lock as well.
+		attempt, leave := context.WithCancelCause(ctx)
+		if r.front.whileWaiting(func() { leave(errFrontStopped) }) {
+			leave(errFrontStopped)
+		}
+		var lock *holdfast.Lock
+		err := context.Cause(attempt)
+		if err == nil {
+			lock, err = take(attempt, r.Name, opts...)
+		}
+		r.front.whileWaiting(nil)
+		if context.Cause(attempt) != errFrontStopped {
+			return lock, err
+		}
+		if lock != nil { // granted and left at the same moment
+			_ = lock.Unlock()
+		}
+		r.front.await(ctx)
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		w.goOn()
+		if r.Wait > 0 {
+			opts = append(r.lockOptions(), holdfast.Wait(max(r.Wait-time.Since(began), 1)))
+		}
+	}
+}
+
+func (o *Options) lockOptions() []holdfast.LockOption {
+	opts := []holdfast.LockOption{holdfast.TTL(o.TTL), holdfast.Reason(o.Reason)}
+	if o.Wait > 0 {
+		opts = append(opts, holdfast.Wait(o.Wait))
+	}
+	if o.Shared {
+		opts = append(opts, holdfast.Shared())
+	}
+	if o.Limit > 0 {
+		opts = append(opts, holdfast.Limit(o.Limit))
+	}
+	if o.MinHold > 0 {
+		opts = append(opts, holdfast.MinHold(o.MinHold))
+	}
+	return opts
 }
 
 // explain says what kept the lock from being acquired, in words that fit below
@@ -175,12 +254,19 @@ func (r *runner) hold(locker *holdfast.Locker, lock *holdfast.Lock) int {
 
 // command starts the command and sees it to its end.
 func (r *runner) command(lock *holdfast.Lock) (int, error) {
+	r.front.await(lock.Context()) // if the job was stopped just now
+	if r.front.dead() {
+		return exit.Lost, errFrontGone
+	}
+	if lock.Context().Err() != nil {
+		return exit.Lost, fmt.Errorf("%q is lost before the command was started: %w", r.Name, context.Cause(lock.Context()))
+	}
 	if sig := r.sigs.interrupted(); sig != 0 { // it came together with the grant
 		return exit.BySignal(sig), errSignal(sig)
 	}
 	c := r.Command
 	c.Env = environment(c.Env, lock)
-	t := proc.OpenTerminal()
+	t := proc.OpenTerminal(r.front.group)
 	g, err := proc.Start(c, t)
 	if err != nil {
 		status := exit.NotExecutable
@@ -189,6 +275,7 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 		}
 		return status, err
 	}
+	r.front.link.send(sayStarted, int64(g.PID()))
 	s := &supervision{runner: r, lock: lock, group: g, terminal: t}
 	return s.run(), nil
 }
@@ -238,7 +325,8 @@ func (r *runner) close(locker *holdfast.Locker, within time.Duration) bool {
 	defer cancel()
 	ctx, interrupt := context.WithCancelCause(ctx)
 	defer interrupt(nil)
-	stop := r.sigs.interrupt(interrupt)
+	// A minimum hold outlives the front, as it outlives the command.
+	stop := r.sigs.interrupt(nil, interrupt, r.front.suspend)
 	defer stop()
 	err := locker.Close(ctx)
 	return err == nil || ctx.Err() == nil

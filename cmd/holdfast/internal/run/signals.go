@@ -23,43 +23,62 @@ type signals struct {
 
 func listen() *signals {
 	s := &signals{ch: make(chan os.Signal, 32)}
+	catch := func(sig os.Signal) bool {
+		// Under nohup, or behind a script's "&", HUP and INT are ignored and stay so,
+		// for the command as well. Of the others a Go program does not learn it.
+		return !signal.Ignored(sig)
+	}
 	for _, sig := range append(forwarded(), ending...) {
-		// Under nohup, or behind a script's "&", a signal is ignored and stays so,
-		// for the command as well.
-		if !signal.Ignored(sig) {
+		if catch(sig) {
 			signal.Notify(s.ch, sig)
 		}
 	}
 	for _, sig := range stopping() {
-		if !signal.Ignored(sig) {
+		if catch(sig) {
 			s.stops = append(s.stops, sig)
 		}
 	}
 	return s
 }
 
-// catchStops receives the terminal's stop signals as well, while a command runs
-// that can be stopped: the stop key's is passed on, and neither stops this
-// process before the command.
+// got is for a signal that comes by another way. As with signal.Notify, one too
+// many is dropped.
+func (s *signals) got(sig os.Signal) {
+	select {
+	case s.ch <- sig:
+	default:
+	}
+}
+
+// catchStops receives the terminal's stop signals as well, again after a stop:
+// the command stops first.
 func (s *signals) catchStops() {
 	if len(s.stops) > 0 {
 		signal.Notify(s.ch, s.stops...)
 	}
 }
 
-// interrupt cancels with the first ending signal, until stop is called. The
-// other signals are for the command and come to nothing before it runs.
-func (s *signals) interrupt(cancel context.CancelCauseFunc) (stop func()) {
+// interrupt cancels with the first ending signal, and when gone is closed, until
+// stop is called. The terminal's stop signal is suspend's; the others are for the
+// command and come to nothing before it runs.
+func (s *signals) interrupt(gone <-chan struct{}, cancel context.CancelCauseFunc, suspend func(syscall.Signal)) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
 			select {
 			case sig := <-s.ch:
-				if slices.Contains(ending, sig) {
-					s.ended.CompareAndSwap(0, int32(sig.(syscall.Signal)))
-					cancel(errSignal(sig.(syscall.Signal)))
+				n, _ := sig.(syscall.Signal)
+				switch {
+				case slices.Contains(ending, sig):
+					s.ended.CompareAndSwap(0, int32(n))
+					cancel(errSignal(n))
+				case n == sigTstp:
+					suspend(n)
 				}
+			case <-gone:
+				gone = nil
+				cancel(errFrontGone)
 			case <-quit:
 				return
 			}

@@ -32,12 +32,18 @@ type supervision struct {
 	ended  bool        // the command itself has ended
 	// atTerminal: it had the terminal when it ended.
 	atTerminal bool
+	toldKilled bool
+	denied     map[proc.Process]bool // the user has been told of them
 }
 
-// run returns when no process of the group is left.
+// again is how often those who are to be killed are looked for, while any is
+// left: one may be born while they are looked through.
+const again = 100 * time.Millisecond
+
+// run returns when no process is left.
 func (s *supervision) run() int {
-	proc.IgnoreOutputStops()
-	s.sigs.catchStops()
+	sure := func() { s.front.trust(s.lock.Remaining()) }
+	s.front.ask.Store(&sure)
 	s.check, s.kill = newTimer(), newTimer()
 	s.checkTrust()
 	var limit <-chan time.Time
@@ -46,7 +52,8 @@ func (s *supervision) run() int {
 		defer t.Stop()
 		limit = t.C
 	}
-	ended, lost := s.group.Ended(), s.lock.Context().Done()
+	ended, left, lost := s.group.Ended(), s.group.Left(), s.lock.Context().Done()
+	front := s.front.gone
 	for {
 		select {
 		case sig := <-s.sigs.ch:
@@ -69,7 +76,15 @@ func (s *supervision) run() int {
 		case <-ended:
 			ended = nil
 			s.leaderEnded()
+		case <-left:
+			left = nil
+			s.leftBehind()
+		case <-front:
+			front = nil
+			s.frontGone()
 		case <-s.group.Gone():
+			s.front.ask.Store(nil)
+			s.front.noLimit()
 			return s.status()
 		}
 	}
@@ -93,6 +108,9 @@ func (s *supervision) checkTrust() {
 		return
 	}
 	if left > s.Grace {
+		if s.killAt.IsZero() {
+			s.front.trust(left)
+		}
 		s.check.Reset(min(left-s.Grace, look))
 		return
 	}
@@ -133,8 +151,8 @@ func (s *supervision) lost() {
 	s.say.Line("%q is lost (%s), token %d: the command gets %s", s.Name, why, s.lock.Token(), how)
 }
 
-// end tells the group to end and sets the time of its death, if that is not set
-// for earlier.
+// end tells the command to end and sets the time of its death, if that is not
+// set for earlier.
 func (s *supervision) end(within time.Duration) {
 	at := time.Now().Add(within)
 	first := s.killAt.IsZero()
@@ -146,32 +164,78 @@ func (s *supervision) end(within time.Duration) {
 		s.killAll()
 		return
 	}
-	s.kill.Reset(within)
+	s.killAfter(within)
 	if first {
 		s.terminate()
 	}
 }
 
-// terminate asks the group to end, also one that is stopped.
-func (s *supervision) terminate() {
-	s.signal(syscall.SIGTERM)
-	s.signal(sigCont)
+// killAfter sets the time, also for the front, should this process be stopped:
+// there a little later, but not after the lock's end.
+func (s *supervision) killAfter(within time.Duration) {
+	s.kill.Reset(within)
+	s.front.ask.Store(nil)
+	deadline := within + time.Second
+	if left := s.lock.Remaining(); left > within {
+		deadline = min(deadline, left)
+	}
+	s.front.limit(deadline)
 }
 
+// terminate asks the command to end, and what it has started, also what is
+// stopped.
+func (s *supervision) terminate() {
+	s.signalAll(syscall.SIGTERM)
+	s.signalAll(sigCont)
+}
+
+// killAll goes on until nothing is left.
 func (s *supervision) killAll() {
-	s.kill.Stop()
-	s.signal(syscall.SIGKILL)
-	if s.ended && !s.failed {
-		s.say.Line("killed what the command left behind in its process group")
+	s.front.noLimit()
+	denied := s.signalAll(syscall.SIGKILL)
+	if s.ended && !s.failed && !s.toldKilled {
+		s.toldKilled = true
+		switch {
+		case proc.Blind():
+			s.say.Line("killed what the command left behind in its process group; without /proc the rest is not seen, and %q is kept until it ends", s.Name)
+		case len(denied) == 0:
+			s.say.Line("killed what the command left behind")
+		}
+	}
+	s.kill.Reset(again)
+}
+
+func (s *supervision) signalAll(sig syscall.Signal) (denied []proc.Process) {
+	denied, err := s.group.SignalAll(sig)
+	if len(denied) == 0 && err != nil {
+		s.cannot(sig, err)
+	}
+	s.tell(denied, sig)
+	return denied
+}
+
+// tell says whom a signal cannot be sent: such as a command that became another
+// user. The lock is kept as long as it runs, if the store lets us.
+func (s *supervision) tell(denied []proc.Process, sig syscall.Signal) {
+	for _, p := range denied {
+		if !s.denied[p] {
+			if s.denied == nil {
+				s.denied = map[proc.Process]bool{}
+			}
+			s.denied[p] = true
+			s.say.Line("%s runs as another user and cannot be sent %s: %q is kept until it ends", p, proc.SignalName(sig), s.Name)
+		}
 	}
 }
 
 func (s *supervision) signal(sig syscall.Signal) {
 	if err := s.group.Signal(sig); err != nil {
-		// Such as a command that became another user. The lock is kept as long as
-		// it runs, if the store lets us.
-		s.say.Line("cannot send %s to the command: %v", proc.SignalName(sig), err)
+		s.cannot(sig, err)
 	}
+}
+
+func (s *supervision) cannot(sig syscall.Signal, err error) {
+	s.say.Line("cannot send %s to the command: %v", proc.SignalName(sig), err)
 }
 
 // forward passes a signal on.
@@ -186,7 +250,7 @@ func (s *supervision) forward(sig os.Signal) {
 }
 
 // stopped is called when the command was stopped. Where that was the terminal's
-// doing this process stops as well, so that its shell takes over.
+// doing the front stops as well, so that its shell takes over.
 func (s *supervision) stopped(sig syscall.Signal) {
 	if s.terminal == nil {
 		return
@@ -202,33 +266,54 @@ func (s *supervision) stopped(sig syscall.Signal) {
 		return // whoever sent a SIGSTOP will send a SIGCONT, to the same process
 	}
 	s.terminal.TakeBack()
-	if !proc.Suspend(sig) {
-		s.continued()
-	}
+	s.front.suspend(sig)
 }
 
-// continued is called when this process may have been stopped.
+// continued is called when the front may have been stopped, or this process.
 func (s *supervision) continued() {
-	s.sigs.catchStops()
 	// First the lock: if it ran out meanwhile, the command must not go on.
 	s.checkTrust()
 	s.terminal.Lend(s.group)
 	s.signal(sigCont)
 }
 
-// leaderEnded is called when the command itself has ended. Its group may live on.
+// frontGone is called when nobody is left who could be told how it ended.
+func (s *supervision) frontGone() {
+	// Its parent goes on, and may want the terminal. A shell with job control has
+	// taken it already, and has its own idea of the modes.
+	if s.terminal.TakeBack() {
+		s.terminal.RestoreModes()
+	}
+	if !s.killAt.IsZero() {
+		return // it is being ended already
+	}
+	s.say.Line("holdfast run (pid %d) has died: its command gets SIGTERM, and SIGKILL in %s; then %q is released", s.front.pid, round(s.Grace), s.Name)
+	s.end(s.Grace)
+}
+
+// leaderEnded is called when the command itself has ended. What it has started
+// may live on.
 func (s *supervision) leaderEnded() {
 	s.ended = true
 	s.atTerminal = s.terminal.TakeBack()
+	// Those of its group while its number is sure to be theirs; the others when it
+	// is known that there are any.
+	s.signal(syscall.SIGTERM)
+	s.signal(sigCont)
+	s.group.Reap()
+}
+
+// leftBehind is called when the command has ended and others have not.
+func (s *supervision) leftBehind() {
+	s.tell(s.group.SignalLeavers(syscall.SIGTERM), syscall.SIGTERM)
+	s.group.SignalLeavers(sigCont)
 	switch {
 	case s.killAt.IsZero():
-		s.end(s.Grace)
-	case time.Now().Before(s.killAt):
-		s.terminate() // those that were born since
-	default:
+		s.killAt = time.Now().Add(s.Grace)
+		s.killAfter(s.Grace)
+	case !time.Now().Before(s.killAt):
 		s.killAll()
 	}
-	s.group.Reap()
 }
 
 // status is what the whole run exits with.

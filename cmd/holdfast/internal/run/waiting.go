@@ -21,6 +21,7 @@ type waiting struct {
 
 	mu      sync.Mutex
 	over    bool
+	paused  bool
 	queued  bool
 	holders []holdfast.Holder
 	stop    context.CancelFunc
@@ -102,6 +103,20 @@ func (w *waiting) wait(holders []holdfast.Holder) {
 	w.ticking.Go(w.tick)
 }
 
+// pause clears the line while the job is stopped and the terminal its shell's.
+func (w *waiting) pause() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.paused = true
+	w.r.say.Done()
+}
+
+func (w *waiting) goOn() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.paused = false
+}
+
 func (w *waiting) tick() {
 	second := time.NewTicker(time.Second)
 	defer second.Stop()
@@ -126,7 +141,7 @@ func (w *waiting) tick() {
 func (w *waiting) show() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over {
+	if w.over || w.paused || w.r.front.stopped() {
 		return
 	}
 	by := "not held at the moment"

@@ -1,0 +1,140 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// An actor is a command, or a part of one, that behaves as its words say, and
+// ends when nobody has the FIFO named hold open for writing any more:
+//
+//	ends     on HUP, INT and TERM, with status 5
+//	ignores  them
+//	closes   what it has open, as a daemon does, but the standard streams
+//	leaves   a child of the following words behind, and ends with status 3 when
+//	         it reads a line
+//	daemon   the same, and the child is a grandchild in a session of its own
+//
+// It says ready on its standard output when it is. Its environment has the mark
+// of its test, by which a witness finds it.
+const (
+	roleActor   = "actor"
+	roleWitness = "witness"
+	markEnv     = "MATRIX_MARK"
+)
+
+func playActor(words []string) int {
+	if len(words) == 0 {
+		return 1
+	}
+	switch word, rest := words[0], words[1:]; word {
+	case "ends":
+		c := make(chan os.Signal, 1)
+		signal.Notify(c, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM)
+		go func() { <-c; os.Exit(5) }()
+	case "ignores":
+		signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM)
+	case "closes":
+		closeOthers(3)
+	case "leaves", "daemon":
+		return leave(rest, word == "daemon")
+	case "child":
+		return leave(rest, false)
+	}
+	hold, err := os.Open("hold") // before anybody can close the other end
+	if err != nil {
+		return 1
+	}
+	fmt.Println("ready", os.Getpid())
+	if words[0] == "closes" {
+		// Not even the standard streams tell of it.
+		null, _ := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+		for fd := range 3 {
+			_ = unix.Dup2(int(null.Fd()), fd)
+		}
+	}
+	_, _ = io.Copy(io.Discard, hold)
+	return 0
+}
+
+// leave starts another actor and ends when it is told to.
+func leave(words []string, daemon bool) int {
+	c := exec.Command(os.Args[0], words...)
+	if daemon {
+		// The one between them ends as soon as its child is ready.
+		c.Args = append([]string{os.Args[0], "child"}, words...)
+		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	}
+	c.Stderr = os.Stderr
+	for fd := 3; fd < 20; fd++ { // what flock gives its command, it gives on
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && !isCloseOnExec(fd) {
+			for len(c.ExtraFiles) < fd-3 {
+				c.ExtraFiles = append(c.ExtraFiles, nil)
+			}
+			c.ExtraFiles = append(c.ExtraFiles, os.NewFile(uintptr(fd), "inherited"))
+		}
+	}
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return 1
+	}
+	if err := c.Start(); err != nil {
+		return 1
+	}
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	fmt.Print(line)
+	if os.Args[1] == "child" {
+		return 0
+	}
+	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
+		// Nobody is left who could tell.
+		if hold, err := os.Open("hold"); err == nil {
+			_, _ = io.Copy(io.Discard, hold)
+		}
+	}
+	return 3
+}
+
+func isCloseOnExec(fd int) bool {
+	flags, _ := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	return flags&unix.FD_CLOEXEC != 0
+}
+
+// closeOthers closes what was inherited; Go's own are close-on-exec.
+func closeOthers(from int) {
+	for fd := from; fd < 100; fd++ {
+		if !isCloseOnExec(fd) {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// playWitness tells which processes with a mark are alive.
+func playWitness(mark string) int {
+	alive := witnessed(mark)
+	fmt.Printf("alive: %d %v\n", len(alive), alive)
+	return 0
+}
+
+// witnessed are the processes whose environment has the mark: of Linux only.
+func witnessed(mark string) (alive []string) {
+	files, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, f := range files {
+		b, err := os.ReadFile(f) // empty where it has ended
+		if err == nil && strings.Contains("\x00"+string(b), "\x00"+markEnv+"="+mark+"\x00") {
+			alive = append(alive, filepath.Base(filepath.Dir(f)))
+		}
+	}
+	return alive
+}

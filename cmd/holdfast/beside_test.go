@@ -1,0 +1,306 @@
+//go:build linux
+
+package main_test
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the table of docs/command.md")
+
+// A tool is holdfast run or flock(1), which are put into the same situations.
+type tool struct {
+	name  string
+	hold  []string // the words before the command
+	try   []string // without waiting
+	wait  func(s *stage, p *process)
+	waits func(p *process) bool // whether it does still
+}
+
+var holdfastTool = tool{
+	name:  "holdfast run",
+	hold:  []string{"$holdfast", "run", "--grace", "200ms", "x", "--"},
+	try:   []string{"$holdfast", "run", "--try", "x", "--"},
+	wait:  func(s *stage, _ *process) { awaitQueue(s.t, s.locker(), 1) },
+	waits: func(*process) bool { return false }, // with every process that it waits for it ends
+}
+
+var flockTool = tool{
+	name:  "flock",
+	hold:  []string{"flock", "lock"},
+	try:   []string{"flock", "-n", "lock"},
+	wait:  func(_ *stage, p *process) { await(p, func() bool { return blocked(p) }) },
+	waits: blocked,
+}
+
+func await(p *process, happened func() bool) {
+	p.t.Helper()
+	awaitState(p.t, p.cmd.Process.Pid, "S")
+	for !happened() {
+		if err := syscall.Kill(p.cmd.Process.Pid, 0); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+// blocked tells whether flock waits for a lock.
+func blocked(p *process) bool {
+	b, _ := os.ReadFile("/proc/locks")
+	return regexp.MustCompile(fmt.Sprintf(`-> FLOCK +ADVISORY +WRITE %d `, p.cmd.Process.Pid)).Match(b)
+}
+
+func (s *stage) tool(words []string, command ...string) *process {
+	s.t.Helper()
+	words = append(append([]string(nil), words...), command...)
+	if words[0] == "$holdfast" {
+		words[0] = binary
+	}
+	return s.startCmd(exec.Command(words[0], words[1:]...), nil)
+}
+
+// shellStatus is the status as a shell tells it.
+func (p *process) shellStatus() string {
+	p.t.Helper()
+	n := p.status()
+	if ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		n = 128 + int(ws.Signal())
+	}
+	return fmt.Sprint(n)
+}
+
+// A situation is one line of the table. Either it has actors, and one that waits
+// meanwhile, or it answers a status.
+type situation struct {
+	what  string
+	words []string
+	event func(s *stage, p *process)
+	// goesOn: the event does not end holdfast run, but the command's end does.
+	goesOn bool
+	status func(s *stage, tool tool) string
+}
+
+func kill(sig syscall.Signal) func(*stage, *process) {
+	return func(_ *stage, p *process) { p.signal(sig) }
+}
+
+func plain(words ...string) func(*stage, tool) string {
+	return func(s *stage, t tool) string { return s.tool(t.hold, words...).shellStatus() }
+}
+
+// piped runs a shell script in which $tool stands for the words.
+func piped(script, want string) func(*stage, tool) string {
+	return func(s *stage, t tool) string {
+		s.t.Helper()
+		c := exec.Command("sh", "-c", strings.ReplaceAll(script, "$tool", strings.Join(t.hold, " ")))
+		r := s.finish(c, []string{"holdfast=" + binary}, "")
+		out, status, _ := strings.Cut(r.stdout, "status ")
+		if out != want {
+			s.t.Errorf("%s: output %q", t.name, r.stdout)
+		}
+		return strings.TrimSpace(status)
+	}
+}
+
+// typed runs the tool in an interactive shell and types into what it runs.
+func typed(command string, talk func(p *process)) func(*stage, tool) string {
+	return func(s *stage, t tool) string {
+		s.t.Helper()
+		p := s.onTerminal(exec.Command("sh", "-i"))
+		p.stdout.expectPart("prompt$ ")
+		p.send(`stty -echo; seq 1000 >text; PS1=inner:`)
+		p.stdout.expectPart("inner:")
+		p.send(`PS1=outer:; ` + strings.Join(t.hold, " ") + " " + command)
+		talk(p)
+		p.stdout.expectPart("outer:")
+		p.send(`echo "status $?"`)
+		status := strings.TrimSpace(strings.TrimPrefix(p.stdout.expect("status "), "status "))
+		p.send("exit")
+		p.status()
+		return status
+	}
+}
+
+var situations = []situation{
+	{what: "the command exits with 3", status: plain("sh", "-c", "exit 3")},
+	{what: "SIGKILL ends the command", status: plain("sh", "-c", "kill -KILL $$")},
+	{what: "the command is not found", status: plain("no-such-command")},
+	{what: "it is not executable", status: func(s *stage, t tool) string {
+		if err := os.WriteFile(s.path("plain"), nil, 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+		return s.tool(t.hold, "./plain").shellStatus()
+	}},
+	{what: "busy, and it was not to wait", status: func(s *stage, t tool) string {
+		p := s.tool(t.hold, s.actor("ends")...)
+		p.ready()
+		return s.tool(t.try, "true").shellStatus()
+	}},
+	{what: "input from a pipe", status: piped(`{ echo a; echo b; } | $tool cat; echo "status $?"`, "a\nb\n")},
+	{what: "nobody reads the output", status: piped(`{ { $tool yes; echo "status $?" >&3; } | head -n 1; } 3>&1`, "y\n")},
+	{what: "`sh` on a terminal, left with 7", status: typed("sh", func(p *process) {
+		p.stdout.expectPart("outer:") // PS1 is in the environment
+		p.send("echo $((40 + 2)); exit 7")
+		p.stdout.expect("42")
+	})},
+	{what: "a pager on a terminal, left with q", status: typed("less text", func(p *process) {
+		p.stdout.expectPart("\n22")
+		p.key(' ')
+		p.stdout.expectPart("\n44")
+		p.key('q')
+	})},
+	{what: "Ctrl-C ends the command", status: typed("sleep 1000", func(p *process) {
+		awaitForeground(p, "sleep")
+		p.key(ctrlC)
+	})},
+	{what: "Ctrl-Z, `fg`, Ctrl-C", status: typed("sleep 1000", func(p *process) {
+		awaitForeground(p, "sleep")
+		p.key(ctrlZ)
+		p.stdout.expectPart("outer:")
+		p.send("fg")
+		awaitForeground(p, "sleep")
+		p.key(ctrlC)
+	})},
+	{what: "SIGINT to the tool, which ends the command", words: []string{"ends"}, event: kill(syscall.SIGINT)},
+	{what: "SIGTERM, which ends it", words: []string{"ends"}, event: kill(syscall.SIGTERM)},
+	{what: "SIGHUP, which ends it", words: []string{"ends"}, event: kill(syscall.SIGHUP)},
+	{what: "SIGTERM, which it ignores", words: []string{"ignores"}, event: kill(syscall.SIGTERM), goesOn: true},
+	{what: "SIGKILL", words: []string{"ends"}, event: kill(syscall.SIGKILL)},
+	{what: "SIGKILL, and the command ignores SIGTERM", words: []string{"ignores"}, event: kill(syscall.SIGKILL)},
+	{what: "SIGKILL, and it has closed what it inherited", words: []string{"closes"}, event: kill(syscall.SIGKILL)},
+	{what: "SIGSTOP, the command ends, SIGCONT", words: []string{"ends"}, event: func(s *stage, p *process) {
+		p.signal(syscall.SIGSTOP)
+		awaitState(s.t, p.cmd.Process.Pid, "T")
+		s.release()
+		p.signal(syscall.SIGCONT)
+	}},
+	{what: "the command ends, a child of it does not", words: []string{"leaves", "ignores"}, event: func(_ *stage, p *process) { p.send("go") }},
+	{what: "it ends, and has left a daemon", words: []string{"daemon", "closes"}, event: func(_ *stage, p *process) { p.send("go") }},
+	{what: "SIGKILL, and it has left a daemon", words: []string{"daemon", "closes"}, event: kill(syscall.SIGKILL)},
+}
+
+// awaitForeground waits until a program has the terminal.
+func awaitForeground(p *process, name string) {
+	p.t.Helper()
+	for {
+		out, err := exec.Command("ps", "-o", "stat=,comm=", "--sid", fmt.Sprint(p.cmd.Process.Pid)).Output()
+		if err != nil {
+			p.t.Fatalf("ps: %v", err)
+		}
+		for line := range strings.Lines(string(out)) {
+			f := strings.Fields(line)
+			if len(f) == 2 && f[1] == name && strings.Contains(f[0], "+") && f[0][0] == 'S' {
+				return
+			}
+		}
+	}
+}
+
+// outcome is what became of it: the tool's status, and what the next one found.
+type outcome struct{ status, next string }
+
+func (c situation) play(t *testing.T, tool tool) outcome {
+	t.Helper()
+	s := newStage(t)
+	if c.status != nil {
+		return outcome{status: c.status(s, tool)}
+	}
+	p := s.tool(tool.hold, s.actor(c.words...)...)
+	p.ready()
+	next := s.tool(tool.hold, s.witness()...)
+	tool.wait(s, next)
+	c.event(s, p)
+	if c.goesOn && tool.name == holdfastTool.name {
+		s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+		s.release()
+	}
+	o := outcome{status: p.shellStatus()}
+	orphans := ""
+	if tool.waits(next) {
+		orphans = fmt.Sprintf("waits for %d orphaned", len(witnessed(s.mark)))
+		s.release()
+	}
+	alive := strings.Fields(next.stdout.expect("alive: "))[1]
+	switch {
+	case orphans != "":
+		o.next = orphans
+	case alive == "0":
+		o.next = "nothing left"
+	default:
+		o.next = alive + " still runs"
+	}
+	if got := next.status(); got != 0 {
+		t.Errorf("%s: the next one's status is %d", tool.name, got)
+	}
+	return o
+}
+
+const (
+	besideBegin = "<!-- This table is written by a test: go test -run TestBesideFlock -update -->\n"
+	besideEnd   = "<!-- The end of the table. -->\n"
+)
+
+// TestBesideFlock puts holdfast run and flock(1) into the same situations and
+// compares what becomes of them with the table in docs/command.md.
+func TestBesideFlock(t *testing.T) {
+	for _, program := range []string{"flock", "less", "seq"} {
+		if _, err := exec.LookPath(program); err != nil {
+			missing(t, program)
+		}
+	}
+	text := page(t, "command.md")
+	head, rest, ok := strings.Cut(text, besideBegin)
+	old, tail, ok2 := strings.Cut(rest, besideEnd)
+	if !ok || !ok2 {
+		t.Fatal("docs/command.md has no place for the table")
+	}
+	var b strings.Builder
+	b.WriteString("\n| | `holdfast run` | the next holder finds | `flock` | the next holder finds |\n| --- | --- | --- | --- | --- |\n")
+	line := func(what string, ours, theirs outcome) {
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", what, ours.status, ours.next, theirs.status, theirs.next)
+	}
+	for _, c := range situations {
+		t.Run(c.what, func(t *testing.T) {
+			line(c.what, c.play(t, holdfastTool), c.play(t, flockTool))
+		})
+	}
+	const setuid = "SIGKILL, and the command is another user's (set-uid)"
+	t.Run(setuid, func(t *testing.T) {
+		if os.Getuid() != 0 {
+			// What stands there stays.
+			for l := range strings.Lines(old) {
+				if strings.HasPrefix(l, "| "+setuid+" |") {
+					b.WriteString(l)
+				}
+			}
+			t.Skip("only root can make a program set-uid and run as somebody else")
+		}
+		line(setuid, playSetuid(t, holdfastTool), playSetuid(t, flockTool))
+	})
+	b.WriteString("\n")
+	if t.Failed() {
+		return
+	}
+	if *update {
+		if err := os.WriteFile("../../docs/command.md", []byte(head+besideBegin+b.String()+besideEnd+tail), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if old != b.String() {
+		t.Errorf("docs/command.md has\n%s\nwhat is so is\n%s\nrun go test -run TestBesideFlock -update", old, b.String())
+	}
+}
+
+// missing skips, or fails where everything must be there.
+func missing(t *testing.T, program string) {
+	t.Helper()
+	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
+		t.Fatalf("%s is not installed", program)
+	}
+	t.Skipf("%s is not installed", program)
+}

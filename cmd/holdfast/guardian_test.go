@@ -1,0 +1,437 @@
+//go:build linux
+
+package main_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// stage is a world with a FIFO that its actors hold on to.
+type stage struct {
+	*world
+	mark string
+	hold *os.File
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	s := &stage{world: withStore(t)}
+	s.mark = filepath.Base(filepath.Dir(s.dir)) + strconv.Itoa(os.Getpid())
+	if err := syscall.Mkfifo(s.path("hold"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var err error
+	if s.hold, err = os.OpenFile(s.path("hold"), os.O_RDWR, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.release)
+	return s
+}
+
+// release lets the actors end that are still there.
+func (s *stage) release() { _ = s.hold.Close() }
+
+// actor are the words that run one.
+func (s *stage) actor(words ...string) []string {
+	return append([]string{"env", roleEnv + "=" + roleActor, markEnv + "=" + s.mark, testBinary}, words...)
+}
+
+// witness are the words that run one.
+func (s *stage) witness() []string {
+	return []string{"env", roleEnv + "=" + roleWitness, testBinary, s.mark}
+}
+
+// holder runs an actor under the lock x.
+func (s *stage) holder(flags []string, words ...string) *process {
+	s.t.Helper()
+	args := append([]string{"run", "--grace", "200ms", "--ttl", "2s"}, flags...)
+	p := s.start(append(append(args, "x", "--"), s.actor(words...)...)...)
+	p.ready()
+	return p
+}
+
+// next starts one that waits for x and tells who of the others is alive when it
+// is granted.
+func (s *stage) next() *process {
+	s.t.Helper()
+	p := s.start(append([]string{"run", "x", "--"}, s.witness()...)...)
+	awaitQueue(s.t, s.locker(), 1)
+	return p
+}
+
+// alone says that nobody was alive when it was granted.
+func (p *process) alone() {
+	p.t.Helper()
+	if got := p.stdout.expect("alive: "); !strings.HasPrefix(got, "alive: 0 ") {
+		p.t.Errorf("when it was granted: %s", got)
+	}
+}
+
+// TestFrontKilled: with SIGKILL to holdfast run its command ends, and only then
+// does the next one begin.
+func TestFrontKilled(t *testing.T) {
+	for _, words := range [][]string{
+		{"ends"},
+		{"ignores"},
+		{"leaves", "ignores"},
+		{"daemon", "ignores"},
+		{"daemon", "closes"},
+	} {
+		t.Run(strings.Join(words, " "), func(t *testing.T) {
+			s := newStage(t)
+			p := s.holder(nil, words...)
+			guardian := p.guardian()
+			next := s.next()
+			p.signal(syscall.SIGKILL)
+			next.alone()
+			if got := next.status(); got != 0 {
+				t.Errorf("the next one's status is %d", got)
+			}
+			p.stderr.expect("has died: its command gets SIGTERM")
+			awaitState(t, guardian, "")
+		})
+	}
+}
+
+// TestFrontKilledWaiting: nothing is left in the queue, and nothing is started.
+func TestFrontKilledWaiting(t *testing.T) {
+	s := newStage(t)
+	p := s.holder(nil, "ends")
+	waiter := s.start("run", "x", "--", "touch", "ran")
+	l := s.locker()
+	awaitQueue(t, l, 1)
+	guardian := waiter.guardian()
+	waiter.signal(syscall.SIGKILL)
+	awaitQueue(t, l, 0)
+	awaitState(t, guardian, "")
+	waiter.stderr.expect("has died")
+	p.signal(syscall.SIGTERM)
+	if got := p.status(); got != 5 {
+		t.Errorf("status %d, want 5", got)
+	}
+	s.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
+}
+
+// TestFrontKilledLingering: a minimum hold is kept all the same, and a signal to
+// the guardian ends it.
+func TestFrontKilledLingering(t *testing.T) {
+	s := newStage(t)
+	p := s.start("run", "-v", "--min-hold", "1h", "x", "--", "true")
+	p.stderr.expect("is kept for another")
+	guardian := p.guardian()
+	p.signal(syscall.SIGKILL)
+	p.status()
+	s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+	if err := syscall.Kill(guardian, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	awaitState(t, guardian, "")
+	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
+}
+
+// TestGuardianKilled: the front kills the command and all that it has started,
+// wherever it has gone, and says so.
+func TestGuardianKilled(t *testing.T) {
+	for _, words := range [][]string{
+		{"ignores"},
+		{"leaves", "ignores"},
+		{"daemon", "closes"},
+	} {
+		t.Run(strings.Join(words, " "), func(t *testing.T) {
+			s := newStage(t)
+			p := s.holder(nil, words...)
+			if len(witnessed(s.mark)) == 0 {
+				t.Fatal("the witness sees nobody")
+			}
+			if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			if got := p.status(); got != 74 {
+				t.Errorf("status %d, want 74", got)
+			}
+			if alive := witnessed(s.mark); len(alive) > 0 {
+				t.Errorf("alive: %v", alive)
+			}
+			p.stderr.expect("killed by SIGKILL), and the lock with it")
+		})
+	}
+}
+
+// TestGuardianKilledWaiting: nobody has run.
+func TestGuardianKilledWaiting(t *testing.T) {
+	s := newStage(t)
+	s.holder(nil, "ends")
+	waiter := s.start("run", "x", "--", "touch", "ran")
+	l := s.locker()
+	awaitQueue(t, l, 1)
+	if err := syscall.Kill(waiter.guardian(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if got := waiter.status(); got != 137 {
+		t.Errorf("status %d, want 137", got)
+	}
+	waiter.stderr.expect("the guardian")
+	awaitQueue(t, l, 0)
+}
+
+// TestGuardianKilledAmongForeigners: a shell has put a job of its own beside the
+// run, by exec; it is none of the command's.
+func TestGuardianKilledAmongForeigners(t *testing.T) {
+	s := newStage(t)
+	p := s.startCmd(exec.Command("sh", append([]string{"-c", `sh -c 'trap "exit 0" USR1; echo foreign $$; while :; do sleep 1; done' </dev/null &
+		exec "$@"`, "sh", binary, "run", "x", "--"}, s.actor("ignores")...)...), nil)
+	foreign := int(number(t, strings.Fields(p.stdout.expect("foreign "))[1]))
+	p.ready()
+	if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.status(); got != 74 {
+		t.Errorf("status %d, want 74", got)
+	}
+	if err := syscall.Kill(foreign, syscall.SIGUSR1); err != nil {
+		t.Errorf("the other job has ended as well: %v", err)
+	}
+}
+
+// TestFrontStopped: the lock stands beyond its TTL while holdfast run is stopped,
+// and goes when the command does.
+func TestFrontStopped(t *testing.T) {
+	w := newWorld(t)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "1s", "--grace", "20ms", "x"}, played()...)...)
+	p.ready()
+	p.signal(syscall.SIGSTOP)
+	awaitState(t, p.cmd.Process.Pid, "T")
+	// Time passes until the lease would be over by far, with no upper bound.
+	w.run("run", "--store", w.storeURL(), "--min-hold", "2500ms", "y", "--", "true").expectStatus(t, 0)
+	p.send("say on")
+	p.stdout.expect("said on")
+	p.send("exit 6")
+	p.signal(syscall.SIGCONT)
+	if got := p.status(); got != 6 {
+		t.Errorf("status %d, want 6: %s", got, p.stderr.all())
+	}
+}
+
+// TestFrontStoppedReleases: the next one does not wait for a front that is
+// stopped, only for the command.
+func TestFrontStoppedReleases(t *testing.T) {
+	s := newStage(t)
+	p := s.holder(nil, "ignores")
+	p.signal(syscall.SIGSTOP)
+	next := s.next()
+	s.release()
+	next.alone()
+	p.signal(syscall.SIGCONT)
+	if got := p.status(); got != 0 {
+		t.Errorf("status %d, want 0", got)
+	}
+}
+
+// TestGuardianStopped: while the guardian is stopped nobody renews, and the front
+// kills the command when the lock is not sure any more.
+func TestGuardianStopped(t *testing.T) {
+	w := newWorld(t)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "600ms", "--grace", "100ms", "x"}, played()...)...)
+	pid := p.ready()
+	p.stopGuardian()
+	p.stderr.expect("does not answer")
+	awaitState(t, pid, "")
+	p.continueGuardian()
+	if got := p.status(); got != 74 {
+		t.Errorf("status %d, want 74: %s", got, p.stderr.all())
+	}
+}
+
+// TestBothStopped: after that the command does nothing more.
+func TestBothStopped(t *testing.T) {
+	w := newWorld(t)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "600ms", "--grace", "100ms", "x"}, played()...)...)
+	pid := p.ready()
+	p.signal(syscall.SIGSTOP)
+	p.stopGuardian()
+	w.run("run", "--store", w.storeURL(), "--min-hold", "1s", "y", "--", "true").expectStatus(t, 0)
+	p.continueGuardian()
+	awaitState(t, pid, "")
+	p.signal(syscall.SIGCONT)
+	if got := p.status(); got != 74 {
+		t.Errorf("status %d, want 74: %s", got, p.stderr.all())
+	}
+}
+
+// TestGuardianOfFileStoreStopped: there a stopped holder keeps the lock, so the
+// command may run on.
+func TestGuardianOfFileStoreStopped(t *testing.T) {
+	s := newStage(t)
+	p := s.holder(nil, "ends")
+	p.stopGuardian()
+	s.run("run", "--try", "x", "--", "true").expectStatus(t, 75)
+	p.continueGuardian()
+	p.signal(syscall.SIGTERM)
+	if got := p.status(); got != 5 {
+		t.Errorf("status %d, want 5", got)
+	}
+}
+
+// TestGuardianHears: a signal to the process that holdfast show names reaches the
+// command.
+func TestGuardianHears(t *testing.T) {
+	s := newStage(t)
+	p := s.holder(nil, "ends")
+	if err := syscall.Kill(p.guardian(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.status(); got != 5 {
+		t.Errorf("status %d, want 5", got)
+	}
+}
+
+// TestGuardianByHand: nobody starts it but holdfast run.
+func TestGuardianByHand(t *testing.T) {
+	w := withStore(t)
+	for _, args := range [][]string{{"run-guardian"}, {"run-guardian", "0", "x"}, {"run-guardian", "7", "x"}, {"run-guardian", "x", "x"}} {
+		r := w.run(args...)
+		r.expectStatus(t, 64)
+		if !strings.Contains(r.stderr, "by nobody else") {
+			t.Errorf("stderr: %q", r.stderr)
+		}
+	}
+	if r := w.run("--help"); strings.Contains(r.stdout, "run-guardian") {
+		t.Errorf("help:\n%s", r.stdout)
+	}
+}
+
+// TestNothingInherited: the command has none of the guardian's files, and knows
+// nothing of it by its environment.
+func TestNothingInherited(t *testing.T) {
+	w := withStore(t)
+	const script = `cd /proc/$$/fd && echo *; env`
+	bare := w.finish(exec.Command("sh", "-c", script), nil, "")
+	r := w.run("run", "x", "--", "sh", "-c", script)
+	r.expectStatus(t, 0)
+	want, _, _ := strings.Cut(bare.stdout, "\n")
+	if got, _, _ := strings.Cut(r.stdout, "\n"); got != want {
+		t.Errorf("descriptors %s, without a lock %s", got, want)
+	}
+	for line := range strings.Lines(r.stdout) {
+		if key, _, _ := strings.Cut(line, "="); strings.HasPrefix(key, "HOLDFAST_") &&
+			key != "HOLDFAST_STORE" && key != "HOLDFAST_NAME" && key != "HOLDFAST_TOKEN" {
+			t.Errorf("told %s", line)
+		}
+	}
+}
+
+// TestNoPasswordInProcessList: the guardian's words are its descriptor and the
+// name.
+func TestNoPasswordInProcessList(t *testing.T) {
+	w := newWorld(t)
+	if err := os.WriteFile(w.path("url"), []byte("scripted://me:s3cr3t-pw@works\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := w.startScripted(append([]string{"run", "--store-file", w.path("url"), "x"}, played()...)...)
+	p.ready()
+	for _, pid := range []int{p.cmd.Process.Pid, p.guardian()} {
+		for _, file := range []string{"cmdline", "environ"} {
+			b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), file))
+			if err != nil || strings.Contains(string(b), "s3cr3t") {
+				t.Errorf("%s of %d: %q, %v", file, pid, b, err)
+			}
+		}
+	}
+}
+
+// TestLeavers: what has left the command's group, and its session, ends before
+// the lock is released.
+func TestLeavers(t *testing.T) {
+	for _, words := range [][]string{{"leaves", "ends"}, {"leaves", "ignores"}, {"daemon", "ends"}, {"daemon", "ignores"}, {"daemon", "closes"}} {
+		t.Run(strings.Join(words, " "), func(t *testing.T) {
+			s := newStage(t)
+			p := s.holder(nil, words...)
+			next := s.next()
+			p.send("go")
+			if got := p.status(); got != 3 {
+				t.Errorf("status %d, want 3", got)
+			}
+			if alive := witnessed(s.mark); len(alive) > 0 {
+				t.Errorf("alive: %v", alive)
+			}
+			next.alone()
+		})
+	}
+}
+
+// TestRespawner: each process starts the next in a session of its own and ends,
+// faster than anyone asks it to; they are caught all the same.
+func TestRespawner(t *testing.T) {
+	s := newStage(t)
+	const respawn = `#!/bin/sh
+		trap "" TERM
+		[ -e goes-on ] || exit
+		setsid ./respawn &
+		exit 3`
+	for name, mode := range map[string]os.FileMode{"respawn": 0o700, "goes-on": 0o600} {
+		if err := os.WriteFile(s.path(name), []byte(respawn), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = os.Remove(s.path("goes-on")) })
+	p := s.start("run", "--grace", "50ms", "x", "--", "env", markEnv+"="+s.mark, "./respawn")
+	if got := p.status(); got != 3 {
+		t.Errorf("status %d, want 3", got)
+	}
+	if alive := witnessed(s.mark); len(alive) > 0 {
+		t.Errorf("alive: %v", alive)
+	}
+	p.stderr.expect("killed what the command left behind")
+}
+
+// TestLossReachesLeavers: a lost lock ends those as well.
+func TestLossReachesLeavers(t *testing.T) {
+	s := newStage(t)
+	on, fire := fifo(t, s.world)
+	p := s.startScripted(append([]string{"run", "--store", "scripted://lose?on=" + on, "--ttl", "600ms", "--grace", "200ms", "x", "--"},
+		s.actor("daemon", "ignores")...)...)
+	p.ready()
+	fire()
+	if got := p.status(); got != 74 {
+		t.Errorf("status %d, want 74", got)
+	}
+	if alive := witnessed(s.mark); len(alive) > 0 {
+		t.Errorf("alive: %v", alive)
+	}
+}
+
+// TestWithoutProc: what has left the group cannot be seen then, and keeps the lock
+// until it ends; what has not is killed.
+func TestWithoutProc(t *testing.T) {
+	const hide = "exec unshare --mount sh -c 'mount -t tmpfs none /proc && exec \"$@\"' sh "
+	if err := shell(hide + "true").Run(); err != nil {
+		t.Skipf("unshare: %v: this needs the right to make namespaces", err)
+	}
+	s := newStage(t)
+	holder := func(words ...string) *process {
+		c := exec.Command("sh", append([]string{"-c", hide + `"$@"`, "sh", testBinary, "run", "--store", "scripted://works", "--grace", "100ms", "x", "--"}, s.actor(words...)...)...)
+		p := s.startCmd(c, []string{roleEnv + "=" + roleScripted})
+		p.ready()
+		p.send("go")
+		return p
+	}
+	p := holder("leaves", "ignores")
+	if got := p.status(); got != 3 {
+		t.Errorf("status %d, want 3", got)
+	}
+	if alive := witnessed(s.mark); len(alive) > 0 {
+		t.Errorf("alive: %v", alive)
+	}
+	p = holder("daemon", "ignores")
+	p.stderr.expect(`without /proc the rest is not seen, and "x" is kept until it ends`)
+	s.release()
+	if got := p.status(); got != 3 {
+		t.Errorf("status %d, want 3", got)
+	}
+}

@@ -1,0 +1,37 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestInit: a store without tables is left alone; bad usage and a database that is
+// not there have their statuses, and no password is shown. Real databases are e2e's.
+func TestInit(t *testing.T) {
+	w := newWorld(t)
+	r := w.run("init", w.storeURL())
+	r.expectStatus(t, 0)
+	if !strings.Contains(r.stderr, "needs no tables") {
+		t.Errorf("stderr: %q", r.stderr)
+	}
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{[]string{"init"}, 64, "one URL"},
+		{[]string{"init", "a:", "b:"}, 64, "one URL"},
+		{[]string{"init", "floppy://a"}, 64, "floppy"},
+		{[]string{"init", "mysql://u:SeCrEt@127.0.0.1/"}, 64, "schema"},
+		{[]string{"init", "mysql://u:SeCrEt@127.0.0.1:1/x"}, 69, "unavailable"},
+		{[]string{"init", "postgres://u:SeCrEt@127.0.0.1:1/x"}, 69, "unavailable"},
+	} {
+		r := w.run(c.args...)
+		r.expectStatus(t, c.status)
+		if !strings.Contains(r.stderr, c.says) || strings.Contains(r.stderr, "SeCrEt") {
+			t.Errorf("%q: %q", c.args, r.stderr)
+		}
+	}
+}

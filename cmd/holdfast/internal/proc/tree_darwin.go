@@ -1,0 +1,65 @@
+package proc
+
+import (
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// This system hands no orphans to this process: what has left the group is not
+// seen.
+
+func seesTree() bool { return false }
+
+// Blind tells that descendants outside of the command's group cannot be seen,
+// although this process is told when they end: not here, where it is not told.
+func Blind() bool { return false }
+
+func signalDescendants(int, syscall.Signal, int, bool) []Process { return nil }
+
+func signalLeftInGroup(group int, s syscall.Signal) error { return signalGroup(group, s) }
+
+// parentOf is the parent of a process, 0 if it cannot be told.
+func parentOf(pid int) int {
+	k, err := unix.SysctlKinfoProc("kern.proc.pid", pid)
+	if err != nil {
+		return 0
+	}
+	return int(k.Eproc.Ppid)
+}
+
+// awaitOthers waits until no process of the group is left; left is called if
+// there are any. Nothing tells of the end of a group, and only a command that
+// leaves processes behind comes to the pause.
+func awaitOthers(group int, left func()) {
+	for pause := time.Millisecond; syscall.Kill(-group, 0) != syscall.ESRCH; pause = min(2*pause, 20*time.Millisecond) {
+		if left != nil {
+			left()
+			left = nil
+		}
+		time.Sleep(pause)
+	}
+}
+
+func killTree(_, group int) []Process {
+	if group > 0 {
+		_ = signalGroup(group, syscall.SIGKILL)
+	}
+	return nil
+}
+
+// killOrphans kills the group, which is nobody's children any more.
+func killOrphans(_ map[int]bool, group int) (killed int, denied []Process) {
+	if group == 0 || syscall.Kill(-group, syscall.SIGKILL) != nil {
+		return 0, nil
+	}
+	awaitOthers(group, nil)
+	return 1, nil
+}
+
+func foreign() map[int]bool { return nil }
+
+func setName(string) {}
+
+const clockBoottime = unix.CLOCK_MONOTONIC // it runs through a suspended machine here

@@ -1,0 +1,262 @@
+package proc
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Orphans are handed to the guardian, and to its front when it dies, because both
+// are subreapers. So every descendant of a command is a descendant of theirs as
+// long as it lives, whatever session or group it has put itself into; and a
+// subreaper without children has no descendants.
+
+// member is a process as it was when it was looked at.
+type member struct {
+	pid, parent, group int
+	start              string // in clock ticks since the boot: tells it from one with the same number
+	name               string
+	depth              int
+}
+
+// look reads what the system says of a process.
+func look(pid int) (member, bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return member{}, false
+	}
+	// The name stands in parentheses and may contain any byte.
+	open, shut := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if open < 0 || shut < open {
+		return member{}, false
+	}
+	m := member{pid: pid, name: string(b[open+1 : shut])}
+	fields := bytes.Fields(b[shut+1:])
+	if len(fields) < 20 {
+		return member{}, false
+	}
+	m.parent, _ = strconv.Atoi(string(fields[1]))
+	m.group, _ = strconv.Atoi(string(fields[2]))
+	m.start = string(fields[19])
+	return m, true
+}
+
+// seesTree tells whether there is a /proc to look at.
+func seesTree() bool {
+	_, ok := look(syscall.Getpid())
+	return ok
+}
+
+// Blind tells that descendants outside of the command's group cannot be seen,
+// although this process is told when they end.
+func Blind() bool { return !seesTree() }
+
+// parentOf is the parent of a process, 0 if it cannot be told.
+func parentOf(pid int) int {
+	m, _ := look(pid)
+	return m.parent
+}
+
+// descendants are those of root, the youngest generation first. Without /proc
+// there are none to see.
+func descendants(root int) []member {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	children := map[int][]member{}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if m, ok := look(pid); ok {
+			children[m.parent] = append(children[m.parent], m)
+		}
+	}
+	var found []member
+	next := []member{{pid: root}}
+	for depth := 1; len(next) > 0; depth++ {
+		var born []member
+		for _, parent := range next {
+			for _, m := range children[parent.pid] {
+				m.depth = depth
+				born = append(born, m)
+			}
+			delete(children, parent.pid) // what is read piecemeal could have a ring
+		}
+		found, next = append(found, born...), born
+	}
+	slices.Reverse(found)
+	return found
+}
+
+// send sends a signal to the process that was looked at, and to no other that has
+// got its number since.
+func (m member) send(s syscall.Signal) error {
+	fd, err := unix.PidfdOpen(m.pid, 0)
+	switch err {
+	case nil:
+		defer unix.Close(fd)
+	case unix.ESRCH:
+		return nil
+	default: // a kernel or a sandbox without them
+		fd = -1
+	}
+	if now, ok := look(m.pid); !ok || now.start != m.start {
+		return nil
+	}
+	if fd >= 0 {
+		err = unix.PidfdSendSignal(fd, s, nil, 0)
+	}
+	if fd < 0 || err == unix.ENOSYS {
+		err = syscall.Kill(m.pid, s)
+	}
+	if err == unix.ESRCH {
+		return nil
+	}
+	return err
+}
+
+// signalDescendants sends a signal to the descendants of root; where inGroup is
+// set, those in the group have got theirs, and are only asked whether they could.
+// SIGKILL goes on until no new ones are found, or for some rounds: the caller comes
+// back.
+func signalDescendants(root int, s syscall.Signal, group int, inGroup bool) []Process {
+	return signalTree(func() []member { return descendants(root) }, s, group, inGroup)
+}
+
+func signalTree(find func() []member, s syscall.Signal, group int, inGroup bool) (denied []Process) {
+	type key struct {
+		pid   int
+		start string
+	}
+	seen := map[key]bool{}
+	for range rounds {
+		fresh := false
+		for _, m := range find() {
+			k := key{m.pid, m.start}
+			if seen[k] {
+				continue
+			}
+			seen[k], fresh = true, true
+			sig := s
+			if inGroup && m.group == group {
+				sig = 0
+			}
+			if m.send(sig) == unix.EPERM {
+				denied = append(denied, Process{m.pid, m.name})
+			}
+		}
+		if !fresh || s != syscall.SIGKILL {
+			break
+		}
+	}
+	return denied
+}
+
+// rounds bounds how long those are pursued that multiply while they are killed.
+const rounds = 20
+
+// killTree kills the descendants of root.
+func killTree(root, _ int) []Process { return signalDescendants(root, syscall.SIGKILL, 0, false) }
+
+// killOrphans kills and reaps the descendants of this process that are not
+// foreign.
+func killOrphans(foreign map[int]bool, _ int) (killed int, denied []Process) {
+	orphans := func() []member { return descendantsBut(foreign) }
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		killed = max(killed, len(orphans()))
+		denied = signalTree(orphans, syscall.SIGKILL, 0, false)
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && err != syscall.EINTR {
+				break
+			}
+		}
+		if len(orphans()) <= len(denied) {
+			return killed - len(denied), denied
+		}
+		time.Sleep(pause)
+	}
+}
+
+// signalLeftInGroup is for a group whose leader has been reaped: its number may be
+// another's by now.
+func signalLeftInGroup(group int, s syscall.Signal) error {
+	if !seesTree() {
+		return signalGroup(group, s)
+	}
+	var failed error
+	for _, m := range descendants(syscall.Getpid()) {
+		if m.group == group {
+			if err := m.send(s); err != nil {
+				failed = err
+			}
+		}
+	}
+	return failed
+}
+
+// awaitOthers waits until this process has no children, and so no descendants;
+// left is called if there are any.
+func awaitOthers(_ int, left func()) {
+	for flag := syscall.WNOHANG; ; {
+		pid, err := syscall.Wait4(-1, nil, flag, nil)
+		switch {
+		case err == syscall.EINTR:
+		case err != nil: // ECHILD
+			return
+		case pid == 0:
+			left()
+			flag = 0
+		}
+	}
+}
+
+// foreign are the children that this process has already, from before an exec.
+func foreign() map[int]bool {
+	pids := map[int]bool{}
+	tasks, _ := os.ReadDir("/proc/self/task")
+	for _, t := range tasks {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%s/children", t.Name()))
+		if err != nil { // a kernel that does not keep these lists
+			for _, m := range descendants(syscall.Getpid()) {
+				pids[m.pid] = true
+			}
+			return pids
+		}
+		for _, f := range bytes.Fields(b) {
+			if pid, err := strconv.Atoi(string(f)); err == nil {
+				pids[pid] = true
+			}
+		}
+	}
+	return pids
+}
+
+// descendantsBut are the descendants of this process without those of the
+// children given.
+func descendantsBut(but map[int]bool) []member {
+	out := map[int]bool{}
+	for pid := range but {
+		out[pid] = true
+		for _, m := range descendants(pid) {
+			out[m.pid] = true
+		}
+	}
+	return slices.DeleteFunc(descendants(syscall.Getpid()), func(m member) bool { return out[m.pid] })
+}
+
+// setName is for ps and top, which would show the name of the file that was
+// executed: exe.
+func setName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0) }
+
+const clockBoottime = unix.CLOCK_BOOTTIME

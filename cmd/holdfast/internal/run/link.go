@@ -1,0 +1,172 @@
+package run
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"time"
+)
+
+// What front and guardian tell each other, over a pair of sockets. Before it the
+// guardian is told its orders.
+type kind byte
+
+const (
+	// To the guardian.
+	tellSignal kind = iota + 1 // the front got this signal
+	tellGoOn                   // the front was continued, or cannot be stopped
+	tellHeard                  // the answer to sayTrust
+	tellAsk                    // for a sayTrust
+
+	// To the front.
+	saySuspend // stop, as the terminal's signal would have made you
+	sayStarted // the command, and its group, have this number
+	sayTrust   // the command may run until then, by proc.Boottime; 0 is for ever
+	sayDone    // all is over, with this status
+)
+
+type message struct {
+	kind  kind
+	value int64
+}
+
+const messageSize = 9
+
+// link is one end. It reads as closed when the process at the other has died,
+// in whatever way: nobody else has it open.
+type link struct {
+	f    *os.File
+	in   chan message // closed at the end
+	mu   sync.Mutex
+	out  chan message // nil once closed
+	sent chan struct{}
+}
+
+// queued bounds the messages to a process that is stopped. Signals are merged by
+// the system as well; everything else waits for an answer.
+const queued = 64
+
+func newLink(f *os.File) *link {
+	l := &link{f: f, in: make(chan message), out: make(chan message, queued), sent: make(chan struct{})}
+	go l.write(l.out)
+	return l
+}
+
+// read delivers what the other says, and closes in when it has died.
+func (l *link) read() {
+	defer close(l.in)
+	var buf [messageSize]byte
+	for {
+		if _, err := io.ReadFull(l.f, buf[:]); err != nil {
+			return
+		}
+		l.in <- message{kind(buf[0]), int64(binary.LittleEndian.Uint64(buf[1:]))}
+	}
+}
+
+func (l *link) write(out chan message) {
+	defer close(l.sent)
+	for m := range out {
+		var buf [messageSize]byte
+		buf[0] = byte(m.kind)
+		binary.LittleEndian.PutUint64(buf[1:], uint64(m.value))
+		// To one that has died: its end is seen elsewhere.
+		_, _ = l.f.Write(buf[:])
+	}
+}
+
+// send never waits.
+func (l *link) send(k kind, value int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case l.out <- message{k, value}:
+	default:
+	}
+}
+
+// flush waits until what was sent is on its way; nothing is sent after it.
+func (l *link) flush() {
+	l.mu.Lock()
+	out := l.out
+	l.out = nil
+	l.mu.Unlock()
+	close(out)
+	<-l.sent
+}
+
+// orders are the Options on their way to the guardian. What need not be valid
+// UTF-8 goes as bytes.
+type orders struct {
+	Name, Namespace, Reason string
+	Store, Path             []byte
+	Args                    [][]byte
+	TTL, Wait               time.Duration
+	MinHold, MaxHold, Grace time.Duration
+	Try, Shared, Verbose    bool
+	Limit, BusyStatus       int
+	Front, FrontGroup       int
+}
+
+func toOrders(o Options) orders {
+	w := orders{
+		Name: o.Name, Namespace: o.Namespace, Reason: o.Reason, Store: []byte(o.Store), Path: []byte(o.Command.Path),
+		TTL: o.TTL, Wait: o.Wait, MinHold: o.MinHold, MaxHold: o.MaxHold, Grace: o.Grace,
+		Try: o.Try, Shared: o.Shared, Verbose: o.Verbose, Limit: o.Limit, BusyStatus: o.BusyStatus,
+	}
+	for _, a := range o.Command.Args {
+		w.Args = append(w.Args, []byte(a))
+	}
+	return w
+}
+
+func (w orders) options() Options {
+	o := Options{
+		Name: w.Name, Namespace: w.Namespace, Reason: w.Reason, Store: string(w.Store),
+		TTL: w.TTL, Wait: w.Wait, MinHold: w.MinHold, MaxHold: w.MaxHold, Grace: w.Grace,
+		Try: w.Try, Shared: w.Shared, Verbose: w.Verbose, Limit: w.Limit, BusyStatus: w.BusyStatus,
+	}
+	o.Command.Path = string(w.Path)
+	o.Command.Env = os.Environ()
+	for _, a := range w.Args {
+		o.Command.Args = append(o.Command.Args, string(a))
+	}
+	return o
+}
+
+// give writes the orders, before anything else.
+func (w orders) give(to io.Writer) error {
+	b, err := json.Marshal(w)
+	if err != nil {
+		return err
+	}
+	b = append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...)
+	_, err = to.Write(b)
+	return err
+}
+
+// mostOrders is far above what a system lets a command line be.
+const mostOrders = 64 << 20
+
+func take(from io.Reader) (w orders, err error) {
+	var size [4]byte
+	if _, err := io.ReadFull(from, size[:]); err != nil {
+		return w, err
+	}
+	n := binary.LittleEndian.Uint32(size[:])
+	if n > mostOrders {
+		return w, errors.New("no orders")
+	}
+	b := make([]byte, n)
+	if _, err := io.ReadFull(from, b); err != nil {
+		return w, err
+	}
+	if err := json.Unmarshal(b, &w); err != nil {
+		return w, fmt.Errorf("orders: %w", err)
+	}
+	return w, nil
+}

@@ -1,0 +1,178 @@
+//go:build linux
+
+package main_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// A program that is root's whoever starts it, and ends when nobody has the FIFO
+// open for writing any more.
+const rootsOwn = `
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+	char c;
+	if (setuid(0) != 0) return 1;
+	int fd = open("hold", O_RDONLY);
+	if (fd < 0) return 2;
+	printf("ready %d\n", getpid());
+	fflush(stdout);
+	while (read(fd, &c, 1) > 0) {}
+	return 4;
+}
+`
+
+const nobody = 65534
+
+// setuidStage is a place where nobody, the user, runs such a program.
+func setuidStage(t *testing.T) *stage {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("only root can make a program set-uid and run as somebody else")
+	}
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		missing(t, "cc")
+	}
+	s := newStage(t)
+	source, program := s.path("own.c"), s.path("own")
+	if err := os.WriteFile(source, []byte(rootsOwn), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(cc, "-o", program, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for path, mode := range map[string]os.FileMode{program: 0o755 | os.ModeSetuid, s.dir: 0o755,
+		filepath.Dir(s.dir): 0o755, filepath.Dir(binary): 0o755} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chown(s.dir, nobody, nobody); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// asNobody runs a command as the user nobody.
+func (s *stage) asNobody(words []string, command ...string) *process {
+	s.t.Helper()
+	words = append(slices.Clone(words), command...)
+	if words[0] == "$holdfast" {
+		words[0] = binary
+	}
+	c := exec.Command(words[0], words[1:]...)
+	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	return s.startCmd(c, nil)
+}
+
+// startSetuid has nobody run it under a lock, if the system lets it become root.
+func (s *stage) startSetuid(words ...string) (p *process, pid int) {
+	s.t.Helper()
+	p = s.asNobody(words, "./own")
+	pid = p.ready()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if !strings.Contains(string(b), "Uid:\t0\t0\t") {
+		s.t.Skip("a set-uid program does not become root here")
+	}
+	return p, pid
+}
+
+// TestSetuid: a command that holdfast run has no right to end keeps the lock, and
+// the user is told.
+func TestSetuid(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags []string
+		sig   syscall.Signal
+		says  string
+		want  int
+	}{
+		"SIGTERM":  {nil, syscall.SIGTERM, "cannot send SIGTERM to the command: operation not permitted", 4},
+		"SIGKILL":  {nil, syscall.SIGKILL, "(own) runs as another user and cannot be sent SIGTERM: \"x\" is kept until it ends", -1},
+		"max hold": {[]string{"--max-hold", "50ms"}, 0, "(own) runs as another user and cannot be sent SIGTERM", 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := setuidStage(t)
+			words := append([]string{"$holdfast", "run", "--grace", "50ms"}, c.flags...)
+			p, pid := s.startSetuid(append(words, "x", "--")...)
+			if c.sig != 0 {
+				p.signal(c.sig)
+			}
+			p.stderr.expect(c.says)
+			if name != "SIGTERM" { // until it has been tried with SIGKILL, which comes to nothing as well
+				next := s.asNobody([]string{"$holdfast", "run", "--wait", "300ms", "x", "--"}, "true")
+				if got := next.status(); got != 75 {
+					t.Errorf("the next one's status is %d, want 75", got)
+				}
+			}
+			if err := syscall.Kill(pid, 0); err != nil {
+				t.Fatalf("it does not run: %v", err)
+			}
+			next := s.asNobody([]string{"$holdfast", "run", "x", "--"}, "sh", "-c", `test -d /proc/$0 && grep -q "^State:.[^Z]" /proc/$0/status && echo alive || echo gone`, fmt.Sprint(pid))
+			s.release()
+			next.stdout.expect("gone")
+			if got := p.status(); got != c.want {
+				t.Errorf("status %d, want %d", got, c.want)
+			}
+			if got := p.stderr.all(); strings.Count(got, "runs as another user") > 1 {
+				t.Errorf("said more than once:\n%s", got)
+			}
+		})
+	}
+}
+
+// TestSetuidGuardianKilled: what the front has no right to kill goes on, and it
+// says so.
+func TestSetuidGuardianKilled(t *testing.T) {
+	s := setuidStage(t)
+	p, pid := s.startSetuid("$holdfast", "run", "x", "--")
+	if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.status(); got != 74 {
+		t.Errorf("status %d, want 74", got)
+	}
+	p.stderr.expect(fmt.Sprintf("pid %d (own) runs as another user and goes on", pid))
+}
+
+// playSetuid is TestBesideFlock's.
+func playSetuid(t *testing.T, tool tool) outcome {
+	t.Helper()
+	s := setuidStage(t)
+	p, pid := s.startSetuid(tool.hold...)
+	alive := func() bool { return syscall.Kill(pid, 0) == nil }
+	next := s.asNobody(tool.hold, "sh", "-c", `grep -q "^State:.[^Z]" /proc/$0/status 2>/dev/null && echo "found 1" || echo "found 0"`, fmt.Sprint(pid))
+	// The lock is the same as nobody's and as root's.
+	if tool.name == holdfastTool.name {
+		await := s.asNobody([]string{"$holdfast", "watch", "x"})
+		await.stdout.expect("\twaiting\t")
+	} else {
+		tool.wait(s, next)
+	}
+	p.signal(syscall.SIGKILL)
+	o := outcome{status: p.shellStatus()}
+	if tool.name == holdfastTool.name {
+		p.stderr.expect("is kept until it ends")
+	}
+	if tool.waits(next) && alive() {
+		o.next = "waits for 1 orphaned"
+	}
+	s.release()
+	found := strings.TrimSpace(next.stdout.expect("found "))
+	if o.next == "" {
+		o.next = map[string]string{"found 0": "nothing left", "found 1": "1 still runs"}[found]
+	}
+	return o
+}
