@@ -5,27 +5,32 @@
 
 GO          ?= go
 # The modules of this repository, each with its own dependencies.
-MODULES     := . $(patsubst %/go.mod,%,$(wildcard */go.mod cmd/*/go.mod))
+MODULES     := . $(patsubst %/go.mod,%,$(wildcard */go.mod */*/go.mod))
 PUBLISHED   := $(filter-out e2e,$(MODULES))
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# Where scripts/servers puts the servers that it builds.
+export HOLDFAST_SERVERS := $(CURDIR)/bin/servers
 # Coverage of the packages that everything stands on, in percent.
 COVERAGE    := 90
 
-.PHONY: help build test check lint race cover cross standalone bench fuzz
+.PHONY: help build test check lint race torture cover cross standalone bench fuzz interop
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
 	@echo 'make lint       gofmt, go vet, staticcheck'
 	@echo 'make race       the tests, under the race detector'
+	@echo 'make torture    the check on every store, with real servers'
 	@echo 'make cover      coverage of the root package and driver, at least $(COVERAGE) %'
 	@echo 'make cross      builds for the systems that the tests do not run on'
 	@echo 'make standalone builds and tests each module without the workspace'
+	@echo 'make interop    locks shared with the neighbours'"'"' real clients'
 	@echo 'make fuzz       each fuzz target for a while'
 
+# One file that needs no other; it also starts faster.
 build:
-	$(GO) build -o bin/holdfast ./cmd/holdfast
+	CGO_ENABLED=0 $(GO) build -o bin/holdfast ./cmd/holdfast
 
-test: servers lint race cover cross standalone
+test: servers neighbours lint race torture cover cross standalone
 
 # Fails, with the line that helps, where a server is missing and cannot be
 # installed from here.
@@ -33,14 +38,30 @@ test: servers lint race cover cross standalone
 servers:
 	./scripts/servers
 
+# Builds the neighbours' clients in Java that share locks with ours in the tests.
+.PHONY: neighbours
+neighbours:
+	@set -e; for pom in $(wildcard e2e/interop/*/*/pom.xml); do dir=$$(dirname $$pom); \
+		if [ ! -d $$dir/target/dependency ] || [ -n "$$(find $$pom $$dir/src -newer $$dir/target/dependency)" ]; then \
+			echo "build: $$dir"; (cd $$dir && mvn -q -B package dependency:copy-dependencies && touch target/dependency); fi; done
+
+interop: servers neighbours
+	cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 20m ./interop/...
+
 lint:
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "gofmt would change:"; echo "$$bad"; exit 1; fi
 	@set -e; for m in $(MODULES); do echo "vet and staticcheck: $$m"; \
 		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...); done
 
+# Those of servers go one after the other, and the torture of all stores for
+# itself: it judges what happened in time, and needs a machine that keeps up.
 race:
-	@set -e; for m in $(MODULES); do echo "test: $$m"; \
+	@set -e; for m in $(filter-out e2e,$(MODULES)); do echo "test: $$m"; \
 		(cd $$m && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m ./...); done
+	@echo "test: e2e"; cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m $$($(GO) list ./... | grep -v /torture)
+
+torture:
+	cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
 
 cover:
 	@set -e; profile=$$(mktemp); trap 'rm -f '$$profile EXIT; \
@@ -69,6 +90,7 @@ standalone:
 bench:
 	$(GO) test -run '^$$' -bench . -benchmem -count 5 . ./filestore
 	cd cmd/holdfast && $(GO) test -run '^$$' -bench . ./...
+	cd e2e && $(GO) test -run '^$$' -bench . ./bench/...
 
 fuzz:
 	@set -e; for pkg in filestore fence; do for f in $$($(GO) test -list '^Fuzz' ./$$pkg | grep ^Fuzz); do \

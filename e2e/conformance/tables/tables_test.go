@@ -3,14 +3,21 @@
 package tables
 
 import (
+	"errors"
 	"flag"
 	"os"
 	"strings"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/etcdstore"
 	"github.com/holdfast-go/holdfast/filestore"
 	"github.com/holdfast-go/holdfast/memstore"
+	"github.com/holdfast-go/holdfast/mysqlstore"
+	"github.com/holdfast-go/holdfast/pgstore"
+	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/zkstore"
 )
 
 var update = flag.Bool("update", false, "write the documentation's tables")
@@ -25,21 +32,42 @@ func TestGuarantees(t *testing.T) {
 	head, _, _ := strings.Cut(string(page), "\n## ")
 	want := strings.TrimRight(head, "\n") + "\n"
 
-	files, err := filestore.Open(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range []driver.Store{memstore.New(), files} {
+	var all []driver.Guarantees
+	ask := func(s driver.Store, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
 		g, err := s.Guarantees(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
+		all = append(all, g)
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	ask(memstore.New(), nil)
+	ask(filestore.Open(t.Context(), t.TempDir()))
+	ask(redisstore.Open("redis://" + redis(t)))
+	ask(etcdstore.Open(t.Context(), "etcd://"+etcd(t)))
+	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex, zkstore.Semaphore} {
+		g, err := zkstore.Declared(zkstore.WithLayout(layout))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, g)
+	}
+	for _, r := range mysqlstore.Recipes() {
+		all = append(all, mysqlstore.Declared(r))
+	}
+	for _, r := range pgstore.Recipes() {
+		all = append(all, pgstore.Declared(r))
+	}
+	for _, g := range all {
 		want += "\n## " + g.Kind + "\n\n| | |\n| --- | --- |\n"
 		for _, r := range g.Rows() {
 			want += "| " + r.Key + " | " + r.Value + " |\n"
-		}
-		if err := s.Close(t.Context()); err != nil {
-			t.Error(err)
 		}
 	}
 	if *update {
@@ -51,4 +79,31 @@ func TestGuarantees(t *testing.T) {
 	if string(page) != want {
 		t.Errorf("%s differs from what the stores declare; run go test ./conformance/tables -update in e2e", path)
 	}
+}
+
+// started skips or fails the test where a server is missing.
+func started(t *testing.T, err error) {
+	t.Helper()
+	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func redis(t *testing.T) string {
+	t.Helper()
+	r, err := servers.StartRedis(t.Context(), t.TempDir())
+	started(t, err)
+	t.Cleanup(r.Kill)
+	return r.Address()
+}
+
+func etcd(t *testing.T) string {
+	t.Helper()
+	members, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Dir: t.TempDir()})
+	started(t, err)
+	t.Cleanup(members[0].Kill)
+	return members[0].Client
 }

@@ -1,0 +1,74 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	redsyncredis "github.com/go-redsync/redsync/v4/redis"
+	"github.com/redis/rueidis"
+)
+
+// pool lets redsync use the client that is fastest for holdfast too.
+type pool struct{ client rueidis.Client }
+
+func (p pool) Get(ctx context.Context) (redsyncredis.Conn, error) { return conn{p.client, ctx}, nil }
+
+type conn struct {
+	client rueidis.Client
+	ctx    context.Context
+}
+
+func noNil(err error) error {
+	if rueidis.IsRedisNil(err) {
+		return nil
+	}
+	return err
+}
+
+func (c conn) Get(name string) (string, error) {
+	v, err := c.client.Do(c.ctx, c.client.B().Get().Key(name).Build()).ToString()
+	return v, noNil(err)
+}
+
+func (c conn) Set(name, value string) (bool, error) {
+	err := c.client.Do(c.ctx, c.client.B().Set().Key(name).Value(value).Build()).Error()
+	return err == nil, err
+}
+
+func (c conn) SetNX(name, value string, expiry time.Duration) (bool, error) {
+	v, err := c.client.Do(c.ctx, c.client.B().Set().Key(name).Value(value).Nx().PxMilliseconds(expiry.Milliseconds()).Build()).ToString()
+	return v == "OK", noNil(err)
+}
+
+func (c conn) Eval(s *redsyncredis.Script, keysAndArgs ...any) (any, error) {
+	keys := make([]string, s.KeyCount)
+	for i := range keys {
+		keys[i] = keysAndArgs[i].(string)
+	}
+	var args []string
+	for _, a := range keysAndArgs[s.KeyCount:] {
+		args = append(args, fmt.Sprint(a))
+	}
+	v, err := c.client.Do(c.ctx, c.client.B().Evalsha().Sha1(s.Hash).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()).ToAny()
+	if err != nil && strings.Contains(err.Error(), "NOSCRIPT") {
+		v, err = c.client.Do(c.ctx, c.client.B().Eval().Script(s.Src).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()).ToAny()
+	}
+	return v, noNil(err)
+}
+
+func (c conn) ScriptLoad(s *redsyncredis.Script) error {
+	v, err := c.client.Do(c.ctx, c.client.B().ScriptLoad().Script(s.Src).Build()).ToString()
+	if err == nil {
+		s.Hash = v
+	}
+	return err
+}
+
+func (c conn) PTTL(name string) (time.Duration, error) {
+	ms, err := c.client.Do(c.ctx, c.client.B().Pttl().Key(name).Build()).AsInt64()
+	return time.Duration(ms) * time.Millisecond, err
+}
+
+func (c conn) Close() error { return nil }

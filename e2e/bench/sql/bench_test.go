@@ -1,0 +1,249 @@
+// Package sql measures the SQL stores beside the same locks written by hand, on the
+// same server in the same run:
+//
+//	go test -run '^$' -bench . -benchtime 2000x ./bench/sql
+//
+// SerialPair alternates between the two and reports the median of a lock and unlock
+// each, and their ratio. FourProcesses lets four processes at one name, blocking, and
+// reports pairs a second, their ratio, and the smallest share of a process, where a
+// quarter is fair.
+package sql
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+const workerEnv = "HOLDFAST_BENCH_SQL"
+
+// job is what a worker process does.
+type job struct {
+	Kind, Address string
+	Hand          bool
+	For           time.Duration
+}
+
+// started are the servers of this run.
+var started struct {
+	maria *servers.MariaDB
+	pg    *servers.Postgres
+}
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(workerEnv); text != "" {
+		if err := work(text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	code := m.Run()
+	if started.maria != nil {
+		_ = started.maria.Close()
+	}
+	if started.pg != nil {
+		_ = started.pg.Close()
+	}
+	os.Exit(code)
+}
+
+// address starts the server of a kind unless it runs.
+func address(b *testing.B, k kind) string {
+	b.Helper()
+	var err error
+	if k.postgres {
+		if started.pg == nil {
+			started.pg, err = servers.StartPostgres(context.Background())
+		}
+	} else if started.maria == nil {
+		started.maria, err = servers.StartMariaDB(context.Background())
+	}
+	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+		b.Skip(err)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	if k.postgres {
+		return started.pg.Address
+	}
+	return started.maria.Address
+}
+
+func BenchmarkSerialPair(b *testing.B) {
+	for _, k := range kinds {
+		b.Run(k.name, func(b *testing.B) {
+			at := address(b, k)
+			prepare(b, k, at)
+			hand, err := k.hand(at)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer hand.close()
+			ours, err := k.ours(at)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer ours.close()
+			times := map[*locker][]time.Duration{}
+			for range 20 {
+				for _, l := range []*locker{hand, ours} { // warm
+					if err := l.pair(); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			b.ResetTimer()
+			for range b.N {
+				for _, l := range []*locker{hand, ours} {
+					began := time.Now()
+					if err := l.pair(); err != nil {
+						b.Fatal(err)
+					}
+					times[l] = append(times[l], time.Since(began))
+				}
+			}
+			b.StopTimer()
+			h, o := median(times[hand]), median(times[ours])
+			b.ReportMetric(float64(h.Nanoseconds())/1e3, "hand-µs/pair")
+			b.ReportMetric(float64(o.Nanoseconds())/1e3, "holdfast-µs/pair")
+			b.ReportMetric(float64(o)/float64(h), "ratio")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+func median(all []time.Duration) time.Duration {
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+const processes = 4
+
+func BenchmarkFourProcesses(b *testing.B) {
+	for _, k := range kinds {
+		if k.serial {
+			continue
+		}
+		b.Run(k.name, func(b *testing.B) {
+			at := address(b, k)
+			prepare(b, k, at)
+			each := 2 * time.Second
+			var rates [2]float64
+			least := 1.0
+			for range 2 { // by turns
+				for i, hand := range []bool{true, false} {
+					counts := crowd(b, job{Kind: k.name, Address: at, Hand: hand, For: each})
+					sum := 0
+					for _, n := range counts {
+						sum += n
+					}
+					rates[i] += float64(sum) / each.Seconds() / 2
+					if !hand {
+						least = min(least, float64(slices.Min(counts))/float64(sum))
+					}
+				}
+			}
+			b.ReportMetric(rates[0], "hand-pairs/s")
+			b.ReportMetric(rates[1], "holdfast-pairs/s")
+			b.ReportMetric(rates[1]/rates[0], "ratio")
+			b.ReportMetric(least, "least-share")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// crowd runs the processes and answers how many pairs each had.
+func crowd(b *testing.B, j job) []int {
+	b.Helper()
+	text, err := json.Marshal(j)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var all []*exec.Cmd
+	var outs []*bufio.Reader
+	var ins []io.WriteCloser
+	for range processes {
+		c := exec.Command(os.Args[0])
+		c.Env = append(os.Environ(), workerEnv+"="+string(text))
+		c.Stderr = os.Stderr
+		in, err := c.StdinPipe()
+		if err != nil {
+			b.Fatal(err)
+		}
+		out, err := c.StdoutPipe()
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			b.Fatal(err)
+		}
+		r := bufio.NewReader(out)
+		if _, err := r.ReadString('\n'); err != nil { // it is ready
+			b.Fatal(err)
+		}
+		all, outs = append(all, c), append(outs, r)
+		defer in.Close()
+		defer func() { _ = c.Process.Kill() }()
+		ins = append(ins, in)
+	}
+	for _, in := range ins { // all are ready
+		fmt.Fprintln(in)
+	}
+	var counts []int
+	for i, c := range all {
+		var n int
+		if _, err := fmt.Fscan(outs[i], &n); err != nil {
+			b.Fatal(err)
+		}
+		counts = append(counts, n)
+		if err := c.Wait(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return counts
+}
+
+// work is a worker process: it says that it is ready, waits for the word, and counts.
+func work(text string) error {
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return err
+	}
+	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == j.Kind })
+	begin := kinds[i].ours
+	if j.Hand {
+		begin = kinds[i].hand
+	}
+	l, err := begin(j.Address)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	if err := l.pair(); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
+		return err
+	}
+	n := 0
+	for end := time.Now().Add(j.For); time.Now().Before(end); n++ {
+		if err := l.pair(); err != nil {
+			return err
+		}
+	}
+	fmt.Println(n)
+	return nil
+}

@@ -1,0 +1,198 @@
+package sql
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+
+	_ "github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/mysqlstore"
+	"github.com/holdfast-go/holdfast/pgstore"
+)
+
+// locker takes the one name and gives it back.
+type locker struct {
+	pair  func() error
+	close func()
+}
+
+// kind is a recipe, and the same by hand.
+type kind struct {
+	name     string
+	postgres bool
+	serial   bool // not for four processes
+	params   string
+	hand     func(address string) (*locker, error)
+}
+
+var kinds = []kind{
+	{name: "MariaDB/GET_LOCK", params: "recipe=named", hand: handNamed},
+	{name: "MariaDB/FOR-UPDATE", params: "recipe=pessimistic", hand: handMyRow},
+	{name: "PostgreSQL/advisory", postgres: true, params: "recipe=advisory", hand: handAdvisory},
+	{name: "PostgreSQL/FOR-UPDATE", postgres: true, params: "recipe=pessimistic", hand: handPgRow},
+	{name: "MariaDB/GET_LOCK,durable-tokens", serial: true, params: "recipe=named&tokens=durable", hand: handNamed},
+	{name: "MariaDB/FOR-UPDATE,durable-tokens", serial: true, params: "recipe=pessimistic&tokens=durable", hand: handMyRow},
+	{name: "PostgreSQL/advisory,durable-tokens", postgres: true, serial: true, params: "recipe=advisory&tokens=durable", hand: handAdvisory},
+	{name: "PostgreSQL/FOR-UPDATE,durable-tokens", postgres: true, serial: true, params: "recipe=pessimistic&tokens=durable", hand: handPgRow},
+	{name: "MariaDB/optimistic-beside-GET_LOCK", serial: true, params: "recipe=optimistic", hand: handNamed},
+	{name: "PostgreSQL/optimistic-beside-advisory", postgres: true, serial: true, params: "recipe=optimistic", hand: handAdvisory},
+}
+
+func myDSN(address string) string { return "root@tcp(" + address + ")/test?interpolateParams=true" }
+
+func pgURL(address string) string {
+	return "postgres://postgres@" + address + "/postgres?sslmode=disable"
+}
+
+// prepare makes the tables of both.
+func prepare(b *testing.B, k kind, address string) {
+	b.Helper()
+	ctx := b.Context()
+	if k.postgres {
+		s, err := pgstore.Open(ctx, pgURL(address))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer s.Close(ctx)
+		if err := s.Init(ctx); err != nil {
+			b.Fatal(err)
+		}
+		c, err := pgx.Connect(ctx, pgURL(address))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close(ctx)
+		if _, err := c.Exec(ctx, "CREATE TABLE IF NOT EXISTS by_hand (name text PRIMARY KEY); INSERT INTO by_hand VALUES ('bench') ON CONFLICT DO NOTHING"); err != nil {
+			b.Fatal(err)
+		}
+		return
+	}
+	s, err := mysqlstore.Open(ctx, "mysql://root@"+address+"/test")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close(ctx)
+	if err := s.Init(ctx); err != nil {
+		b.Fatal(err)
+	}
+	db, err := sql.Open("mysql", myDSN(address))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer db.Close()
+	for _, q := range []string{"CREATE TABLE IF NOT EXISTS by_hand (name VARBINARY(100) PRIMARY KEY) ENGINE=InnoDB", "INSERT IGNORE INTO by_hand VALUES ('bench')"} {
+		if _, err := db.ExecContext(ctx, q); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// ours is the whole library, from Lock to Unlock.
+func (k kind) ours(address string) (*locker, error) {
+	ctx := context.Background()
+	raw := "mysql://root@" + address + "/test?" + k.params
+	if k.postgres {
+		raw = pgURL(address) + "&" + k.params
+	}
+	l, err := holdfast.Open(ctx, raw)
+	if err != nil {
+		return nil, err
+	}
+	return &locker{
+		pair: func() error {
+			k, err := l.Lock(ctx, "bench")
+			if err != nil {
+				return err
+			}
+			return k.Unlock()
+		},
+		close: func() { _ = l.Close(ctx) },
+	}, nil
+}
+
+func handNamed(address string) (*locker, error) {
+	ctx := context.Background()
+	db, err := sql.Open("mysql", myDSN(address))
+	if err != nil {
+		return nil, err
+	}
+	c, err := db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var n int
+	return &locker{
+		pair: func() error {
+			if err := c.QueryRowContext(ctx, "SELECT GET_LOCK(?, 60)", "bench by hand").Scan(&n); err != nil {
+				return err
+			}
+			return c.QueryRowContext(ctx, "SELECT RELEASE_LOCK(?)", "bench by hand").Scan(&n)
+		},
+		close: func() { c.Close(); db.Close() },
+	}, nil
+}
+
+func handMyRow(address string) (*locker, error) {
+	ctx := context.Background()
+	db, err := sql.Open("mysql", myDSN(address))
+	if err != nil {
+		return nil, err
+	}
+	var name string
+	return &locker{
+		pair: func() error {
+			tx, err := db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			if err := tx.QueryRowContext(ctx, "SELECT name FROM by_hand WHERE name = ? FOR UPDATE", "bench").Scan(&name); err != nil {
+				return err
+			}
+			return tx.Commit()
+		},
+		close: func() { db.Close() },
+	}, nil
+}
+
+func handAdvisory(address string) (*locker, error) {
+	ctx := context.Background()
+	c, err := pgx.Connect(ctx, pgURL(address))
+	if err != nil {
+		return nil, err
+	}
+	return &locker{
+		pair: func() error {
+			if _, err := c.Exec(ctx, "SELECT pg_advisory_lock($1)", 4711); err != nil {
+				return err
+			}
+			var ok bool
+			return c.QueryRow(ctx, "SELECT pg_advisory_unlock($1)", 4711).Scan(&ok)
+		},
+		close: func() { c.Close(ctx) },
+	}, nil
+}
+
+func handPgRow(address string) (*locker, error) {
+	ctx := context.Background()
+	c, err := pgx.Connect(ctx, pgURL(address))
+	if err != nil {
+		return nil, err
+	}
+	var name string
+	return &locker{
+		pair: func() error {
+			tx, err := c.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			if err := tx.QueryRow(ctx, "SELECT name FROM by_hand WHERE name = $1 FOR UPDATE", "bench").Scan(&name); err != nil {
+				return err
+			}
+			return tx.Commit(ctx)
+		},
+		close: func() { c.Close(ctx) },
+	}, nil
+}

@@ -1,0 +1,203 @@
+// Package zookeeper measures locks on ZooKeeper beside go-zookeeper's own Lock, in
+// one run and in turns.
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	zookeeper "github.com/go-zookeeper/zk"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// start begins a server as it comes, apart from sessions that last long enough for
+// the default TTL.
+func start(b *testing.B) string {
+	b.Helper()
+	z, err := servers.StartZooKeeper(b.Context(), filepath.Join(b.TempDir(), "zookeeper"), servers.ZooKeeperConfig{
+		Tick: 2 * time.Second, MaxSession: 40 * time.Second, Java: []string{"-XX:TieredStopAtLevel=4"},
+	})
+	if errors.Is(err, servers.ErrNoZooKeeper) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+		b.Skip(err)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(z.Kill)
+	return z.Address()
+}
+
+// pair locks and unlocks once.
+type pair func() error
+
+// ours is a Locker over a store of its own, in the layout that go-zookeeper's Lock
+// shares.
+func ours(b *testing.B, address, name string) pair {
+	b.Helper()
+	s, err := zkstore.Open(b.Context(), []string{address}, zkstore.WithLayout(zkstore.Mutex), zkstore.Root("/bench"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return over(b, s, name, true)
+}
+
+func over(b *testing.B, s *zkstore.Store, name string, owned bool) pair {
+	b.Helper()
+	l, err := holdfast.New(s)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = l.Close(context.Background())
+		if owned {
+			_ = s.Close(context.Background())
+		}
+	})
+	return func() error {
+		k, err := l.Lock(context.Background(), name)
+		if err != nil {
+			return err
+		}
+		return k.Unlock()
+	}
+}
+
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}
+
+func dial(b *testing.B, address string) *zookeeper.Conn {
+	b.Helper()
+	c, events, err := zookeeper.Connect([]string{address}, 38*time.Second, zookeeper.WithLogger(quiet{}))
+	if err != nil {
+		b.Fatal(err)
+	}
+	go func() {
+		for range events {
+		}
+	}()
+	b.Cleanup(c.Close)
+	return c
+}
+
+// theirs is go-zookeeper's Lock; with a token it reads the node's czxid as well,
+// which a guard at the resource needs.
+func theirs(c *zookeeper.Conn, name string, token bool) pair {
+	l := zookeeper.NewLock(c, "/peer/"+name, zookeeper.WorldACL(zookeeper.PermAll))
+	return func() error {
+		if err := l.Lock(); err != nil {
+			return err
+		}
+		if token {
+			if _, _, err := c.Get("/peer/" + name); err != nil {
+				return err
+			}
+		}
+		return l.Unlock()
+	}
+}
+
+func must(b *testing.B, err error) {
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BenchmarkSerial takes and gives back one lock after another: the median of ours,
+// with its token, of the peer's without one and with one, in turns.
+func BenchmarkSerial(b *testing.B) {
+	address := start(b)
+	c := dial(b, address)
+	pairs := map[string]pair{"holdfast": ours(b, address, "serial"), "peer": theirs(c, "serial", false), "peer-with-token": theirs(c, "serial", true)}
+	names := []string{"holdfast", "peer", "peer-with-token"}
+	took := map[string][]time.Duration{}
+	for range 200 { // warm
+		for _, n := range names {
+			must(b, pairs[n]())
+		}
+	}
+	for i := 0; b.Loop(); i++ {
+		for j := range names {
+			n := names[(i+j)%len(names)]
+			began := time.Now()
+			must(b, pairs[n]())
+			took[n] = append(took[n], time.Since(began))
+		}
+	}
+	median := func(n string) float64 {
+		slices.Sort(took[n])
+		return float64(took[n][len(took[n])/2]) / 1e3
+	}
+	for _, n := range names {
+		b.ReportMetric(median(n), n+"-us")
+	}
+	b.ReportMetric(median("holdfast")/median("peer"), "ratio")
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkHot lets 16 compete for one name, for a while each in turns.
+func BenchmarkHot(b *testing.B) {
+	for _, shape := range []string{"sessions", "session"} {
+		b.Run("16-"+shape, func(b *testing.B) {
+			address := start(b)
+			const n = 16
+			var mine, peers []pair
+			shared, err := zkstore.Open(b.Context(), []string{address}, zkstore.WithLayout(zkstore.Mutex), zkstore.Root("/bench"))
+			must(b, err)
+			b.Cleanup(func() { _ = shared.Close(context.Background()) })
+			conn := dial(b, address)
+			for range n {
+				if shape == "sessions" {
+					mine = append(mine, ours(b, address, "hot"))
+					peers = append(peers, theirs(dial(b, address), "hot", false))
+				} else {
+					mine = append(mine, over(b, shared, "hot", false))
+					peers = append(peers, theirs(conn, "hot", false))
+				}
+			}
+			const slice = 500 * time.Millisecond
+			compete(b, mine, slice)
+			compete(b, peers, slice)
+			var ourPairs, theirPairs, rounds float64
+			for b.Loop() {
+				ourPairs += compete(b, mine, slice)
+				theirPairs += compete(b, peers, slice)
+				rounds++
+			}
+			b.ReportMetric(ourPairs/rounds/slice.Seconds(), "holdfast-pairs/s")
+			b.ReportMetric(theirPairs/rounds/slice.Seconds(), "peer-pairs/s")
+			b.ReportMetric(ourPairs/theirPairs, "ratio")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// compete counts the pairs that all make in that time.
+func compete(b *testing.B, all []pair, d time.Duration) float64 {
+	var count atomic.Int64
+	var wg sync.WaitGroup
+	end := time.Now().Add(d)
+	for _, p := range all {
+		wg.Go(func() {
+			for time.Now().Before(end) {
+				if err := p(); err != nil {
+					b.Error(err)
+					return
+				}
+				count.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	return float64(count.Load())
+}

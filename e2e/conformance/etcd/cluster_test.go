@@ -1,0 +1,170 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/etcdstore"
+)
+
+// TestConformanceCluster runs the suite on three members.
+func TestConformanceCluster(t *testing.T) {
+	// Elections within two thirds of a second: a lease of a second is granted.
+	conform(t, start(t, servers.EtcdConfig{Members: 3, Heartbeat: 60 * time.Millisecond}), time.Second)
+}
+
+// TestConformanceDistribution runs the suite on the etcd that Debian 12 has, 3.4.
+func TestConformanceDistribution(t *testing.T) {
+	t.Setenv(servers.Dirs, "")
+	program := need(t, "etcd", "/usr/bin/etcd")
+	if program == need(t, "etcd") && !strings.HasPrefix(program, "/usr/") {
+		t.Skip("the etcd in PATH is the current one")
+	}
+	conform(t, start(t, servers.EtcdConfig{Program: program, Heartbeat: quick}), time.Second)
+}
+
+// leader is the index of the member that leads, as seen by itself.
+func (c *cluster) leader(t *testing.T, client *clientv3.Client) int {
+	t.Helper()
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		for i, m := range c.members {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			st, err := client.Status(ctx, m.Client)
+			cancel()
+			if err == nil && st.Leader == st.Header.MemberId {
+				return i
+			}
+		}
+	}
+	t.Fatal("no leader")
+	panic("unreachable")
+}
+
+// TestLeaderKilled: a lock and a place survive their leader.
+func TestLeaderKilled(t *testing.T) {
+	c := start(t, servers.EtcdConfig{Members: 3})
+	client := c.direct(t)
+	l, o := locker(t, c.open(t)), locker(t, c.open(t))
+	k, err := l.Lock(t.Context(), "n", holdfast.TTL(10*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan error, 1)
+	go func() {
+		k, err := o.Lock(t.Context(), "n", holdfast.TTL(10*time.Second))
+		if err == nil {
+			err = k.Unlock()
+		}
+		waited <- err
+	}()
+	for n := 0; n < 2; {
+		st, err := o.Inspect(t.Context(), "n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n = len(st.Holders) + len(st.Waiters)
+	}
+	dead := c.leader(t, client)
+	c.members[dead].Kill()
+	c.leader(t, client)
+	if err := k.Context().Err(); err != nil {
+		t.Fatalf("the lock did not survive its leader: %v", context.Cause(k.Context()))
+	}
+	if err := k.Unlock(); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	if err := receive(t, "the waiter's lock", waited); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.members[dead].Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCutOffMember: a member that is parted from the others goes on serving its
+// clients' connections. Whoever holds a lock through it alone loses the context
+// before the others can grant the lock again, and whoever waits through it waits
+// on; also when it was the leader.
+func TestCutOffMember(t *testing.T) {
+	network, err := servers.NewNetwork(3)
+	if errors.Is(err, servers.ErrNoNetwork) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(network.Close)
+	c := start(t, servers.EtcdConfig{Members: 3, Hosts: network.Hosts(), Enter: network.Enter})
+	client := c.direct(t)
+	only := func(i int) *etcdstore.Store {
+		s, err := etcdstore.Open(t.Context(), "etcd://"+c.members[i].Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close(context.Background()) })
+		return s
+	}
+	for _, lead := range []bool{false, true} {
+		at := c.leader(t, client)
+		if !lead {
+			at = (at + 1) % 3
+		}
+		name := map[bool]string{true: "leader", false: "follower"}[lead]
+		holder, other := locker(t, only(at)), locker(t, only((at+1)%3))
+		k, err := holder.Lock(t.Context(), name, holdfast.TTL(3*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan time.Time, 1)
+		context.AfterFunc(k.Context(), func() { ended <- time.Now() })
+		if err := network.Cut(at); err != nil {
+			t.Fatal(err)
+		}
+		// What was sent to the lost leader is not answered.
+		var next *holdfast.Lock
+		for end := time.Now().Add(patience); ; {
+			next, err = other.Lock(t.Context(), name, holdfast.TTL(3*time.Second))
+			if !errors.Is(err, holdfast.ErrUnavailable) || time.Now().After(end) {
+				break
+			}
+		}
+		granted := time.Now()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if k.Context().Err() == nil {
+			t.Fatalf("%s: granted to another while the first holder's context lives", name)
+		}
+		if at := receive(t, "the end of the context", ended); at.After(granted) {
+			t.Errorf("%s: the context ended %s after the next grant", name, at.Sub(granted))
+		}
+		if next.Token() <= k.Token() {
+			t.Errorf("%s: token %d after %d", name, next.Token(), k.Token())
+		}
+		if err := network.Heal(at); err != nil {
+			t.Fatal(err)
+		}
+		if err := next.Unlock(); err != nil {
+			t.Error(err)
+		}
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+			t.Errorf("%s: Unlock of the lost lock: %v", name, err)
+		}
+		// The member's client goes on.
+		again, err := holder.Lock(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := again.Unlock(); err != nil {
+			t.Error(err)
+		}
+	}
+}

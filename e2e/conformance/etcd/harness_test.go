@@ -1,0 +1,113 @@
+// Package etcd proves etcdstore on real servers: the conformance suite, the
+// faults that a cluster knows, and what others got wrong.
+//
+// A server whose program is missing is skipped, and with
+// HOLDFAST_REQUIRE_SERVERS=1 fails.
+package etcd
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/etcdstore"
+)
+
+// cluster is a running etcd with a proxy before each member.
+type cluster struct {
+	members []*servers.Etcd
+	proxies []*servers.Proxy
+}
+
+func need(t testing.TB, program string, more ...string) string {
+	t.Helper()
+	path, err := servers.Find(program, more...)
+	if err != nil {
+		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	return path
+}
+
+func start(t testing.TB, c servers.EtcdConfig) *cluster {
+	t.Helper()
+	if c.Program == "" {
+		c.Program = need(t, "etcd")
+	}
+	c.Dir = t.TempDir()
+	members, err := servers.StartEtcd(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl := &cluster{members: members}
+	for _, m := range members {
+		t.Cleanup(m.Kill)
+		p, err := servers.NewProxy(m.Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Close)
+		cl.proxies = append(cl.proxies, p)
+	}
+	return cl
+}
+
+// url leads through the proxies.
+func (c *cluster) url(path string) string {
+	var hosts []string
+	for _, p := range c.proxies {
+		hosts = append(hosts, p.Address())
+	}
+	return "etcd://" + strings.Join(hosts, ",") + path
+}
+
+// direct is a plain client, past the proxies.
+func (c *cluster) direct(t testing.TB) *clientv3.Client {
+	t.Helper()
+	client, err := clientv3.New(clientv3.Config{Endpoints: servers.EtcdEndpoints(c.members), DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func (c *cluster) open(t testing.TB, o ...etcdstore.Option) *etcdstore.Store {
+	t.Helper()
+	s, err := etcdstore.Open(context.Background(), c.url(""), o...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(context.Background()); err != nil && s.Classify(err) != driver.IsClosed {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// quick is for a single member on which expiry is tested: its shortest lease is
+// a second.
+const quick = 20 * time.Millisecond
+
+// leftovers lists every key. Epoch keys end with their lease.
+func (c *cluster) leftovers(t testing.TB, client *clientv3.Client) (left []string) {
+	t.Helper()
+	resp, err := client.Get(t.Context(), "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kv := range resp.Kvs {
+		left = append(left, string(kv.Key))
+	}
+	return left
+}

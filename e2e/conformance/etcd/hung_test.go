@@ -1,0 +1,98 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/etcdstore"
+)
+
+// TestHungConnection: of two connections one no longer answers and does not end, on
+// a client of the caller's that does not probe them. Whoever waits through it is
+// granted all the same, within what the guarantees say.
+func TestHungConnection(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	more, err := servers.NewProxy(c.members[0].Client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(more.Close)
+	proxies := append(c.proxies, more)
+	holder, err := etcdstore.New(c.direct(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close(context.Background())
+	for i := range proxies {
+		client, err := clientv3.New(clientv3.Config{
+			Endpoints: []string{proxies[0].Address(), proxies[1].Address()}, Logger: zap.NewNop(), DialTimeout: 5 * time.Second,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := etcdstore.New(client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := must(t, holder, request("h"+string(rune('0'+i)), "n", 1, time.Minute))
+		w := waitIn(t, s, request("w"+string(rune('0'+i)), "n", 1, time.Minute))
+		time.Sleep(300 * time.Millisecond) // the watch stands: nothing else is to be disturbed
+		if err := proxies[i].Silence(); err != nil {
+			t.Fatal(err)
+		}
+		if err := holder.Release(t.Context(), g, 0); err != nil {
+			t.Fatal(err)
+		}
+		res := receive(t, "the grant", w)
+		if res.err != nil {
+			t.Fatal(res.err)
+		}
+		if err := proxies[i].Heal(); err != nil {
+			t.Fatal(err)
+		}
+		// The connections that were cut may cost an answer.
+		for err = s.Release(t.Context(), res.g, 0); s.Classify(err) == driver.Unknown && err != nil; {
+			err = s.Release(t.Context(), res.g, 0)
+		}
+		if err != nil && s.Classify(err) != driver.NotHeld {
+			t.Fatal(err)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		_ = client.Close()
+	}
+}
+
+// TestCloseEndsWatch: closing a store ends its watches, also over a client of the
+// caller's.
+func TestCloseEndsWatch(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, err := etcdstore.New(c.direct(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	began, ended := make(chan struct{}, 1), make(chan error, 1)
+	go func() {
+		ended <- s.Watch(t.Context(), "", func() {
+			select {
+			case began <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	receive(t, "the first call", began)
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, "the end of the watch", ended); s.Classify(err) != driver.IsClosed || errors.Is(err, context.Canceled) {
+		t.Fatalf("Watch ended with %v", err)
+	}
+}

@@ -1,0 +1,84 @@
+package etcd
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// TestKeptKey: a grant that was left standing keeps its key. What the same store
+// asks for next is a place of its own, behind it.
+func TestKeptKey(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s := c.open(t)
+	for _, test := range []struct {
+		what  string
+		limit int
+		wait  bool
+	}{
+		{"wait", driver.Exclusive, true},
+		{"shared wait", driver.Unlimited, true},
+		{"permit wait", 2, true},
+		{"permit", 2, false},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			n := test.what
+			kept := must(t, s, request("kept-"+n, n, test.limit, time.Minute))
+			if err := s.Release(t.Context(), kept, 3*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			r := request("next-"+n, n, test.limit, time.Minute)
+			r.Wait = test.wait
+			g := must(t, s, r)
+			if test.limit == driver.Exclusive {
+				if !r.From.(*asker).wasQueued() {
+					t.Error("granted at once beside a grant that was left standing")
+				}
+			} else if st, err := s.Inspect(t.Context(), n); err != nil || len(st.Holders) != 2 {
+				t.Errorf("holders %+v, %v: want the one that was left standing and the new one", st.Holders, err)
+			}
+			if a := s.Renew(t.Context(), []driver.Grant{g})[0]; a.Err != nil {
+				t.Errorf("Renew: %v", a.Err)
+			}
+			if err := s.Release(t.Context(), g, 0); err != nil {
+				t.Errorf("Release: %v", err)
+			}
+		})
+	}
+}
+
+// TestKeptKeyUndone: undoing a request that found the key of a kept grant standing
+// leaves that grant alone.
+func TestKeptKeyUndone(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	kept := must(t, s, request("kept", "n", 1, time.Minute))
+	if err := s.Release(t.Context(), kept, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	r := request("next", "n", 1, time.Minute)
+	r.Wait = true
+	l.mu.Lock()
+	l.hold = makes
+	l.mu.Unlock()
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+		t.Fatalf("Acquire answered %v, want an unknown outcome", err)
+	}
+	if err := s.Undo(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := s.Inspect(t.Context(), "n"); err != nil || len(st.Holders) != 1 || st.Holders[0].ID != "kept" {
+		t.Fatalf("after Undo: %+v, %v, want the kept grant", st, err)
+	}
+}
+
+func (a *asker) wasQueued() bool {
+	select {
+	case <-a.queued:
+		return true
+	default:
+		return false
+	}
+}

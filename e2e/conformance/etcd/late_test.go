@@ -1,0 +1,414 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/etcdstore"
+)
+
+// late sits in a client and keeps a transaction back: its sender is told that the
+// connection broke, and the transaction reaches the server when the test says so.
+// It can also lose the answer of one that was applied.
+type late struct {
+	mu   sync.Mutex
+	hold func(*etcdserverpb.TxnRequest) bool
+	lose func(*etcdserverpb.TxnRequest) bool
+	sent func() (*etcdserverpb.TxnResponse, error) // what was kept back
+	// after is called when the next transaction was applied and its answer lost.
+	after func()
+	// refuse answers to deletions that they are not allowed.
+	refuse atomic.Bool
+}
+
+var errBroken = status.Error(codes.Unavailable, "the connection broke")
+
+func (l *late) intercept(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	txn, ok := req.(*etcdserverpb.TxnRequest)
+	if !ok {
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	l.mu.Lock()
+	hold, lose := l.hold != nil && l.hold(txn), l.lose != nil && l.lose(txn)
+	if hold {
+		l.hold = nil
+		kept := proto.Clone(txn)
+		l.sent = func() (*etcdserverpb.TxnResponse, error) {
+			var answer etcdserverpb.TxnResponse
+			err := invoke(context.WithoutCancel(ctx), method, kept, &answer, cc)
+			return &answer, err
+		}
+	}
+	if lose {
+		l.lose = nil
+	}
+	after := l.after
+	l.after = nil
+	l.mu.Unlock()
+	if hold {
+		return errBroken
+	}
+	if l.refuse.Load() && deletes(txn) {
+		return status.Error(codes.PermissionDenied, "etcdserver: permission denied")
+	}
+	err := invoke(ctx, method, req, reply, cc, opts...)
+	if after != nil {
+		after()
+		return status.FromContextError(context.Canceled).Err()
+	}
+	if lose && err == nil {
+		return errBroken
+	}
+	return err
+}
+
+func makes(*etcdserverpb.TxnRequest) bool { return true }
+
+func deletes(txn *etcdserverpb.TxnRequest) bool {
+	for _, op := range txn.Success {
+		if op.GetRequestDeleteRange() != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func puts(txn *etcdserverpb.TxnRequest) bool {
+	for _, op := range txn.Success {
+		if op.GetRequestPut() != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *cluster) late(t *testing.T) (*etcdstore.Store, *late) {
+	t.Helper()
+	l := &late{}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: servers.EtcdEndpoints(c.members), Logger: zap.NewNop(), DialTimeout: 5 * time.Second,
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(l.intercept)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := etcdstore.New(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		_ = client.Close()
+	})
+	return s, l
+}
+
+type asker struct {
+	id     string
+	queued chan struct{}
+	lost   chan driver.Cause
+}
+
+func (a *asker) Owner() driver.Owner { return driver.Owner{ID: a.id, Host: "test", PID: 1} }
+func (a *asker) Queued([]driver.Holder) {
+	select {
+	case a.queued <- struct{}{}:
+	default:
+	}
+}
+func (a *asker) Lost(c driver.Cause, _ error) {
+	select {
+	case a.lost <- c:
+	default:
+	}
+}
+
+func request(id, name string, limit int, ttl time.Duration) driver.Request {
+	return driver.Request{ID: id, Name: name, Limit: limit, TTL: ttl,
+		From: &asker{id: id, queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}}
+}
+
+func must(t *testing.T, s *etcdstore.Store, r driver.Request) driver.Grant {
+	t.Helper()
+	g, err := s.Acquire(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// TestLateAcquire: an acquisition whose answer was lost, and which reaches the
+// server after its undo was confirmed, makes no place (etcd issue 12900).
+func TestLateAcquire(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	for _, wait := range []bool{false, true} {
+		s, l := c.late(t)
+		other := c.open(t)
+		if g := must(t, s, request("first", "n", 1, time.Minute)); s.Release(t.Context(), g, 0) != nil {
+			t.Fatal("the first release failed")
+		}
+		r := request("late", "n", 1, time.Minute)
+		r.Wait = wait
+		l.mu.Lock()
+		l.hold = puts
+		l.mu.Unlock()
+		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+			t.Fatalf("wait %t: Acquire answered %v, want an unknown outcome", wait, err)
+		}
+		if err := s.Undo(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := l.sent(); err != nil || answer.Succeeded {
+			t.Fatalf("wait %t: the late transaction was applied: %v, %v", wait, answer, err)
+		}
+		// The store goes on, with the epoch that it has made.
+		g := must(t, s, request("next", "n", 1, time.Minute))
+		if err := s.Release(t.Context(), g, 0); err != nil {
+			t.Fatal(err)
+		}
+		g = must(t, other, request("other", "n", 1, time.Minute))
+		if err := other.Release(t.Context(), g, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestLateRelease: a release whose answer was lost and a new lock never share a
+// token, and a release that arrives late, or twice, ends no newer grant.
+func TestLateRelease(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	g := must(t, s, request("one", "n", 1, time.Minute))
+	l.mu.Lock()
+	l.lose = deletes
+	l.mu.Unlock()
+	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.Unknown {
+		t.Fatalf("Release answered %v, want an unknown outcome", err)
+	}
+	next := must(t, s, request("two", "n", 1, time.Minute))
+	if next.Token <= g.Token {
+		t.Fatalf("token %d after %d", next.Token, g.Token)
+	}
+	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld {
+		t.Fatalf("the repeated release answered %v, want not held", err)
+	}
+
+	l.mu.Lock()
+	l.hold = deletes
+	l.mu.Unlock()
+	if err := s.Release(t.Context(), next, 0); s.Classify(err) != driver.Unknown {
+		t.Fatalf("Release answered %v, want an unknown outcome", err)
+	}
+	if err := s.Release(t.Context(), next, 0); err != nil {
+		t.Fatal(err)
+	}
+	third := must(t, s, request("three", "n", 1, time.Minute))
+	if answer, err := l.sent(); err != nil || answer.Succeeded {
+		t.Fatalf("the late release was applied: %v, %v", answer, err)
+	}
+	if err := s.Release(t.Context(), third, 0); err != nil {
+		t.Fatalf("the late release ended a newer grant: %v", err)
+	}
+}
+
+// TestLateUndo: an undo that arrives late ends nothing of a newer request.
+func TestLateUndo(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	r := request("one", "n", 1, time.Minute)
+	must(t, s, r)
+	l.mu.Lock()
+	l.hold = makes
+	l.mu.Unlock()
+	if err := s.Undo(t.Context(), r); s.Classify(err) != driver.Unknown {
+		t.Fatalf("Undo answered %v, want an unknown outcome", err)
+	}
+	if err := s.Undo(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	g := must(t, s, request("two", "n", 1, time.Minute))
+	if _, err := l.sent(); err != nil {
+		t.Fatal(err)
+	}
+	// Neither ended nor in the way of the next.
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Release(t.Context(), must(t, s, request("three", "n", 1, time.Minute)), 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCauseIsNoAnswer: the reason for which a caller's context ended is no answer
+// of the store: a request whose answer did not come is unknown, whatever error
+// its context carries.
+func TestCauseIsNoAnswer(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	for _, code := range []driver.Code{driver.NotHeld, driver.Refused, driver.Unavailable, driver.IsClosed} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		l.mu.Lock()
+		l.after = func() { cancel(driver.Errorf(code, "an outer lock was lost")) }
+		l.mu.Unlock()
+		r := request("r-"+code.String(), code.String(), 1, time.Minute)
+		_, err := s.Acquire(ctx, r)
+		if got := s.Classify(err); got != driver.Unknown {
+			t.Errorf("Acquire, with a key that may stand: %v (%v)", got, err)
+		}
+		if err := s.Undo(t.Context(), r); err != nil {
+			t.Error(err)
+		}
+		if st, err := s.Inspect(t.Context(), r.Name); err != nil || len(st.Holders) > 0 {
+			t.Errorf("after Undo: %+v, %v", st, err)
+		}
+	}
+}
+
+// TestAnswerTooLarge: an answer that the client does not take, as it is larger than
+// its own limit, is no refusal by the server: what was asked for has been done.
+func TestAnswerTooLarge(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: servers.EtcdEndpoints(c.members), Logger: zap.NewNop(), DialTimeout: 5 * time.Second,
+		MaxCallSendMsgSize: 4 << 10, MaxCallRecvMsgSize: 8 << 10,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	s, err := etcdstore.New(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close(context.Background())
+	other := c.open(t)
+	for i := range 100 {
+		must(t, other, request(fmt.Sprint("h", i), "n", driver.Unlimited, time.Minute))
+	}
+	r := request("late", "n", driver.Unlimited, time.Minute)
+	r.Wait = true
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err = s.Acquire(ctx, r)
+	code := s.Classify(err)
+	if code == driver.Unknown {
+		if err := s.Undo(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st, err2 := other.Inspect(t.Context(), "n")
+	if err2 != nil || len(st.Holders) != 100 {
+		t.Errorf("%d holders, %v, after a request that ended as %s (%v)", len(st.Holders), err2, code, err)
+	}
+}
+
+// TestUnconfirmedRelease: a lease is not kept alive for a grant whose release was
+// not confirmed: if nobody comes to ask again, it runs out.
+func TestUnconfirmedRelease(t *testing.T) {
+	c := start(t, servers.EtcdConfig{Heartbeat: quick})
+	s, l := c.late(t)
+	g := must(t, s, request("h", "n", 1, time.Second))
+	l.mu.Lock()
+	l.hold = deletes
+	l.mu.Unlock()
+	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.Unknown {
+		t.Fatalf("Release answered %v, want an unknown outcome", err)
+	}
+	if res := receive(t, "the next grant", waitIn(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {
+		t.Fatal(res.err)
+	}
+}
+
+// TestReleaseGivenUp: a lock whose release was refused, and which nobody asks to
+// release any more, does not stand for as long as the process holds other locks on
+// the same lease.
+func TestReleaseGivenUp(t *testing.T) {
+	c := start(t, servers.EtcdConfig{Heartbeat: quick})
+	s, refusing := c.late(t)
+	l := locker(t, s)
+	other, err := l.Lock(t.Context(), "other", holdfast.TTL(2*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Unlock()
+	k, err := l.Lock(t.Context(), "n", holdfast.TTL(2*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refusing.refuse.Store(true)
+	if err := k.Unlock(); !errors.Is(err, holdfast.ErrRefused) {
+		t.Fatalf("Unlock: %v", err)
+	}
+	refusing.refuse.Store(false)
+	if res := receive(t, "the next grant", waitIn(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {
+		t.Fatal(res.err)
+	}
+	if err := other.Context().Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// renamed is an asker whose words change between its place and its grant.
+type renamed struct {
+	*asker
+	reason atomic.Value
+}
+
+func (r *renamed) Owner() driver.Owner {
+	o := r.asker.Owner()
+	o.Reason, _ = r.reason.Load().(string)
+	return o
+}
+
+// TestLateClaim: the words of a claim that arrive after the grant was released, to
+// stand a while longer, do not bind it to the client's lease again.
+func TestLateClaim(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	g := must(t, other, request("holder", "n", 1, time.Minute))
+	r := request("late", "n", 1, time.Minute)
+	words := &renamed{asker: r.From.(*asker)}
+	r.From, r.Wait = words, true
+	done := make(chan result, 1)
+	go func() {
+		g, err := s.Acquire(t.Context(), r)
+		done <- result{g, err}
+	}()
+	receive(t, "the place", words.queued)
+	words.reason.Store("after")
+	l.mu.Lock()
+	l.hold = puts
+	l.mu.Unlock()
+	if err := other.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	res := receive(t, "the grant", done)
+	if res.err != nil {
+		t.Fatal(res.err)
+	}
+	if err := s.Release(t.Context(), res.g, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if answer, err := l.sent(); err != nil || answer.Succeeded {
+		t.Fatalf("the late claim was applied: %v, %v", answer, err)
+	}
+}

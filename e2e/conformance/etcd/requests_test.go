@@ -1,0 +1,129 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/etcdstore"
+)
+
+// counted is a store that counts its requests to the key space.
+func (c *cluster) counted(t *testing.T) (*etcdstore.Store, *atomic.Int64) {
+	t.Helper()
+	var n atomic.Int64
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: servers.EtcdEndpoints(c.members), Logger: zap.NewNop(),
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(
+			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				if strings.HasPrefix(method, "/etcdserverpb.KV/") {
+					n.Add(1)
+				}
+				return invoke(ctx, method, req, reply, cc, opts...)
+			})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := etcdstore.New(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		_ = client.Close()
+	})
+	return s, &n
+}
+
+// TestRequests: a free name costs two requests, a lock and a release; the place
+// whose turn it is asks nothing more; and a place far back asks for nothing while
+// those before it come and go.
+func TestRequests(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, n := c.counted(t)
+	g := must(t, s, request("warm", "n", 1, time.Minute))
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	cost := func(what string, want int64, f func()) {
+		t.Helper()
+		before := n.Load()
+		f()
+		// The session looks after its places once a second.
+		if got := n.Load() - before; got > want+1 {
+			t.Errorf("%s cost %d requests, want %d", what, got, want)
+		}
+	}
+	cost("20 free locks", 40, func() {
+		for i := range 20 {
+			r := request(fmt.Sprint("free", i), "n", 1, time.Minute)
+			r.Wait = true
+			if err := s.Release(t.Context(), must(t, s, r), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+
+	g = must(t, s, request("first", "n", 1, time.Minute))
+	own := waitIn(t, s, request("own", "n", 1, time.Minute))
+	// The release, and the look that follows the making of the watch.
+	cost("passing on", 2, func() {
+		if err := s.Release(t.Context(), g, 0); err != nil {
+			t.Fatal(err)
+		}
+		res := receive(t, "the grant", own)
+		if res.err != nil {
+			t.Fatal(res.err)
+		}
+		g = res.g
+	})
+
+	// Ten places of others before ours.
+	other := c.open(t)
+	var line []<-chan result
+	for i := range 10 {
+		line = append(line, waitIn(t, other, request(fmt.Sprint("before", i), "n", 1, time.Minute)))
+	}
+	far, asked := c.counted(t)
+	last := waitIn(t, far, request("last", "n", 1, time.Minute))
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	var held driver.Grant
+	for i, w := range line {
+		if i > 0 {
+			if err := other.Release(t.Context(), held, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		res := receive(t, "a grant", w)
+		if res.err != nil {
+			t.Fatal(res.err)
+		}
+		held = res.g
+		if i == 0 {
+			asked.Store(0)
+		}
+	}
+	if got := asked.Load(); got > 3 { // a look of each second
+		t.Errorf("a place in the back asked %d times while nine before it were served", got)
+	}
+	if err := other.Release(t.Context(), held, 0); err != nil {
+		t.Fatal(err)
+	}
+	if res := receive(t, "the last grant", last); res.err != nil {
+		t.Fatal(res.err)
+	}
+}

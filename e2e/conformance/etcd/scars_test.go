@@ -1,0 +1,373 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/etcdstore"
+)
+
+const patience = 30 * time.Second
+
+func locker(t *testing.T, s driver.Store) *holdfast.Locker {
+	t.Helper()
+	l, err := holdfast.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := l.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// waitIn begins to wait and returns when the place stands.
+func waitIn(t *testing.T, s *etcdstore.Store, r driver.Request) <-chan result {
+	t.Helper()
+	r.Wait = true
+	done := make(chan result, 1)
+	go func() {
+		g, err := s.Acquire(t.Context(), r)
+		done <- result{g, err}
+	}()
+	select {
+	case <-r.From.(*asker).queued:
+	case res := <-done:
+		t.Fatalf("it did not wait: %+v, %v", res.g, res.err)
+	case <-time.After(patience):
+		t.Fatal("no place")
+	}
+	return done
+}
+
+type result struct {
+	g   driver.Grant
+	err error
+}
+
+func receive[T any](t *testing.T, what string, c <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(patience):
+		t.Fatalf("%s did not come", what)
+		panic("unreachable")
+	}
+}
+
+// TestPrefix: "a" does not wait for "a/b", nor the other way round, however the
+// first reads of a busy queue come out (etcd issue 6278).
+func TestPrefix(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, o := c.open(t), c.open(t)
+	names := []string{"a", "a/b", "a/b/c", "a/", "/a", "a//b"}
+	for _, limit := range []int{driver.Exclusive, 3, driver.Unlimited} {
+		var held []driver.Grant
+		for i, n := range names {
+			held = append(held, must(t, s, request(fmt.Sprintf("h%d-%d", limit, i), n, driver.Exclusive, time.Minute)))
+		}
+		for i, n := range names {
+			w := waitIn(t, o, request(fmt.Sprintf("w%d-%d", limit, i), n, limit, time.Minute))
+			if err := s.Release(t.Context(), held[i], 0); err != nil {
+				t.Fatal(err)
+			}
+			res := receive(t, "the grant of "+n, w)
+			if res.err != nil {
+				t.Fatal(res.err)
+			}
+		}
+		for i, n := range names {
+			st, err := o.Inspect(t.Context(), n)
+			if err != nil || len(st.Holders) != 1 || st.Holders[0].ID != fmt.Sprintf("w%d-%d", limit, i) {
+				t.Fatalf("%q: %+v, %v", n, st, err)
+			}
+			if err := o.Break(t.Context(), n, st.Holders[0].Token); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestCompaction: compacting the history disturbs nobody who waits (etcd issue
+// 9715).
+func TestCompaction(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, client := c.open(t), c.direct(t)
+	g := must(t, s, request("h", "n", 1, time.Minute))
+	first := waitIn(t, c.open(t), request("w1", "n", 1, time.Minute))
+	second := waitIn(t, c.open(t), request("w2", "n", 2, time.Minute))
+	for range 10 {
+		put, err := client.Put(t.Context(), "unrelated", "x")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Compact(t.Context(), put.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Watches have to be made again.
+	for _, p := range c.proxies {
+		p.Cut()
+		if err := p.Heal(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Release(t.Context(), g, 0); err != nil && s.Classify(err) != driver.Unknown {
+		t.Fatal(err)
+	} else if err != nil {
+		_ = s.Release(t.Context(), g, 0)
+	}
+	if res := receive(t, "the grant", first); res.err != nil {
+		t.Fatal(res.err)
+	}
+	client.Delete(t.Context(), "n/", clientv3.WithPrefix())
+	receive(t, "the end of the second", second)
+}
+
+// TestWaiterLosesLease: a waiter whose own lease has ended is not granted, and the
+// Locker queues anew (etcd issue 19597).
+func TestWaiterLosesLease(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, client := c.open(t), c.direct(t)
+	g := must(t, s, request("h", "n", 1, time.Minute))
+	w := waitIn(t, c.open(t), request("w", "n", 1, time.Minute))
+	l := locker(t, c.open(t))
+	locked := make(chan error, 1)
+	go func() {
+		k, err := l.Lock(t.Context(), "n")
+		if err == nil {
+			err = k.Unlock()
+		}
+		locked <- err
+	}()
+	var keys *clientv3.GetResponse
+	for keys == nil || len(keys.Kvs) < 3 {
+		var err error
+		if keys, err = client.Get(t.Context(), "n/", clientv3.WithPrefix()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, kv := range keys.Kvs {
+		if kv.CreateRevision == int64(g.Token) {
+			continue
+		}
+		if _, err := client.Revoke(t.Context(), clientv3.LeaseID(kv.Lease)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if res := receive(t, "the end of the wait", w); res.err == nil || s.Classify(res.err) != driver.Unavailable {
+		t.Fatalf("a waiter without a lease got %+v, %v", res.g, res.err)
+	}
+	if st, err := s.Inspect(t.Context(), "n"); err != nil || len(st.Holders) != 1 || st.Holders[0].ID != "h" {
+		t.Fatalf("%+v, %v", st, err)
+	}
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, "the Locker's lock", locked); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestOneProcess: goroutines of one client exclude each other (etcd issue 11360).
+func TestOneProcess(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s := c.open(t)
+	l := locker(t, s)
+	sum := 0
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 25 {
+				if err := l.Do(t.Context(), "n", func(context.Context) error { sum++; return nil }); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	// And past the core.
+	for i := range 4 {
+		wg.Go(func() {
+			for j := range 25 {
+				r := request(fmt.Sprintf("d%d-%d", i, j), "n", 1, time.Minute)
+				r.Wait = true
+				g, err := s.Acquire(t.Context(), r)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				sum++
+				if err := s.Release(t.Context(), g, 0); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if sum != 300 {
+		t.Errorf("the counter is %d, want 300", sum)
+	}
+}
+
+// TestTakenAway: a key that somebody deletes and a lease that somebody revokes
+// end the holder's context, with their cause.
+func TestTakenAway(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	client := c.direct(t)
+	for _, test := range []struct {
+		what  string
+		do    func(key string, lease clientv3.LeaseID) error
+		cause holdfast.Cause
+	}{
+		{"deleted", func(key string, _ clientv3.LeaseID) error { _, err := client.Delete(t.Context(), key); return err }, holdfast.Taken},
+		{"revoked", func(_ string, lease clientv3.LeaseID) error { _, err := client.Revoke(t.Context(), lease); return err }, holdfast.SessionEnded},
+	} {
+		l := locker(t, c.open(t))
+		k, err := l.Lock(t.Context(), test.what, holdfast.TTL(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, err := client.Get(t.Context(), test.what+"/", clientv3.WithPrefix())
+		if err != nil || len(keys.Kvs) != 1 {
+			t.Fatalf("%v, %v", keys, err)
+		}
+		if err := test.do(string(keys.Kvs[0].Key), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
+			t.Fatal(err)
+		}
+		receive(t, "the end of the context", k.Context().Done())
+		var lost *holdfast.LostError
+		if !errors.As(context.Cause(k.Context()), &lost) || lost.Cause != test.cause {
+			t.Errorf("%s: cause %v, want %s", test.what, context.Cause(k.Context()), test.cause)
+		}
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+			t.Errorf("%s: Unlock: %v", test.what, err)
+		}
+	}
+}
+
+// TestStanding: a transaction of the user's own succeeds only while the grant
+// stands.
+func TestStanding(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, client := c.open(t), c.direct(t)
+	r := request("h", "n", 1, time.Minute)
+	g := must(t, s, r)
+	write := func() bool {
+		t.Helper()
+		standing, err := s.Standing("n", g.Token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Txn(t.Context()).If(standing).Then(clientv3.OpPut("total", "1")).Commit()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.Succeeded
+	}
+	if !write() {
+		t.Fatal("the holder's write is refused")
+	}
+	if err := c.open(t).Break(t.Context(), "n", g.Token); err != nil {
+		t.Fatal(err)
+	}
+	standing, err := s.Standing("n", g.Token)
+	if err == nil {
+		if resp, err := client.Txn(t.Context()).If(standing).Then(clientv3.OpPut("total", "2")).Commit(); err != nil || resp.Succeeded {
+			t.Fatalf("a write after the lock was taken away: %v, %v", resp, err)
+		}
+	}
+	receive(t, "the loss", r.From.(*asker).lost)
+	if _, err := s.Standing("n", g.Token+1); s.Classify(err) != driver.NotHeld {
+		t.Errorf("a grant that never was: %v", err)
+	}
+}
+
+// slowOwner is asked for its words between the end of a wait and its grant.
+type slowOwner struct {
+	asker
+	ask func()
+}
+
+func (o *slowOwner) Owner() driver.Owner {
+	o.ask()
+	return o.asker.Owner()
+}
+
+// TestLeaseEndsAtGrant: a lease that is found to have ended while a grant is on its
+// way to the caller is told to that caller too, and not at its next renewal.
+func TestLeaseEndsAtGrant(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, client := c.open(t), c.direct(t)
+	blocker := must(t, c.open(t), request("b", "n", 1, time.Minute))
+	first := request("first", "other", 1, time.Hour)
+	held := must(t, s, first)
+	keys, err := client.Get(t.Context(), "other/", clientv3.WithPrefix())
+	if err != nil || len(keys.Kvs) != 1 {
+		t.Fatal(keys, err)
+	}
+	asked := 0
+	o := &slowOwner{asker: asker{id: "w", queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}}
+	o.ask = func() {
+		if asked++; asked < 2 {
+			return // its place is made
+		}
+		if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
+			t.Error(err)
+		}
+		receive(t, "the first's loss", first.From.(*asker).lost)
+	}
+	r := driver.Request{ID: "w", Name: "n", Limit: 1, TTL: time.Hour, Wait: true, From: o}
+	done := make(chan result, 1)
+	go func() {
+		g, err := s.Acquire(t.Context(), r)
+		done <- result{g, err}
+	}()
+	receive(t, "the place", o.queued)
+	if a := s.Renew(t.Context(), []driver.Grant{held})[0]; a.Err != nil {
+		t.Fatal(a.Err)
+	}
+	if err := c.open(t).Break(t.Context(), "n", blocker.Token); err != nil {
+		t.Fatal(err)
+	}
+	if res := receive(t, "the answer", done); res.err == nil {
+		if cause := receive(t, "the loss", o.lost); cause != driver.SessionEnded {
+			t.Fatal(cause)
+		}
+	}
+}
+
+// TestManySessions: renewing and inspecting what stands under many leases; the race
+// detector, or the runtime's own check of maps, finds what is shared.
+func TestManySessions(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s := c.open(t)
+	var held []driver.Grant
+	for i := range 40 {
+		held = append(held, must(t, s, request(fmt.Sprint("h", i), "n", driver.Unlimited, time.Duration(60+i)*time.Second)))
+	}
+	for range 50 {
+		for i, a := range s.Renew(t.Context(), held) {
+			if a.Err != nil || a.TTL != held[i].TTL {
+				t.Fatalf("%+v", a)
+			}
+		}
+		st, err := s.Inspect(t.Context(), "n")
+		if err != nil || len(st.Holders) != len(held) {
+			t.Fatalf("%+v, %v", st, err)
+		}
+	}
+}

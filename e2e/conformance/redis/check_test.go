@@ -1,0 +1,66 @@
+package redis
+
+import (
+	"context"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/check/checktest"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+)
+
+// TestCheckGoredis tortures the same servers as `holdfast check --local` does, over
+// go-redis. The workers are Lockers in this process, each with a client.
+func TestCheckGoredis(t *testing.T) {
+	installed(t)
+	for _, local := range []string{"redis", "redis-replicas", "redis-sentinel", "redis-cluster"} {
+		t.Run(local, func(t *testing.T) {
+			target, err := check.StartLocal(t.Context(), local, t.TempDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { // a run ends it too, if it comes to that
+				if err := target.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			u, err := url.Parse(target.URL)
+			if err != nil {
+				t.Fatal(err)
+			}
+			target.URL = ""
+			target.Open = func(context.Context) (driver.Store, error) {
+				c, o := byURL(u)
+				s, err := adapter.New(c, o...)
+				return &closing{Store: s, client: c}, err
+			}
+			r := checktest.Run(t, check.Config{Target: target, Duration: 6 * time.Second, Dir: t.TempDir()})
+			if r.Stats.Grants < 20 {
+				t.Errorf("%+v: the test tests little", r.Stats)
+			}
+		})
+	}
+}
+
+// byURL makes a go-redis client of what redisstore's URLs say.
+func byURL(u *url.URL) (goredis.UniversalClient, []redisstore.Option) {
+	all := append([]string{u.Host}, u.Query()["addr"]...)
+	switch u.Scheme {
+	case "redis+sentinel":
+		return goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: strings.Trim(u.Path, "/"), SentinelAddrs: all}), nil
+	case "redis+cluster":
+		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: all}), nil
+	}
+	var o []redisstore.Option
+	if u.Query().Has("replicas") {
+		o = append(o, redisstore.WaitReplicas(1, 200*time.Millisecond))
+	}
+	return goredis.NewClient(&goredis.Options{Addr: u.Host}), o
+}

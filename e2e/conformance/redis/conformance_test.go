@@ -1,0 +1,157 @@
+package redis
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/redisstore"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+)
+
+// ttl leaves room for a renewal that is late on a busy machine.
+const ttl = 700 * time.Millisecond
+
+// suite runs the suite over a client library on what runs. All servers are
+// stopped and continued together.
+func suite(t *testing.T, all []*servers.Redis, open func(namespace string) (driver.Store, error)) {
+	drivertest.Run(t, drivertest.Harness{
+		TTL: ttl,
+		Open: func(t testing.TB, namespace string) driver.Store {
+			s, err := open(namespace)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		},
+		Stop: func(t testing.TB) {
+			for _, r := range all {
+				if err := r.Pause(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+		Start: func(t testing.TB) {
+			for _, r := range all {
+				if err := r.Cont(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+		Leftovers: func(t testing.TB) []string { return append(leftovers(t, all...), refreshes()...) },
+	})
+}
+
+// refreshes tells whether rueidis is about to look at its cluster again: that
+// goroutine sleeps for a second and does not hear of the client's end.
+func refreshes() []string {
+	b := make([]byte, 1<<20)
+	if strings.Contains(string(b[:runtime.Stack(b, true)]), "rueidis.(*call).DelayDo") {
+		return []string{"a goroutine of rueidis"}
+	}
+	return nil
+}
+
+func overRueidis(url string, o ...redisstore.Option) func(string) (driver.Store, error) {
+	return func(namespace string) (driver.Store, error) {
+		return redisstore.Open(url, append(o, redisstore.Namespace(namespace))...)
+	}
+}
+
+// overGoredis gives each store a client of its own, which ends with it.
+func overGoredis(client func() goredis.UniversalClient, o ...redisstore.Option) func(string) (driver.Store, error) {
+	return func(namespace string) (driver.Store, error) {
+		c := client()
+		s, err := adapter.New(c, append(o, redisstore.Namespace(namespace))...)
+		return &closing{Store: s, client: c}, err
+	}
+}
+
+type closing struct {
+	*redisstore.Store
+	client goredis.UniversalClient
+}
+
+func (c *closing) Close(ctx context.Context) error {
+	err := c.Store.Close(ctx)
+	_ = c.client.Close()
+	return err
+}
+
+func TestConformance(t *testing.T) {
+	r := start(t)
+	suite(t, []*servers.Redis{r}, overRueidis("redis://"+r.Address()))
+}
+
+func TestConformanceGoredis(t *testing.T) {
+	r := start(t)
+	suite(t, []*servers.Redis{r}, overGoredis(func() goredis.UniversalClient {
+		return goredis.NewClient(&goredis.Options{Addr: r.Address()})
+	}))
+}
+
+func TestConformanceReplicas(t *testing.T) {
+	installed(t)
+	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Kill)
+	// Its replica is not stopped with the primary: then it would not be there when
+	// a grant waits for it.
+	suite(t, []*servers.Redis{g.Primary}, overRueidis("redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, time.Second)))
+}
+
+func TestConformanceCluster(t *testing.T) {
+	installed(t)
+	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Kill)
+	t.Run("rueidis", func(t *testing.T) { suite(t, c.Nodes, overRueidis("redis+cluster://"+c.Nodes[0].Address())) })
+	t.Run("goredis", func(t *testing.T) {
+		suite(t, c.Nodes, overGoredis(func() goredis.UniversalClient {
+			return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
+		}))
+	})
+}
+
+func TestConformanceSentinel(t *testing.T) {
+	installed(t)
+	s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Kill)
+	// Nothing is stopped here, or the sentinels would promote the replica: that has
+	// tests of its own.
+	suite := func(t *testing.T, open func(string) (driver.Store, error)) {
+		drivertest.Run(t, drivertest.Harness{
+			TTL: ttl,
+			Open: func(t testing.TB, namespace string) driver.Store {
+				st, err := open(namespace)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return st
+			},
+			Leftovers: func(t testing.TB) []string { return leftovers(t, s.Primary) },
+		})
+	}
+	t.Run("rueidis", func(t *testing.T) {
+		suite(t, overRueidis("redis+sentinel://"+s.Sentinels[0].Address()+"/"+s.Name))
+	})
+	t.Run("goredis", func(t *testing.T) {
+		suite(t, overGoredis(func() goredis.UniversalClient {
+			return goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: s.Name, SentinelAddrs: []string{s.Sentinels[0].Address()}})
+		}))
+	})
+}

@@ -1,0 +1,475 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// patience bounds every wait for what must happen.
+const patience = 20 * time.Second
+
+const long = time.Minute
+
+func must(t *testing.T, s driver.Store, r driver.Request) driver.Grant {
+	t.Helper()
+	g, err := s.Acquire(t.Context(), r)
+	if err != nil {
+		t.Fatalf("Acquire(%q): %v", r.Name, err)
+	}
+	return g
+}
+
+func code(t *testing.T, s driver.Store, err error, want driver.Code) {
+	t.Helper()
+	if err == nil || s.Classify(err) != want {
+		t.Fatalf("%v (%v), want %v", err, s.Classify(err), want)
+	}
+}
+
+// waiter waits on a goroutine of its own.
+type waiter struct {
+	t    *testing.T
+	r    driver.Request
+	done chan struct{}
+	g    driver.Grant
+	err  error
+}
+
+// queue returns when the place stands.
+func queue(t *testing.T, s driver.Store, r driver.Request) *waiter {
+	t.Helper()
+	w := &waiter{t: t, r: r, done: make(chan struct{})}
+	w.r.Wait = true
+	go func() {
+		defer close(w.done)
+		w.g, w.err = s.Acquire(t.Context(), w.r)
+	}()
+	select {
+	case <-r.From.(*asker).queued:
+	case <-w.done:
+		t.Fatalf("it should wait: %+v, %v", w.g, w.err)
+	case <-time.After(patience):
+		t.Fatal("no place")
+	}
+	return w
+}
+
+func (w *waiter) granted() driver.Grant {
+	w.t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(patience):
+		w.t.Fatal("not granted")
+	}
+	if w.err != nil {
+		w.t.Fatal(w.err)
+	}
+	return w.g
+}
+
+func (w *waiter) pending() {
+	w.t.Helper()
+	select {
+	case <-w.done:
+		w.t.Fatalf("it should wait: %+v, %v", w.g, w.err)
+	default:
+	}
+}
+
+func lost(t *testing.T, r driver.Request, want driver.Cause) {
+	t.Helper()
+	select {
+	case c := <-r.From.(*asker).lost:
+		if c != want {
+			t.Fatalf("told %q, want %q", c, want)
+		}
+	case <-time.After(patience):
+		t.Fatal("the holder was not told")
+	}
+}
+
+// undone undoes until that is confirmed.
+func undone(t *testing.T, s driver.Store, r driver.Request) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		err := s.Undo(ctx, r)
+		cancel()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func behindProxy(t *testing.T, r *servers.Redis) *servers.Proxy {
+	t.Helper()
+	p, err := servers.NewProxy(r.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// short is a context for one try.
+func short(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// TestDroppedAnswers: requests are applied and their answers lost. What is not
+// known is said to be unknown, and sorted out afterwards.
+func TestDroppedAnswers(t *testing.T) {
+	r := common(t)
+	direct := open(t, "redis://"+r.Address())
+	for _, wait := range []bool{false, true} {
+		p := behindProxy(t, r)
+		s := open(t, "redis://"+p.Address())
+		name := t.Name() + map[bool]string{true: "-wait"}[wait]
+		held := must(t, s, request(name+"-held", driver.Exclusive, long)) // it is connected
+
+		drop := func() {
+			t.Helper()
+			if err := p.DropAnswers(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		heal := func() {
+			t.Helper()
+			if err := p.Heal(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		drop()
+		q := request(name, driver.Exclusive, long)
+		q.Wait = wait
+		_, err := s.Acquire(short(t), q)
+		code(t, s, err, driver.Unknown)
+		// It was applied, so another is not granted the name, until it is undone.
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			st, err := direct.Inspect(t.Context(), name)
+			if err == nil && len(st.Holders) == 1 && st.Holders[0].ID == q.ID {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%+v, %v", st, err)
+			}
+		}
+		heal()
+		undone(t, s, q)
+		g := must(t, direct, request(name, driver.Exclusive, long))
+		if err := direct.Release(t.Context(), g, 0); err != nil {
+			t.Fatal(err)
+		}
+
+		drop()
+		a := s.Renew(short(t), []driver.Grant{held})
+		code(t, s, a[0].Err, driver.Unknown)
+		heal()
+		for end := time.Now().Add(patience); ; {
+			if a = s.Renew(short(t), []driver.Grant{held}); a[0].Err == nil {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal(a[0].Err)
+			}
+		}
+		drop()
+		code(t, s, s.Release(short(t), held, 0), driver.Unknown)
+		heal()
+		for end := time.Now().Add(patience); ; {
+			err := s.Release(short(t), held, 0)
+			if err != nil && s.Classify(err) == driver.NotHeld {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestDelayedRequest: a request is held up on its way, given up, and undone by
+// another way; when it arrives it is refused.
+func TestDelayedRequest(t *testing.T) {
+	r := common(t)
+	gate := newGate(t, r.Address())
+	slow, direct := open(t, "redis://"+gate.Address()), open(t, "redis://"+r.Address())
+	must(t, slow, request(t.Name()+"-warm", driver.Exclusive, long)) // it is connected
+
+	for _, limit := range []int{driver.Exclusive, driver.Unlimited, 3} {
+		gate.hold()
+		q := request(t.Name(), limit, long)
+		q.Wait = limit == driver.Exclusive
+		_, err := slow.Acquire(short(t), q)
+		code(t, slow, err, driver.Unknown)
+		undone(t, direct, q)
+		gate.release() // the request arrives now, after its Undo was confirmed
+		if err := slow.Release(t.Context(), must(t, slow, request(t.Name()+"-other", driver.Exclusive, long)), 0); err != nil {
+			t.Fatal(err)
+		}
+		st, err := direct.Inspect(t.Context(), t.Name())
+		if err != nil || len(st.Holders)+len(st.Waiters) != 0 {
+			t.Fatalf("limit %d: granted after it was undone: %+v, %v", limit, st, err)
+		}
+	}
+}
+
+func TestRestartEmpty(t *testing.T) {
+	r := start(t)
+	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	q := request("x", driver.Exclusive, long)
+	g := must(t, s, q)
+	w := queue(t, other, request("x", driver.Exclusive, long))
+	if err := r.RestartEmpty(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	lost(t, q, driver.Gone)
+	next := w.granted() // whoever waited goes on waiting, and gets it
+	if next.Token <= g.Token {
+		t.Errorf("token %d after %d", next.Token, g.Token)
+	}
+}
+
+func TestFlush(t *testing.T) {
+	r := start(t)
+	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	q := request("x", driver.Exclusive, long)
+	g := must(t, s, q)
+	w := queue(t, other, request("x", driver.Exclusive, long))
+	do(t, r, "FLUSHALL")
+	lost(t, q, driver.Gone)
+	code(t, s, s.Renew(t.Context(), []driver.Grant{g})[0].Err, driver.NotHeld)
+	code(t, s, s.Release(t.Context(), g, 0), driver.NotHeld)
+	if next := w.granted(); next.Token <= g.Token {
+		t.Errorf("token %d after %d", next.Token, g.Token)
+	}
+}
+
+// TestClockSetBack: tokens rise although the server has forgotten all and its
+// clock is behind.
+func TestClockSetBack(t *testing.T) {
+	r := start(t)
+	s := open(t, "redis://"+r.Address())
+	g := must(t, s, request("x", driver.Exclusive, long))
+	do(t, r, "FLUSHALL")
+	// As if the clock were behind: a counter of the future, known to this client.
+	counter := redisstore.Key("", "x")[:len("holdfast:{000}")]
+	do(t, r, "SET", counter, "8000000000000000")
+	ahead := must(t, s, request("x", driver.Exclusive, long))
+	if ahead.Token <= 8000000000000000 {
+		t.Fatalf("token %d is not above the counter", ahead.Token)
+	}
+	do(t, r, "FLUSHALL")
+	if again := must(t, s, request("x", driver.Exclusive, long)); again.Token <= ahead.Token || again.Token <= g.Token {
+		t.Errorf("token %d after %d", again.Token, ahead.Token)
+	}
+	// And for one that waits.
+	do(t, r, "FLUSHALL")
+	other := open(t, "redis://"+r.Address())
+	first := must(t, other, request("x", driver.Exclusive, long))
+	w := queue(t, s, request("x", driver.Exclusive, long))
+	if err := other.Release(t.Context(), first, 0); err != nil {
+		t.Fatal(err)
+	}
+	if again := w.granted(); again.Token <= ahead.Token {
+		t.Errorf("token %d after %d", again.Token, ahead.Token)
+	}
+}
+
+// TestSubscriptionKilled: waiters hear of their turn again.
+func TestSubscriptionKilled(t *testing.T) {
+	r := start(t)
+	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	for range 5 {
+		g := must(t, a, request("x", driver.Exclusive, long))
+		w := queue(t, b, request("x", driver.Exclusive, long))
+		do(t, r, "CLIENT", "KILL", "TYPE", "pubsub")
+		if err := a.Release(t.Context(), g, 0); err != nil {
+			if a.Classify(err) != driver.Unknown {
+				t.Fatal(err)
+			}
+			undone(t, a, driver.Request{ID: g.ID, Name: "x"}) // its connection was the same
+		}
+		if err := b.Release(t.Context(), w.granted(), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestMessagesSuppressed: no message ever arrives, and still everyone is served,
+// within a refresh.
+func TestMessagesSuppressed(t *testing.T) {
+	r := start(t)
+	do(t, r, "ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "&nothing")
+	a := open(t, "redis://deaf:secret@"+r.Address())
+	g := must(t, a, request("x", driver.Exclusive, long))
+	var all []*waiter
+	for range 3 {
+		all = append(all, queue(t, open(t, "redis://deaf:secret@"+r.Address()), request("x", driver.Exclusive, long)))
+	}
+	s := a
+	for _, w := range all {
+		if err := s.Release(t.Context(), g, 0); err != nil {
+			t.Fatal(err)
+		}
+		g = w.granted()
+	}
+}
+
+// TestDeadHead: whoever stands first is dead, and the next is served soon.
+func TestDeadHead(t *testing.T) {
+	r := start(t)
+	p := behindProxy(t, r)
+	a, dead, b := open(t, "redis://"+r.Address()), open(t, "redis://"+p.Address()), open(t, "redis://"+r.Address())
+	g := must(t, a, request("x", driver.Exclusive, long))
+	queue(t, dead, request("x", driver.Exclusive, long))
+	w := queue(t, b, request("x", driver.Exclusive, long))
+	p.Cut() // from here on nothing is heard of it
+	if err := a.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	w.granted()
+}
+
+// TestExpiredHolder: a holder that died is noticed without a message.
+func TestExpiredHolder(t *testing.T) {
+	s := open(t, "redis://"+common(t).Address())
+	must(t, s, request(t.Name(), driver.Exclusive, 300*time.Millisecond))
+	queue(t, open(t, s.String()), request(t.Name(), driver.Exclusive, long)).granted()
+}
+
+func TestPromotion(t *testing.T) {
+	installed(t)
+	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Kill)
+	p := behindProxy(t, g.Primary)
+	url := "redis://" + p.Address() + "?replicas=1"
+	a, b := open(t, url), open(t, url)
+	held := must(t, a, request("x", driver.Exclusive, long))
+	w := queue(t, b, request("x", driver.Exclusive, long))
+
+	g.Primary.Kill()
+	if _, err := g.Replicas[0].Do(t.Context(), "REPLICAOF", "NO", "ONE"); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Redirect(g.Replicas[0].Address()); err != nil {
+		t.Fatal(err)
+	}
+	// A replica for the new primary, which the next grant has to wait for.
+	more, err := servers.StartRedis(t.Context(), t.TempDir(), "--replicaof", strings.ReplaceAll(g.Replicas[0].Address(), ":", " "))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(more.Kill)
+	if err := (&servers.RedisReplicas{Primary: g.Replicas[0], Replicas: []*servers.Redis{more}}).Linked(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// What was acknowledged is there.
+	for end := time.Now().Add(patience); ; {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		answer := a.Renew(ctx, []driver.Grant{held})
+		cancel()
+		if answer[0].Err == nil {
+			break
+		}
+		if a.Classify(answer[0].Err) == driver.NotHeld || time.Now().After(end) {
+			t.Fatal(answer[0].Err)
+		}
+	}
+	w.pending()
+	if err := a.Release(t.Context(), held, 0); err != nil {
+		t.Fatal(err)
+	}
+	if next := w.granted(); next.Token <= held.Token {
+		t.Errorf("token %d after %d", next.Token, held.Token)
+	}
+}
+
+// TestStoppedReplica: what no replica has is not granted, and does not stay.
+func TestStoppedReplica(t *testing.T) {
+	installed(t)
+	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Kill)
+	s := open(t, "redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, 100*time.Millisecond))
+	held := must(t, s, request("held", driver.Exclusive, long))
+	if err := g.Replicas[0].Pause(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = s.Acquire(t.Context(), request("x", driver.Exclusive, long))
+	code(t, s, err, driver.Unavailable)
+	if st, err := s.Inspect(t.Context(), "x"); err != nil || len(st.Holders) != 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	code(t, s, s.Renew(t.Context(), []driver.Grant{held})[0].Err, driver.Unavailable)
+	if err := g.Replicas[0].Cont(); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(patience); ; {
+		if _, err = s.Acquire(t.Context(), request("x", driver.Exclusive, long)); err == nil {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestCloseEndsWaiting(t *testing.T) {
+	r := common(t)
+	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	must(t, a, request(t.Name(), driver.Exclusive, long))
+	w := queue(t, b, request(t.Name(), driver.Exclusive, long))
+	if err := b.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-w.done
+	code(t, b, w.err, driver.IsClosed)
+	if st, err := a.Inspect(t.Context(), t.Name()); err != nil || len(st.Waiters) != 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}
+
+// TestPassedOn: a release grants to the same client's next waiter in one call.
+func TestPassedOn(t *testing.T) {
+	r := start(t)
+	s := open(t, "redis://"+r.Address())
+	g := must(t, s, request("x", driver.Exclusive, long))
+	w := queue(t, s, request("x", driver.Exclusive, long))
+	do(t, r, "CONFIG", "RESETSTAT")
+	before := time.Now()
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	next := w.granted()
+	if next.Token <= g.Token || next.SentAt.Time().Before(before) {
+		t.Errorf("%+v after %+v", next, g)
+	}
+	if n := calls(t, r, "evalsha"); n > 2 { // the release, and a refresh perhaps
+		t.Errorf("%d calls for one release and one grant", n)
+	}
+	if err := s.Release(t.Context(), next, 0); err != nil {
+		t.Fatal(err)
+	}
+	var none *driver.BusyError
+	if _, err := s.Acquire(t.Context(), request("x", driver.Exclusive, long)); errors.As(err, &none) {
+		t.Error(err)
+	}
+}

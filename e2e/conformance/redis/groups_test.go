@@ -1,0 +1,266 @@
+package redis
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+)
+
+// clients open stores over both client libraries.
+func clients(t *testing.T, url string, client func() goredis.UniversalClient) map[string]func() driver.Store {
+	return map[string]func() driver.Store{
+		"rueidis": func() driver.Store { return open(t, url) },
+		"goredis": func() driver.Store {
+			c := client()
+			s, err := adapter.New(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				_ = s.Close(context.Background())
+				_ = c.Close()
+			})
+			return s
+		},
+	}
+}
+
+// renewed renews until that is answered: while roles change hands it may not be.
+func renewed(t *testing.T, s driver.Store, g driver.Grant) driver.Renewal {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		a := s.Renew(ctx, []driver.Grant{g})[0]
+		cancel()
+		if a.Err == nil || s.Classify(a.Err) == driver.NotHeld {
+			return a
+		}
+		if time.Now().After(end) {
+			t.Fatal(a.Err)
+		}
+	}
+}
+
+func release(t *testing.T, s driver.Store, g driver.Grant) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		err := s.Release(ctx, g, 0)
+		cancel()
+		if err == nil || s.Classify(err) == driver.NotHeld {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestSlotMoves: names are held, waited for, taken, renewed and released while
+// their slot moves, key by key.
+func TestSlotMoves(t *testing.T) {
+	c := cluster(t)
+	for library, client := range clients(t, "redis+cluster://"+c.Nodes[0].Address(), func() goredis.UniversalClient {
+		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
+	}) {
+		t.Run(library, func(t *testing.T) {
+			a, b := client(), client()
+			name := "moving-" + library
+			key := redisstore.Key("", name)
+			counter := key[:len("holdfast:{000}")]
+			slot, err := c.Slot(t.Context(), key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			from, err := c.Owner(t.Context(), slot)
+			if err != nil {
+				t.Fatal(err)
+			}
+			to := c.Nodes[0]
+			if to == from {
+				to = c.Nodes[1]
+			}
+			g := must(t, a, request(name, driver.Exclusive, long))
+			w := queue(t, b, request(name, driver.Exclusive, long))
+			move := func(key string) {
+				t.Helper()
+				if err := c.MoveKey(t.Context(), key, from, to); err != nil {
+					t.Fatal(err)
+				}
+			}
+			pair := func(last driver.Grant) driver.Grant {
+				t.Helper()
+				// The name is free: its key is nowhere, its counter somewhere.
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				g, err := a.Acquire(ctx, request(name, driver.Exclusive, long))
+				if err != nil {
+					t.Fatalf("a new lock in the middle of a move: %v", err)
+				}
+				if g.Token <= last.Token {
+					t.Errorf("token %d after %d", g.Token, last.Token)
+				}
+				release(t, a, g)
+				return g
+			}
+			if err := c.BeginMove(t.Context(), slot, from, to); err != nil {
+				t.Fatal(err)
+			}
+			if r := renewed(t, a, g); r.Err != nil {
+				t.Fatal(r.Err)
+			}
+			move(counter) // the counter is here, the name there
+			if r := renewed(t, a, g); r.Err != nil {
+				t.Fatal(r.Err)
+			}
+			w.pending()
+			release(t, a, g)
+			next := w.granted()
+			if next.Token <= g.Token {
+				t.Errorf("token %d after %d", next.Token, g.Token)
+			}
+			release(t, b, next)
+			last := pair(pair(next))
+			g = must(t, a, request(name, driver.Exclusive, long))
+			if g.Token <= last.Token {
+				t.Errorf("token %d after %d", g.Token, last.Token)
+			}
+			w = queue(t, b, request(name, driver.Exclusive, long))
+			if err := c.EndMove(t.Context(), slot, from, to); err != nil {
+				t.Fatal(err)
+			}
+			if r := renewed(t, a, g); r.Err != nil {
+				t.Fatal(r.Err)
+			}
+			release(t, a, g)
+			next = w.granted()
+			release(t, b, next)
+			pair(next)
+		})
+	}
+}
+
+// TestClusterFailover: a primary dies while a name of its is held and waited for.
+// What the replica had got is there afterwards, and who waits is served.
+func TestClusterFailover(t *testing.T) {
+	installed(t)
+	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Kill)
+	for library, client := range clients(t, "redis+cluster://"+c.Nodes[0].Address()+"?addr="+c.Nodes[1].Address()+"&addr="+c.Nodes[2].Address(), func() goredis.UniversalClient {
+		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address(), c.Nodes[1].Address(), c.Nodes[2].Address()}})
+	}) {
+		t.Run(library, func(t *testing.T) {
+			name := "failing-" + library
+			slot, err := c.Slot(t.Context(), redisstore.Key("", name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			failover(t, client, name, func() {
+				primary, err := c.Owner(t.Context(), slot)
+				if err != nil {
+					t.Fatal(err)
+				}
+				caughtUp(t, primary, 1)
+				primary.Kill()
+				t.Cleanup(func() { // for the other library
+					if err := primary.Restart(context.Background()); err != nil {
+						t.Error(err)
+					}
+					if err := c.Whole(context.Background()); err != nil {
+						t.Error(err)
+					}
+				})
+			})
+		})
+	}
+}
+
+func TestSentinelFailover(t *testing.T) {
+	installed(t)
+	s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Kill)
+	var sentinels []string
+	url := "redis+sentinel://" + s.Sentinels[0].Address() + "/" + s.Name
+	for i, r := range s.Sentinels {
+		sentinels = append(sentinels, r.Address())
+		if i > 0 {
+			url += map[bool]string{true: "?", false: "&"}[i == 1] + "addr=" + r.Address()
+		}
+	}
+	for library, client := range clients(t, url, func() goredis.UniversalClient {
+		return goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: s.Name, SentinelAddrs: sentinels})
+	}) {
+		t.Run(library, func(t *testing.T) {
+			failover(t, client, "failing-"+library, func() {
+				primary, err := s.Current(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				caughtUp(t, primary, 2)
+				primary.Kill()
+				if _, err := s.FailedOver(t.Context(), primary); err != nil {
+					t.Fatal(err)
+				}
+				if err := primary.Restart(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+}
+
+// caughtUp waits until so many replicas have all that the primary has. WAIT would
+// not tell: it counts what its own connection has written.
+func caughtUp(t *testing.T, primary *servers.Redis, replicas int) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		info, err := primary.Info(t.Context(), "replication")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for k, v := range info {
+			if strings.HasPrefix(k, "slave") && strings.Contains(v, "offset="+info["master_repl_offset"]+",") {
+				n++
+			}
+		}
+		if n >= replicas {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the replicas do not follow: %v", info)
+		}
+	}
+}
+
+// failover holds a name and waits for it while its primary is lost.
+func failover(t *testing.T, client func() driver.Store, name string, lose func()) {
+	a, b := client(), client()
+	g := must(t, a, request(name, driver.Exclusive, long))
+	w := queue(t, b, request(name, driver.Exclusive, long))
+	lose()
+	if r := renewed(t, a, g); r.Err != nil {
+		t.Fatalf("what the replica had is lost: %v", r.Err)
+	}
+	w.pending()
+	release(t, a, g)
+	next := w.granted()
+	if next.Token <= g.Token {
+		t.Errorf("token %d after %d", next.Token, g.Token)
+	}
+	release(t, b, next)
+}

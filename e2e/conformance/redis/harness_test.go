@@ -1,0 +1,167 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// stops ends the servers that are shared by all tests, last first.
+var stops []func()
+
+func TestMain(m *testing.M) {
+	if os.Getenv(crowdEnv) != "" {
+		crowd()
+		return
+	}
+	logging.Disable() // of go-redis: connections break here on purpose
+	code := m.Run()
+	for i := len(stops) - 1; i >= 0; i-- {
+		stops[i]()
+	}
+	os.Exit(code)
+}
+
+func installed(t testing.TB) {
+	t.Helper()
+	if _, err := servers.RedisInstalled(); err != nil {
+		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+}
+
+// start starts a server for one test.
+func start(t testing.TB, settings ...string) *servers.Redis {
+	t.Helper()
+	installed(t)
+	r, err := servers.StartRedis(t.Context(), t.TempDir(), settings...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Kill)
+	return r
+}
+
+// shared is a server for all tests that do not disturb it; each has a database of
+// its own, by a namespace.
+var shared struct {
+	once sync.Once
+	r    *servers.Redis
+	err  error
+}
+
+func common(t testing.TB) *servers.Redis {
+	t.Helper()
+	installed(t)
+	shared.once.Do(func() {
+		var dir string
+		if dir, shared.err = os.MkdirTemp("", "hf-redis"); shared.err != nil {
+			return
+		}
+		stops = append(stops, func() { _ = os.RemoveAll(dir) })
+		if shared.r, shared.err = servers.StartRedis(context.Background(), dir); shared.err == nil {
+			stops = append(stops, shared.r.Kill)
+		}
+	})
+	if shared.err != nil {
+		t.Fatal(shared.err)
+	}
+	return shared.r
+}
+
+func open(t testing.TB, url string, o ...redisstore.Option) *redisstore.Store {
+	t.Helper()
+	s, err := redisstore.Open(url, o...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = s.Close(ctx)
+	})
+	return s
+}
+
+func do(t testing.TB, r *servers.Redis, args ...string) any {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	answer, err := r.Do(ctx, args...)
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	return answer
+}
+
+// leftovers lists the keys that hold more than the memory of undone requests.
+func leftovers(t testing.TB, rs ...*servers.Redis) (left []string) {
+	for _, r := range rs {
+		keys, _ := do(t, r, "KEYS", "holdfast:{???}:*").([]any)
+		for _, k := range keys {
+			key := k.(string)
+			if do(t, r, "TYPE", key) == "string" {
+				left = append(left, key)
+				continue
+			}
+			fields, _ := do(t, r, "HKEYS", key).([]any)
+			for _, f := range fields {
+				if name := f.(string); strings.HasPrefix(name, "s") || strings.HasPrefix(name, "q") || strings.HasPrefix(name, "i") {
+					left = append(left, fmt.Sprintf("%q: %v", key, fields))
+					break
+				}
+			}
+		}
+	}
+	return left
+}
+
+// asker is a Requester that writes down what it is told.
+type asker struct {
+	id     string
+	queued chan []driver.Holder
+	lost   chan driver.Cause
+}
+
+func (a *asker) Owner() driver.Owner {
+	return driver.Owner{ID: a.id, Host: "test-host", PID: os.Getpid(), Reason: "because"}
+}
+
+func (a *asker) Queued(h []driver.Holder) {
+	select {
+	case a.queued <- h:
+	default:
+	}
+}
+
+func (a *asker) Lost(c driver.Cause, _ error) {
+	select {
+	case a.lost <- c:
+	default:
+	}
+}
+
+var ids struct {
+	sync.Mutex
+	n int
+}
+
+func request(name string, limit int, ttl time.Duration) driver.Request {
+	ids.Lock()
+	defer ids.Unlock()
+	ids.n++
+	id := fmt.Sprintf("r%d-%d", time.Now().UnixNano(), ids.n)
+	return driver.Request{ID: id, Name: name, Limit: limit, TTL: ttl, From: &asker{id: id, queued: make(chan []driver.Holder, 1), lost: make(chan driver.Cause, 1)}}
+}

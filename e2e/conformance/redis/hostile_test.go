@@ -1,0 +1,257 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+)
+
+// refused wants a clear no to a request, and nothing left behind: no goroutine,
+// no connection.
+func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*redisstore.Store)) {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	s, err := redisstore.Open(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range prepare {
+		p(s)
+	}
+	for _, wait := range []bool{false, true} {
+		q := request(t.Name(), driver.Exclusive, long)
+		q.Wait = wait
+		_, err = s.Acquire(t.Context(), q)
+		if err == nil || s.Classify(err) != driver.Refused || !strings.Contains(err.Error(), says) {
+			t.Errorf("wait %t: %v (%v), want refused, with %q", wait, err, s.Classify(err), says)
+		}
+		if err != nil && strings.Contains(err.Error(), "wrong-secret") {
+			t.Errorf("the password is shown: %v", err)
+		}
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	goleak.VerifyNone(t, before)
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		list, _ := do(t, r, "CLIENT", "LIST", "TYPE", "normal").(string)
+		if strings.Count(list, "\n") <= 1 { // the one that asks
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("connections are left:\n%s", list)
+		}
+	}
+}
+
+func TestWrongPassword(t *testing.T) {
+	r := start(t, "--requirepass", "secret")
+	refused(t, r, "redis://:wrong-secret@"+r.Address(), "WRONGPASS")
+	refused(t, r, "redis://"+r.Address(), "NOAUTH")
+	// And as a user of the library sees it.
+	l, err := holdfast.Open(t.Context(), "redis://:wrong-secret@"+r.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(t.Context())
+	if _, err := l.TryLock(t.Context(), "x"); err == nil || strings.Contains(err.Error(), "wrong-secret") || !strings.Contains(err.Error(), "refused") {
+		t.Error(err)
+	}
+}
+
+func TestWrongType(t *testing.T) {
+	r := start(t)
+	key := redisstore.Key("", t.Name())
+	do(t, r, "LPUSH", key, "something")
+	refused(t, r, "redis://"+r.Address(), "WRONGTYPE")
+	do(t, r, "DEL", key)
+	do(t, r, "SET", key, "something else's")
+	refused(t, r, "redis://"+r.Address(), "WRONGTYPE")
+	if v := do(t, r, "GET", key); v != "something else's" {
+		t.Errorf("it was changed: %v", v)
+	}
+}
+
+func TestReadOnlyReplica(t *testing.T) {
+	installed(t)
+	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Kill)
+	refused(t, g.Replicas[0], "redis://"+g.Replicas[0].Address(), "replica")
+	// A primary that becomes a replica while it is used.
+	r := start(t)
+	refused(t, r, "redis://"+r.Address(), "replica", func(s *redisstore.Store) {
+		must(t, s, request("before", driver.Exclusive, long))
+		do(t, r, "REPLICAOF", "127.0.0.1", fmt.Sprint(g.Primary.Port))
+	})
+}
+
+func TestNoEval(t *testing.T) {
+	r := start(t)
+	do(t, r, "ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-eval", "-evalsha")
+	refused(t, r, "redis://weak:secret@"+r.Address(), "NOPERM")
+	do(t, r, "ACL", "SETUSER", "narrow", "on", ">secret", "~other:*", "&*", "+@all")
+	refused(t, r, "redis://narrow:secret@"+r.Address(), "holdfast:*")
+	do(t, r, "ACL", "SETUSER", "hasty", "on", ">secret", "~*", "&*", "+@all", "-wait")
+	refused(t, r, "redis://hasty:secret@"+r.Address()+"?replicas=1", "needs WAIT")
+	// What a user needs is no more than the documentation says.
+	do(t, r, "ACL", "SETUSER", "enough", "on", ">secret", "resetkeys", "~holdfast:*", "resetchannels", "&holdfast:*", "-@all",
+		"+eval", "+evalsha", "+time", "+get", "+set", "+del", "+type", "+pttl", "+pexpire", "+hget", "+hset", "+hdel", "+hmget", "+hgetall", "+hexists",
+		"+publish", "+subscribe", "+unsubscribe", "+hello", "+ping", "+info", "+scan", "+role", "+wait")
+	s := open(t, "redis://enough:secret@"+r.Address())
+	g := must(t, s, request("x", driver.Exclusive, long))
+	w := queue(t, open(t, "redis://enough:secret@"+r.Address()), request("x", 3, long))
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	w.granted()
+	for _, err := range s.List(t.Context(), "") {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if guarantees, err := s.Guarantees(t.Context()); err != nil || len(guarantees.Notes) == 0 {
+		t.Errorf("%+v, %v", guarantees, err)
+	}
+}
+
+// TestFull: a server without memory refuses new locks; those that are held can be
+// renewed, waited for and released.
+func TestFull(t *testing.T) {
+	r := start(t)
+	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	g := must(t, s, request("x", driver.Exclusive, long))
+	w := queue(t, other, request("x", driver.Exclusive, long))
+	do(t, r, "CONFIG", "SET", "maxmemory", "1000000")
+	if a := s.Renew(t.Context(), []driver.Grant{g}); a[0].Err != nil {
+		t.Errorf("a full server does not renew: %v", a[0].Err)
+	}
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Errorf("a full server does not release: %v", err)
+	}
+	next := w.granted()
+	if a := other.Renew(t.Context(), []driver.Grant{next}); a[0].Err != nil {
+		t.Error(a[0].Err)
+	}
+	if err := other.Release(t.Context(), next, 0); err != nil {
+		t.Error(err)
+	}
+	for _, st := range []*redisstore.Store{s, other} {
+		if err := st.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	refused(t, r, "redis://"+r.Address(), "maxmemory")
+}
+
+func TestEvictingPolicy(t *testing.T) {
+	r := start(t)
+	for _, policy := range []string{"allkeys-lru", "volatile-ttl"} {
+		do(t, r, "CONFIG", "SET", "maxmemory-policy", policy)
+		refused(t, r, "redis://"+r.Address(), policy)
+	}
+	s := open(t, "redis://"+r.Address()+"?insist=true")
+	g, err := s.Guarantees(t.Context())
+	if err != nil || !strings.Contains(fmt.Sprint(g.EarlyEnd), "volatile-ttl") {
+		t.Errorf("%+v, %v", g, err)
+	}
+	must(t, s, request("x", driver.Exclusive, long))
+}
+
+func TestClusterNodeByItself(t *testing.T) {
+	r := start(t, "--cluster-enabled", "yes", "--cluster-port", freePort(t))
+	refused(t, r, "redis://"+r.Address(), "redis+cluster://")
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	p, err := servers.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(p)
+}
+
+func TestBadInput(t *testing.T) {
+	for url, says := range map[string]string{
+		"redis://":                             "host is missing",
+		"redis://h/x":                          "database \"x\"",
+		"redis://h/1/2":                        "nothing may follow",
+		"redis://h/-1":                         "database \"-1\"",
+		"redis://h:70000":                      "ports are 1 to 65535",
+		"redis://:wrong-secret@h?foo=1":        "unknown parameter \"foo\"",
+		"redis://h?replicas=x":                 "replicas \"x\"",
+		"redis://h?replicas=-1":                "replicas -1",
+		"redis://h?replicas=1&replica_wait=":   "replica_wait \"\"",
+		"redis://h?replicas=1&replica_wait=1h": "replica wait 1h",
+		"redis://h?insist=perhaps":             "insist \"perhaps\"",
+		"redis://h?ca=x":                       "rediss",
+		"rediss://h?ca=/nonexistent":           "ca:",
+		"redis://h?addr=b":                     "addr is for",
+		"redis://h#frag":                       "fragment",
+		"redis:h":                              "two slashes",
+		"redis+sentinel://h":                   "name of the primary is missing",
+		"redis+cluster://h/1":                  "database 0 alone",
+		"redis+other://h":                      "scheme",
+		"redis://h?replicas=1&replicas=2":      "more than once",
+	} {
+		s, err := redisstore.Open(url)
+		if err == nil || driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want invalid with %q", url, err, says)
+		}
+		if err != nil && strings.Contains(err.Error(), "wrong-secret") {
+			t.Errorf("%s: the password is shown: %v", url, err)
+		}
+		if s != nil {
+			t.Errorf("%s: a store", url)
+		}
+	}
+	if _, err := redisstore.Open("redis://h", redisstore.Namespace("\xff")); driver.CodeOf(err) != driver.Invalid {
+		t.Error(err)
+	}
+	if _, err := redisstore.New(nil); driver.CodeOf(err) != driver.Invalid {
+		t.Error(err)
+	}
+	for _, c := range []goredis.UniversalClient{nil, (*goredis.Client)(nil), goredis.NewRing(&goredis.RingOptions{})} {
+		if _, err := adapter.New(c); driver.CodeOf(err) != driver.Invalid {
+			t.Errorf("%T: %v", c, err)
+		}
+	}
+	// Nothing listens there: no request is made of bad input.
+	s := open(t, "redis://:secret@127.0.0.1:1")
+	if text := fmt.Sprintf("%v %+v %#v %s", s, s, s, s.String()); strings.Contains(text, "secret") {
+		t.Errorf("the password is shown: %s", text)
+	}
+	for what, change := range map[string]func(*driver.Request){
+		"id":    func(r *driver.Request) { r.ID = "a b" },
+		"name":  func(r *driver.Request) { r.Name = "" },
+		"NUL":   func(r *driver.Request) { r.Name = "a\x00b" },
+		"limit": func(r *driver.Request) { r.Limit = 0 },
+		"TTL":   func(r *driver.Request) { r.TTL = time.Microsecond },
+		"long":  func(r *driver.Request) { r.TTL = 25 * time.Hour },
+	} {
+		q := request("x", driver.Exclusive, long)
+		change(&q)
+		if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.Invalid {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := s.Acquire(ctx, request("x", driver.Exclusive, long)); s.Classify(err) != driver.Unavailable {
+		t.Errorf("nobody there: %v", err)
+	}
+}

@@ -1,0 +1,339 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+const patience = time.Minute
+
+var names atomic.Int64
+
+func newName() string { return fmt.Sprintf("fault-%d", names.Add(1)) }
+
+// locker makes a Locker over a client of its own.
+func locker(t *testing.T, servers []string, o ...zkstore.Option) (*holdfast.Locker, *zkstore.Store) {
+	t.Helper()
+	s := open(t, servers, append([]zkstore.Option{zkstore.Root("/faults")}, o...)...)
+	l, err := holdfast.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = l.Close(ctx)
+		_ = s.Close(ctx)
+	})
+	return l, s
+}
+
+func lock(t *testing.T, l *holdfast.Locker, name string, o ...holdfast.LockOption) *holdfast.Lock {
+	t.Helper()
+	k, err := l.Lock(t.Context(), name, o...) // whose context bounds the lock's
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// proxied puts a proxy before the server that is alone.
+func proxied(t *testing.T) (*servers.ZooKeeper, *servers.Proxy) {
+	t.Helper()
+	z := single(t)
+	p, err := servers.NewProxy(z.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	// Once through it, so that all of its own goroutines run.
+	c, err := net.Dial("tcp", p.Address())
+	must(t, err)
+	_, err = io.WriteString(c, "srvr")
+	must(t, err)
+	_, err = io.ReadAll(c)
+	must(t, errors.Join(err, c.Close()))
+	return z, p
+}
+
+// must stops the test at an error.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// waiting begins to lock, and answers when the place stands.
+func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name string, o ...holdfast.LockOption) <-chan *holdfast.Lock {
+	t.Helper()
+	before, err := watcher.Inspect(t.Context(), name)
+	must(t, err)
+	got := make(chan *holdfast.Lock, 1)
+	go func() {
+		k, err := l.Lock(t.Context(), name, o...)
+		if err != nil {
+			t.Errorf("waiting for %s: %v", name, err)
+		}
+		got <- k
+	}()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		st, err := watcher.Inspect(t.Context(), name)
+		must(t, err)
+		if len(st.Waiters) > len(before.Waiters) {
+			return got
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no place in the queue of %s", name)
+		}
+	}
+}
+
+// overtaken wants the lock's context to have ended before next was granted, and
+// says why it did.
+func overtaken(t *testing.T, k *holdfast.Lock, got <-chan *holdfast.Lock) *holdfast.Lock {
+	t.Helper()
+	ended := make(chan time.Time, 1)
+	stop := context.AfterFunc(k.Context(), func() { ended <- time.Now() })
+	defer stop()
+	var next *holdfast.Lock
+	select {
+	case next = <-got:
+		if k.Context().Err() == nil {
+			t.Fatal("another holds the lock while the first one's context lives")
+		}
+	case <-time.After(patience):
+		t.Fatal("nobody else was granted the lock")
+	}
+	if next == nil {
+		t.FailNow()
+	}
+	if next.Token() <= k.Token() {
+		t.Errorf("token %d after %d", next.Token(), k.Token())
+	}
+	var lost *holdfast.LostError
+	if cause := context.Cause(k.Context()); !errors.As(cause, &lost) {
+		t.Errorf("cause %v, want a loss", cause)
+	}
+	return next
+}
+
+// TestExpiredWhileHolding: the server ends the session of a client that is cut off.
+func TestExpiredWhileHolding(t *testing.T) {
+	z, p := proxied(t)
+	a, _ := locker(t, []string{p.Address()})
+	b, sb := locker(t, []string{z.Address()})
+	name := newName()
+	k := lock(t, a, name, holdfast.TTL(time.Second))
+	got := waiting(t, b, sb, name)
+	must(t, p.Silence())
+	next := overtaken(t, k, got)
+	must(t, next.Unlock())
+	must(t, p.Heal())
+	// The client comes back with a session of its own.
+	must(t, lock(t, a, name, holdfast.TTL(time.Second)).Unlock())
+}
+
+// TestExpiredWhileWaiting: a place whose session the server has ended is made
+// again.
+func TestExpiredWhileWaiting(t *testing.T) {
+	z, p := proxied(t)
+	a, _ := locker(t, []string{p.Address()})
+	b, sb := locker(t, []string{z.Address()})
+	name := newName()
+	k := lock(t, b, name)
+	got := waiting(t, a, sb, name, holdfast.TTL(time.Second))
+	must(t, p.Silence())
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		st, err := sb.Inspect(t.Context(), name)
+		must(t, err)
+		if len(st.Waiters) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the session did not expire")
+		}
+	}
+	must(t, p.Heal())
+	must(t, k.Unlock())
+	next := <-got
+	if next == nil {
+		t.FailNow()
+	}
+	must(t, next.Unlock())
+	empty(t, sb, name)
+}
+
+// empty wants nothing to be left of a name.
+func empty(t *testing.T, s *zkstore.Store, name string) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		st, err := s.Inspect(t.Context(), name)
+		must(t, err)
+		if len(st.Holders)+len(st.Waiters) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left: %+v", st)
+		}
+	}
+}
+
+// TestAnswerLostAtCreate: the node of a create whose answer is lost is taken over
+// by the request, or removed by its undo; there is never a second one.
+func TestAnswerLostAtCreate(t *testing.T) {
+	z, p := proxied(t)
+	a, sa := locker(t, []string{p.Address()})
+	_, sb := locker(t, []string{z.Address()})
+	name := newName()
+	must(t, lock(t, a, name).Unlock()) // the session stands, and the name has a node
+	must(t, p.DropAnswers())
+	got := make(chan *holdfast.Lock, 1)
+	go func() {
+		k, err := a.Lock(t.Context(), name)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- k
+	}()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		st, err := sb.Inspect(t.Context(), name)
+		must(t, err)
+		if len(st.Holders) == 1 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the create did not arrive")
+		}
+	}
+	must(t, p.Heal())
+	k := <-got
+	if k == nil {
+		t.FailNow()
+	}
+	st, err := sb.Inspect(t.Context(), name)
+	must(t, err)
+	if len(st.Holders) != 1 || len(st.Waiters) != 0 || st.Holders[0].Token != k.Token() {
+		t.Errorf("%+v, want one holder with token %d", st, k.Token())
+	}
+	must(t, k.Unlock())
+	empty(t, sb, name)
+
+	// The caller gives up before the answer is found to be lost.
+	must(t, p.DropAnswers())
+	r := driver.Request{ID: "lost-answer", Name: name, Limit: driver.Exclusive, TTL: 30 * time.Second, Wait: true, From: nobody{}}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	_, err = sa.Acquire(ctx, r)
+	cancel()
+	if driver.CodeOf(err) != driver.Unknown {
+		t.Fatalf("Acquire: %v (%v), want unknown", err, driver.CodeOf(err))
+	}
+	must(t, p.Heal())
+	ctx, cancel = context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for err = sa.Undo(ctx, r); err != nil; err = sa.Undo(ctx, r) { // the connection is lost as well
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+	st, err = sb.Inspect(t.Context(), name)
+	must(t, err)
+	if len(st.Holders)+len(st.Waiters) != 0 {
+		t.Errorf("left after a confirmed undo: %+v", st)
+	}
+}
+
+type nobody struct{}
+
+func (nobody) Owner() driver.Owner      { return driver.Owner{ID: "lost-answer"} }
+func (nobody) Queued([]driver.Holder)   {}
+func (nobody) Lost(driver.Cause, error) {}
+
+// TestWatchLost: a waiter that was cut off while its turn came finds that out when
+// it is back.
+func TestWatchLost(t *testing.T) {
+	z, p := proxied(t)
+	a, _ := locker(t, []string{p.Address()})
+	b, sb := locker(t, []string{z.Address()})
+	name := newName()
+	k := lock(t, b, name)
+	got := waiting(t, a, sb, name)
+	p.Cut()
+	must(t, k.Unlock())
+	must(t, p.Heal())
+	next := <-got
+	if next == nil {
+		t.FailNow()
+	}
+	must(t, next.Unlock())
+}
+
+// TestDeletedByHand: the holder of a node that somebody deletes is told within the
+// declared notice, and one that waits goes on.
+func TestDeletedByHand(t *testing.T) {
+	z := single(t)
+	a, _ := locker(t, []string{z.Address()})
+	b, sb := locker(t, []string{z.Address()})
+	name := newName()
+	k := lock(t, a, name)
+	got := waiting(t, b, sb, name)
+	raw := connect(t, z.Address())
+	children, _, err := raw.Children("/faults/" + name)
+	must(t, err)
+	for _, c := range children {
+		st, _ := sb.Inspect(t.Context(), name)
+		_, stat, err := raw.Exists("/faults/" + name + "/" + c)
+		must(t, err)
+		if uint64(stat.Czxid) == st.Holders[0].Token {
+			must(t, raw.Delete("/faults/"+name+"/"+c, -1))
+			break
+		}
+	}
+	next := <-got
+	if next == nil {
+		t.FailNow()
+	}
+	select {
+	case <-k.Context().Done():
+	case <-time.After(patience):
+		t.Fatal("the holder was not told")
+	}
+	must(t, next.Unlock())
+}
+
+// TestGuardedWrite: ZooKeeper refuses the write of a holder that was overtaken.
+func TestGuardedWrite(t *testing.T) {
+	z := single(t)
+	a, sa := locker(t, []string{z.Address()})
+	b, sb := locker(t, []string{z.Address()})
+	name, node := newName(), "/"+newName()
+	k := lock(t, a, name)
+	must(t, sa.Write(k.Context(), name, k.Token(), zkstore.CreateNode(node, []byte("1"))))
+	must(t, sa.Write(k.Context(), name, k.Token(), zkstore.SetData(node, []byte("2"), 0)))
+	var refused *zkstore.WriteError
+	err := sa.Write(k.Context(), name, k.Token(), zkstore.SetData(node, []byte("3"), 0))
+	if !errors.As(err, &refused) || refused.Op != 0 || !refused.Version {
+		t.Errorf("another version: %v", err)
+	}
+	if err := sb.Write(t.Context(), name, k.Token(), zkstore.SetData(node, nil, -1)); driver.CodeOf(err) != driver.NotHeld {
+		t.Errorf("a write with somebody else's token: %v", err)
+	}
+	must(t, k.Unlock())
+	if err := sa.Write(t.Context(), name, k.Token(), zkstore.SetData(node, nil, -1)); driver.CodeOf(err) != driver.NotHeld {
+		t.Errorf("a write after the release: %v", err)
+	}
+	next := lock(t, b, name)
+	must(t, sb.Write(next.Context(), name, next.Token(), zkstore.SetData(node, []byte("4"), 1), zkstore.DeleteNode(node, -1)))
+	must(t, next.Unlock())
+}

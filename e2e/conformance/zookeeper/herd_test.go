@@ -1,0 +1,141 @@
+package zookeeper
+
+import (
+	"context"
+	"encoding/binary"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// counter counts the watch events that pass on the way to clients: frames whose
+// xid is -1.
+type counter struct {
+	events atomic.Int64
+	l      net.Listener
+	done   sync.WaitGroup
+}
+
+// counted puts a counter before a server.
+func counted(t *testing.T, upstream string) *counter {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	c := &counter{l: l}
+	c.done.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", upstream)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			c.done.Go(func() {
+				defer server.Close()
+				_, _ = io.Copy(server, client)
+			})
+			c.done.Go(func() {
+				defer client.Close()
+				c.answers(client, server)
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); c.done.Wait() })
+	return c
+}
+
+func (c *counter) answers(to io.Writer, from io.Reader) {
+	head := make([]byte, 8)
+	for first := true; ; first = false {
+		if _, err := io.ReadFull(from, head); err != nil {
+			return
+		}
+		if !first && int32(binary.BigEndian.Uint32(head[4:])) == -1 {
+			c.events.Add(1)
+		}
+		if _, err := to.Write(head); err != nil {
+			return
+		}
+		if _, err := io.CopyN(to, from, int64(binary.BigEndian.Uint32(head))-4); err != nil {
+			return
+		}
+	}
+}
+
+// asking is a request of the driver's, whose place can be awaited.
+type asking struct {
+	queued  chan struct{}
+	granted chan driver.Grant
+	once    sync.Once
+}
+
+func (*asking) Owner() driver.Owner      { return driver.Owner{ID: "herd"} }
+func (a *asking) Queued([]driver.Holder) { a.once.Do(func() { close(a.queued) }) }
+func (*asking) Lost(driver.Cause, error) {}
+
+// TestOneWakeUp: of 500 waiters from 500 sessions one release wakes one.
+func TestOneWakeUp(t *testing.T) {
+	z := single(t)
+	c := counted(t, z.Address())
+	const waiters = 500
+	request := func(i int, wait bool) (driver.Request, *asking) {
+		a := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+		return driver.Request{ID: "herd-" + newName(), Name: "herd", Limit: driver.Exclusive, TTL: 60e9, Wait: wait, From: a}, a
+	}
+	store := func() *zkstore.Store {
+		s := open(t, []string{c.l.Addr().String()}, zkstore.Root("/herd"))
+		t.Cleanup(func() {
+			if err := s.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		return s
+	}
+	holder := store()
+	r, _ := request(0, true)
+	g, err := holder.Acquire(t.Context(), r)
+	must(t, err)
+	queue := make([]*asking, waiters)
+	stores := make([]*zkstore.Store, waiters)
+	var done sync.WaitGroup
+	defer done.Wait()
+	for i := range queue {
+		stores[i] = store()
+		r, a := request(i, true)
+		queue[i] = a
+		done.Go(func() {
+			g, err := stores[i].Acquire(t.Context(), r)
+			if err != nil {
+				t.Errorf("waiter %d: %v", i, err)
+			}
+			a.granted <- g
+		})
+		<-a.queued
+	}
+	before := c.events.Load()
+	if before != 0 {
+		t.Errorf("%d watch events while they queued", before)
+	}
+	for i, s := 0, holder; i < 20; i++ {
+		must(t, s.Release(t.Context(), g, 0))
+		g, s = <-queue[i].granted, stores[i]
+	}
+	// And one at most for a holder's own node, if the machine was slow.
+	if got := c.events.Load() - before; got < 20 || got > 20+1 {
+		t.Errorf("20 releases woke %d of %d", got, waiters)
+	}
+	for i := 19; i < waiters; i++ {
+		must(t, stores[i].Release(t.Context(), g, 0))
+		if i+1 < waiters {
+			g = <-queue[i+1].granted
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package zookeeper
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+// The servers are started once for all tests of this package.
+var (
+	once   sync.Once
+	shared *servers.ZooKeeper
+	failed error
+	home   string
+	atEnd  []func()
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, f := range atEnd {
+		f()
+	}
+	if shared != nil {
+		shared.Kill()
+	}
+	if home != "" {
+		os.RemoveAll(home)
+	}
+	os.Exit(code)
+}
+
+// installed skips the test, or fails it where servers are required, if there is no
+// ZooKeeper.
+func installed(t testing.TB, err error) {
+	t.Helper()
+	if errors.Is(err, servers.ErrNoZooKeeper) {
+		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// single is a server that is alone.
+func single(t testing.TB) *servers.ZooKeeper {
+	t.Helper()
+	once.Do(func() {
+		if home, failed = os.MkdirTemp("", "holdfast-zookeeper-"); failed == nil {
+			shared, failed = servers.StartZooKeeper(t.Context(), filepath.Join(home, "single"), servers.ZooKeeperConfig{Tick: tick})
+		}
+	})
+	installed(t, failed)
+	return shared
+}

@@ -1,0 +1,284 @@
+// Package etcd shares locks on etcd with the real clients of others: etcdctl,
+// clientv3/concurrency and jetcd, in both directions.
+//
+// A neighbour whose program is missing is skipped, and with
+// HOLDFAST_REQUIRE_SERVERS=1 fails.
+package etcd
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	_ "github.com/holdfast-go/holdfast/etcdstore"
+)
+
+func missing(t *testing.T, err error) {
+	t.Helper()
+	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "" {
+		t.Fatal(err)
+	}
+	t.Skip(err)
+}
+
+func find(t *testing.T, program string) string {
+	t.Helper()
+	path, err := servers.Find(program)
+	if err != nil {
+		missing(t, err)
+	}
+	return path
+}
+
+func start(t *testing.T) string {
+	t.Helper()
+	find(t, "etcd")
+	members, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(members[0].Kill)
+	return members[0].Client
+}
+
+func open(t *testing.T, endpoint string) *holdfast.Locker {
+	t.Helper()
+	l, err := holdfast.Open(t.Context(), "etcd://"+endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := l.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// register is a number in a file, which nothing but the lock protects.
+type register string
+
+func newRegister(t *testing.T) register {
+	t.Helper()
+	r := register(filepath.Join(t.TempDir(), "register"))
+	if err := os.WriteFile(string(r), []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (r register) value() (int, error) {
+	raw, err := os.ReadFile(string(r))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(raw)))
+}
+
+func (r register) add() error {
+	n, err := r.value()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(string(r), []byte(strconv.Itoa(n+1)), 0o600)
+}
+
+func (r register) want(t *testing.T, want int) {
+	t.Helper()
+	if got, err := r.value(); err != nil || got != want {
+		t.Errorf("the register is %d (%v), want %d", got, err, want)
+	}
+}
+
+// holdfasts adds to the register from several Lockers, until all is done.
+func holdfasts(t *testing.T, wg *sync.WaitGroup, endpoint, name string, r register, lockers, times int) {
+	for range lockers {
+		l := open(t, endpoint)
+		wg.Go(func() {
+			for range times {
+				if err := l.Do(t.Context(), name, func(context.Context) error { return r.add() }); err != nil {
+					t.Errorf("holdfast: %v", err)
+				}
+			}
+		})
+	}
+}
+
+func client(t *testing.T, endpoint string) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// TestConcurrency: concurrency.Mutex and holdfast add to one register.
+func TestConcurrency(t *testing.T) {
+	endpoint, r := start(t), newRegister(t)
+	const lockers, times = 3, 100
+	var wg sync.WaitGroup
+	holdfasts(t, &wg, endpoint, "shared/name", r, lockers, times)
+	for range lockers {
+		s, err := concurrency.NewSession(client(t, endpoint))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		m := concurrency.NewMutex(s, "shared/name")
+		wg.Go(func() {
+			for range times {
+				if err := m.Lock(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+				if err := r.add(); err != nil {
+					t.Error(err)
+				}
+				if err := m.Unlock(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	r.want(t, 2*lockers*times)
+}
+
+// TestBothWays: each excludes the other, and each is seen by the other.
+func TestBothWays(t *testing.T) {
+	endpoint := start(t)
+	l := open(t, endpoint)
+	s, err := concurrency.NewSession(client(t, endpoint))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	m := concurrency.NewMutex(s, "n")
+
+	if err := m.Lock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var busy *holdfast.BusyError
+	if _, err := l.TryLock(t.Context(), "n"); !errors.As(err, &busy) || len(busy.Holders) != 1 || !strings.Contains(busy.Holders[0].Instance, fmt.Sprintf("%x", s.Lease())) {
+		t.Errorf("TryLock beside a neighbour: %v", err)
+	}
+	for name, o := range map[string]holdfast.LockOption{"shared": holdfast.Shared(), "limit": holdfast.Limit(2)} {
+		if _, err := l.TryLock(t.Context(), "n", o); !errors.Is(err, holdfast.ErrBusy) {
+			t.Errorf("%s beside a neighbour: %v", name, err)
+		}
+	}
+	st, err := l.Inspect(t.Context(), "n")
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != uint64(m.Header().Revision) {
+		t.Errorf("Inspect: %+v, %v", st, err)
+	}
+	if err := m.Unlock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	for name, o := range map[string][]holdfast.LockOption{"exclusive": nil, "shared": {holdfast.Shared()}, "limit": {holdfast.Limit(2)}} {
+		k, err := l.TryLock(t.Context(), "n", o...)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := m.TryLock(t.Context()); !errors.Is(err, concurrency.ErrLocked) {
+			t.Errorf("a neighbour beside holdfast, %s: %v", name, err)
+		}
+		if err := k.Unlock(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestEtcdctl: `etcdctl lock NAME COMMAND` and holdfast add to one register.
+func TestEtcdctl(t *testing.T) {
+	endpoint, r := start(t), newRegister(t)
+	etcdctl := find(t, "etcdctl")
+	const loops, times, ours = 2, 25, 100
+	var wg sync.WaitGroup
+	holdfasts(t, &wg, endpoint, "shared", r, 2, ours)
+	script := filepath.Join(t.TempDir(), "add")
+	if err := os.WriteFile(script, fmt.Appendf(nil, "n=$(cat %[1]q); echo $((n+1)) > %[1]q\n", string(r)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range loops {
+		wg.Go(func() {
+			for range times {
+				cmd := exec.CommandContext(t.Context(), etcdctl, "--endpoints", endpoint, "lock", "shared", "sh", script)
+				cmd.Env = append(os.Environ(), "ETCDCTL_API=3")
+				if out, err := cmd.CombinedOutput(); err != nil {
+					t.Errorf("etcdctl: %v: %s", err, out)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	r.want(t, loops*times+2*ours)
+}
+
+// TestJetcd: jetcd's Lock client, which asks the server's own lock service, and
+// holdfast add to one register.
+func TestJetcd(t *testing.T) {
+	java, err := exec.LookPath("java")
+	if err != nil {
+		missing(t, err)
+	}
+	classes, err := filepath.Abs("jetcd/target/classes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(classes); err != nil {
+		missing(t, fmt.Errorf("jetcd's neighbour is not built (make interop): %w", err))
+	}
+	endpoint, r := start(t), newRegister(t)
+	const processes, times, ours = 2, 125, 125
+	classpath := classes + string(os.PathListSeparator) + filepath.Join(filepath.Dir(classes), "dependency", "*")
+	var wg sync.WaitGroup
+	var ready sync.WaitGroup
+	ready.Add(processes)
+	for range processes {
+		cmd := exec.CommandContext(t.Context(), java, "-Xmx128m", "-cp", classpath, "holdfast.Neighbour", "http://"+endpoint, "shared", string(r), strconv.Itoa(times))
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var said strings.Builder
+		cmd.Stderr = &said
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			lines := bufio.NewScanner(out)
+			lines.Scan()
+			ready.Done()
+			for lines.Scan() {
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("jetcd: %v: %s", err, said.String())
+			}
+		})
+	}
+	ready.Wait() // they contend
+	holdfasts(t, &wg, endpoint, "shared", r, 2, ours)
+	wg.Wait()
+	r.want(t, processes*times+2*ours)
+}

@@ -1,0 +1,273 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	zookeeper "github.com/go-zookeeper/zk"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+var recipes = map[string]zkstore.Layout{"mutex": zkstore.Mutex, "rw": zkstore.ReadWrite, "semaphore": zkstore.Semaphore}
+
+// TestCuratorSums: two processes each of Java and Go make 1,000 increments under
+// each of the three recipes.
+func TestCuratorSums(t *testing.T) {
+	address := start(t)
+	for recipe, layout := range recipes {
+		t.Run(recipe, func(t *testing.T) {
+			name := "sum-" + recipe
+			contend(t, 250,
+				curator(t, address, recipe, name), curator(t, address, recipe, name),
+				holdfastProcess(t, address, layout, name), holdfastProcess(t, address, layout, name))
+		})
+	}
+}
+
+// state waits until a name has so many waiters.
+func state(t *testing.T, l *holdfast.Locker, name string, holders, waiters int) holdfast.State {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		st, err := l.Inspect(t.Context(), name)
+		must(t, err)
+		if len(st.Holders) == holders && len(st.Waiters) == waiters {
+			return st
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%+v, want %d holders and %d waiters", st, holders, waiters)
+		}
+	}
+}
+
+// TestCuratorOrder: who came first is served first, whatever it is written in.
+func TestCuratorOrder(t *testing.T) {
+	address := start(t)
+	for recipe, layout := range recipes {
+		t.Run(recipe, func(t *testing.T) {
+			name := "order-" + recipe
+			first, later := open(t, address, layout), open(t, address, layout)
+			java, other := curator(t, address, recipe, name), curator(t, address, recipe, name)
+			k, err := first.Lock(t.Context(), name)
+			must(t, err)
+			java.tell("acquire")
+			state(t, first, name, 1, 1)
+			got := make(chan *holdfast.Lock, 1)
+			go func() {
+				k, err := later.Lock(t.Context(), name)
+				if err != nil {
+					t.Error(err)
+				}
+				got <- k
+			}()
+			state(t, first, name, 1, 2)
+			other.tell("acquire")
+			state(t, first, name, 1, 3)
+			must(t, k.Unlock())
+			java.wants("done acquire")
+			select {
+			case <-got:
+				t.Fatal("a later one was served with the first")
+			default:
+			}
+			state(t, first, name, 1, 2)
+			java.does("release")
+			next := <-got
+			if next == nil {
+				t.FailNow()
+			}
+			if next.Token() <= k.Token() {
+				t.Errorf("token %d after %d", next.Token(), k.Token())
+			}
+			must(t, next.Unlock())
+			other.wants("done acquire")
+			other.does("release")
+			state(t, first, name, 0, 0)
+		})
+	}
+}
+
+// TestCuratorReaders: readers of both stand together, and a writer of each waits
+// for those of the other.
+func TestCuratorReaders(t *testing.T) {
+	address := start(t)
+	const name = "readers"
+	l := open(t, address, zkstore.ReadWrite)
+	java, writer := curator(t, address, "rw", name), curator(t, address, "rw", name)
+	java.does("read")
+	k, err := l.Lock(t.Context(), name, holdfast.Shared())
+	must(t, err)
+	writer.tell("acquire")
+	state(t, l, name, 2, 1)
+	if _, err := l.TryLock(t.Context(), name, holdfast.Shared()); !errors.Is(err, holdfast.ErrBusy) {
+		t.Errorf("a reader overtakes a writer that waits: %v", err)
+	}
+	java.does("unread")
+	state(t, l, name, 1, 1)
+	must(t, k.Unlock())
+	writer.wants("done acquire")
+	if _, err := l.TryLock(t.Context(), name, holdfast.Shared()); !errors.Is(err, holdfast.ErrBusy) {
+		t.Errorf("a reader beside a writer: %v", err)
+	}
+	// The writer becomes a reader, under the number that it had.
+	writer.does("downgrade")
+	k, err = l.Lock(t.Context(), name, holdfast.Shared())
+	must(t, err)
+	if _, err := l.TryLock(t.Context(), name); !errors.Is(err, holdfast.ErrBusy) {
+		t.Errorf("a writer beside readers: %v", err)
+	}
+	must(t, k.Unlock())
+	writer.does("unread")
+	state(t, l, name, 0, 0)
+
+	// A permit keeps Curator's readers and writers out, and they it.
+	k, err = l.Lock(t.Context(), name, holdfast.Limit(3))
+	must(t, err)
+	java.tell("read")
+	waitChildren(t, address, "/app/"+name, 2)
+	writer.tell("acquire")
+	waitChildren(t, address, "/app/"+name, 3)
+	if len(java.said)+len(writer.said) != 0 {
+		t.Error("Curator holds the lock beside a permit")
+	}
+	must(t, k.Unlock())
+	java.wants("done read")
+	java.does("unread")
+	writer.wants("done acquire")
+	writer.does("release")
+}
+
+// TestCuratorRevokes: a holder of ours is asked to end by Curator's Revoker, one
+// of Curator's by Break, with and without a listener.
+func TestCuratorRevokes(t *testing.T) {
+	address := start(t)
+	for _, recipe := range []string{"mutex", "rw"} {
+		t.Run(recipe, func(t *testing.T) {
+			name := "revoke-" + recipe
+			l := open(t, address, recipes[recipe])
+			java := curator(t, address, recipe, name)
+			k, err := l.Lock(t.Context(), name)
+			must(t, err)
+			java.does("revoke", "/app/"+name+"/"+child(t, address, "/app/"+name))
+			select {
+			case <-k.Context().Done():
+			case <-time.After(patience):
+				t.Fatal("the holder was not told")
+			}
+			var lost *holdfast.LostError
+			if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.Taken {
+				t.Errorf("cause %v, want taken", cause)
+			}
+			if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+				t.Errorf("Unlock: %v", err)
+			}
+
+			// Curator's holder listens, and lets go.
+			java.does("revocable")
+			java.does("acquire")
+			st := state(t, l, name, 1, 0)
+			broken := make(chan error, 1)
+			go func() { broken <- l.Break(t.Context(), name, st.Holders[0].Token) }()
+			java.wants("revoked")
+			java.does("release")
+			must(t, <-broken)
+
+			// It does not listen, and loses its node.
+			deaf := curator(t, address, recipe, name)
+			deaf.does("acquire")
+			st = state(t, l, name, 1, 0)
+			must(t, l.Break(t.Context(), name, st.Holders[0].Token))
+			k, err = l.Lock(t.Context(), name)
+			must(t, err)
+			if k.Token() <= st.Holders[0].Token {
+				t.Errorf("token %d after %d", k.Token(), st.Holders[0].Token)
+			}
+			must(t, k.Unlock())
+		})
+	}
+}
+
+type quiet struct{}
+
+func (quiet) Printf(string, ...any) {}
+
+// child is the only child of a node, seen by a client that is not ours.
+func child(t *testing.T, address, path string) string {
+	t.Helper()
+	c, _, err := zookeeper.Connect([]string{address}, 20*time.Second, zookeeper.WithLogger(quiet{}))
+	must(t, err)
+	defer c.Close()
+	children, _, err := c.Children(path)
+	must(t, err)
+	if len(children) != 1 {
+		t.Fatalf("%s has the children %v, want one", path, children)
+	}
+	return children[0]
+}
+
+// TestKazoo: kazoo respects Curator's names where it is told to, and shares the
+// lock in both directions if it takes them for its own.
+func TestKazoo(t *testing.T) {
+	address := start(t)
+	l := open(t, address, zkstore.Mutex)
+	one := kazoo(t, address, "pattern", "oneway")
+	k, err := l.Lock(t.Context(), "oneway")
+	must(t, err)
+	one.tell("acquire")
+	c := waitChildren(t, address, "/app/oneway", 2)
+	if len(one.said) != 0 {
+		t.Fatalf("kazoo holds the lock beside ours: %v", c)
+	}
+	must(t, k.Unlock())
+	one.wants("done acquire")
+	one.does("release")
+
+	contend(t, 100, kazoo(t, address, "curator", "both"), kazoo(t, address, "curator", "both"),
+		holdfastProcess(t, address, zkstore.Mutex, "both"), holdfastProcess(t, address, zkstore.Mutex, "both"),
+		curator(t, address, "mutex", "both"))
+}
+
+// TestGoZooKeeper: go-zookeeper's own Lock uses the mutex's names.
+func TestGoZooKeeper(t *testing.T) {
+	address := start(t)
+	l := open(t, address, zkstore.Mutex)
+	k, err := l.Lock(t.Context(), "go")
+	must(t, err)
+	c, _, err := zookeeper.Connect([]string{address}, 20*time.Second, zookeeper.WithLogger(quiet{}))
+	must(t, err)
+	defer c.Close()
+	theirs := zookeeper.NewLock(c, "/app/go", zookeeper.WorldACL(zookeeper.PermAll))
+	got := make(chan error, 1)
+	go func() { got <- theirs.Lock() }()
+	state(t, l, "go", 1, 1)
+	if len(got) != 0 {
+		t.Fatal("both hold the lock")
+	}
+	must(t, k.Unlock())
+	must(t, <-got)
+	if _, err := l.TryLock(t.Context(), "go"); !errors.Is(err, holdfast.ErrBusy) {
+		t.Errorf("TryLock of what the other holds: %v", err)
+	}
+	must(t, theirs.Unlock())
+	state(t, l, "go", 0, 0)
+}
+
+func waitChildren(t *testing.T, address, path string, n int) []string {
+	t.Helper()
+	c, _, err := zookeeper.Connect([]string{address}, 20*time.Second, zookeeper.WithLogger(quiet{}))
+	must(t, err)
+	defer c.Close()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		children, _, err := c.Children(path)
+		must(t, err)
+		if len(children) == n {
+			return children
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s has the children %v, want %d", path, children, n)
+		}
+	}
+}

@@ -1,0 +1,275 @@
+// Package zookeeper shares locks on ZooKeeper with the real clients of others:
+// Curator and kazoo, in both directions.
+//
+// A neighbour whose program is missing is skipped, and with
+// HOLDFAST_REQUIRE_SERVERS=1 fails.
+package zookeeper
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+const (
+	tick     = 100 * time.Millisecond
+	patience = 2 * time.Minute
+)
+
+// A worker is this test binary again: URL NAME, with LIMIT in the environment.
+const workerEnv = "HOLDFAST_INTEROP_WORKER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(workerEnv) != "" {
+		if err := work(os.Args[1], os.Args[2]); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// work counts as it is told on standard input, as the neighbours do.
+func work(url, name string) error {
+	l, err := holdfast.Open(context.Background(), url)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		words := strings.Fields(in.Text())
+		times, err := strconv.Atoi(words[2])
+		if err != nil {
+			return err
+		}
+		r := register(words[1])
+		for i := range times {
+			if err := l.Do(context.Background(), name, func(context.Context) error { return r.add() }); err != nil {
+				return err
+			}
+			if os.Getenv("READ") != "" && i%4 == 0 {
+				if err := l.Do(context.Background(), name, func(context.Context) error { return r.still() }, holdfast.Shared()); err != nil {
+					return err
+				}
+			}
+		}
+		fmt.Println("done count")
+	}
+	return l.Close(context.Background())
+}
+
+// register is a number in a file, which nothing but the lock protects.
+type register string
+
+func newRegister(t *testing.T) register {
+	t.Helper()
+	r := register(filepath.Join(t.TempDir(), "register"))
+	must(t, os.WriteFile(string(r), []byte("0"), 0o600))
+	return r
+}
+
+func (r register) value() (int, error) {
+	raw, err := os.ReadFile(string(r))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(raw)))
+}
+
+func (r register) add() error {
+	n, err := r.value()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(string(r), []byte(strconv.Itoa(n+1)), 0o600)
+}
+
+// still wants nobody to write meanwhile.
+func (r register) still() error {
+	before, err := r.value()
+	if err != nil {
+		return err
+	}
+	time.Sleep(time.Millisecond)
+	if after, err := r.value(); err != nil || after != before {
+		return fmt.Errorf("a writer beside a reader: %d, then %d (%w)", before, after, err)
+	}
+	return nil
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func missing(t *testing.T, err error) {
+	t.Helper()
+	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
+		t.Fatal(err)
+	}
+	t.Skip(err)
+}
+
+func start(t *testing.T) string {
+	t.Helper()
+	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick})
+	if errors.Is(err, servers.ErrNoZooKeeper) {
+		missing(t, err)
+	}
+	must(t, err)
+	t.Cleanup(z.Kill)
+	return z.Address()
+}
+
+func url(address string, layout zkstore.Layout) string {
+	return fmt.Sprintf("zk://%s/app?tick=%s&grace=500ms&layout=%s", address, tick, layout)
+}
+
+func open(t *testing.T, address string, layout zkstore.Layout) *holdfast.Locker {
+	t.Helper()
+	l, err := holdfast.Open(t.Context(), url(address, layout))
+	must(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := l.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+// neighbour is a process that locks as it is told.
+type neighbour struct {
+	t    *testing.T
+	in   io.WriteCloser
+	said chan string
+}
+
+func launch(t *testing.T, cmd *exec.Cmd) *neighbour {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	cmd.Stderr = os.Stderr
+	must(t, cmd.Start())
+	n := &neighbour{t: t, in: in, said: make(chan string, 100)}
+	reading := make(chan struct{})
+	go func() {
+		defer close(reading)
+		defer close(n.said)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			n.said <- s.Text()
+		}
+	}()
+	t.Cleanup(func() {
+		in.Close()
+		stop := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+		defer stop.Stop()
+		<-reading
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s: %v", filepath.Base(cmd.Path), err)
+		}
+	})
+	n.wants("ready")
+	return n
+}
+
+// tell gives an order and does not wait.
+func (n *neighbour) tell(order ...any) {
+	n.t.Helper()
+	if _, err := fmt.Fprintln(n.in, order...); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// wants waits until the neighbour says that.
+func (n *neighbour) wants(what string) {
+	n.t.Helper()
+	select {
+	case said, open := <-n.said:
+		if !open || said != what {
+			n.t.Fatalf("the neighbour said %q, want %q", said, what)
+		}
+	case <-time.After(patience):
+		n.t.Fatalf("the neighbour did not say %q", what)
+	}
+}
+
+// does gives an order and waits until it is carried out.
+func (n *neighbour) does(order string, more ...any) {
+	n.t.Helper()
+	n.tell(append([]any{order}, more...)...)
+	n.wants("done " + order)
+}
+
+func curator(t *testing.T, address, recipe, name string) *neighbour {
+	t.Helper()
+	classes, err := filepath.Abs("curator/target/classes")
+	must(t, err)
+	if _, err := os.Stat(classes); err != nil {
+		missing(t, fmt.Errorf("Curator's neighbour is not built (make interop): %w", err))
+	}
+	java, err := exec.LookPath("java")
+	if err != nil {
+		missing(t, err)
+	}
+	return launch(t, exec.Command(java, "-cp", classes+":"+filepath.Join(filepath.Dir(classes), "dependency/*"),
+		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "holdfast.Neighbour", address, recipe, "/app/"+name, "1"))
+}
+
+func kazoo(t *testing.T, address, kind, name string) *neighbour {
+	t.Helper()
+	for _, python := range []string{"/usr/bin/python3", "python3"} {
+		if exec.Command(python, "-c", "import kazoo").Run() == nil {
+			return launch(t, exec.Command(python, "kazoo/neighbour.py", address, kind, "/app/"+name))
+		}
+	}
+	missing(t, errors.New("kazoo is not installed (Debian: apt-get install python3-kazoo)"))
+	return nil
+}
+
+// holdfastProcess is a worker of ours in a process of its own.
+func holdfastProcess(t *testing.T, address string, layout zkstore.Layout, name string) *neighbour {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	cmd := exec.Command(self, url(address, layout), name)
+	cmd.Env = append(os.Environ(), workerEnv+"=1")
+	if layout == zkstore.ReadWrite {
+		cmd.Env = append(cmd.Env, "READ=1")
+	}
+	return launch(t, cmd)
+}
+
+// contend lets everyone add to one register, and wants the sum to be exact.
+func contend(t *testing.T, times int, all ...*neighbour) {
+	t.Helper()
+	r := newRegister(t)
+	for _, n := range all {
+		n.tell("count", string(r), times)
+	}
+	for _, n := range all {
+		n.wants("done count")
+	}
+	if got, err := r.value(); err != nil || got != times*len(all) {
+		t.Errorf("the register is %d (%v), want %d", got, err, times*len(all))
+	}
+}

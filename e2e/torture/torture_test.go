@@ -1,0 +1,63 @@
+// Package torture runs the check on every store that needs a server, with real
+// servers that it starts, all their faults, and workers that are processes.
+//
+// A server that is missing is skipped, and with HOLDFAST_REQUIRE_SERVERS=1 fails.
+package torture
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/check/checktest"
+	"github.com/holdfast-go/holdfast/check/servers"
+	_ "github.com/holdfast-go/holdfast/etcdstore"
+	_ "github.com/holdfast-go/holdfast/mysqlstore"
+	_ "github.com/holdfast-go/holdfast/pgstore"
+	_ "github.com/holdfast-go/holdfast/redisstore"
+	_ "github.com/holdfast-go/holdfast/zkstore"
+)
+
+var (
+	duration = flag.Duration("duration", 12*time.Second, "how long each store is tortured")
+	seed     = flag.Uint64("seed", 1, "of the schedules")
+)
+
+// TestMain: this binary is the worker of its own checks. Most of a check is
+// waiting: two of them fit a machine of two cores.
+func TestMain(m *testing.M) {
+	check.MaybeWorker()
+	flag.Parse()
+	if err := flag.Set("test.parallel", "2"); err != nil {
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+func TestStores(t *testing.T) {
+	for _, local := range check.Locals() {
+		// Those without a server are tortured where the check itself is tested; the
+		// short names of databases are those of their first recipe.
+		if slices.Contains([]string{"memory", "file", "mariadb", "postgres"}, local) {
+			continue
+		}
+		t.Run(local, func(t *testing.T) {
+			t.Parallel()
+			kinds, err := check.FaultKinds(t.Context(), check.Config{Local: local})
+			if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := checktest.Run(t, check.Config{Local: local, Duration: *duration, Seed: *seed})
+			if s := r.Stats; s.Grants < 40 || s.Writes == 0 || len(s.Faults) < len(kinds)/3 {
+				t.Errorf("%+v, of the faults %v: the test tests little", s, kinds)
+			}
+		})
+	}
+}
