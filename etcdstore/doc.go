@@ -51,15 +51,16 @@
 // epoch and fails. There are at most epochShards such keys for each lease, and they
 // end with it.
 //
-// What a watch tells from before the last look is no news. A waiter watches the place before it alone (from now, and looks again once the
-// watch stands; a watch from an old revision would wait for the server's
-// resynchronisation of every 100 ms), or, where places of several limits decide,
-// the deletions of the name's places, which it counts by itself. When the
-// only place before its own has gone it is granted: its own place stands as long as
-// the lease does, of which enough must be left, and a deletion by somebody else is
-// noticed as it is for every grant. In all other cases it looks once more, through
-// the quorum, and it does so every 10 seconds without being told: a member that has
-// stopped may leave its connections open. Releases and breaks compare the place's create revision.
+// What a watch tells from before the last look is no news. A waiter watches the
+// place before it alone (from now, and looks again once the watch stands; a watch
+// from an old revision would wait for the server's resynchronisation of every
+// 100 ms), or, where places of several limits decide, the deletions of the name's
+// places, which it counts by itself. Nothing is granted on a watch's word: when
+// the only place before its own has gone, the waiter asks through the quorum
+// whether its own stands, unless the transaction that released the one before has
+// said so; in all other cases it reads the queue once more, and it does so every
+// 10 seconds without being told: a member that has stopped may leave its
+// connections open. Releases and breaks compare the place's create revision.
 //
 // # What it does not give
 //

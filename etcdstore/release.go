@@ -54,7 +54,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		return errNotHeld
 	}
 	if next != nil {
-		if kvs := resp.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 && string(kvs[0].Key) == next.key {
+		if kvs := resp.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 && string(kvs[0].Key) == next.key && kvs[0].CreateRevision == next.rev.Load() {
 			// The same step has made it the first: it need not wait for the watch.
 			next.lookAgain(resp.Header.Revision)
 		}

@@ -218,9 +218,7 @@ func (s *Store) watch(ctx context.Context, a *attempt, v view) (view, error) {
 			switch {
 			case v.watch != "" && len(events) > 0:
 				if v.next && a.r.Limit == driver.Exclusive {
-					// The only place before ours has gone, and with our lease, which claim
-					// makes sure of, ours stands.
-					return view{rev: e.Header.Revision, stands: true, granted: true}, nil
+					return s.confirm(ctx, a)
 				}
 				return s.look(ctx, a)
 			case v.watch == "" && v.gone(events, a.key):
@@ -246,6 +244,20 @@ func (s *Store) since(ctx context.Context, a *attempt, v view) (view, error) {
 		}
 	}
 	return s.look(ctx, a)
+}
+
+// confirm asks, when the only place before an exclusive one has gone, whether that
+// still stands: an administrator may have ended its lease during the wait. All that
+// could stand before it was made before it and has been seen, so it is then granted.
+func (s *Store) confirm(ctx context.Context, a *attempt) (view, error) {
+	bounded, cancel := context.WithTimeout(ctx, a.e.within())
+	resp, err := s.client.Get(bounded, a.key, clientv3.WithKeysOnly())
+	cancel()
+	if err != nil {
+		return view{}, err
+	}
+	stands := len(resp.Kvs) == 1 && resp.Kvs[0].CreateRevision == a.rev.Load()
+	return view{rev: resp.Header.Revision, stands: stands, granted: stands}, nil
 }
 
 // news are the events of which the view does not know yet. A watch from now begins
