@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -53,6 +54,9 @@ func crowd() {
 	for i := range job.Lockers {
 		// A machine that starts them all at once may be slow to answer the first.
 		l, err := holdfast.Open(ctx, job.URL, holdfast.RequestTimeout(time.Minute))
+		for end := time.Now().Add(time.Minute); errors.Is(err, holdfast.ErrUnavailable) && time.Now().Before(end); {
+			l, err = holdfast.Open(ctx, job.URL, holdfast.RequestTimeout(time.Minute))
+		}
 		fail(err)
 		lockers = append(lockers, l)
 		all.Go(func() {
@@ -99,7 +103,7 @@ func TestCrowd(t *testing.T) {
 		}
 		lockers = n
 	}
-	r := start(t, "--maxclients", "20000")
+	r := start(t, "--maxclients", "20000", "--tcp-backlog", "4096")
 	url := "redis://" + r.Address()
 	l, err := holdfast.Open(t.Context(), url)
 	if err != nil {
