@@ -18,3 +18,10 @@ func newCheck(*say.Printer) *cobra.Command {
 		RunE: func(*cobra.Command, []string) error { return errors.New("check runs on Linux and macOS only") },
 	}
 }
+
+func newLab(*say.Printer) *cobra.Command {
+	return &cobra.Command{
+		Use: "lab", Short: "Make the classic mistakes of locks (Linux and macOS only)", Hidden: true,
+		RunE: func(*cobra.Command, []string) error { return errors.New("lab runs on Linux and macOS only") },
+	}
+}

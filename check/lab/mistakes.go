@@ -1,0 +1,107 @@
+//go:build linux || darwin
+
+package lab
+
+import "github.com/holdfast-go/holdfast/check"
+
+// Mistake is a classic mistake of locks, and the experiment that shows it.
+type Mistake struct {
+	// Name is what it is called here, Title what it is in a few words.
+	Name, Title string
+	// Code is how it looks in a program, What what then happens, and Instead what
+	// holdfast does.
+	Code, What, Instead string
+
+	recipe recipe
+	// rules: at least one of them convicts.
+	rules []check.Rule
+	// faults are what brings it to light; none where work alone does.
+	faults []string
+}
+
+var mistakes = []Mistake{
+	{
+		Name: "delete-anyones", Title: "a release that does not ask whose the lock is",
+		Code:    `DEL lock`,
+		What:    "A holder whose lease has run out while it was slow releases the lock of whoever has it now, and a third gets in beside that one.",
+		Instead: "Every release compares the grant's own ID or token in the same atomic step.",
+		recipe:  recipe{deleteAnyones: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"break", "delay"},
+	},
+	{
+		Name: "renew-anyones", Title: "a renewal that does not ask whose the lock is",
+		Code:    `every 10 s: EXPIRE lock 30`,
+		What:    "A holder that has lost the lock keeps another's alive, takes the answer for its own, and goes on working.",
+		Instead: "A renewal proves ownership and never revives a grant that has ended; one that has gone ends the holder's context.",
+		recipe:  recipe{renewAnyones: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"break"},
+	},
+	{
+		Name: "never-expires", Title: "a lock without an expiry",
+		Code:    `SETNX lock me        (or EXPIRE as a second command, which a crash prevents)`,
+		What:    "A holder dies, and the lock stands for ever.",
+		Instead: "Every grant has a lease, or ends with its holder's connection or process, from the first step on.",
+		recipe:  recipe{neverExpires: true}, rules: []check.Rule{check.RuleWaiting, check.RuleLeftovers}, faults: []string{"vanish"},
+	},
+	{
+		Name: "check-then-act", Title: "a look and a write, in two steps",
+		Code:    `if GET lock is empty: SET lock me`,
+		What:    "Two see that it is free, and both take it.",
+		Instead: "The store decides and writes in one atomic step.",
+		recipe:  recipe{checkThenAct: true}, rules: []check.Rule{check.RuleExclusion},
+	},
+	{
+		Name: "client-clock", Title: "the clients' clocks decide what has expired",
+		Code:    `SETNX lock (my time + 30 s); if the other's time is past by mine: GETSET`,
+		What:    "A machine whose clock is ahead takes a lock that its holder still trusts.",
+		Instead: "The store's own clock ends a lease, and a holder measures its trust by its monotonic clock, from before it asked.",
+		recipe:  recipe{clientClock: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"cut"},
+	},
+	{
+		Name: "clock-token", Title: "a fencing token from the client's clock",
+		Code:    `token = time.Now().UnixMilli()`,
+		What:    "A later holder on a slower clock has a smaller token, or two have the same: the resource refuses the right one, or takes both.",
+		Instead: "Tokens come from the store, in the same step as the grant, and always rise.",
+		recipe:  recipe{clockToken: true}, rules: []check.Rule{check.RuleTokens, check.RuleRegister},
+	},
+	{
+		Name: "trust-from-receipt", Title: "trust that runs from the answer",
+		Code:    `ok = SET lock me NX PX 30000; deadline = now + 30 s`,
+		What:    "The server counts from when the request came. After a slow answer the holder trusts a lock that another already has.",
+		Instead: "Trust runs from before the request was sent, less a margin.",
+		recipe:  recipe{trustReceipt: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultSlow},
+	},
+	{
+		Name: "lost-is-no", Title: "no answer taken for a no",
+		Code:    `if err := acquire(ctx); err != nil { return err }      (and a session keeps it alive)`,
+		What:    "The request was done and its answer lost. Nobody knows of the lock, the session renews it, and everyone waits.",
+		Instead: "Unknown is not no: it is undone in the background until the store confirms that nothing stands.",
+		recipe:  recipe{lostIsNo: true}, rules: []check.Rule{check.RuleWaiting, check.RuleLeftovers}, faults: []string{"drop-answers"},
+	},
+	{
+		Name: "forgetful-failover", Title: "a failover that forgets, and a client that does not say so",
+		Code:    `SET lock me NX on a primary; its replica takes over without it`,
+		What:    "The new primary gives the lock away again while its holder trusts it.",
+		Instead: "A store's guarantees say what a failover can take; replicas can be waited for; the token covers the gap at the resource.",
+		recipe:  recipe{forgetsFailover: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultFailover},
+	},
+	{
+		Name: "counted-permits", Title: "a semaphore that is a number",
+		Code:    `if INCR permits > 5: DECR permits`,
+		What:    "Who dies does not count down: each crash costs a permit, until none is left.",
+		Instead: "Every permit is a grant of its own, with a lease, an owner and a slot.",
+		recipe:  recipe{countsPermits: true}, rules: []check.Rule{check.RuleWaiting}, faults: []string{faultDies},
+	},
+	{
+		Name: "look-then-listen", Title: "a look, and then the subscription",
+		Code:    `if not acquire(): SUBSCRIBE released; wait`,
+		What:    "The release comes between the two. Nobody tells of it again, and the waiter waits in vain.",
+		Instead: "A waiter has its place and its subscription before the last look, and looks again after a stated time in any case.",
+		recipe:  recipe{looksThenHears: true}, rules: []check.Rule{check.RuleWaiting},
+	},
+	{
+		Name: "stale-breaker", Title: "an old lock taken to be forgotten",
+		Code:    `if the lock file is older than a minute: rm lock file`,
+		What:    "The holder was slow, or had renewed it, and is alive.",
+		Instead: "Only a lease that has run out by the store's clock, or proof that the holder has ended, frees a lock.",
+		recipe:  recipe{breaksStale: true}, rules: []check.Rule{check.RuleExclusion},
+	},
+}

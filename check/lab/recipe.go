@@ -1,0 +1,279 @@
+//go:build linux || darwin
+
+package lab
+
+import (
+	"context"
+	"iter"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// recipe is a lock over a server, as one finds it in many a program: one value
+// under the name, with an expiry, taken only where none stands, renewed and
+// removed only by whoever has written it. Who waits is told of releases, and looks
+// again after a while in any case. With every field unset it is right for what it declares. Each field is a
+// mistake.
+type recipe struct {
+	deleteAnyones   bool // the release does not ask whose the lock is
+	renewAnyones    bool // nor does the renewal
+	neverExpires    bool
+	checkThenAct    bool // looks whether the lock is free, and then takes it
+	clientClock     bool // the client's clock decides what has expired
+	clockToken      bool // the token is the client's time
+	trustReceipt    bool // trust runs from the answer
+	lostIsNo        bool // no answer is taken for a no, under a lease that the client keeps alive
+	forgetsFailover bool // the server's replica is behind, and takes over
+	countsPermits   bool // a semaphore is a number
+	looksThenHears  bool // looks, then subscribes to be told of the release, and looks no more
+	breaksStale     bool // who finds an old lock takes it to be forgotten
+}
+
+// client is one client of the recipe: a store for holdfast's core.
+type client struct {
+	recipe
+	s      *server
+	skew   time.Duration // of its clock
+	far    bool          // its answers are late when the network is slow
+	closed atomic.Bool
+}
+
+// wire is the time between two commands of one client.
+const wire = 300 * time.Microsecond
+
+// lookEvery is how often who waits looks without being told.
+const lookEvery = 20 * time.Millisecond
+
+// staleAfter is how old a lock is that nobody can still hold, so some think.
+const staleAfter = 2 * ttl
+
+// clientSkew is how far apart the clocks of two machines are.
+const clientSkew = ttl / 2
+
+var (
+	errNotHeld = &driver.Error{Code: driver.NotHeld, Err: errString("the lock is not held")}
+	errClosed  = &driver.Error{Code: driver.IsClosed, Err: errString("the client is closed")}
+)
+
+type errString string
+
+func (e errString) Error() string { return string(e) }
+
+func (c *client) String() string { return "lab" }
+
+// Guarantees declares what the recipe gives when no mistake is made.
+func (c *client) Guarantees(context.Context) (driver.Guarantees, error) {
+	g := driver.Guarantees{
+		Kind: "lab", Scope: driver.ScopeProcess, Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
+		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: lookEvery, Semaphore: true, Mixed: true,
+		Tokens: "a counter of the server", EarlyEnd: []string{"an operator's break"}, Notice: ttl / 3,
+		MinTTL: time.Millisecond, MaxTTL: time.Hour, Break: driver.BreakNow, Visible: driver.VisibleHolders,
+	}
+	if c.lostIsNo {
+		g.Crash, g.MinTTL, g.MaxTTL = driver.CrashFreesAtOnce, 0, 0
+	}
+	return g, nil
+}
+
+// now is what the recipe takes for the server's time.
+func (c *client) now() time.Time {
+	if c.clientClock {
+		return time.Now().Add(c.skew)
+	}
+	return time.Now()
+}
+
+func (c *client) expiry(d time.Duration) time.Time {
+	if c.neverExpires || d == driver.Forever {
+		return time.Time{}
+	}
+	return c.now().Add(d)
+}
+
+// Acquire takes the lock, or waits.
+func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if c.closed.Load() {
+		return driver.Grant{}, errClosed
+	}
+	life := r.TTL
+	if c.lostIsNo {
+		life = driver.Forever
+	}
+	for {
+		sent := driver.Now()
+		v := value{owner: r.From.Owner(), limit: r.Limit, made: time.Now(), expires: c.expiry(life), client: c}
+		if c.clockToken {
+			v.token = uint64(time.Now().Add(c.skew).UnixMilli())
+		}
+		v, ok := c.take(r.Name, v)
+		c.arrive()
+		if c.trustReceipt {
+			sent = driver.Now()
+		}
+		if ok {
+			return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: v.token, SentAt: sent, TTL: life, Slot: driver.NoSlot}, nil
+		}
+		if !r.Wait {
+			return driver.Grant{}, &driver.BusyError{Holders: c.s.state(r.Name).Holders}
+		}
+		if err := c.listen(ctx, r); err != nil {
+			return driver.Grant{}, err
+		}
+		if c.closed.Load() {
+			return driver.Grant{}, errClosed
+		}
+	}
+}
+
+func (c *client) take(name string, v value) (value, bool) {
+	if v.limit > 1 && c.countsPermits {
+		if !c.s.count(name, v.limit, 1) {
+			return v, false
+		}
+		v, ok := c.s.take(name, v, c.now()) // beside an exclusive lock it may not stand
+		if !ok {
+			c.s.count(name, v.limit, -1)
+		}
+		return v, ok
+	}
+	if c.breaksStale {
+		c.s.remove(name, func(old value) bool { return time.Since(old.made) > staleAfter })
+	}
+	if !c.checkThenAct {
+		return c.s.take(name, v, c.now())
+	}
+	if !c.s.free(name, v.limit, c.now()) {
+		return v, false
+	}
+	time.Sleep(wire) // the look's answer, and the command, are on their way
+	return c.s.put(name, v), true
+}
+
+// arrive is the way of an answer where the network is slow.
+func (c *client) arrive() {
+	if slow, _ := c.s.network(); slow > 0 && c.far {
+		time.Sleep(slow)
+	}
+}
+
+// listen waits until the lock may be free.
+func (c *client) listen(ctx context.Context, r driver.Request) error {
+	r.From.Queued(nil)
+	var again <-chan time.Time
+	if !c.looksThenHears {
+		t := time.NewTimer(lookEvery)
+		defer t.Stop()
+		again = t.C
+	}
+	time.Sleep(wire) // the answer, and the subscription, are on their way
+	told, end := c.s.listen(r.Name)
+	defer end()
+	select {
+	case <-told:
+		return nil
+	case <-again:
+		return nil
+	case <-ctx.Done():
+		return &driver.Error{Code: driver.Withdrawn, Err: context.Cause(ctx)}
+	}
+}
+
+// owned picks what a request has written.
+func owned(id string) func(value) bool { return func(v value) bool { return v.owner.ID == id } }
+
+func anyones(value) bool { return true }
+
+// Undo takes back what a request may have left.
+func (c *client) Undo(_ context.Context, r driver.Request) error {
+	if c.lostIsNo {
+		return nil
+	}
+	if c.s.remove(r.Name, owned(r.ID)) && r.Limit > 1 && c.countsPermits {
+		c.s.count(r.Name, r.Limit, -1)
+	}
+	return nil
+}
+
+// Renew sets the expiry anew.
+func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewal {
+	all := make([]driver.Renewal, len(grants))
+	for i, g := range grants {
+		pick := owned(g.ID)
+		if c.renewAnyones {
+			pick = anyones
+		}
+		if _, deaf := c.s.network(); deaf {
+			all[i].Err = driver.Errorf(driver.Unknown, "no answer")
+			continue
+		}
+		all[i] = driver.Renewal{SentAt: driver.Now(), TTL: g.TTL}
+		if !c.s.extend(g.Name, c.expiry(g.TTL), pick) {
+			all[i] = driver.Renewal{Cause: driver.Gone, Err: errNotHeld}
+		}
+		c.arrive()
+		if c.trustReceipt {
+			all[i].SentAt = driver.Now()
+		}
+	}
+	return all
+}
+
+// Release removes the lock.
+func (c *client) Release(_ context.Context, g driver.Grant, _ time.Duration) error {
+	pick := owned(g.ID)
+	if c.deleteAnyones {
+		pick = anyones
+	}
+	if !c.s.remove(g.Name, pick) {
+		return errNotHeld
+	}
+	if g.Limit > 1 && c.countsPermits && !c.s.dies.CompareAndSwap(true, false) {
+		c.s.count(g.Name, g.Limit, -1)
+	}
+	return nil
+}
+
+// Break removes the lock for an operator.
+func (c *client) Break(_ context.Context, name string, token uint64) error {
+	if !c.s.remove(name, func(v value) bool { return v.token == token }) {
+		return errNotHeld
+	}
+	return nil
+}
+
+// Inspect shows who holds a name.
+func (c *client) Inspect(_ context.Context, name string) (driver.State, error) {
+	return c.s.state(name), nil
+}
+
+// List shows every name that is held.
+func (c *client) List(context.Context, string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		c.s.mu.Lock()
+		var names []string
+		for name := range c.s.values {
+			names = append(names, name)
+		}
+		c.s.mu.Unlock()
+		slices.Sort(names)
+		for _, name := range names {
+			if st := c.s.state(name); len(st.Holders) > 0 && !yield(st, nil) {
+				return
+			}
+		}
+	}
+}
+
+// Classify tells what an error means.
+func (c *client) Classify(err error) driver.Code { return driver.CodeOf(err) }
+
+// Close ends the client's session, where it has one.
+func (c *client) Close(context.Context) error {
+	if !c.closed.Swap(true) && c.lostIsNo {
+		c.s.leave(c)
+	}
+	return nil
+}

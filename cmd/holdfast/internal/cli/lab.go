@@ -1,0 +1,152 @@
+//go:build linux || darwin
+
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/signal"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/check/lab"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+)
+
+func newLab(p *say.Printer) *cobra.Command {
+	seed := number{n: 1, least: 1, most: math.MaxInt}
+	most := duration{d: time.Minute, least: 4 * time.Second, most: time.Hour, allowed: "a duration from 4s to 1h"}
+	dir := text{check: func(s string) error {
+		if s == "" {
+			return errors.New("give a directory")
+		}
+		return nil
+	}}
+	all := false
+	cmd := &cobra.Command{
+		Use:   "lab [MISTAKE...]",
+		Short: "Make the classic mistakes of locks, and see them convicted",
+		Long: `Lab makes a lock with one of the classic mistakes, on a small server in this
+process, lets workers compete for it under the faults that bring the mistake to
+light, and prints the events that convict it. Without a name it lists the
+mistakes; "none" is the same lock without any, and is acquitted.
+
+Exit status:
+  0    everything came out as it should
+  1    a mistake was not convicted in the time given, or the right lock was
+  64   bad usage`,
+		Example: `  holdfast lab
+  holdfast lab delete-anyones
+  holdfast lab --all`,
+		ValidArgs: labNames(),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			out := cmd.OutOrStdout()
+			switch {
+			case all && len(args) > 0:
+				return errors.New("--all and names exclude each other: give one")
+			case all:
+				args = labNames()
+			case len(args) == 0:
+				return listMistakes(out)
+			}
+			for _, name := range args {
+				if _, err := lab.Find(name); err != nil {
+					return err
+				}
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			wrong := false
+			for i, name := range args {
+				o := lab.Options{Seed: uint64(seed.n), Duration: most.d, Dir: dir.s, Progress: func(g check.Progress) {
+					p.Line("%s: %s of %s; %s", name, g.Elapsed.Round(time.Second), g.Total, g.Last)
+				}}
+				r, err := lab.Run(ctx, name, o)
+				switch {
+				case err != nil && ctx.Err() != nil:
+					return exited(exit.BySignal(syscall.SIGINT))
+				case err != nil:
+					return err
+				}
+				if i > 0 {
+					fmt.Fprintln(out)
+				}
+				wrong = !tellExperiment(out, r) || wrong
+			}
+			if wrong {
+				return broken
+			}
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.BoolVar(&all, "all", false, "make all of them, one after the other")
+	flags.Var(&seed, "seed", "decides the schedule of work and faults")
+	flags.Var(&most, "duration", "give up after so long without a conviction, 4s to 1h")
+	flags.Var(&dir, "dir", "the `DIRECTORY` for histories and pages (default a temporary one for each)")
+	return cmd
+}
+
+// labNames are the mistakes and the lock without one.
+func labNames() []string {
+	names := []string{lab.Control}
+	for _, m := range lab.Mistakes() {
+		names = append(names, m.Name)
+	}
+	return names
+}
+
+func listMistakes(out io.Writer) error {
+	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, name := range labNames() {
+		m, err := lab.Find(name)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(tw, "%s\t%s\n", m.Name, m.Title)
+	}
+	return tw.Flush()
+}
+
+// tellExperiment prints what an experiment came to, and tells whether that is what
+// it should.
+func tellExperiment(out io.Writer, r *lab.Result) bool {
+	m := &r.Mistake
+	fmt.Fprintf(out, "%s: %s\n", m.Name, m.Title)
+	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, row := range [][2]string{{"the code", m.Code}, {"what happens", m.What}, {"holdfast", m.Instead}} {
+		if row[1] != "" {
+			fmt.Fprintf(tw, "  %s\t%s\n", row[0], row[1])
+		}
+	}
+	_ = tw.Flush()
+	defer func() {
+		if r.Report.Dir != "" {
+			fmt.Fprintf(out, "history and timeline: %s\n", r.Report.Dir)
+		}
+	}()
+	switch {
+	case r.Expected != nil:
+		fmt.Fprintf(out, "convicted, seed %d:\n", r.Seed)
+		_ = (&check.Report{Violations: []check.Violation{*r.Expected}, Start: r.Report.Start}).Explain(out)
+		return true
+	case r.Report.OK() && m.Name == lab.Control:
+		fmt.Fprintf(out, "acquitted, seed %d: %d locks granted, every rule held\n", r.Seed, r.Report.Stats.Grants)
+		return true
+	case r.Report.OK():
+		fmt.Fprintf(out, "not convicted in %d runs: give it more time, or another seed\n", r.Runs)
+	default:
+		fmt.Fprintf(out, "convicted of something else, seed %d:\n", r.Seed)
+		_ = r.Report.Explain(out)
+	}
+	return false
+}
