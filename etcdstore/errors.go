@@ -58,10 +58,16 @@ func certain(err error) driver.Code {
 	return driver.Unavailable
 }
 
-// unavailable is for requests that only read, or that are safe to be lost.
+// unavailable is for requests that only read, or that are safe to be lost. As for
+// unknown, the reason of a context that has ended comes first: a server may answer
+// in words of its own that the deadline has passed.
 func unavailable(ctx context.Context, err error) error {
 	late(ctx, err)
-	return &driver.Error{Code: certain(err), Err: err}
+	code := certain(err)
+	if ctx.Err() != nil {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	return &driver.Error{Code: code, Err: err}
 }
 
 // unknown is for a transaction whose answer did not come. Where the caller's
