@@ -6,6 +6,7 @@ require (
 	github.com/go-zookeeper/zk v1.0.4
 	github.com/holdfast-go/holdfast v0.1.0
 	github.com/holdfast-go/holdfast/check v0.1.0
+	github.com/holdfast-go/holdfast/cmd/holdfast v0.1.0
 	github.com/holdfast-go/holdfast/etcdstore v0.1.0
 	github.com/holdfast-go/holdfast/zkstore v0.1.0
 	go.etcd.io/etcd/api/v3 v3.7.3
@@ -75,6 +76,7 @@ require (
 replace (
 	github.com/holdfast-go/holdfast => ../
 	github.com/holdfast-go/holdfast/check => ../check
+	github.com/holdfast-go/holdfast/cmd/holdfast => ../cmd/holdfast
 	github.com/holdfast-go/holdfast/etcdstore => ../etcdstore
 	github.com/holdfast-go/holdfast/zkstore => ../zkstore
 	github.com/holdfast-go/holdfast/redisstore => ../redisstore
