@@ -18,8 +18,8 @@ func TestCommand(t *testing.T) {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	for says, args := range map[string][]string{
-		"token 1":         {"run", "--store", "sqlite://" + dir + "/locks.db", "nightly", "--", "sh", "-c", `echo "token $HOLDFAST_TOKEN"`},
-		"every rule held": {"check", "--store", "sqlite://" + dir + "/check.db", "--duration", "4s"},
+		"token 1":                   {"run", "--store", "sqlite://" + dir + "/locks.db", "nightly", "--", "sh", "-c", `echo "token $HOLDFAST_TOKEN"`},
+		"exclusion           holds": {"check", "--store", "sqlite://" + dir + "/check.db", "--duration", "4s"},
 	} {
 		out, err := exec.CommandContext(t.Context(), bin, args...).CombinedOutput()
 		if err != nil || !strings.Contains(string(out), says) {
