@@ -26,7 +26,7 @@
 // Unknown.
 //
 // Package drivertest holds the conformance suite: a store is finished when it
-// passes.
+// passes. docs/adding-a-store.md leads from an empty directory to there.
 package driver
 
 import (
@@ -78,19 +78,25 @@ type Store interface {
 	// when it is granted, when its context ends, or when it can no longer keep
 	// the place. It is asked to wait only where Guarantees say that it wakes by
 	// push. Whatever keeps the place alive (heartbeats, refreshes, reconnection)
-	// happens inside this call. A wait whose context ends may return Withdrawn
-	// once it has taken its place back; any other code makes the core call Undo.
+	// happens inside this call. A wait whose context ends returns Withdrawn once it
+	// has taken its place back, or Unknown. One that can no longer keep its place
+	// returns Unavailable in the same case, or Unknown.
+	//
+	// Unknown makes the core call Undo. Every other code says that nothing of the
+	// request is left, and it does not.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
 	// Undo removes whatever r left behind: a place or a grant, under r.ID. A nil
-	// error means that nothing of that ID stands or can still appear. It is safe
-	// to call for a request that never arrived, and more than once.
+	// error means that nothing of that ID stands or can still appear, so it takes
+	// effect after whatever of the request is still on its way. The core calls it
+	// after Acquire has returned, again and again until it answers nil. It is safe to
+	// call for a request that never arrived. Of r the ID and the name are enough.
 	Undo(ctx context.Context, r Request) error
 
 	// Renew prolongs grants by their TTL, in as few round trips as the store
 	// allows, and answers by index. It never revives a grant that has ended: that
-	// is an error of code NotHeld. It is not called for grants whose TTL is
-	// Forever.
+	// is an error of code NotHeld. Where the request as a whole fails, every answer
+	// has its error. It is not called for grants whose TTL is Forever.
 	Renew(ctx context.Context, grants []Grant) []Renewal
 
 	// Release ends a grant, proving in the same atomic step that it still
@@ -105,8 +111,9 @@ type Store interface {
 	Classify(err error) Code
 
 	// Close gives back what the store opened itself: never a client that was
-	// handed to it. Grants that depend on those connections end with them. Calls
-	// after Close answer errors of code Closed.
+	// handed to it. Grants that depend on those connections end with them; others
+	// stand until their TTL. Calls after Close answer errors of code IsClosed, and
+	// waits that are under way end.
 	Close(context.Context) error
 }
 
@@ -161,11 +168,12 @@ type Grant struct {
 	TTL time.Duration
 	// Slot is the permit's number, 0 to Limit-1, or NoSlot.
 	Slot int
-	// Handle is the store's own.
+	// Handle is the store's own: it comes back with the grant.
 	Handle any
 }
 
-// Renewal is the answer for one grant of a batch.
+// Renewal is the answer for one grant of a batch: SentAt and TTL, which mean what
+// they mean in a Grant, or Err.
 type Renewal struct {
 	SentAt Instant
 	TTL    time.Duration
@@ -195,7 +203,7 @@ const (
 
 // Owner is who asks or holds, for people to read; nothing is decided by it.
 type Owner struct {
-	// ID is the request's.
+	// ID is the request's: Requester.Owner answers with it.
 	ID string
 	// Host and PID name the process; Instance, where set, is what the
 	// application calls itself.

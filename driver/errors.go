@@ -9,12 +9,13 @@ import (
 type Code int
 
 const (
-	// Unknown: the request may have been applied or may still be.
+	// Unknown: the request may have been applied or may still be. It is the zero
+	// Code, and what CodeOf says of an error that carries none.
 	Unknown Code = iota
 	// Busy: an answered no, for now. Nothing was left behind.
 	Busy
-	// Withdrawn: the wait's context ended and the place was taken back. Nothing
-	// was left behind.
+	// Withdrawn: the context of an Acquire ended before a grant, and its place, if it
+	// had one, was taken back. Nothing was left behind.
 	Withdrawn
 	// NotHeld: the grant named does not stand.
 	NotHeld

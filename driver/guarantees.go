@@ -101,12 +101,12 @@ type Guarantees struct {
 	Shared, Semaphore, Mixed, Slots bool
 	// Tokens says where tokens come from and what they survive.
 	Tokens string
-	// EarlyEnd lists what can end a grant before its TTL, and Notice bounds how
-	// long its holder's context then goes on.
+	// EarlyEnd lists what can end a grant before its TTL, beside a Break, and Notice
+	// bounds how long its holder's context then goes on.
 	EarlyEnd []string
 	Notice   time.Duration
 	// MinTTL, MaxTTL and Granularity bound a lease; all zero where grants have
-	// none.
+	// none. The core refuses what is outside before the store sees it.
 	MinTTL, MaxTTL, Granularity time.Duration
 	// Linger: Release can leave a grant standing for a while.
 	Linger  bool

@@ -5,7 +5,8 @@ import (
 	"iter"
 )
 
-// Inspector is implemented by stores whose holders can be seen.
+// Inspector is implemented by stores whose holders can be seen; Guarantees.Visible
+// says the same, as Guarantees.Break does of a Breaker.
 type Inspector interface {
 	// Inspect tells the state of one name. A name that nobody holds has a state
 	// without holders and no error.

@@ -6,6 +6,7 @@ require (
 	github.com/go-zookeeper/zk v1.0.4
 	github.com/holdfast-go/holdfast v0.1.0
 	github.com/holdfast-go/holdfast/check v0.1.0
+	github.com/holdfast-go/holdfast/cmd/holdfast v0.1.0
 	github.com/holdfast-go/holdfast/etcdstore v0.1.0
 	github.com/holdfast-go/holdfast/zkstore v0.1.0
 	go.etcd.io/etcd/api/v3 v3.7.3
@@ -64,7 +65,7 @@ require (
 	github.com/ncruces/go-strftime v1.1.0 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
 	golang.org/x/sync v0.24.0 // indirect
-	golang.org/x/sys v0.49.0 // indirect
+	golang.org/x/sys v0.49.0
 	golang.org/x/text v0.43.0 // indirect
 	modernc.org/libc v1.79.0 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
@@ -75,6 +76,7 @@ require (
 replace (
 	github.com/holdfast-go/holdfast => ../
 	github.com/holdfast-go/holdfast/check => ../check
+	github.com/holdfast-go/holdfast/cmd/holdfast => ../cmd/holdfast
 	github.com/holdfast-go/holdfast/etcdstore => ../etcdstore
 	github.com/holdfast-go/holdfast/zkstore => ../zkstore
 	github.com/holdfast-go/holdfast/redisstore => ../redisstore

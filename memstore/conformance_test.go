@@ -11,8 +11,9 @@ import (
 func TestConformance(t *testing.T) {
 	s := memstore.New()
 	drivertest.Run(t, drivertest.Harness{
-		Open:  func(_ testing.TB, namespace string) driver.Store { return s.Namespace(namespace) },
-		Stop:  func(testing.TB) { s.Script().Stop() },
-		Start: func(testing.TB) { s.Script().Start() },
+		Open:       func(_ testing.TB, namespace string) driver.Store { return s.Namespace(namespace) },
+		Stop:       func(testing.TB) { s.Script().Stop() },
+		Start:      func(testing.TB) { s.Script().Start() },
+		LoseAnswer: func(testing.TB) { s.Script().LoseAcquireAnswer("", memstore.Applied, 0) },
 	})
 }

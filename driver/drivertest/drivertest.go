@@ -42,6 +42,15 @@ type Harness struct {
 	// Delay holds up every answer of the store by that much, until it is called
 	// with 0; nil where the harness cannot.
 	Delay func(t testing.TB, d time.Duration)
+	// LoseAnswer lets the store do what it is asked for next and loses its answer:
+	// the client gets an error instead. nil where the harness cannot; with Delay the
+	// suite then asks with a context that ends before the answer.
+	LoseAnswer func(t testing.TB)
+	// Bubble tells that a client can be opened, used and closed in a bubble of
+	// testing/synctest, in which it is the year 2000: the suite's client with a wrong
+	// clock. It can if it has no goroutines, channels or timers in common with clients
+	// outside.
+	Bubble bool
 	// Session tells that what a grant is trusted for is not confirmed by the
 	// request for it but by heartbeats of a session that many grants share, so that
 	// SentAt may lie before the call. At most half of the TTL is then gone already.
@@ -87,6 +96,7 @@ func Run(t *testing.T, h Harness) {
 		{"ReadersComeTogether", readersComeTogether},
 		{"Order", order},
 		{"WaitEndsByRelease", waitEndsByRelease},
+		{"PushIsHeard", pushIsHeard},
 		{"WaitEndsByExpiry", waitEndsByExpiry},
 		{"WaitEndsByClose", waitEndsByClose},
 		{"CancelledWaitLeavesNothing", cancelledWait},
@@ -95,6 +105,7 @@ func Run(t *testing.T, h Harness) {
 		{"CancelledBefore", cancelledBefore},
 		{"TokensRise", tokensRise},
 		{"TokensRiseAcrossExpiry", tokensRiseAcrossExpiry},
+		{"TokensOfAWrongClock", tokensOfAWrongClock},
 		{"TrustFromTheSend", trustFromTheSend},
 		{"TrustIsNotFromTheAnswer", trustIsNotFromTheAnswer},
 		{"Renew", renew},
@@ -104,6 +115,7 @@ func Run(t *testing.T, h Harness) {
 		{"ReleaseByStaleOwner", releaseByStaleOwner},
 		{"Linger", linger},
 		{"Undo", undo},
+		{"AnswerLost", answerLost},
 		{"Inspect", inspect},
 		{"List", list},
 		{"Watch", watch},

@@ -1,0 +1,110 @@
+package drivertest
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// answerLost: the store has done what it was asked for, and nobody heard. A request
+// whose outcome is not called unknown has left nothing behind; one that is called
+// so has not once it is undone.
+func answerLost(e *env) {
+	if e.h.LoseAnswer == nil && e.h.Delay == nil {
+		e.Skip("the harness can neither lose nor delay an answer")
+	}
+	unheard := func(s driver.Store, r driver.Request) (driver.Grant, error) {
+		if e.h.LoseAnswer != nil {
+			e.h.LoseAnswer(e.T)
+			return s.Acquire(e.Context(), r)
+		}
+		ctx, cancel := context.WithTimeout(e.Context(), 100*time.Millisecond)
+		defer cancel()
+		e.h.Delay(e.T, 400*time.Millisecond)
+		defer e.h.Delay(e.T, 0)
+		return s.Acquire(ctx, r)
+	}
+	try := func(limit int, wait bool) {
+		s, other, name := e.open(), e.open(), e.name()
+		e.free(s, name) // connected
+		r := e.request(name, limit, long)
+		r.Wait = wait
+		g, err := unheard(s, r)
+		what := "released"
+		if err == nil {
+			e.release(s, g) // it has found out by itself what became of the request
+		} else if code := s.Classify(err); code == driver.Unknown {
+			e.undone(s, r)
+			what = "undone"
+		} else {
+			what = "called " + code.String()
+		}
+		for _, next := range []driver.Store{other, s} {
+			again, busy := next.Acquire(e.Context(), e.request(name, driver.Exclusive, long))
+			if busy != nil {
+				e.Fatalf("limit %d, wait %t: a request (%v) was %s, and still the next one gets %v", limit, wait, err, what, busy)
+			}
+			e.release(next, again)
+		}
+	}
+	for _, limit := range e.limits() {
+		try(limit, false)
+		if e.g.Wake == driver.WakePush {
+			try(limit, true)
+		}
+	}
+}
+
+// tokensOfAWrongClock: a client whose clock is wrong gets a token between those of
+// the others all the same.
+func tokensOfAWrongClock(e *env) {
+	if !e.h.Bubble {
+		e.Skip("a client of this store cannot live in a bubble of testing/synctest")
+	}
+	name, before, after := e.name(), e.open(), e.open()
+	last := e.must(before, e.request(name, driver.Exclusive, long))
+	e.release(before, last)
+	take := func(e *env, s driver.Store, whose string) {
+		e.Helper()
+		g := e.must(s, e.request(name, driver.Exclusive, long))
+		if g.Token <= last.Token {
+			e.Errorf("%s got token %d after %d", whose, g.Token, last.Token)
+		}
+		last = g
+		e.release(s, g)
+	}
+	synctest.Test(e.T, func(t *testing.T) {
+		inside := &env{suite: e.suite, T: t}
+		defer inside.closeAll()
+		take(inside, inside.open(), "a client that believes it is the year 2000")
+	})
+	take(e, after, "the next client")
+}
+
+// pushIsHeard: a waiter comes when it is woken, and not when it would have looked
+// anyway. One that comes late may have been held up by the machine; most of them
+// may not.
+func pushIsHeard(e *env) {
+	if e.g.Wake != driver.WakePush || e.g.Fallback < 500*time.Millisecond {
+		e.Skip("nothing to tell a push from")
+	}
+	const rounds = 7
+	a, b, name, late := e.open(), e.open(), e.name(), 0
+	for range rounds {
+		g := e.must(a, e.request(name, driver.Exclusive, long))
+		w := e.queue(b, e.request(name, driver.Exclusive, long))
+		freed := time.Now()
+		e.release(a, g)
+		e.release(b, w.granted())
+		if w.at.Sub(freed) > e.g.Fallback/2 {
+			late++
+		}
+	}
+	if late > rounds/2 {
+		e.Errorf("%d of %d waiters were granted more than half of the declared fallback of %s after the release: it declares a push, and nobody hears one",
+			late, rounds, e.g.Fallback)
+	}
+}

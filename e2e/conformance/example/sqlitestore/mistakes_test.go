@@ -1,0 +1,104 @@
+//go:build linux
+
+package sqlitestore
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// mistake is one that newcomers make, planted in a copy of the store.
+type mistake struct {
+	name string
+	// edits are pairs of what the source says and what is made of it.
+	edits []string
+	// test is what must convict, and says what it must say.
+	test, says string
+}
+
+var mistakes = []mistake{
+	{"the release looks at the name alone", []string{
+		`"DELETE FROM entries"+theGrant, g.Token, g.ID, t.now)`, `"DELETE FROM entries WHERE granted AND name = ?", []byte(g.Name))`,
+	}, "TestConformance/ReleaseByStaleOwner", "release by a stale owner"},
+	{"tokens come from the client's clock", []string{
+		`INSERT INTO entries (space,`, `INSERT INTO entries (seq, space,`,
+		`VALUES (?, ?, ?, ?, ?, ?)`, `VALUES (?, ?, ?, ?, ?, ?, ?)`,
+		`[]any{t.space, []byte(r.Name), r.ID,`, `[]any{time.Now().UnixNano(), t.space, []byte(r.Name), r.ID,`,
+	}, "TestConformance/TokensOfAWrongClock", "a client that believes it is the year 2000 got token"},
+	{"a lost answer is taken for a no", []string{
+		`driver.Errorf(driver.Unknown, "sqlite: commit`, `driver.Errorf(driver.Unavailable, "sqlite: commit`,
+	}, "TestConformance/AnswerLost", "was called unavailable, and still the next one gets busy"},
+	{"trust is counted from the answer", []string{
+		"\tif err == nil && g.Token == 0 {\n", "\tg.SentAt = driver.Now()\n\tif err == nil && g.Token == 0 {\n",
+	}, "TestConformance/TrustIsNotFromTheAnswer", "although the answer took"},
+	{"a renewal is trusted from the answer", []string{
+		"\tfor i := range answers {\n", "\tfor i := range answers {\n\t\tanswers[i].SentAt = driver.Now()\n",
+	}, "TestConformance/TrustIsNotFromTheAnswer", "although the answer took"},
+	{"a release wakes nobody", []string{
+		"\t\tt.passOn(g.Name)\n", "",
+	}, "TestConformance/PushIsHeard", "nobody hears one"},
+	{"a wait looks before it listens, and then only listens", []string{
+		"\tear, err := net.Listen", "\tif g, err := s.look(ctx, r); driver.CodeOf(err) != driver.Busy {\n\t\treturn g, err\n\t}\n\tear, err := net.Listen",
+		"\t\tg, err := s.look(ctx, r)\n", "\t\tvar g driver.Grant\n\t\terr := error(&driver.BusyError{})\n\t\tif placed {\n\t\t\tg, err = s.look(ctx, r)\n\t\t}\n",
+		"\t\t_ = ear.SetReadDeadline(time.Now().Add(fallback))\n", "",
+	}, "TestTorture", "for ever: after"},
+}
+
+// TestMistakes: the suite, or the check, convicts each of them.
+func TestMistakes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the test binary many times over")
+	}
+	for _, m := range mistakes {
+		t.Run(m.name, func(t *testing.T) {
+			bin := m.build(t)
+			cmd := exec.CommandContext(t.Context(), bin, "-test.v", "-test.run", "^"+strings.ReplaceAll(m.test, "/", "$/^")+"$")
+			cmd.Dir = t.TempDir()
+			out, err := cmd.CombinedOutput()
+			if err == nil || !regexp.MustCompile(`--- FAIL: `+m.test+` `).Match(out) || !strings.Contains(string(out), m.says) {
+				t.Errorf("%s does not say %q (%v):\n%s", m.test, m.says, err, out)
+			}
+		})
+	}
+}
+
+// build compiles this package's tests with the mistake in the place of its source.
+func (m *mistake) build(t *testing.T) string {
+	t.Helper()
+	const file = "sqlitestore.go"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := string(text)
+	for i := 0; i < len(m.edits); i += 2 {
+		if n := strings.Count(source, m.edits[i]); n != 1 {
+			t.Fatalf("%s contains %q %d times, want once: the mistake must follow the source", file, m.edits[i], n)
+		}
+		source = strings.Replace(source, m.edits[i], m.edits[i+1], 1)
+	}
+	path, err := filepath.Abs(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	planted, overlay, bin := filepath.Join(dir, file), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "planted.test")
+	b, err := json.Marshal(map[string]any{"Replace": map[string]string{path: planted}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string][]byte{planted: []byte(source), overlay: b} {
+		if err := os.WriteFile(name, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-overlay", overlay, "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("go test -c: %v\n%s", err, out)
+	}
+	return bin
+}

@@ -1,0 +1,44 @@
+//go:build linux
+
+package sqlitestore
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestPage: the code on docs/adding-a-store.md is that of the files it names.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/adding-a-store.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sources []string
+	for _, file := range []string{"sqlitestore.go", "sqlitestore_test.go", "../holdfast-sqlite/main.go"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sources = append(sources, string(text))
+	}
+	fragments := regexp.MustCompile("(?ms)^```go\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
+	if len(fragments) < 10 {
+		t.Fatalf("the page has %d fragments of code", len(fragments))
+	}
+	for _, f := range fragments {
+		found := false
+		for _, s := range sources {
+			found = found || strings.Contains("\n"+s, "\n"+f[1]) // whole lines
+		}
+		if !found {
+			t.Errorf("no file has this fragment of the page:\n%s", f[1])
+		}
+	}
+	for _, m := range mistakes {
+		if _, test, _ := strings.Cut(m.test, "/"); test != "" && !strings.Contains(string(page), "`"+test+"`") {
+			t.Errorf("the page does not tell that %s convicts: %s", test, m.name)
+		}
+	}
+}

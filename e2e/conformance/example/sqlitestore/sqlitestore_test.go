@@ -1,0 +1,88 @@
+//go:build linux
+
+package sqlitestore
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/check/checktest"
+	"github.com/holdfast-go/holdfast/driver/drivertest"
+)
+
+// TestMain: this binary is the worker of its own check.
+func TestMain(m *testing.M) {
+	check.MaybeWorker()
+	os.Exit(m.Run())
+}
+
+func TestConformance(t *testing.T) {
+	f := newFaults(t)
+	drivertest.Run(t, drivertest.Harness{
+		Open:       f.open,
+		Stop:       f.begin,
+		Start:      f.end,
+		Delay:      func(_ testing.TB, d time.Duration) { f.delay.Store(int64(d)) },
+		LoseAnswer: func(testing.TB) { f.lose.Store(true) },
+		Bubble:     true,
+		Leftovers: func(t testing.TB) []string {
+			left, err := f.left(t.Context())
+			if err != nil {
+				t.Error(err)
+			}
+			return left
+		},
+	})
+}
+
+func TestTorture(t *testing.T) {
+	f := newFaults(t)
+	r := checktest.Run(t, check.Config{Duration: 10 * time.Second, Round: 5 * time.Second, Target: &check.Target{
+		URL: "sqlite://" + f.file,
+		Faults: []check.StoreFault{{
+			Kind:  "stop",
+			Begin: func(context.Context, check.Fault) error { f.begin(t); return nil },
+			End:   func(context.Context, check.Fault) error { f.end(t); return nil },
+		}},
+		Left: f.leftInTheEnd,
+	}})
+	if s := r.Stats; s.Grants < 40 || s.Queued == 0 || s.Writes == 0 || s.Faults["kill"]+s.Faults["pause"] == 0 {
+		t.Errorf("%+v: the test tests little", s)
+	}
+}
+
+// leftInTheEnd gives the entries of those who were killed the time to run out.
+func (f *faults) leftInTheEnd(ctx context.Context) (left []string, err error) {
+	end := time.Now().Add(placeFor + 2*time.Second)
+	for {
+		// Whoever looks at a name removes what has run out.
+		s, err := Open(ctx, f.file, "")
+		if err != nil {
+			return nil, err
+		}
+		err = s.step(ctx, func(t *step) error { t.state("any"); return nil })
+		if err := cmp.Or(err, s.Close(ctx)); err != nil {
+			return nil, err
+		}
+		if left, err = f.left(ctx); err != nil || len(left) == 0 || time.Now().After(end) {
+			return left, err
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// TestLines: an example that is long is none.
+func TestLines(t *testing.T) {
+	text, err := os.ReadFile("sqlitestore.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(text), "\n"); n >= 300 {
+		t.Errorf("the store has %d lines, want fewer than 300", n)
+	}
+}
