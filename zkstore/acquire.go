@@ -326,10 +326,11 @@ func (p *place) granted(ctx context.Context) (driver.Grant, error) {
 		return driver.Grant{}, ss.fail(errOver)
 	}
 	ss.grants[g.ID], ss.ours[g.path] = g, g
-	first := len(ss.grants) == 1
+	idle := !ss.tending
+	ss.tending = true
 	ss.mu.Unlock()
-	if first {
-		ss.kick()
+	if idle {
+		ss.kick() // not for each of many short locks: the timer runs on for a while
 	}
 	var calls []*zk.Call
 	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {

@@ -22,9 +22,10 @@ type session struct {
 	rouse   chan struct{} // holds one: tend has something to look at
 	guarded guard
 
-	mu     sync.Mutex
-	ended  bool
-	grants map[string]*grant // by request
+	mu      sync.Mutex
+	ended   bool
+	tending bool              // tend looks at the grants by a timer
+	grants  map[string]*grant // by request
 	// ours are the paths of our own grants and places, which need no watch by each
 	// other: who takes one away wakes the others.
 	ours   map[string]*grant              // nil for a place
