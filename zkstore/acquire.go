@@ -28,27 +28,35 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, withdrawn(ctx)
 	}
 	ttl := s.round(r.TTL)
-	again := false
+	var old *session
 	for {
 		ss, err := s.session(ctx, ttl)
+		if err == nil && old != nil {
+			if err = ss.settle(ctx, r, old); err == nil {
+				old = nil
+			}
+		}
 		if err != nil {
-			return driver.Grant{}, doubtful(again, err)
+			if old != nil && ctx.Err() == nil && ss != nil && ss.zk.Ended() != nil && !s.closed.Load() {
+				continue
+			}
+			return driver.Grant{}, doubtful(old != nil, err)
 		}
 		g, err := s.recipe.acquire(ss, ctx, r)
 		if err != errOver {
 			return g, err
 		}
-		// The session expired, and everything of the request is going with it: a
-		// waiting one begins anew, at the end of the queue.
-		again = true
+		// The session is said to have expired: a waiting request begins anew, at the
+		// end of the queue, once what it had there is certainly gone.
+		old = ss
+		s.remember(r.ID, ss, 0)
 		if ctx.Err() != nil || s.closed.Load() {
 			return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: errOver}
 		}
 	}
 }
 
-// doubtful keeps the doubt of an earlier session's node, which may stand for the
-// moment that the server takes to remove it.
+// doubtful keeps the doubt about what an earlier session has left.
 func doubtful(again bool, err error) error {
 	if again && driver.CodeOf(err) != driver.IsClosed {
 		return &driver.Error{Code: driver.Unknown, Err: err}
@@ -190,7 +198,12 @@ func (p *place) failed(ctx context.Context, err error) error {
 		return errClosed()
 	case ss.zk.Ended() != nil:
 		p.unregister()
-		return ss.fail(err)
+		if err = ss.fail(err); err == errOver {
+			return err
+		}
+		// It ended here, and the place stands until it does at the server.
+		ss.s.remember(p.r.ID, ss, 0)
+		return &driver.Error{Code: driver.Unknown, Err: err}
 	case err == errDeleted:
 		p.unregister()
 		ss.gone(p.dir, p.path, nil)

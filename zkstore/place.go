@@ -228,6 +228,13 @@ func (s *Store) remember(id string, ss *session, conn int) {
 	s.doubts[id] = doubt{ss, conn}
 }
 
+// forget ends the doubt about a request.
+func (s *Store) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.doubts, id)
+}
+
 // register makes a place one that can be woken.
 func (p *place) register() {
 	ss := p.ss

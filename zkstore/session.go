@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -21,6 +22,8 @@ type session struct {
 	over    chan struct{} // closed when the session is
 	rouse   chan struct{} // holds one: tend has something to look at
 	guarded guard
+	// buried: nothing that was sent in the session can come to pass any more.
+	buried atomic.Bool
 
 	mu      sync.Mutex
 	ended   bool
