@@ -281,7 +281,9 @@ func (p *place) watch(ctx context.Context, all []node, i int, told *bool) (gone 
 		p.tell(told, nil)
 		return false, nil
 	}
-	if err := ss.zk.Do(ctx, calls...); err != nil {
+	err = ss.zk.Do(ctx, calls...)
+	ss.unwatched(unwatched)
+	if err != nil {
 		if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
 			return true, nil // look again, on the next connection
 		}
@@ -356,6 +358,7 @@ func (p *place) granted(ctx context.Context) (driver.Grant, error) {
 	}
 	if len(calls) > 0 {
 		_ = ss.zk.Send(ctx, calls...) // for people and tidiness: nothing depends on it
+		ss.unwatched(unwatched)
 	}
 	return g.Grant, nil
 }
