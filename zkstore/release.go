@@ -279,10 +279,13 @@ func (ss *session) bury(ctx context.Context, old *session) error {
 
 func (ss *session) undo(ctx context.Context, r driver.Request, conn int) error {
 	s := ss.s
-	for _, dir := range s.recipe.dirs(s.dir(r.Name)) {
-		if conn == 0 {
-			conn = ss.zk.Conn()
+	if conn == 0 {
+		if err := ss.moveGuard(ctx); err != nil {
+			return err
 		}
+		conn = ss.zk.Conn()
+	}
+	for _, dir := range s.recipe.dirs(s.dir(r.Name)) {
 		found, err := ss.find(ctx, r.ID, dir, conn)
 		if err != nil {
 			return err
