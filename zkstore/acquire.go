@@ -28,27 +28,35 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, withdrawn(ctx)
 	}
 	ttl := s.round(r.TTL)
-	again := false
+	var old *session
 	for {
 		ss, err := s.session(ctx, ttl)
+		if err == nil && old != nil {
+			if err = ss.settle(ctx, r, old); err == nil {
+				old = nil
+			}
+		}
 		if err != nil {
-			return driver.Grant{}, doubtful(again, err)
+			if old != nil && ctx.Err() == nil && ss != nil && ss.zk.Ended() != nil && !s.closed.Load() {
+				continue
+			}
+			return driver.Grant{}, doubtful(old != nil, err)
 		}
 		g, err := s.recipe.acquire(ss, ctx, r)
 		if err != errOver {
 			return g, err
 		}
-		// The session expired, and everything of the request is going with it: a
-		// waiting one begins anew, at the end of the queue.
-		again = true
+		// The session is said to have expired: a waiting request begins anew, at the
+		// end of the queue, once what it had there is certainly gone.
+		old = ss
+		s.remember(r.ID, ss, 0)
 		if ctx.Err() != nil || s.closed.Load() {
 			return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: errOver}
 		}
 	}
 }
 
-// doubtful keeps the doubt of an earlier session's node, which may stand for the
-// moment that the server takes to remove it.
+// doubtful keeps the doubt about what an earlier session has left.
 func doubtful(again bool, err error) error {
 	if again && driver.CodeOf(err) != driver.IsClosed {
 		return &driver.Error{Code: driver.Unknown, Err: err}
@@ -190,7 +198,12 @@ func (p *place) failed(ctx context.Context, err error) error {
 		return errClosed()
 	case ss.zk.Ended() != nil:
 		p.unregister()
-		return ss.fail(err)
+		if err = ss.fail(err); err == errOver {
+			return err
+		}
+		// It ended here, and the place stands until it does at the server.
+		ss.s.remember(p.r.ID, ss, 0)
+		return &driver.Error{Code: driver.Unknown, Err: err}
 	case err == errDeleted:
 		p.unregister()
 		ss.gone(p.dir, p.path, nil)
@@ -268,7 +281,9 @@ func (p *place) watch(ctx context.Context, all []node, i int, told *bool) (gone 
 		p.tell(told, nil)
 		return false, nil
 	}
-	if err := ss.zk.Do(ctx, calls...); err != nil {
+	err = ss.zk.Do(ctx, calls...)
+	ss.unwatched(unwatched)
+	if err != nil {
 		if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
 			return true, nil // look again, on the next connection
 		}
@@ -326,10 +341,11 @@ func (p *place) granted(ctx context.Context) (driver.Grant, error) {
 		return driver.Grant{}, ss.fail(errOver)
 	}
 	ss.grants[g.ID], ss.ours[g.path] = g, g
-	first := len(ss.grants) == 1
+	idle := !ss.tending
+	ss.tending = true
 	ss.mu.Unlock()
-	if first {
-		ss.kick()
+	if idle {
+		ss.kick() // not for each of many short locks: the timer runs on for a while
 	}
 	var calls []*zk.Call
 	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {
@@ -342,6 +358,7 @@ func (p *place) granted(ctx context.Context) (driver.Grant, error) {
 	}
 	if len(calls) > 0 {
 		_ = ss.zk.Send(ctx, calls...) // for people and tidiness: nothing depends on it
+		ss.unwatched(unwatched)
 	}
 	return g.Grant, nil
 }

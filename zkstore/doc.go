@@ -40,7 +40,8 @@
 // transaction with a check of the version of a node of the session's own, the
 // guard, and moving that version makes void what was sent before. After that, and
 // a sync, what is not there will not come. Requests on one connection are done in
-// order, so there a sync is enough.
+// order, so there a sync is enough. A session that a server calls expired may live
+// on with another: its guard is deleted, and what its requests have left.
 //
 // A release deletes a node whose name is used once, which proves that it stood. If
 // the next in the queue is of this client as well, it is granted without waiting

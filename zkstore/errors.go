@@ -8,7 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// errOver: the session has ended at the server, and everything of it with it.
+// errOver: a server has said that the session has expired. What was in it may stand
+// yet (see bury).
 var errOver = errors.New("the session has expired")
 
 // fail gives an error of the client its meaning.

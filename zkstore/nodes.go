@@ -51,7 +51,13 @@ func sequence(name, mark string) (int32, bool) {
 	}
 	digits := name[i+len(mark):]
 	n, err := strconv.ParseInt(digits, 10, 32)
-	return int32(n), err == nil && fmt.Sprintf("%010d", n) == digits
+	switch {
+	case err != nil || len(digits) < 10:
+		return int32(n), false
+	case len(digits) == 10 && digits[0] >= '0':
+		return int32(n), true // the usual, cheaply: every node of a queue is read at each look
+	}
+	return int32(n), fmt.Sprintf("%010d", n) == digits
 }
 
 // readWriteNode reads a child of the native layout.

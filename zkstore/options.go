@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"os"
@@ -84,8 +85,9 @@ func Digest(user, password string) Option {
 	}
 }
 
-// CreatorOnly gives what this store makes to the authenticated user alone,
-// instead of to everyone, which is what Curator does as well.
+// CreatorOnly gives what this store makes to the authenticated user alone, that of
+// Digest or of the client certificate, instead of to everyone, which is what Curator
+// does as well.
 func CreatorOnly() Option { return func(c *config) { c.acl = zk.Creator } }
 
 // TLS speaks TLS with the servers. Without a ServerName each server's own host
@@ -123,8 +125,8 @@ func configure(servers []string, options []Option) (config, []string, error) {
 		return bad("tick %s: from %s to %s is allowed", c.tick, minTick, maxTick)
 	case c.grace < 0 || c.grace > time.Hour:
 		return bad("break grace %s: from 0 to 1h is allowed", c.grace)
-	case len(c.acl) > 0 && c.acl[0].Scheme == "auth" && len(c.auth) == 0:
-		return bad("CreatorOnly without a user: give one with Digest")
+	case len(c.acl) > 0 && c.acl[0].Scheme == "auth" && len(c.auth) == 0 && !c.certified():
+		return bad("CreatorOnly without a user: give one with Digest, or a client certificate with TLS")
 	case len(servers) == 0:
 		return bad("no server is given: give host or host:port")
 	}
@@ -147,6 +149,11 @@ func configure(servers []string, options []Option) (config, []string, error) {
 	return c, all, nil
 }
 
+// certified tells whether the server learns who we are from TLS.
+func (c *config) certified() bool {
+	return c.tls != nil && (len(c.tls.Certificates) > 0 || c.tls.GetClientCertificate != nil)
+}
+
 // dialer puts TLS on top of the dialing.
 func (c *config) dialer() func(ctx context.Context, network, address string) (net.Conn, error) {
 	if c.tls == nil {
@@ -165,6 +172,9 @@ func (c *config) dialer() func(ctx context.Context, network, address string) (ne
 		secure := tls.Client(nc, t)
 		if err := secure.HandshakeContext(ctx); err != nil {
 			nc.Close()
+			if errors.Is(err, io.EOF) {
+				err = fmt.Errorf("the server ended the connection: is this its port for TLS? %w", err)
+			}
 			return nil, err
 		}
 		return secure, nil

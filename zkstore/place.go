@@ -228,6 +228,13 @@ func (s *Store) remember(id string, ss *session, conn int) {
 	s.doubts[id] = doubt{ss, conn}
 }
 
+// forget ends the doubt about a request.
+func (s *Store) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.doubts, id)
+}
+
 // register makes a place one that can be woken.
 func (p *place) register() {
 	ss := p.ss
@@ -277,6 +284,19 @@ func (p *place) unsubscribeLocked(keep []string) (unwatched []string) {
 	return unwatched
 }
 
+// unwatched is called when the removal of watches has been sent. Another place may have
+// come for one of them since it was decided, and its watch have been sent ahead of the
+// removal: it looks again, and watches behind it.
+func (ss *session) unwatched(paths []string) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for _, path := range paths {
+		for p := range ss.subs[path] {
+			p.look(nil)
+		}
+	}
+}
+
 // withdraw takes a place back and answers why, if that is confirmed. What a
 // caller's context wanted is bounded by one of our own.
 func (p *place) withdraw(ctx context.Context, why error) error {
@@ -290,6 +310,7 @@ func (p *place) withdraw(ctx context.Context, why error) error {
 	tidy, cancel := ss.s.tidy(ctx)
 	defer cancel()
 	defer ss.gone(p.dir, p.path, nil)
+	defer ss.unwatched(unwatched)
 	if err := ss.zk.Do(tidy, calls...); err != nil {
 		if ss.s.closed.Load() {
 			return errClosed()

@@ -42,20 +42,37 @@ func (s *Store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) e
 	}
 	g := s.standing(dg)
 	if g == nil {
-		return notHeld(dg)
+		return s.clear(ctx, dg)
 	}
 	gone, err := g.remove(ctx)
 	switch {
 	case err != nil && s.closed.Load():
 		return errClosed()
 	case err != nil && g.ss.zk.Ended() != nil:
-		return notHeld(dg) // gone with its session
+		return s.clear(ctx, dg)
 	case err != nil:
 		return s.fail(err)
 	case gone:
 		return notHeld(dg)
 	}
 	return nil
+}
+
+// clear is the release of a grant that does not stand: where its session was said to
+// have expired, its node may yet.
+func (s *Store) clear(ctx context.Context, dg driver.Grant) error {
+	g, ok := dg.Handle.(*grant)
+	if !ok || g.ss.s != s || !errors.Is(g.ss.zk.Ended(), zk.ErrExpired) {
+		return notHeld(dg)
+	}
+	ss, err := s.any(ctx)
+	if err != nil {
+		return err
+	}
+	if err := ss.settle(ctx, driver.Request{ID: dg.ID, Name: dg.Name}, g.ss); err != nil {
+		return err
+	}
+	return notHeld(dg)
 }
 
 // remove deletes the node. It answers true if the grant had been lost before.
@@ -205,31 +222,70 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	s.mu.Lock()
 	d, doubted := s.doubts[r.ID]
 	s.mu.Unlock()
-	ss := d.ss
-	if ss == nil || ss.zk.Ended() != nil {
-		var err error
-		if ss, err = s.any(ctx); err != nil {
-			return err
+	if doubted && d.ss.zk.Ended() == nil {
+		if err := d.ss.undo(ctx, r, d.conn); err != nil {
+			return s.fail(err)
 		}
-		d.conn = 0
+		s.forget(r.ID)
+		return nil
 	}
-	if err := ss.undo(ctx, r, d.conn); err != nil {
-		return s.fail(err)
+	ss, err := s.any(ctx)
+	if err != nil {
+		return err
 	}
 	if doubted {
-		s.mu.Lock()
-		delete(s.doubts, r.ID)
-		s.mu.Unlock()
+		err = ss.settle(ctx, r, d.ss)
+	} else {
+		err = ss.undo(ctx, r, 0)
 	}
+	return s.fail(err)
+}
+
+// settle makes sure that nothing of a request stands or can still come of a session
+// that has ended.
+func (ss *session) settle(ctx context.Context, r driver.Request, old *session) error {
+	if err := ss.bury(ctx, old); err != nil {
+		return ss.s.fail(err)
+	}
+	if err := ss.undo(ctx, r, 0); err != nil {
+		return ss.s.fail(err)
+	}
+	ss.s.forget(r.ID)
+	return nil
+}
+
+// bury makes void what a session that has ended may still have on its way, wherever
+// that is: without its guard no create of it passes.
+//
+// It is needed because "expired" is the word of one server, given when it begins to end
+// the session. A leader that was deposed while it was stopped says so of every session
+// when it goes on, and one that falls before its majority has agreed never ends it: the
+// next leader gives the session the whole of its timeout, and the nodes stand.
+func (ss *session) bury(ctx context.Context, old *session) error {
+	if old.buried.Load() {
+		return nil
+	}
+	path, _ := old.guard()
+	del := zk.Delete(path, -1)
+	if err := ss.zk.Do(ctx, del); err != nil {
+		return err
+	}
+	if del.Err != nil && !errors.Is(del.Err, zk.ErrNoNode) {
+		return del.Err
+	}
+	old.buried.Store(true)
 	return nil
 }
 
 func (ss *session) undo(ctx context.Context, r driver.Request, conn int) error {
 	s := ss.s
-	for _, dir := range s.recipe.dirs(s.dir(r.Name)) {
-		if conn == 0 {
-			conn = ss.zk.Conn()
+	if conn == 0 {
+		if err := ss.moveGuard(ctx); err != nil {
+			return err
 		}
+		conn = ss.zk.Conn()
+	}
+	for _, dir := range s.recipe.dirs(s.dir(r.Name)) {
 		found, err := ss.find(ctx, r.ID, dir, conn)
 		if err != nil {
 			return err

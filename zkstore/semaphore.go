@@ -73,6 +73,7 @@ func (ss *session) pass(turn *place) {
 	soon, cancel := ss.s.tidy(ss.s.end)
 	err := ss.zk.Send(soon, calls...)
 	cancel()
+	ss.unwatched(unwatched)
 	ss.s.background.Go(func() {
 		defer ss.gone(turn.dir, turn.path, nil)
 		for {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -21,10 +22,13 @@ type session struct {
 	over    chan struct{} // closed when the session is
 	rouse   chan struct{} // holds one: tend has something to look at
 	guarded guard
+	// buried: nothing that was sent in the session can come to pass any more.
+	buried atomic.Bool
 
-	mu     sync.Mutex
-	ended  bool
-	grants map[string]*grant // by request
+	mu      sync.Mutex
+	ended   bool
+	tending bool              // tend looks at the grants by a timer
+	grants  map[string]*grant // by request
 	// ours are the paths of our own grants and places, which need no watch by each
 	// other: who takes one away wakes the others.
 	ours   map[string]*grant              // nil for a place
@@ -136,11 +140,23 @@ func (ss *session) guard() (path string, version int32) {
 func (ss *session) fence(ctx context.Context, conn int) error {
 	for {
 		ss.guarded.Lock()
-		done, path := ss.guarded.fenced > conn, ss.guarded.path
+		done := ss.guarded.fenced > conn
 		ss.guarded.Unlock()
 		if done || ss.zk.Conn() == conn {
 			return nil
 		}
+		if err := ss.moveGuard(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// moveGuard moves the guard's version. It is also what a look must have behind it that
+// is to see what another session has done: unlike a sync, a write is answered by no
+// leader that was deposed.
+func (ss *session) moveGuard(ctx context.Context) error {
+	for {
+		path, _ := ss.guard()
 		c := zk.Set(path, nil, -1)
 		if err := ss.zk.Do(ctx, c); err != nil {
 			if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil && ss.zk.Ended() == nil {
@@ -161,6 +177,7 @@ func (ss *session) fence(ctx context.Context, conn int) error {
 			return c.Err
 		}
 		ss.guarded.Unlock()
+		return nil
 	}
 }
 

@@ -25,9 +25,10 @@ func (ss *session) tend() {
 	defer t.Stop()
 	for {
 		ss.mu.Lock()
-		any := len(ss.grants) > 0
+		ss.tending = len(ss.grants) > 0
+		tending := ss.tending
 		ss.mu.Unlock()
-		if any {
+		if tending {
 			t.Reset(min(watchDelay, max(ss.ttl/20, 5*time.Millisecond)))
 		}
 		select {

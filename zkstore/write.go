@@ -87,6 +87,22 @@ func (s *Store) Write(ctx context.Context, name string, token uint64, ops ...Op)
 	return s.fail(m.Err)
 }
 
+// Node is the path of the node of a grant that stands and was given to this store, for
+// transactions of a client of your own: with a check of it, version -1, ZooKeeper
+// refuses what a holder that was overtaken still sends. A node's name is used once, so
+// that it is there is proof enough; its version changes when the holder is asked to end.
+// The token is its czxid. The error is of code NotHeld if the grant does not stand.
+func (s *Store) Node(name string, token uint64) (path string, err error) {
+	if s.closed.Load() {
+		return "", errClosed()
+	}
+	g := s.granted(name, token)
+	if g == nil {
+		return "", driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+	}
+	return g.path, nil
+}
+
 // granted finds a grant by its token.
 func (s *Store) granted(name string, token uint64) *grant {
 	for _, ss := range s.open() {

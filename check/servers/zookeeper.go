@@ -32,9 +32,18 @@ type ZooKeeperConfig struct {
 	// Settings are further lines of the configuration file; Java, further arguments
 	// of the virtual machine.
 	Settings, Java []string
+	// Secure, where it is set, opens a second port, for TLS.
+	Secure *ZooKeeperTLS
 	// Classpath is where ZooKeeper's jars are; default $HOLDFAST_ZOOKEEPER_CLASSPATH,
 	// else those of Debian's packages.
 	Classpath string
+}
+
+// ZooKeeperTLS are the PEM files of a server that speaks TLS as well.
+type ZooKeeperTLS struct {
+	// KeyStore holds the server's key and certificates, TrustStore the authorities
+	// whose clients it lets in: every client shows a certificate.
+	KeyStore, TrustStore string
 }
 
 // ZooKeeperInstalled answers ErrNoZooKeeper unless a ZooKeeper can be started.
@@ -66,14 +75,23 @@ func (c *ZooKeeperConfig) complete() error {
 		}
 	}
 	c.Classpath = jar + ":" + log // the jar names the others it needs
+	// Apart from what TLS needs, which is there as well.
+	for _, name := range []string{"netty-codec", "netty-resolver", "netty-transport-native-unix-common"} {
+		c.Classpath += ":/usr/share/java/" + name + ".jar"
+	}
 	return nil
 }
 
 // ZooKeeper is one server, alone or a member of an ensemble.
 type ZooKeeper struct {
 	*Server
-	ID   int
-	port int
+	ID           int
+	port, secure int
+}
+
+// SecureAddress is where clients connect by TLS, if the server was told to.
+func (z *ZooKeeper) SecureAddress() string {
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(z.secure))
 }
 
 // Address is where clients connect.
@@ -149,6 +167,16 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 		fmt.Sprintf("tickTime=%d", c.Tick.Milliseconds()), fmt.Sprintf("maxSessionTimeout=%d", c.MaxSession.Milliseconds()),
 		"initLimit=" + strconv.Itoa(max(c.SyncTicks, int(joinTime/c.Tick))), "syncLimit=" + strconv.Itoa(c.SyncTicks),
 		"maxClientCnxns=0", "4lw.commands.whitelist=*", "admin.enableServer=false", "reconfigEnabled=false",
+	}
+	if c.Secure != nil {
+		var err error
+		if z.secure, err = FreePort(); err != nil {
+			return err
+		}
+		lines = append(lines, "secureClientPort="+strconv.Itoa(z.secure), "secureClientPortAddress=127.0.0.1",
+			"serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+			"ssl.keyStore.type=PEM", "ssl.keyStore.location="+c.Secure.KeyStore,
+			"ssl.trustStore.type=PEM", "ssl.trustStore.location="+c.Secure.TrustStore)
 	}
 	lines = append(append(lines, members...), c.Settings...)
 	// Outside of data, so that RestartEmpty of the data alone is possible.

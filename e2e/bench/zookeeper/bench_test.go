@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,12 +22,12 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// start begins a server as it comes, apart from sessions that last long enough for
-// the default TTL.
-func start(b *testing.B) string {
+// start begins a server as it comes, with the default compiler and size of its log's
+// pieces, apart from sessions that last long enough for the default TTL.
+func start(b *testing.B) *servers.ZooKeeper {
 	b.Helper()
 	z, err := servers.StartZooKeeper(b.Context(), filepath.Join(b.TempDir(), "zookeeper"), servers.ZooKeeperConfig{
-		Tick: 2 * time.Second, MaxSession: 40 * time.Second, Java: []string{"-XX:TieredStopAtLevel=4"},
+		Tick: 2 * time.Second, MaxSession: 40 * time.Second, Java: []string{"-XX:TieredStopAtLevel=4", "-Dzookeeper.preAllocSize=65536"},
 	})
 	if errors.Is(err, servers.ErrNoZooKeeper) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
 		b.Skip(err)
@@ -34,7 +36,7 @@ func start(b *testing.B) string {
 		b.Fatal(err)
 	}
 	b.Cleanup(z.Kill)
-	return z.Address()
+	return z
 }
 
 // pair locks and unlocks once.
@@ -113,10 +115,44 @@ func must(b *testing.B, err error) {
 	}
 }
 
+// cost is what clients have made a server do: the requests it received, and the
+// writes to its disk, each of which may carry several of them.
+type cost struct{ requests, writes float64 }
+
+func costOf(b *testing.B, z *servers.ZooKeeper) (c cost) {
+	b.Helper()
+	said, err := z.Command(b.Context(), "mntr")
+	must(b, err)
+	for line := range strings.Lines(said) {
+		name, text, _ := strings.Cut(strings.TrimSpace(line), "\t")
+		n, _ := strconv.ParseFloat(text, 64)
+		switch name {
+		case "zk_packets_received":
+			c.requests = n
+		case "zk_cnt_fsynctime":
+			c.writes = n
+		}
+	}
+	return c
+}
+
+func (c cost) since(before cost) cost {
+	return cost{c.requests - before.requests, c.writes - before.writes}
+}
+
+func (c cost) plus(o cost) cost {
+	return cost{c.requests + o.requests, c.writes + o.writes}
+}
+
+func (c cost) report(b *testing.B, who string, pairs float64) {
+	b.ReportMetric(c.requests/pairs, who+"-requests/pair")
+	b.ReportMetric(c.writes/pairs, who+"-disk-writes/pair")
+}
+
 // BenchmarkSerial takes and gives back one lock after another: the median of ours,
 // with its token, of the peer's without one and with one, in turns.
 func BenchmarkSerial(b *testing.B) {
-	address := start(b)
+	address := start(b).Address()
 	c := dial(b, address)
 	pairs := map[string]pair{"holdfast": ours(b, address, "serial"), "peer": theirs(c, "serial", false), "peer-with-token": theirs(c, "serial", true)}
 	names := []string{"holdfast", "peer", "peer-with-token"}
@@ -149,7 +185,8 @@ func BenchmarkSerial(b *testing.B) {
 func BenchmarkHot(b *testing.B) {
 	for _, shape := range []string{"sessions", "session"} {
 		b.Run("16-"+shape, func(b *testing.B) {
-			address := start(b)
+			z := start(b)
+			address := z.Address()
 			const n = 16
 			var mine, peers []pair
 			shared, err := zkstore.Open(b.Context(), []string{address}, zkstore.WithLayout(zkstore.Mutex), zkstore.Root("/bench"))
@@ -169,14 +206,20 @@ func BenchmarkHot(b *testing.B) {
 			compete(b, mine, slice)
 			compete(b, peers, slice)
 			var ourPairs, theirPairs, rounds float64
+			var ourCost, theirCost cost
 			for b.Loop() {
+				began := costOf(b, z)
 				ourPairs += compete(b, mine, slice)
+				between := costOf(b, z)
 				theirPairs += compete(b, peers, slice)
+				ourCost, theirCost = ourCost.plus(between.since(began)), theirCost.plus(costOf(b, z).since(between))
 				rounds++
 			}
 			b.ReportMetric(ourPairs/rounds/slice.Seconds(), "holdfast-pairs/s")
 			b.ReportMetric(theirPairs/rounds/slice.Seconds(), "peer-pairs/s")
 			b.ReportMetric(ourPairs/theirPairs, "ratio")
+			ourCost.report(b, "holdfast", ourPairs)
+			theirCost.report(b, "peer", theirPairs)
 			b.ReportMetric(0, "ns/op")
 		})
 	}

@@ -213,6 +213,10 @@ func readFrame(r *bufio.Reader, frame []byte) ([]byte, error) {
 	return frame, err
 }
 
+// errNoWelcome is all that a client sees of a member without a majority, or of a port
+// for TLS that it speaks to in the clear.
+var errNoWelcome = errors.New("the server ended the connection without an answer: it serves nobody now, or wants TLS")
+
 // handshake begins or continues the session on a fresh connection. It answers
 // the instant before the request was sent.
 func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64, ask time.Duration) (sent driver.Instant, newID int64, newPasswd []byte, got time.Duration, err error) {
@@ -230,6 +234,9 @@ func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64
 		return sent, 0, nil, 0, err
 	}
 	frame, err := readFrame(r, nil)
+	if errors.Is(err, io.EOF) {
+		err = errNoWelcome
+	}
 	if err != nil {
 		return sent, 0, nil, 0, err
 	}

@@ -170,10 +170,23 @@ func (s *Session) Send(ctx context.Context, calls ...*Call) error {
 }
 
 // Close ends the session at the server, so that its nodes go at once; ctx bounds
-// how long that is tried. Without an answer the session is left to expire.
+// how long that is tried. Without an answer the session is left to expire. Where the
+// answer was lost with its connection it is asked again, on the next: a session that is
+// not there any more was closed.
 func (s *Session) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.patience())
 	err := s.Do(ctx, &Call{op: opClose})
+	for sent := false; err != nil && ctx.Err() == nil; err = s.Do(ctx, &Call{op: opClose}) {
+		if _, lost := err.(*LostError); lost {
+			sent = true
+		}
+		if ended := s.Ended(); ended != nil {
+			if sent && errors.Is(ended, ErrExpired) {
+				err = nil
+			}
+			break
+		}
+	}
 	cancel()
 	s.end(ErrClosed)
 	<-s.done

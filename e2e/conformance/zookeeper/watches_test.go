@@ -1,0 +1,57 @@
+package zookeeper
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// TestWatchesOfOneClient: one place stops to watch a node while another of the same
+// client begins to; the other is woken.
+func TestWatchesOfOneClient(t *testing.T) {
+	z := single(t)
+	_, s := locker(t, []string{z.Address()})
+	_, holder := locker(t, []string{z.Address()})
+	ask := func(s *zkstore.Store, name string, limit int) (*asking, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(t.Context())
+		a := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+		r := driver.Request{ID: "w-" + newName(), Name: name, Limit: limit, TTL: 30 * time.Second, Wait: true, From: a}
+		go func() {
+			g, err := s.Acquire(ctx, r)
+			if err != nil && ctx.Err() == nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			a.granted <- g
+		}()
+		return a, cancel
+	}
+	granted := func(a *asking) driver.Grant {
+		select {
+		case g := <-a.granted:
+			return g
+		case <-time.After(patience):
+			t.Fatal("it was not woken")
+			return driver.Grant{}
+		}
+	}
+	for i := range 400 {
+		name := fmt.Sprintf("watches-%d", i%4)
+		h, _ := ask(holder, name, driver.Exclusive)
+		g := granted(h)
+		first, leave := ask(s, name, driver.Unlimited)
+		<-first.queued
+		second, cancel := ask(s, name, driver.Unlimited)
+		// About when the second has its place and watches: from before to after.
+		time.Sleep(time.Duration(i%100) * 20 * time.Microsecond)
+		leave()
+		<-second.queued
+		<-first.granted
+		must(t, holder.Release(t.Context(), g, 0))
+		must(t, s.Release(t.Context(), granted(second), 0))
+		cancel()
+	}
+}
