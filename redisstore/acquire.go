@@ -33,10 +33,9 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	}
 	key, counter, bucket := s.keys.of(r.Name)
 	e := &entry{r: r, key: key, counter: counter, bucket: bucket, channel: s.channel}
-	s.listen(e.channel)
-	s.mu.Lock()
-	s.entries[r.ID] = e
-	s.mu.Unlock()
+	if r.Wait {
+		s.expect(e)
+	}
 	a := attempt{s: s, e: e}
 	g, err := a.run(ctx)
 	if err != nil {
@@ -99,10 +98,12 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 	s, r := a.s, &a.e.r
 	for range 4 {
 		late := s.clock.deadline()
-		args := []string{
-			r.ID, strconv.Itoa(r.Limit), strconv.FormatInt(ttlMicros(r.TTL), 10), strconv.FormatInt(late, 10),
-			s.floors.text(a.e.bucket), digit(r.Wait), strconv.FormatInt(seq, 10), a.e.channel, digit(a.asked || a.void != 0),
-			s.write(r.From.Owner()), strconv.FormatInt(ttlMicros(r.TTL)/1000+2, 10),
+		ttl := ttlMicros(r.TTL)
+		args := append(make([]string, 0, 8),
+			s.head(r.Limit, a.e.channel, r.From.Owner())+r.ID, strconv.FormatInt(ttl, 10), strconv.FormatInt(ttl/1000+2, 10),
+			strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))
+		if again := a.asked || a.void != 0; r.Wait || seq != 0 || again {
+			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
 		}
 		rep, err := s.askFor(ctx, a.e, args)
 		if err != nil {
@@ -196,34 +197,41 @@ func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string,
 		return reply{}, s.explain(err)
 	}
 	if len(values) == 1 {
-		values = strings.Split(values[0], " ") // of the short ways
+		// The short ways answer one word, or a few in one.
+		switch v := values[0]; {
+		case len(v) == 1:
+			return reply{kind: v[0], sent: sent}, nil
+		case len(v) > 2 && v[0] == 'G' && v[1] != ' ':
+			values = []string{"G", v[1:], v[1:], "0"}
+		default:
+			values = strings.Split(v, " ")
+		}
 	}
 	if len(values) < 2 || len(values[0]) != 1 {
 		return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
 	}
-	if sc != raiseScript {
-		now, err := strconv.ParseInt(values[1], 10, 64)
-		if err != nil {
-			return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
-		}
-		if now != 0 {
-			s.clock.learn(at, now)
-		}
-		return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
+	if sc == raiseScript {
+		return reply{kind: values[0][0], values: values[1:], sent: sent}, nil
 	}
-	return reply{kind: values[0][0], values: values[1:], sent: sent}, nil
+	now, err := strconv.ParseInt(values[1], 10, 64)
+	if err != nil {
+		return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
+	}
+	s.clock.learn(at, now)
+	return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
 }
 
 // toGrant reads "TOKEN SEAT".
 func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
-	g, err := makeGrant(&a.e.r, rep.values, rep.sent)
+	g, err := makeGrant(a.e, rep.values, rep.sent)
 	if err == nil && a.asked {
 		g.Handle.(*handle).void = a.void
 	}
 	return g, err
 }
 
-func makeGrant(r *driver.Request, values []string, sent driver.Instant) (driver.Grant, error) {
+func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, error) {
+	r := &e.r
 	if len(values) < 2 {
 		return driver.Grant{}, driver.Errorf(driver.Unknown, "a grant without token and seat: %q", values)
 	}
@@ -234,7 +242,7 @@ func makeGrant(r *driver.Request, values []string, sent driver.Instant) (driver.
 	}
 	return driver.Grant{
 		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, SentAt: sent, TTL: time.Duration(ttlMicros(r.TTL)) * time.Microsecond,
-		Slot: slotOf(seat, r.Limit), Handle: &handle{seat: values[1]},
+		Slot: slotOf(seat, r.Limit), Handle: &handle{key: e.key, seat: values[1]},
 	}, nil
 }
 

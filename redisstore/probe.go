@@ -132,7 +132,7 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 	g := driver.Guarantees{
 		Kind: kinds[s.client.Mode()], Scope: driver.ScopeNetwork,
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
-		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound,
+		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
 		Tokens: "the server's microseconds, above the last token of the name's bucket and above all that the asking client has seen; " +
 			"they rise after a flush, a restart without data or a failover unless the clock is set back further than the outage and the client is new",

@@ -20,6 +20,7 @@ type Store struct {
 	clock   clock
 	floors  floors
 	owner   atomic.Pointer[ownerText]
+	asker   atomic.Pointer[headText]
 
 	// ctx ends when Close begins.
 	ctx    context.Context
@@ -69,7 +70,7 @@ type entry struct {
 
 // handle is what a grant carries for its store.
 type handle struct {
-	seat string
+	key, seat string
 	// void: a request of this grant's ID may arrive until then, by the server's
 	// clock, because it was sent and not answered.
 	void int64
