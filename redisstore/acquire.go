@@ -98,10 +98,8 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 	s, r := a.s, &a.e.r
 	for range 4 {
 		late := s.clock.deadline()
-		ttl := ttlMicros(r.TTL)
-		args := append(make([]string, 0, 8),
-			s.head(r.Limit, a.e.channel, r.From.Owner())+r.ID, strconv.FormatInt(ttl, 10), strconv.FormatInt(ttl/1000+2, 10),
-			strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))
+		h := s.head(a.e)
+		args := append(make([]string, 0, 8), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))
 		if again := a.asked || a.void != 0; r.Wait || seq != 0 || again {
 			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
 		}
@@ -136,7 +134,7 @@ func digit(b bool) string {
 // askFor runs the acquiring script: in one step with the counter of the bucket,
 // or, while the slot moves and the two are on different servers, without it.
 func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, error) {
-	rep, err := s.acquireStep(ctx, []string{e.key, e.counter}, args)
+	rep, err := s.acquireStep(ctx, e, []string{e.key, e.counter}, args)
 	if err == nil || !isTryAgain(err) {
 		return rep, err
 	}
@@ -153,7 +151,7 @@ func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, err
 	}
 	s.floors.see(e.bucket, floor)
 	args[4] = s.floors.text(e.bucket)
-	rep, err = s.acquireStep(ctx, []string{e.key}, args)
+	rep, err = s.acquireStep(ctx, e, []string{e.key}, args)
 	if err == nil && rep.kind == 'G' {
 		if _, err := s.eval(ctx, raiseScript, []string{e.counter}, []string{rep.values[0]}); err != nil {
 			return rep, driver.Errorf(driver.Unknown, "the token of a grant could not be written down: %w", err)
@@ -162,16 +160,19 @@ func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, err
 	return rep, err
 }
 
+// errUndoing: an undo was sent and not answered.
+var errUndoing = errors.New("it could not be undone")
+
 // acquireStep sends the script, and waits for replicas if they are asked for.
-func (s *Store) acquireStep(ctx context.Context, keys, args []string) (reply, error) {
+func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) (reply, error) {
 	if s.cfg.replicas == 0 {
 		return s.eval(ctx, acquireScript, keys, args)
 	}
 	rep, acked, err := s.evalAcked(ctx, acquireScript, keys, args, "G")
 	if err == nil && rep.kind == 'G' && acked < s.cfg.replicas {
-		_, uerr := s.eval(ctx, undoScript, keys[:1], []string{args[0], "0"})
+		_, uerr := s.eval(ctx, undoScript, keys[:1], []string{e.r.ID, "0"})
 		if uerr != nil {
-			return rep, driver.Errorf(driver.Unknown, "%d of %d replicas acknowledged the grant within %s, and it could not be undone: %w", acked, s.cfg.replicas, s.cfg.patience, uerr)
+			return rep, driver.Errorf(driver.Unknown, "%d of %d replicas acknowledged the grant within %s: %w: %w", acked, s.cfg.replicas, s.cfg.patience, errUndoing, uerr)
 		}
 		return rep, driver.Errorf(driver.Unavailable, "%d of %d replicas acknowledged the grant within %s", acked, s.cfg.replicas, s.cfg.patience)
 	}
@@ -224,10 +225,18 @@ func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string,
 // toGrant reads "TOKEN SEAT".
 func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
 	g, err := makeGrant(a.e, rep.values, rep.sent)
-	if err == nil && a.asked {
+	if err != nil {
+		return g, err
+	}
+	return a.unvoided(g), nil
+}
+
+// unvoided notes what a Release of the grant has to keep from arriving.
+func (a *attempt) unvoided(g driver.Grant) driver.Grant {
+	if a.asked {
 		g.Handle.(*handle).void = a.void
 	}
-	return g, err
+	return g
 }
 
 func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, error) {

@@ -41,15 +41,11 @@ func fnv(n uint64, s string) uint64 {
 	return n
 }
 
-func tag(n uint16) string {
-	return keyPrefix + string([]byte{hexDigits[n>>8&15], hexDigits[n>>4&15], hexDigits[n&15]}) + "}"
-}
-
 // of is the keys of a name and of its bucket's counter, and the bucket.
 func (k keyspace) of(name string) (key, counter string, bucket uint16) {
 	bucket = k.bucket(name)
-	counter = tag(bucket)
-	return counter + ":" + k.namespace + ":" + name, counter, bucket
+	key = keyPrefix + string([]byte{hexDigits[bucket>>8&15], hexDigits[bucket>>4&15], hexDigits[bucket&15]}) + "}:" + k.namespace + ":" + name
+	return key, key[:len(keyPrefix)+len("000}")], bucket
 }
 
 // key is the key of a name.

@@ -27,21 +27,30 @@ func (s *Store) write(o driver.Owner) string {
 	return text
 }
 
-// headText remembers how a request begins.
+// headText remembers how the last request was written: mostly it is the same but
+// for its ID.
 type headText struct {
-	limit                int
-	channel, owner, text string
+	limit          int
+	channel, owner string
+	ttl            time.Duration
+	// text is "LIMIT CHANNEL OWNER ", micros the TTL, millis the life of its key.
+	text, micros, millis string
 }
 
-// head writes down who asks and for what: "LIMIT CHANNEL OWNER ".
-func (s *Store) head(limit int, channel string, o driver.Owner) string {
-	owner := s.write(o)
-	if h := s.asker.Load(); h != nil && h.limit == limit && h.channel == channel && h.owner == owner {
-		return h.text
+// head writes down who asks, and for what.
+func (s *Store) head(e *entry) *headText {
+	owner := s.write(e.r.From.Owner())
+	if h := s.asker.Load(); h != nil && h.limit == e.r.Limit && h.ttl == e.r.TTL && h.channel == e.channel && h.owner == owner {
+		return h
 	}
-	text := strconv.Itoa(limit) + " " + channel + " " + owner + " "
-	s.asker.Store(&headText{limit, channel, owner, text})
-	return text
+	ttl := ttlMicros(e.r.TTL)
+	h := &headText{
+		limit: e.r.Limit, channel: e.channel, owner: owner, ttl: e.r.TTL,
+		text:   strconv.Itoa(e.r.Limit) + " " + e.channel + " " + owner + " ",
+		micros: strconv.FormatInt(ttl, 10), millis: strconv.FormatInt(ttl/1000+2, 10),
+	}
+	s.asker.Store(h)
+	return h
 }
 
 // clip bounds what is for people to read.

@@ -23,8 +23,12 @@ func (s *Store) know(ctx context.Context) (*findings, error) {
 	if f := s.probed.Load(); f != nil {
 		return f, nil
 	}
-	s.probing.Lock()
-	defer s.probing.Unlock()
+	select {
+	case s.probing <- struct{}{}:
+	case <-ctx.Done():
+		return nil, driver.Errorf(driver.Unavailable, "%w", context.Cause(ctx))
+	}
+	defer func() { <-s.probing }()
 	if f := s.probed.Load(); f != nil {
 		return f, nil
 	}

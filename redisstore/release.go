@@ -77,7 +77,8 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 
 // mark is what the scripts know a grant by.
 func mark(g *driver.Grant) string {
-	return " " + g.ID + " " + strconv.FormatUint(g.Token, 10) + " "
+	var b [64]byte
+	return string(append(strconv.AppendUint(append(append(append(b[:0], ' '), g.ID...), ' '), g.Token, 10), ' '))
 }
 
 // release forgets a grant that is about to end, and finds the place of this

@@ -29,7 +29,7 @@ type Store struct {
 	ops, tasks sync.WaitGroup
 	finished   chan struct{}
 
-	probing sync.Mutex
+	probing chan struct{} // has room for who probes
 	probed  atomic.Pointer[findings]
 
 	mu      sync.Mutex
@@ -92,7 +92,7 @@ func New(c Client, options ...Option) (*Store, error) {
 func newStore(c Client, cfg config) *Store {
 	s := &Store{
 		client: c, cfg: cfg, keys: newKeyspace(cfg.namespace), channel: "p:" + wakeChannel(strings.ToLower(rand.Text())),
-		finished: make(chan struct{}), entries: map[string]*entry{}, queued: map[string][]*entry{}, late: map[string]int64{},
+		probing: make(chan struct{}, 1), finished: make(chan struct{}), entries: map[string]*entry{}, queued: map[string][]*entry{}, late: map[string]int64{},
 		subs: map[string]*subscription{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
