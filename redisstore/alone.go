@@ -24,7 +24,8 @@ type alone struct {
 
 	mu     sync.Mutex
 	state  aloneState
-	asked  int
+	asked  int // since it was off
+	needed int // that many, until it is made
 	client rueidis.Client
 	conn   *watched // the latest that was dialled
 	tasks  sync.WaitGroup
@@ -41,10 +42,11 @@ const (
 )
 
 // aloneAfter is how often a client has asked alone before it gets the connection.
+// After an attempt that failed it has to ask eight times as often.
 const aloneAfter = 4
 
 func newAlone(o rueidis.ClientOption) *alone {
-	a := &alone{option: o}
+	a := &alone{option: o, needed: aloneAfter}
 	dial := o.DialCtxFn
 	a.option.DialCtxFn = func(ctx context.Context, address string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
 		conn, err := dial(ctx, address, d, t)
@@ -70,7 +72,7 @@ func (a *alone) take() (rueidis.Client, *watched, bool) {
 		}
 		a.make()
 	case aloneOff:
-		if a.asked++; a.asked >= aloneAfter {
+		if a.asked++; a.asked >= a.needed {
 			a.make()
 		}
 	}
@@ -126,7 +128,7 @@ func (a *alone) make() {
 		case err == nil && a.conn != nil && a.conn.socket.quiet():
 			a.state = aloneReady
 		default:
-			a.state, a.asked = aloneOff, 0
+			a.state, a.asked, a.needed = aloneOff, 0, min(8*a.needed, 1<<20)
 		}
 	})
 }
