@@ -33,10 +33,9 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	}
 	key, counter, bucket := s.keys.of(r.Name)
 	e := &entry{r: r, key: key, counter: counter, bucket: bucket, channel: s.channel}
-	s.listen(e.channel)
-	s.mu.Lock()
-	s.entries[r.ID] = e
-	s.mu.Unlock()
+	if r.Wait {
+		s.expect(e)
+	}
 	a := attempt{s: s, e: e}
 	g, err := a.run(ctx)
 	if err != nil {
@@ -99,10 +98,10 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 	s, r := a.s, &a.e.r
 	for range 4 {
 		late := s.clock.deadline()
-		args := []string{
-			r.ID, strconv.Itoa(r.Limit), strconv.FormatInt(ttlMicros(r.TTL), 10), strconv.FormatInt(late, 10),
-			s.floors.text(a.e.bucket), digit(r.Wait), strconv.FormatInt(seq, 10), a.e.channel, digit(a.asked || a.void != 0),
-			s.write(r.From.Owner()), strconv.FormatInt(ttlMicros(r.TTL)/1000+2, 10),
+		h := s.head(a.e)
+		args := append(make([]string, 0, 8), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))
+		if again := a.asked || a.void != 0; r.Wait || seq != 0 || again {
+			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
 		}
 		rep, err := s.askFor(ctx, a.e, args)
 		if err != nil {
@@ -135,7 +134,7 @@ func digit(b bool) string {
 // askFor runs the acquiring script: in one step with the counter of the bucket,
 // or, while the slot moves and the two are on different servers, without it.
 func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, error) {
-	rep, err := s.acquireStep(ctx, []string{e.key, e.counter}, args)
+	rep, err := s.acquireStep(ctx, e, []string{e.key, e.counter}, args)
 	if err == nil || !isTryAgain(err) {
 		return rep, err
 	}
@@ -152,7 +151,7 @@ func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, err
 	}
 	s.floors.see(e.bucket, floor)
 	args[4] = s.floors.text(e.bucket)
-	rep, err = s.acquireStep(ctx, []string{e.key}, args)
+	rep, err = s.acquireStep(ctx, e, []string{e.key}, args)
 	if err == nil && rep.kind == 'G' {
 		if _, err := s.eval(ctx, raiseScript, []string{e.counter}, []string{rep.values[0]}); err != nil {
 			return rep, driver.Errorf(driver.Unknown, "the token of a grant could not be written down: %w", err)
@@ -161,16 +160,19 @@ func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, err
 	return rep, err
 }
 
+// errUndoing: an undo was sent and not answered.
+var errUndoing = errors.New("it could not be undone")
+
 // acquireStep sends the script, and waits for replicas if they are asked for.
-func (s *Store) acquireStep(ctx context.Context, keys, args []string) (reply, error) {
+func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) (reply, error) {
 	if s.cfg.replicas == 0 {
 		return s.eval(ctx, acquireScript, keys, args)
 	}
 	rep, acked, err := s.evalAcked(ctx, acquireScript, keys, args, "G")
 	if err == nil && rep.kind == 'G' && acked < s.cfg.replicas {
-		_, uerr := s.eval(ctx, undoScript, keys[:1], []string{args[0], "0"})
+		_, uerr := s.eval(ctx, undoScript, keys[:1], []string{e.r.ID, "0"})
 		if uerr != nil {
-			return rep, driver.Errorf(driver.Unknown, "%d of %d replicas acknowledged the grant within %s, and it could not be undone: %w", acked, s.cfg.replicas, s.cfg.patience, uerr)
+			return rep, driver.Errorf(driver.Unknown, "%d of %d replicas acknowledged the grant within %s: %w: %w", acked, s.cfg.replicas, s.cfg.patience, errUndoing, uerr)
 		}
 		return rep, driver.Errorf(driver.Unavailable, "%d of %d replicas acknowledged the grant within %s", acked, s.cfg.replicas, s.cfg.patience)
 	}
@@ -196,34 +198,49 @@ func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string,
 		return reply{}, s.explain(err)
 	}
 	if len(values) == 1 {
-		values = strings.Split(values[0], " ") // of the short ways
+		// The short ways answer one word, or a few in one.
+		switch v := values[0]; {
+		case len(v) == 1:
+			return reply{kind: v[0], sent: sent}, nil
+		case len(v) > 2 && v[0] == 'G' && v[1] != ' ':
+			values = []string{"G", v[1:], v[1:], "0"}
+		default:
+			values = strings.Split(v, " ")
+		}
 	}
 	if len(values) < 2 || len(values[0]) != 1 {
 		return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
 	}
-	if sc != raiseScript {
-		now, err := strconv.ParseInt(values[1], 10, 64)
-		if err != nil {
-			return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
-		}
-		if now != 0 {
-			s.clock.learn(at, now)
-		}
-		return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
+	if sc == raiseScript {
+		return reply{kind: values[0][0], values: values[1:], sent: sent}, nil
 	}
-	return reply{kind: values[0][0], values: values[1:], sent: sent}, nil
+	now, err := strconv.ParseInt(values[1], 10, 64)
+	if err != nil {
+		return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
+	}
+	s.clock.learn(at, now)
+	return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
 }
 
 // toGrant reads "TOKEN SEAT".
 func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
-	g, err := makeGrant(&a.e.r, rep.values, rep.sent)
-	if err == nil && a.asked {
-		g.Handle.(*handle).void = a.void
+	g, err := makeGrant(a.e, rep.values, rep.sent)
+	if err != nil {
+		return g, err
 	}
-	return g, err
+	return a.unvoided(g), nil
 }
 
-func makeGrant(r *driver.Request, values []string, sent driver.Instant) (driver.Grant, error) {
+// unvoided notes what a Release of the grant has to keep from arriving.
+func (a *attempt) unvoided(g driver.Grant) driver.Grant {
+	if a.asked {
+		g.Handle.(*handle).void = a.void
+	}
+	return g
+}
+
+func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, error) {
+	r := &e.r
 	if len(values) < 2 {
 		return driver.Grant{}, driver.Errorf(driver.Unknown, "a grant without token and seat: %q", values)
 	}
@@ -234,7 +251,7 @@ func makeGrant(r *driver.Request, values []string, sent driver.Instant) (driver.
 	}
 	return driver.Grant{
 		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, SentAt: sent, TTL: time.Duration(ttlMicros(r.TTL)) * time.Microsecond,
-		Slot: slotOf(seat, r.Limit), Handle: &handle{seat: values[1]},
+		Slot: slotOf(seat, r.Limit), Handle: &handle{key: e.key, seat: values[1]},
 	}, nil
 }
 

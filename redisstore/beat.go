@@ -21,6 +21,8 @@ const (
 func (s *Store) hold(e *entry, g driver.Grant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.entries[e.r.ID] = e
+	s.listen(e.channel) // it may be taken away
 	e.held, e.grant, e.proven = true, g, g.SentAt.Time()
 	if s.beating || s.closing {
 		return

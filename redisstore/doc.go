@@ -55,7 +55,8 @@
 // leaves its ID behind as void until then: a delayed request finds its time past,
 // or itself void. Only requests without a place create one; a refresh that comes
 // late finds its place gone, and does nothing. When a first request had no answer
-// and a second was granted, Release leaves the ID as void too. No request is ever
+// and a second was granted, Release leaves the ID as void too. After an undo that was
+// not answered the ID is not used again, since it may still arrive. No request is ever
 // repeated by the client library: it is sent once, and what is sent again here
 // carries the same ID, by which the scripts know it. An older SentAt than that of
 // the request that was applied would be safe; a newer one is never used.

@@ -1,9 +1,6 @@
 package redisstore
 
-import (
-	"hash/fnv"
-	"strings"
-)
+import "strings"
 
 // A name's key is holdfast:{BUCKET}:NAMESPACE:NAME. The bucket, three hexadecimal
 // digits of a hash of namespace and name, is the hash tag: whatever braces a name
@@ -24,25 +21,31 @@ func newKeyspace(namespace string) keyspace { return keyspace{escaper.Replace(na
 const hexDigits = "0123456789abcdef"
 
 func (k keyspace) bucket(name string) uint16 {
-	h := fnv.New64a()
-	h.Write([]byte(k.namespace))
-	h.Write([]byte{0})
-	h.Write([]byte(name))
-	n := h.Sum64()
+	n := fnv(fnvBasis, k.namespace)
+	n = fnv(n*fnvPrime, name) // between them, a zero byte
 	n ^= n >> 32
 	n ^= n >> 16
 	return uint16(n % buckets)
 }
 
-func tag(n uint16) string {
-	return keyPrefix + string([]byte{hexDigits[n>>8&15], hexDigits[n>>4&15], hexDigits[n&15]}) + "}"
+// FNV-1a, of 64 bits.
+const (
+	fnvBasis = 14695981039346656037
+	fnvPrime = 1099511628211
+)
+
+func fnv(n uint64, s string) uint64 {
+	for i := range len(s) {
+		n = (n ^ uint64(s[i])) * fnvPrime
+	}
+	return n
 }
 
 // of is the keys of a name and of its bucket's counter, and the bucket.
 func (k keyspace) of(name string) (key, counter string, bucket uint16) {
 	bucket = k.bucket(name)
-	counter = tag(bucket)
-	return counter + ":" + k.namespace + ":" + name, counter, bucket
+	key = keyPrefix + string([]byte{hexDigits[bucket>>8&15], hexDigits[bucket>>4&15], hexDigits[bucket&15]}) + "}:" + k.namespace + ":" + name
+	return key, key[:len(keyPrefix)+len("000}")], bucket
 }
 
 // key is the key of a name.

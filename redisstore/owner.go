@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"errors"
 	"net/url"
 	"strconv"
 	"strings"
@@ -26,6 +27,32 @@ func (s *Store) write(o driver.Owner) string {
 	return text
 }
 
+// headText remembers how the last request was written: mostly it is the same but
+// for its ID.
+type headText struct {
+	limit          int
+	channel, owner string
+	ttl            time.Duration
+	// text is "LIMIT CHANNEL OWNER ", micros the TTL, millis the life of its key.
+	text, micros, millis string
+}
+
+// head writes down who asks, and for what.
+func (s *Store) head(e *entry) *headText {
+	owner := s.write(e.r.From.Owner())
+	if h := s.asker.Load(); h != nil && h.limit == e.r.Limit && h.ttl == e.r.TTL && h.channel == e.channel && h.owner == owner {
+		return h
+	}
+	ttl := ttlMicros(e.r.TTL)
+	h := &headText{
+		limit: e.r.Limit, channel: e.channel, owner: owner, ttl: e.r.TTL,
+		text:   strconv.Itoa(e.r.Limit) + " " + e.channel + " " + owner + " ",
+		micros: strconv.FormatInt(ttl, 10), millis: strconv.FormatInt(ttl/1000+2, 10),
+	}
+	s.asker.Store(h)
+	return h
+}
+
 // clip bounds what is for people to read.
 func clip(s string) string {
 	const most = 1024
@@ -48,23 +75,26 @@ func readOwner(id, text string, since int64) driver.Owner {
 	return o
 }
 
-// holder reads a grant, "SEAT ID TOKEN LIMIT EXPIRES SINCE CHANNEL OWNER", as an
+// readHolder reads a grant, "SEAT LIMIT CHANNEL OWNER ID TOKEN SINCE AT+TTL", as an
 // inspection shows it; false if it is none, or has ended by now.
 func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
-	part := strings.SplitN(rec, " ", 8)
+	part := strings.Split(rec, " ")
 	if len(part) != 8 {
 		return h, false
 	}
+	id := part[4]
+	from, lasts, _ := strings.Cut(part[7], "+")
 	seat, err1 := strconv.Atoi(part[0])
-	token, err2 := strconv.ParseUint(part[2], 10, 64)
-	limit, err3 := strconv.Atoi(part[3])
-	expires, err4 := strconv.ParseInt(part[4], 10, 64)
-	since, err5 := strconv.ParseInt(part[5], 10, 64)
-	if err1 != nil || err2 != nil || err3 != nil || err4 != nil || err5 != nil || expires <= now {
+	limit, err2 := strconv.Atoi(part[1])
+	token, err3 := strconv.ParseUint(part[5], 10, 64)
+	since, err4 := strconv.ParseInt(part[6], 10, 64)
+	at, err5 := strconv.ParseInt(from, 10, 64)
+	ttl, err6 := strconv.ParseInt(lasts, 10, 64)
+	if errors.Join(err1, err2, err3, err4, err5, err6) != nil || at+ttl <= now {
 		return h, false
 	}
-	h = driver.Holder{Owner: readOwner(part[1], part[7], since), Token: token, Limit: limit, Slot: slotOf(seat, limit), TTL: time.Duration(expires-now) * time.Microsecond}
-	if part[1] == "*" {
+	h = driver.Holder{Owner: readOwner(id, part[3], since), Token: token, Limit: limit, Slot: slotOf(seat, limit), TTL: time.Duration(at+ttl-now) * time.Microsecond}
+	if id == "*" {
 		h.ID, h.Note = "", "released, kept for a while"
 	}
 	return h, true

@@ -23,8 +23,12 @@ func (s *Store) know(ctx context.Context) (*findings, error) {
 	if f := s.probed.Load(); f != nil {
 		return f, nil
 	}
-	s.probing.Lock()
-	defer s.probing.Unlock()
+	select {
+	case s.probing <- struct{}{}:
+	case <-ctx.Done():
+		return nil, driver.Errorf(driver.Unavailable, "%w", context.Cause(ctx))
+	}
+	defer func() { <-s.probing }()
 	if f := s.probed.Load(); f != nil {
 		return f, nil
 	}
@@ -132,7 +136,7 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 	g := driver.Guarantees{
 		Kind: kinds[s.client.Mode()], Scope: driver.ScopeNetwork,
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
-		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound,
+		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
 		Tokens: "the server's microseconds, above the last token of the name's bucket and above all that the asking client has seen; " +
 			"they rise after a flush, a restart without data or a failover unless the clock is set back further than the outage and the client is new",

@@ -11,18 +11,23 @@ type subscription struct {
 	ready int64 // since when messages arrive, by micros; 0 if they do not
 }
 
-// listen sees to it that a channel is listened to. It does not wait for that.
+// listen sees to it that a channel is listened to. It does not wait for that. The
+// store's mutex is held.
 func (s *Store) listen(channel string) {
-	s.mu.Lock()
-	_, have := s.subs[channel]
-	if have || s.closing {
-		s.mu.Unlock()
+	if _, have := s.subs[channel]; have || s.closing {
 		return
 	}
 	sub := &subscription{}
 	s.subs[channel] = sub
 	s.tasks.Go(func() { s.subscribe(sub, channel) })
-	s.mu.Unlock()
+}
+
+// expect makes a request known that may be woken.
+func (s *Store) expect(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.entries[e.r.ID] = e
+	s.listen(e.channel)
 }
 
 func (s *Store) subscribe(sub *subscription, channel string) {

@@ -32,18 +32,19 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		return err
 	}
 	defer s.ops.Done()
-	key, counter, bucket := s.keys.of(g.Name)
-	token := strconv.FormatUint(g.Token, 10)
 	void := h.void
 	if void != 0 && void < s.clock.now()-window.Microseconds() {
 		void = 0 // long past
 	}
-	args := []string{g.ID, token, h.seat, strconv.FormatInt(ttlMicros(max(keep, 0)), 10), strconv.FormatInt(void, 10)}
-	keys := []string{key}
+	args := append(make([]string, 0, 9), mark(&g))
+	keys := []string{h.key}
 	next, seq := s.release(&g, keep > 0)
+	if next != nil || h.seat != "0" || keep > 0 || void != 0 {
+		args = append(args, h.seat, strconv.FormatInt(ttlMicros(max(keep, 0)), 10), strconv.FormatInt(void, 10))
+	}
 	if next != nil {
-		keys = append(keys, counter)
-		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.floors.text(bucket),
+		keys = append(keys, next.counter)
+		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.floors.text(next.bucket),
 			strconv.FormatInt(s.clock.deadline(), 10), s.write(next.r.From.Owner()))
 	}
 	var sent driver.Instant
@@ -54,7 +55,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	values, err := s.client.Eval(ctx, releaseScript, keys, args)
 	rep, err := s.read(releaseScript, sent, at, values, err)
 	if next != nil && isTryAgain(err) {
-		rep, err = s.eval(ctx, releaseScript, keys[:1], args[:5])
+		rep, err = s.eval(ctx, releaseScript, keys[:1], args[:4])
 	}
 	if next != nil && err != nil {
 		s.mu.Lock()
@@ -72,6 +73,12 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		s.pass(next, rep)
 	}
 	return nil
+}
+
+// mark is what the scripts know a grant by.
+func mark(g *driver.Grant) string {
+	var b [64]byte
+	return string(append(strconv.AppendUint(append(append(append(b[:0], ' '), g.ID...), ' '), g.Token, 10), ' '))
 }
 
 // release forgets a grant that is about to end, and finds the place of this
@@ -98,7 +105,7 @@ func (s *Store) release(g *driver.Grant, keep bool) (next *entry, seq int64) {
 
 // pass hands a grant to the request that waits for it.
 func (s *Store) pass(e *entry, rep reply) {
-	g, err := makeGrant(&e.r, rep.values, rep.sent)
+	g, err := makeGrant(e, rep.values, rep.sent)
 	if err != nil {
 		return // it finds the grant when it asks
 	}
@@ -153,7 +160,7 @@ func (s *Store) renewCalls(grants []driver.Grant, look bool) ([]Call, error) {
 		if !look {
 			ttl = strconv.FormatInt(ttlMicros(g.TTL), 10)
 		}
-		calls[i] = Call{Keys: []string{s.keys.key(g.Name)}, Args: []string{g.ID, strconv.FormatUint(g.Token, 10), h.seat, ttl}}
+		calls[i] = Call{Keys: []string{h.key}, Args: []string{mark(g), h.seat, ttl}}
 	}
 	return calls, nil
 }

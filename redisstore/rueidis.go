@@ -24,6 +24,10 @@ const (
 	dialBound   = 2 * time.Second
 	silentBound = 4 * time.Second
 	askIdle     = 5 * time.Second
+	// ringScale is the logarithm of how many requests a connection has room for
+	// that are not answered; with nearly so many, one more might have to wait.
+	ringScale = 8
+	crowded   = 1<<ringScale - 56
 )
 
 // rueidisClient is a Client over rueidis. It connects when it is first asked.
@@ -31,6 +35,10 @@ type rueidisClient struct {
 	option rueidis.ClientOption
 	mode   Mode
 	where  string
+
+	alone    *alone // nil where it is not used
+	inflight atomic.Int32
+	ready    atomic.Pointer[rueidis.Client]
 
 	mu         sync.Mutex
 	client     rueidis.Client
@@ -52,7 +60,8 @@ func (c *rueidisClient) shake() { c.shaky.Store(micros() + shakyFor.Microseconds
 // watched tells of its end.
 type watched struct {
 	net.Conn
-	c *rueidisClient
+	c      *rueidisClient
+	socket socket
 }
 
 func (w *watched) Close() error {
@@ -60,15 +69,27 @@ func (w *watched) Close() error {
 	return w.Conn.Close()
 }
 
+// calm tells that rueidis minds the context of a request that is made now: it
+// does, by itself, if it has a connection for it and room in that one's ring.
+func (c *rueidisClient) calm() bool {
+	return micros() > c.shaky.Load() && c.inflight.Load() < crowded
+}
+
 // promptly runs f, and returns when it does or when ctx ends: f then goes on by
-// itself. While all is well f runs on the caller's goroutine, as rueidis minds
-// the context of a request that it has a connection for.
+// itself. While all is well f runs on the caller's goroutine.
 func promptly[T any](ctx context.Context, c *rueidisClient, f func() (T, error)) (T, error) {
-	if ctx.Done() == nil || micros() > c.shaky.Load() {
+	if ctx.Done() == nil || c.calm() {
 		return f()
 	}
 	return apart(ctx, c, f)
 }
+
+// undated hides a deadline: rueidis would write and read on the caller's goroutine
+// while nobody else asks, and mind the deadline alone, to which it would give up a
+// connection that others share.
+type undated struct{ context.Context }
+
+func (undated) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // apart runs f on a goroutine of its own.
 func apart[T any](ctx context.Context, c *rueidisClient, f func() (T, error)) (T, error) {
@@ -92,6 +113,7 @@ func apart[T any](ctx context.Context, c *rueidisClient, f func() (T, error)) (T
 	case r := <-done:
 		return r.v, r.err
 	case <-ctx.Done():
+		c.shake() // what goes on may fill the ring
 		var none T
 		return none, ctx.Err()
 	}
@@ -114,18 +136,12 @@ func newRueidis(o rueidis.ClientOption, mode Mode, where string) *rueidisClient 
 		// for it first had little time.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialBound)
 		defer cancel()
-		var conn net.Conn
-		var err error
-		if t != nil {
-			conn, err = (&tls.Dialer{NetDialer: d, Config: t}).DialContext(ctx, "tcp", address)
-		} else {
-			conn, err = d.DialContext(ctx, "tcp", address)
-		}
+		conn, err := dial(ctx, address, d, t)
 		if err != nil {
 			c.shake()
 			return nil, err
 		}
-		return &watched{conn, c}, nil
+		return &watched{conn, c, socketOf(conn)}, nil
 	}
 	o.ConnWriteTimeout = silentBound
 	o.Sentinel.Dialer.Timeout = dialBound
@@ -133,14 +149,27 @@ func newRueidis(o rueidis.ClientOption, mode Mode, where string) *rueidisClient 
 	o.ClusterOption.ShardsRefreshInterval = 2 * time.Second
 	// An idle connection is asked whether it lives; a busy one tells.
 	o.Dialer.KeepAlive = askIdle
+	// One connection to a server: what many ask at a time is then written and read
+	// in the largest pieces.
+	o.PipelineMultiplex = -1
 	// Requests and answers are some hundred bytes, and a program may have many
 	// Lockers.
-	o.RingScaleEachConn = 8
+	o.RingScaleEachConn = ringScale
 	o.ReadBufferEachConn, o.WriteBufferEachConn = 16<<10, 16<<10
 	o.ClientSetInfo = rueidis.DisableClientSetInfo
 	o.BlockingPoolCleanup = time.Minute
 	c.option = o
+	if mode == Standalone && canTellQuiet {
+		c.alone = newAlone(o)
+	}
 	return c
+}
+
+func dial(ctx context.Context, address string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
+	if t != nil {
+		return (&tls.Dialer{NetDialer: d, Config: t}).DialContext(ctx, "tcp", address)
+	}
+	return d.DialContext(ctx, "tcp", address)
 }
 
 func (c *rueidisClient) String() string { return c.where }
@@ -150,6 +179,9 @@ func (c *rueidisClient) Mode() Mode { return c.mode }
 // connected is the client, once there is one. One attempt at a time is made, on
 // nobody's context: whoever asks waits for it no longer than his own.
 func (c *rueidisClient) connected(ctx context.Context) (rueidis.Client, error) {
+	if client := c.ready.Load(); client != nil {
+		return *client, nil
+	}
 	c.mu.Lock()
 	if c.client != nil || c.closed {
 		client := c.client
@@ -187,6 +219,7 @@ func (c *rueidisClient) connect(done chan struct{}) {
 	}
 	if err == nil {
 		c.client = client
+		c.ready.Store(&client)
 	}
 	c.err, c.connecting = err, nil
 	c.mu.Unlock()
@@ -202,7 +235,11 @@ func (c *rueidisClient) Close() {
 	c.closed = true
 	done, client := c.connecting, c.client
 	c.client = nil
+	c.ready.Store(nil)
 	c.mu.Unlock()
+	if c.alone != nil {
+		c.alone.close()
+	}
 	if done != nil {
 		<-done
 	}
@@ -266,6 +303,10 @@ func values(r rueidis.RedisResult) ([]string, error) {
 		}
 		return nil, convert(err)
 	}
+	if m.IsString() {
+		text, err := m.ToString()
+		return []string{text}, convert(err)
+	}
 	v, err := flatten(make([]string, 0, 4), &m)
 	return v, convert(err)
 }
@@ -289,7 +330,22 @@ func (c *rueidisClient) Eval(ctx context.Context, s *Script, keys, args []string
 	if err != nil {
 		return nil, err
 	}
-	return promptly(ctx, c, func() ([]string, error) { return evaluate(ctx, client, s, keys, args) })
+	n := c.inflight.Add(1)
+	defer c.inflight.Add(-1)
+	_, dated := ctx.Deadline()
+	switch {
+	case !c.calm():
+		return apart(ctx, c, func() ([]string, error) { return evaluate(undated{ctx}, client, s, keys, args) })
+	case n == 1 && dated && c.alone != nil:
+		if v, done, err := c.alone.eval(ctx, s, keys, args); done {
+			return v, err
+		}
+	}
+	v, err := evaluate(undated{ctx}, client, s, keys, args)
+	if err != nil && ctx.Err() != nil {
+		c.shake() // its room in the ring is taken until it is answered
+	}
+	return v, err
 }
 
 func evaluate(ctx context.Context, client rueidis.Client, s *Script, keys, args []string) ([]string, error) {
@@ -317,6 +373,9 @@ var errOthers = errors.New("another request's context ended the connection's gre
 func own(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
+	}
+	if u, ok := ctx.(undated); ok {
+		ctx = u.Context
 	}
 	if end := ctx.Err(); end != nil {
 		if errors.Is(err, end) {
@@ -352,7 +411,7 @@ func (c *rueidisClient) EvalAll(ctx context.Context, s *Script, calls []Call) []
 	for i, call := range calls {
 		multi[i] = bySHA(client.B(), s, call.Keys, call.Args)
 	}
-	results, err := promptly(ctx, c, func() ([]rueidis.RedisResult, error) { return client.DoMulti(ctx, multi...), nil })
+	results, err := promptly(ctx, c, func() ([]rueidis.RedisResult, error) { return client.DoMulti(undated{ctx}, multi...), nil })
 	if err != nil {
 		for i := range answers {
 			answers[i].Err = err
@@ -445,7 +504,7 @@ type rueidisNode struct {
 
 func (n rueidisNode) Command(ctx context.Context, args ...string) ([]string, error) {
 	return promptly(ctx, n.c, func() ([]string, error) {
-		v, err := values(n.client.Do(ctx, n.client.B().Arbitrary(args...).Build()))
+		v, err := values(n.client.Do(undated{ctx}, n.client.B().Arbitrary(args...).Build()))
 		return v, own(ctx, err)
 	})
 }

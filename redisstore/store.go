@@ -20,6 +20,7 @@ type Store struct {
 	clock   clock
 	floors  floors
 	owner   atomic.Pointer[ownerText]
+	asker   atomic.Pointer[headText]
 
 	// ctx ends when Close begins.
 	ctx    context.Context
@@ -28,7 +29,7 @@ type Store struct {
 	ops, tasks sync.WaitGroup
 	finished   chan struct{}
 
-	probing sync.Mutex
+	probing chan struct{} // has room for who probes
 	probed  atomic.Pointer[findings]
 
 	mu      sync.Mutex
@@ -69,7 +70,7 @@ type entry struct {
 
 // handle is what a grant carries for its store.
 type handle struct {
-	seat string
+	key, seat string
 	// void: a request of this grant's ID may arrive until then, by the server's
 	// clock, because it was sent and not answered.
 	void int64
@@ -91,7 +92,7 @@ func New(c Client, options ...Option) (*Store, error) {
 func newStore(c Client, cfg config) *Store {
 	s := &Store{
 		client: c, cfg: cfg, keys: newKeyspace(cfg.namespace), channel: "p:" + wakeChannel(strings.ToLower(rand.Text())),
-		finished: make(chan struct{}), entries: map[string]*entry{}, queued: map[string][]*entry{}, late: map[string]int64{},
+		probing: make(chan struct{}, 1), finished: make(chan struct{}), entries: map[string]*entry{}, queued: map[string][]*entry{}, late: map[string]int64{},
 		subs: map[string]*subscription{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())

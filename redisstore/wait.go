@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -66,7 +67,7 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 		case err == nil && rep.kind == 'G':
 			return a.toGrant(rep)
 		case s.passedTo(e) != nil:
-			return *s.passedTo(e), nil
+			return a.unvoided(*s.passedTo(e)), nil
 		case ctx.Err() != nil:
 			return driver.Grant{}, a.leave(ctx)
 		case err == nil && rep.kind == 'Q':
@@ -82,6 +83,10 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 			switch driver.CodeOf(err) {
 			case driver.Unknown, driver.Unavailable:
 			default:
+				return driver.Grant{}, a.giveUp(err)
+			}
+			if errors.Is(err, errUndoing) {
+				// The undo may still arrive, and would take away what this ID is granted.
 				return driver.Grant{}, a.giveUp(err)
 			}
 			failures++

@@ -5,11 +5,13 @@ package servers
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +22,44 @@ type Redis struct {
 	*Server
 	Port     int
 	Password string
+	tls      *tls.Config // nil without TLS
+}
+
+// RedisTLS are settings for StartRedis: clients, replicas and the nodes of a
+// cluster use TLS alone, and show certificates.
+func RedisTLS(t TLS) []string {
+	return []string{"--tls-ca-cert-file", t.CA, "--tls-cert-file", t.Cert, "--tls-key-file", t.Key, "--tls-replication", "yes", "--tls-cluster", "yes"}
+}
+
+// understand takes from the settings what a client needs to know of them.
+func (r *Redis) understand(settings []string) error {
+	var t TLS
+	for i := 0; i+1 < len(settings); i++ {
+		switch v := settings[i+1]; settings[i] {
+		case "--requirepass":
+			r.Password = v
+		case "--tls-ca-cert-file":
+			t.CA = v
+		case "--tls-cert-file":
+			t.Cert = v
+		case "--tls-key-file":
+			t.Key = v
+		}
+	}
+	if t.Cert == "" {
+		return nil
+	}
+	var err error
+	r.tls, err = t.config()
+	return err
+}
+
+// listen are the settings by which it listens.
+func (r *Redis) listen() []string {
+	if r.tls != nil {
+		return []string{"--port", "0", "--tls-port", strconv.Itoa(r.Port)}
+	}
+	return []string{"--port", strconv.Itoa(r.Port)}
 }
 
 // RedisInstalled tells where redis-server is, or wraps ErrNotInstalled.
@@ -51,13 +91,11 @@ func startRedisOn(ctx context.Context, port int, dir string, settings []string) 
 		return nil, err
 	}
 	r := &Redis{Port: port}
-	for i, s := range settings {
-		if s == "--requirepass" && i+1 < len(settings) {
-			r.Password = settings[i+1]
-		}
+	if err := r.understand(settings); err != nil {
+		return nil, err
 	}
-	command := append([]string{program, "--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", ".",
-		"--save", "", "--daemonize", "no", "--logfile", "", "--repl-diskless-sync-delay", "0"}, settings...)
+	command := slices.Concat([]string{program}, r.listen(), []string{"--bind", "127.0.0.1", "--dir", ".",
+		"--save", "", "--daemonize", "no", "--logfile", "", "--repl-diskless-sync-delay", "0"}, settings)
 	s, err := Start(ctx, Config{
 		Name: "redis-server " + filepath.Base(dir), Command: command, Dir: dir,
 		Ready: func(ctx context.Context) error {
@@ -81,14 +119,24 @@ func (r *Redis) Address() string { return net.JoinHostPort("127.0.0.1", strconv.
 // Do sends one command on a connection of its own, with the server's password if
 // it has one, and reads the answer.
 func (r *Redis) Do(ctx context.Context, args ...string) (any, error) {
-	return RedisDo(ctx, r.Address(), r.Password, args...)
+	return redisDo(ctx, r.Address(), r.Password, r.tls, args...)
 }
 
 // RedisDo sends one command to a Redis server on a connection of its own. It
 // answers a string, an int64, nil, or a slice of these; an answered error is an
 // error.
 func RedisDo(ctx context.Context, address, password string, args ...string) (any, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	return redisDo(ctx, address, password, nil, args...)
+}
+
+func redisDo(ctx context.Context, address, password string, secure *tls.Config, args ...string) (any, error) {
+	var d interface {
+		DialContext(ctx context.Context, network, address string) (net.Conn, error)
+	} = &net.Dialer{}
+	if secure != nil {
+		d = &tls.Dialer{Config: secure}
+	}
+	c, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}

@@ -118,8 +118,15 @@ type RedisSentinel struct {
 }
 
 // StartRedisSentinel starts a primary, n replicas and three sentinels, which take
-// a server for dead that has been silent for half a second.
-func StartRedisSentinel(ctx context.Context, dir string, n int, settings ...string) (_ *RedisSentinel, err error) {
+// a server for dead that has been silent for half a second. The settings are those
+// of the servers; of the sentinels too as far as TLS is concerned.
+func StartRedisSentinel(ctx context.Context, dir string, n int, settings ...string) (*RedisSentinel, error) {
+	return StartRedisSentinelWith(ctx, dir, n, "", settings...)
+}
+
+// StartRedisSentinelWith is StartRedisSentinel with a password for the sentinels
+// themselves.
+func StartRedisSentinelWith(ctx context.Context, dir string, n int, password string, settings ...string) (_ *RedisSentinel, err error) {
 	program, err := RedisInstalled()
 	if err != nil {
 		return nil, err
@@ -143,12 +150,30 @@ func StartRedisSentinel(ctx context.Context, dir string, n int, settings ...stri
 		if err != nil {
 			return nil, err
 		}
-		conf := fmt.Sprintf("port %d\nbind 127.0.0.1\ndir .\nsentinel monitor %[2]s 127.0.0.1 %[3]d 2\nsentinel down-after-milliseconds %[2]s 500\nsentinel failover-timeout %[2]s 3000\n",
-			port, s.Name, s.Primary.Port)
+		r := &Redis{Port: port}
+		if err := r.understand(settings); err != nil {
+			return nil, err
+		}
+		conf := fmt.Sprintf("bind 127.0.0.1\ndir .\nsentinel monitor %[1]s 127.0.0.1 %[2]d 2\nsentinel down-after-milliseconds %[1]s 500\nsentinel failover-timeout %[1]s 3000\n",
+			s.Name, s.Primary.Port)
+		if r.Password != "" {
+			conf += "sentinel auth-pass " + s.Name + " " + r.Password + "\n"
+		}
+		if r.Password = password; password != "" {
+			conf += "requirepass " + password + "\nsentinel sentinel-pass " + password + "\n"
+		}
+		own := r.listen()
+		for i := 0; i+1 < len(settings); i += 2 {
+			if strings.HasPrefix(settings[i], "--tls-") {
+				own = append(own, settings[i:i+2]...)
+			}
+		}
+		for i := 0; i+1 < len(own); i += 2 {
+			conf += own[i][2:] + " " + own[i+1] + "\n"
+		}
 		if err := os.WriteFile(filepath.Join(home, "sentinel.conf"), []byte(conf), 0o600); err != nil {
 			return nil, err
 		}
-		r := &Redis{Port: port}
 		r.Server, err = Start(ctx, Config{
 			Name: "sentinel", Dir: home, Command: []string{program, "sentinel.conf", "--sentinel"}, Ready: Dial(r.Address()),
 		})

@@ -43,6 +43,7 @@ func New(c redis.UniversalClient, options ...redisstore.Option) (*redisstore.Sto
 		if c.Options().Addr == "FailoverClient" {
 			a.mode, a.where = redisstore.Sentinel, "redis+sentinel (go-redis)"
 		}
+		a.gather = &gather{client: c}
 	case *redis.ClusterClient:
 		if c == nil {
 			return nil, driver.Errorf(driver.Invalid, "goredis: the client is nil")
@@ -59,6 +60,7 @@ type adapter struct {
 	client redis.UniversalClient
 	mode   redisstore.Mode
 	where  string
+	gather *gather // nil in a cluster, where requests go different ways
 
 	mu     sync.Mutex
 	closed bool
@@ -74,6 +76,9 @@ func (a *adapter) Close() {
 	a.mu.Lock()
 	a.closed = true
 	a.mu.Unlock()
+	if a.gather != nil {
+		a.gather.close()
+	}
 	a.calls.Wait()
 }
 
@@ -98,7 +103,7 @@ func promptly[T any](ctx context.Context, a *adapter, f func() (T, error)) (T, e
 	a.mu.Lock()
 	if a.closed {
 		a.mu.Unlock()
-		return none, &redisstore.NotSentError{Err: errors.New("the client is closed")}
+		return none, &redisstore.NotSentError{Err: errClosed}
 	}
 	done := make(chan result, 1)
 	a.calls.Go(func() {
@@ -193,6 +198,9 @@ func evaluate(ctx context.Context, p processor, s *redisstore.Script, keys, args
 
 // Eval runs a script.
 func (a *adapter) Eval(ctx context.Context, s *redisstore.Script, keys, args []string) ([]string, error) {
+	if a.gather != nil {
+		return a.gather.eval(ctx, s, keys, args)
+	}
 	return promptly(ctx, a, func() ([]string, error) {
 		v, err := evaluate(ctx, a.client, s, keys, args)
 		a.doubt(ctx, err)

@@ -3,19 +3,19 @@
 --
 -- KEYS[1]  the name
 -- KEYS[2]  the bucket's counter of tokens; left out while the slot moves
--- ARGV[1]  the request's ID
--- ARGV[2]  its limit
--- ARGV[3]  TTL, microseconds
+-- ARGV[1]  who asks: "LIMIT CHANNEL OWNER ID". The channel that wakes it is
+--          p:CHANNEL or s:CHANNEL (sharded), or -
+-- ARGV[2]  TTL, microseconds
+-- ARGV[3]  TTL, milliseconds, rounded up: the life of the key
 -- ARGV[4]  the server's time after which the request is refused
 -- ARGV[5]  the highest token the client has seen
+-- These are left out by the first call of a request that does not wait:
 -- ARGV[6]  1 to wait, 0 to try
 -- ARGV[7]  the number of the place that it has, 0 if none
--- ARGV[8]  the channel that wakes it: p:CHANNEL or s:CHANNEL (sharded), or -
--- ARGV[9]  1 if an earlier call of this request was not answered
--- ARGV[10] the owner
--- ARGV[11] TTL, milliseconds, rounded up: the life of the key
+-- ARGV[8]  1 if an earlier call of this request was not answered
 --
--- Answers, each followed by the server's time:
+-- Answers, each but the first followed by the server's time:
+--   GTOKEN                          granted, at seat 0; the token is the server's time
 --   G TOKEN SEAT                    granted
 --   Q SEQ AHEAD REFRESH EXPIRY ...  a place: refresh in so many milliseconds, the
 --                                   first grant ends in so many; then the holders
@@ -23,17 +23,19 @@
 --   X                               the place is gone
 --   L                               too late
 --   V                               the request has been undone
-local K, id = KEYS[1], ARGV[1]
+local K = KEYS[1]
 local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-if now > tonumber(ARGV[4]) then return {'L', string.format('%.0f', now)} end
-local limit, ttl = tonumber(ARGV[2]), tonumber(ARGV[3])
+local text = time[2]
+while #text < 6 do text = '0' .. text end
+text = time[1] .. text
+local now = tonumber(text)
+if now > tonumber(ARGV[4]) then return {'L', text} end
 
-if ARGV[7] == '0' and KEYS[2] and ARGV[9] == '0' then
-  -- Free, as most often.
-  local text = time[1] .. string.sub('00000' .. time[2], -6)
+if KEYS[2] and (not ARGV[6] or ARGV[7] == '0' and ARGV[8] == '0') then
+  -- Free, as most often. What is done here is done for every lock, so it is little.
   local token, floor = text, tonumber(ARGV[5])
-  local last = tonumber(redis.call('SET', KEYS[2], token, 'GET')) or 0
+  local last = redis.call('SET', KEYS[2], token, 'GET')
+  last = last and tonumber(last) or 0
   if last >= now or floor >= now then
     last = math.max(last, floor) + 1
     token = string.format('%.0f', last)
@@ -43,24 +45,27 @@ if ARGV[7] == '0' and KEYS[2] and ARGV[9] == '0' then
     end
     redis.call('SET', KEYS[2], token)
   end
-  if redis.call('SET', K, id .. ' ' .. token .. ' ' .. ARGV[2] .. ' ' .. string.format('%.0f', now + ttl) .. ' ' .. text .. ' ' .. ARGV[8] .. ' ' .. ARGV[10],
-    'NX', 'PX', ARGV[11]) then
+  if redis.call('SET', K, ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2], 'NX', 'PX', ARGV[3]) then
+    if token == text then return 'G' .. text end
     return 'G ' .. text .. ' ' .. token .. ' 0'
   end
-  if ARGV[6] == '0' then
+  if ARGV[6] ~= '1' then
     -- A look at a lone grant leaves it as it is.
     local rec = redis.pcall('GET', K)
     if type(rec) == 'string' then
-      local other, expires = string.match(rec, '^%S+ %d+ (%d+) (%d+) ')
-      if expires and tonumber(expires) > now and (limit == 1 or other == '1') then return {'B', text, '0 ' .. rec} end
+      local other, at, ttl = string.match(rec, '^(%d+) .* (%d+)%+(%d+)$')
+      if other and at + ttl > now and (other == '1' or string.sub(ARGV[1], 1, 2) == '1 ') then return {'B', text, '0 ' .. rec} end
     end
   end
 end
 
 -- include common
 
+local limit, channel, owner, id = string.match(ARGV[1], '^(%d+) (%S+) (%S+) (%S+)$')
+limit = tonumber(limit)
+local ttl = tonumber(ARGV[2])
 load()
-local was = tonumber(ARGV[7])
+local was = tonumber(ARGV[7] or '0')
 local own = call('HMGET', K, 'v' .. id, 'i' .. id)
 if own[1] then return {'V', num(now)} end
 sweep()
@@ -81,7 +86,7 @@ local function confirm(seat, g, first)
       call('SET', KEYS[2], g.token)
     end
   end
-  g.expires, g.channel, g.owner = now + ttl, ARGV[8], ARGV[10]
+  g.expires, g.channel, g.owner = now + ttl, channel, owner
   writeGrant(seat, g)
   if st.count == 1 then st.e = g.expires end
   promote()
@@ -117,7 +122,7 @@ local rec = own[2] and call('HGET', K, 'q' .. own[2])
 if rec then
   -- It has a place, and is alive: that counts before anyone looks who is not.
   local seq, place = tonumber(own[2]), parsePlace(rec)
-  place.deadline, place.channel, place.owner = deadline(math.max(0, seq - st.h)), ARGV[8], ARGV[10]
+  place.deadline, place.channel, place.owner = deadline(math.max(0, seq - st.h)), channel, owner
   keep(place.deadline)
   writePlace(seq, place)
   local seat = promote(id)
@@ -131,7 +136,7 @@ end
 
 promote()
 -- Looking for a grant of this very request is needed only where one may be.
-if ARGV[9] == '1' then
+if ARGV[8] == '1' then
   local seat, g = find(id)
   if seat then
     keep(now + ttl)
@@ -144,7 +149,7 @@ if was > 0 then
 end
 
 if not head() and admits(limit) then
-  local token, seat = grant(KEYS[2], ARGV[5], id, limit, ttl, ARGV[8], ARGV[10])
+  local token, seat = grant(KEYS[2], ARGV[5], id, limit, ttl, channel, owner)
   save()
   return {'G', num(now), token, num(seat)}
 end
@@ -153,7 +158,7 @@ local answer
 if ARGV[6] == '1' then
   if not st.t then st.h, st.t = 1, 0 end
   local seq = st.t + 1
-  local place = {id = id, limit = limit, ttl = ttl, deadline = deadline(seq - st.h), since = num(now), channel = ARGV[8], owner = ARGV[10]}
+  local place = {id = id, limit = limit, ttl = ttl, deadline = deadline(seq - st.h), since = num(now), channel = channel, owner = owner}
   writePlace(seq, place)
   call('HSET', K, 'i' .. id, seq)
   keep(place.deadline)

@@ -4,7 +4,8 @@
 --
 -- A name that one grant holds and nobody waits for is a string, the grant; any
 -- other is a hash. Its fields:
---   s<seat>  a grant: "id token limit expires since channel owner"
+--   s<seat>  a grant: "limit channel owner id token since at+ttl", which ends ttl
+--            after at
 --   L        the grants' limits and how many have each: "1:1", "2147483647:12 3:1"
 --   e        no grant expires before this
 --   n, f     above the highest seat in use; no seat below f is free
@@ -22,9 +23,9 @@ local call = redis.call
 local function num(x) return string.format('%.0f', x) end
 
 local function parseGrant(rec)
-  local id, token, limit, expires, since, channel, owner =
-    string.match(rec, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
-  return {id = id, token = token, limit = tonumber(limit), expires = tonumber(expires), since = since, channel = channel, owner = owner}
+  local limit, channel, owner, id, token, since, at, ttl =
+    string.match(rec, '^(%d+) (%S+) (%S+) (%S+) (%d+) (%d+) (%d+)%+(%d+)$')
+  return {id = id, token = token, limit = tonumber(limit), expires = at and at + ttl, since = since, channel = channel, owner = owner}
 end
 
 local function parsePlace(rec)
@@ -34,7 +35,7 @@ local function parsePlace(rec)
 end
 
 local function writeGrant(seat, g)
-  call('HSET', K, 's' .. seat, g.id .. ' ' .. g.token .. ' ' .. g.limit .. ' ' .. num(g.expires) .. ' ' .. g.since .. ' ' .. g.channel .. ' ' .. g.owner)
+  call('HSET', K, 's' .. seat, num(g.limit) .. ' ' .. g.channel .. ' ' .. g.owner .. ' ' .. g.id .. ' ' .. g.token .. ' ' .. g.since .. ' ' .. num(g.expires) .. '+0')
 end
 
 local function writePlace(seq, p)
@@ -233,7 +234,8 @@ local function grant(counter, floor, id, limit, ttl, channel, owner)
   local text = num(token)
   if st.exists then keep(now + ttl) end
   if counter then call('SET', counter, text) end
-  call('HSET', K, 's' .. seat, id .. ' ' .. text .. ' ' .. limit .. ' ' .. num(now + ttl) .. ' ' .. num(now) .. ' ' .. channel .. ' ' .. owner, 'k', text)
+  writeGrant(seat, {limit = limit, channel = channel, owner = owner, id = id, token = text, since = num(now), expires = now + ttl})
+  call('HSET', K, 'k', text)
   if not st.exists then call('PEXPIRE', K, num(math.ceil(ttl / 1000) + 1)) end
   st.k, st.exists = token, true
   st.limits[limit] = (st.limits[limit] or 0) + 1

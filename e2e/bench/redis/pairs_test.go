@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/redisstore"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
 func start(b testing.TB) *servers.Redis {
@@ -72,6 +73,23 @@ func contenders(b testing.TB, address string) []contender {
 	fail(err)
 	b.Cleanup(rul.Close)
 
+	over, err := adapter.New(g)
+	fail(err)
+	lg, err := holdfast.New(over)
+	fail(err)
+	b.Cleanup(func() {
+		_ = lg.Close(context.Background())
+		_ = over.Close(context.Background())
+	})
+	lockPair := func(l *holdfast.Locker) func(context.Context, string) error {
+		return func(ctx context.Context, name string) error {
+			k, err := l.Lock(ctx, name)
+			if err != nil {
+				return err
+			}
+			return k.Unlock()
+		}
+	}
 	mutexPair := func(rs *redsync.Redsync) func(context.Context, string) error {
 		return func(ctx context.Context, name string) error {
 			m := rs.NewMutex("redsync:"+name, redsync.WithExpiry(30*time.Second))
@@ -83,13 +101,8 @@ func contenders(b testing.TB, address string) []contender {
 		}
 	}
 	return []contender{
-		{"holdfast", func(ctx context.Context, name string) error {
-			k, err := l.Lock(ctx, name)
-			if err != nil {
-				return err
-			}
-			return k.Unlock()
-		}},
+		{"holdfast", lockPair(l)},
+		{"holdfast/goredis", lockPair(lg)},
 		{"redsync/goredis", mutexPair(rs)},
 		{"redsync/rueidis", mutexPair(rsu)},
 		{"redislock", func(ctx context.Context, name string) error {
@@ -173,16 +186,17 @@ func report(b *testing.B, unit string, all []contender, rates map[string][]float
 			first = median
 		}
 		b.Logf("%-16s %10.0f %s (%.0f to %.0f)   ratio %.2f", c.name, median, unit, r[0], r[len(r)-1], first/median)
-		b.ReportMetric(median, strings.ReplaceAll(c.name, "/", "-")+"-"+unit)
+		b.ReportMetric(median, strings.NewReplacer("/", "-", " ", "-").Replace(c.name)+"-"+unit)
 	}
 }
 
 // BenchmarkSerial: one goroutine, one name, beside a bare SET and DEL by the same
 // kind of client.
 //
-// Both run on a context that can be cancelled, as that of a request has: rueidis
-// then always goes through its pipeline, where it would else write and read on the
-// caller's goroutine while nobody else asks.
+// The first of them runs on a context that can be cancelled, as that of a request
+// has: rueidis then goes through its pipeline. The second runs on one that cannot,
+// on a client of its own: rueidis then writes and reads on the caller's goroutine
+// while nobody else asks, which is the least that this client can take.
 func BenchmarkSerial(b *testing.B) {
 	r := start(b)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -197,6 +211,11 @@ func BenchmarkSerial(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Cleanup(bare.Close)
+	direct, err := redisstore.BareClient("redis://" + r.Address())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(direct.Close)
 	all := []contender{
 		{"holdfast", func(ctx context.Context, name string) error {
 			k, err := l.Lock(ctx, name)
@@ -210,6 +229,13 @@ func BenchmarkSerial(b *testing.B) {
 				return err
 			}
 			return bare.Do(ctx, bare.B().Del().Key(name).Build()).Error()
+		}},
+		{"SET+DEL direct", func(_ context.Context, name string) error {
+			ctx := context.Background()
+			if err := direct.Do(ctx, direct.B().Set().Key(name).Value("v").Nx().PxMilliseconds(30000).Build()).Error(); err != nil {
+				return err
+			}
+			return direct.Do(ctx, direct.B().Del().Key(name).Build()).Error()
 		}},
 	}
 	for b.Loop() {

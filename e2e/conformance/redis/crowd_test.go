@@ -103,6 +103,8 @@ func TestCrowd(t *testing.T) {
 		}
 		lockers = n
 	}
+	// Thousands connect at a time: with the usual backlog some would be heard only
+	// when they have asked again, seconds later.
 	r := start(t, "--maxclients", "20000", "--tcp-backlog", "4096")
 	url := "redis://" + r.Address()
 	l, err := holdfast.Open(t.Context(), url)
@@ -119,6 +121,7 @@ func TestCrowd(t *testing.T) {
 	served := make(chan struct{}, processes*lockers)
 	var mu sync.Mutex
 	var all sync.WaitGroup
+	t.Cleanup(all.Wait) // once they are killed
 	for p := range processes {
 		job, _ := json.Marshal(crowdJob{url, "hot", p, lockers})
 		cmd := exec.Command(os.Args[0])

@@ -424,7 +424,7 @@ func TestStoppedReplica(t *testing.T) {
 	}
 	t.Cleanup(g.Kill)
 	s := open(t, "redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, 100*time.Millisecond))
-	held := must(t, s, request("held", driver.Exclusive, long))
+	held := acknowledged(t, s, "held")
 	if err := g.Replicas[0].Pause(); err != nil {
 		t.Fatal(err)
 	}
@@ -437,10 +437,19 @@ func TestStoppedReplica(t *testing.T) {
 	if err := g.Replicas[0].Cont(); err != nil {
 		t.Fatal(err)
 	}
+	acknowledged(t, s, "x")
+}
+
+// acknowledged asks until a replica has the grant: one that has just been linked, or
+// continued, on a busy machine, may take longer than a request waits for it.
+func acknowledged(t *testing.T, s driver.Store, name string) driver.Grant {
+	t.Helper()
 	for end := time.Now().Add(patience); ; {
-		if _, err = s.Acquire(t.Context(), request("x", driver.Exclusive, long)); err == nil {
-			break
+		g, err := s.Acquire(t.Context(), request(name, driver.Exclusive, long))
+		if err == nil {
+			return g
 		}
+		code(t, s, err, driver.Unavailable)
 		if time.Now().After(end) {
 			t.Fatal(err)
 		}

@@ -95,6 +95,22 @@ func open(t testing.TB, url string, o ...redisstore.Option) *redisstore.Store {
 	return s
 }
 
+// kept opens what a test closes at its end.
+func kept(t *testing.T, f func(string) (driver.Store, error)) func() driver.Store {
+	return func() driver.Store {
+		s, err := f("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			_ = s.Close(ctx)
+		})
+		return s
+	}
+}
+
 func do(t testing.TB, r *servers.Redis, args ...string) any {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

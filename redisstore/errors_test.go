@@ -1,0 +1,86 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+type moded struct {
+	fake
+	mode Mode
+}
+
+func (m *moded) Mode() Mode { return m.mode }
+
+// What an error means decides whether a request is undone: only what is certain is
+// said.
+func TestExplain(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		mode Mode
+		want driver.Code
+	}{
+		{errLost, Standalone, driver.Unknown},
+		{context.DeadlineExceeded, Standalone, driver.Unknown},
+		{&NotSentError{errLost}, Standalone, driver.Unavailable},
+		{fmt.Errorf("wrapped: %w", &NotSentError{errLost}), Standalone, driver.Unavailable},
+		{&NotSentError{ServerError("WRONGPASS invalid username-password pair or user is disabled.")}, Standalone, driver.Refused},
+		{ServerError("NOAUTH Authentication required."), Standalone, driver.Refused},
+		{ServerError("NOPERM this user has no permissions to run the 'evalsha' command"), Standalone, driver.Refused},
+		{ServerError("WRONGTYPE Operation against a key holding the wrong kind of value"), Standalone, driver.Refused},
+		{ServerError("ERR Error running script (call to f_0): @user_script:1: WRONGTYPE Operation"), Standalone, driver.Refused},
+		{ServerError("OOM command not allowed when used memory > 'maxmemory'."), Standalone, driver.Refused},
+		{ServerError("ERR unknown command 'EVALSHA'"), Standalone, driver.Refused},
+		{ServerError("LOADING Redis is loading the dataset in memory"), Standalone, driver.Unavailable},
+		{ServerError("CLUSTERDOWN The cluster is down"), Cluster, driver.Unavailable},
+		{ServerError("TRYAGAIN Multiple keys request during rehashing of slot"), Cluster, driver.Unavailable},
+		{ServerError("READONLY You can't write against a read only replica."), Standalone, driver.Refused},
+		{ServerError("READONLY You can't write against a read only replica."), Sentinel, driver.Unavailable},
+		{ServerError("MOVED 1 127.0.0.1:7000"), Standalone, driver.Refused},
+		{ServerError("MOVED 1 127.0.0.1:7000"), Cluster, driver.Unavailable},
+		{ServerError("ERR something new"), Standalone, driver.Unknown},
+		{errClosed, Standalone, driver.IsClosed},
+	} {
+		s := &Store{client: &moded{mode: c.mode}}
+		err := s.explain(c.err)
+		if got := s.Classify(err); got != c.want {
+			t.Errorf("%v: %v, want %v", c.err, got, c.want)
+		}
+		if !strings.Contains(err.Error(), c.err.Error()) {
+			t.Errorf("%v became %v", c.err, err)
+		}
+	}
+	if !isTryAgain(ServerError("TRYAGAIN x")) || isTryAgain(errLost) {
+		t.Error("TRYAGAIN is not told from the rest")
+	}
+}
+
+func TestClock(t *testing.T) {
+	var c clock
+	sent := micros()
+	c.learn(sent, 1_700_000_000_000_000)
+	if now := c.now(); now < 1_700_000_000_000_000 || now > 1_700_000_000_000_000+micros()-sent {
+		t.Errorf("now is %d", now)
+	}
+	if d := c.deadline() - c.now(); d > window.Microseconds() || d < window.Microseconds()-1e6 {
+		t.Errorf("a request lives %d us", d)
+	}
+	c.learn(micros(), 1_600_000_000_000_000) // it was set back
+	if now := c.now(); now > 1_600_000_100_000_000 {
+		t.Errorf("now is %d after the clock was set back", now)
+	}
+}
+
+func TestFloors(t *testing.T) {
+	var f floors
+	f.see(4095, 7)
+	f.see(4095, 5)
+	f.see(0, 1)
+	if f.text(4095) != "7" || f.text(0) != "1" || f.text(64) != "0" {
+		t.Errorf("%s %s %s", f.text(4095), f.text(0), f.text(64))
+	}
+}

@@ -1,0 +1,256 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// fake is a Client whose answers a test writes.
+type fake struct {
+	eval  func(s *Script, keys, args []string) ([]string, error)
+	acked func(s *Script, keys, args []string) ([]string, int, error)
+	probe chan struct{} // if not nil, a probe waits for it
+}
+
+var errLost = errors.New("the answer was lost")
+
+func serverNow() string { return strconv.FormatInt(time.Now().UnixMicro(), 10) }
+
+func (f *fake) String() string { return "redis://fake" }
+func (f *fake) Mode() Mode     { return Standalone }
+func (f *fake) Close()         {}
+
+func (f *fake) Eval(_ context.Context, s *Script, keys, args []string) ([]string, error) {
+	return f.eval(s, keys, args)
+}
+
+func (f *fake) EvalAll(ctx context.Context, s *Script, calls []Call) []Answer {
+	all := make([]Answer, len(calls))
+	for i, c := range calls {
+		all[i].Values, all[i].Err = f.Eval(ctx, s, c.Keys, c.Args)
+	}
+	return all
+}
+
+func (f *fake) EvalAcked(_ context.Context, s *Script, keys, args []string, _ string, _ int, _ time.Duration) ([]string, int, error) {
+	return f.acked(s, keys, args)
+}
+
+func (f *fake) EachPrimary(ctx context.Context, each func(Node) error) error {
+	if f.probe != nil {
+		<-f.probe
+	}
+	return each(f)
+}
+
+func (f *fake) Command(_ context.Context, args ...string) ([]string, error) {
+	switch args[0] {
+	case "EVAL":
+		return []string{"T", serverNow()}, nil
+	case "INFO":
+		return []string{"redis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:noeviction\r\nconnected_slaves:1\r\n"}, nil
+	}
+	return []string{"0"}, nil
+}
+
+func (f *fake) Subscribe(ctx context.Context, _ string, _ bool, ready func(), _ func(string)) error {
+	ready()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func store(t *testing.T, f *fake, o ...Option) *Store {
+	t.Helper()
+	s, err := New(f, o...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	return s
+}
+
+type nobody struct{}
+
+func (nobody) Owner() driver.Owner        { return driver.Owner{Host: "h", PID: 1} }
+func (nobody) Queued([]driver.Holder)     {}
+func (nobody) Lost(driver.Cause, error)   {}
+func placed(seq string) []string          { return []string{"Q", serverNow(), seq, "0", "5", "-1"} }
+func granted(token, seat string) []string { return []string{"G", serverNow(), token, seat} }
+
+// The first call of a request got a place, which the server then forgot; the call
+// that asked anew was not answered, the one after it was. When the grant is passed
+// on by a Release of the same client, its own Release still has to keep the call
+// that was not answered from being granted later.
+func TestPassedGrantRemembersDoubt(t *testing.T) {
+	var mu sync.Mutex
+	asked, released := 0, [][]string{}
+	again := make(chan struct{})
+	f := &fake{}
+	f.eval = func(sc *Script, _, args []string) ([]string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case sc == acquireScript && len(args) == 5: // the try that holds
+			return []string{"G" + serverNow()}, nil
+		case sc == acquireScript:
+			switch asked++; asked {
+			case 1:
+				return placed("1"), nil
+			case 2:
+				return []string{"X", serverNow()}, nil
+			case 3:
+				return nil, errLost
+			case 4:
+				close(again)
+			}
+			return []string{"Q", serverNow(), "2", "0", "5000", "-1"}, nil
+		case sc == releaseScript:
+			released = append(released, args)
+			if len(args) > 4 {
+				return []string{"R", serverNow(), serverNow(), "0"}, nil
+			}
+			return []string{"R"}, nil
+		}
+		return []string{"U", serverNow()}, nil
+	}
+	s := store(t, f)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	held, err := s.Acquire(ctx, driver.Request{ID: "held", Name: "n", Limit: 1, TTL: time.Minute, From: nobody{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		g   driver.Grant
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		g, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: nobody{}})
+		done <- result{g, err}
+	}()
+	<-again
+	for { // until its place is known here
+		s.mu.Lock()
+		known := len(s.queued["n"]) == 1 && s.queued["n"][0].seq == 2
+		s.mu.Unlock()
+		if known {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := s.Release(ctx, held, 0); err != nil {
+		t.Fatal(err)
+	}
+	r := <-done
+	if r.err != nil {
+		t.Fatal(r.err)
+	}
+	if err := s.Release(ctx, r.g, 0); err != nil {
+		t.Fatal(err)
+	}
+	last := released[len(released)-1]
+	if len(last) < 4 || last[3] == "0" {
+		t.Errorf("the release says %q: what was not answered may still be granted", last)
+	}
+}
+
+// A grant that too few replicas have is undone. If that is not answered the ID must
+// not be used on: the undo could arrive after its next grant.
+func TestUndoWithoutAnswerEndsTheRequest(t *testing.T) {
+	f := &fake{eval: func(sc *Script, _, _ []string) ([]string, error) { return nil, errLost }}
+	calls := 0
+	f.acked = func(*Script, []string, []string) ([]string, int, error) {
+		switch calls++; calls {
+		case 1:
+			return placed("1"), 0, nil
+		case 2:
+			return granted(serverNow(), "0"), 0, nil
+		}
+		return granted(serverNow(), "0"), 1, nil
+	}
+	s := store(t, f, WaitReplicas(1, time.Second))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	g, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: nobody{}})
+	if err == nil || s.Classify(err) != driver.Unknown || ctx.Err() != nil {
+		t.Errorf("%+v, %v", g, err)
+	}
+}
+
+// Whoever waits for another's look at the server returns when its own context ends.
+func TestProbeMindsEachContext(t *testing.T) {
+	f := &fake{probe: make(chan struct{}), eval: func(*Script, []string, []string) ([]string, error) { return nil, errLost }}
+	s := store(t, f)
+	first := make(chan error, 1)
+	go func() {
+		_, err := s.Guarantees(t.Context())
+		first <- err
+	}()
+	for len(s.probing) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	second := make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, From: nobody{}})
+		second <- err
+	}()
+	cancel()
+	select {
+	case err := <-second:
+		if s.Classify(err) != driver.Withdrawn {
+			t.Errorf("%v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("a cancelled Acquire waits for another's probe")
+	}
+	close(f.probe)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+}
+
+// What the scripts may answer, and what they may not.
+func TestRead(t *testing.T) {
+	s := store(t, &fake{})
+	for _, c := range []struct {
+		script *Script
+		values []string
+		kind   byte
+		rest   int
+	}{
+		{acquireScript, []string{"G1700000000000000"}, 'G', 2},
+		{acquireScript, []string{"G 1700000000000000 1700000000000001 0"}, 'G', 2},
+		{acquireScript, []string{"G", "1700000000000000", "1700000000000001", "3"}, 'G', 2},
+		{acquireScript, []string{"B", "1700000000000000"}, 'B', 0},
+		{releaseScript, []string{"R"}, 'R', 0},
+		{releaseScript, []string{"N"}, 'N', 0},
+		{releaseScript, []string{"R", "1700000000000000", "1700000000000001", "0"}, 'R', 2},
+		{raiseScript, []string{"R", "17"}, 'R', 1},
+		{acquireScript, nil, 0, 0},
+		{acquireScript, []string{""}, 0, 0},
+		{acquireScript, []string{"OK", "1"}, 0, 0},
+		{acquireScript, []string{"G", "soon", "1", "0"}, 0, 0},
+		{acquireScript, []string{"Gsoon"}, 0, 0},
+		{acquireScript, []string{"1700000000000000"}, 0, 0},
+		{releaseScript, []string{"1700000000000000"}, 0, 0},
+	} {
+		rep, err := s.read(c.script, driver.Now(), micros(), c.values, nil)
+		if c.kind == 0 {
+			if s.Classify(err) != driver.Unknown || err == nil {
+				t.Errorf("%s %q: %+v, %v", c.script.Name, c.values, rep, err)
+			}
+			continue
+		}
+		if err != nil || rep.kind != c.kind || len(rep.values) != c.rest {
+			t.Errorf("%s %q: %c %q, %v", c.script.Name, c.values, rep.kind, rep.values, err)
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package redisstore
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+func TestOwner(t *testing.T) {
+	s := &Store{}
+	for _, o := range []driver.Owner{
+		{},
+		{Host: "web-1", PID: 4711, Instance: "blue", Reason: "nightly"},
+		{Host: "a b&c", PID: 1, Instance: "%41+", Reason: "line\nbreak \x00 ü"},
+	} {
+		text := s.write(o)
+		if strings.ContainsAny(text, " \n\x00") || text == "" {
+			t.Errorf("%+v is written %q: not one word", o, text)
+		}
+		if again := s.write(o); again != text {
+			t.Errorf("%+v is written %q, then %q", o, text, again)
+		}
+		got := readOwner("id", text, 1_000_000)
+		want := o
+		want.ID, want.Since = "id", time.UnixMicro(1_000_000)
+		if got != want {
+			t.Errorf("read %+v, want %+v", got, want)
+		}
+	}
+	long := s.write(driver.Owner{Reason: strings.Repeat("ü", 2000)})
+	if got := readOwner("", long, 0); len(got.Reason) > 1024 || !strings.HasPrefix(got.Reason, "üü") || strings.ContainsRune(got.Reason, '\uFFFD') {
+		t.Errorf("a long reason is cut to %d bytes", len(got.Reason))
+	}
+}
+
+// A request is written anew whenever something of it has changed.
+func TestHead(t *testing.T) {
+	s := &Store{}
+	o := &owned{}
+	e := &entry{channel: "p:c", r: driver.Request{Limit: 1, TTL: 1500 * time.Microsecond, From: o}}
+	check := func(text, micros, millis string) {
+		t.Helper()
+		for range 2 {
+			if h := s.head(e); h.text != text || h.micros != micros || h.millis != millis {
+				t.Errorf("%+v, want %q %q %q", h, text, micros, millis)
+			}
+		}
+	}
+	check("1 p:c 0&&& ", "1500", "3")
+	e.r.Limit = 3
+	check("3 p:c 0&&& ", "1500", "3")
+	e.r.TTL = time.Nanosecond
+	check("3 p:c 0&&& ", "1", "2")
+	e.channel = "s:d"
+	check("3 s:d 0&&& ", "1", "2")
+	o.owner.PID = 7
+	check("3 s:d 7&&& ", "1", "2")
+}
+
+type owned struct {
+	nobody
+	owner driver.Owner
+}
+
+func (o *owned) Owner() driver.Owner { return o.owner }
+
+func TestReadHolder(t *testing.T) {
+	const now = 2_000_000
+	h, ok := readHolder("2 5 p:c 7&host&&why ab-1 1700000000000000 1000000 1500000+1500000", now)
+	want := driver.Holder{
+		Owner: driver.Owner{ID: "ab-1", Host: "host", PID: 7, Reason: "why", Since: time.UnixMicro(1_000_000)},
+		Token: 1700000000000000, Limit: 5, Slot: 2, TTL: time.Second,
+	}
+	if !ok || h != want {
+		t.Errorf("%+v, %v; want %+v", h, ok, want)
+	}
+	if h, ok := readHolder("0 1 p:c 7&&& * 17 1000000 3000000+0", now); !ok || h.ID != "" || h.Note == "" || h.Slot != driver.NoSlot {
+		t.Errorf("a grant that was left standing: %+v, %v", h, ok)
+	}
+	for _, rec := range []string{
+		"", "0", "0 1 p:c 7&&& id 17 1000000 1000000+1000000", // ended just now
+		"x 1 p:c 7&&& id 17 1000000 3000000+0", "0 1 p:c 7&&& id 17 1000000 3000000",
+		"0 1 p:c 7&&& id -17 1000000 3000000+0", "0 1 p:c 7&&& id 17 1000000 3000000+0 more",
+	} {
+		if h, ok := readHolder(rec, now); ok {
+			t.Errorf("%q is read as %+v", rec, h)
+		}
+	}
+}
+
+func FuzzReadHolder(f *testing.F) {
+	f.Add("2 5 p:c 7&host&&why ab-1 1700000000000000 1000000 1500000+1500000")
+	f.Add("0 1 - & * 1 1 1+1")
+	f.Fuzz(func(t *testing.T, rec string) {
+		if h, ok := readHolder(rec, 0); ok && h.TTL <= 0 {
+			t.Errorf("%q has ended: %+v", rec, h)
+		}
+	})
+}

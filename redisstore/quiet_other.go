@@ -1,0 +1,13 @@
+//go:build !unix || aix
+
+package redisstore
+
+import "net"
+
+const canTellQuiet = false
+
+type socket struct{}
+
+func socketOf(net.Conn) socket { return socket{} }
+
+func (socket) quiet() bool { return false }
