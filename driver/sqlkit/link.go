@@ -71,7 +71,7 @@ type Link interface {
 	// can be seen: while a statement runs, and once it is watched. It is nil where
 	// the end cannot be seen without asking.
 	Gone() <-chan struct{}
-	// Watch has the end seen from now on, also while no statement runs.
+	// Watch has the end seen until the next statement, also while none runs.
 	Watch()
 	// Close ends the connection without ceremony. It may be called at any time,
 	// more than once.

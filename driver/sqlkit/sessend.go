@@ -232,6 +232,7 @@ func (e *Sessions) pingLocked(l *lease) *ping {
 			l.unlock()
 			e.lose(l, driver.Gone, nil)
 		default:
+			l.s.Watch() // from here on nobody reads
 			l.unlock()
 		}
 	})

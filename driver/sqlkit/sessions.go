@@ -255,9 +255,10 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			young = true
 		case l.granted && !l.pinged:
 			l.pinged = true
-			s.Watch()
-			if !l.ask.Told {
-				e.pingLocked(l)
+			if l.ask.Told {
+				s.Watch()
+			} else {
+				e.pingLocked(l) // which has it watched
 			}
 		case l.wait != nil && !l.asked:
 			l.asked = true

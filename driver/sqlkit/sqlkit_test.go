@@ -124,6 +124,13 @@ func TestConn(t *testing.T) {
 		t.Errorf("past the deadline, watched: %v", err)
 	}
 	_ = c.SetReadDeadline(time.Time{})
+	for range 100 { // a reader takes over at any moment, and loses nothing
+		c.Watch()
+		write("three")
+		read("three")
+	}
+	c.Watch()
+	_ = c.SetReadDeadline(time.Now().Add(-time.Second)) // a reader's
 	select {
 	case <-c.Gone():
 		t.Fatal("gone while it is there")
@@ -132,6 +139,7 @@ func TestConn(t *testing.T) {
 	write("last words")
 	other.Close()
 	<-c.Gone() // although nobody reads
+	_ = c.SetReadDeadline(time.Time{})
 	read("last words")
 	if _, err := c.Read(buf); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
