@@ -229,14 +229,15 @@ func text(v driver.Value) sql.NullString {
 // EndWith ends a connection with ctx, until stop is called. Once stop has returned
 // nothing of it is on its way any more, and the connection may be another's.
 func EndWith(ctx context.Context, end func()) (stop func()) {
-	done := make(chan struct{})
+	var ending sync.WaitGroup
+	ending.Add(1)
 	cancel := context.AfterFunc(ctx, func() {
-		defer close(done)
+		defer ending.Done()
 		end()
 	})
 	return func() {
 		if !cancel() {
-			<-done
+			ending.Wait()
 		}
 	}
 }
