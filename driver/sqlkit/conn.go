@@ -20,6 +20,7 @@ type Conn struct {
 	reading  bool // directly
 	watching bool // by the goroutine
 	back     bool // the goroutine has been called back
+	stays    bool // and cannot be: it reads for everybody
 	changed  sync.Cond
 	buf      []byte // read, not yet asked for
 	err      error  // why no more comes
@@ -77,6 +78,7 @@ func (c *Conn) pump() {
 			}
 			return
 		}
+		c.changed.Broadcast()
 		c.mu.Unlock()
 	}
 }
@@ -85,11 +87,11 @@ func (c *Conn) end() { c.once.Do(func() { close(c.gone) }) }
 
 func (c *Conn) Read(p []byte) (int, error) {
 	c.mu.Lock()
-	for c.watching {
-		if !c.back {
-			c.back = true
-			_ = c.Conn.SetReadDeadline(time.Unix(1, 0)) // ends the goroutine's Read
-			c.changed.Broadcast()
+	for c.watching && len(c.buf) == 0 && c.err == nil {
+		if !c.back && !c.stays {
+			// It ends the goroutine's Read, but for connections that know no deadlines.
+			c.stays = c.Conn.SetReadDeadline(time.Unix(1, 0)) != nil
+			c.back = !c.stays
 		}
 		c.changed.Wait()
 	}
@@ -99,6 +101,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 		if c.buf = c.buf[n:]; len(c.buf) == 0 {
 			c.buf = nil
 		}
+		c.changed.Broadcast()
 		return n, nil
 	}
 	if c.err != nil {
