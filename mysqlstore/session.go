@@ -233,7 +233,8 @@ func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight
 }
 
 // processes is the server's list of sessions with how long, in microseconds, each
-// has been in its state.
+// has been in its state, and the number of its last statement, which MySQL does not
+// tell.
 func (r sessions) processes() string {
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
