@@ -115,7 +115,7 @@ func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (
 	var held *BusyError
 	if !wait || l.tryFirst(name) {
 		began := time.Now()
-		k, err := l.try(ctx, name, s)
+		k, err := l.try(ctx, name, s, wait)
 		switch {
 		case !wait || err == nil:
 			return k, err
@@ -186,9 +186,10 @@ func (c *crowd) calm(name string) bool {
 	return false
 }
 
-// try asks once, on the caller's goroutine.
-func (l *Locker) try(ctx context.Context, name string, s settings) (*Lock, error) {
+// try asks once, on the caller's goroutine; first if it will wait otherwise.
+func (l *Locker) try(ctx context.Context, name string, s settings, first bool) (*Lock, error) {
 	h := l.newHold(ctx, name, s)
+	h.req.First = first
 	g, err := l.store.Acquire(l.bound(&h.asking, ctx, false, l.requestTimeout(s.ttl)), h.req)
 	h.asking.end()
 	if err == nil {

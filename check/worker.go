@@ -251,15 +251,25 @@ func (h hooks) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// trust is until when a lock is surely held: 0 for ever. The clock is read
-// first, so a pause makes it earlier and never later.
-func trust(k *holdfast.Lock) (until int64, live bool) {
-	now := Now()
-	left := k.Remaining()
-	if left == driver.Forever {
-		return 0, true
+// trust is until when a lock is surely held: 0 for ever.
+func trust(k *holdfast.Lock) (until int64, live bool) { return trustedUntil(Now, k.Remaining) }
+
+// trustedUntil reads the clock first, so that a pause makes the answer earlier and never
+// later. It is read again after a pause: else a holder that goes on until the true end
+// of its trust would be taken for one that goes on after it.
+func trustedUntil(now func() int64, remaining func() time.Duration) (until int64, live bool) {
+	for range 10 {
+		began := now()
+		left := remaining()
+		if left == driver.Forever {
+			return 0, true
+		}
+		until, live = max(until, began+int64(left)), left > 0
+		if now()-began < int64(50*time.Microsecond) {
+			break
+		}
 	}
-	return now + int64(left), left > 0
+	return until, live
 }
 
 // take does one step.

@@ -132,6 +132,9 @@ type Request struct {
 	TTL time.Duration
 	// Wait asks to queue until the context ends.
 	Wait bool
+	// First says of a request without Wait that one with it follows if the answer is
+	// Busy, so that the answer need not tell the holders.
+	First bool
 	// From is who asks. It is never nil and may be called from any goroutine.
 	From Requester
 }

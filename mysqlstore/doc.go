@@ -34,8 +34,9 @@
 // What is written down of holders, in holdfast_session, decides nothing. It is a table
 // in memory, empty when the server starts, as are the locks; a row counts only while
 // its session is there and has the lock. A grant that is given back within 20 ms is
-// not written down; until then the session has one more named lock, hf:untold:N, and
-// who inspects waits for it.
+// not written down; until then, and until it has been idle for as long, the session
+// has one more named lock, hf:untold:N, and who inspects waits until that is gone or
+// the session has gone on to another statement.
 //
 // An operator's break ends the holder's session by its number after leaving word in
 // its row, from which the holder learns that it was taken.

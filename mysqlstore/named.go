@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base32"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -55,6 +56,14 @@ func (r named) lockname(key []byte) string {
 	return hashedName(key)
 }
 
+// lockOf is the lock of a request, as an argument of GET_LOCK.
+func (r named) lockOf(a *sqlkit.Ask) string {
+	if a.Lockname == "" {
+		a.Lockname = r.lockname(a.Key)
+	}
+	return asText(a.Lockname)
+}
+
 // Check answers for what GET_LOCK does not have.
 func (r named) Check(q *driver.Request) (time.Duration, error) {
 	if q.Limit != driver.Exclusive {
@@ -88,17 +97,24 @@ func (r named) checkExact(name string) error {
 	return nil
 }
 
-// asText is a name as GET_LOCK's argument: a string in UTF-8.
-func asText(s string) string { return "CONVERT(" + lit([]byte(s)) + " USING utf8mb4)" }
+// asText is a name as GET_LOCK's argument: a string in UTF-8. What no character set
+// and no sql_mode reads otherwise is written as it is, which the server reads faster.
+func asText(s string) string {
+	for _, c := range []byte(s) {
+		if !(c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == ':' || c == '.' || c == '_' || c == '-' || c == '/' || c == '~') {
+			return "CONVERT(" + lit([]byte(s)) + " USING utf8mb4)"
+		}
+	}
+	return "'" + s + "'"
+}
 
 // Lock takes the lock and reads the clock in one statement, in that order.
 func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
-	wait := 0
+	query := "SELECT " + markUntold(s) + ", GET_LOCK(" + r.lockOf(a) + ", 0), " + sysdate + ", CONNECTION_ID()"
 	if a.Wait {
-		wait = forever
+		query = "SELECT " + comment(a) + markUntold(s) + ", GET_LOCK(" + r.lockOf(a) + ", " + strconv.Itoa(forever) + "), " + sysdate + ", CONNECTION_ID()"
 	}
-	script := append(timeout(s, a), fmt.Sprintf("SELECT %sGET_LOCK(%s, 0), GET_LOCK(%s, %d), %s, CONNECTION_ID()",
-		comment(a), untoldLock, asText(r.lockname(a.Key)), wait, sysdate))
+	script := append(timeout(s, a), query)
 	more := 0
 	if r.s.sysdateIsNow() {
 		script, more = append(script, "SELECT "+clock), 1
@@ -107,7 +123,7 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
-	s.TTL = a.TTL
+	s.TTL, s.Untold = a.TTL, true
 	row := answers.First(0)
 	token := row.Int(2)
 	if more > 0 {
@@ -119,10 +135,6 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	case row.Null(1):
 		return sqlkit.Got{}, driver.Errorf(driver.Unknown, "GET_LOCK was interrupted")
 	case !row.True(1):
-		_, err := s.Run(ctx, "DO RELEASE_LOCK("+untoldLock+")")
-		if err != nil {
-			return sqlkit.Got{}, err
-		}
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
 	if r.s.cfg.durable {
@@ -137,7 +149,7 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 
 // Ping writes down who holds, the first time.
 func (r named) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	return r.ping(ctx, s, a, r.lockname(a.Key))
+	return r.ping(ctx, s, a, a.Lockname)
 }
 
 // errMoved: a session that is not the one it was is no session.
@@ -152,11 +164,7 @@ func durable(a *sqlkit.Ask) []string {
 // Unlock looks at the server's answer: a lock that the session does not have is
 // none of ours.
 func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	query := "SELECT RELEASE_LOCK(" + asText(r.lockname(a.Key)) + ")"
-	if !a.Told {
-		query += ", RELEASE_LOCK(" + untoldLock + ")"
-	}
-	answers, err := s.Run(ctx, query)
+	answers, err := s.Run(ctx, "SELECT RELEASE_LOCK("+r.lockOf(a)+")")
 	if err != nil {
 		return false, err
 	}

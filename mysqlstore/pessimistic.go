@@ -110,6 +110,7 @@ func (r pessimistic) lockRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.A
 			return sqlkit.Got{}, err
 		}
 		s.TTL = a.TTL
+		s.Untold = s.Untold || answers.First(0) != nil
 		got := sqlkit.Got{Slot: driver.NoSlot}
 		row := answers.First(0) // none where the row is locked by others, or is not there
 		if row == nil {
@@ -149,7 +150,7 @@ func (r pessimistic) lockRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.A
 				return r.granted(ctx, s, a, got)
 			}
 		}
-		if _, err := s.Run(ctx, "ROLLBACK", "DO RELEASE_LOCK("+untoldLock+")"); err != nil {
+		if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
 			return got, err
 		}
 		if row.Int(0) != int64(k) {
@@ -199,8 +200,12 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []strin
 	if r.own() {
 		permits = "0"
 	}
-	script := append(timeout(s, a), "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), GET_LOCK(%s, 0) FROM %s %s",
-		comment(a), permits, sysdate, untoldLock, r.row(a.Key), mode))
+	label := ""
+	if a.Wait {
+		label = comment(a)
+	}
+	script := append(timeout(s, a), "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s FROM %s %s",
+		label, permits, sysdate, markUntold(s), r.row(a.Key), mode))
 	switch k := kind(a.Limit); {
 	case a.Limit == driver.Exclusive:
 		if r.s.sysdateIsNow() {
@@ -248,9 +253,9 @@ var numbers = func() string {
 // Unlock ends the transaction, in which nothing was written. The session would not
 // answer if the transaction had ended before.
 func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	script := []string{"ROLLBACK", "SELECT CONNECTION_ID(), RELEASE_LOCK(" + untoldLock + ")"}
+	script := []string{"ROLLBACK", "SELECT CONNECTION_ID()"}
 	if a.Told {
-		script = []string{"UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID()", "ROLLBACK", "SELECT CONNECTION_ID()"}
+		script = append([]string{"UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID()"}, script...)
 	}
 	answers, err := s.Run(ctx, script...)
 	if _, answered := errors.AsType[*mysql.MySQLError](err); answered && a.Told {

@@ -74,10 +74,28 @@ func timeout(s *sqlkit.Session, a *sqlkit.Ask) []string {
 // comment is a label for a statement that may wait.
 func comment(a *sqlkit.Ask) string { return "/*" + a.Label.Encode(labelRoom) + "*/ " }
 
-// A session that holds something which is not written down yet has one more lock of
+// A session that may hold something which is not written down yet has one more lock of
 // GET_LOCK, by which those who look know that they should look again, and that what
-// is written down is of an earlier grant. It is taken before the lock itself.
-const untoldLock = "CONCAT('hf:untold:', CONNECTION_ID())"
+// is written down is of an earlier grant. It is taken before the lock itself, and kept
+// between locks that follow each other closely.
+func untoldLock(s *sqlkit.Session) string {
+	return "'hf:untold:" + strconv.FormatInt(s.ID.Conn, 10) + "'"
+}
+
+// markUntold is an expression that takes it, unless it is there.
+func markUntold(s *sqlkit.Session) string {
+	if s.Untold {
+		return "1"
+	}
+	return "GET_LOCK(" + untoldLock(s) + ", 0)"
+}
+
+// Rest gives it back.
+func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
+	_, err := s.Run(ctx, "DO RELEASE_LOCK("+untoldLock(s)+")")
+	s.Untold = s.Untold && err != nil
+	return err
+}
 
 // note writes down what the session holds.
 func note(a *sqlkit.Ask, lockname string) string {
@@ -95,7 +113,7 @@ func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lo
 	if a.Told {
 		answers, err = s.Run(ctx, ask)
 	} else {
-		told := "DO RELEASE_LOCK(" + untoldLock + ")"
+		told := "DO RELEASE_LOCK(" + untoldLock(s) + ")"
 		answers, err = s.Run(ctx, note(a, lockname), told, ask)
 		if _, answered := errors.AsType[*mysql.MySQLError](err); answered {
 			// The table is not there, or full, or not for this user: the lock holds
@@ -106,22 +124,36 @@ func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lo
 	if err != nil {
 		return false, err
 	}
-	a.Told = true
+	a.Told, s.Untold = true, false
 	return answers.Last().Int(0) == s.ID.Conn, nil
 }
 
-// untold are the sessions that have yet to write something down. One that waits for
-// its lock has nothing to write.
+// untold are the sessions that may have yet to write something down. One whose lock
+// has not been answered has nothing to write. The number of a session's last statement
+// is part of who it is: when that is another, what it held before is given back or
+// written down. One that is writing just now is asked again.
 func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
-	a, err := side.Run(ctx, "SELECT id FROM information_schema.processlist WHERE IS_USED_LOCK(CONCAT('hf:untold:', id)) = id AND COALESCE(state, '') <> 'User lock'")
-	if err != nil {
-		return nil, err
+	for tries := 0; ; tries++ {
+		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT('hf:untold:', id)) = id"+
+			" AND COALESCE(state, '') <> 'User lock' AND COALESCE(info, '') NOT LIKE 'SELECT /*hf1.%'")
+		if err != nil {
+			return nil, err
+		}
+		var ids []sqlkit.Identity
+		writing := false
+		for _, row := range a[len(a)-1] {
+			ids = append(ids, sqlkit.Identity{Conn: row.Int(0), Since: row.Text(1)})
+			writing = writing || row.True(2)
+		}
+		if !writing || tries == 100 {
+			return ids, nil
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
-	var ids []sqlkit.Identity
-	for _, row := range a[len(a)-1] {
-		ids = append(ids, sqlkit.Identity{Conn: row.Int(0)})
-	}
-	return ids, nil
 }
 
 // Cause looks whether an operator has left word: the server says nothing when it
@@ -201,14 +233,15 @@ func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight
 }
 
 // processes is the server's list of sessions with how long, in microseconds, each
-// has been in its state.
+// has been in its state, and the number of its last statement, which MySQL does not
+// tell.
 func (r sessions) processes() string {
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
 	if r.s.maria {
-		return "(SELECT id, host, command, state, info, CAST(time_ms * 1000 AS SIGNED) AS micros FROM information_schema.processlist)"
+		return "(SELECT id, host, command, state, info, query_id AS query, CAST(time_ms * 1000 AS SIGNED) AS micros FROM information_schema.processlist)"
 	}
-	return "(SELECT id, host, command, state, info, time * 1000000 AS micros FROM information_schema.processlist)"
+	return "(SELECT id, host, command, state, info, '' AS query, time * 1000000 AS micros FROM information_schema.processlist)"
 }
 
 // holders are the sessions that say that they hold, and are there.

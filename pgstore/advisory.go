@@ -70,9 +70,9 @@ func shared(a *sqlkit.Ask) string {
 	return ""
 }
 
-// Lock takes the lock and then reads the clock. A lock that is free, which is most of
-// them, is taken by a statement that is parsed and planned once in a session. A wait
-// carries a label, so that it can be seen who waits.
+// Lock takes the lock and then reads the clock. Who does not wait asks by a statement
+// that is parsed and planned once in a session. A wait carries a label, so that it can
+// be seen who waits.
 func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
 	m, err := r.mark(a.Key)
 	if err != nil {
@@ -84,12 +84,13 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (s
 		}
 		s.TTL = a.TTL
 	}
-	row, err := r.try(ctx, s, a, m)
-	if err == nil && row.Null(0) && a.Wait {
+	var row sqlkit.Row
+	if a.Wait {
 		var answers sqlkit.Answers
-		answers, err = s.Run(ctx, fmt.Sprintf("SELECT %spg_advisory_lock%s(%s)", r.comment(a), shared(a), m.args()),
-			"SELECT "+r.now(a)+", pg_backend_pid()")
+		answers, err = s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT %spg_advisory_lock%s(%s)) SELECT %s, pg_backend_pid() FROM l", r.comment(a), shared(a), m.args(), r.now(a)))
 		row = answers.Last()
+	} else {
+		row, err = r.try(ctx, s, a, m)
 	}
 	switch {
 	case err != nil:

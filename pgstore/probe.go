@@ -176,7 +176,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Notes = append(g.Notes,
 			"readers, and semaphores of each size, wait for one another on one name; a writer excludes them all and is not starved by them",
 			"a gate serves waiters of locks in their order; semaphores are waited for by polling, at most 100ms apart",
-			"a held lock is an open transaction: it holds back no vacuum while it is idle, as it has no snapshot, but keeps its transaction number alive; a waiter's statement has a snapshot, which holds back vacuum",
+			"a held lock is an open transaction with a number: vacuum removes no row that was deleted or changed since; a waiter's statement holds it back as well",
 		)
 	case Optimistic:
 		g.Crash, g.Order, g.Wake, g.Fallback = driver.CrashFreesAfterTTL, driver.OrderNone, driver.WakePush, sqlkit.OptimisticFallback

@@ -208,12 +208,14 @@ func (s *Server) signal(sig syscall.Signal) error {
 	return syscall.Kill(-s.cmd.Process.Pid, sig)
 }
 
-// Pause stops the server with SIGSTOP until Cont.
+// Pause stops the server with SIGSTOP until Cont, and returns when it has stopped.
 func (s *Server) Pause() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := s.signal(syscall.SIGSTOP)
-	s.paused = err == nil
+	if s.paused = err == nil; s.paused {
+		awaitStopped(s.cmd.Process.Pid)
+	}
 	return err
 }
 

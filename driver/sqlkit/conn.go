@@ -9,8 +9,8 @@ import (
 )
 
 // Conn is a network connection whose end is noticed as it comes, and not when
-// somebody next reads, once Watch has been called: from then on a goroutine of its
-// own reads ahead. It ends with the connection.
+// somebody next reads: between Watch and the next Read a goroutine of its own reads
+// ahead. It ends with the connection.
 type Conn struct {
 	net.Conn
 	gone chan struct{}
@@ -19,12 +19,12 @@ type Conn struct {
 	mu       sync.Mutex
 	reading  bool // directly
 	watching bool // by the goroutine
-	wanted   bool // to be watched, when the reader is done
+	back     bool // the goroutine has been called back
+	stays    bool // and cannot be: it reads for everybody
 	changed  sync.Cond
 	buf      []byte // read, not yet asked for
 	err      error  // why no more comes
 	deadline time.Time
-	timer    *time.Timer
 }
 
 // readAhead bounds what is kept for a reader that does not come.
@@ -37,24 +37,17 @@ func NewConn(c net.Conn) *Conn {
 	return w
 }
 
-// Watch begins to read ahead. It costs a goroutine, and every answer the change to
-// another, so that it is for connections that are idle.
+// Watch begins to read ahead, until the next Read: whoever reads sees the end by
+// itself, and to pass every answer from one goroutine to another would cost more than
+// many a statement. While somebody reads it does nothing.
 func (c *Conn) Watch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.watching || c.err != nil {
+	if c.watching || c.reading || c.err != nil {
 		return
 	}
-	if c.reading {
-		c.wanted = true
-		return
-	}
-	c.watchLocked()
-}
-
-func (c *Conn) watchLocked() {
-	c.watching, c.wanted = true, false
-	_ = c.Conn.SetReadDeadline(time.Time{}) // deadlines are ours from here on
+	c.watching = true
+	_ = c.Conn.SetReadDeadline(time.Time{}) // deadlines are the readers'
 	go c.pump()
 }
 
@@ -63,24 +56,30 @@ func (c *Conn) watchLocked() {
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
 func (c *Conn) pump() {
-	chunk := make([]byte, 16<<10)
+	chunk := make([]byte, 4<<10)
 	for {
 		n, err := c.Conn.Read(chunk)
 		c.mu.Lock()
-		for len(c.buf) > readAhead && c.err == nil {
+		for len(c.buf) > readAhead && c.err == nil && !c.back {
 			c.changed.Wait()
 		}
 		c.buf = append(c.buf, chunk[:n]...)
-		if err != nil && c.err == nil {
+		if err != nil && c.err == nil && !(c.back && errors.Is(err, os.ErrDeadlineExceeded)) {
 			c.err = err
 		}
 		ended := c.err != nil
-		c.changed.Broadcast()
-		c.mu.Unlock()
-		if ended {
-			c.end()
+		if ended || c.back {
+			c.watching, c.back = false, false
+			_ = c.Conn.SetReadDeadline(c.deadline)
+			c.changed.Broadcast()
+			c.mu.Unlock()
+			if ended {
+				c.end()
+			}
 			return
 		}
+		c.changed.Broadcast()
+		c.mu.Unlock()
 	}
 }
 
@@ -88,41 +87,40 @@ func (c *Conn) end() { c.once.Do(func() { close(c.gone) }) }
 
 func (c *Conn) Read(p []byte) (int, error) {
 	c.mu.Lock()
-	if !c.watching && c.err == nil {
-		c.reading = true
-		c.mu.Unlock()
-		n, err := c.Conn.Read(p)
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.reading = false
-		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			if c.err == nil {
-				c.err = err
-			}
-			c.end()
-		}
-		if c.wanted && c.err == nil {
-			c.watchLocked()
-		}
-		return n, err
-	}
-	defer c.mu.Unlock()
-	for {
-		switch {
-		case len(c.buf) > 0:
-			n := copy(p, c.buf)
-			if c.buf = c.buf[n:]; len(c.buf) == 0 {
-				c.buf = c.buf[:0:cap(c.buf)]
-			}
-			c.changed.Broadcast()
-			return n, nil
-		case c.err != nil:
-			return 0, c.err
-		case !c.deadline.IsZero() && !time.Now().Before(c.deadline):
-			return 0, os.ErrDeadlineExceeded
+	for c.watching && len(c.buf) == 0 && c.err == nil {
+		if !c.back && !c.stays {
+			// It ends the goroutine's Read, but for connections that know no deadlines.
+			c.stays = c.Conn.SetReadDeadline(time.Unix(1, 0)) != nil
+			c.back = !c.stays
 		}
 		c.changed.Wait()
 	}
+	if len(c.buf) > 0 {
+		defer c.mu.Unlock()
+		n := copy(p, c.buf)
+		if c.buf = c.buf[n:]; len(c.buf) == 0 {
+			c.buf = nil
+		}
+		c.changed.Broadcast()
+		return n, nil
+	}
+	if c.err != nil {
+		defer c.mu.Unlock()
+		return 0, c.err
+	}
+	c.reading = true
+	c.mu.Unlock()
+	n, err := c.Conn.Read(p)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reading = false
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		if c.err == nil {
+			c.err = err
+		}
+		c.end()
+	}
+	return n, err
 }
 
 // Close ends the connection.
@@ -134,9 +132,6 @@ func (c *Conn) Close() error {
 	if c.err == nil {
 		c.err = net.ErrClosed
 	}
-	if c.timer != nil {
-		c.timer.Stop()
-	}
 	c.changed.Broadcast()
 	return err
 }
@@ -146,21 +141,10 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.deadline = t
-	if !c.watching {
-		return c.Conn.SetReadDeadline(t)
+	if c.watching { // what the goroutine leaves behind
+		return nil
 	}
-	if c.timer != nil {
-		c.timer.Stop()
-		c.timer = nil
-	}
-	if !t.IsZero() {
-		c.timer = time.AfterFunc(time.Until(t), func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.changed.Broadcast()
-		})
-	}
-	return nil
+	return c.Conn.SetReadDeadline(t)
 }
 
 // SetDeadline bounds Read and Write.

@@ -71,7 +71,7 @@ type Link interface {
 	// can be seen: while a statement runs, and once it is watched. It is nil where
 	// the end cannot be seen without asking.
 	Gone() <-chan struct{}
-	// Watch has the end seen from now on, also while no statement runs.
+	// Watch has the end seen until the next statement, also while none runs.
 	Watch()
 	// Close ends the connection without ceremony. It may be called at any time,
 	// more than once.
@@ -229,14 +229,15 @@ func text(v driver.Value) sql.NullString {
 // EndWith ends a connection with ctx, until stop is called. Once stop has returned
 // nothing of it is on its way any more, and the connection may be another's.
 func EndWith(ctx context.Context, end func()) (stop func()) {
-	done := make(chan struct{})
+	var ending sync.WaitGroup
+	ending.Add(1)
 	cancel := context.AfterFunc(ctx, func() {
-		defer close(done)
+		defer ending.Done()
 		end()
 	})
 	return func() {
 		if !cancel() {
-			<-done
+			ending.Wait()
 		}
 	}
 }

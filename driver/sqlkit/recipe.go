@@ -49,6 +49,13 @@ type Recipe interface {
 	Evict(ctx context.Context, side Link, seen Sight) error
 }
 
+// Rester is a [Recipe] whose sessions say at the server that they may hold something
+// which is not written down, and go on saying so between locks that follow each other
+// closely. Rest ends that on a session that has been idle for a moment.
+type Rester interface {
+	Rest(ctx context.Context, s *Session) error
+}
+
 // ErrBusy is a Recipe's answered no.
 var ErrBusy = &driver.BusyError{}
 
@@ -65,6 +72,9 @@ type Session struct {
 	ID Identity
 	// TTL is what the server's session timeout is set to: the recipe's to keep.
 	TTL time.Duration
+	// Untold: the session says at the server that it may hold something which is not
+	// written down. The recipe's to keep; see [Rester].
+	Untold bool
 
 	resting time.Time // since when it is idle
 	lease   *lease    // the request it has
@@ -88,6 +98,9 @@ type Ask struct {
 	// Token and Slot are the grant's, once there is one.
 	Token uint64
 	Slot  int
+	// Lockname is what the recipe calls the lock at the server, once it has made that
+	// up: the recipe's to keep.
+	Lockname string
 }
 
 // Got is a recipe's yes.

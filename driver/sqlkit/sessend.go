@@ -14,8 +14,6 @@ func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
 		return err
 	}
 	defer e.tasks.Done()
-	ctx, end := e.bound(ctx)
-	defer end()
 	e.mu.Lock()
 	l := e.leases[r.ID]
 	e.mu.Unlock()
@@ -35,6 +33,8 @@ func (e *Sessions) closedOrNil(err error) error {
 // finish closes a session and asks the server until it is gone. The grant on it is
 // over in any case.
 func (e *Sessions) finish(ctx context.Context, l *lease) error {
+	ctx, end := e.bound(ctx)
+	defer end()
 	e.mu.Lock()
 	l.granted, l.over, l.given = false, true, true
 	e.mu.Unlock()
@@ -74,8 +74,6 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		return err
 	}
 	defer e.tasks.Done()
-	ctx, end := e.bound(ctx)
-	defer end()
 	e.mu.Lock()
 	l := e.leases[g.ID]
 	if l == nil || l.ask.Token != g.Token {
@@ -232,6 +230,7 @@ func (e *Sessions) pingLocked(l *lease) *ping {
 			l.unlock()
 			e.lose(l, driver.Gone, nil)
 		default:
+			l.s.Watch() // from here on nobody reads
 			l.unlock()
 		}
 	})

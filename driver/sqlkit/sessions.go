@@ -130,6 +130,8 @@ func (e *Sessions) take(ctx context.Context) (*Session, error) {
 		s.Close()
 	}
 	e.mu.Unlock()
+	ctx, end := e.bound(ctx)
+	defer end()
 	l, err := e.dial(ctx)
 	if err != nil {
 		return nil, err
@@ -245,6 +247,8 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			switch {
 			case rested > most:
 				e.retireLocked(s)
+			case rested > tellAfter && s.Untold:
+				e.restLocked(s)
 			case rested > tellAfter:
 				s.Watch()
 			default:
@@ -255,9 +259,10 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			young = true
 		case l.granted && !l.pinged:
 			l.pinged = true
-			s.Watch()
-			if !l.ask.Told {
-				e.pingLocked(l)
+			if l.ask.Told {
+				s.Watch()
+			} else {
+				e.pingLocked(l) // which has it watched
 			}
 		case l.wait != nil && !l.asked:
 			l.asked = true
@@ -270,6 +275,33 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 		e.ticker.Reset(10 * tick)
 	}
 	return true
+}
+
+// restLocked has an idle session say that it holds nothing. Nobody can take it
+// meanwhile.
+func (e *Sessions) restLocked(s *Session) {
+	r, ok := e.recipe.(Rester)
+	i := slices.Index(e.idle, s)
+	if !ok || i < 0 {
+		return
+	}
+	e.idle = slices.Delete(e.idle, i, i+1)
+	since := s.resting
+	s.resting = time.Time{}
+	e.tasks.Go(func() {
+		ctx, cancel := context.WithTimeout(e.ctx, cancelWithin)
+		defer cancel()
+		err := r.Rest(ctx, s)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if err != nil || e.closed || len(e.idle) >= e.keep || ended(s.Link) {
+			delete(e.all, s)
+			s.Close()
+			return
+		}
+		s.resting = since
+		e.idle = slices.Insert(e.idle, 0, s)
+	})
 }
 
 // drop closes a session.
@@ -349,7 +381,7 @@ func (e *Sessions) Close(context.Context) error {
 	var held []*Session
 	for s := range e.all {
 		l := s.lease
-		if l != nil && !l.granted && !l.over {
+		if l != nil && l.wait != nil && !l.over {
 			continue // its call ends it, now that the store's context ends
 		}
 		if l != nil {

@@ -1,9 +1,10 @@
 package sqlkit
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,10 +25,13 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		return driver.Grant{}, err
 	}
 	defer e.tasks.Done()
-	ctx, end := e.bound(ctx)
-	defer end()
+	if r.Wait { // the end of the store ends a session that does not wait
+		var end func()
+		ctx, end = e.bound(ctx)
+		defer end()
+	}
 	for tries := 1; ; tries++ {
-		if err := ctx.Err(); err != nil {
+		if err := cmp.Or(ctx.Err(), e.ctx.Err()); err != nil {
 			return driver.Grant{}, e.closedOr(&driver.Error{Code: driver.Withdrawn, Err: err})
 		}
 		g, err := e.acquire(ctx, r, ttl)
@@ -76,7 +80,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	}
 	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
 	l.busy <- struct{}{}
-	l.ask = Ask{Request: r, Key: append(bytes.Clone(e.prefix), r.Name...), TTL: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
+	l.ask = Ask{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
 	l.ask.Label = Label{Key: l.ask.Key, Owner: l.ask.Owner, Limit: r.Limit, TTL: ttl}
 	w := &wait{e: e, l: l, ctx: ctx}
 	l.since = time.Now()
@@ -112,6 +116,10 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	case err == error(ErrBusy):
 		e.forget(l)
 		busy := &driver.BusyError{}
+		if r.First {
+			e.put(s)
+			return driver.Grant{}, busy
+		}
 		if sights, _, err := e.recipe.Survey(ctx, s, l.ask.Key, false); err == nil {
 			busy.Holders = e.state(r.Name, sights).Holders
 			e.put(s)

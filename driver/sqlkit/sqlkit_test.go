@@ -89,6 +89,10 @@ func pipe(t *testing.T) (*Conn, net.Conn) {
 	return NewConn(c), s
 }
 
+type noDeadlines struct{ net.Conn }
+
+func (noDeadlines) SetReadDeadline(time.Time) error { return errors.New("deadlines are not supported") }
+
 // TestConn: the end is seen by who watches, what came before it is not lost, and
 // deadlines bound the reader and not the watching.
 func TestConn(t *testing.T) {
@@ -124,6 +128,13 @@ func TestConn(t *testing.T) {
 		t.Errorf("past the deadline, watched: %v", err)
 	}
 	_ = c.SetReadDeadline(time.Time{})
+	for range 100 { // a reader takes over at any moment, and loses nothing
+		c.Watch()
+		write("three")
+		read("three")
+	}
+	c.Watch()
+	_ = c.SetReadDeadline(time.Now().Add(-time.Second)) // a reader's
 	select {
 	case <-c.Gone():
 		t.Fatal("gone while it is there")
@@ -132,9 +143,25 @@ func TestConn(t *testing.T) {
 	write("last words")
 	other.Close()
 	<-c.Gone() // although nobody reads
+	_ = c.SetReadDeadline(time.Time{})
 	read("last words")
 	if _, err := c.Read(buf); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
+	}
+
+	// A connection that knows no deadlines, such as one through SSH.
+	c4, other4 := pipe(t)
+	defer other4.Close()
+	defer c4.Close()
+	c4.Conn = noDeadlines{c4.Conn}
+	for _, s := range []string{"one", "two"} {
+		c4.Watch()
+		if _, err := io.WriteString(other4, s); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.ReadAtLeast(c4, buf, len(s)); err != nil || string(buf[:n]) != s {
+			t.Fatalf("without deadlines: read %q, %v; want %q", buf[:n], err, s)
+		}
 	}
 
 	// A reader that waits, unwatched, sees the end too; Watch may come meanwhile.

@@ -3,6 +3,7 @@ package sql
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"testing"
 
 	_ "github.com/go-sql-driver/mysql"
@@ -123,13 +124,22 @@ func handNamed(address string) (*locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	var n int
+	ask := func(query string) error {
+		var yes sql.NullBool
+		if err := c.QueryRowContext(ctx, query, "bench by hand").Scan(&yes); err != nil {
+			return err
+		}
+		if !yes.Bool {
+			return errors.New("answered no: " + query)
+		}
+		return nil
+	}
 	return &locker{
 		pair: func() error {
-			if err := c.QueryRowContext(ctx, "SELECT GET_LOCK(?, 60)", "bench by hand").Scan(&n); err != nil {
+			if err := ask("SELECT GET_LOCK(?, 60)"); err != nil {
 				return err
 			}
-			return c.QueryRowContext(ctx, "SELECT RELEASE_LOCK(?)", "bench by hand").Scan(&n)
+			return ask("SELECT RELEASE_LOCK(?)")
 		},
 		close: func() { c.Close(); db.Close() },
 	}, nil
@@ -169,7 +179,13 @@ func handAdvisory(address string) (*locker, error) {
 				return err
 			}
 			var ok bool
-			return c.QueryRow(ctx, "SELECT pg_advisory_unlock($1)", 4711).Scan(&ok)
+			if err := c.QueryRow(ctx, "SELECT pg_advisory_unlock($1)", 4711).Scan(&ok); err != nil {
+				return err
+			}
+			if !ok {
+				return errors.New("it was not held")
+			}
+			return nil
 		},
 		close: func() { c.Close(ctx) },
 	}, nil

@@ -1,0 +1,49 @@
+package servers
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+)
+
+// awaitStopped waits, for a moment at most, until every thread of a process group that
+// was sent SIGSTOP has stopped. One that runs just then goes on for a little, and may
+// answer a request that its client sent after the signal.
+func awaitStopped(group int) {
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if stopped(group) {
+			return
+		}
+	}
+}
+
+func stopped(group int) bool {
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range processes {
+		if _, in := stateOf(p, group); !in {
+			continue
+		}
+		threads, _ := filepath.Glob(p + "/task/*")
+		for _, t := range threads {
+			if state, in := stateOf(t, group); in && state != 'T' && state != 'Z' && state != 'X' {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// stateOf reads the state of a thread, and whether it is in the group.
+func stateOf(dir string, group int) (state byte, in bool) {
+	text, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return 0, false // it has ended
+	}
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // a name may hold anything
+	if len(fields) < 3 || string(fields[2]) != strconv.Itoa(group) {
+		return 0, false
+	}
+	return fields[0][0], true
+}

@@ -1,0 +1,6 @@
+//go:build !linux
+
+package servers
+
+// awaitStopped cannot be told here.
+func awaitStopped(int) {}
