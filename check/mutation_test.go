@@ -110,6 +110,13 @@ var mutations = []mutation{
 	}, []check.Rule{check.RuleExclusion}, nil, 0},
 }
 
+// shown tells whether a rule is one that may convict. Overlaps of microseconds the
+// model alone may see: its rules are exclusion and rising tokens in one.
+func (m *mutation) shown(r check.Rule) bool {
+	return slices.Contains(m.rules, r) || r == check.RuleModel &&
+		(slices.Contains(m.rules, check.RuleExclusion) || slices.Contains(m.rules, check.RuleTokens))
+}
+
 // TestMutationsAreConvicted plants each mistake in a copy of the library's
 // source, builds the check on it, and lets it run until it convicts.
 func TestMutationsAreConvicted(t *testing.T) {
@@ -126,7 +133,7 @@ func TestMutationsAreConvicted(t *testing.T) {
 			began := time.Now()
 			for seed := uint64(1); ; seed++ {
 				r := m.torture(ctx, t, bin, seed)
-				i := slices.IndexFunc(r.Violations, func(v check.Violation) bool { return slices.Contains(m.rules, v.Rule) })
+				i := slices.IndexFunc(r.Violations, func(v check.Violation) bool { return m.shown(v.Rule) })
 				if i < 0 && !r.OK() {
 					t.Fatalf("convicted, but not of %v:%s", m.rules, explain(r))
 				}
