@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -32,9 +33,30 @@ const readAhead = 1 << 20
 
 // NewConn wraps a connection.
 func NewConn(c net.Conn) *Conn {
-	w := &Conn{Conn: c, gone: make(chan struct{})}
+	w := &Conn{Conn: c, gone: make(chan struct{}), stays: !patient(c)}
 	w.changed.L = &w.mu
 	return w
+}
+
+// patient tells whether a connection is known to live on after a deadline has ended a
+// Read. Others may not (websockets do not): of those the goroutine that watches is not
+// called back.
+func patient(c net.Conn) bool {
+	switch c.(type) {
+	case *net.TCPConn, *net.UnixConn:
+		return true
+	}
+	return false
+}
+
+// late tells a deadline that has passed from an end of the connection, which a
+// time-out of the network's own is.
+func late(err error) bool {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return true
+	}
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout() && !errors.Is(err, syscall.ETIMEDOUT)
 }
 
 // Watch begins to read ahead, until the next Read: whoever reads sees the end by
@@ -64,7 +86,7 @@ func (c *Conn) pump() {
 			c.changed.Wait()
 		}
 		c.buf = append(c.buf, chunk[:n]...)
-		if err != nil && c.err == nil && !(c.back && errors.Is(err, os.ErrDeadlineExceeded)) {
+		if err != nil && c.err == nil && !(c.back && late(err)) {
 			c.err = err
 		}
 		ended := c.err != nil
@@ -114,7 +136,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reading = false
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+	if err != nil && !late(err) {
 		if c.err == nil {
 			c.err = err
 		}

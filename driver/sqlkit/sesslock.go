@@ -145,8 +145,10 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	e.mu.Lock()
 	if e.closed {
+		// Close leaves a session that waits to its call, which is this one.
 		e.mu.Unlock()
-		return driver.Grant{}, driver.Errorf(driver.Unknown, "the store was closed meanwhile")
+		e.drop(l.s)
+		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
 	}
 	l.granted, l.wait, l.since = true, nil, time.Now()
 	e.mu.Unlock()

@@ -93,6 +93,43 @@ type noDeadlines struct{ net.Conn }
 
 func (noDeadlines) SetReadDeadline(time.Time) error { return errors.New("deadlines are not supported") }
 
+// fragile ends when a deadline has passed, as a websocket does, and says so in words
+// of its own.
+type fragile struct{ net.Conn }
+
+func (f fragile) Read(p []byte) (int, error) {
+	n, err := f.Conn.Read(p)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		_ = f.Conn.Close()
+		err = errors.New("websocket: too late")
+	}
+	return n, err
+}
+
+// TestFragileConn: watching does not end a connection that lives through no deadline.
+func TestFragileConn(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	plain, other := pipe(t)
+	defer other.Close()
+	c := NewConn(fragile{plain.Conn})
+	defer c.Close()
+	buf := make([]byte, 16)
+	for _, s := range []string{"one", "two", "three"} {
+		c.Watch()
+		if _, err := io.WriteString(other, s); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := io.ReadAtLeast(c, buf, len(s)); err != nil || string(buf[:n]) != s {
+			t.Fatalf("read %q, %v; want %q", buf[:n], err, s)
+		}
+	}
+	select {
+	case <-c.Gone():
+		t.Error("it has ended")
+	default:
+	}
+}
+
 // TestConn: the end is seen by who watches, what came before it is not lost, and
 // deadlines bound the reader and not the watching.
 func TestConn(t *testing.T) {
