@@ -47,6 +47,10 @@ const aloneAfter = 4
 
 func newAlone(o rueidis.ClientOption) *alone {
 	a := &alone{option: o, needed: aloneAfter}
+	// Whether the connection stands is seen before each use. The client's own question
+	// after an idle time would hold it up where the server does not answer.
+	a.option.Dialer.KeepAlive = -1
+	a.option.Dialer.KeepAliveConfig = net.KeepAliveConfig{Enable: true, Idle: askIdle, Interval: askIdle}
 	dial := o.DialCtxFn
 	a.option.DialCtxFn = func(ctx context.Context, address string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
 		conn, err := dial(ctx, address, d, t)
@@ -113,7 +117,7 @@ func (a *alone) make() {
 				ctx, cancel := context.WithTimeout(context.Background(), dialBound)
 				err = client.Do(ctx, client.B().Ping().Build()).Error()
 				cancel()
-				if err == nil {
+				if err == nil || a.isClosed() {
 					break
 				}
 			}
@@ -131,6 +135,12 @@ func (a *alone) make() {
 			a.state, a.asked, a.needed = aloneOff, 0, min(8*a.needed, 1<<20)
 		}
 	})
+}
+
+func (a *alone) isClosed() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.state == aloneClosed
 }
 
 // eval runs a script, unless somebody else is at it or there is no connection.

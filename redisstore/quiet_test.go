@@ -16,6 +16,7 @@ func TestQuiet(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
+	var conn net.Conn // of the last pair
 	pair := func() (socket, net.Conn) {
 		c, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
@@ -26,6 +27,7 @@ func TestQuiet(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _, _ = c.Close(), peer.Close() })
+		conn = c
 		s := socketOf(c)
 		if !s.quiet() {
 			t.Fatal("a new connection is not quiet")
@@ -48,6 +50,32 @@ func TestQuiet(t *testing.T) {
 	s, peer = pair()
 	_ = peer.Close()
 	loud(s, "the end of a connection")
+	// A deadline that has passed is no end, and who reads keeps nobody waiting.
+	s, _ = pair()
+	if err := conn.SetDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if !s.quiet() {
+		t.Error("a connection whose deadline has passed is not quiet")
+	}
+	s, _ = pair()
+	go func() { _, _ = conn.Read(make([]byte, 1)) }()
+	asked := make(chan bool)
+	go func() {
+		for range 1000 { // until it surely reads
+			time.Sleep(10 * time.Microsecond)
+			s.quiet()
+		}
+		asked <- s.quiet()
+	}()
+	select {
+	case is := <-asked:
+		if !is {
+			t.Error("a connection from which somebody reads is not quiet")
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("asking waits for who reads")
+	}
 	if (socket{}).quiet() {
 		t.Error("what cannot be looked at is quiet")
 	}

@@ -32,11 +32,12 @@ func (s socket) quiet() bool {
 		return false
 	}
 	still := false
-	err := s.raw.Read(func(fd uintptr) bool {
+	// Control, unlike Read, waits for nobody who reads, and minds no deadline that the
+	// last request has left behind.
+	err := s.raw.Control(func(fd uintptr) {
 		var b [1]byte
 		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 		still = err == syscall.EAGAIN || err == syscall.EWOULDBLOCK
-		return true
 	})
 	return err == nil && still
 }

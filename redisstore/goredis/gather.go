@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -22,16 +23,24 @@ type gather struct {
 
 	mu      sync.Mutex
 	waiting []*gathered
-	senders int
+	senders map[*sender]struct{}
+	relief  *time.Timer // runs while something waits for senders that are all busy
 	closed  bool
 	all     sync.WaitGroup
 }
+
+// sender is a goroutine that has a pipeline on its way, since a time.
+type sender struct{ since time.Time }
 
 const (
 	// pipelines is how many may be on their way, and most how many requests are in
 	// one.
 	pipelines = 2
 	most      = 128
+	// A pipeline that has been on its way for stuckAfter, on a connection that has died
+	// unnoticed perhaps, does not keep others from being sent; mostSenders bounds them.
+	stuckAfter  = 250 * time.Millisecond
+	mostSenders = 16
 )
 
 // gathered is one request.
@@ -62,10 +71,7 @@ func (g *gather) do(ctx context.Context, cmd once) error {
 		return &redisstore.NotSentError{Err: errClosed}
 	}
 	g.waiting = append(g.waiting, r)
-	if g.senders < pipelines {
-		g.senders++
-		g.all.Go(g.send)
-	}
+	g.hire()
 	g.mu.Unlock()
 	select {
 	case <-r.done:
@@ -78,18 +84,50 @@ func (g *gather) do(ctx context.Context, cmd once) error {
 	}
 }
 
+// hire starts a sender if there are too few that are not stuck, or looks again later;
+// mu is held.
+func (g *gather) hire() {
+	busy := 0
+	for s := range g.senders {
+		if time.Since(s.since) < stuckAfter {
+			busy++
+		}
+	}
+	switch {
+	case busy < pipelines && len(g.senders) < mostSenders:
+		s := &sender{time.Now()}
+		if g.senders == nil {
+			g.senders = map[*sender]struct{}{}
+		}
+		g.senders[s] = struct{}{}
+		g.all.Go(func() { g.send(s) })
+	case g.relief == nil:
+		g.relief = time.AfterFunc(stuckAfter, g.relieve)
+	}
+}
+
+func (g *gather) relieve() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.relief = nil
+	if len(g.waiting) > 0 && !g.closed {
+		g.hire()
+	}
+}
+
 // send sends until nothing waits.
-func (g *gather) send() {
+func (g *gather) send(s *sender) {
 	// The requests have callers of their own, who need not wait for this.
 	ctx := context.Background()
 	for {
 		g.mu.Lock()
 		n := min(len(g.waiting), most)
 		if n == 0 {
-			g.senders--
+			delete(g.senders, s)
 			g.mu.Unlock()
 			return
 		}
+		s.since = time.Now()
 		batch := g.waiting[:n:n]
 		if g.waiting = g.waiting[n:]; len(g.waiting) == 0 {
 			g.waiting = nil
@@ -110,7 +148,14 @@ func (g *gather) send() {
 			for _, r := range sent {
 				_ = pipe.Process(ctx, r.cmd) // it is queued
 			}
-			_, _ = pipe.Exec(ctx) // each command has its error
+			// Each command has its error, but for that of the connection's greeting.
+			if _, err := pipe.Exec(ctx); err != nil {
+				for _, r := range sent {
+					if r.cmd.Err() == nil && r.cmd.Val() == nil {
+						r.cmd.SetErr(err)
+					}
+				}
+			}
 		}
 		for _, r := range sent {
 			close(r.done)
@@ -122,6 +167,9 @@ func (g *gather) send() {
 func (g *gather) close() {
 	g.mu.Lock()
 	g.closed = true
+	if g.relief != nil {
+		g.relief.Stop()
+	}
 	g.mu.Unlock()
 	g.all.Wait()
 }

@@ -1,0 +1,80 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/driver"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+)
+
+// swallowing loses what is written to it from some time on.
+type swallowing struct {
+	net.Conn
+	lost *atomic.Bool
+}
+
+func (s swallowing) Write(p []byte) (int, error) {
+	if s.lost.Load() {
+		return len(p), nil
+	}
+	return s.Conn.Write(p)
+}
+
+// TestStuckConnections: requests over connections that have died unnoticed keep no
+// others from being sent.
+func TestStuckConnections(t *testing.T) {
+	r := common(t)
+	var old atomic.Pointer[atomic.Bool]
+	old.Store(new(atomic.Bool))
+	client := goredis.NewClient(&goredis.Options{
+		Addr: r.Address(), ReadTimeout: time.Minute, MinIdleConns: 4, PoolFIFO: true, DisableIdentity: true,
+		Dialer: func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+			return swallowing{c, old.Load()}, err
+		},
+	})
+	defer client.Close()
+	s, err := adapter.New(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	g := must(t, s, request(t.Name(), driver.Exclusive, long)) // it is connected
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(patience); client.PoolStats().IdleConns < 4; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the client keeps no connections")
+		}
+	}
+	lost := old.Load()
+	old.Store(new(atomic.Bool))
+	lost.Store(true)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second) // less than the client's own time
+	defer cancel()
+	granted := make(chan struct{}, 100)
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for i := 0; ; i++ {
+		go func() {
+			if _, err := s.Acquire(ctx, request(fmt.Sprintf("%s-%d", t.Name(), i), driver.Exclusive, long)); err == nil {
+				granted <- struct{}{}
+			}
+		}()
+		select {
+		case <-granted:
+			return
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatal("nothing is sent any more")
+		}
+	}
+}
