@@ -264,7 +264,7 @@ func trustedUntil(now func() int64, remaining func() time.Duration) (until int64
 		if left == driver.Forever {
 			return 0, true
 		}
-		until, live = max(until, began+int64(left)), left > 0
+		until, live = max(until, began+int64(left)), live || left > 0
 		if now()-began < int64(50*time.Microsecond) {
 			break
 		}

@@ -101,7 +101,7 @@ func (r named) checkExact(name string) error {
 // and no sql_mode reads otherwise is written as it is, which the server reads faster.
 func asText(s string) string {
 	for _, c := range []byte(s) {
-		if !(c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == ':' || c == '.' || c == '_' || c == '-' || c == '/' || c == '~') {
+		if !(c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == ':' || c == '.' || c == '_' || c == '-' || c == '/') {
 			return "CONVERT(" + lit([]byte(s)) + " USING utf8mb4)"
 		}
 	}
