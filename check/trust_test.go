@@ -1,8 +1,14 @@
+//go:build linux || darwin
+
 package check
 
 import (
+	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/memstore"
 )
 
 // TestTrustedUntil: a pause between the two readings does not bring the end of trust
@@ -27,5 +33,43 @@ func TestTrustedUntil(t *testing.T) {
 	}
 	if until, live := trustedUntil(func() int64 { return clock }, remaining); until > end || !live {
 		t.Errorf("trusted until %s, %t; the end is %s", time.Duration(until), live, time.Duration(end))
+	}
+}
+
+// TestAliveTellsTrust: a look that finds the context alive writes down until when: the
+// event of a renewal may come only after the lock is gone.
+func TestAliveTellsTrust(t *testing.T) {
+	store := memstore.New()
+	defer store.Close(t.Context())
+	l, err := holdfast.New(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(t.Context())
+	k, err := l.Lock(t.Context(), "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "log")
+	log, err := NewLog(path, "w")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &worker{log: log}
+	if !w.alive(k, k.Grants()[0], 1) {
+		t.Fatal("a lock that is held has no context")
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	events, err := ReadFiles(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(events) != 2 || events[0].K != KindRenewed || events[1].K != KindAlive || events[0].T != events[1].T || events[0].Until <= events[1].T {
+		t.Errorf("%+v", events)
+	}
+	if err := k.Unlock(); err != nil {
+		t.Fatal(err)
 	}
 }

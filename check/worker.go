@@ -437,11 +437,15 @@ func (w *worker) workInside(k *holdfast.Lock, g holdfast.Grant, op int, s Step, 
 }
 
 // alive asks the context, and writes its yes down with the moment before the
-// question.
+// question, and with the trust of that moment: a renewal that has just come, after a
+// stall perhaps, is told of by its event only later.
 func (w *worker) alive(k *holdfast.Lock, g holdfast.Grant, op int) bool {
 	now := Now()
 	if k.Context().Err() != nil {
 		return false
+	}
+	if until, live := trust(k); live {
+		w.log.Add(Event{T: now, K: KindRenewed, Name: g.Name, Op: op, Token: g.Token, Until: until})
 	}
 	w.log.Add(Event{T: now, K: KindAlive, Name: g.Name, Op: op, Token: g.Token})
 	return true
