@@ -56,3 +56,62 @@ func TestGrantWhileClosing(t *testing.T) {
 	c.e.cancel()
 	c.e.tasks.Wait()
 }
+
+// telling is a recipe whose Ping writes down who holds when it is let.
+type telling struct {
+	closing
+	begun, let chan struct{}
+}
+
+func (*telling) Lock(context.Context, *Session, *Ask) (Got, error) {
+	return Got{Token: 1, Slot: driver.NoSlot}, nil
+}
+
+func (r *telling) Ping(_ context.Context, _ *Session, a *Ask) (bool, error) {
+	close(r.begun)
+	<-r.let
+	a.Told = true
+	return true, nil
+}
+
+func (*telling) Unlock(context.Context, *Session, *Ask) (bool, error) { return true, nil }
+
+// TestLookWhilePinged: a look at a young grant leaves alone what a renewal is writing
+// (the race detector tells), and comes back to it.
+func TestLookWhilePinged(t *testing.T) {
+	r := &telling{begun: make(chan struct{}), let: make(chan struct{})}
+	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, 2, "")
+	defer e.Close(t.Context())
+	g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, From: nobody{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.mu.Lock()
+	l := e.leases["1"]
+	l.since = time.Now().Add(time.Hour) // the engine's own looks find it young
+	p := e.pingLocked(l)
+	e.mu.Unlock()
+	<-r.begun
+	pinged := func() bool {
+		e.tendOnce(l.since.Add(2 * tellAfter))
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return l.pinged
+	}
+	looked := make(chan bool)
+	go func() {
+		is := pinged()
+		close(r.let)
+		looked <- is
+	}()
+	if <-looked {
+		t.Error("it was looked at while a renewal had the session")
+	}
+	<-p.done
+	if !pinged() {
+		t.Error("it is not looked at any more")
+	}
+	if err := e.Release(t.Context(), g, 0); err != nil {
+		t.Error(err)
+	}
+}

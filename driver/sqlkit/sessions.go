@@ -258,8 +258,16 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 		case now.Sub(l.since) < tellAfter:
 			young = true
 		case l.granted && !l.pinged:
+			select {
+			case l.busy <- struct{}{}:
+			default:
+				young = true // whoever is at it may be telling: at the next look
+				continue
+			}
+			told := l.ask.Told
+			l.unlock()
 			l.pinged = true
-			if l.ask.Told {
+			if told {
 				s.Watch()
 			} else {
 				e.pingLocked(l) // which has it watched
