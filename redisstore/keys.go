@@ -1,6 +1,10 @@
 package redisstore
 
-import "strings"
+import (
+	"hash/fnv"
+	"io"
+	"strings"
+)
 
 // A name's key is holdfast:{BUCKET}:NAMESPACE:NAME. The bucket, three hexadecimal
 // digits of a hash of namespace and name, is the hash tag: whatever braces a name
@@ -21,24 +25,14 @@ func newKeyspace(namespace string) keyspace { return keyspace{escaper.Replace(na
 const hexDigits = "0123456789abcdef"
 
 func (k keyspace) bucket(name string) uint16 {
-	n := fnv(fnvBasis, k.namespace)
-	n = fnv(n*fnvPrime, name) // between them, a zero byte
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, k.namespace)
+	_, _ = h.Write([]byte{0})
+	_, _ = io.WriteString(h, name)
+	n := h.Sum64()
 	n ^= n >> 32
 	n ^= n >> 16
 	return uint16(n % buckets)
-}
-
-// FNV-1a, of 64 bits.
-const (
-	fnvBasis = 14695981039346656037
-	fnvPrime = 1099511628211
-)
-
-func fnv(n uint64, s string) uint64 {
-	for i := range len(s) {
-		n = (n ^ uint64(s[i])) * fnvPrime
-	}
-	return n
 }
 
 // of is the keys of a name and of its bucket's counter, and the bucket.
