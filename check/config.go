@@ -30,6 +30,10 @@ type Config struct {
 	// 4, and Lanes how many goroutines each has, default 2, for Names names,
 	// default 3.
 	Workers, Lanes, Names int
+	// Long is how many of a hundred locks are held beyond their TTL, up to three
+	// times as long, so that they must be renewed. Default 1: those who hold for long
+	// keep everyone else from competing.
+	Long int
 	// TTL is what locks ask for. Default 600 ms, or the store's shortest if that is
 	// longer.
 	TTL time.Duration
@@ -85,6 +89,7 @@ func (c *Config) complete() error {
 	num(&c.Workers, 4)
 	num(&c.Lanes, 2)
 	num(&c.Names, 3)
+	num(&c.Long, 1)
 	if c.Seed == 0 {
 		c.Seed = 1
 	}
@@ -107,6 +112,8 @@ func (c *Config) complete() error {
 		return badConfig("Workers %d: from 1 to %d is allowed", c.Workers, maxWorkers)
 	case c.Lanes < 1 || c.Lanes > maxWorkers:
 		return badConfig("Lanes %d: from 1 to %d is allowed", c.Lanes, maxWorkers)
+	case c.Long < 1 || c.Long > 100:
+		return badConfig("Long %d: from 1 to 100 is allowed", c.Long)
 	case c.Names < 1 || c.Names > maxNames:
 		return badConfig("Names %d: from 1 to %d is allowed", c.Names, maxNames)
 	}

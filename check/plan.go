@@ -85,11 +85,11 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 				s.Names = append(s.Names, nameOf(other))
 			}
 			switch {
-			case hold < 1: // needs renewing several times
+			case hold < c.Long: // needs renewing several times
 				s.Hold = between(r, c.TTL, 3*c.TTL)
-			case hold < 4:
+			case hold < c.Long+3:
 				s.Hold = between(r, c.TTL/4, c.TTL)
-			case hold < 20:
+			case hold < c.Long+19:
 				s.Hold = between(r, 0, 20*time.Millisecond)
 			default:
 				s.Hold = between(r, 0, time.Millisecond)

@@ -114,7 +114,7 @@ func Run(ctx context.Context, name string, o Options) (*Result, error) {
 			faults = []string{}
 		}
 		report, err := check.Run(ctx, check.Config{
-			Target: m.target(), Seed: seed, Duration: o.Run, TTL: ttl, Workers: 8, Names: 2, Faults: faults, Dir: dir, Progress: o.Progress,
+			Target: m.target(), Seed: seed, Duration: o.Run, TTL: ttl, Workers: 8, Names: 2, Long: m.long, Faults: faults, Dir: dir, Progress: o.Progress,
 		})
 		if err != nil {
 			return nil, err

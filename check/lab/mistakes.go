@@ -17,6 +17,9 @@ type Mistake struct {
 	rules []check.Rule
 	// faults are what brings it to light; none where work alone does.
 	faults []string
+	// long is how many locks of a hundred are held beyond the TTL, where it takes such
+	// a holder to show it.
+	long int
 }
 
 var mistakes = []Mistake{
@@ -25,14 +28,14 @@ var mistakes = []Mistake{
 		Code:    `DEL lock`,
 		What:    "A holder whose lease has run out while it was slow releases the lock of whoever has it now, and a third gets in beside that one.",
 		Instead: "Every release compares the grant's own ID or token in the same atomic step.",
-		recipe:  recipe{deleteAnyones: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"break", "delay"},
+		recipe:  recipe{deleteAnyones: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"break", "delay"}, long: 20,
 	},
 	{
 		Name: "renew-anyones", Title: "a renewal that does not ask whose the lock is",
 		Code:    `every 10 s: EXPIRE lock 30`,
 		What:    "A holder that has lost the lock keeps another's alive, takes the answer for its own, and goes on working.",
 		Instead: "A renewal proves ownership and never revives a grant that has ended; one that has gone ends the holder's context.",
-		recipe:  recipe{renewAnyones: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"break"},
+		recipe:  recipe{renewAnyones: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"break"}, long: 20,
 	},
 	{
 		Name: "never-expires", Title: "a lock without an expiry",
@@ -53,7 +56,7 @@ var mistakes = []Mistake{
 		Code:    `SETNX lock (my time + 30 s); if the other's time is past by mine: GETSET`,
 		What:    "A machine whose clock is ahead takes a lock that its holder still trusts.",
 		Instead: "The store's own clock ends a lease, and a holder measures its trust by its monotonic clock, from before it asked.",
-		recipe:  recipe{clientClock: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"cut"},
+		recipe:  recipe{clientClock: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"cut"}, long: 20,
 	},
 	{
 		Name: "clock-token", Title: "a fencing token from the client's clock",
@@ -67,7 +70,7 @@ var mistakes = []Mistake{
 		Code:    `ok = SET lock me NX PX 30000; deadline = now + 30 s`,
 		What:    "The server counts from when the request came. After a slow answer the holder trusts a lock that another already has.",
 		Instead: "Trust runs from before the request was sent, less a margin.",
-		recipe:  recipe{trustReceipt: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultSlow},
+		recipe:  recipe{trustReceipt: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultSlow}, long: 20,
 	},
 	{
 		Name: "lost-is-no", Title: "no answer taken for a no",
@@ -81,7 +84,7 @@ var mistakes = []Mistake{
 		Code:    `SET lock me NX on a primary; its replica takes over without it`,
 		What:    "The new primary gives the lock away again while its holder trusts it.",
 		Instead: "A store's guarantees say what a failover can take; replicas can be waited for; the token covers the gap at the resource.",
-		recipe:  recipe{forgetsFailover: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultFailover},
+		recipe:  recipe{forgetsFailover: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultFailover}, long: 20,
 	},
 	{
 		Name: "counted-permits", Title: "a semaphore that is a number",

@@ -154,8 +154,8 @@ func (c *client) take(name string, v value) (value, bool) {
 
 // arrive is the way of an answer where the network is slow.
 func (c *client) arrive() {
-	if slow, _ := c.s.network(); slow > 0 && c.far {
-		time.Sleep(slow)
+	if c.far && c.s.bad() {
+		time.Sleep(slowBy)
 	}
 }
 
@@ -205,7 +205,7 @@ func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewa
 		if c.renewAnyones {
 			pick = anyones
 		}
-		if _, deaf := c.s.network(); deaf {
+		if c.s.bad() {
 			all[i].Err = driver.Errorf(driver.Unknown, "no answer")
 			continue
 		}

@@ -25,9 +25,9 @@ type server struct {
 	// before is what a replica has, replicaLag ago, where one is asked for.
 	before []snapshot
 	lagged bool
-	// slow holds up answers, and deaf loses renewals.
-	slow time.Duration
-	deaf bool
+	// spoilt is how many faults spoil the network now: answers are held up, and
+	// renewals lost.
+	spoilt int
 	// dies: the next client that gives a permit back dies before it has counted down.
 	dies atomic.Bool
 }
@@ -217,20 +217,22 @@ func (s *server) state(name string) driver.State {
 // the core gives the request up, which it does after a third of the TTL.
 const slowBy = ttl / 4
 
-// spoil makes the answers of far clients late and loses renewals until the context ends.
+// spoil makes the answers of far clients late and loses renewals until the context
+// ends, or that of another fault that does so.
 func (s *server) spoil(ctx context.Context) {
-	set := func(slow time.Duration) {
+	count := func(by int) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.slow, s.deaf = slow, slow > 0
+		s.spoilt += by
 	}
-	set(slowBy)
-	defer set(0)
+	count(1)
+	defer count(-1)
 	<-ctx.Done()
 }
 
-func (s *server) network() (slow time.Duration, deaf bool) {
+// bad tells whether the network is spoilt.
+func (s *server) bad() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.slow, s.deaf
+	return s.spoilt > 0
 }
