@@ -33,81 +33,83 @@ type mutation struct {
 	faults []string
 	// ttl is how long leases last; shorter ones bring more faults into a round.
 	ttl time.Duration
+	// long is how many locks of a hundred are held beyond it, where that shows more.
+	long int
 }
 
 var mutations = []mutation{
 	{"core: trust from the receipt", "memory", []edit{
 		{"hold.go", "\th.grant = g\n", "\th.grant = g\n\th.grant.SentAt = driver.Now()\n"},
 		{"renew.go", "h.grant.SentAt, h.grant.TTL = a.SentAt, a.TTL", "h.grant.SentAt, h.grant.TTL = driver.Now(), a.TTL"},
-	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, []string{"delay"}, 0},
+	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, []string{"delay", "cut"}, 0, 20},
 	{"core: the context never ends", "memory", []edit{
 		{"hold.go", "\treturn 0, Expired\n", "\treturn 0, \"\"\n"},
-	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, []string{"cut", "stop"}, 240 * time.Millisecond},
+	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, []string{"cut", "stop"}, 240 * time.Millisecond, 0},
 	{"core: undo nothing", "memory", []edit{
 		{"activity.go", "err := l.store.Undo(ctx, h.req)", "err := error(nil)"},
-	}, []check.Rule{check.RuleLeftovers}, nil, 0},
+	}, []check.Rule{check.RuleLeftovers}, nil, 0, 0},
 	{"core: Close forgets what is held", "memory", []edit{
 		{"hold.go", "\th.l.forget(h)\n\th.releaseLater(g, 0)\n}", "\th.l.forget(h)\n\t_ = g\n}"},
-	}, []check.Rule{check.RuleLeftovers}, []string{"close"}, 0},
+	}, []check.Rule{check.RuleLeftovers}, []string{"close"}, 0, 0},
 	{"core: Unlock does not tell the store", "memory", []edit{
 		{"release.go", "err := h.l.store.Release(h.l.bound(&b, h.ctx, true, timeout), g, keep)", "_, err := keep, h.l.bound(&b, h.ctx, true, timeout).Err()"},
-	}, []check.Rule{check.RuleWaiting, check.RuleLeftovers}, nil, 0},
+	}, []check.Rule{check.RuleWaiting, check.RuleLeftovers}, nil, 0, 0},
 	{"core: a goroutine stays behind", "memory", []edit{
 		{"locker.go", "\tl.sched.l = l\n", "\tl.sched.l = l\n\tgo func() { <-make(chan int) }()\n"},
-	}, []check.Rule{check.RuleLeftovers}, nil, 0},
+	}, []check.Rule{check.RuleLeftovers}, nil, 0, 0},
 	{"core: trust beyond the lease", "memory", []edit{
 		{"renew.go", "\t\th.setTrust()\n", "\t\th.setTrust()\n\t\th.trust *= 2\n"},
-	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, nil, 0},
+	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, nil, 0, 0},
 
 	{"memory: release by name, whoever asks", "memory", []edit{
 		{"memstore/space.go", "if e.id == g.ID && e.token == g.Token {", "if e != nil {"},
-	}, []check.Rule{check.RuleExclusion, check.RuleLeftovers}, nil, 0},
+	}, []check.Rule{check.RuleExclusion, check.RuleLeftovers}, nil, 0, 0},
 	{"memory: a lease runs out early", "memory", []edit{
 		{"memstore/space.go", "e.expires = e.sent.Time().Add(e.ttl)", "e.expires = e.sent.Time().Add(e.ttl / 3)"},
-	}, []check.Rule{check.RuleExclusion}, nil, 0},
+	}, []check.Rule{check.RuleExclusion}, nil, 0, 0},
 	{"memory: expiry ignored", "memory", []edit{
 		{"memstore/space.go", "e.expires = e.sent.Time().Add(e.ttl)", "e.expires = e.sent.Time().Add(e.ttl + time.Hour)"},
-	}, []check.Rule{check.RuleWaiting, check.RuleLeftovers}, []string{"vanish"}, 0},
+	}, []check.Rule{check.RuleWaiting, check.RuleLeftovers}, []string{"vanish"}, 0, 0},
 	{"memory: wake nobody", "memory", []edit{
 		{"memstore/space.go", "\t\tclose(e.granted)\n", ""},
-	}, []check.Rule{check.RuleWaiting}, nil, 0},
+	}, []check.Rule{check.RuleWaiting}, nil, 0, 0},
 	{"memory: the queue is lost", "memory", []edit{
 		{"memstore/memstore.go", "if len(n.queue) == 0 && n.admits(e.limit) {", "if n.admits(e.limit) {"},
-	}, []check.Rule{check.RuleOrder}, nil, 0},
+	}, []check.Rule{check.RuleOrder}, nil, 0, 0},
 	{"memory: two shared and one exclusive", "memory", []edit{
 		{"memstore/space.go", "return len(n.holders) < least", "return len(n.holders) < least || limit == driver.Exclusive && len(n.holders) == 2"},
-	}, []check.Rule{check.RuleExclusion}, nil, 0},
+	}, []check.Rule{check.RuleExclusion}, nil, 0, 0},
 	{"memory: one permit too many", "memory", []edit{
 		{"memstore/space.go", "return len(n.holders) < least", "return len(n.holders) < least || least > 1 && len(n.holders) == least"},
-	}, []check.Rule{check.RuleExclusion}, nil, 0},
+	}, []check.Rule{check.RuleExclusion}, nil, 0, 0},
 	{"memory: tokens from a coarse clock", "memory", []edit{
 		{"memstore/space.go", "\tsp.token++\n", "\tsp.token = uint64(time.Now().UnixMilli())\n"},
-	}, []check.Rule{check.RuleTokens}, nil, 0},
+	}, []check.Rule{check.RuleTokens}, nil, 0, 0},
 	{"memory: undo leaves the grant", "memory", []edit{
 		{"memstore/memstore.go", "\t\t\tif e.id == r.ID {\n", "\t\t\tif e.id == r.ID && e.token == 0 {\n"},
-	}, []check.Rule{check.RuleLeftovers}, []string{"drop-answers", "lose-answer", "cut"}, 0},
+	}, []check.Rule{check.RuleLeftovers}, []string{"drop-answers", "lose-answer", "cut"}, 0, 0},
 
 	{"file: a token again after a restart of the counter", "file", []edit{
 		{"filestore/bucket.go", "\tif b.boot != b.store.boot {", "\tif len(b.entries) == 0 && b.length == 0 {\n\t\tb.last -= min(b.last, 2)\n\t}\n\tif b.boot != b.store.boot {"},
-	}, []check.Rule{check.RuleTokens, check.RuleRegister}, nil, 0},
+	}, []check.Rule{check.RuleTokens, check.RuleRegister}, nil, 0, 0},
 	{"file: skip the owner check", "file", []edit{
 		{"filestore/queue.go", "e.id == id && e.is(k)", "e.is(k) && (e.id == id || len(id) > 0)"},
-	}, []check.Rule{check.RuleExclusion, check.RuleTokens, check.RuleWaiting, check.RuleOrder}, nil, 0},
+	}, []check.Rule{check.RuleExclusion, check.RuleTokens, check.RuleWaiting, check.RuleOrder}, nil, 0, 0},
 	{"file: life without proof", "file", []edit{
 		{"filestore/session.go", "if flock(fd, unix.LOCK_SH|unix.LOCK_NB) != nil {", "if fd < 0 {"},
-	}, []check.Rule{check.RuleExclusion}, nil, 0},
+	}, []check.Rule{check.RuleExclusion}, nil, 0, 0},
 	{"file: the dead hold for ever", "file", []edit{
 		{"filestore/session.go", "if flock(fd, unix.LOCK_SH|unix.LOCK_NB) != nil {", "if fd >= 0 {"},
-	}, []check.Rule{check.RuleWaiting, check.RuleLeftovers}, nil, 0},
+	}, []check.Rule{check.RuleWaiting, check.RuleLeftovers}, nil, 0, 0},
 	{"file: wake nobody", "file", []edit{
 		{"filestore/queue.go", "st.notices = append(st.notices, notice{kind: tellGrant,", "_ = append(st.notices, notice{kind: tellGrant,"},
-	}, []check.Rule{check.RuleWaiting}, []string{}, 0},
+	}, []check.Rule{check.RuleWaiting}, []string{}, 0, 0},
 	{"file: the queue is lost", "file", []edit{
 		{"filestore/acquire.go", "return holders+1 > min(least, limit) || st.awaited(k)", "return holders+1 > min(least, limit)"},
-	}, []check.Rule{check.RuleOrder}, nil, 0},
+	}, []check.Rule{check.RuleOrder}, nil, 0, 0},
 	{"file: a reader beside a writer", "file", []edit{
 		{"filestore/acquire.go", "return holders+1 > min(least, limit) ||", "return holders+1 > min(least+limit, limit) ||"},
-	}, []check.Rule{check.RuleExclusion}, nil, 0},
+	}, []check.Rule{check.RuleExclusion}, nil, 0, 0},
 }
 
 // shown tells whether a rule is one that may convict. Overlaps of microseconds the
@@ -128,7 +130,7 @@ func TestMutationsAreConvicted(t *testing.T) {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
 			bin := m.build(t, root)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute) // a quiet machine needs seconds
 			defer cancel()
 			began := time.Now()
 			for seed := uint64(1); ; seed++ {
@@ -222,7 +224,7 @@ func (m *mutation) build(t *testing.T, root string) string {
 
 func (m *mutation) torture(ctx context.Context, t *testing.T, bin string, seed uint64) *check.Report {
 	t.Helper()
-	config, err := json.Marshal(check.Config{Local: m.local, Seed: seed, Duration: 4 * time.Second, Faults: m.faults, TTL: m.ttl, Dir: filepath.Join(t.TempDir(), "run")})
+	config, err := json.Marshal(check.Config{Local: m.local, Seed: seed, Duration: 4 * time.Second, Faults: m.faults, TTL: m.ttl, Long: m.long, Dir: filepath.Join(t.TempDir(), "run")})
 	if err != nil {
 		t.Fatal(err)
 	}
