@@ -99,6 +99,9 @@ func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (
 		return nil, l.closedError(name)
 	}
 	g, err := l.know(ctx)
+	if err != nil && wait {
+		g, err = l.insist(ctx, &s, err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -194,6 +194,35 @@ func (l *Locker) know(ctx context.Context) (*driver.Guarantees, error) {
 	return l.guarantees.Load(), nil
 }
 
+// insist asks again what a first attempt has not told, as every request of those who
+// wait is made again, for the request timeout or the Wait if that is shorter.
+func (l *Locker) insist(ctx context.Context, s *settings, err error) (*driver.Guarantees, error) {
+	patience := l.requestTimeout(s.ttl)
+	if s.hasWait {
+		patience = min(patience, s.wait)
+	}
+	for n, end := 0, time.Now().Add(patience); ; n++ {
+		left := time.Until(end)
+		if !errors.Is(err, ErrUnavailable) || left <= 0 {
+			return nil, err
+		}
+		pause := time.NewTimer(min(left, backoff(n, retryFirst, retryMost)))
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, &failure{store: l.where, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", contextError(ctx), err)}
+		case <-l.ctx.Done():
+			pause.Stop()
+			return nil, l.closedError("")
+		}
+		var g *driver.Guarantees
+		if g, err = l.know(ctx); err == nil {
+			return g, nil
+		}
+	}
+}
+
 func (l *Locker) newID() string {
 	var buf [40]byte
 	return string(strconv.AppendUint(append(buf[:0], l.idPrefix...), l.ids.Add(1), 36))

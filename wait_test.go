@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -262,6 +263,61 @@ func TestStoreDown(t *testing.T) {
 				unlock(t, mustLock(t, l, "a"))
 			}
 			s.Script().Reset()
+		}
+	})
+}
+
+// dumb does not tell its guarantees for so many questions.
+type dumb struct {
+	driver.Store
+	left atomic.Int64
+	code driver.Code
+}
+
+func (s *dumb) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	if s.left.Add(-1) >= 0 {
+		return driver.Guarantees{}, driver.Errorf(s.code, "connection refused")
+	}
+	return s.Store.Guarantees(ctx)
+}
+
+// TestFirstQuestionIsAskedAgain: who waits is not sent away because the store could
+// not be reached just when its guarantees were asked for.
+func TestFirstQuestionIsAskedAgain(t *testing.T) {
+	locker := func(t *testing.T, failures int64, code driver.Code) *holdfast.Locker {
+		d := &dumb{Store: memstore.New(), code: code}
+		d.left.Store(failures)
+		return newLocker(t, d, holdfast.RequestTimeout(2*time.Second))
+	}
+	const ever = 1 << 40
+	synctest.Test(t, func(t *testing.T) {
+		unlock(t, mustLock(t, locker(t, 3, driver.Unavailable), "a"))
+
+		began := time.Now()
+		if _, err := locker(t, 1, driver.Unavailable).TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 0 {
+			t.Errorf("TryLock: %v after %s", err, time.Since(began))
+		}
+		if _, err := locker(t, 1, driver.Refused).Lock(bg, "a"); !errors.Is(err, holdfast.ErrRefused) || time.Since(began) != 0 {
+			t.Errorf("refused: %v after %s", err, time.Since(began))
+		}
+		if _, err := locker(t, ever, driver.Unavailable).Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 2*time.Second {
+			t.Errorf("the request timeout: %v after %s", err, time.Since(began))
+		}
+		began = time.Now()
+		if _, err := locker(t, ever, driver.Unavailable).Lock(bg, "a", holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != time.Second {
+			t.Errorf("Wait: %v after %s", err, time.Since(began))
+		}
+		began = time.Now()
+		ctx, cancel := context.WithTimeout(bg, time.Second)
+		defer cancel()
+		if _, err := locker(t, ever, driver.Unavailable).Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+			t.Errorf("the context: %v after %s", err, time.Since(began))
+		}
+		l := locker(t, ever, driver.Unavailable)
+		began = time.Now()
+		time.AfterFunc(time.Second, func() { _ = l.Close(bg) })
+		if _, err := l.Lock(bg, "a"); !errors.Is(err, holdfast.ErrClosed) || time.Since(began) != time.Second {
+			t.Errorf("Close: %v after %s", err, time.Since(began))
 		}
 	})
 }
