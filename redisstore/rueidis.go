@@ -24,10 +24,6 @@ const (
 	dialBound   = 2 * time.Second
 	silentBound = 4 * time.Second
 	askIdle     = 5 * time.Second
-	// ringScale is the logarithm of how many requests a connection has room for
-	// that are not answered; with nearly so many, one more might have to wait.
-	ringScale = 8
-	crowded   = 1<<ringScale - 56
 )
 
 // rueidisClient is a Client over rueidis. It connects when it is first asked.
@@ -36,9 +32,8 @@ type rueidisClient struct {
 	mode   Mode
 	where  string
 
-	alone    *alone // nil where it is not used
-	inflight atomic.Int32
-	ready    atomic.Pointer[rueidis.Client]
+	alone *alone // nil where it is not used
+	ready atomic.Pointer[rueidis.Client]
 
 	mu         sync.Mutex
 	client     rueidis.Client
@@ -47,15 +42,8 @@ type rueidisClient struct {
 	closed     bool
 	calls      sync.WaitGroup
 
-	// shaky is until when, by micros, a request may come upon a connection that is
-	// being made, which rueidis waits for longer than the request's context lasts.
-	shaky atomic.Int64
+	room *room
 }
-
-// shakyFor is how long after a connection was made or lost others may follow.
-const shakyFor = time.Second
-
-func (c *rueidisClient) shake() { c.shaky.Store(micros() + shakyFor.Microseconds()) }
 
 // watched tells of its end.
 type watched struct {
@@ -65,65 +53,12 @@ type watched struct {
 }
 
 func (w *watched) Close() error {
-	w.c.shake()
+	w.c.room.shake()
 	return w.Conn.Close()
 }
 
-// calm tells that rueidis minds the context of a request that is made now: it
-// does, by itself, if it has a connection for it and room in that one's ring.
-func (c *rueidisClient) calm() bool {
-	return micros() > c.shaky.Load() && c.inflight.Load() < crowded
-}
-
-// promptly runs f, and returns when it does or when ctx ends: f then goes on by
-// itself. While all is well f runs on the caller's goroutine.
-func promptly[T any](ctx context.Context, c *rueidisClient, f func() (T, error)) (T, error) {
-	if ctx.Done() == nil || c.calm() {
-		return f()
-	}
-	return apart(ctx, c, f)
-}
-
-// undated hides a deadline: rueidis would write and read on the caller's goroutine
-// while nobody else asks, and mind the deadline alone, to which it would give up a
-// connection that others share.
-type undated struct{ context.Context }
-
-func (undated) Deadline() (time.Time, bool) { return time.Time{}, false }
-
-// apart runs f on a goroutine of its own.
-func apart[T any](ctx context.Context, c *rueidisClient, f func() (T, error)) (T, error) {
-	type result struct {
-		v   T
-		err error
-	}
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		var none T
-		return none, errClientClosed
-	}
-	done := make(chan result, 1)
-	c.calls.Go(func() {
-		v, err := f()
-		done <- result{v, err}
-	})
-	c.mu.Unlock()
-	select {
-	case r := <-done:
-		return r.v, r.err
-	case <-ctx.Done():
-		c.shake() // what goes on may fill the ring
-		var none T
-		return none, ctx.Err()
-	}
-}
-
-var errClientClosed = &NotSentError{errors.New("the client is closed")}
-
 func newRueidis(o rueidis.ClientOption, mode Mode, where string) *rueidisClient {
-	c := &rueidisClient{mode: mode, where: where}
-	c.shake()
+	c := &rueidisClient{mode: mode, where: where, room: newRoom()}
 	o.MaxFlushDelay = flushDelay
 	// A request is sent once. What is sent again without our knowing might be
 	// applied twice, or after it was undone.
@@ -138,7 +73,7 @@ func newRueidis(o rueidis.ClientOption, mode Mode, where string) *rueidisClient 
 		defer cancel()
 		conn, err := dial(ctx, address, d, t)
 		if err != nil {
-			c.shake()
+			c.room.shake()
 			return nil, err
 		}
 		return &watched{conn, c, socketOf(conn)}, nil
@@ -330,21 +265,18 @@ func (c *rueidisClient) Eval(ctx context.Context, s *Script, keys, args []string
 	if err != nil {
 		return nil, err
 	}
-	n := c.inflight.Add(1)
-	defer c.inflight.Add(-1)
-	_, dated := ctx.Deadline()
-	switch {
-	case !c.calm():
-		return apart(ctx, c, func() ([]string, error) { return evaluate(undated{ctx}, client, s, keys, args) })
-	case n == 1 && dated && c.alone != nil:
+	first, ok := c.room.enter()
+	if !ok {
+		return apart(ctx, c, func(ctx context.Context) ([]string, error) { return evaluate(ctx, client, s, keys, args) })
+	}
+	if _, dated := ctx.Deadline(); first && dated && c.alone != nil {
 		if v, done, err := c.alone.eval(ctx, s, keys, args); done {
+			c.room.leave(false)
 			return v, err
 		}
 	}
 	v, err := evaluate(undated{ctx}, client, s, keys, args)
-	if err != nil && ctx.Err() != nil {
-		c.shake() // its room in the ring is taken until it is answered
-	}
+	c.room.leave(err != nil && ctx.Err() != nil)
 	return v, err
 }
 
@@ -411,7 +343,7 @@ func (c *rueidisClient) EvalAll(ctx context.Context, s *Script, calls []Call) []
 	for i, call := range calls {
 		multi[i] = bySHA(client.B(), s, call.Keys, call.Args)
 	}
-	results, err := promptly(ctx, c, func() ([]rueidis.RedisResult, error) { return client.DoMulti(undated{ctx}, multi...), nil })
+	results, err := promptly(ctx, c, func(ctx context.Context) ([]rueidis.RedisResult, error) { return client.DoMulti(ctx, multi...), nil })
 	if err != nil {
 		for i := range answers {
 			answers[i].Err = err
@@ -441,8 +373,7 @@ func (c *rueidisClient) EvalAcked(ctx context.Context, s *Script, keys, args []s
 	}
 	// A connection for one request alone minds no context but its deadline.
 	bounded, cancel := context.WithTimeout(ctx, timeout+silentBound)
-	a, err := apart(ctx, c, func() (acked, error) {
-		defer cancel()
+	a, err := aside(ctx, c, cancel, func() (acked, error) {
 		v, n, err := evaluateAcked(bounded, client, s, keys, args, only, replicas, timeout)
 		return acked{v, n}, err
 	})
@@ -503,8 +434,8 @@ type rueidisNode struct {
 }
 
 func (n rueidisNode) Command(ctx context.Context, args ...string) ([]string, error) {
-	return promptly(ctx, n.c, func() ([]string, error) {
-		v, err := values(n.client.Do(undated{ctx}, n.client.B().Arbitrary(args...).Build()))
+	return promptly(ctx, n.c, func(ctx context.Context) ([]string, error) {
+		v, err := values(n.client.Do(ctx, n.client.B().Arbitrary(args...).Build()))
 		return v, own(ctx, err)
 	})
 }
