@@ -18,7 +18,7 @@ import (
 
 // patience is how long a test waits for what must happen at once. It decides
 // nothing but when a broken test ends.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // requester is the core's end of a request, in a test's hands.
 type requester struct {

@@ -65,7 +65,7 @@ type Harness struct {
 
 // patience bounds every wait for something that must happen. It is not a
 // measure of speed: a healthy store needs a small part of it.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // Run runs the suite as subtests of t.
 func Run(t *testing.T, h Harness) {

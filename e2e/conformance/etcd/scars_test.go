@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func locker(t *testing.T, s driver.Store) *holdfast.Locker {
 	t.Helper()

@@ -160,7 +160,8 @@ func TestCrowd(t *testing.T) {
 	n := processes * lockers
 	var st holdfast.State
 	for end := time.Now().Add(3 * time.Minute); len(st.Waiters) < n; time.Sleep(100 * time.Millisecond) {
-		if st, err = l.Inspect(t.Context(), "hot"); err != nil {
+		// They may keep the machine so busy that no answer comes in time.
+		if st, err = l.Inspect(t.Context(), "hot"); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatal(err)
 		}
 		if t.Failed() || time.Now().After(end) {

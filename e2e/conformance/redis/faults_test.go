@@ -13,7 +13,7 @@ import (
 )
 
 // patience bounds every wait for what must happen.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 const long = time.Minute
 
