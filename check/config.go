@@ -136,7 +136,7 @@ func (c *Config) pick(apply []string) ([]string, error) {
 	}
 	for _, f := range c.Faults {
 		if !slices.Contains(apply, f) {
-			return nil, badConfig("fault %q does not apply here: choose from %s", f, strings.Join(apply, ", "))
+			return nil, badConfig("Faults %q: it does not apply here: choose from %s", f, strings.Join(apply, ", "))
 		}
 	}
 	return c.Faults, nil
