@@ -71,7 +71,7 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	}
 	open := t.Open
 	if open == nil {
-		open = opener(t.URL)
+		open = opener(t.URL, c.Namespace)
 	}
 	run := &run{cfg: &c, target: t, open: open, work: work, regs: regs, dir: dir, command: command, began: time.Now(), tokens: map[string]uint64{}}
 	report, err := run.rounds(ctx)
@@ -179,7 +179,7 @@ func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 	}
 	open := t.Open
 	if open == nil {
-		open = opener(t.URL)
+		open = opener(t.URL, c.Namespace)
 	}
 	s, err := open(ctx)
 	if err != nil {

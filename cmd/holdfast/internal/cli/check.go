@@ -120,7 +120,7 @@ func notDone(ctx context.Context, p *say.Printer, err error) error {
 
 func (f *checkFlags) config(p *say.Printer) (check.Config, error) {
 	c := check.Config{
-		Local: f.local.s, Seed: uint64(f.seed.n), Duration: f.duration.d, Round: f.round.d,
+		Local: f.local.s, Namespace: f.store.namespace.s, Seed: uint64(f.seed.n), Duration: f.duration.d, Round: f.round.d,
 		Workers: f.workers.n, Names: f.names.n, TTL: f.lock.d, Dir: f.dir.s,
 	}
 	if f.faults.given {
