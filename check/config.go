@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
 )
 
 // Config says what is tortured, for how long, and how. The zero value of a field
@@ -17,6 +18,8 @@ type Config struct {
 	// Local starts a store for this run alone: one of Locals. URL names a store
 	// that is there already. One of the two is given, or Target.
 	Local, URL string
+	// Namespace keeps the run apart from others who lock at URL; default none.
+	Namespace string
 	// Target is a store that the caller has prepared.
 	Target *Target `json:"-"`
 	// Seed decides the schedule of work and of faults: the same seed, the same
@@ -93,6 +96,9 @@ func (c *Config) complete() error {
 	if c.Seed == 0 {
 		c.Seed = 1
 	}
+	if err := driver.CheckNamespace(c.Namespace); err != nil {
+		return badConfig("Namespace: %v", err)
+	}
 	given := 0
 	for _, is := range []bool{c.Local != "", c.URL != "", c.Target != nil} {
 		if is {
@@ -102,6 +108,8 @@ func (c *Config) complete() error {
 	switch {
 	case given != 1:
 		return badConfig("give one of Local (%s), URL and Target", strings.Join(Locals(), ", "))
+	case c.Namespace != "" && c.Target != nil:
+		return badConfig("Namespace %q: it is for Local and URL, a Target opens its stores itself", c.Namespace)
 	case c.Duration < time.Second || c.Duration > 7*24*time.Hour:
 		return badConfig("Duration %s: from 1s to 168h is allowed", c.Duration)
 	case c.Round < time.Second || c.Round > 10*time.Minute:
@@ -136,7 +144,7 @@ func (c *Config) pick(apply []string) ([]string, error) {
 	}
 	for _, f := range c.Faults {
 		if !slices.Contains(apply, f) {
-			return nil, badConfig("fault %q does not apply here: choose from %s", f, strings.Join(apply, ", "))
+			return nil, badConfig("Faults %q: it does not apply here: choose from %s", f, strings.Join(apply, ", "))
 		}
 	}
 	return c.Faults, nil

@@ -59,7 +59,7 @@ func (a *assignment) run() error {
 	if err != nil {
 		return err
 	}
-	w := a.Config.newWorker(a.Round, a.Index, a.Life, log, a.Registers, opener(a.URL))
+	w := a.Config.newWorker(a.Round, a.Index, a.Life, log, a.Registers, opener(a.URL, a.Config.Namespace))
 	ctx := context.Background()
 	if err := labelled(ctx, a.Dir, w.start); err != nil {
 		return err
@@ -85,8 +85,8 @@ func (a *assignment) run() error {
 	return log.Close()
 }
 
-// opener opens the store that a URL names.
-func opener(raw string) func(context.Context) (driver.Store, error) {
+// opener opens the store that a URL names, and of it a namespace.
+func opener(raw, namespace string) func(context.Context) (driver.Store, error) {
 	return func(ctx context.Context) (driver.Store, error) {
 		u, err := url.Parse(raw)
 		if err != nil {
@@ -96,7 +96,7 @@ func opener(raw string) func(context.Context) (driver.Store, error) {
 		if !ok {
 			return nil, badConfig("scheme %q is not linked in", u.Scheme)
 		}
-		return open(ctx, u, "")
+		return open(ctx, u, namespace)
 	}
 }
 

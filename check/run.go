@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
@@ -25,7 +26,10 @@ const (
 
 // Run tortures a store and judges what happened. It ends after the first round
 // that breaks a rule. An error says that the check itself could not be carried
-// out; a store that fails it is no error but a Report that is not OK.
+// out; a store that fails it is no error but a Report that is not OK. A store that
+// does not answer a first look is an error that matches holdfast.ErrUnavailable, one
+// that refuses it holdfast.ErrRefused. When ctx ends, Run dismisses the workers and
+// answers the cause; the round that they were in is not judged.
 func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -36,7 +40,7 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 			return nil, err
 		}
 	} else if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
+		return nil, badConfig("Dir %q: %v", dir, err)
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
@@ -67,7 +71,7 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	}
 	open := t.Open
 	if open == nil {
-		open = opener(t.URL)
+		open = opener(t.URL, c.Namespace)
 	}
 	run := &run{cfg: &c, target: t, open: open, work: work, regs: regs, dir: dir, command: command, began: time.Now(), tokens: map[string]uint64{}}
 	report, err := run.rounds(ctx)
@@ -97,15 +101,11 @@ type run struct {
 }
 
 func (r *run) rounds(ctx context.Context) (*Report, error) {
-	s, err := r.open(ctx)
+	s, g, err := r.firstLook(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close(context.WithoutCancel(ctx))
-	g, err := s.Guarantees(ctx)
-	if err != nil {
-		return nil, err
-	}
 	switch {
 	case g.MaxTTL == 0 || r.cfg.TTL >= g.MinTTL:
 	case r.cfg.anyTTL:
@@ -179,7 +179,7 @@ func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 	}
 	open := t.Open
 	if open == nil {
-		open = opener(t.URL)
+		open = opener(t.URL, c.Namespace)
 	}
 	s, err := open(ctx)
 	if err != nil {
@@ -214,6 +214,9 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 		return nil, err
 	}
 	if err := r.torment(ctx, c, number, length, kinds); err != nil {
+		if ctx.Err() != nil {
+			c.dismiss()
+		}
 		return nil, err
 	}
 	log.Add(Event{K: KindDrain})
@@ -253,10 +256,10 @@ func redacted(raw string) string {
 }
 
 // torment works through the plan of faults and lets the round end in peace.
-func (r *run) torment(ctx context.Context, c *crew, number int, length time.Duration, kinds []string) error {
+func (r *run) torment(caller context.Context, c *crew, number int, length time.Duration, kinds []string) error {
 	began := time.Now()
 	quiet := settle(r.cfg.TTL, length)
-	ctx, cancel := context.WithTimeout(ctx, length-quiet)
+	ctx, cancel := context.WithTimeout(caller, length-quiet)
 	defer cancel()
 	var running sync.WaitGroup
 	failed := make(chan error, 1)
@@ -303,9 +306,57 @@ func (r *run) torment(ctx context.Context, c *crew, number int, length time.Dura
 		case <-tick.C:
 			r.progress(c, number)
 		case <-time.After(time.Until(end)):
+		case <-caller.Done():
+			return context.Cause(caller)
 		}
 	}
 	return nil
+}
+
+// lookWithin bounds the first look at a store.
+const lookWithin = 10 * time.Second
+
+// firstLook opens the store, and finds that one which stands somewhere else is not
+// there before an hour of torture does.
+func (r *run) firstLook(ctx context.Context) (driver.Store, driver.Guarantees, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	defer cancel()
+	s, err := r.open(ctx)
+	if err != nil {
+		return nil, driver.Guarantees{}, storeError(nil, err)
+	}
+	g, err := s.Guarantees(ctx)
+	if i, ok := s.(driver.Inspector); ok && err == nil && r.cfg.URL != "" {
+		for _, err = range i.List(ctx, "") {
+			if err != nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		_ = s.Close(ctx)
+		return nil, g, storeError(s, err)
+	}
+	return s, g, nil
+}
+
+// storeError gives what a store answers, raw or classified, the meaning that the
+// library's errors have. s is nil where it could not be opened.
+func storeError(s driver.Store, err error) error {
+	kind := holdfast.ErrUnavailable
+	code := driver.CodeOf(err)
+	if s != nil && code == driver.Unknown {
+		code = s.Classify(err)
+	}
+	switch code {
+	case driver.Refused:
+		kind = holdfast.ErrRefused
+	case driver.Invalid:
+		kind = holdfast.ErrInvalid
+	case driver.Unsupported:
+		kind = holdfast.ErrUnsupported
+	}
+	return fmt.Errorf("%w: %w", kind, err)
 }
 
 func (r *run) note(f Fault) {

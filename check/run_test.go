@@ -103,6 +103,8 @@ func TestBadConfig(t *testing.T) {
 		"Lanes":                   {Local: "memory", Lanes: -1},
 		"Names":                   {Local: "memory", Names: -1},
 		"does not apply here":     {Local: "memory", Faults: []string{"kill"}},
+		"opens its stores itself": {Target: &check.Target{}, Namespace: "n"},
+		"Namespace":               {Local: "memory", Namespace: "a\xff"},
 		"use Local":               {URL: "memory://"},
 		"is not linked in":        {URL: "nope://user:secret@host"},
 	} {

@@ -32,6 +32,14 @@ func TestCheck(t *testing.T) {
 		})
 	}
 	w := withStore(t)
-	r := w.run("check", "--duration", "1s", "--namespace", "check")
+	// Who locks the same names elsewhere at the store is not in its way.
+	lock, err := w.locker().Lock(t.Context(), "name-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := w.run("check", "--duration", "1s", "--names", "1", "--namespace", "check")
 	r.expectStatus(t, 0)
+	if err := lock.Unlock(); err != nil {
+		t.Error(err)
+	}
 }

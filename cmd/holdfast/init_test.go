@@ -16,6 +16,12 @@ func TestInit(t *testing.T) {
 	if !strings.Contains(r.stderr, "needs no tables") {
 		t.Errorf("stderr: %q", r.stderr)
 	}
+	url := w.file("url", w.storeURL()+"\n")
+	r = w.run("init", "--store-file", url)
+	r.expectStatus(t, 0)
+	if !strings.Contains(r.stderr, "needs no tables") || strings.Contains(r.stderr, "warning") {
+		t.Errorf("stderr: %q", r.stderr)
+	}
 	for _, c := range []struct {
 		args   []string
 		status int

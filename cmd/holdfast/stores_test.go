@@ -102,6 +102,13 @@ func TestProbe(t *testing.T) {
 		t.Errorf("%+v", list)
 	}
 	w.runScripted(nil, "stores", "scripted://no-such-host").expectStatus(t, 69)
+
+	// The URL in a file is the same.
+	again := w.run("stores", "--store-file", w.file("url", w.storeURL()+"\n"))
+	again.expectStatus(t, 0)
+	if again.stdout != r.stdout || again.stderr != "" {
+		t.Errorf("from a file:\n%s%s", again.stdout, again.stderr)
+	}
 }
 
 // TestVersion tells the build.

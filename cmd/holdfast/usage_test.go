@@ -16,6 +16,8 @@ func TestBadInput(t *testing.T) {
 		args []string
 		says []string
 	}{
+		"near command":         {[]string{"watsh"}, []string{`unknown command "watsh"`, "nearest is watch\n"}},
+		"help on nothing":      {[]string{"help", "rum"}, []string{"no help", `"rum"`}},
 		"no command":           {nil, []string{"no command"}},
 		"unknown command":      {[]string{"rum"}, []string{"rum"}},
 		"no arguments":         {[]string{"run"}, []string{"NAME", "--"}},
@@ -66,6 +68,19 @@ func TestBadInput(t *testing.T) {
 		"store, bad parameter": {run("--store", "file:///tmp/x?mod=1"), []string{"mod"}},
 		"store and store-file": {run("--store", "memory://", "--store-file", "f"), []string{"--store", "--store-file"}},
 		"store-file, none":     {run("--store-file", "no-such-file"), []string{"--store-file", "no-such-file"}},
+		"store-file, empty":    {run("--store-file", ""), []string{"--store-file", `""`, "path"}},
+		"stores, empty":        {[]string{"stores", ""}, []string{"URL", "empty", "memory, "}},
+		"stores, both":         {[]string{"stores", "memory://", "--store-file", "f"}, []string{"URL", "--store-file", "exclude"}},
+		"stores, file":         {[]string{"stores", "--store-file", "no-such-file"}, []string{"--store-file", "no-such-file"}},
+		"init, none":           {[]string{"init"}, []string{"0 arguments", "one URL"}},
+		"init, empty":          {[]string{"init", ""}, []string{"URL", "empty", "memory, "}},
+		"init, both":           {[]string{"init", "memory://", "--store-file", "f"}, []string{"URL", "--store-file", "exclude"}},
+		"init, file":           {[]string{"init", "--store-file", "no-such-file"}, []string{"--store-file", "no-such-file"}},
+		"lab, mistake":         {[]string{"lab", "no-such"}, []string{`"no-such"`, "delete-anyones"}},
+		"lab, all and one":     {[]string{"lab", "--all", "none"}, []string{"--all", "exclude"}},
+		"lab, seed":            {[]string{"lab", "--seed", "x"}, []string{"--seed", `"x"`, "whole number"}},
+		"lab, duration":        {[]string{"lab", "--duration", "1s"}, []string{"--duration", `"1s"`, "4s to 1h"}},
+		"lab, dir":             {[]string{"lab", "--dir", ""}, []string{"--dir", `""`, "directory"}},
 		"stores, two":          {[]string{"stores", "file:///a", "file:///b"}, []string{"2", "one URL"}},
 		"stores, unknown":      {[]string{"stores", "floppy://a"}, []string{`"floppy"`, "memory, "}},
 		"stores, flag":         {[]string{"stores", "--jsom"}, []string{"--jsom"}},
@@ -165,6 +180,8 @@ func TestPasswords(t *testing.T) {
 		"completion":      {"completion", withPassword + "host"},
 		"version":         {"version", withPassword + "host"},
 		"guardian":        {"run-guardian", withPassword + "host", "x"},
+		"init":            {"init", withPassword + "nowhere"},
+		"init, scheme":    {"init", "floppy://me:" + password + "@host"},
 		"probe":           {"stores", withPassword + "refused"},
 		"probe, JSON":     {"stores", "--json", withPassword + "refused"},
 		"probe, no host":  {"stores", withPassword + "nowhere"},
@@ -176,8 +193,11 @@ func TestPasswords(t *testing.T) {
 			} else if all == "" {
 				t.Error("nothing was printed")
 			}
-			warned := strings.Contains(r.stderr, "warning: --store") && strings.Contains(r.stderr, "set HOLDFAST_STORE")
-			if want := name == "flag"; want && !warned {
+			warning := map[string]string{
+				"flag": "warning: --store shows its password to everyone who can list processes: set HOLDFAST_STORE",
+				"init": "warning: the URL shows its password", "probe": "warning: the URL shows its password",
+			}[name]
+			if !strings.Contains(r.stderr, warning) {
 				t.Errorf("no warning:\n%s", r.stderr)
 			}
 		})

@@ -137,13 +137,18 @@ func TestFullDisk(t *testing.T) {
 	}
 	defer full.Close()
 	w := withStore(t)
-	c := exec.Command(binary, "show", "x")
-	c.Env, c.Stdout = w.env, full
-	var said strings.Builder
-	c.Stderr = &said
-	_ = c.Run()
-	if got := c.ProcessState.ExitCode(); got != 1 || !strings.Contains(said.String(), "no space") {
-		t.Errorf("status %d: %q", got, said.String())
+	for _, args := range [][]string{
+		{"show", "x"}, {"show", "--json", "x"}, {"ls", "--json"}, {"watch", "x"}, {"stores"}, {"stores", "--json"}, {"stores", w.storeURL()},
+		{"version"}, {"version", "--json"}, {"completion", "bash"}, {"completion", "zsh"}, {"completion", "fish"}, {"lab"},
+	} {
+		c := exec.Command(binary, args...)
+		c.Env, c.Stdout = w.env, full
+		var said strings.Builder
+		c.Stderr = &said
+		_ = c.Run()
+		if got := c.ProcessState.ExitCode(); got != 1 || !strings.Contains(said.String(), "no space") || strings.Contains(said.String(), "--help") {
+			t.Errorf("%q: status %d: %q", args, got, said.String())
+		}
 	}
 }
 

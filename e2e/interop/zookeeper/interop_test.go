@@ -140,6 +140,49 @@ func TestCuratorReaders(t *testing.T) {
 	writer.does("release")
 }
 
+// TestCuratorPermits: a semaphore of two is full with a holder of each, and a permit
+// given back by either goes to the other's waiter.
+func TestCuratorPermits(t *testing.T) {
+	address := start(t)
+	const name = "permits"
+	l, later := open(t, address, zkstore.Semaphore), open(t, address, zkstore.Semaphore)
+	java, other := curatorOf(t, address, "semaphore", name, 2), curatorOf(t, address, "semaphore", name, 2)
+	java.does("acquire")
+	k, err := l.TryLock(t.Context(), name, holdfast.Limit(2))
+	must(t, err)
+	if _, err := later.TryLock(t.Context(), name, holdfast.Limit(2)); !errors.Is(err, holdfast.ErrBusy) {
+		t.Errorf("a third of two: %v", err)
+	}
+	other.tell("acquire")
+	state(t, l, name, 2, 1)
+	got := make(chan *holdfast.Lock, 1)
+	go func() {
+		k, err := later.Lock(t.Context(), name, holdfast.Limit(2))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- k
+	}()
+	state(t, l, name, 2, 2)
+	if len(other.said) != 0 {
+		t.Error("Curator holds a third of two")
+	}
+	must(t, k.Unlock())
+	other.wants("done acquire")
+	state(t, l, name, 2, 1)
+	if len(got) != 0 {
+		t.Error("a third of two was granted")
+	}
+	java.does("release")
+	next := <-got
+	if next == nil {
+		t.FailNow()
+	}
+	must(t, next.Unlock())
+	other.does("release")
+	state(t, l, name, 0, 0)
+}
+
 // TestCuratorRevokes: a holder of ours is asked to end by Curator's Revoker, one
 // of Curator's by Break, with and without a listener.
 func TestCuratorRevokes(t *testing.T) {

@@ -222,6 +222,12 @@ func (n *neighbour) does(order string, more ...any) {
 
 func curator(t *testing.T, address, recipe, name string) *neighbour {
 	t.Helper()
+	return curatorOf(t, address, recipe, name, 1)
+}
+
+// curatorOf has a semaphore of so many permits, where the recipe is that.
+func curatorOf(t *testing.T, address, recipe, name string, permits int) *neighbour {
+	t.Helper()
 	classes, err := filepath.Abs("curator/target/classes")
 	must(t, err)
 	if _, err := os.Stat(classes); err != nil {
@@ -232,7 +238,7 @@ func curator(t *testing.T, address, recipe, name string) *neighbour {
 		missing(t, err)
 	}
 	return launch(t, exec.Command(java, "-cp", classes+":"+filepath.Join(filepath.Dir(classes), "dependency/*"),
-		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "holdfast.Neighbour", address, recipe, "/app/"+name, "1"))
+		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "holdfast.Neighbour", address, recipe, "/app/"+name, strconv.Itoa(permits)))
 }
 
 func kazoo(t *testing.T, address, kind, name string) *neighbour {

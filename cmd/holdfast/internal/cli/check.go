@@ -3,15 +3,13 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -75,8 +73,9 @@ Exit status:
   1    a rule was broken: the events that show it are printed, and the history
        and a page with its timeline are kept
   64   bad usage
-  69   the store cannot be reached or does not answer
-  78   the store refused`,
+  69   the store cannot be reached, does not answer or could not be started
+  78   the store refused
+  128+n  signal n ended it`,
 		Example: `  holdfast check --local file
   holdfast check --store file:///var/lib/locks --namespace check --duration 10m --dir /var/tmp/check`,
 		Args: cobra.NoArgs,
@@ -85,16 +84,13 @@ Exit status:
 			if err != nil {
 				return err
 			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := interruptible(cmd.Context())
 			defer stop()
 			r, err := check.Run(ctx, c)
-			switch {
-			case err != nil && ctx.Err() != nil:
-				return exited(exit.BySignal(syscall.SIGINT))
-			case err != nil:
-				return err
+			if err != nil {
+				return notDone(ctx, p, err)
 			}
-			return verdict(cmd.OutOrStdout(), r)
+			return outcome(ctx, p, verdict(cmd.OutOrStdout(), r))
 		},
 	}
 	f.store.add(cmd)
@@ -112,9 +108,19 @@ Exit status:
 	return cmd
 }
 
+// notDone is for a check that could not be carried out: where its error does not
+// say why, it is for want of a store.
+func notDone(ctx context.Context, p *say.Printer, err error) error {
+	if ctx.Err() == nil && !known(err) {
+		p.Line("%v", err)
+		return exited(exit.Unavailable)
+	}
+	return outcome(ctx, p, err)
+}
+
 func (f *checkFlags) config(p *say.Printer) (check.Config, error) {
 	c := check.Config{
-		Local: f.local.s, Seed: uint64(f.seed.n), Duration: f.duration.d, Round: f.round.d,
+		Local: f.local.s, Namespace: f.store.namespace.s, Seed: uint64(f.seed.n), Duration: f.duration.d, Round: f.round.d,
 		Workers: f.workers.n, Names: f.names.n, TTL: f.lock.d, Dir: f.dir.s,
 	}
 	if f.faults.given {

@@ -5,15 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/driver"
 )
@@ -25,37 +21,47 @@ type initializer interface{ Init(context.Context) error }
 const initWithin = time.Minute
 
 func newInit(p *say.Printer) *cobra.Command {
-	return &cobra.Command{
-		Use:   "init URL",
+	var file text
+	cmd := &cobra.Command{
+		Use:   "init [flags] URL",
 		Short: "Create the tables of a store in a database",
 		Long: `Init creates the tables that a store in a database needs, unless they are there.
 It may be run again. The user of the URL needs the right to create tables; those who
-lock need fewer. Other stores need nothing and are left alone.
+lock need fewer. Other stores need nothing and are left alone. With --store-file the
+URL stands in a file.
 
 Exit status:
   64   bad usage, or the URL is wrong
   69   the store cannot be reached or does not answer
-  78   the store refused`,
-		Example: `  holdfast init "mysql://admin:secret@db.example/app"
-  holdfast init postgres://admin@db.example/app`,
+  78   the store refused
+  128+n  signal n ended it`,
+		Example: `  holdfast init postgres://admin@db.example/app
+  # with a password, which does not belong on a command line:
+  holdfast init --store-file admin-url`,
+		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
-				return fmt.Errorf("%d arguments: give one URL", len(args))
+			switch {
+			case len(args) == 0 && file.given:
+				return nil
+			case len(args) != 1:
+				return fmt.Errorf("%d arguments: give one URL, or --store-file", len(args))
+			case args[0] == "":
+				return checkURL("URL", args[0])
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p.Hide(redact.Secrets(args[0]))
-			if err := checkURL("URL", args[0]); err != nil {
+			raw, err := oneURL(p, args, file)
+			if err != nil {
 				return err
 			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := interruptible(cmd.Context())
 			defer stop()
 			ctx, cancel := context.WithTimeout(ctx, initWithin)
 			defer cancel()
-			done, err := initialise(ctx, args[0])
+			done, err := initialise(ctx, raw)
 			if err != nil {
-				return err
+				return outcome(ctx, p, err)
 			}
 			if done {
 				p.Line("the tables are there")
@@ -65,6 +71,8 @@ Exit status:
 			return nil
 		},
 	}
+	cmd.Flags().Var(&file, "store-file", storeFileUsage)
+	return cmd
 }
 
 // initialise answers false if there was nothing to do.

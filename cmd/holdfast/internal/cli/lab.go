@@ -7,9 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"os/signal"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -17,7 +14,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/check/lab"
-	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
@@ -42,7 +38,8 @@ mistakes; "none" is the same lock without any, and is acquitted.
 Exit status:
   0    everything came out as it should
   1    a mistake was not convicted in the time given, or the right lock was
-  64   bad usage`,
+  64   bad usage
+  128+n  signal n ended it`,
 		Example: `  holdfast lab
   holdfast lab delete-anyones
   holdfast lab --all`,
@@ -62,7 +59,7 @@ Exit status:
 					return err
 				}
 			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := interruptible(cmd.Context())
 			defer stop()
 			wrong := false
 			for i, name := range args {
@@ -70,11 +67,8 @@ Exit status:
 					p.Line("%s: %s of %s; %s", name, g.Elapsed.Round(time.Second), g.Total, g.Last)
 				}}
 				r, err := lab.Run(ctx, name, o)
-				switch {
-				case err != nil && ctx.Err() != nil:
-					return exited(exit.BySignal(syscall.SIGINT))
-				case err != nil:
-					return err
+				if err != nil {
+					return notDone(ctx, p, err)
 				}
 				if i > 0 {
 					fmt.Fprintln(out)

@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -40,6 +42,9 @@ func Main(args []string) int {
 		return int(status)
 	}
 	p.Line("%v", err)
+	if e, ok := errors.AsType[*fs.PathError](err); ok && e.Op == "write" {
+		return outputFailed
+	}
 	// What the library's errors do not say, cobra's and ours do: bad usage.
 	status := exit.Usage
 	if known(err) {
@@ -78,6 +83,18 @@ on none: without a store, locks are files of this user on this machine.`,
 		Version:       thisVersion().Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			hint := ""
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				hint = "; the nearest is " + strings.Join(near, " or ")
+			}
+			return fmt.Errorf("unknown command %q%s", args[0], hint)
+		},
+		// What SuggestionsFor counts; cobra sets it only where it suggests itself.
+		SuggestionsMinimumDistance: 2,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("no command given")
 		},
@@ -85,7 +102,22 @@ on none: without a store, locks are files of this user on this machine.`,
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(newRun(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newInit(p), newCheck(p), newLab(p), newVersion(), newCompletion())
+	root.InitDefaultHelpCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "help" {
+			c.Args = oneTopic
+		}
+	}
 	return root
+}
+
+// oneTopic has help refuse what it has no help on, where cobra's prints the usage
+// and ends with 0.
+func oneTopic(cmd *cobra.Command, args []string) error {
+	if _, left, err := cmd.Root().Find(args); err != nil || len(left) > 0 {
+		return fmt.Errorf("no help on %q: give one of the commands that holdfast --help lists", strings.Join(args, " "))
+	}
+	return nil
 }
 
 // flagError says what is wrong with a flag: its name, what was given, what is

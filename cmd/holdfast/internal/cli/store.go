@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -29,7 +30,7 @@ func (f *storeFlags) add(cmd *cobra.Command) {
 	f.namespace.check = driver.CheckNamespace
 	flags := cmd.Flags()
 	flags.Var(&f.url, "store", "the store's `URL` (default $"+envStore+", else files of this user)")
-	flags.Var(&f.file, "store-file", "a `FILE` that holds the store's URL, which keeps a password out of ps\n(default $"+envStoreFile+")")
+	flags.Var(&f.file, "store-file", storeFileUsage+"\n(default $"+envStoreFile+")")
 	flags.Var(&f.namespace, "namespace", "keeps applications on one store apart; at most 128 bytes")
 }
 
@@ -71,7 +72,38 @@ func (f *storeFlags) resolve(p *say.Printer) (storeURL, dir string, err error) {
 	return raw, "", nil
 }
 
+// oneURL answers the URL that a subcommand got as its argument or in a file, and
+// checks it as resolve does. It is empty where neither was given.
+func oneURL(p *say.Printer, args []string, file text) (raw string, err error) {
+	from := "URL"
+	switch {
+	case len(args) > 0 && file.given:
+		return "", errors.New("URL and --store-file exclude each other: give one")
+	case len(args) > 0:
+		raw = args[0]
+	case file.given:
+		if from, raw, err = fromFile("--store-file", file.s); err != nil {
+			return "", err
+		}
+	default:
+		return "", nil
+	}
+	p.Hide(redact.Secrets(raw))
+	if err := checkURL(from, raw); err != nil {
+		return "", err
+	}
+	if from == "URL" && redact.Has(raw) {
+		p.Line("warning: the URL shows its password to everyone who can list processes: give --store-file")
+	}
+	return raw, nil
+}
+
+const storeFileUsage = "a `FILE` that holds the store's URL, which keeps a password out of ps"
+
 func fromFile(from, path string) (string, string, error) {
+	if path == "" {
+		return "", "", fmt.Errorf("%s %q: give the path of a file that holds the store's URL", from, path)
+	}
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return "", "", fmt.Errorf("%s: %v", from, err)

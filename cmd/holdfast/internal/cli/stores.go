@@ -7,9 +7,7 @@ import (
 	"io"
 	"net/url"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -77,51 +75,55 @@ func shape(g holdfast.Guarantees) *guarantees {
 
 func newStores(p *say.Printer) *cobra.Command {
 	asJSON := false
+	var file text
 	cmd := &cobra.Command{
-		Use:   "stores [URL]",
+		Use:   "stores [flags] [URL]",
 		Short: "Show the stores of this build and what each guarantees, or probe one",
 		Long: `Stores lists the URL schemes that this build knows and what each store
-guarantees. With a URL it opens that store, as run would, and shows what this one
-guarantees.
+guarantees. With a URL, or a file that holds one, it opens that store, as run would,
+and shows what this one guarantees.
 
-Exit status:
-  64   bad usage, or the URL is wrong
-  69   the store cannot be reached or does not answer
-  78   the store refused, or cannot be used`,
+Exit status:` + lookStatus,
 		Example: `  holdfast stores
-  holdfast stores file:///var/lib/locks`,
+  holdfast stores file:///var/lib/locks
+  holdfast stores --store-file /etc/holdfast/store`,
+		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
+			switch {
+			case len(args) > 1:
 				return fmt.Errorf("%d arguments: give one URL, or none", len(args))
+			case len(args) == 1 && args[0] == "":
+				return checkURL("URL", args[0])
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			var list []storeInfo
-			var err error
-			if len(args) == 0 {
-				list, err = linked(ctx)
-			} else {
-				list, err = given(ctx, p, args[0])
-			}
+			raw, err := oneURL(p, args, file)
 			if err != nil {
 				return err
 			}
-			return printStores(cmd.OutOrStdout(), list, asJSON)
+			ctx, stop := interruptible(cmd.Context())
+			defer stop()
+			var list []storeInfo
+			if raw == "" {
+				list, err = linked(ctx)
+			} else {
+				list, err = given(ctx, raw)
+			}
+			if err == nil {
+				err = printStores(cmd.OutOrStdout(), list, asJSON)
+			}
+			return outcome(ctx, p, err)
 		},
 	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().Var(&file, "store-file", storeFileUsage)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
 // given probes the store of a URL.
-func given(ctx context.Context, p *say.Printer, raw string) ([]storeInfo, error) {
-	p.Hide(redact.Secrets(raw))
-	if err := checkURL("URL", raw); err != nil {
-		return nil, err
-	}
+func given(ctx context.Context, raw string) ([]storeInfo, error) {
 	info, err := probe(ctx, raw)
 	info.URL = redact.Text(raw, redact.Secrets(raw)...)
 	return []storeInfo{info}, err

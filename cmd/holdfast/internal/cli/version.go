@@ -3,6 +3,7 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"runtime"
 	"runtime/debug"
 
@@ -32,18 +33,19 @@ func newVersion() *cobra.Command {
 			if asJSON {
 				return json.NewEncoder(out).Encode(v)
 			}
-			fmt.Fprintf(out, "holdfast %s\n%s %s/%s\n", v.Version, v.Go, v.OS, v.Arch)
+			text := fmt.Sprintf("holdfast %s\n%s %s/%s\n", v.Version, v.Go, v.OS, v.Arch)
 			if v.Revision != "" {
-				fmt.Fprintf(out, "revision %s", v.Revision)
+				text += "revision " + v.Revision
 				if v.Time != "" {
-					fmt.Fprintf(out, " of %s", v.Time)
+					text += " of " + v.Time
 				}
 				if v.Modified {
-					fmt.Fprint(out, ", modified")
+					text += ", modified"
 				}
-				fmt.Fprintln(out)
+				text += "\n"
 			}
-			return nil
+			_, err := io.WriteString(out, text)
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")

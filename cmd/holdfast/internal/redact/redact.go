@@ -27,8 +27,15 @@ func Text(s string, secrets ...string) string {
 	return inQuery.ReplaceAllString(s, "${1}"+mask)
 }
 
+// keyFile finds the parameters that name the file of a TLS key. Text hides it, which
+// does no harm; a warning of a password that is none would.
+var keyFile = regexp.MustCompile(`(?i)[?&;](?:ssl)?key=[^\s&;"]*`)
+
 // Has tells whether a URL carries a password.
-func Has(raw string) bool { return Text(raw) != raw || len(Secrets(raw)) > 0 }
+func Has(raw string) bool {
+	without := keyFile.ReplaceAllString(raw, "&")
+	return Text(without) != without || len(Secrets(raw)) > 0
+}
 
 // Secrets lists the ways in which a URL's password may appear in others' error
 // messages. Passwords too short to be told from ordinary text are left to Text's

@@ -36,7 +36,8 @@ func TestSecrets(t *testing.T) {
 			t.Errorf("Text(%q) = %q", said, got)
 		}
 	}
-	for raw, want := range map[string]bool{raw: true, "redis://me@host": false, "file:///dir": false, "x://h?pass=w": true} {
+	for raw, want := range map[string]bool{raw: true, "redis://me@host": false, "file:///dir": false, "x://h?pass=w": true,
+		"etcds://h?cert=/c.pem&key=/k.pem": false, "postgres://h/d?sslkey=k": false, "x://h?key=/k.pem&apikey=w": true} {
 		if got := redact.Has(raw); got != want {
 			t.Errorf("Has(%q) = %v", raw, got)
 		}

@@ -258,11 +258,12 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	if r.front.dead() {
 		return exit.Lost, errFrontGone
 	}
+	if sig := r.sigs.interrupted(); sig != 0 {
+		// It came together with the grant, whose context it has ended: no loss.
+		return exit.BySignal(sig), fmt.Errorf("waiting for %q: %w", r.Name, errSignal(sig))
+	}
 	if lock.Context().Err() != nil {
 		return exit.Lost, fmt.Errorf("%q is lost before the command was started: %w", r.Name, context.Cause(lock.Context()))
-	}
-	if sig := r.sigs.interrupted(); sig != 0 { // it came together with the grant
-		return exit.BySignal(sig), errSignal(sig)
 	}
 	c := r.Command
 	c.Env = environment(c.Env, lock)

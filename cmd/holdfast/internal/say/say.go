@@ -176,5 +176,25 @@ func (p *Printer) clean(text string) string {
 			return '?'
 		}
 		return r
-	}, strings.ReplaceAll(text, "\n", "; "))
+	}, joined(text))
+}
+
+// joined makes one line of several. Libraries break and indent what they tell of
+// several tries.
+func joined(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	var b strings.Builder
+	for i, line := range lines {
+		line = strings.ReplaceAll(strings.TrimSpace(line), "\t", " ")
+		switch {
+		case line == "":
+			continue
+		case i > 0 && strings.HasSuffix(b.String(), ":"):
+			b.WriteString(" ")
+		case i > 0:
+			b.WriteString("; ")
+		}
+		b.WriteString(line)
+	}
+	return b.String()
 }

@@ -18,9 +18,9 @@ func newTest(width int, rewrites bool) (*Printer, *strings.Builder) {
 func TestLine(t *testing.T) {
 	p, b := newTest(0, false)
 	p.Hide([]string{"hidden"})
-	p.Line("%s", "holdfast: a://u:pw@h: holdfast: hidden\nsecond \x1b]0;title\x07 line")
+	p.Line("%s", "holdfast: a://u:pw@h: holdfast: hidden\n\nof two:\n\tfirst\tone\n\tsecond \x1b]0;title\x07 line")
 	p.Flush()
-	if got, want := b.String(), "holdfast: a://u:xxxxx@h: xxxxx; second ?]0;title? line\n"; got != want {
+	if got, want := b.String(), "holdfast: a://u:xxxxx@h: xxxxx; of two: first one; second ?]0;title? line\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }

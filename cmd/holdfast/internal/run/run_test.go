@@ -1,0 +1,47 @@
+package run
+
+import (
+	"context"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// TestSignalWithTheGrant: a signal that ends the wait in the moment in which it has
+// succeeded is the end of a wait, and the loss of no lock.
+func TestSignalWithTheGrant(t *testing.T) {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	p := say.New(null)
+	defer p.Flush()
+	l, err := holdfast.New(memstore.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(t.Context())
+	ctx, cancel := context.WithCancelCause(t.Context())
+	lock, err := l.Lock(ctx, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &runner{Options: Options{Name: "x"}, say: p, sigs: &signals{ch: make(chan os.Signal)}, front: &fore{gone: make(chan struct{})}}
+	r.sigs.ended.Store(int32(syscall.SIGTERM))
+	cancel(errSignal(syscall.SIGTERM))
+	if lock.Context().Err() == nil {
+		t.Fatal("the lock's context lives")
+	}
+	if status, err := r.command(lock); status != 143 || err == nil || !strings.Contains(err.Error(), `waiting for "x": ended by SIGTERM`) {
+		t.Errorf("status %d, %v; want 143", status, err)
+	}
+	if err := lock.Unlock(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,81 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// TestEndsBySignal: what asks a server that does not answer, or goes on for long,
+// ends with the signal and its status, and does not call the store unavailable.
+func TestEndsBySignal(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		asks bool // a server that never answers is asked
+		says string
+	}{
+		"stores": {[]string{"stores", "redis://"}, true, ""},
+		"init":   {[]string{"init", "mysql://u@"}, true, ""},
+		"check":  {[]string{"check", "--local", "file", "--workers", "2", "--duration", "1h", "--round", "10m"}, false, "1s of 1h"},
+		"lab":    {[]string{"lab", "counted-permits", "--duration", "1h"}, false, "1s of "},
+	} {
+		for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+			t.Run(name+", "+s.String(), func(t *testing.T) {
+				w := newWorld(t)
+				args := c.args
+				asked := make(chan struct{})
+				if c.asks {
+					l, err := net.Listen("tcp", "127.0.0.1:0")
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer l.Close()
+					go func() {
+						defer close(asked)
+						if conn, err := l.Accept(); err == nil {
+							t.Cleanup(func() { conn.Close() })
+						}
+					}()
+					args = []string{args[0], args[1] + l.Addr().String() + "/x"}
+					if name == "stores" {
+						args[1] = strings.TrimSuffix(args[1], "/x")
+					}
+				}
+				p := w.start(args...)
+				if c.asks {
+					<-asked
+				} else {
+					p.stderr.expect(c.says)
+				}
+				p.signal(s)
+				if got, want := p.status(), 128+int(s); got != want || strings.Contains(p.stderr.all(), "unavailable") {
+					t.Errorf("status %d, want %d: %s", got, want, p.stderr.all())
+				}
+				if out := p.stdout.all(); out != "" {
+					t.Errorf("judged: %s", out)
+				}
+			})
+		}
+	}
+}
+
+// TestCheckOfNoStore: a store that is not there, or refuses, is found at once.
+func TestCheckOfNoStore(t *testing.T) {
+	w := newWorld(t)
+	plain := w.file("plain", "")
+	for url, want := range map[string]int{"redis://127.0.0.1:1": 69, "file://" + plain: 78} {
+		r := w.run("check", "--store", url, "--duration", "1h")
+		r.expectStatus(t, want)
+		if strings.Contains(r.stderr, "--help") || r.stdout != "" {
+			t.Errorf("%s: %s%s", url, r.stdout, r.stderr)
+		}
+	}
+	r := w.run("check", "--local", "file", "--dir", plain, "--duration", "1s")
+	r.expectStatus(t, 64)
+	if !strings.Contains(r.stderr, "Dir") || !strings.Contains(r.stderr, plain) {
+		t.Errorf("stderr: %q", r.stderr)
+	}
+}
