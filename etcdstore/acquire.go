@@ -81,6 +81,10 @@ func (e *session) learnEpoch(n int, answer *etcdserverpb.ResponseOp) error {
 	return nil
 }
 
+// tryRounds is how often a try makes its place on the condition that nothing has
+// changed: keys of deeper names count too, and may change all the time.
+const tryRounds = 8
+
 // try makes a place only where it is granted at once. It reads the queue and
 // makes the place on the condition that nobody has come since.
 func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
@@ -89,9 +93,13 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 	// At first it is taken to be free.
 	var q line
 	var rev int64
-	for {
+	permit := a.r.Limit > driver.Exclusive && a.r.Limit <= driver.MaxLimit // which needs a slot of its own
+	for rounds := 0; ; rounds++ {
+		if rounds >= tryRounds && !permit {
+			return s.tryPlace(ctx, a)
+		}
 		rec := newRecord(a.r, time.Now())
-		if a.r.Limit > driver.Exclusive && a.r.Limit <= driver.MaxLimit {
+		if permit {
 			slot := q.freeSlot("")
 			rec.Slot = &slot
 		}
@@ -119,6 +127,27 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 			return driver.Grant{}, &driver.BusyError{Holders: q.holders()}
 		}
 	}
+}
+
+// tryPlace takes a place, whatever changes, and gives it back unless it is granted.
+func (s *Store) tryPlace(ctx context.Context, a *attempt) (driver.Grant, error) {
+	v, err := s.takePlace(ctx, a)
+	if err != nil {
+		return driver.Grant{}, err
+	}
+	if v.rev == 0 {
+		if v, err = s.look(ctx, a); err != nil {
+			return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: err} // the place stands
+		}
+	}
+	if v.granted {
+		return a.grant(a.rev.Load(), a.written), nil
+	}
+	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
+	if _, err := s.client.Txn(ctx).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+		return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: err}
+	}
+	return driver.Grant{}, &driver.BusyError{Holders: v.line.holders()}
 }
 
 // grant is the store's yes, for a place that was found to stand and to be

@@ -203,6 +203,7 @@ func (e *session) keepAlive(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, e.within())
 	defer cancel()
 	err := e.s.keepAlive(bounded, e.lease)
+	late(bounded, err) // not of ctx, which may be far from its end
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		return fmt.Errorf("a keepalive was not answered within %s", e.within())
 	}

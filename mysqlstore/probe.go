@@ -141,7 +141,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g.Crash, g.Order, g.Wake = driver.CrashFreesAfterTTL, driver.OrderNone, driver.WakePoll
 		g.Shared, g.Semaphore, g.Mixed, g.Slots = true, true, true, true
 		g.Tokens = "the name's row: the last one plus one, or the database's clock in microseconds if that is larger; they rise through restarts, a clock set back and the removal of idle rows"
-		g.EarlyEnd, g.Notice = []string{"an operator's break", "rows deleted or changed by hand", "a failover to a replica that lags"}, 2*time.Second
+		g.EarlyEnd, g.Notice = []string{"an operator's break", "rows deleted or changed by hand", "the database's clock set forward", "a failover to a replica that lags"}, 2*time.Second
 		g.MinTTL, g.Granularity, g.Linger, g.Visible = time.Millisecond, time.Microsecond, true, driver.VisibleHolders
 		g.Notes = []string{
 			"works through poolers and proxies, and on Galera (not tested); no connection is kept for a lock",

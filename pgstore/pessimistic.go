@@ -238,6 +238,11 @@ func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
 	answers, err := r.s.links.Run(ctx, fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d RETURNING token", clock, sqlkit.Bucket(a.Key)))
 	if err != nil {
+		if coded, _ := (faults{}).Sort(err); driver.CodeOf(coded) != driver.Refused {
+			// The row is locked, and stays so at a server that does not hear of this
+			// session's end.
+			err = driver.Errorf(driver.Unknown, "the token could not be written down: %v", err)
+		}
 		return got, err
 	}
 	if answers.Last() == nil {

@@ -105,7 +105,7 @@ func (s *Store) lookAt(ctx context.Context, due []*entry, grants []driver.Grant)
 		}
 		s.mu.Unlock()
 		if lost {
-			e.r.From.Lost(driver.Gone, notHeld(grants[i].Name, grants[i].Token))
+			e.r.From.Lost(ended(rep), notHeld(grants[i].Name, grants[i].Token))
 		}
 	}
 }

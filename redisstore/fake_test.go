@@ -254,3 +254,37 @@ func TestRead(t *testing.T) {
 		}
 	}
 }
+
+// silent is a client that cannot be closed while its server does not answer.
+type silent struct {
+	fake
+	answers chan struct{}
+}
+
+func (s *silent) Close() { <-s.answers }
+
+// Close returns when its context ends, whatever the client waits for, and who closes
+// again waits for the end.
+func TestCloseMindsItsContext(t *testing.T) {
+	f := &silent{answers: make(chan struct{})}
+	s, err := New(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	done := make(chan error, 1)
+	go func() { done <- s.Close(ctx) }()
+	select {
+	case err := <-done:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it waits for the client")
+	}
+	close(f.answers)
+	if err := s.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

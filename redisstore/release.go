@@ -169,11 +169,19 @@ func (s *Store) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 	switch {
 	case err != nil:
 		return driver.Renewal{Err: err}
-	case rep.kind == 'N':
-		return driver.Renewal{Cause: driver.Gone, Err: notHeld(g.Name, g.Token)}
+	case rep.kind != 'R':
+		return driver.Renewal{Cause: ended(rep), Err: notHeld(g.Name, g.Token)}
 	}
 	s.prove(g.ID)
 	return driver.Renewal{SentAt: rep.sent, TTL: g.TTL}
+}
+
+// ended is why a grant does not stand.
+func ended(rep reply) driver.Cause {
+	if rep.kind == 'T' {
+		return driver.Taken
+	}
+	return driver.Gone
 }
 
 // renewAcked counts a renewal only when the replicas have it: one that fails over

@@ -132,30 +132,32 @@ func (s *Store) begin(ctx context.Context) error {
 }
 
 // Close ends what waits, takes its places back, and gives back the connections
-// that the store opened. Grants stay at the server until they are released by
-// their TTL.
+// that the store opened, in the background if ctx ends before that is done: the error
+// is then the context's, and a second Close waits for it. Grants stay at the server
+// until they are released by their TTL.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
-	if s.closing {
-		s.mu.Unlock()
-		select {
-		case <-s.finished:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+	first := !s.closing
 	s.closing = true
 	if s.beat != nil {
 		s.beat.Stop()
 	}
 	s.mu.Unlock()
-	defer close(s.finished)
-	s.cancel()
-	wait(ctx, &s.ops)
-	s.client.Close()
-	wait(ctx, &s.tasks)
-	return nil
+	if first {
+		s.cancel()
+		wait(ctx, &s.ops)
+		go func() { // a client may wait for a server that is silent
+			defer close(s.finished)
+			s.client.Close()
+			s.tasks.Wait()
+		}()
+	}
+	select {
+	case <-s.finished:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // wait waits for a group no longer than the context.

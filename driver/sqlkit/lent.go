@@ -60,7 +60,14 @@ func (l *lentLink) Run(ctx context.Context, statements ...string) (all Answers, 
 func (l *lentLink) Close() {
 	l.once.Do(func() {
 		l.cancel()
-		_ = l.conn.Raw(func(any) error { return driver.ErrBadConn })
+		_ = l.conn.Raw(func(dc any) error {
+			if l.wrap != nil {
+				if below := l.wrap(dc); below != nil {
+					below.Close() // the driver may have it of a pool of its own, and give it back
+				}
+			}
+			return driver.ErrBadConn
+		})
 		_ = l.conn.Close()
 	})
 }

@@ -154,13 +154,24 @@ func runAll(ctx context.Context, c driver.Conn, multi bool, statements []string)
 	}
 	for i, s := range statements {
 		if all, err = run(ctx, c, all, s); err != nil {
-			if i > 0 && errors.Is(err, driver.ErrBadConn) {
-				err = fmt.Errorf("%v, after %d statements of %d", err, i, len(statements)) // something was sent
+			if i > 0 {
+				err = &partlyError{err}
 			}
 			return all, err
 		}
 	}
 	return all, nil
+}
+
+// partlyError is the error of a script of which something has been done before. What
+// the error says is true of the rest.
+type partlyError struct{ error }
+
+func (e *partlyError) Unwrap() error { return e.error }
+
+func partly(err error) bool {
+	_, ok := errors.AsType[*partlyError](err)
+	return ok
 }
 
 func run(ctx context.Context, c driver.Conn, all Answers, script string) (_ Answers, err error) {
@@ -175,6 +186,9 @@ func run(ctx context.Context, c driver.Conn, all Answers, script string) (_ Answ
 	defer func() {
 		if cerr := rows.Close(); err == nil && cerr != nil {
 			err = cerr
+		}
+		if err != nil {
+			err = &partlyError{err} // the first statement was answered
 		}
 	}()
 	for {

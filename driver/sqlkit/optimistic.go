@@ -170,6 +170,9 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 			if !writes && driver.CodeOf(coded) == driver.Unknown {
 				return driver.Errorf(driver.Unavailable, "%w", err) // it only read
 			}
+			if writes && partly(err) {
+				return &driver.Error{Code: driver.Unknown, Err: err} // a no to what came after a write
+			}
 			return coded
 		}
 		for i, p := range pending {

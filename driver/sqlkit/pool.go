@@ -125,7 +125,7 @@ func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 var ErrUnsent = errors.New("the connection had ended before")
 
 func unsent(err error) bool {
-	return errors.Is(err, sqldriver.ErrBadConn) || errors.Is(err, ErrUnsent)
+	return !partly(err) && (errors.Is(err, sqldriver.ErrBadConn) || errors.Is(err, ErrUnsent))
 }
 
 // Close ends the idle links, and each one that is put back from now on.

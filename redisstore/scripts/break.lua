@@ -17,8 +17,12 @@ local answer = 'N'
 seats(function(seat, g)
   if g.token == ARGV[1] then
     answer = 'R'
+    local confirmed = string.sub(call('HGET', K, 'i' .. g.id) or '', 1, 1) ~= '-'
     drop(seat, g)
     publish(g.channel, 'x' .. g.id)
+    -- A holder that did not hear it finds this when it looks. One that has yet to hear
+    -- of its grant waits on.
+    if confirmed then void(g.id, now + 5000000) end
     return true
   end
 end)

@@ -14,7 +14,8 @@
 --   i<id>    the place's number; of one that was granted, -seat until its client
 --            has confirmed it, then =seat
 --   h, t     the first place and the last
---   v<id>    void until then: a request that was undone and may still arrive
+--   v<id>    void until then: a request that was undone and may still arrive, or
+--            whose grant was taken away
 --   x<i>     the void requests in order, from y to z
 --   V        when the last of them may be forgotten
 -- Times are microseconds of the server's clock. Places are served by number.

@@ -5,17 +5,18 @@
 -- ARGV[2]  its seat
 -- ARGV[3]  TTL, microseconds; 0 to look
 --
--- Answers R or N (there is no such grant), and the server's time.
+-- Answers R, N (there is no such grant) or T (it was taken away), and the server's
+-- time.
 local K = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local text = string.format('%.0f', now)
 local rec, fields = redis.pcall('GET', K), nil
 if type(rec) == 'table' then
-  fields = redis.call('HMGET', K, 's' .. ARGV[2], 'L', 'e')
+  fields = redis.call('HMGET', K, 's' .. ARGV[2], 'L', 'e', 'v' .. string.match(ARGV[1], '%S+'))
   rec = fields[1]
 end
-if not rec or not string.find(rec, ARGV[1], 1, true) then return {'N', text} end
+if not rec or not string.find(rec, ARGV[1], 1, true) then return {fields and fields[4] and 'T' or 'N', text} end
 local before, at, had = string.match(rec, '^(.* )(%d+)%+(%d+)$')
 if at + had <= now then return {'N', text} end
 if ARGV[3] == '0' then return {'R', text} end

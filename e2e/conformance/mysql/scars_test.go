@@ -287,7 +287,7 @@ func TestDurableTokens(t *testing.T) {
 		if params != "recipe=optimistic" {
 			params += "&tokens=durable"
 		}
-		admin(t, schema, fmt.Sprintf("UPDATE holdfast_floor SET token = %d", ahead))
+		admin(t, schema, fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(token, %d)", ahead))
 		s := open(t, mariadb(t).Address, schema, params)
 		defer closeStore(t, s)
 		last := ahead
@@ -303,7 +303,48 @@ func TestDurableTokens(t *testing.T) {
 			last = g.Token
 			release(t, s, g)
 		}
+		if params == "recipe=optimistic" {
+			return
+		}
+		// Nor is a token given again because its holder's transaction was undone.
+		g, a := must(t, s, "durable", driver.Exclusive, time.Minute)
+		terminate(t, plain(t, schema), s, g)
+		hear(t, a, 20*time.Second)
+		next, _ := must(t, s, "durable", driver.Exclusive, time.Minute)
+		if next.Token <= g.Token {
+			t.Errorf("token %d after %d, whose holder was killed", next.Token, g.Token)
+		}
+		release(t, s, next)
 	})
+}
+
+// TestDurableTokenFails: the name is locked when its token cannot be written down, for
+// want of a second connection; that is no answer of which nothing stands.
+func TestDurableTokenFails(t *testing.T) {
+	schema := schema(t)
+	admin(t, schema, "CREATE USER narrow@'%' WITH MAX_USER_CONNECTIONS 1")
+	defer admin(t, schema, "DROP USER narrow@'%'")
+	admin(t, schema, "GRANT SELECT, INSERT, UPDATE, DELETE ON "+schema+".* TO narrow@'%'")
+	s, err := mysqlstore.Open(t.Context(), fmt.Sprintf("mysql://narrow@%s/%s?recipe=pessimistic&tokens=durable", mariadb(t).Address, schema))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeStore(t, s)
+	db, n := plain(t, schema), 1 // the connection that looked at the server goes
+	for end := time.Now().Add(20 * time.Second); n > 0; time.Sleep(5 * time.Millisecond) {
+		if err := db.QueryRow("SELECT COUNT(*) FROM information_schema.processlist WHERE user = 'narrow'").Scan(&n); err != nil || time.Now().After(end) {
+			t.Fatal(n, err)
+		}
+	}
+	r, _ := request("narrow", driver.Exclusive, time.Minute)
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+		t.Errorf("%v (%v)", err, s.Classify(err))
+	}
+	undo(t, s, r)
+	wide := open(t, mariadb(t).Address, schema, "recipe=pessimistic")
+	defer closeStore(t, wide)
+	g, _ := must(t, wide, "narrow", driver.Exclusive, time.Minute)
+	release(t, wide, g)
 }
 
 // TestRefuses what would not hold, and says why.

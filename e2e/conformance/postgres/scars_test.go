@@ -279,7 +279,7 @@ func TestDurableTokens(t *testing.T) {
 		if params != "recipe=optimistic" {
 			params += "&tokens=durable"
 		}
-		admin(t, schema, fmt.Sprintf("UPDATE holdfast_floor SET token = %d", ahead))
+		admin(t, schema, fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(token, %d)", ahead))
 		s := open(t, postgres(t).Address, schema, params)
 		defer closeStore(t, s)
 		last := ahead
@@ -295,7 +295,48 @@ func TestDurableTokens(t *testing.T) {
 			last = g.Token
 			release(t, s, g)
 		}
+		if params == "recipe=optimistic" {
+			return
+		}
+		// Nor is a token given again because its holder's transaction was undone.
+		g, a := must(t, s, "durable", driver.Exclusive, time.Minute)
+		terminate(t, plain(t, schema), s, g)
+		hear(t, a, 20*time.Second)
+		next, _ := must(t, s, "durable", driver.Exclusive, time.Minute)
+		if next.Token <= g.Token {
+			t.Errorf("token %d after %d, whose holder was killed", next.Token, g.Token)
+		}
+		release(t, s, next)
 	})
+}
+
+// TestDurableTokenFails: the name is locked when its token cannot be written down, for
+// want of a second connection; that is no answer of which nothing stands.
+func TestDurableTokenFails(t *testing.T) {
+	database := schema(t)
+	admin(t, database, "CREATE ROLE narrow LOGIN CONNECTION LIMIT 1")
+	defer admin(t, database, "DROP OWNED BY narrow; DROP ROLE narrow")
+	admin(t, database, "GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO narrow")
+	s, err := pgstore.Open(t.Context(), fmt.Sprintf("postgres://narrow@%s/%s?sslmode=disable&recipe=pessimistic&tokens=durable", postgres(t).Address, database))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeStore(t, s)
+	db, n := plain(t, database), 1 // the connection that looked at the server goes
+	for end := time.Now().Add(20 * time.Second); n > 0; time.Sleep(5 * time.Millisecond) {
+		if err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE usename = 'narrow'").Scan(&n); err != nil || time.Now().After(end) {
+			t.Fatal(n, err)
+		}
+	}
+	r, _ := request("narrow", driver.Exclusive, time.Minute)
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+		t.Errorf("%v (%v)", err, s.Classify(err))
+	}
+	undo(t, s, r)
+	wide := open(t, postgres(t).Address, database, "recipe=pessimistic")
+	defer closeStore(t, wide)
+	g, _ := must(t, wide, "narrow", driver.Exclusive, time.Minute)
+	release(t, wide, g)
 }
 
 // TestRefuses what would not hold, and says why.
@@ -312,6 +353,12 @@ func TestRefuses(t *testing.T) {
 	defer closeStore(t, a)
 	g, _ := must(t, a, "x", driver.Exclusive, time.Minute)
 	release(t, a, g)
+	for _, recipe := range []pgstore.Recipe{pgstore.Pessimistic, pgstore.Optimistic} {
+		_, err := pgstore.Open(t.Context(), fmt.Sprintf("postgres://postgres@%s/bare?sslmode=disable&default_transaction_read_only=on&recipe=%s", postgres(t).Address, recipe))
+		if driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "read-only") {
+			t.Errorf("%s, read-only: %v", recipe, err)
+		}
+	}
 	// No password in any error.
 	_, err := pgstore.Open(t.Context(), "postgres://root:sEcReT@127.0.0.1:1/x?recipe=advisory&sslmode=nonsense")
 	if err == nil || strings.Contains(err.Error(), "sEcReT") {

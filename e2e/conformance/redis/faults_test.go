@@ -343,6 +343,29 @@ func TestMessagesSuppressed(t *testing.T) {
 	}
 }
 
+// TestBrokenUnheard: a holder that no message reaches is still told that its lock was
+// taken away, by the look at it or by its renewal.
+func TestBrokenUnheard(t *testing.T) {
+	r := start(t)
+	do(t, r, "ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "&nothing")
+	s, operator := open(t, "redis://deaf:secret@"+r.Address()), open(t, "redis://"+r.Address())
+	for _, limit := range []int{driver.Exclusive, 2} {
+		q := request("x", limit, long)
+		g := must(t, s, q)
+		if err := operator.Break(t.Context(), "x", g.Token); err != nil {
+			t.Fatal(err)
+		}
+		next := must(t, operator, request("x", driver.Exclusive, long)) // it is free
+		if a := s.Renew(t.Context(), []driver.Grant{g})[0]; s.Classify(a.Err) != driver.NotHeld || a.Cause != driver.Taken {
+			t.Errorf("renewed: %v, cause %q", a.Err, a.Cause)
+		}
+		lost(t, q, driver.Taken)
+		if err := operator.Release(t.Context(), next, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestDeadHead: whoever stands first is dead, and the next is served soon.
 func TestDeadHead(t *testing.T) {
 	r := start(t)

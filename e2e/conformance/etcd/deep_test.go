@@ -1,0 +1,85 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/etcdstore"
+)
+
+// TestBusyBelow: a try of "a" is answered although the keys below "a" change before
+// each of its transactions, and leaves nothing where the answer is no.
+func TestBusyBelow(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	below := c.direct(t)
+	other := c.open(t)
+	var changes, comes atomic.Int64 // comes is the change at which another takes "a"
+	var taken driver.Grant
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: servers.EtcdEndpoints(c.members), Logger: zap.NewNop(), DialTimeout: 5 * time.Second,
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(
+			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+				if _, ok := req.(*etcdserverpb.TxnRequest); ok {
+					changes.Add(1)
+					if _, err := below.Put(ctx, "a/b/c", fmt.Sprint(changes.Load())); err != nil {
+						return err
+					}
+					if changes.Load() == comes.Load() {
+						taken = must(t, other, request("other", "a", driver.Exclusive, time.Minute))
+					}
+				}
+				return invoke(ctx, method, req, reply, cc, opts...)
+			})},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	s, err := etcdstore.New(client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close(context.Background())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for _, limit := range []int{driver.Exclusive, driver.Unlimited} {
+		g, err := s.Acquire(ctx, request(fmt.Sprint("free-", limit), "a", limit, time.Minute))
+		if err != nil {
+			t.Fatalf("limit %d, after %d changes below: %v", limit, changes.Load(), err)
+		}
+		if a := s.Renew(ctx, []driver.Grant{g})[0]; a.Err != nil {
+			t.Error(a.Err)
+		}
+		if _, err := s.Acquire(ctx, request(fmt.Sprint("busy-", limit), "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.Busy {
+			t.Errorf("beside a grant of limit %d: %v", limit, err)
+		}
+		st, err := c.open(t).Inspect(ctx, "a")
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token || len(st.Waiters) != 0 {
+			t.Errorf("%+v, %v", st, err)
+		}
+		if err := s.Release(ctx, g, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// It is free as long as the try looks, and taken when it takes its place.
+	const rounds = 8
+	comes.Store(changes.Load() + rounds + 1)
+	if _, err := s.Acquire(ctx, request("late", "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.Busy {
+		t.Errorf("beside one who came meanwhile: %v", err)
+	}
+	st, err := other.Inspect(ctx, "a")
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != taken.Token || len(st.Waiters) != 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}
