@@ -1,0 +1,62 @@
+package holdfast_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// TestUnlockBlocksNoLongerThanTrust: the store does not answer, and the trust left
+// is less than the request timeout.
+func TestUnlockBlocksNoLongerThanTrust(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		k := mustLock(t, l, "a", holdfast.TTL(30*time.Second))
+		s.Script().FailRenewals("a", 1<<30, nil)
+		time.Sleep(25 * time.Second)
+		left := k.Remaining() // 2 s: the margin is a tenth of the TTL
+		s.Script().Stop()
+		began := time.Now()
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Errorf("Unlock: %v", err)
+		}
+		if took := time.Since(began); took != left || left != 2*time.Second {
+			t.Errorf("Unlock took %s with %s of trust left", took, left)
+		}
+		s.Script().Reset()
+		s.Script().Start()
+	})
+}
+
+// TestReleaseOutlastsARenewalThatWasNotAnswered: the store has prolonged the lease
+// without the holder's knowledge, so a release that fails is tried again for longer
+// than the lease that the holder knows of.
+func TestReleaseOutlastsARenewalThatWasNotAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		h := &hooked{Store: s}
+		h.renew = func(_ []driver.Grant, a []driver.Renewal) []driver.Renewal {
+			for i := range a {
+				a[i] = driver.Renewal{Err: driver.Errorf(driver.Unknown, "the answer was lost")}
+			}
+			return a
+		}
+		l, other := newLocker(t, h), newLocker(t, s.Client())
+		k := mustLock(t, l, "a", holdfast.TTL(30*time.Second))
+		time.Sleep(26 * time.Second) // renewed within the last: the lease stands for 55 s
+		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.Unavailable, "down"))
+		_ = k.Unlock()
+		time.Sleep(26 * time.Second)
+		wantBusy(t, other, "a")
+		s.Script().Reset()
+		time.Sleep(2 * time.Second) // the longest pause between two tries
+		synctest.Wait()
+		wantFree(t, other, "a")
+	})
+}
