@@ -2,6 +2,7 @@ package holdfast_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,4 +60,52 @@ func TestReleaseOutlastsARenewalThatWasNotAnswered(t *testing.T) {
 		synctest.Wait()
 		wantFree(t, other, "a")
 	})
+}
+
+// TestRefusedReleaseIsTriedAgain: the store refuses, and then does not any more: the
+// name is free soon after or, with a MinHold that the store keeps, at its end. It is
+// not kept until the TTL.
+func TestRefusedReleaseIsTriedAgain(t *testing.T) {
+	for _, minHold := range []time.Duration{0, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			r := &recorder{}
+			l, other := newLocker(t, s, holdfast.WithHooks(r)), newLocker(t, s.Client())
+			k := mustLock(t, l, "a", holdfast.TTL(time.Hour), holdfast.MinHold(minHold))
+			began := time.Now()
+			s.Script().FailReleases("a", 3, driver.Errorf(driver.Refused, "no rights"))
+			if err := k.Unlock(); !errors.Is(err, holdfast.ErrRefused) {
+				t.Errorf("Unlock: %v", err)
+			}
+			unlock(t, mustLock(t, other, "a"))
+			if took := time.Since(began); took < minHold || took > minHold+2*time.Second {
+				t.Errorf("MinHold %s: free after %s", minHold, took)
+			}
+			synctest.Wait()
+			no, want := holdfast.EventUnconfirmed, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired}
+			if want = append(want, no, no, no, holdfast.EventReleased); !slices.Equal(r.kinds(), want) {
+				t.Errorf("events %q, want %q", r.kinds(), want)
+			}
+		})
+	}
+}
+
+// TestReleaseThatCannotBe: an error that says that asking again is in vain ends the
+// matter, and Close does not wait.
+func TestReleaseThatCannotBe(t *testing.T) {
+	for _, code := range []driver.Code{driver.Invalid, driver.Unsupported, driver.IsClosed} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			l := newLocker(t, s)
+			k := mustLock(t, l, "a")
+			s.Script().FailReleases("a", 1<<30, driver.Errorf(code, "in vain"))
+			if err := k.Unlock(); err == nil {
+				t.Error("Unlock is content")
+			}
+			began := time.Now()
+			if err := l.Close(bg); err != nil || time.Since(began) != 0 {
+				t.Errorf("%s: Close: %v after %s", code, err, time.Since(began))
+			}
+		})
+	}
 }
