@@ -88,16 +88,15 @@ func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKee
 	successor(t, e, l)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	r := driver.Request{ID: "deposed-" + name, Name: name, Limit: driver.Exclusive, TTL: ttl, From: nobody{}}
+	var r driver.Request
 	for {
-		_, err := young.Acquire(ctx, r)
-		if err == nil {
+		r = driver.Request{ID: "deposed-" + newName(), Name: name, Limit: driver.Exclusive, TTL: ttl, From: nobody{}}
+		if _, err := young.Acquire(ctx, r); err == nil {
 			break
 		}
-		if driver.CodeOf(err) == driver.Unknown {
-			must(t, young.Undo(ctx, r))
+		for young.Undo(ctx, r) != nil {
+			must(t, ctx.Err())
 		}
-		must(t, ctx.Err())
 	}
 	select {
 	case <-sent: // by the acquisition before
