@@ -39,7 +39,7 @@ func (o overheard) Write(b []byte) (int, error) {
 func TestUndoAtADeposedLeader(t *testing.T) {
 	e := three(t)
 	for attempt := 1; !undoneAtADeposedLeader(t, e, leader(t, e)); attempt++ {
-		if attempt == 5 {
+		if attempt == 10 {
 			t.Fatal("no Undo came to lie before the leader that was stopped")
 		}
 	}
