@@ -264,6 +264,9 @@ func (h *hold) loseLocked(cause driver.Cause, err error) bool {
 	// finds the contexts ended.
 	for _, k := range h.locks {
 		k.end(h.loss)
+		if k.limit != nil {
+			k.limit.Stop()
+		}
 	}
 	loss, since := h.loss, h.since
 	h.mu.Unlock()

@@ -34,8 +34,8 @@ const (
 	// EventReleased: released at the store, held for Took. It may come without
 	// EventAcquired: for a grant that arrived when nobody wanted it any more.
 	EventReleased EventKind = "released"
-	// EventUnconfirmed: a release was not confirmed in time and goes on in the
-	// background, until EventReleased or the end of the lease; Err says why.
+	// EventUnconfirmed: a release was refused or not confirmed in time. It goes on
+	// in the background, until EventReleased or the end of the lease; Err says why.
 	EventUnconfirmed EventKind = "release unconfirmed"
 	// EventUndoFailed: an acquisition of unknown outcome could not be undone yet;
 	// it is tried again.

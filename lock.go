@@ -78,8 +78,9 @@ func (k *Lock) live() bool { return k.ctx.Err() == nil }
 
 // Unlock releases the lock. It takes no context, since a deferred call often
 // runs when the caller's has ended. It blocks at most for the request timeout or
-// the trust left, whichever is less; what is not confirmed by then goes on in
-// the background (the error matches ErrUnavailable) and Close waits for it.
+// the trust left, whichever is less; what is not confirmed by then (the error
+// matches ErrUnavailable, or ErrRefused where the store said no) goes on in the
+// background until the lease must have run out, and Close waits for it.
 //
 // A lock that was lost before answers a *LostError. Calling Unlock again does
 // nothing and returns the same.

@@ -21,26 +21,31 @@ func (h *hold) release(g driver.Grant, keep, left time.Duration) error {
 		return nil
 	}
 	code := h.l.store.Classify(err)
-	switch code {
-	case driver.NotHeld:
+	if code == driver.NotHeld {
 		h.mu.Lock()
 		h.loss = &LostError{Name: h.req.Name, Store: h.l.where, Token: g.Token, Cause: Gone, Err: err}
 		loss := h.loss
 		h.mu.Unlock()
 		h.report(EventLost, loss, since)
 		return loss
-	case driver.Unknown, driver.Unavailable:
-		h.report(EventUnconfirmed, err, since)
+	}
+	h.report(EventUnconfirmed, err, since)
+	if !final(code) {
 		h.releaseLater(g, keep)
-	default:
-		h.report(EventUnconfirmed, err, since)
 	}
 	return &failure{name: h.req.Name, store: h.l.where, kind: kinds[code], err: err}
 }
 
-// releaseLater tries again until the store has answered, or until the lease,
-// which nobody renews any more, must have run out. For a lock that was lost it is
-// a courtesy, of which no event tells: the loss was its end.
+// final tells whether an error of a release ends the matter. Refused does not:
+// rights come back, a replica becomes the primary, and until the end of its lease
+// a grant that still stands shuts everybody out.
+func final(code driver.Code) bool {
+	return code == driver.IsClosed || code == driver.Invalid || code == driver.Unsupported
+}
+
+// releaseLater tries again until the grant is released or gone, or until the lease,
+// which nobody renews any more, must have run out. For a lock that was lost it is a
+// courtesy, of which no event tells: the loss was its end.
 func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 	until := time.Now().Add(keep)
 	h.mu.Lock()
@@ -64,13 +69,14 @@ func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 			if err != nil {
 				code = h.l.store.Classify(err)
 			}
-			switch code {
-			case driver.Unknown, driver.Unavailable:
-				return err
-			case driver.NotHeld:
+			if code == driver.NotHeld {
 				report(EventReleased, nil)
+				return nil
 			}
-			return nil
+			if final(code) {
+				return nil
+			}
+			return err
 		},
 		failed: func(err error) { report(EventUnconfirmed, err) },
 	})

@@ -135,6 +135,37 @@ func TestPlaceOutlivesItsHead(t *testing.T) {
 	})
 }
 
+// TestHeirOfAPlaceIsShownAsHolder: the head of the queue has given up, for a reason
+// of its own; the grant is written down with the words of the one that has it.
+func TestHeirOfAPlaceIsShownAsHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		holder, l := newLocker(t, s), newLocker(t, s.Client())
+		k := mustLock(t, holder, "a")
+		ctx, cancel := context.WithCancelCause(bg)
+		why := errors.New("changed my mind")
+		first, second := make(chan error), make(chan *holdfast.Lock)
+		go func() { _, err := l.Lock(ctx, "a", holdfast.Reason("first")); first <- err }()
+		synctest.Wait()
+		go func() { second <- mustLock(t, l, "a", holdfast.Reason("second")) }()
+		synctest.Wait()
+		cancel(why)
+		if err := <-first; !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, why) {
+			t.Errorf("the one that gave up: %v", err)
+		}
+		unlock(t, k)
+		k = <-second
+		st, err := holder.Inspect(bg, "a")
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].Reason != "second" {
+			t.Errorf("%+v, %v", st.Holders, err)
+		}
+		if err := context.Cause(k.Context()); err != nil {
+			t.Errorf("the heir's context: %v", err)
+		}
+		unlock(t, k)
+	})
+}
+
 // TestUnknownIsUndone: the answer to an acquisition is lost; whatever became of
 // it, the name is free soon after and not only after the TTL.
 func TestUnknownIsUndone(t *testing.T) {

@@ -23,7 +23,8 @@ const (
 	// applied and cannot be later. Asking again may help.
 	Unavailable
 	// Refused: an answered no for good: missing rights, a read-only replica, a
-	// key of another type. Asking again does not help.
+	// key of another type. Asking again does not help the caller, who is told. A
+	// Release or an Undo is asked again all the same: what is refused may stand.
 	Refused
 	// Unsupported: the store or its layout cannot do this.
 	Unsupported

@@ -219,11 +219,13 @@ func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver
 	case <-ctx.Done():
 	case <-s.end:
 	}
+	owner := r.From.Owner() // whom the place is for may have changed
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	if e.token != 0 && ctx.Err() == nil && e.err == nil {
 		// Trust from a confirming step after the wait: the deadline is set anew.
 		if sp.confirm(e) {
+			e.owner = owner
 			return e.toGrant(), nil
 		}
 	}

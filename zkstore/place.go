@@ -286,13 +286,19 @@ func (p *place) unsubscribeLocked(keep []string) (unwatched []string) {
 
 // unwatched is called when the removal of watches has been sent. Another place may have
 // come for one of them since it was decided, and its watch have been sent ahead of the
-// removal: it looks again, and watches behind it.
+// removal: it looks again, and watches behind it. So does a Break that watches the node:
+// to the server the watches of one session on a path are one.
 func (ss *session) unwatched(paths []string) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	for _, path := range paths {
 		for p := range ss.subs[path] {
 			p.look(nil)
+		}
+		for t := range ss.trees {
+			if t.path == path {
+				signal(t.ch)
+			}
 		}
 	}
 }

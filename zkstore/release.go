@@ -59,10 +59,10 @@ func (s *Store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) e
 }
 
 // clear is the release of a grant that does not stand: where its session was said to
-// have expired, its node may yet.
+// have expired, its node may yet, and where the user was refused it does.
 func (s *Store) clear(ctx context.Context, dg driver.Grant) error {
 	g, ok := dg.Handle.(*grant)
-	if !ok || g.ss.s != s || !errors.Is(g.ss.zk.Ended(), zk.ErrExpired) {
+	if !ok || g.ss.s != s || g.ss.zk.Ended() == nil {
 		return notHeld(dg)
 	}
 	ss, err := s.any(ctx)

@@ -75,6 +75,9 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 		return nil, driver.Errorf(driver.Invalid, "zkstore: TTL %s needs a session of %s: this server gives %s", ttl, ttl+s.slack(), got)
 	}
 	if err := ss.newGuard(ctx); err != nil {
+		if ended := client.Ended(); ended != nil {
+			err = &zk.NotSentError{Err: ended} // nothing of a request was, and this says why
+		}
 		_ = client.Close(ctx) // else it expires
 		return nil, err
 	}

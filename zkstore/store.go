@@ -1,7 +1,9 @@
 package zkstore
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -271,7 +273,11 @@ func (s *Store) Close(ctx context.Context) error {
 	errs := make([]error, len(all))
 	var closing sync.WaitGroup
 	for i, ss := range all {
-		closing.Go(func() { errs[i] = ss.zk.Close(ctx) })
+		closing.Go(func() {
+			if errs[i] = ss.zk.Close(ctx); errs[i] == zk.ErrExpired {
+				errs[i] = s.ended(ctx, ss)
+			}
+		})
 	}
 	closing.Wait()
 	s.stop() // whatever was begun meanwhile is abandoned
@@ -280,6 +286,31 @@ func (s *Store) Close(ctx context.Context) error {
 		return &driver.Error{Code: driver.Unavailable, Err: fmt.Errorf("closing: the session is left to expire: %w", errs[i])}
 	}
 	return nil
+}
+
+// ended makes sure that a session has ended of which one server says so (see bury). A
+// session of its own writes to the guard, which only a leader with a majority answers.
+func (s *Store) ended(ctx context.Context, ss *session) error {
+	ctx, cancel := context.WithTimeout(ctx, openPatience)
+	defer cancel()
+	client, err := zk.Open(ctx, s.clientConfig(s.slack()+s.cfg.tick))
+	if err != nil {
+		return err
+	}
+	defer client.Close(ctx)
+	path, _ := ss.guard()
+	for {
+		c := zk.Set(path, nil, -1)
+		err := client.Do(ctx, c)
+		switch {
+		case err == nil && errors.Is(c.Err, zk.ErrNoNode):
+			return nil
+		case err == nil:
+			return cmp.Or(c.Err, errors.New("a server has said that it expired, and its nodes stand"))
+		case ctx.Err() != nil || client.Ended() != nil:
+			return err
+		}
+	}
 }
 
 var _ interface {

@@ -18,17 +18,15 @@ const Dirs = "HOLDFAST_SERVERS"
 var ErrNotInstalled = errors.New("not installed")
 
 // Find finds a server's program: in the directories of the environment variable
-// HOLDFAST_SERVERS, in PATH, and in more, which are patterns of whole paths.
-func Find(program string, more ...string) (string, error) {
+// HOLDFAST_SERVERS; in its own places, which are patterns of whole paths and come before
+// PATH, since that may have a wrapper; and in PATH. The error wraps ErrNotInstalled.
+func Find(program string, own ...string) (string, error) {
 	for _, dir := range filepath.SplitList(os.Getenv(Dirs)) {
 		if path := filepath.Join(dir, program); executable(path) {
 			return path, nil
 		}
 	}
-	if path, err := exec.LookPath(program); err == nil {
-		return path, nil
-	}
-	for _, pattern := range more {
+	for _, pattern := range own {
 		found, _ := filepath.Glob(pattern)
 		// The last is the newest where the pattern has a version in it.
 		for i := len(found) - 1; i >= 0; i-- {
@@ -37,7 +35,10 @@ func Find(program string, more ...string) (string, error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("servers: %s is %w: it was looked for in %s, PATH and %v", program, ErrNotInstalled, Dirs, more)
+	if path, err := exec.LookPath(program); err == nil {
+		return path, nil
+	}
+	return "", fmt.Errorf("servers: %s is %w: it was looked for in %s, %v and PATH", program, ErrNotInstalled, Dirs, own)
 }
 
 func executable(path string) bool {

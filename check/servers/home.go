@@ -70,21 +70,6 @@ func (h *home) run(c *exec.Cmd) error {
 
 func (h *home) remove() { _ = os.RemoveAll(h.dir) }
 
-// find looks for a program in dirs first: the PATH may have a wrapper.
-func find(name string, dirs ...string) string {
-	for _, dir := range dirs {
-		path := filepath.Join(dir, name)
-		if _, err := os.Stat(path); err == nil {
-			return path
-		}
-	}
-	path, err := exec.LookPath(name)
-	if err != nil {
-		return ""
-	}
-	return path
-}
-
 func splitAddress(address string) (host, port string, err error) {
 	if host, port, err = net.SplitHostPort(address); err != nil {
 		return "", "", fmt.Errorf("servers: address %q: %w", address, err)

@@ -27,9 +27,9 @@ type MariaDB struct {
 // with further flags as given. The error wraps ErrNotInstalled where there is no
 // mariadbd.
 func StartMariaDB(ctx context.Context, flags ...string) (_ *MariaDB, err error) {
-	daemon := find("mariadbd", "/usr/sbin", "/usr/libexec")
-	if daemon == "" {
-		return nil, fmt.Errorf("mariadbd is %w (Debian: apt-get install mariadb-server-core)", ErrNotInstalled)
+	daemon, err := Find("mariadbd", "/usr/sbin/mariadbd", "/usr/libexec/mariadbd")
+	if err != nil {
+		return nil, fmt.Errorf("%w (Debian: apt-get install mariadb-server-core)", err)
 	}
 	// As mariadb-install-db does, which needs tools that come with the clients.
 	boot := bytes.NewBufferString("USE mysql;\n")

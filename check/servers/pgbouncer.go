@@ -21,9 +21,9 @@ type PgBouncer struct {
 // ("session", "transaction") and the size of its pool. The error wraps
 // ErrNotInstalled where there is none.
 func StartPgBouncer(ctx context.Context, upstream, mode string, size int) (_ *PgBouncer, err error) {
-	daemon := find("pgbouncer", "/usr/sbin")
-	if daemon == "" {
-		return nil, fmt.Errorf("pgbouncer is %w (Debian: apt-get install pgbouncer)", ErrNotInstalled)
+	daemon, err := Find("pgbouncer", "/usr/sbin/pgbouncer")
+	if err != nil {
+		return nil, fmt.Errorf("%w (Debian: apt-get install pgbouncer)", err)
 	}
 	h, err := newHome("postgres", "nobody")
 	if err != nil {

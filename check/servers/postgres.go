@@ -25,10 +25,14 @@ type Postgres struct {
 // with further settings as NAME=VALUE. The error wraps ErrNotInstalled where
 // there is none.
 func StartPostgres(ctx context.Context, settings ...string) (_ *Postgres, err error) {
-	dirs, _ := filepath.Glob("/usr/lib/postgresql/*/bin")
-	daemon, initdb := find("postgres", dirs...), find("initdb", dirs...)
-	if daemon == "" || initdb == "" {
-		return nil, fmt.Errorf("postgres or initdb is %w (Debian: apt-get install postgresql)", ErrNotInstalled)
+	const own = "/usr/lib/postgresql/*/bin/"
+	daemon, err := Find("postgres", own+"postgres")
+	if err != nil {
+		return nil, fmt.Errorf("%w (Debian: apt-get install postgresql)", err)
+	}
+	initdb, err := Find("initdb", own+"initdb")
+	if err != nil {
+		return nil, fmt.Errorf("%w (Debian: apt-get install postgresql)", err)
 	}
 	h, err := newHome("postgres", "nobody")
 	if err != nil {

@@ -2,7 +2,6 @@ package etcd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -349,13 +348,10 @@ func TestReleaseGivenUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Unlock()
-	k, err := l.Lock(t.Context(), "n", holdfast.TTL(2*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := must(t, s, request("h", "n", 1, 2*time.Second))
 	refusing.refuse.Store(true)
-	if err := k.Unlock(); !errors.Is(err, holdfast.ErrRefused) {
-		t.Fatalf("Unlock: %v", err)
+	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.Refused {
+		t.Fatalf("Release: %v", err)
 	}
 	refusing.refuse.Store(false)
 	if res := receive(t, "the next grant", waitIn(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {

@@ -1,6 +1,7 @@
 package zookeeper
 
 import (
+	"context"
 	"encoding/binary"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -145,5 +147,51 @@ func TestCloseAnswerLost(t *testing.T) {
 		must(t, err)
 	case <-time.After(patience):
 		t.Fatal("Close does not come back")
+	}
+}
+
+// TestCloseDoesNotBelieveOneServer: the end of a session was sent and did not arrive, and
+// the next server says that it has expired. Close does not say that all is done.
+func TestCloseDoesNotBelieveOneServer(t *testing.T) {
+	z, p := proxied(t)
+	sent := make(chan struct{}, 1)
+	l, s := locker(t, []string{p.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		return overheard{c, [][]byte{{0xff, 0xff, 0xff, 0xf5}}, sent}, err // closeSession, -11
+	}))
+	_, sb := locker(t, []string{z.Address()})
+	name := newName()
+	lock(t, l, name, lasting)
+	select {
+	case <-sent: // by the session that has asked for the limits
+	default:
+	}
+	must(t, p.Silence())
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close(t.Context()) }()
+	select {
+	case <-sent:
+	case <-time.After(patience):
+		t.Fatal("the end of the session was not sent")
+	}
+	address, told := liar(t)
+	must(t, p.Redirect(address))
+	must(t, p.Heal())
+	select {
+	case <-told:
+	case <-time.After(patience):
+		t.Fatal("the client did not come back")
+	}
+	must(t, p.Redirect(z.Address()))
+	select {
+	case err := <-closed:
+		if driver.CodeOf(err) != driver.Unavailable {
+			t.Errorf("Close: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("Close does not come back")
+	}
+	if st, err := sb.Inspect(t.Context(), name); err != nil || len(st.Holders) != 1 {
+		t.Errorf("%+v, %v; the test shows nothing", st, err)
 	}
 }

@@ -55,3 +55,49 @@ func TestWatchesOfOneClient(t *testing.T) {
 		cancel()
 	}
 }
+
+// TestBreakKeepsItsWatch: a place of the same client stops to watch the node that is
+// being broken. Break still sees it go, long before its grace is over.
+func TestBreakKeepsItsWatch(t *testing.T) {
+	z := single(t)
+	_, s := locker(t, []string{z.Address()}, zkstore.BreakGrace(time.Hour))
+	_, holder := locker(t, []string{z.Address()})
+	name := newName()
+	r := driver.Request{ID: "b-" + newName(), Name: name, Limit: driver.Exclusive, TTL: 30 * time.Second, From: nobody{}}
+	g, err := holder.Acquire(t.Context(), r)
+	must(t, err)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	place := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+	left := make(chan error, 1)
+	go func() {
+		r := r
+		r.ID, r.Wait, r.From = r.ID+"-place", true, place
+		_, err := s.Acquire(ctx, r)
+		left <- err
+	}()
+	<-place.queued // and it watches the holder's node
+	broken := make(chan error, 1)
+	go func() { broken <- s.Break(t.Context(), name, g.Token) }()
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		st, err := holder.Inspect(t.Context(), name)
+		must(t, err)
+		if len(st.Holders) == 1 && st.Holders[0].Note != "" {
+			break // it was asked to end, and Break watches
+		}
+		if time.Now().After(end) {
+			t.Fatal("the holder was not asked to end")
+		}
+	}
+	leave()
+	if err := <-left; driver.CodeOf(err) != driver.Withdrawn {
+		t.Errorf("the place: %v", err)
+	}
+	must(t, holder.Release(t.Context(), g, 0))
+	select {
+	case err := <-broken:
+		must(t, err)
+	case <-time.After(patience):
+		t.Fatal("Break does not see that the holder has gone")
+	}
+}

@@ -171,8 +171,9 @@ func (s *Session) Send(ctx context.Context, calls ...*Call) error {
 
 // Close ends the session at the server, so that its nodes go at once; ctx bounds
 // how long that is tried. Without an answer the session is left to expire. Where the
-// answer was lost with its connection it is asked again, on the next: a session that is
-// not there any more was closed.
+// answer was lost with its connection it is asked again, on the next. ErrExpired says that
+// the server there does not know the session any more: it was closed, if that server is
+// right.
 func (s *Session) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.patience())
 	err := s.Do(ctx, &Call{op: opClose})
@@ -182,7 +183,7 @@ func (s *Session) Close(ctx context.Context) error {
 		}
 		if ended := s.Ended(); ended != nil {
 			if sent && errors.Is(ended, ErrExpired) {
-				err = nil
+				err = ErrExpired
 			}
 			break
 		}

@@ -1,0 +1,118 @@
+package zookeeper
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// unwelcoming leads to a server and makes each of its answers to an authentication a
+// refusal, as those of a member that was started without that kind of user are.
+func unwelcoming(t *testing.T, z *servers.ZooKeeper) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	var done sync.WaitGroup
+	t.Cleanup(func() { l.Close(); done.Wait() })
+	done.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			done.Go(func() {
+				defer c.Close()
+				s, err := net.Dial("tcp", z.Address())
+				if err != nil {
+					return
+				}
+				defer s.Close()
+				done.Go(func() { _, _ = io.Copy(s, c); s.Close() })
+				refuseUsers(c, bufio.NewReader(s))
+			})
+		}
+	})
+	return l.Addr().String()
+}
+
+// refuseUsers passes on the answers of a connection: the first is the welcome, the rest
+// begin with length, xid, zxid and code.
+func refuseUsers(to io.Writer, from io.Reader) {
+	for first := true; ; first = false {
+		frame := make([]byte, 4)
+		if _, err := io.ReadFull(from, frame); err != nil {
+			return
+		}
+		frame = append(frame, make([]byte, binary.BigEndian.Uint32(frame))...)
+		if _, err := io.ReadFull(from, frame[4:]); err != nil {
+			return
+		}
+		if xid := int32(binary.BigEndian.Uint32(frame[4:])); !first && xid == -4 {
+			refusal := int32(-115)
+			binary.BigEndian.PutUint32(frame[16:], uint32(refusal))
+		}
+		if _, err := to.Write(frame); err != nil {
+			return
+		}
+	}
+}
+
+// TestAuthenticationFails: a server refuses the user when the client comes back to it,
+// which ends the session for the client and not at the ensemble. Its holder is told and
+// its waiter gets an error; and when the user is welcome again their nodes go, long
+// before the session expires.
+func TestAuthenticationFails(t *testing.T) {
+	z, p := proxied(t)
+	root := zkstore.Root("/auth-fails")
+	a, _ := locker(t, []string{p.Address()}, root, zkstore.Digest("me", "secret"))
+	b, sb := locker(t, []string{z.Address()}, root)
+	name, other := newName(), newName()
+	k := lock(t, b, name)
+	held := lock(t, a, other, lasting)
+	waited := make(chan error, 1)
+	go func() {
+		_, err := a.Lock(t.Context(), name, lasting)
+		waited <- err
+	}()
+	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		st, err := sb.Inspect(t.Context(), name)
+		must(t, err)
+		if len(st.Waiters) == 1 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("no place in the queue")
+		}
+	}
+	must(t, p.Redirect(unwelcoming(t, z)))
+	select {
+	case <-held.Context().Done():
+	case <-time.After(patience):
+		t.Fatal("the holder was not told")
+	}
+	select {
+	case err := <-waited:
+		if !errors.Is(err, holdfast.ErrRefused) {
+			t.Errorf("the waiter: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the waiter was not told")
+	}
+	var lost *holdfast.LostError
+	if err := held.Unlock(); !errors.As(err, &lost) || lost.Cause != holdfast.SessionEnded {
+		t.Errorf("Unlock: %v", err)
+	}
+	must(t, p.Redirect(z.Address()))
+	empty(t, sb, other)
+	must(t, k.Unlock())
+	empty(t, sb, name)
+}

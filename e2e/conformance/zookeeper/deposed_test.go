@@ -1,0 +1,128 @@
+package zookeeper
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// overheard is a connection that tells when something was written that contains one of
+// some words.
+type overheard struct {
+	net.Conn
+	words [][]byte
+	said  chan<- struct{}
+}
+
+func (o overheard) Write(b []byte) (int, error) {
+	n, err := o.Conn.Write(b)
+	if slices.ContainsFunc(o.words, func(w []byte) bool { return bytes.Contains(b, w) }) {
+		select {
+		case o.said <- struct{}{}:
+		default:
+		}
+	}
+	return n, err
+}
+
+// TestUndoAtADeposedLeader: the leader was stopped, and its successor has made a node
+// that it does not know. An Undo that reaches it before it notices is not confirmed by
+// what it sees.
+func TestUndoAtADeposedLeader(t *testing.T) {
+	e := three(t)
+	for attempt := 1; !undoneAtADeposedLeader(t, e, leader(t, e)); attempt++ {
+		if attempt == 10 {
+			t.Fatal("no Undo came to lie before the leader that was stopped")
+		}
+	}
+}
+
+// undoneAtADeposedLeader answers false if it came to nothing: finding a successor took
+// longer than the patience of the client whose leader does not answer.
+func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKeeper) bool {
+	t.Helper()
+	var others []string
+	for _, m := range e.Members {
+		if m != l {
+			others = append(others, m.Address())
+		}
+	}
+	name := newName()
+	ttl := 2 * time.Minute // whose sessions live through all of this, and whose clients are patient
+	sent := make(chan struct{}, 1)
+	_, old := locker(t, []string{l.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		// An Undo writes to a guard or looks at the name; heartbeats do neither.
+		return overheard{c, [][]byte{[]byte("/@"), []byte(name)}, sent}, err
+	}))
+	_, young := locker(t, others)
+	for _, s := range []*zkstore.Store{old, young} { // so that their sessions stand
+		r := driver.Request{ID: "warm-" + newName(), Name: newName(), Limit: driver.Exclusive, TTL: ttl, From: nobody{}}
+		g, err := s.Acquire(t.Context(), r)
+		must(t, err)
+		must(t, s.Release(t.Context(), g, 0))
+	}
+
+	must(t, l.Pause())
+	goOn := sync.OnceFunc(func() {
+		must(t, l.Cont())
+		leader(t, e)
+	})
+	defer goOn()
+	// The connections of the others to it end, so that they need not find out by its
+	// silence.
+	for _, m := range e.Members {
+		if m != l {
+			must(t, e.Silence(m))
+			must(t, e.Heal(m))
+		}
+	}
+	successor(t, e, l)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var r driver.Request
+	for {
+		r = driver.Request{ID: "deposed-" + newName(), Name: name, Limit: driver.Exclusive, TTL: ttl, From: nobody{}}
+		if _, err := young.Acquire(ctx, r); err == nil {
+			break
+		}
+		for young.Undo(ctx, r) != nil {
+			must(t, ctx.Err())
+		}
+	}
+	select {
+	case <-sent: // by the acquisition before
+	default:
+	}
+	undone := make(chan error, 1)
+	go func() {
+		err := old.Undo(ctx, r)
+		for err != nil && ctx.Err() == nil { // as the core does
+			err = old.Undo(ctx, r)
+		}
+		undone <- err
+	}()
+	select {
+	case <-sent: // it lies before the leader, or is on its way there
+	case <-time.After(2 * time.Second):
+		cancel()
+		<-undone
+		return false
+	}
+	goOn()
+	must(t, <-undone)
+	st, err := young.Inspect(t.Context(), name)
+	must(t, err)
+	if len(st.Holders) > 0 {
+		t.Errorf("the Undo was confirmed, and the grant stands: %+v", st.Holders)
+	}
+	return true
+}
