@@ -35,7 +35,7 @@ type Client interface {
 	// Subscribe listens to a channel until the context or the subscription ends,
 	// with an error that says why. It calls ready each time the subscription
 	// stands, and got for each message; neither blocks.
-	Subscribe(ctx context.Context, channel string, sharded bool, ready func(), got func(message string)) error
+	Subscribe(ctx context.Context, channel string, ready func(), got func(message string)) error
 	// Close ends what is under way and gives back what the client opened itself.
 	Close()
 }

@@ -59,7 +59,7 @@ func (f *fake) Command(_ context.Context, args ...string) ([]string, error) {
 	return []string{"0"}, nil
 }
 
-func (f *fake) Subscribe(ctx context.Context, _ string, _ bool, ready func(), _ func(string)) error {
+func (f *fake) Subscribe(ctx context.Context, _ string, ready func(), _ func(string)) error {
 	ready()
 	<-ctx.Done()
 	return ctx.Err()

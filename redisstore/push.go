@@ -33,7 +33,7 @@ func (s *Store) expect(e *entry) {
 func (s *Store) subscribe(sub *subscription, channel string) {
 	failures := 0
 	for s.ctx.Err() == nil {
-		_ = s.client.Subscribe(s.ctx, channel[2:], channel[0] == 's', func() {
+		_ = s.client.Subscribe(s.ctx, channel[2:], func() {
 			failures = 0
 			s.mu.Lock()
 			sub.ready = max(micros(), 1)

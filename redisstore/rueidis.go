@@ -442,19 +442,16 @@ func (n rueidisNode) Command(ctx context.Context, args ...string) ([]string, err
 
 // Subscribe listens on a connection that the client shares with other commands,
 // or, where the server speaks RESP2 alone, on one of its own.
-func (c *rueidisClient) Subscribe(ctx context.Context, channel string, sharded bool, ready func(), got func(string)) error {
+func (c *rueidisClient) Subscribe(ctx context.Context, channel string, ready func(), got func(string)) error {
 	client, err := c.connected(ctx)
 	if err != nil {
 		return err
 	}
 	hooked := rueidis.WithOnSubscriptionHook(ctx, func(s rueidis.PubSubSubscription) {
-		if s.Kind == "subscribe" || s.Kind == "ssubscribe" {
+		if s.Kind == "subscribe" {
 			ready()
 		}
 	})
 	cmd := client.B().Subscribe().Channel(channel).Build()
-	if sharded {
-		cmd = client.B().Ssubscribe().Channel(channel).Build()
-	}
 	return convert(client.Receive(hooked, cmd, func(m rueidis.PubSubMessage) { got(m.Message) }))
 }

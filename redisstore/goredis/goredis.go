@@ -345,13 +345,8 @@ func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error
 const silence = 2 * time.Second
 
 // Subscribe listens on a connection of its own.
-func (a *adapter) Subscribe(ctx context.Context, channel string, sharded bool, ready func(), got func(string)) error {
-	var sub *redis.PubSub
-	if sharded {
-		sub = a.client.SSubscribe(ctx, channel)
-	} else {
-		sub = a.client.Subscribe(ctx, channel)
-	}
+func (a *adapter) Subscribe(ctx context.Context, channel string, ready func(), got func(string)) error {
+	sub := a.client.Subscribe(ctx, channel)
 	defer func() { _ = sub.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = sub.Close() })
 	defer stop()

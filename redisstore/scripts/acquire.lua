@@ -4,7 +4,7 @@
 -- KEYS[1]  the name
 -- KEYS[2]  the bucket's counter of tokens; left out while the slot moves
 -- ARGV[1]  who asks: "LIMIT CHANNEL OWNER ID". The channel that wakes it is
---          p:CHANNEL or s:CHANNEL (sharded), or -
+--          p:CHANNEL, or - for none
 -- ARGV[2]  TTL, microseconds
 -- ARGV[3]  TTL, milliseconds, rounded up: the life of the key
 -- ARGV[4]  the server's time after which the request is refused

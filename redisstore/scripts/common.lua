@@ -125,11 +125,8 @@ local function admits(limit) return st.count < math.min(limit, least()) end
 -- publish may fail, for want of the right to: a message that is not sent is like
 -- one that is lost, and a script must not end half-way.
 local function publish(channel, message)
-  local kind = string.sub(channel, 1, 1)
-  if kind == 'p' then
+  if string.sub(channel, 1, 2) == 'p:' then
     redis.pcall('PUBLISH', string.sub(channel, 3), message)
-  elseif kind == 's' then
-    redis.pcall('SPUBLISH', string.sub(channel, 3), message)
   end
 end
 
