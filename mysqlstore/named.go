@@ -137,7 +137,7 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	case !row.True(1):
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
-	if r.s.cfg.durable {
+	if r.s.cfg.Durable {
 		answers, err := s.Run(ctx, durable(a)...)
 		if err != nil {
 			return sqlkit.Got{}, err

@@ -25,12 +25,12 @@ import (
 type pessimistic struct{ sessions }
 
 // own tells whether the rows are those of a user's table.
-func (r pessimistic) own() bool { return r.s.cfg.table != "" }
+func (r pessimistic) own() bool { return r.s.cfg.Table != "" }
 
 // Check answers for limits that there are no rows for.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
-	if r.own() && q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
-		return 0, driver.Errorf(driver.Unsupported, "limit %d: a table of one's own has no rows for permits", q.Limit)
+	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
+		return 0, err
 	}
 	return checkTTL(q)
 }
@@ -41,7 +41,7 @@ func (r pessimistic) row(key []byte) string {
 		return "holdfast_name WHERE name = " + lit(key)
 	}
 	_, name, _ := bytes.Cut(key, []byte{0})
-	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.table, r.s.cfg.column, asText(string(name)))
+	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.Table, r.s.cfg.Column, asText(string(name)))
 }
 
 func (r pessimistic) insert(key []byte) string {
@@ -49,8 +49,8 @@ func (r pessimistic) insert(key []byte) string {
 		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON DUPLICATE KEY UPDATE permits = permits", lit(key))
 	}
 	_, name, _ := bytes.Cut(key, []byte{0})
-	c := r.s.cfg.column
-	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON DUPLICATE KEY UPDATE %s = %s", r.s.cfg.table, c, asText(string(name)), c, c)
+	c := r.s.cfg.Column
+	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON DUPLICATE KEY UPDATE %s = %s", r.s.cfg.Table, c, asText(string(name)), c, c)
 }
 
 // kind is what permits must say for a request that shares the row.
@@ -162,7 +162,7 @@ func (r pessimistic) lockRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.A
 }
 
 func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
-	if r.s.cfg.durable {
+	if r.s.cfg.Durable {
 		return r.durableToken(ctx, s, a, got)
 	}
 	return got, nil

@@ -45,7 +45,7 @@ func (s *Store) probe(ctx context.Context) error {
 	r := a.Last()
 	f := facts{version: r.Text(0), maria: strings.Contains(strings.ToLower(r.Text(0)), "mariadb"), sysdateNow: r.Text(4) == r.Text(6)}
 	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.Refused, "mysqlstore: recipe "+string(s.cfg.recipe)+": "+format, args...)
+		return driver.Errorf(driver.Refused, "mysqlstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
 	}
 	switch {
 	case !r.True(1):
@@ -57,7 +57,7 @@ func (s *Store) probe(ctx context.Context) error {
 		return unreached(err)
 	}
 	galera := strings.EqualFold(a.Last().Text(1), "ON")
-	if galera && s.cfg.recipe != Optimistic {
+	if galera && s.cfg.Recipe != Optimistic {
 		return refuse("the server is a node of a Galera cluster, where locks of sessions are those of one node: use recipe=optimistic")
 	}
 	if galera {
@@ -66,7 +66,7 @@ func (s *Store) probe(ctx context.Context) error {
 	if !f.maria {
 		f.notes = append(f.notes, "MySQL: written for and not tested; the tests run on MariaDB")
 	}
-	if f.sysdateNow && s.cfg.recipe != Optimistic {
+	if f.sysdateNow && s.cfg.Recipe != Optimistic {
 		f.notes = append(f.notes, "the server runs with --sysdate-is-now: the time of a token is read in a statement of its own")
 	}
 	s.mu.Lock()
@@ -104,7 +104,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if err != nil {
 		return driver.Guarantees{}, err
 	}
-	g := Declared(s.cfg.recipe)
+	g := Declared(s.cfg.Recipe)
 	g.Notes = append(g.Notes, f.notes...)
 	return g, nil
 }

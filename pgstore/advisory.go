@@ -99,7 +99,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (s
 		return sqlkit.Got{}, errMoved
 	case row.Null(0):
 		return sqlkit.Got{}, sqlkit.ErrBusy
-	case r.s.cfg.durable:
+	case r.s.cfg.Durable:
 		return r.durable(ctx, s, a)
 	}
 	return sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}, nil

@@ -34,12 +34,12 @@ func gate(key []byte) mark { return hashed("gate\x00", key) }
 func sign(key []byte) mark { return hashed("held\x00", key) }
 
 // own tells whether the rows are those of a user's table.
-func (r pessimistic) own() bool { return r.s.cfg.table != "" }
+func (r pessimistic) own() bool { return r.s.cfg.Table != "" }
 
 // Check answers for limits that there are no rows for.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
-	if r.own() && q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
-		return 0, driver.Errorf(driver.Unsupported, "limit %d: a table of one's own has no rows for permits", q.Limit)
+	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
+		return 0, err
 	}
 	return checkTTL(q)
 }
@@ -49,7 +49,7 @@ func (r pessimistic) row(key []byte) string {
 	if !r.own() {
 		return "holdfast_name WHERE name = " + lit(key)
 	}
-	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.table, r.s.cfg.column, r.value(key))
+	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.Table, r.s.cfg.Column, r.value(key))
 }
 
 // value is a name in a user's table: bytes or text, as its column is.
@@ -65,7 +65,7 @@ func (r pessimistic) insert(key []byte) string {
 	if !r.own() {
 		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON CONFLICT DO NOTHING", lit(key))
 	}
-	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON CONFLICT DO NOTHING", r.s.cfg.table, r.s.cfg.column, r.value(key))
+	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON CONFLICT DO NOTHING", r.s.cfg.Table, r.s.cfg.Column, r.value(key))
 }
 
 // kind is what permits must say for a request that shares the row.
@@ -139,7 +139,7 @@ func (r pessimistic) lockRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.A
 			if kind(a.Limit) > driver.Exclusive {
 				got.Slot = int(row.Int(3))
 			}
-			if r.s.cfg.durable {
+			if r.s.cfg.Durable {
 				return r.durableToken(ctx, s, a, got)
 			}
 			return got, nil

@@ -61,15 +61,15 @@ func (s *Store) probe(ctx context.Context) error {
 	r := a.Last()
 	f := facts{version: r.Int(0), shows: bytesOf(r.Text(3))}
 	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.Refused, "pgstore: recipe "+string(s.cfg.recipe)+": "+format, args...)
+		return driver.Errorf(driver.Refused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
 	}
 	switch {
 	case r.True(1):
 		return refuse("the server is a replica, which grants nothing: give the primary's address, or target_session_attrs=read-write")
-	case r.Text(2) == "on" && s.cfg.recipe != Advisory:
+	case r.Text(2) == "on" && s.cfg.Recipe != Advisory:
 		return refuse("transactions are read-only by default here")
 	}
-	if s.cfg.recipe != Optimistic {
+	if s.cfg.Recipe != Optimistic {
 		if f.version < 140000 {
 			return refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", f.version/10000)
 		}
@@ -88,8 +88,8 @@ func (s *Store) probe(ctx context.Context) error {
 			return unreached(err)
 		}
 	}
-	if s.cfg.table != "" {
-		a, err := l.Run(ctx, fmt.Sprintf("SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = '%s'::regclass AND attname = '%s'", s.cfg.table, strings.ToLower(s.cfg.column)))
+	if s.cfg.Table != "" {
+		a, err := l.Run(ctx, fmt.Sprintf("SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = '%s'::regclass AND attname = '%s'", s.cfg.Table, strings.ToLower(s.cfg.Column)))
 		if err != nil {
 			return unreached(err)
 		}
@@ -98,7 +98,7 @@ func (s *Store) probe(ctx context.Context) error {
 			f.bytes = true
 		case "text", "character varying":
 		default:
-			return refuse("column %s of table %s is of type %q: text, varchar or bytea is needed", s.cfg.column, s.cfg.table, kind)
+			return refuse("column %s of table %s is of type %q: text, varchar or bytea is needed", s.cfg.Column, s.cfg.Table, kind)
 		}
 	}
 	s.mu.Lock()
@@ -141,7 +141,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if err != nil {
 		return driver.Guarantees{}, err
 	}
-	g := Declared(s.cfg.recipe)
+	g := Declared(s.cfg.Recipe)
 	g.Notes = append(g.Notes, f.notes...)
 	return g, nil
 }

@@ -51,9 +51,9 @@ type dialer func(context.Context) (sqlkit.Link, error)
 // Open opens the server that a URL names; see the package comment. It is not an
 // error if the server cannot be reached just now.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := parseRaw(rawURL)
+	u, err := sqlkit.ReadURL(rawURL, "postgres", "postgresql")
 	if err != nil {
-		return nil, err
+		return nil, driver.Errorf(driver.Invalid, "pgstore: %w", err)
 	}
 	cfg, fromURL, err := parseURL(u)
 	if err != nil {
@@ -127,21 +127,21 @@ func lend(db *sql.DB) dialer {
 }
 
 func (s *Store) open(ctx context.Context, keep int, listen *listener) (*Store, error) {
-	if s.cfg.namespace != "" {
-		s.where += " (namespace " + s.cfg.namespace + ")"
+	if s.cfg.Namespace != "" {
+		s.where += " (namespace " + s.cfg.Namespace + ")"
 	}
 	s.links = sqlkit.NewPool(keep, s.dial)
-	switch s.cfg.recipe {
+	switch s.cfg.Recipe {
 	case Optimistic:
 		var w sqlkit.Waker
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, s.dial), table{wake: true}, faults{}, w, s.cfg.namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, s.dial), table{wake: true}, faults{}, w, s.cfg.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, 2*keep, s.cfg.namespace)
+		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, 2*keep, s.cfg.Namespace)
 	case Advisory:
-		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, 2*keep, s.cfg.namespace)
+		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, 2*keep, s.cfg.Namespace)
 	}
 	if err := s.probe(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
 		_ = s.Close(ctx)
