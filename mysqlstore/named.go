@@ -184,7 +184,7 @@ func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all boo
 	if err != nil {
 		return nil, nil, err
 	}
-	where := "IF(IS_USED_LOCK(CONVERT(s.lockname USING utf8mb4)) = s.conn, IFNULL(IS_USED_LOCK(CONCAT('hf:untold:', s.conn)), 0) <> s.conn, 0)"
+	where := "IF(IS_USED_LOCK(CONVERT(s.lockname USING utf8mb4)) = s.conn, IFNULL(IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', s.conn)), 0) <> s.conn, 0)"
 	match := func(l *sqlkit.Label) bool { return bytes.HasPrefix(l.Key, key) }
 	if !all {
 		where = fmt.Sprintf("s.name = %s AND %s", lit(key), where)

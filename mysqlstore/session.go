@@ -134,7 +134,7 @@ func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lo
 // written down. One that is writing just now is asked again.
 func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
 	for tries := 0; ; tries++ {
-		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT('hf:untold:', id)) = id"+
+		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', id)) = id"+
 			" AND COALESCE(state, '') <> 'User lock' AND COALESCE(info, '') NOT LIKE 'SELECT /*hf1.%'")
 		if err != nil {
 			return nil, err

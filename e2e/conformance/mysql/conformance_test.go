@@ -50,6 +50,7 @@ var mariadb = &sqltest.Database{
 	Ended:       driver.SessionEnded,
 	Settings:    "SELECT CONCAT(@@time_zone, ' ', @@wait_timeout)",
 	LockTimeout: "innodb_lock_wait_timeout=1",
+	Parameter:   "?",
 }
 
 func store(s *mysqlstore.Store, err error) (sqltest.Store, error) {
@@ -82,6 +83,15 @@ func TestReadersDoNotStarveAWriter(t *testing.T) {
 func TestSharesRows(t *testing.T) {
 	sqltest.SharesRows(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB",
 		"NEW") // the column folds case
+}
+
+func TestOddNames(t *testing.T) {
+	sqltest.OddNames(t, mariadb, "charset=sjis")
+}
+
+func TestOddRows(t *testing.T) {
+	sqltest.OddRows(t, mariadb, "charset=swe7", // where the byte of a tilde is another letter
+		"CREATE TABLE odd (name VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY) ENGINE=InnoDB")
 }
 
 func TestSettings(t *testing.T) {

@@ -56,6 +56,41 @@ func TestSharesGetLock(t *testing.T) {
 	}
 }
 
+// TestTilde: GET_LOCK's name with a tilde in it, the given one or one that is made up,
+// is the same lock for a session in whose character set that byte is another letter.
+func TestTilde(t *testing.T) {
+	schema := mariadb.Create(t)
+	c, err := mariadb.Pool(t, schema).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for params, name := range map[string]string{"recipe=named": "a b", "recipe=named&names=exact": "a~b"} {
+		s := mariadb.Store(t, schema, params)
+		defer sqltest.Close(t, s)
+		swedish := mariadb.Store(t, schema, params+"&charset=swe7")
+		defer sqltest.Close(t, swedish)
+		g, _ := sqltest.Must(t, swedish, name, driver.Exclusive, time.Minute)
+		sqltest.Busy(t, s, name, driver.Exclusive)
+		sqltest.Release(t, swedish, g)
+		g, _ = sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+		sqltest.Busy(t, swedish, name, driver.Exclusive)
+		st, err := swedish.Inspect(t.Context(), name)
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token {
+			t.Errorf("%q is seen as %+v, %v; want token %d", name, st, err, g.Token)
+		}
+		sqltest.Release(t, s, g)
+	}
+	// Another program's, by its own name.
+	var got int
+	if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK('a~b', 0)").Scan(&got); err != nil || got != 1 {
+		t.Fatalf("GET_LOCK answers %d, %v", got, err)
+	}
+	s := mariadb.Store(t, schema, "recipe=named&names=exact&charset=swe7")
+	defer sqltest.Close(t, s)
+	sqltest.Busy(t, s, "a~b", driver.Exclusive)
+}
+
 // TestRefuses what would not hold, and says why.
 func TestRefuses(t *testing.T) {
 	address, schema := mariadb.Server(t).Address, mariadb.Create(t)

@@ -50,7 +50,8 @@ var postgres = &sqltest.Database{
 	Interrupt:   "SELECT pg_cancel_backend(%d)",
 	Ended:       driver.Taken, // as the server says
 	Settings:    "SELECT current_setting('idle_session_timeout') || ' ' || current_setting('application_name')",
-	LockTimeout: "lock_timeout=200ms",
+	LockTimeout: "lock_timeout=1s",
+	Parameter:   "$1",
 }
 
 func store(s *pgstore.Store, err error) (sqltest.Store, error) {
@@ -83,6 +84,15 @@ func TestReadersDoNotStarveAWriter(t *testing.T) {
 func TestSharesRows(t *testing.T) {
 	sqltest.SharesRows(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)",
 		"new") // the column tells cases apart
+}
+
+func TestOddNames(t *testing.T) {
+	sqltest.OddNames(t, postgres, "client_encoding=SJIS&options=-c%20standard_conforming_strings%3Doff")
+}
+
+func TestOddRows(t *testing.T) {
+	sqltest.OddRows(t, postgres, "client_encoding=SJIS&options=-c%20standard_conforming_strings%3Doff",
+		"CREATE TABLE odd (name text NOT NULL PRIMARY KEY)")
 }
 
 func TestSettings(t *testing.T) {

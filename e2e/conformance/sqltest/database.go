@@ -80,9 +80,10 @@ type Database struct {
 	Ended driver.Cause
 	// Settings answers, as one text, what a store changes in its sessions.
 	Settings string
-	// LockTimeout are parameters by which a statement waits for a row for a second at
-	// most.
+	// LockTimeout are parameters by which a statement waits for a row for a second.
 	LockTimeout string
+	// Parameter is the first one of a statement.
+	Parameter string
 
 	once   sync.Once
 	server Server
