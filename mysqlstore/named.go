@@ -125,9 +125,9 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	}
 	s.TTL, s.Untold = a.TTL, true
 	row := answers.First(0)
-	token := row.Int(2)
+	got := sqlkit.Got{Token: uint64(row.Int(2)), Slot: driver.NoSlot}
 	if more > 0 {
-		token = answers.Last().Int(0)
+		got.Token = uint64(answers.Last().Int(0))
 	}
 	switch {
 	case row.Int(3) != s.ID.Conn:
@@ -139,12 +139,14 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	}
 	if r.s.cfg.Durable {
 		answers, err := s.Run(ctx, durable(a)...)
-		if err != nil {
-			return sqlkit.Got{}, err
+		if err == nil {
+			got.Token, err = durableOf(answers)
 		}
-		token = answers.Last().Int(0)
+		if err != nil {
+			return got, sqlkit.GiveBack(ctx, r, s, err)
+		}
 	}
-	return sqlkit.Got{Token: uint64(token), Slot: driver.NoSlot}, nil
+	return got, nil
 }
 
 // Ping writes down who holds, the first time.
@@ -158,7 +160,15 @@ var errMoved = fmt.Errorf("the connection has another number than before: a prox
 // durable raises the floor of tokens, committed before the grant is given.
 func durable(a *sqlkit.Ask) []string {
 	return []string{fmt.Sprintf("UPDATE holdfast_floor SET token = LAST_INSERT_ID(GREATEST(token + 1, %s)) WHERE bucket = %d", clock, sqlkit.Bucket(a.Key)),
-		"SELECT LAST_INSERT_ID()"}
+		"SELECT LAST_INSERT_ID(), ROW_COUNT()"}
+}
+
+// durableOf is the token of its answers.
+func durableOf(answers sqlkit.Answers) (uint64, error) {
+	if row := answers.Last(); row.True(1) {
+		return uint64(row.Int(0)), nil
+	}
+	return 0, sqlkit.ErrSchema
 }
 
 // Unlock looks at the server's answer: a lock that the session does not have is

@@ -177,15 +177,12 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask)
 // transaction is open: it is committed when it becomes the token of a grant.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
 	answers, err := r.s.links.Run(ctx, durable(a)...)
-	if err != nil {
-		if coded, _ := (faults{}).Sort(err); driver.CodeOf(coded) != driver.Refused {
-			// The row is locked, and stays so at a server that does not hear of this
-			// session's end.
-			err = driver.Errorf(driver.Unknown, "the token could not be written down: %v", err)
-		}
-		return got, err
+	if err == nil {
+		got.Token, err = durableOf(answers)
 	}
-	got.Token = uint64(answers.Last().Int(0))
+	if err != nil {
+		return got, sqlkit.GiveBack(ctx, r, s, err)
+	}
 	return got, nil
 }
 

@@ -236,16 +236,17 @@ func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
 // durableToken raises the floor of tokens on another connection, since this one's
 // transaction is open: it is committed when it becomes the token of a grant.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
-	answers, err := r.s.links.Run(ctx, fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d RETURNING token", clock, sqlkit.Bucket(a.Key)))
+	answers, err := r.s.links.Run(ctx, durable(a))
+	if err == nil {
+		got.Token, err = durableOf(answers)
+	}
+	if err == nil {
+		_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(got.Token), fmt.Sprint(got.Slot)))
+	}
 	if err != nil {
-		return got, err
+		return got, sqlkit.GiveBack(ctx, r, s, err)
 	}
-	if answers.Last() == nil {
-		return got, sqlkit.ErrSchema
-	}
-	got.Token = uint64(answers.Last().Int(0))
-	_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(got.Token), fmt.Sprint(got.Slot)))
-	return got, err
+	return got, nil
 }
 
 // switchKind makes the row what the request shares it as, if nobody has it.

@@ -72,6 +72,7 @@ func TestInsertRace(t *testing.T)      { sqltest.InsertRace(t, mariadb) }
 func TestInterruptedWait(t *testing.T) { sqltest.InterruptedWait(t, mariadb) }
 func TestWritersInOrder(t *testing.T)  { sqltest.WritersInOrder(t, mariadb) }
 func TestDurableTokens(t *testing.T)   { sqltest.DurableTokens(t, mariadb) }
+func TestDurableStep(t *testing.T)     { sqltest.DurableStep(t, mariadb) }
 func TestRowsAreRemoved(t *testing.T)  { sqltest.RowsAreRemoved(t, mariadb) }
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, mariadb) }

@@ -73,6 +73,7 @@ func TestInsertRace(t *testing.T)      { sqltest.InsertRace(t, postgres) }
 func TestInterruptedWait(t *testing.T) { sqltest.InterruptedWait(t, postgres) }
 func TestWritersInOrder(t *testing.T)  { sqltest.WritersInOrder(t, postgres) }
 func TestDurableTokens(t *testing.T)   { sqltest.DurableTokens(t, postgres) }
+func TestDurableStep(t *testing.T)     { sqltest.DurableStep(t, postgres) }
 func TestRowsAreRemoved(t *testing.T)  { sqltest.RowsAreRemoved(t, postgres) }
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, postgres) }
