@@ -74,17 +74,13 @@ func (r named) Check(q *driver.Request) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	return checkTTL(q)
+	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
 func (r named) checkExact(name string) error {
-	r.s.mu.Lock()
-	known, maria := r.s.known, r.s.maria
-	r.s.mu.Unlock()
+	f, _ := r.s.server.Facts()
 	switch {
-	case !known: // the guarantees were not asked for; the strictest will do
-		fallthrough
-	case !maria:
+	case !f.maria: // or not known: the strictest will do
 		if n := utf8.RuneCountInString(name); n > mostChars8 {
 			return driver.Errorf(driver.Invalid, "name %q has %d characters: GET_LOCK of MySQL takes %d (without names=exact any name will do)", name, n, mostChars8)
 		}
@@ -116,7 +112,7 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	}
 	script := append(timeout(s, a), query)
 	more := 0
-	if r.s.sysdateIsNow() {
+	if r.s.facts().sysdateNow {
 		script, more = append(script, "SELECT "+clock), 1
 	}
 	answers, err := s.Run(ctx, script...)

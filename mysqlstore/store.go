@@ -23,24 +23,16 @@ var schema string
 func Schema() string { return schema }
 
 // engine is what a recipe is made of.
-type engine interface {
-	driver.Inspector
-	driver.Breaker
-	Acquire(context.Context, driver.Request) (driver.Grant, error)
-	Undo(context.Context, driver.Request) error
-	Renew(context.Context, []driver.Grant) []driver.Renewal
-	Release(context.Context, driver.Grant, time.Duration) error
-	Close(context.Context) error
-}
+type engine = sqlkit.Engine
 
 // Store is one client of a MySQL or MariaDB server.
 type Store struct {
 	engine
-	cfg   *config
-	where string
-	dial  func(context.Context) (sqlkit.Link, error) // a connection that nobody else uses
-	links *sqlkit.Pool                               // for what is committed beside an open transaction
-	probed
+	cfg    *config
+	where  string
+	dial   func(context.Context) (sqlkit.Link, error) // a connection that nobody else uses
+	links  *sqlkit.Pool                               // for what is committed beside an open transaction
+	server *sqlkit.Probe[facts]
 }
 
 // Open opens the server that a URL names; see the package comment. It is not an
@@ -134,6 +126,7 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 		where += " (namespace " + c.Namespace + ")"
 	}
 	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(keep, dial)}
+	s.server = sqlkit.NewProbe(s.probe)
 	switch c.Recipe {
 	case Optimistic:
 		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, dial), table{}, faults{}, nil, c.Namespace)
@@ -142,7 +135,7 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	case Named:
 		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, 2*keep, c.Namespace)
 	}
-	if err := s.probe(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	if err := s.server.Ask(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
 		_ = s.Close(ctx)
 		return nil, err
 	}

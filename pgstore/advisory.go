@@ -60,7 +60,7 @@ func (r advisory) Check(q *driver.Request) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	return checkTTL(q)
+	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
 func shared(a *sqlkit.Ask) string {

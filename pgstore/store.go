@@ -24,25 +24,17 @@ var schema string
 func Schema() string { return schema }
 
 // engine is what a recipe is made of.
-type engine interface {
-	driver.Inspector
-	driver.Breaker
-	Acquire(context.Context, driver.Request) (driver.Grant, error)
-	Undo(context.Context, driver.Request) error
-	Renew(context.Context, []driver.Grant) []driver.Renewal
-	Release(context.Context, driver.Grant, time.Duration) error
-	Close(context.Context) error
-}
+type engine = sqlkit.Engine
 
 // Store is one client of a PostgreSQL server.
 type Store struct {
 	engine
-	cfg   *config
-	where string
-	dial  dialer
-	links *sqlkit.Pool // for what is committed beside an open transaction
-	own   *sql.DB      // over a user's pgxpool
-	probed
+	cfg    *config
+	where  string
+	dial   dialer
+	links  *sqlkit.Pool // for what is committed beside an open transaction
+	own    *sql.DB      // over a user's pgxpool
+	server *sqlkit.Probe[facts]
 }
 
 // dialer opens a connection that nobody else uses.
@@ -130,7 +122,7 @@ func (s *Store) open(ctx context.Context, keep int, listen *listener) (*Store, e
 	if s.cfg.Namespace != "" {
 		s.where += " (namespace " + s.cfg.Namespace + ")"
 	}
-	s.links = sqlkit.NewPool(keep, s.dial)
+	s.links, s.server = sqlkit.NewPool(keep, s.dial), sqlkit.NewProbe(s.probe)
 	switch s.cfg.Recipe {
 	case Optimistic:
 		var w sqlkit.Waker
@@ -143,7 +135,7 @@ func (s *Store) open(ctx context.Context, keep int, listen *listener) (*Store, e
 	case Advisory:
 		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, 2*keep, s.cfg.Namespace)
 	}
-	if err := s.probe(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	if err := s.server.Ask(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
 		_ = s.Close(ctx)
 		return nil, err
 	}
