@@ -6,6 +6,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
 )
 
 // Numbers of errors. MySQL's and MariaDB's agree on all of them but the last group.
@@ -59,10 +60,4 @@ func (faults) Sort(err error) (error, bool) {
 }
 
 // unreached puts a code on an error of opening a connection: nothing was asked.
-func unreached(err error) error {
-	coded, _ := faults{}.Sort(err)
-	if driver.CodeOf(coded) == driver.Unknown {
-		return &driver.Error{Code: driver.Unavailable, Err: err}
-	}
-	return coded
-}
+func unreached(err error) error { return sqlkit.Unreached(faults{}, err) }

@@ -74,17 +74,13 @@ func (r named) Check(q *driver.Request) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	return checkTTL(q)
+	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
 func (r named) checkExact(name string) error {
-	r.s.mu.Lock()
-	known, maria := r.s.known, r.s.maria
-	r.s.mu.Unlock()
+	f, _ := r.s.server.Facts()
 	switch {
-	case !known: // the guarantees were not asked for; the strictest will do
-		fallthrough
-	case !maria:
+	case !f.maria: // or not known: the strictest will do
 		if n := utf8.RuneCountInString(name); n > mostChars8 {
 			return driver.Errorf(driver.Invalid, "name %q has %d characters: GET_LOCK of MySQL takes %d (without names=exact any name will do)", name, n, mostChars8)
 		}
@@ -116,7 +112,7 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	}
 	script := append(timeout(s, a), query)
 	more := 0
-	if r.s.sysdateIsNow() {
+	if r.s.facts().sysdateNow {
 		script, more = append(script, "SELECT "+clock), 1
 	}
 	answers, err := s.Run(ctx, script...)
@@ -125,9 +121,9 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	}
 	s.TTL, s.Untold = a.TTL, true
 	row := answers.First(0)
-	token := row.Int(2)
+	got := sqlkit.Got{Token: uint64(row.Int(2)), Slot: driver.NoSlot}
 	if more > 0 {
-		token = answers.Last().Int(0)
+		got.Token = uint64(answers.Last().Int(0))
 	}
 	switch {
 	case row.Int(3) != s.ID.Conn:
@@ -137,14 +133,16 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	case !row.True(1):
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
-	if r.s.cfg.durable {
+	if r.s.cfg.Durable {
 		answers, err := s.Run(ctx, durable(a)...)
-		if err != nil {
-			return sqlkit.Got{}, err
+		if err == nil {
+			got.Token, err = durableOf(answers)
 		}
-		token = answers.Last().Int(0)
+		if err != nil {
+			return got, sqlkit.GiveBack(ctx, r, s, err)
+		}
 	}
-	return sqlkit.Got{Token: uint64(token), Slot: driver.NoSlot}, nil
+	return got, nil
 }
 
 // Ping writes down who holds, the first time.
@@ -158,7 +156,15 @@ var errMoved = fmt.Errorf("the connection has another number than before: a prox
 // durable raises the floor of tokens, committed before the grant is given.
 func durable(a *sqlkit.Ask) []string {
 	return []string{fmt.Sprintf("UPDATE holdfast_floor SET token = LAST_INSERT_ID(GREATEST(token + 1, %s)) WHERE bucket = %d", clock, sqlkit.Bucket(a.Key)),
-		"SELECT LAST_INSERT_ID()"}
+		"SELECT LAST_INSERT_ID(), ROW_COUNT()"}
+}
+
+// durableOf is the token of its answers.
+func durableOf(answers sqlkit.Answers) (uint64, error) {
+	if row := answers.Last(); row.True(1) {
+		return uint64(row.Int(0)), nil
+	}
+	return 0, sqlkit.ErrSchema
 }
 
 // Unlock looks at the server's answer: a lock that the session does not have is
@@ -184,7 +190,7 @@ func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all boo
 	if err != nil {
 		return nil, nil, err
 	}
-	where := "IF(IS_USED_LOCK(CONVERT(s.lockname USING utf8mb4)) = s.conn, IFNULL(IS_USED_LOCK(CONCAT('hf:untold:', s.conn)), 0) <> s.conn, 0)"
+	where := "IF(IS_USED_LOCK(CONVERT(s.lockname USING utf8mb4)) = s.conn, IFNULL(IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', s.conn)), 0) <> s.conn, 0)"
 	match := func(l *sqlkit.Label) bool { return bytes.HasPrefix(l.Key, key) }
 	if !all {
 		where = fmt.Sprintf("s.name = %s AND %s", lit(key), where)

@@ -4,13 +4,12 @@ import (
 	"context"
 	"net"
 	"net/url"
-	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
 )
 
 // Recipe is how a store writes locks down.
@@ -26,8 +25,6 @@ const (
 	Named Recipe = "named"
 )
 
-var identifier = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]{0,63}\.)?[A-Za-z_][A-Za-z0-9_]{0,63}$`)
-
 // Recipes lists them; the first is the default.
 func Recipes() []Recipe { return []Recipe{Pessimistic, Optimistic, Named} }
 
@@ -35,26 +32,24 @@ func Recipes() []Recipe { return []Recipe{Pessimistic, Optimistic, Named} }
 type Option func(*config)
 
 type config struct {
-	recipe    Recipe
-	namespace string
-	durable   bool
-	exact     bool
-	table     string
-	column    string
+	sqlkit.Options[Recipe]
+	exact bool
 }
 
+func defaults() config { return config{Options: sqlkit.Options[Recipe]{Recipe: Pessimistic}} }
+
 // With chooses the recipe. The default is Pessimistic.
-func With(r Recipe) Option { return func(c *config) { c.recipe = r } }
+func With(r Recipe) Option { return func(c *config) { c.Recipe = r } }
 
 // Namespace keeps the names of this store apart from those of stores opened with
 // another namespace. The default is empty.
-func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
+func Namespace(ns string) Option { return func(c *config) { c.Namespace = ns } }
 
 // DurableTokens writes each token into a row, and commits it, before the grant is
 // given, so that tokens rise even if the server's clock is set back. It is for
 // Pessimistic and Named and costs a committed write per grant; Optimistic tokens are
 // durable anyway.
-func DurableTokens() Option { return func(c *config) { c.durable = true } }
+func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 
 // ExactNames makes Named give GET_LOCK the names as they are, to share them with
 // others who use GET_LOCK. Names that the server would cut or fold are refused: at
@@ -67,42 +62,30 @@ func ExactNames() Option { return func(c *config) { c.exact = true } }
 // names. Rows that are missing are inserted, with the column alone. Semaphores are
 // not supported on it.
 func Table(table, column string) Option {
-	return func(c *config) { c.table, c.column = table, column }
+	return func(c *config) { c.Table, c.Column = table, column }
 }
 
+// longest is that of an identifier, in characters.
+const longest = 64
+
 func configure(options []Option) (*config, error) {
-	c := &config{recipe: Pessimistic}
+	c := defaults()
 	for _, o := range options {
-		o(c)
+		o(&c)
 	}
 	bad := func(format string, args ...any) (*config, error) {
 		return nil, driver.Errorf(driver.Invalid, "mysqlstore: "+format, args...)
 	}
-	if err := driver.CheckNamespace(c.namespace); err != nil {
+	if err := c.Check(Recipes(), longest); err != nil {
 		return bad("%w", err)
 	}
 	switch {
-	case !slices.Contains(Recipes(), c.recipe):
-		return bad("recipe %q: give one of pessimistic, optimistic, named", c.recipe)
-	case c.durable && c.recipe == Optimistic:
-		return bad("durable tokens: the optimistic recipe's are durable already")
-	case c.exact && c.recipe != Named:
-		return bad("exact names are for the recipe named, not %s", c.recipe)
-	case c.exact && c.namespace != "":
-		return bad("exact names have no namespace, and %q is given", c.namespace)
-	case (c.table != "" || c.column != "") && c.recipe != Pessimistic:
-		return bad("a table of one's own is for the recipe pessimistic, not %s", c.recipe)
-	case (c.table == "") != (c.column == ""):
-		return bad("table %q and column %q: give both or none", c.table, c.column)
-	case c.table != "" && c.namespace != "":
-		return bad("a table of one's own has no namespaces, and %q is given", c.namespace)
+	case c.exact && c.Recipe != Named:
+		return bad("exact names are for the recipe named, not %s", c.Recipe)
+	case c.exact && c.Namespace != "":
+		return bad("exact names have no namespace, and %q is given", c.Namespace)
 	}
-	for what, id := range map[string]string{"table": c.table, "column": c.column} {
-		if id != "" && !identifier.MatchString(id) {
-			return bad("%s %q: want 1 to 64 letters, digits and '_', a table also after a schema and a dot", what, id)
-		}
-	}
-	return c, nil
+	return &c, nil
 }
 
 func init() {
@@ -128,48 +111,23 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	bad := func(format string, args ...any) (*mysql.Config, []Option, error) {
 		return nil, nil, driver.Errorf(driver.Invalid, "mysqlstore: URL: "+format, args...)
 	}
+	query, err := sqlkit.ParseURL(u, "mysql://user:password@host:port/schema?recipe=...")
+	if err != nil {
+		return bad("%w", err)
+	}
 	schema := strings.TrimPrefix(u.Path, "/")
-	query, err := url.ParseQuery(u.RawQuery)
-	switch {
-	case err != nil:
-		return bad("the parameters cannot be read")
-	case u.Opaque != "" || u.Fragment != "":
-		return bad("want mysql://user:password@host:port/schema?recipe=...; special characters in a password are written as %%XX")
-	case schema == "" || strings.Contains(schema, "/"):
+	if schema == "" || strings.Contains(schema, "/") {
 		return bad("schema %q: give one behind the host, as in mysql://host/schema", schema)
 	}
-	var o []Option
-	for key, values := range query {
-		if len(values) != 1 {
-			return bad("%s is given more than once", key)
-		}
+	given := defaults()
+	if err := given.Take(query); err != nil {
+		return bad("%w", err)
 	}
-	take := func(key string) string {
-		v := query.Get(key)
-		query.Del(key)
-		return v
+	if given.exact, err = query.Choose("names", "hashed", "exact"); err != nil {
+		return bad("%w", err)
 	}
-	if r := take("recipe"); r != "" {
-		o = append(o, With(Recipe(r)))
-	}
-	switch v := take("tokens"); v {
-	case "", "clock":
-	case "durable":
-		o = append(o, DurableTokens())
-	default:
-		return bad("tokens %q: give clock or durable", v)
-	}
-	switch v := take("names"); v {
-	case "", "hashed":
-	case "exact":
-		o = append(o, ExactNames())
-	default:
-		return bad("names %q: give hashed or exact", v)
-	}
-	if t, c := take("table"), take("column"); t != "" || c != "" {
-		o = append(o, Table(t, c))
-	}
-	socket := take("socket")
+	o := []Option{func(c *config) { *c = given }}
+	socket := query.Take("socket")
 	cfg, err := mysql.ParseDSN("/?" + query.Encode())
 	if err != nil {
 		return bad("parameters: %w", err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -25,14 +24,14 @@ import (
 type pessimistic struct{ sessions }
 
 // own tells whether the rows are those of a user's table.
-func (r pessimistic) own() bool { return r.s.cfg.table != "" }
+func (r pessimistic) own() bool { return r.s.cfg.Table != "" }
 
 // Check answers for limits that there are no rows for.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
-	if r.own() && q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
-		return 0, driver.Errorf(driver.Unsupported, "limit %d: a table of one's own has no rows for permits", q.Limit)
+	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
+		return 0, err
 	}
-	return checkTTL(q)
+	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
 // row is the condition that finds a name's row.
@@ -41,7 +40,7 @@ func (r pessimistic) row(key []byte) string {
 		return "holdfast_name WHERE name = " + lit(key)
 	}
 	_, name, _ := bytes.Cut(key, []byte{0})
-	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.table, r.s.cfg.column, asText(string(name)))
+	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.Table, r.s.cfg.Column, asText(string(name)))
 }
 
 func (r pessimistic) insert(key []byte) string {
@@ -49,120 +48,73 @@ func (r pessimistic) insert(key []byte) string {
 		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON DUPLICATE KEY UPDATE permits = permits", lit(key))
 	}
 	_, name, _ := bytes.Cut(key, []byte{0})
-	c := r.s.cfg.column
-	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON DUPLICATE KEY UPDATE %s = %s", r.s.cfg.table, c, asText(string(name)), c, c)
+	c := r.s.cfg.Column
+	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON DUPLICATE KEY UPDATE %s = %s", r.s.cfg.Table, c, asText(string(name)), c, c)
 }
 
-// kind is what permits must say for a request that shares the row.
-func kind(limit int) int {
-	if limit > driver.MaxLimit {
-		return 0
-	}
-	return limit
-}
-
-// Lock locks the row. Semaphores are asked for again and again: the server does not
-// queue for any one of several rows.
+// Lock locks the row.
 func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
-	if a.Limit == driver.Exclusive {
-		return r.lockRow(ctx, s, a, a.Wait)
+	return sqlkit.LockRow(ctx, r, s, a)
+}
+
+// TryRow is one transaction, which stays open if it has the lock.
+func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
+	answers, err := s.Run(ctx, r.script(s, a, wait)...)
+	if err != nil {
+		return sqlkit.Got{}, err
 	}
-	for tries := 0; ; tries++ {
-		wait := a.Wait && a.Limit == driver.Unlimited
-		got, err := r.lockRow(ctx, s, a, wait)
-		if err == errKind {
-			if err = r.switchKind(ctx, s, a); err == nil {
-				continue
-			}
+	s.TTL = a.TTL
+	s.Untold = s.Untold || answers.First(0) != nil
+	got := sqlkit.Got{Slot: driver.NoSlot}
+	row := answers.First(0) // none where the row is locked by others, or is not there
+	if row == nil {
+		there, err := s.Run(ctx, "ROLLBACK", "SELECT COUNT(*) FROM "+r.row(a.Key))
+		switch {
+		case err != nil:
+			return got, err
+		case there.Last().Int(0) > 0 && wait:
+			return got, sqlkit.ErrRow // somebody else has inserted it meanwhile: now it is waited for
+		case there.Last().Int(0) > 0:
+			return got, sqlkit.ErrBusy
 		}
-		if err != error(sqlkit.ErrBusy) || !a.Wait {
+		if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
 			return got, err
 		}
-		a.Waiting()
-		t := time.NewTimer(pollPause(tries))
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return got, driver.Errorf(driver.Unavailable, "%w", ctx.Err())
-		}
+		return got, sqlkit.ErrRow
 	}
-}
-
-// pollPause doubles from 5 to 100 ms, with jitter.
-func pollPause(tries int) time.Duration {
-	d := min(5*time.Millisecond<<min(tries, 5), 100*time.Millisecond)
-	return d/2 + rand.N(d/2+1)
-}
-
-var (
-	// errKind: the row is shared as something else.
-	errKind = driver.Errorf(driver.Busy, "the name is locked in another mode")
-	// errRow: somebody deletes rows as fast as they are inserted.
-	errRow = driver.Errorf(driver.Refused, "the row of the name goes away again and again")
-)
-
-// lockRow is one transaction, which stays open if it has the lock.
-func (r pessimistic) lockRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
-	for range 5 {
-		answers, err := s.Run(ctx, r.script(s, a, wait)...)
-		if err != nil {
-			return sqlkit.Got{}, err
+	if row.Int(2) != s.ID.Conn {
+		return got, errMoved
+	}
+	got.Token = uint64(row.Int(1))
+	k := sqlkit.Kind(a.Limit)
+	if a.Limit == driver.Exclusive {
+		if r.s.facts().sysdateNow {
+			got.Token = uint64(answers.Last().Int(0))
 		}
-		s.TTL = a.TTL
-		s.Untold = s.Untold || answers.First(0) != nil
-		got := sqlkit.Got{Slot: driver.NoSlot}
-		row := answers.First(0) // none where the row is locked by others, or is not there
-		if row == nil {
-			there, err := s.Run(ctx, "ROLLBACK", "SELECT COUNT(*) FROM "+r.row(a.Key))
-			switch {
-			case err != nil:
-				return got, err
-			case there.Last().Int(0) > 0 && wait:
-				continue // somebody else has inserted it meanwhile: now it is waited for
-			case there.Last().Int(0) > 0:
-				return got, sqlkit.ErrBusy
-			}
-			if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
-				return got, err
-			}
-			continue
-		}
-		if row.Int(2) != s.ID.Conn {
-			return got, errMoved
-		}
-		got.Token = uint64(row.Int(1))
-		k := kind(a.Limit)
-		if a.Limit == driver.Exclusive {
-			if r.s.sysdateIsNow() {
-				got.Token = uint64(answers.Last().Int(0))
-			}
+		return r.granted(ctx, s, a, got)
+	}
+	if row.Int(0) == int64(k) {
+		// Those who share read the clock one after the other.
+		got.Token = uint64(answers.Last().Int(1))
+		if k == 0 {
 			return r.granted(ctx, s, a, got)
 		}
-		if row.Int(0) == int64(k) {
-			// Those who share read the clock one after the other.
-			got.Token = uint64(answers.Last().Int(1))
-			if k == 0 {
-				return r.granted(ctx, s, a, got)
-			}
-			if slot := answers.First(1); len(answers) > 2 && slot != nil {
-				got.Slot = int(slot.Int(0))
-				return r.granted(ctx, s, a, got)
-			}
+		if slot := answers.First(1); len(answers) > 2 && slot != nil {
+			got.Slot = int(slot.Int(0))
+			return r.granted(ctx, s, a, got)
 		}
-		if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
-			return got, err
-		}
-		if row.Int(0) != int64(k) {
-			return got, errKind
-		}
-		return got, sqlkit.ErrBusy
 	}
-	return sqlkit.Got{}, errRow
+	if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
+		return got, err
+	}
+	if row.Int(0) != int64(k) {
+		return got, sqlkit.ErrKind
+	}
+	return got, sqlkit.ErrBusy
 }
 
 func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
-	if r.s.cfg.durable {
+	if r.s.cfg.Durable {
 		return r.durableToken(ctx, s, a, got)
 	}
 	return got, nil
@@ -177,15 +129,12 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask)
 // transaction is open: it is committed when it becomes the token of a grant.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
 	answers, err := r.s.links.Run(ctx, durable(a)...)
-	if err != nil {
-		if coded, _ := (faults{}).Sort(err); driver.CodeOf(coded) != driver.Refused {
-			// The row is locked, and stays so at a server that does not hear of this
-			// session's end.
-			err = driver.Errorf(driver.Unknown, "the token could not be written down: %v", err)
-		}
-		return got, err
+	if err == nil {
+		got.Token, err = durableOf(answers)
 	}
-	got.Token = uint64(answers.Last().Int(0))
+	if err != nil {
+		return got, sqlkit.GiveBack(ctx, r, s, err)
+	}
 	return got, nil
 }
 
@@ -194,7 +143,7 @@ func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sql
 func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []string {
 	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
-		if mode = "LOCK IN SHARE MODE"; !r.s.isMaria() {
+		if mode = "LOCK IN SHARE MODE"; !r.s.facts().maria {
 			mode = "FOR SHARE"
 		}
 	}
@@ -211,9 +160,9 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []strin
 	}
 	script := append(timeout(s, a), "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s FROM %s %s",
 		label, permits, sysdate, markUntold(s), r.row(a.Key), mode))
-	switch k := kind(a.Limit); {
+	switch k := sqlkit.Kind(a.Limit); {
 	case a.Limit == driver.Exclusive:
-		if r.s.sysdateIsNow() {
+		if r.s.facts().sysdateNow {
 			script = append(script, "SELECT "+clock)
 		}
 		return script
@@ -224,9 +173,9 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []strin
 	return append(script, fmt.Sprintf("SELECT GET_LOCK(%s, 60), %s, RELEASE_LOCK(%s)", turn, sysdate, turn))
 }
 
-// switchKind makes the row what the request shares it as, if nobody has it.
-func (r pessimistic) switchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
-	k := kind(a.Limit)
+// SwitchKind makes permits what the request shares the row as, if nobody has it.
+func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
+	k := sqlkit.Kind(a.Limit)
 	script := []string{"SET @hf_l = -1", "START TRANSACTION",
 		fmt.Sprintf("SELECT permits INTO @hf_l FROM %s FOR UPDATE SKIP LOCKED", r.row(a.Key)),
 		fmt.Sprintf("UPDATE holdfast_name SET permits = %d WHERE name = %s AND @hf_l >= 0", k, lit(a.Key)),

@@ -25,7 +25,8 @@ type sessions struct {
 const sysdate = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
 
 const (
-	maxTTL = 24 * time.Hour
+	// unit is what wait_timeout counts in.
+	unit = time.Second
 	// forever is more than any wait, and less than what the server takes.
 	forever = 365 * 24 * 3600
 	// labelRoom is what a label has in holdfast_session.
@@ -35,7 +36,7 @@ const (
 // Begin takes away everything that may end a session, a transaction or a statement
 // by itself, so that only the TTL does, and makes the session's clock UTC.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
-	f, err := r.s.settled(ctx)
+	f, err := r.s.server.Settle(ctx)
 	if err != nil {
 		return sqlkit.Identity{}, err
 	}
@@ -53,14 +54,6 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	}
 	row := a.Last()
 	return sqlkit.Identity{Conn: row.Int(0), Since: fmt.Sprint(row.Int(1) - a.First(len(a)-2).Int(1))}, nil
-}
-
-// checkTTL rounds a TTL up to what wait_timeout can be.
-func checkTTL(r *driver.Request) (time.Duration, error) {
-	if r.TTL > maxTTL {
-		return 0, driver.Errorf(driver.Invalid, "TTL %s: at most %s is allowed", r.TTL, maxTTL)
-	}
-	return max((r.TTL+time.Second-1)/time.Second*time.Second, time.Second), nil
 }
 
 // timeout is the statement that sets the session's timer, where it is not so yet.
@@ -134,7 +127,7 @@ func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lo
 // written down. One that is writing just now is asked again.
 func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
 	for tries := 0; ; tries++ {
-		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT('hf:untold:', id)) = id"+
+		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', id)) = id"+
 			" AND COALESCE(state, '') <> 'User lock' AND COALESCE(info, '') NOT LIKE 'SELECT /*hf1.%'")
 		if err != nil {
 			return nil, err
@@ -236,9 +229,7 @@ func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight
 // has been in its state, and the number of its last statement, which MySQL does not
 // tell.
 func (r sessions) processes() string {
-	r.s.mu.Lock()
-	defer r.s.mu.Unlock()
-	if r.s.maria {
+	if r.s.facts().maria {
 		return "(SELECT id, host, command, state, info, query_id AS query, CAST(time_ms * 1000 AS SIGNED) AS micros FROM information_schema.processlist)"
 	}
 	return "(SELECT id, host, command, state, info, '' AS query, time * 1000000 AS micros FROM information_schema.processlist)"

@@ -23,32 +23,24 @@ var schema string
 func Schema() string { return schema }
 
 // engine is what a recipe is made of.
-type engine interface {
-	driver.Inspector
-	driver.Breaker
-	Acquire(context.Context, driver.Request) (driver.Grant, error)
-	Undo(context.Context, driver.Request) error
-	Renew(context.Context, []driver.Grant) []driver.Renewal
-	Release(context.Context, driver.Grant, time.Duration) error
-	Close(context.Context) error
-}
+type engine = sqlkit.Engine
 
 // Store is one client of a MySQL or MariaDB server.
 type Store struct {
 	engine
-	cfg   *config
-	where string
-	dial  func(context.Context) (sqlkit.Link, error) // a connection that nobody else uses
-	links *sqlkit.Pool                               // for what is committed beside an open transaction
-	probed
+	cfg    *config
+	where  string
+	dial   func(context.Context) (sqlkit.Link, error) // a connection that nobody else uses
+	links  *sqlkit.Pool                               // for what is committed beside an open transaction
+	server *sqlkit.Probe[facts]
 }
 
 // Open opens the server that a URL names; see the package comment. It is not an
 // error if the server cannot be reached just now.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := parseRaw(rawURL)
+	u, err := sqlkit.ReadURL(rawURL, "mysql", "mariadb")
 	if err != nil {
-		return nil, err
+		return nil, driver.Errorf(driver.Invalid, "mysqlstore: %w", err)
 	}
 	cfg, fromURL, err := parseURL(u)
 	if err != nil {
@@ -130,19 +122,20 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 }
 
 func open(ctx context.Context, c *config, where string, dial func(context.Context) (sqlkit.Link, error), keep int) (*Store, error) {
-	if c.namespace != "" {
-		where += " (namespace " + c.namespace + ")"
+	if c.Namespace != "" {
+		where += " (namespace " + c.Namespace + ")"
 	}
 	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(keep, dial)}
-	switch c.recipe {
+	s.server = sqlkit.NewProbe(s.probe)
+	switch c.Recipe {
 	case Optimistic:
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, dial), table{}, faults{}, nil, c.namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, dial), table{}, faults{}, nil, c.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(dial, pessimistic{sessions{s: s}}, 2*keep, c.namespace)
+		s.engine = sqlkit.NewSessions(dial, pessimistic{sessions{s: s}}, 2*keep, c.Namespace)
 	case Named:
-		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, 2*keep, c.namespace)
+		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, 2*keep, c.Namespace)
 	}
-	if err := s.probe(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	if err := s.server.Ask(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
 		_ = s.Close(ctx)
 		return nil, err
 	}

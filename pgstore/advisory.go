@@ -60,7 +60,7 @@ func (r advisory) Check(q *driver.Request) (time.Duration, error) {
 			return 0, err
 		}
 	}
-	return checkTTL(q)
+	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
 func shared(a *sqlkit.Ask) string {
@@ -99,10 +99,18 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (s
 		return sqlkit.Got{}, errMoved
 	case row.Null(0):
 		return sqlkit.Got{}, sqlkit.ErrBusy
-	case r.s.cfg.durable:
-		return r.durable(ctx, s, a)
 	}
-	return sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}, nil
+	got := sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}
+	if r.s.cfg.Durable {
+		answers, err := s.Run(ctx, durable(a))
+		if err == nil {
+			got.Token, err = durableOf(answers)
+		}
+		if err != nil {
+			return got, sqlkit.GiveBack(ctx, r, s, err)
+		}
+	}
+	return got, nil
 }
 
 // now is the token's expression. Those who share read the clock one after the other,
@@ -138,16 +146,16 @@ func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (b
 var errMoved = fmt.Errorf("the connection has another backend than before: a pooler in transaction mode stands between")
 
 // durable raises the floor of tokens, which is committed before the grant is given.
-func (r sessions) durable(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
-	answers, err := s.Run(ctx, fmt.Sprintf("UPDATE /*hf*/ holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d RETURNING token", clock, sqlkit.Bucket(a.Key)))
-	if err != nil {
-		return sqlkit.Got{}, err
+func durable(a *sqlkit.Ask) string {
+	return fmt.Sprintf("UPDATE "+untoldMark+" holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d RETURNING token", clock, sqlkit.Bucket(a.Key))
+}
+
+// durableOf is the token of its answer.
+func durableOf(answers sqlkit.Answers) (uint64, error) {
+	if row := answers.Last(); row != nil {
+		return uint64(row.Int(0)), nil
 	}
-	row := answers.Last()
-	if row == nil {
-		return sqlkit.Got{}, sqlkit.ErrSchema
-	}
-	return sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}, nil
+	return 0, sqlkit.ErrSchema
 }
 
 // Unlock looks at the server's answer: a lock that the session does not have is

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/sqlkit"
 )
 
 // stater is an error that carries an SQLSTATE: pgx's and lib/pq's do.
@@ -48,10 +49,4 @@ func (faults) Sort(err error) (error, bool) {
 }
 
 // unreached puts a code on an error of opening a connection: nothing was asked.
-func unreached(err error) error {
-	coded, _ := faults{}.Sort(err)
-	if driver.CodeOf(coded) == driver.Unknown {
-		return &driver.Error{Code: driver.Unavailable, Err: err}
-	}
-	return coded
-}
+func unreached(err error) error { return sqlkit.Unreached(faults{}, err) }

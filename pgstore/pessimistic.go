@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -34,14 +33,14 @@ func gate(key []byte) mark { return hashed("gate\x00", key) }
 func sign(key []byte) mark { return hashed("held\x00", key) }
 
 // own tells whether the rows are those of a user's table.
-func (r pessimistic) own() bool { return r.s.cfg.table != "" }
+func (r pessimistic) own() bool { return r.s.cfg.Table != "" }
 
 // Check answers for limits that there are no rows for.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
-	if r.own() && q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
-		return 0, driver.Errorf(driver.Unsupported, "limit %d: a table of one's own has no rows for permits", q.Limit)
+	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
+		return 0, err
 	}
-	return checkTTL(q)
+	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
 // row is the condition that finds a name's row.
@@ -49,13 +48,13 @@ func (r pessimistic) row(key []byte) string {
 	if !r.own() {
 		return "holdfast_name WHERE name = " + lit(key)
 	}
-	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.table, r.s.cfg.column, r.value(key))
+	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.Table, r.s.cfg.Column, r.value(key))
 }
 
 // value is a name in a user's table: bytes or text, as its column is.
 func (r pessimistic) value(key []byte) string {
 	_, name, _ := bytes.Cut(key, []byte{0})
-	if r.s.columnIsBytes() {
+	if r.s.facts().bytes {
 		return lit(name)
 	}
 	return "convert_from(" + lit(name) + ", 'UTF8')"
@@ -65,102 +64,55 @@ func (r pessimistic) insert(key []byte) string {
 	if !r.own() {
 		return fmt.Sprintf("INSERT INTO holdfast_name (name) VALUES (%s) ON CONFLICT DO NOTHING", lit(key))
 	}
-	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON CONFLICT DO NOTHING", r.s.cfg.table, r.s.cfg.column, r.value(key))
+	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s) ON CONFLICT DO NOTHING", r.s.cfg.Table, r.s.cfg.Column, r.value(key))
 }
 
-// kind is what permits must say for a request that shares the row.
-func kind(limit int) int {
-	if limit > driver.MaxLimit {
-		return 0
-	}
-	return limit
-}
-
-// Lock locks the row. Semaphores are asked for again and again: the server does not
-// queue for any one of several rows.
+// Lock locks the row.
 func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
-	if a.Limit == driver.Exclusive {
-		return r.lockRow(ctx, s, a, a.Wait)
-	}
-	for tries := 0; ; tries++ {
-		wait := a.Wait && a.Limit == driver.Unlimited
-		got, err := r.lockRow(ctx, s, a, wait)
-		if err == errKind {
-			if err = r.switchKind(ctx, s, a); err == nil {
-				continue
-			}
-		}
-		if err != error(sqlkit.ErrBusy) || !a.Wait {
-			return got, err
-		}
-		a.Waiting()
-		t := time.NewTimer(pollPause(tries))
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return got, driver.Errorf(driver.Unavailable, "%w", ctx.Err())
-		}
-	}
+	return sqlkit.LockRow(ctx, r, s, a)
 }
 
-// pollPause doubles from 5 to 100 ms, with jitter.
-func pollPause(tries int) time.Duration {
-	d := min(5*time.Millisecond<<min(tries, 5), 100*time.Millisecond)
-	return d/2 + rand.N(d/2+1)
-}
-
-var (
-	// errKind: the row is shared as something else.
-	errKind = driver.Errorf(driver.Busy, "the name is locked in another mode")
-	// errRow: somebody deletes rows as fast as they are inserted.
-	errRow = driver.Errorf(driver.Refused, "the row of the name goes away again and again")
-)
-
-// lockRow is one transaction, which stays open if it has the lock.
-func (r pessimistic) lockRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
-	for range 5 {
-		answers, err := s.Run(ctx, r.script(a, wait)...)
-		if err != nil {
-			return sqlkit.Got{}, err
-		}
-		passed, row, there := answers.First(0).Text(0) == "yes", answers.First(1), answers.First(2).True(0)
-		if row != nil && row.Int(2) != s.ID.Conn {
-			return sqlkit.Got{}, errMoved
-		}
-		have := int64(-1) // permits, unless the row is locked by others
-		if row != nil && !row.Null(0) {
-			have = row.Int(0)
-		}
-		fits := have >= 0 && (a.Limit == driver.Exclusive || have == int64(kind(a.Limit)))
-		if passed && fits && !row.Null(1) {
-			a.Told = true // by the same statement
-			got := sqlkit.Got{Token: uint64(row.Int(1)), Slot: driver.NoSlot}
-			if kind(a.Limit) > driver.Exclusive {
-				got.Slot = int(row.Int(3))
-			}
-			if r.s.cfg.durable {
-				return r.durableToken(ctx, s, a, got)
-			}
-			return got, nil
-		}
-		if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
-			return sqlkit.Got{}, err
-		}
-		switch {
-		case !there:
-			if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
-				return sqlkit.Got{}, err
-			}
-			continue
-		case passed && have >= 0 && !fits:
-			return sqlkit.Got{}, errKind
-		case wait && passed && have < 0:
-			continue // somebody else has inserted it meanwhile: now it is waited for
-		}
-		return sqlkit.Got{}, sqlkit.ErrBusy
+// TryRow is one transaction, which stays open if it has the lock.
+func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
+	answers, err := s.Run(ctx, r.script(a, wait)...)
+	if err != nil {
+		return sqlkit.Got{}, err
 	}
-	return sqlkit.Got{}, errRow
+	passed, row, there := answers.First(0).Text(0) == "yes", answers.First(1), answers.First(2).True(0)
+	if row != nil && row.Int(2) != s.ID.Conn {
+		return sqlkit.Got{}, errMoved
+	}
+	have := int64(-1) // permits, unless the row is locked by others
+	if row != nil && !row.Null(0) {
+		have = row.Int(0)
+	}
+	fits := have >= 0 && (a.Limit == driver.Exclusive || have == int64(sqlkit.Kind(a.Limit)))
+	if passed && fits && !row.Null(1) {
+		a.Told = true // by the same statement
+		got := sqlkit.Got{Token: uint64(row.Int(1)), Slot: driver.NoSlot}
+		if sqlkit.Kind(a.Limit) > driver.Exclusive {
+			got.Slot = int(row.Int(3))
+		}
+		if r.s.cfg.Durable {
+			return r.durableToken(ctx, s, a, got)
+		}
+		return got, nil
+	}
+	if _, err := s.Run(ctx, "ROLLBACK"); err != nil {
+		return sqlkit.Got{}, err
+	}
+	switch {
+	case !there:
+		if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
+			return sqlkit.Got{}, err
+		}
+		return sqlkit.Got{}, sqlkit.ErrRow
+	case passed && have >= 0 && !fits:
+		return sqlkit.Got{}, sqlkit.ErrKind
+	case wait && passed && have < 0:
+		return sqlkit.Got{}, sqlkit.ErrRow // somebody else has inserted it meanwhile: now it is waited for
+	}
+	return sqlkit.Got{}, sqlkit.ErrBusy
 }
 
 // script answers whether the gate was passed; permits, the token, the backend and
@@ -186,7 +138,7 @@ func (r pessimistic) script(a *sqlkit.Ask, wait bool) []string {
 	slot, from, turn := "-1", "l", ""
 	with := fmt.Sprintf("l AS MATERIALIZED (SELECT %s AS permits FROM %s %s)", permits, r.row(a.Key), mode)
 	fits := "true"
-	if k := kind(a.Limit); a.Limit != driver.Exclusive {
+	if k := sqlkit.Kind(a.Limit); a.Limit != driver.Exclusive {
 		fits = fmt.Sprintf("l.permits = %d", k)
 		if k > 0 {
 			with += fmt.Sprintf(", p AS MATERIALIZED (SELECT slot FROM holdfast_slot WHERE name = %s AND slot < %d AND EXISTS (SELECT 1 FROM l WHERE l.permits = %d) ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED)",
@@ -227,7 +179,7 @@ func ifFlag(name, then string) string {
 
 // name is the expression that makes the session's name tell its grant.
 func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
-	if kind(a.Limit) > driver.Exclusive {
+	if sqlkit.Kind(a.Limit) > driver.Exclusive {
 		return fmt.Sprintf("set_config('application_name', coalesce('hf ' || %s || ' %s ' || %s, ''), false)", token, a.ID, slot)
 	}
 	return named(a, token)
@@ -236,26 +188,22 @@ func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
 // durableToken raises the floor of tokens on another connection, since this one's
 // transaction is open: it is committed when it becomes the token of a grant.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
-	answers, err := r.s.links.Run(ctx, fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d RETURNING token", clock, sqlkit.Bucket(a.Key)))
+	answers, err := r.s.links.Run(ctx, durable(a))
+	if err == nil {
+		got.Token, err = durableOf(answers)
+	}
+	if err == nil {
+		_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(got.Token), fmt.Sprint(got.Slot)))
+	}
 	if err != nil {
-		if coded, _ := (faults{}).Sort(err); driver.CodeOf(coded) != driver.Refused {
-			// The row is locked, and stays so at a server that does not hear of this
-			// session's end.
-			err = driver.Errorf(driver.Unknown, "the token could not be written down: %v", err)
-		}
-		return got, err
+		return got, sqlkit.GiveBack(ctx, r, s, err)
 	}
-	if answers.Last() == nil {
-		return got, sqlkit.ErrSchema
-	}
-	got.Token = uint64(answers.Last().Int(0))
-	_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(got.Token), fmt.Sprint(got.Slot)))
-	return got, err
+	return got, nil
 }
 
-// switchKind makes the row what the request shares it as, if nobody has it.
-func (r pessimistic) switchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
-	k := kind(a.Limit)
+// SwitchKind makes permits what the request shares the row as, if nobody has it.
+func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
+	k := sqlkit.Kind(a.Limit)
 	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %s FOR UPDATE SKIP LOCKED),
 		u AS (UPDATE holdfast_name n SET permits = %d FROM l WHERE n.name = l.name RETURNING n.name),
 		i AS (INSERT INTO holdfast_slot (name, slot) SELECT u.name, g FROM u, generate_series(0, %d - 1) AS g ON CONFLICT DO NOTHING)

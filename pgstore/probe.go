@@ -5,20 +5,13 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/sqlkit"
 )
 
-// probed is what was found out about the server.
-type probed struct {
-	mu    sync.Mutex
-	known bool
-	facts
-}
-
+// facts are what was found out about the server.
 type facts struct {
 	version       int64
 	checksClients bool // the server can look whether a client that waits is still there
@@ -27,51 +20,37 @@ type facts struct {
 	notes         []string
 }
 
-func (s *Store) columnIsBytes() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.bytes
-}
-
 // shown is how long a label may be.
 func (s *Store) shown() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return max(s.shows, 1024) - 64
+	return max(s.facts().shows, 1024) - 64
 }
 
-// probe asks the server once what it is, and refuses it where the recipe would not
-// hold there.
-func (s *Store) probe(ctx context.Context) error {
-	s.mu.Lock()
-	known := s.known
-	s.mu.Unlock()
-	if known {
-		return nil
-	}
+// probe asks the server what it is, and refuses it where the recipe would not hold
+// there.
+func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	l, err := s.dial(ctx)
 	if err != nil {
-		return err
+		return f, err
 	}
 	defer l.Close()
 	a, err := l.Run(ctx, "SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('track_activity_query_size'), current_setting('track_activities')")
 	if err != nil {
-		return unreached(err)
+		return f, unreached(err)
 	}
 	r := a.Last()
-	f := facts{version: r.Int(0), shows: bytesOf(r.Text(3))}
+	f = facts{version: r.Int(0), shows: bytesOf(r.Text(3))}
 	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.Refused, "pgstore: recipe "+string(s.cfg.recipe)+": "+format, args...)
+		return driver.Errorf(driver.Refused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
 	}
 	switch {
 	case r.True(1):
-		return refuse("the server is a replica, which grants nothing: give the primary's address, or target_session_attrs=read-write")
-	case r.Text(2) == "on" && s.cfg.recipe != Advisory:
-		return refuse("transactions are read-only by default here")
+		return f, refuse("the server is a replica, which grants nothing: give the primary's address, or target_session_attrs=read-write")
+	case r.Text(2) == "on" && s.cfg.Recipe != Advisory:
+		return f, refuse("transactions are read-only by default here")
 	}
-	if s.cfg.recipe != Optimistic {
+	if s.cfg.Recipe != Optimistic {
 		if f.version < 140000 {
-			return refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", f.version/10000)
+			return f, refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", f.version/10000)
 		}
 		if r.Text(4) != "on" {
 			f.notes = append(f.notes, "track_activities is off here, so holders and waiters cannot be told apart from strangers")
@@ -79,32 +58,29 @@ func (s *Store) probe(ctx context.Context) error {
 		pooled, err := s.poolerMoves(ctx, l)
 		switch {
 		case err != nil:
-			return unreached(err)
+			return f, unreached(err)
 		case pooled:
-			return refuse("a pooler in transaction mode stands before the server, such as PgBouncer: a session is not kept there. Give the server's own address, or use recipe=optimistic")
+			return f, refuse("a pooler in transaction mode stands before the server, such as PgBouncer: a session is not kept there. Give the server's own address, or use recipe=optimistic")
 		}
 		_, err = l.Run(ctx, "SELECT set_config('client_connection_check_interval', '1s', false)")
 		if f.checksClients = err == nil; !f.checksClients && state(err) == "" {
-			return unreached(err)
+			return f, unreached(err)
 		}
 	}
-	if s.cfg.table != "" {
-		a, err := l.Run(ctx, fmt.Sprintf("SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = '%s'::regclass AND attname = '%s'", s.cfg.table, strings.ToLower(s.cfg.column)))
+	if s.cfg.Table != "" {
+		a, err := l.Run(ctx, fmt.Sprintf("SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = '%s'::regclass AND attname = '%s'", s.cfg.Table, strings.ToLower(s.cfg.Column)))
 		if err != nil {
-			return unreached(err)
+			return f, unreached(err)
 		}
 		switch kind := a.Last().Text(0); kind {
 		case "bytea":
 			f.bytes = true
 		case "text", "character varying":
 		default:
-			return refuse("column %s of table %s is of type %q: text, varchar or bytea is needed", s.cfg.column, s.cfg.table, kind)
+			return f, refuse("column %s of table %s is of type %q: text, varchar or bytea is needed", s.cfg.Column, s.cfg.Table, kind)
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.facts, s.known = f, true
-	return nil
+	return f, nil
 }
 
 // bytesOf reads a size as the server writes it.
@@ -123,25 +99,19 @@ func bytesOf(s string) int {
 	return n * unit
 }
 
-// settled probes until it is known or ctx ends: a server that is being started
-// again is no reason to fail.
-func (s *Store) settled(ctx context.Context) (facts, error) {
-	err := sqlkit.Settle(ctx, s.probe)
-	if err != nil {
-		return facts{}, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.facts, nil
+// facts are what is known of the server by now.
+func (s *Store) facts() facts {
+	f, _ := s.server.Facts()
+	return f
 }
 
 // Guarantees tells what this store promises. It asks the server once.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	f, err := s.settled(ctx)
+	f, err := s.server.Settle(ctx)
 	if err != nil {
 		return driver.Guarantees{}, err
 	}
-	g := Declared(s.cfg.recipe)
+	g := Declared(s.cfg.Recipe)
 	g.Notes = append(g.Notes, f.notes...)
 	return g, nil
 }
@@ -149,23 +119,23 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 // Declared is what a recipe promises where nothing is special about the server. It
 // asks nobody.
 func Declared(r Recipe) driver.Guarantees {
-	g := driver.Guarantees{
-		Kind: "postgres " + string(r), Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: 24 * time.Hour,
-		Pause: driver.PauseLoses, Break: driver.BreakNow,
-	}
-	if r != Optimistic {
-		g.Crash, g.Order, g.Wake, g.Fallback = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush, 0
-		g.Tokens = "the server's clock in microseconds, read when the lock is granted: they rise unless the clock is set back; with tokens=durable a committed row, which rises then too"
-		g.EarlyEnd = []string{"an operator's break", "pg_terminate_backend", "the end of the connection or of the server", "a failover"}
-		g.Notice = time.Second
-		g.MinTTL, g.Granularity, g.Visible = 50*time.Millisecond, time.Millisecond, driver.VisibleAll
-		g.Shared, g.Mixed = true, true
+	kind := "postgres " + string(r)
+	if r == Optimistic {
+		g := sqlkit.OptimisticGuarantees(kind, true)
 		g.Notes = []string{
-			"a lock costs one connection, and so does a place in the queue",
-			"a holder that is silent or stopped is freed by the server's idle timeout, which is set to the TTL; a crash is seen at once where the client's machine is up",
-			"not through a pooler in transaction mode",
-			"on a user's pool the end of a connection is noticed by a ping every second",
+			"works through poolers and proxies; no connection is kept for a lock, and one, which listens, while anything is awaited",
+			"behind a pooler in transaction mode and on a user's pool nothing is heard, and waiters poll",
+			"a row per name in use; a row that is idle for a minute is removed",
 		}
+		return g
+	}
+	g := sqlkit.SessionGuarantees(kind, 50*time.Millisecond, unit, "pg_terminate_backend")
+	g.Shared, g.Mixed = true, true
+	g.Notes = []string{
+		"a lock costs one connection, and so does a place in the queue",
+		"a holder that is silent or stopped is freed by the server's idle timeout, which is set to the TTL; a crash is seen at once where the client's machine is up",
+		"not through a pooler in transaction mode",
+		"on a user's pool the end of a connection is noticed by a ping every second",
 	}
 	switch r {
 	case Advisory:
@@ -178,17 +148,6 @@ func Declared(r Recipe) driver.Guarantees {
 			"a gate serves waiters of locks in their order; semaphores are waited for by polling, at most 100ms apart",
 			"a held lock is an open transaction with a number: vacuum removes no row that was deleted or changed since; a waiter's statement holds it back as well",
 		)
-	case Optimistic:
-		g.Crash, g.Order, g.Wake, g.Fallback = driver.CrashFreesAfterTTL, driver.OrderNone, driver.WakePush, sqlkit.OptimisticFallback
-		g.Shared, g.Semaphore, g.Mixed, g.Slots = true, true, true, true
-		g.Tokens = "the name's row: the last one plus one, or the database's clock in microseconds if that is larger; they rise through restarts, a clock set back and the removal of idle rows"
-		g.EarlyEnd, g.Notice = []string{"an operator's break", "rows deleted or changed by hand", "the database's clock set forward", "a failover to a replica that lags"}, 2*time.Second
-		g.MinTTL, g.Granularity, g.Linger, g.Visible = time.Millisecond, time.Microsecond, true, driver.VisibleHolders
-		g.Notes = []string{
-			"works through poolers and proxies; no connection is kept for a lock, and one, which listens, while anything is awaited",
-			"behind a pooler in transaction mode and on a user's pool nothing is heard, and waiters poll",
-			"a row per name in use; a row that is idle for a minute is removed",
-		}
 	}
 	return g
 }

@@ -21,7 +21,7 @@ type sessions struct {
 // by itself, so that only the TTL does. The server looks once a second whether a
 // client that waits is still there.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
-	f, err := r.s.settled(ctx)
+	f, err := r.s.server.Settle(ctx)
 	if err != nil {
 		return sqlkit.Identity{}, err
 	}
@@ -48,15 +48,8 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	return sqlkit.Identity{Conn: row.Int(0), Since: row.Text(1)}, nil
 }
 
-// checkTTL rounds a TTL up to what a timeout of the server can be.
-func checkTTL(r *driver.Request) (time.Duration, error) {
-	if r.TTL > maxTTL {
-		return 0, driver.Errorf(driver.Invalid, "TTL %s: at most %s is allowed", r.TTL, maxTTL)
-	}
-	return max((r.TTL+time.Millisecond-1)/time.Millisecond*time.Millisecond, time.Millisecond), nil
-}
-
-const maxTTL = 24 * time.Hour
+// unit is what the server's timeouts count in.
+const unit = time.Millisecond
 
 // comment is a label for a statement. What the server shows of a statement is
 // bounded.

@@ -24,25 +24,17 @@ var schema string
 func Schema() string { return schema }
 
 // engine is what a recipe is made of.
-type engine interface {
-	driver.Inspector
-	driver.Breaker
-	Acquire(context.Context, driver.Request) (driver.Grant, error)
-	Undo(context.Context, driver.Request) error
-	Renew(context.Context, []driver.Grant) []driver.Renewal
-	Release(context.Context, driver.Grant, time.Duration) error
-	Close(context.Context) error
-}
+type engine = sqlkit.Engine
 
 // Store is one client of a PostgreSQL server.
 type Store struct {
 	engine
-	cfg   *config
-	where string
-	dial  dialer
-	links *sqlkit.Pool // for what is committed beside an open transaction
-	own   *sql.DB      // over a user's pgxpool
-	probed
+	cfg    *config
+	where  string
+	dial   dialer
+	links  *sqlkit.Pool // for what is committed beside an open transaction
+	own    *sql.DB      // over a user's pgxpool
+	server *sqlkit.Probe[facts]
 }
 
 // dialer opens a connection that nobody else uses.
@@ -51,9 +43,9 @@ type dialer func(context.Context) (sqlkit.Link, error)
 // Open opens the server that a URL names; see the package comment. It is not an
 // error if the server cannot be reached just now.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := parseRaw(rawURL)
+	u, err := sqlkit.ReadURL(rawURL, "postgres", "postgresql")
 	if err != nil {
-		return nil, err
+		return nil, driver.Errorf(driver.Invalid, "pgstore: %w", err)
 	}
 	cfg, fromURL, err := parseURL(u)
 	if err != nil {
@@ -127,23 +119,23 @@ func lend(db *sql.DB) dialer {
 }
 
 func (s *Store) open(ctx context.Context, keep int, listen *listener) (*Store, error) {
-	if s.cfg.namespace != "" {
-		s.where += " (namespace " + s.cfg.namespace + ")"
+	if s.cfg.Namespace != "" {
+		s.where += " (namespace " + s.cfg.Namespace + ")"
 	}
-	s.links = sqlkit.NewPool(keep, s.dial)
-	switch s.cfg.recipe {
+	s.links, s.server = sqlkit.NewPool(keep, s.dial), sqlkit.NewProbe(s.probe)
+	switch s.cfg.Recipe {
 	case Optimistic:
 		var w sqlkit.Waker
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, s.dial), table{wake: true}, faults{}, w, s.cfg.namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, s.dial), table{wake: true}, faults{}, w, s.cfg.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, 2*keep, s.cfg.namespace)
+		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, 2*keep, s.cfg.Namespace)
 	case Advisory:
-		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, 2*keep, s.cfg.namespace)
+		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, 2*keep, s.cfg.Namespace)
 	}
-	if err := s.probe(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	if err := s.server.Ask(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
 		_ = s.Close(ctx)
 		return nil, err
 	}

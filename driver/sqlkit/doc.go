@@ -4,7 +4,8 @@
 // [Optimistic] keeps a name's grants in one row that every change replaces by
 // compare-and-set. [Sessions] keeps each grant on a database session of its own,
 // whose end frees it. Neither knows a dialect: a store hands in the statements,
-// what they answer, and what the server's errors mean.
+// what they answer, and what the server's errors mean. [Options] are what such stores
+// are opened with.
 //
 // A third party's store on another database can be made of the same pieces.
 // Statements carry their values as literals, so that one script is one round

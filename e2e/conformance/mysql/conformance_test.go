@@ -3,106 +3,122 @@ package mysql
 
 import (
 	"context"
-	"errors"
+	"database/sql"
 	"fmt"
-	"os"
-	"sync"
-	"sync/atomic"
+	"net/url"
 	"testing"
 	"time"
 
+	_ "github.com/go-sql-driver/mysql"
+
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
-// shared is one server for the whole package.
-var shared struct {
-	once sync.Once
-	s    *servers.MariaDB
-	err  error
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if shared.s != nil {
-		_ = shared.s.Close()
-	}
-	os.Exit(code)
-}
-
-// mariadb is the package's server; a test is skipped where there is none, or fails
-// if there must be one.
-func mariadb(t testing.TB) *servers.MariaDB {
-	t.Helper()
-	shared.once.Do(func() {
-		shared.s, shared.err = servers.StartMariaDB(context.Background(), "--innodb-flush-log-at-trx-commit=0")
-	})
-	if errors.Is(shared.err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		t.Skip(shared.err)
-	}
-	if shared.err != nil {
-		t.Fatal(shared.err)
-	}
-	return shared.s
-}
-
-var schemas atomic.Int32
-
-// schema makes an empty schema with holdfast's tables and answers the URL of a store
-// there, to which parameters may be added.
-func schema(t testing.TB) (name string) {
-	t.Helper()
-	name = fmt.Sprintf("t%d", schemas.Add(1))
-	admin(t, "test", "CREATE DATABASE "+name)
-	s := open(t, mariadb(t).Address, name, "recipe=optimistic")
-	for range 2 { // it can be run again
-		if err := s.Init(t.Context()); err != nil {
-			t.Fatal(err)
+// mariadb is the database of these tests.
+var mariadb = &sqltest.Database{
+	Start: func(ctx context.Context, flags ...string) (sqltest.Server, error) {
+		m, err := servers.StartMariaDB(ctx, flags...)
+		if err != nil {
+			return sqltest.Server{}, err
 		}
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return name
+		return sqltest.Server{Process: m, Address: m.Address}, nil
+	},
+	Fast:   "--innodb-flush-log-at-trx-commit=0",
+	Home:   "test",
+	Driver: "mysql",
+	DSN:    func(address, schema string) string { return fmt.Sprintf("root@tcp(%s)/%s", address, schema) },
+	URL: func(address, schema, params string) string {
+		return fmt.Sprintf("mysql://root@%s/%s?%s", address, schema, params)
+	},
+	Open: func(ctx context.Context, url, namespace string) (sqltest.Store, error) {
+		return store(mysqlstore.Open(ctx, url, mysqlstore.Namespace(namespace)))
+	},
+	New: func(ctx context.Context, pool *sql.DB, recipe string) (sqltest.Store, error) {
+		return store(mysqlstore.New(ctx, pool, mysqlstore.With(mysqlstore.Recipe(recipe))))
+	},
+	Recipes:    sqltest.Names(mysqlstore.Recipes()...),
+	Sessions:   sqltest.Names(mysqlstore.Pessimistic, mysqlstore.Named),
+	SessionTTL: time.Second, // they count in seconds
+
+	Holder:      "SELECT conn FROM holdfast_session WHERE token = %d",
+	Running:     "SELECT id FROM information_schema.processlist WHERE info LIKE '%%%s%%' AND id <> CONNECTION_ID()",
+	End:         "KILL %d",
+	Interrupt:   "KILL QUERY %d",
+	Ended:       driver.SessionEnded,
+	Settings:    "SELECT CONCAT(@@time_zone, ' ', @@wait_timeout)",
+	LockTimeout: "innodb_lock_wait_timeout=1",
+	Parameter:   "?",
 }
 
-func open(t testing.TB, address, schema, params string, o ...mysqlstore.Option) *mysqlstore.Store {
-	t.Helper()
-	s, err := mysqlstore.Open(context.Background(), fmt.Sprintf("mysql://root@%s/%s?%s", address, schema, params), o...)
+func store(s *mysqlstore.Store, err error) (sqltest.Store, error) {
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	return s
+	return s, nil
 }
 
-func TestConformance(t *testing.T) {
-	for _, recipe := range mysqlstore.Recipes() {
-		t.Run(string(recipe), func(t *testing.T) {
-			server := mariadb(t)
-			schema := schema(t)
-			ttl := time.Second // the others count in seconds
-			if recipe == mysqlstore.Optimistic {
-				ttl = 400 * time.Millisecond
-			}
-			drivertest.Run(t, drivertest.Harness{
-				TTL: ttl,
-				Open: func(t testing.TB, ns string) driver.Store {
-					return open(t, server.Address, schema, "recipe="+string(recipe), mysqlstore.Namespace(ns))
-				},
-				Stop: func(t testing.TB) {
-					t.Cleanup(func() { _ = server.Cont() }) // also when the test ends before
-					if err := server.Pause(); err != nil {
-						t.Error(err)
-					}
-				},
-				Start: func(t testing.TB) {
-					if err := server.Cont(); err != nil {
-						t.Error(err)
-					}
-				},
+func TestMain(m *testing.M) { mariadb.Main(m) }
+
+func TestConformance(t *testing.T)     { sqltest.Conformance(t, mariadb) }
+func TestKill(t *testing.T)            { sqltest.Kill(t, mariadb) }
+func TestUserPool(t *testing.T)        { sqltest.UserPool(t, mariadb) }
+func TestSilentHolder(t *testing.T)    { sqltest.SilentHolder(t, mariadb) }
+func TestLateRequest(t *testing.T)     { sqltest.LateRequest(t, mariadb) }
+func TestRestart(t *testing.T)         { sqltest.Restart(t, mariadb) }
+func TestInsertRace(t *testing.T)      { sqltest.InsertRace(t, mariadb) }
+func TestInterruptedWait(t *testing.T) { sqltest.InterruptedWait(t, mariadb) }
+func TestWritersInOrder(t *testing.T)  { sqltest.WritersInOrder(t, mariadb) }
+func TestDurableTokens(t *testing.T)   { sqltest.DurableTokens(t, mariadb) }
+func TestDurableStep(t *testing.T)     { sqltest.DurableStep(t, mariadb) }
+func TestRowsAreRemoved(t *testing.T)  { sqltest.RowsAreRemoved(t, mariadb) }
+
+func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, mariadb) }
+
+func TestReadersDoNotStarveAWriter(t *testing.T) {
+	sqltest.ReadersDoNotStarveAWriter(t, mariadb, "pessimistic")
+}
+
+func TestSharesRows(t *testing.T) {
+	sqltest.SharesRows(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB",
+		"NEW") // the column folds case
+}
+
+func TestOddNames(t *testing.T) {
+	sqltest.OddNames(t, mariadb, "charset=sjis")
+}
+
+func TestOddRows(t *testing.T) {
+	sqltest.OddRows(t, mariadb, "charset=swe7", // where the byte of a tilde is another letter
+		"CREATE TABLE odd (name VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY) ENGINE=InnoDB")
+}
+
+func TestSettings(t *testing.T) {
+	sqltest.Settings(t, mariadb, url.Values{"clientFoundRows": {"true"}, "interpolateParams": {"true"}, "parseTime": {"true"}, "loc": {"Asia/Tokyo"}, "readTimeout": {"100ms"},
+		"time_zone": {"'+05:30'"}, "tx_isolation": {"'SERIALIZABLE'"}, "innodb_lock_wait_timeout": {"1"}, "lock_wait_timeout": {"1"},
+		"wait_timeout": {"1"}, "max_statement_time": {"1"}, "idle_transaction_timeout": {"1"}, "sql_mode": {"'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,TRADITIONAL'"}}.Encode())
+}
+
+// TestTokenAfterTheWait also where SYSDATE is the same as NOW.
+func TestTokenAfterTheWait(t *testing.T) {
+	odd, err := mariadb.Start(t.Context(), "--sysdate-is-now", "--default-time-zone=+09:00")
+	if err != nil {
+		mariadb.Server(t) // skips, or fails
+		t.Fatal(err)
+	}
+	defer odd.Close()
+	for name, server := range map[string]sqltest.Server{"plain": mariadb.Server(t), "sysdate-is-now": odd} {
+		for _, recipe := range mariadb.Sessions {
+			t.Run(name+"/"+recipe, func(t *testing.T) {
+				s := mariadb.StoreAt(t, server.Address, "test", "recipe="+recipe)
+				defer sqltest.Close(t, s)
+				if err := s.Init(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				sqltest.TokenAfterTheWait(t, s, driver.Exclusive)
 			})
-		})
+		}
 	}
 }

@@ -3,98 +3,109 @@ package postgres
 
 import (
 	"context"
-	"errors"
+	"database/sql"
 	"fmt"
-	"os"
-	"sync"
-	"sync/atomic"
+	"net/url"
+	"strings"
 	"testing"
+
+	_ "github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// shared is one server for the whole package.
-var shared struct {
-	once sync.Once
-	s    *servers.Postgres
-	err  error
-}
-
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if shared.s != nil {
-		_ = shared.s.Close()
-	}
-	os.Exit(code)
-}
-
-// postgres is the package's server; a test is skipped where there is none, or fails
-// if there must be one.
-func postgres(t testing.TB) *servers.Postgres {
-	t.Helper()
-	shared.once.Do(func() { shared.s, shared.err = servers.StartPostgres(context.Background(), "fsync=off") })
-	if errors.Is(shared.err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-		t.Skip(shared.err)
-	}
-	if shared.err != nil {
-		t.Fatal(shared.err)
-	}
-	return shared.s
-}
-
-var schemas atomic.Int32
-
-// schema makes an empty database with holdfast's tables and answers the URL of a store
-// there, to which parameters may be added.
-func schema(t testing.TB) (name string) {
-	t.Helper()
-	name = fmt.Sprintf("t%d", schemas.Add(1))
-	admin(t, "postgres", "CREATE DATABASE "+name)
-	s := open(t, postgres(t).Address, name, "recipe=optimistic")
-	for range 2 { // it can be run again
-		if err := s.Init(t.Context()); err != nil {
-			t.Fatal(err)
+// postgres is the database of these tests.
+var postgres = &sqltest.Database{
+	Start: func(ctx context.Context, settings ...string) (sqltest.Server, error) {
+		p, err := servers.StartPostgres(ctx, settings...)
+		if err != nil {
+			return sqltest.Server{}, err
 		}
-	}
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	return name
+		return sqltest.Server{Process: p, Address: p.Address}, nil
+	},
+	Fast:   "fsync=off",
+	Home:   "postgres",
+	Driver: "pgx",
+	DSN: func(address, database string) string {
+		return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable", address, database)
+	},
+	URL: func(address, database, params string) string {
+		return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable&%s", address, database, params)
+	},
+	Open: func(ctx context.Context, url, namespace string) (sqltest.Store, error) {
+		return store(pgstore.Open(ctx, url, pgstore.Namespace(namespace)))
+	},
+	New: func(ctx context.Context, pool *sql.DB, recipe string) (sqltest.Store, error) {
+		return store(pgstore.New(ctx, pool, pgstore.With(pgstore.Recipe(recipe))))
+	},
+	Recipes:  sqltest.Names(pgstore.Recipes()...),
+	Sessions: sqltest.Names(pgstore.Pessimistic, pgstore.Advisory),
+
+	Holder:      "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'hf %d %%'",
+	Running:     "SELECT pid FROM pg_stat_activity WHERE query LIKE '%%%s%%' AND pid <> pg_backend_pid()",
+	End:         "SELECT pg_terminate_backend(%d)",
+	Interrupt:   "SELECT pg_cancel_backend(%d)",
+	Ended:       driver.Taken, // as the server says
+	Settings:    "SELECT current_setting('idle_session_timeout') || ' ' || current_setting('application_name')",
+	LockTimeout: "lock_timeout=1s",
+	Parameter:   "$1",
 }
 
-func open(t testing.TB, address, schema, params string, o ...pgstore.Option) *pgstore.Store {
-	t.Helper()
-	s, err := pgstore.Open(context.Background(), fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable&%s", address, schema, params), o...)
+func store(s *pgstore.Store, err error) (sqltest.Store, error) {
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	return s
+	return s, nil
 }
 
-func TestConformance(t *testing.T) {
-	for _, recipe := range pgstore.Recipes() {
-		t.Run(string(recipe), func(t *testing.T) {
-			server := postgres(t)
-			schema := schema(t)
-			drivertest.Run(t, drivertest.Harness{
-				Open: func(t testing.TB, ns string) driver.Store {
-					return open(t, server.Address, schema, "recipe="+string(recipe), pgstore.Namespace(ns))
-				},
-				Stop: func(t testing.TB) {
-					t.Cleanup(func() { _ = server.Cont() }) // also when the test ends before
-					if err := server.Pause(); err != nil {
-						t.Error(err)
-					}
-				},
-				Start: func(t testing.TB) {
-					if err := server.Cont(); err != nil {
-						t.Error(err)
-					}
-				},
-			})
-		})
-	}
+func TestMain(m *testing.M) { postgres.Main(m) }
+
+func TestConformance(t *testing.T)     { sqltest.Conformance(t, postgres) }
+func TestKill(t *testing.T)            { sqltest.Kill(t, postgres) }
+func TestUserPool(t *testing.T)        { sqltest.UserPool(t, postgres) }
+func TestSilentHolder(t *testing.T)    { sqltest.SilentHolder(t, postgres) }
+func TestLateRequest(t *testing.T)     { sqltest.LateRequest(t, postgres) }
+func TestRestart(t *testing.T)         { sqltest.Restart(t, postgres) }
+func TestInsertRace(t *testing.T)      { sqltest.InsertRace(t, postgres) }
+func TestInterruptedWait(t *testing.T) { sqltest.InterruptedWait(t, postgres) }
+func TestWritersInOrder(t *testing.T)  { sqltest.WritersInOrder(t, postgres) }
+func TestDurableTokens(t *testing.T)   { sqltest.DurableTokens(t, postgres) }
+func TestDurableStep(t *testing.T)     { sqltest.DurableStep(t, postgres) }
+func TestRowsAreRemoved(t *testing.T)  { sqltest.RowsAreRemoved(t, postgres) }
+
+func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, postgres) }
+
+func TestReadersDoNotStarveAWriter(t *testing.T) {
+	sqltest.ReadersDoNotStarveAWriter(t, postgres, "pessimistic", "advisory")
+}
+
+func TestSharesRows(t *testing.T) {
+	sqltest.SharesRows(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)",
+		"new") // the column tells cases apart
+}
+
+func TestOddNames(t *testing.T) {
+	sqltest.OddNames(t, postgres, "client_encoding=SJIS&options=-c%20standard_conforming_strings%3Doff")
+}
+
+func TestOddRows(t *testing.T) {
+	sqltest.OddRows(t, postgres, "client_encoding=SJIS&options=-c%20standard_conforming_strings%3Doff",
+		"CREATE TABLE odd (name text NOT NULL PRIMARY KEY)")
+}
+
+func TestSettings(t *testing.T) {
+	set := url.Values{"options": {"-c statement_timeout=500ms -c lock_timeout=500ms -c idle_in_transaction_session_timeout=500ms -c idle_session_timeout=500ms " +
+		"-c default_transaction_isolation=serializable -c standard_conforming_strings=off -c timezone=Asia/Kolkata -c datestyle=German"}}
+	sqltest.Settings(t, postgres, strings.ReplaceAll(set.Encode(), "+", "%20"))
+}
+
+func TestTokenAfterTheWait(t *testing.T) {
+	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
+		s := postgres.Store(t, database, params)
+		defer sqltest.Close(t, s)
+		sqltest.TokenAfterTheWait(t, s, driver.Exclusive, driver.Unlimited)
+	})
 }

@@ -13,13 +13,13 @@ import (
 // TestGuard: the guard for pgx refuses what the one for database/sql has seen pass,
 // and what was rolled back was not seen.
 func TestGuard(t *testing.T) {
-	database := schema(t)
-	db := plain(t, database)
+	database := postgres.Create(t)
+	db := postgres.Pool(t, database)
 	table := fence.SQL{Dialect: fence.PostgreSQL}
 	if err := table.CreateTable(t.Context(), db); err != nil {
 		t.Fatal(err)
 	}
-	c, err := pgx.Connect(t.Context(), postgres(t).URL(database, ""))
+	c, err := pgx.Connect(t.Context(), postgres.DSN(postgres.Server(t).Address, database))
 	if err != nil {
 		t.Fatal(err)
 	}

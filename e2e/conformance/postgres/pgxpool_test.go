@@ -8,22 +8,23 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
 // TestPgxPool: over a pool of pgx's a lock ends with its connection, which the pool
 // does not get back with what was set in it or holds.
 func TestPgxPool(t *testing.T) {
-	database := schema(t)
+	database := postgres.Create(t)
 	for _, recipe := range pgstore.Recipes() {
 		t.Run(string(recipe), func(t *testing.T) {
-			pool, err := pgxpool.New(t.Context(), postgres(t).URL(database, ""))
+			pool, err := pgxpool.New(t.Context(), postgres.URL(postgres.Server(t).Address, database, ""))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer pool.Close()
-			other := open(t, postgres(t).Address, database, "recipe="+string(recipe))
-			defer closeStore(t, other)
+			other := postgres.Store(t, database, "recipe="+string(recipe))
+			defer sqltest.Close(t, other)
 			s, err := pgstore.NewPool(t.Context(), pool, pgstore.With(recipe))
 			if err != nil {
 				t.Fatal(err)
@@ -38,34 +39,34 @@ func TestPgxPool(t *testing.T) {
 					t.Errorf("a connection of the pool has a timeout of %s and the name %q", timeout, name)
 				}
 			}
-			g, a := must(t, s, "pgxpool", driver.Exclusive, time.Minute)
-			busy(t, other, "pgxpool", driver.Exclusive)
-			busy(t, s, "pgxpool", driver.Exclusive)
+			g, a := sqltest.Must(t, s, "pgxpool", driver.Exclusive, time.Minute)
+			sqltest.Busy(t, other, "pgxpool", driver.Exclusive)
+			sqltest.Busy(t, s, "pgxpool", driver.Exclusive)
 			if recipe != pgstore.Optimistic {
-				terminate(t, plain(t, database), s, g)
-				hear(t, a, 20*time.Second)
+				postgres.Terminate(t, postgres.Pool(t, database), s, g)
+				a.Hear(t)
 			}
 			_ = s.Release(t.Context(), g, 0)
-			g, _ = must(t, s, "pgxpool", driver.Exclusive, time.Minute)
-			release(t, s, g)
+			g, _ = sqltest.Must(t, s, "pgxpool", driver.Exclusive, time.Minute)
+			sqltest.Release(t, s, g)
 			clean()
 
 			ttl := time.Minute
 			if recipe == pgstore.Optimistic {
 				ttl = time.Second // it ends by that alone
 			}
-			must(t, s, "pgxpool", driver.Exclusive, ttl)
-			closeStore(t, s)
+			sqltest.Must(t, s, "pgxpool", driver.Exclusive, ttl)
+			sqltest.Close(t, s)
 			clean()
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			r, _ := request("pgxpool", driver.Exclusive, time.Minute)
+			r, _ := sqltest.Request("pgxpool", driver.Exclusive, time.Minute)
 			r.Wait = true
 			g, err = other.Acquire(ctx, r)
 			if err != nil {
 				t.Fatalf("after the store was closed: %v", err)
 			}
-			release(t, other, g)
+			sqltest.Release(t, other, g)
 			if n := pool.Stat().AcquiredConns(); n != 0 {
 				t.Errorf("%d connections are not given back", n)
 			}

@@ -1,0 +1,25 @@
+package sqlkit
+
+import (
+	"context"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// GiveBack is for a Lock that has the lock at the server and fails after that, as when
+// its token cannot be written down. It has the recipe clear the session, and answers
+// what Lock should: the error, with a code by which the request has certainly had no
+// effect, or Unknown if the server has not confirmed that within a second, so that the
+// request is undone.
+func GiveBack(ctx context.Context, r Recipe, s *Session, err error) error {
+	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
+	defer cancel()
+	if cerr := r.Clear(brief, s); cerr != nil {
+		// Neither is wrapped: what a link says of its own end is no word about the lock.
+		return driver.Errorf(driver.Unknown, "%v, and the lock is not seen to be given back: %v", err, cerr)
+	}
+	if coded, again := r.Sort(err); !again && driver.CodeOf(coded) == driver.Unknown {
+		return driver.Errorf(driver.Unavailable, "%w", err)
+	}
+	return err
+}

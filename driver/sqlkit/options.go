@@ -1,0 +1,140 @@
+package sqlkit
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Options are those that every store on an SQL database has; R is its type of a recipe.
+// The errors of reading and checking them are for the store to wrap, with its name and
+// the code Invalid; none quotes what may hold a password.
+type Options[R ~string] struct {
+	// Recipe is how locks are written down.
+	Recipe R
+	// Namespace keeps names apart.
+	Namespace string
+	// Durable: each token is written down, and committed, before its grant is given.
+	Durable bool
+	// Table and Column are where a user has the rows that are locked, both or none.
+	Table, Column string
+}
+
+// The recipes that some options are for, or not for.
+const (
+	pessimistic = "pessimistic"
+	optimistic  = "optimistic"
+)
+
+// Check finds what is wrong with them: a store has these recipes, and its database
+// allows that many characters in an identifier.
+func (o *Options[R]) Check(recipes []R, identifier int) error {
+	if err := driver.CheckNamespace(o.Namespace); err != nil {
+		return err
+	}
+	switch {
+	case !slices.Contains(recipes, o.Recipe):
+		return fmt.Errorf("recipe %q: give one of %s", o.Recipe, list(recipes, ", "))
+	case o.Durable && o.Recipe == optimistic:
+		return errors.New("durable tokens: the optimistic recipe's are durable already")
+	case (o.Table != "" || o.Column != "") && o.Recipe != pessimistic:
+		return fmt.Errorf("a table of one's own is for the recipe pessimistic, not %s", o.Recipe)
+	case (o.Table == "") != (o.Column == ""):
+		return fmt.Errorf("table %q and column %q: give both or none", o.Table, o.Column)
+	case o.Table == "":
+		return nil
+	case o.Namespace != "":
+		return fmt.Errorf("a table of one's own has no namespaces, and %q is given", o.Namespace)
+	}
+	one := fmt.Sprintf("[A-Za-z_][A-Za-z0-9_]{0,%d}", identifier-1)
+	may := regexp.MustCompile(`^(` + one + `\.)?` + one + `$`)
+	for _, given := range [][2]string{{"table", o.Table}, {"column", o.Column}} {
+		if !may.MatchString(given[1]) {
+			return fmt.Errorf("%s %q: want 1 to %d letters, digits and '_', a table also after a schema and a dot", given[0], given[1], identifier)
+		}
+	}
+	return nil
+}
+
+func list[S ~string](all []S, between string) string {
+	var texts []string
+	for _, s := range all {
+		texts = append(texts, string(s))
+	}
+	return strings.Join(texts, between)
+}
+
+// CheckLimit answers Unsupported for limits for which a user's table has no rows.
+func (o *Options[R]) CheckLimit(limit int) error {
+	if o.Table != "" && limit != driver.Exclusive && limit != driver.Unlimited {
+		return driver.Errorf(driver.Unsupported, "limit %d: a table of one's own has no rows for permits", limit)
+	}
+	return nil
+}
+
+// Take takes recipe, tokens, table and column out of a URL's parameters; what is not
+// there stays as it is.
+func (o *Options[R]) Take(p Params) (err error) {
+	if r := p.Take("recipe"); r != "" {
+		o.Recipe = R(r)
+	}
+	if o.Durable, err = p.Choose("tokens", "clock", "durable"); err != nil {
+		return err
+	}
+	o.Table, o.Column = p.Take("table"), p.Take("column")
+	return nil
+}
+
+// Params are the parameters of a URL; what is left in the end is the database driver's.
+type Params struct{ url.Values }
+
+// ReadURL reads a URL that has one of the schemes.
+func ReadURL(raw string, schemes ...string) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	if err != nil || !slices.Contains(schemes, u.Scheme) {
+		return nil, fmt.Errorf("not a URL of scheme %s; special characters in a password are written as %%XX", list(schemes, " or "))
+	}
+	return u, nil
+}
+
+// ParseURL reads the parameters, each of which is given once; form shows what URLs look
+// like.
+func ParseURL(u *url.URL, form string) (Params, error) {
+	query, err := url.ParseQuery(u.RawQuery)
+	switch {
+	case err != nil:
+		return Params{}, errors.New("the parameters cannot be read")
+	case u.Opaque != "" || u.Fragment != "":
+		return Params{}, fmt.Errorf("want %s; special characters in a password are written as %%XX", form)
+	}
+	for key, values := range query {
+		if len(values) != 1 {
+			return Params{}, fmt.Errorf("%s is given more than once", key)
+		}
+	}
+	return Params{query}, nil
+}
+
+// Take takes one out, empty if it is not there.
+func (p Params) Take(key string) string {
+	v := p.Get(key)
+	p.Del(key)
+	return v
+}
+
+// Choose takes one out that says no, which it also does by not being there, or yes.
+func (p Params) Choose(key, no, yes string) (bool, error) {
+	switch v := p.Take(key); v {
+	case "", no:
+		return false, nil
+	case yes:
+		return true, nil
+	default:
+		return false, fmt.Errorf("%s %q: give %s or %s", key, v, no, yes)
+	}
+}

@@ -1,0 +1,78 @@
+package sqlkit
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// RowLocker is what a [Recipe] of row locks is made of: a row per name, which exclusive
+// grants lock for themselves and all others share. Who shares it has made sure, with
+// the row locked, that it says what it is shared as: [Kind].
+type RowLocker interface {
+	// TryRow asks for the row, and waits for it if wait. [ErrKind] is the answer that
+	// it is shared as something else, and [ErrRow] that it was not there: it is now, or
+	// somebody else has made it meanwhile, and it is asked for again.
+	TryRow(ctx context.Context, s *Session, a *Ask, wait bool) (Got, error)
+	// SwitchKind makes the row what the request shares it as, if nobody has it;
+	// [ErrBusy] if somebody has.
+	SwitchKind(ctx context.Context, s *Session, a *Ask) error
+}
+
+// Kind is what a name's row must say for a request that shares it: 0 for readers, n for
+// a semaphore of n.
+func Kind(limit int) int {
+	if limit > driver.MaxLimit {
+		return 0
+	}
+	return limit
+}
+
+var (
+	// ErrKind is the answer of a [RowLocker] that the row is shared as something else.
+	ErrKind = driver.Errorf(driver.Busy, "the name is locked in another mode")
+	// ErrRow is the answer of a [RowLocker] that there was no row. If it goes on, somebody
+	// deletes rows as fast as they are inserted.
+	ErrRow = driver.Errorf(driver.Refused, "the row of the name goes away again and again")
+)
+
+// LockRow is the Lock of a recipe of row locks. Semaphores are asked for again and
+// again, 5 to 100 ms apart: a server does not queue for any one of several rows.
+func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) {
+	if a.Limit == driver.Exclusive {
+		return tryRow(ctx, r, s, a, a.Wait)
+	}
+	for tries := 0; ; tries++ {
+		got, err := tryRow(ctx, r, s, a, a.Wait && a.Limit == driver.Unlimited)
+		if err == ErrKind {
+			if err = r.SwitchKind(ctx, s, a); err == nil {
+				continue
+			}
+		}
+		if err != error(ErrBusy) || !a.Wait {
+			return got, err
+		}
+		a.Waiting()
+		if err := sleep(ctx, pollPause(tries)); err != nil {
+			return got, driver.Errorf(driver.Unavailable, "%w", err)
+		}
+	}
+}
+
+// tryRow asks until there is a row.
+func tryRow(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (got Got, err error) {
+	for range 5 {
+		if got, err = r.TryRow(ctx, s, a, wait); err != ErrRow {
+			break
+		}
+	}
+	return got, err
+}
+
+// pollPause doubles from 5 to 100 ms, with jitter.
+func pollPause(tries int) time.Duration {
+	d := min(5*time.Millisecond<<min(tries, 5), 100*time.Millisecond)
+	return d/2 + rand.N(d/2+1)
+}

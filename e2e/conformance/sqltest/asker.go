@@ -1,0 +1,179 @@
+package sqltest
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// soon bounds what has to happen at once, on a machine that is busy.
+const soon = 20 * time.Second
+
+var ids atomic.Int64
+
+// Asker is who asks, and hears.
+type Asker struct {
+	id     string
+	queued chan struct{}
+	lost   chan driver.Cause
+}
+
+// Owner is the asker's.
+func (a *Asker) Owner() driver.Owner { return driver.Owner{ID: a.id, Host: "here", PID: 1} }
+
+// Queued hears of a wait.
+func (a *Asker) Queued([]driver.Holder) {
+	select {
+	case a.queued <- struct{}{}:
+	default:
+	}
+}
+
+// Lost hears of a loss.
+func (a *Asker) Lost(c driver.Cause, _ error) {
+	select {
+	case a.lost <- c:
+	default:
+	}
+}
+
+// Hear waits until the asker is told of a loss.
+func (a *Asker) Hear(t testing.TB) driver.Cause {
+	t.Helper()
+	select {
+	case c := <-a.lost:
+		return c
+	case <-time.After(soon):
+		t.Fatalf("the holder was not told within %s", soon)
+		return ""
+	}
+}
+
+// Keeps fails if the asker was told of a loss.
+func (a *Asker) Keeps(t testing.TB) {
+	t.Helper()
+	select {
+	case c := <-a.lost:
+		t.Fatalf("lost: %s", c)
+	default:
+	}
+}
+
+// Request makes a request that does not wait.
+func Request(name string, limit int, ttl time.Duration) (driver.Request, *Asker) {
+	a := &Asker{id: fmt.Sprintf("f%d-%d", time.Now().UnixNano(), ids.Add(1)), queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}
+	return driver.Request{ID: a.id, Name: name, Limit: limit, TTL: ttl, From: a}, a
+}
+
+// Must takes a lock that is free.
+func Must(t testing.TB, s driver.Store, name string, limit int, ttl time.Duration) (driver.Grant, *Asker) {
+	t.Helper()
+	r, a := Request(name, limit, ttl)
+	g, err := s.Acquire(t.Context(), r)
+	if err != nil {
+		t.Fatalf("Acquire(%q): %v", name, err)
+	}
+	return g, a
+}
+
+// Busy asks for a lock that is held.
+func Busy(t testing.TB, s driver.Store, name string, limit int) {
+	t.Helper()
+	r, _ := Request(name, limit, time.Minute)
+	if g, err := s.Acquire(t.Context(), r); err == nil || s.Classify(err) != driver.Busy {
+		t.Fatalf("Acquire(%q) answers %+v, %v; want busy", name, g, err)
+	}
+}
+
+// Release gives a grant back.
+func Release(t testing.TB, s driver.Store, g driver.Grant) {
+	t.Helper()
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatalf("Release: %v", err)
+	}
+}
+
+// Undo repeats an Undo until it is done.
+func Undo(t testing.TB, s driver.Store, r driver.Request) {
+	t.Helper()
+	for end := time.Now().Add(soon); ; time.Sleep(5 * time.Millisecond) {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		err := s.Undo(ctx, r)
+		cancel()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("Undo: %v", err)
+		}
+	}
+}
+
+// Close closes a store.
+func Close(t testing.TB, s driver.Store) {
+	t.Helper()
+	if err := s.Close(context.Background()); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+}
+
+// Waiter waits on its own goroutine.
+type Waiter struct {
+	t    testing.TB
+	done chan struct{}
+	g    driver.Grant
+	err  error
+}
+
+// Wait asks, and is back when the request stands in the queue.
+func Wait(t testing.TB, ctx context.Context, s driver.Store, name string, limit int) *Waiter {
+	t.Helper()
+	r, a := Request(name, limit, time.Minute)
+	return wait(t, ctx, s, r, a)
+}
+
+func wait(t testing.TB, ctx context.Context, s driver.Store, r driver.Request, a *Asker) *Waiter {
+	t.Helper()
+	r.Wait = true
+	w := &Waiter{t: t, done: make(chan struct{})}
+	go func() {
+		defer close(w.done)
+		w.g, w.err = s.Acquire(ctx, r)
+	}()
+	select {
+	case <-a.queued:
+	case <-w.done:
+		t.Fatalf("a wait for %q ended at once: %+v, %v", r.Name, w.g, w.err)
+	case <-time.After(soon):
+		t.Fatalf("a wait for %q was not queued", r.Name)
+	}
+	return w
+}
+
+// Granted waits for the grant.
+func (w *Waiter) Granted() driver.Grant {
+	w.t.Helper()
+	select {
+	case <-w.done:
+	case <-time.After(soon):
+		w.t.Fatal("a waiter was not granted")
+	}
+	if w.err != nil {
+		w.t.Fatal(w.err)
+	}
+	return w.g
+}
+
+// StillWaits fails if the wait has ended.
+func (w *Waiter) StillWaits() {
+	w.t.Helper()
+	select {
+	case <-w.done:
+		w.t.Fatalf("the wait ended: %+v, %v", w.g, w.err)
+	default:
+	}
+}

@@ -1,0 +1,214 @@
+package sqltest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// InsertRace: of those who ask at once for a name that has no row, all who wait are
+// granted it in turn, and none is told that it is busy.
+func InsertRace(t *testing.T, d *Database) {
+	d.Each(t, []string{"pessimistic"}, func(t *testing.T, params, database string) {
+		const waiters, tries, rounds = 3, 2, 40
+		var stores [waiters + tries]Store
+		for i := range stores {
+			stores[i] = d.Store(t, database, params)
+			defer Close(t, stores[i])
+		}
+		for round := range rounds {
+			name := fmt.Sprintf("race-%d", round)
+			begin := make(chan struct{})
+			var all sync.WaitGroup
+			for i, s := range stores {
+				all.Go(func() {
+					r, _ := Request(name, driver.Exclusive, time.Minute)
+					r.Wait = i < waiters
+					<-begin
+					g, err := s.Acquire(t.Context(), r)
+					switch {
+					case err == nil:
+						if err := s.Release(t.Context(), g, 0); err != nil {
+							t.Error(err)
+						}
+					case r.Wait || s.Classify(err) != driver.Busy:
+						t.Errorf("%s, wait %t: %v", name, r.Wait, err)
+					}
+				})
+			}
+			close(begin)
+			all.Wait()
+		}
+	})
+}
+
+// InterruptedWait: a wait whose statement is ended from outside, and one that outlasts
+// the server's limit for waits, is never taken for a grant.
+func InterruptedWait(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		s := d.Store(t, database, params)
+		defer Close(t, s)
+		g, _ := Must(t, s, "interrupted", driver.Exclusive, time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		r, a := Request("interrupted", driver.Exclusive, time.Minute)
+		w := wait(t, ctx, s, r, a)
+		db := d.Pool(t, database)
+		numbers := d.running(t, db, r.ID)
+		if len(numbers) != 1 {
+			t.Fatalf("sessions %v run the request", numbers)
+		}
+		if _, err := db.Exec(fmt.Sprintf(d.Interrupt, numbers[0])); err != nil {
+			t.Fatal(err)
+		}
+		// It may wait again, or say that it does not know.
+		Busy(t, s, "interrupted", driver.Exclusive)
+		cancel()
+		<-w.done
+		if w.err == nil {
+			t.Fatalf("granted while it is held: %+v", w.g)
+		}
+		if s.Classify(w.err) == driver.Unknown {
+			Undo(t, s, r)
+		}
+		Release(t, s, g)
+		next, _ := Must(t, s, "interrupted", driver.Exclusive, time.Minute)
+		Release(t, s, next)
+	})
+	t.Run("optimistic", func(t *testing.T) {
+		database := d.Create(t)
+		s := d.Store(t, database, "recipe=optimistic&"+d.LockTimeout)
+		defer Close(t, s)
+		g, _ := Must(t, s, "interrupted", driver.Exclusive, time.Minute) // the name has a row
+		Release(t, s, g)
+		tx, err := d.Pool(t, database).Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		if _, err := tx.Exec("SELECT * FROM holdfast_row FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // at least one wait runs out
+		defer cancel()
+		r, _ := Request("interrupted", driver.Exclusive, time.Minute)
+		got, err := s.Acquire(ctx, r)
+		if err == nil {
+			t.Fatalf("granted although the row could not be written: %+v", got)
+		}
+		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		if s.Classify(err) == driver.Unknown {
+			Undo(t, s, r)
+		}
+		next, _ := Must(t, s, "interrupted", driver.Exclusive, time.Minute)
+		Release(t, s, next)
+	})
+}
+
+// CancelledWaitStrandsNothing: neither a session nor a place is left at the server.
+func CancelledWaitStrandsNothing(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		s := d.Store(t, database, params)
+		defer Close(t, s)
+		g, _ := Must(t, s, "cancel", driver.Exclusive, time.Minute)
+		for range 5 {
+			ctx, cancel := context.WithCancel(t.Context())
+			w := Wait(t, ctx, s, "cancel", driver.Exclusive)
+			cancel()
+			<-w.done
+			if c := s.Classify(w.err); c != driver.Withdrawn {
+				t.Errorf("a cancelled wait answers %v: %v", c, w.err)
+			}
+			st, err := s.Inspect(t.Context(), "cancel")
+			if err != nil || len(st.Waiters) != 0 {
+				t.Errorf("after a cancelled wait: %+v, %v", st, err)
+			}
+		}
+		Release(t, s, g)
+		next, _ := Must(t, s, "cancel", driver.Exclusive, time.Minute)
+		Release(t, s, next)
+	})
+}
+
+// ReadersDoNotStarveAWriter, by these recipes, although they overlap all the time.
+func ReadersDoNotStarveAWriter(t *testing.T, d *Database, recipes ...string) {
+	d.Each(t, recipes, func(t *testing.T, params, database string) {
+		s := d.Store(t, database, params)
+		defer Close(t, s)
+		overlap(t, s, 4)
+	})
+}
+
+// overlap reads without a gap until a writer was granted.
+func overlap(t *testing.T, s driver.Store, readers int) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer stop()
+	turn := make(chan struct{}, readers)
+	for range readers - 1 {
+		turn <- struct{}{}
+	}
+	for range readers {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				r, _ := Request("overlap", driver.Unlimited, time.Minute)
+				r.Wait = true
+				g, err := s.Acquire(ctx, r)
+				if err != nil {
+					if s.Classify(err) == driver.Unknown {
+						Undo(t, s, r)
+					}
+					return
+				}
+				turn <- struct{}{} // another reads before this one ends
+				<-turn
+				if err := s.Release(context.WithoutCancel(ctx), g, 0); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	writing, cancel := context.WithTimeout(ctx, soon)
+	defer cancel()
+	r, _ := Request("overlap", driver.Exclusive, time.Minute)
+	r.Wait = true
+	g, err := s.Acquire(writing, r)
+	if err != nil {
+		t.Errorf("a writer among readers: %v", err)
+		if s.Classify(err) == driver.Unknown {
+			Undo(t, s, r)
+		}
+		return
+	}
+	Release(t, s, g)
+}
+
+// WritersInOrder: who waits alone is served in the order of asking.
+func WritersInOrder(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		s := d.Store(t, database, params)
+		defer Close(t, s)
+		g, _ := Must(t, s, "order", driver.Exclusive, time.Minute)
+		var queue []*Waiter
+		for range 8 {
+			queue = append(queue, Wait(t, t.Context(), s, "order", driver.Exclusive))
+		}
+		for _, w := range queue {
+			Release(t, s, g)
+			next := w.Granted()
+			if next.Token <= g.Token {
+				t.Errorf("token %d after %d", next.Token, g.Token)
+			}
+			g = next
+		}
+		Release(t, s, g)
+	})
+}

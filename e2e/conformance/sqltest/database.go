@@ -1,0 +1,255 @@
+// Package sqltest holds the tests that the stores on SQL databases have in common,
+// and what else their tests need: a server, databases on it, and who asks for locks.
+//
+// A test package makes one [Database] and has a Test function for each of the tests
+// here; what only its database can do stays with it.
+package sqltest
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/drivertest"
+)
+
+// Store is what is tested.
+type Store interface {
+	driver.Store
+	driver.Inspector
+	driver.Breaker
+	Init(context.Context) error
+	Sweep(context.Context, time.Duration) error
+}
+
+// Server is a server that a test has started.
+type Server struct {
+	Process
+	Address string // HOST:PORT
+}
+
+// Process is what can be done to a server.
+type Process interface {
+	Pause() error
+	Cont() error
+	Kill()
+	Restart(context.Context) error
+	Close() error
+}
+
+// Database is one database and its store, as far as they differ from others.
+//
+// Parameters are those of a store's URL, as in "recipe=optimistic&tokens=durable".
+// Statements are formats; what they are given stands beside them.
+type Database struct {
+	// Start starts a server, with settings of its own kind.
+	Start func(ctx context.Context, settings ...string) (Server, error)
+	// Fast is a setting by which a server is quick, and forgets when it is killed.
+	Fast string
+	// Home is a database that each server has.
+	Home string
+	// Driver and DSN open a pool of database/sql, as another program does.
+	Driver string
+	DSN    func(address, database string) string
+	// URL is a store's.
+	URL func(address, database, params string) string
+	// Open opens a store by its URL, and New over a pool.
+	Open func(ctx context.Context, url, namespace string) (Store, error)
+	New  func(ctx context.Context, pool *sql.DB, recipe string) (Store, error)
+
+	// Recipes are all of them, and Sessions those whose grants live on a connection.
+	Recipes, Sessions []string
+	// SessionTTL is a TTL for tests of expiry that Sessions can keep.
+	SessionTTL time.Duration
+
+	// Holder answers the number of the session that has a grant: its token.
+	Holder string
+	// Running answers the numbers of other sessions whose statements contain a text.
+	Running string
+	// End ends a session, and Interrupt its statement: its number.
+	End, Interrupt string
+	// Ended is what the holder hears whose session was ended by End.
+	Ended driver.Cause
+	// Settings answers, as one text, what a store changes in its sessions.
+	Settings string
+	// LockTimeout are parameters by which a statement waits for a row for a second.
+	LockTimeout string
+	// Parameter is the first one of a statement.
+	Parameter string
+
+	once   sync.Once
+	server Server
+	err    error
+	count  int // of databases made
+	mu     sync.Mutex
+}
+
+// Names are a store's recipes as a Database has them.
+func Names[R ~string](recipes ...R) (names []string) {
+	for _, r := range recipes {
+		names = append(names, string(r))
+	}
+	return names
+}
+
+// Main runs a package's tests, and ends its server.
+func (d *Database) Main(m *testing.M) {
+	code := m.Run()
+	if d.server.Process != nil {
+		_ = d.server.Close()
+	}
+	os.Exit(code)
+}
+
+// Server is one for the whole package. A test is skipped where there is none, or
+// fails if there must be one.
+func (d *Database) Server(t testing.TB) Server {
+	t.Helper()
+	d.once.Do(func() { d.server, d.err = d.Start(context.Background(), d.Fast) })
+	if errors.Is(d.err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+		t.Skip(d.err)
+	}
+	if d.err != nil {
+		t.Fatal(d.err)
+	}
+	return d.server
+}
+
+// Bare makes an empty database.
+func (d *Database) Bare(t testing.TB) (name string) {
+	t.Helper()
+	d.mu.Lock()
+	d.count++
+	name = fmt.Sprintf("t%d", d.count)
+	d.mu.Unlock()
+	d.Exec(t, d.Home, "CREATE DATABASE "+name)
+	return name
+}
+
+// Create makes a database with holdfast's tables.
+func (d *Database) Create(t testing.TB) (name string) {
+	t.Helper()
+	name = d.Bare(t)
+	s := d.Store(t, name, "recipe=optimistic")
+	for range 2 { // it can be run again
+		if err := s.Init(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// Store opens a store on the package's server. Whoever opens one closes it.
+func (d *Database) Store(t testing.TB, database, params string) Store {
+	t.Helper()
+	return d.StoreAt(t, d.Server(t).Address, database, params)
+}
+
+// StoreAt opens a store on another server, or through a proxy.
+func (d *Database) StoreAt(t testing.TB, address, database, params string) Store {
+	t.Helper()
+	s, err := d.Open(context.Background(), d.URL(address, database, params), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Pool is what another program has.
+func (d *Database) Pool(t testing.TB, database string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open(d.Driver, d.DSN(d.Server(t).Address, database))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// Exec runs a statement on a connection of its own.
+func (d *Database) Exec(t testing.TB, database, query string, args ...any) {
+	t.Helper()
+	db := d.Pool(t, database)
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), query, args...); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+}
+
+// Each runs a test for some recipes, on a database of its own.
+func (d *Database) Each(t *testing.T, recipes []string, run func(t *testing.T, params, database string)) {
+	database := d.Create(t)
+	for _, r := range recipes {
+		t.Run(r, func(t *testing.T) { run(t, "recipe="+r, database) })
+	}
+}
+
+// onSession tells whether a recipe's grants live on a connection.
+func (d *Database) onSession(recipe string) bool { return slices.Contains(d.Sessions, recipe) }
+
+// running are the numbers of other sessions whose statements contain a text.
+func (d *Database) running(t testing.TB, db *sql.DB, text string) (numbers []int64) {
+	t.Helper()
+	query := fmt.Sprintf(d.Running, text)
+	rows, err := db.Query(query)
+	if err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var n int64
+		if err := rows.Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		numbers = append(numbers, n)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return numbers
+}
+
+// Conformance holds every recipe to the contract.
+func Conformance(t *testing.T, d *Database) {
+	for _, recipe := range d.Recipes {
+		t.Run(recipe, func(t *testing.T) {
+			server := d.Server(t)
+			database := d.Create(t)
+			h := drivertest.Harness{
+				Open: func(t testing.TB, ns string) driver.Store {
+					s, err := d.Open(context.Background(), d.URL(server.Address, database, "recipe="+recipe), ns)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return s
+				},
+				Stop: func(t testing.TB) {
+					t.Cleanup(func() { _ = server.Cont() }) // also when the test ends before
+					if err := server.Pause(); err != nil {
+						t.Error(err)
+					}
+				},
+				Start: func(t testing.TB) {
+					if err := server.Cont(); err != nil {
+						t.Error(err)
+					}
+				},
+			}
+			if d.onSession(recipe) {
+				h.TTL = d.SessionTTL
+			}
+			drivertest.Run(t, h)
+		})
+	}
+}

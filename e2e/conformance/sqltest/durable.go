@@ -1,0 +1,153 @@
+package sqltest
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// DurableStep: a request that has the lock, and fails while its token is written down,
+// leaves nothing locked.
+func DurableStep(t *testing.T, d *Database) {
+	for _, waits := range []bool{false, true} {
+		d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+			begin := func(t *testing.T) *step { return d.step(t, d.Server(t).Address, database, params, "", waits) }
+			t.Run("no table", func(t *testing.T) {
+				d.Exec(t, database, "ALTER TABLE holdfast_floor RENAME TO hidden")
+				defer d.Exec(t, database, "ALTER TABLE hidden RENAME TO holdfast_floor")
+				begin(t).leavesNothing(driver.Refused)
+			})
+			t.Run("no rows", func(t *testing.T) {
+				d.Exec(t, database, "CREATE TABLE kept AS SELECT * FROM holdfast_floor")
+				d.Exec(t, database, "DELETE FROM holdfast_floor")
+				defer d.Exec(t, database, "DROP TABLE kept")
+				defer d.Exec(t, database, "INSERT INTO holdfast_floor SELECT * FROM kept")
+				begin(t).leavesNothing(driver.Refused)
+			})
+			t.Run("interrupted", func(t *testing.T) {
+				defer d.blockFloor(t, database)()
+				p := begin(t)
+				d.Exec(t, database, fmt.Sprintf(d.Interrupt, p.writing()))
+				p.leavesNothing(driver.Unavailable)
+			})
+			t.Run("ended", func(t *testing.T) {
+				defer d.blockFloor(t, database)()
+				p := begin(t)
+				d.Exec(t, database, fmt.Sprintf(d.End, p.writing()))
+				p.leavesNothing(driver.Unavailable, driver.Unknown)
+			})
+			t.Run("cancelled", func(t *testing.T) {
+				defer d.blockFloor(t, database)()
+				p := begin(t)
+				p.writing()
+				p.cancel()
+				p.leavesNothing(driver.Withdrawn, driver.Unknown)
+			})
+		})
+	}
+	// The token's statement is answered with an error, and the server hears nothing
+	// more of the session that has the lock.
+	t.Run("unheard", func(t *testing.T) {
+		database := d.Create(t)
+		proxy, err := servers.NewLateProxy(d.Server(t).Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer proxy.Close()
+		defer d.blockFloor(t, database)()
+		p := d.step(t, proxy.Address(), database, "recipe=pessimistic", d.LockTimeout, false)
+		p.writing()
+		proxy.Hold()
+		p.leavesNothing(driver.Unknown)
+	})
+}
+
+// blockFloor has whoever writes a token down wait until the end is called.
+func (d *Database) blockFloor(t testing.TB, database string) (end func()) {
+	t.Helper()
+	tx, err := d.Pool(t, database).Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec("SELECT * FROM holdfast_floor FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = tx.Rollback() }
+}
+
+// step is a request with a durable token on its way, for a name that is free.
+type step struct {
+	t      *testing.T
+	d      *Database
+	store  Store
+	other  Store // whose tokens are not durable
+	r      driver.Request
+	cancel func()
+	done   chan error
+	db     *sql.DB
+	before []int64 // sessions that seem to write a token down
+}
+
+// raise is in the statement that writes a token down.
+const raise = "GREATEST(token + 1,"
+
+func (d *Database) step(t *testing.T, address, database, params, more string, waits bool) *step {
+	t.Helper()
+	p := &step{t: t, d: d, db: d.Pool(t, database), done: make(chan error, 1),
+		store: d.StoreAt(t, address, database, params+"&tokens=durable&"+more), other: d.Store(t, database, params)}
+	p.before = d.running(t, p.db, raise)
+	p.r, _ = Request("step", driver.Exclusive, time.Minute)
+	p.r.Wait = waits
+	ctx, cancel := context.WithCancel(t.Context())
+	p.cancel = cancel
+	go func() {
+		_, err := p.store.Acquire(ctx, p.r)
+		p.done <- err
+	}()
+	return p
+}
+
+// writing waits until the token is being written down, and answers the session's
+// number.
+func (p *step) writing() int64 {
+	p.t.Helper()
+	for end := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
+		for _, n := range p.d.running(p.t, p.db, raise) {
+			if !slices.Contains(p.before, n) {
+				return n
+			}
+		}
+		if time.Now().After(end) {
+			p.t.Fatal("no token is being written down")
+		}
+	}
+}
+
+// leavesNothing waits for an error of one of the codes, after which the name is free.
+func (p *step) leavesNothing(codes ...driver.Code) {
+	p.t.Helper()
+	defer p.cancel()
+	var err error
+	select {
+	case err = <-p.done:
+	case <-time.After(soon):
+		p.t.Fatal("the request goes on")
+	}
+	code := p.store.Classify(err)
+	if err == nil || !slices.Contains(codes, code) {
+		p.t.Errorf("%v: %v; want one of %v", code, err, codes)
+	}
+	if code == driver.Unknown {
+		Undo(p.t, p.store, p.r)
+	}
+	g, _ := Must(p.t, p.other, p.r.Name, driver.Exclusive, time.Minute)
+	Release(p.t, p.other, g)
+	Close(p.t, p.store)
+	Close(p.t, p.other)
+}

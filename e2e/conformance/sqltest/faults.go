@@ -1,0 +1,211 @@
+package sqltest
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Kill: an administrator who ends a session ends the grant, its holder hears at once,
+// and the next one is granted with a larger token.
+func Kill(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		s := d.Store(t, database, params)
+		defer Close(t, s)
+		g, a := Must(t, s, "kill", driver.Exclusive, time.Minute)
+		d.Terminate(t, d.Pool(t, database), s, g)
+		if c := a.Hear(t); c != d.Ended {
+			t.Errorf("cause %q, want %q", c, d.Ended)
+		}
+		if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.NotHeld {
+			t.Errorf("renewing what was killed: %v", r[0].Err)
+		}
+		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld {
+			t.Errorf("releasing what was killed: %v", err)
+		}
+		next, _ := Must(t, s, "kill", driver.Exclusive, time.Minute)
+		if next.Token <= g.Token {
+			t.Errorf("token %d after %d", next.Token, g.Token)
+		}
+		Release(t, s, next)
+	})
+}
+
+// Terminate is what an administrator does to the session that has a grant.
+func (d *Database) Terminate(t testing.TB, db *sql.DB, s driver.Inspector, g driver.Grant) {
+	t.Helper()
+	if _, err := s.Inspect(t.Context(), g.Name); err != nil { // it is written down then
+		t.Fatal(err)
+	}
+	var number int64
+	if err := db.QueryRow(fmt.Sprintf(d.Holder, g.Token)).Scan(&number); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec(fmt.Sprintf(d.End, number)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// UserPool: on a pool of the user's own the end of the connection is noticed by a
+// ping, a lock costs one connection, and none is left with our settings.
+func UserPool(t *testing.T, d *Database) {
+	database := d.Create(t)
+	for _, recipe := range d.Recipes {
+		t.Run(recipe, func(t *testing.T) {
+			db := d.Pool(t, database)
+			settings := func() (s string) {
+				if err := db.QueryRow(d.Settings).Scan(&s); err != nil {
+					t.Fatal(err)
+				}
+				return s
+			}
+			before := settings()
+			s, err := d.New(t.Context(), db, recipe)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer Close(t, s)
+			g, a := Must(t, s, "pool", driver.Exclusive, time.Minute)
+			Busy(t, s, "pool", driver.Exclusive)
+			most := map[bool]int{false: 0, true: 1}[d.onSession(recipe)]
+			if n := db.Stats().InUse; n > most {
+				t.Errorf("a held lock costs %d connections, want %d", n, most)
+			}
+			if d.onSession(recipe) {
+				d.Terminate(t, db, s, g)
+				a.Hear(t)
+			}
+			_ = s.Release(t.Context(), g, 0)
+			again, _ := Must(t, s, "pool", driver.Exclusive, time.Minute)
+			Release(t, s, again)
+			if after := settings(); after != before {
+				t.Errorf("a connection of the pool has the settings %q, want %q", after, before)
+			}
+			if n := db.Stats().InUse; n != 0 {
+				t.Errorf("%d connections are not given back", n)
+			}
+		})
+	}
+}
+
+// SilentHolder: a holder that goes on living and is not heard any more is freed by the
+// server when its TTL has passed, not sooner, and its trust ends before.
+func SilentHolder(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		proxy, err := servers.NewProxy(d.Server(t).Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer proxy.Close()
+		s := d.StoreAt(t, proxy.Address(), database, params)
+		other := d.Store(t, database, params)
+		defer Close(t, other)
+		g, _ := Must(t, s, "silent", driver.Exclusive, 2*time.Second)
+		if err := proxy.Silence(); err != nil {
+			t.Fatal(err)
+		}
+		next := Wait(t, t.Context(), other, "silent", driver.Exclusive).Granted()
+		if stood, _ := g.SentAt.Elapsed(); stood < g.TTL {
+			t.Errorf("freed after %s of %s", stood, g.TTL)
+		}
+		Release(t, other, next)
+		_ = proxy.Heal()
+		Close(t, s)
+	})
+}
+
+// LateRequest: what was undone cannot appear when the network delivers it at last.
+func LateRequest(t *testing.T, d *Database) {
+	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
+		proxy, err := servers.NewLateProxy(d.Server(t).Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer proxy.Close()
+		s := d.StoreAt(t, proxy.Address(), database, params)
+		defer Close(t, s)
+		watcher := d.Store(t, database, params)
+		defer Close(t, watcher)
+		for _, known := range []bool{false, true} { // the name has a row already
+			name := fmt.Sprintf("late-%t", known)
+			warm, _ := Must(t, s, "warm", driver.Exclusive, time.Minute)
+			Release(t, s, warm) // an idle connection is there
+			if known {
+				g, _ := Must(t, s, name, driver.Exclusive, time.Minute)
+				Release(t, s, g)
+			}
+			proxy.Hold()
+			r, _ := Request(name, driver.Exclusive, time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			_, err := s.Acquire(ctx, r)
+			cancel()
+			if err == nil {
+				t.Fatal("granted without an answer")
+			}
+			if s.Classify(err) == driver.Unknown {
+				Undo(t, s, r)
+			}
+			proxy.Deliver()
+			// It has arrived when the server has ended the session that carried it.
+			db := d.Pool(t, database)
+			for end := time.Now().Add(soon); len(d.running(t, db, r.ID)) > 0; time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatal("the late request goes on")
+				}
+			}
+			g, _ := Must(t, watcher, name, driver.Exclusive, time.Minute)
+			Release(t, watcher, g)
+		}
+	})
+}
+
+// Restart: the server goes away and comes back; holders hear of it, nothing of before
+// stands, and tokens go on rising.
+func Restart(t *testing.T, d *Database) {
+	server, err := d.Start(t.Context())
+	if err != nil {
+		d.Server(t) // skips, or fails
+		t.Fatal(err)
+	}
+	defer server.Close()
+	for _, recipe := range d.Recipes {
+		t.Run(recipe, func(t *testing.T) {
+			s := d.StoreAt(t, server.Address, d.Home, "recipe="+recipe)
+			defer Close(t, s)
+			if err := s.Init(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ttl := time.Second
+			if d.onSession(recipe) {
+				ttl = time.Minute
+			}
+			g, a := Must(t, s, "restart", driver.Exclusive, ttl)
+			server.Kill()
+			if d.onSession(recipe) {
+				a.Hear(t)
+			}
+			if err := server.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var next driver.Grant
+			for end := time.Now().Add(soon); ; time.Sleep(5 * time.Millisecond) {
+				r, _ := Request("restart", driver.Exclusive, time.Minute)
+				if next, err = s.Acquire(t.Context(), r); err == nil {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatal(err)
+				}
+			}
+			if next.Token <= g.Token {
+				t.Errorf("token %d after %d", next.Token, g.Token)
+			}
+			Release(t, s, next)
+		})
+	}
+}

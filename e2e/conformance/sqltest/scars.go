@@ -1,0 +1,194 @@
+package sqltest
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// SharesRows: another program's SELECT ... FOR UPDATE on the same row of its own table
+// excludes holdfast and is excluded by it. Create makes the table fu_distribute_lock
+// with the column lock_name; alias is a spelling by which the column finds "new".
+func SharesRows(t *testing.T, d *Database, create, alias string) {
+	database := d.Create(t)
+	d.Exec(t, database, create)
+	d.Exec(t, database, "INSERT INTO fu_distribute_lock (lock_name) VALUES ('report')")
+	s := d.Store(t, database, "recipe=pessimistic&table=fu_distribute_lock&column=lock_name")
+	defer Close(t, s)
+	db := d.Pool(t, database)
+	tx, err := db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var id int
+	const lock = "SELECT id FROM fu_distribute_lock WHERE lock_name = 'report' FOR UPDATE"
+	if err := tx.QueryRow(lock).Scan(&id); err != nil {
+		t.Fatal(err)
+	}
+	Busy(t, s, "report", driver.Exclusive)
+	Busy(t, s, "report", driver.Unlimited)
+	w := Wait(t, t.Context(), s, "report", driver.Exclusive)
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	g := w.Granted()
+	tx, err = db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.QueryRow(lock + " SKIP LOCKED").Scan(&id); err == nil {
+		t.Error("two hold the row")
+	}
+	Release(t, s, g)
+	if err := tx.QueryRow(lock).Scan(&id); err != nil {
+		t.Error(err)
+	}
+	_ = tx.Rollback()
+	// A row that is missing is made; a permit has none.
+	g, _ = Must(t, s, "new", driver.Exclusive, time.Minute)
+	// Two names of one row exclude each other.
+	Busy(t, s, alias, driver.Exclusive)
+	w = Wait(t, t.Context(), s, alias, driver.Exclusive)
+	Release(t, s, g)
+	Release(t, s, w.Granted())
+	r, _ := Request("new", 3, time.Minute)
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unsupported {
+		t.Errorf("a semaphore: %v", err)
+	}
+}
+
+// TokenAfterTheWait: the token is read when the lock is granted, not when it was asked
+// for.
+func TokenAfterTheWait(t *testing.T, s driver.Store, limits ...int) {
+	for _, limit := range limits {
+		g, _ := Must(t, s, "token", driver.Exclusive, time.Minute)
+		w := Wait(t, t.Context(), s, "token", limit)
+		between, _ := Must(t, s, "another", driver.Exclusive, time.Minute) // the server's clock, now
+		Release(t, s, g)
+		next := w.Granted()
+		if next.Token <= between.Token {
+			t.Errorf("token %d was read before the wait was over: it was %d then", next.Token, between.Token)
+		}
+		Release(t, s, next)
+		Release(t, s, between)
+		// It is the time of day, whatever the time zones.
+		if d := time.Since(time.UnixMicro(int64(g.Token))); d < -time.Minute || d > time.Minute {
+			t.Errorf("the token is %s old", d)
+		}
+	}
+}
+
+// Settings: what these parameters, a DSN or a server may set makes no difference.
+func Settings(t *testing.T, d *Database, set string) {
+	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
+		s := d.Store(t, database, params+"&"+set)
+		defer Close(t, s)
+		g, a := Must(t, s, "settings", driver.Exclusive, time.Minute)
+		Busy(t, s, "settings", driver.Exclusive)
+		if params != "recipe=optimistic" {
+			w := Wait(t, t.Context(), s, "settings", driver.Exclusive)
+			select { // longer than each of the timeouts
+			case <-w.done:
+				t.Fatalf("the wait ended: %+v, %v", w.g, w.err)
+			case c := <-a.lost:
+				t.Fatalf("lost: %s", c)
+			case <-time.After(2500 * time.Millisecond):
+			}
+			Release(t, s, g)
+			g = w.Granted()
+		}
+		Release(t, s, g)
+		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld {
+			t.Errorf("a second release: %v", err)
+		}
+	})
+}
+
+// DurableTokens rise above a floor that the clock has not reached, as after it was set
+// back, and none is given again because its holder's transaction was undone.
+func DurableTokens(t *testing.T, d *Database) {
+	const ahead = uint64(4e15)
+	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
+		if params != "recipe=optimistic" {
+			params += "&tokens=durable"
+		}
+		d.Exec(t, database, fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(token, %d)", ahead))
+		s := d.Store(t, database, params)
+		defer Close(t, s)
+		last := ahead
+		for range 3 {
+			g, _ := Must(t, s, "durable", driver.Exclusive, time.Minute)
+			if g.Token <= last {
+				t.Errorf("token %d after %d", g.Token, last)
+			}
+			st, err := s.Inspect(t.Context(), "durable")
+			if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token {
+				t.Errorf("Inspect: %+v, %v; want token %d", st, err, g.Token)
+			}
+			last = g.Token
+			Release(t, s, g)
+		}
+		if params == "recipe=optimistic" {
+			return
+		}
+		g, a := Must(t, s, "durable", driver.Exclusive, time.Minute)
+		d.Terminate(t, d.Pool(t, database), s, g)
+		a.Hear(t)
+		next, _ := Must(t, s, "durable", driver.Exclusive, time.Minute)
+		if next.Token <= g.Token {
+			t.Errorf("token %d after %d, whose holder was killed", next.Token, g.Token)
+		}
+		Release(t, s, next)
+	})
+}
+
+// Refuses what would not hold, and says why; bad is a URL that cannot be read, with the
+// password sEcReT.
+func Refuses(t *testing.T, d *Database, bad string) {
+	// Without its tables.
+	s := d.Store(t, d.Bare(t), "recipe=optimistic")
+	defer Close(t, s)
+	r, _ := Request("x", driver.Exclusive, time.Minute)
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Refused || !strings.Contains(err.Error(), "holdfast init") {
+		t.Errorf("without tables: %v", err)
+	}
+	// No password in any error.
+	if _, err := d.Open(context.Background(), bad, ""); err == nil || strings.Contains(err.Error(), "sEcReT") {
+		t.Errorf("a bad URL: %v", err)
+	}
+}
+
+// RowsAreRemoved: the optimistic recipe leaves no row per name for ever, and the tokens
+// of a name rise through its removal.
+func RowsAreRemoved(t *testing.T, d *Database) {
+	database := d.Create(t)
+	s := d.Store(t, database, "recipe=optimistic")
+	defer Close(t, s)
+	last := map[string]uint64{}
+	for i := range 250 {
+		name := fmt.Sprintf("row-%d", i)
+		g, _ := Must(t, s, name, driver.Exclusive, time.Minute)
+		last[name] = g.Token
+		Release(t, s, g)
+	}
+	kept, _ := Must(t, s, "kept", driver.Exclusive, time.Minute)
+	if err := s.Sweep(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	var n int
+	if err := d.Pool(t, database).QueryRow("SELECT COUNT(*) FROM holdfast_row").Scan(&n); err != nil || n != 1 {
+		t.Errorf("%d rows are left (%v), want the one that is held", n, err)
+	}
+	for name, token := range last {
+		g, _ := Must(t, s, name, driver.Exclusive, time.Minute)
+		if g.Token <= token {
+			t.Errorf("%s: token %d after %d", name, g.Token, token)
+		}
+		Release(t, s, g)
+	}
+	Release(t, s, kept)
+}
