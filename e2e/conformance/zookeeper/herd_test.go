@@ -107,18 +107,24 @@ func TestOneWakeUp(t *testing.T) {
 	stores := make([]*zkstore.Store, waiters)
 	var done sync.WaitGroup
 	defer done.Wait()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel() // a test that has failed does not wait for grants
 	for i := range queue {
 		stores[i] = store()
 		r, a := request(i, true)
 		queue[i] = a
 		done.Go(func() {
-			g, err := stores[i].Acquire(t.Context(), r)
+			g, err := stores[i].Acquire(ctx, r)
 			if err != nil {
 				t.Errorf("waiter %d: %v", i, err)
 			}
 			a.granted <- g
 		})
-		<-a.queued
+		select {
+		case <-a.queued:
+		case <-a.granted:
+			t.Fatalf("waiter %d does not wait", i)
+		}
 	}
 	before := c.events.Load()
 	if before != 0 {
