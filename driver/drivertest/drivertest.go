@@ -117,6 +117,7 @@ func Run(t *testing.T, h Harness) {
 		{"Undo", undo},
 		{"AnswerLost", answerLost},
 		{"Inspect", inspect},
+		{"InspectHeir", inspectHeir},
 		{"List", list},
 		{"Watch", watch},
 		{"Break", breakGrant},
@@ -200,12 +201,17 @@ func (e *env) name() string { return fmt.Sprintf("suite-%d-%d", time.Now().UnixN
 type requester struct {
 	id     string
 	reason string
+	heir   atomic.Pointer[string] // another reason, once there is one
 	queued chan []driver.Holder
 	lost   chan driver.Cause
 }
 
 func (r *requester) Owner() driver.Owner {
-	return driver.Owner{ID: r.id, Host: "suite-host", PID: 4711, Instance: "suite", Reason: r.reason}
+	o := driver.Owner{ID: r.id, Host: "suite-host", PID: 4711, Instance: "suite", Reason: r.reason}
+	if heir := r.heir.Load(); heir != nil {
+		o.Reason = *heir
+	}
+	return o
 }
 
 func (r *requester) Queued(h []driver.Holder) {

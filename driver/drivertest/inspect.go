@@ -55,6 +55,25 @@ func inspect(e *env) {
 	e.free(s, name)
 }
 
+// inspectHeir: who is at the head of the core's own queue may have changed while the
+// request waited; the grant is written down with the words of the one who has it.
+func inspectHeir(e *env) {
+	s, other, name := e.open(), e.open(), e.name()
+	i := e.inspector(other)
+	g := e.must(other, e.request(name, driver.Exclusive, long))
+	w := e.queue(s, e.request(name, driver.Exclusive, long))
+	heir := "because of another"
+	from(w.r).heir.Store(&heir)
+	e.release(other, g)
+	g = w.granted()
+	st, err := i.Inspect(e.Context(), name)
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token || st.Holders[0].Reason != heir {
+		e.Errorf("%+v, %v; want token %d %s", st, err, g.Token, heir)
+	}
+	e.release(s, g)
+	e.free(s, name)
+}
+
 func list(e *env) {
 	s, other := e.open(), e.open()
 	i := e.inspector(other)

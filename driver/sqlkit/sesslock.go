@@ -132,6 +132,9 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	}
 	l.ask.Token, l.ask.Slot = got.Token, got.Slot
 	if w.waited {
+		// The statement that waited told who asked then: this one tells who has it.
+		l.ask.Owner = r.From.Owner()
+		l.ask.Label.Owner = l.ask.Owner
 		// Trust runs from a statement that was sent when the wait was over.
 		sent = driver.Now()
 		if ok, err := e.recipe.Ping(ctx, s, &l.ask); err != nil || !ok {
