@@ -82,7 +82,7 @@ func Declared(r Recipe) driver.Guarantees {
 	if r == Optimistic {
 		g := sqlkit.OptimisticGuarantees(kind, false)
 		g.Notes = []string{
-			"works through poolers and proxies, and on Galera (not tested); no connection is kept for a lock",
+			"works through poolers and proxies, and on Galera (tested on a cluster of one node); no connection is kept for a lock",
 			"a row per name in use; a row that is idle for a minute is removed",
 		}
 		return g

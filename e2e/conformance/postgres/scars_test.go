@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -80,6 +81,39 @@ func TestRefuses(t *testing.T) {
 		_, err := postgres.Open(t.Context(), postgres.URL(postgres.Server(t).Address, postgres.Home, "default_transaction_read_only=on&recipe="+string(recipe)), "")
 		if driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "read-only") {
 			t.Errorf("%s, read-only: %v", recipe, err)
+		}
+	}
+}
+
+// TestReplica: a server in recovery is refused, whatever the recipe.
+func TestReplica(t *testing.T) {
+	postgres.Server(t) // skips, or fails
+	p, err := postgres.Start(t.Context(), postgres.Fast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	var data string
+	db, err := sql.Open("pgx", postgres.DSN(p.Address, postgres.Home))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.QueryRow("SHOW data_directory").Scan(&data)
+	db.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Kill()
+	if err := os.WriteFile(filepath.Join(data, "standby.signal"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range postgres.Recipes {
+		_, err := postgres.Open(t.Context(), postgres.URL(p.Address, postgres.Home, "recipe="+r), "")
+		if driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "replica") {
+			t.Errorf("%s: %v", r, err)
 		}
 	}
 }
