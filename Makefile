@@ -53,11 +53,12 @@ lint:
 	@set -e; for m in $(MODULES); do echo "vet and staticcheck: $$m"; \
 		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...); done
 
-# Those of servers go one after the other, and the torture of all stores for
-# itself: it judges what happened in time, and needs a machine that keeps up.
+# Those of servers and of the check go one after the other, and the torture of all
+# stores for itself: it judges what happened in time, and needs a machine that keeps up.
 race:
 	@set -e; for m in $(filter-out e2e,$(MODULES)); do echo "test: $$m"; \
-		(cd $$m && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m ./...); done
+		case $$m in check) p="-p 1" ;; *) p= ;; esac; \
+		(cd $$m && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race $$p -timeout 20m ./...); done
 	@echo "test: e2e"; cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m $$($(GO) list ./... | grep -v /torture)
 
 torture:

@@ -38,13 +38,14 @@ func TestFile(t *testing.T) { tortureLocal(t, "file") }
 func tortureLocal(t *testing.T, local string) {
 	t.Parallel()
 	// Two rounds: tokens must go on rising after everyone has left.
-	r := checktest.Run(t, check.Config{Local: local, Duration: 10 * time.Second, Round: 5 * time.Second})
+	r := checktest.Run(t, check.Config{Local: local, Duration: 20 * time.Second, Round: 10 * time.Second})
 	kinds, err := check.FaultKinds(t.Context(), check.Config{Local: local})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A kind may find no room in a plan, or, to break, no holder.
-	if len(r.Stats.Faults) < len(kinds)*2/3 {
+	// A kind may find no room in a plan, or, to break, no holder; and a machine that is
+	// busy comes late to many.
+	if len(r.Stats.Faults) < len(kinds)/2 {
 		t.Errorf("of the faults %v only %v were injected", kinds, r.Stats.Faults)
 	}
 	if r.Stats.Grants < 100 || r.Stats.Queued == 0 || r.Stats.Writes == 0 {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check"
@@ -23,7 +24,7 @@ func TestMistakes(t *testing.T) {
 	for _, m := range lab.Mistakes() {
 		t.Run(m.Name, func(t *testing.T) {
 			t.Parallel()
-			r, err := lab.Run(t.Context(), m.Name, lab.Options{Dir: t.TempDir()})
+			r, err := lab.Run(t.Context(), m.Name, lab.Options{Dir: t.TempDir(), Duration: 3 * time.Minute})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -105,6 +105,6 @@ var mistakes = []Mistake{
 		Code:    `if the lock file is older than a minute: rm lock file`,
 		What:    "The holder was slow, or had renewed it, and is alive.",
 		Instead: "Only a lease that has run out by the store's clock, or proof that the holder has ended, frees a lock.",
-		recipe:  recipe{breaksStale: true}, rules: []check.Rule{check.RuleExclusion},
+		recipe:  recipe{breaksStale: true}, rules: []check.Rule{check.RuleExclusion}, long: 20,
 	},
 }
