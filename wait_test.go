@@ -599,6 +599,7 @@ func TestTriedFirst(t *testing.T) {
 		unlock(t, k)
 		unlock(t, <-done)
 		for range 10 {
+			synctest.Wait() // those who queued have left
 			unlock(t, mustLock(t, l, "a"))
 		}
 		got := s.take()
