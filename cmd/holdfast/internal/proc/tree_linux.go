@@ -2,6 +2,7 @@ package proc
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -22,6 +23,7 @@ type member struct {
 	pid, parent, group int
 	start              string // in clock ticks since the boot: tells it from one with the same number
 	name               string
+	dead               bool // and not reaped yet
 	depth              int
 }
 
@@ -41,6 +43,7 @@ func look(pid int) (member, bool) {
 	if len(fields) < 20 {
 		return member{}, false
 	}
+	m.dead = fields[0][0] == 'Z' || fields[0][0] == 'X'
 	m.parent, _ = strconv.Atoi(string(fields[1]))
 	m.group, _ = strconv.Atoi(string(fields[2]))
 	m.start = string(fields[19])
@@ -131,6 +134,9 @@ func (m member) send(s syscall.Signal) error {
 // SIGKILL goes on until no new ones are found, or for some rounds: the caller comes
 // back.
 func signalDescendants(root int, s syscall.Signal, group int, inGroup bool) []Process {
+	if s == syscall.SIGKILL && root == syscall.Getpid() {
+		killChildren(nil, func() {}) // whoever awaits them reaps
+	}
 	return signalTree(func() []member { return descendants(root) }, s, group, inGroup)
 }
 
@@ -175,18 +181,77 @@ func killOrphans(foreign map[int]bool, _ int) (killed int, denied []Process) {
 	orphans := func() []member { return descendantsBut(foreign) }
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		killed = max(killed, len(orphans()))
+		killed = max(killed, killChildren(foreign, reap))
 		denied = signalTree(orphans, syscall.SIGKILL, 0, false)
-		for {
-			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && err != syscall.EINTR {
-				break
-			}
-		}
+		reap()
 		if len(orphans()) <= len(denied) {
 			return killed - len(denied), denied
 		}
 		time.Sleep(pause)
 	}
 }
+
+func reap() {
+	for {
+		if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); pid <= 0 && err != syscall.EINTR {
+			return
+		}
+	}
+}
+
+// killChildren kills the children of this process that are not foreign, and those who
+// become its children thereby, until there are none, and tells how many there were. It
+// reads the kernel's lists of children and not all of /proc: a look there takes longer
+// than some live who start the next one and end. Reaping them is the caller's.
+func killChildren(foreign map[int]bool, reap func()) int {
+	self, seen, empty := syscall.Getpid(), map[int]bool{}, 0
+	for range passes {
+		pids, ok := children()
+		if !ok {
+			break
+		}
+		empty++
+		for pid := range pids {
+			if !foreign[pid] && killChild(pid, self) {
+				seen[pid], empty = true, 0
+			}
+		}
+		reap()
+		if empty == emptyPasses {
+			break
+		}
+	}
+	return len(seen)
+}
+
+// killChild kills a child of this process, if it is one and lives.
+func killChild(pid, self int) bool {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err == unix.ESRCH {
+		return false
+	}
+	if err == nil {
+		defer unix.Close(fd)
+	}
+	m, ok := look(pid)
+	if !ok || m.parent != self || m.dead {
+		return false
+	}
+	if err == nil {
+		err = unix.PidfdSendSignal(fd, syscall.SIGKILL, nil, 0)
+	}
+	if err == unix.ENOSYS || fd < 0 { // a kernel or a sandbox without them
+		err = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	return err == nil
+}
+
+// emptyPasses must follow one another to show that there is nobody left: the lists are
+// one for each thread, and a child may come to one that has just been read.
+const emptyPasses = 3
+
+// passes bounds how long those are pursued who cannot end at once.
+const passes = 1000
 
 // signalLeftInGroup is for a group whose leader has been reaped: its number may be
 // another's by now.
@@ -223,15 +288,30 @@ func awaitOthers(_ int, left func()) {
 
 // foreign are the children that this process has already, from before an exec.
 func foreign() map[int]bool {
-	pids := map[int]bool{}
-	tasks, _ := os.ReadDir("/proc/self/task")
+	pids, ok := children()
+	if !ok {
+		for _, m := range descendants(syscall.Getpid()) {
+			pids[m.pid] = true
+		}
+	}
+	return pids
+}
+
+// children are those of this process by the kernel's own lists, which not every
+// kernel keeps.
+func children() (pids map[int]bool, ok bool) {
+	pids = map[int]bool{}
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return pids, false
+	}
 	for _, t := range tasks {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%s/children", t.Name()))
-		if err != nil { // a kernel that does not keep these lists
-			for _, m := range descendants(syscall.Getpid()) {
-				pids[m.pid] = true
-			}
-			return pids
+		if errors.Is(err, syscall.ESRCH) || errors.Is(err, os.ErrNotExist) && gone(t.Name()) {
+			continue // a thread that has ended
+		}
+		if err != nil {
+			return pids, false
 		}
 		for _, f := range bytes.Fields(b) {
 			if pid, err := strconv.Atoi(string(f)); err == nil {
@@ -239,7 +319,13 @@ func foreign() map[int]bool {
 			}
 		}
 	}
-	return pids
+	return pids, true
+}
+
+// gone tells that a thread of this process has ended.
+func gone(task string) bool {
+	_, err := os.Stat("/proc/self/task/" + task)
+	return errors.Is(err, os.ErrNotExist)
 }
 
 // descendantsBut are the descendants of this process without those of the
