@@ -183,8 +183,10 @@ func TestCrowd(t *testing.T) {
 	drain, whole := float64(sent(t, r)-before)/float64(n), float64(sent(t, r))/float64(n)
 	t.Logf("%d waiters of %d Lockers in %d processes: drained in %s, %.2f commands for each grant; with asking and waiting %.2f",
 		n, n, processes, took.Round(time.Millisecond), drain, whole)
-	if drain > 4 {
-		t.Errorf("%.2f commands for each grant", drain)
+	// Half of them still wait, on the average, and ask again every two seconds or so. A
+	// herd would be a thousand commands for each grant.
+	if most := 4 + took.Seconds()/4; drain > most {
+		t.Errorf("%.2f commands for each grant, want %.2f at most", drain, most)
 	}
 	for _, in := range stdins {
 		_ = in.Close()
