@@ -54,10 +54,14 @@ func lock(t *testing.T, l *holdfast.Locker, name string, o ...holdfast.LockOptio
 func proxied(t *testing.T) (*servers.ZooKeeper, *servers.Proxy) {
 	t.Helper()
 	z := single(t)
+	return z, behindProxy(t, z)
+}
+
+// behindProxy is a way to a server that can be spoilt.
+func behindProxy(t *testing.T, z *servers.ZooKeeper) *servers.Proxy {
+	t.Helper()
 	p, err := servers.NewProxy(z.Address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(p.Close)
 	// Once through it, so that all of its own goroutines run.
 	c, err := net.Dial("tcp", p.Address())
@@ -66,7 +70,7 @@ func proxied(t *testing.T) (*servers.ZooKeeper, *servers.Proxy) {
 	must(t, err)
 	_, err = io.ReadAll(c)
 	must(t, errors.Join(err, c.Close()))
-	return z, p
+	return p
 }
 
 // must stops the test at an error.
