@@ -8,13 +8,10 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
 // TestBusyBelow: a try of "a" is answered although the keys below "a" change before
@@ -25,31 +22,19 @@ func TestBusyBelow(t *testing.T) {
 	other := c.open(t)
 	var changes, comes atomic.Int64 // comes is the change at which another takes "a"
 	var taken driver.Grant
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints: servers.EtcdEndpoints(c.members), Logger: zap.NewNop(), DialTimeout: 5 * time.Second,
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(
-			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-				if _, ok := req.(*etcdserverpb.TxnRequest); ok {
-					changes.Add(1)
-					if _, err := below.Put(ctx, "a/b/c", fmt.Sprint(changes.Load())); err != nil {
-						return err
-					}
-					if changes.Load() == comes.Load() {
-						taken = must(t, other, request("other", "a", driver.Exclusive, time.Minute))
-					}
+	s := over(t, c.direct(t, unary(
+		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if _, ok := req.(*etcdserverpb.TxnRequest); ok {
+				changes.Add(1)
+				if _, err := below.Put(ctx, "a/b/c", fmt.Sprint(changes.Load())); err != nil {
+					return err
 				}
-				return invoke(ctx, method, req, reply, cc, opts...)
-			})},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	s, err := etcdstore.New(client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close(context.Background())
+				if changes.Load() == comes.Load() {
+					taken = must(t, other, request("other", "a", driver.Exclusive, time.Minute))
+				}
+			}
+			return invoke(ctx, method, req, reply, cc, opts...)
+		})))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for _, limit := range []int{driver.Exclusive, driver.Unlimited} {

@@ -14,6 +14,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
@@ -70,10 +71,14 @@ func (c *cluster) url(path string) string {
 	return "etcd://" + strings.Join(hosts, ",") + path
 }
 
-// direct is a plain client, past the proxies.
-func (c *cluster) direct(t testing.TB) *clientv3.Client {
+// direct is a client past the proxies; each of the edits changes what it is made of.
+func (c *cluster) direct(t testing.TB, edits ...func(*clientv3.Config)) *clientv3.Client {
 	t.Helper()
-	client, err := clientv3.New(clientv3.Config{Endpoints: servers.EtcdEndpoints(c.members), DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+	cfg := clientv3.Config{Endpoints: servers.EtcdEndpoints(c.members), DialTimeout: 5 * time.Second, Logger: zap.NewNop()}
+	for _, edit := range edits {
+		edit(&cfg)
+	}
+	client, err := clientv3.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,9 +86,29 @@ func (c *cluster) direct(t testing.TB) *clientv3.Client {
 	return client
 }
 
+// unary has calls pass through an interceptor.
+func unary(i grpc.UnaryClientInterceptor) func(*clientv3.Config) {
+	return func(cfg *clientv3.Config) {
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(i))
+	}
+}
+
+// over opens a store over a client.
+func over(t testing.TB, client *clientv3.Client) *etcdstore.Store {
+	t.Helper()
+	s, err := etcdstore.New(client)
+	return closing(t, s, err)
+}
+
 func (c *cluster) open(t testing.TB, o ...etcdstore.Option) *etcdstore.Store {
 	t.Helper()
 	s, err := etcdstore.Open(context.Background(), c.url(""), o...)
+	return closing(t, s, err)
+}
+
+// closing closes a store when the test ends.
+func closing(t testing.TB, s *etcdstore.Store, err error) *etcdstore.Store {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
@@ -31,12 +30,7 @@ func TestHungConnection(t *testing.T) {
 	}
 	defer holder.Close(context.Background())
 	for i := range proxies {
-		client, err := clientv3.New(clientv3.Config{
-			Endpoints: []string{proxies[0].Address(), proxies[1].Address()}, Logger: zap.NewNop(), DialTimeout: 5 * time.Second,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		client := c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{proxies[0].Address(), proxies[1].Address()} })
 		s, err := etcdstore.New(client)
 		if err != nil {
 			t.Fatal(err)

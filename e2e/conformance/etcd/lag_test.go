@@ -8,11 +8,9 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/check/servers"
-	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
 // lagging sits in a client and makes its watches those of a member that lags: a
@@ -52,19 +50,9 @@ func (s *laggingStream) RecvMsg(m any) error {
 func TestLaggingWatch(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	l := &lagging{}
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints: servers.EtcdEndpoints(c.members), Logger: zap.NewNop(), DialTimeout: 5 * time.Second,
-		DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(l.intercept)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	waiter, err := etcdstore.New(client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer waiter.Close(context.Background())
+	waiter := over(t, c.direct(t, func(cfg *clientv3.Config) {
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainStreamInterceptor(l.intercept))
+	}))
 	holder := c.open(t)
 
 	g := must(t, holder, request("first", "n", 1, time.Minute))

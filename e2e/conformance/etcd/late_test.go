@@ -10,7 +10,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -100,24 +99,7 @@ func puts(txn *etcdserverpb.TxnRequest) bool {
 func (c *cluster) late(t *testing.T) (*etcdstore.Store, *late) {
 	t.Helper()
 	l := &late{}
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints: servers.EtcdEndpoints(c.members), Logger: zap.NewNop(), DialTimeout: 5 * time.Second,
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(l.intercept)},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := etcdstore.New(client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
-		_ = client.Close()
-	})
-	return s, l
+	return over(t, c.direct(t, unary(l.intercept))), l
 }
 
 type asker struct {
@@ -285,19 +267,7 @@ func TestCauseIsNoAnswer(t *testing.T) {
 // its own limit, is no refusal by the server: what was asked for has been done.
 func TestAnswerTooLarge(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints: servers.EtcdEndpoints(c.members), Logger: zap.NewNop(), DialTimeout: 5 * time.Second,
-		MaxCallSendMsgSize: 4 << 10, MaxCallRecvMsgSize: 8 << 10,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	s, err := etcdstore.New(client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close(context.Background())
+	s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.MaxCallSendMsgSize, cfg.MaxCallRecvMsgSize = 4<<10, 8<<10 }))
 	other := c.open(t)
 	for i := range 100 {
 		must(t, other, request(fmt.Sprint("h", i), "n", driver.Unlimited, time.Minute))
@@ -306,7 +276,7 @@ func TestAnswerTooLarge(t *testing.T) {
 	r.Wait = true
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	_, err = s.Acquire(ctx, r)
+	_, err := s.Acquire(ctx, r)
 	code := s.Classify(err)
 	if code == driver.Unknown {
 		if err := s.Undo(t.Context(), r); err != nil {

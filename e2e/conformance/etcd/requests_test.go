@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/check/servers"
@@ -21,29 +19,13 @@ import (
 func (c *cluster) counted(t *testing.T) (*etcdstore.Store, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64
-	client, err := clientv3.New(clientv3.Config{
-		Endpoints: servers.EtcdEndpoints(c.members), Logger: zap.NewNop(),
-		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(
-			func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-				if strings.HasPrefix(method, "/etcdserverpb.KV/") {
-					n.Add(1)
-				}
-				return invoke(ctx, method, req, reply, cc, opts...)
-			})},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := etcdstore.New(client)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
-		_ = client.Close()
-	})
+	s := over(t, c.direct(t, unary(
+		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			if strings.HasPrefix(method, "/etcdserverpb.KV/") {
+				n.Add(1)
+			}
+			return invoke(ctx, method, req, reply, cc, opts...)
+		})))
 	return s, &n
 }
 
