@@ -146,9 +146,10 @@ func manyCancelled(t *testing.T, r *servers.Redis, s driver.Store) {
 	if err := r.Cont(); err != nil {
 		t.Fatal(err)
 	}
-	// What was sent before may still be granted, and connections may be made anew.
-	for end := time.Now().Add(patience); ; {
-		g, err := s.Acquire(t.Context(), request("after", driver.Exclusive, long))
+	// What was sent before may still be granted, and connections may be made anew: what
+	// gets no answer may have taken its name.
+	for end, try := time.Now().Add(patience), 0; ; try++ {
+		g, err := s.Acquire(t.Context(), request(fmt.Sprintf("after-%d", try), driver.Exclusive, long))
 		if err == nil {
 			release(t, s, g)
 			return
