@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,29 +19,9 @@ import (
 // refusal, as those of a member that was started without that kind of user are.
 func unwelcoming(t *testing.T, z *servers.ZooKeeper) (address string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	var done sync.WaitGroup
-	t.Cleanup(func() { l.Close(); done.Wait() })
-	done.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			done.Go(func() {
-				defer c.Close()
-				s, err := net.Dial("tcp", z.Address())
-				if err != nil {
-					return
-				}
-				defer s.Close()
-				done.Go(func() { _, _ = io.Copy(s, c); s.Close() })
-				refuseUsers(c, bufio.NewReader(s))
-			})
-		}
+	return serve(t, loopback(t), func(c net.Conn) {
+		passOn(c, z.Address(), func(to io.Writer, from io.Reader) { refuseUsers(to, bufio.NewReader(from)) })
 	})
-	return l.Addr().String()
 }
 
 // refuseUsers passes on the answers of a connection: the first is the welcome, the rest

@@ -20,39 +20,25 @@ import (
 // that it has expired, and answers nothing else. The session's id tells.
 func liar(t *testing.T) (address string, told <-chan struct{}) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
 	said := make(chan struct{})
 	var once sync.Once
-	var done sync.WaitGroup
-	t.Cleanup(func() { l.Close(); done.Wait() })
-	done.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			done.Go(func() {
-				defer c.Close()
-				// Length, version, zxid, timeout, the session, its password of 16 bytes,
-				// and a flag.
-				ask := make([]byte, 4+4+8+4+8+4+16+1)
-				if _, err := io.ReadFull(c, ask); err != nil || binary.BigEndian.Uint64(ask[20:]) == 0 {
-					return
-				}
-				// Length, version, timeout 0, session 0, and a password of 16 bytes.
-				answer := make([]byte, 4+4+4+8+4+16)
-				binary.BigEndian.PutUint32(answer, uint32(len(answer)-4))
-				binary.BigEndian.PutUint32(answer[20:], 16)
-				if _, err := c.Write(answer); err != nil {
-					return
-				}
-				_, _ = io.Copy(io.Discard, c) // until the client, who has heard it, leaves
-				once.Do(func() { close(said) })
-			})
+	return serve(t, loopback(t), func(c net.Conn) {
+		// Length, version, zxid, timeout, the session, its password of 16 bytes,
+		// and a flag.
+		ask := make([]byte, 4+4+8+4+8+4+16+1)
+		if _, err := io.ReadFull(c, ask); err != nil || binary.BigEndian.Uint64(ask[20:]) == 0 {
+			return
 		}
-	})
-	return l.Addr().String(), said
+		// Length, version, timeout 0, session 0, and a password of 16 bytes.
+		answer := make([]byte, 4+4+4+8+4+16)
+		binary.BigEndian.PutUint32(answer, uint32(len(answer)-4))
+		binary.BigEndian.PutUint32(answer[20:], 16)
+		if _, err := c.Write(answer); err != nil {
+			return
+		}
+		_, _ = io.Copy(io.Discard, c) // until the client, who has heard it, leaves
+		once.Do(func() { close(said) })
+	}), said
 }
 
 // lied tells the client behind a proxy that its session has expired, and leads it back.

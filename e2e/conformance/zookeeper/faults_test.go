@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -71,6 +72,47 @@ func behindProxy(t *testing.T, z *servers.ZooKeeper) *servers.Proxy {
 	_, err = io.ReadAll(c)
 	must(t, errors.Join(err, c.Close()))
 	return p
+}
+
+// serve has a function answer each connection to a listener, until the test ends.
+func serve(t *testing.T, l net.Listener, answer func(net.Conn)) (address string) {
+	var done sync.WaitGroup
+	t.Cleanup(func() { l.Close(); done.Wait() })
+	done.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			done.Go(func() {
+				defer c.Close()
+				answer(c)
+			})
+		}
+	})
+	return l.Addr().String()
+}
+
+// passOn connects a client with a server; answers copies what the server says.
+func passOn(client net.Conn, upstream string, answers func(to io.Writer, from io.Reader)) {
+	server, err := net.Dial("tcp", upstream)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	var asks sync.WaitGroup
+	asks.Go(func() { _, _ = io.Copy(server, client); server.Close() })
+	answers(client, server)
+	client.Close()
+	asks.Wait()
+}
+
+// loopback listens.
+func loopback(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	return l
 }
 
 // must stops the test at an error.

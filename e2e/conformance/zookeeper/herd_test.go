@@ -16,39 +16,15 @@ import (
 // counter counts the watch events that pass on the way to clients: frames whose
 // xid is -1.
 type counter struct {
-	events atomic.Int64
-	l      net.Listener
-	done   sync.WaitGroup
+	events  atomic.Int64
+	address string
 }
 
 // counted puts a counter before a server.
 func counted(t *testing.T, upstream string) *counter {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	c := &counter{l: l}
-	c.done.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", upstream)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			c.done.Go(func() {
-				defer server.Close()
-				_, _ = io.Copy(server, client)
-			})
-			c.done.Go(func() {
-				defer client.Close()
-				c.answers(client, server)
-			})
-		}
-	})
-	t.Cleanup(func() { l.Close(); c.done.Wait() })
+	c := &counter{}
+	c.address = serve(t, loopback(t), func(client net.Conn) { passOn(client, upstream, c.answers) })
 	return c
 }
 
@@ -91,7 +67,7 @@ func TestOneWakeUp(t *testing.T) {
 		return driver.Request{ID: "herd-" + newName(), Name: "herd", Limit: driver.Exclusive, TTL: 60e9, Wait: wait, From: a}, a
 	}
 	store := func() *zkstore.Store {
-		s := open(t, []string{c.l.Addr().String()}, zkstore.Root("/herd"))
+		s := open(t, []string{c.address}, zkstore.Root("/herd"))
 		t.Cleanup(func() {
 			if err := s.Close(context.Background()); err != nil {
 				t.Error(err)

@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -67,30 +66,12 @@ func encrypted(t *testing.T, upstream string) (address string, certificate []byt
 	must(t, err)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
 	must(t, err)
-	var done sync.WaitGroup
-	t.Cleanup(func() { l.Close(); done.Wait() })
-	done.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			done.Go(func() {
-				defer c.Close()
-				if c.(*tls.Conn).Handshake() != nil {
-					return
-				}
-				s, err := net.Dial("tcp", upstream)
-				if err != nil {
-					return
-				}
-				defer s.Close()
-				done.Go(func() { _, _ = io.Copy(c, s); c.Close() })
-				_, _ = io.Copy(s, c)
-			})
+	address = serve(t, l, func(c net.Conn) {
+		if c.(*tls.Conn).Handshake() == nil {
+			passOn(c, upstream, func(to io.Writer, from io.Reader) { _, _ = io.Copy(to, from) })
 		}
 	})
-	return l.Addr().String(), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return address, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
 // TestTLS: locks over TLS, and no connection to a server that cannot be verified.
