@@ -104,7 +104,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		}
 		return notHeld(g.Name, g.Token)
 	}
-	before := ended(l.s.Link)
+	before := ended(l.s.Link) || e.lapsed(l)
 	ok, err := e.recipe.Unlock(ctx, l.s, &l.ask)
 	switch {
 	case err != nil:
@@ -115,7 +115,8 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		if before {
 			return notHeld(g.Name, g.Token)
 		}
-		return nil
+		// The lock is free now. Nobody knows whether it was this that freed it.
+		return driver.Errorf(driver.Unknown, "the session has ended before it answered the release: %w", err)
 	case !ok:
 		e.drop(l.s)
 		e.forget(l)
@@ -124,6 +125,14 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 	e.forget(l)
 	e.put(l.s)
 	return nil
+}
+
+// lapsed tells whether the server's timer may have ended the session of a grant.
+func (e *Sessions) lapsed(l *lease) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	elapsed, _ := l.sent.Elapsed()
+	return elapsed >= l.ask.TTL
 }
 
 // Renew pings the sessions of grants.
@@ -205,7 +214,7 @@ func (e *Sessions) pingLocked(l *lease) *ping {
 		defer context.AfterFunc(ctx, func() { l.s.Close() })()
 		if !l.lock(ctx) {
 			p.err = driver.Errorf(driver.Unknown, "the session is busy")
-			e.pinged(l)
+			e.pinged(l, p)
 			return
 		}
 		e.mu.Lock()
@@ -215,7 +224,7 @@ func (e *Sessions) pingLocked(l *lease) *ping {
 			p.sent = driver.Now()
 			p.ok, p.err = e.recipe.Ping(ctx, l.s, &l.ask)
 		}
-		e.pinged(l)
+		e.pinged(l, p)
 		switch {
 		case p.err != nil:
 			// The session cannot be used any more, and so the grant is over.
@@ -237,10 +246,13 @@ func (e *Sessions) pingLocked(l *lease) *ping {
 	return p
 }
 
-func (e *Sessions) pinged(l *lease) {
+func (e *Sessions) pinged(l *lease, p *ping) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	l.ping = nil
+	if p.ok {
+		l.sent = p.sent
+	}
 }
 
 // watchByPing looks after a session whose end cannot be seen.

@@ -57,13 +57,14 @@ type lease struct {
 	ask     Ask
 	s       *Session
 	from    driver.Requester
-	wait    *wait     // while it waits
-	asked   bool      // whether the wait stands in the server's queue
-	pinged  bool      // soon after the grant
-	since   time.Time // of the request, then of the grant
-	granted bool      // and not lost, nor being released
-	over    bool      // the session has been closed
-	given   bool      // by this store, which has yet to see it gone
+	wait    *wait          // while it waits
+	asked   bool           // whether the wait stands in the server's queue
+	pinged  bool           // soon after the grant
+	sent    driver.Instant // of the last statement that confirmed the grant
+	since   time.Time      // of the request, then of the grant
+	granted bool           // and not lost, nor being released
+	over    bool           // the session has been closed
+	given   bool           // by this store, which has yet to see it gone
 	ping    *ping
 	busy    chan struct{} // holds one: who uses the session
 	done    chan struct{} // closed at its end

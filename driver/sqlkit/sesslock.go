@@ -153,7 +153,7 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 		e.drop(l.s)
 		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
 	}
-	l.granted, l.wait, l.since = true, nil, time.Now()
+	l.granted, l.wait, l.since, l.sent = true, nil, time.Now(), sent
 	e.mu.Unlock()
 	l.unlock()
 	if gone := l.s.Gone(); gone == nil {
