@@ -30,6 +30,11 @@ import (
 // Undo closes the connection and asks the server, on another, until the number is
 // gone: then nothing of the request stands, and nothing of it can appear any more.
 //
+// A release whose session ends instead of answering may have come too late: the timer
+// or an operator may have ended the session before, and another may have held the
+// lock. It is answered NotHeld once the timer could have run out, and Unknown before;
+// the session is seen gone in either case, so that nobody is shut out.
+//
 // That a session has ended is seen by its connection's end, where this store has
 // dialled; on a connection of a user's pool by a ping every second.
 type Sessions struct {

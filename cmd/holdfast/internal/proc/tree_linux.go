@@ -226,24 +226,8 @@ func killChildren(foreign map[int]bool, reap func()) int {
 
 // killChild kills a child of this process, if it is one and lives.
 func killChild(pid, self int) bool {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err == unix.ESRCH {
-		return false
-	}
-	if err == nil {
-		defer unix.Close(fd)
-	}
 	m, ok := look(pid)
-	if !ok || m.parent != self || m.dead {
-		return false
-	}
-	if err == nil {
-		err = unix.PidfdSendSignal(fd, syscall.SIGKILL, nil, 0)
-	}
-	if err == unix.ENOSYS || fd < 0 { // a kernel or a sandbox without them
-		err = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	return err == nil
+	return ok && m.parent == self && !m.dead && m.send(syscall.SIGKILL) == nil
 }
 
 // emptyPasses must follow one another to show that there is nobody left: the lists are
