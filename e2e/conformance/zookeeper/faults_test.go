@@ -177,20 +177,25 @@ func overtaken(t *testing.T, k *holdfast.Lock, got <-chan *holdfast.Lock) *holdf
 	return next
 }
 
+// expiring is the TTL of a session that is cut off until the server has ended it: its
+// client tries for a third of it to be heard again, which is more than the server ends
+// a session late.
+const expiring = 4 * time.Second
+
 // TestExpiredWhileHolding: the server ends the session of a client that is cut off.
 func TestExpiredWhileHolding(t *testing.T) {
 	z, p := proxied(t)
 	a, _ := locker(t, []string{p.Address()})
 	b, sb := locker(t, []string{z.Address()})
 	name := newName()
-	k := lock(t, a, name, holdfast.TTL(time.Second))
+	k := lock(t, a, name, holdfast.TTL(expiring))
 	got := waiting(t, b, sb, name)
 	must(t, p.Silence())
 	next := overtaken(t, k, got)
 	must(t, next.Unlock())
 	must(t, p.Heal())
 	// The client comes back with a session of its own.
-	must(t, lock(t, a, name, holdfast.TTL(time.Second)).Unlock())
+	must(t, lock(t, a, name, holdfast.TTL(expiring)).Unlock())
 }
 
 // TestExpiredWhileWaiting: a place whose session the server has ended is made
@@ -201,7 +206,7 @@ func TestExpiredWhileWaiting(t *testing.T) {
 	b, sb := locker(t, []string{z.Address()})
 	name := newName()
 	k := lock(t, b, name)
-	got := waiting(t, a, sb, name, holdfast.TTL(time.Second))
+	got := waiting(t, a, sb, name, holdfast.TTL(expiring))
 	must(t, p.Silence())
 	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		st, err := sb.Inspect(t.Context(), name)
