@@ -92,14 +92,14 @@ func (l *Locker) doLater(c *chore) {
 // undoLater makes sure that nothing of a request whose outcome is unknown stands
 // or can still appear: law 3. A context of its own, bounded per try, until the
 // store has confirmed it. Nothing renews what the request may have left, so where
-// grants run out a few TTLs end the matter too.
+// that lapses a few TTLs end the matter too.
 func (l *Locker) undoLater(h *hold) {
 	began := time.Now()
-	leases := l.guarantees.Load().MaxTTL > 0
+	lapses := l.guarantees.Load().Lapses
 	l.doLater(&chore{
 		run: func(ctx context.Context) error {
 			err := l.store.Undo(ctx, h.req)
-			if leases && time.Since(began) > 4*h.req.TTL {
+			if lapses && time.Since(began) > 4*h.req.TTL {
 				return nil
 			}
 			return err

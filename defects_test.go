@@ -488,20 +488,34 @@ func TestHookThatExitsItsGoroutine(t *testing.T) {
 	})
 }
 
-// TestUndoEndsWithTheLease: an undo that is refused again and again ends the
-// matter when nothing can stand any more.
-func TestUndoEndsWithTheLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := memstore.New()
-		l := newLocker(t, s)
-		s.Script().FailUndos("a", 1<<30, driver.Errorf(driver.Refused, "no rights"))
-		s.Script().LoseAcquireAnswer("a", memstore.Dropped, 0)
-		_, _ = l.TryLock(bg, "a", holdfast.TTL(time.Second))
-		began := time.Now()
-		if err := l.Close(bg); err != nil || time.Since(began) > time.Minute {
-			t.Errorf("Close: %v after %s", err, time.Since(began))
+// TestGivenUpOnceItHasLapsed: an undo or a release that fails again and again ends the
+// matter when nothing can stand any more, and no sooner: where a place or a grant lives
+// as long as a session that others use, never.
+func TestGivenUpOnceItHasLapsed(t *testing.T) {
+	for _, lapses := range []bool{true, false} {
+		for _, what := range []string{"undo", "release"} {
+			synctest.Test(t, func(t *testing.T) {
+				s := memstore.New()
+				l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Lapses = lapses }})
+				const tries = 1000 // half an hour and more
+				no := driver.Errorf(driver.Refused, "no rights")
+				if what == "undo" {
+					s.Script().FailUndos("a", tries, no)
+					s.Script().LoseAcquireAnswer("a", memstore.Dropped, 0)
+					_, _ = l.TryLock(bg, "a", holdfast.TTL(time.Second))
+				} else {
+					k := mustLock(t, l, "a", holdfast.TTL(time.Second))
+					s.Script().FailReleases("a", tries, no)
+					_ = k.Unlock()
+				}
+				began := time.Now()
+				err := l.Close(bg)
+				if took := time.Since(began); err != nil || (took < time.Minute) != lapses {
+					t.Errorf("%s, lapses: %v: Close: %v after %s", what, lapses, err, took)
+				}
+			})
 		}
-	})
+	}
 }
 
 // sessionRenew answers as a session store does: trust counts from the heartbeat

@@ -43,14 +43,15 @@ func final(code driver.Code) bool {
 	return code == driver.IsClosed || code == driver.Invalid || code == driver.Unsupported
 }
 
-// releaseLater tries again until the grant is released or gone, or until the lease,
-// which nobody renews any more, must have run out. For a lock that was lost it is a
+// releaseLater tries again until the grant is released or gone, or until it must have
+// lapsed, as nobody renews it any more. For a lock that was lost it is a
 // courtesy, of which no event tells: the loss was its end.
 func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 	until := time.Now().Add(keep)
 	h.mu.Lock()
 	lost := h.loss != nil
 	h.mu.Unlock()
+	lapses := h.l.guarantees.Load().Lapses && g.TTL != driver.Forever
 	report := func(kind EventKind, err error) {
 		if !lost {
 			h.reportLater(kind, err, h.since)
@@ -61,7 +62,7 @@ func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 		run: func(ctx context.Context) error {
 			// A renewal may have been on its way to the store when the lock was
 			// unlocked, hence twice.
-			if elapsed, _ := g.SentAt.Elapsed(); g.TTL != driver.Forever && elapsed > 2*g.TTL {
+			if elapsed, _ := g.SentAt.Elapsed(); lapses && elapsed > 2*g.TTL {
 				return nil
 			}
 			err := h.l.store.Release(ctx, g, max(time.Until(until), 0))

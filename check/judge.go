@@ -287,12 +287,11 @@ func (q *request) story() []Event {
 }
 
 // judgeUndone: a request of unknown outcome may have left a place or a grant, so
-// it is undone before its Locker's Close returns. Where grants run out, nothing
-// that it may have left can stand after some TTLs: then trying for that long is
-// enough.
+// it is undone before its Locker's Close returns. Where that lapses, trying for some TTLs
+// is enough.
 func (c *collected) judgeUndone(r *Report, h *nameHistory) {
 	for _, q := range h.requests {
-		outlived := c.guarantees.MaxTTL > 0 && q.undo-q.unknown > 3*q.ttl
+		outlived := c.guarantees.Lapses && q.undo-q.unknown > 3*q.ttl
 		if q.unknown != 0 && q.undone == 0 && !outlived && c.stopped[q.worker] && !c.vanished[opKey{q.worker, q.gen}] {
 			r.add(Violation{Rule: RuleLeftovers, Name: h.name, Excerpt: q.story(),
 				Text: fmt.Sprintf("%s never learned what became of a request for %q, and has not undone it", q.worker, h.name)})

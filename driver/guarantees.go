@@ -108,6 +108,11 @@ type Guarantees struct {
 	// MinTTL, MaxTTL and Granularity bound a lease; all zero where grants have
 	// none. The core refuses what is outside before the store sees it.
 	MinTTL, MaxTTL, Granularity time.Duration
+	// Lapses: what a failed Undo or Release has left at the store ends when its TTL has
+	// passed, whatever else the process holds, so that the core need not ask for longer
+	// than some TTLs. It is not so where a place or a grant lives as long as a session
+	// that serves others too.
+	Lapses bool
 	// Linger: Release can leave a grant standing for a while.
 	Linger  bool
 	Break   BreakKind

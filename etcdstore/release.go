@@ -25,7 +25,7 @@ func (s *Store) of(g driver.Grant) *attempt {
 }
 
 // Release deletes the place if it is still the one that was granted.
-func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) (err error) {
+func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	if s.isClosed() {
 		return errClosed
 	}
@@ -35,7 +35,6 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	}
 	// From here on a deletion is no loss.
 	a.granted.Store(false)
-	defer a.settled(&err, keep)
 	stands := clientv3.Compare(clientv3.CreateRevision(a.key), "=", int64(g.Token))
 	if keep > 0 {
 		return s.leave(ctx, a, stands, keep)
@@ -86,18 +85,8 @@ func (s *Store) leave(ctx context.Context, a *attempt, stands clientv3.Cmp, keep
 	return nil
 }
 
-// settled notes what a try to end a place came to.
-func (a *attempt) settled(err *error, keep time.Duration) {
-	if *err == nil || driver.CodeOf(*err) == driver.NotHeld {
-		a.unsettled.Store(nil)
-		return
-	}
-	until := time.Now().Add(keep)
-	a.unsettled.Store(&until)
-}
-
 // Undo deletes what a request left, and makes sure that nothing of it can appear.
-func (s *Store) Undo(ctx context.Context, r driver.Request) (err error) {
+func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if s.isClosed() {
 		return errClosed
 	}
@@ -106,7 +95,6 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) (err error) {
 		return nil // nothing was sent, or its end is known
 	}
 	a.granted.Store(false)
-	defer a.settled(&err, 0)
 	n := shard(r.Name)
 	epochKey := s.lay.epoch(a.e.lease, n)
 	for {

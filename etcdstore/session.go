@@ -349,7 +349,6 @@ func (e *session) stand(every time.Duration) {
 			e.end(errNoTrust)
 			return
 		}
-		e.settle(ctx)
 		places, waiting := e.places()
 		if len(places) == 0 && !waiting {
 			continue // it runs out if nobody comes
@@ -360,31 +359,6 @@ func (e *session) stand(every time.Duration) {
 		}
 		e.check(try, places)
 		cancel()
-	}
-}
-
-// settleAfter is how long after the last try to end a place the session tries
-// itself. It is longer than the core's pauses.
-const settleAfter = 5 * time.Second
-
-// settle ends the places that their callers have given up to end, in the belief
-// that nobody renews them: the session does, for the sake of its other places.
-func (e *session) settle(ctx context.Context) {
-	e.mu.Lock()
-	var given []*attempt
-	for a := range e.live {
-		if at := a.unsettled.Load(); at != nil && time.Since(*at) > settleAfter {
-			given = append(given, a)
-		}
-	}
-	e.mu.Unlock()
-	for _, a := range given {
-		bounded, cancel := context.WithTimeout(ctx, watchEvery)
-		err := e.s.Undo(bounded, a.r)
-		cancel()
-		if err != nil {
-			return // and the rest when it is time again
-		}
 	}
 }
 

@@ -48,11 +48,8 @@ type attempt struct {
 	// granted is set when the store has answered with a grant.
 	granted atomic.Bool
 	// waits is set while the place waits for its grant.
-	waits atomic.Bool
-	// unsettled is when the place was last asked to go without an answer, or, where
-	// it was to be kept, until when: see session.settle.
-	unsettled atomic.Pointer[time.Time]
-	written   record
+	waits   atomic.Bool
+	written record
 	// passed wakes a waiting place: see lookAgain.
 	passed chan int64
 }

@@ -142,7 +142,7 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 			"they rise after a flush, a restart without data or a failover unless the clock is set back further than the outage and the client is new",
 		EarlyEnd: []string{"a flush or a deletion of the key", "a restart that loses data", "the server's clock set forward"},
 		Notice:   noticeBound,
-		MinTTL:   minTTL, MaxTTL: maxTTL,
+		MinTTL:   minTTL, MaxTTL: maxTTL, Lapses: true,
 		Linger: true, Break: driver.BreakNow, Visible: driver.VisibleAll,
 	}
 	if f.replicas > 0 || s.client.Mode() != Standalone {

@@ -216,12 +216,6 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 // a connection that is lost is made void first; then a sync makes everything
 // visible that was done.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
-	err := s.undo(ctx, r)
-	s.owe(r, err)
-	return err
-}
-
-func (s *Store) undo(ctx context.Context, r driver.Request) error {
 	if s.closed.Load() {
 		return errClosed()
 	}

@@ -31,10 +31,6 @@ type Store struct {
 	sessions map[time.Duration]*opening
 	// doubts are the requests whose create has had no answer.
 	doubts map[string]doubt
-	// owed are the requests whose Undo has failed, and when; paying: a goroutine sees
-	// to them.
-	owed   map[string]debt
-	paying bool
 	// background is what goes on after a call has returned.
 	background sync.WaitGroup
 	end        context.Context // ends with Close
@@ -73,7 +69,7 @@ func Open(_ context.Context, servers []string, options ...Option) (*Store, error
 	s := &Store{
 		cfg: c, servers: servers, recipe: recipes[c.layout],
 		home:     c.chroot,
-		sessions: map[time.Duration]*opening{}, doubts: map[string]doubt{}, owed: map[string]debt{},
+		sessions: map[time.Duration]*opening{}, doubts: map[string]doubt{},
 	}
 	if c.namespace != "" {
 		s.home += "/" + namespaceMark + strings.TrimPrefix(escape("x"+c.namespace), "x")

@@ -70,7 +70,7 @@ func (c *client) Guarantees(context.Context) (driver.Guarantees, error) {
 		Kind: "lab", Scope: driver.ScopeProcess, Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
 		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: lookEvery, Semaphore: true, Mixed: true,
 		Tokens: "a counter of the server", EarlyEnd: []string{"an operator's break"}, Notice: ttl / 3,
-		MinTTL: time.Millisecond, MaxTTL: time.Hour, Break: driver.BreakNow, Visible: driver.VisibleHolders,
+		MinTTL: time.Millisecond, MaxTTL: time.Hour, Lapses: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 	}
 	if c.lostIsNo {
 		g.Crash, g.MinTTL, g.MaxTTL = driver.CrashFreesAtOnce, 0, 0

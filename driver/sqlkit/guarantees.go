@@ -19,7 +19,7 @@ func RoundTTL(ttl, unit time.Duration) (time.Duration, error) {
 }
 
 func guarantees(kind string) driver.Guarantees {
-	return driver.Guarantees{Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, Pause: driver.PauseLoses, Break: driver.BreakNow}
+	return driver.Guarantees{Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, Lapses: true, Pause: driver.PauseLoses, Break: driver.BreakNow}
 }
 
 // SessionGuarantees is what a store with the engine [Sessions] promises, before its

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -306,22 +307,29 @@ func TestUnconfirmedRelease(t *testing.T) {
 	}
 }
 
-// TestReleaseGivenUp: a lock whose release was refused, and which nobody asks to
-// release any more, does not stand for as long as the process holds other locks on
-// the same lease.
-func TestReleaseGivenUp(t *testing.T) {
+// TestReleaseRefusedForLong: a lock whose release is refused for longer than its TTL
+// stands for as long as the process holds other locks on the same lease, so that it is
+// asked to go until it does.
+func TestReleaseRefusedForLong(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Heartbeat: quick})
 	s, refusing := c.late(t)
-	l := locker(t, s)
-	other, err := l.Lock(t.Context(), "other", holdfast.TTL(2*time.Second))
+	tried := make(chan time.Time, 1000)
+	l := locker(t, s, holdfast.WithHooks(unconfirmed{tried}))
+	const ttl = 2 * time.Second
+	other, err := l.Lock(t.Context(), "other", holdfast.TTL(ttl))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer other.Unlock()
-	g := must(t, s, request("h", "n", 1, 2*time.Second))
+	k, err := l.Lock(t.Context(), "n", holdfast.TTL(ttl))
+	if err != nil {
+		t.Fatal(err)
+	}
 	refusing.refuse.Store(true)
-	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.Refused {
-		t.Fatalf("Release: %v", err)
+	if err := k.Unlock(); !errors.Is(err, holdfast.ErrRefused) {
+		t.Fatalf("Unlock: %v", err)
+	}
+	for from := time.Now(); receive(t, "another try", tried).Sub(from) < 3*ttl; {
 	}
 	refusing.refuse.Store(false)
 	if res := receive(t, "the next grant", waitIn(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {
@@ -329,6 +337,16 @@ func TestReleaseGivenUp(t *testing.T) {
 	}
 	if err := other.Context().Err(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// unconfirmed are hooks that tell when a release was not confirmed.
+type unconfirmed struct{ at chan<- time.Time }
+
+func (unconfirmed) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+func (u unconfirmed) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind == holdfast.EventUnconfirmed {
+		u.at <- e.At
 	}
 }
 

@@ -18,9 +18,9 @@ import (
 
 const patience = time.Minute
 
-func locker(t *testing.T, s driver.Store) *holdfast.Locker {
+func locker(t *testing.T, s driver.Store, o ...holdfast.Option) *holdfast.Locker {
 	t.Helper()
-	l, err := holdfast.New(s)
+	l, err := holdfast.New(s, o...)
 	if err != nil {
 		t.Fatal(err)
 	}

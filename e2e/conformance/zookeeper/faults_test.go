@@ -307,39 +307,6 @@ func TestAnswerLostAtCreate(t *testing.T) {
 	}
 }
 
-// TestUndoGivenUp: a request whose Undo nobody repeats is undone all the same, as its
-// node would live as long as the session.
-func TestUndoGivenUp(t *testing.T) {
-	z, p := proxied(t)
-	a, sa := locker(t, []string{p.Address()})
-	_, sb := locker(t, []string{z.Address()})
-	name := newName()
-	must(t, lock(t, a, name, holdfast.TTL(30*time.Second)).Unlock()) // the session stands
-	must(t, p.DropAnswers())
-	r := driver.Request{ID: "given-up", Name: name, Limit: driver.Exclusive, TTL: 30 * time.Second, Wait: true, From: nobody{}}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	_, err := sa.Acquire(ctx, r)
-	cancel()
-	if driver.CodeOf(err) != driver.Unknown {
-		t.Fatalf("Acquire: %v (%v), want unknown", err, driver.CodeOf(err))
-	}
-	if st, err := sb.Inspect(t.Context(), name); err != nil || len(st.Holders) != 1 {
-		t.Fatalf("%+v, %v: the create did not arrive", st, err)
-	}
-	p.Cut()
-	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
-	err = sa.Undo(ctx, r)
-	cancel()
-	if err == nil {
-		t.Fatal("an undo without a connection was confirmed")
-	}
-	must(t, p.Heal())
-	// Another lock of the store keeps the session.
-	k := lock(t, a, name+"-other", holdfast.TTL(30*time.Second))
-	empty(t, sb, name)
-	must(t, k.Unlock())
-}
-
 type nobody struct{}
 
 func (nobody) Owner() driver.Owner      { return driver.Owner{ID: "lost-answer"} }

@@ -84,7 +84,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: fallback,
 		Shared: true, Semaphore: true, Mixed: true,
 		Tokens: "a counter in the file; it survives crashes and power cuts",
-		MinTTL: 100 * time.Millisecond, MaxTTL: 24 * time.Hour,
+		MinTTL: 100 * time.Millisecond, MaxTTL: 24 * time.Hour, Lapses: true,
 		Break: driver.BreakNone, Visible: driver.VisibleNothing,
 		Notes: []string{"a process stopped in the middle of a step holds everybody up until it goes on or is killed",
 			"whoever deletes or replaces the file lets others take what is held, and its holders do not hear of it"},
