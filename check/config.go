@@ -97,7 +97,7 @@ func (c *Config) complete() error {
 		c.Seed = 1
 	}
 	if err := driver.CheckNamespace(c.Namespace); err != nil {
-		return badConfig("Namespace: %v", err)
+		return badConfig("Namespace", "%v", err)
 	}
 	given := 0
 	for _, is := range []bool{c.Local != "", c.URL != "", c.Target != nil} {
@@ -107,35 +107,48 @@ func (c *Config) complete() error {
 	}
 	switch {
 	case given != 1:
-		return badConfig("give one of Local (%s), URL and Target", strings.Join(Locals(), ", "))
+		return badConfig("", "give one of Local (%s), URL and Target", strings.Join(Locals(), ", "))
 	case c.Namespace != "" && c.Target != nil:
-		return badConfig("Namespace %q: it is for Local and URL, a Target opens its stores itself", c.Namespace)
+		return badConfig("Namespace", "%q: it is for Local and URL, a Target opens its stores itself", c.Namespace)
 	case c.Duration < time.Second || c.Duration > 7*24*time.Hour:
-		return badConfig("Duration %s: from 1s to 168h is allowed", c.Duration)
+		return badConfig("Duration", "%s: from 1s to 168h is allowed", c.Duration)
 	case c.Round < time.Second || c.Round > 10*time.Minute:
-		return badConfig("Round %s: from 1s to 10m is allowed", c.Round)
+		return badConfig("Round", "%s: from 1s to 10m is allowed", c.Round)
 	case c.TTL < 4*holdfast.MinTTL || c.TTL > time.Minute:
-		return badConfig("TTL %s: from %s to 1m is allowed", c.TTL, 4*holdfast.MinTTL)
+		return badConfig("TTL", "%s: from %s to 1m is allowed", c.TTL, 4*holdfast.MinTTL)
 	case c.Workers < 1 || c.Workers > maxWorkers:
-		return badConfig("Workers %d: from 1 to %d is allowed", c.Workers, maxWorkers)
+		return badConfig("Workers", "%d: from 1 to %d is allowed", c.Workers, maxWorkers)
 	case c.Lanes < 1 || c.Lanes > maxWorkers:
-		return badConfig("Lanes %d: from 1 to %d is allowed", c.Lanes, maxWorkers)
+		return badConfig("Lanes", "%d: from 1 to %d is allowed", c.Lanes, maxWorkers)
 	case c.Long < 1 || c.Long > 100:
-		return badConfig("Long %d: from 1 to 100 is allowed", c.Long)
+		return badConfig("Long", "%d: from 1 to 100 is allowed", c.Long)
 	case c.Names < 1 || c.Names > maxNames:
-		return badConfig("Names %d: from 1 to %d is allowed", c.Names, maxNames)
+		return badConfig("Names", "%d: from 1 to %d is allowed", c.Names, maxNames)
 	}
 	return nil
 }
 
-// configError is a mistake in a Config. It matches holdfast.ErrInvalid.
-type configError struct{ text string }
+// ConfigError is a mistake in a Config. It matches holdfast.ErrInvalid.
+type ConfigError struct {
+	// Field is the one that is wrong, empty where they do not go together.
+	Field string
+	// Text is what was given and what is allowed.
+	Text string
+}
 
-func badConfig(format string, args ...any) error { return &configError{fmt.Sprintf(format, args...)} }
+func badConfig(field, format string, args ...any) error {
+	return &ConfigError{Field: field, Text: fmt.Sprintf(format, args...)}
+}
 
-func (e *configError) Error() string { return "check: " + e.text }
+func (e *ConfigError) Error() string {
+	if e.Field == "" {
+		return "check: " + e.Text
+	}
+	return "check: " + e.Field + " " + e.Text
+}
 
-func (e *configError) Is(target error) bool { return target == holdfast.ErrInvalid }
+// Is makes it match holdfast.ErrInvalid.
+func (e *ConfigError) Is(target error) bool { return target == holdfast.ErrInvalid }
 
 // pick keeps of the faults that apply those that are asked for.
 func (c *Config) pick(apply []string) ([]string, error) {
@@ -144,7 +157,7 @@ func (c *Config) pick(apply []string) ([]string, error) {
 	}
 	for _, f := range c.Faults {
 		if !slices.Contains(apply, f) {
-			return nil, badConfig("Faults %q: it does not apply here: choose from %s", f, strings.Join(apply, ", "))
+			return nil, badConfig("Faults", "%q: it does not apply here: choose from %s", f, strings.Join(apply, ", "))
 		}
 	}
 	return c.Faults, nil

@@ -40,7 +40,7 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 			return nil, err
 		}
 	} else if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, badConfig("Dir %q: %v", dir, err)
+		return nil, badConfig("Dir", "%q: %v", dir, err)
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
@@ -111,7 +111,7 @@ func (r *run) rounds(ctx context.Context) (*Report, error) {
 	case r.cfg.anyTTL:
 		r.cfg.TTL = g.MinTTL
 	default:
-		return nil, badConfig("TTL %s: the %s store's shortest is %s", r.cfg.TTL, g.Kind, g.MinTTL)
+		return nil, badConfig("TTL", "%s: the %s store's shortest is %s", r.cfg.TTL, g.Kind, g.MinTTL)
 	}
 	kinds, err := r.cfg.pick(r.kinds(s, &g))
 	if err != nil {

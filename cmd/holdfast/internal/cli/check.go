@@ -108,9 +108,18 @@ Exit status:
 	return cmd
 }
 
+// flagOf are the flags that set the fields of a check's configuration.
+var flagOf = map[string]string{
+	"Namespace": "--namespace", "Duration": "--duration", "Round": "--round", "TTL": "--ttl", "Workers": "--workers",
+	"Names": "--names", "Faults": "--faults", "Dir": "--dir", "URL": "--store:", "Local": "--local:",
+}
+
 // notDone is for a check that could not be carried out: where its error does not
 // say why, it is for want of a store.
 func notDone(ctx context.Context, p *say.Printer, err error) error {
+	if bad, ok := errors.AsType[*check.ConfigError](err); ok && flagOf[bad.Field] != "" {
+		return fmt.Errorf("%s %s", flagOf[bad.Field], bad.Text)
+	}
 	if ctx.Err() == nil && !known(err) {
 		p.Line("%v", err)
 		return exited(exit.Unavailable)
