@@ -70,41 +70,61 @@ type chore struct {
 	run    func(context.Context) error // nil when it is done
 	failed func(error)
 	within time.Duration // for one try
+	ttl    time.Duration
 }
 
 // doLater does a chore on a goroutine of its own, again and again until it is
-// done: one that hangs or fails delays no other.
+// done: one that hangs or fails delays no other, and a Close only for a while.
 func (l *Locker) doLater(c *chore) {
-	l.work.run(func() {
-		for round := 0; ; round++ {
+	l.work.begin()
+	go func() {
+		end := l.work.end
+		defer func() { end() }()
+		for round, left := 0, false; ; round++ {
 			ctx, cancel := context.WithTimeout(context.Background(), c.within)
 			err := c.run(ctx)
 			cancel()
 			if err == nil || l.store.Classify(err) == driver.IsClosed {
 				return
 			}
-			c.failed(err)
+			if !left {
+				c.failed(err)
+			}
+			if !left && l.ctx.Err() != nil && time.Since(l.closedAt) > max(lapsed*c.ttl, closePatience) {
+				left = true
+				l.unsettled.Add(1)
+				end = func() { l.unsettled.Add(-1) }
+				l.work.end()
+			}
 			time.Sleep(backoff(round, retryFirst, retryMost))
 		}
-	})
+	}()
 }
+
+const (
+	// lapsed is after how many TTLs nothing stands that nobody renews, whatever was on
+	// its way.
+	lapsed = 4
+	// closePatience is how long Close waits for a store at least.
+	closePatience = 30 * time.Second
+)
 
 // undoLater makes sure that nothing of a request whose outcome is unknown stands
 // or can still appear: law 3. A context of its own, bounded per try, until the
-// store has confirmed it. Nothing renews what the request may have left, so where
-// that lapses a few TTLs end the matter too.
+// store has confirmed it. Where what the request may have left lapses, a few TTLs end
+// the matter too.
 func (l *Locker) undoLater(h *hold) {
 	began := time.Now()
 	lapses := l.guarantees.Load().Lapses
 	l.doLater(&chore{
 		run: func(ctx context.Context) error {
 			err := l.store.Undo(ctx, h.req)
-			if lapses && time.Since(began) > 4*h.req.TTL {
+			if lapses && time.Since(began) > lapsed*h.req.TTL {
 				return nil
 			}
 			return err
 		},
-		within: l.requestTimeout(h.req.TTL),
+		within: l.requestTimeout(h.req.TTL), ttl: h.req.TTL,
 		failed: func(err error) {
 			if l.cfg.hooks != nil {
 				e := l.describe(EventUndoFailed, h.req.Name, &h.set)

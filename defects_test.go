@@ -489,29 +489,43 @@ func TestHookThatExitsItsGoroutine(t *testing.T) {
 }
 
 // TestGivenUpOnceItHasLapsed: an undo or a release that fails again and again ends the
-// matter when nothing can stand any more, and no sooner: where a place or a grant lives
-// as long as a session that others use, never.
+// matter when nothing can stand any more. Where a place or a grant lives as long as a
+// session that others use, that is never: then Close does not say that all is well, and
+// waits for a store that has gone for a while only.
 func TestGivenUpOnceItHasLapsed(t *testing.T) {
-	for _, lapses := range []bool{true, false} {
+	for _, c := range []struct {
+		lapses      bool
+		tries       int // that fail
+		unconfirmed bool
+		least, most time.Duration
+	}{
+		{lapses: true, tries: 1 << 30, most: 10 * time.Second},
+		{tries: 12, least: 6 * time.Second, most: 30 * time.Second},
+		{tries: 100, unconfirmed: true, least: 30 * time.Second, most: 40 * time.Second},
+	} {
 		for _, what := range []string{"undo", "release"} {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
-				l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Lapses = lapses }})
-				const tries = 1000 // half an hour and more
+				l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Lapses = c.lapses }})
 				no := driver.Errorf(driver.Refused, "no rights")
 				if what == "undo" {
-					s.Script().FailUndos("a", tries, no)
+					s.Script().FailUndos("a", c.tries, no)
 					s.Script().LoseAcquireAnswer("a", memstore.Dropped, 0)
 					_, _ = l.TryLock(bg, "a", holdfast.TTL(time.Second))
 				} else {
 					k := mustLock(t, l, "a", holdfast.TTL(time.Second))
-					s.Script().FailReleases("a", tries, no)
+					s.Script().FailReleases("a", c.tries, no)
 					_ = k.Unlock()
 				}
 				began := time.Now()
 				err := l.Close(bg)
-				if took := time.Since(began); err != nil || (took < time.Minute) != lapses {
-					t.Errorf("%s, lapses: %v: Close: %v after %s", what, lapses, err, took)
+				took := time.Since(began)
+				if errors.Is(err, holdfast.ErrUnavailable) != c.unconfirmed || (err == nil) == c.unconfirmed || took < c.least || took > c.most {
+					t.Errorf("%s, %+v: Close: %v after %s", what, c, err, took)
+				}
+				time.Sleep(5 * time.Minute)
+				if err := l.Close(bg); err != nil {
+					t.Errorf("%s, %+v: Close when the store is back: %v", what, c, err)
 				}
 			})
 		}

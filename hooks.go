@@ -35,7 +35,8 @@ const (
 	// EventAcquired: for a grant that arrived when nobody wanted it any more.
 	EventReleased EventKind = "released"
 	// EventUnconfirmed: a release was refused or not confirmed in time. It goes on
-	// in the background, until EventReleased or the end of the lease; Err says why.
+	// in the background, until EventReleased or until the grant must have lapsed; Err
+	// says why.
 	EventUnconfirmed EventKind = "release unconfirmed"
 	// EventUndoFailed: an acquisition of unknown outcome could not be undone yet;
 	// it is tried again.

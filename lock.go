@@ -80,7 +80,7 @@ func (k *Lock) live() bool { return k.ctx.Err() == nil }
 // runs when the caller's has ended. It blocks at most for the request timeout or
 // the trust left, whichever is less; what is not confirmed by then (the error
 // matches ErrUnavailable, or ErrRefused where the store said no) goes on in the
-// background until the lease must have run out, and Close waits for it.
+// background until it is, or the grant must have lapsed, and Close waits for it.
 //
 // A lock that was lost before answers a *LostError. Calling Unlock again does
 // nothing and returns the same.

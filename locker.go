@@ -47,12 +47,16 @@ type Locker struct {
 	sched  scheduler
 
 	work activity
+	// unsettled are the releases and undos that Close does not wait for any more.
+	unsettled atomic.Int64
 	outbox
 
 	// mu comes before a hold's mutex where both are taken.
 	mu     sync.Mutex
 	closed bool
-	queues map[string]*queue
+	// closedAt is when Close was first called; written before ctx ends.
+	closedAt time.Time
+	queues   map[string]*queue
 	// waiting counts the queues, to be read without mu.
 	waiting atomic.Int32
 	crowd   crowd
@@ -236,12 +240,16 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 // Close ends every lock of the Locker (their contexts' cause is a LostError with
 // cause Closed), releases them, ends what waits with ErrClosed, and waits until
 // every release and every undo is confirmed, every MinHold has passed and the
-// last event is reported, or ctx ends. What is left then goes on in the
-// background, and Close may be called again to wait for it. A store that Open
-// opened is closed at the end in either case, which ends that too.
+// last event is reported, or ctx ends. It waits for a store that does not confirm
+// them for four TTLs of the lock and at least 30 s. The error, which matches
+// ErrUnavailable, then says so; what is left goes on in the background, and Close may
+// be called again to ask for it. A store that Open opened is closed at the end in any
+// case, which ends that too.
 func (l *Locker) Close(ctx context.Context) error {
 	l.mu.Lock()
-	l.closed = true
+	if !l.closed {
+		l.closed, l.closedAt = true, time.Now()
+	}
 	held := l.held.all()
 	l.mu.Unlock()
 
@@ -255,6 +263,9 @@ func (l *Locker) Close(ctx context.Context) error {
 			err: fmt.Errorf("closing: not everything is released and undone: %w", contextError(ctx))}
 	} else {
 		l.sched.stop()
+		if n := l.unsettled.Load(); n > 0 {
+			err = &failure{store: l.where, kind: ErrUnavailable, err: fmt.Errorf("closing: the store has not confirmed %d releases or undos", n)}
+		}
 	}
 	if l.owned {
 		cerr := l.store.Close(ctx)

@@ -58,7 +58,7 @@ func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
 		}
 	}
 	h.l.doLater(&chore{
-		within: h.l.requestTimeout(h.req.TTL),
+		within: h.l.requestTimeout(h.req.TTL), ttl: h.req.TTL,
 		run: func(ctx context.Context) error {
 			// A renewal may have been on its way to the store when the lock was
 			// unlocked, hence twice.

@@ -97,7 +97,7 @@ func (c *Config) complete() error {
 		c.Seed = 1
 	}
 	if err := driver.CheckNamespace(c.Namespace); err != nil {
-		return badConfig("Namespace", "%v", err)
+		return badConfig("", "Namespace: %v", err)
 	}
 	given := 0
 	for _, is := range []bool{c.Local != "", c.URL != "", c.Target != nil} {

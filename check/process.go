@@ -90,11 +90,11 @@ func opener(raw, namespace string) func(context.Context) (driver.Store, error) {
 	return func(ctx context.Context) (driver.Store, error) {
 		u, err := url.Parse(raw)
 		if err != nil {
-			return nil, badConfig("URL", "the store's URL cannot be read")
+			return nil, badConfig("", "the store's URL cannot be read")
 		}
 		open, ok := driver.OpenerOf(u.Scheme)
 		if !ok {
-			return nil, badConfig("URL", "scheme %q is not linked in", u.Scheme)
+			return nil, badConfig("", "scheme %q is not linked in", u.Scheme)
 		}
 		return open(ctx, u, namespace)
 	}

@@ -118,7 +118,7 @@ func initialise(ctx context.Context, raw string) error {
 	}
 	open, ok := driver.OpenerOf(u.Scheme)
 	if !ok {
-		return badConfig("URL", "scheme %q is not linked in", u.Scheme)
+		return badConfig("", "scheme %q is not linked in", u.Scheme)
 	}
 	s, err := open(ctx, u, "")
 	if err != nil {

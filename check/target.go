@@ -64,7 +64,7 @@ func Locals() []string { return slices.Sorted(maps.Keys(locals)) }
 func StartLocal(ctx context.Context, local, dir string) (*Target, error) {
 	begin, ok := locals[local]
 	if !ok {
-		return nil, badConfig("Local", "no local store %q: choose from %s", local, strings.Join(Locals(), ", "))
+		return nil, badConfig("Local", "%q: it is no local store: choose from %s", local, strings.Join(Locals(), ", "))
 	}
 	return begin(ctx, dir)
 }
@@ -77,7 +77,7 @@ func (c *Config) target(ctx context.Context, dir string) (*Target, error) {
 		return StartLocal(ctx, c.Local, dir)
 	}
 	if scheme, _, _ := strings.Cut(c.URL, ":"); scheme == "memory" {
-		return nil, badConfig("URL", "memory: is a new store for everyone who opens it: use Local")
+		return nil, badConfig("", "memory: is a new store for everyone who opens it: use Local")
 	}
 	return &Target{URL: c.URL}, nil
 }

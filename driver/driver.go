@@ -89,8 +89,9 @@ type Store interface {
 	// Undo removes whatever r left behind: a place or a grant, under r.ID. A nil
 	// error means that nothing of that ID stands or can still appear, so it takes
 	// effect after whatever of the request is still on its way. The core calls it
-	// after Acquire has returned, again and again until it answers nil. It is safe to
-	// call for a request that never arrived. Of r the ID and the name are enough.
+	// after Acquire has returned, again and again until it answers nil or what was left
+	// must have lapsed (Guarantees.Lapses). It is safe to call for a request that never
+	// arrived. Of r the ID and the name are enough.
 	Undo(ctx context.Context, r Request) error
 
 	// Renew prolongs grants by their TTL, in as few round trips as the store

@@ -73,7 +73,7 @@ func (c *client) Guarantees(context.Context) (driver.Guarantees, error) {
 		MinTTL: time.Millisecond, MaxTTL: time.Hour, Lapses: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 	}
 	if c.lostIsNo {
-		g.Crash, g.MinTTL, g.MaxTTL = driver.CrashFreesAtOnce, 0, 0
+		g.Crash, g.MinTTL, g.MaxTTL, g.Lapses = driver.CrashFreesAtOnce, 0, 0, false
 	}
 	return g, nil
 }

@@ -111,6 +111,7 @@ func Run(t *testing.T, h Harness) {
 		{"Renew", renew},
 		{"RenewBatch", renewBatch},
 		{"RenewNeverRevives", renewNeverRevives},
+		{"Lapses", lapses},
 		{"ReleaseTwice", releaseTwice},
 		{"ReleaseByStaleOwner", releaseByStaleOwner},
 		{"Linger", linger},

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -130,6 +131,26 @@ func renewNeverRevives(e *env) {
 	r = a.Renew(e.Context(), []driver.Grant{old})
 	e.code(a, r[0].Err, driver.NotHeld, "renewing an expired grant of a free name")
 	e.free(b, name)
+}
+
+// lapses: a grant that nobody renews runs out although its client renews another of the
+// same TTL.
+func lapses(e *env) {
+	if !e.g.Lapses {
+		e.Skip("its grants live as long as something that they share")
+	}
+	a, b, name := e.open(), e.open(), e.name()
+	other := e.must(a, e.request(e.name(), driver.Exclusive, e.h.TTL))
+	e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
+	var next driver.Grant
+	var err error
+	e.eventually("a grant that nobody renews makes room", func() bool {
+		a.Renew(e.Context(), []driver.Grant{other})
+		next, err = b.Acquire(e.Context(), e.request(name, driver.Exclusive, long))
+		return err == nil
+	}, func() string { return fmt.Sprint(err) })
+	e.release(b, next)
+	_ = a.Release(e.Context(), other, 0) // which a slow machine may have lost
 }
 
 func releaseTwice(e *env) {

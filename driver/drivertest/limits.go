@@ -22,6 +22,9 @@ func guaranteesAreWhole(e *env) {
 	if g.MinTTL > g.MaxTTL {
 		e.Errorf("MinTTL %s is above MaxTTL %s", g.MinTTL, g.MaxTTL)
 	}
+	if g.MaxTTL == 0 && g.Lapses {
+		e.Errorf("it says that what nobody renews lapses, and has no TTL")
+	}
 	if g.MaxTTL == 0 && g.Crash == driver.CrashFreesAfterTTL {
 		e.Error("a crash frees after a TTL that grants do not have")
 	}

@@ -28,6 +28,7 @@ func guarantees(kind string) driver.Guarantees {
 func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) driver.Guarantees {
 	g := guarantees(kind)
 	g.Crash, g.Order, g.Wake = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush
+	g.Lapses = false // a wait in the server's queue is ended by no timer
 	g.Tokens = "the server's clock in microseconds, read when the lock is granted: they rise unless the clock is set back; with tokens=durable a committed row, which rises then too"
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery

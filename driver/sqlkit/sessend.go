@@ -116,7 +116,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 			return notHeld(g.Name, g.Token)
 		}
 		// The lock is free now. Nobody knows whether it was this that freed it.
-		return driver.Errorf(driver.Unknown, "the session has ended before it answered the release: %w", err)
+		return driver.Errorf(driver.Unknown, "the release was not confirmed, and its session has been ended: %w", err)
 	case !ok:
 		e.drop(l.s)
 		e.forget(l)

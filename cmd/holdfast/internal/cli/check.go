@@ -111,7 +111,7 @@ Exit status:
 // flagOf are the flags that set the fields of a check's configuration.
 var flagOf = map[string]string{
 	"Namespace": "--namespace", "Duration": "--duration", "Round": "--round", "TTL": "--ttl", "Workers": "--workers",
-	"Names": "--names", "Faults": "--faults", "Dir": "--dir", "URL": "--store:", "Local": "--local:",
+	"Names": "--names", "Faults": "--faults", "Dir": "--dir", "Local": "--local",
 }
 
 // notDone is for a check that could not be carried out: where its error does not
