@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestMinHold: the lock outlives the command, and a signal ends that.
@@ -44,13 +45,22 @@ func TestMaxHold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withStore(t)
-			// A shell, because it is quickly ready for the signal.
-			p := w.start("run", "--max-hold", "500ms", "--grace", c.grace, "x", "--",
-				"sh", "-c", `trap "$0" TERM; while :; do read line; done`, c.trap)
-			p.stderr.expect("maximum of 500ms")
-			if got := p.status(); got != c.want {
-				t.Errorf("status %d, want %d", got, c.want)
+			// A shell, because it is quickly ready for the signal; one that was not
+			// has more time.
+			for maxHold := 500 * time.Millisecond; maxHold < patience; maxHold *= 2 {
+				p := w.start("run", "--max-hold", maxHold.String(), "--grace", c.grace, "x", "--",
+					"sh", "-c", `trap "$0" TERM; echo ready; while :; do read line; done`, c.trap)
+				p.stderr.expect("maximum of " + maxHold.String())
+				got := p.status()
+				if !strings.Contains(p.stdout.all(), "ready") {
+					continue
+				}
+				if got != c.want {
+					t.Errorf("status %d, want %d", got, c.want)
+				}
+				return
 			}
+			t.Error("the shell is never ready")
 		})
 	}
 }
@@ -58,14 +68,14 @@ func TestMaxHold(t *testing.T) {
 // TestLeftovers: what the command leaves behind in its group ends before the
 // lock is released, politely first.
 func TestLeftovers(t *testing.T) {
-	for name, c := range map[string]struct{ word, says string }{
-		"ends on SIGTERM": {"exit-on-term", ""},
-		"is killed":       {"", "left behind"},
+	for name, c := range map[string]struct{ word, grace, says string }{
+		"ends on SIGTERM": {"exit-on-term", "1h", ""},
+		"is killed":       {"", "50ms", "left behind"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withStore(t)
 			// The command itself ends when its child is ready to be left behind.
-			p := w.start(append([]string{"run", "--grace", "50ms", "x", "--", "sh", "-c",
+			p := w.start(append([]string{"run", "--ttl", "3h", "--grace", c.grace, "x", "--", "sh", "-c",
 				`exec 3<&0; "$@" <&3 >out & until grep -q ready out; do :; done 2>/dev/null; exit 3`, "sh"}, played(c.word)[1:]...)...)
 			if got := p.status(); got != 3 {
 				t.Errorf("status %d, want 3", got)
@@ -75,7 +85,8 @@ func TestLeftovers(t *testing.T) {
 				t.Fatal(err)
 			}
 			words := strings.Fields(string(out))
-			if !strings.Contains(string(out), "signal "+syscall.SIGTERM.String()) {
+			// One that is to be killed may not come to say it.
+			if c.word != "" && !strings.Contains(string(out), "signal "+syscall.SIGTERM.String()) {
 				t.Errorf("it was not asked: %q", out)
 			}
 			if err := syscall.Kill(int(number(t, words[1])), 0); err != syscall.ESRCH {
