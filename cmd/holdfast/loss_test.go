@@ -49,22 +49,25 @@ func fifo(t *testing.T, w *world) (path string, fire func()) {
 func TestLoss(t *testing.T) {
 	for name, c := range map[string]struct {
 		action, word string
+		ttl, grace   string
 		says         []string
 	}{
-		"pushed, and it ends":      {"lose", "exit-on-term", []string{"is lost (gone), token 1", "SIGKILL in 200ms", "exit status 5"}},
-		"pushed, and it must be":   {"lose", "", []string{"is lost (gone)", "killed by SIGKILL"}},
-		"found by a renewal":       {"forget", "exit-on-term", []string{"is lost (gone: no grant", "exit status 5"}},
-		"in doubt, and it ends":    {"fail-renewal", "exit-on-term", []string{"cannot be renewed", "exit status 5"}},
-		"in doubt, and it must be": {"fail-renewal", "", []string{"cannot be renewed", "killed by SIGKILL"}},
+		"pushed, and it ends":      {"lose", "exit-on-term", "30s", "10s", []string{"is lost (gone), token 1", "SIGKILL in 10s", "exit status 5"}},
+		"pushed, and it must be":   {"lose", "", "30s", "200ms", []string{"is lost (gone)", "SIGKILL in 200ms", "killed by SIGKILL"}},
+		"found by a renewal":       {"forget", "exit-on-term", "6s", "2s", []string{"is lost (gone: no grant", "exit status 5"}},
+		"in doubt, and it ends":    {"fail-renewal", "exit-on-term", "6s", "2s", []string{"cannot be renewed", "exit status 5"}},
+		"in doubt, and it must be": {"fail-renewal", "", "3s", "1s", []string{"cannot be renewed", "killed by SIGKILL"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			on, fire := fifo(t, w)
 			p := w.startScripted(append([]string{"run", "--store", "scripted://" + c.action + "?on=" + on,
-				"--ttl", "600ms", "--grace", "200ms", "x"}, played(c.word)...)...)
+				"--ttl", c.ttl, "--grace", c.grace, "x"}, played(c.word)...)...)
 			pid := p.ready()
 			fire()
-			p.stdout.expect("signal " + syscall.SIGTERM.String())
+			if c.word != "" { // one that must be may not come to say it
+				p.stdout.expect("signal " + syscall.SIGTERM.String())
+			}
 			if got := p.status(); got != 74 {
 				t.Errorf("status %d, want 74", got)
 			}
@@ -99,46 +102,55 @@ func TestLossFoundByRelease(t *testing.T) {
 // TestLossUnheard: nobody reads standard error, and the command ends in time all
 // the same.
 func TestLossUnheard(t *testing.T) {
-	w := newWorld(t)
-	on, fire := fifo(t, w)
-	r, full, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	fd := int(full.Fd())
-	if err := syscall.SetNonblock(fd, true); err != nil {
-		t.Fatal(err)
-	}
-	for err == nil {
-		_, err = syscall.Write(fd, make([]byte, 512))
-	}
-	if err := syscall.SetNonblock(fd, false); err != nil {
-		t.Fatal(err)
-	}
-	// Only the command has this open, so that its end can be seen.
-	alive := w.path("alive")
-	if err := syscall.Mkfifo(alive, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c := exec.Command(testBinary, append([]string{"run", "-v", "--store", "scripted://lose?on=" + on,
-		"--ttl", "30s", "--grace", "200ms", "x", "--", "sh", "-c", `exec "$@" 9>alive`, "sh"}, played()[1:]...)...)
-	c.Stderr = full
-	p := w.startCmd(c, []string{roleEnv + "=" + roleScripted})
-	full.Close()
-	f, err := os.Open(alive)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	p.ready()
-	fire()
-	p.stdout.expect("signal " + syscall.SIGTERM.String())
-	if _, err := f.Read(make([]byte, 1)); err != io.EOF { // it has been killed
-		t.Fatal(err)
-	}
-	go func() { _, _ = io.Copy(io.Discard, r) }()
-	if got := p.status(); got != 74 {
-		t.Errorf("status %d, want 74", got)
+	for name, c := range map[string]struct{ word, grace string }{
+		"it ends":    {"exit-on-term", "10s"},
+		"it must be": {"", "200ms"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			on, fire := fifo(t, w)
+			r, full, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			fd := int(full.Fd())
+			if err := syscall.SetNonblock(fd, true); err != nil {
+				t.Fatal(err)
+			}
+			for err == nil {
+				_, err = syscall.Write(fd, make([]byte, 512))
+			}
+			if err := syscall.SetNonblock(fd, false); err != nil {
+				t.Fatal(err)
+			}
+			// Only the command has this open, so that its end can be seen.
+			alive := w.path("alive")
+			if err := syscall.Mkfifo(alive, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.Command(testBinary, append([]string{"run", "-v", "--store", "scripted://lose?on=" + on,
+				"--ttl", "30s", "--grace", c.grace, "x", "--", "sh", "-c", `exec "$@" 9>alive`, "sh"}, played(c.word)[1:]...)...)
+			cmd.Stderr = full
+			p := w.startCmd(cmd, []string{roleEnv + "=" + roleScripted})
+			full.Close()
+			f, err := os.Open(alive)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			p.ready()
+			fire()
+			if c.word != "" {
+				p.stdout.expect("signal " + syscall.SIGTERM.String())
+			}
+			if _, err := f.Read(make([]byte, 1)); err != io.EOF { // it has ended
+				t.Fatal(err)
+			}
+			go func() { _, _ = io.Copy(io.Discard, r) }()
+			if got := p.status(); got != 74 {
+				t.Errorf("status %d, want 74", got)
+			}
+		})
 	}
 }
