@@ -237,7 +237,7 @@ func TestFrontStoppedReleases(t *testing.T) {
 // kills the command when the lock is not sure any more.
 func TestGuardianStopped(t *testing.T) {
 	w := newWorld(t)
-	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "600ms", "--grace", "100ms", "x"}, played()...)...)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "6s", "--grace", "1s", "x"}, played()...)...)
 	pid := p.ready()
 	p.stopGuardian()
 	p.stderr.expect("does not answer")

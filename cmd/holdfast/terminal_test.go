@@ -235,13 +235,13 @@ func TestStoppedLong(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
 	p.stdout.expectPart("prompt$ ")
-	p.send(`stty -echo; ` + roleEnv + `=` + roleScripted + ` "$played" run --store scripted://works --ttl 600ms --grace 50ms x -- ` +
+	p.send(`stty -echo; ` + roleEnv + `=` + roleScripted + ` "$played" run --store scripted://works --ttl 4s --grace 50ms x -- ` +
 		`env ` + roleEnv + `=` + roleCommand + ` "$played"`)
 	p.ready()
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
 	// Time passes until the lease would be over; there is no upper bound to it.
-	w.run("run", "--min-hold", "1200ms", "y", "--", "true").expectStatus(t, 0)
+	w.run("run", "--min-hold", "8s", "y", "--", "true").expectStatus(t, 0)
 	p.send("fg")
 	p.stdout.expect("signal continued")
 	p.send("exit 3")
