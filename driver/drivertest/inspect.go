@@ -188,9 +188,17 @@ func breakGrant(e *env) {
 	}
 	if e.g.Break == driver.BreakAsk {
 		e.busy(other, e.request(name, driver.Exclusive, long)) // until it has released
-		ctx, cancel := context.WithTimeout(e.Context(), 20*time.Millisecond)
-		e.code(other, b.Break(ctx, name, g.Token), driver.Busy, "breaking what its holder keeps")
-		cancel()
+		var err error
+		// A call whose time was over before it did anything has more.
+		for wait := 20 * time.Millisecond; wait < patience; wait *= 2 {
+			ctx, cancel := context.WithTimeout(e.Context(), wait)
+			err = b.Break(ctx, name, g.Token)
+			cancel()
+			if err == nil || other.Classify(err) != driver.Unavailable {
+				break
+			}
+		}
+		e.code(other, err, driver.Busy, "breaking what its holder keeps")
 	}
 	err := s.Release(e.Context(), g, 0)
 	if e.g.Break == driver.BreakAsk {
