@@ -203,12 +203,12 @@ func TestGuardianKilledAmongForeigners(t *testing.T) {
 // and goes when the command does.
 func TestFrontStopped(t *testing.T) {
 	w := newWorld(t)
-	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "1s", "--grace", "20ms", "x"}, played()...)...)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "20ms", "x"}, played()...)...)
 	p.ready()
 	p.signal(syscall.SIGSTOP)
 	awaitState(t, p.cmd.Process.Pid, "T")
 	// Time passes until the lease would be over by far, with no upper bound.
-	w.run("run", "--store", w.storeURL(), "--min-hold", "2500ms", "y", "--", "true").expectStatus(t, 0)
+	w.run("run", "--store", w.storeURL(), "--min-hold", "5s", "y", "--", "true").expectStatus(t, 0)
 	p.send("say on")
 	p.stdout.expect("said on")
 	p.send("exit 6")
@@ -251,11 +251,11 @@ func TestGuardianStopped(t *testing.T) {
 // TestBothStopped: after that the command does nothing more.
 func TestBothStopped(t *testing.T) {
 	w := newWorld(t)
-	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "600ms", "--grace", "100ms", "x"}, played()...)...)
+	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "500ms", "x"}, played()...)...)
 	pid := p.ready()
 	p.signal(syscall.SIGSTOP)
 	p.stopGuardian()
-	w.run("run", "--store", w.storeURL(), "--min-hold", "1s", "y", "--", "true").expectStatus(t, 0)
+	w.run("run", "--store", w.storeURL(), "--min-hold", "4s", "y", "--", "true").expectStatus(t, 0)
 	p.continueGuardian()
 	awaitState(t, pid, "")
 	p.signal(syscall.SIGCONT)
@@ -394,7 +394,7 @@ func TestRespawner(t *testing.T) {
 func TestLossReachesLeavers(t *testing.T) {
 	s := newStage(t)
 	on, fire := fifo(t, s.world)
-	p := s.startScripted(append([]string{"run", "--store", "scripted://lose?on=" + on, "--ttl", "600ms", "--grace", "200ms", "x", "--"},
+	p := s.startScripted(append([]string{"run", "--store", "scripted://lose?on=" + on, "--ttl", "30s", "--grace", "200ms", "x", "--"},
 		s.actor("daemon", "ignores")...)...)
 	p.ready()
 	fire()
