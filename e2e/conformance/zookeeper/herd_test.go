@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/zkstore"
@@ -65,9 +66,10 @@ func TestOneWakeUp(t *testing.T) {
 	// before their own, and of their own once that is old enough to be watched. And the
 	// sessions of the others.
 	next, others := counted(t, z.Address()), counted(t, z.Address())
+	// Nobody renews: the first grant lasts until all have queued.
 	request := func(i int, wait bool) (driver.Request, *asking) {
 		a := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
-		return driver.Request{ID: "herd-" + newName(), Name: "herd", Limit: driver.Exclusive, TTL: 60e9, Wait: wait, From: a}, a
+		return driver.Request{ID: "herd-" + newName(), Name: "herd", Limit: driver.Exclusive, TTL: 2 * time.Minute, Wait: wait, From: a}, a
 	}
 	store := func(c *counter) *zkstore.Store {
 		s := open(t, []string{c.address}, zkstore.Root("/herd"))
