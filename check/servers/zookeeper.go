@@ -32,6 +32,10 @@ type ZooKeeperConfig struct {
 	// Settings are further lines of the configuration file; Java, further arguments
 	// of the virtual machine.
 	Settings, Java []string
+	// Synced: a write is answered when it is on the disk, as by a server as it comes.
+	// Else when it is in the system's cache, which outlives the process: whoever kills
+	// servers and never the machine need not wait for a disk that others use.
+	Synced bool
 	// Secure, where it is set, opens a second port, for TLS.
 	Secure *ZooKeeperTLS
 	// Classpath is where ZooKeeper's jars are; default $HOLDFAST_ZOOKEEPER_CLASSPATH,
@@ -192,6 +196,9 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 	command := append([]string{"java", "-cp", c.Classpath, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dzookeeper.preAllocSize=64", "-Dzookeeper.electionPortBindRetry=0",
 		"-Dzookeeper.cnxTimeout=1000", "-Dzookeeper.fastleader.minNotificationInterval=100", "-Dzookeeper.fastleader.maxNotificationInterval=400"}, c.Java...)
+	if !c.Synced {
+		command = append(command, "-Dzookeeper.forceSync=no")
+	}
 	command = append(command, "org.apache.zookeeper.server.quorum.QuorumPeerMain", cfg)
 	ready := func(ctx context.Context) error { _, err := z.Mode(ctx); return err }
 	if members != nil {

@@ -22,12 +22,13 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// start begins a server as it comes, with the default compiler and size of its log's
-// pieces, apart from sessions that last long enough for the default TTL.
+// start begins a server as it comes, with synced writes and the default compiler and size
+// of its log's pieces, apart from sessions that last long enough for the default TTL.
 func start(b *testing.B) *servers.ZooKeeper {
 	b.Helper()
 	z, err := servers.StartZooKeeper(b.Context(), filepath.Join(b.TempDir(), "zookeeper"), servers.ZooKeeperConfig{
-		Tick: 2 * time.Second, MaxSession: 40 * time.Second, Java: []string{"-XX:TieredStopAtLevel=4", "-Dzookeeper.preAllocSize=65536"},
+		Tick: 2 * time.Second, MaxSession: 40 * time.Second, Synced: true,
+		Java: []string{"-XX:TieredStopAtLevel=4", "-Dzookeeper.preAllocSize=65536"},
 	})
 	if errors.Is(err, servers.ErrNoZooKeeper) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
 		b.Skip(err)

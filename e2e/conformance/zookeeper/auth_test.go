@@ -6,12 +6,12 @@ import (
 	"errors"
 	"io"
 	"net"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -51,11 +51,7 @@ func refuseUsers(to io.Writer, from io.Reader) {
 // its waiter gets an error; and when the user is welcome again their nodes go, long
 // before the session expires.
 func TestAuthenticationFails(t *testing.T) {
-	single(t) // skips, or fails
-	// A server of its own: the session stays there until it expires.
-	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick})
-	must(t, err)
-	t.Cleanup(z.Kill)
+	z := alone(t) // the session stays there until it expires
 	p := behindProxy(t, z)
 	root := zkstore.Root("/auth-fails")
 	a, _ := locker(t, []string{p.Address()}, root, zkstore.Digest("me", "secret"))
@@ -68,16 +64,7 @@ func TestAuthenticationFails(t *testing.T) {
 		_, err := a.Lock(t.Context(), name, lasting)
 		waited <- err
 	}()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		st, err := sb.Inspect(t.Context(), name)
-		must(t, err)
-		if len(st.Waiters) == 1 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("no place in the queue")
-		}
-	}
+	await(t, sb, name, "there is a place in the queue", func(st driver.State) bool { return len(st.Waiters) == 1 })
 	must(t, p.Redirect(unwelcoming(t, z)))
 	select {
 	case <-held.Context().Done():

@@ -103,24 +103,26 @@ func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKee
 	default:
 	}
 	undone := make(chan error, 1)
+	undoing, giveUp := context.WithCancel(t.Context())
+	defer giveUp()
 	go func() {
-		err := old.Undo(ctx, r)
-		for err != nil && ctx.Err() == nil { // as the core does
-			err = old.Undo(ctx, r)
+		err := old.Undo(undoing, r)
+		for err != nil && undoing.Err() == nil { // as the core does
+			err = old.Undo(undoing, r)
 		}
 		undone <- err
 	}()
 	select {
 	case <-sent: // it lies before the leader, or is on its way there
 	case <-time.After(2 * time.Second):
-		cancel()
+		giveUp()
 		<-undone
 		return false
 	}
 	goOn()
+	defer time.AfterFunc(patience, giveUp).Stop() // from here on: there is a leader again
 	must(t, <-undone)
-	st, err := young.Inspect(t.Context(), name)
-	must(t, err)
+	st := state(t, young, name)
 	if len(st.Holders) > 0 {
 		t.Errorf("the Undo was confirmed, and the grant stands: %+v", st.Holders)
 	}

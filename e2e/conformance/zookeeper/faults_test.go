@@ -123,11 +123,53 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// state is that of a name, as soon as it can be read.
+func state(t *testing.T, s *zkstore.Store, name string) driver.State {
+	t.Helper()
+	return await(t, s, name, "it can be read", func(driver.State) bool { return true })
+}
+
+// await wants the state of a name to become one that is so. An attempt to read it whose
+// session has expired, or whose connection is lost, tells nothing.
+func await(t *testing.T, s *zkstore.Store, name, what string, so func(driver.State) bool) driver.State {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var last driver.State
+	for {
+		st, err := s.Inspect(ctx, name)
+		switch code := driver.CodeOf(err); {
+		case err == nil && so(st):
+			return st
+		case err == nil:
+			last = st
+		case code != driver.Unavailable && code != driver.Unknown:
+			t.Fatal(err)
+		}
+		select {
+		case <-time.After(5 * time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("waiting until %s: %+v (%v)", what, last, err)
+		}
+	}
+}
+
+// undone wants the undo of a request to be confirmed in the end.
+func undone(t *testing.T, s *zkstore.Store, r driver.Request) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for err := s.Undo(ctx, r); err != nil; err = s.Undo(ctx, r) {
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // waiting begins to lock, and answers when the place stands.
 func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name string, o ...holdfast.LockOption) <-chan *holdfast.Lock {
 	t.Helper()
-	before, err := watcher.Inspect(t.Context(), name)
-	must(t, err)
+	before := state(t, watcher, name)
 	got := make(chan *holdfast.Lock, 1)
 	go func() {
 		k, err := l.Lock(t.Context(), name, o...)
@@ -136,16 +178,8 @@ func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name stri
 		}
 		got <- k
 	}()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		st, err := watcher.Inspect(t.Context(), name)
-		must(t, err)
-		if len(st.Waiters) > len(before.Waiters) {
-			return got
-		}
-		if time.Now().After(end) {
-			t.Fatalf("no place in the queue of %s", name)
-		}
-	}
+	await(t, watcher, name, "there is a place in the queue", func(st driver.State) bool { return len(st.Waiters) > len(before.Waiters) })
+	return got
 }
 
 // overtaken wants the lock's context to have ended before next was granted, and
@@ -208,16 +242,7 @@ func TestExpiredWhileWaiting(t *testing.T) {
 	k := lock(t, b, name)
 	got := waiting(t, a, sb, name, holdfast.TTL(expiring))
 	must(t, p.Silence())
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		st, err := sb.Inspect(t.Context(), name)
-		must(t, err)
-		if len(st.Waiters) == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the session did not expire")
-		}
-	}
+	await(t, sb, name, "the session expires", func(st driver.State) bool { return len(st.Waiters) == 0 })
 	must(t, p.Heal())
 	must(t, k.Unlock())
 	next := <-got
@@ -231,16 +256,7 @@ func TestExpiredWhileWaiting(t *testing.T) {
 // empty wants nothing to be left of a name.
 func empty(t *testing.T, s *zkstore.Store, name string) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		st, err := s.Inspect(t.Context(), name)
-		must(t, err)
-		if len(st.Holders)+len(st.Waiters) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("left: %+v", st)
-		}
-	}
+	await(t, s, name, "nothing is left", func(st driver.State) bool { return len(st.Holders)+len(st.Waiters) == 0 })
 }
 
 // TestAnswerLostAtCreate: the node of a create whose answer is lost is taken over
@@ -260,23 +276,14 @@ func TestAnswerLostAtCreate(t *testing.T) {
 		}
 		got <- k
 	}()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		st, err := sb.Inspect(t.Context(), name)
-		must(t, err)
-		if len(st.Holders) == 1 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatal("the create did not arrive")
-		}
-	}
+	arrived := func(st driver.State) bool { return len(st.Holders) == 1 }
+	await(t, sb, name, "the create arrives", arrived)
 	must(t, p.Heal())
 	k := <-got
 	if k == nil {
 		t.FailNow()
 	}
-	st, err := sb.Inspect(t.Context(), name)
-	must(t, err)
+	st := state(t, sb, name)
 	if len(st.Holders) != 1 || len(st.Waiters) != 0 || st.Holders[0].Token != k.Token() {
 		t.Errorf("%+v, want one holder with token %d", st, k.Token())
 	}
@@ -286,22 +293,21 @@ func TestAnswerLostAtCreate(t *testing.T) {
 	// The caller gives up before the answer is found to be lost.
 	must(t, p.DropAnswers())
 	r := driver.Request{ID: "lost-answer", Name: name, Limit: driver.Exclusive, TTL: 30 * time.Second, Wait: true, From: nobody{}}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	_, err = sa.Acquire(ctx, r)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	answered := make(chan error, 1)
+	go func() {
+		_, err := sa.Acquire(ctx, r)
+		answered <- err
+	}()
+	await(t, sb, name, "the create arrives", arrived)
 	cancel()
-	if driver.CodeOf(err) != driver.Unknown {
+	if err := <-answered; err == nil || driver.CodeOf(err) != driver.Unknown {
 		t.Fatalf("Acquire: %v (%v), want unknown", err, driver.CodeOf(err))
 	}
 	must(t, p.Heal())
-	ctx, cancel = context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	for err = sa.Undo(ctx, r); err != nil; err = sa.Undo(ctx, r) { // the connection is lost as well
-		if ctx.Err() != nil {
-			t.Fatal(err)
-		}
-	}
-	st, err = sb.Inspect(t.Context(), name)
-	must(t, err)
+	undone(t, sa, r) // the connection is lost as well
+	st = state(t, sb, name)
 	if len(st.Holders)+len(st.Waiters) != 0 {
 		t.Errorf("left after a confirmed undo: %+v", st)
 	}
@@ -344,14 +350,18 @@ func TestDeletedByHand(t *testing.T) {
 	raw := connect(t, z.Address())
 	children, _, err := raw.Children("/faults/" + name)
 	must(t, err)
+	deleted := false
 	for _, c := range children {
-		st, _ := sb.Inspect(t.Context(), name)
 		_, stat, err := raw.Exists("/faults/" + name + "/" + c)
 		must(t, err)
-		if uint64(stat.Czxid) == st.Holders[0].Token {
+		if uint64(stat.Czxid) == k.Token() {
 			must(t, raw.Delete("/faults/"+name+"/"+c, -1))
+			deleted = true
 			break
 		}
+	}
+	if !deleted {
+		t.Fatalf("none of %v is the holder's", children)
 	}
 	next := <-got
 	if next == nil {

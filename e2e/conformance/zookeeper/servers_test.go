@@ -48,6 +48,15 @@ func installed(t testing.TB, err error) {
 	}
 }
 
+// alone is a server of a test's own, for one that leaves a session behind.
+func alone(t testing.TB) *servers.ZooKeeper {
+	t.Helper()
+	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick})
+	installed(t, err)
+	t.Cleanup(z.Kill)
+	return z
+}
+
 // single is a server that is alone.
 func single(t testing.TB) *servers.ZooKeeper {
 	t.Helper()

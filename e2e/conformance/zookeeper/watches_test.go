@@ -70,28 +70,29 @@ func TestBreakKeepsItsWatch(t *testing.T) {
 	defer leave()
 	place := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
 	left := make(chan error, 1)
+	behind := r
+	behind.ID, behind.Wait, behind.From = r.ID+"-place", true, place
 	go func() {
-		r := r
-		r.ID, r.Wait, r.From = r.ID+"-place", true, place
-		_, err := s.Acquire(ctx, r)
+		_, err := s.Acquire(ctx, behind)
 		left <- err
 	}()
 	<-place.queued // and it watches the holder's node
 	broken := make(chan error, 1)
 	go func() { broken <- s.Break(t.Context(), name, g.Token) }()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		st, err := holder.Inspect(t.Context(), name)
-		must(t, err)
-		if len(st.Holders) == 1 && st.Holders[0].Note != "" {
-			break // it was asked to end, and Break watches
-		}
-		if time.Now().After(end) {
-			t.Fatal("the holder was not asked to end")
-		}
-	}
+	await(t, holder, name, "the holder is asked to end, and Break watches", func(st driver.State) bool {
+		return len(st.Holders) == 1 && st.Holders[0].Note != ""
+	})
 	leave()
-	if err := <-left; driver.CodeOf(err) != driver.Withdrawn {
+	switch err := <-left; {
+	case err == nil:
+		t.Error("the place was granted")
+	case driver.CodeOf(err) == driver.Unknown: // the answer took long
+		undone(t, s, behind)
+	case driver.CodeOf(err) != driver.Withdrawn:
 		t.Errorf("the place: %v", err)
+	}
+	if st := state(t, holder, name); len(st.Holders) != 1 || len(st.Waiters) != 0 {
+		t.Errorf("after the place was left: %+v", st)
 	}
 	must(t, holder.Release(t.Context(), g, 0))
 	select {
