@@ -19,7 +19,7 @@ import (
 // etcdTarget starts etcd. The binary of the workers has to link etcdstore in.
 func etcdTarget(members int, heartbeat time.Duration) func(context.Context, string) (*Target, error) {
 	return func(ctx context.Context, dir string) (*Target, error) {
-		cluster, err := servers.StartEtcd(ctx, servers.EtcdConfig{Members: members, Heartbeat: heartbeat, Dir: filepath.Join(dir, "etcd")})
+		cluster, err := servers.StartEtcd(ctx, servers.EtcdConfig{Members: members, Heartbeat: heartbeat, NoSync: true, Dir: filepath.Join(dir, "etcd")})
 		if err != nil {
 			return nil, err
 		}
