@@ -19,7 +19,7 @@ import (
 // etcdTarget starts etcd. The binary of the workers has to link etcdstore in.
 func etcdTarget(members int, heartbeat time.Duration) func(context.Context, string) (*Target, error) {
 	return func(ctx context.Context, dir string) (*Target, error) {
-		cluster, err := servers.StartEtcd(ctx, servers.EtcdConfig{Members: members, Heartbeat: heartbeat, Dir: filepath.Join(dir, "etcd")})
+		cluster, err := servers.StartEtcd(ctx, servers.EtcdConfig{Members: members, Heartbeat: heartbeat, NoSync: true, Dir: filepath.Join(dir, "etcd")})
 		if err != nil {
 			return nil, err
 		}
@@ -102,18 +102,21 @@ func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Server {
 }
 
 // etcdKeys lists what is left of locks. Epoch keys end with the leases of those
-// who have left; leases end later than processes that were killed.
+// who have left; leases end later than processes that were killed. An election may be
+// under way: a look that fails is made again, too.
 func etcdKeys(ctx context.Context, m *servers.Etcd) ([]string, error) {
 	const everything = `{"key":"AA==","range_end":"AA==","keys_only":true}`
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		var found struct{ Kvs []struct{ Key []byte } }
-		if err := etcdAsk(ctx, m, "/v3/kv/range", everything, &found); err != nil {
-			return nil, err
-		}
-		if len(found.Kvs) == 0 {
+		err := etcdAsk(ctx, m, "/v3/kv/range", everything, &found)
+		if err == nil && len(found.Kvs) == 0 {
 			return nil, nil
 		}
-		if time.Now().After(end) {
+		over := time.Now().After(end)
+		if err != nil && (over || ctx.Err() != nil) {
+			return nil, err
+		}
+		if over {
 			var left []string
 			for _, kv := range found.Kvs {
 				left = append(left, string(kv.Key))

@@ -160,10 +160,11 @@ func TestUnmutated(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the library")
 	}
-	t.Parallel()
+	m := mutation{}
+	bin := m.build(t, sourceOf(t, "github.com/holdfast-go/holdfast"))
+	t.Parallel() // no check is judged beside a compiler
 	for _, local := range []string{"memory", "file"} {
-		m := mutation{local: local}
-		bin := m.build(t, sourceOf(t, "github.com/holdfast-go/holdfast"))
+		m.local = local
 		if r := m.torture(t.Context(), t, bin, 1); !r.OK() {
 			t.Errorf("%s: convicted an innocent:%s", local, explain(r))
 		}

@@ -101,7 +101,6 @@ const seen = `new Promise(done => requestAnimationFrame(() => requestAnimationFr
 })))`
 
 func TestPageInBrowser(t *testing.T) {
-	t.Parallel()
 	path := writePage(t, planted(4000))
 	page := openPage(t, path)
 	after := func(action string) look {
@@ -180,8 +179,8 @@ func TestPageInBrowser(t *testing.T) {
 }
 
 // TestPageLarge: 100,000 events are drawn, and drawn again, without a long wait.
+// It measures: nothing runs beside it.
 func TestPageLarge(t *testing.T) {
-	t.Parallel()
 	path := writePage(t, planted(100_000))
 	if st, err := os.Stat(path); err != nil || st.Size() > 20<<20 {
 		t.Errorf("the page has %d bytes (%v), want at most 20 MB", st.Size(), err)

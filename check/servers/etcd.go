@@ -43,6 +43,9 @@ type EtcdConfig struct {
 	Enter func(member int) []string
 	// TLS is what clients have to speak, if set.
 	TLS *TLS
+	// NoSync lets members answer before a write has reached the disk. A member that is
+	// killed loses nothing by it, a machine that fails may.
+	NoSync bool
 	// More flags.
 	Args []string
 }
@@ -131,6 +134,9 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 		}
 		if c.TLS != nil {
 			command = append(command, "--cert-file", c.TLS.Cert, "--key-file", c.TLS.Key, "--trusted-ca-file", c.TLS.CA, "--client-cert-auth")
+		}
+		if c.NoSync {
+			command = append(command, "--unsafe-no-fsync")
 		}
 		if c.Enter != nil {
 			command = append(c.Enter(i), command...)

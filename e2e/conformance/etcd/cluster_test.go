@@ -43,6 +43,7 @@ func (c *cluster) leader(t *testing.T, client *clientv3.Client) int {
 				return i
 			}
 		}
+		time.Sleep(20 * time.Millisecond)
 	}
 	t.Fatal("no leader")
 	panic("unreachable")
@@ -65,12 +66,17 @@ func TestLeaderKilled(t *testing.T) {
 		}
 		waited <- err
 	}()
-	for n := 0; n < 2; {
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		st, err := o.Inspect(t.Context(), "n")
 		if err != nil {
 			t.Fatal(err)
 		}
-		n = len(st.Holders) + len(st.Waiters)
+		if len(st.Holders)+len(st.Waiters) == 2 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the waiter's place did not come: %+v", st)
+		}
 	}
 	dead := c.leader(t, client)
 	c.members[dead].Kill()
@@ -112,6 +118,16 @@ func TestCutOffMember(t *testing.T) {
 		t.Cleanup(func() { _ = s.Close(context.Background()) })
 		return s
 	}
+	// What was sent to a lost leader is not answered, and a member that comes back
+	// needs a while to hear of the one that there is.
+	lock := func(l *holdfast.Locker, name string, o ...holdfast.LockOption) (*holdfast.Lock, error) {
+		for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+			k, err := l.Lock(t.Context(), name, o...)
+			if !errors.Is(err, holdfast.ErrUnavailable) || time.Now().After(end) {
+				return k, err
+			}
+		}
+	}
 	for _, lead := range []bool{false, true} {
 		at := c.leader(t, client)
 		if !lead {
@@ -119,7 +135,7 @@ func TestCutOffMember(t *testing.T) {
 		}
 		name := map[bool]string{true: "leader", false: "follower"}[lead]
 		holder, other := locker(t, only(at)), locker(t, only((at+1)%3))
-		k, err := holder.Lock(t.Context(), name, holdfast.TTL(3*time.Second))
+		k, err := lock(holder, name, holdfast.TTL(3*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,14 +144,7 @@ func TestCutOffMember(t *testing.T) {
 		if err := network.Cut(at); err != nil {
 			t.Fatal(err)
 		}
-		// What was sent to the lost leader is not answered.
-		var next *holdfast.Lock
-		for end := time.Now().Add(patience); ; {
-			next, err = other.Lock(t.Context(), name, holdfast.TTL(3*time.Second))
-			if !errors.Is(err, holdfast.ErrUnavailable) || time.Now().After(end) {
-				break
-			}
-		}
+		next, err := lock(other, name, holdfast.TTL(3*time.Second))
 		granted := time.Now()
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -159,7 +168,7 @@ func TestCutOffMember(t *testing.T) {
 			t.Errorf("%s: Unlock of the lost lock: %v", name, err)
 		}
 		// The member's client goes on.
-		again, err := holder.Lock(t.Context(), name)
+		again, err := lock(holder, name)
 		if err != nil {
 			t.Fatal(err)
 		}

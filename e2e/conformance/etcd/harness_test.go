@@ -45,6 +45,7 @@ func start(t testing.TB, c servers.EtcdConfig) *cluster {
 		c.Program = need(t, "etcd")
 	}
 	c.Dir = t.TempDir()
+	c.NoSync = true // a disk that is busy otherwise would change the leader
 	members, err := servers.StartEtcd(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)

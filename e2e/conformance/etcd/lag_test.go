@@ -62,8 +62,10 @@ func TestLaggingWatch(t *testing.T) {
 	}
 	g = must(t, holder, request("second", "n", 1, time.Minute))
 	w := waitIn(t, waiter, request("waiter", "n", 1, time.Minute))
-	for l.told.Load() == 0 {
-		time.Sleep(time.Millisecond)
+	for end := time.Now().Add(patience); l.told.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the watch tells of nothing")
+		}
 	}
 	select {
 	case res := <-w:

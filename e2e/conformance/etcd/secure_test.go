@@ -103,7 +103,7 @@ func TestNoSpace(t *testing.T) {
 func TestTLS(t *testing.T) {
 	dir := t.TempDir()
 	ca, cert, key := certificates(t, dir)
-	c, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Program: need(t, "etcd"), Dir: t.TempDir(), TLS: &servers.TLS{CA: ca, Cert: cert, Key: key}})
+	c, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Program: need(t, "etcd"), Dir: t.TempDir(), NoSync: true, TLS: &servers.TLS{CA: ca, Cert: cert, Key: key}})
 	if err != nil {
 		t.Fatal(err)
 	}

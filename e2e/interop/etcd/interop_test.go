@@ -48,7 +48,7 @@ func find(t *testing.T, program string) string {
 func start(t *testing.T) string {
 	t.Helper()
 	find(t, "etcd")
-	members, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Dir: t.TempDir()})
+	members, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Dir: t.TempDir(), NoSync: true})
 	if err != nil {
 		t.Fatal(err)
 	}
