@@ -445,10 +445,42 @@ func (e *env) takeExpired(s driver.Store, name string, limit int) driver.Grant {
 	var g driver.Grant
 	var err error
 	e.eventually("an expired grant makes room", func() bool {
-		g, err = s.Acquire(e.Context(), e.request(name, limit, long))
+		g, err = e.ask(s, e.request(name, limit, long))
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
 	return g
+}
+
+// ask asks without waiting. Of a request that was not granted nothing is left, so that
+// the next one does not find it in its way.
+func (e *env) ask(s driver.Store, r driver.Request) (driver.Grant, error) {
+	e.Helper()
+	g, err := s.Acquire(e.Context(), r)
+	if err != nil && s.Classify(err) == driver.Unknown {
+		e.undone(s, r)
+	}
+	return g, err
+}
+
+// longer is for what has to be done before a TTL has passed. A try reports whether the
+// machine was quick enough; if it was not, there is another with a longer TTL.
+func (e *env) longer(try func(ttl time.Duration) bool) bool {
+	e.Helper()
+	ttl := e.h.TTL
+	for range 3 {
+		if try(ttl) {
+			return true
+		}
+		e.Logf("too late for a TTL of %s", ttl)
+		ttl = max(ttl, min(4*ttl, long))
+	}
+	return false
+}
+
+// over tells whether the TTL of a grant has passed.
+func over(g driver.Grant) bool {
+	elapsed, _ := g.SentAt.Elapsed()
+	return elapsed >= g.TTL
 }
 
 func (e *env) limits() []int {

@@ -72,24 +72,54 @@ func trustIsNotFromTheAnswer(e *env) {
 // renew: a grant that is renewed stands beyond its TTL.
 func renew(e *env) {
 	e.leases()
-	a, b, name := e.open(), e.open(), e.name()
-	g := e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
-	tick := time.NewTicker(g.TTL / 4)
-	defer tick.Stop()
-	for range 12 {
-		<-tick.C
-		r := a.Renew(e.Context(), []driver.Grant{g})
-		if len(r) != 1 || r[0].Err != nil {
-			if elapsed, _ := g.SentAt.Elapsed(); elapsed >= g.TTL {
-				e.Skip("the machine was too busy to renew in time")
+	a, b := e.open(), e.open()
+	e.free(b, e.name()) // connected
+	inTime := e.longer(func(ttl time.Duration) bool {
+		name := e.name()
+		g := e.must(a, e.request(name, driver.Exclusive, ttl))
+		tick := time.NewTicker(g.TTL / 4)
+		defer tick.Stop()
+		for range 12 {
+			<-tick.C
+			if !e.renewed(a, &g) {
+				return false
 			}
-			e.Fatalf("Renew: %+v", r)
+			switch other, err := e.ask(b, e.request(name, driver.Exclusive, long)); {
+			case err == nil && over(g):
+				e.release(b, other)
+				return false
+			case err == nil:
+				e.Fatalf("granted %+v beside another", other)
+			case b.Classify(err) != driver.Busy:
+				e.Fatalf("Acquire answered %v (%v), want busy", b.Classify(err), err)
+			}
 		}
-		g.SentAt, g.TTL = r[0].SentAt, r[0].TTL
-		e.busy(b, e.request(name, driver.Exclusive, long))
+		if err := a.Release(e.Context(), g, 0); err != nil && !over(g) {
+			e.Fatalf("Release: %v", err)
+		} else if err != nil {
+			return false
+		}
+		e.free(b, name)
+		return true
+	})
+	if !inTime {
+		e.Skip("the machine was too busy to renew in time")
 	}
-	e.release(a, g)
-	e.free(b, name)
+}
+
+// renewed renews a grant. It answers false if its TTL had passed before that was done.
+func (e *env) renewed(s driver.Store, g *driver.Grant) bool {
+	e.Helper()
+	r := s.Renew(e.Context(), []driver.Grant{*g})
+	if len(r) == 1 && r[0].Err == nil {
+		g.SentAt, g.TTL = r[0].SentAt, r[0].TTL
+		return true
+	}
+	if !over(*g) {
+		e.Fatalf("Renew: %+v", r)
+	}
+	_ = s.Release(e.Context(), *g, 0)
+	return false
 }
 
 func renewBatch(e *env) {
@@ -146,7 +176,7 @@ func lapses(e *env) {
 	var err error
 	e.eventually("a grant that nobody renews makes room", func() bool {
 		a.Renew(e.Context(), []driver.Grant{other})
-		next, err = b.Acquire(e.Context(), e.request(name, driver.Exclusive, long))
+		next, err = e.ask(b, e.request(name, driver.Exclusive, long))
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
 	e.release(b, next)

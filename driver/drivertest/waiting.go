@@ -50,9 +50,15 @@ func waitEndsByRelease(e *env) {
 func waitEndsByExpiry(e *env) {
 	e.leases()
 	a, b, name := e.open(), e.open(), e.name()
-	e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
-	w := e.queue(b, e.request(name, driver.Exclusive, long))
-	e.release(b, w.granted())
+	e.free(b, name) // connected: most of the TTL is left for the wait
+	g := e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
+	w := e.wait(b, e.request(name, driver.Exclusive, long))
+	next := w.granted()
+	// Until the answer: see standsForItsTTL.
+	if stood := w.at.Sub(g.SentAt.Time()); stood < g.TTL {
+		e.Errorf("granted to another %s after the send, TTL %s", stood, g.TTL)
+	}
+	e.release(b, next)
 	e.free(a, name)
 }
 

@@ -67,8 +67,8 @@ func TestPgxPool(t *testing.T) {
 				t.Fatalf("after the store was closed: %v", err)
 			}
 			sqltest.Release(t, other, g)
-			if n := pool.Stat().AcquiredConns(); n != 0 {
-				t.Errorf("%d connections are not given back", n)
+			if !sqltest.Soon(func() bool { return pool.Stat().AcquiredConns() == 0 }) {
+				t.Errorf("%d connections are not given back", pool.Stat().AcquiredConns())
 			}
 		})
 	}

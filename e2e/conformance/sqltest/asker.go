@@ -113,6 +113,16 @@ func Undo(t testing.TB, s driver.Store, r driver.Request) {
 	}
 }
 
+// Soon waits for what no event announces, and reports whether it came to be.
+func Soon(ok func() bool) bool {
+	for end := time.Now().Add(soon); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			return false
+		}
+	}
+	return true
+}
+
 // Close closes a store.
 func Close(t testing.TB, s driver.Store) {
 	t.Helper()

@@ -169,13 +169,19 @@ func (s *Session) Send(ctx context.Context, calls ...*Call) error {
 	}
 }
 
-// Close ends the session at the server, so that its nodes go at once; ctx bounds
-// how long that is tried. Without an answer the session is left to expire. Where the
+// closePatience bounds the end of a session. It is one write, which waits for the disks of
+// a majority, and not an attempt with one server of several: it does not get shorter with
+// the session's timeout. Given up too soon, nodes stand until the session expires that
+// would have been gone a moment later.
+const closePatience = 5 * time.Second
+
+// Close ends the session at the server, so that its nodes go at once; ctx, and
+// closePatience, bound how long that is tried. Without an answer the session is left to expire. Where the
 // answer was lost with its connection it is asked again, on the next. ErrExpired says that
 // the server there does not know the session any more: it was closed, if that server is
 // right.
 func (s *Session) Close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.patience())
+	ctx, cancel := context.WithTimeout(ctx, closePatience)
 	err := s.Do(ctx, &Call{op: opClose})
 	for sent := false; err != nil && ctx.Err() == nil; err = s.Do(ctx, &Call{op: opClose}) {
 		if _, lost := err.(*LostError); lost {
