@@ -78,6 +78,18 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A primary is replaced when it was killed, and never because it was slow: that would
+	// be a fault that nobody has declared.
+	patient := func(ctx context.Context) error {
+		if err := s.DownAfter(ctx, time.Hour); err != nil {
+			return err
+		}
+		return s.Calm(ctx)
+	}
+	if err := patient(ctx); err != nil {
+		s.Kill()
+		return nil, err
+	}
 	var more []string
 	for _, r := range s.Sentinels[1:] {
 		more = append(more, "addr="+r.Address())
@@ -100,15 +112,22 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 					return err
 				}
 				old.Kill()
-				_, err = s.FailedOver(context.WithoutCancel(ctx), old)
+				ctx = context.WithoutCancel(ctx)
+				if err := s.DownAfter(ctx, servers.SentinelDownAfter); err != nil {
+					return err
+				}
+				_, err = s.FailedOver(ctx, old)
 				return err
 			}, End: func(ctx context.Context, _ Fault) error {
 				if err := old.Restart(ctx); err != nil {
 					return err
 				}
-				return demoted(ctx)
+				if err := demoted(ctx); err != nil {
+					return err
+				}
+				return patient(ctx)
 			}},
-			// Too short for a failover: a primary that goes on after it was replaced
+			// No failover follows: a primary that goes on after it was replaced
 			// answers for a moment as if nothing had been, and proves nothing.
 			{Kind: "pause-primary", Begin: func(ctx context.Context, _ Fault) error {
 				r, err := s.Current(ctx)

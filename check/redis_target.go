@@ -74,24 +74,27 @@ func isPrimary(ctx context.Context, r *servers.Redis) bool {
 // of which there is a bounded number: the memory of undone requests ends soon.
 func redisLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) ([]string, error) {
-		var left []string
 		for end := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-			left = left[:0]
-			for _, r := range all {
-				if !isPrimary(ctx, r) {
-					continue
-				}
-				keys, err := r.Do(ctx, "KEYS", "holdfast:{???}:*")
-				if err != nil {
-					return nil, err
-				}
-				for _, k := range keys.([]any) {
-					left = append(left, "key "+k.(string))
-				}
-			}
-			if len(left) == 0 || time.Now().After(end) {
-				return left, nil
+			left, err := redisLeftNow(ctx, all)
+			if err == nil && len(left) == 0 || ctx.Err() != nil || time.Now().After(end) {
+				return left, err
 			}
 		}
 	}
+}
+
+func redisLeftNow(ctx context.Context, all []*servers.Redis) (left []string, err error) {
+	for _, r := range all {
+		if !isPrimary(ctx, r) {
+			continue
+		}
+		keys, err := r.Do(ctx, "KEYS", "holdfast:{???}:*")
+		if err != nil {
+			return nil, err
+		}
+		for _, k := range keys.([]any) {
+			left = append(left, "key "+k.(string))
+		}
+	}
+	return left, nil
 }

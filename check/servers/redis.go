@@ -71,10 +71,19 @@ func RedisInstalled() (string, error) {
 // further settings as on its command line: "--appendonly", "yes". Unless they say
 // otherwise it writes nothing to disk.
 func StartRedis(ctx context.Context, dir string, settings ...string) (*Redis, error) {
+	return startRedis(ctx, dir, func() ([]string, error) { return settings, nil })
+}
+
+// startRedis asks for the settings before each try: a port may be taken meanwhile.
+func startRedis(ctx context.Context, dir string, draw func() ([]string, error)) (*Redis, error) {
 	var err error
 	for range 5 {
 		var port int
 		if port, err = FreePort(); err != nil {
+			return nil, err
+		}
+		var settings []string
+		if settings, err = draw(); err != nil {
 			return nil, err
 		}
 		var r *Redis

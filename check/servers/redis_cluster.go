@@ -37,14 +37,14 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 	}
 	bus := map[*Redis]int{}
 	for i := range n {
-		port, err := FreePort()
-		if err != nil {
-			return nil, err
-		}
-		r, err := StartRedis(ctx, filepath.Join(dir, "node"+strconv.Itoa(i)), append([]string{
-			"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(port), "--cluster-node-timeout", "1000",
-			"--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0",
-		}, settings...)...)
+		var port int
+		r, err := startRedis(ctx, filepath.Join(dir, "node"+strconv.Itoa(i)), func() (_ []string, err error) {
+			port, err = FreePort()
+			return append([]string{
+				"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(port), "--cluster-node-timeout", "1000",
+				"--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0",
+			}, settings...), err
+		})
 		if err != nil {
 			return nil, err
 		}

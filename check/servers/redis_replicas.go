@@ -92,9 +92,11 @@ func (r *Redis) Info(ctx context.Context, section string) (map[string]string, er
 	return info, nil
 }
 
-// until asks again and again until f is satisfied.
-func until(ctx context.Context, f func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+// until asks again and again until f is satisfied, for half a minute.
+func until(ctx context.Context, f func() error) error { return within(ctx, 30*time.Second, f) }
+
+func within(ctx context.Context, d time.Duration, f func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	for {
 		err := f()
@@ -117,8 +119,12 @@ type RedisSentinel struct {
 	Name string
 }
 
+// SentinelDownAfter is after how long a silence sentinels take a server for dead,
+// unless DownAfter says otherwise.
+const SentinelDownAfter = 500 * time.Millisecond
+
 // StartRedisSentinel starts a primary, n replicas and three sentinels, which take
-// a server for dead that has been silent for half a second. The settings are those
+// a server for dead that has been silent for SentinelDownAfter. The settings are those
 // of the servers; of the sentinels too as far as TLS is concerned.
 func StartRedisSentinel(ctx context.Context, dir string, n int, settings ...string) (*RedisSentinel, error) {
 	return StartRedisSentinelWith(ctx, dir, n, "", settings...)
@@ -142,41 +148,12 @@ func StartRedisSentinelWith(ctx context.Context, dir string, n int, password str
 		return nil, err
 	}
 	for i := range 3 {
-		home := filepath.Join(dir, "sentinel"+strconv.Itoa(i))
-		if err := os.MkdirAll(home, 0o700); err != nil {
-			return nil, err
-		}
-		port, err := FreePort()
-		if err != nil {
-			return nil, err
-		}
-		r := &Redis{Port: port}
-		if err := r.understand(settings); err != nil {
-			return nil, err
-		}
-		conf := fmt.Sprintf("bind 127.0.0.1\ndir .\nsentinel monitor %[1]s 127.0.0.1 %[2]d 2\nsentinel down-after-milliseconds %[1]s 500\nsentinel failover-timeout %[1]s 3000\n",
-			s.Name, s.Primary.Port)
-		if r.Password != "" {
-			conf += "sentinel auth-pass " + s.Name + " " + r.Password + "\n"
-		}
-		if r.Password = password; password != "" {
-			conf += "requirepass " + password + "\nsentinel sentinel-pass " + password + "\n"
-		}
-		own := r.listen()
-		for i := 0; i+1 < len(settings); i += 2 {
-			if strings.HasPrefix(settings[i], "--tls-") {
-				own = append(own, settings[i:i+2]...)
+		var r *Redis
+		for range 5 { // a port may be taken meanwhile
+			if r, err = s.startSentinel(ctx, program, filepath.Join(dir, "sentinel"+strconv.Itoa(i)), password, settings); err == nil || ctx.Err() != nil {
+				break
 			}
 		}
-		for i := 0; i+1 < len(own); i += 2 {
-			conf += own[i][2:] + " " + own[i+1] + "\n"
-		}
-		if err := os.WriteFile(filepath.Join(home, "sentinel.conf"), []byte(conf), 0o600); err != nil {
-			return nil, err
-		}
-		r.Server, err = Start(ctx, Config{
-			Name: "sentinel", Dir: home, Command: []string{program, "sentinel.conf", "--sentinel"}, Ready: Dial(r.Address()),
-		})
 		if err != nil {
 			return nil, err
 		}
@@ -196,6 +173,48 @@ func StartRedisSentinelWith(ctx context.Context, dir string, n int, password str
 		}
 		return nil
 	})
+}
+
+func (s *RedisSentinel) startSentinel(ctx context.Context, program, home, password string, settings []string) (*Redis, error) {
+	if err := os.MkdirAll(home, 0o700); err != nil {
+		return nil, err
+	}
+	port, err := FreePort()
+	if err != nil {
+		return nil, err
+	}
+	r := &Redis{Port: port}
+	if err := r.understand(settings); err != nil {
+		return nil, err
+	}
+	conf := fmt.Sprintf("bind 127.0.0.1\ndir .\nsentinel monitor %[1]s 127.0.0.1 %[2]d 2\nsentinel down-after-milliseconds %[1]s %[3]d\nsentinel failover-timeout %[1]s 3000\n",
+		s.Name, s.Primary.Port, SentinelDownAfter.Milliseconds())
+	if r.Password != "" {
+		conf += "sentinel auth-pass " + s.Name + " " + r.Password + "\n"
+	}
+	if r.Password = password; password != "" {
+		conf += "requirepass " + password + "\nsentinel sentinel-pass " + password + "\n"
+	}
+	own := r.listen()
+	for i := 0; i+1 < len(settings); i += 2 {
+		if strings.HasPrefix(settings[i], "--tls-") {
+			own = append(own, settings[i:i+2]...)
+		}
+	}
+	for i := 0; i+1 < len(own); i += 2 {
+		conf += own[i][2:] + " " + own[i+1] + "\n"
+	}
+	if err := os.WriteFile(filepath.Join(home, "sentinel.conf"), []byte(conf), 0o600); err != nil {
+		return nil, err
+	}
+	r.Server, err = Start(ctx, Config{
+		Name: "sentinel", Dir: home, Command: []string{program, "sentinel.conf", "--sentinel"},
+		Ready: func(ctx context.Context) error { // whoever has taken the port does not know this
+			_, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
+			return err
+		},
+	})
+	return r, err
 }
 
 func pairs(answer any) map[string]string {
@@ -229,11 +248,37 @@ func (s *RedisSentinel) Current(ctx context.Context) (*Redis, error) {
 	return nil, errors.New("servers: the sentinels do not agree")
 }
 
+// DownAfter tells the sentinels after how long a silence to take a server for dead.
+func (s *RedisSentinel) DownAfter(ctx context.Context, d time.Duration) error {
+	for _, r := range s.Sentinels {
+		if _, err := r.Do(ctx, "SENTINEL", "SET", s.Name, "down-after-milliseconds", strconv.FormatInt(d.Milliseconds(), 10)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Calm waits until no sentinel doubts the primary or waits for its answer.
+func (s *RedisSentinel) Calm(ctx context.Context) error {
+	return until(ctx, func() error {
+		for _, r := range s.Sentinels {
+			answer, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
+			if err != nil {
+				return err
+			}
+			if m := pairs(answer); m["flags"] != "master" || m["last-ping-sent"] != "0" {
+				return fmt.Errorf("the sentinel on port %d: %s, asked %s ms ago", r.Port, m["flags"], m["last-ping-sent"])
+			}
+		}
+		return nil
+	})
+}
+
 // FailedOver waits until the sentinels have made another the primary, and it
-// takes writes.
+// takes writes. A sentinel that was held up itself does nothing for half a minute.
 func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, error) {
 	var to *Redis
-	err := until(ctx, func() error {
+	err := within(ctx, time.Minute, func() error {
 		r, err := s.Current(ctx)
 		if err != nil {
 			return err

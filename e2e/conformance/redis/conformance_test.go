@@ -20,8 +20,9 @@ import (
 const ttl = 700 * time.Millisecond
 
 // suite runs the suite over a client library on what runs. All servers are
-// stopped and continued together.
-func suite(t *testing.T, all []*servers.Redis, open func(namespace string) (driver.Store, error)) {
+// stopped and continued together; whole, if there is one, waits until they serve
+// again.
+func suite(t *testing.T, all []*servers.Redis, whole func(context.Context) error, open func(namespace string) (driver.Store, error)) {
 	drivertest.Run(t, drivertest.Harness{
 		TTL: ttl,
 		Open: func(t testing.TB, namespace string) driver.Store {
@@ -41,6 +42,11 @@ func suite(t *testing.T, all []*servers.Redis, open func(namespace string) (driv
 		Start: func(t testing.TB) {
 			for _, r := range all {
 				if err := r.Cont(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if whole != nil {
+				if err := whole(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -87,12 +93,12 @@ func (c *closing) Close(ctx context.Context) error {
 
 func TestConformance(t *testing.T) {
 	r := start(t)
-	suite(t, []*servers.Redis{r}, overRueidis("redis://"+r.Address()))
+	suite(t, []*servers.Redis{r}, nil, overRueidis("redis://"+r.Address()))
 }
 
 func TestConformanceGoredis(t *testing.T) {
 	r := start(t)
-	suite(t, []*servers.Redis{r}, overGoredis(func() goredis.UniversalClient {
+	suite(t, []*servers.Redis{r}, nil, overGoredis(func() goredis.UniversalClient {
 		return goredis.NewClient(&goredis.Options{Addr: r.Address()})
 	}))
 }
@@ -106,7 +112,7 @@ func TestConformanceReplicas(t *testing.T) {
 	t.Cleanup(g.Kill)
 	// Its replica is not stopped with the primary: then it would not be there when
 	// a grant waits for it.
-	suite(t, []*servers.Redis{g.Primary}, overRueidis("redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, time.Second)))
+	suite(t, []*servers.Redis{g.Primary}, nil, overRueidis("redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, 10*time.Second)))
 }
 
 func TestConformanceCluster(t *testing.T) {
@@ -116,12 +122,25 @@ func TestConformanceCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Kill)
-	t.Run("rueidis", func(t *testing.T) { suite(t, c.Nodes, overRueidis("redis+cluster://"+c.Nodes[0].Address())) })
+	// Nodes that were silent for about as long as makes them dead refuse requests for a
+	// while when they are back.
+	t.Run("rueidis", func(t *testing.T) { suite(t, c.Nodes, c.Whole, overRueidis("redis+cluster://"+c.Nodes[0].Address())) })
 	t.Run("goredis", func(t *testing.T) {
-		suite(t, c.Nodes, overGoredis(func() goredis.UniversalClient {
+		suite(t, c.Nodes, c.Whole, overGoredis(func() goredis.UniversalClient {
 			return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
 		}))
 	})
+}
+
+// unhurried has the sentinels replace no server however slow it is.
+func unhurried(t *testing.T, s *servers.RedisSentinel) {
+	t.Helper()
+	if err := s.DownAfter(t.Context(), 10*time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Calm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func TestConformanceSentinel(t *testing.T) {
@@ -131,8 +150,9 @@ func TestConformanceSentinel(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Kill)
-	// Nothing is stopped here, or the sentinels would promote the replica: that has
-	// tests of its own.
+	// Nothing is stopped here, and nothing replaced because it was slow: failovers have
+	// tests of their own.
+	unhurried(t, s)
 	suite := func(t *testing.T, open func(string) (driver.Store, error)) {
 		drivertest.Run(t, drivertest.Harness{
 			TTL: ttl,

@@ -19,7 +19,7 @@ func TestSentOnce(t *testing.T) {
 	r := start(t)
 	p := behindProxy(t, r)
 	client := goredis.NewClient(&goredis.Options{
-		Addr: p.Address(), PoolSize: 50, MaxRetries: 3, MinRetryBackoff: time.Millisecond, MaxRetryBackoff: time.Millisecond, ReadTimeout: 100 * time.Millisecond,
+		Addr: p.Address(), PoolSize: 50, MaxRetries: 3, MinRetryBackoff: time.Millisecond, MaxRetryBackoff: time.Millisecond, ReadTimeout: time.Second,
 	})
 	defer client.Close()
 	s, err := adapter.New(client)
