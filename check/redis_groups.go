@@ -156,6 +156,13 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A node that was slow is not replaced: that would be a failover without a fault that
+	// says so.
+	patient := func(ctx context.Context) error { return c.NodeTimeout(ctx, time.Hour) }
+	if err := patient(ctx); err != nil {
+		c.Kill()
+		return nil, err
+	}
 	var slot int
 	var from, to *servers.Redis
 	find := func(ctx context.Context, f Fault) (err error) {
@@ -183,8 +190,12 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 					return err
 				}
 				from.Kill()
+				ctx = context.WithoutCancel(ctx)
+				if err := c.NodeTimeout(ctx, servers.RedisNodeTimeout); err != nil {
+					return err
+				}
 				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-					_, err := c.Owner(context.WithoutCancel(ctx), slot)
+					_, err := c.Owner(ctx, slot)
 					if err == nil || time.Now().After(end) {
 						return err
 					}
@@ -197,7 +208,10 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 					info, err := from.Info(ctx, "replication")
 					if err == nil && info["role"] == "slave" && info["master_link_status"] == "up" {
-						return c.Whole(ctx)
+						if err := c.Whole(ctx); err != nil {
+							return err
+						}
+						return patient(ctx)
 					}
 					if time.Now().After(end) {
 						return errors.New("check: the old primary does not follow")

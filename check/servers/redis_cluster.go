@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // RedisCluster is a Redis Cluster: three primaries and as many replicas.
@@ -19,6 +20,10 @@ type RedisCluster struct {
 
 // slots of a cluster.
 const slots = 16384
+
+// RedisNodeTimeout is after how long a silence the nodes of a cluster take one for
+// dead, unless NodeTimeout says otherwise.
+const RedisNodeTimeout = time.Second
 
 // StartRedisCluster starts three primaries, with a replica each if asked for, and
 // waits until they serve together. A node that was silent for a second is taken
@@ -41,7 +46,7 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 		r, err := startRedis(ctx, filepath.Join(dir, "node"+strconv.Itoa(i)), func() (_ []string, err error) {
 			port, err = FreePort()
 			return append([]string{
-				"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(port), "--cluster-node-timeout", "1000",
+				"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(port), "--cluster-node-timeout", strconv.FormatInt(RedisNodeTimeout.Milliseconds(), 10),
 				"--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0",
 			}, settings...), err
 		})
@@ -128,6 +133,20 @@ func (c *RedisCluster) Whole(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// NodeTimeout is after how long a silence the nodes that run take one for dead,
+// instead of after RedisNodeTimeout.
+func (c *RedisCluster) NodeTimeout(ctx context.Context, d time.Duration) error {
+	for _, r := range c.Nodes {
+		if r.PID() == 0 {
+			continue
+		}
+		if _, err := r.Do(ctx, "CONFIG", "SET", "cluster-node-timeout", strconv.FormatInt(d.Milliseconds(), 10)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Slot is where a key lives.

@@ -3,6 +3,7 @@ package drivertest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -162,10 +163,7 @@ func lockersHold(e *env) {
 func (e *env) holds(l, other *holdfast.Locker, ttl time.Duration) bool {
 	e.Helper()
 	name := e.name()
-	k, err := l.Lock(e.Context(), name, holdfast.TTL(ttl))
-	if err != nil {
-		e.Fatal(err)
-	}
+	k := e.lockSoon(l, name, ttl)
 	tick := time.NewTicker(ttl / 2)
 	defer tick.Stop()
 	for range 8 {
@@ -193,6 +191,20 @@ func (e *env) holds(l, other *holdfast.Locker, ttl time.Duration) bool {
 		e.Errorf("Unlock: %v", err)
 	}
 	return true
+}
+
+// lockSoon locks. A request has a third of the TTL, in which a Locker that is new may not
+// get its connections: then it is asked again.
+func (e *env) lockSoon(l *holdfast.Locker, name string, ttl time.Duration) (k *holdfast.Lock) {
+	e.Helper()
+	var err error
+	e.eventually("a lock", func() bool {
+		if k, err = l.Lock(e.Context(), name, holdfast.TTL(ttl)); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
+			e.Fatal(err)
+		}
+		return err == nil
+	}, func() string { return fmt.Sprint(err) })
+	return k
 }
 
 // expired tells whether a lock was lost because it was not renewed in time.
@@ -274,10 +286,7 @@ func lockersDown(e *env) {
 		e.Skip("the harness cannot stop the store")
 	}
 	l, name := e.locker(), e.name()
-	k, err := l.Lock(e.Context(), name, holdfast.TTL(e.h.TTL))
-	if err != nil {
-		e.Fatal(err)
-	}
+	k := e.lockSoon(l, name, e.h.TTL)
 	e.h.Stop(e.T)
 	if _, err := l.TryLock(e.Context(), e.name(), holdfast.TTL(e.h.TTL)); !errors.Is(err, holdfast.ErrUnavailable) {
 		e.Errorf("TryLock on a stopped store: %v", err)
