@@ -96,7 +96,7 @@ func TestTargetOfTheCallers(t *testing.T) {
 func TestBadConfig(t *testing.T) {
 	for says, c := range map[string]check.Config{
 		"give one of":             {},
-		"no local store \"nope\"": {Local: "nope"},
+		"Local \"nope\"":          {Local: "nope"},
 		"Duration":                {Local: "memory", Duration: time.Millisecond},
 		"Round":                   {Local: "memory", Round: time.Hour},
 		"TTL":                     {Local: "memory", TTL: time.Millisecond},
