@@ -5,6 +5,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -130,6 +131,9 @@ func Run(ctx context.Context, name string, o Options) (*Result, error) {
 		// Other rules may be broken by the mistake too, or a machine that stood still.
 		if r.Expected != nil || name == Control || time.Now().Add(o.Run).After(end) {
 			return r, nil
+		}
+		if o.Dir == "" {
+			_ = os.RemoveAll(report.Dir) // a temporary one, of a run that showed something else
 		}
 	}
 }
