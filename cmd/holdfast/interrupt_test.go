@@ -75,7 +75,7 @@ func TestCheckOfNoStore(t *testing.T) {
 	}
 	r := w.run("check", "--local", "file", "--dir", plain, "--duration", "1s")
 	r.expectStatus(t, 64)
-	if !strings.Contains(r.stderr, "Dir") || !strings.Contains(r.stderr, plain) {
+	if !strings.Contains(r.stderr, "--dir") || !strings.Contains(r.stderr, plain) {
 		t.Errorf("stderr: %q", r.stderr)
 	}
 }
