@@ -63,9 +63,8 @@ func TestRequests(t *testing.T) {
 
 	g = must(t, s, request("first", "n", 1, time.Minute))
 	own := waitIn(t, s, request("own", "n", 1, time.Minute))
-	// The release, the look that follows the making of the watch, and one more where
-	// the watch tells of the release before its answer does.
-	cost("passing on", 3, func() {
+	// The release, and the look that follows the making of the watch.
+	cost("passing on", 2, func() {
 		if err := s.Release(t.Context(), g, 0); err != nil {
 			t.Fatal(err)
 		}
