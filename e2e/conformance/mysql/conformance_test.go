@@ -62,18 +62,19 @@ func store(s *mysqlstore.Store, err error) (sqltest.Store, error) {
 
 func TestMain(m *testing.M) { mariadb.Main(m) }
 
-func TestConformance(t *testing.T)     { sqltest.Conformance(t, mariadb) }
-func TestKill(t *testing.T)            { sqltest.Kill(t, mariadb) }
-func TestUserPool(t *testing.T)        { sqltest.UserPool(t, mariadb) }
-func TestSilentHolder(t *testing.T)    { sqltest.SilentHolder(t, mariadb) }
-func TestLateRequest(t *testing.T)     { sqltest.LateRequest(t, mariadb) }
-func TestRestart(t *testing.T)         { sqltest.Restart(t, mariadb) }
-func TestInsertRace(t *testing.T)      { sqltest.InsertRace(t, mariadb) }
-func TestInterruptedWait(t *testing.T) { sqltest.InterruptedWait(t, mariadb) }
-func TestWritersInOrder(t *testing.T)  { sqltest.WritersInOrder(t, mariadb) }
-func TestDurableTokens(t *testing.T)   { sqltest.DurableTokens(t, mariadb) }
-func TestDurableStep(t *testing.T)     { sqltest.DurableStep(t, mariadb) }
-func TestRowsAreRemoved(t *testing.T)  { sqltest.RowsAreRemoved(t, mariadb) }
+func TestConformance(t *testing.T)       { sqltest.Conformance(t, mariadb) }
+func TestKill(t *testing.T)              { sqltest.Kill(t, mariadb) }
+func TestUserPool(t *testing.T)          { sqltest.UserPool(t, mariadb) }
+func TestSilentHolder(t *testing.T)      { sqltest.SilentHolder(t, mariadb) }
+func TestReleaseUnanswered(t *testing.T) { sqltest.ReleaseUnanswered(t, mariadb) }
+func TestLateRequest(t *testing.T)       { sqltest.LateRequest(t, mariadb) }
+func TestRestart(t *testing.T)           { sqltest.Restart(t, mariadb) }
+func TestInsertRace(t *testing.T)        { sqltest.InsertRace(t, mariadb) }
+func TestInterruptedWait(t *testing.T)   { sqltest.InterruptedWait(t, mariadb) }
+func TestWritersInOrder(t *testing.T)    { sqltest.WritersInOrder(t, mariadb) }
+func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, mariadb) }
+func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, mariadb) }
+func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, mariadb) }
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, mariadb) }
 

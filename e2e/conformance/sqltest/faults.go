@@ -125,6 +125,43 @@ func SilentHolder(t *testing.T, d *Database) {
 	})
 }
 
+// ReleaseUnanswered: a release is applied and its answer lost with the connection. It is
+// not called a release, and nothing of the grant is left.
+func ReleaseUnanswered(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		proxy, err := servers.NewProxy(d.Server(t).Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer proxy.Close()
+		s := d.StoreAt(t, proxy.Address(), database, params)
+		defer Close(t, s)
+		other := d.Store(t, database, params)
+		defer Close(t, other)
+		g, _ := Must(t, s, "unanswered", driver.Exclusive, time.Minute)
+		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // nothing else is asked from here on
+			t.Fatal(r[0].Err)
+		}
+		waiter := Wait(t, t.Context(), other, "unanswered", driver.Exclusive)
+		if err := proxy.DropAnswers(); err != nil {
+			t.Fatal(err)
+		}
+		released := make(chan error, 1)
+		go func() { released <- s.Release(t.Context(), g, 0) }()
+		next := waiter.Granted()
+		if err := proxy.Heal(); err != nil { // which ends the connection
+			t.Fatal(err)
+		}
+		if err := <-released; err == nil || s.Classify(err) != driver.Unknown {
+			t.Errorf("Release: %v, want an unknown outcome", err)
+		}
+		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld {
+			t.Errorf("a second Release: %v, want not held", err)
+		}
+		Release(t, other, next)
+	})
+}
+
 // LateRequest: what was undone cannot appear when the network delivers it at last.
 func LateRequest(t *testing.T, d *Database) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
