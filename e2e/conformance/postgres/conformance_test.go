@@ -63,18 +63,19 @@ func store(s *pgstore.Store, err error) (sqltest.Store, error) {
 
 func TestMain(m *testing.M) { postgres.Main(m) }
 
-func TestConformance(t *testing.T)     { sqltest.Conformance(t, postgres) }
-func TestKill(t *testing.T)            { sqltest.Kill(t, postgres) }
-func TestUserPool(t *testing.T)        { sqltest.UserPool(t, postgres) }
-func TestSilentHolder(t *testing.T)    { sqltest.SilentHolder(t, postgres) }
-func TestLateRequest(t *testing.T)     { sqltest.LateRequest(t, postgres) }
-func TestRestart(t *testing.T)         { sqltest.Restart(t, postgres) }
-func TestInsertRace(t *testing.T)      { sqltest.InsertRace(t, postgres) }
-func TestInterruptedWait(t *testing.T) { sqltest.InterruptedWait(t, postgres) }
-func TestWritersInOrder(t *testing.T)  { sqltest.WritersInOrder(t, postgres) }
-func TestDurableTokens(t *testing.T)   { sqltest.DurableTokens(t, postgres) }
-func TestDurableStep(t *testing.T)     { sqltest.DurableStep(t, postgres) }
-func TestRowsAreRemoved(t *testing.T)  { sqltest.RowsAreRemoved(t, postgres) }
+func TestConformance(t *testing.T)       { sqltest.Conformance(t, postgres) }
+func TestKill(t *testing.T)              { sqltest.Kill(t, postgres) }
+func TestUserPool(t *testing.T)          { sqltest.UserPool(t, postgres) }
+func TestSilentHolder(t *testing.T)      { sqltest.SilentHolder(t, postgres) }
+func TestReleaseUnanswered(t *testing.T) { sqltest.ReleaseUnanswered(t, postgres) }
+func TestLateRequest(t *testing.T)       { sqltest.LateRequest(t, postgres) }
+func TestRestart(t *testing.T)           { sqltest.Restart(t, postgres) }
+func TestInsertRace(t *testing.T)        { sqltest.InsertRace(t, postgres) }
+func TestInterruptedWait(t *testing.T)   { sqltest.InterruptedWait(t, postgres) }
+func TestWritersInOrder(t *testing.T)    { sqltest.WritersInOrder(t, postgres) }
+func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, postgres) }
+func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, postgres) }
+func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, postgres) }
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, postgres) }
 

@@ -138,6 +138,8 @@ func ReleaseUnanswered(t *testing.T, d *Database) {
 		defer Close(t, s)
 		other := d.Store(t, database, params)
 		defer Close(t, other)
+		warm, _ := Must(t, s, "warm", driver.Exclusive, time.Minute)
+		Release(t, s, warm) // the connection has prepared its statements
 		g, _ := Must(t, s, "unanswered", driver.Exclusive, time.Minute)
 		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // nothing else is asked from here on
 			t.Fatal(r[0].Err)
