@@ -114,7 +114,7 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		case 'L':
 			continue
 		case 'V':
-			return rep, driver.Errorf(driver.Unavailable, "the request has been undone")
+			return rep, errVoid
 		}
 		if seq == 0 {
 			a.answered = true
@@ -130,6 +130,10 @@ func digit(b bool) string {
 	}
 	return "0"
 }
+
+// errVoid: the server refuses the request's ID, and will for a while: its grant was
+// taken away before it was heard of, or it was undone.
+var errVoid = driver.Errorf(driver.Unavailable, "the request has been undone, or its grant was taken away")
 
 // askFor runs the acquiring script: in one step with the counter of the bucket,
 // or, while the slot moves and the two are on different servers, without it.

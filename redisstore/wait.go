@@ -89,6 +89,9 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 				// The undo may still arrive, and would take away what this ID is granted.
 				return driver.Grant{}, a.giveUp(err)
 			}
+			if errors.Is(err, errVoid) {
+				return driver.Grant{}, a.giveUp(err) // another request may be granted
+			}
 			failures++
 			delay = min(near, 20*time.Millisecond<<min(failures, 6))
 		}

@@ -41,9 +41,17 @@ func StartRedisReplicas(ctx context.Context, dir string, n int, settings ...stri
 	return g, g.Linked(ctx)
 }
 
-// Linked waits until every replica that runs follows the primary.
+// Linked waits until every replica that runs follows the primary and has told it so.
 func (g *RedisReplicas) Linked(ctx context.Context) error {
+	// Something to acknowledge that leaves nothing behind.
+	if _, err := g.Primary.Do(ctx, "PUBLISH", "linked", "?"); err != nil {
+		return err
+	}
 	return until(ctx, func() error {
+		primary, err := g.Primary.Info(ctx, "replication")
+		if err != nil {
+			return err
+		}
 		for _, r := range g.Replicas {
 			if r.PID() == 0 {
 				continue
@@ -55,9 +63,27 @@ func (g *RedisReplicas) Linked(ctx context.Context) error {
 			if info["master_link_status"] != "up" {
 				return fmt.Errorf("the replica on port %d: link %s", r.Port, info["master_link_status"])
 			}
+			if !acknowledges(primary, r.Port) {
+				return fmt.Errorf("the replica on port %d has acknowledged nothing to its primary", r.Port)
+			}
 		}
 		return nil
 	})
+}
+
+// acknowledges tells whether a primary has heard of a replica how far it is. Before
+// that, which may take a second longer than the link does, WAIT waits for it in vain.
+func acknowledges(primary map[string]string, port int) bool {
+	for name, text := range primary {
+		if !strings.HasPrefix(name, "slave") {
+			continue
+		}
+		all := strings.Split(text, ",")
+		if slices.Contains(all, "port="+strconv.Itoa(port)) {
+			return slices.Contains(all, "state=online") && !slices.Contains(all, "offset=0")
+		}
+	}
+	return false
 }
 
 // All are the servers, the primary first.

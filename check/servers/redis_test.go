@@ -45,6 +45,26 @@ func TestRedis(t *testing.T) {
 	}
 }
 
+// A group that has been started counts acknowledgements from then on.
+func TestRedisReplicas(t *testing.T) {
+	needRedis(t)
+	ctx := t.Context()
+	g, err := servers.StartRedisReplicas(ctx, t.TempDir(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Kill()
+	info, err := g.Primary.Info(ctx, "replication")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"slave0", "slave1"} {
+		if state := info[name]; state == "" || strings.Contains(state, "offset=0,") {
+			t.Errorf("%s is %q: it has acknowledged nothing", name, state)
+		}
+	}
+}
+
 func TestRedisSentinel(t *testing.T) {
 	needRedis(t)
 	ctx := t.Context()

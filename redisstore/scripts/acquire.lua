@@ -22,7 +22,8 @@
 --   B ...                           no; then the holders
 --   X                               the place is gone
 --   L                               too late
---   V                               the request has been undone
+--   V                               the request has been undone, or its grant was taken
+--                                   away: its ID is void for a while
 local K = KEYS[1]
 local time = redis.call('TIME')
 local text = time[2]
@@ -67,7 +68,7 @@ local ttl = tonumber(ARGV[2])
 load()
 local was = tonumber(ARGV[7] or '0')
 local own = call('HMGET', K, 'v' .. id, 'i' .. id)
-if own[1] then return {'V', num(now)} end
+if own[1] and now <= tonumber(own[1]) then return {'V', num(now)} end
 sweep()
 
 -- confirm sets the deadline of a grant that this request has. Nobody has seen

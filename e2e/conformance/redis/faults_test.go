@@ -378,6 +378,69 @@ func TestBrokenUnheard(t *testing.T) {
 	}
 }
 
+// TestBrokenBeforeHeard: a grant is taken away whose holder has not heard of it, because
+// the answer that told of it was lost. The request's ID is void; whoever asks again with
+// another is served, and does not wait until the server has forgotten the first.
+func TestBrokenBeforeHeard(t *testing.T) {
+	r := start(t)
+	p := behindProxy(t, r)
+	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+p.Address())
+	g := must(t, a, request("x", driver.Exclusive, long))
+	q := request("x", driver.Exclusive, long)
+	w := queue(t, b, q)
+	key := do(t, r, "KEYS", "holdfast:{???}:*").([]any)[0].(string)
+	if err := p.DropAnswers(); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(patience); do(t, r, "HGET", key, "i"+q.ID) != "=0"; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the grant is not confirmed")
+		}
+	}
+	st, err := a.Inspect(t.Context(), "x")
+	if err != nil || len(st.Holders) != 1 {
+		t.Fatal(st, err)
+	}
+	if err := a.Break(t.Context(), "x", st.Holders[0].Token); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-w.done:
+	case <-time.After(patience):
+		t.Fatal("it waits on")
+	}
+	if c := b.Classify(w.err); c != driver.Unavailable && c != driver.Unknown {
+		t.Errorf("%+v, %v; want to be told that it was in vain", w.g, w.err)
+	}
+	release(t, b, must(t, b, request("x", driver.Exclusive, long)))
+}
+
+// TestVoidEnds: the ID of a request that was undone is void until the time said, and no
+// longer, also where nobody has cleaned up since.
+func TestVoidEnds(t *testing.T) {
+	r := start(t)
+	s := open(t, "redis://"+r.Address())
+	q := request("x", driver.Exclusive, long)
+	must(t, s, request("x", driver.Exclusive, long))
+	if err := s.Undo(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.Unavailable {
+		t.Fatalf("a request that was undone: %v", err)
+	}
+	key := do(t, r, "KEYS", "holdfast:{???}:*").([]any)[0].(string)
+	do(t, r, "HSET", key, "v"+q.ID, "1")
+	if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.Busy {
+		t.Errorf("a request that was void long ago: %v", err)
+	}
+}
+
 // TestDeadHead: whoever stands first is dead, and the next is served soon.
 func TestDeadHead(t *testing.T) {
 	r := start(t)
