@@ -151,20 +151,22 @@ func (h *hold) trustLeftLocked() time.Duration {
 }
 
 // newLock hands the hold to a caller. The hold was held; if it has ended
-// meanwhile the Lock is dead and not counted, and in is false.
+// meanwhile, or its last Lock is being unlocked, the Lock is dead and not counted, and in
+// is false.
 func (h *hold) newLock(parent context.Context, s *settings) (_ *Lock, in bool) {
 	inner, end := context.WithCancelCause(parent)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	k := &h.first
-	if k.hold == nil {
-		h.locks = h.firstIn[:0]
+	joins := k.hold != nil
+	if joins {
+		k = &Lock{}
 	} else {
-		k = &Lock{} // joins
+		h.locks = h.firstIn[:0]
 	}
 	k.hold, k.parent, k.ctx, k.end = h, parent, lockContext{inner, k}, end
 	k.minHold = s.minHold
-	if h.state != held {
+	if h.state != held || joins && len(h.locks) == 0 {
 		if h.loss != nil { // else a nil *LostError would become a cause
 			end(h.loss)
 		} else {

@@ -25,6 +25,8 @@ type queue struct {
 	// held: the last thing the store said was that the name is held, by holders.
 	held    bool
 	holders []driver.Holder
+	// joined tells the queue's goroutine, if it pauses, of somebody new.
+	joined chan struct{}
 }
 
 // waiter is one goroutine in a queue.
@@ -90,7 +92,7 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyE
 	}
 	q := l.queues[name]
 	if q == nil {
-		q = &queue{name: name}
+		q = &queue{name: name, joined: make(chan struct{}, 1)}
 		l.queues[name] = q
 		l.waiting.Add(1)
 		l.work.run(func() { l.serve(q) })
@@ -101,6 +103,10 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyE
 		w.held, w.holders = true, q.holders
 	}
 	q.push(w)
+	select {
+	case q.joined <- struct{}{}:
+	default:
+	}
 	known, holders := w.held, w.holders
 	l.mu.Unlock()
 	if known && l.cfg.hooks != nil {
@@ -428,24 +434,31 @@ func (l *Locker) failUnanswered(q *queue, err error) {
 }
 
 // backOff pauses after a failed request, no longer than the first waiter can be
-// kept without an answer.
+// kept without an answer, also if it comes meanwhile.
 func (l *Locker) backOff(q *queue, failures int) {
-	d := backoff(failures-1, retryFirst, retryMost)
-	l.mu.Lock()
-	empty := q.head == nil
-	for w := q.head; w != nil; w = w.next {
-		if !w.held {
-			d = min(d, time.Until(w.joined.Add(l.requestTimeout(w.set.ttl))))
-		}
-	}
-	l.mu.Unlock()
-	if empty {
-		return
-	}
-	t := time.NewTimer(max(d, time.Millisecond))
+	end := time.Now().Add(backoff(failures-1, retryFirst, retryMost))
+	t := time.NewTimer(0)
 	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-l.ctx.Done():
+	for {
+		d := time.Until(end)
+		l.mu.Lock()
+		empty := q.head == nil
+		for w := q.head; w != nil; w = w.next {
+			if !w.held {
+				d = min(d, time.Until(w.joined.Add(l.requestTimeout(w.set.ttl))))
+			}
+		}
+		l.mu.Unlock()
+		if empty {
+			return
+		}
+		t.Reset(max(d, time.Millisecond))
+		select {
+		case <-q.joined:
+		case <-t.C:
+			return
+		case <-l.ctx.Done():
+			return
+		}
 	}
 }
