@@ -14,8 +14,9 @@ import (
 // fake is a Client whose answers a test writes.
 type fake struct {
 	eval  func(s *Script, keys, args []string) ([]string, error)
-	acked func(s *Script, keys, args []string) ([]string, int, error)
+	acked func(ctx context.Context, s *Script, keys, args []string) ([]string, int, error)
 	probe chan struct{} // if not nil, a probe waits for it
+	deaf  bool          // it cannot subscribe
 }
 
 var errLost = errors.New("the answer was lost")
@@ -38,8 +39,8 @@ func (f *fake) EvalAll(ctx context.Context, s *Script, calls []Call) []Answer {
 	return all
 }
 
-func (f *fake) EvalAcked(_ context.Context, s *Script, keys, args []string, _ string, _ int, _ time.Duration) ([]string, int, error) {
-	return f.acked(s, keys, args)
+func (f *fake) EvalAcked(ctx context.Context, s *Script, keys, args []string, _ string, _ int, _ time.Duration) ([]string, int, error) {
+	return f.acked(ctx, s, keys, args)
 }
 
 func (f *fake) EachPrimary(ctx context.Context, each func(Node) error) error {
@@ -60,6 +61,9 @@ func (f *fake) Command(_ context.Context, args ...string) ([]string, error) {
 }
 
 func (f *fake) Subscribe(ctx context.Context, _ string, ready func(), _ func(string)) error {
+	if f.deaf {
+		return errLost
+	}
 	ready()
 	<-ctx.Done()
 	return ctx.Err()
@@ -166,7 +170,7 @@ func TestPassedGrantRemembersDoubt(t *testing.T) {
 func TestUndoWithoutAnswerEndsTheRequest(t *testing.T) {
 	f := &fake{eval: func(sc *Script, _, _ []string) ([]string, error) { return nil, errLost }}
 	calls := 0
-	f.acked = func(*Script, []string, []string) ([]string, int, error) {
+	f.acked = func(context.Context, *Script, []string, []string) ([]string, int, error) {
 		switch calls++; calls {
 		case 1:
 			return placed("1"), 0, nil
@@ -286,5 +290,66 @@ func TestCloseMindsItsContext(t *testing.T) {
 	close(f.answers)
 	if err := s.Close(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A waiter's call has the time that the replicas have to acknowledge what it may be
+// granted: else it would confirm its grant again and again and never hear of it.
+func TestAcknowledgementHasItsTime(t *testing.T) {
+	const patience = 5 * time.Second
+	first := true
+	f := &fake{acked: func(ctx context.Context, _ *Script, _, _ []string) ([]string, int, error) {
+		if first {
+			first = false
+			return placed("1"), 0, nil
+		}
+		if end, dated := ctx.Deadline(); dated && time.Until(end) < patience {
+			return nil, 0, errLost // cut short
+		}
+		return granted("7", "0"), 1, nil
+	}}
+	f.eval = func(*Script, []string, []string) ([]string, error) { return []string{"U", serverNow()}, nil }
+	s := store(t, f, WaitReplicas(1, patience))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if g, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: nobody{}}); err != nil || g.Token != 7 {
+		t.Errorf("%+v, %v", g, err)
+	}
+}
+
+// told counts who has a place.
+type told struct {
+	nobody
+	when func()
+}
+
+func (n told) Queued([]driver.Holder) { n.when() }
+
+// Who waits where no message arrives says so at its first answer: it need not wait for a
+// subscription that cannot be had, and may be given up before that is known.
+func TestQueuedWithoutMessages(t *testing.T) {
+	asked := make(chan struct{}, 100)
+	f := &fake{deaf: true, eval: func(sc *Script, _, _ []string) ([]string, error) {
+		if sc == acquireScript {
+			asked <- struct{}{}
+			return []string{"Q", serverNow(), "1", "0", "60000", "-1"}, nil
+		}
+		return []string{"U", serverNow()}, nil
+	}}
+	s := store(t, f)
+	s.mu.Lock()
+	s.listen(s.channel)
+	sub := s.subs[s.channel]
+	s.mu.Unlock()
+	for failed := false; !failed; time.Sleep(time.Millisecond) {
+		s.mu.Lock()
+		failed = sub.failed
+		s.mu.Unlock()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: told{when: cancel}})
+	if s.Classify(err) != driver.Withdrawn || len(asked) != 1 {
+		t.Errorf("%v, after %d calls; want one", err, len(asked))
 	}
 }

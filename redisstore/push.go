@@ -8,7 +8,8 @@ import (
 
 // subscription is one channel that the store listens to, until Close.
 type subscription struct {
-	ready int64 // since when messages arrive, by micros; 0 if they do not
+	ready  int64 // since when messages arrive, by micros; 0 if they do not
+	failed bool  // it has ended since they last did, or before they ever did
 }
 
 // listen sees to it that a channel is listened to. It does not wait for that. The
@@ -36,7 +37,7 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 		_ = s.client.Subscribe(s.ctx, channel[2:], func() {
 			failures = 0
 			s.mu.Lock()
-			sub.ready = max(micros(), 1)
+			sub.ready, sub.failed = max(micros(), 1), false
 			// What was said while nobody listened is lost.
 			for _, e := range s.entries {
 				if e.seq != 0 && e.channel == channel {
@@ -46,7 +47,7 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 			s.mu.Unlock()
 		}, s.hear)
 		s.mu.Lock()
-		sub.ready = 0
+		sub.ready, sub.failed = 0, true
 		for _, e := range s.entries {
 			if e.seq != 0 && e.channel == channel {
 				poke(e.close) // look more often

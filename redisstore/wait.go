@@ -16,8 +16,10 @@ const (
 	// less will do. wakeBound is what a lost message costs, with the answer's way.
 	near      = 700 * time.Millisecond
 	wakeBound = time.Second
-	// callBound bounds one call of a waiter, which has time to try again.
+	// callBound bounds one call of a waiter, which has time to try again; where replicas
+	// have to acknowledge a grant, at least their time and acksMore.
 	callBound = 2 * time.Second
+	acksMore  = time.Second
 	// hearBound is how long a first waiter waits for messages to arrive before it
 	// says that it waits.
 	hearBound = 100 * time.Millisecond
@@ -59,6 +61,10 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 	defer stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	bound := callBound
+	if s.cfg.replicas > 0 {
+		bound = max(bound, s.cfg.patience+acksMore)
+	}
 	var err error
 	failures := 0
 	for {
@@ -116,7 +122,7 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 			rep, err = reply{}, nil
 			continue
 		}
-		call, done := context.WithTimeout(ctx, callBound)
+		call, done := context.WithTimeout(ctx, bound)
 		asked = micros()
 		rep, err = a.call(call, s.seqOf(e))
 		done()
@@ -164,7 +170,7 @@ func (a *attempt) placed(rep reply, asked int64) (delay time.Duration, exact boo
 // place enters the place of a request among those that can be woken or passed a
 // grant. It tells whether messages arrive. If they do not yet, or only since after
 // the place was asked for, one may have been missed: the waiter is to look again
-// as soon as they do.
+// as soon as they do. Where they could not be had it does not wait for that.
 func (s *Store) place(e *entry, seq, asked int64) (hears, again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,7 +186,7 @@ func (s *Store) place(e *entry, seq, asked int64) (hears, again bool) {
 		poke(e.wake)
 	}
 	e.woken = false
-	return hears, again
+	return hears, again && !(sub != nil && sub.failed)
 }
 
 func (s *Store) unplace(e *entry) {

@@ -77,7 +77,7 @@ sweep()
 local function confirm(seat, g, first)
   if first then
     local floor = tonumber(ARGV[5])
-    if floor >= now and floor >= tonumber(g.token) then
+    if floor >= tonumber(g.token) then
       g.token = num(math.max(floor, st.k) + 1)
       st.k = tonumber(g.token)
       call('HSET', K, 'k', g.token)

@@ -66,15 +66,16 @@ local function load()
     st.limits[tonumber(limit)] = tonumber(count)
     st.count = st.count + tonumber(count)
   end
+  st.h0 = st.h
   for i = 1, 8 do st.exists = st.exists or r[i] ~= false end
 end
 
 -- keep sees to it that the key lives until then. It comes before what takes
--- memory, which a server without memory then allows to what exists.
+-- memory, which a server without memory then allows to what exists, and so writes also
+-- where the key lives longer.
 local function keep(untilTime)
   local ms = math.ceil((untilTime - now) / 1000) + 1
-  local left = call('PTTL', K)
-  if left < ms then call('PEXPIRE', K, num(ms)) end
+  call('PEXPIRE', K, num(math.max(ms, call('PTTL', K))))
 end
 
 -- save writes the state back, or removes the key when nothing is left in it.
@@ -109,6 +110,8 @@ local function save()
   put('t', queued and num(st.t))
   if #del > 0 then call('HDEL', K, unpack(del)) end
   if #set > 0 then call('HSET', K, unpack(set)) end
+  -- Void IDs alone need not live as long as what was here.
+  if not held and not queued then call('PEXPIRE', K, num(math.ceil((st.V - now) / 1000) + 1)) end
 end
 
 -- admits is the one rule: a grant of limit n never stands beside more than n-1
@@ -244,14 +247,18 @@ local function grant(counter, floor, id, limit, ttl, channel, owner)
   return text, seat
 end
 
--- approach tells the place that has come close to the head.
+-- approach tells the places that have come close to the head, one as a rule, several
+-- where those before them have gone.
 local function approach()
-  if not st.t or st.t - st.h < CLOSE then return end
-  local rec = call('HGET', K, 'q' .. (st.h + CLOSE))
-  if rec then
-    local p = parsePlace(rec)
-    publish(p.channel, 'n' .. p.id)
+  if not st.t or not st.h0 or st.h <= st.h0 then return end
+  for seq = math.max(st.h0 + CLOSE + 1, st.h), math.min(st.h + CLOSE, st.t) do
+    local rec = call('HGET', K, 'q' .. seq)
+    if rec then
+      local p = parsePlace(rec)
+      publish(p.channel, 'n' .. p.id)
+    end
   end
+  st.h0 = st.h
 end
 
 -- promote grants to those at the head, in order, as far as the rule allows, and
@@ -270,7 +277,7 @@ local function promote(mine)
     told = told + 1
   end
   head()
-  if told > 0 then approach() end
+  approach()
   return seat
 end
 

@@ -39,6 +39,11 @@ sweep()
 local seat = tonumber(ARGV[2] or '0')
 local rec = call('HGET', K, 's' .. seat)
 if not rec or not string.find(rec, mine, 1, true) then
+  if voiding > 0 then
+    local id = string.match(mine, '%S+')
+    purge(id)
+    void(id, voiding)
+  end
   promote()
   save()
   return 'N'
@@ -67,7 +72,6 @@ if ARGV[5] and KEYS[2] and now <= tonumber(ARGV[8]) then
     head()
     local token, to = grant(KEYS[2], ARGV[7], p.id, p.limit, p.ttl, p.channel, ARGV[9])
     call('HSET', K, 'i' .. p.id, '=' .. to)
-    approach()
     answer = {'R', num(now), token, num(to)}
   end
 end
