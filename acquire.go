@@ -60,7 +60,14 @@ func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait boo
 	} else {
 		e.Token, e.Slot = k.Token(), k.Slot()
 	}
+	told := false
+	defer func() {
+		if !told && k != nil { // a hook has ended this goroutine
+			k.discard()
+		}
+	}()
 	l.emit(ctx, e)
+	told = true
 	return k, err
 }
 
@@ -98,9 +105,17 @@ func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (
 	if l.ctx.Err() != nil {
 		return nil, l.closedError(name)
 	}
-	g, err := l.know(ctx)
+	// Wait bounds the first question and the first try, too.
+	began := time.Now()
+	left := func(d time.Duration) time.Duration {
+		if wait && s.hasWait {
+			return max(min(d, s.wait-time.Since(began)), 0)
+		}
+		return d
+	}
+	g, err := l.know(ctx, left(l.cfg.requestTimeout))
 	if err != nil && wait {
-		g, err = l.insist(ctx, &s, err)
+		g, err = l.insist(ctx, left(l.requestTimeout(s.ttl)), err)
 	}
 	if err != nil {
 		return nil, err
@@ -117,8 +132,8 @@ func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (
 	}
 	var held *BusyError
 	if !wait || l.tryFirst(name) {
-		began := time.Now()
-		k, err := l.try(ctx, name, s, wait)
+		asked, within := time.Now(), left(l.requestTimeout(s.ttl))
+		k, err := l.try(ctx, name, s, wait, within)
 		switch {
 		case !wait || err == nil:
 			return k, err
@@ -132,12 +147,12 @@ func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (
 				err = f.err
 			}
 			return nil, &failure{name: name, store: l.where, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", contextError(ctx), err)}
-		case time.Since(began) >= l.requestTimeout(s.ttl):
+		case time.Since(asked) >= within:
 			return nil, err
 		}
 		// A request that failed before its time was up is made again.
 	}
-	return l.await(ctx, name, s, held)
+	return l.await(ctx, name, s, held, began.Add(s.wait))
 }
 
 // awaited answers busy if goroutines of this Locker wait for the name.
@@ -189,11 +204,11 @@ func (c *crowd) calm(name string) bool {
 	return false
 }
 
-// try asks once, on the caller's goroutine; first if it will wait otherwise.
-func (l *Locker) try(ctx context.Context, name string, s settings, first bool) (*Lock, error) {
+// try asks once, on the caller's goroutine and within d; first if it will wait otherwise.
+func (l *Locker) try(ctx context.Context, name string, s settings, first bool, d time.Duration) (*Lock, error) {
 	h := l.newHold(ctx, name, s)
 	h.req.First = first
-	g, err := l.store.Acquire(l.bound(&h.asking, ctx, false, l.requestTimeout(s.ttl)), h.req)
+	g, err := l.store.Acquire(l.bound(&h.asking, ctx, false, d), h.req)
 	h.asking.end()
 	if err == nil {
 		return l.finish(ctx, h, g, &s)

@@ -27,6 +27,9 @@ func (c *lockContext) Err() error {
 	if err := c.Context.Err(); err != nil {
 		return err
 	}
+	for _, k := range c.lock.under {
+		k.hold.checkTrust() // its end is this one's
+	}
 	c.lock.hold.checkTrust()
 	return c.Context.Err()
 }

@@ -204,5 +204,9 @@ func contextError(ctx context.Context) error {
 	if cause == nil || cause == err {
 		return err
 	}
+	if errors.Is(cause, ErrBusy) {
+		// Of another lock, told by whoever cancelled: no answer about this one.
+		return fmt.Errorf("%w (%v)", err, cause)
+	}
 	return fmt.Errorf("%w (%w)", err, cause)
 }

@@ -144,7 +144,7 @@ func echo(err error) bool {
 	case nil:
 		return true
 	case *LostError:
-		return true
+		return echo(e.Work)
 	case interface{ Unwrap() []error }:
 		for _, err := range e.Unwrap() {
 			if !echo(err) {

@@ -176,19 +176,19 @@ func newLocker(s driver.Store, c config, owned bool) *Locker {
 
 // Guarantees tells what the store promises. It may ask the server.
 func (l *Locker) Guarantees(ctx context.Context) (Guarantees, error) {
-	g, err := l.know(ctx)
+	g, err := l.know(ctx, l.cfg.requestTimeout)
 	if err != nil {
 		return Guarantees{}, err
 	}
 	return *g, nil
 }
 
-// know remembers the store's guarantees.
-func (l *Locker) know(ctx context.Context) (*driver.Guarantees, error) {
+// know remembers the store's guarantees, for which it asks within d.
+func (l *Locker) know(ctx context.Context, d time.Duration) (*driver.Guarantees, error) {
 	if g := l.guarantees.Load(); g != nil {
 		return g, nil
 	}
-	asking, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
+	asking, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	g, err := l.store.Guarantees(asking)
 	if err != nil {
@@ -199,12 +199,8 @@ func (l *Locker) know(ctx context.Context) (*driver.Guarantees, error) {
 }
 
 // insist asks again what a first attempt has not told, as every request of those who
-// wait is made again, for the request timeout or the Wait if that is shorter.
-func (l *Locker) insist(ctx context.Context, s *settings, err error) (*driver.Guarantees, error) {
-	patience := l.requestTimeout(s.ttl)
-	if s.hasWait {
-		patience = min(patience, s.wait)
-	}
+// wait is made again, as long as its patience lasts.
+func (l *Locker) insist(ctx context.Context, patience time.Duration, err error) (*driver.Guarantees, error) {
 	for n, end := 0, time.Now().Add(patience); ; n++ {
 		left := time.Until(end)
 		if !errors.Is(err, ErrUnavailable) || left <= 0 {
@@ -221,7 +217,10 @@ func (l *Locker) insist(ctx context.Context, s *settings, err error) (*driver.Gu
 			return nil, l.closedError("")
 		}
 		var g *driver.Guarantees
-		if g, err = l.know(ctx); err == nil {
+		if left = time.Until(end); left <= 0 {
+			return nil, err
+		}
+		if g, err = l.know(ctx, left); err == nil {
 			return g, nil
 		}
 	}

@@ -1,6 +1,7 @@
 package holdfast
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,8 +83,9 @@ func (q *queue) remove(w *waiter) {
 	w.prev, w.next = nil, nil
 }
 
-// await queues the caller and waits for its turn. The caller has entered.
-func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyError) (*Lock, error) {
+// await queues the caller and waits for its turn, until that time if the caller said
+// how long to wait. The caller has entered.
+func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyError, until time.Time) (*Lock, error) {
 	w := &waiter{ctx: ctx, set: s, joined: time.Now(), ready: make(chan struct{})}
 	l.mu.Lock()
 	if l.closed {
@@ -110,28 +112,52 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyE
 	known, holders := w.held, w.holders
 	l.mu.Unlock()
 	if known && l.cfg.hooks != nil {
+		told := false
+		defer func() {
+			if !told { // a hook has ended this goroutine
+				_ = l.quit(q, w, errAbandoned)
+			}
+		}()
 		l.emit(ctx, l.queuedEvent(w, holders, name))
+		told = true
 	}
 
-	var expired <-chan time.Time
+	var expired, unanswered <-chan time.Time
 	if s.hasWait {
-		t := time.NewTimer(s.wait)
+		t := time.NewTimer(time.Until(until))
 		defer t.Stop()
 		expired = t.C
 	}
-	var ended error
-	select {
-	case <-w.ready:
-		if w.lock == nil || ctx.Err() == nil {
-			return w.lock, w.err
-		}
-		ended = contextError(ctx) // both at once: the lock would be of no use
-	case <-ctx.Done():
-		ended = contextError(ctx)
-	case <-expired:
-		ended = fmt.Errorf("%w (Wait(%s))", context.DeadlineExceeded, s.wait)
+	if !known {
+		t := time.NewTimer(l.requestTimeout(s.ttl))
+		defer t.Stop()
+		unanswered = t.C
 	}
-	return nil, l.quit(q, w, ended)
+	for {
+		var ended error
+		select {
+		case <-w.ready:
+			if w.lock == nil || ctx.Err() == nil {
+				return w.lock, w.err
+			}
+			ended = contextError(ctx) // both at once: the lock would be of no use
+		case <-ctx.Done():
+			ended = contextError(ctx)
+		case <-expired:
+			ended = fmt.Errorf("%w (Wait(%s))", context.DeadlineExceeded, s.wait)
+		case <-unanswered:
+			// The request under way may be another's, who has more time.
+			l.mu.Lock()
+			waits := w.queued && !w.held
+			l.mu.Unlock()
+			if !waits {
+				unanswered = nil
+				continue
+			}
+			ended = errNoAnswer
+		}
+		return nil, l.quit(q, w, ended)
+	}
 }
 
 // quit takes a waiter out of its queue whose waiting has ended.
@@ -157,6 +183,8 @@ func (l *Locker) quit(q *queue, w *waiter, ended error) error {
 	switch {
 	case w.held:
 		return &BusyError{Name: q.name, Store: l.where, Holders: w.holders, Err: ended}
+	case ended == errNoAnswer:
+		return &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: cmp.Or(w.lastErr, ended)}
 	case w.lastErr != nil:
 		return &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", ended, w.lastErr)}
 	case w.set.hasWait && errors.Is(ended, context.DeadlineExceeded):
@@ -434,7 +462,8 @@ func (l *Locker) failUnanswered(q *queue, err error) {
 }
 
 // backOff pauses after a failed request, no longer than the first waiter can be
-// kept without an answer, also if it comes meanwhile.
+// kept without an answer, and once no longer than half of that, so that who comes
+// meanwhile is asked for in time.
 func (l *Locker) backOff(q *queue, failures int) {
 	end := time.Now().Add(backoff(failures-1, retryFirst, retryMost))
 	t := time.NewTimer(0)
@@ -445,7 +474,12 @@ func (l *Locker) backOff(q *queue, failures int) {
 		empty := q.head == nil
 		for w := q.head; w != nil; w = w.next {
 			if !w.held {
-				d = min(d, time.Until(w.joined.Add(l.requestTimeout(w.set.ttl))))
+				all := l.requestTimeout(w.set.ttl)
+				left := time.Until(w.joined.Add(all))
+				if left > all/2 {
+					left -= all / 2
+				}
+				d = min(d, left)
 			}
 		}
 		l.mu.Unlock()

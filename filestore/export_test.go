@@ -3,6 +3,8 @@
 package filestore
 
 import (
+	"slices"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -59,3 +61,22 @@ func (s *Store) Links() int {
 	defer s.mu.Unlock()
 	return len(s.links)
 }
+
+// Dial connects to the session of another store, as a waiter does that wants to hear of
+// its end.
+func (s *Store) Dial(other *Store) bool { return s.dial(other.sess.Load().sid, nil) != nil }
+
+// Unkept counts the connections that the store has made and that nothing would close.
+func (s *Store) Unkept() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.conns {
+		if l.dialled && s.links[l.sid] != l && !slices.Contains(s.idle, l) {
+			n++
+		}
+	}
+	return n
+}
+
+// Closing ends when Close has begun.
+func (s *Store) Closing() <-chan struct{} { return s.done }

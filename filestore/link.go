@@ -190,6 +190,8 @@ func (s *Store) dial(sid string, more []byte) *link {
 	s.mu.Lock()
 	if s.links[sid] == nil {
 		s.links[sid] = l
+	} else {
+		s.rest(l) // somebody was quicker
 	}
 	s.mu.Unlock()
 	if !s.spawn(func() { s.serve(l) }) {

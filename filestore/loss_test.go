@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -227,5 +228,69 @@ func TestStalledBucket(t *testing.T) {
 	resume()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDialledAtOnce: of the connections that several waiters make to one session at the
+// same time none is left to itself.
+func TestDialledAtOnce(t *testing.T) {
+	dir := tempDir(t)
+	a, b := open(t, dir), open(t, dir)
+	g := take(t, a, "a", driver.Exclusive)
+	for range 3 {
+		if !b.Dial(a) {
+			t.Fatal("it cannot be reached")
+		}
+	}
+	if n := b.Unkept(); n != 0 {
+		t.Errorf("%d connections that nobody closes", n)
+	}
+	release(t, a, g)
+}
+
+// late is a requester who takes his time to say who he is.
+type late struct {
+	*requester
+	asked, tell chan struct{}
+	once        sync.Once
+}
+
+func (l *late) Owner() driver.Owner {
+	l.once.Do(func() { close(l.asked) })
+	<-l.tell
+	return l.requester.Owner()
+}
+
+// TestGrantedWhileClosing: who is granted something while the store closes is told that
+// it has ended.
+func TestGrantedWhileClosing(t *testing.T) {
+	s := open(t, tempDir(t))
+	r := request("a", driver.Exclusive)
+	l := &late{requester: newRequester(), asked: make(chan struct{}), tell: make(chan struct{})}
+	l.owner = driver.Owner{ID: r.ID}
+	r.From = l
+	granted := make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(patient(t), r)
+		granted <- err
+	}()
+	<-l.asked
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close(patient(t)) }()
+	<-s.Closing()
+	close(l.tell)
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if <-granted != nil {
+		return
+	}
+	select {
+	case c := <-l.lost:
+		if c != driver.Closed {
+			t.Errorf("told %q", c)
+		}
+	default:
+		t.Error("the grant has ended and its holder was not told")
 	}
 }

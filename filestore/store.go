@@ -222,6 +222,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.cancel()
 	s.loseEvery(driver.Closed, errClosed)
 	wait(ctx, &s.ops)
+	s.loseEvery(driver.Closed, errClosed) // those that were being granted
 	for _, b := range s.buckets {
 		if b.used.Load() {
 			s.vacate(ctx, b)

@@ -1,0 +1,188 @@
+package holdfast_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// mute is a store that does not say what it promises.
+type mute struct{ driver.Store }
+
+func (mute) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	<-ctx.Done()
+	return driver.Guarantees{}, driver.Errorf(driver.Unavailable, "%w", ctx.Err())
+}
+
+func network(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }
+
+// TestWaitBoundsTheWhole: Wait also bounds the first question to a store that is silent,
+// the first try, and what waits after a try that took its time.
+func TestWaitBoundsTheWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		try := func(l *holdfast.Locker, want error, took time.Duration, o ...holdfast.LockOption) {
+			t.Helper()
+			began := time.Now()
+			if _, err := l.Lock(bg, "a", o...); !errors.Is(err, want) || time.Since(began) != took {
+				t.Errorf("%v after %s, want %v after %s", err, time.Since(began), want, took)
+			}
+		}
+		silent := newLocker(t, mute{memstore.New()})
+		try(silent, holdfast.ErrUnavailable, time.Second, holdfast.Wait(time.Second))
+		// Each question has the Locker's request timeout, and is made again within the lock's.
+		try(silent, holdfast.ErrUnavailable, 5*time.Second+100*time.Millisecond, holdfast.TTL(300*time.Millisecond))
+
+		s := memstore.New()
+		l := newLocker(t, s)
+		if _, err := l.Guarantees(bg); err != nil {
+			t.Fatal(err)
+		}
+		s.Script().Stop()
+		try(l, holdfast.ErrUnavailable, 100*time.Millisecond, holdfast.Wait(100*time.Millisecond))
+		s.Script().Start()
+	})
+}
+
+// TestAnsweredInTime: who asks for little time is answered within it, although somebody
+// with more time has asked before and is not answered yet.
+func TestAnsweredInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, altered{s.Client(), network})
+		if _, err := l.Guarantees(bg); err != nil {
+			t.Fatal(err)
+		}
+		s.Script().Stop()
+		patient := make(chan error, 1)
+		go func() {
+			_, err := l.Lock(bg, "a")
+			patient <- err
+		}()
+		synctest.Wait()
+		began := time.Now()
+		if _, err := l.Lock(bg, "a", holdfast.TTL(300*time.Millisecond)); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 100*time.Millisecond {
+			t.Errorf("%v after %s", err, time.Since(began))
+		}
+		if err := <-patient; !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Error(err)
+		}
+		s.Script().Start()
+	})
+}
+
+// slowly grants "b" only when the clock has gone on for a while.
+type slowly struct {
+	driver.Store
+	c *frozen
+}
+
+func (s slowly) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if r.Name == "b" {
+		s.c.advance(10 * time.Second)
+	}
+	return s.Store.Acquire(ctx, r)
+}
+
+// TestPausedProcessOfAll: the context of several locks looks at the clock of each.
+func TestPausedProcessOfAll(t *testing.T) {
+	c := &frozen{now: time.Now()}
+	l := newLocker(t, slowly{onClock{memstore.New(), c}, c})
+	k, err := l.LockAll(bg, []string{"a", "b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k.Context().Err() != nil {
+		t.Fatal("lost within its trust")
+	}
+	c.advance(20 * time.Second) // the trust in a is over, that in b is not
+	if holdfast.Token(k.Context(), "b") != 0 {
+		t.Error("a token of locks of which one has ended")
+	}
+	if k.Context().Err() == nil {
+		t.Error("Err does not look at all clocks")
+	}
+	wantCause(t, k.Context(), holdfast.Expired)
+	_ = k.Unlock()
+}
+
+// TestNestedWorkErrorIsKept: where both locks were lost, the error of the work inside is
+// in the answer.
+func TestNestedWorkErrorIsKept(t *testing.T) {
+	s := memstore.New()
+	l := newLocker(t, s)
+	broken := errors.New("the disk is full")
+	err := l.Do(bg, "a", func(ctx context.Context) error {
+		return l.Do(ctx, "b", func(context.Context) error {
+			_ = s.Script().Lose("a", driver.Taken)
+			_ = s.Script().Lose("b", driver.Taken)
+			return broken
+		})
+	})
+	if !errors.Is(err, broken) || !errors.Is(err, holdfast.ErrLost) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestBusyElsewhere: the end of a context whose cause is that another lock was busy is
+// not the answer that this one is.
+func TestBusyElsewhere(t *testing.T) {
+	l := newLocker(t, memstore.New())
+	ctx, cancel := context.WithCancelCause(bg)
+	cancel(&holdfast.BusyError{Name: "x"})
+	ran, err := l.TryDo(ctx, "a", func(context.Context) error { return nil })
+	if ran || !errors.Is(err, context.Canceled) || errors.Is(err, holdfast.ErrBusy) {
+		t.Errorf("TryDo: %v, %v", ran, err)
+	}
+	if _, err := l.Lock(ctx, "a"); !errors.Is(err, context.Canceled) || errors.Is(err, holdfast.ErrBusy) {
+		t.Errorf("Lock: %v", err)
+	}
+}
+
+// leaving ends the goroutine on which an event of a kind is reported.
+type leaving struct{ kind holdfast.EventKind }
+
+func (h leaving) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+
+func (h leaving) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind == h.kind {
+		runtime.Goexit()
+	}
+}
+
+// TestHookThatExitsTheCaller: a lock or a place whose goroutine a hook has ended does not
+// stay.
+func TestHookThatExitsTheCaller(t *testing.T) {
+	for _, kind := range []holdfast.EventKind{holdfast.EventAcquired, holdfast.EventQueued} {
+		synctest.Test(t, func(t *testing.T) {
+			s := memstore.New()
+			held := mustLock(t, newLocker(t, s.Client()), "a")
+			if kind == holdfast.EventAcquired {
+				unlock(t, held)
+			}
+			l := newLocker(t, s.Client(), holdfast.WithHooks(leaving{kind}))
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				_, err := l.Lock(bg, "a")
+				t.Errorf("%s: Lock returned: %v", kind, err)
+			}()
+			<-done
+			if kind == holdfast.EventQueued {
+				unlock(t, held)
+			}
+			synctest.Wait()
+			k, err := newLocker(t, s.Client()).TryLock(bg, "a")
+			if err != nil {
+				t.Fatalf("%s: %v", kind, err)
+			}
+			unlock(t, k)
+		})
+	}
+}
