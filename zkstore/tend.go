@@ -96,8 +96,10 @@ func (ss *session) watchOwn(ctx context.Context) {
 		}
 		if ss.zk.Do(ctx, calls...) != nil {
 			ss.mu.Lock()
-			for _, g := range some {
-				g.watched = 0
+			for _, g := range due { // and none that was not asked about at all
+				if g.watched == conn {
+					g.watched = 0
+				}
 			}
 			ss.mu.Unlock()
 			return

@@ -1,8 +1,11 @@
 package zookeeper
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -100,5 +103,87 @@ func TestBreakKeepsItsWatch(t *testing.T) {
 		must(t, err)
 	case <-time.After(patience):
 		t.Fatal("Break does not see that the holder has gone")
+	}
+}
+
+// holder is told once that its grant is lost.
+type holder struct {
+	nobody
+	lost chan driver.Cause
+}
+
+func newHolder() *holder { return &holder{lost: make(chan driver.Cause, 1)} }
+
+func (h *holder) Lost(c driver.Cause, _ error) { h.lost <- c }
+
+// told wants the holder to hear of it.
+func (h *holder) told(t *testing.T) {
+	t.Helper()
+	select {
+	case <-h.lost:
+	case <-time.After(patience):
+		t.Fatal("the holder was not told")
+	}
+}
+
+// tally counts how often a word is written, and tells when it is often enough.
+type tally struct {
+	net.Conn
+	word []byte
+	left *atomic.Int64
+	full chan<- struct{}
+}
+
+func (c tally) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if said := int64(bytes.Count(b, c.word)); said > 0 {
+		if left := c.left.Add(-said); left <= 0 && left+said > 0 {
+			close(c.full)
+		}
+	}
+	return n, err
+}
+
+// TestManyWatchedLate: more grants than are looked at in one piece, and the answers to
+// the first look come late. All of them are watched in the end.
+func TestManyWatchedLate(t *testing.T) {
+	const grants, piece = 300, 256
+	z, p := proxied(t)
+	name := newName()
+	// One look that fails, and the next.
+	var late atomic.Bool
+	var left atomic.Int64
+	left.Store(piece + 1)
+	again := make(chan struct{})
+	_, s := locker(t, []string{p.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		if late.Load() {
+			c = tally{c, []byte(name + "/"), &left, again}
+		}
+		return c, err
+	}))
+	raw := connect(t, z.Address())
+	holders := make([]*holder, grants)
+	for i := range holders {
+		holders[i] = newHolder()
+		r := driver.Request{ID: "many-" + newName(), Name: name, Limit: driver.Unlimited, TTL: 2 * time.Minute, From: holders[i]}
+		_, err := s.Acquire(t.Context(), r)
+		must(t, err)
+	}
+	late.Store(true)
+	must(t, p.Delay(3*time.Second))
+	must(t, p.Redirect(z.Address()))
+	select {
+	case <-again:
+	case <-time.After(patience):
+		t.Fatal("they are not looked at again")
+	}
+	must(t, p.Heal())
+	dir := "/faults/" + name
+	for _, c := range nodes(t, raw, dir, "all stand", count(grants)) {
+		must(t, raw.Delete(dir+"/"+c, -1))
+	}
+	for _, h := range holders {
+		h.told(t)
 	}
 }
