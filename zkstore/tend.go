@@ -74,7 +74,8 @@ func (ss *session) expire(ctx context.Context) {
 	}
 }
 
-// watchOwn reads the nodes of grants that are not watched, with a watch.
+// watchOwn reads the nodes of grants that are not watched, with a watch. One that is lost
+// and not released yet still keeps those of our own waiting who lean on it.
 func (ss *session) watchOwn(ctx context.Context) {
 	conn := ss.zk.Conn()
 	if conn == 0 {
@@ -83,7 +84,7 @@ func (ss *session) watchOwn(ctx context.Context) {
 	ss.mu.Lock()
 	var due []*grant
 	for _, g := range ss.grants {
-		if g.watched != conn && g.taken == "" && !g.ending && time.Since(g.made) >= watchDelay {
+		if g.watched != conn && !g.ending && time.Since(g.made) >= watchDelay {
 			g.watched = conn
 			due = append(due, g)
 		}
@@ -116,11 +117,12 @@ func (ss *session) seen(g *grant, c *zk.Call) {
 	var why error
 	ss.mu.Lock()
 	switch {
-	case g.ending || g.taken != "":
+	case g.ending:
 	case errors.Is(c.Err, zk.ErrNoNode):
 		told, why = ss.loseLocked(g, driver.Taken), errors.New("its node was deleted")
 	case c.Err != nil:
 		g.watched = 0
+	case g.taken != "":
 	case string(c.Data) == revoke:
 		// Asked to end: the node stands until the release, or until whoever asked
 		// deletes it.

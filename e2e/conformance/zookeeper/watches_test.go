@@ -187,3 +187,69 @@ func TestManyWatchedLate(t *testing.T) {
 		h.told(t)
 	}
 }
+
+// queued asks for a lock and answers when the place stands.
+func queued(t *testing.T, s *zkstore.Store, name string, limit int) *asking {
+	t.Helper()
+	a := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+	r := driver.Request{ID: "q-" + newName(), Name: name, Limit: limit, TTL: 2 * time.Minute, Wait: true, From: a}
+	go func() {
+		if g, err := s.Acquire(t.Context(), r); err == nil {
+			a.granted <- g
+		} else if t.Context().Err() == nil {
+			t.Logf("%s: %v", r.ID, err)
+		}
+	}()
+	select {
+	case <-a.queued:
+	case <-a.granted:
+		t.Fatal("it does not wait")
+	case <-time.After(patience):
+		t.Fatal("it has no place")
+	}
+	return a
+}
+
+// TestAskedToEndAndReconnected: a holder was asked to end, and has not yet when the
+// connection changes. Whoever of the same client waits for it sees its node go.
+func TestAskedToEndAndReconnected(t *testing.T) {
+	z, p := proxied(t)
+	name := newName()
+	dir := "/faults/" + name
+	var again atomic.Bool
+	var left atomic.Int64
+	left.Store(1)
+	listed := make(chan struct{})
+	_, s := locker(t, []string{p.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		if again.Load() {
+			c = tally{c, []byte(dir + "\x00"), &left, listed} // its children, and none of them
+		}
+		return c, err
+	}))
+	raw := connect(t, z.Address())
+	h := newHolder()
+	_, err := s.Acquire(t.Context(), driver.Request{ID: "h-" + newName(), Name: name, Limit: driver.Exclusive, TTL: 2 * time.Minute, From: h})
+	must(t, err)
+	next := queued(t, s, name, driver.Exclusive)
+	node := dir + "/" + nodes(t, raw, dir, "there are two", count(2))[0]
+	_, err = raw.Set(node, []byte("__REVOKE__"), -1)
+	must(t, err)
+	h.told(t)
+	again.Store(true)
+	must(t, p.Redirect(z.Address()))
+	select {
+	case <-listed:
+	case <-time.After(patience):
+		t.Fatal("the place does not look again")
+	}
+	if st := state(t, s, name); len(st.Holders) != 1 { // so the server has answered it
+		t.Fatalf("%+v", st)
+	}
+	must(t, raw.Delete(node, -1))
+	select {
+	case <-next.granted:
+	case <-time.After(patience):
+		t.Fatal("it was not woken")
+	}
+}
