@@ -16,20 +16,28 @@ const (
 	watchDelay = 100 * time.Millisecond
 	// tendPatience bounds one round of what tend asks.
 	tendPatience = 2 * time.Second
+	// leanDelay is how often a place is looked at that others lean on: nobody
+	// watches it.
+	leanDelay = time.Second
 )
 
 // tend looks after the grants that stand: it watches their nodes, for a request to
-// end or a deletion, and deletes those that nobody has renewed.
+// end or a deletion, and deletes those that nobody has renewed. It looks as well whether
+// the places stand that others of ours wait for.
 func (ss *session) tend() {
 	t := time.NewTimer(watchDelay)
 	defer t.Stop()
+	looked := time.Now()
 	for {
 		ss.mu.Lock()
 		ss.tending = len(ss.grants) > 0
-		tending := ss.tending
+		tending, leaning := ss.tending, ss.leaning
 		ss.mu.Unlock()
-		if tending {
+		switch {
+		case tending:
 			t.Reset(min(watchDelay, max(ss.ttl/20, 5*time.Millisecond)))
+		case leaning:
+			t.Reset(leanDelay)
 		}
 		select {
 		case <-ss.rouse:
@@ -42,7 +50,55 @@ func (ss *session) tend() {
 		ctx, cancel := context.WithTimeout(ss.s.end, tendPatience)
 		ss.expire(ctx)
 		ss.watchOwn(ctx)
+		if leaning && time.Since(looked) >= leanDelay {
+			looked = time.Now()
+			ss.lookAtPlaces(ctx)
+		}
 		cancel()
+	}
+}
+
+// lookAtPlaces reads the nodes of places that others of ours lean on. Where one is gone,
+// it and they look again.
+func (ss *session) lookAtPlaces(ctx context.Context) {
+	if ss.zk.Conn() == 0 {
+		return
+	}
+	ss.mu.Lock()
+	leant := map[string]bool{}
+	for _, places := range ss.places {
+		for p := range places {
+			for _, path := range p.leans {
+				leant[path] = true
+			}
+		}
+	}
+	var due []*place
+	for _, places := range ss.places {
+		for p := range places {
+			if leant[p.path] {
+				due = append(due, p)
+			}
+		}
+	}
+	ss.leaning = len(due) > 0
+	ss.mu.Unlock()
+	for some := range slices.Chunk(due, batch) {
+		calls := make([]*zk.Call, len(some))
+		for i, p := range some {
+			calls[i] = zk.Get(p.path, false)
+		}
+		if ss.zk.Do(ctx, calls...) != nil {
+			return
+		}
+		ss.mu.Lock()
+		for i, c := range calls {
+			if errors.Is(c.Err, zk.ErrNoNode) {
+				some[i].look(nil)
+				ss.goneLocked(some[i].dir, some[i].path, nil)
+			}
+		}
+		ss.mu.Unlock()
 	}
 }
 

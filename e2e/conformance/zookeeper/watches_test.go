@@ -253,3 +253,26 @@ func TestAskedToEndAndReconnected(t *testing.T) {
 		t.Fatal("it was not woken")
 	}
 }
+
+// TestOwnPlaceDeleted: of two places of one client the first is deleted by hand. The
+// second, for which there is room then, does not wait for what the first waited for.
+func TestOwnPlaceDeleted(t *testing.T) {
+	z := single(t)
+	_, s := locker(t, []string{z.Address()})
+	_, other := locker(t, []string{z.Address()})
+	raw := connect(t, z.Address())
+	name := newName()
+	dir := "/faults/" + name
+	_, err := other.Acquire(t.Context(), driver.Request{ID: "h-" + newName(), Name: name, Limit: driver.Unlimited, TTL: 2 * time.Minute, From: nobody{}})
+	must(t, err)
+	first := queued(t, s, name, driver.Exclusive)
+	second := queued(t, s, name, driver.Unlimited)
+	must(t, raw.Delete(dir+"/"+nodes(t, raw, dir, "all stand", count(3))[1], -1))
+	select {
+	case <-second.granted:
+	case <-first.granted:
+		t.Error("the first is granted the lock beside the holder")
+	case <-time.After(patience):
+		t.Fatal("it was not woken")
+	}
+}
