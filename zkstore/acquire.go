@@ -345,6 +345,10 @@ func (p *place) granted(ctx context.Context) (driver.Grant, error) {
 		ss.mu.Unlock()
 		return driver.Grant{}, ss.fail(errOver)
 	}
+	if p.vanished {
+		ss.mu.Unlock()
+		return driver.Grant{}, p.failed(ctx, errDeleted)
+	}
 	ss.grants[g.ID], ss.ours[g.path] = g, g
 	idle := !ss.tending
 	ss.tending = true

@@ -30,8 +30,9 @@ type place struct {
 	// subscribed are the paths in the session's subs, and leans those of our own
 	// that it waits for without a watch.
 	subscribed, leans []string
-	// heir: the grant before it has been released in this process.
-	heir bool
+	// heir: the grant before it has been released in this process. vanished: and then
+	// its own node was not there.
+	heir, vanished bool
 	// ahead are the holders that the requester has not been told of.
 	ahead []node
 }

@@ -56,9 +56,10 @@ var errLeaseDeleted = driver.Errorf(driver.Unavailable, "somebody has deleted th
 // giveUp takes both nodes back. A doubt about either is one about the request.
 func (ss *session) giveUp(ctx context.Context, lease, turn *place, err error) error {
 	if lease != nil {
-		if err = lease.failed(ctx, err); err == errDeleted {
-			err = errLeaseDeleted // of the turn nobody has said that it is gone
-		}
+		err = lease.failed(ctx, err)
+	}
+	if err == errDeleted {
+		err = errLeaseDeleted // of the turn nobody has said that it is gone
 	}
 	if last := turn.failed(ctx, err); driver.CodeOf(last) == driver.Unknown || last == errOver {
 		return last

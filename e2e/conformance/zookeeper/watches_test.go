@@ -108,11 +108,13 @@ func TestBreakKeepsItsWatch(t *testing.T) {
 
 // holder is told once that its grant is lost.
 type holder struct {
-	nobody
+	*asking
 	lost chan driver.Cause
 }
 
-func newHolder() *holder { return &holder{lost: make(chan driver.Cause, 1)} }
+func newHolder() *holder {
+	return &holder{&asking{queued: make(chan struct{})}, make(chan driver.Cause, 1)}
+}
 
 func (h *holder) Lost(c driver.Cause, _ error) { h.lost <- c }
 
@@ -274,5 +276,53 @@ func TestOwnPlaceDeleted(t *testing.T) {
 		t.Error("the first is granted the lock beside the holder")
 	case <-time.After(patience):
 		t.Fatal("it was not woken")
+	}
+}
+
+// TestHeirDeleted: a place was deleted by hand, and then the lock is passed on to it
+// inside the client. The release finds out.
+func TestHeirDeleted(t *testing.T) {
+	z := single(t)
+	_, s := locker(t, []string{z.Address()})
+	_, other := locker(t, []string{z.Address()})
+	raw := connect(t, z.Address())
+	name := newName()
+	dir := "/faults/" + name
+	request := func(h driver.Requester) driver.Request {
+		return driver.Request{ID: "i-" + newName(), Name: name, Limit: driver.Exclusive, TTL: 2 * time.Minute, Wait: true, From: h}
+	}
+	g, err := s.Acquire(t.Context(), request(nobody{}))
+	must(t, err)
+	h := newHolder()
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(t.Context(), request(h))
+		done <- err
+	}()
+	select {
+	case <-h.queued:
+	case <-time.After(patience):
+		t.Fatal("the heir has no place")
+	}
+	stranger := queued(t, other, name, driver.Exclusive)
+	must(t, raw.Delete(dir+"/"+nodes(t, raw, dir, "all stand", count(3))[1], -1))
+	must(t, s.Release(t.Context(), g, 0))
+	select {
+	case err := <-done:
+		if err != nil {
+			break
+		}
+		select {
+		case <-h.lost:
+		default:
+			t.Error("the release is confirmed, and the heir holds on")
+		}
+	case <-time.After(patience):
+		t.Fatal("the heir is not answered")
+	}
+	select {
+	case <-stranger.granted:
+	case <-time.After(patience):
+		t.Fatal("the next was not woken")
 	}
 }
