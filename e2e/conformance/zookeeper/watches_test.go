@@ -198,8 +198,6 @@ func queued(t *testing.T, s *zkstore.Store, name string, limit int) *asking {
 	go func() {
 		if g, err := s.Acquire(t.Context(), r); err == nil {
 			a.granted <- g
-		} else if t.Context().Err() == nil {
-			t.Logf("%s: %v", r.ID, err)
 		}
 	}()
 	select {
