@@ -254,9 +254,14 @@ func (p *place) watch(ctx context.Context, all []node, i int, told *bool) (gone 
 	p.leans = p.leans[:0]
 	for _, n := range set {
 		path := p.dir + "/" + n.name
-		// One of our own needs no watch: whoever takes it away wakes us.
-		if _, own := ss.ours[path]; own {
+		// One of our own needs no watch: whoever takes it away wakes us, and tend
+		// looks whether somebody else has.
+		if g, own := ss.ours[path]; own {
 			p.leans = append(p.leans, path)
+			if g == nil && !ss.leaning {
+				ss.leaning = true
+				ss.kick()
+			}
 		} else {
 			paths = append(paths, path)
 		}
@@ -339,6 +344,10 @@ func (p *place) granted(ctx context.Context) (driver.Grant, error) {
 	if ss.ended {
 		ss.mu.Unlock()
 		return driver.Grant{}, ss.fail(errOver)
+	}
+	if p.vanished {
+		ss.mu.Unlock()
+		return driver.Grant{}, p.failed(ctx, errDeleted)
 	}
 	ss.grants[g.ID], ss.ours[g.path] = g, g
 	idle := !ss.tending

@@ -63,9 +63,11 @@ func (ss *session) end(ctx context.Context, path string) error {
 	defer ss.unwatchTree(t)
 	grace := time.NewTimer(s.cfg.grace)
 	defer grace.Stop()
-	ask := zk.Set(path, []byte(revoke), -1)
-	for {
-		watch := zk.Get(path, true)
+	for asked := false; ; {
+		ask, watch := zk.Set(path, []byte(revoke), -1), zk.Get(path, true)
+		if asked {
+			ask = zk.Sync(path) // asking once is enough
+		}
 		err := ss.zk.Do(ctx, ask, watch)
 		switch {
 		case err != nil && ctx.Err() == nil && ss.zk.Ended() == nil:
@@ -77,9 +79,9 @@ func (ss *session) end(ctx context.Context, path string) error {
 		case ask.Err != nil || watch.Err != nil:
 			return s.fail(errors.Join(ask.Err, watch.Err))
 		}
+		asked = true
 		select {
 		case <-t.ch:
-			ask = zk.Sync(path) // asking once is enough
 		case <-grace.C:
 			return ss.take(ctx, path)
 		case <-ctx.Done():

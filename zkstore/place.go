@@ -30,8 +30,9 @@ type place struct {
 	// subscribed are the paths in the session's subs, and leans those of our own
 	// that it waits for without a watch.
 	subscribed, leans []string
-	// heir: the grant before it has been released in this process.
-	heir bool
+	// heir: the grant before it has been released in this process. vanished: and then
+	// its own node was not there.
+	heir, vanished bool
 	// ahead are the holders that the requester has not been told of.
 	ahead []node
 }
@@ -286,8 +287,9 @@ func (p *place) unsubscribeLocked(keep []string) (unwatched []string) {
 
 // unwatched is called when the removal of watches has been sent. Another place may have
 // come for one of them since it was decided, and its watch have been sent ahead of the
-// removal: it looks again, and watches behind it. So does a Break that watches the node:
-// to the server the watches of one session on a path are one.
+// removal: it looks again, and watches behind it. So does a Break that watches the node,
+// and tend for a grant of our own: to the server the watches of one session on a path are
+// one.
 func (ss *session) unwatched(paths []string) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -299,6 +301,10 @@ func (ss *session) unwatched(paths []string) {
 			if t.path == path {
 				signal(t.ch)
 			}
+		}
+		if g := ss.ours[path]; g != nil {
+			g.watched = 0
+			ss.kick()
 		}
 	}
 }

@@ -80,18 +80,26 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	ss := g.ss
 	ss.mu.Lock()
 	g.ending, g.busy = true, true
-	waiting := len(ss.places[g.dir]) > 0 && !g.passOnLocked()
+	heir := g.passOnLocked()
+	waiting := len(ss.places[g.dir]) > 0
 	ss.mu.Unlock()
 	del := zk.Delete(g.path, -1)
 	calls := []*zk.Call{del}
-	var list *zk.Call
-	if waiting {
+	var list, look *zk.Call
+	switch {
+	case heir != nil:
+		look = zk.Get(heir.path, false)
+		calls = append(calls, look)
+	case waiting:
 		list = zk.Children(g.dir, false)
 		calls = append(calls, list)
 	}
 	err = ss.zk.Do(ctx, calls...)
 	if err == nil && del.Err != nil && !errors.Is(del.Err, zk.ErrNoNode) {
 		err = del.Err
+	}
+	if look != nil && err == nil && errors.Is(look.Err, zk.ErrNoNode) {
+		heir.deposed()
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -110,20 +118,36 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 // passOnLocked grants to the next place in the queue, if that is ours as well,
 // without waiting for the release to be confirmed: an exclusive grant is the first
 // in the queue, an exclusive place that waits for nothing but it is the second, and
-// whoever comes behind that waits for both. It answers whether there was such a
-// place.
-func (g *grant) passOnLocked() bool {
+// whoever comes behind that waits for both. It answers that place, nil if there is
+// none.
+func (g *grant) passOnLocked() *place {
 	if g.Limit != driver.Exclusive {
-		return false
+		return nil
 	}
 	for p := range g.ss.places[g.dir] {
 		if p.node.limit == driver.Exclusive && len(p.subscribed) == 0 && len(p.leans) == 1 && p.leans[0] == g.path {
 			p.heir = true
 			p.look(nil)
-			return true
+			return p
 		}
 	}
-	return false
+	return nil
+}
+
+// deposed is called when the node of a place is not there to which a grant was passed on:
+// unless it was released meanwhile, somebody has deleted it.
+func (p *place) deposed() {
+	ss := p.ss
+	var told *grant
+	ss.mu.Lock()
+	p.vanished = true // it may not be a grant yet
+	if g := ss.ours[p.path]; g != nil && !g.ending {
+		told = ss.loseLocked(g, driver.Taken)
+	}
+	ss.mu.Unlock()
+	if told != nil {
+		told.from.Lost(driver.Taken, errors.New("its node was deleted"))
+	}
 }
 
 // inherits tells whether the grant before a place was passed on to it.

@@ -50,10 +50,16 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 	return g, nil
 }
 
+// errLeaseDeleted: somebody has deleted the second of the two nodes.
+var errLeaseDeleted = driver.Errorf(driver.Unavailable, "somebody has deleted the lease that was waited for")
+
 // giveUp takes both nodes back. A doubt about either is one about the request.
 func (ss *session) giveUp(ctx context.Context, lease, turn *place, err error) error {
 	if lease != nil {
 		err = lease.failed(ctx, err)
+	}
+	if err == errDeleted {
+		err = errLeaseDeleted // of the turn nobody has said that it is gone
 	}
 	if last := turn.failed(ctx, err); driver.CodeOf(last) == driver.Unknown || last == errOver {
 		return last

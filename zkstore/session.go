@@ -28,6 +28,7 @@ type session struct {
 	mu      sync.Mutex
 	ended   bool
 	tending bool              // tend looks at the grants by a timer
+	leaning bool              // and at places that others lean on
 	grants  map[string]*grant // by request
 	// ours are the paths of our own grants and places, which need no watch by each
 	// other: who takes one away wakes the others.

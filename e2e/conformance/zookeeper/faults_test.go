@@ -116,7 +116,7 @@ func loopback(t *testing.T) net.Listener {
 }
 
 // must stops the test at an error.
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

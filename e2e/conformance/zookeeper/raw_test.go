@@ -1,6 +1,8 @@
 package zookeeper
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,4 +22,28 @@ func connect(t testing.TB, address string) *zookeeper.Conn {
 	}
 	t.Cleanup(c.Close)
 	return c
+}
+
+// nodes wants the children of a node to become such that are so, in the order of their
+// sequence numbers.
+func nodes(t testing.TB, c *zookeeper.Conn, path, what string, so func([]string) bool) []string {
+	t.Helper()
+	late := time.After(patience)
+	for {
+		all, _, changed, err := c.ChildrenW(path)
+		must(t, err)
+		slices.SortFunc(all, func(a, b string) int { return strings.Compare(a[len(a)-10:], b[len(b)-10:]) })
+		if so(all) {
+			return all
+		}
+		select {
+		case <-changed:
+		case <-late:
+			t.Fatalf("waiting until %s: %v", what, all)
+		}
+	}
+}
+
+func count(n int) func([]string) bool {
+	return func(all []string) bool { return len(all) == n }
 }

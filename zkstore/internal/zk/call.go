@@ -2,8 +2,8 @@ package zk
 
 import "github.com/holdfast-go/holdfast/driver"
 
-// Call is one request. Its results may be read once Do has returned nil, or
-// Done is closed.
+// Call is one request, to be sent once: after a *LostError make another. Its results
+// may be read once Do has returned nil, or Done is closed.
 type Call struct {
 	op   int32
 	body []byte

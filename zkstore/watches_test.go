@@ -1,0 +1,39 @@
+package zkstore
+
+import (
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// bare is a session without a server.
+func bare() *session {
+	return &session{
+		rouse: make(chan struct{}, 1), grants: map[string]*grant{}, ours: map[string]*grant{},
+		places: map[string]map[*place]struct{}{}, subs: map[string]map[*place]struct{}{}, trees: map[*tree]struct{}{},
+	}
+}
+
+// grant puts one into the books.
+func (ss *session) grant(id string) *grant {
+	g := &grant{Grant: driver.Grant{ID: id}, ss: ss, dir: "/d", path: "/d/" + id}
+	ss.grants[g.ID], ss.ours[g.path] = g, g
+	return g
+}
+
+// TestRemovalTakesTheGrantsWatch: a place of the same session that stops to watch a
+// node takes away the watch of the grant that the node has become.
+func TestRemovalTakesTheGrantsWatch(t *testing.T) {
+	ss := bare()
+	g, other := ss.grant("g"), ss.grant("other")
+	g.watched, other.watched = 1, 1
+	ss.unwatched([]string{g.path, "/d/gone"})
+	if g.watched != 0 || other.watched != 1 {
+		t.Errorf("watched on %d, the other on %d", g.watched, other.watched)
+	}
+	select {
+	case <-ss.rouse:
+	default:
+		t.Error("nobody looks")
+	}
+}
