@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net"
 	"time"
@@ -15,15 +14,14 @@ import (
 // one answers or ctx ends.
 func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err error) {
 	at := rand.IntN(len(cfg.Servers))
+	var why reason
 	for tries := 1; ; tries++ {
 		server := cfg.Servers[(at+tries)%len(cfg.Servers)]
 		var failed error
 		if least, most, failed = limits(ctx, cfg, server); failed == nil {
 			return least, most, nil
 		}
-		if ctx.Err() == nil || err == nil {
-			err = fmt.Errorf("%s: %w", server, failed)
-		}
+		err = why.of(err, server, failed)
 		if ctx.Err() != nil {
 			return 0, 0, err
 		}

@@ -104,7 +104,7 @@ func (s *Session) Ended() error {
 func (s *Session) await(ctx context.Context) (*conn, error) {
 	for {
 		s.mu.Lock()
-		c, ended, changed, last := s.conn, s.ended, s.changed, s.last
+		c, ended, changed := s.conn, s.ended, s.changed
 		s.mu.Unlock()
 		switch {
 		case ended != nil:
@@ -115,6 +115,9 @@ func (s *Session) await(ctx context.Context) (*conn, error) {
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			s.mu.Lock()
+			last := s.last
+			s.mu.Unlock()
 			if last != nil {
 				return nil, &NotSentError{fmt.Errorf("%w (%w)", last, ctx.Err())}
 			}
@@ -254,6 +257,7 @@ func (s *Session) run(ctx context.Context) {
 	defer close(s.done)
 	defer s.stop()
 	at := rand.IntN(len(s.cfg.Servers))
+	var why reason
 	for failures := 0; ctx.Err() == nil; at++ {
 		server := s.cfg.Servers[at%len(s.cfg.Servers)]
 		err := s.connect(ctx, server)
@@ -262,7 +266,7 @@ func (s *Session) run(ctx context.Context) {
 			continue
 		}
 		s.mu.Lock()
-		s.last = fmt.Errorf("%s: %w", server, err)
+		s.last = why.of(s.last, server, err)
 		s.mu.Unlock()
 		if failures++; failures%len(s.cfg.Servers) != 0 {
 			continue
@@ -270,6 +274,24 @@ func (s *Session) run(ctx context.Context) {
 		// Everyone has been asked in vain.
 		pause(ctx, min(time.Duration(failures)*20*time.Millisecond, 500*time.Millisecond))
 	}
+}
+
+// reason picks what to say of attempts that have failed, one after another.
+type reason struct{ timeouts int }
+
+// of is what is said from now on. One attempt that took too long, or was cut off, does
+// not hide why those before it failed; several do.
+func (r *reason) of(last error, server string, err error) error {
+	slow, ok := errors.AsType[net.Error](err)
+	if ok && slow.Timeout() || errors.Is(err, context.Canceled) {
+		r.timeouts++
+	} else {
+		r.timeouts = 0
+	}
+	if last != nil && 0 < r.timeouts && r.timeouts <= 3 {
+		return last
+	}
+	return fmt.Errorf("%s: %w", server, err)
 }
 
 // pause sleeps for half of d to all of it.

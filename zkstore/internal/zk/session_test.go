@@ -1,0 +1,38 @@
+package zk
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"testing"
+	"time"
+)
+
+// Why there is no connection is told by the failure that says most: an attempt that took
+// too long does not hide the reason of those before it.
+func TestReasonIsKept(t *testing.T) {
+	refused := errors.New("first record does not look like a TLS handshake")
+	late := &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	tries := 0
+	c := Config{Servers: []string{"a:1"}, Timeout: 6 * time.Second, Dial: func(context.Context, string, string) (net.Conn, error) {
+		switch tries++; tries {
+		case 1, 3:
+			return nil, refused
+		case 5:
+			cancel()
+		}
+		return nil, late
+	}}
+	if _, err := Open(ctx, c); !errors.Is(err, refused) {
+		t.Errorf("a session, after %d tries: %v", tries, err)
+	}
+	ctx, cancel = context.WithCancel(t.Context())
+	defer cancel()
+	tries = 0
+	if _, _, err := Limits(ctx, c); !errors.Is(err, refused) {
+		t.Errorf("the limits, after %d tries: %v", tries, err)
+	}
+}
