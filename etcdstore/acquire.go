@@ -104,8 +104,9 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 			rec.Slot = &slot
 		}
 		nobody := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
+		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		resp, err := s.client.Txn(ctx).
-			If(a.made(n), nobody).
+			If(a.made(n), nobody, absent).
 			Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
 			Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
 			Commit()
@@ -120,7 +121,7 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 		}
 		rev = resp.Header.Revision
 		q = newLine(resp.Responses[0].GetResponseRange().Kvs, prefix)
-		if q.find(a.key) >= 0 {
+		for q.find(a.key) >= 0 {
 			a.renumber()
 		}
 		if !q.admits(a.r.Limit) {
