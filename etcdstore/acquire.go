@@ -51,11 +51,27 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 			e.end(errLeaseGone)
 			continue
 		}
+		if errors.Is(err, rpctypes.ErrNoSpace) {
+			err = s.takeBack(ctx, a, err)
+		}
 		if s.Classify(err) != driver.Unknown {
 			s.forget(a)
 		}
 		return driver.Grant{}, err
 	}
+}
+
+// takeBack deletes a place that may stand although the answer was that there is no
+// space: the server applies the request that fills it. A deletion costs no space. No
+// other request has the same words, so it ends nothing of a later one if it is late.
+func (s *Store) takeBack(ctx context.Context, a *attempt, why error) error {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawWithin)
+	defer cancel()
+	ours := clientv3.Compare(clientv3.Value(a.key), "=", a.written.encode())
+	if _, err := s.client.Txn(bounded).If(ours).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+		return &driver.Error{Code: driver.Unknown, Err: errors.Join(why, err)}
+	}
+	return why
 }
 
 // made is a condition of every transaction that makes a place: it fails if an
@@ -103,6 +119,7 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 			slot := q.freeSlot("")
 			rec.Slot = &slot
 		}
+		a.written = rec
 		nobody := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		resp, err := s.client.Txn(ctx).

@@ -49,7 +49,7 @@
 // epoch key of its lease; [Store.Undo] deletes the place and writes the epoch key
 // in one transaction, which compares it too. Whatever comes after it finds another
 // epoch and fails. There are at most epochShards such keys for each lease, and they
-// end with it.
+// end with it. A server without space takes no epoch, but does delete the place.
 //
 // What a watch tells from before the last look is no news. A waiter watches the
 // place before it alone (from now, and looks again once the watch stands; a watch

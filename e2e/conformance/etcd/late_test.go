@@ -29,6 +29,7 @@ type late struct {
 	mu   sync.Mutex
 	hold func(*etcdserverpb.TxnRequest) bool
 	lose func(*etcdserverpb.TxnRequest) bool
+	told error                                     // in place of the lost answer; errBroken if nil
 	sent func() (*etcdserverpb.TxnResponse, error) // what was kept back
 	// after is called when the next transaction was applied and its answer lost.
 	after func()
@@ -57,6 +58,7 @@ func (l *late) intercept(ctx context.Context, method string, req, reply any, cc 
 	if lose {
 		l.lose = nil
 	}
+	told := l.told
 	after := l.after
 	l.after = nil
 	l.mu.Unlock()
@@ -72,6 +74,9 @@ func (l *late) intercept(ctx context.Context, method string, req, reply any, cc 
 		return status.FromContextError(context.Canceled).Err()
 	}
 	if lose && err == nil {
+		if told != nil {
+			return told
+		}
 		return errBroken
 	}
 	return err
