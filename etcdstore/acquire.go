@@ -3,6 +3,7 @@ package etcdstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -97,6 +98,21 @@ func (e *session) learnEpoch(n int, answer *etcdserverpb.ResponseOp) error {
 	return nil
 }
 
+// sweep deletes what stands under the session's own lease and the attempt's key before
+// the attempt knows of a place. No other request of this store has the number, so it is
+// what nobody knows of: the place of the attempt itself, as a rule, where the client
+// has sent the transaction twice. Left there, it would be in everybody's way.
+func (s *Store) sweep(ctx context.Context, a *attempt, mod int64) error {
+	ours := []clientv3.Cmp{
+		clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease),
+		clientv3.Compare(clientv3.ModRevision(a.key), "=", mod),
+	}
+	if _, err := s.client.Txn(ctx).If(ours...).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+		return &driver.Error{Code: driver.Unknown, Err: err} // it stands
+	}
+	return nil
+}
+
 // tryRounds is how often a try makes its place on the condition that nothing has
 // changed: keys of deeper names count too, and may change all the time.
 const tryRounds = 8
@@ -138,8 +154,15 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 		}
 		rev = resp.Header.Revision
 		q = newLine(resp.Responses[0].GetResponseRange().Kvs, prefix)
-		for q.find(a.key) >= 0 {
-			a.renumber()
+		for i := q.find(a.key); i >= 0; i = q.find(a.key) {
+			if q[i].lease != a.e.lease {
+				a.renumber()
+				continue
+			}
+			if err := s.sweep(ctx, a, q[i].mod); err != nil {
+				return driver.Grant{}, err
+			}
+			q = slices.Delete(q, i, i+1)
 		}
 		if !q.admits(a.r.Limit) {
 			return driver.Grant{}, &driver.BusyError{Holders: q.holders()}
@@ -204,7 +227,8 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 			Else(clientv3.OpTxn(
 				[]clientv3.Cmp{made, absent},
 				append([]clientv3.Op{put}, a.reads(prefix)...),
-				[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key, clientv3.WithKeysOnly())},
+				// A read of keys only does not tell of leases.
+				[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
 			)).Commit()
 		if err != nil {
 			return view{}, unknown(ctx, err)
@@ -219,8 +243,12 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 			if err := a.e.learnEpoch(n, inner.Responses[0]); err != nil {
 				return view{}, err
 			}
-			if len(inner.Responses[1].GetResponseRange().Kvs) > 0 {
-				a.renumber()
+			if kvs := inner.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
+				if clientv3.LeaseID(kvs[0].Lease) != a.e.lease {
+					a.renumber()
+				} else if err := s.sweep(ctx, a, kvs[0].ModRevision); err != nil {
+					return view{}, err
+				}
 			}
 			continue
 		}

@@ -179,6 +179,74 @@ func TestLateAcquire(t *testing.T) {
 	}
 }
 
+// TestSentTwice: etcd's client sends a transaction once more where somebody on the way,
+// a proxy, answers in the server's place that it was cancelled. The first may have been
+// applied: there is one place for one request all the same.
+func TestSentTwice(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	for i, test := range []struct {
+		what         string
+		limit        int
+		wait, behind bool
+	}{
+		{"try", driver.Exclusive, false, false},
+		{"shared try", driver.Unlimited, false, false},
+		{"shared try beside another", driver.Unlimited, false, true},
+		{"permit", 3, false, true},
+		{"wait", driver.Exclusive, true, false},
+		{"shared wait", driver.Unlimited, true, true},
+		{"wait behind another", driver.Exclusive, true, true},
+	} {
+		n := fmt.Sprint("n", i)
+		before := 0
+		var first driver.Grant
+		if test.behind {
+			first = must(t, other, request("first-"+n, n, test.limit, time.Minute))
+			before = 1
+		}
+		r := request("r-"+n, n, test.limit, time.Minute)
+		r.Wait = test.wait
+		l.mu.Lock()
+		sent := 0
+		l.lose = func(txn *etcdserverpb.TxnRequest) bool {
+			if puts(txn) {
+				sent++
+			}
+			// A try beside another finds that first.
+			return sent > 1 || sent > 0 && (test.wait || !test.behind)
+		}
+		l.told = status.Error(codes.Canceled, "stream terminated by RST_STREAM with error code: CANCEL")
+		l.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		done := make(chan result, 1)
+		go func() {
+			g, err := s.Acquire(ctx, r)
+			done <- result{g, err}
+		}()
+		if test.behind && test.limit == driver.Exclusive {
+			receive(t, "the place", r.From.(*asker).queued)
+			if err := other.Release(t.Context(), first, 0); err != nil {
+				t.Fatal(err)
+			}
+			before = 0
+		}
+		res := receive(t, "the grant of "+test.what, done)
+		if res.err != nil {
+			t.Errorf("%s: %v", test.what, res.err)
+		} else if a := s.Renew(t.Context(), []driver.Grant{res.g})[0]; a.Err != nil {
+			t.Errorf("%s: Renew: %v", test.what, a.Err)
+		} else if err := s.Release(t.Context(), res.g, 0); err != nil {
+			t.Errorf("%s: Release: %v", test.what, err)
+		}
+		if st, err := other.Inspect(t.Context(), n); err != nil || len(st.Holders) != before || len(st.Waiters) > 0 {
+			t.Errorf("%s: left behind: %+v, %v", test.what, st, err)
+		}
+	}
+}
+
 // TestLateRelease: a release whose answer was lost and a new lock never share a
 // token, and a release that arrives late, or twice, ends no newer grant.
 func TestLateRelease(t *testing.T) {
