@@ -45,7 +45,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		if err == nil {
 			return g, nil
 		}
-		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		if err == rpctypes.ErrLeaseNotFound { // itself: the caller's reason may be such an error
 			// The lease ran out while nobody used it, or at this moment: its places
 			// are gone and no transaction that names it can be applied.
 			s.forget(a)
@@ -73,6 +73,15 @@ func (s *Store) takeBack(ctx context.Context, a *attempt, why error) error {
 		return &driver.Error{Code: driver.Unknown, Err: errors.Join(why, err)}
 	}
 	return why
+}
+
+// unmade is for a transaction that makes a place. That the lease has ended is for
+// Acquire, as it is.
+func unmade(ctx context.Context, err error) error {
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return rpctypes.ErrLeaseNotFound
+	}
+	return unknown(ctx, err)
 }
 
 // made is a condition of every transaction that makes a place: it fails if an
@@ -144,7 +153,7 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 			Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
 			Commit()
 		if err != nil {
-			return driver.Grant{}, unknown(ctx, err)
+			return driver.Grant{}, unmade(ctx, err)
 		}
 		if resp.Succeeded {
 			return a.grant(resp.Header.Revision, rec), nil
@@ -231,7 +240,7 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 				[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
 			)).Commit()
 		if err != nil {
-			return view{}, unknown(ctx, err)
+			return view{}, unmade(ctx, err)
 		}
 		rev := resp.Header.Revision
 		if resp.Succeeded {

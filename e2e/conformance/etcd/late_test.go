@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -336,6 +337,55 @@ func TestCauseIsNoAnswer(t *testing.T) {
 			t.Errorf("after Undo: %+v, %v", st, err)
 		}
 	}
+}
+
+// TestCauseIsNoLeaseEnd: nor does such an error, of the caller's own dealings with etcd,
+// say that the lease has ended, on which other locks stand.
+func TestCauseIsNoLeaseEnd(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	held := must(t, s, request("held", "held", 1, time.Minute))
+	stands := func(when string) {
+		t.Helper()
+		if a := s.Renew(t.Context(), []driver.Grant{held})[0]; a.Err != nil {
+			t.Errorf("another lock, after %s: %v", when, a.Err)
+		}
+	}
+	for _, wait := range []bool{false, true} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		l.mu.Lock()
+		l.after = func() { cancel(rpctypes.ErrLeaseNotFound) }
+		l.mu.Unlock()
+		r := request(fmt.Sprint("lost-", wait), "n", 1, time.Minute)
+		r.Wait = wait
+		if _, err := s.Acquire(ctx, r); s.Classify(err) != driver.Unknown {
+			t.Errorf("Acquire, with a key that may stand: %v", err)
+		}
+		if err := s.Undo(t.Context(), r); err != nil {
+			t.Error(err)
+		}
+		if st, err := other.Inspect(t.Context(), "n"); err != nil || len(st.Holders) > 0 {
+			t.Errorf("after Undo: %+v, %v", st, err)
+		}
+		stands("a lost answer")
+	}
+
+	must(t, other, request("first", "m", 1, time.Minute))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r := request("w", "m", 1, time.Minute)
+	r.Wait = true
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(ctx, r)
+		done <- err
+	}()
+	receive(t, "the place", r.From.(*asker).queued)
+	cancel(rpctypes.ErrLeaseNotFound)
+	if err := receive(t, "the end of the wait", done); s.Classify(err) != driver.Withdrawn {
+		t.Errorf("a wait whose context has ended: %v", err)
+	}
+	stands("a wait")
 }
 
 // TestAnswerTooLarge: an answer that the client does not take, as it is larger than
