@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,7 @@ type late struct {
 	mu   sync.Mutex
 	hold func(*etcdserverpb.TxnRequest) bool
 	lose func(*etcdserverpb.TxnRequest) bool
-	told error                                     // in place of the lost answer; errBroken if nil
+	told error                                     // about what is kept back or lost; errBroken if nil
 	sent func() (*etcdserverpb.TxnResponse, error) // what was kept back
 	// after is called when the next transaction was applied and its answer lost.
 	after func()
@@ -64,7 +65,7 @@ func (l *late) intercept(ctx context.Context, method string, req, reply any, cc 
 	l.after = nil
 	l.mu.Unlock()
 	if hold {
-		return errBroken
+		return cmp.Or(told, errBroken)
 	}
 	if l.refuse.Load() && deletes(txn) {
 		return status.Error(codes.PermissionDenied, "etcdserver: permission denied")
@@ -75,10 +76,7 @@ func (l *late) intercept(ctx context.Context, method string, req, reply any, cc 
 		return status.FromContextError(context.Canceled).Err()
 	}
 	if lose && err == nil {
-		if told != nil {
-			return told
-		}
-		return errBroken
+		return cmp.Or(told, errBroken)
 	}
 	return err
 }
@@ -245,6 +243,26 @@ func TestSentTwice(t *testing.T) {
 		if st, err := other.Inspect(t.Context(), n); err != nil || len(st.Holders) != before || len(st.Waiters) > 0 {
 			t.Errorf("%s: left behind: %+v, %v", test.what, st, err)
 		}
+	}
+}
+
+// TestBusyServerAtGrant: a place whose turn it is stays where a server has too much to do
+// to take the claim at once.
+func TestBusyServerAtGrant(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	first := must(t, other, request("first", "n", 2, time.Minute))
+	must(t, other, request("second", "n", 2, time.Minute))
+	w := waitIn(t, s, request("w", "n", 2, time.Minute))
+	l.mu.Lock()
+	l.hold, l.told = puts, rpctypes.ErrGRPCRequestTooManyRequests
+	l.mu.Unlock()
+	if err := other.Release(t.Context(), first, 0); err != nil {
+		t.Fatal(err)
+	}
+	if res := receive(t, "the grant", w); res.err != nil {
+		t.Fatal(res.err)
 	}
 }
 
