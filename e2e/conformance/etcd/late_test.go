@@ -406,6 +406,32 @@ func TestCauseIsNoLeaseEnd(t *testing.T) {
 	stands("a wait")
 }
 
+// TestLeaseGoneBefore: a request that finds the lease gone is granted on a new one.
+func TestLeaseGoneBefore(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, client := c.open(t), c.direct(t)
+	for _, wait := range []bool{false, true} {
+		n := fmt.Sprint("n-", wait)
+		held := request("held-"+n, n, 1, time.Hour)
+		must(t, s, held)
+		keys, err := client.Get(t.Context(), n+"/", clientv3.WithPrefix())
+		if err != nil || len(keys.Kvs) != 1 {
+			t.Fatal(keys, err)
+		}
+		if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
+			t.Fatal(err)
+		}
+		r := request("next-"+n, n, 1, time.Hour)
+		r.Wait = wait
+		if err := s.Release(t.Context(), must(t, s, r), 0); err != nil {
+			t.Error(err)
+		}
+		if cause := receive(t, "the loss", held.From.(*asker).lost); cause != driver.SessionEnded {
+			t.Error(cause)
+		}
+	}
+}
+
 // TestAnswerTooLarge: an answer that the client does not take, as it is larger than
 // its own limit, is no refusal by the server: what was asked for has been done.
 func TestAnswerTooLarge(t *testing.T) {
