@@ -3,6 +3,7 @@ package etcdstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -44,18 +45,43 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		if err == nil {
 			return g, nil
 		}
-		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		if err == rpctypes.ErrLeaseNotFound { // itself: the caller's reason may be such an error
 			// The lease ran out while nobody used it, or at this moment: its places
 			// are gone and no transaction that names it can be applied.
 			s.forget(a)
 			e.end(errLeaseGone)
 			continue
 		}
+		if errors.Is(err, rpctypes.ErrNoSpace) {
+			err = s.takeBack(ctx, a, err)
+		}
 		if s.Classify(err) != driver.Unknown {
 			s.forget(a)
 		}
 		return driver.Grant{}, err
 	}
+}
+
+// takeBack deletes a place that may stand although the answer was that there is no
+// space: the server applies the request that fills it. A deletion costs no space. No
+// other request has the same words, so it ends nothing of a later one if it is late.
+func (s *Store) takeBack(ctx context.Context, a *attempt, why error) error {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawWithin)
+	defer cancel()
+	ours := clientv3.Compare(clientv3.Value(a.key), "=", a.written.encode())
+	if _, err := s.client.Txn(bounded).If(ours).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+		return &driver.Error{Code: driver.Unknown, Err: errors.Join(why, err)}
+	}
+	return why
+}
+
+// unmade is for a transaction that makes a place. That the lease has ended is for
+// Acquire, as it is.
+func unmade(ctx context.Context, err error) error {
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return rpctypes.ErrLeaseNotFound
+	}
+	return unknown(ctx, err)
 }
 
 // made is a condition of every transaction that makes a place: it fails if an
@@ -77,6 +103,21 @@ func (e *session) learnEpoch(n int, answer *etcdserverpb.ResponseOp) error {
 		e.epochs[n] = max(e.epochs[n], kvs[0].ModRevision)
 	} else if e.epochs[n] > 0 {
 		return rpctypes.ErrLeaseNotFound
+	}
+	return nil
+}
+
+// sweep deletes what stands under the session's own lease and the attempt's key before
+// the attempt knows of a place. No other request of this store has the number, so it is
+// what nobody knows of: the place of the attempt itself, as a rule, where the client
+// has sent the transaction twice. Left there, it would be in everybody's way.
+func (s *Store) sweep(ctx context.Context, a *attempt, mod int64) error {
+	ours := []clientv3.Cmp{
+		clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease),
+		clientv3.Compare(clientv3.ModRevision(a.key), "=", mod),
+	}
+	if _, err := s.client.Txn(ctx).If(ours...).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+		return &driver.Error{Code: driver.Unknown, Err: err} // it stands
 	}
 	return nil
 }
@@ -103,14 +144,16 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 			slot := q.freeSlot("")
 			rec.Slot = &slot
 		}
+		a.written = rec
 		nobody := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
+		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		resp, err := s.client.Txn(ctx).
-			If(a.made(n), nobody).
+			If(a.made(n), nobody, absent).
 			Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
 			Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
 			Commit()
 		if err != nil {
-			return driver.Grant{}, unknown(ctx, err)
+			return driver.Grant{}, unmade(ctx, err)
 		}
 		if resp.Succeeded {
 			return a.grant(resp.Header.Revision, rec), nil
@@ -120,8 +163,15 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 		}
 		rev = resp.Header.Revision
 		q = newLine(resp.Responses[0].GetResponseRange().Kvs, prefix)
-		if q.find(a.key) >= 0 {
-			a.renumber()
+		for i := q.find(a.key); i >= 0; i = q.find(a.key) {
+			if q[i].lease != a.e.lease {
+				a.renumber()
+				continue
+			}
+			if err := s.sweep(ctx, a, q[i].mod); err != nil {
+				return driver.Grant{}, err
+			}
+			q = slices.Delete(q, i, i+1)
 		}
 		if !q.admits(a.r.Limit) {
 			return driver.Grant{}, &driver.BusyError{Holders: q.holders()}
@@ -186,10 +236,11 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 			Else(clientv3.OpTxn(
 				[]clientv3.Cmp{made, absent},
 				append([]clientv3.Op{put}, a.reads(prefix)...),
-				[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key, clientv3.WithKeysOnly())},
+				// A read of keys only does not tell of leases.
+				[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
 			)).Commit()
 		if err != nil {
-			return view{}, unknown(ctx, err)
+			return view{}, unmade(ctx, err)
 		}
 		rev := resp.Header.Revision
 		if resp.Succeeded {
@@ -201,8 +252,12 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 			if err := a.e.learnEpoch(n, inner.Responses[0]); err != nil {
 				return view{}, err
 			}
-			if len(inner.Responses[1].GetResponseRange().Kvs) > 0 {
-				a.renumber()
+			if kvs := inner.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {
+				if clientv3.LeaseID(kvs[0].Lease) != a.e.lease {
+					a.renumber()
+				} else if err := s.sweep(ctx, a, kvs[0].ModRevision); err != nil {
+					return view{}, err
+				}
 			}
 			continue
 		}

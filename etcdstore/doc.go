@@ -40,7 +40,8 @@
 // A place is made by one transaction, under a key that its lease has not in use,
 // and is never adopted by another request: a key is used again only when the store
 // knows that the attempt that had it has ended and that nothing of it is on its way, and
-// where nothing stands under it (a grant that was released and kept does).
+// where nothing stands under it (a grant that was released and kept does; what stands
+// there under the session's own lease is nobody's, and is deleted).
 // (Where a lease has one key for a name and finds it standing, as the neighbours do,
 // a release that was lost and the next acquisition get the same revision, and the
 // same fencing token, twice.)
@@ -49,7 +50,7 @@
 // epoch key of its lease; [Store.Undo] deletes the place and writes the epoch key
 // in one transaction, which compares it too. Whatever comes after it finds another
 // epoch and fails. There are at most epochShards such keys for each lease, and they
-// end with it.
+// end with it. A server without space takes no epoch, but does delete the place.
 //
 // What a watch tells from before the last look is no news. A waiter watches the
 // place before it alone (from now, and looks again once the watch stands; a watch

@@ -97,16 +97,23 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	a.granted.Store(false)
 	n := shard(r.Name)
 	epochKey := s.lay.epoch(a.e.lease, n)
+	var full error
 	for {
 		// An undo that arrives after another was confirmed finds another epoch: the
 		// key may be a later request's by then. A key with another lease is not the
 		// request's: a grant that was released and kept stands under it.
 		ours := clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease)
-		resp, err := s.client.Txn(ctx).If(a.made(n)).Then(
-			clientv3.OpTxn([]clientv3.Cmp{ours}, []clientv3.Op{clientv3.OpDelete(a.key)}, nil),
-			clientv3.OpPut(epochKey, "", clientv3.WithLease(a.e.lease)),
-		).Else(clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).Commit()
+		ops := []clientv3.Op{clientv3.OpTxn([]clientv3.Cmp{ours}, []clientv3.Op{clientv3.OpDelete(a.key)}, nil)}
+		if full == nil {
+			ops = append(ops, clientv3.OpPut(epochKey, "", clientv3.WithLease(a.e.lease)))
+		}
+		resp, err := s.client.Txn(ctx).If(a.made(n)).Then(ops...).
+			Else(clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).Commit()
 		switch {
+		case errors.Is(err, rpctypes.ErrNoSpace) && full == nil:
+			// The epoch has to wait until there is space, but nobody for the place.
+			full = err
+			continue
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			// So are its places, and nothing that names it can be applied.
 			a.e.end(errLeaseGone)
@@ -117,6 +124,8 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 				continue
 			}
 			a.e.end(errLeaseGone)
+		case full != nil:
+			return unknown(ctx, full)
 		default:
 			a.e.mu.Lock()
 			a.e.epochs[n] = max(a.e.epochs[n], resp.Header.Revision)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -36,7 +37,9 @@ func (s *Store) queue(ctx context.Context, a *attempt) (driver.Grant, error) {
 }
 
 // retriable tells whether asking again may help a place that stands.
-func retriable(err error) bool { return refused(err) == driver.Unknown }
+func retriable(err error) bool {
+	return refused(err) == driver.Unknown || errors.Is(err, rpctypes.ErrTooManyRequests)
+}
 
 // withdraw takes back a place that nobody wants any more or that cannot be kept,
 // and tells why. The answer to its making has come, so its deletion needs no

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -46,6 +47,42 @@ func TestKeptKey(t *testing.T) {
 				t.Errorf("Release: %v", err)
 			}
 		})
+	}
+}
+
+// TestKeptKeys: beside several grants that were left standing, a try makes a place of
+// its own and writes over none of them.
+func TestKeptKeys(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s := c.open(t)
+	for _, limit := range []int{driver.Unlimited, 3} {
+		n := fmt.Sprint("n", limit)
+		var kept []driver.Grant
+		for i := range 2 {
+			kept = append(kept, must(t, s, request(fmt.Sprint("kept", i, n), n, limit, time.Minute)))
+		}
+		for _, g := range kept {
+			if err := s.Release(t.Context(), g, patience); err != nil {
+				t.Fatal(err)
+			}
+		}
+		g := must(t, s, request("next"+n, n, limit, time.Minute))
+		st, err := s.Inspect(t.Context(), n)
+		if err != nil || len(st.Holders) != 3 {
+			t.Fatalf("limit %d: %+v, %v, want two that were left standing and the new one", limit, st, err)
+		}
+		if last := st.Holders[2]; last.ID != "next"+n || last.Token != g.Token {
+			t.Errorf("limit %d: the new one is %+v, want token %d", limit, last, g.Token)
+		}
+		if a := s.Renew(t.Context(), []driver.Grant{g})[0]; a.Err != nil {
+			t.Errorf("limit %d: Renew: %v", limit, a.Err)
+		}
+		if err := s.Release(t.Context(), g, 0); err != nil {
+			t.Errorf("limit %d: Release: %v", limit, err)
+		}
+		if st, err := s.Inspect(t.Context(), n); err != nil || len(st.Holders) != 2 {
+			t.Errorf("limit %d: after Release: %+v, %v, want the two that were left standing", limit, st, err)
+		}
 	}
 }
 

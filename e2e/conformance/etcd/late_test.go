@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -29,6 +31,7 @@ type late struct {
 	mu   sync.Mutex
 	hold func(*etcdserverpb.TxnRequest) bool
 	lose func(*etcdserverpb.TxnRequest) bool
+	told error                                     // about what is kept back or lost; errBroken if nil
 	sent func() (*etcdserverpb.TxnResponse, error) // what was kept back
 	// after is called when the next transaction was applied and its answer lost.
 	after func()
@@ -57,11 +60,12 @@ func (l *late) intercept(ctx context.Context, method string, req, reply any, cc 
 	if lose {
 		l.lose = nil
 	}
+	told := l.told
 	after := l.after
 	l.after = nil
 	l.mu.Unlock()
 	if hold {
-		return errBroken
+		return cmp.Or(told, errBroken)
 	}
 	if l.refuse.Load() && deletes(txn) {
 		return status.Error(codes.PermissionDenied, "etcdserver: permission denied")
@@ -72,7 +76,7 @@ func (l *late) intercept(ctx context.Context, method string, req, reply any, cc 
 		return status.FromContextError(context.Canceled).Err()
 	}
 	if lose && err == nil {
-		return errBroken
+		return cmp.Or(told, errBroken)
 	}
 	return err
 }
@@ -174,6 +178,94 @@ func TestLateAcquire(t *testing.T) {
 	}
 }
 
+// TestSentTwice: etcd's client sends a transaction once more where somebody on the way,
+// a proxy, answers in the server's place that it was cancelled. The first may have been
+// applied: there is one place for one request all the same.
+func TestSentTwice(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	for i, test := range []struct {
+		what         string
+		limit        int
+		wait, behind bool
+	}{
+		{"try", driver.Exclusive, false, false},
+		{"shared try", driver.Unlimited, false, false},
+		{"shared try beside another", driver.Unlimited, false, true},
+		{"permit", 3, false, true},
+		{"wait", driver.Exclusive, true, false},
+		{"shared wait", driver.Unlimited, true, true},
+		{"wait behind another", driver.Exclusive, true, true},
+	} {
+		n := fmt.Sprint("n", i)
+		before := 0
+		var first driver.Grant
+		if test.behind {
+			first = must(t, other, request("first-"+n, n, test.limit, time.Minute))
+			before = 1
+		}
+		r := request("r-"+n, n, test.limit, time.Minute)
+		r.Wait = test.wait
+		l.mu.Lock()
+		sent := 0
+		l.lose = func(txn *etcdserverpb.TxnRequest) bool {
+			if puts(txn) {
+				sent++
+			}
+			// A try beside another finds that first.
+			return sent > 1 || sent > 0 && (test.wait || !test.behind)
+		}
+		l.told = status.Error(codes.Canceled, "stream terminated by RST_STREAM with error code: CANCEL")
+		l.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		done := make(chan result, 1)
+		go func() {
+			g, err := s.Acquire(ctx, r)
+			done <- result{g, err}
+		}()
+		if test.behind && test.limit == driver.Exclusive {
+			receive(t, "the place", r.From.(*asker).queued)
+			if err := other.Release(t.Context(), first, 0); err != nil {
+				t.Fatal(err)
+			}
+			before = 0
+		}
+		res := receive(t, "the grant of "+test.what, done)
+		if res.err != nil {
+			t.Errorf("%s: %v", test.what, res.err)
+		} else if a := s.Renew(t.Context(), []driver.Grant{res.g})[0]; a.Err != nil {
+			t.Errorf("%s: Renew: %v", test.what, a.Err)
+		} else if err := s.Release(t.Context(), res.g, 0); err != nil {
+			t.Errorf("%s: Release: %v", test.what, err)
+		}
+		if st, err := other.Inspect(t.Context(), n); err != nil || len(st.Holders) != before || len(st.Waiters) > 0 {
+			t.Errorf("%s: left behind: %+v, %v", test.what, st, err)
+		}
+	}
+}
+
+// TestBusyServerAtGrant: a place whose turn it is stays where a server has too much to do
+// to take the claim at once.
+func TestBusyServerAtGrant(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	first := must(t, other, request("first", "n", 2, time.Minute))
+	must(t, other, request("second", "n", 2, time.Minute))
+	w := waitIn(t, s, request("w", "n", 2, time.Minute))
+	l.mu.Lock()
+	l.hold, l.told = puts, rpctypes.ErrGRPCRequestTooManyRequests
+	l.mu.Unlock()
+	if err := other.Release(t.Context(), first, 0); err != nil {
+		t.Fatal(err)
+	}
+	if res := receive(t, "the grant", w); res.err != nil {
+		t.Fatal(res.err)
+	}
+}
+
 // TestLateRelease: a release whose answer was lost and a new lock never share a
 // token, and a release that arrives late, or twice, ends no newer grant.
 func TestLateRelease(t *testing.T) {
@@ -261,6 +353,81 @@ func TestCauseIsNoAnswer(t *testing.T) {
 		}
 		if st, err := s.Inspect(t.Context(), r.Name); err != nil || len(st.Holders) > 0 {
 			t.Errorf("after Undo: %+v, %v", st, err)
+		}
+	}
+}
+
+// TestCauseIsNoLeaseEnd: nor does such an error, of the caller's own dealings with etcd,
+// say that the lease has ended, on which other locks stand.
+func TestCauseIsNoLeaseEnd(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	held := must(t, s, request("held", "held", 1, time.Minute))
+	stands := func(when string) {
+		t.Helper()
+		if a := s.Renew(t.Context(), []driver.Grant{held})[0]; a.Err != nil {
+			t.Errorf("another lock, after %s: %v", when, a.Err)
+		}
+	}
+	for _, wait := range []bool{false, true} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		l.mu.Lock()
+		l.after = func() { cancel(rpctypes.ErrLeaseNotFound) }
+		l.mu.Unlock()
+		r := request(fmt.Sprint("lost-", wait), "n", 1, time.Minute)
+		r.Wait = wait
+		if _, err := s.Acquire(ctx, r); s.Classify(err) != driver.Unknown {
+			t.Errorf("Acquire, with a key that may stand: %v", err)
+		}
+		if err := s.Undo(t.Context(), r); err != nil {
+			t.Error(err)
+		}
+		if st, err := other.Inspect(t.Context(), "n"); err != nil || len(st.Holders) > 0 {
+			t.Errorf("after Undo: %+v, %v", st, err)
+		}
+		stands("a lost answer")
+	}
+
+	must(t, other, request("first", "m", 1, time.Minute))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r := request("w", "m", 1, time.Minute)
+	r.Wait = true
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(ctx, r)
+		done <- err
+	}()
+	receive(t, "the place", r.From.(*asker).queued)
+	cancel(rpctypes.ErrLeaseNotFound)
+	if err := receive(t, "the end of the wait", done); s.Classify(err) != driver.Withdrawn {
+		t.Errorf("a wait whose context has ended: %v", err)
+	}
+	stands("a wait")
+}
+
+// TestLeaseGoneBefore: a request that finds the lease gone is granted on a new one.
+func TestLeaseGoneBefore(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, client := c.open(t), c.direct(t)
+	for _, wait := range []bool{false, true} {
+		n := fmt.Sprint("n-", wait)
+		held := request("held-"+n, n, 1, time.Hour)
+		must(t, s, held)
+		keys, err := client.Get(t.Context(), n+"/", clientv3.WithPrefix())
+		if err != nil || len(keys.Kvs) != 1 {
+			t.Fatal(keys, err)
+		}
+		if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
+			t.Fatal(err)
+		}
+		r := request("next-"+n, n, 1, time.Hour)
+		r.Wait = wait
+		if err := s.Release(t.Context(), must(t, s, r), 0); err != nil {
+			t.Error(err)
+		}
+		if cause := receive(t, "the loss", held.From.(*asker).lost); cause != driver.SessionEnded {
+			t.Error(cause)
 		}
 	}
 }

@@ -85,14 +85,7 @@ func TestNoSpace(t *testing.T) {
 	if _, err := l.Guarantees(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for i := 0; ; i++ {
-		if _, err := client.Put(t.Context(), "fill", strings.Repeat("x", 8000)); err != nil {
-			break
-		}
-		if i > 1000 {
-			t.Fatal("the server does not fill")
-		}
-	}
+	fill(t, client)
 	if _, err := l.Lock(t.Context(), "n"); !errors.Is(err, holdfast.ErrRefused) || !strings.Contains(err.Error(), "space") {
 		t.Errorf("a full server: %v", err)
 	}

@@ -1,0 +1,146 @@
+package etcd
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// fill writes until a server with a small quota is full.
+func fill(t *testing.T, client *clientv3.Client) {
+	t.Helper()
+	for i := 0; ; i++ {
+		if _, err := client.Put(t.Context(), "fill", strings.Repeat("x", 8000)); err != nil {
+			return
+		}
+		if i > 1000 {
+			t.Fatal("the server does not fill")
+		}
+	}
+}
+
+// makeSpace takes back what fill has written.
+func (c *cluster) makeSpace(t *testing.T, client *clientv3.Client) {
+	t.Helper()
+	gone, err := client.Delete(t.Context(), "fill")
+	if err == nil {
+		_, err = client.Compact(t.Context(), gone.Header.Revision, clientv3.WithCompactPhysical())
+	}
+	if err == nil {
+		_, err = client.Defragment(t.Context(), c.members[0].Client)
+	}
+	if err == nil {
+		_, err = client.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestAppliedWithoutSpace: the request that fills a server is applied and answered with
+// "no space". Nothing of it is left.
+func TestAppliedWithoutSpace(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	for i, test := range []struct {
+		what         string
+		wait, behind bool
+		stuck        bool // the place cannot be taken back at once
+	}{
+		{what: "try"},
+		{what: "wait", wait: true},
+		{what: "wait behind another", wait: true, behind: true},
+		{what: "try, stuck", stuck: true},
+		{what: "wait, stuck", wait: true, stuck: true},
+	} {
+		n := fmt.Sprint("n", i)
+		before := 0
+		if test.behind {
+			must(t, other, request("holder-"+n, n, 1, time.Minute))
+			before = 1
+		}
+		r := request("full-"+n, n, 1, time.Minute)
+		r.Wait = test.wait
+		l.mu.Lock()
+		l.lose, l.told = puts, rpctypes.ErrGRPCNoSpace
+		l.mu.Unlock()
+		l.refuse.Store(test.stuck)
+		_, err := s.Acquire(t.Context(), r)
+		l.refuse.Store(false)
+		want := driver.Refused
+		if test.stuck {
+			want = driver.Unknown
+		}
+		if code := s.Classify(err); code != want || err == nil || !strings.Contains(err.Error(), "space") {
+			t.Errorf("%s: %s (%v), want %s", test.what, code, err, want)
+		}
+		if test.stuck {
+			if err := s.Undo(t.Context(), r); err != nil {
+				t.Errorf("%s: Undo: %v", test.what, err)
+			}
+		}
+		if st, err := other.Inspect(t.Context(), n); err != nil || len(st.Holders) != before || len(st.Waiters) > 0 {
+			t.Errorf("%s: %+v, %v, want %d holders", test.what, st, err, before)
+		}
+	}
+}
+
+// TestUndoWithoutSpace: a full server takes no undo's epoch, and its place does not
+// stand until there is space.
+func TestUndoWithoutSpace(t *testing.T) {
+	c := start(t, servers.EtcdConfig{Args: []string{"--quota-backend-bytes", "65536"}})
+	s, l := c.late(t)
+	client, other := c.direct(t), c.open(t)
+	first, r := request("first", "n", 1, time.Minute), request("r", "n", 1, time.Minute)
+	l.mu.Lock()
+	l.hold = puts
+	l.mu.Unlock()
+	if _, err := s.Acquire(t.Context(), first); s.Classify(err) != driver.Unknown {
+		t.Fatalf("Acquire answered %v, want an unknown outcome", err)
+	}
+	l.mu.Lock()
+	l.lose = puts
+	l.mu.Unlock()
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+		t.Fatalf("Acquire answered %v, want an unknown outcome", err)
+	}
+	// An epoch that the store does not know of.
+	l.mu.Lock()
+	l.lose = makes
+	l.mu.Unlock()
+	if err := s.Undo(t.Context(), first); s.Classify(err) != driver.Unknown {
+		t.Fatalf("Undo answered %v, want an unknown outcome", err)
+	}
+	if st, err := other.Inspect(t.Context(), "n"); err != nil || len(st.Holders) != 1 {
+		t.Fatalf("%+v, %v, want the place whose answer was lost", st, err)
+	}
+
+	fill(t, client)
+	if err := s.Undo(t.Context(), r); s.Classify(err) != driver.Refused {
+		t.Errorf("Undo on a full server: %v, want refused", err)
+	}
+	if st, err := other.Inspect(t.Context(), "n"); err != nil || len(st.Holders) > 0 {
+		t.Errorf("after Undo on a full server: %+v, %v", st, err)
+	}
+
+	c.makeSpace(t, client)
+	for _, r := range []driver.Request{r, first} {
+		if err := s.Undo(t.Context(), r); err != nil {
+			t.Errorf("Undo when there is space again: %v", err)
+		}
+	}
+	if answer, err := l.sent(); err != nil || answer.Succeeded {
+		t.Errorf("what was kept back was applied: %v, %v", answer, err)
+	}
+	if err := s.Release(t.Context(), must(t, s, request("next", "n", 1, time.Minute)), 0); err != nil {
+		t.Error(err)
+	}
+}
