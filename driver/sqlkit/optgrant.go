@@ -22,7 +22,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 	var changed <-chan struct{}
 	var stop func()
 	for fallback := newFallback(); ; {
-		g, next, err := o.try(ctx, r)
+		g, next, err := o.look(ctx, r)
 		if err == nil {
 			if stop != nil {
 				stop()
@@ -83,6 +83,17 @@ func (o *Optimistic) withdrawn(ctx context.Context, err error) error {
 		return &driver.Error{Code: driver.Withdrawn, Err: err}
 	}
 	return o.ended(ctx, err)
+}
+
+// look is try. A waiter's context has no end of its own, so that each of its looks has
+// one: a connection that has fallen silent would else hold it for as long as TCP waits.
+func (o *Optimistic) look(ctx context.Context, r driver.Request) (driver.Grant, time.Duration, error) {
+	if r.Wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, lookWithin)
+		defer cancel()
+	}
+	return o.try(ctx, r)
 }
 
 // try asks once. A BusyError comes with the time after which asking again is

@@ -47,7 +47,7 @@ func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) 
 	for tries := 0; ; tries++ {
 		got, err := tryRow(ctx, r, s, a, a.Wait && a.Limit == driver.Unlimited)
 		if err == ErrKind {
-			if err = r.SwitchKind(ctx, s, a); err == nil {
+			if err = switchKind(ctx, r, s, a); err == nil {
 				continue
 			}
 		}
@@ -64,11 +64,33 @@ func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) 
 // tryRow asks until there is a row.
 func tryRow(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (got Got, err error) {
 	for range 5 {
-		if got, err = r.TryRow(ctx, s, a, wait); err != ErrRow {
+		if got, err = try(ctx, r, s, a, wait); err != ErrRow {
 			break
 		}
 	}
 	return got, err
+}
+
+// AnswerWithin bounds what a waiter asks that waits for nothing at the server. Its
+// context has no end of its own, and a connection may have fallen silent.
+const AnswerWithin = 10 * time.Second
+
+func try(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (Got, error) {
+	if a.Wait && !wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
+		defer cancel()
+	}
+	return r.TryRow(ctx, s, a, wait)
+}
+
+func switchKind(ctx context.Context, r RowLocker, s *Session, a *Ask) error {
+	if a.Wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
+		defer cancel()
+	}
+	return r.SwitchKind(ctx, s, a)
 }
 
 // pollPause doubles from 5 to 100 ms, with jitter.
