@@ -63,6 +63,11 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
+	if wait { // which is over
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
+		defer cancel()
+	}
 	s.TTL = a.TTL
 	s.Untold = s.Untold || answers.First(0) != nil
 	got := sqlkit.Got{Slot: driver.NoSlot}
@@ -77,7 +82,16 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 		case there.Last().Int(0) > 0:
 			return got, sqlkit.ErrBusy
 		}
-		if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
+		_, err = r.soon(ctx, s, rowWait, r.insert(a.Key))
+		if my, ok := errors.AsType[*mysql.MySQLError](err); ok && my.Number == errLockWait {
+			// Somebody else's transaction has inserted it and goes on: whoever waits asks
+			// for the row, which says in the queue who it is.
+			if err = sqlkit.ErrBusy; wait {
+				err = sqlkit.ErrRow
+			}
+			return got, err
+		}
+		if err != nil {
 			return got, err
 		}
 		return got, sqlkit.ErrRow

@@ -56,6 +56,28 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	return sqlkit.Identity{Conn: row.Int(0), Since: fmt.Sprint(row.Int(1) - a.First(len(a)-2).Int(1))}, nil
 }
 
+// What a statement may wait for that another has locked: a row, or a table.
+const (
+	rowWait   = "innodb_lock_wait_timeout"
+	tableWait = "lock_wait_timeout"
+)
+
+// soon runs a statement that waits for no lock of others: on MySQL a second, which is
+// its least. After an error the session is as it was, unless the link has ended.
+func (r sessions) soon(ctx context.Context, s *sqlkit.Session, wait, statement string) (sqlkit.Answers, error) {
+	if r.s.facts().maria {
+		return s.Run(ctx, "SET STATEMENT "+wait+" = 0 FOR "+statement)
+	}
+	back := fmt.Sprintf("SET SESSION %s = %d", wait, forever)
+	answers, err := s.Run(ctx, "SET SESSION "+wait+" = 1", statement, back)
+	if _, answered := errors.AsType[*mysql.MySQLError](err); answered {
+		if _, berr := s.Run(ctx, back); berr != nil {
+			return nil, berr
+		}
+	}
+	return answers, err
+}
+
 // timeout is the statement that sets the session's timer, where it is not so yet.
 func timeout(s *sqlkit.Session, a *sqlkit.Ask) []string {
 	if s.TTL == a.TTL {

@@ -78,6 +78,11 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
+	if wait { // which is over
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
+		defer cancel()
+	}
 	passed, row, there := answers.First(0).Text(0) == "yes", answers.First(1), answers.First(2).True(0)
 	if row != nil && row.Int(2) != s.ID.Conn {
 		return sqlkit.Got{}, errMoved
@@ -103,7 +108,15 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	}
 	switch {
 	case !there:
-		if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
+		_, err := s.Run(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL lock_timeout = '100ms'", r.insert(a.Key), "COMMIT")
+		if state(err) == "55P03" {
+			// Somebody else's transaction has inserted it and goes on. Nobody sees the
+			// row until it is committed, and so nobody can wait for it.
+			if _, err = s.Run(ctx, "ROLLBACK"); err == nil {
+				err = sqlkit.ErrBusy
+			}
+		}
+		if err != nil {
 			return sqlkit.Got{}, err
 		}
 		return sqlkit.Got{}, sqlkit.ErrRow

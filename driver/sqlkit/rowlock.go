@@ -39,13 +39,12 @@ var (
 )
 
 // LockRow is the Lock of a recipe of row locks. Semaphores are asked for again and
-// again, 5 to 100 ms apart: a server does not queue for any one of several rows.
+// again, 5 to 100 ms apart: a server does not queue for any one of several rows. So is
+// a row that the server does not queue for because it is not there for all to see.
 func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) {
-	if a.Limit == driver.Exclusive {
-		return tryRow(ctx, r, s, a, a.Wait)
-	}
+	queues := a.Limit == driver.Exclusive || a.Limit == driver.Unlimited
 	for tries := 0; ; tries++ {
-		got, err := tryRow(ctx, r, s, a, a.Wait && a.Limit == driver.Unlimited)
+		got, err := tryRow(ctx, r, s, a, a.Wait && queues)
 		if err == ErrKind {
 			if err = switchKind(ctx, r, s, a); err == nil {
 				continue

@@ -87,6 +87,10 @@ func TestSharesRows(t *testing.T) {
 		"NEW") // the column folds case
 }
 
+func TestUncommittedRow(t *testing.T) {
+	sqltest.UncommittedRow(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB")
+}
+
 func TestOddNames(t *testing.T) {
 	sqltest.OddNames(t, mariadb, "charset=sjis")
 }

@@ -88,6 +88,10 @@ func TestSharesRows(t *testing.T) {
 		"new") // the column tells cases apart
 }
 
+func TestUncommittedRow(t *testing.T) {
+	sqltest.UncommittedRow(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)")
+}
+
 func TestOddNames(t *testing.T) {
 	sqltest.OddNames(t, postgres, "client_encoding=SJIS&options=-c%20standard_conforming_strings%3Doff")
 }

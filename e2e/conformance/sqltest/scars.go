@@ -61,6 +61,48 @@ func SharesRows(t *testing.T, d *Database, create, alias string) {
 	}
 }
 
+// UncommittedRow: a name whose row another program's transaction has inserted and not
+// committed is held by it, for who tries and for who waits.
+func UncommittedRow(t *testing.T, d *Database, create string) {
+	database := d.Create(t)
+	d.Exec(t, database, create)
+	s := d.Store(t, database, "recipe=pessimistic&table=fu_distribute_lock&column=lock_name")
+	defer Close(t, s)
+	db := d.Pool(t, database)
+	for i, commit := range []bool{false, true, false} {
+		name, limit := fmt.Sprintf("fresh-%d", i), driver.Exclusive
+		if i == 2 {
+			limit = driver.Unlimited
+		}
+		tx, err := db.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		if _, err := tx.Exec("INSERT INTO fu_distribute_lock (lock_name) VALUES ('" + name + "')"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		for _, limit := range []int{driver.Exclusive, driver.Unlimited} {
+			r, _ := Request(name, limit, time.Minute)
+			if _, err := s.Acquire(ctx, r); s.Classify(err) != driver.Busy {
+				t.Fatalf("%s: %v; want busy", name, err)
+			}
+		}
+		w := Wait(t, t.Context(), s, name, limit)
+		w.StillWaits()
+		end := tx.Rollback
+		if commit {
+			end = tx.Commit
+		}
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		Release(t, s, w.Granted())
+	}
+}
+
 // TokenAfterTheWait: the token is read when the lock is granted, not when it was asked
 // for.
 func TokenAfterTheWait(t *testing.T, s driver.Store, limits ...int) {
