@@ -82,8 +82,14 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 		case there.Last().Int(0) > 0:
 			return got, sqlkit.ErrBusy
 		}
-		_, err = r.soon(ctx, s, rowWait, r.insert(a.Key))
-		if my, ok := errors.AsType[*mysql.MySQLError](err); ok && my.Number == errLockWait {
+		script, back := r.briefly(r.insert(a.Key))
+		_, err = s.Run(ctx, script...)
+		if locked(err) {
+			if len(back) > 0 {
+				if _, err := s.Run(ctx, back...); err != nil {
+					return got, err
+				}
+			}
 			// Somebody else's transaction has inserted it and goes on: whoever waits asks
 			// for the row, which says in the queue who it is.
 			if err = sqlkit.ErrBusy; wait {
@@ -221,13 +227,14 @@ var numbers = func() string {
 // Unlock ends the transaction, in which nothing was written. The session would not
 // answer if the transaction had ended before.
 func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	script := []string{"ROLLBACK", "SELECT CONNECTION_ID()"}
+	var script, back []string
+	end := []string{"ROLLBACK", "SELECT CONNECTION_ID()"}
 	if a.Told {
-		script = append([]string{"UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID()"}, script...)
+		script, back = r.briefly("UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID()")
 	}
-	answers, err := s.Run(ctx, script...)
+	answers, err := s.Run(ctx, append(script, end...)...)
 	if _, answered := errors.AsType[*mysql.MySQLError](err); answered && a.Told {
-		answers, err = s.Run(ctx, script[1:]...) // it could not be written down, either
+		answers, err = s.Run(ctx, append(back, end...)...) // it could not be written down, either
 	}
 	if err != nil {
 		return false, err

@@ -56,26 +56,22 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	return sqlkit.Identity{Conn: row.Int(0), Since: fmt.Sprint(row.Int(1) - a.First(len(a)-2).Int(1))}, nil
 }
 
-// What a statement may wait for that another has locked: a row, or a table.
-const (
-	rowWait   = "innodb_lock_wait_timeout"
-	tableWait = "lock_wait_timeout"
-)
-
-// soon runs a statement that waits for no lock of others: on MySQL a second, which is
-// its least. After an error the session is as it was, unless the link has ended.
-func (r sessions) soon(ctx context.Context, s *sqlkit.Session, wait, statement string) (sqlkit.Answers, error) {
+// briefly is a script that runs a statement and has it wait for what others have
+// locked no longer than a moment, or on MySQL, which knows no less, a second. If the
+// answer is an error, back is what makes the session as it was.
+func (r sessions) briefly(statement string) (script, back []string) {
 	if r.s.facts().maria {
-		return s.Run(ctx, "SET STATEMENT "+wait+" = 0 FOR "+statement)
+		return []string{"SET STATEMENT max_statement_time = 0.2 FOR " + statement}, nil
 	}
-	back := fmt.Sprintf("SET SESSION %s = %d", wait, forever)
-	answers, err := s.Run(ctx, "SET SESSION "+wait+" = 1", statement, back)
-	if _, answered := errors.AsType[*mysql.MySQLError](err); answered {
-		if _, berr := s.Run(ctx, back); berr != nil {
-			return nil, berr
-		}
-	}
-	return answers, err
+	const set = "SET SESSION innodb_lock_wait_timeout = %d, lock_wait_timeout = %[1]d"
+	back = []string{fmt.Sprintf(set, forever)}
+	return []string{fmt.Sprintf(set, 1), statement, back[0]}, back
+}
+
+// locked tells whether a statement was run briefly and would have had to wait longer.
+func locked(err error) bool {
+	my, ok := errors.AsType[*mysql.MySQLError](err)
+	return ok && (my.Number == errLockWait || my.Number == errStatementTime)
 }
 
 // timeout is the statement that sets the session's timer, where it is not so yet.
@@ -129,11 +125,17 @@ func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lo
 		answers, err = s.Run(ctx, ask)
 	} else {
 		told := "DO RELEASE_LOCK(" + untoldLock(s) + ")"
-		answers, err = s.Run(ctx, note(a, lockname), told, ask)
+		script, back := r.briefly(note(a, lockname))
+		answers, err = s.Run(ctx, append(script, told, ask)...)
+		if locked(err) {
+			// As by a backup: the lock holds, and says who has it at the next ping.
+			answers, err = s.Run(ctx, append(back, ask)...)
+			return err == nil && answers.Last().Int(0) == s.ID.Conn, err
+		}
 		if _, answered := errors.AsType[*mysql.MySQLError](err); answered {
 			// The table is not there, or full, or not for this user: the lock holds
 			// without it, and cannot be seen.
-			answers, err = s.Run(ctx, told, ask)
+			answers, err = s.Run(ctx, append(back, told, ask)...)
 		}
 	}
 	if err != nil {
@@ -149,7 +151,7 @@ func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lo
 // written down. One that is writing just now is asked again.
 func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
 	for tries := 0; ; tries++ {
-		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', id)) = id"+
+		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' OR info LIKE 'SET STATEMENT % FOR INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', id)) = id"+
 			" AND COALESCE(state, '') <> 'User lock' AND COALESCE(info, '') NOT LIKE 'SELECT /*hf1.%'")
 		if err != nil {
 			return nil, err
