@@ -221,8 +221,9 @@ func unlessGone(err error) error {
 	return err
 }
 
-// gone looks into the server's list. Numbers begin anew when the server does, which
-// the second of its start tells, give or take one.
+// gone looks into the server's list. Numbers begin anew when the server does, and
+// another server has others: the second of its start tells, give or take one. A server
+// that takes over may have started before the one that is gone.
 func (r sessions) gone(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
 	a, err := side.Run(ctx, "SHOW GLOBAL STATUS LIKE 'Uptime'",
 		fmt.Sprintf("SELECT COUNT(*), %s FROM information_schema.processlist WHERE id = %d", unix, id.Conn))
@@ -230,8 +231,9 @@ func (r sessions) gone(ctx context.Context, side sqlkit.Link, id sqlkit.Identity
 		return false, err
 	}
 	began, _ := strconv.ParseInt(id.Since, 10, 64)
-	restarted := a.Last().Int(1)-a.First(len(a)-2).Int(1) > began+2
-	return restarted || a.Last().Int(0) == 0, nil
+	start := a.Last().Int(1) - a.First(len(a)-2).Int(1)
+	other := start < began-2 || start > began+2
+	return other || a.Last().Int(0) == 0, nil
 }
 
 // unix is the time in seconds, whatever the session's time zone.
