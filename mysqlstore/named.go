@@ -134,7 +134,9 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
 	if r.s.cfg.Durable {
-		answers, err := s.Run(ctx, durable(a)...)
+		brief, cancel := sqlkit.TokenWithin(ctx, a)
+		answers, err := s.Run(brief, durable(a)...)
+		cancel()
 		if err == nil {
 			got.Token, err = durableOf(answers)
 		}

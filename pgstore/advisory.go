@@ -102,7 +102,9 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (s
 	}
 	got := sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}
 	if r.s.cfg.Durable {
-		answers, err := s.Run(ctx, durable(a))
+		brief, cancel := sqlkit.TokenWithin(ctx, a)
+		answers, err := s.Run(brief, durable(a))
+		cancel()
 		if err == nil {
 			got.Token, err = durableOf(answers)
 		}

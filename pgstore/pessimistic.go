@@ -201,7 +201,9 @@ func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
 // durableToken raises the floor of tokens on another connection, since this one's
 // transaction is open: it is committed when it becomes the token of a grant.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
-	answers, err := r.s.links.Run(ctx, durable(a))
+	brief, cancel := sqlkit.TokenWithin(ctx, a)
+	answers, err := r.s.links.Run(brief, durable(a))
+	cancel()
 	if err == nil {
 		got.Token, err = durableOf(answers)
 	}

@@ -87,6 +87,12 @@ func TestSharesRows(t *testing.T) {
 		"NEW") // the column folds case
 }
 
+func TestDurableOnSmallPool(t *testing.T) {
+	sqltest.DurableOnSmallPool(t, mariadb, func(ctx context.Context, pool *sql.DB) (sqltest.Store, error) {
+		return store(mysqlstore.New(ctx, pool, mysqlstore.With(mysqlstore.Pessimistic), mysqlstore.DurableTokens()))
+	})
+}
+
 func TestUncommittedRow(t *testing.T) {
 	sqltest.UncommittedRow(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB")
 }

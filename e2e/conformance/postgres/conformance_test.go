@@ -88,6 +88,12 @@ func TestSharesRows(t *testing.T) {
 		"new") // the column tells cases apart
 }
 
+func TestDurableOnSmallPool(t *testing.T) {
+	sqltest.DurableOnSmallPool(t, postgres, func(ctx context.Context, pool *sql.DB) (sqltest.Store, error) {
+		return store(pgstore.New(ctx, pool, pgstore.With(pgstore.Pessimistic), pgstore.DurableTokens()))
+	})
+}
+
 func TestUncommittedRow(t *testing.T) {
 	sqltest.UncommittedRow(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)")
 }
