@@ -102,6 +102,7 @@ type row struct {
 	exists         bool
 	now, floor     int64
 	version, token int64
+	ahead          bool // it says that a grant stands longer than content does
 	content
 }
 
@@ -211,6 +212,7 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 		return err
 	}
 	r.content = c.live(r.now)
+	r.ahead = slices.ContainsFunc(c.Holders, func(h holder) bool { return h.ahead(r.now) })
 	next, err := p.step(r)
 	if err != nil || next == nil {
 		p.done = true

@@ -76,6 +76,8 @@ func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, mariadb) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, mariadb) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, mariadb) }
 
+func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, mariadb) }
+
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, mariadb) }
 
 func TestReadersDoNotStarveAWriter(t *testing.T) {

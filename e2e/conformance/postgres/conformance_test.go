@@ -77,6 +77,8 @@ func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, postgres) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, postgres) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, postgres) }
 
+func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, postgres) }
+
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, postgres) }
 
 func TestReadersDoNotStarveAWriter(t *testing.T) {
