@@ -232,11 +232,14 @@ func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	var script, back []string
 	end := []string{"ROLLBACK", "SELECT CONNECTION_ID()"}
 	if a.Told {
-		script, back = r.briefly("UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID()")
+		script, back = r.erase()
 	}
 	answers, err := s.Run(ctx, append(script, end...)...)
 	if _, answered := errors.AsType[*mysql.MySQLError](err); answered && a.Told {
+		s.Spent = locked(err)
 		answers, err = s.Run(ctx, append(back, end...)...) // it could not be written down, either
+	} else if a.Told {
+		s.Spent = !answers.First(0).True(0)
 	}
 	if err != nil {
 		return false, err

@@ -58,14 +58,20 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 
 // briefly is a script that runs a statement and has it wait for what others have
 // locked no longer than a moment, or on MySQL, which knows no less, a second. If the
-// answer is an error, back is what makes the session as it was.
-func (r sessions) briefly(statement string) (script, back []string) {
+// answer is an error, back is what makes the session as it was. Others follow it.
+func (r sessions) briefly(statement string, others ...string) (script, back []string) {
 	if r.s.facts().maria {
-		return []string{"SET STATEMENT max_statement_time = 0.2 FOR " + statement}, nil
+		return append([]string{"SET STATEMENT max_statement_time = 0.2 FOR " + statement}, others...), nil
 	}
 	const set = "SET SESSION innodb_lock_wait_timeout = %d, lock_wait_timeout = %[1]d"
 	back = []string{fmt.Sprintf(set, forever)}
-	return []string{fmt.Sprintf(set, 1), statement, back[0]}, back
+	return append(append([]string{fmt.Sprintf(set, 1), statement}, others...), back...), back
+}
+
+// erase is a script that writes down that the session holds nothing, and answers with a
+// yes unless somebody is about to kill it for what it held: see Evict.
+func (r sessions) erase() (script, back []string) {
+	return r.briefly("UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID() AND taken = 0", "SELECT ROW_COUNT()")
 }
 
 // locked tells whether a statement was run briefly and would have had to wait longer.
@@ -240,7 +246,8 @@ func (r sessions) gone(ctx context.Context, side sqlkit.Link, id sqlkit.Identity
 const unix = "TIMESTAMPDIFF(SECOND, '1970-01-01', UTC_TIMESTAMP())"
 
 // Evict leaves word for the holder and ends its session, if it still has the same
-// grant.
+// grant. A holder that lets go meanwhile has erased what it held before, so that no word
+// can be left, or finds the word and does not use the session again.
 func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
 	a, err := side.Run(ctx, fmt.Sprintf("UPDATE holdfast_session SET taken = 1 WHERE conn = %d AND token = %d AND name = %s", seen.Conn, seen.Token, lit(seen.Key)),
 		fmt.Sprintf("SELECT COUNT(*) FROM holdfast_session WHERE conn = %d AND token = %d AND taken = 1", seen.Conn, seen.Token))

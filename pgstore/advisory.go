@@ -161,17 +161,22 @@ func durableOf(answers sqlkit.Answers) (uint64, error) {
 }
 
 // Unlock looks at the server's answer: a lock that the session does not have is
-// none of ours.
+// none of ours. What was said of it is unsaid: whoever means to end it shall not end
+// the next one.
 func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
 	m, err := r.mark(a.Key)
 	if err != nil {
 		return false, err
 	}
+	unsay := ""
+	if a.Told {
+		unsay = ", " + unnamed
+	}
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint)", m.args())
+		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint)"+unsay, m.args())
 		return row.True(0), err
 	}
-	answers, err := s.Run(ctx, fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", shared(a), m.args()))
+	answers, err := s.Run(ctx, fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)%s", shared(a), m.args(), unsay))
 	if err != nil {
 		return false, err
 	}

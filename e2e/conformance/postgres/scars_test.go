@@ -162,3 +162,38 @@ func TestPgBouncer(t *testing.T) {
 		return s
 	}})
 }
+
+// TestNameless: a session that has let go does not say any more what it held, by which
+// who means to end it would end what it holds next.
+func TestNameless(t *testing.T) {
+	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
+		for _, given := range []string{"", "nightly"} {
+			s := postgres.Store(t, database, params+"&application_name="+given)
+			defer sqltest.Close(t, s)
+			db := postgres.Pool(t, database)
+			named := func(like string) (n int) {
+				t.Helper()
+				if err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE $1", like).Scan(&n); err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			for _, limit := range []int{driver.Exclusive, driver.Unlimited} {
+				g, _ := sqltest.Must(t, s, "nameless", limit, time.Minute)
+				if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil {
+					t.Fatal(r[0].Err)
+				}
+				if n := named("hf %"); n != 1 {
+					t.Errorf("%d sessions say that they hold", n)
+				}
+				sqltest.Release(t, s, g)
+				if n := named("hf %"); n != 0 {
+					t.Errorf("%d sessions say that they hold what was released", n)
+				}
+			}
+			if given != "" && named(given) == 0 {
+				t.Error("no session has the name that it was given")
+			}
+		}
+	})
+}
