@@ -261,6 +261,9 @@ func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, a
 	}
 	var sights []sqlkit.Sight
 	for _, f := range list {
+		if !f.ours && f.blocked && !all && f.mark == gate(key) {
+			f.Key, f.ours = key, true // of a server that does not show the statement
+		}
 		switch {
 		case !f.ours:
 		case f.mark == sign(f.Key):
