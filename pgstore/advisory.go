@@ -161,22 +161,18 @@ func durableOf(answers sqlkit.Answers) (uint64, error) {
 }
 
 // Unlock looks at the server's answer: a lock that the session does not have is
-// none of ours. What was said of it is unsaid: whoever means to end it shall not end
-// the next one.
+// none of ours. What was said of the session is unsaid, so that whoever means to end it
+// does not end what it holds next: always, as a statement more would have to be prepared.
 func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
 	m, err := r.mark(a.Key)
 	if err != nil {
 		return false, err
 	}
-	unsay := ""
-	if a.Told {
-		unsay = ", " + unnamed
-	}
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint)"+unsay, m.args())
+		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint), "+unnamed, m.args())
 		return row.True(0), err
 	}
-	answers, err := s.Run(ctx, fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)%s", shared(a), m.args(), unsay))
+	answers, err := s.Run(ctx, fmt.Sprintf("SELECT pg_advisory_unlock%s(%s), %s", shared(a), m.args(), unnamed))
 	if err != nil {
 		return false, err
 	}
