@@ -57,8 +57,8 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 }
 
 // briefly is a script that runs a statement and has it wait for what others have
-// locked no longer than a moment, or on MySQL, which knows no less, a second. If the
-// answer is an error, back is what makes the session as it was. Others follow it.
+// locked no longer than a moment, or on MySQL, which knows no less, a second; then the
+// other statements. If the answer is an error, back is what makes the session as it was.
 func (r sessions) briefly(statement string, others ...string) (script, back []string) {
 	if r.s.facts().maria {
 		return append([]string{"SET STATEMENT max_statement_time = 0.2 FOR " + statement}, others...), nil
