@@ -5,12 +5,15 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/sqlkit"
@@ -134,7 +137,9 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
 	if r.s.cfg.Durable {
-		answers, err := s.Run(ctx, durable(a)...)
+		brief, cancel := sqlkit.TokenWithin(ctx, a)
+		answers, err := s.Run(brief, durable(a)...)
+		cancel()
 		if err == nil {
 			got.Token, err = durableOf(answers)
 		}
@@ -170,11 +175,23 @@ func durableOf(answers sqlkit.Answers) (uint64, error) {
 // Unlock looks at the server's answer: a lock that the session does not have is
 // none of ours.
 func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	answers, err := s.Run(ctx, "SELECT RELEASE_LOCK("+r.lockOf(a)+")")
+	script := []string{"SELECT RELEASE_LOCK(" + r.lockOf(a) + ")"}
+	var back []string
+	if a.Told {
+		var erase []string
+		erase, back = r.erase()
+		script = append(script, erase...)
+	}
+	answers, err := s.Run(ctx, script...)
+	if _, answered := errors.AsType[*mysql.MySQLError](err); answered && len(answers) > 0 {
+		s.Spent, err = locked(err) || len(back) > 0, nil // it could not be written down, either
+	} else if a.Told {
+		s.Spent = !answers.Last().True(0)
+	}
 	if err != nil {
 		return false, err
 	}
-	return answers.Last().True(0), nil
+	return answers.First(0).True(0), nil
 }
 
 // Clear lets go of a lock that came in the moment of its cancelling.

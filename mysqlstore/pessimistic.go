@@ -63,6 +63,11 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
+	if wait { // which is over
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
+		defer cancel()
+	}
 	s.TTL = a.TTL
 	s.Untold = s.Untold || answers.First(0) != nil
 	got := sqlkit.Got{Slot: driver.NoSlot}
@@ -77,7 +82,22 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 		case there.Last().Int(0) > 0:
 			return got, sqlkit.ErrBusy
 		}
-		if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
+		script, back := r.briefly(r.insert(a.Key))
+		_, err = s.Run(ctx, script...)
+		if locked(err) {
+			if len(back) > 0 {
+				if _, err := s.Run(ctx, back...); err != nil {
+					return got, err
+				}
+			}
+			// Somebody else's transaction has inserted it and goes on: whoever waits asks
+			// for the row, which says in the queue who it is.
+			if err = sqlkit.ErrBusy; wait {
+				err = sqlkit.ErrRow
+			}
+			return got, err
+		}
+		if err != nil {
 			return got, err
 		}
 		return got, sqlkit.ErrRow
@@ -128,7 +148,9 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask)
 // durableToken raises the floor of tokens on another connection, since this one's
 // transaction is open: it is committed when it becomes the token of a grant.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
-	answers, err := r.s.links.Run(ctx, durable(a)...)
+	brief, cancel := sqlkit.TokenWithin(ctx, a)
+	answers, err := r.s.links.Run(brief, durable(a)...)
+	cancel()
 	if err == nil {
 		got.Token, err = durableOf(answers)
 	}
@@ -207,13 +229,17 @@ var numbers = func() string {
 // Unlock ends the transaction, in which nothing was written. The session would not
 // answer if the transaction had ended before.
 func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	script := []string{"ROLLBACK", "SELECT CONNECTION_ID()"}
+	var script, back []string
+	end := []string{"ROLLBACK", "SELECT CONNECTION_ID()"}
 	if a.Told {
-		script = append([]string{"UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID()"}, script...)
+		script, back = r.erase()
 	}
-	answers, err := s.Run(ctx, script...)
+	answers, err := s.Run(ctx, append(script, end...)...)
 	if _, answered := errors.AsType[*mysql.MySQLError](err); answered && a.Told {
-		answers, err = s.Run(ctx, script[1:]...) // it could not be written down, either
+		s.Spent = locked(err)
+		answers, err = s.Run(ctx, append(back, end...)...) // it could not be written down, either
+	} else if a.Told {
+		s.Spent = !answers.First(0).True(0)
 	}
 	if err != nil {
 		return false, err

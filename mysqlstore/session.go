@@ -56,6 +56,30 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	return sqlkit.Identity{Conn: row.Int(0), Since: fmt.Sprint(row.Int(1) - a.First(len(a)-2).Int(1))}, nil
 }
 
+// briefly is a script that runs a statement and has it wait for what others have
+// locked no longer than a moment, or on MySQL, which knows no less, a second; then the
+// other statements. If the answer is an error, back is what makes the session as it was.
+func (r sessions) briefly(statement string, others ...string) (script, back []string) {
+	if r.s.facts().maria {
+		return append([]string{"SET STATEMENT max_statement_time = 0.2 FOR " + statement}, others...), nil
+	}
+	const set = "SET SESSION innodb_lock_wait_timeout = %d, lock_wait_timeout = %[1]d"
+	back = []string{fmt.Sprintf(set, forever)}
+	return append(append([]string{fmt.Sprintf(set, 1), statement}, others...), back...), back
+}
+
+// erase is a script that writes down that the session holds nothing, and answers with a
+// yes unless somebody is about to kill it for what it held: see Evict.
+func (r sessions) erase() (script, back []string) {
+	return r.briefly("UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID() AND taken = 0", "SELECT ROW_COUNT()")
+}
+
+// locked tells whether a statement was run briefly and would have had to wait longer.
+func locked(err error) bool {
+	my, ok := errors.AsType[*mysql.MySQLError](err)
+	return ok && (my.Number == errLockWait || my.Number == errStatementTime)
+}
+
 // timeout is the statement that sets the session's timer, where it is not so yet.
 func timeout(s *sqlkit.Session, a *sqlkit.Ask) []string {
 	if s.TTL == a.TTL {
@@ -107,11 +131,17 @@ func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lo
 		answers, err = s.Run(ctx, ask)
 	} else {
 		told := "DO RELEASE_LOCK(" + untoldLock(s) + ")"
-		answers, err = s.Run(ctx, note(a, lockname), told, ask)
+		script, back := r.briefly(note(a, lockname))
+		answers, err = s.Run(ctx, append(script, told, ask)...)
+		if locked(err) {
+			// As by a backup: the lock holds, and says who has it at the next ping.
+			answers, err = s.Run(ctx, append(back, ask)...)
+			return err == nil && answers.Last().Int(0) == s.ID.Conn, err
+		}
 		if _, answered := errors.AsType[*mysql.MySQLError](err); answered {
 			// The table is not there, or full, or not for this user: the lock holds
 			// without it, and cannot be seen.
-			answers, err = s.Run(ctx, told, ask)
+			answers, err = s.Run(ctx, append(back, told, ask)...)
 		}
 	}
 	if err != nil {
@@ -127,7 +157,7 @@ func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lo
 // written down. One that is writing just now is asked again.
 func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
 	for tries := 0; ; tries++ {
-		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', id)) = id"+
+		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' OR info LIKE 'SET STATEMENT % FOR INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', id)) = id"+
 			" AND COALESCE(state, '') <> 'User lock' AND COALESCE(info, '') NOT LIKE 'SELECT /*hf1.%'")
 		if err != nil {
 			return nil, err
@@ -197,8 +227,9 @@ func unlessGone(err error) error {
 	return err
 }
 
-// gone looks into the server's list. Numbers begin anew when the server does, which
-// the second of its start tells, give or take one.
+// gone looks into the server's list. Numbers begin anew when the server does, and
+// another server has others: the second of its start tells, give or take one. A server
+// that takes over may have started before the one that is gone.
 func (r sessions) gone(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
 	a, err := side.Run(ctx, "SHOW GLOBAL STATUS LIKE 'Uptime'",
 		fmt.Sprintf("SELECT COUNT(*), %s FROM information_schema.processlist WHERE id = %d", unix, id.Conn))
@@ -206,15 +237,17 @@ func (r sessions) gone(ctx context.Context, side sqlkit.Link, id sqlkit.Identity
 		return false, err
 	}
 	began, _ := strconv.ParseInt(id.Since, 10, 64)
-	restarted := a.Last().Int(1)-a.First(len(a)-2).Int(1) > began+2
-	return restarted || a.Last().Int(0) == 0, nil
+	start := a.Last().Int(1) - a.First(len(a)-2).Int(1)
+	other := start < began-2 || start > began+2
+	return other || a.Last().Int(0) == 0, nil
 }
 
 // unix is the time in seconds, whatever the session's time zone.
 const unix = "TIMESTAMPDIFF(SECOND, '1970-01-01', UTC_TIMESTAMP())"
 
 // Evict leaves word for the holder and ends its session, if it still has the same
-// grant.
+// grant. A holder that lets go meanwhile has erased what it held before, so that no word
+// can be left, or finds the word and does not use the session again.
 func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
 	a, err := side.Run(ctx, fmt.Sprintf("UPDATE holdfast_session SET taken = 1 WHERE conn = %d AND token = %d AND name = %s", seen.Conn, seen.Token, lit(seen.Key)),
 		fmt.Sprintf("SELECT COUNT(*) FROM holdfast_session WHERE conn = %d AND token = %d AND taken = 1", seen.Conn, seen.Token))

@@ -60,7 +60,7 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 	my.MultiStatements, my.ParseTime, my.ReadTimeout, my.Logger = true, false, 0, quiet{}
 	dialNet := my.DialFunc
 	if dialNet == nil {
-		dialer := &net.Dialer{Timeout: my.Timeout, KeepAlive: 15 * time.Second}
+		dialer := &net.Dialer{Timeout: my.Timeout, KeepAliveConfig: sqlkit.KeepAlive}
 		dialNet = dialer.DialContext
 	}
 	my.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {

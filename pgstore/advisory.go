@@ -102,7 +102,9 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (s
 	}
 	got := sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}
 	if r.s.cfg.Durable {
-		answers, err := s.Run(ctx, durable(a))
+		brief, cancel := sqlkit.TokenWithin(ctx, a)
+		answers, err := s.Run(brief, durable(a))
+		cancel()
 		if err == nil {
 			got.Token, err = durableOf(answers)
 		}
@@ -159,17 +161,22 @@ func durableOf(answers sqlkit.Answers) (uint64, error) {
 }
 
 // Unlock looks at the server's answer: a lock that the session does not have is
-// none of ours.
+// none of ours. What was said of the session is unsaid, so that whoever means to end it
+// does not end what it holds next.
 func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
 	m, err := r.mark(a.Key)
 	if err != nil {
 		return false, err
 	}
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint)", m.args())
+		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint), CASE WHEN $2::boolean THEN "+unnamed+" END", m.args(), strconv.FormatBool(a.Told))
 		return row.True(0), err
 	}
-	answers, err := s.Run(ctx, fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", shared(a), m.args()))
+	script := fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", shared(a), m.args())
+	if a.Told {
+		script += ", " + unnamed
+	}
+	answers, err := s.Run(ctx, script)
 	if err != nil {
 		return false, err
 	}

@@ -173,6 +173,9 @@ func dialLink(ctx context.Context, cfg *pgconn.Config) (*pgLink, error) {
 		if err != nil {
 			return nil, err
 		}
+		if tcp, ok := c.(*net.TCPConn); ok {
+			_ = tcp.SetKeepAliveConfig(sqlkit.KeepAlive) // pgx's own are minutes apart
+		}
 		w := sqlkit.NewConn(c)
 		mu.Lock()
 		defer mu.Unlock()

@@ -78,6 +78,11 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
+	if wait { // which is over
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
+		defer cancel()
+	}
 	passed, row, there := answers.First(0).Text(0) == "yes", answers.First(1), answers.First(2).True(0)
 	if row != nil && row.Int(2) != s.ID.Conn {
 		return sqlkit.Got{}, errMoved
@@ -103,7 +108,15 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	}
 	switch {
 	case !there:
-		if _, err := s.Run(ctx, r.insert(a.Key)); err != nil {
+		_, err := s.Run(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL lock_timeout = '100ms'", r.insert(a.Key), "COMMIT")
+		if state(err) == "55P03" {
+			// Somebody else's transaction has inserted it and goes on. Nobody sees the
+			// row until it is committed, and so nobody can wait for it.
+			if _, err = s.Run(ctx, "ROLLBACK"); err == nil {
+				err = sqlkit.ErrBusy
+			}
+		}
+		if err != nil {
 			return sqlkit.Got{}, err
 		}
 		return sqlkit.Got{}, sqlkit.ErrRow
@@ -188,7 +201,9 @@ func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
 // durableToken raises the floor of tokens on another connection, since this one's
 // transaction is open: it is committed when it becomes the token of a grant.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
-	answers, err := r.s.links.Run(ctx, durable(a))
+	brief, cancel := sqlkit.TokenWithin(ctx, a)
+	answers, err := r.s.links.Run(brief, durable(a))
+	cancel()
 	if err == nil {
 		got.Token, err = durableOf(answers)
 	}
@@ -246,6 +261,9 @@ func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, a
 	}
 	var sights []sqlkit.Sight
 	for _, f := range list {
+		if !f.ours && f.blocked && !all && f.mark == gate(key) {
+			f.Key, f.ours = key, true // of a server that does not show the statement
+		}
 		switch {
 		case !f.ours:
 		case f.mark == sign(f.Key):

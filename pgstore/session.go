@@ -63,6 +63,9 @@ func named(a *sqlkit.Ask, token string) string {
 	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s', ''), false)", token, a.ID)
 }
 
+// unnamed is an expression that gives the session the name that it was opened with.
+const unnamed = "set_config('application_name', NULL, false)"
+
 // nameOf reads that name: hf TOKEN ID SLOT.
 func nameOf(application string) (token uint64, id string, ok bool) {
 	f := strings.Fields(application)

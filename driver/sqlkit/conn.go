@@ -59,6 +59,10 @@ func late(err error) bool {
 	return ok && timeout.Timeout() && !errors.Is(err, syscall.ETIMEDOUT)
 }
 
+// KeepAlive is how a store asks the network whether the other side of a connection of
+// its own is there, which is all that ends a wait in the queue of a server that is gone.
+var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
+
 // Watch begins to read ahead, until the next Read: whoever reads sees the end by
 // itself, and to pass every answer from one goroutine to another would cost more than
 // many a statement. While somebody reads it does nothing.

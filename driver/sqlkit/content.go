@@ -24,6 +24,7 @@ type holder struct {
 	Slot    int    `json:"slot"`
 	Token   uint64 `json:"token"`
 	Expires int64  `json:"expires"`        // microseconds, by the database's clock
+	TTL     int64  `json:"ttl,omitempty"`  // microseconds, of which Expires was made; 0 if not known
 	Left    bool   `json:"left,omitempty"` // released to stand until then
 }
 
@@ -86,10 +87,24 @@ func decode(s string) (c content, err error) {
 
 // live drops what has run out.
 func (c content) live(now int64) content {
-	return content{
+	l := content{
 		Holders: slices.DeleteFunc(slices.Clone(c.Holders), func(h holder) bool { return h.Expires <= now }),
 		Taken:   slices.DeleteFunc(slices.Clone(c.Taken), func(t taken) bool { return t.Until <= now }),
 	}
+	for i := range l.Holders {
+		if h := &l.Holders[i]; h.ahead(now) {
+			h.Expires = now + h.TTL
+		}
+	}
+	return l
+}
+
+// ahead tells whether the clock was set back since a grant was given: it would stand
+// for that much longer. A whole TTL from now is no less than it was promised. What was
+// written after now was read, which applyWithin bounds, may seem to be ahead, and is
+// not.
+func (h *holder) ahead(now int64) bool {
+	return h.TTL > 0 && h.Expires > now+h.TTL+applyWithin.Microseconds()
 }
 
 // admits is the one rule.

@@ -2,6 +2,7 @@ package sqlkit
 
 import (
 	"context"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
@@ -22,4 +23,11 @@ func GiveBack(ctx context.Context, r Recipe, s *Session, err error) error {
 		return driver.Errorf(driver.Unavailable, "%w", err)
 	}
 	return err
+}
+
+// TokenWithin bounds the writing down of a token, for which others wait: with the lock
+// taken, and on a user's pool perhaps with the last connections, so that two requests
+// would wait for each other.
+func TokenWithin(ctx context.Context, a *Ask) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, min(a.TTL/3, 5*time.Second))
 }

@@ -22,7 +22,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 	var changed <-chan struct{}
 	var stop func()
 	for fallback := newFallback(); ; {
-		g, next, err := o.try(ctx, r)
+		g, next, err := o.look(ctx, r)
 		if err == nil {
 			if stop != nil {
 				stop()
@@ -85,6 +85,17 @@ func (o *Optimistic) withdrawn(ctx context.Context, err error) error {
 	return o.ended(ctx, err)
 }
 
+// look is try. A waiter's context has no end of its own, so that each of its looks has
+// one: a connection that has fallen silent would else hold it for as long as TCP waits.
+func (o *Optimistic) look(ctx context.Context, r driver.Request) (driver.Grant, time.Duration, error) {
+	if r.Wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, lookWithin)
+		defer cancel()
+	}
+	return o.try(ctx, r)
+}
+
 // try asks once. A BusyError comes with the time after which asking again is
 // worth while whatever happens.
 func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant, next time.Duration, err error) {
@@ -94,6 +105,7 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 	}
 	var attempts []attempt
 	p := &op{name: o.key(r.Name)}
+	corrected := false
 	p.step = func(row *row) (*content, error) {
 		if h := row.byID(r.ID); h != nil {
 			g = driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: h.Token, TTL: r.TTL, Slot: h.Slot}
@@ -106,12 +118,16 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 			return nil, driver.Errorf(driver.Unknown, "the row has another grant under the ID %s", r.ID)
 		}
 		if !row.admits(r.Limit) {
+			if row.ahead && !corrected { // else it would never run out
+				corrected = true
+				return &row.content, nil
+			}
 			next = time.Duration(row.next()-row.now) * time.Microsecond
 			return nil, &driver.BusyError{Holders: row.describe(row.now)}
 		}
 		p.token = max(row.token+1, row.floor+1, row.now)
 		h := holder{Owner: OwnerOf(r.From.Owner(), row.now), Limit: r.Limit, Slot: driver.NoSlot,
-			Token: uint64(p.token), Expires: row.now + micros(r.TTL)}
+			Token: uint64(p.token), Expires: row.now + micros(r.TTL), TTL: micros(r.TTL)}
 		if r.Limit > driver.Exclusive && r.Limit <= driver.MaxLimit {
 			h.Slot = row.freeSlot()
 		}
@@ -220,7 +236,8 @@ func (o *Optimistic) renewal(g driver.Grant, answer *driver.Renewal) *op {
 		expires = row.now + micros(g.TTL)
 		answer.SentAt = row.sent
 		next := &content{Holders: slices.Clone(row.Holders), Taken: row.Taken}
-		next.byID(g.ID).Expires = expires
+		h = next.byID(g.ID)
+		h.Expires, h.TTL = expires, micros(g.TTL)
 		return next, nil
 	}}
 }
@@ -252,7 +269,7 @@ func (o *Optimistic) Release(ctx context.Context, g driver.Grant, keep time.Dura
 		next := &content{Holders: slices.Clone(row.Holders), Taken: row.Taken}
 		if keep > 0 {
 			n := next.byID(g.ID)
-			n.Left, n.Expires = true, row.now+micros(keep)
+			n.Left, n.Expires, n.TTL = true, row.now+micros(keep), micros(keep)
 		} else {
 			next.remove(func(h holder) bool { return h.ID == g.ID })
 		}

@@ -73,6 +73,8 @@ const (
 	sweepEvery = 30 * time.Second
 	// lookEvery is how often held grants are looked at, for what took them away.
 	lookEvery = time.Second
+	// lookWithin bounds each look of a waiter.
+	lookWithin = 2 * time.Second
 	// takenFor is how long a row remembers what was taken away.
 	takenFor = 10 * time.Minute
 	// OptimisticFallback bounds what a lost wake-up costs.
@@ -100,6 +102,7 @@ type row struct {
 	exists         bool
 	now, floor     int64
 	version, token int64
+	ahead          bool // it says that a grant stands longer than content does
 	content
 }
 
@@ -209,6 +212,7 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 		return err
 	}
 	r.content = c.live(r.now)
+	r.ahead = slices.ContainsFunc(c.Holders, func(h holder) bool { return h.ahead(r.now) })
 	next, err := p.step(r)
 	if err != nil || next == nil {
 		p.done = true

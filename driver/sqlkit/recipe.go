@@ -76,6 +76,10 @@ type Session struct {
 	// written down. The recipe's to keep; see [Rester].
 	Untold bool
 
+	// Spent: Unlock has found that somebody may be about to end the session, which is no
+	// use to another lock then.
+	Spent bool
+
 	resting time.Time // since when it is idle
 	lease   *lease    // the request it has
 }

@@ -39,15 +39,14 @@ var (
 )
 
 // LockRow is the Lock of a recipe of row locks. Semaphores are asked for again and
-// again, 5 to 100 ms apart: a server does not queue for any one of several rows.
+// again, 5 to 100 ms apart: a server does not queue for any one of several rows. So is
+// a row that the server does not queue for because it is not there for all to see.
 func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) {
-	if a.Limit == driver.Exclusive {
-		return tryRow(ctx, r, s, a, a.Wait)
-	}
+	queues := a.Limit == driver.Exclusive || a.Limit == driver.Unlimited
 	for tries := 0; ; tries++ {
-		got, err := tryRow(ctx, r, s, a, a.Wait && a.Limit == driver.Unlimited)
+		got, err := tryRow(ctx, r, s, a, a.Wait && queues)
 		if err == ErrKind {
-			if err = r.SwitchKind(ctx, s, a); err == nil {
+			if err = switchKind(ctx, r, s, a); err == nil {
 				continue
 			}
 		}
@@ -64,11 +63,33 @@ func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) 
 // tryRow asks until there is a row.
 func tryRow(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (got Got, err error) {
 	for range 5 {
-		if got, err = r.TryRow(ctx, s, a, wait); err != ErrRow {
+		if got, err = try(ctx, r, s, a, wait); err != ErrRow {
 			break
 		}
 	}
 	return got, err
+}
+
+// AnswerWithin bounds what a waiter asks that waits for nothing at the server. Its
+// context has no end of its own, and a connection may have fallen silent.
+const AnswerWithin = 10 * time.Second
+
+func try(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (Got, error) {
+	if a.Wait && !wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
+		defer cancel()
+	}
+	return r.TryRow(ctx, s, a, wait)
+}
+
+func switchKind(ctx context.Context, r RowLocker, s *Session, a *Ask) error {
+	if a.Wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
+		defer cancel()
+	}
+	return r.SwitchKind(ctx, s, a)
 }
 
 // pollPause doubles from 5 to 100 ms, with jitter.

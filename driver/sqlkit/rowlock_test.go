@@ -53,7 +53,8 @@ func TestLockRow(t *testing.T) {
 	}{
 		"free":                    {limit: 1, tries: []error{nil}, asked: []bool{false}},
 		"waits":                   {limit: 1, wait: true, tries: []error{nil}, asked: []bool{true}},
-		"busy":                    {limit: 1, wait: true, tries: []error{ErrBusy}, want: ErrBusy, asked: []bool{true}},
+		"busy":                    {limit: 1, tries: []error{ErrBusy}, want: ErrBusy, asked: []bool{false}},
+		"cannot queue yet":        {limit: 1, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, asked: []bool{true, true, true}, polls: 2},
 		"no row":                  {limit: 1, tries: []error{ErrRow, ErrRow, nil}, asked: []bool{false, false, false}},
 		"never a row":             {limit: 3, wait: true, tries: []error{ErrRow}, want: ErrRow, asked: make([]bool, 5)},
 		"reader waits":            {limit: driver.Unlimited, wait: true, tries: []error{nil}, asked: []bool{true}},

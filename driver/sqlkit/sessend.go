@@ -123,7 +123,11 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		return notHeld(g.Name, g.Token)
 	}
 	e.forget(l)
-	e.put(l.s)
+	if l.s.Spent {
+		e.drop(l.s)
+	} else {
+		e.put(l.s)
+	}
 	return nil
 }
 

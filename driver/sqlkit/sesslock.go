@@ -74,7 +74,7 @@ func (e *Sessions) closedOr(err error) error {
 }
 
 func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Duration) (driver.Grant, error) {
-	s, err := e.take(ctx)
+	s, err := e.takeFor(ctx, r.Wait)
 	if err != nil {
 		return driver.Grant{}, err
 	}
@@ -137,12 +137,30 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 		l.ask.Label.Owner = l.ask.Owner
 		// Trust runs from a statement that was sent when the wait was over.
 		sent = driver.Now()
-		if ok, err := e.recipe.Ping(ctx, s, &l.ask); err != nil || !ok {
+		if ok, err := e.confirm(ctx, l); err != nil || !ok {
 			e.drop(s)
 			return driver.Grant{}, e.unknown(l, err)
 		}
 	}
 	return e.grant(l, sent)
+}
+
+// takeFor is take, bounded where the request has no end of its own.
+func (e *Sessions) takeFor(ctx context.Context, wait bool) (*Session, error) {
+	if wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
+		defer cancel()
+	}
+	return e.take(ctx)
+}
+
+// confirm asks whether a session has what it waited for. Later than the TTL the answer
+// would be of no use.
+func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, min(l.ask.TTL, AnswerWithin))
+	defer cancel()
+	return e.recipe.Ping(ctx, l.s, &l.ask)
 }
 
 func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {

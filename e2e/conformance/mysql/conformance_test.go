@@ -76,6 +76,8 @@ func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, mariadb) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, mariadb) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, mariadb) }
 
+func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, mariadb) }
+
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, mariadb) }
 
 func TestReadersDoNotStarveAWriter(t *testing.T) {
@@ -85,6 +87,16 @@ func TestReadersDoNotStarveAWriter(t *testing.T) {
 func TestSharesRows(t *testing.T) {
 	sqltest.SharesRows(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB",
 		"NEW") // the column folds case
+}
+
+func TestDurableOnSmallPool(t *testing.T) {
+	sqltest.DurableOnSmallPool(t, mariadb, func(ctx context.Context, pool *sql.DB) (sqltest.Store, error) {
+		return store(mysqlstore.New(ctx, pool, mysqlstore.With(mysqlstore.Pessimistic), mysqlstore.DurableTokens()))
+	})
+}
+
+func TestUncommittedRow(t *testing.T) {
+	sqltest.UncommittedRow(t, mariadb, "CREATE TABLE fu_distribute_lock (id BIGINT AUTO_INCREMENT PRIMARY KEY, lock_name VARCHAR(100) NOT NULL, UNIQUE KEY (lock_name)) ENGINE=InnoDB")
 }
 
 func TestOddNames(t *testing.T) {

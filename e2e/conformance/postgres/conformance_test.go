@@ -77,6 +77,8 @@ func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, postgres) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, postgres) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, postgres) }
 
+func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, postgres) }
+
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, postgres) }
 
 func TestReadersDoNotStarveAWriter(t *testing.T) {
@@ -86,6 +88,16 @@ func TestReadersDoNotStarveAWriter(t *testing.T) {
 func TestSharesRows(t *testing.T) {
 	sqltest.SharesRows(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)",
 		"new") // the column tells cases apart
+}
+
+func TestDurableOnSmallPool(t *testing.T) {
+	sqltest.DurableOnSmallPool(t, postgres, func(ctx context.Context, pool *sql.DB) (sqltest.Store, error) {
+		return store(pgstore.New(ctx, pool, pgstore.With(pgstore.Pessimistic), pgstore.DurableTokens()))
+	})
+}
+
+func TestUncommittedRow(t *testing.T) {
+	sqltest.UncommittedRow(t, postgres, "CREATE TABLE fu_distribute_lock (id bigserial PRIMARY KEY, lock_name varchar(100) NOT NULL UNIQUE)")
 }
 
 func TestOddNames(t *testing.T) {

@@ -162,3 +162,70 @@ func TestPgBouncer(t *testing.T) {
 		return s
 	}})
 }
+
+// TestStatementsNotShown: who waits stands in the queue, and is told so, on a server
+// that does not show what its sessions do, or too little of it.
+func TestStatementsNotShown(t *testing.T) {
+	postgres.Server(t) // skips, or fails
+	for _, setting := range []string{"track_activities=off", "track_activity_query_size=100"} {
+		server, err := postgres.Start(t.Context(), postgres.Fast, setting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer server.Close()
+		for _, recipe := range postgres.Sessions {
+			t.Run(setting+"/"+recipe, func(t *testing.T) {
+				s := postgres.StoreAt(t, server.Address, postgres.Home, "recipe="+recipe)
+				defer sqltest.Close(t, s)
+				if err := s.Init(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				g, _ := sqltest.Must(t, s, "dark", driver.Exclusive, time.Minute)
+				first := sqltest.Wait(t, t.Context(), s, "dark", driver.Exclusive)
+				second := sqltest.Wait(t, t.Context(), s, "dark", driver.Unlimited)
+				st, err := s.Inspect(t.Context(), "dark")
+				if err != nil || len(st.Waiters) != 2 {
+					t.Errorf("%+v, %v; want two who wait", st, err)
+				}
+				sqltest.Release(t, s, g)
+				sqltest.Release(t, s, first.Granted())
+				sqltest.Release(t, s, second.Granted())
+			})
+		}
+	}
+}
+
+// TestNameless: a session that has let go does not say any more what it held, by which
+// who means to end it would end what it holds next.
+func TestNameless(t *testing.T) {
+	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
+		for _, given := range []string{"", "nightly"} {
+			s := postgres.Store(t, database, params+"&application_name="+given)
+			defer sqltest.Close(t, s)
+			db := postgres.Pool(t, database)
+			named := func(like string) (n int) {
+				t.Helper()
+				if err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE $1", like).Scan(&n); err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			for _, limit := range []int{driver.Exclusive, driver.Unlimited} {
+				g, _ := sqltest.Must(t, s, "nameless", limit, time.Minute)
+				if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil {
+					t.Fatal(r[0].Err)
+				}
+				if n := named("hf %"); n != 1 {
+					t.Errorf("%d sessions say that they hold", n)
+				}
+				sqltest.Release(t, s, g)
+				if n := named("hf %"); n != 0 {
+					t.Errorf("%d sessions say that they hold what was released", n)
+				}
+			}
+			if given != "" && named(given) == 0 {
+				t.Error("no session has the name that it was given")
+			}
+		}
+	})
+}

@@ -68,6 +68,56 @@ func DurableStep(t *testing.T, d *Database) {
 	})
 }
 
+// DurableOnSmallPool: two requests that each have the lock, and between them all of a
+// user's connections, do not wait for each other's to write their tokens down. Open
+// makes a store whose tokens are durable.
+func DurableOnSmallPool(t *testing.T, d *Database, open func(context.Context, *sql.DB) (Store, error)) {
+	database := d.Create(t)
+	other := d.Store(t, database, "recipe=pessimistic")
+	defer Close(t, other)
+	db := d.Pool(t, database)
+	db.SetMaxOpenConns(2)
+	s, err := open(t.Context(), db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Close(t, s)
+	var held []driver.Grant
+	for _, name := range []string{"a", "a", "b", "b"} {
+		g, _ := Must(t, other, name, 2, time.Minute)
+		held = append(held, g)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	var waiters []*Waiter
+	for _, name := range []string{"a", "b"} {
+		r, a := Request(name, 2, 3*time.Second)
+		waiters = append(waiters, wait(t, ctx, s, r, a))
+	}
+	for _, g := range held {
+		Release(t, other, g)
+	}
+	for _, w := range waiters {
+		select {
+		case <-w.done:
+		case <-time.After(2 * soon):
+			t.Fatal("a request has not ended")
+		}
+		switch {
+		case ctx.Err() != nil:
+			t.Fatalf("the requests waited for each other: %v", w.err)
+		case w.err == nil:
+			Release(t, s, w.g)
+		case s.Classify(w.err) != driver.Unavailable:
+			t.Errorf("%v: %v; want a grant, or unavailable", s.Classify(w.err), w.err)
+		}
+	}
+	for _, name := range []string{"a", "b"} {
+		g, _ := Must(t, other, name, driver.Exclusive, time.Minute)
+		Release(t, other, g)
+	}
+}
+
 // blockFloor has whoever writes a token down wait until the end is called.
 func (d *Database) blockFloor(t testing.TB, database string) (end func()) {
 	t.Helper()

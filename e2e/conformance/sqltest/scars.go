@@ -3,6 +3,8 @@ package sqltest
 import (
 	"context"
 	"fmt"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +60,48 @@ func SharesRows(t *testing.T, d *Database, create, alias string) {
 	r, _ := Request("new", 3, time.Minute)
 	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unsupported {
 		t.Errorf("a semaphore: %v", err)
+	}
+}
+
+// UncommittedRow: a name whose row another program's transaction has inserted and not
+// committed is held by it, for who tries and for who waits.
+func UncommittedRow(t *testing.T, d *Database, create string) {
+	database := d.Create(t)
+	d.Exec(t, database, create)
+	s := d.Store(t, database, "recipe=pessimistic&table=fu_distribute_lock&column=lock_name")
+	defer Close(t, s)
+	db := d.Pool(t, database)
+	for i, commit := range []bool{false, true, false} {
+		name, limit := fmt.Sprintf("fresh-%d", i), driver.Exclusive
+		if i == 2 {
+			limit = driver.Unlimited
+		}
+		tx, err := db.Begin()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		if _, err := tx.Exec("INSERT INTO fu_distribute_lock (lock_name) VALUES ('" + name + "')"); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		for _, limit := range []int{driver.Exclusive, driver.Unlimited} {
+			r, _ := Request(name, limit, time.Minute)
+			if _, err := s.Acquire(ctx, r); s.Classify(err) != driver.Busy {
+				t.Fatalf("%s: %v; want busy", name, err)
+			}
+		}
+		w := Wait(t, t.Context(), s, name, limit)
+		w.StillWaits()
+		end := tx.Rollback
+		if commit {
+			end = tx.Commit
+		}
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		Release(t, s, w.Granted())
 	}
 }
 
@@ -144,6 +188,48 @@ func DurableTokens(t *testing.T, d *Database) {
 		}
 		Release(t, s, next)
 	})
+}
+
+// ClockSetBack: the lease of who is gone runs out, although the server's clock was set
+// back by an hour meanwhile.
+func ClockSetBack(t *testing.T, d *Database) {
+	database := d.Create(t)
+	s := d.Store(t, database, "recipe=optimistic")
+	defer Close(t, s)
+	gone := d.Store(t, database, "recipe=optimistic")
+	Must(t, gone, "back", 2, time.Second)
+	g, _ := Must(t, gone, "back", 2, time.Minute)
+	if err := gone.Release(t.Context(), g, time.Second); err != nil { // it stands on
+		t.Fatal(err)
+	}
+	Close(t, gone)
+	db := d.Pool(t, database)
+	var state string
+	if err := db.QueryRow("SELECT state FROM holdfast_row").Scan(&state); err != nil {
+		t.Fatal(err)
+	}
+	changed := 0
+	later := regexp.MustCompile(`"expires":[0-9]+`).ReplaceAllStringFunc(state, func(s string) string {
+		n, err := strconv.ParseInt(s[len(`"expires":`):], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed++
+		return fmt.Sprintf(`"expires":%d`, n+time.Hour.Microseconds())
+	})
+	if changed != 2 {
+		t.Fatalf("%d grants in %s", changed, state)
+	}
+	d.Exec(t, database, fmt.Sprintf("UPDATE holdfast_row SET version = version + 1, expires = expires + %d, state = '%s'", time.Hour.Microseconds(), later))
+	var last error
+	if !Soon(func() bool {
+		r, _ := Request("back", driver.Exclusive, time.Minute)
+		g, last = s.Acquire(t.Context(), r)
+		return last == nil
+	}) {
+		t.Fatalf("it stands for ever: %v", last)
+	}
+	Release(t, s, g)
 }
 
 // Refuses what would not hold, and says why; bad is a URL that cannot be read, with the

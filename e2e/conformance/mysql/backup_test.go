@@ -1,0 +1,68 @@
+package mysql
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+)
+
+// TestBackup: while a backup keeps everyone from writing, locks go on as they are, and
+// who waits is granted. Who holds is written down when that can be done again.
+func TestBackup(t *testing.T) {
+	for _, c := range []struct{ name, recipe, lock string }{
+		{"table, named", "named", "LOCK TABLES holdfast_session READ"},
+		{"table, pessimistic", "pessimistic", "LOCK TABLES holdfast_session READ"},
+		{"server, named", "named", "FLUSH TABLES WITH READ LOCK"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			schema := mariadb.Create(t)
+			s := mariadb.Store(t, schema, "recipe="+c.recipe)
+			defer sqltest.Close(t, s)
+			for _, name := range []string{"held", "passed on"} { // they have rows
+				g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+				sqltest.Release(t, s, g)
+			}
+			told, _ := sqltest.Must(t, s, "told", driver.Exclusive, time.Minute)
+			if r := s.Renew(t.Context(), []driver.Grant{told}); r[0].Err != nil {
+				t.Fatal(r[0].Err)
+			}
+			c2, err := mariadb.Pool(t, schema).Conn(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c2.Close()
+			if _, err := c2.ExecContext(t.Context(), c.lock); err != nil {
+				t.Fatal(err)
+			}
+			const ttl = 2 * time.Second
+			g, a := sqltest.Must(t, s, "held", driver.Exclusive, ttl)
+			for end := time.Now().Add(2 * ttl); time.Now().Before(end); {
+				if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil {
+					t.Fatal(r[0].Err)
+				}
+			}
+			a.Keeps(t)
+			sqltest.Busy(t, s, "held", driver.Exclusive)
+			sqltest.Release(t, s, told)
+
+			first, _ := sqltest.Must(t, s, "passed on", driver.Exclusive, time.Minute)
+			w := sqltest.Wait(t, t.Context(), s, "passed on", driver.Exclusive)
+			sqltest.Release(t, s, first)
+			sqltest.Release(t, s, w.Granted())
+
+			if _, err := c2.ExecContext(t.Context(), "UNLOCK TABLES"); err != nil {
+				t.Fatal(err)
+			}
+			if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil {
+				t.Fatal(r[0].Err)
+			}
+			st, err := s.Inspect(t.Context(), "held")
+			if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token {
+				t.Errorf("%+v, %v; want token %d", st, err, g.Token)
+			}
+			sqltest.Release(t, s, g)
+		})
+	}
+}
