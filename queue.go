@@ -28,6 +28,18 @@ type queue struct {
 	holders []driver.Holder
 	// joined tells the queue's goroutine, if it pauses, of somebody new.
 	joined chan struct{}
+	// answered is when the store last answered a request of the queue.
+	answered time.Time
+}
+
+// timeLeft is how long the store has to answer a goroutine: a request timeout since it
+// came, or since the store has answered somebody else, who was served before.
+func (l *Locker) timeLeft(q *queue, w *waiter) time.Duration {
+	since := w.joined
+	if q.answered.After(since) {
+		since = q.answered
+	}
+	return time.Until(since.Add(l.requestTimeout(w.set.ttl)))
 }
 
 // waiter is one goroutine in a queue.
@@ -123,15 +135,16 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyE
 	}
 
 	var expired, unanswered <-chan time.Time
+	var due *time.Timer
 	if s.hasWait {
 		t := time.NewTimer(time.Until(until))
 		defer t.Stop()
 		expired = t.C
 	}
 	if !known {
-		t := time.NewTimer(l.requestTimeout(s.ttl))
-		defer t.Stop()
-		unanswered = t.C
+		due = time.NewTimer(l.requestTimeout(s.ttl))
+		defer due.Stop()
+		unanswered = due.C
 	}
 	for {
 		var ended error
@@ -148,10 +161,14 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyE
 		case <-unanswered:
 			// The request under way may be another's, who has more time.
 			l.mu.Lock()
-			waits := w.queued && !w.held
+			waits, left := w.queued && !w.held, l.timeLeft(q, w)
 			l.mu.Unlock()
-			if !waits {
+			switch {
+			case !waits:
 				unanswered = nil
+				continue
+			case left > 0:
+				due.Reset(left)
 				continue
 			}
 			ended = errNoAnswer
@@ -213,7 +230,7 @@ func (l *Locker) noteQueued(h *hold, holders []driver.Holder) {
 	var told []*waiter
 	l.mu.Lock()
 	if q.asking == h {
-		q.held, q.holders = true, holders
+		q.held, q.holders, q.answered = true, holders, time.Now()
 		for w := q.head; w != nil; w = w.next {
 			if !w.held && l.cfg.hooks != nil {
 				told = append(told, w)
@@ -261,7 +278,7 @@ func (l *Locker) serve(q *queue) {
 			}
 			failures++
 			l.failUnanswered(q, errUseless)
-			l.backOff(q, failures)
+			failures = l.backOff(q, failures)
 			continue
 		}
 		l.endRequest(q)
@@ -295,7 +312,7 @@ func (l *Locker) serve(q *queue) {
 		}
 		failures++
 		l.failUnanswered(q, err)
-		l.backOff(q, failures)
+		failures = l.backOff(q, failures)
 	}
 }
 
@@ -403,7 +420,7 @@ func (l *Locker) deliver(q *queue, h *hold, g driver.Grant) bool {
 	if w != nil {
 		h.set, h.ctx = w.set, w.ctx
 	}
-	q.asking, q.abandon, q.held, q.holders = nil, nil, false, nil
+	q.asking, q.abandon, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
 	usable := h.accept(g)
 	if usable && w != nil {
 		q.remove(w)
@@ -455,16 +472,15 @@ func (l *Locker) failUnanswered(q *queue, err error) {
 		w.lastErr = err
 	}
 	l.mu.Unlock()
-	now := time.Now()
 	l.fail(q, &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: err}, func(w *waiter) bool {
-		return !w.held && now.Sub(w.joined) >= l.requestTimeout(w.set.ttl)
+		return !w.held && l.timeLeft(q, w) <= 0
 	})
 }
 
 // backOff pauses after a failed request, no longer than the first waiter can be
-// kept without an answer, and once no longer than half of that, so that who comes
-// meanwhile is asked for in time.
-func (l *Locker) backOff(q *queue, failures int) {
+// kept without an answer. It answers how many failures count: for who comes meanwhile
+// none do, or he would pay for the waiting of those before him with his own.
+func (l *Locker) backOff(q *queue, failures int) int {
 	end := time.Now().Add(backoff(failures-1, retryFirst, retryMost))
 	t := time.NewTimer(0)
 	defer t.Stop()
@@ -474,25 +490,24 @@ func (l *Locker) backOff(q *queue, failures int) {
 		empty := q.head == nil
 		for w := q.head; w != nil; w = w.next {
 			if !w.held {
-				all := l.requestTimeout(w.set.ttl)
-				left := time.Until(w.joined.Add(all))
-				if left > all/2 {
-					left -= all / 2
-				}
-				d = min(d, left)
+				d = min(d, l.timeLeft(q, w))
 			}
 		}
 		l.mu.Unlock()
 		if empty {
-			return
+			return 0
 		}
 		t.Reset(max(d, time.Millisecond))
 		select {
 		case <-q.joined:
+			if failures > 1 {
+				failures = 1
+				end = time.Now().Add(backoff(0, retryFirst, retryMost))
+			}
 		case <-t.C:
-			return
+			return failures
 		case <-l.ctx.Done():
-			return
+			return failures
 		}
 	}
 }

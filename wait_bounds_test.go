@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -185,4 +186,32 @@ func TestHookThatExitsTheCaller(t *testing.T) {
 			unlock(t, k)
 		})
 	}
+}
+
+// sluggish answers every request with a grant, and takes its time.
+type sluggish struct{ driver.Store }
+
+func (s sluggish) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	time.Sleep(50 * time.Millisecond)
+	return s.Store.Acquire(ctx, r)
+}
+
+// TestManyInTurn: who is served after many others, one by one, is not sent away because
+// that took longer than the request timeout: the store has answered all the time.
+func TestManyInTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocker(t, sluggish{altered{memstore.New(), network}})
+		var all sync.WaitGroup
+		for range 20 {
+			all.Go(func() {
+				k, err := l.Lock(bg, "a", holdfast.Shared(), holdfast.TTL(600*time.Millisecond))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				unlock(t, k)
+			})
+		}
+		all.Wait()
+	})
 }

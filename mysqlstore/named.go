@@ -184,7 +184,11 @@ func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bo
 	}
 	answers, err := s.Run(ctx, script...)
 	if _, answered := errors.AsType[*mysql.MySQLError](err); answered && len(answers) > 0 {
-		s.Spent, err = locked(err) || len(back) > 0, nil // it could not be written down, either
+		s.Spent, err = locked(err), nil // it could not be written down, either
+		if len(back) > 0 && !s.Spent {
+			_, failed := s.Run(ctx, back...)
+			s.Spent = failed != nil
+		}
 	} else if a.Told {
 		s.Spent = !answers.Last().True(0)
 	}

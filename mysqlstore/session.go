@@ -47,13 +47,29 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	} else {
 		set += ", max_execution_time = 0"
 	}
-	a, err := l.Run(ctx, set, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "SET SESSION TRANSACTION READ WRITE",
-		"SHOW GLOBAL STATUS LIKE 'Uptime'", "SELECT CONNECTION_ID(), "+unix)
+	start, conn, err := started(ctx, l, "SELECT CONNECTION_ID(), "+unix, set, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "SET SESSION TRANSACTION READ WRITE")
 	if err != nil {
 		return sqlkit.Identity{}, err
 	}
-	row := a.Last()
-	return sqlkit.Identity{Conn: row.Int(0), Since: fmt.Sprint(row.Int(1) - a.First(len(a)-2).Int(1))}, nil
+	return sqlkit.Identity{Conn: conn, Since: fmt.Sprint(start)}, nil
+}
+
+// started runs a statement that answers a number and the time, after others, and tells
+// with the number when the server was started, to the second. It asks again where the
+// server took so long between the time and its age that they do not go together.
+func started(ctx context.Context, l sqlkit.Link, ask string, before ...string) (start, n int64, err error) {
+	for range 3 {
+		a, err := l.Run(ctx, append(before, "SELECT "+unix, "SHOW GLOBAL STATUS LIKE 'Uptime'", ask)...)
+		if err != nil {
+			return 0, 0, err
+		}
+		row := a.Last()
+		if row.Int(1)-a.First(len(a)-3).Int(0) <= 1 {
+			return row.Int(1) - a.First(len(a)-2).Int(1), row.Int(0), nil
+		}
+		before = nil
+	}
+	return 0, 0, driver.Errorf(driver.Unavailable, "mysqlstore: the server takes seconds to tell its age")
 }
 
 // briefly is a script that runs a statement and has it wait for what others have
@@ -231,15 +247,13 @@ func unlessGone(err error) error {
 // another server has others: the second of its start tells, give or take one. A server
 // that takes over may have started before the one that is gone.
 func (r sessions) gone(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
-	a, err := side.Run(ctx, "SHOW GLOBAL STATUS LIKE 'Uptime'",
-		fmt.Sprintf("SELECT COUNT(*), %s FROM information_schema.processlist WHERE id = %d", unix, id.Conn))
+	start, there, err := started(ctx, side, fmt.Sprintf("SELECT COUNT(*), %s FROM information_schema.processlist WHERE id = %d", unix, id.Conn))
 	if err != nil {
 		return false, err
 	}
 	began, _ := strconv.ParseInt(id.Since, 10, 64)
-	start := a.Last().Int(1) - a.First(len(a)-2).Int(1)
 	other := start < began-2 || start > began+2
-	return other || a.Last().Int(0) == 0, nil
+	return other || there == 0, nil
 }
 
 // unix is the time in seconds, whatever the session's time zone.

@@ -15,6 +15,8 @@ import (
 type failover struct {
 	sqlkit.Link
 	start  int64
+	slow   int // seconds that it takes to tell its age, the next time
+	asked  int
 	killed []string
 }
 
@@ -26,6 +28,10 @@ func (l *failover) Run(_ context.Context, statements ...string) (sqlkit.Answers,
 		switch {
 		case strings.HasPrefix(s, "SHOW"):
 			all = append(all, sqlkit.Rows{{{String: "Uptime", Valid: true}, text(uptime)}})
+		case s == "SELECT "+unix:
+			l.asked++
+			all = append(all, sqlkit.Rows{{text(l.start + uptime - int64(l.slow))}})
+			l.slow = max(l.slow-5, 0)
 		case strings.HasPrefix(s, "SELECT"):
 			all = append(all, sqlkit.Rows{{text(1), text(l.start + uptime)}})
 		default:
@@ -56,5 +62,20 @@ func TestOtherServer(t *testing.T) {
 		if !slices.Equal(l.killed, want) {
 			t.Errorf("started %+d s: %q; want %q", off, l.killed, want)
 		}
+	}
+}
+
+// TestSlowToTellItsAge: a server that takes seconds between the time and its age is asked
+// again, as they do not go together.
+func TestSlowToTellItsAge(t *testing.T) {
+	const began = 1_700_000_000
+	id := sqlkit.Identity{Conn: 7, Since: strconv.Itoa(began)}
+	l := &failover{start: began, slow: 10}
+	if gone, err := (sessions{}).End(t.Context(), l, id); err != nil || gone || l.asked != 3 {
+		t.Errorf("gone %t, %v; asked %d times, want 3", gone, err, l.asked)
+	}
+	l = &failover{start: began, slow: 100}
+	if gone, err := (sessions{}).End(t.Context(), l, id); err == nil || gone || len(l.killed) > 0 {
+		t.Errorf("gone %t, %v, %q", gone, err, l.killed)
 	}
 }

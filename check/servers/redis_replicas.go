@@ -43,11 +43,11 @@ func StartRedisReplicas(ctx context.Context, dir string, n int, settings ...stri
 
 // Linked waits until every replica that runs follows the primary and has told it so.
 func (g *RedisReplicas) Linked(ctx context.Context) error {
-	// Something to acknowledge that leaves nothing behind.
-	if _, err := g.Primary.Do(ctx, "PUBLISH", "linked", "?"); err != nil {
-		return err
-	}
 	return until(ctx, func() error {
+		// Something to acknowledge that leaves nothing behind.
+		if _, err := g.Primary.Do(ctx, "PUBLISH", "linked", "?"); err != nil {
+			return err
+		}
 		primary, err := g.Primary.Info(ctx, "replication")
 		if err != nil {
 			return err

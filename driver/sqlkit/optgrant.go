@@ -90,7 +90,7 @@ func (o *Optimistic) withdrawn(ctx context.Context, err error) error {
 func (o *Optimistic) look(ctx context.Context, r driver.Request) (driver.Grant, time.Duration, error) {
 	if r.Wait {
 		var cancel func()
-		ctx, cancel = context.WithTimeout(ctx, lookWithin)
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
 		defer cancel()
 	}
 	return o.try(ctx, r)

@@ -73,8 +73,6 @@ const (
 	sweepEvery = 30 * time.Second
 	// lookEvery is how often held grants are looked at, for what took them away.
 	lookEvery = time.Second
-	// lookWithin bounds each look of a waiter.
-	lookWithin = 2 * time.Second
 	// takenFor is how long a row remembers what was taken away.
 	takenFor = 10 * time.Minute
 	// OptimisticFallback bounds what a lost wake-up costs.

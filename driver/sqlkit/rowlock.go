@@ -64,8 +64,13 @@ func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) 
 func tryRow(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (got Got, err error) {
 	for range 5 {
 		if got, err = try(ctx, r, s, a, wait); err != ErrRow {
-			break
+			return got, err
 		}
+	}
+	if wait {
+		// It may be that nothing is there to queue for, as where others keep the row from
+		// being made: the waiter asks again and again.
+		err = ErrBusy
 	}
 	return got, err
 }

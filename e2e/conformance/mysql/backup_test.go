@@ -1,6 +1,7 @@
 package mysql
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -36,6 +37,7 @@ func TestBackup(t *testing.T) {
 			if _, err := c2.ExecContext(t.Context(), c.lock); err != nil {
 				t.Fatal(err)
 			}
+			defer func() { _, _ = c2.ExecContext(context.Background(), "UNLOCK TABLES") }()
 			const ttl = 2 * time.Second
 			g, a := sqltest.Must(t, s, "held", driver.Exclusive, ttl)
 			for end := time.Now().Add(2 * ttl); time.Now().Before(end); {
