@@ -58,6 +58,18 @@ func (*asking) Owner() driver.Owner      { return driver.Owner{ID: "herd"} }
 func (a *asking) Queued([]driver.Holder) { a.once.Do(func() { close(a.queued) }) }
 func (*asking) Lost(driver.Cause, error) {}
 
+// woken is what it is granted, once it is.
+func (a *asking) woken(t *testing.T) driver.Grant {
+	t.Helper()
+	select {
+	case g := <-a.granted:
+		return g
+	case <-time.After(patience):
+		t.Fatal("it was not woken")
+		return driver.Grant{}
+	}
+}
+
 // TestOneWakeUp: of 500 waiters from 500 sessions one release wakes one.
 func TestOneWakeUp(t *testing.T) {
 	z := single(t)

@@ -32,19 +32,10 @@ func TestWatchesOfOneClient(t *testing.T) {
 		}()
 		return a, cancel
 	}
-	granted := func(a *asking) driver.Grant {
-		select {
-		case g := <-a.granted:
-			return g
-		case <-time.After(patience):
-			t.Fatal("it was not woken")
-			return driver.Grant{}
-		}
-	}
 	for i := range 400 {
 		name := fmt.Sprintf("watches-%d", i%4)
 		h, _ := ask(holder, name, driver.Exclusive)
-		g := granted(h)
+		g := h.woken(t)
 		first, leave := ask(s, name, driver.Unlimited)
 		<-first.queued
 		second, cancel := ask(s, name, driver.Unlimited)
@@ -54,7 +45,7 @@ func TestWatchesOfOneClient(t *testing.T) {
 		<-second.queued
 		<-first.granted
 		must(t, holder.Release(t.Context(), g, 0))
-		must(t, s.Release(t.Context(), granted(second), 0))
+		must(t, s.Release(t.Context(), second.woken(t), 0))
 		cancel()
 	}
 }
@@ -247,11 +238,7 @@ func TestAskedToEndAndReconnected(t *testing.T) {
 		t.Fatalf("%+v", st)
 	}
 	must(t, raw.Delete(node, -1))
-	select {
-	case <-next.granted:
-	case <-time.After(patience):
-		t.Fatal("it was not woken")
-	}
+	next.woken(t)
 }
 
 // TestOwnPlaceDeleted: of two places of one client the first is deleted by hand. The
