@@ -1,4 +1,5 @@
-# make test      everything: gets the servers it needs (as root on Debian or Ubuntu), checks, tests
+# make test      what a change needs: gets the servers (as root on Debian or Ubuntu), lints, tests
+# make verify    everything else: the race detector, long checks, other clients, other systems
 # make build     the command, in bin/
 # make bench     the figures of docs/benchmarks.md, on this machine
 # make help      the rest
@@ -7,64 +8,115 @@ GO          ?= go
 # The modules of this repository, each with its own dependencies.
 MODULES     := . $(patsubst %/go.mod,%,$(wildcard */go.mod */*/go.mod))
 PUBLISHED   := $(filter-out e2e,$(MODULES))
+# The packages of modules, for a go command in the workspace.
+packages     = $(foreach m,$(1),$(if $(filter .,$(m)),./...,./$(m)/...))
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # Where scripts/servers puts the servers that it builds.
 export HOLDFAST_SERVERS := $(CURDIR)/bin/servers
 # Coverage of the packages that everything stands on, in percent.
 COVERAGE    := 90
 
-.PHONY: help build test check lint race torture cover cross standalone bench fuzz interop
+# Prints the time and what begins now.
+SAY         := @printf '%s %s\n' "$$(date +%T)"
+# A test that hangs fails after this time. It is far above what a package takes.
+TIMEOUT     := -timeout 8m
+
+.PHONY: help build test short verify lint race torture versions cover cross standalone bench fuzz interop
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
+	@echo 'make servers    gets the servers that the tests start'
 	@echo 'make lint       gofmt, go vet, staticcheck'
-	@echo 'make race       the tests, under the race detector'
+	@echo 'make short      the short tests of every package'
+	@echo 'make race       all tests, under the race detector'
 	@echo 'make torture    the check on every store, with real servers'
+	@echo 'make versions   the suite and a short check of every store on newer servers'
 	@echo 'make cover      coverage of the root package and driver, at least $(COVERAGE) %'
 	@echo 'make cross      builds for the systems that the tests do not run on'
 	@echo 'make standalone builds and tests each module without the workspace'
-	@echo 'make interop    locks shared with the neighbours'"'"' real clients'
+	@echo 'make interop    locks shared with the clients of other projects'
 	@echo 'make fuzz       each fuzz target for a while'
 
 # One file that needs no other; it also starts faster.
 build:
 	CGO_ENABLED=0 $(GO) build -o bin/holdfast ./cmd/holdfast
 
-test: servers neighbours lint race torture cover cross standalone
+test: servers lint short
+	$(SAY) 'make test has passed; make verify runs the rest'
+
+verify: servers race torture versions cover cross standalone
+	$(SAY) 'make verify has passed'
 
 # Fails, with the line that helps, where a server is missing and cannot be
 # installed from here.
 .PHONY: servers
 servers:
-	./scripts/servers
+	$(SAY) 'servers: install what is missing, build etcd'
+	@./scripts/servers
 
-# Builds the neighbours' clients in Java that share locks with ours in the tests.
-.PHONY: neighbours
-neighbours:
+# Gets newer servers than the system has, without installing them.
+.PHONY: newer
+newer: servers
+	$(SAY) 'newer servers: download what bin/newer lacks'
+	@./scripts/newer-servers
+
+# The short tests of every package. Most of their time they wait, for servers and for
+# leases, so those of several packages go side by side. The check judges what happens
+# in time: its packages go one after the other, and beside no others. What is left to
+# make verify: packages that are long as a whole, and stores run a second time, over
+# another client or on another kind of server.
+LONG        := /(torture|interop|bench|tools|versions)(/|$$)
+LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+# Tests that judge what happens in time, or need the whole machine.
+ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+short: servers
+	$(SAY) 'test: every package but the check'
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 4 $(TIMEOUT) -skip '$(LONG_TESTS)' \
+		$$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)')
+	$(SAY) 'test: the check'
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 1 $(TIMEOUT) ./check/...
+
+# Builds the Java clients of other projects that share locks with ours in the tests.
+.PHONY: clients
+clients: servers
+	$(SAY) 'clients: build those in Java'
 	@set -e; for pom in $(wildcard e2e/interop/*/*/pom.xml); do dir=$$(dirname $$pom); \
 		if [ ! -d $$dir/target/dependency ] || [ -n "$$(find $$pom $$dir/src -newer $$dir/target/dependency)" ]; then \
 			echo "build: $$dir"; (cd $$dir && mvn -q -B package dependency:copy-dependencies && touch target/dependency); fi; done
 
-interop: servers neighbours
-	cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 20m ./interop/...
+interop: clients
+	$(SAY) 'test: locks shared with the clients of other projects'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 20m ./interop/...
 
 lint:
+	$(SAY) 'lint: gofmt'
 	@bad=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$bad" ]; then echo "gofmt would change:"; echo "$$bad"; exit 1; fi
-	@set -e; for m in $(MODULES); do echo "vet and staticcheck: $$m"; \
-		(cd $$m && $(GO) vet ./... && $(GO) run $(STATICCHECK) ./...); done
+	$(SAY) 'lint: go vet'
+	@$(GO) vet $(call packages,$(MODULES))
+	$(SAY) 'lint: staticcheck'
+	@$(GO) run $(STATICCHECK) $(call packages,$(MODULES))
 
-# Those of servers and of the check go one after the other, and the torture of all
-# stores for itself: it judges what happened in time, and needs a machine that keeps up.
-race:
-	@set -e; for m in $(filter-out e2e,$(MODULES)); do echo "test: $$m"; \
-		case $$m in check) p="-p 1" ;; *) p= ;; esac; \
-		(cd $$m && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race $$p -timeout 20m ./...); done
-	@echo "test: e2e"; cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m $$($(GO) list ./... | grep -v /torture)
+# Two packages of stores go side by side. Checks judge what happens in time: they go
+# one after the other, and beside no others.
+race: clients
+	$(SAY) 'race: the packages that need no server, and the command'
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m $(call packages,$(filter-out e2e check,$(MODULES)))
+	$(SAY) 'race: the stores on their servers'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 2 -timeout 20m -skip '$(ALONE)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
+	$(SAY) 'race: the check'
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/etcd ./conformance/zookeeper
 
-torture:
-	cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
+torture: servers
+	$(SAY) 'torture: the check on every store'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
+
+versions: newer
+	$(SAY) 'versions: the stores on newer servers'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m -parallel 4 ./conformance/versions
 
 cover:
+	$(SAY) 'cover: the root package and driver'
 	@set -e; profile=$$(mktemp); trap 'rm -f '$$profile EXIT; \
 	$(GO) test -race -coverprofile=$$profile -coverpkg=.,./driver . ./driver/... ./memstore >/dev/null; \
 	for p in '' /driver; do \
@@ -75,13 +127,13 @@ cover:
 	done
 
 cross:
-	@set -e; for target in darwin/arm64 darwin/amd64 linux/arm64 linux/386 windows/amd64; do echo "vet for $$target"; \
+	@set -e; for target in darwin/arm64 darwin/amd64 linux/arm64 linux/386 windows/amd64; do printf '%s %s\n' "$$(date +%T)" "cross: vet for $$target"; \
 		for m in $(PUBLISHED); do (cd $$m && CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) vet ./...); done; done
 
-# As a user gets a module: without the workspace, with the root module from
-# this clone in the place of the published one.
+# Tests each module as its users get it: without the workspace, and with this clone
+# in the place of the published modules.
 standalone:
-	@set -e; root=$$(pwd); for m in $(PUBLISHED); do echo "standalone: $$m"; \
+	@set -e; root=$$(pwd); for m in $(PUBLISHED); do printf '%s %s\n' "$$(date +%T)" "standalone: $$m"; \
 		tmp=$$(mktemp -d); cp $$m/go.mod $$m/go.sum $$tmp/; \
 		for other in $(PUBLISHED); do if [ $$other = . ]; then path=; else path=/$$other; fi; \
 			if [ $$other != $$m ] && grep -q "github.com/holdfast-go/holdfast$$path v" $$m/go.mod; then \

@@ -17,40 +17,44 @@ var pid = os.Getpid()
 // errNoAnswer cancels a request that the store left unanswered.
 var errNoAnswer = errors.New("no answer within the request timeout")
 
-// TryLock takes the lock if it is free at once and otherwise answers ErrBusy. It
-// never queues and never overtakes those who do.
+// errUseless: a grant arrived that had expired or been revoked on its way.
+var errUseless = errors.New("the grant ended before its answer arrived")
+
+// TryLock acquires the lock if it is free at once, and returns ErrBusy otherwise. It
+// never queues and never overtakes a waiter.
 func (l *Locker) TryLock(ctx context.Context, name string, o ...LockOption) (*Lock, error) {
 	return l.lock(ctx, name, o, false)
 }
 
-// Lock waits for the lock until ctx ends. The lock's context derives from ctx,
-// so ctx bounds the hold as well; Wait bounds the waiting alone. Waiting ends
-// with ErrBusy where the store had answered that the name is held, and with
-// ErrUnavailable where it had not answered for the request timeout.
+// Lock waits for the lock until ctx ends. The lock's context derives from ctx, so
+// ctx also limits how long the lock is held. The option Wait limits the waiting
+// alone. Waiting ends with ErrBusy if the store has answered that the name is held.
+// It ends with ErrUnavailable if the store has not answered for the request timeout.
 func (l *Locker) Lock(ctx context.Context, name string, o ...LockOption) (*Lock, error) {
 	return l.lock(ctx, name, o, true)
 }
 
-// lock checks the input, before any I/O and before any hook, and takes the lock.
+// lock checks the input, before any I/O and before any hook, and acquires the lock.
 func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait bool) (*Lock, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	s, err := l.cfg.resolve(o)
-	if err != nil {
+	a := acquisition{l: l, ctx: ctx, name: name, wait: wait}
+	var err error
+	if a.set, err = l.cfg.resolve(o); err != nil {
 		return nil, err
 	}
-	// A join is no acquisition: the store hears nothing of it, nor do hooks.
-	if k, err := l.reenter(ctx, name, &s); k != nil || err != nil {
+	// A join is no acquisition: neither the store nor a hook sees it.
+	if k, err := l.reenter(ctx, name, &a.set); k != nil || err != nil {
 		return k, err
 	}
 	if l.cfg.hooks == nil {
-		return l.take(ctx, name, s, wait)
+		return a.run()
 	}
 	began := time.Now()
-	ctx = start(l.cfg.hooks, ctx, l.describe(EventAcquiring, name, &s))
-	k, err := l.take(ctx, name, s, wait)
-	e := l.describe(EventAcquired, name, &s)
+	a.ctx = start(l.cfg.hooks, ctx, l.describe(EventAcquiring, name, &a.set))
+	k, err := a.run()
+	e := l.describe(EventAcquired, name, &a.set)
 	e.Took = e.At.Sub(began)
 	if err != nil {
 		e.Kind, e.Err = EventFailed, err
@@ -60,18 +64,18 @@ func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait boo
 	} else {
 		e.Token, e.Slot = k.Token(), k.Slot()
 	}
-	told := false
+	returned := false
 	defer func() {
-		if !told && k != nil { // a hook has ended this goroutine
+		if !returned && k != nil { // a hook has ended this goroutine
 			k.discard()
 		}
 	}()
-	l.emit(ctx, e)
-	told = true
+	l.emit(a.ctx, e)
+	returned = true
 	return k, err
 }
 
-// reenter looks for the name among the locks the context carries.
+// reenter joins the lock of that name which the context carries, if there is one.
 func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, error) {
 	outer := find(ctx, l, name)
 	if outer == nil {
@@ -80,7 +84,7 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 	deadlock := func(why string) error {
 		return &failure{name: name, store: l.where, kind: ErrSelfDeadlock, err: errors.New(why)}
 	}
-	have, want := outer.hold.req.Limit, s.limit
+	have, want := outer.holder.lease.req.Limit, s.limit
 	plain := func(limit int) bool { return limit == driver.Exclusive || limit == driver.Unlimited }
 	switch {
 	case !s.reentrant:
@@ -90,72 +94,201 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 	case have == driver.Unlimited && want == driver.Exclusive:
 		return nil, deadlock("a shared lock cannot become exclusive under one owner")
 	}
-	// A hold that ended meanwhile is not joined: the caller's context has ended
-	// with it, or the name is locked anew.
-	return outer.hold.join(ctx, s), nil
+	return outer.holder.join(ctx, s), nil
 }
 
-// take acquires a name that the context does not hold.
-func (l *Locker) take(ctx context.Context, name string, s settings, wait bool) (*Lock, error) {
-	if ctx.Err() != nil {
-		return nil, &failure{name: name, store: l.where, err: contextError(ctx)}
+// join returns a further Lock on the holder's lease, or nil if the lease has just
+// ended: then the caller's context has ended with it, or the name is acquired anew.
+func (h *holder) join(ctx context.Context, s *settings) *Lock {
+	l := h.lease.l
+	k := newLock(h, &Lock{}, ctx, s)
+	l.mu.Lock()
+	o := k.open(joined, s)
+	l.mu.Unlock()
+	_ = l.perform(&o)
+	switch {
+	case o.do&endOne != 0:
+		return nil
+	case !k.live():
+		k.discard() // it may be the last by now
+		return nil
 	}
-	l.work.begin()
-	defer l.work.end()
+	return k
+}
+
+// acquisition is one call of Lock or TryLock, for a name that the context does not
+// hold.
+type acquisition struct {
+	l     *Locker
+	ctx   context.Context
+	name  string
+	set   settings
+	wait  bool
+	began time.Time
+	// asked is when the store's guarantees were known, and so when the first request
+	// begins.
+	asked time.Time
+	// busy is the answer of the fast path, nil if it was not that the name is held.
+	busy *BusyError
+}
+
+// run goes through the phases of an acquisition: the store's guarantees, one request
+// on the caller's goroutine, and the local queue.
+func (a *acquisition) run() (*Lock, error) {
+	l := a.l
+	if a.ctx.Err() != nil {
+		return nil, a.fail(nil, contextError(a.ctx))
+	}
+	l.background.begin()
+	defer l.background.end()
 	if l.ctx.Err() != nil {
-		return nil, l.closedError(name)
+		return nil, l.closedError(a.name)
 	}
-	// Wait bounds the first question and the first try, too.
-	began := time.Now()
-	left := func(d time.Duration) time.Duration {
-		if wait && s.hasWait {
-			return max(min(d, s.wait-time.Since(began)), 0)
-		}
-		return d
-	}
-	g, err := l.know(ctx, left(l.cfg.requestTimeout))
-	if err != nil && wait {
-		g, err = l.insist(ctx, left(l.requestTimeout(s.ttl)), err)
-	}
+	a.began = time.Now()
+	a.asked = a.began
+	g, err := a.guarantees()
 	if err != nil {
 		return nil, err
 	}
-	if err := s.checkStore(g); err != nil {
+	if err := a.set.checkStore(g); err != nil {
 		return nil, err
 	}
+	if !a.wait {
+		return a.once(g)
+	}
+	if l.useFastPath(a.name) {
+		if k, err := a.fastPath(); k != nil || err != nil {
+			return k, err
+		}
+	}
+	return l.await(a)
+}
 
-	if !wait && g.Wake == driver.WakePoll {
-		// Nobody's place is at the store: those who wait here come first.
-		if busy := l.awaited(name); busy != nil {
+func (a *acquisition) fail(kind, err error) error {
+	return &failure{name: a.name, store: a.l.where, kind: kind, err: err}
+}
+
+// left returns the part of d that Wait leaves.
+func (a *acquisition) left(d time.Duration) time.Duration {
+	if a.wait && a.set.hasWait {
+		return max(min(d, a.set.wait-time.Since(a.began)), 0)
+	}
+	return d
+}
+
+func (a *acquisition) requestTimeout() time.Duration {
+	return a.left(a.l.requestTimeout(a.set.ttl))
+}
+
+// guarantees returns what the store promises. Wait limits the time for it, too. A
+// caller that waits does not fail just because the first request did.
+func (a *acquisition) guarantees() (*driver.Guarantees, error) {
+	if g := a.l.guarantees.Load(); g != nil {
+		return g, nil
+	}
+	g, err := a.l.loadGuarantees(a.ctx, a.left(a.l.cfg.requestTimeout))
+	if err != nil && a.wait {
+		g, err = a.l.retryGuarantees(a.ctx, a.requestTimeout(), err)
+	}
+	a.asked = time.Now()
+	return g, err
+}
+
+// once makes the only request of a TryLock.
+func (a *acquisition) once(g *driver.Guarantees) (*Lock, error) {
+	if g.Wake == driver.WakePoll {
+		// No waiter has an entry at the store: the waiters of this Locker come first.
+		if busy := a.l.awaited(a.name); busy != nil {
 			return nil, busy
 		}
 	}
-	var held *BusyError
-	if !wait || l.tryFirst(name) {
-		asked, within := time.Now(), left(l.requestTimeout(s.ttl))
-		k, err := l.try(ctx, name, s, wait, within)
-		switch {
-		case !wait || err == nil:
-			return k, err
-		case errors.As(err, &held):
-			l.crowd.busy(name)
-		case !errors.Is(err, ErrUnavailable) || l.ctx.Err() != nil:
-			return nil, err
-		case ctx.Err() != nil:
-			// Both at once: the caller's own end comes first, as where it waits.
-			if f, ok := errors.AsType[*failure](err); ok {
-				err = f.err
-			}
-			return nil, &failure{name: name, store: l.where, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", contextError(ctx), err)}
-		case time.Since(asked) >= within:
-			return nil, err
-		}
-		// A request that failed before its time was up is made again.
-	}
-	return l.await(ctx, name, s, held, began.Add(s.wait))
+	return a.try(a.requestTimeout())
 }
 
-// awaited answers busy if goroutines of this Locker wait for the name.
+// fastPath makes a first request without queueing. It returns neither a Lock nor an
+// error if the caller has to queue.
+func (a *acquisition) fastPath() (*Lock, error) {
+	l := a.l
+	timeout := a.requestTimeout()
+	k, err := a.try(timeout)
+	a.busy, _ = errors.AsType[*BusyError](err)
+	switch {
+	case err == nil:
+		return k, nil
+	case a.busy != nil:
+		l.contention.found(a.name)
+		return nil, nil
+	case !errors.Is(err, ErrUnavailable) || l.ctx.Err() != nil:
+		return nil, err
+	case a.ctx.Err() != nil:
+		// Both at once: the end of the caller's context comes first, as in the queue.
+		if f, ok := errors.AsType[*failure](err); ok {
+			err = f.err
+		}
+		return nil, a.fail(ErrUnavailable, fmt.Errorf("%w: %w", contextError(a.ctx), err))
+	case time.Since(a.asked) >= timeout:
+		return nil, err
+	}
+	return nil, nil // a request that failed before its timeout is repeated in the queue
+}
+
+// try makes one request that does not wait, on the caller's goroutine.
+func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
+	l := a.l
+	x := l.newLease(a.ctx, a.name, &a.set)
+	x.req.First = a.wait
+	g, err := l.store.Acquire(l.bound(&x.asking, a.ctx, false, timeout), x.req)
+	x.asking.end()
+	if err != nil {
+		l.failed(x, err)
+		return nil, l.explain(a.ctx, a.name, err)
+	}
+	return a.accept(x, g)
+}
+
+// failed applies the failure of a request, and returns what the error means.
+func (l *Locker) failed(x *lease, err error) driver.Code {
+	code := l.store.Classify(err)
+	if code == driver.Unknown {
+		l.apply(x, &event{kind: unanswered})
+	} else {
+		l.apply(x, &event{kind: denied})
+	}
+	return code
+}
+
+// accept turns a grant into a Lock, or gives it back if the caller cannot use it.
+func (a *acquisition) accept(x *lease, g driver.Grant) (*Lock, error) {
+	l := a.l
+	ended := a.ctx.Err() != nil // not under the mutex: the context is the caller's
+	k := newLock(x.holder, &x.holder.first, a.ctx, &a.set)
+	var err error
+	l.mu.Lock()
+	x.standing.grant = g
+	o := l.step(x, &event{kind: granted})
+	switch {
+	case x.state.phase != held:
+		err = a.fail(ErrUnavailable, errUseless)
+	case ended:
+		err = a.fail(nil, contextError(a.ctx))
+	case l.closed:
+		err = l.closedError(a.name)
+	default:
+		o = k.open(opened, &a.set)
+	}
+	if err != nil && x.state.phase == held {
+		o = l.step(x, &event{kind: dropped})
+	}
+	l.mu.Unlock()
+	_ = l.perform(&o)
+	if err != nil {
+		k.finish(ErrReleased)
+		return nil, err
+	}
+	return k, nil
+}
+
+// awaited returns busy if goroutines of this Locker wait for the name.
 func (l *Locker) awaited(name string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -165,11 +298,11 @@ func (l *Locker) awaited(name string) error {
 	return nil
 }
 
-// tryFirst tells whether asking first without queueing is worth it: a lock that is
-// free then costs no goroutine. Where asking costs a round trip it is not, unless
-// the store says so, and if the name was found held lately.
-func (l *Locker) tryFirst(name string) bool {
-	if g := l.guarantees.Load(); g.Scope == driver.ScopeNetwork && !(g.TryFirst && l.crowd.calm(name)) {
+// useFastPath reports whether to make a request before queueing: a free lock then
+// costs no goroutine. Where a request costs a round trip, it is made only if the
+// store recommends it and the name was not found held lately.
+func (l *Locker) useFastPath(name string) bool {
+	if g := l.guarantees.Load(); g.Scope == driver.ScopeNetwork && !(g.TryFirst && !l.contention.expected(name)) {
 		return false
 	}
 	if l.waiting.Load() == 0 {
@@ -180,114 +313,30 @@ func (l *Locker) tryFirst(name string) bool {
 	return l.queues[name] == nil
 }
 
-// crowd remembers roughly, in a fixed space, which names were found held when they
-// were tried: for the next few locks of such a name trying would be in vain.
-type crowd [256]atomic.Int32
+// contention remembers, roughly and in a fixed space, which names the fast path
+// found held. The next few acquisitions of such a name skip the fast path, which
+// would be in vain.
+type contention [256]atomic.Int32
 
-// spared is how many locks go without a try after one that found the name held.
-const spared = 8
+// skipFastPath is the number of acquisitions that skip the fast path after one that
+// found the name held.
+const skipFastPath = 8
 
-func (c *crowd) of(name string) *atomic.Int32 {
-	return &c[maphash.String(crowdSeed, name)%uint64(len(c))]
+var contentionSeed = maphash.MakeSeed()
+
+func (c *contention) of(name string) *atomic.Int32 {
+	return &c[maphash.String(contentionSeed, name)%uint64(len(c))]
 }
 
-var crowdSeed = maphash.MakeSeed()
+// found records that the name was held.
+func (c *contention) found(name string) { c.of(name).Store(skipFastPath) }
 
-func (c *crowd) busy(name string) { c.of(name).Store(spared) }
-
-func (c *crowd) calm(name string) bool {
+// expected reports whether the name was found held lately, and counts the question.
+func (c *contention) expected(name string) bool {
 	n := c.of(name)
 	if n.Load() <= 0 {
-		return true
-	}
-	n.Add(-1)
-	return false
-}
-
-// try asks once, on the caller's goroutine and within d; first if it will wait otherwise.
-func (l *Locker) try(ctx context.Context, name string, s settings, first bool, d time.Duration) (*Lock, error) {
-	h := l.newHold(ctx, name, s)
-	h.req.First = first
-	g, err := l.store.Acquire(l.bound(&h.asking, ctx, false, d), h.req)
-	h.asking.end()
-	if err == nil {
-		return l.finish(ctx, h, g, &s)
-	}
-	if l.store.Classify(err) == driver.Unknown {
-		l.undoLater(h)
-	}
-	return nil, l.explain(ctx, name, err)
-}
-
-// finish turns a grant into a Lock, or gives it back when nobody can use it.
-func (l *Locker) finish(ctx context.Context, h *hold, g driver.Grant, s *settings) (*Lock, error) {
-	name := h.req.Name
-	switch {
-	case !h.accept(g):
-		l.undoLater(h)
-		return nil, &failure{name: name, store: l.where, kind: ErrUnavailable,
-			err: errors.New("the grant ended before its answer arrived")}
-	case ctx.Err() != nil:
-		h.abandon()
-		return nil, &failure{name: name, store: l.where, err: contextError(ctx)}
-	}
-	k, _ := h.newLock(ctx, s)
-	if !l.remember(h) {
-		k.discard() // Close waits for this goroutine
-		return nil, l.closedError(name)
-	}
-	l.sched.add(h)
-	return k, nil
-}
-
-// remember enters a hold among those that Close ends; false if it has begun to.
-func (l *Locker) remember(h *hold) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
 		return false
 	}
-	l.held.push(h)
+	n.Add(-1)
 	return true
-}
-
-func (l *Locker) forget(h *hold) {
-	l.mu.Lock()
-	l.held.remove(h)
-	l.mu.Unlock()
-}
-
-// holdList links the holds of a Locker.
-type holdList struct{ head *hold }
-
-func (hl *holdList) push(h *hold) {
-	h.next = hl.head
-	if hl.head != nil {
-		hl.head.prev = h
-	}
-	hl.head = h
-}
-
-// remove takes h out if it is in.
-func (hl *holdList) remove(h *hold) {
-	if h.prev == nil && hl.head != h {
-		return
-	}
-	if h.prev != nil {
-		h.prev.next = h.next
-	} else {
-		hl.head = h.next
-	}
-	if h.next != nil {
-		h.next.prev = h.prev
-	}
-	h.prev, h.next = nil, nil
-}
-
-func (hl *holdList) all() []*hold {
-	var all []*hold
-	for h := hl.head; h != nil; h = h.next {
-		all = append(all, h)
-	}
-	return all
 }

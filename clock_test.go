@@ -56,9 +56,9 @@ func (s onClock) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal 
 	return answers
 }
 
-// TestSuspendedMachine: the lease ran out at the server while the machine slept;
-// Err says so before any timer does, and a timer follows.
-func TestSuspendedMachine(t *testing.T) {
+// TestLossAfterTheMachineSlept: the lease expired at the server while the machine slept.
+// Err reports it before any timer fires.
+func TestLossAfterTheMachineSlept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &laptop{}
 		l := newLocker(t, onClock{memstore.New(), c})
@@ -84,9 +84,9 @@ func TestSuspendedMachine(t *testing.T) {
 	})
 }
 
-// TestPausedProcess: the process was stopped beyond its trust and runs on before
-// its timers do. Err must look at the clock itself.
-func TestPausedProcess(t *testing.T) {
+// TestErrReadsTheClockAfterAPause: the process was stopped for longer than its lease and
+// runs on before its timers fire. Err must read the clock itself.
+func TestErrReadsTheClockAfterAPause(t *testing.T) {
 	c := &frozen{now: time.Now()}
 	l := newLocker(t, onClock{memstore.New(), c})
 	k := mustLock(t, l, "a")
@@ -101,7 +101,7 @@ func TestPausedProcess(t *testing.T) {
 	}
 	wantCause(t, k.Context(), holdfast.Expired)
 
-	// A context derived from it ends as well, once somebody has looked.
+	// A context derived from it ends as well, once its end was noticed.
 	k2 := mustLock(t, l, "b")
 	child, cancel := context.WithCancel(k2.Context())
 	defer cancel()
@@ -130,7 +130,7 @@ func (c *frozen) advance(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// late is a store whose answers arrive when trust in them has run out.
+// late is a store whose answers arrive when the granted lease has expired.
 type late struct {
 	driver.Store
 	c    *frozen
@@ -151,9 +151,9 @@ func (s *late) Acquire(ctx context.Context, r driver.Request) (driver.Grant, err
 	return g, err
 }
 
-// TestTrustIsCountedFromTheSend: an answer that took longer than the lease is no
-// grant; it is undone, and a waiter asks again.
-func TestTrustIsCountedFromTheSend(t *testing.T) {
+// TestValidityCountsFromTheSend: an answer that took longer than the lease is no grant.
+// It is rolled back, and a waiter repeats the request.
+func TestValidityCountsFromTheSend(t *testing.T) {
 	s := memstore.New()
 	c := &frozen{now: time.Now()}
 	slow := &late{Store: s, c: c, left: 1}
@@ -168,9 +168,9 @@ func TestTrustIsCountedFromTheSend(t *testing.T) {
 	unlock(t, mustLock(t, queued, "a"))
 }
 
-// TestLossBeforeTheGrantArrives: the store takes the grant back before Acquire
+// TestGrantRevokedBeforeItsAnswerIsUnavailable: the store revokes the grant before Acquire
 // has returned.
-func TestLossBeforeTheGrantArrives(t *testing.T) {
+func TestGrantRevokedBeforeItsAnswerIsUnavailable(t *testing.T) {
 	s := memstore.New()
 	l := newLocker(t, losesFirst{s})
 	if _, err := l.TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {

@@ -9,13 +9,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// lockContext is the context of a held lock. Over an ordinary cancellable
-// context it adds two things: Err looks at the clock itself, since a process
-// that was paused runs on before its timers do, and Value leads to the lock.
+// lockContext is the context of a held lock. It adds two things to an ordinary
+// cancellable context. Err reads the clock itself, because a process that was paused
+// runs on before its timers fire. Value leads to the lock.
 //
-// A context derived from it is cancelled with it, but derived contexts do not
-// look at the clock: code that must know asks the lock's own context, or takes
-// Token, right before it acts.
+// A context derived from it ends with it, but does not read the clock. Code that must
+// be sure checks the lock's own context, or calls Token, right before it acts.
 type lockContext struct {
 	context.Context
 	lock *Lock
@@ -28,9 +27,9 @@ func (c *lockContext) Err() error {
 		return err
 	}
 	for _, k := range c.lock.under {
-		k.hold.checkTrust() // its end is this one's
+		k.check() // its end is the end of this one
 	}
-	c.lock.hold.checkTrust()
+	c.lock.check()
 	return c.Context.Err()
 }
 
@@ -41,8 +40,8 @@ func (c *lockContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// holds walks over the locks that a context carries, innermost first.
-func holds(ctx context.Context, yield func(*Lock) bool) {
+// locksIn yields the locks that a context carries, innermost first.
+func locksIn(ctx context.Context, yield func(*Lock) bool) {
 	for ctx != nil {
 		k, _ := ctx.Value(lockKey{}).(*Lock)
 		if k == nil || !yield(k) {
@@ -52,12 +51,12 @@ func holds(ctx context.Context, yield func(*Lock) bool) {
 	}
 }
 
-// find returns the innermost live lock of the name that ctx carries. A nil
+// find returns the innermost live lock of the name that ctx carries, or nil. A nil
 // Locker matches any.
 func find(ctx context.Context, l *Locker, name string) *Lock {
 	var found *Lock
-	holds(ctx, func(k *Lock) bool {
-		if k.hold.req.Name == name && (l == nil || k.hold.l == l) && k.live() {
+	locksIn(ctx, func(k *Lock) bool {
+		if k.holder.lease.req.Name == name && (l == nil || k.holder.lease.l == l) && k.live() {
 			found = k
 		}
 		return found == nil
@@ -65,9 +64,9 @@ func find(ctx context.Context, l *Locker, name string) *Lock {
 	return found
 }
 
-// Token is the fencing token of the lock of that name which ctx carries, for the
-// resource that checks it. It is 0 when there is none, or when it is no longer
-// live: no grant has token 0, and every guard refuses it.
+// Token returns the fencing token of the lock of that name which ctx carries, for the
+// resource that checks it. Token returns 0 if there is no such lock, or if it has
+// ended: no grant has token 0, and every guard refuses it.
 func Token(ctx context.Context, name string) uint64 {
 	if k := find(ctx, nil, name); k != nil {
 		return k.Token()
@@ -75,23 +74,23 @@ func Token(ctx context.Context, name string) uint64 {
 	return 0
 }
 
-// NewOwner gives a goroutine an identity of its own: the context it returns
-// carries no lock, so locking a name again waits instead of answering
-// ErrSelfDeadlock or joining. It still ends when the locks of ctx end.
+// NewOwner returns a context that carries no lock, for a goroutine with an identity of
+// its own. Locking a name again with it waits, instead of returning ErrSelfDeadlock or
+// joining. The context still ends when the locks of ctx end.
 func NewOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, lockKey{}, (*Lock)(nil))
 }
 
-// bounded is the context of one request to a store: a deadline over another
-// context, or over its values alone. For a store on this machine, which mostly
-// answers at once, the deadline's timer starts when somebody waits for it, so
-// that it costs nothing.
+// bounded is the context of one request to a store: another context, or its values
+// alone, with a deadline. A store on this machine mostly answers at once. For it the
+// timer of the deadline starts only when the store waits for it, so that it costs
+// nothing.
 type bounded struct {
 	context.Context // the parent
 	detached        bool
-	within          time.Duration
+	timeout         time.Duration
 
-	timed atomic.Pointer[timed] // once somebody waits
+	timed atomic.Pointer[timed] // once the store waits
 	mu    sync.Mutex            // for starting it
 }
 
@@ -101,9 +100,9 @@ type timed struct {
 	stop context.CancelFunc
 }
 
-// bound makes b the context of a request of at most d.
+// bound makes b the context of a request that may take d.
 func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time.Duration) context.Context {
-	b.Context, b.detached, b.within = parent, detached, d
+	b.Context, b.detached, b.timeout = parent, detached, d
 	if g := l.guarantees.Load(); g != nil && g.Scope != driver.ScopeNetwork {
 		return b
 	}
@@ -124,12 +123,12 @@ func (b *bounded) start() *timed {
 		parent = context.WithoutCancel(parent)
 	}
 	t := &timed{}
-	t.Context, t.stop = context.WithTimeout(parent, b.within)
+	t.Context, t.stop = context.WithTimeout(parent, b.timeout)
 	b.timed.Store(t)
 	return t
 }
 
-// end gives back what the context took; the request has been answered.
+// end stops the timer. The request has been answered.
 func (b *bounded) end() {
 	if t := b.timed.Load(); t != nil {
 		t.stop()

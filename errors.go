@@ -11,22 +11,22 @@ import (
 
 // The errors of this package; test for them with [errors.Is].
 var (
-	// ErrBusy: someone else holds the name, or waits for it before the caller.
+	// ErrBusy: another holder has the name, or a waiter comes before the caller.
 	ErrBusy = errors.New("busy")
 	// ErrLost: the lock ended before it was unlocked.
 	ErrLost = errors.New("lock lost")
 	// ErrUnavailable: the store could not be reached or did not answer.
 	ErrUnavailable = errors.New("store unavailable")
-	// ErrRefused: the store answered no, and asking again would not help.
+	// ErrRefused: the store said no, and repeating the request would not help.
 	ErrRefused = errors.New("refused by the store")
-	// ErrUnsupported: the store cannot do what was asked.
+	// ErrUnsupported: the store cannot do this.
 	ErrUnsupported = errors.New("not supported by the store")
-	// ErrInvalid: bad input, found before any I/O.
+	// ErrInvalid: the input is wrong. This is found before any I/O.
 	ErrInvalid = errors.New("invalid")
-	// ErrSelfDeadlock: the context already holds the name and would wait for
+	// ErrSelfDeadlock: the context already holds the name, so the caller would wait for
 	// itself.
 	ErrSelfDeadlock = errors.New("already held by this context")
-	// ErrNotHeld: no grant of that name and token stands.
+	// ErrNotHeld: the name has no grant with that token.
 	ErrNotHeld = errors.New("not held")
 	// ErrReleased is the cause of a lock's context after Unlock.
 	ErrReleased = errors.New("lock released")
@@ -36,7 +36,7 @@ var (
 	ErrClosed = errors.New("closed")
 )
 
-// Cause says why a lock was lost.
+// Cause is why a lock was lost.
 type Cause = driver.Cause
 
 // The causes of a loss.
@@ -49,13 +49,13 @@ const (
 	Closed       = driver.Closed
 )
 
-// BusyError is an answered no. It matches [ErrBusy], and the context's error
-// where a wait ended it.
+// BusyError reports that the name is held. It matches [ErrBusy] and, after a wait, the
+// error of the context.
 type BusyError struct {
 	Name, Store string
-	// Holders are those the store happened to tell, possibly none.
+	// Holders are those that the store named, possibly none.
 	Holders []Holder
-	// Err is what ended the wait, nil for a try.
+	// Err is what ended the wait, nil if the caller did not wait.
 	Err error
 }
 
@@ -78,14 +78,14 @@ func (e *BusyError) Error() string {
 	return b.String()
 }
 
-// Is matches ErrBusy.
+// Is reports whether target is ErrBusy.
 func (e *BusyError) Is(target error) bool { return target == ErrBusy }
 
 // Unwrap returns what ended the wait.
 func (e *BusyError) Unwrap() error { return e.Err }
 
-// LostError tells that a lock ended before it was unlocked. It matches
-// [ErrLost], and the error of the work done under the lock.
+// LostError reports that a lock ended before it was unlocked. It matches [ErrLost], and
+// the error of the work done under the lock.
 type LostError struct {
 	Name, Store string
 	Token       uint64
@@ -93,7 +93,7 @@ type LostError struct {
 	// Work is the error of the function that ran under the lock, if it had one
 	// of its own.
 	Work error
-	// Err is what the store said, if anything.
+	// Err is the store's error, if there was one.
 	Err error
 }
 
@@ -109,10 +109,10 @@ func (e *LostError) Error() string {
 	return b.String()
 }
 
-// Is matches ErrLost.
+// Is reports whether target is ErrLost.
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
-// Unwrap returns the work's error and the store's.
+// Unwrap returns the error of the work and that of the store.
 func (e *LostError) Unwrap() []error {
 	var errs []error
 	for _, err := range []error{e.Work, e.Err} {
@@ -123,10 +123,10 @@ func (e *LostError) Unwrap() []error {
 	return errs
 }
 
-// failure wraps an error once with the name, the store and one of the sentinels.
+// failure adds the name, the store and one of the sentinel errors to an error.
 type failure struct {
 	name, store string
-	kind        error // one of the sentinels, or nil
+	kind        error // a sentinel error, or nil
 	err         error // the detail, or nil
 }
 
@@ -167,7 +167,7 @@ func invalid(format string, args ...any) error {
 	return &failure{kind: ErrInvalid, err: fmt.Errorf(format, args...)}
 }
 
-// kinds gives the store's codes their meaning for callers.
+// kinds maps the store's codes to the errors that callers test for.
 var kinds = map[driver.Code]error{
 	driver.Unknown:     ErrUnavailable,
 	driver.Busy:        ErrBusy,
@@ -180,8 +180,8 @@ var kinds = map[driver.Code]error{
 	driver.IsClosed:    ErrClosed,
 }
 
-// explain wraps a store's error for the caller. The caller's own context comes
-// first: an error that only says so is not the store's.
+// explain turns a store's error into one for the caller. If the caller's context has
+// ended, an error that only reports that is not the store's.
 func (l *Locker) explain(ctx context.Context, name string, err error) error {
 	code := l.store.Classify(err)
 	if code == driver.Busy {
@@ -197,7 +197,7 @@ func (l *Locker) explain(ctx context.Context, name string, err error) error {
 	return &failure{name: name, store: l.where, kind: kinds[code], err: err}
 }
 
-// contextError is what ended a context: its error and, where it says more, its
+// contextError returns what ended a context: its error and, if that says more, its
 // cause.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
@@ -205,7 +205,7 @@ func contextError(ctx context.Context) error {
 		return err
 	}
 	if errors.Is(cause, ErrBusy) {
-		// Of another lock, told by whoever cancelled: no answer about this one.
+		// It is about another lock, and no answer about this one.
 		return fmt.Errorf("%w (%v)", err, cause)
 	}
 	return fmt.Errorf("%w (%w)", err, cause)

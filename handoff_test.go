@@ -14,9 +14,9 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestLocalHandoff: the grant goes from goroutine to goroutine with its token,
-// so often and no oftener before another Locker gets its turn.
-func TestLocalHandoff(t *testing.T) {
+// TestHandoffKeepsTheTokenAMaximumNumberOfTimes: the lease goes from goroutine to goroutine
+// with its token, and after the maximum number of handoffs to another Locker.
+func TestHandoffKeepsTheTokenAMaximumNumberOfTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		r := &recorder{}
@@ -41,7 +41,7 @@ func TestLocalHandoff(t *testing.T) {
 		first := k.Token()
 		unlock(t, k)
 		wg.Wait()
-		// The local queue's place stands before the other Locker's.
+		// The local queue's entry comes before the other Locker's.
 		want := []uint64{first, first, first, first + 1, first + 2, first + 1, first + 1}
 		slices.Sort(tokens[3:])
 		slices.Sort(want[3:])
@@ -63,9 +63,9 @@ func TestLocalHandoff(t *testing.T) {
 	})
 }
 
-// TestHandoffKeepsTheRules: a lock that was passed on is renewed, can be lost,
-// and excludes as before; what asks for something else is not served by it.
-func TestHandoffKeepsTheRules(t *testing.T) {
+// TestLeaseAfterAHandoffIsRenewedAndExclusive: a lease that was handed off is renewed, can
+// be lost, and excludes as before. A waiter with other options does not get it.
+func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s, holdfast.LocalHandoff(holdfast.MaxHandoff)), newLocker(t, s.Client())
@@ -80,7 +80,7 @@ func TestHandoffKeepsTheRules(t *testing.T) {
 		k = mustLock(t, l, "a")
 		token := k.Token()
 		for range 3 {
-			k = pass(holdfast.Reason("heir"))
+			k = pass(holdfast.Reason("next"))
 		}
 		if k.Token() != token {
 			t.Errorf("token %d, want %d", k.Token(), token)
@@ -123,8 +123,8 @@ func TestHandoffKeepsTheRules(t *testing.T) {
 	})
 }
 
-// TestHandoffUnderContention with cancelled waiters and a thief.
-func TestHandoffUnderContention(t *testing.T) {
+// TestHandoffWithCancelledWaitersExcludes counts under the lock of two Lockers.
+func TestHandoffWithCancelledWaitersExcludes(t *testing.T) {
 	s := memstore.New()
 	l, other := newLocker(t, s, holdfast.LocalHandoff(10)), newLocker(t, s.Client(), holdfast.LocalHandoff(10))
 	n, want := 0, 0

@@ -9,73 +9,73 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// EventKind is what an Event tells.
+// EventKind is what an Event reports.
 type EventKind string
 
 // The events of a lock's life, in the order in which they may happen.
 const (
-	// EventAcquiring opens every acquisition; it goes to Hooks.Start alone.
+	// EventAcquiring begins every acquisition. Only Hooks.Start gets it.
 	EventAcquiring EventKind = "acquiring"
-	// EventQueued: the store answered that the name is held; Holders may tell by
-	// whom.
+	// EventQueued: the store answered that the name is held, by Holders if it named
+	// them.
 	EventQueued EventKind = "queued"
 	// EventAcquired: granted, after Took.
 	EventAcquired EventKind = "acquired"
-	// EventFailed: not acquired; Err says why, after Took.
+	// EventFailed: not acquired because of Err, after Took.
 	EventFailed EventKind = "failed"
-	// EventRenewed and EventRenewFailed: a renewal and its answer. A failed one
-	// is tried again as long as trust lasts.
+	// EventRenewed and EventRenewFailed: a renewal was answered. A failed one is
+	// repeated as long as the lock is valid.
 	EventRenewed     EventKind = "renewed"
 	EventRenewFailed EventKind = "renewal failed"
 	// EventHoldLimit: MaxHold ended the lock's context.
 	EventHoldLimit EventKind = "hold limit"
 	// EventLost: the lock's context has ended with Err, a *LostError.
 	EventLost EventKind = "lost"
-	// EventReleased: released at the store, held for Took. It may come without
-	// EventAcquired: for a grant that arrived when nobody wanted it any more.
+	// EventReleased: released at the store, or handed off, held for Took. It comes
+	// without EventAcquired for a grant that arrived after its waiter had gone.
 	EventReleased EventKind = "released"
-	// EventUnconfirmed: a release was refused or not confirmed in time. It goes on
-	// in the background, until EventReleased or until the grant must have lapsed; Err
-	// says why.
+	// EventUnconfirmed: a release was refused or not confirmed in time, because of Err.
+	// It goes on in the background, until EventReleased or until the lease must have
+	// expired.
 	EventUnconfirmed EventKind = "release unconfirmed"
-	// EventUndoFailed: an acquisition of unknown outcome could not be undone yet;
-	// it is tried again.
+	// EventUndoFailed: an acquisition with unknown outcome could not be rolled back yet.
+	// The roll back is repeated.
 	EventUndoFailed EventKind = "undo failed"
 )
 
 // Event is one step in the life of a lock.
 type Event struct {
 	Kind EventKind
-	// At is when it happened, which may be a little before it is reported.
+	// At is when the event happened, which may be a little before it is reported.
 	At          time.Time
 	Name, Store string
-	// StoreKind is the store's recipe: one of few, fit for a metric's label, as
-	// Name is not.
+	// StoreKind is the store's recipe. There are few, so it can label a metric, which
+	// Name cannot.
 	StoreKind string
 	Limit     int
 	Token     uint64
 	Slot      int
 	Reason    string
-	// Took is the time waited or held.
+	// Took is how long the caller waited or held the lock.
 	Took    time.Duration
 	Holders []Holder
 	Cause   Cause
 	Err     error
 }
 
-// Hooks watch a Locker. They are silent by default. Events of an acquisition or
-// an Unlock are reported on its goroutine, after the store has done its part;
-// those of renewal, loss and background work in order on a goroutine of their
-// own, so that a slow hook delays no lock. A hook's panic is swallowed. A hook must
-// not close its Locker: Close waits for it.
+// Hooks receive the events of a Locker. Events of an acquisition or an Unlock are
+// reported on its goroutine, after the store has done its part. Events of renewal, loss
+// and background work are reported in order on a goroutine of their own, so that a slow
+// hook delays no lock. A hook's panic is ignored. A hook must not close its Locker,
+// because Close waits for the hooks.
 type Hooks interface {
-	// Start opens an acquisition. The context it returns goes to the store and to
-	// the later events of this acquisition, as tracers need it.
+	// Start begins an acquisition. The store and the later events of this acquisition
+	// get the context that it returns, as tracers need it.
 	Start(ctx context.Context, e Event) context.Context
 	Event(ctx context.Context, e Event)
 }
 
-// LogHooks writes events to a logger: losses and failures as errors and
+// LogHooks returns Hooks that write events to a logger: losses as errors, failures as
 // warnings, the rest at debug level.
 func LogHooks(log *slog.Logger) Hooks { return logHooks{log} }
 
@@ -129,7 +129,7 @@ func (t tee) Event(ctx context.Context, e Event) {
 
 func start(h Hooks, ctx context.Context, e Event) (started context.Context) {
 	started = ctx
-	defer func() { _ = recover() }() // a hook's panic is its own affair
+	defer func() { _ = recover() }() // a hook's panic must not reach the caller
 	if c := h.Start(ctx, e); c != nil {
 		started = c
 	}
@@ -141,12 +141,12 @@ func call(h Hooks, ctx context.Context, e Event) {
 	h.Event(ctx, e)
 }
 
-// maxPending bounds the events that wait for a slow hook; more are dropped, but
-// for losses, of which there are no more than locks.
+// maxPending is the largest number of events that wait for a slow hook. Further events
+// are dropped, but losses are not: there are no more of them than locks.
 const maxPending = 4096
 
-// outbox keeps the events that are reported in the background, for a goroutine
-// that lives while there are any.
+// outbox holds the events that are reported in the background, for a goroutine that
+// lives while there are any.
 type outbox struct {
 	eventsMu sync.Mutex
 	events   []pendingEvent
@@ -158,7 +158,7 @@ type pendingEvent struct {
 	event Event
 }
 
-// describe fills in what every event of a request tells.
+// describe returns an event with the fields that every event of a request has.
 func (l *Locker) describe(kind EventKind, name string, s *settings) Event {
 	e := Event{Kind: kind, At: time.Now(), Name: name, Store: l.where, Limit: s.limit, Slot: driver.NoSlot, Reason: s.reason}
 	if g := l.guarantees.Load(); g != nil {
@@ -180,20 +180,24 @@ func (l *Locker) emitLater(ctx context.Context, e Event) {
 	l.events = append(l.events, pendingEvent{ctx, e})
 	if !l.emitting {
 		l.emitting = true
-		l.work.run(l.drainEvents)
+		l.background.run(l.drainEvents)
 	}
 }
 
 func (l *Locker) drainEvents() {
+	var batch []pendingEvent
 	done := false
 	defer func() {
-		if !done {
-			l.work.run(l.drainEvents) // a hook has ended this goroutine
+		if !done { // a hook has ended this goroutine
+			l.eventsMu.Lock()
+			l.events = append(batch, l.events...)
+			l.eventsMu.Unlock()
+			l.background.run(l.drainEvents)
 		}
 	}()
 	for {
 		l.eventsMu.Lock()
-		batch := l.events
+		batch = l.events
 		l.events = nil
 		l.emitting = len(batch) > 0
 		l.eventsMu.Unlock()
@@ -201,7 +205,9 @@ func (l *Locker) drainEvents() {
 			done = true
 			return
 		}
-		for _, p := range batch {
+		for len(batch) > 0 {
+			p := batch[0]
+			batch = batch[1:]
 			l.emit(p.ctx, p.event)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -19,7 +20,7 @@ import (
 
 type traceKey struct{}
 
-// recorder keeps the events it is told.
+// recorder keeps the events that it gets.
 type recorder struct {
 	mu     sync.Mutex
 	events []holdfast.Event
@@ -53,7 +54,7 @@ func (r *recorder) kinds() []holdfast.EventKind {
 	return kinds
 }
 
-func TestHooksTellTheLifeOfALock(t *testing.T) {
+func TestHooksGetTheEventsOfALock(t *testing.T) {
 	for name, tc := range map[string]struct {
 		do   func(*testing.T, *holdfast.Locker, *memstore.Store)
 		want []holdfast.EventKind
@@ -110,7 +111,7 @@ func TestHooksTellTheLifeOfALock(t *testing.T) {
 				t.Error(err)
 			}
 			got := r.kinds()
-			if name == "undone" { // the undo begins before the failure is told
+			if name == "undone" { // the roll back begins before the failure is reported
 				slices.Sort(got)
 				slices.Sort(tc.want)
 			}
@@ -126,7 +127,7 @@ func TestHooksTellTheLifeOfALock(t *testing.T) {
 	}
 }
 
-// naughty hooks panic and dawdle.
+// naughty hooks panic and block.
 type naughty struct{ block chan struct{} }
 
 func (n naughty) Start(context.Context, holdfast.Event) context.Context { panic("start") }
@@ -137,8 +138,9 @@ func (n naughty) Event(_ context.Context, e holdfast.Event) {
 	panic("event")
 }
 
-// TestHooksCannotBreakALock: neither by panicking nor by never returning.
-func TestHooksCannotBreakALock(t *testing.T) {
+// TestPanicsAndBlockedHooksDoNotAffectALock: a lock is renewed and released behind hooks
+// that panic and hooks that do not return.
+func TestPanicsAndBlockedHooksDoNotAffectALock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		block := make(chan struct{})
@@ -154,7 +156,7 @@ func TestHooksCannotBreakALock(t *testing.T) {
 	})
 }
 
-func TestLogHooks(t *testing.T) {
+func TestLogHooksUseLevelsByEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		s := memstore.New()
@@ -187,7 +189,7 @@ func TestLogHooks(t *testing.T) {
 	})
 }
 
-func TestInspectListWatchBreak(t *testing.T) {
+func TestInspectListWatchAndBreak(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s, holdfast.Process("web-1", "billing")), newLocker(t, s.Client())
@@ -258,9 +260,9 @@ func TestInspectListWatchBreak(t *testing.T) {
 	})
 }
 
-// TestWatchAll: a change of any name is told at once where the store tells of it,
-// and within a second elsewhere; no more than ten times a second.
-func TestWatchAll(t *testing.T) {
+// TestWatchAllYieldsEachChangeOnce: a change of any name is yielded at once if the store
+// notifies of it, else within a second, and at most ten times a second.
+func TestWatchAllYieldsEachChangeOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		hide bool // that the store can tell
 		wait time.Duration
@@ -338,8 +340,8 @@ func TestWatchAll(t *testing.T) {
 	}
 }
 
-// TestErrorTexts: an error names the lock, the store, and what is wrong, once.
-func TestErrorTexts(t *testing.T) {
+// TestErrorsNameLockStoreAndReason: an error names the lock, the store, and what is wrong, once.
+func TestErrorsNameLockStoreAndReason(t *testing.T) {
 	s := memstore.New()
 	l := newLocker(t, s, holdfast.Process("web-1", ""))
 	k := mustLock(t, l, "a", holdfast.Limit(2), holdfast.Reason("nightly"))
@@ -358,4 +360,53 @@ func TestErrorTexts(t *testing.T) {
 	if got := lost.Error(); got != `holdfast: "a" on s: lock lost (gone), token 1: e; the work said: w` {
 		t.Error(got)
 	}
+}
+
+// exiting blocks the report of the first loss and ends the goroutine that reports the second.
+type exiting struct {
+	mu     sync.Mutex
+	losses int
+	free   chan struct{}
+}
+
+func (h *exiting) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+
+func (h *exiting) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind != holdfast.EventLost {
+		return
+	}
+	h.mu.Lock()
+	h.losses++
+	n := h.losses
+	h.mu.Unlock()
+	switch n {
+	case 1:
+		<-h.free
+	case 2:
+		runtime.Goexit()
+	}
+}
+
+// TestEveryLossIsReportedIfAHookExits: a hook ends the goroutine that reports events. The
+// losses that wait behind that event are reported all the same.
+func TestEveryLossIsReportedIfAHookExits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		h := &exiting{free: make(chan struct{})}
+		l := newLocker(t, s, holdfast.WithHooks(h))
+		for _, name := range []string{"a", "b", "c", "d"} {
+			mustLock(t, l, name)
+			if err := s.Script().Lose(name, driver.Taken); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+		}
+		close(h.free)
+		synctest.Wait()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.losses != 4 {
+			t.Errorf("%d of 4 losses are reported", h.losses)
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
@@ -12,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// untouchable is a store that must not be asked anything.
+// untouchable is a store that must not get a request.
 type untouchable struct {
 	driver.Store
 	t *testing.T
@@ -23,9 +24,9 @@ func (u untouchable) Acquire(context.Context, driver.Request) (driver.Grant, err
 	return driver.Grant{}, errors.New("no")
 }
 
-// TestBadInput: each has a message that names the field, what was given and
-// what is allowed, before any I/O.
-func TestBadInput(t *testing.T) {
+// TestInvalidInputIsRefusedBeforeIO: each error names the field, its value, and what is
+// allowed.
+func TestInvalidInputIsRefusedBeforeIO(t *testing.T) {
 	l := newLocker(t, untouchable{memstore.New(), t})
 	for _, tc := range []struct {
 		name string
@@ -96,7 +97,7 @@ func watchError(l *holdfast.Locker, name string) error {
 	return nil
 }
 
-func TestBadLocker(t *testing.T) {
+func TestInvalidLockerOptionsAreRefused(t *testing.T) {
 	s := memstore.New()
 	for want, err := range map[string]error{
 		"store is nil":          second(holdfast.New(nil)),
@@ -190,4 +191,63 @@ func TestUnsupported(t *testing.T) {
 		}
 	}
 	unlock(t, mustLock(t, l, "a", holdfast.Limit(1)))
+}
+
+// rangeStore allows TTLs of a range of its own.
+type rangeStore struct {
+	driver.Store
+	min, max time.Duration
+}
+
+func (s rangeStore) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	g, err := s.Store.Guarantees(ctx)
+	g.MinTTL, g.MaxTTL = s.min, s.max
+	return g, err
+}
+
+// TestDefaultTTLAdaptsToTheStore requires that a lock whose caller gives no TTL gets the
+// nearest one to the default that the store allows, and that a TTL that was given is never
+// changed.
+func TestDefaultTTLAdaptsToTheStore(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		min, max time.Duration
+		o        []holdfast.LockOption
+		want     time.Duration // 0: refused
+	}{
+		{"the store allows the default", time.Second, time.Hour, nil, holdfast.DefaultTTL},
+		{"the store allows less", time.Second, 12 * time.Second, nil, 12 * time.Second},
+		{"the store demands more", time.Minute, time.Hour, nil, time.Minute},
+		{"a shorter one is given", time.Second, 12 * time.Second, []holdfast.LockOption{holdfast.TTL(5 * time.Second)}, 5 * time.Second},
+		{"a longer one is given", time.Second, 12 * time.Second, []holdfast.LockOption{holdfast.TTL(holdfast.DefaultTTL)}, 0},
+		{"the margin is too long for it", time.Second, 12 * time.Second, []holdfast.LockOption{holdfast.Margin(7 * time.Second)}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, err := holdfast.New(rangeStore{memstore.New(), c.min, c.max})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close(t.Context())
+				for _, take := range []func(context.Context, string, ...holdfast.LockOption) (*holdfast.Lock, error){l.Lock, l.TryLock} {
+					k, err := take(t.Context(), "n", c.o...)
+					if c.want == 0 {
+						if !errors.Is(err, holdfast.ErrInvalid) {
+							t.Errorf("%v, want invalid", err)
+						}
+						continue
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got := k.Remaining(); got != c.want-c.want/10 {
+						t.Errorf("valid for %s, want the TTL of %s less the margin", got, c.want)
+					}
+					if err := k.Unlock(); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		})
+	}
 }

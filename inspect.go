@@ -14,8 +14,8 @@ func (l *Locker) unsupported(name, what string) error {
 	return &failure{name: name, store: l.where, kind: ErrUnsupported, err: errors.New(what)}
 }
 
-// Inspect tells who holds a name and who waits for it. A name that nobody holds
-// has an empty state and no error.
+// Inspect returns the holders of a name and its waiters. A name without holders has an
+// empty state and no error.
 func (l *Locker) Inspect(ctx context.Context, name string) (State, error) {
 	if err := checkName(name); err != nil {
 		return State{}, err
@@ -33,8 +33,8 @@ func (l *Locker) Inspect(ctx context.Context, name string) (State, error) {
 	return st, nil
 }
 
-// List yields every name that starts with prefix and is held or waited for, in
-// byte order. An error ends it.
+// List yields every name that starts with prefix and has a holder or a waiter, in byte
+// order. An error ends it.
 func (l *Locker) List(ctx context.Context, prefix string) iter.Seq2[State, error] {
 	return func(yield func(State, error) bool) {
 		if prefix != "" {
@@ -60,29 +60,29 @@ func (l *Locker) List(ctx context.Context, prefix string) iter.Seq2[State, error
 	}
 }
 
-// watchPause is how often a store that cannot tell of changes is asked, and how
-// often one that can is asked all the same.
-const watchPause = time.Second
-
-// listPause is the least time between two looks at all names, which may be many,
-// and listTimeout the longest that one may take.
 const (
-	listPause   = 100 * time.Millisecond
+	// watchInterval is the interval at which a watch reads the state, even if the store
+	// notifies of changes.
+	watchInterval = time.Second
+	// listInterval is the least interval at which a watch reads the states of all names,
+	// which may be many.
+	listInterval = 100 * time.Millisecond
+	// listTimeout is the timeout of one reading of all names.
 	listTimeout = time.Minute
 )
 
-// Watch yields the state of a name now and after each change, until ctx ends.
-// Changes that follow one another quickly may be merged. An error ends it.
+// Watch yields the state of a name now and after each change, until ctx ends. It may
+// yield one state for several changes in quick succession. An error ends it.
 func (l *Locker) Watch(ctx context.Context, name string) iter.Seq2[State, error] {
-	look := func(ctx context.Context) (State, error) { return l.Inspect(ctx, name) }
-	return watch(ctx, l, name, checkName(name), 0, look, func(st State) any { return steady(st) })
+	read := func(ctx context.Context) (State, error) { return l.Inspect(ctx, name) }
+	return watch(ctx, l, name, checkName(name), 0, read, func(st State) any { return withoutVolatile(st) })
 }
 
-// WatchAll yields the states of all names that are held or waited for, in byte
-// order, now and after each change, until ctx ends. Changes within a tenth of a
-// second are merged. An error ends it, also of a look that takes a minute.
+// WatchAll yields the states of all names that have a holder or a waiter, in byte order,
+// now and after each change, until ctx ends. It yields one state for all changes within
+// a tenth of a second. An error ends it. One reading of all names may take a minute.
 func (l *Locker) WatchAll(ctx context.Context) iter.Seq2[[]State, error] {
-	look := func(ctx context.Context) (all []State, err error) {
+	read := func(ctx context.Context) (all []State, err error) {
 		ctx, cancel := context.WithTimeout(ctx, listTimeout)
 		defer cancel()
 		for st, err := range l.List(ctx, "") {
@@ -93,21 +93,21 @@ func (l *Locker) WatchAll(ctx context.Context) iter.Seq2[[]State, error] {
 		}
 		return all, nil
 	}
-	return watch(ctx, l, "", nil, listPause, look, func(all []State) any {
+	return watch(ctx, l, "", nil, listInterval, read, func(all []State) any {
 		seen := make([]State, len(all))
 		for i, st := range all {
-			seen[i] = steady(st)
+			seen[i] = withoutVolatile(st)
 		}
 		return seen
 	})
 }
 
-// watch yields what look finds, now and after each change of what constant makes
-// of it, at least pause apart. It looks when the store tells of a change of the
-// name, of any name if that is empty, and after watchPause; where bad is set look
-// says so itself.
-func watch[T any](ctx context.Context, l *Locker, name string, bad error, pause time.Duration,
-	look func(context.Context) (T, error), constant func(T) any) iter.Seq2[T, error] {
+// watch yields what read returns, now and after each change of its constant part, at
+// least interval apart. It reads when the store notifies of a change of the name (of any
+// name if name is empty), and after watchInterval. If bad is set, read returns that
+// error.
+func watch[T any](ctx context.Context, l *Locker, name string, bad error, interval time.Duration,
+	read func(context.Context) (T, error), constant func(T) any) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -117,7 +117,7 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, pause 
 			defer func() { cancel(); <-done }()
 			go func() {
 				defer close(done)
-				// A watch that fails leaves the timer, which goes on.
+				// If the watch fails, the ticker goes on.
 				_ = w.Watch(ctx, name, func() {
 					select {
 					case changed <- struct{}{}:
@@ -126,11 +126,11 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, pause 
 				})
 			}()
 		}
-		ticker := time.NewTicker(watchPause)
+		ticker := time.NewTicker(watchInterval)
 		defer ticker.Stop()
 		var last any
 		for first := true; ; first = false {
-			state, err := look(ctx)
+			state, err := read(ctx)
 			if ctx.Err() != nil {
 				return
 			}
@@ -145,9 +145,9 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, pause 
 					return
 				}
 			}
-			if pause > 0 {
+			if interval > 0 {
 				select {
-				case <-time.After(pause):
+				case <-time.After(interval):
 				case <-ctx.Done():
 					return
 				}
@@ -162,8 +162,8 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, pause 
 	}
 }
 
-// steady leaves out what changes by itself.
-func steady(st State) State {
+// withoutVolatile clears what changes by itself: the TTLs.
+func withoutVolatile(st State) State {
 	holders := make([]Holder, len(st.Holders))
 	for i, h := range st.Holders {
 		h.TTL = 0
@@ -172,11 +172,11 @@ func steady(st State) State {
 	return State{Name: st.Name, Holders: holders, Waiters: st.Waiters}
 }
 
-// Break takes a lock away: the grant of name that carries the token, which
-// Inspect shows. ErrNotHeld means that this grant is gone. Its holder's context
-// ends with cause Taken. Where the store can only ask (see Guarantees), Break
-// waits until the holder has released; ErrBusy means that ctx ended before that,
-// and the error says who was asked.
+// Break ends the grant of name that has the token, which Inspect shows. The context of
+// its holder ends with cause Taken. ErrNotHeld means that the grant has ended before. A
+// store that can only ask the holder (see Guarantees) waits until the holder has
+// released the lock. ErrBusy then means that ctx ended first, and the error names the
+// holder.
 func (l *Locker) Break(ctx context.Context, name string, token uint64) error {
 	if err := checkName(name); err != nil {
 		return err

@@ -11,8 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestLossStopsTheHoldLimit: nothing runs on for a lock that was lost and whose
-// Unlock is late.
+// TestLossStopsTheHoldLimit: the timer of MaxHold does not run on after a loss.
 func TestLossStopsTheHoldLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -37,9 +36,9 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 	})
 }
 
-// TestJoinAtTheLastUnlock: nobody joins a lock reentrantly whose last Unlock has begun
-// to pass it on: it would release what the next goroutine holds.
-func TestJoinAtTheLastUnlock(t *testing.T) {
+// TestJoinIsRefusedOnceTheLastUnlockHasBegun: a Lock that joined then would release
+// what the next waiter holds.
+func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	l, err := New(memstore.New(), LocalHandoff(4))
 	if err != nil {
 		t.Fatal(err)
@@ -49,14 +48,19 @@ func TestJoinAtTheLastUnlock(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := k.hold
-	heir := make(chan *Lock, 1)
+	h := k.holder
+	l.apply(h.lease, &event{kind: unlocked, lock: k})
+	if j := h.join(context.Background(), &h.set); j != nil {
+		t.Error("joined between the two halves of the last Unlock")
+	}
+
+	next := make(chan *Lock, 1)
 	go func() {
 		k, err := l.Lock(context.Background(), "a")
 		if err != nil {
 			t.Error(err)
 		}
-		heir <- k
+		next <- k
 	}()
 	waits := func() bool {
 		l.mu.Lock()
@@ -67,35 +71,54 @@ func TestJoinAtTheLastUnlock(t *testing.T) {
 	for !waits() {
 		time.Sleep(time.Millisecond)
 	}
-	l.mu.Lock() // the way to the heir is barred
-	go func() {
-		if err := k.Unlock(); err != nil {
-			t.Error(err)
-		}
-	}()
-	leaving := func() bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return len(h.locks) == 0
+	l.apply(h.lease, &event{kind: left, lock: k})
+	n := <-next
+	if n.Token() != k.Token() || n.holder.lease != k.holder.lease {
+		t.Error("not handed off")
 	}
-	for !leaving() {
-		time.Sleep(time.Millisecond)
+	if j := h.join(context.Background(), &h.set); j != nil {
+		t.Error("joined a lease that has another holder")
 	}
-	joined, in := h.newLock(context.Background(), &h.set)
-	l.mu.Unlock()
-	if in || joined.Context().Err() == nil {
-		t.Error("a lock that is being passed on was joined")
+	if err := n.Context().Err(); err != nil {
+		t.Error(err)
 	}
-	next := <-heir
-	if next.Context().Err() != nil {
-		t.Error(context.Cause(next.Context()))
-	}
-	if err := next.Unlock(); err != nil {
+	if err := n.Unlock(); err != nil {
 		t.Error(err)
 	}
 }
 
-// failing says that names are held, and then fails each request that waits, until up.
+// TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss: that goroutine has not yet ended
+// the contexts, and Err reports the loss all the same.
+func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
+	l, err := New(memstore.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(context.Background())
+	k, err := l.Lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.mu.Lock()
+	o := l.step(k.holder.lease, &event{kind: revoke, cause: Taken})
+	l.mu.Unlock()
+	if k.Context().Err() == nil || k.Remaining() != 0 {
+		t.Error("the lock looks valid")
+	}
+	select {
+	case <-k.Context().Done():
+	default:
+		t.Error("Err reports the end, Done does not")
+	}
+	_ = l.perform(&o)
+	if lost, ok := context.Cause(k.Context()).(*LostError); !ok || lost.Cause != Taken {
+		t.Error(context.Cause(k.Context()))
+	}
+	_ = k.Unlock()
+}
+
+// failing is a store that returns busy to a try and fails each request that waits, until
+// up.
 type failing struct {
 	driver.Store
 	up    atomic.Bool
@@ -116,9 +139,9 @@ func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	return driver.Grant{}, driver.Errorf(driver.Unavailable, "it is down")
 }
 
-// TestNewcomerEndsThePause: who comes while a queue pauses after failures, for those who
-// have time, is asked for within its own request timeout.
-func TestNewcomerEndsThePause(t *testing.T) {
+// TestNewWaiterShortensTheBackoff: a waiter that joins while a queue pauses after many
+// failures is served within its own request timeout.
+func TestNewWaiterShortensTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{Store: memstore.New(), asked: make(chan struct{})}
 		l, err := New(f)

@@ -9,46 +9,93 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Lock is a held lock. Its methods may be called from any goroutine.
+// Lock is a held lock. Its methods may be called from any goroutine. The caller has to
+// call Unlock, also after a loss.
 type Lock struct {
-	hold    *hold
-	parent  context.Context // what the caller gave
+	holder  *holder
+	parent  context.Context // the caller's
 	ctx     lockContext
 	end     context.CancelCauseFunc
 	limit   *time.Timer // MaxHold, or nil
 	minHold time.Duration
-	// under are the other locks of a LockAll, in name order before this one.
+	// under are the other Locks of a LockAll, whose names come before this one's.
 	under []*Lock
+	next  *Lock // of the same holder
 
 	once   sync.Once
 	result error
 }
 
-// Grant is what the store gave for one name.
+// newLock prepares a Lock for a holder. It becomes an open one by an event.
+func newLock(h *holder, k *Lock, parent context.Context, s *settings) *Lock {
+	inner, end := context.WithCancelCause(parent)
+	k.holder, k.parent, k.ctx, k.end = h, parent, lockContext{inner, k}, end
+	k.minHold = s.minHold
+	return k
+}
+
+// open makes k, which newLock has prepared, an open Lock of its holder. If the lease
+// has ended meanwhile the context of k ends with the outcome. The Locker's mutex is
+// held.
+func (k *Lock) open(kind eventKind, s *settings) outcome {
+	l := k.holder.lease.l
+	o := l.step(k.holder.lease, &event{kind: kind, lock: k})
+	if s.hasMaxHold && o.do&endOne == 0 {
+		k.limit = time.AfterFunc(s.maxHold, func() { l.apply(k.holder.lease, &event{kind: limitReached, lock: k}) })
+	}
+	return o
+}
+
+// finish ends the context of k. Only the first cause counts.
+func (k *Lock) finish(cause error) {
+	k.end(cause)
+	if k.limit != nil {
+		k.limit.Stop()
+	}
+}
+
+// check ends the context of k if its lease has ended or expired, whatever timers
+// did and however far another goroutine is that has found the same.
+func (k *Lock) check() {
+	x := k.holder.lease
+	if x.valid.Load().left() > 0 {
+		return
+	}
+	x.l.mu.Lock()
+	o := x.l.step(x, &event{kind: checked})
+	x.l.mu.Unlock()
+	_ = x.l.perform(&o)
+	if o.loss != nil {
+		k.finish(o.loss)
+	}
+}
+
+// Grant is the store's grant of one name.
 type Grant struct {
 	Name  string
 	Token uint64
 	Slot  int
 }
 
-// Context ends when the lock does: with cause ErrReleased after Unlock, a
-// *LostError when the lock is lost, ErrHoldLimit after MaxHold, or the cause of
-// the caller's context. It ends before the store can grant the name to anyone
-// else, except as the store's Guarantees say.
+// Context returns the context of the lock, which ends when the lock does. Its cause is
+// ErrReleased after Unlock, a *LostError after a loss, ErrHoldLimit after MaxHold, or
+// the cause of the caller's context. It ends before the store can grant the name to
+// anyone else, with the exceptions that the store's Guarantees name.
 func (k *Lock) Context() context.Context { return &k.ctx }
 
-// Name is what is locked; for LockAll, the last name in order.
-func (k *Lock) Name() string { return k.hold.req.Name }
+// Name returns the name that is locked; for LockAll, the last name in order.
+func (k *Lock) Name() string { return k.holder.lease.req.Name }
 
-// Token is the fencing token: larger than that of every earlier grant of the
-// name. For LockAll it is the last name's; see Grants.
-func (k *Lock) Token() uint64 { return k.hold.grant.Token }
+// Token returns the fencing token, which is larger than that of every earlier grant of
+// the name. For LockAll it is that of the last name; see Grants.
+func (k *Lock) Token() uint64 { return k.holder.token }
 
-// Slot is the permit's number, 0 to n-1 under Limit(n) where the store can tell,
-// else -1.
-func (k *Lock) Slot() int { return k.hold.grant.Slot }
+// Slot returns the number of the permit, 0 to n-1 under Limit(n), or -1 if there is none
+// or the store does not number permits.
+func (k *Lock) Slot() int { return k.holder.lease.firstStanding.grant.Slot }
 
-// Grants lists what is held, by name: one grant, or one per name of LockAll.
+// Grants returns the grants in the order of their names: one, or one per name of
+// LockAll.
 func (k *Lock) Grants() []Grant {
 	var all []Grant
 	for _, p := range k.parts() {
@@ -59,35 +106,35 @@ func (k *Lock) Grants() []Grant {
 
 func (k *Lock) parts() []*Lock { return append(k.under[:len(k.under):len(k.under)], k) }
 
-// Remaining is the trust left: how long the lock is surely held if no further
-// renewal succeeds. It is 0 when the lock is no longer live, and driver.Forever
-// where it does not run out.
+// Remaining returns for how much longer the lock is certainly held if no further
+// renewal succeeds. It is 0 if the lock has ended, and driver.Forever if the lock does
+// not expire.
 func (k *Lock) Remaining() time.Duration {
 	left := driver.Forever
 	for _, p := range k.parts() {
 		if !p.live() {
 			return 0
 		}
-		left = min(left, p.hold.trustLeft())
+		left = min(left, p.holder.lease.valid.Load().left())
 	}
 	return max(left, 0)
 }
 
-// live tells whether the lock is held and its context has not ended.
+// live reports whether the lock is held and its context has not ended.
 func (k *Lock) live() bool { return k.ctx.Err() == nil }
 
-// Unlock releases the lock. It takes no context, since a deferred call often
-// runs when the caller's has ended. It blocks at most for the request timeout or
-// the trust left, whichever is less; what is not confirmed by then (the error
-// matches ErrUnavailable, or ErrRefused where the store said no) goes on in the
-// background until it is, or the grant must have lapsed, and Close waits for it.
+// Unlock releases the lock. It takes no context, because a deferred call often runs
+// when the caller's context has ended. It blocks for the request timeout or Remaining,
+// whichever is less. A release that is not confirmed by then goes on in the background
+// until it is, or until the lease must have expired, and Close waits for it. The error
+// then matches ErrUnavailable, or ErrRefused if the store said no.
 //
-// A lock that was lost before answers a *LostError. Calling Unlock again does
+// Unlock returns a *LostError if the lock was lost before. Calling it again does
 // nothing and returns the same.
 func (k *Lock) Unlock() error {
 	k.once.Do(func() {
 		wait := k.unlockUnder()
-		k.result = k.hold.unlock(k)
+		k.result = k.unlock()
 		wait()
 		for i := len(k.under) - 1; i >= 0; i-- {
 			if err := k.under[i].Unlock(); err != nil && (k.result == nil || !errors.Is(k.result, ErrLost)) {
@@ -98,7 +145,24 @@ func (k *Lock) Unlock() error {
 	return k.result
 }
 
-// discard unlocks what the caller never gets to see: its MinHold does not count.
+// unlock takes one Lock away and, with the last, gives the lease back.
+func (k *Lock) unlock() error {
+	x := k.holder.lease
+	l := x.l
+	l.background.begin() // Close waits for a release that is under way
+	defer l.background.end()
+	o := l.apply(x, &event{kind: unlocked, lock: k, keep: k.minHold})
+	l.mu.Lock()
+	o = l.step(x, &event{kind: left, lock: k, age: o.age})
+	l.mu.Unlock()
+	err := l.perform(&o)
+	if o.loss != nil {
+		return o.loss
+	}
+	return err
+}
+
+// discard unlocks a Lock that the caller never gets. Its MinHold does not count.
 func (k *Lock) discard() {
 	for _, p := range k.parts() {
 		p.minHold = 0
@@ -106,8 +170,7 @@ func (k *Lock) discard() {
 	_ = k.Unlock()
 }
 
-// do runs f under the lock and releases it, also when f panics or exits its
-// goroutine.
+// do runs f under the lock and releases it, even if f panics or exits its goroutine.
 func (k *Lock) do(f func(context.Context) error) (err error) {
 	returned := false
 	defer func() {
@@ -121,16 +184,15 @@ func (k *Lock) do(f func(context.Context) error) (err error) {
 	return err
 }
 
-// outcome is what Do answers. A loss comes before everything else. A release
-// that could not be confirmed is no error: the work is done, and an error would
-// make the caller do it again; hooks report it.
+// outcome returns the error of Do. A loss comes before everything else. A release that
+// could not be confirmed is no error: the work is done, and an error would make the
+// caller repeat it. Hooks report it.
 func (k *Lock) outcome(work, unlock error) error {
 	lost, ok := errors.AsType[*LostError](unlock)
 	if !ok {
 		return work
 	}
-	// The lost context's own echo says nothing about the work.
-	if echo(work) {
+	if onlyCancelled(work) {
 		work = nil
 	}
 	e := *lost
@@ -138,28 +200,29 @@ func (k *Lock) outcome(work, unlock error) error {
 	return &e
 }
 
-// echo tells whether an error says nothing but that the context has ended.
-func echo(err error) bool {
+// onlyCancelled reports whether an error says nothing but that a context has ended, and
+// so nothing about the work.
+func onlyCancelled(err error) bool {
 	switch e := err.(type) {
 	case nil:
 		return true
 	case *LostError:
-		return echo(e.Work)
+		return onlyCancelled(e.Work)
 	case interface{ Unwrap() []error }:
 		for _, err := range e.Unwrap() {
-			if !echo(err) {
+			if !onlyCancelled(err) {
 				return false
 			}
 		}
 		return true
 	case interface{ Unwrap() error }:
-		return echo(e.Unwrap())
+		return onlyCancelled(e.Unwrap())
 	}
 	return err == context.Canceled
 }
 
-// unlockUnder begins to unlock the others of a LockAll, all at once: the bound
-// of Unlock is that of one release.
+// unlockUnder begins to unlock the others of a LockAll, all at once, so that Unlock
+// blocks no longer than one release. The returned function waits for them.
 func (k *Lock) unlockUnder() (wait func()) {
 	if len(k.under) == 0 {
 		return func() {}

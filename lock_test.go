@@ -94,9 +94,9 @@ func TestLockIsRenewedAndReleased(t *testing.T) {
 	})
 }
 
-// TestTrustEndsBeforeTheStoreGrants: the store cannot be reached; the context
+// TestContextEndsBeforeTheStoreGrantsAgain: the store cannot be reached, and the context
 // ends a margin before the lease does.
-func TestTrustEndsBeforeTheStoreGrants(t *testing.T) {
+func TestContextEndsBeforeTheStoreGrantsAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
@@ -133,8 +133,8 @@ func TestTrustEndsBeforeTheStoreGrants(t *testing.T) {
 	})
 }
 
-// TestRenewalGoesOnAfterFailures: a failed renewal is neither loss nor reset.
-func TestRenewalGoesOnAfterFailures(t *testing.T) {
+// TestFailedRenewalsAreRepeated: a failed renewal is neither loss nor reset.
+func TestFailedRenewalsAreRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
@@ -149,7 +149,7 @@ func TestRenewalGoesOnAfterFailures(t *testing.T) {
 	})
 }
 
-func TestLossIsToldAtOnceOrFoundOut(t *testing.T) {
+func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
@@ -182,7 +182,7 @@ func TestLossIsToldAtOnceOrFoundOut(t *testing.T) {
 	})
 }
 
-func TestDoOutcomes(t *testing.T) {
+func TestDoReturnsLossesAndErrorsOfTheWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
@@ -239,7 +239,7 @@ func TestDoOutcomes(t *testing.T) {
 	})
 }
 
-func TestHoldLimit(t *testing.T) {
+func TestMaxHoldEndsTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
@@ -262,9 +262,9 @@ func TestHoldLimit(t *testing.T) {
 	})
 }
 
-// TestCallersContextBoundsTheHold: renewal stops with it, and the grant stands
-// until Unlock or its TTL.
-func TestCallersContextBoundsTheHold(t *testing.T) {
+// TestCallersContextEndsTheLockAndItsRenewal: renewal stops with the context, and the
+// store keeps the lease until Unlock or its TTL.
+func TestCallersContextEndsTheLockAndItsRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
@@ -296,7 +296,7 @@ func TestCallersContextBoundsTheHold(t *testing.T) {
 	})
 }
 
-func TestMinHold(t *testing.T) {
+func TestMinHoldKeepsTheLockAfterUnlock(t *testing.T) {
 	for _, lingers := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
@@ -425,9 +425,9 @@ func TestReentrancy(t *testing.T) {
 	})
 }
 
-// TestSiblingsAreNotOneOwner: a context handed to several goroutines does not
-// let them in together.
-func TestSiblingsAreNotOneOwner(t *testing.T) {
+// TestGoroutinesOfOneContextExcludeEachOther: goroutines with one context do not hold a
+// lock together.
+func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 	s := memstore.New()
 	l := newLocker(t, s)
 	k := mustLock(t, l, "a")
@@ -449,7 +449,7 @@ func TestSiblingsAreNotOneOwner(t *testing.T) {
 	if refused.Load() != 8 || joined.Load() != 8 {
 		t.Errorf("%d refused, %d joined", refused.Load(), joined.Load())
 	}
-	// With an identity of their own they wait like anyone.
+	// With an identity of their own they wait like other goroutines.
 	n := 0
 	for range 8 {
 		wg.Go(func() {
@@ -491,7 +491,7 @@ func TestSiblingsAreNotOneOwner(t *testing.T) {
 	}
 }
 
-func TestLockAll(t *testing.T) {
+func TestLockAllIsAllOrNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())

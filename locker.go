@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Guarantees is what a store promises; see [driver.Guarantees].
+// Guarantees is what a store guarantees; see [driver.Guarantees].
 type Guarantees = driver.Guarantees
 
 // State is a name's holders and waiters.
@@ -25,46 +25,47 @@ type State = driver.State
 // Holder is a grant as an inspection shows it.
 type Holder = driver.Holder
 
-// Waiter is a place in a queue as an inspection shows it.
+// Waiter is a queue entry as an inspection shows it.
 type Waiter = driver.Waiter
 
-// Locker takes locks on one store. It is safe for concurrent use, and one per
-// process and store is enough: goroutines that want the same name queue inside
-// it and keep one place at the store.
+// Locker acquires locks on one store. It is safe for concurrent use, and one per process
+// and store is enough: goroutines that wait for the same name queue inside it and share
+// one queue entry at the store.
 type Locker struct {
 	store driver.Store
-	where string // the store's name, which costs nothing and locks nothing
+	where string // the store's String, read once
 	owned bool   // Close closes the store
 	cfg   config
 
-	// guarantees is nil until the store has told them.
+	// guarantees is nil until the store has returned them.
 	guarantees atomic.Pointer[driver.Guarantees]
 	idPrefix   string
 	ids        atomic.Uint64
 
-	ctx    context.Context // ends with the Locker; what waits at the store runs on it
+	ctx    context.Context // ends with the Locker, and ends what waits at the store
 	cancel context.CancelCauseFunc
-	sched  scheduler
 
-	work activity
-	// unsettled are the releases and undos that Close does not wait for any more.
+	started    time.Time // when the Locker was made; see sinceStart
+	background background
+	// unsettled counts the releases and undos that Close does not wait for any more.
 	unsettled atomic.Int64
 	outbox
+	contention contention
+	// waiting counts the queues, to be read without mu.
+	waiting atomic.Int32
 
-	// mu comes before a hold's mutex where both are taken.
+	// mu guards the rest, and every lease; see machine.go.
 	mu     sync.Mutex
 	closed bool
 	// closedAt is when Close was first called; written before ctx ends.
 	closedAt time.Time
 	queues   map[string]*queue
-	// waiting counts the queues, to be read without mu.
-	waiting atomic.Int32
-	crowd   crowd
-	held    holdList
+	leases   leaseList
+	schedule schedule
 }
 
-// New makes a Locker over a store that the caller opened and will close, after
-// the Locker.
+// New returns a Locker over a store that the caller has opened. The caller closes the
+// store after the Locker.
 func New(s driver.Store, o ...Option) (*Locker, error) {
 	c, err := newConfig(o)
 	if err != nil {
@@ -79,9 +80,9 @@ func New(s driver.Store, o ...Option) (*Locker, error) {
 	return newLocker(s, c, false), nil
 }
 
-// Open opens the store that a URL names and makes a Locker over it; Close closes
-// both. Each store's package documents its URLs and registers their scheme when
-// it is imported:
+// Open opens the store that a URL names, and returns a Locker over it. Close closes
+// both. The package of each store documents its URLs and registers their scheme when it
+// is imported:
 //
 //	import _ "github.com/holdfast-go/holdfast/filestore"
 func Open(ctx context.Context, rawURL string, o ...Option) (*Locker, error) {
@@ -117,14 +118,15 @@ func newConfig(o []Option) (config, error) {
 	return c, c.check()
 }
 
-// where is a URL without what may be secret.
+// where returns a URL without the parts that may be secret.
 func where(u *url.URL) string {
 	w := *u
 	w.RawQuery, w.ForceQuery, w.Fragment, w.RawFragment = "", false, "", ""
 	return w.Redacted()
 }
 
-// parseURL never quotes what it was given: it may hold a password.
+// parseURL parses a store's URL. Its errors do not quote the URL, which may contain a
+// password.
 func parseURL(raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -141,7 +143,7 @@ func parseURL(raw string) (*url.URL, error) {
 	return u, nil
 }
 
-// packages tells which import brings a scheme.
+// packages maps a scheme to the package that registers it.
 var packages = map[string]string{
 	"file": "filestore", "memory": "memstore",
 	"etcd": "etcdstore", "etcds": "etcdstore",
@@ -167,28 +169,27 @@ func newLocker(s driver.Store, c config, owned bool) *Locker {
 	l := &Locker{
 		store: s, where: s.String(), owned: owned, cfg: c,
 		idPrefix: strings.ToLower(rand.Text()[:16]) + "-",
-		queues:   map[string]*queue{},
+		queues:   map[string]*queue{}, started: time.Now(),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
-	l.sched.l = l
 	return l
 }
 
-// Guarantees tells what the store promises. It may ask the server.
+// Guarantees returns what the store guarantees. It may send a request to the server.
 func (l *Locker) Guarantees(ctx context.Context) (Guarantees, error) {
-	g, err := l.know(ctx, l.cfg.requestTimeout)
+	g, err := l.loadGuarantees(ctx, l.cfg.requestTimeout)
 	if err != nil {
 		return Guarantees{}, err
 	}
 	return *g, nil
 }
 
-// know remembers the store's guarantees, for which it asks within d.
-func (l *Locker) know(ctx context.Context, d time.Duration) (*driver.Guarantees, error) {
+// loadGuarantees returns the store's guarantees, which are requested once.
+func (l *Locker) loadGuarantees(ctx context.Context, timeout time.Duration) (*driver.Guarantees, error) {
 	if g := l.guarantees.Load(); g != nil {
 		return g, nil
 	}
-	asking, cancel := context.WithTimeout(ctx, d)
+	asking, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	g, err := l.store.Guarantees(asking)
 	if err != nil {
@@ -198,15 +199,16 @@ func (l *Locker) know(ctx context.Context, d time.Duration) (*driver.Guarantees,
 	return l.guarantees.Load(), nil
 }
 
-// insist asks again what a first attempt has not told, as every request of those who
-// wait is made again, as long as its patience lasts.
-func (l *Locker) insist(ctx context.Context, patience time.Duration, err error) (*driver.Guarantees, error) {
-	for n, end := 0, time.Now().Add(patience); ; n++ {
+// retryGuarantees repeats a failed first request for the guarantees with backoff
+// until timeout, as every request of a waiter is repeated.
+func (l *Locker) retryGuarantees(ctx context.Context, timeout time.Duration, err error) (*driver.Guarantees, error) {
+	end := time.Now().Add(timeout)
+	for r := (retry{}); ; {
 		left := time.Until(end)
 		if !errors.Is(err, ErrUnavailable) || left <= 0 {
 			return nil, err
 		}
-		pause := time.NewTimer(min(left, backoff(n, retryFirst, retryMost)))
+		pause := time.NewTimer(min(left, r.delay()))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():
@@ -220,48 +222,53 @@ func (l *Locker) insist(ctx context.Context, patience time.Duration, err error) 
 		if left = time.Until(end); left <= 0 {
 			return nil, err
 		}
-		if g, err = l.know(ctx, left); err == nil {
+		if g, err = l.loadGuarantees(ctx, left); err == nil {
 			return g, nil
 		}
 	}
 }
+
+// sinceStart returns a point in time as the schedule and the leases count it: from
+// the making of the Locker.
+func (l *Locker) sinceStart(t time.Time) time.Duration { return t.Sub(l.started) }
 
 func (l *Locker) newID() string {
 	var buf [40]byte
 	return string(strconv.AppendUint(append(buf[:0], l.idPrefix...), l.ids.Add(1), 36))
 }
 
-// requestTimeout bounds one request about a lock of that TTL.
+// requestTimeout returns the timeout of one request for a lock with that TTL.
 func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 	return min(ttl/3, l.cfg.requestTimeout)
 }
 
-// Close ends every lock of the Locker (their contexts' cause is a LostError with
-// cause Closed), releases them, ends what waits with ErrClosed, and waits until
-// every release and every undo is confirmed, every MinHold has passed and the
-// last event is reported, or ctx ends. It waits for a store that does not confirm
-// them for four TTLs of the lock and at least 30 s. The error, which matches
-// ErrUnavailable, then says so; what is left goes on in the background, and Close may
-// be called again to ask for it. A store that Open opened is closed at the end in any
-// case, which ends that too.
+// Close ends every lock of the Locker and releases it. The cause of their contexts is a
+// LostError with cause Closed. Waiters get ErrClosed. Close then waits until every
+// release and every roll back is confirmed, every MinHold has passed, and the last
+// event is reported, or until ctx ends.
+//
+// Close waits for a store that does not confirm a release or a roll back for four TTLs of
+// the lock, and at least 30 s. It then returns an error that matches ErrUnavailable. The
+// work goes on in the background, and Close can be called again to wait for it. A store
+// that Open opened is closed at the end in any case, which ends that work, too.
 func (l *Locker) Close(ctx context.Context) error {
 	l.mu.Lock()
 	if !l.closed {
 		l.closed, l.closedAt = true, time.Now()
 	}
-	held := l.held.all()
+	leases := l.leases.all()
 	l.mu.Unlock()
 
 	l.cancel(&failure{store: l.where, kind: ErrClosed})
-	for _, h := range held {
-		h.close()
+	for _, x := range leases {
+		l.apply(x, &event{kind: closed})
 	}
-	err := l.work.wait(ctx)
+	err := l.background.wait(ctx)
 	if err != nil {
 		err = &failure{store: l.where, kind: ErrUnavailable,
 			err: fmt.Errorf("closing: not everything is released and undone: %w", contextError(ctx))}
 	} else {
-		l.sched.stop()
+		l.disarm()
 		if n := l.unsettled.Load(); n > 0 {
 			err = &failure{store: l.where, kind: ErrUnavailable, err: fmt.Errorf("closing: the store has not confirmed %d releases or undos", n)}
 		}

@@ -19,7 +19,7 @@ const (
 	DefaultRequestTimeout = 5 * time.Second
 )
 
-// LockOption says how one lock is taken.
+// LockOption is an option of one lock.
 type LockOption interface{ apply(*settings) }
 
 type lockOption func(*settings)
@@ -30,61 +30,64 @@ func (o lockOption) apply(s *settings) { o(s) }
 type settings struct {
 	ttl, wait, minHold, maxHold, margin time.Duration
 	hasWait, hasMaxHold, hasMargin      bool
+	hasTTL                              bool
 	limit                               int
 	shared, hasLimit, reentrant         bool
 	reason                              string
 }
 
-// TTL is how long the store keeps the lock when nobody renews it: what a crash
-// costs the next holder. The lock is renewed every third of it. Default 30 s,
-// from 50 ms to 24 h. Stores whose locks end with the process have no use for
-// it.
-func TTL(d time.Duration) LockOption { return lockOption(func(s *settings) { s.ttl = d }) }
+// TTL sets for how long the store keeps the lock if nobody renews it, and so for how
+// long a crashed holder blocks others. The lock is renewed every third of it. Default
+// 30 s, from 50 ms to 24 h; if the store does not allow 30 s, the default is the nearest
+// TTL that it allows. Stores whose locks end with the process ignore it.
+func TTL(d time.Duration) LockOption {
+	return lockOption(func(s *settings) { s.ttl, s.hasTTL = d, true })
+}
 
-// Wait bounds the waiting; the context bounds both the waiting and the hold.
-// Default: wait until the context ends.
+// Wait limits the waiting. The context limits both the waiting and how long the lock is
+// held. Default: wait until the context ends.
 func Wait(d time.Duration) LockOption {
 	return lockOption(func(s *settings) { s.wait, s.hasWait = d, true })
 }
 
-// MinHold keeps the lock that long after it was granted, even when it is
-// unlocked earlier: a job that finishes in a second on one replica is not run
-// again by the next, whose clock is a little behind. Default 0, at most 24 h.
-// Where the store cannot keep it by itself the Locker does, and Close waits.
+// MinHold keeps the lock for at least d after it was granted, even if it is unlocked
+// earlier. So a job that takes a second on one replica is not run again by the next
+// replica, whose clock is a little behind. Default 0, at most 24 h. If the store cannot
+// keep the lock by itself, the Locker does, and Close waits.
 func MinHold(d time.Duration) LockOption { return lockOption(func(s *settings) { s.minHold = d }) }
 
-// MaxHold ends the lock's context with [ErrHoldLimit] that long after the grant
-// and stops renewing it. Default: no limit.
+// MaxHold ends the lock's context with [ErrHoldLimit] after d, and stops its renewal.
+// Default: no limit.
 func MaxHold(d time.Duration) LockOption {
 	return lockOption(func(s *settings) { s.maxHold, s.hasMaxHold = d, true })
 }
 
-// Margin is how long before the store's own deadline the lock counts as lost,
-// for the difference between two clocks' speeds. Default a tenth of the TTL,
-// at most half of it.
+// Margin sets how long before the store's own deadline the lock counts as lost, because
+// two clocks do not run at the same speed. Default a tenth of the TTL, at most half of
+// it.
 func Margin(d time.Duration) LockOption {
 	return lockOption(func(s *settings) { s.margin, s.hasMargin = d, true })
 }
 
-// Shared takes the lock beside other shared holders and never beside an
-// exclusive one.
+// Shared acquires the lock beside other shared holders, and never beside an exclusive
+// one.
 func Shared() LockOption { return lockOption(func(s *settings) { s.shared = true }) }
 
-// Limit makes the lock a semaphore: at most n hold it together, 1 to 4096.
-// Default 1, exclusive. The rule holds for every mix on one name: a lock of
-// limit n never stands beside more than n-1 others.
+// Limit makes the lock a semaphore with n permits, 1 to 4096. Default 1, exclusive. One
+// rule covers every mix on one name: a lock of limit n never stands beside more than
+// n-1 others.
 func Limit(n int) LockOption {
 	return lockOption(func(s *settings) { s.limit, s.hasLimit = n, true })
 }
 
-// Reentrant joins the lock that the context already holds instead of answering
-// [ErrSelfDeadlock]: same token, counted, released by the last Unlock.
+// Reentrant joins the lock that the context already holds, instead of returning
+// [ErrSelfDeadlock]. The token is the same, and the last Unlock releases the lock.
 func Reentrant() LockOption { return lockOption(func(s *settings) { s.reentrant = true }) }
 
-// Reason is shown to people who ask who holds the lock. At most 512 bytes.
+// Reason sets a text for people who inspect the lock, at most 512 bytes.
 func Reason(text string) LockOption { return lockOption(func(s *settings) { s.reason = text }) }
 
-// Option says how a Locker behaves.
+// Option is an option of a Locker.
 type Option interface{ applyTo(*config) }
 
 type option func(*config)
@@ -101,13 +104,14 @@ type config struct {
 	base           settings // the defaults, resolved
 }
 
-// Defaults gives every lock of the Locker these options first.
+// Defaults sets options for every lock of the Locker. The options of a call come after
+// them.
 func Defaults(o ...LockOption) Option {
 	return option(func(c *config) { c.defaults = append(c.defaults, o...) })
 }
 
-// WithHooks reports what the Locker does; see [Hooks] and [LogHooks]. Given
-// twice, both are called, in order.
+// WithHooks sets the hooks that receive the Locker's events; see [Hooks] and [LogHooks].
+// If it is given twice, both are called, in order.
 func WithHooks(h Hooks) Option {
 	return option(func(c *config) {
 		if h == nil {
@@ -120,34 +124,32 @@ func WithHooks(h Hooks) Option {
 	})
 }
 
-// Process names this process to those who inspect a lock. Default: the host's
-// name, and no instance.
+// Process sets the name of this process for people who inspect a lock. Default: the
+// host's name, and no instance.
 func Process(host, instance string) Option {
 	return option(func(c *config) { c.host, c.instance = host, instance })
 }
 
-// Namespace keeps two applications on one store apart. It is for Open; a store
-// passed to New was given its namespace when it was made. Default empty, at
-// most 128 bytes.
+// Namespace separates two applications on one store. It is for Open; a store that is
+// passed to New got its namespace when it was made. Default empty, at most 128 bytes.
 func Namespace(ns string) Option { return option(func(c *config) { c.namespace = ns }) }
 
-// RequestTimeout bounds one request to the store; it is never more than a third
-// of the lock's TTL. Default 5 s, from 10 ms to 5 min.
+// RequestTimeout sets the timeout of one request to the store. It is never more than a
+// third of the lock's TTL. Default 5 s, from 10 ms to 5 min.
 func RequestTimeout(d time.Duration) Option {
 	return option(func(c *config) { c.requestTimeout = d })
 }
 
-// MaxHandoff is the most that LocalHandoff allows.
+// MaxHandoff is the largest argument of LocalHandoff.
 const MaxHandoff = 1 << 16
 
-// LocalHandoff passes an exclusive grant from a goroutine that unlocks to the
-// next of the same Locker that waits for it, without asking the store, at most
-// max times in a row before other processes get their turn. Default 0: off, at
-// most 65,536.
+// LocalHandoff hands an exclusive lease off from a goroutine that unlocks to the next
+// waiter of the same Locker, without a request to the store. It does so at most max
+// times in a row before waiters of other processes are served. Default 0: off, at most
+// 65,536.
 //
-// It is fast, and it gives something up: the grant keeps its token, so a write
-// that a goroutine sends after it has unlocked is not refused in favour of the
-// next goroutine's.
+// A handoff is fast, but it keeps the token: a write that a goroutine sends after its
+// Unlock is not refused in favour of the next goroutine's.
 func LocalHandoff(max int) Option { return option(func(c *config) { c.handoff = max }) }
 
 func (c *config) check() error {
@@ -170,7 +172,7 @@ func (c *config) check() error {
 	return err
 }
 
-// resolve puts the options together and checks them.
+// resolve combines the options of a call with the defaults, and checks them.
 func (c *config) resolve(opts []LockOption) (settings, error) {
 	if len(opts) == 0 {
 		return c.base, nil
@@ -207,14 +209,22 @@ func (s *settings) check() error {
 		return invalid("MaxHold(%s): more than 0 is allowed", s.maxHold)
 	case s.hasMaxHold && s.minHold > s.maxHold:
 		return invalid("MinHold(%s) is longer than MaxHold(%s)", s.minHold, s.maxHold)
-	case s.hasMargin && (s.margin < 0 || s.margin > s.ttl/2):
-		return invalid("Margin(%s): from 0 to half the TTL, %s, is allowed", s.margin, s.ttl/2)
 	case s.shared && s.hasLimit:
 		return invalid("Shared and Limit(%d) given together: shared has no limit", s.limit)
 	case s.limit < 1 || s.limit > MaxLimit:
 		return invalid("Limit(%d): from 1 to %d is allowed", s.limit, MaxLimit)
 	}
+	if err := s.checkMargin(); err != nil {
+		return err
+	}
 	return checkWords("Reason", s.reason, MaxReason)
+}
+
+func (s *settings) checkMargin() error {
+	if s.hasMargin && (s.margin < 0 || s.margin > s.ttl/2) {
+		return invalid("Margin(%s): from 0 to half the TTL, %s, is allowed", s.margin, s.ttl/2)
+	}
+	return nil
 }
 
 func checkWords(field, text string, most int) error {
@@ -236,8 +246,15 @@ func checkName(name string) error {
 	return nil
 }
 
-// checkStore compares what is asked with what the store can do.
+// checkStore returns an error if the store cannot do what the options ask for. A TTL that
+// the caller has not given becomes the nearest one that the store allows.
 func (s *settings) checkStore(g *driver.Guarantees) error {
+	if !s.hasTTL && g.MaxTTL > 0 {
+		s.ttl = min(max(s.ttl, g.MinTTL), g.MaxTTL)
+		if err := s.checkMargin(); err != nil {
+			return err
+		}
+	}
 	semaphore := s.limit > driver.Exclusive && s.limit < driver.Unlimited
 	switch {
 	case s.shared && !g.Shared:

@@ -5,46 +5,40 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
 
 // queue is the local queue of one name. However many goroutines wait in it, the
-// Locker keeps one place at the store: that of the goroutine at its head. The
-// place outlives the cancelling of its head, as long as the next goroutine asks
-// for the same limit and TTL; goroutines are served in the order in which they
-// came. All fields are under the Locker's mutex.
+// Locker keeps one queue entry at the store: that of the goroutine at the head. The
+// entry outlives the cancellation of its head, if the next waiter asks for the same
+// limit and TTL. Waiters are served in the order in which they came.
+//
+// A queue has one owner: it changes under the Locker's mutex only, and one goroutine
+// (Locker.run) makes its requests, from the first waiter to the last. A waiter
+// leaves it in exactly one way: served, failed, or by its own decision. Each
+// removes the waiter and records the result in one step, so a cancellation and a
+// delivery cannot both happen.
 type queue struct {
 	name       string
 	head, tail *waiter
-	// asking is the request that the queue's goroutine has at the store, nil
-	// between two; abandon ends it.
-	asking  *hold
-	abandon context.CancelCauseFunc
-	// held: the last thing the store said was that the name is held, by holders.
+	// asking is the request under way, nil between two. cancel ends it.
+	asking *lease
+	cancel context.CancelCauseFunc
+	// held: the last answer of the store was that the name is held, by holders.
 	held    bool
 	holders []driver.Holder
-	// joined tells the queue's goroutine, if it pauses, of somebody new.
+	// joined wakes the queue's goroutine, if it pauses, for a new waiter.
 	joined chan struct{}
 	// answered is when the store last answered a request of the queue.
 	answered time.Time
 }
 
-// timeLeft is how long the store has to answer a goroutine: a request timeout since it
-// came, or since the store has answered somebody else, who was served before.
-func (l *Locker) timeLeft(q *queue, w *waiter) time.Duration {
-	since := w.joined
-	if q.answered.After(since) {
-		since = q.answered
-	}
-	return time.Until(since.Add(l.requestTimeout(w.set.ttl)))
-}
-
 // waiter is one goroutine in a queue.
 type waiter struct {
 	ctx        context.Context
+	done       <-chan struct{} // of ctx
 	set        settings
 	joined     time.Time
 	held       bool // the store has answered, since it came, that the name is held
@@ -53,17 +47,28 @@ type waiter struct {
 	prev, next *waiter
 	queued     bool // linked in
 
-	ready chan struct{} // closed when lock or err is set
-	lock  *Lock
-	err   error
+	ready chan struct{} // closed when the waiter is served or failed
+	// holder is what it got, err why it failed. Written once, before ready is closed.
+	holder *holder
+	err    error
 }
 
-var errUseless = errors.New("the grant ended before its answer arrived")
-
+// errAbandoned cancels a queue's request that no waiter needs any more.
 var errAbandoned = errors.New("nobody waits for this any more")
 
-func (w *waiter) sameRequest(h *hold) bool {
-	return w.set.limit == h.req.Limit && w.set.ttl == h.req.TTL
+// asksFor reports whether a grant of r would serve w.
+func (w *waiter) asksFor(r *driver.Request) bool {
+	return w.set.limit == r.Limit && w.set.ttl == r.TTL
+}
+
+// cancelled reports whether the context of w has ended.
+func (w *waiter) cancelled() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
 }
 
 func (q *queue) push(w *waiter) {
@@ -78,9 +83,6 @@ func (q *queue) push(w *waiter) {
 }
 
 func (q *queue) remove(w *waiter) {
-	if !w.queued {
-		return
-	}
 	w.queued = false
 	if w.prev != nil {
 		w.prev.next = w.next
@@ -95,10 +97,81 @@ func (q *queue) remove(w *waiter) {
 	w.prev, w.next = nil, nil
 }
 
-// await queues the caller and waits for its turn, until that time if the caller said
-// how long to wait. The caller has entered.
-func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyError, until time.Time) (*Lock, error) {
-	w := &waiter{ctx: ctx, set: s, joined: time.Now(), ready: make(chan struct{})}
+// serve removes a waiter that has got a lease, and wakes it.
+func (q *queue) serve(w *waiter, h *holder) context.CancelCauseFunc {
+	w.holder = h
+	q.remove(w)
+	close(w.ready)
+	return q.unneeded()
+}
+
+// fail removes a waiter that cannot be served, and wakes it.
+func (q *queue) fail(w *waiter, err error) {
+	w.err = err
+	q.remove(w)
+	close(w.ready)
+}
+
+// unneeded returns how to cancel the request under way if it does not serve the
+// head, else nil.
+func (q *queue) unneeded() context.CancelCauseFunc {
+	if q.asking == nil || q.head != nil && q.head.asksFor(&q.asking.req) {
+		return nil
+	}
+	return q.cancel
+}
+
+// answerTime returns how long the store has to answer a waiter: a request timeout
+// since the waiter came, or since the store has answered for an earlier waiter.
+func (l *Locker) answerTime(q *queue, w *waiter) time.Duration {
+	since := w.joined
+	if q.answered.After(since) {
+		since = q.answered
+	}
+	return time.Until(since.Add(l.requestTimeout(w.set.ttl)))
+}
+
+// await queues the caller and waits until it is served or has to leave.
+func (l *Locker) await(a *acquisition) (*Lock, error) {
+	w := &waiter{ctx: a.ctx, done: a.ctx.Done(), set: a.set, joined: time.Now(), ready: make(chan struct{})}
+	q, err := l.enqueue(w, a.name, a.busy)
+	if err != nil {
+		return nil, err
+	}
+	deadline := a.began.Add(a.set.wait)
+	var timer *time.Timer
+	var fired <-chan time.Time
+	for {
+		next, ended := l.overdue(q, w, deadline)
+		switch {
+		case ended != nil:
+			return nil, l.leave(q, w, ended)
+		case next > 0 && timer == nil:
+			timer = time.NewTimer(next)
+			defer timer.Stop()
+			fired = timer.C
+		case next > 0:
+			timer.Reset(next)
+		}
+		select {
+		case <-w.ready:
+			switch {
+			case w.holder == nil:
+				return nil, w.err
+			case a.ctx.Err() != nil:
+				return nil, l.leave(q, w, contextError(a.ctx)) // both at once: the lock is of no use
+			}
+			return l.open(w), nil
+		case <-w.done:
+			return nil, l.leave(q, w, contextError(a.ctx))
+		case <-fired:
+		}
+	}
+}
+
+// enqueue puts a waiter into the queue of its name, and starts the queue if it is
+// the first. It reports to the hooks that the waiter is queued if that is known.
+func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error) {
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
@@ -109,7 +182,7 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyE
 		q = &queue{name: name, joined: make(chan struct{}, 1)}
 		l.queues[name] = q
 		l.waiting.Add(1)
-		l.work.run(func() { l.serve(q) })
+		l.background.run(func() { l.run(q) })
 	}
 	if busy != nil {
 		w.held, w.holders = true, busy.Holders
@@ -121,82 +194,69 @@ func (l *Locker) await(ctx context.Context, name string, s settings, busy *BusyE
 	case q.joined <- struct{}{}:
 	default:
 	}
-	known, holders := w.held, w.holders
+	held, holders := w.held, w.holders
 	l.mu.Unlock()
-	if known && l.cfg.hooks != nil {
-		told := false
+	if held && l.cfg.hooks != nil {
+		returned := false
 		defer func() {
-			if !told { // a hook has ended this goroutine
-				_ = l.quit(q, w, errAbandoned)
+			if !returned { // a hook has ended this goroutine
+				_ = l.leave(q, w, errAbandoned)
 			}
 		}()
-		l.emit(ctx, l.queuedEvent(w, holders, name))
-		told = true
+		l.emit(w.ctx, l.queuedEvent(w, holders, name))
+		returned = true
 	}
-
-	var expired, unanswered <-chan time.Time
-	var due *time.Timer
-	if s.hasWait {
-		t := time.NewTimer(time.Until(until))
-		defer t.Stop()
-		expired = t.C
-	}
-	if !known {
-		due = time.NewTimer(l.requestTimeout(s.ttl))
-		defer due.Stop()
-		unanswered = due.C
-	}
-	for {
-		var ended error
-		select {
-		case <-w.ready:
-			if w.lock == nil || ctx.Err() == nil {
-				return w.lock, w.err
-			}
-			ended = contextError(ctx) // both at once: the lock would be of no use
-		case <-ctx.Done():
-			ended = contextError(ctx)
-		case <-expired:
-			ended = fmt.Errorf("%w (Wait(%s))", context.DeadlineExceeded, s.wait)
-		case <-unanswered:
-			// The request under way may be another's, who has more time.
-			l.mu.Lock()
-			waits, left := w.queued && !w.held, l.timeLeft(q, w)
-			l.mu.Unlock()
-			switch {
-			case !waits:
-				unanswered = nil
-				continue
-			case left > 0:
-				due.Reset(left)
-				continue
-			}
-			ended = errNoAnswer
-		}
-		return nil, l.quit(q, w, ended)
-	}
+	return q, nil
 }
 
-// quit takes a waiter out of its queue whose waiting has ended.
-func (l *Locker) quit(q *queue, w *waiter, ended error) error {
+// overdue returns after how long to look at a waiter again, 0 for never, or why it has
+// to leave now. The request under way may be for another waiter, which has more time.
+func (l *Locker) overdue(q *queue, w *waiter, deadline time.Time) (next time.Duration, ended error) {
 	l.mu.Lock()
-	waiting := w.queued
-	q.remove(w)
-	// The place stays for the next goroutine if that asks for the same.
-	if waiting && q.asking != nil && (q.head == nil || !q.head.sameRequest(q.asking)) {
-		q.abandon(errAbandoned)
+	defer l.mu.Unlock()
+	if !w.queued {
+		return 0, nil
+	}
+	if w.set.hasWait {
+		if next = time.Until(deadline); next <= 0 {
+			return 0, fmt.Errorf("%w (Wait(%s))", context.DeadlineExceeded, w.set.wait)
+		}
+	}
+	if !w.held {
+		answer := l.answerTime(q, w)
+		if answer <= 0 {
+			return 0, errNoAnswer
+		}
+		if next == 0 || answer < next {
+			next = answer
+		}
+	}
+	return next, nil
+}
+
+// open returns the Lock of a waiter that was served.
+func (l *Locker) open(w *waiter) *Lock {
+	k := newLock(w.holder, &w.holder.first, w.ctx, &w.set)
+	l.mu.Lock()
+	o := k.open(opened, &w.set)
+	l.mu.Unlock()
+	_ = l.perform(&o)
+	return k
+}
+
+// leave takes a waiter out of its queue. If it was served at the same moment, its
+// lease is given back in the background. leave returns the error of the wait.
+func (l *Locker) leave(q *queue, w *waiter, ended error) error {
+	var o outcome
+	l.mu.Lock()
+	if w.queued {
+		q.remove(w)
+		o.cancel = q.unneeded()
+	} else if w.holder != nil {
+		o = l.step(w.holder.lease, &event{kind: dropped})
 	}
 	l.mu.Unlock()
-	if !waiting {
-		// Served at the same moment. The answer is on its way, and a grant among
-		// it is given back in the background.
-		l.work.run(func() {
-			<-w.ready
-			if w.lock != nil {
-				w.lock.discard()
-			}
-		})
-	}
+	_ = l.perform(&o)
 	switch {
 	case w.held:
 		return &BusyError{Name: q.name, Store: l.where, Holders: w.holders, Err: ended}
@@ -210,46 +270,23 @@ func (l *Locker) quit(q *queue, w *waiter, ended error) error {
 	return &failure{name: q.name, store: l.where, err: ended}
 }
 
-// reason is that of the goroutine at the head of the queue for which h asks, for
-// the store to write down.
-func (l *Locker) reason(h *hold) string {
-	if h.q == nil {
-		return h.set.reason
-	}
+// noteQueued passes the store's answer on to every waiter of the queue.
+func (l *Locker) noteQueued(x *lease, holders []driver.Holder) {
+	q := x.queue
+	var first []*waiter // those that hear it for the first time
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if h.q.asking == h && h.q.head != nil {
-		return h.q.head.set.reason
-	}
-	return h.set.reason
-}
-
-// noteQueued spreads the store's answer to everyone in the queue.
-func (l *Locker) noteQueued(h *hold, holders []driver.Holder) {
-	q := h.q
-	var told []*waiter
-	l.mu.Lock()
-	if q.asking == h {
+	if q.asking == x {
 		q.held, q.holders, q.answered = true, holders, time.Now()
 		for w := q.head; w != nil; w = w.next {
 			if !w.held && l.cfg.hooks != nil {
-				told = append(told, w)
+				first = append(first, w)
 			}
 			w.held, w.holders = true, holders
 		}
 	}
 	l.mu.Unlock()
-	for _, w := range told {
+	for _, w := range first {
 		l.emitLater(w.ctx, l.queuedEvent(w, holders, q.name))
-	}
-}
-
-// markHeld notes that the store has answered everyone in the queue.
-func (l *Locker) markHeld(q *queue, holders []driver.Holder) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for w := q.head; w != nil; w = w.next {
-		w.held, w.holders = true, holders
 	}
 }
 
@@ -257,257 +294,4 @@ func (l *Locker) queuedEvent(w *waiter, holders []driver.Holder, name string) Ev
 	e := l.describe(EventQueued, name, &w.set)
 	e.Holders = holders
 	return e
-}
-
-// serve is the goroutine of a queue, from its first waiter to its last: it asks
-// the store on behalf of the head and hands out what it gets.
-func (l *Locker) serve(q *queue) {
-	failures := 0
-	for {
-		h, ctx, end := l.nextRequest(q)
-		if h == nil {
-			return
-		}
-		g, err := l.ask(ctx, h)
-		cause := context.Cause(ctx)
-		end(nil)
-		if err == nil {
-			if l.deliver(q, h, g) {
-				failures = 0
-				continue
-			}
-			failures++
-			l.failUnanswered(q, errUseless)
-			failures = l.backOff(q, failures)
-			continue
-		}
-		l.endRequest(q)
-		code := l.store.Classify(err)
-		if code == driver.Unknown {
-			l.undoLater(h)
-		}
-		if cause != nil && cause != errNoAnswer {
-			continue // abandoned: by its last waiter, or by Close
-		}
-		switch code {
-		case driver.Refused, driver.Unsupported, driver.Invalid:
-			// For whom it was asked: the head may be another by now.
-			l.fail(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head && w.sameRequest(h) })
-			continue
-		case driver.Busy: // a store that could not queue it just now
-			busy, _ := errors.AsType[*driver.BusyError](err)
-			if busy == nil {
-				busy = &driver.BusyError{}
-			}
-			l.markHeld(q, busy.Holders)
-		case driver.IsClosed:
-			l.fail(q, l.explain(l.ctx, q.name, err), func(*waiter) bool { return true })
-			continue
-		}
-		if cause != nil {
-			err = cause
-		}
-		if h.answered.Load() {
-			failures = 0
-		}
-		failures++
-		l.failUnanswered(q, err)
-		failures = l.backOff(q, failures)
-	}
-}
-
-// nextRequest prepares the head's request, or ends the queue when there is no
-// head.
-func (l *Locker) nextRequest(q *queue) (*hold, context.Context, context.CancelCauseFunc) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		err := l.closedError(q.name)
-		for w := q.head; w != nil; w = q.head {
-			q.remove(w)
-			w.err = err
-			close(w.ready)
-		}
-	}
-	if q.head == nil {
-		delete(l.queues, q.name)
-		l.waiting.Add(-1)
-		return nil, nil, nil
-	}
-	// The request belongs to the place, not to the goroutine at its head: only
-	// the values of its context go along.
-	ctx, end := context.WithCancelCause(context.WithoutCancel(q.head.ctx))
-	h := l.newHold(ctx, q.name, q.head.set)
-	h.q = q
-	q.asking, q.abandon = h, end
-	return h, ctx, end
-}
-
-// ask makes one request that waits, on a store that pushes, or polls one that
-// does not. Until the first answer it is bounded by the request timeout.
-func (l *Locker) ask(ctx context.Context, h *hold) (driver.Grant, error) {
-	stop := context.AfterFunc(l.ctx, func() { l.abandon(h, context.Cause(l.ctx)) })
-	defer stop()
-	if l.guarantees.Load().Wake == driver.WakePoll {
-		return l.poll(ctx, h)
-	}
-	h.req.Wait = true
-	timer := time.AfterFunc(l.requestTimeout(h.req.TTL), func() {
-		if !h.answered.Load() {
-			l.abandon(h, errNoAnswer)
-		}
-	})
-	defer timer.Stop()
-	return l.store.Acquire(ctx, h.req)
-}
-
-// abandon ends a queue's request if it is still being asked.
-func (l *Locker) abandon(h *hold, cause error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if h.q.asking == h {
-		h.q.abandon(cause)
-	}
-}
-
-// The pauses between two polls of a store that cannot notify, and between two
-// requests that failed: they double from the first to the second, with jitter.
-const (
-	pollFirst, pollMost   = 5 * time.Millisecond, 500 * time.Millisecond
-	retryFirst, retryMost = 20 * time.Millisecond, 2 * time.Second
-)
-
-func backoff(n int, first, most time.Duration) time.Duration {
-	d := most
-	if n < 16 {
-		d = min(most, first<<n)
-	}
-	return d/2 + rand.N(d/2+1)
-}
-
-// poll asks again and again without queueing.
-func (l *Locker) poll(ctx context.Context, h *hold) (driver.Grant, error) {
-	for n := 0; ; n++ {
-		var b bounded
-		g, err := l.store.Acquire(l.bound(&b, ctx, false, l.requestTimeout(h.req.TTL)), h.req)
-		b.end()
-		if err == nil || l.store.Classify(err) != driver.Busy {
-			return g, err
-		}
-		var holders []driver.Holder
-		if b, ok := errors.AsType[*driver.BusyError](err); ok {
-			holders = b.Holders
-		}
-		h.Queued(holders)
-		t := time.NewTimer(backoff(n, pollFirst, pollMost))
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
-		}
-	}
-}
-
-// deliver hands a grant to the first goroutine that asked for what was granted.
-// It reports false where the grant is of no use to anyone.
-func (l *Locker) deliver(q *queue, h *hold, g driver.Grant) bool {
-	l.mu.Lock()
-	w := q.head
-	if w != nil && !w.sameRequest(h) || l.closed {
-		w = nil
-	}
-	if w != nil {
-		h.set, h.ctx = w.set, w.ctx
-	}
-	q.asking, q.abandon, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
-	usable := h.accept(g)
-	if usable && w != nil {
-		q.remove(w)
-		l.held.push(h)
-	}
-	l.mu.Unlock()
-	switch {
-	case !usable:
-		l.undoLater(h)
-	case w == nil:
-		h.abandon()
-	default:
-		w.lock, _ = h.newLock(w.ctx, &w.set)
-		l.sched.add(h)
-		close(w.ready)
-	}
-	return usable
-}
-
-func (l *Locker) endRequest(q *queue) {
-	l.mu.Lock()
-	q.asking, q.abandon = nil, nil
-	l.mu.Unlock()
-}
-
-// fail ends the waiting of those that match.
-func (l *Locker) fail(q *queue, err error, match func(*waiter) bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var failed []*waiter
-	for w := q.head; w != nil; w = w.next {
-		if match(w) {
-			failed = append(failed, w)
-		}
-	}
-	for _, w := range failed {
-		q.remove(w)
-		w.err = err
-		close(w.ready)
-	}
-}
-
-// failUnanswered gives up for those whom the store has not answered for the
-// request timeout. Those who know that the name is held go on waiting.
-func (l *Locker) failUnanswered(q *queue, err error) {
-	l.mu.Lock()
-	q.held, q.holders = false, nil
-	for w := q.head; w != nil; w = w.next {
-		w.lastErr = err
-	}
-	l.mu.Unlock()
-	l.fail(q, &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: err}, func(w *waiter) bool {
-		return !w.held && l.timeLeft(q, w) <= 0
-	})
-}
-
-// backOff pauses after a failed request, no longer than the first waiter can be
-// kept without an answer. It answers how many failures count: for who comes meanwhile
-// none do, or he would pay for the waiting of those before him with his own.
-func (l *Locker) backOff(q *queue, failures int) int {
-	end := time.Now().Add(backoff(failures-1, retryFirst, retryMost))
-	t := time.NewTimer(0)
-	defer t.Stop()
-	for {
-		d := time.Until(end)
-		l.mu.Lock()
-		empty := q.head == nil
-		for w := q.head; w != nil; w = w.next {
-			if !w.held {
-				d = min(d, l.timeLeft(q, w))
-			}
-		}
-		l.mu.Unlock()
-		if empty {
-			return 0
-		}
-		t.Reset(max(d, time.Millisecond))
-		select {
-		case <-q.joined:
-			if failures > 1 {
-				failures = 1
-				end = time.Now().Add(backoff(0, retryFirst, retryMost))
-			}
-		case <-t.C:
-			return failures
-		case <-l.ctx.Done():
-			return failures
-		}
-	}
 }

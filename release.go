@@ -7,115 +7,113 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// release gives the grant back to the store: one try on the caller's time, the
-// rest in the background. As far as the process is concerned the hold is
-// released already; left was its trust.
-func (h *hold) release(g driver.Grant, keep, left time.Duration) error {
-	since := h.since
-	timeout := min(h.l.requestTimeout(h.req.TTL), max(left, time.Millisecond))
+// release makes the first attempt to release a lease, on the goroutine of Unlock
+// and no longer than the validity left. The caller's context may have ended, so the
+// request does not depend on it.
+func (l *Locker) release(o *outcome) error {
+	x := o.lease
+	timeout := min(l.requestTimeout(x.req.TTL), max(o.within, time.Millisecond))
 	var b bounded
-	err := h.l.store.Release(h.l.bound(&b, h.ctx, true, timeout), g, keep)
+	err := l.store.Release(l.bound(&b, o.holder.ctx, true, timeout), x.standing.grant, o.keep)
 	b.end()
-	if err == nil {
-		h.report(EventReleased, nil, since)
+	e := event{kind: released, keep: o.keep, err: err}
+	var code driver.Code
+	if err != nil {
+		code = l.store.Classify(err)
+		switch {
+		case code == driver.NotHeld:
+			e.kind = releaseDenied
+		case final(code):
+			e.kind = releaseImpossible
+		default:
+			e.kind = releaseUnconfirmed
+		}
+	}
+	l.mu.Lock()
+	answered := l.step(x, &e)
+	l.mu.Unlock()
+	_ = l.perform(&answered)
+	switch {
+	case err == nil:
 		return nil
+	case answered.loss != nil:
+		return answered.loss
 	}
-	code := h.l.store.Classify(err)
-	if code == driver.NotHeld {
-		h.mu.Lock()
-		h.loss = &LostError{Name: h.req.Name, Store: h.l.where, Token: g.Token, Cause: Gone, Err: err}
-		loss := h.loss
-		h.mu.Unlock()
-		h.report(EventLost, loss, since)
-		return loss
-	}
-	h.report(EventUnconfirmed, err, since)
-	if !final(code) {
-		h.releaseLater(g, keep)
-	}
-	return &failure{name: h.req.Name, store: h.l.where, kind: kinds[code], err: err}
+	return &failure{name: x.req.Name, store: l.where, kind: kinds[code], err: err}
 }
 
-// final tells whether an error of a release ends the matter. Refused does not:
-// rights come back, a replica becomes the primary, and until the end of its lease
-// a grant that still stands shuts everybody out.
+// final reports whether trying a release again is useless. After Refused it is not:
+// rights come back, and a replica becomes the primary. Until its TTL has passed, a
+// lease that still stands keeps everyone else out.
 func final(code driver.Code) bool {
 	return code == driver.IsClosed || code == driver.Invalid || code == driver.Unsupported
 }
 
-// releaseLater tries again until the grant is released or gone, or until it must have
-// lapsed, as nobody renews it any more. For a lock that was lost it is a
-// courtesy, of which no event tells: the loss was its end.
-func (h *hold) releaseLater(g driver.Grant, keep time.Duration) {
-	until := time.Now().Add(keep)
-	h.mu.Lock()
-	lost := h.loss != nil
-	h.mu.Unlock()
-	lapses := h.l.guarantees.Load().Lapses && g.TTL != driver.Forever
-	report := func(kind EventKind, err error) {
-		if !lost {
-			h.reportLater(kind, err, h.since)
+// releaseLater tries a release in the background until the lease is released or
+// gone, or until it must have expired because nobody renews it any more. keep is
+// for how much longer it is to stand. Events report it only if the lease was not
+// lost: the loss was its end.
+func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bool) {
+	x, until := h.lease, time.Now().Add(keep)
+	l, g := x.l, x.standing.grant
+	expires := l.guarantees.Load().Lapses && g.TTL != driver.Forever
+	reportIf := func(kind EventKind, err error) {
+		if report {
+			h.reportLater(kind, err, since)
 		}
 	}
-	h.l.doLater(&chore{
-		within: h.l.requestTimeout(h.req.TTL), ttl: h.req.TTL,
+	l.doLater(&task{
+		timeout: l.requestTimeout(x.req.TTL), ttl: x.req.TTL,
 		run: func(ctx context.Context) error {
-			// A renewal may have been on its way to the store when the lock was
-			// unlocked, hence twice.
-			if elapsed, _ := g.SentAt.Elapsed(); lapses && elapsed > 2*g.TTL {
+			// A renewal may have been on its way when the lock was unlocked. The lease
+			// then stands for up to a second TTL.
+			if age, _ := g.SentAt.Elapsed(); expires && age > 2*g.TTL {
 				return nil
 			}
-			err := h.l.store.Release(ctx, g, max(time.Until(until), 0))
-			code := driver.NotHeld // as after a try that was applied and not answered
+			err := l.store.Release(ctx, g, max(time.Until(until), 0))
+			code := driver.NotHeld // as after an attempt that was applied and not answered
 			if err != nil {
-				code = h.l.store.Classify(err)
+				code = l.store.Classify(err)
 			}
-			if code == driver.NotHeld {
-				report(EventReleased, nil)
+			switch {
+			case code == driver.NotHeld:
+				reportIf(EventReleased, nil)
 				return nil
-			}
-			if final(code) {
+			case final(code):
 				return nil
 			}
 			return err
 		},
-		failed: func(err error) { report(EventUnconfirmed, err) },
+		failed: func(err error) { reportIf(EventUnconfirmed, err) },
 	})
 }
 
-// abandon gives back a grant that nobody came to use.
-func (h *hold) abandon() {
-	h.mu.Lock()
-	if h.state == held {
-		h.state = released
-	}
-	g := h.grant
-	h.mu.Unlock()
-	h.releaseLater(g, 0)
-}
-
-// report tells the hooks of a step in the life of a grant. An EventReleased is
-// told on this goroutine, whose work at the store is done; the rest later, so
-// that no hook delays a lock.
-func (h *hold) report(kind EventKind, err error, since time.Time) {
-	if kind != EventReleased {
-		h.reportLater(kind, err, since)
+// report calls the hooks with an event of this holder's time with the lease. An
+// EventReleased is reported on this goroutine, whose work at the store is done.
+// The others are reported in the background, so that no hook delays a lock.
+func (h *holder) report(kind EventKind, err error, since time.Duration) {
+	l := h.lease.l
+	if l.cfg.hooks == nil {
 		return
 	}
-	if h.l.cfg.hooks != nil {
-		h.l.emit(h.ctx, h.event(kind, err, since))
+	if e := h.event(kind, err, since); kind == EventReleased {
+		l.emit(h.ctx, e)
+	} else {
+		l.emitLater(h.ctx, e)
 	}
 }
 
-func (h *hold) reportLater(kind EventKind, err error, since time.Time) {
-	if h.l.cfg.hooks != nil {
-		h.l.emitLater(h.ctx, h.event(kind, err, since))
+// reportLater calls the hooks in the background.
+func (h *holder) reportLater(kind EventKind, err error, since time.Duration) {
+	if l := h.lease.l; l.cfg.hooks != nil {
+		l.emitLater(h.ctx, h.event(kind, err, since))
 	}
 }
 
-func (h *hold) event(kind EventKind, err error, since time.Time) Event {
-	e := h.l.describe(kind, h.req.Name, &h.set)
-	e.Token, e.Slot, e.Took, e.Err = h.grant.Token, h.grant.Slot, e.At.Sub(since), err
+func (h *holder) event(kind EventKind, err error, since time.Duration) Event {
+	x := h.lease
+	e := x.l.describe(kind, x.req.Name, &h.set)
+	e.Token, e.Slot, e.Took, e.Err = h.token, x.firstStanding.grant.Slot, x.l.sinceStart(e.At)-since, err
 	if lost, ok := err.(*LostError); ok {
 		e.Cause = lost.Cause
 	}

@@ -12,9 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestUnlockBlocksNoLongerThanTrust: the store does not answer, and the trust left
+// TestUnlockBlocksNoLongerThanRemaining: the store does not answer, and the validity left
 // is less than the request timeout.
-func TestUnlockBlocksNoLongerThanTrust(t *testing.T) {
+func TestUnlockBlocksNoLongerThanRemaining(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
@@ -35,10 +35,10 @@ func TestUnlockBlocksNoLongerThanTrust(t *testing.T) {
 	})
 }
 
-// TestReleaseOutlastsARenewalThatWasNotAnswered: the store has prolonged the lease
-// without the holder's knowledge, so a release that fails is tried again for longer
-// than the lease that the holder knows of.
-func TestReleaseOutlastsARenewalThatWasNotAnswered(t *testing.T) {
+// TestReleaseIsRepeatedBeyondAnUnansweredRenewal: the store renewed the lease, and the
+// answer was lost. So a failed release is repeated for longer than the last lease that
+// was confirmed.
+func TestReleaseIsRepeatedBeyondAnUnansweredRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		h := &hooked{Store: s}
@@ -62,10 +62,10 @@ func TestReleaseOutlastsARenewalThatWasNotAnswered(t *testing.T) {
 	})
 }
 
-// TestRefusedReleaseIsTriedAgain: the store refuses, and then does not any more: the
-// name is free soon after or, with a MinHold that the store keeps, at its end. It is
-// not kept until the TTL.
-func TestRefusedReleaseIsTriedAgain(t *testing.T) {
+// TestRefusedReleaseIsRepeated: the store refuses a few releases. The name is free soon
+// after or, with a MinHold that the store keeps, at its end. It is not kept until the
+// TTL.
+func TestRefusedReleaseIsRepeated(t *testing.T) {
 	for _, minHold := range []time.Duration{0, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
@@ -90,9 +90,9 @@ func TestRefusedReleaseIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestReleaseThatCannotBe: an error that says that asking again is in vain ends the
-// matter, and Close does not wait.
-func TestReleaseThatCannotBe(t *testing.T) {
+// TestImpossibleReleaseIsNotRepeated: an error that makes a retry useless ends the release,
+// and Close does not wait.
+func TestImpossibleReleaseIsNotRepeated(t *testing.T) {
 	for _, code := range []driver.Code{driver.Invalid, driver.Unsupported, driver.IsClosed} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()

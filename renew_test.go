@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestRenewalsDueTogetherGoInOneCall: the first that is due takes along those due
-// within a sixteenth of the time between two renewals, and no others.
+// TestRenewalsDueTogetherGoInOneCall: a renewal takes along those that are due within a
+// sixteenth of the time between two renewals, and no others.
 func TestRenewalsDueTogetherGoInOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()

@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-func TestWaitEnds(t *testing.T) {
+func TestEndedWaitReturnsTheHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s, holdfast.Process("here", "one")), newLocker(t, s.Client())
@@ -52,7 +52,7 @@ func TestWaitEnds(t *testing.T) {
 		if _, err := other.Lock(ctx, "b"); !errors.Is(err, context.Canceled) || errors.Is(err, holdfast.ErrBusy) {
 			t.Errorf("cancelled before: %v", err)
 		}
-		synctest.Wait() // the place is taken back behind the caller's back
+		synctest.Wait() // the queue entry is withdrawn in the background
 		if st, _ := l.Inspect(bg, "a"); len(st.Waiters) != 0 {
 			t.Errorf("left waiting: %+v", st.Waiters)
 		}
@@ -60,8 +60,8 @@ func TestWaitEnds(t *testing.T) {
 	})
 }
 
-// TestLocalQueueIsServedInOrder and keeps one place at the store.
-func TestLocalQueueIsServedInOrder(t *testing.T) {
+// TestLocalWaitersAreServedInOrder with one queue entry at the store.
+func TestLocalWaitersAreServedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
@@ -87,42 +87,42 @@ func TestLocalQueueIsServedInOrder(t *testing.T) {
 	})
 }
 
-// TestPlaceOutlivesItsHead: the first goroutine gives up; the next of the same
-// Locker has its place, before the other Locker's.
-func TestPlaceOutlivesItsHead(t *testing.T) {
+// TestQueueEntryOutlivesItsHead: the first waiter is cancelled. The next of the same Locker
+// gets its queue entry, before the other Locker's.
+func TestQueueEntryOutlivesItsHead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		holder, l, rival := newLocker(t, s), newLocker(t, s.Client()), newLocker(t, s.Client())
 		k := mustLock(t, holder, "a")
 		var order []string
 		var wg sync.WaitGroup
-		wait := func(l *holdfast.Locker, ctx context.Context, who string, o ...holdfast.LockOption) {
+		wait := func(l *holdfast.Locker, ctx context.Context, waiter string, o ...holdfast.LockOption) {
 			wg.Go(func() {
 				lock, err := l.Lock(ctx, "a", o...)
 				if err != nil {
 					return
 				}
-				order = append(order, who)
+				order = append(order, waiter)
 				unlock(t, lock)
 			})
 			synctest.Wait()
 		}
 		ctx, cancel := context.WithCancel(bg)
-		wait(l, ctx, "gave up", holdfast.Reason("first"))
+		wait(l, ctx, "cancelled", holdfast.Reason("first"))
 		wait(rival, bg, "rival")
-		wait(l, bg, "heir", holdfast.Reason("second"))
+		wait(l, bg, "next", holdfast.Reason("second"))
 		cancel()
 		synctest.Wait()
 		unlock(t, k)
 		wg.Wait()
-		if !slices.Equal(order, []string{"heir", "rival"}) {
+		if !slices.Equal(order, []string{"next", "rival"}) {
 			t.Errorf("served %v", order)
 		}
 
-		// One that asks for something else cannot have the place.
+		// A waiter with other options cannot get the entry.
 		k, order = mustLock(t, holder, "a"), nil
 		ctx, cancel = context.WithCancel(bg)
-		wait(l, ctx, "gave up")
+		wait(l, ctx, "cancelled")
 		wait(rival, bg, "rival")
 		wait(l, bg, "reader", holdfast.Shared())
 		cancel()
@@ -135,9 +135,9 @@ func TestPlaceOutlivesItsHead(t *testing.T) {
 	})
 }
 
-// TestHeirOfAPlaceIsShownAsHolder: the head of the queue has given up, for a reason
-// of its own; the grant is written down with the words of the one that has it.
-func TestHeirOfAPlaceIsShownAsHolder(t *testing.T) {
+// TestHolderIsTheWaiterThatInheritsTheEntry: the head of the queue was cancelled. The store
+// shows the reason of the waiter that got the lock.
+func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		holder, l := newLocker(t, s), newLocker(t, s.Client())
@@ -151,7 +151,7 @@ func TestHeirOfAPlaceIsShownAsHolder(t *testing.T) {
 		synctest.Wait()
 		cancel(why)
 		if err := <-first; !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, why) {
-			t.Errorf("the one that gave up: %v", err)
+			t.Errorf("the cancelled waiter: %v", err)
 		}
 		unlock(t, k)
 		k = <-second
@@ -160,15 +160,15 @@ func TestHeirOfAPlaceIsShownAsHolder(t *testing.T) {
 			t.Errorf("%+v, %v", st.Holders, err)
 		}
 		if err := context.Cause(k.Context()); err != nil {
-			t.Errorf("the heir's context: %v", err)
+			t.Errorf("the next holder's context: %v", err)
 		}
 		unlock(t, k)
 	})
 }
 
-// TestUnknownIsUndone: the answer to an acquisition is lost; whatever became of
-// it, the name is free soon after and not only after the TTL.
-func TestUnknownIsUndone(t *testing.T) {
+// TestUnknownOutcomeIsRolledBack: the answer to an acquisition is lost. Whatever its
+// outcome, the name is free soon after, and not only after the TTL.
+func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 	for _, outcome := range []memstore.Outcome{memstore.Applied, memstore.Dropped, memstore.Late} {
 		for _, wait := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
@@ -211,9 +211,9 @@ func TestUnknownIsUndone(t *testing.T) {
 	}
 }
 
-// TestQueuedWaiterOutlastsTroubles: requests fail while it waits; it has been
-// told that the name is held, so it goes on until its context ends.
-func TestQueuedWaiterOutlastsTroubles(t *testing.T) {
+// TestQueuedWaiterOutlastsFailedRequests: the store has answered that the name is held, so
+// the waiter goes on until its context ends.
+func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		polled := altered{s.Client(), func(g *driver.Guarantees) { g.Wake = driver.WakePoll; g.Scope = driver.ScopeNetwork }}
@@ -251,9 +251,9 @@ func TestQueuedWaiterOutlastsTroubles(t *testing.T) {
 	})
 }
 
-// TestStoreDown: a first request that is not answered ends with ErrUnavailable
+// TestWaitersOfASilentStoreTimeOut: a first request that is not answered ends with ErrUnavailable
 // after the request timeout, for every goroutine that waits.
-func TestStoreDown(t *testing.T) {
+func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		for name, store := range map[string]driver.Store{
@@ -298,7 +298,7 @@ func TestStoreDown(t *testing.T) {
 	})
 }
 
-// dumb does not tell its guarantees for so many questions.
+// dumb is a store that fails the first requests for its guarantees.
 type dumb struct {
 	driver.Store
 	left atomic.Int64
@@ -312,9 +312,9 @@ func (s *dumb) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return s.Store.Guarantees(ctx)
 }
 
-// TestFirstQuestionIsAskedAgain: who waits is not sent away because the store could
-// not be reached just when its guarantees were asked for.
-func TestFirstQuestionIsAskedAgain(t *testing.T) {
+// TestWaiterRetriesTheGuarantees: a waiter does not fail because the store could not be
+// reached just when its guarantees were requested.
+func TestWaiterRetriesTheGuarantees(t *testing.T) {
 	locker := func(t *testing.T, failures int64, code driver.Code) *holdfast.Locker {
 		d := &dumb{Store: memstore.New(), code: code}
 		d.left.Store(failures)
@@ -353,7 +353,7 @@ func TestFirstQuestionIsAskedAgain(t *testing.T) {
 	})
 }
 
-func TestRefusedAtOnce(t *testing.T) {
+func TestFinalAnswersAreReturnedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		for code, want := range map[driver.Code]error{driver.Refused: holdfast.ErrRefused, driver.Unsupported: holdfast.ErrUnsupported, driver.Invalid: holdfast.ErrInvalid, driver.IsClosed: holdfast.ErrClosed} {
@@ -369,9 +369,9 @@ func TestRefusedAtOnce(t *testing.T) {
 	})
 }
 
-// TestUnlockIsBounded: the release is not answered; Unlock returns in time, the
-// rest goes on in the background, and Close waits for it.
-func TestUnlockIsBounded(t *testing.T) {
+// TestUnlockReturnsWithinTheRequestTimeout: the release is not answered. It goes on in the
+// background, and Close waits for it.
+func TestUnlockReturnsWithinTheRequestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
@@ -420,7 +420,7 @@ func wantFree(t testing.TB, l *holdfast.Locker, name string) {
 	unlock(t, k)
 }
 
-func TestClose(t *testing.T) {
+func TestCloseEndsLocksAndWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		other := newLocker(t, s.Client())
@@ -479,9 +479,9 @@ func TestClose(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestManyWaitersCancelled: 10,000 waiters of several Lockers give up at random
-// moments while the lock goes round; no goroutine, no place is left.
-func TestManyWaitersCancelled(t *testing.T) {
+// TestCancelledWaitersLeaveNothing: 10,000 waiters of several Lockers are cancelled at
+// random moments while the lock changes hands. No goroutine and no queue entry is left.
+func TestCancelledWaitersLeaveNothing(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	s := memstore.New()
 	var lockers []*holdfast.Locker
@@ -523,8 +523,8 @@ func TestManyWaitersCancelled(t *testing.T) {
 	goleak.VerifyNone(t, ignore)
 }
 
-// TestPolledStore: the core asks again and again where the store cannot push.
-func TestPolledStore(t *testing.T) {
+// TestPolledStoreExcludes: the core polls a store that cannot notify.
+func TestPolledStoreExcludes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		poll := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderNone }
@@ -554,7 +554,7 @@ func TestPolledStore(t *testing.T) {
 	})
 }
 
-// asked records how a store is asked.
+// asked records the requests to a store.
 type asked struct {
 	driver.Store
 	mu    sync.Mutex
@@ -576,9 +576,9 @@ func (s *asked) take() []bool {
 	return w
 }
 
-// TestTriedFirst: a free lock on a server is had by one request on the caller's
-// goroutine; a name that was found held is queued for at once the next few times.
-func TestTriedFirst(t *testing.T) {
+// TestFastPathIsSkippedAfterContention: a free lock on a server takes one request on the
+// caller's goroutine. After a name was found held, the next few callers queue at once.
+func TestFastPathIsSkippedAfterContention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memstore.New()
 		s := &asked{Store: altered{m, func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true }}}
@@ -599,7 +599,7 @@ func TestTriedFirst(t *testing.T) {
 		unlock(t, k)
 		unlock(t, <-done)
 		for range 10 {
-			synctest.Wait() // those who queued have left
+			synctest.Wait() // the queue has ended
 			unlock(t, mustLock(t, l, "a"))
 		}
 		got := s.take()

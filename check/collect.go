@@ -24,6 +24,7 @@ type section struct {
 	ask, granted     int64
 	firstUntil       int64 // trusted until, as told with the grant
 	until, renewed   int64 // the latest moment of trust ever told, and when it was told
+	renewals         []renewal
 	alive            int64 // the last moment at which the context had not ended
 	unlock, unlocked int64
 	lost             int64
@@ -31,6 +32,9 @@ type section struct {
 	failed, stuck    int64
 	cause, err       string
 }
+
+// renewal is a moment at which the holder knew of a later end of validity.
+type renewal struct{ at, until int64 }
 
 // end is when the section certainly no longer counts as live: the first of its
 // unlock, its loss, the closing of its Locker, the kill of its process, and the
@@ -87,8 +91,9 @@ type bound struct {
 type disturbance struct {
 	from, to     int64
 	worker, name string
-	kind         string
+	kind, note   string
 	early        bool
+	rewinds      bool
 }
 
 // collected is a history sorted out.
@@ -100,6 +105,7 @@ type collected struct {
 	names        map[string]*nameHistory
 	registers    map[string][]*work
 	disturbances []disturbance
+	rewinds      []disturbance // those of them that bring the store back to an earlier state
 	left         []Event
 	killed       map[string]int64
 	stopped      map[string]bool
@@ -165,11 +171,11 @@ func collect(events []Event) (*collected, error) {
 		case KindKill:
 			c.killed[e.W] = e.T
 			c.kinds[string(e.K)]++
-			c.disturbances = append(c.disturbances, disturbance{e.T, e.T, e.W, "", "kill", false})
+			c.disturbances = append(c.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "kill"})
 		case KindPause, KindFault:
 			kind := cmp.Or(e.Fault, string(e.K))
 			c.kinds[kind]++
-			open[kind+"\x00"+e.W+"\x00"+e.Name] = &disturbance{from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, early: e.Early}
+			open[kind+"\x00"+e.W+"\x00"+e.Name] = &disturbance{from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note, early: e.Early, rewinds: e.Rewinds}
 		case KindResume, KindHealed:
 			kind := e.Fault
 			if e.K == KindResume {
@@ -179,6 +185,9 @@ func collect(events []Event) (*collected, error) {
 			if d := open[key]; d != nil {
 				d.to = max(e.T, d.from)
 				c.disturbances = append(c.disturbances, *d)
+				if d.rewinds {
+					c.rewinds = append(c.rewinds, *d)
+				}
 				delete(open, key)
 			}
 		case KindClosing:
@@ -187,7 +196,7 @@ func collect(events []Event) (*collected, error) {
 					s.closing = e.T
 				}
 			}
-			c.disturbances = append(c.disturbances, disturbance{e.T, e.T, e.W, "", "close", false})
+			c.disturbances = append(c.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "close"})
 		case KindAsk:
 			s = &section{worker: e.W, op: e.Op, gen: e.Gen, name: strings.Clone(e.Name), limit: e.Limit, wait: e.Wait, ask: e.T}
 			sections[opKey{e.W, e.Op}] = s
@@ -282,6 +291,7 @@ func (s *section) take(e *Event) {
 		// One may be told a moment before the grant it belongs to.
 		if until > s.until {
 			s.until, s.renewed = until, e.T
+			s.renewals = append(s.renewals, renewal{e.T, until})
 		}
 	case KindAlive:
 		s.alive = max(s.alive, e.T)
@@ -315,6 +325,13 @@ func (c *collected) undisturbed(from, to int64, name string, workers ...string) 
 		}
 	}
 	return true
+}
+
+// rewound reports whether a grant was given while the store had gone back to an earlier
+// state and its clients had not yet the time to notice.
+func (c *collected) rewound(from, to int64) bool {
+	late := int64(c.guarantees.Notice + Slack)
+	return slices.ContainsFunc(c.rewinds, func(d disturbance) bool { return d.from <= to && from <= d.to+late })
 }
 
 // quiet tells whether nothing at all was being done.

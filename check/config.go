@@ -26,19 +26,20 @@ type Config struct {
 	// schedule. What the machine makes of it varies. Default 1.
 	Seed uint64
 	// Duration is how long to go on, default 10 s; Round, after how much of it
-	// everything is brought to an end, judged and begun anew, default 30 s. A round
-	// is what is kept in memory at once.
+	// everything is brought to an end, judged and begun anew, default 30 s. The first
+	// two rounds are of at most 5 and 10 s: what is grossly wrong shows in seconds. A
+	// round is what is kept in memory at once.
 	Duration, Round time.Duration
 	// Workers is how many processes (or, in one process, Lockers) compete, default
 	// 4, and Lanes how many goroutines each has, default 2, for Names names,
 	// default 3.
 	Workers, Lanes, Names int
 	// Long is how many of a hundred locks are held beyond their TTL, up to three
-	// times as long, so that they must be renewed. Default 1: those who hold for long
-	// keep everyone else from competing.
+	// times as long, so that they must be renewed. Default 1: long holders keep all other
+	// workers from competing.
 	Long int
-	// TTL is what locks ask for. Default 600 ms, or the store's shortest if that is
-	// longer.
+	// TTL is what most locks ask for; some ask for up to sixteen times as much. Default
+	// 600 ms, or the store's shortest if that is longer.
 	TTL time.Duration
 	// Faults are the kinds of faults to inject; nil for all that apply, empty for
 	// none.
@@ -65,7 +66,7 @@ type Progress struct {
 	Last string
 }
 
-// DefaultTTL is what locks ask for unless the configuration says otherwise.
+// DefaultTTL is what most locks ask for unless the configuration says otherwise.
 const DefaultTTL = 600 * time.Millisecond
 
 // The limits of a configuration.

@@ -24,6 +24,8 @@ type crew struct {
 	regs    string
 	command []string
 	log     *Log // the coordinator's
+	// patience is how long waiters have at the end.
+	patience time.Duration
 
 	mu       sync.Mutex
 	members  []*member
@@ -87,7 +89,15 @@ func (c *crew) fail(err error) {
 	c.failures = append(c.failures, err)
 }
 
-// inject does one fault, from its beginning to its end. It ends early with ctx.
+// over reports whether ctx has ended, or is about to: a connection's deadline, which is
+// that of ctx, may pass a moment before ctx notices.
+func over(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
+}
+
+// inject does one fault, from its beginning to its end. It ends early with ctx: then a
+// beginning that could not be finished is no failure, and what it did is still ended.
 func (c *crew) inject(ctx context.Context, f Fault) error {
 	m := c.members[f.Worker]
 	pause := func() {
@@ -104,7 +114,10 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 		if sf.Admit != nil && !sf.Admit(f) {
 			return nil
 		}
-		e := Event{K: KindFault, Fault: f.Kind, Early: sf.Early}
+		e := Event{K: KindFault, Fault: f.Kind, Early: sf.Early, Rewinds: sf.Rewinds}
+		if sf.Detail != nil {
+			e.Note = sf.Detail(f)
+		}
 		if sf.Early && !sf.All {
 			e.Name = f.Name
 		}
@@ -113,8 +126,14 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 		}
 		c.log.Add(e)
 		err := sf.Begin(ctx, f)
+		early := err != nil && over(ctx)
+		if early {
+			err = nil
+		}
 		if err == nil && sf.End != nil {
-			pause()
+			if !early {
+				pause()
+			}
 			err = sf.End(context.WithoutCancel(ctx), f)
 		}
 		e.K, e.T = KindHealed, 0
@@ -223,8 +242,8 @@ func (c *crew) dismissProcess(m *member) {
 		select {
 		case <-m.proc.done:
 			err = m.proc.err
-		case <-time.After(5 * patience):
-			err = fmt.Errorf("it did not end within %s", 5*patience)
+		case <-time.After(5 * c.patience):
+			err = fmt.Errorf("it did not end within %s", 5*c.patience)
 		}
 	}
 	if err != nil {

@@ -3,14 +3,15 @@
 package check
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
+	"encoding/base64"
 	"errors"
-	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/check/servers"
@@ -19,16 +20,16 @@ import (
 // etcdTarget starts etcd. The binary of the workers has to link etcdstore in.
 func etcdTarget(members int, heartbeat time.Duration) func(context.Context, string) (*Target, error) {
 	return func(ctx context.Context, dir string) (*Target, error) {
-		cluster, err := servers.StartEtcd(ctx, servers.EtcdConfig{Members: members, Heartbeat: heartbeat, NoSync: true, Dir: filepath.Join(dir, "etcd")})
+		config := servers.EtcdConfig{Members: members, Heartbeat: heartbeat, Disks: true, Dir: filepath.Join(dir, "etcd")}
+		cluster, err := servers.StartEtcd(ctx, config)
+		if errors.Is(err, servers.ErrNoDisk) {
+			config.Disks, config.NoSync = false, true
+			cluster, err = servers.StartEtcd(ctx, config)
+		}
 		if err != nil {
 			return nil, err
 		}
 		var processes []*servers.Server
-		kill := func() {
-			for _, p := range processes {
-				p.Kill()
-			}
-		}
 		for _, m := range cluster {
 			processes = append(processes, m.Server)
 		}
@@ -38,7 +39,9 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 			for _, p := range proxies {
 				p.Close()
 			}
-			kill()
+			for _, m := range cluster {
+				m.End()
+			}
 			return nil
 		}
 		for _, m := range cluster {
@@ -48,42 +51,157 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 			}
 			proxies, hosts = append(proxies, p), append(hosts, p.Address())
 		}
-		var leader func(context.Context) *servers.Server
+		faults := proxyFaults(proxies...)
+		gate, user := &etcdGate{m: cluster[0]}, ""
 		if members > 1 {
-			leader = func(ctx context.Context) *servers.Server { return etcdLeader(ctx, cluster) }
+			leader := func(ctx context.Context) *servers.Server {
+				if m := etcdLeader(ctx, cluster); m != nil {
+					return m.Server
+				}
+				return nil
+			}
+			for _, f := range serverFaults(processes, leader) {
+				if f.Kind == "pause-server" { // which may lead
+					f.Early, f.All = true, true
+				}
+				faults = append(faults, f)
+			}
+			faults = append(faults, etcdLeaderFaults(cluster)...)
+		} else {
+			faults = append(faults, serverFaults(processes, nil)...)
+			// A single member has users, and so has its copy.
+			if err := gate.addUsers(ctx); err != nil {
+				return nil, errors.Join(err, end())
+			}
+			user = etcdUser + ":" + etcdPassword + "@"
+			back, err := restoreEtcd(gate, filepath.Join(dir, "backups"))
+			if err != nil {
+				return nil, errors.Join(err, end())
+			}
+			faults = append(faults, back, revokeEtcdRight(gate))
 		}
 		t := &Target{
-			URL:    "etcd://" + strings.Join(hosts, ",") + "/check/",
-			Faults: oneAtATime(append(proxyFaults(proxies...), serverFaults(processes, leader)...)),
-			Left:   func(ctx context.Context) ([]string, error) { return etcdKeys(ctx, cluster[0]) },
+			URL:    "etcd://" + user + strings.Join(hosts, ",") + "/" + etcdPrefix,
+			Faults: oneAtATime(faults),
+			Left:   func(ctx context.Context) ([]string, error) { return etcdKeys(ctx, gate) },
 			Close:  end,
 		}
 		return t, nil
 	}
 }
 
-// etcdAsk asks a member through its JSON gateway.
-func etcdAsk(ctx context.Context, m *servers.Etcd, path, question string, answer any) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.Client+path, bytes.NewBufferString(question))
-	if err != nil {
-		return err
+// etcdLeaderFaults hold the leader up for longer than the TTL, as a whole or its disk alone. It
+// may revoke leases when it goes on, although their clients have renewed them at its successor:
+// the store declares that.
+func etcdLeaderFaults(cluster []*servers.Etcd) []StoreFault {
+	var hit *servers.Etcd
+	fault := func(kind string, begin, end func(*servers.Etcd) error) StoreFault {
+		return StoreFault{
+			Kind: kind, Early: true, All: true,
+			Begin: func(ctx context.Context, _ Fault) error {
+				if hit = etcdLeader(ctx, cluster); hit == nil {
+					return nil // there is none at the moment
+				}
+				return begin(hit)
+			},
+			End: func(context.Context, Fault) error {
+				if hit == nil {
+					return nil
+				}
+				return end(hit)
+			},
+		}
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
+	faults := []StoreFault{fault(faultPauseLeader, (*servers.Etcd).Pause, (*servers.Etcd).Cont)}
+	if cluster[0].Disk != nil {
+		faults = append(faults, fault(faultStallLeader,
+			func(m *servers.Etcd) error { m.Disk.Stall(); return nil },
+			func(m *servers.Etcd) error { m.Disk.Resume(); return nil }))
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("check: etcd answers %s to %s", resp.Status, path)
+	return faults
+}
+
+// restoreEtcd brings a member back to a backup that was made when the last restore was over, and
+// raises its revision above the one that it had, as an administrator should who restores
+// (etcdutl snapshot restore --bump-revision): leases and keys of the time since are gone, and
+// those that ended since are there again.
+func restoreEtcd(g *etcdGate, dir string) (StoreFault, error) {
+	m, n := g.m, 0
+	backup := func() string { return filepath.Join(dir, strconv.Itoa(n)) }
+	return StoreFault{
+		Kind: "restore-backup", Early: true, All: true, Rewinds: true,
+		Begin: func(ctx context.Context, _ Fault) error {
+			// What was begun is brought to an end even if the round's time is over.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+			defer cancel()
+			before, err := etcdRevision(ctx, g)
+			if err != nil {
+				return err
+			}
+			if err := m.Restore(ctx, backup()); err != nil {
+				return err
+			}
+			return raiseRevision(ctx, g, before+100)
+		},
+		End: func(context.Context, Fault) error {
+			err := os.RemoveAll(backup())
+			n++
+			return errors.Join(err, m.Backup(backup()))
+		},
+	}, m.Backup(backup())
+}
+
+func etcdRevision(ctx context.Context, g *etcdGate) (int64, error) {
+	var answer struct {
+		Header struct {
+			Revision int64 `json:",string"`
+		}
 	}
-	return json.NewDecoder(resp.Body).Decode(answer)
+	err := g.ask(ctx, "/v3/kv/range", `{"key":"AA=="}`, &answer)
+	return answer.Header.Revision, err
+}
+
+// raiseRevision writes and deletes keys until the revision is reached.
+func raiseRevision(ctx context.Context, g *etcdGate, to int64) error {
+	const puts = 16
+	g.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: puts}}
+	defer func() {
+		g.client.CloseIdleConnections()
+		g.client = nil
+	}()
+	for {
+		at, err := etcdRevision(ctx, g)
+		if err != nil || at >= to {
+			return err
+		}
+		errs := make(chan error, puts)
+		var writing sync.WaitGroup
+		for i := range puts {
+			writing.Go(func() {
+				key := base64.StdEncoding.EncodeToString([]byte("raise-" + strconv.Itoa(i)))
+				for range (to-at)/puts/2 + 1 {
+					err := g.ask(ctx, "/v3/kv/put", `{"key":"`+key+`"}`, &struct{}{})
+					if err == nil {
+						err = g.ask(ctx, "/v3/kv/deleterange", `{"key":"`+key+`"}`, &struct{}{})
+					}
+					if err != nil {
+						errs <- err
+						return
+					}
+				}
+			})
+		}
+		writing.Wait()
+		select {
+		case err := <-errs:
+			return err
+		default:
+		}
+	}
 }
 
 // etcdLeader is nil if there is none.
-func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Server {
+func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Etcd {
 	for _, m := range members {
 		var status struct {
 			Header struct {
@@ -91,11 +209,11 @@ func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Server {
 			}
 			Leader string
 		}
-		if m.PID() == 0 || etcdAsk(ctx, m, "/v3/maintenance/status", "{}", &status) != nil {
+		if m.PID() == 0 || (&etcdGate{m: m}).ask(ctx, "/v3/maintenance/status", "{}", &status) != nil {
 			continue
 		}
 		if status.Leader != "" && status.Leader == status.Header.Member {
-			return m.Server
+			return m
 		}
 	}
 	return nil
@@ -104,11 +222,11 @@ func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Server {
 // etcdKeys lists what is left of locks. Epoch keys end with the leases of those
 // who have left; leases end later than processes that were killed. An election may be
 // under way: a look that fails is made again, too.
-func etcdKeys(ctx context.Context, m *servers.Etcd) ([]string, error) {
+func etcdKeys(ctx context.Context, g *etcdGate) ([]string, error) {
 	const everything = `{"key":"AA==","range_end":"AA==","keys_only":true}`
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		var found struct{ Kvs []struct{ Key []byte } }
-		err := etcdAsk(ctx, m, "/v3/kv/range", everything, &found)
+		err := g.ask(ctx, "/v3/kv/range", everything, &found)
 		if err == nil && len(found.Kvs) == 0 {
 			return nil, nil
 		}

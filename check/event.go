@@ -105,9 +105,11 @@ type Event struct {
 	Err   string `json:"err,omitempty"`
 	Fault string `json:"fault,omitempty"`
 	// Early: the fault takes grants away before their TTL.
-	Early bool               `json:"early,omitempty"`
-	Note  string             `json:"note,omitempty"`
-	Store *driver.Guarantees `json:"store,omitempty"`
+	Early bool `json:"early,omitempty"`
+	// Rewinds: the fault brings the store back to an earlier state.
+	Rewinds bool               `json:"rewinds,omitempty"`
+	Note    string             `json:"note,omitempty"`
+	Store   *driver.Guarantees `json:"store,omitempty"`
 }
 
 // forever stands for a moment that does not come.
@@ -160,7 +162,11 @@ func (e *Event) phrase(start int64) string {
 	case KindResume:
 		return "goes on"
 	case KindFault:
-		return fmt.Sprintf("fault: %s%s%s", e.Fault, where, forWords(e.For))
+		note := ""
+		if e.Note != "" {
+			note = " (" + e.Note + ")"
+		}
+		return fmt.Sprintf("fault: %s%s%s%s", e.Fault, note, where, forWords(e.For))
 	case KindHealed:
 		return fmt.Sprintf("the fault has ended: %s%s", e.Fault, where)
 	case KindRequest:

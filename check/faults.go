@@ -24,7 +24,14 @@ const (
 	faultBreak = "break"
 	// faultHeal ends a fault of the link. It is not planned.
 	faultHeal = "heal"
+	// faultPauseLeader is SIGSTOP for the server that leads, and faultStallLeader keeps
+	// its disk from taking anything, for longer than the TTL.
+	faultPauseLeader = "pause-leader"
+	faultStallLeader = "stall-disk"
 )
+
+// beyondTTL are the faults that last longer than the TTL.
+var beyondTTL = []string{faultPause, faultPauseLeader, faultStallLeader}
 
 // processFaults need a process of its own.
 var processFaults = []string{faultKill, faultPause}

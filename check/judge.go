@@ -152,9 +152,50 @@ func (c *collected) tooMany(name string, crowd []*section, b *section, most int)
 			v.Excerpt = append(v.Excerpt, d.event())
 		}
 	}
+	v.Cause = c.causes(name, crowd[0], b)
 	v.Text = fmt.Sprintf("%q was held by %d at once where at most %d may be: %s got it with token %d while %s still held it with token %d, %s",
 		name, len(crowd)+1, most, b.who(), b.token, crowd[0].who(), crowd[0].token, overlapWords(b.granted, v.To))
 	return v
+}
+
+// causes names what came before the grant of b beside a: until when a was valid, by which
+// request, and which faults were under way since.
+func (c *collected) causes(name string, a, b *section) (causes []string) {
+	ago := func(t int64) string { return time.Duration(b.granted - t).Round(10 * time.Microsecond).String() }
+	last := renewal{a.granted, a.firstUntil}
+	was := "not renewed since it was granted"
+	for _, n := range a.renewals {
+		if n.at <= b.granted && n.at > last.at {
+			last, was = n, "last renewed"
+		}
+	}
+	left := "and has no end"
+	if last.until < forever {
+		left = fmt.Sprintf("and was valid for %s from then", time.Duration(last.until-last.at).Round(10*time.Microsecond))
+	}
+	causes = append(causes, fmt.Sprintf("token %d of %s was %s, %s earlier, %s", a.token, a.who(), was, ago(last.at), left))
+	// The latest faults are nearest to the cause.
+	for i := len(c.disturbances) - 1; i >= 0 && len(causes) < 5; i-- {
+		d := &c.disturbances[i]
+		if d.from > b.granted || d.to < last.at || d.name != "" && d.name != name || d.worker != "" && d.worker != a.worker && d.worker != b.worker {
+			continue
+		}
+		text := "fault " + d.kind
+		if d.note != "" {
+			text += " (" + d.note + ")"
+		}
+		if d.worker != "" {
+			text += " of " + d.worker
+		}
+		text += fmt.Sprintf(", begun %s earlier", ago(d.from))
+		if d.to < b.granted {
+			text += fmt.Sprintf(" and over %s earlier", ago(d.to))
+		} else {
+			text += " and under way"
+		}
+		causes = append(causes, text)
+	}
+	return causes
 }
 
 func overlapWords(from, to int64) string {
@@ -316,6 +357,9 @@ func (c *collected) judgeTokens(r *Report, h *nameHistory) {
 			next++
 		}
 		twin := seen[g.token]
+		if c.rewound(g.from, g.to) && (twin != nil || newest != nil && newest.token >= g.token) {
+			continue
+		}
 		switch {
 		case twin != nil:
 			r.add(Violation{Rule: RuleTokens, Name: h.name, Excerpt: append(slices.Clone(twin.events), g.events...),

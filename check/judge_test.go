@@ -183,6 +183,15 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.unlock()
 			b.unlock()
 		},
+		"tokens repeat in a store that was rewound, until its clients notice": func(s *story) {
+			s.ask("w1", "a", 1).grantedWith(5, s.t+1000*ms).unlock()
+			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
+			s.add(check.Event{K: check.KindHealed, Fault: "restore"})
+			s.ask("w2", "a", 1).grantedWith(3, s.t+1000*ms).unlock()
+			s.ask("w2", "a", 1).grantedWith(5, s.t+1000*ms).unlock()
+			s.t += 1000 * ms
+			s.ask("w2", "a", 1).grantedWith(6, s.t+1000*ms).unlock()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStory()
@@ -234,6 +243,20 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.t += 2000 * ms
 			a.tell(check.KindLost, check.Event{Cause: "gone"}).unlock()
 			b.unlock()
+		}},
+		{"tokens of a rewound store that do not rise again", check.RuleTokens, "do not rise", func(s *story) {
+			s.ask("w1", "a", 1).grantedWith(5, s.t+1000*ms).unlock()
+			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
+			s.add(check.Event{K: check.KindHealed, Fault: "restore"})
+			s.t += 1000 * ms
+			s.ask("w2", "a", 1).grantedWith(4, s.t+1000*ms).unlock()
+		}},
+		{"two holders before a rewind", check.RuleExclusion, "held by 2", func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			s.ask("w2", "a", 1).granted().unlock()
+			a.unlock()
+			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
+			s.add(check.Event{K: check.KindHealed, Fault: "restore"})
 		}},
 		{"a context that goes on", check.RuleTrust, "went on", func(s *story) {
 			a := s.ask("w1", "a", 1).granted()
@@ -431,4 +454,41 @@ func explain(r *check.Report) string {
 	var b strings.Builder
 	_ = r.Explain(&b)
 	return b.String()
+}
+
+// TestStoryNamesTheCause requires that an overlap is reported with the last renewal and the fault
+// before it, and the smallest stretch in which the model fails after the plain findings.
+func TestStoryNamesTheCause(t *testing.T) {
+	s := newStory()
+	for i := range 50 { // what has nothing to do with it
+		s.ask(fmt.Sprintf("w%d.1", i%3), "n", driver.Exclusive).granted().unlock()
+	}
+	a := s.ask("w0.1", "n", driver.Exclusive).granted()
+	a.tell(check.KindRenewed, check.Event{Until: s.t + 5000*ms})
+	s.add(check.Event{K: check.KindFault, Fault: "refuse-command", Note: "HSET", For: 400 * ms})
+	s.ask("w1.1", "n", driver.Exclusive).granted().unlock()
+	a.unlock()
+	for range 50 {
+		s.ask("w2.1", "n", driver.Exclusive).granted().unlock()
+	}
+	r, err := check.Judge(s.events)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := r.Explain(&b); err != nil {
+		t.Fatal(err)
+	}
+	for _, says := range []string{
+		"before it: token 51 of w0.1 was last renewed",
+		"before it: fault refuse-command (HSET)",
+		"that of 2 grants, tokens 51 to 52",
+	} {
+		if !strings.Contains(b.String(), says) {
+			t.Errorf("the story does not say %q:%s", says, b.String())
+		}
+	}
+	if plain, model := strings.Index(b.String(), "\nexclusion: "), strings.Index(b.String(), "\nmodel: "); plain < 0 || model < plain {
+		t.Errorf("the model comes before the plain findings:%s", b.String())
+	}
 }

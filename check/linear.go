@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -73,10 +74,13 @@ func lockModel(initial lockState) porcupine.Model {
 // tokens find over the whole.
 func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	all := held(h.sections)
+	// Tokens that a rewound store gave out do not tell the order of its grants.
+	all = slices.DeleteFunc(all, func(s *section) bool { return c.rewound(s.ask, s.granted) })
 	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.token, b.token) })
 	var ops []porcupine.Operation
 	var initial lockState
 	var first, anchor *section
+	var pieceOf []*section
 	flush := func(last *section) bool {
 		result := porcupine.CheckOperationsTimeout(lockModel(initial), ops, pieceLimit)
 		if result == porcupine.Unknown {
@@ -86,9 +90,14 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 			v := Violation{Rule: RuleModel, Name: h.name, From: first.ask, To: last.granted,
 				Text: fmt.Sprintf("no order of the grants of %q with tokens %d to %d keeps the rule that a grant of limit n stands beside at most n-1 others, with rising tokens",
 					h.name, first.token, last.token)}
-			// Where another rule has shown it in detail there is no more to show.
-			if !r.shown(h.name, RuleExclusion, RuleTokens) {
-				v.Excerpt = append(first.story(), last.story()...)
+			stretch := c.smallest(pieceOf)
+			v.Text += fmt.Sprintf("; the smallest stretch in which it fails is that of %d grants, tokens %d to %d",
+				len(stretch), stretch[0].token, stretch[len(stretch)-1].token)
+			if len(stretch) > mostShown {
+				stretch = append(stretch[:mostShown-1:mostShown-1], stretch[len(stretch)-1])
+			}
+			for _, s := range stretch {
+				v.Excerpt = append(v.Excerpt, s.story()...)
 			}
 			r.add(v)
 			return false
@@ -97,26 +106,13 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	}
 	for i, s := range all {
 		if first == nil {
-			first = s
+			first, pieceOf = s, nil
 		}
+		pieceOf = append(pieceOf, s)
 		ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.ask, Return: s.granted})
 		cut := s.limit == driver.Exclusive && len(ops) >= 2*piece
 		if !cut {
-			call, end := s.end(), s.end()
-			if end == s.granted {
-				// It was dead when its holder got it (its Locker was closed, or trust had
-				// run out): it may have ended at any time before.
-				call = s.ask
-			}
-			// A grant that was taken away ended no later than that.
-			for j := range c.disturbances {
-				if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.ask <= d.to && d.from <= end {
-					call = max(s.ask, min(call, d.from))
-				}
-			}
-			if end < forever {
-				ops = append(ops, porcupine.Operation{Input: step{s.token, 0}, Call: call, Return: end})
-			}
+			ops = c.appendEnd(ops, s)
 		}
 		if cut || i == len(all)-1 {
 			if !flush(s) {
@@ -132,6 +128,53 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 			}
 		}
 	}
+}
+
+// appendEnd appends the end of a grant, unless it has none.
+func (c *collected) appendEnd(ops []porcupine.Operation, s *section) []porcupine.Operation {
+	call, end := s.end(), s.end()
+	if end == s.granted {
+		// It was dead when its holder got it (its Locker was closed, or its validity had
+		// ended): it may have ended at any time before.
+		call = s.ask
+	}
+	// A grant that was taken away ended no later than that.
+	for j := range c.disturbances {
+		if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.ask <= d.to && d.from <= end {
+			call = max(s.ask, min(call, d.from))
+		}
+	}
+	if end < forever {
+		ops = append(ops, porcupine.Operation{Input: step{s.token, 0}, Call: call, Return: end})
+	}
+	return ops
+}
+
+// mostShown bounds the grants of a stretch that are shown.
+const mostShown = 3
+
+// shrinkTime bounds each question that is asked for a smaller stretch.
+const shrinkTime = 200 * time.Millisecond
+
+// smallest returns the shortest stretch of grants, in the order of their tokens, that no
+// order explains. To leave grants out, with their ends, only makes the rest easier: what is
+// not explained without them is not explained with them.
+func (c *collected) smallest(all []*section) []*section {
+	fails := func(some []*section) bool {
+		var ops []porcupine.Operation
+		for _, s := range some {
+			ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.ask, Return: s.granted})
+			ops = c.appendEnd(ops, s)
+		}
+		return porcupine.CheckOperationsTimeout(lockModel(lockState{}), ops, shrinkTime) == porcupine.Illegal
+	}
+	n := sort.Search(len(all), func(n int) bool { return fails(all[:n+1]) })
+	if n == len(all) {
+		return all // it fails with what stood before alone
+	}
+	all = all[:n+1]
+	from := sort.Search(len(all), func(from int) bool { return !fails(all[from:]) })
+	return all[max(from-1, 0):]
 }
 
 // update is the register's only operation: read a value and, unless refused,

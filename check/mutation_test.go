@@ -39,26 +39,27 @@ type mutation struct {
 
 var mutations = []mutation{
 	{"core: trust from the receipt", "memory", []edit{
-		{"hold.go", "\th.grant = g\n", "\th.grant = g\n\th.grant.SentAt = driver.Now()\n"},
-		{"renew.go", "h.grant.SentAt, h.grant.TTL = a.SentAt, a.TTL", "h.grant.SentAt, h.grant.TTL = driver.Now(), a.TTL"},
+		{"acquire.go", "\tx.standing.grant = g\n", "\tx.standing.grant = g\n\tx.standing.grant.SentAt = driver.Now()\n"},
+		{"serve.go", "\tx.standing.grant = g\n", "\tx.standing.grant = g\n\tx.standing.grant.SentAt = driver.Now()\n"},
+		{"renew.go", "g.SentAt, g.TTL = a.SentAt, a.TTL", "g.SentAt, g.TTL = driver.Now(), a.TTL"},
 	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, []string{"delay", "cut"}, 0, 20},
 	{"core: the context never ends", "memory", []edit{
-		{"hold.go", "\treturn 0, Expired\n", "\treturn 0, \"\"\n"},
+		{"machine.go", "\t\treturn s.lose(driver.Expired)\n", "\t\treturn effects{}\n"},
 	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, []string{"cut", "stop"}, 240 * time.Millisecond, 0},
 	{"core: undo nothing", "memory", []edit{
-		{"activity.go", "err := l.store.Undo(ctx, h.req)", "err := error(nil)"},
+		{"background.go", "err := l.store.Undo(ctx, x.req)", "err := error(nil)"},
 	}, []check.Rule{check.RuleLeftovers}, nil, 0, 0},
 	{"core: Close forgets what is held", "memory", []edit{
-		{"hold.go", "\th.l.forget(h)\n\th.releaseLater(g, 0)\n}", "\th.l.forget(h)\n\t_ = g\n}"},
+		{"machine.go", "endAll | reportLoss | releaseLater", "endAll | reportLoss"},
 	}, []check.Rule{check.RuleLeftovers}, []string{"close"}, 0, 0},
 	{"core: Unlock does not tell the store", "memory", []edit{
-		{"release.go", "err := h.l.store.Release(h.l.bound(&b, h.ctx, true, timeout), g, keep)", "_, err := keep, h.l.bound(&b, h.ctx, true, timeout).Err()"},
+		{"release.go", "err := l.store.Release(l.bound(&b, o.holder.ctx, true, timeout), x.standing.grant, o.keep)", "_, err := o.keep, l.bound(&b, o.holder.ctx, true, timeout).Err()"},
 	}, []check.Rule{check.RuleWaiting, check.RuleLeftovers}, nil, 0, 0},
 	{"core: a goroutine stays behind", "memory", []edit{
-		{"locker.go", "\tl.sched.l = l\n", "\tl.sched.l = l\n\tgo func() { <-make(chan int) }()\n"},
+		{"locker.go", "\treturn l\n", "\tgo func() { <-make(chan int) }()\n\treturn l\n"},
 	}, []check.Rule{check.RuleLeftovers}, nil, 0, 0},
 	{"core: trust beyond the lease", "memory", []edit{
-		{"renew.go", "\t\th.setTrust()\n", "\t\th.setTrust()\n\t\th.trust *= 2\n"},
+		{"machine.go", "\t\ts.setValidity(e)\n", "\t\ts.setValidity(e)\n\t\ts.valid *= 2\n"},
 	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, nil, 0, 0},
 
 	{"memory: release by name, whoever asks", "memory", []edit{

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -65,17 +66,64 @@ func upTo(r *rand.Rand, d time.Duration) time.Duration {
 	return time.Duration(r.Int64N(int64(d)))
 }
 
+// ttlFactors are drawn from for how much longer than the configured TTL a lock asks for:
+// mostly not at all, so that leases run out within a round, and up to sixteen times, so that
+// the deadlines of a name, a client and a session differ.
+var ttlFactors = [...]time.Duration{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 4, 8, 8, 16, 16}
+
+// longest is the longest TTL that a lock asks for.
+func (c *Config) longest(g *driver.Guarantees) time.Duration {
+	if g.MaxTTL == 0 {
+		return c.TTL // grants do not run out
+	}
+	return max(c.TTL, min(ttlFactors[len(ttlFactors)-1]*c.TTL, g.MaxTTL))
+}
+
+// patience is how long waiters have, once no new locks are taken, to be served: those
+// behind a holder that was killed wait until its lease has run out.
+func (c *Config) patience(g *driver.Guarantees) time.Duration {
+	return max(8*time.Second, c.longest(g)+2*time.Second)
+}
+
+// sparse reports whether a round has long TTLs and names that are mostly free: each third
+// has. What a store keeps of a name comes and goes all the time in it.
+func sparse(round int) bool { return round%3 == 2 }
+
+// sparseNames is how many times as many names a sparse round has.
+const sparseNames = 40
+
+// length is how long a round lasts: the first ones are short, so that a gross mistake is
+// shown in seconds.
+func (c *Config) length(round int) time.Duration {
+	switch round {
+	case 0:
+		return min(c.Round, 5*time.Second)
+	case 1:
+		return min(c.Round, 10*time.Second)
+	}
+	return c.Round
+}
+
 // Steps is the work of one goroutine of one life of a worker, without end. It
 // depends on the configuration alone.
 func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter.Seq[Step] {
 	r := source(c.Seed+uint64(round)*1_000_003, streamSteps, worker, life, lane)
+	longest := c.longest(g)
+	names := c.Names
+	if sparse(round) {
+		names *= sparseNames
+	}
 	return func(yield func(Step) bool) {
 		for {
 			s := Step{Think: between(r, 0, 5*time.Millisecond), TTL: c.TTL, Limit: driver.Exclusive}
-			name := r.IntN(c.Names)
+			factor, name := ttlFactors[r.IntN(len(ttlFactors))], r.IntN(names)
+			if sparse(round) {
+				factor = max(4, factor)
+			}
+			s.TTL = min(factor*c.TTL, longest)
 			s.Names = []string{nameOf(name)}
 			kind, hold, wait := r.IntN(20), r.IntN(100), r.IntN(20)
-			other, permits := r.IntN(c.Names), 2+r.IntN(2)
+			other, permits := r.IntN(names), 2+r.IntN(2)
 			switch {
 			case kind < 4 && g.Shared && (g.Mixed || name%3 == 1):
 				s.Limit = driver.Unlimited
@@ -85,8 +133,8 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 				s.Names = append(s.Names, nameOf(other))
 			}
 			switch {
-			case hold < c.Long: // needs renewing several times
-				s.Hold = between(r, c.TTL, 3*c.TTL)
+			case hold < c.Long: // needs renewing several times, unless it is held for too long
+				s.Hold = min(between(r, s.TTL, 3*s.TTL), between(r, c.TTL, 8*c.TTL))
 			case hold < c.Long+3:
 				s.Hold = between(r, c.TTL/4, c.TTL)
 			case hold < c.Long+19:
@@ -130,8 +178,7 @@ func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault
 			At: at, For: between(r, c.TTL/4, 2*c.TTL), Kind: kinds[order[i%len(kinds)]],
 			Worker: r.IntN(c.Workers), Name: nameOf(r.IntN(c.Names)), N: r.IntN(1000),
 		}
-		if f.Kind == faultPause {
-			// Beyond the TTL.
+		if slices.Contains(beyondTTL, f.Kind) {
 			f.For = between(r, 5*c.TTL/4, 2*c.TTL)
 		}
 		f.At = max(f.At, busy[f.Worker])

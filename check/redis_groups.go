@@ -5,6 +5,7 @@ package check
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -15,7 +16,7 @@ import (
 // redisReplicasTarget is a primary and a replica that must acknowledge each
 // grant, behind a proxy that leads to whoever is the primary.
 func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
-	g, err := servers.StartRedisReplicas(ctx, dir, 1)
+	g, err := servers.StartRedisReplicas(ctx, dir, 1, redisUserSettings()...)
 	if err != nil {
 		return nil, err
 	}
@@ -25,36 +26,75 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 		return nil, err
 	}
 	all := g.All()
+	clocks := true
+	for _, r := range slices.Backward(all) {
+		if err = r.FakeClock(ctx); errors.Is(err, servers.ErrNotInstalled) {
+			clocks, err = false, nil
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err == nil {
+		err = g.Linked(ctx)
+	}
+	if err != nil {
+		p.Close()
+		g.Kill()
+		return nil, err
+	}
 	primary, replica := g.Primary, g.Replicas[0]
+	promote := func(ctx context.Context) error {
+		primary.Kill()
+		primary, replica = replica, primary
+		if _, err := primary.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
+			return err
+		}
+		return p.Redirect(primary.Address())
+	}
+	demote := func(ctx context.Context) error {
+		if _, err := replica.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
+			return err
+		}
+		primary, replica = replica, primary
+		if err := p.Redirect(primary.Address()); err != nil {
+			return err
+		}
+		return follow(context.WithoutCancel(ctx), replica, primary)
+	}
+	rejoin := func(ctx context.Context) error {
+		if err := replica.Restart(ctx); err != nil {
+			return err
+		}
+		return follow(ctx, replica, primary)
+	}
+	faults := proxyFaults(p)
+	if clocks {
+		// A replica is promoted whose clock has been ahead for a while. The old primary lives
+		// and follows at once, so that grants are acknowledged again.
+		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Begin: func(ctx context.Context, f Fault) error {
+			if err := replica.SetClock(time.Second + f.For); err != nil {
+				return err
+			}
+			lasts(ctx, redisNotice)
+			return demote(context.WithoutCancel(ctx))
+		}, End: func(context.Context, Fault) error { return primary.SetClock(0) }})
+	}
 	return &Target{
-		URL: "redis://" + p.Address() + "?replicas=1&replica_wait=200ms",
-		Faults: oneAtATime(append(proxyFaults(p),
+		URL: "redis://" + redisUser + p.Address() + "?replicas=1&replica_wait=200ms",
+		Faults: oneAtATime(append(faults,
 			// What was granted is on the replica: a failover loses nothing.
-			StoreFault{Kind: "failover", Begin: func(ctx context.Context, _ Fault) error {
-				primary.Kill()
-				primary, replica = replica, primary
-				if _, err := primary.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
-					return err
-				}
-				return p.Redirect(primary.Address())
-			}, End: func(ctx context.Context, _ Fault) error {
-				if err := replica.Restart(ctx); err != nil {
-					return err
-				}
-				return follow(ctx, replica, primary)
-			}},
+			StoreFault{Kind: "failover", Begin: func(ctx context.Context, _ Fault) error { return promote(ctx) },
+				End: func(ctx context.Context, _ Fault) error { return rejoin(ctx) }},
 			StoreFault{Kind: "kill-replica", Begin: func(context.Context, Fault) error { replica.Kill(); return nil },
-				End: func(ctx context.Context, _ Fault) error {
-					if err := replica.Restart(ctx); err != nil {
-						return err
-					}
-					return follow(ctx, replica, primary)
-				}},
+				End: func(ctx context.Context, _ Fault) error { return rejoin(ctx) }},
 			StoreFault{Kind: "pause-replica", Begin: func(context.Context, Fault) error { return replica.Pause() },
 				End: func(context.Context, Fault) error { return replica.Cont() }},
 			StoreFault{Kind: "pause-server", Begin: func(context.Context, Fault) error { return primary.Pause() },
 				End: func(context.Context, Fault) error { return primary.Cont() }},
-			flushAll(all), killSubscriptions(all))),
+			// A primary that lives is made a replica of the one that is promoted.
+			StoreFault{Kind: "demote-primary", Begin: func(ctx context.Context, _ Fault) error { return demote(ctx) }},
+			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all))),
 		Left: redisLeft(all),
 		Close: func() error {
 			p.Close()
@@ -74,7 +114,7 @@ func follow(ctx context.Context, replica, primary *servers.Redis) error {
 
 // redisSentinelTarget is a primary and two replicas under three sentinels.
 func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
-	s, err := servers.StartRedisSentinel(ctx, dir, 2)
+	s, err := servers.StartRedisSentinel(ctx, dir, 2, redisUserSettings()...)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +145,7 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 		return nil
 	}
 	return &Target{
-		URL: "redis+sentinel://" + s.Sentinels[0].Address() + "/" + s.Name + "?" + strings.Join(more, "&"),
+		URL: "redis+sentinel://" + redisUser + s.Sentinels[0].Address() + "/" + s.Name + "?" + strings.Join(more, "&"),
 		Faults: oneAtATime([]StoreFault{
 			{Kind: "kill-primary", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error {
 				if old, err = s.Current(ctx); err != nil {
@@ -140,7 +180,10 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 				time.Sleep(250 * time.Millisecond)
 				return r.Cont()
 			}},
-			flushAll(all), killSubscriptions(all),
+			// No primary that lives is demoted: clients go on writing to it for a moment, and
+			// what they wrote is lost, order and withdrawn requests included. Where replicas
+			// acknowledge grants, redis-replicas does that.
+			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all),
 		}),
 		Left: redisLeft(all),
 		Close: func() error {
@@ -152,7 +195,7 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 
 // redisClusterTarget is a cluster of three primaries with a replica each.
 func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
-	c, err := servers.StartRedisCluster(ctx, dir, true)
+	c, err := servers.StartRedisCluster(ctx, dir, true, redisUserSettings()...)
 	if err != nil {
 		return nil, err
 	}
@@ -165,26 +208,42 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 	}
 	var slot int
 	var from, to *servers.Redis
-	find := func(ctx context.Context, f Fault) (err error) {
-		if slot, err = c.Slot(ctx, keyOf(ctx, c.Nodes, f.Name)); err == nil {
+	at := func(ctx context.Context, key string) (err error) {
+		if slot, err = c.Slot(ctx, key); err == nil {
 			from, err = c.Owner(ctx, slot)
 		}
 		return err
 	}
+	find := func(ctx context.Context, f Fault) error { return at(ctx, keyOf(ctx, c.Nodes, f.Name)) }
+	beginMove := func(ctx context.Context) error {
+		for _, r := range c.Nodes {
+			if r != from && isPrimary(ctx, r) {
+				to = r
+			}
+		}
+		return c.BeginMove(ctx, slot, from, to)
+	}
+	endMove := func(ctx context.Context, _ Fault) error { return c.EndMove(ctx, slot, from, to) }
 	return &Target{
-		URL: "redis+cluster://" + c.Nodes[0].Address() + "?addr=" + c.Nodes[1].Address() + "&addr=" + c.Nodes[2].Address(),
+		URL: "redis+cluster://" + redisUser + c.Nodes[0].Address() + "?addr=" + c.Nodes[1].Address() + "&addr=" + c.Nodes[2].Address(),
 		Faults: oneAtATime([]StoreFault{
 			{Kind: "move-slot", Begin: func(ctx context.Context, f Fault) error {
 				if err := find(ctx, f); err != nil {
 					return err
 				}
-				for _, r := range c.Nodes {
-					if r != from && isPrimary(ctx, r) {
-						to = r
-					}
+				return beginMove(ctx)
+			}, End: endMove},
+			// The slot of a name that is held, and not yet awaited.
+			{Kind: "move-slot-held", Begin: func(ctx context.Context, f Fault) error {
+				key := loneHolder(ctx, c.Nodes)
+				if key == "" {
+					key = f.Name
 				}
-				return c.BeginMove(ctx, slot, from, to)
-			}, End: func(ctx context.Context, _ Fault) error { return c.EndMove(ctx, slot, from, to) }},
+				if err := at(ctx, key); err != nil {
+					return err
+				}
+				return beginMove(ctx)
+			}, End: endMove},
 			{Kind: "kill-primary", Early: true, All: true, Begin: func(ctx context.Context, f Fault) error {
 				if err := find(ctx, f); err != nil {
 					return err
@@ -219,6 +278,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 			}},
 			{Kind: "flush", Early: true, All: true, Begin: flushAll(c.Nodes).Begin}, killSubscriptions(c.Nodes),
+			revokeRights(c.Nodes), fillMemory(c.Nodes), evictKeys(c.Nodes),
 		}),
 		Left: redisLeft(c.Nodes),
 		Close: func() error {

@@ -14,7 +14,8 @@ import (
 
 // redisTarget is one redis-server that keeps its data, behind a proxy.
 func redisTarget(ctx context.Context, dir string) (*Target, error) {
-	r, err := servers.StartRedis(ctx, filepath.Join(dir, "redis"), "--appendonly", "yes", "--appendfsync", "always")
+	settings := append([]string{"--appendonly", "yes", "--appendfsync", "always"}, redisUserSettings()...)
+	r, err := servers.StartRedis(ctx, filepath.Join(dir, "redis"), settings...)
 	if err != nil {
 		return nil, err
 	}
@@ -25,10 +26,10 @@ func redisTarget(ctx context.Context, dir string) (*Target, error) {
 	}
 	all := []*servers.Redis{r}
 	return &Target{
-		URL: "redis://" + p.Address(),
+		URL: "redis://" + redisUser + p.Address(),
 		Faults: oneAtATime(append(append(proxyFaults(p), serverFaults([]*servers.Server{r.Server}, nil)...),
 			StoreFault{Kind: "restart-empty", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error { return r.RestartEmpty(ctx) }},
-			flushAll(all), killSubscriptions(all))),
+			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all))),
 		Left: redisLeft(all),
 		Close: func() error {
 			p.Close()

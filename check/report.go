@@ -50,6 +50,8 @@ type Violation struct {
 	Name string
 	// Text says in a sentence what is wrong.
 	Text string
+	// Cause names what came before it: the last renewal, and the faults under way.
+	Cause []string
 	// From and To bound it in time, on the history's clock.
 	From, To int64
 	// Excerpt holds the events that show it, in order of time.
@@ -193,14 +195,23 @@ func (r *Report) Summary(w io.Writer) error {
 	return tw.Flush()
 }
 
-// Explain writes each violation with its excerpt.
+// Explain writes each violation with its cause and its excerpt: the plain findings first,
+// and then what the model adds to them.
 func (r *Report) Explain(w io.Writer) error {
 	var b strings.Builder
-	for i := range r.Violations {
-		v := &r.Violations[i]
-		fmt.Fprintf(&b, "\n%s: %s\n", v.Rule, v.Text)
-		for j := range v.Excerpt {
-			fmt.Fprintf(&b, "  %s\n", v.Excerpt[j].Words(r.Start))
+	for _, model := range []bool{false, true} {
+		for i := range r.Violations {
+			v := &r.Violations[i]
+			if (v.Rule == RuleModel) != model {
+				continue
+			}
+			fmt.Fprintf(&b, "\n%s: %s\n", v.Rule, v.Text)
+			for _, cause := range v.Cause {
+				fmt.Fprintf(&b, "  before it: %s\n", cause)
+			}
+			for j := range v.Excerpt {
+				fmt.Fprintf(&b, "  %s\n", v.Excerpt[j].Words(r.Start))
+			}
 		}
 	}
 	_, err := io.WriteString(w, b.String())

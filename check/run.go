@@ -126,7 +126,7 @@ func (r *run) rounds(ctx context.Context) (*Report, error) {
 			}
 			return total, nil
 		}
-		report, err := r.round(ctx, round, min(r.cfg.Round, max(left, time.Second)), kinds, s, &g)
+		report, err := r.round(ctx, round, min(r.cfg.length(round), max(left, time.Second)), kinds, s, &g)
 		if err != nil {
 			return total, err
 		}
@@ -208,7 +208,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	told.URL = redacted(told.URL)
 	plan, _ := json.Marshal(told) // plain data
 	log.Add(Event{K: KindRun, Note: string(plan), Store: g})
-	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, log: log, logs: []string{path}}
+	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, patience: r.cfg.patience(g), log: log, logs: []string{path}}
 	defer c.abort()
 	if err := c.start(ctx); err != nil {
 		return nil, err
@@ -221,7 +221,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	}
 	log.Add(Event{K: KindDrain})
 	c.dismiss()
-	r.lookForLeftovers(log, s, dir)
+	r.lookForLeftovers(log, s, g, dir)
 	if err := log.Close(); err != nil {
 		return nil, err
 	}
@@ -356,6 +356,9 @@ func storeError(s driver.Store, err error) error {
 	case driver.Unsupported:
 		kind = holdfast.ErrUnsupported
 	}
+	if s == nil && kind == holdfast.ErrUnavailable {
+		return fmt.Errorf("%w: %w (the store's Open has failed; where no server answers it returns a store whose calls report that: see driver.Opener)", kind, err)
+	}
 	return fmt.Errorf("%w: %w", kind, err)
 }
 
@@ -377,13 +380,14 @@ func (r *run) progress(c *crew, number int) {
 	r.cfg.Progress(p)
 }
 
-// lookForLeftovers looks at the store when everyone has gone. Who was killed may
+// lookForLeftovers looks at the store when all workers have ended. One that was killed may
 // leave a grant for as long as its TTL.
-func (r *run) lookForLeftovers(log *Log, s driver.Store, dir string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, dir string) {
+	lease := r.cfg.longest(g) + r.cfg.TTL
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second+lease)
 	defer cancel()
 	if i, ok := s.(driver.Inspector); ok {
-		deadline := time.Now().Add(2*r.cfg.TTL + 2*time.Second)
+		deadline := time.Now().Add(lease + 2*time.Second)
 		for {
 			var left []Event
 			for st, err := range i.List(ctx, "") {
@@ -426,10 +430,14 @@ func (r *run) lookForLeftovers(log *Log, s driver.Store, dir string) {
 // compareTokens holds a round's tokens against those of the rounds before it,
 // after which every client had gone.
 func (r *run) compareTokens(report *Report, events []Event) {
+	c, err := collect(events)
+	if err != nil {
+		return
+	}
 	largest := map[string]uint64{}
 	for i := range events {
 		e := &events[i]
-		if e.K != KindAnswer || e.Token == 0 {
+		if e.K != KindAnswer || e.Token == 0 || c.rewound(e.T, e.T) {
 			continue
 		}
 		if before := r.tokens[e.Name]; e.Token <= before {

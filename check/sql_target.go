@@ -19,13 +19,8 @@ import (
 // The databases, by recipe. Without a recipe it is the store's default.
 func init() {
 	for _, recipe := range []string{"", "pessimistic", "optimistic", "named"} {
-		locals[dashed("mariadb", recipe)] = func(ctx context.Context, _ string) (*Target, error) {
-			return mariadbTarget(ctx, recipe)
-		}
-	}
-	for _, recipe := range []string{"", "advisory", "pessimistic", "optimistic"} {
-		locals[dashed("postgres", recipe)] = func(ctx context.Context, _ string) (*Target, error) {
-			return postgresTarget(ctx, recipe)
+		locals[dashed("mysql", recipe)] = func(ctx context.Context, _ string) (*Target, error) {
+			return mysqlTarget(ctx, recipe)
 		}
 	}
 }
@@ -55,27 +50,19 @@ type database struct {
 	spoilt *Fault     // what is being done to the way
 }
 
-func mariadbTarget(ctx context.Context, recipe string) (*Target, error) {
-	s, err := servers.StartMariaDB(ctx, "--innodb-flush-log-at-trx-commit=2")
+// mysqlTarget is one MySQL server. The faults of two servers are mariadbTarget's.
+func mysqlTarget(ctx context.Context, recipe string) (*Target, error) {
+	s, err := servers.StartMySQL(ctx, "--innodb-flush-log-at-trx-commit=1")
 	if err != nil {
 		return nil, err
+	}
+	if s.MariaDB {
+		return nil, errors.Join(fmt.Errorf("check: mysqld is %w: give its directory in %s", servers.ErrNotInstalled, servers.Dirs), s.Close())
 	}
 	d := &database{server: s, driver: "mysql", dsn: s.DSN("test", ""),
 		sessions: "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND command <> 'Daemon'", end: "KILL %d"}
 	return d.target(ctx, recipe, s.Address, func(address string) string {
 		return "mysql://root@" + address + "/test?recipe=" + recipe
-	})
-}
-
-func postgresTarget(ctx context.Context, recipe string) (*Target, error) {
-	s, err := servers.StartPostgres(ctx)
-	if err != nil {
-		return nil, err
-	}
-	d := &database{server: s, driver: "pgx", dsn: s.URL("postgres", ""),
-		sessions: "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()", end: "SELECT pg_terminate_backend(%d)"}
-	return d.target(ctx, recipe, s.Address, func(address string) string {
-		return "postgres://postgres@" + address + "/postgres?sslmode=disable&recipe=" + recipe
 	})
 }
 

@@ -73,7 +73,27 @@ func proxyFaults(ps ...*servers.Proxy) []StoreFault {
 		fault("cut-server", func(p *servers.Proxy, _ Fault) error { p.Cut(); return nil }),
 		fault("silence-server", func(p *servers.Proxy, _ Fault) error { return p.Silence() }),
 		fault("drop-server-answers", func(p *servers.Proxy, _ Fault) error { return p.DropAnswers() }),
-		fault("delay-server", func(p *servers.Proxy, f Fault) error { return p.Delay(f.For / 8) }),
+		fault("delay-server", func(p *servers.Proxy, f Fault) error { return p.Delay(f.For / 2) }),
+	}
+}
+
+// Refusal is one command inside a step that a server refuses from Begin to End, while it
+// carries out the others: for want of a right, because a slot is being moved, because its
+// memory is full.
+type Refusal struct {
+	// Command names it.
+	Command    string
+	Begin, End func(context.Context) error
+}
+
+// Refusals is the fault of a target that refuses one of these at a time.
+func Refusals(all ...Refusal) StoreFault {
+	one := func(f Fault) *Refusal { return &all[f.N%len(all)] }
+	return StoreFault{
+		Kind:   "refuse-command",
+		Detail: func(f Fault) string { return one(f).Command },
+		Begin:  func(ctx context.Context, f Fault) error { return one(f).Begin(ctx) },
+		End:    func(ctx context.Context, f Fault) error { return one(f).End(ctx) },
 	}
 }
 

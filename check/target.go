@@ -38,6 +38,12 @@ type StoreFault struct {
 	// Early: it may take grants away before their TTL, within what the store's
 	// guarantees declare: those of Fault.Name, or with All those of every name.
 	Early, All bool
+	// Rewinds: it brings the store back to an earlier state. Tokens that were granted
+	// before it are exceeded again when the declared notice has passed, and not before.
+	Rewinds bool
+	// Detail, unless nil, says in a few words what this one does, for the story: which
+	// command is refused, which server is stopped.
+	Detail func(Fault) string
 	// Admit, unless nil, tells whether the fault can begin just now; if not it is
 	// left out.
 	Admit func(Fault) bool

@@ -58,8 +58,8 @@ type holding struct {
 	op   int
 }
 
-// patience is how long waiters have, once nobody takes new locks, to be served.
-const patience = 8 * time.Second
+// startTime bounds what a worker does with its store before it begins to work.
+const startTime = 8 * time.Second
 
 func (c *Config) newWorker(round, index, life int, log *Log, dir string, open func(context.Context) (driver.Store, error)) *worker {
 	w := &worker{
@@ -70,6 +70,8 @@ func (c *Config) newWorker(round, index, life int, log *Log, dir string, open fu
 	return w
 }
 
+func (w *worker) patience() time.Duration { return w.cfg.patience(&w.guarantees) }
+
 func workerName(index, life int) string { return fmt.Sprintf("w%d.%d", index, life) }
 
 // start opens the store and begins to work.
@@ -78,8 +80,8 @@ func (w *worker) start(ctx context.Context) error {
 		return err
 	}
 	g, err := w.locker.Guarantees(ctx)
-	// Something may be being done to the store just as this worker begins.
-	for end := time.Now().Add(patience); errors.Is(err, holdfast.ErrUnavailable) && time.Now().Before(end); {
+	// A fault of the store may be under way as this worker begins.
+	for end := time.Now().Add(startTime); (errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrRefused)) && time.Now().Before(end); {
 		time.Sleep(50 * time.Millisecond)
 		g, err = w.locker.Guarantees(ctx)
 	}
@@ -155,7 +157,7 @@ func (w *worker) vanish(ctx context.Context) error {
 // shut closes a Locker and looks what it has left.
 func (w *worker) shut(p *probe, l *holdfast.Locker) {
 	p.heal()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*w.patience())
 	defer cancel()
 	err := l.Close(ctx)
 	if err != nil {
@@ -178,11 +180,11 @@ func (w *worker) finish() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(w.patience()):
 		w.endWait()
 		select {
 		case <-done:
-		case <-time.After(patience):
+		case <-time.After(w.patience()):
 			// An Unlock hangs; the history shows it.
 		}
 	}
@@ -193,7 +195,7 @@ func (w *worker) finish() {
 	w.mu.Unlock()
 	for _, c := range gone {
 		c.probe.die()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), w.patience())
 		_ = c.locker.Close(ctx) // the store itself goes on with what it knows of the client
 		if w.guarantees.Crash == driver.CrashFreesAfterTTL {
 			_ = c.probe.Store.Close(ctx) // nor does it hear of this: the connections alone are given back

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"time"
 
@@ -22,20 +24,49 @@ func init() {
 // TTLs of a check.
 const zookeeperTick = 50 * time.Millisecond
 
-// zookeeperTarget is one server that keeps its data, behind a proxy.
+// beyondSession is longer than the sessions of a check with the default TTL: how long a
+// leader is paused, or its disk stalled.
+const beyondSession = DefaultTTL + 8*zookeeperTick
+
+// The user of a check, and the rights that docs/zookeeper.md asks for on the root. What the
+// user makes below it gives it every right.
+const (
+	zookeeperUser     = "check"
+	zookeeperPassword = "rights"
+	rootRights        = servers.RightCreate | servers.RightRead
+)
+
+// zookeeperTarget is one server that keeps its data, behind a proxy, and a user with the
+// documented rights alone.
 func zookeeperTarget(ctx context.Context, dir string) (*Target, error) {
 	z, err := servers.StartZooKeeper(ctx, filepath.Join(dir, "zookeeper"), servers.ZooKeeperConfig{Tick: zookeeperTick})
 	if err != nil {
 		return nil, err
 	}
-	p, err := servers.NewProxy(z.Address())
+	err = z.CreateNode(ctx, "/check", servers.DigestUser(zookeeperUser, zookeeperPassword, rootRights))
+	var back StoreFault
+	if err == nil {
+		back, err = restore(z, filepath.Join(dir, "backup"))
+	}
+	var p *servers.Proxy
+	if err == nil {
+		p, err = servers.NewProxy(z.Address())
+	}
 	if err != nil {
 		z.Kill()
 		return nil, err
 	}
+	faults := append(proxyFaults(p), serverFaults([]*servers.Server{z.Server}, nil)...)
+	for i := range faults {
+		if faults[i].Kind == "kill-server" {
+			faults[i].End = func(ctx context.Context, _ Fault) error { return z.Restart(ctx) }
+		}
+	}
+	faults = append(faults, back, revokeRight(z))
+	faults = append(faults, stallDisk(func(context.Context) (*servers.ZooKeeper, error) { return z, nil })...)
 	return &Target{
-		URL:    fmt.Sprintf("zk://%s/check?tick=%s", p.Address(), zookeeperTick),
-		Faults: oneAtATime(append(proxyFaults(p), serverFaults([]*servers.Server{z.Server}, nil)...)),
+		URL:    fmt.Sprintf("zk://%s:%s@%s/check?tick=%s&acl=creator", zookeeperUser, zookeeperPassword, p.Address(), zookeeperTick),
+		Faults: oneAtATime(faults),
 		Left:   func(ctx context.Context) ([]string, error) { return ephemerals(ctx, z) },
 		Close: func() error {
 			p.Close()
@@ -43,6 +74,82 @@ func zookeeperTarget(ctx context.Context, dir string) (*Target, error) {
 			return nil
 		},
 	}, nil
+}
+
+// atLeast makes a fault last that long.
+func atLeast(d time.Duration, f StoreFault) StoreFault {
+	var began time.Time
+	begin, end := f.Begin, f.End
+	f.Begin = func(ctx context.Context, f Fault) error { began = time.Now(); return begin(ctx, f) }
+	f.End = func(ctx context.Context, f Fault) error {
+		time.Sleep(time.Until(began.Add(d)))
+		return end(ctx, f)
+	}
+	return f
+}
+
+// restore brings a server back to a backup that was made when the last restore was over:
+// sessions, locks and transactions of the time since are gone.
+func restore(z *servers.ZooKeeper, dir string) (StoreFault, error) {
+	n := 0
+	backup := func() string { return filepath.Join(dir, strconv.Itoa(n)) }
+	return StoreFault{
+		Kind: "restore-backup", Early: true, All: true, Rewinds: true,
+		// The round may end meanwhile: the server is needed after it.
+		Begin: func(ctx context.Context, _ Fault) error { return z.Restore(context.WithoutCancel(ctx), backup()) },
+		End: func(context.Context, Fault) error {
+			n++
+			return z.Backup(backup())
+		},
+	}, z.Backup(backup())
+}
+
+// revokeRight takes one right to one of the nodes that locks need from the user: on the
+// root, where sessions have their guards, or on a name.
+func revokeRight(z *servers.ZooKeeper) StoreFault {
+	rights := []int32{servers.RightCreate, servers.RightDelete, servers.RightRead, servers.RightWrite}
+	give := func(ctx context.Context, path string, rights int32) error {
+		return z.SetACL(ctx, path, servers.DigestUser(zookeeperUser, zookeeperPassword, rights))
+	}
+	node := func(f Fault) (path string, all int32) {
+		switch f.N / len(rights) % 4 {
+		case 0:
+			return "/check", rootRights
+		case 1:
+			return "/check/@", servers.RightAll
+		}
+		return "/check/" + f.Name, servers.RightAll
+	}
+	return StoreFault{
+		Kind: "revoke-right",
+		Begin: func(ctx context.Context, f Fault) error {
+			path, all := node(f)
+			return give(ctx, path, all&^rights[f.N%len(rights)])
+		},
+		End: func(ctx context.Context, f Fault) error {
+			path, all := node(f)
+			return give(ctx, path, all)
+		},
+	}
+}
+
+// stallDisk keeps a server from writing for longer than sessions live, where that can be
+// done.
+func stallDisk(which func(context.Context) (*servers.ZooKeeper, error)) []StoreFault {
+	if runtime.GOOS != "linux" {
+		return nil
+	}
+	var stalled *servers.ZooKeeper
+	return []StoreFault{atLeast(beyondSession, StoreFault{
+		Kind: "stall-disk",
+		Begin: func(ctx context.Context, _ Fault) (err error) {
+			if stalled, err = which(ctx); err != nil {
+				return err
+			}
+			return stalled.StallDisk()
+		},
+		End: func(context.Context, Fault) error { return stalled.ResumeDisk() },
+	})}
 }
 
 // ensembleTarget is three servers. Clients know all of them.
@@ -95,13 +202,13 @@ func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
 	}
 	return &Target{
 		URL: fmt.Sprintf("zk://%s/check?tick=%s", e.Addresses(), zookeeperTick),
-		Faults: oneAtATime([]StoreFault{
+		Faults: oneAtATime(append(stallDisk(e.Leader), []StoreFault{
 			{Kind: "kill-leader", Begin: leader(kill), End: restart},
-			{Kind: "pause-leader", Begin: leader((*servers.ZooKeeper).Pause), End: resume},
+			atLeast(beyondSession, StoreFault{Kind: "pause-leader", Begin: leader((*servers.ZooKeeper).Pause), End: resume}),
 			{Kind: "pause-follower", Begin: followers(1, (*servers.ZooKeeper).Pause), End: resume},
 			{Kind: "lose-quorum", Begin: followers(2, kill), End: restart},
 			{Kind: "cut-follower-off", Begin: followers(1, e.Silence), End: heal},
-		}),
+		}...)),
 		Left: func(ctx context.Context) ([]string, error) {
 			l, err := e.Leader(ctx)
 			if err != nil {

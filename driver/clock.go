@@ -48,8 +48,6 @@ func (i Instant) Elapsed() (total, slept time.Duration) {
 	if i.clock == nil {
 		return Forever, 0
 	}
-	// A reading that is preempted half-way may come out a little short; less
-	// suspended time than at the instant itself means none.
 	slept = max(i.clock.Slept()-i.slept, 0)
 	return i.clock.Now().Sub(i.at) + slept, slept
 }

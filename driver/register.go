@@ -10,6 +10,12 @@ import (
 
 // Opener opens a store by URL. The namespace is given apart from the URL and is
 // valid: empty, or a name of at most 128 bytes.
+//
+// A server that does not answer is no error of Open: it returns a store whose calls return
+// errors of code Unavailable until the server is there. A program that is started before its
+// server, or while that fails over, then works as soon as it can. An error is for what does
+// not change by itself: a URL that cannot be read, a file that is missing, rights that the
+// server has refused.
 type Opener func(ctx context.Context, u *url.URL, namespace string) (Store, error)
 
 // The one global: schemes, as database/sql keeps its drivers.

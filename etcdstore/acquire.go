@@ -84,26 +84,30 @@ func unmade(ctx context.Context, err error) error {
 	return unknown(ctx, err)
 }
 
-// made is a condition of every transaction that makes a place: it fails if an
-// undo came before it.
-func (a *attempt) made(n int) clientv3.Cmp {
+// made is a condition of every transaction that makes a queue entry: it fails if an undo came
+// before it. The epoch is what it compares with.
+func (a *attempt) made(n int) (_ clientv3.Cmp, epoch int64) {
 	a.e.mu.Lock()
-	epoch := a.e.epochs[n]
+	epoch = a.e.epochs[n]
 	a.e.mu.Unlock()
-	return clientv3.Compare(clientv3.ModRevision(a.e.s.lay.epoch(a.e.lease, n)), "=", epoch)
+	return clientv3.Compare(clientv3.ModRevision(a.e.s.lay.epoch(a.e.lease, n)), "=", epoch), epoch
 }
 
-// learnEpoch takes in what a failed transaction has read of the epoch key. One that
-// has been written stands as long as its lease does.
-func (e *session) learnEpoch(n int, answer *etcdserverpb.ResponseOp) error {
-	kvs := answer.GetResponseRange().Kvs
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if len(kvs) > 0 {
-		e.epochs[n] = max(e.epochs[n], kvs[0].ModRevision)
-	} else if e.epochs[n] > 0 {
+// learnEpoch takes in what a transaction that compared with an epoch and failed has read of the
+// epoch key. One that has been written stands as long as its lease does, and never goes back,
+// unless the server was restored from an older copy.
+func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.ResponseOp) error {
+	var read int64
+	if kvs := answer.GetResponseRange().Kvs; len(kvs) > 0 {
+		read = kvs[0].ModRevision
+	}
+	if read < compared {
+		e.abandon()
 		return rpctypes.ErrLeaseNotFound
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.epochs[n] = max(e.epochs[n], read)
 	return nil
 }
 
@@ -147,8 +151,9 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 		a.written = rec
 		nobody := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
+		made, epoch := a.made(n)
 		resp, err := s.client.Txn(ctx).
-			If(a.made(n), nobody, absent).
+			If(made, nobody, absent).
 			Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
 			Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
 			Commit()
@@ -158,7 +163,7 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 		if resp.Succeeded {
 			return a.grant(resp.Header.Revision, rec), nil
 		}
-		if err := a.e.learnEpoch(n, resp.Responses[1]); err != nil {
+		if err := a.e.learnEpoch(n, epoch, resp.Responses[1]); err != nil {
 			return driver.Grant{}, err
 		}
 		rev = resp.Header.Revision
@@ -206,8 +211,11 @@ func (a *attempt) grant(rev int64, rec record) driver.Grant {
 	a.rev.Store(rev)
 	a.written = rec
 	a.granted.Store(true)
-	if a.e.isGone() { // which told those alone that were granted by then
+	// Both report to those alone that were granted by then.
+	if a.e.isGone() {
 		a.r.From.Lost(driver.SessionEnded, errLeaseGone)
+	} else if a.deleted.Load() {
+		a.r.From.Lost(driver.Taken, errDeleted)
 	}
 	sent, ttl := a.e.trust()
 	slot := driver.NoSlot
@@ -228,7 +236,7 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 	for {
 		a.written = newRecord(a.r, time.Now())
 		put := clientv3.OpPut(a.key, a.written.encode(), clientv3.WithLease(a.e.lease))
-		made := a.made(n)
+		made, epoch := a.made(n)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		resp, err := s.client.Txn(ctx).
 			If(made, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", 1)).
@@ -249,7 +257,7 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 		}
 		inner := resp.Responses[0].GetResponseTxn()
 		if !inner.Succeeded {
-			if err := a.e.learnEpoch(n, inner.Responses[0]); err != nil {
+			if err := a.e.learnEpoch(n, epoch, inner.Responses[0]); err != nil {
 				return view{}, err
 			}
 			if kvs := inner.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 {

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -195,42 +196,35 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	if err := s.lay.checkName(name); err != nil {
 		return err
 	}
-	prefix := s.lay.names
+	w := &watch{puts: true}
+	w.setPrefix(s.lay.names)
 	if name != "" {
-		prefix = s.lay.places(name)
+		w.setPrefix(s.lay.places(name))
 	}
-	end := clientv3.GetPrefixRangeEnd(prefix)
-	if prefix == "" {
-		prefix, end = "\x00", "\x00"
-	}
-	for pause := waitRetry; ; pause = min(2*pause, waitRetryMost) {
-		wctx, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
-		closing := context.AfterFunc(s.ctx, stop)
-		for e := range s.client.Watch(wctx, prefix, clientv3.WithRange(end), clientv3.WithCreatedNotify()) {
-			if e.Err() != nil {
-				break
-			}
-			if e.Created || slices.ContainsFunc(e.Events, func(ev *clientv3.Event) bool { return s.lay.aboutLocks(string(ev.Kv.Key)) }) {
-				pause = waitRetry
-				changed()
-			}
-		}
-		closing()
-		stop()
-		t := time.NewTimer(pause)
+	mail := &mailbox{full: make(chan struct{}, 1)}
+	w.update = mail.put
+	s.watch(w)
+	defer s.unwatch(w)
+	for {
 		select {
-		case <-t.C:
+		case <-mail.full:
 		case <-s.ctx.Done():
-			t.Stop()
 			return errClosed
 		case <-ctx.Done():
-			t.Stop()
 			return context.Cause(ctx)
+		}
+		u := mail.take()
+		if u.err != nil {
+			return u.err
+		}
+		if u.stands || slices.ContainsFunc(u.events, func(ev *mvccpb.Event) bool { return s.lay.aboutLocks(string(ev.Kv.Key)) }) {
+			changed()
 		}
 	}
 }
 
-// aboutLocks leaves out the store's own epoch keys.
+// aboutLocks leaves out the store's own keys.
 func (l layout) aboutLocks(key string) bool {
-	return !strings.HasPrefix(key, l.prefix+reserved+"epoch/")
+	rest, own := strings.CutPrefix(key, l.prefix+reserved)
+	return !own || strings.HasPrefix(rest, "ns/")
 }

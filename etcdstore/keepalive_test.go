@@ -7,68 +7,131 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// keepalives is an etcd of which the first keepalives are taken and not answered.
-type keepalives struct {
+// leaseServer is an etcd of which the first streams of keepalives take requests and do not
+// answer.
+type leaseServer struct {
 	etcdserverpb.LeaseClient
-	silent int
+	silent  int
+	streams int
 }
 
-func (k *keepalives) LeaseKeepAlive(ctx context.Context, _ ...grpc.CallOption) (etcdserverpb.Lease_LeaseKeepAliveClient, error) {
-	k.silent--
-	return &keepaliveStream{ctx: ctx, silent: k.silent >= 0}, nil
+func (k *leaseServer) LeaseKeepAlive(ctx context.Context, _ ...grpc.CallOption) (etcdserverpb.Lease_LeaseKeepAliveClient, error) {
+	k.streams++
+	return &leaseStream{ctx: ctx, silent: k.streams <= k.silent, sent: make(chan int64, 100)}, nil
 }
 
-type keepaliveStream struct {
+type leaseStream struct {
 	grpc.ClientStream
 	ctx    context.Context
 	silent bool
+	sent   chan int64
 }
 
-func (s *keepaliveStream) Send(*etcdserverpb.LeaseKeepAliveRequest) error { return nil }
+func (s *leaseStream) Send(r *etcdserverpb.LeaseKeepAliveRequest) error {
+	s.sent <- r.ID
+	return nil
+}
 
-func (s *keepaliveStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
+func (s *leaseStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
+	sent := s.sent
 	if s.silent {
-		<-s.ctx.Done()
+		sent = nil
+	}
+	select {
+	case id := <-sent:
+		return &etcdserverpb.LeaseKeepAliveResponse{ID: id, TTL: 60}, nil
+	case <-s.ctx.Done():
 		return nil, s.ctx.Err()
 	}
-	return &etcdserverpb.LeaseKeepAliveResponse{TTL: 60}, nil
 }
 
-// TestKeepaliveIsBounded: a member takes a keepalive and does not answer. Whoever sent
-// it has a minute; who waits for its answer sends another in time, and so has the
-// lease renewed.
-func TestKeepaliveIsBounded(t *testing.T) {
-	for ttl, bound := range map[time.Duration]time.Duration{
-		time.Minute:     requestMost,
-		6 * time.Second: 2 * time.Second, // a third
-		time.Second:     watchEvery,
+// storeOver returns a store that knows no server but this one. The caller calls end.
+func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *Store, end func()) {
+	s = &Store{leases: leases, sessions: map[time.Duration]*session{}, making: map[time.Duration]*making{}}
+	s.ctx, s.cancel = context.WithCancel(t.Context())
+	return s, func() {
+		s.cancel()
+		s.running.Wait()
+	}
+}
+
+// TestSilentStreamIsReplaced: a member takes keepalives and does not answer. The stream is given
+// up in time, and the same request renews the lease on another one.
+func TestSilentStreamIsReplaced(t *testing.T) {
+	for ttl, after := range map[time.Duration]time.Duration{
+		time.Minute:     requestMost * 2 / 3,
+		6 * time.Second: 2 * time.Second * 2 / 3,
+		time.Second:     time.Second / 3,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			e := &session{s: &Store{leases: &keepalives{silent: 1}}, ttl: ttl, sent: driver.Now(), over: make(chan struct{})}
-			time.Sleep(time.Millisecond) // or it would be as fresh as can be
+			server := &leaseServer{silent: 1}
+			s, end := storeOver(t, server)
+			defer end()
+			e := &session{s: s, lease: 7, ttl: ttl, sent: driver.Now(), over: make(chan struct{})}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
+			// A stream that was open before.
+			k, _, err := s.keepaliveStream(ctx)
+			if err != nil || !k.usable() {
+				t.Fatal(err)
+			}
 			began := time.Now()
-			first := make(chan error, 1)
-			go func() { first <- e.fresh(ctx, 0) }()
-			synctest.Wait()
-			if err := e.fresh(ctx, 0); err != nil {
-				t.Errorf("TTL %s: who waits for it: %v", ttl, err)
+			if err := e.fresh(ctx, -1); err != nil {
+				t.Errorf("TTL %s: %v", ttl, err)
 			}
-			if err := <-first; err == nil {
-				t.Errorf("TTL %s: no error for who was not answered", ttl)
+			if took := time.Since(began); took != after {
+				t.Errorf("TTL %s: the stream was given up after %s, want %s", ttl, took, after)
 			}
-			if took := time.Since(began); took != bound {
-				t.Errorf("TTL %s: after %s, want %s", ttl, took, bound)
-			}
-			if elapsed, _ := e.sent.Elapsed(); elapsed > time.Second/2 {
-				t.Errorf("TTL %s: trust from %s ago", ttl, elapsed)
+			if elapsed, _ := e.sent.Elapsed(); elapsed > time.Millisecond {
+				t.Errorf("TTL %s: validity is counted from %s ago, before the request that was answered", ttl, elapsed)
 			}
 		})
 	}
+}
+
+// TestKeepalivesShareAStream: many renewals, one after another and at once, use one stream.
+func TestKeepalivesShareAStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := &leaseServer{}
+		s, end := storeOver(t, server)
+		defer end()
+		for lease := range clientv3.LeaseID(50) {
+			go func() {
+				for range 20 {
+					if err := s.keepAlive(t.Context(), lease+1, time.Second, func(driver.Instant) {}); err != nil {
+						t.Error(err)
+					}
+				}
+			}()
+		}
+		synctest.Wait()
+		if server.streams != 1 {
+			t.Errorf("%d streams, want 1", server.streams)
+		}
+	})
+}
+
+// TestKeepaliveIsBounded: no member answers keepalives. The request that waits for another one's
+// answer ends with that.
+func TestKeepaliveIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, end := storeOver(t, &leaseServer{silent: 1000})
+		defer end()
+		e := &session{s: s, lease: 7, ttl: 6 * time.Second, sent: driver.Now(), over: make(chan struct{})}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began := time.Now()
+		if err := e.fresh(ctx, -1); err == nil {
+			t.Error("no error although nothing was answered")
+		}
+		if took := time.Since(began); took > e.within() {
+			t.Errorf("it took %s, want at most %s", took, e.within())
+		}
+	})
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // reserved begins the keys below the prefix that are no lock's of the empty
-// namespace: other namespaces, and the epochs. Names that begin with it are
+// namespace: other namespaces, the epochs and the sentinels. Names that begin with it are
 // refused.
 const reserved = "_holdfast/"
 
@@ -59,6 +59,11 @@ func (l layout) place(name string, lease clientv3.LeaseID, n int) string {
 
 func (l layout) epoch(lease clientv3.LeaseID, shard int) string {
 	return l.prefix + reserved + "epoch/" + hex(lease) + "-" + strconv.Itoa(shard)
+}
+
+// sentinel is the key of which a lease's own watch is made.
+func (l layout) sentinel(lease clientv3.LeaseID) string {
+	return l.prefix + reserved + "lease/" + hex(lease)
 }
 
 func shard(name string) int { return int(maphash.String(seed, name) % epochShards) }

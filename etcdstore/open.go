@@ -43,7 +43,7 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 // of every key, as it is: etcd://h/locks/ puts the lock "billing" where
 // `etcdctl lock locks/billing` has it. etcds speaks TLS; ca is the certificate
 // authority's (default: the system's), cert and key the client's own. Servers need
-// not be up, unless a user is given.
+// not be up; one that is refuses a wrong password at once.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -63,37 +63,19 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 }
 
 func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error) {
-	type opened struct {
-		client *clientv3.Client
-		err    error
-	}
-	// With a user the client logs in, which takes no context but its own.
-	done := make(chan opened, 1)
-	go func() {
-		c, err := clientv3.New(cfg)
-		done <- opened{c, err}
-	}()
-	var got opened
-	select {
-	case got = <-done:
-	case <-ctx.Done():
-		go func() { // New ends within its own time-out
-			if late := <-done; late.err == nil {
-				_ = late.client.Close()
-			}
-		}()
-		return nil, &driver.Error{Code: driver.Unavailable, Err: context.Cause(ctx)}
-	}
-	if got.err != nil {
+	user := &login{name: cfg.Username, password: cfg.Password}
+	cfg.Username, cfg.Password = "", ""
+	client, err := user.open(ctx, cfg)
+	if err != nil {
 		code := driver.Unavailable
-		if errors.Is(got.err, rpctypes.ErrAuthFailed) || errors.Is(got.err, rpctypes.ErrAuthNotEnabled) || refused(got.err) == driver.Refused {
+		if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || refused(err) == driver.Refused {
 			code = driver.Refused
 		}
-		return nil, driver.Errorf(code, "etcdstore.Open: %w", got.err)
+		return nil, driver.Errorf(code, "etcdstore.Open: %w", err)
 	}
-	s, err := New(got.client, o...)
+	s, err := New(client, o...)
 	if err != nil {
-		_ = got.client.Close()
+		_ = client.Close()
 		return nil, err
 	}
 	s.own = true

@@ -107,7 +107,8 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		if full == nil {
 			ops = append(ops, clientv3.OpPut(epochKey, "", clientv3.WithLease(a.e.lease)))
 		}
-		resp, err := s.client.Txn(ctx).If(a.made(n)).Then(ops...).
+		made, epoch := a.made(n)
+		resp, err := s.client.Txn(ctx).If(made).Then(ops...).
 			Else(clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).Commit()
 		switch {
 		case errors.Is(err, rpctypes.ErrNoSpace) && full == nil:
@@ -120,7 +121,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		case err != nil:
 			return unknown(ctx, err)
 		case !resp.Succeeded:
-			if a.e.learnEpoch(n, resp.Responses[0]) == nil {
+			if a.e.learnEpoch(n, epoch, resp.Responses[0]) == nil {
 				continue
 			}
 			a.e.end(errLeaseGone)
@@ -166,19 +167,19 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		// Several batches of one lease that come together share a keepalive.
 		asking.Go(func() { *err = e.fresh(ctx, e.ttl/64) })
 	}
-	stands, err := s.stand(ctx, places)
+	found := s.standing(ctx, places)
 	asking.Wait()
 	for n, a := range places {
 		r := &answers[index[n]]
 		switch serr := *sessions[a.e]; {
 		case a.e.isGone():
 			r.Err, r.Cause = errLeaseGone, driver.SessionEnded
-		case err == nil && !stands[n]:
+		case found[n].err == nil && !found[n].stands:
 			r.Err, r.Cause = errDeleted, driver.Taken
 		case serr != nil:
 			r.Err = unavailable(ctx, serr)
-		case err != nil:
-			r.Err = unavailable(ctx, err)
+		case found[n].err != nil:
+			r.Err = unavailable(ctx, found[n].err)
 		default:
 			r.SentAt, r.TTL = a.e.trust()
 		}
@@ -192,27 +193,46 @@ func (e *session) isGone() bool {
 	return e.err == errLeaseGone
 }
 
-// perTxn bounds the operations of one transaction: servers allow 128 unless told
-// otherwise.
-const perTxn = 100
+const (
+	// perTxn bounds the operations of one transaction: servers allow 128 unless configured
+	// otherwise.
+	perTxn = 100
+	// txnsAtOnce bounds the transactions of one look that are on their way: over a slow link one
+	// after another would take longer than a TTL.
+	txnsAtOnce = 16
+)
 
-// stand tells, through the quorum, which places stand as they were granted.
-func (s *Store) stand(ctx context.Context, places []*attempt) ([]bool, error) {
-	stands := make([]bool, len(places))
-	for from := 0; from < len(places); from += perTxn {
-		part := places[from:min(from+perTxn, len(places))]
-		ops := make([]clientv3.Op, len(part))
-		for i, a := range part {
-			ops[i] = clientv3.OpGet(a.key, clientv3.WithKeysOnly())
-		}
-		resp, err := s.client.Txn(ctx).Then(ops...).Commit()
-		if err != nil {
-			return nil, err
-		}
-		for i, a := range part {
-			kvs := resp.Responses[i].GetResponseRange().Kvs
-			stands[from+i] = len(kvs) == 1 && kvs[0].CreateRevision == a.rev.Load()
-		}
+type standing struct {
+	stands bool
+	err    error
+}
+
+// standing reads through the quorum which entries stand as they were made. A transaction that
+// fails leaves the answers of the others as they are.
+func (s *Store) standing(ctx context.Context, entries []*attempt) []standing {
+	found := make([]standing, len(entries))
+	slots := make(chan struct{}, txnsAtOnce)
+	var reading sync.WaitGroup
+	for from := 0; from < len(entries); from += perTxn {
+		part, answers := entries[from:min(from+perTxn, len(entries))], found[from:]
+		slots <- struct{}{}
+		reading.Go(func() {
+			defer func() { <-slots }()
+			ops := make([]clientv3.Op, len(part))
+			for i, a := range part {
+				ops[i] = clientv3.OpGet(a.key, clientv3.WithKeysOnly())
+			}
+			resp, err := s.client.Txn(ctx).Then(ops...).Commit()
+			for i, a := range part {
+				if err != nil {
+					answers[i].err = err
+					continue
+				}
+				kvs := resp.Responses[i].GetResponseRange().Kvs
+				answers[i].stands = len(kvs) == 1 && kvs[0].CreateRevision == a.rev.Load()
+			}
+		})
 	}
-	return stands, nil
+	reading.Wait()
+	return found
 }

@@ -4,22 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// session is a lease of the store, shared by all places whose TTL rounds up to
-// the same whole number of seconds. A goroutine stands by it while it is of use:
-// it heartbeats for the places that wait (what is granted is renewed by the core)
-// and looks once a second whether the granted places still stand. An idle
-// session runs out by itself.
+// session is a lease of the store, shared by all queue entries whose TTL rounds up to the same
+// whole number of seconds. A goroutine keeps it while it is of use: it heartbeats for the
+// waiters (the core renews what is granted), and it has the entries watched. An idle session
+// expires.
 type session struct {
 	s     *Store
 	lease clientv3.LeaseID
@@ -40,18 +38,34 @@ type session struct {
 	// epochs are the modification revisions of the lease's epoch keys.
 	epochs [epochShards]int64
 	err    error
+	// sentinel is the watch of the lease's own key, and sentinelAt the key's revision.
+	sentinel   *watch
+	sentinelAt int64
+	marking    bool // the sentinel is being written
+	// compared is the newest state of the cluster that a read of the sentinel has answered.
+	compared seen
+
+	// due signals that watches have been made whose keys have to be read.
+	due chan struct{}
 
 	over chan struct{} // closed with err when the lease is known, or must be taken, to have ended
 }
 
 type keepalive struct {
 	done chan struct{}
-	sent driver.Instant
 	err  error
 }
 
-// watchEvery is how often a session looks whether its granted places stand.
-const watchEvery = time.Second
+const (
+	// beatEvery is how often a session looks after its entries. An entry that has stood for one
+	// beat is watched from then on.
+	beatEvery = 250 * time.Millisecond
+	// readEvery is how often the sentinel is read, whose revision the watches have to reach, and the
+	// entries that have to be watched and are not, while the stream of watches is down.
+	readEvery = time.Second
+	// causeMost bounds the question whether a key has gone with its lease or alone.
+	causeMost = 100 * time.Millisecond
+)
 
 var (
 	errLeaseGone = &driver.Error{Code: driver.NotHeld, Err: errors.New("the etcd lease has ended")}
@@ -110,6 +124,13 @@ type making struct {
 }
 
 func (s *Store) makeSession(ctx context.Context, ttl time.Duration) error {
+	if s.client.Username != "" {
+		// Its login comes before the lease: where many clients log in at once that may take
+		// longer than a TTL.
+		if _, _, err := s.keepaliveStream(ctx); err != nil {
+			return unavailable(ctx, err)
+		}
+	}
 	sent := driver.Now()
 	resp, err := s.client.Grant(ctx, int64(ttl/time.Second))
 	if err != nil {
@@ -118,15 +139,15 @@ func (s *Store) makeSession(ctx context.Context, ttl time.Duration) error {
 	}
 	e := &session{
 		s: s, lease: resp.ID, ttl: time.Duration(resp.TTL) * time.Second, sent: sent,
-		live: map[*attempt]struct{}{}, used: map[string]map[int]struct{}{}, over: make(chan struct{}),
+		live: map[*attempt]struct{}{}, used: map[string]map[int]struct{}{}, over: make(chan struct{}), due: make(chan struct{}, 1),
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return errClosed // the lease runs out
+		return errClosed // the lease expires
 	}
 	s.sessions[ttl] = e
-	s.running.Go(func() { e.stand(min(watchEvery, e.ttl/6)) })
+	s.running.Go(func() { e.keep(min(beatEvery, e.ttl/6)) })
 	return nil
 }
 
@@ -173,7 +194,6 @@ func (e *session) fresh(ctx context.Context, age time.Duration) error {
 			c = &keepalive{done: make(chan struct{})}
 			e.call = c
 			e.mu.Unlock()
-			c.sent = driver.Now()
 			c.err = e.keepAlive(ctx)
 			e.answered(c)
 			close(c.done)
@@ -183,6 +203,8 @@ func (e *session) fresh(ctx context.Context, age time.Duration) error {
 		select {
 		case <-c.done:
 			// One that began before us may be too old, or have had less time.
+		case <-e.over:
+			return e.why()
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -195,14 +217,15 @@ const requestMost = 5 * time.Second
 // within is how long such a request may take: a member that is reached and does not
 // answer keeps nobody from asking another in time.
 func (e *session) within() time.Duration {
-	return min(max(e.ttl/3, watchEvery), requestMost)
+	return min(max(e.ttl/3, time.Second), requestMost)
 }
 
-// keepAlive is bounded for the sake of those who wait for its answer.
+// keepAlive renews the lease. It is bounded for the sake of the callers that wait for its answer.
 func (e *session) keepAlive(ctx context.Context) error {
 	bounded, cancel := context.WithTimeout(ctx, e.within())
 	defer cancel()
-	err := e.s.keepAlive(bounded, e.lease)
+	// A stream that is silent is given up in time for another try.
+	err := e.s.keepAlive(bounded, e.lease, min(e.ttl/3, e.within()*2/3), e.renewed)
 	late(bounded, err) // not of ctx, which may be far from its end
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
 		return fmt.Errorf("a keepalive was not answered within %s", e.within())
@@ -210,39 +233,23 @@ func (e *session) keepAlive(ctx context.Context) error {
 	return err
 }
 
+// renewed takes in that a keepalive was answered, which was sent then.
+func (e *session) renewed(sent driver.Instant) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.err == nil && sent.Time().After(e.sent.Time()) {
+		e.sent = sent
+	}
+}
+
 // answered takes in what became of a keepalive.
 func (e *session) answered(c *keepalive) {
 	e.mu.Lock()
 	e.call = nil
-	if c.err == nil {
-		e.sent = c.sent
-	}
 	e.mu.Unlock()
 	if errors.Is(c.err, rpctypes.ErrLeaseNotFound) {
 		e.end(errLeaseGone)
 	}
-}
-
-// keepAlive sends one keepalive and waits for its answer. The client's own
-// KeepAliveOnce repeats it without a pause while no server can be reached.
-func (s *Store) keepAlive(ctx context.Context, lease clientv3.LeaseID) error {
-	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	defer cancel() // ends the stream
-	stream, err := s.leases.LeaseKeepAlive(ctx)
-	if err == nil {
-		err = stream.Send(&etcdserverpb.LeaseKeepAliveRequest{ID: int64(lease)})
-	}
-	var answer *etcdserverpb.LeaseKeepAliveResponse
-	if err == nil {
-		answer, err = stream.Recv()
-	}
-	if err != nil {
-		return clientv3.ContextError(ctx, err)
-	}
-	if answer.TTL <= 0 {
-		return rpctypes.ErrLeaseNotFound
-	}
-	return nil
 }
 
 // end marks the session as over, and tells all that depends on it.
@@ -261,6 +268,7 @@ func (e *session) end(err *driver.Error) {
 		return
 	}
 	e.err = err
+	sentinel := e.sentinel
 	var granted []*attempt
 	for a := range e.live {
 		if a.granted.Load() {
@@ -269,6 +277,9 @@ func (e *session) end(err *driver.Error) {
 	}
 	e.mu.Unlock()
 	close(e.over)
+	if sentinel != nil {
+		s.unwatch(sentinel)
+	}
 	if err == errLeaseGone {
 		for _, a := range granted {
 			a.r.From.Lost(driver.SessionEnded, err)
@@ -324,6 +335,9 @@ func (e *session) leave(a *attempt) {
 		return
 	}
 	delete(e.live, a)
+	if a.watch != nil {
+		e.s.unwatch(a.watch)
+	}
 	used := e.used[a.r.Name]
 	delete(used, a.n)
 	if len(used) == 0 {
@@ -331,71 +345,231 @@ func (e *session) leave(a *attempt) {
 	}
 }
 
-// stand is the session's goroutine.
-func (e *session) stand(every time.Duration) {
+// keep is the session's goroutine.
+func (e *session) keep(every time.Duration) {
 	ctx := e.s.ctx
 	beat := time.NewTicker(every)
 	defer beat.Stop()
+	var read time.Time
 	for {
+		all := false // entries without a watch, too
 		select {
 		case <-ctx.Done():
 			return
 		case <-e.over:
 			return
+		case <-e.due:
 		case <-beat.C:
+			all = time.Since(read) >= min(readEvery, e.ttl/6)
+			e.s.watches.dropLagging()
 		}
 		left := e.left()
 		if left <= 0 {
 			e.end(errNoTrust)
 			return
 		}
-		places, waiting := e.places()
-		if len(places) == 0 && !waiting {
-			continue // it runs out if nobody comes
+		entries, used, waiting := e.watchEntries(all)
+		if !used {
+			continue // it expires unless it is used again
 		}
+		e.s.background(e.mark)
 		try, cancel := context.WithTimeout(ctx, min(left, e.within()))
 		if waiting && left < e.ttl*2/3 {
 			_ = e.fresh(try, e.ttl/4) // tried again at the next beat
 		}
-		e.check(try, places)
+		if all {
+			read = time.Now()
+			e.s.background(e.compare)
+		}
+		e.read(try, entries)
 		cancel()
 	}
 }
 
-// places are those that are known to have stood, and whether any waits: for those
-// that are about to be undone or released nothing is kept alive.
-func (e *session) places() (known []*attempt, waiting bool) {
+// How an attempt's key is watched.
+const (
+	unwatched int32 = iota
+	watchDue        // its watch stands, and the key has to be read once more
+	watched
+)
+
+// watchEntries has the entries watched that have stood for a beat, and returns those that have to
+// be read: their watch was made just now, or, with unwatched, they have none that stands. Nothing
+// is kept alive for entries that are about to be withdrawn or released.
+func (e *session) watchEntries(all bool) (read []*attempt, used, waiting bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for a := range e.live {
-		waiting = waiting || a.waits.Load()
-		if a.rev.Load() > 0 {
-			known = append(known, a)
+		waits := a.waits.Load()
+		waiting = waiting || waits
+		if a.rev.Load() == 0 {
+			continue
+		}
+		used = true
+		if a.watch == nil {
+			if a.seen {
+				a.watch = &watch{key: []byte(a.key), update: a.update}
+				e.s.watch(a.watch)
+			}
+			a.seen = true
+			continue
+		}
+		if state := a.state.Load(); state == watchDue || all && state == unwatched {
+			read = append(read, a)
 		}
 	}
-	return known, waiting
+	return read, used || waiting, waiting
 }
 
-// check tells those whose place has gone. What cannot be asked now is asked at
-// the next beat.
-func (e *session) check(ctx context.Context, places []*attempt) {
-	if len(places) == 0 {
+// update takes in what the watch of an attempt's key reports.
+func (a *attempt) update(u watchUpdate) {
+	switch {
+	case u.stands:
+		a.state.Store(watchDue)
+		signal(a.e.due)
+	case u.interrupted, u.err != nil:
+		a.state.Store(unwatched)
+	}
+	for _, ev := range u.events {
+		// A member that lags reports what was deleted before the entry was made.
+		if ev.Type == mvccpb.Event_DELETE && ev.Kv.ModRevision > a.rev.Load() {
+			a.e.s.background(func() { a.e.gone([]*attempt{a}, causeMost) })
+		}
+	}
+}
+
+// mark writes the sentinel of the lease, a key that goes with the lease and only with it, and has
+// it watched: a lease that is revoked ends every grant of the session at once, however short it
+// has been held.
+func (e *session) mark() {
+	e.mu.Lock()
+	if e.sentinel != nil || e.marking || e.err != nil {
+		e.mu.Unlock()
 		return
 	}
-	stands, err := e.s.stand(ctx, places)
-	if err != nil || !slices.Contains(stands, false) {
+	e.marking = true
+	e.mu.Unlock()
+	ctx, cancel := context.WithTimeout(e.s.ctx, e.within())
+	defer cancel()
+	key := e.s.lay.sentinel(e.lease)
+	resp, err := e.s.client.Put(ctx, key, "", clientv3.WithLease(e.lease))
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) && ctx.Err() == nil {
+		e.end(errLeaseGone)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.marking = false
+	if err != nil || e.err != nil {
+		return // tried again at a later beat
+	}
+	e.sentinelAt = resp.Header.Revision
+	e.sentinel = &watch{key: []byte(key), update: e.sentinelUpdate}
+	e.s.watch(e.sentinel)
+}
+
+// sentinelUpdate takes in what the watch of the sentinel reports.
+func (e *session) sentinelUpdate(u watchUpdate) {
+	if u.stands { // since when?
+		e.s.background(func() {
+			ctx, cancel := context.WithTimeout(e.s.ctx, e.within())
+			defer cancel()
+			_ = e.fresh(ctx, 0)
+		})
+	}
+	for _, ev := range u.events {
+		e.mu.Lock()
+		at := e.sentinelAt
+		e.mu.Unlock()
+		if ev.Type == mvccpb.Event_DELETE && ev.Kv.ModRevision > at {
+			e.abandon()
+		}
+	}
+}
+
+// abandon ends a session whose sentinel does not stand any more, or whose server has gone back
+// in time, and ends its lease: the sentinel alone may have been deleted by hand, and a copy that a
+// server was restored from may hold entries that were released since.
+func (e *session) abandon() {
+	if e.ended() {
 		return
 	}
-	// Their deletion, or that of the lease?
-	if e.fresh(ctx, 0) != nil && e.ended() {
-		return // of which all are told
+	e.end(errLeaseGone)
+	e.s.background(func() {
+		ctx, cancel := context.WithTimeout(e.s.ctx, requestMost)
+		defer cancel()
+		_, _ = e.s.client.Revoke(ctx, e.lease)
+	})
+}
+
+// compare reads the sentinel through the quorum: does it stand, do the watches keep up, and is this
+// the server that it was? A revision below one that was answered before the request was sent is
+// that of a server that was restored from an older copy.
+func (e *session) compare() {
+	e.mu.Lock()
+	at, before := e.sentinelAt, e.compared
+	e.mu.Unlock()
+	if at == 0 {
+		return
 	}
-	for i, a := range places {
+	ctx, cancel := context.WithTimeout(e.s.ctx, readEvery)
+	defer cancel()
+	resp, err := e.s.client.Get(ctx, e.s.lay.sentinel(e.lease), clientv3.WithKeysOnly())
+	if err != nil {
+		return // the next one may be answered
+	}
+	h := resp.Header
+	if len(resp.Kvs) == 0 || h.Revision < before.revision || before.cluster != 0 && h.ClusterId != before.cluster {
+		e.abandon()
+		return
+	}
+	e.s.watches.expect(h.Revision)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.compared = seen{h.ClusterId, max(h.Revision, e.compared.revision)}
+}
+
+// seen is a state of a cluster.
+type seen struct {
+	cluster  uint64
+	revision int64
+}
+
+// read looks through the quorum whether entries stand. What cannot be read now is read later.
+func (e *session) read(ctx context.Context, entries []*attempt) {
+	if len(entries) == 0 {
+		return
+	}
+	due := make([]bool, len(entries)) // a watch that is made anew meanwhile needs another look
+	for i, a := range entries {
+		due[i] = a.state.CompareAndSwap(watchDue, watched)
+	}
+	var gone []*attempt
+	for i, st := range e.s.standing(ctx, entries) {
 		switch {
-		case stands[i]:
-		case a.granted.Load():
+		case st.err != nil && due[i]:
+			entries[i].state.CompareAndSwap(watched, watchDue)
+		case st.err == nil && !st.stands:
+			gone = append(gone, entries[i])
+		}
+	}
+	if len(gone) > 0 {
+		e.gone(gone, e.within())
+	}
+}
+
+// gone reports the entries whose keys do not stand any more.
+func (e *session) gone(entries []*attempt, most time.Duration) {
+	ctx, cancel := context.WithTimeout(e.s.ctx, most)
+	defer cancel()
+	// Was it their deletion, or that of the lease?
+	if e.fresh(ctx, 0) != nil && e.ended() {
+		return // which is reported for all
+	}
+	for _, a := range entries {
+		a.deleted.Store(true) // for a grant that is being made: see grant
+		if a.granted.Load() {
 			a.r.From.Lost(driver.Taken, errDeleted)
-		default:
+		} else {
 			a.lookAgain(0)
 		}
 	}

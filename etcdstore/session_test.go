@@ -36,8 +36,10 @@ func (earlyStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 // the server gave up is told when the keepalive's own time is over.
 func TestKeepaliveEndsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Store{leases: early{}, sessions: map[time.Duration]*session{}, making: map[time.Duration]*making{}}
+		s, end := storeOver(t, early{})
+		defer end()
 		s.sessions[time.Second] = &session{s: s, ttl: 1, sent: driver.Now(), over: make(chan struct{})}
+		time.Sleep(time.Millisecond) // or the lease would be as fresh as can be
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		began := time.Now()
@@ -47,6 +49,73 @@ func TestKeepaliveEndsEarly(t *testing.T) {
 		}
 		if took := time.Since(began); took > requestMost {
 			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// TestCloseDoesNotDeadlockWithAnAcquisition requires that an acquisition which finds the store
+// closed does not wait for a session while it keeps the store locked: a session that begins the
+// store's first watch waits for the store.
+func TestCloseDoesNotDeadlockWithAnAcquisition(t *testing.T) {
+	s, end := storeOver(t, early{})
+	defer end()
+	e := &session{s: s, live: map[*attempt]struct{}{}, used: map[string]map[int]struct{}{}, over: make(chan struct{})}
+	s.mu.Lock()
+	s.closed = true
+	begun := make(chan error, 1)
+	go func() {
+		_, err := s.begin(driver.Request{ID: "late", Name: "n"}, e)
+		begun <- err
+	}()
+	for entered := false; !entered; { // it waits for the store, or is about to
+		e.mu.Lock()
+		entered = len(e.live) > 0
+		e.mu.Unlock()
+	}
+	e.mu.Lock() // as mark and watchEntries do
+	s.mu.Unlock()
+	free := make(chan struct{})
+	go func() {
+		defer close(free)
+		for range 100 { // so that the acquisition has its turn
+			s.background(func() {})
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	select {
+	case <-free:
+	case <-time.After(10 * time.Second):
+		t.Error("the store is locked by an acquisition that waits for a session")
+	}
+	e.mu.Unlock()
+	if err := <-begun; err != errClosed {
+		t.Errorf("%v, want that the store is closed", err)
+	}
+}
+
+// lossRecorder counts the losses that are reported.
+type lossRecorder struct {
+	driver.Requester
+	losses int
+}
+
+func (l *lossRecorder) Lost(driver.Cause, error) { l.losses++ }
+
+// TestDeletionDuringAGrantIsReported requires that the holder hears of a deletion which is seen
+// while its entry is being granted: no watch reports it again.
+func TestDeletionDuringAGrantIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, end := storeOver(t, early{})
+		defer end()
+		e := &session{s: s, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
+		time.Sleep(time.Millisecond)
+		from := &lossRecorder{}
+		a := &attempt{r: driver.Request{From: from}, e: e, passed: make(chan int64, 1)}
+		a.rev.Store(7)
+		e.gone([]*attempt{a}, causeMost) // between the read that found it first and the grant
+		a.grant(7, record{})
+		if from.losses != 1 {
+			t.Errorf("%d losses are reported, want 1", from.losses)
 		}
 	})
 }

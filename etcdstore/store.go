@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,7 +26,10 @@ type Store struct {
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
-	running sync.WaitGroup // the sessions' goroutines
+	running sync.WaitGroup // the goroutines of sessions and streams
+
+	beats   keepalives
+	watches watches
 
 	mu       sync.Mutex
 	closed   bool
@@ -47,11 +51,19 @@ type attempt struct {
 	rev atomic.Int64
 	// granted is set when the store has answered with a grant.
 	granted atomic.Bool
+	// deleted is set when the entry was seen to stand no more.
+	deleted atomic.Bool
 	// waits is set while the place waits for its grant.
 	waits   atomic.Bool
 	written record
 	// passed wakes a waiting place: see lookAgain.
 	passed chan int64
+
+	// watch is the watch of the key, from the second beat of the session on, and seen is set
+	// at the first. Both are guarded by the session's mutex; state is how the watch stands.
+	watch *watch
+	seen  bool
+	state atomic.Int32
 }
 
 // Option is a setting of New.
@@ -89,6 +101,10 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 	if client == nil {
 		return nil, driver.Errorf(driver.Invalid, "etcdstore.New: the client is nil")
 	}
+	// Watches and keepalives are made on the connection itself: a wrapper would be passed by.
+	if reflect.TypeOf(client.Watcher) != reflect.TypeOf(clientv3.NewWatcher(client)) {
+		return nil, driver.Errorf(driver.Invalid, "etcdstore.New: the client's Watcher is a %T, which is not the client library's own: for keys with a prefix use the option Prefix", client.Watcher)
+	}
 	var set options
 	for _, f := range o {
 		if err := f(&set); err != nil {
@@ -97,7 +113,8 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 	}
 	s := &Store{
 		client: client, leases: clientv3.RetryLeaseClient(client),
-		lay: newLayout(set.prefix, set.namespace), where: "etcd " + strings.Join(client.Endpoints(), ","),
+		watches: watches{client: etcdserverpb.NewWatchClient(client.ActiveConnection())},
+		lay:     newLayout(set.prefix, set.namespace), where: "etcd " + strings.Join(client.Endpoints(), ","),
 		sessions: map[time.Duration]*session{}, making: map[time.Duration]*making{},
 		attempts: map[string]*attempt{}, waiting: map[string][]*attempt{},
 	}
@@ -148,8 +165,8 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Mixed:     true,
 		Slots:     true,
 		Tokens:    "the place's create revision: one counter of the cluster, which survives restarts and changes of leader, and goes back only when the cluster is restored from a backup",
-		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease"},
-		Notice:    watchEvery + noticeSlack,
+		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader that was paused, or whose disk stalled, for longer than the TTL revokes the lease when it goes on"},
+		Notice:    noticeMost,
 		MinTTL:    least, MaxTTL: 24 * time.Hour, Granularity: time.Second,
 		Linger:  true,
 		Break:   driver.BreakNow,
@@ -157,13 +174,16 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Notes: []string{
 			"all locks of one client with the same TTL share a lease",
 			"neighbours that wait for `a` also wait for `a/b`; holdfast does not",
-			"before etcd 3.5, a leader that was paused for the TTL may confirm a lease that its successor has ended: the token protects",
+			"an early end is pushed to the holder: within milliseconds where the member that serves its watch answers and follows the leader; if no member does, the context ends with the lease's validity",
+			"a former leader revokes leases that its successor has renewed with every version of etcd: the token protects",
+			"before etcd 3.5, a leader that was paused for the TTL may also confirm a lease that its successor has ended: the token protects",
 		},
 	}
 }
 
-// noticeSlack is for the request that finds a deletion.
-const noticeSlack = time.Second
+// noticeMost bounds the notice where the watch's member does not answer: silentMost, and the time
+// to make the watch at another member and to read the key.
+const noticeMost = 2 * time.Second
 
 // Close revokes the store's leases, which ends its grants and places, and closes
 // the client if Open has made it. Where no server answers within two seconds, the
@@ -207,12 +227,15 @@ func (s *Store) begin(r driver.Request, e *session) (*attempt, error) {
 		return nil, errLeaseGone
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		e.leave(a)
+	closed := s.closed
+	if !closed {
+		s.attempts[r.ID] = a
+	}
+	s.mu.Unlock()
+	if closed {
+		e.leave(a) // not under s.mu: a session that begins a watch locks in the other order
 		return nil, errClosed
 	}
-	s.attempts[r.ID] = a
 	return a, nil
 }
 
@@ -231,6 +254,17 @@ func (s *Store) attempt(id string) *attempt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.attempts[id]
+}
+
+// background runs f until Close waits for its end. It returns false once the store is closed.
+func (s *Store) background(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.running.Go(f)
+	return true
 }
 
 func (s *Store) isClosed() bool {

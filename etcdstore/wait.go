@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -11,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
 var errPlaceGone = &driver.Error{Code: driver.Unavailable, Err: errors.New("the place in the queue was deleted")}
@@ -99,9 +101,12 @@ func (s *Store) waitingFor(name string) *attempt {
 // The pauses after reads and watches that failed while a place waits.
 const waitRetry, waitRetryMost = 20 * time.Millisecond, time.Second
 
-// lookEvery is how often a waiting place looks although it was told of nothing: the
-// member that serves its watch may have stopped without ending the connection.
-const lookEvery = 10 * time.Second
+const (
+	// lookEvery is how often a waiter looks although its watch reports nothing, and unwatchedEvery
+	// how often it looks while its watch does not stand.
+	lookEvery      = 10 * time.Second
+	unwatchedEvery = time.Second
+)
 
 // wait watches what stands before a place and looks again when that has changed.
 // v is the last view, or lastErr says why there is none.
@@ -120,7 +125,7 @@ func (s *Store) wait(ctx context.Context, a *attempt, v view, lastErr error) (dr
 				return driver.Grant{}, s.placeGone(ctx, a)
 			default:
 				a.r.From.Queued(v.line.holders())
-				if v, lastErr = s.watch(ctx, a, v); lastErr == nil {
+				if v, lastErr = s.awaitChange(ctx, a, v); lastErr == nil {
 					pause = waitRetry
 				}
 			}
@@ -175,25 +180,47 @@ func (e *session) why() error {
 	return e.err
 }
 
-// watch waits until what v says to watch has gone, and looks again.
-func (s *Store) watch(ctx context.Context, a *attempt, v view) (view, error) {
-	wctx, stop := context.WithCancel(clientv3.WithRequireLeader(ctx))
-	defer stop()
-	key, opts := v.watch, []clientv3.OpOption{clientv3.WithFilterPut()}
-	if key == "" {
-		key = s.lay.places(a.r.Name)
-		opts = append(opts, clientv3.WithPrefix())
+// mailbox keeps what a watch reports until its reader comes.
+type mailbox struct {
+	full chan struct{}
+
+	mu sync.Mutex
+	u  watchUpdate
+}
+
+func (m *mailbox) put(u watchUpdate) {
+	m.mu.Lock()
+	switch {
+	case u.err != nil:
+		m.u.err = u.err
+	case u.stands:
+		m.u.stands, m.u.interrupted = true, false
+	case u.interrupted:
+		m.u.stands, m.u.interrupted = false, true
 	}
-	opening := time.AfterFunc(a.e.within(), stop) // Watch returns when it stands
-	changes := s.client.Watch(wctx, key, opts...)
-	opening.Stop()
-	// What has happened since the last view is not watched.
-	if now, err := s.since(ctx, a, v); err != nil || now.granted || !now.stands || now.watch != v.watch {
-		return now, err
-	} else {
-		v = now
+	m.u.events = append(m.u.events, u.events...)
+	m.mu.Unlock()
+	signal(m.full)
+}
+
+func (m *mailbox) take() watchUpdate {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	u := m.u
+	m.u = watchUpdate{}
+	return u
+}
+
+// awaitChange waits until what v says to watch has gone, and looks again.
+func (s *Store) awaitChange(ctx context.Context, a *attempt, v view) (view, error) {
+	mail := &mailbox{full: make(chan struct{}, 1)}
+	w := &watch{key: []byte(v.watch), update: mail.put}
+	if v.watch == "" {
+		w.setPrefix(s.lay.places(a.r.Name))
 	}
-	overdue := time.NewTimer(lookEvery)
+	s.watch(w)
+	defer s.unwatch(w)
+	overdue := time.NewTimer(fallback.After(ctx, unwatchedEvery))
 	defer overdue.Stop()
 	for {
 		select {
@@ -210,23 +237,32 @@ func (s *Store) watch(ctx context.Context, a *attempt, v view) (view, error) {
 			return s.look(ctx, a)
 		case <-overdue.C:
 			return s.look(ctx, a)
-		case e, ok := <-changes:
-			if !ok {
-				return view{}, errors.New("the watch has ended")
+		case <-mail.full:
+		}
+		u := mail.take()
+		switch {
+		case u.err != nil:
+			return view{}, u.err
+		case u.stands:
+			overdue.Reset(fallback.After(ctx, lookEvery))
+			// What has happened before the watch stood is not reported.
+			now, err := s.since(ctx, a, v)
+			if err != nil || now.granted || !now.stands || now.watch != v.watch {
+				return now, err
 			}
-			if err := e.Err(); err != nil {
-				return view{}, err
+			v = now
+		case u.interrupted:
+			overdue.Reset(fallback.After(ctx, unwatchedEvery))
+		}
+		events := v.news(u.events)
+		switch {
+		case v.watch != "" && len(events) > 0:
+			if v.next && a.r.Limit == driver.Exclusive {
+				return s.confirm(ctx, a)
 			}
-			events := v.news(e.Events)
-			switch {
-			case v.watch != "" && len(events) > 0:
-				if v.next && a.r.Limit == driver.Exclusive {
-					return s.confirm(ctx, a)
-				}
-				return s.look(ctx, a)
-			case v.watch == "" && v.gone(events, a.key):
-				return s.look(ctx, a)
-			}
+			return s.look(ctx, a)
+		case v.watch == "" && v.gone(events, a.key):
+			return s.look(ctx, a)
 		}
 	}
 }
@@ -266,7 +302,7 @@ func (s *Store) confirm(ctx context.Context, a *attempt) (view, error) {
 // news are the events of which the view does not know yet. A watch from now begins
 // at the revision of the member that serves it; where that lags behind, it tells of
 // deletions older than the view, after which the same key was made again.
-func (v *view) news(events []*clientv3.Event) []*clientv3.Event {
+func (v *view) news(events []*mvccpb.Event) []*mvccpb.Event {
 	for i, e := range events { // in the order of their revisions
 		if e.Kv.ModRevision > v.rev {
 			return events[i:]
@@ -277,7 +313,7 @@ func (v *view) news(events []*clientv3.Event) []*clientv3.Event {
 
 // gone takes deletions out of a view's line, and tells whether the place may be
 // granted now.
-func (v *view) gone(events []*clientv3.Event, own string) bool {
+func (v *view) gone(events []*mvccpb.Event, own string) bool {
 	for _, e := range events {
 		if e.Type != mvccpb.Event_DELETE {
 			continue

@@ -2,7 +2,8 @@ package etcdstore
 
 import (
 	"context"
-	"slices"
+	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,28 +11,28 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// unwatchable is an etcd in which two places stand in a queue and every watch ends as
-// soon as it was made.
+// unwatchable is an etcd in which two entries stand in a queue and every stream of watches ends
+// as soon as it was opened.
 type unwatchable struct {
 	clientv3.KV
-	clientv3.Watcher
-	queue   []*mvccpb.KeyValue
-	watches []time.Time
-	made    func() // is called with each watch
+	queue  []*mvccpb.KeyValue
+	opened func() // is called with each stream
+
+	mu      sync.Mutex
+	streams []time.Time
 }
 
-func (u *unwatchable) Close() error { return nil }
-
-func (u *unwatchable) Watch(context.Context, string, ...clientv3.OpOption) clientv3.WatchChan {
-	u.watches = append(u.watches, time.Now())
-	u.made()
-	ended := make(chan clientv3.WatchResponse)
-	close(ended)
-	return ended
+func (u *unwatchable) Watch(context.Context, ...grpc.CallOption) (etcdserverpb.Watch_WatchClient, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.streams = append(u.streams, time.Now())
+	u.opened()
+	return nil, errors.New("the stream has ended")
 }
 
 func (u *unwatchable) answer(kvs ...*mvccpb.KeyValue) *etcdserverpb.RangeResponse {
@@ -71,9 +72,9 @@ func (silent) Owner() driver.Owner      { return driver.Owner{} }
 func (silent) Queued([]driver.Holder)   {}
 func (silent) Lost(driver.Cause, error) {}
 
-// TestPauseAfterAFailedWatch: where watches end at once, a place asks again after
-// pauses that double from waitRetry to waitRetryMost, and does not flood the server.
-func TestPauseAfterAFailedWatch(t *testing.T) {
+// TestPauseAfterFailedStream: where streams of watches end at once, the store opens another after
+// pauses that double up to waitRetryMost, and does not flood the server. The waiter goes on.
+func TestPauseAfterFailedStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -82,14 +83,16 @@ func TestPauseAfterAFailedWatch(t *testing.T) {
 			{Key: []byte(lay.place("n", 1, 0)), Lease: 1, CreateRevision: 3, ModRevision: 3},
 			{Key: []byte(lay.place("n", 2, 0)), Lease: 2, CreateRevision: 4, ModRevision: 4},
 		}}
-		u.made = func() {
-			if len(u.watches) == 100 {
+		s, end := storeOver(t, nil)
+		defer end()
+		u.opened = func() {
+			if len(u.streams) == 100 {
 				cancel() // without pauses the clock would stand still
 			}
 		}
 		client := clientv3.NewCtxClient(t.Context())
-		client.KV, client.Watcher = u, u
-		s := &Store{client: client, lay: lay, ctx: t.Context()}
+		client.KV = u
+		s.client, s.lay, s.watches.client = client, lay, u
 		e := &session{s: s, lease: 2, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
 		a := &attempt{r: driver.Request{ID: "w", Name: "n", Limit: driver.Exclusive, From: silent{}}, e: e,
 			key: string(u.queue[1].Key), passed: make(chan int64, 1)}
@@ -99,16 +102,19 @@ func TestPauseAfterAFailedWatch(t *testing.T) {
 		if err != nil || !v.stands || v.granted {
 			t.Fatalf("%+v, %v", v, err)
 		}
-		if _, err := s.wait(ctx, a, v, nil); driver.CodeOf(err) != driver.Unknown {
+		if _, err := s.wait(ctx, a, v, nil); driver.CodeOf(err) != driver.Unknown || ctx.Err() == nil {
 			t.Errorf("the wait ended with %v", err)
 		}
-		var pauses, want []time.Duration
-		for i := range len(u.watches) - 1 {
-			pauses = append(pauses, u.watches[i+1].Sub(u.watches[i]))
-			want = append(want, min(waitRetry<<min(i, 10), waitRetryMost))
+		u.mu.Lock() // the store may go on opening streams
+		defer u.mu.Unlock()
+		if len(u.streams) < 10 || len(u.streams) > 30 {
+			t.Errorf("%d streams in 10 s", len(u.streams))
 		}
-		if len(u.watches) < 10 || !slices.Equal(pauses, want) {
-			t.Errorf("%d watches, after pauses of %s, want %s", len(u.watches), pauses, want)
+		for i := range len(u.streams) - 1 {
+			pause, most := u.streams[i+1].Sub(u.streams[i]), min(waitRetry<<min(i, 10), waitRetryMost)
+			if pause < most/2 || pause > most {
+				t.Errorf("pause %d: %s, want from %s to %s", i, pause, most/2, most)
+			}
 		}
 	})
 }

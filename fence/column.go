@@ -21,8 +21,8 @@ import (
 //	}
 //	// read and write account 17 with tx
 //
-// It is atomic as [SQL] is, with the guarded row's own lock, and all that is
-// said there holds here.
+// It is atomic in the same way as [SQL], with the lock of the guarded row itself.
+// The documentation of SQL applies here, too.
 //
 // # By hand
 //
@@ -30,12 +30,12 @@ import (
 //
 //	UPDATE accounts SET balance = ?, fence = ? WHERE id = ? AND fence <= ?
 //
-// with the token for both fence arguments. The statement is atomic; telling its
-// outcome is the hard part. No affected row means that the token is stale, or
-// that there is no such row, or, under MySQL without clientFoundRows, that the
-// row already was what it was set to. Read the column back with FOR UPDATE in
-// the same transaction to know: a larger number than the token is a stale
-// token. Check does that.
+// with the token for both fence arguments. The statement is atomic; its outcome is
+// ambiguous. No affected row means that the token is stale, or that there is no
+// such row, or, under MySQL without clientFoundRows, that the statement changed
+// nothing. To distinguish them, read the column back with FOR UPDATE in the same
+// transaction: a number larger than the token means that the token is stale.
+// Check does that.
 type Column struct {
 	// Dialect is required.
 	Dialect Dialect
@@ -85,9 +85,9 @@ func (c Column) statements() (update, read string) {
 		c.Table, c.Column, c.Dialect.arg(1), c.Key, c.Dialect.arg(2), c.Column, c.Column, c.Dialect.arg(3))
 	read = fmt.Sprintf("SELECT %s FROM %s WHERE %s = %s", c.Column, c.Table, c.Key, c.Dialect.arg(1))
 	if c.Dialect != SQLite {
-		// The row as it is now, not as it was at the snapshot, and locked also
-		// where the update changed nothing. SQLite needs neither: an update has
-		// made the transaction the only writer.
+		// FOR UPDATE reads the current row instead of the snapshot's, and locks it
+		// also where the update changed nothing. SQLite needs neither: after the
+		// update the transaction is the only writer.
 		read += " FOR UPDATE"
 	}
 	return update, read
@@ -109,6 +109,6 @@ func (c Column) check(token uint64) error {
 	return checkToken(token)
 }
 
-// Tokens travel as int64, which every driver takes; this breaks the build if
-// their bound should ever change.
+// Tokens are sent as int64, which every driver accepts. This line does not
+// compile if the limit of tokens changes.
 const _ = uint64(math.MaxInt64 - (driver.MaxToken - 1))

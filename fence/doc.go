@@ -3,18 +3,18 @@
 //
 // # Why a lock is not enough
 //
-// A lock with a deadline is advice. Its holder may check that it still holds
-// it, be paused for a minute by its garbage collector, its hypervisor or a
-// slow disk, and then send the write it had already decided on. Another holder
-// has been at work for most of that minute. No check in the holder can close
-// the gap between the check and the write, because the pause fits in it.
+// A lock with a deadline is advisory. A holder checks that it still holds the
+// lock. Then its garbage collector, its hypervisor or a slow disk pauses it for a
+// minute. Then it sends the write that it had already decided on. Another holder
+// has worked for most of that minute. No check in the holder closes the gap
+// between the check and the write, because the pause can fall into the gap.
 //
-// The resource can. Every grant of holdfast carries a fencing token, a number
-// larger than that of every earlier grant of the same name. The holder sends
-// the token along with each write. A guard at the resource remembers the
-// largest token it has seen, and refuses a smaller one with [ErrStale]. The
-// comparison, the remembering and the write are one atomic step; a guard whose
-// comparison and write can be torn apart only moves the gap.
+// The resource closes it. Every grant of holdfast carries a fencing token, a
+// number larger than that of every earlier grant of the same name. The holder
+// sends the token with each write. A guard at the resource keeps the largest
+// token that it has seen, the high-water mark, and refuses a smaller one with
+// [ErrStale]. The comparison, the new mark and the write are one atomic step; a
+// guard whose comparison and write can be separated only moves the gap.
 //
 //	lock, err := locker.Lock(ctx, "invoices")
 //	...
@@ -22,13 +22,13 @@
 //		return save(ctx, invoices)
 //	})
 //	if errors.Is(err, fence.ErrStale) {
-//		// Someone newer is at work. Nothing was written.
+//		// A newer holder is at work. Nothing was written.
 //	}
 //
-// An equal token passes: a holder writes as often as it likes. Use the tokens
-// of one lock name for one resource: numbers of different names, or of
-// different stores, say nothing about each other. Only exclusive grants fence a
-// resource; under a semaphore, guard each slot as a resource of its own.
+// An equal token passes, so a holder can write many times. Use the tokens of one
+// lock name for one resource: tokens of different names, or of different stores,
+// cannot be compared. Only exclusive grants fence a resource; under a semaphore,
+// guard each slot as a resource of its own.
 //
 // # The guards
 //
@@ -47,32 +47,32 @@
 // The stores of holdfast that hold data of their own (Redis, etcd, ZooKeeper)
 // bring guards for it in their packages.
 //
-// A guard protects what goes through it. A write that reaches the resource by
-// another way, or a client that invents a large token, is not held back: the
-// first needs discipline or rights at the resource, the second authentication
-// in front of it.
+// A guard protects only the writes that pass through it. It does not stop a write
+// that reaches the resource in another way: for that, restrict the rights at the
+// resource. It does not stop a client that sends an invented large token: for
+// that, authenticate clients in front of the guard.
 //
 // # Reads belong behind the guard too
 //
-// A guard orders writes. A holder that reads first, then computes, then writes
-// may be overtaken between its read and its first write by the late write of
-// the holder before it: that token is still the largest seen. So tell the
-// guard before reading: read inside the write function or the transaction, or
-// raise the token first (a nil write function; [File.Raise]). From then on the
-// older holder is refused.
+// A guard orders writes. Take a holder that reads, computes, and then writes.
+// Between its read and its first write the guard may still accept a late write of
+// the previous holder, because the previous token is still the largest one seen.
+// So pass the token to the guard before reading: read inside the write function
+// or the transaction, or raise the token first (a nil write function;
+// [File.Raise]). After that the guard refuses the previous holder.
 //
 // # Failed writes
 //
 // When the write function of [Memory] or [File] fails, the token stays raised:
-// such a write may have had half its effect, and an older holder must not come
-// after it. When a transaction is rolled back, the token goes back with it,
-// because nothing of it ever happened. In both cases the writes that succeed
-// carry tokens that never fall.
+// the write may have had half of its effect, and an older holder must not write
+// after it. When a transaction is rolled back, the token is rolled back with it,
+// because the transaction had no effect. In both cases the tokens of successful
+// writes never fall.
 //
 // # Errors
 //
 // [ErrStale] is a refusal, as a [*StaleError] with both tokens. [ErrInvalid] is
-// a mistake of the caller, found before any I/O. [ErrUnavailable] says that the
-// guard itself failed or that the context ended. What a write function returns
-// comes back unchanged.
+// an invalid argument, found before any I/O. [ErrUnavailable] means that the guard
+// itself failed or that the context ended. The error of a write function is
+// returned unchanged.
 package fence

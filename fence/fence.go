@@ -14,7 +14,7 @@ import (
 // The errors of this package. Every error it makes wraps one of them.
 var (
 	// ErrStale: the resource has seen a larger token, and nothing was written.
-	// The error is a [*StaleError]. Stop working: another holder is at it.
+	// The error is a [*StaleError]. Stop the work: another holder has the lock.
 	ErrStale = errors.New("fence: stale token")
 	// ErrInvalid: an argument is outside its limits. Nothing was tried. For a
 	// token the error is a [*TokenError].
@@ -25,8 +25,8 @@ var (
 	// also wraps the reason. Unless the message says otherwise nothing was
 	// written.
 	ErrUnavailable = errors.New("fence: guard unavailable")
-	// ErrCorrupt: what the guard remembers cannot be read, so it refuses every
-	// token rather than start again from none.
+	// ErrCorrupt: the guard's token record cannot be read. The guard refuses every
+	// token, because without the record it cannot recognise a stale one.
 	ErrCorrupt = errors.New("fence: corrupt token record")
 	// ErrNoRow: the row that [Column] should guard does not exist.
 	ErrNoRow = errors.New("fence: no such row")
@@ -34,15 +34,15 @@ var (
 	ErrUnsupported = errors.New("fence: unsupported")
 )
 
-// Guard runs writes to resources, and refuses those of holders that newer ones
-// have replaced. [Memory] is one, [SQL.Guard] makes one; [File] and [SQL] fit
-// their resource more closely and have methods of their own.
+// Guard runs writes to resources, and refuses those of holders that a newer holder
+// has replaced. [Memory] is a Guard and [SQL.Guard] returns one. [File] and [SQL]
+// have methods of their own that fit their resource better.
 type Guard interface {
-	// Do compares token with the largest one seen for resource. A smaller one is
-	// refused with a [*StaleError] and write is not called. Otherwise the token
-	// is remembered and write is called, and until it has returned no other
-	// write of that resource begins, with whatever token. The comparison, the
-	// remembering and the write are atomic in this sense.
+	// Do compares token with the largest one seen for resource. If token is
+	// smaller, Do returns a [*StaleError] and does not call write. Otherwise it
+	// records the token and calls write. No other write of that resource begins
+	// until write has returned, whatever its token. In this sense the comparison,
+	// the record and the write are atomic.
 	//
 	// The context given to write comes from ctx and may carry more, such as a
 	// transaction. A nil write only raises the token. An error of write is
@@ -56,9 +56,9 @@ type Guard interface {
 
 // StaleError is a refused write. It wraps [ErrStale].
 type StaleError struct {
-	// Resource is what was to be written.
+	// Resource is the resource that the caller tried to write.
 	Resource string
-	// Token is the one that came with the write, Newest the largest one seen.
+	// Token is the write's token, Newest the largest one that the guard has seen.
 	Token, Newest uint64
 }
 
@@ -76,7 +76,7 @@ type TokenError struct{ Token uint64 }
 func (e *TokenError) Error() string {
 	s := fmt.Sprintf("%v: token %d, want 1 to %d", ErrInvalid, e.Token, uint64(driver.MaxToken-1))
 	if e.Token == 0 {
-		// The usual way to get here: holdfast.Token(ctx, name) answers 0.
+		// The usual reason: holdfast.Token(ctx, name) returned 0.
 		s += " (0 means that the context carries no live lock of that name)"
 	}
 	return s
@@ -90,8 +90,8 @@ func (e *TokenError) Unwrap() error { return ErrInvalid }
 // Errors wrap [ErrInvalid].
 func Parse(s string) (uint64, error) {
 	n, err := strconv.ParseUint(s, 10, 64)
-	// ParseUint takes a leading zero. One number should have one form, or two
-	// tools will disagree about it.
+	// ParseUint accepts a leading zero. One number has one form here, so that all
+	// tools agree about it.
 	if err != nil || (len(s) > 1 && s[0] == '0') {
 		if len(s) > 40 {
 			s = s[:40] + "..."
@@ -111,7 +111,7 @@ func checkToken(token uint64) error {
 	return nil
 }
 
-// check is what every guard asks before it does anything.
+// check validates the arguments of every guard, before any I/O.
 func check(resource string, token uint64) error {
 	if err := checkResource(resource); err != nil {
 		return err
@@ -133,13 +133,13 @@ func checkResource(s string) error {
 	return nil
 }
 
-// ended tells that ctx ended before anything was written, or returns nil. The
-// error wraps both what the context says and why it ended: the cause of a lock's
-// context is how it was lost.
+// ended returns an error if ctx ended before anything was written, else nil. The
+// error wraps both the context's error and its cause: the cause of a lock's
+// context is the reason of the loss.
 //
-// Guards ask once more just before they write. A process that was paused may
-// find its context long ended, and it costs nothing to spare the resource a
-// write that is likely to be refused.
+// Guards check the context again just before they write. The context of a paused
+// process may have ended long ago, and the check is cheap compared with a write
+// that the resource would probably refuse.
 func ended(ctx context.Context, resource string) error {
 	err := ctx.Err()
 	if err == nil {

@@ -85,7 +85,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// wantStale checks that err tells both tokens.
+// wantStale checks that err contains both tokens.
 func wantStale(t *testing.T, err error, token, newest uint64) {
 	t.Helper()
 	var stale *fence.StaleError

@@ -32,9 +32,10 @@ func (f *File) Write(ctx context.Context, token uint64, data []byte) error {
 // WriteFunc has returned nil, the new content survives a loss of power. The new
 // file keeps the permissions of the old one, not its owner or other names.
 //
-// Write runs before the token is looked at and holds nobody up, so it may run in
-// vain. It must not rely on what is in the file: see [File.Raise]. Its error is
-// returned unchanged, and the token is not raised.
+// Write runs before WriteFunc takes the lock and checks the token, so its output
+// may be discarded. It must not depend on the content of the file: see
+// [File.Raise]. If write fails, WriteFunc returns its error unchanged and does not
+// raise the token.
 //
 // Token has the limits of [Guard]. Errors wrap [ErrStale], [ErrInvalid],
 // [ErrUnavailable], [ErrCorrupt] or [ErrUnsupported]. An ErrUnavailable after
@@ -49,16 +50,16 @@ func (f *File) WriteFunc(ctx context.Context, token uint64, write func(io.Writer
 	}
 	replaced := false
 	defer func() {
-		_ = temp.Close() // closed below on the way to success
+		_ = temp.Close() // already closed below unless a step failed
 		if !replaced {
-			_ = os.Remove(temp.Name()) // else the next larger token removes it
+			_ = os.Remove(temp.Name()) // if this fails, a later sweep removes the file
 		}
 	}()
 	if err := write(temp); err != nil {
 		return err
 	}
-	// Before the rename, or a loss of power could leave the name on an empty
-	// file.
+	// Sync before the rename: otherwise the name could belong to an empty file
+	// after a loss of power.
 	if err := temp.Sync(); err != nil {
 		return f.failed("sync temporary file", err)
 	}
@@ -80,10 +81,10 @@ func (f *File) WriteFunc(ctx context.Context, token uint64, write func(io.Writer
 	})
 }
 
-// Raise tells the guard of a token without writing. A holder that reads the file
-// and then writes what follows from it calls Raise before it reads: from then on
-// the write of an older holder is refused, and what was read stays true until
-// this holder, or a newer one, writes.
+// Raise records a token without writing the file. A holder that reads the file and
+// then writes a result of that content calls Raise before it reads. After Raise
+// the guard refuses older holders, so the content stays as it was read until this
+// holder or a newer one writes.
 //
 // Token has the limits of [Guard]; errors as for [File.WriteFunc].
 func (f *File) Raise(ctx context.Context, token uint64) error {
@@ -100,7 +101,7 @@ func (f *File) Newest(ctx context.Context) (newest uint64, err error) {
 	if err := ended(ctx, f.path); err != nil {
 		return 0, err
 	}
-	// Looking leaves nothing behind where nobody has ever written.
+	// Newest creates no record where no token was ever recorded.
 	if _, err := os.Stat(f.record); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -119,8 +120,8 @@ func (f *File) ready(ctx context.Context, token uint64) error {
 	return ended(ctx, f.path)
 }
 
-// raise refuses a smaller token and records a larger one durably. The lock is
-// held.
+// raise refuses a smaller token and records a larger one durably. The caller holds
+// the record's lock.
 func (f *File) raise(record *os.File, token uint64) error {
 	r, err := f.read(record)
 	if err != nil {
@@ -134,20 +135,21 @@ func (f *File) raise(record *os.File, token uint64) error {
 		return nil
 	}
 	if newest == 0 {
-		// The record may be new. Its name must be as durable as what it vouches for.
+		// The record may be new. Its directory entry must be as durable as the
+		// content that it protects.
 		if err := syncDir(filepath.Dir(f.path)); err != nil {
 			return f.failed("sync directory", err)
 		}
 	}
-	// A killed process may have left the second copy in the kernel's memory
-	// only. It must be on disk before the first is touched.
+	// A process that was killed may have left the second copy in the kernel's
+	// memory only. It must be on disk before raise overwrites the first copy.
 	if err := record.Sync(); err != nil {
 		return f.failed("sync token", err)
 	}
-	// One copy after the other, so that a loss of power spoils at most one, and
-	// the worse one first. Unsettled copies are what a killed process left: its
-	// number may be in no more than the kernel's memory, so it is written again
-	// even where it is equal.
+	// raise writes one copy after the other, so that a loss of power damages at
+	// most one, and starts with the worse copy. Copies that differ were left by a
+	// process that was killed: its number may be in the kernel's memory only, so
+	// raise writes it again even where it is equal.
 	for _, i := range r.order() {
 		if _, err := record.WriteAt(formatCopy(token), int64(i)*copySpacing); err != nil {
 			return f.failed("write token", err)
@@ -178,7 +180,7 @@ func (f *File) read(record *os.File) (copies, error) {
 	return r, nil
 }
 
-// locked runs do while no other process or goroutine is inside.
+// locked runs do while this goroutine holds the record's lock.
 func (f *File) locked(ctx context.Context, do func(record *os.File) error) error {
 	for {
 		record, err := f.open()
@@ -189,8 +191,8 @@ func (f *File) locked(ctx context.Context, do func(record *os.File) error) error
 			_ = record.Close()
 			return err
 		}
-		// Someone may have replaced the record while we waited: then we hold the
-		// lock of a file that nobody will look at again.
+		// The record may have been replaced while this goroutine waited. Then its
+		// lock protects a file that no other writer opens again.
 		same, err := isAt(record, f.record)
 		if err == nil && same {
 			if err = ended(ctx, f.path); err == nil {
@@ -209,9 +211,9 @@ func (f *File) locked(ctx context.Context, do func(record *os.File) error) error
 	}
 }
 
-// open opens the token record, and makes it if need be. It appears whole, by a
-// link that fails if another process was faster: a record that is empty or torn
-// is never just new.
+// open opens the token record, and creates it if it does not exist. A new record
+// appears complete, by a link that fails if another process was faster. So an
+// empty or incomplete record is always a damaged one.
 func (f *File) open() (*os.File, error) {
 	record, err := os.OpenFile(f.record, os.O_RDWR, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -240,8 +242,8 @@ func (f *File) open() (*os.File, error) {
 	if err := temp.Sync(); err != nil {
 		return nil, f.failed("create token record", err)
 	}
-	// Whether we made the record or another process did, and even if that one
-	// has swept our temporary file away, it is there now.
+	// The record exists now: either this process created it or another one did,
+	// which may have swept this process's temporary file.
 	lerr := os.Link(temp.Name(), f.record)
 	if record, err = os.OpenFile(f.record, os.O_RDWR, 0); err != nil {
 		return nil, f.failed("create token record", errors.Join(lerr, err))
@@ -249,9 +251,9 @@ func (f *File) open() (*os.File, error) {
 	return record, nil
 }
 
-// flock waits for the lock. A blocking flock cannot be cancelled, and would hold
-// a thread; the lock is held for a few milliseconds at a time, so asking again
-// soon costs little.
+// flock waits for the lock by polling. A blocking flock cannot be cancelled and
+// occupies a thread. Holders keep the lock for a few milliseconds, so polling is
+// cheap.
 func (f *File) flock(ctx context.Context, record *os.File) error {
 	pause := 250 * time.Microsecond
 	for {
@@ -278,9 +280,9 @@ func (f *File) flock(ctx context.Context, record *os.File) error {
 	}
 }
 
-// createReplacement makes the file that is to become the guarded one, with the
-// permissions of the one that is there: from the start, or a secret could be
-// read while it is written.
+// createReplacement creates the temporary file that a rename makes the guarded
+// one. It has the permissions of the present file from the start: otherwise others
+// could read a secret while it is written.
 func (f *File) createReplacement(token uint64) (*os.File, error) {
 	info, err := os.Stat(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -293,7 +295,7 @@ func (f *File) createReplacement(token uint64) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The umask may have taken some away.
+	// The umask may have removed some permissions.
 	if err := temp.Chmod(info.Mode().Perm()); err != nil {
 		_ = temp.Close()
 		_ = os.Remove(temp.Name())
@@ -302,7 +304,7 @@ func (f *File) createReplacement(token uint64) (*os.File, error) {
 	return temp, nil
 }
 
-// createTemp makes a file beside the guarded one. Its name tells the token of
+// createTemp creates a file beside the guarded one. Its name contains the token of
 // its writer, for sweep.
 func (f *File) createTemp(token uint64, mode fs.FileMode) (*os.File, error) {
 	for try := 0; ; try++ {
@@ -318,9 +320,10 @@ func (f *File) tempPrefix() string {
 	return filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+".fence-")
 }
 
-// sweep removes what killed writers left. No one can tell a dead writer from a
-// paused one, and with a smaller token it does not matter: its rename will be
-// refused. What cannot be removed does no harm.
+// sweep removes the temporary files of writers that were killed. A dead writer
+// cannot be distinguished from a paused one. With a smaller token the difference
+// does not matter: the guard refuses its write. A file that cannot be removed does
+// no harm.
 func (f *File) sweep(token uint64) {
 	entries, err := os.ReadDir(filepath.Dir(f.path))
 	if err != nil {
@@ -333,7 +336,7 @@ func (f *File) sweep(token uint64) {
 			continue
 		}
 		digits, _, _ := strings.Cut(rest, "-")
-		// 0 is a token record in the making: there is one now.
+		// Token 0 marks a temporary token record. The record exists now.
 		if n, err := strconv.ParseUint(digits, 10, 64); err == nil && n < token {
 			_ = os.Remove(filepath.Join(filepath.Dir(f.path), e.Name()))
 		}

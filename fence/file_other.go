@@ -9,16 +9,16 @@ import (
 	"runtime"
 )
 
-// Write answers [ErrUnsupported] on this system.
+// Write returns [ErrUnsupported] on this system.
 func (f *File) Write(context.Context, uint64, []byte) error { return unsupported() }
 
-// WriteFunc answers [ErrUnsupported] on this system.
+// WriteFunc returns [ErrUnsupported] on this system.
 func (f *File) WriteFunc(context.Context, uint64, func(io.Writer) error) error { return unsupported() }
 
-// Raise answers [ErrUnsupported] on this system.
+// Raise returns [ErrUnsupported] on this system.
 func (f *File) Raise(context.Context, uint64) error { return unsupported() }
 
-// Newest answers [ErrUnsupported] on this system.
+// Newest returns [ErrUnsupported] on this system.
 func (f *File) Newest(context.Context) (uint64, error) { return 0, unsupported() }
 
 func unsupported() error {

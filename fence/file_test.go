@@ -138,8 +138,8 @@ func TestFileWaitEndsWithContext(t *testing.T) {
 	}
 }
 
-// A writer that waited for a record which was replaced meanwhile goes by the
-// new one: the lock of the old keeps nobody out.
+// A writer that waited for a record which was replaced uses the new record: the
+// old one's lock no longer excludes other writers.
 func TestFileRecordReplaced(t *testing.T) {
 	f, path := newFile(t)
 	if err := f.Raise(t.Context(), 1); err != nil {
@@ -280,13 +280,12 @@ func TestFileConcurrent(t *testing.T) {
 	}
 }
 
-// content is what the holder of token writes: long, and each line tells whose
-// it is.
+// content returns what the holder of token writes: many lines, each with the token.
 func content(token uint64, seq int) []byte {
 	return []byte(strings.Repeat(fmt.Sprintf("%d %d\n", token, seq), 3000))
 }
 
-// written tells whose content is in the file, and whether it is whole.
+// written returns the token of the content, and an error unless it is complete.
 func written(data []byte) (token uint64, err error) {
 	var seq int
 	if _, err := fmt.Sscanf(string(data), "%d %d\n", &token, &seq); err != nil {

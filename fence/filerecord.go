@@ -16,35 +16,34 @@ import (
 //	...
 //	err = f.Write(ctx, lock.Token(), state)
 //
-// Every writer goes through a File of the same path; readers just read. A File
-// may be used by many goroutines at once and keeps nothing open. It needs a
-// local file system with flock and hard links, and a directory that its writers
-// may write to; on systems without flock, Windows among them, its methods
-// answer [ErrUnsupported].
+// Every writer uses a File of the same path; readers read the file directly. A
+// File is safe for concurrent use and keeps no file open. It needs a local file
+// system with flock and hard links, and a directory in which its writers may
+// create files. On systems without flock, such as Windows, its methods return
+// [ErrUnsupported].
 //
 // # Why it is atomic
 //
 // Beside the file PATH there is PATH.fence, which holds the largest token seen
-// and whose flock serializes the writers. The new content is written to a
-// temporary file and synced before the lock is taken, so a writer that is
-// paused over its work holds nobody up. Under the lock a write then
+// and whose flock serializes the writers. A write puts the new content into a
+// temporary file and syncs it before it takes the lock, so a writer that is paused
+// at this point does not block the others. Under the lock the write then
 //
 //  1. reads the recorded token and refuses a smaller one;
 //  2. records a larger one, and syncs it;
 //  3. renames the temporary file to PATH, and syncs the directory.
 //
-// These are two files, so a crash may fall between 2 and 3. Then the token is
-// raised and the content is the old one: the write has failed, its holder was
-// never told otherwise, and holders before it are refused. The other order
-// would leave new content under an old token, and an older holder could
-// overwrite it. A killed process lets go of the lock at once; a stopped one that
-// is inside the lock, which is for a few milliseconds, keeps it until it goes
-// on.
+// These are two files, so a crash can happen between 2 and 3. Then the token is
+// raised and the content is the old one: the write has failed, it never returned
+// success, and the guard refuses earlier holders. The other order would leave new
+// content under an old token, and an older holder could overwrite it. The kernel
+// releases the lock of a process that is killed. A process that is stopped during
+// the few milliseconds under the lock keeps it until it continues.
 //
-// PATH.fence must never be deleted, moved or restored from a backup without
-// PATH: without it every old token is accepted. It is made for the first write,
-// with the permissions the umask gives. The number is in it twice, each copy
-// with a checksum, and a copy is only overwritten while the other is whole.
+// Never delete or move PATH.fence, or restore it from a backup without PATH:
+// without it the guard accepts every old token. The first write creates it, with
+// the permissions that the umask gives. It contains the number twice, each copy
+// with a checksum, and a copy is overwritten only while the other one is valid.
 type File struct {
 	path   string // absolute, no symbolic links: one name per file
 	record string
@@ -87,8 +86,8 @@ func (f *File) failed(what string, err error) error {
 	return fmt.Errorf("%w: %s: %s: %w", ErrUnavailable, f.path, what, err)
 }
 
-// The record has two copies, each a line of text, far enough apart that no disk
-// touches both in one write.
+// The record has two copies, each a line of text. They are so far apart that no
+// disk changes both in one write.
 const (
 	copySpacing = 4096
 	copyMagic   = "holdfast-fence 1 "
@@ -98,14 +97,14 @@ const (
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // formatCopy returns "holdfast-fence 1 TOKEN CRC\n" with the token in 19 decimal
-// digits, as the largest one has, and the CRC-32C of what stands before it in 8
-// hexadecimal ones. Token 0 is a record that has seen none.
+// digits, as many as the largest one has, and the CRC-32C of the preceding bytes
+// in 8 hexadecimal digits. A record that has seen no token has token 0.
 func formatCopy(token uint64) []byte {
 	b := fmt.Appendf(make([]byte, 0, copyLen), "%s%019d ", copyMagic, token)
 	return fmt.Appendf(b, "%08x\n", crc32.Checksum(b, castagnoli))
 }
 
-// parseCopy takes exactly what formatCopy makes.
+// parseCopy accepts exactly the output of formatCopy.
 func parseCopy(b []byte) (token uint64, ok bool) {
 	if len(b) != copyLen {
 		return 0, false
@@ -122,8 +121,8 @@ type copies [2]struct {
 	ok    bool
 }
 
-// newest is the larger number of those that are whole: the smaller one is what
-// was before a raise that did not finish.
+// newest returns the larger number of the valid copies: the smaller one precedes a
+// raise that did not finish.
 func (c copies) newest() uint64 {
 	var n uint64
 	for _, x := range c {
@@ -134,12 +133,12 @@ func (c copies) newest() uint64 {
 	return n
 }
 
-// settled says that the last raise has written both copies. Then the number is
-// on disk at least once: the second is begun when the first has been synced.
+// settled reports whether the last raise has written both copies. Then the number
+// is on disk at least once: raise starts the second after the sync of the first.
 func (c copies) settled() bool { return c[0].ok && c[1].ok && c[0].token == c[1].token }
 
-// order is the order in which to overwrite: the worse copy first, so that the
-// number that counts is there whenever the power goes.
+// order returns the order in which to overwrite the copies: the worse one first,
+// so that the number that counts survives a loss of power at any time.
 func (c copies) order() [2]int {
 	if c[0].ok && (!c[1].ok || c[0].token > c[1].token) {
 		return [2]int{1, 0}

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkFilesystem refuses file systems on which flock may be local to the host
-// while the files are not.
+// checkFilesystem refuses network file systems, on which flock may be local to
+// the host while the files are shared.
 func checkFilesystem(dir string) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

@@ -18,8 +18,8 @@ import (
 // number.
 const Header = "Fencing-Token"
 
-// SetHeader puts token on a request, in place of one that is there. A token that
-// no grant carries is not sent: the error is a [*TokenError].
+// SetHeader sets the token of a request and replaces an earlier one. A token that
+// no grant can have is refused with a [*TokenError].
 func SetHeader(req *http.Request, token uint64) error {
 	if err := checkToken(token); err != nil {
 		return err
@@ -41,7 +41,7 @@ func FromRequest(req *http.Request) (uint64, error) {
 		}
 		return token, nil
 	default:
-		// Someone on the way might pick another one than we would.
+		// A proxy might use another one of several values than this server.
 		return 0, fmt.Errorf("%w: header %s is there %d times, want once", ErrInvalid, Header, len(values))
 	}
 }
@@ -68,28 +68,29 @@ const (
 //
 //	mux.Handle("PUT /invoices/{id}", fence.Handler(guard, resource, save))
 //
-// Resource names what a request writes; two requests for the same thing must
-// get the same name. Mount Handler around writes only, and behind whatever
-// authenticates: any client it believes can raise the token of any resource it
-// can name, up to the largest there is. With a [Memory] guard, answer requests
-// for resources that do not exist before they get here, or their names stay.
+// Resource returns the name of the resource that a request writes; two requests
+// for the same resource must get the same name. Put Handler around writes only,
+// and behind authentication: each client that reaches it can raise the token of
+// each resource up to the largest number. With a [Memory] guard, refuse requests
+// for resources that do not exist before they reach Handler, because Memory keeps
+// their names.
 //
-// It answers by itself, with an application/problem+json body, with
+// Handler itself responds, with an application/problem+json body, with
 //
 //	400  the header is not a token, or the resource has no valid name
-//	412  the token is stale; "token" and "newest" tell both, as JSON numbers
+//	412  the token is stale; "token" and "newest" are both tokens, as JSON numbers
 //	428  the request carries no token
-//	503  the guard failed or was not reached in time; the reason goes to the
-//	     server's ErrorLog and not to the client
+//	503  the guard failed or was not reached in time; the reason is written to
+//	     the server's ErrorLog and not sent to the client
 //
-// The answer of next is kept in memory and sent when the guard has let it go:
-// a success is not told before it is true, for example before a transaction is
-// committed. So next cannot stream, flush or take over the connection. A status
-// of 400 or more is a failed write: it is sent as it is, and a guard of
+// Handler keeps the response of next in memory and sends it after the guard has
+// returned, so that it reports no success before, for example, a transaction is
+// committed. So next cannot stream, flush or hijack the connection. A status of
+// 400 or more is a failed write: Handler sends it unchanged, and a guard of
 // [SQL.Guard] rolls back.
 //
-// One slow request keeps the others of its resource waiting. Bound it with the
-// server's ReadTimeout or http.TimeoutHandler around Handler.
+// One slow request makes the other requests of its resource wait. Limit its time
+// with the server's ReadTimeout or an http.TimeoutHandler around Handler.
 func Handler(guard Guard, resource func(*http.Request) string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, err := FromRequest(r)
@@ -134,8 +135,7 @@ func Handler(guard Guard, resource func(*http.Request) string, next http.Handler
 	})
 }
 
-// errAnswered makes the guard treat the write as failed. It never leaves
-// Handler.
+// errAnswered makes the guard treat the write as failed. Handler never returns it.
 var errAnswered = fmt.Errorf("%w: the handler answered with an error", ErrUnavailable)
 
 // FromResponse returns the [*StaleError] that a response of [Handler] carries,
@@ -160,7 +160,7 @@ func FromResponse(resp *http.Response) error {
 	if err := json.Unmarshal(head, &p); err != nil || p.Title != staleTitle {
 		return nil
 	}
-	// Another server's idea of a stale token is not ours to pass on.
+	// Another server may use the same title: only valid tokens make a StaleError.
 	if checkToken(p.Token) != nil || checkToken(p.Newest) != nil || p.Token >= p.Newest {
 		return nil
 	}
@@ -180,10 +180,10 @@ func refuse(w http.ResponseWriter, p problem) {
 	w.Header().Set("Content-Type", problemType)
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(p.Status)
-	_, _ = w.Write(append(body, '\n')) // a client that has gone needs no answer
+	_, _ = w.Write(append(body, '\n')) // an error means that the client is gone
 }
 
-// logf writes where net/http writes its own complaints about this server.
+// logf writes to the log that net/http uses for errors of this server.
 func logf(r *http.Request, format string, args ...any) {
 	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && s.ErrorLog != nil {
 		s.ErrorLog.Printf(format, args...)
@@ -192,8 +192,8 @@ func logf(r *http.Request, format string, args ...any) {
 	log.Printf(format, args...)
 }
 
-// recorder keeps an answer until the guard has let it go. It has no Unwrap: a
-// Flush that reached the connection would send it early.
+// recorder keeps a response until the guard has returned. It has no Unwrap, because
+// a Flush that reached the connection would send the response early.
 type recorder struct {
 	header http.Header
 	sent   http.Header // the header as it was when the status was written
@@ -204,7 +204,7 @@ type recorder struct {
 func (a *recorder) Header() http.Header { return a.header }
 
 func (a *recorder) WriteHeader(code int) {
-	// Informational answers (1xx) would be sent at once. They are dropped.
+	// Informational responses (1xx) would be sent at once. They are dropped.
 	if a.code != 0 || code < http.StatusOK {
 		return
 	}
@@ -231,8 +231,8 @@ func (a *recorder) send(w http.ResponseWriter) {
 	}
 	maps.Copy(w.Header(), header)
 	w.WriteHeader(a.status())
-	_, _ = w.Write(a.body.Bytes()) // a client that has gone needs no answer
-	// What was set after the status can only be meant as trailers.
+	_, _ = w.Write(a.body.Bytes()) // an error means that the client is gone
+	// Headers that next set after the status can only be trailers.
 	for name, values := range a.header {
 		if _, early := header[name]; !early {
 			w.Header()[name] = values

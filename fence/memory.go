@@ -8,26 +8,26 @@ import (
 // Memory guards resources that live in this process, or that only this process
 // writes. The zero value is ready; it must not be copied after first use.
 //
-// It keeps one number and the name per resource, for as long as it lives: let
-// resources be a known set, or [Memory.Forget] those that are gone. It forgets
-// everything when the process ends, and then accepts the first token it sees;
-// a resource that outlives the process needs a guard that does too.
+// Memory keeps one number and the name of each resource until the process ends:
+// use a known set of resources, or [Memory.Forget] those that no longer exist.
+// After a restart it accepts the first token that it sees. A resource that
+// outlives the process needs a guard that outlives it, too.
 type Memory struct {
 	mu        sync.Mutex
 	resources map[string]*turn
 }
 
-// turn is one resource: who is in it may read and write newest.
+// turn is one resource. The goroutine that is in it may read and write newest.
 type turn struct {
-	in     chan struct{} // holds one element while someone is in
-	users  int           // who is in or waits, under Memory.mu
+	in     chan struct{} // contains one element while a goroutine is in
+	users  int           // goroutines that are in or wait, under Memory.mu
 	newest uint64        // 0: nothing to remember
 }
 
 // Do implements [Guard]. Writes of one resource run one at a time, in no
-// particular order while they wait; writes of different resources do not wait
-// for each other. A write that never returns blocks its resource, and a write
-// that calls Do for its own resource waits for itself until ctx ends.
+// particular order; writes of different resources do not wait for each other. A
+// write that never returns blocks its resource. A write that calls Do for its own
+// resource deadlocks until ctx ends.
 //
 // The token stays raised when write fails or panics.
 func (m *Memory) Do(ctx context.Context, resource string, token uint64, write func(context.Context) error) error {
@@ -63,9 +63,9 @@ func (m *Memory) Newest(ctx context.Context, resource string) (uint64, error) {
 	return t.newest, nil
 }
 
-// Forget drops what is known of a resource that is gone for good, after a write
-// that runs has returned. Forgetting a resource that still exists lets every
-// old token write to it again. Errors wrap [ErrInvalid] or [ErrUnavailable].
+// Forget drops the token of a resource that no longer exists. It waits until a
+// running write has returned. After Forget, every old token can write to the
+// resource again. Errors wrap [ErrInvalid] or [ErrUnavailable].
 func (m *Memory) Forget(ctx context.Context, resource string) error {
 	if err := checkResource(resource); err != nil {
 		return err
@@ -79,8 +79,8 @@ func (m *Memory) Forget(ctx context.Context, resource string) error {
 	return nil
 }
 
-// enter waits until nobody else is in the resource. It answers by the clock of
-// ctx first: with a place free and the context ended, the context wins.
+// enter waits until no other goroutine is in the resource. If the resource is free
+// and the context has ended, enter returns the context's error.
 func (m *Memory) enter(ctx context.Context, resource string) (*turn, func(), error) {
 	t := m.join(resource)
 	select {
@@ -90,8 +90,8 @@ func (m *Memory) enter(ctx context.Context, resource string) (*turn, func(), err
 		return nil, nil, ended(ctx, resource)
 	}
 	leave := func() {
-		// As long as users counts someone the turn stays in the map, so that
-		// everyone meets at the same one.
+		// The turn stays in the map while users is positive, so that all goroutines
+		// of the resource use the same one.
 		<-t.in
 		m.part(resource, t)
 	}
@@ -117,8 +117,8 @@ func (m *Memory) join(resource string) *turn {
 	return t
 }
 
-// part drops a turn that nobody uses and that remembers nothing, so that waits
-// given up and reads of unknown resources leave nothing behind.
+// part drops a turn that has no users and no token, so that cancelled waits and
+// reads of unknown resources use no memory.
 func (m *Memory) part(resource string, t *turn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

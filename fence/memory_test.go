@@ -86,9 +86,9 @@ func TestMemoryEndedContext(t *testing.T) {
 	}
 }
 
-// A write that is under way keeps everyone out, and waiting ends with the
-// context of the one who waits.
-func TestMemoryWaits(t *testing.T) {
+// A running write excludes every other one, and a wait ends with the waiter's
+// context.
+func TestMemoryExcludesUntilContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var guard fence.Memory
 		in, out := make(chan struct{}), make(chan struct{})
@@ -127,7 +127,7 @@ func TestMemoryWaits(t *testing.T) {
 	})
 }
 
-func TestMemoryPanicLetsGo(t *testing.T) {
+func TestMemoryPanicEndsTheWrite(t *testing.T) {
 	var guard fence.Memory
 	func() {
 		defer func() { _ = recover() }()
@@ -152,7 +152,7 @@ func TestMemoryForget(t *testing.T) {
 	}
 }
 
-// Whatever the sequence, the guard answers as a map of maxima does.
+// For random sequences the guard returns the same as a map of maxima.
 func TestMemoryModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var guard fence.Memory

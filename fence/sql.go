@@ -50,31 +50,30 @@ const DefaultTable = "holdfast_fence"
 //	// read and write invoices with tx
 //	return tx.Commit()
 //
-// The table must live in the database whose rows it guards; [SQL.Schema] is
-// what creates it. Rows are never removed: one that is deleted lets every old
-// token write again.
+// The table must be in the database whose rows it guards; [SQL.Schema] creates it.
+// The guard never removes rows: after a row is deleted, every old token can write
+// again.
 //
 // # Why it is atomic
 //
 // Check raises the resource's row, and so holds its row lock until the
-// transaction ends, even if the token was large enough already. A transaction
-// with another token that comes meanwhile waits in its own Check. After a
-// commit it finds the number raised, after a rollback it finds the number as it
-// was before, and the rows with it. So the transactions of one resource run one
-// after the other, and those that commit carry tokens that never fall. It makes
-// no use of the count of affected rows, which means different things under
-// different drivers and settings.
+// transaction ends, even if the row already had this token. A concurrent
+// transaction with another token waits in its own Check. After a commit it finds
+// the number raised. After a rollback it finds the earlier number and the earlier
+// rows. So the transactions of one resource run one after the other, and the
+// tokens of those that commit never fall. Check does not use the count of affected
+// rows, because its meaning depends on the driver and its settings.
 //
-// Call Check first in the transaction: under REPEATABLE READ, what was read
-// before it may be older than the lock. Do not run statements that commit by
-// themselves (DDL in MySQL) after it. Every isolation level will do.
+// Call Check first in the transaction: under REPEATABLE READ, earlier reads may
+// be older than the lock. Do not run statements that commit implicitly (DDL in
+// MySQL) after it. Every isolation level is safe.
 //
 // Under REPEATABLE READ and SERIALIZABLE, PostgreSQL may end a transaction that
 // had to wait with SQLSTATE 40001 instead of ErrStale, MySQL may choose one of
 // several first writers of a resource as the victim of a deadlock (1213), and
-// SQLite answers SQLITE_BUSY when another writer was faster. Those errors wrap
-// [ErrUnavailable] and the driver's own, nothing was written, and the whole
-// transaction can be tried again.
+// SQLite returns SQLITE_BUSY when another writer was faster. Check wraps such an
+// error together with [ErrUnavailable]. Nothing was written, and the caller can
+// retry the whole transaction.
 type SQL struct {
 	// Dialect is required.
 	Dialect Dialect
@@ -93,16 +92,16 @@ func (s SQL) Schema() (string, error) {
 	}
 	switch s.Dialect {
 	case MySQL:
-		// Only InnoDB takes row locks and rolls back. VARBINARY, because text
-		// compares without regard to case or trailing spaces.
+		// Only InnoDB has row locks and rollback. VARBINARY, because text columns
+		// ignore case or trailing spaces in comparisons.
 		return `CREATE TABLE IF NOT EXISTS ` + table + ` (
 	resource VARBINARY(512) NOT NULL PRIMARY KEY,
 	token    BIGINT NOT NULL,
 	checks   BIGINT NOT NULL DEFAULT 0
 ) ENGINE=InnoDB`, nil
 	case PostgreSQL:
-		// Every check makes a new version of its row. Room on the page keeps them
-		// out of the index.
+		// Every check writes a new version of its row. Free space on the page keeps
+		// these versions out of the index.
 		return `CREATE TABLE IF NOT EXISTS ` + table + ` (
 	resource BYTEA NOT NULL PRIMARY KEY,
 	token    BIGINT NOT NULL
@@ -155,25 +154,25 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string, token uint6
 	return nil
 }
 
-// raise makes the row max(its token, token), keeps it locked and returns it.
+// raise sets the row to max(its token, token), keeps it locked and returns it.
 func (s SQL) raise(ctx context.Context, tx *sql.Tx, table string, resource []byte, token int64) (newest int64, err error) {
 	switch s.Dialect {
 	case MySQL:
-		// checks makes every call a change. On a Galera cluster a row that was
-		// only locked is no part of what is certified, so that two nodes could
-		// commit an equal and a larger token in the wrong order.
+		// checks makes every call a change. A Galera cluster does not certify a row
+		// that was only locked, so two nodes could commit an equal and a larger
+		// token in the wrong order.
 		_, err = tx.ExecContext(ctx, `INSERT INTO `+table+` (resource, token) VALUES (?, ?)
 			ON DUPLICATE KEY UPDATE token = GREATEST(token, ?), checks = checks + 1`,
 			resource, token, token)
 		if err != nil {
 			return 0, err
 		}
-		// FOR UPDATE reads the row as it is now, whatever the snapshot of the
-		// transaction.
+		// FOR UPDATE reads the current row, not the one of the transaction's
+		// snapshot.
 		err = tx.QueryRowContext(ctx, `SELECT token FROM `+table+` WHERE resource = ? FOR UPDATE`, resource).Scan(&newest)
 	case PostgreSQL:
-		// No WHERE on the update: it would answer no row where the token is
-		// smaller, and a second query would have to ask why.
+		// The update has no WHERE: with one, a smaller token would return no row, and
+		// a second query would have to find the reason.
 		err = tx.QueryRowContext(ctx, `INSERT INTO `+table+` AS f (resource, token) VALUES ($1, $2)
 			ON CONFLICT (resource) DO UPDATE SET token = GREATEST(f.token, EXCLUDED.token)
 			RETURNING token`, resource, token).Scan(&newest)
@@ -238,7 +237,7 @@ var (
 	qualified  = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 )
 
-// checkIdentifier guards the statements, which names are pasted into.
+// checkIdentifier validates a name that becomes part of a statement.
 func checkIdentifier(what, name string, schema bool) error {
 	form, hint := identifier, ""
 	if schema {

@@ -16,9 +16,9 @@ import (
 //		return err
 //	})
 //
-// What write does outside the transaction is fenced while it runs, but stays
-// when the transaction is rolled back. Do never calls write a second time: see
-// [SQL] for the errors after which the caller may.
+// The guard also fences effects of write outside the transaction while write runs,
+// but a rollback does not undo them. Do never calls write a second time: [SQL]
+// lists the errors after which the caller may.
 func (s SQL) Guard(db *sql.DB, opts *sql.TxOptions) Guard {
 	return &sqlGuard{sql: s, db: db, opts: opts}
 }
@@ -39,7 +39,7 @@ func Tx(ctx context.Context) *sql.Tx {
 }
 
 func (g *sqlGuard) Do(ctx context.Context, resource string, token uint64, write func(context.Context) error) error {
-	// Check would find these too, but only after a transaction was begun.
+	// Check finds these errors, too, but only after the transaction began.
 	if _, err := g.sql.table(); err != nil {
 		return err
 	}
@@ -53,8 +53,8 @@ func (g *sqlGuard) Do(ctx context.Context, resource string, token uint64, write 
 	if err != nil {
 		return fmt.Errorf("%w: %q: begin: %w", ErrUnavailable, resource, err)
 	}
-	// After a commit it does nothing. Its error is of no use: a connection that
-	// cannot roll back is closed, and the server rolls back.
+	// Rollback does nothing after a commit. Its error is ignored: database/sql
+	// closes a connection that cannot roll back, and the server rolls back.
 	defer func() { _ = tx.Rollback() }()
 	if err := g.sql.Check(ctx, tx, resource, token); err != nil {
 		return err

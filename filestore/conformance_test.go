@@ -24,6 +24,14 @@ func TestConformance(t *testing.T) {
 			}
 			return s
 		},
+		OpenWithoutFallback: func(t testing.TB, namespace string) driver.Store {
+			s, err := filestore.Open(context.Background(), dir, filestore.Namespace(namespace))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.NoFallback()
+			return s
+		},
 		Leftovers: func(t testing.TB) []string { return leftovers(t, dir) },
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -58,10 +59,13 @@ func (s *Store) prepare(ctx context.Context) error {
 	case !info.IsDir():
 		return refuse("this is a file: give a directory")
 	}
-	if kind, err := networkFS(s.dir); err != nil {
-		return refuse("%w: its file system cannot be told", err)
-	} else if kind != "" {
-		return refuse("it is on %s, where a lock may be local to one host: give a directory on a local disk, or use a server's store", kind)
+	switch name, local, err := fileSystemOf(s.dir); {
+	case err != nil:
+		return refuse("%w: its file system cannot be found out", err)
+	case !local && !slices.Contains(s.allowed, name):
+		return refuse("its file system is %s, which is not known to be local to this machine; locks on a network file system keep no other machine out: "+
+			"give a directory on a local disk, or use a server's store; if no other machine uses the directory, allow it with AllowFileSystem(%q) (?filesystem=%s in a URL)",
+			name, name, name)
 	}
 	var st unix.Stat_t
 	if err := stat(s.dir, &st); err != nil {

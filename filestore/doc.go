@@ -67,8 +67,10 @@
 //     one a microsecond. Only a clock that was set back can repeat them.
 //   - a child process is started: descriptors are closed on exec. A bare fork
 //     without exec keeps its parent's session alive.
-//   - the directory is on a network file system: Open refuses it, because flock
-//     may be local to one host there.
+//   - the directory is on a file system that is not known to be local to this
+//     machine: Open refuses it, because flock may be local to one machine there,
+//     and because sessions of another machine look dead. AllowFileSystem permits
+//     one that no other machine uses.
 //
 // The locks are advisory, and everyone who may write the directory may break
 // them: by default this user alone, see Mode.

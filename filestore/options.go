@@ -2,7 +2,6 @@ package filestore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
@@ -21,6 +20,7 @@ type config struct {
 	namespace string
 	mode      fs.FileMode
 	modeGiven bool
+	allowed   []string // file systems, beside those that are known to be local
 }
 
 // Namespace keeps the names of this store apart from those of stores that were
@@ -32,6 +32,14 @@ func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 // whatever the umask is. Everyone who may lock may also break.
 func Mode(m fs.FileMode) Option {
 	return func(c *config) { c.mode, c.modeGiven = m, true }
+}
+
+// AllowFileSystem lets Open use a directory on a file system that is not known to
+// be local to this machine. The name is the one in the error of Open, such as
+// "fuse". It is right only where no other machine uses the directory: flock may be
+// local to one machine there, and the sessions of another machine look dead.
+func AllowFileSystem(name string) Option {
+	return func(c *config) { c.allowed = append(c.allowed, name) }
 }
 
 func configure(options []Option) (config, error) {
@@ -73,8 +81,8 @@ func DefaultDir() (string, error) {
 
 func init() { driver.Register("file", openURL) }
 
-// openURL understands file:///dir, file:///dir?mode=0770, and file: for
-// DefaultDir.
+// openURL opens file:///dir, file:///dir?mode=0770, file:///dir?filesystem=fuse
+// (see AllowFileSystem), and file: for DefaultDir.
 func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
 	dir, o, err := parseURL(u)
 	if err != nil {
@@ -104,11 +112,14 @@ func parseURL(u *url.URL) (dir string, o []Option, err error) {
 		return bad(err)
 	}
 	for name, values := range query {
-		if name != "mode" {
-			return bad(fmt.Errorf("unknown parameter %q: the only one is mode", name))
-		}
-		if len(values) != 1 {
-			return bad(errors.New("mode is given more than once"))
+		switch {
+		case name != "mode" && name != "filesystem":
+			return bad(fmt.Errorf("unknown parameter %q: mode and filesystem are known", name))
+		case len(values) != 1:
+			return bad(fmt.Errorf("%s is given more than once", name))
+		case name == "filesystem":
+			o = append(o, AllowFileSystem(values[0]))
+			continue
 		}
 		m, err := strconv.ParseUint(values[0], 8, 32)
 		if err != nil {

@@ -267,3 +267,31 @@ func TestGuarantees(t *testing.T) {
 		t.Errorf("%+v", g)
 	}
 }
+
+// TestFileSystemThatIsNotKnownToBeLocalIsRefused uses one that exists on every Linux
+// and on which nothing can be locked.
+func TestFileSystemThatIsNotKnownToBeLocalIsRefused(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("there is no /proc")
+	}
+	const dir = "/proc/self/fd"
+	_, err := filestore.Open(t.Context(), dir)
+	if driver.CodeOf(err) != driver.Refused {
+		t.Fatalf("%v", err)
+	}
+	for _, s := range []string{dir, "its file system is proc", `AllowFileSystem("proc")`, "?filesystem=proc"} {
+		if !strings.Contains(err.Error(), s) {
+			t.Errorf("the error does not say %q: %v", s, err)
+		}
+	}
+	opener, _ := driver.OpenerOf("file")
+	u := &url.URL{Scheme: "file", Path: dir, RawQuery: "filesystem=proc"}
+	_, viaURL := opener(t.Context(), u, "")
+	_, viaOption := filestore.Open(t.Context(), dir, filestore.AllowFileSystem("nfs"), filestore.AllowFileSystem("proc"))
+	for _, err := range []error{viaURL, viaOption} {
+		// It is no longer the file system that is wrong.
+		if driver.CodeOf(err) != driver.Refused || strings.Contains(err.Error(), "file system") {
+			t.Errorf("%v", err)
+		}
+	}
+}

@@ -26,7 +26,8 @@ type Store struct {
 	uid           int
 	mode          fs.FileMode
 	modeGiven     bool
-	shorten       bool // sockets are named by way of a directory's descriptor
+	allowed       []string // see AllowFileSystem
+	shorten       bool     // sockets are named by way of a directory's descriptor
 	boot          bootID
 	now           func() int64
 	fallback      time.Duration // 0: waiters trust in events alone
@@ -80,7 +81,8 @@ const (
 
 // Open opens the locks in a directory, which it creates if it is missing. It
 // refuses a directory that it cannot write, that belongs to another user
-// (unless Mode shares it), or that is on a network file system.
+// (unless Mode shares it), or that is on a file system which is not known to be
+// local to this machine (unless AllowFileSystem names it).
 func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	c, err := configure(options)
 	if err != nil {
@@ -98,7 +100,7 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 		host = "localhost"
 	}
 	s := &Store{
-		dir: dir, ns: c.namespace, host: host, uid: os.Geteuid(), mode: c.mode, modeGiven: c.modeGiven,
+		dir: dir, ns: c.namespace, host: host, uid: os.Geteuid(), mode: c.mode, modeGiven: c.modeGiven, allowed: c.allowed,
 		boot: boot, now: wallMicros, fallback: wakeBound, finished: make(chan struct{}),
 		waiting: map[string]*waiter{}, held: map[string]*held{}, buried: map[string]bool{},
 		links: map[string]*link{}, conns: map[*link]struct{}{},
@@ -144,7 +146,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Notice:   noticeBound,
 		Break:    driver.BreakAsk, Visible: driver.VisibleAll,
 		Notes: []string{
-			"local file systems only: network and FUSE file systems are refused",
+			"a directory on a local file system; every other one is refused unless filesystem= names it",
 			"processes of this user alone unless the directory is shared with mode=0770 or mode=0777",
 			"a process stopped in the few microseconds of a change holds up the names of the same bucket, one in 256, until it goes on",
 			"a child process that was made by a bare fork, without exec, keeps its parent's locks",

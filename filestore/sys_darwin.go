@@ -2,20 +2,23 @@ package filestore
 
 import (
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
 
-// networkFS names the file system if a lock on it may be local to one host.
-func networkFS(dir string) (string, error) {
+// localFileSystems are those on which flock and the files are of one machine.
+var localFileSystems = []string{"apfs", "hfs", "tmpfs"}
+
+// fileSystemOf returns the file system of a directory, and whether it is known to be
+// of this machine alone.
+func fileSystemOf(dir string) (name string, local bool, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return "", err
+		return "", false, err
 	}
-	if uint32(st.Flags)&unix.MNT_LOCAL == 0 {
-		return "a network file system (" + unix.ByteSliceToString(st.Fstypename[:]) + ")", nil
-	}
-	return "", nil
+	name = unix.ByteSliceToString(st.Fstypename[:])
+	return name, st.Flags&unix.MNT_LOCAL != 0 && slices.Contains(localFileSystems, name), nil
 }
 
 func bootNow() (id bootID, err error) {

@@ -9,35 +9,72 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// networkFS names the file system if a lock on it may be local to one host.
-func networkFS(dir string) (string, error) {
+// localFileSystems are those on which flock and the files are of one machine, by
+// the type that statfs reports. The others are too many to list.
+var localFileSystems = map[uint32]string{
+	unix.BCACHEFS_SUPER_MAGIC:  "bcachefs",
+	unix.BTRFS_SUPER_MAGIC:     "btrfs",
+	unix.EXT4_SUPER_MAGIC:      "ext4", // ext2 and ext3 as well
+	unix.F2FS_SUPER_MAGIC:      "f2fs",
+	0x3153464a:                 "jfs",
+	0x72b6:                     "jffs2",
+	unix.NILFS_SUPER_MAGIC:     "nilfs2",
+	unix.OVERLAYFS_SUPER_MAGIC: "overlay",
+	unix.RAMFS_MAGIC:           "ramfs",
+	unix.REISERFS_SUPER_MAGIC:  "reiserfs",
+	unix.TMPFS_MAGIC:           "tmpfs",
+	0x24051905:                 "ubifs",
+	unix.XFS_SUPER_MAGIC:       "xfs",
+	0x2fc12fc1:                 "zfs",
+}
+
+// otherFileSystems have names, for messages and for AllowFileSystem. The rest go by
+// the number.
+var otherFileSystems = map[uint32]string{
+	unix.AFS_SUPER_MAGIC:   "afs",
+	unix.AFS_FS_MAGIC:      "afs",
+	0x19830326:             "beegfs",
+	unix.CEPH_SUPER_MAGIC:  "ceph",
+	unix.CODA_SUPER_MAGIC:  "coda",
+	unix.EXFAT_SUPER_MAGIC: "exfat",
+	unix.FUSE_SUPER_MAGIC:  "fuse",
+	0x01161970:             "gfs2",
+	0x47504653:             "gpfs",
+	0x0bd00bd0:             "lustre",
+	unix.NFS_SUPER_MAGIC:   "nfs",
+	0x7366746e:             "ntfs3",
+	unix.OCFS2_SUPER_MAGIC: "ocfs2",
+	0x20030528:             "orangefs",
+	unix.PROC_SUPER_MAGIC:  "proc",
+	unix.CIFS_SUPER_MAGIC:  "smb",
+	unix.SMB_SUPER_MAGIC:   "smb",
+	unix.SMB2_SUPER_MAGIC:  "smb",
+	unix.V9FS_MAGIC:        "9p",
+	0x786f4256:             "vboxsf",
+	unix.MSDOS_SUPER_MAGIC: "vfat",
+	0xbacbacbc:             "vmhgfs",
+}
+
+// fileSystemOf returns the file system of a directory, and whether it is known to be
+// of this machine alone.
+func fileSystemOf(dir string) (name string, local bool, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return "", err
+		return "", false, err
 	}
-	switch uint32(st.Type) {
-	case unix.NFS_SUPER_MAGIC:
-		return "NFS", nil
-	case unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC:
-		return "SMB", nil
-	case unix.V9FS_MAGIC:
-		return "9P", nil
-	case unix.AFS_SUPER_MAGIC, unix.AFS_FS_MAGIC:
-		return "AFS", nil
-	case unix.CODA_SUPER_MAGIC:
-		return "Coda", nil
-	case unix.CEPH_SUPER_MAGIC:
-		return "Ceph", nil
-	case 0x0BD00BD0:
-		return "Lustre", nil
-	case unix.OCFS2_SUPER_MAGIC:
-		return "OCFS2", nil
-	case 0x01161970:
-		return "GFS2", nil
-	case unix.FUSE_SUPER_MAGIC:
-		return "a FUSE file system", nil
+	// The field is signed or not, and 32 or 64 bits wide, by architecture.
+	name, local = fileSystem(uint32(st.Type))
+	return name, local, nil
+}
+
+func fileSystem(kind uint32) (name string, local bool) {
+	if name, local = localFileSystems[kind]; local {
+		return name, true
 	}
-	return "", nil
+	if name = otherFileSystems[kind]; name == "" {
+		name = fmt.Sprintf("%#08x", kind)
+	}
+	return name, false
 }
 
 func bootNow() (id bootID, err error) {

@@ -10,10 +10,12 @@ import (
 
 func TestConformance(t *testing.T) {
 	s := memstore.New()
+	open := func(_ testing.TB, namespace string) driver.Store { return s.Namespace(namespace) }
 	drivertest.Run(t, drivertest.Harness{
-		Open:       func(_ testing.TB, namespace string) driver.Store { return s.Namespace(namespace) },
-		Stop:       func(testing.TB) { s.Script().Stop() },
-		Start:      func(testing.TB) { s.Script().Start() },
-		LoseAnswer: func(testing.TB) { s.Script().LoseAcquireAnswer("", memstore.Applied, 0) },
+		Open:                open,
+		OpenWithoutFallback: open,
+		Stop:                func(testing.TB) { s.Script().Stop() },
+		Start:               func(testing.TB) { s.Script().Start() },
+		LoseAnswer:          func(testing.TB, int) { s.Script().LoseAcquireAnswer("", memstore.Applied, 0) },
 	})
 }

@@ -2,6 +2,8 @@ package mysqlstore
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -14,6 +16,9 @@ const (
 	errTooMany        = 1040
 	errNoSchema       = 1049
 	errShutdown       = 1053
+	errNoColumn       = 1054
+	errBadText        = 1366
+	errTooLong        = 1406
 	errNoTable        = 1146
 	errLockWait       = 1205
 	errDeadlock       = 1213
@@ -23,14 +28,17 @@ const (
 	errStatementTime8 = 3024 // MySQL: max_execution_time
 	errNotLocked8     = 3572 // MySQL: NOWAIT; MariaDB answers errLockWait
 	errUserLockLoop8  = 3058 // MySQL: deadlock of GET_LOCK
+	errRolledBack8    = 3101 // MySQL: a replication group has not certified the commit
 )
 
 // refused are answered noes that asking again does not turn into yeses.
 var refused = map[uint16]bool{
 	1044: true, 1045: true, errNoSchema: true, 1130: true, 1142: true, 1143: true, errNoTable: true, 1227: true, 1370: true, 1698: true, // rights, and what is not there
 	1290: true, 1792: true, 1836: true, // read-only
-	1054: true, 1064: true, // another's table, or one of another version
+	1064: true,                         // a server of another version
 	1728: true, 3098: true, 4165: true, // the engine is not allowed here
+	1661: true, 1662: true, 1663: true, 1664: true, 1665: true, // the format of the binary log does not allow it
+	1048: true, 1364: true, 1452: true, 3819: true, 4025: true, // a user's table takes no row of the name alone
 }
 
 type faults struct{}
@@ -47,16 +55,32 @@ func (faults) Sort(err error) (error, bool) {
 	switch {
 	case !ok:
 		return &driver.Error{Code: driver.Unknown, Err: err}, false
-	case my.Number == errLockWait || my.Number == errDeadlock || my.Number == errNotLocked8 || my.Number == 1020:
+	case my.Number == errLockWait || my.Number == errDeadlock || my.Number == errNotLocked8 || my.Number == errUserLockLoop8 || my.Number == errRolledBack8 || my.Number == 1020:
 		return &driver.Error{Code: driver.Unavailable, Err: err}, true
 	case my.Number == errNoTable:
 		return driver.Errorf(driver.Refused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
+	case my.Number == errNoColumn:
+		return driver.Errorf(driver.Refused, "%w: if the table is holdfast's, it is of another version: run holdfast init URL, or Init", err), false
+	case readOnly(my):
+		return fmt.Errorf("%w: %w", sqlkit.ErrReadOnly, err), false
 	case refused[my.Number]:
 		return &driver.Error{Code: driver.Refused, Err: err}, false
 	case my.Number == errTooMany || my.Number == 1203 || my.Number == 1226 || my.Number == 1047:
 		return &driver.Error{Code: driver.Unavailable, Err: err}, false
 	}
 	return &driver.Error{Code: driver.Unknown, Err: err}, false
+}
+
+// readOnly reports whether an error says that the server takes no writes. Error 1290 is
+// also that of other settings, which the message names.
+func readOnly(err *mysql.MySQLError) bool {
+	switch err.Number {
+	case 1290:
+		return strings.Contains(err.Message, "read_only") || strings.Contains(err.Message, "read-only")
+	case 1836:
+		return true
+	}
+	return false
 }
 
 // unreached puts a code on an error of opening a connection: nothing was asked.

@@ -5,15 +5,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
-
-	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/sqlkit"
@@ -109,11 +106,12 @@ func asText(s string) string {
 
 // Lock takes the lock and reads the clock in one statement, in that order.
 func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
-	query := "SELECT " + markUntold(s) + ", GET_LOCK(" + r.lockOf(a) + ", 0), " + sysdate + ", CONNECTION_ID()"
+	label, wait := "", "0"
 	if a.Wait {
-		query = "SELECT " + comment(a) + markUntold(s) + ", GET_LOCK(" + r.lockOf(a) + ", " + strconv.Itoa(forever) + "), " + sysdate + ", CONNECTION_ID()"
+		label, wait = comment(a), strconv.Itoa(forever)
 	}
-	script := append(timeout(s, a), query)
+	query := "SELECT " + label + markNew(s) + ", GET_LOCK(" + r.lockOf(a) + ", " + wait + "), " + sysdate + ", CONNECTION_ID(), @@global.read_only"
+	script := append(timeout(s, a.TTL), query)
 	more := 0
 	if r.s.facts().sysdateNow {
 		script, more = append(script, "SELECT "+clock), 1
@@ -122,7 +120,8 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
-	s.TTL, s.Untold = a.TTL, true
+	s.TTL = a.TTL
+	marked(s)
 	row := answers.First(0)
 	got := sqlkit.Got{Token: uint64(row.Int(2)), Slot: driver.NoSlot}
 	if more > 0 {
@@ -133,6 +132,8 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 		return sqlkit.Got{}, errMoved
 	case row.Null(1):
 		return sqlkit.Got{}, driver.Errorf(driver.Unknown, "GET_LOCK was interrupted")
+	case isReadOnly(row.Text(4)):
+		return sqlkit.Got{}, sqlkit.ErrReadOnly
 	case !row.True(1):
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
@@ -150,9 +151,10 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	return got, nil
 }
 
-// Ping writes down who holds, the first time.
+// Ping asks the server which session has the lock.
 func (r named) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	return r.ping(ctx, s, a, a.Lockname)
+	lock := r.lockOf(a)
+	return r.prove(ctx, s, a, r.lockname(a.Key), "SELECT IS_USED_LOCK("+lock+") = CONNECTION_ID()")
 }
 
 // errMoved: a session that is not the one it was is no session.
@@ -161,57 +163,50 @@ var errMoved = fmt.Errorf("the connection has another number than before: a prox
 // durable raises the floor of tokens, committed before the grant is given.
 func durable(a *sqlkit.Ask) []string {
 	return []string{fmt.Sprintf("UPDATE holdfast_floor SET token = LAST_INSERT_ID(GREATEST(token + 1, %s)) WHERE bucket = %d", clock, sqlkit.Bucket(a.Key)),
-		"SELECT LAST_INSERT_ID(), ROW_COUNT()"}
+		"SELECT LAST_INSERT_ID(), ROW_COUNT(), " + flush}
 }
 
 // durableOf is the token of its answers.
 func durableOf(answers sqlkit.Answers) (uint64, error) {
-	if row := answers.Last(); row.True(1) {
-		return uint64(row.Int(0)), nil
+	row := answers.Last()
+	switch {
+	case !row.True(1):
+		return 0, sqlkit.ErrSchema
+	case row.Text(2) != flushed:
+		return 0, notDurable(row.Text(2))
 	}
-	return 0, sqlkit.ErrSchema
+	return uint64(row.Int(0)), nil
 }
 
 // Unlock looks at the server's answer: a lock that the session does not have is
 // none of ours.
 func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	script := []string{"SELECT RELEASE_LOCK(" + r.lockOf(a) + ")"}
-	var back []string
-	if a.Told {
-		var erase []string
-		erase, back = r.erase()
-		script = append(script, erase...)
-	}
-	answers, err := s.Run(ctx, script...)
-	if _, answered := errors.AsType[*mysql.MySQLError](err); answered && len(answers) > 0 {
-		s.Spent, err = locked(err), nil // it could not be written down, either
-		if len(back) > 0 && !s.Spent {
-			_, failed := s.Run(ctx, back...)
-			s.Spent = failed != nil
-		}
-	} else if a.Told {
-		s.Spent = !answers.Last().True(0)
-	}
+	answers, err := s.Run(ctx, "SELECT RELEASE_LOCK("+r.lockOf(a)+"), "+unmark(s, a))
 	if err != nil {
 		return false, err
+	}
+	if a.Record {
+		r.s.record.end(a.ID)
 	}
 	return answers.First(0).True(0), nil
 }
 
-// Clear lets go of a lock that came in the moment of its cancelling.
+// Clear gives back a lock that came in the moment of its cancelling.
 func (r named) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "SELECT RELEASE_ALL_LOCKS()")
+	_, err := s.Run(ctx, "SELECT RELEASE_ALL_LOCKS()", "SELECT GET_LOCK("+identityLock(s.ID)+", 0)")
+	s.Untold = s.Untold && err != nil
 	return err
 }
 
-// Survey believes IS_USED_LOCK, not what was written down.
+// Survey lists the sessions that have what is written down of them, and those whose
+// statements wait.
 func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
-	// First those who have yet to write: what they write meanwhile is seen below.
+	// First the sessions that have yet to write: what they write meanwhile is seen below.
 	untold, err := r.untold(ctx, side)
 	if err != nil {
 		return nil, nil, err
 	}
-	where := "IF(IS_USED_LOCK(CONVERT(s.lockname USING utf8mb4)) = s.conn, IFNULL(IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', s.conn)), 0) <> s.conn, 0)"
+	where := "s.lockname <> ''"
 	match := func(l *sqlkit.Label) bool { return bytes.HasPrefix(l.Key, key) }
 	if !all {
 		where = fmt.Sprintf("s.name = %s AND %s", lit(key), where)

@@ -48,7 +48,8 @@ func Namespace(ns string) Option { return func(c *config) { c.Namespace = ns } }
 // DurableTokens writes each token into a row, and commits it, before the grant is
 // given, so that tokens rise even if the server's clock is set back. It is for
 // Pessimistic and Named and costs a committed write per grant; Optimistic tokens are
-// durable anyway.
+// durable anyway. A server on which a crash forgets commits, one that has
+// innodb_flush_log_at_trx_commit other than 1, is refused.
 func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 
 // ExactNames makes Named give GET_LOCK the names as they are, to share them with

@@ -69,7 +69,6 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 		defer cancel()
 	}
 	s.TTL = a.TTL
-	s.Untold = s.Untold || answers.First(0) != nil
 	got := sqlkit.Got{Slot: driver.NoSlot}
 	row := answers.First(0) // none where the row is locked by others, or is not there
 	if row == nil {
@@ -97,13 +96,20 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 			}
 			return got, err
 		}
+		if my, ok := errors.AsType[*mysql.MySQLError](err); ok && (my.Number == errTooLong || my.Number == errBadText) {
+			return got, driver.Errorf(driver.Invalid, "name %q: the column does not take it: %w", a.Name, err)
+		}
 		if err != nil {
 			return got, err
 		}
 		return got, sqlkit.ErrRow
 	}
-	if row.Int(2) != s.ID.Conn {
+	marked(s)
+	switch {
+	case row.Int(2) != s.ID.Conn:
 		return got, errMoved
+	case isReadOnly(row.Text(4)):
+		return got, sqlkit.ErrReadOnly
 	}
 	got.Token = uint64(row.Int(1))
 	k := sqlkit.Kind(a.Limit)
@@ -140,16 +146,37 @@ func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.A
 	return got, nil
 }
 
-// Ping writes down who holds, the first time.
+// A savepoint that is set when the row is locked ends with the transaction: to go back to
+// it proves that the transaction, and with it the lock, is still there, and keeps every
+// lock that is older than the savepoint. A session outlives its transaction where the
+// server chooses the transaction as the victim of a deadlock, or ends it by an implicit
+// commit.
+const (
+	setSavepoint   = "SAVEPOINT hf_lock"
+	proveSavepoint = "ROLLBACK TO SAVEPOINT hf_lock"
+	// errNoSavepoint is the answer where it is gone.
+	errNoSavepoint = 1305
+)
+
+func noSavepoint(err error) bool {
+	my, ok := errors.AsType[*mysql.MySQLError](err)
+	return ok && my.Number == errNoSavepoint
+}
+
+// Ping proves that the transaction is still there.
 func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	return r.ping(ctx, s, a, "")
+	held, err := r.prove(ctx, s, a, "", proveSavepoint, fmt.Sprintf("SELECT CONNECTION_ID() = %d", s.ID.Conn))
+	if noSavepoint(err) {
+		return false, nil
+	}
+	return held, err
 }
 
 // durableToken raises the floor of tokens on another connection, since this one's
 // transaction is open: it is committed when it becomes the token of a grant.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
 	brief, cancel := sqlkit.TokenWithin(ctx, a)
-	answers, err := r.s.links.Run(brief, durable(a)...)
+	answers, err := r.s.commit(brief, durable(a)...)
 	cancel()
 	if err == nil {
 		got.Token, err = durableOf(answers)
@@ -180,10 +207,11 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []strin
 	if a.Wait {
 		label = comment(a)
 	}
-	script := append(timeout(s, a), "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s FROM %s %s",
-		label, permits, sysdate, markUntold(s), r.row(a.Key), mode))
+	script := append(timeout(s, a.TTL), "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s, @@global.read_only FROM %s %s",
+		label, permits, sysdate, markNew(s), r.row(a.Key), mode))
 	switch k := sqlkit.Kind(a.Limit); {
 	case a.Limit == driver.Exclusive:
+		script = append(script, setSavepoint)
 		if r.s.facts().sysdateNow {
 			script = append(script, "SELECT "+clock)
 		}
@@ -191,7 +219,8 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []strin
 	case k > 0:
 		script = append(script, fmt.Sprintf("SELECT slot FROM holdfast_slot WHERE name = %s AND slot < %d ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED", lit(a.Key), k))
 	}
-	turn := asText("hf:token:" + hashedName(a.Key)[3:])
+	script = append(script, setSavepoint)
+	turn := asText("hft" + hashedName(a.Key)[2:]) // of 61 characters, of which MySQL allows 64
 	return append(script, fmt.Sprintf("SELECT GET_LOCK(%s, 60), %s, RELEASE_LOCK(%s)", turn, sysdate, turn))
 }
 
@@ -226,37 +255,32 @@ var numbers = func() string {
 	return "SELECT a.n + 16 * b.n + 256 * c.n AS n FROM " + digit + " a, " + digit + " b, " + digit + " c"
 }()
 
-// Unlock ends the transaction, in which nothing was written. The session would not
-// answer if the transaction had ended before.
+// Unlock proves that the transaction is still there, and ends it. Nothing was written in
+// it.
 func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
-	var script, back []string
-	end := []string{"ROLLBACK", "SELECT CONNECTION_ID()"}
-	if a.Told {
-		script, back = r.erase()
-	}
-	answers, err := s.Run(ctx, append(script, end...)...)
-	if _, answered := errors.AsType[*mysql.MySQLError](err); answered && a.Told {
-		s.Spent = locked(err)
-		answers, err = s.Run(ctx, append(back, end...)...) // it could not be written down, either
-	} else if a.Told {
-		s.Spent = !answers.First(0).True(0)
+	answers, err := s.Run(ctx, proveSavepoint, "ROLLBACK", "SELECT CONNECTION_ID(), "+unmark(s, a))
+	if noSavepoint(err) {
+		return false, nil
 	}
 	if err != nil {
 		return false, err
+	}
+	if a.Record {
+		r.s.record.end(a.ID)
 	}
 	return answers.Last().Int(0) == s.ID.Conn, nil
 }
 
 // Clear ends the transaction, whatever it had come to.
 func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
-	_, err := r.Unlock(ctx, s, &sqlkit.Ask{})
+	_, err := s.Run(ctx, "ROLLBACK")
 	return err
 }
 
-// Survey lists the sessions that say that they hold and are there, and those whose
+// Survey lists the sessions that have what is written down of them, and those whose
 // statements wait.
 func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
-	// First those who have yet to write: what they write meanwhile is seen below.
+	// First the sessions that have yet to write: what they write meanwhile is seen below.
 	untold, err := r.untold(ctx, side)
 	if err != nil {
 		return nil, nil, err

@@ -2,7 +2,12 @@ package mysqlstore
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/sqlkit"
@@ -24,7 +29,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 		return f, err
 	}
 	defer l.Close()
-	a, err := l.Run(ctx, "SELECT VERSION(), @@autocommit, @@global.read_only, @@innodb_read_only, SYSDATE(6), SLEEP(0.002), SYSDATE(6)")
+	a, err := l.Run(ctx, "SELECT VERSION(), @@autocommit, @@global.read_only, @@innodb_read_only, SYSDATE(6), SLEEP(0.002), SYSDATE(6), "+flush)
 	if err != nil {
 		return f, unreached(err)
 	}
@@ -36,26 +41,101 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	switch {
 	case !r.True(1):
 		return f, refuse("the connections have autocommit off, so that nothing would be committed: leave it on")
-	case r.True(2) || r.True(3):
-		return f, refuse("the server is read-only, a replica perhaps: give the address of the one that is written to")
+	case isReadOnly(r.Text(2)) || r.True(3):
+		return f, fmt.Errorf("mysqlstore: recipe %s: %w", s.cfg.Recipe, sqlkit.ErrReadOnly)
+	case s.cfg.Durable && r.Text(7) != flushed:
+		return f, notDurable(r.Text(7))
 	}
-	if a, err = l.Run(ctx, "SHOW GLOBAL VARIABLES LIKE 'wsrep_on'"); err != nil {
+	// Read with SHOW, as no server has all of them.
+	var show []string
+	for _, name := range []string{"wsrep_on", "group_replication_single_primary_mode", "log_bin", "binlog_format"} {
+		show = append(show, "SHOW VARIABLES LIKE '"+name+"'")
+	}
+	if a, err = l.Run(ctx, show...); err != nil {
 		return f, unreached(err)
 	}
-	galera := strings.EqualFold(a.Last().Text(1), "ON")
-	if galera && s.cfg.Recipe != Optimistic {
+	variables := map[string]string{}
+	for i := range a {
+		variables[strings.ToLower(a.First(i).Text(0))] = strings.ToUpper(a.First(i).Text(1))
+	}
+	galera := variables["wsrep_on"] == "ON"
+	several := variables["group_replication_single_primary_mode"] == "OFF"
+	sessions := s.cfg.Recipe != Optimistic
+	switch {
+	case galera && sessions:
 		return f, refuse("the server is a node of a Galera cluster, where locks of sessions are those of one node: use recipe=optimistic")
+	case several && sessions:
+		return f, refuse("the server is in a replication group of several primaries, where locks of sessions are those of one of them: use recipe=optimistic")
+	case variables["log_bin"] == "ON" && variables["binlog_format"] == "STATEMENT":
+		return f, refuse("the server has binlog_format=STATEMENT, by which it refuses what the recipe writes, or a replica repeats it otherwise: use ROW or MIXED")
+	}
+	if err := s.proxied(ctx, l); err != nil {
+		return f, err
 	}
 	if galera {
 		f.notes = append(f.notes, "this server is a node of a Galera cluster: a change is decided when it is certified")
 	}
-	if !f.maria {
-		f.notes = append(f.notes, "MySQL: written for and not tested; the tests run on MariaDB")
+	if several {
+		f.notes = append(f.notes, "this server is in a replication group of several primaries, on which the recipe is not tested: a change is decided when it is certified")
+	}
+	if r.Text(7) != flushed && !sessions {
+		f.notes = append(f.notes, "this server has innodb_flush_log_at_trx_commit="+r.Text(7)+": a crash of its machine, and with 0 one of the server, forgets grants of the last second")
 	}
 	if f.sysdateNow && s.cfg.Recipe != Optimistic {
 		f.notes = append(f.notes, "the server runs with --sysdate-is-now: the time of a token is read in a statement of its own")
 	}
 	return f, nil
+}
+
+// flush is whether a commit is on disk when it is acknowledged.
+const (
+	flush   = "@@global.innodb_flush_log_at_trx_commit"
+	flushed = "1"
+)
+
+// notDurable is the error for tokens that are to be durable, where commits are not.
+func notDurable(value string) error {
+	return driver.Errorf(driver.Refused, "mysqlstore: tokens=durable: the server has innodb_flush_log_at_trx_commit=%s, so that a crash forgets commits: set it to %s", value, flushed)
+}
+
+// proxied looks for proxies by which the recipe would not hold. A proxy that splits reads
+// from writes sends a plain SELECT to another server than a transaction, and one that
+// shares connections to another session.
+func (s *Store) proxied(ctx context.Context, l sqlkit.Link) error {
+	who := "SELECT @@hostname, @@port, @@server_id"
+	if s.cfg.Recipe != Optimistic {
+		who += ", CONNECTION_ID()"
+	}
+	var servers []string
+	ask := func(statement string) error {
+		a, err := l.Run(ctx, statement)
+		if err != nil {
+			return unreached(err)
+		}
+		if statement == who {
+			servers = append(servers, fmt.Sprint(a.Last()))
+		}
+		return nil
+	}
+	for _, statement := range []string{who, "START TRANSACTION", who, "ROLLBACK", who, who, who} {
+		if err := ask(statement); err != nil {
+			return err
+		}
+	}
+	slices.Sort(servers)
+	if len(slices.Compact(servers)) > 1 {
+		return driver.Errorf(driver.Refused, "mysqlstore: recipe %s: a proxy sends reads and writes to different servers or sessions: give the address of the primary, or one by which the proxy uses the primary alone", s.cfg.Recipe)
+	}
+	if s.cfg.Recipe == Optimistic {
+		return nil
+	}
+	// A server does not know the statement. ProxySQL answers it by itself.
+	if _, err := l.Run(ctx, "PROXYSQL INTERNAL SESSION"); err == nil {
+		return driver.Errorf(driver.Refused, "mysqlstore: recipe %s: ProxySQL stands before the server, and shares connections: give the address of the server, or use recipe=optimistic", s.cfg.Recipe)
+	} else if _, answered := errors.AsType[*mysql.MySQLError](err); !answered {
+		return unreached(err)
+	}
+	return nil
 }
 
 // facts are what is known of the server by now.
@@ -81,8 +161,9 @@ func Declared(r Recipe) driver.Guarantees {
 	kind := "mysql " + string(r)
 	if r == Optimistic {
 		g := sqlkit.OptimisticGuarantees(kind, false)
+		g.EarlyEnd = append(g.EarlyEnd, "a crash of a server that has innodb_flush_log_at_trx_commit other than 1")
 		g.Notes = []string{
-			"works through poolers and proxies, and on Galera (tested on a cluster of one node); no connection is kept for a lock",
+			"works through poolers and proxies, but for those that send reads to replicas, and on Galera (tested on a cluster of one node); no connection is kept for a lock",
 			"a row per name in use; a row that is idle for a minute is removed",
 		}
 		return g
@@ -91,8 +172,8 @@ func Declared(r Recipe) driver.Guarantees {
 	g.Notes = []string{
 		"a lock costs one connection, and so does a place in the queue",
 		"a holder that is silent or stopped is freed by the server's wait_timeout, which is set to the TTL; a crash is seen at once where the client's machine is up",
-		"not through proxies that share or split connections, and not on Galera",
-		"on a user's pool the end of a connection is noticed by a ping every second",
+		"not through proxies that share connections or split reads from writes, and neither on Galera nor in a replication group of several primaries",
+		"a primary that became read-only, and on a user's pool the end of a connection, is noticed by a ping every half second; where another one is promoted and the old one stays writable or falls silent, nothing is noticed before the TTL has passed",
 	}
 	if r == Pessimistic {
 		g.Shared, g.Semaphore, g.Slots, g.Order = true, true, true, driver.OrderNone

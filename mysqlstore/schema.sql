@@ -41,13 +41,20 @@ CREATE TABLE IF NOT EXISTS holdfast_slot (
 ) ENGINE=InnoDB;
 
 -- pessimistic and named: what each session holds, for people to see. It decides
--- nothing, and is empty when the server starts, as are the locks.
+-- nothing. A row counts while a session has the named lock that held names. Rows that no
+-- longer count are removed.
+SET @holdfast = (SELECT IF(COUNT(*) > 0, 'DROP TABLE holdfast_session', 'DO 0') FROM information_schema.tables
+	WHERE table_schema = DATABASE() AND table_name = 'holdfast_session' AND engine = 'MEMORY'); -- of an earlier layout
+PREPARE holdfast FROM @holdfast;
+EXECUTE holdfast;
+DEALLOCATE PREPARE holdfast;
 CREATE TABLE IF NOT EXISTS holdfast_session (
-	conn  BIGINT UNSIGNED NOT NULL PRIMARY KEY, -- CONNECTION_ID()
+	held  VARBINARY(64)   NOT NULL PRIMARY KEY, -- of GET_LOCK, one per grant
+	conn  BIGINT UNSIGNED NOT NULL, -- CONNECTION_ID()
 	name  VARBINARY(641)  NOT NULL, -- namespace, NUL, name
-	lockname VARBINARY(192) NOT NULL, -- of GET_LOCK
-	token BIGINT          NOT NULL, -- 0: nothing is held
+	lockname VARBINARY(192) NOT NULL, -- of GET_LOCK, the lock itself; empty: pessimistic
+	token BIGINT          NOT NULL,
 	slot  INT             NOT NULL,
-	taken TINYINT         NOT NULL, -- an operator has taken it away
-	label VARBINARY(1400)  NOT NULL -- who holds it
-) ENGINE=MEMORY;
+	taken BIGINT          NOT NULL, -- when an operator took it away, in microseconds since 1970, UTC; else 0
+	label VARBINARY(1400) NOT NULL -- who holds it
+) ENGINE=InnoDB;

@@ -2,10 +2,14 @@ package mysqlstore
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base32"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
@@ -33,43 +37,77 @@ const (
 	labelRoom = 1400
 )
 
+// A session has named locks of GET_LOCK beside the lock itself. The server frees them
+// when the session ends, and not before: no other session can show them.
+//
+//   - hf:session: and a random text, for as long as it lives. This is its identity:
+//     a connection's number may be that of another program's connection on a server
+//     that has taken over.
+//   - hf:new: and its number and turn, while it may have a grant that is not written
+//     down. It is taken with a lock, and kept until the next one, if that follows closely.
+//     Two turns alternate, so that an inspection sees when a session has gone on to
+//     another grant.
+//   - hf:grant: and the hash of a request's ID, while it has a grant that is, or is
+//     about to be, written down. A row of holdfast_session counts while its session
+//     has this lock.
+//   - hf:unrecorded: and its number, while it has a grant whose writing down has failed.
+func identityLock(id sqlkit.Identity) string { return "'hf:session:" + id.Since + "'" }
+
+func newLock(s *sqlkit.Session, turn int) string {
+	return "'hf:new:" + strconv.FormatInt(s.ID.Conn, 10) + ":" + strconv.Itoa(turn) + "'"
+}
+
+func unrecordedLock(s *sqlkit.Session) string {
+	return "'hf:unrecorded:" + strconv.FormatInt(s.ID.Conn, 10) + "'"
+}
+
+// grantLock is a name, not a literal.
+func grantLock(requestID string) string {
+	sum := sha256.Sum256([]byte(requestID))
+	return "hf:grant:" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20]))
+}
+
+// once is an expression that takes a named lock unless the session has it: the server
+// counts how often a session has taken one.
+func once(lock string) string {
+	return fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), 1, GET_LOCK(%[1]s, 0))", lock)
+}
+
+// isReadOnly reads the value of read_only, which some versions have as an enumeration.
+func isReadOnly(value string) bool { return value != "0" && !strings.EqualFold(value, "OFF") }
+
 // Begin takes away everything that may end a session, a transaction or a statement
-// by itself, so that only the TTL does, and makes the session's clock UTC.
+// by itself, so that only the TTL does, and makes the session's clock UTC. Strict mode
+// keeps the server from cutting a name that is too long for a user's column.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
 	f, err := r.s.server.Settle(ctx)
 	if err != nil {
 		return sqlkit.Identity{}, err
 	}
-	set := fmt.Sprintf("SET SESSION time_zone = '+00:00', autocommit = 1, sql_mode = '', innodb_lock_wait_timeout = %d, lock_wait_timeout = %d, wait_timeout = %d",
+	set := fmt.Sprintf("SET SESSION time_zone = '+00:00', autocommit = 1, sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = %d, lock_wait_timeout = %d, wait_timeout = %d",
 		forever, forever, 8*3600)
+	server := "CONCAT_WS(' ', @@hostname, @@port, @@server_id)"
 	if f.maria {
 		set += ", max_statement_time = 0, idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0"
 	} else {
 		set += ", max_execution_time = 0"
+		server = "CONCAT_WS(' ', @@hostname, @@port, @@server_id, @@server_uuid)"
 	}
-	start, conn, err := started(ctx, l, "SELECT CONNECTION_ID(), "+unix, set, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "SET SESSION TRANSACTION READ WRITE")
+	id := sqlkit.Identity{Since: strings.ToLower(rand.Text())}
+	a, err := l.Run(ctx, set, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", "SET SESSION TRANSACTION READ WRITE",
+		"SELECT CONNECTION_ID(), @@global.read_only, "+server+", GET_LOCK("+identityLock(id)+", 0)")
 	if err != nil {
 		return sqlkit.Identity{}, err
 	}
-	return sqlkit.Identity{Conn: conn, Since: fmt.Sprint(start)}, nil
-}
-
-// started runs a statement that answers a number and the time, after others, and tells
-// with the number when the server was started, to the second. It asks again where the
-// server took so long between the time and its age that they do not go together.
-func started(ctx context.Context, l sqlkit.Link, ask string, before ...string) (start, n int64, err error) {
-	for range 3 {
-		a, err := l.Run(ctx, append(before, "SELECT "+unix, "SHOW GLOBAL STATUS LIKE 'Uptime'", ask)...)
-		if err != nil {
-			return 0, 0, err
-		}
-		row := a.Last()
-		if row.Int(1)-a.First(len(a)-3).Int(0) <= 1 {
-			return row.Int(1) - a.First(len(a)-2).Int(1), row.Int(0), nil
-		}
-		before = nil
+	row := a.Last()
+	switch {
+	case isReadOnly(row.Text(1)):
+		return sqlkit.Identity{}, sqlkit.ErrReadOnly
+	case !row.True(3):
+		return sqlkit.Identity{}, driver.Errorf(driver.Unavailable, "mysqlstore: GET_LOCK was interrupted")
 	}
-	return 0, 0, driver.Errorf(driver.Unavailable, "mysqlstore: the server takes seconds to tell its age")
+	id.Conn, id.Server = row.Int(0), row.Text(2)
+	return id, nil
 }
 
 // briefly is a script that runs a statement and has it wait for what others have
@@ -77,122 +115,133 @@ func started(ctx context.Context, l sqlkit.Link, ask string, before ...string) (
 // other statements. If the answer is an error, back is what makes the session as it was.
 func (r sessions) briefly(statement string, others ...string) (script, back []string) {
 	if r.s.facts().maria {
-		return append([]string{"SET STATEMENT max_statement_time = 0.2 FOR " + statement}, others...), nil
+		return append([]string{brieflyMaria + statement}, others...), nil
 	}
 	const set = "SET SESSION innodb_lock_wait_timeout = %d, lock_wait_timeout = %[1]d"
 	back = []string{fmt.Sprintf(set, forever)}
 	return append(append([]string{fmt.Sprintf(set, 1), statement}, others...), back...), back
 }
 
-// erase is a script that writes down that the session holds nothing, and answers with a
-// yes unless somebody is about to kill it for what it held: see Evict.
-func (r sessions) erase() (script, back []string) {
-	return r.briefly("UPDATE holdfast_session SET token = 0 WHERE conn = CONNECTION_ID() AND taken = 0", "SELECT ROW_COUNT()")
-}
+const brieflyMaria = "SET STATEMENT max_statement_time = 0.2 FOR "
 
-// locked tells whether a statement was run briefly and would have had to wait longer.
+// locked reports whether a statement was run briefly and would have had to wait longer.
 func locked(err error) bool {
 	my, ok := errors.AsType[*mysql.MySQLError](err)
 	return ok && (my.Number == errLockWait || my.Number == errStatementTime)
 }
 
 // timeout is the statement that sets the session's timer, where it is not so yet.
-func timeout(s *sqlkit.Session, a *sqlkit.Ask) []string {
-	if s.TTL == a.TTL {
+func timeout(s *sqlkit.Session, ttl time.Duration) []string {
+	if s.TTL == ttl {
 		return nil
 	}
-	return []string{fmt.Sprintf("SET SESSION wait_timeout = %d", int64(a.TTL/time.Second))}
+	return []string{fmt.Sprintf("SET SESSION wait_timeout = %d", int64(ttl/unit))}
 }
 
 // comment is a label for a statement that may wait.
 func comment(a *sqlkit.Ask) string { return "/*" + a.Label.Encode(labelRoom) + "*/ " }
 
-// A session that may hold something which is not written down yet has one more lock of
-// GET_LOCK, by which those who look know that they should look again, and that what
-// is written down is of an earlier grant. It is taken before the lock itself, and kept
-// between locks that follow each other closely.
-func untoldLock(s *sqlkit.Session) string {
-	return "'hf:untold:" + strconv.FormatInt(s.ID.Conn, 10) + "'"
+// markNew is an expression that takes the session's lock hf:new of its next turn and
+// gives back that of the last. Marked is for when the server has evaluated it.
+func markNew(s *sqlkit.Session) string {
+	take := "GET_LOCK(" + newLock(s, 1-s.Turn) + ", 0)"
+	if s.Untold {
+		take += " + RELEASE_LOCK(" + newLock(s, s.Turn) + ")"
+	}
+	return take
 }
 
-// markUntold is an expression that takes it, unless it is there.
-func markUntold(s *sqlkit.Session) string {
-	if s.Untold {
-		return "1"
-	}
-	return "GET_LOCK(" + untoldLock(s) + ", 0)"
-}
+func marked(s *sqlkit.Session) { s.Untold, s.Turn = true, 1-s.Turn }
 
 // Rest gives it back.
 func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
-	_, err := s.Run(ctx, "DO RELEASE_LOCK("+untoldLock(s)+")")
+	_, err := s.Run(ctx, "DO RELEASE_LOCK("+newLock(s, s.Turn)+")")
 	s.Untold = s.Untold && err != nil
 	return err
 }
 
-// note writes down what the session holds.
-func note(a *sqlkit.Ask, lockname string) string {
-	return fmt.Sprintf("INSERT INTO holdfast_session (conn, name, lockname, token, slot, taken, label) VALUES (CONNECTION_ID(), %s, %s, %d, %d, 0, '%s')"+
-		" ON DUPLICATE KEY UPDATE name = VALUES(name), lockname = VALUES(lockname), token = VALUES(token), slot = VALUES(slot), taken = 0, label = VALUES(label)",
-		lit(a.Key), lit([]byte(lockname)), a.Token, a.Slot, a.Label.Encode(labelRoom))
-}
-
-// ping is any statement: the session is what holds. The first one writes down who
-// does.
-func (r sessions) ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lockname string) (bool, error) {
-	const ask = "SELECT CONNECTION_ID()"
-	var answers sqlkit.Answers
-	var err error
-	if a.Told {
-		answers, err = s.Run(ctx, ask)
-	} else {
-		told := "DO RELEASE_LOCK(" + untoldLock(s) + ")"
-		script, back := r.briefly(note(a, lockname))
-		answers, err = s.Run(ctx, append(script, told, ask)...)
-		if locked(err) {
-			// As by a backup: the lock holds, and says who has it at the next ping.
-			answers, err = s.Run(ctx, append(back, ask)...)
-			return err == nil && answers.Last().Int(0) == s.ID.Conn, err
-		}
-		if _, answered := errors.AsType[*mysql.MySQLError](err); answered {
-			// The table is not there, or full, or not for this user: the lock holds
-			// without it, and cannot be seen.
-			answers, err = s.Run(ctx, append(back, told, ask)...)
-		}
+// prove asks whether the session has its lock and its server is not read-only, and sets
+// its timer. In the same round trip it takes the named lock of a grant that is about to
+// be written down.
+// Proof is a script whose last statement is to be completed by more columns; its first
+// column is whether the lock is there.
+func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lockname string, proof ...string) (bool, error) {
+	record := a.Record && !a.Told && r.s.record.due()
+	left := a.TTL
+	if a.Left > 0 {
+		left, _ = sqlkit.RoundTTL(a.Left, unit)
 	}
+	proof = append(timeout(s, left), proof...) // a script of its own
+	proof[len(proof)-1] += ", @@global.read_only"
+	if record {
+		proof[len(proof)-1] += ", " + once("'"+grantLock(a.ID)+"'")
+	}
+	answers, err := s.Run(ctx, proof...)
 	if err != nil {
 		return false, err
 	}
+	s.TTL = left
+	row := answers.Last()
+	switch {
+	case !row.True(0):
+		return false, nil
+	case isReadOnly(row.Text(1)):
+		return false, sqlkit.ErrReadOnly
+	case !record:
+		return true, nil
+	}
+	if !r.s.record.write(ctx, a, s.ID.Conn, lockname) {
+		// The lock holds without it. A later ping tries again.
+		_, err := s.Run(ctx, "DO "+once(unrecordedLock(s)))
+		return err == nil, err
+	}
+	if _, err := s.Run(ctx, fmt.Sprintf("DO RELEASE_LOCK(%s), RELEASE_LOCK(%s)", unrecordedLock(s), newLock(s, s.Turn))); err != nil {
+		return false, err
+	}
 	a.Told, s.Untold = true, false
-	return answers.Last().Int(0) == s.ID.Conn, nil
+	return true, nil
 }
 
-// untold are the sessions that may have yet to write something down. One whose lock
-// has not been answered has nothing to write. The number of a session's last statement
-// is part of who it is: when that is another, what it held before is given back or
-// written down. One that is writing just now is asked again.
-func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
-	for tries := 0; ; tries++ {
-		a, err := side.Run(ctx, "SELECT id, query, info LIKE 'INSERT INTO holdfast_session%' OR info LIKE 'SET STATEMENT % FOR INSERT INTO holdfast_session%' FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:untold:', id)) = id"+
-			" AND COALESCE(state, '') <> 'User lock' AND COALESCE(info, '') NOT LIKE 'SELECT /*hf1.%'")
-		if err != nil {
-			return nil, err
-		}
-		var ids []sqlkit.Identity
-		writing := false
-		for _, row := range a[len(a)-1] {
-			ids = append(ids, sqlkit.Identity{Conn: row.Int(0), Since: row.Text(1)})
-			writing = writing || row.True(2)
-		}
-		if !writing || tries == 100 {
-			return ids, nil
-		}
-		select {
-		case <-time.After(time.Millisecond):
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+// unmark is an expression that gives back the named locks of a grant that was, or was to
+// be, written down.
+func unmark(s *sqlkit.Session, a *sqlkit.Ask) string {
+	if !a.Record {
+		return "1"
 	}
+	return fmt.Sprintf("COALESCE(RELEASE_LOCK('%s'), 0) + COALESCE(RELEASE_LOCK(%s), 0)", grantLock(a.ID), unrecordedLock(s))
+}
+
+// untold are the sessions that may have yet to write something down, with their turns.
+// One whose lock has not been answered has nothing to write. It returns ErrReadOnly from
+// a server that was demoted.
+func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
+	const turn = "IS_USED_LOCK(CONCAT(_utf8mb4'hf:new:', id, _utf8mb4':%d')) = id"
+	first, second := fmt.Sprintf(turn, 0), fmt.Sprintf(turn, 1)
+	a, err := side.Run(ctx, "SELECT @@global.read_only", "SELECT id, IF("+first+", 0, 1) FROM "+r.processes()+" p WHERE ("+first+" OR "+second+
+		") AND COALESCE(state, '') <> 'User lock' AND COALESCE(info, '') NOT LIKE 'SELECT /*hf1.%'")
+	if err != nil {
+		return nil, err
+	}
+	if isReadOnly(a.First(0).Text(0)) {
+		return nil, sqlkit.ErrReadOnly
+	}
+	var ids []sqlkit.Identity
+	for _, row := range a[len(a)-1] {
+		ids = append(ids, sqlkit.Identity{Conn: row.Int(0), Since: row.Text(1)})
+	}
+	return ids, nil
+}
+
+// Unrecorded returns an error if sessions hold something that they could not write down.
+func (r sessions) Unrecorded(ctx context.Context, side sqlkit.Link) error {
+	a, err := side.Run(ctx, "SELECT COUNT(*) FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:unrecorded:', id)) = id")
+	if err != nil {
+		return err
+	}
+	if n := a.Last().Int(0); n > 0 {
+		return driver.Errorf(driver.Unavailable, "mysqlstore: %d sessions hold locks that they could not write down in holdfast_session, so that not all holders can be shown: the table is locked or full, or their user has no right to INSERT", n)
+	}
+	return nil
 }
 
 // Cause looks whether an operator has left word: the server says nothing when it
@@ -200,8 +249,8 @@ func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identi
 func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, side *sqlkit.Pool) (driver.Cause, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
 	defer cancel()
-	answers, err := side.Run(ctx, fmt.Sprintf("SELECT taken FROM holdfast_session WHERE conn = %d AND token = %d", s.ID.Conn, a.Token))
-	if err == nil && answers.Last().True(0) {
+	answers, err := side.Run(ctx, fmt.Sprintf("SELECT taken FROM holdfast_session WHERE held = '%s'", grantLock(a.ID)))
+	if err == nil && answers.Last().Int(0) > 0 {
 		return driver.Taken, nil
 	}
 	return driver.SessionEnded, nil
@@ -213,23 +262,27 @@ func (sessions) Ended(err error) bool {
 	return ok && my.Number == errKilled
 }
 
-// Cancel ends the statement that a session runs.
+// Cancel ends the statement that a session runs. The server finds the session by its
+// identity and ends the statement in one step.
 func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
-	gone, err := r.gone(ctx, side, id)
-	if err != nil || gone {
-		return err
-	}
-	_, err = side.Run(ctx, fmt.Sprintf("KILL QUERY %d", id.Conn))
+	_, err := side.Run(ctx, "KILL QUERY IS_USED_LOCK("+identityLock(id)+")")
 	return unlessGone(err)
 }
 
-// End ends a session and tells whether it is gone.
+// End ends a session and reports whether it is gone from the server. On a server that
+// has taken over nothing has its identity. A server that is read-only is not believed:
+// the session may be at its successor.
 func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
-	gone, err := r.gone(ctx, side, id)
-	if err != nil || gone {
-		return gone, err
+	a, err := side.Run(ctx, "SELECT @@global.read_only, IS_USED_LOCK("+identityLock(id)+")")
+	switch {
+	case err != nil:
+		return false, err
+	case isReadOnly(a.Last().Text(0)):
+		return false, sqlkit.ErrReadOnly
+	case a.Last().Null(1):
+		return true, nil
 	}
-	_, err = side.Run(ctx, fmt.Sprintf("KILL %d", id.Conn))
+	_, err = side.Run(ctx, "KILL IS_USED_LOCK("+identityLock(id)+")")
 	return false, unlessGone(err)
 }
 
@@ -243,48 +296,35 @@ func unlessGone(err error) error {
 	return err
 }
 
-// gone looks into the server's list. Numbers begin anew when the server does, and
-// another server has others: the second of its start tells, give or take one. A server
-// that takes over may have started before the one that is gone.
-func (r sessions) gone(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
-	start, there, err := started(ctx, side, fmt.Sprintf("SELECT COUNT(*), %s FROM information_schema.processlist WHERE id = %d", unix, id.Conn))
-	if err != nil {
-		return false, err
-	}
-	began, _ := strconv.ParseInt(id.Since, 10, 64)
-	other := start < began-2 || start > began+2
-	return other || there == 0, nil
-}
-
-// unix is the time in seconds, whatever the session's time zone.
-const unix = "TIMESTAMPDIFF(SECOND, '1970-01-01', UTC_TIMESTAMP())"
-
-// Evict leaves word for the holder and ends its session, if it still has the same
-// grant. A holder that lets go meanwhile has erased what it held before, so that no word
-// can be left, or finds the word and does not use the session again.
+// Evict leaves word for the holder and ends its session, if it still has the same grant:
+// the server finds the session by the named lock of that grant, and ends it in one step.
 func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
-	a, err := side.Run(ctx, fmt.Sprintf("UPDATE holdfast_session SET taken = 1 WHERE conn = %d AND token = %d AND name = %s", seen.Conn, seen.Token, lit(seen.Key)),
-		fmt.Sprintf("SELECT COUNT(*) FROM holdfast_session WHERE conn = %d AND token = %d AND taken = 1", seen.Conn, seen.Token))
-	if err != nil || !a.Last().True(0) {
+	held := seen.Identity.Since
+	if _, err := side.Run(ctx, fmt.Sprintf("UPDATE holdfast_session SET taken = %s WHERE held = '%s'", clock, held)); err != nil {
 		return err
 	}
-	_, err = side.Run(ctx, fmt.Sprintf("KILL %d", seen.Conn))
-	return unlessGone(err)
+	_, err := side.Run(ctx, "KILL IS_USED_LOCK('"+held+"')")
+	if err = unlessGone(err); err != nil {
+		_, _ = side.Run(ctx, fmt.Sprintf("UPDATE holdfast_session SET taken = 0 WHERE held = '%s'", held)) // it was not taken
+	}
+	return err
 }
 
 // processes is the server's list of sessions with how long, in microseconds, each
-// has been in its state, and the number of its last statement, which MySQL does not
-// tell.
+// has been in its state.
 func (r sessions) processes() string {
 	if r.s.facts().maria {
-		return "(SELECT id, host, command, state, info, query_id AS query, CAST(time_ms * 1000 AS SIGNED) AS micros FROM information_schema.processlist)"
+		return "(SELECT id, host, command, state, info, CAST(time_ms * 1000 AS SIGNED) AS micros FROM information_schema.processlist)"
 	}
-	return "(SELECT id, host, command, state, info, '' AS query, time * 1000000 AS micros FROM information_schema.processlist)"
+	return "(SELECT id, host, command, state, info, time * 1000000 AS micros FROM information_schema.processlist)"
 }
 
-// holders are the sessions that say that they hold, and are there.
+// holders are the sessions that have what is written down of them. Their numbers are
+// those of this server, found by the named locks of their grants.
 func (r sessions) holders(ctx context.Context, side sqlkit.Link, where string) ([]sqlkit.Sight, error) {
-	a, err := side.Run(ctx, "SELECT s.conn, s.token, s.slot, s.label, p.micros, p.command FROM holdfast_session s JOIN "+r.processes()+" p ON p.id = s.conn WHERE s.token > 0 AND "+where)
+	a, err := side.Run(ctx, "SELECT s.now, s.token, s.slot, s.label, p.micros, p.command, s.held FROM"+
+		" (SELECT IS_USED_LOCK(CONVERT(s.held USING utf8mb4)) AS now, s.held, s.token, s.slot, s.label FROM holdfast_session s WHERE "+where+") s"+
+		" LEFT JOIN "+r.processes()+" p ON p.id = s.now WHERE s.now IS NOT NULL")
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +335,7 @@ func (r sessions) holders(ctx context.Context, side sqlkit.Link, where string) (
 			continue
 		}
 		s := sqlkit.Sight{Label: label, Granted: true, Token: uint64(row.Int(1)), Slot: int(row.Int(2)), Since: time.UnixMicro(row.Int(1)), Left: label.TTL}
-		s.Conn = row.Int(0)
+		s.Identity = sqlkit.Identity{Conn: row.Int(0), Since: row.Text(6)}
 		if row.Text(5) == "Sleep" {
 			s.Left -= time.Duration(row.Int(4)) * time.Microsecond
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	_ "embed"
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -32,6 +33,8 @@ type Store struct {
 	where  string
 	dial   func(context.Context) (sqlkit.Link, error) // a connection that nobody else uses
 	links  *sqlkit.Pool                               // for what is committed beside an open transaction
+	record *recorder
+	lent   bool // the connections are of a user's pool
 	server *sqlkit.Probe[facts]
 }
 
@@ -125,8 +128,9 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	if c.Namespace != "" {
 		where += " (namespace " + c.Namespace + ")"
 	}
-	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(keep, dial)}
+	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(keep, dial), lent: keep == 0}
 	s.server = sqlkit.NewProbe(s.probe)
+	s.record = newRecorder(s)
 	switch c.Recipe {
 	case Optimistic:
 		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, dial), table{}, faults{}, nil, c.Namespace)
@@ -135,11 +139,36 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	case Named:
 		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, 2*keep, c.Namespace)
 	}
-	if err := s.server.Ask(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	// A server that does not answer is no error, and is not waited for: see driver.Opener.
+	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)
+	defer cancel()
+	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
 		_ = s.Close(ctx)
 		return nil, err
 	}
 	return s, nil
+}
+
+// commit runs statements on a connection that has no transaction, at a server that takes
+// writes. Connections to a server that was demoted are ended: a new one may lead to its
+// successor.
+func (s *Store) commit(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
+	script := append([]string{"SELECT @@global.read_only"}, statements...)
+	for fresh := false; ; fresh = true {
+		a, err := s.links.Run(ctx, script...)
+		coded, _ := faults{}.Sort(err)
+		demoted := errors.Is(coded, sqlkit.ErrReadOnly) || err == nil && isReadOnly(a.First(0).Text(0))
+		switch {
+		case demoted && fresh:
+			return nil, sqlkit.ErrReadOnly
+		case demoted:
+			s.links.Flush()
+		case err != nil:
+			return nil, err
+		default:
+			return a[1:], nil
+		}
+	}
 }
 
 // String says where the locks are, without a password.
@@ -151,6 +180,7 @@ func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 // Close ends the store's connections, and with them the grants that live on them.
 func (s *Store) Close(ctx context.Context) error {
 	err := s.engine.Close(ctx)
+	s.record.close()
 	s.links.Close()
 	return err
 }

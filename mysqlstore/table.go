@@ -20,7 +20,7 @@ type table struct{}
 func lit(b []byte) string { return fmt.Sprintf("x'%x'", b) }
 
 func (table) Read(name []byte, bucket int) string {
-	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state FROM holdfast_floor f LEFT JOIN holdfast_row r ON r.name = %s WHERE f.bucket = %d",
+	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state, @@global.read_only FROM holdfast_floor f LEFT JOIN holdfast_row r ON r.name = %s WHERE f.bucket = %d",
 		clock, lit(name), bucket)
 }
 

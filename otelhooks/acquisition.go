@@ -12,14 +12,14 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// acquisition is one request for a lock and the grant that comes of it. It is
-// the context that Start returns, and so comes back with every event about
-// either; no table of what is held is needed, and nothing can be left in one.
+// acquisition is one request for a lock and the grant that results from it. It is
+// the context that Start returns, so every event about the request or the grant
+// carries it. The hooks therefore need no table of held locks.
 //
-// While the lock is being asked for, the context shows the acquire span, for the
-// store's client to put its own below it. The lock's context derives from this
-// one, so from then on it shows the caller's span again: the work is no part of
-// the acquisition.
+// During the acquisition the context carries the acquire span, so that the store's
+// client puts its spans below it. The lock's context derives from this one. After
+// the acquisition the context carries the caller's span again, because the work
+// is not part of the acquisition.
 type acquisition struct {
 	context.Context                 // the caller's
 	asking          context.Context // the caller's, with the acquire span
@@ -27,15 +27,15 @@ type acquisition struct {
 	span            trace.Span // of the acquisition
 	over            atomic.Bool
 
-	// The events of one grant come from two goroutines and in either order: a
-	// loss may be reported before the grant is.
+	// Two goroutines report the events of one grant, in any order: a loss may be
+	// reported before the grant.
 	mu    sync.Mutex
 	ended bool
 	hold  trace.Span // nil until acquired
 }
 
-// acquisitionKey differs for each hooks, since two of them may watch one Locker,
-// or two Lockers whose locks are nested.
+// acquisitionKey differs for each hooks value, because two of them may observe one
+// Locker, or two Lockers whose locks are nested.
 type acquisitionKey struct{ *hooks }
 
 func (a *acquisition) Value(key any) any {
@@ -53,8 +53,8 @@ func (h *hooks) acquisition(ctx context.Context) *acquisition {
 	return a
 }
 
-// beside is the context for spans next to that of the acquisition: below the
-// caller's span, or, in a trace of its own, below the acquisition's.
+// beside returns the context for spans beside the acquire span: below the caller's
+// span, or, if the caller has none, below the acquire span.
 func (a *acquisition) beside() context.Context {
 	if trace.SpanContextFromContext(a.Context).IsValid() {
 		return a.Context
@@ -62,7 +62,7 @@ func (a *acquisition) beside() context.Context {
 	return trace.ContextWithSpan(a.Context, a.span)
 }
 
-// begin counts the grant as held. One that was lost meanwhile never was.
+// begin counts the grant as held, unless it is already lost.
 func (a *acquisition) begin(e holdfast.Event) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -73,13 +73,13 @@ func (a *acquisition) begin(e holdfast.Event) {
 		trace.WithAttributes(a.hooks.identity(e)...),
 		trace.WithAttributes(grant(e)...),
 		trace.WithLinks(trace.Link{SpanContext: a.span.SpanContext()}))
-	// Under mu, so that no reader ever sees the end without the beginning.
+	// Under mu, so that no reader sees the end without the beginning.
 	a.hooks.locksHeld.Add(a.Context, 1, labels(e))
 }
 
-// end counts the grant as no longer held. Only the first call counts, and only
-// for a grant that a caller got: one that came too late to be of use is released
-// as well.
+// end counts the grant as no longer held. Only the first call counts, and only for
+// a grant that begin has counted: a grant that arrives after its caller has given
+// up is released, too.
 func (a *acquisition) end(ctx context.Context, e holdfast.Event, result string) {
 	if a == nil {
 		return
@@ -108,7 +108,7 @@ func (a *acquisition) end(ctx context.Context, e holdfast.Event, result string) 
 	a.hold.End()
 }
 
-// recording is the span that still records for this lock, or nil.
+// recording returns the span that still records for this lock, or nil.
 func (a *acquisition) recording() trace.Span {
 	if a == nil {
 		return nil

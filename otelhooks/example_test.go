@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/otelhooks"
 )
 
-// A program has providers with exporters; here they keep what they get. Without
-// the two options the hooks use OpenTelemetry's globals.
+// A program has providers with exporters; in this example they keep the data in
+// memory. Without the two options the hooks use OpenTelemetry's global providers.
 func Example() {
 	spans := tracetest.NewInMemoryExporter()
 	reader := sdkmetric.NewManualReader()
@@ -47,8 +47,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	// Some events arrive in the background; Close waits for them, so it comes
-	// before the providers' Shutdown.
+	// Some events arrive in the background. Close waits for them, so call it before
+	// the providers' Shutdown.
 	if err := locker.Close(ctx); err != nil {
 		log.Fatal(err)
 	}

@@ -26,9 +26,9 @@ type instruments struct {
 	undoFailures                  metric.Int64Counter
 }
 
-// The default boundaries are made for milliseconds. A free lock in memory takes
-// microseconds, one at a server milliseconds, a contended one as long as its
-// holder works; a job holds one for up to a day.
+// OpenTelemetry's default boundaries are meant for milliseconds. A free lock takes
+// microseconds in memory and milliseconds at a server, a contended lock as long as
+// its holder works. A job holds a lock for up to a day.
 var (
 	acquireBounds = []float64{.0001, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 	holdBounds    = []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400}
@@ -54,7 +54,7 @@ func newInstruments(m metric.Meter) (instruments, error) {
 	return in, errors.Join(errs[:]...)
 }
 
-// labels are a measurement's attributes.
+// labels are the attributes of a measurement.
 func labels(e holdfast.Event, more ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributes(append(more, kindKey.String(kind(e)), modeKey.String(mode(e)))...)
 }
@@ -66,7 +66,7 @@ func kind(e holdfast.Event) string {
 	return e.StoreKind
 }
 
-// mode is the class of a limit; the limit itself may be any of thousands.
+// mode returns the class of a limit; the limit itself has thousands of values.
 func mode(e holdfast.Event) string {
 	switch e.Limit {
 	case driver.Exclusive:
@@ -77,7 +77,7 @@ func mode(e holdfast.Event) string {
 	return "semaphore"
 }
 
-// cause folds causes that a store invents into one.
+// cause maps all causes that holdfast does not define to "other".
 func cause(e holdfast.Event) string {
 	switch e.Cause {
 	case holdfast.Expired, holdfast.Taken, holdfast.SessionEnded, holdfast.Gone, holdfast.Slept, holdfast.Closed:
@@ -86,8 +86,8 @@ func cause(e holdfast.Event) string {
 	return "other"
 }
 
-// outcomes are in order: a wait that ended after the answer "held" is busy
-// although its error matches the context's too.
+// The order of outcomes matters: a wait that ended after the store reported a
+// holder is busy, although its error also matches the context's.
 var outcomes = []struct {
 	err  error
 	name string
@@ -103,7 +103,7 @@ var outcomes = []struct {
 	{context.Canceled, "canceled"},
 }
 
-// outcome is the class of an acquisition's answer.
+// outcome returns the class of an acquisition's result.
 func outcome(err error) string {
 	if err == nil {
 		return "acquired"

@@ -16,7 +16,7 @@ import (
 
 const scope = "github.com/holdfast-go/holdfast/otelhooks"
 
-// Option says how the hooks report.
+// Option configures the hooks.
 type Option func(*config)
 
 type config struct {
@@ -25,26 +25,26 @@ type config struct {
 	names   bool
 }
 
-// WithTracerProvider sends spans there. Default, and for nil: OpenTelemetry's
-// global provider.
+// WithTracerProvider sets the provider of spans. Default, and for nil:
+// OpenTelemetry's global provider.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return func(c *config) { c.tracers = p }
 }
 
-// WithMeterProvider sends measurements there. Default, and for nil:
+// WithMeterProvider sets the provider of metrics. Default, and for nil:
 // OpenTelemetry's global provider.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return func(c *config) { c.meters = p }
 }
 
-// WithNameOnSpans tells whether spans show the lock's name, its reason and the
-// text of errors, which quotes the name. Default true; false is for names that
-// must not leave the process, such as those made of customers' addresses.
+// WithNameOnSpans sets whether spans contain the lock's name, its reason and the
+// text of errors, which quotes the name. Default: true. Use false for names that
+// must not leave the process, such as names that contain customers' addresses.
 func WithNameOnSpans(show bool) Option {
 	return func(c *config) { c.names = show }
 }
 
-// New makes hooks for [holdfast.WithHooks]. It fails where the meter provider
+// New returns hooks for [holdfast.WithHooks]. It fails if the meter provider
 // refuses an instrument.
 func New(opts ...Option) (holdfast.Hooks, error) {
 	c := config{names: true}
@@ -70,7 +70,7 @@ type hooks struct {
 	names  bool
 }
 
-// Start opens the acquire span.
+// Start starts the acquire span.
 func (h *hooks) Start(ctx context.Context, e holdfast.Event) context.Context {
 	attrs := h.identity(e)
 	if h.names && e.Reason != "" {
@@ -81,9 +81,9 @@ func (h *hooks) Start(ctx context.Context, e holdfast.Event) context.Context {
 	return a
 }
 
-// Event takes in one step of a lock. The context leads to the acquisition it
-// belongs to, unless another hook's Start has dropped it: then what belongs to
-// no one acquisition is still counted.
+// Event records one event of a lock. The context carries its acquisition, unless
+// another hook's Start has replaced the context: then Event records only the
+// metrics that need no acquisition.
 func (h *hooks) Event(ctx context.Context, e holdfast.Event) {
 	a := h.acquisition(ctx)
 	switch e.Kind {
@@ -115,15 +115,15 @@ func (h *hooks) Event(ctx context.Context, e holdfast.Event) {
 	}
 }
 
-// answered closes the acquire span. The duration is recorded before that, so
-// that an exemplar leads to it.
+// answered ends the acquire span. It records the duration first, so that an
+// exemplar refers to the span.
 func (h *hooks) answered(ctx context.Context, a *acquisition, e holdfast.Event) {
 	result := outcome(e.Err)
 	h.acquireDuration.Record(ctx, e.Took.Seconds(), labels(e, outcomeKey.String(result)))
 	if a == nil {
 		return
 	}
-	// The kind again: a store may tell it only when it is first asked.
+	// Set the kind again: a store may know it only after its first request.
 	attrs := []attribute.KeyValue{outcomeKey.String(result), kindKey.String(kind(e)), attribute.Float64("holdfast.waited", e.Took.Seconds())}
 	if e.Kind == holdfast.EventAcquired {
 		attrs = append(attrs, grant(e)...)
@@ -142,8 +142,8 @@ func (h *hooks) answered(ctx context.Context, a *acquisition, e holdfast.Event) 
 	}
 }
 
-// note tells of a mishap: on the span that is recording for this lock, if there
-// is one, and otherwise on a short one of its own beside it.
+// note records a failure: on the span that is recording for this lock, if there is
+// one, else as a short span of its own.
 func (h *hooks) note(ctx context.Context, a *acquisition, e holdfast.Event) {
 	name := "holdfast." + strings.ReplaceAll(string(e.Kind), " ", "_")
 	var attrs []attribute.KeyValue
@@ -158,7 +158,7 @@ func (h *hooks) note(ctx context.Context, a *acquisition, e holdfast.Event) {
 		return
 	}
 	attrs = append(attrs, h.identity(e)...)
-	if e.Token != 0 { // an undo knows of none
+	if e.Token != 0 { // an undo has no token
 		attrs = append(attrs, grant(e)...)
 	}
 	opts := []trace.SpanStartOption{trace.WithAttributes(attrs...)}
@@ -171,7 +171,7 @@ func (h *hooks) note(ctx context.Context, a *acquisition, e holdfast.Event) {
 	span.End()
 }
 
-// describe is a status's text. Errors quote the lock's name.
+// describe returns the text of a status. Errors quote the lock's name.
 func (h *hooks) describe(class string, err error) string {
 	if h.names && err != nil {
 		return err.Error()
@@ -179,7 +179,7 @@ func (h *hooks) describe(class string, err error) string {
 	return class
 }
 
-// identity is what every span tells.
+// identity returns the attributes of every span.
 func (h *hooks) identity(e holdfast.Event) []attribute.KeyValue {
 	attrs := make([]attribute.KeyValue, 0, 12)
 	if h.names {
@@ -187,13 +187,13 @@ func (h *hooks) identity(e holdfast.Event) []attribute.KeyValue {
 	}
 	attrs = append(attrs, attribute.String("holdfast.store", e.Store),
 		kindKey.String(kind(e)), modeKey.String(mode(e)))
-	if mode(e) != "shared" { // which has no limit
+	if mode(e) != "shared" { // a shared lock has no limit
 		attrs = append(attrs, attribute.Int("holdfast.limit", e.Limit))
 	}
 	return attrs
 }
 
-// grant is what the store gave. Tokens are below 2^63.
+// grant returns the attributes of a grant. Tokens are below 2^63.
 func grant(e holdfast.Event) []attribute.KeyValue {
 	attrs := []attribute.KeyValue{attribute.Int64("holdfast.token", int64(e.Token))}
 	if e.Slot >= 0 {
@@ -202,7 +202,7 @@ func grant(e holdfast.Event) []attribute.KeyValue {
 	return attrs
 }
 
-// holder is the first of those who hold the lock, where the store has told.
+// holder returns the attributes of the first holder that the store reported.
 func holder(e holdfast.Event) []attribute.KeyValue {
 	if len(e.Holders) == 0 {
 		return nil

@@ -74,7 +74,7 @@ func TestHeldAndReleased(t *testing.T) {
 	})
 }
 
-// Without a span of the caller's, both spans are in one trace.
+// If the caller has no span, both spans are in one trace.
 func TestRoot(t *testing.T) {
 	r := newRig(t)
 	k := r.lock(r.ctx, "x")
@@ -89,7 +89,7 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// spy tells what span the store's client would find.
+// spy records the span that the store's client finds in its context.
 type spy struct {
 	*storeOf
 	seen chan trace.SpanContext

@@ -147,9 +147,10 @@ func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (b
 // errMoved: a session that is not the one it was is no session.
 var errMoved = fmt.Errorf("the connection has another backend than before: a pooler in transaction mode stands between")
 
-// durable raises the floor of tokens, which is committed before the grant is given.
+// durable raises the high-water mark of tokens, which is on the disk before the grant
+// is given.
 func durable(a *sqlkit.Ask) string {
-	return fmt.Sprintf("UPDATE "+untoldMark+" holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d RETURNING token", clock, sqlkit.Bucket(a.Key))
+	return fmt.Sprintf("UPDATE "+untoldMark+" holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d AND "+flushed+" RETURNING token", clock, sqlkit.Bucket(a.Key))
 }
 
 // durableOf is the token of its answer.

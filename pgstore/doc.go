@@ -34,6 +34,14 @@
 // session and cannot be left over. Where only the former is there yet, which is so for
 // the first 20 ms, who inspects waits.
 //
+// Every session looks first whether the server is a replica, because a replica grants
+// advisory locks of its own. Of several hosts the primary is used.
+//
+// What a grant of Optimistic or a durable token needs is on the disk when its
+// transaction has committed, because the transaction sets synchronous_commit where that
+// is off. fsync and full_page_writes are the server's alone: the guarantees note where
+// they are off.
+//
 // Behind a pooler in transaction mode a session is not one. That is looked for when a
 // store is opened, and refused; besides, every grant and renewal compares the backend.
 package pgstore

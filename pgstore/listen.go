@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver/sqlkit"
 )
 
-// listener hears what others free, over one connection that is there while anyone
-// waits and a little longer. While it is not there, or if it never hears anything,
-// as behind a pooler in transaction mode, waiters look for themselves.
+// listener receives the notifications of releases, over one connection that is there
+// while there are waiters and a little longer. While it is not there, and behind a
+// pooler, waiters poll.
 type listener struct {
 	pg     *pgconn.Config
 	ctx    context.Context
@@ -22,6 +22,7 @@ type listener struct {
 	mu      sync.Mutex
 	waiting map[string]map[chan struct{}]struct{} // by payload
 	running bool
+	pooled  bool          // a pooler was found: nothing is received
 	ready   chan struct{} // closed when it listens, or has tried
 }
 
@@ -42,7 +43,7 @@ func (l *listener) Listen(ctx context.Context, name []byte) (<-chan struct{}, fu
 		l.waiting[p] = map[chan struct{}]struct{}{}
 	}
 	l.waiting[p][ch] = struct{}{}
-	if !l.running && l.ctx.Err() == nil {
+	if !l.running && !l.pooled && l.ctx.Err() == nil {
 		l.running, l.ready = true, make(chan struct{})
 		l.tasks.Go(l.run)
 	}
@@ -100,7 +101,7 @@ func (l *listener) run() {
 		l.session()
 		l.tell("", true) // something may have been missed
 		l.mu.Lock()
-		if len(l.waiting) == 0 || l.ctx.Err() != nil {
+		if len(l.waiting) == 0 || l.pooled || l.ctx.Err() != nil {
 			l.running = false
 			l.mu.Unlock()
 			return
@@ -134,6 +135,17 @@ func (l *listener) session() {
 		return
 	}
 	defer link.Close()
+	// Behind a pooler both would stay in a backend that others use next.
+	is, err := direct(ctx, link)
+	if err != nil {
+		return
+	}
+	if !is {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.pooled = true
+		return
+	}
 	if _, err := link.Run(ctx, "SET idle_session_timeout = 0", "LISTEN "+channel); err != nil {
 		return
 	}

@@ -2,48 +2,55 @@ package pgstore
 
 import (
 	"context"
-	"crypto/rand"
 
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/sqlkit"
 )
 
-// poolerMoves tells whether a session goes from one backend to another between its
-// transactions, as it does behind a pooler in transaction mode. A server that tells
-// its client the same number as its backend has is none. Else something is left in
-// the session, and looked for from another while that has a transaction open: such a
-// pooler gives out the backend that was used last. A busy one may not, so that it is
-// asked several times; and each grant compares the backend again.
-func (s *Store) poolerMoves(ctx context.Context, l sqlkit.Link) (bool, error) {
+// direct reports whether no pooler stands before the server: a pooler gives its client
+// a number of its own for cancelling, and a server the number of the backend.
+func direct(ctx context.Context, l *pgLink) (bool, error) {
 	a, err := l.Run(ctx, "SELECT pg_backend_pid()")
+	return err == nil && int64(l.conn.PID()) == a.Last().Int(0), err
+}
+
+// moves reports whether a session goes from one backend to another between its
+// transactions, as it does behind a pooler in transaction mode. Such a pooler gives out
+// the backend that was used last: to the transaction of another session, while which
+// the first gets another backend. A busy pooler may not, so that it is tried several
+// times; and each grant compares the backend again. Nothing is left in a backend.
+func moves(ctx context.Context, l sqlkit.Link, dial dialer) (bool, error) {
+	if p, ok := l.(*pgLink); ok {
+		if is, err := direct(ctx, p); is || err != nil {
+			return false, err
+		}
+	}
+	const backend = "SELECT pg_backend_pid()"
+	first, err := l.Run(ctx, backend)
 	if err != nil {
 		return false, err
 	}
-	if p, ok := l.(*pgLink); ok && int64(p.conn.PID()) == a.Last().Int(0) {
-		return false, nil
-	}
-	other, err := s.dial(ctx)
+	other, err := dial(ctx)
 	if err != nil {
+		if ctx.Err() != nil {
+			return false, driver.Errorf(driver.Unavailable, "no second connection, by which a pooler in transaction mode would be seen: %w", err)
+		}
 		return false, err
 	}
 	defer other.Close()
-	const look = "SELECT current_setting('holdfast.probe', true)"
 	for range 5 {
-		left := rand.Text()
-		if _, err := l.Run(ctx, "SELECT set_config('holdfast.probe', '"+left+"', false)"); err != nil {
-			return false, err
-		}
-		theirs, err := other.Run(ctx, "BEGIN", look)
+		theirs, err := other.Run(ctx, "BEGIN", backend)
 		if err != nil {
 			return false, err
 		}
-		mine, err := l.Run(ctx, look)
+		mine, err := l.Run(ctx, backend)
 		if err != nil {
 			return false, err
 		}
 		if _, err := other.Run(ctx, "ROLLBACK"); err != nil {
 			return false, err
 		}
-		if theirs.Last().Text(0) == left || mine.Last().Text(0) != left {
+		if id := first.Last().Int(0); theirs.Last().Int(0) == id || mine.Last().Int(0) != id {
 			return true, nil
 		}
 	}

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -28,25 +29,39 @@ func (s *Store) shown() int {
 // probe asks the server what it is, and refuses it where the recipe would not hold
 // there.
 func (s *Store) probe(ctx context.Context) (f facts, err error) {
+	// A user's pool may have no connection for a while.
+	ctx, cancel := context.WithTimeout(ctx, sqlkit.AnswerWithin)
+	defer cancel()
+	refuse := func(format string, args ...any) error {
+		return driver.Errorf(driver.Refused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
+	}
+	const replica = "the server is a replica, which grants nothing: give the primary's address, or those of all servers"
 	l, err := s.dial(ctx)
+	if errors.Is(err, errReplica) && s.oneHost {
+		return f, refuse(replica)
+	}
 	if err != nil {
 		return f, err
 	}
 	defer l.Close()
-	a, err := l.Run(ctx, "SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('track_activity_query_size'), current_setting('track_activities')")
+	a, err := l.Run(ctx, "SELECT current_setting('server_version_num'), pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('track_activity_query_size'), current_setting('track_activities'), current_setting('fsync'), current_setting('full_page_writes')")
 	if err != nil {
 		return f, unreached(err)
 	}
 	r := a.Last()
 	f = facts{version: r.Int(0), shows: bytesOf(r.Text(3))}
-	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.Refused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
-	}
 	switch {
 	case r.True(1):
-		return f, refuse("the server is a replica, which grants nothing: give the primary's address, or target_session_attrs=read-write")
+		return f, refuse(replica)
 	case r.Text(2) == "on" && s.cfg.Recipe != Advisory:
 		return f, refuse("transactions are read-only by default here")
+	}
+	if s.cfg.Recipe == Optimistic || s.cfg.Durable {
+		for i, setting := range []string{"fsync", "full_page_writes"} {
+			if r.Text(5+i) == "off" {
+				f.notes = append(f.notes, setting+" is off here, so a crash of the server's machine may forget grants and tokens, or destroy the tables")
+			}
+		}
 	}
 	if s.cfg.Recipe != Optimistic {
 		if f.version < 140000 {
@@ -55,7 +70,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 		if r.Text(4) != "on" {
 			f.notes = append(f.notes, "track_activities is off here, so holders and waiters cannot be told apart from strangers")
 		}
-		pooled, err := s.poolerMoves(ctx, l)
+		pooled, err := moves(ctx, l, s.dial)
 		switch {
 		case err != nil:
 			return f, unreached(err)
@@ -124,7 +139,9 @@ func Declared(r Recipe) driver.Guarantees {
 		g := sqlkit.OptimisticGuarantees(kind, true)
 		g.Notes = []string{
 			"works through poolers and proxies; no connection is kept for a lock, and one, which listens, while anything is awaited",
-			"behind a pooler in transaction mode and on a user's pool nothing is heard, and waiters poll",
+			"behind a pooler and on a user's pool no notifications come, and waiters poll",
+			"a grant is on the server's disk before it is given, also with synchronous_commit=off",
+			"two primaries at once grant twice, and no client notices: stop the old one before another is promoted",
 			"a row per name in use; a row that is idle for a minute is removed",
 		}
 		return g
@@ -135,6 +152,7 @@ func Declared(r Recipe) driver.Guarantees {
 		"a lock costs one connection, and so does a place in the queue",
 		"a holder that is silent or stopped is freed by the server's idle timeout, which is set to the TTL; a crash is seen at once where the client's machine is up",
 		"not through a pooler in transaction mode",
+		"a new primary has no grants of the old one: a holder learns it when its connection ends, or after its TTL where the old server falls silent; an old primary that goes on serving its connections keeps their grants beside the new one's, and no client notices: stop it before another is promoted",
 		"on a user's pool the end of a connection is noticed by a ping every second",
 	}
 	switch r {

@@ -36,7 +36,7 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	if f.checksClients {
 		sets["client_connection_check_interval"] = "1s"
 	}
-	q := "SELECT pg_backend_pid(), (SELECT extract(epoch FROM backend_start) FROM pg_stat_get_activity(pg_backend_pid()))"
+	q := "SELECT pg_is_in_recovery(), pg_backend_pid(), (SELECT extract(epoch FROM backend_start) FROM pg_stat_get_activity(pg_backend_pid()))"
 	for name, value := range sets {
 		q += fmt.Sprintf(", set_config('%s', '%s', false)", name, value)
 	}
@@ -45,7 +45,10 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 		return sqlkit.Identity{}, err
 	}
 	row := a.Last()
-	return sqlkit.Identity{Conn: row.Int(0), Since: row.Text(1)}, nil
+	if row.True(0) {
+		return sqlkit.Identity{}, errReplica // it was the primary when the store was opened
+	}
+	return sqlkit.Identity{Conn: row.Int(1), Since: row.Text(2)}, nil
 }
 
 // unit is what the server's timeouts count in.

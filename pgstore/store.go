@@ -35,6 +35,8 @@ type Store struct {
 	links  *sqlkit.Pool // for what is committed beside an open transaction
 	own    *sql.DB      // over a user's pgxpool
 	server *sqlkit.Probe[facts]
+
+	oneHost bool // the store dials by itself, and one server only
 }
 
 // dialer opens a connection that nobody else uses.
@@ -61,6 +63,7 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 		return nil, err
 	}
 	pg = pg.Copy()
+	onlyPrimary(pg)
 	dial := func(ctx context.Context) (sqlkit.Link, error) {
 		l, err := dialLink(ctx, pg)
 		if err != nil {
@@ -68,7 +71,7 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 		}
 		return l, nil
 	}
-	s := &Store{cfg: c, where: fmt.Sprintf("postgres://%s:%d/%s", pg.Host, pg.Port, pg.Database), dial: dial}
+	s := &Store{cfg: c, where: fmt.Sprintf("postgres://%s:%d/%s", pg.Host, pg.Port, pg.Database), dial: dial, oneHost: oneHost(pg)}
 	return s.open(ctx, 2, newListener(pg))
 }
 
@@ -85,6 +88,9 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	if db == nil {
 		return nil, driver.Errorf(driver.Invalid, "pgstore: the pool is nil")
 	}
+	if db.Stats().MaxOpenConnections == 1 && c.Recipe != Optimistic {
+		return nil, errPoolOfOne(c.Recipe)
+	}
 	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
 	return s.open(ctx, 0, nil)
 }
@@ -98,9 +104,16 @@ func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, erro
 	if pool == nil {
 		return nil, driver.Errorf(driver.Invalid, "pgstore: the pool is nil")
 	}
+	if pool.Config().MaxConns == 1 && c.Recipe != Optimistic {
+		return nil, errPoolOfOne(c.Recipe)
+	}
 	db := stdlib.OpenDBFromPool(pool)
 	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
 	return s.open(ctx, 0, nil)
+}
+
+func errPoolOfOne(r Recipe) error {
+	return driver.Errorf(driver.Invalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for, and the store needs another to end a wait or to show a holder: allow the pool two or more, or use recipe=optimistic", r)
 }
 
 func lend(db *sql.DB) dialer {
@@ -135,7 +148,10 @@ func (s *Store) open(ctx context.Context, keep int, listen *listener) (*Store, e
 	case Advisory:
 		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, 2*keep, s.cfg.Namespace)
 	}
-	if err := s.server.Ask(ctx); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	// A server that does not answer is no error, and is not waited for: see driver.Opener.
+	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)
+	defer cancel()
+	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
 		_ = s.Close(ctx)
 		return nil, err
 	}
@@ -166,7 +182,9 @@ func (s *Store) Init(ctx context.Context) error {
 		return err
 	}
 	defer l.Close()
-	if _, err := l.Run(ctx, sqlkit.Statements(schema)...); err != nil {
+	// The connection is not used for anything else.
+	script := append([]string{"SET synchronous_commit = on"}, sqlkit.Statements(schema)...)
+	if _, err := l.Run(ctx, script...); err != nil {
 		coded, _ := faults{}.Sort(err)
 		return coded
 	}

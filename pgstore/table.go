@@ -22,18 +22,24 @@ func ascii(s string) string {
 	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(s) + "'"
 }
 
+// flushed is a condition that is true. It has the transaction's commit wait for the
+// disk where synchronous_commit is off, so that a crash of the server forgets no grant
+// and no token. Any other value stays: it waits for the disk, too, and may wait for
+// replicas.
+const flushed = "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true) IS NOT NULL"
+
 func (table) Read(name []byte, bucket int) string {
 	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state FROM holdfast_floor f LEFT JOIN holdfast_row r ON r.name = %s WHERE f.bucket = %d",
 		clock, lit(name), bucket)
 }
 
 func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {
-	return fmt.Sprintf("INSERT INTO holdfast_row (name, bucket, version, token, expires, touched, state) SELECT %s, %d, %d, %d, %d, %d, %s WHERE %s < %d ON CONFLICT DO NOTHING",
+	return fmt.Sprintf("INSERT INTO holdfast_row (name, bucket, version, token, expires, touched, state) SELECT %s, %d, %d, %d, %d, %d, %s WHERE %s < %d AND "+flushed+" ON CONFLICT DO NOTHING",
 		lit(name), bucket, w.Version, w.Token, w.Expires, w.Now, ascii(w.State), clock, w.Deadline)
 }
 
 func (table) Update(name []byte, old int64, w sqlkit.Write) string {
-	return fmt.Sprintf("UPDATE holdfast_row SET version = %d, token = %d, expires = %d, touched = %d, state = %s WHERE name = %s AND version = %d AND %s < %d",
+	return fmt.Sprintf("UPDATE holdfast_row SET version = %d, token = %d, expires = %d, touched = %d, state = %s WHERE name = %s AND version = %d AND %s < %d AND "+flushed,
 		w.Version, w.Token, w.Expires, w.Now, ascii(w.State), lit(name), old, clock, w.Deadline)
 }
 

@@ -97,6 +97,9 @@ type reply struct {
 func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 	s, r := a.s, &a.e.r
 	for range 4 {
+		if err := s.safe(ctx); err != nil {
+			return reply{}, err
+		}
 		late := s.clock.deadline()
 		h := s.head(a.e)
 		args := append(make([]string, 0, 8), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))

@@ -32,6 +32,9 @@ type Client interface {
 	// EachPrimary calls f for every server that takes writes, one after another,
 	// until f fails.
 	EachPrimary(ctx context.Context, f func(n Node) error) error
+	// Replica returns a replica of the primary by the address that the primary reports.
+	// The client keeps the connection until Close.
+	Replica(ctx context.Context, address string) (Node, error)
 	// Subscribe listens to a channel until the context or the subscription ends,
 	// with an error that says why. It calls ready each time the subscription
 	// stands, and got for each message; neither blocks.

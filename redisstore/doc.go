@@ -1,65 +1,76 @@
 // Package redisstore keeps locks on a Redis server, with replicas, under Redis
-// Sentinel or in a Redis Cluster. It speaks rueidis; package goredis, a module of
+// Sentinel or in a Redis Cluster. It uses rueidis; package goredis, a module of
 // its own, uses a go-redis client that the program has already. Redis 6.2 or
-// later is needed, which has SET with NX and GET; it is tested on 7.0.
+// later is needed, which has SET with GET; it is tested on 7.0.
 //
 //	s, err := redisstore.Open("redis://user:password@localhost:6379/0")
 //
 // or, through a blank import, any URL that [Open] describes.
 //
-// # What is where
+// # Where the locks are
 //
-// A name lives in one key, holdfast:{BUCKET}:NAMESPACE:NAME. While one grant holds
-// it and nobody waits, the key is a string; else it is a hash of the grants, the
-// places in order of arrival, and when each of them ends. BUCKET is one of 4096,
-// by a hash of namespace and name, and puts the key into a slot with the bucket's
-// counter, holdfast:{BUCKET}. The counters are all that stays when nothing is held
-// or awaited, however many names there were.
+// A name has one key, holdfast:{BUCKET}:NAMESPACE:NAME, a hash from its first grant
+// on: the grants, the queue entries in order of arrival, and when each of them ends.
+// Field s0 is there as long as the key is. So one HSETNX of it grants a free name,
+// and fails for every other. BUCKET is one of 4096, by a hash of namespace and name.
+// It puts the key into the hash slot of the bucket's counter, holdfast:{BUCKET}. The
+// counters are all that remains when nothing is held or awaited, however many names
+// there were.
 //
 // Every step is one script, so it is atomic. Deadlines are set and judged by the
-// server's clock. A grant's deadline stands inside the key; the key's own time to
-// live only clears away what everyone has left.
+// server's clock. A grant's deadline is a value in the hash. The key's own time to
+// live only removes what all clients have left.
+//
+// # Refused commands
+//
+// Redis does not roll a script back. A command inside a script can be refused: the
+// user lacks the right to it, the server is out of memory, the hash slot is being
+// moved and has no such key, the key is of another type. So a script reads first and
+// writes last. Before it changes the hash it tries every kind of command that it
+// needs, in a way that changes nothing: PEXPIRE only lengthens the key's life or finds
+// no key, HDEL of a field that is not there, SET only raises the counter. Then one HSET
+// changes the hash, and holds all of the change but the removal of fields, which
+// cannot be refused any more. The message that wakes a waiter comes last; where it is
+// refused it is like a message that is lost. No step deletes a key and writes it again,
+// and none passes through a state in which a held name is free.
 //
 // # Waiting
 //
-// A request that may not be granted takes a place. Whoever ends a grant, in the
-// same script, grants to the places at the head as far as the rule allows, in
-// their order, and publishes to those clients alone. Such a grant lasts 2.5 s
-// unless its client confirms it: that call sets the deadline that was asked for,
-// and is what trust is counted from. If the place at the head is one of the client
-// that releases, it is granted for good in the release itself, whose sending then
-// counts: one call for a release and a grant. As places are served strictly in
-// order, other processes get their turn.
+// A request that may not be granted yet makes a queue entry. A script that ends a grant
+// grants, in the same step, to the entries at the head, in their order, as far as the
+// rule allows, and publishes to those clients alone. Such a lease lasts 2.5 s unless its
+// client confirms it: that call sets the deadline that was asked for, and validity
+// counts from its sending. If the first entry is one of the client that releases, it is
+// granted in the release itself, whose sending then counts: one call for a release and
+// a grant. Entries are served strictly in order, so other processes get their turn.
 //
-// A message may be lost, so a place is refreshed as well: every 0.7 s within eight
-// of the head, further back less often, down to every 15 s, since ten thousand
-// places must not keep the server busy; one that comes near the head is told. A
-// refresh also looks for grants that have run out, and grants to the head. A lost
-// message thus costs that long. A place that has missed three refreshes is dead
-// and is skipped. If the server loses its memory those who waited take new places,
-// in whatever order they come.
+// A message may be lost, so an entry is refreshed as well: every 0.7 s for the first
+// eight, less often for others, at least every 15 s, since ten thousand entries must
+// not keep the server busy. An entry that comes near the head is notified. A refresh
+// also looks for grants that have expired, and grants to the head. So a lost message
+// costs that long. An entry that has missed three refreshes is dead and is skipped. If
+// the server loses its memory, waiters make new entries, in any order.
 //
 // # Why it is safe
 //
 // Exclusion. Grants are made by scripts at the one server that holds the key, each
 // by the rule that a grant of limit n never stands beside more than n-1 others. A
 // grant ends at the server's deadline or by a script that names its ID and token.
-// The client's trust began before the request that set the deadline was sent, so
+// The client's validity began before the request that set the deadline was sent, so
 // it ends first, as long as the server's clock does not jump ahead.
 //
-// Requests without an answer. A request may arrive long after whoever sent it has
-// given up. Each request that creates something carries the server's time after
-// which it is refused, ten seconds after its sending, as far as the client knows
-// that time; one that comes too late because the clock was guessed wrongly is sent
-// again. Undo removes what a request has left and, if it could still arrive,
-// leaves its ID behind as void until then: a delayed request finds its time past,
-// or itself void. Only requests without a place create one; a refresh that comes
-// late finds its place gone, and does nothing. When a first request had no answer
-// and a second was granted, Release leaves the ID as void too. After an undo that was
-// not answered the ID is not used again, since it may still arrive. No request is ever
-// repeated by the client library: it is sent once, and what is sent again here
-// carries the same ID, by which the scripts know it. An older SentAt than that of
-// the request that was applied would be safe; a newer one is never used.
+// Requests without an answer. A request may arrive long after its client has given it
+// up. Each request that creates something carries the server's time after which it is
+// refused, ten seconds after its sending, as far as the client knows that time; one
+// that comes too late because that was guessed wrongly is sent again. Undo removes what
+// a request has left and, if the request could still arrive, leaves its ID behind as
+// withdrawn until then: a delayed request finds its time past, or itself withdrawn. Only
+// requests without an entry create one; a refresh that comes late finds its entry gone,
+// and does nothing. When a first request had no answer and a second was granted, Release
+// withdraws the ID as well. After an undo that was not answered the ID is not used
+// again, since the undo may still arrive. The client library repeats no request: what is
+// sent again here carries the same ID, by which the scripts know it. A SentAt older than
+// that of the request that was applied would be safe; a newer one is never used.
 //
 // Tokens. A token is the larger of the server's microseconds and one more than any
 // token of the name's bucket, which the counter knows, or, while the key lives,
@@ -72,32 +83,50 @@
 //
 // Failover. Redis answers before its replicas have a write. A replica that is
 // promoted without it does not know the grant: the holder learns of that within
-// the declared notice or, unreachable, when trust ends, and the token tells the
-// resource. [WaitReplicas] makes a grant and a renewal count only when so many
-// replicas have acknowledged it, by WAIT on the connection that wrote it. With as
-// many as there are, a failover to any of them loses no lock. With fewer it may
-// promote one that has not acknowledged. A primary that was cut off and does not
-// know of its successor goes on answering: let it refuse writes, by
-// min-replicas-to-write 1 and min-replicas-max-lag.
+// the declared notice or, if it cannot reach the server, when its validity ends, and
+// the token tells the resource. [WaitReplicas] makes a grant and a renewal count only
+// when so many replicas have acknowledged it, by WAIT on the connection that wrote it.
+// With as many as there are, a failover to any of them loses no lock. With fewer it may
+// promote one that has not acknowledged.
 //
-// Cluster. All keys of a step are in one slot. While the slot moves, a step that
-// names a key that is there and one that is not would be answered TRYAGAIN all the
+// A promoted replica judges deadlines by its own clock. Where replicas acknowledge
+// grants, each client compares their clocks with their primary's, about once a second
+// while it asks or holds, and adds what the most advanced is ahead to every TTL that it
+// sends, but not to the validity that it counts. So no lease expires before its
+// holder's validity, whichever is promoted. What remains: a clock that was set ahead
+// within the last seconds, and a replica whose clock cannot be asked for, which the
+// guarantees then report. A clock that is ahead by more than ten seconds is refused.
+//
+// A primary that was cut off and does not know of its successor goes on answering: let
+// it refuse writes, by min-replicas-to-write 1 and min-replicas-max-lag. Where several
+// servers take writes for the same data (active-active), each grants: they are refused
+// as far as they can be recognized, and no guarantee holds on others.
+//
+// Cluster. All keys of a step are in one hash slot. While it moves, a step that
+// names a key that is there and one that is not is answered TRYAGAIN all the
 // time: refreshes, renewals, releases and undos name the name's key alone. A new
 // grant needs the counter as well; when it is answered TRYAGAIN the counter is
 // read by itself, the grant is made by itself, and the counter is raised before
-// anyone hears of the grant. Between the two the name's own key knows the token,
+// any client hears of the grant. Between the two the name's own key knows the token,
 // so it would take a client that dies just then and a clock that is set back to
 // repeat it.
 //
 // Memory. A server that is full refuses new requests before it has changed
 // anything; what is held can be renewed, confirmed and released. A server that
-// would evict keys instead is refused, see [Insist].
+// evicts keys instead is refused, see [Insist]. The setting may change, and a
+// promoted replica or a new node may have another: a request that finds the last look
+// two seconds old looks again first. Evicting servers grant nothing more from then on,
+// so a lock that they evict has no second holder.
+//
+// Early ends. A grant that was neither renewed nor looked at for a while is looked at,
+// once every two seconds: one script call for a hundred grants (in a Cluster for those
+// of one bucket), all calls at once. After a lost subscription all are looked at.
 //
 // What happens when
 //
 //   - a holder dies: its grant ends by its TTL, and the head of the queue, which
-//     knows when, is granted within milliseconds of that.
-//   - the server restarts without its data, or FLUSHALL is run: holders are told
+//     has that time, is granted within milliseconds of it.
+//   - the server restarts without its data, or FLUSHALL is run: holders are notified
 //     within three seconds, waiters go on waiting.
 //   - the subscription's connection is lost: waiters look every 0.7 s until it
 //     stands again, and once when it does.

@@ -9,8 +9,12 @@ import (
 
 var errClosed = driver.Errorf(driver.IsClosed, "the store is closed")
 
-// What a server answers without having done anything of what was asked. Lua has
-// put some text before the word on servers older than Redis 7.
+// rights is what a user needs.
+const rights = "the user needs the commands that docs/redis.md lists, and keys holdfast:*"
+
+// answered are the errors that a server answers without having changed a lock: the
+// scripts try whatever can be refused before they do. Servers older than Redis 7 put
+// some text before the word.
 var answered = []struct {
 	word string
 	code driver.Code
@@ -20,7 +24,9 @@ var answered = []struct {
 	{"WRONGPASS", driver.Refused, ""},
 	{"ERR AUTH", driver.Refused, ""},
 	{"ERR invalid password", driver.Refused, ""},
-	{"NOPERM", driver.Refused, "the user needs the commands EVALSHA and EVAL, those that the scripts call, and keys holdfast:*"},
+	{"NOPERM", driver.Refused, rights},
+	{"ACL failure in script", driver.Refused, rights},
+	{"can't run this command or subcommand", driver.Refused, rights},
 	{"WRONGTYPE", driver.Refused, "a key of the lock is something else's: remove it, or use a namespace"},
 	{"OOM", driver.Refused, "the server has reached maxmemory; what is held can still be renewed and released"},
 	{"unknown command", driver.Refused, "the server does not offer a command that locks need"},
@@ -34,6 +40,7 @@ var answered = []struct {
 	{"MASTERDOWN", driver.Unavailable, ""},
 	{"CLUSTERDOWN", driver.Unavailable, ""},
 	{"TRYAGAIN", driver.Unavailable, ""},
+	{"non local key", driver.Unavailable, ""}, // the hash slot moves
 	{"NOREPLICAS", driver.Unavailable, ""},
 	{"ERR max number of clients", driver.Unavailable, ""},
 	{"NOSCRIPT", driver.Unavailable, ""},

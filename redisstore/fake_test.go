@@ -54,11 +54,16 @@ func (f *fake) Command(_ context.Context, args ...string) ([]string, error) {
 	switch args[0] {
 	case "EVAL":
 		return []string{"T", serverNow()}, nil
+	case "TIME":
+		now := time.Now().UnixMicro()
+		return []string{strconv.FormatInt(now/1_000_000, 10), strconv.FormatInt(now%1_000_000, 10)}, nil
 	case "INFO":
 		return []string{"redis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:noeviction\r\nconnected_slaves:1\r\n"}, nil
 	}
 	return []string{"0"}, nil
 }
+
+func (f *fake) Replica(context.Context, string) (Node, error) { return f, nil }
 
 func (f *fake) Subscribe(ctx context.Context, _ string, ready func(), _ func(string)) error {
 	if f.deaf {
@@ -351,5 +356,118 @@ func TestQueuedWithoutMessages(t *testing.T) {
 	_, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: told{when: cancel}})
 	if s.Classify(err) != driver.Withdrawn || len(asked) != 1 {
 		t.Errorf("%v, after %d calls; want one", err, len(asked))
+	}
+}
+
+// multiMaster is a server that takes writes beside others.
+type multiMaster struct {
+	fake
+	info string
+}
+
+func (m *multiMaster) EachPrimary(_ context.Context, each func(Node) error) error { return each(m) }
+
+func (m *multiMaster) Command(ctx context.Context, args ...string) ([]string, error) {
+	if args[0] == "INFO" {
+		return []string{m.info}, nil
+	}
+	return m.fake.Command(ctx, args...)
+}
+
+// Where several servers take writes for the same data, each would grant the lock.
+func TestActiveActiveIsRefused(t *testing.T) {
+	for _, info := range []string{
+		"redis_version:6.3.4\r\nrole:active-replica\r\nmaxmemory_policy:noeviction\r\n", // KeyDB
+		"redis_version:7.4.0\r\nrole:master\r\nmaxmemory_policy:noeviction\r\nmodule:name=crdt,ver=1,api=1\r\n",
+	} {
+		s, err := New(&multiMaster{info: info})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = s.Acquire(t.Context(), driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, From: nobody{}})
+		if err == nil || s.Classify(err) != driver.Refused {
+			t.Errorf("%q: %v", info, err)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// listening is a client whose messages a test sends, and which it can cut off.
+type listening struct {
+	fake
+	mu   sync.Mutex
+	got  func(string)
+	gone chan struct{}
+}
+
+func (l *listening) Subscribe(ctx context.Context, _ string, ready func(), got func(string)) error {
+	l.mu.Lock()
+	l.got, l.gone = got, make(chan struct{})
+	gone := l.gone
+	l.mu.Unlock()
+	ready()
+	select {
+	case <-gone:
+		return errLost
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l *listening) EachPrimary(_ context.Context, each func(Node) error) error { return each(l) }
+
+// A waiter asks as soon as a message wakes it, and soon when its subscription is lost and
+// made again. Its refresh, which would do the same later, is a minute away.
+func TestMessageWakesWaiter(t *testing.T) {
+	for _, how := range []string{"message", "new subscription"} {
+		t.Run(how, func(t *testing.T) {
+			asked := make(chan struct{}, 100)
+			waits, wake := make(chan struct{}), make(chan struct{})
+			var once sync.Once
+			f := &listening{}
+			f.eval = func(sc *Script, _, _ []string) ([]string, error) {
+				if sc != acquireScript {
+					return []string{"U", serverNow()}, nil
+				}
+				asked <- struct{}{}
+				select {
+				case <-wake:
+					return granted("7", "0"), nil
+				default:
+					return []string{"Q", serverNow(), "1", "0", "60000", "-1"}, nil
+				}
+			}
+			s, err := New(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = s.Close(context.Background()) })
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				_, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true,
+					From: told{when: func() { once.Do(func() { close(waits) }) }}})
+				done <- err
+			}()
+			select {
+			case <-waits:
+			case err := <-done:
+				t.Fatal(err)
+			}
+			close(wake)
+			f.mu.Lock()
+			if how == "message" {
+				f.got("wnext")
+			} else {
+				close(f.gone)
+			}
+			f.mu.Unlock()
+			if err := <-done; err != nil {
+				t.Errorf("after a %s: %v", how, err)
+			}
+		})
 	}
 }

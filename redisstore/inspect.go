@@ -36,14 +36,10 @@ func (s *Store) inspect(ctx context.Context, name string) (driver.State, error) 
 	return readState(name, rep, now), nil
 }
 
-// readState makes a state of the fields and values of a name's hash, or of a lone
-// grant.
+// readState makes a state of the fields and values of a name's hash.
 func readState(name string, rep reply, now int64) driver.State {
 	st := driver.State{Name: name}
 	hash := rep.values
-	if rep.kind == 'S' {
-		hash = []string{"s0", strings.Join(hash, " ")}
-	}
 	type place struct {
 		seq int64
 		w   driver.Waiter

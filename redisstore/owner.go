@@ -32,7 +32,7 @@ func (s *Store) write(o driver.Owner) string {
 type headText struct {
 	limit          int
 	channel, owner string
-	ttl            time.Duration
+	ttl            int64 // as the server keeps it
 	// text is "LIMIT CHANNEL OWNER ", micros the TTL, millis the life of its key.
 	text, micros, millis string
 }
@@ -40,12 +40,12 @@ type headText struct {
 // head writes down who asks, and for what.
 func (s *Store) head(e *entry) *headText {
 	owner := s.write(e.r.From.Owner())
-	if h := s.asker.Load(); h != nil && h.limit == e.r.Limit && h.ttl == e.r.TTL && h.channel == e.channel && h.owner == owner {
+	ttl := s.lasting(e.r.TTL)
+	if h := s.asker.Load(); h != nil && h.limit == e.r.Limit && h.ttl == ttl && h.channel == e.channel && h.owner == owner {
 		return h
 	}
-	ttl := ttlMicros(e.r.TTL)
 	h := &headText{
-		limit: e.r.Limit, channel: e.channel, owner: owner, ttl: e.r.TTL,
+		limit: e.r.Limit, channel: e.channel, owner: owner, ttl: ttl,
 		text:   strconv.Itoa(e.r.Limit) + " " + e.channel + " " + owner + " ",
 		micros: strconv.FormatInt(ttl, 10), millis: strconv.FormatInt(ttl/1000+2, 10),
 	}
@@ -100,7 +100,7 @@ func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 	return h, true
 }
 
-// slotOf is the number of a permit: the lowest seat that was free. Fewer than
+// slotOf is the number of a permit: a seat below its limit that was free. Fewer than
 // limit others are beside it, so it is below the limit.
 func slotOf(seat, limit int) int {
 	if limit > driver.Exclusive && limit <= driver.MaxLimit {

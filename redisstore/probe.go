@@ -2,43 +2,143 @@ package redisstore
 
 import (
 	"context"
+	"errors"
+	"net"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// findings is what the server was found to be.
+const (
+	// A look at the server's settings is trusted for freshFor. It is repeated in the
+	// background when it is half as old, and by a request itself that finds it older:
+	// so a server that begins to evict keys grants nothing more after freshFor.
+	freshFor = 2 * time.Second
+	// nodeBound bounds the look at one node of a Cluster.
+	nodeBound = 400 * time.Millisecond
+	// maxAhead is how far a replica's clock may be ahead of its primary's.
+	maxAhead = 10 * time.Second
+)
+
+// findings are what the servers were found to be.
 type findings struct {
+	at       int64 // when that was asked, by micros
+	refused  error // why no new lock may be taken, nil if there is no reason
 	version  string
-	policy   string // maxmemory-policy, "" if the server does not say
+	policy   string // maxmemory-policy, "" if the server does not report it
 	durable  string // what survives a restart, for people
 	replicas int    // the least that a primary has now
 	unknown  bool   // INFO is not allowed
+	// ahead is how far the clock of a replica may be ahead of its primary's, and
+	// uncompared says that a clock could not be compared. Both only where replicas
+	// have to acknowledge grants.
+	ahead      time.Duration
+	uncompared bool
 }
 
-// know probes the server, once: what would be unsafe is refused, unless it was
-// insisted on. It also learns the server's time.
+// know returns what the servers were found to be, and probes them if nobody has.
 func (s *Store) know(ctx context.Context) (*findings, error) {
 	if f := s.probed.Load(); f != nil {
 		return f, nil
 	}
+	f, err := s.probeAll(ctx, 0)
+	if err == nil {
+		err = f.refused
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// safe returns an error unless the servers were lately found to be safe.
+func (s *Store) safe(ctx context.Context) error {
+	f := s.probed.Load()
+	if f != nil && f.refused == nil {
+		switch age := time.Duration(micros()-f.at) * time.Microsecond; {
+		case age < freshFor/2:
+			return nil
+		case age < freshFor:
+			s.probeSoon()
+			return nil
+		}
+	}
+	f, err := s.probeAll(ctx, micros()-(freshFor/8).Microseconds())
+	if err != nil {
+		return err
+	}
+	return f.refused
+}
+
+// probeSoon probes in the background unless that is under way.
+func (s *Store) probeSoon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing || len(s.probing) > 0 {
+		return
+	}
+	since := micros() - (freshFor / 8).Microseconds()
+	s.tasks.Go(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, callBound)
+		defer cancel()
+		_, _ = s.probeAll(ctx, since) // a request finds out by itself
+	})
+}
+
+// probeAll probes every server that takes writes, one probe at a time, unless that was
+// done since a time. The first probe asks for more.
+func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	select {
 	case s.probing <- struct{}{}:
 	case <-ctx.Done():
 		return nil, driver.Errorf(driver.Unavailable, "%w", context.Cause(ctx))
 	}
 	defer func() { <-s.probing }()
-	if f := s.probed.Load(); f != nil {
-		return f, nil
+	before := s.probed.Load()
+	if before != nil && before.at >= since {
+		return before, nil
 	}
-	f := &findings{replicas: -1}
-	err := s.client.EachPrimary(ctx, func(n Node) error { return s.probe(ctx, n, f) })
-	if err != nil {
-		return nil, s.explainProbe(err)
+	f, primaries := &findings{at: micros(), replicas: -1}, 0
+	if before != nil {
+		f.version, f.durable = before.version, before.durable
+		if s.cfg.replicas == 0 {
+			f.replicas = before.replicas
+		}
 	}
-	if f.replicas < 0 {
-		return nil, driver.Errorf(driver.Unavailable, "no server that takes writes was found")
+	err := s.client.EachPrimary(ctx, func(n Node) error {
+		if before == nil || s.client.Mode() != Cluster {
+			primaries++
+			return s.probe(ctx, n, f, before == nil)
+		}
+		// A node that is silent does not make the others' locks unavailable.
+		ctx, cancel := context.WithTimeout(ctx, nodeBound)
+		defer cancel()
+		err := s.probe(ctx, n, f, false)
+		if err == nil {
+			primaries++
+		} else if driver.CodeOf(s.explain(err)) != driver.Refused {
+			err = nil
+		}
+		return err
+	})
+	if err != nil && before != nil && primaries > 0 && driver.CodeOf(s.explain(err)) != driver.Refused {
+		err = nil
+	}
+	if err == nil && primaries == 0 {
+		err = driver.Errorf(driver.Unavailable, "no server that takes writes was found")
+	}
+	if f.policy == "" && before != nil {
+		f.policy = before.policy
+	}
+	if err = s.explainProbe(err); err != nil {
+		if driver.CodeOf(err) != driver.Refused || before == nil {
+			return nil, err
+		}
+		known := *before // locks that are held are renewed and released
+		known.at, known.refused = f.at, err
+		f = &known
 	}
 	s.probed.Store(f)
 	return f, nil
@@ -46,6 +146,9 @@ func (s *Store) know(ctx context.Context) (*findings, error) {
 
 // explainProbe: nothing of a request has been sent while the server is not known.
 func (s *Store) explainProbe(err error) error {
+	if err == nil {
+		return nil
+	}
 	err = s.explain(err)
 	if driver.CodeOf(err) == driver.Unknown {
 		return driver.Errorf(driver.Unavailable, "%w", err)
@@ -53,8 +156,88 @@ func (s *Store) explainProbe(err error) error {
 	return err
 }
 
-func (s *Store) probe(ctx context.Context, n Node, f *findings) error {
-	// The scripts need these; a user without the right to them is told now.
+// probe looks at one server: a server that is unsafe is refused.
+func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) error {
+	sections := []string{"memory"}
+	if s.cfg.replicas > 0 {
+		sections = append(sections, "replication")
+	}
+	if first {
+		sections = []string{""}
+		if err := s.probeRights(ctx, n); err != nil {
+			return err
+		}
+	}
+	has := map[string]string{}
+	for _, section := range sections {
+		args := []string{"INFO"}
+		if section != "" {
+			args = append(args, section)
+		}
+		info, err := n.Command(ctx, args...)
+		if err != nil {
+			if e, answered := err.(ServerError); !answered || driver.CodeOf(s.explain(e)) == driver.Unavailable {
+				return err
+			}
+			f.unknown, f.replicas = true, max(f.replicas, 0)
+			return nil
+		}
+		if len(info) == 0 {
+			return driver.Errorf(driver.Unavailable, "INFO returns nothing")
+		}
+		for line := range strings.Lines(info[0]) {
+			if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+				has[k] = v
+				if k == "module" && strings.Contains(strings.ToLower(v), "crdt") {
+					has["role"] = "crdt"
+				}
+			}
+		}
+	}
+	switch has["role"] {
+	case "slave":
+		return driver.Errorf(driver.Refused, "the server is a replica of %s:%s: locks are written at the primary; give that, or redis+sentinel:// with the sentinels", has["master_host"], has["master_port"])
+	case "master", "":
+	default:
+		// KeyDB reports active-replica.
+		return driver.Errorf(driver.Refused, "the server's role is %s: where several servers take writes for the same data each would grant the lock", has["role"])
+	}
+	if first {
+		f.version = has["redis_version"]
+		if has["cluster_enabled"] == "1" && s.client.Mode() != Cluster {
+			return driver.Errorf(driver.Refused, "the server is a node of a Redis Cluster: use redis+cluster://")
+		}
+		switch {
+		case has["aof_enabled"] == "1":
+			f.durable = "an append-only file"
+		case f.durable == "" && has["rdb_last_save_time"] != "":
+			f.durable = "snapshots at most"
+		}
+	}
+	if p := has["maxmemory_policy"]; p != "" {
+		if f.policy == "" || f.policy == "noeviction" {
+			f.policy = p
+		}
+		if p != "noeviction" && !s.cfg.insist {
+			return driver.Errorf(driver.Refused, "maxmemory-policy is %s: a server that is full would evict locks while they are held; set it to noeviction, or accept that with insist=true", p)
+		}
+	}
+	replicas, err := strconv.Atoi(has["connected_slaves"])
+	if err != nil {
+		replicas = max(f.replicas, 0) // as it was found at first
+	}
+	if f.replicas < 0 || replicas < f.replicas {
+		f.replicas = replicas
+	}
+	if s.cfg.replicas > 0 && replicas > 0 {
+		return s.compareClocks(ctx, n, has, f)
+	}
+	return nil
+}
+
+// probeRights runs what the scripts need, so that a user without the right to it is
+// refused now.
+func (s *Store) probeRights(ctx context.Context, n Node) error {
 	sent := micros()
 	answer, err := n.Command(ctx, "EVAL", "local t = redis.call('TIME') return {'T', string.format('%.0f', t[1] * 1000000 + t[2])}", "0")
 	if err != nil {
@@ -74,50 +257,76 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings) error {
 			return err
 		}
 	}
-	info, err := n.Command(ctx, "INFO")
+	return nil
+}
+
+// compareClocks asks the replicas of a primary for their time. Where one is ahead, all
+// leases are lengthened by that: so they last until their holders' validity ends also
+// after a failover to it.
+func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string, f *findings) error {
+	_, latest, err := clockOf(ctx, n)
 	if err != nil {
-		if _, answered := err.(ServerError); !answered {
-			return err
+		return err
+	}
+	for name, text := range has {
+		number, is := strings.CutPrefix(name, "slave")
+		if _, err := strconv.Atoi(number); !is || err != nil {
+			continue
 		}
-		f.unknown, f.replicas = true, max(f.replicas, 0)
-		return nil
-	}
-	if len(info) == 0 {
-		return driver.Errorf(driver.Unavailable, "INFO answers nothing")
-	}
-	has := map[string]string{}
-	for line := range strings.Lines(info[0]) {
-		if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
-			has[k] = v
+		part := map[string]string{}
+		for field := range strings.SplitSeq(text, ",") {
+			k, v, _ := strings.Cut(field, "=")
+			part[k] = v
 		}
-	}
-	f.version = has["redis_version"]
-	if has["role"] == "slave" {
-		return driver.Errorf(driver.Refused, "the server is a replica of %s:%s: locks are written at the primary; give that, or redis+sentinel:// with the sentinels", has["master_host"], has["master_port"])
-	}
-	if has["cluster_enabled"] == "1" && s.client.Mode() != Cluster {
-		return driver.Errorf(driver.Refused, "the server is a node of a Redis Cluster: use redis+cluster://")
-	}
-	if p := has["maxmemory_policy"]; p != "" {
-		f.policy = p
-		if p != "noeviction" && !s.cfg.insist {
-			return driver.Errorf(driver.Refused, "maxmemory-policy is %s: a server that is full would evict locks while they are held; set it to noeviction, or accept that with insist=true", p)
+		address := net.JoinHostPort(part["ip"], part["port"])
+		replica, err := s.client.Replica(ctx, address)
+		var earliest int64
+		if err == nil {
+			earliest, _, err = clockOf(ctx, replica)
 		}
-	}
-	switch {
-	case has["aof_enabled"] == "1":
-		f.durable = "an append-only file"
-	case f.durable == "" && has["rdb_last_save_time"] != "":
-		f.durable = "snapshots at most"
-	}
-	replicas, _ := strconv.Atoi(has["connected_slaves"])
-	if f.replicas < 0 || replicas < f.replicas {
-		f.replicas = replicas
+		if err != nil {
+			f.uncompared = true
+			continue
+		}
+		// The replica's time less ours is at most earliest, the primary's at least latest.
+		ahead := time.Duration(earliest-latest) * time.Microsecond
+		if ahead > maxAhead {
+			return driver.Errorf(driver.Refused, "the clock of the replica %s is %s ahead of its primary's: a failover to it would free locks that are held; set it", address, ahead.Round(time.Millisecond))
+		}
+		f.ahead = max(f.ahead, ahead)
 	}
 	return nil
 }
 
-// Guarantees says what locks on this Redis promise. It probes the server.
+// clockOf returns the most and the least that a server's clock is ahead of micros.
+func clockOf(ctx context.Context, n Node) (most, least int64, err error) {
+	sent := micros()
+	answer, err := n.Command(ctx, "TIME")
+	if err != nil {
+		return 0, 0, err
+	}
+	received := micros()
+	if len(answer) != 2 {
+		return 0, 0, driver.Errorf(driver.Unavailable, "TIME returns %q", answer)
+	}
+	seconds, err1 := strconv.ParseInt(answer[0], 10, 64)
+	rest, err2 := strconv.ParseInt(answer[1], 10, 64)
+	if err := errors.Join(err1, err2); err != nil {
+		return 0, 0, driver.Errorf(driver.Unavailable, "TIME returns %q", answer)
+	}
+	now := seconds*1_000_000 + rest
+	return now - sent, now - received, nil
+}
+
+// lasting is a TTL as the server keeps it, in microseconds.
+func (s *Store) lasting(ttl time.Duration) int64 {
+	if f := s.probed.Load(); f != nil {
+		ttl += f.ahead
+	}
+	return ttlMicros(ttl)
+}
+
+// Guarantees returns what locks on this Redis promise. It probes the server.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if err := s.enter(); err != nil {
 		return driver.Guarantees{}, err
@@ -158,11 +367,20 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 	case f.policy != "" && f.policy != "noeviction":
 		g.EarlyEnd = append(g.EarlyEnd, "eviction: maxmemory-policy is "+f.policy)
 	}
+	if f.policy == "noeviction" {
+		g.Notes = append(g.Notes, "a server that begins to evict keys, and a new primary that does, grants nothing more within "+freshFor.String()+"; what is held until then may be evicted")
+	}
 	if f.durable != "" {
 		g.Notes = append(g.Notes, "a restart keeps what its persistence has: "+f.durable)
 	}
 	if s.cfg.replicas > 0 {
 		g.Notes = append(g.Notes, "a grant or renewal counts only when "+strconv.Itoa(s.cfg.replicas)+" replicas have acknowledged it")
+		g.EarlyEnd = append(g.EarlyEnd, "a failover to a replica whose clock was set ahead within the last "+noticeBound.String())
+		if f.uncompared {
+			g.Notes = append(g.Notes, "the clock of a replica could not be compared with the primary's: a failover to one that is ahead ends locks early")
+		} else {
+			g.Notes = append(g.Notes, "leases are lengthened by what the clock of a replica is ahead of the primary's, up to "+maxAhead.String()+"; above that new locks are refused")
+		}
 	}
 	g.Notes = append(g.Notes, "early ends are noticed within that time while the server can be reached, else when trust runs out")
 	return g

@@ -37,6 +37,9 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 		_ = s.client.Subscribe(s.ctx, channel[2:], func() {
 			failures = 0
 			s.mu.Lock()
+			if sub.failed {
+				s.lookSoon() // the server may have been restarted without its data
+			}
 			sub.ready, sub.failed = max(micros(), 1), false
 			// What was said while nobody listened is lost.
 			for _, e := range s.entries {

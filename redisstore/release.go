@@ -89,8 +89,8 @@ func (s *Store) release(g *driver.Grant, keep bool) (next *entry, seq int64) {
 	if e := s.entries[g.ID]; e != nil {
 		s.forget(e)
 	}
-	if keep || s.cfg.replicas > 0 {
-		return nil, 0
+	if f := s.probed.Load(); keep || s.cfg.replicas > 0 || f == nil || f.refused != nil || micros()-f.at > freshFor.Microseconds() {
+		return nil, 0 // a request asks by itself, and looks at the server first
 	}
 	for _, e := range s.queued[g.Name] {
 		if e.seq != 0 && (next == nil || e.seq < next.seq) {
@@ -136,7 +136,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	if s.cfg.replicas > 0 {
 		return s.renewAcked(ctx, grants, answers)
 	}
-	calls, err := s.renewCalls(grants, false)
+	calls, err := s.renewCalls(grants)
 	if err != nil {
 		return fail(err)
 	}
@@ -148,7 +148,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return answers
 }
 
-func (s *Store) renewCalls(grants []driver.Grant, look bool) ([]Call, error) {
+func (s *Store) renewCalls(grants []driver.Grant) ([]Call, error) {
 	calls := make([]Call, len(grants))
 	for i := range grants {
 		g := &grants[i]
@@ -156,11 +156,7 @@ func (s *Store) renewCalls(grants []driver.Grant, look bool) ([]Call, error) {
 		if err != nil {
 			return nil, err
 		}
-		ttl := "0"
-		if !look {
-			ttl = strconv.FormatInt(ttlMicros(g.TTL), 10)
-		}
-		calls[i] = Call{Keys: []string{h.key}, Args: []string{mark(g), h.seat, ttl}}
+		calls[i] = Call{Keys: []string{h.key}, Args: []string{mark(g), h.seat, strconv.FormatInt(s.lasting(g.TTL), 10)}}
 	}
 	return calls, nil
 }
@@ -172,7 +168,7 @@ func (s *Store) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 	case rep.kind != 'R':
 		return driver.Renewal{Cause: ended(rep), Err: notHeld(g.Name, g.Token)}
 	}
-	s.prove(g.ID)
+	s.prove(g.ID, rep.sent.Time())
 	return driver.Renewal{SentAt: rep.sent, TTL: g.TTL}
 }
 
@@ -187,7 +183,7 @@ func ended(rep reply) driver.Cause {
 // renewAcked counts a renewal only when the replicas have it: one that fails over
 // must not free the name earlier than its holder believes.
 func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers []driver.Renewal) []driver.Renewal {
-	calls, err := s.renewCalls(grants, false)
+	calls, err := s.renewCalls(grants)
 	for i := range grants {
 		if err != nil {
 			answers[i] = driver.Renewal{Err: err}

@@ -41,6 +41,7 @@ type rueidisClient struct {
 	err        error         // of the last attempt
 	closed     bool
 	calls      sync.WaitGroup
+	replicas   map[string]rueidis.Client // by address
 
 	room *room
 }
@@ -168,8 +169,8 @@ func (c *rueidisClient) connect(done chan struct{}) {
 func (c *rueidisClient) Close() {
 	c.mu.Lock()
 	c.closed = true
-	done, client := c.connecting, c.client
-	c.client = nil
+	done, client, replicas := c.connecting, c.client, c.replicas
+	c.client, c.replicas = nil, nil
 	c.ready.Store(nil)
 	c.mu.Unlock()
 	if c.alone != nil {
@@ -180,6 +181,9 @@ func (c *rueidisClient) Close() {
 	}
 	if client != nil {
 		client.Close()
+	}
+	for _, replica := range replicas {
+		replica.Close()
 	}
 	c.calls.Wait()
 }
@@ -405,27 +409,80 @@ func (c *rueidisClient) EachPrimary(ctx context.Context, f func(Node) error) err
 	if c.mode != Cluster {
 		return f(rueidisNode{client, c})
 	}
+	// All are asked at once: one that is silent holds up none, and is reported at the end.
+	bound := dialBound
+	if end, dated := ctx.Deadline(); dated {
+		bound = min(bound, time.Until(end)/2)
+	}
+	asking, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	type asked struct {
+		node rueidisNode
+		role []string
+		err  error
+	}
+	var all []asked
 	for _, node := range client.Nodes() {
-		n := rueidisNode{node, c}
-		role, err := n.Command(ctx, "ROLE")
-		if err != nil {
-			// One that is gone has its slots elsewhere, or the cluster is down.
-			if _, answered := errors.AsType[ServerError](err); answered {
-				return err
-			}
-			if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
-				return err
-			}
+		all = append(all, asked{node: rueidisNode{node, c}})
+	}
+	var roles sync.WaitGroup
+	for i := range all {
+		roles.Go(func() { all[i].role, all[i].err = all[i].node.Command(asking, "ROLE") })
+	}
+	roles.Wait()
+	var silent error
+	for _, a := range all {
+		if _, answered := errors.AsType[ServerError](a.err); answered {
+			return a.err
+		}
+		// One that is gone has its slots elsewhere, or the cluster is down.
+		if errors.Is(a.err, context.DeadlineExceeded) || errors.Is(a.err, context.Canceled) {
+			silent = a.err
+		}
+		if a.err != nil || len(a.role) == 0 || a.role[0] != "master" {
 			continue
 		}
-		if len(role) == 0 || role[0] != "master" {
-			continue
-		}
-		if err := f(n); err != nil {
+		if err := f(a.node); err != nil {
 			return err
 		}
 	}
-	return nil
+	return silent
+}
+
+// Replica connects to a replica.
+func (c *rueidisClient) Replica(ctx context.Context, address string) (Node, error) {
+	c.mu.Lock()
+	client := c.replicas[address]
+	c.mu.Unlock()
+	if client == nil {
+		var err error
+		client, err = aside(ctx, c, func() {}, func() (rueidis.Client, error) {
+			o := c.option
+			o.InitAddress, o.Sentinel, o.ForceSingleClient = []string{address}, rueidis.SentinelOption{}, true
+			client, err := rueidis.NewClient(o)
+			if err != nil {
+				return nil, convert(err)
+			}
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if other := c.replicas[address]; other != nil || c.closed {
+				client.Close()
+				return other, nil
+			}
+			if c.replicas == nil {
+				c.replicas = map[string]rueidis.Client{}
+			}
+			c.replicas[address] = client
+			return client, nil
+		})
+		if err != nil {
+			return nil, err
+		}
+		if client == nil {
+			return nil, errClientClosed
+		}
+	}
+	return rueidisNode{client, c}, nil
 }
 
 type rueidisNode struct {

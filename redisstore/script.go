@@ -26,6 +26,9 @@ var releaseSource string
 //go:embed scripts/renew.lua
 var renewSource string
 
+//go:embed scripts/look.lua
+var lookSource string
+
 //go:embed scripts/undo.lua
 var undoSource string
 
@@ -42,6 +45,7 @@ var (
 	acquireScript = newScript("acquire", acquireSource)
 	releaseScript = newScript("release", releaseSource)
 	renewScript   = newScript("renew", renewSource)
+	lookScript    = newScript("look", lookSource)
 	undoScript    = newScript("undo", undoSource)
 	breakScript   = newScript("break", breakSource)
 	inspectScript = newScript("inspect", inspectSource)

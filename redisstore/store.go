@@ -40,6 +40,8 @@ type Store struct {
 	subs    map[string]*subscription
 	beat    *time.Timer
 	beating bool
+	looking bool // a look is under way
+	lookAll bool // the next look is at all grants
 }
 
 var (

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
 const (
@@ -81,6 +82,9 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 			if delay, exact, err = a.placed(rep, asked); err != nil {
 				return driver.Grant{}, a.giveUp(err)
 			}
+			if a.told {
+				delay = fallback.After(ctx, delay)
+			}
 		case err == nil:
 			// The place is gone: the server has lost its memory, or took us for dead.
 			s.unplace(e)
@@ -111,7 +115,7 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 			case <-e.wake:
 				again = true
 			case <-e.close:
-				timer.Reset(max(min(delay, near)-rand.N(near/5), 0))
+				timer.Reset(max(min(delay, fallback.After(ctx, near))-rand.N(near/5), 0))
 			case <-timer.C:
 				again = true
 			case <-ctx.Done():

@@ -27,6 +27,14 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 	case ctx.Err() != nil:
 		return driver.Grant{}, withdrawn(ctx)
 	}
+	s.mu.Lock()
+	s.acquiring[r.ID] = struct{}{}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.acquiring, r.ID)
+	}()
 	ttl := s.round(r.TTL)
 	var old *session
 	for {
@@ -251,16 +259,16 @@ func (p *place) watch(ctx context.Context, all []node, i int, told *bool) (gone 
 	var paths []string
 	set := toWatch(all, i)
 	ss.mu.Lock()
-	p.leans = p.leans[:0]
+	p.localPredecessors = p.localPredecessors[:0]
 	for _, n := range set {
 		path := p.dir + "/" + n.name
-		// One of our own needs no watch: whoever takes it away wakes us, and tend
-		// looks whether somebody else has.
+		// A node of this client needs no watch: the code that deletes it wakes this
+		// entry, and maintain notices a deletion by another client.
 		if g, own := ss.ours[path]; own {
-			p.leans = append(p.leans, path)
-			if g == nil && !ss.leaning {
-				ss.leaning = true
-				ss.kick()
+			p.localPredecessors = append(p.localPredecessors, path)
+			if g == nil && !ss.checkingLocal {
+				ss.checkingLocal = true
+				ss.wakeMaintain()
 			}
 		} else {
 			paths = append(paths, path)
@@ -305,7 +313,7 @@ func (p *place) watch(ctx context.Context, all []node, i int, told *bool) (gone 
 	var holders []driver.Holder
 	for j, c := range calls[:len(paths)] {
 		if h := indexOf(all, paths[j][len(p.dir)+1:]); c.Err == nil && h >= 0 && h < holding(all) {
-			holders = append(holders, holderOf(all[h], c))
+			holders = append(holders, ss.holderOf(all[h], c))
 		}
 	}
 	if len(holders) == 0 && !*told {
@@ -336,7 +344,7 @@ func (p *place) granted(ctx context.Context) (driver.Grant, error) {
 	}
 	unwatched := p.unregister()
 	g := &grant{
-		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: uint64(p.czxid), SentAt: at, TTL: ss.ttl, Slot: driver.NoSlot},
+		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, SentAt: at, TTL: ss.ttl, Slot: driver.NoSlot},
 		ss:    ss, from: p.r.From, dir: p.dir, path: p.path, sent: at, ttl: ss.ttl, made: time.Now(),
 	}
 	g.Handle = g
@@ -350,11 +358,11 @@ func (p *place) granted(ctx context.Context) (driver.Grant, error) {
 		return driver.Grant{}, p.failed(ctx, errDeleted)
 	}
 	ss.grants[g.ID], ss.ours[g.path] = g, g
-	idle := !ss.tending
-	ss.tending = true
+	idle := !ss.maintaining
+	ss.maintaining = true
 	ss.mu.Unlock()
 	if idle {
-		ss.kick() // not for each of many short locks: the timer runs on for a while
+		ss.wakeMaintain() // not for each of many short locks: the timer runs on for a while
 	}
 	var calls []*zk.Call
 	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {

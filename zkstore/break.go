@@ -48,7 +48,7 @@ func (ss *session) holder(ctx context.Context, name string, token uint64) (strin
 		return "", err
 	}
 	for i, c := range calls {
-		if c.Err == nil && uint64(c.Stat.Czxid) == token {
+		if c.Err == nil && ss.token(c.Stat.Czxid) == token {
 			return dir + "/" + all[i].name, nil
 		}
 	}

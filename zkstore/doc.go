@@ -42,11 +42,20 @@
 // a sync, what is not there will not come. Requests on one connection are done in
 // order, so there a sync is enough. A session that a server calls expired may live
 // on with another: its guard is deleted, and what its requests have left.
+// After each reconnection the client deletes the nodes of the session that no request of
+// its own has: they come from a copy from which the ensemble was restored.
 //
 // A release deletes a node whose name is used once, which proves that it stood. If
 // the next in the queue is of this client as well, it is granted without waiting
 // for the answer: both nodes are ours, and everybody behind waits for both.
 //
-// The token is the czxid of the grant's own node. It rises with every transaction
-// of the ensemble.
+// The token is the czxid of the grant's own node, which rises with every transaction of
+// the ensemble, plus a base. The base is 0 until the ensemble was restored from an older
+// copy, and its transactions get numbers that they have had before. A client notices that
+// by a transaction of its own which is earlier than one that it has seen. Its sessions are
+// over then, and it raises the base above all that it knows: each create checks the
+// version of the node that holds the base.
+//
+// Guarded writes go by a session of their own, so that a request that the server does not
+// take, or the link takes long for, cannot end the connection of the locks.
 package zkstore

@@ -8,8 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// errOver: a server has said that the session has expired. What was in it may stand
-// yet (see bury).
+// errOver: a server reported that the session has expired. Its nodes may still stand
+// (see invalidateSession).
 var errOver = errors.New("the session has expired")
 
 // fail gives an error of the client its meaning.
@@ -35,8 +35,10 @@ func (s *Store) fail(err error) error {
 	}
 	if answered {
 		switch code {
-		case zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrReadOnly, zk.ErrEphemeralParent:
+		case zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrEphemeralParent, zk.ErrLocalSession, zk.ErrSASLRequired, zk.ErrQuotaExceeded:
 			return &driver.Error{Code: driver.Refused, Err: err}
+		case zk.ErrReadOnly, zk.ErrThrottled: // it was not done, and passes
+			return &driver.Error{Code: driver.Unavailable, Err: err}
 		case zk.ErrUnimplemented:
 			return &driver.Error{Code: driver.Unsupported, Err: err}
 		case zk.ErrBadArguments:

@@ -43,10 +43,11 @@ func (ss *session) inspect(ctx context.Context, name string) (driver.State, erro
 
 // nodes reads a directory as it is at the leader; one that is missing is empty.
 func (ss *session) nodes(ctx context.Context, dir string, read func(string) (node, bool)) ([]node, error) {
-	flush, list := zk.Sync(dir), zk.Children(dir, false)
-	err := ss.zk.Do(ctx, flush, list)
+	flush, base, list := zk.Sync(dir), zk.Get(ss.s.baseNode(), false), zk.Children(dir, false)
+	err := ss.zk.Do(ctx, flush, base, list)
 	if err == nil {
 		err = list.Err
+		ss.showBase(base) // else tokens are shown as they were at the last look
 	}
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil, nil
@@ -77,9 +78,9 @@ func (ss *session) describe(ctx context.Context, dir string, all []node) (holder
 			case c.Err != nil:
 				return nil, nil, c.Err
 			case start+i < granted:
-				holders = append(holders, holderOf(some[i], c))
+				holders = append(holders, ss.holderOf(some[i], c))
 			default:
-				h := holderOf(some[i], c)
+				h := ss.holderOf(some[i], c)
 				waiters = append(waiters, driver.Waiter{Owner: h.Owner, Limit: h.Limit})
 			}
 		}
@@ -87,9 +88,9 @@ func (ss *session) describe(ctx context.Context, dir string, all []node) (holder
 	return holders, waiters, nil
 }
 
-func holderOf(n node, c *zk.Call) driver.Holder {
+func (ss *session) holderOf(n node, c *zk.Call) driver.Holder {
 	o, ttl, _ := owner(c.Data, c.Stat)
-	h := driver.Holder{Owner: o, Token: uint64(c.Stat.Czxid), Limit: n.limit, Slot: driver.NoSlot, TTL: ttl}
+	h := driver.Holder{Owner: o, Token: ss.token(c.Stat.Czxid), Limit: n.limit, Slot: driver.NoSlot, TTL: ttl}
 	if string(c.Data) == revoke {
 		h.Note = "asked to end"
 	}

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
 func TestSequence(t *testing.T) {
@@ -166,5 +167,21 @@ func TestProtected(t *testing.T) {
 	// Shorter names make go-zookeeper's client panic.
 	if len(p) != 40 || p[:3] != "_c_" || p == protected("abc-2") || p != protected("abc-1") {
 		t.Error(p)
+	}
+}
+
+// TestTokenIsThatOfTheCreate requires that a queue entry keeps the base of tokens with which it
+// was made, whatever the session reads afterwards.
+func TestTokenIsThatOfTheCreate(t *testing.T) {
+	ss := &session{s: &Store{recipe: recipes[ReadWrite]}, ours: map[string]*grant{}, places: map[string]map[*place]struct{}{}}
+	ss.guarded.base = tokenBase{Base: 1 << 40, since: 5, version: 1}
+	_, known := ss.base()
+	p, err := ss.place(driver.Request{Limit: driver.Exclusive}, "/n", "/n/x__WRIT__0000000001", known.token(7), nil, driver.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ss.showBase(&zk.Call{Stat: zk.Stat{Version: 0}}) // that of a copy from which the ensemble was restored
+	if want := uint64(1<<40 + 7); p.token != want || ss.token(8) != want+1 {
+		t.Errorf("token %d, and %d for the next, want %d", p.token, ss.token(8), want)
 	}
 }

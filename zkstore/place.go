@@ -1,6 +1,7 @@
 package zkstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -18,7 +19,7 @@ type place struct {
 	read  func(string) (node, bool) // the directory's children
 	node  node
 	path  string
-	czxid int64
+	token uint64
 	data  []byte
 	// at is before the request that told that the place is a grant, once it is one.
 	at driver.Instant
@@ -27,9 +28,9 @@ type place struct {
 	// fresh is a list that somebody has read since, nil if it must be read.
 	signal chan struct{}
 	fresh  []string
-	// subscribed are the paths in the session's subs, and leans those of our own
-	// that it waits for without a watch.
-	subscribed, leans []string
+	// subscribed are the paths in the session's subs, and localPredecessors the nodes of
+	// this client that the entry waits for without a watch.
+	subscribed, localPredecessors []string
 	// heir: the grant before it has been released in this process. vanished: and then
 	// its own node was not there.
 	heir, vanished bool
@@ -46,12 +47,12 @@ func (p *place) look(fresh []string) {
 	}
 }
 
-// tidyTime bounds what a call still does after its context has ended.
-const tidyTime = 300 * time.Millisecond
+// cleanupTimeout bounds what a call still does after its context has ended.
+const cleanupTimeout = 300 * time.Millisecond
 
-// tidy is a context for cleaning up, which does not end with the caller's.
-func (s *Store) tidy(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), tidyTime)
+// cleanupContext returns a context for a cleanup, which does not end with the caller's.
+func (s *Store) cleanupContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 }
 
 // enter makes the node of a request, and reads the directory with it in one round
@@ -60,21 +61,30 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 	prefix := dir + "/" + protected(r.ID) + mark
 	for {
 		guard, version := ss.guard()
+		mark := ss.highest()
+		base, known := ss.base()
 		create := zk.CreateSequential(prefix, data, ss.s.cfg.acl)
-		both, list := zk.Multi(zk.Check(guard, version), create), zk.Children(dir, false)
+		both, list := zk.Multi(zk.Check(guard, version), zk.Check(base, known.version), create), zk.Children(dir, false)
 		err := ss.zk.Do(ctx, both, list)
 		if lost, ok := errors.AsType[*zk.LostError](err); ok {
-			p, names, again, err := ss.recover(ctx, r, dir, data, both, create, lost)
-			if again {
-				continue
+			if ctx.Err() != nil {
+				return nil, nil, ss.abandonCreate(ctx, r, dir, data, both, create, lost)
 			}
-			return p, names, err
+			c, err := ss.findCreated(ctx, r, dir, both.Conn)
+			switch {
+			case err != nil:
+				return nil, nil, err
+			case c == nil:
+				continue // it is made again
+			}
+			p, err := ss.place(r, dir, c.path, known.token(c.czxid), data, c.at)
+			return p, c.names, err
 		}
 		switch {
 		case err != nil:
 			return nil, nil, ss.fail(err)
 		case both.Err == nil:
-			p, err := ss.place(r, dir, create.Path, both.Zxid, data, both.Sent)
+			p, err := ss.place(r, dir, create.Path, known.token(both.Zxid), data, both.Sent)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -84,7 +94,9 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 			return p, list.Names, nil
 		case both.Failed == 0 && (errors.Is(both.Err, zk.ErrBadVersion) || errors.Is(both.Err, zk.ErrNoNode)):
 			err = ss.reguard(ctx, guard)
-		case both.Failed == 1 && errors.Is(both.Err, zk.ErrNoNode):
+		case both.Failed == 1 && errors.Is(both.Err, zk.ErrBadVersion):
+			err = ss.raiseBase(ctx, mark) // another client has, or it is gone with a restore
+		case both.Failed == 2 && errors.Is(both.Err, zk.ErrNoNode):
 			err = ss.ensure(ctx, dir)
 		default:
 			err = both.Err
@@ -107,8 +119,8 @@ func (ss *session) fail(err error) error {
 }
 
 // place is a node that was made, from now on to be woken.
-func (ss *session) place(r driver.Request, dir, path string, czxid int64, data []byte, at driver.Instant) (*place, error) {
-	p := &place{ss: ss, r: r, dir: dir, path: path, czxid: czxid, data: data, at: at, signal: make(chan struct{}, 1)}
+func (ss *session) place(r driver.Request, dir, path string, token uint64, data []byte, at driver.Instant) (*place, error) {
+	p := &place{ss: ss, r: r, dir: dir, path: path, token: token, data: data, at: at, signal: make(chan struct{}, 1)}
 	p.read = ss.s.recipe.reader(dir, r.Limit)
 	var ok bool
 	if p.node, ok = p.read(path[len(dir)+1:]); !ok {
@@ -118,69 +130,83 @@ func (ss *session) place(r driver.Request, dir, path string, czxid int64, data [
 	return p, nil
 }
 
-// recover is called when the answer to a create was lost. While the caller's
-// context lives it makes the earlier connection's requests void and looks what has
-// become of the create; else the request is left in doubt, for Undo.
-func (ss *session) recover(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error) (p *place, names []string, again bool, err error) {
-	if ctx.Err() != nil {
-		// The answer may be on its way.
-		t := time.NewTimer(tidyTime)
-		defer t.Stop()
-		select {
-		case <-both.Done():
-			if _, lost := both.Err.(*zk.LostError); lost {
-				break
-			}
-			if both.Err != nil {
-				return nil, nil, false, withdrawn(ctx)
-			}
-			p, err := ss.place(r, dir, create.Path, both.Zxid, data, both.Sent)
-			if err == nil {
-				err = p.withdraw(ctx, withdrawn(ctx))
-			}
-			return nil, nil, false, err
-		case <-t.C:
-		}
-		ss.s.remember(r.ID, ss, both.Conn)
-		return nil, nil, false, ss.s.fail(lost)
+// created is a node that a create whose answer was lost has made.
+type created struct {
+	path  string
+	czxid int64
+	// names are the directory's children, and at is before the request that listed them.
+	names []string
+	at    driver.Instant
+}
+
+// abandonCreate ends a request whose caller has given up before the answer to its create
+// came. The answer may be on its way; without it the request is left in doubt, for Undo.
+func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error) error {
+	t := time.NewTimer(cleanupTimeout)
+	defer t.Stop()
+	answered := false
+	select {
+	case <-both.Done():
+		_, lost := both.Err.(*zk.LostError)
+		answered = !lost
+	case <-t.C:
 	}
+	switch {
+	case !answered:
+		ss.s.remember(r.ID, ss, both.Conn)
+		return ss.s.fail(lost)
+	case both.Err != nil:
+		return withdrawn(ctx)
+	}
+	p, err := ss.place(r, dir, create.Path, ss.token(both.Zxid), data, both.Sent)
+	if err != nil {
+		return err
+	}
+	return p.withdraw(ctx, withdrawn(ctx))
+}
+
+// findCreated returns the node of a create that was sent on a connection which was lost
+// before the answer came; nil if there is none, and can no longer be. It goes on through
+// further lost connections. Where it cannot, the request is left in doubt, for Undo.
+func (ss *session) findCreated(ctx context.Context, r driver.Request, dir string, conn int) (*created, error) {
 	for {
-		found, err := ss.find(ctx, r.ID, dir, both.Conn)
-		if err != nil {
-			if ctx.Err() == nil {
-				if failed := ss.fail(err); failed == errOver {
-					return nil, nil, false, errOver
-				}
-				if _, lost := errors.AsType[*zk.LostError](err); lost {
-					continue
-				}
-			}
-			ss.s.remember(r.ID, ss, both.Conn)
-			return nil, nil, false, ss.s.fail(&zk.LostError{Err: err})
+		c, err := ss.lookForCreated(ctx, r.ID, dir, conn)
+		if err == nil {
+			return c, nil
 		}
-		if len(found) == 0 {
-			return nil, nil, true, nil
-		}
-		get, list := zk.Get(found[0], false), zk.Children(dir, false)
-		if err := ss.zk.Do(ctx, get, list); err != nil || get.Err != nil || list.Err != nil {
-			if err == nil && errors.Is(get.Err, zk.ErrNoNode) {
-				continue // it went meanwhile
+		if ctx.Err() == nil {
+			if ss.fail(err) == errOver {
+				return nil, errOver
 			}
-			if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
+			if _, lost := errors.AsType[*zk.LostError](err); lost || errors.Is(err, zk.ErrNoNode) {
 				continue
 			}
-			ss.s.remember(r.ID, ss, both.Conn)
-			return nil, nil, false, driver.Errorf(driver.Unknown, "the node %s cannot be read: %w", found[0], errors.Join(err, get.Err, list.Err))
 		}
-		if get.Stat.EphemeralOwner != ss.zk.ID() {
-			// Of an earlier session, and about to go (CURATOR-604): it is deleted, and
-			// the request made again.
-			_ = ss.zk.Do(ctx, zk.Delete(found[0], -1))
-			continue
-		}
-		p, err := ss.place(r, dir, found[0], get.Stat.Czxid, data, list.Sent)
-		return p, list.Names, false, err
+		ss.s.remember(r.ID, ss, conn)
+		return nil, ss.s.fail(&zk.LostError{Err: err})
 	}
+}
+
+// lookForCreated is one attempt. ErrNoNode says that a node was there, and is not.
+func (ss *session) lookForCreated(ctx context.Context, id, dir string, conn int) (*created, error) {
+	found, err := ss.find(ctx, id, dir, conn)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	get, list := zk.Get(found[0], false), zk.Children(dir, false)
+	if err := ss.zk.Do(ctx, get, list); err != nil {
+		return nil, err
+	}
+	if err := cmp.Or(get.Err, list.Err); err != nil {
+		return nil, err
+	}
+	if get.Stat.EphemeralOwner != ss.zk.ID() {
+		// Of an earlier session, and about to go (CURATOR-604): it is deleted, and the
+		// request made again.
+		_ = ss.zk.Do(ctx, zk.Delete(found[0], -1))
+		return nil, zk.ErrNoNode
+	}
+	return &created{found[0], get.Stat.Czxid, list.Names, list.Sent}, nil
 }
 
 // find lists the nodes of a request in a directory, after everything that was
@@ -288,7 +314,7 @@ func (p *place) unsubscribeLocked(keep []string) (unwatched []string) {
 // unwatched is called when the removal of watches has been sent. Another place may have
 // come for one of them since it was decided, and its watch have been sent ahead of the
 // removal: it looks again, and watches behind it. So does a Break that watches the node,
-// and tend for a grant of our own: to the server the watches of one session on a path are
+// and maintain for a grant of our own: to the server the watches of one session on a path are
 // one.
 func (ss *session) unwatched(paths []string) {
 	ss.mu.Lock()
@@ -304,7 +330,7 @@ func (ss *session) unwatched(paths []string) {
 		}
 		if g := ss.ours[path]; g != nil {
 			g.watched = 0
-			ss.kick()
+			ss.wakeMaintain()
 		}
 	}
 }
@@ -319,11 +345,11 @@ func (p *place) withdraw(ctx context.Context, why error) error {
 	for _, path := range unwatched {
 		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
 	}
-	tidy, cancel := ss.s.tidy(ctx)
+	cleanup, cancel := ss.s.cleanupContext(ctx)
 	defer cancel()
 	defer ss.gone(p.dir, p.path, nil)
 	defer ss.unwatched(unwatched)
-	if err := ss.zk.Do(tidy, calls...); err != nil {
+	if err := ss.zk.Do(cleanup, calls...); err != nil {
 		if ss.s.closed.Load() {
 			return errClosed()
 		}
@@ -345,7 +371,7 @@ func (ss *session) gone(dir, path string, fresh []string) {
 
 func (ss *session) goneLocked(dir, path string, fresh []string) {
 	for p := range ss.places[dir] {
-		if slices.Contains(p.leans, path) {
+		if slices.Contains(p.localPredecessors, path) {
 			p.look(fresh)
 		}
 	}

@@ -91,8 +91,8 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 		Wake:  driver.WakePush,
 		// A server that is cut off tells nothing, and is left after a while.
 		Fallback: unseen,
-		Tokens:   "the czxid of the grant's own node: the leader's count of transactions, which rises across sessions, restarts and elections; it starts again with an ensemble that has lost its data",
-		EarlyEnd: []string{"the grant's node deleted by hand"},
+		Tokens:   "the czxid of the grant's own node: the leader's count of transactions, which rises across sessions, restarts and elections; after the ensemble was restored from an older copy, or emptied, tokens of all clients rise again as soon as one client that had seen the later state begins a session",
+		EarlyEnd: []string{"the grant's node deleted by hand", "the ensemble restored from an older copy"},
 		Notice:   unseen,
 		MinTTL:   s.cfg.tick, MaxTTL: longest, Granularity: s.cfg.tick,
 		Break:   driver.BreakNow,

@@ -80,7 +80,7 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	ss := g.ss
 	ss.mu.Lock()
 	g.ending, g.busy = true, true
-	heir := g.passOnLocked()
+	heir := g.handOffLocked()
 	waiting := len(ss.places[g.dir]) > 0
 	ss.mu.Unlock()
 	del := zk.Delete(g.path, -1)
@@ -99,7 +99,7 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 		err = del.Err
 	}
 	if look != nil && err == nil && errors.Is(look.Err, zk.ErrNoNode) {
-		heir.deposed()
+		heir.revokeHandoff()
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -115,17 +115,17 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	return gone, nil
 }
 
-// passOnLocked grants to the next place in the queue, if that is ours as well,
+// handOffLocked grants to the next place in the queue, if that is ours as well,
 // without waiting for the release to be confirmed: an exclusive grant is the first
 // in the queue, an exclusive place that waits for nothing but it is the second, and
 // whoever comes behind that waits for both. It answers that place, nil if there is
 // none.
-func (g *grant) passOnLocked() *place {
+func (g *grant) handOffLocked() *place {
 	if g.Limit != driver.Exclusive {
 		return nil
 	}
 	for p := range g.ss.places[g.dir] {
-		if p.node.limit == driver.Exclusive && len(p.subscribed) == 0 && len(p.leans) == 1 && p.leans[0] == g.path {
+		if p.node.limit == driver.Exclusive && len(p.subscribed) == 0 && len(p.localPredecessors) == 1 && p.localPredecessors[0] == g.path {
 			p.heir = true
 			p.look(nil)
 			return p
@@ -136,7 +136,7 @@ func (g *grant) passOnLocked() *place {
 
 // deposed is called when the node of a place is not there to which a grant was passed on:
 // unless it was released meanwhile, somebody has deleted it.
-func (p *place) deposed() {
+func (p *place) revokeHandoff() {
 	ss := p.ss
 	var told *grant
 	ss.mu.Lock()
@@ -227,7 +227,7 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 		}
 		return driver.Renewal{Cause: cause, Err: notHeld(g.Grant)}
 	case passed >= g.ttl:
-		ss.kick()
+		ss.wakeMaintain()
 		return driver.Renewal{Cause: driver.Expired, Err: notHeld(g.Grant)}
 	case zk.Between(g.sent, sent) <= g.ttl-ttl:
 		return driver.Renewal{Err: driver.Errorf(driver.Unavailable, "no answer of the leader's has come since the last renewal")}
@@ -268,7 +268,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 // settle makes sure that nothing of a request stands or can still come of a session
 // that has ended.
 func (ss *session) settle(ctx context.Context, r driver.Request, old *session) error {
-	if err := ss.bury(ctx, old); err != nil {
+	if err := ss.invalidateSession(ctx, old); err != nil {
 		return ss.s.fail(err)
 	}
 	if err := ss.undo(ctx, r, 0); err != nil {
@@ -278,15 +278,15 @@ func (ss *session) settle(ctx context.Context, r driver.Request, old *session) e
 	return nil
 }
 
-// bury makes void what a session that has ended may still have on its way, wherever
-// that is: without its guard no create of it passes.
+// invalidateSession deletes the guard of a session that has ended here: without it no create
+// that the session still has on its way succeeds.
 //
-// It is needed because "expired" is the word of one server, given when it begins to end
-// the session. A leader that was deposed while it was stopped says so of every session
-// when it goes on, and one that falls before its majority has agreed never ends it: the
-// next leader gives the session the whole of its timeout, and the nodes stand.
-func (ss *session) bury(ctx context.Context, old *session) error {
-	if old.buried.Load() {
+// A server reports "expired" when it begins to end the session, and one server alone does.
+// A leader that was paused and deposed reports it of every session when it resumes. A leader
+// that crashes before its majority has agreed never ends the session. In both cases the next
+// leader gives the session its whole timeout again, and its nodes stand.
+func (ss *session) invalidateSession(ctx context.Context, old *session) error {
+	if old.invalidated.Load() {
 		return nil
 	}
 	path, _ := old.guard()
@@ -297,7 +297,7 @@ func (ss *session) bury(ctx context.Context, old *session) error {
 	if del.Err != nil && !errors.Is(del.Err, zk.ErrNoNode) {
 		return del.Err
 	}
-	old.buried.Store(true)
+	old.invalidated.Store(true)
 	return nil
 }
 

@@ -76,7 +76,7 @@ func (ss *session) pass(turn *place) {
 	for _, path := range unwatched {
 		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
 	}
-	soon, cancel := ss.s.tidy(ss.s.end)
+	soon, cancel := ss.s.cleanupContext(ss.s.end)
 	err := ss.zk.Send(soon, calls...)
 	cancel()
 	ss.unwatched(unwatched)

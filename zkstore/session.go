@@ -20,16 +20,16 @@ type session struct {
 	ttl time.Duration
 
 	over    chan struct{} // closed when the session is
-	rouse   chan struct{} // holds one: tend has something to look at
+	wakeUp  chan struct{} // holds one: maintain has something to do
 	guarded guard
-	// buried: nothing that was sent in the session can come to pass any more.
-	buried atomic.Bool
+	// invalidated: nothing that was sent in the session can come to pass any more.
+	invalidated atomic.Bool
 
-	mu      sync.Mutex
-	ended   bool
-	tending bool              // tend looks at the grants by a timer
-	leaning bool              // and at places that others lean on
-	grants  map[string]*grant // by request
+	mu            sync.Mutex
+	ended         bool
+	maintaining   bool              // maintain checks the grants by a timer
+	checkingLocal bool              // and the entries that local entries wait behind
+	grants        map[string]*grant // by request
 	// ours are the paths of our own grants and places, which need no watch by each
 	// other: who takes one away wakes the others.
 	ours   map[string]*grant              // nil for a place
@@ -60,10 +60,11 @@ type grant struct {
 // newSession begins a session and its guard.
 func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, error) {
 	ss := &session{
-		s: s, ttl: ttl, over: make(chan struct{}), rouse: make(chan struct{}, 1),
+		s: s, ttl: ttl, over: make(chan struct{}), wakeUp: make(chan struct{}, 1),
 		grants: map[string]*grant{}, ours: map[string]*grant{},
 		places: map[string]map[*place]struct{}{}, subs: map[string]map[*place]struct{}{}, trees: map[*tree]struct{}{},
 	}
+	mark := s.highWater()
 	c := s.clientConfig(ttl + s.slack())
 	c.OnEvent, c.OnConn, c.OnEnd = ss.onEvent, ss.onConn, ss.onEnd
 	client, err := zk.Open(ctx, c)
@@ -75,7 +76,11 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 		client.Abandon()
 		return nil, driver.Errorf(driver.Invalid, "zkstore: TTL %s needs a session of %s: this server gives %s", ttl, ttl+s.slack(), got)
 	}
-	if err := ss.newGuard(ctx); err != nil {
+	err = ss.newGuard(ctx)
+	if err == nil {
+		err = ss.raiseBase(ctx, mark)
+	}
+	if err != nil {
 		if ended := client.Ended(); ended != nil {
 			err = &zk.NotSentError{Err: ended} // nothing of a request was, and this says why
 		}
@@ -83,7 +88,7 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 		return nil, err
 	}
 	s.background.Go(func() {
-		ss.tend()
+		ss.maintain()
 		client.Abandon()
 	})
 	return ss, nil
@@ -97,12 +102,15 @@ type guard struct {
 	path    string
 	n       int
 	version int32
+	base    tokenBase
 	// fenced: creates that were sent on earlier connections than this are void.
 	fenced int
 }
 
 // newGuard makes the node. A guard that somebody has deleted is not made again
-// under its name, since its versions would start again.
+// under its name, since its versions would start again. The directory of the guards may have
+// been deleted with it, and the base of tokens may be another under the same version: the next
+// create has the base read.
 func (ss *session) newGuard(ctx context.Context) error {
 	dir := ss.s.cfg.chroot + "/" + guardDir
 	ss.guarded.Lock()
@@ -118,6 +126,7 @@ func (ss *session) newGuard(ctx context.Context) error {
 		switch {
 		case err == nil:
 			ss.guarded.path, ss.guarded.version = path, 0
+			ss.guarded.base.version = noVersion
 			return nil
 		case errors.Is(err, zk.ErrNoNode):
 			if err := ss.ensure(ctx, dir); err != nil {
@@ -250,7 +259,7 @@ func (ss *session) onEvent(e zk.Event) {
 			told = ss.loseLocked(g, driver.Taken)
 		case e.Type == zk.EventChanged:
 			g.watched = 0
-			ss.kick()
+			ss.wakeMaintain()
 		}
 	}
 	for t := range ss.trees {
@@ -297,11 +306,11 @@ func (ss *session) onConn(int) {
 	for t := range ss.trees {
 		t.again()
 	}
-	ss.kick()
+	ss.wakeMaintain()
 }
 
 // onEnd is told when the session is over: everything of it is.
-func (ss *session) onEnd(error) {
+func (ss *session) onEnd(why error) {
 	ss.mu.Lock()
 	var told []*grant
 	for _, g := range ss.grants {
@@ -319,13 +328,13 @@ func (ss *session) onEnd(error) {
 		return
 	}
 	for _, g := range told {
-		g.from.Lost(driver.SessionEnded, errOver)
+		g.from.Lost(driver.SessionEnded, why)
 	}
 }
 
-func (ss *session) kick() {
+func (ss *session) wakeMaintain() {
 	select {
-	case ss.rouse <- struct{}{}:
+	case ss.wakeUp <- struct{}{}:
 	default:
 	}
 }

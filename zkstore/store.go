@@ -31,6 +31,13 @@ type Store struct {
 	sessions map[time.Duration]*opening
 	// doubts are the requests whose create has had no answer.
 	doubts map[string]doubt
+	// acquiring are the requests whose Acquire has not returned.
+	acquiring map[string]struct{}
+	// mark is the high-water mark of the tokens that forgotten sessions have known.
+	mark    uint64
+	writing *writing
+	// acceptedSize is the longest request that a server was found to accept.
+	acceptedSize atomic.Int64
 	// background is what goes on after a call has returned.
 	background sync.WaitGroup
 	end        context.Context // ends with Close
@@ -69,7 +76,7 @@ func Open(_ context.Context, servers []string, options ...Option) (*Store, error
 	s := &Store{
 		cfg: c, servers: servers, recipe: recipes[c.layout],
 		home:     c.chroot,
-		sessions: map[time.Duration]*opening{}, doubts: map[string]doubt{},
+		sessions: map[time.Duration]*opening{}, doubts: map[string]doubt{}, acquiring: map[string]struct{}{},
 	}
 	if c.namespace != "" {
 		s.home += "/" + namespaceMark + strings.TrimPrefix(escape("x"+c.namespace), "x")
@@ -122,7 +129,7 @@ func (s *Store) limits(ctx context.Context) (time.Duration, error) {
 		p = &probe{ready: make(chan struct{})}
 		s.probing = p
 		s.background.Go(func() {
-			trying, cancel := context.WithTimeout(s.end, openPatience)
+			trying, cancel := context.WithTimeout(s.end, openTimeout)
 			defer cancel()
 			p.maxTTL, p.err = s.probe(trying)
 			close(p.ready)
@@ -204,10 +211,15 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 		if o.err == nil && o.ss.zk.Ended() == nil {
 			return o.ss, nil
 		}
+		var mark uint64
+		if o.err == nil {
+			mark = o.ss.highest()
+		}
 		s.mu.Lock()
 		if s.sessions[ttl] == o {
 			delete(s.sessions, ttl)
 		}
+		s.mark = max(s.mark, mark)
 		s.mu.Unlock()
 		if o.err != nil {
 			return nil, s.fail(o.err)
@@ -215,12 +227,12 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 	}
 }
 
-// openPatience bounds the attempt to begin a session. It goes on when the caller
+// openTimeout bounds the attempt to begin a session. It goes on when the caller
 // that wanted it has given up, so that many short attempts come to an end.
-const openPatience = 5 * time.Second
+const openTimeout = 5 * time.Second
 
 func (s *Store) begin(o *opening, ttl time.Duration) {
-	ctx, cancel := context.WithTimeout(s.end, openPatience)
+	ctx, cancel := context.WithTimeout(s.end, openTimeout)
 	defer cancel()
 	o.ss, o.err = s.newSession(ctx, ttl)
 	close(o.ready)
@@ -242,13 +254,18 @@ func (s *Store) any(ctx context.Context) (*session, error) {
 
 // open lists the sessions that stand.
 func (s *Store) open() []*session {
+	return slices.DeleteFunc(s.begun(), func(ss *session) bool { return ss.zk.Ended() != nil })
+}
+
+// begun lists the sessions that stand, and those whose end nobody has met yet.
+func (s *Store) begun() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []*session
 	for _, o := range s.sessions {
 		select {
 		case <-o.ready:
-			if o.err == nil && o.ss.zk.Ended() == nil {
+			if o.err == nil {
 				all = append(all, o.ss)
 			}
 		default:
@@ -268,6 +285,7 @@ func (s *Store) Close(ctx context.Context) error {
 	all := s.open()
 	errs := make([]error, len(all))
 	var closing sync.WaitGroup
+	closing.Go(func() { s.closeWriting(ctx) })
 	for i, ss := range all {
 		closing.Go(func() {
 			if errs[i] = ss.zk.Close(ctx); errs[i] == zk.ErrExpired {
@@ -284,10 +302,10 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// ended makes sure that a session has ended of which one server says so (see bury). A
+// ended makes sure that a session has ended of which one server says so (see invalidateSession). A
 // session of its own writes to the guard, which only a leader with a majority answers.
 func (s *Store) ended(ctx context.Context, ss *session) error {
-	ctx, cancel := context.WithTimeout(ctx, openPatience)
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
 	client, err := zk.Open(ctx, s.clientConfig(s.slack()+s.cfg.tick))
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 // bare is a session without a server.
 func bare() *session {
 	return &session{
-		rouse: make(chan struct{}, 1), grants: map[string]*grant{}, ours: map[string]*grant{},
+		wakeUp: make(chan struct{}, 1), grants: map[string]*grant{}, ours: map[string]*grant{},
 		places: map[string]map[*place]struct{}{}, subs: map[string]map[*place]struct{}{}, trees: map[*tree]struct{}{},
 	}
 }
@@ -32,7 +32,7 @@ func TestRemovalTakesTheGrantsWatch(t *testing.T) {
 		t.Errorf("watched on %d, the other on %d", g.watched, other.watched)
 	}
 	select {
-	case <-ss.rouse:
+	case <-ss.wakeUp:
 	default:
 		t.Error("nobody looks")
 	}

@@ -13,6 +13,9 @@
 package checktest
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -20,24 +23,59 @@ import (
 )
 
 // Run tortures a store and fails the test with the excerpt of its history that
-// shows why. The summary goes to the test's output. Without a Dir the history
-// and its page go to t.ArtifactDir, which `go test -artifacts` keeps.
+// shows why. The summary goes to the test's output.
+//
+// Without a Dir the history and its page go to t.ArtifactDir, which `go test -artifacts`
+// keeps. Where a rule was broken they are kept in any case, and the failure names the
+// directory.
 func Run(t *testing.T, c check.Config) *check.Report {
 	t.Helper()
-	if c.Dir == "" {
+	ours := c.Dir == ""
+	if ours {
 		c.Dir = t.ArtifactDir()
 	}
 	r, err := check.Run(t.Context(), c)
+	if r != nil && !r.OK() && ours {
+		r.Dir = keep(t, r.Dir)
+	}
+	if r != nil {
+		var b strings.Builder
+		_ = r.Summary(&b) // to memory
+		t.Log("\n" + b.String())
+	}
+	if r != nil && !r.OK() {
+		var b strings.Builder
+		_ = r.Explain(&b)
+		t.Errorf("a rule was broken; %s and %s are in %s%s", check.HistoryFile, check.PageFile, r.Dir, b.String())
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	var b strings.Builder
-	_ = r.Summary(&b) // to memory
-	t.Log("\n" + b.String())
-	if !r.OK() {
-		b.Reset()
-		_ = r.Explain(&b)
-		t.Errorf("a rule was broken; history and page are in %s%s", r.Dir, b.String())
-	}
 	return r
+}
+
+// keep copies what a run has left to a directory that outlives the test, and returns it.
+func keep(t *testing.T, from string) string {
+	t.Helper()
+	name := strings.Map(func(r rune) rune {
+		if r == '/' || r == filepath.Separator || r == '*' {
+			return '-'
+		}
+		return r
+	}, t.Name())
+	to, err := os.MkdirTemp("", fmt.Sprintf("holdfast-check-%.60s-", name))
+	for _, file := range []string{check.HistoryFile, check.PageFile} {
+		var text []byte
+		if err == nil {
+			text, err = os.ReadFile(filepath.Join(from, file))
+		}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(to, file), text, 0o600)
+		}
+	}
+	if err != nil {
+		t.Errorf("the history of a broken rule cannot be kept: %v", err)
+		return from
+	}
+	return to
 }

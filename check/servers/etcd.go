@@ -20,6 +20,8 @@ type Etcd struct {
 	*Server
 	// Client is the HOST:PORT for clients, Peer the one for other members.
 	Client, Peer string
+	// Disk is what the member writes to, where the configuration asks for one.
+	Disk *Disk
 
 	scheme string
 	tls    *tls.Config
@@ -46,6 +48,8 @@ type EtcdConfig struct {
 	// NoSync lets members answer before a write has reached the disk. A member that is
 	// killed loses nothing by it, a machine that fails may.
 	NoSync bool
+	// Disks gives each member a Disk, which can be stalled, in place of NoSync.
+	Disks bool
 	// More flags.
 	Args []string
 }
@@ -117,6 +121,11 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 				return nil, err
 			}
 		}
+		if c.Disks {
+			if m.Disk, err = NewDisk(); err != nil {
+				return nil, err
+			}
+		}
 		members[i] = m
 		cluster = append(cluster, fmt.Sprintf("m%d=http://%s", i, members[i].Peer))
 	}
@@ -135,7 +144,9 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 		if c.TLS != nil {
 			command = append(command, "--cert-file", c.TLS.Cert, "--key-file", c.TLS.Key, "--trusted-ca-file", c.TLS.CA, "--client-cert-auth")
 		}
-		if c.NoSync {
+		if m.Disk != nil {
+			command = m.Disk.Command(command)
+		} else if c.NoSync {
 			command = append(command, "--unsafe-no-fsync")
 		}
 		if c.Enter != nil {
@@ -156,13 +167,30 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 	}
 	if err != nil {
 		for _, m := range members {
-			if m.Server != nil {
-				m.Kill()
-			}
+			m.End()
 		}
 		return nil, err
 	}
 	return members, nil
+}
+
+// End kills the member, if it runs, and ends its disk.
+func (m *Etcd) End() {
+	if m.Server != nil {
+		m.Kill()
+	}
+	if m.Disk != nil {
+		m.Disk.Close()
+	}
+}
+
+// Backup copies what the member has on disk into a new directory, at one moment.
+func (m *Etcd) Backup(to string) error {
+	if err := m.Pause(); err != nil {
+		return err
+	}
+	err := os.CopyFS(to, os.DirFS(filepath.Join(m.cfg.Dir, "data")))
+	return errors.Join(err, m.Cont())
 }
 
 // healthy asks a member whether it has a leader and takes writes.

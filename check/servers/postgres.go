@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 	"syscall"
@@ -25,12 +26,11 @@ type Postgres struct {
 // with further settings as NAME=VALUE. The error wraps ErrNotInstalled where
 // there is none.
 func StartPostgres(ctx context.Context, settings ...string) (_ *Postgres, err error) {
-	const own = "/usr/lib/postgresql/*/bin/"
-	daemon, err := Find("postgres", own+"postgres")
+	daemon, err := Find("postgres", postgresPrograms+"postgres")
 	if err != nil {
 		return nil, fmt.Errorf("%w (Debian: apt-get install postgresql)", err)
 	}
-	initdb, err := Find("initdb", own+"initdb")
+	initdb, err := Find("initdb", postgresPrograms+"initdb")
 	if err != nil {
 		return nil, fmt.Errorf("%w (Debian: apt-get install postgresql)", err)
 	}
@@ -43,16 +43,91 @@ func StartPostgres(ctx context.Context, settings ...string) (_ *Postgres, err er
 			h.remove()
 		}
 	}()
-	data := filepath.Join(h.dir, "data")
-	if err := h.run(h.command(initdb, "-D", data, "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C")); err != nil {
+	if err := h.run(h.command(initdb, "-D", h.data(), "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C")); err != nil {
 		return nil, err
 	}
+	return startPostgres(ctx, daemon, h, settings)
+}
+
+// StartPostgresReplica starts a hot standby of another server, which follows it by
+// streaming.
+func StartPostgresReplica(ctx context.Context, primary *Postgres, settings ...string) (_ *Postgres, err error) {
+	daemon, err := Find("postgres", postgresPrograms+"postgres")
+	if err != nil {
+		return nil, err
+	}
+	backup, err := Find("pg_basebackup", postgresPrograms+"pg_basebackup")
+	if err != nil {
+		return nil, fmt.Errorf("%w (Debian: apt-get install postgresql)", err)
+	}
+	h, err := newHome("postgres", "nobody")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			h.remove()
+		}
+	}()
+	if err := h.run(h.command(backup, "-d", primary.replication(), "-D", h.data(), "-R", "--checkpoint=fast", "--no-sync")); err != nil {
+		return nil, err
+	}
+	return startPostgres(ctx, daemon, h, settings)
+}
+
+// replication is how a replica connects.
+func (p *Postgres) replication() string {
+	host, port, _ := splitAddress(p.Address)
+	return fmt.Sprintf("host=%s port=%s user=postgres sslmode=disable", host, port)
+}
+
+// Demote shuts the server down, which waits until its replicas have all that it
+// wrote, and starts it again as a replica of another, once promote has made that the
+// primary. Sessions end.
+func (p *Postgres) Demote(ctx context.Context, promote func(context.Context) error, to *Postgres) error {
+	p.Server.mu.Lock()
+	err := p.cmd.Process.Signal(syscall.SIGINT)
+	done := p.done
+	p.Server.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := promote(ctx); err != nil {
+		return err
+	}
+	settings := filepath.Join(p.home.data(), "postgresql.auto.conf")
+	for file, text := range map[string]string{settings: "primary_conninfo = '" + to.replication() + "'\n", filepath.Join(p.home.data(), "standby.signal"): ""} {
+		if err := p.home.write(file, text); err != nil {
+			return err
+		}
+	}
+	return p.Server.Restart(ctx)
+}
+
+const postgresPrograms = "/usr/lib/postgresql/*/bin/"
+
+func (h *home) data() string { return filepath.Join(h.dir, "data") }
+
+// write makes a file of the server's user.
+func (h *home) write(file, text string) error {
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil || h.cred == nil {
+		return err
+	}
+	return os.Chown(file, int(h.cred.Uid), int(h.cred.Gid))
+}
+
+func startPostgres(ctx context.Context, daemon string, h *home, settings []string) (*Postgres, error) {
 	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}
 	p := &Postgres{Address: fmt.Sprintf("127.0.0.1:%d", port), home: h}
-	command := []string{daemon, "-D", data, "-p", strconv.Itoa(port), "-k", h.dir, "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=300"}
+	command := []string{daemon, "-D", h.data(), "-p", strconv.Itoa(port), "-k", h.dir, "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=300"}
 	for _, s := range settings {
 		command = append(command, "-c", s)
 	}

@@ -3,107 +3,333 @@
 package servers
 
 import (
-	"context"
+	"errors"
 	"fmt"
-	"strings"
+	"net"
 	"sync"
 	"time"
-
-	toxiproxy "github.com/Shopify/toxiproxy/v2"
-	"github.com/rs/zerolog"
 )
 
-// Proxy stands before a server, on a port of its own, and spoils what passes: the
-// connections through it can be cut, their answers dropped, or delayed. It is
-// toxiproxy, in this process.
+// Proxy stands before a server, on a port of its own, and disturbs what passes: it cuts
+// connections, drops answers, delays them, and loses single ones.
+//
+// Close ends every goroutine of a proxy. While it is open it has one of its own, from
+// NewProxy on, and some for each connection, which end with the connection: a leak check
+// of its clients finds none of them.
 type Proxy struct {
-	mu  sync.Mutex
-	p   *toxiproxy.Proxy
-	cut bool
+	address string
+	tasks   sync.WaitGroup
+
+	mu       sync.Mutex
+	listens  *sync.Cond // of listener and closed
+	listener net.Listener
+	upstream string
+	links    map[*link]struct{}
+	closed   bool
+	silent   bool          // no requests pass
+	deaf     bool          // no answers pass
+	delay    time.Duration // of answers
+	// lose counts the requests until the one whose answer is lost; 0 is none.
+	lose int
+}
+
+// link is one connection of a client and the one to the server that belongs to it.
+type link struct {
+	p              *Proxy
+	client, server net.Conn
+
+	// Under p.mu. state is of all below and of the proxy's delay.
+	state   *sync.Cond
+	answers []answer
+	dropped bool // something was: the two ends disagree about the conversation
+	lost    bool // the next answer is lost, and the connection with it
+	ended   bool
+}
+
+// answer is what the server has sent in one piece; no data is the end of what it sends.
+type answer struct {
+	data []byte
+	read time.Time
 }
 
 // NewProxy starts a proxy before an address, HOST:PORT.
 func NewProxy(upstream string) (*Proxy, error) {
-	s := toxiproxy.NewServer(toxiproxy.NewMetricsContainer(nil), zerolog.Nop())
-	p := toxiproxy.NewProxy(s, "proxy", "127.0.0.1:0", upstream)
-	if err := p.Start(); err != nil {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
 		return nil, fmt.Errorf("servers: a proxy before %s: %w", upstream, err)
 	}
-	return &Proxy{p: p}, nil
+	p := &Proxy{address: l.Addr().String(), listener: l, upstream: upstream, links: map[*link]struct{}{}}
+	p.listens = sync.NewCond(&p.mu)
+	p.tasks.Go(p.serve)
+	return p, nil
 }
 
 // Address is where clients connect instead; it stays the same.
-func (p *Proxy) Address() string { return p.p.Listen }
+func (p *Proxy) Address() string { return p.address }
 
-// Cut ends every connection and refuses new ones, until Heal.
-func (p *Proxy) Cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.cut {
-		p.p.Stop()
-		p.cut = true
+// serve accepts connections, whenever there is a listener, until Close.
+func (p *Proxy) serve() {
+	for {
+		p.mu.Lock()
+		for p.listener == nil && !p.closed {
+			p.listens.Wait()
+		}
+		l := p.listener
+		closed := p.closed
+		p.mu.Unlock()
+		if closed {
+			return
+		}
+		c, err := l.Accept()
+		if err != nil {
+			p.mu.Lock()
+			if p.listener == l {
+				p.listener = nil // it is of no more use
+			}
+			p.mu.Unlock()
+			continue
+		}
+		p.tasks.Go(func() { p.connect(c, l) })
 	}
 }
 
-// DropAnswers lets requests through and nothing back, until Heal.
-func (p *Proxy) DropAnswers() error {
-	return p.add(`{"name":"drop","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
-}
-
-// Silence lets nothing through either way and leaves connections open, as an
-// unplugged cable does, until Heal.
-func (p *Proxy) Silence() error {
-	if err := p.DropAnswers(); err != nil {
-		return err
+// connect leads an accepted connection to the server.
+func (p *Proxy) connect(c net.Conn, l net.Listener) {
+	p.mu.Lock()
+	upstream := p.upstream
+	p.mu.Unlock()
+	s, err := net.DialTimeout("tcp", upstream, 5*time.Second)
+	if err != nil {
+		c.Close()
+		return
 	}
-	return p.add(`{"name":"silence","type":"timeout","stream":"upstream","attributes":{"timeout":0}}`)
-}
-
-// Delay holds up every answer that long, until Heal.
-func (p *Proxy) Delay(d time.Duration) error {
-	return p.add(fmt.Sprintf(`{"name":"delay","type":"latency","stream":"downstream","attributes":{"latency":%d}}`, d.Milliseconds()))
-}
-
-func (p *Proxy) add(toxic string) error {
+	k := &link{p: p, client: c, server: s, state: sync.NewCond(&p.mu)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_, err := p.p.Toxics.AddToxicJson(strings.NewReader(toxic))
+	if p.closed || p.listener != l {
+		c.Close() // it was cut, or redirected, meanwhile
+		s.Close()
+		return
+	}
+	p.links[k] = struct{}{}
+	p.tasks.Go(k.forwardRequests)
+	p.tasks.Go(k.readAnswers)
+	p.tasks.Go(k.writeAnswers)
+}
+
+func (k *link) forwardRequests() {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := k.client.Read(buf)
+		if n > 0 && k.passes() {
+			_, _ = k.server.Write(buf[:n])
+		}
+		if err != nil {
+			k.end()
+			return
+		}
+	}
+}
+
+// passes reports whether a request passes, and notes what is to become of its answer.
+func (k *link) passes() bool {
+	p := k.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.silent {
+		k.dropped = true
+		return false
+	}
+	if p.lose > 0 {
+		if p.lose--; p.lose == 0 {
+			k.lost = true
+			k.answers = nil
+		}
+	}
+	return true
+}
+
+func (k *link) readAnswers() {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := k.server.Read(buf)
+		now := time.Now()
+		k.p.mu.Lock()
+		switch {
+		case n == 0:
+		case k.lost:
+			err = errors.New("the answer is lost")
+		case k.p.deaf:
+			k.dropped = true
+		default:
+			k.answers = append(k.answers, answer{append([]byte(nil), buf[:n]...), now})
+		}
+		lost := k.lost && err != nil
+		if err != nil && !lost {
+			k.answers = append(k.answers, answer{nil, now})
+		}
+		k.state.Signal()
+		k.p.mu.Unlock()
+		if lost {
+			k.end()
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// writeAnswers passes each answer on when it is due.
+func (k *link) writeAnswers() {
+	p := k.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !k.ended {
+		if len(k.answers) == 0 {
+			k.state.Wait()
+			continue
+		}
+		a := k.answers[0]
+		if wait := p.delay - time.Since(a.read); wait > 0 {
+			// Its end wakes the wait, and so does whatever else changes.
+			t := time.AfterFunc(wait, func() {
+				p.mu.Lock()
+				defer p.mu.Unlock()
+				k.state.Signal()
+			})
+			k.state.Wait()
+			t.Stop()
+			continue
+		}
+		k.answers = k.answers[1:]
+		p.mu.Unlock()
+		if a.data == nil {
+			k.end()
+		} else if _, err := k.client.Write(a.data); err != nil {
+			k.end()
+		}
+		p.mu.Lock()
+	}
+}
+
+// end ends both connections.
+func (k *link) end() {
+	k.p.mu.Lock()
+	defer k.p.mu.Unlock()
+	k.endLocked()
+}
+
+func (k *link) endLocked() {
+	if k.ended {
+		return
+	}
+	k.ended = true
+	delete(k.p.links, k)
+	k.client.Close()
+	k.server.Close()
+	k.state.Signal()
+}
+
+// change changes the proxy's state.
+func (p *Proxy) change(f func() error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	err := f()
+	p.listens.Signal()
+	for k := range p.links {
+		k.state.Signal()
+	}
 	return err
 }
 
-// Heal ends whatever was begun. Connections whose data was dropped are ended, as
-// they have lost their place in the conversation.
-func (p *Proxy) Heal() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.p.Toxics.ResetToxics(context.Background())
-	if !p.cut {
+// cut ends every connection and refuses new ones; p.mu is held.
+func (p *Proxy) cut() {
+	if p.listener != nil {
+		p.listener.Close()
+		p.listener = nil
+	}
+	for k := range p.links {
+		k.endLocked()
+	}
+}
+
+// listen accepts connections again; p.mu is held.
+func (p *Proxy) listen() error {
+	if p.listener != nil || p.closed {
 		return nil
 	}
-	p.cut = false
-	return p.p.Start()
+	// The kernel may have given the port to a connection that is about to end.
+	var l net.Listener
+	var err error
+	for range 100 {
+		if l, err = net.Listen("tcp", p.address); err == nil {
+			p.listener = l
+			return nil
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return fmt.Errorf("servers: a proxy before %s: %w", p.upstream, err)
 }
 
-// Redirect ends every connection and leads new ones to another address.
+// Cut ends every connection and refuses new ones, until Heal.
+func (p *Proxy) Cut() {
+	_ = p.change(func() error { p.cut(); return nil })
+}
+
+// DropAnswers lets requests pass and drops every answer, until Heal.
+func (p *Proxy) DropAnswers() error {
+	return p.change(func() error { p.deaf = true; return nil })
+}
+
+// Silence lets nothing pass either way and leaves connections open, as an unplugged
+// cable does, until Heal.
+func (p *Proxy) Silence() error {
+	return p.change(func() error { p.deaf, p.silent = true, true; return nil })
+}
+
+// Delay holds up every answer that long, counted from when the server sent it, until
+// Heal. Another Delay replaces it, and one of 0 ends it.
+func (p *Proxy) Delay(d time.Duration) error {
+	return p.change(func() error { p.delay = max(d, 0); return nil })
+}
+
+// LoseAnswer lets the given number of requests pass, of whichever connection, with what
+// is answered to them. The request after these reaches the server, too; its answer is
+// lost, and its connection ends. A request is what arrives in one piece.
+func (p *Proxy) LoseAnswer(after int) error {
+	return p.change(func() error { p.lose = after + 1; return nil })
+}
+
+// Heal ends whatever was begun. Connections whose data was dropped are ended, as
+// their two ends disagree about the conversation.
+func (p *Proxy) Heal() error {
+	return p.change(func() error {
+		p.silent, p.deaf, p.delay, p.lose = false, false, 0, 0
+		for k := range p.links {
+			if k.dropped || k.lost {
+				k.endLocked()
+			}
+		}
+		return p.listen()
+	})
+}
+
+// Redirect ends every connection and leads new ones to another address. A proxy that is
+// cut stays so until Heal.
 func (p *Proxy) Redirect(upstream string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.cut {
-		p.p.Stop()
-	}
-	p.p.Upstream = upstream
-	if p.cut {
-		return nil // until Heal
-	}
-	return p.p.Start()
+	return p.change(func() error {
+		wasCut := p.listener == nil
+		p.cut()
+		p.upstream = upstream
+		if wasCut {
+			return nil
+		}
+		return p.listen()
+	})
 }
 
-// Close ends the proxy and its connections.
+// Close ends the proxy, its connections and its goroutines.
 func (p *Proxy) Close() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.cut {
-		p.p.Stop()
-		p.cut = true
-	}
+	_ = p.change(func() error { p.closed = true; p.cut(); return nil })
+	p.tasks.Wait()
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
@@ -128,6 +130,56 @@ func TestProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	// A second delay replaces the first, and one of 0 ends it.
+	for _, d := range []time.Duration{time.Hour, 50 * time.Millisecond} {
+		if err := p.Delay(d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	began = time.Now()
+	works()
+	if took := time.Since(began); took < 50*time.Millisecond {
+		t.Errorf("answered after %s", took)
+	}
+	c = dial()
+	if err := p.Delay(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := talk(t, c, "late", 50*time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := p.Delay(0); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := bufio.NewReader(c).ReadString('\n'); got != "LATE\n" {
+		t.Errorf("an answer whose delay has ended: %q, %v", got, err)
+	}
+	<-read
+
+	// One answer is lost: the server reads, and the connection ends. Others pass.
+	c, other := dial(), dial()
+	if err := p.LoseAnswer(1); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := talk(t, c, "passes", patience); got != "PASSES\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got, err := talk(t, c, "lost", patience); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got, err := talk(t, other, "after", patience); got != "AFTER\n" {
+		t.Errorf("%q, %v", got, err)
+	}
+	for _, want := range []string{"passes", "lost", "after"} {
+		if got := <-read; got != want {
+			t.Errorf("the server read %q, want %q", got, want)
+		}
+	}
+	works()
+
 	// Cut: the connection ends, and there is no new one.
 	c = dial()
 	p.Cut()
@@ -142,4 +194,45 @@ func TestProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	works()
+}
+
+// TestProxyLeavesNoGoroutine: a leak check finds nothing of a proxy whose connections have
+// ended, although it was cut, healed and redirected, and nothing at all after Close.
+func TestProxyLeavesNoGoroutine(t *testing.T) {
+	address, _ := upper(t)
+	none := goleak.IgnoreCurrent() // of the server and of other tests
+	p, err := servers.NewProxy(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := goleak.IgnoreCurrent()
+	use := func() {
+		t.Helper()
+		c, err := net.Dial("tcp", p.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if got, err := talk(t, c, "x", time.Minute); got != "X\n" {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	use()
+	p.Cut()
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	use()
+	if err := p.Redirect(address); err != nil {
+		t.Fatal(err)
+	}
+	use()
+	answering := goleak.IgnoreAnyFunction("github.com/holdfast-go/holdfast/check/servers_test.upper.func2.1")
+	if err := goleak.Find(open, answering); err != nil {
+		t.Error(err)
+	}
+	p.Close()
+	if err := goleak.Find(none, answering); err != nil {
+		t.Error(err)
+	}
 }

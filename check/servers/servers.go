@@ -6,7 +6,8 @@
 //
 // A server is started with everything it needs in its Dir, which exists and is
 // empty the first time. It is its own process group, so that helpers it starts
-// end with it.
+// end with it. When this process ends without having ended its servers, because of
+// a SIGKILL or a panic, a watcher process kills them.
 package servers
 
 import (
@@ -43,7 +44,8 @@ type Config struct {
 
 // Server is a child process.
 type Server struct {
-	cfg Config
+	cfg   Config
+	clock string // the file that SetClock writes
 
 	// mu guards one start or end at a time.
 	mu     sync.Mutex
@@ -106,9 +108,13 @@ func (s *Server) Restart(ctx context.Context) error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return err
 	}
+	mark, err := watch.start()
+	if err != nil {
+		return err
+	}
 	cmd := exec.Command(s.cfg.Command[0], s.cfg.Command[1:]...)
 	cmd.Dir = s.cfg.Dir
-	cmd.Env = append(os.Environ(), s.cfg.Env...)
+	cmd.Env = append(append(os.Environ(), s.cfg.Env...), mark)
 	cmd.Stdout, cmd.Stderr = &s.output, &s.output
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: s.cfg.Credential}
 	// A helper that outlives the server may keep its output open.
@@ -118,11 +124,16 @@ func (s *Server) Restart(ctx context.Context) error {
 	}
 	done := make(chan struct{})
 	s.cmd, s.done, s.paused = cmd, done, false
+	err = watch.started(cmd.Process.Pid)
 	go func() {
-		_ = cmd.Wait() // the state tells
+		_ = cmd.Wait() // ProcessState has the outcome
+		watch.ended(cmd.Process.Pid)
 		close(done)
 	}()
-	if err := s.await(ctx); err != nil {
+	if err == nil {
+		err = s.await(ctx)
+	}
+	if err != nil {
 		s.killLocked()
 		return fmt.Errorf("servers: %s does not serve: %w; it said:\n%s", s.cfg.Name, err, s.output.tail())
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -39,7 +40,8 @@ type ZooKeeperConfig struct {
 	// Secure, where it is set, opens a second port, for TLS.
 	Secure *ZooKeeperTLS
 	// Classpath is where ZooKeeper's jars are; default $HOLDFAST_ZOOKEEPER_CLASSPATH,
-	// else those of Debian's packages.
+	// else the jars in a directory of $HOLDFAST_SERVERS that has a zookeeper.jar, else
+	// those of Debian's packages.
 	Classpath string
 }
 
@@ -69,6 +71,9 @@ func (c *ZooKeeperConfig) complete() error {
 	if _, err := exec.LookPath("java"); err != nil {
 		return ErrNoZooKeeper
 	}
+	if c.Classpath == "" {
+		c.Classpath = givenZooKeeper()
+	}
 	if c.Classpath != "" {
 		return nil
 	}
@@ -86,11 +91,46 @@ func (c *ZooKeeperConfig) complete() error {
 	return nil
 }
 
+// givenZooKeeper returns the jars of the first directory of HOLDFAST_SERVERS that has a
+// ZooKeeper.
+func givenZooKeeper() string {
+	for _, dir := range filepath.SplitList(os.Getenv(Dirs)) {
+		zookeeper := filepath.Join(dir, "zookeeper.jar")
+		if _, err := os.Stat(zookeeper); err != nil {
+			continue
+		}
+		jars, _ := filepath.Glob(filepath.Join(dir, "*.jar"))
+		jars = slices.DeleteFunc(jars, func(jar string) bool { return jar == zookeeper })
+		// Last, because Debian's names jars in /usr/share/java that would come before
+		// those that follow it.
+		return strings.Join(append(jars, zookeeper), string(os.PathListSeparator))
+	}
+	return ""
+}
+
 // ZooKeeper is one server, alone or a member of an ensemble.
 type ZooKeeper struct {
 	*Server
 	ID           int
 	port, secure int
+	// resume ends a StallDisk.
+	resume func()
+}
+
+// StallDisk keeps the server from writing its log, as a disk does that does not answer:
+// its other threads go on with connections, sessions and reads. It works on Linux.
+func (z *ZooKeeper) StallDisk() (err error) {
+	z.resume, err = stallThreads(z.PID(), "SyncThread")
+	return err
+}
+
+// ResumeDisk ends that.
+func (z *ZooKeeper) ResumeDisk() error {
+	if z.resume != nil {
+		z.resume()
+		z.resume = nil
+	}
+	return nil
 }
 
 // SecureAddress is where clients connect by TLS, if the server was told to.
@@ -195,7 +235,7 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 	}
 	command := append([]string{"java", "-cp", c.Classpath, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dzookeeper.preAllocSize=64", "-Dzookeeper.electionPortBindRetry=0",
-		"-Dzookeeper.cnxTimeout=1000", "-Dzookeeper.fastleader.minNotificationInterval=100", "-Dzookeeper.fastleader.maxNotificationInterval=400"}, c.Java...)
+		"-Dzookeeper.cnxTimeout=1000", "-Dzookeeper.fastleader.minNotificationInterval=100", "-Dzookeeper.fastleader.maxNotificationInterval=400", adminArgument()}, c.Java...)
 	if !c.Synced {
 		command = append(command, "-Dzookeeper.forceSync=no")
 	}

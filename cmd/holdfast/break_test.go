@@ -102,7 +102,7 @@ func TestBreakUnheard(t *testing.T) {
 
 	breaker := w.start("break", "--wait", "1h", "--token", token, "x")
 	for began := time.Now(); !strings.Contains(w.run("show", "x").stdout, "note   asked to end"); {
-		if time.Since(began) > patience {
+		if time.Since(began) > patience() {
 			t.Fatal("no note")
 		}
 	}

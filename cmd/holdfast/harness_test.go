@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -35,14 +36,25 @@ const (
 	roleEnv      = "HOLDFAST_TEST_ROLE"
 	roleCommand  = "command"
 	roleScripted = "scripted"
+
+	// binaryEnv names a holdfast that is already built.
+	binaryEnv = "HOLDFAST_TEST_BINARY"
 )
 
 // binary is holdfast, built once; testBinary is this program.
 var binary, testBinary string
 
-// patience bounds what must happen at all. It decides nothing in a test that
-// passes.
-const patience = 60 * time.Second
+// patience bounds the wait for what must happen. It decides nothing in a test that
+// passes. After the first failure it is short, so that a failing run ends soon.
+func patience() time.Duration {
+	if failed.Load() {
+		return 10 * time.Second
+	}
+	return time.Minute
+}
+
+// failed: a test has failed.
+var failed atomic.Bool
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == proc.ForegroundArg {
@@ -68,6 +80,8 @@ func TestMain(m *testing.M) {
 }
 
 func testMain(m *testing.M) int {
+	resetIgnoredSignals()
+	built := os.Getenv(binaryEnv)
 	// What is set where the tests run must not reach them.
 	for _, v := range os.Environ() {
 		if key, _, _ := strings.Cut(v, "="); strings.HasPrefix(key, "HOLDFAST_") {
@@ -80,6 +94,13 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
+	if testBinary, err = os.Executable(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if binary = built; binary != "" {
+		return m.Run()
+	}
 	binary = filepath.Join(dir, "holdfast")
 	args := []string{"build", "-o", binary}
 	if raceEnabled {
@@ -93,11 +114,19 @@ func testMain(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "building holdfast: %v\n%s", err, out)
 		return 1
 	}
-	if testBinary, err = os.Executable(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
 	return m.Run()
+}
+
+// resetIgnoredSignals makes the programs that this one starts get HUP and INT as
+// they are by default, also where the tests run under nohup or in a script's
+// background. A handled signal is reset by exec, an ignored one is not. This
+// program itself goes on ignoring them.
+func resetIgnoredSignals() {
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
+		if signal.Ignored(s) {
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
 }
 
 // playCommand is a command that does what it reads, a word a line, and tells
@@ -143,6 +172,14 @@ func registerScripted() {
 	driver.Register("scripted", func(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
 		s := memstore.New().Namespace(namespace)
 		script := s.Script()
+		var store driver.Store = s
+		if longest := u.Query().Get("max-ttl"); longest != "" {
+			d, err := time.ParseDuration(longest)
+			if err != nil {
+				return nil, err
+			}
+			store = limitedStore{s, d}
+		}
 		action := map[string]func(){
 			"works":        func() {},
 			"lose":         func() { _ = script.Lose("x", driver.Gone) },
@@ -166,7 +203,7 @@ func registerScripted() {
 		fifo := u.Query().Get("on")
 		if fifo == "" {
 			action()
-			return s, nil
+			return store, nil
 		}
 		go func() {
 			// Open ends when somebody opens it for writing, Read with the line.
@@ -179,8 +216,20 @@ func registerScripted() {
 				action()
 			}
 		}()
-		return s, nil
+		return store, nil
 	})
+}
+
+// limitedStore is a store whose longest TTL is maxTTL.
+type limitedStore struct {
+	*memstore.Store
+	maxTTL time.Duration
+}
+
+func (s limitedStore) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	g, err := s.Store.Guarantees(ctx)
+	g.MaxTTL = s.maxTTL
+	return g, err
 }
 
 // world is a place of its own for one test: a home without locks, and nothing of
@@ -195,6 +244,11 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	dir := t.TempDir()
+	t.Cleanup(func() {
+		if t.Failed() {
+			failed.Store(true)
+		}
+	})
 	w := &world{t: t, dir: dir, home: filepath.Join(dir, "home")}
 	if err := os.Mkdir(w.home, 0o700); err != nil {
 		t.Fatal(err)
@@ -245,7 +299,7 @@ func (w *world) run(args ...string) result {
 // runIn runs it with more environment and an input.
 func (w *world) runIn(env []string, stdin string, args ...string) result {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience())
 	defer cancel()
 	c := exec.CommandContext(ctx, binary, args...)
 	return w.finish(c, env, stdin)
@@ -254,7 +308,7 @@ func (w *world) runIn(env []string, stdin string, args ...string) result {
 // runScripted runs holdfast on a store that misbehaves.
 func (w *world) runScripted(env []string, args ...string) result {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience())
 	defer cancel()
 	return w.finish(exec.CommandContext(ctx, testBinary, args...), append(env, roleEnv+"="+roleScripted), "")
 }
@@ -343,7 +397,7 @@ func (w *world) startCmd(c *exec.Cmd, env []string) *process {
 // status waits for the end.
 func (p *process) status() int {
 	p.t.Helper()
-	timer := time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() })
+	timer := time.AfterFunc(patience(), func() { _ = p.cmd.Process.Kill() })
 	defer timer.Stop()
 	var exit *exec.ExitError
 	if err := p.wait(); err != nil && !errors.As(err, &exit) {
@@ -385,7 +439,7 @@ func (p *process) guardian() int {
 
 func guardianOf(t *testing.T, front int) int {
 	t.Helper()
-	for began := time.Now(); time.Since(began) < patience; {
+	for began := time.Now(); time.Since(began) < patience(); {
 		out, err := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "args=").Output()
 		if err != nil {
 			t.Fatal(err)
@@ -421,7 +475,7 @@ func (p *process) continueGuardian() {
 func awaitState(t *testing.T, pid int, state string) {
 	t.Helper()
 	var out []byte
-	for began := time.Now(); time.Since(began) < patience; {
+	for began := time.Now(); time.Since(began) < patience(); {
 		out, _ = exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
 		if got := strings.TrimSpace(string(out)); strings.HasPrefix(got, state) && (state != "" || got == "" || got[0] == 'Z') {
 			return
@@ -517,7 +571,7 @@ func (l *lines) all() string {
 // whether it is.
 func (l *lines) hurry() func() bool {
 	late := false
-	timer := time.AfterFunc(patience, func() {
+	timer := time.AfterFunc(patience(), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		late = true

@@ -47,7 +47,7 @@ func TestMaxHold(t *testing.T) {
 			w := withStore(t)
 			// A shell, because it is quickly ready for the signal; one that was not
 			// has more time.
-			for maxHold := 500 * time.Millisecond; maxHold < patience; maxHold *= 2 {
+			for maxHold := 500 * time.Millisecond; maxHold < patience(); maxHold *= 2 {
 				p := w.start("run", "--max-hold", maxHold.String(), "--grace", c.grace, "x", "--",
 					"sh", "-c", `trap "$0" TERM; echo ready; while :; do read line; done`, c.trap)
 				p.stderr.expect("maximum of " + maxHold.String())

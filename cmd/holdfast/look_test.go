@@ -57,7 +57,7 @@ func (w *world) waitFor(name, reason string) {
 		<-ctx.Done()
 	}()
 	w.t.Cleanup(func() { cancel(); <-done; _ = l.Close(context.Background()) })
-	watching, stop := context.WithTimeout(w.t.Context(), patience)
+	watching, stop := context.WithTimeout(w.t.Context(), patience())
 	defer stop()
 	for st, err := range l.Watch(watching, name) {
 		if err != nil {

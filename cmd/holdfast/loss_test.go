@@ -81,6 +81,52 @@ func TestLoss(t *testing.T) {
 	}
 }
 
+// TestTTLAndGraceAdapt: what the user did not give adapts to what was given and to
+// the longest TTL of the store, 12 s here unless the case says otherwise.
+func TestTTLAndGraceAdapt(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags   []string
+		longest string
+		grace   string
+	}{
+		"nothing given":              {nil, "24h", "10s"},
+		"a shorter TTL":              {[]string{"--ttl", "10s"}, "24h", "3.3s"},
+		"a longer TTL":               {[]string{"--ttl", "1h"}, "24h", "10s"},
+		"a longer grace":             {[]string{"--grace", "20s"}, "1m", "20s"},
+		"a store with shorter TTLs":  {nil, "12s", "4s"},
+		"a shorter TTL there":        {[]string{"--ttl", "6s"}, "12s", "2s"},
+		"a shorter grace there":      {[]string{"--grace", "1s"}, "12s", "1s"},
+		"the longest possible grace": {[]string{"--grace", "4s"}, "12s", "4s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			on, fire := fifo(t, w)
+			args := append([]string{"run", "--store", "scripted://lose?max-ttl=" + c.longest + "&on=" + on}, c.flags...)
+			p := w.startScripted(append(append(args, "x"), played("exit-on-term")...)...)
+			p.ready()
+			fire()
+			p.stderr.expect("SIGKILL in " + c.grace)
+			if got := p.status(); got != 74 {
+				t.Errorf("status %d, want 74: %s", got, p.stderr.all())
+			}
+		})
+	}
+}
+
+// TestGraceAboveStoreLimitIsRefused names the flag, the store's limit and what to
+// give instead.
+func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
+	w := newWorld(t)
+	r := w.runScripted(nil, run("--store", "scripted://works?max-ttl=12s", "--grace", "5s")...)
+	r.expectStatus(t, 64)
+	if want := "--grace 5s is longer than a third of 12s, the longest TTL of the memory store: give --grace 4s or less"; !strings.Contains(r.stderr, want) {
+		t.Errorf("stderr does not say %q:\n%s", want, r.stderr)
+	}
+	if _, err := os.Stat(w.path("ran")); err == nil {
+		t.Error("the command ran")
+	}
+}
+
 // TestLossFoundByRelease: the command ended well, and its lock had been gone.
 func TestLossFoundByRelease(t *testing.T) {
 	w := newWorld(t)

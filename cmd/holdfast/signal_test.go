@@ -4,6 +4,7 @@ package main_test
 
 import (
 	"context"
+	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -69,6 +70,19 @@ func TestIgnoredSignalsAreInherited(t *testing.T) {
 	r.expectStatus(t, 128+int(syscall.SIGUSR2))
 }
 
+// TestSignalTestsPassUnderNohup runs the tests that send HUP and INT in a process
+// that was started with both ignored.
+func TestSignalTestsPassUnderNohup(t *testing.T) {
+	w := newWorld(t)
+	const tests = "^(TestSignalsReachTheCommand|TestWaitEndsBySignal|TestIgnoredSignals?.*)$"
+	c := exec.Command("sh", "-c", `trap "" HUP INT; exec "$0" -test.v -test.run "$1"`, testBinary, tests)
+	r := w.finish(c, []string{binaryEnv + "=" + binary}, "")
+	r.expectStatus(t, 0)
+	if !strings.Contains(r.stdout, "--- PASS: TestWaitEndsBySignal/hangup") {
+		t.Errorf("the tests did not run:\n%s", r.stdout)
+	}
+}
+
 // TestWaitEndsBySignal: nothing is left in the queue, and nobody waits behind it.
 func TestWaitEndsBySignal(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
@@ -100,7 +114,7 @@ func TestWaitEndsBySignal(t *testing.T) {
 // awaitQueue waits until so many wait for x.
 func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience())
 	defer cancel()
 	for st, err := range l.Watch(ctx, "x") {
 		if err != nil {

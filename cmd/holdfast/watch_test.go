@@ -119,7 +119,7 @@ func TestClosedReader(t *testing.T) {
 		c.Env, c.Stdout = w.env, out
 		var said strings.Builder
 		c.Stderr = &said
-		timer := time.AfterFunc(patience, func() { _ = c.Process.Kill() })
+		timer := time.AfterFunc(patience(), func() { _ = c.Process.Kill() })
 		_ = c.Run()
 		timer.Stop()
 		out.Close()

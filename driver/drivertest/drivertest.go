@@ -31,8 +31,18 @@ import (
 // Harness is what the suite needs to know of a store.
 type Harness struct {
 	// Open makes an independent client each time, as another process would have,
-	// of the same store. The suite closes it.
+	// of the same store. The suite closes it. That no server answers is no error.
 	Open func(t testing.TB, namespace string) driver.Store
+	// OpenWithoutFallback makes a client whose waiters are granted because they were notified,
+	// or not at all: they make no look of their own from time to time. nil where the store
+	// cannot switch that off; Open where it has no such look.
+	OpenWithoutFallback func(t testing.TB, namespace string) driver.Store
+	// EntryLife is how long a queue entry stands that its waiter does not renew; 0 where it
+	// stands as long as a session or a connection.
+	EntryLife time.Duration
+	// Disconnect ends every connection between clients and the store; they may connect again
+	// at once. nil where the harness cannot, or a client has none.
+	Disconnect func(t testing.TB)
 	// TTL is the TTL that tests of expiry ask for. Default 400 ms; more for stores
 	// that are coarse.
 	TTL time.Duration
@@ -42,10 +52,11 @@ type Harness struct {
 	// Delay holds up every answer of the store by that much, until it is called
 	// with 0; nil where the harness cannot.
 	Delay func(t testing.TB, d time.Duration)
-	// LoseAnswer lets the store do what it is asked for next and loses its answer:
-	// the client gets an error instead. nil where the harness cannot; with Delay the
+	// LoseAnswer lets the store do what it is asked for next and loses one answer, the one
+	// that comes after so many others: the client gets an error instead. Where one request
+	// has one answer, after may be ignored. nil where the harness cannot; with Delay the
 	// suite then asks with a context that ends before the answer.
-	LoseAnswer func(t testing.TB)
+	LoseAnswer func(t testing.TB, after int)
 	// Bubble tells that a client can be opened, used and closed in a bubble of
 	// testing/synctest, in which it is the year 2000: the suite's client with a wrong
 	// clock. It can if it has no goroutines, channels or timers in common with clients
@@ -97,17 +108,21 @@ func Run(t *testing.T, h Harness) {
 		{"Order", order},
 		{"WaitEndsByRelease", waitEndsByRelease},
 		{"PushIsHeard", pushIsHeard},
+		{"WakesWithoutFallback", wakesWithoutFallback},
+		{"WakesAfterReconnect", wakesAfterReconnect},
+		{"WaitOutlivesEntry", waitOutlivesEntry},
 		{"WaitEndsByExpiry", waitEndsByExpiry},
 		{"WaitEndsByClose", waitEndsByClose},
 		{"CancelledWaitLeavesNothing", cancelledWait},
 		{"CancelInTheMiddle", cancelInTheMiddle},
+		{"CancelBesideAHolder", cancelBesideAHolder},
 		{"CancelAtAnyMoment", cancelAtAnyMoment},
 		{"CancelledBefore", cancelledBefore},
 		{"TokensRise", tokensRise},
 		{"TokensRiseAcrossExpiry", tokensRiseAcrossExpiry},
 		{"TokensOfAWrongClock", tokensOfAWrongClock},
-		{"TrustFromTheSend", trustFromTheSend},
-		{"TrustIsNotFromTheAnswer", trustIsNotFromTheAnswer},
+		{"ValidityFromTheSend", validityFromTheSend},
+		{"ValidityNotFromTheAnswer", validityNotFromTheAnswer},
 		{"Renew", renew},
 		{"RenewBatch", renewBatch},
 		{"RenewNeverRevives", renewNeverRevives},
@@ -126,7 +141,10 @@ func Run(t *testing.T, h Harness) {
 		{"StrangeNames", strangeNames},
 		{"Closed", closed},
 		{"Down", down},
+		{"OpenWithoutServer", openWithoutServer},
 		{"StandsForItsTTL", standsForItsTTL},
+		{"StandsForItsTTLAfterDelays", standsAfterDelays},
+		{"LongerTTLStands", longerTTLStands},
 		{"EveryLimitEnds", everyLimitEnds},
 		{"SemaphoreQueue", semaphoreQueue},
 		{"DownTellsTheTruth", downTellsTheTruth},
@@ -135,6 +153,7 @@ func Run(t *testing.T, h Harness) {
 		{"Lockers/Shared", lockersShare},
 		{"Lockers/Semaphore", lockersCount},
 		{"Lockers/HoldBeyondTTL", lockersHold},
+		{"Lockers/ValidityNotFromTheAnswer", lockersDelayed},
 		{"Lockers/Cancel", lockersCancel},
 		{"Lockers/Break", lockersBreak},
 		{"Lockers/Down", lockersDown},
@@ -180,11 +199,20 @@ type env struct {
 	*testing.T
 	mu     sync.Mutex
 	stores []driver.Store
+	other  driver.Store // see observer
+	held   []held       // what a try of pushed releases at its end
+}
+
+// held is a grant and the client that has it.
+type held struct {
+	s driver.Store
+	g driver.Grant
 }
 
 func (e *env) closeAll() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.other = nil
 	for _, s := range e.stores {
 		if err := s.Close(context.Background()); err != nil && s.Classify(err) != driver.IsClosed {
 			e.Errorf("Close: %v", err)
@@ -198,11 +226,25 @@ func (e *env) open() driver.Store { return e.openIn("") }
 
 func (e *env) openIn(namespace string) driver.Store {
 	e.Helper()
-	s := e.h.Open(e.T, namespace)
+	return e.opened(e.h.Open(e.T, namespace))
+}
+
+// opened has the test's end close a client.
+func (e *env) opened(s driver.Store) driver.Store {
 	e.mu.Lock()
 	e.stores = append(e.stores, s)
 	e.mu.Unlock()
 	return s
+}
+
+// observer returns a client that only looks on. It is opened once in a test, and used by
+// one goroutine at a time.
+func (e *env) observer() driver.Store {
+	e.Helper()
+	if e.other == nil {
+		e.other = e.open()
+	}
+	return e.other
 }
 
 // name makes a name that no other test uses.
@@ -280,10 +322,10 @@ func (e *env) busy(s driver.Store, r driver.Request) {
 	e.Helper()
 	g, err := s.Acquire(e.Context(), r)
 	if err == nil {
-		e.Fatalf("granted %+v beside another", g)
+		e.Fatalf("Acquire(%q, limit %d, request %s) was granted token %d, want busy: %s", r.Name, r.Limit, r.ID, g.Token, limitText)
 	}
 	if c := s.Classify(err); c != driver.Busy {
-		e.Fatalf("Acquire answered %v (%v), want busy", c, err)
+		e.Fatalf("Acquire(%q, limit %d, request %s): %v (%v), want busy", r.Name, r.Limit, r.ID, c, err)
 	}
 }
 
@@ -315,6 +357,7 @@ type waiting struct {
 	g      driver.Grant
 	err    error
 	at     time.Time // of the answer
+	left   bool
 }
 
 // wait begins to wait: by the store's own waiting where it can, by asking again
@@ -364,19 +407,19 @@ func (w *waiting) granted() driver.Grant {
 	select {
 	case <-w.done:
 	case <-time.After(patience):
-		w.e.Fatalf("a waiter of %q was not granted within %s", w.r.Name, patience)
+		w.e.Fatalf("waiting for %q, limit %d, request %s: not granted within %s although nothing stands before it", w.r.Name, w.r.Limit, w.r.ID, patience)
 	}
 	if w.err != nil {
-		w.e.Fatalf("waiting for %q: %v", w.r.Name, w.err)
+		w.e.Fatalf("waiting for %q, limit %d, request %s: %v, want a grant", w.r.Name, w.r.Limit, w.r.ID, w.err)
 	}
 	w.e.checkGrant(w.r, w.g)
 	return w.g
 }
 
-// leave cancels the waiting and cleans up as the core does. It reports whether
-// the waiting had ended with a grant.
+// leave cancels the wait and cleans up as the core does.
 func (w *waiting) leave() {
 	w.e.Helper()
+	w.left = true
 	w.cancel()
 	select {
 	case <-w.done:
@@ -412,7 +455,8 @@ func (w *waiting) pendingStill() {
 	w.e.Helper()
 	select {
 	case <-w.done:
-		w.e.Fatalf("a waiter of %q came out too early: %+v, %v", w.r.Name, w.g, w.err)
+		w.e.Fatalf("waiting for %q, limit %d, request %s: ended while another request holds the name or is before it in the queue: token %d, %v",
+			w.r.Name, w.r.Limit, w.r.ID, w.g.Token, w.err)
 	default:
 	}
 }

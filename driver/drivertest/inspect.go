@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -251,6 +252,53 @@ func closed(e *env) {
 	again := e.open()
 	e.release(again, e.takeExpired(again, name, driver.Exclusive))
 }
+
+// openWithoutServer requires that a client can be opened while no server answers, that its
+// calls end with their context, and that it works when the server is back.
+func openWithoutServer(e *env) {
+	if e.h.Stop == nil {
+		e.Skip("the harness cannot stop the store")
+	}
+	name := e.name()
+	e.h.Stop(e.T)
+	opened := make(chan driver.Store, 1)
+	go e.Run("opens", func(t *testing.T) {
+		defer close(opened)
+		opened <- e.h.Open(t, "")
+	})
+	var s driver.Store
+	select {
+	case s = <-opened:
+	case <-time.After(openTime):
+	}
+	if s == nil {
+		e.h.Start(e.T)
+		if s = <-opened; s != nil {
+			e.opened(s)
+		}
+		e.Fatalf("Open did not return within %s while no server answered: it returns a store, and its calls report that there is no server", openTime)
+	}
+	e.opened(s)
+	ctx, cancel := context.WithTimeout(e.Context(), 200*time.Millisecond)
+	r := e.request(name, driver.Exclusive, long)
+	_, err := s.Acquire(ctx, r)
+	cancel()
+	code := driver.Unavailable
+	if err == nil {
+		e.Errorf("Acquire(%q) was granted while no server answered", name)
+	} else if code = s.Classify(err); code != driver.Unavailable && code != driver.Unknown && code != driver.Withdrawn {
+		e.Errorf("Acquire(%q) while no server answers: %v (%v), want unavailable, withdrawn, or an unknown outcome", name, code, err)
+	}
+	e.h.Start(e.T)
+	if code == driver.Unknown {
+		e.undone(s, r)
+	}
+	g := e.takeExpired(s, name, driver.Exclusive)
+	e.release(s, g)
+}
+
+// openTime bounds Open where no server answers.
+const openTime = 20 * time.Second
 
 // down: an unreachable store answers within the context, does not say that
 // something is certain which is not, and is as before when it is back.

@@ -7,68 +7,6 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// trustFromTheSend: the instant that trust is counted from lies between the call
-// and its return and, after a wait, after the moment the name became free; for a
-// session's grants it may be earlier, but not by half of the TTL.
-func trustFromTheSend(e *env) {
-	e.leases()
-	inside := func(what string, at driver.Instant, from time.Time) {
-		e.Helper()
-		switch elapsed, _ := at.Elapsed(); {
-		case at.Time().After(time.Now()):
-			e.Errorf("%s: SentAt %s is to come", what, at.Time())
-		case e.h.Session && elapsed > long/2:
-			e.Errorf("%s: SentAt is %s ago, of a TTL of %s", what, elapsed, long)
-		case !e.h.Session && at.Time().Before(from):
-			e.Errorf("%s: SentAt %s is before %s", what, at.Time(), from)
-		}
-	}
-	a, b, name := e.open(), e.open(), e.name()
-	before := time.Now()
-	g := e.must(a, e.request(name, driver.Exclusive, long))
-	inside("a grant", g.SentAt, before)
-	w := e.queue(b, e.request(name, driver.Exclusive, long))
-	free := time.Now()
-	e.release(a, g)
-	got := w.granted()
-	inside("a grant after a wait", got.SentAt, free)
-	before = time.Now()
-	r := b.Renew(e.Context(), []driver.Grant{got})
-	if len(r) != 1 || r[0].Err != nil {
-		e.Fatalf("Renew: %+v", r)
-	}
-	inside("a renewal", r[0].SentAt, before)
-	e.release(b, got)
-}
-
-// trustIsNotFromTheAnswer: where an answer takes its time, that time is not
-// trusted.
-func trustIsNotFromTheAnswer(e *env) {
-	e.leases()
-	if e.h.Delay == nil {
-		e.Skip("the harness cannot delay answers")
-	}
-	const late = 300 * time.Millisecond
-	s, name := e.open(), e.name()
-	e.free(s, name) // connected
-	old := func(what string, at driver.Instant) {
-		e.Helper()
-		if elapsed, _ := at.Elapsed(); elapsed < late {
-			e.Errorf("%s: SentAt is %s ago although the answer took %s", what, elapsed, late)
-		}
-	}
-	e.h.Delay(e.T, late)
-	defer e.h.Delay(e.T, 0)
-	g := e.must(s, e.request(name, driver.Exclusive, long))
-	old("a grant", g.SentAt)
-	r := s.Renew(e.Context(), []driver.Grant{g})
-	if len(r) != 1 || r[0].Err != nil {
-		e.Fatalf("Renew: %+v", r)
-	}
-	old("a renewal", r[0].SentAt)
-	e.release(s, g)
-}
-
 // renew: a grant that is renewed stands beyond its TTL.
 func renew(e *env) {
 	e.leases()

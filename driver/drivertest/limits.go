@@ -52,6 +52,9 @@ func exclusive(e *env) {
 	e.free(a, name)
 }
 
+// limitText is the rule that messages about limits name.
+const limitText = "a grant of limit n never stands beside more than n-1 others"
+
 // limitRule runs random acquisitions and releases of every declared limit
 // against the rule: a grant of limit n never stands beside more than n-1 others.
 func limitRule(e *env) {
@@ -62,10 +65,6 @@ func limitRule(e *env) {
 	limits := e.limits()
 	rapid.Check(e.T, func(rt *rapid.T) {
 		name := e.name()
-		type held struct {
-			s driver.Store
-			g driver.Grant
-		}
 		var holds []held
 		defer func() {
 			for _, h := range holds {
@@ -89,13 +88,13 @@ func limitRule(e *env) {
 			switch {
 			case err == nil && len(holds) >= least:
 				holds = append(holds, held{s, g})
-				rt.Fatalf("limit %d granted beside %d others", limit, len(holds)-1)
+				rt.Fatalf("%q, limit %d, request %s: granted beside %d others: %s", name, limit, g.ID, len(holds)-1, limitText)
 			case err == nil:
 				holds = append(holds, held{s, g})
 			case s.Classify(err) != driver.Busy:
-				rt.Fatalf("Acquire: %v", err)
+				rt.Fatalf("Acquire(%q, limit %d): %v, want a grant or busy", name, limit, err)
 			case len(holds) < least:
-				rt.Fatalf("limit %d refused beside %d others: %v", limit, len(holds), err)
+				rt.Fatalf("%q, limit %d: refused beside %d others, although the rule admits it (%s): %v", name, limit, len(holds), limitText, err)
 			}
 		}
 	})
@@ -122,7 +121,7 @@ func slots(e *env) {
 	for range n {
 		g := e.must(s, e.request(name, n, long))
 		if _, twice := grants[g.Slot]; twice || g.Slot < 0 || g.Slot >= n {
-			e.Fatalf("slot %d of %d beside %v", g.Slot, n, grants)
+			e.Fatalf("%q, limit %d, request %s: slot %d beside %v: each permit has a slot of its own, from 0 to %d", name, n, g.ID, g.Slot, grants, n-1)
 		}
 		grants[g.Slot] = g
 	}
@@ -130,7 +129,7 @@ func slots(e *env) {
 	e.release(s, grants[2])
 	again := e.must(s, e.request(name, n, long))
 	if again.Slot != 2 {
-		e.Errorf("the free slot is 2, got %d", again.Slot)
+		e.Errorf("%q, limit %d, request %s: slot %d, but only slot 2 is free", name, n, again.ID, again.Slot)
 	}
 	grants[2] = again
 	for _, g := range grants {
@@ -138,7 +137,7 @@ func slots(e *env) {
 	}
 	g := e.must(s, e.request(name, driver.Exclusive, long))
 	if g.Slot != driver.NoSlot {
-		e.Errorf("an exclusive grant has slot %d", g.Slot)
+		e.Errorf("%q, request %s: an exclusive grant has slot %d, want NoSlot", name, g.ID, g.Slot)
 	}
 	e.release(s, g)
 }

@@ -3,63 +3,27 @@ package drivertest
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// standsForItsTTL: no other grant begins before SentAt + TTL of the last request
-// that set the deadline, for every limit, granted and renewed.
-func standsForItsTTL(e *env) {
-	e.leases()
-	stands := func(limit int, renewed bool) func(*env) {
-		return func(e *env) {
-			a, b := e.open(), e.open()
-			var name string
-			var g driver.Grant
-			inTime := e.longer(func(ttl time.Duration) bool {
-				name = e.name()
-				g = e.must(a, e.request(name, limit, ttl))
-				if !renewed {
-					return true
-				}
-				time.Sleep(g.TTL / 4)
-				return e.renewed(a, &g)
-			})
-			if !inTime {
-				e.Skip("the machine was too busy to renew in time")
-			}
-			w := e.wait(b, e.request(name, driver.Exclusive, long))
-			next := w.granted() // it ends, too
-			// Until the answer: what was granted may have been asked for, or be trusted
-			// from, before the end that is looked for here.
-			if stood := w.at.Sub(g.SentAt.Time()); stood < g.TTL {
-				e.Errorf("granted to another %s after the send, TTL %s", stood, g.TTL)
-			}
-			e.release(b, next)
-		}
-	}
-	all := map[string]func(*env){}
-	for _, limit := range e.limits() {
-		all[fmt.Sprintf("limit %d", limit)] = stands(limit, false)
-		all[fmt.Sprintf("limit %d, renewed", limit)] = stands(limit, true)
-	}
-	e.together(all)
-}
-
-// together runs what mostly waits side by side.
+// together runs tests that mostly wait, all at once: there may be more of them than parallel
+// tests are allowed.
 func (e *env) together(all map[string]func(*env)) {
-	e.Run("together", func(t *testing.T) {
-		for name, run := range all {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
+	var wg sync.WaitGroup
+	for name, run := range all {
+		wg.Go(func() {
+			e.Run(name, func(t *testing.T) {
 				own := &env{suite: e.suite, T: t}
 				t.Cleanup(own.closeAll)
 				run(own)
 			})
-		}
-	})
+		})
+	}
+	wg.Wait()
 }
 
 // everyLimitEnds: by undo and by a break that tells, for every limit.

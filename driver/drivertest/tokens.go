@@ -6,8 +6,11 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// tokensRise: across owners, clients that come and go, and names that are taken
-// and given back, and every limit.
+// tokenRule is what the messages about tokens end with.
+const tokenRule = "every grant of a name has a larger token than all before it"
+
+// tokensRise requires that tokens rise across owners, clients, names that are free in
+// between, and every limit.
 func tokensRise(e *env) {
 	name := e.name()
 	var last uint64
@@ -16,7 +19,7 @@ func tokensRise(e *env) {
 		for _, limit := range e.limits() {
 			g := e.must(s, e.request(name, limit, long))
 			if g.Token <= last {
-				e.Fatalf("token %d after %d", g.Token, last)
+				e.Fatalf("%q, limit %d, request %s: token %d after %d: %s", name, limit, g.ID, g.Token, last, tokenRule)
 			}
 			last = g.Token
 			e.release(s, g)
@@ -41,7 +44,7 @@ func tokensRise(e *env) {
 			mu.Lock()
 			defer mu.Unlock()
 			if seen[g.Token] || g.Token <= last {
-				e.Errorf("token %d twice, or not above %d", g.Token, last)
+				e.Errorf("%q, limit %d, request %s: token %d was granted before, or is not above %d: %s", name, limit, g.ID, g.Token, last, tokenRule)
 			}
 			seen[g.Token] = true
 			e.release(s, g)
@@ -56,7 +59,7 @@ func tokensRiseAcrossExpiry(e *env) {
 	last := e.must(a, e.request(name, driver.Exclusive, e.h.TTL)).Token
 	g := e.takeExpired(b, name, driver.Exclusive)
 	if g.Token <= last {
-		e.Fatalf("token %d after the expired %d", g.Token, last)
+		e.Fatalf("%q, request %s: token %d after %d, which has expired: %s", name, g.ID, g.Token, last, tokenRule)
 	}
 	e.release(b, g)
 }

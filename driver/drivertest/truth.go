@@ -16,9 +16,9 @@ func answerLost(e *env) {
 	if e.h.LoseAnswer == nil && e.h.Delay == nil {
 		e.Skip("the harness can neither lose nor delay an answer")
 	}
-	unheard := func(s driver.Store, r driver.Request) (driver.Grant, error) {
+	unheard := func(s driver.Store, r driver.Request, after int) (driver.Grant, error) {
 		if e.h.LoseAnswer != nil {
-			e.h.LoseAnswer(e.T)
+			e.h.LoseAnswer(e.T, after)
 			return s.Acquire(e.Context(), r)
 		}
 		ctx, cancel := context.WithTimeout(e.Context(), 100*time.Millisecond)
@@ -27,15 +27,20 @@ func answerLost(e *env) {
 		defer e.h.Delay(e.T, 0)
 		return s.Acquire(ctx, r)
 	}
-	try := func(limit int, wait bool) {
+	try := func(limit int, wait bool, after int) {
 		s, other, name := e.open(), e.open(), e.name()
 		e.free(s, name) // connected
 		r := e.request(name, limit, long)
 		r.Wait = wait
-		g, err := unheard(s, r)
+		g, err := unheard(s, r, after)
 		what := "released"
 		if err == nil {
-			e.release(s, g) // it has found out by itself what became of the request
+			// The store has found out by itself what became of the request, or has asked for
+			// less than was to be answered; then the answer to the release may be lost.
+			if released := s.Release(e.Context(), g, 0); released != nil {
+				e.undone(s, r)
+				what = "undone after a release (" + released.Error() + ")"
+			}
 		} else if code := s.Classify(err); code == driver.Unknown {
 			e.undone(s, r)
 			what = "undone"
@@ -43,17 +48,34 @@ func answerLost(e *env) {
 			what = "called " + code.String()
 		}
 		for _, next := range []driver.Store{other, s} {
-			again, busy := next.Acquire(e.Context(), e.request(name, driver.Exclusive, long))
+			// An answer that is yet to be lost may be one of these.
+			r := e.request(name, driver.Exclusive, long)
+			again, busy := next.Acquire(e.Context(), r)
+			for range 8 {
+				if busy == nil || next.Classify(busy) != driver.Unknown && next.Classify(busy) != driver.Unavailable {
+					break
+				}
+				e.undone(next, r)
+				r = e.request(name, driver.Exclusive, long)
+				again, busy = next.Acquire(e.Context(), r)
+			}
 			if busy != nil {
 				e.Fatalf("limit %d, wait %t: a request (%v) was %s, and still the next one gets %v", limit, wait, err, what, busy)
 			}
-			e.release(next, again)
+			if released := next.Release(e.Context(), again, 0); released != nil {
+				e.undone(next, r)
+			}
 		}
 	}
 	for _, limit := range e.limits() {
-		try(limit, false)
-		if e.g.Wake == driver.WakePush {
-			try(limit, true)
+		for after := range 4 {
+			try(limit, false, after)
+			if e.g.Wake == driver.WakePush {
+				try(limit, true, after)
+			}
+			if e.h.LoseAnswer == nil {
+				break
+			}
 		}
 	}
 }

@@ -3,7 +3,9 @@ package drivertest
 import (
 	"context"
 	"math/rand/v2"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -28,7 +30,7 @@ func order(e *env) {
 			later.pendingStill()
 		}
 		if got.Token <= last {
-			e.Fatalf("token %d after %d", got.Token, last)
+			e.Fatalf("%q, request %s: token %d after %d: %s", name, got.ID, got.Token, last, tokenRule)
 		}
 		last = got.Token
 		e.release(w.s, got)
@@ -56,7 +58,7 @@ func waitEndsByExpiry(e *env) {
 	next := w.granted()
 	// Until the answer: see standsForItsTTL.
 	if stood := w.at.Sub(g.SentAt.Time()); stood < g.TTL {
-		e.Errorf("granted to another %s after the send, TTL %s", stood, g.TTL)
+		e.Errorf("%q: request %s was granted %s after request %s set the TTL of %s: no other grant begins before SentAt + TTL", name, w.r.ID, stood, g.ID, g.TTL)
 	}
 	e.release(b, next)
 	e.free(a, name)
@@ -91,6 +93,9 @@ func cancelledWait(e *env) {
 	e.free(a, name)
 }
 
+// cancelInTheMiddle cancels the head of the queue and two waiters in the middle of it.
+// Nobody is granted before the holder releases, and no two of those that remain hold the
+// name together.
 func cancelInTheMiddle(e *env) {
 	name, first := e.name(), e.open()
 	g := e.must(first, e.request(name, driver.Exclusive, long))
@@ -98,33 +103,92 @@ func cancelInTheMiddle(e *env) {
 	for range 6 {
 		queue = append(queue, e.queue(e.open(), e.request(name, driver.Exclusive, long)))
 	}
+	pending := func() {
+		e.Helper()
+		for _, w := range queue {
+			if !w.left {
+				e.heardOfAll(w.s)
+			}
+		}
+		for _, w := range queue {
+			if !w.left {
+				w.pendingStill()
+			}
+		}
+	}
 	for _, i := range []int{0, 2, 3} { // the head, and two in the middle
 		queue[i].leave()
+		pending()
 	}
 	e.release(first, g)
 	for range 3 {
+		var next *waiting
 		select {
 		case <-queue[1].done:
-			e.release(queue[1].s, queue[1].granted())
-			queue[1].done = nil
+			next = queue[1]
 		case <-queue[4].done:
-			e.release(queue[4].s, queue[4].granted())
-			queue[4].done = nil
+			next = queue[4]
 		case <-queue[5].done:
-			e.release(queue[5].s, queue[5].granted())
-			queue[5].done = nil
+			next = queue[5]
 		case <-time.After(patience):
-			e.Fatal("those who stayed were not all served")
+			e.Fatalf("%q is free, and none of the waiters that remain was granted within %s", name, patience)
 		}
+		got := next.granted()
+		next.left, next.done = true, nil
+		pending()
+		e.release(next.s, got)
 	}
 	e.free(first, name)
 }
 
-// cancelAtAnyMoment cancels acquisitions between before they begin and after
-// they have ended, while others take and release the name.
+// heardOfAll returns when the client has handled what the store sent it before the call, as
+// far as the store sends in order: it waits for another name, which is released, and is
+// granted.
+func (e *env) heardOfAll(s driver.Store) {
+	e.Helper()
+	other, name := e.observer(), e.name()
+	g := e.must(other, e.request(name, driver.Exclusive, long))
+	w := e.queue(s, e.request(name, driver.Exclusive, long))
+	e.release(other, g)
+	e.release(s, w.granted())
+}
+
+// cancelBesideAHolder cancels waits at random moments while one client holds the name:
+// none of them may be granted.
+func cancelBesideAHolder(e *env) {
+	const workers, rounds = 6, 15
+	name, first := e.name(), e.open()
+	g := e.must(first, e.request(name, driver.Exclusive, long))
+	var wg sync.WaitGroup
+	for range workers {
+		s := e.open()
+		wg.Go(func() {
+			for range rounds {
+				w := e.wait(s, e.request(name, driver.Exclusive, long))
+				t := time.AfterFunc(rand.N(20*time.Millisecond), w.cancel)
+				<-w.done
+				t.Stop()
+				if w.err == nil {
+					e.Errorf("%q: token %d granted beside the holder of token %d", name, w.g.Token, g.Token)
+					e.release(s, w.g)
+					return
+				}
+				w.leave()
+			}
+		})
+	}
+	wg.Wait()
+	e.busy(e.open(), e.request(name, driver.Exclusive, long))
+	e.release(first, g)
+	e.free(first, name)
+}
+
+// cancelAtAnyMoment cancels acquisitions at moments between their begin and their end,
+// while others take and release the name.
 func cancelAtAnyMoment(e *env) {
 	const workers, rounds = 8, 40
 	name := e.name()
+	var holders atomic.Int32
 	var wg sync.WaitGroup
 	for range workers {
 		s := e.open()
@@ -134,6 +198,13 @@ func cancelAtAnyMoment(e *env) {
 				t := time.AfterFunc(rand.N(3*time.Millisecond), w.cancel)
 				<-w.done
 				t.Stop()
+				if w.err == nil {
+					if n := holders.Add(1); n != 1 {
+						e.Errorf("%q: token %d is one of %d exclusive grants at once", name, w.g.Token, n)
+					}
+					runtime.Gosched()
+					holders.Add(-1)
+				}
 				w.leave()
 			}
 		})

@@ -89,7 +89,7 @@ func TestLookWhilePinged(t *testing.T) {
 	e.mu.Lock()
 	l := e.leases["1"]
 	l.since = time.Now().Add(time.Hour) // the engine's own looks find it young
-	p := e.pingLocked(l)
+	p := e.pingLocked(l, false)
 	e.mu.Unlock()
 	<-r.begun
 	pinged := func() bool {

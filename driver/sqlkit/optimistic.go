@@ -3,6 +3,7 @@ package sqlkit
 import (
 	"bytes"
 	"context"
+	"errors"
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
@@ -132,6 +133,7 @@ type op struct {
 func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 	// In one order, as a script may be one transaction.
 	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
+	flushed := false
 	for tries := 0; ; {
 		var script []string
 		var pending []*op
@@ -158,8 +160,18 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 		}
 		sent := driver.Now()
 		answers, err := o.pool.Run(ctx, script...)
+		if err == nil && readOnly(answers.Last()) {
+			err = ErrReadOnly // a user who may write there all the same has lost that write
+		}
 		if err != nil {
 			coded, retry := o.faults.Sort(err)
+			if errors.Is(coded, ErrReadOnly) && !flushed {
+				// Connections that were opened now may lead to another server, where whatever
+				// was written is read back.
+				o.pool.Flush()
+				flushed = true
+				continue
+			}
 			if retry && ctx.Err() == nil {
 				// Whatever was written is read back next.
 				tries++
@@ -182,6 +194,16 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 			}
 		}
 	}
+}
+
+// readOnly reports whether a server says that it takes no writes, in the last column of
+// [Table.Read].
+func readOnly(r Row) bool {
+	switch r.Text(5) {
+	case "", "0", "f", "false", "OFF":
+		return false
+	}
+	return true
 }
 
 // pause lets others go first, the longer the more often it was in vain.

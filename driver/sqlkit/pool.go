@@ -128,6 +128,17 @@ func unsent(err error) bool {
 	return !partly(err) && (errors.Is(err, sqldriver.ErrBadConn) || errors.Is(err, ErrUnsent))
 }
 
+// Flush ends the idle links, as when they lead to a server that was demoted.
+func (p *Pool) Flush() {
+	p.mu.Lock()
+	idle := p.idle
+	p.idle = nil
+	p.mu.Unlock()
+	for _, i := range idle {
+		i.link.Close()
+	}
+}
+
 // Close ends the idle links, and each one that is put back from now on.
 func (p *Pool) Close() {
 	p.mu.Lock()

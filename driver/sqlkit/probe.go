@@ -8,6 +8,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
+// OpenTime bounds what Open asks of a server: one that does not answer is asked again by
+// the first call that needs it.
+const OpenTime = 5 * time.Second
+
 // Probe is what is asked of a server once; F is what it finds out.
 type Probe[F any] struct {
 	ask func(context.Context) (F, error)

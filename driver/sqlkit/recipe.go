@@ -25,9 +25,9 @@ type Recipe interface {
 	// Clear leaves nothing of a Lock that was cancelled. After an error the session is
 	// closed and asked after.
 	Clear(ctx context.Context, s *Session) error
-	// Ping asks whether the session still has the grant, which sets the server's
-	// timer anew. The first one of a grant, soon after it, also writes down who holds
-	// it, and sets a.Told: a lock that is held for a moment is not worth that.
+	// Ping proves that the session still has the grant and that the server is still one
+	// that may grant, and sets the server's timer to a.Left. Once a.Record is set it also
+	// writes down who holds the grant, and then sets a.Told. An error ends the session.
 	Ping(ctx context.Context, s *Session, a *Ask) (bool, error)
 	// Cause tells why the link of a session that held a grant has ended. It is
 	// asked once that is certain, and may look for a moment.
@@ -43,7 +43,7 @@ type Recipe interface {
 	End(ctx context.Context, side Link, id Identity) (gone bool, err error)
 	// Survey finds grants and waiters: of one name, or of all that begin with the
 	// key. Untold are sessions that hold something that they have not written down
-	// yet, of whatever name.
+	// yet, of whatever name. Since tells a session's grant from the one before.
 	Survey(ctx context.Context, side Link, key []byte, all bool) (seen []Sight, untold []Identity, err error)
 	// Evict ends the session that holds what was seen, if it still does.
 	Evict(ctx context.Context, side Link, seen Sight) error
@@ -56,14 +56,29 @@ type Rester interface {
 	Rest(ctx context.Context, s *Session) error
 }
 
+// Recorder is a [Recipe] whose sessions may be unable to write down what they hold.
+type Recorder interface {
+	// Unrecorded returns an error if sessions hold something that they could not write
+	// down, so that a Survey cannot show it.
+	Unrecorded(ctx context.Context, side Link) error
+}
+
 // ErrBusy is a Recipe's answered no.
 var ErrBusy = &driver.BusyError{}
 
-// Identity is a session at the server: its number, and what tells it from another
-// of the same number.
+// ErrReadOnly is the error of a server that takes no writes, such as a primary that was
+// demoted. A connection to it is of no further use: a new one may lead to its successor.
+var ErrReadOnly = driver.Errorf(driver.Refused, "the server is read-only, a replica or a demoted primary: give the address of the primary")
+
+// Identity is a session at the server: its number, and what distinguishes it from
+// another of the same number.
 type Identity struct {
 	Conn  int64
 	Since string
+	// Server is the server that has the session. Where it is set, one session of each
+	// server that has grants is pinged every half second, for that server may be demoted
+	// without ending a connection.
+	Server string
 }
 
 // Session is a database session of this store's own.
@@ -75,10 +90,8 @@ type Session struct {
 	// Untold: the session says at the server that it may hold something which is not
 	// written down. The recipe's to keep; see [Rester].
 	Untold bool
-
-	// Spent: Unlock has found that somebody may be about to end the session, which is no
-	// use to another lock then.
-	Spent bool
+	// Turn is 0 and 1 in turn for the grants of the session: the recipe's to keep.
+	Turn int
 
 	resting time.Time // since when it is idle
 	lease   *lease    // the request it has
@@ -97,8 +110,11 @@ type Ask struct {
 	// Waiting tells that the answer was no and that the recipe will ask again by
 	// itself; Wait only.
 	Waiting func()
-	// Told: it is written down who holds.
-	Told bool
+	// Told: it is written down who holds. Record: it shall be, since the grant has stood
+	// for a while; a lock that is held for a moment is not worth that.
+	Told, Record bool
+	// Left is how much of the TTL is left when a ping is sent: all of it in a renewal.
+	Left time.Duration
 	// Token and Slot are the grant's, once there is one.
 	Token uint64
 	Slot  int

@@ -2,6 +2,7 @@ package sqlkit
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -90,8 +91,18 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		}
 		return notHeld(g.Name, g.Token)
 	}
-	if !l.lock(ctx) { // a renewal is on its way
-		return e.closedOr(driver.Errorf(driver.Unknown, "the session is busy: %w", ctx.Err()))
+	brief, cancel := context.WithTimeout(ctx, busyWithin)
+	locked := l.lock(brief)
+	cancel()
+	if !locked {
+		if err := ctx.Err(); err != nil {
+			return e.closedOr(driver.Errorf(driver.Unknown, "the session is busy: %w", err))
+		}
+		// A ping is not answered: the end of the session frees the lock sooner.
+		if err := e.finish(ctx, l); err != nil {
+			return e.closedOr(err)
+		}
+		return driver.Errorf(driver.Unknown, "the session did not answer in time, and has been ended")
 	}
 	defer l.unlock()
 	e.mu.Lock()
@@ -123,11 +134,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		return notHeld(g.Name, g.Token)
 	}
 	e.forget(l)
-	if l.s.Spent {
-		e.drop(l.s)
-	} else {
-		e.put(l.s)
-	}
+	e.put(l.s)
 	return nil
 }
 
@@ -164,7 +171,7 @@ func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 			answers[i] = driver.Renewal{Cause: driver.Gone, Err: notHeld(g.Name, g.Token)}
 			continue
 		}
-		pings[i] = e.ping(l)
+		pings[i] = e.ping(l, false)
 	}
 	for i, p := range pings {
 		if p == nil {
@@ -193,15 +200,20 @@ func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 }
 
 // ping begins a renewal, or finds the one that is on its way. It may take as long
-// as the TTL: to give it up would mean to give up the session.
-func (e *Sessions) ping(l *lease) *ping {
+// as the TTL: to give it up would mean to give up the session. A look proves the grant
+// without renewing it.
+func (e *Sessions) ping(l *lease, look bool) *ping {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.pingLocked(l)
+	return e.pingLocked(l, look)
 }
 
-func (e *Sessions) pingLocked(l *lease) *ping {
-	if p := l.ping; p != nil {
+func (e *Sessions) pingLocked(l *lease, look bool) *ping {
+	at := &l.ping
+	if look {
+		at = &l.look
+	}
+	if p := *at; p != nil {
 		return p
 	}
 	p := &ping{done: make(chan struct{})}
@@ -210,7 +222,7 @@ func (e *Sessions) pingLocked(l *lease) *ping {
 		close(p.done)
 		return p
 	}
-	l.ping = p
+	*at = p
 	e.tasks.Go(func() {
 		defer close(p.done)
 		ctx, cancel := context.WithTimeout(e.ctx, l.ask.TTL)
@@ -218,17 +230,30 @@ func (e *Sessions) pingLocked(l *lease) *ping {
 		defer context.AfterFunc(ctx, func() { l.s.Close() })()
 		if !l.lock(ctx) {
 			p.err = driver.Errorf(driver.Unknown, "the session is busy")
-			e.pinged(l, p)
+			e.pinged(l, p, look)
 			return
 		}
 		e.mu.Lock()
-		held := l.granted
+		held, confirmed := l.granted, l.sent
 		e.mu.Unlock()
-		if held {
+		l.ask.Left = l.ask.TTL
+		if look {
+			elapsed, _ := confirmed.Elapsed()
+			l.ask.Left -= elapsed
+		}
+		switch {
+		case held && l.ask.Left > 0:
 			p.sent = driver.Now()
 			p.ok, p.err = e.recipe.Ping(ctx, l.s, &l.ask)
+		case held:
+			p.ok = true // nobody has renewed it: the server's timer is about to end it
 		}
-		e.pinged(l, p)
+		e.pinged(l, p, look)
+		if _, ok := e.recipe.(Recorder); ok && held && l.ask.Record && !l.ask.Told {
+			e.mu.Lock()
+			l.again = time.Now().Add(recordAgain)
+			e.mu.Unlock()
+		}
 		switch {
 		case p.err != nil:
 			// The session cannot be used any more, and so the grant is over.
@@ -238,6 +263,9 @@ func (e *Sessions) pingLocked(l *lease) *ping {
 			}
 			l.unlock()
 			e.lose(l, cause, err)
+			if errors.Is(p.err, ErrReadOnly) {
+				e.demoted(l.s.ID.Server)
+			}
 			p.err = &driver.Error{Code: driver.NotHeld, Err: p.err}
 		case held && !p.ok:
 			l.unlock()
@@ -250,23 +278,73 @@ func (e *Sessions) pingLocked(l *lease) *ping {
 	return p
 }
 
-func (e *Sessions) pinged(l *lease, p *ping) {
+func (e *Sessions) pinged(l *lease, p *ping, look bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if look {
+		l.look = nil
+		return
+	}
 	l.ping = nil
 	if p.ok {
 		l.sent = p.sent
 	}
 }
 
+// demoted ends what a server that has become read-only still has of this store: its
+// idle sessions at once, and each grant by a ping, which fails as the first one did.
+func (e *Sessions) demoted(server string) {
+	e.side.Flush()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for s := range e.all {
+		switch l := s.lease; {
+		case s.ID.Server != server:
+		case l == nil:
+			e.retireLocked(s)
+		case l.granted && !l.over:
+			e.pingLocked(l, true)
+		}
+	}
+}
+
+// lookLocked pings one session of each server that was not looked at for lookAfter, each
+// time another one: mu is held.
+func (e *Sessions) lookLocked(now time.Time) {
+	oldest := map[string]*lease{}
+	for s := range e.all {
+		l := s.lease
+		if l == nil || !l.granted || l.over || s.ID.Server == "" || s.Gone() == nil {
+			continue
+		}
+		if o := oldest[s.ID.Server]; o == nil || l.looked.Before(o.looked) {
+			oldest[s.ID.Server] = l
+		}
+	}
+	for server := range e.looked {
+		if oldest[server] == nil {
+			delete(e.looked, server)
+		}
+	}
+	for server, l := range oldest {
+		switch last := e.looked[server]; {
+		case last.IsZero():
+			e.looked[server] = now // its grants are confirmed by having been given
+		case now.Sub(last) >= lookAfter:
+			e.looked[server], l.looked = now, now
+			e.pingLocked(l, true)
+		}
+	}
+}
+
 // watchByPing looks after a session whose end cannot be seen.
 func (e *Sessions) watchByPing(l *lease) {
-	t := time.NewTicker(pingEvery)
+	t := time.NewTicker(lookAfter)
 	defer t.Stop()
 	for {
 		select {
 		case <-t.C:
-			<-e.ping(l).done
+			<-e.ping(l, true).done
 		case <-l.done:
 			return
 		case <-e.ctx.Done():

@@ -36,7 +36,11 @@ import (
 // the session is seen gone in either case, so that nobody is shut out.
 //
 // That a session has ended is seen by its connection's end, where this store has
-// dialled; on a connection of a user's pool by a ping every second.
+// dialled; on a connection of a user's pool by a ping every half second. A connection
+// lives on where its server becomes read-only because another one was promoted: one
+// session of each server that has grants is pinged every half second, and when it finds
+// the server demoted all others are. Such a ping is no renewal: it sets the server's timer
+// to what is left of the TTL.
 type Sessions struct {
 	dial   func(context.Context) (Link, error)
 	recipe Recipe
@@ -52,6 +56,7 @@ type Sessions struct {
 	closed bool
 	ticker *time.Ticker // of the goroutine that tends the sessions
 	slow   bool
+	looked map[string]time.Time // when a session of a server was last pinged for all
 	idle   []*Session
 	leases map[string]*lease // by request: granted, or of unknown outcome
 	all    map[*Session]struct{}
@@ -67,12 +72,15 @@ type lease struct {
 	pinged  bool           // soon after the grant
 	sent    driver.Instant // of the last statement that confirmed the grant
 	since   time.Time      // of the request, then of the grant
+	looked  time.Time      // when it was last pinged for all of its server
+	again   time.Time      // when it is pinged next to be written down, as that has failed
 	granted bool           // and not lost, nor being released
 	over    bool           // the session has been closed
 	given   bool           // by this store, which has yet to see it gone
-	ping    *ping
-	busy    chan struct{} // holds one: who uses the session
-	done    chan struct{} // closed at its end
+	ping    *ping          // a renewal on its way
+	look    *ping          // a look on its way
+	busy    chan struct{}  // holds one: who uses the session
+	done    chan struct{}  // closed at its end
 	doneOne sync.Once
 }
 
@@ -93,10 +101,17 @@ const (
 	tellAfter = 20 * time.Millisecond
 	// tellWithin bounds the wait of an inspection for those who have yet to do it.
 	tellWithin = time.Second
+	// recordAgain is how long after a failure it is written down who holds a grant.
+	recordAgain = time.Second
+	// busyWithin bounds the wait of a release for a ping that is on its way.
+	busyWithin = 3 * time.Second
 	// cancelWithin bounds the polite end of a wait.
 	cancelWithin = time.Second
-	// pingEvery is how often a session is asked whose end cannot be seen.
+	// pingEvery bounds how late a loss is noticed that the connection does not show;
+	// such sessions, and one of each server that can be demoted, are pinged twice as
+	// often.
 	pingEvery = time.Second
+	lookAfter = pingEvery / 2
 	// spareFor is how long a session is kept for the next lock.
 	spareFor = 30 * time.Second
 )
@@ -105,7 +120,7 @@ const (
 // user's pool that is none.
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, keep int, namespace string) *Sessions {
 	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), keep: keep, side: NewPool(min(keep, 2), dial),
-		leases: map[string]*lease{}, all: map[*Session]struct{}{}}
+		looked: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
 }
@@ -271,12 +286,18 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 				continue
 			}
 			told := l.ask.Told
+			l.ask.Record = true
 			l.unlock()
 			l.pinged = true
 			if told {
 				s.Watch()
 			} else {
-				e.pingLocked(l) // which has it watched
+				e.pingLocked(l, false) // which has it watched
+			}
+		case l.granted && !l.again.IsZero():
+			if now.After(l.again) {
+				l.again = time.Time{}
+				e.pingLocked(l, true)
 			}
 		case l.wait != nil && !l.asked:
 			l.asked = true
@@ -284,6 +305,7 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			e.tasks.Go(func() { w.begin(func() { w.ask(w.ctx) }) })
 		}
 	}
+	e.lookLocked(now)
 	if !young && !e.slow {
 		e.slow = true
 		e.ticker.Reset(10 * tick)

@@ -139,6 +139,9 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 		sent = driver.Now()
 		if ok, err := e.confirm(ctx, l); err != nil || !ok {
 			e.drop(s)
+			if errors.Is(err, ErrReadOnly) {
+				e.demoted(s.ID.Server)
+			}
 			return driver.Grant{}, e.unknown(l, err)
 		}
 	}
@@ -203,6 +206,10 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 		return &againError{err} // an idle session had ended
 	case w.cancelled:
 		return e.unknown(l, err)
+	case errors.Is(coded, ErrReadOnly):
+		e.forget(l)
+		e.demoted(l.s.ID.Server)
+		return &againError{err} // on a new connection, which may lead to another server
 	case again:
 		e.forget(l)
 		return &againError{err}
@@ -375,7 +382,12 @@ func (e *Sessions) aside(ctx context.Context, f func(Link) error) error {
 			return nil
 		}
 		l.Close()
-		if !reused || !unsent(err) || ctx.Err() != nil {
+		if coded, _ := e.recipe.Sort(err); errors.Is(coded, ErrReadOnly) {
+			e.side.Flush()
+		} else if !unsent(err) {
+			return err
+		}
+		if !reused || ctx.Err() != nil {
 			return err
 		}
 	}

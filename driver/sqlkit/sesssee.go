@@ -43,6 +43,9 @@ func (e *Sessions) look(ctx context.Context, key []byte, all bool) (sights []Sig
 	defer end()
 	err = e.aside(ctx, func(side Link) error {
 		sights, err = e.survey(ctx, side, key, all)
+		if err == nil && (all || !slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Limit == driver.Exclusive })) {
+			err = e.recorded(ctx, side)
+		}
 		return err
 	})
 	if err != nil {
@@ -55,9 +58,9 @@ func (e *Sessions) look(ctx context.Context, key []byte, all bool) (sights []Sig
 	return sights, nil
 }
 
-// survey waits for those whose grants are older than the question to have written
-// them down. It takes a moment; a process that is stopped just then is not waited
-// for.
+// survey waits until sessions have written down the grants that are older than the
+// question. That takes a moment; survey waits no longer for a process that is stopped just
+// then.
 func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) ([]Sight, error) {
 	sights, untold, err := e.recipe.Survey(ctx, side, key, all)
 	for end := time.Now().Add(tellWithin); err == nil && len(untold) > 0 && time.Now().Before(end); {
@@ -82,7 +85,16 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Inspect tells the holders and waiters of one name.
+// recorded returns an error if there may be holders that a survey cannot show.
+func (e *Sessions) recorded(ctx context.Context, side Link) error {
+	if r, ok := e.recipe.(Recorder); ok {
+		return r.Unrecorded(ctx, side)
+	}
+	return nil
+}
+
+// Inspect returns the holders and waiters of one name. It returns an error if sessions
+// could not write down what they hold, unless an exclusive holder is seen.
 func (e *Sessions) Inspect(ctx context.Context, name string) (driver.State, error) {
 	sights, err := e.look(ctx, append(bytes.Clone(e.prefix), name...), false)
 	return e.state(name, sights), err
@@ -112,8 +124,9 @@ func (e *Sessions) List(ctx context.Context, prefix string) iter.Seq2[driver.Sta
 	}
 }
 
-// Break ends the session of the holder with that token, and returns when the
-// server has ended it.
+// Break ends the session of the holder with that token, and returns when the server
+// has ended it. It returns an error, and not that nothing stands, if it sees no such
+// holder and sessions could not write down what they hold.
 func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 	if err := e.enter(); err != nil {
 		return err
@@ -131,7 +144,7 @@ func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 			}
 			i := slices.IndexFunc(sights, func(s Sight) bool { return s.Granted && s.Token == token && token > 0 })
 			if found = i >= 0; !found {
-				return nil
+				return e.recorded(ctx, side)
 			}
 			return e.recipe.Evict(ctx, side, sights[i])
 		})

@@ -10,8 +10,8 @@ import "context"
 // beginning or later.
 type Table interface {
 	// Read answers one row: the time, the bucket's floor and the name's version,
-	// token and state, the last three NULL where the name has no row. It answers no
-	// row only where the bucket has none.
+	// token and state, the last three NULL where the name has no row; and, where a server
+	// may be read-only, whether it is. It answers no row only where the bucket has none.
 	Read(name []byte, bucket int) string
 	// Insert writes the row of a name that has none, and changes nothing if it has
 	// one, or after the deadline.

@@ -62,9 +62,10 @@ type adapter struct {
 	where  string
 	gather *gather // nil in a cluster, where requests go different ways
 
-	mu     sync.Mutex
-	closed bool
-	calls  sync.WaitGroup
+	mu       sync.Mutex
+	closed   bool
+	calls    sync.WaitGroup
+	replicas map[string]*redis.Client // by address
 }
 
 func (a *adapter) String() string { return a.where }
@@ -75,7 +76,12 @@ func (a *adapter) Mode() redisstore.Mode { return a.mode }
 func (a *adapter) Close() {
 	a.mu.Lock()
 	a.closed = true
+	replicas := a.replicas
+	a.replicas = nil
 	a.mu.Unlock()
+	for _, replica := range replicas {
+		_ = replica.Close()
+	}
 	if a.gather != nil {
 		a.gather.close()
 	}
@@ -338,6 +344,35 @@ func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error
 		}
 	}
 	return nil
+}
+
+// Replica connects to a replica, with the client's user, password and TLS.
+func (a *adapter) Replica(_ context.Context, address string) (redisstore.Node, error) {
+	o := redis.Options{Addr: address, PoolSize: 1, MaxRetries: -1, DisableIdentity: true}
+	switch c := a.client.(type) {
+	case *redis.Client:
+		from := c.Options()
+		o.Username, o.Password, o.CredentialsProvider, o.CredentialsProviderContext = from.Username, from.Password, from.CredentialsProvider, from.CredentialsProviderContext
+		o.TLSConfig, o.Protocol, o.DialTimeout = from.TLSConfig, from.Protocol, from.DialTimeout
+	case *redis.ClusterClient:
+		from := c.Options()
+		o.Username, o.Password, o.CredentialsProvider, o.CredentialsProviderContext = from.Username, from.Password, from.CredentialsProvider, from.CredentialsProviderContext
+		o.TLSConfig, o.Protocol, o.DialTimeout = from.TLSConfig, from.Protocol, from.DialTimeout
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, &redisstore.NotSentError{Err: errClosed}
+	}
+	replica := a.replicas[address]
+	if replica == nil {
+		if a.replicas == nil {
+			a.replicas = map[string]*redis.Client{}
+		}
+		replica = redis.NewClient(&o)
+		a.replicas[address] = replica
+	}
+	return node{a, replica}, nil
 }
 
 // silence is how long a subscription may be silent before it is asked whether it

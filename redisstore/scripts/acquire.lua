@@ -1,9 +1,9 @@
--- Grants, or takes a place, or says no. A call for a place that stands is its
--- refresh, and grants if its turn has come.
+-- Grants a name, or makes a queue entry, or refuses. A call for an entry that stands is
+-- its refresh, and grants if it is first and the rule allows it.
 --
 -- KEYS[1]  the name
--- KEYS[2]  the bucket's counter of tokens; left out while the slot moves
--- ARGV[1]  who asks: "LIMIT CHANNEL OWNER ID". The channel that wakes it is
+-- KEYS[2]  the bucket's counter of tokens; left out while the hash slot moves
+-- ARGV[1]  the request: "LIMIT CHANNEL OWNER ID". The channel that wakes its client is
 --          p:CHANNEL, or - for none
 -- ARGV[2]  TTL, microseconds
 -- ARGV[3]  TTL, milliseconds, rounded up: the life of the key
@@ -11,19 +11,19 @@
 -- ARGV[5]  the highest token the client has seen
 -- These are left out by the first call of a request that does not wait:
 -- ARGV[6]  1 to wait, 0 to try
--- ARGV[7]  the number of the place that it has, 0 if none
+-- ARGV[7]  the number of its queue entry, 0 if it has none
 -- ARGV[8]  1 if an earlier call of this request was not answered
 --
--- Answers, each but the first followed by the server's time:
---   GTOKEN                          granted, at seat 0; the token is the server's time
---   G TOKEN SEAT                    granted
---   Q SEQ AHEAD REFRESH EXPIRY ...  a place: refresh in so many milliseconds, the
---                                   first grant ends in so many; then the holders
---   B ...                           no; then the holders
---   X                               the place is gone
+-- Returns, each but the first followed by the server's time:
+--   GTOKEN                          granted, slot 0; the token is the server's time
+--   G TOKEN SLOT                    granted
+--   Q SEQ AHEAD REFRESH EXPIRY ...  a queue entry: refresh it in so many milliseconds,
+--                                   the first grant expires in so many; then the holders
+--   B ...                           not granted; then the holders
+--   X                               the queue entry is gone
 --   L                               too late
---   V                               the request has been undone, or its grant was taken
---                                   away: its ID is void for a while
+--   V                               the request was rolled back, or its grant was taken
+--                                   away: its ID is withdrawn for a while
 local K = KEYS[1]
 local time = redis.call('TIME')
 local text = time[2]
@@ -32,8 +32,9 @@ text = time[1] .. text
 local now = tonumber(text)
 if now > tonumber(ARGV[4]) then return {'L', text} end
 
-if KEYS[2] and (not ARGV[6] or ARGV[7] == '0' and ARGV[8] == '0') then
-  -- Free, as most often. What is done here is done for every lock, so it is little.
+if KEYS[2] and not ARGV[6] then
+  -- The name is free, as most often. This is done for every lock, so it is little. A
+  -- counter that was raised in vain does no harm.
   local token, floor = text, tonumber(ARGV[5])
   local last = redis.call('SET', KEYS[2], token, 'GET')
   last = last and tonumber(last) or 0
@@ -46,17 +47,20 @@ if KEYS[2] and (not ARGV[6] or ARGV[7] == '0' and ARGV[8] == '0') then
     end
     redis.call('SET', KEYS[2], token)
   end
-  if redis.call('SET', K, ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2], 'NX', 'PX', ARGV[3]) then
+  if redis.call('HSETNX', K, 's0', ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2]) == 1 then
+    local done = redis.pcall('PEXPIRE', K, ARGV[3])
+    if type(done) == 'table' then -- refused: the name is as free as before
+      redis.call('DEL', K)
+      return done
+    end
     if token == text then return 'G' .. text end
     return 'G ' .. text .. ' ' .. token .. ' 0'
   end
-  if ARGV[6] ~= '1' then
-    -- A look at a lone grant leaves it as it is.
-    local rec = redis.pcall('GET', K)
-    if type(rec) == 'string' then
-      local other, at, ttl = string.match(rec, '^(%d+) .* (%d+)%+(%d+)$')
-      if other and at + ttl > now and (other == '1' or string.sub(ARGV[1], 1, 2) == '1 ') then return {'B', text, '0 ' .. rec} end
-    end
+  -- A look at a lone grant leaves it as it is.
+  local found = redis.call('HMGET', K, 's0', 'm')
+  if found[1] and not found[2] then
+    local other, at, ttl = string.match(found[1], '^(%d+) .* (%d+)%+(%d+)$')
+    if other and at + ttl > now and (other == '1' or string.sub(ARGV[1], 1, 2) == '1 ') then return {'B', text, '0 ' .. found[1]} end
   end
 end
 
@@ -65,114 +69,88 @@ end
 local limit, channel, owner, id = string.match(ARGV[1], '^(%d+) (%S+) (%S+) (%S+)$')
 limit = tonumber(limit)
 local ttl = tonumber(ARGV[2])
-load()
+counter = KEYS[2]
+load({'s0', 'm', 'v' .. id, 'i' .. id})
 local was = tonumber(ARGV[7] or '0')
-local own = call('HMGET', K, 'v' .. id, 'i' .. id)
-if own[1] and now <= tonumber(own[1]) then return {'V', num(now)} end
+local void = get('v' .. id)
+if void and now <= tonumber(void) then return {'V', text} end
 sweep()
 
--- confirm sets the deadline of a grant that this request has. Nobody has seen
--- the token of one that is not confirmed: if the server has lost its memory and
--- its clock is behind what the client knows, it is raised above that.
-local function confirm(seat, g, first)
+-- confirm sets the deadline of a grant that this request has. The client has not seen
+-- the token of one that is not confirmed: if the server has lost its memory and its
+-- clock is behind what the client knows, the token is raised above that.
+local function confirm(slot, g, first)
   if first then
     local floor = tonumber(ARGV[5])
     if floor >= tonumber(g.token) then
-      g.token = num(math.max(floor, st.k) + 1)
-      st.k = tonumber(g.token)
-      call('HSET', K, 'k', g.token)
+      st.k = math.max(floor, st.k) + 1
+      g.token = num(st.k)
     end
-    call('HSET', K, 'i' .. id, '=' .. seat)
-    if KEYS[2] and (tonumber(call('GET', KEYS[2])) or 0) < tonumber(g.token) then
-      call('SET', KEYS[2], g.token)
-    end
+    put('i' .. id, '=' .. num(slot))
   end
+  -- Also of a grant that was confirmed: that may have been without the counter.
+  if counter and (tonumber(call('GET', counter)) or 0) < tonumber(g.token) then raised = g.token end
   g.expires, g.channel, g.owner = now + ttl, channel, owner
-  writeGrant(seat, g)
-  if st.count == 1 then st.e = g.expires end
+  keep(g.expires)
+  writeGrant(slot, g)
+  lower(g.expires)
   promote()
-  save()
-  return {'G', num(now), g.token, num(seat)}
+  commit()
+  return {'G', text, g.token, num(slot)}
 end
 
-local function at(seat)
-  local rec = call('HGET', K, 's' .. seat)
-  local g = rec and parseGrant(rec)
-  if g and g.id == id then return g end
+local own = get('i' .. id)
+local granted, g = find(id)
+if granted and (own or ARGV[8] == '1') then
+  return confirm(granted, g, own and string.sub(own, 1, 1) == '-')
+end
+if own and not string.find(own, '^%d') then
+  put('i' .. id, false) -- its grant has ended
+  own = false
 end
 
-if own[2] and not tonumber(own[2]) or own[2] and tonumber(own[2]) <= 0 then
-  -- It has been granted.
-  local seat = string.sub(own[2], 2)
-  local g = at(seat)
-  if g then
-    keep(now + ttl)
-    return confirm(tonumber(seat), g, string.sub(own[2], 1, 1) == '-')
-  end
-  call('HDEL', K, 'i' .. id)
-  own[2] = false
-end
-
-local function answerPlace(seq)
+local function answerEntry(seq)
   local ahead = seq - st.h
-  local expiry = st.e and math.max(0, math.ceil((st.e - now) / 1000)) or -1
-  return {'Q', num(now), num(seq), num(ahead), num(interval(ahead) / 1000), num(expiry)}
+  local expiry = -1
+  if st.count > 0 then expiry = math.max(0, math.ceil((st.e - now) / 1000)) end
+  return {'Q', text, num(seq), num(ahead), num(interval(ahead) / 1000), num(expiry)}
 end
 
-local rec = own[2] and call('HGET', K, 'q' .. own[2])
+local rec = own and get('q' .. own)
 if rec then
-  -- It has a place, and is alive: that counts before anyone looks who is not.
-  local seq, place = tonumber(own[2]), parsePlace(rec)
-  place.deadline, place.channel, place.owner = deadline(math.max(0, seq - st.h)), channel, owner
-  keep(place.deadline)
-  writePlace(seq, place)
-  local seat = promote(id)
-  if seat then
-    keep(now + ttl)
-    return confirm(seat, at(seat), true)
-  end
-  save()
-  return answerPlace(seq)
+  -- Its client lives: that counts before dead entries are looked for.
+  local seq, entry = tonumber(own), parseEntry(rec)
+  entry.deadline, entry.channel, entry.owner = deadline(math.max(0, seq - st.h)), channel, owner
+  keep(entry.deadline)
+  writeEntry(own, entry)
+  local slot = promote(id)
+  if slot then return confirm(slot, grantAt(slot), true) end
+  commit()
+  return answerEntry(seq)
 end
 
 promote()
--- Looking for a grant of this very request is needed only where one may be.
-if ARGV[8] == '1' then
-  local seat, g = find(id)
-  if seat then
-    keep(now + ttl)
-    return confirm(seat, g, false)
-  end
-end
 if was > 0 then
-  save()
-  return {'X', num(now)}
+  commit()
+  return {'X', text}
 end
 
-if not head() and admits(limit) then
-  local token, seat = grant(KEYS[2], ARGV[5], id, limit, ttl, channel, owner)
-  save()
-  return {'G', num(now), token, num(seat)}
+if (st.t == 0 or not head()) and admits(limit) then
+  local token, slot = grant(ARGV[5], '=', id, limit, ttl, channel, owner)
+  commit(true)
+  return {'G', text, token, num(slot)}
 end
 
-local answer
-if ARGV[6] == '1' then
-  if not st.t then st.h, st.t = 1, 0 end
-  local seq = st.t + 1
-  local place = {id = id, limit = limit, ttl = ttl, deadline = deadline(seq - st.h), since = num(now), channel = channel, owner = owner}
-  writePlace(seq, place)
-  call('HSET', K, 'i' .. id, seq)
-  keep(place.deadline)
-  st.t, st.exists = seq, true
-  answer = answerPlace(seq)
-else
-  answer = {'B', num(now)}
+if ARGV[6] ~= '1' then
+  commit()
+  return holders({'B', text})
 end
-save()
-local shown = 0
-seats(function(seat)
-  answer[#answer + 1] = num(seat) .. ' ' .. call('HGET', K, 's' .. seat)
-  shown = shown + 1
-  return shown >= 16
-end)
-return answer
+if st.t == 0 then st.h, st.t = 1, 0 end
+local seq = st.t + 1
+local entry = {id = id, limit = limit, ttl = ttl, deadline = deadline(seq - st.h), since = text, channel = channel, owner = owner}
+writeEntry(num(seq), entry)
+put('i' .. id, num(seq))
+keep(entry.deadline)
+st.t = seq
+commit(true)
+return holders(answerEntry(seq))

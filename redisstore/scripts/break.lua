@@ -1,31 +1,40 @@
--- Takes the grant with a token away and tells its holder.
+-- Takes the grant with a token away and notifies its holder.
 --
 -- KEYS[1]  the name
 -- ARGV[1]  the token
 --
--- Answers R or N (there is no such grant), and the server's time.
+-- Returns R or N (there is no such grant), and the server's time.
 local K = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 -- include common
 
-load()
+load({'s0', 'm'})
 if not st.exists then return {'N', num(now)} end
 sweep()
 local answer = 'N'
-seats(function(seat, g)
-  if g.token == ARGV[1] then
-    answer = 'R'
-    local confirmed = string.sub(call('HGET', K, 'i' .. g.id) or '', 1, 1) ~= '-'
-    drop(seat, g)
-    publish(g.channel, 'x' .. g.id)
-    -- A holder that did not hear it finds this when it looks. One that has yet to hear
-    -- of its grant waits on.
-    if confirmed then void(g.id, now + 5000000) end
-    return true
+for from = 0, st.n - 1, 500 do
+  local fields = {}
+  for slot = from, math.min(from + 500, st.n) - 1 do
+    if pending['s' .. slot] == nil then fields[#fields + 1] = 's' .. slot end
   end
-end)
+  if #fields > 0 then read(fields) end
+  for slot = from, math.min(from + 500, st.n) - 1 do
+    local g = grantAt(slot)
+    if g and g.token == ARGV[1] then
+      answer = 'R'
+      local confirmed = st.lone or string.sub(get('i' .. g.id) or '', 1, 1) ~= '-'
+      drop(slot, g)
+      publish(g.channel, 'x' .. g.id)
+      -- A holder that did not hear it finds this when it looks. One that has yet to hear
+      -- of its grant waits on.
+      if confirmed then withdraw(g.id, now + 5000000) end
+      break
+    end
+  end
+  if answer == 'R' then break end
+end
 promote()
-save()
+commit()
 return {answer, num(now)}

@@ -1,24 +1,24 @@
--- What the scripts share. It is put in place of "-- include common" when they
--- are loaded, below what they do first and often without any of this. They set K,
--- the name's key, and now, the server's microseconds.
+-- What the scripts share. It replaces "-- include common" when they are loaded. They
+-- set K, the name's key, and now, the server's time in microseconds.
 --
--- A name that one grant holds and nobody waits for is a string, the grant; any
--- other is a hash. Its fields:
---   s<seat>  a grant: "limit channel owner id token since at+ttl", which ends ttl
---            after at
---   L        the grants' limits and how many have each: "1:1", "2147483647:12 3:1"
---   e        no grant expires before this
---   n, f     above the highest seat in use; no seat below f is free
---   k        the last token
---   q<seq>   a place: "id limit ttl deadline since channel owner"
---   i<id>    the place's number; of one that was granted, -seat until its client
---            has confirmed it, then =seat
---   h, t     the first place and the last
---   v<id>    void until then: a request that was undone and may still arrive, or
---            whose grant was taken away
---   x<i>     the void requests in order, from y to z
---   V        when the last of them may be forgotten
--- Times are microseconds of the server's clock. Places are served by number.
+-- A name is a hash from its first grant on. Its fields:
+--   s<slot>  a grant: "limit channel owner id token since at+ttl", which ends ttl after
+--            at. Field s0 is there as long as the key is: it is empty while slot 0 is
+--            free. So HSETNX of s0 grants a name that has no key, and no other.
+--   m        the state, see load. It is missing while a lone grant has slot 0 and
+--            nothing else is known of the name.
+--   r<i>     free slots, a stack of m's F entries; an entry may be out of date, and is
+--            checked when it is used
+--   q<seq>   a queue entry: "id limit ttl deadline since channel owner"
+--   i<id>    a request: the number of its queue entry; once it was granted -slot, and
+--            =slot when its client has confirmed the grant. A lone grant has none.
+--   v<id>    withdrawn until then: a request that may still arrive after it was rolled
+--            back, or whose grant was taken away
+--   x<i>     the withdrawn requests in order
+-- Times are microseconds of the server's clock. Entries are served by number.
+--
+-- A script reads first and writes last, in commit. Redis does not roll a script back,
+-- so commit first tries all that can be refused, and changes the hash by one HSET.
 
 local call = redis.call
 local function num(x) return string.format('%.0f', x) end
@@ -26,290 +26,402 @@ local function num(x) return string.format('%.0f', x) end
 local function parseGrant(rec)
   local limit, channel, owner, id, token, since, at, ttl =
     string.match(rec, '^(%d+) (%S+) (%S+) (%S+) (%d+) (%d+) (%d+)%+(%d+)$')
-  return {id = id, token = token, limit = tonumber(limit), expires = at and at + ttl, since = since, channel = channel, owner = owner}
+  if not limit then error({err = 'WRONGTYPE holdfast: the key ' .. K .. ' holds something that is no lock'}) end
+  return {id = id, token = token, limit = tonumber(limit), expires = at + ttl, since = since, channel = channel, owner = owner}
 end
 
-local function parsePlace(rec)
+local function parseEntry(rec)
   local id, limit, ttl, deadline, since, channel, owner =
     string.match(rec, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
   return {id = id, limit = tonumber(limit), ttl = tonumber(ttl), deadline = tonumber(deadline), since = since, channel = channel, owner = owner}
 end
 
-local function writeGrant(seat, g)
-  call('HSET', K, 's' .. seat, num(g.limit) .. ' ' .. g.channel .. ' ' .. g.owner .. ' ' .. g.id .. ' ' .. g.token .. ' ' .. g.since .. ' ' .. num(g.expires) .. '+0')
+-- known are fields that were read, pending those to write; false is a missing field.
+local known, pending = {}, {}
+
+local function read(fields)
+  local values = call('HMGET', K, unpack(fields))
+  for i, field in ipairs(fields) do known[field] = values[i] end
 end
 
-local function writePlace(seq, p)
-  call('HSET', K, 'q' .. seq, p.id .. ' ' .. p.limit .. ' ' .. num(p.ttl) .. ' ' .. num(p.deadline) .. ' ' .. p.since .. ' ' .. p.channel .. ' ' .. p.owner)
+local function get(field)
+  local value = pending[field]
+  if value ~= nil then return value end
+  value = known[field]
+  if value == nil then
+    value = call('HGET', K, field)
+    known[field] = value
+  end
+  return value
 end
 
--- widen makes a hash of a lone grant.
-local function widen()
-  local kind = call('TYPE', K).ok
-  if kind ~= 'string' then return end
-  local rec = call('GET', K)
-  local g = parseGrant(rec)
-  if not g.id then error({err = 'WRONGTYPE holdfast: the key ' .. K .. ' holds a string that is no lock'}) end
-  local left = call('PTTL', K)
-  call('DEL', K)
-  call('HSET', K, 's0', rec, 'L', g.limit .. ':1', 'e', num(g.expires), 'n', '1', 'f', '1', 'k', g.token)
-  call('PEXPIRE', K, math.max(left, 1))
-end
+local function put(field, value) pending[field] = value end
+
+-- life is until when the key has to live, counter the key of the bucket's counter of
+-- tokens and raised what to set it to, messages what to publish.
+local life, counter, raised = 0, nil, nil
+local messages = {}
 
 local st
-local function load()
-  widen()
-  local r = call('HMGET', K, 'L', 'e', 'n', 'f', 'h', 't', 'V', 'k')
-  st = {count = 0, limits = {}, e = tonumber(r[2]), n = tonumber(r[3]) or 0, f = tonumber(r[4]) or 0,
-    h = tonumber(r[5]), t = tonumber(r[6]), V = tonumber(r[7]), k = tonumber(r[8]) or 0, exists = false}
-  for limit, count in string.gmatch(r[1] or '', '(%d+):(%d+)') do
-    st.limits[tonumber(limit)] = tonumber(count)
-    st.count = st.count + tonumber(count)
+-- load reads the state, and the fields named.
+--   e  no grant expires before this; 0 if there is none
+--   n  above the highest slot in use
+--   F  how many free slots are on the stack
+--   h  the first queue entry, t the last; 0 if there is none
+--   k  the last token
+--   V  when the last withdrawn request may be forgotten, 0 if there is none
+--   y  the first withdrawn request, z the last
+--   c  the slot at which the search for expired grants goes on, 0 if none is under way
+--   d  the first expiry that this search has found
+-- and the limits of the grants with how many have each: "1:1", "2147483647:12 3:1".
+local function load(fields)
+  if fields then read(fields) end
+  local first, m = get('s0'), get('m')
+  st = {count = 0, limits = {}, least = 2147483648, e = 0, n = 0, F = 0, h = 0, t = 0, k = 0, V = 0, y = 1, z = 0, c = 0, d = 0, exists = first ~= false}
+  if m then
+    local e, n, F, h, t, k, V, y, z, c, d, limits =
+      string.match(m, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
+    st.e, st.n, st.F, st.h, st.t, st.k = tonumber(e), tonumber(n), tonumber(F), tonumber(h), tonumber(t), tonumber(k)
+    st.V, st.y, st.z, st.c, st.d = tonumber(V), tonumber(y), tonumber(z), tonumber(c), tonumber(d)
+    for limit, count in string.gmatch(limits, '(%d+):(%d+)') do
+      limit, count = tonumber(limit), tonumber(count)
+      st.limits[limit] = count
+      st.count = st.count + count
+      if limit < st.least then st.least = limit end
+    end
+  elseif first then
+    local g = parseGrant(first)
+    st.lone = g
+    st.limits[g.limit], st.count, st.least = 1, 1, g.limit
+    st.e, st.n, st.k = g.expires, 1, tonumber(g.token)
   end
   st.h0 = st.h
-  for i = 1, 8 do st.exists = st.exists or r[i] ~= false end
 end
 
--- keep sees to it that the key lives until then. It comes before what takes
--- memory, which a server without memory then allows to what exists, and so writes also
--- where the key lives longer.
-local function keep(untilTime)
-  local ms = math.ceil((untilTime - now) / 1000) + 1
-  call('PEXPIRE', K, num(math.max(ms, call('PTTL', K))))
+-- keep has the key live until then.
+local function keep(untilTime) if untilTime > life then life = untilTime end end
+
+local function expire(untilTime) return call('PEXPIRE', K, num(math.ceil((untilTime - now) / 1000) + 1)) end
+
+-- forget removes withdrawn requests that cannot arrive any more, some in each call.
+local function forget()
+  if st.V == 0 or now <= st.V then return end
+  local last = math.min(st.z, st.y + 199)
+  local fields = {}
+  for i = st.y, last do fields[#fields + 1] = 'x' .. i end
+  if #fields > 0 then read(fields) end
+  for i = st.y, last do
+    local id = get('x' .. i)
+    put('x' .. i, false)
+    if id then put('v' .. id, false) end
+  end
+  st.y = last + 1
+  if st.y > st.z then st.V, st.y, st.z = 0, 1, 0 end
+  st.changed = true
 end
 
--- save writes the state back, or removes the key when nothing is left in it.
-local function save()
-  if st.V and now > st.V then
-    local y, z = tonumber(call('HGET', K, 'y')), tonumber(call('HGET', K, 'z'))
-    for i = y, z do
-      local id = call('HGET', K, 'x' .. i)
-      if id then call('HDEL', K, 'x' .. i, 'v' .. id) end
+-- commit writes what has changed, or removes the key when nothing is left in it. A
+-- request that is new is refused by a server without memory; all others are not, since
+-- a command that needs none precedes those that do. PEXPIRE of a key that is not there
+-- and HDEL of a field that is not there change nothing, and are refused like others.
+local function commit(new)
+  forget()
+  if st.count == 0 and st.t == 0 and st.V < now then
+    if st.exists then call('DEL', K) end
+  elseif st.changed or next(pending) ~= nil then
+    if st.lone and st.lone.id ~= '*' and pending['i' .. st.lone.id] == nil then put('i' .. st.lone.id, '=0') end
+    if not st.exists and pending['s0'] == nil then put('s0', '') end
+    local limits = ''
+    for limit, count in pairs(st.limits) do
+      if count > 0 then limits = limits .. ' ' .. num(limit) .. ':' .. num(count) end
     end
-    call('HDEL', K, 'V', 'y', 'z')
-    st.V = nil
+    put('m', string.format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f %.0f',
+      st.e, st.n, st.F, st.h, st.t, st.k, st.V, st.y, st.z, st.c, st.d) .. limits)
+    local set, del = {}, {}
+    for field, value in pairs(pending) do
+      if value then set[#set + 1] = field; set[#set + 1] = value else del[#del + 1] = field end
+    end
+    local past = st.count == 0 and st.t == 0 -- withdrawn requests alone are left
+    if past then life = st.V end
+    local extend = life > 0 and (past or not st.exists or call('PTTL', K) < (life - now) / 1000)
+    if new then
+      if raised then
+        call('SET', counter, raised)
+      elseif st.exists then
+        call('HSET', K, 's0', known.s0) -- as it was
+      end
+    end
+    if st.exists or raised or not new then
+      if extend then expire(life) end
+      if #del > 0 or not extend then call('HDEL', K, '-') end
+    end
+    if raised and not new then call('SET', counter, raised) end
+    call('HSET', K, unpack(set))
+    -- In parts: thousands of entries may have died together, and Lua's stack is bounded.
+    for i = 1, #del, 4000 do call('HDEL', K, unpack(del, i, math.min(i + 3999, #del))) end
+    if not st.exists then
+      local done = redis.pcall('PEXPIRE', K, num(math.ceil((life - now) / 1000) + 1))
+      if type(done) == 'table' then
+        call('DEL', K)
+        error(done)
+      end
+    end
   end
-  if st.count == 0 and not st.t and not st.V then
-    call('DEL', K)
-    return
+  -- Publishing may be refused: a message that is not sent is like one that is lost.
+  for i = 1, #messages, 2 do redis.pcall('PUBLISH', messages[i], messages[i + 1]) end
+end
+
+local function publish(channel, message)
+  if string.sub(channel, 1, 2) == 'p:' then
+    messages[#messages + 1] = string.sub(channel, 3)
+    messages[#messages + 1] = message
   end
-  local set, del = {}, {}
-  local function put(field, value)
-    if value then set[#set + 1] = field; set[#set + 1] = value else del[#del + 1] = field end
-  end
-  local L
-  for limit, count in pairs(st.limits) do
-    if count > 0 then L = (L and L .. ' ' or '') .. num(limit) .. ':' .. num(count) end
-  end
-  local held, queued = st.count > 0, st.t ~= nil
-  put('L', L)
-  put('e', held and num(st.e))
-  put('n', held and num(st.n))
-  put('f', held and st.f > 0 and num(st.f))
-  put('h', queued and num(st.h))
-  put('t', queued and num(st.t))
-  if #del > 0 then call('HDEL', K, unpack(del)) end
-  if #set > 0 then call('HSET', K, unpack(set)) end
-  -- Void IDs alone need not live as long as what was here.
-  if not held and not queued then call('PEXPIRE', K, num(math.ceil((st.V - now) / 1000) + 1)) end
 end
 
 -- admits is the one rule: a grant of limit n never stands beside more than n-1
 -- others.
-local function least()
-  local l = 2147483648
-  for limit, count in pairs(st.limits) do
-    if count > 0 and limit < l then l = limit end
-  end
-  return l
-end
-local function admits(limit) return st.count < math.min(limit, least()) end
+local function admits(limit) return st.count < limit and st.count < st.least end
 
--- publish may fail, for want of the right to: a message that is not sent is like
--- one that is lost, and a script must not end half-way.
-local function publish(channel, message)
-  if string.sub(channel, 1, 2) == 'p:' then
-    redis.pcall('PUBLISH', string.sub(channel, 3), message)
-  end
+-- grantAt is the grant in a slot, if there is one.
+local function grantAt(slot)
+  local rec = get('s' .. slot)
+  if rec and rec ~= '' then return parseGrant(rec) end
 end
 
--- seats calls f(seat, grant) for each grant; f may drop it.
-local function seats(f)
-  for from = 0, st.n - 1, 500 do
-    local fields = {}
-    for i = from, math.min(from + 499, st.n - 1) do fields[#fields + 1] = 's' .. i end
-    local recs = call('HMGET', K, unpack(fields))
-    for i, rec in ipairs(recs) do
-      if rec and f(from + i - 1, parseGrant(rec)) then return end
+local function writeGrant(slot, g)
+  put('s' .. slot, num(g.limit) .. ' ' .. g.channel .. ' ' .. g.owner .. ' ' .. g.id .. ' ' .. g.token .. ' ' .. g.since .. ' ' .. num(g.expires) .. '+0')
+end
+
+local function writeEntry(seq, p)
+  put('q' .. seq, p.id .. ' ' .. p.limit .. ' ' .. num(p.ttl) .. ' ' .. num(p.deadline) .. ' ' .. p.since .. ' ' .. p.channel .. ' ' .. p.owner)
+end
+
+-- lower notes a grant's expiry.
+local function lower(expires)
+  if st.count == 1 or expires < st.e then st.e = expires end
+  if st.c > 0 and expires < st.d then st.d = expires end
+  st.changed = true
+end
+
+local function drop(slot, g)
+  put('s' .. slot, slot == 0 and '')
+  if st.lone then st.lone = nil elseif g.id ~= '*' then put('i' .. g.id, false) end
+  st.limits[g.limit] = st.limits[g.limit] - 1
+  st.count = st.count - 1
+  if st.limits[g.limit] == 0 and g.limit == st.least then
+    st.least = 2147483648
+    for limit, count in pairs(st.limits) do
+      if count > 0 and limit < st.least then st.least = limit end
     end
   end
-end
-
-local function drop(seat, g)
-  call('HDEL', K, 's' .. seat, 'i' .. g.id)
-  st.limits[g.limit] = (st.limits[g.limit] or 1) - 1
-  st.count = st.count - 1
-  if seat < st.f then st.f = seat end
   if st.count == 0 then
-    st.n, st.f, st.e = 0, 0, nil
+    st.n, st.F, st.e, st.c, st.d = 0, 0, 0, 0, 0
   else
-    while st.n > 0 and call('HEXISTS', K, 's' .. (st.n - 1)) == 0 do st.n = st.n - 1 end
+    st.F = st.F + 1
+    put('r' .. num(st.F), num(slot))
   end
+  st.changed = true
 end
 
--- sweep drops the grants whose time is up.
+-- sweep drops expired grants. It looks at SWEEP slots in a call, so that thousands of
+-- grants do not stop the server; st.e stays in the past until it has seen all.
+local SWEEP = 256
 local function sweep()
-  if not st.e or now < st.e then return end
-  local first
-  local dead = {}
-  seats(function(seat, g)
-    if g.expires <= now then
-      dead[#dead + 1] = {seat, g}
-    elseif not first or g.expires < first then
+  if st.count == 0 or now < st.e then return end
+  if st.n > 1 then
+    local fields = {}
+    for slot = st.c, math.min(st.c + SWEEP, st.n) - 1 do fields[#fields + 1] = 's' .. slot end
+    read(fields)
+  end
+  local first = st.d
+  if st.c == 0 then first = 9007199254740992 end
+  local last = math.min(st.c + SWEEP, st.n) - 1
+  for slot = st.c, last do
+    local g = grantAt(slot)
+    if g and g.expires <= now then
+      drop(slot, g)
+    elseif g and g.expires < first then
       first = g.expires
     end
-  end)
-  for i = #dead, 1, -1 do drop(dead[i][1], dead[i][2]) end
-  st.e = first
+  end
+  if st.count == 0 then return end
+  if last + 1 >= st.n then
+    st.e, st.c, st.d = first, 0, 0
+  else
+    st.c, st.d = last + 1, first
+  end
+  st.changed = true
 end
 
--- find looks for a grant by its request.
+-- find returns the slot and the grant of a request.
 local function find(id)
-  local found, grant
-  seats(function(seat, g)
-    if g.id == id then
-      found, grant = seat, g
-      return true
-    end
-  end)
-  return found, grant
+  if st.lone then
+    if st.lone.id == id then return 0, st.lone end
+    return nil
+  end
+  local slot = string.match(get('i' .. id) or '', '^[-=](%d+)$')
+  local g = slot and grantAt(slot)
+  if g and g.id == id then return tonumber(slot), g end
 end
 
-local function leave(seq, p) call('HDEL', K, 'q' .. seq, 'i' .. p.id) end
-
--- placeAt is the living place of that number.
-local function placeAt(seq)
-  local rec = call('HGET', K, 'q' .. seq)
-  if not rec then return nil end
-  local p = parsePlace(rec)
-  if p.deadline > now then return p end
-  leave(seq, p)
-  return nil
+local function leave(seq, p)
+  put('q' .. seq, false)
+  put('i' .. p.id, false)
+  st.changed = true
 end
 
--- head is the first living place; the dead before it are removed.
+-- head is the first living queue entry; dead ones before it are removed.
 local function head()
-  while st.t do
+  while st.t > 0 do
     if st.h > st.t then
-      st.h, st.t = nil, nil
+      st.h, st.t = 0, 0
       return nil
     end
-    local p = placeAt(st.h)
-    if p then return p end
+    local seq = num(st.h)
+    local rec = get('q' .. seq)
+    if rec then
+      local p = parseEntry(rec)
+      if p.deadline > now then return p end
+      leave(seq, p)
+    end
     st.h = st.h + 1
+    st.changed = true
   end
 end
 
--- A place near the head is refreshed within NEAR, one further back less often,
--- no less than every FAR; it dies when it has missed three. A place that was
--- granted lasts PATIENCE until its client has confirmed it: else whoever stood
--- there is dead. WINDOW bounds what one call grants to places.
-local NEAR, FAR, PER, PATIENCE, WINDOW, CLOSE = 700000, 15000000, 20000, 2500000, 64, 8
+-- An entry near the head is refreshed every NEAR, one further back less often, at least
+-- every FAR; it is dead when it has missed three. A promoted entry's lease lasts CONFIRM
+-- until its client has confirmed the grant: otherwise the client is dead. WINDOW bounds
+-- how many entries one call promotes.
+local NEAR, FAR, PER, CONFIRM, WINDOW, CLOSE = 700000, 15000000, 20000, 2500000, 64, 8
 local function interval(ahead)
   if ahead <= CLOSE then return NEAR end
   return math.min(FAR, NEAR + ahead * PER)
 end
 local function deadline(ahead) return now + 3 * interval(ahead) + 400000 end
 
--- grant makes a holder. counter is the key of the bucket's counter, or nil while
--- the slot moves; floor is the highest token the client knows of.
-local function grant(counter, floor, id, limit, ttl, channel, owner)
-  local token = math.max(now, st.k + 1, tonumber(floor) + 1)
-  if counter then token = math.max(token, (tonumber(call('GET', counter)) or 0) + 1) end
-  if token >= 9007199254740992 then error({err = 'ERR holdfast: tokens of this bucket are used up'}) end
-  local seat = 0
-  if st.count > 0 then
-    seat = st.f
-    while call('HEXISTS', K, 's' .. seat) == 1 do seat = seat + 1 end
+-- freeSlot takes a slot; that of a permit is below its limit.
+local function freeSlot(limit)
+  if st.count == 0 then
+    st.n = 1
+    return 0
   end
-  local text = num(token)
-  if st.exists then keep(now + ttl) end
-  if counter then call('SET', counter, text) end
-  writeGrant(seat, {limit = limit, channel = channel, owner = owner, id = id, token = text, since = num(now), expires = now + ttl})
-  call('HSET', K, 'k', text)
-  if not st.exists then call('PEXPIRE', K, num(math.ceil(ttl / 1000) + 1)) end
-  st.k, st.exists = token, true
-  st.limits[limit] = (st.limits[limit] or 0) + 1
-  st.count = st.count + 1
-  st.f = seat + 1
-  if seat >= st.n then st.n = seat + 1 end
-  if not st.e or now + ttl < st.e then st.e = now + ttl end
-  return text, seat
+  while st.F > 0 do
+    local slot = tonumber(get('r' .. num(st.F)) or nil)
+    if slot and slot < st.n and not grantAt(slot) then
+      if slot < limit then
+        st.F = st.F - 1
+        return slot
+      end
+      for other = 0, limit - 1 do
+        if not grantAt(other) then return other end
+      end
+    end
+    st.F = st.F - 1
+  end
+  st.n = st.n + 1
+  return st.n - 1
 end
 
--- approach tells the places that have come close to the head, one as a rule, several
--- where those before them have gone.
+-- grant makes a holder. floor is the highest token that the client knows of, mark says
+-- whether the grant waits for its client's confirmation.
+local function grant(floor, mark, id, limit, ttl, channel, owner)
+  local token = math.max(now, st.k + 1, tonumber(floor) + 1)
+  if counter and mark == '=' then token = math.max(token, (tonumber(call('GET', counter)) or 0) + 1) end
+  if token >= 9007199254740992 then error({err = 'ERR holdfast: tokens of this bucket are used up'}) end
+  local slot = freeSlot(limit)
+  local text = num(token)
+  if counter and mark == '=' then raised = text end
+  keep(now + ttl)
+  writeGrant(slot, {limit = limit, channel = channel, owner = owner, id = id, token = text, since = num(now), expires = now + ttl})
+  put('i' .. id, mark .. num(slot))
+  st.k = token
+  st.limits[limit] = (st.limits[limit] or 0) + 1
+  st.count = st.count + 1
+  if limit < st.least then st.least = limit end
+  lower(now + ttl)
+  return text, slot
+end
+
+-- approach notifies the entries that have come close to the head, one as a rule, several
+-- where those before them have left.
 local function approach()
-  if not st.t or not st.h0 or st.h <= st.h0 then return end
+  if st.t == 0 or st.h0 == 0 or st.h <= st.h0 then return end
   for seq = math.max(st.h0 + CLOSE + 1, st.h), math.min(st.h + CLOSE, st.t) do
-    local rec = call('HGET', K, 'q' .. seq)
+    local rec = get('q' .. num(seq))
     if rec then
-      local p = parsePlace(rec)
+      local p = parseEntry(rec)
       publish(p.channel, 'n' .. p.id)
     end
   end
   st.h0 = st.h
 end
 
--- promote grants to those at the head, in order, as far as the rule allows, and
--- tells them. It needs no counter: the name's key has lived since its last grant
+-- promote grants to the entries at the head, in order, as far as the rule allows, and
+-- notifies them. It needs no counter: the name's key has lived since its last grant
 -- and knows the token; the counter is raised when the client confirms.
 local function promote(mine)
-  local told, seat = 0, nil
-  while told < WINDOW do
+  local slot
+  for _ = 1, WINDOW do
+    if st.t == 0 or st.count >= st.least then break end
     local p = head()
     if not p or not admits(p.limit) then break end
-    leave(st.h, p)
+    put('q' .. num(st.h), false)
     st.h = st.h + 1
-    local _, to = grant(nil, 0, p.id, p.limit, PATIENCE, p.channel, p.owner)
-    call('HSET', K, 'i' .. p.id, '-' .. to)
-    if p.id == mine then seat = to else publish(p.channel, 'w' .. p.id) end
-    told = told + 1
+    local _, to = grant(0, '-', p.id, p.limit, CONFIRM, p.channel, p.owner)
+    if p.id == mine then slot = to else publish(p.channel, 'w' .. p.id) end
   end
-  head()
+  if st.t > 0 and st.h > st.t then st.h, st.t = 0, 0 end
   approach()
-  return seat
+  return slot
 end
 
--- purge removes whatever an ID has here.
+-- purge removes what a request has here.
 local function purge(id)
-  local at = call('HGET', K, 'i' .. id)
-  if at and tonumber(at) and tonumber(at) > 0 then call('HDEL', K, 'q' .. at, 'i' .. id) end
-  local again
-  repeat
-    local seat, g = find(id)
-    again = seat ~= nil
-    if again then drop(seat, g) end
-  until not again
+  local slot, g = find(id)
+  if slot then
+    drop(slot, g)
+    return
+  end
+  local seq = get('i' .. id)
+  if seq then
+    put('i' .. id, false)
+    if tonumber(seq) and tonumber(seq) > 0 then put('q' .. seq, false) end
+    st.changed = true
+  end
 end
 
--- void makes sure that a request that is still on its way is not granted: the
--- clients send a time with each request after which it is refused.
-local function void(id, untilTime)
+-- withdraw keeps a request that may still arrive from being granted: clients send a
+-- time with each request after which it is refused.
+local function withdraw(id, untilTime)
   if untilTime <= now then return end
-  local y, z = tonumber(call('HGET', K, 'y')) or 1, tonumber(call('HGET', K, 'z')) or 0
   for _ = 1, 2 do
-    if y > z then break end
-    local old = call('HGET', K, 'x' .. y)
-    local till = old and tonumber(call('HGET', K, 'v' .. old))
+    if st.y > st.z then break end
+    local old = get('x' .. num(st.y))
+    local till = old and tonumber(get('v' .. old) or nil)
     if till and till >= now then break end
-    call('HDEL', K, 'x' .. y, old and 'v' .. old or 'x' .. y)
-    y = y + 1
+    put('x' .. num(st.y), false)
+    if old then put('v' .. old, false) end
+    st.y = st.y + 1
   end
-  z = z + 1
-  if st.exists then keep(untilTime) end
-  st.V = math.max(st.V or 0, untilTime)
-  call('HSET', K, 'v' .. id, num(untilTime), 'x' .. z, id, 'y', num(y), 'z', num(z), 'V', num(st.V))
-  if not st.exists then call('PEXPIRE', K, num(math.ceil((untilTime - now) / 1000) + 1)) end
-  st.exists = true
+  st.z = st.z + 1
+  if untilTime > st.V then st.V = untilTime end
+  keep(untilTime)
+  put('v' .. id, num(untilTime))
+  put('x' .. num(st.z), id)
+  st.changed = true
+end
+
+-- holders appends the first grants to an answer.
+local function holders(answer)
+  local shown = 0
+  for slot = 0, math.min(st.n, 64) - 1 do
+    local rec = get('s' .. slot)
+    if rec and rec ~= '' then
+      answer[#answer + 1] = num(slot) .. ' ' .. rec
+      shown = shown + 1
+      if shown >= 16 then break end
+    end
+  end
+  return answer
 end

@@ -1,35 +1,35 @@
--- Sets a grant's deadline anew, or only looks whether the grant stands.
+-- Sets a grant's deadline anew.
 --
 -- KEYS[1]  the name
 -- ARGV[1]  the grant's ID and its token, " ID TOKEN "
--- ARGV[2]  its seat
--- ARGV[3]  TTL, microseconds; 0 to look
+-- ARGV[2]  its slot
+-- ARGV[3]  TTL, microseconds
 --
--- Answers R, N (there is no such grant) or T (it was taken away), and the server's
+-- Returns R, N (there is no such grant) or T (it was taken away), and the server's
 -- time.
 local K = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local text = string.format('%.0f', now)
-local rec, fields = redis.pcall('GET', K), nil
-if type(rec) == 'table' then
-  fields = redis.call('HMGET', K, 's' .. ARGV[2], 'L', 'e', 'v' .. string.match(ARGV[1], '%S+'))
-  rec = fields[1]
-end
-if not rec or not string.find(rec, ARGV[1], 1, true) then return {fields and fields[4] and 'T' or 'N', text} end
+local found = redis.call('HMGET', K, 's' .. ARGV[2], 'm', 'v' .. string.match(ARGV[1], '%S+'))
+local rec, m = found[1], found[2]
+if not rec or not string.find(rec, ARGV[1], 1, true) then return {found[3] and 'T' or 'N', text} end
 local before, at, had = string.match(rec, '^(.* )(%d+)%+(%d+)$')
 if at + had <= now then return {'N', text} end
-if ARGV[3] == '0' then return {'R', text} end
 local ttl = tonumber(ARGV[3])
 local after = before .. text .. '+' .. ARGV[3]
--- The key's life first: it needs no memory, and what comes after it in a script
--- is then allowed on a server that has none left.
+-- The key's life first: it needs no memory, and what comes after it in a script is then
+-- allowed on a server that has none left. Others' grants may need a longer life.
 local ms = math.ceil(ttl / 1000) + 1
-redis.call('PEXPIRE', K, string.format('%.0f', math.max(ms, redis.call('PTTL', K))))
-if not fields then
-  redis.call('SET', K, after, 'KEEPTTL')
-  return {'R', text}
+if m then ms = math.max(ms, redis.call('PTTL', K)) end
+redis.call('PEXPIRE', K, string.format('%.0f', ms))
+if m then
+  -- The state begins with the earliest expiry. Where one grant stands that is its own.
+  local e = string.match(m, '^%d+')
+  if string.match(m, '^[%d ]+ %d+:1$') or now + ttl < tonumber(e) then
+    redis.call('HSET', K, 's' .. ARGV[2], after, 'm', string.format('%.0f', now + ttl) .. string.sub(m, #e + 1))
+    return {'R', text}
+  end
 end
 redis.call('HSET', K, 's' .. ARGV[2], after)
-if string.match(fields[2], '^%d+:1$') or now + ttl < tonumber(fields[3]) then redis.call('HSET', K, 'e', string.format('%.0f', now + ttl)) end
 return {'R', text}

@@ -1,25 +1,26 @@
--- Removes a place or a grant of a request, and makes sure that what may still be
+-- Removes a queue entry or a grant of a request, and makes sure that what may still be
 -- on its way of that request is refused.
 --
 -- KEYS[1]  the name
 -- ARGV[1]  the request's ID
 -- ARGV[2]  the server's time until which a request of this ID may arrive, or 0
 --
--- Answers U and the server's time.
+-- Returns U and the server's time.
 local K = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 -- include common
 
-load()
+load({'s0', 'm', 'i' .. ARGV[1]})
 if st.exists then
   sweep()
   purge(ARGV[1])
 end
-void(ARGV[1], tonumber(ARGV[2]))
+withdraw(ARGV[1], tonumber(ARGV[2]))
 if st.exists then
+  head()
   promote()
-  save()
 end
+commit()
 return {'U', num(now)}

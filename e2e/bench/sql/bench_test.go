@@ -36,7 +36,7 @@ type job struct {
 
 // started are the servers of this run.
 var started struct {
-	maria *servers.MariaDB
+	maria *servers.MySQL
 	pg    *servers.Postgres
 }
 

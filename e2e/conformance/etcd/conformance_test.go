@@ -9,6 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 	"github.com/holdfast-go/holdfast/etcdstore"
+	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
 // TestConformance runs the suite on one member of a current etcd.
@@ -20,13 +21,25 @@ func conform(t *testing.T, c *cluster, ttl time.Duration) {
 	// Of one connection: one that is made late would look like a leak.
 	client := (&cluster{members: c.members[:1]}).direct(t)
 	c.leftovers(t, client) // connected: what it needs is no leak
+	open := func(t testing.TB, namespace string) driver.Store {
+		s, err := etcdstore.Open(context.Background(), c.url(""), etcdstore.Namespace(namespace))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
 	drivertest.Run(t, drivertest.Harness{
-		Open: func(t testing.TB, namespace string) driver.Store {
-			s, err := etcdstore.Open(context.Background(), c.url(""), etcdstore.Namespace(namespace))
-			if err != nil {
-				t.Fatal(err)
+		Open:                open,
+		OpenWithoutFallback: func(t testing.TB, namespace string) driver.Store { return fallback.Without(open(t, namespace)) },
+		Disconnect: func(t testing.TB) {
+			for _, p := range c.proxies {
+				p.Cut()
 			}
-			return s
+			for _, p := range c.proxies {
+				if err := p.Heal(); err != nil {
+					t.Fatal(err)
+				}
+			}
 		},
 		TTL:     ttl,
 		Session: true,
@@ -44,19 +57,18 @@ func conform(t *testing.T, c *cluster, ttl time.Duration) {
 		},
 		Delay: func(t testing.TB, d time.Duration) {
 			for _, p := range c.proxies {
-				err := p.Heal()
-				if d > 0 {
-					err = p.Delay(d)
+				if err := p.Delay(d); err != nil {
+					t.Fatal(err)
 				}
-				if err != nil {
+			}
+		},
+		LoseAnswer: func(t testing.TB, after int) {
+			for _, p := range c.proxies {
+				if err := p.LoseAnswer(after); err != nil {
 					t.Fatal(err)
 				}
 			}
 		},
 		Leftovers: func(t testing.TB) []string { return c.leftovers(t, client) },
-		Background: []string{
-			"github.com/Shopify/toxiproxy/v2.(*Proxy).server",
-			"github.com/Shopify/toxiproxy/v2.(*Proxy).freeBlocker",
-		},
 	})
 }

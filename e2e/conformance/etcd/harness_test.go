@@ -25,6 +25,7 @@ import (
 type cluster struct {
 	members []*servers.Etcd
 	proxies []*servers.Proxy
+	dir     string
 }
 
 func need(t testing.TB, program string, more ...string) string {
@@ -45,14 +46,14 @@ func start(t testing.TB, c servers.EtcdConfig) *cluster {
 		c.Program = need(t, "etcd")
 	}
 	c.Dir = t.TempDir()
-	c.NoSync = true // a disk that is busy otherwise would change the leader
+	c.NoSync = !c.Disks // a disk that is busy otherwise would change the leader
 	members, err := servers.StartEtcd(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cl := &cluster{members: members}
+	cl := &cluster{members: members, dir: c.Dir}
 	for _, m := range members {
-		t.Cleanup(m.Kill)
+		t.Cleanup(m.End)
 		p, err := servers.NewProxy(m.Client)
 		if err != nil {
 			t.Fatal(err)

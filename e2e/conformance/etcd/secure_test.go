@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -22,20 +23,17 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// TestUsers: a wrong password and a missing right are refused, with a reason and
-// without the password, and leave nothing.
-func TestUsers(t *testing.T) {
-	c := start(t, servers.EtcdConfig{})
+// secure creates a user who may read and write below locks/, and switches authentication on. It
+// returns a client of the administrator's.
+func (c *cluster) secure(t *testing.T) *clientv3.Client {
+	t.Helper()
 	client := c.direct(t)
 	for _, step := range []func() error{
 		func() error { _, err := client.UserAdd(t.Context(), "root", "top-secret"); return err },
 		func() error { _, err := client.UserGrantRole(t.Context(), "root", "root"); return err },
 		func() error { _, err := client.UserAdd(t.Context(), "app", "quite-secret"); return err },
 		func() error { _, err := client.RoleAdd(t.Context(), "locks"); return err },
-		func() error {
-			_, err := client.RoleGrantPermission(t.Context(), "locks", "locks/", clientv3.GetPrefixRangeEnd("locks/"), clientv3.PermissionType(clientv3.PermReadWrite))
-			return err
-		},
+		func() error { return permit(t, client, clientv3.PermissionType(clientv3.PermReadWrite)) },
 		func() error { _, err := client.UserGrantRole(t.Context(), "app", "locks"); return err },
 		func() error { _, err := client.AuthEnable(t.Context()); return err },
 	} {
@@ -43,6 +41,25 @@ func TestUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	return c.direct(t, func(cfg *clientv3.Config) { cfg.Username, cfg.Password = "root", "top-secret" })
+}
+
+// permit gives the role of the user what it may do below locks/.
+func permit(t *testing.T, client *clientv3.Client, p clientv3.PermissionType) error {
+	_, err := client.RoleGrantPermission(t.Context(), "locks", "locks/", clientv3.GetPrefixRangeEnd("locks/"), p)
+	return err
+}
+
+// secured is the URL of the user's store.
+func (c *cluster) secured() string {
+	return "etcd://app:quite-secret@" + c.proxies[0].Address() + "/locks/"
+}
+
+// TestUsers: a wrong password and a missing right are refused, with a reason and
+// without the password, and leave nothing.
+func TestUsers(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	c.secure(t)
 	host := c.members[0].Client
 	l, err := holdfast.Open(t.Context(), "etcd://app:quite-secret@"+host+"/locks/")
 	if err != nil {
@@ -75,6 +92,51 @@ func TestUsers(t *testing.T) {
 			t.Errorf("%s without the right: %v", what, err)
 		}
 	}
+}
+
+// TestOpenWithUserNeedsNoServer: a store is opened for a user although no server can be reached,
+// and logs in when there is one, and again when the server has forgotten its tokens.
+func TestOpenWithUserNeedsNoServer(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	c.secure(t)
+	c.proxies[0].Cut()
+	l, err := holdfast.Open(t.Context(), c.secured())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(t.Context())
+	if _, err := l.TryLock(t.Context(), "n"); !errors.Is(err, holdfast.ErrUnavailable) {
+		t.Errorf("without a server: %v, want unavailable", err)
+	}
+	if err := c.proxies[0].Heal(); err != nil {
+		t.Fatal(err)
+	}
+	locks := func() bool {
+		k, err := l.Lock(t.Context(), "n", holdfast.TTL(time.Minute))
+		return err == nil && k.Unlock() == nil
+	}
+	eventually(t, "a lock is granted when there is a server", locks)
+	held, err := l.Lock(t.Context(), "held", holdfast.TTL(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.members[0].Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a lock is granted when the server has forgotten its tokens", locks)
+	if err := held.Context().Err(); err != nil {
+		t.Errorf("a lock did not survive the restart: %v", context.Cause(held.Context()))
+	}
+	// Its watch stands again.
+	other, err := holdfast.Open(t.Context(), c.secured())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close(t.Context())
+	if err := other.Break(t.Context(), "held", held.Token()); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, "the end of the context", held.Context().Done())
 }
 
 // TestNoSpace: a full server refuses at once.
@@ -184,4 +246,95 @@ func certificates(t *testing.T, dir string) (ca, cert, key string) {
 		t.Fatal(err)
 	}
 	return write("ca.pem", "CERTIFICATE", authority.Raw), write("cert.pem", "CERTIFICATE", leaf.Raw), write("key.pem", "EC PRIVATE KEY", raw)
+}
+
+// TestEachRightTakenAway: of a user with the documented rights, to read and to write below the
+// prefix, each is taken away while a lock is held and awaited. Requests are refused, and when the
+// right is back, locks are granted again and nothing is left over.
+func TestEachRightTakenAway(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	admin := c.secure(t)
+	for what, left := range map[string]clientv3.PermissionType{
+		"read":  clientv3.PermissionType(clientv3.PermWrite),
+		"write": clientv3.PermissionType(clientv3.PermRead),
+	} {
+		t.Run(what, func(t *testing.T) {
+			open := func() *holdfast.Locker {
+				t.Helper()
+				l, err := holdfast.Open(t.Context(), c.secured())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = l.Close(context.Background()) })
+				return l
+			}
+			holder, waiter, other := open(), open(), open()
+			k, err := holder.Lock(t.Context(), "n", holdfast.TTL(5*time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			waited := make(chan *holdfast.Lock, 1)
+			go func() {
+				k, err := waiter.Lock(t.Context(), "n", holdfast.TTL(5*time.Second))
+				if err != nil && !errors.Is(err, holdfast.ErrRefused) {
+					t.Errorf("the waiter: %v", err)
+				}
+				waited <- k
+			}()
+			eventually(t, "the waiter is in the queue", func() bool {
+				st, err := other.Inspect(t.Context(), "n")
+				return err == nil && len(st.Waiters) == 1
+			})
+			if err := permit(t, admin, left); err != nil {
+				t.Fatal(err)
+			}
+			for what, lock := range map[string]func() error{
+				"TryLock": func() error { _, err := other.TryLock(t.Context(), "m"); return err },
+				"Lock":    func() error { _, err := other.Lock(t.Context(), "m"); return err },
+			} {
+				if err := lock(); !errors.Is(err, holdfast.ErrRefused) || strings.Contains(err.Error(), "secret") {
+					t.Errorf("%s without the right: %v", what, err)
+				}
+			}
+			_ = k.Unlock() // which the server refuses
+			if err := permit(t, admin, clientv3.PermissionType(clientv3.PermReadWrite)); err != nil {
+				t.Fatal(err)
+			}
+			if k := receive(t, "the waiter's answer", waited); k != nil {
+				if err := k.Unlock(); err != nil {
+					t.Error(err)
+				}
+			}
+			k, err = other.Lock(t.Context(), "n")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := k.Unlock(); err != nil {
+				t.Error(err)
+			}
+			var keys *clientv3.GetResponse
+			eventually(t, "nothing is left over", func() bool {
+				keys, err = admin.Get(t.Context(), "locks/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+				if err != nil {
+					return false
+				}
+				for _, kv := range keys.Kvs {
+					if !strings.HasPrefix(string(kv.Key), "locks/_holdfast/") {
+						return false
+					}
+				}
+				return true
+			})
+		})
+	}
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s", patience, what)
+		}
+	}
 }

@@ -80,7 +80,7 @@ type server[S io.Closer] struct {
 }
 
 var (
-	mariaServer    server[*servers.MariaDB]
+	mariaServer    server[*servers.MySQL]
 	postgresServer server[*servers.Postgres]
 )
 
@@ -109,7 +109,7 @@ func (s *server[S]) use(t *testing.T, start func() (S, error)) S {
 }
 
 func mariadb(t *testing.T, params string) *sql.DB {
-	s := mariaServer.use(t, func() (*servers.MariaDB, error) { return servers.StartMariaDB(context.Background()) })
+	s := mariaServer.use(t, func() (*servers.MySQL, error) { return servers.StartMySQL(context.Background()) })
 	admin := connect(t, "mysql", s.DSN("", ""))
 	name := schemaName()
 	if _, err := admin.ExecContext(t.Context(), "CREATE DATABASE "+name); err != nil {

@@ -20,13 +20,13 @@ import (
 // mariadb is the database of these tests.
 var mariadb = &sqltest.Database{
 	Start: func(ctx context.Context, flags ...string) (sqltest.Server, error) {
-		m, err := servers.StartMariaDB(ctx, flags...)
+		m, err := servers.StartMySQL(ctx, flags...)
 		if err != nil {
 			return sqltest.Server{}, err
 		}
 		return sqltest.Server{Process: m, Address: m.Address}, nil
 	},
-	Fast:   "--innodb-flush-log-at-trx-commit=0",
+	Fast:   "--innodb-flush-log-at-trx-commit=1", // or durable tokens are refused
 	Home:   "test",
 	Driver: "mysql",
 	DSN:    func(address, schema string) string { return fmt.Sprintf("root@tcp(%s)/%s", address, schema) },
@@ -43,7 +43,7 @@ var mariadb = &sqltest.Database{
 	Sessions:   sqltest.Names(mysqlstore.Pessimistic, mysqlstore.Named),
 	SessionTTL: time.Second, // they count in seconds
 
-	Holder:      "SELECT conn FROM holdfast_session WHERE token = %d",
+	Holder:      "SELECT IS_USED_LOCK(CONVERT(held USING utf8mb4)) FROM holdfast_session WHERE token = %d",
 	Running:     "SELECT id FROM information_schema.processlist WHERE info LIKE '%%%s%%' AND id <> CONNECTION_ID()",
 	End:         "KILL %d",
 	Interrupt:   "KILL QUERY %d",

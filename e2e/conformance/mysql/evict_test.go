@@ -2,77 +2,126 @@ package mysql
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// TestEvictTooLate: who means to kill a session for what it holds, and comes too late,
-// does not kill it for what it would hold next. A session that nobody means to kill is
-// used again.
-func TestEvictTooLate(t *testing.T) {
+// row waits until it is written down who holds a grant, and returns the named lock of the
+// grant and the number of its session.
+func row(t *testing.T, schema string, g driver.Grant) (held string, conn int64) {
+	t.Helper()
+	db := mariadb.Pool(t, schema)
+	var err error
+	if !sqltest.Soon(func() bool {
+		err = db.QueryRow("SELECT held, conn FROM holdfast_session WHERE token = ?", g.Token).Scan(&held, &conn)
+		return err == nil
+	}) {
+		t.Fatalf("it is not written down who holds %q: %v", g.Name, err)
+	}
+	return held, conn
+}
+
+// TestEvictTooLateEndsNothing: an operator who means to end a session for a grant, and
+// comes when the grant was released, does not end the session for its next grant.
+func TestEvictTooLateEndsNothing(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
 		defer sqltest.Close(t, s)
-		db := mariadb.Pool(t, schema)
-		take := func(name string) (g driver.Grant, conn int64) {
-			t.Helper()
-			g, _ = sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
-			if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // it is written down
-				t.Fatal(r[0].Err)
-			}
-			if err := db.QueryRow(fmt.Sprintf(mariadb.Holder, g.Token)).Scan(&conn); err != nil {
-				t.Fatal(err)
-			}
-			return g, conn
+		other := mariadb.Store(t, schema, params)
+		defer sqltest.Close(t, other)
+		first, _ := sqltest.Must(t, s, "one", driver.Exclusive, time.Minute)
+		held, conn := row(t, schema, first)
+		sqltest.Release(t, s, first)
+		next, a := sqltest.Must(t, s, "two", driver.Exclusive, time.Minute)
+		if _, again := row(t, schema, next); again != conn {
+			t.Errorf("session %d after %d: it was not used again", again, conn)
 		}
-		mark := func(g driver.Grant) int64 {
-			t.Helper()
-			r, err := db.Exec("UPDATE holdfast_session SET taken = 1 WHERE token = ?", g.Token) // as break begins
-			if err != nil {
-				t.Fatal(err)
-			}
-			n, _ := r.RowsAffected()
-			return n
+		if err := other.Break(t.Context(), "one", first.Token); other.Classify(err) != driver.NotHeld {
+			t.Errorf("breaking what was released: %v", err)
 		}
-
-		g, first := take("one")
-		sqltest.Release(t, s, g)
-		if mark(g) != 0 {
-			t.Error("word can be left for who has let go")
+		// What Break does at the end, when it saw the first grant before its release.
+		if _, err := mariadb.Pool(t, schema).Exec(fmt.Sprintf("KILL IS_USED_LOCK('%s')", held)); err == nil || !strings.Contains(err.Error(), "1094") {
+			t.Errorf("KILL for a grant that was released: %v", err)
 		}
-		g, next := take("two")
-		if next != first {
-			t.Errorf("session %d after %d: it was not used again", next, first)
+		if r := s.Renew(t.Context(), []driver.Grant{next}); r[0].Err != nil {
+			t.Error(r[0].Err)
 		}
-		if mark(g) != 1 {
-			t.Fatal("no word was left")
-		}
-		sqltest.Release(t, s, g)
-		g, other := take("three")
-		if other == next {
-			t.Errorf("session %d is used again, and about to be killed", next)
-		}
-
-		// What cannot be erased may be read by who means to kill.
-		c, err := db.Conn(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		if _, err := c.ExecContext(t.Context(), "LOCK TABLES holdfast_session READ"); err != nil {
-			t.Fatal(err)
-		}
-		sqltest.Release(t, s, g)
-		if _, err := c.ExecContext(t.Context(), "UNLOCK TABLES"); err != nil {
-			t.Fatal(err)
-		}
-		g, last := take("four")
-		if last == other {
-			t.Errorf("session %d is used again, and still says what it held", other)
-		}
-		sqltest.Release(t, s, g)
+		a.Keeps(t)
+		sqltest.Release(t, s, next)
 	})
+}
+
+// TestTakeoverSparesConnectionsOfOthers: after another server has taken over, nothing
+// ends another program's connection there that has the number of a session of this store
+// at the old server, although both servers were started at the same time.
+func TestTakeoverSparesConnectionsOfOthers(t *testing.T) {
+	mariadb.Server(t) // skips, or fails
+	for _, recipe := range mariadb.Sessions {
+		t.Run(recipe, func(t *testing.T) {
+			old, next, r := twins(t)
+			s := mariadb.StoreAt(t, r.Address(), mariadb.Home, "recipe="+recipe)
+			defer sqltest.Close(t, s)
+			g, _ := sqltest.Must(t, s, "taken over", driver.Exclusive, time.Minute)
+			unknown, _ := sqltest.Must(t, s, "undone", driver.Exclusive, time.Minute)
+			// Another program has a connection of each number that the store may have.
+			strangers := open(t, next, 40)
+			old.Kill()
+			r.Lead(next.Address)
+			if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld && s.Classify(err) != driver.Unknown {
+				t.Errorf("Release: %v", err)
+			}
+			sqltest.Undo(t, s, driver.Request{ID: unknown.ID, Name: unknown.Name})
+			for _, alive := range strangers {
+				if err := alive(); err != nil {
+					t.Fatalf("another program's connection was ended: %v", err)
+				}
+			}
+			again, _ := sqltest.Must(t, s, "taken over", driver.Exclusive, time.Minute)
+			sqltest.Release(t, s, again)
+		})
+	}
+}
+
+// twins are two servers with holdfast's tables, started at the same time, and a router
+// that leads to the first.
+func twins(t *testing.T) (first, second *servers.MySQL, r *servers.Router) {
+	t.Helper()
+	type started struct {
+		m   *servers.MySQL
+		err error
+	}
+	both := make(chan started, 2)
+	for range 2 {
+		go func() {
+			m, err := servers.StartMySQL(t.Context(), mariadb.Fast)
+			both <- started{m, err}
+		}()
+	}
+	var all []*servers.MySQL
+	for range 2 {
+		s := <-both
+		if s.err != nil {
+			t.Fatal(s.err)
+		}
+		t.Cleanup(func() { _ = s.m.Close() })
+		all = append(all, s.m)
+	}
+	for _, m := range all {
+		s := mariadb.StoreAt(t, m.Address, mariadb.Home, "")
+		if err := s.Init(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		sqltest.Close(t, s)
+	}
+	r, err := servers.NewRouter(all[0].Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return all[0], all[1], r
 }

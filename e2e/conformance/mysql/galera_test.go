@@ -15,7 +15,7 @@ import (
 )
 
 // galera starts a server that is a cluster of one node.
-func galera(t *testing.T) *servers.MariaDB {
+func galera(t *testing.T) *servers.MySQL {
 	t.Helper()
 	const provider = "/usr/lib/galera/libgalera_smm.so"
 	if _, err := os.Stat(provider); err != nil {

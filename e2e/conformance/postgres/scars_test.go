@@ -85,22 +85,11 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestReplica: a server in recovery is refused, whatever the recipe.
-func TestReplica(t *testing.T) {
-	postgres.Server(t) // skips, or fails
-	p, err := postgres.Start(t.Context(), postgres.Fast)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
+// demote makes a primary a replica that has nothing to follow.
+func demote(t *testing.T, p sqltest.Server) {
+	t.Helper()
 	var data string
-	db, err := sql.Open("pgx", postgres.DSN(p.Address, postgres.Home))
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = db.QueryRow("SHOW data_directory").Scan(&data)
-	db.Close()
-	if err != nil {
+	if err := postgres.PoolAt(t, p.Address, postgres.Home).QueryRow("SHOW data_directory").Scan(&data); err != nil {
 		t.Fatal(err)
 	}
 	p.Kill()
@@ -110,11 +99,83 @@ func TestReplica(t *testing.T) {
 	if err := p.Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestReplica: a server in recovery is refused, whatever the recipe.
+func TestReplica(t *testing.T) {
+	postgres.Server(t) // skips, or fails
+	p, err := postgres.Start(t.Context(), postgres.Fast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	demote(t, p)
 	for _, r := range postgres.Recipes {
 		_, err := postgres.Open(t.Context(), postgres.URL(p.Address, postgres.Home, "recipe="+r), "")
 		if driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "replica") {
 			t.Errorf("%s: %v", r, err)
 		}
+	}
+}
+
+// TestDemotedPrimaryGrantsNothing: a store that was opened on the primary gets no
+// grant there after the server has become a replica, and gets it at the next host of
+// its URL. A replica takes advisory locks, which exclude nothing at the new primary.
+func TestDemotedPrimaryGrantsNothing(t *testing.T) {
+	next := postgres.Server(t)
+	old, err := postgres.Start(t.Context(), postgres.Fast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	stores := map[string]sqltest.Store{}
+	both := map[string]sqltest.Store{}
+	pools := map[string]*sql.DB{}
+	for _, recipe := range postgres.Recipes {
+		stores[recipe] = postgres.StoreAt(t, old.Address, postgres.Home, "recipe="+recipe)
+		both[recipe] = postgres.StoreAt(t, old.Address+","+next.Address, postgres.Home, "recipe="+recipe)
+		pools[recipe] = postgres.PoolAt(t, old.Address, postgres.Home)
+		for _, s := range []sqltest.Store{stores[recipe], both[recipe]} {
+			defer sqltest.Close(t, s)
+			if err := s.Init(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			g, _ := sqltest.Must(t, s, "demoted", driver.Exclusive, time.Minute)
+			sqltest.Release(t, s, g)
+		}
+	}
+	pooled := map[string]sqltest.Store{}
+	for recipe, db := range pools {
+		s, err := postgres.New(t.Context(), db, recipe)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sqltest.Close(t, s)
+		pooled[recipe] = s
+	}
+	demote(t, old)
+	there := postgres.StoreAt(t, next.Address, postgres.Home, "recipe=optimistic")
+	defer sqltest.Close(t, there)
+	if err := there.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, recipe := range postgres.Recipes {
+		t.Run(recipe, func(t *testing.T) {
+			for kind, s := range map[string]sqltest.Store{"dialled": stores[recipe], "pool": pooled[recipe]} {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				r, _ := sqltest.Request("demoted", driver.Exclusive, time.Minute)
+				g, err := s.Acquire(ctx, r)
+				cancel()
+				if err == nil {
+					t.Errorf("%s: a replica granted token %d", kind, g.Token)
+				}
+			}
+			g, _ := sqltest.Must(t, both[recipe], "demoted", driver.Exclusive, time.Minute)
+			defer sqltest.Release(t, both[recipe], g)
+			other := postgres.StoreAt(t, next.Address, postgres.Home, "recipe="+recipe)
+			defer sqltest.Close(t, other)
+			sqltest.Busy(t, other, "demoted", driver.Exclusive)
+		})
 	}
 }
 

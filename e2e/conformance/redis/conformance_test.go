@@ -12,6 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/internal/fallback"
 	"github.com/holdfast-go/holdfast/redisstore"
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
@@ -21,9 +22,9 @@ const ttl = 700 * time.Millisecond
 
 // suite runs the suite over a client library on what runs. All servers are
 // stopped and continued together; whole, if there is one, waits until they serve
-// again.
-func suite(t *testing.T, all []*servers.Redis, whole func(context.Context) error, open func(namespace string) (driver.Store, error)) {
-	drivertest.Run(t, drivertest.Harness{
+// again. Where clients connect through a proxy it delays and loses answers.
+func suite(t *testing.T, all []*servers.Redis, through *servers.Proxy, whole func(context.Context) error, open func(namespace string) (driver.Store, error)) {
+	h := drivertest.Harness{
 		TTL: ttl,
 		Open: func(t testing.TB, namespace string) driver.Store {
 			s, err := open(namespace)
@@ -52,7 +53,42 @@ func suite(t *testing.T, all []*servers.Redis, whole func(context.Context) error
 			}
 		},
 		Leftovers: func(t testing.TB) []string { return append(leftovers(t, all...), refreshes()...) },
-	})
+		EntryLife: 2500 * time.Millisecond, // three intervals of a waiter near the head, and more
+	}
+	h.OpenWithoutFallback = func(t testing.TB, namespace string) driver.Store { return fallback.Without(h.Open(t, namespace)) }
+	if through != nil {
+		h.Delay = func(t testing.TB, d time.Duration) {
+			if err := through.Delay(d); err != nil {
+				t.Fatal(err)
+			}
+		}
+		h.Disconnect = func(t testing.TB) { disconnect(t, through) }
+		h.LoseAnswer = func(t testing.TB, after int) {
+			if err := through.LoseAnswer(after); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	drivertest.Run(t, h)
+}
+
+// disconnect ends every connection through a proxy.
+func disconnect(t testing.TB, p *servers.Proxy) {
+	p.Cut()
+	if err := p.Heal(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// proxy starts a proxy before a server.
+func proxy(t testing.TB, r *servers.Redis) *servers.Proxy {
+	t.Helper()
+	p, err := servers.NewProxy(r.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
 }
 
 // refreshes tells whether rueidis is about to look at its cluster again: that
@@ -93,13 +129,15 @@ func (c *closing) Close(ctx context.Context) error {
 
 func TestConformance(t *testing.T) {
 	r := start(t)
-	suite(t, []*servers.Redis{r}, nil, overRueidis("redis://"+r.Address()))
+	p := proxy(t, r)
+	suite(t, []*servers.Redis{r}, p, nil, overRueidis("redis://"+p.Address()))
 }
 
 func TestConformanceGoredis(t *testing.T) {
 	r := start(t)
-	suite(t, []*servers.Redis{r}, nil, overGoredis(func() goredis.UniversalClient {
-		return goredis.NewClient(&goredis.Options{Addr: r.Address()})
+	p := proxy(t, r)
+	suite(t, []*servers.Redis{r}, p, nil, overGoredis(func() goredis.UniversalClient {
+		return goredis.NewClient(&goredis.Options{Addr: p.Address()})
 	}))
 }
 
@@ -112,7 +150,8 @@ func TestConformanceReplicas(t *testing.T) {
 	t.Cleanup(g.Kill)
 	// Its replica is not stopped with the primary: then it would not be there when
 	// a grant waits for it.
-	suite(t, []*servers.Redis{g.Primary}, nil, overRueidis("redis://"+g.Primary.Address(), redisstore.WaitReplicas(1, 10*time.Second)))
+	p := proxy(t, g.Primary)
+	suite(t, []*servers.Redis{g.Primary}, p, nil, overRueidis("redis://"+p.Address(), redisstore.WaitReplicas(1, 10*time.Second)))
 }
 
 func TestConformanceCluster(t *testing.T) {
@@ -124,9 +163,11 @@ func TestConformanceCluster(t *testing.T) {
 	t.Cleanup(c.Kill)
 	// Nodes that were silent for about as long as makes them dead refuse requests for a
 	// while when they are back.
-	t.Run("rueidis", func(t *testing.T) { suite(t, c.Nodes, c.Whole, overRueidis("redis+cluster://"+c.Nodes[0].Address())) })
+	t.Run("rueidis", func(t *testing.T) {
+		suite(t, c.Nodes, nil, c.Whole, overRueidis("redis+cluster://"+c.Nodes[0].Address()))
+	})
 	t.Run("goredis", func(t *testing.T) {
-		suite(t, c.Nodes, c.Whole, overGoredis(func() goredis.UniversalClient {
+		suite(t, c.Nodes, nil, c.Whole, overGoredis(func() goredis.UniversalClient {
 			return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
 		}))
 	})

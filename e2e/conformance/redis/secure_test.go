@@ -76,7 +76,7 @@ func certificates(t *testing.T) (files servers.TLS, client *tls.Config) {
 }
 
 // documented are the commands that docs/redis.md says a user needs.
-var documented = []string{"eval", "evalsha", "time", "get", "set", "del", "type", "pttl", "pexpire", "hget", "hset", "hdel", "hmget", "hgetall", "hexists",
+var documented = []string{"eval", "evalsha", "time", "get", "set", "del", "pttl", "pexpire", "hget", "hset", "hsetnx", "hdel", "hmget", "hgetall",
 	"publish", "subscribe", "unsubscribe", "hello", "ping"}
 
 // restrict makes the user that locks are taken as, with no more than the

@@ -49,8 +49,7 @@ func TestNearByCancels(t *testing.T) {
 		})
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		// Until somebody waits the key is no hash.
-		if last, err := r.Do(t.Context(), "HGET", key, "t"); err == nil && last == strconv.Itoa(many) {
+		if st, err := a.Inspect(t.Context(), "x"); err == nil && len(st.Waiters) == many {
 			break
 		}
 		if time.Now().After(end) {
@@ -249,43 +248,64 @@ func (p *plain) EvalAcked(context.Context, *redisstore.Script, []string, []strin
 
 func (p *plain) EachPrimary(_ context.Context, f func(redisstore.Node) error) error { return f(p) }
 
+func (p *plain) Replica(context.Context, string) (redisstore.Node, error) { return p, nil }
+
 func (p *plain) Subscribe(ctx context.Context, _ string, ready func(), _ func(string)) error {
 	ready()
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-// TestLateAfterRelease: a request that was sent, was not answered, and arrives after the
-// grant of a later request with its ID was lost and released, is not granted.
-func TestLateAfterRelease(t *testing.T) {
-	r := start(t)
+// lateRequest returns a grant to a waiter of s, and the command of an earlier request of
+// the same waiter, which was sent, was not answered, and has not arrived.
+func lateRequest(t *testing.T, r *servers.Redis) (s *redisstore.Store, g driver.Grant, command []string) {
+	t.Helper()
 	p := &plain{r: r}
 	s, err := redisstore.New(p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
-	other := open(t, "redis://"+r.Address())
-	must(t, other, request("x", driver.Exclusive, long))
-	q := request("x", driver.Exclusive, long)
-	w := queue(t, s, q)
+	must(t, open(t, "redis://"+r.Address()), request("x", driver.Exclusive, long))
+	w := queue(t, s, request("x", driver.Exclusive, long))
 	p.mu.Lock()
-	p.hold = func(sc *redisstore.Script, args []string) bool { // asks for a place anew
+	p.hold = func(sc *redisstore.Script, args []string) bool { // requests a queue entry anew
 		return sc.Name == "acquire" && len(args) >= 7 && args[6] == "0"
 	}
 	p.mu.Unlock()
 	do(t, r, "FLUSHALL")
-	g := w.granted()
+	g = w.granted()
 	p.mu.Lock()
-	kept := p.kept
-	p.mu.Unlock()
-	if kept == nil {
+	defer p.mu.Unlock()
+	if p.kept == nil {
 		t.Fatal("no request was held back")
 	}
+	return s, g, p.kept
+}
+
+// TestLateAfterRelease: a request that was sent, was not answered, and arrives after the
+// grant of a later request with its ID was lost and released, is not granted.
+func TestLateAfterRelease(t *testing.T) {
+	r := start(t)
+	s, g, late := lateRequest(t, r)
 	do(t, r, "FLUSHALL")
 	code(t, s, s.Release(t.Context(), g, 0), driver.NotHeld)
-	if answer := strungTogether(do(t, r, kept...)); answer[0] != "V" {
+	if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
 		t.Errorf("the late request is answered %q", answer)
 	}
+	other := open(t, "redis://"+r.Address())
 	release(t, other, must(t, other, request("x", driver.Exclusive, long)))
+}
+
+// TestLateAfterReleaseThatKeeps: the same where the release leaves the lease standing for
+// a while. The late request makes no queue entry.
+func TestLateAfterReleaseThatKeeps(t *testing.T) {
+	r := start(t)
+	s, g, late := lateRequest(t, r)
+	if err := s.Release(t.Context(), g, long); err != nil {
+		t.Fatal(err)
+	}
+	if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
+		t.Errorf("the late request is answered %q", answer)
+	}
 }

@@ -169,7 +169,13 @@ func (d *Database) StoreAt(t testing.TB, address, database, params string) Store
 // Pool is what another program has.
 func (d *Database) Pool(t testing.TB, database string) *sql.DB {
 	t.Helper()
-	db, err := sql.Open(d.Driver, d.DSN(d.Server(t).Address, database))
+	return d.PoolAt(t, d.Server(t).Address, database)
+}
+
+// PoolAt is Pool on another server.
+func (d *Database) PoolAt(t testing.TB, address, database string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open(d.Driver, d.DSN(address, database))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,9 +232,14 @@ func Conformance(t *testing.T, d *Database) {
 		t.Run(recipe, func(t *testing.T) {
 			server := d.Server(t)
 			database := d.Create(t)
+			proxy, err := servers.NewProxy(server.Address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(proxy.Close)
 			h := drivertest.Harness{
 				Open: func(t testing.TB, ns string) driver.Store {
-					s, err := d.Open(context.Background(), d.URL(server.Address, database, "recipe="+recipe), ns)
+					s, err := d.Open(context.Background(), d.URL(proxy.Address(), database, "recipe="+recipe), ns)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -245,9 +256,26 @@ func Conformance(t *testing.T, d *Database) {
 						t.Error(err)
 					}
 				},
+				Delay: func(t testing.TB, d time.Duration) {
+					if err := proxy.Delay(d); err != nil {
+						t.Fatal(err)
+					}
+				},
+				Disconnect: func(t testing.TB) {
+					proxy.Cut()
+					if err := proxy.Heal(); err != nil {
+						t.Fatal(err)
+					}
+				},
+				LoseAnswer: func(t testing.TB, after int) {
+					if err := proxy.LoseAnswer(after); err != nil {
+						t.Fatal(err)
+					}
+				},
 			}
 			if d.onSession(recipe) {
 				h.TTL = d.SessionTTL
+				h.OpenWithoutFallback = h.Open // the server queues
 			}
 			drivertest.Run(t, h)
 		})

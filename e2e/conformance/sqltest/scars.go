@@ -3,8 +3,6 @@ package sqltest
 import (
 	"context"
 	"fmt"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -182,7 +180,13 @@ func DurableTokens(t *testing.T, d *Database) {
 		g, a := Must(t, s, "durable", driver.Exclusive, time.Minute)
 		d.Terminate(t, d.Pool(t, database), s, g)
 		a.Hear(t)
-		next, _ := Must(t, s, "durable", driver.Exclusive, time.Minute)
+		// MySQL closes a connection before it releases what the session held.
+		r, _ := Request("durable", driver.Exclusive, time.Minute)
+		r.Wait = true
+		next, err := s.Acquire(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if next.Token <= g.Token {
 			t.Errorf("token %d after %d, whose holder was killed", next.Token, g.Token)
 		}
@@ -203,24 +207,7 @@ func ClockSetBack(t *testing.T, d *Database) {
 		t.Fatal(err)
 	}
 	Close(t, gone)
-	db := d.Pool(t, database)
-	var state string
-	if err := db.QueryRow("SELECT state FROM holdfast_row").Scan(&state); err != nil {
-		t.Fatal(err)
-	}
-	changed := 0
-	later := regexp.MustCompile(`"expires":[0-9]+`).ReplaceAllStringFunc(state, func(s string) string {
-		n, err := strconv.ParseInt(s[len(`"expires":`):], 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		changed++
-		return fmt.Sprintf(`"expires":%d`, n+time.Hour.Microseconds())
-	})
-	if changed != 2 {
-		t.Fatalf("%d grants in %s", changed, state)
-	}
-	d.Exec(t, database, fmt.Sprintf("UPDATE holdfast_row SET version = version + 1, expires = expires + %d, state = '%s'", time.Hour.Microseconds(), later))
+	d.moveDeadlines(t, database, 2, time.Hour)
 	var last error
 	if !Soon(func() bool {
 		r, _ := Request("back", driver.Exclusive, time.Minute)

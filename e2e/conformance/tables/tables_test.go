@@ -30,8 +30,32 @@ func TestGuarantees(t *testing.T) {
 		t.Fatal(err)
 	}
 	head, _, _ := strings.Cut(string(page), "\n## ")
-	want := strings.TrimRight(head, "\n") + "\n"
+	want := strings.TrimRight(head, "\n") + "\n\n## tested versions\n\n| | |\n| --- | --- |\n"
+	for _, p := range servers.Tested() {
+		want += "| " + p.Name + " | " + strings.Join(p.Versions, ", ") + " |\n"
+	}
 
+	all := declared(t)
+	for _, g := range all {
+		want += "\n## " + g.Kind + "\n\n| | |\n| --- | --- |\n"
+		for _, r := range g.Rows() {
+			want += "| " + r.Key + " | " + r.Value + " |\n"
+		}
+	}
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if string(page) != want {
+		t.Errorf("%s differs from what the stores declare; run go test ./conformance/tables -update in e2e", path)
+	}
+}
+
+// declared returns what every store promises.
+func declared(t *testing.T) []driver.Guarantees {
+	t.Helper()
 	var all []driver.Guarantees
 	ask := func(s driver.Store, err error) {
 		t.Helper()
@@ -64,21 +88,7 @@ func TestGuarantees(t *testing.T) {
 	for _, r := range pgstore.Recipes() {
 		all = append(all, pgstore.Declared(r))
 	}
-	for _, g := range all {
-		want += "\n## " + g.Kind + "\n\n| | |\n| --- | --- |\n"
-		for _, r := range g.Rows() {
-			want += "| " + r.Key + " | " + r.Value + " |\n"
-		}
-	}
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if string(page) != want {
-		t.Errorf("%s differs from what the stores declare; run go test ./conformance/tables -update in e2e", path)
-	}
+	return all
 }
 
 // started skips or fails the test where a server is missing.

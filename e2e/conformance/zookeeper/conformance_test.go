@@ -34,10 +34,16 @@ func TestConformance(t *testing.T) {
 func conform(t *testing.T, layout zkstore.Layout) {
 	z, p := proxied(t)
 	root := "/" + string(layout)
+	one := func(t testing.TB, namespace string) driver.Store {
+		return open(t, []string{p.Address()}, zkstore.Root(root), zkstore.WithLayout(layout), zkstore.Namespace(namespace))
+	}
 	drivertest.Run(t, drivertest.Harness{
-		TTL: time.Second,
-		Open: func(t testing.TB, namespace string) driver.Store {
-			return open(t, []string{p.Address()}, zkstore.Root(root), zkstore.WithLayout(layout), zkstore.Namespace(namespace))
+		TTL:                 time.Second,
+		Open:                one,
+		OpenWithoutFallback: one, // a waiter has its watch, and makes no look of its own
+		Disconnect: func(t testing.TB) {
+			p.Cut()
+			must(t, p.Heal())
 		},
 		Stop: func(t testing.TB) {
 			if err := z.Pause(); err != nil {
@@ -50,11 +56,12 @@ func conform(t *testing.T, layout zkstore.Layout) {
 			}
 		},
 		Delay: func(t testing.TB, d time.Duration) {
-			err := p.Heal()
-			if err == nil && d > 0 {
-				err = p.Delay(d)
+			if err := p.Delay(d); err != nil {
+				t.Fatal(err)
 			}
-			if err != nil {
+		},
+		LoseAnswer: func(t testing.TB, after int) {
+			if err := p.LoseAnswer(after); err != nil {
 				t.Fatal(err)
 			}
 		},

@@ -36,6 +36,9 @@ type Call struct {
 // is nil until the call is sent.
 func (c *Call) Done() <-chan struct{} { return c.done }
 
+// Size is that of the request, as the server counts it.
+func (c *Call) Size() int { return 8 + len(c.body) }
+
 // kind says how an answer is read.
 type kind int
 
@@ -46,6 +49,7 @@ const (
 	kindData
 	kindChildren
 	kindPath
+	kindNames
 	kindMulti
 )
 
@@ -110,6 +114,14 @@ func Children(path string, watch bool) *Call {
 	e.string(path)
 	e.bool(watch)
 	return &Call{op: opChildren, body: e.b, kind: kindChildren}
+}
+
+// Ephemerals lists the paths of the session's own nodes, in no order. Servers before 3.6 do
+// not know it.
+func Ephemerals() *Call {
+	var e encoder
+	e.string("/")
+	return &Call{op: opEphemerals, body: e.b, kind: kindNames}
 }
 
 // Sync makes the reads after it see what the leader had committed when it got
@@ -189,6 +201,8 @@ func (c *Call) result(k kind, d *decoder) {
 		c.Names, c.Stat = d.strings(), d.stat()
 	case kindPath:
 		c.Path = d.string()
+	case kindNames:
+		c.Names = d.strings()
 	case kindMulti:
 		c.multi(d)
 	}

@@ -2,12 +2,14 @@ package zk
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -16,7 +18,7 @@ import (
 const (
 	// maxFrame bounds an answer: a server's own bound is 1 MB unless configured.
 	maxFrame = 64 << 20
-	// writePatience bounds a write that the network does not take.
+	// writePatience bounds a write that the network does not take, unless configured.
 	writePatience = 500 * time.Millisecond
 )
 
@@ -85,7 +87,7 @@ func (c *conn) send(calls ...*Call) error {
 		out := c.out
 		c.out = c.spare[:0]
 		c.mu.Unlock()
-		err := c.nc.SetWriteDeadline(time.Now().Add(writePatience))
+		err := c.nc.SetWriteDeadline(time.Now().Add(cmp.Or(c.s.cfg.WritePatience, writePatience)))
 		if err == nil {
 			_, err = c.nc.Write(out)
 		}
@@ -213,13 +215,20 @@ func readFrame(r *bufio.Reader, frame []byte) ([]byte, error) {
 	return frame, err
 }
 
-// errNoWelcome is all that a client sees of a member without a majority, or of a port
-// for TLS that it speaks to in the clear.
-var errNoWelcome = errors.New("the server ended the connection without an answer: it serves nobody now, or wants TLS")
+// errNoWelcome is all that a client sees of a member without a majority, of one that is
+// behind what the session has seen, or of a port for TLS that it speaks to in the clear.
+var errNoWelcome = errors.New("the server ended the connection without an answer: it has no majority, lags behind, or wants TLS")
 
-// handshake begins or continues the session on a fresh connection. It answers
-// the instant before the request was sent.
-func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64, ask time.Duration) (sent driver.Instant, newID int64, newPasswd []byte, got time.Duration, err error) {
+// noWelcome tells the end of a connection without an answer apart.
+func noWelcome(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+		return errNoWelcome
+	}
+	return err
+}
+
+// greeting is the first request on a connection, of at least that size.
+func greeting(id int64, passwd []byte, zxid int64, ask time.Duration, size int) []byte {
 	var e encoder
 	e.int32(0) // its length, below
 	e.int32(0) // protocol version
@@ -228,16 +237,22 @@ func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64
 	e.int64(id)
 	e.bytes(passwd)
 	e.bool(false) // no read-only server
+	if fill := size + 4 - len(e.b); fill > 0 {
+		e.b = append(e.b, make([]byte, fill)...)
+	}
 	binary.BigEndian.PutUint32(e.b, uint32(len(e.b)-4))
+	return e.b
+}
+
+// handshake begins or continues the session on a fresh connection. It answers
+// the instant before the request was sent.
+func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64, ask time.Duration) (sent driver.Instant, newID int64, newPasswd []byte, got time.Duration, err error) {
 	sent = driver.Now()
-	if _, err = nc.Write(e.b); err != nil {
+	if _, err = nc.Write(greeting(id, passwd, zxid, ask, 0)); err != nil {
 		return sent, 0, nil, 0, err
 	}
 	frame, err := readFrame(r, nil)
-	if errors.Is(err, io.EOF) {
-		err = errNoWelcome
-	}
-	if err != nil {
+	if err = noWelcome(err); err != nil {
 		return sent, 0, nil, 0, err
 	}
 	d := decoder{b: frame}

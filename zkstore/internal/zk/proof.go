@@ -24,6 +24,8 @@ import (
 //
 //	send of the earlier one + T - tick.
 //
+// Only what was done counts: a server refuses some requests by itself.
+//
 // The tick that is taken off covers a leader that has been deposed and does not
 // know yet: it goes on answering sync for at most about that long beside its
 // successor, which begins by giving every session the whole of T.

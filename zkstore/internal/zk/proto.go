@@ -16,6 +16,7 @@ const (
 	opRemoveWatches   = 18
 	opCreateContainer = 19
 	opAuth            = 100
+	opEphemerals      = 103
 	opAddWatch        = 106
 	opClose           = -11
 	opError           = -1
@@ -56,7 +57,11 @@ const (
 	ErrAuthFailed           Error = -115
 	ErrMoved                Error = -118
 	ErrReadOnly             Error = -119
+	ErrLocalSession         Error = -120
 	ErrNoWatcher            Error = -121
+	ErrSASLRequired         Error = -124
+	ErrQuotaExceeded        Error = -125
+	ErrThrottled            Error = -127
 )
 
 var errorNames = map[Error]string{
@@ -65,6 +70,8 @@ var errorNames = map[Error]string{
 	ErrBadVersion: "another version", ErrEphemeralParent: "an ephemeral node has no children", ErrNodeExists: "the node exists", ErrNotEmpty: "the node has children",
 	ErrExpired: "the session has expired", ErrInvalidACL: "invalid ACL", ErrAuthFailed: "authentication failed",
 	ErrMoved: "the session has moved to another server", ErrReadOnly: "the server is read-only", ErrNoWatcher: "no such watch",
+	ErrLocalSession: "the server's local sessions have no ephemeral nodes: it needs localSessionsUpgradingEnabled", ErrSASLRequired: "the server demands SASL, which this client does not speak",
+	ErrQuotaExceeded: "a quota is exceeded", ErrThrottled: "the server has too much to do",
 }
 
 func (e Error) Error() string {

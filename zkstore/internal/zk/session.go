@@ -22,6 +22,8 @@ type Config struct {
 	// Beat is the least distance between the answer of one heartbeat and the send
 	// of the next; more than a tick of the servers. Tick is that tick.
 	Beat, Tick time.Duration
+	// WritePatience bounds a write that the network does not take; default 500 ms.
+	WritePatience time.Duration
 	// Dial makes a connection, with TLS if there is to be any.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	Auth []Auth
@@ -35,6 +37,10 @@ type Config struct {
 
 // ErrClosed: the session was closed by its owner.
 var ErrClosed = errors.New("zookeeper: the session is closed")
+
+// ErrRewound: the ensemble has gone back to an earlier state than the session has seen, as
+// after a restore from a backup. Its servers refuse the session for that reason.
+var ErrRewound = fmt.Errorf("%w: the servers went back to an earlier state than it had seen", ErrExpired)
 
 // Session is one ZooKeeper session, over as many connections as it takes.
 type Session struct {
@@ -81,6 +87,13 @@ func (s *Session) Timeout() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.timeout
+}
+
+// Zxid is the last transaction that the session has seen.
+func (s *Session) Zxid() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.zxid
 }
 
 // Conn numbers the connection that stands, 0 if none does.
@@ -181,17 +194,14 @@ const closePatience = 5 * time.Second
 // Close ends the session at the server, so that its nodes go at once; ctx, and
 // closePatience, bound how long that is tried. Without an answer the session is left to expire. Where the
 // answer was lost with its connection it is asked again, on the next. ErrExpired says that
-// the server there does not know the session any more: it was closed, if that server is
-// right.
+// the server there does not know the session any more: it was closed, or has expired, if
+// that server is right.
 func (s *Session) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closePatience)
 	err := s.Do(ctx, &Call{op: opClose})
-	for sent := false; err != nil && ctx.Err() == nil; err = s.Do(ctx, &Call{op: opClose}) {
-		if _, lost := err.(*LostError); lost {
-			sent = true
-		}
+	for ; err != nil && ctx.Err() == nil; err = s.Do(ctx, &Call{op: opClose}) {
 		if ended := s.Ended(); ended != nil {
-			if sent && errors.Is(ended, ErrExpired) {
+			if errors.Is(ended, ErrExpired) {
 				err = ErrExpired
 			}
 			break
@@ -271,9 +281,28 @@ func (s *Session) run(ctx context.Context) {
 		if failures++; failures%len(s.cfg.Servers) != 0 {
 			continue
 		}
-		// Everyone has been asked in vain.
+		// Every server was tried in vain.
+		if errors.Is(err, errNoWelcome) && s.rewound(ctx, server) {
+			s.end(ErrRewound)
+			return
+		}
 		pause(ctx, min(time.Duration(failures)*20*time.Millisecond, 500*time.Millisecond))
 	}
+}
+
+// rewound reports whether the ensemble has gone back to an earlier state. A server refuses
+// a session that has seen a later transaction than the server itself, without an answer.
+// Most such servers lag behind, and the client has only to wait. But what a majority
+// commits now is later than everything that any client of the same history has seen.
+func (s *Session) rewound(ctx context.Context, server string) bool {
+	seen := s.Zxid()
+	if seen == 0 {
+		return false
+	}
+	trying, cancel := context.WithTimeout(ctx, s.patience())
+	defer cancel()
+	now, err := latest(trying, s.cfg, server)
+	return err == nil && now < seen
 }
 
 // reason picks what to say of attempts that have failed, one after another.
@@ -405,7 +434,8 @@ func (s *Session) answered(k *Call, zxid int64, code Error) {
 	if zxid > 0 {
 		s.zxid = max(s.zxid, zxid)
 	}
-	if throughLeader(k.op) && code != ErrExpired && code != ErrMoved {
+	// A refusal may be the server's own word, without the leader.
+	if throughLeader(k.op) && code == 0 {
 		s.proof.answered(k.Sent, s.cfg.Beat)
 	}
 }

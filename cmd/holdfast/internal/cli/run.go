@@ -6,7 +6,6 @@ import (
 	"math"
 	"path/filepath"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -19,42 +18,44 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-const runLong = `Run waits for the lock NAME, runs COMMAND while it holds it, and releases it when
-the command and everything it has started have ended.
+const runLong = `Run waits for the lock NAME, runs COMMAND while it holds the lock, and releases
+the lock when the command and every process that it started have ended.
 
-The command has this process's standard input, output and error, and the
-terminal if there is one. Signals HUP, INT, QUIT, TERM, USR1, USR2 and CONT are
-passed on to its process group. What it leaves behind is ended (SIGTERM, and
-SIGKILL after the grace) before the lock is released: on Linux wherever it has
-gone, daemons and other sessions as well; on macOS what is in its process group.
+The command has the standard input, output and error of this process, and the
+terminal if there is one. Run forwards the signals HUP, INT, QUIT, TERM, USR1, USR2
+and CONT to the command's process group. Processes that the command leaves behind
+get SIGTERM, and SIGKILL after the grace, before the lock is released: on Linux all
+descendants, also daemons and other sessions; on macOS the process group.
 
 A second process, the guardian (run-guardian in the list of processes), holds the
-lock and is the command's parent; it is the one that holdfast show names. When
-this process is killed, the guardian ends the command in the same way and then
-releases; when this process is stopped, the lock stands. When the guardian is
-killed, this process kills the command at once, with all it has started. What
-neither may signal, a command of another user's, keeps the lock until it ends.
+lock and is the command's parent; holdfast show names it. When this process is
+killed, the guardian ends the command in the same way and then releases the lock.
+When this process is stopped, the lock stays held. When the guardian is killed, this
+process kills the command and its descendants at once. A command that neither may
+signal, because it runs as another user, keeps the lock until it ends.
 
 A lock is a lease. When it cannot be renewed, the command gets SIGTERM while the
-grace is left of it and SIGKILL before it ends; when the store takes it away
-without a warning, SIGTERM at once and SIGKILL after the grace. A resource that
-must be safe in any case compares HOLDFAST_TOKEN, which is larger than that of
-every earlier holder.
+lock is valid for one more grace, and SIGKILL before its validity ends. When the
+store takes the lock away without a warning, the command gets SIGTERM at once and
+SIGKILL after the grace. The grace is at most a third of the TTL. A TTL that is not
+given adapts to the store's limits and to --grace; a grace that is not given adapts
+to the TTL. A resource that must be safe in any case compares HOLDFAST_TOKEN, which
+is larger than that of every earlier holder.
 
 Environment:
   HOLDFAST_STORE       the store's URL; read, and passed on as it is
   HOLDFAST_STORE_FILE  a file that holds it
-  HOLDFAST_NAME        for the command: what is locked
+  HOLDFAST_NAME        for the command: the name of the lock
   HOLDFAST_TOKEN       for the command: the fencing token
   HOLDFAST_SLOT        for the command: 0 to N-1 with --limit N, else unset
 
 Exit status: the command's own, and
   64   bad usage
   69   the store cannot be reached or does not answer
-  74   the lock was lost, or could not be kept, while the command ran; also: the
+  74   the lock was lost, or could not be renewed, while the command ran; also: the
        guardian was killed
   75   not acquired: busy with --try, or not within --wait (see --busy-status)
-  78   the store refused, or cannot do what was asked
+  78   the store refused, or does not support the request
   126  the command, or the guardian, cannot be executed
   127  the command was not found
   128+n  signal n ended the command, or the wait for the lock
@@ -63,9 +64,9 @@ After --max-hold the status is the command's own: 143 if SIGTERM ended it, 137 i
 it took SIGKILL, and whatever it chose if it ended by itself on SIGTERM.`
 
 const runExample = `  holdfast run deploy -- make deploy
-  # on every replica, and one runs it:
+  # on every replica; one of them runs the report:
   holdfast run --try --busy-status 0 --min-hold 5m nightly -- ./report.sh
-  # at most four at a time, each with a GPU of its own:
+  # at most four at a time, each on its own GPU:
   holdfast run --limit 4 gpu -- sh -c 'CUDA_VISIBLE_DEVICES=$HOLDFAST_SLOT exec ./train'
   # give up waiting after a minute, and stop the work after an hour:
   holdfast run --wait 1m --max-hold 1h migrate -- ./migrate`
@@ -88,7 +89,7 @@ func newRun(p *say.Printer) *cobra.Command {
 			allowed: "a duration above 0; --try does not wait"},
 		minHold: duration{most: holdfast.MaxTTL, allowed: "a duration from 0s to 24h"},
 		maxHold: duration{least: 1, most: math.MaxInt64, allowed: "a duration above 0"},
-		grace: duration{d: 10 * time.Second, most: holdfast.MaxTTL / 3,
+		grace: duration{d: run.DefaultGrace, most: holdfast.MaxTTL / 3,
 			allowed: "a duration from 0s to a third of --ttl"},
 		limit:  number{least: 1, most: holdfast.MaxLimit},
 		busy:   number{n: exit.Busy, most: 125},
@@ -115,17 +116,17 @@ func newRun(p *say.Printer) *cobra.Command {
 	f.store.add(cmd)
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.Var(&f.wait, "wait", "how long to wait for the lock (default for ever)")
+	flags.Var(&f.wait, "wait", "how long to wait for the lock (default forever)")
 	flags.BoolVar(&f.try, "try", false, "do not wait")
-	flags.BoolVar(&f.shared, "shared", false, "hold it beside other shared holders, and never beside an exclusive one")
-	flags.Var(&f.limit, "limit", "hold it beside at most N-1 others: a semaphore of `N`, 1 to 4096")
-	flags.Var(&f.ttl, "ttl", "how long the store keeps the lock when this process cannot renew it,\n50ms to 24h and at least three times --grace")
-	flags.Var(&f.minHold, "min-hold", "keep the lock that long even when the command ends earlier")
-	flags.Var(&f.maxHold, "max-hold", "end the command after that long: SIGTERM, and SIGKILL after the grace")
-	flags.Var(&f.grace, "grace", "the time between SIGTERM and SIGKILL")
-	flags.Var(&f.reason, "reason", "shown to those who ask who holds the lock (default the command's name)")
+	flags.BoolVar(&f.shared, "shared", false, "hold the lock beside other shared holders, and never beside an exclusive one")
+	flags.Var(&f.limit, "limit", "hold the lock beside at most N-1 others: a semaphore of `N`, 1 to 4096")
+	flags.Var(&f.ttl, "ttl", "how long the store keeps the lock when this process cannot renew it,\n50ms to 24h; not given, it adapts to the store's limits and to --grace")
+	flags.Var(&f.minHold, "min-hold", "keep the lock for this time even when the command ends earlier")
+	flags.Var(&f.maxHold, "max-hold", "end the command after this time: SIGTERM, and SIGKILL after the grace")
+	flags.Var(&f.grace, "grace", "the time between SIGTERM and SIGKILL, at most a third of the TTL;\nnot given, it adapts to the TTL")
+	flags.Var(&f.reason, "reason", "shown to people who inspect the lock (default the command's name)")
 	flags.Var(&f.busy, "busy-status", "the exit status, 0 to 125, when the lock was not acquired")
-	flags.BoolVarP(&f.verbose, "verbose", "v", false, "tell of every step")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "report every step")
 	return cmd
 }
 
@@ -139,7 +140,7 @@ func checkReason(s string) error {
 	return nil
 }
 
-// options checks everything that was given, before anything is opened.
+// options checks the flags and arguments before anything is opened.
 func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (run.Options, error) {
 	name, command, err := split(cmd, args)
 	if err != nil {
@@ -165,21 +166,21 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (r
 		Name: name, Store: storeURL, Namespace: f.store.namespace.s,
 		Command:    proc.Command{Path: path, Args: command},
 		Reason:     f.reasonFor(command[0]),
-		TTL:        f.ttl.d,
+		TTL:        f.ttl.ifGiven(),
 		Wait:       f.wait.d,
 		Shared:     f.shared,
 		Limit:      f.limit.n,
 		MinHold:    f.minHold.d,
 		MaxHold:    f.maxHold.d,
 		Try:        f.try,
-		Grace:      f.grace.d,
+		Grace:      f.grace.ifGiven(),
 		BusyStatus: f.busy.n,
 		Verbose:    f.verbose,
 	}, nil
 }
 
-// split takes the arguments apart at the -- that must be there: without it a
-// flag of the command would be read as one of run.
+// split separates NAME and COMMAND at the --, which is required: without it a flag
+// of the command would be read as a flag of run.
 func split(cmd *cobra.Command, args []string) (name string, command []string, err error) {
 	dash := cmd.ArgsLenAtDash()
 	switch {
@@ -200,7 +201,7 @@ func split(cmd *cobra.Command, args []string) (name string, command []string, er
 	return args[0], args[1:], nil
 }
 
-// check finds what does not go together.
+// check refuses flags that exclude each other.
 func (f *runFlags) check() error {
 	switch {
 	case f.try && f.wait.given:
@@ -209,21 +210,15 @@ func (f *runFlags) check() error {
 		return errors.New("--shared and --limit exclude each other: shared has no limit")
 	case f.maxHold.given && f.minHold.d > f.maxHold.d:
 		return fmt.Errorf("--min-hold %s is longer than --max-hold %s", short(f.minHold.d), short(f.maxHold.d))
-	case f.grace.d > f.ttl.d/3:
-		said := func(v duration) string {
-			if v.given {
-				return short(v.d)
-			}
-			return short(v.d) + " (the default)"
-		}
+	case f.ttl.given && f.grace.given && f.grace.d > f.ttl.d/3:
 		return fmt.Errorf("--ttl %s is shorter than three times --grace %s: give --ttl %s or more, or --grace %s or less",
-			said(f.ttl), said(f.grace), short(3*f.grace.d), short(f.ttl.d/3))
+			short(f.ttl.d), short(f.grace.d), short(3*f.grace.d), short(f.ttl.d/3))
 	}
 	return nil
 }
 
-// reasonFor is what those are told who ask: by default the command's name, since
-// its arguments may hold a password.
+// reasonFor returns the reason that inspections show. The default is the command's
+// name alone, because its arguments may hold a password.
 func (f *runFlags) reasonFor(command string) string {
 	if f.reason.given {
 		return f.reason.s

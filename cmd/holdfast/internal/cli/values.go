@@ -27,6 +27,14 @@ func (v *duration) Set(s string) error {
 	return nil
 }
 
+// ifGiven returns the value, or nil where the user did not give one.
+func (v *duration) ifGiven() *time.Duration {
+	if !v.given {
+		return nil
+	}
+	return &v.d
+}
+
 func (v *duration) Type() string { return "duration" }
 
 func (v *duration) String() string {

@@ -105,8 +105,8 @@ type orders struct {
 	Name, Namespace, Reason string
 	Store, Path             []byte
 	Args                    [][]byte
-	TTL, Wait               time.Duration
-	MinHold, MaxHold, Grace time.Duration
+	TTL, Grace              *time.Duration
+	Wait, MinHold, MaxHold  time.Duration
 	Try, Shared, Verbose    bool
 	Limit, BusyStatus       int
 	Front, FrontGroup       int

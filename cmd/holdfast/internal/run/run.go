@@ -62,17 +62,20 @@ type Options struct {
 	Namespace string
 	Command   proc.Command
 	Reason    string
-	TTL       time.Duration
-	Wait      time.Duration // 0: for ever
+	TTL       *time.Duration // nil: see leaseTimes
+	Grace     *time.Duration // nil: see leaseTimes
+	Wait      time.Duration  // 0: forever
 	Try       bool
 	Shared    bool
 	Limit     int // 0: none given
 
 	MinHold, MaxHold time.Duration // 0: none
-	Grace            time.Duration
 	BusyStatus       int
 	Verbose          bool
 }
+
+// DefaultGrace is the longest grace that a run gets without asking for one.
+const DefaultGrace = 10 * time.Second
 
 // closeTimeout bounds what is done at the store after the command has ended, or
 // after the wait was interrupted. What is unconfirmed then ends with its TTL.
@@ -83,6 +86,8 @@ type runner struct {
 	say   *say.Printer
 	sigs  *signals
 	front *fore
+	// ttl and grace are those of leaseTimes, once the store's limits are known.
+	ttl, grace time.Duration
 	// linger: the store keeps a minimum hold by itself.
 	linger  bool
 	granted time.Time
@@ -135,6 +140,9 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	if g.Scope == driver.ScopeProcess {
 		r.say.Line("warning: the %s store reaches no further than one process: nobody is kept out", g.Kind)
 	}
+	if r.ttl, r.grace, err = r.leaseTimes(g); err != nil {
+		return locker, nil, err
+	}
 	r.linger = g.Linger
 	w.watch(locker, g)
 	lock, err := r.take(ctx, locker, w)
@@ -177,19 +185,46 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 	}
 }
 
-func (o *Options) lockOptions() []holdfast.LockOption {
-	opts := []holdfast.LockOption{holdfast.TTL(o.TTL), holdfast.Reason(o.Reason)}
-	if o.Wait > 0 {
-		opts = append(opts, holdfast.Wait(o.Wait))
+// leaseTimes returns the TTL and the grace. A value that the user gave stands, and
+// the other adapts to it; a TTL adapts to the limits of the store as well. The
+// grace is at most a third of the TTL, so that a command whose lock cannot be
+// renewed gets SIGTERM while one renewal at least is still to come.
+func (o *Options) leaseTimes(g holdfast.Guarantees) (ttl, grace time.Duration, err error) {
+	ttl = holdfast.DefaultTTL
+	switch {
+	case o.TTL != nil:
+		ttl = *o.TTL // the Locker compares it with the store's limits
+	case o.Grace != nil && g.MaxTTL > 0 && *o.Grace > g.MaxTTL/3:
+		return 0, 0, fmt.Errorf("%w: --grace %s is longer than a third of %s, the longest TTL of the %s store: give --grace %s or less",
+			holdfast.ErrInvalid, *o.Grace, g.MaxTTL, g.Kind, g.MaxTTL/3)
+	default:
+		if o.Grace != nil {
+			ttl = max(ttl, 3**o.Grace)
+		}
+		ttl = max(ttl, g.MinTTL)
+		if g.MaxTTL > 0 {
+			ttl = min(ttl, g.MaxTTL)
+		}
 	}
-	if o.Shared {
+	if o.Grace != nil {
+		return ttl, *o.Grace, nil
+	}
+	return ttl, min(DefaultGrace, ttl/3), nil
+}
+
+func (r *runner) lockOptions() []holdfast.LockOption {
+	opts := []holdfast.LockOption{holdfast.TTL(r.ttl), holdfast.Reason(r.Reason)}
+	if r.Wait > 0 {
+		opts = append(opts, holdfast.Wait(r.Wait))
+	}
+	if r.Shared {
 		opts = append(opts, holdfast.Shared())
 	}
-	if o.Limit > 0 {
-		opts = append(opts, holdfast.Limit(o.Limit))
+	if r.Limit > 0 {
+		opts = append(opts, holdfast.Limit(r.Limit))
 	}
-	if o.MinHold > 0 {
-		opts = append(opts, holdfast.MinHold(o.MinHold))
+	if r.MinHold > 0 {
+		opts = append(opts, holdfast.MinHold(r.MinHold))
 	}
 	return opts
 }

@@ -64,8 +64,8 @@ func (s *supervision) run() int {
 			if s.ended || s.failed {
 				break
 			}
-			s.end(s.Grace)
-			s.say.Line("the command has held %q for its maximum of %s: it gets SIGTERM, and SIGKILL in %s", s.Name, s.MaxHold, round(s.Grace))
+			s.end(s.grace)
+			s.say.Line("the command has held %q for its maximum of %s: it gets SIGTERM, and SIGKILL in %s", s.Name, s.MaxHold, round(s.grace))
 		case <-s.check.C:
 			s.checkTrust()
 		case <-lost:
@@ -107,16 +107,16 @@ func (s *supervision) checkTrust() {
 		s.lost()
 		return
 	}
-	if left > s.Grace {
+	if left > s.grace {
 		if s.killAt.IsZero() {
 			s.front.trust(left)
 		}
-		s.check.Reset(min(left-s.Grace, look))
+		s.check.Reset(min(left-s.grace, look))
 		return
 	}
 	s.failed = true
 	// A little early: a process takes a moment to die.
-	left -= min(s.Grace/10, 100*time.Millisecond)
+	left -= min(s.grace/10, 100*time.Millisecond)
 	s.end(left)
 	s.say.Line("%q cannot be renewed and is sure for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
 }
@@ -127,7 +127,7 @@ func (s *supervision) lost() {
 	if !errors.As(context.Cause(s.lock.Context()), &e) {
 		e = &holdfast.LostError{Cause: driver.Closed}
 	}
-	within := s.Grace
+	within := s.grace
 	if e.Cause == holdfast.Expired || e.Cause == holdfast.Slept {
 		within = 0 // the grace came before
 	}
@@ -287,8 +287,8 @@ func (s *supervision) frontGone() {
 	if !s.killAt.IsZero() {
 		return // it is being ended already
 	}
-	s.say.Line("holdfast run (pid %d) has died: its command gets SIGTERM, and SIGKILL in %s; then %q is released", s.front.pid, round(s.Grace), s.Name)
-	s.end(s.Grace)
+	s.say.Line("holdfast run (pid %d) has died: its command gets SIGTERM, and SIGKILL in %s; then %q is released", s.front.pid, round(s.grace), s.Name)
+	s.end(s.grace)
 }
 
 // leaderEnded is called when the command itself has ended. What it has started
@@ -309,8 +309,8 @@ func (s *supervision) leftBehind() {
 	s.group.SignalLeavers(sigCont)
 	switch {
 	case s.killAt.IsZero():
-		s.killAt = time.Now().Add(s.Grace)
-		s.killAfter(s.Grace)
+		s.killAt = time.Now().Add(s.grace)
+		s.killAfter(s.grace)
 	case !time.Now().Before(s.killAt):
 		s.killAll()
 	}

@@ -30,6 +30,9 @@ func newFaults(t *testing.T) *faults {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.plain.Close() })
+	if _, err := f.plain.Exec(schema); err != nil { // what is left is looked for before the first step
+		t.Fatal(err)
+	}
 	return f
 }
 

@@ -36,10 +36,10 @@ var mistakes = []mistake{
 	}, "TestConformance/AnswerLost", "was called unavailable, and still the next one gets busy"},
 	{"trust is counted from the answer", []string{
 		"\tif err == nil && g.Token == 0 {\n", "\tg.SentAt = driver.Now()\n\tif err == nil && g.Token == 0 {\n",
-	}, "TestConformance/TrustIsNotFromTheAnswer", "although the answer took"},
+	}, "TestConformance/ValidityNotFromTheAnswer", "although every answer took"},
 	{"a renewal is trusted from the answer", []string{
 		"\tfor i := range answers {\n", "\tfor i := range answers {\n\t\tanswers[i].SentAt = driver.Now()\n",
-	}, "TestConformance/TrustIsNotFromTheAnswer", "although the answer took"},
+	}, "TestConformance/ValidityNotFromTheAnswer", "although every answer took"},
 	{"a release wakes nobody", []string{
 		"\t\tt.passOn(g.Name)\n", "",
 	}, "TestConformance/PushIsHeard", "nobody hears one"},

@@ -16,7 +16,7 @@ func TestPage(t *testing.T) {
 		t.Fatal(err)
 	}
 	var sources []string
-	for _, file := range []string{"sqlitestore.go", "sqlitestore_test.go", "../holdfast-sqlite/main.go"} {
+	for _, file := range []string{"sqlitestore.go", "sqlitestore_test.go", "../holdfast-sqlite/main.go", "../withserver/withserver_test.go"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -57,7 +57,7 @@ type Store struct {
 }
 
 // Open opens the locks of a namespace in a file, which it makes if it is not there.
-func Open(ctx context.Context, path, namespace string) (*Store, error) {
+func Open(_ context.Context, path, namespace string) (*Store, error) {
 	boot, bootErr := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+
 		"?_txlock=immediate&_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)")
@@ -67,9 +67,6 @@ func Open(ctx context.Context, path, namespace string) (*Store, error) {
 	db.SetMaxOpenConns(1) // the file has one writer at a time anyway
 	s := &Store{db: db, path: path, space: string(boot) + namespace}
 	s.ctx, s.end = context.WithCancel(context.Background())
-	if err := s.step(ctx, func(t *step) error { t.exec(schema); return nil }); err != nil {
-		return nil, errors.Join(err, s.Close(ctx))
-	}
 	return s, nil
 }
 
@@ -124,6 +121,7 @@ func (s *Store) step(ctx context.Context, f func(*step) error) error {
 	var now unix.Timespec
 	t.err = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
 	t.now = now.Nano()
+	t.exec(schema) // which does nothing where it has been done
 	err = f(t)
 	if err = cmp.Or(t.err, err); err != nil {
 		return beforeCommit(err)

@@ -28,7 +28,7 @@ func TestConformance(t *testing.T) {
 		Stop:       f.begin,
 		Start:      f.end,
 		Delay:      func(_ testing.TB, d time.Duration) { f.delay.Store(int64(d)) },
-		LoseAnswer: func(testing.TB) { f.lose.Store(true) },
+		LoseAnswer: func(testing.TB, int) { f.lose.Store(true) },
 		Bubble:     true,
 		Leftovers: func(t testing.TB) []string {
 			left, err := f.left(t.Context())

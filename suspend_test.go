@@ -39,8 +39,8 @@ func (s onS) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
 	return a
 }
 
-// The scheduler has noticed the suspend (its own reading is on the same clock).
-func TestResumeRenewsAtOnce(t *testing.T) {
+// The schedule's own reading is on the same clock, so it notices the suspend.
+func TestLeasesAreRenewedAtOnceAfterASuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &sclock{}
 		st := onS{memstore.New(), c, make(chan time.Time, 10)}
@@ -49,9 +49,9 @@ func TestResumeRenewsAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.sched.mu.Lock()
-		l.sched.woke = driver.NowOn(c)
-		l.sched.mu.Unlock()
+		l.mu.Lock()
+		l.schedule.checked = driver.NowOn(c)
+		l.mu.Unlock()
 		time.Sleep(500 * time.Millisecond)
 		began := time.Now()
 		c.slept.Add(int64(20 * time.Second)) // trust left: 6.5 s; the store answers
@@ -66,7 +66,7 @@ func TestResumeRenewsAtOnce(t *testing.T) {
 	})
 }
 
-func TestDoneAfterResume(t *testing.T) {
+func TestDoneClosesSoonAfterASuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &sclock{}
 		m := memstore.New()
@@ -76,9 +76,9 @@ func TestDoneAfterResume(t *testing.T) {
 			t.Fatal(err)
 		}
 		m.Script().FailRenewals("a", 1<<30, nil)
-		l.sched.mu.Lock()
-		l.sched.woke = driver.NowOn(c)
-		l.sched.mu.Unlock()
+		l.mu.Lock()
+		l.schedule.checked = driver.NowOn(c)
+		l.mu.Unlock()
 		time.Sleep(500 * time.Millisecond)
 		began := time.Now()
 		c.slept.Add(int64(24500 * time.Millisecond)) // trust ends in 2 s, the lease in 5 s

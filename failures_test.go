@@ -38,7 +38,7 @@ func (s slowRelease) Release(ctx context.Context, g driver.Grant, keep time.Dura
 	return s.Store.Release(ctx, g, keep)
 }
 
-func TestCloseWaitsForAnUnlockOnItsWay(t *testing.T) {
+func TestCloseWaitsForARunningUnlock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		other := newLocker(t, s.Client())
@@ -57,7 +57,7 @@ func TestCloseWaitsForAnUnlockOnItsWay(t *testing.T) {
 	})
 }
 
-func TestMinHoldOfWhatWasNotAcquired(t *testing.T) {
+func TestFailedLockAllIgnoresMinHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
@@ -70,7 +70,7 @@ func TestMinHoldOfWhatWasNotAcquired(t *testing.T) {
 	})
 }
 
-func TestMinHoldIsRenewedAfterTheContextEnded(t *testing.T) {
+func TestMinHoldOutlivesTheCallersContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Linger = false }})
@@ -93,7 +93,8 @@ func TestMinHoldIsRenewedAfterTheContextEnded(t *testing.T) {
 	})
 }
 
-// asks is a BreakAsk store: Lost is a request to end; the grant stands until released.
+// asks is a BreakAsk store: Lost is a request to end, and the grant stands until its
+// release.
 type asks struct {
 	*memstore.Store
 	mu   sync.Mutex
@@ -122,7 +123,7 @@ func (s *asks) ask(name string) {
 	f.Lost(driver.Taken, nil)
 }
 
-func TestLingeringAskedToEndIsReleased(t *testing.T) {
+func TestLingeringLeaseIsReleasedWhenAskedToEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		a := &asks{Store: s, from: map[string]driver.Requester{}}
@@ -135,7 +136,7 @@ func TestLingeringAskedToEndIsReleased(t *testing.T) {
 	})
 }
 
-func TestCloseReleasesWhatWasAskedToEnd(t *testing.T) {
+func TestCloseReleasesALockThatWasAskedToEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		a := &asks{Store: s, from: map[string]driver.Requester{}}
@@ -150,7 +151,7 @@ func TestCloseReleasesWhatWasAskedToEnd(t *testing.T) {
 	})
 }
 
-func TestDeadStoreIsUnavailable(t *testing.T) {
+func TestSilentStoreIsUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
@@ -176,7 +177,7 @@ func (s silentGuarantees) Guarantees(ctx context.Context) (driver.Guarantees, er
 	return driver.Guarantees{}, ctx.Err()
 }
 
-func TestTryLockAfterClose(t *testing.T) {
+func TestTryLockAfterCloseReturnsErrClosed(t *testing.T) {
 	s := memstore.New()
 	other := newLocker(t, s.Client())
 	k := mustLock(t, other, "a")
@@ -191,7 +192,7 @@ func TestTryLockAfterClose(t *testing.T) {
 	unlock(t, k)
 }
 
-// delayedRenew: a healthy store, rtt 60 ms.
+// delayedRenew is a store whose renewals take 60 ms.
 type delayedRenew struct{ driver.Store }
 
 func (s delayedRenew) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
@@ -318,7 +319,7 @@ func TestNoEventAfterClose(t *testing.T) {
 	})
 }
 
-func TestUnlockOfSeveralIsBoundedAsOne(t *testing.T) {
+func TestUnlockOfSeveralBlocksNoLongerThanOfOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
@@ -343,9 +344,9 @@ func (s unreachable) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 	return driver.Grant{}, driver.Errorf(driver.Unavailable, "dial: i/o timeout")
 }
 
-// TestUnreachableUntilTheEnd: a store that tells of its own time-out when the
-// caller's context ends does not hide that end.
-func TestUnreachableUntilTheEnd(t *testing.T) {
+// TestEndOfTheContextIsReportedBesideTheStoresError: a store that reports its own timeout
+// when the caller's context ends does not hide that end.
+func TestEndOfTheContextIsReportedBesideTheStoresError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := unreachable{altered{memstore.New(), func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true }}}
 		l := newLocker(t, s)
@@ -372,7 +373,7 @@ func (s *uselessGrant) Acquire(ctx context.Context, r driver.Request) (driver.Gr
 	return g, err
 }
 
-func TestUselessGrantsDoNotSpin(t *testing.T) {
+func TestExpiredGrantsAreRetriedWithBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &uselessGrant{Store: altered{memstore.New(), func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }}}
 		l := newLocker(t, s)
@@ -427,7 +428,7 @@ func (s *mutexed) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	return g, err
 }
 
-func TestLostMayComeUnderTheStoresMutex(t *testing.T) {
+func TestStoreMayCallLostUnderItsMutex(t *testing.T) {
 	s := &mutexed{Store: memstore.New()}
 	l, _ := holdfast.New(s)
 	mustLock(t, l, "a")
@@ -440,7 +441,7 @@ func TestLostMayComeUnderTheStoresMutex(t *testing.T) {
 	}
 }
 
-func TestTryDoesNotOvertakeOnAPolledStore(t *testing.T) {
+func TestTryLockDoesNotOvertakeLocalWaitersOnAPolledStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		poll := func(g *driver.Guarantees) { g.Wake, g.Order = driver.WakePoll, driver.OrderNone }
@@ -466,7 +467,7 @@ func TestTryDoesNotOvertakeOnAPolledStore(t *testing.T) {
 	})
 }
 
-func TestHookThatExitsItsGoroutine(t *testing.T) {
+func TestHookMayExitItsGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, _ := holdfast.New(s, holdfast.WithHooks(goexitHook{}))
@@ -488,11 +489,11 @@ func TestHookThatExitsItsGoroutine(t *testing.T) {
 	})
 }
 
-// TestGivenUpOnceItHasLapsed: an undo or a release that fails again and again ends the
-// matter when nothing can stand any more. Where a place or a grant lives as long as a
-// session that others use, that is never: then Close does not say that all is well, and
-// waits for a store that has gone for a while only.
-func TestGivenUpOnceItHasLapsed(t *testing.T) {
+// TestRetriesEndWhenNothingCanStand: an undo or a release that keeps failing ends when
+// whatever it concerns must have expired. If a queue entry or a lease lives as long as a
+// session that others use, that is never. Close then waits for a limited time, and
+// reports that not everything is confirmed.
+func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 	for _, c := range []struct {
 		lapses      bool
 		tries       int // that fail
@@ -532,7 +533,7 @@ func TestGivenUpOnceItHasLapsed(t *testing.T) {
 	}
 }
 
-// sessionRenew answers as a session store does: trust counts from the heartbeat
+// sessionRenew answers as a session store does: validity counts from the heartbeat
 // before the last one, which is more than a third of the TTL old.
 type sessionRenew struct {
 	driver.Store
@@ -550,7 +551,7 @@ func (s *sessionRenew) Renew(ctx context.Context, gs []driver.Grant) []driver.Re
 	return a
 }
 
-func TestRenewalOfAnOlderInstantDoesNotSpin(t *testing.T) {
+func TestRenewalWithAnEarlySendIsNotRepeatedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sessionRenew{Store: memstore.New()}
 		l := newLocker(t, s)
@@ -564,9 +565,9 @@ func TestRenewalOfAnOlderInstantDoesNotSpin(t *testing.T) {
 	})
 }
 
-// TestConfirmedInTheEnd: a release that was applied and not answered ends with
-// EventReleased, when asking again finds nothing to release.
-func TestConfirmedInTheEnd(t *testing.T) {
+// TestReleaseWithALostAnswerIsConfirmedLater: the release was applied, and its answer was
+// lost. It ends with EventReleased when the retry finds nothing to release.
+func TestReleaseWithALostAnswerIsConfirmedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{}
 		l := newLocker(t, lostReleaseAnswer{memstore.New()}, holdfast.WithHooks(r))
@@ -589,9 +590,9 @@ func (s lostReleaseAnswer) Release(ctx context.Context, g driver.Grant, keep tim
 	return err
 }
 
-// TestBusyAnswerToAWait: a store may say that it cannot queue just now; the wait
-// goes on, and ends busy.
-func TestBusyAnswerToAWait(t *testing.T) {
+// TestWaitGoesOnAfterABusyAnswer: a store may answer that it cannot queue just now. The
+// wait goes on, and ends with ErrBusy.
+func TestWaitGoesOnAfterABusyAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }})
@@ -605,9 +606,9 @@ func TestBusyAnswerToAWait(t *testing.T) {
 	})
 }
 
-// TestLockAllWhenTimeIsUp: the time went by waiting for the first name; a name
-// that is free is still taken, and one that is not is busy.
-func TestLockAllWhenTimeIsUp(t *testing.T) {
+// TestLockAllTriesFreeNamesAfterWait: waiting for the first name took the whole time. A
+// free name is still acquired, and a held one is busy.
+func TestLockAllTriesFreeNamesAfterWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		slow := &hooked{Store: s}

@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// mute is a store that does not say what it promises.
+// mute is a store that does not answer the request for its guarantees.
 type mute struct{ driver.Store }
 
 func (mute) Guarantees(ctx context.Context) (driver.Guarantees, error) {
@@ -24,9 +24,9 @@ func (mute) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 
 func network(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }
 
-// TestWaitBoundsTheWhole: Wait also bounds the first question to a store that is silent,
-// the first try, and what waits after a try that took its time.
-func TestWaitBoundsTheWhole(t *testing.T) {
+// TestWaitLimitsEveryPhase: Wait also limits the request for the guarantees, the fast path,
+// and the wait after a slow fast path.
+func TestWaitLimitsEveryPhase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		try := func(l *holdfast.Locker, want error, took time.Duration, o ...holdfast.LockOption) {
 			t.Helper()
@@ -51,9 +51,9 @@ func TestWaitBoundsTheWhole(t *testing.T) {
 	})
 }
 
-// TestAnsweredInTime: who asks for little time is answered within it, although somebody
-// with more time has asked before and is not answered yet.
-func TestAnsweredInTime(t *testing.T) {
+// TestShortRequestTimeoutHoldsBehindALongerOne: a waiter with a short request timeout fails
+// after it, although the request under way is for a waiter with a longer one.
+func TestShortRequestTimeoutHoldsBehindALongerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, altered{s.Client(), network})
@@ -91,8 +91,8 @@ func (s slowly) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return s.Store.Acquire(ctx, r)
 }
 
-// TestPausedProcessOfAll: the context of several locks looks at the clock of each.
-func TestPausedProcessOfAll(t *testing.T) {
+// TestErrReadsTheClockOfEveryLockOfLockAll: the context of several locks reads the clock of each.
+func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
 	c := &frozen{now: time.Now()}
 	l := newLocker(t, slowly{onClock{memstore.New(), c}, c})
 	k, err := l.LockAll(bg, []string{"a", "b"})
@@ -131,9 +131,9 @@ func TestNestedWorkErrorIsKept(t *testing.T) {
 	}
 }
 
-// TestBusyElsewhere: the end of a context whose cause is that another lock was busy is
-// not the answer that this one is.
-func TestBusyElsewhere(t *testing.T) {
+// TestBusyErrorOfAnotherLockIsNoBusyAnswer: the cause of the context's end is that another
+// lock was busy. That does not make this one busy.
+func TestBusyErrorOfAnotherLockIsNoBusyAnswer(t *testing.T) {
 	l := newLocker(t, memstore.New())
 	ctx, cancel := context.WithCancelCause(bg)
 	cancel(&holdfast.BusyError{Name: "x"})
@@ -157,9 +157,9 @@ func (h leaving) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// TestHookThatExitsTheCaller: a lock or a place whose goroutine a hook has ended does not
-// stay.
-func TestHookThatExitsTheCaller(t *testing.T) {
+// TestLockIsReleasedIfAHookExitsTheCaller: a hook ends the goroutine that got a lock or a
+// queue entry, and neither stays.
+func TestLockIsReleasedIfAHookExitsTheCaller(t *testing.T) {
 	for _, kind := range []holdfast.EventKind{holdfast.EventAcquired, holdfast.EventQueued} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
@@ -188,7 +188,29 @@ func TestHookThatExitsTheCaller(t *testing.T) {
 	}
 }
 
-// sluggish answers every request with a grant, and takes its time.
+// TestLockAllReleasesIfAHookExitsTheCaller: a hook ends the goroutine that has got the first
+// of two locks and waits for the second, and neither stays.
+func TestLockAllReleasesIfAHookExitsTheCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		other := newLocker(t, s.Client())
+		held := mustLock(t, other, "b")
+		l := newLocker(t, s.Client(), holdfast.WithHooks(leaving{holdfast.EventQueued}))
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, err := l.LockAll(bg, []string{"a", "b"})
+			t.Errorf("LockAll returned: %v", err)
+		}()
+		<-done
+		unlock(t, held)
+		synctest.Wait()
+		wantFree(t, other, "a")
+		wantFree(t, other, "b")
+	})
+}
+
+// sluggish is a store that grants every request slowly.
 type sluggish struct{ driver.Store }
 
 func (s sluggish) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -196,9 +218,9 @@ func (s sluggish) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	return s.Store.Acquire(ctx, r)
 }
 
-// TestManyInTurn: who is served after many others, one by one, is not sent away because
-// that took longer than the request timeout: the store has answered all the time.
-func TestManyInTurn(t *testing.T) {
+// TestWaitersServedOneByOneDoNotTimeOut: a waiter behind many others, which are served one
+// by one, does not time out: the store has answered all the time.
+func TestWaitersServedOneByOneDoNotTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocker(t, sluggish{altered{memstore.New(), network}})
 		var all sync.WaitGroup

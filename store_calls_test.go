@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// hooked lets a test stand inside a store's calls.
+// hooked is a store whose calls a test can follow and change.
 type hooked struct {
 	driver.Store
 	release func()
@@ -56,7 +56,7 @@ func TestContextEndsBeforeTheRelease(t *testing.T) {
 	unlock(t, k)
 }
 
-func TestRenewalAnswers(t *testing.T) {
+func TestRenewalAnswersSetTheValidity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hooked{Store: memstore.New()}
 		h.renew = func(_ []driver.Grant, a []driver.Renewal) []driver.Renewal { time.Sleep(2 * time.Second); return a }
@@ -96,8 +96,8 @@ func TestRenewalAnswers(t *testing.T) {
 	})
 }
 
-// A grant that arrives as its caller's context ends is given back.
-func TestGrantForACancelledTryIsGivenBack(t *testing.T) {
+// TestGrantForACancelledTryIsReleased: the grant arrives as its caller's context ends.
+func TestGrantForACancelledTryIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		ctx, cancel := context.WithCancel(bg)
@@ -114,9 +114,9 @@ func TestGrantForACancelledTryIsGivenBack(t *testing.T) {
 	})
 }
 
-// Granted to an abandoned request whose next head wants something else, and
-// an abandoned request of unknown outcome.
-func TestAbandonedGrantIsGivenBack(t *testing.T) {
+// TestGrantForACancelledRequestIsReleased: the next head has other options than the
+// cancelled request, which is granted, or has an unknown outcome.
+func TestGrantForACancelledRequestIsReleased(t *testing.T) {
 	for _, unknown := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
@@ -154,7 +154,7 @@ func TestAbandonedGrantIsGivenBack(t *testing.T) {
 	}
 }
 
-func TestLossWhileLingering(t *testing.T) {
+func TestLossEndsALingeringLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, _ := holdfast.New(altered{s, func(g *driver.Guarantees) { g.Linger = false }})
@@ -177,7 +177,7 @@ func TestLossWhileLingering(t *testing.T) {
 	})
 }
 
-// lateEnd ends without a channel that tells: what asks for its Err finds out.
+// lateEnd is a context whose Done channel is never closed. Only its Err reports the end.
 type lateEnd struct {
 	context.Context
 	ended atomic.Bool
@@ -190,9 +190,9 @@ func (c *lateEnd) Err() error {
 	return nil
 }
 
-// TestMinHoldOfAWaiterThatGaveUp: the grant came as its waiter's context ended.
-// The caller got an error, so its MinHold does not count.
-func TestMinHoldOfAWaiterThatGaveUp(t *testing.T) {
+// TestCancelledWaiterIgnoresMinHold: the grant came as its waiter's context ended. The
+// caller gets an error, so its MinHold does not count.
+func TestCancelledWaiterIgnoresMinHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		ctx := &lateEnd{Context: bg}
@@ -210,9 +210,9 @@ func TestMinHoldOfAWaiterThatGaveUp(t *testing.T) {
 	})
 }
 
-// TestJoinKeepsTheGrantRenewed: the outer lock's context has ended; the one that
-// joined goes on, and so does renewal.
-func TestJoinKeepsTheGrantRenewed(t *testing.T) {
+// TestJoinKeepsTheLeaseRenewed: the outer lock's context has ended. The one that joined
+// goes on, and so does renewal.
+func TestJoinKeepsTheLeaseRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocker(t, memstore.New())
 		ctx, cancel := context.WithCancel(bg)
@@ -234,8 +234,8 @@ func TestJoinKeepsTheGrantRenewed(t *testing.T) {
 	})
 }
 
-// TestMinHoldSurvivesAFailedRelease: the release that is tried again asks the
-// store to keep the grant as the first one did.
+// TestMinHoldSurvivesAFailedRelease: the repeated release lets the store keep the lease
+// for as long as the first one did.
 func TestMinHoldSurvivesAFailedRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

@@ -1,0 +1,170 @@
+package holdfast
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// background counts what Close waits for: calls at the store, releases and undos in
+// the background, lingering leases, events on their way to a hook.
+type background struct {
+	n       atomic.Int64
+	awaited atomic.Bool // a Close waits for n to reach 0
+	mu      sync.Mutex
+	idle    chan struct{} // made by Close, closed when n reaches 0
+}
+
+func (b *background) begin() { b.n.Add(1) }
+
+func (b *background) end() {
+	if b.n.Add(-1) == 0 && b.awaited.Load() {
+		b.mu.Lock()
+		b.wake()
+		b.mu.Unlock()
+	}
+}
+
+// wake wakes Close if nothing is under way. mu is held.
+func (b *background) wake() {
+	if b.n.Load() == 0 && b.idle != nil {
+		close(b.idle)
+		b.idle = nil
+		b.awaited.Store(false)
+	}
+}
+
+// run does a piece of work on a goroutine of its own.
+func (b *background) run(work func()) {
+	b.begin()
+	go func() {
+		defer b.end()
+		work()
+	}()
+}
+
+// wait blocks until nothing is under way.
+func (b *background) wait(ctx context.Context) error {
+	b.mu.Lock()
+	if b.idle == nil {
+		b.idle = make(chan struct{})
+	}
+	idle := b.idle
+	b.awaited.Store(true)
+	b.wake() // after awaited is set: an end that has not seen it is seen here
+	b.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Delays between two polls of a store that cannot notify, and between two requests
+// that failed.
+const (
+	pollFirst, pollMax   = 5 * time.Millisecond, 500 * time.Millisecond
+	retryFirst, retryMax = 20 * time.Millisecond, 2 * time.Second
+)
+
+// backoff returns the delay after n earlier ones: it doubles from first to limit,
+// with jitter.
+func backoff(n int, first, limit time.Duration) time.Duration {
+	d := limit
+	if n < 16 {
+		d = min(limit, first<<n)
+	}
+	return d/2 + rand.N(d/2+1)
+}
+
+// retry counts the failures of a request that is repeated. The zero retry has none.
+type retry struct{ failures int }
+
+// delay counts one more failure and returns how long to wait before the next
+// request.
+func (r *retry) delay() time.Duration {
+	r.failures++
+	return backoff(r.failures-1, retryFirst, retryMax)
+}
+
+// reset forgets the failures.
+func (r *retry) reset() { r.failures = 0 }
+
+// task is something that the store must still do for a request that nobody waits
+// for any more.
+type task struct {
+	run     func(context.Context) error // nil when it is done
+	failed  func(error)                 // called after each failed attempt
+	timeout time.Duration               // of one attempt
+	ttl     time.Duration
+}
+
+const (
+	// expiredAfter is the number of TTLs after which nothing stands that nobody
+	// renews, whatever was on its way to the store.
+	expiredAfter = 4
+	// closeTimeout is how long Close waits for a store at least.
+	closeTimeout = 30 * time.Second
+)
+
+// doLater does a task on a goroutine of its own, and repeats it until it is done.
+// A task that hangs or fails delays no other. It delays Close for a limited time:
+// after that it is counted as unsettled instead.
+func (l *Locker) doLater(t *task) {
+	l.background.begin()
+	go func() {
+		end := l.background.end
+		defer func() { end() }()
+		unsettled := false
+		for r := (retry{}); ; {
+			ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
+			err := t.run(ctx)
+			cancel()
+			if err == nil || l.store.Classify(err) == driver.IsClosed {
+				return
+			}
+			if !unsettled {
+				t.failed(err)
+			}
+			if !unsettled && l.ctx.Err() != nil && time.Since(l.closedAt) > max(expiredAfter*t.ttl, closeTimeout) {
+				unsettled = true
+				l.unsettled.Add(1)
+				end = func() { l.unsettled.Add(-1) }
+				l.background.end()
+			}
+			time.Sleep(r.delay())
+		}
+	}()
+}
+
+// undoLater rolls back a request whose outcome is unknown, so that nothing of it
+// stands or can still appear. It uses a context of its own and repeats the undo until the store has
+// confirmed it. If leases and queue entries expire by themselves, a few TTLs end the
+// task too.
+func (l *Locker) undoLater(x *lease) {
+	began := time.Now()
+	expires := l.guarantees.Load().Lapses
+	h := x.holder
+	l.doLater(&task{
+		run: func(ctx context.Context) error {
+			err := l.store.Undo(ctx, x.req)
+			if expires && time.Since(began) > expiredAfter*x.req.TTL {
+				return nil
+			}
+			return err
+		},
+		timeout: l.requestTimeout(x.req.TTL), ttl: x.req.TTL,
+		failed: func(err error) {
+			if l.cfg.hooks != nil {
+				e := l.describe(EventUndoFailed, x.req.Name, &h.set)
+				e.Err = err
+				l.emitLater(h.ctx, e)
+			}
+		},
+	})
+}

@@ -1,0 +1,56 @@
+//go:build linux || darwin
+
+package checktest_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check"
+	"github.com/holdfast-go/holdfast/check/checktest"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+const convictEnv = "HOLDFAST_CHECKTEST_CONVICT"
+
+// TestConvict fails, in the process that TestConvictionIsKept starts: each client has a
+// store of its own, so that all of them hold each name at once.
+func TestConvict(t *testing.T) {
+	if os.Getenv(convictEnv) == "" {
+		t.Skip("it is run by TestConvictionIsKept")
+	}
+	checktest.Run(t, check.Config{Duration: time.Second, Faults: []string{}, Target: &check.Target{
+		Open: func(context.Context) (driver.Store, error) { return memstore.New(), nil },
+	}})
+}
+
+// TestConvictionIsKept requires that the history of a broken rule outlives its test, and
+// that the failure names the directory.
+func TestConvictionIsKept(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestConvict$")
+	cmd.Env = append(os.Environ(), convictEnv+"=1", "TMPDIR="+t.TempDir())
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		t.Fatalf("a store with two holders was acquitted:\n%s", out)
+	}
+	found := regexp.MustCompile(`are in (\S+)`).FindSubmatch(out)
+	if found == nil {
+		t.Fatalf("the failure does not name a directory:\n%s", out)
+	}
+	events, err := check.ReadFiles(filepath.Join(string(found[1]), check.HistoryFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := check.Judge(events); err != nil || r.OK() {
+		t.Errorf("the history that was kept is judged %+v, %v; want a broken rule", r, err)
+	}
+	if st, err := os.Stat(filepath.Join(string(found[1]), check.PageFile)); err != nil || st.Size() == 0 {
+		t.Errorf("the page was not kept: %v", err)
+	}
+}

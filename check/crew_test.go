@@ -1,0 +1,51 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// TestFaultMayEndWithItsRound: a fault that asks a server that does not answer when the
+// round's faults end is no failure of the check, and is ended nonetheless.
+func TestFaultMayEndWithItsRound(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	log, err := NewLog(filepath.Join(t.TempDir(), "log.jsonl"), "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+
+	ended := false
+	ask := StoreFault{
+		Kind: "ask",
+		Begin: func(ctx context.Context, _ Fault) error {
+			c, err := net.Dial("tcp", silent.Addr().String())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			deadline, _ := ctx.Deadline()
+			if err := c.SetReadDeadline(deadline); err != nil {
+				return err
+			}
+			_, err = c.Read(make([]byte, 1))
+			return err
+		},
+		End: func(context.Context, Fault) error { ended = true; return nil },
+	}
+	c := &crew{log: log, members: []*member{{}}, target: &Target{Faults: []StoreFault{ask}}}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := c.inject(ctx, Fault{Kind: "ask", For: time.Hour}); err != nil || !ended {
+		t.Errorf("%v, ended: %v", err, ended)
+	}
+}

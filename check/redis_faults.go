@@ -1,0 +1,163 @@
+//go:build linux || darwin
+
+package check
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+// redisRights are the commands that docs/redis.md lists for a restricted user. The
+// first redisScriptRights of them are called by the scripts.
+var redisRights = []string{
+	"hset", "hsetnx", "hdel", "set", "del", "pexpire", "get", "hget", "hmget", "pttl", "time", "publish",
+	"eval", "evalsha", "subscribe", "unsubscribe", "hello", "ping", "hgetall", "info", "scan", "role", "cluster", "wait",
+}
+
+const redisScriptRights = 12
+
+// redisUser is the user that workers log in as, in a URL, and redisUserSettings are the
+// settings that give it exactly the documented rights.
+const redisUser = "app:app-secret@"
+
+func redisUserSettings() []string {
+	user := []string{"--user", "app", "on", ">app-secret", "resetkeys", "~holdfast:*", "resetchannels", "&holdfast:*", "-@all"}
+	for _, right := range redisRights {
+		user = append(user, "+"+right)
+	}
+	return user
+}
+
+// revokeRights takes the documented rights away from the user, one after another, each
+// for a part of the fault's time. Rights that scripts use come twice as often.
+func revokeRights(all []*servers.Redis) StoreFault {
+	var next atomic.Uint32
+	change := func(ctx context.Context, sign, right string) error {
+		for _, r := range all {
+			if r.PID() == 0 {
+				continue
+			}
+			if _, err := r.Do(ctx, "ACL", "SETUSER", "app", sign+right); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return StoreFault{Kind: "revoke-right", Begin: func(ctx context.Context, f Fault) error {
+		for range 3 {
+			n := int(next.Add(1))
+			right := redisRights[n/2%len(redisRights)]
+			if n%2 == 0 {
+				right = redisRights[n/2%redisScriptRights]
+			}
+			if err := change(ctx, "-", right); err != nil {
+				return err
+			}
+			lasts(ctx, max(f.For/3, 150*time.Millisecond))
+			if err := change(context.WithoutCancel(ctx), "+", right); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+}
+
+// fillMemory leaves the servers without memory for new keys.
+func fillMemory(all []*servers.Redis) StoreFault {
+	limit := func(value string) func(context.Context, Fault) error {
+		return func(ctx context.Context, _ Fault) error {
+			return eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", value)
+		}
+	}
+	return StoreFault{Kind: "fill-memory", Begin: limit("1"), End: limit("0")}
+}
+
+// evictKeys has a server that did not evict keys begin to. The policy is changed first:
+// a store has redisNotice to find out, before the server runs out of memory.
+func evictKeys(all []*servers.Redis) StoreFault {
+	return StoreFault{Kind: "evict-keys", Begin: func(ctx context.Context, f Fault) error {
+		if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
+			return err
+		}
+		defer func() {
+			ctx := context.WithoutCancel(ctx)
+			_ = eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", "0")
+			_ = eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+		}()
+		lasts(ctx, redisNotice)
+		for range 1 + f.For/(20*time.Millisecond) {
+			// The server evicts keys as soon as the limit is set.
+			if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", "1"); err != nil && ctx.Err() == nil {
+				return err
+			}
+			if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", "0"); err != nil && ctx.Err() == nil {
+				return err
+			}
+			lasts(ctx, 20*time.Millisecond)
+		}
+		return nil
+	}}
+}
+
+// redisNotice is within what time a store has to find that a server's settings or a
+// replica's clock have changed.
+const redisNotice = 3 * time.Second
+
+// lasts waits for d or until ctx ends.
+func lasts(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// eachRunning sends a command to every server that runs.
+func eachRunning(ctx context.Context, all []*servers.Redis, args ...string) error {
+	for _, r := range all {
+		if r.PID() == 0 {
+			continue
+		}
+		if _, err := r.Do(ctx, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// loneHolder waits for a name that one client has held for a moment, and for which nobody
+// waits, and returns its key; "" if there is none for a while.
+func loneHolder(ctx context.Context, all []*servers.Redis) string {
+	before := map[string]any{}
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
+		now := map[string]any{}
+		for _, r := range all {
+			if r.PID() == 0 || !isPrimary(ctx, r) {
+				continue
+			}
+			found, err := r.Do(ctx, "KEYS", "holdfast:{???}:*")
+			if err != nil {
+				continue
+			}
+			keys, _ := found.([]any)
+			for _, k := range keys {
+				key, _ := k.(string)
+				fields, err := r.Do(ctx, "HKEYS", key)
+				names, _ := fields.([]any)
+				waits := func(f any) bool { name, _ := f.(string); return strings.HasPrefix(name, "q") }
+				if err == nil && (len(names) == 0 || slices.ContainsFunc(names, waits)) {
+					continue
+				}
+				if now[key], err = r.Do(ctx, "DUMP", key); err == nil && now[key] != nil && now[key] == before[key] {
+					return key
+				}
+			}
+		}
+		before = now
+	}
+	return ""
+}

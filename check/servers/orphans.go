@@ -1,0 +1,85 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"crypto/rand"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// A watcher is a shell that outlives this process and then kills the servers that
+// this process has started and not ended: a program that gets SIGKILL, or a test
+// that panics at its timeout, ends nothing itself.
+//
+// The watcher reads the numbers of the servers from a pipe. Only this process has
+// the other end, so the pipe ends with this process, in whatever way that ends. A
+// parent-death signal would not do: it fires when the thread that started the server
+// exits, it reaches no child of the server, and a change of the user clears it.
+type watcher struct {
+	mu   sync.Mutex
+	pipe io.Writer // nil before the first server
+	// mark is in the environment of every server. By it the watcher finds those that
+	// have left their process group, and one that this process could not report.
+	mark string
+}
+
+var watch watcher
+
+//go:embed orphans.sh
+var killOrphans string
+
+// start starts the watcher unless it runs, and returns the variable for the
+// environment of a server.
+func (w *watcher) start() (mark string, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pipe != nil {
+		return w.mark, nil
+	}
+	r, pipe, err := os.Pipe()
+	if err != nil {
+		return "", err
+	}
+	defer r.Close()
+	mark = "HOLDFAST_CHECK_SERVER=" + rand.Text()
+	cmd := exec.Command("/bin/sh", "-c", killOrphans, "holdfast-watcher", mark)
+	cmd.Dir = "/"
+	cmd.Stdin = r
+	// Neither a key pressed at the terminal nor a signal for the group of this process
+	// ends the watcher.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		pipe.Close()
+		return "", fmt.Errorf("servers: the watcher that ends the servers after this process: %w", err)
+	}
+	// It ends after this process, so there is nothing to wait for.
+	_ = cmd.Process.Release()
+	w.pipe, w.mark = pipe, mark
+	return mark, nil
+}
+
+// started reports the process group of a server.
+func (w *watcher) started(group int) error {
+	if err := w.send("+", group); err != nil {
+		return errors.New("servers: the watcher that ends the servers after this process has ended")
+	}
+	return nil
+}
+
+// ended reports that a process group is no server of ours any more.
+func (w *watcher) ended(group int) { _ = w.send("-", group) }
+
+func (w *watcher) send(op string, group int) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, err := io.Copy(w.pipe, strings.NewReader(fmt.Sprintln(op, group)))
+	return err
+}

@@ -1,0 +1,76 @@
+package servers
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// stallThreads stops the threads of a process whose names begin so, and leaves the others
+// running, until resume is called. It needs no privileges for a child of this process.
+//
+// A thread can be resumed only by the thread that has stopped it, and every thread of a
+// traced process belongs to one: both are done by a goroutine that keeps its thread.
+func stallThreads(pid int, name string) (resume func(), err error) {
+	stalled, over, done := make(chan error, 1), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and the thread ends with the goroutine
+		var stopped []int
+		err := func() error {
+			tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
+			if err != nil {
+				return err
+			}
+			for _, t := range tasks {
+				comm, err := os.ReadFile(filepath.Join(t, "comm"))
+				if err != nil || !strings.HasPrefix(string(comm), name) {
+					continue // it has ended, or is another
+				}
+				tid, _ := strconv.Atoi(filepath.Base(t))
+				if err := stopThread(tid); err != nil {
+					return fmt.Errorf("servers: stopping thread %s of process %d: %w", strings.TrimSpace(string(comm)), pid, err)
+				}
+				stopped = append(stopped, tid)
+			}
+			if len(stopped) == 0 {
+				return fmt.Errorf("servers: process %d has no thread %s", pid, name)
+			}
+			return nil
+		}()
+		stalled <- err
+		if err == nil {
+			<-over
+		}
+		for _, tid := range stopped {
+			_ = unix.PtraceDetach(tid) // the process may have been killed
+		}
+	}()
+	if err := <-stalled; err != nil {
+		<-done
+		return nil, err
+	}
+	return func() { close(over); <-done }, nil
+}
+
+func stopThread(tid int) error {
+	if err := unix.PtraceSeize(tid); err != nil {
+		return err
+	}
+	if err := unix.PtraceInterrupt(tid); err != nil {
+		return err
+	}
+	for {
+		_, err := syscall.Wait4(tid, nil, unix.WALL, nil)
+		if !errors.Is(err, syscall.EINTR) {
+			return err
+		}
+	}
+}

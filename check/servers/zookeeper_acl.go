@@ -1,0 +1,145 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/base64"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+)
+
+// The rights that an entry of an access list gives.
+const (
+	RightRead   = 1
+	RightWrite  = 2
+	RightCreate = 4
+	RightDelete = 8
+	RightAll    = 31
+)
+
+// ZooKeeperACL is one entry of a node's access list.
+type ZooKeeperACL struct {
+	Rights     int32
+	Scheme, ID string
+}
+
+// DigestUser is a user of the digest scheme, with rights.
+func DigestUser(user, password string, rights int32) ZooKeeperACL {
+	return ZooKeeperACL{rights, "digest", digest(user, password)}
+}
+
+func digest(user, password string) string {
+	h := sha1.Sum([]byte(user + ":" + password))
+	return user + ":" + base64.StdEncoding.EncodeToString(h[:])
+}
+
+// The server's administrator, whom no access list binds.
+const (
+	adminUser     = "super"
+	adminPassword = "administrator"
+)
+
+// adminArgument makes that user known to a server.
+func adminArgument() string {
+	return "-Dzookeeper.DigestAuthenticationProvider.superDigest=" + digest(adminUser, adminPassword)
+}
+
+// The operations that an administrator does, and the errors that are none here.
+const (
+	opCreateNode = 1
+	opSetACL     = 7
+	opSetAuth    = 100
+	opEnd        = -11
+
+	codeNoNode     = -101
+	codeNodeExists = -110
+)
+
+// CreateNode creates a node with an access list, if it is missing.
+func (z *ZooKeeper) CreateNode(ctx context.Context, path string, acl ...ZooKeeperACL) error {
+	body := appendString(nil, path)
+	body = binary.BigEndian.AppendUint32(body, 0) // no data
+	body = appendACL(body, acl)
+	return z.administer(ctx, opCreateNode, binary.BigEndian.AppendUint32(body, 0), codeNodeExists)
+}
+
+// SetACL replaces the access list of a node; one that does not exist needs none.
+func (z *ZooKeeper) SetACL(ctx context.Context, path string, acl ...ZooKeeperACL) error {
+	body := appendACL(appendString(nil, path), acl)
+	return z.administer(ctx, opSetACL, binary.BigEndian.AppendUint32(body, ^uint32(0)), codeNoNode)
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.BigEndian.AppendUint32(b, uint32(len(s))), s...)
+}
+
+func appendACL(b []byte, acl []ZooKeeperACL) []byte {
+	b = binary.BigEndian.AppendUint32(b, uint32(len(acl)))
+	for _, a := range acl {
+		b = binary.BigEndian.AppendUint32(b, uint32(a.Rights))
+		b = appendString(appendString(b, a.Scheme), a.ID)
+	}
+	return b
+}
+
+// administer does one request as the administrator, in a session of its own.
+func (z *ZooKeeper) administer(ctx context.Context, op int32, body []byte, allowed int32) error {
+	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", z.Address())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	// Protocol version, last transaction seen, timeout, session, its password, and no
+	// read-only server.
+	hello := make([]byte, 4+8+4+8+4+16+1)
+	binary.BigEndian.PutUint32(hello[12:], 10_000)
+	binary.BigEndian.PutUint32(hello[24:], 16)
+	if _, err := roundTrip(c, hello); err != nil {
+		return err
+	}
+	auth := binary.BigEndian.AppendUint32(nil, 0)
+	auth = appendString(appendString(auth, "digest"), adminUser+":"+adminPassword)
+	for i, r := range []struct {
+		op   int32
+		body []byte
+	}{{opSetAuth, auth}, {op, body}, {opEnd, nil}} {
+		frame := binary.BigEndian.AppendUint32(nil, uint32(i+1))
+		frame = binary.BigEndian.AppendUint32(frame, uint32(r.op))
+		answer, err := roundTrip(c, append(frame, r.body...))
+		if err != nil {
+			return err
+		}
+		// The request's number, the last transaction, and the code.
+		if len(answer) < 16 {
+			return fmt.Errorf("servers: zookeeper %d answers with %d bytes", z.ID, len(answer))
+		}
+		if code := int32(binary.BigEndian.Uint32(answer[12:])); code != 0 && code != allowed {
+			return fmt.Errorf("servers: zookeeper %d refuses operation %d: code %d", z.ID, r.op, code)
+		}
+	}
+	return nil
+}
+
+// roundTrip sends one frame and reads one.
+func roundTrip(c net.Conn, frame []byte) ([]byte, error) {
+	if _, err := c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
+		return nil, err
+	}
+	head := make([]byte, 4)
+	if _, err := io.ReadFull(c, head); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(head)
+	if n > 1<<20 {
+		return nil, fmt.Errorf("servers: zookeeper answers with a frame of %d bytes", n)
+	}
+	answer := make([]byte, n)
+	_, err := io.ReadFull(c, answer)
+	return answer, err
+}

@@ -1,0 +1,73 @@
+//go:build linux || darwin
+
+package servers
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Backup copies what the server has on disk into a new directory, as a backup that is made
+// while the server runs: the last transactions may be missing.
+func (z *ZooKeeper) Backup(to string) error {
+	from := filepath.Join(z.cfg.Dir, "data")
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the server has renamed or removed it meanwhile
+		}
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			return os.MkdirAll(filepath.Join(to, rel), 0o700)
+		}
+		b, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) || strings.HasSuffix(path, ".pid") {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(to, rel), b, 0o600)
+	})
+}
+
+// Restore kills the server and starts it again on a backup of its directory data: its history
+// goes back to the moment of that. The backup can be restored again.
+func (s *Server) Restore(ctx context.Context, from string) error {
+	s.Kill()
+	data := filepath.Join(s.cfg.Dir, "data")
+	if err := os.RemoveAll(data); err != nil {
+		return err
+	}
+	if err := os.CopyFS(data, os.DirFS(from)); err != nil {
+		return err
+	}
+	return s.Restart(ctx)
+}
+
+// restartPatience bounds one start of a server that has data. One that was started on
+// sessions which expire at once sometimes gives up serving, and goes on running.
+const restartPatience = 20 * time.Second
+
+// Restart is that of the server, and made again where the server does not serve.
+func (z *ZooKeeper) Restart(ctx context.Context) (err error) {
+	for range 3 {
+		try, cancel := context.WithTimeout(ctx, restartPatience)
+		err = z.Server.Restart(try)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return err
+}

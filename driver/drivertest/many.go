@@ -1,0 +1,83 @@
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/holdfast-go/holdfast"
+)
+
+// ManyOverSlowLink has one Locker take n locks over a link that delays every answer by
+// delay, hold them for three TTLs, and release them. It requires that no lock is lost on
+// the way. It is no part of Run: how many locks a store can hold over such a link is for the
+// store's own test to say. Harness.Delay is needed.
+func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) {
+	t.Helper()
+	ignore := []goleak.Option{goleak.IgnoreCurrent()}
+	for _, f := range h.Background {
+		ignore = append(ignore, goleak.IgnoreAnyFunction(f))
+	}
+	e := &env{suite: &suite{h: h}, T: t}
+	t.Cleanup(func() {
+		e.closeAll()
+		if !t.Failed() {
+			e.eventually("no goroutine of the store is left", func() bool { return goleak.Find(ignore...) == nil }, func() string { return fmt.Sprint(goleak.Find(ignore...)) })
+		}
+	})
+	l := e.locker(holdfast.Defaults(holdfast.TTL(ttl)))
+	end := e.delayed(delay)
+	defer end()
+	base := e.name()
+	// As many at once as a program has that takes them one after the other in each of its
+	// goroutines.
+	const goroutines = 256
+	locks := make([]*holdfast.Lock, n)
+	each := func(do func(i int) error) {
+		var all sync.WaitGroup
+		next := make(chan int)
+		for range goroutines {
+			all.Go(func() {
+				for i := range next {
+					if err := do(i); err != nil {
+						t.Errorf("lock %d of %d: %v", i, n, err)
+					}
+				}
+			})
+		}
+		for i := range n {
+			next <- i
+		}
+		close(next)
+		all.Wait()
+	}
+	each(func(i int) (err error) {
+		locks[i], err = l.Lock(t.Context(), fmt.Sprintf("%s-%d", base, i))
+		return err
+	})
+	if t.Failed() {
+		return
+	}
+	time.Sleep(3 * ttl) // the locks are to be held for that long
+	lost, why := 0, error(nil)
+	for _, k := range locks {
+		if k.Context().Err() != nil {
+			lost, why = lost+1, context.Cause(k.Context())
+		}
+	}
+	if lost > 0 {
+		t.Errorf("%d of %d locks of a TTL of %s were lost over a link of %s, one by: %v", lost, n, ttl, delay, why)
+	}
+	each(func(i int) error {
+		if err := locks[i].Unlock(); err != nil && locks[i].Context().Err() == nil {
+			return err
+		}
+		return nil
+	})
+	end()
+	e.closeLocker(l)
+}

@@ -1,0 +1,138 @@
+package drivertest_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// mistake is one that a store may make about validity, planted around the memory store, and
+// the test of the suite that convicts it.
+type mistake struct {
+	test string
+	// acquire and renew spoil what is asked for, and what is answered.
+	ask    func(c *client, r *driver.Request)
+	answer func(r driver.Request, g *driver.Grant)
+	renew  func(*driver.Renewal)
+}
+
+var mistakes = map[string]mistake{
+	"none": {test: ""},
+	"a grant is valid from its answer": {test: "ValidityNotFromTheAnswer",
+		answer: func(_ driver.Request, g *driver.Grant) { g.SentAt = driver.Now() }},
+	"a grant after a wait is valid from its answer": {test: "ValidityNotFromTheAnswer",
+		answer: func(r driver.Request, g *driver.Grant) {
+			if r.Wait {
+				g.SentAt = driver.Now()
+			}
+		}},
+	"a renewal is valid from its answer": {test: "ValidityNotFromTheAnswer",
+		renew: func(a *driver.Renewal) { a.SentAt = driver.Now() }},
+	"a grant after a wait keeps the deadline of its queue entry": {test: "StandsForItsTTL",
+		ask: func(_ *client, r *driver.Request) {
+			if r.Wait {
+				r.TTL = min(r.TTL, 500*time.Millisecond)
+			}
+		}},
+	"a session keeps its first TTL": {test: "LongerTTLStands",
+		ask: func(c *client, r *driver.Request) {
+			c.once.Do(func() { c.first = r.TTL })
+			r.TTL = min(r.TTL, c.first)
+		}},
+}
+
+// client is a client of the memory store that makes a mistake.
+type client struct {
+	driver.Store
+	mistake
+	delay *atomic.Int64
+	once  sync.Once
+	first time.Duration
+}
+
+func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	asked := r
+	if c.ask != nil {
+		c.ask(c, &asked)
+	}
+	g, err := c.Store.Acquire(ctx, asked)
+	time.Sleep(time.Duration(c.delay.Load())) // the way of the answer
+	if err == nil {
+		g.TTL = r.TTL
+		if c.answer != nil {
+			c.answer(r, &g)
+		}
+	}
+	return g, err
+}
+
+func (c *client) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := c.Store.Renew(ctx, grants)
+	time.Sleep(time.Duration(c.delay.Load()))
+	for i := range answers {
+		if c.renew != nil {
+			c.renew(&answers[i])
+		}
+	}
+	return answers
+}
+
+const mistakeEnv = "HOLDFAST_DRIVERTEST_MISTAKE"
+
+// TestPlanted runs the suite, in the process that TestMistakesAreConvicted starts.
+func TestPlanted(t *testing.T) {
+	m, planted := mistakes[os.Getenv(mistakeEnv)]
+	if !planted {
+		t.Skip("it is run by TestMistakesAreConvicted")
+	}
+	s := memstore.New()
+	delay := new(atomic.Int64)
+	drivertest.Run(t, drivertest.Harness{
+		Open: func(_ testing.TB, namespace string) driver.Store {
+			return &client{Store: s.Namespace(namespace), mistake: m, delay: delay}
+		},
+		Stop:  func(testing.TB) { s.Script().Stop() },
+		Start: func(testing.TB) { s.Script().Start() },
+		Delay: func(_ testing.TB, d time.Duration) { delay.Store(int64(d)) },
+	})
+}
+
+// TestMistakesAreConvicted requires that each mistake fails the test that is there for it,
+// and that the same store without a mistake passes all of these tests.
+func TestMistakesAreConvicted(t *testing.T) {
+	run := func(t *testing.T, name, test string) (out []byte, passed bool) {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run", "^TestPlanted$/^("+test+")$")
+		cmd.Env = append(os.Environ(), mistakeEnv+"="+name)
+		out, err := cmd.CombinedOutput()
+		return out, err == nil
+	}
+	var all []string
+	for name, m := range mistakes {
+		if name == "none" {
+			continue
+		}
+		all = append(all, m.test)
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out, passed := run(t, name, m.test)
+			if passed || !strings.Contains(string(out), "--- FAIL: TestPlanted/"+m.test+" ") {
+				t.Errorf("%s does not convict it:\n%s", m.test, out)
+			}
+		})
+	}
+	t.Run("none", func(t *testing.T) {
+		t.Parallel()
+		if out, passed := run(t, "none", strings.Join(all, "|")); !passed {
+			t.Errorf("a store without a mistake is convicted:\n%s", out)
+		}
+	})
+}

@@ -1,0 +1,469 @@
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// validityFromTheSend requires that SentAt lies between the call and its return and, after
+// a wait, after the release that ended it. Where a session confirms grants it may be
+// earlier, but not by half of the TTL.
+func validityFromTheSend(e *env) {
+	e.leases()
+	inside := func(what string, at driver.Instant, from time.Time) {
+		e.Helper()
+		switch elapsed, _ := at.Elapsed(); {
+		case at.Time().After(time.Now()):
+			e.Errorf("%s: SentAt %s is to come", what, at.Time())
+		case e.h.Session && elapsed > long/2:
+			e.Errorf("%s: SentAt is %s ago, of a TTL of %s", what, elapsed, long)
+		case !e.h.Session && at.Time().Before(from):
+			e.Errorf("%s: SentAt %s is before %s", what, at.Time(), from)
+		}
+	}
+	a, b, name := e.open(), e.open(), e.name()
+	before := time.Now()
+	g := e.must(a, e.request(name, driver.Exclusive, long))
+	inside("a first grant", g.SentAt, before)
+	w := e.queue(b, e.request(name, driver.Exclusive, long))
+	free := time.Now()
+	e.release(a, g)
+	got := w.granted()
+	inside("a grant after a wait", got.SentAt, free)
+	before = time.Now()
+	r := b.Renew(e.Context(), []driver.Grant{got})
+	if len(r) != 1 || r[0].Err != nil {
+		e.Fatalf("Renew: %+v", r)
+	}
+	inside("a renewal", r[0].SentAt, before)
+	e.release(b, got)
+}
+
+// answerDelay is by how much the tests of validity delay every answer.
+const answerDelay = 200 * time.Millisecond
+
+// delayed delays every answer until the returned function is called.
+func (e *env) delayed(d time.Duration) (end func()) {
+	e.Helper()
+	e.h.Delay(e.T, d)
+	ended := false
+	end = func() {
+		if !ended {
+			ended = true
+			e.h.Delay(e.T, 0)
+		}
+	}
+	e.Cleanup(end)
+	return end
+}
+
+// validityNotFromTheAnswer delays every answer of the store and requires that no part of
+// the delay counts as validity: whatever confirmed a grant was sent at least that long
+// before the grant, or its renewal, was returned.
+func validityNotFromTheAnswer(e *env) {
+	e.leases()
+	if e.h.Delay == nil {
+		e.Skip("the harness cannot delay answers")
+	}
+	old := func(what string, sent driver.Instant, returned time.Time) {
+		e.Helper()
+		if age := returned.Sub(sent.Time()); age < answerDelay {
+			e.Errorf("%s: SentAt is %s before the return although every answer took %s: validity runs from before the request was sent", what, age, answerDelay)
+		}
+	}
+	a, b, name := e.open(), e.open(), e.name()
+	e.free(a, name) // connected
+	e.free(b, name)
+	for _, limit := range e.limits() {
+		is := fmt.Sprintf("limit %d, ", limit)
+		grant := func(r driver.Request) driver.Grant {
+			e.Helper()
+			end := e.delayed(answerDelay)
+			defer end()
+			g, err := a.Acquire(e.Context(), r)
+			returned := time.Now()
+			if err != nil {
+				e.Fatalf("Acquire(%q, limit %d): %v", r.Name, r.Limit, err)
+			}
+			e.checkGrant(r, g)
+			old(is+map[bool]string{false: "a first grant", true: "a first grant of a request that may wait"}[r.Wait], g.SentAt, returned)
+			return g
+		}
+		e.release(a, grant(e.request(name, limit, long)))
+		// Of a TTL of which the delay is a notable part: a session does not ask again what it
+		// has been answered a small part of its TTL ago.
+		inTime := e.longer(func(ttl time.Duration) bool {
+			g := grant(e.request(name, limit, 8*ttl))
+			for i := range 2 {
+				end := e.delayed(answerDelay)
+				r := a.Renew(e.Context(), []driver.Grant{g})
+				returned := time.Now()
+				end()
+				if len(r) != 1 || r[0].Err != nil {
+					if !over(g) {
+						e.Fatalf("Renew: %+v", r)
+					}
+					_ = a.Release(e.Context(), g, 0)
+					return false
+				}
+				old(fmt.Sprintf("%srenewal %d", is, i+1), r[0].SentAt, returned)
+			}
+			e.release(a, g)
+			return true
+		})
+		if !inTime {
+			e.Errorf("limit %d: no grant was renewed within its TTL", limit)
+		}
+		if e.g.Wake == driver.WakePush {
+			r := e.request(name, limit, long)
+			r.Wait = true
+			e.release(a, grant(r))
+		}
+
+		// Two waiters: where the limit admits both, the second grant may be passed on by the
+		// first.
+		if !e.canFill(limit) {
+			continue
+		}
+		held := e.full(a, name, limit)
+		first, second := e.queue(b, e.request(name, limit, long)), e.queue(e.open(), e.request(name, limit, long))
+		end := e.delayed(answerDelay)
+		e.releaseAll(a, held)
+		for range 2 {
+			w := first
+			select {
+			case <-first.done:
+			case <-second.done:
+				w = second
+			case <-time.After(patience):
+			}
+			got := w.granted()
+			w.done = nil
+			old(is+"a grant after a wait", got.SentAt, w.at)
+			e.release(w.s, got)
+		}
+		end()
+	}
+	e.free(a, name)
+}
+
+// queuedHook receives one value for each lock call that begins to wait.
+type queuedHook chan struct{}
+
+func (queuedHook) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+
+func (q queuedHook) Event(_ context.Context, ev holdfast.Event) {
+	if ev.Kind == holdfast.EventQueued {
+		select {
+		case q <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// lockersDelayed requires of a Locker what validityNotFromTheAnswer requires of a store: of
+// a lock that was granted at once, after a wait, by a local handoff, and renewed.
+func lockersDelayed(e *env) {
+	e.leases()
+	if e.h.Delay == nil {
+		e.Skip("the harness cannot delay answers")
+	}
+	options := []holdfast.LockOption{holdfast.TTL(long), holdfast.Margin(0)}
+	queued := make(queuedHook, 8)
+	holder := e.locker(holdfast.LocalHandoff(1), holdfast.WithHooks(queued))
+	other := e.locker()
+	name := e.name()
+	for _, l := range []*holdfast.Locker{holder, other} { // connected
+		if err := l.Do(e.Context(), name, func(context.Context) error { return nil }, options...); err != nil {
+			e.Fatal(err)
+		}
+	}
+	short := func(what string, k *holdfast.Lock) {
+		e.Helper()
+		if left := k.Remaining(); left > long+e.g.Granularity-answerDelay {
+			e.Errorf("%s is valid for %s more although its answer took %s of the TTL of %s", what, left, answerDelay, long)
+		}
+	}
+	lock := func(l *holdfast.Locker) <-chan *holdfast.Lock {
+		got := make(chan *holdfast.Lock, 1)
+		go func() {
+			defer close(got)
+			k, err := l.Lock(e.Context(), name, options...)
+			if err != nil {
+				e.Errorf("Lock: %v", err)
+				return
+			}
+			got <- k
+		}()
+		return got
+	}
+	take := func(got <-chan *holdfast.Lock) *holdfast.Lock {
+		e.Helper()
+		select {
+		case k := <-got:
+			if k != nil {
+				return k
+			}
+		case <-time.After(patience):
+		}
+		e.Fatalf("%q was not locked within %s", name, patience)
+		return nil
+	}
+	unlock := func(k *holdfast.Lock) {
+		e.Helper()
+		if err := k.Unlock(); err != nil {
+			e.Errorf("Unlock: %v", err)
+		}
+	}
+	end := e.delayed(answerDelay)
+	k := take(lock(holder))
+	short("a lock", k)
+	waits := lock(holder)
+	select {
+	case <-queued:
+	case <-time.After(patience):
+		e.Fatalf("no goroutine waits for %q", name)
+	}
+	unlock(k)
+	k = take(waits)
+	short("a lock by a local handoff", k)
+	waits = lock(other)
+	unlock(k)
+	k = take(waits)
+	short("a lock after a wait", k)
+	unlock(k)
+	end()
+	e.closeLocker(holder)
+	e.closeLocker(other)
+}
+
+// standsForItsTTL requires that no other grant begins before SentAt + TTL of the last
+// request that set the deadline: for every limit, granted at once, after a wait, and
+// renewed.
+func standsForItsTTL(e *env) {
+	e.leases()
+	stands := func(limit int, waited, renewed bool) func(*env) {
+		return func(e *env) {
+			a, b := e.open(), e.open()
+			var name string
+			var g driver.Grant
+			inTime := e.longer(func(ttl time.Duration) bool {
+				name = e.name()
+				if waited {
+					// Of a longer TTL than the one for which its entry may have stood.
+					g = e.grantedAfterWait(a, b, e.request(name, limit, 3*ttl))
+				} else {
+					g = e.must(a, e.request(name, limit, ttl))
+				}
+				if !renewed {
+					return true
+				}
+				time.Sleep(g.TTL / 4)
+				return e.renewed(a, &g)
+			})
+			if !inTime {
+				e.Skip("the machine was too busy to renew in time")
+			}
+			e.standsUntilItsEnd(b, g)
+		}
+	}
+	all := map[string]func(*env){}
+	for _, limit := range e.limits() {
+		all[fmt.Sprintf("limit %d", limit)] = stands(limit, false, false)
+		all[fmt.Sprintf("limit %d, renewed", limit)] = stands(limit, false, true)
+		if e.canFill(limit) {
+			all[fmt.Sprintf("limit %d, after a wait", limit)] = stands(limit, true, false)
+		}
+	}
+	e.together(all)
+}
+
+// standsAfterDelays is StandsForItsTTL for grants that were made and renewed while every
+// answer was delayed. It convicts a SentAt that lies between two requests of one step, of
+// which the first has set the deadline.
+func standsAfterDelays(e *env) {
+	e.leases()
+	if e.h.Delay == nil {
+		e.Skip("the harness cannot delay answers")
+	}
+	ttl := 8 * e.h.TTL
+	type item struct {
+		what  string
+		begin func() // before the delay
+		grant func() (driver.Grant, bool)
+		g     driver.Grant
+		ok    bool
+	}
+	var items []*item
+	a, b := e.open(), e.open()
+	for _, limit := range e.limits() {
+		first, renewed, waited := e.request(e.name(), limit, ttl), e.request(e.name(), limit, ttl), e.request(e.name(), limit, ttl)
+		items = append(items, &item{what: fmt.Sprintf("limit %d", limit),
+			begin: func() {},
+			grant: func() (driver.Grant, bool) {
+				g, err := a.Acquire(e.Context(), first)
+				if err != nil {
+					e.Errorf("Acquire(%q): %v", first.Name, err)
+				}
+				return g, err == nil
+			}})
+		var g driver.Grant
+		items = append(items, &item{what: fmt.Sprintf("limit %d, renewed", limit),
+			begin: func() { g = e.must(a, renewed) },
+			grant: func() (driver.Grant, bool) {
+				r := a.Renew(e.Context(), []driver.Grant{g})
+				if len(r) != 1 || r[0].Err != nil {
+					e.Errorf("Renew(%q): %+v", g.Name, r)
+					return g, false
+				}
+				g.SentAt, g.TTL = r[0].SentAt, r[0].TTL
+				return g, true
+			}})
+		if !e.canFill(limit) {
+			continue
+		}
+		var held []driver.Grant
+		var w *waiting
+		items = append(items, &item{what: fmt.Sprintf("limit %d, after a wait", limit),
+			begin: func() {
+				held = e.full(b, waited.Name, limit)
+				w = e.queue(a, waited)
+			},
+			grant: func() (driver.Grant, bool) {
+				for _, h := range held {
+					if err := b.Release(e.Context(), h, 0); err != nil {
+						e.Errorf("Release(%q): %v", h.Name, err)
+						return driver.Grant{}, false
+					}
+				}
+				<-w.done
+				if w.err != nil {
+					e.Errorf("waiting for %q: %v", waited.Name, w.err)
+				}
+				return w.g, w.err == nil
+			}})
+	}
+	for _, it := range items {
+		it.begin()
+	}
+	end := e.delayed(answerDelay)
+	var all sync.WaitGroup
+	for _, it := range items {
+		all.Go(func() { it.g, it.ok = it.grant() })
+	}
+	all.Wait()
+	end()
+	tests := map[string]func(*env){}
+	for _, it := range items {
+		if it.ok {
+			tests[it.what] = func(e *env) { e.standsUntilItsEnd(e.open(), it.g) }
+		}
+	}
+	e.together(tests)
+}
+
+// canFill reports whether full can make a request of the limit wait.
+func (e *env) canFill(limit int) bool { return e.g.Mixed || limit != driver.Unlimited }
+
+// full takes a name, so that a request of the limit has to wait: exclusively where limits
+// mix, else by as many grants of the limit as there may be.
+func (e *env) full(s driver.Store, name string, limit int) (held []driver.Grant) {
+	e.Helper()
+	n := limit
+	if e.g.Mixed {
+		n, limit = 1, driver.Exclusive
+	}
+	for range n {
+		held = append(held, e.must(s, e.request(name, limit, long)))
+	}
+	return held
+}
+
+func (e *env) releaseAll(s driver.Store, grants []driver.Grant) {
+	e.Helper()
+	for _, g := range grants {
+		e.release(s, g)
+	}
+}
+
+// grantedAfterWait waits for a name that other fills and then releases.
+func (e *env) grantedAfterWait(s, other driver.Store, r driver.Request) driver.Grant {
+	e.Helper()
+	held := e.full(other, r.Name, r.Limit)
+	w := e.queue(s, r)
+	e.releaseAll(other, held)
+	return w.granted()
+}
+
+// standsUntilItsEnd requires that an exclusive waiter gets the name of a grant that nobody
+// renews any more, and not before its TTL has passed.
+func (e *env) standsUntilItsEnd(s driver.Store, g driver.Grant) {
+	e.Helper()
+	w := e.wait(s, e.request(g.Name, driver.Exclusive, long))
+	next := w.granted() // it ends, too
+	// Until the answer: what was granted may have been asked for, or be valid from, before
+	// the end that is looked for here.
+	if stood := w.at.Sub(g.SentAt.Time()); stood < g.TTL {
+		e.Errorf("%q was granted to another client %s after the request that set the TTL of %s was sent", g.Name, stood, g.TTL)
+	}
+	e.release(s, next)
+}
+
+// longerTTLStands requires that a grant stands for its own TTL beside grants of shorter
+// ones: of the same name, renewed or not, and of the same client.
+func longerTTLStands(e *env) {
+	e.leases()
+	all := map[string]func(*env){}
+	for _, limit := range e.limits() {
+		if limit == driver.Exclusive {
+			continue
+		}
+		for _, longFirst := range []bool{false, true} {
+			all[fmt.Sprintf("limit %d, long first %t", limit, longFirst)] = func(e *env) {
+				a, b, name := e.open(), e.open(), e.name()
+				take := func(s driver.Store, ttl time.Duration) driver.Grant { return e.must(s, e.request(name, limit, ttl)) }
+				var kept, brief driver.Grant
+				if longFirst {
+					kept, brief = take(a, 4*e.h.TTL), take(b, e.h.TTL)
+				} else {
+					brief, kept = take(b, e.h.TTL), take(a, 4*e.h.TTL)
+				}
+				e.renewed(b, &brief)
+				e.standsUntilItsEnd(b, kept)
+			}
+		}
+	}
+	if e.h.Stop == nil {
+		e.together(all)
+		return
+	}
+	e.together(all)
+
+	// The client is not heard of for longer than the shorter TTL.
+	a, b, name := e.open(), e.open(), e.name()
+	e.must(a, e.request(e.name(), driver.Exclusive, e.h.TTL))
+	g := e.must(a, e.request(name, driver.Exclusive, 16*e.h.TTL))
+	e.free(b, e.name()) // connected
+	e.h.Stop(e.T)
+	time.Sleep(3 * e.h.TTL)
+	e.h.Start(e.T)
+	var next driver.Grant
+	var err error
+	e.eventually("the store answers again", func() bool {
+		next, err = e.ask(b, e.request(name, driver.Exclusive, long))
+		return err == nil || b.Classify(err) == driver.Busy
+	}, func() string { return fmt.Sprint(err) })
+	if elapsed, _ := g.SentAt.Elapsed(); err == nil && elapsed < g.TTL {
+		e.Errorf("%q was granted to another client %s after the request that set its TTL of %s was sent; the same client holds another grant of %s",
+			name, elapsed, g.TTL, e.h.TTL)
+	}
+	if err == nil {
+		e.release(b, next)
+	}
+	_ = a.Release(e.Context(), g, 0) // which a slow machine may have lost
+}

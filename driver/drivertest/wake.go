@@ -1,0 +1,256 @@
+package drivertest
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// pushTime is how long a test without a fallback waits for a notification. A machine that
+// stands still for that long takes a living waiter for one that nobody notified, so such a
+// test has tries.
+const pushTime = 10 * time.Second
+
+// pushed returns a test that requires that in one of three tries every waiter is granted.
+// What a try has left is withdrawn.
+func pushed(try func(e *env) []*waiting) func(*env) {
+	return func(e *env) {
+		var last string
+		for range 3 {
+			own := &env{suite: e.suite, T: e.T}
+			e.Cleanup(own.closeAll)
+			late := own.late(try(own))
+			for _, h := range own.held {
+				own.release(h.s, h.g)
+			}
+			own.closeAll()
+			if late == "" {
+				return
+			}
+			last = late
+		}
+		e.Errorf("%s, in each of three tries: nothing notified it, and it makes no look of its own", last)
+	}
+}
+
+// late waits for the grants of waiters, releases them when all have come, and describes the
+// first that did not come.
+func (e *env) late(waiters []*waiting) (what string) {
+	e.Helper()
+	deadline := time.After(pushTime)
+	for i, w := range waiters {
+		select {
+		case <-w.done:
+			if w.err != nil {
+				e.Fatalf("waiting for %q: %v", w.r.Name, w.err)
+			}
+			continue
+		case <-deadline:
+		}
+		what = fmt.Sprintf("waiter %d of %d of %q was not granted within %s", i+1, len(waiters), w.r.Name, pushTime)
+		break
+	}
+	for _, w := range waiters {
+		w.leave()
+	}
+	return what
+}
+
+// openSilent makes a client whose waiters make no look of their own.
+func (e *env) openSilent() driver.Store {
+	e.Helper()
+	return e.opened(e.h.OpenWithoutFallback(e.T, ""))
+}
+
+// wakesWithoutFallback requires that every way in which a name can become free notifies the
+// waiter whose turn it is.
+func wakesWithoutFallback(e *env) {
+	if e.g.Wake != driver.WakePush {
+		e.Skip("the store declares no push")
+	}
+	if e.h.OpenWithoutFallback == nil {
+		e.Skip("the harness cannot switch the fallback off")
+	}
+	all := map[string]func(*env){}
+	exclusive := func(end func(e *env, s driver.Store, r driver.Request, g driver.Grant)) func(e *env) []*waiting {
+		return func(e *env) []*waiting {
+			s, name := e.open(), e.name()
+			r := e.request(name, driver.Exclusive, long)
+			g := e.must(s, r)
+			w := e.queue(e.openSilent(), e.request(name, driver.Exclusive, long))
+			end(e, s, r, g)
+			return []*waiting{w}
+		}
+	}
+	all["release"] = pushed(exclusive(func(e *env, s driver.Store, _ driver.Request, g driver.Grant) { e.release(s, g) }))
+	all["undo of a grant"] = pushed(exclusive(func(e *env, s driver.Store, r driver.Request, _ driver.Grant) { e.undone(s, r) }))
+	if e.g.Break == driver.BreakNow {
+		all["break"] = pushed(exclusive(func(e *env, _ driver.Store, _ driver.Request, g driver.Grant) {
+			if err := e.open().(driver.Breaker).Break(e.Context(), g.Name, g.Token); err != nil {
+				e.Fatalf("Break(%q, %d): %v", g.Name, g.Token, err)
+			}
+		}))
+	}
+	if e.g.Crash != driver.CrashFreesAfterTTL {
+		all["close of the holder's client"] = pushed(exclusive(func(e *env, s driver.Store, _ driver.Request, g driver.Grant) {
+			if err := s.Close(e.Context()); err != nil {
+				e.Fatalf("Close: %v", err)
+			}
+		}))
+	}
+	for _, limit := range e.limits() {
+		if limit == driver.Exclusive || !e.canFill(limit) {
+			continue
+		}
+		all[fmt.Sprintf("limit %d, all that it admits", limit)] = pushed(func(e *env) []*waiting {
+			s, name := e.open(), e.name()
+			held := e.full(s, name, limit)
+			var waiters []*waiting
+			for range min(limit, 3) {
+				waiters = append(waiters, e.queue(e.openSilent(), e.request(name, limit, long)))
+			}
+			e.releaseAll(s, held)
+			return waiters
+		})
+		if !e.g.Mixed || e.g.Order != driver.OrderFIFO {
+			continue
+		}
+		// The last of several holders goes, and an exclusive waiter comes.
+		all[fmt.Sprintf("limit %d, the last holder", limit)] = pushed(func(e *env) []*waiting {
+			a, b, name := e.open(), e.open(), e.name()
+			one, two := e.must(a, e.request(name, limit, long)), e.must(b, e.request(name, limit, long))
+			w := e.queue(e.openSilent(), e.request(name, driver.Exclusive, long))
+			e.release(a, one)
+			e.release(b, two)
+			return []*waiting{w}
+		})
+		// An exclusive waiter gives up, and those behind it may join the holder.
+		for how, end := range map[string]func(*waiting){
+			"withdrawn": (*waiting).leave,
+			"undone": func(w *waiting) {
+				w.cancel()
+				<-w.done
+				w.e.undone(w.s, w.r)
+			},
+		} {
+			all[fmt.Sprintf("limit %d, an exclusive waiter in front is %s", limit, how)] = pushed(func(e *env) []*waiting {
+				s, name := e.open(), e.name()
+				e.held = append(e.held, held{s, e.must(s, e.request(name, limit, long))})
+				front := e.queue(e.open(), e.request(name, driver.Exclusive, long))
+				waiters := []*waiting{e.queue(e.openSilent(), e.request(name, limit, long))}
+				if limit > 2 {
+					waiters = append(waiters, e.queue(e.openSilent(), e.request(name, limit, long)))
+				}
+				end(front)
+				return waiters
+			})
+		}
+	}
+	if e.g.Order == driver.OrderFIFO {
+		// The first waiter gives up before the holder releases: the second is next.
+		all["release after the first waiter was withdrawn"] = pushed(func(e *env) []*waiting {
+			s, name := e.open(), e.name()
+			g := e.must(s, e.request(name, driver.Exclusive, long))
+			front := e.queue(e.openSilent(), e.request(name, driver.Exclusive, long))
+			back := e.queue(e.openSilent(), e.request(name, driver.Exclusive, long))
+			front.leave()
+			e.release(s, g)
+			return []*waiting{back}
+		})
+	}
+	e.together(all)
+}
+
+// wakesAfterReconnect requires that a client is notified after its connections were ended,
+// while others of its requests waited.
+func wakesAfterReconnect(e *env) {
+	if e.g.Wake != driver.WakePush {
+		e.Skip("the store declares no push")
+	}
+	if e.h.OpenWithoutFallback == nil || e.h.Disconnect == nil {
+		e.Skip("the harness cannot switch the fallback off, or end connections")
+	}
+	pushed(func(e *env) []*waiting {
+		holder, waiter, kept := e.open(), e.openSilent(), e.name()
+		held := e.request(kept, driver.Exclusive, long)
+		e.must(holder, held)
+		other := e.queue(waiter, e.request(kept, driver.Exclusive, long))
+		e.h.Disconnect(e.T)
+		// A client that is not connected yet says so; then it is asked again.
+		name := e.name()
+		var g driver.Grant
+		var err error
+		e.eventually("the holder's client is connected again", func() bool {
+			g, err = e.ask(holder, e.request(name, driver.Exclusive, long))
+			return err == nil
+		}, func() string { return fmt.Sprint(err) })
+		var w *waiting
+		e.eventually("the waiter's client is connected again", func() bool {
+			w = e.wait(waiter, e.request(name, driver.Exclusive, long))
+			select {
+			case <-from(w.r).queued:
+				return true
+			case <-w.done:
+				if err = w.err; err != nil && w.s.Classify(err) == driver.Unknown {
+					e.undone(waiter, w.r)
+				}
+				return false
+			case <-time.After(patience):
+				e.Fatalf("the store did not report a queue entry for %q", name)
+				return false
+			}
+		}, func() string { return fmt.Sprint(err) })
+		e.release(holder, g)
+		// The other wait may have ended with its connection, or with the holder's.
+		other.cancel()
+		<-other.done
+		e.undone(waiter, other.r)
+		e.undone(holder, held)
+		return []*waiting{w}
+	})(e)
+}
+
+// waitOutlivesEntry requires that a waiter keeps its queue entry for longer than one stands
+// that nobody renews, and its turn with it.
+func waitOutlivesEntry(e *env) {
+	if e.g.Wake != driver.WakePush {
+		e.Skip("a waiter has no queue entry")
+	}
+	holder, name := e.open(), e.name()
+	g := e.must(holder, e.request(name, driver.Exclusive, long))
+	var queue []*waiting
+	for range 2 {
+		queue = append(queue, e.queue(e.open(), e.request(name, driver.Exclusive, e.h.TTL)))
+	}
+	time.Sleep(2*max(e.h.EntryLife, e.h.TTL) + e.h.TTL)
+	late := e.open()
+	e.busy(late, e.request(name, driver.Exclusive, long)) // what has expired is removed by it
+	queue = append(queue, e.queue(late, e.request(name, driver.Exclusive, e.h.TTL)))
+	e.release(holder, g)
+	last := g.Token
+	for i := range queue {
+		var w *waiting
+		if e.g.Order == driver.OrderFIFO {
+			w = queue[i]
+		} else {
+			select {
+			case <-queue[0].done:
+				w = queue[0]
+			case <-queue[1].done:
+				w = queue[1]
+			case <-queue[2].done:
+				w = queue[2]
+			case <-time.After(patience):
+				e.Fatalf("%d of %d waiters of %q were not granted within %s", len(queue)-i, len(queue), name, patience)
+			}
+		}
+		got := w.granted()
+		w.done = nil
+		if got.Token <= last {
+			e.Errorf("%q: waiter %d was granted token %d after %d, which a later waiter had", name, i+1, got.Token, last)
+		}
+		last = max(last, got.Token)
+		_ = w.s.Release(e.Context(), got, 0) // a slow machine may have lost it
+	}
+}

@@ -1,0 +1,158 @@
+package etcd
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+// calls reads from the server's metrics how often a method was called: of a stream, how many there
+// have been.
+func (c *cluster) calls(t *testing.T, method string) (n int) {
+	t.Helper()
+	resp, err := http.Get("http://" + c.members[0].Client + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	found := false
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		line := lines.Text()
+		if !strings.HasPrefix(line, "grpc_server_started_total{") || !strings.Contains(line, `grpc_method="`+method+`"`) {
+			continue
+		}
+		var v float64
+		if _, err := fmt.Sscan(line[strings.LastIndexByte(line, ' ')+1:], &v); err != nil {
+			t.Fatal(err)
+		}
+		n, found = n+int(v), true
+	}
+	if !found {
+		t.Fatalf("the server has no metric of %s", method)
+	}
+	return n
+}
+
+// TestStreamsPerStore: forty clients with a user hold a lock with a TTL of 3 s and wait for another
+// for several TTLs. The server sees one login, one stream of keepalives and one of watches for
+// each store, and no lock is lost.
+func TestStreamsPerStore(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	c.secure(t)
+	const clients, ttl = 40, 3 * time.Second
+	logins, beats, watches := c.calls(t, "Authenticate"), c.calls(t, "LeaseKeepAlive"), c.calls(t, "Watch")
+	var lockers []*holdfast.Locker
+	for range clients {
+		l, err := holdfast.Open(t.Context(), c.secured())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		lockers = append(lockers, l)
+	}
+	shared, err := lockers[0].Lock(t.Context(), "shared", holdfast.TTL(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := []*holdfast.Lock{shared}
+	ctx, cancel := context.WithCancel(t.Context())
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	for i, l := range lockers {
+		k, err := l.Lock(t.Context(), fmt.Sprint("own-", i), holdfast.TTL(ttl))
+		for end := time.Now().Add(patience); errors.Is(err, holdfast.ErrUnavailable) && time.Now().Before(end); { // a busy machine
+			k, err = l.Lock(t.Context(), fmt.Sprint("own-", i), holdfast.TTL(ttl))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, k)
+		waiting.Go(func() {
+			for ctx.Err() == nil { // each wait ends without a grant, and the next begins
+				if k, err := l.Lock(ctx, "shared", holdfast.TTL(ttl), holdfast.Wait(ttl/3)); err == nil {
+					_ = k.Unlock()
+				}
+			}
+		})
+	}
+	time.Sleep(4 * ttl)
+	for i, k := range held {
+		if err := k.Context().Err(); err != nil {
+			t.Errorf("client %d lost its lock: %v", i, context.Cause(k.Context()))
+		}
+	}
+	// A member that a busy machine keeps from answering is left for another stream. One stream for
+	// each keepalive would be twelve for each client.
+	for _, n := range []struct {
+		what      string
+		got, want int
+	}{
+		{"logins", c.calls(t, "Authenticate") - logins, clients},
+		{"streams of keepalives", c.calls(t, "LeaseKeepAlive") - beats, clients},
+		{"streams of watches", c.calls(t, "Watch") - watches, clients},
+	} {
+		t.Logf("%d %s", n.got, n.what)
+		if n.got > 2*n.want {
+			t.Errorf("%d %s of %d clients, want %d", n.got, n.what, clients, n.want)
+		}
+	}
+}
+
+// TestContentionWithLogins: three clients that contend for one name are served about as often
+// with authentication as without.
+func TestContentionWithLogins(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	grants := func(url string) (n int64) {
+		var count atomic.Int64
+		var running sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range 3 {
+			l, err := holdfast.Open(t.Context(), url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close(context.Background())
+			k, err := l.Lock(t.Context(), "warm") // connected
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := k.Unlock(); err != nil {
+				t.Fatal(err)
+			}
+			running.Go(func() {
+				for ctx.Err() == nil {
+					k, err := l.Lock(ctx, "n")
+					if err != nil {
+						continue
+					}
+					count.Add(1)
+					_ = k.Unlock()
+				}
+			})
+		}
+		time.Sleep(5 * time.Second)
+		n = count.Load()
+		cancel()
+		running.Wait()
+		return n
+	}
+	without := grants(c.url("/locks/"))
+	c.secure(t)
+	with := grants(c.secured())
+	t.Logf("%d grants in 5 s without users, %d with", without, with)
+	if with < without/3 {
+		t.Errorf("%d grants with users, and %d without", with, without)
+	}
+}

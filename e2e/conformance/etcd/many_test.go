@@ -1,0 +1,107 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// TestManyLocksOverASlowLink: thousands of locks are renewed over a link whose round trip is a
+// sizeable part of the TTL, and none is lost.
+func TestManyLocksOverASlowLink(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector makes the client itself too slow for so many locks")
+	}
+	for _, test := range []struct {
+		locks      int
+		delay, ttl time.Duration
+	}{
+		{12_000, 20 * time.Millisecond, 6 * time.Second},
+		{10_000, 100 * time.Millisecond, 9 * time.Second},
+	} {
+		t.Run(fmt.Sprint(test.locks, "-", test.delay), func(t *testing.T) {
+			c := start(t, servers.EtcdConfig{})
+			if err := c.proxies[0].Delay(test.delay); err != nil {
+				t.Fatal(err)
+			}
+			l := locker(t, c.open(t))
+			held := make([]*holdfast.Lock, test.locks)
+			each := func(do func(int) error) {
+				t.Helper()
+				next := make(chan int)
+				var running sync.WaitGroup
+				for range 200 {
+					running.Go(func() {
+						for i := range next {
+							if err := do(i); err != nil {
+								t.Error(err)
+							}
+						}
+					})
+				}
+				for i := range held {
+					next <- i
+				}
+				close(next)
+				running.Wait()
+			}
+			each(func(i int) (err error) {
+				held[i], err = l.TryLock(t.Context(), fmt.Sprint("n-", i), holdfast.TTL(test.ttl))
+				return err
+			})
+			if t.Failed() {
+				t.FailNow()
+			}
+			time.Sleep(2 * test.ttl)
+			lost := 0
+			for _, k := range held {
+				if k.Context().Err() != nil {
+					if lost++; lost == 1 {
+						t.Error(context.Cause(k.Context()))
+					}
+				}
+			}
+			if lost > 0 {
+				t.Errorf("%d of %d locks were lost", lost, test.locks)
+			}
+			each(func(i int) error { return held[i].Unlock() })
+		})
+	}
+}
+
+// TestRenewalAnswersForEachTransaction: of a renewal that takes several transactions one fails. Only
+// the grants of that one have an error.
+func TestRenewalAnswersForEachTransaction(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	var grants []driver.Grant
+	for i := range 250 {
+		grants = append(grants, must(t, s, request(fmt.Sprint("r", i), fmt.Sprint("n", i), 1, time.Minute)))
+	}
+	l.mu.Lock()
+	looks := 0
+	l.lose = func(txn *etcdserverpb.TxnRequest) bool {
+		if !makes(txn) {
+			looks++
+		}
+		return looks == 2
+	}
+	l.mu.Unlock()
+	failed := 0
+	for _, a := range s.Renew(t.Context(), grants) {
+		if a.Err != nil {
+			failed++
+		}
+	}
+	if failed == 0 || failed > 100 {
+		t.Errorf("%d of %d grants have an error, want those of one transaction", failed, len(grants))
+	}
+}

@@ -1,0 +1,82 @@
+package etcd
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// TestRestoredFromOlderCopy: a server is restored from a copy that is older than some grants and
+// releases. A holder that the copy does not know learns of its loss, a grant that was released since does
+// not stand in the way of others, and every client goes on.
+func TestRestoredFromOlderCopy(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	m := c.members[0]
+	data, copied := filepath.Join(c.dir, "m0", "data"), filepath.Join(t.TempDir(), "copy")
+	s, l := c.late(t)
+	client := c.direct(t)
+
+	// Two epochs of the session, of which the copy has the first.
+	epoch := func(id string) {
+		t.Helper()
+		l.mu.Lock()
+		l.lose = puts
+		l.mu.Unlock()
+		r := request(id, "undone", 1, time.Hour)
+		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+			t.Fatalf("Acquire answered %v, want an unknown outcome", err)
+		}
+		if err := s.Undo(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	epoch("first")
+	before := request("before", "before", 1, time.Hour)
+	must(t, s, before)
+	released := must(t, s, request("released", "released", 1, time.Hour))
+	watched(t, client)
+	m.Kill()
+	if err := os.CopyFS(copied, os.DirFS(data)); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	release(t, s, released)
+	epoch("second")
+	after := request("after", "after", 1, time.Hour)
+	must(t, s, after)
+	watched(t, client)
+	m.Kill()
+	if err := os.RemoveAll(data); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(data, os.DirFS(copied)); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	receive(t, "the loss of a grant that the copy does not know", after.From.(*asker).lost)
+	other := c.open(t)
+	n := 0
+	for _, name := range []string{"released", "after", "undone"} {
+		eventually(t, name+" can be locked by another client", func() bool {
+			n++
+			g, err := other.Acquire(t.Context(), request(fmt.Sprint("other-", n), name, 1, time.Minute))
+			return err == nil && other.Release(t.Context(), g, 0) == nil
+		})
+		eventually(t, name+" can be locked by the same client", func() bool {
+			n++
+			g, err := s.Acquire(t.Context(), request(fmt.Sprint("same-", n), name, 1, time.Hour))
+			return err == nil && s.Release(t.Context(), g, 0) == nil
+		})
+	}
+}

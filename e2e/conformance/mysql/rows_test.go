@@ -1,0 +1,124 @@
+package mysql
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+)
+
+// TestSessionRowsAreRemoved: nothing stays in holdfast_session of grants that were
+// released, nor of sessions that have ended without a release.
+func TestSessionRowsAreRemoved(t *testing.T) {
+	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
+		db := mariadb.Pool(t, schema)
+		count := func() (n int) {
+			t.Helper()
+			if err := db.QueryRow("SELECT COUNT(*) FROM holdfast_session").Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		s := mariadb.Store(t, schema, params)
+		defer sqltest.Close(t, s)
+		g, _ := sqltest.Must(t, s, "released", driver.Exclusive, time.Minute)
+		row(t, schema, g)
+		sqltest.Release(t, s, g)
+		if !sqltest.Soon(func() bool { return count() == 0 }) {
+			t.Errorf("%d rows are left after a release", count())
+		}
+		// Sessions that end while they hold.
+		dead := mariadb.Store(t, schema, params)
+		for i := range 5 {
+			g, _ := sqltest.Must(t, dead, fmt.Sprintf("dead-%d", i), driver.Exclusive, time.Minute)
+			row(t, schema, g)
+		}
+		sqltest.Close(t, dead)
+		kept, a := sqltest.Must(t, s, "kept", driver.Exclusive, time.Minute)
+		row(t, schema, kept)
+		next := mariadb.Store(t, schema, params) // looks for such rows with its first one
+		defer sqltest.Close(t, next)
+		g, _ = sqltest.Must(t, next, "next", driver.Exclusive, time.Minute)
+		row(t, schema, g)
+		if !sqltest.Soon(func() bool { return count() == 2 }) {
+			t.Errorf("%d rows, want those of the two that hold", count())
+		}
+		a.Keeps(t)
+		st, err := next.Inspect(t.Context(), "kept")
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != kept.Token {
+			t.Errorf("Inspect shows %+v, %v; want token %d", st, err, kept.Token)
+		}
+		sqltest.Release(t, next, g)
+		sqltest.Release(t, s, kept)
+	})
+}
+
+// TestUnrecordedHolderIsAnError: where a holder cannot be written down, an inspection and
+// a break that do not see it say so, and do not claim that nothing is held. The holder is
+// written down when that can be done again.
+func TestUnrecordedHolderIsAnError(t *testing.T) {
+	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
+		s := mariadb.Store(t, schema, params)
+		defer sqltest.Close(t, s)
+		c, err := mariadb.Pool(t, schema).Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := c.ExecContext(t.Context(), "LOCK TABLES holdfast_session READ"); err != nil {
+			t.Fatal(err)
+		}
+		g, a := sqltest.Must(t, s, "unseen", driver.Exclusive, time.Minute)
+		if err := s.Break(t.Context(), "unseen", g.Token); s.Classify(err) != driver.Unavailable {
+			t.Errorf("Break: %v; want unavailable", err)
+		}
+		if params == "recipe=pessimistic" { // named sees the lock itself
+			if st, err := s.Inspect(t.Context(), "unseen"); s.Classify(err) != driver.Unavailable {
+				t.Errorf("Inspect: %+v, %v; want unavailable", st, err)
+			}
+		}
+		for _, err := range s.List(t.Context(), "") {
+			if s.Classify(err) != driver.Unavailable {
+				t.Errorf("List: %v; want unavailable", err)
+			}
+		}
+		a.Keeps(t)
+		if _, err := c.ExecContext(context.Background(), "UNLOCK TABLES"); err != nil {
+			t.Fatal(err)
+		}
+		row(t, schema, g)
+		st, err := s.Inspect(t.Context(), "unseen")
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token {
+			t.Errorf("Inspect shows %+v, %v; want token %d", st, err, g.Token)
+		}
+		if err := s.Break(t.Context(), "unseen", g.Token); err != nil {
+			t.Error(err)
+		}
+		if c := a.Hear(t); c != driver.Taken {
+			t.Errorf("the holder hears %q", c)
+		}
+	})
+}
+
+// TestInitReplacesEarlierLayout: holdfast_session of an earlier version, in memory, is
+// replaced, and a table of this version stays.
+func TestInitReplacesEarlierLayout(t *testing.T) {
+	schema := mariadb.Bare(t)
+	mariadb.Exec(t, schema, "CREATE TABLE holdfast_session (conn BIGINT UNSIGNED NOT NULL PRIMARY KEY, token BIGINT NOT NULL) ENGINE=MEMORY")
+	s := mariadb.Store(t, schema, "recipe=pessimistic")
+	defer sqltest.Close(t, s)
+	var g driver.Grant
+	for range 2 {
+		if err := s.Init(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if g.Token == 0 {
+			g, _ = sqltest.Must(t, s, "layout", driver.Exclusive, time.Minute)
+		}
+		row(t, schema, g)
+	}
+	sqltest.Release(t, s, g)
+}

@@ -1,0 +1,132 @@
+package mysql
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+)
+
+// open opens connections to a server, each of which can say whether it lives.
+func open(t *testing.T, m *servers.MySQL, n int) (alive []func() error) {
+	t.Helper()
+	db, err := sql.Open(mariadb.Driver, m.DSN(mariadb.Home, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	for range n {
+		c, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		alive = append(alive, func() error {
+			_, err := c.ExecContext(context.Background(), "DO 1")
+			return err
+		})
+	}
+	return alive
+}
+
+func set(t *testing.T, m *servers.MySQL, statement string) {
+	t.Helper()
+	db, err := sql.Open(mariadb.Driver, m.DSN(mariadb.Home, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.ExecContext(t.Context(), statement); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSwitchoverEndsHolders: when the primary is made read-only and clients are sent to
+// another server, holders of the old one hear of it, although their connections live on
+// and nobody renews the grants; and a store that has connections there takes its next
+// locks at the new one.
+func TestSwitchoverEndsHolders(t *testing.T) {
+	mariadb.Server(t) // skips, or fails
+	for _, recipe := range mariadb.Recipes {
+		t.Run(recipe, func(t *testing.T) {
+			old, next, r := twins(t)
+			params := "recipe=" + recipe
+			s := mariadb.StoreAt(t, r.Address(), mariadb.Home, params)
+			defer sqltest.Close(t, s)
+			var held []driver.Grant
+			var askers []*sqltest.Asker
+			for _, name := range []string{"one", "two", "three"} {
+				g, a := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+				held, askers = append(held, g), append(askers, a)
+			}
+			idle, _ := sqltest.Must(t, s, "idle", driver.Exclusive, time.Minute)
+			sqltest.Release(t, s, idle) // its connection stays at the old server
+			other := mariadb.StoreAt(t, r.Address(), mariadb.Home, params)
+			defer sqltest.Close(t, other)
+			// A statement that waits for a row keeps the server from becoming read-only.
+			waits := recipe == "named"
+			var waiter *sqltest.Waiter
+			if waits {
+				waiter = sqltest.Wait(t, t.Context(), other, "one", driver.Exclusive)
+			}
+			set(t, old, "SET GLOBAL read_only = 1")
+			r.Lead(next.Address)
+			for i, a := range askers {
+				a.Hear(t)
+				if err := s.Release(t.Context(), held[i], 0); err == nil {
+					t.Errorf("a release of what was lost is confirmed")
+				}
+			}
+			if waits {
+				// The waiter of the old server is granted at the new one.
+				sqltest.Release(t, other, waiter.Granted())
+			}
+			// Both stores, whose connections led to the old server, exclude each other.
+			again, _ := sqltest.Must(t, s, "idle", driver.Exclusive, time.Minute)
+			sqltest.Busy(t, other, "idle", driver.Exclusive)
+			fresh := mariadb.StoreAt(t, next.Address, mariadb.Home, params)
+			defer sqltest.Close(t, fresh)
+			sqltest.Busy(t, fresh, "idle", driver.Exclusive)
+			st, err := other.Inspect(t.Context(), "idle")
+			if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != again.Token {
+				t.Errorf("Inspect shows %+v, %v; want token %d", st, err, again.Token)
+			}
+			sqltest.Release(t, s, again)
+		})
+	}
+}
+
+// TestReadOnlyServerRefuses: a server that became read-only refuses new requests as such,
+// on connections that it had before too, and serves again when it is writable.
+func TestReadOnlyServerRefuses(t *testing.T) {
+	mariadb.Server(t) // skips, or fails
+	m, err := servers.StartMySQL(t.Context(), mariadb.Fast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for _, recipe := range mariadb.Recipes {
+		t.Run(recipe, func(t *testing.T) {
+			s := mariadb.StoreAt(t, m.Address, mariadb.Home, "recipe="+recipe)
+			defer sqltest.Close(t, s)
+			if err := s.Init(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			warm, _ := sqltest.Must(t, s, "warm", driver.Exclusive, time.Minute)
+			sqltest.Release(t, s, warm)
+			set(t, m, "SET GLOBAL read_only = 1")
+			for range 3 {
+				r, _ := sqltest.Request("warm", driver.Exclusive, time.Minute)
+				if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Refused {
+					t.Errorf("Acquire: %v; want refused", err)
+				}
+			}
+			set(t, m, "SET GLOBAL read_only = 0")
+			again, _ := sqltest.Must(t, s, "warm", driver.Exclusive, time.Minute)
+			sqltest.Release(t, s, again)
+		})
+	}
+}

@@ -1,0 +1,137 @@
+package postgres
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/pgstore"
+)
+
+// TestPoolOfOneConnection: session recipes refuse it, and leases work on it.
+func TestPoolOfOneConnection(t *testing.T) {
+	database := postgres.Create(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, recipe := range pgstore.Recipes() {
+		db := postgres.Pool(t, database)
+		db.SetMaxOpenConns(1)
+		cfg, err := pgxpool.ParseConfig(postgres.DSN(postgres.Server(t).Address, database))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.MaxConns = 1
+		pool, err := pgxpool.NewWithConfig(ctx, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		for kind, open := range map[string]func() (*pgstore.Store, error){
+			"sql.DB":       func() (*pgstore.Store, error) { return pgstore.New(ctx, db, pgstore.With(recipe)) },
+			"pgxpool.Pool": func() (*pgstore.Store, error) { return pgstore.NewPool(ctx, pool, pgstore.With(recipe)) },
+		} {
+			t.Run(kind+"/"+string(recipe), func(t *testing.T) {
+				s, err := store(open())
+				if recipe != pgstore.Optimistic {
+					if driver.CodeOf(err) != driver.Invalid {
+						t.Errorf("opened with %v, want a refusal", err)
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer sqltest.Close(t, s)
+				g, _ := sqltest.Must(t, s, "one "+kind, driver.Exclusive, time.Minute)
+				sqltest.Busy(t, s, "one "+kind, driver.Exclusive)
+				sqltest.Release(t, s, g)
+			})
+		}
+	}
+}
+
+// TestPoolOfOneConnectionUnseen: where the pool does not report its size, the store
+// opens and reports what is missing.
+func TestPoolOfOneConnectionUnseen(t *testing.T) {
+	database := postgres.Create(t)
+	db := postgres.Pool(t, database)
+	db.SetMaxOpenConns(2)
+	taken, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	opened := make(chan error, 1)
+	go func() {
+		s, err := pgstore.New(context.Background(), db)
+		if err == nil {
+			err = s.Close(context.Background())
+		}
+		opened <- err
+	}()
+	select {
+	case err := <-opened:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("New waits for a second connection forever")
+	}
+}
+
+// TestPoolerBackendStaysAsItWas: nothing of a store is left in a backend that a pooler
+// gives to its other clients.
+func TestPoolerBackendStaysAsItWas(t *testing.T) {
+	database := postgres.Create(t)
+	pooler, err := servers.StartPgBouncer(t.Context(), postgres.Server(t).Address, "transaction", 1)
+	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pooler.Close()
+	db, err := sql.Open("pgx", pooler.URL(database, "&default_query_exec_mode=simple_protocol"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	state := func() (backend int, left string) {
+		t.Helper()
+		if err := db.QueryRow("SELECT pg_backend_pid(), current_setting('idle_session_timeout') || ' ' || current_setting('synchronous_commit') || ' ' || coalesce(current_setting('holdfast.probe', true), '') || "+
+			"(SELECT count(*) FROM pg_listening_channels())").Scan(&backend, &left); err != nil {
+			t.Fatal(err)
+		}
+		return backend, left
+	}
+	if _, err := db.Exec("SET idle_session_timeout = '7min'; SET synchronous_commit = off"); err != nil {
+		t.Fatal(err)
+	}
+	backend, before := state()
+
+	s, err := store(pgstore.Open(t.Context(), pooler.URL(database, "&recipe=optimistic")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, _ := sqltest.Must(t, s, "pooled", driver.Exclusive, time.Minute)
+	w := sqltest.Wait(t, t.Context(), s, "pooled", driver.Exclusive)
+	sqltest.Release(t, s, g)
+	sqltest.Release(t, s, w.Granted())
+	sqltest.Close(t, s)
+
+	same, after := state()
+	if same != backend {
+		t.Fatalf("backend %d instead of %d", same, backend)
+	}
+	if after != before {
+		t.Errorf("the backend has %q, and had %q", after, before)
+	}
+}

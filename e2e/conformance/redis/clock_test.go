@@ -1,0 +1,78 @@
+package redis
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// TestClockSetForwardEndsTheGrant: the lease expires at the server, the holder hears of
+// it, and the next grant has a larger token.
+func TestClockSetForwardEndsTheGrant(t *testing.T) {
+	r := start(t)
+	fakeClock(t, r)
+	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	q := request("x", driver.Exclusive, long)
+	g := must(t, s, q)
+	if err := r.SetClock(2 * long); err != nil {
+		t.Fatal(err)
+	}
+	next := must(t, other, request("x", driver.Exclusive, 4*long))
+	if next.Token <= g.Token {
+		t.Errorf("token %d after %d", next.Token, g.Token)
+	}
+	select {
+	case <-q.From.(*asker).lost:
+	case <-time.After(patience):
+		t.Error("the holder was not told")
+	}
+}
+
+// TestTokenRisesAfterGrantWithoutCounter: a request is granted while its hash slot moves,
+// without the counter, and is repeated when the slot has moved, since the answer was lost.
+// The token rises also when the server's clock is set back after that.
+func TestTokenRisesAfterGrantWithoutCounter(t *testing.T) {
+	r := start(t)
+	fakeClock(t, r)
+	p := &plain{r: r}
+	s, used := scripted(t, p)
+	key := redisstore.Key("", "x")
+	counter := key[:len("holdfast:{000}")]
+	release(t, s, must(t, s, request("y", driver.Exclusive, long)))
+	script, args := used("acquire")
+	args = append(args[:5], "0", "0", "1")
+	args[0] = "1 - o w"
+	var token string
+	for _, keys := range [][]string{{key}, {key, counter}} {
+		answer, err := p.Eval(t.Context(), script, keys, args)
+		if err != nil || answer[0] != "G" {
+			t.Fatalf("%q, %v", answer, err)
+		}
+		token = answer[2]
+	}
+	if err := r.SetClock(-long); err != nil {
+		t.Fatal(err)
+	}
+	do(t, r, "DEL", key) // as when the lease has been released
+	g := must(t, open(t, "redis://"+r.Address()), request("x", driver.Exclusive, long))
+	if first, err := strconv.ParseUint(token, 10, 64); err != nil || g.Token <= first {
+		t.Errorf("token %d after %s", g.Token, token)
+	}
+}
+
+// fakeClock lets a test set the clock of a server, or skips the test.
+func fakeClock(t *testing.T, r *servers.Redis) {
+	t.Helper()
+	if err := r.FakeClock(t.Context()); err != nil {
+		if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+			t.Skip(err)
+		}
+		t.Fatal(err)
+	}
+}

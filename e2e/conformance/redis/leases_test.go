@@ -1,0 +1,202 @@
+package redis
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// TestValidityRunsFromTheSend delays every answer: no grant's validity begins later than
+// the request was sent, whether it was granted at once, after a wait, in the release of
+// another, or renewed.
+func TestValidityRunsFromTheSend(t *testing.T) {
+	const delay = 200 * time.Millisecond
+	r := start(t)
+	p := behindProxy(t, r)
+	s, other := open(t, "redis://"+p.Address()), open(t, "redis://"+r.Address())
+	release(t, s, must(t, s, request("warm", driver.Exclusive, long)))
+	old := func(what string, sent driver.Instant) {
+		t.Helper()
+		if age := time.Since(sent.Time()); age < delay {
+			t.Errorf("%s: valid from a moment %s ago, and its answer took %s", what, age, delay)
+		}
+	}
+	if err := p.Delay(delay); err != nil {
+		t.Fatal(err)
+	}
+	for _, limit := range []int{driver.Exclusive, 3} {
+		g := must(t, s, request("x", limit, long))
+		old("granted at once", g.SentAt)
+		old("renewed", s.Renew(t.Context(), []driver.Grant{g})[0].SentAt)
+		release(t, s, g)
+		both := s.Renew(t.Context(), []driver.Grant{must(t, s, request("y", limit, long)), must(t, s, request("z", limit, long))})
+		old("renewed with another", both[0].SentAt)
+		old("renewed with another", both[1].SentAt)
+		for _, name := range []string{"y", "z"} {
+			st, err := s.Inspect(t.Context(), name)
+			if err != nil || len(st.Holders) != 1 {
+				t.Fatalf("%+v, %v", st, err)
+			}
+			if err := other.Break(t.Context(), name, st.Holders[0].Token); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	held := must(t, other, request("x", driver.Exclusive, long))
+	w := queue(t, s, request("x", driver.Exclusive, long))
+	release(t, other, held)
+	g := w.granted()
+	old("granted after a wait", g.SentAt)
+	w = queue(t, s, request("x", driver.Exclusive, long))
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+	old("granted in a release", w.granted().SentAt)
+}
+
+// TestRenewalKeepsKeyForOtherGrants: renewing a short lease leaves the key for the longer
+// leases of others, and a waiter's grant does so too.
+func TestRenewalKeepsKeyForOtherGrants(t *testing.T) {
+	r := start(t)
+	s := open(t, "redis://"+r.Address())
+	life := func(after string) {
+		t.Helper()
+		if left, _ := do(t, r, "PTTL", nameKey(t, r)).(int64); left < (9 * time.Minute).Milliseconds() {
+			t.Errorf("after %s the key lives for %d ms more", after, left)
+		}
+	}
+	must(t, s, request("x", driver.Unlimited, 10*time.Minute))
+	short := must(t, s, request("x", driver.Unlimited, time.Second))
+	life("a second grant")
+	for range 3 {
+		if a := s.Renew(t.Context(), []driver.Grant{short})[0]; a.Err != nil {
+			t.Fatal(a.Err)
+		}
+		life("a renewal")
+	}
+	queue(t, s, request("x", driver.Exclusive, time.Second))
+	life("a queue entry")
+	if err := s.Release(t.Context(), short, 5*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	life("a release that leaves the grant standing")
+}
+
+// TestWaitedGrantHasItsWholeTTL: a grant that a waiter was promoted to has the short lease
+// until it is confirmed, and then the one that was asked for.
+func TestWaitedGrantHasItsWholeTTL(t *testing.T) {
+	r := start(t)
+	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	for _, limit := range []int{driver.Exclusive, 3, driver.Unlimited} {
+		g := must(t, s, request("x", driver.Exclusive, long))
+		w := queue(t, other, request("x", limit, long))
+		release(t, s, g)
+		next := w.granted()
+		st, err := s.Inspect(t.Context(), "x")
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].TTL < long/2 {
+			t.Errorf("limit %d: %+v, %v; want a lease of %s", limit, st, err, long)
+		}
+		if left, _ := do(t, r, "PTTL", nameKey(t, r)).(int64); left < (long / 2).Milliseconds() {
+			t.Errorf("limit %d: the key lives for %d ms more", limit, left)
+		}
+		release(t, other, next)
+	}
+}
+
+// TestReleaseGrantsToAllSharers: the release itself grants to every reader at the head of
+// the queue, and so does an undo. None has to ask again for that.
+func TestReleaseGrantsToAllSharers(t *testing.T) {
+	r := start(t)
+	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	for what, end := range map[string]func(driver.Request, driver.Grant) error{
+		"release": func(_ driver.Request, g driver.Grant) error { return s.Release(t.Context(), g, 0) },
+		"undo":    func(q driver.Request, _ driver.Grant) error { return s.Undo(t.Context(), q) },
+		"break":   func(_ driver.Request, g driver.Grant) error { return s.Break(t.Context(), what(g), g.Token) },
+	} {
+		q := request(what, driver.Exclusive, long)
+		g := must(t, s, q)
+		var all []*waiter
+		for range 3 {
+			all = append(all, queue(t, other, request(what, driver.Unlimited, long)))
+		}
+		client := goredis.NewClient(&goredis.Options{Addr: r.Address()})
+		sub := client.PSubscribe(t.Context(), "holdfast:wake:*")
+		if _, err := sub.Receive(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := end(q, g); err != nil {
+			t.Fatal(err)
+		}
+		st, err := s.Inspect(t.Context(), what)
+		if err != nil || len(st.Holders) != 3 {
+			t.Errorf("after the %s: %+v, %v; want three holders", what, st, err)
+		}
+		woken := map[string]bool{}
+		for heard := sub.Channel(); len(woken) < 3; {
+			select {
+			case m := <-heard:
+				if strings.HasPrefix(m.Payload, "w") {
+					woken[m.Payload] = true
+				}
+			case <-time.After(patience):
+				t.Fatalf("after the %s %d of 3 readers are woken", what, len(woken))
+			}
+		}
+		_ = sub.Close()
+		_ = client.Close()
+		for _, w := range all {
+			release(t, other, w.granted())
+		}
+	}
+}
+
+func what(g driver.Grant) string { return g.Name }
+
+// TestSubscriptionIsMadeAgain: a store listens again after its subscription was ended.
+func TestSubscriptionIsMadeAgain(t *testing.T) {
+	r := start(t)
+	s := open(t, "redis://"+r.Address())
+	must(t, s, request("x", driver.Exclusive, long))
+	listens := func() bool {
+		all, _ := do(t, r, "PUBSUB", "CHANNELS", "holdfast:wake:*").([]any)
+		return len(all) == 1
+	}
+	for range 3 {
+		eventually(t, "the store does not listen", listens)
+		do(t, r, "CLIENT", "KILL", "TYPE", "pubsub")
+	}
+	eventually(t, "the store does not listen again", listens)
+}
+
+// TestWaiterRefreshesItsQueueEntry: the entry of a waiter, which lives for some seconds,
+// is refreshed although no message comes, and keeps its position.
+func TestWaiterRefreshesItsQueueEntry(t *testing.T) {
+	r := start(t)
+	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	g := must(t, s, request("x", driver.Exclusive, long))
+	first := queue(t, other, request("x", driver.Exclusive, long))
+	second := queue(t, s, request("x", driver.Exclusive, long))
+	key := nameKey(t, r)
+	deadline := func() int64 {
+		entry, _ := do(t, r, "HGET", key, "q1").(string)
+		part := strings.Split(entry, " ")
+		if len(part) < 7 || part[0] != first.r.ID {
+			t.Fatalf("the first entry is %q", entry)
+		}
+		n, err := strconv.ParseInt(part[3], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	made := deadline()
+	eventually(t, "the entry is not refreshed", func() bool { return deadline() > made+3_000_000 })
+	release(t, s, g)
+	release(t, other, first.granted())
+	release(t, s, second.granted())
+}

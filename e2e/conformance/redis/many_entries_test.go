@@ -1,0 +1,99 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// scripted returns a store over p, and a function that returns the script of that name and
+// the arguments of its last call.
+func scripted(t *testing.T, p *plain) (*redisstore.Store, func(name string) (s *redisstore.Script, args []string)) {
+	t.Helper()
+	scripts, last := map[string]*redisstore.Script{}, map[string][]string{}
+	p.hold = func(s *redisstore.Script, args []string) bool {
+		scripts[s.Name], last[s.Name] = s, args
+		return false
+	}
+	s, err := redisstore.New(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	return s, func(name string) (*redisstore.Script, []string) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if scripts[name] == nil {
+			t.Fatalf("the script %s was not used", name)
+		}
+		return scripts[name], append([]string(nil), last[name]...)
+	}
+}
+
+// TestThousandsOfDeadEntriesAreRemoved: the clients of thousands of queue entries have
+// died. One call removes all of their entries.
+func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
+	const waiters = 4200
+	r := start(t)
+	fakeClock(t, r)
+	p := &plain{r: r}
+	s, used := scripted(t, p)
+	held := must(t, s, request("x", driver.Exclusive, 10*long))
+	ctx, leave := context.WithCancel(t.Context())
+	q := request("x", driver.Exclusive, long)
+	q.Wait = true
+	done := make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(ctx, q)
+		done <- err
+	}()
+	<-q.From.(*asker).queued
+	leave()
+	<-done
+	script, args := used("acquire")
+	args = append(args[:5], "1", "0", "0")
+	args[3] = "9007199254740991" // however slow this is, the requests are not too late
+	key := redisstore.Key("", "x")
+	for i := range waiters {
+		args[0] = fmt.Sprintf("1 - o w%d", i)
+		answer, err := p.Eval(t.Context(), script, []string{key, key[:len("holdfast:{000}")]}, args)
+		if err != nil || answer[0] != "Q" {
+			t.Fatalf("%q, %v", answer, err)
+		}
+	}
+	if err := r.SetClock(2 * long); err != nil {
+		t.Fatal(err)
+	}
+	other := open(t, "redis://"+r.Address())
+	_, err := other.Acquire(t.Context(), request("x", driver.Exclusive, long))
+	code(t, other, err, driver.Busy)
+	fields, _ := do(t, r, "HKEYS", key).([]any)
+	if len(fields) > 10 {
+		t.Errorf("%d fields are left", len(fields))
+	}
+	release(t, s, held)
+}
+
+// TestNothingIsLeftOfManyWithdrawnRequests: many requests were withdrawn while a name was
+// held. When its holder releases it after their time, its key goes.
+func TestNothingIsLeftOfManyWithdrawnRequests(t *testing.T) {
+	r := start(t)
+	fakeClock(t, r)
+	s := open(t, "redis://"+r.Address())
+	g := must(t, s, request("x", driver.Exclusive, 10*long))
+	for range 300 {
+		if err := s.Undo(t.Context(), request("x", driver.Exclusive, long)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.SetClock(2 * long); err != nil {
+		t.Fatal(err)
+	}
+	release(t, s, g)
+	if n, _ := do(t, r, "EXISTS", redisstore.Key("", "x")).(int64); n > 0 {
+		t.Errorf("its key is left, for %v ms: %.200v", do(t, r, "PTTL", redisstore.Key("", "x")), do(t, r, "HGETALL", redisstore.Key("", "x")))
+	}
+}

@@ -1,0 +1,244 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// TestWaiterKeepsLoneGrantWhileSlotMoves: a client holds a name whose hash slot is being
+// moved, and a first waiter comes. Redis refuses to create a key in such a slot.
+func TestWaiterKeepsLoneGrantWhileSlotMoves(t *testing.T) {
+	c := cluster(t)
+	for i := range 3 {
+		name := fmt.Sprintf("%s-%d", t.Name(), i)
+		slot, err := c.Slot(t.Context(), redisstore.Key("", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		from, err := c.Owner(t.Context(), slot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to := c.Nodes[0]
+		if to == from {
+			to = c.Nodes[1]
+		}
+		url := "redis+cluster://" + c.Nodes[0].Address()
+		a, b := open(t, url), open(t, url)
+		g := must(t, a, request(name, driver.Exclusive, long))
+		if err := c.BeginMove(t.Context(), slot, from, to); err != nil {
+			t.Fatal(err)
+		}
+		w := queue(t, b, request(name, driver.Exclusive, long))
+		if r := renewed(t, a, g); r.Err != nil {
+			t.Fatalf("the holder has lost its grant: %v", r.Err)
+		}
+		w.pending()
+		release(t, a, g)
+		next := w.granted()
+		if err := c.EndMove(t.Context(), slot, from, to); err != nil {
+			t.Fatal(err)
+		}
+		release(t, b, next)
+	}
+}
+
+// TestRefusedCommandKeepsGrants takes each documented right away from a client, which then
+// tries, waits, renews, releases and rolls back. Whatever is refused changes nothing: the
+// holders hold, the waiter goes on waiting, and nobody is granted beside them.
+func TestRefusedCommandKeepsGrants(t *testing.T) {
+	r := start(t)
+	admin := open(t, "redis://"+r.Address())
+	for _, right := range documented {
+		t.Run(right, func(t *testing.T) {
+			restrict(t, []*servers.Redis{r})
+			url := "redis://app:app-secret@" + r.Address()
+			s := open(t, url)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			type state struct {
+				name    string
+				holders []driver.Grant
+				own     *driver.Grant // the client's
+				waiter  *waiter
+			}
+			var states []*state
+			for i, limits := range [][]int{{1}, {driver.Unlimited, driver.Unlimited}, {3, 3}} {
+				for _, waits := range []bool{false, true} {
+					for _, owns := range []bool{false, true} {
+						st := &state{name: fmt.Sprintf("%s-%d-%t-%t", right, i, waits, owns)}
+						others := limits
+						if owns {
+							g := must(t, s, request(st.name, limits[0], long))
+							st.own, others = &g, limits[1:]
+						}
+						for _, limit := range others {
+							st.holders = append(st.holders, must(t, admin, request(st.name, limit, long)))
+						}
+						if waits {
+							st.waiter = queue(t, admin, request(st.name, driver.Exclusive, long))
+						}
+						states = append(states, st)
+					}
+				}
+			}
+			do(t, r, "ACL", "SETUSER", "app", "-"+right)
+			refusal := func(what string, err error) {
+				t.Helper()
+				// Where the queue entry could not be removed either, the outcome is unknown.
+				if code := s.Classify(err); err != nil && strings.Contains(err.Error(), "docs/redis.md") && code != driver.Refused && code != driver.Unknown {
+					t.Errorf("%s is refused with code %v: %v", what, code, err)
+				}
+			}
+			holds := func(st *state, after string) {
+				t.Helper()
+				got, err := admin.Inspect(t.Context(), st.name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, g := range st.holders {
+					if !slices.ContainsFunc(got.Holders, func(h driver.Holder) bool { return h.Token == g.Token && h.ID == g.ID }) {
+						t.Errorf("%s: after %s a holder has lost its grant: %+v", st.name, after, got)
+					}
+				}
+				most := len(st.holders)
+				if st.own != nil {
+					most++
+				}
+				if len(got.Holders) > most && st.holders != nil && st.holders[0].Limit == driver.Exclusive {
+					t.Errorf("%s: after %s a grant stands beside the holder: %+v", st.name, after, got)
+				}
+				if st.waiter != nil && len(st.holders) > 0 {
+					st.waiter.pending()
+					if len(got.Waiters) == 0 {
+						t.Errorf("%s: after %s the waiter has lost its queue entry: %+v", st.name, after, got)
+					}
+				}
+			}
+			for _, st := range states {
+				for _, limit := range []int{driver.Exclusive, 5, driver.Unlimited} {
+					q := request(st.name, limit, long)
+					g, err := s.Acquire(t.Context(), q)
+					refusal("a try", err)
+					holds(st, "a try")
+					if err == nil {
+						release(t, admin, g)
+					}
+					q = request(st.name, limit, long)
+					q.Wait = true
+					short, stop := context.WithTimeout(ctx, 20*time.Millisecond)
+					g, err = s.Acquire(short, q)
+					stop()
+					refusal("a wait", err)
+					holds(st, "a wait")
+					if err == nil {
+						release(t, admin, g)
+					} else {
+						undone(t, admin, q)
+					}
+				}
+				if st.own != nil {
+					refusal("a renewal", s.Renew(t.Context(), []driver.Grant{*st.own})[0].Err)
+					holds(st, "a renewal")
+					refusal("a release", s.Release(t.Context(), *st.own, 0))
+					holds(st, "a release")
+				}
+				refusal("an undo", s.Undo(t.Context(), request(st.name, 1, long)))
+				holds(st, "an undo")
+				refusal("a break", s.Break(t.Context(), st.name, 1))
+				holds(st, "a break")
+			}
+			do(t, r, "ACL", "SETUSER", "app", "+"+right)
+			for _, st := range states {
+				if st.own != nil {
+					release(t, s, *st.own)
+				}
+				for _, g := range st.holders {
+					release(t, admin, g)
+				}
+				if st.waiter != nil {
+					release(t, admin, st.waiter.granted())
+				}
+				if g, err := s.Acquire(t.Context(), request(st.name, driver.Exclusive, long)); err != nil {
+					t.Errorf("%s: it is not free when all have left: %v", st.name, err)
+				} else {
+					release(t, s, g)
+				}
+			}
+		})
+	}
+}
+
+// TestRefusedInsideScriptIsRefused: a right that a script lacks is a refusal, which the
+// caller hears at once, and not a server that cannot be reached.
+func TestRefusedInsideScriptIsRefused(t *testing.T) {
+	r := start(t)
+	for _, right := range []string{"set", "pexpire", "time"} {
+		restrict(t, []*servers.Redis{r})
+		do(t, r, "ACL", "SETUSER", "app", "-"+right)
+		refused(t, r, "redis://app:app-secret@"+r.Address(), "docs/redis.md")
+	}
+}
+
+// TestRefusedRequestChangesNothing: a lease has expired, and its waiter is cut off. A
+// request of a client that lacks a right would grant to the waiter first. It is refused,
+// and leaves the name as it was.
+func TestRefusedRequestChangesNothing(t *testing.T) {
+	r := start(t)
+	admin, gate := open(t, "redis://"+r.Address()), newGate(t, r.Address())
+	slow := open(t, "redis://"+gate.Address())
+	for _, right := range []string{"hdel", "hset", "pexpire", "set", "get", "hget", "pttl"} {
+		restrict(t, []*servers.Redis{r})
+		s := open(t, "redis://app:app-secret@"+r.Address())
+		release(t, s, must(t, s, request(right+"-warm", driver.Exclusive, long)))
+		must(t, admin, request(right+"-other", driver.Exclusive, long))
+		w := queue(t, slow, request(right+"-other", driver.Exclusive, long))
+		key := redisstore.Key("", right+"-other")
+		gate.hold()
+		// As if the lease had expired: no client that could do it is there.
+		rec, _ := do(t, r, "HGET", key, "s0").(string)
+		at := strings.LastIndex(rec, " ")
+		do(t, r, "HSET", key, "s0", rec[:at]+" 1+1")
+		m, _ := do(t, r, "HGET", key, "m").(string)
+		_, rest, _ := strings.Cut(m, " ")
+		do(t, r, "HSET", key, "m", "2 "+rest)
+		state := func() string {
+			all := strungTogether(do(t, r, "HGETALL", key))
+			var fields []string
+			for i := 0; i+1 < len(all); i += 2 {
+				fields = append(fields, all[i]+"="+all[i+1])
+			}
+			slices.Sort(fields)
+			return strings.Join(fields, "\n")
+		}
+		before := state()
+		do(t, r, "ACL", "SETUSER", "app", "-"+right)
+	requests:
+		for _, wait := range []bool{true, false} {
+			for _, limit := range []int{driver.Exclusive, 3} {
+				q := request(right+"-other", limit, long)
+				q.Wait = wait
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				_, err := s.Acquire(ctx, q)
+				cancel()
+				if err == nil || s.Classify(err) != driver.Refused {
+					break requests // it needs no such right
+				}
+				if after := state(); after != before {
+					t.Errorf("without %s: %v, and the name has changed from\n%s\nto\n%s", right, err, before, after)
+				}
+			}
+		}
+		do(t, r, "ACL", "SETUSER", "app", "+"+right)
+		gate.release()
+		release(t, slow, w.granted())
+	}
+}

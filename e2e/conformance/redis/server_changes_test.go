@@ -1,0 +1,199 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+)
+
+// eventually calls f until it returns true.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !f(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(what)
+		}
+	}
+}
+
+// TestEvictionThatBeginsLaterIsRefused: the server's eviction policy is changed while the
+// store is in use. New locks and waiters are refused until it is set back; a holder can
+// still renew and release.
+func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
+	r := start(t)
+	url := "redis://" + r.Address()
+	c := goredis.NewClient(&goredis.Options{Addr: r.Address()})
+	defer c.Close()
+	over, err := adapter.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer over.Close(context.Background())
+	for library, s := range map[string]driver.Store{"rueidis": open(t, url), "goredis": over} {
+		held := must(t, s, request(library+"-held", driver.Exclusive, long))
+		w := ask(t, s, request(library+"-held", driver.Exclusive, long))
+		do(t, r, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+		eventually(t, "it grants on a server that evicts", func() bool {
+			g, err := s.Acquire(t.Context(), request(library+"-new", driver.Exclusive, long))
+			if err == nil {
+				release(t, s, g)
+				return false
+			}
+			code(t, s, err, driver.Refused)
+			return strings.Contains(err.Error(), "allkeys-lru")
+		})
+		select {
+		case <-w.done:
+			code(t, s, w.err, driver.Refused)
+		case <-time.After(patience):
+			t.Fatal("a waiter goes on waiting at a server that evicts")
+		}
+		if a := s.Renew(t.Context(), []driver.Grant{held})[0]; a.Err != nil {
+			t.Errorf("a holder cannot renew: %v", a.Err)
+		}
+		if err := s.Release(t.Context(), held, 0); err != nil {
+			t.Errorf("a holder cannot release: %v", err)
+		}
+		do(t, r, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+		release(t, s, acknowledgedSoon(t, s, library+"-new"))
+	}
+}
+
+// TestPromotedReplicaThatEvictsIsRefused: a failover leads to a server with another
+// eviction policy.
+func TestPromotedReplicaThatEvictsIsRefused(t *testing.T) {
+	installed(t)
+	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Kill)
+	do(t, g.Replicas[0], "CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
+	p := behindProxy(t, g.Primary)
+	s := open(t, "redis://"+p.Address())
+	release(t, s, must(t, s, request("x", driver.Exclusive, long)))
+	g.Primary.Kill()
+	do(t, g.Replicas[0], "REPLICAOF", "NO", "ONE")
+	if err := p.Redirect(g.Replicas[0].Address()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it grants on a server that evicts", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		g, err := s.Acquire(ctx, request("x", driver.Exclusive, long))
+		if err == nil {
+			release(t, s, g)
+		}
+		return err != nil && s.Classify(err) == driver.Refused && strings.Contains(err.Error(), "volatile-ttl")
+	})
+}
+
+// clockedReplicas are a primary and a replica whose clocks can be set.
+func clockedReplicas(t *testing.T) *servers.RedisReplicas {
+	t.Helper()
+	installed(t)
+	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(g.Kill)
+	if err := g.Replicas[0].FakeClock(t.Context()); err != nil {
+		if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+			t.Skip(err)
+		}
+		t.Fatal(err)
+	}
+	if err := g.Linked(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// TestLeaseOutlastsFailoverToClockAhead: every grant is acknowledged by the replica, whose
+// clock is ahead. When it is promoted the holder's lease is still there.
+func TestLeaseOutlastsFailoverToClockAhead(t *testing.T) {
+	for _, library := range []string{"rueidis", "goredis"} {
+		t.Run(library, func(t *testing.T) {
+			g := clockedReplicas(t)
+			if err := g.Replicas[0].SetClock(5 * time.Second); err != nil {
+				t.Fatal(err)
+			}
+			p := behindProxy(t, g.Primary)
+			var s driver.Store = open(t, "redis://"+p.Address()+"?replicas=1")
+			if library == "goredis" {
+				c := goredis.NewClient(&goredis.Options{Addr: p.Address()})
+				defer c.Close()
+				over, err := adapter.New(c, redisstore.WaitReplicas(1, time.Second))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer over.Close(context.Background())
+				s = over
+			}
+			const ttl = 4 * time.Second
+			held, err := s.Acquire(t.Context(), request("x", driver.Exclusive, ttl))
+			if err != nil {
+				t.Fatal(err)
+			}
+			shared := must(t, s, request("y", driver.Unlimited, ttl))
+			if a := s.Renew(t.Context(), []driver.Grant{shared})[0]; a.Err != nil {
+				t.Fatal(a.Err)
+			}
+			g.Primary.Kill()
+			do(t, g.Replicas[0], "REPLICAOF", "NO", "ONE")
+			other := open(t, "redis://"+g.Replicas[0].Address())
+			for _, name := range []string{"x", "y"} {
+				_, err := other.Acquire(t.Context(), request(name, driver.Exclusive, ttl))
+				if time.Since(held.SentAt.Time()) >= ttl {
+					t.Skip("too slow a machine: the lease has ended")
+				}
+				if err == nil {
+					t.Errorf("%s is granted beside its holder, whose lease is %s old", name, time.Since(held.SentAt.Time()))
+				}
+			}
+		})
+	}
+}
+
+// TestReplicaFarAheadIsRefused: a replica whose clock is too far ahead for leases to be
+// lengthened by that, and one that is set ahead while the store is in use.
+func TestReplicaFarAheadIsRefused(t *testing.T) {
+	g := clockedReplicas(t)
+	s := open(t, "redis://"+g.Primary.Address()+"?replicas=1")
+	release(t, s, acknowledged(t, s, "x"))
+	if err := g.Replicas[0].SetClock(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it grants although a replica is a minute ahead", func() bool {
+		g, err := s.Acquire(t.Context(), request("x", driver.Exclusive, long))
+		if err == nil {
+			release(t, s, g)
+		}
+		return err != nil && s.Classify(err) == driver.Refused && strings.Contains(err.Error(), "ahead")
+	})
+	if err := g.Replicas[0].SetClock(-time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	release(t, s, acknowledgedSoon(t, s, "x"))
+}
+
+// acknowledgedSoon asks until the store has found that the server is safe again.
+func acknowledgedSoon(t *testing.T, s driver.Store, name string) (g driver.Grant) {
+	t.Helper()
+	eventually(t, "it does not grant any more", func() (ok bool) {
+		var err error
+		g, err = s.Acquire(t.Context(), request(name, driver.Exclusive, long))
+		return err == nil
+	})
+	return g
+}

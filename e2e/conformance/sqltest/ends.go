@@ -1,0 +1,100 @@
+package sqltest
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// CrashFreesAtOnce: the server ends the connections of a crashed client, and grants
+// its lock to a waiter long before the TTL is over.
+func CrashFreesAtOnce(t *testing.T, d *Database) {
+	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
+		proxy, err := servers.NewProxy(d.Server(t).Address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer proxy.Close()
+		s := d.StoreAt(t, proxy.Address(), database, params)
+		defer Close(t, s)
+		other := d.Store(t, database, params)
+		defer Close(t, other)
+		g, _ := Must(t, s, "crash", driver.Exclusive, time.Hour)
+		waiter := Wait(t, t.Context(), other, "crash", driver.Exclusive)
+		proxy.Close()
+		next := waiter.Granted()
+		if next.Token <= g.Token {
+			t.Errorf("token %d after %d", next.Token, g.Token)
+		}
+		Release(t, other, next)
+	})
+}
+
+// DeletedRowEndsTheGrant: the holder of a lease hears that its row was deleted, and the
+// next grant has a larger token.
+func DeletedRowEndsTheGrant(t *testing.T, d *Database) {
+	const params = "recipe=optimistic"
+	database := d.Create(t)
+	s := d.Store(t, database, params)
+	defer Close(t, s)
+	g, a := Must(t, s, "row", driver.Exclusive, time.Hour)
+	d.Exec(t, database, "DELETE FROM holdfast_row")
+	if c := a.Hear(t); c != driver.Gone {
+		t.Errorf("cause %q, want %q", c, driver.Gone)
+	}
+	if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.NotHeld {
+		t.Errorf("renewing a grant whose row was deleted: %v", r[0].Err)
+	}
+	next, _ := Must(t, s, "row", driver.Exclusive, time.Minute)
+	if next.Token <= g.Token {
+		t.Errorf("token %d after %d", next.Token, g.Token)
+	}
+	Release(t, s, next)
+}
+
+// ClockSetForward: a lease runs out at the server, whose clock was set forward by an
+// hour, and its holder hears of it.
+func ClockSetForward(t *testing.T, d *Database) {
+	const params = "recipe=optimistic"
+	database := d.Create(t)
+	s := d.Store(t, database, params)
+	defer Close(t, s)
+	other := d.Store(t, database, params)
+	defer Close(t, other)
+	g, a := Must(t, s, "forward", driver.Exclusive, time.Minute)
+	d.moveDeadlines(t, database, 1, -time.Hour) // which is the same as another clock
+	next, _ := Must(t, other, "forward", driver.Exclusive, time.Minute)
+	if next.Token <= g.Token {
+		t.Errorf("token %d after %d", next.Token, g.Token)
+	}
+	a.Hear(t)
+	Release(t, other, next)
+}
+
+// moveDeadlines moves the deadlines of all grants of the one name that there is.
+func (d *Database) moveDeadlines(t testing.TB, database string, grants int, by time.Duration) {
+	t.Helper()
+	db := d.Pool(t, database)
+	var state string
+	if err := db.QueryRow("SELECT state FROM holdfast_row").Scan(&state); err != nil {
+		t.Fatal(err)
+	}
+	changed := 0
+	later := regexp.MustCompile(`"expires":[0-9]+`).ReplaceAllStringFunc(state, func(s string) string {
+		n, err := strconv.ParseInt(s[len(`"expires":`):], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed++
+		return fmt.Sprintf(`"expires":%d`, n+by.Microseconds())
+	})
+	if changed != grants {
+		t.Fatalf("%d grants in %s", changed, state)
+	}
+	d.Exec(t, database, fmt.Sprintf("UPDATE holdfast_row SET version = version + 1, expires = expires + %d, state = '%s'", by.Microseconds(), later))
+}

@@ -1,0 +1,220 @@
+package tables
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+const (
+	promisesPage = "../../../docs/promises.md"
+	repository   = "../../.."
+)
+
+// TestEveryPromiseNamesItsTest compares docs/promises.md with what the stores declare
+// and with the tests that exist.
+func TestEveryPromiseNamesItsTest(t *testing.T) {
+	text, err := os.ReadFile(promisesPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fault := range judge(string(text), declared(t), tests(t)) {
+		t.Error(fault)
+	}
+}
+
+// entry is one line of the page: for these stores, this promise is kept by these tests.
+type entry struct {
+	line    int
+	stores  []string
+	promise string
+	tests   string
+}
+
+var (
+	heading = regexp.MustCompile(`^## (.+)$`)
+	row     = regexp.MustCompile(`^\| (.+?) \| (.+) \|$`)
+)
+
+func entries(text string) (all []entry) {
+	var stores []string
+	for i, line := range strings.Split(text, "\n") {
+		if m := heading.FindStringSubmatch(line); m != nil {
+			stores = strings.Split(m[1], ", ")
+		} else if m := row.FindStringSubmatch(line); m != nil && m[1] != "promise" && m[1] != "---" && stores != nil {
+			all = append(all, entry{i + 1, stores, m[1], m[2]})
+		}
+	}
+	return all
+}
+
+// suiteRow is the promise of a store to keep to the contract. Its tests are those that
+// run the suite.
+const suiteRow = "the contract of package driver"
+
+// promises are the lines of a store's table, and each way in which a lock may end early
+// as a line of its own.
+func promises(g driver.Guarantees) []string {
+	all := []string{suiteRow}
+	for _, r := range g.Rows() {
+		if r.Key != "may end early" || len(g.EarlyEnd) == 0 {
+			all = append(all, r.Key+": "+r.Value)
+			continue
+		}
+		for _, e := range g.EarlyEnd {
+			all = append(all, fmt.Sprintf("%s: %s; noticed within %s", r.Key, e, g.Notice))
+		}
+	}
+	return all
+}
+
+const everyStore = "Every store"
+
+// judge returns what is wrong with the page, in the words of the one who has to fix it.
+func judge(text string, declared []driver.Guarantees, exists func(test string) bool) (faults []string) {
+	all := entries(text)
+	about := func(e entry, store string) bool {
+		return slices.Contains(e.stores, store) || e.stores[0] == everyStore
+	}
+	used := map[entryKey]bool{}
+	for _, g := range declared {
+		for _, p := range promises(g) {
+			found := false
+			for _, e := range all {
+				if e.promise == p && about(e, g.Kind) {
+					found = true
+					used[entryKey{e.line, g.Kind}] = true
+				}
+			}
+			if !found {
+				faults = append(faults, fmt.Sprintf("docs/promises.md names no test for a promise of %s: add, below a heading with that store,\n| %s | package.TestName |", g.Kind, p))
+			}
+		}
+	}
+	kinds := map[string]bool{}
+	for _, g := range declared {
+		kinds[g.Kind] = true
+	}
+	for _, e := range all {
+		at := fmt.Sprintf("docs/promises.md:%d: ", e.line)
+		stale := true
+		for kind := range kinds {
+			stale = stale && !used[entryKey{e.line, kind}]
+		}
+		switch {
+		case stale:
+			faults = append(faults, fmt.Sprintf("%sno store of %q promises %q: remove the line, or write the promise as docs/guarantees.md has it", at, strings.Join(e.stores, ", "), e.promise))
+			continue
+		case e.stores[0] != everyStore:
+			for _, store := range e.stores {
+				if !used[entryKey{e.line, store}] {
+					faults = append(faults, fmt.Sprintf("%s%s does not promise %q: move the line to a heading without that store", at, store, e.promise))
+				}
+			}
+		}
+		for _, test := range strings.Split(e.tests, ", ") {
+			if strings.HasPrefix(e.tests, "nothing is promised") || strings.HasPrefix(e.tests, "no test: ") {
+				break
+			}
+			if !exists(test) {
+				faults = append(faults, fmt.Sprintf("%sthere is no test %q: write package.TestName, or \"suite Name\" for one of the suite in driver/drivertest", at, test))
+			}
+		}
+	}
+	return faults
+}
+
+type entryKey struct {
+	line  int
+	store string
+}
+
+var (
+	suiteTests = regexp.MustCompile(`(?m)^\t\t\{"([^"]+)", \w+\},$`)
+	functions  = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+)
+
+// tests returns whether a test exists. A package is a directory of the repository, or
+// of e2e/conformance; the package holdfast is the root.
+func tests(t *testing.T) func(test string) bool {
+	t.Helper()
+	suite, err := os.ReadFile(filepath.Join(repository, "driver/drivertest/drivertest.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, m := range suiteTests.FindAllStringSubmatch(string(suite), -1) {
+		known["suite "+m[1]] = true
+	}
+	read := func(directory, name string) {
+		files, _ := filepath.Glob(filepath.Join(repository, directory, "*_test.go"))
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range functions.FindAllStringSubmatch(string(text), -1) {
+				known[name+"."+m[1]] = true
+			}
+		}
+	}
+	directories, err := filepath.Glob(filepath.Join(repository, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range directories {
+		read(filepath.Base(d), filepath.Base(d))
+	}
+	directories, err = filepath.Glob(filepath.Join(repository, "e2e/conformance/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range directories {
+		read(filepath.Join("e2e/conformance", filepath.Base(d)), filepath.Base(d))
+	}
+	read(".", "holdfast")
+	read("e2e/torture", "torture")
+	return func(test string) bool { return known[test] }
+}
+
+// TestPageOfPromisesIsJudged: whatever is missing, stale or misspelt is a fault, and
+// the fault says what to write.
+func TestPageOfPromisesIsJudged(t *testing.T) {
+	stores := []driver.Guarantees{
+		{Kind: "a", Order: "first", EarlyEnd: []string{"a flush", "a kill"}},
+		{Kind: "b", Order: "last", Notes: []string{"mind this"}},
+	}
+	var whole strings.Builder
+	for _, g := range stores {
+		fmt.Fprintf(&whole, "## %s\n\n| promise | test |\n| --- | --- |\n", g.Kind)
+		for _, p := range promises(g) {
+			fmt.Fprintf(&whole, "| %s | p.TestIt |\n", p)
+		}
+	}
+	exists := func(test string) bool { return test == "p.TestIt" }
+	if faults := judge(whole.String(), stores, exists); len(faults) > 0 {
+		t.Fatalf("a whole page: %q", faults)
+	}
+	for _, c := range []struct{ replace, with, fault string }{
+		{"| may end early: a kill; noticed within 0s | p.TestIt |\n", "", "| may end early: a kill; noticed within 0s | package.TestName |"},
+		{"| note: mind this | p.TestIt |\n", "", "names no test for a promise of b"},
+		{"| note: mind this | p.TestIt |\n", "| note: mind that | p.TestIt |\n", `no store of "b" promises "note: mind that"`},
+		{"## b\n", "## b, a\n", `a does not promise "note: mind this"`},
+		{"| note: mind this | p.TestIt |", "| note: mind this | p.TestIt, p.TestThat |", `there is no test "p.TestThat"`},
+		{"| note: mind this | p.TestIt |", "| note: mind this | somewhere |", `there is no test "somewhere"`},
+	} {
+		page := strings.Replace(whole.String(), c.replace, c.with, 1)
+		if page == whole.String() {
+			t.Fatalf("%q is not in the page", c.replace)
+		}
+		if faults := strings.Join(judge(page, stores, exists), "\n"); !strings.Contains(faults, c.fault) {
+			t.Errorf("%q instead of %q: the faults do not say %q:\n%s", c.with, c.replace, c.fault, faults)
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package zookeeper
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// juteMaxBuffer is the longest request that a server takes unless configured.
+const juteMaxBuffer = 1<<20 - 1
+
+// TestWriteTooLargeIsRefusedAndEndsNoLock requires that a guarded write that is longer than
+// the server takes is refused before it is sent: no lock of the client is lost, no
+// connection ends, and the next write is done.
+func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
+	z := single(t)
+	var connections atomic.Int32
+	l, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		connections.Add(1)
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}))
+	k := lock(t, l, newName(), holdfast.TTL(3*time.Second))
+	other := lock(t, l, newName(), holdfast.TTL(3*time.Second))
+	node := "/" + newName()
+	must(t, s.Write(t.Context(), k.Name(), k.Token(), zkstore.CreateNode(node, nil)))
+	before := k.Remaining()
+	for range 8 { // and again, as a caller does that does not know why
+		err := s.Write(t.Context(), k.Name(), k.Token(), zkstore.SetData(node, make([]byte, 2<<20), -1))
+		if driver.CodeOf(err) != driver.Invalid {
+			t.Fatalf("%v (%v), want invalid", err, driver.CodeOf(err))
+		}
+		time.Sleep(time.Duration(float64(before) * 0.2))
+	}
+	for _, k := range []*holdfast.Lock{k, other} {
+		if k.Context().Err() != nil {
+			t.Errorf("a lock was lost: %v", context.Cause(k.Context()))
+		}
+	}
+	must(t, s.Write(t.Context(), k.Name(), k.Token(), zkstore.SetData(node, make([]byte, juteMaxBuffer-2000), -1)))
+	must(t, k.Unlock())
+	must(t, other.Unlock())
+}
+
+// TestSlowWriteDelaysNoHeartbeat requires that a guarded write that a slow link takes long
+// for does not cost the client its locks.
+func TestSlowWriteDelaysNoHeartbeat(t *testing.T) {
+	z := single(t)
+	l, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		return slow{c}, err
+	}))
+	k := lock(t, l, newName(), holdfast.TTL(3*time.Second))
+	node := "/" + newName()
+	must(t, s.Write(t.Context(), k.Name(), k.Token(), zkstore.CreateNode(node, nil)))
+	must(t, s.Write(t.Context(), k.Name(), k.Token(), zkstore.SetData(node, make([]byte, 1<<20-2000), -1)))
+	if k.Context().Err() != nil {
+		t.Errorf("the lock was lost: %v", context.Cause(k.Context()))
+	}
+	must(t, k.Unlock())
+}
+
+// slow is a connection that takes 400 KB a second.
+type slow struct{ net.Conn }
+
+func (s slow) Write(b []byte) (n int, err error) {
+	for len(b) > 0 && err == nil {
+		some := b[:min(len(b), 8<<10)]
+		if len(some) > 2<<10 {
+			time.Sleep(20 * time.Millisecond)
+		}
+		var m int
+		m, err = s.Conn.Write(some)
+		n, b = n+m, b[m:]
+	}
+	return n, err
+}

@@ -1,0 +1,271 @@
+package zookeeper
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// backup copies what a server has on disk.
+func backup(t *testing.T, z *servers.ZooKeeper) (dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "backup")
+	must(t, z.Backup(dir))
+	return dir
+}
+
+// advance makes a client see some transactions more.
+func advance(t *testing.T, l *holdfast.Locker) *holdfast.Lock {
+	t.Helper()
+	for range 20 {
+		must(t, lock(t, l, newName()).Unlock())
+	}
+	return lock(t, l, newName())
+}
+
+// TestServerRestoredFromABackup requires that a process goes on with a server that was
+// restored from an older copy: its holder learns of the loss within the declared time, its
+// waiter is granted, and tokens rise.
+func TestServerRestoredFromABackup(t *testing.T) {
+	z := alone(t)
+	old := backup(t, z)
+	a, sa := locker(t, []string{z.Address()})
+	k := advance(t, a)
+	name := newName()
+	held := lock(t, a, name)
+	b, _ := locker(t, []string{z.Address()})
+	got := waiting(t, b, sa, name, lasting)
+	g, err := sa.Guarantees(t.Context())
+	must(t, err)
+	must(t, z.Restore(t.Context(), old))
+	late := time.After(g.Notice)
+	for _, lost := range []*holdfast.Lock{k, held} {
+		select {
+		case <-lost.Context().Done():
+		case <-late:
+			t.Fatalf("a holder does not learn of the restore within %s", g.Notice)
+		}
+	}
+	_ = held.Unlock()
+	next := <-got
+	if next == nil {
+		t.FailNow()
+	}
+	if next.Token() <= held.Token() {
+		t.Errorf("token %d after %d", next.Token(), held.Token())
+	}
+	must(t, next.Unlock())
+	again := lock(t, a, name)
+	if again.Token() <= next.Token() {
+		t.Errorf("token %d after %d", again.Token(), next.Token())
+	}
+	must(t, again.Unlock())
+	empty(t, sa, name)
+}
+
+// TestTokensAfterARestoreRiseForEveryClient requires that one client that has seen the later
+// state makes the tokens of all rise, also of those that have not, and that inspection, a
+// break and a later client agree on them.
+func TestTokensAfterARestoreRiseForEveryClient(t *testing.T) {
+	z := alone(t)
+	old := backup(t, z)
+	a, sa := locker(t, []string{z.Address()})
+	before := advance(t, a).Token()
+	must(t, z.Restore(t.Context(), old))
+	fresh, sf := locker(t, []string{z.Address()})
+	unaware := lock(t, fresh, newName()) // it may be given a token that was given before
+	aware := lock(t, a, newName())
+	if aware.Token() <= before {
+		t.Errorf("token %d after %d", aware.Token(), before)
+	}
+	name := newName()
+	k := lock(t, fresh, name)
+	if k.Token() <= before {
+		t.Errorf("token %d after %d, from a client that was granted before the rise", k.Token(), before)
+	}
+	for _, s := range []*zkstore.Store{sa, sf} {
+		st := state(t, s, name)
+		if len(st.Holders) != 1 || st.Holders[0].Token != k.Token() {
+			t.Errorf("%+v, want one holder with token %d", st, k.Token())
+		}
+	}
+	must(t, unaware.Unlock())
+	must(t, aware.Unlock())
+	must(t, sa.Break(t.Context(), name, k.Token()))
+	_ = k.Unlock()
+	last := k.Token()
+	must(t, a.Close(t.Context()))
+	must(t, fresh.Close(t.Context()))
+	must(t, z.Restart(t.Context()))
+	late, _ := locker(t, []string{z.Address()})
+	if got := lock(t, late, name).Token(); got <= last {
+		t.Errorf("token %d after %d, when all who knew have left", got, last)
+	}
+}
+
+// TestTokensDoNotRestartWithTheNodesNumbers requires that tokens rise although the server
+// has removed the name's node, with which the numbers of its children begin again.
+func TestTokensDoNotRestartWithTheNodesNumbers(t *testing.T) {
+	z := single(t)
+	a, _ := locker(t, []string{z.Address()})
+	raw := connect(t, z.Address())
+	name := newName()
+	var last uint64
+	for range 3 {
+		for range 3 {
+			k := lock(t, a, name)
+			if k.Token() <= last {
+				t.Errorf("token %d after %d", k.Token(), last)
+			}
+			last = k.Token()
+			must(t, k.Unlock())
+		}
+		must(t, raw.Delete("/faults/"+name, -1)) // as the server does with an empty one
+	}
+}
+
+// TestGrantLostInARestoreThatWentOn requires that a holder learns of its loss also where the
+// restored server has gone further than the holder had seen when it comes back.
+func TestGrantLostInARestoreThatWentOn(t *testing.T) {
+	z := alone(t)
+	p := behindProxy(t, z)
+	a, sa := locker(t, []string{p.Address()})
+	must(t, lock(t, a, newName(), lasting).Unlock()) // the session stands, and is in the backup
+	old := backup(t, z)
+	k := lock(t, a, newName(), lasting)
+	g, err := sa.Guarantees(t.Context())
+	must(t, err)
+	p.Cut()
+	must(t, z.Restore(t.Context(), old))
+	b, sb := locker(t, []string{z.Address()})
+	for { // until the restored server is ahead of all that the holder has seen
+		l := lock(t, b, newName())
+		token := l.Token()
+		must(t, l.Unlock())
+		if token > k.Token()+100 {
+			break
+		}
+	}
+	must(t, p.Heal())
+	select {
+	case <-k.Context().Done():
+	case <-time.After(g.Notice):
+		t.Fatalf("the holder does not learn of its loss within %s", g.Notice)
+	}
+	_ = k.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	r := driver.Request{ID: "after-" + newName(), Name: newName(), Limit: driver.Exclusive, TTL: time.Second, From: nobody{}}
+	_, err = sb.Acquire(ctx, r)
+	must(t, err)
+}
+
+// TestTokensRiseInASessionThatOutlivesARestore requires that the tokens of a session rise
+// although the base of tokens that it knew has gone with a restore.
+func TestTokensRiseInASessionThatOutlivesARestore(t *testing.T) {
+	z := alone(t)
+	p := behindProxy(t, z)
+	a, sa := locker(t, []string{p.Address()})
+	held := lock(t, a, newName(), lasting) // the session stands, and is in the backup
+	old := backup(t, z)
+	raw := connect(t, z.Address())
+	_, err := raw.Set("/faults/@", []byte(`{"token_base":1099511627776}`), -1)
+	must(t, err)
+	k := lock(t, a, newName(), lasting)
+	if k.Token() <= 1099511627776 {
+		t.Fatalf("token %d: the base was not added", k.Token())
+	}
+	must(t, k.Unlock())
+	p.Cut()
+	must(t, z.Restore(t.Context(), old))
+	b, _ := locker(t, []string{z.Address()})
+	for { // until the restored server is ahead of all that the session has seen
+		l := lock(t, b, newName())
+		ahead := l.Token() > k.Token()-1099511627776+100
+		must(t, l.Unlock())
+		if ahead {
+			break
+		}
+	}
+	must(t, p.Heal())
+	must(t, held.Unlock())  // the session is connected
+	state(t, sa, newName()) // reads the base that is not raised yet
+	again := lock(t, a, newName(), lasting)
+	if again.Token() <= k.Token() {
+		t.Errorf("token %d after %d", again.Token(), k.Token())
+	}
+	must(t, again.Unlock())
+}
+
+// TestReleasedLockOfARestoredCopyIsRemoved requires that a lock which was released after the
+// copy was made does not stand forever, where the session that held it outlives the restore.
+func TestReleasedLockOfARestoredCopyIsRemoved(t *testing.T) {
+	z := alone(t)
+	p := behindProxy(t, z)
+	a, _ := locker(t, []string{p.Address()})
+	name, kept := newName(), newName()
+	released := lock(t, a, name, lasting)
+	held := lock(t, a, kept, lasting)
+	old := backup(t, z)
+	must(t, released.Unlock())
+	last := lock(t, a, newName(), lasting)
+	must(t, last.Unlock())
+	p.Cut()
+	must(t, z.Restore(t.Context(), old))
+	b, sb := locker(t, []string{z.Address()})
+	for { // until the restored server is ahead of all that the session has seen
+		l := lock(t, b, newName())
+		ahead := l.Token() > last.Token()+100
+		must(t, l.Unlock())
+		if ahead {
+			break
+		}
+	}
+	must(t, p.Heal())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	next, err := b.Lock(ctx, name, lasting)
+	if err != nil {
+		t.Fatalf("the lock that was released is not free: %v", err)
+	}
+	if context.Cause(held.Context()) != nil || len(state(t, sb, kept).Holders) != 1 {
+		t.Errorf("the lock that the copy contains, and that was not released, is lost: %v", context.Cause(held.Context()))
+	}
+	must(t, next.Unlock())
+	must(t, held.Unlock())
+}
+
+// TestTokensRiseAfterTheirBaseWasDeleted requires that tokens rise for every client after the
+// node that holds their base was deleted by hand, with all that is below it.
+func TestTokensRiseAfterTheirBaseWasDeleted(t *testing.T) {
+	z := single(t)
+	raw := connect(t, z.Address())
+	const root = "/deleted"
+	a, _ := locker(t, []string{z.Address()}, zkstore.Root(root))
+	b, _ := locker(t, []string{z.Address()}, zkstore.Root(root))
+	must(t, lock(t, a, newName(), lasting).Unlock())
+	_, err := raw.Set(root+"/@", []byte(`{"token_base":1099511627776}`), -1)
+	must(t, err)
+	must(t, lock(t, a, newName(), lasting).Unlock())
+	must(t, lock(t, b, newName(), lasting).Unlock())
+	children, _, err := raw.Children(root + "/@")
+	must(t, err)
+	for _, c := range children {
+		must(t, raw.Delete(root+"/@/"+c, -1))
+	}
+	must(t, raw.Delete(root+"/@", -1))
+	name := newName()
+	first := lock(t, a, name, lasting)
+	must(t, first.Unlock())
+	second := lock(t, b, name, lasting)
+	if second.Token() <= first.Token() {
+		t.Errorf("token %d after %d", second.Token(), first.Token())
+	}
+	must(t, second.Unlock())
+}

@@ -1,0 +1,109 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// TestDocumentedRights requires that a user with the rights of docs/zookeeper.md alone can
+// do everything, and that a right that is taken away is reported as refused, leaves
+// nothing behind and costs nobody else the lock: when it is given back all goes on.
+func TestDocumentedRights(t *testing.T) {
+	z := alone(t)
+	const root, name = "/rights", "name"
+	set := func(path string, rights int32) {
+		t.Helper()
+		must(t, z.SetACL(t.Context(), path, servers.DigestUser("me", "secret", rights)))
+	}
+	const onRoot = servers.RightCreate | servers.RightRead
+	must(t, z.CreateNode(t.Context(), root, servers.DigestUser("me", "secret", onRoot)))
+	o := []zkstore.Option{zkstore.Root(root), zkstore.Digest("me", "secret"), zkstore.CreatorOnly()}
+	a, sa := locker(t, []string{z.Address()}, o...)
+	b, sb := locker(t, []string{z.Address()}, o...)
+
+	// With all of them: a lock that is waited for, a break, and a look at everything.
+	k := lock(t, a, name, lasting)
+	got := waiting(t, b, sa, name, lasting)
+	must(t, sb.Break(t.Context(), name, k.Token()))
+	_ = k.Unlock()
+	next := <-got
+	if next == nil {
+		t.FailNow()
+	}
+	for st, err := range sa.List(t.Context(), "") {
+		must(t, err)
+		if st.Name != name || len(st.Holders) != 1 {
+			t.Errorf("%+v", st)
+		}
+	}
+	must(t, next.Unlock())
+
+	for _, c := range []struct {
+		what, path   string
+		all, without int32
+		lock, unlock bool // that it is refused
+	}{
+		{"to create on the root", root, onRoot, servers.RightCreate, false, false}, // the name stands
+		{"to read the root", root, onRoot, servers.RightRead, false, false},        // List alone needs it
+		{"to create on the name", root + "/" + name, servers.RightAll, servers.RightCreate, true, false},
+		{"to read the name", root + "/" + name, servers.RightAll, servers.RightRead, true, false},
+		{"to delete on the name", root + "/" + name, servers.RightAll, servers.RightDelete, false, true},
+		{"to write on the name", root + "/" + name, servers.RightAll, servers.RightWrite, false, false},
+		{"to read the guards' node", root + "/@", servers.RightAll, servers.RightRead, true, false},
+		{"to create on the guards' node", root + "/@", servers.RightAll, servers.RightCreate, false, false},
+		{"to delete on the guards' node", root + "/@", servers.RightAll, servers.RightDelete, false, false},
+		{"to write on the guards' node", root + "/@", servers.RightAll, servers.RightWrite, false, false},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			set(c.path, c.all&^c.without)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			k, err := a.Lock(ctx, name, lasting, holdfast.Wait(10*time.Second))
+			switch {
+			case c.lock && !errors.Is(err, holdfast.ErrRefused):
+				t.Errorf("Lock: %v, want refused", err)
+			case !c.lock && err != nil:
+				t.Errorf("Lock: %v", err)
+			}
+			if k != nil {
+				if err := k.Unlock(); c.unlock != errors.Is(err, holdfast.ErrRefused) || !c.unlock && err != nil {
+					t.Errorf("Unlock: %v; refused: %t is wanted", err, c.unlock)
+				}
+			}
+			set(c.path, c.all)
+			empty(t, sb, name)
+			k = lock(t, b, name, lasting)
+			if st := state(t, sb, name); len(st.Holders) != 1 || len(st.Waiters) != 0 {
+				t.Errorf("%+v, want the one holder", st)
+			}
+			must(t, k.Unlock())
+		})
+	}
+
+	// A right that a waiter loses while it waits.
+	k = lock(t, a, name, lasting)
+	waited := make(chan error, 1)
+	go func() {
+		k, err := b.Lock(t.Context(), name, lasting)
+		if err == nil {
+			err = k.Unlock()
+		}
+		waited <- err
+	}()
+	await(t, sa, name, "there is a waiter",
+		func(st driver.State) bool { return len(st.Waiters) == 1 })
+	set(root+"/"+name, servers.RightAll&^servers.RightRead)
+	must(t, k.Unlock())
+	if err := <-waited; err != nil && !errors.Is(err, holdfast.ErrRefused) {
+		t.Errorf("the waiter: %v", err)
+	}
+	set(root+"/"+name, servers.RightAll)
+	empty(t, sb, name)
+}

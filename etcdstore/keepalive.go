@@ -1,0 +1,225 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// keepalives is the one stream on which a store renews its leases. With authentication each
+// new stream is a login, which is expensive for the server, so the stream lives as long as it
+// answers. The zero value has no stream.
+type keepalives struct {
+	mu      sync.Mutex
+	stream  *keepaliveStream
+	opening *openingStream
+	// silent is how many streams in a row were given up because they did not answer.
+	silent atomic.Int32
+}
+
+// openingStream is a stream that is being opened, which several callers may wait for.
+type openingStream struct {
+	done   chan struct{}
+	stream *keepaliveStream
+	err    error
+}
+
+// keepaliveStream matches answers to requests by their order: the server answers the requests
+// of one stream one after another.
+type keepaliveStream struct {
+	etcdserverpb.Lease_LeaseKeepAliveClient
+	of  *keepalives
+	end context.CancelFunc
+
+	mu      sync.Mutex // also puts Sends in the order of asked
+	asked   []*keepaliveRequest
+	err     error // why the stream has ended
+	deadEnd bool  // the stream takes no more requests
+}
+
+type keepaliveRequest struct {
+	lease clientv3.LeaseID
+	sent  driver.Instant
+	// renewed takes in an answer that the lease lives, even if the caller has left.
+	renewed func(sent driver.Instant)
+	// silent ends the stream if no answer comes, and soon is an answer that is in good time.
+	silent *time.Timer
+	soon   time.Duration
+	done   chan struct{} // closed with err
+	err    error
+}
+
+// openMost bounds the opening of a stream, its login included.
+const openMost = 15 * time.Second
+
+var errStreamEnded = errors.New("the stream of keepalives has ended")
+
+// keepAlive renews a lease. It calls renewed with the send of each request that is answered. A stream
+// that was open before may be broken, or its login may be too old: a request that fails on it is
+// sent once more on a new one.
+func (s *Store) keepAlive(ctx context.Context, lease clientv3.LeaseID, patience time.Duration, renewed func(driver.Instant)) error {
+	for {
+		k, opened, err := s.keepaliveStream(ctx)
+		if err != nil {
+			return err
+		}
+		err = k.ask(ctx, lease, patience, renewed)
+		if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) || opened || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// keepaliveStream returns the open stream, or a new one, and whether it was opened for this call.
+// The opening goes on when ctx ends, as others may wait for it and a login that is given up has
+// still cost the server its time.
+func (s *Store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened bool, _ error) {
+	k := &s.beats
+	k.mu.Lock()
+	if k.stream != nil && k.stream.usable() {
+		defer k.mu.Unlock()
+		return k.stream, false, nil
+	}
+	o := k.opening
+	if o == nil {
+		o = &openingStream{done: make(chan struct{})}
+		open := func() {
+			o.stream, o.err = s.openKeepalives()
+			k.mu.Lock()
+			k.stream, k.opening = o.stream, nil
+			k.mu.Unlock()
+			close(o.done)
+		}
+		if !s.background(open) {
+			k.mu.Unlock()
+			return nil, true, errClosed
+		}
+		k.opening = o
+	}
+	k.mu.Unlock()
+	select {
+	case <-o.done:
+		return o.stream, true, o.err
+	case <-ctx.Done():
+		return nil, true, context.Cause(ctx)
+	}
+}
+
+func (s *Store) openKeepalives() (*keepaliveStream, error) {
+	ctx, end := context.WithCancel(clientv3.WithRequireLeader(s.ctx))
+	tooLong := time.AfterFunc(openMost, end)
+	stream, err := s.leases.LeaseKeepAlive(ctx)
+	if !tooLong.Stop() && err == nil {
+		err = errStreamEnded
+	}
+	if err != nil {
+		end()
+		return nil, clientv3.ContextError(s.ctx, err)
+	}
+	k := &keepaliveStream{Lease_LeaseKeepAliveClient: stream, of: &s.beats, end: end}
+	s.running.Go(k.receive) // of a goroutine that is counted itself
+	return k, nil
+}
+
+func (k *keepaliveStream) usable() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.deadEnd
+}
+
+// ask sends one keepalive and waits for its answer until ctx ends. A stream that does not answer
+// within patience is ended, even if the caller has left: the member may have stopped. Patience
+// doubles with each stream that was silent before, as one login after another does not help a
+// server that has too much to do.
+func (k *keepaliveStream) ask(ctx context.Context, lease clientv3.LeaseID, patience time.Duration, renewed func(driver.Instant)) error {
+	r := &keepaliveRequest{lease: lease, renewed: renewed, soon: patience / 2, done: make(chan struct{})}
+	patience <<= min(k.of.silent.Load(), 2)
+	k.mu.Lock()
+	if k.deadEnd {
+		defer k.mu.Unlock()
+		return k.err
+	}
+	r.silent = time.AfterFunc(patience, func() {
+		select {
+		case <-r.done:
+		default:
+			k.of.silent.Add(1)
+			k.fail(fmt.Errorf("a keepalive was not answered within %s", patience))
+		}
+	})
+	k.asked = append(k.asked, r)
+	r.sent = driver.Now()
+	err := k.Send(&etcdserverpb.LeaseKeepAliveRequest{ID: int64(lease)})
+	k.mu.Unlock()
+	if err != nil {
+		k.end() // receive reports why
+	}
+	select {
+	case <-r.done:
+		return r.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// fail ends a stream for a reason that the stream itself does not report.
+func (k *keepaliveStream) fail(why error) {
+	k.end() // a Send that holds the mutex returns
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.err == nil {
+		k.err = why
+	}
+	k.deadEnd = true
+}
+
+// receive hands the answers out until the stream ends.
+func (k *keepaliveStream) receive() {
+	defer k.end()
+	for {
+		answer, err := k.Recv()
+		k.mu.Lock()
+		if err == nil && (len(k.asked) == 0 || k.asked[0].lease != clientv3.LeaseID(answer.ID)) {
+			err = errors.New("the stream of keepalives is out of order")
+		}
+		if err != nil {
+			if k.err == nil {
+				k.err = rpctypes.Error(err)
+			}
+			k.deadEnd = true
+			for _, r := range k.asked {
+				r.answer(k.err)
+			}
+			k.asked = nil
+			k.mu.Unlock()
+			return
+		}
+		r := k.asked[0]
+		k.asked = k.asked[1:]
+		k.mu.Unlock()
+		if elapsed, _ := r.sent.Elapsed(); elapsed < r.soon {
+			k.of.silent.Store(0)
+		}
+		if answer.TTL <= 0 {
+			r.answer(rpctypes.ErrLeaseNotFound)
+		} else {
+			r.renewed(r.sent)
+			r.answer(nil)
+		}
+	}
+}
+
+func (r *keepaliveRequest) answer(err error) {
+	r.silent.Stop()
+	r.err = err
+	close(r.done)
+}

@@ -1,0 +1,172 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+)
+
+// login logs a user in for a client that Open makes, when a token is needed and not before. The
+// client library would log in for each stream anew, and could not be made while no server is
+// up.
+type login struct {
+	name, password string
+
+	mu     sync.Mutex
+	valid  bool
+	token  string // empty where the server has authentication switched off
+	trying *loginTry
+}
+
+type loginTry struct {
+	done chan struct{}
+	err  error
+}
+
+// loginMost bounds a login, which waits for its turn where many clients log in at once.
+const loginMost = 15 * time.Second
+
+func (l *login) dialOptions() []grpc.DialOption {
+	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(l.unary), grpc.WithChainStreamInterceptor(l.stream)}
+}
+
+// get returns the token, and logs in if there is none. The login goes on when ctx ends, as others may
+// wait for it, and one that is given up has still cost the server its time.
+func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (string, error) {
+	for {
+		l.mu.Lock()
+		if l.valid {
+			defer l.mu.Unlock()
+			return l.token, nil
+		}
+		try := l.trying
+		if try == nil {
+			try = &loginTry{done: make(chan struct{})}
+			l.trying = try
+			go l.try(try, cc)
+		}
+		l.mu.Unlock()
+		select {
+		case <-try.done:
+			if try.err != nil {
+				return "", try.err
+			}
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	}
+}
+
+func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
+	ctx, cancel := context.WithTimeout(context.Background(), loginMost)
+	defer cancel()
+	resp, err := etcdserverpb.NewAuthClient(cc).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.name, Password: l.password})
+	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled) {
+		resp, err = &etcdserverpb.AuthenticateResponse{}, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.trying = nil
+	if try.err = err; err == nil {
+		l.valid, l.token = true, resp.Token
+	}
+	close(try.done)
+}
+
+// drop forgets a token that the server does not accept.
+func (l *login) drop(token string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.token == token {
+		l.valid = false
+	}
+}
+
+// refusedToken reports whether a call failed for its token alone, before anything was applied.
+func refusedToken(err error) bool {
+	err = rpctypes.Error(err)
+	return errors.Is(err, rpctypes.ErrInvalidAuthToken) || errors.Is(err, rpctypes.ErrAuthOldRevision) || errors.Is(err, rpctypes.ErrUserEmpty)
+}
+
+func with(ctx context.Context, token string) context.Context {
+	if token == "" {
+		return ctx
+	}
+	return metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, token)
+}
+
+func (l *login) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if method == etcdserverpb.Auth_Authenticate_FullMethodName {
+		return invoke(ctx, method, req, reply, cc, opts...)
+	}
+	for again := false; ; again = true {
+		token, err := l.get(ctx, cc)
+		if err != nil {
+			return err
+		}
+		err = invoke(with(ctx, token), method, req, reply, cc, opts...)
+		if !refusedToken(err) {
+			return err
+		}
+		l.drop(token)
+		if again {
+			return err
+		}
+	}
+}
+
+func (l *login) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	token, err := l.get(ctx, cc)
+	if err != nil {
+		return nil, err
+	}
+	s, err := open(with(ctx, token), desc, cc, method, opts...)
+	if err != nil {
+		return nil, err
+	}
+	return &loginStream{s, l, token}, nil
+}
+
+// loginStream drops the token when the server does not accept it any more: the stream that
+// replaces this one logs in.
+type loginStream struct {
+	grpc.ClientStream
+	l     *login
+	token string
+}
+
+func (s *loginStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	w, ok := m.(*etcdserverpb.WatchResponse)
+	// etcd 3.4 refuses a watch for its token as it does for a missing right.
+	if refusedToken(err) || err == nil && ok && w.Created && w.Canceled {
+		s.l.drop(s.token)
+	}
+	return err
+}
+
+// open makes a client for a store of its own. A wrong password is an error at once, a server that
+// cannot be reached is not.
+func (l *login) open(ctx context.Context, cfg clientv3.Config) (*clientv3.Client, error) {
+	if l.name != "" {
+		cfg.DialOptions = append(cfg.DialOptions, l.dialOptions()...)
+	}
+	client, err := clientv3.New(cfg)
+	if err != nil || l.name == "" {
+		return client, err
+	}
+	bounded, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	if _, err = l.get(bounded, client.ActiveConnection()); err != nil && (errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || ctx.Err() != nil) {
+		_ = client.Close()
+		return nil, err
+	}
+	return client, nil
+}

@@ -1,0 +1,4 @@
+package filestore
+
+// FileSystem is what Open finds out by the type that statfs reports.
+var FileSystem = fileSystem

@@ -1,0 +1,474 @@
+package holdfast
+
+import (
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// # The state machine of a lease
+//
+// A lease is what the store keeps for one granted request. Everything that can
+// happen to it is an event. [leaseState.next] is a pure function: from the state,
+// the event and the facts that the event is judged by (the time above all) it
+// returns the new state and the effects. It reads no clock, takes no mutex and
+// calls nobody. docs/lease.md shows all its transitions; a test generates that
+// page.
+//
+// The Locker applies an event in two parts:
+//
+//   - step, under the Locker's mutex, reads the clock, calls next, stores the
+//     new state, and updates the indexes that follow from it: the list of the
+//     leases that Close ends, the heap of the next due times, the validity that
+//     readers load without the mutex.
+//   - perform, after the mutex has been released, carries out the effects in the
+//     order in which the effect constants are declared.
+//
+// # One mutex
+//
+// Locker.mu guards the leases, the local queues and the schedule. It is the only
+// mutex under which anything is decided. Nothing that can block or that belongs
+// to others runs under it: no call to the store, no hook, no context of a caller,
+// no cancellation. The rest are leaf mutexes (outbox.eventsMu, background.mu,
+// bounded.mu): each guards one small structure, may be taken while Locker.mu is
+// held, and no other mutex is taken under it.
+//
+// # Invariants
+//
+//   - The contexts of all Locks on a lease have ended before the store can
+//     receive its release, and before the next waiter can get it. Hence Unlock is
+//     two events: unlocked ends the context, left decides what follows.
+//   - A lease that the store may still keep is given back exactly once: by the
+//     last Unlock, at the end of its MinHold, by Close, or by a roll back.
+//   - The contexts end after the mutex has been released. A goroutine that asks a
+//     Lock for its state between the two finds the loss in the lease and ends the
+//     context itself (Lock.check), so that nobody sees an expired lease as valid.
+//   - Validity counts from the send of the last acknowledged request. No event
+//     prolongs it but granted and renewed.
+//   - Only the present holder's Locks act on a lease: limitReached and a join of
+//     an earlier holder's Lock are ignored.
+//
+// # What it is prepared for
+//
+// A handoff keeps the lease and changes its holder, so the store's callbacks need
+// no forwarding, and each holder carries its own token: a handoff with reserved
+// tokens gives the next holder the next token of the grant. To release and acquire
+// in one call is a second way to perform the release effect: the request of the
+// queue's head carries the old grant, and the store's answer about the release
+// arrives as released, releaseDenied or releaseUnconfirmed. A grant on push is a
+// granted event with the send of an earlier refresh, whose confirmation is a
+// renewed event.
+
+// phase is how far a lease has come.
+type phase uint8
+
+const (
+	// requested: the store has been asked and has not granted yet.
+	requested phase = iota
+	// revoked: the store ended the grant before its answer arrived.
+	revoked
+	// held: granted and valid, for a holder.
+	held
+	// lingering: unlocked; the Locker renews it until the end of its MinHold.
+	lingering
+	// lost: ended without a release while Locks on it were not unlocked.
+	lost
+	// releasing: the first attempt to release it is under way.
+	releasing
+	// ended: the core will not use it again. The background may still release it or
+	// roll it back.
+	ended
+)
+
+// eventKind is what happens to a lease.
+type eventKind uint8
+
+const (
+	// granted: the store's yes has arrived, with sent, ttl and valid.
+	granted eventKind = iota
+	// denied: the request failed and left nothing at the store.
+	denied
+	// unanswered: the request has an unknown outcome.
+	unanswered
+	// opened: the holder gets its first Lock.
+	opened
+	// joined: the holder gets a further Lock, by reentrancy.
+	joined
+	// unlocked: a Lock is being unlocked; keep is its MinHold.
+	unlocked
+	// left: the context of a Lock that is being unlocked has ended.
+	left
+	// dropped: the holder went away before its first Lock was opened.
+	dropped
+	// revoke: the store reports the end of the lease, with cause.
+	revoke
+	// checked: a reader found no validity.
+	checked
+	// ticked: the lease is due.
+	ticked
+	// resumed: the machine was suspended.
+	resumed
+	// renewed: the store has renewed it, with sent, ttl and valid.
+	renewed
+	// renewalFailed: a renewal failed; the next follows after keep.
+	renewalFailed
+	// limitReached: the MaxHold of a Lock is over.
+	limitReached
+	// lingered: the MinHold is over.
+	lingered
+	// closed: the Locker closes.
+	closed
+	// released: the store has confirmed the release.
+	released
+	// releaseDenied: the store says that the lease had ended before.
+	releaseDenied
+	// releaseUnconfirmed: the release failed or has an unknown outcome; keep is for
+	// how much longer the lease was to stand.
+	releaseUnconfirmed
+	// releaseImpossible: the release failed, and trying again is useless.
+	releaseImpossible
+)
+
+// event is an eventKind with what belongs to it. Points in time are counted from the
+// making of the Locker, here and in the state: such a number is small, and copying it
+// is free.
+type event struct {
+	kind  eventKind
+	sent  time.Duration // granted, renewed: the send from which validity counts
+	ttl   time.Duration // granted, renewed: what the store gave
+	valid time.Duration // granted, renewed: for how long after sent; a handoff: for the next holder
+	keep  time.Duration // see the kinds
+	cause driver.Cause  // revoke
+	// lock and err go through to the effects: the Lock that the event is about, and
+	// the store's error.
+	lock *Lock
+	err  error
+	// age is, for left, that of unlocked, which it follows at once.
+	age time.Duration
+}
+
+// facts is what else an event is judged by.
+type facts struct {
+	now time.Duration // since the making of the Locker
+	// age is the time since the send from which validity counts. The machine was
+	// suspended for slept of it.
+	age, slept time.Duration
+	// used: the context of a Lock lives, so that a renewal is of use.
+	used bool
+	// next: a waiter of this Locker can have the lease in a handoff.
+	next bool
+	// storeKeeps: a release can leave the lease standing for its MinHold.
+	storeKeeps bool
+}
+
+// effect is a set of things to do after an event.
+type effect uint16
+
+// The effects, in the order in which they are carried out.
+const (
+	// endAll ends the contexts of all open Locks with the loss.
+	endAll effect = 1 << iota
+	// endOne ends the context of the event's Lock, with the loss or ErrReleased.
+	endOne
+	// endLimit ends the context of the event's Lock with ErrHoldLimit, and reports it.
+	endLimit
+	// reportLoss reports the loss.
+	reportLoss
+	// stopLinger stops the timer of the MinHold.
+	stopLinger
+	// renew asks the store to renew the lease, together with others.
+	renew
+	// reportRenewal reports the answer to a renewal.
+	reportRenewal
+	// handOff gives the lease to the next local waiter.
+	handOff
+	// reportRelease reports that the holder has released the lease.
+	reportRelease
+	// release makes the first attempt to release the lease, on this goroutine.
+	release
+	// reportUnconfirmed reports a release that is not confirmed.
+	reportUnconfirmed
+	// releaseLater releases the lease in the background.
+	releaseLater
+	// undo rolls the request back in the background.
+	undo
+	// linger starts the timer of the MinHold.
+	linger
+)
+
+// effects is what an event makes the Locker do.
+type effects struct {
+	do effect
+	// keep is for how much longer the lease is to stand: of release, releaseLater and
+	// linger.
+	keep time.Duration
+	// within is the validity left, which bounds release.
+	within time.Duration
+	// cause is why the event ended the lease, where that is a loss.
+	cause driver.Cause
+}
+
+// leaseState is the state of a lease.
+type leaseState struct {
+	phase phase
+	// forever: the lease does not expire by a clock.
+	forever bool
+	// renewing: a renewal is on its way.
+	renewing bool
+	// lost: the store or the clock ended the lease before its release.
+	lost bool
+	// open Locks are not being unlocked; leaving ones are, and their contexts are
+	// ending.
+	open, leaving int32
+	// handoffs counts how often the lease went to the next local waiter.
+	handoffs int32
+	// ttl is what the store gave; valid is for how long the lease can be relied on
+	// after the send.
+	ttl, valid time.Duration
+	// keep is the longest MinHold of the holder's Locks that were unlocked.
+	keep time.Duration
+	// renewAt is when the next renewal is due.
+	renewAt time.Duration
+	// since is when the present holder got the lease.
+	since time.Duration
+}
+
+// renewTogether is the share of the time between two renewals within which
+// renewals go in one call.
+const renewTogether = 16
+
+// next returns the state after an event, and what the Locker has to do.
+func (s leaseState) next(e event, f facts) (leaseState, effects) {
+	fx := s.apply(&e, &f)
+	return s, fx
+}
+
+// apply is next in place, which saves copies. It changes nothing but s, and depends
+// on nothing but s and its arguments.
+func (s *leaseState) apply(e *event, f *facts) effects {
+	switch e.kind {
+	case granted:
+		return s.granted(e, f)
+	case denied, unanswered:
+		if s.phase == requested || s.phase == revoked {
+			s.phase = ended
+			if e.kind == unanswered {
+				return effects{do: undo}
+			}
+		}
+	case opened, joined:
+		if e.kind == joined && (s.phase != held || s.open == 0) {
+			return effects{do: endOne}
+		}
+		s.open++
+		if s.phase != held {
+			return effects{do: endOne}
+		}
+	case unlocked:
+		fx := s.expire(f)
+		s.open--
+		s.leaving++
+		s.keep = max(s.keep, e.keep)
+		fx.do |= endOne
+		return fx
+	case left:
+		s.leaving--
+		if s.open == 0 && s.leaving == 0 {
+			return s.finish(e, f, false)
+		}
+	case dropped:
+		return s.finish(e, f, true)
+	case revoke:
+		return s.lose(e.cause)
+	case checked:
+		return s.expire(f)
+	case ticked, resumed:
+		return s.tick(e, f)
+	case renewed, renewalFailed:
+		return s.renewalAnswered(e, f)
+	case limitReached:
+		if s.phase == held && f.used {
+			return effects{do: endLimit}
+		}
+	case lingered:
+		if s.phase == lingering {
+			s.phase = releasing
+			return effects{do: stopLinger | release, within: s.left(f)}
+		}
+	case closed:
+		switch s.phase {
+		case held:
+			s.phase, s.lost = ended, true
+			return effects{do: endAll | reportLoss | releaseLater, cause: driver.Closed}
+		case lost:
+			s.phase = ended
+			return effects{do: releaseLater}
+		}
+	case released, releaseDenied, releaseUnconfirmed, releaseImpossible:
+		return s.releaseAnswered(e)
+	}
+	return effects{}
+}
+
+// granted takes the store's yes. A grant that is of no use, because it was revoked
+// or has expired on its way, is rolled back.
+func (s *leaseState) granted(e *event, f *facts) effects {
+	if s.phase != requested && s.phase != revoked {
+		return effects{}
+	}
+	s.setValidity(e)
+	if s.phase == revoked || f.age >= s.valid {
+		s.phase = ended
+		return effects{do: undo}
+	}
+	s.phase, s.since = held, f.now
+	return effects{}
+}
+
+func (s *leaseState) setValidity(e *event) {
+	s.ttl, s.valid = e.ttl, e.valid
+	s.forever = e.ttl == driver.Forever
+	if !s.forever {
+		s.renewAt = e.sent + e.ttl/3
+	}
+}
+
+// alive reports whether the lease counts as valid until the clock says otherwise.
+func (s *leaseState) alive() bool { return s.phase == held || s.phase == lingering }
+
+// left returns the validity left.
+func (s *leaseState) left(f *facts) time.Duration {
+	if s.forever {
+		return driver.Forever
+	}
+	return s.valid - f.age
+}
+
+// expired reports whether the clock has ended the lease.
+func (s *leaseState) expired(f *facts) bool { return s.alive() && !s.forever && f.age >= s.valid }
+
+// expire ends the lease if its validity is over.
+func (s *leaseState) expire(f *facts) effects {
+	if s.expired(f) {
+		if f.age-f.slept < s.valid {
+			return s.lose(driver.Slept)
+		}
+		return s.lose(driver.Expired)
+	}
+	return effects{}
+}
+
+// lose ends the lease without a release. A lease that lingers has no Unlock to
+// come, so it is released at once: the store may still keep it.
+func (s *leaseState) lose(cause driver.Cause) effects {
+	switch s.phase {
+	case requested:
+		s.phase, s.lost = revoked, true
+		return effects{cause: cause}
+	case held:
+		s.phase, s.lost = lost, true
+		return effects{do: endAll | reportLoss, cause: cause}
+	case lingering:
+		s.phase, s.lost = ended, true
+		return effects{do: reportLoss | stopLinger | releaseLater, cause: cause}
+	}
+	return effects{}
+}
+
+// finish decides what becomes of a lease whose holder has gone. A lost one is
+// released in the background: it may still stand at the store, within its margin or
+// because the store only asks the holder to end.
+func (s *leaseState) finish(e *event, f *facts, unused bool) effects {
+	switch s.phase {
+	case lost:
+		s.phase = ended
+		return effects{do: releaseLater}
+	case held:
+	default:
+		return effects{}
+	}
+	rest := time.Duration(0)
+	if s.keep > 0 {
+		rest = max(s.keep-(f.now-s.since), 0)
+	}
+	switch {
+	case f.next && rest == 0 && s.left(f) > s.valid/2:
+		s.handoffs++
+		s.valid, s.since, s.keep = e.valid, f.now, 0
+		return effects{do: handOff | reportRelease}
+	case unused:
+		s.phase = ended
+		return effects{do: releaseLater}
+	case rest > 0 && !f.storeKeeps:
+		s.phase = lingering
+		return effects{do: linger, keep: rest}
+	}
+	s.phase = releasing
+	return effects{do: release, keep: rest, within: s.left(f)}
+}
+
+// tick ends a lease that has expired and renews one whose renewal is due. After a
+// suspend of the machine every lease is renewed at once.
+func (s *leaseState) tick(e *event, f *facts) effects {
+	if s.expired(f) || !s.alive() {
+		return s.expire(f)
+	}
+	if e.kind == resumed {
+		s.renewAt = min(s.renewAt, f.now)
+	}
+	if s.renewing || s.renewAt > f.now+s.ttl/3/renewTogether || !s.worthRenewing(f) {
+		return effects{}
+	}
+	s.renewing = true
+	return effects{do: renew}
+}
+
+// worthRenewing reports whether anybody relies on the lease: a Lock whose context
+// lives, a holder whose first Lock is about to be opened, or a MinHold.
+func (s *leaseState) worthRenewing(f *facts) bool {
+	return s.phase == lingering || f.used || s.open == 0 && s.leaving == 0
+}
+
+// due returns when the lease needs attention next: its renewal, or its end.
+func (s *leaseState) due(f *facts) time.Duration {
+	end := f.now + s.left(f)
+	if !s.renewing && s.renewAt < end && s.worthRenewing(f) {
+		return s.renewAt
+	}
+	return end
+}
+
+// renewalAnswered takes the answer to a renewal. A failure is neither a loss nor a
+// reset: the renewal is repeated until the validity is over.
+func (s *leaseState) renewalAnswered(e *event, f *facts) effects {
+	s.renewing = false
+	if !s.alive() {
+		return effects{}
+	}
+	if e.kind == renewed {
+		s.setValidity(e)
+		// The send may be that of an earlier request: do not repeat at once.
+		s.renewAt = max(s.renewAt, f.now+s.ttl/20)
+	} else {
+		s.renewAt = f.now + e.keep
+	}
+	return effects{do: reportRenewal}
+}
+
+// releaseAnswered takes the answer to the first attempt to release.
+func (s *leaseState) releaseAnswered(e *event) effects {
+	if s.phase != releasing {
+		return effects{}
+	}
+	s.phase = ended
+	switch e.kind {
+	case released:
+		return effects{do: reportRelease}
+	case releaseDenied:
+		s.lost = true
+		return effects{do: reportLoss, cause: driver.Gone}
+	case releaseImpossible:
+		return effects{do: reportUnconfirmed}
+	}
+	return effects{do: reportUnconfirmed | releaseLater, keep: e.keep}
+}

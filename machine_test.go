@@ -1,0 +1,662 @@
+package holdfast
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+var update = flag.Bool("update", false, "write docs/lease.md instead of comparing it")
+
+var phaseNames = [...]string{
+	requested: "requested", revoked: "revoked", held: "held", lingering: "lingering",
+	lost: "lost", releasing: "releasing", ended: "ended",
+}
+
+func (p phase) String() string { return phaseNames[p] }
+
+var eventNames = [...]string{
+	granted: "granted", denied: "denied", unanswered: "unanswered", opened: "opened", joined: "joined",
+	unlocked: "unlocked", left: "left", dropped: "dropped", revoke: "revoke", checked: "checked",
+	ticked: "ticked", resumed: "resumed", renewed: "renewed", renewalFailed: "renewalFailed",
+	limitReached: "limitReached", lingered: "lingered", closed: "closed", released: "released",
+	releaseDenied: "releaseDenied", releaseUnconfirmed: "releaseUnconfirmed", releaseImpossible: "releaseImpossible",
+}
+
+func (k eventKind) String() string { return eventNames[k] }
+
+var effectNames = []string{
+	"endAll", "endOne", "endLimit", "reportLoss", "stopLinger", "renew", "reportRenewal", "handOff",
+	"reportRelease", "release", "reportUnconfirmed", "releaseLater", "undo", "linger",
+}
+
+func (e effect) String() string {
+	var names []string
+	for i, name := range effectNames {
+		if e&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// A lease of the table has a TTL of 30 s, of which 27 s are valid. It was granted at
+// 100 s. It has one open Lock, and nothing is due.
+const (
+	tableTTL   = 30 * time.Second
+	tableValid = 27 * time.Second
+	tableSent  = 100 * time.Second
+)
+
+type situation struct {
+	s leaseState
+	e event
+	f facts
+}
+
+func (x *situation) at(age time.Duration) {
+	x.f.age, x.f.now = age, tableSent+age
+}
+
+func newSituation(p phase, k eventKind) *situation {
+	x := &situation{
+		s: leaseState{phase: p, open: 1},
+		e: event{kind: k, sent: tableSent, ttl: tableTTL, valid: tableValid},
+		f: facts{used: true},
+	}
+	x.at(time.Second)
+	if p != requested && p != revoked {
+		x.s.ttl, x.s.valid, x.s.since, x.s.renewAt = tableTTL, tableValid, tableSent, tableSent+tableTTL/3
+	}
+	if p == requested || p == revoked || k == dropped || k == opened && p == held {
+		x.s.open = 0
+	}
+	if k == left {
+		x.s.open, x.s.leaving = 0, 1
+	}
+	if k == revoke {
+		x.e.cause = driver.Taken
+	}
+	return x
+}
+
+// conditions change the situation of a transition. They can be combined.
+var conditions = map[string]func(*situation){
+	"expired":                     func(x *situation) { x.at(tableValid) },
+	"machine slept":               func(x *situation) { x.at(tableValid); x.f.slept = time.Minute },
+	"a waiter asks for it":        func(x *situation) { x.f.next = true },
+	"a MinHold is not over":       func(x *situation) { x.s.keep = time.Minute },
+	"the store keeps it":          func(x *situation) { x.f.storeKeeps = true },
+	"other Locks are open":        func(x *situation) { x.s.open++ },
+	"another Unlock is under way": func(x *situation) { x.s.leaving++ },
+	"its Unlock has begun":        func(x *situation) { x.s.open, x.s.leaving = 0, 1 },
+	"renewal due":                 func(x *situation) { x.at(tableTTL / 3) },
+	"renewal under way":           func(x *situation) { x.s.renewing = true },
+	"nobody uses it":              func(x *situation) { x.f.used = false },
+	"little validity left":        func(x *situation) { x.at(tableValid / 2) },
+}
+
+// transition is one row of the table of all transitions.
+type transition struct {
+	from  phase
+	event eventKind
+	when  string // conditions, joined by " and "
+	to    phase
+	do    effect
+	cause driver.Cause
+}
+
+var transitions = []transition{
+	{requested, granted, "", held, 0, ""},
+	{requested, granted, "expired", ended, undo, ""},
+	{requested, denied, "", ended, 0, ""},
+	{requested, unanswered, "", ended, undo, ""},
+	{requested, revoke, "", revoked, 0, Taken},
+	{revoked, granted, "", ended, undo, ""},
+	{revoked, denied, "", ended, 0, ""},
+	{revoked, unanswered, "", ended, undo, ""},
+
+	{held, opened, "", held, 0, ""},
+	{held, joined, "", held, 0, ""},
+	{held, joined, "its Unlock has begun", held, endOne, ""},
+	{held, unlocked, "", held, endOne, ""},
+	{held, unlocked, "expired", lost, endAll | endOne | reportLoss, Expired},
+	{held, left, "other Locks are open", held, 0, ""},
+	{held, left, "another Unlock is under way", held, 0, ""},
+	{held, left, "", releasing, release, ""},
+	{held, left, "a MinHold is not over", lingering, linger, ""},
+	{held, left, "a MinHold is not over and the store keeps it", releasing, release, ""},
+	{held, left, "a waiter asks for it", held, handOff | reportRelease, ""},
+	{held, left, "a waiter asks for it and little validity left", releasing, release, ""},
+	{held, left, "a waiter asks for it and a MinHold is not over", lingering, linger, ""},
+	{held, dropped, "", ended, releaseLater, ""},
+	{held, dropped, "a waiter asks for it", held, handOff | reportRelease, ""},
+	{held, revoke, "", lost, endAll | reportLoss, Taken},
+	{held, checked, "expired", lost, endAll | reportLoss, Expired},
+	{held, checked, "machine slept", lost, endAll | reportLoss, Slept},
+	{held, ticked, "expired", lost, endAll | reportLoss, Expired},
+	{held, ticked, "renewal due", held, renew, ""},
+	{held, ticked, "renewal due and renewal under way", held, 0, ""},
+	{held, ticked, "renewal due and nobody uses it", held, 0, ""},
+	{held, resumed, "", held, renew, ""},
+	{held, resumed, "expired", lost, endAll | reportLoss, Expired},
+	{held, renewed, "", held, reportRenewal, ""},
+	{held, renewalFailed, "", held, reportRenewal, ""},
+	{held, limitReached, "", held, endLimit, ""},
+	{held, limitReached, "nobody uses it", held, 0, ""},
+	{held, closed, "", ended, endAll | reportLoss | releaseLater, Closed},
+
+	{lingering, joined, "", lingering, endOne, ""},
+	{lingering, revoke, "", ended, reportLoss | stopLinger | releaseLater, Taken},
+	{lingering, checked, "expired", ended, reportLoss | stopLinger | releaseLater, Expired},
+	{lingering, ticked, "expired", ended, reportLoss | stopLinger | releaseLater, Expired},
+	{lingering, ticked, "renewal due and nobody uses it", lingering, renew, ""},
+	{lingering, resumed, "nobody uses it", lingering, renew, ""},
+	{lingering, resumed, "machine slept", ended, reportLoss | stopLinger | releaseLater, Slept},
+	{lingering, renewed, "", lingering, reportRenewal, ""},
+	{lingering, renewalFailed, "", lingering, reportRenewal, ""},
+	{lingering, lingered, "", releasing, stopLinger | release, ""},
+
+	{lost, opened, "", lost, endOne, ""},
+	{lost, joined, "", lost, endOne, ""},
+	{lost, unlocked, "", lost, endOne, ""},
+	{lost, left, "other Locks are open", lost, 0, ""},
+	{lost, left, "another Unlock is under way", lost, 0, ""},
+	{lost, left, "", ended, releaseLater, ""},
+	{lost, dropped, "", ended, releaseLater, ""},
+	{lost, closed, "", ended, releaseLater, ""},
+
+	{releasing, joined, "", releasing, endOne, ""},
+	{releasing, released, "", ended, reportRelease, ""},
+	{releasing, releaseDenied, "", ended, reportLoss, Gone},
+	{releasing, releaseUnconfirmed, "", ended, reportUnconfirmed | releaseLater, ""},
+	{releasing, releaseImpossible, "", ended, reportUnconfirmed, ""},
+
+	{ended, opened, "", ended, endOne, ""},
+	{ended, joined, "", ended, endOne, ""},
+	{ended, unlocked, "", ended, endOne, ""},
+}
+
+// TestEveryTransition compares the state machine with the table, and checks that
+// every pair of phase and event without a row changes nothing.
+func TestEveryTransition(t *testing.T) {
+	listed := map[[2]string]bool{}
+	for _, row := range transitions {
+		listed[[2]string{row.from.String(), row.event.String()}] = true
+		x := newSituation(row.from, row.event)
+		for _, c := range strings.Split(row.when, " and ") {
+			if c == "" {
+				continue
+			}
+			conditions[c](x)
+		}
+		before := x.s
+		s, fx := x.s.next(x.e, x.f)
+		if s.phase != row.to || fx.do != row.do || fx.cause != row.cause {
+			t.Errorf("%s, %s, %q: %s, %s, %q; want %s, %s, %q", row.from, row.event, row.when, s.phase, fx.do, fx.cause, row.to, row.do, row.cause)
+		}
+		if x.s != before {
+			t.Errorf("%s, %s: next has changed the state that it was given", row.from, row.event)
+		}
+		if again, fx2 := x.s.next(x.e, x.f); again != s || fx2 != fx {
+			t.Errorf("%s, %s: not the same when called again", row.from, row.event)
+		}
+	}
+	for from := requested; from <= ended; from++ {
+		for k := granted; k <= releaseImpossible; k++ {
+			if listed[[2]string{from.String(), k.String()}] || from == lingering && k == unlocked {
+				continue // a lingering lease has no Lock that could be unlocked
+			}
+			for name, change := range conditions {
+				x := newSituation(from, k)
+				change(x)
+				// A Lock of an event that cannot come in this phase ends; see endOne.
+				if s, fx := x.s.next(x.e, x.f); s.phase != from || fx.do&^endOne != 0 || fx.cause != "" {
+					t.Errorf("%s, %s, %q is not in the table: %s, %s", from, k, name, s.phase, fx.do)
+				}
+			}
+		}
+	}
+}
+
+// TestTransitionAmounts checks the durations that the effects and the state carry.
+func TestTransitionAmounts(t *testing.T) {
+	x := newSituation(held, left)
+	x.s.keep, x.f.storeKeeps = 20*time.Second, true
+	x.at(5 * time.Second)
+	if _, fx := x.s.next(x.e, x.f); fx.keep != 15*time.Second || fx.within != tableValid-5*time.Second {
+		t.Errorf("release: keep %s, within %s", fx.keep, fx.within)
+	}
+	x.s.forever = true
+	if _, fx := x.s.next(x.e, x.f); fx.within != driver.Forever {
+		t.Errorf("release of a lease without expiry: within %s", fx.within)
+	}
+
+	x = newSituation(held, left)
+	x.f.next, x.e.valid, x.s.handoffs = true, 29*time.Second, 3
+	if s, _ := x.s.next(x.e, x.f); s.handoffs != 4 || s.valid != 29*time.Second || s.since != x.f.now || s.keep != 0 {
+		t.Errorf("handoff: %+v", s)
+	}
+
+	x = newSituation(held, renewed)
+	x.e.sent, x.e.ttl, x.e.valid = tableSent, 15*time.Second, 13*time.Second
+	x.f.now = tableSent + 9*time.Second
+	s, _ := x.s.next(x.e, x.f)
+	if s.ttl != 15*time.Second || s.valid != 13*time.Second || s.renewAt != x.f.now+15*time.Second/20 {
+		t.Errorf("renewed with an early send: %+v", s)
+	}
+	x.e.kind, x.e.keep, x.s.renewing = renewalFailed, time.Second, true
+	if s, _ := x.s.next(x.e, x.f); s.renewing || s.renewAt != x.f.now+time.Second || s.valid != tableValid {
+		t.Errorf("failed renewal: %+v", s)
+	}
+	x.s.renewAt, x.s.renewing = tableSent+tableTTL/3, false
+	if due := x.s.due(&x.f); due != x.s.renewAt {
+		t.Errorf("due at %s, want the renewal", due)
+	}
+	x.s.renewing = true
+	if due := x.s.due(&x.f); due != x.f.now+tableValid-x.f.age {
+		t.Errorf("due at %s, want the end of the validity", due)
+	}
+}
+
+// modelLock is a Lock as the model sees it.
+type modelLock struct {
+	alive    bool // its context
+	unlocked bool
+	left     bool
+}
+
+// model is the promise that the state machine has to keep, in terms of the store,
+// the clock, and the contexts of the callers. It knows nothing of phases.
+type model struct {
+	s        leaseState
+	now      time.Duration
+	sent     time.Duration // of the grant in force
+	granted  bool
+	revoked  bool // by the store, before the grant arrived
+	linger   bool // a timer runs
+	asked    bool // a first release attempt is under way
+	renewing int  // renewals under way, at most one
+	gaveBack int  // how often the lease was given back
+	losses   int
+	locks    []*modelLock // of the present holder
+}
+
+func (m *model) apply(t *rapid.T, e event, k *modelLock, change ...func(*facts)) effects {
+	f := facts{now: m.now, age: m.now - m.sent, used: m.used()}
+	for _, c := range change {
+		c(&f)
+	}
+	var fx effects
+	m.s, fx = m.s.next(e, f)
+	if fx.do&endAll != 0 {
+		for _, k := range m.locks {
+			k.alive = false
+		}
+	}
+	if fx.do&(endOne|endLimit) != 0 {
+		k.alive = false
+	}
+	if fx.do&reportLoss != 0 {
+		m.losses++
+	}
+	if fx.do&renew != 0 {
+		m.renewing++
+	}
+	if fx.do&stopLinger != 0 {
+		if !m.linger {
+			t.Fatal("stopped a timer that does not run")
+		}
+		m.linger = false
+	}
+	if fx.do&linger != 0 {
+		m.linger = true
+	}
+	if fx.do&release != 0 {
+		m.asked = true
+	}
+	for _, k := range m.locks {
+		if fx.do&(release|handOff) != 0 && k.alive {
+			t.Fatalf("%s while a context lives", fx.do)
+		}
+	}
+	if fx.do&(release|undo) != 0 || fx.do&releaseLater != 0 && e.kind != releaseUnconfirmed {
+		m.gaveBack++
+	}
+	if fx.do&(undo|releaseLater) != 0 && m.linger {
+		t.Fatal("given back while the MinHold's timer runs")
+	}
+	if fx.do&handOff != 0 {
+		m.locks = nil // the next holder has none yet
+	}
+	m.check(t)
+	return fx
+}
+
+// used reports whether the context of an open Lock lives.
+func (m *model) used() bool {
+	return slices.ContainsFunc(m.locks, func(k *modelLock) bool { return k.alive && !k.unlocked })
+}
+
+// check compares the state with what the model says must hold.
+func (m *model) check(t *rapid.T) {
+	if m.gaveBack > 1 {
+		t.Fatal("given back twice")
+	}
+	if m.renewing > 1 {
+		t.Fatal("two renewals of one lease at a time")
+	}
+	if m.losses > 1 {
+		t.Fatal("two losses reported")
+	}
+	over := m.gaveBack > 0
+	for _, k := range m.locks {
+		if k.alive && !k.unlocked && m.s.phase != held {
+			t.Fatalf("a context lives in phase %s", m.s.phase)
+		}
+		if !k.left {
+			over = true // its Unlock is still to come
+		}
+	}
+	if m.granted && len(m.locks) > 0 && !over && !m.linger {
+		t.Fatalf("all Locks are unlocked, and nothing gives the lease back: %+v", m.s)
+	}
+	if m.s.alive() && m.gaveBack > 0 {
+		t.Fatal("valid although it was given back")
+	}
+}
+
+// TestRandomEventsKeepThePromise applies random sequences of possible events, and
+// compares the state machine with the model after each.
+func TestRandomEventsKeepThePromise(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		m := &model{}
+		ttl := rapid.SampledFrom([]time.Duration{tableTTL, tableTTL, driver.Forever}).Draw(t, "ttl")
+		valid := ttl
+		if ttl != driver.Forever {
+			valid -= ttl / 10
+		}
+		keeps := rapid.Bool().Draw(t, "the store keeps a MinHold")
+		expired := func() bool { return ttl != driver.Forever && m.now-m.sent >= valid }
+		pick := func(want func(*modelLock) bool) *modelLock {
+			var fit []*modelLock
+			for _, k := range m.locks {
+				if want(k) {
+					fit = append(fit, k)
+				}
+			}
+			if len(fit) == 0 {
+				return nil
+			}
+			return rapid.SampledFrom(fit).Draw(t, "lock")
+		}
+		withNext := func(f *facts) {
+			f.storeKeeps = keeps
+			f.next = rapid.IntRange(0, 3).Draw(t, "next") == 0
+		}
+		// Each action reports whether it was possible.
+		actions := map[string]func() bool{
+			"time passes": func() bool {
+				m.now += time.Duration(rapid.Int64Range(0, int64(tableTTL)).Draw(t, "d"))
+				return true
+			},
+			"granted": func() bool {
+				if !(!m.granted && m.gaveBack == 0 && m.s.phase != ended) {
+					return false
+				}
+				m.granted = true
+				m.sent = m.now - time.Duration(max(0, rapid.Int64Range(-int64(3*tableTTL), int64(tableTTL)).Draw(t, "age")))
+				useless := expired() || m.revoked
+				m.apply(t, event{kind: granted, sent: m.sent, ttl: ttl, valid: valid}, nil)
+				if useless != (m.gaveBack == 1) {
+					t.Fatalf("useless %t, given back %d times", useless, m.gaveBack)
+				}
+				return true
+			},
+			"no grant": func() bool {
+				if !(!m.granted && m.s.phase != ended) {
+					return false
+				}
+				unknown := rapid.Bool().Draw(t, "unknown outcome")
+				m.apply(t, event{kind: map[bool]eventKind{true: unanswered, false: denied}[unknown]}, nil)
+				if unknown != (m.gaveBack == 1) || m.s.phase != ended {
+					t.Fatalf("unknown %t, given back %d times, %s", unknown, m.gaveBack, m.s.phase)
+				}
+				return true
+			},
+			"opened": func() bool {
+				if !(m.granted && len(m.locks) == 0 && m.gaveBack == 0) {
+					return false
+				}
+				k := &modelLock{alive: true}
+				m.locks = append(m.locks, k)
+				valid := m.s.phase == held
+				m.apply(t, event{kind: opened}, k)
+				if k.alive != valid {
+					t.Fatalf("the context lives %t, the lease is valid %t", k.alive, valid)
+				}
+				return true
+			},
+			"dropped": func() bool {
+				if !(m.granted && len(m.locks) == 0 && m.gaveBack == 0) {
+					return false
+				}
+				fx := m.apply(t, event{kind: dropped, valid: valid}, nil, withNext)
+				if fx.do&handOff == 0 && m.gaveBack != 1 {
+					t.Fatal("a grant that nobody wants is not given back")
+				}
+				return true
+			},
+			"joined": func() bool {
+				if !(len(m.locks) > 0) {
+					return false
+				}
+				open := slices.ContainsFunc(m.locks, func(k *modelLock) bool { return !k.unlocked })
+				k := &modelLock{alive: true}
+				m.locks = append(m.locks, k)
+				before := m.s
+				m.apply(t, event{kind: joined}, k)
+				if want := open && before.phase == held; k.alive != want {
+					t.Fatalf("joined %t, want %t", k.alive, want)
+				} else if !want {
+					m.locks = m.locks[:len(m.locks)-1]
+				}
+				return true
+			},
+			"unlocked": func() bool {
+				k := pick(func(k *modelLock) bool { return !k.unlocked })
+				if k == nil {
+					return false
+				}
+				k.unlocked = true
+				keep := rapid.SampledFrom([]time.Duration{0, 0, time.Second, time.Hour}).Draw(t, "MinHold")
+				m.apply(t, event{kind: unlocked, keep: keep}, k)
+				if k.alive {
+					t.Fatal("the context outlives its Unlock")
+				}
+				k.alive = true // it ends after the mutex has been released, before left
+				if expired() && m.s.phase == held {
+					t.Fatal("unlocked as if it were valid")
+				}
+				return true
+			},
+			"left": func() bool {
+				k := pick(func(k *modelLock) bool { return k.unlocked && !k.left })
+				if k == nil {
+					return false
+				}
+				k.left, k.alive = true, false
+				m.apply(t, event{kind: left, valid: valid}, k, withNext)
+				return true
+			},
+			"revoked": func() bool {
+				m.revoked = m.revoked || !m.granted
+				m.apply(t, event{kind: revoke, cause: driver.Taken}, nil)
+				if m.used() {
+					t.Fatal("a context outlives the loss")
+				}
+				return true
+			},
+			"looked at": func() bool {
+				if !(m.granted) {
+					return false
+				}
+				kind := rapid.SampledFrom([]eventKind{checked, ticked, resumed}).Draw(t, "event")
+				m.apply(t, event{kind: kind}, nil)
+				if expired() && (m.used() || m.s.alive()) {
+					t.Fatalf("%s: valid beyond its end", kind)
+				}
+				return true
+			},
+			"renewed": func() bool {
+				if !(m.renewing == 1) {
+					return false
+				}
+				m.renewing--
+				if rapid.Bool().Draw(t, "failed") {
+					before := m.s.valid
+					m.apply(t, event{kind: renewalFailed, keep: time.Second}, nil)
+					if m.s.valid != before {
+						t.Fatal("a failed renewal changes the validity")
+					}
+					return true
+				}
+				if m.s.alive() {
+					m.sent = m.now
+				}
+				m.apply(t, event{kind: renewed, sent: m.now, ttl: ttl, valid: valid}, nil)
+				return true
+			},
+			"MaxHold over": func() bool {
+				k := pick(func(k *modelLock) bool { return !k.unlocked })
+				if k == nil {
+					return false
+				}
+				alive := k.alive
+				m.apply(t, event{kind: limitReached}, k, func(f *facts) { f.used = alive })
+				if k.alive {
+					t.Fatal("the context outlives its MaxHold")
+				}
+				return true
+			},
+			"MinHold over": func() bool {
+				if !(m.linger) {
+					return false
+				}
+				m.apply(t, event{kind: lingered}, nil)
+				return true
+			},
+			"closed": func() bool {
+				m.apply(t, event{kind: closed}, nil)
+				if m.used() || m.granted && m.gaveBack == 0 && !m.linger {
+					t.Fatalf("after Close: used %t, given back %d times", m.used(), m.gaveBack)
+				}
+				return true
+			},
+			"release answered": func() bool {
+				if !(m.asked) {
+					return false
+				}
+				m.asked = false
+				kind := rapid.SampledFrom([]eventKind{released, releaseDenied, releaseUnconfirmed, releaseImpossible}).Draw(t, "answer")
+				m.apply(t, event{kind: kind}, nil)
+				if m.s.phase != ended {
+					t.Fatal(m.s.phase)
+				}
+				return true
+			},
+		}
+		// Those that end a lease are rare beside those that need several Locks.
+		names := append(slices.Sorted(maps.Keys(actions)), "joined", "joined", "joined", "unlocked", "unlocked", "left")
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			// Most sequences begin with a Lock; nothing interesting is without one.
+			name := rapid.SampledFrom(names).Draw(t, "action")
+			switch {
+			case !m.granted && rapid.IntRange(0, 3).Draw(t, "begin") > 0:
+				name = "granted"
+			case len(m.locks) == 0 && rapid.IntRange(0, 3).Draw(t, "begin") > 0:
+				name = "opened"
+			case rapid.IntRange(0, 4).Draw(t, "clock") == 0:
+				name = "time passes"
+			}
+			actions[name]()
+			m.check(t)
+		}
+	})
+}
+
+// TestLeasePage keeps docs/lease.md equal to the table. With -update it writes the
+// page.
+func TestLeasePage(t *testing.T) {
+	const path = "docs/lease.md"
+	want := leasePage()
+	if *update {
+		if err := os.WriteFile(path, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	got, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s differs from the table of transitions: run go test -run TestLeasePage . -update", path)
+	}
+}
+
+func leasePage() []byte {
+	var b bytes.Buffer
+	b.WriteString(`# The states of a lease
+
+Generated from the table of the test TestEveryTransition by
+` + "`go test -run TestLeasePage . -update`" + `. The words are explained in ` + "`machine.go`" + `.
+
+The picture shows how a lease gets from one phase to another. A lease starts as *requested*, and an
+*ended* lease is not used again.
+
+` + "```mermaid\nstateDiagram-v2\n    direction LR\n    [*] --> requested\n")
+	type edge struct{ from, to phase }
+	labels := map[edge][]string{}
+	var edges []edge
+	for _, row := range transitions {
+		if row.from == row.to {
+			continue
+		}
+		e := edge{row.from, row.to}
+		if labels[e] == nil {
+			edges = append(edges, e)
+		}
+		if label := row.event.String(); !slices.Contains(labels[e], label) {
+			labels[e] = append(labels[e], label)
+		}
+	}
+	for _, e := range edges {
+		fmt.Fprintf(&b, "    %s --> %s: %s\n", e.from, e.to, strings.Join(labels[e], ", "))
+	}
+	b.WriteString("    ended --> [*]\n```\n\nEvery other pair of phase and event changes nothing.\n\n" +
+		"| phase | event | when | next phase | effects, in this order | cause of the loss |\n| --- | --- | --- | --- | --- | --- |\n")
+	for _, row := range transitions {
+		cells := []string{row.from.String(), row.event.String(), row.when, row.to.String(), row.do.String(), string(row.cause)}
+		line := "|"
+		for _, c := range cells {
+			if c == "" {
+				line += " |"
+			} else {
+				line += " " + c + " |"
+			}
+		}
+		b.WriteString(line + "\n")
+	}
+	return b.Bytes()
+}

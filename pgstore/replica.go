@@ -1,0 +1,38 @@
+package pgstore
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// errReplica refuses a server in recovery. It would grant advisory locks, of which the
+// primary's clients know nothing.
+var errReplica = driver.Errorf(driver.Unavailable, "the server is a replica, which grants nothing: give the primary's address")
+
+// onlyPrimary has pgx pass over servers that report that they are replicas. Of several
+// hosts the primary is used, also after another has become it.
+func onlyPrimary(cfg *pgconn.Config) {
+	given := cfg.ValidateConnect
+	cfg.ValidateConnect = func(ctx context.Context, c *pgconn.PgConn) error {
+		if c.ParameterStatus("in_hot_standby") == "on" {
+			return errReplica
+		}
+		if given != nil {
+			return given(ctx, c)
+		}
+		return nil
+	}
+}
+
+// oneHost reports whether a configuration names one server.
+func oneHost(cfg *pgconn.Config) bool {
+	for _, f := range cfg.Fallbacks {
+		if f.Host != cfg.Host || f.Port != cfg.Port {
+			return false
+		}
+	}
+	return true
+}

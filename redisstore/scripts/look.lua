@@ -1,0 +1,21 @@
+-- Reports which of some grants do not stand.
+--
+-- KEYS     their names, all of one bucket or all of one server
+-- ARGV     for each its ID and its token, " ID TOKEN ", and its slot
+--
+-- Returns R, the server's time, and for each grant that does not stand its number, from
+-- 1 on, negative if it was taken away.
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local answer = {'R', string.format('%.0f', now)}
+for i, key in ipairs(KEYS) do
+  local mine = ARGV[2 * i - 1]
+  local rec = redis.call('HGET', key, 's' .. ARGV[2 * i])
+  local at, ttl
+  if rec and string.find(rec, mine, 1, true) then at, ttl = string.match(string.sub(rec, -40), ' (%d+)%+(%d+)$') end
+  if not at or at + ttl <= now then
+    local taken = redis.call('HGET', key, 'v' .. string.match(mine, '%S+'))
+    answer[#answer + 1] = string.format('%.0f', taken and -i or i)
+  end
+end
+return answer

@@ -1,0 +1,239 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// run is the goroutine of a queue, from its first waiter to its last: it makes the
+// requests of the head, and hands out the answers.
+func (l *Locker) run(q *queue) {
+	var r retry
+	for {
+		x, ctx, cancel := l.nextRequest(q)
+		if x == nil {
+			return
+		}
+		g, err := l.ask(ctx, x, cancel)
+		cause := context.Cause(ctx)
+		cancel(nil)
+		if err != nil {
+			err = l.endRequest(q, x, err, cause, &r)
+		} else if l.deliver(q, x, g) {
+			r.reset()
+		} else {
+			err = errUseless
+		}
+		if err != nil {
+			l.giveUpUnanswered(q, err)
+			l.pause(q, &r)
+		}
+	}
+}
+
+// nextRequest prepares the request of the head. It ends the queue if there is no
+// head.
+func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelCauseFunc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		err := l.closedError(q.name)
+		for q.head != nil {
+			q.fail(q.head, err)
+		}
+	}
+	if q.head == nil {
+		delete(l.queues, q.name)
+		l.waiting.Add(-1)
+		return nil, nil, nil
+	}
+	// The request belongs to the queue entry, not to the goroutine at the head: it
+	// takes the values of the head's context, but not its end.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(q.head.ctx))
+	x := l.newLease(ctx, q.name, &q.head.set)
+	x.queue = q
+	q.asking, q.cancel = x, cancel
+	return x, ctx, cancel
+}
+
+// ask makes a request that waits, or polls a store that cannot notify. Until the
+// first answer the request timeout limits it.
+func (l *Locker) ask(ctx context.Context, x *lease, cancel context.CancelCauseFunc) (driver.Grant, error) {
+	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+	defer stop()
+	if l.guarantees.Load().Wake == driver.WakePoll {
+		return l.poll(ctx, x)
+	}
+	x.req.Wait = true
+	timer := time.AfterFunc(l.requestTimeout(x.req.TTL), func() {
+		if !x.answered.Load() {
+			cancel(errNoAnswer)
+		}
+	})
+	defer timer.Stop()
+	return l.store.Acquire(ctx, x.req)
+}
+
+// poll repeats a request that does not wait.
+func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
+	for n := 0; ; n++ {
+		var b bounded
+		g, err := l.store.Acquire(l.bound(&b, ctx, false, l.requestTimeout(x.req.TTL)), x.req)
+		b.end()
+		if err == nil || l.store.Classify(err) != driver.Busy {
+			return g, err
+		}
+		x.Queued(holdersOf(err))
+		t := time.NewTimer(backoff(n, pollFirst, pollMax))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+		}
+	}
+}
+
+// holdersOf returns the holders that a busy answer names.
+func holdersOf(err error) []driver.Holder {
+	if b, ok := errors.AsType[*driver.BusyError](err); ok {
+		return b.Holders
+	}
+	return nil
+}
+
+// deliver gives a grant to the head of the queue, or back to the store if the head
+// does not ask for it. It reports false if the grant is of no use to anyone.
+func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
+	var unneeded outcome
+	l.mu.Lock()
+	w := q.head
+	if w != nil && !w.asksFor(&x.req) || l.closed {
+		w = nil
+	}
+	if w != nil { // the head may be another waiter than the one that was asked for
+		x.holder.set, x.holder.ctx = w.set, w.ctx
+	}
+	q.asking, q.cancel, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
+	x.standing.grant = g
+	o := l.step(x, &event{kind: granted})
+	usable = x.state.phase == held
+	switch {
+	case usable && w != nil:
+		q.serve(w, x.holder)
+	case usable:
+		unneeded = l.step(x, &event{kind: dropped})
+	}
+	l.mu.Unlock()
+	_ = l.perform(&o)
+	_ = l.perform(&unneeded)
+	return usable
+}
+
+// endRequest takes the failure of a request. It returns the error if the request is
+// to be repeated after a pause, nil if the next request follows at once.
+func (l *Locker) endRequest(q *queue, x *lease, err, cause error, r *retry) error {
+	l.mu.Lock()
+	q.asking, q.cancel = nil, nil
+	l.mu.Unlock()
+	code := l.failed(x, err)
+	if cause != nil && cause != errNoAnswer {
+		return nil // cancelled by its last waiter, or by Close
+	}
+	switch code {
+	case driver.Refused, driver.Unsupported, driver.Invalid:
+		// It concerns the waiter that the request was made for. By now another may be
+		// the head.
+		l.failAll(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head && w.asksFor(&x.req) })
+		return nil
+	case driver.IsClosed:
+		l.failAll(q, l.explain(l.ctx, q.name, err), func(*waiter) bool { return true })
+		return nil
+	case driver.Busy: // the store could not queue it just now
+		l.markHeld(q, holdersOf(err))
+	}
+	if x.answered.Load() {
+		r.reset()
+	}
+	if cause != nil {
+		return cause
+	}
+	return err
+}
+
+// markHeld records that the store has answered every waiter of the queue.
+func (l *Locker) markHeld(q *queue, holders []driver.Holder) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for w := q.head; w != nil; w = w.next {
+		w.held, w.holders = true, holders
+	}
+}
+
+// failAll fails the waiters that match. match is called under the Locker's mutex.
+func (l *Locker) failAll(q *queue, err error, match func(*waiter) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var matching []*waiter
+	for w := q.head; w != nil; w = w.next {
+		if match(w) {
+			matching = append(matching, w)
+		}
+	}
+	for _, w := range matching {
+		q.fail(w, err)
+	}
+}
+
+// giveUpUnanswered fails the waiters that the store has not answered for the request
+// timeout. A waiter that knows that the name is held goes on waiting.
+func (l *Locker) giveUpUnanswered(q *queue, err error) {
+	l.mu.Lock()
+	q.held, q.holders = false, nil
+	for w := q.head; w != nil; w = w.next {
+		w.lastErr = err
+	}
+	l.mu.Unlock()
+	l.failAll(q, &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: err}, func(w *waiter) bool {
+		return !w.held && l.answerTime(q, w) <= 0
+	})
+}
+
+// pause waits after a failed request, no longer than the store has to answer any
+// waiter. The failure count restarts when a new waiter joins, so that it does not
+// inherit a long backoff.
+func (l *Locker) pause(q *queue, r *retry) {
+	end := time.Now().Add(r.delay())
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		left := time.Until(end)
+		l.mu.Lock()
+		empty := q.head == nil
+		for w := q.head; w != nil; w = w.next {
+			if !w.held {
+				left = min(left, l.answerTime(q, w))
+			}
+		}
+		l.mu.Unlock()
+		if empty {
+			r.reset()
+			return
+		}
+		timer.Reset(max(left, time.Millisecond))
+		select {
+		case <-q.joined:
+			if r.failures > 1 {
+				r.reset()
+				end = time.Now().Add(r.delay())
+			}
+		case <-timer.C:
+			return
+		case <-l.ctx.Done():
+			return
+		}
+	}
+}

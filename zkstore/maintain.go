@@ -1,0 +1,263 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+const (
+	// watchDelay is how old a grant becomes before its own node is watched, and how
+	// often grants are looked at: a lock that is held for less costs no watch.
+	watchDelay = 100 * time.Millisecond
+	// maintainTimeout bounds the requests of one round of maintain.
+	maintainTimeout = 2 * time.Second
+	// localCheckInterval is how often maintain reads a queue entry that later entries of
+	// this client wait behind: no watch reports its deletion.
+	localCheckInterval = time.Second
+)
+
+// maintain watches the nodes of this client's grants, for a deletion or a request to end,
+// and deletes the nodes of grants that were not renewed in time. It also checks that the
+// queue entries stand which later entries of this client wait behind, and after each
+// reconnection that no node stands that no request has.
+func (ss *session) maintain() {
+	t := time.NewTimer(watchDelay)
+	defer t.Stop()
+	looked := time.Now()
+	checked := 1 // the connection on which the session's own nodes were last listed
+	for {
+		ss.mu.Lock()
+		ss.maintaining = len(ss.grants) > 0
+		maintaining, checkingLocal := ss.maintaining, ss.checkingLocal
+		ss.mu.Unlock()
+		switch {
+		case maintaining:
+			t.Reset(min(watchDelay, max(ss.ttl/20, 5*time.Millisecond)))
+		case checkingLocal || ss.zk.Conn() > checked:
+			t.Reset(localCheckInterval)
+		}
+		select {
+		case <-ss.wakeUp:
+		case <-t.C:
+		case <-ss.over:
+			return
+		case <-ss.s.end.Done():
+			return
+		}
+		ctx, cancel := context.WithTimeout(ss.s.end, maintainTimeout)
+		ss.expire(ctx)
+		ss.watchOwn(ctx)
+		if conn := ss.zk.Conn(); conn > checked && ss.removeUnknown(ctx) == nil {
+			checked = conn
+		}
+		if checkingLocal && time.Since(looked) >= localCheckInterval {
+			looked = time.Now()
+			ss.checkLocalPredecessors(ctx)
+		}
+		cancel()
+	}
+}
+
+// removeUnknown deletes the nodes of the session that no request of this client has. In a copy
+// from which the ensemble was restored the nodes of locks stand that were released since, and
+// where the session outlives the restore nothing else ends them.
+func (ss *session) removeUnknown(ctx context.Context) error {
+	list := zk.Ephemerals()
+	if err := ss.zk.Do(ctx, list); err != nil {
+		return err
+	}
+	if list.Err != nil {
+		return nil // a server before 3.6
+	}
+	// The requests after the list, and the grants after the requests: what a request has made
+	// by now is not missed on its way from one to the other.
+	s := ss.s
+	requests := map[string]struct{}{}
+	s.mu.Lock()
+	for id := range s.acquiring {
+		requests[protected(id)] = struct{}{}
+	}
+	for id := range s.doubts {
+		requests[protected(id)] = struct{}{}
+	}
+	s.mu.Unlock()
+	known := func(path string) bool {
+		name := path[strings.LastIndexByte(path, '/')+1:]
+		_, requested := requests[name[:min(len(name), len(protected("")))]]
+		return requested || strings.HasPrefix(path, s.baseNode()+"/") || ss.ours[path] != nil
+	}
+	ss.mu.Lock()
+	unknown := slices.DeleteFunc(list.Names, known)
+	ss.mu.Unlock()
+	return ss.read(ctx, len(unknown), func(i int) *zk.Call { return zk.Delete(unknown[i], -1) }, func(int, *zk.Call) {})
+}
+
+// checkLocalPredecessors reads the nodes of queue entries that later entries of this client
+// wait behind. Where one is gone, it and those behind it read the queue again.
+func (ss *session) checkLocalPredecessors(ctx context.Context) {
+	if ss.zk.Conn() == 0 {
+		return
+	}
+	ss.mu.Lock()
+	awaited := map[string]bool{}
+	for _, places := range ss.places {
+		for p := range places {
+			for _, path := range p.localPredecessors {
+				awaited[path] = true
+			}
+		}
+	}
+	var due []*place
+	for _, places := range ss.places {
+		for p := range places {
+			if awaited[p.path] {
+				due = append(due, p)
+			}
+		}
+	}
+	ss.checkingLocal = len(due) > 0
+	ss.mu.Unlock()
+	_ = ss.read(ctx, len(due), func(i int) *zk.Call { return zk.Get(due[i].path, false) }, func(i int, c *zk.Call) {
+		if errors.Is(c.Err, zk.ErrNoNode) {
+			ss.mu.Lock()
+			due[i].look(nil)
+			ss.goneLocked(due[i].dir, due[i].path, nil)
+			ss.mu.Unlock()
+		}
+	})
+}
+
+// inFlight is how many pieces of batch requests read has on their way at once: the time
+// of many thousands is then that of a few round trips, and what lies before a heartbeat
+// stays small.
+const inFlight = 8
+
+// read sends n requests in pieces and takes their answers in order. It stops at the first
+// that has none.
+func (ss *session) read(ctx context.Context, n int, request func(i int) *zk.Call, take func(i int, c *zk.Call)) error {
+	var sent []*zk.Call
+	taken := 0
+	for taken < n {
+		if len(sent) < n && len(sent)-taken < inFlight*batch {
+			first := len(sent)
+			for i := first; i < min(first+batch, n); i++ {
+				sent = append(sent, request(i))
+			}
+			if err := ss.zk.Send(ctx, sent[first:]...); err != nil {
+				return err
+			}
+			continue
+		}
+		next := min(taken+batch, n)
+		select {
+		case <-sent[next-1].Done():
+		case <-ctx.Done():
+			return &zk.LostError{Err: ctx.Err()}
+		}
+		for ; taken < next; taken++ {
+			if _, lost := sent[taken].Err.(*zk.LostError); lost {
+				return sent[taken].Err
+			}
+			take(taken, sent[taken])
+		}
+	}
+	return nil
+}
+
+// expire deletes the nodes of grants that were not renewed in time. The next round tries
+// again what cannot be deleted now.
+func (ss *session) expire(ctx context.Context) {
+	ss.mu.Lock()
+	var due []*grant
+	for _, g := range ss.grants {
+		if passed, _ := g.sent.Elapsed(); passed >= g.ttl && !g.busy {
+			due = append(due, g)
+		}
+	}
+	ss.mu.Unlock()
+	for _, g := range due {
+		ss.mu.Lock()
+		first := g.taken == ""
+		if first {
+			g.taken = driver.Expired
+		}
+		ss.mu.Unlock()
+		if first {
+			g.from.Lost(driver.Expired, nil)
+		}
+	}
+	if ss.zk.Conn() == 0 {
+		return
+	}
+	for some := range slices.Chunk(due, batch) {
+		var removing sync.WaitGroup
+		for _, g := range some {
+			removing.Go(func() { _, _ = g.remove(ctx) }) // it is tried again
+		}
+		removing.Wait()
+	}
+}
+
+// watchOwn reads the nodes of grants that are not watched, with a watch. A grant that is
+// lost and not released yet still blocks the queue entries of this client behind it.
+func (ss *session) watchOwn(ctx context.Context) {
+	conn := ss.zk.Conn()
+	if conn == 0 {
+		return
+	}
+	ss.mu.Lock()
+	var due []*grant
+	for _, g := range ss.grants {
+		if g.watched != conn && !g.ending && time.Since(g.made) >= watchDelay {
+			g.watched = conn
+			due = append(due, g)
+		}
+	}
+	ss.mu.Unlock()
+	taken := 0
+	err := ss.read(ctx, len(due), func(i int) *zk.Call { return zk.Get(due[i].path, true) }, func(i int, c *zk.Call) {
+		ss.seen(due[i], c)
+		taken = i + 1
+	})
+	if err == nil {
+		return
+	}
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for _, g := range due[taken:] { // those before are watched
+		if g.watched == conn {
+			g.watched = 0
+		}
+	}
+}
+
+// seen handles what was read of a grant's own node.
+func (ss *session) seen(g *grant, c *zk.Call) {
+	var told *grant
+	var why error
+	ss.mu.Lock()
+	switch {
+	case g.ending:
+	case errors.Is(c.Err, zk.ErrNoNode):
+		told, why = ss.loseLocked(g, driver.Taken), errors.New("its node was deleted")
+	case c.Err != nil:
+		g.watched = 0
+	case g.taken != "":
+	case string(c.Data) == revoke:
+		// Asked to end: the node stands until the release, or until whoever asked
+		// deletes it.
+		g.taken = driver.Taken
+		told, why = g, errors.New("it was asked to end")
+	}
+	ss.mu.Unlock()
+	if told != nil {
+		told.from.Lost(driver.Taken, why)
+	}
+}

@@ -1,0 +1,142 @@
+package zkstore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// tokenBase is what is added to the czxid of a node to get its token. It is 0 until the
+// ensemble was restored from an older copy: then the ensemble's transactions get numbers
+// that they have had before, and the first client that notices raises the base.
+//
+// The base is the data of the directory that holds the guards, and each create checks that
+// directory's version: so the base that a client adds is the one that was valid when the
+// node was made, and tokens rise for every client after one has raised the base.
+type tokenBase struct {
+	Base uint64 `json:"token_base"`
+	// Before is the base of nodes that were made before the transaction since.
+	Before uint64 `json:"before,omitempty"`
+
+	since   int64
+	version int32
+}
+
+// noVersion is a version that no node has. (-1 fits every version.)
+const noVersion = -2
+
+func (b *tokenBase) token(czxid int64) uint64 {
+	if czxid < b.since {
+		return b.Before + uint64(czxid)
+	}
+	return b.Base + uint64(czxid)
+}
+
+// tokenEpochs is how far a base is raised above the highest token known, in epochs of the
+// ensemble (2^32 transactions each): other clients may have seen higher tokens.
+const tokenEpochs = 16
+
+// baseNode holds the base: it is the directory of the guards. keepNode stays below it for
+// good, so that the server does not remove a directory whose data matters.
+func (s *Store) baseNode() string { return s.cfg.chroot + "/" + guardDir }
+func (s *Store) keepNode() string { return s.baseNode() + "/tokens" }
+
+// token returns the token of a node that was found, by its czxid.
+func (ss *session) token(czxid int64) uint64 {
+	ss.guarded.Lock()
+	defer ss.guarded.Unlock()
+	return ss.guarded.base.token(czxid)
+}
+
+// base returns the directory that each create checks, and the base that it holds.
+func (ss *session) base() (path string, b tokenBase) {
+	ss.guarded.Lock()
+	defer ss.guarded.Unlock()
+	return ss.s.baseNode(), ss.guarded.base
+}
+
+// parseBase returns the base that was read of its node.
+func (s *Store) parseBase(c *zk.Call) (tokenBase, error) {
+	if c.Err != nil {
+		return tokenBase{}, c.Err
+	}
+	b := tokenBase{since: c.Stat.Mzxid, version: c.Stat.Version}
+	if len(c.Data) > 0 {
+		if err := json.Unmarshal(c.Data, &b); err != nil {
+			return b, driver.Errorf(driver.Refused, "zkstore: the data of %s are not a base of tokens: %w", s.baseNode(), err)
+		}
+	}
+	return b, nil
+}
+
+// showBase sets the base to one that was read to show tokens. A lower one is for the next
+// create to find, which raises it.
+func (ss *session) showBase(c *zk.Call) {
+	b, err := ss.s.parseBase(c)
+	ss.guarded.Lock()
+	defer ss.guarded.Unlock()
+	if err == nil && b.Base >= ss.guarded.base.Base {
+		ss.guarded.base = b
+	}
+}
+
+// highest returns the high-water mark of the tokens that a session can know of.
+func (ss *session) highest() uint64 {
+	seen := uint64(ss.zk.Zxid())
+	ss.guarded.Lock()
+	defer ss.guarded.Unlock()
+	return ss.guarded.base.Base + seen
+}
+
+// highWater returns the high-water mark of this client's tokens.
+func (s *Store) highWater() uint64 {
+	var mark uint64
+	for _, ss := range s.begun() {
+		mark = max(mark, ss.highest())
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mark = max(s.mark, mark)
+	return s.mark
+}
+
+// raiseBase reads the base, and raises it if tokens do not exceed a mark by themselves: a
+// transaction is later than all that this client had seen before, unless the ensemble has
+// gone back to an earlier state. The session uses no base before it is high enough: other
+// requests make nodes meanwhile, and this one may fail.
+func (ss *session) raiseBase(ctx context.Context, mark uint64) error {
+	for {
+		get := zk.Get(ss.s.baseNode(), false)
+		if err := ss.zk.Do(ctx, get); err != nil {
+			return err
+		}
+		b, err := ss.s.parseBase(get)
+		if err != nil {
+			return err
+		}
+		if b.Base+uint64(ss.zk.Zxid()) > mark {
+			// One that was read before another is found out by the next create.
+			ss.guarded.Lock()
+			ss.guarded.base = b
+			ss.guarded.Unlock()
+			return nil
+		}
+		data, err := json.Marshal(tokenBase{Base: (mark>>32 + tokenEpochs) << 32, Before: b.Base})
+		if err != nil {
+			return err
+		}
+		keep, set := zk.Create(ss.s.keepNode(), nil, ss.s.cfg.acl), zk.Set(ss.s.baseNode(), data, b.version)
+		if err := ss.zk.Do(ctx, keep, set); err != nil {
+			return err
+		}
+		switch {
+		case keep.Err != nil && !errors.Is(keep.Err, zk.ErrNodeExists):
+			return keep.Err
+		case set.Err != nil && !errors.Is(set.Err, zk.ErrBadVersion):
+			return set.Err
+		}
+	}
+}
