@@ -53,7 +53,7 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 		}
 		// Some of net/url's reasons quote a part of the URL as well.
 		reason, _, _ := strings.Cut(err.Error(), `"`)
-		return nil, driver.Errorf(driver.Invalid, "etcdstore.Open: the URL cannot be read: %s", strings.TrimSpace(reason))
+		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore.Open: the URL cannot be read: %s", strings.TrimSpace(reason))
 	}
 	cfg, prefix, err := parseURL(u)
 	if err != nil {
@@ -67,9 +67,9 @@ func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error)
 	cfg.Username, cfg.Password = "", ""
 	client, err := user.open(ctx, cfg)
 	if err != nil {
-		code := driver.Unavailable
-		if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || refused(err) == driver.Refused {
-			code = driver.Refused
+		code := driver.CodeUnavailable
+		if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || refused(err) == driver.CodeRefused {
+			code = driver.CodeRefused
 		}
 		return nil, driver.Errorf(code, "etcdstore.Open: %w", err)
 	}
@@ -84,7 +84,7 @@ func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error)
 
 func parseURL(u *url.URL) (clientv3.Config, string, error) {
 	bad := func(format string, args ...any) (clientv3.Config, string, error) {
-		return clientv3.Config{}, "", driver.Errorf(driver.Invalid, "etcd URL: "+format, args...)
+		return clientv3.Config{}, "", driver.Errorf(driver.CodeInvalid, "etcd URL: "+format, args...)
 	}
 	cfg := clientv3.Config{
 		DialTimeout: dialTimeout,

@@ -35,7 +35,7 @@ func TestBadURLs(t *testing.T) {
 		if err == nil {
 			_ = s.Close(context.Background())
 		}
-		if err == nil || driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret@") {
+		if err == nil || driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret@") {
 			t.Errorf("%q: %v, want an error of code invalid that says %q", url, err, says)
 		}
 	}
@@ -52,7 +52,7 @@ func TestNoPasswordInErrors(t *testing.T) {
 			_ = s.Close(context.Background())
 			continue
 		}
-		if driver.CodeOf(err) != driver.Invalid || strings.Contains(err.Error(), "hu") {
+		if driver.CodeOf(err) != driver.CodeInvalid || strings.Contains(err.Error(), "hu") {
 			t.Errorf("%q: %v", url, err)
 		}
 	}
@@ -86,11 +86,11 @@ func TestGoodURLs(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	if _, err := New(nil); driver.CodeOf(err) != driver.Invalid {
+	if _, err := New(nil); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Errorf("New(nil): %v", err)
 	}
 	for _, o := range []Option{Namespace(strings.Repeat("n", 200)), Namespace("a\x00b"), Namespace("\xff"), Prefix("a\x00")} {
-		if s, err := Open(context.Background(), "etcd://h", o); driver.CodeOf(err) != driver.Invalid {
+		if s, err := Open(context.Background(), "etcd://h", o); driver.CodeOf(err) != driver.CodeInvalid {
 			t.Errorf("%v, %v", s, err)
 		}
 	}

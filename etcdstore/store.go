@@ -76,7 +76,7 @@ type options struct{ prefix, namespace string }
 func Prefix(p string) Option {
 	return func(o *options) error {
 		if len(p) > 512 || strings.ContainsRune(p, 0) {
-			return driver.Errorf(driver.Invalid, "prefix %q: at most 512 bytes without NUL are allowed", p)
+			return driver.Errorf(driver.CodeInvalid, "prefix %q: at most 512 bytes without NUL are allowed", p)
 		}
 		o.prefix = p
 		return nil
@@ -88,7 +88,7 @@ func Prefix(p string) Option {
 func Namespace(ns string) Option {
 	return func(o *options) error {
 		if err := driver.CheckNamespace(ns); err != nil {
-			return &driver.Error{Code: driver.Invalid, Err: err}
+			return &driver.Error{Code: driver.CodeInvalid, Err: err}
 		}
 		o.namespace = ns
 		return nil
@@ -99,11 +99,11 @@ func Namespace(ns string) Option {
 // close. It does no I/O.
 func New(client *clientv3.Client, o ...Option) (*Store, error) {
 	if client == nil {
-		return nil, driver.Errorf(driver.Invalid, "etcdstore.New: the client is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore.New: the client is nil")
 	}
 	// Watches and keepalives are made on the connection itself: a wrapper would be passed by.
 	if reflect.TypeOf(client.Watcher) != reflect.TypeOf(clientv3.NewWatcher(client)) {
-		return nil, driver.Errorf(driver.Invalid, "etcdstore.New: the client's Watcher is a %T, which is not the client library's own: for keys with a prefix use the option Prefix", client.Watcher)
+		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore.New: the client's Watcher is a %T, which is not the client library's own: for keys with a prefix use the option Prefix", client.Watcher)
 	}
 	var set options
 	for _, f := range o {
@@ -125,7 +125,7 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 // String tells the endpoints.
 func (s *Store) String() string { return s.where }
 
-var errClosed = &driver.Error{Code: driver.IsClosed, Err: errors.New("etcdstore: the store is closed")}
+var errClosed = &driver.Error{Code: driver.CodeClosed, Err: errors.New("etcdstore: the store is closed")}
 
 // Guarantees tells what etcd gives. The first call asks the server for the
 // shortest lease that it grants.

@@ -48,13 +48,13 @@ func configure(options []Option) (config, error) {
 		o(&c)
 	}
 	if err := driver.CheckNamespace(c.namespace); err != nil {
-		return c, driver.Errorf(driver.Invalid, "filestore: %w", err)
+		return c, driver.Errorf(driver.CodeInvalid, "filestore: %w", err)
 	}
 	switch c.mode {
 	case 0o700, 0o770, 0o777:
 		return c, nil
 	}
-	return c, driver.Errorf(driver.Invalid, "filestore: mode %#o: give 0700 (this user), 0770 (and the group) or 0777 (everyone)", uint32(c.mode))
+	return c, driver.Errorf(driver.CodeInvalid, "filestore: mode %#o: give 0700 (this user), 0770 (and the group) or 0777 (everyone)", uint32(c.mode))
 }
 
 // DefaultDir is where the locks of this user live unless another directory is
@@ -71,7 +71,7 @@ func DefaultDir() (string, error) {
 		err = fmt.Errorf("home directory %q is not an absolute path", home)
 	}
 	if err != nil {
-		return "", driver.Errorf(driver.Invalid, "filestore: no default directory (%w): set HOME or XDG_STATE_HOME, or give a directory", err)
+		return "", driver.Errorf(driver.CodeInvalid, "filestore: no default directory (%w): set HOME or XDG_STATE_HOME, or give a directory", err)
 	}
 	if runtime.GOOS == "darwin" {
 		return filepath.Join(home, "Library", "Application Support", "holdfast"), nil
@@ -97,7 +97,7 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 
 func parseURL(u *url.URL) (dir string, o []Option, err error) {
 	bad := func(why error) (string, []Option, error) {
-		return "", nil, driver.Errorf(driver.Invalid, "filestore: URL %s: %w", u.Redacted(), why)
+		return "", nil, driver.Errorf(driver.CodeInvalid, "filestore: URL %s: %w", u.Redacted(), why)
 	}
 	switch {
 	case u.User != nil || u.Host != "":

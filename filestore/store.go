@@ -64,7 +64,7 @@ var (
 	_ driver.Breaker   = (*Store)(nil)
 	_ driver.Watcher   = (*Store)(nil)
 
-	errClosed = driver.Errorf(driver.IsClosed, "the store is closed")
+	errClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
 )
 
 const (
@@ -93,7 +93,7 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	}
 	boot, err := bootNow()
 	if err != nil {
-		return nil, driver.Errorf(driver.Refused, "filestore: the boot's id cannot be read, so tokens could repeat after a crash: %w", err)
+		return nil, driver.Errorf(driver.CodeRefused, "filestore: the boot's id cannot be read, so tokens could repeat after a crash: %w", err)
 	}
 	host, err := os.Hostname()
 	if err != nil {
@@ -222,9 +222,9 @@ func (s *Store) Close(ctx context.Context) error {
 	defer cancel()
 
 	s.cancel()
-	s.loseEvery(driver.Closed, errClosed)
+	s.loseEvery(driver.CauseClosed, errClosed)
 	wait(ctx, &s.ops)
-	s.loseEvery(driver.Closed, errClosed) // those that were being granted
+	s.loseEvery(driver.CauseClosed, errClosed) // those that were being granted
 	for _, b := range s.buckets {
 		if b.used.Load() {
 			s.vacate(ctx, b)

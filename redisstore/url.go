@@ -52,7 +52,7 @@ func Open(rawURL string, options ...Option) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		// The reasons of net/url quote what may be a password.
-		return nil, driver.Errorf(driver.Invalid, "redisstore: the URL cannot be read")
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: the URL cannot be read")
 	}
 	return openParsed(u, options...)
 }
@@ -62,7 +62,7 @@ type tlsFiles struct{ ca, cert, key, serverName string }
 func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	o, mode, fromURL, err := parseURL(u)
 	if err != nil {
-		return nil, driver.Errorf(driver.Invalid, "redisstore: URL %s: %w", place(u), err)
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: URL %s: %w", place(u), err)
 	}
 	c, err := configure(append(fromURL, options...))
 	if err != nil {

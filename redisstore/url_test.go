@@ -93,7 +93,7 @@ func TestBadURL(t *testing.T) {
 		{"redis://u:secret@host\x7f", "cannot be read"},
 	} {
 		_, err := Open(c.url)
-		if driver.CodeOf(err) != driver.Invalid || err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "secret") && !strings.Contains(err.Error(), "sentinel_password") {
+		if driver.CodeOf(err) != driver.CodeInvalid || err == nil || !strings.Contains(err.Error(), c.says) || strings.Contains(err.Error(), "secret") && !strings.Contains(err.Error(), "sentinel_password") {
 			t.Errorf("%s: %v; want it to say %q", c.url, err, c.says)
 		}
 	}

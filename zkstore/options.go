@@ -110,7 +110,7 @@ func configure(servers []string, options []Option) (config, []string, error) {
 		o(&c)
 	}
 	bad := func(format string, args ...any) (config, []string, error) {
-		return c, nil, driver.Errorf(driver.Invalid, "zkstore: "+format, args...)
+		return c, nil, driver.Errorf(driver.CodeInvalid, "zkstore: "+format, args...)
 	}
 	if err := driver.CheckNamespace(c.namespace); err != nil {
 		return bad("%w", err)
@@ -202,7 +202,7 @@ const parameters = "layout, tick, grace, acl, tls, ca, cert, key"
 // with the parameters layout, tick, grace, acl=creator, tls=true, ca, cert and key.
 func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 	bad := func(format string, args ...any) ([]string, []Option, error) {
-		return nil, nil, driver.Errorf(driver.Invalid, "zkstore: URL: "+format, args...)
+		return nil, nil, driver.Errorf(driver.CodeInvalid, "zkstore: URL: "+format, args...)
 	}
 	switch {
 	case u.Opaque != "" || u.Host == "":

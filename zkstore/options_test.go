@@ -60,7 +60,7 @@ func TestURL(t *testing.T) {
 			}
 		} else {
 			got = "!" + err.Error()
-			if driver.CodeOf(err) != driver.Invalid {
+			if driver.CodeOf(err) != driver.CodeInvalid {
 				t.Errorf("%s: %v", raw, driver.CodeOf(err))
 			}
 		}
@@ -82,11 +82,11 @@ func TestOptions(t *testing.T) {
 		"tick 1h0m0s":        {Tick(time.Hour)},
 		"break grace 2h0m0s": {BreakGrace(2 * time.Hour)},
 	} {
-		if _, err := Open(t.Context(), []string{"h"}, o...); driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), want) {
+		if _, err := Open(t.Context(), []string{"h"}, o...); driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
-	if _, err := Open(t.Context(), nil); driver.CodeOf(err) != driver.Invalid {
+	if _, err := Open(t.Context(), nil); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
 	// Namespaces and names do not meet, however they are spelt.
@@ -132,10 +132,10 @@ func TestNoServer(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if _, err := s.Inspect(cancelled(t), "a"); driver.CodeOf(err) != driver.Unavailable {
+	if _, err := s.Inspect(cancelled(t), "a"); driver.CodeOf(err) != driver.CodeUnavailable {
 		t.Error(err)
 	}
-	if _, err := s.Guarantees(cancelled(t)); driver.CodeOf(err) != driver.Unavailable {
+	if _, err := s.Guarantees(cancelled(t)); driver.CodeOf(err) != driver.CodeUnavailable {
 		t.Error(err)
 	}
 }

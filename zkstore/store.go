@@ -159,11 +159,11 @@ func (s *Store) probe(ctx context.Context) (time.Duration, error) {
 		return 0, &zk.NotSentError{Err: err}
 	}
 	if least > 2*s.cfg.tick {
-		return 0, driver.Errorf(driver.Refused, "zkstore: the server's least session timeout is %s, which is twice its tickTime unless configured: it ticks slower than the %s that were assumed; give tick=%s", least, s.cfg.tick, (least+1)/2)
+		return 0, driver.Errorf(driver.CodeRefused, "zkstore: the server's least session timeout is %s, which is twice its tickTime unless configured: it ticks slower than the %s that were assumed; give tick=%s", least, s.cfg.tick, (least+1)/2)
 	}
 	longest := (most - s.slack()) / s.cfg.tick * s.cfg.tick
 	if longest < s.cfg.tick {
-		return 0, driver.Errorf(driver.Refused, "zkstore: the server's longest session timeout is %s: at least %s are needed (five ticks of %s)", most, s.slack()+s.cfg.tick, s.cfg.tick)
+		return 0, driver.Errorf(driver.CodeRefused, "zkstore: the server's longest session timeout is %s: at least %s are needed (five ticks of %s)", most, s.slack()+s.cfg.tick, s.cfg.tick)
 	}
 	return longest, nil
 }
@@ -188,7 +188,7 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 		return nil, err
 	}
 	if ttl > longest {
-		return nil, driver.Errorf(driver.Invalid, "zkstore: TTL %s: this server's sessions carry at most %s (its maxSessionTimeout less %s)", ttl, longest, s.slack())
+		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: TTL %s: this server's sessions carry at most %s (its maxSessionTimeout less %s)", ttl, longest, s.slack())
 	}
 	for {
 		s.mu.Lock()
@@ -297,7 +297,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.stop() // whatever was begun meanwhile is abandoned
 	s.background.Wait()
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		return &driver.Error{Code: driver.Unavailable, Err: fmt.Errorf("closing: the session is left to expire: %w", errs[i])}
+		return &driver.Error{Code: driver.CodeUnavailable, Err: fmt.Errorf("closing: the session is left to expire: %w", errs[i])}
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func TestOptions(t *testing.T) {
 	}
 	for limit, fits := range map[int]bool{driver.Exclusive: true, 3: false, driver.Unlimited: true} {
 		err := own.CheckLimit(limit)
-		if fits && err != nil || !fits && driver.CodeOf(err) != driver.Unsupported {
+		if fits && err != nil || !fits && driver.CodeOf(err) != driver.CodeUnsupported {
 			t.Errorf("limit %d: %v", limit, err)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 
 // Options are those that every store on an SQL database has; R is its type of a recipe.
 // The errors of reading and checking them are for the store to wrap, with its name and
-// the code Invalid; none quotes what may hold a password.
+// the code CodeInvalid; none quotes what may hold a password.
 type Options[R ~string] struct {
 	// Recipe is how locks are written down.
 	Recipe R
@@ -72,7 +72,7 @@ func list[S ~string](all []S, between string) string {
 // CheckLimit answers Unsupported for limits for which a user's table has no rows.
 func (o *Options[R]) CheckLimit(limit int) error {
 	if o.Table != "" && limit != driver.Exclusive && limit != driver.Unlimited {
-		return driver.Errorf(driver.Unsupported, "limit %d: a table of one's own has no rows for permits", limit)
+		return driver.Errorf(driver.CodeUnsupported, "limit %d: a table of one's own has no rows for permits", limit)
 	}
 	return nil
 }
