@@ -87,14 +87,14 @@ func (k *Lock) Context() context.Context { return &k.ctx }
 func (k *Lock) Name() string { return k.holder.lease.req.Name }
 
 // Token returns the fencing token, which is larger than that of every earlier grant of
-// the name. For LockAll it is that of the last name; see Grants.
+// the name. For LockAll it is that of the last name; see Leases.
 func (k *Lock) Token() uint64 { return k.holder.token }
 
 // Slot returns the number of the permit, 0 to n-1 under Limit(n), or -1 if there is none
 // or the store does not number permits.
 func (k *Lock) Slot() int { return k.holder.lease.firstStanding.grant.Slot }
 
-// Leases returns the grants in the order of their names: one, or one per name of
+// Leases returns the leases in the order of their names: one, or one per name of
 // LockAll.
 func (k *Lock) Leases() []Lease {
 	var all []Lease
