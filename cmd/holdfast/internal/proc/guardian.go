@@ -84,6 +84,19 @@ func Become(fd string) (*os.File, error) {
 	return os.NewFile(uintptr(n), "front"), nil
 }
 
+// Detach gives up the standard streams, so that nobody who reads them waits for this
+// process.
+func Detach() {
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	for fd := range 3 {
+		_ = unix.Dup2(null, fd)
+	}
+	unix.Close(null)
+}
+
 // Ended is closed when the guardian has ended.
 func (g *Guardian) Ended() <-chan struct{} { return g.ended }
 

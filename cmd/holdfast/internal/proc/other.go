@@ -61,6 +61,7 @@ func (*Terminal) SaveModes()           {}
 func (*Terminal) RestoreModes()        {}
 func Blind() bool                      { return false }
 func IgnoreOutputStops()               {}
+func Detach()                          {}
 func Foreground([]string) int          { return 1 }
 func Suspend(syscall.Signal) bool      { return false }
 func ProcessGroup() int                { return 0 }

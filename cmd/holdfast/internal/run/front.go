@@ -22,6 +22,7 @@ type front struct {
 
 	command int // the command's number, once it was started
 	done    bool
+	left    bool // the guardian goes on without this process
 	status  int
 
 	trust  *time.Timer
@@ -59,7 +60,7 @@ func Run(o Options, p *say.Printer) int {
 // serve returns when the guardian has ended and nothing more can be heard of it.
 func (f *front) serve() {
 	in := f.link.in
-	for in != nil {
+	for in != nil && !f.left {
 		select {
 		case sig := <-f.sigs.ch:
 			f.signal(sig)
@@ -73,7 +74,9 @@ func (f *front) serve() {
 			f.unsure()
 		}
 	}
-	<-f.guardian.Ended()
+	if !f.left {
+		<-f.guardian.Ended()
+	}
 }
 
 // signal tells the guardian of one that this process got.
@@ -96,6 +99,8 @@ func (f *front) hear(m message) {
 	case sayTrust:
 		f.trusted(m.value)
 		f.link.send(tellHeard, 0)
+	case sayLeave:
+		f.done, f.left, f.status = true, true, int(m.value)
 	case sayDone:
 		f.done, f.status = true, int(m.value)
 		if f.killed {

@@ -27,6 +27,7 @@ const (
 	sayStarted // the command, and its group, have this number
 	sayTrust   // the command may run until then, by proc.Boottime; 0 is for ever
 	sayDone    // all is over, with this status
+	sayLeave   // end with this status: the guardian goes on without the front
 )
 
 type message struct {

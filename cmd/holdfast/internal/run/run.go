@@ -81,6 +81,10 @@ const DefaultGrace = 10 * time.Second
 // after the wait was interrupted. What is unconfirmed then ends with its TTL.
 const closeTimeout = 10 * time.Second
 
+// withdrawTimeout bounds how long the end of a wait is held up by the withdrawal of its
+// queue entry. The guardian goes on with it when the front has ended.
+const withdrawTimeout = 100 * time.Millisecond
+
 type runner struct {
 	Options
 	say   *say.Printer
@@ -93,15 +97,44 @@ type runner struct {
 	granted time.Time
 }
 
-// run takes the lock, runs the command, and answers the exit status.
-func (r *runner) run() int {
+// run takes the lock, runs the command, and answers the exit status. What rest does,
+// if it is not nil, remains to be done at the store, and nobody needs to wait for it.
+func (r *runner) run() (status int, rest func()) {
 	locker, lock, err := r.acquire()
 	if err == nil {
-		return r.hold(locker, lock)
+		return r.hold(locker, lock), nil
 	}
 	if locker != nil {
-		r.close(locker, closeTimeout)
+		rest = r.withdraw(locker)
 	}
+	return r.notAcquired(err), rest
+}
+
+// withdraw closes the locker of a wait that has ended. When the time of --wait is over,
+// it returns what remains to be done after withdrawTimeout.
+func (r *runner) withdraw(locker *holdfast.Locker) (rest func()) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		r.close(locker, closeTimeout)
+	}()
+	rest = func() { <-closed }
+	if r.Wait == 0 || r.sigs.interrupted() != 0 || r.front.dead() {
+		rest()
+		return nil
+	}
+	t := time.NewTimer(withdrawTimeout)
+	defer t.Stop()
+	select {
+	case <-closed:
+		return nil
+	case <-t.C:
+		return rest
+	}
+}
+
+// notAcquired reports why the lock was not acquired, and returns the exit status.
+func (r *runner) notAcquired(err error) int {
 	if sig := r.sigs.interrupted(); sig != 0 {
 		r.say.Line("waiting for %q: ended by %s", r.Name, proc.SignalName(sig))
 		return exit.BySignal(sig)
@@ -129,11 +162,17 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	defer stop()
 	// The context lives as long as the lock: it is not cancelled here.
 	defer w.done()
-	locker, err := holdfast.Open(ctx, r.Store, holdfast.Namespace(r.Namespace), holdfast.WithHooks(w))
+	// --wait bounds the first contact as well, and never the lock itself.
+	opening, opened := ctx, func() {}
+	if r.Wait > 0 {
+		opening, opened = context.WithTimeout(ctx, r.Wait)
+	}
+	defer opened()
+	locker, err := holdfast.Open(opening, r.Store, holdfast.Namespace(r.Namespace), holdfast.WithHooks(w))
 	if err != nil {
 		return nil, nil, err
 	}
-	g, err := locker.Guarantees(ctx)
+	g, err := locker.Guarantees(opening)
 	if err != nil {
 		return locker, nil, err
 	}
@@ -145,7 +184,13 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	}
 	r.linger = g.Linger
 	w.watch(locker, g)
+	w.probe()
 	lock, err := r.take(ctx, locker, w)
+	if busy, ok := errors.AsType[*holdfast.BusyError](err); ok && errors.Is(busy.Err, context.DeadlineExceeded) {
+		if last := w.lastContact(); last != nil {
+			err = fmt.Errorf("%w: %q was busy, and the store did not answer at the end of --wait: %v", holdfast.ErrUnavailable, r.Name, last)
+		}
+	}
 	return locker, lock, err
 }
 
@@ -155,8 +200,11 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 	if r.Try {
 		take = locker.TryLock
 	}
-	began, opts := time.Now(), r.lockOptions()
 	for {
+		opts := r.lockOptions()
+		if r.Wait > 0 {
+			opts = append(opts, holdfast.Wait(max(r.Wait-time.Since(w.began), 1)))
+		}
 		// It lives as long as the lock as well.
 		attempt, leave := context.WithCancelCause(ctx)
 		if r.front.whileWaiting(func() { leave(errFrontStopped) }) {
@@ -179,9 +227,6 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 			return nil, context.Cause(ctx)
 		}
 		w.goOn()
-		if r.Wait > 0 {
-			opts = append(r.lockOptions(), holdfast.Wait(max(r.Wait-time.Since(began), 1)))
-		}
 	}
 }
 
@@ -214,9 +259,6 @@ func (o *Options) leaseTimes(g holdfast.Guarantees) (ttl, grace time.Duration, e
 
 func (r *runner) lockOptions() []holdfast.LockOption {
 	opts := []holdfast.LockOption{holdfast.TTL(r.ttl), holdfast.Reason(r.Reason)}
-	if r.Wait > 0 {
-		opts = append(opts, holdfast.Wait(r.Wait))
-	}
 	if r.Shared {
 		opts = append(opts, holdfast.Shared())
 	}
