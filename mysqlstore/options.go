@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Recipe is how a store writes locks down.
@@ -112,7 +113,7 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	bad := func(format string, args ...any) (*mysql.Config, []Option, error) {
 		return nil, nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: URL: "+format, args...)
 	}
-	query, err := sqlkit.ParseURL(u, "mysql://user:password@host:port/schema?recipe=...")
+	query, err := storeurl.Query(u, "mysql://user:password@host:port/schema?recipe=...")
 	if err != nil {
 		return bad("%w", err)
 	}
@@ -129,7 +130,7 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	}
 	o := []Option{func(c *config) { *c = given }}
 	socket := query.Take("socket")
-	cfg, err := mysql.ParseDSN("/?" + query.Encode())
+	cfg, err := mysql.ParseDSN("/?" + query.Rest().Encode())
 	if err != nil {
 		return bad("parameters: %w", err)
 	}

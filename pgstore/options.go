@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Recipe is how a store writes locks down.
@@ -110,7 +111,7 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 	bad := func(format string, args ...any) (*pgconn.Config, []Option, error) {
 		return nil, nil, driver.Errorf(driver.CodeInvalid, "pgstore: URL: "+format, args...)
 	}
-	query, err := sqlkit.ParseURL(u, "postgres://user:password@host:port/database?recipe=...")
+	query, err := storeurl.Query(u, "postgres://user:password@host:port/database?recipe=...")
 	if err != nil {
 		return bad("%w", err)
 	}
@@ -126,7 +127,7 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 		return nil, nil, err
 	}
 	rest := *u
-	rest.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx takes a plus as it is
+	rest.RawQuery = strings.ReplaceAll(query.Rest().Encode(), "+", "%20") // pgx takes a plus as it is
 	cfg, err := pgconn.ParseConfig(rest.String())
 	if err != nil {
 		// Its text quotes the URL, without the password.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // schema is what Init runs.
@@ -45,7 +46,7 @@ type dialer func(context.Context) (sqlkit.Link, error)
 // Open opens the server that a URL names; see the package comment. It is not an
 // error if the server cannot be reached just now.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := sqlkit.ReadURL(rawURL, "postgres", "postgresql")
+	u, err := storeurl.Parse(rawURL, "postgres", "postgresql")
 	if err != nil {
 		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: %w", err)
 	}
