@@ -1,7 +1,10 @@
 package run
 
 import (
+	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -23,6 +26,8 @@ type front struct {
 	command int // the command's number, once it was started
 	done    bool
 	left    bool // the guardian goes on without this process
+	token   int64
+	slot    int64
 	status  int
 
 	trust  *time.Timer
@@ -99,6 +104,12 @@ func (f *front) hear(m message) {
 	case sayTrust:
 		f.trusted(m.value)
 		f.link.send(tellHeard, 0)
+	case sayToken:
+		f.token = m.value
+	case saySlot:
+		f.slot = m.value
+	case sayHeld:
+		f.held()
 	case sayLeave:
 		f.done, f.left, f.status = true, true, int(m.value)
 	case sayDone:
@@ -108,6 +119,26 @@ func (f *front) hear(m message) {
 		}
 	}
 }
+
+// held prints what a shell makes of the lock of its section, and ends.
+func (f *front) held() {
+	f.done, f.left, f.status = true, true, exit.OK
+	vars := []string{
+		EnvName + "=" + quoted(f.Name), EnvToken + "=" + strconv.FormatInt(f.token, 10),
+		EnvHeld + "=" + f.heldBy(), EnvGuardian + "=" + strconv.Itoa(f.guardian.PID),
+	}
+	if f.slot >= 0 {
+		vars = append(vars, EnvSlot+"="+strconv.FormatInt(f.slot, 10))
+	}
+	if _, err := fmt.Println("export " + strings.Join(vars, " ")); err != nil {
+		f.say.Line("%v: %q is released", err, f.Name)
+		f.guardian.Signal(syscall.SIGTERM)
+		f.status = exit.Output
+	}
+}
+
+// quoted is s as a shell's word.
+func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // suspend stops this process and its group, so that its shell takes over.
 func (f *front) suspend(sig syscall.Signal) {

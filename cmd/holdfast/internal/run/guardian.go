@@ -69,7 +69,7 @@ func Guard(words []string, p *say.Printer) int {
 	}
 	// A reader of the output must not wait for this process.
 	p.Flush()
-	proc.Detach()
+	proc.Detach(3)
 	f.link.send(sayLeave, int64(status))
 	f.link.flush()
 	rest()

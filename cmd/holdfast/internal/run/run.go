@@ -72,6 +72,10 @@ type Options struct {
 	MinHold, MaxHold time.Duration // 0: none
 	BusyStatus       int
 	Verbose          bool
+
+	// Section, if it is not 0, is the process during which the lock is held. There is no
+	// Command then.
+	Section int
 }
 
 // DefaultGrace is the longest grace that a run gets without asking for one.
@@ -342,8 +346,11 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	if lock.Context().Err() != nil {
 		return exit.Lost, fmt.Errorf("%q is lost before the command was started: %w", r.Name, context.Cause(lock.Context()))
 	}
+	if r.Section != 0 {
+		return r.section(lock)
+	}
 	c := r.Command
-	c.Env = environment(c.Env, lock)
+	c.Env = append(environment(c.Env, lock), EnvHeld+"="+r.heldBy())
 	t := proc.OpenTerminal(r.front.group)
 	g, err := proc.Start(c, t)
 	if err != nil {
@@ -358,16 +365,30 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	return s.run(), nil
 }
 
+// section holds the lock while a process lives that is not this one's.
+func (r *runner) section(lock *holdfast.Lock) (int, error) {
+	p, err := proc.Attach(r.Section)
+	if err != nil {
+		return exit.Usage, fmt.Errorf("--pid %d: %w", r.Section, err)
+	}
+	proc.Detach(2)
+	for _, m := range []message{{sayToken, int64(lock.Token())}, {saySlot, int64(lock.Slot())}, {sayHeld, 0}} {
+		r.front.link.send(m.kind, m.value)
+	}
+	s := &supervision{runner: r, lock: lock, group: p}
+	return s.run(), nil
+}
+
 // environment tells the command what it holds. What an outer run has told is
 // replaced, also where this lock has nothing to say.
 func environment(env []string, lock *holdfast.Lock) []string {
 	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool {
 		key, _, _ := strings.Cut(v, "=")
-		return key == "HOLDFAST_NAME" || key == "HOLDFAST_TOKEN" || key == "HOLDFAST_SLOT"
+		return key == EnvName || key == EnvToken || key == EnvSlot || key == EnvHeld
 	})
-	env = append(env, "HOLDFAST_NAME="+lock.Name(), "HOLDFAST_TOKEN="+strconv.FormatUint(lock.Token(), 10))
+	env = append(env, EnvName+"="+lock.Name(), EnvToken+"="+strconv.FormatUint(lock.Token(), 10))
 	if lock.Slot() >= 0 {
-		env = append(env, "HOLDFAST_SLOT="+strconv.Itoa(lock.Slot()))
+		env = append(env, EnvSlot+"="+strconv.Itoa(lock.Slot()))
 	}
 	return env
 }
