@@ -66,8 +66,7 @@ type doubt struct {
 
 // Open makes a client of the servers, host or host:port each. It connects when
 // it is first used. There is no constructor over a connection of yours: what trust in a
-// lock needs to know of a session no other client tells (docs/zookeeper.md). Beside one,
-// Node is what its transactions check.
+// lock needs to know of a session no other client tells (docs/zookeeper.md).
 func Open(_ context.Context, servers []string, options ...Option) (*Store, error) {
 	c, servers, err := configure(servers, options)
 	if err != nil {
