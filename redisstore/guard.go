@@ -95,7 +95,7 @@ func (g *Guard) run(ctx context.Context, key string, args []string) (uint64, err
 	answer, err := g.s.client.Eval(ctx, guardScript, []string{key, seen}, args)
 	switch {
 	case err != nil:
-		if err = g.s.explain(err); driver.CodeOf(err) == driver.Unknown {
+		if err = g.s.explain(err); driver.CodeOf(err) == driver.CodeUnknown {
 			return 0, fmt.Errorf("%w: %q: it may have been written: %w", fence.ErrUnavailable, key, err)
 		}
 		return 0, fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, key, err)

@@ -187,9 +187,9 @@ func (g *Guard) call(ctx context.Context, resource string, c *zk.Call) error {
 
 func (g *Guard) failed(resource string, err error) error {
 	switch err = g.s.fail(err); driver.CodeOf(err) {
-	case driver.Unknown:
+	case driver.CodeUnknown:
 		return fmt.Errorf("%w: %q: it may have been written: %w", fence.ErrUnavailable, resource, err)
-	case driver.Invalid:
+	case driver.CodeInvalid:
 		return fmt.Errorf("%w: %q: %w", fence.ErrInvalid, resource, err)
 	}
 	return fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, err)
@@ -217,7 +217,7 @@ func (s *Store) send(ctx context.Context, m *zk.Call) error {
 			return &zk.NotSentError{Err: err}
 		}
 		if !accepted {
-			return driver.Errorf(driver.Invalid, "zkstore: the write is a request of %d bytes, which is more than the server takes (its jute.maxbuffer); nothing was sent", size)
+			return driver.Errorf(driver.CodeInvalid, "zkstore: the write is a request of %d bytes, which is more than the server takes (its jute.maxbuffer); nothing was sent", size)
 		}
 		s.acceptedSize.Store(max(s.acceptedSize.Load(), int64(size)))
 	}

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
@@ -142,7 +141,7 @@ func await(t *testing.T, s *zkstore.Store, name, what string, so func(driver.Sta
 			return st
 		case err == nil:
 			last = st
-		case code != driver.Unavailable && code != driver.Unknown:
+		case code != driver.CodeUnavailable && code != driver.CodeUnknown:
 			t.Fatal(err)
 		}
 		select {
@@ -301,7 +300,7 @@ func TestAnswerLostAtCreate(t *testing.T) {
 	}()
 	await(t, sb, name, "the create arrives", arrived)
 	cancel()
-	if err := <-answered; err == nil || driver.CodeOf(err) != driver.Unknown {
+	if err := <-answered; err == nil || driver.CodeOf(err) != driver.CodeUnknown {
 		t.Fatalf("Acquire: %v (%v), want unknown", err, driver.CodeOf(err))
 	}
 	must(t, p.Heal())
