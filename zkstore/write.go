@@ -108,7 +108,10 @@ func (g *Guard) try(ctx context.Context, resource string, token, newest uint64, 
 	case m.Err == nil:
 		return true, nil
 	case m.Failed == 0 && newest == 0 && errors.Is(m.Err, zk.ErrNoNode):
-		return false, g.makeDir(ctx, resource)
+		if err := g.s.makeDirs(ctx, g.dir()); err != nil {
+			return false, g.failed(resource, err)
+		}
+		return false, nil
 	case m.Failed == 0 && (errors.Is(m.Err, zk.ErrNoNode) || errors.Is(m.Err, zk.ErrBadVersion) || errors.Is(m.Err, zk.ErrNodeExists)):
 		return false, nil
 	case m.Failed > 0:
@@ -156,30 +159,10 @@ func (g *Guard) read(ctx context.Context, resource string) (newest uint64, versi
 	return newest, c.Stat.Version, nil
 }
 
-// makeDir makes the directory of the marks. Above it there may be nodes that this user
-// may not make, but that exist.
-func (g *Guard) makeDir(ctx context.Context, resource string) error {
-	dir := g.dir()
-	for i := 1; i <= len(dir); i++ {
-		if i < len(dir) && dir[i] != '/' {
-			continue
-		}
-		c := zk.CreateContainer(dir[:i], g.s.cfg.acl)
-		if err := g.call(ctx, resource, c); err != nil && i == len(dir) {
-			return err
-		}
-	}
-	return nil
-}
-
 // call sends a call and returns its error, unless the server answered that there is, or
 // is not, such a node.
 func (g *Guard) call(ctx context.Context, resource string, c *zk.Call) error {
-	err := g.s.send(ctx, c)
-	if err == nil && !errors.Is(c.Err, zk.ErrNoNode) && !errors.Is(c.Err, zk.ErrNodeExists) {
-		err = c.Err
-	}
-	if err != nil {
+	if err := g.s.valueCall(ctx, c); err != nil {
 		return g.failed(resource, err)
 	}
 	return nil
