@@ -27,9 +27,13 @@ func Schema() string { return schema }
 // engine is what a recipe is made of.
 type engine = sqlkit.Engine
 
+// valueTable is the promoted Get and Put.
+type valueTable = sqlkit.Values
+
 // Store is one client of a MySQL or MariaDB server.
 type Store struct {
 	engine
+	*valueTable
 	cfg    *config
 	where  string
 	dial   func(context.Context) (sqlkit.Link, error) // a connection that nobody else uses
@@ -133,6 +137,7 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(c.Idle(2), dial), lent: c.MaxIdle == 0}
 	s.server = sqlkit.NewProbe(s.probe)
 	s.record = newRecorder(s)
+	s.valueTable = newValues(s)
 	switch c.Recipe {
 	case Optimistic:
 		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), dial), table{}, faults{}, nil, c.Namespace)

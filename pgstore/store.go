@@ -27,9 +27,13 @@ func Schema() string { return schema }
 // engine is what a recipe is made of.
 type engine = sqlkit.Engine
 
+// valueTable is the promoted Get and Put.
+type valueTable = sqlkit.Values
+
 // Store is one client of a PostgreSQL server.
 type Store struct {
 	engine
+	*valueTable
 	cfg    *config
 	where  string
 	dial   dialer
@@ -139,6 +143,7 @@ func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
 		s.where += " (namespace " + s.cfg.Namespace + ")"
 	}
 	s.links, s.server = sqlkit.NewPool(s.cfg.Idle(2), s.dial), sqlkit.NewProbe(s.probe)
+	s.valueTable = newValues(s)
 	switch s.cfg.Recipe {
 	case Optimistic:
 		var w sqlkit.Waker
