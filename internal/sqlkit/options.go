@@ -23,7 +23,15 @@ type Options[R ~string] struct {
 	Durable bool
 	// Table and Column name a user's own rows to lock; both or none are set.
 	Table, Column string
+	// MaxIdle is how many idle connections the store keeps at most; see Idle.
+	MaxIdle int
 }
+
+// Idle returns the bounds of a pool that keeps so many connections ready at least.
+func (o *Options[R]) Idle(least int) Idle { return Idle{Least: min(least, o.MaxIdle), Most: o.MaxIdle} }
+
+// mostIdle is the largest MaxIdle.
+const mostIdle = 10_000
 
 // Recipes that some options require or exclude.
 const (
@@ -38,6 +46,8 @@ func (o *Options[R]) Check(recipes []R, identifier int) error {
 		return err
 	}
 	switch {
+	case o.MaxIdle < 1 || o.MaxIdle > mostIdle:
+		return fmt.Errorf("%d idle connections: give 1 to %d", o.MaxIdle, mostIdle)
 	case !slices.Contains(recipes, o.Recipe):
 		return fmt.Errorf("recipe %q: give one of %s", o.Recipe, list(recipes, ", "))
 	case o.Durable && o.Recipe == optimistic:
@@ -77,8 +87,8 @@ func (o *Options[R]) CheckLimit(limit int) error {
 	return nil
 }
 
-// Take reads recipe, tokens, table and column from a URL's parameters. A parameter that is
-// missing changes nothing.
+// Take reads recipe, tokens, table, column and max_idle from a URL's parameters. A parameter
+// that is missing changes nothing.
 func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 	if r := p.Take("recipe"); r != "" {
 		o.Recipe = R(r)
@@ -87,5 +97,6 @@ func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 		return err
 	}
 	o.Table, o.Column = p.Take("table"), p.Take("column")
-	return nil
+	o.MaxIdle, err = p.Int("max_idle", o.MaxIdle)
+	return err
 }
