@@ -127,7 +127,7 @@ func (ss *session) checkLocalPredecessors(ctx context.Context) {
 	_ = ss.read(ctx, len(due), func(i int) *zk.Call { return zk.Get(due[i].path, false) }, func(i int, c *zk.Call) {
 		if errors.Is(c.Err, zk.ErrNoNode) {
 			ss.mu.Lock()
-			due[i].look(nil)
+			due[i].wake(nil)
 			ss.goneLocked(due[i].dir, due[i].path, nil)
 			ss.mu.Unlock()
 		}
