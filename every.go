@@ -163,7 +163,7 @@ func (e *every) prepare(o []LockOption) error {
 	if set.hasTTL {
 		e.ttl = set.ttl
 	}
-	e.options = append(o[:len(o):len(o)], lockOption(func(s *settings) { s.minHold = 0 }))
+	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold = 0 })
 	if err := checkName(e.name); err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) 
 	if set.limit != driver.Exclusive || set.reentrant {
 		return invalid("Lead(%q): Shared, Limit and Reentrant are not for a leader", name)
 	}
-	o = append(o[:len(o):len(o)], lockOption(func(s *settings) { s.hasWait = false }))
+	o = append(o[:len(o):len(o)], func(s *settings) { s.hasWait = false })
 	waiting, stop := set.waiting(ctx)
 	defer stop()
 	for r := (retry{}); ; {

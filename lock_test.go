@@ -499,7 +499,7 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		grants := k.Grants()
+		grants := k.Leases()
 		if len(grants) != 3 || grants[0].Name != "a" || grants[1].Name != "b" || grants[2].Name != "c" {
 			t.Fatalf("%+v", grants)
 		}

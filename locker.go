@@ -115,7 +115,7 @@ func newConfig(o []Option) (config, error) {
 	}
 	c := config{host: host, requestTimeout: DefaultRequestTimeout}
 	for _, opt := range o {
-		opt.applyTo(&c)
+		opt(&c)
 	}
 	return c, c.check()
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Option changes how Open opens a store.
@@ -102,30 +103,25 @@ func parseURL(u *url.URL) (dir string, o []Option, err error) {
 	switch {
 	case u.User != nil || u.Host != "":
 		return bad(fmt.Errorf("a file URL has no host: write three slashes, as in file:///var/lib/locks"))
-	case u.Fragment != "":
-		return bad(fmt.Errorf("a file URL has no fragment: write # in a path as %%23"))
 	case u.Opaque != "":
 		return bad(fmt.Errorf("the path is relative: give an absolute one, as in file:///var/lib/locks"))
 	}
-	query, err := url.ParseQuery(u.RawQuery)
+	query, err := storeurl.Query(u, "file:///var/lib/locks")
 	if err != nil {
 		return bad(err)
 	}
-	for name, values := range query {
-		switch {
-		case name != "mode" && name != "filesystem":
-			return bad(fmt.Errorf("unknown parameter %q: mode and filesystem are known", name))
-		case len(values) != 1:
-			return bad(fmt.Errorf("%s is given more than once", name))
-		case name == "filesystem":
-			o = append(o, AllowFileSystem(values[0]))
-			continue
-		}
-		m, err := strconv.ParseUint(values[0], 8, 32)
+	if name := query.Take("filesystem"); name != "" {
+		o = append(o, AllowFileSystem(name))
+	}
+	if mode := query.Take("mode"); mode != "" {
+		m, err := strconv.ParseUint(mode, 8, 32)
 		if err != nil {
-			return bad(fmt.Errorf("mode %q is not an octal number such as 0770", values[0]))
+			return bad(fmt.Errorf("mode %q is not an octal number such as 0770", mode))
 		}
 		o = append(o, Mode(fs.FileMode(m)))
+	}
+	if err := query.End(); err != nil {
+		return bad(err)
 	}
 	if dir = u.Path; dir == "" {
 		dir, err = DefaultDir()

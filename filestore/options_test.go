@@ -125,8 +125,8 @@ func TestURLs(t *testing.T) {
 		"file:///x?mode=9":               "!octal",
 		"file:///x?mode=0750":            "!mode 0750",
 		"file:///x?mode=0700&mode=0770":  "!more than once",
-		"file:///x?%zz":                  "!invalid URL escape",
-		"file:///x#y":                    "!fragment",
+		"file:///x?%zz":                  "!cannot be read",
+		"file:///x#y":                    "!%23",
 	} {
 		u, err := url.Parse(raw)
 		if err != nil {

@@ -12,11 +12,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Store is one client of a directory of locks. Its grants live and die with it
@@ -79,11 +81,23 @@ const (
 	closeBound = 5 * time.Second
 )
 
-// Open opens the locks in a directory, which it creates if it is missing. It
+// Open opens the locks in a directory, given as a path or as a URL such as
+// file:///var/lib/locks. It creates the directory if it is missing. It
 // refuses a directory that it cannot write, that belongs to another user
 // (unless Mode shares it), or that is on a file system which is not known to be
 // local to this machine (unless AllowFileSystem names it).
 func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
+	if strings.HasPrefix(dir, "file:") {
+		u, err := storeurl.Parse(dir, "file")
+		if err != nil {
+			return nil, driver.Errorf(driver.CodeInvalid, "filestore: %w", err)
+		}
+		path, fromURL, err := parseURL(u)
+		if err != nil {
+			return nil, err
+		}
+		dir, options = path, append(fromURL, options...)
+	}
 	c, err := configure(options)
 	if err != nil {
 		return nil, err

@@ -25,7 +25,7 @@ func TestBadInput(t *testing.T) {
 		"mysql://u:SeCrEt@h/db?table=t&column=a%20b":             "column",
 		"mysql://u:SeCrEt@h/db?recipe=named&recipe=named":        "more than once",
 		"mysql://u:SeCrEt@h/db?socket=/x":                        "socket",
-		"mysql://u:SeCrEt@h/db#x":                                "want mysql",
+		"mysql://u:SeCrEt@h/db#x":                                "give mysql",
 		"http://u:SeCrEt@h/db":                                   "scheme",
 		"mysql://u:SeCrEt@h:bad/db":                              "scheme",
 		"mysql://u:SeCrEt@h/db?parseTime=maybe":                  "parameters",

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // schema is what Init runs.
@@ -41,7 +42,7 @@ type Store struct {
 // Open opens the server that a URL names; see the package comment. It is not an
 // error if the server cannot be reached just now.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := sqlkit.ReadURL(rawURL, "mysql", "mariadb")
+	u, err := storeurl.Parse(rawURL, "mysql", "mariadb")
 	if err != nil {
 		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: %w", err)
 	}
@@ -90,7 +91,7 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 		}
 		return sqlkit.SQLLink(dc, true, w), nil
 	}
-	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dial, 2)
+	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dial)
 }
 
 // dialled is the key of the place where a dialler puts its connection.
@@ -121,23 +122,24 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 		}
 		return l, nil
 	}
-	return open(ctx, c, "mysql (a pool)", dial, 0)
+	c.MaxIdle = 0 // the pool keeps its own
+	return open(ctx, c, "mysql (a pool)", dial)
 }
 
-func open(ctx context.Context, c *config, where string, dial func(context.Context) (sqlkit.Link, error), keep int) (*Store, error) {
+func open(ctx context.Context, c *config, where string, dial func(context.Context) (sqlkit.Link, error)) (*Store, error) {
 	if c.Namespace != "" {
 		where += " (namespace " + c.Namespace + ")"
 	}
-	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(keep, dial), lent: keep == 0}
+	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(c.Idle(2), dial), lent: c.MaxIdle == 0}
 	s.server = sqlkit.NewProbe(s.probe)
 	s.record = newRecorder(s)
 	switch c.Recipe {
 	case Optimistic:
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, dial), table{}, faults{}, nil, c.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), dial), table{}, faults{}, nil, c.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(dial, pessimistic{sessions{s: s}}, 2*keep, c.Namespace)
+		s.engine = sqlkit.NewSessions(dial, pessimistic{sessions{s: s}}, c.Idle(4), c.Namespace)
 	case Named:
-		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, 2*keep, c.Namespace)
+		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, c.Idle(4), c.Namespace)
 	}
 	// A server that does not answer is no error, and is not waited for: see driver.Opener.
 	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)

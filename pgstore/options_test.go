@@ -22,7 +22,7 @@ func TestBadInput(t *testing.T) {
 		"postgres://u:SeCrEt@h/db?recipe=pessimistic&table=t":       "column",
 		"postgres://u:SeCrEt@h/db?table=t&column=c":                 "table of one's own",
 		"postgres://u:SeCrEt@h/db?recipe=advisory&recipe=advisory":  "more than once",
-		"postgres://u:SeCrEt@h/db#x":                                "want postgres",
+		"postgres://u:SeCrEt@h/db#x":                                "give postgres",
 		"http://u:SeCrEt@h/db":                                      "scheme",
 		"postgres://u:SeCrEt@h:bad/db":                              "scheme",
 		"postgres://u:SeCrEt@h/db?sslmode=maybe":                    "sslmode",

@@ -14,7 +14,6 @@ type config struct {
 	replicas  int
 	patience  time.Duration
 	insist    bool
-	tls       tlsFiles
 }
 
 // The limits of the options.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -64,12 +66,37 @@ type doubt struct {
 	conn int
 }
 
-// Open makes a client of the servers, host or host:port each. It connects when
-// it is first used. There is no constructor over a connection of yours: what trust in a
-// lock needs to know of a session no other client tells (docs/zookeeper.md). Beside one,
-// Node is what its transactions check.
-func Open(_ context.Context, servers []string, options ...Option) (*Store, error) {
-	c, servers, err := configure(servers, options)
+// Open opens the locks at the servers that a URL names. The client connects when it is
+// first used, so a server that does not answer is no error here.
+//
+//	zk://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/ROOT]
+//
+// The default port is 2181. Parameters, all optional:
+//
+//	layout=readwrite          as WithLayout
+//	tick=2s, grace=5s         as Tick and BreakGrace
+//	acl=creator               as CreatorOnly
+//	tls=true                  connections use TLS; then also:
+//	ca=FILE                   PEM certificates to trust instead of the system's
+//	cert=FILE, key=FILE       the client's own certificate
+//	server_name=NAME          what the server's certificate must be for
+//
+// There is no constructor over a connection of the caller's: no other client reports
+// what the validity of a lock needs to know of a session (docs/zookeeper.md).
+func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
+	u, err := storeurl.Parse(rawURL, "zk")
+	if err != nil {
+		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: %w", err)
+	}
+	return openParsed(u, options...)
+}
+
+func openParsed(u *url.URL, options ...Option) (*Store, error) {
+	servers, fromURL, err := parseURL(u)
+	if err != nil {
+		return nil, err
+	}
+	c, servers, err := configure(servers, append(fromURL, options...))
 	if err != nil {
 		return nil, err
 	}

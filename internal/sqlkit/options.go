@@ -3,12 +3,12 @@ package sqlkit
 import (
 	"errors"
 	"fmt"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Options are those that every store on an SQL database has; R is its type of a recipe.
@@ -23,7 +23,15 @@ type Options[R ~string] struct {
 	Durable bool
 	// Table and Column are where a user has the rows that are locked, both or none.
 	Table, Column string
+	// MaxIdle is how many idle connections the store keeps at most; see Idle.
+	MaxIdle int
 }
+
+// Idle returns the bounds of a pool that keeps so many connections ready at least.
+func (o *Options[R]) Idle(least int) Idle { return Idle{Least: min(least, o.MaxIdle), Most: o.MaxIdle} }
+
+// mostIdle is the largest MaxIdle.
+const mostIdle = 10_000
 
 // The recipes that some options are for, or not for.
 const (
@@ -38,6 +46,8 @@ func (o *Options[R]) Check(recipes []R, identifier int) error {
 		return err
 	}
 	switch {
+	case o.MaxIdle < 1 || o.MaxIdle > mostIdle:
+		return fmt.Errorf("%d idle connections: give 1 to %d", o.MaxIdle, mostIdle)
 	case !slices.Contains(recipes, o.Recipe):
 		return fmt.Errorf("recipe %q: give one of %s", o.Recipe, list(recipes, ", "))
 	case o.Durable && o.Recipe == optimistic:
@@ -77,9 +87,9 @@ func (o *Options[R]) CheckLimit(limit int) error {
 	return nil
 }
 
-// Take takes recipe, tokens, table and column out of a URL's parameters; what is not
+// Take takes recipe, tokens, table, column and max_idle out of a URL's parameters; what is not
 // there stays as it is.
-func (o *Options[R]) Take(p Params) (err error) {
+func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 	if r := p.Take("recipe"); r != "" {
 		o.Recipe = R(r)
 	}
@@ -87,54 +97,6 @@ func (o *Options[R]) Take(p Params) (err error) {
 		return err
 	}
 	o.Table, o.Column = p.Take("table"), p.Take("column")
-	return nil
-}
-
-// Params are the parameters of a URL; what is left in the end is the database driver's.
-type Params struct{ url.Values }
-
-// ReadURL reads a URL that has one of the schemes.
-func ReadURL(raw string, schemes ...string) (*url.URL, error) {
-	u, err := url.Parse(raw)
-	if err != nil || !slices.Contains(schemes, u.Scheme) {
-		return nil, fmt.Errorf("not a URL of scheme %s; special characters in a password are written as %%XX", list(schemes, " or "))
-	}
-	return u, nil
-}
-
-// ParseURL reads the parameters, each of which is given once; form shows what URLs look
-// like.
-func ParseURL(u *url.URL, form string) (Params, error) {
-	query, err := url.ParseQuery(u.RawQuery)
-	switch {
-	case err != nil:
-		return Params{}, errors.New("the parameters cannot be read")
-	case u.Opaque != "" || u.Fragment != "":
-		return Params{}, fmt.Errorf("want %s; special characters in a password are written as %%XX", form)
-	}
-	for key, values := range query {
-		if len(values) != 1 {
-			return Params{}, fmt.Errorf("%s is given more than once", key)
-		}
-	}
-	return Params{query}, nil
-}
-
-// Take takes one out, empty if it is not there.
-func (p Params) Take(key string) string {
-	v := p.Get(key)
-	p.Del(key)
-	return v
-}
-
-// Choose takes one out that says no, which it also does by not being there, or yes.
-func (p Params) Choose(key, no, yes string) (bool, error) {
-	switch v := p.Take(key); v {
-	case "", no:
-		return false, nil
-	case yes:
-		return true, nil
-	default:
-		return false, fmt.Errorf("%s %q: give %s or %s", key, v, no, yes)
-	}
+	o.MaxIdle, err = p.Int("max_idle", o.MaxIdle)
+	return err
 }

@@ -22,7 +22,7 @@ import (
 func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*redisstore.Store)) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
-	s, err := redisstore.Open(url)
+	s, err := redisstore.Open(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +215,7 @@ func TestBadInput(t *testing.T) {
 		"redis+other://h":                      "scheme",
 		"redis://h?replicas=1&replicas=2":      "more than once",
 	} {
-		s, err := redisstore.Open(url)
+		s, err := redisstore.Open(t.Context(), url)
 		if err == nil || driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want invalid with %q", url, err, says)
 		}
@@ -226,7 +226,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("%s: a store", url)
 		}
 	}
-	if _, err := redisstore.Open("redis://h", redisstore.Namespace("\xff")); driver.CodeOf(err) != driver.CodeInvalid {
+	if _, err := redisstore.Open(t.Context(), "redis://h", redisstore.Namespace("\xff")); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
 	if _, err := redisstore.New(nil); driver.CodeOf(err) != driver.CodeInvalid {
