@@ -40,8 +40,8 @@ func TestMain(m *testing.M) {
 	raw := os.Getenv(childEnv)
 	if raw == "" {
 		code := m.Run()
-		for i := range started.stop {
-			started.stop[len(started.stop)-1-i]()
+		for _, stop := range started.stop {
+			stop()
 		}
 		os.Exit(code)
 	}
