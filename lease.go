@@ -205,7 +205,7 @@ func (l *Locker) observe(x *lease, e *event) (f facts, next *waiter) {
 	}
 	switch e.kind {
 	case ticked, resumed, renewed, renewalFailed:
-		f.used = x.holder.used()
+		f.used = x.holder.used(f.now)
 	case left, dropped:
 		f.storeKeeps = l.guarantees.Load().Linger
 		if next != nil {
@@ -215,14 +215,12 @@ func (l *Locker) observe(x *lease, e *event) (f facts, next *waiter) {
 	return f, next
 }
 
-// used reports whether the context of a Lock lives.
-func (h *holder) used() bool {
+// used reports whether a Lock needs the lease: its context lives, or it drains.
+func (h *holder) used(now time.Duration) (used bool) {
 	for k := h.locks; k != nil; k = k.next {
-		if k.ctx.Context.Err() == nil {
-			return true
-		}
+		used = k.ctx.Context.Err() == nil || k.drains(now) || used
 	}
-	return false
+	return used
 }
 
 // remove takes k out of the open Locks.

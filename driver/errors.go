@@ -74,8 +74,7 @@ func (e *BusyError) Error() string {
 	if len(e.Holders) == 0 {
 		return "busy"
 	}
-	h := e.Holders[0]
-	return fmt.Sprintf("held by pid %d on %s", h.PID, h.Host)
+	return "held by " + e.Holders[0].Client()
 }
 
 // CodeOf finds the code an error carries; CodeUnknown if none.
