@@ -43,14 +43,35 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
 	defer stop()
 	c := candidate{s: s, r: r}
+	var g driver.Grant
+	var err error
 	if r.Wait {
-		return c.wait(ctx)
+		g, err = c.wait(ctx)
+	} else {
+		var res result
+		if res, err = c.try(ctx, ""); err == nil && res.holders != nil {
+			err = &driver.BusyError{Holders: res.holders}
+		}
+		g = res.grant
 	}
-	res, err := c.try(ctx, "")
-	if err == nil && res.holders != nil {
-		err = &driver.BusyError{Holders: res.holders}
+	if err != nil && !c.settle(ctx) {
+		err = driver.Errorf(driver.Unknown, "%w; votes for the request may stand", err)
 	}
-	return res.grant, err
+	return g, err
+}
+
+// settle waits until no ballot of a request that failed can be granted. It reports
+// whether that is so.
+func (c *candidate) settle(ctx context.Context) bool {
+	c.s.mu.Lock()
+	all := slices.Clone(c.s.ballots[c.r.ID])
+	c.s.mu.Unlock()
+	settled := true
+	end := time.Now().Add(leaveBound)
+	for _, b := range all {
+		settled = b.settle(ctx, time.Until(end)) && settled
+	}
+	return settled
 }
 
 // check refuses what cannot be asked for.
@@ -97,7 +118,9 @@ const (
 	// splitBound is how long a try goes on while no request has a quorum, and splitWait
 	// the first pause between two ballots.
 	splitBound = time.Second
-	splitWait  = 2 * time.Millisecond
+	// lateBound is how long a ballot goes on whose requests come late.
+	lateBound = 2 * time.Second
+	splitWait = 2 * time.Millisecond
 )
 
 // try asks until the request is granted, or another has a quorum, or none can get one.
@@ -223,14 +246,12 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 			b.mu.Lock()
 			b.end(split, 0)
 			b.mu.Unlock()
-			if !b.settle(ctx, leaveBound) {
-				return res, false, driver.Errorf(driver.Unknown, "the votes of a request that is not granted could not be taken back")
-			}
+			b.settle(ctx, settleGrace)
 			if ctx.Err() != nil && split {
 				return res, false, withdrawn(ctx)
 			}
 			return res, split, nil
-		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || asks >= 3 || time.Since(began) > splitBound):
+		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || time.Since(began) > lateBound):
 			return res, false, c.fail(ctx, b, c.short(t))
 		case t.pending == 0 && again == nil:
 			// Once more to those that said no, or found it late.
@@ -287,9 +308,6 @@ func (c *candidate) fail(ctx context.Context, b *ballot, why error) error {
 	b.mu.Lock()
 	b.end(true, 0)
 	b.mu.Unlock()
-	if !b.settle(ctx, leaveBound) {
-		return driver.Errorf(driver.Unknown, "%w; votes for it may stand", why)
-	}
 	return why
 }
 
@@ -368,7 +386,7 @@ func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res res
 	defer b.mu.Unlock()
 	if total, _ := b.sent.Elapsed(); total >= b.ttl {
 		b.end(true, 0)
-		return res, false, driver.Errorf(driver.Unknown, "the votes took %s of a TTL of %s", total, b.ttl)
+		return res, false, s.unavailable("the votes took %s of a TTL of %s", total, b.ttl)
 	}
 	b.granted, b.token, b.expires = true, token, b.sent
 	s.tokens.see(b.bucket, token)

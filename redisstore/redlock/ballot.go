@@ -60,7 +60,8 @@ type ballot struct {
 	granted bool
 	expires driver.Instant // since then the TTL counts
 	ended   bool
-	settled bool // nothing more can be said by Release
+	settled bool // a Release has been confirmed or denied
+	undone  bool // it was ended by Undo
 	wake    bool // ending a vote notifies a waiter
 	keep    time.Duration
 	lost    bool
@@ -73,8 +74,10 @@ func (s *Store) standing(ttl time.Duration) time.Duration {
 }
 
 // timeout bounds one request to a server.
+//
+// It need not be short: a quorum that answers does not wait for the others.
 func timeout(ttl time.Duration) time.Duration {
-	return min(max(ttl/4, 100*time.Millisecond), 2*time.Second)
+	return min(max(ttl/4, time.Second), 2*time.Second)
 }
 
 func (s *Store) newBallot(r driver.Request, n int, entry string, since int64) *ballot {
@@ -346,6 +349,6 @@ func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 const (
 	// leaveBound is how long a request that failed takes to take its votes back, and
 	// settleGrace how long it waits for the servers beyond a quorum.
-	leaveBound  = 250 * time.Millisecond
+	leaveBound  = time.Second
 	settleGrace = 20 * time.Millisecond
 )

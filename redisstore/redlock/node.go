@@ -117,9 +117,10 @@ type node struct {
 	store  *redisstore.Store
 	client redisstore.Client
 
-	// silent: the last request had no answer. One request at a time is sent then.
+	// silent: the last request had no answer. No more than fewRequests are on their way
+	// then.
 	silent    atomic.Bool
-	lone      chan struct{}
+	requests  atomic.Int32
 	admitting atomic.Bool
 
 	mu    sync.Mutex
@@ -137,7 +138,7 @@ type sample struct {
 }
 
 func newNode(s *Store, i int, store *redisstore.Store) *node {
-	return &node{s: s, i: i, store: store, client: store.Client(), lone: make(chan struct{}, 1)}
+	return &node{s: s, i: i, store: store, client: store.Client()}
 }
 
 // reply is the answer of a script: a letter and what follows the server's time.
@@ -149,6 +150,9 @@ type reply struct {
 
 // notSent wraps a reason for which a request was not sent.
 func notSent(err error) error { return &redisstore.NotSentError{Err: err} }
+
+// fewRequests is how many requests at a time are sent to a server that does not answer.
+const fewRequests = 32
 
 var errSilent = errors.New("the server does not answer")
 
@@ -168,16 +172,12 @@ func (n *node) evalAll(timeout time.Duration, sc *redisstore.Script, calls []red
 	out := make([]answer, len(calls))
 	ctx, cancel := context.WithTimeout(n.s.life, timeout)
 	defer cancel()
-	if n.silent.Load() {
-		select {
-		case n.lone <- struct{}{}:
-			defer func() { <-n.lone }()
-		default:
-			for i := range out {
-				out[i].err = n.fail(notSent(errSilent))
-			}
-			return out
+	defer n.requests.Add(-1)
+	if n.requests.Add(1) > fewRequests && n.silent.Load() {
+		for i := range out {
+			out[i].err = n.fail(notSent(errSilent))
 		}
+		return out
 	}
 	sent := micros()
 	var results []redisstore.Answer

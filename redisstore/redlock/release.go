@@ -48,6 +48,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			switch v := &b.votes[i]; {
 			case v.state != voteNone:
 				pending++
+			case b.undone:
 			case v.ended == 'R', v.ended == 'U': // a server that is withheld has given no vote to another
 				ended++
 			}
@@ -62,7 +63,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			b.settle(ctx, 0)
 			return nil
 		case ended+pending < s.quorum:
-			b.settled = true
+			b.settled = true // so it is for a grant that was undone
 			b.mu.Unlock()
 			return notHeld(&g)
 		}
@@ -88,8 +89,8 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	s.mu.Unlock()
 	for _, b := range all {
 		b.mu.Lock()
+		b.undone = true
 		b.end(true, 0)
-		b.settled = true
 		b.mu.Unlock()
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
@@ -148,7 +149,9 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 			out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.Gone}
 		default:
 			b.mu.Lock()
-			if !b.stillHeld() {
+			if b.ended && b.clean() < s.quorum {
+				out[i].Err = driver.Errorf(driver.Unknown, "redlock: %q: its release is not confirmed", grants[i].Name)
+			} else if !b.stillHeld() {
 				out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.Expired}
 			} else {
 				live = append(live, i)
@@ -401,9 +404,11 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 		return driver.Errorf(driver.NotHeld, "redlock: %q: no grant of token %d stands", name, token)
 	}
 	key := s.prefix() + name
+	// The holder does not ask for votes again after its TTL.
+	void := millis(h.holder.TTL + 2*s.cfg.Skew + time.Second)
 	ended := make(chan byte, len(s.nodes))
 	err = s.await(ctx, func(n *node) (reply, error) {
-		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, []string{h.id + " ", millis(s.wait()), "0", "", "1"})
+		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, []string{h.id + " ", void, "0", "", "1"})
 		if err == nil {
 			ended <- r.kind
 		}

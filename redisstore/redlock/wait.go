@@ -50,24 +50,34 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	entry := c.r.ID + " " + s.channel
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	failures := 0
 	for polls := 0; ; polls++ {
 		for len(w.woken) > 0 {
 			<-w.woken
 		}
 		res, err = c.try(ctx, entry)
-		if err != nil {
-			c.leave(ctx, entry)
+		code := driver.CodeOf(err)
+		switch {
+		case err == nil && res.holders == nil:
+			return res.grant, nil
+		case err == nil:
+			failures = 0
+		case ctx.Err() == nil && (code == driver.Unavailable || code == driver.Unknown):
+			failures++
+		default:
+			if !c.leave(ctx, entry) {
+				err = driver.Errorf(driver.Unknown, "%w; the queue entry could not be removed", err)
+			}
 			return driver.Grant{}, err
 		}
-		if res.holders == nil {
-			return res.grant, nil
-		}
-		if res.placed >= s.quorum || polls > 0 {
+		if err == nil && (res.placed >= s.quorum || polls > 0) {
 			c.r.From.Queued(res.holders)
 		}
 		// A lost message costs that.
 		delay := fallback.After(ctx, wakeBound*3/4+rand.N(wakeBound/4))
-		if left := time.Until(res.free); left < delay {
+		if failures > 0 {
+			delay = rand.N(min(wakeBound, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
+		} else if left := time.Until(res.free); left < delay {
 			delay = min(delay, max(left, 0)+5*time.Millisecond+rand.N(20*time.Millisecond))
 		}
 		if res.foreign {

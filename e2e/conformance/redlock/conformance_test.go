@@ -25,7 +25,7 @@ func (f *fleet) suite(t *testing.T, failing int) {
 		Open: func(t testing.TB, namespace string) driver.Store {
 			c := f.config
 			c.Namespace = namespace
-			return f.openAs(t, c)
+			return f.make(t, c)
 		},
 		Stop: func(t testing.TB) {
 			for _, r := range working {

@@ -117,6 +117,18 @@ func (f *fleet) open(t testing.TB) *client { return f.openAs(t, f.config) }
 
 func (f *fleet) openAs(t testing.TB, c redlock.Config) *client {
 	t.Helper()
+	out := f.make(t, c)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = out.Close(ctx)
+	})
+	return out
+}
+
+// make opens a client that the caller closes.
+func (f *fleet) make(t testing.TB, c redlock.Config) *client {
+	t.Helper()
 	out := &client{}
 	for _, p := range f.proxies {
 		s, err := redisstore.Open("redis://" + p.Address())
@@ -129,11 +141,6 @@ func (f *fleet) openAs(t testing.TB, c redlock.Config) *client {
 	if out.Store, err = c.New(out.below...); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		defer cancel()
-		_ = out.Close(ctx)
-	})
 	return out
 }
 
@@ -182,11 +189,14 @@ func (f *fleet) votes(i int) bool {
 	return run != "" && f.state(i)["run"] == run
 }
 
-// leftovers lists the keys of locks, queues and tombstones.
+// leftovers lists the keys of locks and queues. Tombstones expire.
 func (f *fleet) leftovers(testing.TB) (left []string) {
 	for i := range f.all {
 		keys, _ := f.do(i, "KEYS", "holdfast:redlock:*").([]any)
 		for _, k := range keys {
+			if strings.HasPrefix(k.(string), "holdfast:redlock:v:") {
+				continue
+			}
 			left = append(left, fmt.Sprintf("server %d: %s", i, k))
 		}
 	}
