@@ -49,11 +49,6 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := k.holder
-	l.apply(h.lease, &event{kind: unlocked, lock: k})
-	if j := h.join(context.Background(), &h.set); j != nil {
-		t.Error("joined between the two halves of the last Unlock")
-	}
-
 	next := make(chan *Lock, 1)
 	go func() {
 		k, err := l.Lock(context.Background(), "a")
@@ -70,6 +65,10 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	}
 	for !waits() {
 		time.Sleep(time.Millisecond)
+	}
+	l.apply(h.lease, &event{kind: unlocked, lock: k})
+	if j := h.join(context.Background(), &h.set); j != nil {
+		t.Error("joined between the two halves of the last Unlock")
 	}
 	l.apply(h.lease, &event{kind: left, lock: k})
 	n := <-next
@@ -100,7 +99,8 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.mu.Lock()
-	o := l.step(k.holder.lease, &event{kind: revoke, cause: Taken})
+	var o outcome
+	l.step(k.holder.lease, &event{kind: revoke, cause: Taken}, &o)
 	l.mu.Unlock()
 	if k.Context().Err() == nil || k.Remaining() != 0 {
 		t.Error("the lock looks valid")

@@ -29,15 +29,17 @@ import (
 // Locker.mu guards the leases, the local queues and the schedule. It is the only
 // mutex under which anything is decided. Nothing that can block or that belongs
 // to others runs under it: no call to the store, no hook, no context of a caller,
-// no cancellation. The rest are leaf mutexes (outbox.eventsMu, background.mu,
-// bounded.mu): each guards one small structure, may be taken while Locker.mu is
+// no cancellation. The rest are leaf mutexes (outbox.eventsMu, background.mu):
+// each guards one small structure, may be taken while Locker.mu is
 // held, and no other mutex is taken under it.
 //
 // # Invariants
 //
 //   - The contexts of all Locks on a lease have ended before the store can
-//     receive its release, and before the next waiter can get it. Hence Unlock is
-//     two events: unlocked ends the context, left decides what follows.
+//     receive its release, and before the next waiter can get it. perform ends them
+//     before it releases, so the last Unlock is one event where no waiter takes the
+//     lease. A handoff happens in the step itself: then Unlock is two events, of which
+//     unlocked ends the context and left decides what follows.
 //   - A lease that the store may still keep is given back exactly once: by the
 //     last Unlock, at the end of its MinHold, by Close, or by a roll back.
 //   - The contexts end after the mutex has been released. A goroutine that asks a
@@ -84,7 +86,8 @@ const (
 type eventKind uint8
 
 const (
-	// granted: the store's yes has arrived, with sent, ttl and valid.
+	// granted: the store's yes has arrived, with sent, ttl and valid. lock, if set, is
+	// the holder's first Lock, which is opened in the same step.
 	granted eventKind = iota
 	// denied: the request failed and left nothing at the store.
 	denied
@@ -96,7 +99,8 @@ const (
 	joined
 	// unlocked: a Lock is being unlocked; keep is its MinHold.
 	unlocked
-	// left: the context of a Lock that is being unlocked has ended.
+	// left: the context of a Lock that is being unlocked has ended. It follows unlocked
+	// unless the effects of that are final.
 	left
 	// dropped: the holder went away before its first Lock was opened.
 	dropped
@@ -206,6 +210,8 @@ type effects struct {
 	within time.Duration
 	// cause is why the event ended the lease, where that is a loss.
 	cause driver.Cause
+	// final, of unlocked: it was the last Lock, and no left follows.
+	final bool
 }
 
 // leaseState is the state of a lease.
@@ -267,8 +273,13 @@ func (s *leaseState) apply(e *event, f *facts) effects {
 	case unlocked:
 		fx := s.expire(f)
 		s.open--
-		s.leaving++
 		s.keep = max(s.keep, e.keep)
+		if s.open == 0 && s.leaving == 0 && !f.next {
+			last := s.finish(e, f, false)
+			last.do, last.cause, last.final = last.do|fx.do|endOne, fx.cause, true
+			return last
+		}
+		s.leaving++
 		fx.do |= endOne
 		return fx
 	case left:
@@ -322,6 +333,9 @@ func (s *leaseState) granted(e *event, f *facts) effects {
 		return effects{do: undo}
 	}
 	s.phase, s.since = held, f.now
+	if e.lock != nil {
+		s.open++
+	}
 	return effects{}
 }
 

@@ -103,6 +103,7 @@ var conditions = map[string]func(*situation){
 	"renewal due":                 func(x *situation) { x.at(tableTTL / 3) },
 	"renewal under way":           func(x *situation) { x.s.renewing = true },
 	"nobody uses it":              func(x *situation) { x.f.used = false },
+	"with its first Lock":         func(x *situation) { x.e.lock = &Lock{} },
 	"little validity left":        func(x *situation) { x.at(tableValid / 2) },
 }
 
@@ -118,6 +119,7 @@ type transition struct {
 
 var transitions = []transition{
 	{requested, granted, "", held, 0, ""},
+	{requested, granted, "with its first Lock", held, 0, ""},
 	{requested, granted, "expired", ended, undo, ""},
 	{requested, denied, "", ended, 0, ""},
 	{requested, unanswered, "", ended, undo, ""},
@@ -129,8 +131,14 @@ var transitions = []transition{
 	{held, opened, "", held, 0, ""},
 	{held, joined, "", held, 0, ""},
 	{held, joined, "its Unlock has begun", held, endOne, ""},
-	{held, unlocked, "", held, endOne, ""},
-	{held, unlocked, "expired", lost, endAll | endOne | reportLoss, Expired},
+	{held, unlocked, "other Locks are open", held, endOne, ""},
+	{held, unlocked, "another Unlock is under way", held, endOne, ""},
+	{held, unlocked, "", releasing, endOne | release, ""},
+	{held, unlocked, "a MinHold is not over", lingering, endOne | linger, ""},
+	{held, unlocked, "a MinHold is not over and the store keeps it", releasing, endOne | release, ""},
+	{held, unlocked, "a waiter asks for it", held, endOne, ""},
+	{held, unlocked, "expired", ended, endAll | endOne | reportLoss | releaseLater, Expired},
+	{held, unlocked, "expired and other Locks are open", lost, endAll | endOne | reportLoss, Expired},
 	{held, left, "other Locks are open", held, 0, ""},
 	{held, left, "another Unlock is under way", held, 0, ""},
 	{held, left, "", releasing, release, ""},
@@ -169,7 +177,9 @@ var transitions = []transition{
 
 	{lost, opened, "", lost, endOne, ""},
 	{lost, joined, "", lost, endOne, ""},
-	{lost, unlocked, "", lost, endOne, ""},
+	{lost, unlocked, "other Locks are open", lost, endOne, ""},
+	{lost, unlocked, "another Unlock is under way", lost, endOne, ""},
+	{lost, unlocked, "", ended, endOne | releaseLater, ""},
 	{lost, left, "other Locks are open", lost, 0, ""},
 	{lost, left, "another Unlock is under way", lost, 0, ""},
 	{lost, left, "", ended, releaseLater, ""},
@@ -417,7 +427,14 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				m.granted = true
 				m.sent = m.now - time.Duration(max(0, rapid.Int64Range(-int64(3*tableTTL), int64(tableTTL)).Draw(t, "age")))
 				useless := expired() || m.revoked
-				m.apply(t, event{kind: granted, sent: m.sent, ttl: ttl, valid: valid}, nil)
+				e := event{kind: granted, sent: m.sent, ttl: ttl, valid: valid}
+				if rapid.Bool().Draw(t, "with its first Lock") {
+					e.lock = &Lock{}
+				}
+				if e.lock != nil && !useless {
+					m.locks = append(m.locks, &modelLock{alive: true})
+				}
+				m.apply(t, e, nil)
 				if useless != (m.gaveBack == 1) {
 					t.Fatalf("useless %t, given back %d times", useless, m.gaveBack)
 				}
@@ -480,14 +497,18 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				}
 				k.unlocked = true
 				keep := rapid.SampledFrom([]time.Duration{0, 0, time.Second, time.Hour}).Draw(t, "MinHold")
-				m.apply(t, event{kind: unlocked, keep: keep}, k)
+				fx := m.apply(t, event{kind: unlocked, keep: keep}, k, withNext)
 				if k.alive {
 					t.Fatal("the context outlives its Unlock")
 				}
-				k.alive = true // it ends after the mutex has been released, before left
 				if expired() && m.s.phase == held {
 					t.Fatal("unlocked as if it were valid")
 				}
+				if fx.do&handOff != 0 {
+					t.Fatal("handed off before the context has ended")
+				}
+				// Where left follows, it ends after the mutex has been released, before left.
+				k.left, k.alive = fx.final, !fx.final
 				return true
 			},
 			"left": func() bool {
