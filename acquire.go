@@ -250,7 +250,7 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 // failed applies the failure of a request, and returns what the error means.
 func (l *Locker) failed(x *lease, err error) driver.Code {
 	code := l.store.Classify(err)
-	if code == driver.Unknown {
+	if code == driver.CodeUnknown {
 		l.apply(x, &event{kind: unanswered})
 	} else {
 		l.apply(x, &event{kind: denied})

@@ -125,7 +125,7 @@ func (l *Locker) doLater(t *task) {
 			ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 			err := t.run(ctx)
 			cancel()
-			if err == nil || l.store.Classify(err) == driver.IsClosed {
+			if err == nil || l.store.Classify(err) == driver.CodeClosed {
 				return
 			}
 			if !unsettled {

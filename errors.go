@@ -41,12 +41,12 @@ type Cause = driver.Cause
 
 // The causes of a loss.
 const (
-	Expired      = driver.Expired
-	Taken        = driver.Taken
-	SessionEnded = driver.SessionEnded
-	Gone         = driver.Gone
-	Slept        = driver.Slept
-	Closed       = driver.Closed
+	CauseExpired      = driver.CauseExpired
+	CauseTaken        = driver.CauseTaken
+	CauseSessionEnded = driver.CauseSessionEnded
+	CauseGone         = driver.CauseGone
+	CauseSlept        = driver.CauseSlept
+	CauseClosed       = driver.CauseClosed
 )
 
 // BusyError reports that the name is held. It matches [ErrBusy] and, after a wait, the
@@ -169,29 +169,29 @@ func invalid(format string, args ...any) error {
 
 // kinds maps the store's codes to the errors that callers test for.
 var kinds = map[driver.Code]error{
-	driver.Unknown:     ErrUnavailable,
-	driver.Busy:        ErrBusy,
-	driver.Withdrawn:   ErrUnavailable,
-	driver.NotHeld:     ErrNotHeld,
-	driver.Unavailable: ErrUnavailable,
-	driver.Refused:     ErrRefused,
-	driver.Unsupported: ErrUnsupported,
-	driver.Invalid:     ErrInvalid,
-	driver.IsClosed:    ErrClosed,
+	driver.CodeUnknown:     ErrUnavailable,
+	driver.CodeBusy:        ErrBusy,
+	driver.CodeWithdrawn:   ErrUnavailable,
+	driver.CodeNotHeld:     ErrNotHeld,
+	driver.CodeUnavailable: ErrUnavailable,
+	driver.CodeRefused:     ErrRefused,
+	driver.CodeUnsupported: ErrUnsupported,
+	driver.CodeInvalid:     ErrInvalid,
+	driver.CodeClosed:      ErrClosed,
 }
 
 // explain turns a store's error into one for the caller. If the caller's context has
 // ended, an error that only reports that is not the store's.
 func (l *Locker) explain(ctx context.Context, name string, err error) error {
 	code := l.store.Classify(err)
-	if code == driver.Busy {
+	if code == driver.CodeBusy {
 		busy := &BusyError{Name: name, Store: l.where}
 		if b, ok := errors.AsType[*driver.BusyError](err); ok {
 			busy.Holders = b.Holders
 		}
 		return busy
 	}
-	if (code == driver.Unknown || code == driver.Withdrawn) && ctx.Err() != nil {
+	if (code == driver.CodeUnknown || code == driver.CodeWithdrawn) && ctx.Err() != nil {
 		return &failure{name: name, store: l.where, err: contextError(ctx)}
 	}
 	return &failure{name: name, store: l.where, kind: kinds[code], err: err}

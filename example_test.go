@@ -223,7 +223,7 @@ func ExampleLostError() {
 	defer locker.Close(ctx)
 
 	err := locker.Do(ctx, "job", func(ctx context.Context) error {
-		_ = store.Script().Lose("job", holdfast.Taken) // as an operator would
+		_ = store.Script().Lose("job", holdfast.CauseTaken) // as an operator would
 		<-ctx.Done()
 		return errors.New("stopped after 3 of 5 steps")
 	})

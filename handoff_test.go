@@ -90,9 +90,9 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 		if k.Context().Err() != nil {
 			t.Fatal(context.Cause(k.Context()))
 		}
-		_ = s.Script().Lose("a", driver.Taken)
+		_ = s.Script().Lose("a", driver.CauseTaken)
 		<-k.Context().Done()
-		wantCause(t, k.Context(), holdfast.Taken)
+		wantCause(t, k.Context(), holdfast.CauseTaken)
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 			t.Error(err)
 		}

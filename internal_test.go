@@ -23,7 +23,7 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = s.Script().Lose("a", driver.Taken)
+		_ = s.Script().Lose("a", driver.CauseTaken)
 		<-k.Context().Done()
 		synctest.Wait()
 		if k.limit.Stop() {
@@ -100,7 +100,7 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 	}
 	l.mu.Lock()
 	var o outcome
-	l.step(k.holder.lease, &event{kind: revoke, cause: Taken}, &o)
+	l.step(k.holder.lease, &event{kind: revoke, cause: CauseTaken}, &o)
 	l.mu.Unlock()
 	if k.Context().Err() == nil || k.Remaining() != 0 {
 		t.Error("the lock looks valid")
@@ -111,7 +111,7 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 		t.Error("Err reports the end, Done does not")
 	}
 	_ = l.perform(&o)
-	if lost, ok := context.Cause(k.Context()).(*LostError); !ok || lost.Cause != Taken {
+	if lost, ok := context.Cause(k.Context()).(*LostError); !ok || lost.Cause != CauseTaken {
 		t.Error(context.Cause(k.Context()))
 	}
 	_ = k.Unlock()
@@ -136,7 +136,7 @@ func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	case f.asked <- struct{}{}:
 	default:
 	}
-	return driver.Grant{}, driver.Errorf(driver.Unavailable, "it is down")
+	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "it is down")
 }
 
 // TestNewWaiterShortensTheBackoff: a waiter that joins while a queue pauses after many

@@ -211,6 +211,8 @@ func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 		f.now = l.sinceStart(g.SentAt.Time()) + f.age - f.slept
 	}
 	switch e.kind {
+	case granted:
+		f.used = e.lock != nil
 	case ticked, resumed, renewed, renewalFailed:
 		f.used = x.holder.used()
 	case unlocked, left, dropped:

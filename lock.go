@@ -76,8 +76,8 @@ func (k *Lock) check() {
 	}
 }
 
-// Grant is the store's grant of one name.
-type Grant struct {
+// Lease is what the store keeps for one name of a lock.
+type Lease struct {
 	Name  string
 	Token uint64
 	Slot  int
@@ -93,19 +93,19 @@ func (k *Lock) Context() context.Context { return &k.ctx }
 func (k *Lock) Name() string { return k.holder.lease.req.Name }
 
 // Token returns the fencing token, which is larger than that of every earlier grant of
-// the name. For LockAll it is that of the last name; see Grants.
+// the name. For LockAll it is that of the last name; see Leases.
 func (k *Lock) Token() uint64 { return k.holder.token }
 
 // Slot returns the number of the permit, 0 to n-1 under Limit(n), or -1 if there is none
 // or the store does not number permits.
 func (k *Lock) Slot() int { return k.holder.lease.firstStanding.grant.Slot }
 
-// Grants returns the grants in the order of their names: one, or one per name of
+// Leases returns the leases in the order of their names: one, or one per name of
 // LockAll.
-func (k *Lock) Grants() []Grant {
-	var all []Grant
+func (k *Lock) Leases() []Lease {
+	var all []Lease
 	for _, p := range k.parts() {
-		all = append(all, Grant{Name: p.Name(), Token: p.Token(), Slot: p.Slot()})
+		all = append(all, Lease{Name: p.Name(), Token: p.Token(), Slot: p.Slot()})
 	}
 	return all
 }

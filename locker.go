@@ -113,7 +113,7 @@ func newConfig(o []Option) (config, error) {
 	}
 	c := config{host: host, requestTimeout: DefaultRequestTimeout}
 	for _, opt := range o {
-		opt.applyTo(&c)
+		opt(&c)
 	}
 	return c, c.check()
 }
@@ -243,7 +243,7 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 }
 
 // Close ends every lock of the Locker and releases it. The cause of their contexts is a
-// LostError with cause Closed. Waiters get ErrClosed. Close then waits until every
+// LostError with cause CauseClosed. Waiters get ErrClosed. Close then waits until every
 // release and every roll back is confirmed, every MinHold has passed, and the last
 // event is reported, or until ctx ends.
 //
@@ -275,7 +275,7 @@ func (l *Locker) Close(ctx context.Context) error {
 	}
 	if l.owned {
 		cerr := l.store.Close(ctx)
-		if cerr != nil && l.store.Classify(cerr) != driver.IsClosed && err == nil {
+		if cerr != nil && l.store.Classify(cerr) != driver.CodeClosed && err == nil {
 			err = l.explain(ctx, "", cerr)
 		}
 	}

@@ -310,7 +310,7 @@ func (s *leaseState) apply(e *event, f *facts) effects {
 		switch s.phase {
 		case held:
 			s.phase, s.lost = ended, true
-			return effects{do: endAll | reportLoss | releaseLater, cause: driver.Closed}
+			return effects{do: endAll | reportLoss | releaseLater, cause: driver.CauseClosed}
 		case lost:
 			s.phase = ended
 			return effects{do: releaseLater}
@@ -365,9 +365,9 @@ func (s *leaseState) expired(f *facts) bool { return s.alive() && !s.forever && 
 func (s *leaseState) expire(f *facts) effects {
 	if s.expired(f) {
 		if f.age-f.slept < s.valid {
-			return s.lose(driver.Slept)
+			return s.lose(driver.CauseSlept)
 		}
-		return s.lose(driver.Expired)
+		return s.lose(driver.CauseExpired)
 	}
 	return effects{}
 }
@@ -480,7 +480,7 @@ func (s *leaseState) releaseAnswered(e *event) effects {
 		return effects{do: reportRelease}
 	case releaseDenied:
 		s.lost = true
-		return effects{do: reportLoss, cause: driver.Gone}
+		return effects{do: reportLoss, cause: driver.CauseGone}
 	case releaseImpossible:
 		return effects{do: reportUnconfirmed}
 	}

@@ -85,7 +85,7 @@ func newSituation(p phase, k eventKind) *situation {
 		x.s.open, x.s.leaving = 0, 1
 	}
 	if k == revoke {
-		x.e.cause = driver.Taken
+		x.e.cause = driver.CauseTaken
 	}
 	return x
 }
@@ -123,7 +123,7 @@ var transitions = []transition{
 	{requested, granted, "expired", ended, undo, ""},
 	{requested, denied, "", ended, 0, ""},
 	{requested, unanswered, "", ended, undo, ""},
-	{requested, revoke, "", revoked, 0, Taken},
+	{requested, revoke, "", revoked, 0, CauseTaken},
 	{revoked, granted, "", ended, undo, ""},
 	{revoked, denied, "", ended, 0, ""},
 	{revoked, unanswered, "", ended, undo, ""},
@@ -137,8 +137,8 @@ var transitions = []transition{
 	{held, unlocked, "a MinHold is not over", lingering, endOne | linger, ""},
 	{held, unlocked, "a MinHold is not over and the store keeps it", releasing, endOne | release, ""},
 	{held, unlocked, "a waiter asks for it", held, endOne, ""},
-	{held, unlocked, "expired", ended, endAll | endOne | reportLoss | releaseLater, Expired},
-	{held, unlocked, "expired and other Locks are open", lost, endAll | endOne | reportLoss, Expired},
+	{held, unlocked, "expired", ended, endAll | endOne | reportLoss | releaseLater, CauseExpired},
+	{held, unlocked, "expired and other Locks are open", lost, endAll | endOne | reportLoss, CauseExpired},
 	{held, left, "other Locks are open", held, 0, ""},
 	{held, left, "another Unlock is under way", held, 0, ""},
 	{held, left, "", releasing, release, ""},
@@ -149,28 +149,28 @@ var transitions = []transition{
 	{held, left, "a waiter asks for it and a MinHold is not over", lingering, linger, ""},
 	{held, dropped, "", ended, releaseLater, ""},
 	{held, dropped, "a waiter asks for it", held, handOff | reportRelease, ""},
-	{held, revoke, "", lost, endAll | reportLoss, Taken},
-	{held, checked, "expired", lost, endAll | reportLoss, Expired},
-	{held, checked, "machine slept", lost, endAll | reportLoss, Slept},
-	{held, ticked, "expired", lost, endAll | reportLoss, Expired},
+	{held, revoke, "", lost, endAll | reportLoss, CauseTaken},
+	{held, checked, "expired", lost, endAll | reportLoss, CauseExpired},
+	{held, checked, "machine slept", lost, endAll | reportLoss, CauseSlept},
+	{held, ticked, "expired", lost, endAll | reportLoss, CauseExpired},
 	{held, ticked, "renewal due", held, renew, ""},
 	{held, ticked, "renewal due and renewal under way", held, 0, ""},
 	{held, ticked, "renewal due and nobody uses it", held, 0, ""},
 	{held, resumed, "", held, renew, ""},
-	{held, resumed, "expired", lost, endAll | reportLoss, Expired},
+	{held, resumed, "expired", lost, endAll | reportLoss, CauseExpired},
 	{held, renewed, "", held, reportRenewal, ""},
 	{held, renewalFailed, "", held, reportRenewal, ""},
 	{held, limitReached, "", held, endLimit, ""},
 	{held, limitReached, "nobody uses it", held, 0, ""},
-	{held, closed, "", ended, endAll | reportLoss | releaseLater, Closed},
+	{held, closed, "", ended, endAll | reportLoss | releaseLater, CauseClosed},
 
 	{lingering, joined, "", lingering, endOne, ""},
-	{lingering, revoke, "", ended, reportLoss | stopLinger | releaseLater, Taken},
-	{lingering, checked, "expired", ended, reportLoss | stopLinger | releaseLater, Expired},
-	{lingering, ticked, "expired", ended, reportLoss | stopLinger | releaseLater, Expired},
+	{lingering, revoke, "", ended, reportLoss | stopLinger | releaseLater, CauseTaken},
+	{lingering, checked, "expired", ended, reportLoss | stopLinger | releaseLater, CauseExpired},
+	{lingering, ticked, "expired", ended, reportLoss | stopLinger | releaseLater, CauseExpired},
 	{lingering, ticked, "renewal due and nobody uses it", lingering, renew, ""},
 	{lingering, resumed, "nobody uses it", lingering, renew, ""},
-	{lingering, resumed, "machine slept", ended, reportLoss | stopLinger | releaseLater, Slept},
+	{lingering, resumed, "machine slept", ended, reportLoss | stopLinger | releaseLater, CauseSlept},
 	{lingering, renewed, "", lingering, reportRenewal, ""},
 	{lingering, renewalFailed, "", lingering, reportRenewal, ""},
 	{lingering, lingered, "", releasing, stopLinger | release, ""},
@@ -188,7 +188,7 @@ var transitions = []transition{
 
 	{releasing, joined, "", releasing, endOne, ""},
 	{releasing, released, "", ended, reportRelease, ""},
-	{releasing, releaseDenied, "", ended, reportLoss, Gone},
+	{releasing, releaseDenied, "", ended, reportLoss, CauseGone},
 	{releasing, releaseUnconfirmed, "", ended, reportUnconfirmed | releaseLater, ""},
 	{releasing, releaseImpossible, "", ended, reportUnconfirmed, ""},
 
@@ -522,7 +522,7 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 			},
 			"revoked": func() bool {
 				m.revoked = m.revoked || !m.granted
-				m.apply(t, event{kind: revoke, cause: driver.Taken}, nil)
+				m.apply(t, event{kind: revoke, cause: driver.CauseTaken}, nil)
 				if m.used() {
 					t.Fatal("a context outlives the loss")
 				}

@@ -20,11 +20,7 @@ const (
 )
 
 // LockOption is an option of one lock.
-type LockOption interface{ apply(*settings) }
-
-type lockOption func(*settings)
-
-func (o lockOption) apply(s *settings) { o(s) }
+type LockOption func(*settings)
 
 // settings are the options of one lock, resolved.
 type settings struct {
@@ -41,58 +37,54 @@ type settings struct {
 // 30 s, from 50 ms to 24 h; if the store does not allow 30 s, the default is the nearest
 // TTL that it allows. Stores whose locks end with the process ignore it.
 func TTL(d time.Duration) LockOption {
-	return lockOption(func(s *settings) { s.ttl, s.hasTTL = d, true })
+	return func(s *settings) { s.ttl, s.hasTTL = d, true }
 }
 
 // Wait limits the waiting. The context limits both the waiting and how long the lock is
 // held. Default: wait until the context ends.
 func Wait(d time.Duration) LockOption {
-	return lockOption(func(s *settings) { s.wait, s.hasWait = d, true })
+	return func(s *settings) { s.wait, s.hasWait = d, true }
 }
 
 // MinHold keeps the lock for at least d after it was granted, even if it is unlocked
 // earlier. So a job that takes a second on one replica is not run again by the next
 // replica, whose clock is a little behind. Default 0, at most 24 h. If the store cannot
 // keep the lock by itself, the Locker does, and Close waits.
-func MinHold(d time.Duration) LockOption { return lockOption(func(s *settings) { s.minHold = d }) }
+func MinHold(d time.Duration) LockOption { return func(s *settings) { s.minHold = d } }
 
 // MaxHold ends the lock's context with [ErrHoldLimit] after d, and stops its renewal.
 // Default: no limit.
 func MaxHold(d time.Duration) LockOption {
-	return lockOption(func(s *settings) { s.maxHold, s.hasMaxHold = d, true })
+	return func(s *settings) { s.maxHold, s.hasMaxHold = d, true }
 }
 
 // Margin sets how long before the store's own deadline the lock counts as lost, because
 // two clocks do not run at the same speed. Default a tenth of the TTL, at most half of
 // it.
 func Margin(d time.Duration) LockOption {
-	return lockOption(func(s *settings) { s.margin, s.hasMargin = d, true })
+	return func(s *settings) { s.margin, s.hasMargin = d, true }
 }
 
 // Shared acquires the lock beside other shared holders, and never beside an exclusive
 // one.
-func Shared() LockOption { return lockOption(func(s *settings) { s.shared = true }) }
+func Shared() LockOption { return func(s *settings) { s.shared = true } }
 
 // Limit makes the lock a semaphore with n permits, 1 to 4096. Default 1, exclusive. One
 // rule covers every mix on one name: a lock of limit n never stands beside more than
 // n-1 others.
 func Limit(n int) LockOption {
-	return lockOption(func(s *settings) { s.limit, s.hasLimit = n, true })
+	return func(s *settings) { s.limit, s.hasLimit = n, true }
 }
 
 // Reentrant joins the lock that the context already holds, instead of returning
 // [ErrSelfDeadlock]. The token is the same, and the last Unlock releases the lock.
-func Reentrant() LockOption { return lockOption(func(s *settings) { s.reentrant = true }) }
+func Reentrant() LockOption { return func(s *settings) { s.reentrant = true } }
 
 // Reason sets a text for people who inspect the lock, at most 512 bytes.
-func Reason(text string) LockOption { return lockOption(func(s *settings) { s.reason = text }) }
+func Reason(text string) LockOption { return func(s *settings) { s.reason = text } }
 
 // Option is an option of a Locker.
-type Option interface{ applyTo(*config) }
-
-type option func(*config)
-
-func (o option) applyTo(c *config) { o(c) }
+type Option func(*config)
 
 type config struct {
 	defaults       []LockOption
@@ -107,13 +99,13 @@ type config struct {
 // Defaults sets options for every lock of the Locker. The options of a call come after
 // them.
 func Defaults(o ...LockOption) Option {
-	return option(func(c *config) { c.defaults = append(c.defaults, o...) })
+	return func(c *config) { c.defaults = append(c.defaults, o...) }
 }
 
 // WithHooks sets the hooks that receive the Locker's events; see [Hooks] and [LogHooks].
 // If it is given twice, both are called, in order.
 func WithHooks(h Hooks) Option {
-	return option(func(c *config) {
+	return func(c *config) {
 		if h == nil {
 			return
 		}
@@ -121,23 +113,23 @@ func WithHooks(h Hooks) Option {
 			h = tee{c.hooks, h}
 		}
 		c.hooks = h
-	})
+	}
 }
 
 // Process sets the name of this process for people who inspect a lock. Default: the
 // host's name, and no instance.
 func Process(host, instance string) Option {
-	return option(func(c *config) { c.host, c.instance = host, instance })
+	return func(c *config) { c.host, c.instance = host, instance }
 }
 
 // Namespace separates two applications on one store. It is for Open; a store that is
 // passed to New got its namespace when it was made. Default empty, at most 128 bytes.
-func Namespace(ns string) Option { return option(func(c *config) { c.namespace = ns }) }
+func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
 // RequestTimeout sets the timeout of one request to the store. It is never more than a
 // third of the lock's TTL. Default 5 s, from 10 ms to 5 min.
 func RequestTimeout(d time.Duration) Option {
-	return option(func(c *config) { c.requestTimeout = d })
+	return func(c *config) { c.requestTimeout = d }
 }
 
 // MaxHandoff is the largest argument of LocalHandoff.
@@ -150,7 +142,7 @@ const MaxHandoff = 1 << 16
 //
 // A handoff is fast, but it keeps the token: a write that a goroutine sends after its
 // Unlock is not refused in favour of the next goroutine's.
-func LocalHandoff(max int) Option { return option(func(c *config) { c.handoff = max }) }
+func LocalHandoff(max int) Option { return func(c *config) { c.handoff = max } }
 
 func (c *config) check() error {
 	if err := driver.CheckNamespace(c.namespace); err != nil {
@@ -183,10 +175,10 @@ func (c *config) resolve(opts []LockOption) (settings, error) {
 func (c *config) combine(opts []LockOption) (settings, error) {
 	s := settings{ttl: DefaultTTL, limit: driver.Exclusive}
 	for _, o := range c.defaults {
-		o.apply(&s)
+		o(&s)
 	}
 	for _, o := range opts {
-		o.apply(&s)
+		o(&s)
 	}
 	if err := s.check(); err != nil {
 		return settings{}, err

@@ -20,7 +20,7 @@ func (l *Locker) release(o *outcome) error {
 	if err != nil {
 		code = l.store.Classify(err)
 		switch {
-		case code == driver.NotHeld:
+		case code == driver.CodeNotHeld:
 			e.kind = releaseDenied
 		case final(code):
 			e.kind = releaseImpossible
@@ -46,7 +46,7 @@ func (l *Locker) release(o *outcome) error {
 // rights come back, and a replica becomes the primary. Until its TTL has passed, a
 // lease that still stands keeps everyone else out.
 func final(code driver.Code) bool {
-	return code == driver.IsClosed || code == driver.Invalid || code == driver.Unsupported
+	return code == driver.CodeClosed || code == driver.CodeInvalid || code == driver.CodeUnsupported
 }
 
 // releaseLater tries a release in the background until the lease is released or
@@ -71,12 +71,12 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 				return nil
 			}
 			err := l.store.Release(ctx, g, max(time.Until(until), 0))
-			code := driver.NotHeld // as after an attempt that was applied and not answered
+			code := driver.CodeNotHeld // as after an attempt that was applied and not answered
 			if err != nil {
 				code = l.store.Classify(err)
 			}
 			switch {
-			case code == driver.NotHeld:
+			case code == driver.CodeNotHeld:
 				reportIf(EventReleased, nil)
 				return nil
 			case final(code):

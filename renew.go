@@ -180,8 +180,8 @@ func (l *Locker) renewed(x *lease, a driver.Renewal) {
 	e := event{kind: renewed}
 	switch {
 	case a.Err == nil:
-	case l.store.Classify(a.Err) == driver.NotHeld:
-		e = event{kind: revoke, cause: cmp.Or(a.Cause, Gone), err: a.Err}
+	case l.store.Classify(a.Err) == driver.CodeNotHeld:
+		e = event{kind: revoke, cause: cmp.Or(a.Cause, CauseGone), err: a.Err}
 	default:
 		e = event{kind: renewalFailed, err: a.Err}
 	}

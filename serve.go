@@ -83,7 +83,7 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 		var b bounded
 		g, err := l.store.Acquire(l.bound(&b, ctx, false, l.requestTimeout(x.req.TTL)), x.req)
 		b.end()
-		if err == nil || l.store.Classify(err) != driver.Busy {
+		if err == nil || l.store.Classify(err) != driver.CodeBusy {
 			return g, err
 		}
 		x.Queued(holdersOf(err))
@@ -92,7 +92,7 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 		}
 	}
 }
@@ -144,15 +144,15 @@ func (l *Locker) endRequest(q *queue, x *lease, err, cause error, r *retry) erro
 		return nil // cancelled by its last waiter, or by Close
 	}
 	switch code {
-	case driver.Refused, driver.Unsupported, driver.Invalid:
+	case driver.CodeRefused, driver.CodeUnsupported, driver.CodeInvalid:
 		// It concerns the waiter that the request was made for. By now another may be
 		// the head.
 		l.failAll(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head && w.asksFor(&x.req) })
 		return nil
-	case driver.IsClosed:
+	case driver.CodeClosed:
 		l.failAll(q, l.explain(l.ctx, q.name, err), func(*waiter) bool { return true })
 		return nil
-	case driver.Busy: // the store could not queue it just now
+	case driver.CodeBusy: // the store could not queue it just now
 		l.markHeld(q, holdersOf(err))
 	}
 	if x.answered.Load() {

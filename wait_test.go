@@ -176,7 +176,7 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 				script := s.Script()
 				l, other := newLocker(t, s), newLocker(t, s.Client())
 				script.LoseAcquireAnswer("a", outcome, time.Minute)
-				script.FailUndos("a", 3, driver.Errorf(driver.Unavailable, "down"))
+				script.FailUndos("a", 3, driver.Errorf(driver.CodeUnavailable, "down"))
 				began := time.Now()
 				if wait {
 					// It is asked again, and granted once the first is undone.
@@ -228,8 +228,8 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 			got <- err
 		}()
 		time.Sleep(time.Second)
-		s.Script().FailAcquire("a", 10, driver.Errorf(driver.Unavailable, "down"))
-		s.Script().FailAcquire("a", 10, driver.Errorf(driver.Unknown, "cut"))
+		s.Script().FailAcquire("a", 10, driver.Errorf(driver.CodeUnavailable, "down"))
+		s.Script().FailAcquire("a", 10, driver.Errorf(driver.CodeUnknown, "cut"))
 		time.Sleep(time.Minute)
 		unlock(t, k)
 		if err := <-got; err != nil {
@@ -243,7 +243,7 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 			got <- err
 		}()
 		time.Sleep(time.Second)
-		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.Unavailable, "down"))
+		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
 		if err := <-got; !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
@@ -284,12 +284,12 @@ func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 			s.Script().Start()
 			unlock(t, mustLock(t, l, "a"))
 
-			s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.Unavailable, "connection refused"))
+			s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "connection refused"))
 			if _, err := l.Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
 				t.Errorf("%s: %v", name, err)
 			}
 			s.Script().Reset()
-			s.Script().FailAcquire("a", 1, driver.Errorf(driver.Unavailable, "connection refused"))
+			s.Script().FailAcquire("a", 1, driver.Errorf(driver.CodeUnavailable, "connection refused"))
 			if name != "process" { // one that passes is not noticed
 				unlock(t, mustLock(t, l, "a"))
 			}
@@ -322,29 +322,29 @@ func TestWaiterRetriesTheGuarantees(t *testing.T) {
 	}
 	const ever = 1 << 40
 	synctest.Test(t, func(t *testing.T) {
-		unlock(t, mustLock(t, locker(t, 3, driver.Unavailable), "a"))
+		unlock(t, mustLock(t, locker(t, 3, driver.CodeUnavailable), "a"))
 
 		began := time.Now()
-		if _, err := locker(t, 1, driver.Unavailable).TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 0 {
+		if _, err := locker(t, 1, driver.CodeUnavailable).TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 0 {
 			t.Errorf("TryLock: %v after %s", err, time.Since(began))
 		}
-		if _, err := locker(t, 1, driver.Refused).Lock(bg, "a"); !errors.Is(err, holdfast.ErrRefused) || time.Since(began) != 0 {
+		if _, err := locker(t, 1, driver.CodeRefused).Lock(bg, "a"); !errors.Is(err, holdfast.ErrRefused) || time.Since(began) != 0 {
 			t.Errorf("refused: %v after %s", err, time.Since(began))
 		}
-		if _, err := locker(t, ever, driver.Unavailable).Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 2*time.Second {
+		if _, err := locker(t, ever, driver.CodeUnavailable).Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 2*time.Second {
 			t.Errorf("the request timeout: %v after %s", err, time.Since(began))
 		}
 		began = time.Now()
-		if _, err := locker(t, ever, driver.Unavailable).Lock(bg, "a", holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != time.Second {
+		if _, err := locker(t, ever, driver.CodeUnavailable).Lock(bg, "a", holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != time.Second {
 			t.Errorf("Wait: %v after %s", err, time.Since(began))
 		}
 		began = time.Now()
 		ctx, cancel := context.WithTimeout(bg, time.Second)
 		defer cancel()
-		if _, err := locker(t, ever, driver.Unavailable).Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+		if _, err := locker(t, ever, driver.CodeUnavailable).Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
 			t.Errorf("the context: %v after %s", err, time.Since(began))
 		}
-		l := locker(t, ever, driver.Unavailable)
+		l := locker(t, ever, driver.CodeUnavailable)
 		began = time.Now()
 		time.AfterFunc(time.Second, func() { _ = l.Close(bg) })
 		if _, err := l.Lock(bg, "a"); !errors.Is(err, holdfast.ErrClosed) || time.Since(began) != time.Second {
@@ -356,7 +356,7 @@ func TestWaiterRetriesTheGuarantees(t *testing.T) {
 func TestFinalAnswersAreReturnedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		for code, want := range map[driver.Code]error{driver.Refused: holdfast.ErrRefused, driver.Unsupported: holdfast.ErrUnsupported, driver.Invalid: holdfast.ErrInvalid, driver.IsClosed: holdfast.ErrClosed} {
+		for code, want := range map[driver.Code]error{driver.CodeRefused: holdfast.ErrRefused, driver.CodeUnsupported: holdfast.ErrUnsupported, driver.CodeInvalid: holdfast.ErrInvalid, driver.CodeClosed: holdfast.ErrClosed} {
 			for _, scope := range []driver.Scope{driver.ScopeProcess, driver.ScopeNetwork} {
 				l := newLocker(t, altered{s.Client(), func(g *driver.Guarantees) { g.Scope = scope }})
 				s.Script().FailAcquire("a", 1, driver.Errorf(code, "no rights"))
@@ -402,7 +402,7 @@ func TestUnlockReturnsWithinTheRequestTimeout(t *testing.T) {
 			t.Fatal(err)
 		}
 		k = mustLock(t, l2, "a", holdfast.TTL(3*time.Second))
-		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.Unavailable, "down"))
+		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
 		_ = k.Unlock()
 		if err := l2.Close(bg); err != nil {
 			t.Errorf("Close: %v", err)
@@ -438,7 +438,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 		if err := l.Close(bg); err != nil {
 			t.Error(err)
 		}
-		wantCause(t, k.Context(), holdfast.Closed)
+		wantCause(t, k.Context(), holdfast.CauseClosed)
 		for range 2 {
 			if err := <-got; !errors.Is(err, holdfast.ErrClosed) {
 				t.Errorf("waiting: %v", err)

@@ -18,10 +18,10 @@ type Inspector interface {
 
 // Breaker is implemented by stores that can take a grant away.
 type Breaker interface {
-	// Break ends the grant of name that carries the token and answers NotHeld if
+	// Break ends the grant of name that carries the token and answers CodeNotHeld if
 	// it does not stand. Where Guarantees.Break is BreakAsk the holder is told to
 	// end, and the grant stands until it has released; Break returns when it is
-	// gone, or with an error of code Busy, which says who was asked and still
+	// gone, or with an error of code CodeBusy, which says who was asked and still
 	// holds, when its context has ended.
 	Break(ctx context.Context, name string, token uint64) error
 }

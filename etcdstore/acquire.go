@@ -20,12 +20,12 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	}
 	for {
 		if ctx.Err() != nil {
-			return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: context.Cause(ctx)}
+			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
 		}
 		e, err := s.session(ctx, r.TTL)
 		if err != nil {
 			if ctx.Err() != nil && err != errClosed {
-				err = &driver.Error{Code: driver.Withdrawn, Err: context.Cause(ctx)}
+				err = &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
 			}
 			return driver.Grant{}, err
 		}
@@ -55,7 +55,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		if errors.Is(err, rpctypes.ErrNoSpace) {
 			err = s.takeBack(ctx, a, err)
 		}
-		if s.Classify(err) != driver.Unknown {
+		if s.Classify(err) != driver.CodeUnknown {
 			s.forget(a)
 		}
 		return driver.Grant{}, err
@@ -70,7 +70,7 @@ func (s *Store) takeBack(ctx context.Context, a *attempt, why error) error {
 	defer cancel()
 	ours := clientv3.Compare(clientv3.Value(a.key), "=", a.written.encode())
 	if _, err := s.client.Txn(bounded).If(ours).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return &driver.Error{Code: driver.Unknown, Err: errors.Join(why, err)}
+		return &driver.Error{Code: driver.CodeUnknown, Err: errors.Join(why, err)}
 	}
 	return why
 }
@@ -121,7 +121,7 @@ func (s *Store) sweep(ctx context.Context, a *attempt, mod int64) error {
 		clientv3.Compare(clientv3.ModRevision(a.key), "=", mod),
 	}
 	if _, err := s.client.Txn(ctx).If(ours...).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return &driver.Error{Code: driver.Unknown, Err: err} // it stands
+		return &driver.Error{Code: driver.CodeUnknown, Err: err} // it stands
 	}
 	return nil
 }
@@ -192,7 +192,7 @@ func (s *Store) tryPlace(ctx context.Context, a *attempt) (driver.Grant, error) 
 	}
 	if v.rev == 0 {
 		if v, err = s.look(ctx, a); err != nil {
-			return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: err} // the place stands
+			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err} // the place stands
 		}
 	}
 	if v.granted {
@@ -200,7 +200,7 @@ func (s *Store) tryPlace(ctx context.Context, a *attempt) (driver.Grant, error) 
 	}
 	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
 	if _, err := s.client.Txn(ctx).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: err}
+		return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
 	return driver.Grant{}, &driver.BusyError{Holders: v.line.holders()}
 }
@@ -213,9 +213,9 @@ func (a *attempt) grant(rev int64, rec record) driver.Grant {
 	a.granted.Store(true)
 	// Both report to those alone that were granted by then.
 	if a.e.isGone() {
-		a.r.From.Lost(driver.SessionEnded, errLeaseGone)
+		a.r.From.Lost(driver.CauseSessionEnded, errLeaseGone)
 	} else if a.deleted.Load() {
-		a.r.From.Lost(driver.Taken, errDeleted)
+		a.r.From.Lost(driver.CauseTaken, errDeleted)
 	}
 	sent, ttl := a.e.trust()
 	slot := driver.NoSlot

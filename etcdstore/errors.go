@@ -15,7 +15,7 @@ import (
 // network answered to a transaction is Unknown unless it is known to have been
 // raised before anything was applied.
 func (s *Store) Classify(err error) driver.Code {
-	if c := driver.CodeOf(err); c != driver.Unknown {
+	if c := driver.CodeOf(err); c != driver.CodeUnknown {
 		return c
 	}
 	return refused(err)
@@ -28,34 +28,34 @@ func refused(err error) driver.Code {
 		return own.Code
 	}
 	if errors.Is(err, rpctypes.ErrTooManyRequests) {
-		return driver.Unavailable // counted before it is proposed
+		return driver.CodeUnavailable // counted before it is proposed
 	}
 	code := codes.Unknown
 	var e rpctypes.EtcdError
 	if errors.As(rpctypes.Error(err), &e) {
 		code = e.Code()
 		if code == codes.ResourceExhausted { // no space
-			return driver.Refused
+			return driver.CodeRefused
 		}
 	} else if st, ok := status.FromError(err); ok {
 		code = st.Code()
 	}
 	switch code {
 	case codes.PermissionDenied, codes.Unauthenticated, codes.InvalidArgument, codes.Unimplemented:
-		return driver.Refused
+		return driver.CodeRefused
 	}
 	// ResourceExhausted in words that are not etcd's may be this client's own, of an
 	// answer that is too large: what was asked for has been done.
-	return driver.Unknown
+	return driver.CodeUnknown
 }
 
 // certain is the code of an error of a request that changes nothing, or nothing
 // that anyone has to undo.
 func certain(err error) driver.Code {
-	if c := refused(err); c != driver.Unknown {
+	if c := refused(err); c != driver.CodeUnknown {
 		return c
 	}
-	return driver.Unavailable
+	return driver.CodeUnavailable
 }
 
 // unavailable is for requests that only read, or that are safe to be lost. As for

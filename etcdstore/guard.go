@@ -13,7 +13,7 @@ import (
 //	resp, err := client.Txn(ctx).If(standing).Then(clientv3.OpPut("total", "42")).Commit()
 //
 // A response that did not succeed means that the lock has been lost. The grant
-// has to be one of this store; otherwise the error's code is NotHeld.
+// has to be one of this store; otherwise the error's code is CodeNotHeld.
 func (s *Store) Standing(name string, token uint64) (clientv3.Cmp, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,7 +39,7 @@ func newLayout(prefix, namespace string) layout {
 // checkName refuses a name that would stand among the reserved keys.
 func (l layout) checkName(name string) error {
 	if l.names == l.prefix && strings.HasPrefix(name, reserved) {
-		return driver.Errorf(driver.Invalid, "name %q: names that begin with %q are the store's own", name, reserved)
+		return driver.Errorf(driver.CodeInvalid, "name %q: names that begin with %q are the store's own", name, reserved)
 	}
 	return nil
 }

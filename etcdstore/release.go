@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-var errNotHeld = &driver.Error{Code: driver.NotHeld, Err: errors.New("the grant does not stand")}
+var errNotHeld = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the grant does not stand")}
 
 // of finds the attempt of a grant, nil if it is not (or no more) one of this
 // store.
@@ -173,9 +173,9 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		r := &answers[index[n]]
 		switch serr := *sessions[a.e]; {
 		case a.e.isGone():
-			r.Err, r.Cause = errLeaseGone, driver.SessionEnded
+			r.Err, r.Cause = errLeaseGone, driver.CauseSessionEnded
 		case found[n].err == nil && !found[n].stands:
-			r.Err, r.Cause = errDeleted, driver.Taken
+			r.Err, r.Cause = errDeleted, driver.CauseTaken
 		case serr != nil:
 			r.Err = unavailable(ctx, serr)
 		case found[n].err != nil:

@@ -68,8 +68,8 @@ const (
 )
 
 var (
-	errLeaseGone = &driver.Error{Code: driver.NotHeld, Err: errors.New("the etcd lease has ended")}
-	errNoTrust   = &driver.Error{Code: driver.Unknown, Err: errors.New("no keepalive was answered for the whole TTL of the etcd lease")}
+	errLeaseGone = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the etcd lease has ended")}
+	errNoTrust   = &driver.Error{Code: driver.CodeUnknown, Err: errors.New("no keepalive was answered for the whole TTL of the etcd lease")}
 )
 
 // session finds or makes the lease for a TTL, with at least two thirds of it left.
@@ -102,7 +102,7 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 			select {
 			case <-m.done: // whoever made it may have had less time than we have
 			case <-ctx.Done():
-				return nil, &driver.Error{Code: driver.Unavailable, Err: context.Cause(ctx)}
+				return nil, &driver.Error{Code: driver.CodeUnavailable, Err: context.Cause(ctx)}
 			}
 			continue
 		}
@@ -282,7 +282,7 @@ func (e *session) end(err *driver.Error) {
 	}
 	if err == errLeaseGone {
 		for _, a := range granted {
-			a.r.From.Lost(driver.SessionEnded, err)
+			a.r.From.Lost(driver.CauseSessionEnded, err)
 		}
 	}
 }
@@ -568,7 +568,7 @@ func (e *session) gone(entries []*attempt, most time.Duration) {
 	for _, a := range entries {
 		a.deleted.Store(true) // for a grant that is being made: see grant
 		if a.granted.Load() {
-			a.r.From.Lost(driver.Taken, errDeleted)
+			a.r.From.Lost(driver.CauseTaken, errDeleted)
 		} else {
 			a.lookAgain(0)
 		}
@@ -584,4 +584,4 @@ func (a *attempt) lookAgain(rev int64) {
 	}
 }
 
-var errDeleted = &driver.Error{Code: driver.NotHeld, Err: errors.New("the lock's key was deleted")}
+var errDeleted = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the lock's key was deleted")}

@@ -44,7 +44,7 @@ func TestKeepaliveEndsEarly(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		_, err := s.session(ctx, time.Second)
-		if s.Classify(err) != driver.Unavailable {
+		if s.Classify(err) != driver.CodeUnavailable {
 			t.Errorf("%v, want unavailable", err)
 		}
 		if took := time.Since(began); took > requestMost {

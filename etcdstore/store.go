@@ -66,50 +66,46 @@ type attempt struct {
 	state atomic.Int32
 }
 
-// Option is a setting of New.
-type Option func(*options) error
+// Option changes how a store is opened.
+type Option func(*config)
 
-type options struct{ prefix, namespace string }
+type config struct{ prefix, namespace string }
 
 // Prefix is put before every key, as it is: Prefix("locks/") makes the lock
-// "billing" that of `etcdctl lock locks/billing`. Default empty.
-func Prefix(p string) Option {
-	return func(o *options) error {
-		if len(p) > 512 || strings.ContainsRune(p, 0) {
-			return driver.Errorf(driver.Invalid, "prefix %q: at most 512 bytes without NUL are allowed", p)
-		}
-		o.prefix = p
-		return nil
-	}
-}
+// "billing" that of `etcdctl lock locks/billing`. Default empty, at most 512 bytes.
+func Prefix(p string) Option { return func(c *config) { c.prefix = p } }
 
-// Namespace keeps the locks of one application apart from those of others on the
-// same cluster and prefix. Default empty, which is the one that neighbours share.
-func Namespace(ns string) Option {
-	return func(o *options) error {
-		if err := driver.CheckNamespace(ns); err != nil {
-			return &driver.Error{Code: driver.Invalid, Err: err}
-		}
-		o.namespace = ns
-		return nil
+// Namespace separates the locks of one application from those of others on the same
+// cluster and prefix. Default empty, which is the one that other clients share.
+func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
+
+func configure(options []Option) (config, error) {
+	var c config
+	for _, o := range options {
+		o(&c)
 	}
+	if len(c.prefix) > 512 || strings.ContainsRune(c.prefix, 0) {
+		return c, driver.Errorf(driver.CodeInvalid, "etcdstore: prefix %q: at most 512 bytes without NUL are allowed", c.prefix)
+	}
+	if err := driver.CheckNamespace(c.namespace); err != nil {
+		return c, driver.Errorf(driver.CodeInvalid, "etcdstore: %w", err)
+	}
+	return c, nil
 }
 
 // New makes a store over a client of the caller's, which stays the caller's to
 // close. It does no I/O.
 func New(client *clientv3.Client, o ...Option) (*Store, error) {
 	if client == nil {
-		return nil, driver.Errorf(driver.Invalid, "etcdstore.New: the client is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore.New: the client is nil")
 	}
 	// Watches and keepalives are made on the connection itself: a wrapper would be passed by.
 	if reflect.TypeOf(client.Watcher) != reflect.TypeOf(clientv3.NewWatcher(client)) {
-		return nil, driver.Errorf(driver.Invalid, "etcdstore.New: the client's Watcher is a %T, which is not the client library's own: for keys with a prefix use the option Prefix", client.Watcher)
+		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore.New: the client's Watcher is a %T, which is not the client library's own: for keys with a prefix use the option Prefix", client.Watcher)
 	}
-	var set options
-	for _, f := range o {
-		if err := f(&set); err != nil {
-			return nil, err
-		}
+	set, err := configure(o)
+	if err != nil {
+		return nil, err
 	}
 	s := &Store{
 		client: client, leases: clientv3.RetryLeaseClient(client),
@@ -125,7 +121,7 @@ func New(client *clientv3.Client, o ...Option) (*Store, error) {
 // String tells the endpoints.
 func (s *Store) String() string { return s.where }
 
-var errClosed = &driver.Error{Code: driver.IsClosed, Err: errors.New("etcdstore: the store is closed")}
+var errClosed = &driver.Error{Code: driver.CodeClosed, Err: errors.New("etcdstore: the store is closed")}
 
 // Guarantees tells what etcd gives. The first call asks the server for the
 // shortest lease that it grants.

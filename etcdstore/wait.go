@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
-var errPlaceGone = &driver.Error{Code: driver.Unavailable, Err: errors.New("the place in the queue was deleted")}
+var errPlaceGone = &driver.Error{Code: driver.CodeUnavailable, Err: errors.New("the place in the queue was deleted")}
 
 // queue takes a place and waits until it is granted.
 func (s *Store) queue(ctx context.Context, a *attempt) (driver.Grant, error) {
@@ -40,7 +40,7 @@ func (s *Store) queue(ctx context.Context, a *attempt) (driver.Grant, error) {
 
 // retriable tells whether asking again may help a place that stands.
 func retriable(err error) bool {
-	return refused(err) == driver.Unknown || errors.Is(err, rpctypes.ErrTooManyRequests)
+	return refused(err) == driver.CodeUnknown || errors.Is(err, rpctypes.ErrTooManyRequests)
 }
 
 // withdraw takes back a place that nobody wants any more or that cannot be kept,
@@ -49,15 +49,15 @@ func retriable(err error) bool {
 func (s *Store) withdraw(ctx context.Context, a *attempt, why error) error {
 	code := refused(why)
 	if ctx.Err() != nil {
-		code, why = driver.Withdrawn, context.Cause(ctx)
-	} else if code == driver.Unknown {
+		code, why = driver.CodeWithdrawn, context.Cause(ctx)
+	} else if code == driver.CodeUnknown {
 		return why
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawWithin)
 	defer cancel()
 	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
 	if _, err := s.client.Txn(bounded).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return &driver.Error{Code: driver.Unknown, Err: errors.Join(why, err)}
+		return &driver.Error{Code: driver.CodeUnknown, Err: errors.Join(why, err)}
 	}
 	return &driver.Error{Code: code, Err: why}
 }
@@ -147,7 +147,7 @@ func (s *Store) wait(ctx context.Context, a *attempt, v view, lastErr error) (dr
 // placeGone tells why a place that stood does not stand any more.
 func (s *Store) placeGone(ctx context.Context, a *attempt) error {
 	if a.e.fresh(ctx, 0) != nil && a.e.ended() {
-		return &driver.Error{Code: driver.Unavailable, Err: errLeaseGone.Err}
+		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseGone.Err}
 	}
 	return errPlaceGone
 }
@@ -162,7 +162,7 @@ func (s *Store) pause(ctx context.Context, a *attempt, d time.Duration) error {
 	case <-a.passed: // seen by the look that follows
 		return nil
 	case <-ctx.Done():
-		return &driver.Error{Code: driver.Unknown, Err: context.Cause(ctx)}
+		return &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
 	case <-s.ctx.Done():
 		return errClosed
 	case <-a.e.over:
@@ -175,7 +175,7 @@ func (e *session) why() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.err == errLeaseGone {
-		return &driver.Error{Code: driver.Unavailable, Err: errLeaseGone.Err}
+		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseGone.Err}
 	}
 	return e.err
 }
@@ -225,7 +225,7 @@ func (s *Store) awaitChange(ctx context.Context, a *attempt, v view) (view, erro
 	for {
 		select {
 		case <-ctx.Done():
-			return view{}, &driver.Error{Code: driver.Unknown, Err: context.Cause(ctx)}
+			return view{}, &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
 		case <-s.ctx.Done():
 			return view{}, errClosed
 		case <-a.e.over:

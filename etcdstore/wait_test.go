@@ -102,7 +102,7 @@ func TestPauseAfterFailedStream(t *testing.T) {
 		if err != nil || !v.stands || v.granted {
 			t.Fatalf("%+v, %v", v, err)
 		}
-		if _, err := s.wait(ctx, a, v, nil); driver.CodeOf(err) != driver.Unknown || ctx.Err() == nil {
+		if _, err := s.wait(ctx, a, v, nil); driver.CodeOf(err) != driver.CodeUnknown || ctx.Err() == nil {
 			t.Errorf("the wait ended with %v", err)
 		}
 		u.mu.Lock() // the store may go on opening streams

@@ -352,7 +352,7 @@ func (m *watches) take(answer *etcdserverpb.WatchResponse) error {
 			w = nil
 		case answer.Canceled && w.refused && strings.Contains(answer.CancelReason, "permission denied"):
 			delete(m.all, w)
-			u.err = driver.Errorf(driver.Refused, "etcd refuses the watch: %s", answer.CancelReason)
+			u.err = driver.Errorf(driver.CodeRefused, "etcd refuses the watch: %s", answer.CancelReason)
 		case answer.Canceled:
 			w.refused = true
 			m.mu.Unlock()

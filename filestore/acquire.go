@@ -16,7 +16,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	// The core has checked this; but what the file cannot say again must never
 	// be written into it.
 	if r.ID == "" || len(r.ID) > 40 || r.Name == "" || len(r.Name) > driver.MaxName || r.Limit < 1 || r.Limit > driver.Unlimited {
-		return driver.Grant{}, driver.Errorf(driver.Invalid, "a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
+		return driver.Grant{}, driver.Errorf(driver.CodeInvalid, "a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
 	}
 	if err := s.enter(); err != nil {
 		return driver.Grant{}, err
@@ -77,8 +77,8 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 
 // gaveUp: a request that ended before it had a place left nothing.
 func gaveUp(ctx context.Context, r driver.Request, err error) error {
-	if r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
-		return driver.Errorf(driver.Withdrawn, "%w", err)
+	if r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+		return driver.Errorf(driver.CodeWithdrawn, "%w", err)
 	}
 	return err
 }

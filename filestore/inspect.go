@@ -219,10 +219,10 @@ func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (b
 // unheard says of whom the breaker has waited in vain.
 func (s *Store) unheard(ctx context.Context, e *entry) error {
 	if e.host == s.host && stopped(e.pid) {
-		return driver.Errorf(driver.Busy, "pid %d on %s was asked to end and is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
+		return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
 			e.pid, e.host, e.pid, ctx.Err())
 	}
-	return driver.Errorf(driver.Busy, "pid %d on %s was asked to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
+	return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
 }
 
 // Watch tells of changes as they are written; that a holder or waiter died

@@ -304,7 +304,7 @@ func (s *Store) tell(b *bucket, notices []notice) {
 // hear acts on news.
 func (s *Store) hear(n notice) {
 	if n.kind == tellAsk {
-		s.lose(n.id, n.token, driver.Taken, errAsked)
+		s.lose(n.id, n.token, driver.CauseTaken, errAsked)
 		return
 	}
 	s.mu.Lock()

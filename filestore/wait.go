@@ -80,7 +80,7 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 			ahead = next
 		case ctx.Err() != nil:
 			return driver.Grant{}, s.withdraw(ctx, w)
-		case driver.CodeOf(err) == driver.IsClosed:
+		case driver.CodeOf(err) == driver.CodeClosed:
 			return driver.Grant{}, err
 		case tick == nil && !s.pause():
 			return driver.Grant{}, errClosed
@@ -203,12 +203,12 @@ func (s *Store) withdraw(ctx context.Context, w *waiter) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 200*time.Millisecond)
 	defer cancel()
 	_, err := s.remove(ctx, w.b, w.k, w.r.ID, 0)
-	if driver.CodeOf(err) == driver.IsClosed {
+	if driver.CodeOf(err) == driver.CodeClosed {
 		return err
 	}
 	if err != nil {
 		s.unregister(w.r.ID)
-		return driver.Errorf(driver.Unknown, "the place could not be taken back: %w", errors.Join(err, cause))
+		return driver.Errorf(driver.CodeUnknown, "the place could not be taken back: %w", errors.Join(err, cause))
 	}
-	return driver.Errorf(driver.Withdrawn, "%w", cause)
+	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }

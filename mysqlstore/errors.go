@@ -8,7 +8,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // Numbers of errors. MySQL's and MariaDB's agree on all of them but the last group.
@@ -54,21 +54,21 @@ func (faults) Sort(err error) (error, bool) {
 	my, ok := errors.AsType[*mysql.MySQLError](err)
 	switch {
 	case !ok:
-		return &driver.Error{Code: driver.Unknown, Err: err}, false
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 	case my.Number == errLockWait || my.Number == errDeadlock || my.Number == errNotLocked8 || my.Number == errUserLockLoop8 || my.Number == errRolledBack8 || my.Number == 1020:
-		return &driver.Error{Code: driver.Unavailable, Err: err}, true
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, true
 	case my.Number == errNoTable:
-		return driver.Errorf(driver.Refused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
+		return driver.Errorf(driver.CodeRefused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
 	case my.Number == errNoColumn:
-		return driver.Errorf(driver.Refused, "%w: if the table is holdfast's, it is of another version: run holdfast init URL, or Init", err), false
+		return driver.Errorf(driver.CodeRefused, "%w: if the table is holdfast's, it is of another version: run holdfast init URL, or Init", err), false
 	case readOnly(my):
 		return fmt.Errorf("%w: %w", sqlkit.ErrReadOnly, err), false
 	case refused[my.Number]:
-		return &driver.Error{Code: driver.Refused, Err: err}, false
+		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
 	case my.Number == errTooMany || my.Number == 1203 || my.Number == 1226 || my.Number == 1047:
-		return &driver.Error{Code: driver.Unavailable, Err: err}, false
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
 	}
-	return &driver.Error{Code: driver.Unknown, Err: err}, false
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 }
 
 // readOnly reports whether an error says that the server takes no writes. Error 1290 is

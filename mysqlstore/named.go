@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // named is the recipe of GET_LOCK.
@@ -67,7 +67,7 @@ func (r named) lockOf(a *sqlkit.Ask) string {
 // Check answers for what GET_LOCK does not have.
 func (r named) Check(q *driver.Request) (time.Duration, error) {
 	if q.Limit != driver.Exclusive {
-		return 0, driver.Errorf(driver.Unsupported, "limit %d: GET_LOCK is exclusive; recipe=pessimistic and recipe=optimistic have shared locks and semaphores", q.Limit)
+		return 0, driver.Errorf(driver.CodeUnsupported, "limit %d: GET_LOCK is exclusive; recipe=pessimistic and recipe=optimistic have shared locks and semaphores", q.Limit)
 	}
 	if r.s.cfg.exact {
 		if err := r.checkExact(q.Name); err != nil {
@@ -82,13 +82,13 @@ func (r named) checkExact(name string) error {
 	switch {
 	case !f.maria: // or not known: the strictest will do
 		if n := utf8.RuneCountInString(name); n > mostChars8 {
-			return driver.Errorf(driver.Invalid, "name %q has %d characters: GET_LOCK of MySQL takes %d (without names=exact any name will do)", name, n, mostChars8)
+			return driver.Errorf(driver.CodeInvalid, "name %q has %d characters: GET_LOCK of MySQL takes %d (without names=exact any name will do)", name, n, mostChars8)
 		}
 		if i := strings.IndexFunc(name, unicode.IsUpper); i >= 0 {
-			return driver.Errorf(driver.Invalid, "name %q has upper case, which GET_LOCK of MySQL does not tell from lower (without names=exact any name will do)", name)
+			return driver.Errorf(driver.CodeInvalid, "name %q has upper case, which GET_LOCK of MySQL does not tell from lower (without names=exact any name will do)", name)
 		}
 	case len(name) > mostBytes:
-		return driver.Errorf(driver.Invalid, "name %q has %d bytes: GET_LOCK of MariaDB takes %d (without names=exact any name will do)", name, len(name), mostBytes)
+		return driver.Errorf(driver.CodeInvalid, "name %q has %d bytes: GET_LOCK of MariaDB takes %d (without names=exact any name will do)", name, len(name), mostBytes)
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 	case row.Int(3) != s.ID.Conn:
 		return sqlkit.Got{}, errMoved
 	case row.Null(1):
-		return sqlkit.Got{}, driver.Errorf(driver.Unknown, "GET_LOCK was interrupted")
+		return sqlkit.Got{}, driver.Errorf(driver.CodeUnknown, "GET_LOCK was interrupted")
 	case isReadOnly(row.Text(4)):
 		return sqlkit.Got{}, sqlkit.ErrReadOnly
 	case !row.True(1):

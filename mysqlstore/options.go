@@ -9,7 +9,8 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Recipe is how a store writes locks down.
@@ -75,7 +76,7 @@ func configure(options []Option) (*config, error) {
 		o(&c)
 	}
 	bad := func(format string, args ...any) (*config, error) {
-		return nil, driver.Errorf(driver.Invalid, "mysqlstore: "+format, args...)
+		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: "+format, args...)
 	}
 	if err := c.Check(Recipes(), longest); err != nil {
 		return bad("%w", err)
@@ -110,9 +111,9 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 // ours is a parameter of go-sql-driver/mysql.
 func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	bad := func(format string, args ...any) (*mysql.Config, []Option, error) {
-		return nil, nil, driver.Errorf(driver.Invalid, "mysqlstore: URL: "+format, args...)
+		return nil, nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: URL: "+format, args...)
 	}
-	query, err := sqlkit.ParseURL(u, "mysql://user:password@host:port/schema?recipe=...")
+	query, err := storeurl.Query(u, "mysql://user:password@host:port/schema?recipe=...")
 	if err != nil {
 		return bad("%w", err)
 	}
@@ -129,7 +130,7 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	}
 	o := []Option{func(c *config) { *c = given }}
 	socket := query.Take("socket")
-	cfg, err := mysql.ParseDSN("/?" + query.Encode())
+	cfg, err := mysql.ParseDSN("/?" + query.Rest().Encode())
 	if err != nil {
 		return bad("parameters: %w", err)
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // pessimistic is the recipe of a row lock in an open transaction.
@@ -97,7 +97,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 			return got, err
 		}
 		if my, ok := errors.AsType[*mysql.MySQLError](err); ok && (my.Number == errTooLong || my.Number == errBadText) {
-			return got, driver.Errorf(driver.Invalid, "name %q: the column does not take it: %w", a.Name, err)
+			return got, driver.Errorf(driver.CodeInvalid, "name %q: the column does not take it: %w", a.Name, err)
 		}
 		if err != nil {
 			return got, err

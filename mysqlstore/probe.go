@@ -10,7 +10,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // facts are what was found out about the server.
@@ -36,7 +36,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	r := a.Last()
 	f = facts{version: r.Text(0), maria: strings.Contains(strings.ToLower(r.Text(0)), "mariadb"), sysdateNow: r.Text(4) == r.Text(6)}
 	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.Refused, "mysqlstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
+		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
 	}
 	switch {
 	case !r.True(1):
@@ -95,7 +95,7 @@ const (
 
 // notDurable is the error for tokens that are to be durable, where commits are not.
 func notDurable(value string) error {
-	return driver.Errorf(driver.Refused, "mysqlstore: tokens=durable: the server has innodb_flush_log_at_trx_commit=%s, so that a crash forgets commits: set it to %s", value, flushed)
+	return driver.Errorf(driver.CodeRefused, "mysqlstore: tokens=durable: the server has innodb_flush_log_at_trx_commit=%s, so that a crash forgets commits: set it to %s", value, flushed)
 }
 
 // proxied looks for proxies by which the recipe would not hold. A proxy that splits reads
@@ -124,14 +124,14 @@ func (s *Store) proxied(ctx context.Context, l sqlkit.Link) error {
 	}
 	slices.Sort(servers)
 	if len(slices.Compact(servers)) > 1 {
-		return driver.Errorf(driver.Refused, "mysqlstore: recipe %s: a proxy sends reads and writes to different servers or sessions: give the address of the primary, or one by which the proxy uses the primary alone", s.cfg.Recipe)
+		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe %s: a proxy sends reads and writes to different servers or sessions: give the address of the primary, or one by which the proxy uses the primary alone", s.cfg.Recipe)
 	}
 	if s.cfg.Recipe == Optimistic {
 		return nil
 	}
 	// A server does not know the statement. ProxySQL answers it by itself.
 	if _, err := l.Run(ctx, "PROXYSQL INTERNAL SESSION"); err == nil {
-		return driver.Errorf(driver.Refused, "mysqlstore: recipe %s: ProxySQL stands before the server, and shares connections: give the address of the server, or use recipe=optimistic", s.cfg.Recipe)
+		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe %s: ProxySQL stands before the server, and shares connections: give the address of the server, or use recipe=optimistic", s.cfg.Recipe)
 	} else if _, answered := errors.AsType[*mysql.MySQLError](err); !answered {
 		return unreached(err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // sessions is what the recipes on sessions have in common.
@@ -104,7 +104,7 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	case isReadOnly(row.Text(1)):
 		return sqlkit.Identity{}, sqlkit.ErrReadOnly
 	case !row.True(3):
-		return sqlkit.Identity{}, driver.Errorf(driver.Unavailable, "mysqlstore: GET_LOCK was interrupted")
+		return sqlkit.Identity{}, driver.Errorf(driver.CodeUnavailable, "mysqlstore: GET_LOCK was interrupted")
 	}
 	id.Conn, id.Server = row.Int(0), row.Text(2)
 	return id, nil
@@ -239,7 +239,7 @@ func (r sessions) Unrecorded(ctx context.Context, side sqlkit.Link) error {
 		return err
 	}
 	if n := a.Last().Int(0); n > 0 {
-		return driver.Errorf(driver.Unavailable, "mysqlstore: %d sessions hold locks that they could not write down in holdfast_session, so that not all holders can be shown: the table is locked or full, or their user has no right to INSERT", n)
+		return driver.Errorf(driver.CodeUnavailable, "mysqlstore: %d sessions hold locks that they could not write down in holdfast_session, so that not all holders can be shown: the table is locked or full, or their user has no right to INSERT", n)
 	}
 	return nil
 }
@@ -251,9 +251,9 @@ func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, side *sqlkit.Pool) (dr
 	defer cancel()
 	answers, err := side.Run(ctx, fmt.Sprintf("SELECT taken FROM holdfast_session WHERE held = '%s'", grantLock(a.ID)))
 	if err == nil && answers.Last().Int(0) > 0 {
-		return driver.Taken, nil
+		return driver.CauseTaken, nil
 	}
-	return driver.SessionEnded, nil
+	return driver.CauseSessionEnded, nil
 }
 
 // Ended: an error of MySQL's never says that.

@@ -12,7 +12,8 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // schema is what Init runs.
@@ -41,9 +42,9 @@ type Store struct {
 // Open opens the server that a URL names; see the package comment. It is not an
 // error if the server cannot be reached just now.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := sqlkit.ReadURL(rawURL, "mysql", "mariadb")
+	u, err := storeurl.Parse(rawURL, "mysql", "mariadb")
 	if err != nil {
-		return nil, driver.Errorf(driver.Invalid, "mysqlstore: %w", err)
+		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: %w", err)
 	}
 	cfg, fromURL, err := parseURL(u)
 	if err != nil {
@@ -77,7 +78,7 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 	}
 	connector, err := mysql.NewConnector(my)
 	if err != nil {
-		return nil, driver.Errorf(driver.Invalid, "mysqlstore: %w", err)
+		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: %w", err)
 	}
 	dial := func(ctx context.Context) (sqlkit.Link, error) {
 		var w *sqlkit.Conn
@@ -112,7 +113,7 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 		return nil, err
 	}
 	if db == nil {
-		return nil, driver.Errorf(driver.Invalid, "mysqlstore: the pool is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: the pool is nil")
 	}
 	dial := func(ctx context.Context) (sqlkit.Link, error) {
 		l, err := sqlkit.Lend(ctx, db, nil)
@@ -142,7 +143,7 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	// A server that does not answer is no error, and is not waited for: see driver.Opener.
 	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)
 	defer cancel()
-	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.CodeRefused || driver.CodeOf(err) == driver.CodeInvalid {
 		_ = s.Close(ctx)
 		return nil, err
 	}

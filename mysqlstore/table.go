@@ -3,7 +3,7 @@ package mysqlstore
 import (
 	"fmt"
 
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // clock is the statement's time in microseconds since 1970, whatever the session's

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // advisory is the recipe of session-level advisory locks.
@@ -39,7 +39,7 @@ func given(name string) (mark, error) {
 	} else if k, err := strconv.ParseInt(a, 10, 64); err == nil && strconv.FormatInt(k, 10) == name {
 		return mark{uint32(uint64(k) >> 32), uint32(k), 1}, nil
 	}
-	return mark{}, driver.Errorf(driver.Invalid, "name %q: with keys=given a name is a signed 64-bit number in decimal, or two of 32 bits with a comma between, as in 42 or 7,1", name)
+	return mark{}, driver.Errorf(driver.CodeInvalid, "name %q: with keys=given a name is a signed 64-bit number in decimal, or two of 32 bits with a comma between, as in 42 or 7,1", name)
 }
 
 func (r advisory) mark(key []byte) (mark, error) {
@@ -53,7 +53,7 @@ func (r advisory) mark(key []byte) (mark, error) {
 // Check answers for limits that advisory locks do not have.
 func (r advisory) Check(q *driver.Request) (time.Duration, error) {
 	if q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
-		return 0, driver.Errorf(driver.Unsupported, "limit %d: advisory locks are exclusive or shared; recipe=pessimistic and recipe=optimistic have semaphores", q.Limit)
+		return 0, driver.Errorf(driver.CodeUnsupported, "limit %d: advisory locks are exclusive or shared; recipe=pessimistic and recipe=optimistic have semaphores", q.Limit)
 	}
 	if r.s.cfg.given {
 		if _, err := given(q.Name); err != nil {

@@ -8,7 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Recipe is how a store writes locks down.
@@ -73,7 +74,7 @@ func configure(options []Option) (*config, error) {
 		o(&c)
 	}
 	bad := func(format string, args ...any) (*config, error) {
-		return nil, driver.Errorf(driver.Invalid, "pgstore: "+format, args...)
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: "+format, args...)
 	}
 	if err := c.Check(Recipes(), longest); err != nil {
 		return bad("%w", err)
@@ -108,9 +109,9 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 // not ours is a parameter of pgx and of the server.
 func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 	bad := func(format string, args ...any) (*pgconn.Config, []Option, error) {
-		return nil, nil, driver.Errorf(driver.Invalid, "pgstore: URL: "+format, args...)
+		return nil, nil, driver.Errorf(driver.CodeInvalid, "pgstore: URL: "+format, args...)
 	}
-	query, err := sqlkit.ParseURL(u, "postgres://user:password@host:port/database?recipe=...")
+	query, err := storeurl.Query(u, "postgres://user:password@host:port/database?recipe=...")
 	if err != nil {
 		return bad("%w", err)
 	}
@@ -126,7 +127,7 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 		return nil, nil, err
 	}
 	rest := *u
-	rest.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx takes a plus as it is
+	rest.RawQuery = strings.ReplaceAll(query.Rest().Encode(), "+", "%20") // pgx takes a plus as it is
 	cfg, err := pgconn.ParseConfig(rest.String())
 	if err != nil {
 		// Its text quotes the URL, without the password.

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // direct reports whether no pooler stands before the server: a pooler gives its client
@@ -33,7 +33,7 @@ func moves(ctx context.Context, l sqlkit.Link, dial dialer) (bool, error) {
 	other, err := dial(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
-			return false, driver.Errorf(driver.Unavailable, "no second connection, by which a pooler in transaction mode would be seen: %w", err)
+			return false, driver.Errorf(driver.CodeUnavailable, "no second connection, by which a pooler in transaction mode would be seen: %w", err)
 		}
 		return false, err
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // facts are what was found out about the server.
@@ -33,7 +33,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sqlkit.AnswerWithin)
 	defer cancel()
 	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.Refused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
+		return driver.Errorf(driver.CodeRefused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
 	}
 	const replica = "the server is a replica, which grants nothing: give the primary's address, or those of all servers"
 	l, err := s.dial(ctx)

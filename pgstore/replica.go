@@ -10,7 +10,7 @@ import (
 
 // errReplica refuses a server in recovery. It would grant advisory locks, of which the
 // primary's clients know nothing.
-var errReplica = driver.Errorf(driver.Unavailable, "the server is a replica, which grants nothing: give the primary's address")
+var errReplica = driver.Errorf(driver.CodeUnavailable, "the server is a replica, which grants nothing: give the primary's address")
 
 // onlyPrimary has pgx pass over servers that report that they are replicas. Of several
 // hosts the primary is used, also after another has become it.

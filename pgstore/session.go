@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // sessions is what the recipes on sessions have in common.
@@ -95,11 +95,11 @@ func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, _ *sqlkit.Pool) (drive
 	_, err := s.Run(ctx, "SELECT 1")
 	switch state(err) {
 	case "57P01":
-		return driver.Taken, err
+		return driver.CauseTaken, err
 	case "57P05", "25P03", "25P04":
-		return driver.Expired, err
+		return driver.CauseExpired, err
 	}
-	return driver.SessionEnded, err
+	return driver.CauseSessionEnded, err
 }
 
 // Ended reads the last words.

@@ -12,7 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // schema is what Init runs.
@@ -45,9 +46,9 @@ type dialer func(context.Context) (sqlkit.Link, error)
 // Open opens the server that a URL names; see the package comment. It is not an
 // error if the server cannot be reached just now.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := sqlkit.ReadURL(rawURL, "postgres", "postgresql")
+	u, err := storeurl.Parse(rawURL, "postgres", "postgresql")
 	if err != nil {
-		return nil, driver.Errorf(driver.Invalid, "pgstore: %w", err)
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: %w", err)
 	}
 	cfg, fromURL, err := parseURL(u)
 	if err != nil {
@@ -86,7 +87,7 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 		return nil, err
 	}
 	if db == nil {
-		return nil, driver.Errorf(driver.Invalid, "pgstore: the pool is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
 	}
 	if db.Stats().MaxOpenConnections == 1 && c.Recipe != Optimistic {
 		return nil, errPoolOfOne(c.Recipe)
@@ -102,7 +103,7 @@ func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, erro
 		return nil, err
 	}
 	if pool == nil {
-		return nil, driver.Errorf(driver.Invalid, "pgstore: the pool is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
 	}
 	if pool.Config().MaxConns == 1 && c.Recipe != Optimistic {
 		return nil, errPoolOfOne(c.Recipe)
@@ -113,7 +114,7 @@ func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, erro
 }
 
 func errPoolOfOne(r Recipe) error {
-	return driver.Errorf(driver.Invalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for, and the store needs another to end a wait or to show a holder: allow the pool two or more, or use recipe=optimistic", r)
+	return driver.Errorf(driver.CodeInvalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for, and the store needs another to end a wait or to show a holder: allow the pool two or more, or use recipe=optimistic", r)
 }
 
 func lend(db *sql.DB) dialer {
@@ -151,7 +152,7 @@ func (s *Store) open(ctx context.Context, keep int, listen *listener) (*Store, e
 	// A server that does not answer is no error, and is not waited for: see driver.Opener.
 	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)
 	defer cancel()
-	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.CodeRefused || driver.CodeOf(err) == driver.CodeInvalid {
 		_ = s.Close(ctx)
 		return nil, err
 	}

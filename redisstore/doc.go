@@ -3,7 +3,7 @@
 // its own, uses a go-redis client that the program has already. Redis 6.2 or
 // later is needed, which has SET with GET; it is tested on 7.0.
 //
-//	s, err := redisstore.Open("redis://user:password@localhost:6379/0")
+//	s, err := redisstore.Open(ctx, "redis://user:password@localhost:6379/0")
 //
 // or, through a blank import, any URL that [Open] describes.
 //

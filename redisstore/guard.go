@@ -79,7 +79,7 @@ func (g *Guard) Do(ctx context.Context, key string, token uint64, writes ...Writ
 	answer, err := g.s.client.Eval(ctx, guardScript, []string{key, seen}, args)
 	switch {
 	case err != nil:
-		if err = g.s.explain(err); driver.CodeOf(err) == driver.Unknown {
+		if err = g.s.explain(err); driver.CodeOf(err) == driver.CodeUnknown {
 			return fmt.Errorf("%w: %q: it may have been written: %w", fence.ErrUnavailable, key, err)
 		}
 		return fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, key, err)

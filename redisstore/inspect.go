@@ -15,7 +15,7 @@ import (
 // Inspect tells the state of one name.
 func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	if err := driver.CheckName(name); err != nil {
-		return driver.State{}, driver.Errorf(driver.Invalid, "redisstore: %w", err)
+		return driver.State{}, driver.Errorf(driver.CodeInvalid, "redisstore: %w", err)
 	}
 	if err := s.begin(ctx); err != nil {
 		return driver.State{}, err
@@ -153,7 +153,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 				return err
 			}
 			if len(answer) == 0 {
-				return driver.Errorf(driver.Unavailable, "SCAN answers nothing")
+				return driver.Errorf(driver.CodeUnavailable, "SCAN answers nothing")
 			}
 			for _, key := range answer[1:] {
 				if name, ok := s.keys.nameOf(key); ok && strings.HasPrefix(name, prefix) {
@@ -198,7 +198,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 			changed()
 		} else if err != nil && ctx.Err() == nil {
 			switch driver.CodeOf(err) {
-			case driver.Unknown, driver.Unavailable:
+			case driver.CodeUnknown, driver.CodeUnavailable:
 			default:
 				return err
 			}

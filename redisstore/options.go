@@ -14,7 +14,6 @@ type config struct {
 	replicas  int
 	patience  time.Duration
 	insist    bool
-	tls       tlsFiles
 }
 
 // The limits of the options.
@@ -30,7 +29,7 @@ func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
 // WaitReplicas makes a grant count only when n replicas have acknowledged it,
 // within a time: default 1 s, at most a minute. One that they have not is undone,
-// and the request is answered with an error of code Unavailable. Renewals count
+// and the request is answered with an error of code CodeUnavailable. Renewals count
 // in the same way. It takes a connection of its own for each request under way,
 // and a round trip more.
 func WaitReplicas(n int, within time.Duration) Option {
@@ -47,16 +46,16 @@ func configure(options []Option) (config, error) {
 		o(&c)
 	}
 	if err := driver.CheckNamespace(c.namespace); err != nil {
-		return c, driver.Errorf(driver.Invalid, "redisstore: %w", err)
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: %w", err)
 	}
 	if c.replicas < 0 || c.replicas > maxReplicas {
-		return c, driver.Errorf(driver.Invalid, "redisstore: replicas %d: give 0 to %d", c.replicas, maxReplicas)
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replicas %d: give 0 to %d", c.replicas, maxReplicas)
 	}
 	if c.replicas > 0 && c.patience == 0 {
 		c.patience = defaultReplica
 	}
 	if c.patience != 0 && (c.patience < time.Millisecond || c.patience > maxReplicaWait) {
-		return c, driver.Errorf(driver.Invalid, "redisstore: replica wait %s: give 1ms to %s", c.patience, maxReplicaWait)
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replica wait %s: give 1ms to %s", c.patience, maxReplicaWait)
 	}
 	return c, nil
 }

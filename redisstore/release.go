@@ -9,14 +9,14 @@ import (
 )
 
 func notHeld(name string, token uint64) error {
-	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 }
 
 // seatOf finds where the grant stands.
 func seatOf(g *driver.Grant) (*handle, error) {
 	h, ok := g.Handle.(*handle)
 	if !ok {
-		return nil, driver.Errorf(driver.Invalid, "redisstore: a grant of another store")
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
 	}
 	return h, nil
 }
@@ -175,9 +175,9 @@ func (s *Store) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 // ended is why a grant does not stand.
 func ended(rep reply) driver.Cause {
 	if rep.kind == 'T' {
-		return driver.Taken
+		return driver.CauseTaken
 	}
-	return driver.Gone
+	return driver.CauseGone
 }
 
 // renewAcked counts a renewal only when the replicas have it: one that fails over
@@ -204,7 +204,7 @@ func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers [
 			defer func() { <-limit }()
 			rep, acked, err := s.evalAcked(ctx, renewScript, calls[i].Keys, calls[i].Args, "R")
 			if err == nil && rep.kind == 'R' && acked < s.cfg.replicas {
-				err = driver.Errorf(driver.Unavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.patience)
+				err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.patience)
 			}
 			answers[i] = s.renewed(&grants[i], rep, err)
 		}()
@@ -220,7 +220,7 @@ func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers [
 // that was sent for it would be refused for its age.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if err := driver.CheckName(r.Name); err != nil || r.ID == "" {
-		return driver.Errorf(driver.Invalid, "redisstore: undoing id %q of name %q", r.ID, r.Name)
+		return driver.Errorf(driver.CodeInvalid, "redisstore: undoing id %q of name %q", r.ID, r.Name)
 	}
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -248,7 +248,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 // Break takes a grant away and tells its holder.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if err := driver.CheckName(name); err != nil {
-		return driver.Errorf(driver.Invalid, "redisstore: %w", err)
+		return driver.Errorf(driver.CodeInvalid, "redisstore: %w", err)
 	}
 	if err := s.begin(ctx); err != nil {
 		return err

@@ -86,7 +86,7 @@ func New(c Client, options ...Option) (*Store, error) {
 		return nil, err
 	}
 	if c == nil {
-		return nil, driver.Errorf(driver.Invalid, "redisstore: the client is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: the client is nil")
 	}
 	return newStore(c, cfg), nil
 }

@@ -12,7 +12,7 @@ import (
 // Acquire grants, queues or says no.
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := s.attempt(ctx, r)
-	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
+	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
 		return g, withdrawn(ctx) // nothing was sent
 	}
 	return g, err
@@ -23,7 +23,7 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 	case s.closed.Load():
 		return driver.Grant{}, errClosed()
 	case !s.recipe.supports(r.Limit):
-		return driver.Grant{}, driver.Errorf(driver.Unsupported, "zkstore: the layout %s has no locks of limit %d", s.cfg.layout, r.Limit)
+		return driver.Grant{}, driver.Errorf(driver.CodeUnsupported, "zkstore: the layout %s has no locks of limit %d", s.cfg.layout, r.Limit)
 	case ctx.Err() != nil:
 		return driver.Grant{}, withdrawn(ctx)
 	}
@@ -59,15 +59,15 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 		old = ss
 		s.remember(r.ID, ss, 0)
 		if ctx.Err() != nil || s.closed.Load() {
-			return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: errOver}
+			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: errOver}
 		}
 	}
 }
 
 // doubtful keeps the doubt about what an earlier session has left.
 func doubtful(again bool, err error) error {
-	if again && driver.CodeOf(err) != driver.IsClosed {
-		return &driver.Error{Code: driver.Unknown, Err: err}
+	if again && driver.CodeOf(err) != driver.CodeClosed {
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
 	return err
 }
@@ -107,10 +107,10 @@ func (ss *session) lookFirst(ctx context.Context, dir string, limit int) error {
 	case errors.Is(err, zk.ErrNoNode):
 		return nil
 	case err != nil:
-		if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.Unknown {
+		if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.CodeUnknown {
 			return failed
 		}
-		return &driver.Error{Code: driver.Unavailable, Err: err} // it was only read
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err} // it was only read
 	}
 	all := append(nodesOf(list.Names, ss.s.recipe.read), node{limit: limit})
 	if holding(all) == len(all) {
@@ -132,7 +132,7 @@ func (ss *session) busy(ctx context.Context, dir string, all []node) error {
 const maxTold = 8
 
 // errDeleted: somebody has deleted the place.
-var errDeleted = driver.Errorf(driver.Unavailable, "somebody has deleted the place in the queue")
+var errDeleted = driver.Errorf(driver.CodeUnavailable, "somebody has deleted the place in the queue")
 
 // stand waits until the place is a grant. It answers a *driver.BusyError if the
 // request does not wait.
@@ -211,7 +211,7 @@ func (p *place) failed(ctx context.Context, err error) error {
 		}
 		// It ended here, and the place stands until it does at the server.
 		ss.s.remember(p.r.ID, ss, 0)
-		return &driver.Error{Code: driver.Unknown, Err: err}
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	case err == errDeleted:
 		p.unregister()
 		ss.gone(p.dir, p.path, nil)

@@ -29,7 +29,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 
 // holder finds the node of a grant by its czxid.
 func (ss *session) holder(ctx context.Context, name string, token uint64) (string, error) {
-	none := driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+	none := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 	dirs := ss.s.recipe.dirs(ss.s.dir(name))
 	dir := dirs[len(dirs)-1]
 	all, err := ss.nodes(ctx, dir, ss.s.recipe.reader(dir, driver.Unlimited))
@@ -85,7 +85,7 @@ func (ss *session) end(ctx context.Context, path string) error {
 		case <-grace.C:
 			return ss.take(ctx, path)
 		case <-ctx.Done():
-			return driver.Errorf(driver.Unknown, "the holder was asked to end and has not yet: %w", ctx.Err())
+			return driver.Errorf(driver.CodeUnknown, "the holder was asked to end and has not yet: %w", ctx.Err())
 		case <-ss.over:
 			return s.fail(&zk.LostError{Err: errOver})
 		}

@@ -1,7 +1,7 @@
 // Package zkstore keeps locks in ZooKeeper, as ephemeral sequential nodes in the
 // layouts of Curator's recipes, so that Go and Java share one lock.
 //
-//	store, err := zkstore.Open(ctx, []string{"zk1", "zk2", "zk3"}, zkstore.Root("/locks"))
+//	store, err := zkstore.Open(ctx, "zk://zk1,zk2,zk3/locks")
 //	locker, err := holdfast.New(store)
 //
 // By URL: zk://[user:password@]host[:port][,host[:port]...]/root, with the

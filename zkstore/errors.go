@@ -27,36 +27,36 @@ func (s *Store) fail(err error) error {
 		return errClosed()
 	}
 	if _, ok := errors.AsType[*zk.LostError](err); ok {
-		return &driver.Error{Code: driver.Unknown, Err: err}
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
 	code, answered := errors.AsType[zk.Error](err)
 	if _, ok := errors.AsType[*zk.NotSentError](err); ok && code != zk.ErrAuthFailed {
-		return &driver.Error{Code: driver.Unavailable, Err: err}
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
 	}
 	if answered {
 		switch code {
 		case zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrEphemeralParent, zk.ErrLocalSession, zk.ErrSASLRequired, zk.ErrQuotaExceeded:
-			return &driver.Error{Code: driver.Refused, Err: err}
+			return &driver.Error{Code: driver.CodeRefused, Err: err}
 		case zk.ErrReadOnly, zk.ErrThrottled: // it was not done, and passes
-			return &driver.Error{Code: driver.Unavailable, Err: err}
+			return &driver.Error{Code: driver.CodeUnavailable, Err: err}
 		case zk.ErrUnimplemented:
-			return &driver.Error{Code: driver.Unsupported, Err: err}
+			return &driver.Error{Code: driver.CodeUnsupported, Err: err}
 		case zk.ErrBadArguments:
-			return &driver.Error{Code: driver.Invalid, Err: err}
+			return &driver.Error{Code: driver.CodeInvalid, Err: err}
 		}
-		return &driver.Error{Code: driver.Unknown, Err: err}
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
-	return &driver.Error{Code: driver.Unknown, Err: err}
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}
 }
 
-func errClosed() error { return driver.Errorf(driver.IsClosed, "the zookeeper store is closed") }
+func errClosed() error { return driver.Errorf(driver.CodeClosed, "the zookeeper store is closed") }
 
 func notHeld(g driver.Grant) error {
-	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
 }
 
 func withdrawn(ctx context.Context) error {
-	return &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+	return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 }
 
 // Classify tells what an error means.

@@ -186,11 +186,11 @@ func (ss *session) expire(ctx context.Context) {
 		ss.mu.Lock()
 		first := g.taken == ""
 		if first {
-			g.taken = driver.Expired
+			g.taken = driver.CauseExpired
 		}
 		ss.mu.Unlock()
 		if first {
-			g.from.Lost(driver.Expired, nil)
+			g.from.Lost(driver.CauseExpired, nil)
 		}
 	}
 	if ss.zk.Conn() == 0 {
@@ -246,18 +246,18 @@ func (ss *session) seen(g *grant, c *zk.Call) {
 	switch {
 	case g.ending:
 	case errors.Is(c.Err, zk.ErrNoNode):
-		told, why = ss.loseLocked(g, driver.Taken), errors.New("its node was deleted")
+		told, why = ss.loseLocked(g, driver.CauseTaken), errors.New("its node was deleted")
 	case c.Err != nil:
 		g.watched = 0
 	case g.taken != "":
 	case string(c.Data) == revoke:
 		// Asked to end: the node stands until the release, or until whoever asked
 		// deletes it.
-		g.taken = driver.Taken
+		g.taken = driver.CauseTaken
 		told, why = g, errors.New("it was asked to end")
 	}
 	ss.mu.Unlock()
 	if told != nil {
-		told.from.Lost(driver.Taken, why)
+		told.from.Lost(driver.CauseTaken, why)
 	}
 }

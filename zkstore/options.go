@@ -3,18 +3,17 @@ package zkstore
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -110,7 +109,7 @@ func configure(servers []string, options []Option) (config, []string, error) {
 		o(&c)
 	}
 	bad := func(format string, args ...any) (config, []string, error) {
-		return c, nil, driver.Errorf(driver.Invalid, "zkstore: "+format, args...)
+		return c, nil, driver.Errorf(driver.CodeInvalid, "zkstore: "+format, args...)
 	}
 	if err := driver.CheckNamespace(c.namespace); err != nil {
 		return bad("%w", err)
@@ -183,32 +182,24 @@ func (c *config) dialer() func(ctx context.Context, network, address string) (ne
 
 func init() { driver.Register("zk", openURL) }
 
-func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
-	servers, options, err := parseURL(u)
-	if err != nil {
-		return nil, err
-	}
-	s, err := Open(ctx, servers, append(options, Namespace(namespace))...)
+func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
+	s, err := openParsed(u, Namespace(namespace))
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// parameters are those that a URL can have.
-const parameters = "layout, tick, grace, acl, tls, ca, cert, key"
-
 // parseURL understands zk://[user:password@]host[:port][,host[:port]...]/root
-// with the parameters layout, tick, grace, acl=creator, tls=true, ca, cert and key.
+// with the parameters layout, tick, grace, acl=creator, tls=true, ca, cert, key and
+// server_name.
 func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 	bad := func(format string, args ...any) ([]string, []Option, error) {
-		return nil, nil, driver.Errorf(driver.Invalid, "zkstore: URL: "+format, args...)
+		return nil, nil, driver.Errorf(driver.CodeInvalid, "zkstore: URL: "+format, args...)
 	}
 	switch {
 	case u.Opaque != "" || u.Host == "":
 		return bad("no host: write zk://host1:2181,host2:2181/root")
-	case u.Fragment != "":
-		return bad("a ZooKeeper URL has no fragment: write # in a path as %%23")
 	}
 	servers = strings.Split(u.Host, ",")
 	if root := strings.TrimSuffix(u.Path, "/"); root != "" {
@@ -221,82 +212,42 @@ func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 		}
 		o = append(o, Digest(u.User.Username(), password))
 	}
-	query, err := url.ParseQuery(u.RawQuery)
+	query, err := storeurl.Query(u, "zk://host1:2181,host2:2181/root")
 	if err != nil {
-		return bad("the parameters cannot be read")
+		return bad("%w", err)
 	}
-	for name, values := range query {
-		if len(values) != 1 {
-			return bad("%s is given more than once", name)
+	if l := query.Take("layout"); l != "" {
+		o = append(o, WithLayout(Layout(l)))
+	}
+	for name, option := range map[string]func(time.Duration) Option{"tick": Tick, "grace": BreakGrace} {
+		d, err := query.Duration(name, -1)
+		if err != nil {
+			return bad("%w", err)
 		}
-		v := values[0]
-		switch name {
-		case "layout":
-			o = append(o, WithLayout(Layout(v)))
-		case "tick", "grace":
-			d, err := time.ParseDuration(v)
-			if err != nil {
-				return bad("%s %q is not a duration such as 2s", name, v)
-			}
-			if name == "tick" {
-				o = append(o, Tick(d))
-			} else {
-				o = append(o, BreakGrace(d))
-			}
-		case "acl":
-			if v != "creator" {
-				return bad("acl %q: the only value is creator", v)
-			}
-			o = append(o, CreatorOnly())
-		case "tls", "ca", "cert", "key":
-		default:
-			return bad("unknown parameter %q: there are %s", name, parameters)
+		if d != -1 {
+			o = append(o, option(d))
 		}
 	}
-	t, err := tlsOf(query)
+	creator, err := query.Choose("acl", "everyone", "creator")
+	if err != nil {
+		return bad("%w", err)
+	}
+	if creator {
+		o = append(o, CreatorOnly())
+	}
+	secure, err := query.Choose("tls", "false", "true")
+	if err != nil {
+		return bad("%w", err)
+	}
+	t, err := query.TLS(secure, "give tls=true")
 	if err != nil {
 		return bad("%w", err)
 	}
 	if t != nil {
 		o = append(o, TLS(t))
 	}
+	if err := query.End(); err != nil {
+		return bad("%w", err)
+	}
 	return servers, o, nil
-}
-
-// tlsOf makes a TLS configuration of the parameters, nil if none is wanted.
-func tlsOf(q url.Values) (*tls.Config, error) {
-	switch q.Get("tls") {
-	case "true":
-	case "", "false":
-		for _, p := range []string{"ca", "cert", "key"} {
-			if q.Has(p) {
-				return nil, fmt.Errorf("%s without tls=true", p)
-			}
-		}
-		return nil, nil
-	default:
-		return nil, fmt.Errorf("tls %q: give true or false", q.Get("tls"))
-	}
-	t := &tls.Config{MinVersion: tls.VersionTLS12}
-	if file := q.Get("ca"); file != "" {
-		pem, err := os.ReadFile(file)
-		if err != nil {
-			return nil, fmt.Errorf("ca: %w", err)
-		}
-		t.RootCAs = x509.NewCertPool()
-		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("ca %q holds no certificate", file)
-		}
-	}
-	if cert, key := q.Get("cert"), q.Get("key"); cert != "" || key != "" {
-		if cert == "" || key == "" {
-			return nil, errors.New("cert and key are given together")
-		}
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			return nil, fmt.Errorf("cert and key: %w", err)
-		}
-		t.Certificates = []tls.Certificate{pair}
-	}
-	return t, nil
 }

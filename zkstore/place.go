@@ -124,7 +124,7 @@ func (ss *session) place(r driver.Request, dir, path string, token uint64, data 
 	p.read = ss.s.recipe.reader(dir, r.Limit)
 	var ok bool
 	if p.node, ok = p.read(path[len(dir)+1:]); !ok {
-		return nil, driver.Errorf(driver.Unknown, "the server made a node %q", path)
+		return nil, driver.Errorf(driver.CodeUnknown, "the server made a node %q", path)
 	}
 	p.register()
 	return p, nil
@@ -353,10 +353,10 @@ func (p *place) withdraw(ctx context.Context, why error) error {
 		if ss.s.closed.Load() {
 			return errClosed()
 		}
-		return &driver.Error{Code: driver.Unknown, Err: err}
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
 	if del.Err != nil && !errors.Is(del.Err, zk.ErrNoNode) {
-		return &driver.Error{Code: driver.Unknown, Err: del.Err}
+		return &driver.Error{Code: driver.CodeUnknown, Err: del.Err}
 	}
 	return why
 }

@@ -142,11 +142,11 @@ func (p *place) revokeHandoff() {
 	ss.mu.Lock()
 	p.vanished = true // it may not be a grant yet
 	if g := ss.ours[p.path]; g != nil && !g.ending {
-		told = ss.loseLocked(g, driver.Taken)
+		told = ss.loseLocked(g, driver.CauseTaken)
 	}
 	ss.mu.Unlock()
 	if told != nil {
-		told.from.Lost(driver.Taken, errors.New("its node was deleted"))
+		told.from.Lost(driver.CauseTaken, errors.New("its node was deleted"))
 	}
 }
 
@@ -168,7 +168,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		case s.closed.Load():
 			answers[i].Err = errClosed()
 		case g == nil:
-			answers[i] = driver.Renewal{Cause: driver.Gone, Err: notHeld(dg)}
+			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(dg)}
 		default:
 			found[i] = g
 			asked[g.ss] = &heartbeat{}
@@ -219,18 +219,18 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 	passed, _ := g.sent.Elapsed()
 	switch {
 	case g.ending && ss.grants[g.ID] == g:
-		return driver.Renewal{Err: driver.Errorf(driver.Unavailable, "its release is not confirmed yet")}
+		return driver.Renewal{Err: driver.Errorf(driver.CodeUnavailable, "its release is not confirmed yet")}
 	case ss.grants[g.ID] != g || g.taken != "":
 		cause := g.taken
 		if cause == "" {
-			cause = driver.Gone
+			cause = driver.CauseGone
 		}
 		return driver.Renewal{Cause: cause, Err: notHeld(g.Grant)}
 	case passed >= g.ttl:
 		ss.wakeMaintain()
-		return driver.Renewal{Cause: driver.Expired, Err: notHeld(g.Grant)}
+		return driver.Renewal{Cause: driver.CauseExpired, Err: notHeld(g.Grant)}
 	case zk.Between(g.sent, sent) <= g.ttl-ttl:
-		return driver.Renewal{Err: driver.Errorf(driver.Unavailable, "no answer of the leader's has come since the last renewal")}
+		return driver.Renewal{Err: driver.Errorf(driver.CodeUnavailable, "no answer of the leader's has come since the last renewal")}
 	}
 	g.sent, g.ttl = sent, ttl
 	return driver.Renewal{SentAt: sent, TTL: ttl}
@@ -333,7 +333,7 @@ func (ss *session) undo(ctx context.Context, r driver.Request, conn int) error {
 	for _, open := range s.open() {
 		open.mu.Lock()
 		if g := open.grants[r.ID]; g != nil {
-			g.taken = driver.Gone // it was undone: nobody needs to be told
+			g.taken = driver.CauseGone // it was undone: nobody needs to be told
 			open.forgetLocked(g)
 		}
 		open.mu.Unlock()

@@ -51,7 +51,7 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 }
 
 // errLeaseDeleted: somebody has deleted the second of the two nodes.
-var errLeaseDeleted = driver.Errorf(driver.Unavailable, "somebody has deleted the lease that was waited for")
+var errLeaseDeleted = driver.Errorf(driver.CodeUnavailable, "somebody has deleted the lease that was waited for")
 
 // giveUp takes both nodes back. A doubt about either is one about the request.
 func (ss *session) giveUp(ctx context.Context, lease, turn *place, err error) error {
@@ -61,7 +61,7 @@ func (ss *session) giveUp(ctx context.Context, lease, turn *place, err error) er
 	if err == errDeleted {
 		err = errLeaseDeleted // of the turn nobody has said that it is gone
 	}
-	if last := turn.failed(ctx, err); driver.CodeOf(last) == driver.Unknown || last == errOver {
+	if last := turn.failed(ctx, err); driver.CodeOf(last) == driver.CodeUnknown || last == errOver {
 		return last
 	}
 	return err
@@ -112,10 +112,10 @@ func (ss *session) lookForPermit(ctx context.Context, queue, leases string, limi
 		held, err = ss.nodes(ctx, leases, ss.s.recipe.reader(leases, limit))
 	}
 	if err != nil {
-		if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.Unknown {
+		if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.CodeUnknown {
 			return failed
 		}
-		return &driver.Error{Code: driver.Unavailable, Err: err} // it was only read
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err} // it was only read
 	}
 	if len(waiting) == 0 && len(held) < limit {
 		return nil

@@ -74,7 +74,7 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 	ss.zk = client
 	if got := client.Timeout(); got < ttl+s.slack() {
 		client.Abandon()
-		return nil, driver.Errorf(driver.Invalid, "zkstore: TTL %s needs a session of %s: this server gives %s", ttl, ttl+s.slack(), got)
+		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: TTL %s needs a session of %s: this server gives %s", ttl, ttl+s.slack(), got)
 	}
 	err = ss.newGuard(ctx)
 	if err == nil {
@@ -256,7 +256,7 @@ func (ss *session) onEvent(e zk.Event) {
 		case e.Type == zk.EventDeleted && g.ending:
 			ss.forgetLocked(g)
 		case e.Type == zk.EventDeleted:
-			told = ss.loseLocked(g, driver.Taken)
+			told = ss.loseLocked(g, driver.CauseTaken)
 		case e.Type == zk.EventChanged:
 			g.watched = 0
 			ss.wakeMaintain()
@@ -267,7 +267,7 @@ func (ss *session) onEvent(e zk.Event) {
 	}
 	ss.mu.Unlock()
 	if told != nil {
-		told.from.Lost(driver.Taken, errors.New("its node was deleted"))
+		told.from.Lost(driver.CauseTaken, errors.New("its node was deleted"))
 	}
 }
 
@@ -315,7 +315,7 @@ func (ss *session) onEnd(why error) {
 	var told []*grant
 	for _, g := range ss.grants {
 		if g.taken == "" {
-			g.taken = driver.SessionEnded
+			g.taken = driver.CauseSessionEnded
 			told = append(told, g)
 		}
 	}
@@ -328,7 +328,7 @@ func (ss *session) onEnd(why error) {
 		return
 	}
 	for _, g := range told {
-		g.from.Lost(driver.SessionEnded, why)
+		g.from.Lost(driver.CauseSessionEnded, why)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -64,12 +66,37 @@ type doubt struct {
 	conn int
 }
 
-// Open makes a client of the servers, host or host:port each. It connects when
-// it is first used. There is no constructor over a connection of yours: what trust in a
-// lock needs to know of a session no other client tells (docs/zookeeper.md). Beside one,
-// Node is what its transactions check.
-func Open(_ context.Context, servers []string, options ...Option) (*Store, error) {
-	c, servers, err := configure(servers, options)
+// Open opens the locks at the servers that a URL names. The client connects when it is
+// first used, so a server that does not answer is no error here.
+//
+//	zk://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/ROOT]
+//
+// The default port is 2181. Parameters, all optional:
+//
+//	layout=readwrite          as WithLayout
+//	tick=2s, grace=5s         as Tick and BreakGrace
+//	acl=creator               as CreatorOnly
+//	tls=true                  connections use TLS; then also:
+//	ca=FILE                   PEM certificates to trust instead of the system's
+//	cert=FILE, key=FILE       the client's own certificate
+//	server_name=NAME          what the server's certificate must be for
+//
+// There is no constructor over a connection of the caller's: no other client reports
+// what the validity of a lock needs to know of a session (docs/zookeeper.md).
+func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
+	u, err := storeurl.Parse(rawURL, "zk")
+	if err != nil {
+		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: %w", err)
+	}
+	return openParsed(u, options...)
+}
+
+func openParsed(u *url.URL, options ...Option) (*Store, error) {
+	servers, fromURL, err := parseURL(u)
+	if err != nil {
+		return nil, err
+	}
+	c, servers, err := configure(servers, append(fromURL, options...))
 	if err != nil {
 		return nil, err
 	}
@@ -159,11 +186,11 @@ func (s *Store) probe(ctx context.Context) (time.Duration, error) {
 		return 0, &zk.NotSentError{Err: err}
 	}
 	if least > 2*s.cfg.tick {
-		return 0, driver.Errorf(driver.Refused, "zkstore: the server's least session timeout is %s, which is twice its tickTime unless configured: it ticks slower than the %s that were assumed; give tick=%s", least, s.cfg.tick, (least+1)/2)
+		return 0, driver.Errorf(driver.CodeRefused, "zkstore: the server's least session timeout is %s, which is twice its tickTime unless configured: it ticks slower than the %s that were assumed; give tick=%s", least, s.cfg.tick, (least+1)/2)
 	}
 	longest := (most - s.slack()) / s.cfg.tick * s.cfg.tick
 	if longest < s.cfg.tick {
-		return 0, driver.Errorf(driver.Refused, "zkstore: the server's longest session timeout is %s: at least %s are needed (five ticks of %s)", most, s.slack()+s.cfg.tick, s.cfg.tick)
+		return 0, driver.Errorf(driver.CodeRefused, "zkstore: the server's longest session timeout is %s: at least %s are needed (five ticks of %s)", most, s.slack()+s.cfg.tick, s.cfg.tick)
 	}
 	return longest, nil
 }
@@ -188,7 +215,7 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 		return nil, err
 	}
 	if ttl > longest {
-		return nil, driver.Errorf(driver.Invalid, "zkstore: TTL %s: this server's sessions carry at most %s (its maxSessionTimeout less %s)", ttl, longest, s.slack())
+		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: TTL %s: this server's sessions carry at most %s (its maxSessionTimeout less %s)", ttl, longest, s.slack())
 	}
 	for {
 		s.mu.Lock()
@@ -297,7 +324,7 @@ func (s *Store) Close(ctx context.Context) error {
 	s.stop() // whatever was begun meanwhile is abandoned
 	s.background.Wait()
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		return &driver.Error{Code: driver.Unavailable, Err: fmt.Errorf("closing: the session is left to expire: %w", errs[i])}
+		return &driver.Error{Code: driver.CodeUnavailable, Err: fmt.Errorf("closing: the session is left to expire: %w", errs[i])}
 	}
 	return nil
 }

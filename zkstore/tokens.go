@@ -66,7 +66,7 @@ func (s *Store) parseBase(c *zk.Call) (tokenBase, error) {
 	b := tokenBase{since: c.Stat.Mzxid, version: c.Stat.Version}
 	if len(c.Data) > 0 {
 		if err := json.Unmarshal(c.Data, &b); err != nil {
-			return b, driver.Errorf(driver.Refused, "zkstore: the data of %s are not a base of tokens: %w", s.baseNode(), err)
+			return b, driver.Errorf(driver.CodeRefused, "zkstore: the data of %s are not a base of tokens: %w", s.baseNode(), err)
 		}
 	}
 	return b, nil

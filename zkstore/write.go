@@ -48,15 +48,15 @@ func (e *WriteError) Unwrap() error { return e.Err }
 
 // Write does operations in one transaction with a check that the grant of name
 // with that token stands, and was given to this store: ZooKeeper itself refuses a
-// holder that was overtaken. The error is of code NotHeld if the grant does not
-// stand, a *WriteError if an operation does not pass, of code Invalid if the server takes
-// no request of that size; if it is of code Unknown the write may have been done. It is
+// holder that was overtaken. The error is of code CodeNotHeld if the grant does not
+// stand, a *WriteError if an operation does not pass, of code CodeInvalid if the server takes
+// no request of that size; if it is of code CodeUnknown the write may have been done. It is
 // bounded by ctx: give the lock's own.
 func (s *Store) Write(ctx context.Context, name string, token uint64, ops ...Op) error {
 	if s.closed.Load() {
 		return errClosed()
 	}
-	none := driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+	none := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 	g := s.granted(name, token)
 	if g == nil {
 		return none
@@ -105,7 +105,7 @@ func (s *Store) send(ctx context.Context, m *zk.Call) error {
 			return &zk.NotSentError{Err: err}
 		}
 		if !accepted {
-			return driver.Errorf(driver.Invalid, "zkstore: the write is a request of %d bytes, which is more than the server takes (its jute.maxbuffer); nothing was sent", size)
+			return driver.Errorf(driver.CodeInvalid, "zkstore: the write is a request of %d bytes, which is more than the server takes (its jute.maxbuffer); nothing was sent", size)
 		}
 		s.acceptedSize.Store(max(s.acceptedSize.Load(), int64(size)))
 	}
@@ -196,14 +196,14 @@ func (s *Store) closeWriting(ctx context.Context) {
 // transactions of a client of your own: with a check of it, version -1, ZooKeeper
 // refuses what a holder that was overtaken still sends. A node's name is used once, so
 // that it is there is proof enough; its version changes when the holder is asked to end.
-// The token is its czxid, plus a base once the ensemble was restored. The error is of code NotHeld if the grant does not stand.
+// The token is its czxid, plus a base once the ensemble was restored. The error is of code CodeNotHeld if the grant does not stand.
 func (s *Store) Node(name string, token uint64) (path string, err error) {
 	if s.closed.Load() {
 		return "", errClosed()
 	}
 	g := s.granted(name, token)
 	if g == nil {
-		return "", driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+		return "", driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 	}
 	return g.path, nil
 }

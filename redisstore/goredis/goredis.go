@@ -37,7 +37,7 @@ func New(c redis.UniversalClient, options ...redisstore.Option) (*redisstore.Sto
 	switch c := c.(type) {
 	case *redis.Client:
 		if c == nil {
-			return nil, driver.Errorf(driver.Invalid, "goredis: the client is nil")
+			return nil, driver.Errorf(driver.CodeInvalid, "goredis: the client is nil")
 		}
 		a.where = "redis://" + c.Options().Addr
 		if c.Options().Addr == "FailoverClient" {
@@ -46,11 +46,11 @@ func New(c redis.UniversalClient, options ...redisstore.Option) (*redisstore.Sto
 		a.gather = &gather{client: c}
 	case *redis.ClusterClient:
 		if c == nil {
-			return nil, driver.Errorf(driver.Invalid, "goredis: the client is nil")
+			return nil, driver.Errorf(driver.CodeInvalid, "goredis: the client is nil")
 		}
 		a.mode, a.where = redisstore.Cluster, "redis+cluster://"+strings.Join(c.Options().Addrs, ",")
 	default:
-		return nil, driver.Errorf(driver.Invalid, "goredis: a client of type %T: give a *redis.Client or a *redis.ClusterClient", c)
+		return nil, driver.Errorf(driver.CodeInvalid, "goredis: a client of type %T: give a *redis.Client or a *redis.ClusterClient", c)
 	}
 	return redisstore.New(a, options...)
 }
@@ -337,7 +337,7 @@ func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error
 	defer mu.Unlock()
 	for _, p := range primaries {
 		if err := f(node{a, p}); err != nil {
-			if _, answered := errors.AsType[redisstore.ServerError](err); answered || ctx.Err() != nil || driver.CodeOf(err) != driver.Unknown {
+			if _, answered := errors.AsType[redisstore.ServerError](err); answered || ctx.Err() != nil || driver.CodeOf(err) != driver.CodeUnknown {
 				return err
 			}
 			// One that is gone has its slots elsewhere, or the cluster is down.

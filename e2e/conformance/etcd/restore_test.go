@@ -28,7 +28,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 		l.lose = puts
 		l.mu.Unlock()
 		r := request(id, "undone", 1, time.Hour)
-		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
 			t.Fatalf("Acquire answered %v, want an unknown outcome", err)
 		}
 		if err := s.Undo(t.Context(), r); err != nil {

@@ -41,7 +41,7 @@ func TestPoolOfOneConnection(t *testing.T) {
 			t.Run(kind+"/"+string(recipe), func(t *testing.T) {
 				s, err := store(open())
 				if recipe != pgstore.Optimistic {
-					if driver.CodeOf(err) != driver.Invalid {
+					if driver.CodeOf(err) != driver.CodeInvalid {
 						t.Errorf("opened with %v, want a refusal", err)
 					}
 					return

@@ -143,7 +143,7 @@ func await(t *testing.T, s *zkstore.Store, name, what string, so func(driver.Sta
 			return st
 		case err == nil:
 			last = st
-		case code != driver.Unavailable && code != driver.Unknown:
+		case code != driver.CodeUnavailable && code != driver.CodeUnknown:
 			t.Fatal(err)
 		}
 		select {
@@ -302,7 +302,7 @@ func TestAnswerLostAtCreate(t *testing.T) {
 	}()
 	await(t, sb, name, "the create arrives", arrived)
 	cancel()
-	if err := <-answered; err == nil || driver.CodeOf(err) != driver.Unknown {
+	if err := <-answered; err == nil || driver.CodeOf(err) != driver.CodeUnknown {
 		t.Fatalf("Acquire: %v (%v), want unknown", err, driver.CodeOf(err))
 	}
 	must(t, p.Heal())
@@ -425,14 +425,14 @@ func TestGuardedWrite(t *testing.T) {
 	if !errors.As(err, &refused) || refused.Op != 0 || !refused.Version {
 		t.Errorf("another version: %v", err)
 	}
-	if err := sb.Write(t.Context(), name, k.Token(), zkstore.SetData(node, nil, -1)); driver.CodeOf(err) != driver.NotHeld {
+	if err := sb.Write(t.Context(), name, k.Token(), zkstore.SetData(node, nil, -1)); driver.CodeOf(err) != driver.CodeNotHeld {
 		t.Errorf("a write with somebody else's token: %v", err)
 	}
 	must(t, k.Unlock())
-	if err := sa.Write(t.Context(), name, k.Token(), zkstore.SetData(node, nil, -1)); driver.CodeOf(err) != driver.NotHeld {
+	if err := sa.Write(t.Context(), name, k.Token(), zkstore.SetData(node, nil, -1)); driver.CodeOf(err) != driver.CodeNotHeld {
 		t.Errorf("a write after the release: %v", err)
 	}
-	if path, err := sa.Node(name, k.Token()); driver.CodeOf(err) != driver.NotHeld {
+	if path, err := sa.Node(name, k.Token()); driver.CodeOf(err) != driver.CodeNotHeld {
 		t.Errorf("the node after the release: %q, %v", path, err)
 	}
 	next := lock(t, b, name)

@@ -32,7 +32,7 @@ func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
 	before := k.Remaining()
 	for range 8 { // and again, as a caller does that does not know why
 		err := s.Write(t.Context(), k.Name(), k.Token(), zkstore.SetData(node, make([]byte, 2<<20), -1))
-		if driver.CodeOf(err) != driver.Invalid {
+		if driver.CodeOf(err) != driver.CodeInvalid {
 			t.Fatalf("%v (%v), want invalid", err, driver.CodeOf(err))
 		}
 		time.Sleep(time.Duration(float64(before) * 0.2))

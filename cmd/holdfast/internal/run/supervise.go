@@ -125,10 +125,10 @@ func (s *supervision) checkTrust() {
 func (s *supervision) lost() {
 	var e *holdfast.LostError
 	if !errors.As(context.Cause(s.lock.Context()), &e) {
-		e = &holdfast.LostError{Cause: driver.Closed}
+		e = &holdfast.LostError{Cause: driver.CauseClosed}
 	}
 	within := s.grace
-	if e.Cause == holdfast.Expired || e.Cause == holdfast.Slept {
+	if e.Cause == holdfast.CauseExpired || e.Cause == holdfast.CauseSlept {
 		within = 0 // the grace came before
 	}
 	if s.failed && within > 0 {

@@ -90,7 +90,7 @@ func TestLockRowEnds(t *testing.T) {
 		defer cancel()
 		polls := 0
 		_, err := LockRow(ctx, &rowScript{tries: []error{ErrBusy}}, nil, &Ask{Request: driver.Request{Limit: 3, Wait: true}, Waiting: func() { polls++ }})
-		if driver.CodeOf(err) != driver.Unavailable || !errors.Is(err, context.DeadlineExceeded) {
+		if driver.CodeOf(err) != driver.CodeUnavailable || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
 		if polls < 100 || polls > 250 {
@@ -102,8 +102,8 @@ func TestLockRowEnds(t *testing.T) {
 // TestProbe: a server is asked until it has answered, and then no more.
 func TestProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		refused := driver.Errorf(driver.Refused, "a replica")
-		answers := []error{driver.Errorf(driver.Unavailable, "starting"), errors.New("lost"), refused, nil}
+		refused := driver.Errorf(driver.CodeRefused, "a replica")
+		answers := []error{driver.Errorf(driver.CodeUnavailable, "starting"), errors.New("lost"), refused, nil}
 		asked := 0
 		p := NewProbe(func(context.Context) (int, error) {
 			asked++
@@ -127,7 +127,7 @@ func TestProbe(t *testing.T) {
 		never := NewProbe(func(context.Context) (int, error) { return 0, errors.New("lost") })
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := never.Settle(ctx); driver.CodeOf(err) != driver.Unavailable {
+		if _, err := never.Settle(ctx); driver.CodeOf(err) != driver.CodeUnavailable {
 			t.Errorf("a server that never answers: %v", err)
 		}
 	})

@@ -71,7 +71,7 @@ func (uncertain) Sort(err error) (error, bool) {
 	if _, ok := errors.AsType[*driver.Error](err); ok {
 		return err, false
 	}
-	return &driver.Error{Code: driver.Unknown, Err: err}, false
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 }
 
 // TestSilentLook: a connection that falls silent while a waiter asks the row again
@@ -84,8 +84,8 @@ func TestSilentLook(t *testing.T) {
 		answers int
 		code    driver.Code
 	}{
-		{name: "while it is held", state: held, answers: 2, code: driver.Unavailable},
-		{name: "while it is written", answers: 1, code: driver.Unknown},
+		{name: "while it is held", state: held, answers: 2, code: driver.CodeUnavailable},
+		{name: "while it is written", answers: 1, code: driver.CodeUnknown},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -145,7 +145,7 @@ func TestSilentSession(t *testing.T) {
 			r := driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: ttl, Wait: true, From: nobody{}}
 			began := time.Now()
 			_, err := e.Acquire(ctx, r)
-			if driver.CodeOf(err) != driver.Unknown || ctx.Err() != nil || time.Since(began) > ttl {
+			if driver.CodeOf(err) != driver.CodeUnknown || ctx.Err() != nil || time.Since(began) > ttl {
 				t.Errorf("after %s: %v", time.Since(began), err)
 			}
 			if !l.closed.Load() {
@@ -159,13 +159,13 @@ func TestSilentSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := NewSessions(func(ctx context.Context) (Link, error) {
 			<-ctx.Done()
-			return nil, driver.Errorf(driver.Unavailable, "%w", ctx.Err())
+			return nil, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
 		}, &quiet{}, 0, "")
 		defer e.Close(t.Context())
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		_, err := e.Acquire(ctx, driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, Wait: true, From: nobody{}})
-		if driver.CodeOf(err) != driver.Unavailable || ctx.Err() != nil {
+		if driver.CodeOf(err) != driver.CodeUnavailable || ctx.Err() != nil {
 			t.Errorf("%v: %v", driver.CodeOf(err), err)
 		}
 	})

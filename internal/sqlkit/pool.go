@@ -35,7 +35,7 @@ func NewPool(keep int, dial func(context.Context) (Link, error)) *Pool {
 }
 
 // ErrClosed is what a closed store answers.
-var ErrClosed = driver.Errorf(driver.IsClosed, "the store is closed")
+var ErrClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
 
 // Get takes an idle link or opens one. Reused tells which: an idle one may have
 // ended without anyone knowing.
@@ -114,7 +114,7 @@ func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 			return nil, err
 		}
 		if !reused || ctx.Err() != nil {
-			return nil, driver.Errorf(driver.Unavailable, "%w", err)
+			return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 	}
 }

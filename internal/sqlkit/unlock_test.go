@@ -22,7 +22,7 @@ func (*mute) Lock(context.Context, *Session, *Ask) (Got, error) {
 func (*mute) Unlock(context.Context, *Session, *Ask) (bool, error) { return false, io.ErrUnexpectedEOF }
 func (*mute) End(context.Context, Link, Identity) (bool, error)    { return true, nil }
 func (r *mute) Ended(err error) bool                               { return r.ended != nil }
-func (*mute) Cause(*Session, *Ask, *Pool) (driver.Cause, error)    { return driver.SessionEnded, nil }
+func (*mute) Cause(*Session, *Ask, *Pool) (driver.Cause, error)    { return driver.CauseSessionEnded, nil }
 
 // TestReleaseUnanswered: a release whose session ends without an answer is no release
 // for certain. Once the server's own timer may have ended the session, or the server
@@ -34,9 +34,9 @@ func TestReleaseUnanswered(t *testing.T) {
 		ago   time.Duration
 		code  driver.Code
 	}{
-		{name: "within the TTL", code: driver.Unknown},
-		{name: "after the TTL", ago: time.Minute, code: driver.NotHeld},
-		{name: "ended by the server", ended: errors.New("killed"), code: driver.NotHeld},
+		{name: "within the TTL", code: driver.CodeUnknown},
+		{name: "after the TTL", ago: time.Minute, code: driver.CodeNotHeld},
+		{name: "ended by the server", ended: errors.New("killed"), code: driver.CodeNotHeld},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &mute{ended: c.ended}, 2, "")
@@ -54,8 +54,8 @@ func TestReleaseUnanswered(t *testing.T) {
 			if err := e.Release(t.Context(), g, 0); err == nil || driver.CodeOf(err) != c.code {
 				t.Errorf("%v, want %v", err, c.code)
 			}
-			if err := e.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.NotHeld {
-				t.Errorf("the second time %v, want %v", err, driver.NotHeld)
+			if err := e.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeNotHeld {
+				t.Errorf("the second time %v, want %v", err, driver.CodeNotHeld)
 			}
 		})
 	}

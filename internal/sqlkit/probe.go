@@ -56,11 +56,11 @@ func (p *Probe[F]) Settle(ctx context.Context) (F, error) {
 			return f, nil
 		}
 		var none F
-		if code := driver.CodeOf(err); code != driver.Unavailable && code != driver.Unknown {
+		if code := driver.CodeOf(err); code != driver.CodeUnavailable && code != driver.CodeUnknown {
 			return none, err
 		}
 		if sleep(ctx, 50*time.Millisecond) != nil {
-			return none, driver.Errorf(driver.Unavailable, "%w", err)
+			return none, driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 	}
 }
@@ -69,8 +69,8 @@ func (p *Probe[F]) Settle(ctx context.Context) (F, error) {
 // is: no lock was asked for, so that Unknown is Unavailable.
 func Unreached(f Faults, err error) error {
 	coded, _ := f.Sort(err)
-	if driver.CodeOf(coded) == driver.Unknown {
-		return &driver.Error{Code: driver.Unavailable, Err: err}
+	if driver.CodeOf(coded) == driver.CodeUnknown {
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
 	}
 	return coded
 }

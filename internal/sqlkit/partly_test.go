@@ -84,7 +84,7 @@ type certain struct{}
 
 func (certain) Sort(err error) (error, bool) {
 	if errors.Is(err, errExhausted) {
-		return &driver.Error{Code: driver.Unavailable, Err: err}, false
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
 	}
 	return err, false
 }
@@ -101,7 +101,7 @@ func TestNoAfterWrite(t *testing.T) {
 			o := NewOptimistic(NewPool(1, dial), plain{}, certain{}, nil, "")
 			defer o.Close(t.Context())
 			_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: nobody{}})
-			if code := driver.CodeOf(err); err == nil || code != driver.Unknown || !errors.Is(err, errExhausted) {
+			if code := driver.CodeOf(err); err == nil || code != driver.CodeUnknown || !errors.Is(err, errExhausted) {
 				t.Errorf("%v (%v): the grant stands", err, code)
 			}
 		})

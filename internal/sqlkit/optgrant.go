@@ -15,7 +15,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 	}
 	defer o.tasks.Done()
 	if err := ctx.Err(); err != nil {
-		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: err}
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
 	ctx, end := o.bound(ctx)
 	defer end()
@@ -29,7 +29,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 			}
 			return o.keep(r, g)
 		}
-		if driver.CodeOf(err) != driver.Busy || !r.Wait || o.waker == nil {
+		if driver.CodeOf(err) != driver.CodeBusy || !r.Wait || o.waker == nil {
 			if stop != nil {
 				stop()
 			}
@@ -39,8 +39,8 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 			// What changed before it listens is seen by trying again.
 			if changed, stop, err = o.waker.Listen(ctx, o.key(r.Name)); err != nil {
 				coded, _ := o.faults.Sort(err)
-				if driver.CodeOf(coded) == driver.Unknown {
-					coded = driver.Errorf(driver.Unavailable, "%w", err) // nothing was asked for
+				if driver.CodeOf(coded) == driver.CodeUnknown {
+					coded = driver.Errorf(driver.CodeUnavailable, "%w", err) // nothing was asked for
 				}
 				return driver.Grant{}, o.withdrawn(ctx, coded)
 			}
@@ -57,7 +57,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 		t.Stop()
 		if err := ctx.Err(); err != nil {
 			stop()
-			return driver.Grant{}, o.withdrawn(ctx, &driver.Error{Code: driver.Withdrawn, Err: err})
+			return driver.Grant{}, o.withdrawn(ctx, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
 		}
 	}
 }
@@ -71,7 +71,7 @@ func (o *Optimistic) bound(ctx context.Context) (context.Context, func()) {
 
 // ended gives an error the meaning that the end of a call's context has.
 func (o *Optimistic) ended(ctx context.Context, err error) error {
-	if err != nil && o.ctx.Err() != nil && driver.CodeOf(err) != driver.Unknown {
+	if err != nil && o.ctx.Err() != nil && driver.CodeOf(err) != driver.CodeUnknown {
 		return ErrClosed
 	}
 	return err
@@ -79,8 +79,8 @@ func (o *Optimistic) ended(ctx context.Context, err error) error {
 
 // withdrawn is ended for an Acquire, of which nothing stands.
 func (o *Optimistic) withdrawn(ctx context.Context, err error) error {
-	if ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable && o.ctx.Err() == nil {
-		return &driver.Error{Code: driver.Withdrawn, Err: err}
+	if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable && o.ctx.Err() == nil {
+		return &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
 	return o.ended(ctx, err)
 }
@@ -115,7 +115,7 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 					return nil, nil
 				}
 			}
-			return nil, driver.Errorf(driver.Unknown, "the row has another grant under the ID %s", r.ID)
+			return nil, driver.Errorf(driver.CodeUnknown, "the row has another grant under the ID %s", r.ID)
 		}
 		if !row.admits(r.Limit) {
 			if row.ahead && !corrected { // else it would never run out
@@ -223,9 +223,9 @@ func (o *Optimistic) renewal(g driver.Grant, answer *driver.Renewal) *op {
 	return &op{name: o.key(g.Name), step: func(row *row) (*content, error) {
 		h := row.byID(g.ID)
 		if h == nil || h.Token != g.Token {
-			answer.Cause = driver.Gone
+			answer.Cause = driver.CauseGone
 			if row.wasTaken(g.Token) {
-				answer.Cause = driver.Taken
+				answer.Cause = driver.CauseTaken
 			}
 			return nil, notHeld(g.Name, g.Token)
 		}
@@ -243,7 +243,7 @@ func (o *Optimistic) renewal(g driver.Grant, answer *driver.Renewal) *op {
 }
 
 func notHeld(name string, token uint64) error {
-	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 }
 
 // Release ends a grant, or leaves it standing for a while without an owner.

@@ -13,7 +13,7 @@ const MaxTTL = 24 * time.Hour
 // counts in.
 func RoundTTL(ttl, unit time.Duration) (time.Duration, error) {
 	if ttl > MaxTTL {
-		return 0, driver.Errorf(driver.Invalid, "TTL %s: at most %s is allowed", ttl, MaxTTL)
+		return 0, driver.Errorf(driver.CodeInvalid, "TTL %s: at most %s is allowed", ttl, MaxTTL)
 	}
 	return max((ttl+unit-1)/unit*unit, unit), nil
 }

@@ -50,8 +50,8 @@ func (e *Sessions) look(ctx context.Context, key []byte, all bool) (sights []Sig
 	})
 	if err != nil {
 		coded, _ := e.recipe.Sort(err)
-		if driver.CodeOf(coded) == driver.Unknown {
-			coded = driver.Errorf(driver.Unavailable, "%w", err)
+		if driver.CodeOf(coded) == driver.CodeUnknown {
+			coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 		return nil, e.closedOr(coded)
 	}
@@ -162,7 +162,7 @@ func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return e.closedOr(driver.Errorf(driver.Unknown, "the holder's session was told to end, and the server still has it: %w", ctx.Err()))
+			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the holder's session was told to end, and the server still has it: %w", ctx.Err()))
 		}
 	}
 }

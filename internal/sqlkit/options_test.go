@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // TestOptions: what a URL says is taken out of it, and each mistake is named.
@@ -13,18 +14,18 @@ func TestOptions(t *testing.T) {
 	recipes := []recipe{"pessimistic", "optimistic", "other"}
 	read := func(raw string) (o Options[recipe], rest string, err error) {
 		o.Recipe = "other"
-		u, err := ReadURL(raw, "db", "database")
+		u, err := storeurl.Parse(raw, "db", "database")
 		if err != nil {
 			return o, "", err
 		}
-		p, err := ParseURL(u, "db://host")
+		p, err := storeurl.Query(u, "db://host")
 		if err != nil {
 			return o, "", err
 		}
 		if err := o.Take(p); err != nil {
 			return o, "", err
 		}
-		return o, p.Encode(), o.Check(recipes, 4)
+		return o, p.Rest().Encode(), o.Check(recipes, 4)
 	}
 	for raw, want := range map[string]Options[recipe]{
 		"db://h/?x=1": {Recipe: "other"},
@@ -39,8 +40,8 @@ func TestOptions(t *testing.T) {
 	for raw, says := range map[string]string{
 		"db://u:SeCrEt@h:port/":                                    "scheme db or database",
 		"http://u:SeCrEt@h/":                                       "scheme db or database",
-		"db:SeCrEt":                                                "want db://host",
-		"db://u:SeCrEt@h/#x":                                       "want db://host",
+		"db:SeCrEt":                                                "give db://host",
+		"db://u:SeCrEt@h/#x":                                       "give db://host",
 		"db://u:SeCrEt@h/?a=%zz":                                   "cannot be read",
 		"db://u:SeCrEt@h/?a=1&a=2":                                 "a is given more than once",
 		"db://u:SeCrEt@h/?recipe=none":                             "give one of pessimistic, optimistic, other",
@@ -67,7 +68,7 @@ func TestOptions(t *testing.T) {
 	}
 	for limit, fits := range map[int]bool{driver.Exclusive: true, 3: false, driver.Unlimited: true} {
 		err := own.CheckLimit(limit)
-		if fits && err != nil || !fits && driver.CodeOf(err) != driver.Unsupported {
+		if fits && err != nil || !fits && driver.CodeOf(err) != driver.CodeUnsupported {
 			t.Errorf("limit %d: %v", limit, err)
 		}
 	}

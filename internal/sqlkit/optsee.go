@@ -20,7 +20,7 @@ func (o *Optimistic) keep(r driver.Request, g driver.Grant) (driver.Grant, error
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {
-		return g, driver.Errorf(driver.Unknown, "the store was closed meanwhile")
+		return g, driver.Errorf(driver.CodeUnknown, "the store was closed meanwhile")
 	}
 	o.held[g.ID] = &kept{g, r.From}
 	if !o.looking {
@@ -71,8 +71,8 @@ func (o *Optimistic) lookAt(ctx context.Context, some []*kept) {
 	for i, k := range some {
 		ops = append(ops, &op{name: o.key(k.g.Name), step: func(row *row) (*content, error) {
 			if h := row.byID(k.g.ID); h == nil || h.Token != k.g.Token {
-				if causes[i] = driver.Gone; row.wasTaken(k.g.Token) {
-					causes[i] = driver.Taken
+				if causes[i] = driver.CauseGone; row.wasTaken(k.g.Token) {
+					causes[i] = driver.CauseTaken
 				}
 			}
 			return nil, nil
@@ -159,8 +159,8 @@ func (o *Optimistic) List(ctx context.Context, prefix string) iter.Seq2[driver.S
 		answers, err := o.pool.Run(ctx, o.table.List(o.key(prefix)))
 		if err != nil {
 			coded, _ := o.faults.Sort(err)
-			if driver.CodeOf(coded) == driver.Unknown {
-				coded = driver.Errorf(driver.Unavailable, "%w", err)
+			if driver.CodeOf(coded) == driver.CodeUnknown {
+				coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
 			}
 			yield(driver.State{}, o.ended(ctx, coded))
 			return

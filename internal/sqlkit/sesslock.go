@@ -32,7 +32,7 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 	}
 	for tries := 1; ; tries++ {
 		if err := cmp.Or(ctx.Err(), e.ctx.Err()); err != nil {
-			return driver.Grant{}, e.closedOr(&driver.Error{Code: driver.Withdrawn, Err: err})
+			return driver.Grant{}, e.closedOr(&driver.Error{Code: driver.CodeWithdrawn, Err: err})
 		}
 		g, err := e.acquire(ctx, r, ttl)
 		if err == nil {
@@ -43,11 +43,11 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 			if pause(ctx, tries) == nil && (r.Wait || tries < 10) {
 				continue
 			}
-			err = driver.Errorf(driver.Unavailable, "%w", err)
+			err = driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 		code := driver.CodeOf(err)
-		if code == driver.Unavailable && ctx.Err() != nil {
-			err = &driver.Error{Code: driver.Withdrawn, Err: err}
+		if code == driver.CodeUnavailable && ctx.Err() != nil {
+			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 		}
 		// The session of a request that a closed store cannot undo is closed as well.
 		return driver.Grant{}, e.closedOr(err)
@@ -111,7 +111,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 			return driver.Grant{}, e.unknown(l, uerr)
 		}
 		e.forget(l)
-		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 	case err == nil:
 	case err == error(ErrBusy):
 		e.forget(l)
@@ -200,7 +200,7 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 	switch {
 	case cleared:
 		e.forget(l)
-		return &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+		return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 	case unsent(err) && !w.cancelled:
 		e.forget(l)
 		return &againError{err} // an idle session had ended
@@ -213,7 +213,7 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 	case again:
 		e.forget(l)
 		return &againError{err}
-	case driver.CodeOf(coded) == driver.Unknown:
+	case driver.CodeOf(coded) == driver.CodeUnknown:
 		return e.unknown(l, err)
 	}
 	e.forget(l)
@@ -228,7 +228,7 @@ func (e *Sessions) unknown(l *lease, err error) error {
 	if err == nil {
 		err = errors.New("the session has ended")
 	}
-	return &driver.Error{Code: driver.Unknown, Err: err}
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}
 }
 
 // forget ends a request of which nothing is left.

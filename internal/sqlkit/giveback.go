@@ -17,10 +17,10 @@ func GiveBack(ctx context.Context, r Recipe, s *Session, err error) error {
 	defer cancel()
 	if cerr := r.Clear(brief, s); cerr != nil {
 		// Neither is wrapped: what a link says of its own end is no word about the lock.
-		return driver.Errorf(driver.Unknown, "%v, and the lock is not seen to be given back: %v", err, cerr)
+		return driver.Errorf(driver.CodeUnknown, "%v, and the lock is not seen to be given back: %v", err, cerr)
 	}
-	if coded, again := r.Sort(err); !again && driver.CodeOf(coded) == driver.Unknown {
-		return driver.Errorf(driver.Unavailable, "%w", err)
+	if coded, again := r.Sort(err); !again && driver.CodeOf(coded) == driver.CodeUnknown {
+		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
 	return err
 }

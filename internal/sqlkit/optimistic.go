@@ -176,15 +176,15 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 				// Whatever was written is read back next.
 				tries++
 				if err := pause(ctx, tries); err != nil {
-					return driver.Errorf(driver.Unavailable, "%w after %w", err, coded)
+					return driver.Errorf(driver.CodeUnavailable, "%w after %w", err, coded)
 				}
 				continue
 			}
-			if !writes && driver.CodeOf(coded) == driver.Unknown {
-				return driver.Errorf(driver.Unavailable, "%w", err) // it only read
+			if !writes && driver.CodeOf(coded) == driver.CodeUnknown {
+				return driver.Errorf(driver.CodeUnavailable, "%w", err) // it only read
 			}
 			if writes && partly(err) {
-				return &driver.Error{Code: driver.Unknown, Err: err} // a no to what came after a write
+				return &driver.Error{Code: driver.CodeUnknown, Err: err} // a no to what came after a write
 			}
 			return coded
 		}
@@ -219,7 +219,7 @@ func pause(ctx context.Context, tries int) error {
 }
 
 // ErrSchema: rows are missing that the schema has.
-var ErrSchema = driver.Errorf(driver.Refused, "holdfast's tables are there and not whole: run holdfast init")
+var ErrSchema = driver.Errorf(driver.CodeRefused, "holdfast's tables are there and not whole: run holdfast init")
 
 // decide asks an op what it wants to do about its row.
 func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {

@@ -32,10 +32,10 @@ func Kind(limit int) int {
 
 var (
 	// ErrKind is the answer of a [RowLocker] that the row is shared as something else.
-	ErrKind = driver.Errorf(driver.Busy, "the name is locked in another mode")
+	ErrKind = driver.Errorf(driver.CodeBusy, "the name is locked in another mode")
 	// ErrRow is the answer of a [RowLocker] that there was no row. If it goes on, somebody
 	// deletes rows as fast as they are inserted.
-	ErrRow = driver.Errorf(driver.Refused, "the row of the name goes away again and again")
+	ErrRow = driver.Errorf(driver.CodeRefused, "the row of the name goes away again and again")
 )
 
 // LockRow is the Lock of a recipe of row locks. Semaphores are asked for again and
@@ -55,7 +55,7 @@ func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) 
 		}
 		a.Waiting()
 		if err := sleep(ctx, pollPause(tries)); err != nil {
-			return got, driver.Errorf(driver.Unavailable, "%w", err)
+			return got, driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 	}
 }

@@ -3,17 +3,17 @@ package sqlkit
 import (
 	"errors"
 	"fmt"
-	"net/url"
 	"regexp"
 	"slices"
 	"strings"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Options are those that every store on an SQL database has; R is its type of a recipe.
 // The errors of reading and checking them are for the store to wrap, with its name and
-// the code Invalid; none quotes what may hold a password.
+// the code CodeInvalid; none quotes what may hold a password.
 type Options[R ~string] struct {
 	// Recipe is how locks are written down.
 	Recipe R
@@ -72,14 +72,14 @@ func list[S ~string](all []S, between string) string {
 // CheckLimit answers Unsupported for limits for which a user's table has no rows.
 func (o *Options[R]) CheckLimit(limit int) error {
 	if o.Table != "" && limit != driver.Exclusive && limit != driver.Unlimited {
-		return driver.Errorf(driver.Unsupported, "limit %d: a table of one's own has no rows for permits", limit)
+		return driver.Errorf(driver.CodeUnsupported, "limit %d: a table of one's own has no rows for permits", limit)
 	}
 	return nil
 }
 
 // Take takes recipe, tokens, table and column out of a URL's parameters; what is not
 // there stays as it is.
-func (o *Options[R]) Take(p Params) (err error) {
+func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 	if r := p.Take("recipe"); r != "" {
 		o.Recipe = R(r)
 	}
@@ -88,53 +88,4 @@ func (o *Options[R]) Take(p Params) (err error) {
 	}
 	o.Table, o.Column = p.Take("table"), p.Take("column")
 	return nil
-}
-
-// Params are the parameters of a URL; what is left in the end is the database driver's.
-type Params struct{ url.Values }
-
-// ReadURL reads a URL that has one of the schemes.
-func ReadURL(raw string, schemes ...string) (*url.URL, error) {
-	u, err := url.Parse(raw)
-	if err != nil || !slices.Contains(schemes, u.Scheme) {
-		return nil, fmt.Errorf("not a URL of scheme %s; special characters in a password are written as %%XX", list(schemes, " or "))
-	}
-	return u, nil
-}
-
-// ParseURL reads the parameters, each of which is given once; form shows what URLs look
-// like.
-func ParseURL(u *url.URL, form string) (Params, error) {
-	query, err := url.ParseQuery(u.RawQuery)
-	switch {
-	case err != nil:
-		return Params{}, errors.New("the parameters cannot be read")
-	case u.Opaque != "" || u.Fragment != "":
-		return Params{}, fmt.Errorf("want %s; special characters in a password are written as %%XX", form)
-	}
-	for key, values := range query {
-		if len(values) != 1 {
-			return Params{}, fmt.Errorf("%s is given more than once", key)
-		}
-	}
-	return Params{query}, nil
-}
-
-// Take takes one out, empty if it is not there.
-func (p Params) Take(key string) string {
-	v := p.Get(key)
-	p.Del(key)
-	return v
-}
-
-// Choose takes one out that says no, which it also does by not being there, or yes.
-func (p Params) Choose(key, no, yes string) (bool, error) {
-	switch v := p.Take(key); v {
-	case "", no:
-		return false, nil
-	case yes:
-		return true, nil
-	default:
-		return false, fmt.Errorf("%s %q: give %s or %s", key, v, no, yes)
-	}
 }

@@ -12,7 +12,7 @@ import (
 var (
 	errVictim = errors.New("the victim of a deadlock")
 	errLost   = errors.New("the answer was lost")
-	errRights = driver.Errorf(driver.Refused, "no rights")
+	errRights = driver.Errorf(driver.CodeRefused, "no rights")
 )
 
 // failing is a recipe that gets the lock and fails after that, with each of its errors.
@@ -46,7 +46,7 @@ func (*failing) Sort(err error) (error, bool) {
 	if _, ok := errors.AsType[*driver.Error](err); ok {
 		return err, false
 	}
-	return &driver.Error{Code: driver.Unknown, Err: err}, err == errVictim
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}, err == errVictim
 }
 
 // TestGiveBack: a failure after the lock was got is unknown only where the lock could
@@ -60,13 +60,13 @@ func TestGiveBack(t *testing.T) {
 		locks int
 		ok    bool
 	}{
-		{name: "refused", err: errRights, code: driver.Refused, locks: 1},
-		{name: "lost", err: errLost, code: driver.Unavailable, locks: 1},
+		{name: "refused", err: errRights, code: driver.CodeRefused, locks: 1},
+		{name: "lost", err: errLost, code: driver.CodeUnavailable, locks: 1},
 		{name: "victim", err: errVictim, locks: 2, ok: true},
 		{name: "unsent", err: ErrUnsent, locks: 2, ok: true},
-		{name: "refused, not cleared", err: errRights, clear: errLost, code: driver.Unknown, locks: 1},
-		{name: "victim, not cleared", err: errVictim, clear: errLost, code: driver.Unknown, locks: 1},
-		{name: "unsent, not cleared", err: ErrUnsent, clear: ErrUnsent, code: driver.Unknown, locks: 1},
+		{name: "refused, not cleared", err: errRights, clear: errLost, code: driver.CodeUnknown, locks: 1},
+		{name: "victim, not cleared", err: errVictim, clear: errLost, code: driver.CodeUnknown, locks: 1},
+		{name: "unsent, not cleared", err: ErrUnsent, clear: ErrUnsent, code: driver.CodeUnknown, locks: 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &failing{fails: []error{c.err}, clear: c.clear}

@@ -49,8 +49,8 @@ func (e *Sessions) finish(ctx context.Context, l *lease) error {
 		})
 		if err != nil {
 			coded, _ := e.recipe.Sort(err)
-			if code := driver.CodeOf(coded); code == driver.Refused || code == driver.Unavailable {
-				return driver.Errorf(driver.Unknown, "the session cannot be seen gone: %w", err)
+			if code := driver.CodeOf(coded); code == driver.CodeRefused || code == driver.CodeUnavailable {
+				return driver.Errorf(driver.CodeUnknown, "the session cannot be seen gone: %w", err)
 			}
 			return coded
 		}
@@ -63,7 +63,7 @@ func (e *Sessions) finish(ctx context.Context, l *lease) error {
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return driver.Errorf(driver.Unknown, "the server still has session %d: %w", l.s.ID.Conn, ctx.Err())
+			return driver.Errorf(driver.CodeUnknown, "the server still has session %d: %w", l.s.ID.Conn, ctx.Err())
 		}
 	}
 }
@@ -96,13 +96,13 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 	cancel()
 	if !locked {
 		if err := ctx.Err(); err != nil {
-			return e.closedOr(driver.Errorf(driver.Unknown, "the session is busy: %w", err))
+			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the session is busy: %w", err))
 		}
 		// A ping is not answered: the end of the session frees the lock sooner.
 		if err := e.finish(ctx, l); err != nil {
 			return e.closedOr(err)
 		}
-		return driver.Errorf(driver.Unknown, "the session did not answer in time, and has been ended")
+		return driver.Errorf(driver.CodeUnknown, "the session did not answer in time, and has been ended")
 	}
 	defer l.unlock()
 	e.mu.Lock()
@@ -127,7 +127,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 			return notHeld(g.Name, g.Token)
 		}
 		// The lock is free now. Nobody knows whether it was this that freed it.
-		return driver.Errorf(driver.Unknown, "the release was not confirmed, and its session has been ended: %w", err)
+		return driver.Errorf(driver.CodeUnknown, "the release was not confirmed, and its session has been ended: %w", err)
 	case !ok:
 		e.drop(l.s)
 		e.forget(l)
@@ -164,11 +164,11 @@ func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 		given := l != nil && l.given && l.ask.Token == g.Token
 		e.mu.Unlock()
 		if given {
-			answers[i].Err = driver.Errorf(driver.Unknown, "it was given back, which is not confirmed yet")
+			answers[i].Err = driver.Errorf(driver.CodeUnknown, "it was given back, which is not confirmed yet")
 			continue
 		}
 		if !held {
-			answers[i] = driver.Renewal{Cause: driver.Gone, Err: notHeld(g.Name, g.Token)}
+			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g.Name, g.Token)}
 			continue
 		}
 		pings[i] = e.ping(l, false)
@@ -183,15 +183,15 @@ func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 			select {
 			case <-p.done:
 			default:
-				answers[i].Err = driver.Errorf(driver.Unknown, "no answer yet: %w", ctx.Err())
+				answers[i].Err = driver.Errorf(driver.CodeUnknown, "no answer yet: %w", ctx.Err())
 				continue
 			}
 		}
 		switch {
 		case p.err != nil:
-			answers[i] = driver.Renewal{Cause: driver.SessionEnded, Err: p.err}
+			answers[i] = driver.Renewal{Cause: driver.CauseSessionEnded, Err: p.err}
 		case !p.ok:
-			answers[i] = driver.Renewal{Cause: driver.Gone, Err: notHeld(grants[i].Name, grants[i].Token)}
+			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(grants[i].Name, grants[i].Token)}
 		default:
 			answers[i] = driver.Renewal{SentAt: p.sent, TTL: grants[i].TTL}
 		}
@@ -229,7 +229,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 		defer cancel()
 		defer context.AfterFunc(ctx, func() { l.s.Close() })()
 		if !l.lock(ctx) {
-			p.err = driver.Errorf(driver.Unknown, "the session is busy")
+			p.err = driver.Errorf(driver.CodeUnknown, "the session is busy")
 			e.pinged(l, p, look)
 			return
 		}
@@ -257,7 +257,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 		switch {
 		case p.err != nil:
 			// The session cannot be used any more, and so the grant is over.
-			cause, err := driver.SessionEnded, p.err
+			cause, err := driver.CauseSessionEnded, p.err
 			if ended(l.s.Link) {
 				cause, err = e.recipe.Cause(l.s, &l.ask, e.side)
 			}
@@ -266,10 +266,10 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 			if errors.Is(p.err, ErrReadOnly) {
 				e.demoted(l.s.ID.Server)
 			}
-			p.err = &driver.Error{Code: driver.NotHeld, Err: p.err}
+			p.err = &driver.Error{Code: driver.CodeNotHeld, Err: p.err}
 		case held && !p.ok:
 			l.unlock()
-			e.lose(l, driver.Gone, nil)
+			e.lose(l, driver.CauseGone, nil)
 		default:
 			l.s.Watch() // from here on nobody reads
 			l.unlock()

@@ -80,7 +80,7 @@ func decode(s string) (c content, err error) {
 		return content{}, nil
 	}
 	if err := json.Unmarshal([]byte(s), &c); err != nil {
-		return content{}, driver.Errorf(driver.Refused, "the row's state is not holdfast's: %w", err)
+		return content{}, driver.Errorf(driver.CodeRefused, "the row's state is not holdfast's: %w", err)
 	}
 	return c, nil
 }

@@ -32,7 +32,7 @@ import (
 //
 // A release whose session ends instead of answering may have come too late: the timer
 // or an operator may have ended the session before, and another may have held the
-// lock. It is answered NotHeld once the timer could have run out, and Unknown before;
+// lock. It is answered CodeNotHeld once the timer could have run out, and Unknown before;
 // the session is seen gone in either case, so that nobody is shut out.
 //
 // That a session has ended is seen by its connection's end, where this store has
@@ -161,8 +161,8 @@ func (e *Sessions) take(ctx context.Context) (*Session, error) {
 	if err != nil {
 		l.Close()
 		coded, _ := e.recipe.Sort(err)
-		if driver.CodeOf(coded) == driver.Unknown { // of a lock there was no word yet
-			coded = driver.Errorf(driver.Unavailable, "%w", err)
+		if driver.CodeOf(coded) == driver.CodeUnknown { // of a lock there was no word yet
+			coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 		return nil, coded
 	}

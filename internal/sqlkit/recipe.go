@@ -68,7 +68,7 @@ var ErrBusy = &driver.BusyError{}
 
 // ErrReadOnly is the error of a server that takes no writes, such as a primary that was
 // demoted. A connection to it is of no further use: a new one may lead to its successor.
-var ErrReadOnly = driver.Errorf(driver.Refused, "the server is read-only, a replica or a demoted primary: give the address of the primary")
+var ErrReadOnly = driver.Errorf(driver.CodeRefused, "the server is read-only, a replica or a demoted primary: give the address of the primary")
 
 // Identity is a session at the server: its number, and what distinguishes it from
 // another of the same number.
