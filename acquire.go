@@ -238,6 +238,7 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 	l := a.l
 	x := l.newLease(a.ctx, a.name, &a.set)
 	x.req.First = a.wait
+	l.reserve(&x.req, false)
 	g, err := l.store.Acquire(l.bound(&x.asking, a.ctx, false, timeout), x.req)
 	x.asking.end()
 	if err != nil {

@@ -44,6 +44,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close(context.Background())
+	l.localContention.found("a") // so that the grant reserves tokens
 	k, err := l.Lock(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +73,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	}
 	l.apply(h.lease, &event{kind: left, lock: k})
 	n := <-next
-	if n.Token() != k.Token() || n.holder.lease != k.holder.lease {
+	if n.Token() != k.Token()+1 || n.holder.lease != k.holder.lease {
 		t.Error("not handed off")
 	}
 	if j := h.join(context.Background(), &h.set); j != nil {

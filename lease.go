@@ -88,7 +88,7 @@ func (l *Locker) newLease(ctx context.Context, name string, s *settings) *lease 
 	x := &lease{l: l}
 	x.holder, x.standing = &x.firstHolder, &x.firstStanding
 	x.holder.lease, x.holder.set, x.holder.ctx = x, *s, ctx
-	x.req = driver.Request{ID: l.newID(), Name: name, Limit: s.limit, TTL: s.ttl, From: x}
+	x.req = driver.Request{ID: l.newID(), Name: name, Limit: s.limit, TTL: s.ttl, Tokens: 1, From: x}
 	return x
 }
 
@@ -148,6 +148,9 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 	if e.kind == granted || e.kind == renewed {
 		g := &x.standing.grant
 		e.sent, e.ttl, e.valid = l.sinceStart(g.SentAt.Time()), g.TTL, x.holder.set.validFor(g.TTL)
+		if e.kind == granted {
+			e.spare, e.within = l.handoffLimits(g)
+		}
 	}
 	if e.kind == joined && x.holder != e.lock.holder {
 		*o = outcome{effects: effects{do: endOne}, lock: e.lock}
@@ -159,7 +162,7 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 	o.effects = x.state.apply(e, &f)
 
 	if o.cause != "" {
-		x.loss = &LostError{Name: x.req.Name, Store: l.where, Token: x.standing.grant.Token, Cause: o.cause, Err: e.err}
+		x.loss = &LostError{Name: x.req.Name, Store: l.where, Token: x.holder.token, Cause: o.cause, Err: e.err}
 	}
 	o.loss = x.loss
 	switch {
@@ -175,6 +178,9 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 		}
 	case e.kind == unlocked && x.loss == nil:
 		x.holder.remove(e.lock)
+	}
+	if next != nil && e.kind != left {
+		l.localContention.found(x.req.Name)
 	}
 	if o.do&handOff != 0 {
 		o.cancel = l.handOff(x, next)

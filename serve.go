@@ -55,6 +55,7 @@ func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelC
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(q.head.ctx))
 	x := l.newLease(ctx, q.name, &q.head.set)
 	x.queue = q
+	l.reserve(&x.req, q.head.next != nil)
 	q.asking, q.cancel = x, cancel
 	return x, ctx, cancel
 }
