@@ -220,7 +220,7 @@ func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 	case granted:
 		f.used = e.lock != nil
 	case ticked, resumed, renewed, renewalFailed:
-		f.used = x.holder.used()
+		f.used = x.holder.used(f.now)
 	case unlocked, left, dropped:
 		f.storeKeeps = l.guarantees.Load().Linger
 		if next != nil {
@@ -230,14 +230,12 @@ func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 	return next
 }
 
-// used reports whether the context of a Lock lives.
-func (h *holder) used() bool {
+// used reports whether a Lock needs the lease: its context lives, or it drains.
+func (h *holder) used(now time.Duration) (used bool) {
 	for k := h.locks; k != nil; k = k.next {
-		if k.ctx.Context.Err() == nil {
-			return true
-		}
+		used = k.ctx.Context.Err() == nil || k.drains(now) || used
 	}
-	return false
+	return used
 }
 
 // remove takes k out of the open Locks.

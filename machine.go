@@ -175,7 +175,7 @@ type facts struct {
 	// age is the time since the send from which validity counts. The machine was
 	// suspended for slept of it.
 	age, slept time.Duration
-	// used: the context of a Lock lives, so that a renewal is of use.
+	// used: the context of a Lock lives or the Lock drains, so that a renewal is of use.
 	used bool
 	// next: a waiter of this Locker can have the lease in a handoff.
 	next bool
@@ -475,7 +475,7 @@ func (s *leaseState) tick(e *event, f *facts) effects {
 }
 
 // worthRenewing reports whether anybody relies on the lease: a Lock whose context
-// lives, a holder whose first Lock is about to be opened, or a MinHold.
+// lives or that drains, a holder whose first Lock is about to be opened, or a MinHold.
 func (s *leaseState) worthRenewing(f *facts) bool {
 	return s.phase == lingering || f.used || s.open == 0 && s.leaving == 0
 }

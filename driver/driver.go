@@ -32,6 +32,7 @@ package driver
 import (
 	"context"
 	"math"
+	"strconv"
 	"time"
 )
 
@@ -233,6 +234,23 @@ type Owner struct {
 	// Since is when the grant or place was made, by the store's clock where it
 	// has one.
 	Since time.Time
+}
+
+// Client names the client for people, such as "pid 7 on web-1 (blue)" with an instance.
+// A client library of another project that has written down neither its process nor its
+// host is "another client".
+func (o Owner) Client() string {
+	s := "another client"
+	if o.PID != 0 {
+		s = "pid " + strconv.Itoa(o.PID)
+	}
+	if o.Host != "" {
+		s += " on " + o.Host
+	}
+	if o.Instance != "" {
+		s += " (" + o.Instance + ")"
+	}
+	return s
 }
 
 // Holder is a grant as an inspection shows it.

@@ -26,10 +26,10 @@ const epochShards = 16
 var seed = maphash.MakeSeed()
 
 // layout says where things stand.
-type layout struct{ prefix, names string }
+type layout struct{ prefix, namespace, names string }
 
 func newLayout(prefix, namespace string) layout {
-	l := layout{prefix: prefix, names: prefix}
+	l := layout{prefix: prefix, namespace: namespace, names: prefix}
 	if namespace != "" {
 		l.names += reserved + "ns/" + url.PathEscape(namespace) + "/"
 	}

@@ -42,6 +42,7 @@ type session struct {
 	sentinel   *watch
 	sentinelAt int64
 	marking    bool // the sentinel is being written
+	stood      bool // the sentinel's watch has stood
 	// compared is the newest state of the cluster that a read of the sentinel has answered.
 	compared seen
 
@@ -470,10 +471,16 @@ func (e *session) mark() {
 // sentinelUpdate takes in what the watch of the sentinel reports.
 func (e *session) sentinelUpdate(u watchUpdate) {
 	if u.stands { // since when?
+		e.mu.Lock()
+		again := e.stood
+		e.stood = true
+		e.mu.Unlock()
 		e.s.background(func() {
 			ctx, cancel := context.WithTimeout(e.s.ctx, e.within())
 			defer cancel()
-			_ = e.fresh(ctx, 0)
+			if e.fresh(ctx, 0) == nil && again {
+				e.removeUnknown(ctx)
+			}
 		})
 	}
 	for _, ev := range u.events {
@@ -483,6 +490,43 @@ func (e *session) sentinelUpdate(u watchUpdate) {
 		if ev.Type == mvccpb.Event_DELETE && ev.Kv.ModRevision > at {
 			e.abandon()
 		}
+	}
+}
+
+// removeUnknown deletes the entries under the session's lease that no attempt of this client has. A
+// copy that a server was restored from holds entries that were released since. Where its revision
+// was raised, as it should be, nothing else shows the restore, and the entries would stand for as
+// long as the session. A restore interrupts the watches, so this follows whenever they stand anew.
+func (e *session) removeUnknown(ctx context.Context) {
+	sentinel := e.s.lay.sentinel(e.lease)
+	now, err := e.s.client.Get(ctx, sentinel, clientv3.WithKeysOnly())
+	if err != nil {
+		return // the watches may stand anew once more; else the entries end with the session
+	}
+	attached, err := e.s.client.TimeToLive(ctx, e.lease, clientv3.WithAttachedKeys())
+	if err != nil {
+		return
+	}
+	known := map[string]bool{sentinel: true}
+	for n := range epochShards {
+		known[e.s.lay.epoch(e.lease, n)] = true
+	}
+	e.mu.Lock()
+	for a := range e.live {
+		known[a.key] = true
+	}
+	e.mu.Unlock()
+	for _, key := range attached.Keys {
+		key := string(key)
+		if known[key] {
+			continue
+		}
+		// A later attempt may have the key by now: its entry is created after the read.
+		unknown := []clientv3.Cmp{
+			clientv3.Compare(clientv3.LeaseValue(key), "=", e.lease),
+			clientv3.Compare(clientv3.CreateRevision(key), "<", now.Header.Revision+1),
+		}
+		_, _ = e.s.client.Txn(ctx).If(unknown...).Then(clientv3.OpDelete(key)).Commit()
 	}
 }
 

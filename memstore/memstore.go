@@ -72,6 +72,7 @@ func (s *Store) Namespace(namespace string) *Store {
 type space struct {
 	mu     sync.Mutex
 	names  map[string]*name // by namespace, NUL, name
+	values map[string]value // likewise
 	token  uint64
 	script script
 	halted atomic.Bool // script.stopped is set

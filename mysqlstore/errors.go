@@ -65,7 +65,9 @@ func (faults) Sort(err error) (error, bool) {
 		return fmt.Errorf("%w: %w", sqlkit.ErrReadOnly, err), false
 	case refused[my.Number]:
 		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
-	case my.Number == errTooMany || my.Number == 1203 || my.Number == 1226 || my.Number == 1047:
+	case my.Number == errTooMany || my.Number == 1203:
+		return driver.Errorf(driver.CodeUnavailable, "%w: %w", sqlkit.ErrTooMany, err), false
+	case my.Number == 1226 || my.Number == 1047:
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
 	}
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false

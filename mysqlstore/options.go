@@ -37,7 +37,9 @@ type config struct {
 	exact bool
 }
 
-func defaults() config { return config{Options: sqlkit.Options[Recipe]{Recipe: Pessimistic}} }
+func defaults() config {
+	return config{Options: sqlkit.Options[Recipe]{Recipe: Pessimistic, MaxIdle: sqlkit.DefaultMaxIdle}}
+}
 
 // With chooses the recipe. The default is Pessimistic.
 func With(r Recipe) Option { return func(c *config) { c.Recipe = r } }
@@ -58,6 +60,12 @@ func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 // most 64 characters, none of them upper case on MySQL, which does not tell cases
 // apart; at most 192 bytes on MariaDB. It has no namespaces.
 func ExactNames() Option { return func(c *config) { c.exact = true } }
+
+// MaxIdle sets how many idle connections the store keeps at most, for callers that lock
+// many names at once. Those beyond four are closed when they were not needed for 5 s, and
+// no more than four are kept for 10 s after the server has refused a client. Default 64,
+// from 1 to 10,000. It has no effect on a user's pool.
+func MaxIdle(n int) Option { return func(c *config) { c.MaxIdle = n } }
 
 // Table makes Pessimistic lock the rows of a table that is there already, to share
 // them with others who lock those rows: column has a unique index and holds the

@@ -58,3 +58,10 @@ CREATE TABLE IF NOT EXISTS holdfast_session (
 	taken BIGINT          NOT NULL, -- when an operator took it away, in microseconds since 1970, UTC; else 0
 	label VARBINARY(1400) NOT NULL -- who holds it
 ) ENGINE=InnoDB;
+
+-- Versioned values of users: optimistic.Update and holdfast run --once.
+CREATE TABLE IF NOT EXISTS holdfast_value (
+	name    VARBINARY(641)  NOT NULL PRIMARY KEY, -- namespace, NUL, key
+	version VARBINARY(26)   NOT NULL, -- every write makes a new one
+	data    MEDIUMBLOB      NOT NULL
+) ENGINE=InnoDB;

@@ -27,9 +27,13 @@ func Schema() string { return schema }
 // engine is what a recipe is made of.
 type engine = sqlkit.Engine
 
+// valueTable is the promoted Get and Put.
+type valueTable = sqlkit.Values
+
 // Store is one client of a MySQL or MariaDB server.
 type Store struct {
 	engine
+	*valueTable
 	cfg    *config
 	where  string
 	dial   func(context.Context) (sqlkit.Link, error) // a connection that nobody else uses
@@ -91,7 +95,7 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 		}
 		return sqlkit.SQLLink(dc, true, w), nil
 	}
-	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dial, 2)
+	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dial)
 }
 
 // dialled is the key of the place where a dialler puts its connection.
@@ -122,23 +126,25 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 		}
 		return l, nil
 	}
-	return open(ctx, c, "mysql (a pool)", dial, 0)
+	c.MaxIdle = 0 // the pool keeps its own
+	return open(ctx, c, "mysql (a pool)", dial)
 }
 
-func open(ctx context.Context, c *config, where string, dial func(context.Context) (sqlkit.Link, error), keep int) (*Store, error) {
+func open(ctx context.Context, c *config, where string, dial func(context.Context) (sqlkit.Link, error)) (*Store, error) {
 	if c.Namespace != "" {
 		where += " (namespace " + c.Namespace + ")"
 	}
-	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(keep, dial), lent: keep == 0}
+	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(c.Idle(2), dial), lent: c.MaxIdle == 0}
 	s.server = sqlkit.NewProbe(s.probe)
 	s.record = newRecorder(s)
+	s.valueTable = newValues(s)
 	switch c.Recipe {
 	case Optimistic:
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, dial), table{}, faults{}, nil, c.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), dial), table{}, faults{}, nil, c.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(dial, pessimistic{sessions{s: s}}, 2*keep, c.Namespace)
+		s.engine = sqlkit.NewSessions(dial, pessimistic{sessions{s: s}}, c.Idle(4), c.Namespace)
 	case Named:
-		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, 2*keep, c.Namespace)
+		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, c.Idle(4), c.Namespace)
 	}
 	// A server that does not answer is no error, and is not waited for: see driver.Opener.
 	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)

@@ -38,7 +38,9 @@ func (faults) Sort(err error) (error, bool) {
 	switch code := state(err); code {
 	case "40001", "40P01", "55P03": // serialization, deadlock, lock not available
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, true
-	case "53300", "53400", "57P03", "57014": // too many connections, starting up; the statement was cancelled, and so did nothing
+	case "53300": // too many connections
+		return driver.Errorf(driver.CodeUnavailable, "%w: %w", sqlkit.ErrTooMany, err), false
+	case "53400", "57P03", "57014": // a limit, starting up; the statement was cancelled, and so did nothing
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
 	case "42P01", "42703", "42P07": // no such table, or column
 		return driver.Errorf(driver.CodeRefused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false

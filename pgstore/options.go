@@ -36,7 +36,9 @@ type config struct {
 	given bool
 }
 
-func defaults() config { return config{Options: sqlkit.Options[Recipe]{Recipe: Advisory}} }
+func defaults() config {
+	return config{Options: sqlkit.Options[Recipe]{Recipe: Advisory, MaxIdle: sqlkit.DefaultMaxIdle}}
+}
 
 // With chooses the recipe. The default is Advisory.
 func With(r Recipe) Option { return func(c *config) { c.Recipe = r } }
@@ -56,6 +58,12 @@ func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 // signed 32-bit numbers with a comma between, as in "42" or "7,1". It has no
 // namespaces.
 func GivenKeys() Option { return func(c *config) { c.given = true } }
+
+// MaxIdle sets how many idle connections the store keeps at most, for callers that lock
+// many names at once. Those beyond four are closed when they were not needed for 5 s, and
+// no more than four are kept for 10 s after the server has refused a client. Default 64,
+// from 1 to 10,000. It has no effect on a user's pool.
+func MaxIdle(n int) Option { return func(c *config) { c.MaxIdle = n } }
 
 // Table makes Pessimistic lock the rows of a table that is there already, to share
 // them with others who lock those rows: column, of type text, varchar or bytea, has

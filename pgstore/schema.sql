@@ -36,3 +36,10 @@ CREATE TABLE IF NOT EXISTS holdfast_slot (
 	slot int   NOT NULL,
 	PRIMARY KEY (name, slot)
 ) WITH (fillfactor = 50);
+
+-- Versioned values of users: optimistic.Update and holdfast run --once.
+CREATE TABLE IF NOT EXISTS holdfast_value (
+	name    bytea NOT NULL PRIMARY KEY, -- namespace, NUL, key
+	version text  NOT NULL, -- every write makes a new one
+	data    bytea NOT NULL
+) WITH (fillfactor = 50);

@@ -27,9 +27,13 @@ func Schema() string { return schema }
 // engine is what a recipe is made of.
 type engine = sqlkit.Engine
 
+// valueTable is the promoted Get and Put.
+type valueTable = sqlkit.Values
+
 // Store is one client of a PostgreSQL server.
 type Store struct {
 	engine
+	*valueTable
 	cfg    *config
 	where  string
 	dial   dialer
@@ -73,7 +77,7 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 		return l, nil
 	}
 	s := &Store{cfg: c, where: fmt.Sprintf("postgres://%s:%d/%s", pg.Host, pg.Port, pg.Database), dial: dial, oneHost: oneHost(pg)}
-	return s.open(ctx, 2, newListener(pg))
+	return s.open(ctx, newListener(pg))
 }
 
 // New makes a store over a user's pool, which stays the user's to close. Locks of
@@ -92,8 +96,9 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	if db.Stats().MaxOpenConnections == 1 && c.Recipe != Optimistic {
 		return nil, errPoolOfOne(c.Recipe)
 	}
+	c.MaxIdle = 0 // the pool keeps its own
 	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
-	return s.open(ctx, 0, nil)
+	return s.open(ctx, nil)
 }
 
 // NewPool is New for a pool of pgx's.
@@ -109,8 +114,9 @@ func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, erro
 		return nil, errPoolOfOne(c.Recipe)
 	}
 	db := stdlib.OpenDBFromPool(pool)
+	c.MaxIdle = 0 // the pool keeps its own
 	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
-	return s.open(ctx, 0, nil)
+	return s.open(ctx, nil)
 }
 
 func errPoolOfOne(r Recipe) error {
@@ -132,22 +138,23 @@ func lend(db *sql.DB) dialer {
 	}
 }
 
-func (s *Store) open(ctx context.Context, keep int, listen *listener) (*Store, error) {
+func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
 	if s.cfg.Namespace != "" {
 		s.where += " (namespace " + s.cfg.Namespace + ")"
 	}
-	s.links, s.server = sqlkit.NewPool(keep, s.dial), sqlkit.NewProbe(s.probe)
+	s.links, s.server = sqlkit.NewPool(s.cfg.Idle(2), s.dial), sqlkit.NewProbe(s.probe)
+	s.valueTable = newValues(s)
 	switch s.cfg.Recipe {
 	case Optimistic:
 		var w sqlkit.Waker
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, s.dial), table{wake: true}, faults{}, w, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{wake: true}, faults{}, w, s.cfg.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, 2*keep, s.cfg.Namespace)
+		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, s.cfg.Idle(4), s.cfg.Namespace)
 	case Advisory:
-		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, 2*keep, s.cfg.Namespace)
+		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, s.cfg.Idle(4), s.cfg.Namespace)
 	}
 	// A server that does not answer is no error, and is not waited for: see driver.Opener.
 	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)

@@ -23,7 +23,15 @@ type Options[R ~string] struct {
 	Durable bool
 	// Table and Column are where a user has the rows that are locked, both or none.
 	Table, Column string
+	// MaxIdle is how many idle connections the store keeps at most; see Idle.
+	MaxIdle int
 }
+
+// Idle returns the bounds of a pool that keeps so many connections ready at least.
+func (o *Options[R]) Idle(least int) Idle { return Idle{Least: min(least, o.MaxIdle), Most: o.MaxIdle} }
+
+// mostIdle is the largest MaxIdle.
+const mostIdle = 10_000
 
 // The recipes that some options are for, or not for.
 const (
@@ -38,6 +46,8 @@ func (o *Options[R]) Check(recipes []R, identifier int) error {
 		return err
 	}
 	switch {
+	case o.MaxIdle < 1 || o.MaxIdle > mostIdle:
+		return fmt.Errorf("%d idle connections: give 1 to %d", o.MaxIdle, mostIdle)
 	case !slices.Contains(recipes, o.Recipe):
 		return fmt.Errorf("recipe %q: give one of %s", o.Recipe, list(recipes, ", "))
 	case o.Durable && o.Recipe == optimistic:
@@ -77,7 +87,7 @@ func (o *Options[R]) CheckLimit(limit int) error {
 	return nil
 }
 
-// Take takes recipe, tokens, table and column out of a URL's parameters; what is not
+// Take takes recipe, tokens, table, column and max_idle out of a URL's parameters; what is not
 // there stays as it is.
 func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 	if r := p.Take("recipe"); r != "" {
@@ -87,5 +97,6 @@ func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 		return err
 	}
 	o.Table, o.Column = p.Take("table"), p.Take("column")
-	return nil
+	o.MaxIdle, err = p.Int("max_idle", o.MaxIdle)
+	return err
 }

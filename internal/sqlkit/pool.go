@@ -4,20 +4,22 @@ import (
 	"context"
 	sqldriver "database/sql/driver"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Pool keeps a few idle links ready.
+// Pool keeps idle links ready.
 type Pool struct {
 	dial func(context.Context) (Link, error)
-	keep int
 
-	mu     sync.Mutex
-	idle   []idleLink
-	closed bool
+	mu      sync.Mutex
+	bounds  Idle
+	idle    []idleLink
+	surplus *time.Timer // ends links that are idle beyond bounds.Least
+	closed  bool
 }
 
 type idleLink struct {
@@ -29,9 +31,9 @@ type idleLink struct {
 // end one sooner.
 const idleFor = time.Minute
 
-// NewPool makes a pool that keeps at most so many idle links.
-func NewPool(keep int, dial func(context.Context) (Link, error)) *Pool {
-	return &Pool{dial: dial, keep: keep}
+// NewPool makes a pool that keeps so many idle links.
+func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
+	return &Pool{dial: dial, bounds: idle}
 }
 
 // ErrClosed is what a closed store answers.
@@ -57,6 +59,11 @@ func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 		return nil, false, ErrClosed
 	}
 	l, err = p.dial(ctx)
+	if err != nil {
+		p.mu.Lock()
+		p.bounds.dialled(err)
+		p.mu.Unlock()
+	}
 	return l, false, err
 }
 
@@ -74,13 +81,16 @@ func (p *Pool) Put(l Link) {
 	p.mu.Lock()
 	var old Link
 	switch {
-	case p.closed || p.keep == 0 || ended(l):
+	case p.closed || p.bounds.Most == 0 || ended(l):
 		old = l
-	case len(p.idle) >= p.keep:
+	case len(p.idle) >= p.bounds.limit():
 		old = p.idle[0].link
-		p.idle = append(append([]idleLink(nil), p.idle[1:]...), idleLink{l, time.Now()})
+		p.idle = append(slices.Delete(p.idle, 0, 1), idleLink{l, time.Now()})
 	default:
 		p.idle = append(p.idle, idleLink{l, time.Now()})
+		if len(p.idle) > p.bounds.Least && p.surplus == nil {
+			p.surplus = time.AfterFunc(surplusFor, p.endSurplus)
+		}
 	}
 	p.mu.Unlock()
 	if old != l {
@@ -89,11 +99,31 @@ func (p *Pool) Put(l Link) {
 	if old == nil {
 		return
 	}
-	if lent, ok := old.(*lentLink); ok && p.keep == 0 {
+	if lent, ok := old.(*lentLink); ok && p.bounds.Most == 0 {
 		lent.giveBack()
 		return
 	}
 	old.Close()
+}
+
+// endSurplus closes links that were not needed for a while, but for the least that the
+// pool keeps.
+func (p *Pool) endSurplus() {
+	p.mu.Lock()
+	rested := 0
+	for rested < len(p.idle)-p.bounds.Least && time.Since(p.idle[rested].since) >= surplusFor {
+		rested++
+	}
+	old := slices.Clone(p.idle[:rested])
+	p.idle = slices.Delete(p.idle, 0, rested)
+	p.surplus = nil
+	if len(p.idle) > p.bounds.Least {
+		p.surplus = time.AfterFunc(surplusFor-time.Since(p.idle[0].since), p.endSurplus)
+	}
+	p.mu.Unlock()
+	for _, i := range old {
+		i.link.Close()
+	}
 }
 
 // Run runs statements on a link of the pool. If an idle one turns out to have ended
@@ -144,6 +174,9 @@ func (p *Pool) Close() {
 	p.mu.Lock()
 	idle := p.idle
 	p.idle, p.closed = nil, true
+	if p.surplus != nil {
+		p.surplus.Stop()
+	}
 	p.mu.Unlock()
 	for _, i := range idle {
 		i.link.Close()

@@ -45,7 +45,6 @@ type Sessions struct {
 	dial   func(context.Context) (Link, error)
 	recipe Recipe
 	prefix []byte
-	keep   int
 	side   *Pool // links for questions about sessions
 
 	ctx    context.Context // ends with the store
@@ -53,6 +52,7 @@ type Sessions struct {
 	tasks  sync.WaitGroup
 
 	mu     sync.Mutex
+	bounds Idle // of idle
 	closed bool
 	ticker *time.Ticker // of the goroutine that tends the sessions
 	slow   bool
@@ -116,10 +116,11 @@ const (
 	spareFor = 30 * time.Second
 )
 
-// NewSessions makes the engine. It keeps at most so many idle sessions ready; on a
-// user's pool that is none.
-func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, keep int, namespace string) *Sessions {
-	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), keep: keep, side: NewPool(min(keep, 2), dial),
+// NewSessions makes the engine. It keeps so many idle sessions; on a user's pool that is
+// none.
+func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
+	few := min(idle.Most, 2)
+	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), bounds: idle, side: NewPool(Idle{Least: few, Most: few}, dial),
 		looked: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
@@ -155,6 +156,9 @@ func (e *Sessions) take(ctx context.Context) (*Session, error) {
 	defer end()
 	l, err := e.dial(ctx)
 	if err != nil {
+		e.mu.Lock()
+		e.bounds.dialled(err)
+		e.mu.Unlock()
 		return nil, err
 	}
 	id, err := e.recipe.Begin(ctx, l)
@@ -190,7 +194,7 @@ func (e *Sessions) take(ctx context.Context) (*Session, error) {
 func (e *Sessions) put(s *Session) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed || len(e.idle) >= e.keep || ended(s.Link) {
+	if e.closed || len(e.idle) >= e.bounds.limit() || ended(s.Link) {
 		delete(e.all, s)
 		s.Close()
 		return
@@ -262,6 +266,9 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 		case !s.resting.IsZero():
 			rested := now.Sub(s.resting)
 			most := spareFor
+			if len(e.idle) > e.bounds.Least {
+				most = surplusFor
+			}
 			if s.TTL > 0 {
 				most = min(most, s.TTL/2) // before the server's timer ends it
 			}
@@ -330,7 +337,7 @@ func (e *Sessions) restLocked(s *Session) {
 		err := r.Rest(ctx, s)
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if err != nil || e.closed || len(e.idle) >= e.keep || ended(s.Link) {
+		if err != nil || e.closed || len(e.idle) >= e.bounds.limit() || ended(s.Link) {
 			delete(e.all, s)
 			s.Close()
 			return

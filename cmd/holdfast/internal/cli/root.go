@@ -101,7 +101,7 @@ on none: without a store, locks are files of this user on this machine.`,
 	}
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newInit(p), newCheck(p), newLab(p), newVersion(), newCompletion())
+	root.AddCommand(newRun(p), newHold(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newInit(p), newCheck(p), newLab(p), newVersion(), newCompletion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {
