@@ -110,6 +110,8 @@ const (
 	expiredAfter = 4
 	// closeTimeout is how long Close waits for a store at least.
 	closeTimeout = 30 * time.Second
+	// closeLeast is for how long Close tries although its context has ended.
+	closeLeast = time.Second
 )
 
 // doLater does a task on a goroutine of its own, and repeats it until it is done.

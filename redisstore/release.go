@@ -39,7 +39,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if void != 0 && void < s.clock.now()-window.Microseconds() {
 		void = 0 // long past
 	}
-	args := append(make([]string, 0, 9), mark(&g))
+	args := append(make([]string, 0, 10), mark(&g))
 	keys := []string{h.key}
 	next, seq := s.release(&g, keep > 0)
 	if next != nil || h.seat != "0" || keep > 0 || void != 0 {
@@ -49,6 +49,9 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		keys = append(keys, next.counter)
 		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.floors.text(next.bucket),
 			strconv.FormatInt(s.clock.deadline(), 10), s.write(next.r.From.Owner()))
+		if next.r.Tokens > 1 {
+			args = append(args, tokensText(&next.r))
+		}
 	}
 	var sent driver.Instant
 	if next != nil {

@@ -109,6 +109,14 @@ func newStore(c Client, cfg config) *Store {
 // String says where the locks live.
 func (s *Store) String() string { return s.client.String() }
 
+// Client returns the client that the store uses, for a recipe over several stores. It
+// ends with the store.
+func (s *Store) Client() Client { return s.client }
+
+// Explain puts the code on an error of the store's client: what it means for the
+// request that got it.
+func (s *Store) Explain(err error) error { return s.explain(err) }
+
 // GoString says no more than String, for %#v.
 func (s *Store) GoString() string { return s.String() }
 

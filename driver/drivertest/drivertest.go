@@ -124,6 +124,8 @@ func Run(t *testing.T, h Harness) {
 		{"TokensRise", tokensRise},
 		{"TokensRiseAcrossExpiry", tokensRiseAcrossExpiry},
 		{"TokensOfAWrongClock", tokensOfAWrongClock},
+		{"TokensReserved", tokensReserved},
+		{"ReservedRangesRise", reservedRangesRise},
 		{"ValidityFromTheSend", validityFromTheSend},
 		{"ValidityNotFromTheAnswer", validityNotFromTheAnswer},
 		{"Renew", renew},

@@ -45,7 +45,7 @@ func (nobody) Lost(driver.Cause, error) {}
 func TestGrantWhileClosing(t *testing.T) {
 	l := &countedLink{}
 	c := &closing{}
-	c.e = NewSessions(func(context.Context) (Link, error) { return l, nil }, c, 2, "")
+	c.e = NewSessions(func(context.Context) (Link, error) { return l, nil }, c, Idle{Least: 2, Most: 2}, "")
 	_, err := c.e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Second, Wait: true, From: nobody{}})
 	if err == nil {
 		t.Error("it was granted")
@@ -80,7 +80,7 @@ func (*telling) Unlock(context.Context, *Session, *Ask) (bool, error) { return t
 // (the race detector tells), and comes back to it.
 func TestLookWhilePinged(t *testing.T) {
 	r := &telling{begun: make(chan struct{}), let: make(chan struct{})}
-	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, 2, "")
+	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Least: 2, Most: 2}, "")
 	defer e.Close(t.Context())
 	g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, From: nobody{}})
 	if err != nil {

@@ -31,7 +31,7 @@ func (r *failing) Lock(ctx context.Context, s *Session, _ *Ask) (Got, error) {
 	}
 	err := r.fails[0]
 	r.fails = r.fails[1:]
-	return Got{}, GiveBack(ctx, r, s, err)
+	return Got{}, giveBack(ctx, r, s, err)
 }
 
 func (r *failing) Clear(ctx context.Context, _ *Session) error {
@@ -70,7 +70,7 @@ func TestGiveBack(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := &failing{fails: []error{c.err}, clear: c.clear}
-			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, 2, "")
+			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Least: 2, Most: 2}, "")
 			defer e.Close(t.Context())
 			_, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: nobody{}})
 			if c.ok != (err == nil) || err != nil && driver.CodeOf(err) != c.code {

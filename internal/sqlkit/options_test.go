@@ -13,7 +13,7 @@ func TestOptions(t *testing.T) {
 	type recipe string
 	recipes := []recipe{"pessimistic", "optimistic", "other"}
 	read := func(raw string) (o Options[recipe], rest string, err error) {
-		o.Recipe = "other"
+		o.Recipe, o.MaxIdle = "other", 8
 		u, err := storeurl.Parse(raw, "db", "database")
 		if err != nil {
 			return o, "", err
@@ -28,10 +28,11 @@ func TestOptions(t *testing.T) {
 		return o, p.Rest().Encode(), o.Check(recipes, 4)
 	}
 	for raw, want := range map[string]Options[recipe]{
-		"db://h/?x=1": {Recipe: "other"},
-		"database://h/?recipe=optimistic&tokens=clock&x=1":     {Recipe: "optimistic"},
-		"db://h/?tokens=durable&x=1":                           {Recipe: "other", Durable: true},
-		"db://h/?recipe=pessimistic&table=s.abcd&column=c&x=1": {Recipe: "pessimistic", Table: "s.abcd", Column: "c"},
+		"db://h/?x=1": {Recipe: "other", MaxIdle: 8},
+		"database://h/?recipe=optimistic&tokens=clock&x=1":     {Recipe: "optimistic", MaxIdle: 8},
+		"db://h/?tokens=durable&x=1":                           {Recipe: "other", Durable: true, MaxIdle: 8},
+		"db://h/?x=1&max_idle=3":                               {Recipe: "other", MaxIdle: 3},
+		"db://h/?recipe=pessimistic&table=s.abcd&column=c&x=1": {Recipe: "pessimistic", Table: "s.abcd", Column: "c", MaxIdle: 8},
 	} {
 		if o, rest, err := read(raw); o != want || rest != "x=1" || err != nil {
 			t.Errorf("%s: %+v, %q, %v; want %+v", raw, o, rest, err, want)
@@ -45,6 +46,8 @@ func TestOptions(t *testing.T) {
 		"db://u:SeCrEt@h/?a=%zz":                                   "cannot be read",
 		"db://u:SeCrEt@h/?a=1&a=2":                                 "a is given more than once",
 		"db://u:SeCrEt@h/?recipe=none":                             "give one of pessimistic, optimistic, other",
+		"db://u:SeCrEt@h/?max_idle=0":                              "0 idle connections: give 1 to 10000",
+		"db://u:SeCrEt@h/?max_idle=x":                              "give a number",
 		"db://u:SeCrEt@h/?tokens=none":                             "give clock or durable",
 		"db://u:SeCrEt@h/?recipe=optimistic&tokens=durable":        "durable already",
 		"db://u:SeCrEt@h/?table=t&column=c":                        "not other",
@@ -58,7 +61,7 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%s: %v; want %q", raw, err, says)
 		}
 	}
-	own := Options[recipe]{Recipe: "pessimistic", Table: "t", Column: "c", Namespace: "n"}
+	own := Options[recipe]{Recipe: "pessimistic", Table: "t", Column: "c", Namespace: "n", MaxIdle: 1}
 	if err := own.Check(recipes, 4); err == nil || !strings.Contains(err.Error(), "namespaces") {
 		t.Errorf("a namespace of a user's table: %v", err)
 	}

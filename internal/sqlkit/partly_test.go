@@ -98,7 +98,7 @@ func TestNoAfterWrite(t *testing.T) {
 			defer other.Close()
 			defer below.Close()
 			dial := func(context.Context) (Link, error) { return SQLLink(&exhausted{}, multi, below), nil }
-			o := NewOptimistic(NewPool(1, dial), plain{}, certain{}, nil, "")
+			o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, dial), plain{}, certain{}, nil, "")
 			defer o.Close(t.Context())
 			_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: nobody{}})
 			if code := driver.CodeOf(err); err == nil || code != driver.CodeUnknown || !errors.Is(err, errExhausted) {

@@ -4,20 +4,22 @@ import (
 	"context"
 	sqldriver "database/sql/driver"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Pool keeps a few idle links ready.
+// Pool keeps idle links ready.
 type Pool struct {
 	dial func(context.Context) (Link, error)
-	keep int
 
-	mu     sync.Mutex
-	idle   []idleLink
-	closed bool
+	mu      sync.Mutex
+	bounds  Idle
+	idle    []idleLink
+	surplus *time.Timer // ends links that are idle beyond bounds.Least
+	closed  bool
 }
 
 type idleLink struct {
@@ -25,20 +27,19 @@ type idleLink struct {
 	since time.Time
 }
 
-// idleFor is how long a link is kept that nobody uses. A server or a firewall may
-// end one sooner.
+// idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
 const idleFor = time.Minute
 
-// NewPool makes a pool that keeps at most so many idle links.
-func NewPool(keep int, dial func(context.Context) (Link, error)) *Pool {
-	return &Pool{dial: dial, keep: keep}
+// NewPool makes a pool that keeps so many idle links.
+func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
+	return &Pool{dial: dial, bounds: idle}
 }
 
-// ErrClosed is what a closed store answers.
+// ErrClosed is the error of a closed store.
 var ErrClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
 
-// Get takes an idle link or opens one. Reused tells which: an idle one may have
-// ended without anyone knowing.
+// Get takes an idle link or opens one. reused reports that it was idle: it may have ended
+// unnoticed.
 func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 	p.mu.Lock()
 	for len(p.idle) > 0 && !p.closed {
@@ -57,6 +58,11 @@ func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 		return nil, false, ErrClosed
 	}
 	l, err = p.dial(ctx)
+	if err != nil {
+		p.mu.Lock()
+		p.bounds.dialled(err)
+		p.mu.Unlock()
+	}
 	return l, false, err
 }
 
@@ -69,18 +75,21 @@ func ended(l Link) bool {
 	}
 }
 
-// Put gives a link back that is in good order.
+// Put gives back a link that is in good order.
 func (p *Pool) Put(l Link) {
 	p.mu.Lock()
 	var old Link
 	switch {
-	case p.closed || p.keep == 0 || ended(l):
+	case p.closed || p.bounds.Most == 0 || ended(l):
 		old = l
-	case len(p.idle) >= p.keep:
+	case len(p.idle) >= p.bounds.limit():
 		old = p.idle[0].link
-		p.idle = append(append([]idleLink(nil), p.idle[1:]...), idleLink{l, time.Now()})
+		p.idle = append(slices.Delete(p.idle, 0, 1), idleLink{l, time.Now()})
 	default:
 		p.idle = append(p.idle, idleLink{l, time.Now()})
+		if len(p.idle) > p.bounds.Least && p.surplus == nil {
+			p.surplus = time.AfterFunc(surplusFor, p.endSurplus)
+		}
 	}
 	p.mu.Unlock()
 	if old != l {
@@ -89,15 +98,35 @@ func (p *Pool) Put(l Link) {
 	if old == nil {
 		return
 	}
-	if lent, ok := old.(*lentLink); ok && p.keep == 0 {
+	if lent, ok := old.(*lentLink); ok && p.bounds.Most == 0 {
 		lent.giveBack()
 		return
 	}
 	old.Close()
 }
 
-// Run runs statements on a link of the pool. If an idle one turns out to have ended
-// before anything was sent it takes another.
+// endSurplus closes links that were not needed for a while, except the least number that
+// the pool keeps.
+func (p *Pool) endSurplus() {
+	p.mu.Lock()
+	rested := 0
+	for rested < len(p.idle)-p.bounds.Least && time.Since(p.idle[rested].since) >= surplusFor {
+		rested++
+	}
+	old := slices.Clone(p.idle[:rested])
+	p.idle = slices.Delete(p.idle, 0, rested)
+	p.surplus = nil
+	if len(p.idle) > p.bounds.Least {
+		p.surplus = time.AfterFunc(surplusFor-time.Since(p.idle[0].since), p.endSurplus)
+	}
+	p.mu.Unlock()
+	for _, i := range old {
+		i.link.Close()
+	}
+}
+
+// Run runs statements on a link of the pool. If an idle link had ended before anything was
+// sent, Run takes another one.
 func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 	for {
 		l, reused, err := p.Get(ctx)
@@ -119,16 +148,16 @@ func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 	}
 }
 
-// ErrUnsent is a link's word that it had ended before anything of a script was sent.
-// Drivers of database/sql say the same by driver.ErrBadConn. What pgx calls safe to
-// retry is not taken for it: it may say so of the second error of a connection.
+// ErrUnsent is the error of a link that had ended before anything of a script was sent.
+// Drivers of database/sql return driver.ErrBadConn for that. What pgx reports as safe to
+// retry does not count: it may do so for the second error of a connection.
 var ErrUnsent = errors.New("the connection had ended before")
 
 func unsent(err error) bool {
 	return !partly(err) && (errors.Is(err, sqldriver.ErrBadConn) || errors.Is(err, ErrUnsent))
 }
 
-// Flush ends the idle links, as when they lead to a server that was demoted.
+// Flush closes the idle links, for example those to a server that was demoted.
 func (p *Pool) Flush() {
 	p.mu.Lock()
 	idle := p.idle
@@ -139,11 +168,14 @@ func (p *Pool) Flush() {
 	}
 }
 
-// Close ends the idle links, and each one that is put back from now on.
+// Close closes the idle links, and every link that is put back later.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	idle := p.idle
 	p.idle, p.closed = nil, true
+	if p.surplus != nil {
+		p.surplus.Stop()
+	}
 	p.mu.Unlock()
 	for _, i := range idle {
 		i.link.Close()

@@ -96,7 +96,7 @@ func TestSilentLook(t *testing.T) {
 					links = links[1:]
 					return l, nil
 				}
-				o := NewOptimistic(NewPool(1, dial), row, uncertain{}, noWaker{}, "")
+				o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, dial), row, uncertain{}, noWaker{}, "")
 				defer o.Close(t.Context())
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
@@ -138,7 +138,7 @@ func TestSilentSession(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Second, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			l := &countedLink{}
-			e := NewSessions(func(context.Context) (Link, error) { return l, nil }, &quiet{}, 0, "")
+			e := NewSessions(func(context.Context) (Link, error) { return l, nil }, &quiet{}, Idle{}, "")
 			defer e.Close(t.Context())
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
@@ -160,7 +160,7 @@ func TestSilentSession(t *testing.T) {
 		e := NewSessions(func(ctx context.Context) (Link, error) {
 			<-ctx.Done()
 			return nil, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
-		}, &quiet{}, 0, "")
+		}, &quiet{}, Idle{}, "")
 		defer e.Close(t.Context())
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()

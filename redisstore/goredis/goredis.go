@@ -6,7 +6,7 @@
 //
 // The locks are the same as those of package redisstore, which says how they work
 // and why they are safe: both may be used on one server, and exclude each other.
-// It is a module of its own, so that whoever uses redisstore alone need not follow
+// It is a module of its own, so that a user of redisstore alone need not follow
 // the versions of go-redis.
 //
 // The client's own retries do not apply to what a lock does: each request is sent
