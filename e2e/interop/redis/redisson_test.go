@@ -114,6 +114,7 @@ func fairOrder(t *testing.T, d *deployment, java *peer) {
 	one.tell("acquire")
 	d.queue(t, name, 1)
 	w := wait(t, later, q, name)
+	d.queue(t, name, 2)
 	two.tell("acquire")
 	d.queue(t, name, 3)
 	must(t, k.Unlock())
@@ -357,7 +358,8 @@ func TestRedissonLeases(t *testing.T) {
 			permit := victim.lock("permits", "permits-of-java")
 			permit.does("set", 1)
 			permit.does("acquire", lease.Milliseconds())
-			permit.does("renew", (3 * lease).Milliseconds())
+			permit.does("renew", (5 * lease).Milliseconds())
+			renewed := time.Now()
 			for _, k := range slices.Concat(ofJava, ofGo) {
 				k.does("acquire")
 			}
@@ -367,8 +369,15 @@ func TestRedissonLeases(t *testing.T) {
 			}
 			lockers["read"] = lockers["write"]
 			held := func() {
-				for _, k := range append(ofJava, permit) {
+				for _, k := range ofJava {
 					busy(t, lockers[k.kind], k.name)
+				}
+				l, err := lockers["permits"].TryLock(t.Context(), permit.name)
+				if err == nil && time.Since(renewed) < 4*lease {
+					t.Error("Go gets a permit that Java has prolonged")
+				}
+				if err == nil {
+					must(t, l.Unlock())
 				}
 				for _, k := range ofGo {
 					k.does("held")
