@@ -2,6 +2,7 @@ package redis
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -12,9 +13,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/fallback"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
-
-var layouts = []redisstore.Layout{redisstore.Plain, redisstore.Redisson, redisstore.RedissonReadWrite, redisstore.RedissonFair, redisstore.RedissonFenced,
-	redisstore.RedissonSpin, redisstore.RedissonSemaphore, redisstore.RedissonPermits}
 
 // fairWait is for how long a fair lock waits for a waiter that has died.
 const fairWait = 2 * time.Second
@@ -38,6 +36,7 @@ func remnants(t testing.TB, l redisstore.Layout, rs ...*servers.Redis) (left []s
 			kind, _ := do(t, r, "TYPE", key).(string)
 			switch {
 			case life == -2:
+			case l == redisstore.RedissonSemaphore && kind == "hash" && expired(t, r, key):
 			case strings.HasPrefix(key, "holdfast:beside:") && life > 0 && life <= 10_000:
 			case l == redisstore.RedissonFenced && strings.HasPrefix(key, "redisson_lock_token:"):
 			case (l == redisstore.RedissonSemaphore || l == redisstore.RedissonPermits) && kind == "string":
@@ -47,6 +46,24 @@ func remnants(t testing.TB, l redisstore.Layout, rs ...*servers.Redis) (left []s
 		}
 	}
 	return left
+}
+
+// expired reports whether all that is recorded of a semaphore are permits of holders that
+// died: the next request of a holdfast client gives them back.
+func expired(t testing.TB, r *servers.Redis, key string) bool {
+	now, _ := do(t, r, "TIME").([]any)
+	fields, _ := do(t, r, "HGETALL", key).([]any)
+	for i := 0; i+1 < len(fields); i += 2 {
+		if !strings.HasPrefix(fields[i].(string), "e:") {
+			continue
+		}
+		expires, err1 := strconv.ParseInt(fields[i+1].(string), 10, 64)
+		seconds, err2 := strconv.ParseInt(now[0].(string), 10, 64)
+		if err1 != nil || err2 != nil || expires > seconds*1000 {
+			return false
+		}
+	}
+	return true
 }
 
 // layoutSuite runs the suite over one layout.
@@ -112,7 +129,7 @@ func layoutSuite(t *testing.T, l redisstore.Layout, cluster bool, all []*servers
 }
 
 func TestConformanceLayouts(t *testing.T) {
-	for _, l := range layouts {
+	for _, l := range redisstore.Layouts() {
 		t.Run(string(l), func(t *testing.T) {
 			r := start(t)
 			p := proxy(t, r)
