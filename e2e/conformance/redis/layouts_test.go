@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
@@ -130,10 +132,46 @@ func layoutSuite(t *testing.T, l redisstore.Layout, cluster bool, all []*servers
 
 func TestConformanceLayouts(t *testing.T) {
 	for _, l := range redisstore.Layouts() {
+		if testing.Short() && l != redisstore.RedissonReadWrite {
+			continue // they differ in a few lines, and each runs in make race
+		}
 		t.Run(string(l), func(t *testing.T) {
 			r := start(t)
 			p := proxy(t, r)
 			layoutSuite(t, l, false, []*servers.Redis{r}, p, overRueidis("redis://"+p.Address(), withLayout(l)...))
 		})
 	}
+}
+
+func TestConformanceLayoutsCluster(t *testing.T) {
+	installed(t)
+	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Kill)
+	for _, l := range []redisstore.Layout{redisstore.Plain, redisstore.RedissonFair} {
+		t.Run(string(l), func(t *testing.T) {
+			layoutSuite(t, l, true, c.Nodes, nil, overRueidis("redis+cluster://"+c.Nodes[0].Address(), withLayout(l)...))
+		})
+	}
+	t.Run("goredis", func(t *testing.T) {
+		l := redisstore.RedissonReadWrite
+		layoutSuite(t, l, true, c.Nodes, nil, overGoredis(func() goredis.UniversalClient {
+			return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
+		}, withLayout(l)...))
+	})
+}
+
+func TestConformanceLayoutsSentinel(t *testing.T) {
+	installed(t)
+	s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Kill)
+	unhurried(t, s)
+	// Its replica acknowledges each grant.
+	layoutSuite(t, redisstore.Redisson, false, []*servers.Redis{s.Primary}, nil, overRueidis("redis+sentinel://"+s.Sentinels[0].Address()+"/"+s.Name,
+		redisstore.WithLayout(redisstore.Redisson), redisstore.WaitReplicas(1, 10*time.Second)))
 }
