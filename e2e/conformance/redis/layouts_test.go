@@ -2,8 +2,11 @@ package redis
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -130,48 +133,85 @@ func layoutSuite(t *testing.T, l redisstore.Layout, cluster bool, all []*servers
 	drivertest.Run(t, h)
 }
 
-func TestConformanceLayouts(t *testing.T) {
+// layoutEnv names the suite that this process runs, one of those of layoutSuites.
+const layoutEnv = "HOLDFAST_LAYOUT_SUITE"
+
+// layoutSuites are the suites of TestConformanceLayouts: each layout on one server, and some
+// over the other kinds of servers and clients.
+func layoutSuites() map[string]func(*testing.T) {
+	all := map[string]func(*testing.T){}
 	for _, l := range redisstore.Layouts() {
-		if testing.Short() && l != redisstore.RedissonReadWrite {
-			continue // they differ in a few lines, and each runs in make race
-		}
-		t.Run(string(l), func(t *testing.T) {
+		all[string(l)] = func(t *testing.T) {
 			r := start(t)
 			p := proxy(t, r)
 			layoutSuite(t, l, false, []*servers.Redis{r}, p, overRueidis("redis://"+p.Address(), withLayout(l)...))
-		})
+		}
 	}
-}
-
-func TestConformanceLayoutsCluster(t *testing.T) {
-	installed(t)
-	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), false)
-	if err != nil {
-		t.Fatal(err)
+	clustered := func(l redisstore.Layout, open func(address string) func(string) (driver.Store, error)) func(*testing.T) {
+		return func(t *testing.T) {
+			installed(t)
+			c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(c.Kill)
+			layoutSuite(t, l, true, c.Nodes, nil, open(c.Nodes[0].Address()))
+		}
 	}
-	t.Cleanup(c.Kill)
 	for _, l := range []redisstore.Layout{redisstore.Plain, redisstore.RedissonFair} {
-		t.Run(string(l), func(t *testing.T) {
-			layoutSuite(t, l, true, c.Nodes, nil, overRueidis("redis+cluster://"+c.Nodes[0].Address(), withLayout(l)...))
+		all["cluster "+string(l)] = clustered(l, func(address string) func(string) (driver.Store, error) {
+			return overRueidis("redis+cluster://"+address, withLayout(l)...)
 		})
 	}
-	t.Run("goredis", func(t *testing.T) {
-		l := redisstore.RedissonReadWrite
-		layoutSuite(t, l, true, c.Nodes, nil, overGoredis(func() goredis.UniversalClient {
-			return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
-		}, withLayout(l)...))
+	all["cluster goredis"] = clustered(redisstore.RedissonReadWrite, func(address string) func(string) (driver.Store, error) {
+		return overGoredis(func() goredis.UniversalClient {
+			return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{address}})
+		}, redisstore.WithLayout(redisstore.RedissonReadWrite))
 	})
+	all["sentinel"] = func(t *testing.T) {
+		installed(t)
+		s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Kill)
+		unhurried(t, s)
+		// Its replica acknowledges each grant.
+		layoutSuite(t, redisstore.Redisson, false, []*servers.Redis{s.Primary}, nil, overRueidis("redis+sentinel://"+s.Sentinels[0].Address()+"/"+s.Name,
+			redisstore.WithLayout(redisstore.Redisson), redisstore.WaitReplicas(1, 10*time.Second)))
+	}
+	return all
 }
 
-func TestConformanceLayoutsSentinel(t *testing.T) {
+// TestConformanceLayouts runs the suite over every layout. A suite looks for leaks at its end,
+// so each has a process of its own; they mostly wait, so several go side by side.
+func TestConformanceLayouts(t *testing.T) {
+	suites := layoutSuites()
+	if which := os.Getenv(layoutEnv); which != "" {
+		suites[which](t)
+		return
+	}
+	if testing.Short() {
+		suites[string(redisstore.RedissonReadWrite)](t)
+		return
+	}
 	installed(t)
-	s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 1)
+	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.Kill)
-	unhurried(t, s)
-	// Its replica acknowledges each grant.
-	layoutSuite(t, redisstore.Redisson, false, []*servers.Redis{s.Primary}, nil, overRueidis("redis+sentinel://"+s.Sentinels[0].Address()+"/"+s.Name,
-		redisstore.WithLayout(redisstore.Redisson), redisstore.WaitReplicas(1, 10*time.Second)))
+	places := make(chan struct{}, 4)
+	var all sync.WaitGroup
+	for which := range suites {
+		all.Go(func() {
+			places <- struct{}{}
+			defer func() { <-places }()
+			cmd := exec.CommandContext(t.Context(), self, "-test.run", "^TestConformanceLayouts$", "-test.timeout", "6m")
+			cmd.Env = append(os.Environ(), layoutEnv+"="+which)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("%s: %v\n%s", which, err, out)
+			}
+		})
+	}
+	all.Wait()
 }
