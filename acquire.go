@@ -264,7 +264,7 @@ func (a *acquisition) accept(x *lease, g driver.Grant) (*Lock, error) {
 	k := newLock(x.holder, &x.holder.first, a.ctx, &a.set)
 	var err error
 	l.mu.Lock()
-	x.standing.grant = g
+	x.standing.grant = g // mutation: acquired
 	o := l.step(x, &event{kind: granted})
 	switch {
 	case x.state.phase != held:

@@ -14,7 +14,7 @@ func (l *Locker) release(o *outcome) error {
 	x := o.lease
 	timeout := min(l.requestTimeout(x.req.TTL), max(o.within, time.Millisecond))
 	var b bounded
-	err := l.store.Release(l.bound(&b, o.holder.ctx, true, timeout), x.standing.grant, o.keep)
+	err := l.store.Release(l.bound(&b, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
 	b.end()
 	e := event{kind: released, keep: o.keep, err: err}
 	var code driver.Code

@@ -51,12 +51,12 @@ func (n *name) admits(limit int) bool {
 	for _, e := range n.holders {
 		least = min(least, e.limit)
 	}
-	return len(n.holders) < least
+	return len(n.holders) < least // mutation: memory-rule
 }
 
 // grant makes an entry a holder.
 func (sp *space) grant(e *entry) {
-	sp.token++
+	sp.token++ // mutation: memory-token
 	e.token = sp.token
 	if e.limit > driver.Exclusive && e.limit <= driver.MaxLimit {
 		e.slot = e.n.freeSlot()
@@ -79,7 +79,7 @@ func (n *name) freeSlot() int {
 // in the grant ends before the deadline.
 func (sp *space) extend(e *entry) {
 	e.sent = driver.NowInProcess()
-	e.expires = e.sent.Time().Add(e.ttl)
+	e.expires = e.sent.Time().Add(e.ttl) // mutation: memory-expiry
 	if len(e.n.queue) > 0 {
 		sp.arm(e.n)
 	}
@@ -103,7 +103,7 @@ func (sp *space) find(key string, g driver.Grant) *entry {
 	}
 	sp.expire(n)
 	for _, e := range n.holders {
-		if e.id == g.ID && e.token == g.Token {
+		if e.id == g.ID && e.token == g.Token { // mutation: memory-owner
 			return e
 		}
 	}
@@ -149,7 +149,7 @@ func (sp *space) promote(n *name) {
 		e := n.queue[0]
 		n.queue = slices.Delete(n.queue, 0, 1)
 		sp.grant(e)
-		close(e.granted)
+		close(e.granted) // mutation: memory-wake
 	}
 	if len(n.queue) > 0 {
 		sp.arm(n)
