@@ -59,7 +59,7 @@ type holding struct {
 }
 
 // startTime bounds what a worker does with its store before it begins to work.
-const startTime = 8 * time.Second
+const startTime = 30 * time.Second
 
 func (c *Config) newWorker(round, index, life int, log *Log, dir string, open func(context.Context) (driver.Store, error)) *worker {
 	w := &worker{
