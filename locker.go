@@ -51,6 +51,8 @@ type Locker struct {
 	unsettled atomic.Int64
 	outbox
 	contention contention
+	// localContention remembers the names for which goroutines of this Locker compete.
+	localContention contention
 	// waiting counts the queues, to be read without mu.
 	waiting atomic.Int32
 
@@ -174,7 +176,7 @@ func newLocker(s driver.Store, c config, owned bool) *Locker {
 		queues:   map[string]*queue{}, started: time.Now(),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
-	return l
+	return l // mutation: locker
 }
 
 // Guarantees returns what the store guarantees. It may send a request to the server.

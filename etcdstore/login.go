@@ -3,6 +3,8 @@ package etcdstore
 import (
 	"context"
 	"errors"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,9 +15,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// login logs a user in for a client that Open makes, when a token is needed and not before. The
-// client library would log in for each stream anew, and could not be made while no server is
-// up.
+// login logs a user in for a client of Open, when the first token is needed. The client library
+// would log in for each stream, and its constructor would fail while no server is up.
 type login struct {
 	name, password string
 
@@ -23,6 +24,8 @@ type login struct {
 	valid  bool
 	token  string // empty where the server has authentication switched off
 	trying *loginTry
+	// checking: checkAge is under way.
+	checking bool
 }
 
 type loginTry struct {
@@ -30,15 +33,15 @@ type loginTry struct {
 	err  error
 }
 
-// loginMost bounds a login, which waits for its turn where many clients log in at once.
-const loginMost = 15 * time.Second
+// loginTimeout limits a login, which queues at the server if many clients log in at once.
+const loginTimeout = 15 * time.Second
 
 func (l *login) dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(l.unary), grpc.WithChainStreamInterceptor(l.stream)}
 }
 
-// get returns the token, and logs in if there is none. The login goes on when ctx ends, as others may
-// wait for it, and one that is given up has still cost the server its time.
+// get returns the token, and logs in if there is none. The login continues when ctx ends, as other
+// calls may wait for it, and an abandoned login has cost the server its time anyway.
 func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (string, error) {
 	for {
 		l.mu.Lock()
@@ -65,7 +68,7 @@ func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (string, error) {
 }
 
 func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
-	ctx, cancel := context.WithTimeout(context.Background(), loginMost)
+	ctx, cancel := context.WithTimeout(context.Background(), loginTimeout)
 	defer cancel()
 	resp, err := etcdserverpb.NewAuthClient(cc).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.name, Password: l.password})
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled) {
@@ -80,7 +83,7 @@ func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
 	close(try.done)
 }
 
-// drop forgets a token that the server does not accept.
+// drop forgets a token that the server refuses.
 func (l *login) drop(token string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,7 +92,35 @@ func (l *login) drop(token string) {
 	}
 }
 
-// refusedToken reports whether a call failed for its token alone, before anything was applied.
+// checkAge drops a token that is younger than the server. A token of etcd carries the number of the
+// raft entry at which it was made, and a member leaves calls with it unanswered until it has applied
+// as many. A server that was restored from an older copy may take days to get there.
+func (l *login) checkAge(token string, cc *grpc.ClientConn) {
+	made, err := strconv.ParseUint(token[strings.LastIndexByte(token, '.')+1:], 10, 64)
+	if err != nil {
+		return // a JWT, or none
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.checking || !l.valid || l.token != token {
+		return
+	}
+	l.checking = true
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
+		defer cancel()
+		var status etcdserverpb.StatusResponse
+		err := cc.Invoke(ctx, etcdserverpb.Maintenance_Status_FullMethodName, &etcdserverpb.StatusRequest{}, &status)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.checking = false
+		if err == nil && status.RaftAppliedIndex < made && l.token == token {
+			l.valid = false
+		}
+	}()
+}
+
+// refusedToken reports whether a call failed because of its token, before anything was applied.
 func refusedToken(err error) bool {
 	err = rpctypes.Error(err)
 	return errors.Is(err, rpctypes.ErrInvalidAuthToken) || errors.Is(err, rpctypes.ErrAuthOldRevision) || errors.Is(err, rpctypes.ErrUserEmpty)
@@ -103,7 +134,7 @@ func with(ctx context.Context, token string) context.Context {
 }
 
 func (l *login) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	if method == etcdserverpb.Auth_Authenticate_FullMethodName {
+	if method == etcdserverpb.Auth_Authenticate_FullMethodName || method == etcdserverpb.Maintenance_Status_FullMethodName {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	for again := false; ; again = true {
@@ -112,6 +143,9 @@ func (l *login) unary(ctx context.Context, method string, req, reply any, cc *gr
 			return err
 		}
 		err = invoke(with(ctx, token), method, req, reply, cc, opts...)
+		if err != nil && ctx.Err() != nil {
+			l.checkAge(token, cc)
+		}
 		if !refusedToken(err) {
 			return err
 		}
@@ -134,8 +168,8 @@ func (l *login) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 	return &loginStream{s, l, token}, nil
 }
 
-// loginStream drops the token when the server does not accept it any more: the stream that
-// replaces this one logs in.
+// loginStream drops the token when the server refuses it: the stream that replaces this one logs
+// in.
 type loginStream struct {
 	grpc.ClientStream
 	l     *login
@@ -145,15 +179,15 @@ type loginStream struct {
 func (s *loginStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	w, ok := m.(*etcdserverpb.WatchResponse)
-	// etcd 3.4 refuses a watch for its token as it does for a missing right.
+	// etcd 3.4 refuses a watch because of its token with the error of a missing right.
 	if refusedToken(err) || err == nil && ok && w.Created && w.Canceled {
 		s.l.drop(s.token)
 	}
 	return err
 }
 
-// open makes a client for a store of its own. A wrong password is an error at once, a server that
-// cannot be reached is not.
+// open opens a client for a store of its own. A wrong password is an error at once; an unreachable
+// server is none.
 func (l *login) open(ctx context.Context, cfg clientv3.Config) (*clientv3.Client, error) {
 	if l.name != "" {
 		cfg.DialOptions = append(cfg.DialOptions, l.dialOptions()...)

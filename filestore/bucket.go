@@ -218,7 +218,7 @@ func (b *bucket) read() error {
 		b.header = header{last: uint64(b.store.now()), off: inlineAt, boot: b.store.boot}
 		return nil
 	}
-	if b.boot != b.store.boot {
+	if b.boot != b.store.boot { // mutation: file-boot
 		// Tokens up to the ceiling may have been granted without reaching the disk.
 		// The entries need no rule of their own: their sessions are dead.
 		b.last, b.boot = max(b.last, b.ceiling), b.store.boot

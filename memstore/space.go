@@ -51,13 +51,16 @@ func (n *name) admits(limit int) bool {
 	for _, e := range n.holders {
 		least = min(least, e.limit)
 	}
-	return len(n.holders) < least
+	return len(n.holders) < least // mutation: memory-rule
 }
 
 // grant makes an entry a holder.
 func (sp *space) grant(e *entry) {
-	sp.token++
-	e.token = sp.token
+	if e.limit != driver.Exclusive {
+		e.tokens = 1
+	}
+	e.token = sp.token + 1 // mutation: memory-token
+	sp.token += uint64(e.tokens)
 	if e.limit > driver.Exclusive && e.limit <= driver.MaxLimit {
 		e.slot = e.n.freeSlot()
 	}
@@ -79,7 +82,7 @@ func (n *name) freeSlot() int {
 // in the grant ends before the deadline.
 func (sp *space) extend(e *entry) {
 	e.sent = driver.NowInProcess()
-	e.expires = e.sent.Time().Add(e.ttl)
+	e.expires = e.sent.Time().Add(e.ttl) // mutation: memory-expiry
 	if len(e.n.queue) > 0 {
 		sp.arm(e.n)
 	}
@@ -103,7 +106,7 @@ func (sp *space) find(key string, g driver.Grant) *entry {
 	}
 	sp.expire(n)
 	for _, e := range n.holders {
-		if e.id == g.ID && e.token == g.Token {
+		if e.id == g.ID && e.token == g.Token { // mutation: memory-owner
 			return e
 		}
 	}
@@ -149,7 +152,7 @@ func (sp *space) promote(n *name) {
 		e := n.queue[0]
 		n.queue = slices.Delete(n.queue, 0, 1)
 		sp.grant(e)
-		close(e.granted)
+		close(e.granted) // mutation: memory-wake
 	}
 	if len(n.queue) > 0 {
 		sp.arm(n)
@@ -202,7 +205,7 @@ func (n *name) describe() []driver.Holder {
 	for _, e := range n.holders {
 		o := e.owner
 		o.Since = e.since
-		all = append(all, driver.Holder{Owner: o, Token: e.token, Limit: e.limit, Slot: e.slot, TTL: time.Until(e.expires)})
+		all = append(all, driver.Holder{Owner: o, Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: time.Until(e.expires)})
 	}
 	return all
 }
@@ -218,5 +221,5 @@ func (n *name) waiters() []driver.Waiter {
 }
 
 func (e *entry) toGrant() driver.Grant {
-	return driver.Grant{ID: e.id, Name: nameOf(e.n.key), Limit: e.limit, Token: e.token, SentAt: e.sent, TTL: e.ttl, Slot: e.slot}
+	return driver.Grant{ID: e.id, Name: nameOf(e.n.key), Limit: e.limit, Token: e.token, Tokens: e.tokens, SentAt: e.sent, TTL: e.ttl, Slot: e.slot}
 }

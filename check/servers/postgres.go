@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"time"
 )
 
 // Postgres is a PostgreSQL of one's own: superuser postgres without a password.
@@ -175,10 +176,11 @@ func (p *Postgres) URL(database, params string) string {
 	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable%s", p.Address, database, params)
 }
 
-// Restart kills the server if it runs, and starts it again on its data.
+// Restart kills the server if it runs, and starts it again on its data. A session that began as the
+// server was killed lives a moment longer, and keeps the memory that the server needs to start.
 func (p *Postgres) Restart(ctx context.Context) error {
 	p.Kill()
-	return p.Server.Restart(ctx)
+	return within(ctx, 10*time.Second, func() error { return p.Server.Restart(ctx) })
 }
 
 // Kill ends the server and its sessions at once. Sessions that went on would keep
