@@ -262,15 +262,15 @@ func TestMaxHoldEndsTheContext(t *testing.T) {
 	})
 }
 
-// TestCallersContextEndsTheLockAndItsRenewal: renewal stops with the context, and the
-// store keeps the lease until Unlock or its TTL.
-func TestCallersContextEndsTheLockAndItsRenewal(t *testing.T) {
+// TestDrainZeroEndsTheRenewalWithTheCallersContext: the store keeps the lease until
+// Unlock or its TTL.
+func TestDrainZeroEndsTheRenewalWithTheCallersContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		stop := errors.New("stopped by the caller")
 		ctx, cancel := context.WithCancelCause(bg)
-		k, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second))
+		k, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second), holdfast.Drain(0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -284,7 +284,7 @@ func TestCallersContextEndsTheLockAndItsRenewal(t *testing.T) {
 
 		// Abandoned without Unlock: it runs out.
 		ctx, cancel = context.WithCancelCause(bg)
-		if _, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second)); err != nil {
+		if _, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second), holdfast.Drain(0)); err != nil {
 			t.Fatal(err)
 		}
 		cancel(stop)

@@ -1,6 +1,7 @@
 package holdfast
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ const (
 	MaxTTL                = 24 * time.Hour
 	MaxLimit              = driver.MaxLimit
 	MaxReason             = 512 // bytes
+	DefaultDrain          = time.Minute
 	DefaultRequestTimeout = 5 * time.Second
 )
 
@@ -25,6 +27,8 @@ type LockOption func(*settings)
 // settings are the options of one lock, resolved.
 type settings struct {
 	ttl, wait, minHold, maxHold, margin time.Duration
+	drain                               time.Duration
+	waitCtx                             context.Context
 	hasWait, hasMaxHold, hasMargin      bool
 	hasTTL                              bool
 	limit                               int
@@ -40,11 +44,33 @@ func TTL(d time.Duration) LockOption {
 	return func(s *settings) { s.ttl, s.hasTTL = d, true }
 }
 
-// Wait limits the waiting. The context limits both the waiting and how long the lock is
-// held. Default: wait until the context ends.
+// Wait limits the waiting. The context of the call limits both the waiting and the work;
+// see also [WaitContext]. Default: wait until the context ends.
 func Wait(d time.Duration) LockOption {
 	return func(s *settings) { s.wait, s.hasWait = d, true }
 }
+
+// WaitContext limits the waiting by a context of its own: it ends when ctx or the
+// context of the call ends. The lock's context derives from the context of the call
+// alone. So a service can stop waiting at SIGTERM, and finish what it has begun:
+//
+//	err := locker.Do(context.WithoutCancel(ctx), name, f, holdfast.WaitContext(ctx))
+//
+// A nil context has no effect. Default: none.
+func WaitContext(ctx context.Context) LockOption {
+	return func(s *settings) { s.waitCtx = ctx }
+}
+
+// Drain sets for how long the lock is renewed after the end of the caller's context, so
+// that the work can come to an orderly end and no other holder is granted the name
+// meanwhile. Unlock ends it at once. The schedule finds the end of the context at the
+// next renewal, so d can become longer by a third of the TTL; then the lease runs out
+// after its TTL. Default 1 min, from 0 to 24 h. 0 ends the renewal with the context.
+//
+// Drain is about the end of the caller's context alone. After a loss there is nothing to
+// renew, and MaxHold and Close end the lock at once. See [DrainContext] for work that
+// has to be done in that time.
+func Drain(d time.Duration) LockOption { return func(s *settings) { s.drain = d } }
 
 // MinHold keeps the lock for at least d after it was granted, even if it is unlocked
 // earlier. So a job that takes a second on one replica is not run again by the next
@@ -93,6 +119,7 @@ type config struct {
 	namespace      string
 	requestTimeout time.Duration
 	handoff        int
+	hasHandoff     bool
 	base           settings // the defaults, resolved
 }
 
@@ -116,10 +143,17 @@ func WithHooks(h Hooks) Option {
 	}
 }
 
-// Process sets the name of this process for people who inspect a lock. Default: the
-// host's name, and no instance.
+// Process sets the name of this process for people who inspect a lock: its host, and the
+// name of the instance, such as that of a pod. An empty host means the default, so that
+// Process("", "web-1") sets the instance alone. Default: the host's name, and no
+// instance. Each is valid UTF-8 of at most 255 bytes.
 func Process(host, instance string) Option {
-	return func(c *config) { c.host, c.instance = host, instance }
+	return func(c *config) {
+		if host != "" {
+			c.host = host
+		}
+		c.instance = instance
+	}
 }
 
 // Namespace separates two applications on one store. It is for Open; a store that is
@@ -137,12 +171,18 @@ const MaxHandoff = 1 << 16
 
 // LocalHandoff hands an exclusive lease off from a goroutine that unlocks to the next
 // waiter of the same Locker, without a request to the store. It does so at most max
-// times in a row before waiters of other processes are served. Default 0: off, at most
+// times in a row before waiters of other processes are served. 0 turns it off, at most
 // 65,536.
 //
-// A handoff is fast, but it keeps the token: a write that a goroutine sends after its
-// Unlock is not refused in favour of the next goroutine's.
-func LocalHandoff(max int) Option { return func(c *config) { c.handoff = max } }
+// Default: where the store reserves tokens (see driver.Guarantees), 64 times, and only
+// within 5 ms of the store's grant, so that short holds cost no request and waiters of
+// other processes lose little. Each hold has a new, larger token. With this option there
+// is no limit of time there. Elsewhere the default is off, and a handoff keeps the token:
+// a write that a goroutine sends after its Unlock is not refused in favour of the next
+// goroutine's.
+func LocalHandoff(max int) Option {
+	return func(c *config) { c.handoff, c.hasHandoff = max, true }
+}
 
 func (c *config) check() error {
 	if err := driver.CheckNamespace(c.namespace); err != nil {
@@ -173,7 +213,7 @@ func (c *config) resolve(opts []LockOption) (settings, error) {
 }
 
 func (c *config) combine(opts []LockOption) (settings, error) {
-	s := settings{ttl: DefaultTTL, limit: driver.Exclusive}
+	s := settings{ttl: DefaultTTL, drain: DefaultDrain, limit: driver.Exclusive}
 	for _, o := range c.defaults {
 		o(&s)
 	}
@@ -197,6 +237,8 @@ func (s *settings) check() error {
 		return invalid("Wait(%s): more than 0 is allowed; use TryLock or TryDo not to wait", s.wait)
 	case s.minHold < 0 || s.minHold > MaxTTL:
 		return invalid("MinHold(%s): from 0 to %s is allowed", s.minHold, MaxTTL)
+	case s.drain < 0 || s.drain > MaxTTL:
+		return invalid("Drain(%s): from 0 to %s is allowed", s.drain, MaxTTL)
 	case s.hasMaxHold && s.maxHold <= 0:
 		return invalid("MaxHold(%s): more than 0 is allowed", s.maxHold)
 	case s.hasMaxHold && s.minHold > s.maxHold:

@@ -35,7 +35,7 @@ func TestEndedWaitReturnsTheHolder(t *testing.T) {
 			began := time.Now()
 			err := wait()
 			var busy *holdfast.BusyError
-			if !errors.As(err, &busy) || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+			if !errors.As(err, &busy) || !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
 				t.Errorf("%s: %v after %s", name, err, time.Since(began))
 				continue
 			}
@@ -46,8 +46,12 @@ func TestEndedWaitReturnsTheHolder(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(bg)
 		why := errors.New("changed my mind")
 		time.AfterFunc(time.Second, func() { cancel(why) })
-		if _, err := other.Lock(ctx, "a"); !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.Canceled) || !errors.Is(err, why) {
+		_, err := other.Lock(ctx, "a")
+		if errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.Canceled) || !errors.Is(err, why) {
 			t.Errorf("cancelled: %v", err)
+		}
+		if busy, ok := errors.AsType[*holdfast.BusyError](err); !ok || len(busy.Holders) != 1 {
+			t.Errorf("cancelled: the holder is not in %v", err)
 		}
 		if _, err := other.Lock(ctx, "b"); !errors.Is(err, context.Canceled) || errors.Is(err, holdfast.ErrBusy) {
 			t.Errorf("cancelled before: %v", err)
@@ -150,7 +154,7 @@ func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
 		go func() { second <- mustLock(t, l, "a", holdfast.Reason("second")) }()
 		synctest.Wait()
 		cancel(why)
-		if err := <-first; !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, why) {
+		if err := <-first; errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, why) {
 			t.Errorf("the cancelled waiter: %v", err)
 		}
 		unlock(t, k)

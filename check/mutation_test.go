@@ -53,7 +53,7 @@ var mutations = []mutation{
 	{"core: the context never ends", "memory", plant.Plants{"expired": is("return effects{}")}, trust, []string{"cut", "stop"}, 240 * time.Millisecond, 0},
 	{"core: undo nothing", "memory", plant.Plants{"undo": is("err := error(nil)")}, leftovers, nil, 0, 0},
 	{"core: Close forgets what is held", "memory", plant.Plants{"closed": with("| releaseLater", "")}, leftovers, []string{"close"}, 0, 0},
-	{"core: Unlock does not tell the store", "memory", plant.Plants{"release": is("err := l.bound(&b, o.holder.ctx, true, timeout).Err()")}, forever, nil, 0, 0},
+	{"core: Unlock does not tell the store", "memory", plant.Plants{"release": is("err := l.bound(&x.giving, o.holder.ctx, true, timeout).Err()")}, forever, nil, 0, 0},
 	{"core: a goroutine stays behind", "memory", plant.Plants{"locker": is("go func() { <-make(chan int) }(); return l")}, leftovers, nil, 0, 0},
 	{"core: trust beyond the lease", "memory", plant.Plants{"validity": and("s.valid *= 2")}, trust, nil, 0, 0},
 
@@ -64,7 +64,7 @@ var mutations = []mutation{
 	{"memory: the queue is lost", "memory", plant.Plants{"memory-queue": is("if n.admits(e.limit) {")}, order, nil, 0, 0},
 	{"memory: two shared and one exclusive", "memory", plant.Plants{"memory-rule": with("< least", "< least || limit == driver.Exclusive && len(n.holders) == 2")}, exclusion, nil, 0, 0},
 	{"memory: one permit too many", "memory", plant.Plants{"memory-rule": with("< least", "< least || least > 1 && len(n.holders) == least")}, exclusion, nil, 0, 0},
-	{"memory: tokens from a coarse clock", "memory", plant.Plants{"memory-token": is("sp.token = uint64(time.Now().UnixMilli())")}, []check.Rule{check.RuleTokens}, nil, 0, 0},
+	{"memory: tokens from a coarse clock", "memory", plant.Plants{"memory-token": is("e.token = uint64(time.Now().UnixMilli())")}, []check.Rule{check.RuleTokens}, nil, 0, 0},
 	{"memory: undo leaves the grant", "memory", plant.Plants{"memory-undo": with("== r.ID", "== r.ID && e.token == 0")}, leftovers, []string{"drop-answers", "lose-answer", "cut"}, 0, 0},
 
 	{"file: a token again after a restart of the counter", "file", plant.Plants{

@@ -32,12 +32,15 @@ const (
 	CodeInvalid
 	// CodeClosed: the store has been closed.
 	CodeClosed
+	// CodeConflict: the value has another version than the one given. Nothing was
+	// written. See Values.
+	CodeConflict
 )
 
 var codeNames = [...]string{
 	CodeUnknown: "outcome unknown", CodeBusy: "busy", CodeWithdrawn: "withdrawn", CodeNotHeld: "not held",
 	CodeUnavailable: "unavailable", CodeRefused: "refused", CodeUnsupported: "unsupported",
-	CodeInvalid: "invalid", CodeClosed: "closed",
+	CodeInvalid: "invalid", CodeClosed: "closed", CodeConflict: "conflict",
 }
 
 func (c Code) String() string {
@@ -71,8 +74,7 @@ func (e *BusyError) Error() string {
 	if len(e.Holders) == 0 {
 		return "busy"
 	}
-	h := e.Holders[0]
-	return fmt.Sprintf("held by pid %d on %s", h.PID, h.Host)
+	return "held by " + e.Holders[0].Client()
 }
 
 // CodeOf finds the code an error carries; CodeUnknown if none.
