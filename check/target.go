@@ -41,6 +41,10 @@ type StoreFault struct {
 	// Rewinds: it brings the store back to an earlier state. Tokens that were granted
 	// before it are exceeded again when the declared notice has passed, and not before.
 	Rewinds bool
+	// Loses: writes that the store acknowledged just before it or meanwhile may be lost, as in
+	// a failover: a release, a queue entry, the roll back of a request. A fault that
+	// Rewinds loses them, too.
+	Loses bool
 	// Detail, unless nil, says in a few words what this one does, for the story: which
 	// command is refused, which server is stopped.
 	Detail func(Fault) string

@@ -32,12 +32,15 @@ const (
 	CodeInvalid
 	// CodeClosed: the store has been closed.
 	CodeClosed
+	// CodeConflict: the value has another version than the one given. Nothing was
+	// written. See Values.
+	CodeConflict
 )
 
 var codeNames = [...]string{
 	CodeUnknown: "outcome unknown", CodeBusy: "busy", CodeWithdrawn: "withdrawn", CodeNotHeld: "not held",
 	CodeUnavailable: "unavailable", CodeRefused: "refused", CodeUnsupported: "unsupported",
-	CodeInvalid: "invalid", CodeClosed: "closed",
+	CodeInvalid: "invalid", CodeClosed: "closed", CodeConflict: "conflict",
 }
 
 func (c Code) String() string {

@@ -286,43 +286,6 @@ func TestTakenAway(t *testing.T) {
 	}
 }
 
-// TestStanding: a transaction of the user's own succeeds only while the grant
-// stands.
-func TestStanding(t *testing.T) {
-	c := start(t, servers.EtcdConfig{})
-	s, client := c.open(t), c.direct(t)
-	r := request("h", "n", 1, time.Minute)
-	g := must(t, s, r)
-	write := func() bool {
-		t.Helper()
-		standing, err := s.Standing("n", g.Token)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp, err := client.Txn(t.Context()).If(standing).Then(clientv3.OpPut("total", "1")).Commit()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return resp.Succeeded
-	}
-	if !write() {
-		t.Fatal("the holder's write is refused")
-	}
-	if err := c.open(t).Break(t.Context(), "n", g.Token); err != nil {
-		t.Fatal(err)
-	}
-	standing, err := s.Standing("n", g.Token)
-	if err == nil {
-		if resp, err := client.Txn(t.Context()).If(standing).Then(clientv3.OpPut("total", "2")).Commit(); err != nil || resp.Succeeded {
-			t.Fatalf("a write after the lock was taken away: %v, %v", resp, err)
-		}
-	}
-	receive(t, "the loss", r.From.(*asker).lost)
-	if _, err := s.Standing("n", g.Token+1); s.Classify(err) != driver.CodeNotHeld {
-		t.Errorf("a grant that never was: %v", err)
-	}
-}
-
 // slowOwner is asked for its words between the end of a wait and its grant.
 type slowOwner struct {
 	asker
