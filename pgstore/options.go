@@ -134,8 +134,12 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 	if _, err := configure(o); err != nil {
 		return nil, nil, err
 	}
+	theirs, err := query.Rest()
+	if err != nil {
+		return bad("%w", err)
+	}
 	rest := *u
-	rest.RawQuery = strings.ReplaceAll(query.Rest().Encode(), "+", "%20") // pgx takes a plus as it is
+	rest.RawQuery = strings.ReplaceAll(theirs.Encode(), "+", "%20") // pgx takes a plus as it is
 	cfg, err := pgconn.ParseConfig(rest.String())
 	if err != nil {
 		// Its text quotes the URL, without the password.
