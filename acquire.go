@@ -105,8 +105,9 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 func (h *holder) join(ctx context.Context, s *settings) *Lock {
 	l := h.lease.l
 	k := newLock(h, &Lock{}, ctx, s)
+	var o outcome
 	l.mu.Lock()
-	o := k.open(joined, s)
+	k.open(joined, s, &o)
 	l.mu.Unlock()
 	_ = l.perform(&o)
 	switch {
@@ -245,6 +246,7 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 	l := a.l
 	x := l.newLease(a.ctx, a.name, &a.set)
 	x.req.First = a.wait
+	l.reserve(&x.req, false)
 	g, err := l.store.Acquire(l.bound(&x.asking, a.waiting, false, timeout), x.req)
 	x.asking.end()
 	if err != nil {
@@ -268,24 +270,27 @@ func (l *Locker) failed(x *lease, err error) driver.Code {
 // accept turns a grant into a Lock, or gives it back if the caller cannot use it.
 func (a *acquisition) accept(x *lease, g driver.Grant) (*Lock, error) {
 	l := a.l
-	ended := a.waiting.Err() != nil // not under the mutex: the context is the caller's
 	k := newLock(x.holder, &x.holder.first, a.ctx, &a.set)
+	first := k
 	var err error
+	if a.waiting.Err() != nil { // not under the mutex: the context is the caller's
+		err, first = a.fail(nil, contextError(a.waiting)), nil
+	}
+	var o outcome
 	l.mu.Lock()
 	x.standing.grant = g
-	o := l.step(x, &event{kind: granted})
+	if l.closed && err == nil {
+		err, first = l.closedError(a.name), nil
+	}
+	l.step(x, &event{kind: granted, lock: first}, &o)
 	switch {
 	case x.state.phase != held:
 		err = a.fail(ErrUnavailable, errUseless)
-	case ended:
-		err = a.fail(nil, contextError(a.waiting))
-	case l.closed:
-		err = l.closedError(a.name)
-	default:
-		o = k.open(opened, &a.set)
+	case a.set.hasMaxHold && err == nil:
+		k.startLimit(a.set.maxHold)
 	}
 	if err != nil && x.state.phase == held {
-		o = l.step(x, &event{kind: dropped})
+		l.step(x, &event{kind: dropped}, &o)
 	}
 	l.mu.Unlock()
 	_ = l.perform(&o)

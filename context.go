@@ -2,7 +2,6 @@ package holdfast
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -190,7 +189,6 @@ type bounded struct {
 	timeout         time.Duration
 
 	timed atomic.Pointer[timed] // once the store waits
-	mu    sync.Mutex            // for starting it
 }
 
 // timed is a context with a running timer.
@@ -212,18 +210,16 @@ func (b *bounded) start() *timed {
 	if t := b.timed.Load(); t != nil {
 		return t
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if t := b.timed.Load(); t != nil {
-		return t
-	}
 	parent := b.Context
 	if b.detached {
 		parent = context.WithoutCancel(parent)
 	}
 	t := &timed{}
 	t.Context, t.stop = context.WithTimeout(parent, b.timeout)
-	b.timed.Store(t)
+	if !b.timed.CompareAndSwap(nil, t) {
+		t.stop()
+		return b.timed.Load()
+	}
 	return t
 }
 

@@ -44,16 +44,12 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close(context.Background())
+	l.localContention.found("a") // so that the grant reserves tokens
 	k, err := l.Lock(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := k.holder
-	l.apply(h.lease, &event{kind: unlocked, lock: k})
-	if j := h.join(context.Background(), &h.set); j != nil {
-		t.Error("joined between the two halves of the last Unlock")
-	}
-
 	next := make(chan *Lock, 1)
 	go func() {
 		k, err := l.Lock(context.Background(), "a")
@@ -71,9 +67,13 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	for !waits() {
 		time.Sleep(time.Millisecond)
 	}
+	l.apply(h.lease, &event{kind: unlocked, lock: k})
+	if j := h.join(context.Background(), &h.set); j != nil {
+		t.Error("joined between the two halves of the last Unlock")
+	}
 	l.apply(h.lease, &event{kind: left, lock: k})
 	n := <-next
-	if n.Token() != k.Token() || n.holder.lease != k.holder.lease {
+	if n.Token() != k.Token()+1 || n.holder.lease != k.holder.lease {
 		t.Error("not handed off")
 	}
 	if j := h.join(context.Background(), &h.set); j != nil {
@@ -100,7 +100,8 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.mu.Lock()
-	o := l.step(k.holder.lease, &event{kind: revoke, cause: CauseTaken})
+	var o outcome
+	l.step(k.holder.lease, &event{kind: revoke, cause: CauseTaken}, &o)
 	l.mu.Unlock()
 	if k.Context().Err() == nil || k.Remaining() != 0 {
 		t.Error("the lock looks valid")

@@ -48,13 +48,18 @@ func newLock(h *holder, k *Lock, parent context.Context, s *settings) *Lock {
 // open makes k, which newLock has prepared, an open Lock of its holder. If the lease
 // has ended meanwhile the context of k ends with the outcome. The Locker's mutex is
 // held.
-func (k *Lock) open(kind eventKind, s *settings) outcome {
+func (k *Lock) open(kind eventKind, s *settings, o *outcome) {
 	l := k.holder.lease.l
-	o := l.step(k.holder.lease, &event{kind: kind, lock: k})
+	l.step(k.holder.lease, &event{kind: kind, lock: k}, o)
 	if s.hasMaxHold && o.do&endOne == 0 {
-		k.limit = time.AfterFunc(s.maxHold, func() { l.apply(k.holder.lease, &event{kind: limitReached, lock: k}) })
+		k.startLimit(s.maxHold)
 	}
-	return o
+}
+
+// startLimit starts the timer of a MaxHold. The Locker's mutex is held.
+func (k *Lock) startLimit(d time.Duration) {
+	x := k.holder.lease
+	k.limit = time.AfterFunc(d, func() { x.l.apply(x, &event{kind: limitReached, lock: k}) })
 }
 
 // finish ends the context of k. Only the first cause counts.
@@ -86,8 +91,9 @@ func (k *Lock) check() {
 	if x.valid.Load().left() > 0 {
 		return
 	}
+	var o outcome
 	x.l.mu.Lock()
-	o := x.l.step(x, &event{kind: checked})
+	x.l.step(x, &event{kind: checked}, &o)
 	x.l.mu.Unlock()
 	_ = x.l.perform(&o)
 	if o.loss != nil {
@@ -200,11 +206,17 @@ func (k *Lock) unlock() error {
 	l := x.l
 	l.background.begin() // Close waits for a release that is under way
 	defer l.background.end()
-	o := l.apply(x, &event{kind: unlocked, lock: k, keep: k.minHold})
+	var o outcome
 	l.mu.Lock()
-	o = l.step(x, &event{kind: left, lock: k, age: o.age})
+	l.step(x, &event{kind: unlocked, lock: k, keep: k.minHold}, &o)
 	l.mu.Unlock()
 	err := l.perform(&o)
+	if !o.final {
+		l.mu.Lock()
+		l.step(x, &event{kind: left, lock: k, age: o.age}, &o)
+		l.mu.Unlock()
+		err = l.perform(&o)
+	}
 	if o.loss != nil {
 		return o.loss
 	}

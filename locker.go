@@ -51,6 +51,8 @@ type Locker struct {
 	unsettled atomic.Int64
 	outbox
 	contention contention
+	// localContention remembers the names for which goroutines of this Locker compete.
+	localContention contention
 	// waiting counts the queues, to be read without mu.
 	waiting atomic.Int32
 

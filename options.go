@@ -119,6 +119,7 @@ type config struct {
 	namespace      string
 	requestTimeout time.Duration
 	handoff        int
+	hasHandoff     bool
 	base           settings // the defaults, resolved
 }
 
@@ -170,12 +171,18 @@ const MaxHandoff = 1 << 16
 
 // LocalHandoff hands an exclusive lease off from a goroutine that unlocks to the next
 // waiter of the same Locker, without a request to the store. It does so at most max
-// times in a row before waiters of other processes are served. Default 0: off, at most
+// times in a row before waiters of other processes are served. 0 turns it off, at most
 // 65,536.
 //
-// A handoff is fast, but it keeps the token: a write that a goroutine sends after its
-// Unlock is not refused in favour of the next goroutine's.
-func LocalHandoff(max int) Option { return func(c *config) { c.handoff = max } }
+// Default: where the store reserves tokens (see driver.Guarantees), 64 times, and only
+// within 5 ms of the store's grant, so that short holds cost no request and waiters of
+// other processes lose little. Each hold has a new, larger token. With this option there
+// is no limit of time there. Elsewhere the default is off, and a handoff keeps the token:
+// a write that a goroutine sends after its Unlock is not refused in favour of the next
+// goroutine's.
+func LocalHandoff(max int) Option {
+	return func(c *config) { c.handoff, c.hasHandoff = max, true }
+}
 
 func (c *config) check() error {
 	if err := driver.CheckNamespace(c.namespace); err != nil {

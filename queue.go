@@ -237,8 +237,9 @@ func (l *Locker) overdue(q *queue, w *waiter, deadline time.Time) (next time.Dur
 // open returns the Lock of a waiter that was served.
 func (l *Locker) open(w *waiter) *Lock {
 	k := newLock(w.holder, &w.holder.first, w.ctx, &w.set)
+	var o outcome
 	l.mu.Lock()
-	o := k.open(opened, &w.set)
+	k.open(opened, &w.set, &o)
 	l.mu.Unlock()
 	_ = l.perform(&o)
 	return k
@@ -253,7 +254,7 @@ func (l *Locker) leave(q *queue, w *waiter, ended error) error {
 		q.remove(w)
 		o.cancel = q.unneeded()
 	} else if w.holder != nil {
-		o = l.step(w.holder.lease, &event{kind: dropped})
+		l.step(w.holder.lease, &event{kind: dropped}, &o)
 	}
 	l.mu.Unlock()
 	_ = l.perform(&o)

@@ -13,9 +13,8 @@ import (
 func (l *Locker) release(o *outcome) error {
 	x := o.lease
 	timeout := min(l.requestTimeout(x.req.TTL), max(o.within, time.Millisecond))
-	var b bounded
-	err := l.store.Release(l.bound(&b, o.holder.ctx, true, timeout), x.standing.grant, o.keep)
-	b.end()
+	err := l.store.Release(l.bound(&x.giving, o.holder.ctx, true, timeout), x.standing.grant, o.keep)
+	x.giving.end()
 	e := event{kind: released, keep: o.keep, err: err}
 	var code driver.Code
 	if err != nil {
@@ -29,8 +28,9 @@ func (l *Locker) release(o *outcome) error {
 			e.kind = releaseUnconfirmed
 		}
 	}
+	var answered outcome
 	l.mu.Lock()
-	answered := l.step(x, &e)
+	l.step(x, &e, &answered)
 	l.mu.Unlock()
 	_ = l.perform(&answered)
 	switch {

@@ -55,6 +55,7 @@ func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelC
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(q.head.ctx))
 	x := l.newLease(ctx, q.name, &q.head.set)
 	x.queue = q
+	l.reserve(&x.req, q.head.next != nil)
 	q.asking, q.cancel = x, cancel
 	return x, ctx, cancel
 }
@@ -108,7 +109,7 @@ func holdersOf(err error) []driver.Holder {
 // deliver gives a grant to the head of the queue, or back to the store if the head
 // does not ask for it. It reports false if the grant is of no use to anyone.
 func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
-	var unneeded outcome
+	var o, unneeded outcome
 	l.mu.Lock()
 	w := q.head
 	if w != nil && !w.asksFor(&x.req) || l.closed {
@@ -119,13 +120,13 @@ func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 	}
 	q.asking, q.cancel, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
 	x.standing.grant = g
-	o := l.step(x, &event{kind: granted})
+	l.step(x, &event{kind: granted}, &o)
 	usable = x.state.phase == held
 	switch {
 	case usable && w != nil:
 		q.serve(w, x.holder)
 	case usable:
-		unneeded = l.step(x, &event{kind: dropped})
+		l.step(x, &event{kind: dropped}, &unneeded)
 	}
 	l.mu.Unlock()
 	_ = l.perform(&o)

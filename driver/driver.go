@@ -132,6 +132,10 @@ type Request struct {
 	// TTL is how long the store should keep a grant that nobody renews. A store
 	// may round it up to what it can do and says so in Grant.TTL.
 	TTL time.Duration
+	// Tokens is how many tokens an exclusive grant should reserve; 0 means 1. It is more
+	// than 1 only where Guarantees.Reserves says that the store can reserve tokens. The
+	// store may reserve fewer, and says so in Grant.Tokens.
+	Tokens int
 	// Wait asks to queue until the context ends.
 	Wait bool
 	// First says of a request without Wait that one with it follows if the answer is
@@ -162,8 +166,12 @@ type Grant struct {
 	ID    string
 	Name  string
 	Limit int
-	// Token is larger than that of every earlier grant of the name.
+	// Token is larger than every token of every earlier grant of the name.
 	Token uint64
+	// Tokens is how many tokens the grant has: Token, Token+1 and so on. All of them are
+	// smaller than those of every later grant. 0 means 1, and only an exclusive grant has
+	// more. Calls about the grant name it by Token; Break takes any of its tokens.
+	Tokens int
 	// SentAt is taken just before the request that itself set, or confirmed, the
 	// store's deadline was sent. After a blocking wait that is a request sent
 	// after the wait.
@@ -176,6 +184,12 @@ type Grant struct {
 	// Handle is the store's own: it comes back with the grant.
 	Handle any
 }
+
+// Last returns the last token of the grant.
+func (g *Grant) Last() uint64 { return LastToken(g.Token, g.Tokens) }
+
+// LastToken returns the last of n tokens that begin with first.
+func LastToken(first uint64, n int) uint64 { return first + uint64(max(n, 1)) - 1 }
 
 // Renewal is the answer for one grant of a batch: SentAt and TTL, which mean what
 // they mean in a Grant, or Err.
@@ -242,9 +256,11 @@ func (o Owner) Client() string {
 // Holder is a grant as an inspection shows it.
 type Holder struct {
 	Owner
-	Token uint64
-	Limit int
-	Slot  int
+	// Token is the first token of the grant, Tokens how many it has reserved; 0 means 1.
+	Token  uint64
+	Tokens int
+	Limit  int
+	Slot   int
 	// TTL is how long the store keeps the grant if nobody renews it, or Forever.
 	TTL time.Duration
 	// Note says what an operator should know: "stopped", "asked to end".

@@ -130,6 +130,10 @@ type Guarantees struct {
 	Shared, Semaphore, Mixed, Slots bool
 	// Tokens says where tokens come from and what they survive.
 	Tokens string
+	// Reserves: an exclusive grant can have several tokens; see Request.Tokens. The core
+	// then hands such a grant off to waiters of its process, each with a token of its own,
+	// at most HandoffMax times and within HandoffTime of the grant.
+	Reserves bool
 	// EarlyEnd lists what can end a grant before its TTL, beside a Break, and Notice
 	// bounds how long its holder's context then goes on.
 	EarlyEnd []string
@@ -160,7 +164,7 @@ func (g Guarantees) Rows() []Row {
 		{"limits", g.limits()},
 		{"a crash frees", g.Crash.Describe()},
 		{"a paused holder", g.Pause.Describe()},
-		{"order of waiters", g.Order.Describe()},
+		{"order of waiters", g.order()},
 		{"wake-up", g.wake()},
 		{"fencing tokens", g.Tokens},
 		{"may end early", g.early()},
@@ -188,6 +192,21 @@ func (g Guarantees) limits() string {
 		s += "; any mix on one name"
 	}
 	return s
+}
+
+// The bounds of handoffs inside a process, where the store reserves tokens.
+const (
+	// HandoffMax is how many times a process hands a grant off.
+	HandoffMax = 64
+	// HandoffTime is how long after the grant the last of these handoffs may happen.
+	HandoffTime = 5 * time.Millisecond
+)
+
+func (g Guarantees) order() string {
+	if g.Reserves {
+		return fmt.Sprintf("%s; a process may first hand a lock off to its own waiters, at most %d times, and within %s of the grant", g.Order.Describe(), HandoffMax, HandoffTime)
+	}
+	return g.Order.Describe()
 }
 
 func (g Guarantees) wake() string {

@@ -60,7 +60,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, s.fail(b, err)
 	}
 	if !blocked {
-		g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
+		g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, Tokens: e.tokens, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
 		s.hold(&held{id: r.ID, name: r.Name, token: e.token, b: b, file: b.id, sess: sess, from: r.From})
 		s.tell(b, b.unlock())
 		return g, nil
@@ -91,7 +91,7 @@ func (s *Store) fail(b *bucket, err error) error {
 }
 
 func (s *Store) newEntry(r driver.Request, o driver.Owner, sess *session) entry {
-	e := entry{ns: s.ns, name: r.Name, id: r.ID, sid: sess.sid, limit: r.Limit, slot: driver.NoSlot, since: s.now()}
+	e := entry{ns: s.ns, name: r.Name, id: r.ID, sid: sess.sid, limit: r.Limit, slot: driver.NoSlot, tokens: min(max(r.Tokens, 1), maxTokens), since: s.now()}
 	s.sign(&e, o)
 	return e
 }

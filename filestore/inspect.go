@@ -110,7 +110,7 @@ func (e *entry) who() driver.Owner {
 }
 
 func (e *entry) holder() driver.Holder {
-	return driver.Holder{Owner: e.who(), Token: e.token, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
+	return driver.Holder{Owner: e.who(), Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
 }
 
 // holders lists those of a name by rising token.
@@ -143,7 +143,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	defer tick.Stop()
 	for {
 		// Look before the first wait: it may have ended before changes began.
-		there, err := s.standing(ctx, b, k, token)
+		there, err := s.standing(ctx, b, k, e.token)
 		if err == nil && !there {
 			return nil
 		}
@@ -167,7 +167,9 @@ func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry
 		}
 		return nil, err
 	}
-	i := slices.IndexFunc(b.entries, func(e entry) bool { return e.token == token && token > 0 && e.is(k) })
+	i := slices.IndexFunc(b.entries, func(e entry) bool {
+		return e.token > 0 && e.token <= token && token <= driver.LastToken(e.token, e.tokens) && e.is(k)
+	})
 	if i < 0 {
 		b.unlock()
 		return nil, errNotHeld
@@ -191,7 +193,7 @@ func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry
 		}
 	}
 	b.unlock()
-	s.tell(b, []notice{{kind: tellAsk, sid: e.sid, id: e.id, token: token}})
+	s.tell(b, []notice{{kind: tellAsk, sid: e.sid, id: e.id, token: e.token}})
 	return &e, nil
 }
 

@@ -155,7 +155,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Crash: driver.CrashFreesAtOnce, Pause: driver.PauseKeeps,
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
-		Tokens:   "a counter in the directory, reserved in blocks that survive a crash of the machine; it starts at the clock's microseconds, so it rises after the directory was deleted unless the clock went back",
+		Tokens: "a counter in the directory, reserved in blocks that survive a crash of the machine; it starts at the clock's microseconds, so it rises after the directory was deleted unless the clock went back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
 		Notice:   noticeBound,
 		Break:    driver.BreakAsk, Visible: driver.VisibleAll,

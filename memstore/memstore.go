@@ -97,6 +97,7 @@ type entry struct {
 	limit   int
 	ttl     time.Duration
 	token   uint64
+	tokens  int // that the grant has, or is to reserve
 	slot    int
 	since   time.Time
 	expires time.Time
@@ -124,7 +125,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Order:  driver.OrderFIFO,
 		Wake:   driver.WakePush,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
-		Tokens: "a counter of the store; it starts again with the process",
+		Tokens: "a counter of the store; it starts again with the process", Reserves: true,
 		MinTTL: time.Millisecond, MaxTTL: 24 * time.Hour, Lapses: true,
 		Linger:  true,
 		Break:   driver.BreakNow,
@@ -178,7 +179,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
 	// Outside the store's mutex: the core may take its own.
-	e := &entry{id: r.ID, store: s, from: r.From, limit: r.Limit, ttl: r.TTL, slot: driver.NoSlot, owner: r.From.Owner()}
+	e := &entry{id: r.ID, store: s, from: r.From, limit: r.Limit, ttl: r.TTL, tokens: max(r.Tokens, 1), slot: driver.NoSlot, owner: r.From.Owner()}
 	sp := s.space
 	sp.mu.Lock()
 	fault := sp.script.takeAcquire(r.Name)
@@ -332,7 +333,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	return s.take(name, token, driver.CauseTaken)
 }
 
-// take ends the grant with the token, or every grant of the name if it is 0.
+// take ends the grant that has the token, or every grant of the name if it is 0.
 func (s *Store) take(name string, token uint64, cause driver.Cause) error {
 	sp := s.space
 	sp.mu.Lock()
@@ -340,7 +341,7 @@ func (s *Store) take(name string, token uint64, cause driver.Cause) error {
 	if n := sp.names[s.key(name)]; n != nil {
 		sp.expire(n)
 		for _, e := range slices.Clone(n.holders) {
-			if token == 0 || e.token == token {
+			if token == 0 || e.token <= token && token <= driver.LastToken(e.token, e.tokens) {
 				ended = append(ended, e)
 				sp.drop(e)
 			}

@@ -31,6 +31,13 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
+	if s.peers != nil {
+		g, err := s.peers.acquire(ctx, &r)
+		if err != nil && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+		}
+		return g, err
+	}
 	key, counter, bucket := s.keys.of(r.Name)
 	e := &entry{r: r, key: key, counter: counter, bucket: bucket, channel: s.channel}
 	if r.Wait {
@@ -50,7 +57,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		s.mu.Unlock()
 		return driver.Grant{}, err
 	}
-	s.floors.see(bucket, g.Token)
+	s.floors.see(bucket, g.Last())
 	s.hold(e, g)
 	return g, nil
 }
@@ -102,9 +109,12 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		}
 		late := s.clock.deadline()
 		h := s.head(a.e)
-		args := append(make([]string, 0, 8), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))
-		if again := a.asked || a.void != 0; r.Wait || seq != 0 || again {
+		args := append(make([]string, 0, 9), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))
+		if again := a.asked || a.void != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
 			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
+		}
+		if r.Tokens > 1 {
+			args = append(args, tokensText(r))
 		}
 		rep, err := s.askFor(ctx, a.e, args)
 		if err != nil {
@@ -126,6 +136,12 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 	}
 	return reply{}, driver.Errorf(driver.CodeUnavailable, "the server's clock runs away")
 }
+
+// maxTokens is the most tokens that a grant reserves. They are those of the last
+// microseconds, so a failover must take longer than that to keep tokens rising.
+const maxTokens = 1000
+
+func tokensText(r *driver.Request) string { return strconv.Itoa(min(r.Tokens, maxTokens)) }
 
 func digit(b bool) string {
 	if b {
@@ -229,7 +245,7 @@ func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string,
 	return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
 }
 
-// toGrant reads "TOKEN SEAT".
+// toGrant reads "TOKEN SEAT" or "TOKEN SEAT TOKENS".
 func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
 	g, err := makeGrant(a.e, rep.values, rep.sent)
 	if err != nil {
@@ -253,11 +269,15 @@ func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, er
 	}
 	token, err1 := strconv.ParseUint(values[0], 10, 64)
 	seat, err2 := strconv.Atoi(values[1])
-	if err := errors.Join(err1, err2); err != nil {
+	tokens, err3 := 1, error(nil)
+	if len(values) > 2 && r.Limit == driver.Exclusive {
+		tokens, err3 = strconv.Atoi(values[2])
+	}
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "a grant that cannot be read: %w", err)
 	}
 	return driver.Grant{
-		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, SentAt: sent, TTL: time.Duration(ttlMicros(r.TTL)) * time.Microsecond,
+		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, Tokens: tokens, SentAt: sent, TTL: time.Duration(ttlMicros(r.TTL)) * time.Microsecond,
 		Slot: slotOf(seat, r.Limit), Handle: &handle{key: e.key, seat: values[1]},
 	}, nil
 }

@@ -348,7 +348,7 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
 		Tokens: "the server's microseconds, above the last token of the name's bucket and above all that the asking client has seen; " +
-			"they rise after a flush, a restart without data or a failover unless the clock is set back further than the outage and the client is new",
+			"they rise after a flush, a restart without data or a failover unless the clock is set back further than the outage and the client is new", Reserves: true,
 		EarlyEnd: []string{"a flush or a deletion of the key", "a restart that loses data", "the server's clock set forward"},
 		Notice:   noticeBound,
 		MinTTL:   minTTL, MaxTTL: maxTTL, Lapses: true,
@@ -383,5 +383,8 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 		}
 	}
 	g.Notes = append(g.Notes, "early ends are noticed within that time while the server can be reached, else when trust runs out")
+	if s.peers != nil {
+		s.peers.declare(&g)
+	}
 	return g
 }
