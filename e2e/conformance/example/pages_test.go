@@ -32,13 +32,22 @@ func newOutside(t *testing.T, require []string) *outside {
 	}
 	o := &outside{t, t.TempDir()}
 	o.run("go", "mod", "init", "example.com/jobs")
+	edit := []string{"mod", "edit"}
+	var sums []byte // of the clone, so that no checksum is looked up
 	for _, dir := range published {
 		path := strings.TrimSuffix(module+"/"+dir, "/")
-		o.run("go", "mod", "edit", "-replace="+path+"="+filepath.Join(clone, dir))
+		edit = append(edit, "-replace="+path+"="+filepath.Join(clone, dir))
 		if slices.Contains(require, path) {
-			o.run("go", "mod", "edit", "-require="+path+"@v0.1.0")
+			edit = append(edit, "-require="+path+"@v0.1.0")
 		}
+		b, err := os.ReadFile(filepath.Join(clone, dir, "go.sum"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums = append(sums, b...)
 	}
+	o.run("go", edit...)
+	o.write("go.sum", string(sums))
 	return o
 }
 
@@ -95,7 +104,8 @@ func TestStorePagesBuild(t *testing.T) {
 				}
 				o := newOutside(t, require)
 				o.write("main.go", mains[i])
-				o.run("go", "build", "-o", os.DevNull, ".")
+				o.write("other/other.go", "package other\n") // of two packages, none is linked
+				o.run("go", "build", "./...")
 			}
 		})
 	}
