@@ -97,6 +97,15 @@ func TestDashboardShowsEveryMetric(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	alerts := regexp.MustCompile(`(?m)^ +expr: .*$`).FindAllString(string(page), -1)
+	if len(alerts) == 0 {
+		t.Error("docs/observe.md has no alert")
+	}
+	for _, word := range regexp.MustCompile(`holdfast_\w+`).FindAllString(strings.Join(alerts, "\n"), -1) {
+		if name := strings.TrimSuffix(word, "_count"); !labels[word] && !n.series[name] {
+			t.Errorf("alerts: no metric or attribute is %s", word)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(n.series)) {
 		if !shown[name] {
 			t.Errorf("%s is on no panel", name)

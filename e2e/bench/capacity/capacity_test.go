@@ -22,7 +22,7 @@ import (
 )
 
 // locks is how many are held, and then awaited.
-const locks = 2000
+const locks = 500
 
 // client is the memory of this process: heap and stacks.
 func client() float64 {
