@@ -51,6 +51,9 @@ var (
 	// ErrClosed: the Locker or its store has been closed. The process is ending, or
 	// uses a Locker after its end.
 	ErrClosed = errors.New("closed")
+	// ErrMissed: no replica has served a tick of Every to its end. The caller logs it, or
+	// makes up for it if the next tick does not.
+	ErrMissed = errors.New("tick missed")
 )
 
 // Cause is why a lock was lost.

@@ -4,7 +4,7 @@
 //
 // # Layout
 //
-// An entry in the queue of a name (also called its place in the code) is the key
+// An entry in the queue of a name (also called its entry in the code) is the key
 //
 //	<prefix><name>/<lease>        or        <prefix><name>/<lease>-<n>
 //

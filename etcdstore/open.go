@@ -23,7 +23,7 @@ func init() {
 	driver.Register("etcds", openURL)
 }
 
-// dialTimeout bounds the logging in at Open.
+// dialTimeout limits the login in Open.
 const dialTimeout = 5 * time.Second
 
 func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
@@ -34,16 +34,16 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return open(ctx, cfg, Prefix(prefix), Namespace(namespace))
 }
 
-// Open opens a store of its own client by URL:
+// Open opens a store with its own client:
 //
 //	etcd://[user:password@]host[:port][,host[:port]...][/prefix]
 //	etcds://...[?ca=FILE][&cert=FILE&key=FILE][&server_name=NAME]
 //
-// The port is 2379 unless given; where some hosts have one, the last must. The path without its first slash is the prefix
-// of every key, as it is: etcd://h/locks/ puts the lock "billing" where
-// `etcdctl lock locks/billing` has it. etcds speaks TLS; ca is the certificate
-// authority's (default: the system's), cert and key the client's own. Servers need
-// not be up; one that is refuses a wrong password at once.
+// The default port is 2379; if some hosts have a port, the last one must. The path without its
+// first slash is the prefix of every key: etcd://h/locks/ has the lock "billing" under the keys of
+// `etcdctl lock locks/billing`. etcds uses TLS; ca is the certificate authority's file (default:
+// the system's), cert and key the client's own. Servers may be down; a server that is up refuses
+// a wrong password at once.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "etcd", "etcds")
 	if err != nil {
@@ -82,8 +82,7 @@ func parseURL(u *url.URL) (clientv3.Config, string, error) {
 	}
 	cfg := clientv3.Config{
 		DialTimeout: dialTimeout,
-		// A connection that has silently died is found out before a default lease
-		// needs it.
+		// A dead connection is noticed before a lease with the default TTL needs it.
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		Logger: zap.NewNop(),
 	}
@@ -126,8 +125,8 @@ func parseURL(u *url.URL) (clientv3.Config, string, error) {
 	return cfg, strings.TrimPrefix(u.Path, "/"), nil
 }
 
-// verifyName verifies t.ServerName, if one is given. The client library puts the
-// endpoint's own name in its place, so the library's verification is switched off.
+// verifyName verifies t.ServerName, if it is set. The client library replaces it by the
+// endpoint's name, so the library's verification is switched off.
 func verifyName(t *tls.Config) {
 	if name := t.ServerName; name != "" {
 		t.InsecureSkipVerify = true

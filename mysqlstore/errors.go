@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// Numbers of errors. MySQL's and MariaDB's agree on all of them but the last group.
+// Error numbers. Most are the same in MySQL and MariaDB.
 const (
 	errTooMany        = 1040
 	errNoSchema       = 1049
@@ -31,7 +31,7 @@ const (
 	errRolledBack8    = 3101 // MySQL: a replication group has not certified the commit
 )
 
-// refused are answered noes that asking again does not turn into yeses.
+// refused are errors that a retry does not cure.
 var refused = map[uint16]bool{
 	1044: true, 1045: true, errNoSchema: true, 1130: true, 1142: true, 1143: true, errNoTable: true, 1227: true, 1370: true, 1698: true, // rights, and what is not there
 	1290: true, 1792: true, 1836: true, // read-only
@@ -43,7 +43,7 @@ var refused = map[uint16]bool{
 
 type faults struct{}
 
-// Sort puts a code on an error of a connection.
+// Sort returns an error of a connection with a code.
 func (faults) Sort(err error) (error, bool) {
 	if err == nil {
 		return nil, false
@@ -73,8 +73,8 @@ func (faults) Sort(err error) (error, bool) {
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 }
 
-// readOnly reports whether an error says that the server takes no writes. Error 1290 is
-// also that of other settings, which the message names.
+// readOnly reports whether err is that of a read-only server. Error 1290 is also the error of
+// other settings, which its message names.
 func readOnly(err *mysql.MySQLError) bool {
 	switch err.Number {
 	case 1290:
@@ -85,5 +85,5 @@ func readOnly(err *mysql.MySQLError) bool {
 	return false
 }
 
-// unreached puts a code on an error of opening a connection: nothing was asked.
+// unreached returns an error of opening a connection with a code: no lock was requested.
 func unreached(err error) error { return sqlkit.Unreached(faults{}, err) }

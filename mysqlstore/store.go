@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -16,15 +15,15 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// schema is what Init runs.
+// schema is the script of Init.
 //
 //go:embed schema.sql
 var schema string
 
-// Schema is the script that creates the tables: every statement can be run again.
+// Schema returns the script that creates the tables. Every statement can be repeated.
 func Schema() string { return schema }
 
-// engine is what a recipe is made of.
+// engine is what implements a recipe.
 type engine = sqlkit.Engine
 
 // valueTable is the promoted Get and Put.
@@ -36,15 +35,15 @@ type Store struct {
 	*valueTable
 	cfg    *config
 	where  string
-	dial   func(context.Context) (sqlkit.Link, error) // a connection that nobody else uses
-	links  *sqlkit.Pool                               // for what is committed beside an open transaction
+	dial   func(context.Context) (sqlkit.Link, error) // opens a connection for one user
+	links  *sqlkit.Pool                               // for commits beside an open transaction
 	record *recorder
-	lent   bool // the connections are of a user's pool
+	lent   bool // the connections come from a user's pool
 	server *sqlkit.Probe[facts]
 }
 
-// Open opens the server that a URL names; see the package comment. It is not an
-// error if the server cannot be reached just now.
+// Open opens the server of a URL; see the package comment. It is no error if the server
+// cannot be reached at the moment.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "mysql", "mariadb")
 	if err != nil {
@@ -57,8 +56,8 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	return OpenConfig(ctx, cfg, append(fromURL, o...)...)
 }
 
-// OpenConfig opens a server by the configuration of go-sql-driver/mysql. The store
-// dials by itself; it sets MultiStatements, no read timeout and no logger.
+// OpenConfig opens a server by a configuration of go-sql-driver/mysql. The store opens its
+// own connections, with MultiStatements, and without a read timeout and a logger.
 func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -98,19 +97,18 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dial)
 }
 
-// dialled is the key of the place where a dialler puts its connection.
+// dialled is the context key for the connection of a dialler.
 type dialled struct{}
 
-// quiet is a logger: what goes wrong is an error's business.
+// quiet is a logger that logs nothing: every problem is returned as an error.
 type quiet struct{}
 
 func (quiet) Print(...any) {}
 
-// New makes a store over a user's pool, which stays the user's to close. Locks of
-// Pessimistic and Named each take a connection out of it, for as long as they are
-// held or waited for, and end it instead of giving it back; that it was lost is
-// noticed within a second. The pool's connections are of one schema, where the
-// tables are.
+// New opens a store over a user's pool, which the user closes. The connections of the pool
+// use one schema, which has the tables. Each lock and each waiter of Pessimistic and Named
+// takes a connection out of the pool and ends it afterwards. The loss of such a connection
+// is noticed within a second.
 func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -146,19 +144,15 @@ func open(ctx context.Context, c *config, where string, dial func(context.Contex
 	case Named:
 		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, c.Idle(4), c.Namespace)
 	}
-	// A server that does not answer is no error, and is not waited for: see driver.Opener.
-	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)
-	defer cancel()
-	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.CodeRefused || driver.CodeOf(err) == driver.CodeInvalid {
+	if err := s.server.Open(ctx); err != nil {
 		_ = s.Close(ctx)
 		return nil, err
 	}
 	return s, nil
 }
 
-// commit runs statements on a connection that has no transaction, at a server that takes
-// writes. Connections to a server that was demoted are ended: a new one may lead to its
-// successor.
+// commit runs statements on a connection without a transaction, at a server that accepts
+// writes. It closes connections to a demoted server: a new one may lead to its successor.
 func (s *Store) commit(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
 	script := append([]string{"SELECT @@global.read_only"}, statements...)
 	for fresh := false; ; fresh = true {
@@ -178,13 +172,10 @@ func (s *Store) commit(ctx context.Context, statements ...string) (sqlkit.Answer
 	}
 }
 
-// String says where the locks are, without a password.
+// String returns where the locks are, without a password.
 func (s *Store) String() string { return s.where }
 
-// Classify finds the code that every error of the store carries.
-func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
-
-// Close ends the store's connections, and with them the grants that live on them.
+// Close ends the connections, and with them the grants of Pessimistic and Named.
 func (s *Store) Close(ctx context.Context) error {
 	err := s.engine.Close(ctx)
 	s.record.close()
@@ -192,8 +183,8 @@ func (s *Store) Close(ctx context.Context) error {
 	return err
 }
 
-// Init creates the tables, unless they are there. It needs the right to create
-// tables; the store itself then needs only SELECT, INSERT, UPDATE and DELETE on them.
+// Init creates the tables, unless they exist. It needs the right to create tables. The store
+// itself needs only SELECT, INSERT, UPDATE and DELETE on them.
 func (s *Store) Init(ctx context.Context) error {
 	l, err := s.dial(ctx)
 	if err != nil {
@@ -214,15 +205,3 @@ var _ interface {
 	driver.Inspector
 	driver.Breaker
 } = (*Store)(nil)
-
-// Sweep removes rows of the optimistic recipe that nobody has used for a while, as
-// the store does by itself when they have been idle for a minute. With less, a late
-// request may find its row gone: it is for tests and for who has stopped every
-// client. Other recipes have nothing to remove.
-func (s *Store) Sweep(ctx context.Context, idle time.Duration) error {
-	o, ok := s.engine.(*sqlkit.Optimistic)
-	if !ok {
-		return nil
-	}
-	return o.Sweep(ctx, idle)
-}

@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// stater is an error that carries an SQLSTATE: pgx's and lib/pq's do.
+// stater is an error with an SQLSTATE, as pgx and lib/pq return it.
 type stater interface {
 	error
 	SQLState() string
@@ -27,7 +27,7 @@ func state(err error) string {
 
 type faults struct{}
 
-// Sort puts a code on an error of a connection.
+// Sort returns an error of a connection with a code.
 func (faults) Sort(err error) (error, bool) {
 	if err == nil {
 		return nil, false
@@ -50,5 +50,5 @@ func (faults) Sort(err error) (error, bool) {
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 }
 
-// unreached puts a code on an error of opening a connection: nothing was asked.
+// unreached returns an error of opening a connection with a code: no lock was requested.
 func unreached(err error) error { return sqlkit.Unreached(faults{}, err) }

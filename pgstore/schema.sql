@@ -10,13 +10,13 @@ CREATE TABLE IF NOT EXISTS holdfast_row (
 	name    bytea    NOT NULL PRIMARY KEY, -- namespace, NUL, name
 	bucket  smallint NOT NULL,
 	version bigint   NOT NULL, -- of the row: every write makes a new one
-	token   bigint   NOT NULL, -- the last one given
+	token   bigint   NOT NULL, -- of the last grant
 	expires bigint   NOT NULL, -- of the last grant
 	touched bigint   NOT NULL,
 	state   text     NOT NULL -- the grants, as JSON
 ) WITH (fillfactor = 50);
 
--- The floor of tokens for names that have no row: 64 rows, for good.
+-- The high-water mark of tokens for names without a row: 64 rows that stay forever.
 CREATE TABLE IF NOT EXISTS holdfast_floor (
 	bucket smallint NOT NULL PRIMARY KEY,
 	token  bigint   NOT NULL

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	_ "embed"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,15 +15,15 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// schema is what Init runs.
+// schema is the script of Init.
 //
 //go:embed schema.sql
 var schema string
 
-// Schema is the script that creates the tables: every statement can be run again.
+// Schema returns the script that creates the tables. Every statement can be repeated.
 func Schema() string { return schema }
 
-// engine is what a recipe is made of.
+// engine is what implements a recipe.
 type engine = sqlkit.Engine
 
 // valueTable is the promoted Get and Put.
@@ -37,18 +36,18 @@ type Store struct {
 	cfg    *config
 	where  string
 	dial   dialer
-	links  *sqlkit.Pool // for what is committed beside an open transaction
+	links  *sqlkit.Pool // for commits beside an open transaction
 	own    *sql.DB      // over a user's pgxpool
 	server *sqlkit.Probe[facts]
 
-	oneHost bool // the store dials by itself, and one server only
+	oneHost bool // the store opens its own connections, to one server
 }
 
-// dialer opens a connection that nobody else uses.
+// dialer opens a connection for one user.
 type dialer func(context.Context) (sqlkit.Link, error)
 
-// Open opens the server that a URL names; see the package comment. It is not an
-// error if the server cannot be reached just now.
+// Open opens the server of a URL; see the package comment. It is no error if the server
+// cannot be reached at the moment.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "postgres", "postgresql")
 	if err != nil {
@@ -61,7 +60,7 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	return OpenConfig(ctx, cfg, append(fromURL, o...)...)
 }
 
-// OpenConfig opens a server by pgx's configuration. The store dials by itself.
+// OpenConfig opens a server by a configuration of pgx. The store opens its own connections.
 func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -80,11 +79,10 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 	return s.open(ctx, newListener(pg))
 }
 
-// New makes a store over a user's pool, which stays the user's to close. Locks of
-// Advisory and Pessimistic each take a connection out of it, for as long as they are
-// held or waited for, and end it instead of giving it back; that it was lost is
-// noticed within a second. Optimistic does not listen on a user's pool, and polls.
-// The drivers pgx and lib/pq will do.
+// New opens a store over a user's pool of the driver pgx or lib/pq, which the user closes.
+// Each lock and each waiter of Advisory and Pessimistic takes a connection out of the pool
+// and ends it afterwards. The loss of such a connection is noticed within a second.
+// Optimistic does not listen on a user's pool, and polls.
 func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -101,7 +99,7 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	return s.open(ctx, nil)
 }
 
-// NewPool is New for a pool of pgx's.
+// NewPool is New for a pool of pgx.
 func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -156,23 +154,17 @@ func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
 	case Advisory:
 		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, s.cfg.Idle(4), s.cfg.Namespace)
 	}
-	// A server that does not answer is no error, and is not waited for: see driver.Opener.
-	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)
-	defer cancel()
-	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.CodeRefused || driver.CodeOf(err) == driver.CodeInvalid {
+	if err := s.server.Open(ctx); err != nil {
 		_ = s.Close(ctx)
 		return nil, err
 	}
 	return s, nil
 }
 
-// String says where the locks are, without a password.
+// String returns where the locks are, without a password.
 func (s *Store) String() string { return s.where }
 
-// Classify finds the code that every error of the store carries.
-func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
-
-// Close ends the store's connections, and with them the grants that live on them.
+// Close ends the connections, and with them the grants of Advisory and Pessimistic.
 func (s *Store) Close(ctx context.Context) error {
 	err := s.engine.Close(ctx)
 	s.links.Close()
@@ -182,15 +174,15 @@ func (s *Store) Close(ctx context.Context) error {
 	return err
 }
 
-// Init creates the tables, unless they are there. It needs the right to create
-// tables; the store itself then needs only SELECT, INSERT, UPDATE and DELETE on them.
+// Init creates the tables, unless they exist. It needs the right to create tables. The store
+// itself needs only SELECT, INSERT, UPDATE and DELETE on them.
 func (s *Store) Init(ctx context.Context) error {
 	l, err := s.dial(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	// The connection is not used for anything else.
+	// The connection has no other use, so that the setting is harmless.
 	script := append([]string{"SET synchronous_commit = on"}, sqlkit.Statements(schema)...)
 	if _, err := l.Run(ctx, script...); err != nil {
 		coded, _ := faults{}.Sort(err)
@@ -204,15 +196,3 @@ var _ interface {
 	driver.Inspector
 	driver.Breaker
 } = (*Store)(nil)
-
-// Sweep removes rows of the optimistic recipe that nobody has used for a while, as
-// the store does by itself when they have been idle for a minute. With less, a late
-// request may find its row gone: it is for tests and for who has stopped every
-// client. Other recipes have nothing to remove.
-func (s *Store) Sweep(ctx context.Context, idle time.Duration) error {
-	o, ok := s.engine.(*sqlkit.Optimistic)
-	if !ok {
-		return nil
-	}
-	return o.Sweep(ctx, idle)
-}

@@ -31,6 +31,13 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
+	if s.peers != nil {
+		g, err := s.peers.acquire(ctx, &r)
+		if err != nil && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+		}
+		return g, err
+	}
 	key, counter, bucket := s.keys.of(r.Name)
 	e := &entry{r: r, key: key, counter: counter, bucket: bucket, channel: s.channel}
 	if r.Wait {

@@ -21,19 +21,8 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 		return driver.State{}, err
 	}
 	defer s.ops.Done()
-	return s.inspect(ctx, name)
-}
-
-func (s *Store) inspect(ctx context.Context, name string) (driver.State, error) {
-	key := s.keys.key(name)
-	sent, at := driver.Now(), micros()
-	values, err := s.client.Eval(ctx, inspectScript, []string{key}, nil)
-	rep, err := s.read(inspectScript, sent, at, values, err)
-	if err != nil {
-		return driver.State{Name: name}, err
-	}
-	now, _ := strconv.ParseInt(values[1], 10, 64) // read has read it
-	return readState(name, rep, now), nil
+	one := s.inspectAll(ctx, []string{name})[0]
+	return one.state, one.err
 }
 
 // readState makes a state of the fields and values of a name's hash.
@@ -123,6 +112,9 @@ type inspected struct {
 }
 
 func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
+	if s.peers != nil {
+		return s.peers.inspectAll(ctx, names)
+	}
 	calls := make([]Call, len(names))
 	for i, name := range names {
 		key := s.keys.key(name)
@@ -144,6 +136,9 @@ func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
 
 // names are those that have a key, in byte order.
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
+	if s.peers != nil {
+		return s.peers.names(ctx, prefix)
+	}
 	var names []string
 	err := s.client.EachPrimary(ctx, func(n Node) error {
 		cursor := "0"

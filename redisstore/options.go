@@ -14,6 +14,8 @@ type config struct {
 	replicas  int
 	patience  time.Duration
 	insist    bool
+	layout    Layout
+	fairWait  time.Duration
 }
 
 // The limits of the options.
@@ -47,6 +49,17 @@ func configure(options []Option) (config, error) {
 	}
 	if err := driver.CheckNamespace(c.namespace); err != nil {
 		return c, driver.Errorf(driver.CodeInvalid, "redisstore: %w", err)
+	}
+	if _, known := layouts[c.layout]; !known && c.layout != Native {
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: layout %q: there are %s", c.layout, layoutNames())
+	}
+	switch {
+	case c.fairWait == 0:
+		c.fairWait = defaultFairWait
+	case c.layout != RedissonFair:
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: fair wait %s: the layout %s has no fair lock", c.fairWait, RedissonFair)
+	case c.fairWait < minFairWait || c.fairWait > maxFairWait:
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: fair wait %s: give %s to %s", c.fairWait, minFairWait, maxFairWait)
 	}
 	if c.replicas < 0 || c.replicas > maxReplicas {
 		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replicas %d: give 0 to %d", c.replicas, maxReplicas)

@@ -383,5 +383,8 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 		}
 	}
 	g.Notes = append(g.Notes, "early ends are noticed within that time while the server can be reached, else when trust runs out")
+	if s.peers != nil {
+		s.peers.declare(&g)
+	}
 	return g
 }

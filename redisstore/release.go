@@ -24,14 +24,17 @@ func seatOf(g *driver.Grant) (*handle, error) {
 // Release ends a grant. In the same step the server grants to the next, if that
 // is a place of this very client.
 func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	h, err := seatOf(&g)
-	if err != nil {
-		return err
-	}
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
 	defer s.ops.Done()
+	if s.peers != nil {
+		return s.peers.release(ctx, &g)
+	}
+	h, err := seatOf(&g)
+	if err != nil {
+		return err
+	}
 	void := h.void
 	if void != 0 && void < s.clock.now()-window.Microseconds() {
 		void = 0 // long past
@@ -136,6 +139,9 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		return fail(err)
 	}
 	defer s.ops.Done()
+	if s.peers != nil {
+		return s.peers.renew(ctx, grants)
+	}
 	if s.cfg.replicas > 0 {
 		return s.renewAcked(ctx, grants, answers)
 	}
@@ -239,7 +245,12 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		s.forget(e)
 	}
 	s.mu.Unlock()
-	_, err := s.eval(ctx, undoScript, []string{s.keys.key(r.Name)}, []string{r.ID, strconv.FormatInt(void, 10)})
+	var err error
+	if s.peers != nil {
+		err = s.peers.undoAll(ctx, &r, void)
+	} else {
+		_, err = s.eval(ctx, undoScript, []string{s.keys.key(r.Name)}, []string{r.ID, strconv.FormatInt(void, 10)})
+	}
 	if err == nil {
 		s.mu.Lock()
 		delete(s.late, r.ID)
@@ -257,6 +268,9 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 		return err
 	}
 	defer s.ops.Done()
+	if s.peers != nil {
+		return s.peers.take(ctx, name, token)
+	}
 	rep, err := s.eval(ctx, breakScript, []string{s.keys.key(name)}, []string{strconv.FormatUint(token, 10)})
 	if err == nil && rep.kind == 'N' {
 		err = notHeld(name, token)

@@ -29,6 +29,8 @@ type Store struct {
 	ops, tasks sync.WaitGroup
 	finished   chan struct{}
 
+	peers *peers // of a layout of others, nil in the native one
+
 	probing chan struct{} // has room for who probes
 	probed  atomic.Pointer[findings]
 
@@ -98,11 +100,22 @@ func newStore(c Client, cfg config) *Store {
 		subs: map[string]*subscription{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if cfg.layout != Native {
+		s.peers = newPeers(s)
+	}
 	return s
 }
 
 // String says where the locks live.
 func (s *Store) String() string { return s.client.String() }
+
+// Client returns the client that the store uses, for a recipe over several stores. It
+// ends with the store.
+func (s *Store) Client() Client { return s.client }
+
+// Explain puts the code on an error of the store's client: what it means for the
+// request that got it.
+func (s *Store) Explain(err error) error { return s.explain(err) }
 
 // GoString says no more than String, for %#v.
 func (s *Store) GoString() string { return s.String() }

@@ -42,6 +42,8 @@ func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, err
 //	replicas=N                as WaitReplicas
 //	replica_wait=1s
 //	insist=true               as Insist
+//	layout=NAME               as WithLayout: plain, redisson, ...
+//	fair_wait=5m              as FairWait
 //	ca=FILE                   PEM certificates to trust instead of the system's
 //	cert=FILE, key=FILE       the client's own certificate
 //	server_name=NAME          what the server's certificate must be for
@@ -162,6 +164,10 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 	if c.insist, err = query.Choose("insist", "false", "true"); err != nil {
 		return fail("%w", err)
 	}
+	c.layout = Layout(query.Take("layout"))
+	if c.fairWait, err = query.Duration("fair_wait", 0); err != nil {
+		return fail("%w", err)
+	}
 	if o.TLSConfig, err = query.TLS(secure, "use the scheme "+strings.Replace(u.Scheme, "redis", "rediss", 1)); err != nil {
 		return fail("%w", err)
 	}
@@ -176,5 +182,6 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 	}
 	return o, mode, []Option{func(to *config) {
 		to.replicas, to.patience, to.insist = c.replicas, c.patience, c.insist
+		to.layout, to.fairWait = c.layout, c.fairWait
 	}}, nil
 }

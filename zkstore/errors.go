@@ -8,11 +8,11 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// errOver: a server reported that the session has expired. Its nodes may still stand
-// (see invalidateSession).
+// errOver is the error of a session that a server reports as expired. Its nodes may still
+// exist (see invalidateSession).
 var errOver = errors.New("the session has expired")
 
-// fail gives an error of the client its meaning.
+// fail returns an error of the client with a code.
 func (s *Store) fail(err error) error {
 	if err == nil {
 		return nil
@@ -37,7 +37,7 @@ func (s *Store) fail(err error) error {
 		switch code {
 		case zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrEphemeralParent, zk.ErrLocalSession, zk.ErrSASLRequired, zk.ErrQuotaExceeded:
 			return &driver.Error{Code: driver.CodeRefused, Err: err}
-		case zk.ErrReadOnly, zk.ErrThrottled: // it was not done, and passes
+		case zk.ErrReadOnly, zk.ErrThrottled: // not executed, and temporary
 			return &driver.Error{Code: driver.CodeUnavailable, Err: err}
 		case zk.ErrUnimplemented:
 			return &driver.Error{Code: driver.CodeUnsupported, Err: err}
@@ -47,6 +47,15 @@ func (s *Store) fail(err error) error {
 		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}
+}
+
+// readFailed returns the error of a read before a request: its outcome is known, since it has
+// written nothing.
+func (ss *session) readFailed(err error) error {
+	if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.CodeUnknown {
+		return failed
+	}
+	return &driver.Error{Code: driver.CodeUnavailable, Err: err}
 }
 
 func errClosed() error { return driver.Errorf(driver.CodeClosed, "the zookeeper store is closed") }
@@ -59,5 +68,5 @@ func withdrawn(ctx context.Context) error {
 	return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 }
 
-// Classify tells what an error means.
+// Classify returns the code of an error.
 func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }

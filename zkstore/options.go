@@ -17,30 +17,29 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// Layout is how locks are written down. Curator's recipes do not exclude one
-// another, so everybody who locks below one root uses the same.
+// Layout is the form in which locks are stored. Curator's recipes do not exclude one another,
+// so all clients below one root must use the same layout.
 type Layout string
 
 // The layouts.
 const (
-	// ReadWrite is Curator's InterProcessReadWriteLock: exclusive is its writer,
-	// shared its reader, and permits are further nodes of the same queue. It is the
-	// default.
+	// ReadWrite is Curator's InterProcessReadWriteLock: its writer is exclusive, its reader
+	// shared, and permits are further nodes of the same queue. It is the default.
 	ReadWrite Layout = "readwrite"
 	// Mutex is Curator's InterProcessMutex, and go-zookeeper's Lock.
 	Mutex Layout = "mutex"
-	// Semaphore is Curator's InterProcessSemaphoreV2. Everybody uses the same limit
-	// for one name.
+	// Semaphore is Curator's InterProcessSemaphoreV2. All clients must use the same limit for
+	// a name.
 	Semaphore Layout = "semaphore"
 )
 
-// DefaultTick is ZooKeeper's own default of tickTime.
+// DefaultTick is ZooKeeper's default of tickTime.
 const DefaultTick = 2 * time.Second
 
-// DefaultBreakGrace is how long Break leaves a holder that was asked to end.
+// DefaultBreakGrace is how long Break waits for a holder to end by itself.
 const DefaultBreakGrace = 5 * time.Second
 
-// Option changes how Open opens a store.
+// Option configures a store.
 type Option func(*config)
 
 type config struct {
@@ -55,26 +54,25 @@ type config struct {
 	dial      func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Namespace keeps the names of this store apart from those of stores that were
-// opened with another namespace below the same root. The default is empty.
+// Namespace separates the names of this store from the names in other namespaces below the
+// same root. The default is empty.
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
-// Root is the node below which everything is kept, such as /locks; it and the
-// nodes above it are made if they are missing. The default is the server's root.
+// Root is the node below which the store keeps everything, such as /locks. The store creates
+// it and the nodes above it. The default is the server's root.
 func Root(path string) Option { return func(c *config) { c.chroot = path } }
 
-// WithLayout chooses the layout.
+// WithLayout selects the layout. The default is ReadWrite.
 func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
 
-// Tick is the servers' tickTime, which a client cannot ask for: default 2 s, as
-// ZooKeeper's. The trust in a lock is argued from it, so it must not be smaller
-// than what the servers have; larger costs only slower heartbeats and longer
-// sessions. A server whose least session timeout shows that it ticks slower is
-// refused.
+// Tick is the servers' tickTime, which a client cannot read: default 2 s, as ZooKeeper's. The
+// validity of a lock depends on it, so it must not be smaller than the servers' value. A
+// larger value costs only slower heartbeats and longer sessions. The store refuses a server
+// whose shortest session timeout shows that it ticks slower.
 func Tick(d time.Duration) Option { return func(c *config) { c.tick = d } }
 
-// BreakGrace is how long Break waits for a holder that it has asked to end, before
-// it deletes its node. The default is 5 s.
+// BreakGrace is how long Break waits for a holder that was requested to end, before it deletes
+// the holder's node. The default is 5 s.
 func BreakGrace(d time.Duration) Option { return func(c *config) { c.grace = d } }
 
 // Digest authenticates each connection as a user, by ZooKeeper's digest scheme.
@@ -84,16 +82,14 @@ func Digest(user, password string) Option {
 	}
 }
 
-// CreatorOnly gives what this store makes to the authenticated user alone, that of
-// Digest or of the client certificate, instead of to everyone, which is what Curator
-// does as well.
+// CreatorOnly gives all rights on the store's nodes to the authenticated user alone, that of
+// Digest or of the client certificate. By default everyone has them, as with Curator.
 func CreatorOnly() Option { return func(c *config) { c.acl = zk.Creator } }
 
-// TLS speaks TLS with the servers. Without a ServerName each server's own host
-// is verified.
+// TLS uses TLS for all connections. Without a ServerName it verifies each server's own host.
 func TLS(t *tls.Config) Option { return func(c *config) { c.tls = t } }
 
-// Dial makes the connections, instead of a net.Dialer; TLS goes on top.
+// Dial opens the connections instead of a net.Dialer; TLS is added on top.
 func Dial(f func(ctx context.Context, network, address string) (net.Conn, error)) Option {
 	return func(c *config) { c.dial = f }
 }
@@ -148,12 +144,12 @@ func configure(servers []string, options []Option) (config, []string, error) {
 	return c, all, nil
 }
 
-// certified tells whether the server learns who we are from TLS.
+// certified reports whether TLS authenticates the client.
 func (c *config) certified() bool {
 	return c.tls != nil && (len(c.tls.Certificates) > 0 || c.tls.GetClientCertificate != nil)
 }
 
-// dialer puts TLS on top of the dialing.
+// dialer returns Dial, with TLS on top if configured.
 func (c *config) dialer() func(ctx context.Context, network, address string) (net.Conn, error) {
 	if c.tls == nil {
 		return c.dial
@@ -190,9 +186,8 @@ func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, err
 	return s, nil
 }
 
-// parseURL understands zk://[user:password@]host[:port][,host[:port]...]/root
-// with the parameters layout, tick, grace, acl=creator, tls=true, ca, cert, key and
-// server_name.
+// parseURL reads zk://[user:password@]host[:port][,host[:port]...]/root with the parameters
+// layout, tick, grace, acl=creator, tls=true, ca, cert, key and server_name.
 func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 	bad := func(format string, args ...any) ([]string, []Option, error) {
 		return nil, nil, driver.Errorf(driver.CodeInvalid, "zkstore: URL: "+format, args...)

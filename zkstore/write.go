@@ -262,7 +262,7 @@ func (s *Store) beginWriting(w *writing) {
 		return
 	}
 	c := s.clientConfig(longest + s.slack()) // it is patient with a slow link
-	c.WritePatience = c.Silence()
+	c.WriteTimeout = c.Silence()
 	if w.zk, w.err = zk.Open(ctx, c); w.err != nil {
 		return
 	}

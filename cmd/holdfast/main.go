@@ -11,6 +11,7 @@ import (
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
 	_ "github.com/holdfast-go/holdfast/pgstore"
 	_ "github.com/holdfast-go/holdfast/redisstore"
+	_ "github.com/holdfast-go/holdfast/redisstore/redlock"
 	_ "github.com/holdfast-go/holdfast/zkstore"
 
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"

@@ -66,6 +66,9 @@ type Harness struct {
 	// request for it but by heartbeats of a session that many grants share, so that
 	// SentAt may lie before the call. At most half of the TTL is then gone already.
 	Session bool
+	// Carries reports whether the store can carry a name: one that it cannot is refused with
+	// an error of code CodeUnsupported. nil where it carries every name.
+	Carries func(name string) bool
 	// Leftovers lists what is left at the store when nothing is held or awaited
 	// and should not be; nil where the harness cannot tell.
 	Leftovers func(t testing.TB) []string

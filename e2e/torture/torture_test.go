@@ -20,6 +20,7 @@ import (
 	_ "github.com/holdfast-go/holdfast/mysqlstore"
 	_ "github.com/holdfast-go/holdfast/pgstore"
 	_ "github.com/holdfast-go/holdfast/redisstore"
+	_ "github.com/holdfast-go/holdfast/redisstore/redlock"
 	_ "github.com/holdfast-go/holdfast/zkstore"
 )
 

@@ -9,39 +9,38 @@ import (
 	"time"
 )
 
-// Conn is a network connection whose end is noticed as it comes, and not when
-// somebody next reads: between Watch and the next Read a goroutine of its own reads
-// ahead. It ends with the connection.
+// Conn is a network connection that reports its end at once, and not at the next Read:
+// between Watch and the next Read a goroutine reads ahead.
 type Conn struct {
 	net.Conn
 	gone chan struct{}
 	once sync.Once // closes gone
 
 	mu       sync.Mutex
-	reading  bool // directly
-	watching bool // by the goroutine
+	reading  bool // a caller reads from the network
+	watching bool // the goroutine reads from the network
 	back     bool // the goroutine has been called back
-	stays    bool // and cannot be: it reads for everybody
+	stays    bool // the goroutine cannot be called back, and reads for all callers
 	changed  sync.Cond
-	buf      []byte // read, not yet asked for
-	err      error  // why no more comes
+	buf      []byte // read ahead and not yet returned
+	err      error  // why reading ended
 	deadline time.Time
 }
 
-// readAhead bounds what is kept for a reader that does not come.
+// readAhead limits the bytes that are kept until the next Read.
 const readAhead = 1 << 20
 
 // NewConn wraps a connection.
 func NewConn(c net.Conn) *Conn {
-	w := &Conn{Conn: c, gone: make(chan struct{}), stays: !patient(c)}
+	w := &Conn{Conn: c, gone: make(chan struct{}), stays: !survivesDeadline(c)}
 	w.changed.L = &w.mu
 	return w
 }
 
-// patient tells whether a connection is known to live on after a deadline has ended a
-// Read. Others may not (websockets do not): of those the goroutine that watches is not
+// survivesDeadline reports whether a connection of this type can be read again after a
+// deadline has ended a Read. Others, such as websockets, may not: their goroutine is not
 // called back.
-func patient(c net.Conn) bool {
+func survivesDeadline(c net.Conn) bool {
 	switch c.(type) {
 	case *net.TCPConn, *net.UnixConn:
 		return true
@@ -49,9 +48,9 @@ func patient(c net.Conn) bool {
 	return false
 }
 
-// late tells a deadline that has passed from an end of the connection, which a
-// time-out of the network's own is.
-func late(err error) bool {
+// isDeadline reports whether err is a deadline that has passed. A timeout of the network
+// itself ends the connection and is none.
+func isDeadline(err error) bool {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return true
 	}
@@ -59,13 +58,14 @@ func late(err error) bool {
 	return ok && timeout.Timeout() && !errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// KeepAlive is how a store asks the network whether the other side of a connection of
-// its own is there, which is all that ends a wait in the queue of a server that is gone.
+// KeepAlive are the probes by which the network notices that the other side is gone.
+// Nothing else ends a wait in the queue of a server that is gone.
 var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// Watch begins to read ahead, until the next Read: whoever reads sees the end by
-// itself, and to pass every answer from one goroutine to another would cost more than
-// many a statement. While somebody reads it does nothing.
+// Watch begins to read ahead, until the next Read. A caller that reads sees the end by
+// itself. Reading ahead all the time would pass every answer from one goroutine to
+// another, which costs more than many a statement. While a caller reads, Watch does
+// nothing.
 func (c *Conn) Watch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,12 +73,12 @@ func (c *Conn) Watch() {
 		return
 	}
 	c.watching = true
-	_ = c.Conn.SetReadDeadline(time.Time{}) // deadlines are the readers'
+	_ = c.Conn.SetReadDeadline(time.Time{}) // a deadline is for callers
 	go c.pump()
 }
 
-// Gone is closed when nothing more will come: the other side or the network has
-// ended the connection, or Close has.
+// Gone is closed when nothing more will come: the other side, the network or Close has
+// ended the connection.
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
 func (c *Conn) pump() {
@@ -90,7 +90,7 @@ func (c *Conn) pump() {
 			c.changed.Wait()
 		}
 		c.buf = append(c.buf, chunk[:n]...)
-		if err != nil && c.err == nil && !(c.back && late(err)) {
+		if err != nil && c.err == nil && !(c.back && isDeadline(err)) {
 			c.err = err
 		}
 		ended := c.err != nil
@@ -115,7 +115,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	for c.watching && len(c.buf) == 0 && c.err == nil {
 		if !c.back && !c.stays {
-			// It ends the goroutine's Read, but for connections that know no deadlines.
+			// The deadline ends the goroutine's Read. Some connections have no deadlines.
 			c.stays = c.Conn.SetReadDeadline(time.Unix(1, 0)) != nil
 			c.back = !c.stays
 		}
@@ -140,7 +140,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reading = false
-	if err != nil && !late(err) {
+	if err != nil && !isDeadline(err) {
 		if c.err == nil {
 			c.err = err
 		}
@@ -152,7 +152,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 // Close ends the connection.
 func (c *Conn) Close() error {
 	err := c.Conn.Close()
-	c.end() // now, and not when the goroutine has noticed
+	c.end() // before the goroutine notices
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err == nil {
@@ -162,18 +162,18 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// SetReadDeadline bounds Read; the reading ahead goes on.
+// SetReadDeadline limits Read. Reading ahead goes on.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.deadline = t
-	if c.watching { // what the goroutine leaves behind
+	if c.watching { // the goroutine sets it when it ends
 		return nil
 	}
 	return c.Conn.SetReadDeadline(t)
 }
 
-// SetDeadline bounds Read and Write.
+// SetDeadline limits Read and Write.
 func (c *Conn) SetDeadline(t time.Time) error {
 	if err := c.SetReadDeadline(t); err != nil {
 		return err

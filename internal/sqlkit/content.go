@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// content is what the row of a name says: its grants, and those that were taken
-// away lately, so that their holders can be told.
+// content is the state in a name's row: its grants, and the grants that were broken
+// lately, so that their holders get the right cause.
 type content struct {
 	Holders []holder `json:"holders"`
 	Taken   []taken  `json:"taken,omitempty"`
@@ -24,8 +24,8 @@ type holder struct {
 	Slot    int    `json:"slot"`
 	Token   uint64 `json:"token"`
 	Expires int64  `json:"expires"`        // microseconds, by the database's clock
-	TTL     int64  `json:"ttl,omitempty"`  // microseconds, of which Expires was made; 0 if not known
-	Left    bool   `json:"left,omitempty"` // released to stand until then
+	TTL     int64  `json:"ttl,omitempty"`  // microseconds; Expires is the time of the grant plus TTL; 0 if unknown
+	Left    bool   `json:"left,omitempty"` // released, and stays until Expires
 }
 
 type taken struct {
@@ -33,7 +33,7 @@ type taken struct {
 	Until int64  `json:"until"`
 }
 
-// Owner is driver.Owner in the shape in which a database keeps it.
+// Owner is driver.Owner as a database stores it.
 type Owner struct {
 	ID       string `json:"id"`
 	Host     string `json:"host,omitempty"`
@@ -43,21 +43,21 @@ type Owner struct {
 	Since    int64  `json:"since"` // microseconds, by the database's clock
 }
 
-// OwnerOf turns an owner into its kept shape.
+// OwnerOf converts an owner to its stored form.
 func OwnerOf(o driver.Owner, since int64) Owner {
 	return Owner{ID: o.ID, Host: o.Host, PID: o.PID, Instance: o.Instance, Reason: o.Reason, Since: since}
 }
 
-// Driver turns it back.
+// Driver converts it back.
 func (o Owner) Driver() driver.Owner {
 	return driver.Owner{ID: o.ID, Host: o.Host, PID: o.PID, Instance: o.Instance, Reason: o.Reason, Since: time.UnixMicro(o.Since)}
 }
 
-// Encode writes any value as JSON in ASCII alone, which every character set of a
-// database or a session keeps as it is.
+// Encode writes a value as JSON in ASCII. Every character set of a database or session
+// keeps ASCII unchanged.
 func Encode(v any) string {
 	b, err := json.Marshal(v)
-	if err != nil { // strings and numbers
+	if err != nil { // the fields are strings and numbers
 		panic(err)
 	}
 	var s strings.Builder
@@ -85,7 +85,7 @@ func decode(s string) (c content, err error) {
 	return c, nil
 }
 
-// live drops what has run out.
+// live returns the content without what has expired.
 func (c content) live(now int64) content {
 	l := content{
 		Holders: slices.DeleteFunc(slices.Clone(c.Holders), func(h holder) bool { return h.Expires <= now }),
@@ -99,15 +99,14 @@ func (c content) live(now int64) content {
 	return l
 }
 
-// ahead tells whether the clock was set back since a grant was given: it would stand
-// for that much longer. A whole TTL from now is no less than it was promised. What was
-// written after now was read, which applyWithin bounds, may seem to be ahead, and is
-// not.
+// ahead reports whether the clock was set back since the grant: Expires is then more than
+// a TTL away, and live shortens it to one TTL. A grant that was written after now was read
+// may seem to be ahead; applyWithin limits by how much.
 func (h *holder) ahead(now int64) bool {
 	return h.TTL > 0 && h.Expires > now+h.TTL+applyWithin.Microseconds()
 }
 
-// admits is the one rule.
+// admits reports whether one more grant of limit is allowed.
 func (c content) admits(limit int) bool {
 	for _, h := range c.Holders {
 		limit = min(limit, h.Limit)
@@ -142,7 +141,7 @@ func (c *content) remove(match func(holder) bool) bool {
 	return len(c.Holders) < n
 }
 
-// expires is when the last of them runs out, 0 if there is none.
+// expires returns when the last grant expires, 0 if there is none.
 func (c content) expires() (last int64) {
 	for _, h := range c.Holders {
 		last = max(last, h.Expires)
@@ -150,7 +149,7 @@ func (c content) expires() (last int64) {
 	return last
 }
 
-// next is when the first of them runs out, 0 if there is none.
+// next returns when the first grant expires, 0 if there is none.
 func (c content) next() (first int64) {
 	for i, h := range c.Holders {
 		if i == 0 || h.Expires < first {

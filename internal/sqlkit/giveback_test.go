@@ -31,7 +31,7 @@ func (r *failing) Lock(ctx context.Context, s *Session, _ *Ask) (Got, error) {
 	}
 	err := r.fails[0]
 	r.fails = r.fails[1:]
-	return Got{}, GiveBack(ctx, r, s, err)
+	return Got{}, giveBack(ctx, r, s, err)
 }
 
 func (r *failing) Clear(ctx context.Context, _ *Session) error {

@@ -9,8 +9,7 @@ import (
 // MaxTTL is the longest TTL of a store on an SQL database.
 const MaxTTL = 24 * time.Hour
 
-// RoundTTL rounds a TTL up to a multiple of unit, which is what the server's timer
-// counts in.
+// RoundTTL rounds a TTL up to a multiple of unit, the granularity of the server's timer.
 func RoundTTL(ttl, unit time.Duration) (time.Duration, error) {
 	if ttl > MaxTTL {
 		return 0, driver.Errorf(driver.CodeInvalid, "TTL %s: at most %s is allowed", ttl, MaxTTL)
@@ -22,13 +21,13 @@ func guarantees(kind string) driver.Guarantees {
 	return driver.Guarantees{Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, Lapses: true, Pause: driver.PauseLoses, Break: driver.BreakNow}
 }
 
-// SessionGuarantees is what a store with the engine [Sessions] promises, before its
-// recipe adds to that: unit is what the server's timer counts in, and kill what an
-// administrator calls to end a session.
+// SessionGuarantees returns the guarantees of a store with the engine [Sessions], to which
+// its recipe adds. unit is the granularity of the server's timer, and kill the statement by
+// which an administrator ends a session.
 func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) driver.Guarantees {
 	g := guarantees(kind)
 	g.Crash, g.Order, g.Wake = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush
-	g.Lapses = false // a wait in the server's queue is ended by no timer
+	g.Lapses = false // no timer ends a wait in the server's queue
 	g.Tokens = "the server's clock in microseconds, read when the lock is granted: they rise unless the clock is set back; with tokens=durable a committed row, which rises then too"
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery
@@ -36,7 +35,7 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 	return g
 }
 
-// OptimisticGuarantees is what a store with the engine [Optimistic] promises, which
+// OptimisticGuarantees returns the guarantees of a store with the engine [Optimistic]. It
 // polls unless it has a [Waker].
 func OptimisticGuarantees(kind string, wakes bool) driver.Guarantees {
 	g := guarantees(kind)

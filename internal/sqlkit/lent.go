@@ -7,12 +7,12 @@ import (
 	"sync"
 )
 
-// Lend takes a connection out of a user's pool. Close ends it instead of giving it
-// back, so that nothing of what was set in its session reaches anyone else; a Pool
-// that keeps none gives it back.
+// Lend takes a connection out of a user's pool. Close ends the connection instead of
+// giving it back, so that no setting of its session reaches another user of the pool. A
+// Pool that keeps no idle links gives it back.
 //
-// Wrap makes a link of the pool's connection, as its driver knows it; nil for any
-// driver that can query without preparing.
+// wrap makes a link of the driver's connection. It is nil for a driver that can query
+// without preparing.
 func Lend(ctx context.Context, db *sql.DB, wrap func(driverConn any) Link) (Link, error) {
 	c, err := db.Conn(ctx)
 	if err != nil {
@@ -26,7 +26,7 @@ func Lend(ctx context.Context, db *sql.DB, wrap func(driverConn any) Link) (Link
 type lentLink struct {
 	conn   *sql.Conn
 	wrap   func(any) Link
-	ctx    context.Context // ends a statement that runs
+	ctx    context.Context // ends a running statement
 	cancel context.CancelFunc
 	once   sync.Once
 }
@@ -63,7 +63,7 @@ func (l *lentLink) Close() {
 		_ = l.conn.Raw(func(dc any) error {
 			if l.wrap != nil {
 				if below := l.wrap(dc); below != nil {
-					below.Close() // the driver may have it of a pool of its own, and give it back
+					below.Close() // the driver may have a pool of its own and give it back there
 				}
 			}
 			return driver.ErrBadConn

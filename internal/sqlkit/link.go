@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-// Row is one row as text; what is not Valid was NULL.
+// Row is one row as text. A column that is not Valid is NULL.
 type Row []sql.NullString
 
-// Int is column i as a number, 0 where it is NULL or none.
+// Int returns column i as a number, 0 if it is NULL or missing.
 func (r Row) Int(i int) int64 {
 	n, _ := strconv.ParseInt(r.Text(i), 10, 64)
 	return n
 }
 
-// Text is column i, empty where it is NULL or missing.
+// Text returns column i, empty if it is NULL or missing.
 func (r Row) Text(i int) string {
 	if i >= len(r) {
 		return ""
@@ -30,10 +30,10 @@ func (r Row) Text(i int) string {
 	return r[i].String
 }
 
-// Null tells whether column i is NULL or missing.
+// Null reports whether column i is NULL or missing.
 func (r Row) Null(i int) bool { return i >= len(r) || !r[i].Valid }
 
-// True tells whether column i is a yes, however the database spells it.
+// True reports whether column i is true, in any database's spelling.
 func (r Row) True(i int) bool {
 	switch r.Text(i) {
 	case "1", "t", "true":
@@ -42,17 +42,16 @@ func (r Row) True(i int) bool {
 	return false
 }
 
-// Rows are what one statement answered.
+// Rows are the rows of one statement.
 type Rows []Row
 
-// Answers are what the statements of a script answered that answer with rows, in
-// order.
+// Answers are the rows of a script, for each statement that returns rows, in order.
 type Answers []Rows
 
-// Last is the first row of the last answer, nil if it has none.
+// Last returns the first row of the last answer, nil if there is none.
 func (a Answers) Last() Row { return a.First(len(a) - 1) }
 
-// First is the first row of answer i, nil if it has none.
+// First returns the first row of answer i, nil if there is none.
 func (a Answers) First(i int) Row {
 	if i < 0 || i >= len(a) || len(a[i]) == 0 {
 		return nil
@@ -60,26 +59,25 @@ func (a Answers) First(i int) Row {
 	return a[i][0]
 }
 
-// Link is one connection to a database. It is used by one goroutine at a time,
-// but for Close, Gone and ID.
+// Link is one connection to a database. One goroutine at a time uses it, except for Close
+// and Gone.
 type Link interface {
-	// Run sends statements, in one round trip where the connection can, and answers
-	// what they said. It stops at the first error. When ctx ends first the link is
-	// of no further use.
+	// Run sends statements, in one round trip if the connection supports that, and returns
+	// their rows. It stops at the first error. If ctx ends first, the link cannot be used
+	// any more.
 	Run(ctx context.Context, statements ...string) (Answers, error)
-	// Gone is closed when the connection has ended without Close, as soon as that
-	// can be seen: while a statement runs, and once it is watched. It is nil where
-	// the end cannot be seen without asking.
+	// Gone is closed when the connection has ended without Close, as soon as that can be
+	// noticed: while a statement runs, and after Watch. It is nil if the end can be
+	// noticed by a statement only.
 	Gone() <-chan struct{}
-	// Watch has the end seen until the next statement, also while none runs.
+	// Watch makes Gone notice the end until the next statement, although none runs.
 	Watch()
-	// Close ends the connection without ceremony. It may be called at any time,
-	// more than once.
+	// Close ends the connection. It may be called at any time and more than once.
 	Close()
 }
 
-// SQLLink makes a link of a connection of a database/sql driver and the network
-// connection below it. With multi the driver takes several statements at once.
+// SQLLink makes a link of a connection of a database/sql driver and the network connection
+// below it. With multi the driver accepts several statements at once.
 func SQLLink(c driver.Conn, multi bool, below *Conn) Link {
 	return &sqlLink{conn: c, multi: multi, below: below}
 }
@@ -96,7 +94,7 @@ type sqlLink struct {
 func (l *sqlLink) Gone() <-chan struct{} { return l.below.Gone() }
 func (l *sqlLink) Watch()                { l.below.Watch() }
 
-// Close leaves the driver's part to the statement that runs, if one does.
+// Close leaves the driver's connection to the statement that runs, if there is one.
 func (l *sqlLink) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +105,7 @@ func (l *sqlLink) Close() {
 	if l.busy {
 		_ = l.below.Close()
 	} else {
-		_ = l.conn.Close() // to say good-bye is a courtesy
+		_ = l.conn.Close() // the driver says good-bye to the server
 	}
 }
 
@@ -137,8 +135,8 @@ func (l *sqlLink) Run(ctx context.Context, statements ...string) (Answers, error
 	if ctx.Done() == nil {
 		return runAll(ctx, l.conn, l.multi, statements)
 	}
-	// A driver watches a context with a goroutine of its own; to end the connection
-	// is all that it would do.
+	// A driver would watch the context with a goroutine of its own, and only end the
+	// connection as well.
 	stop := EndWith(ctx, func() { _ = l.below.Close() })
 	a, err := runAll(context.Background(), l.conn, l.multi, statements)
 	stop()
@@ -163,8 +161,8 @@ func runAll(ctx context.Context, c driver.Conn, multi bool, statements []string)
 	return all, nil
 }
 
-// partlyError is the error of a script of which something has been done before. What
-// the error says is true of the rest.
+// partlyError is the error of a script of which a part has been executed. The inner error
+// is about the rest.
 type partlyError struct{ error }
 
 func (e *partlyError) Unwrap() error { return e.error }
@@ -188,7 +186,7 @@ func run(ctx context.Context, c driver.Conn, all Answers, script string) (_ Answ
 			err = cerr
 		}
 		if err != nil {
-			err = &partlyError{err} // the first statement was answered
+			err = &partlyError{err} // the first statement was executed
 		}
 	}()
 	for {
@@ -240,8 +238,8 @@ func text(v driver.Value) sql.NullString {
 	return sql.NullString{String: fmt.Sprint(v), Valid: true}
 }
 
-// EndWith ends a connection with ctx, until stop is called. Once stop has returned
-// nothing of it is on its way any more, and the connection may be another's.
+// EndWith calls end when ctx ends, until stop is called. After stop has returned, end does
+// not run any more, and the connection may have another user.
 func EndWith(ctx context.Context, end func()) (stop func()) {
 	var ending sync.WaitGroup
 	ending.Add(1)

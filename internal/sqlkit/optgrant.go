@@ -6,9 +6,10 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Acquire grants, or waits where there is a Waker, or says no.
+// Acquire returns a grant, a waiter's grant if there is a Waker, or an error.
 func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if err := o.enter(); err != nil {
 		return driver.Grant{}, err
@@ -21,8 +22,8 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 	defer end()
 	var changed <-chan struct{}
 	var stop func()
-	for fallback := newFallback(); ; {
-		g, next, err := o.look(ctx, r)
+	for fallback := (backoff.Backoff{First: 100 * time.Millisecond, Max: OptimisticFallback}); ; {
+		g, next, err := o.tryWithin(ctx, r)
 		if err == nil {
 			if stop != nil {
 				stop()
@@ -36,11 +37,11 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 			return driver.Grant{}, o.withdrawn(ctx, err)
 		}
 		if stop == nil {
-			// What changed before it listens is seen by trying again.
+			// A change before this is seen by the next try.
 			if changed, stop, err = o.waker.Listen(ctx, o.key(r.Name)); err != nil {
 				coded, _ := o.faults.Sort(err)
 				if driver.CodeOf(coded) == driver.CodeUnknown {
-					coded = driver.Errorf(driver.CodeUnavailable, "%w", err) // nothing was asked for
+					coded = driver.Errorf(driver.CodeUnavailable, "%w", err) // no request was sent
 				}
 				return driver.Grant{}, o.withdrawn(ctx, coded)
 			}
@@ -48,7 +49,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 		}
 		busy, _ := err.(*driver.BusyError)
 		r.From.Queued(busy.Holders)
-		t := time.NewTimer(min(fallback.next(), max(next, time.Millisecond)))
+		t := time.NewTimer(min(fallback.Next(), max(next, time.Millisecond)))
 		select {
 		case <-changed:
 		case <-t.C:
@@ -62,32 +63,25 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 	}
 }
 
-// bound ends a call with the store.
-func (o *Optimistic) bound(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(o.ctx, cancel)
-	return ctx, func() { stop(); cancel() }
-}
-
-// ended gives an error the meaning that the end of a call's context has.
-func (o *Optimistic) ended(ctx context.Context, err error) error {
+// ended returns ErrClosed if the engine was closed, unless the outcome is unknown.
+func (o *Optimistic) ended(err error) error {
 	if err != nil && o.ctx.Err() != nil && driver.CodeOf(err) != driver.CodeUnknown {
 		return ErrClosed
 	}
 	return err
 }
 
-// withdrawn is ended for an Acquire, of which nothing stands.
+// withdrawn is ended for an Acquire that has left nothing in the store.
 func (o *Optimistic) withdrawn(ctx context.Context, err error) error {
 	if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable && o.ctx.Err() == nil {
 		return &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
-	return o.ended(ctx, err)
+	return o.ended(err)
 }
 
-// look is try. A waiter's context has no end of its own, so that each of its looks has
-// one: a connection that has fallen silent would else hold it for as long as TCP waits.
-func (o *Optimistic) look(ctx context.Context, r driver.Request) (driver.Grant, time.Duration, error) {
+// tryWithin is try with a timeout for a waiter, whose context has no deadline. Without it,
+// a connection that has fallen silent would block the waiter until TCP gives up.
+func (o *Optimistic) tryWithin(ctx context.Context, r driver.Request) (driver.Grant, time.Duration, error) {
 	if r.Wait {
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
@@ -96,8 +90,8 @@ func (o *Optimistic) look(ctx context.Context, r driver.Request) (driver.Grant, 
 	return o.try(ctx, r)
 }
 
-// try asks once. A BusyError comes with the time after which asking again is
-// worth while whatever happens.
+// try makes one request. With a BusyError it returns the time after which another try is
+// useful even without a notification.
 func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant, next time.Duration, err error) {
 	type attempt struct {
 		expires int64
@@ -118,14 +112,14 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 			return nil, driver.Errorf(driver.CodeUnknown, "the row has another grant under the ID %s", r.ID)
 		}
 		if !row.admits(r.Limit) {
-			if row.ahead && !corrected { // else it would never run out
+			if row.ahead && !corrected { // else it would never expire
 				corrected = true
 				return &row.content, nil
 			}
 			next = time.Duration(row.next()-row.now) * time.Microsecond
 			return nil, &driver.BusyError{Holders: row.describe(row.now)}
 		}
-		p.token = max(row.token+1, row.floor+1, row.now)
+		p.token = max(row.token+1, row.highWater+1, row.now)
 		h := holder{Owner: OwnerOf(r.From.Owner(), row.now), Limit: r.Limit, Slot: driver.NoSlot,
 			Token: uint64(p.token), Expires: row.now + micros(r.TTL), TTL: micros(r.TTL)}
 		if r.Limit > driver.Exclusive && r.Limit <= driver.MaxLimit {
@@ -145,47 +139,42 @@ func micros(d time.Duration) int64 {
 	return int64((d + time.Microsecond - 1) / time.Microsecond)
 }
 
-// newFallback makes the pauses between two looks of a waiter that hears nothing.
-func newFallback() *fallback { return &fallback{d: 50 * time.Millisecond} }
-
-type fallback struct{ d time.Duration }
-
-func (f *fallback) next() time.Duration {
-	f.d = min(2*f.d, OptimisticFallback)
-	return f.d - jitter(f.d/4)
-}
-
 // Undo makes sure that nothing of a request stands or can still appear.
 func (o *Optimistic) Undo(ctx context.Context, r driver.Request) error {
-	if err := o.enter(); err != nil {
-		return err
-	}
-	defer o.tasks.Done()
-	ctx, end := o.bound(ctx)
-	defer end()
 	version, exists, first := int64(0), false, true
 	p := &op{name: o.key(r.Name), wake: true}
 	p.step = func(row *row) (*content, error) {
 		next := &content{Holders: slices.Clone(row.Holders), Taken: row.Taken}
 		there := next.remove(func(h holder) bool { return h.ID == r.ID })
-		// A version that was made after the first look is one that no write of the
-		// request can replace.
+		// The version was written after the first read, so that no write of the request can
+		// replace it.
 		if !there && !first && (row.version != version || row.exists != exists) {
 			return nil, nil
 		}
 		version, exists, first = row.version, row.exists, false
 		return next, nil
 	}
-	if err := o.apply(ctx, p); err != nil {
-		return o.ended(ctx, err)
-	}
-	if p.err == nil {
+	err := o.change(ctx, p)
+	if err == nil {
 		o.forget(r.ID)
 	}
-	return p.err
+	return err
 }
 
-// Renew sets new deadlines for grants that still stand.
+// change applies one op as a call.
+func (o *Optimistic) change(ctx context.Context, p *op) error {
+	ctx, end, err := o.call(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if err = o.apply(ctx, p); err == nil {
+		err = p.err
+	}
+	return o.ended(err)
+}
+
+// Renew sets new expiry times for grants that still stand.
 func (o *Optimistic) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	fail := func(from int, err error) []driver.Renewal {
@@ -194,11 +183,10 @@ func (o *Optimistic) Renew(ctx context.Context, grants []driver.Grant) []driver.
 		}
 		return answers
 	}
-	if err := o.enter(); err != nil {
+	ctx, end, err := o.call(ctx)
+	if err != nil {
 		return fail(0, err)
 	}
-	defer o.tasks.Done()
-	ctx, end := o.bound(ctx)
 	defer end()
 	for from := 0; from < len(grants); from += batch {
 		to := min(from+batch, len(grants))
@@ -207,7 +195,7 @@ func (o *Optimistic) Renew(ctx context.Context, grants []driver.Grant) []driver.
 			ops = append(ops, o.renewal(grants[i], &answers[i]))
 		}
 		if err := o.apply(ctx, slices.Clone(ops)...); err != nil {
-			return fail(from, o.ended(ctx, err))
+			return fail(from, o.ended(err))
 		}
 		for i, p := range ops {
 			if p.err != nil {
@@ -246,15 +234,10 @@ func notHeld(name string, token uint64) error {
 	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 }
 
-// Release ends a grant, or leaves it standing for a while without an owner.
+// Release ends a grant. With keep it leaves the grant standing for that time, without an
+// owner.
 func (o *Optimistic) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	if err := o.enter(); err != nil {
-		return err
-	}
-	defer o.tasks.Done()
-	o.forget(g.ID) // it is no loss any more
-	ctx, end := o.bound(ctx)
-	defer end()
+	o.forget(g.ID) // from here on its end is no loss
 	found := false
 	p := &op{name: o.key(g.Name), wake: true}
 	p.step = func(row *row) (*content, error) {
@@ -275,12 +258,9 @@ func (o *Optimistic) Release(ctx context.Context, g driver.Grant, keep time.Dura
 		}
 		return next, nil
 	}
-	err := o.apply(ctx, p)
-	if err == nil {
-		err = p.err
-	}
+	err := o.change(ctx, p)
 	if err == nil {
 		o.sweep()
 	}
-	return o.ended(ctx, err)
+	return err
 }

@@ -7,39 +7,37 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Optimistic is a store's engine that keeps the grants of a name in one row.
+// Optimistic is an engine that keeps the grants of a name in one row.
 //
 // # Safety
 //
-// Every change replaces a row as it was read: the statement names the version that
-// it replaces, each write makes a new one, and the database does one write of a row
-// at a time. So a write that takes effect was decided on the row as it is, with one
-// exception, time, which only goes on: a grant that stood by the time of the read
-// may have run out by the time of the write, never the other way. The deadline that
-// is written is counted from the read, so it lies no later than the request's send
-// plus the TTL would have it at the server, and trust runs from that send.
+// Every change replaces a row as it was read: the statement names the version that it
+// replaces, each write makes a new version, and the database does one write of a row at a
+// time. So a write that takes effect was decided on the present row. Only the time has
+// gone on: a grant that stood at the time of the read may have expired at the time of the
+// write, never the other way round. The expiry time is counted from the read, which
+// follows the send of the request, and the client counts the validity from that send.
 //
-// What became of a write is read back from the row, in the same round trip: a grant
-// stands if the row names its ID. Counts of affected rows are not looked at, since
-// they mean different things under different settings.
+// The same round trip reads back what a write has done: a grant stands if the row has its
+// ID. The engine does not use counts of affected rows, since their meaning depends on
+// settings.
 //
-// A write whose answer was lost may still arrive. Undo makes a version after it:
-// whatever the request has read is then no longer what the row says, and its write
-// changes nothing. Where there was no row, Undo makes an empty one. A row may be
-// removed a minute after its last change, and a write does nothing half a minute
-// after the read on which it was decided, by the database's clock, so a late one
-// finds no gap either. No step of this asks which connection carried what, so that
-// poolers and proxies are welcome.
+// A write whose answer was lost may still arrive. Undo writes a newer version, so that the
+// version which the request has read is replaced, and its write changes nothing. Where
+// there was no row, Undo creates an empty one. A row is removed a minute after its last
+// change at the earliest, and a write has no effect half a minute after its read, by the
+// database's clock. So a late write cannot use the removal either. No step depends on
+// which connection carried which statement, so poolers and proxies are allowed.
 //
-// Tokens are the larger of the row's last one plus one and the database's clock in
-// microseconds. Before a row is removed its token is put into one of 64 rows that
-// stay, and new rows begin above that: tokens rise through removal, through a clock
+// A token is the larger of the row's last token plus one and the database's clock in
+// microseconds. Before a row is removed its token goes into one of 64 rows of high-water
+// marks, and new rows begin above them. So tokens rise through removal, through a clock
 // that was set back, and through a restart.
 type Optimistic struct {
 	pool   *Pool
@@ -48,42 +46,38 @@ type Optimistic struct {
 	waker  Waker
 	prefix []byte // of names: the namespace and a NUL
 
-	ctx    context.Context // ends with the store
-	cancel context.CancelFunc
-	tasks  sync.WaitGroup
-
-	mu      sync.Mutex
-	closed  bool
+	calls
+	// Guarded by the mutex of calls.
 	held    map[string]*kept
 	looking bool
 	swept   time.Time
 }
 
-// kept is a grant that this store has given and not seen the end of.
+// kept is a grant of this client whose end it has not seen.
 type kept struct {
 	g    driver.Grant
 	from driver.Requester
 }
 
 const (
-	// applyWithin is how long after its read a write may still change something.
+	// applyWithin is how long after its read a write can take effect.
 	applyWithin = 30 * time.Second
-	// idleBefore is how long a row stays that nobody uses.
+	// idleBefore is how long an unused row stays.
 	idleBefore = time.Minute
-	// sweepEvery is how often a store looks for such rows.
+	// sweepEvery is the interval at which a client removes such rows.
 	sweepEvery = 30 * time.Second
-	// lookEvery is how often held grants are looked at, for what took them away.
+	// lookEvery is the interval at which a client checks whether its grants still stand.
 	lookEvery = time.Second
-	// takenFor is how long a row remembers what was taken away.
+	// takenFor is how long a row records a broken grant.
 	takenFor = 10 * time.Minute
-	// OptimisticFallback bounds what a lost wake-up costs.
+	// OptimisticFallback limits the delay by a lost notification.
 	OptimisticFallback = time.Second
-	// batch is how many names go in one script.
+	// batch is the number of names in one script.
 	batch = 32
 )
 
-// NewOptimistic makes the engine. Waker is nil where nobody tells of changes;
-// Acquire then cannot wait. The pool is closed with the engine.
+// NewOptimistic makes the engine, which closes the pool with itself. If waker is nil,
+// Acquire cannot wait.
 func NewOptimistic(pool *Pool, table Table, faults Faults, waker Waker, namespace string) *Optimistic {
 	o := &Optimistic{pool: pool, table: table, faults: faults, waker: waker, prefix: NamePrefix(namespace),
 		held: map[string]*kept{}, swept: time.Now()}
@@ -91,47 +85,47 @@ func NewOptimistic(pool *Pool, table Table, faults Faults, waker Waker, namespac
 	return o
 }
 
-// NamePrefix is what a namespace puts before the names of its rows. A namespace
-// has no NUL, so that no name of one reaches into another.
+// NamePrefix returns what precedes the names of a namespace in their rows. A namespace
+// contains no NUL, so that the prefixes of two namespaces never match the same name.
 func NamePrefix(namespace string) []byte { return append([]byte(namespace), 0) }
 
-// row is a name's row as it was read, and when that was asked.
+// row is a name's row as it was read.
 type row struct {
-	sent           driver.Instant
+	sent           driver.Instant // of the read
 	exists         bool
-	now, floor     int64
+	now, highWater int64
 	version, token int64
-	ahead          bool // it says that a grant stands longer than content does
+	ahead          bool // the row has a grant that live has shortened
 	content
 }
 
 func (o *Optimistic) key(name string) []byte { return append(bytes.Clone(o.prefix), name...) }
 
-// Bucket is where the floor of a key's tokens is.
+// Bucket returns the number of the row that has the high-water mark of a name's tokens.
 func Bucket(name []byte) int {
 	h := fnv.New32a()
 	_, _ = h.Write(name)
 	return int(h.Sum32() % Buckets)
 }
 
-// op is a change of one name. Step looks at the row and answers the content that
-// shall replace it, or nil when there is nothing more to do, or an error that ends
-// it. It is asked again after each write, and recognises its own effect.
+// op is a change of one name. step reads the row and returns the content that shall replace
+// it, nil when nothing more is to be done, or an error that ends the op. It is called
+// again after each write, and recognises its own effect.
 type op struct {
 	name []byte
 	step func(*row) (next *content, err error)
-	wake bool // the write makes room, or takes a grant away
+	wake bool // the write makes room, or breaks a grant
 
-	token     int64  // what a write gives the row, if it is larger than the row's
-	statement string // to be sent next
+	token     int64  // the token that a write gives the row, if larger than the row's
+	statement string // the next to send
 	done      bool
 	err       error
 }
 
-// apply does at most a batch of ops. Its error is that of a round trip; each op
-// has its own.
+// apply executes at most a batch of ops. It returns the error of a round trip; each op has
+// its own error.
 func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
-	// In one order, as a script may be one transaction.
+	// Always in the same order, as a script may be one transaction.
 	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
 	flushed := false
 	for tries := 0; ; {
@@ -161,19 +155,19 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 		sent := driver.Now()
 		answers, err := o.pool.Run(ctx, script...)
 		if err == nil && readOnly(answers.Last()) {
-			err = ErrReadOnly // a user who may write there all the same has lost that write
+			err = ErrReadOnly // a privileged user can write there, and the write is lost
 		}
 		if err != nil {
 			coded, retry := o.faults.Sort(err)
 			if errors.Is(coded, ErrReadOnly) && !flushed {
-				// Connections that were opened now may lead to another server, where whatever
-				// was written is read back.
+				// New connections may lead to another server. There, the next round reads back
+				// what was written.
 				o.pool.Flush()
 				flushed = true
 				continue
 			}
 			if retry && ctx.Err() == nil {
-				// Whatever was written is read back next.
+				// The next round reads back what was written.
 				tries++
 				if err := pause(ctx, tries); err != nil {
 					return driver.Errorf(driver.CodeUnavailable, "%w after %w", err, coded)
@@ -181,10 +175,10 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 				continue
 			}
 			if !writes && driver.CodeOf(coded) == driver.CodeUnknown {
-				return driver.Errorf(driver.CodeUnavailable, "%w", err) // it only read
+				return driver.Errorf(driver.CodeUnavailable, "%w", err) // it was a read
 			}
 			if writes && partly(err) {
-				return &driver.Error{Code: driver.CodeUnknown, Err: err} // a no to what came after a write
+				return &driver.Error{Code: driver.CodeUnknown, Err: err} // a statement after the write failed
 			}
 			return coded
 		}
@@ -196,8 +190,8 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 	}
 }
 
-// readOnly reports whether a server says that it takes no writes, in the last column of
-// [Table.Read].
+// readOnly reports whether the last column of [Table.Read] says that the server is
+// read-only.
 func readOnly(r Row) bool {
 	switch r.Text(5) {
 	case "", "0", "f", "false", "OFF":
@@ -206,27 +200,21 @@ func readOnly(r Row) bool {
 	return true
 }
 
-// pause lets others go first, the longer the more often it was in vain.
+// pause waits for up to 2 ms for each of the first 20 tries, so that other clients go
+// first.
 func pause(ctx context.Context, tries int) error {
-	t := time.NewTimer(rand.N(time.Duration(min(tries, 20)) * 2 * time.Millisecond))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return backoff.Sleep(ctx, rand.N(time.Duration(min(tries, 20))*2*time.Millisecond))
 }
 
-// ErrSchema: rows are missing that the schema has.
+// ErrSchema is the error for rows that the schema has and the tables lack.
 var ErrSchema = driver.Errorf(driver.CodeRefused, "holdfast's tables are there and not whole: run holdfast init")
 
-// decide asks an op what it wants to do about its row.
+// decide calls the op's step with its row, and prepares the next statement.
 func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 	if a == nil {
 		return ErrSchema
 	}
-	r := &row{sent: sent, now: a.Int(0), floor: a.Int(1), exists: !a.Null(2), version: a.Int(2), token: a.Int(3)}
+	r := &row{sent: sent, now: a.Int(0), highWater: a.Int(1), exists: !a.Null(2), version: a.Int(2), token: a.Int(3)}
 	c, err := decode(a.Text(4))
 	if err != nil {
 		return err
@@ -243,26 +231,15 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 	if r.exists {
 		p.statement = o.table.Update(p.name, r.version, w)
 	} else {
-		// Above the versions that an earlier row of the name may have had.
-		w.Version = max(r.now, r.floor)
-		w.Token = max(w.Token, r.floor)
+		// Above the versions of any earlier row of the name.
+		w.Version = max(r.now, r.highWater)
+		w.Token = max(w.Token, r.highWater)
 		p.statement = o.table.Insert(p.name, Bucket(p.name), w)
 	}
 	return nil
 }
 
-// enter begins a call; the caller ends it with tasks.Done.
-func (o *Optimistic) enter() error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closed {
-		return ErrClosed
-	}
-	o.tasks.Add(1)
-	return nil
-}
-
-// Close forgets the grants of this store, which run out, and ends its connections.
+// Close ends the connections. The grants of this client expire.
 func (o *Optimistic) Close(context.Context) error {
 	o.mu.Lock()
 	if o.closed {

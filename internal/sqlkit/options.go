@@ -11,17 +11,17 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// Options are those that every store on an SQL database has; R is its type of a recipe.
-// The errors of reading and checking them are for the store to wrap, with its name and
-// the code CodeInvalid; none quotes what may hold a password.
+// Options are the options of every store on an SQL database; R is its type of a recipe.
+// The store wraps the errors with its name and CodeInvalid. No error quotes what may hold
+// a password.
 type Options[R ~string] struct {
-	// Recipe is how locks are written down.
+	// Recipe selects how locks are stored.
 	Recipe R
-	// Namespace keeps names apart.
+	// Namespace separates names.
 	Namespace string
-	// Durable: each token is written down, and committed, before its grant is given.
+	// Durable commits each token before its grant is returned.
 	Durable bool
-	// Table and Column are where a user has the rows that are locked, both or none.
+	// Table and Column name a user's own rows to lock; both or none are set.
 	Table, Column string
 	// MaxIdle is how many idle connections the store keeps at most; see Idle.
 	MaxIdle int
@@ -33,14 +33,14 @@ func (o *Options[R]) Idle(least int) Idle { return Idle{Least: min(least, o.MaxI
 // mostIdle is the largest MaxIdle.
 const mostIdle = 10_000
 
-// The recipes that some options are for, or not for.
+// Recipes that some options require or exclude.
 const (
 	pessimistic = "pessimistic"
 	optimistic  = "optimistic"
 )
 
-// Check finds what is wrong with them: a store has these recipes, and its database
-// allows that many characters in an identifier.
+// Check returns an error if the options contradict each other. recipes are those of the
+// store, and identifier is the largest number of characters of an identifier.
 func (o *Options[R]) Check(recipes []R, identifier int) error {
 	if err := driver.CheckNamespace(o.Namespace); err != nil {
 		return err
@@ -79,7 +79,7 @@ func list[S ~string](all []S, between string) string {
 	return strings.Join(texts, between)
 }
 
-// CheckLimit answers Unsupported for limits for which a user's table has no rows.
+// CheckLimit returns CodeUnsupported for a limit for which a user's table has no rows.
 func (o *Options[R]) CheckLimit(limit int) error {
 	if o.Table != "" && limit != driver.Exclusive && limit != driver.Unlimited {
 		return driver.Errorf(driver.CodeUnsupported, "limit %d: a table of one's own has no rows for permits", limit)
@@ -87,8 +87,8 @@ func (o *Options[R]) CheckLimit(limit int) error {
 	return nil
 }
 
-// Take takes recipe, tokens, table, column and max_idle out of a URL's parameters; what is not
-// there stays as it is.
+// Take reads recipe, tokens, table, column and max_idle from a URL's parameters. A parameter
+// that is missing changes nothing.
 func (o *Options[R]) Take(p *storeurl.Params) (err error) {
 	if r := p.Take("recipe"); r != "" {
 		o.Recipe = R(r)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/hex"
 	"iter"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -13,9 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-func jitter(d time.Duration) time.Duration { return rand.N(d + 1) }
-
-// keep takes a grant into care: whoever holds it is told when it was taken away.
+// keep records a grant, so that its holder is notified when it is broken.
 func (o *Optimistic) keep(r driver.Request, g driver.Grant) (driver.Grant, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -36,7 +33,7 @@ func (o *Optimistic) forget(id string) {
 	o.mu.Unlock()
 }
 
-// watchHeld looks at what this store holds, while it holds anything.
+// watchHeld checks the grants of this client, as long as there are any.
 func (o *Optimistic) watchHeld() {
 	t := time.NewTicker(lookEvery)
 	defer t.Stop()
@@ -64,7 +61,8 @@ func (o *Optimistic) watchHeld() {
 	}
 }
 
-// lookAt tells those whose grants are gone. One that has run out tells itself.
+// lookAt notifies the holders whose grants are gone. A grant that expires needs no
+// notification: its validity has ended.
 func (o *Optimistic) lookAt(ctx context.Context, some []*kept) {
 	causes := make([]driver.Cause, len(some))
 	var ops []*op
@@ -95,15 +93,8 @@ func (o *Optimistic) lookAt(ctx context.Context, some []*kept) {
 	}
 }
 
-// Break takes a grant away; its holder is told when it next looks, within a second
-// or so.
+// Break ends a grant. Its client notices within about a second.
 func (o *Optimistic) Break(ctx context.Context, name string, token uint64) error {
-	if err := o.enter(); err != nil {
-		return err
-	}
-	defer o.tasks.Done()
-	ctx, end := o.bound(ctx)
-	defer end()
 	p := &op{name: o.key(name), wake: true}
 	found := false
 	p.step = func(row *row) (*content, error) {
@@ -118,43 +109,29 @@ func (o *Optimistic) Break(ctx context.Context, name string, token uint64) error
 		next.Taken = append(next.Taken, taken{token, row.now + takenFor.Microseconds()})
 		return next, nil
 	}
-	err := o.apply(ctx, p)
-	if err == nil {
-		err = p.err
-	}
-	return o.ended(ctx, err)
+	return o.change(ctx, p)
 }
 
-// Inspect tells the holders of one name.
+// Inspect returns the holders of one name.
 func (o *Optimistic) Inspect(ctx context.Context, name string) (driver.State, error) {
 	st := driver.State{Name: name}
-	if err := o.enter(); err != nil {
-		return st, err
-	}
-	defer o.tasks.Done()
-	ctx, end := o.bound(ctx)
-	defer end()
 	p := &op{name: o.key(name)}
 	p.step = func(row *row) (*content, error) {
 		st.Holders = row.describe(row.now)
 		return nil, nil
 	}
-	err := o.apply(ctx, p)
-	if err == nil {
-		err = p.err
-	}
-	return st, o.ended(ctx, err)
+	err := o.change(ctx, p)
+	return st, err
 }
 
 // List yields the names that are held.
 func (o *Optimistic) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
-		if err := o.enter(); err != nil {
+		ctx, end, err := o.call(ctx)
+		if err != nil {
 			yield(driver.State{}, err)
 			return
 		}
-		defer o.tasks.Done()
-		ctx, end := o.bound(ctx)
 		defer end()
 		answers, err := o.pool.Run(ctx, o.table.List(o.key(prefix)))
 		if err != nil {
@@ -162,7 +139,7 @@ func (o *Optimistic) List(ctx context.Context, prefix string) iter.Seq2[driver.S
 			if driver.CodeOf(coded) == driver.CodeUnknown {
 				coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
 			}
-			yield(driver.State{}, o.ended(ctx, coded))
+			yield(driver.State{}, o.ended(coded))
 			return
 		}
 		var all []driver.State
@@ -189,7 +166,7 @@ func (o *Optimistic) List(ctx context.Context, prefix string) iter.Seq2[driver.S
 	}
 }
 
-// sweep removes rows that nobody uses, now and then, a bounded number at a time.
+// sweep removes unused rows at intervals, in the background.
 func (o *Optimistic) sweep() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -200,12 +177,12 @@ func (o *Optimistic) sweep() {
 	o.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(o.ctx, sweepEvery/2)
 		defer cancel()
-		_ = o.Sweep(ctx, idleBefore) // the next one goes on
+		_ = o.Sweep(ctx, idleBefore) // the next sweep goes on
 	})
 }
 
-// Sweep removes rows that nobody has used for a while, a minute at least but in
-// tests. The engine does it by itself.
+// Sweep removes rows that were unused for the time. The engine calls it with a minute. A
+// shorter time is for tests only.
 func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 	const most = 200
 	for {
@@ -215,25 +192,25 @@ func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 		}
 		rows := answers[len(answers)-1]
 		var raise, remove []string
-		floors := map[int]int64{}
+		marks := map[int]int64{}
 		for _, r := range rows {
 			key, err := hex.DecodeString(r.Text(0))
 			if err != nil {
 				return err
 			}
 			bucket := int(r.Int(1))
-			floors[bucket] = max(floors[bucket], r.Int(3))
+			marks[bucket] = max(marks[bucket], r.Int(3))
 			remove = append(remove, o.table.Delete(key, r.Int(2)))
 		}
-		for bucket := range Buckets { // in one order
-			if token, ok := floors[bucket]; ok {
+		for bucket := range Buckets { // always in the same order
+			if token, ok := marks[bucket]; ok {
 				raise = append(raise, o.table.Raise(bucket, token))
 			}
 		}
 		if len(remove) == 0 {
 			return nil
 		}
-		// The floors first, and committed: whoever finds no row finds the floor.
+		// First the high-water marks: a client that finds no row must find the mark.
 		if _, err := o.pool.Run(ctx, raise...); err != nil {
 			return err
 		}

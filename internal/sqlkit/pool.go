@@ -27,8 +27,7 @@ type idleLink struct {
 	since time.Time
 }
 
-// idleFor is how long a link is kept that nobody uses. A server or a firewall may
-// end one sooner.
+// idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
 const idleFor = time.Minute
 
 // NewPool makes a pool that keeps so many idle links.
@@ -36,11 +35,11 @@ func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
 	return &Pool{dial: dial, bounds: idle}
 }
 
-// ErrClosed is what a closed store answers.
+// ErrClosed is the error of a closed store.
 var ErrClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
 
-// Get takes an idle link or opens one. Reused tells which: an idle one may have
-// ended without anyone knowing.
+// Get takes an idle link or opens one. reused reports that it was idle: it may have ended
+// unnoticed.
 func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 	p.mu.Lock()
 	for len(p.idle) > 0 && !p.closed {
@@ -76,7 +75,7 @@ func ended(l Link) bool {
 	}
 }
 
-// Put gives a link back that is in good order.
+// Put gives back a link that is in good order.
 func (p *Pool) Put(l Link) {
 	p.mu.Lock()
 	var old Link
@@ -106,8 +105,8 @@ func (p *Pool) Put(l Link) {
 	old.Close()
 }
 
-// endSurplus closes links that were not needed for a while, but for the least that the
-// pool keeps.
+// endSurplus closes links that were not needed for a while, except the least number that
+// the pool keeps.
 func (p *Pool) endSurplus() {
 	p.mu.Lock()
 	rested := 0
@@ -126,8 +125,8 @@ func (p *Pool) endSurplus() {
 	}
 }
 
-// Run runs statements on a link of the pool. If an idle one turns out to have ended
-// before anything was sent it takes another.
+// Run runs statements on a link of the pool. If an idle link had ended before anything was
+// sent, Run takes another one.
 func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 	for {
 		l, reused, err := p.Get(ctx)
@@ -149,16 +148,16 @@ func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 	}
 }
 
-// ErrUnsent is a link's word that it had ended before anything of a script was sent.
-// Drivers of database/sql say the same by driver.ErrBadConn. What pgx calls safe to
-// retry is not taken for it: it may say so of the second error of a connection.
+// ErrUnsent is the error of a link that had ended before anything of a script was sent.
+// Drivers of database/sql return driver.ErrBadConn for that. What pgx reports as safe to
+// retry does not count: it may do so for the second error of a connection.
 var ErrUnsent = errors.New("the connection had ended before")
 
 func unsent(err error) bool {
 	return !partly(err) && (errors.Is(err, sqldriver.ErrBadConn) || errors.Is(err, ErrUnsent))
 }
 
-// Flush ends the idle links, as when they lead to a server that was demoted.
+// Flush closes the idle links, for example those to a server that was demoted.
 func (p *Pool) Flush() {
 	p.mu.Lock()
 	idle := p.idle
@@ -169,7 +168,7 @@ func (p *Pool) Flush() {
 	}
 }
 
-// Close ends the idle links, and each one that is put back from now on.
+// Close closes the idle links, and every link that is put back later.
 func (p *Pool) Close() {
 	p.mu.Lock()
 	idle := p.idle

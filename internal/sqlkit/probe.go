@@ -6,37 +6,50 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// OpenTime bounds what Open asks of a server: one that does not answer is asked again by
-// the first call that needs it.
-const OpenTime = 5 * time.Second
+// openTimeout limits how long Open waits for a server. Without an answer the first call that
+// needs it probes the server again.
+const openTimeout = 5 * time.Second
 
-// Probe is what is asked of a server once; F is what it finds out.
+// Probe reads facts about a server once.
 type Probe[F any] struct {
-	ask func(context.Context) (F, error)
+	read func(context.Context) (F, error)
 
 	mu    sync.Mutex
 	known bool
 	facts F
 }
 
-// NewProbe makes one. Ask may run more than once at a time, until it has an answer.
-func NewProbe[F any](ask func(context.Context) (F, error)) *Probe[F] { return &Probe[F]{ask: ask} }
+// NewProbe makes a probe. read may run concurrently until it has succeeded once.
+func NewProbe[F any](read func(context.Context) (F, error)) *Probe[F] { return &Probe[F]{read: read} }
 
-// Facts are what is known by now: nothing, unless known.
+// Facts returns what has been read. known is false if nothing has been read yet.
 func (p *Probe[F]) Facts() (facts F, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.facts, p.known
 }
 
-// Ask asks, unless the answer is known.
-func (p *Probe[F]) Ask(ctx context.Context) error {
+// Open reads the facts within openTimeout. It returns an error only if the server refuses or
+// the options are wrong: a server without an answer is no error for [driver.Opener].
+func (p *Probe[F]) Open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	err := p.Read(ctx)
+	if code := driver.CodeOf(err); code == driver.CodeRefused || code == driver.CodeInvalid {
+		return err
+	}
+	return nil
+}
+
+// Read reads the facts, unless they are known.
+func (p *Probe[F]) Read(ctx context.Context) error {
 	if _, known := p.Facts(); known {
 		return nil
 	}
-	f, err := p.ask(ctx)
+	f, err := p.read(ctx)
 	if err != nil {
 		return err
 	}
@@ -46,11 +59,11 @@ func (p *Probe[F]) Ask(ctx context.Context) error {
 	return nil
 }
 
-// Settle asks until that is answered or ctx ends: a server that is being started again
-// is no reason to fail.
-func (p *Probe[F]) Settle(ctx context.Context) (F, error) {
+// Wait reads the facts until that succeeds or ctx ends. It retries while the server is
+// unavailable, for example during a restart.
+func (p *Probe[F]) Wait(ctx context.Context) (F, error) {
 	for {
-		err := p.Ask(ctx)
+		err := p.Read(ctx)
 		if err == nil {
 			f, _ := p.Facts()
 			return f, nil
@@ -59,14 +72,14 @@ func (p *Probe[F]) Settle(ctx context.Context) (F, error) {
 		if code := driver.CodeOf(err); code != driver.CodeUnavailable && code != driver.CodeUnknown {
 			return none, err
 		}
-		if sleep(ctx, 50*time.Millisecond) != nil {
+		if backoff.Sleep(ctx, 50*time.Millisecond) != nil {
 			return none, driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 	}
 }
 
-// Unreached puts a code on an error of opening a connection, or of asking what a server
-// is: no lock was asked for, so that Unknown is Unavailable.
+// Unreached returns err with a code, for an error before any lock was requested: the
+// outcome is known, so that CodeUnknown becomes CodeUnavailable.
 func Unreached(f Faults, err error) error {
 	coded, _ := f.Sort(err)
 	if driver.CodeOf(coded) == driver.CodeUnknown {

@@ -7,130 +7,127 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Recipe is a dialect of the engine [Sessions]: what its locks are made of.
+// Recipe is a dialect of the engine [Sessions]: the kind of database lock.
 type Recipe interface {
 	Faults
 
-	// Begin makes a new link's session ready: nothing that was set elsewhere may end
-	// a lock or a wait. It answers who the session is at the server.
+	// Begin prepares the session of a new link: no earlier setting may end a lock or a
+	// wait. It returns the identity of the session at the server.
 	Begin(ctx context.Context, l Link) (Identity, error)
-	// Check finds what is wrong with a request before any I/O, and answers the TTL
-	// that the server can keep.
+	// Check returns what is wrong with a request, before any I/O, or the TTL that the
+	// server can keep.
 	Check(r *driver.Request) (time.Duration, error)
-	// Lock asks for a grant, and waits for it if a.Wait. ErrBusy is an answered no
-	// after which the session is as it was. After any other error it is closed.
+	// Lock requests a grant, and waits for it if a.Wait. ErrBusy means that the lock is
+	// held and that the session is as before. After any other error it is closed.
 	Lock(ctx context.Context, s *Session, a *Ask) (Got, error)
-	// Unlock ends the grant that the session has; false if it turns out to have none.
+	// Unlock ends the session's grant. It returns false if the session has none.
 	Unlock(ctx context.Context, s *Session, a *Ask) (bool, error)
-	// Clear leaves nothing of a Lock that was cancelled. After an error the session is
-	// closed and asked after.
+	// Clear removes what a cancelled Lock has left. After an error the session is closed,
+	// and the engine waits for its end at the server.
 	Clear(ctx context.Context, s *Session) error
-	// Ping proves that the session still has the grant and that the server is still one
-	// that may grant, and sets the server's timer to a.Left. Once a.Record is set it also
-	// writes down who holds the grant, and then sets a.Told. An error ends the session.
+	// Ping proves that the session still has the grant and that the server may still
+	// grant, and sets the server's timer to a.Left. If a.Record is set it also records the
+	// holder, and then sets a.Told. An error ends the session.
 	Ping(ctx context.Context, s *Session, a *Ask) (bool, error)
-	// Cause tells why the link of a session that held a grant has ended. It is
-	// asked once that is certain, and may look for a moment.
+	// Cause returns why the link of a session with a grant has ended. It is called after
+	// that end, and may take a moment.
 	Cause(s *Session, a *Ask, side *Pool) (driver.Cause, error)
 
-	// Ended tells whether an error of a statement says that the server had ended the
+	// Ended reports whether an error of a statement proves that the server had ended the
 	// session before.
 	Ended(err error) bool
 
-	// Cancel ends the statement of a session, asked on another link.
+	// Cancel ends the statement of a session. It uses another link.
 	Cancel(ctx context.Context, side Link, id Identity) error
-	// End ends a session, unless it is gone, and tells whether it is.
+	// End ends a session, unless it is gone, and reports whether it is gone.
 	End(ctx context.Context, side Link, id Identity) (gone bool, err error)
-	// Survey finds grants and waiters: of one name, or of all that begin with the
-	// key. Untold are sessions that hold something that they have not written down
-	// yet, of whatever name. Since tells a session's grant from the one before.
+	// Survey returns grants and waiters: of one name, or of all that begin with the key.
+	// untold are sessions, of any name, with a grant that is not recorded yet. Its Since
+	// distinguishes one grant of a session from the next.
 	Survey(ctx context.Context, side Link, key []byte, all bool) (seen []Sight, untold []Identity, err error)
-	// Evict ends the session that holds what was seen, if it still does.
+	// Evict ends the session of a grant that was seen, if it still has that grant.
 	Evict(ctx context.Context, side Link, seen Sight) error
 }
 
-// Rester is a [Recipe] whose sessions say at the server that they may hold something
-// which is not written down, and go on saying so between locks that follow each other
-// closely. Rest ends that on a session that has been idle for a moment.
+// Rester is a [Recipe] whose sessions carry a mark at the server while they may have a grant
+// that is not recorded. They keep the mark between locks that follow each other closely.
+// Rest removes the mark of a session that has been idle for a moment.
 type Rester interface {
 	Rest(ctx context.Context, s *Session) error
 }
 
-// Recorder is a [Recipe] whose sessions may be unable to write down what they hold.
+// Recorder is a [Recipe] whose sessions may fail to record what they hold.
 type Recorder interface {
-	// Unrecorded returns an error if sessions hold something that they could not write
-	// down, so that a Survey cannot show it.
+	// Unrecorded returns an error if sessions have a grant that they could not record, so
+	// that Survey cannot return it.
 	Unrecorded(ctx context.Context, side Link) error
 }
 
-// ErrBusy is a Recipe's answered no.
+// ErrBusy is a Recipe's error for a lock that is held.
 var ErrBusy = &driver.BusyError{}
 
-// ErrReadOnly is the error of a server that takes no writes, such as a primary that was
-// demoted. A connection to it is of no further use: a new one may lead to its successor.
+// ErrReadOnly is the error of a server that accepts no writes, such as a demoted primary. A
+// connection to it is useless: a new one may lead to its successor.
 var ErrReadOnly = driver.Errorf(driver.CodeRefused, "the server is read-only, a replica or a demoted primary: give the address of the primary")
 
-// Identity is a session at the server: its number, and what distinguishes it from
-// another of the same number.
+// Identity identifies a session at the server: its number, and what distinguishes it from
+// another session with the same number.
 type Identity struct {
 	Conn  int64
 	Since string
-	// Server is the server that has the session. Where it is set, one session of each
-	// server that has grants is pinged every half second, for that server may be demoted
-	// without ending a connection.
+	// Server is the server that has the session. Set it if the server may be demoted
+	// without ending a connection: one session of each server with grants is then pinged
+	// every half second.
 	Server string
 }
 
-// Session is a database session of this store's own.
+// Session is a database session of this client.
 type Session struct {
 	Link
 	ID Identity
-	// TTL is what the server's session timeout is set to: the recipe's to keep.
+	// TTL is the present value of the server's session timeout. The recipe sets it.
 	TTL time.Duration
-	// Untold: the session says at the server that it may hold something which is not
-	// written down. The recipe's to keep; see [Rester].
+	// Untold reports that the session has the mark of [Rester]. The recipe sets it.
 	Untold bool
-	// Turn is 0 and 1 in turn for the grants of the session: the recipe's to keep.
+	// Turn alternates between 0 and 1 with the grants of the session. The recipe sets it.
 	Turn int
 
-	resting time.Time // since when it is idle
-	lease   *lease    // the request it has
+	resting time.Time // when it became idle
+	lease   *lease    // its request
 }
 
-// Ask is a request as a recipe sees it.
+// Ask is a request to a recipe.
 type Ask struct {
 	driver.Request
 	// Key is the namespace, a NUL and the name.
 	Key []byte
-	// TTL is what Check has answered.
+	// TTL is the result of Check.
 	TTL time.Duration
-	// Owner and Label are who asks.
+	// Owner and Label describe the requester.
 	Owner driver.Owner
 	Label Label
-	// Waiting tells that the answer was no and that the recipe will ask again by
-	// itself; Wait only.
+	// Waiting reports that the lock is held and that the recipe polls for it; with Wait
+	// only.
 	Waiting func()
-	// Told: it is written down who holds. Record: it shall be, since the grant has stood
-	// for a while; a lock that is held for a moment is not worth that.
+	// Told is set when the holder is recorded. Record is set when it shall be, because the
+	// grant has stood for a while: a record of a short lock costs more than it is worth.
 	Told, Record bool
-	// Left is how much of the TTL is left when a ping is sent: all of it in a renewal.
+	// Left is the rest of the TTL when a ping is sent: all of it in a renewal.
 	Left time.Duration
-	// Token and Slot are the grant's, once there is one.
+	// Token and Slot are those of the grant, once there is one.
 	Token uint64
 	Slot  int
-	// Lockname is what the recipe calls the lock at the server, once it has made that
-	// up: the recipe's to keep.
+	// Lockname is the name of the database lock. The recipe sets it.
 	Lockname string
 }
 
-// Got is a recipe's yes.
+// Got is a grant of a recipe.
 type Got struct {
 	Token uint64
 	Slot  int
 }
 
-// Sight is a grant, if it has a token or is Foreign, or a waiter, as the server
-// shows it.
+// Sight is a grant or a waiter as the server shows it.
 type Sight struct {
 	Identity
 	Label
@@ -138,8 +135,8 @@ type Sight struct {
 	Token   uint64
 	Slot    int
 	Since   time.Time
-	// Left is how much of its TTL is left.
+	// Left is the rest of its TTL.
 	Left time.Duration
-	// Note is for people; a sight that is not holdfast's has one.
+	// Note is text for people. A lock of another program has one.
 	Note string
 }

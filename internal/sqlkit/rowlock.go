@@ -2,27 +2,26 @@ package sqlkit
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// RowLocker is what a [Recipe] of row locks is made of: a row per name, which exclusive
-// grants lock for themselves and all others share. Who shares it has made sure, with
-// the row locked, that it says what it is shared as: [Kind].
+// RowLocker is a [Recipe] of row locks. Each name has a row. An exclusive grant locks it
+// alone; all others share it, after the row, locked, was set to their [Kind].
 type RowLocker interface {
-	// TryRow asks for the row, and waits for it if wait. [ErrKind] is the answer that
-	// it is shared as something else, and [ErrRow] that it was not there: it is now, or
-	// somebody else has made it meanwhile, and it is asked for again.
+	// TryRow requests the row, and waits for it if wait. It returns [ErrKind] if the row
+	// is shared as another kind, and [ErrRow] if the row did not exist: it does now, or
+	// another client has inserted it meanwhile, and the engine tries again.
 	TryRow(ctx context.Context, s *Session, a *Ask, wait bool) (Got, error)
-	// SwitchKind makes the row what the request shares it as, if nobody has it;
-	// [ErrBusy] if somebody has.
+	// SwitchKind sets the row to the kind of the request, or returns [ErrBusy] if the row
+	// is locked.
 	SwitchKind(ctx context.Context, s *Session, a *Ask) error
 }
 
-// Kind is what a name's row must say for a request that shares it: 0 for readers, n for
-// a semaphore of n.
+// Kind returns the kind of a row that a request shares: 0 for readers, n for a semaphore of
+// n.
 func Kind(limit int) int {
 	if limit > driver.MaxLimit {
 		return 0
@@ -31,19 +30,20 @@ func Kind(limit int) int {
 }
 
 var (
-	// ErrKind is the answer of a [RowLocker] that the row is shared as something else.
+	// ErrKind is the error of a [RowLocker] for a row that is shared as another kind.
 	ErrKind = driver.Errorf(driver.CodeBusy, "the name is locked in another mode")
-	// ErrRow is the answer of a [RowLocker] that there was no row. If it goes on, somebody
+	// ErrRow is the error of a [RowLocker] for a missing row. If it repeats, another client
 	// deletes rows as fast as they are inserted.
 	ErrRow = driver.Errorf(driver.CodeRefused, "the row of the name goes away again and again")
 )
 
-// LockRow is the Lock of a recipe of row locks. Semaphores are asked for again and
-// again, 5 to 100 ms apart: a server does not queue for any one of several rows. So is
-// a row that the server does not queue for because it is not there for all to see.
+// LockRow is the Lock of a recipe of row locks. It polls for semaphores with a backoff of 5
+// to 100 ms, since a server does not queue for any one of several rows. It polls also for
+// a row that the server does not queue for, because it is not committed yet.
 func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) {
 	queues := a.Limit == driver.Exclusive || a.Limit == driver.Unlimited
-	for tries := 0; ; tries++ {
+	poll := backoff.Backoff{First: 5 * time.Millisecond, Max: 100 * time.Millisecond}
+	for {
 		got, err := tryRow(ctx, r, s, a, a.Wait && queues)
 		if err == ErrKind {
 			if err = switchKind(ctx, r, s, a); err == nil {
@@ -54,13 +54,13 @@ func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) 
 			return got, err
 		}
 		a.Waiting()
-		if err := sleep(ctx, pollPause(tries)); err != nil {
+		if err := poll.Sleep(ctx); err != nil {
 			return got, driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 	}
 }
 
-// tryRow asks until there is a row.
+// tryRow calls TryRow until the row exists.
 func tryRow(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (got Got, err error) {
 	for range 5 {
 		if got, err = try(ctx, r, s, a, wait); err != ErrRow {
@@ -68,15 +68,15 @@ func tryRow(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (go
 		}
 	}
 	if wait {
-		// It may be that nothing is there to queue for, as where others keep the row from
-		// being made: the waiter asks again and again.
+		// There may be nothing to queue for, because other clients keep the row from being
+		// inserted. The waiter polls.
 		err = ErrBusy
 	}
 	return got, err
 }
 
-// AnswerWithin bounds what a waiter asks that waits for nothing at the server. Its
-// context has no end of its own, and a connection may have fallen silent.
+// AnswerWithin is the timeout of a waiter's statements that do not wait for a lock. Its
+// context has no deadline, and a connection may have fallen silent.
 const AnswerWithin = 10 * time.Second
 
 func try(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (Got, error) {
@@ -95,10 +95,4 @@ func switchKind(ctx context.Context, r RowLocker, s *Session, a *Ask) error {
 		defer cancel()
 	}
 	return r.SwitchKind(ctx, s, a)
-}
-
-// pollPause doubles from 5 to 100 ms, with jitter.
-func pollPause(tries int) time.Duration {
-	d := min(5*time.Millisecond<<min(tries, 5), 100*time.Millisecond)
-	return d/2 + rand.N(d/2+1)
 }

@@ -109,16 +109,16 @@ func TestProbe(t *testing.T) {
 			asked++
 			return asked, answers[asked-1]
 		})
-		if _, err := p.Settle(t.Context()); err != refused || asked != 3 {
+		if _, err := p.Wait(t.Context()); err != refused || asked != 3 {
 			t.Errorf("asked %d times: %v", asked, err)
 		}
 		if f, known := p.Facts(); known {
 			t.Errorf("%d is known of who refuses", f)
 		}
-		if err := p.Ask(t.Context()); err != nil {
+		if err := p.Read(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if f, err := p.Settle(t.Context()); f != 4 || err != nil || asked != 4 {
+		if f, err := p.Wait(t.Context()); f != 4 || err != nil || asked != 4 {
 			t.Errorf("%d, %v after %d answers", f, err, asked)
 		}
 		if f, known := p.Facts(); f != 4 || !known {
@@ -127,7 +127,7 @@ func TestProbe(t *testing.T) {
 		never := NewProbe(func(context.Context) (int, error) { return 0, errors.New("lost") })
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := never.Settle(ctx); driver.CodeOf(err) != driver.CodeUnavailable {
+		if _, err := never.Wait(ctx); driver.CodeOf(err) != driver.CodeUnavailable {
 			t.Errorf("a server that never answers: %v", err)
 		}
 	})

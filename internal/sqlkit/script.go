@@ -2,8 +2,8 @@ package sqlkit
 
 import "strings"
 
-// Statements are those of a script, without its comments. Neither -- nor ; stands
-// inside a literal of it.
+// Statements returns the statements of a script, without comments. No literal of the script
+// contains -- or ;.
 func Statements(script string) (all []string) {
 	var plain strings.Builder
 	for line := range strings.Lines(script) {

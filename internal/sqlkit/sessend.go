@@ -6,10 +6,13 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Undo closes the session that carried a request, and waits until the server no
-// longer has it.
+// Sweep does nothing: there are no rows to remove.
+func (*Sessions) Sweep(context.Context, time.Duration) error { return nil }
+
+// Undo closes the session of a request, and waits until the server has ended it.
 func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
 	if err := e.enter(); err != nil {
 		return err
@@ -19,7 +22,7 @@ func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
 	l := e.leases[r.ID]
 	e.mu.Unlock()
 	if l == nil {
-		return nil // it never had a session, or that is gone
+		return nil // it has no session
 	}
 	return e.closedOrNil(e.finish(ctx, l))
 }
@@ -31,8 +34,8 @@ func (e *Sessions) closedOrNil(err error) error {
 	return e.closedOr(err)
 }
 
-// finish closes a session and asks the server until it is gone. The grant on it is
-// over in any case.
+// finish closes a session and waits until the server has ended it. Its grant is over in any
+// case.
 func (e *Sessions) finish(ctx context.Context, l *lease) error {
 	ctx, end := e.bound(ctx)
 	defer end()
@@ -41,7 +44,7 @@ func (e *Sessions) finish(ctx context.Context, l *lease) error {
 	e.mu.Unlock()
 	l.end()
 	e.drop(l.s)
-	for d := time.Millisecond; ; d = min(2*d, 100*time.Millisecond) {
+	for wait := (backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}); ; {
 		gone := false
 		err := e.aside(ctx, func(side Link) (err error) {
 			gone, err = e.recipe.End(ctx, side, l.s.ID)
@@ -50,7 +53,7 @@ func (e *Sessions) finish(ctx context.Context, l *lease) error {
 		if err != nil {
 			coded, _ := e.recipe.Sort(err)
 			if code := driver.CodeOf(coded); code == driver.CodeRefused || code == driver.CodeUnavailable {
-				return driver.Errorf(driver.CodeUnknown, "the session cannot be seen gone: %w", err)
+				return driver.Errorf(driver.CodeUnknown, "the end of the session cannot be confirmed: %w", err)
 			}
 			return coded
 		}
@@ -58,18 +61,14 @@ func (e *Sessions) finish(ctx context.Context, l *lease) error {
 			e.forget(l)
 			return nil
 		}
-		t := time.NewTimer(d)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return driver.Errorf(driver.CodeUnknown, "the server still has session %d: %w", l.s.ID.Conn, ctx.Err())
+		if err := wait.Sleep(ctx); err != nil {
+			return driver.Errorf(driver.CodeUnknown, "the server still has session %d: %w", l.s.ID.Conn, err)
 		}
 	}
 }
 
-// Release ends a grant, on its own session where that can be used, and with the
-// session where it cannot.
+// Release ends a grant on its own session, or together with the session if that cannot be
+// used.
 func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration) error {
 	if err := e.enter(); err != nil {
 		return err
@@ -84,8 +83,8 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 	over := l.over
 	e.mu.Unlock()
 	if over {
-		// Lost, or a release whose answer was lost: it is over for the holder, and is
-		// made sure to be so at the server.
+		// The grant was lost, or the answer to a release was lost. Its end at the server is
+		// made certain.
 		if err := e.finish(ctx, l); err != nil {
 			return e.closedOr(err)
 		}
@@ -98,7 +97,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		if err := ctx.Err(); err != nil {
 			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the session is busy: %w", err))
 		}
-		// A ping is not answered: the end of the session frees the lock sooner.
+		// A ping has no answer. The end of the session frees the lock sooner.
 		if err := e.finish(ctx, l); err != nil {
 			return e.closedOr(err)
 		}
@@ -115,7 +114,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		}
 		return notHeld(g.Name, g.Token)
 	}
-	before := ended(l.s.Link) || e.lapsed(l)
+	before := ended(l.s.Link) || e.expired(l)
 	ok, err := e.recipe.Unlock(ctx, l.s, &l.ask)
 	switch {
 	case err != nil:
@@ -126,7 +125,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		if before {
 			return notHeld(g.Name, g.Token)
 		}
-		// The lock is free now. Nobody knows whether it was this that freed it.
+		// The lock is free now. Whether this release has freed it is unknown.
 		return driver.Errorf(driver.CodeUnknown, "the release was not confirmed, and its session has been ended: %w", err)
 	case !ok:
 		e.drop(l.s)
@@ -138,8 +137,8 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 	return nil
 }
 
-// lapsed tells whether the server's timer may have ended the session of a grant.
-func (e *Sessions) lapsed(l *lease) bool {
+// expired reports whether the server's timer may have ended the session of a grant.
+func (e *Sessions) expired(l *lease) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	elapsed, _ := l.sent.Elapsed()
@@ -164,7 +163,7 @@ func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 		given := l != nil && l.given && l.ask.Token == g.Token
 		e.mu.Unlock()
 		if given {
-			answers[i].Err = driver.Errorf(driver.CodeUnknown, "it was given back, which is not confirmed yet")
+			answers[i].Err = driver.Errorf(driver.CodeUnknown, "its release is not confirmed yet")
 			continue
 		}
 		if !held {
@@ -199,9 +198,9 @@ func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 	return answers
 }
 
-// ping begins a renewal, or finds the one that is on its way. It may take as long
-// as the TTL: to give it up would mean to give up the session. A look proves the grant
-// without renewing it.
+// ping begins a renewal, or returns the present one. A ping may take as long as the TTL: to
+// give it up means to give up the session. With look the ping proves the grant and does
+// not renew it.
 func (e *Sessions) ping(l *lease, look bool) *ping {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -246,7 +245,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 			p.sent = driver.Now()
 			p.ok, p.err = e.recipe.Ping(ctx, l.s, &l.ask)
 		case held:
-			p.ok = true // nobody has renewed it: the server's timer is about to end it
+			p.ok = true // the server's timer is about to end it
 		}
 		e.pinged(l, p, look)
 		if _, ok := e.recipe.(Recorder); ok && held && l.ask.Record && !l.ask.Told {
@@ -256,7 +255,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 		}
 		switch {
 		case p.err != nil:
-			// The session cannot be used any more, and so the grant is over.
+			// The session cannot be used any more, so that the grant is over.
 			cause, err := driver.CauseSessionEnded, p.err
 			if ended(l.s.Link) {
 				cause, err = e.recipe.Cause(l.s, &l.ask, e.side)
@@ -271,7 +270,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 			l.unlock()
 			e.lose(l, driver.CauseGone, nil)
 		default:
-			l.s.Watch() // from here on nobody reads
+			l.s.Watch() // no statement runs from here on
 			l.unlock()
 		}
 	})
@@ -291,8 +290,8 @@ func (e *Sessions) pinged(l *lease, p *ping, look bool) {
 	}
 }
 
-// demoted ends what a server that has become read-only still has of this store: its
-// idle sessions at once, and each grant by a ping, which fails as the first one did.
+// demoted ends what this client has at a server that has become read-only: idle sessions at
+// once, and each grant by a ping, which fails like the first one.
 func (e *Sessions) demoted(server string) {
 	e.side.Flush()
 	e.mu.Lock()
@@ -308,8 +307,8 @@ func (e *Sessions) demoted(server string) {
 	}
 }
 
-// lookLocked pings one session of each server that was not looked at for lookAfter, each
-// time another one: mu is held.
+// lookLocked pings one session of each server that was not pinged for lookAfter, each time
+// another session. The caller holds mu.
 func (e *Sessions) lookLocked(now time.Time) {
 	oldest := map[string]*lease{}
 	for s := range e.all {
@@ -329,7 +328,7 @@ func (e *Sessions) lookLocked(now time.Time) {
 	for server, l := range oldest {
 		switch last := e.looked[server]; {
 		case last.IsZero():
-			e.looked[server] = now // its grants are confirmed by having been given
+			e.looked[server] = now // the grants themselves were the proof
 		case now.Sub(last) >= lookAfter:
 			e.looked[server], l.looked = now, now
 			e.pingLocked(l, true)
@@ -337,7 +336,7 @@ func (e *Sessions) lookLocked(now time.Time) {
 	}
 }
 
-// watchByPing looks after a session whose end cannot be seen.
+// watchByPing pings a session whose connection does not report its end.
 func (e *Sessions) watchByPing(l *lease) {
 	t := time.NewTicker(lookAfter)
 	defer t.Stop()

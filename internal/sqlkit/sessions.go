@@ -9,56 +9,49 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Sessions is a store's engine that keeps each grant on a database session of its
-// own.
+// Sessions is an engine that keeps each grant on a database session of its own.
 //
 // # Safety
 //
-// The database frees a lock when its session ends and not sooner, so a grant
-// stands as long as its session does. Three things end one: this store, by Unlock or
-// by closing it; the network or an operator; and the server's own timer for idle
-// sessions, which is set to the TTL before or with the lock. The timer runs from the
-// end of the session's last statement, which is later than that statement's send, so
-// trust that runs from the send ends first. A renewal is a statement on the session
-// itself. After a wait, a statement is sent that confirms the grant.
+// The database frees a lock when its session ends and not before, so a grant stands as
+// long as its session. Three things end a session: this client, by Unlock or by closing it;
+// the network or an operator; and the server's timer for idle sessions, which is set to the
+// TTL before or with the lock. The timer runs from the end of the session's last statement.
+// The validity runs from the send of that statement, so it ends first. A renewal is a
+// statement on the session itself. After a wait, another statement confirms the grant.
 //
-// A session carries one grant at most, and one request at a time, so that its end
-// takes nothing else along, and no release waits behind a wait. Database locks are
-// re-entrant within a session; two requests never share one.
+// A session carries one grant at most and one request at a time. So its end frees nothing
+// else, and no release is queued behind a wait. Database locks are re-entrant within a
+// session; two requests never share one.
 //
-// A request whose answer was lost had a session, which has a number at the server.
-// Undo closes the connection and asks the server, on another, until the number is
-// gone: then nothing of the request stands, and nothing of it can appear any more.
+// A request whose answer was lost had a session, which has an identity at the server. Undo
+// closes the connection and waits, on another one, until that identity is gone. After that
+// nothing of the request stands or can appear.
 //
-// A release whose session ends instead of answering may have come too late: the timer
-// or an operator may have ended the session before, and another may have held the
-// lock. It is answered CodeNotHeld once the timer could have run out, and Unknown before;
-// the session is seen gone in either case, so that nobody is shut out.
+// A release whose session ends instead of answering may have been too late: the timer or an
+// operator may have ended the session before, and another client may have held the lock.
+// Release returns CodeNotHeld once the timer could have ended the session, and CodeUnknown
+// before. In both cases the session has ended, so that no waiter is blocked.
 //
-// That a session has ended is seen by its connection's end, where this store has
-// dialled; on a connection of a user's pool by a ping every half second. A connection
-// lives on where its server becomes read-only because another one was promoted: one
-// session of each server that has grants is pinged every half second, and when it finds
-// the server demoted all others are. Such a ping is no renewal: it sets the server's timer
-// to what is left of the TTL.
+// The engine notices the end of a session by the end of its connection, or, on a connection
+// of a user's pool, by a ping every half second. A connection survives when its server
+// becomes read-only because another one was promoted. So one session of each server with
+// grants is pinged every half second, and if it finds the server demoted, all others are.
+// Such a ping is no renewal: it sets the server's timer to the rest of the TTL.
 type Sessions struct {
 	dial   func(context.Context) (Link, error)
 	recipe Recipe
 	prefix []byte
-	side   *Pool // links for questions about sessions
+	side   *Pool // links for statements about sessions
 
-	ctx    context.Context // ends with the store
-	cancel context.CancelFunc
-	tasks  sync.WaitGroup
-
-	mu     sync.Mutex
-	bounds Idle // of idle
-	closed bool
+	calls
+	// Guarded by the mutex of calls.
+	bounds Idle         // of idle
 	ticker *time.Ticker // of the goroutine that tends the sessions
 	slow   bool
-	looked map[string]time.Time // when a session of a server was last pinged for all
+	looked map[string]time.Time // by server: the last ping for all its sessions
 	idle   []*Session
-	leases map[string]*lease // by request: granted, or of unknown outcome
+	leases map[string]*lease // by request: granted, or with an unknown outcome
 	all    map[*Session]struct{}
 }
 
@@ -68,23 +61,23 @@ type lease struct {
 	s       *Session
 	from    driver.Requester
 	wait    *wait          // while it waits
-	asked   bool           // whether the wait stands in the server's queue
+	asked   bool           // the server's queue is searched for it
 	pinged  bool           // soon after the grant
 	sent    driver.Instant // of the last statement that confirmed the grant
 	since   time.Time      // of the request, then of the grant
-	looked  time.Time      // when it was last pinged for all of its server
-	again   time.Time      // when it is pinged next to be written down, as that has failed
-	granted bool           // and not lost, nor being released
+	looked  time.Time      // of the last ping for all sessions of the server
+	again   time.Time      // of the next ping, after its holder could not be recorded
+	granted bool           // and neither lost nor being released
 	over    bool           // the session has been closed
-	given   bool           // by this store, which has yet to see it gone
-	ping    *ping          // a renewal on its way
-	look    *ping          // a look on its way
-	busy    chan struct{}  // holds one: who uses the session
-	done    chan struct{}  // closed at its end
+	given   bool           // released, and its session has not ended yet
+	ping    *ping          // the present renewal
+	look    *ping          // the present look
+	busy    chan struct{}  // a lock: holds one value while the session is in use
+	done    chan struct{}  // closed at the end of the lease
 	doneOne sync.Once
 }
 
-// ping is a renewal on its way. It outlives the call that began it.
+// ping is a running renewal. It outlives the call that began it.
 type ping struct {
 	sent driver.Instant
 	done chan struct{}
@@ -93,31 +86,30 @@ type ping struct {
 }
 
 const (
-	// tick is how often young sessions are looked at.
+	// tick is the interval at which young sessions are checked.
 	tick = 10 * time.Millisecond
-	// tellAfter is how long a grant stands before it is written down who holds it,
-	// and a wait before the server is asked whether it stands in its queue. Most are
-	// over by then.
+	// tellAfter is the age at which a grant is recorded, and at which the server's queue is
+	// searched for a waiter. Most requests end before.
 	tellAfter = 20 * time.Millisecond
-	// tellWithin bounds the wait of an inspection for those who have yet to do it.
+	// tellWithin limits how long an inspection waits for sessions that have not recorded a
+	// grant.
 	tellWithin = time.Second
-	// recordAgain is how long after a failure it is written down who holds a grant.
+	// recordAgain is the interval at which a failed record is tried again.
 	recordAgain = time.Second
-	// busyWithin bounds the wait of a release for a ping that is on its way.
+	// busyWithin limits how long a release waits for a running ping.
 	busyWithin = 3 * time.Second
-	// cancelWithin bounds the polite end of a wait.
+	// cancelWithin limits how long the orderly end of a wait may take.
 	cancelWithin = time.Second
-	// pingEvery bounds how late a loss is noticed that the connection does not show;
-	// such sessions, and one of each server that can be demoted, are pinged twice as
-	// often.
+	// pingEvery limits how late a loss is noticed that the connection does not report.
+	// Sessions without such a report, and one of each server that may be demoted, are
+	// pinged at half of it.
 	pingEvery = time.Second
 	lookAfter = pingEvery / 2
-	// spareFor is how long a session is kept for the next lock.
+	// spareFor is how long an idle session is kept for the next lock.
 	spareFor = 30 * time.Second
 )
 
-// NewSessions makes the engine. It keeps so many idle sessions; on a user's pool that is
-// none.
+// NewSessions makes the engine. It keeps so many idle sessions, none on a user's pool.
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
 	few := min(idle.Most, 2)
 	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), bounds: idle, side: NewPool(Idle{Least: few, Most: few}, dial),
@@ -126,18 +118,7 @@ func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle I
 	return e
 }
 
-// enter begins a call; the caller ends it with tasks.Done.
-func (e *Sessions) enter() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.closed {
-		return ErrClosed
-	}
-	e.tasks.Add(1)
-	return nil
-}
-
-// take finds an idle session or begins one.
+// take returns an idle session or begins one.
 func (e *Sessions) take(ctx context.Context) (*Session, error) {
 	e.mu.Lock()
 	for len(e.idle) > 0 {
@@ -165,7 +146,7 @@ func (e *Sessions) take(ctx context.Context) (*Session, error) {
 	if err != nil {
 		l.Close()
 		coded, _ := e.recipe.Sort(err)
-		if driver.CodeOf(coded) == driver.CodeUnknown { // of a lock there was no word yet
+		if driver.CodeOf(coded) == driver.CodeUnknown { // no lock was requested yet
 			coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 		return nil, coded
@@ -190,7 +171,7 @@ func (e *Sessions) take(ctx context.Context) (*Session, error) {
 	return s, nil
 }
 
-// put keeps a session for the next lock. It is in good order and has no grant.
+// put keeps a session without a grant for the next lock.
 func (e *Sessions) put(s *Session) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -219,8 +200,8 @@ func (e *Sessions) retireLocked(s *Session) {
 	}
 }
 
-// tend has a goroutine see to the sessions, one for all, while there are any: mu is
-// held. Timers of their own would cost a short lock more than anything else.
+// tend starts the goroutine that serves all sessions, as long as there are any. A timer per
+// session would cost more than a short lock itself. The caller holds mu.
 func (e *Sessions) tend() {
 	switch {
 	case e.closed:
@@ -248,7 +229,7 @@ func (e *Sessions) tendAll(t *time.Ticker) {
 	}
 }
 
-// tendOnce looks at every session once; false if there is none.
+// tendOnce serves every session once. It returns false if there is none.
 func (e *Sessions) tendOnce(now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -259,7 +240,7 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 		e.ticker = nil
 		return false
 	}
-	young := false // there is something to do soon
+	young := false // a session needs the next tick
 	for s := range e.all {
 		l := s.lease
 		switch {
@@ -289,7 +270,7 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			select {
 			case l.busy <- struct{}{}:
 			default:
-				young = true // whoever is at it may be telling: at the next look
+				young = true // the session is in use, and may be recording just now
 				continue
 			}
 			told := l.ask.Told
@@ -299,7 +280,7 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			if told {
 				s.Watch()
 			} else {
-				e.pingLocked(l, false) // which has it watched
+				e.pingLocked(l, false) // which calls Watch as well
 			}
 		case l.granted && !l.again.IsZero():
 			if now.After(l.again) {
@@ -308,8 +289,8 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			}
 		case l.wait != nil && !l.asked:
 			l.asked = true
-			w := l.wait // which a grant takes away
-			e.tasks.Go(func() { w.begin(func() { w.ask(w.ctx) }) })
+			w := l.wait // a grant sets it to nil
+			e.tasks.Go(func() { w.begin(func() { w.findInQueue(w.ctx) }) })
 		}
 	}
 	e.lookLocked(now)
@@ -320,8 +301,7 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 	return true
 }
 
-// restLocked has an idle session say that it holds nothing. Nobody can take it
-// meanwhile.
+// restLocked calls [Rester.Rest] for an idle session, which no request can take meanwhile.
 func (e *Sessions) restLocked(s *Session) {
 	r, ok := e.recipe.(Rester)
 	i := slices.Index(e.idle, s)
@@ -347,7 +327,7 @@ func (e *Sessions) restLocked(s *Session) {
 	})
 }
 
-// drop closes a session.
+// drop closes a session and forgets it.
 func (e *Sessions) drop(s *Session) {
 	e.mu.Lock()
 	delete(e.all, s)
@@ -355,7 +335,7 @@ func (e *Sessions) drop(s *Session) {
 	s.Close()
 }
 
-// gone is told that a session's connection has ended.
+// gone handles the end of a session's connection.
 func (e *Sessions) gone(s *Session) {
 	e.mu.Lock()
 	l := s.lease
@@ -365,7 +345,7 @@ func (e *Sessions) gone(s *Session) {
 		e.retire(s)
 		return
 	}
-	// Whoever uses the session finds out by itself and lets go.
+	// A call that uses the session notices the end by itself, and frees busy.
 	select {
 	case l.busy <- struct{}{}:
 		defer func() { <-l.busy }()
@@ -376,7 +356,7 @@ func (e *Sessions) gone(s *Session) {
 	e.lose(l, cause, err)
 }
 
-// lose tells a holder that its session has ended. Only the first call counts.
+// lose reports to the holder that its session has ended. Only the first call has an effect.
 func (e *Sessions) lose(l *lease, cause driver.Cause, err error) {
 	e.mu.Lock()
 	was := l.granted
@@ -395,7 +375,7 @@ func (l *lease) end() {
 	})
 }
 
-// lock is who may use the session; false if ctx ends first.
+// lock reserves the session for the caller. It returns false if ctx ends first.
 func (l *lease) lock(ctx context.Context) bool {
 	select {
 	case l.busy <- struct{}{}:
@@ -412,7 +392,7 @@ func (l *lease) lock(ctx context.Context) bool {
 
 func (l *lease) unlock() { <-l.busy }
 
-// Close ends every session of the store, and with it its grants and waits.
+// Close ends every session, and with it its grants and waits.
 func (e *Sessions) Close(context.Context) error {
 	e.mu.Lock()
 	if e.closed {
@@ -425,7 +405,7 @@ func (e *Sessions) Close(context.Context) error {
 	for s := range e.all {
 		l := s.lease
 		if l != nil && l.wait != nil && !l.over {
-			continue // its call ends it, now that the store's context ends
+			continue // its call ends it when the engine's context ends
 		}
 		if l != nil {
 			l.granted, l.over = false, true

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Acquire asks on a session of the request's own.
+// Acquire requests a grant on a session of its own.
 func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	ttl, err := e.recipe.Check(&r)
 	if err != nil {
@@ -25,7 +26,7 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		return driver.Grant{}, err
 	}
 	defer e.tasks.Done()
-	if r.Wait { // the end of the store ends a session that does not wait
+	if r.Wait { // a session that does not wait is closed by Close
 		var end func()
 		ctx, end = e.bound(ctx)
 		defer end()
@@ -38,7 +39,7 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		if err == nil {
 			return g, nil
 		}
-		// The victim of a deadlock, or a wait that the server has ended, asks again.
+		// The victim of a deadlock, or a wait that the server has ended, tries again.
 		if _, again := errors.AsType[*againError](err); again {
 			if pause(ctx, tries) == nil && (r.Wait || tries < 10) {
 				continue
@@ -49,22 +50,15 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		if code == driver.CodeUnavailable && ctx.Err() != nil {
 			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 		}
-		// The session of a request that a closed store cannot undo is closed as well.
+		// Close has ended the session of a request that can no longer be undone.
 		return driver.Grant{}, e.closedOr(err)
 	}
 }
 
-// againError is an answered no that is no answer to the question.
+// againError is an error after which the request is tried again.
 type againError struct{ error }
 
 func (e *againError) Unwrap() error { return e.error }
-
-// bound ends a call with the store.
-func (e *Sessions) bound(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(e.ctx, cancel)
-	return ctx, func() { stop(); cancel() }
-}
 
 func (e *Sessions) closedOr(err error) error {
 	if e.ctx.Err() != nil {
@@ -102,7 +96,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	}
 	switch {
 	case err == nil && ctx.Err() != nil:
-		// Nobody wants it any more: what was got is given back.
+		// The caller has given up. The grant is given back.
 		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
 		ok, uerr := e.recipe.Unlock(brief, s, &l.ask)
 		cancel()
@@ -124,7 +118,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 			busy.Holders = e.state(r.Name, sights).Holders
 			e.put(s)
 		} else {
-			e.drop(s) // it has no lock, and nothing of the request is on its way
+			e.drop(s) // it has no lock and no pending statement
 		}
 		return driver.Grant{}, busy
 	default:
@@ -132,10 +126,10 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	}
 	l.ask.Token, l.ask.Slot = got.Token, got.Slot
 	if w.waited {
-		// The statement that waited told who asked then: this one tells who has it.
+		// The label of the statement that waited has the owner of that time.
 		l.ask.Owner = r.From.Owner()
 		l.ask.Label.Owner = l.ask.Owner
-		// Trust runs from a statement that was sent when the wait was over.
+		// The validity runs from a statement that was sent after the wait.
 		sent = driver.Now()
 		if ok, err := e.confirm(ctx, l); err != nil || !ok {
 			e.drop(s)
@@ -148,7 +142,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	return e.grant(l, sent)
 }
 
-// takeFor is take, bounded where the request has no end of its own.
+// takeFor is take with a timeout for a waiter, whose context has no deadline.
 func (e *Sessions) takeFor(ctx context.Context, wait bool) (*Session, error) {
 	if wait {
 		var cancel func()
@@ -158,8 +152,8 @@ func (e *Sessions) takeFor(ctx context.Context, wait bool) (*Session, error) {
 	return e.take(ctx)
 }
 
-// confirm asks whether a session has what it waited for. Later than the TTL the answer
-// would be of no use.
+// confirm reports whether a session has the lock that it waited for. Its timeout is the TTL
+// at most, since a later grant would be useless.
 func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, min(l.ask.TTL, AnswerWithin))
 	defer cancel()
@@ -169,7 +163,7 @@ func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
 func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	e.mu.Lock()
 	if e.closed {
-		// Close leaves a session that waits to its call, which is this one.
+		// Close leaves a waiting session to its call, which is this one.
 		e.mu.Unlock()
 		e.drop(l.s)
 		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
@@ -180,14 +174,14 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	if gone := l.s.Gone(); gone == nil {
 		e.tasks.Go(func() { e.watchByPing(l) })
 	} else if ended(l.s.Link) {
-		// It ended before it was granted, and whoever watches it looked too soon.
+		// It ended before the grant, and the goroutine that watches it came too early.
 		e.tasks.Go(func() { e.gone(l.s) })
 	}
 	r := &l.ask.Request
 	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.ask.Token, SentAt: sent, TTL: l.ask.TTL, Slot: l.ask.Slot}, nil
 }
 
-// failed finds out what an error of Lock leaves behind.
+// failed returns the error of a Lock, by what may be left at the server.
 func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) error {
 	coded, again := e.recipe.Sort(err)
 	cleared := false
@@ -196,14 +190,14 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 		cleared = e.recipe.Clear(brief, l.s) == nil
 		cancel()
 	}
-	e.drop(l.s) // a cancel may still be on its way to it
+	e.drop(l.s) // a cancellation may still reach it
 	switch {
 	case cleared:
 		e.forget(l)
 		return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 	case unsent(err) && !w.cancelled:
 		e.forget(l)
-		return &againError{err} // an idle session had ended
+		return &againError{err} // the idle session had ended
 	case w.cancelled:
 		return e.unknown(l, err)
 	case errors.Is(coded, ErrReadOnly):
@@ -220,7 +214,7 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 	return coded
 }
 
-// unknown leaves a request for Undo.
+// unknown leaves the session of a request to Undo.
 func (e *Sessions) unknown(l *lease, err error) error {
 	e.mu.Lock()
 	l.over = true
@@ -231,7 +225,7 @@ func (e *Sessions) unknown(l *lease, err error) error {
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}
 }
 
-// forget ends a request of which nothing is left.
+// forget ends a request that has left nothing at the server.
 func (e *Sessions) forget(l *lease) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -245,7 +239,7 @@ func (e *Sessions) forget(l *lease) {
 	l.end()
 }
 
-// wait is a Lock that may block, and what goes on beside it.
+// wait is a Lock that may block, with what runs beside it.
 type wait struct {
 	e *Sessions
 	l *lease
@@ -254,13 +248,13 @@ type wait struct {
 
 	mu        sync.Mutex
 	over      bool
-	waited    bool // the server has said that it stands in its queue
+	waited    bool // the server has confirmed that the request is in its queue
 	cancelled bool
 	beside    sync.WaitGroup
 }
 
-// lock blocks in the server. Beside it, the server is asked after a while whether
-// the request stands in the queue; at the end of ctx the statement is cancelled.
+// lock blocks in the server. Beside it, the server's queue is searched for the request
+// after a while. At the end of ctx the statement is cancelled.
 func (w *wait) lock(ctx context.Context) (Got, error) {
 	statement, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
@@ -270,7 +264,7 @@ func (w *wait) lock(ctx context.Context) (Got, error) {
 		w.waited = true
 		w.mu.Unlock()
 		if first {
-			w.tell(ctx)
+			w.notify(ctx)
 		}
 	}
 	stop := context.AfterFunc(ctx, func() { w.begin(func() { w.cancel(cut) }) })
@@ -283,7 +277,7 @@ func (w *wait) lock(ctx context.Context) (Got, error) {
 	return got, err
 }
 
-// begin does something beside the wait, unless that is over.
+// begin runs f beside the wait, unless the wait is over.
 func (w *wait) begin(f func()) {
 	w.mu.Lock()
 	if w.over {
@@ -302,9 +296,9 @@ func (w *wait) isOver() bool {
 	return w.over
 }
 
-// ask looks for the request in the server's queue until it is there.
-func (w *wait) ask(ctx context.Context) {
-	for d := time.Millisecond; !w.isOver(); d = min(2*d, 100*time.Millisecond) {
+// findInQueue searches the server's queue until the request is there.
+func (w *wait) findInQueue(ctx context.Context) {
+	for poll := (backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}); !w.isOver(); {
 		bounded, cancel := context.WithTimeout(ctx, cancelWithin)
 		sights, err := w.survey(bounded)
 		cancel()
@@ -319,16 +313,14 @@ func (w *wait) ask(ctx context.Context) {
 				}
 			}
 		}
-		select {
-		case <-time.After(d):
-		case <-ctx.Done():
+		if poll.Sleep(ctx) != nil {
 			return
 		}
 	}
 }
 
-// tell says who holds, to one who asks again and again.
-func (w *wait) tell(ctx context.Context) {
+// notify reports the holders to a requester that polls.
+func (w *wait) notify(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, cancelWithin)
 	defer cancel()
 	sights, _ := w.survey(bounded)
@@ -343,7 +335,7 @@ func (w *wait) survey(ctx context.Context) (sights []Sight, err error) {
 	return sights, err
 }
 
-// cancel ends the statement as politely as it can. The session is not used again.
+// cancel ends the statement in order if the server answers. The session is not used again.
 func (w *wait) cancel(cut func()) {
 	w.mu.Lock()
 	w.cancelled = true
@@ -354,7 +346,7 @@ func (w *wait) cancel(cut func()) {
 		if w.isOver() {
 			return
 		}
-		// It may come before the statement: again, then.
+		// The cancellation may precede the statement, so it is repeated.
 		err := w.e.aside(ctx, func(side Link) error { return w.e.recipe.Cancel(ctx, side, w.l.s.ID) })
 		if err != nil {
 			break
@@ -370,7 +362,7 @@ func (w *wait) cancel(cut func()) {
 	w.l.s.Close()
 }
 
-// aside does something on a link of its own.
+// aside calls f with a link of its own.
 func (e *Sessions) aside(ctx context.Context, f func(Link) error) error {
 	for {
 		l, reused, err := e.side.Get(ctx)

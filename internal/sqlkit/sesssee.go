@@ -10,9 +10,10 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// state turns what was seen of a name into its state.
+// state makes a name's state of its sights.
 func (e *Sessions) state(name string, sights []Sight) driver.State {
 	st := driver.State{Name: name}
 	slices.SortStableFunc(sights, func(a, b Sight) int {
@@ -34,12 +35,11 @@ func (e *Sessions) state(name string, sights []Sight) driver.State {
 	return st
 }
 
-func (e *Sessions) look(ctx context.Context, key []byte, all bool) (sights []Sight, err error) {
-	if err := e.enter(); err != nil {
+func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []Sight, err error) {
+	ctx, end, err := e.call(ctx)
+	if err != nil {
 		return nil, err
 	}
-	defer e.tasks.Done()
-	ctx, end := e.bound(ctx)
 	defer end()
 	err = e.aside(ctx, func(side Link) error {
 		sights, err = e.survey(ctx, side, key, all)
@@ -58,13 +58,12 @@ func (e *Sessions) look(ctx context.Context, key []byte, all bool) (sights []Sig
 	return sights, nil
 }
 
-// survey waits until sessions have written down the grants that are older than the
-// question. That takes a moment; survey waits no longer for a process that is stopped just
-// then.
+// survey waits until sessions have recorded the grants that are older than the call, which
+// takes a moment. For a process that is stopped just then it waits tellWithin at most.
 func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) ([]Sight, error) {
 	sights, untold, err := e.recipe.Survey(ctx, side, key, all)
 	for end := time.Now().Add(tellWithin); err == nil && len(untold) > 0 && time.Now().Before(end); {
-		if err := sleep(ctx, 3*time.Millisecond); err != nil {
+		if err := backoff.Sleep(ctx, 3*time.Millisecond); err != nil {
 			return nil, err
 		}
 		var still []Identity
@@ -74,18 +73,7 @@ func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) 
 	return sights, err
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// recorded returns an error if there may be holders that a survey cannot show.
+// recorded returns an error if there may be holders that a survey cannot return.
 func (e *Sessions) recorded(ctx context.Context, side Link) error {
 	if r, ok := e.recipe.(Recorder); ok {
 		return r.Unrecorded(ctx, side)
@@ -93,18 +81,18 @@ func (e *Sessions) recorded(ctx context.Context, side Link) error {
 	return nil
 }
 
-// Inspect returns the holders and waiters of one name. It returns an error if sessions
-// could not write down what they hold, unless an exclusive holder is seen.
+// Inspect returns the holders and waiters of one name. It returns an error if sessions could
+// not record what they hold, unless an exclusive holder is found.
 func (e *Sessions) Inspect(ctx context.Context, name string) (driver.State, error) {
-	sights, err := e.look(ctx, append(bytes.Clone(e.prefix), name...), false)
+	sights, err := e.inspect(ctx, append(bytes.Clone(e.prefix), name...), false)
 	return e.state(name, sights), err
 }
 
-// List yields the names that are held or awaited by holdfast.
+// List yields the names that holdfast holds or waits for.
 func (e *Sessions) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		key := append(bytes.Clone(e.prefix), prefix...)
-		sights, err := e.look(ctx, key, true)
+		sights, err := e.inspect(ctx, key, true)
 		if err != nil {
 			yield(driver.State{}, err)
 			return
@@ -124,18 +112,18 @@ func (e *Sessions) List(ctx context.Context, prefix string) iter.Seq2[driver.Sta
 	}
 }
 
-// Break ends the session of the holder with that token, and returns when the server
-// has ended it. It returns an error, and not that nothing stands, if it sees no such
-// holder and sessions could not write down what they hold.
+// Break ends the session of the holder with that token, and waits until the server has ended
+// it. If it finds no such holder, and sessions could not record what they hold, it returns
+// an error other than CodeNotHeld.
 func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
-	if err := e.enter(); err != nil {
+	ctx, end, err := e.call(ctx)
+	if err != nil {
 		return err
 	}
-	defer e.tasks.Done()
-	ctx, end := e.bound(ctx)
 	defer end()
 	key := append(bytes.Clone(e.prefix), name...)
-	for d := time.Millisecond; ; d = min(2*d, 100*time.Millisecond) {
+	wait := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
+	for first := true; ; first = false {
 		found := false
 		err := e.aside(ctx, func(side Link) error {
 			sights, err := e.survey(ctx, side, key, false)
@@ -152,17 +140,13 @@ func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 		case err != nil:
 			coded, _ := e.recipe.Sort(err)
 			return e.closedOr(coded)
-		case !found && d == time.Millisecond:
+		case !found && first:
 			return notHeld(name, token)
 		case !found:
 			return nil
 		}
-		t := time.NewTimer(d)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the holder's session was told to end, and the server still has it: %w", ctx.Err()))
+		if err := wait.Sleep(ctx); err != nil {
+			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the server has not ended the holder's session yet: %w", err))
 		}
 	}
 }

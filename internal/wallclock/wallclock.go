@@ -1,16 +1,21 @@
-// Package wallclock is the clock of schedules, which a test can set wrong: replicas have
-// different clocks, and tests run on one machine.
+// Package wallclock is the clock of schedules, which a test can set wrong for one
+// replica: the clocks of replicas differ, and tests run on one machine.
 package wallclock
 
 import (
-	"sync/atomic"
+	"context"
 	"time"
 )
 
-var ahead atomic.Int64
+type key struct{}
+
+// With returns a context in which the clock is ahead. It is for tests.
+func With(ctx context.Context, ahead time.Duration) context.Context {
+	return context.WithValue(ctx, key{}, ahead)
+}
 
 // Now returns the time of day.
-func Now() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
-
-// Set sets for how much the clock of this process is ahead. It is for tests.
-func Set(d time.Duration) { ahead.Store(int64(d)) }
+func Now(ctx context.Context) time.Time {
+	ahead, _ := ctx.Value(key{}).(time.Duration)
+	return time.Now().Add(ahead)
+}

@@ -6,7 +6,7 @@
 //
 // The locks are the same as those of package redisstore, which says how they work
 // and why they are safe: both may be used on one server, and exclude each other.
-// It is a module of its own, so that whoever uses redisstore alone need not follow
+// It is a module of its own, so that a user of redisstore alone need not follow
 // the versions of go-redis.
 //
 // The client's own retries do not apply to what a lock does: each request is sent
@@ -381,7 +381,15 @@ const silence = 2 * time.Second
 
 // Subscribe listens on a connection of its own.
 func (a *adapter) Subscribe(ctx context.Context, channel string, ready func(), got func(string)) error {
-	sub := a.client.Subscribe(ctx, channel)
+	return receive(ctx, a.client.Subscribe(ctx, channel), ready, got)
+}
+
+// SubscribeSharded listens at the node that the channel belongs to.
+func (a *adapter) SubscribeSharded(ctx context.Context, channel string, ready func(), got func(string)) error {
+	return receive(ctx, a.client.SSubscribe(ctx, channel), ready, got)
+}
+
+func receive(ctx context.Context, sub *redis.PubSub, ready func(), got func(string)) error {
 	defer func() { _ = sub.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = sub.Close() })
 	defer stop()

@@ -65,7 +65,7 @@ func (e exited) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 func known(err error) bool {
 	return slices.ContainsFunc([]error{
 		holdfast.ErrBusy, holdfast.ErrLost, holdfast.ErrUnavailable, holdfast.ErrRefused, holdfast.ErrUnsupported,
-		holdfast.ErrInvalid, holdfast.ErrSelfDeadlock, holdfast.ErrNotHeld, holdfast.ErrClosed,
+		holdfast.ErrInvalid, holdfast.ErrSelfDeadlock, holdfast.ErrNotHeld, holdfast.ErrClosed, holdfast.ErrMissed,
 	}, func(target error) bool { return errors.Is(err, target) })
 }
 

@@ -5,14 +5,15 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// place is a node of ours that is not, or not yet, a grant.
-type place struct {
+// entry is a queue entry: a node of this client that is not a grant yet.
+type entry struct {
 	ss    *session
 	r     driver.Request
 	dir   string
@@ -21,25 +22,25 @@ type place struct {
 	path  string
 	token uint64
 	data  []byte
-	// at is before the request that told that the place is a grant, once it is one.
+	// at is the instant before the request that showed that the entry is a grant.
 	at driver.Instant
 
-	// signal holds one: there is something to look at. Under the session's mutex,
-	// fresh is a list that somebody has read since, nil if it must be read.
+	// signal has capacity one and wakes the entry. fresh, under the session's mutex, is a
+	// list that was read since, nil if the directory must be read.
 	signal chan struct{}
 	fresh  []string
 	// subscribed are the paths in the session's subs, and localPredecessors the nodes of
 	// this client that the entry waits for without a watch.
 	subscribed, localPredecessors []string
-	// heir: the grant before it has been released in this process. vanished: and then
-	// its own node was not there.
-	heir, vanished bool
-	// ahead are the holders that the requester has not been told of.
+	// handoff is set when the grant before the entry was released in this process, and
+	// vanished when the entry's own node turned out to be gone then.
+	handoff, vanished bool
+	// ahead are the holders that were not reported to the requester yet.
 	ahead []node
 }
 
-// look wakes a place. The session is locked.
-func (p *place) look(fresh []string) {
+// wake wakes an entry. The caller holds the session's mutex.
+func (p *entry) wake(fresh []string) {
 	p.fresh = fresh
 	select {
 	case p.signal <- struct{}{}:
@@ -47,7 +48,7 @@ func (p *place) look(fresh []string) {
 	}
 }
 
-// cleanupTimeout bounds what a call still does after its context has ended.
+// cleanupTimeout limits the cleanup of a call after its context has ended.
 const cleanupTimeout = 300 * time.Millisecond
 
 // cleanupContext returns a context for a cleanup, which does not end with the caller's.
@@ -55,9 +56,8 @@ func (s *Store) cleanupContext(ctx context.Context) (context.Context, context.Ca
 	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 }
 
-// enter makes the node of a request, and reads the directory with it in one round
-// trip.
-func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string, data []byte) (*place, []string, error) {
+// enter creates the node of a request, and reads the directory in the same round trip.
+func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string, data []byte) (*entry, []string, error) {
 	prefix := dir + "/" + protected(r.ID) + mark
 	for {
 		guard, version := ss.guard()
@@ -75,16 +75,16 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 			case err != nil:
 				return nil, nil, err
 			case c == nil:
-				continue // it is made again
+				continue // it is created again
 			}
-			p, err := ss.place(r, dir, c.path, known.token(c.czxid), data, c.at)
+			p, err := ss.entry(r, dir, c.path, known.token(c.czxid), data, c.at)
 			return p, c.names, err
 		}
 		switch {
 		case err != nil:
 			return nil, nil, ss.fail(err)
 		case both.Err == nil:
-			p, err := ss.place(r, dir, create.Path, known.token(both.Zxid), data, both.Sent)
+			p, err := ss.entry(r, dir, create.Path, known.token(both.Zxid), data, both.Sent)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -95,7 +95,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 		case both.Failed == 0 && (errors.Is(both.Err, zk.ErrBadVersion) || errors.Is(both.Err, zk.ErrNoNode)):
 			err = ss.reguard(ctx, guard)
 		case both.Failed == 1 && errors.Is(both.Err, zk.ErrBadVersion):
-			err = ss.raiseBase(ctx, mark) // another client has, or it is gone with a restore
+			err = ss.raiseBase(ctx, mark) // another client has raised it, or a restore removed it
 		case both.Failed == 2 && errors.Is(both.Err, zk.ErrNoNode):
 			err = ss.ensure(ctx, dir)
 		default:
@@ -107,7 +107,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 	}
 }
 
-// fail tells the end of the session apart, after which nothing of it stands.
+// fail returns an error with a code, or errOver if the session has expired.
 func (ss *session) fail(err error) error {
 	if !ss.s.closed.Load() && ss.zk.Ended() != nil {
 		if errors.Is(ss.zk.Ended(), zk.ErrExpired) {
@@ -118,9 +118,9 @@ func (ss *session) fail(err error) error {
 	return ss.s.fail(err)
 }
 
-// place is a node that was made, from now on to be woken.
-func (ss *session) place(r driver.Request, dir, path string, token uint64, data []byte, at driver.Instant) (*place, error) {
-	p := &place{ss: ss, r: r, dir: dir, path: path, token: token, data: data, at: at, signal: make(chan struct{}, 1)}
+// entry returns the queue entry of a node that was created, and registers it for wake-ups.
+func (ss *session) entry(r driver.Request, dir, path string, token uint64, data []byte, at driver.Instant) (*entry, error) {
+	p := &entry{ss: ss, r: r, dir: dir, path: path, token: token, data: data, at: at, signal: make(chan struct{}, 1)}
 	p.read = ss.s.recipe.reader(dir, r.Limit)
 	var ok bool
 	if p.node, ok = p.read(path[len(dir)+1:]); !ok {
@@ -130,7 +130,7 @@ func (ss *session) place(r driver.Request, dir, path string, token uint64, data 
 	return p, nil
 }
 
-// created is a node that a create whose answer was lost has made.
+// created is the node of a create whose answer was lost.
 type created struct {
 	path  string
 	czxid int64
@@ -139,8 +139,8 @@ type created struct {
 	at    driver.Instant
 }
 
-// abandonCreate ends a request whose caller has given up before the answer to its create
-// came. The answer may be on its way; without it the request is left in doubt, for Undo.
+// abandonCreate ends a request whose caller has given up before the answer to its create. It
+// waits for the answer for a moment. Without it the outcome is unknown, for Undo.
 func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error) error {
 	t := time.NewTimer(cleanupTimeout)
 	defer t.Stop()
@@ -158,16 +158,16 @@ func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir stri
 	case both.Err != nil:
 		return withdrawn(ctx)
 	}
-	p, err := ss.place(r, dir, create.Path, ss.token(both.Zxid), data, both.Sent)
+	p, err := ss.entry(r, dir, create.Path, ss.token(both.Zxid), data, both.Sent)
 	if err != nil {
 		return err
 	}
 	return p.withdraw(ctx, withdrawn(ctx))
 }
 
-// findCreated returns the node of a create that was sent on a connection which was lost
-// before the answer came; nil if there is none, and can no longer be. It goes on through
-// further lost connections. Where it cannot, the request is left in doubt, for Undo.
+// findCreated returns the node of a create whose connection was lost before the answer, or nil
+// if there is none and there can be none any more. It continues over further lost
+// connections. If it cannot find out, the outcome is unknown, for Undo.
 func (ss *session) findCreated(ctx context.Context, r driver.Request, dir string, conn int) (*created, error) {
 	for {
 		c, err := ss.lookForCreated(ctx, r.ID, dir, conn)
@@ -187,7 +187,7 @@ func (ss *session) findCreated(ctx context.Context, r driver.Request, dir string
 	}
 }
 
-// lookForCreated is one attempt. ErrNoNode says that a node was there, and is not.
+// lookForCreated is one attempt of findCreated. ErrNoNode means that a node has just gone.
 func (ss *session) lookForCreated(ctx context.Context, id, dir string, conn int) (*created, error) {
 	found, err := ss.find(ctx, id, dir, conn)
 	if err != nil || len(found) == 0 {
@@ -201,16 +201,16 @@ func (ss *session) lookForCreated(ctx context.Context, id, dir string, conn int)
 		return nil, err
 	}
 	if get.Stat.EphemeralOwner != ss.zk.ID() {
-		// Of an earlier session, and about to go (CURATOR-604): it is deleted, and the
-		// request made again.
+		// It belongs to an earlier session and is about to end (CURATOR-604). It is deleted,
+		// and created again.
 		_ = ss.zk.Do(ctx, zk.Delete(found[0], -1))
 		return nil, zk.ErrNoNode
 	}
 	return &created{found[0], get.Stat.Czxid, list.Names, list.Sent}, nil
 }
 
-// find lists the nodes of a request in a directory, after everything that was
-// sent on an earlier connection has come to pass or can no longer.
+// find returns the nodes of a request in a directory, after every request on an earlier
+// connection was executed or can no longer be.
 func (ss *session) find(ctx context.Context, id, dir string, conn int) ([]string, error) {
 	for {
 		if err := ss.fence(ctx, conn); err != nil {
@@ -225,7 +225,7 @@ func (ss *session) find(ctx context.Context, id, dir string, conn int) ([]string
 			fenced := ss.guarded.fenced > conn
 			ss.guarded.Unlock()
 			if !fenced {
-				continue // it reconnected between the two
+				continue // the connection changed between the two
 			}
 		}
 		switch {
@@ -238,7 +238,7 @@ func (ss *session) find(ctx context.Context, id, dir string, conn int) ([]string
 		}
 		var found []string
 		for _, name := range list.Names {
-			if hasPrefix(name, protected(id)) {
+			if strings.HasPrefix(name, protected(id)) {
 				found = append(found, dir+"/"+name)
 			}
 		}
@@ -246,31 +246,29 @@ func (ss *session) find(ctx context.Context, id, dir string, conn int) ([]string
 	}
 }
 
-func hasPrefix(s, prefix string) bool { return len(s) >= len(prefix) && s[:len(prefix)] == prefix }
-
-// remember puts a request in doubt.
+// remember records a request with an unknown outcome.
 func (s *Store) remember(id string, ss *session, conn int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.doubts[id] = doubt{ss, conn}
 }
 
-// forget ends the doubt about a request.
+// forget removes that record.
 func (s *Store) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.doubts, id)
 }
 
-// register makes a place one that can be woken.
-func (p *place) register() {
+// register makes an entry receive wake-ups.
+func (p *entry) register() {
 	ss := p.ss
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	all := ss.places[p.dir]
+	all := ss.entries[p.dir]
 	if all == nil {
-		all = map[*place]struct{}{}
-		ss.places[p.dir] = all
+		all = map[*entry]struct{}{}
+		ss.entries[p.dir] = all
 	}
 	all[p] = struct{}{}
 	if !ss.ended {
@@ -278,15 +276,14 @@ func (p *place) register() {
 	}
 }
 
-// unregister ends that; it answers the paths whose watches nobody here wants any
-// more.
-func (p *place) unregister() (unwatched []string) {
+// unregister ends that. It returns the paths whose watches no entry needs any more.
+func (p *entry) unregister() (unwatched []string) {
 	ss := p.ss
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	delete(ss.places[p.dir], p)
-	if len(ss.places[p.dir]) == 0 {
-		delete(ss.places, p.dir)
+	delete(ss.entries[p.dir], p)
+	if len(ss.entries[p.dir]) == 0 {
+		delete(ss.entries, p.dir)
 	}
 	if g, ok := ss.ours[p.path]; ok && g == nil {
 		delete(ss.ours, p.path)
@@ -294,8 +291,8 @@ func (p *place) unregister() (unwatched []string) {
 	return p.unsubscribeLocked(nil)
 }
 
-// unsubscribeLocked forgets all subscriptions but those to keep.
-func (p *place) unsubscribeLocked(keep []string) (unwatched []string) {
+// unsubscribeLocked removes all subscriptions except those to keep.
+func (p *entry) unsubscribeLocked(keep []string) (unwatched []string) {
 	for _, path := range p.subscribed {
 		if slices.Contains(keep, path) {
 			continue
@@ -311,17 +308,16 @@ func (p *place) unsubscribeLocked(keep []string) (unwatched []string) {
 	return unwatched
 }
 
-// unwatched is called when the removal of watches has been sent. Another place may have
-// come for one of them since it was decided, and its watch have been sent ahead of the
-// removal: it looks again, and watches behind it. So does a Break that watches the node,
-// and maintain for a grant of our own: to the server the watches of one session on a path are
-// one.
+// unwatched is called when the removal of watches has been sent. Meanwhile another entry may
+// have sent a watch of the same path before the removal: it reads again and sets a new one.
+// So do a Break that watches the node, and maintain for a grant of this client: the server
+// has one watch per session and path.
 func (ss *session) unwatched(paths []string) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
 	for _, path := range paths {
 		for p := range ss.subs[path] {
-			p.look(nil)
+			p.wake(nil)
 		}
 		for t := range ss.trees {
 			if t.path == path {
@@ -335,9 +331,9 @@ func (ss *session) unwatched(paths []string) {
 	}
 }
 
-// withdraw takes a place back and answers why, if that is confirmed. What a
-// caller's context wanted is bounded by one of our own.
-func (p *place) withdraw(ctx context.Context, why error) error {
+// withdraw removes an entry and returns why, if the server confirms that. It has a timeout of
+// its own, since the caller's context may have ended.
+func (p *entry) withdraw(ctx context.Context, why error) error {
 	ss := p.ss
 	unwatched := p.unregister()
 	del := zk.Delete(p.path, -1)
@@ -361,8 +357,8 @@ func (p *place) withdraw(ctx context.Context, why error) error {
 	return why
 }
 
-// gone wakes those of our places that wait for one of our own nodes, which is not
-// ours any more. Where somebody has read the directory since, they need not.
+// gone wakes the entries of this client that wait for one of its own nodes which is gone. fresh
+// is a list that was read since, or nil.
 func (ss *session) gone(dir, path string, fresh []string) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -370,9 +366,9 @@ func (ss *session) gone(dir, path string, fresh []string) {
 }
 
 func (ss *session) goneLocked(dir, path string, fresh []string) {
-	for p := range ss.places[dir] {
+	for p := range ss.entries[dir] {
 		if slices.Contains(p.localPredecessors, path) {
-			p.look(fresh)
+			p.wake(fresh)
 		}
 	}
 }

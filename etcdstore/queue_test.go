@@ -10,14 +10,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestRule: whatever stands in a queue, the granted places keep the contract's
+// TestRule: whatever stands in a queue, the granted entries keep the contract's
 // rule, nobody who could be granted waits, and nobody overtakes.
 func TestRule(t *testing.T) {
 	limits := rapid.SampledFrom([]int{driver.Exclusive, 2, 3, 5, driver.MaxLimit, driver.Unlimited})
 	rapid.Check(t, func(t *rapid.T) {
-		var q line
+		var q queue
 		for i, limit := range rapid.SliceOfN(limits, 0, 12).Draw(t, "limits") {
-			q = append(q, place{key: fmt.Sprint(i), rev: int64(i + 1), record: record{Limit: limit}})
+			q = append(q, entry{key: fmt.Sprint(i), rev: int64(i + 1), record: record{Limit: limit}})
 		}
 		n := q.granted()
 		for i := range n {
@@ -27,18 +27,18 @@ func TestRule(t *testing.T) {
 		}
 		if n < len(q) {
 			if q[:n].admits(q[n].record.Limit) {
-				t.Fatalf("place %d waits although it could be granted", n)
+				t.Fatalf("entry %d waits although it could be granted", n)
 			}
 			for i := n; i < len(q); i++ {
 				key := q[i:][0].record.Limit
 				if b := q.blocker(i); b == "" && key == driver.Exclusive {
-					t.Fatalf("an exclusive place %d watches nothing", i)
+					t.Fatalf("an exclusive entry %d watches nothing", i)
 				} else if b != "" && q.find(b) >= i {
-					t.Fatalf("place %d watches %s, which is not before it", i, b)
+					t.Fatalf("entry %d watches %s, which is not before it", i, b)
 				}
 			}
-		} else if limit := limits.Draw(t, "next"); q.admits(limit) != (append(q, place{record: record{Limit: limit}}).granted() == n+1) {
-			t.Fatalf("a try of limit %d and a place of it are judged differently", limit)
+		} else if limit := limits.Draw(t, "next"); q.admits(limit) != (append(q, entry{record: record{Limit: limit}}).granted() == n+1) {
+			t.Fatalf("a try of limit %d and a entry of it are judged differently", limit)
 		}
 	})
 }
@@ -48,13 +48,13 @@ func FuzzPlace(f *testing.F) {
 	f.Add("a/b/c", []byte("leader"), int64(1))
 	f.Add("/", []byte("{"), int64(-1))
 	f.Fuzz(func(t *testing.T, key string, value []byte, lease int64) {
-		p := newPlace(&mvccpb.KeyValue{Key: []byte(key), Value: value, Lease: lease, CreateRevision: 1})
+		p := newEntry(&mvccpb.KeyValue{Key: []byte(key), Value: value, Lease: lease, CreateRevision: 1})
 		if l := p.record.Limit; l < 1 || l > driver.MaxLimit && l != driver.Unlimited {
 			t.Fatalf("limit %d", l)
 		}
 		for _, lay := range []layout{newLayout("", ""), newLayout("locks/", ""), newLayout("", "n/s")} {
-			if name, ok := lay.nameOf(&p); ok && (name == "" || deep([]byte(p.key), lay.places(name))) {
-				t.Fatalf("%q is a place of %q", key, name)
+			if name, ok := lay.nameOf(&p); ok && (name == "" || deep([]byte(p.key), lay.entries(name))) {
+				t.Fatalf("%q is a entry of %q", key, name)
 			}
 		}
 	})
@@ -70,7 +70,7 @@ func TestNamesApart(t *testing.T) {
 		if n1 == "" || n2 == "" || l1.checkName(n1) != nil || l2.checkName(n2) != nil || ns1 == ns2 && n1 == n2 {
 			return
 		}
-		if k1, k2 := l1.place(n1, 7, 0), l2.place(n2, 7, 0); k1 == k2 {
+		if k1, k2 := l1.entry(n1, 7, 0), l2.entry(n2, 7, 0); k1 == k2 {
 			t.Fatalf("%q in %q and %q in %q share %q", n1, ns1, n2, ns2, k1)
 		}
 	})

@@ -1,0 +1,98 @@
+package redlock
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/internal/fallback"
+	"github.com/holdfast-go/holdfast/redisstore/redlock"
+)
+
+// ttl leaves room for a renewal that is late on a busy machine.
+const ttl = 700 * time.Millisecond
+
+// suiteTTL is the longest TTL that the suite asks for.
+const suiteTTL = time.Minute
+
+// suite runs the suite on a fleet. The servers of the first of them keep failing.
+func (f *fleet) suite(t *testing.T, failing int) {
+	working := f.all[failing:]
+	h := drivertest.Harness{
+		TTL: ttl,
+		Open: func(t testing.TB, namespace string) driver.Store {
+			c := f.config
+			c.Namespace = namespace
+			return f.make(t, c)
+		},
+		Stop: func(t testing.TB) {
+			for _, r := range working {
+				if err := r.Pause(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+		Start: func(t testing.TB) {
+			for _, r := range working {
+				if err := r.Cont(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+		EntryLife: 5 * time.Second,
+	}
+	h.OpenWithoutFallback = func(t testing.TB, namespace string) driver.Store { return fallback.Without(h.Open(t, namespace)) }
+	if failing == 0 {
+		h.Leftovers = f.leftovers
+		h.Delay = func(t testing.TB, d time.Duration) {
+			for _, p := range f.proxies {
+				if err := p.Delay(d); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		h.Disconnect = func(t testing.TB) {
+			for _, p := range f.proxies {
+				p.Cut()
+				if err := p.Heal(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		h.LoseAnswer = func(t testing.TB, after int) {
+			for _, p := range f.proxies {
+				if err := p.LoseAnswer(after); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	drivertest.Run(t, h)
+}
+
+func TestConformance(t *testing.T) {
+	for _, n := range []int{3, 5} {
+		t.Run(fmt.Sprintf("%d servers", n), func(t *testing.T) {
+			start(t, n, redlock.Config{MaxTTL: suiteTTL}).suite(t, 0)
+		})
+	}
+}
+
+// TestConformanceMinority runs the suite while a minority of the servers fails throughout.
+func TestConformanceMinority(t *testing.T) {
+	for how, fail := range map[string]func(f *fleet, i int) error{
+		"down":   func(f *fleet, i int) error { f.all[i].Kill(); return nil },
+		"paused": func(f *fleet, i int) error { return f.all[i].Pause() },
+		"slow":   func(f *fleet, i int) error { return f.proxies[i].Delay(150 * time.Millisecond) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			f := start(t, 3, redlock.Config{MaxTTL: suiteTTL})
+			if err := fail(f, 0); err != nil {
+				t.Fatal(err)
+			}
+			f.suite(t, 1)
+		})
+	}
+}

@@ -1,0 +1,300 @@
+package redlock
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/redisstore/redlock"
+)
+
+// skew is the tolerance of most fleets here: a small one, so that leases expire soon after
+// their TTL, and large enough for a machine that stands still for a while.
+const skew = 250 * time.Millisecond
+
+// fleet is a number of servers, each behind a proxy.
+type fleet struct {
+	t       testing.TB
+	all     []*servers.Redis
+	proxies []*servers.Proxy
+	config  redlock.Config
+}
+
+// start starts n servers and sets them up as a fleet.
+func start(t testing.TB, n int, c redlock.Config) *fleet {
+	t.Helper()
+	f := startBare(t, n, c)
+	f.setUp(c)
+	return f
+}
+
+func startBare(t testing.TB, n int, c redlock.Config) *fleet {
+	t.Helper()
+	if _, err := servers.RedisInstalled(); err != nil {
+		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	if c.Skew == 0 {
+		c.Skew = skew
+	}
+	f := &fleet{t: t, config: c, all: make([]*servers.Redis, n)}
+	dir := t.TempDir()
+	var starting sync.WaitGroup
+	errs := make([]error, n)
+	for i := range n {
+		starting.Go(func() {
+			f.all[i], errs[i] = servers.StartRedis(context.WithoutCancel(t.Context()), filepath.Join(dir, fmt.Sprintf("redis-%d", i)))
+		})
+	}
+	starting.Wait()
+	t.Cleanup(func() {
+		for _, r := range f.all {
+			if r != nil {
+				r.Kill()
+			}
+		}
+	})
+	for i := range n {
+		if errs[i] != nil {
+			t.Fatal(errs[i])
+		}
+		p, err := servers.NewProxy(f.all[i].Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Close)
+		f.proxies = append(f.proxies, p)
+	}
+	return f
+}
+
+// setUp admits the servers of a new fleet.
+func (f *fleet) setUp(c redlock.Config) {
+	f.t.Helper()
+	c.Skew, c.Fresh = f.config.Skew, true
+	s := f.openAs(f.t, c)
+	if _, err := s.Guarantees(f.t.Context()); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := s.Close(f.t.Context()); err != nil {
+		f.t.Fatal(err)
+	}
+	for i := range f.all {
+		if !f.votes(i) {
+			f.t.Fatalf("server %d of a new fleet was not admitted", i)
+		}
+	}
+}
+
+// client is a store, and the stores below it, which end with it.
+type client struct {
+	*redlock.Store
+	below []*redisstore.Store
+}
+
+func (c *client) Close(ctx context.Context) error {
+	err := c.Store.Close(ctx)
+	for _, s := range c.below {
+		_ = s.Close(ctx)
+	}
+	return err
+}
+
+func (f *fleet) open(t testing.TB) *client { return f.openAs(t, f.config) }
+
+func (f *fleet) openAs(t testing.TB, c redlock.Config) *client {
+	t.Helper()
+	out := f.make(t, c)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = out.Close(ctx)
+	})
+	return out
+}
+
+// make opens a client that the caller closes.
+func (f *fleet) make(t testing.TB, c redlock.Config) *client {
+	t.Helper()
+	out := &client{}
+	for _, p := range f.proxies {
+		s, err := redisstore.Open("redis://" + p.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		out.below = append(out.below, s)
+	}
+	var err error
+	if out.Store, err = c.New(out.below...); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// url is that of the fleet.
+func (f *fleet) url() string {
+	q := url.Values{"skew": {f.config.Skew.String()}}
+	for _, p := range f.proxies {
+		q.Add("node", p.Address())
+	}
+	if f.config.MaxTTL > 0 {
+		q.Set("max_ttl", f.config.MaxTTL.String())
+	}
+	if f.config.Redsync {
+		q.Set("layout", "redsync")
+	}
+	return "redlock://?" + q.Encode()
+}
+
+// do sends a command to a server itself.
+func (f *fleet) do(i int, args ...string) any {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	answer, err := f.all[i].Do(ctx, args...)
+	if err != nil {
+		f.t.Fatalf("%v: %v", args, err)
+	}
+	return answer
+}
+
+// state is what the server has noted of itself.
+func (f *fleet) state(i int) map[string]string {
+	fields, _ := f.do(i, "HGETALL", "holdfast:redlock").([]any)
+	m := map[string]string{}
+	for j := 0; j+1 < len(fields); j += 2 {
+		m[fields[j].(string)] = fields[j+1].(string)
+	}
+	return m
+}
+
+// votes reports whether a server is admitted.
+func (f *fleet) votes(i int) bool {
+	info, _ := f.do(i, "INFO", "server").(string)
+	_, rest, _ := strings.Cut(info, "run_id:")
+	run, _, _ := strings.Cut(rest, "\r")
+	return run != "" && f.state(i)["run"] == run
+}
+
+// leftovers lists the keys of locks and queues. Tombstones expire.
+func (f *fleet) leftovers(testing.TB) (left []string) {
+	for i := range f.all {
+		keys, _ := f.do(i, "KEYS", "holdfast:redlock:*").([]any)
+		for _, k := range keys {
+			if strings.HasPrefix(k.(string), "holdfast:redlock:v:") {
+				continue
+			}
+			left = append(left, fmt.Sprintf("server %d: %s", i, k))
+		}
+	}
+	return left
+}
+
+func (f *fleet) each(do func(*servers.Redis) error) {
+	f.t.Helper()
+	for _, r := range f.all {
+		if err := do(r); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+// until waits for a condition that no event announces.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not so within a minute: %s", what)
+		}
+	}
+}
+
+// requester is a Requester that records what a store reports.
+type requester struct {
+	id     string
+	queued chan []driver.Holder
+	lost   chan driver.Cause
+}
+
+func (r *requester) Owner() driver.Owner {
+	return driver.Owner{ID: r.id, Host: "test-host", PID: os.Getpid(), Reason: "because"}
+}
+
+func (r *requester) Queued(h []driver.Holder) {
+	select {
+	case r.queued <- h:
+	default:
+	}
+}
+
+func (r *requester) Lost(c driver.Cause, _ error) {
+	select {
+	case r.lost <- c:
+	default:
+	}
+}
+
+var ids atomic.Int64
+
+func request(name string, ttl time.Duration) driver.Request {
+	id := "r" + strconv.FormatInt(time.Now().UnixNano(), 10) + "-" + strconv.FormatInt(ids.Add(1), 10)
+	return driver.Request{ID: id, Name: name, Limit: driver.Exclusive, TTL: ttl,
+		From: &requester{id: id, queued: make(chan []driver.Holder, 1), lost: make(chan driver.Cause, 1)}}
+}
+
+// acquire asks until the request is granted, or answered with busy; a machine that stands
+// still makes a server look silent for a while.
+func acquire(t testing.TB, s driver.Store, name string, ttl time.Duration) (driver.Grant, error) {
+	t.Helper()
+	var g driver.Grant
+	var err error
+	until(t, "the servers answer a request", func() bool {
+		r := request(name, ttl)
+		g, err = s.Acquire(t.Context(), r)
+		if s.Classify(err) == driver.Unknown && err != nil {
+			undo(t, s, r)
+		}
+		return err == nil || s.Classify(err) == driver.Busy
+	})
+	return g, err
+}
+
+func must(t testing.TB, s driver.Store, name string, ttl time.Duration) driver.Grant {
+	t.Helper()
+	var g driver.Grant
+	until(t, "the request is granted", func() bool {
+		var err error
+		g, err = acquire(t, s, name, ttl)
+		return err == nil
+	})
+	return g
+}
+
+func undo(t testing.TB, s driver.Store, r driver.Request) {
+	t.Helper()
+	until(t, "the request is undone", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		return s.Undo(ctx, r) == nil
+	})
+}
+
+func release(t testing.TB, s driver.Store, g driver.Grant) {
+	t.Helper()
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,474 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// handle is what a grant carries for its store.
+type handle struct {
+	b     *ballot
+	token uint64
+}
+
+// maxToken keeps tokens exact in the numbers of Lua.
+const maxToken = 1 << 53
+
+// Acquire asks all servers for their votes. See [driver.Store].
+func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if err := s.check(&r); err != nil {
+		return driver.Grant{}, err
+	}
+	if err := s.begin(ctx); err != nil {
+		if ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
+			err = &driver.Error{Code: driver.Withdrawn, Err: err}
+		}
+		return driver.Grant{}, err
+	}
+	defer s.ops.Done()
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: err}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
+	defer stop()
+	c := candidate{s: s, r: r}
+	var g driver.Grant
+	var err error
+	if r.Wait {
+		g, err = c.wait(ctx)
+	} else {
+		var res result
+		if res, err = c.try(ctx, ""); err == nil && res.holders != nil {
+			err = &driver.BusyError{Holders: res.holders}
+		}
+		g = res.grant
+	}
+	if err != nil && !c.settle(ctx) {
+		err = driver.Errorf(driver.Unknown, "%w; votes for the request may stand", err)
+	}
+	return g, err
+}
+
+// settle waits until no ballot of a request that failed can be granted. It reports
+// whether that is so.
+func (c *candidate) settle(ctx context.Context) bool {
+	c.s.mu.Lock()
+	all := slices.Clone(c.s.ballots[c.r.ID])
+	c.s.mu.Unlock()
+	settled := true
+	end := time.Now().Add(leaveBound)
+	for _, b := range all {
+		settled = b.settle(ctx, time.Until(end)) && settled
+	}
+	return settled
+}
+
+// check refuses what cannot be asked for.
+func (s *Store) check(r *driver.Request) error {
+	bad := r.ID == "" || len(r.ID) > 40 || r.Limit < 1 || r.Limit > driver.Unlimited || r.From == nil
+	for _, c := range []byte(r.ID) {
+		bad = bad || c != '-' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
+	}
+	if err := driver.CheckName(r.Name); err != nil || bad {
+		return driver.Errorf(driver.Invalid, "redlock: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
+	}
+	if r.Limit != driver.Exclusive {
+		return driver.Errorf(driver.Unsupported, "redlock: limit %d: a vote is for one holder, so locks are exclusive", r.Limit)
+	}
+	if r.TTL < minTTL || r.TTL > s.cfg.MaxTTL {
+		return driver.Errorf(driver.Invalid, "redlock: TTL %s: give %s to max_ttl, which is %s", r.TTL, minTTL, s.cfg.MaxTTL)
+	}
+	if strings.HasPrefix(s.prefix()+r.Name, stateKey) && s.cfg.Redsync {
+		return driver.Errorf(driver.Invalid, "redlock: name %q: keys that begin with %s are the store's own", r.Name, stateKey)
+	}
+	return nil
+}
+
+// candidate is one Acquire: one ballot after another.
+type candidate struct {
+	s       *Store
+	r       driver.Request
+	ballots int
+	since   int64
+}
+
+// result is how a try ended without an error: granted, or busy.
+type result struct {
+	grant   driver.Grant
+	holders []driver.Holder // not nil if busy
+	// placed is on how many servers the request has a queue entry, free when a quorum of
+	// servers may be free, and foreign that a client of another library holds the name.
+	placed  int
+	free    time.Time
+	foreign bool
+}
+
+const (
+	// splitBound is how long a try goes on while no request has a quorum, and splitWait
+	// the first pause between two ballots.
+	splitBound = time.Second
+	// lateBound is how long a ballot goes on whose requests come late.
+	lateBound = 2 * time.Second
+	splitWait = 2 * time.Millisecond
+)
+
+// try asks until the request is granted, or another has a quorum, or none can get one.
+func (c *candidate) try(ctx context.Context, entry string) (result, error) {
+	began := time.Now()
+	for pauses := 0; ; pauses++ {
+		res, split, err := c.ballot(ctx, entry)
+		if !split || err != nil {
+			return res, err
+		}
+		if time.Since(began) > splitBound {
+			return res, nil
+		}
+		t := time.NewTimer(splitWait/2 + rand.N(splitWait<<min(pauses, 4)))
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return result{}, withdrawn(ctx)
+		}
+	}
+}
+
+func withdrawn(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, errClosed) {
+		return errClosed
+	}
+	return driver.Errorf(driver.Withdrawn, "%w", cause)
+}
+
+// tally is where a ballot stands.
+type tally struct {
+	given, fresh, pending, refused, late int
+	rivals                               map[string]int
+	errs                                 []error
+	highest                              uint64
+}
+
+func (b *ballot) count() (t tally) {
+	for i := range b.votes {
+		switch v := &b.votes[i]; {
+		case v.state == voteAsked:
+			t.pending++
+		case v.state == voteGiven:
+			t.given++
+			t.highest = max(t.highest, v.counter)
+			if v.counter < b.token {
+				t.fresh++
+			}
+		case v.last == 'B':
+			t.refused++
+			id, _, _ := strings.Cut(v.rival, " ")
+			if t.rivals == nil {
+				t.rivals = map[string]int{}
+			}
+			t.rivals[id]++
+		default:
+			if v.last == 'C' {
+				t.late++
+			}
+			t.errs = append(t.errs, v.err)
+		}
+	}
+	return t
+}
+
+// ballot asks all servers for their votes once, and those again whose refusal may be
+// short: of requests that hold a part of the votes each, the one with the most goes on.
+func (c *candidate) ballot(ctx context.Context, entry string) (res result, split bool, err error) {
+	s := c.s
+	now := s.now()
+	if now == 0 {
+		_, err := s.offset()
+		return res, false, err
+	}
+	if c.since == 0 {
+		c.since = now
+	}
+	c.ballots++
+	b := s.newBallot(c.r, c.ballots, entry, c.since)
+	owner := ownerText(c.r.From.Owner())
+	b.mu.Lock()
+	b.token = b.propose(now)
+	b.sent = driver.Now()
+	for _, n := range s.nodes {
+		b.ask(n, owner)
+	}
+	b.mu.Unlock()
+	var again <-chan time.Time
+	var timer *time.Timer
+	defer func() {
+		if timer != nil {
+			timer.Stop()
+		}
+	}()
+	began := time.Now()
+	for asks := 0; ; {
+		b.mu.Lock()
+		t := b.count()
+		token := b.token
+		b.mu.Unlock()
+		reachable := t.given + t.refused + t.pending
+		top, topID := 0, ""
+		for id, n := range t.rivals {
+			if n > top || n == top && id < topID {
+				top, topID = n, id
+			}
+		}
+		switch {
+		case t.fresh >= s.quorum:
+			return c.grant(ctx, b, token)
+		case t.given >= s.quorum:
+			// A counter is above the proposed token: a larger one is written back.
+			token = max(t.highest, s.tokens.of(b.bucket), uint64(max(s.now(), 0))) + 1
+			if err := b.raise(ctx, token, owner); err != nil {
+				return res, false, c.fail(ctx, b, err)
+			}
+			return c.grant(ctx, b, token)
+		case top >= s.quorum, top+t.pending < s.quorum && t.pending == 0 && reachable >= s.quorum && again == nil && !c.best(t.given, b.id, top, topID, asks):
+			res = b.busy(topID, top >= s.quorum)
+			split = top < s.quorum
+			b.mu.Lock()
+			b.end(split, 0)
+			b.mu.Unlock()
+			b.settle(ctx, settleGrace)
+			if ctx.Err() != nil && split {
+				return res, false, withdrawn(ctx)
+			}
+			return res, split, nil
+		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || time.Since(began) > lateBound):
+			return res, false, c.fail(ctx, b, c.short(t))
+		case t.pending == 0 && again == nil:
+			// Once more to those that said no, or found it late.
+			asks++
+			pause := rand.N(splitWait) + splitWait/4
+			if t.late > 0 {
+				pause = 0 // the clocks were measured by the answers
+			}
+			timer = time.NewTimer(pause)
+			again = timer.C
+		}
+		select {
+		case <-b.changed:
+		case <-again:
+			again = nil
+			b.mu.Lock()
+			for _, n := range s.nodes {
+				if v := &b.votes[n.i]; v.state == voteNone && (v.last == 'B' || v.last == 'C') {
+					b.ask(n, owner)
+				}
+			}
+			b.mu.Unlock()
+		case <-ctx.Done():
+			return res, false, c.fail(ctx, b, nil)
+		}
+	}
+}
+
+// best reports whether this ballot goes on, of those that hold a part of the votes: the
+// one with the most votes, and of two with as many the one with the smaller identifier.
+func (c *candidate) best(given int, id string, top int, topID string, asks int) bool {
+	return asks < 8 && (given > top || given == top && given > 0 && id < topID)
+}
+
+// short returns why no quorum of servers gave an answer that counts.
+func (c *candidate) short(t tally) error {
+	code := driver.Unavailable
+	for _, err := range t.errs {
+		if driver.CodeOf(err) == driver.Refused {
+			code = driver.Refused
+		}
+	}
+	if code == driver.Refused && len(t.errs) < c.s.quorum {
+		code = driver.Unavailable
+	}
+	return driver.Errorf(code, "%d of %d servers can vote, and a quorum is %d: %w", len(c.s.nodes)-len(t.errs), len(c.s.nodes), c.s.quorum, errors.Join(t.errs...))
+}
+
+// fail withdraws a ballot; why is nil where the context has ended.
+func (c *candidate) fail(ctx context.Context, b *ballot, why error) error {
+	if why == nil {
+		why = withdrawn(ctx)
+	}
+	b.mu.Lock()
+	b.end(true, 0)
+	b.mu.Unlock()
+	return why
+}
+
+// raise writes a token to the servers that voted, and returns when a quorum has
+// acknowledged it.
+func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
+	s := b.s
+	if token >= maxToken {
+		return driver.Errorf(driver.Refused, "tokens are used up")
+	}
+	b.mu.Lock()
+	b.token = token
+	value := b.value(token, owner)
+	asked := 0
+	for _, n := range s.nodes {
+		if b.votes[n.i].state != voteGiven {
+			continue
+		}
+		asked++
+		v := &b.votes[n.i]
+		v.state = voteAsked
+		if !s.task(func() {
+			r, err := n.eval(timeout(b.ttl), raiseScript, []string{b.key, stateKey}, []string{b.id + " ", value, field(b.bucket), text(token)})
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			v.state, v.err, v.last = voteGiven, err, r.kind
+			v.raised = err == nil && r.kind == 'A'
+			switch {
+			case err != nil:
+				v.state = voteUnsure
+			case r.kind == 'N':
+				v.state, v.err = voteNone, s.unavailable("%s: the vote has ended", n.store)
+			}
+			if b.ended {
+				b.endVote(n, true)
+			}
+			b.notify()
+		}) {
+			v.state = voteGiven
+		}
+	}
+	b.mu.Unlock()
+	for {
+		b.mu.Lock()
+		raised, pending := 0, 0
+		var errs []error
+		for i := range b.votes {
+			switch v := &b.votes[i]; {
+			case v.raised:
+				raised++
+			case v.state == voteAsked:
+				pending++
+			case v.err != nil:
+				errs = append(errs, v.err)
+			}
+		}
+		b.mu.Unlock()
+		switch {
+		case raised >= s.quorum:
+			return nil
+		case raised+pending < s.quorum:
+			return s.unavailable("%d of %d servers have the token, and a quorum is %d: %w", raised, len(b.votes), s.quorum, errors.Join(errs...))
+		}
+		select {
+		case <-b.changed:
+		case <-ctx.Done():
+			return withdrawn(ctx)
+		}
+	}
+}
+
+// grant makes a grant of a ballot with a quorum.
+func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res result, split bool, err error) {
+	s := c.s
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if total, _ := b.sent.Elapsed(); total >= b.ttl {
+		b.end(true, 0)
+		return res, false, s.unavailable("the votes took %s of a TTL of %s", total, b.ttl)
+	}
+	b.granted, b.token, b.expires = true, token, b.sent
+	s.tokens.see(b.bucket, token)
+	s.lookLater()
+	return result{grant: driver.Grant{
+		ID: c.r.ID, Name: c.r.Name, Limit: c.r.Limit, Token: token, SentAt: b.sent, TTL: b.ttl, Slot: driver.NoSlot,
+		Handle: &handle{b: b, token: token},
+	}}, false, nil
+}
+
+// busy describes who has the name.
+func (b *ballot) busy(holder string, quorum bool) (res result) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var ends []time.Time
+	now := time.Now()
+	res.holders = []driver.Holder{}
+	for i := range b.votes {
+		v := &b.votes[i]
+		if v.queued {
+			res.placed++
+		}
+		switch {
+		case v.state == voteGiven:
+			ends = append(ends, now)
+		case v.last == 'B':
+			ends = append(ends, v.until)
+			if id, _, _ := strings.Cut(v.rival, " "); id != holder || !quorum {
+				continue
+			}
+			h, ours := b.s.readHolder(v.rival, time.Until(v.until))
+			res.foreign = res.foreign || !ours
+			if len(res.holders) == 0 {
+				res.holders = append(res.holders, h)
+			}
+		}
+	}
+	slices.SortFunc(ends, time.Time.Compare)
+	res.free = now
+	if len(ends) >= b.s.quorum {
+		res.free = ends[b.s.quorum-1]
+	}
+	return res
+}
+
+// readHolder reads the value of a lock. It reports false for that of another library.
+func (s *Store) readHolder(value string, left time.Duration) (driver.Holder, bool) {
+	h := driver.Holder{Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: max(left, time.Millisecond)}
+	part := strings.SplitN(value, " ", 5)
+	if len(part) != 5 {
+		h.Note = "of another client library"
+		return h, false
+	}
+	id, _, ok := strings.Cut(part[0], ".")
+	token, err1 := strconv.ParseUint(part[1], 10, 64)
+	since, err2 := strconv.ParseInt(part[2], 10, 64)
+	ttl, err3 := strconv.ParseInt(part[3], 10, 64)
+	owner, err4 := url.ParseQuery(part[4])
+	if !ok && part[0] != "*" || errors.Join(err1, err2, err3, err4) != nil {
+		h.Note = "of another client library"
+		return h, false
+	}
+	asked := time.Duration(ttl) * time.Millisecond
+	h.TTL = max(min(left-(s.standing(asked)-asked), asked), time.Millisecond)
+	h.Token = token
+	h.Owner = driver.Owner{ID: id, Host: owner.Get("h"), Instance: owner.Get("i"), Reason: owner.Get("r"), Since: time.UnixMicro(since)}
+	h.PID, _ = strconv.Atoi(owner.Get("p"))
+	if part[0] == "*" {
+		h.ID, h.Note = "", "released, kept for a while"
+		h.TTL = max(left, time.Millisecond)
+	}
+	return h, true
+}
+
+// ownerText writes an owner as one word.
+func ownerText(o driver.Owner) string {
+	clip := func(s string) string {
+		const most = 1024
+		if len(s) > most {
+			s = strings.ToValidUTF8(s[:most], "")
+		}
+		return s
+	}
+	return fmt.Sprintf("h=%s&i=%s&p=%d&r=%s", url.QueryEscape(clip(o.Host)), url.QueryEscape(clip(o.Instance)), o.PID, url.QueryEscape(clip(o.Reason)))
+}

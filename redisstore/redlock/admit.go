@@ -1,0 +1,254 @@
+package redlock
+
+import (
+	"context"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// state is what a server says of itself.
+type state struct {
+	run    string
+	fields map[string]string
+	asked  int64 // the fleet's time when it was asked
+	err    error
+}
+
+// votes reports whether the server is admitted, so that its counters are whole.
+func (f *state) votes() bool { return f.err == nil && f.fields["run"] == f.run }
+
+// empty reports whether the server has no trace of a fleet.
+func (f *state) empty() bool { return f.err == nil && len(f.fields) == 0 }
+
+// overdue reports whether the wait of the server is over, by its own clock.
+func (f *state) overdue(now int64) bool {
+	since, err1 := strconv.ParseInt(f.fields["since"], 10, 64)
+	wait, err2 := strconv.ParseInt(f.fields["wait"], 10, 64)
+	return f.err == nil && err1 == nil && err2 == nil && f.fields["withheld"] == f.run && now >= since+wait*1000
+}
+
+// stateTimeout bounds one question to a server about its state.
+const stateTimeout = 2 * time.Second
+
+// states asks servers for their states, all at once. With check it also looks at their
+// settings.
+func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
+	found := make([]state, len(nodes))
+	done := make(chan int, len(nodes))
+	all := make([]state, len(nodes))
+	for i, n := range nodes {
+		if !s.task(func() {
+			defer func() { done <- i }()
+			if check {
+				ctx, cancel := context.WithTimeout(s.ctx, stateTimeout)
+				defer cancel()
+				if _, err := n.store.Guarantees(ctx); err != nil {
+					if code := driver.CodeOf(err); code != driver.Refused {
+						err = driver.Errorf(driver.Unavailable, "%s: %w", n.store, err)
+					}
+					all[i].err = err
+					return
+				}
+			}
+			asked := s.now()
+			r, err := n.eval(stateTimeout, stateScript, []string{stateKey}, nil)
+			f := state{err: err, asked: asked}
+			if err == nil && len(r.values) > 0 {
+				f.run, f.fields = r.values[0], map[string]string{}
+				for j := 1; j+1 < len(r.values); j += 2 {
+					f.fields[r.values[j]] = r.values[j+1]
+				}
+			}
+			all[i] = f
+		}) {
+			all[i].err = errClosed
+			done <- i
+		}
+	}
+	for i := range found {
+		found[i].err = s.unavailable("%s: %w", nodes[i].store, errSilent)
+	}
+	// A silent minority does not hold up the others for long.
+	answered := 0
+	var grace <-chan time.Time
+	for range nodes {
+		select {
+		case i := <-done:
+			found[i] = all[i]
+			if found[i].err == nil {
+				answered++
+			}
+		case <-grace:
+			return found
+		case <-ctx.Done():
+			return found
+		}
+		if answered >= s.quorum && grace == nil {
+			grace = time.After(200 * time.Millisecond)
+		}
+	}
+	return found
+}
+
+// admitNew admits all servers at once where none has a trace of a fleet.
+func (s *Store) admitNew(ctx context.Context, found []state) {
+	now := s.now()
+	for i := range found {
+		if !found[i].empty() || now == 0 {
+			return
+		}
+	}
+	var all sync.WaitGroup
+	for i, n := range s.nodes {
+		all.Go(func() {
+			if err := n.admit(&found[i], now, true, []string{"floor", text(now)}); err == nil {
+				found[i].fields["run"] = found[i].run
+			}
+		})
+	}
+	all.Wait()
+}
+
+// admitSoon sees to it that the server is admitted as soon as the rules allow it.
+func (n *node) admitSoon() {
+	if n.admitting.Swap(true) {
+		return
+	}
+	if !n.s.task(func() {
+		defer n.admitting.Store(false)
+		n.awaitAdmission()
+	}) {
+		n.admitting.Store(false)
+	}
+}
+
+// awaitAdmission withholds the server, waits, and admits it. It gives up where the server
+// cannot be reached: the next request that meets it begins again, and the server has kept
+// the begin of the wait.
+func (n *node) awaitAdmission() {
+	s := n.s
+	for failures := 0; failures < 20; {
+		delay := time.Duration(0)
+		out := "0"
+		if n.outOfLine() {
+			out = "1"
+		}
+		r, err := n.eval(stateTimeout, withholdScript, []string{stateKey},
+			[]string{text(s.now()), text(s.cfg.Skew.Microseconds()), millis(s.wait()), out})
+		switch {
+		case err != nil:
+			failures++
+			delay = 50 * time.Millisecond << min(failures, 5)
+		case r.kind == 'A':
+			n.withheld("", 0)
+			return
+		case r.kind == 'C':
+			if n.outOfLine() {
+				n.withheld("its clock disagrees with the majority's", s.wait())
+			}
+			delay = s.cfg.Skew / 2
+		default:
+			left := time.Duration(0)
+			if len(r.values) > 0 {
+				ms, _ := strconv.ParseInt(r.values[0], 10, 64)
+				left = time.Duration(ms) * time.Millisecond
+			}
+			n.withheld("it was restarted, is new, or has lost its data, and may have forgotten leases", left)
+			if s.cfg.Unprotected {
+				left = 0
+			}
+			if left == 0 {
+				failures++
+				n.restore()
+				delay = 20 * time.Millisecond << min(failures, 6)
+			} else {
+				// Now and then it is looked at again: it may be restarted meanwhile.
+				delay = min(left, 5*time.Second)
+			}
+		}
+		t := time.NewTimer(delay + rand.N(delay/8+time.Millisecond))
+		select {
+		case <-t.C:
+		case <-s.ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+}
+
+// wait is for how long a server is withheld that may have forgotten leases: as long as a
+// vote may stand.
+func (s *Store) wait() time.Duration { return s.standing(s.cfg.MaxTTL) }
+
+// restore gives the server the counters of the others, and admits it: those of a quorum
+// of the others whose counters are whole; or, where the fleet has lost those, the largest
+// that any of all servers has, and nothing below the time.
+func (n *node) restore() {
+	s := n.s
+	found := s.states(s.ctx, s.nodes, false)
+	whole, all, over := 0, true, true
+	asked := s.now()
+	for i := range found {
+		f := &found[i]
+		if f.err == nil {
+			asked = min(asked, f.asked)
+		}
+		if i != n.i && f.votes() {
+			whole++
+		}
+		all = all && f.err == nil
+		over = over && (f.votes() || f.overdue(s.now()))
+	}
+	if found[n.i].err != nil || asked == 0 {
+		return
+	}
+	counters := map[string]uint64{}
+	take := func(f *state) {
+		for k, v := range f.fields {
+			if x, err := strconv.ParseUint(v, 10, 64); err == nil && (k == "floor" || strings.HasPrefix(k, "c")) {
+				counters[k] = max(counters[k], x)
+			}
+		}
+	}
+	for i := range found {
+		if f := &found[i]; f.err == nil {
+			take(f)
+		}
+	}
+	switch {
+	case whole >= s.quorum || s.cfg.Unprotected:
+	case all && over:
+		floor := uint64(asked + 2*s.cfg.Skew.Microseconds())
+		counters["floor"] = max(counters["floor"], floor)
+	default:
+		n.withheld("its counters of tokens can be restored only by a majority of the others, or when all servers answer", 0)
+		return
+	}
+	var args []string
+	for k, v := range counters {
+		args = append(args, k, text(v))
+	}
+	_ = n.admit(&found[n.i], asked, s.cfg.Unprotected, args)
+}
+
+// admit lets the server vote, with at least these counters.
+func (n *node) admit(f *state, asked int64, unwaited bool, counters []string) error {
+	now := "0"
+	if unwaited {
+		now = "1"
+	}
+	args := append([]string{text(asked), text(n.s.cfg.Skew.Microseconds()), f.run, now, millis(n.s.cfg.MaxTTL), strconv.Itoa(len(n.s.nodes))}, counters...)
+	r, err := n.eval(stateTimeout, admitScript, []string{stateKey}, args)
+	if err == nil && r.kind != 'A' {
+		err = n.s.unavailable("%s: it cannot be admitted yet", n.store)
+	}
+	if err == nil {
+		n.withheld("", 0)
+	}
+	return err
+}

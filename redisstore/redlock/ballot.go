@@ -1,0 +1,354 @@
+package redlock
+
+import (
+	"context"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// voteState is what this client can say of one server's vote for a ballot.
+type voteState int
+
+const (
+	voteNone   voteState = iota // it certainly does not stand, and cannot appear
+	voteAsked                   // a request for it is on its way
+	voteGiven                   // it stood when the server last answered
+	voteUnsure                  // a request for it was not answered
+	voteEnding                  // a request that ends it is on its way
+)
+
+// vote is one server's part in a ballot.
+type vote struct {
+	state   voteState
+	counter uint64 // of tokens, before the vote
+	queued  bool   // the server has the queue entry
+	raised  bool   // the server has acknowledged the larger token
+	// last is the answer of the last request: a letter of vote.lua, or 0 for an error.
+	last byte
+	err  error
+	// rival is the value that the lock has there, until is for how long.
+	rival string
+	until time.Time
+	ended byte // the answer of end.lua
+}
+
+// ballot is one attempt to get a quorum of votes, and the grant that it becomes. Each
+// server has at most one request of a ballot on its way, so that they take effect in
+// order.
+type ballot struct {
+	s      *Store
+	r      driver.Request
+	id     string // of the request, a dot, and a number
+	key    string
+	bucket int
+	entry  string // in the queues, "" if none
+	since  int64  // when the request began to wait, by the fleet's time
+	ttl    time.Duration
+	stands time.Duration // a vote
+	birth  time.Time     // of the last request that may set a vote
+
+	mu      sync.Mutex
+	votes   []vote
+	changed chan struct{} // has room for one
+	token   uint64
+	sent    driver.Instant
+	granted bool
+	expires driver.Instant // since then the TTL counts
+	ended   bool
+	settled bool // a Release has been confirmed or denied
+	undone  bool // it was ended by Undo
+	wake    bool // ending a vote notifies a waiter
+	keep    time.Duration
+	lost    bool
+}
+
+// standing is for how long a vote for a TTL stands: longer by what clocks may drift in
+// it, and be set within their tolerance.
+func (s *Store) standing(ttl time.Duration) time.Duration {
+	return ttl + ttl/100 + 2*time.Millisecond + 2*s.cfg.Skew
+}
+
+// timeout bounds one request to a server.
+//
+// It need not be short: a quorum that answers does not wait for the others.
+func timeout(ttl time.Duration) time.Duration {
+	return min(max(ttl/4, time.Second), 2*time.Second)
+}
+
+func (s *Store) newBallot(r driver.Request, n int, entry string, since int64) *ballot {
+	key := s.prefix() + r.Name
+	ttl := (r.TTL + time.Millisecond - 1).Truncate(time.Millisecond)
+	b := &ballot{
+		s: s, r: r, id: r.ID + "." + strconv.Itoa(n), key: key, bucket: bucketOf(key), entry: entry, since: since,
+		ttl: ttl, stands: s.standing(ttl), votes: make([]vote, len(s.nodes)), changed: make(chan struct{}, 1),
+	}
+	s.mu.Lock()
+	s.ballots[r.ID] = append(s.ballots[r.ID], b)
+	s.mu.Unlock()
+	return b
+}
+
+// forget removes a ballot of which nothing stands.
+func (b *ballot) forget() {
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	all := b.s.ballots[b.r.ID]
+	for i := range all {
+		if all[i] == b {
+			all = append(all[:i:i], all[i+1:]...)
+			break
+		}
+	}
+	if len(all) == 0 {
+		delete(b.s.ballots, b.r.ID)
+	} else {
+		b.s.ballots[b.r.ID] = all
+	}
+}
+
+func (b *ballot) notify() {
+	select {
+	case b.changed <- struct{}{}:
+	default:
+	}
+}
+
+// value is what the lock has while this ballot does: the ballot, the token, since when,
+// the TTL and the owner.
+func (b *ballot) value(token uint64, owner string) string {
+	return strings.Join([]string{b.id, text(token), text(b.since), millis(b.ttl), owner}, " ")
+}
+
+// propose returns a token above all that the client has seen, and not below the time.
+func (b *ballot) propose(now int64) uint64 {
+	return max(b.s.tokens.of(b.bucket)+1, uint64(max(now, 1)))
+}
+
+// ask asks a server for its vote, in the background. The mutex is held.
+func (b *ballot) ask(n *node, owner string) {
+	v := &b.votes[n.i]
+	v.state, v.last, v.err, v.rival = voteAsked, 0, nil, ""
+	b.birth = time.Now()
+	token := b.token
+	if !b.s.task(func() {
+		r, err := n.eval(timeout(b.ttl), voteScript, b.voteKeys(), b.voteArgs(token, owner))
+		b.mu.Lock()
+		b.answered(n, r, err)
+		b.mu.Unlock()
+	}) {
+		v.state, v.err = voteNone, errClosed
+		b.notify()
+	}
+}
+
+func (b *ballot) voteKeys() []string {
+	return []string{b.key, stateKey, tombstone + b.id, tombstone + b.r.ID, queueKey + b.key}
+}
+
+// voteArgs is for a request that is sent now.
+func (b *ballot) voteArgs(token uint64, owner string) []string {
+	s := b.s
+	args := append(make([]string, 0, 12), b.value(token, owner), b.id+" ", millis(b.stands), field(b.bucket), text(token),
+		text(s.now()), text(s.cfg.Skew.Microseconds()), millis(s.cfg.MaxTTL), strconv.Itoa(len(s.nodes)))
+	if b.entry != "" && !b.granted {
+		args = append(args, b.entry, text(b.since), millis(queueLife))
+	}
+	return args
+}
+
+// answered takes the answer to a request for a vote. The mutex is held.
+func (b *ballot) answered(n *node, r reply, err error) {
+	v := &b.votes[n.i]
+	v.state, v.err, v.last = voteNone, err, r.kind
+	if err != nil {
+		if driver.CodeOf(err) == driver.Unknown {
+			v.state = voteUnsure
+		}
+	} else {
+		switch {
+		case r.kind == 'G' && len(r.values) == 1:
+			v.state = voteGiven
+			v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
+		case r.kind == 'B' && len(r.values) == 4:
+			v.queued = b.entry != ""
+			v.counter, _ = strconv.ParseUint(r.values[0], 10, 64)
+			v.until = time.Now().Add(never)
+			if ms, _ := strconv.ParseInt(r.values[2], 10, 64); ms >= 0 {
+				v.until = time.Now().Add(time.Duration(ms) * time.Millisecond)
+			}
+			v.rival = r.values[1]
+		case r.kind == 'U':
+			n.admitSoon()
+			if v.err = n.whyWithheld(); v.err == nil {
+				v.err = driver.Errorf(driver.Unavailable, "%s: its vote is withheld: it was restarted, is new, or has lost its data", n.store)
+			}
+		case r.kind == 'C':
+			if n.outOfLine() {
+				n.admitSoon()
+				v.err = driver.Errorf(driver.Unavailable, "%s: its vote is withheld: its clock disagrees with the majority's", n.store)
+			} else {
+				v.err = driver.Errorf(driver.Unavailable, "%s: the request came late", n.store)
+			}
+		case r.kind == 'V':
+			v.err = driver.Errorf(driver.Unavailable, "%s: the request was withdrawn", n.store)
+		case r.kind == 'M' && len(r.values) == 1:
+			v.err = driver.Errorf(driver.Refused, "%s: the fleet was set up with max_ttl=%sms: use the same, or delete %s on its servers", n.store, r.values[0], stateKey)
+		case r.kind == 'S' && len(r.values) == 1:
+			v.err = driver.Errorf(driver.Refused, "%s: the fleet has %s servers, not %d", n.store, r.values[0], len(b.votes))
+		default:
+			v.state, v.err = voteUnsure, driver.Errorf(driver.Unknown, "%s: the script vote answered %c %q", n.store, r.kind, r.values)
+		}
+		b.s.tokens.see(b.bucket, v.counter)
+	}
+	if b.ended {
+		b.endVote(n, true)
+	}
+	b.notify()
+}
+
+const never = 10 * 365 * 24 * time.Hour
+
+// end withdraws the ballot, or releases the grant: every vote that stands or may still
+// appear is ended, in the background until that is confirmed or the vote must have
+// expired. The mutex is held.
+func (b *ballot) end(wake bool, keep time.Duration) {
+	if b.ended {
+		return
+	}
+	b.ended, b.wake, b.keep = true, wake, keep
+	for _, n := range b.s.nodes {
+		b.endVote(n, false)
+	}
+}
+
+// endVote begins to end a vote, unless a request for it is on its way: its answer comes
+// first. The mutex is held.
+func (b *ballot) endVote(n *node, late bool) {
+	v := &b.votes[n.i]
+	if v.state != voteGiven && v.state != voteUnsure {
+		return
+	}
+	void := "0"
+	if v.state == voteUnsure {
+		void = b.s.voiding()
+	}
+	keep := "0"
+	if b.keep > 0 {
+		keep = millis(b.keep)
+	}
+	v.state = voteEnding
+	args := []string{b.id + " ", void, keep, b.entry, digit(b.wake)}
+	if !b.s.task(func() {
+		b.ending(n, args)
+	}) {
+		v.state, v.err = voteUnsure, errClosed
+		b.notify()
+	}
+}
+
+func digit(b bool) string {
+	if b {
+		return "1"
+	}
+	return "0"
+}
+
+// voiding is for how long a tombstone stands: until what it keeps out is refused because
+// it is late.
+func (s *Store) voiding() string { return millis(4*s.cfg.Skew + time.Second) }
+
+// ending ends one vote.
+func (b *ballot) ending(n *node, args []string) {
+	lapsed := b.lapsed()
+	for failures := 0; ; failures++ {
+		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key}, args)
+		if err == nil || time.Now().After(lapsed) {
+			b.mu.Lock()
+			v := &b.votes[n.i]
+			v.state, v.ended = voteNone, r.kind
+			settled := true
+			for i := range b.votes {
+				settled = settled && b.votes[i].state == voteNone
+			}
+			b.notify()
+			b.mu.Unlock()
+			if settled {
+				b.forget()
+			}
+			return
+		}
+		if driver.CodeOf(err) == driver.Unknown {
+			args[1] = b.s.voiding() // also against a request for the vote that comes late
+		}
+		t := time.NewTimer(rand.N(20*time.Millisecond<<min(failures, 5)) + 5*time.Millisecond)
+		select {
+		case <-t.C:
+		case <-b.s.life.Done():
+			t.Stop()
+			b.mu.Lock()
+			b.votes[n.i].state = voteUnsure
+			b.notify()
+			b.mu.Unlock()
+			return
+		}
+	}
+}
+
+// lapsed is when every vote must have expired.
+func (b *ballot) lapsed() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.birth.Add(2*b.s.cfg.Skew + b.stands + b.keep)
+}
+
+// clean returns how many servers certainly have no vote. The mutex is held.
+func (b *ballot) clean() (n int) {
+	for i := range b.votes {
+		if b.votes[i].state == voteNone {
+			n++
+		}
+	}
+	return n
+}
+
+// settle waits until a withdrawn ballot cannot be granted any more, and a little for the
+// other servers. It reports whether that is so.
+func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound)
+	defer cancel()
+	quorum := b.s.quorum
+	var grace <-chan time.Time
+	for {
+		b.mu.Lock()
+		clean := b.clean()
+		b.mu.Unlock()
+		if clean == len(b.votes) {
+			b.forget()
+			return true
+		}
+		if clean >= quorum && grace == nil {
+			grace = time.After(settleGrace)
+		}
+		select {
+		case <-b.changed:
+		case <-grace:
+			return true
+		case <-ctx.Done():
+			return clean >= quorum
+		case <-b.s.life.Done():
+			return clean >= quorum
+		}
+	}
+}
+
+const (
+	// leaveBound is how long a request that failed takes to take its votes back, and
+	// settleGrace how long it waits for the servers beyond a quorum.
+	leaveBound  = time.Second
+	settleGrace = 20 * time.Millisecond
+)

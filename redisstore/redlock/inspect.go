@@ -1,0 +1,179 @@
+package redlock
+
+import (
+	"context"
+	"iter"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// seen is what the servers have of one name.
+type seen struct {
+	id     string // of the ballot with a quorum, "" if there is none
+	holder driver.Holder
+}
+
+// read asks all servers for names, and returns when a quorum has answered and the others
+// have had a little time.
+func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
+	calls := make([]redisstore.Call, len(names))
+	for i, name := range names {
+		calls[i].Keys = []string{s.prefix() + name}
+	}
+	reports := make(chan []answer, len(s.nodes))
+	err := s.await(ctx, func(n *node) (reply, error) {
+		all := n.evalAll(2*time.Second, lookScript, calls)
+		if err := all[0].err; err != nil {
+			return reply{}, err
+		}
+		reports <- all
+		return reply{}, nil
+	})
+	if err != nil {
+		return nil, driver.Errorf(driver.Unavailable, "%w", err)
+	}
+	type rival struct {
+		left  []time.Duration
+		value string
+		token uint64
+	}
+	rivals := make([]map[string]*rival, len(names))
+	for len(reports) > 0 {
+		for i, a := range <-reports {
+			if a.err != nil || len(a.values) != 2 || a.values[0] == "" {
+				continue
+			}
+			id, rest, _ := strings.Cut(a.values[0], " ")
+			if rivals[i] == nil {
+				rivals[i] = map[string]*rival{}
+			}
+			r := rivals[i][id]
+			if r == nil {
+				r = &rival{value: a.values[0]}
+				rivals[i][id] = r
+			}
+			left := never
+			if ms, err := strconv.ParseInt(a.values[1], 10, 64); err == nil && ms >= 0 {
+				left = time.Duration(ms) * time.Millisecond
+			}
+			r.left = append(r.left, left)
+			number, _, _ := strings.Cut(rest, " ")
+			if token, err := strconv.ParseUint(number, 10, 64); err == nil && token > r.token {
+				r.token, r.value = token, a.values[0]
+			}
+		}
+	}
+	found := make([]seen, len(names))
+	for i := range rivals {
+		for id, r := range rivals[i] {
+			if len(r.left) < s.quorum {
+				continue
+			}
+			slices.Sort(r.left)
+			h, _ := s.readHolder(r.value, r.left[len(r.left)-s.quorum])
+			found[i] = seen{id: id, holder: h}
+		}
+	}
+	return found, nil
+}
+
+// Inspect returns the holder of a name: the request with votes of a quorum. It shows no
+// waiters.
+func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
+	st := driver.State{Name: name}
+	if err := driver.CheckName(name); err != nil {
+		return st, driver.Errorf(driver.Invalid, "redlock: %w", err)
+	}
+	if err := s.begin(ctx); err != nil {
+		return st, err
+	}
+	defer s.ops.Done()
+	found, err := s.read(ctx, []string{name})
+	if err == nil && found[0].id != "" {
+		st.Holders = []driver.Holder{found[0].holder}
+	}
+	return st, err
+}
+
+// List yields the names that are held. In the layout of redsync these are the names with
+// a holder of holdfast, since any string may be another's.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		if err := s.begin(ctx); err != nil {
+			yield(driver.State{}, err)
+			return
+		}
+		defer s.ops.Done()
+		names, err := s.names(ctx, prefix)
+		if err != nil {
+			yield(driver.State{}, err)
+			return
+		}
+		for some := range slices.Chunk(names, 100) {
+			found, err := s.read(ctx, some)
+			if err != nil {
+				yield(driver.State{}, err)
+				return
+			}
+			for i, f := range found {
+				if f.id == "" || s.cfg.Redsync && f.holder.Token == 0 {
+					continue
+				}
+				if !yield(driver.State{Name: some[i], Holders: []driver.Holder{f.holder}}, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+var globber = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, "^", `\^`)
+
+// names returns the names that have a key at any server, in byte order.
+func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
+	reports := make(chan []string, len(s.nodes))
+	before := s.prefix()
+	err := s.await(ctx, func(n *node) (reply, error) {
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		var names []string
+		err := n.client.EachPrimary(ctx, func(server redisstore.Node) error {
+			for cursor := "0"; ; {
+				answer, err := server.Command(ctx, "SCAN", cursor, "MATCH", globber.Replace(before+prefix)+"*", "COUNT", "1000", "TYPE", "string")
+				if err != nil {
+					return err
+				}
+				if len(answer) == 0 {
+					return nil
+				}
+				for _, key := range answer[1:] {
+					if name, ok := strings.CutPrefix(key, before); ok && name != "" && strings.HasPrefix(name, prefix) {
+						names = append(names, name)
+					}
+				}
+				if cursor = answer[0]; cursor == "0" {
+					return nil
+				}
+			}
+		})
+		if err != nil {
+			return reply{}, n.fail(err)
+		}
+		reports <- names
+		return reply{}, nil
+	})
+	if err != nil {
+		return nil, driver.Errorf(driver.Unavailable, "%w", err)
+	}
+	var all []string
+	for len(reports) > 0 {
+		all = append(all, <-reports...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}

@@ -1,0 +1,299 @@
+package redlock
+
+import (
+	"context"
+	"crypto/sha1"
+	_ "embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+var (
+	//go:embed scripts/vote.lua
+	voteSource string
+	//go:embed scripts/raise.lua
+	raiseSource string
+	//go:embed scripts/end.lua
+	endSource string
+	//go:embed scripts/renew.lua
+	renewSource string
+	//go:embed scripts/look.lua
+	lookSource string
+	//go:embed scripts/state.lua
+	stateSource string
+	//go:embed scripts/withhold.lua
+	withholdSource string
+	//go:embed scripts/admit.lua
+	admitSource string
+
+	voteScript     = script("vote", voteSource)
+	raiseScript    = script("raise", raiseSource)
+	endScript      = script("end", endSource)
+	renewScript    = script("renew", renewSource)
+	lookScript     = script("look", lookSource)
+	stateScript    = script("state", stateSource)
+	withholdScript = script("withhold", withholdSource)
+	admitScript    = script("admit", admitSource)
+)
+
+func script(name, source string) *redisstore.Script {
+	sum := sha1.Sum([]byte(source))
+	return &redisstore.Script{Name: "redlock " + name, Source: source, SHA: hex.EncodeToString(sum[:])}
+}
+
+// Keys at a server. stateKey is the server's own: it is not that of a name.
+const (
+	stateKey   = "holdfast:redlock"
+	lockPrefix = "holdfast:redlock:l:"
+	queueKey   = "holdfast:redlock:q:"
+	tombstone  = "holdfast:redlock:v:"
+	buckets    = 1 << 12
+)
+
+// prefix is what the key of a lock begins with, before its name.
+func (s *Store) prefix() string {
+	switch {
+	case !s.cfg.Redsync:
+		return lockPrefix + strings.NewReplacer("%", "%25", ":", "%3A").Replace(s.cfg.Namespace) + ":"
+	case s.cfg.Namespace != "":
+		return s.cfg.Namespace + ":"
+	}
+	return ""
+}
+
+// bucketOf returns the number of the counter of a key. Each counter serves several names.
+func bucketOf(key string) int {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(key))
+	n := h.Sum64()
+	n ^= n >> 32
+	n ^= n >> 16
+	return int(n % buckets)
+}
+
+func field(bucket int) string { return "c" + strconv.Itoa(bucket) }
+
+// counters are the largest tokens that this client has seen, by bucket.
+type counters struct {
+	mu  sync.Mutex
+	max map[int]uint64
+}
+
+func (c *counters) see(bucket int, token uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.max == nil {
+		c.max = map[int]uint64{}
+	}
+	c.max[bucket] = max(c.max[bucket], token)
+}
+
+func (c *counters) of(bucket int) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.max[bucket]
+}
+
+var started = time.Now()
+
+// micros returns the time of this process, in microseconds. It is monotonic.
+func micros() int64 { return time.Since(started).Microseconds() }
+
+// node is one server.
+type node struct {
+	s      *Store
+	i      int
+	store  *redisstore.Store
+	client redisstore.Client
+
+	// silent: the last request had no answer. No more than fewRequests are on their way
+	// then.
+	silent    atomic.Bool
+	requests  atomic.Int32
+	admitting atomic.Bool
+
+	mu    sync.Mutex
+	clock sample
+	// reason is why the server has no vote, "" if it has one or is not known.
+	reason   string
+	eligible time.Time // when it may get its vote back
+	hears    bool      // its messages arrive
+}
+
+// sample is a measurement of a server's clock: its microseconds less ours.
+type sample struct {
+	offset, err, at int64
+	known           bool
+}
+
+func newNode(s *Store, i int, store *redisstore.Store) *node {
+	return &node{s: s, i: i, store: store, client: store.Client()}
+}
+
+// reply is the answer of a script: a letter and what follows the server's time.
+type reply struct {
+	kind   byte
+	server int64 // its time
+	values []string
+}
+
+// notSent wraps a reason for which a request was not sent.
+func notSent(err error) error { return &redisstore.NotSentError{Err: err} }
+
+// fewRequests is how many requests at a time are sent to a server that does not answer.
+const fewRequests = 32
+
+var errSilent = errors.New("the server does not answer")
+
+// eval runs a script. An error of code Unknown says that it may have run, or may still.
+func (n *node) eval(timeout time.Duration, sc *redisstore.Script, keys, args []string) (reply, error) {
+	r := n.evalAll(timeout, sc, []redisstore.Call{{Keys: keys, Args: args}})[0]
+	return r.reply, r.err
+}
+
+type answer struct {
+	reply
+	err error
+}
+
+// evalAll runs a script for several calls, in one round trip.
+func (n *node) evalAll(timeout time.Duration, sc *redisstore.Script, calls []redisstore.Call) []answer {
+	out := make([]answer, len(calls))
+	ctx, cancel := context.WithTimeout(n.s.life, timeout)
+	defer cancel()
+	defer n.requests.Add(-1)
+	if n.requests.Add(1) > fewRequests && n.silent.Load() {
+		for i := range out {
+			out[i].err = n.fail(notSent(errSilent))
+		}
+		return out
+	}
+	sent := micros()
+	var results []redisstore.Answer
+	if len(calls) == 1 {
+		v, err := n.client.Eval(ctx, sc, calls[0].Keys, calls[0].Args)
+		results = []redisstore.Answer{{Values: v, Err: err}}
+	} else {
+		results = n.client.EvalAll(ctx, sc, calls)
+	}
+	received := micros()
+	for i, r := range results {
+		if r.Err != nil {
+			_, answered := errors.AsType[redisstore.ServerError](r.Err)
+			n.silent.Store(!answered)
+			out[i].err = n.fail(r.Err)
+			continue
+		}
+		n.silent.Store(false)
+		out[i].reply, out[i].err = n.read(sc, r.Values)
+		if out[i].err == nil {
+			n.sampled(sent, received, out[i].server)
+		}
+	}
+	return out
+}
+
+// fail puts the code and the server's place on an error.
+func (n *node) fail(err error) error {
+	err = n.store.Explain(err)
+	return driver.Errorf(driver.CodeOf(err), "%s: %w", n.store, err)
+}
+
+func (n *node) read(sc *redisstore.Script, values []string) (reply, error) {
+	if len(values) >= 2 && len(values[0]) == 1 {
+		if at, err := strconv.ParseInt(values[1], 10, 64); err == nil {
+			return reply{values[0][0], at, values[2:]}, nil
+		}
+	}
+	return reply{}, driver.Errorf(driver.Unknown, "%s: the script %s answered %q", n.store, sc.Name, values)
+}
+
+// staleSample is the age after which a worse measurement of a clock replaces a better one.
+const staleSample = 5 * time.Second
+
+func (n *node) sampled(sent, received, server int64) {
+	now := sample{offset: server - (sent+received)/2, err: (received - sent) / 2, at: received, known: true}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	old := n.clock
+	apart := max(now.offset-old.offset, old.offset-now.offset)
+	// A clock that was set is seen at once: the two measurements exclude one another.
+	if !old.known || now.err <= old.err || apart > now.err+old.err || now.at-old.at > staleSample.Microseconds() {
+		n.clock = now
+	}
+}
+
+func (n *node) sample() sample {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.clock
+}
+
+// offset returns what the fleet's time is ahead of micros: the median of the servers'
+// clocks. It is known when a quorum has answered.
+func (s *Store) offset() (int64, error) {
+	var room [MaxServers]int64
+	all := room[:0]
+	for _, n := range s.nodes {
+		if c := n.sample(); c.known {
+			all = append(all, c.offset)
+		}
+	}
+	if len(all) < s.quorum {
+		return 0, s.unavailable("%d of %d servers have told the time, and a quorum is %d", len(all), len(s.nodes), s.quorum)
+	}
+	slices.Sort(all)
+	return all[(len(all)-1)/2], nil
+}
+
+// now returns the fleet's time, 0 if it is not known.
+func (s *Store) now() int64 {
+	offset, err := s.offset()
+	if err != nil {
+		return 0
+	}
+	return micros() + offset
+}
+
+// outOfLine reports whether the clock of the server is certainly out of line.
+func (n *node) outOfLine() bool {
+	offset, err := n.s.offset()
+	c := n.sample()
+	return err == nil && c.known && max(c.offset-offset, offset-c.offset)-c.err > n.s.cfg.Skew.Microseconds()
+}
+
+// withheld notes why the server has no vote.
+func (n *node) withheld(reason string, left time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reason, n.eligible = reason, time.Now().Add(left)
+}
+
+// whyWithheld returns an error for a server without a vote, nil for others.
+func (n *node) whyWithheld() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.reason == "" {
+		return nil
+	}
+	left := max(time.Until(n.eligible), 0).Round(time.Millisecond)
+	return driver.Errorf(driver.Unavailable, "%s: its vote is withheld, for %s more at least: %s", n.store, left, n.reason)
+}
+
+// text is a number as the scripts take it.
+func text[T int64 | uint64](n T) string { return fmt.Sprint(n) }
+
+func millis(d time.Duration) string {
+	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
+}

@@ -1,0 +1,310 @@
+package redlock
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// Limits and defaults of a Config.
+const (
+	// MaxServers is the largest number of servers of a fleet.
+	MaxServers = 15
+	// DefaultMaxTTL is Config.MaxTTL where that is 0.
+	DefaultMaxTTL = time.Minute
+	// DefaultSkew is Config.Skew where that is 0.
+	DefaultSkew = 500 * time.Millisecond
+
+	minTTL      = 10 * time.Millisecond
+	mostTTL     = 24 * time.Hour
+	minSkew     = 10 * time.Millisecond
+	mostSkew    = 10 * time.Second
+	wakeBound   = time.Second
+	noticeBound = 3 * time.Second
+)
+
+// Config says how the servers of a fleet are used. All clients of a fleet use the same
+// servers, MaxTTL and Skew.
+type Config struct {
+	// Namespace keeps the names of this store apart from those of others on the same
+	// servers: at most 128 bytes of UTF-8. Default empty.
+	Namespace string
+	// MaxTTL is the longest TTL that the fleet grants, 10 ms to 24 h, and so the time for
+	// which a restarted server is withheld. Default one minute. The servers remember the
+	// MaxTTL that they were admitted with, and refuse a client with a longer one.
+	MaxTTL time.Duration
+	// Skew is by how much a server's clock may be ahead of that of the majority, or behind
+	// it, 10 ms to 10 s. A vote stands for twice of it longer than its TTL, and a request
+	// that is late by more is not granted. Default 500 ms.
+	Skew time.Duration
+	// Redsync writes locks where redsync has them: at the name itself, after the namespace
+	// and a colon if there is one.
+	Redsync bool
+	// Fresh admits the servers of a new fleet at once if all answer and none has a trace of
+	// holdfast. That is unsafe only where all have lost their data at once, while
+	// clients held locks. Default: they are withheld for MaxTTL once.
+	Fresh bool
+	// Unprotected lets servers vote that have lost their state. It is for a test of what
+	// the protection prevents, and for nothing else.
+	Unprotected bool
+}
+
+// Store is one client of the locks on a fleet of servers.
+type Store struct {
+	cfg     Config
+	nodes   []*node
+	owned   bool // the stores of the nodes are closed with this one
+	quorum  int
+	where   string
+	channel string
+
+	// ctx ends when Close begins, life when its work is done or given up.
+	ctx, life      context.Context
+	cancel, giveUp context.CancelFunc
+	ops, tasks     sync.WaitGroup
+	finished       chan struct{}
+	probing        chan struct{}
+	known          atomic.Bool
+	tokens         counters
+	listening      sync.Once
+	looking        bool
+
+	mu      sync.Mutex
+	closing bool
+	ballots map[string][]*ballot // unsettled and held, by request
+	waiters map[string]*waiter   // by request
+	heard   chan struct{}        // replaced and closed when a subscription begins
+}
+
+var (
+	_ driver.Store     = (*Store)(nil)
+	_ driver.Inspector = (*Store)(nil)
+	_ driver.Breaker   = (*Store)(nil)
+)
+
+// New makes a store over one store for each server of a fleet, with the defaults of
+// [Config]. It does not close them.
+func New(stores ...*redisstore.Store) (*Store, error) { return Config{}.New(stores...) }
+
+// New makes a store over one store for each server of a fleet: 3, 5 or 7 of them. It
+// takes 1 to 15; an even number tolerates no more failures than one server less. The
+// stores name single servers, or groups under Sentinel, and not a Cluster. New does not
+// connect, and the store does not close them.
+func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
+	if c.MaxTTL == 0 {
+		c.MaxTTL = DefaultMaxTTL
+	}
+	if c.Skew == 0 {
+		c.Skew = DefaultSkew
+	}
+	invalid := func(format string, args ...any) (*Store, error) {
+		return nil, driver.Errorf(driver.Invalid, "redlock: "+format, args...)
+	}
+	if err := driver.CheckNamespace(c.Namespace); err != nil {
+		return invalid("%w", err)
+	}
+	if c.MaxTTL < minTTL || c.MaxTTL > mostTTL {
+		return invalid("max_ttl %s: give %s to %s", c.MaxTTL, minTTL, mostTTL)
+	}
+	if c.Skew < minSkew || c.Skew > mostSkew {
+		return invalid("skew %s: give %s to %s", c.Skew, minSkew, mostSkew)
+	}
+	if len(stores) < 1 || len(stores) > MaxServers {
+		return invalid("%d servers: give 3, 5 or 7, at most %d", len(stores), MaxServers)
+	}
+	s := &Store{
+		cfg: c, quorum: len(stores)/2 + 1, channel: "holdfast:redlock:wake:" + strings.ToLower(rand.Text()),
+		finished: make(chan struct{}), probing: make(chan struct{}, 1),
+		ballots: map[string][]*ballot{}, waiters: map[string]*waiter{}, heard: make(chan struct{}),
+	}
+	var where []string
+	for i, store := range stores {
+		switch {
+		case store == nil:
+			return invalid("server %d is nil", i+1)
+		case store.Client().Mode() == redisstore.Cluster:
+			return invalid("%s is a Redis Cluster: a fleet is of servers that do not depend on one another", store)
+		case slices.Contains(where, store.String()):
+			return invalid("%s is given twice: each server has one vote", store)
+		}
+		where = append(where, store.String())
+		s.nodes = append(s.nodes, newNode(s, i, store))
+	}
+	s.where = "redlock over " + strings.Join(where, ", ")
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.life, s.giveUp = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// String returns where the locks live, without passwords.
+func (s *Store) String() string { return s.where }
+
+// GoString returns no more than String, for %#v.
+func (s *Store) GoString() string { return s.where }
+
+// Classify returns the code that every error of this store carries.
+func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
+
+var errClosed = driver.Errorf(driver.IsClosed, "the store is closed")
+
+// enter begins a call; the caller ends it with ops.Done.
+func (s *Store) enter() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return errClosed
+	}
+	s.ops.Add(1)
+	return nil
+}
+
+// begin enters, and connects to the servers if that was not done.
+func (s *Store) begin(ctx context.Context) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	if err := s.know(ctx); err != nil {
+		s.ops.Done()
+		return err
+	}
+	return nil
+}
+
+// task runs f in the background, unless the store is closed. Close waits for it.
+func (s *Store) task(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing && s.life.Err() != nil {
+		return false
+	}
+	s.tasks.Go(f)
+	return true
+}
+
+// settleBound bounds how long Close goes on with what servers have not answered.
+const settleBound = 2 * time.Second
+
+// Close ends the waits, and waits until the servers that answer have confirmed the
+// releases and withdrawals under way, at most two seconds or until ctx ends. Grants
+// stand until their TTL. It does not close stores that were given to New.
+func (s *Store) Close(ctx context.Context) error {
+	s.mu.Lock()
+	first := !s.closing
+	s.closing = true
+	s.mu.Unlock()
+	if first {
+		s.cancel()
+		go func() {
+			defer close(s.finished)
+			timer := time.AfterFunc(settleBound, s.giveUp)
+			s.ops.Wait()
+			s.tasks.Wait()
+			timer.Stop()
+			s.giveUp()
+			for _, n := range s.nodes {
+				if s.owned {
+					_ = n.store.Close(context.WithoutCancel(ctx))
+				}
+			}
+		}()
+	}
+	select {
+	case <-s.finished:
+		return nil
+	case <-ctx.Done():
+		if first {
+			s.giveUp()
+		}
+		return ctx.Err()
+	}
+}
+
+// know asks every server for its state, once, and returns when a quorum has answered.
+func (s *Store) know(ctx context.Context) error {
+	if s.known.Load() {
+		return nil
+	}
+	select {
+	case s.probing <- struct{}{}:
+	case <-ctx.Done():
+		return driver.Errorf(driver.Unavailable, "%w", context.Cause(ctx))
+	}
+	defer func() { <-s.probing }()
+	if s.known.Load() {
+		return nil
+	}
+	found := s.states(ctx, s.nodes, true)
+	var answered int
+	var failures []error
+	for _, f := range found {
+		switch {
+		case f.err == nil:
+			answered++
+		case driver.CodeOf(f.err) == driver.Refused:
+			return f.err
+		default:
+			failures = append(failures, f.err)
+		}
+	}
+	if answered < s.quorum {
+		return s.unavailable("%d of %d servers answer, and a quorum is %d: %w", answered, len(s.nodes), s.quorum, errors.Join(failures...))
+	}
+	if s.cfg.Fresh {
+		s.admitNew(ctx, found)
+	}
+	for i, f := range found {
+		if f.err == nil && !f.votes() {
+			s.nodes[i].admitSoon()
+		}
+	}
+	s.known.Store(true)
+	return nil
+}
+
+func (s *Store) unavailable(format string, args ...any) error {
+	return driver.Errorf(driver.Unavailable, format, args...)
+}
+
+// Guarantees returns what locks on this fleet promise. It asks a quorum of the servers.
+func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	if err := s.begin(ctx); err != nil {
+		return driver.Guarantees{}, err
+	}
+	defer s.ops.Done()
+	n := len(s.nodes)
+	g := driver.Guarantees{
+		Kind: "redlock", Scope: driver.ScopeNetwork,
+		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
+		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
+		Tokens: "above the counters of a majority, which restarted servers get back from the others, and at least the fleet's microseconds; " +
+			"they rise as long as no majority loses its data, and after that unless the clocks of the majority are set back",
+		EarlyEnd: []string{"the deletion of its key on so many servers that no quorum is left", "the clocks of several servers set forward within its TTL, or of one unseen"},
+		Notice:   noticeBound,
+		MinTTL:   minTTL, MaxTTL: s.cfg.MaxTTL, Granularity: time.Millisecond, Lapses: true,
+		Linger: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
+		Notes: []string{
+			fmt.Sprintf("a grant needs %d of %d servers, so %d may fail", s.quorum, n, n-s.quorum),
+			fmt.Sprintf("a server that was restarted, or lost its data, has no vote for %s; nor has one whose clock is more than %s out of line", s.cfg.MaxTTL, s.cfg.Skew),
+			fmt.Sprintf("a crash frees a name %s after its TTL", 2*s.cfg.Skew),
+		},
+	}
+	if n < 3 || n%2 == 0 {
+		g.Notes = append(g.Notes, fmt.Sprintf("WARNING: use 3, 5 or 7 servers: %d tolerate no more failures than %d", n, max(n-1, 1)))
+	}
+	if s.cfg.Redsync {
+		g.Notes = append(g.Notes, "redsync ignores that a vote is withheld, writes no tokens and notifies no waiters")
+	}
+	if s.cfg.Unprotected {
+		g.Notes = append(g.Notes, "WARNING: unprotected: servers that lost their data vote at once")
+	}
+	return g, nil
+}

@@ -1,0 +1,429 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+func notHeld(g *driver.Grant) error {
+	return driver.Errorf(driver.NotHeld, "redlock: %q: the grant of token %d does not stand", g.Name, g.Token)
+}
+
+// own returns the ballot of a grant, nil if the grant is none of this store.
+func own(g *driver.Grant) *ballot {
+	if h, ok := g.Handle.(*handle); ok && h.token == g.Token {
+		return h.b
+	}
+	return nil
+}
+
+// Release ends a grant. It returns when a quorum of servers has confirmed that; the
+// others follow in the background. See [driver.Store].
+func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	if err := s.enter(); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	b := own(&g)
+	if b == nil {
+		return notHeld(&g)
+	}
+	b.mu.Lock()
+	if b.settled {
+		b.mu.Unlock()
+		return notHeld(&g)
+	}
+	b.end(true, keep)
+	b.mu.Unlock()
+	for {
+		b.mu.Lock()
+		ended, pending := 0, 0
+		for i := range b.votes {
+			switch v := &b.votes[i]; {
+			case v.state != voteNone:
+				pending++
+			case b.undone:
+			case v.ended == 'R', v.ended == 'U': // a server that is withheld has given no vote to another
+				ended++
+			}
+		}
+		switch {
+		case b.settled:
+			b.mu.Unlock()
+			return notHeld(&g)
+		case ended >= s.quorum:
+			b.settled = true
+			b.mu.Unlock()
+			b.settle(ctx, 0)
+			return nil
+		case ended+pending < s.quorum:
+			b.settled = true // so it is for a grant that was undone
+			b.mu.Unlock()
+			return notHeld(&g)
+		}
+		b.mu.Unlock()
+		select {
+		case <-b.changed:
+		case <-ctx.Done():
+			return driver.Errorf(driver.Unknown, "redlock: %d of %d servers have confirmed the release, and a quorum is %d: %w", ended, len(s.nodes), s.quorum, context.Cause(ctx))
+		case <-s.life.Done():
+			return errClosed
+		}
+	}
+}
+
+// Undo withdraws a request. See [driver.Store].
+func (s *Store) Undo(ctx context.Context, r driver.Request) error {
+	if err := s.begin(ctx); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	s.mu.Lock()
+	all := slices.Clone(s.ballots[r.ID])
+	s.mu.Unlock()
+	for _, b := range all {
+		b.mu.Lock()
+		b.undone = true
+		b.end(true, 0)
+		b.mu.Unlock()
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	key := s.prefix() + r.Name
+	return s.await(ctx, func(n *node) (reply, error) {
+		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, []string{r.ID + ".", s.voiding(), "0", r.ID + " " + s.channel, "1"})
+	})
+}
+
+// await is onAll, and returns soon after the context ends.
+func (s *Store) await(ctx context.Context, call func(*node) (reply, error)) error {
+	bound := 2 * time.Second
+	if end, ok := ctx.Deadline(); ok {
+		bound = min(bound, time.Until(end))
+	}
+	done := make(chan error, 1)
+	if !s.task(func() { done <- s.onAll(ctx, bound, call) }) {
+		return errClosed
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return driver.Errorf(driver.Unknown, "redlock: %w", context.Cause(ctx))
+	}
+}
+
+// renewal is where the renewal of one grant stands.
+type renewal struct {
+	kept, gone, taken, pending int
+	errs                       []error
+}
+
+// Renew sets the deadlines of votes anew, and asks for the votes of servers that have
+// none of the grant: those that were restarted or could not be reached. A grant is
+// renewed when a quorum has confirmed that before it ended. See [driver.Store].
+func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	out := make([]driver.Renewal, len(grants))
+	if len(grants) == 0 {
+		return out
+	}
+	err := s.enter()
+	if err == nil {
+		defer s.ops.Done()
+	}
+	var live []int // indices of grants that may stand
+	sent := driver.Now()
+	var ttl time.Duration
+	for i := range grants {
+		b := own(&grants[i])
+		switch {
+		case err != nil:
+			out[i].Err = err
+		case b == nil:
+			out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.Gone}
+		default:
+			b.mu.Lock()
+			if b.ended && b.clean() < s.quorum {
+				out[i].Err = driver.Errorf(driver.Unknown, "redlock: %q: its release is not confirmed", grants[i].Name)
+			} else if !b.stillHeld() {
+				out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.Expired}
+			} else {
+				live = append(live, i)
+				b.birth = time.Now()
+				ttl = max(ttl, b.ttl)
+			}
+			b.mu.Unlock()
+		}
+	}
+	if len(live) == 0 {
+		return out
+	}
+	type report struct {
+		answers []answer
+	}
+	reports := make(chan report, len(s.nodes))
+	asked := 0
+	for _, n := range s.nodes {
+		if s.task(func() { reports <- report{s.renewAt(n, grants, live)} }) {
+			asked++
+		}
+	}
+	tallies := make([]renewal, len(live))
+	for i := range tallies {
+		tallies[i].pending = asked
+	}
+	open := len(live)
+	for asked > 0 && open > 0 {
+		select {
+		case rep := <-reports:
+			asked--
+			open = 0
+			for j, i := range live {
+				t := &tallies[j]
+				t.add(rep.answers[j])
+				if out[i].Err == nil && out[i].TTL == 0 && !s.decide(&out[i], &grants[i], t, sent) {
+					open++
+				}
+			}
+		case <-ctx.Done():
+			asked = 0
+		}
+	}
+	for j, i := range live {
+		if out[i].Err == nil && out[i].TTL == 0 {
+			t := &tallies[j]
+			out[i].Err = driver.Errorf(driver.Unknown, "redlock: %q: %d of %d servers have renewed it, and a quorum is %d: %w",
+				grants[i].Name, t.kept, len(s.nodes), s.quorum, errors.Join(append(t.errs, context.Cause(ctx))...))
+		}
+	}
+	return out
+}
+
+// stillHeld reports whether a grant is not ended and its TTL has not passed. The mutex is
+// held.
+func (b *ballot) stillHeld() bool {
+	passed, _ := b.expires.Elapsed()
+	return b.granted && !b.ended && !b.lost && passed < b.ttl
+}
+
+func (t *renewal) add(a answer) {
+	t.pending--
+	switch {
+	case a.err != nil:
+		t.errs = append(t.errs, a.err)
+	case a.kind == 'R', a.kind == 'G':
+		t.kept++
+	case a.kind == 'T', a.kind == 'V':
+		t.taken++
+		t.gone++
+	case a.kind == 'O', a.kind == 'N', a.kind == 'B':
+		t.gone++
+	}
+}
+
+// decide decides on one grant as soon as that is possible.
+func (s *Store) decide(out *driver.Renewal, g *driver.Grant, t *renewal, sent driver.Instant) bool {
+	b := own(g)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case t.kept >= s.quorum && b.stillHeld():
+		b.expires = sent
+		*out = driver.Renewal{SentAt: sent, TTL: b.ttl}
+	case t.kept >= s.quorum:
+		*out = driver.Renewal{Err: notHeld(g), Cause: driver.Expired}
+	case t.gone > len(s.nodes)-s.quorum:
+		*out = driver.Renewal{Err: notHeld(g), Cause: driver.Gone}
+		if t.taken > 0 {
+			out.Cause = driver.Taken
+		}
+	default:
+		return false
+	}
+	return true
+}
+
+// renewAt renews grants at one server, and heals those that it does not have.
+func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
+	now, skew := text(s.now()), text(s.cfg.Skew.Microseconds())
+	calls := make([]redisstore.Call, len(live))
+	var longest time.Duration
+	for j, i := range live {
+		b := own(&grants[i])
+		longest = max(longest, b.ttl)
+		calls[j] = redisstore.Call{Keys: []string{b.key, tombstone + b.id}, Args: []string{b.id + " ", millis(b.stands), now, skew}}
+	}
+	answers := n.evalAll(timeout(longest), renewScript, calls)
+	var heal []int
+	var asks []redisstore.Call
+	for j, i := range live {
+		b := own(&grants[i])
+		a := answers[j]
+		b.mu.Lock()
+		v := &b.votes[n.i]
+		switch {
+		case v.state == voteAsked || v.state == voteEnding: // another request decides
+		case a.err != nil:
+		case a.kind == 'R' || a.kind == 'C':
+			v.state = voteGiven
+			if b.ended {
+				b.endVote(n, true)
+			}
+		case a.kind == 'N' && v.state != voteUnsure && b.stillHeld():
+			v.state = voteAsked
+			b.birth = time.Now()
+			heal = append(heal, j)
+			asks = append(asks, redisstore.Call{Keys: b.voteKeys(), Args: b.voteArgs(b.token, ownerText(b.r.From.Owner()))})
+		case a.kind != 'N':
+			v.state = voteNone
+		}
+		b.mu.Unlock()
+	}
+	if len(heal) == 0 {
+		return answers
+	}
+	for k, a := range n.evalAll(timeout(longest), voteScript, asks) {
+		j := heal[k]
+		b := own(&grants[live[j]])
+		b.mu.Lock()
+		b.answered(n, a.reply, a.err)
+		if a.err == nil && a.kind != 'G' && a.kind != 'V' && a.kind != 'B' {
+			a.err = b.votes[n.i].err // withheld: it has no other holder either
+		}
+		b.mu.Unlock()
+		answers[j] = a
+	}
+	return answers
+}
+
+// lookEvery is how often a client looks whether its grants were taken away.
+const lookEvery = noticeBound / 4
+
+// lookLater begins to look after the grants that are held, in the background.
+func (s *Store) lookLater() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.looking || s.closing {
+		return
+	}
+	s.looking = true
+	s.tasks.Go(func() {
+		t := time.NewTicker(lookEvery)
+		defer t.Stop()
+		for {
+			select {
+			case <-t.C:
+			case <-s.ctx.Done():
+				return
+			}
+			if !s.look() {
+				return
+			}
+		}
+	})
+}
+
+// look asks every server for the votes of the grants that are held, and reports those as
+// lost that so many servers do not have that no quorum is left. It returns false when
+// nothing is held.
+func (s *Store) look() bool {
+	var held []*ballot
+	s.mu.Lock()
+	for _, all := range s.ballots {
+		for _, b := range all {
+			b.mu.Lock()
+			if b.stillHeld() {
+				held = append(held, b)
+			}
+			b.mu.Unlock()
+		}
+	}
+	if len(held) == 0 {
+		s.looking = false
+	}
+	s.mu.Unlock()
+	if len(held) == 0 {
+		return false
+	}
+	calls := make([]redisstore.Call, len(held))
+	for j, b := range held {
+		calls[j] = redisstore.Call{Keys: []string{b.key, tombstone + b.id}, Args: []string{b.id + " ", "0", "0", "0"}}
+	}
+	reports := make(chan []answer, len(s.nodes))
+	for _, n := range s.nodes {
+		if !s.task(func() { reports <- n.evalAll(lookEvery, renewScript, calls) }) {
+			reports <- nil
+		}
+	}
+	tallies := make([]renewal, len(held))
+	for range s.nodes {
+		for j, a := range <-reports {
+			if a.err == nil && a.kind == 'C' {
+				a.kind = 'R'
+			}
+			tallies[j].add(a)
+		}
+	}
+	for j, b := range held {
+		if t := tallies[j]; t.gone > len(s.nodes)-s.quorum {
+			b.mu.Lock()
+			lost := b.stillHeld() // it was not released meanwhile
+			b.lost = b.lost || lost && t.taken > 0
+			b.mu.Unlock()
+			cause := driver.Gone
+			if t.taken > 0 {
+				cause = driver.Taken
+			}
+			if lost {
+				b.r.From.Lost(cause, nil)
+			}
+		}
+	}
+	return true
+}
+
+// Break ends the grant of a token. It returns when a quorum of servers has confirmed
+// that. See [driver.Breaker].
+func (s *Store) Break(ctx context.Context, name string, token uint64) error {
+	if err := s.begin(ctx); err != nil {
+		return err
+	}
+	defer s.ops.Done()
+	found, err := s.read(ctx, []string{name})
+	if err != nil {
+		return err
+	}
+	h := found[0]
+	if h.id == "" || h.holder.Token != token || h.holder.ID == "" {
+		return driver.Errorf(driver.NotHeld, "redlock: %q: no grant of token %d stands", name, token)
+	}
+	key := s.prefix() + name
+	// The holder does not ask for votes again after its TTL.
+	void := millis(h.holder.TTL + 2*s.cfg.Skew + time.Second)
+	ended := make(chan byte, len(s.nodes))
+	err = s.await(ctx, func(n *node) (reply, error) {
+		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, []string{h.id + " ", void, "0", "", "1"})
+		if err == nil {
+			ended <- r.kind
+		}
+		return r, err
+	})
+	if err == nil && strings.Count(drain(ended), "R") == 0 {
+		return driver.Errorf(driver.NotHeld, "redlock: %q: the grant of token %d has ended", name, token)
+	}
+	return err
+}
+
+func drain(c chan byte) string {
+	var b []byte
+	for len(c) > 0 {
+		b = append(b, <-c)
+	}
+	return string(b)
+}

@@ -1,0 +1,42 @@
+-- Ends a vote, if it stands, and notifies the first waiter if the lock is free then.
+--
+-- KEYS[1]  the lock
+-- KEYS[2]  the server's state
+-- KEYS[3]  a tombstone
+-- KEYS[4]  the queue of the lock
+-- ARGV[1]  what the lock's value begins with
+-- ARGV[2]  milliseconds for which the tombstone stands; 0 for none
+-- ARGV[3]  0, or milliseconds for which the lock stays taken without a holder
+-- ARGV[4]  a queue entry to remove, or nothing
+-- ARGV[5]  1 to notify a waiter
+--
+-- Returns R (the vote stood), N (it did not), or U (it did not, and the server is
+-- withheld); and the server's time.
+local t = redis.call('TIME')
+local text = string.format('%.0f', t[1] * 1000000 + t[2])
+if ARGV[2] ~= '0' then redis.call('SET', KEYS[3], '1', 'PX', ARGV[2]) end
+if ARGV[4] ~= '' then redis.call('ZREM', KEYS[4], ARGV[4]) end
+local have = redis.call('GET', KEYS[1])
+local answer = 'N'
+if have and string.sub(have, 1, #ARGV[1]) == ARGV[1] then
+  answer = 'R'
+  if ARGV[3] ~= '0' then
+    redis.call('SET', KEYS[1], '*' .. string.match(have, '^%S+( .*)$'), 'PX', ARGV[3])
+  else
+    redis.call('DEL', KEYS[1])
+    have = nil
+  end
+end
+if not have then
+  local first = ARGV[5] == '1' and redis.call('ZRANGE', KEYS[4], 0, 0)[1]
+  if first then
+    redis.call('ZREM', KEYS[4], first)
+    local id, channel = string.match(first, '^(%S+) (%S+)$')
+    if id then redis.call('PUBLISH', channel, id) end
+  end
+  if answer == 'N' then
+    local run = redis.call('HGET', KEYS[2], 'run')
+    if not run or run ~= string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') then answer = 'U' end
+  end
+end
+return {answer, text}

@@ -1,0 +1,11 @@
+-- Returns the server's state: S, the server's time, its run_id, and the fields and
+-- values of the state.
+--
+-- KEYS[1]  the server's state
+local t = redis.call('TIME')
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local answer = redis.call('HGETALL', KEYS[1])
+table.insert(answer, 1, run)
+table.insert(answer, 1, string.format('%.0f', t[1] * 1000000 + t[2]))
+table.insert(answer, 1, 'S')
+return answer

@@ -1,0 +1,31 @@
+-- Withholds a server that was restarted, lost its state, or has a clock that is out of
+-- line, and measures for how long.
+--
+-- KEYS[1]  the server's state
+-- ARGV[1]  the fleet's time, microseconds, when this was sent
+-- ARGV[2]  the tolerance of clocks, microseconds
+-- ARGV[3]  milliseconds after which every forgotten lease has expired
+-- ARGV[4]  1 if the client has found the clock out of line
+--
+-- Returns a letter and the server's time:
+--   A     the server votes
+--   C     its clock is out of line: the wait has not begun
+--   W MS  it is withheld for so long
+local t = redis.call('TIME')
+local now = t[1] * 1000000 + t[2]
+local text = string.format('%.0f', now)
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local s = redis.call('HMGET', KEYS[1], 'run', 'withheld', 'since', 'wait')
+if math.abs(now - ARGV[1]) > tonumber(ARGV[2]) then
+  if ARGV[4] == '1' then redis.call('HDEL', KEYS[1], 'run', 'withheld') end
+  return {'C', text}
+end
+if s[1] == run then return {'A', text} end
+if s[2] ~= run then
+  redis.call('HSET', KEYS[1], 'withheld', run, 'since', text, 'wait', ARGV[3])
+  s[3], s[4] = now, ARGV[3]
+elseif tonumber(ARGV[3]) > tonumber(s[4]) then
+  redis.call('HSET', KEYS[1], 'wait', ARGV[3])
+  s[4] = ARGV[3]
+end
+return {'W', text, string.format('%.0f', math.max(0, math.ceil(s[3] / 1000 + s[4] - now / 1000)))}

@@ -1,0 +1,135 @@
+package redlock
+
+import (
+	"context"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+func init() {
+	for _, scheme := range []string{"redlock", "redlocks"} {
+		driver.Register(scheme, func(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
+			s, err := openParsed(u, namespace)
+			if err != nil {
+				return nil, err // a nil *Store is no nil Store
+			}
+			return s, nil
+		})
+	}
+}
+
+// Open opens the locks on a fleet of servers. It does not connect yet.
+//
+//	redlock://[USER[:PASSWORD]@][HOST[:PORT]][/DB]?node=HOST[:PORT]&node=HOST[:PORT]...
+//
+// The host, if there is one, is the first server, and each node a further one. User,
+// password and database are the same everywhere. With redlocks instead of redlock
+// connections use TLS. The default port is 6379. Parameters, all optional:
+//
+//	max_ttl=1m        as Config.MaxTTL
+//	skew=500ms        as Config.Skew
+//	layout=redsync    as Config.Redsync
+//	fresh=true        as Config.Fresh
+//	insist=true, ca=FILE, cert=FILE, key=FILE, server_name=NAME
+//	                  as for the URLs of package redisstore
+func Open(rawURL, namespace string) (*Store, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		// The reasons of net/url quote what may be a password.
+		return nil, driver.Errorf(driver.Invalid, "redlock: the URL cannot be read")
+	}
+	return openParsed(u, namespace)
+}
+
+func openParsed(u *url.URL, namespace string) (*Store, error) {
+	bad := func(format string, args ...any) (*Store, error) {
+		return nil, driver.Errorf(driver.Invalid, "redlock: "+format, args...)
+	}
+	scheme, ok := map[string]string{"redlock": "redis", "redlocks": "rediss"}[u.Scheme]
+	switch {
+	case !ok:
+		return bad("scheme %q: use redlock, or redlocks for TLS", u.Scheme)
+	case u.Opaque != "":
+		return bad("write two slashes, as in redlock://?node=one:6379&node=two:6379&node=three:6379")
+	case u.Fragment != "":
+		return bad("a fragment has no meaning here: write # in a password as %%23")
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return bad("the parameters of the URL cannot be read")
+	}
+	c := Config{Namespace: namespace}
+	var hosts []string
+	if u.Host != "" {
+		hosts = append(hosts, u.Host)
+	}
+	passed := url.Values{}
+	for name, values := range query {
+		if name != "node" && len(values) > 1 {
+			return bad("parameter %s is given more than once", name)
+		}
+		v := values[0]
+		switch name {
+		case "node":
+			for _, host := range values {
+				if host == "" || strings.ContainsAny(host, "/@?#") {
+					return bad("a node is HOST or HOST:PORT: user, password and database come before the parameters")
+				}
+				hosts = append(hosts, host)
+			}
+		case "max_ttl", "skew":
+			d, err := time.ParseDuration(v)
+			if err != nil || d <= 0 {
+				return bad("%s %q: give a duration such as 500ms", name, v)
+			}
+			if name == "skew" {
+				c.Skew = d
+			} else {
+				c.MaxTTL = d
+			}
+		case "layout":
+			if v != "redsync" {
+				return bad("layout %q: there is redsync, and without the parameter holdfast's own", v)
+			}
+			c.Redsync = true
+		case "fresh":
+			if c.Fresh, err = strconv.ParseBool(v); err != nil {
+				return bad("fresh %q: give true or false", v)
+			}
+		case "insist", "ca", "cert", "key", "server_name":
+			passed.Set(name, v)
+		default:
+			return bad("unknown parameter %q: there are node, max_ttl, skew, layout, fresh, insist, ca, cert, key, server_name", name)
+		}
+	}
+	if len(hosts) == 0 {
+		return bad("no servers are given, as in redlock://?node=one:6379&node=two:6379&node=three:6379")
+	}
+	var stores []*redisstore.Store
+	closeAll := func() {
+		for _, s := range stores {
+			_ = s.Close(context.Background())
+		}
+	}
+	for _, host := range hosts {
+		one := url.URL{Scheme: scheme, User: u.User, Host: host, Path: u.Path, RawQuery: passed.Encode()}
+		s, err := redisstore.Open(one.String())
+		if err != nil {
+			closeAll()
+			return nil, err
+		}
+		stores = append(stores, s)
+	}
+	s, err := c.New(stores...)
+	if err != nil {
+		closeAll()
+		return nil, err
+	}
+	s.owned = true
+	return s, nil
+}

@@ -1,0 +1,248 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/fallback"
+)
+
+const (
+	// queueLife is how long a queue stands that no waiter refreshes: several of the
+	// intervals in which each waiter looks.
+	queueLife = 5 * time.Second
+	// hearBound is how long a first waiter waits for subscriptions.
+	hearBound = 2 * time.Second
+	// gatherBound is how long a waiter that one server has notified waits for the
+	// others.
+	gatherBound = 2 * time.Millisecond
+	// pollFirst and pollMost bound the interval in which a waiter looks that nothing will
+	// notify: a client of another library has the name.
+	pollFirst, pollMost = 20 * time.Millisecond, 100 * time.Millisecond
+)
+
+// waiter hears of the servers' messages for one request.
+type waiter struct{ woken chan struct{} }
+
+// wait asks, and waits for messages where another has the name.
+func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
+	s := c.s
+	res, err := c.try(ctx, "")
+	if err != nil || res.holders == nil {
+		return res.grant, err
+	}
+	w := &waiter{woken: make(chan struct{}, len(s.nodes))}
+	s.mu.Lock()
+	s.waiters[c.r.ID] = w
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.waiters, c.r.ID)
+		s.mu.Unlock()
+	}()
+	s.listening.Do(s.listen)
+	if err := s.awaitHearing(ctx); err != nil {
+		return driver.Grant{}, err
+	}
+	entry := c.r.ID + " " + s.channel
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	failures := 0
+	for polls := 0; ; polls++ {
+		for len(w.woken) > 0 {
+			<-w.woken
+		}
+		res, err = c.try(ctx, entry)
+		code := driver.CodeOf(err)
+		switch {
+		case err == nil && res.holders == nil:
+			return res.grant, nil
+		case err == nil:
+			failures = 0
+		case ctx.Err() == nil && (code == driver.Unavailable || code == driver.Unknown):
+			failures++
+		default:
+			if !c.leave(ctx, entry) {
+				err = driver.Errorf(driver.Unknown, "%w; the queue entry could not be removed", err)
+			}
+			return driver.Grant{}, err
+		}
+		if err == nil && (res.placed >= s.quorum || polls > 0) {
+			c.r.From.Queued(res.holders)
+		}
+		// A lost message costs that.
+		delay := fallback.After(ctx, wakeBound*3/4+rand.N(wakeBound/4))
+		if failures > 0 {
+			delay = rand.N(min(wakeBound, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
+		} else if left := time.Until(res.free); left < delay {
+			delay = min(delay, max(left, 0)+5*time.Millisecond+rand.N(20*time.Millisecond))
+		}
+		if res.foreign {
+			delay = min(delay, pollFirst+rand.N(pollMost-pollFirst))
+		}
+		timer.Reset(delay)
+		select {
+		case <-timer.C:
+		case <-w.woken:
+			c.gather(ctx, w)
+		case <-ctx.Done():
+			err := withdrawn(ctx)
+			if !c.leave(ctx, entry) {
+				err = driver.Errorf(driver.Unknown, "%w; the queue entry could not be removed", context.Cause(ctx))
+			}
+			return driver.Grant{}, err
+		}
+	}
+}
+
+// gather waits until a quorum of servers has notified the waiter, or a short time.
+func (c *candidate) gather(ctx context.Context, w *waiter) {
+	t := time.NewTimer(gatherBound)
+	defer t.Stop()
+	for n := 1; n < c.s.quorum; n++ {
+		select {
+		case <-w.woken:
+		case <-t.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// leave removes the queue entry, and passes a notice on that came for it. It reports
+// whether a quorum of servers has confirmed that.
+func (c *candidate) leave(ctx context.Context, entry string) bool {
+	return c.s.onAll(ctx, leaveBound, func(n *node) (reply, error) {
+		key := c.s.prefix() + c.r.Name
+		return n.eval(leaveBound, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, []string{c.r.ID + ".", "0", "0", entry, "1"})
+	}) == nil
+}
+
+// onAll makes a call at every server. It returns when a quorum has answered, and the
+// others have had a little time, or with an error.
+func (s *Store) onAll(ctx context.Context, bound time.Duration, call func(*node) (reply, error)) error {
+	type answer struct {
+		i   int
+		err error
+	}
+	done := make(chan answer, len(s.nodes))
+	for i, n := range s.nodes {
+		if !s.task(func() {
+			_, err := call(n)
+			done <- answer{i, err}
+		}) {
+			return errClosed
+		}
+	}
+	limit := time.NewTimer(bound)
+	defer limit.Stop()
+	var grace <-chan time.Time
+	var errs []error
+	good := 0
+	for range s.nodes {
+		select {
+		case a := <-done:
+			if a.err != nil {
+				errs = append(errs, a.err)
+			} else if good++; good == s.quorum {
+				grace = time.After(settleGrace)
+			}
+		case <-grace:
+			return nil
+		case <-limit.C:
+			return driver.Errorf(driver.Unknown, "%d of %d servers have answered: %w", good, len(s.nodes), errors.Join(errs...))
+		}
+	}
+	if good < s.quorum {
+		return driver.Errorf(driver.Unknown, "%d of %d servers have confirmed it: %w", good, len(s.nodes), errors.Join(errs...))
+	}
+	return nil
+}
+
+// listen subscribes to the client's channel at every server, until Close.
+func (s *Store) listen() {
+	for _, n := range s.nodes {
+		s.task(func() {
+			for failures := 0; s.ctx.Err() == nil; failures++ {
+				_ = n.client.Subscribe(s.ctx, s.channel, func() {
+					failures = 0
+					s.hears(n, true)
+				}, s.hear)
+				s.hears(n, false)
+				t := time.NewTimer(min(time.Second, 5*time.Millisecond<<min(failures, 8)))
+				select {
+				case <-t.C:
+				case <-s.ctx.Done():
+					t.Stop()
+				}
+			}
+		})
+	}
+}
+
+// hears notes that messages of a server arrive, or do not. Every waiter looks then: what
+// was sent in between is lost.
+func (s *Store) hears(n *node, yes bool) {
+	n.mu.Lock()
+	n.hears = yes
+	n.mu.Unlock()
+	if !yes {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.heard)
+	s.heard = make(chan struct{})
+	for _, w := range s.waiters {
+		w.wake()
+	}
+}
+
+func (w *waiter) wake() {
+	select {
+	case w.woken <- struct{}{}:
+	default:
+	}
+}
+
+// hear takes a message: the ID of a request whose turn it may be.
+func (s *Store) hear(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w := s.waiters[id]; w != nil {
+		w.wake()
+	}
+}
+
+// awaitHearing waits until the messages of a quorum of servers arrive, or for hearBound.
+func (s *Store) awaitHearing(ctx context.Context) error {
+	t := time.NewTimer(hearBound)
+	defer t.Stop()
+	for {
+		s.mu.Lock()
+		heard := s.heard
+		s.mu.Unlock()
+		hears := 0
+		for _, n := range s.nodes {
+			n.mu.Lock()
+			if n.hears {
+				hears++
+			}
+			n.mu.Unlock()
+		}
+		if hears >= s.quorum {
+			return nil
+		}
+		select {
+		case <-heard:
+		case <-t.C:
+			return nil // the fallback remains
+		case <-ctx.Done():
+			return withdrawn(ctx)
+		}
+	}
+}
