@@ -34,6 +34,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	if err != nil || res.holders == nil {
 		return res.grant, err
 	}
+	c.r.From.Queued(res.holders) // the servers have answered
 	w := &waiter{woken: make(chan struct{}, len(s.nodes))}
 	s.mu.Lock()
 	s.waiters[c.r.ID] = w
