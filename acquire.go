@@ -3,7 +3,6 @@ package holdfast
 import (
 	"context"
 	"errors"
-	"fmt"
 	"hash/maphash"
 	"os"
 	"sync/atomic"
@@ -26,10 +25,14 @@ func (l *Locker) TryLock(ctx context.Context, name string, o ...LockOption) (*Lo
 	return l.lock(ctx, name, o, false)
 }
 
-// Lock waits for the lock until ctx ends. The lock's context derives from ctx, so
-// ctx also limits how long the lock is held. The option Wait limits the waiting
-// alone. Waiting ends with ErrBusy if the store has answered that the name is held.
-// It ends with ErrUnavailable if the store has not answered for the request timeout.
+// Lock waits for the lock until ctx ends. The lock's context derives from ctx, so the
+// end of ctx also ends the work; the lock is held until Unlock, for at most [Drain]. The
+// options Wait and WaitContext limit the waiting alone.
+//
+// After Wait or a deadline the error matches ErrBusy if the store has answered that the
+// name is held. It matches ErrUnavailable if the store has not answered for the request
+// timeout. If the caller's context was cancelled, the error matches context.Canceled and
+// neither of them, whatever the store has answered.
 func (l *Locker) Lock(ctx context.Context, name string, o ...LockOption) (*Lock, error) {
 	return l.lock(ctx, name, o, true)
 }
@@ -78,7 +81,7 @@ func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait boo
 // reenter joins the lock of that name which the context carries, if there is one.
 func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, error) {
 	outer := find(ctx, l, name)
-	if outer == nil {
+	if outer == nil || ctx.Err() != nil {
 		return nil, nil
 	}
 	deadlock := func(why string) error {
@@ -102,8 +105,9 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 func (h *holder) join(ctx context.Context, s *settings) *Lock {
 	l := h.lease.l
 	k := newLock(h, &Lock{}, ctx, s)
+	var o outcome
 	l.mu.Lock()
-	o := k.open(joined, s)
+	k.open(joined, s, &o)
 	l.mu.Unlock()
 	_ = l.perform(&o)
 	switch {
@@ -119,12 +123,14 @@ func (h *holder) join(ctx context.Context, s *settings) *Lock {
 // acquisition is one call of Lock or TryLock, for a name that the context does not
 // hold.
 type acquisition struct {
-	l     *Locker
-	ctx   context.Context
-	name  string
-	set   settings
-	wait  bool
-	began time.Time
+	l   *Locker
+	ctx context.Context // the caller's
+	// waiting ends the wait: ctx, or one that WaitContext ends as well.
+	waiting context.Context
+	name    string
+	set     settings
+	wait    bool
+	began   time.Time
 	// asked is when the store's guarantees were known, and so when the first request
 	// begins.
 	asked time.Time
@@ -136,8 +142,11 @@ type acquisition struct {
 // on the caller's goroutine, and the local queue.
 func (a *acquisition) run() (*Lock, error) {
 	l := a.l
-	if a.ctx.Err() != nil {
-		return nil, a.fail(nil, contextError(a.ctx))
+	var stop context.CancelFunc
+	a.waiting, stop = a.set.waiting(a.ctx)
+	defer stop()
+	if a.waiting.Err() != nil {
+		return nil, a.fail(nil, contextError(a.waiting))
 	}
 	l.background.begin()
 	defer l.background.end()
@@ -186,9 +195,9 @@ func (a *acquisition) guarantees() (*driver.Guarantees, error) {
 	if g := a.l.guarantees.Load(); g != nil {
 		return g, nil
 	}
-	g, err := a.l.loadGuarantees(a.ctx, a.left(a.l.cfg.requestTimeout))
+	g, err := a.l.loadGuarantees(a.waiting, a.left(a.l.cfg.requestTimeout))
 	if err != nil && a.wait {
-		g, err = a.l.retryGuarantees(a.ctx, a.requestTimeout(), err)
+		g, err = a.l.retryGuarantees(a.waiting, a.requestTimeout(), err)
 	}
 	a.asked = time.Now()
 	return g, err
@@ -220,12 +229,12 @@ func (a *acquisition) fastPath() (*Lock, error) {
 		return nil, nil
 	case !errors.Is(err, ErrUnavailable) || l.ctx.Err() != nil:
 		return nil, err
-	case a.ctx.Err() != nil:
+	case a.waiting.Err() != nil:
 		// Both at once: the end of the caller's context comes first, as in the queue.
 		if f, ok := errors.AsType[*failure](err); ok {
 			err = f.err
 		}
-		return nil, a.fail(ErrUnavailable, fmt.Errorf("%w: %w", contextError(a.ctx), err))
+		return nil, l.unanswered(a.name, contextError(a.waiting), err)
 	case time.Since(a.asked) >= timeout:
 		return nil, err
 	}
@@ -237,11 +246,12 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 	l := a.l
 	x := l.newLease(a.ctx, a.name, &a.set)
 	x.req.First = a.wait
-	g, err := l.store.Acquire(l.bound(&x.asking, a.ctx, false, timeout), x.req)
+	l.reserve(&x.req, false)
+	g, err := l.store.Acquire(l.bound(&x.asking, a.waiting, false, timeout), x.req)
 	x.asking.end()
 	if err != nil {
 		l.failed(x, err)
-		return nil, l.explain(a.ctx, a.name, err)
+		return nil, l.explain(a.waiting, a.name, err)
 	}
 	return a.accept(x, g)
 }
@@ -249,7 +259,7 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 // failed applies the failure of a request, and returns what the error means.
 func (l *Locker) failed(x *lease, err error) driver.Code {
 	code := l.store.Classify(err)
-	if code == driver.Unknown {
+	if code == driver.CodeUnknown {
 		l.apply(x, &event{kind: unanswered})
 	} else {
 		l.apply(x, &event{kind: denied})
@@ -260,24 +270,27 @@ func (l *Locker) failed(x *lease, err error) driver.Code {
 // accept turns a grant into a Lock, or gives it back if the caller cannot use it.
 func (a *acquisition) accept(x *lease, g driver.Grant) (*Lock, error) {
 	l := a.l
-	ended := a.ctx.Err() != nil // not under the mutex: the context is the caller's
 	k := newLock(x.holder, &x.holder.first, a.ctx, &a.set)
+	first := k
 	var err error
+	if a.waiting.Err() != nil { // not under the mutex: the context is the caller's
+		err, first = a.fail(nil, contextError(a.waiting)), nil
+	}
+	var o outcome
 	l.mu.Lock()
 	x.standing.grant = g
-	o := l.step(x, &event{kind: granted})
+	if l.closed && err == nil {
+		err, first = l.closedError(a.name), nil
+	}
+	l.step(x, &event{kind: granted, lock: first}, &o)
 	switch {
 	case x.state.phase != held:
 		err = a.fail(ErrUnavailable, errUseless)
-	case ended:
-		err = a.fail(nil, contextError(a.ctx))
-	case l.closed:
-		err = l.closedError(a.name)
-	default:
-		o = k.open(opened, &a.set)
+	case a.set.hasMaxHold && err == nil:
+		k.startLimit(a.set.maxHold)
 	}
 	if err != nil && x.state.phase == held {
-		o = l.step(x, &event{kind: dropped})
+		l.step(x, &event{kind: dropped}, &o)
 	}
 	l.mu.Unlock()
 	_ = l.perform(&o)

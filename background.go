@@ -110,6 +110,8 @@ const (
 	expiredAfter = 4
 	// closeTimeout is how long Close waits for a store at least.
 	closeTimeout = 30 * time.Second
+	// closeLeast is for how long Close tries although its context has ended.
+	closeLeast = time.Second
 )
 
 // doLater does a task on a goroutine of its own, and repeats it until it is done.
@@ -125,7 +127,7 @@ func (l *Locker) doLater(t *task) {
 			ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 			err := t.run(ctx)
 			cancel()
-			if err == nil || l.store.Classify(err) == driver.IsClosed {
+			if err == nil || l.store.Classify(err) == driver.CodeClosed {
 				return
 			}
 			if !unsettled {

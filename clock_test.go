@@ -77,7 +77,7 @@ func TestLossAfterTheMachineSlept(t *testing.T) {
 		if k.Context().Err() == nil {
 			t.Error("Err does not look at the clock")
 		}
-		wantCause(t, k.Context(), holdfast.Slept)
+		wantCause(t, k.Context(), holdfast.CauseSlept)
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 			t.Error(err)
 		}
@@ -99,7 +99,7 @@ func TestErrReadsTheClockAfterAPause(t *testing.T) {
 	default:
 		t.Error("Err says ended, Done does not")
 	}
-	wantCause(t, k.Context(), holdfast.Expired)
+	wantCause(t, k.Context(), holdfast.CauseExpired)
 
 	// A context derived from it ends as well, once its end was noticed.
 	k2 := mustLock(t, l, "b")
@@ -183,6 +183,6 @@ type losesFirst struct{ *memstore.Store }
 
 func (s losesFirst) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := s.Store.Acquire(ctx, r)
-	_ = s.Script().Lose(r.Name, driver.Taken)
+	_ = s.Script().Lose(r.Name, driver.CauseTaken)
 	return g, err
 }

@@ -2,7 +2,6 @@ package holdfast
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -51,12 +50,12 @@ func locksIn(ctx context.Context, yield func(*Lock) bool) {
 	}
 }
 
-// find returns the innermost live lock of the name that ctx carries, or nil. A nil
-// Locker matches any.
+// find returns the innermost lock of the name that ctx carries and that has not ended,
+// or nil. A nil Locker matches any.
 func find(ctx context.Context, l *Locker, name string) *Lock {
 	var found *Lock
 	locksIn(ctx, func(k *Lock) bool {
-		if k.holder.lease.req.Name == name && (l == nil || k.holder.lease.l == l) && k.live() {
+		if k.holder.lease.req.Name == name && (l == nil || k.holder.lease.l == l) && k.held() {
 			found = k
 		}
 		return found == nil
@@ -66,7 +65,8 @@ func find(ctx context.Context, l *Locker, name string) *Lock {
 
 // Token returns the fencing token of the lock of that name which ctx carries, for the
 // resource that checks it. Token returns 0 if there is no such lock, or if it has
-// ended: no grant has token 0, and every guard refuses it.
+// ended: no grant has token 0, and every guard refuses it. The end of the caller's
+// context alone does not end the lock; see [Drain].
 func Token(ctx context.Context, name string) uint64 {
 	if k := find(ctx, nil, name); k != nil {
 		return k.Token()
@@ -81,6 +81,104 @@ func NewOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, lockKey{}, (*Lock)(nil))
 }
 
+// drainContext is the context that DrainContext returns.
+type drainContext struct {
+	lockContext
+	end context.CancelCauseFunc
+}
+
+// DrainContext returns a context for work that has to be finished after the caller's
+// context has ended, such as a last write at SIGTERM. It has the values of ctx, and it
+// ends when the innermost lock that ctx carries ends: by Unlock, by a loss, by MaxHold,
+// or when the lock is not renewed any more (see [Drain]). The end of the context that
+// was passed to Lock or Do does not end it. Without a lock in ctx it returns ctx.
+//
+//	err := locker.Do(ctx, "order/4711", func(ctx context.Context) error {
+//		for item := range items {
+//			if ctx.Err() != nil { // SIGTERM, or the lock is lost
+//				break
+//			}
+//			process(ctx, item)
+//		}
+//		return saveProgress(holdfast.DrainContext(ctx))
+//	})
+func DrainContext(ctx context.Context) context.Context {
+	k, _ := ctx.Value(lockKey{}).(*Lock)
+	if k == nil {
+		return ctx
+	}
+	return &valuesOf{k.draining(), context.WithoutCancel(ctx)}
+}
+
+// valuesOf is a context with the values of another one, which never ends.
+type valuesOf struct {
+	context.Context
+	values context.Context
+}
+
+func (c *valuesOf) Value(key any) any {
+	if v := c.values.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key)
+}
+
+// draining returns the context that ends with the lock, and with the locks outside it.
+func (k *Lock) draining() *drainContext {
+	if d := k.drain.Load(); d != nil {
+		return d
+	}
+	inner, cancel := context.WithCancelCause(context.WithoutCancel(k.parent))
+	d := &drainContext{lockContext: lockContext{inner, k}, end: cancel}
+	if outer, _ := k.parent.Value(lockKey{}).(*Lock); outer != nil {
+		o := outer.draining()
+		stop := context.AfterFunc(o, func() { cancel(context.Cause(o)) })
+		d.end = func(cause error) {
+			stop()
+			cancel(cause)
+		}
+	}
+	if !k.drain.CompareAndSwap(nil, d) {
+		d.end(nil)
+		return k.drain.Load()
+	}
+	if end := k.ended.Load(); end != nil { // it ended meanwhile
+		d.end(*end)
+	}
+	return d
+}
+
+// waiting returns the context of a wait: it ends with ctx, or with that of WaitContext.
+func (s *settings) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.waitCtx == nil {
+		return ctx, func() {}
+	}
+	inner, cancel := context.WithCancelCause(ctx)
+	end := func() { cancel(context.Cause(s.waitCtx)) }
+	stop := context.AfterFunc(s.waitCtx, end)
+	if s.waitCtx.Err() != nil {
+		end()
+	}
+	return &waitContext{inner, ctx, s.waitCtx}, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// waitContext is the context of a wait that either of two contexts ends.
+type waitContext struct {
+	context.Context
+	caller, wait context.Context
+}
+
+func (c *waitContext) Err() error {
+	err := c.Context.Err()
+	if err != nil && c.caller.Err() == nil && c.wait.Err() != nil {
+		return c.wait.Err()
+	}
+	return err
+}
+
 // bounded is the context of one request to a store: another context, or its values
 // alone, with a deadline. A store on this machine mostly answers at once. For it the
 // timer of the deadline starts only when the store waits for it, so that it costs
@@ -91,7 +189,6 @@ type bounded struct {
 	timeout         time.Duration
 
 	timed atomic.Pointer[timed] // once the store waits
-	mu    sync.Mutex            // for starting it
 }
 
 // timed is a context with a running timer.
@@ -113,18 +210,16 @@ func (b *bounded) start() *timed {
 	if t := b.timed.Load(); t != nil {
 		return t
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if t := b.timed.Load(); t != nil {
-		return t
-	}
 	parent := b.Context
 	if b.detached {
 		parent = context.WithoutCancel(parent)
 	}
 	t := &timed{}
 	t.Context, t.stop = context.WithTimeout(parent, b.timeout)
-	b.timed.Store(t)
+	if !b.timed.CompareAndSwap(nil, t) {
+		t.stop()
+		return b.timed.Load()
+	}
 	return t
 }
 

@@ -9,48 +9,85 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The errors of this package; test for them with [errors.Is].
+// The errors of this package; test for them with [errors.Is]. An acquisition that was
+// cancelled by the caller's context matches [context.Canceled], and none of ErrBusy and
+// ErrUnavailable. After a deadline it matches [context.DeadlineExceeded], and the one of
+// them that says what the store has answered until then.
 var (
-	// ErrBusy: another holder has the name, or a waiter comes before the caller.
+	// ErrBusy: another holder has the name, or a waiter comes before the caller. The
+	// caller does something else, or waits longer. [BusyError] has the holders.
 	ErrBusy = errors.New("busy")
-	// ErrLost: the lock ended before it was unlocked.
+	// ErrLost: the lock ended before it was unlocked, and another process may have held
+	// the name since. The caller discards or verifies what it did last, and may acquire
+	// the lock again. [LostError] has the cause.
 	ErrLost = errors.New("lock lost")
-	// ErrUnavailable: the store could not be reached or did not answer.
+	// ErrUnavailable: the store could not be reached or did not answer in time. The
+	// caller tries again with a backoff: the next request may succeed. A request that
+	// may have arrived is rolled back in the background.
 	ErrUnavailable = errors.New("store unavailable")
-	// ErrRefused: the store said no, and repeating the request would not help.
+	// ErrRefused: the store said no, for example for missing rights, a wrong password,
+	// a full disk or a server that is read-only. Repeating the request does not help
+	// until an operator, or a failover, has changed the store.
 	ErrRefused = errors.New("refused by the store")
-	// ErrUnsupported: the store cannot do this.
+	// ErrUnsupported: the store cannot do this, see [Guarantees]. The caller needs
+	// another option or another store.
 	ErrUnsupported = errors.New("not supported by the store")
-	// ErrInvalid: the input is wrong. This is found before any I/O.
+	// ErrInvalid: the input is wrong. This is found before any I/O. The caller has to be
+	// corrected.
 	ErrInvalid = errors.New("invalid")
 	// ErrSelfDeadlock: the context already holds the name, so the caller would wait for
-	// itself.
+	// itself. The caller passes [Reentrant] to join the lock, or the context of NewOwner
+	// to a goroutine of its own.
 	ErrSelfDeadlock = errors.New("already held by this context")
-	// ErrNotHeld: the name has no grant with that token.
+	// ErrNotHeld: the name has no grant with that token. There is nothing to break any
+	// more.
 	ErrNotHeld = errors.New("not held")
-	// ErrReleased is the cause of a lock's context after Unlock.
+	// ErrReleased is the cause of a lock's context after Unlock. Work that still runs
+	// was not waited for.
 	ErrReleased = errors.New("lock released")
-	// ErrHoldLimit is the cause of a lock's context after MaxHold.
+	// ErrHoldLimit is the cause of a lock's context after MaxHold. The work took longer
+	// than it may; the lock is not renewed and ends with its TTL, or with Unlock.
 	ErrHoldLimit = errors.New("maximum hold reached")
-	// ErrClosed: the Locker or its store has been closed.
+	// ErrClosed: the Locker or its store has been closed. The process is ending, or
+	// uses a Locker after its end.
 	ErrClosed = errors.New("closed")
+	// ErrMissed: no replica has served a tick of Every to its end. The caller logs it, or
+	// makes up for it if the next tick does not.
+	ErrMissed = errors.New("tick missed")
 )
 
 // Cause is why a lock was lost.
 type Cause = driver.Cause
 
-// The causes of a loss.
+// The causes of a loss. After each of them another process may hold the name, so the
+// caller stops the work and does not count on what it wrote without a fencing token.
 const (
-	Expired      = driver.Expired
-	Taken        = driver.Taken
-	SessionEnded = driver.SessionEnded
-	Gone         = driver.Gone
-	Slept        = driver.Slept
-	Closed       = driver.Closed
+	// CauseExpired: the lease could not be renewed in time. The store or the network was
+	// away for most of the TTL, or the process was paused or too busy to renew. If the
+	// store was well, raise the TTL.
+	CauseExpired = driver.CauseExpired
+	// CauseTaken: an operator broke the lock, or asked the holder to end. Do not acquire
+	// it again at once: the operator has a reason.
+	CauseTaken = driver.CauseTaken
+	// CauseSessionEnded: the session or the connection that carried the grant has ended,
+	// by a restart or a failover of the server, an administrator, or the network.
+	// Acquire the lock again.
+	CauseSessionEnded = driver.CauseSessionEnded
+	// CauseGone: the store does not have the grant any more. Its data was deleted, or a
+	// failover lost the latest writes. Acquire the lock again, and look at how the store
+	// is run: on such a store only the token is safe.
+	CauseGone = driver.CauseGone
+	// CauseSlept: the machine was suspended for longer than the lease. Acquire the lock
+	// again.
+	CauseSlept = driver.CauseSlept
+	// CauseClosed: Close was called while the lock was held. Let the work end before
+	// Close.
+	CauseClosed = driver.CauseClosed
 )
 
-// BusyError reports that the name is held. It matches [ErrBusy] and, after a wait, the
-// error of the context.
+// BusyError reports that the name is held. It matches [ErrBusy] and, after a deadline,
+// [context.DeadlineExceeded]. If the caller's context was cancelled while the name was
+// held, it matches what ended the context, and not ErrBusy.
 type BusyError struct {
 	Name, Store string
 	// Holders are those that the store named, possibly none.
@@ -64,7 +101,7 @@ func (e *BusyError) Error() string {
 	fmt.Fprintf(&b, "holdfast: %q on %s: busy", e.Name, e.Store)
 	if len(e.Holders) > 0 {
 		h := e.Holders[0]
-		fmt.Fprintf(&b, ", held by pid %d on %s", h.PID, h.Host)
+		fmt.Fprintf(&b, ", held by %s", h.Client())
 		if h.Reason != "" {
 			fmt.Fprintf(&b, " (%s)", h.Reason)
 		}
@@ -78,8 +115,10 @@ func (e *BusyError) Error() string {
 	return b.String()
 }
 
-// Is reports whether target is ErrBusy.
-func (e *BusyError) Is(target error) bool { return target == ErrBusy }
+// Is reports whether target is ErrBusy, and the caller was not cancelled.
+func (e *BusyError) Is(target error) bool {
+	return target == ErrBusy && !errors.Is(e.Err, context.Canceled)
+}
 
 // Unwrap returns what ended the wait.
 func (e *BusyError) Unwrap() error { return e.Err }
@@ -169,29 +208,39 @@ func invalid(format string, args ...any) error {
 
 // kinds maps the store's codes to the errors that callers test for.
 var kinds = map[driver.Code]error{
-	driver.Unknown:     ErrUnavailable,
-	driver.Busy:        ErrBusy,
-	driver.Withdrawn:   ErrUnavailable,
-	driver.NotHeld:     ErrNotHeld,
-	driver.Unavailable: ErrUnavailable,
-	driver.Refused:     ErrRefused,
-	driver.Unsupported: ErrUnsupported,
-	driver.Invalid:     ErrInvalid,
-	driver.IsClosed:    ErrClosed,
+	driver.CodeUnknown:     ErrUnavailable,
+	driver.CodeBusy:        ErrBusy,
+	driver.CodeWithdrawn:   ErrUnavailable,
+	driver.CodeNotHeld:     ErrNotHeld,
+	driver.CodeUnavailable: ErrUnavailable,
+	driver.CodeRefused:     ErrRefused,
+	driver.CodeUnsupported: ErrUnsupported,
+	driver.CodeInvalid:     ErrInvalid,
+	driver.CodeClosed:      ErrClosed,
+}
+
+// unanswered returns the error of a wait that has ended before the store has answered:
+// why it ended, and the last error of the store. For a cancelled caller the store's
+// error is a part of the text alone: the caller left on its own.
+func (l *Locker) unanswered(name string, ended, last error) error {
+	if errors.Is(ended, context.Canceled) {
+		return &failure{name: name, store: l.where, err: fmt.Errorf("%w: %v", ended, last)}
+	}
+	return &failure{name: name, store: l.where, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", ended, last)}
 }
 
 // explain turns a store's error into one for the caller. If the caller's context has
 // ended, an error that only reports that is not the store's.
 func (l *Locker) explain(ctx context.Context, name string, err error) error {
 	code := l.store.Classify(err)
-	if code == driver.Busy {
+	if code == driver.CodeBusy {
 		busy := &BusyError{Name: name, Store: l.where}
 		if b, ok := errors.AsType[*driver.BusyError](err); ok {
 			busy.Holders = b.Holders
 		}
 		return busy
 	}
-	if (code == driver.Unknown || code == driver.Withdrawn) && ctx.Err() != nil {
+	if (code == driver.CodeUnknown || code == driver.CodeWithdrawn) && ctx.Err() != nil {
 		return &failure{name: name, store: l.where, err: contextError(ctx)}
 	}
 	return &failure{name: name, store: l.where, kind: kinds[code], err: err}

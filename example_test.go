@@ -200,7 +200,7 @@ func ExampleToken() {
 	var guard fence.Memory // at the resource; fence has others for SQL and files
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := locker.Do(r.Context(), "invoice/9", func(ctx context.Context) error {
-			return guard.Do(ctx, "invoice/9", holdfast.Token(ctx, "invoice/9"), func(context.Context) error {
+			return guard.Write(ctx, "invoice/9", holdfast.Token(ctx, "invoice/9"), func(context.Context) error {
 				fmt.Fprint(w, "written")
 				return nil
 			})
@@ -223,7 +223,7 @@ func ExampleLostError() {
 	defer locker.Close(ctx)
 
 	err := locker.Do(ctx, "job", func(ctx context.Context) error {
-		_ = store.Script().Lose("job", holdfast.Taken) // as an operator would
+		_ = store.Script().Lose("job", holdfast.CauseTaken) // as an operator would
 		<-ctx.Done()
 		return errors.New("stopped after 3 of 5 steps")
 	})

@@ -120,7 +120,7 @@ func (s *asks) ask(name string) {
 	s.mu.Lock()
 	f := s.from[name]
 	s.mu.Unlock()
-	f.Lost(driver.Taken, nil)
+	f.Lost(driver.CauseTaken, nil)
 }
 
 func TestLingeringLeaseIsReleasedWhenAskedToEnd(t *testing.T) {
@@ -290,11 +290,11 @@ func TestSlowHookStopsNoRelease(t *testing.T) {
 		block := make(chan struct{})
 		l, other := newLocker(t, s, holdfast.WithHooks(blockReleased{block})), newLocker(t, s.Client())
 		k := mustLock(t, l, "a")
-		s.Script().FailReleases("a", 1, driver.Errorf(driver.Unknown, "cut"))
+		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "cut"))
 		_ = k.Unlock()
 		time.Sleep(time.Second)
 		k = mustLock(t, l, "b", holdfast.TTL(time.Hour))
-		s.Script().FailReleases("b", 1, driver.Errorf(driver.Unknown, "cut"))
+		s.Script().FailReleases("b", 1, driver.Errorf(driver.CodeUnknown, "cut"))
 		_ = k.Unlock()
 		time.Sleep(time.Minute)
 		if _, err := other.TryLock(bg, "b"); err != nil {
@@ -341,7 +341,7 @@ type unreachable struct{ driver.Store }
 
 func (s unreachable) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	<-ctx.Done()
-	return driver.Grant{}, driver.Errorf(driver.Unavailable, "dial: i/o timeout")
+	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "dial: i/o timeout")
 }
 
 // TestEndOfTheContextIsReportedBesideTheStoresError: a store that reports its own timeout
@@ -396,7 +396,7 @@ func TestJoinedWorkErrorIsKept(t *testing.T) {
 	l := newLocker(t, s)
 	own := errors.New("rollback failed")
 	err := l.Do(bg, "a", func(ctx context.Context) error {
-		_ = s.Script().Lose("a", driver.Taken)
+		_ = s.Script().Lose("a", driver.CauseTaken)
 		return errors.Join(ctx.Err(), own)
 	})
 	if !errors.Is(err, own) {
@@ -433,7 +433,7 @@ func TestStoreMayCallLostUnderItsMutex(t *testing.T) {
 	l, _ := holdfast.New(s)
 	mustLock(t, l, "a")
 	done := make(chan struct{})
-	go func() { defer close(done); s.mu.Lock(); s.from.Lost(driver.Gone, nil); s.mu.Unlock() }()
+	go func() { defer close(done); s.mu.Lock(); s.from.Lost(driver.CauseGone, nil); s.mu.Unlock() }()
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):
@@ -473,11 +473,11 @@ func TestHookMayExitItsGoroutine(t *testing.T) {
 		l, _ := holdfast.New(s, holdfast.WithHooks(goexitHook{}))
 		other := newLocker(t, s.Client())
 		k := mustLock(t, l, "a")
-		s.Script().FailReleases("a", 1, driver.Errorf(driver.Unknown, "cut"))
+		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "cut"))
 		_ = k.Unlock()
 		time.Sleep(time.Second)
 		k = mustLock(t, l, "b", holdfast.TTL(time.Hour))
-		s.Script().FailReleases("b", 1, driver.Errorf(driver.Unknown, "cut"))
+		s.Script().FailReleases("b", 1, driver.Errorf(driver.CodeUnknown, "cut"))
 		_ = k.Unlock()
 		time.Sleep(time.Minute)
 		if err := l.Close(bg); err != nil {
@@ -508,7 +508,7 @@ func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
 				l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Lapses = c.lapses }})
-				no := driver.Errorf(driver.Refused, "no rights")
+				no := driver.Errorf(driver.CodeRefused, "no rights")
 				if what == "undo" {
 					s.Script().FailUndos("a", c.tries, no)
 					s.Script().LoseAcquireAnswer("a", memstore.Dropped, 0)
@@ -585,7 +585,7 @@ type lostReleaseAnswer struct{ driver.Store }
 func (s lostReleaseAnswer) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	err := s.Store.Release(ctx, g, keep)
 	if err == nil {
-		return driver.Errorf(driver.Unknown, "answer lost")
+		return driver.Errorf(driver.CodeUnknown, "answer lost")
 	}
 	return err
 }
@@ -598,7 +598,7 @@ func TestWaitGoesOnAfterABusyAnswer(t *testing.T) {
 		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }})
 		s.Script().FailAcquire("a", 3, &driver.BusyError{})
 		unlock(t, mustLock(t, l, "a"))
-		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.Busy, "too many wait"))
+		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.CodeBusy, "too many wait"))
 		if _, err := l.Lock(bg, "a", holdfast.Wait(time.Minute)); !errors.Is(err, holdfast.ErrBusy) {
 			t.Error(err)
 		}

@@ -2,14 +2,51 @@ package holdfast
 
 import (
 	"context"
+	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
 
+// maxHandoffs returns how often a lease may be handed off, and for how long after its
+// grant; 0 means for as long as it is valid.
+func (l *Locker) maxHandoffs(g *driver.Guarantees) (n int, within time.Duration) {
+	switch {
+	case l.cfg.hasHandoff:
+		return l.cfg.handoff, 0
+	case g.Reserves:
+		return driver.HandoffMax, driver.HandoffTime
+	}
+	return 0, 0
+}
+
+// handoffLimits returns the limits of the handoffs of a grant. Each needs a token of the
+// grant, if the store can reserve tokens.
+func (l *Locker) handoffLimits(g *driver.Grant) (spare int32, within time.Duration) {
+	if g.Limit != driver.Exclusive {
+		return 0, 0
+	}
+	store := l.guarantees.Load()
+	n, within := l.maxHandoffs(store)
+	if store.Reserves {
+		n = min(n, max(g.Tokens, 1)-1)
+	}
+	return int32(n), within
+}
+
+// reserve has a request reserve tokens for handoffs, if goroutines of this Locker
+// compete for the name.
+func (l *Locker) reserve(r *driver.Request, compete bool) {
+	g := l.guarantees.Load()
+	n, _ := l.maxHandoffs(g)
+	if n > 0 && g.Reserves && r.Limit == driver.Exclusive && (compete || l.localContention.expected(r.Name)) {
+		r.Tokens = 1 + n
+	}
+}
+
 // nextHolder returns the waiter that can have a lease in a handoff: the head of the
 // local queue, if it asks for just this lease. The Locker's mutex is held.
 func (l *Locker) nextHolder(x *lease) *waiter {
-	if l.cfg.handoff <= int(x.state.handoffs) || x.req.Limit != driver.Exclusive || l.closed {
+	if l.waiting.Load() == 0 || x.req.Limit != driver.Exclusive || l.closed {
 		return nil
 	}
 	q := l.queues[x.req.Name]
@@ -19,10 +56,15 @@ func (l *Locker) nextHolder(x *lease) *waiter {
 	return q.head
 }
 
-// handOff gives the lease to a waiter, with the token that it has. The returned
-// function, if not nil, ends the queue's request, which no waiter needs any more.
-// The Locker's mutex is held.
+// handOff gives the lease to a waiter, with the next token of the grant if it has one.
+// The returned function, if not nil, ends the queue's request, which no waiter needs any
+// more. The Locker's mutex is held.
 func (l *Locker) handOff(x *lease, w *waiter) context.CancelCauseFunc {
-	x.holder = &holder{lease: x, set: w.set, ctx: w.ctx, token: x.holder.token}
+	g := &x.standing.grant
+	token := g.Token
+	if g.Tokens > 1 {
+		token += uint64(x.state.handoffs)
+	}
+	x.holder = &holder{lease: x, set: w.set, ctx: w.ctx, token: token}
 	return l.queues[x.req.Name].serve(w, x.holder)
 }

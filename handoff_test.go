@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -14,39 +15,60 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestHandoffKeepsTheTokenAMaximumNumberOfTimes: the lease goes from goroutine to goroutine
-// with its token, and after the maximum number of handoffs to another Locker.
-func TestHandoffKeepsTheTokenAMaximumNumberOfTimes(t *testing.T) {
+// queueUp starts goroutines that take a lock one after the other, in the order of the
+// calls, and returns how to wait for them. Each hold lasts for d.
+type queueUp struct {
+	t    *testing.T
+	wg   sync.WaitGroup
+	mu   sync.Mutex
+	who  []string
+	took []uint64
+}
+
+func (q *queueUp) take(who string, l *holdfast.Locker, d time.Duration) {
+	q.wg.Go(func() {
+		k := mustLock(q.t, l, "a")
+		q.mu.Lock()
+		q.who, q.took = append(q.who, who), append(q.took, k.Token())
+		q.mu.Unlock()
+		time.Sleep(d)
+		unlock(q.t, k)
+	})
+	synctest.Wait()
+}
+
+// served returns who was served, in order, and requires that tokens rise.
+func (q *queueUp) served() string {
+	q.wg.Wait()
+	for i := 1; i < len(q.took); i++ {
+		if q.took[i] <= q.took[i-1] {
+			q.t.Errorf("tokens do not rise: %v", q.took)
+		}
+	}
+	return strings.Join(q.who, "")
+}
+
+// TestHandoffHappensAMaximumNumberOfTimes: the lease goes from goroutine to goroutine, each
+// with a token of its own, and after the maximum number of handoffs to another Locker.
+func TestHandoffHappensAMaximumNumberOfTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		r := &recorder{}
 		l, other := newLocker(t, s, holdfast.LocalHandoff(3), holdfast.WithHooks(r)), newLocker(t, s.Client())
+		q := &queueUp{t: t}
 		k := mustLock(t, l, "a")
-		var tokens []uint64
-		var wg sync.WaitGroup
-		take := func(l *holdfast.Locker) {
-			wg.Go(func() {
-				k := mustLock(t, l, "a")
-				tokens = append(tokens, k.Token())
-				time.Sleep(time.Second)
-				unlock(t, k)
-			})
-			synctest.Wait()
-		}
-		take(l)
-		take(other)
+		q.take("l", l, time.Second)
+		q.take("o", other, time.Second)
 		for range 5 {
-			take(l)
+			q.take("l", l, time.Second)
 		}
-		first := k.Token()
 		unlock(t, k)
-		wg.Wait()
-		// The local queue's entry comes before the other Locker's.
-		want := []uint64{first, first, first, first + 1, first + 2, first + 1, first + 1}
-		slices.Sort(tokens[3:])
-		slices.Sort(want[3:])
-		if !slices.Equal(tokens, want) {
-			t.Errorf("tokens %v, want %v", tokens, want)
+		// The first request of l was made while one goroutine waited. The second reserves
+		// four tokens, and comes after other's first.
+		time.Sleep(1500 * time.Millisecond)
+		q.take("o", other, time.Second)
+		if got, want := q.served(), "lollllol"; got != want {
+			t.Errorf("served %s, want %s", got, want)
 		}
 		acquired, released := 0, 0
 		for _, kind := range r.kinds() {
@@ -63,8 +85,46 @@ func TestHandoffKeepsTheTokenAMaximumNumberOfTimes(t *testing.T) {
 	})
 }
 
+// TestDefaultHandoffIsBounded: without an option, a lease is handed off within 5 ms of its
+// grant and 64 times; longer holds are served in the order of the store's queue.
+func TestDefaultHandoffIsBounded(t *testing.T) {
+	for name, c := range map[string]struct {
+		hold time.Duration
+		n    int
+		want string
+		o    []holdfast.Option
+	}{
+		"short holds":  {time.Millisecond, 8, "ol" + strings.Repeat("l", 4) + "olll", nil},
+		"long holds":   {6 * time.Millisecond, 3, "olol" + "l", nil},
+		"no time":      {0, 80, "ol" + strings.Repeat("l", 64) + "o" + strings.Repeat("l", 15), nil},
+		"switched off": {time.Millisecond, 3, "olol" + "l", []holdfast.Option{holdfast.LocalHandoff(0)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memstore.New()
+				l, other, first := newLocker(t, s, c.o...), newLocker(t, s.Client()), newLocker(t, s.Client(), c.o...)
+				k := mustLock(t, l, "a")
+				(&queueUp{t: t}).take("l", l, 0) // they compete
+				unlock(t, k)
+				synctest.Wait()
+				k = mustLock(t, first, "a")
+				q := &queueUp{t: t}
+				q.take("o", other, 0)
+				for range c.n {
+					q.take("l", l, c.hold)
+				}
+				q.take("o", other, 0)
+				unlock(t, k)
+				if got := q.served(); got != c.want {
+					t.Errorf("served %s, want %s", got, c.want)
+				}
+			})
+		})
+	}
+}
+
 // TestLeaseAfterAHandoffIsRenewedAndExclusive: a lease that was handed off is renewed, can
-// be lost, and excludes as before. A waiter with other options does not get it.
+// be lost and broken, and excludes as before. A waiter with other options does not get it.
 func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -74,52 +134,108 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 			got := make(chan *holdfast.Lock)
 			go func() { got <- mustLock(t, l, "a", o...) }()
 			synctest.Wait()
+			token := k.Token()
 			unlock(t, k)
-			return <-got
+			next := <-got
+			if next.Token() <= token {
+				t.Errorf("token %d after %d", next.Token(), token)
+			}
+			return next
+		}
+		grant := func() holdfast.Holder { // as the store has it
+			st, err := other.Inspect(bg, "a")
+			if err != nil || len(st.Holders) != 1 {
+				t.Fatal(st, err)
+			}
+			return st.Holders[0]
 		}
 		k = mustLock(t, l, "a")
-		token := k.Token()
-		for range 3 {
-			k = pass(holdfast.Reason("next"))
+		if h := grant(); h.Tokens != 1 {
+			t.Errorf("%d tokens reserved while nobody waits", h.Tokens)
 		}
-		if k.Token() != token {
-			t.Errorf("token %d, want %d", k.Token(), token)
+		k = pass()
+		k = pass()
+		first := grant()
+		for i := range 3 {
+			if k = pass(holdfast.Reason("next")); grant().Token != first.Token || k.Token() != first.Token+uint64(i)+1 {
+				t.Errorf("token %d of a grant from %d on: not handed off", k.Token(), grant().Token)
+			}
 		}
 		time.Sleep(5 * time.Minute) // renewed on
 		wantBusy(t, other, "a")
 		if k.Context().Err() != nil {
 			t.Fatal(context.Cause(k.Context()))
 		}
-		_ = s.Script().Lose("a", driver.Taken)
+		if err := other.Break(bg, "a", driver.LastToken(first.Token, first.Tokens)+1); !errors.Is(err, holdfast.ErrNotHeld) {
+			t.Errorf("break of a token beyond the grant: %v", err)
+		}
+		if err := other.Break(bg, "a", k.Token()); err != nil {
+			t.Error(err)
+		}
 		<-k.Context().Done()
-		wantCause(t, k.Context(), holdfast.Taken)
-		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
+		wantCause(t, k.Context(), holdfast.CauseTaken)
+		err := k.Unlock()
+		if lost, ok := errors.AsType[*holdfast.LostError](err); !ok || lost.Token != k.Token() {
 			t.Error(err)
 		}
 
 		k = mustLock(t, l, "a")
-		token = k.Token()
-		if k = pass(holdfast.Shared()); k.Token() == token {
+		token := grant().Token
+		if k = pass(holdfast.Shared()); grant().Token == token {
 			t.Error("an exclusive grant passed on to a reader")
 		}
-		token = k.Token()
-		if k = pass(); k.Token() == token {
+		token = grant().Token
+		if k = pass(); grant().Token == token {
 			t.Error("a shared grant passed on")
 		}
-		token = k.Token()
-		if k = pass(holdfast.TTL(time.Minute)); k.Token() == token {
+		token = grant().Token
+		if k = pass(holdfast.TTL(time.Minute)); grant().Token == token {
 			t.Error("a grant of another TTL passed on")
 		}
 		unlock(t, k)
 
 		k = mustLock(t, l, "a", holdfast.MinHold(time.Minute))
-		token = k.Token()
+		token = grant().Token
 		began := time.Now()
-		if k = pass(); k.Token() == token || time.Since(began) < time.Minute {
+		if k = pass(); grant().Token == token || time.Since(began) < time.Minute {
 			t.Errorf("passed on within its MinHold, after %s", time.Since(began))
 		}
 		unlock(t, k)
 		wantFree(t, other, "a")
+	})
+}
+
+// TestHandoffWithoutReservedTokensKeepsTheToken: it is off by default there.
+func TestHandoffWithoutReservedTokensKeepsTheToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, n := range []int{0, 2} {
+			s := altered{memstore.New(), func(g *driver.Guarantees) { g.Reserves = false }}
+			var o []holdfast.Option
+			if n > 0 {
+				o = append(o, holdfast.LocalHandoff(n))
+			}
+			l := newLocker(t, s, o...)
+			k := mustLock(t, l, "a")
+			tokens := []uint64{k.Token()}
+			var wg sync.WaitGroup
+			for range 3 {
+				wg.Go(func() {
+					k := mustLock(t, l, "a")
+					tokens = append(tokens, k.Token())
+					unlock(t, k)
+				})
+				synctest.Wait()
+			}
+			unlock(t, k)
+			wg.Wait()
+			want := []uint64{1, 2, 3, 4}
+			if n > 0 {
+				want = []uint64{1, 1, 1, 2}
+			}
+			if !slices.Equal(tokens, want) {
+				t.Errorf("LocalHandoff(%d): tokens %v, want %v", n, tokens, want)
+			}
+		}
 	})
 }
 

@@ -108,7 +108,11 @@ func (h logHooks) Event(ctx context.Context, e Event) {
 		attrs = append(attrs, slog.String("cause", string(e.Cause)))
 	}
 	if len(e.Holders) > 0 {
-		attrs = append(attrs, slog.Int("holder_pid", e.Holders[0].PID), slog.String("holder_host", e.Holders[0].Host))
+		if h := e.Holders[0]; h.PID != 0 {
+			attrs = append(attrs, slog.Int("holder_pid", h.PID), slog.String("holder_host", h.Host))
+		} else {
+			attrs = append(attrs, slog.String("holder", h.Client()))
+		}
 	}
 	if e.Err != nil {
 		attrs = append(attrs, slog.Any("error", e.Err))

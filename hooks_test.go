@@ -78,7 +78,7 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventRenewed, holdfast.EventRenewFailed, holdfast.EventRenewed, holdfast.EventReleased}},
 		"lost": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
 			k := mustLock(t, l, "a")
-			_ = s.Script().Lose("a", driver.Taken)
+			_ = s.Script().Lose("a", driver.CauseTaken)
 			<-k.Context().Done()
 			synctest.Wait()
 			_ = k.Unlock()
@@ -91,13 +91,13 @@ func TestHooksGetTheEventsOfALock(t *testing.T) {
 		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventHoldLimit, holdfast.EventReleased}},
 		"unconfirmed": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
 			k := mustLock(t, l, "a")
-			s.Script().FailReleases("a", 2, driver.Errorf(driver.Unknown, "cut"))
+			s.Script().FailReleases("a", 2, driver.Errorf(driver.CodeUnknown, "cut"))
 			_ = k.Unlock()
 			time.Sleep(10 * time.Second)
 		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventAcquired, holdfast.EventUnconfirmed, holdfast.EventUnconfirmed, holdfast.EventReleased}},
 		"undone": {func(t *testing.T, l *holdfast.Locker, s *memstore.Store) {
 			s.Script().LoseAcquireAnswer("a", memstore.Applied, 0)
-			s.Script().FailUndos("a", 1, driver.Errorf(driver.Unavailable, "down"))
+			s.Script().FailUndos("a", 1, driver.Errorf(driver.CodeUnavailable, "down"))
 			_, _ = l.TryLock(bg, "a")
 			time.Sleep(10 * time.Second)
 		}, []holdfast.EventKind{holdfast.EventAcquiring, holdfast.EventFailed, holdfast.EventUndoFailed}},
@@ -163,10 +163,10 @@ func TestLogHooksUseLevelsByEvent(t *testing.T) {
 		l := newLocker(t, s, holdfast.WithHooks(holdfast.LogHooks(slog.New(slog.NewTextHandler(&out, nil)))))
 		unlock(t, mustLock(t, l, "quiet"))
 		k := mustLock(t, l, "loud", holdfast.Reason("why"))
-		_ = s.Script().Lose("loud", driver.Taken)
+		_ = s.Script().Lose("loud", driver.CauseTaken)
 		<-k.Context().Done()
 		_ = k.Unlock()
-		s.Script().FailReleases("slow", 1, driver.Errorf(driver.Unknown, "cut"))
+		s.Script().FailReleases("slow", 1, driver.Errorf(driver.CodeUnknown, "cut"))
 		_ = mustLock(t, l, "slow").Unlock()
 		if err := l.Close(bg); err != nil {
 			t.Fatal(err)
@@ -232,7 +232,7 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 		if err := other.Break(bg, "a/2", b.Token()); err != nil {
 			t.Error(err)
 		}
-		wantCause(t, b.Context(), holdfast.Taken)
+		wantCause(t, b.Context(), holdfast.CauseTaken)
 		synctest.Wait()
 		unlock(t, mustLock(t, other, "a/2"))
 		synctest.Wait()
@@ -352,7 +352,7 @@ func TestErrorsNameLockStoreAndReason(t *testing.T) {
 			t.Errorf("%q is not in %q", want, busy.Error())
 		}
 	}
-	_ = s.Script().Lose("a", driver.Taken)
+	_ = s.Script().Lose("a", driver.CauseTaken)
 	if got := k.Unlock().Error(); !strings.HasPrefix(got, `holdfast: "a" on memory: lock lost (taken), token `) {
 		t.Error(got)
 	}
@@ -396,7 +396,7 @@ func TestEveryLossIsReportedIfAHookExits(t *testing.T) {
 		l := newLocker(t, s, holdfast.WithHooks(h))
 		for _, name := range []string{"a", "b", "c", "d"} {
 			mustLock(t, l, name)
-			if err := s.Script().Lose(name, driver.Taken); err != nil {
+			if err := s.Script().Lose(name, driver.CauseTaken); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()

@@ -173,7 +173,7 @@ func withoutVolatile(st State) State {
 }
 
 // Break ends the grant of name that has the token, which Inspect shows. The context of
-// its holder ends with cause Taken. ErrNotHeld means that the grant has ended before. A
+// its holder ends with cause CauseTaken. ErrNotHeld means that the grant has ended before. A
 // store that can only ask the holder (see Guarantees) waits until the holder has
 // released the lock. ErrBusy then means that ctx ended first, and the error names the
 // holder.
@@ -192,7 +192,7 @@ func (l *Locker) Break(ctx context.Context, name string, token uint64) error {
 	switch {
 	case err == nil:
 		return nil
-	case l.store.Classify(err) == driver.Busy:
+	case l.store.Classify(err) == driver.CodeBusy:
 		return &BusyError{Name: name, Store: l.where, Err: err}
 	}
 	return l.explain(ctx, name, err)

@@ -23,7 +23,7 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = s.Script().Lose("a", driver.Taken)
+		_ = s.Script().Lose("a", driver.CauseTaken)
 		<-k.Context().Done()
 		synctest.Wait()
 		if k.limit.Stop() {
@@ -44,16 +44,12 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close(context.Background())
+	l.localContention.found("a") // so that the grant reserves tokens
 	k, err := l.Lock(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := k.holder
-	l.apply(h.lease, &event{kind: unlocked, lock: k})
-	if j := h.join(context.Background(), &h.set); j != nil {
-		t.Error("joined between the two halves of the last Unlock")
-	}
-
 	next := make(chan *Lock, 1)
 	go func() {
 		k, err := l.Lock(context.Background(), "a")
@@ -71,9 +67,13 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	for !waits() {
 		time.Sleep(time.Millisecond)
 	}
+	l.apply(h.lease, &event{kind: unlocked, lock: k})
+	if j := h.join(context.Background(), &h.set); j != nil {
+		t.Error("joined between the two halves of the last Unlock")
+	}
 	l.apply(h.lease, &event{kind: left, lock: k})
 	n := <-next
-	if n.Token() != k.Token() || n.holder.lease != k.holder.lease {
+	if n.Token() != k.Token()+1 || n.holder.lease != k.holder.lease {
 		t.Error("not handed off")
 	}
 	if j := h.join(context.Background(), &h.set); j != nil {
@@ -100,7 +100,8 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.mu.Lock()
-	o := l.step(k.holder.lease, &event{kind: revoke, cause: Taken})
+	var o outcome
+	l.step(k.holder.lease, &event{kind: revoke, cause: CauseTaken}, &o)
 	l.mu.Unlock()
 	if k.Context().Err() == nil || k.Remaining() != 0 {
 		t.Error("the lock looks valid")
@@ -111,7 +112,7 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 		t.Error("Err reports the end, Done does not")
 	}
 	_ = l.perform(&o)
-	if lost, ok := context.Cause(k.Context()).(*LostError); !ok || lost.Cause != Taken {
+	if lost, ok := context.Cause(k.Context()).(*LostError); !ok || lost.Cause != CauseTaken {
 		t.Error(context.Cause(k.Context()))
 	}
 	_ = k.Unlock()
@@ -136,7 +137,7 @@ func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	case f.asked <- struct{}{}:
 	default:
 	}
-	return driver.Grant{}, driver.Errorf(driver.Unavailable, "it is down")
+	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "it is down")
 }
 
 // TestNewWaiterShortensTheBackoff: a waiter that joins while a queue pauses after many

@@ -18,6 +18,8 @@ type lease struct {
 	queue *queue
 	// asking is the context of a request that does not wait.
 	asking bounded
+	// giving is the context of the first attempt to release it.
+	giving bounded
 	// answered: the store has answered that the name is held.
 	answered atomic.Bool
 	// valid is standing while the phase is held or lingering, and nil otherwise. Readers
@@ -86,7 +88,7 @@ func (l *Locker) newLease(ctx context.Context, name string, s *settings) *lease 
 	x := &lease{l: l}
 	x.holder, x.standing = &x.firstHolder, &x.firstStanding
 	x.holder.lease, x.holder.set, x.holder.ctx = x, *s, ctx
-	x.req = driver.Request{ID: l.newID(), Name: name, Limit: s.limit, TTL: s.ttl, From: x}
+	x.req = driver.Request{ID: l.newID(), Name: name, Limit: s.limit, TTL: s.ttl, Tokens: 1, From: x}
 	return x
 }
 
@@ -132,41 +134,53 @@ type outcome struct {
 }
 
 // apply applies an event to a lease, and carries out the effects.
-func (l *Locker) apply(x *lease, e *event) outcome {
+func (l *Locker) apply(x *lease, e *event) {
+	var o outcome
 	l.mu.Lock()
-	o := l.step(x, e)
+	l.step(x, e, &o)
 	l.mu.Unlock()
 	_ = l.perform(&o)
-	return o
 }
 
-// step applies an event to a lease. The Locker's mutex is held.
-func (l *Locker) step(x *lease, e *event) outcome {
+// step applies an event to a lease, and writes the whole of o. The Locker's mutex is
+// held.
+func (l *Locker) step(x *lease, e *event, o *outcome) {
 	if e.kind == granted || e.kind == renewed {
 		g := &x.standing.grant
 		e.sent, e.ttl, e.valid = l.sinceStart(g.SentAt.Time()), g.TTL, x.holder.set.validFor(g.TTL)
+		if e.kind == granted {
+			e.spare, e.within = l.handoffLimits(g)
+		}
 	}
 	if e.kind == joined && x.holder != e.lock.holder {
-		return outcome{effects: effects{do: endOne}, lock: e.lock}
+		*o = outcome{effects: effects{do: endOne}, lock: e.lock}
+		return
 	}
-	f, next := l.observe(x, e)
-	o := outcome{lease: x, holder: x.holder, since: x.state.since, lock: e.lock, err: e.err, age: f.age}
+	var f facts
+	next := l.observe(x, e, &f)
+	o.lease, o.holder, o.since, o.lock, o.err, o.age, o.cancel = x, x.holder, x.state.since, e.lock, e.err, f.age, nil
 	o.effects = x.state.apply(e, &f)
 
 	if o.cause != "" {
-		x.loss = &LostError{Name: x.req.Name, Store: l.where, Token: x.standing.grant.Token, Cause: o.cause, Err: e.err}
+		x.loss = &LostError{Name: x.req.Name, Store: l.where, Token: x.holder.token, Cause: o.cause, Err: e.err}
 	}
 	o.loss = x.loss
 	switch {
 	case e.kind == granted:
 		x.holder.token = x.standing.grant.Token
 		o.since = x.state.since
+		if x.state.open > 0 {
+			x.holder.locks = e.lock
+		}
 	case e.kind == opened || e.kind == joined:
 		if o.do&endOne == 0 {
 			e.lock.next, x.holder.locks = x.holder.locks, e.lock
 		}
-	case e.kind == unlocked && x.state.phase == held:
+	case e.kind == unlocked && x.loss == nil:
 		x.holder.remove(e.lock)
+	}
+	if next != nil && e.kind != left {
+		l.localContention.found(x.req.Name)
 	}
 	if o.do&handOff != 0 {
 		o.cancel = l.handOff(x, next)
@@ -176,22 +190,21 @@ func (l *Locker) step(x *lease, e *event) outcome {
 		x.timer = time.AfterFunc(o.keep, func() { l.apply(x, &event{kind: lingered}) })
 	}
 	l.index(x, e, &f, o.do)
-	return o
 }
 
 // observe reads the facts that an event is judged by, and finds the waiter that the
 // lease can go to.
-func (l *Locker) observe(x *lease, e *event) (f facts, next *waiter) {
+func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 	switch e.kind {
 	case granted, unlocked, left, dropped, checked, ticked, resumed, renewed, renewalFailed, lingered:
 	case limitReached:
 		f.used = x.holder == e.lock.holder && e.lock.ctx.Context.Err() == nil
-		return f, nil
+		return nil
 	default:
-		return f, nil
+		return nil
 	}
 	g := &x.standing.grant
-	if e.kind == left || e.kind == dropped {
+	if e.kind == unlocked || e.kind == left || e.kind == dropped {
 		next = l.nextHolder(x)
 	}
 	switch {
@@ -204,25 +217,25 @@ func (l *Locker) observe(x *lease, e *event) (f facts, next *waiter) {
 		f.now = l.sinceStart(g.SentAt.Time()) + f.age - f.slept
 	}
 	switch e.kind {
+	case granted:
+		f.used = e.lock != nil
 	case ticked, resumed, renewed, renewalFailed:
-		f.used = x.holder.used()
-	case left, dropped:
+		f.used = x.holder.used(f.now)
+	case unlocked, left, dropped:
 		f.storeKeeps = l.guarantees.Load().Linger
 		if next != nil {
 			f.next, e.valid = true, next.set.validFor(g.TTL)
 		}
 	}
-	return f, next
+	return next
 }
 
-// used reports whether the context of a Lock lives.
-func (h *holder) used() bool {
+// used reports whether a Lock needs the lease: its context lives, or it drains.
+func (h *holder) used(now time.Duration) (used bool) {
 	for k := h.locks; k != nil; k = k.next {
-		if k.ctx.Context.Err() == nil {
-			return true
-		}
+		used = k.ctx.Context.Err() == nil || k.drains(now) || used
 	}
-	return false
+	return used
 }
 
 // remove takes k out of the open Locks.
@@ -278,7 +291,7 @@ func (l *Locker) index(x *lease, e *event, f *facts, do effect) {
 		return
 	}
 	switch e.kind {
-	case left, dropped:
+	case unlocked, left, dropped:
 		if do&(handOff|linger) == 0 {
 			return
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -18,9 +19,19 @@ type Lock struct {
 	end     context.CancelCauseFunc
 	limit   *time.Timer // MaxHold, or nil
 	minHold time.Duration
+	// drainFor is for how long after the end of the caller's context it is renewed.
+	drainFor time.Duration
 	// under are the other Locks of a LockAll, whose names come before this one's.
 	under []*Lock
 	next  *Lock // of the same holder
+	// ended is the cause of the lock's end: Unlock, a loss, or MaxHold. It is nil while
+	// the lock is held, also after the caller's context has ended.
+	ended atomic.Pointer[error]
+	// drainFrom is when the schedule first found the caller's context ended, counted from
+	// the making of the Locker; 0 before. Guarded by the Locker's mutex.
+	drainFrom time.Duration
+	// drain is made by the first DrainContext.
+	drain atomic.Pointer[drainContext]
 
 	once   sync.Once
 	result error
@@ -30,25 +41,44 @@ type Lock struct {
 func newLock(h *holder, k *Lock, parent context.Context, s *settings) *Lock {
 	inner, end := context.WithCancelCause(parent)
 	k.holder, k.parent, k.ctx, k.end = h, parent, lockContext{inner, k}, end
-	k.minHold = s.minHold
+	k.minHold, k.drainFor = s.minHold, s.drain
 	return k
 }
 
 // open makes k, which newLock has prepared, an open Lock of its holder. If the lease
 // has ended meanwhile the context of k ends with the outcome. The Locker's mutex is
 // held.
-func (k *Lock) open(kind eventKind, s *settings) outcome {
+func (k *Lock) open(kind eventKind, s *settings, o *outcome) {
 	l := k.holder.lease.l
-	o := l.step(k.holder.lease, &event{kind: kind, lock: k})
+	l.step(k.holder.lease, &event{kind: kind, lock: k}, o)
 	if s.hasMaxHold && o.do&endOne == 0 {
-		k.limit = time.AfterFunc(s.maxHold, func() { l.apply(k.holder.lease, &event{kind: limitReached, lock: k}) })
+		k.startLimit(s.maxHold)
 	}
-	return o
+}
+
+// startLimit starts the timer of a MaxHold. The Locker's mutex is held.
+func (k *Lock) startLimit(d time.Duration) {
+	x := k.holder.lease
+	k.limit = time.AfterFunc(d, func() { x.l.apply(x, &event{kind: limitReached, lock: k}) })
 }
 
 // finish ends the context of k. Only the first cause counts.
 func (k *Lock) finish(cause error) {
+	var end *error
+	switch cause { // no allocation for the usual ends
+	case ErrReleased:
+		end = &ErrReleased
+	case ErrHoldLimit:
+		end = &ErrHoldLimit
+	default:
+		lost := cause
+		end = &lost
+	}
+	k.ended.CompareAndSwap(nil, end)
 	k.end(cause)
+	if d := k.drain.Load(); d != nil {
+		d.end(cause)
+	}
 	if k.limit != nil {
 		k.limit.Stop()
 	}
@@ -61,8 +91,9 @@ func (k *Lock) check() {
 	if x.valid.Load().left() > 0 {
 		return
 	}
+	var o outcome
 	x.l.mu.Lock()
-	o := x.l.step(x, &event{kind: checked})
+	x.l.step(x, &event{kind: checked}, &o)
 	x.l.mu.Unlock()
 	_ = x.l.perform(&o)
 	if o.loss != nil {
@@ -70,8 +101,8 @@ func (k *Lock) check() {
 	}
 }
 
-// Grant is the store's grant of one name.
-type Grant struct {
+// Lease is what the store keeps for one name of a lock.
+type Lease struct {
 	Name  string
 	Token uint64
 	Slot  int
@@ -80,26 +111,27 @@ type Grant struct {
 // Context returns the context of the lock, which ends when the lock does. Its cause is
 // ErrReleased after Unlock, a *LostError after a loss, ErrHoldLimit after MaxHold, or
 // the cause of the caller's context. It ends before the store can grant the name to
-// anyone else, with the exceptions that the store's Guarantees name.
+// anyone else, with the exceptions that the store's Guarantees name. After the end of
+// the caller's context the lock is still held until Unlock; see [Drain].
 func (k *Lock) Context() context.Context { return &k.ctx }
 
 // Name returns the name that is locked; for LockAll, the last name in order.
 func (k *Lock) Name() string { return k.holder.lease.req.Name }
 
 // Token returns the fencing token, which is larger than that of every earlier grant of
-// the name. For LockAll it is that of the last name; see Grants.
+// the name. For LockAll it is that of the last name; see Leases.
 func (k *Lock) Token() uint64 { return k.holder.token }
 
 // Slot returns the number of the permit, 0 to n-1 under Limit(n), or -1 if there is none
 // or the store does not number permits.
 func (k *Lock) Slot() int { return k.holder.lease.firstStanding.grant.Slot }
 
-// Grants returns the grants in the order of their names: one, or one per name of
+// Leases returns the leases in the order of their names: one, or one per name of
 // LockAll.
-func (k *Lock) Grants() []Grant {
-	var all []Grant
+func (k *Lock) Leases() []Lease {
+	var all []Lease
 	for _, p := range k.parts() {
-		all = append(all, Grant{Name: p.Name(), Token: p.Token(), Slot: p.Slot()})
+		all = append(all, Lease{Name: p.Name(), Token: p.Token(), Slot: p.Slot()})
 	}
 	return all
 }
@@ -108,13 +140,13 @@ func (k *Lock) parts() []*Lock { return append(k.under[:len(k.under):len(k.under
 
 // Remaining returns for how much longer the lock is certainly held if no further
 // renewal succeeds. It is 0 if the lock has ended, and driver.Forever if the lock does
-// not expire.
+// not expire. The end of the caller's context alone does not end the lock; see [Drain].
 func (k *Lock) Remaining() time.Duration {
+	if !k.held() {
+		return 0
+	}
 	left := driver.Forever
 	for _, p := range k.parts() {
-		if !p.live() {
-			return 0
-		}
 		left = min(left, p.holder.lease.valid.Load().left())
 	}
 	return max(left, 0)
@@ -122,6 +154,29 @@ func (k *Lock) Remaining() time.Duration {
 
 // live reports whether the lock is held and its context has not ended.
 func (k *Lock) live() bool { return k.ctx.Err() == nil }
+
+// held reports whether the lock has not ended. Its context may have, with the caller's.
+func (k *Lock) held() bool {
+	for _, u := range k.under {
+		if u.check(); u.ended.Load() != nil {
+			return false
+		}
+	}
+	k.check()
+	return k.ended.Load() == nil
+}
+
+// drains reports whether the lock is to be renewed although its context has ended: the
+// caller's context has, and not for longer than Drain allows. The Locker's mutex is held.
+func (k *Lock) drains(now time.Duration) bool {
+	if k.ended.Load() != nil {
+		return false
+	}
+	if k.drainFrom == 0 {
+		k.drainFrom = max(now, 1)
+	}
+	return now-k.drainFrom < k.drainFor
+}
 
 // Unlock releases the lock. It takes no context, because a deferred call often runs
 // when the caller's context has ended. It blocks for the request timeout or Remaining,
@@ -151,11 +206,17 @@ func (k *Lock) unlock() error {
 	l := x.l
 	l.background.begin() // Close waits for a release that is under way
 	defer l.background.end()
-	o := l.apply(x, &event{kind: unlocked, lock: k, keep: k.minHold})
+	var o outcome
 	l.mu.Lock()
-	o = l.step(x, &event{kind: left, lock: k, age: o.age})
+	l.step(x, &event{kind: unlocked, lock: k, keep: k.minHold}, &o)
 	l.mu.Unlock()
 	err := l.perform(&o)
+	if !o.final {
+		l.mu.Lock()
+		l.step(x, &event{kind: left, lock: k, age: o.age}, &o)
+		l.mu.Unlock()
+		err = l.perform(&o)
+	}
 	if o.loss != nil {
 		return o.loss
 	}

@@ -122,7 +122,7 @@ func TestContextEndsBeforeTheStoreGrantsAgain(t *testing.T) {
 		if got := time.Since(began); got != 8*time.Second {
 			t.Errorf("context ended after %s, want 8s", got)
 		}
-		lost := wantCause(t, k.Context(), holdfast.Expired)
+		lost := wantCause(t, k.Context(), holdfast.CauseExpired)
 		if lost.Token != k.Token() || lost.Name != "a" {
 			t.Errorf("%+v", lost)
 		}
@@ -154,11 +154,11 @@ func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
 		k := mustLock(t, l, "a")
-		if err := s.Script().Lose("a", driver.SessionEnded); err != nil {
+		if err := s.Script().Lose("a", driver.CauseSessionEnded); err != nil {
 			t.Fatal(err)
 		}
 		<-k.Context().Done()
-		wantCause(t, k.Context(), holdfast.SessionEnded)
+		wantCause(t, k.Context(), holdfast.CauseSessionEnded)
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 			t.Errorf("Unlock: %v", err)
 		}
@@ -167,7 +167,7 @@ func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 		s.Script().Forget("a")
 		began := time.Now()
 		<-k.Context().Done()
-		wantCause(t, k.Context(), holdfast.Gone)
+		wantCause(t, k.Context(), holdfast.CauseGone)
 		if got := time.Since(began); got > 10*time.Second {
 			t.Errorf("found out after %s", got)
 		}
@@ -176,7 +176,7 @@ func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 		s.Script().Forget("a")
 		err := k.Unlock()
 		var lost *holdfast.LostError
-		if !errors.As(err, &lost) || lost.Cause != holdfast.Gone {
+		if !errors.As(err, &lost) || lost.Cause != holdfast.CauseGone {
 			t.Errorf("Unlock: %v", err)
 		}
 	})
@@ -187,7 +187,7 @@ func TestDoReturnsLossesAndErrorsOfTheWork(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, s)
 		own := errors.New("own error")
-		lose := func(context.Context) error { return s.Script().Lose("a", driver.Taken) }
+		lose := func(context.Context) error { return s.Script().Lose("a", driver.CauseTaken) }
 
 		if err := l.Do(bg, "a", func(context.Context) error { return nil }); err != nil {
 			t.Errorf("success: %v", err)
@@ -206,7 +206,7 @@ func TestDoReturnsLossesAndErrorsOfTheWork(t *testing.T) {
 		if !errors.Is(err, holdfast.ErrLost) || errors.Is(err, context.Canceled) {
 			t.Errorf("lost, echo of the context: %v", err)
 		}
-		s.Script().FailReleases("a", 1, driver.Errorf(driver.Unknown, "no answer"))
+		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "no answer"))
 		if err := l.Do(bg, "a", func(context.Context) error { return nil }); err != nil {
 			t.Errorf("release not confirmed after success: %v", err)
 		}
@@ -262,15 +262,15 @@ func TestMaxHoldEndsTheContext(t *testing.T) {
 	})
 }
 
-// TestCallersContextEndsTheLockAndItsRenewal: renewal stops with the context, and the
-// store keeps the lease until Unlock or its TTL.
-func TestCallersContextEndsTheLockAndItsRenewal(t *testing.T) {
+// TestDrainZeroEndsTheRenewalWithTheCallersContext: the store keeps the lease until
+// Unlock or its TTL.
+func TestDrainZeroEndsTheRenewalWithTheCallersContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		stop := errors.New("stopped by the caller")
 		ctx, cancel := context.WithCancelCause(bg)
-		k, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second))
+		k, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second), holdfast.Drain(0))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -284,7 +284,7 @@ func TestCallersContextEndsTheLockAndItsRenewal(t *testing.T) {
 
 		// Abandoned without Unlock: it runs out.
 		ctx, cancel = context.WithCancelCause(bg)
-		if _, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second)); err != nil {
+		if _, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second), holdfast.Drain(0)); err != nil {
 			t.Fatal(err)
 		}
 		cancel(stop)
@@ -414,8 +414,8 @@ func TestReentrancy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_ = s.Script().Lose("a", driver.Taken)
-		wantCause(t, inner.Context(), holdfast.Taken)
+		_ = s.Script().Lose("a", driver.CauseTaken)
+		wantCause(t, inner.Context(), holdfast.CauseTaken)
 		fresh, err := l.Lock(context.WithoutCancel(k.Context()), "a", holdfast.Reentrant())
 		if err != nil || fresh.Token() == k.Token() {
 			t.Fatalf("joined a dead hold: %v, %v", fresh, err)
@@ -499,7 +499,7 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		grants := k.Grants()
+		grants := k.Leases()
 		if len(grants) != 3 || grants[0].Name != "a" || grants[1].Name != "b" || grants[2].Name != "c" {
 			t.Fatalf("%+v", grants)
 		}
@@ -509,9 +509,9 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 			}
 			wantBusy(t, other, g.Name)
 		}
-		_ = s.Script().Lose("a", driver.Taken) // one of them is enough
+		_ = s.Script().Lose("a", driver.CauseTaken) // one of them is enough
 		<-k.Context().Done()
-		wantCause(t, k.Context(), holdfast.Taken)
+		wantCause(t, k.Context(), holdfast.CauseTaken)
 		if k.Remaining() != 0 {
 			t.Error("trust is left")
 		}
@@ -532,7 +532,7 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 		unlock(t, mustLock(t, other, "c"))
 		unlock(t, held)
 
-		if err := l.DoAll(bg, []string{"b", "a"}, func(ctx context.Context) error { return s.Script().Lose("b", driver.Taken) }); !errors.Is(err, holdfast.ErrLost) {
+		if err := l.DoAll(bg, []string{"b", "a"}, func(ctx context.Context) error { return s.Script().Lose("b", driver.CauseTaken) }); !errors.Is(err, holdfast.ErrLost) {
 			t.Error(err)
 		}
 		if _, err := l.LockAll(bg, nil); !errors.Is(err, holdfast.ErrInvalid) {

@@ -51,6 +51,8 @@ type Locker struct {
 	unsettled atomic.Int64
 	outbox
 	contention contention
+	// localContention remembers the names for which goroutines of this Locker compete.
+	localContention contention
 	// waiting counts the queues, to be read without mu.
 	waiting atomic.Int32
 
@@ -81,7 +83,9 @@ func New(s driver.Store, o ...Option) (*Locker, error) {
 }
 
 // Open opens the store that a URL names, and returns a Locker over it. Close closes
-// both. The package of each store documents its URLs and registers their scheme when it
+// both. Open is lazy: it checks the URL, and most stores connect with the first request,
+// so that a service can start before its store. Call [Locker.Ping] to check the
+// connection. The package of each store documents its URLs and registers their scheme when it
 // is imported:
 //
 //	import _ "github.com/holdfast-go/holdfast/filestore"
@@ -113,7 +117,7 @@ func newConfig(o []Option) (config, error) {
 	}
 	c := config{host: host, requestTimeout: DefaultRequestTimeout}
 	for _, opt := range o {
-		opt.applyTo(&c)
+		opt(&c)
 	}
 	return c, c.check()
 }
@@ -184,6 +188,28 @@ func (l *Locker) Guarantees(ctx context.Context) (Guarantees, error) {
 	return *g, nil
 }
 
+// Ping sends a request to the store, and returns nil if the store has answered it. The
+// error matches ErrUnavailable if there was no answer within the request timeout, and
+// ErrRefused if the store said no. Ping acquires nothing and needs no right but to read.
+func (l *Locker) Ping(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return &failure{store: l.where, err: contextError(ctx)}
+	}
+	if _, err := l.loadGuarantees(ctx, l.cfg.requestTimeout); err != nil {
+		return err
+	}
+	if _, ok := l.store.(driver.Inspector); !ok {
+		asking, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
+		defer cancel()
+		if _, err := l.store.Guarantees(asking); err != nil {
+			return l.explain(ctx, "", err)
+		}
+		return nil
+	}
+	_, err := l.Inspect(ctx, "holdfast-ping")
+	return err
+}
+
 // loadGuarantees returns the store's guarantees, which are requested once.
 func (l *Locker) loadGuarantees(ctx context.Context, timeout time.Duration) (*driver.Guarantees, error) {
 	if g := l.guarantees.Load(); g != nil {
@@ -213,7 +239,7 @@ func (l *Locker) retryGuarantees(ctx context.Context, timeout time.Duration, err
 		case <-pause.C:
 		case <-ctx.Done():
 			pause.Stop()
-			return nil, &failure{store: l.where, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", contextError(ctx), err)}
+			return nil, l.unanswered("", contextError(ctx), err)
 		case <-l.ctx.Done():
 			pause.Stop()
 			return nil, l.closedError("")
@@ -243,9 +269,14 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 }
 
 // Close ends every lock of the Locker and releases it. The cause of their contexts is a
-// LostError with cause Closed. Waiters get ErrClosed. Close then waits until every
+// LostError with cause CauseClosed. Waiters get ErrClosed. Close then waits until every
 // release and every roll back is confirmed, every MinHold has passed, and the last
-// event is reported, or until ctx ends.
+// event is reported, or until ctx ends. The locks are released even if the work under
+// them has not returned: let it return before Close.
+//
+// If ctx has ended already, or ends within a second, Close still gives the releases a
+// second, and the store another one to be closed. So a Close with the context that
+// SIGTERM has ended leaves no lock behind, unless the store is away.
 //
 // Close waits for a store that does not confirm a release or a roll back for four TTLs of
 // the lock, and at least 30 s. It then returns an error that matches ErrUnavailable. The
@@ -263,7 +294,9 @@ func (l *Locker) Close(ctx context.Context) error {
 	for _, x := range leases {
 		l.apply(x, &event{kind: closed})
 	}
-	err := l.background.wait(ctx)
+	waiting, cancel := atLeast(ctx, closeLeast)
+	err := l.background.wait(waiting)
+	cancel()
 	if err != nil {
 		err = &failure{store: l.where, kind: ErrUnavailable,
 			err: fmt.Errorf("closing: not everything is released and undone: %w", contextError(ctx))}
@@ -274,12 +307,37 @@ func (l *Locker) Close(ctx context.Context) error {
 		}
 	}
 	if l.owned {
-		cerr := l.store.Close(ctx)
-		if cerr != nil && l.store.Classify(cerr) != driver.IsClosed && err == nil {
+		closing, cancel := atLeast(ctx, closeLeast)
+		cerr := l.store.Close(closing)
+		cancel()
+		if cerr != nil && l.store.Classify(cerr) != driver.CodeClosed && err == nil {
 			err = l.explain(ctx, "", cerr)
 		}
 	}
 	return err
+}
+
+// atLeast returns a context that ends with ctx, but not before d has passed.
+func atLeast(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if ctx.Done() == nil {
+		return ctx, func() {}
+	}
+	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	go func() {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-longer.Done():
+			return
+		}
+		select {
+		case <-ctx.Done():
+			cancel(context.Cause(ctx))
+		case <-longer.Done():
+		}
+	}()
+	return longer, func() { cancel(nil) }
 }
 
 func (l *Locker) closedError(name string) error {

@@ -29,15 +29,17 @@ import (
 // Locker.mu guards the leases, the local queues and the schedule. It is the only
 // mutex under which anything is decided. Nothing that can block or that belongs
 // to others runs under it: no call to the store, no hook, no context of a caller,
-// no cancellation. The rest are leaf mutexes (outbox.eventsMu, background.mu,
-// bounded.mu): each guards one small structure, may be taken while Locker.mu is
+// no cancellation. The rest are leaf mutexes (outbox.eventsMu, background.mu):
+// each guards one small structure, may be taken while Locker.mu is
 // held, and no other mutex is taken under it.
 //
 // # Invariants
 //
 //   - The contexts of all Locks on a lease have ended before the store can
-//     receive its release, and before the next waiter can get it. Hence Unlock is
-//     two events: unlocked ends the context, left decides what follows.
+//     receive its release, and before the next waiter can get it. perform ends them
+//     before it releases, so the last Unlock is one event where no waiter takes the
+//     lease. A handoff happens in the step itself: then Unlock is two events, of which
+//     unlocked ends the context and left decides what follows.
 //   - A lease that the store may still keep is given back exactly once: by the
 //     last Unlock, at the end of its MinHold, by Close, or by a roll back.
 //   - The contexts end after the mutex has been released. A goroutine that asks a
@@ -48,11 +50,25 @@ import (
 //   - Only the present holder's Locks act on a lease: limitReached and a join of
 //     an earlier holder's Lock are ignored.
 //
+// # Handoffs with reserved tokens
+//
+// A handoff gives the lease to the next waiter of this Locker without a call to the
+// store. Exclusion holds as for one holder: the store keeps one grant, and the contexts
+// of the holder before have ended. Tokens rise strictly: the store has reserved the
+// tokens Token to Token+Tokens-1 for the grant, in the step that made it; hold i of the
+// grant gets Token+i, there are at most Tokens holds, and every later grant of the name
+// has larger tokens. A token that no hold gets is never used. The order between
+// processes: spare and handoffUntil bound the holds that overtake a waiter of another
+// process; each of them begins within driver.HandoffTime of the grant.
+//
+// A request reserves tokens only if goroutines of this process contend for the name:
+// others wait behind the head of the local queue, or lately a lease was unlocked while
+// one waited.
+//
 // # What it is prepared for
 //
 // A handoff keeps the lease and changes its holder, so the store's callbacks need
-// no forwarding, and each holder carries its own token: a handoff with reserved
-// tokens gives the next holder the next token of the grant. To release and acquire
+// no forwarding, and each holder carries its own token. To release and acquire
 // in one call is a second way to perform the release effect: the request of the
 // queue's head carries the old grant, and the store's answer about the release
 // arrives as released, releaseDenied or releaseUnconfirmed. A grant on push is a
@@ -84,7 +100,8 @@ const (
 type eventKind uint8
 
 const (
-	// granted: the store's yes has arrived, with sent, ttl and valid.
+	// granted: the store's yes has arrived, with sent, ttl and valid. lock, if set, is
+	// the holder's first Lock, which is opened in the same step.
 	granted eventKind = iota
 	// denied: the request failed and left nothing at the store.
 	denied
@@ -96,7 +113,8 @@ const (
 	joined
 	// unlocked: a Lock is being unlocked; keep is its MinHold.
 	unlocked
-	// left: the context of a Lock that is being unlocked has ended.
+	// left: the context of a Lock that is being unlocked has ended. It follows unlocked
+	// unless the effects of that are final.
 	left
 	// dropped: the holder went away before its first Lock was opened.
 	dropped
@@ -139,6 +157,10 @@ type event struct {
 	valid time.Duration // granted, renewed: for how long after sent; a handoff: for the next holder
 	keep  time.Duration // see the kinds
 	cause driver.Cause  // revoke
+	// spare is, for granted, how many handoffs the lease allows, and within for how long
+	// after the grant; 0 means without such a limit.
+	spare  int32
+	within time.Duration
 	// lock and err go through to the effects: the Lock that the event is about, and
 	// the store's error.
 	lock *Lock
@@ -153,7 +175,7 @@ type facts struct {
 	// age is the time since the send from which validity counts. The machine was
 	// suspended for slept of it.
 	age, slept time.Duration
-	// used: the context of a Lock lives, so that a renewal is of use.
+	// used: the context of a Lock lives or the Lock drains, so that a renewal is of use.
 	used bool
 	// next: a waiter of this Locker can have the lease in a handoff.
 	next bool
@@ -206,6 +228,8 @@ type effects struct {
 	within time.Duration
 	// cause is why the event ended the lease, where that is a loss.
 	cause driver.Cause
+	// final, of unlocked: it was the last Lock, and no left follows.
+	final bool
 }
 
 // leaseState is the state of a lease.
@@ -220,8 +244,9 @@ type leaseState struct {
 	// open Locks are not being unlocked; leaving ones are, and their contexts are
 	// ending.
 	open, leaving int32
-	// handoffs counts how often the lease went to the next local waiter.
-	handoffs int32
+	// handoffs counts how often the lease went to the next local waiter, and spare how
+	// often it still may.
+	handoffs, spare int32
 	// ttl is what the store gave; valid is for how long the lease can be relied on
 	// after the send.
 	ttl, valid time.Duration
@@ -231,6 +256,8 @@ type leaseState struct {
 	renewAt time.Duration
 	// since is when the present holder got the lease.
 	since time.Duration
+	// handoffUntil is when the time for handoffs is over, 0 if it is not limited.
+	handoffUntil time.Duration
 }
 
 // renewTogether is the share of the time between two renewals within which
@@ -267,8 +294,13 @@ func (s *leaseState) apply(e *event, f *facts) effects {
 	case unlocked:
 		fx := s.expire(f)
 		s.open--
-		s.leaving++
 		s.keep = max(s.keep, e.keep)
+		if s.open == 0 && s.leaving == 0 && !s.canHandOff(f) {
+			last := s.finish(e, f, false)
+			last.do, last.cause, last.final = last.do|fx.do|endOne, fx.cause, true
+			return last
+		}
+		s.leaving++
 		fx.do |= endOne
 		return fx
 	case left:
@@ -299,7 +331,7 @@ func (s *leaseState) apply(e *event, f *facts) effects {
 		switch s.phase {
 		case held:
 			s.phase, s.lost = ended, true
-			return effects{do: endAll | reportLoss | releaseLater, cause: driver.Closed}
+			return effects{do: endAll | reportLoss | releaseLater, cause: driver.CauseClosed}
 		case lost:
 			s.phase = ended
 			return effects{do: releaseLater}
@@ -321,7 +353,13 @@ func (s *leaseState) granted(e *event, f *facts) effects {
 		s.phase = ended
 		return effects{do: undo}
 	}
-	s.phase, s.since = held, f.now
+	s.phase, s.since, s.spare = held, f.now, e.spare
+	if e.within > 0 {
+		s.handoffUntil = f.now + e.within
+	}
+	if e.lock != nil {
+		s.open++
+	}
 	return effects{}
 }
 
@@ -351,9 +389,9 @@ func (s *leaseState) expired(f *facts) bool { return s.alive() && !s.forever && 
 func (s *leaseState) expire(f *facts) effects {
 	if s.expired(f) {
 		if f.age-f.slept < s.valid {
-			return s.lose(driver.Slept)
+			return s.lose(driver.CauseSlept)
 		}
-		return s.lose(driver.Expired)
+		return s.lose(driver.CauseExpired)
 	}
 	return effects{}
 }
@@ -375,6 +413,21 @@ func (s *leaseState) lose(cause driver.Cause) effects {
 	return effects{}
 }
 
+// rest returns for how much longer the lease has to stand for a MinHold.
+func (s *leaseState) rest(f *facts) time.Duration {
+	if s.keep == 0 {
+		return 0
+	}
+	return max(s.keep-(f.now-s.since), 0)
+}
+
+// canHandOff reports whether the lease can go to a local waiter: one asks for it, and
+// neither the number of handoffs nor the time for them is used up.
+func (s *leaseState) canHandOff(f *facts) bool {
+	return f.next && s.phase == held && s.spare > 0 && (s.handoffUntil == 0 || f.now < s.handoffUntil) &&
+		s.rest(f) == 0 && s.left(f) > s.valid/2
+}
+
 // finish decides what becomes of a lease whose holder has gone. A lost one is
 // released in the background: it may still stand at the store, within its margin or
 // because the store only asks the holder to end.
@@ -387,13 +440,11 @@ func (s *leaseState) finish(e *event, f *facts, unused bool) effects {
 	default:
 		return effects{}
 	}
-	rest := time.Duration(0)
-	if s.keep > 0 {
-		rest = max(s.keep-(f.now-s.since), 0)
-	}
+	rest := s.rest(f)
 	switch {
-	case f.next && rest == 0 && s.left(f) > s.valid/2:
+	case s.canHandOff(f):
 		s.handoffs++
+		s.spare--
 		s.valid, s.since, s.keep = e.valid, f.now, 0
 		return effects{do: handOff | reportRelease}
 	case unused:
@@ -424,7 +475,7 @@ func (s *leaseState) tick(e *event, f *facts) effects {
 }
 
 // worthRenewing reports whether anybody relies on the lease: a Lock whose context
-// lives, a holder whose first Lock is about to be opened, or a MinHold.
+// lives or that drains, a holder whose first Lock is about to be opened, or a MinHold.
 func (s *leaseState) worthRenewing(f *facts) bool {
 	return s.phase == lingering || f.used || s.open == 0 && s.leaving == 0
 }
@@ -466,7 +517,7 @@ func (s *leaseState) releaseAnswered(e *event) effects {
 		return effects{do: reportRelease}
 	case releaseDenied:
 		s.lost = true
-		return effects{do: reportLoss, cause: driver.Gone}
+		return effects{do: reportLoss, cause: driver.CauseGone}
 	case releaseImpossible:
 		return effects{do: reportUnconfirmed}
 	}

@@ -85,25 +85,28 @@ func newSituation(p phase, k eventKind) *situation {
 		x.s.open, x.s.leaving = 0, 1
 	}
 	if k == revoke {
-		x.e.cause = driver.Taken
+		x.e.cause = driver.CauseTaken
 	}
 	return x
 }
 
 // conditions change the situation of a transition. They can be combined.
 var conditions = map[string]func(*situation){
-	"expired":                     func(x *situation) { x.at(tableValid) },
-	"machine slept":               func(x *situation) { x.at(tableValid); x.f.slept = time.Minute },
-	"a waiter asks for it":        func(x *situation) { x.f.next = true },
-	"a MinHold is not over":       func(x *situation) { x.s.keep = time.Minute },
-	"the store keeps it":          func(x *situation) { x.f.storeKeeps = true },
-	"other Locks are open":        func(x *situation) { x.s.open++ },
-	"another Unlock is under way": func(x *situation) { x.s.leaving++ },
-	"its Unlock has begun":        func(x *situation) { x.s.open, x.s.leaving = 0, 1 },
-	"renewal due":                 func(x *situation) { x.at(tableTTL / 3) },
-	"renewal under way":           func(x *situation) { x.s.renewing = true },
-	"nobody uses it":              func(x *situation) { x.f.used = false },
-	"little validity left":        func(x *situation) { x.at(tableValid / 2) },
+	"expired":                       func(x *situation) { x.at(tableValid) },
+	"machine slept":                 func(x *situation) { x.at(tableValid); x.f.slept = time.Minute },
+	"a waiter asks for it":          func(x *situation) { x.f.next, x.s.spare = true, 1 },
+	"no handoff is left":            func(x *situation) { x.s.spare = 0 },
+	"the time for handoffs is over": func(x *situation) { x.s.handoffUntil = x.f.now },
+	"a MinHold is not over":         func(x *situation) { x.s.keep = time.Minute },
+	"the store keeps it":            func(x *situation) { x.f.storeKeeps = true },
+	"other Locks are open":          func(x *situation) { x.s.open++ },
+	"another Unlock is under way":   func(x *situation) { x.s.leaving++ },
+	"its Unlock has begun":          func(x *situation) { x.s.open, x.s.leaving = 0, 1 },
+	"renewal due":                   func(x *situation) { x.at(tableTTL / 3) },
+	"renewal under way":             func(x *situation) { x.s.renewing = true },
+	"nobody uses it":                func(x *situation) { x.f.used = false },
+	"with its first Lock":           func(x *situation) { x.e.lock = &Lock{} },
+	"little validity left":          func(x *situation) { x.at(tableValid / 2) },
 }
 
 // transition is one row of the table of all transitions.
@@ -118,10 +121,11 @@ type transition struct {
 
 var transitions = []transition{
 	{requested, granted, "", held, 0, ""},
+	{requested, granted, "with its first Lock", held, 0, ""},
 	{requested, granted, "expired", ended, undo, ""},
 	{requested, denied, "", ended, 0, ""},
 	{requested, unanswered, "", ended, undo, ""},
-	{requested, revoke, "", revoked, 0, Taken},
+	{requested, revoke, "", revoked, 0, CauseTaken},
 	{revoked, granted, "", ended, undo, ""},
 	{revoked, denied, "", ended, 0, ""},
 	{revoked, unanswered, "", ended, undo, ""},
@@ -129,8 +133,16 @@ var transitions = []transition{
 	{held, opened, "", held, 0, ""},
 	{held, joined, "", held, 0, ""},
 	{held, joined, "its Unlock has begun", held, endOne, ""},
-	{held, unlocked, "", held, endOne, ""},
-	{held, unlocked, "expired", lost, endAll | endOne | reportLoss, Expired},
+	{held, unlocked, "other Locks are open", held, endOne, ""},
+	{held, unlocked, "another Unlock is under way", held, endOne, ""},
+	{held, unlocked, "", releasing, endOne | release, ""},
+	{held, unlocked, "a MinHold is not over", lingering, endOne | linger, ""},
+	{held, unlocked, "a MinHold is not over and the store keeps it", releasing, endOne | release, ""},
+	{held, unlocked, "a waiter asks for it", held, endOne, ""},
+	{held, unlocked, "a waiter asks for it and no handoff is left", releasing, endOne | release, ""},
+	{held, unlocked, "a waiter asks for it and the time for handoffs is over", releasing, endOne | release, ""},
+	{held, unlocked, "expired", ended, endAll | endOne | reportLoss | releaseLater, CauseExpired},
+	{held, unlocked, "expired and other Locks are open", lost, endAll | endOne | reportLoss, CauseExpired},
 	{held, left, "other Locks are open", held, 0, ""},
 	{held, left, "another Unlock is under way", held, 0, ""},
 	{held, left, "", releasing, release, ""},
@@ -138,38 +150,44 @@ var transitions = []transition{
 	{held, left, "a MinHold is not over and the store keeps it", releasing, release, ""},
 	{held, left, "a waiter asks for it", held, handOff | reportRelease, ""},
 	{held, left, "a waiter asks for it and little validity left", releasing, release, ""},
+	{held, left, "a waiter asks for it and no handoff is left", releasing, release, ""},
+	{held, left, "a waiter asks for it and the time for handoffs is over", releasing, release, ""},
 	{held, left, "a waiter asks for it and a MinHold is not over", lingering, linger, ""},
 	{held, dropped, "", ended, releaseLater, ""},
 	{held, dropped, "a waiter asks for it", held, handOff | reportRelease, ""},
-	{held, revoke, "", lost, endAll | reportLoss, Taken},
-	{held, checked, "expired", lost, endAll | reportLoss, Expired},
-	{held, checked, "machine slept", lost, endAll | reportLoss, Slept},
-	{held, ticked, "expired", lost, endAll | reportLoss, Expired},
+	{held, dropped, "a waiter asks for it and no handoff is left", ended, releaseLater, ""},
+	{held, dropped, "a waiter asks for it and the time for handoffs is over", ended, releaseLater, ""},
+	{held, revoke, "", lost, endAll | reportLoss, CauseTaken},
+	{held, checked, "expired", lost, endAll | reportLoss, CauseExpired},
+	{held, checked, "machine slept", lost, endAll | reportLoss, CauseSlept},
+	{held, ticked, "expired", lost, endAll | reportLoss, CauseExpired},
 	{held, ticked, "renewal due", held, renew, ""},
 	{held, ticked, "renewal due and renewal under way", held, 0, ""},
 	{held, ticked, "renewal due and nobody uses it", held, 0, ""},
 	{held, resumed, "", held, renew, ""},
-	{held, resumed, "expired", lost, endAll | reportLoss, Expired},
+	{held, resumed, "expired", lost, endAll | reportLoss, CauseExpired},
 	{held, renewed, "", held, reportRenewal, ""},
 	{held, renewalFailed, "", held, reportRenewal, ""},
 	{held, limitReached, "", held, endLimit, ""},
 	{held, limitReached, "nobody uses it", held, 0, ""},
-	{held, closed, "", ended, endAll | reportLoss | releaseLater, Closed},
+	{held, closed, "", ended, endAll | reportLoss | releaseLater, CauseClosed},
 
 	{lingering, joined, "", lingering, endOne, ""},
-	{lingering, revoke, "", ended, reportLoss | stopLinger | releaseLater, Taken},
-	{lingering, checked, "expired", ended, reportLoss | stopLinger | releaseLater, Expired},
-	{lingering, ticked, "expired", ended, reportLoss | stopLinger | releaseLater, Expired},
+	{lingering, revoke, "", ended, reportLoss | stopLinger | releaseLater, CauseTaken},
+	{lingering, checked, "expired", ended, reportLoss | stopLinger | releaseLater, CauseExpired},
+	{lingering, ticked, "expired", ended, reportLoss | stopLinger | releaseLater, CauseExpired},
 	{lingering, ticked, "renewal due and nobody uses it", lingering, renew, ""},
 	{lingering, resumed, "nobody uses it", lingering, renew, ""},
-	{lingering, resumed, "machine slept", ended, reportLoss | stopLinger | releaseLater, Slept},
+	{lingering, resumed, "machine slept", ended, reportLoss | stopLinger | releaseLater, CauseSlept},
 	{lingering, renewed, "", lingering, reportRenewal, ""},
 	{lingering, renewalFailed, "", lingering, reportRenewal, ""},
 	{lingering, lingered, "", releasing, stopLinger | release, ""},
 
 	{lost, opened, "", lost, endOne, ""},
 	{lost, joined, "", lost, endOne, ""},
-	{lost, unlocked, "", lost, endOne, ""},
+	{lost, unlocked, "other Locks are open", lost, endOne, ""},
+	{lost, unlocked, "another Unlock is under way", lost, endOne, ""},
+	{lost, unlocked, "", ended, endOne | releaseLater, ""},
 	{lost, left, "other Locks are open", lost, 0, ""},
 	{lost, left, "another Unlock is under way", lost, 0, ""},
 	{lost, left, "", ended, releaseLater, ""},
@@ -178,7 +196,7 @@ var transitions = []transition{
 
 	{releasing, joined, "", releasing, endOne, ""},
 	{releasing, released, "", ended, reportRelease, ""},
-	{releasing, releaseDenied, "", ended, reportLoss, Gone},
+	{releasing, releaseDenied, "", ended, reportLoss, CauseGone},
 	{releasing, releaseUnconfirmed, "", ended, reportUnconfirmed | releaseLater, ""},
 	{releasing, releaseImpossible, "", ended, reportUnconfirmed, ""},
 
@@ -243,9 +261,15 @@ func TestTransitionAmounts(t *testing.T) {
 	}
 
 	x = newSituation(held, left)
-	x.f.next, x.e.valid, x.s.handoffs = true, 29*time.Second, 3
-	if s, _ := x.s.next(x.e, x.f); s.handoffs != 4 || s.valid != 29*time.Second || s.since != x.f.now || s.keep != 0 {
+	x.f.next, x.e.valid, x.s.handoffs, x.s.spare = true, 29*time.Second, 3, 2
+	if s, _ := x.s.next(x.e, x.f); s.handoffs != 4 || s.spare != 1 || s.valid != 29*time.Second || s.since != x.f.now || s.keep != 0 {
 		t.Errorf("handoff: %+v", s)
+	}
+
+	x = newSituation(requested, granted)
+	x.e.spare, x.e.within = 7, 5*time.Millisecond
+	if s, _ := x.s.next(x.e, x.f); s.spare != 7 || s.handoffUntil != x.f.now+5*time.Millisecond {
+		t.Errorf("granted with handoffs: %+v", s)
 	}
 
 	x = newSituation(held, renewed)
@@ -290,6 +314,10 @@ type model struct {
 	gaveBack int  // how often the lease was given back
 	losses   int
 	locks    []*modelLock // of the present holder
+	// A grant has tokens token to last; without reserved tokens a handoff keeps it.
+	token, last uint64
+	spare       int           // of the handoffs that the options allow
+	passUntil   time.Duration // 0 for always
 }
 
 func (m *model) apply(t *rapid.T, e event, k *modelLock, change ...func(*facts)) effects {
@@ -337,6 +365,15 @@ func (m *model) apply(t *rapid.T, e event, k *modelLock, change ...func(*facts))
 		t.Fatal("given back while the MinHold's timer runs")
 	}
 	if fx.do&handOff != 0 {
+		if m.spare--; m.spare < 0 {
+			t.Fatal("more handoffs than allowed")
+		}
+		if m.passUntil != 0 && m.now >= m.passUntil {
+			t.Fatal("handed off after the time for it")
+		}
+		if m.token = uint64(m.s.handoffs) + 1; m.token > m.last {
+			t.Fatalf("token %d of %d", m.token, m.last)
+		}
 		m.locks = nil // the next holder has none yet
 	}
 	m.check(t)
@@ -417,7 +454,20 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				m.granted = true
 				m.sent = m.now - time.Duration(max(0, rapid.Int64Range(-int64(3*tableTTL), int64(tableTTL)).Draw(t, "age")))
 				useless := expired() || m.revoked
-				m.apply(t, event{kind: granted, sent: m.sent, ttl: ttl, valid: valid}, nil)
+				e := event{kind: granted, sent: m.sent, ttl: ttl, valid: valid}
+				e.spare = rapid.Int32Range(0, 3).Draw(t, "spare")
+				e.within = rapid.SampledFrom([]time.Duration{0, time.Millisecond, tableTTL}).Draw(t, "within")
+				m.spare, m.token, m.last = int(e.spare), 1, uint64(e.spare)+1
+				if e.within > 0 {
+					m.passUntil = m.now + e.within
+				}
+				if rapid.Bool().Draw(t, "with its first Lock") {
+					e.lock = &Lock{}
+				}
+				if e.lock != nil && !useless {
+					m.locks = append(m.locks, &modelLock{alive: true})
+				}
+				m.apply(t, e, nil)
 				if useless != (m.gaveBack == 1) {
 					t.Fatalf("useless %t, given back %d times", useless, m.gaveBack)
 				}
@@ -480,14 +530,18 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				}
 				k.unlocked = true
 				keep := rapid.SampledFrom([]time.Duration{0, 0, time.Second, time.Hour}).Draw(t, "MinHold")
-				m.apply(t, event{kind: unlocked, keep: keep}, k)
+				fx := m.apply(t, event{kind: unlocked, keep: keep}, k, withNext)
 				if k.alive {
 					t.Fatal("the context outlives its Unlock")
 				}
-				k.alive = true // it ends after the mutex has been released, before left
 				if expired() && m.s.phase == held {
 					t.Fatal("unlocked as if it were valid")
 				}
+				if fx.do&handOff != 0 {
+					t.Fatal("handed off before the context has ended")
+				}
+				// Where left follows, it ends after the mutex has been released, before left.
+				k.left, k.alive = fx.final, !fx.final
 				return true
 			},
 			"left": func() bool {
@@ -501,7 +555,7 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 			},
 			"revoked": func() bool {
 				m.revoked = m.revoked || !m.granted
-				m.apply(t, event{kind: revoke, cause: driver.Taken}, nil)
+				m.apply(t, event{kind: revoke, cause: driver.CauseTaken}, nil)
 				if m.used() {
 					t.Fatal("a context outlives the loss")
 				}

@@ -1,6 +1,7 @@
 package holdfast
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -16,19 +17,18 @@ const (
 	MaxTTL                = 24 * time.Hour
 	MaxLimit              = driver.MaxLimit
 	MaxReason             = 512 // bytes
+	DefaultDrain          = time.Minute
 	DefaultRequestTimeout = 5 * time.Second
 )
 
 // LockOption is an option of one lock.
-type LockOption interface{ apply(*settings) }
-
-type lockOption func(*settings)
-
-func (o lockOption) apply(s *settings) { o(s) }
+type LockOption func(*settings)
 
 // settings are the options of one lock, resolved.
 type settings struct {
 	ttl, wait, minHold, maxHold, margin time.Duration
+	drain                               time.Duration
+	waitCtx                             context.Context
 	hasWait, hasMaxHold, hasMargin      bool
 	hasTTL                              bool
 	limit                               int
@@ -41,58 +41,76 @@ type settings struct {
 // 30 s, from 50 ms to 24 h; if the store does not allow 30 s, the default is the nearest
 // TTL that it allows. Stores whose locks end with the process ignore it.
 func TTL(d time.Duration) LockOption {
-	return lockOption(func(s *settings) { s.ttl, s.hasTTL = d, true })
+	return func(s *settings) { s.ttl, s.hasTTL = d, true }
 }
 
-// Wait limits the waiting. The context limits both the waiting and how long the lock is
-// held. Default: wait until the context ends.
+// Wait limits the waiting. The context of the call limits both the waiting and the work;
+// see also [WaitContext]. Default: wait until the context ends.
 func Wait(d time.Duration) LockOption {
-	return lockOption(func(s *settings) { s.wait, s.hasWait = d, true })
+	return func(s *settings) { s.wait, s.hasWait = d, true }
 }
+
+// WaitContext limits the waiting by a context of its own: it ends when ctx or the
+// context of the call ends. The lock's context derives from the context of the call
+// alone. So a service can stop waiting at SIGTERM, and finish what it has begun:
+//
+//	err := locker.Do(context.WithoutCancel(ctx), name, f, holdfast.WaitContext(ctx))
+//
+// A nil context has no effect. Default: none.
+func WaitContext(ctx context.Context) LockOption {
+	return func(s *settings) { s.waitCtx = ctx }
+}
+
+// Drain sets for how long the lock is renewed after the end of the caller's context, so
+// that the work can come to an orderly end and no other holder is granted the name
+// meanwhile. Unlock ends it at once. The schedule finds the end of the context at the
+// next renewal, so d can become longer by a third of the TTL; then the lease runs out
+// after its TTL. Default 1 min, from 0 to 24 h. 0 ends the renewal with the context.
+//
+// Drain is about the end of the caller's context alone. After a loss there is nothing to
+// renew, and MaxHold and Close end the lock at once. See [DrainContext] for work that
+// has to be done in that time.
+func Drain(d time.Duration) LockOption { return func(s *settings) { s.drain = d } }
 
 // MinHold keeps the lock for at least d after it was granted, even if it is unlocked
 // earlier. So a job that takes a second on one replica is not run again by the next
 // replica, whose clock is a little behind. Default 0, at most 24 h. If the store cannot
 // keep the lock by itself, the Locker does, and Close waits.
-func MinHold(d time.Duration) LockOption { return lockOption(func(s *settings) { s.minHold = d }) }
+func MinHold(d time.Duration) LockOption { return func(s *settings) { s.minHold = d } }
 
 // MaxHold ends the lock's context with [ErrHoldLimit] after d, and stops its renewal.
 // Default: no limit.
 func MaxHold(d time.Duration) LockOption {
-	return lockOption(func(s *settings) { s.maxHold, s.hasMaxHold = d, true })
+	return func(s *settings) { s.maxHold, s.hasMaxHold = d, true }
 }
 
 // Margin sets how long before the store's own deadline the lock counts as lost, because
 // two clocks do not run at the same speed. Default a tenth of the TTL, at most half of
 // it.
 func Margin(d time.Duration) LockOption {
-	return lockOption(func(s *settings) { s.margin, s.hasMargin = d, true })
+	return func(s *settings) { s.margin, s.hasMargin = d, true }
 }
 
 // Shared acquires the lock beside other shared holders, and never beside an exclusive
 // one.
-func Shared() LockOption { return lockOption(func(s *settings) { s.shared = true }) }
+func Shared() LockOption { return func(s *settings) { s.shared = true } }
 
 // Limit makes the lock a semaphore with n permits, 1 to 4096. Default 1, exclusive. One
 // rule covers every mix on one name: a lock of limit n never stands beside more than
 // n-1 others.
 func Limit(n int) LockOption {
-	return lockOption(func(s *settings) { s.limit, s.hasLimit = n, true })
+	return func(s *settings) { s.limit, s.hasLimit = n, true }
 }
 
 // Reentrant joins the lock that the context already holds, instead of returning
 // [ErrSelfDeadlock]. The token is the same, and the last Unlock releases the lock.
-func Reentrant() LockOption { return lockOption(func(s *settings) { s.reentrant = true }) }
+func Reentrant() LockOption { return func(s *settings) { s.reentrant = true } }
 
 // Reason sets a text for people who inspect the lock, at most 512 bytes.
-func Reason(text string) LockOption { return lockOption(func(s *settings) { s.reason = text }) }
+func Reason(text string) LockOption { return func(s *settings) { s.reason = text } }
 
 // Option is an option of a Locker.
-type Option interface{ applyTo(*config) }
-
-type option func(*config)
-
-func (o option) applyTo(c *config) { o(c) }
+type Option func(*config)
 
 type config struct {
 	defaults       []LockOption
@@ -101,19 +119,20 @@ type config struct {
 	namespace      string
 	requestTimeout time.Duration
 	handoff        int
+	hasHandoff     bool
 	base           settings // the defaults, resolved
 }
 
 // Defaults sets options for every lock of the Locker. The options of a call come after
 // them.
 func Defaults(o ...LockOption) Option {
-	return option(func(c *config) { c.defaults = append(c.defaults, o...) })
+	return func(c *config) { c.defaults = append(c.defaults, o...) }
 }
 
 // WithHooks sets the hooks that receive the Locker's events; see [Hooks] and [LogHooks].
 // If it is given twice, both are called, in order.
 func WithHooks(h Hooks) Option {
-	return option(func(c *config) {
+	return func(c *config) {
 		if h == nil {
 			return
 		}
@@ -121,23 +140,30 @@ func WithHooks(h Hooks) Option {
 			h = tee{c.hooks, h}
 		}
 		c.hooks = h
-	})
+	}
 }
 
-// Process sets the name of this process for people who inspect a lock. Default: the
-// host's name, and no instance.
+// Process sets the name of this process for people who inspect a lock: its host, and the
+// name of the instance, such as that of a pod. An empty host means the default, so that
+// Process("", "web-1") sets the instance alone. Default: the host's name, and no
+// instance. Each is valid UTF-8 of at most 255 bytes.
 func Process(host, instance string) Option {
-	return option(func(c *config) { c.host, c.instance = host, instance })
+	return func(c *config) {
+		if host != "" {
+			c.host = host
+		}
+		c.instance = instance
+	}
 }
 
 // Namespace separates two applications on one store. It is for Open; a store that is
 // passed to New got its namespace when it was made. Default empty, at most 128 bytes.
-func Namespace(ns string) Option { return option(func(c *config) { c.namespace = ns }) }
+func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
 // RequestTimeout sets the timeout of one request to the store. It is never more than a
 // third of the lock's TTL. Default 5 s, from 10 ms to 5 min.
 func RequestTimeout(d time.Duration) Option {
-	return option(func(c *config) { c.requestTimeout = d })
+	return func(c *config) { c.requestTimeout = d }
 }
 
 // MaxHandoff is the largest argument of LocalHandoff.
@@ -145,12 +171,18 @@ const MaxHandoff = 1 << 16
 
 // LocalHandoff hands an exclusive lease off from a goroutine that unlocks to the next
 // waiter of the same Locker, without a request to the store. It does so at most max
-// times in a row before waiters of other processes are served. Default 0: off, at most
+// times in a row before waiters of other processes are served. 0 turns it off, at most
 // 65,536.
 //
-// A handoff is fast, but it keeps the token: a write that a goroutine sends after its
-// Unlock is not refused in favour of the next goroutine's.
-func LocalHandoff(max int) Option { return option(func(c *config) { c.handoff = max }) }
+// Default: where the store reserves tokens (see driver.Guarantees), 64 times, and only
+// within 5 ms of the store's grant, so that short holds cost no request and waiters of
+// other processes lose little. Each hold has a new, larger token. With this option there
+// is no limit of time there. Elsewhere the default is off, and a handoff keeps the token:
+// a write that a goroutine sends after its Unlock is not refused in favour of the next
+// goroutine's.
+func LocalHandoff(max int) Option {
+	return func(c *config) { c.handoff, c.hasHandoff = max, true }
+}
 
 func (c *config) check() error {
 	if err := driver.CheckNamespace(c.namespace); err != nil {
@@ -181,12 +213,12 @@ func (c *config) resolve(opts []LockOption) (settings, error) {
 }
 
 func (c *config) combine(opts []LockOption) (settings, error) {
-	s := settings{ttl: DefaultTTL, limit: driver.Exclusive}
+	s := settings{ttl: DefaultTTL, drain: DefaultDrain, limit: driver.Exclusive}
 	for _, o := range c.defaults {
-		o.apply(&s)
+		o(&s)
 	}
 	for _, o := range opts {
-		o.apply(&s)
+		o(&s)
 	}
 	if err := s.check(); err != nil {
 		return settings{}, err
@@ -205,6 +237,8 @@ func (s *settings) check() error {
 		return invalid("Wait(%s): more than 0 is allowed; use TryLock or TryDo not to wait", s.wait)
 	case s.minHold < 0 || s.minHold > MaxTTL:
 		return invalid("MinHold(%s): from 0 to %s is allowed", s.minHold, MaxTTL)
+	case s.drain < 0 || s.drain > MaxTTL:
+		return invalid("Drain(%s): from 0 to %s is allowed", s.drain, MaxTTL)
 	case s.hasMaxHold && s.maxHold <= 0:
 		return invalid("MaxHold(%s): more than 0 is allowed", s.maxHold)
 	case s.hasMaxHold && s.minHold > s.maxHold:

@@ -37,8 +37,8 @@ type queue struct {
 
 // waiter is one goroutine in a queue.
 type waiter struct {
-	ctx        context.Context
-	done       <-chan struct{} // of ctx
+	ctx        context.Context // the caller's
+	done       <-chan struct{} // of the wait
 	set        settings
 	joined     time.Time
 	held       bool // the store has answered, since it came, that the name is held
@@ -61,7 +61,7 @@ func (w *waiter) asksFor(r *driver.Request) bool {
 	return w.set.limit == r.Limit && w.set.ttl == r.TTL
 }
 
-// cancelled reports whether the context of w has ended.
+// cancelled reports whether the wait of w has ended.
 func (w *waiter) cancelled() bool {
 	select {
 	case <-w.done:
@@ -133,7 +133,7 @@ func (l *Locker) answerTime(q *queue, w *waiter) time.Duration {
 
 // await queues the caller and waits until it is served or has to leave.
 func (l *Locker) await(a *acquisition) (*Lock, error) {
-	w := &waiter{ctx: a.ctx, done: a.ctx.Done(), set: a.set, joined: time.Now(), ready: make(chan struct{})}
+	w := &waiter{ctx: a.ctx, done: a.waiting.Done(), set: a.set, joined: time.Now(), ready: make(chan struct{})}
 	q, err := l.enqueue(w, a.name, a.busy)
 	if err != nil {
 		return nil, err
@@ -158,12 +158,12 @@ func (l *Locker) await(a *acquisition) (*Lock, error) {
 			switch {
 			case w.holder == nil:
 				return nil, w.err
-			case a.ctx.Err() != nil:
-				return nil, l.leave(q, w, contextError(a.ctx)) // both at once: the lock is of no use
+			case a.waiting.Err() != nil:
+				return nil, l.leave(q, w, contextError(a.waiting)) // both at once: the lock is of no use
 			}
 			return l.open(w), nil
 		case <-w.done:
-			return nil, l.leave(q, w, contextError(a.ctx))
+			return nil, l.leave(q, w, contextError(a.waiting))
 		case <-fired:
 		}
 	}
@@ -237,8 +237,9 @@ func (l *Locker) overdue(q *queue, w *waiter, deadline time.Time) (next time.Dur
 // open returns the Lock of a waiter that was served.
 func (l *Locker) open(w *waiter) *Lock {
 	k := newLock(w.holder, &w.holder.first, w.ctx, &w.set)
+	var o outcome
 	l.mu.Lock()
-	o := k.open(opened, &w.set)
+	k.open(opened, &w.set, &o)
 	l.mu.Unlock()
 	_ = l.perform(&o)
 	return k
@@ -253,7 +254,7 @@ func (l *Locker) leave(q *queue, w *waiter, ended error) error {
 		q.remove(w)
 		o.cancel = q.unneeded()
 	} else if w.holder != nil {
-		o = l.step(w.holder.lease, &event{kind: dropped})
+		l.step(w.holder.lease, &event{kind: dropped}, &o)
 	}
 	l.mu.Unlock()
 	_ = l.perform(&o)
@@ -263,7 +264,7 @@ func (l *Locker) leave(q *queue, w *waiter, ended error) error {
 	case ended == errNoAnswer:
 		return &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: cmp.Or(w.lastErr, ended)}
 	case w.lastErr != nil:
-		return &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: fmt.Errorf("%w: %w", ended, w.lastErr)}
+		return l.unanswered(q.name, ended, w.lastErr)
 	case w.set.hasWait && errors.Is(ended, context.DeadlineExceeded):
 		return &failure{name: q.name, store: l.where, kind: ErrUnavailable, err: fmt.Errorf("no answer yet: %w", ended)}
 	}

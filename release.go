@@ -13,15 +13,14 @@ import (
 func (l *Locker) release(o *outcome) error {
 	x := o.lease
 	timeout := min(l.requestTimeout(x.req.TTL), max(o.within, time.Millisecond))
-	var b bounded
-	err := l.store.Release(l.bound(&b, o.holder.ctx, true, timeout), x.standing.grant, o.keep)
-	b.end()
+	err := l.store.Release(l.bound(&x.giving, o.holder.ctx, true, timeout), x.standing.grant, o.keep)
+	x.giving.end()
 	e := event{kind: released, keep: o.keep, err: err}
 	var code driver.Code
 	if err != nil {
 		code = l.store.Classify(err)
 		switch {
-		case code == driver.NotHeld:
+		case code == driver.CodeNotHeld:
 			e.kind = releaseDenied
 		case final(code):
 			e.kind = releaseImpossible
@@ -29,8 +28,9 @@ func (l *Locker) release(o *outcome) error {
 			e.kind = releaseUnconfirmed
 		}
 	}
+	var answered outcome
 	l.mu.Lock()
-	answered := l.step(x, &e)
+	l.step(x, &e, &answered)
 	l.mu.Unlock()
 	_ = l.perform(&answered)
 	switch {
@@ -46,7 +46,7 @@ func (l *Locker) release(o *outcome) error {
 // rights come back, and a replica becomes the primary. Until its TTL has passed, a
 // lease that still stands keeps everyone else out.
 func final(code driver.Code) bool {
-	return code == driver.IsClosed || code == driver.Invalid || code == driver.Unsupported
+	return code == driver.CodeClosed || code == driver.CodeInvalid || code == driver.CodeUnsupported
 }
 
 // releaseLater tries a release in the background until the lease is released or
@@ -71,12 +71,12 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 				return nil
 			}
 			err := l.store.Release(ctx, g, max(time.Until(until), 0))
-			code := driver.NotHeld // as after an attempt that was applied and not answered
+			code := driver.CodeNotHeld // as after an attempt that was applied and not answered
 			if err != nil {
 				code = l.store.Classify(err)
 			}
 			switch {
-			case code == driver.NotHeld:
+			case code == driver.CodeNotHeld:
 				reportIf(EventReleased, nil)
 				return nil
 			case final(code):

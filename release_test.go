@@ -44,14 +44,14 @@ func TestReleaseIsRepeatedBeyondAnUnansweredRenewal(t *testing.T) {
 		h := &hooked{Store: s}
 		h.renew = func(_ []driver.Grant, a []driver.Renewal) []driver.Renewal {
 			for i := range a {
-				a[i] = driver.Renewal{Err: driver.Errorf(driver.Unknown, "the answer was lost")}
+				a[i] = driver.Renewal{Err: driver.Errorf(driver.CodeUnknown, "the answer was lost")}
 			}
 			return a
 		}
 		l, other := newLocker(t, h), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(30*time.Second))
 		time.Sleep(26 * time.Second) // renewed within the last: the lease stands for 55 s
-		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.Unavailable, "down"))
+		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
 		_ = k.Unlock()
 		time.Sleep(26 * time.Second)
 		wantBusy(t, other, "a")
@@ -73,7 +73,7 @@ func TestRefusedReleaseIsRepeated(t *testing.T) {
 			l, other := newLocker(t, s, holdfast.WithHooks(r)), newLocker(t, s.Client())
 			k := mustLock(t, l, "a", holdfast.TTL(time.Hour), holdfast.MinHold(minHold))
 			began := time.Now()
-			s.Script().FailReleases("a", 3, driver.Errorf(driver.Refused, "no rights"))
+			s.Script().FailReleases("a", 3, driver.Errorf(driver.CodeRefused, "no rights"))
 			if err := k.Unlock(); !errors.Is(err, holdfast.ErrRefused) {
 				t.Errorf("Unlock: %v", err)
 			}
@@ -93,7 +93,7 @@ func TestRefusedReleaseIsRepeated(t *testing.T) {
 // TestImpossibleReleaseIsNotRepeated: an error that makes a retry useless ends the release,
 // and Close does not wait.
 func TestImpossibleReleaseIsNotRepeated(t *testing.T) {
-	for _, code := range []driver.Code{driver.Invalid, driver.Unsupported, driver.IsClosed} {
+	for _, code := range []driver.Code{driver.CodeInvalid, driver.CodeUnsupported, driver.CodeClosed} {
 		synctest.Test(t, func(t *testing.T) {
 			s := memstore.New()
 			l := newLocker(t, s)

@@ -112,7 +112,9 @@ func (l *Locker) tick() {
 	l.mu.Lock()
 	due, kind := l.schedule.take(l.sinceStart(time.Now()))
 	for _, x := range due {
-		switch o := l.step(x, &event{kind: kind}); {
+		var o outcome
+		l.step(x, &event{kind: kind}, &o)
+		switch {
 		case o.do&renew != 0:
 			renewals = append(renewals, x)
 		case o.do != 0:
@@ -174,11 +176,12 @@ func (l *Locker) renew(leases []*lease, timeout time.Duration) {
 
 // renewed takes in the answer to one renewal.
 func (l *Locker) renewed(x *lease, a driver.Renewal) {
+	var o outcome
 	e := event{kind: renewed}
 	switch {
 	case a.Err == nil:
-	case l.store.Classify(a.Err) == driver.NotHeld:
-		e = event{kind: revoke, cause: cmp.Or(a.Cause, Gone), err: a.Err}
+	case l.store.Classify(a.Err) == driver.CodeNotHeld:
+		e = event{kind: revoke, cause: cmp.Or(a.Cause, CauseGone), err: a.Err}
 	default:
 		e = event{kind: renewalFailed, err: a.Err}
 	}
@@ -191,7 +194,7 @@ func (l *Locker) renewed(x *lease, a driver.Renewal) {
 		g.SentAt, g.TTL = a.SentAt, a.TTL
 		x.standing = &standing{grant: g}
 	}
-	o := l.step(x, &e)
+	l.step(x, &e, &o)
 	l.mu.Unlock()
 	_ = l.perform(&o)
 }

@@ -55,6 +55,7 @@ func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelC
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(q.head.ctx))
 	x := l.newLease(ctx, q.name, &q.head.set)
 	x.queue = q
+	l.reserve(&x.req, q.head.next != nil)
 	q.asking, q.cancel = x, cancel
 	return x, ctx, cancel
 }
@@ -83,7 +84,7 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 		var b bounded
 		g, err := l.store.Acquire(l.bound(&b, ctx, false, l.requestTimeout(x.req.TTL)), x.req)
 		b.end()
-		if err == nil || l.store.Classify(err) != driver.Busy {
+		if err == nil || l.store.Classify(err) != driver.CodeBusy {
 			return g, err
 		}
 		x.Queued(holdersOf(err))
@@ -92,7 +93,7 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 		}
 	}
 }
@@ -108,7 +109,7 @@ func holdersOf(err error) []driver.Holder {
 // deliver gives a grant to the head of the queue, or back to the store if the head
 // does not ask for it. It reports false if the grant is of no use to anyone.
 func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
-	var unneeded outcome
+	var o, unneeded outcome
 	l.mu.Lock()
 	w := q.head
 	if w != nil && !w.asksFor(&x.req) || l.closed {
@@ -119,13 +120,13 @@ func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 	}
 	q.asking, q.cancel, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
 	x.standing.grant = g
-	o := l.step(x, &event{kind: granted})
+	l.step(x, &event{kind: granted}, &o)
 	usable = x.state.phase == held
 	switch {
 	case usable && w != nil:
 		q.serve(w, x.holder)
 	case usable:
-		unneeded = l.step(x, &event{kind: dropped})
+		l.step(x, &event{kind: dropped}, &unneeded)
 	}
 	l.mu.Unlock()
 	_ = l.perform(&o)
@@ -144,15 +145,15 @@ func (l *Locker) endRequest(q *queue, x *lease, err, cause error, r *retry) erro
 		return nil // cancelled by its last waiter, or by Close
 	}
 	switch code {
-	case driver.Refused, driver.Unsupported, driver.Invalid:
+	case driver.CodeRefused, driver.CodeUnsupported, driver.CodeInvalid:
 		// It concerns the waiter that the request was made for. By now another may be
 		// the head.
 		l.failAll(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head && w.asksFor(&x.req) })
 		return nil
-	case driver.IsClosed:
+	case driver.CodeClosed:
 		l.failAll(q, l.explain(l.ctx, q.name, err), func(*waiter) bool { return true })
 		return nil
-	case driver.Busy: // the store could not queue it just now
+	case driver.CodeBusy: // the store could not queue it just now
 		l.markHeld(q, holdersOf(err))
 	}
 	if x.answered.Load() {

@@ -87,11 +87,11 @@ func TestRenewalAnswersSetTheValidity(t *testing.T) {
 		}
 		unlock(t, k)
 		h.renew = func(_ []driver.Grant, a []driver.Renewal) []driver.Renewal {
-			return []driver.Renewal{{Cause: driver.SessionEnded, Err: driver.Errorf(driver.NotHeld, "x")}}
+			return []driver.Renewal{{Cause: driver.CauseSessionEnded, Err: driver.Errorf(driver.CodeNotHeld, "x")}}
 		}
 		k = mustLock(t, l, "c")
 		<-k.Context().Done()
-		wantCause(t, k.Context(), holdfast.SessionEnded)
+		wantCause(t, k.Context(), holdfast.CauseSessionEnded)
 		_ = k.Unlock()
 	})
 }
@@ -128,7 +128,7 @@ func TestGrantForACancelledRequestIsReleased(t *testing.T) {
 					first = false
 					<-ctx.Done() // granted, and the answer is slow
 					if unknown {
-						return driver.Grant{}, driver.Errorf(driver.Unknown, "cut")
+						return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "cut")
 					}
 				}
 				return g, err
@@ -169,7 +169,7 @@ func TestLossEndsALingeringLease(t *testing.T) {
 		if st, _ := s.Inspect(bg, "a"); len(st.Holders) != 1 {
 			t.Error("the join's MinHold is forgotten")
 		}
-		_ = s.Script().Lose("a", driver.Taken)
+		_ = s.Script().Lose("a", driver.CauseTaken)
 		began := time.Now()
 		if err := l.Close(bg); err != nil || time.Since(began) != 0 {
 			t.Errorf("Close: %v after %s", err, time.Since(began))
@@ -242,7 +242,7 @@ func TestMinHoldSurvivesAFailedRelease(t *testing.T) {
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		began := time.Now()
 		k := mustLock(t, l, "a", holdfast.MinHold(time.Hour))
-		s.Script().FailReleases("a", 1, driver.Errorf(driver.Unknown, "cut"))
+		s.Script().FailReleases("a", 1, driver.Errorf(driver.CodeUnknown, "cut"))
 		_ = k.Unlock()
 		unlock(t, mustLock(t, other, "a"))
 		if took := time.Since(began); took < time.Hour || took > time.Hour+time.Minute {

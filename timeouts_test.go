@@ -19,7 +19,7 @@ type mute struct{ driver.Store }
 
 func (mute) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	<-ctx.Done()
-	return driver.Guarantees{}, driver.Errorf(driver.Unavailable, "%w", ctx.Err())
+	return driver.Guarantees{}, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
 }
 
 func network(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }
@@ -109,7 +109,7 @@ func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
 	if k.Context().Err() == nil {
 		t.Error("Err does not look at all clocks")
 	}
-	wantCause(t, k.Context(), holdfast.Expired)
+	wantCause(t, k.Context(), holdfast.CauseExpired)
 	_ = k.Unlock()
 }
 
@@ -121,8 +121,8 @@ func TestNestedWorkErrorIsKept(t *testing.T) {
 	broken := errors.New("the disk is full")
 	err := l.Do(bg, "a", func(ctx context.Context) error {
 		return l.Do(ctx, "b", func(context.Context) error {
-			_ = s.Script().Lose("a", driver.Taken)
-			_ = s.Script().Lose("b", driver.Taken)
+			_ = s.Script().Lose("a", driver.CauseTaken)
+			_ = s.Script().Lose("b", driver.CauseTaken)
 			return broken
 		})
 	})

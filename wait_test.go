@@ -35,7 +35,7 @@ func TestEndedWaitReturnsTheHolder(t *testing.T) {
 			began := time.Now()
 			err := wait()
 			var busy *holdfast.BusyError
-			if !errors.As(err, &busy) || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+			if !errors.As(err, &busy) || !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
 				t.Errorf("%s: %v after %s", name, err, time.Since(began))
 				continue
 			}
@@ -46,8 +46,12 @@ func TestEndedWaitReturnsTheHolder(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(bg)
 		why := errors.New("changed my mind")
 		time.AfterFunc(time.Second, func() { cancel(why) })
-		if _, err := other.Lock(ctx, "a"); !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.Canceled) || !errors.Is(err, why) {
+		_, err := other.Lock(ctx, "a")
+		if errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.Canceled) || !errors.Is(err, why) {
 			t.Errorf("cancelled: %v", err)
+		}
+		if busy, ok := errors.AsType[*holdfast.BusyError](err); !ok || len(busy.Holders) != 1 {
+			t.Errorf("cancelled: the holder is not in %v", err)
 		}
 		if _, err := other.Lock(ctx, "b"); !errors.Is(err, context.Canceled) || errors.Is(err, holdfast.ErrBusy) {
 			t.Errorf("cancelled before: %v", err)
@@ -150,7 +154,7 @@ func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
 		go func() { second <- mustLock(t, l, "a", holdfast.Reason("second")) }()
 		synctest.Wait()
 		cancel(why)
-		if err := <-first; !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, why) {
+		if err := <-first; errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, why) {
 			t.Errorf("the cancelled waiter: %v", err)
 		}
 		unlock(t, k)
@@ -176,7 +180,7 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 				script := s.Script()
 				l, other := newLocker(t, s), newLocker(t, s.Client())
 				script.LoseAcquireAnswer("a", outcome, time.Minute)
-				script.FailUndos("a", 3, driver.Errorf(driver.Unavailable, "down"))
+				script.FailUndos("a", 3, driver.Errorf(driver.CodeUnavailable, "down"))
 				began := time.Now()
 				if wait {
 					// It is asked again, and granted once the first is undone.
@@ -228,8 +232,8 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 			got <- err
 		}()
 		time.Sleep(time.Second)
-		s.Script().FailAcquire("a", 10, driver.Errorf(driver.Unavailable, "down"))
-		s.Script().FailAcquire("a", 10, driver.Errorf(driver.Unknown, "cut"))
+		s.Script().FailAcquire("a", 10, driver.Errorf(driver.CodeUnavailable, "down"))
+		s.Script().FailAcquire("a", 10, driver.Errorf(driver.CodeUnknown, "cut"))
 		time.Sleep(time.Minute)
 		unlock(t, k)
 		if err := <-got; err != nil {
@@ -243,7 +247,7 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 			got <- err
 		}()
 		time.Sleep(time.Second)
-		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.Unavailable, "down"))
+		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
 		if err := <-got; !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
@@ -284,12 +288,12 @@ func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 			s.Script().Start()
 			unlock(t, mustLock(t, l, "a"))
 
-			s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.Unavailable, "connection refused"))
+			s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "connection refused"))
 			if _, err := l.Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) {
 				t.Errorf("%s: %v", name, err)
 			}
 			s.Script().Reset()
-			s.Script().FailAcquire("a", 1, driver.Errorf(driver.Unavailable, "connection refused"))
+			s.Script().FailAcquire("a", 1, driver.Errorf(driver.CodeUnavailable, "connection refused"))
 			if name != "process" { // one that passes is not noticed
 				unlock(t, mustLock(t, l, "a"))
 			}
@@ -322,29 +326,29 @@ func TestWaiterRetriesTheGuarantees(t *testing.T) {
 	}
 	const ever = 1 << 40
 	synctest.Test(t, func(t *testing.T) {
-		unlock(t, mustLock(t, locker(t, 3, driver.Unavailable), "a"))
+		unlock(t, mustLock(t, locker(t, 3, driver.CodeUnavailable), "a"))
 
 		began := time.Now()
-		if _, err := locker(t, 1, driver.Unavailable).TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 0 {
+		if _, err := locker(t, 1, driver.CodeUnavailable).TryLock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 0 {
 			t.Errorf("TryLock: %v after %s", err, time.Since(began))
 		}
-		if _, err := locker(t, 1, driver.Refused).Lock(bg, "a"); !errors.Is(err, holdfast.ErrRefused) || time.Since(began) != 0 {
+		if _, err := locker(t, 1, driver.CodeRefused).Lock(bg, "a"); !errors.Is(err, holdfast.ErrRefused) || time.Since(began) != 0 {
 			t.Errorf("refused: %v after %s", err, time.Since(began))
 		}
-		if _, err := locker(t, ever, driver.Unavailable).Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 2*time.Second {
+		if _, err := locker(t, ever, driver.CodeUnavailable).Lock(bg, "a"); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 2*time.Second {
 			t.Errorf("the request timeout: %v after %s", err, time.Since(began))
 		}
 		began = time.Now()
-		if _, err := locker(t, ever, driver.Unavailable).Lock(bg, "a", holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != time.Second {
+		if _, err := locker(t, ever, driver.CodeUnavailable).Lock(bg, "a", holdfast.Wait(time.Second)); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != time.Second {
 			t.Errorf("Wait: %v after %s", err, time.Since(began))
 		}
 		began = time.Now()
 		ctx, cancel := context.WithTimeout(bg, time.Second)
 		defer cancel()
-		if _, err := locker(t, ever, driver.Unavailable).Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
+		if _, err := locker(t, ever, driver.CodeUnavailable).Lock(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != time.Second {
 			t.Errorf("the context: %v after %s", err, time.Since(began))
 		}
-		l := locker(t, ever, driver.Unavailable)
+		l := locker(t, ever, driver.CodeUnavailable)
 		began = time.Now()
 		time.AfterFunc(time.Second, func() { _ = l.Close(bg) })
 		if _, err := l.Lock(bg, "a"); !errors.Is(err, holdfast.ErrClosed) || time.Since(began) != time.Second {
@@ -356,7 +360,7 @@ func TestWaiterRetriesTheGuarantees(t *testing.T) {
 func TestFinalAnswersAreReturnedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		for code, want := range map[driver.Code]error{driver.Refused: holdfast.ErrRefused, driver.Unsupported: holdfast.ErrUnsupported, driver.Invalid: holdfast.ErrInvalid, driver.IsClosed: holdfast.ErrClosed} {
+		for code, want := range map[driver.Code]error{driver.CodeRefused: holdfast.ErrRefused, driver.CodeUnsupported: holdfast.ErrUnsupported, driver.CodeInvalid: holdfast.ErrInvalid, driver.CodeClosed: holdfast.ErrClosed} {
 			for _, scope := range []driver.Scope{driver.ScopeProcess, driver.ScopeNetwork} {
 				l := newLocker(t, altered{s.Client(), func(g *driver.Guarantees) { g.Scope = scope }})
 				s.Script().FailAcquire("a", 1, driver.Errorf(code, "no rights"))
@@ -402,7 +406,7 @@ func TestUnlockReturnsWithinTheRequestTimeout(t *testing.T) {
 			t.Fatal(err)
 		}
 		k = mustLock(t, l2, "a", holdfast.TTL(3*time.Second))
-		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.Unavailable, "down"))
+		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
 		_ = k.Unlock()
 		if err := l2.Close(bg); err != nil {
 			t.Errorf("Close: %v", err)
@@ -438,7 +442,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 		if err := l.Close(bg); err != nil {
 			t.Error(err)
 		}
-		wantCause(t, k.Context(), holdfast.Closed)
+		wantCause(t, k.Context(), holdfast.CauseClosed)
 		for range 2 {
 			if err := <-got; !errors.Is(err, holdfast.ErrClosed) {
 				t.Errorf("waiting: %v", err)

@@ -94,6 +94,7 @@ type disturbance struct {
 	kind, note   string
 	early        bool
 	rewinds      bool
+	loses        bool
 }
 
 // collected is a history sorted out.
@@ -175,7 +176,7 @@ func collect(events []Event) (*collected, error) {
 		case KindPause, KindFault:
 			kind := cmp.Or(e.Fault, string(e.K))
 			c.kinds[kind]++
-			open[kind+"\x00"+e.W+"\x00"+e.Name] = &disturbance{from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note, early: e.Early, rewinds: e.Rewinds}
+			open[kind+"\x00"+e.W+"\x00"+e.Name] = &disturbance{from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note, early: e.Early, rewinds: e.Rewinds, loses: e.Loses}
 		case KindResume, KindHealed:
 			kind := e.Fault
 			if e.K == KindResume {
@@ -332,6 +333,23 @@ func (c *collected) undisturbed(from, to int64, name string, workers ...string) 
 func (c *collected) rewound(from, to int64) bool {
 	late := int64(c.guarantees.Notice + Slack)
 	return slices.ContainsFunc(c.rewinds, func(d disturbance) bool { return d.from <= to && from <= d.to+late })
+}
+
+// lost reports whether what a worker has found left behind may be there because the store lost the
+// write that ended it. Where nothing else ends it, it stands until its TTL has passed.
+func (c *collected) lost(e *Event) bool {
+	if e.W == "" || e.ID == "" {
+		return false // found at the end, when every client has had its time, or not at the store
+	}
+	late := int64(c.guarantees.Notice + Slack)
+	if h := c.names[e.Name]; h != nil && c.guarantees.Lapses {
+		for _, q := range h.requests {
+			if q.id == e.ID {
+				late += q.ttl
+			}
+		}
+	}
+	return slices.ContainsFunc(c.disturbances, func(d disturbance) bool { return d.loses && d.from <= e.T && e.T <= d.to+late })
 }
 
 // quiet tells whether nothing at all was being done.

@@ -114,7 +114,7 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 		if sf.Admit != nil && !sf.Admit(f) {
 			return nil
 		}
-		e := Event{K: KindFault, Fault: f.Kind, Early: sf.Early, Rewinds: sf.Rewinds}
+		e := Event{K: KindFault, Fault: f.Kind, Early: sf.Early, Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds}
 		if sf.Detail != nil {
 			e.Note = sf.Detail(f)
 		}

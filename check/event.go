@@ -107,9 +107,11 @@ type Event struct {
 	// Early: the fault takes grants away before their TTL.
 	Early bool `json:"early,omitempty"`
 	// Rewinds: the fault brings the store back to an earlier state.
-	Rewinds bool               `json:"rewinds,omitempty"`
-	Note    string             `json:"note,omitempty"`
-	Store   *driver.Guarantees `json:"store,omitempty"`
+	Rewinds bool `json:"rewinds,omitempty"`
+	// Loses: the fault loses writes that the store has acknowledged.
+	Loses bool               `json:"loses,omitempty"`
+	Note  string             `json:"note,omitempty"`
+	Store *driver.Guarantees `json:"store,omitempty"`
 }
 
 // forever stands for a moment that does not come.

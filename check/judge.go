@@ -39,6 +39,9 @@ func Judge(events []Event) (*Report, error) {
 		c.judgeRegister(r, res, c.registers[res])
 	}
 	for _, e := range c.left {
+		if c.lost(&e) {
+			continue
+		}
 		r.add(Violation{Rule: RuleLeftovers, Name: e.Name, Text: "something was left behind: " + e.Note, Excerpt: c.leftBy(&e)})
 	}
 	r.Stats.Took = time.Since(began)

@@ -183,6 +183,12 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.unlock()
 			b.unlock()
 		},
+		"a release that a failover has lost": func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			a.unlock()
+			s.add(check.Event{K: check.KindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
+			s.add(check.Event{K: check.KindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
+		},
 		"tokens repeat in a store that was rewound, until its clients notice": func(s *story) {
 			s.ask("w1", "a", 1).grantedWith(5, s.t+1000*ms).unlock()
 			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
@@ -333,6 +339,19 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 		}},
 		{"a grant that stays", check.RuleLeftovers, "left behind", func(s *story) {
 			s.add(check.Event{K: check.KindLeft, Name: "a", Note: "a grant"})
+		}},
+		{"a grant that stays long after a failover", check.RuleLeftovers, "left behind", func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			a.unlock()
+			s.add(check.Event{K: check.KindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
+			s.t += int64(time.Minute)
+			s.add(check.Event{K: check.KindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
+		}},
+		{"a grant that stays before a failover", check.RuleLeftovers, "left behind", func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			a.unlock()
+			s.add(check.Event{K: check.KindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
+			s.add(check.Event{K: check.KindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -44,7 +44,7 @@ var mutations = []mutation{
 		{"renew.go", "g.SentAt, g.TTL = a.SentAt, a.TTL", "g.SentAt, g.TTL = driver.Now(), a.TTL"},
 	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, []string{"delay", "cut"}, 0, 20},
 	{"core: the context never ends", "memory", []edit{
-		{"machine.go", "\t\treturn s.lose(driver.Expired)\n", "\t\treturn effects{}\n"},
+		{"machine.go", "\t\treturn s.lose(driver.CauseExpired)\n", "\t\treturn effects{}\n"},
 	}, []check.Rule{check.RuleTrust, check.RuleExclusion}, []string{"cut", "stop"}, 240 * time.Millisecond, 0},
 	{"core: undo nothing", "memory", []edit{
 		{"background.go", "err := l.store.Undo(ctx, x.req)", "err := error(nil)"},

@@ -183,7 +183,7 @@ func (d *drawing) addSection(c *collected, name, worker int64, s *section, at fu
 			how = endedClosed
 		}
 	}
-	if s.lost != 0 && s.cause != string(driver.Closed) {
+	if s.lost != 0 && s.cause != string(driver.CauseClosed) {
 		how = endedLost
 	}
 	d.Held = append(d.Held, [8]int64{name, worker, at(s.granted), at(s.end()), how, limit, int64(s.token), int64(s.slot) - 1})

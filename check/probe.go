@@ -41,7 +41,7 @@ func newProbe(s driver.Store, log *Log, gen int) *probe {
 // Classify: what the link does leaves every outcome unknown.
 func (p *probe) Classify(err error) driver.Code {
 	if _, ours := errors.AsType[errLink](err); ours {
-		return driver.Unknown
+		return driver.CodeUnknown
 	}
 	return p.Store.Classify(err)
 }
@@ -130,7 +130,7 @@ func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Du
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.dead {
-		return driver.Errorf(driver.IsClosed, "the client has vanished (injected)")
+		return driver.Errorf(driver.CodeClosed, "the client has vanished (injected)")
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Du
 // of it.
 func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := p.acquire(ctx, r)
-	if err != nil && p.Classify(err) == driver.Unknown {
+	if err != nil && p.Classify(err) == driver.CodeUnknown {
 		p.log.Add(Event{K: KindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
 	}
 	return g, err

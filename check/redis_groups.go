@@ -78,7 +78,13 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 			}
 			lasts(ctx, redisNotice)
 			return demote(context.WithoutCancel(ctx))
-		}, End: func(context.Context, Fault) error { return primary.SetClock(0) }})
+		}, End: func(ctx context.Context, f Fault) error {
+			err := primary.SetClock(0)
+			// Tokens are ahead of the clock now. A server that loses its data before the clock has
+			// caught up may grant smaller ones: no store promises anything else.
+			lasts(context.WithoutCancel(ctx), time.Second+f.For)
+			return err
+		}})
 	}
 	return &Target{
 		URL: "redis://" + redisUser + p.Address() + "?replicas=1&replica_wait=200ms",
@@ -147,7 +153,7 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	return &Target{
 		URL: "redis+sentinel://" + redisUser + s.Sentinels[0].Address() + "/" + s.Name + "?" + strings.Join(more, "&"),
 		Faults: oneAtATime([]StoreFault{
-			{Kind: "kill-primary", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error {
+			{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, _ Fault) error {
 				if old, err = s.Current(ctx); err != nil {
 					return err
 				}
@@ -180,9 +186,21 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 				time.Sleep(250 * time.Millisecond)
 				return r.Cont()
 			}},
-			// No primary that lives is demoted: clients go on writing to it for a moment, and
-			// what they wrote is lost, order and withdrawn requests included. Where replicas
-			// acknowledge grants, redis-replicas does that.
+			// Clients go on writing to the old primary, which lives, until it is demoted. What they
+			// wrote is lost.
+			{Kind: "demote-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, _ Fault) error {
+				if old, err = s.Current(ctx); err != nil {
+					return err
+				}
+				ctx = context.WithoutCancel(ctx)
+				if err := s.Failover(ctx); err != nil {
+					return err
+				}
+				if _, err := s.FailedOver(ctx, old); err != nil {
+					return err
+				}
+				return demoted(ctx)
+			}},
 			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all),
 		}),
 		Left: redisLeft(all),
@@ -244,7 +262,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 				return beginMove(ctx)
 			}, End: endMove},
-			{Kind: "kill-primary", Early: true, All: true, Begin: func(ctx context.Context, f Fault) error {
+			{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, f Fault) error {
 				if err := find(ctx, f); err != nil {
 					return err
 				}

@@ -345,15 +345,15 @@ func (r *run) firstLook(ctx context.Context) (driver.Store, driver.Guarantees, e
 func storeError(s driver.Store, err error) error {
 	kind := holdfast.ErrUnavailable
 	code := driver.CodeOf(err)
-	if s != nil && code == driver.Unknown {
+	if s != nil && code == driver.CodeUnknown {
 		code = s.Classify(err)
 	}
 	switch code {
-	case driver.Refused:
+	case driver.CodeRefused:
 		kind = holdfast.ErrRefused
-	case driver.Invalid:
+	case driver.CodeInvalid:
 		kind = holdfast.ErrInvalid
-	case driver.Unsupported:
+	case driver.CodeUnsupported:
 		kind = holdfast.ErrUnsupported
 	}
 	if s == nil && kind == holdfast.ErrUnavailable {

@@ -41,6 +41,10 @@ type StoreFault struct {
 	// Rewinds: it brings the store back to an earlier state. Tokens that were granted
 	// before it are exceeded again when the declared notice has passed, and not before.
 	Rewinds bool
+	// Loses: writes that the store acknowledged just before it or meanwhile may be lost, as in
+	// a failover: a release, a queue entry, the roll back of a request. A fault that
+	// Rewinds loses them, too.
+	Loses bool
 	// Detail, unless nil, says in a few words what this one does, for the story: which
 	// command is refused, which server is stopped.
 	Detail func(Fault) string
@@ -101,7 +105,7 @@ func memoryTarget(context.Context, string) (*Target, error) {
 		Faults: []StoreFault{
 			{Kind: "stop", Begin: do(func(Fault) { script.Stop() }), End: do(func(Fault) { script.Start() })},
 			{Kind: "lose", Early: true, Begin: func(_ context.Context, f Fault) error {
-				if err := script.Lose(f.Name, driver.Taken); driver.CodeOf(err) != driver.NotHeld {
+				if err := script.Lose(f.Name, driver.CauseTaken); driver.CodeOf(err) != driver.CodeNotHeld {
 					return err
 				}
 				return nil
@@ -112,7 +116,7 @@ func memoryTarget(context.Context, string) (*Target, error) {
 				script.LoseAcquireAnswer("", memstore.Outcome(f.N%3), f.For/4)
 			}), End: reset},
 			{Kind: "fail-releases", Begin: do(func(f Fault) {
-				script.FailReleases("", 1+f.N%3, driver.Errorf(driver.Unavailable, "the store cannot be reached (scripted)"))
+				script.FailReleases("", 1+f.N%3, driver.Errorf(driver.CodeUnavailable, "the store cannot be reached (scripted)"))
 			}), End: reset},
 		},
 		Close: func() error { return s.Close(context.Background()) },

@@ -56,7 +56,7 @@ func TestAliveTellsTrust(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := &worker{log: log}
-	if !w.alive(k, k.Grants()[0], 1) {
+	if !w.alive(k, k.Leases()[0], 1) {
 		t.Fatal("a lock that is held has no context")
 	}
 	if err := log.Close(); err != nil {

@@ -325,7 +325,7 @@ func (w *worker) take(s Step) {
 		}
 		return
 	}
-	grants := k.Grants()
+	grants := k.Leases()
 	w.mu.Lock()
 	for _, g := range grants {
 		w.holding[holdingKey{g.Name, g.Token}] = holding{k, op[g.Name]}
@@ -378,7 +378,7 @@ func short(err error) string {
 // workInside reads the registers, holds the lock, and writes one more, as far as
 // the lock's context allows. An exclusive lock writes the register of its name,
 // a permit that of its slot; shared locks only hold.
-func (w *worker) workInside(k *holdfast.Lock, g holdfast.Grant, op int, s Step, ended func()) {
+func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended func()) {
 	res := g.Name
 	if s.Limit != driver.Exclusive {
 		if g.Slot < 0 {
@@ -441,7 +441,7 @@ func (w *worker) workInside(k *holdfast.Lock, g holdfast.Grant, op int, s Step, 
 // alive asks the context, and writes its yes down with the moment before the
 // question, and with the trust of that moment: a renewal that has just come, after a
 // stall perhaps, is told of by its event only later.
-func (w *worker) alive(k *holdfast.Lock, g holdfast.Grant, op int) bool {
+func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
 	now := Now()
 	if k.Context().Err() != nil {
 		return false
@@ -456,7 +456,7 @@ func (w *worker) alive(k *holdfast.Lock, g holdfast.Grant, op int) bool {
 // hold keeps the lock for a while, until it ends, unless it is careless, or until
 // the worker is told to finish. It looks from time to time whether the context
 // still lives.
-func (w *worker) hold(k *holdfast.Lock, g holdfast.Grant, op int, s Step, ended func()) {
+func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended func()) {
 	if s.Hold <= 0 {
 		return
 	}

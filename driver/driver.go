@@ -19,11 +19,11 @@
 // # What an error means
 //
 // Errors come back raw. The core asks [Store.Classify] what they mean, and one
-// distinction carries the safety of the whole library: [Unknown] says that the
+// distinction carries the safety of the whole library: [CodeUnknown] says that the
 // request may have been applied or may still be, so the core undoes it in the
 // background until Undo answers nil. Every other code of a failed Acquire says
 // that nothing of the request stands or can appear later. When in doubt, say
-// Unknown.
+// CodeUnknown.
 //
 // Package drivertest holds the conformance suite: a store is finished when it
 // passes. docs/adding-a-store.md leads from an empty directory to there.
@@ -32,6 +32,7 @@ package driver
 import (
 	"context"
 	"math"
+	"strconv"
 	"time"
 )
 
@@ -70,7 +71,7 @@ type Store interface {
 
 	// Acquire asks for a grant.
 	//
-	// Without r.Wait it answers at once: a grant, or an error of code Busy
+	// Without r.Wait it answers at once: a grant, or an error of code CodeBusy
 	// (preferably a *BusyError that tells the holders) after which nothing of the
 	// request is left at the store.
 	//
@@ -78,11 +79,11 @@ type Store interface {
 	// when it is granted, when its context ends, or when it can no longer keep
 	// the place. It is asked to wait only where Guarantees say that it wakes by
 	// push. Whatever keeps the place alive (heartbeats, refreshes, reconnection)
-	// happens inside this call. A wait whose context ends returns Withdrawn once it
-	// has taken its place back, or Unknown. One that can no longer keep its place
-	// returns Unavailable in the same case, or Unknown.
+	// happens inside this call. A wait whose context ends returns CodeWithdrawn once it
+	// has taken its place back, or CodeUnknown. One that can no longer keep its place
+	// returns CodeUnavailable in the same case, or CodeUnknown.
 	//
-	// Unknown makes the core call Undo. Every other code says that nothing of the
+	// CodeUnknown makes the core call Undo. Every other code says that nothing of the
 	// request is left, and it does not.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
@@ -96,24 +97,24 @@ type Store interface {
 
 	// Renew prolongs grants by their TTL, in as few round trips as the store
 	// allows, and answers by index. It never revives a grant that has ended: that
-	// is an error of code NotHeld. Where the request as a whole fails, every answer
+	// is an error of code CodeNotHeld. Where the request as a whole fails, every answer
 	// has its error. It is not called for grants whose TTL is Forever.
 	Renew(ctx context.Context, grants []Grant) []Renewal
 
 	// Release ends a grant, proving in the same atomic step that it still
-	// stands; otherwise it changes nothing and answers NotHeld. Releasing twice is
-	// harmless and answers NotHeld the second time. A positive keep leaves the
+	// stands; otherwise it changes nothing and answers CodeNotHeld. Releasing twice is
+	// harmless and answers CodeNotHeld the second time. A positive keep leaves the
 	// grant standing that much longer without anyone to renew it; it is passed
 	// only where Guarantees.Linger says that the store can.
 	Release(ctx context.Context, g Grant, keep time.Duration) error
 
 	// Classify tells what an error of this store means for the request that got
-	// it. Unknown is the safe answer.
+	// it. CodeUnknown is the safe answer.
 	Classify(err error) Code
 
 	// Close gives back what the store opened itself: never a client that was
 	// handed to it. Grants that depend on those connections end with them; others
-	// stand until their TTL. Calls after Close answer errors of code IsClosed, and
+	// stand until their TTL. Calls after Close answer errors of code CodeClosed, and
 	// waits that are under way end.
 	Close(context.Context) error
 }
@@ -131,10 +132,14 @@ type Request struct {
 	// TTL is how long the store should keep a grant that nobody renews. A store
 	// may round it up to what it can do and says so in Grant.TTL.
 	TTL time.Duration
+	// Tokens is how many tokens an exclusive grant should reserve; 0 means 1. It is more
+	// than 1 only where Guarantees.Reserves says that the store can reserve tokens. The
+	// store may reserve fewer, and says so in Grant.Tokens.
+	Tokens int
 	// Wait asks to queue until the context ends.
 	Wait bool
 	// First says of a request without Wait that one with it follows if the answer is
-	// Busy, so that the answer need not tell the holders.
+	// CodeBusy, so that the answer need not tell the holders.
 	First bool
 	// From is who asks. It is never nil and may be called from any goroutine.
 	From Requester
@@ -161,8 +166,12 @@ type Grant struct {
 	ID    string
 	Name  string
 	Limit int
-	// Token is larger than that of every earlier grant of the name.
+	// Token is larger than every token of every earlier grant of the name.
 	Token uint64
+	// Tokens is how many tokens the grant has: Token, Token+1 and so on. All of them are
+	// smaller than those of every later grant. 0 means 1, and only an exclusive grant has
+	// more. Calls about the grant name it by Token; Break takes any of its tokens.
+	Tokens int
 	// SentAt is taken just before the request that itself set, or confirmed, the
 	// store's deadline was sent. After a blocking wait that is a request sent
 	// after the wait.
@@ -176,12 +185,18 @@ type Grant struct {
 	Handle any
 }
 
+// Last returns the last token of the grant.
+func (g *Grant) Last() uint64 { return LastToken(g.Token, g.Tokens) }
+
+// LastToken returns the last of n tokens that begin with first.
+func LastToken(first uint64, n int) uint64 { return first + uint64(max(n, 1)) - 1 }
+
 // Renewal is the answer for one grant of a batch: SentAt and TTL, which mean what
 // they mean in a Grant, or Err.
 type Renewal struct {
 	SentAt Instant
 	TTL    time.Duration
-	// Cause refines an error of code NotHeld.
+	// Cause refines an error of code CodeNotHeld.
 	Cause Cause
 	Err   error
 }
@@ -191,18 +206,18 @@ type Cause string
 
 // The causes of a loss.
 const (
-	// Expired: trust in the lease ran out before it could be renewed.
-	Expired Cause = "expired"
-	// Taken: an operator broke the lock, or asked the holder to end.
-	Taken Cause = "taken"
-	// SessionEnded: the session or connection that carried the grant is gone.
-	SessionEnded Cause = "session ended"
-	// Gone: the store no longer knows the grant.
-	Gone Cause = "gone"
-	// Slept: the machine was suspended for longer than the lease.
-	Slept Cause = "machine slept"
-	// Closed: the Locker was closed while the lock was held.
-	Closed Cause = "closed"
+	// CauseExpired: trust in the lease ran out before it could be renewed.
+	CauseExpired Cause = "expired"
+	// CauseTaken: an operator broke the lock, or asked the holder to end.
+	CauseTaken Cause = "taken"
+	// CauseSessionEnded: the session or connection that carried the grant is gone.
+	CauseSessionEnded Cause = "session ended"
+	// CauseGone: the store no longer knows the grant.
+	CauseGone Cause = "gone"
+	// CauseSlept: the machine was suspended for longer than the lease.
+	CauseSlept Cause = "machine slept"
+	// CauseClosed: the Locker was closed while the lock was held.
+	CauseClosed Cause = "closed"
 )
 
 // Owner is who asks or holds, for people to read; nothing is decided by it.
@@ -221,12 +236,31 @@ type Owner struct {
 	Since time.Time
 }
 
+// Client names the client for people, such as "pid 7 on web-1 (blue)" with an instance.
+// A client library of another project that has written down neither its process nor its
+// host is "another client".
+func (o Owner) Client() string {
+	s := "another client"
+	if o.PID != 0 {
+		s = "pid " + strconv.Itoa(o.PID)
+	}
+	if o.Host != "" {
+		s += " on " + o.Host
+	}
+	if o.Instance != "" {
+		s += " (" + o.Instance + ")"
+	}
+	return s
+}
+
 // Holder is a grant as an inspection shows it.
 type Holder struct {
 	Owner
-	Token uint64
-	Limit int
-	Slot  int
+	// Token is the first token of the grant, Tokens how many it has reserved; 0 means 1.
+	Token  uint64
+	Tokens int
+	Limit  int
+	Slot   int
 	// TTL is how long the store keeps the grant if nobody renews it, or Forever.
 	TTL time.Duration
 	// Note says what an operator should know: "stopped", "asked to end".

@@ -20,23 +20,23 @@ func TestCodes(t *testing.T) {
 		err  error
 		want driver.Code
 	}{
-		{nil, driver.Unknown},
-		{base, driver.Unknown},
-		{context.Canceled, driver.Unknown},
-		{&driver.BusyError{}, driver.Busy},
-		{fmt.Errorf("wrapped: %w", &driver.BusyError{}), driver.Busy},
-		{driver.Errorf(driver.NotHeld, "%w", base), driver.NotHeld},
-		{fmt.Errorf("wrapped: %w", driver.Errorf(driver.Refused, "no")), driver.Refused},
+		{nil, driver.CodeUnknown},
+		{base, driver.CodeUnknown},
+		{context.Canceled, driver.CodeUnknown},
+		{&driver.BusyError{}, driver.CodeBusy},
+		{fmt.Errorf("wrapped: %w", &driver.BusyError{}), driver.CodeBusy},
+		{driver.Errorf(driver.CodeNotHeld, "%w", base), driver.CodeNotHeld},
+		{fmt.Errorf("wrapped: %w", driver.Errorf(driver.CodeRefused, "no")), driver.CodeRefused},
 	} {
 		if got := driver.CodeOf(tc.err); got != tc.want {
 			t.Errorf("CodeOf(%v) = %v, want %v", tc.err, got, tc.want)
 		}
 	}
-	if err := driver.Errorf(driver.NotHeld, "x: %w", base); !errors.Is(err, base) || err.Error() != "x: base" {
+	if err := driver.Errorf(driver.CodeNotHeld, "x: %w", base); !errors.Is(err, base) || err.Error() != "x: base" {
 		t.Errorf("%v", err)
 	}
 	seen := map[string]bool{}
-	for c := driver.Unknown; c <= driver.IsClosed; c++ {
+	for c := driver.CodeUnknown; c <= driver.CodeClosed; c++ {
 		if seen[c.String()] || strings.Contains(c.String(), "Code(") {
 			t.Errorf("code %d is called %q", int(c), c)
 		}

@@ -9,35 +9,38 @@ import (
 type Code int
 
 const (
-	// Unknown: the request may have been applied or may still be. It is the zero
+	// CodeUnknown: the request may have been applied or may still be. It is the zero
 	// Code, and what CodeOf says of an error that carries none.
-	Unknown Code = iota
-	// Busy: an answered no, for now. Nothing was left behind.
-	Busy
-	// Withdrawn: the context of an Acquire ended before a grant, and its place, if it
+	CodeUnknown Code = iota
+	// CodeBusy: an answered no, for now. Nothing was left behind.
+	CodeBusy
+	// CodeWithdrawn: the context of an Acquire ended before a grant, and its place, if it
 	// had one, was taken back. Nothing was left behind.
-	Withdrawn
-	// NotHeld: the grant named does not stand.
-	NotHeld
-	// Unavailable: the store could not be reached; the request was certainly not
+	CodeWithdrawn
+	// CodeNotHeld: the grant named does not stand.
+	CodeNotHeld
+	// CodeUnavailable: the store could not be reached; the request was certainly not
 	// applied and cannot be later. Asking again may help.
-	Unavailable
-	// Refused: an answered no for good: missing rights, a read-only replica, a
+	CodeUnavailable
+	// CodeRefused: an answered no for good: missing rights, a read-only replica, a
 	// key of another type. Asking again does not help the caller, who is told. A
 	// Release or an Undo is asked again all the same: what is refused may stand.
-	Refused
-	// Unsupported: the store or its layout cannot do this.
-	Unsupported
-	// Invalid: the request breaks a rule of the store, found before any I/O.
-	Invalid
-	// IsClosed: the store has been closed.
-	IsClosed
+	CodeRefused
+	// CodeUnsupported: the store or its layout cannot do this.
+	CodeUnsupported
+	// CodeInvalid: the request breaks a rule of the store, found before any I/O.
+	CodeInvalid
+	// CodeClosed: the store has been closed.
+	CodeClosed
+	// CodeConflict: the value has another version than the one given. Nothing was
+	// written. See Values.
+	CodeConflict
 )
 
 var codeNames = [...]string{
-	Unknown: "outcome unknown", Busy: "busy", Withdrawn: "withdrawn", NotHeld: "not held",
-	Unavailable: "unavailable", Refused: "refused", Unsupported: "unsupported",
-	Invalid: "invalid", IsClosed: "closed",
+	CodeUnknown: "outcome unknown", CodeBusy: "busy", CodeWithdrawn: "withdrawn", CodeNotHeld: "not held",
+	CodeUnavailable: "unavailable", CodeRefused: "refused", CodeUnsupported: "unsupported",
+	CodeInvalid: "invalid", CodeClosed: "closed", CodeConflict: "conflict",
 }
 
 func (c Code) String() string {
@@ -71,24 +74,23 @@ func (e *BusyError) Error() string {
 	if len(e.Holders) == 0 {
 		return "busy"
 	}
-	h := e.Holders[0]
-	return fmt.Sprintf("held by pid %d on %s", h.PID, h.Host)
+	return "held by " + e.Holders[0].Client()
 }
 
-// CodeOf finds the code an error carries; Unknown if none.
+// CodeOf finds the code an error carries; CodeUnknown if none.
 func CodeOf(err error) Code {
 	// The common answers first, without the cost of a chain walk.
 	switch e := err.(type) {
 	case *BusyError:
-		return Busy
+		return CodeBusy
 	case *Error:
 		return e.Code
 	}
 	if _, ok := errors.AsType[*BusyError](err); ok {
-		return Busy
+		return CodeBusy
 	}
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Code
 	}
-	return Unknown
+	return CodeUnknown
 }

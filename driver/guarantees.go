@@ -6,49 +6,53 @@ import (
 	"time"
 )
 
-// Scope is how far a store's locks reach.
-type Scope string
-
-// The scopes.
-const (
-	ScopeProcess Scope = "this process"
-	ScopeMachine Scope = "this machine"
-	ScopeNetwork Scope = "every client of the server"
+// The values of Scope, Crash, Pause, Order, Wake, BreakKind and Visible are short words for
+// programs. Describe returns what a person reads.
+type (
+	// Scope is how far a store's locks reach.
+	Scope string
+	// Crash is how the death of a holder frees its grants.
+	Crash string
+	// Pause is what a holder that is stopped for longer than its TTL loses.
+	Pause string
+	// Order is the order in which waiters are served.
+	Order string
+	// Wake is how a waiter learns that it is its turn.
+	Wake string
+	// BreakKind is how a grant can be taken away.
+	BreakKind string
+	// Visible is what an inspection shows.
+	Visible string
 )
 
-// Crash is how the death of a holder frees its grants.
-type Crash string
+// How far locks reach.
+const (
+	ScopeProcess Scope = "process"
+	ScopeMachine Scope = "machine"
+	ScopeNetwork Scope = "network"
+)
 
-// The ways of freeing after a crash.
+// When the lock of a dead process is free again.
 const (
 	// CrashFreesAtOnce: the kernel or the server notices the end of the process.
-	CrashFreesAtOnce Crash = "at once"
+	CrashFreesAtOnce Crash = "at-once"
 	// CrashFreesAfterTTL: the lease runs out.
-	CrashFreesAfterTTL Crash = "when the TTL has passed"
+	CrashFreesAfterTTL Crash = "after-ttl"
 	// CrashFreesSpace: the store dies with the process.
-	CrashFreesSpace Crash = "together with the process"
+	CrashFreesSpace Crash = "with-process"
 )
-
-// Pause is what a holder that is stopped for longer than its TTL loses.
-type Pause string
 
 // What a pause does.
 const (
-	PauseKeeps Pause = "keeps the lock"
-	PauseLoses Pause = "loses the lock after its TTL"
+	PauseKeeps Pause = "keeps"
+	PauseLoses Pause = "loses"
 )
 
-// Order is the order in which waiting places are served.
-type Order string
-
-// The orders.
+// The orders of waiters.
 const (
-	OrderFIFO Order = "first come, first served"
+	OrderFIFO Order = "fifo"
 	OrderNone Order = "none"
 )
-
-// Wake is how a waiter learns that it is its turn.
-type Wake string
 
 // The ways of waking.
 const (
@@ -56,27 +60,52 @@ const (
 	WakePoll Wake = "poll"
 )
 
-// BreakKind is how a grant can be taken away.
-type BreakKind string
-
 // The kinds of breaking.
 const (
-	BreakNone BreakKind = "no"
-	// BreakAsk: the holder is told to end and the grant stands until it does.
-	BreakAsk BreakKind = "the holder is asked, and keeps the lock until it has ended"
+	BreakNone BreakKind = "none"
+	// BreakAsk: the store asks the holder to end. The grant stands until it does.
+	BreakAsk BreakKind = "ask"
 	// BreakNow: the grant ends at the store, and the holder learns of it.
-	BreakNow BreakKind = "at once, and the holder is told"
+	BreakNow BreakKind = "now"
 )
-
-// Visible is what an inspection shows.
-type Visible string
 
 // What can be seen.
 const (
 	VisibleNothing Visible = "nothing"
 	VisibleHolders Visible = "holders"
-	VisibleAll     Visible = "holders and waiters"
+	VisibleAll     Visible = "all"
 )
+
+var descriptions = map[any]string{
+	ScopeProcess: "this process", ScopeMachine: "this machine", ScopeNetwork: "every client of the server",
+	CrashFreesAtOnce: "at once", CrashFreesAfterTTL: "when the TTL has passed", CrashFreesSpace: "together with the process",
+	PauseKeeps: "keeps the lock", PauseLoses: "loses the lock after its TTL",
+	OrderFIFO: "first come, first served", OrderNone: "none",
+	WakePush: "push", WakePoll: "poll",
+	BreakNone: "no", BreakAsk: "the holder is asked, and keeps the lock until it has ended", BreakNow: "at once, and the holder is told",
+	VisibleNothing: "nothing", VisibleHolders: "holders", VisibleAll: "holders and waiters",
+}
+
+// Describe returns the words for people.
+func (s Scope) Describe() string { return descriptions[s] }
+
+// Describe returns the words for people.
+func (c Crash) Describe() string { return descriptions[c] }
+
+// Describe returns the words for people.
+func (p Pause) Describe() string { return descriptions[p] }
+
+// Describe returns the words for people.
+func (o Order) Describe() string { return descriptions[o] }
+
+// Describe returns the words for people.
+func (w Wake) Describe() string { return descriptions[w] }
+
+// Describe returns the words for people.
+func (b BreakKind) Describe() string { return descriptions[b] }
+
+// Describe returns the words for people.
+func (v Visible) Describe() string { return descriptions[v] }
 
 // Guarantees is what a store promises, in one place: the documentation's tables
 // and the command print from it, the core acts on it, and the conformance suite
@@ -101,6 +130,10 @@ type Guarantees struct {
 	Shared, Semaphore, Mixed, Slots bool
 	// Tokens says where tokens come from and what they survive.
 	Tokens string
+	// Reserves: an exclusive grant can have several tokens; see Request.Tokens. The core
+	// then hands such a grant off to waiters of its process, each with a token of its own,
+	// at most HandoffMax times and within HandoffTime of the grant.
+	Reserves bool
 	// EarlyEnd lists what can end a grant before its TTL, beside a Break, and Notice
 	// bounds how long its holder's context then goes on.
 	EarlyEnd []string
@@ -127,18 +160,18 @@ type Row struct{ Key, Value string }
 // Rows are the guarantees as people read them.
 func (g Guarantees) Rows() []Row {
 	rows := []Row{
-		{"locks reach", string(g.Scope)},
+		{"locks reach", g.Scope.Describe()},
 		{"limits", g.limits()},
-		{"a crash frees", string(g.Crash)},
-		{"a paused holder", string(g.Pause)},
-		{"order of waiters", string(g.Order)},
+		{"a crash frees", g.Crash.Describe()},
+		{"a paused holder", g.Pause.Describe()},
+		{"order of waiters", g.order()},
 		{"wake-up", g.wake()},
 		{"fencing tokens", g.Tokens},
 		{"may end early", g.early()},
 		{"TTL", g.ttl()},
 		{"minimum hold", map[bool]string{true: "kept by the store", false: "kept by the process"}[g.Linger]},
-		{"break", string(g.Break)},
-		{"inspection", string(g.Visible)},
+		{"break", g.Break.Describe()},
+		{"inspection", g.Visible.Describe()},
 	}
 	for _, n := range g.Notes {
 		rows = append(rows, Row{"note", n})
@@ -159,6 +192,21 @@ func (g Guarantees) limits() string {
 		s += "; any mix on one name"
 	}
 	return s
+}
+
+// The bounds of handoffs inside a process, where the store reserves tokens.
+const (
+	// HandoffMax is how many times a process hands a grant off.
+	HandoffMax = 64
+	// HandoffTime is how long after the grant the last of these handoffs may happen.
+	HandoffTime = 5 * time.Millisecond
+)
+
+func (g Guarantees) order() string {
+	if g.Reserves {
+		return fmt.Sprintf("%s; a process may first hand a lock off to its own waiters, at most %d times, and within %s of the grant", g.Order.Describe(), HandoffMax, HandoffTime)
+	}
+	return g.Order.Describe()
 }
 
 func (g Guarantees) wake() string {

@@ -18,10 +18,10 @@ type Inspector interface {
 
 // Breaker is implemented by stores that can take a grant away.
 type Breaker interface {
-	// Break ends the grant of name that carries the token and answers NotHeld if
+	// Break ends the grant of name that carries the token and answers CodeNotHeld if
 	// it does not stand. Where Guarantees.Break is BreakAsk the holder is told to
 	// end, and the grant stands until it has released; Break returns when it is
-	// gone, or with an error of code Busy, which says who was asked and still
+	// gone, or with an error of code CodeBusy, which says who was asked and still
 	// holds, when its context has ended.
 	Break(ctx context.Context, name string, token uint64) error
 }
@@ -33,4 +33,41 @@ type Watcher interface {
 	// ends, and then returns the context's error. Changes may be merged, and a call
 	// may turn out to be about nothing. changed does not block.
 	Watch(ctx context.Context, name string, changed func()) error
+}
+
+// Values is implemented by stores that keep versioned values for their users, beside the
+// locks and apart from them: a lock and a value of one name do not meet. Package
+// optimistic is its front. Get and Put are safe for concurrent use.
+//
+// A key is what a name is; a namespace keeps keys apart as it does names. Data has at most
+// MaxValue bytes. Errors carry a code as all errors of the store do.
+type Values interface {
+	// Get returns the data of a key and its version. A key that was never written has no
+	// data and the version "". Get sees every Put that was confirmed before it began.
+	Get(ctx context.Context, key string) (data []byte, version string, err error)
+	// Put writes data if the key's version is still the given one, in one atomic step,
+	// and returns the new version. A version is never used twice for a key. Otherwise
+	// the error is of code CodeConflict; after one of code CodeUnknown the data may have
+	// been written, or may still be.
+	Put(ctx context.Context, key string, data []byte, version string) (string, error)
+}
+
+// MaxValue is the length of the longest value, in bytes.
+const MaxValue = 512 << 10
+
+// CheckValue returns the error of a Put of a bad key or of too much data, nil if there is
+// none. A Get checks its key in the same way.
+func CheckValue(key string, data []byte) error {
+	if err := checkText("key", key, 1, MaxName); err != nil {
+		return &Error{Code: CodeInvalid, Err: err}
+	}
+	if len(data) > MaxValue {
+		return Errorf(CodeInvalid, "the value of %q has %d bytes: at most %d are allowed", key, len(data), MaxValue)
+	}
+	return nil
+}
+
+// Conflict returns the error of a Put at a version that is not the key's.
+func Conflict(key string) error {
+	return Errorf(CodeConflict, "the value of %q has another version", key)
 }

@@ -12,7 +12,7 @@ import (
 // valid: empty, or a name of at most 128 bytes.
 //
 // A server that does not answer is no error of Open: it returns a store whose calls return
-// errors of code Unavailable until the server is there. A program that is started before its
+// errors of code CodeUnavailable until the server is there. A program that is started before its
 // server, or while that fails over, then works as soon as it can. An error is for what does
 // not change by itself: a URL that cannot be read, a file that is missing, rights that the
 // server has refused.

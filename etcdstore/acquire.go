@@ -13,19 +13,19 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Acquire asks for a grant: see driver.Store.
+// Acquire requests a grant: see driver.Store.
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if err := s.lay.checkName(r.Name); err != nil {
 		return driver.Grant{}, err
 	}
 	for {
 		if ctx.Err() != nil {
-			return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: context.Cause(ctx)}
+			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
 		}
 		e, err := s.session(ctx, r.TTL)
 		if err != nil {
 			if ctx.Err() != nil && err != errClosed {
-				err = &driver.Error{Code: driver.Withdrawn, Err: context.Cause(ctx)}
+				err = &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
 			}
 			return driver.Grant{}, err
 		}
@@ -45,9 +45,9 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		if err == nil {
 			return g, nil
 		}
-		if err == rpctypes.ErrLeaseNotFound { // itself: the caller's reason may be such an error
-			// The lease ran out while nobody used it, or at this moment: its places
-			// are gone and no transaction that names it can be applied.
+		if err == rpctypes.ErrLeaseNotFound { // unwrapped: the caller's reason may be such an error
+			// The lease expired while it was idle, or just now: its entries are gone, and no
+			// transaction that names it can be applied.
 			s.forget(a)
 			e.end(errLeaseGone)
 			continue
@@ -55,28 +55,28 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		if errors.Is(err, rpctypes.ErrNoSpace) {
 			err = s.takeBack(ctx, a, err)
 		}
-		if s.Classify(err) != driver.Unknown {
+		if s.Classify(err) != driver.CodeUnknown {
 			s.forget(a)
 		}
 		return driver.Grant{}, err
 	}
 }
 
-// takeBack deletes a place that may stand although the answer was that there is no
-// space: the server applies the request that fills it. A deletion costs no space. No
-// other request has the same words, so it ends nothing of a later one if it is late.
-func (s *Store) takeBack(ctx context.Context, a *attempt, why error) error {
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawWithin)
+// takeBack deletes an entry that may exist although the server has returned that it has no space:
+// the server applies the request that fills the space. A deletion costs no space. The value is
+// unique to the request, so a late deletion ends no entry of a later request.
+func (s *Store) takeBack(ctx context.Context, a *request, why error) error {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
 	ours := clientv3.Compare(clientv3.Value(a.key), "=", a.written.encode())
 	if _, err := s.client.Txn(bounded).If(ours).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return &driver.Error{Code: driver.Unknown, Err: errors.Join(why, err)}
+		return &driver.Error{Code: driver.CodeUnknown, Err: errors.Join(why, err)}
 	}
 	return why
 }
 
-// unmade is for a transaction that makes a place. That the lease has ended is for
-// Acquire, as it is.
+// unmade returns the error of a transaction that creates an entry. Acquire needs the end of the
+// lease unwrapped.
 func unmade(ctx context.Context, err error) error {
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return rpctypes.ErrLeaseNotFound
@@ -84,18 +84,18 @@ func unmade(ctx context.Context, err error) error {
 	return unknown(ctx, err)
 }
 
-// made is a condition of every transaction that makes a queue entry: it fails if an undo came
-// before it. The epoch is what it compares with.
-func (a *attempt) made(n int) (_ clientv3.Cmp, epoch int64) {
+// made is a condition of every transaction that creates an entry: it fails if an undo came before
+// it. The condition compares with epoch.
+func (a *request) made(n int) (_ clientv3.Cmp, epoch int64) {
 	a.e.mu.Lock()
 	epoch = a.e.epochs[n]
 	a.e.mu.Unlock()
 	return clientv3.Compare(clientv3.ModRevision(a.e.s.lay.epoch(a.e.lease, n)), "=", epoch), epoch
 }
 
-// learnEpoch takes in what a transaction that compared with an epoch and failed has read of the
-// epoch key. One that has been written stands as long as its lease does, and never goes back,
-// unless the server was restored from an older copy.
+// learnEpoch handles the epoch key that a transaction has read after its comparison failed. An
+// epoch key stands as long as its lease, and its revision never falls, unless the server was
+// restored from an older copy.
 func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.ResponseOp) error {
 	var read int64
 	if kvs := answer.GetResponseRange().Kvs; len(kvs) > 0 {
@@ -111,37 +111,36 @@ func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.Respons
 	return nil
 }
 
-// sweep deletes what stands under the session's own lease and the attempt's key before
-// the attempt knows of a place. No other request of this store has the number, so it is
-// what nobody knows of: the place of the attempt itself, as a rule, where the client
-// has sent the transaction twice. Left there, it would be in everybody's way.
-func (s *Store) sweep(ctx context.Context, a *attempt, mod int64) error {
+// sweep deletes the entry under the session's own lease and the request's key before the request
+// has one. No other request of this store has the number. As a rule it is an entry of the
+// request itself: the client library has sent the transaction twice. It would block all others.
+func (s *Store) sweep(ctx context.Context, a *request, mod int64) error {
 	ours := []clientv3.Cmp{
 		clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease),
 		clientv3.Compare(clientv3.ModRevision(a.key), "=", mod),
 	}
 	if _, err := s.client.Txn(ctx).If(ours...).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return &driver.Error{Code: driver.Unknown, Err: err} // it stands
+		return &driver.Error{Code: driver.CodeUnknown, Err: err} // it stands
 	}
 	return nil
 }
 
-// tryRounds is how often a try makes its place on the condition that nothing has
-// changed: keys of deeper names count too, and may change all the time.
+// tryRounds is how often try creates its entry on the condition that nothing has changed. Keys
+// of longer names count as changes, and may change all the time.
 const tryRounds = 8
 
-// try makes a place only where it is granted at once. It reads the queue and
-// makes the place on the condition that nobody has come since.
-func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
-	prefix, n := s.lay.places(a.r.Name), shard(a.r.Name)
+// try creates an entry only if it is granted at once. It reads the queue and creates the entry on
+// the condition that no other entry has been added since.
+func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
+	prefix, n := s.lay.entries(a.r.Name), shard(a.r.Name)
 	epochKey := s.lay.epoch(a.e.lease, n)
-	// At first it is taken to be free.
-	var q line
+	// The first transaction assumes that the name is free.
+	var q queue
 	var rev int64
-	permit := a.r.Limit > driver.Exclusive && a.r.Limit <= driver.MaxLimit // which needs a slot of its own
+	permit := a.r.Limit > driver.Exclusive && a.r.Limit <= driver.MaxLimit // a permit has a slot
 	for rounds := 0; ; rounds++ {
 		if rounds >= tryRounds && !permit {
-			return s.tryPlace(ctx, a)
+			return s.tryEntry(ctx, a)
 		}
 		rec := newRecord(a.r, time.Now())
 		if permit {
@@ -149,11 +148,11 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 			rec.Slot = &slot
 		}
 		a.written = rec
-		nobody := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
+		unchanged := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		made, epoch := a.made(n)
 		resp, err := s.client.Txn(ctx).
-			If(made, nobody, absent).
+			If(made, unchanged, absent).
 			Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
 			Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
 			Commit()
@@ -167,7 +166,7 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 			return driver.Grant{}, err
 		}
 		rev = resp.Header.Revision
-		q = newLine(resp.Responses[0].GetResponseRange().Kvs, prefix)
+		q = newQueue(resp.Responses[0].GetResponseRange().Kvs, prefix)
 		for i := q.find(a.key); i >= 0; i = q.find(a.key) {
 			if q[i].lease != a.e.lease {
 				a.renumber()
@@ -184,15 +183,15 @@ func (s *Store) try(ctx context.Context, a *attempt) (driver.Grant, error) {
 	}
 }
 
-// tryPlace takes a place, whatever changes, and gives it back unless it is granted.
-func (s *Store) tryPlace(ctx context.Context, a *attempt) (driver.Grant, error) {
-	v, err := s.takePlace(ctx, a)
+// tryEntry creates an entry whatever changes, and deletes it unless it is granted.
+func (s *Store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) {
+	v, err := s.enqueue(ctx, a)
 	if err != nil {
 		return driver.Grant{}, err
 	}
 	if v.rev == 0 {
-		if v, err = s.look(ctx, a); err != nil {
-			return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: err} // the place stands
+		if v, err = s.readView(ctx, a); err != nil {
+			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err} // the entry stands
 		}
 	}
 	if v.granted {
@@ -200,24 +199,23 @@ func (s *Store) tryPlace(ctx context.Context, a *attempt) (driver.Grant, error) 
 	}
 	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
 	if _, err := s.client.Txn(ctx).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: err}
+		return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
-	return driver.Grant{}, &driver.BusyError{Holders: v.line.holders()}
+	return driver.Grant{}, &driver.BusyError{Holders: v.queue.holders()}
 }
 
-// grant is the store's yes, for a place that was found to stand and to be
-// granted.
-func (a *attempt) grant(rev int64, rec record) driver.Grant {
+// grant returns the grant of an entry that stands and is granted.
+func (a *request) grant(rev int64, rec record) driver.Grant {
 	a.rev.Store(rev)
 	a.written = rec
 	a.granted.Store(true)
-	// Both report to those alone that were granted by then.
+	// A loss before this point was reported to granted entries only.
 	if a.e.isGone() {
-		a.r.From.Lost(driver.SessionEnded, errLeaseGone)
+		a.r.From.Lost(driver.CauseSessionEnded, errLeaseGone)
 	} else if a.deleted.Load() {
-		a.r.From.Lost(driver.Taken, errDeleted)
+		a.r.From.Lost(driver.CauseTaken, errDeleted)
 	}
-	sent, ttl := a.e.trust()
+	sent, ttl := a.e.validity()
 	slot := driver.NoSlot
 	if rec.Slot != nil {
 		slot = *rec.Slot
@@ -228,10 +226,10 @@ func (a *attempt) grant(rev int64, rec record) driver.Grant {
 	}
 }
 
-// takePlace makes a place at the end of the queue, whatever stands before it. Only
-// where something does are the reads made that tell what.
-func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
-	prefix, n := s.lay.places(a.r.Name), shard(a.r.Name)
+// enqueue adds an entry to the end of the queue. If there are other entries, the same
+// transaction reads them.
+func (s *Store) enqueue(ctx context.Context, a *request) (view, error) {
+	prefix, n := s.lay.entries(a.r.Name), shard(a.r.Name)
 	epochKey := s.lay.epoch(a.e.lease, n)
 	for {
 		a.written = newRecord(a.r, time.Now())
@@ -244,7 +242,7 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 			Else(clientv3.OpTxn(
 				[]clientv3.Cmp{made, absent},
 				append([]clientv3.Op{put}, a.reads(prefix)...),
-				// A read of keys only does not tell of leases.
+				// A read of keys only does not return leases.
 				[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
 			)).Commit()
 		if err != nil {
@@ -253,7 +251,7 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 		rev := resp.Header.Revision
 		if resp.Succeeded {
 			a.rev.Store(rev)
-			return a.judge(rev, line{{key: a.key, rev: rev, mod: rev, lease: a.e.lease, record: a.written, ours: true}}), nil
+			return a.judge(rev, queue{{key: a.key, rev: rev, mod: rev, lease: a.e.lease, record: a.written, ours: true}}), nil
 		}
 		inner := resp.Responses[0].GetResponseTxn()
 		if !inner.Succeeded {
@@ -274,19 +272,19 @@ func (s *Store) takePlace(ctx context.Context, a *attempt) (view, error) {
 	}
 }
 
-// view is what one read through the quorum says of a place.
+// view is the state of an entry, from one read through the quorum.
 type view struct {
 	rev     int64
 	stands  bool
 	granted bool
-	watch   string // what to watch if it is not granted; empty: every deletion
-	next    bool   // what to watch is the only place before it
-	line    line   // as much of it as was read
+	watch   string // the key to watch if the entry is not granted; empty: every deletion
+	next    bool   // that key is the only entry before it
+	queue   queue  // the part of the queue that was read
 }
 
-// reads are the reads that tell where a place is in the queue. An exclusive one
-// needs the first and the last two keys alone.
-func (a *attempt) reads(prefix string) []clientv3.Op {
+// reads returns the reads that show the position of an entry. An exclusive entry needs only the
+// first and the last two keys.
+func (a *request) reads(prefix string) []clientv3.Op {
 	if a.r.Limit != driver.Exclusive {
 		return []clientv3.Op{clientv3.OpGet(prefix, clientv3.WithPrefix())}
 	}
@@ -298,19 +296,19 @@ func (a *attempt) reads(prefix string) []clientv3.Op {
 	return []clientv3.Op{first, clientv3.OpGet(prefix, last...)}
 }
 
-// see reads the answers to reads. Keys of deeper names may hide those that
-// matter: then the view is not complete, and stands is false with rev 0.
-func (a *attempt) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix string) view {
+// see evaluates the answers to reads. Keys of longer names may hide those that matter: then the
+// view is incomplete, with rev 0.
+func (a *request) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix string) view {
 	if a.r.Limit != driver.Exclusive {
-		return a.judge(rev, newLine(answers[0].GetResponseRange().Kvs, prefix))
+		return a.judge(rev, newQueue(answers[0].GetResponseRange().Kvs, prefix))
 	}
 	kvs := answers[0].GetResponseRange().Kvs
 	kvs = append(kvs[:len(kvs):len(kvs)], answers[1].GetResponseRange().Kvs...)
-	q := newLine(kvs, prefix)
+	q := newQueue(kvs, prefix)
 	if len(q) != len(kvs) {
 		return view{}
 	}
-	// The first may be among the last two.
+	// The first key may be among the last two.
 	for i := 1; i < len(q); i++ {
 		if q[i].key == q[i-1].key {
 			q = append(q[:i:i], q[i+1:]...)
@@ -320,10 +318,10 @@ func (a *attempt) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix stri
 	return a.judge(rev, q)
 }
 
-// judge finds the place in the line. For an exclusive place the line may have a
-// gap before the last two.
-func (a *attempt) judge(rev int64, q line) view {
-	v := view{rev: rev, line: q}
+// judge finds the entry in the queue. For an exclusive entry the queue may have a gap before the
+// last two.
+func (a *request) judge(rev int64, q queue) view {
+	v := view{rev: rev, queue: q}
 	i := q.find(a.key)
 	if i < 0 || q[i].rev != a.rev.Load() {
 		return v
@@ -337,11 +335,11 @@ func (a *attempt) judge(rev int64, q line) view {
 	return v
 }
 
-// look reads, through the quorum, where a place is.
-func (s *Store) look(ctx context.Context, a *attempt) (view, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.e.within())
+// readView reads the position of an entry through the quorum.
+func (s *Store) readView(ctx context.Context, a *request) (view, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.e.timeout())
 	defer cancel()
-	prefix := s.lay.places(a.r.Name)
+	prefix := s.lay.entries(a.r.Name)
 	resp, err := s.client.Txn(ctx).Then(a.reads(prefix)...).Commit()
 	if err != nil {
 		return view{}, err
@@ -353,5 +351,5 @@ func (s *Store) look(ctx context.Context, a *attempt) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	return a.judge(all.Header.Revision, newLine(all.Kvs, prefix)), nil
+	return a.judge(all.Header.Revision, newQueue(all.Kvs, prefix)), nil
 }

@@ -4,7 +4,7 @@
 //
 // # Layout
 //
-// An entry in the queue of a name (also called its place in the code) is the key
+// An entry in the queue of a name (also called its entry in the code) is the key
 //
 //	<prefix><name>/<lease>        or        <prefix><name>/<lease>-<n>
 //
@@ -79,7 +79,8 @@
 //
 // That read of the sentinel also finds that the server has gone back in time, because it was restored
 // from an older copy: the revision is below an earlier one, or the cluster is another. Then the
-// session ends, and its lease is revoked, since entries that were released may stand again.
+// session ends, and its lease is revoked, since entries that were released may stand again. Where
+// the revision was raised meanwhile, the client deletes such entries when its watches stand anew.
 //
 // # What it does not give
 //

@@ -1,26 +1,109 @@
 package etcdstore
 
 import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/fence"
 )
 
-// Standing is a condition for a transaction of the user's own on the same
-// cluster: it holds only while the grant of the name that carries the token
-// stands. With it, what is kept in etcd itself needs no other fence:
+// Guard is a [fence.Guard] of what is kept in etcd: it keeps the largest token seen for
+// each resource, and one transaction compares, raises and writes. A resource is any name
+// that its writers agree on; the keys that are written need not be named after it. The
+// data may be on another cluster than the locks: open a store there for its guard.
 //
-//	standing, err := store.Standing("billing", lock.Token())
-//	...
-//	resp, err := client.Txn(ctx).If(standing).Then(clientv3.OpPut("total", "42")).Commit()
-//
-// A response that did not succeed means that the lock has been lost. The grant
-// has to be one of this store; otherwise the error's code is NotHeld.
-func (s *Store) Standing(name string, token uint64) (clientv3.Cmp, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, a := range s.attempts {
-		if a.r.Name == name && uint64(a.rev.Load()) == token && a.granted.Load() {
-			return clientv3.Compare(clientv3.CreateRevision(a.key), "=", int64(token)), nil
-		}
+// The token of resource R is kept at the key PREFIX_holdfast/fence/R, in 19 digits, so
+// that the server's comparison of bytes is one of numbers. It stays until it is deleted.
+// Writes that do not pass the guard are not refused.
+type Guard struct{ s *Store }
+
+// Guard returns a guard over the client of this store. It ends with the store.
+func (s *Store) Guard() *Guard { return &Guard{s} }
+
+var _ fence.Guard[[]clientv3.Op] = (*Guard)(nil)
+
+// Write implements [fence.Guard]: it does the operations in one transaction. Errors wrap
+// [fence.ErrStale], [fence.ErrInvalid], [fence.ErrUnavailable] or [fence.ErrCorrupt].
+func (g *Guard) Write(ctx context.Context, resource string, token uint64, write []clientv3.Op) error {
+	_, err := g.Txn(ctx, resource, token, write...)
+	return err
+}
+
+// Txn is Write with the answers of the operations, by index. For conditions of your own
+// give a clientv3.OpTxn, and read from its answer whether they held.
+func (g *Guard) Txn(ctx context.Context, resource string, token uint64, write ...clientv3.Op) ([]*etcdserverpb.ResponseOp, error) {
+	if err := fence.CheckArguments(ctx, resource, token); err != nil {
+		return nil, err
 	}
-	return clientv3.Cmp{}, errNotHeld
+	if err := g.open(resource); err != nil {
+		return nil, err
+	}
+	key, mark := g.key(resource), fmt.Sprintf("%019d", token)
+	// The comparison fails where there is no mark, so that the first write passes, too.
+	resp, err := g.s.client.Txn(ctx).
+		If(clientv3.Compare(clientv3.Value(key), ">", mark)).
+		Then(clientv3.OpGet(key)).
+		Else(append([]clientv3.Op{clientv3.OpPut(key, mark)}, write...)...).
+		Commit()
+	if err != nil {
+		if err = unknown(ctx, err); driver.CodeOf(err) == driver.CodeUnknown {
+			return nil, fmt.Errorf("%w: %q: it may have been written: %w", fence.ErrUnavailable, resource, err)
+		}
+		return nil, fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, err)
+	}
+	if !resp.Succeeded {
+		return resp.Responses[1:], nil
+	}
+	newest, err := markOf(resource, resp.Responses[0].GetResponseRange())
+	if err != nil {
+		return nil, err
+	}
+	return nil, &fence.StaleError{Resource: resource, Token: token, Newest: newest}
+}
+
+// Raise implements [fence.Guard].
+func (g *Guard) Raise(ctx context.Context, resource string, token uint64) error {
+	return g.Write(ctx, resource, token, nil)
+}
+
+// Newest implements [fence.Guard].
+func (g *Guard) Newest(ctx context.Context, resource string) (uint64, error) {
+	if err := fence.CheckArguments(ctx, resource, 1); err != nil {
+		return 0, err
+	}
+	if err := g.open(resource); err != nil {
+		return 0, err
+	}
+	resp, err := g.s.client.Get(ctx, g.key(resource))
+	if err != nil {
+		return 0, fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, unavailable(ctx, err))
+	}
+	return markOf(resource, (*etcdserverpb.RangeResponse)(resp))
+}
+
+func (g *Guard) key(resource string) string { return g.s.lay.prefix + reserved + "fence/" + resource }
+
+func (g *Guard) open(resource string) error {
+	g.s.mu.Lock()
+	defer g.s.mu.Unlock()
+	if g.s.closed {
+		return fmt.Errorf("%w: %q: nothing written: %w", fence.ErrUnavailable, resource, errClosed)
+	}
+	return nil
+}
+
+func markOf(resource string, r *etcdserverpb.RangeResponse) (uint64, error) {
+	if len(r.Kvs) == 0 {
+		return 0, nil
+	}
+	value := string(r.Kvs[0].Value)
+	if n, err := strconv.ParseUint(value, 10, 63); err == nil && n > 0 && len(value) == 19 {
+		return n, nil
+	}
+	return 0, fmt.Errorf("%w: the token of %q: %q", fence.ErrCorrupt, resource, value)
 }

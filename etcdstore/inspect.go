@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Inspect shows the places of a name, the neighbours' too.
+// Inspect returns the entries of a name, including those of other clients.
 func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	if s.isClosed() {
 		return driver.State{}, errClosed
@@ -26,21 +26,21 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	if err := s.lay.checkName(name); err != nil {
 		return driver.State{}, err
 	}
-	prefix := s.lay.places(name)
+	prefix := s.lay.entries(name)
 	resp, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
 		return driver.State{}, unavailable(ctx, err)
 	}
-	q := newLine(resp.Kvs, prefix)
-	// Something that is no place stands in nobody's way but the neighbours'; the
-	// rule of the queue counts it, as theirs does.
+	q := newQueue(resp.Kvs, prefix)
+	// A key that is no lock blocks only other clients. The rule of the queue counts it, as theirs
+	// does.
 	return s.state(ctx, name, q, ttls{})
 }
 
-// ttls remembers what is left of leases for one inspection.
+// ttls are the remaining TTLs of leases, read once per inspection.
 type ttls map[clientv3.LeaseID]time.Duration
 
-func (s *Store) state(ctx context.Context, name string, q line, left ttls) (driver.State, error) {
+func (s *Store) state(ctx context.Context, name string, q queue, left ttls) (driver.State, error) {
 	st := driver.State{Name: name}
 	n := q.granted()
 	if err := s.leasesLeft(ctx, q[:n], left); err != nil {
@@ -58,10 +58,10 @@ func (s *Store) state(ctx context.Context, name string, q line, left ttls) (driv
 	return st, nil
 }
 
-// leasesLeft asks what is left of the holders' leases, a few at a time.
-func (s *Store) leasesLeft(ctx context.Context, holders line, left ttls) error {
+// leasesLeft reads the remaining TTLs of the holders' leases, 16 at a time.
+func (s *Store) leasesLeft(ctx context.Context, holders queue, left ttls) error {
 	var mu sync.Mutex
-	var asking sync.WaitGroup
+	var reading sync.WaitGroup
 	var failed error
 	slots := make(chan struct{}, 16)
 	for i := range holders {
@@ -76,7 +76,7 @@ func (s *Store) leasesLeft(ctx context.Context, holders line, left ttls) error {
 			continue
 		}
 		slots <- struct{}{}
-		asking.Go(func() {
+		reading.Go(func() {
 			defer func() { <-slots }()
 			resp, err := s.client.TimeToLive(ctx, lease)
 			mu.Lock()
@@ -91,23 +91,22 @@ func (s *Store) leasesLeft(ctx context.Context, holders line, left ttls) error {
 			}
 		})
 	}
-	asking.Wait()
+	reading.Wait()
 	return failed
 }
 
-// page is how many keys List reads at a time.
+// page is the number of keys that List reads at a time.
 const page = 1000
 
-// List yields the names that start with prefix and have a place, in byte order.
-// It reads all keys below the store's prefix and the name's beginning; what is
-// no lock among them is left out.
+// List yields the names that start with prefix and have an entry, in byte order. It reads all
+// keys below the store's prefix that start so, and skips those that are no locks.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		if s.isClosed() {
 			yield(driver.State{}, errClosed)
 			return
 		}
-		found, err := s.places(ctx, s.lay.names+prefix)
+		found, err := s.entries(ctx, s.lay.names+prefix)
 		if err != nil {
 			yield(driver.State{}, err)
 			return
@@ -115,7 +114,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 		left := ttls{}
 		for _, name := range slices.Sorted(maps.Keys(found)) {
 			q := found[name]
-			slices.SortFunc(q, func(a, b place) int { return cmp.Compare(a.rev, b.rev) })
+			slices.SortFunc(q, func(a, b entry) int { return cmp.Compare(a.rev, b.rev) })
 			st, err := s.state(ctx, name, q, left)
 			if !yield(st, err) || err != nil {
 				return
@@ -124,9 +123,9 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	}
 }
 
-// places reads everything whose key starts so, at one revision, page by page.
-func (s *Store) places(ctx context.Context, start string) (map[string]line, error) {
-	found := map[string]line{}
+// entries reads all entries whose key begins with start, at one revision, page by page.
+func (s *Store) entries(ctx context.Context, start string) (map[string]queue, error) {
+	found := map[string]queue{}
 	end := clientv3.GetPrefixRangeEnd(start)
 	if start == "" {
 		start, end = "\x00", "\x00" // everything
@@ -135,14 +134,14 @@ func (s *Store) places(ctx context.Context, start string) (map[string]line, erro
 	for {
 		resp, err := s.client.Get(ctx, start, clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithRev(rev))
 		if errors.Is(err, rpctypes.ErrCompacted) {
-			rev = 0 // go on with what is there now
+			rev = 0 // continue at the present revision
 			continue
 		}
 		if err != nil {
 			return nil, unavailable(ctx, err)
 		}
 		for _, kv := range resp.Kvs {
-			p := newPlace(kv)
+			p := newEntry(kv)
 			if name, ok := s.lay.nameOf(&p); ok {
 				found[name] = append(found[name], p)
 			}
@@ -155,8 +154,8 @@ func (s *Store) places(ctx context.Context, start string) (map[string]line, erro
 	}
 }
 
-// Break deletes the place that was granted with the token. Its holder, if it is
-// one of ours, finds out within the second in which it looks.
+// Break deletes the entry that was granted with the token. A holder of this package notices
+// within a second.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if s.isClosed() {
 		return errClosed
@@ -164,12 +163,12 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if err := s.lay.checkName(name); err != nil {
 		return err
 	}
-	prefix := s.lay.places(name)
+	prefix := s.lay.entries(name)
 	resp, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
 		return unavailable(ctx, err)
 	}
-	q := newLine(resp.Kvs, prefix)
+	q := newQueue(resp.Kvs, prefix)
 	for _, p := range q[:q.granted()] {
 		if uint64(p.rev) != token {
 			continue
@@ -187,8 +186,8 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	return errNotHeld
 }
 
-// Watch calls changed after each change of the name's places, or of any if name
-// is empty.
+// Watch calls changed after each change of the name's entries, or of all entries if name is
+// empty.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	if s.isClosed() {
 		return errClosed
@@ -199,7 +198,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	w := &watch{puts: true}
 	w.setPrefix(s.lay.names)
 	if name != "" {
-		w.setPrefix(s.lay.places(name))
+		w.setPrefix(s.lay.entries(name))
 	}
 	mail := &mailbox{full: make(chan struct{}, 1)}
 	w.update = mail.put
@@ -223,7 +222,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// aboutLocks leaves out the store's own keys.
+// aboutLocks reports whether a key is not one of the store's own.
 func (l layout) aboutLocks(key string) bool {
 	rest, own := strings.CutPrefix(key, l.prefix+reserved)
 	return !own || strings.HasPrefix(rest, "ns/")

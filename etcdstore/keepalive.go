@@ -15,14 +15,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// keepalives is the one stream on which a store renews its leases. With authentication each
-// new stream is a login, which is expensive for the server, so the stream lives as long as it
+// keepalives is the stream on which a store renews its leases. With authentication each new
+// stream is a login, which is expensive for the server, so the stream exists as long as it
 // answers. The zero value has no stream.
 type keepalives struct {
 	mu      sync.Mutex
 	stream  *keepaliveStream
 	opening *openingStream
-	// silent is how many streams in a row were given up because they did not answer.
+	// silent is how many streams in a row were closed because they did not answer.
 	silent atomic.Int32
 }
 
@@ -40,48 +40,48 @@ type keepaliveStream struct {
 	of  *keepalives
 	end context.CancelFunc
 
-	mu      sync.Mutex // also puts Sends in the order of asked
-	asked   []*keepaliveRequest
+	mu      sync.Mutex // also keeps Sends in the order of pending
+	pending []*keepaliveRequest
 	err     error // why the stream has ended
-	deadEnd bool  // the stream takes no more requests
+	deadEnd bool  // the stream accepts no more requests
 }
 
 type keepaliveRequest struct {
 	lease clientv3.LeaseID
 	sent  driver.Instant
-	// renewed takes in an answer that the lease lives, even if the caller has left.
+	// renewed handles an answer that the lease exists, even if the caller has left.
 	renewed func(sent driver.Instant)
-	// silent ends the stream if no answer comes, and soon is an answer that is in good time.
+	// silent ends the stream if no answer comes. An answer before soon is in good time.
 	silent *time.Timer
 	soon   time.Duration
 	done   chan struct{} // closed with err
 	err    error
 }
 
-// openMost bounds the opening of a stream, its login included.
-const openMost = 15 * time.Second
+// openTimeout limits the opening of a stream, including its login.
+const openTimeout = 15 * time.Second
 
 var errStreamEnded = errors.New("the stream of keepalives has ended")
 
-// keepAlive renews a lease. It calls renewed with the send of each request that is answered. A stream
-// that was open before may be broken, or its login may be too old: a request that fails on it is
-// sent once more on a new one.
-func (s *Store) keepAlive(ctx context.Context, lease clientv3.LeaseID, patience time.Duration, renewed func(driver.Instant)) error {
+// keepAlive renews a lease. It calls renewed with the send of each request that is answered. A
+// stream that was open before may be broken, or its login too old: a request that fails on it
+// is sent once more on a new one.
+func (s *Store) keepAlive(ctx context.Context, lease clientv3.LeaseID, timeout time.Duration, renewed func(driver.Instant)) error {
 	for {
 		k, opened, err := s.keepaliveStream(ctx)
 		if err != nil {
 			return err
 		}
-		err = k.ask(ctx, lease, patience, renewed)
+		err = k.renew(ctx, lease, timeout, renewed)
 		if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) || opened || ctx.Err() != nil {
 			return err
 		}
 	}
 }
 
-// keepaliveStream returns the open stream, or a new one, and whether it was opened for this call.
-// The opening goes on when ctx ends, as others may wait for it and a login that is given up has
-// still cost the server its time.
+// keepaliveStream returns the open stream, or a new one, and whether this call has opened it. The
+// opening continues when ctx ends, as other calls may wait for it, and an abandoned login has
+// cost the server its time anyway.
 func (s *Store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened bool, _ error) {
 	k := &s.beats
 	k.mu.Lock()
@@ -116,7 +116,7 @@ func (s *Store) keepaliveStream(ctx context.Context) (_ *keepaliveStream, opened
 
 func (s *Store) openKeepalives() (*keepaliveStream, error) {
 	ctx, end := context.WithCancel(clientv3.WithRequireLeader(s.ctx))
-	tooLong := time.AfterFunc(openMost, end)
+	tooLong := time.AfterFunc(openTimeout, end)
 	stream, err := s.leases.LeaseKeepAlive(ctx)
 	if !tooLong.Stop() && err == nil {
 		err = errStreamEnded
@@ -126,7 +126,7 @@ func (s *Store) openKeepalives() (*keepaliveStream, error) {
 		return nil, clientv3.ContextError(s.ctx, err)
 	}
 	k := &keepaliveStream{Lease_LeaseKeepAliveClient: stream, of: &s.beats, end: end}
-	s.running.Go(k.receive) // of a goroutine that is counted itself
+	s.running.Go(k.receive) // running already counts this goroutine
 	return k, nil
 }
 
@@ -136,32 +136,32 @@ func (k *keepaliveStream) usable() bool {
 	return !k.deadEnd
 }
 
-// ask sends one keepalive and waits for its answer until ctx ends. A stream that does not answer
-// within patience is ended, even if the caller has left: the member may have stopped. Patience
-// doubles with each stream that was silent before, as one login after another does not help a
-// server that has too much to do.
-func (k *keepaliveStream) ask(ctx context.Context, lease clientv3.LeaseID, patience time.Duration, renewed func(driver.Instant)) error {
-	r := &keepaliveRequest{lease: lease, renewed: renewed, soon: patience / 2, done: make(chan struct{})}
-	patience <<= min(k.of.silent.Load(), 2)
+// renew sends one keepalive and waits for its answer until ctx ends. A stream that does not answer
+// within timeout is closed, even if the caller has left: the member may have stopped. The timeout
+// doubles with each stream that was silent before, since more logins do not help an overloaded
+// server.
+func (k *keepaliveStream) renew(ctx context.Context, lease clientv3.LeaseID, timeout time.Duration, renewed func(driver.Instant)) error {
+	r := &keepaliveRequest{lease: lease, renewed: renewed, soon: timeout / 2, done: make(chan struct{})}
+	timeout <<= min(k.of.silent.Load(), 2)
 	k.mu.Lock()
 	if k.deadEnd {
 		defer k.mu.Unlock()
 		return k.err
 	}
-	r.silent = time.AfterFunc(patience, func() {
+	r.silent = time.AfterFunc(timeout, func() {
 		select {
 		case <-r.done:
 		default:
 			k.of.silent.Add(1)
-			k.fail(fmt.Errorf("a keepalive was not answered within %s", patience))
+			k.fail(fmt.Errorf("a keepalive was not answered within %s", timeout))
 		}
 	})
-	k.asked = append(k.asked, r)
+	k.pending = append(k.pending, r)
 	r.sent = driver.Now()
 	err := k.Send(&etcdserverpb.LeaseKeepAliveRequest{ID: int64(lease)})
 	k.mu.Unlock()
 	if err != nil {
-		k.end() // receive reports why
+		k.end() // receive reports the reason
 	}
 	select {
 	case <-r.done:
@@ -182,13 +182,13 @@ func (k *keepaliveStream) fail(why error) {
 	k.deadEnd = true
 }
 
-// receive hands the answers out until the stream ends.
+// receive assigns answers to requests until the stream ends.
 func (k *keepaliveStream) receive() {
 	defer k.end()
 	for {
 		answer, err := k.Recv()
 		k.mu.Lock()
-		if err == nil && (len(k.asked) == 0 || k.asked[0].lease != clientv3.LeaseID(answer.ID)) {
+		if err == nil && (len(k.pending) == 0 || k.pending[0].lease != clientv3.LeaseID(answer.ID)) {
 			err = errors.New("the stream of keepalives is out of order")
 		}
 		if err != nil {
@@ -196,15 +196,15 @@ func (k *keepaliveStream) receive() {
 				k.err = rpctypes.Error(err)
 			}
 			k.deadEnd = true
-			for _, r := range k.asked {
+			for _, r := range k.pending {
 				r.answer(k.err)
 			}
-			k.asked = nil
+			k.pending = nil
 			k.mu.Unlock()
 			return
 		}
-		r := k.asked[0]
-		k.asked = k.asked[1:]
+		r := k.pending[0]
+		k.pending = k.pending[1:]
 		k.mu.Unlock()
 		if elapsed, _ := r.sent.Elapsed(); elapsed < r.soon {
 			k.of.silent.Store(0)

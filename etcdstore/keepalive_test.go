@@ -65,7 +65,7 @@ func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *Store, end fun
 // up in time, and the same request renews the lease on another one.
 func TestSilentStreamIsReplaced(t *testing.T) {
 	for ttl, after := range map[time.Duration]time.Duration{
-		time.Minute:     requestMost * 2 / 3,
+		time.Minute:     requestTimeout * 2 / 3,
 		6 * time.Second: 2 * time.Second * 2 / 3,
 		time.Second:     time.Second / 3,
 	} {
@@ -130,8 +130,8 @@ func TestKeepaliveIsBounded(t *testing.T) {
 		if err := e.fresh(ctx, -1); err == nil {
 			t.Error("no error although nothing was answered")
 		}
-		if took := time.Since(began); took > e.within() {
-			t.Errorf("it took %s, want at most %s", took, e.within())
+		if took := time.Since(began); took > e.timeout() {
+			t.Errorf("it took %s, want at most %s", took, e.timeout())
 		}
 	})
 }

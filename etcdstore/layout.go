@@ -14,22 +14,21 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// reserved begins the keys below the prefix that are no lock's of the empty
-// namespace: other namespaces, the epochs and the sentinels. Names that begin with it are
-// refused.
+// reserved begins the keys below the prefix that are no locks of the empty namespace: other
+// namespaces, the epochs and the sentinels. Names that begin with it are refused.
 const reserved = "_holdfast/"
 
-// epochShards is how many epoch keys a lease has at most. A name belongs to one
-// of them; an undo makes the acquisitions in flight of one shard ask again.
+// epochShards is the number of epoch keys of a lease. A name belongs to one of them; an undo
+// makes the present acquisitions of one shard send their transaction again.
 const epochShards = 16
 
 var seed = maphash.MakeSeed()
 
-// layout says where things stand.
-type layout struct{ prefix, names string }
+// layout builds keys.
+type layout struct{ prefix, namespace, names string }
 
 func newLayout(prefix, namespace string) layout {
-	l := layout{prefix: prefix, names: prefix}
+	l := layout{prefix: prefix, namespace: namespace, names: prefix}
 	if namespace != "" {
 		l.names += reserved + "ns/" + url.PathEscape(namespace) + "/"
 	}
@@ -39,18 +38,18 @@ func newLayout(prefix, namespace string) layout {
 // checkName refuses a name that would stand among the reserved keys.
 func (l layout) checkName(name string) error {
 	if l.names == l.prefix && strings.HasPrefix(name, reserved) {
-		return driver.Errorf(driver.Invalid, "name %q: names that begin with %q are the store's own", name, reserved)
+		return driver.Errorf(driver.CodeInvalid, "name %q: names that begin with %q are the store's own", name, reserved)
 	}
 	return nil
 }
 
-// places is the prefix of a name's places.
-func (l layout) places(name string) string { return l.names + name + "/" }
+// entries returns the prefix of a name's entries.
+func (l layout) entries(name string) string { return l.names + name + "/" }
 
-// place is the key of the nth place that a lease has for a name at one time. The
-// first is named as the neighbours name theirs.
-func (l layout) place(name string, lease clientv3.LeaseID, n int) string {
-	key := l.places(name) + hex(lease)
+// entry returns the key of the nth entry that a lease has for a name at one time. The first one
+// has the same form as in other clients.
+func (l layout) entry(name string, lease clientv3.LeaseID, n int) string {
+	key := l.entries(name) + hex(lease)
 	if n > 0 {
 		key += "-" + strconv.Itoa(n)
 	}
@@ -61,7 +60,7 @@ func (l layout) epoch(lease clientv3.LeaseID, shard int) string {
 	return l.prefix + reserved + "epoch/" + hex(lease) + "-" + strconv.Itoa(shard)
 }
 
-// sentinel is the key of which a lease's own watch is made.
+// sentinel returns the key that shows whether a lease exists.
 func (l layout) sentinel(lease clientv3.LeaseID) string {
 	return l.prefix + reserved + "lease/" + hex(lease)
 }
@@ -70,10 +69,9 @@ func shard(name string) int { return int(maphash.String(seed, name) % epochShard
 
 func hex(lease clientv3.LeaseID) string { return strconv.FormatInt(int64(lease), 16) }
 
-// nameOf tells whose place a key is; false if it is none. In a store that holds
-// other things too, locks are told from them by their value, or by the lease
-// attached to the key being the one that the key is named after.
-func (l layout) nameOf(p *place) (string, bool) {
+// nameOf returns the name of an entry; false if the key is none. A store may contain other keys:
+// a lock has the value of a record, or its key ends with the lease that is attached to it.
+func (l layout) nameOf(p *entry) (string, bool) {
 	rest, ok := strings.CutPrefix(p.key, l.names)
 	if !ok || p.lease == clientv3.NoLease {
 		return "", false
@@ -89,13 +87,13 @@ func (l layout) nameOf(p *place) (string, bool) {
 	return name, p.ours || last == hex(p.lease)
 }
 
-// deep tells that a key belongs to a longer name than the one whose places begin
-// with the prefix.
+// deep reports whether a key belongs to a longer name than the one whose entries begin with
+// prefix.
 func deep(key []byte, prefix string) bool {
 	return strings.IndexByte(string(key[len(prefix):]), '/') >= 0
 }
 
-// record is the value of a place.
+// record is the value of an entry.
 type record struct {
 	// Holdfast is the version of this format.
 	Holdfast int    `json:"holdfast"`
@@ -106,9 +104,9 @@ type record struct {
 	PID      int    `json:"pid,omitempty"`
 	Instance string `json:"instance,omitempty"`
 	Reason   string `json:"reason,omitempty"`
-	// Since is the client's word, for people to read: etcd tells no time.
+	// Since is set by the client, for people: etcd keeps no time.
 	Since time.Time `json:"since,omitzero"`
-	// Kept says that the holder has released and left the grant standing.
+	// Kept is set when the holder has released and left the grant standing.
 	Kept bool `json:"kept,omitempty"`
 }
 
@@ -130,8 +128,8 @@ func (r record) encode() string {
 	return string(b)
 }
 
-// place is a key as it was read.
-type place struct {
+// entry is an entry as it was read.
+type entry struct {
 	key      string
 	rev, mod int64 // create and modification revision
 	lease    clientv3.LeaseID
@@ -139,8 +137,8 @@ type place struct {
 	ours     bool // the value is a record
 }
 
-func newPlace(kv *mvccpb.KeyValue) place {
-	p := place{key: string(kv.Key), rev: kv.CreateRevision, mod: kv.ModRevision, lease: clientv3.LeaseID(kv.Lease)}
+func newEntry(kv *mvccpb.KeyValue) entry {
+	p := entry{key: string(kv.Key), rev: kv.CreateRevision, mod: kv.ModRevision, lease: clientv3.LeaseID(kv.Lease)}
 	if len(kv.Value) > 0 && kv.Value[0] == '{' && json.Unmarshal(kv.Value, &p.record) == nil &&
 		p.record.Holdfast > 0 && (p.record.Limit >= driver.Exclusive && p.record.Limit <= driver.MaxLimit || p.record.Limit == driver.Unlimited) {
 		p.ours = true
@@ -150,16 +148,16 @@ func newPlace(kv *mvccpb.KeyValue) place {
 	return p
 }
 
-func (p *place) slot() int {
+func (p *entry) slot() int {
 	if p.record.Slot == nil {
 		return driver.NoSlot
 	}
 	return *p.record.Slot
 }
 
-func (p *place) owner() driver.Owner {
+func (p *entry) owner() driver.Owner {
 	if !p.ours {
-		// A neighbour: its lease is all that it tells.
+		// Another client: only its lease is known.
 		return driver.Owner{ID: p.key[strings.LastIndexByte(p.key, '/')+1:], Instance: "etcd lease " + hex(p.lease)}
 	}
 	r := p.record

@@ -13,9 +13,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// login logs a user in for a client that Open makes, when a token is needed and not before. The
-// client library would log in for each stream anew, and could not be made while no server is
-// up.
+// login logs a user in for a client of Open, when the first token is needed. The client library
+// would log in for each stream, and its constructor would fail while no server is up.
 type login struct {
 	name, password string
 
@@ -30,15 +29,15 @@ type loginTry struct {
 	err  error
 }
 
-// loginMost bounds a login, which waits for its turn where many clients log in at once.
-const loginMost = 15 * time.Second
+// loginTimeout limits a login, which queues at the server if many clients log in at once.
+const loginTimeout = 15 * time.Second
 
 func (l *login) dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(l.unary), grpc.WithChainStreamInterceptor(l.stream)}
 }
 
-// get returns the token, and logs in if there is none. The login goes on when ctx ends, as others may
-// wait for it, and one that is given up has still cost the server its time.
+// get returns the token, and logs in if there is none. The login continues when ctx ends, as other
+// calls may wait for it, and an abandoned login has cost the server its time anyway.
 func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (string, error) {
 	for {
 		l.mu.Lock()
@@ -65,7 +64,7 @@ func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (string, error) {
 }
 
 func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
-	ctx, cancel := context.WithTimeout(context.Background(), loginMost)
+	ctx, cancel := context.WithTimeout(context.Background(), loginTimeout)
 	defer cancel()
 	resp, err := etcdserverpb.NewAuthClient(cc).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.name, Password: l.password})
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled) {
@@ -80,7 +79,7 @@ func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
 	close(try.done)
 }
 
-// drop forgets a token that the server does not accept.
+// drop forgets a token that the server refuses.
 func (l *login) drop(token string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,7 +88,7 @@ func (l *login) drop(token string) {
 	}
 }
 
-// refusedToken reports whether a call failed for its token alone, before anything was applied.
+// refusedToken reports whether a call failed because of its token, before anything was applied.
 func refusedToken(err error) bool {
 	err = rpctypes.Error(err)
 	return errors.Is(err, rpctypes.ErrInvalidAuthToken) || errors.Is(err, rpctypes.ErrAuthOldRevision) || errors.Is(err, rpctypes.ErrUserEmpty)
@@ -134,8 +133,8 @@ func (l *login) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clie
 	return &loginStream{s, l, token}, nil
 }
 
-// loginStream drops the token when the server does not accept it any more: the stream that
-// replaces this one logs in.
+// loginStream drops the token when the server refuses it: the stream that replaces this one logs
+// in.
 type loginStream struct {
 	grpc.ClientStream
 	l     *login
@@ -145,15 +144,15 @@ type loginStream struct {
 func (s *loginStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	w, ok := m.(*etcdserverpb.WatchResponse)
-	// etcd 3.4 refuses a watch for its token as it does for a missing right.
+	// etcd 3.4 refuses a watch because of its token with the error of a missing right.
 	if refusedToken(err) || err == nil && ok && w.Created && w.Canceled {
 		s.l.drop(s.token)
 	}
 	return err
 }
 
-// open makes a client for a store of its own. A wrong password is an error at once, a server that
-// cannot be reached is not.
+// open opens a client for a store of its own. A wrong password is an error at once; an unreachable
+// server is none.
 func (l *login) open(ctx context.Context, cfg clientv3.Config) (*clientv3.Client, error) {
 	if l.name != "" {
 		cfg.DialOptions = append(cfg.DialOptions, l.dialOptions()...)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"net"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 func init() {
@@ -23,7 +23,7 @@ func init() {
 	driver.Register("etcds", openURL)
 }
 
-// dialTimeout bounds the logging in at Open.
+// dialTimeout limits the login in Open.
 const dialTimeout = 5 * time.Second
 
 func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
@@ -34,26 +34,20 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return open(ctx, cfg, Prefix(prefix), Namespace(namespace))
 }
 
-// Open opens a store of its own client by URL:
+// Open opens a store with its own client:
 //
 //	etcd://[user:password@]host[:port][,host[:port]...][/prefix]
-//	etcds://...[?ca=FILE][&cert=FILE&key=FILE][&servername=NAME]
+//	etcds://...[?ca=FILE][&cert=FILE&key=FILE][&server_name=NAME]
 //
-// The port is 2379 unless given; where some hosts have one, the last must. The path without its first slash is the prefix
-// of every key, as it is: etcd://h/locks/ puts the lock "billing" where
-// `etcdctl lock locks/billing` has it. etcds speaks TLS; ca is the certificate
-// authority's (default: the system's), cert and key the client's own. Servers need
-// not be up; one that is refuses a wrong password at once.
+// The default port is 2379; if some hosts have a port, the last one must. The path without its
+// first slash is the prefix of every key: etcd://h/locks/ has the lock "billing" under the keys of
+// `etcdctl lock locks/billing`. etcds uses TLS; ca is the certificate authority's file (default:
+// the system's), cert and key the client's own. Servers may be down; a server that is up refuses
+// a wrong password at once.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := url.Parse(rawURL)
+	u, err := storeurl.Parse(rawURL, "etcd", "etcds")
 	if err != nil {
-		var perr *url.Error
-		if errors.As(err, &perr) {
-			err = perr.Err // the URL may hold a password
-		}
-		// Some of net/url's reasons quote a part of the URL as well.
-		reason, _, _ := strings.Cut(err.Error(), `"`)
-		return nil, driver.Errorf(driver.Invalid, "etcdstore.Open: the URL cannot be read: %s", strings.TrimSpace(reason))
+		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore: %w", err)
 	}
 	cfg, prefix, err := parseURL(u)
 	if err != nil {
@@ -67,9 +61,9 @@ func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error)
 	cfg.Username, cfg.Password = "", ""
 	client, err := user.open(ctx, cfg)
 	if err != nil {
-		code := driver.Unavailable
-		if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || refused(err) == driver.Refused {
-			code = driver.Refused
+		code := driver.CodeUnavailable
+		if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || refused(err) == driver.CodeRefused {
+			code = driver.CodeRefused
 		}
 		return nil, driver.Errorf(code, "etcdstore.Open: %w", err)
 	}
@@ -84,12 +78,11 @@ func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error)
 
 func parseURL(u *url.URL) (clientv3.Config, string, error) {
 	bad := func(format string, args ...any) (clientv3.Config, string, error) {
-		return clientv3.Config{}, "", driver.Errorf(driver.Invalid, "etcd URL: "+format, args...)
+		return clientv3.Config{}, "", driver.Errorf(driver.CodeInvalid, "etcd URL: "+format, args...)
 	}
 	cfg := clientv3.Config{
 		DialTimeout: dialTimeout,
-		// A connection that has silently died is found out before a default lease
-		// needs it.
+		// A dead connection is noticed before a lease with the default TTL needs it.
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
 		Logger: zap.NewNop(),
 	}
@@ -98,9 +91,6 @@ func parseURL(u *url.URL) (clientv3.Config, string, error) {
 	}
 	if u.Host == "" {
 		return bad("no host: etcd://host1:2379,host2:2379/prefix is the form")
-	}
-	if u.Fragment != "" {
-		return bad("a fragment (#) is not allowed")
 	}
 	secure := u.Scheme == "etcds"
 	for _, host := range strings.Split(u.Host, ",") {
@@ -119,60 +109,26 @@ func parseURL(u *url.URL) (clientv3.Config, string, error) {
 			return bad("a user needs a name and a password")
 		}
 	}
-	q := u.Query()
-	for k, v := range q {
-		switch k {
-		case "ca", "cert", "key", "servername":
-			if !secure {
-				return bad("%s is for etcds:// (TLS) only", k)
-			}
-			if len(v) != 1 || v[0] == "" {
-				return bad("%s is given %d times or empty", k, len(v))
-			}
-		default:
-			if strings.Contains(k, "@") {
-				return bad("unknown parameter: a ? in a password has to be written %%3F")
-			}
-			return bad("unknown parameter %q: ca, cert, key and servername are allowed", k)
-		}
+	q, err := storeurl.Query(u, "etcd://host1:2379,host2:2379/prefix")
+	if err != nil {
+		return bad("%w", err)
 	}
-	if secure {
-		t, err := tlsConfig(q)
-		if err != nil {
-			return bad("%w", err)
-		}
-		cfg.TLS = t
+	if cfg.TLS, err = q.TLS(secure, "use the scheme etcds"); err != nil {
+		return bad("%w", err)
+	}
+	if err := q.End(); err != nil {
+		return bad("%w", err)
+	}
+	if cfg.TLS != nil {
+		verifyName(cfg.TLS)
 	}
 	return cfg, strings.TrimPrefix(u.Path, "/"), nil
 }
 
-func tlsConfig(q url.Values) (*tls.Config, error) {
-	t := &tls.Config{MinVersion: tls.VersionTLS12}
-	if file := q.Get("ca"); file != "" {
-		pem, err := os.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
-		t.RootCAs = x509.NewCertPool()
-		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, errors.New("ca: " + file + " holds no certificate in PEM form")
-		}
-	}
-	cert, key := q.Get("cert"), q.Get("key")
-	if (cert == "") != (key == "") {
-		return nil, errors.New("cert and key go together")
-	}
-	if cert != "" {
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			return nil, err
-		}
-		t.Certificates = []tls.Certificate{pair}
-	}
-	if name := q.Get("servername"); name != "" {
-		// The client library puts the endpoint's own name in the place of
-		// t.ServerName: the verification that it would do is done here, by the name
-		// that was given.
+// verifyName verifies t.ServerName, if it is set. The client library replaces it by the
+// endpoint's name, so the library's verification is switched off.
+func verifyName(t *tls.Config) {
+	if name := t.ServerName; name != "" {
 		t.InsecureSkipVerify = true
 		t.VerifyConnection = func(c tls.ConnectionState) error {
 			between := x509.NewCertPool()
@@ -183,5 +139,4 @@ func tlsConfig(q url.Values) (*tls.Config, error) {
 			return err
 		}
 	}
-	return t, nil
 }

@@ -19,23 +19,23 @@ func TestBadURLs(t *testing.T) {
 		"http://h":                             "etcd or etcds",
 		"etcd:///locks":                        "no host",
 		"etcd://a,,b":                          "empty entry",
-		"etcd://h/p#frag":                      "fragment",
+		"etcd://h/p#frag":                      "%23",
 		"etcd://secret-user@h":                 "password",
 		"etcd://:secret@h":                     "name and a password",
-		"etcd://h?ca=x":                        "etcds://",
+		"etcd://h?ca=x":                        "scheme etcds",
 		"etcd://h?prefix=x":                    `"prefix"`,
 		"etcds://h?ca=":                        "empty",
 		"etcds://h?ca=/no/such/file":           "no such file",
 		"etcds://h?ca=" + empty:                "no certificate",
-		"etcds://h?cert=" + empty:              "go together",
-		"etcd://u:secret@h/\x7f":               "cannot be read",
+		"etcds://h?cert=" + empty:              "together",
+		"etcd://u:secret@h/\x7f":               "not a URL",
 		"etcd://h/" + strings.Repeat("x", 600): "at most 512",
 	} {
 		s, err := Open(context.Background(), url)
 		if err == nil {
 			_ = s.Close(context.Background())
 		}
-		if err == nil || driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret@") {
+		if err == nil || driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret@") {
 			t.Errorf("%q: %v, want an error of code invalid that says %q", url, err, says)
 		}
 	}
@@ -52,7 +52,7 @@ func TestNoPasswordInErrors(t *testing.T) {
 			_ = s.Close(context.Background())
 			continue
 		}
-		if driver.CodeOf(err) != driver.Invalid || strings.Contains(err.Error(), "hu") {
+		if driver.CodeOf(err) != driver.CodeInvalid || strings.Contains(err.Error(), "hu") {
 			t.Errorf("%q: %v", url, err)
 		}
 	}
@@ -86,11 +86,11 @@ func TestGoodURLs(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	if _, err := New(nil); driver.CodeOf(err) != driver.Invalid {
+	if _, err := New(nil); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Errorf("New(nil): %v", err)
 	}
 	for _, o := range []Option{Namespace(strings.Repeat("n", 200)), Namespace("a\x00b"), Namespace("\xff"), Prefix("a\x00")} {
-		if s, err := Open(context.Background(), "etcd://h", o); driver.CodeOf(err) != driver.Invalid {
+		if s, err := Open(context.Background(), "etcd://h", o); driver.CodeOf(err) != driver.CodeInvalid {
 			t.Errorf("%v, %v", s, err)
 		}
 	}

@@ -12,25 +12,24 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-var errNotHeld = &driver.Error{Code: driver.NotHeld, Err: errors.New("the grant does not stand")}
+var errNotHeld = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the grant does not stand")}
 
-// of finds the attempt of a grant, nil if it is not (or no more) one of this
-// store.
-func (s *Store) of(g driver.Grant) *attempt {
-	a, ok := g.Handle.(*attempt)
+// of returns the request of a grant, nil if it is not one of this store.
+func (s *Store) of(g driver.Grant) *request {
+	a, ok := g.Handle.(*request)
 	if !ok || a == nil || a.e.s != s || a.r.ID != g.ID || uint64(a.rev.Load()) != g.Token {
 		return nil
 	}
 	return a
 }
 
-// Release deletes the place if it is still the one that was granted.
+// Release deletes the entry if it is still the one that was granted.
 func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	if s.isClosed() {
 		return errClosed
 	}
 	a := s.of(g)
-	if a == nil || s.attempt(g.ID) != a {
+	if a == nil || s.request(g.ID) != a {
 		return errNotHeld
 	}
 	// From here on a deletion is no loss.
@@ -42,7 +41,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	ops := []clientv3.Op{clientv3.OpDelete(a.key)}
 	next := s.waitingFor(g.Name)
 	if next != nil {
-		ops = append(ops, clientv3.OpGet(s.lay.places(g.Name), append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...))
+		ops = append(ops, clientv3.OpGet(s.lay.entries(g.Name), append(clientv3.WithFirstCreate(), clientv3.WithKeysOnly())...))
 	}
 	resp, err := s.client.Txn(ctx).If(stands).Then(ops...).Commit()
 	if err != nil {
@@ -54,25 +53,25 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	}
 	if next != nil {
 		if kvs := resp.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 && string(kvs[0].Key) == next.key && kvs[0].CreateRevision == next.rev.Load() {
-			// The same step has made it the first: it need not wait for the watch.
-			next.lookAgain(resp.Header.Revision)
+			// The same transaction has made it the first: it need not wait for the watch.
+			next.wake(resp.Header.Revision)
 		}
 	}
 	return nil
 }
 
-// leave lets a grant stand for a while, on a lease of its own that nobody renews.
-func (s *Store) leave(ctx context.Context, a *attempt, stands clientv3.Cmp, keep time.Duration) error {
+// leave lets a grant stand for a while, on a lease of its own that is not renewed.
+func (s *Store) leave(ctx context.Context, a *request, stands clientv3.Cmp, keep time.Duration) error {
 	lease, err := s.client.Grant(ctx, int64((keep+time.Second-1)/time.Second))
 	if err != nil {
-		return unavailable(ctx, err) // the lease, if there is one, runs out
+		return unavailable(ctx, err) // the lease, if there is one, expires
 	}
 	rec := a.written
 	rec.Kept = true
 	resp, err := s.client.Txn(ctx).If(stands).
 		Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(lease.ID))).Commit()
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		return unavailable(ctx, err) // it took longer than what it was to be kept
+		return unavailable(ctx, err) // the lease has expired meanwhile
 	}
 	if err != nil {
 		return unknown(ctx, err)
@@ -85,23 +84,22 @@ func (s *Store) leave(ctx context.Context, a *attempt, stands clientv3.Cmp, keep
 	return nil
 }
 
-// Undo deletes what a request left, and makes sure that nothing of it can appear.
+// Undo deletes the entry of a request, and makes sure that none can appear.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if s.isClosed() {
 		return errClosed
 	}
-	a := s.attempt(r.ID)
+	a := s.request(r.ID)
 	if a == nil {
-		return nil // nothing was sent, or its end is known
+		return nil // nothing was sent, or its outcome is known
 	}
 	a.granted.Store(false)
 	n := shard(r.Name)
 	epochKey := s.lay.epoch(a.e.lease, n)
 	var full error
 	for {
-		// An undo that arrives after another was confirmed finds another epoch: the
-		// key may be a later request's by then. A key with another lease is not the
-		// request's: a grant that was released and kept stands under it.
+		// The key may belong to a later request once an undo was confirmed. A later undo finds
+		// another epoch. A key with another lease is a grant that was released and kept.
 		ours := clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease)
 		ops := []clientv3.Op{clientv3.OpTxn([]clientv3.Cmp{ours}, []clientv3.Op{clientv3.OpDelete(a.key)}, nil)}
 		if full == nil {
@@ -112,11 +110,11 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 			Else(clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).Commit()
 		switch {
 		case errors.Is(err, rpctypes.ErrNoSpace) && full == nil:
-			// The epoch has to wait until there is space, but nobody for the place.
+			// The epoch has to wait for space, and the entry has not.
 			full = err
 			continue
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			// So are its places, and nothing that names it can be applied.
+			// Its entries are gone, and nothing that names it can be applied.
 			a.e.end(errLeaseGone)
 		case err != nil:
 			return unknown(ctx, err)
@@ -137,51 +135,51 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	}
 }
 
-// Renew sends one keepalive for each lease, and looks through the quorum whether
-// the places stand.
+// Renew sends one keepalive for each lease, and reads through the quorum whether the entries
+// stand.
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	closed := s.isClosed()
-	var places []*attempt
+	var entries []*request
 	var index []int
-	sessions := map[*session]*error{} // the map is not written while it is asked
+	sessions := map[*session]*error{}
 	for i, g := range grants {
 		a := s.of(g)
 		switch {
 		case closed:
 			answers[i].Err = errClosed
-		case a == nil || s.attempt(g.ID) != a:
+		case a == nil || s.request(g.ID) != a:
 			answers[i].Err = errNotHeld
 		default:
-			places, index = append(places, a), append(index, i)
+			entries, index = append(entries, a), append(index, i)
 			if sessions[a.e] == nil {
 				sessions[a.e] = new(error)
 			}
 		}
 	}
-	if len(places) == 0 {
+	if len(entries) == 0 {
 		return answers
 	}
-	var asking sync.WaitGroup
+	var renewing sync.WaitGroup
 	for e, err := range sessions {
-		// Several batches of one lease that come together share a keepalive.
-		asking.Go(func() { *err = e.fresh(ctx, e.ttl/64) })
+		// Concurrent batches of one lease share a keepalive.
+		renewing.Go(func() { *err = e.fresh(ctx, e.ttl/64) })
 	}
-	found := s.standing(ctx, places)
-	asking.Wait()
-	for n, a := range places {
+	found := s.standing(ctx, entries)
+	renewing.Wait()
+	for n, a := range entries {
 		r := &answers[index[n]]
 		switch serr := *sessions[a.e]; {
 		case a.e.isGone():
-			r.Err, r.Cause = errLeaseGone, driver.SessionEnded
+			r.Err, r.Cause = errLeaseGone, driver.CauseSessionEnded
 		case found[n].err == nil && !found[n].stands:
-			r.Err, r.Cause = errDeleted, driver.Taken
+			r.Err, r.Cause = errDeleted, driver.CauseTaken
 		case serr != nil:
 			r.Err = unavailable(ctx, serr)
 		case found[n].err != nil:
 			r.Err = unavailable(ctx, found[n].err)
 		default:
-			r.SentAt, r.TTL = a.e.trust()
+			r.SentAt, r.TTL = a.e.validity()
 		}
 	}
 	return answers
@@ -194,11 +192,11 @@ func (e *session) isGone() bool {
 }
 
 const (
-	// perTxn bounds the operations of one transaction: servers allow 128 unless configured
+	// perTxn is the number of operations of one transaction: servers allow 128 unless configured
 	// otherwise.
 	perTxn = 100
-	// txnsAtOnce bounds the transactions of one look that are on their way: over a slow link one
-	// after another would take longer than a TTL.
+	// txnsAtOnce is the number of concurrent transactions of one read: over a slow link, one after
+	// another would take longer than a TTL.
 	txnsAtOnce = 16
 )
 
@@ -207,9 +205,9 @@ type standing struct {
 	err    error
 }
 
-// standing reads through the quorum which entries stand as they were made. A transaction that
-// fails leaves the answers of the others as they are.
-func (s *Store) standing(ctx context.Context, entries []*attempt) []standing {
+// standing reads through the quorum which entries stand unchanged. A transaction that fails does
+// not affect the answers of the others.
+func (s *Store) standing(ctx context.Context, entries []*request) []standing {
 	found := make([]standing, len(entries))
 	slots := make(chan struct{}, txnsAtOnce)
 	var reading sync.WaitGroup

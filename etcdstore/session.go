@@ -14,26 +14,24 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// session is a lease of the store, shared by all queue entries whose TTL rounds up to the same
-// whole number of seconds. A goroutine keeps it while it is of use: it heartbeats for the
-// waiters (the core renews what is granted), and it has the entries watched. An idle session
-// expires.
+// session is a lease of the store, shared by all entries whose TTL rounds up to the same number of
+// seconds. A goroutine serves it while it is used: it sends keepalives for the waiters (the core
+// renews grants) and watches the entries. An idle session expires.
 type session struct {
 	s     *Store
 	lease clientv3.LeaseID
 	ttl   time.Duration
 
 	mu sync.Mutex
-	// sent is when the last keepalive that was answered was sent, or the grant.
+	// sent is the send of the last keepalive that was answered, or of the lease's creation.
 	sent driver.Instant
-	// call is the keepalive on its way, which others may wait for.
+	// call is the present keepalive, which several calls may wait for.
 	call *keepalive
-	// live are the places that may stand under this lease.
-	live map[*attempt]struct{}
-	// used are the numbers of the live places, by name. A number, and with it a key,
-	// is free again when nothing of the attempt that had it stands or can appear:
-	// keys that are used again keep the server's index small, which remembers every
-	// key until it is compacted and goes through them to read a queue.
+	// live are the entries that may stand under this lease.
+	live map[*request]struct{}
+	// used are the numbers of the live entries, by name. A number, and with it a key, is free again
+	// when no entry of its request stands or can appear. Reused keys keep the server's index small:
+	// it has every key until a compaction, and reads them all to read a queue.
 	used map[string]map[int]struct{}
 	// epochs are the modification revisions of the lease's epoch keys.
 	epochs [epochShards]int64
@@ -42,13 +40,14 @@ type session struct {
 	sentinel   *watch
 	sentinelAt int64
 	marking    bool // the sentinel is being written
-	// compared is the newest state of the cluster that a read of the sentinel has answered.
+	stood      bool // the sentinel's watch has been set once
+	// compared is the newest state of the cluster in an answer to a read of the sentinel.
 	compared seen
 
-	// due signals that watches have been made whose keys have to be read.
+	// due signals that keys have to be read after their watches were set.
 	due chan struct{}
 
-	over chan struct{} // closed with err when the lease is known, or must be taken, to have ended
+	over chan struct{} // closed with err when the lease has ended, or may have ended
 }
 
 type keepalive struct {
@@ -57,22 +56,23 @@ type keepalive struct {
 }
 
 const (
-	// beatEvery is how often a session looks after its entries. An entry that has stood for one
-	// beat is watched from then on.
+	// beatEvery is the interval at which a session checks its entries. An entry that has stood for
+	// one interval is watched.
 	beatEvery = 250 * time.Millisecond
-	// readEvery is how often the sentinel is read, whose revision the watches have to reach, and the
-	// entries that have to be watched and are not, while the stream of watches is down.
+	// readEvery is the interval at which the sentinel is read, whose revision the watches have to
+	// reach. While the stream of watches is down, the unwatched entries are read as well.
 	readEvery = time.Second
-	// causeMost bounds the question whether a key has gone with its lease or alone.
-	causeMost = 100 * time.Millisecond
+	// causeTimeout limits the check whether a key was deleted with its lease or alone.
+	causeTimeout = 100 * time.Millisecond
 )
 
 var (
-	errLeaseGone = &driver.Error{Code: driver.NotHeld, Err: errors.New("the etcd lease has ended")}
-	errNoTrust   = &driver.Error{Code: driver.Unknown, Err: errors.New("no keepalive was answered for the whole TTL of the etcd lease")}
+	errLeaseGone  = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the etcd lease has ended")}
+	errNotRenewed = &driver.Error{Code: driver.CodeUnknown, Err: errors.New("no keepalive was answered for the whole TTL of the etcd lease")}
 )
 
-// session finds or makes the lease for a TTL, with at least two thirds of it left.
+// session returns the lease for a TTL, with at least two thirds of it left. It creates one if
+// necessary.
 func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error) {
 	ttl = (ttl + time.Second - 1).Truncate(time.Second)
 	for {
@@ -100,9 +100,9 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 			}
 			s.mu.Unlock()
 			select {
-			case <-m.done: // whoever made it may have had less time than we have
+			case <-m.done: // its caller may have had a shorter deadline
 			case <-ctx.Done():
-				return nil, &driver.Error{Code: driver.Unavailable, Err: context.Cause(ctx)}
+				return nil, &driver.Error{Code: driver.CodeUnavailable, Err: context.Cause(ctx)}
 			}
 			continue
 		}
@@ -112,7 +112,7 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 			return e, nil
 		}
 		if !e.ended() {
-			// No place was asked for yet.
+			// No entry was requested yet.
 			return nil, unavailable(ctx, err)
 		}
 	}
@@ -125,8 +125,8 @@ type making struct {
 
 func (s *Store) makeSession(ctx context.Context, ttl time.Duration) error {
 	if s.client.Username != "" {
-		// Its login comes before the lease: where many clients log in at once that may take
-		// longer than a TTL.
+		// The login precedes the lease: if many clients log in at once, it may take longer than
+		// a TTL.
 		if _, _, err := s.keepaliveStream(ctx); err != nil {
 			return unavailable(ctx, err)
 		}
@@ -134,12 +134,12 @@ func (s *Store) makeSession(ctx context.Context, ttl time.Duration) error {
 	sent := driver.Now()
 	resp, err := s.client.Grant(ctx, int64(ttl/time.Second))
 	if err != nil {
-		// A lease that was granted all the same runs out by itself.
+		// If the server has created the lease, it expires.
 		return unavailable(ctx, err)
 	}
 	e := &session{
 		s: s, lease: resp.ID, ttl: time.Duration(resp.TTL) * time.Second, sent: sent,
-		live: map[*attempt]struct{}{}, used: map[string]map[int]struct{}{}, over: make(chan struct{}), due: make(chan struct{}, 1),
+		live: map[*request]struct{}{}, used: map[string]map[int]struct{}{}, over: make(chan struct{}), due: make(chan struct{}, 1),
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -151,7 +151,7 @@ func (s *Store) makeSession(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// left is the time for which the lease certainly lives.
+// left returns how long the lease is certain to exist.
 func (e *session) left() time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -168,15 +168,14 @@ func (e *session) ended() bool {
 	}
 }
 
-// trust is what a grant may rely on now.
-func (e *session) trust() (driver.Instant, time.Duration) {
+// validity returns the send and the TTL on which a grant may rely.
+func (e *session) validity() (driver.Instant, time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.sent, e.ttl
 }
 
-// fresh makes sure that the last keepalive that was answered was sent no longer
-// ago than age.
+// fresh makes sure that the last keepalive that was answered was sent at most age ago.
 func (e *session) fresh(ctx context.Context, age time.Duration) error {
 	for {
 		e.mu.Lock()
@@ -202,7 +201,7 @@ func (e *session) fresh(ctx context.Context, age time.Duration) error {
 		e.mu.Unlock()
 		select {
 		case <-c.done:
-			// One that began before us may be too old, or have had less time.
+			// It may be too old, or may have had a shorter deadline.
 		case <-e.over:
 			return e.why()
 		case <-ctx.Done():
@@ -211,29 +210,29 @@ func (e *session) fresh(ctx context.Context, age time.Duration) error {
 	}
 }
 
-// requestMost bounds one request that is made for a place that stands.
-const requestMost = 5 * time.Second
+// requestTimeout limits one request for an entry that stands.
+const requestTimeout = 5 * time.Second
 
-// within is how long such a request may take: a member that is reached and does not
-// answer keeps nobody from asking another in time.
-func (e *session) within() time.Duration {
-	return min(max(e.ttl/3, time.Second), requestMost)
+// timeout returns the timeout of such a request. It leaves time for another member if one does not
+// answer.
+func (e *session) timeout() time.Duration {
+	return min(max(e.ttl/3, time.Second), requestTimeout)
 }
 
-// keepAlive renews the lease. It is bounded for the sake of the callers that wait for its answer.
+// keepAlive renews the lease. Its timeout is for the callers that wait for the answer.
 func (e *session) keepAlive(ctx context.Context) error {
-	bounded, cancel := context.WithTimeout(ctx, e.within())
+	bounded, cancel := context.WithTimeout(ctx, e.timeout())
 	defer cancel()
-	// A stream that is silent is given up in time for another try.
-	err := e.s.keepAlive(bounded, e.lease, min(e.ttl/3, e.within()*2/3), e.renewed)
-	late(bounded, err) // not of ctx, which may be far from its end
+	// A silent stream is closed in time for another request.
+	err := e.s.keepAlive(bounded, e.lease, min(e.ttl/3, e.timeout()*2/3), e.renewed)
+	late(bounded, err) // ctx itself may have no deadline soon
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
-		return fmt.Errorf("a keepalive was not answered within %s", e.within())
+		return fmt.Errorf("a keepalive was not answered within %s", e.timeout())
 	}
 	return err
 }
 
-// renewed takes in that a keepalive was answered, which was sent then.
+// renewed handles the answer to a keepalive that was sent at that time.
 func (e *session) renewed(sent driver.Instant) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -242,7 +241,7 @@ func (e *session) renewed(sent driver.Instant) {
 	}
 }
 
-// answered takes in what became of a keepalive.
+// answered handles the outcome of a keepalive.
 func (e *session) answered(c *keepalive) {
 	e.mu.Lock()
 	e.call = nil
@@ -252,7 +251,7 @@ func (e *session) answered(c *keepalive) {
 	}
 }
 
-// end marks the session as over, and tells all that depends on it.
+// end marks the session as over, and notifies its grants and waiters.
 func (e *session) end(err *driver.Error) {
 	s := e.s
 	s.mu.Lock()
@@ -269,7 +268,7 @@ func (e *session) end(err *driver.Error) {
 	}
 	e.err = err
 	sentinel := e.sentinel
-	var granted []*attempt
+	var granted []*request
 	for a := range e.live {
 		if a.granted.Load() {
 			granted = append(granted, a)
@@ -282,13 +281,13 @@ func (e *session) end(err *driver.Error) {
 	}
 	if err == errLeaseGone {
 		for _, a := range granted {
-			a.r.From.Lost(driver.SessionEnded, err)
+			a.r.From.Lost(driver.CauseSessionEnded, err)
 		}
 	}
 }
 
-// enter counts an attempt among those of the session; false if that is over.
-func (e *session) enter(a *attempt) bool {
+// enter adds a request to the session; false if the session is over.
+func (e *session) enter(a *request) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.err != nil {
@@ -302,9 +301,9 @@ func (e *session) enter(a *attempt) bool {
 	return true
 }
 
-// number gives an attempt the first number from its own on that is not in use; the
-// session's mu is held.
-func (a *attempt) number() {
+// number gives a request the first free number from its own on. The caller holds the session's
+// mu.
+func (a *request) number() {
 	used := a.e.used[a.r.Name]
 	for {
 		if _, taken := used[a.n]; !taken {
@@ -313,13 +312,12 @@ func (a *attempt) number() {
 		a.n++
 	}
 	used[a.n] = struct{}{}
-	a.key = a.e.s.lay.place(a.r.Name, a.e.lease, a.n)
+	a.key = a.e.s.lay.entry(a.r.Name, a.e.lease, a.n)
 }
 
-// renumber is for an attempt whose key was found standing before anything of the
-// attempt was applied: a grant that was released and kept stands under it, with a
-// lease of its own.
-func (a *attempt) renumber() {
+// renumber gives a request another key, because its own key was found with another lease before
+// the request's transaction: a grant that was released and kept.
+func (a *request) renumber() {
 	a.e.mu.Lock()
 	defer a.e.mu.Unlock()
 	old := a.n
@@ -328,7 +326,7 @@ func (a *attempt) renumber() {
 	delete(a.e.used[a.r.Name], old)
 }
 
-func (e *session) leave(a *attempt) {
+func (e *session) leave(a *request) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, here := e.live[a]; !here {
@@ -345,14 +343,14 @@ func (e *session) leave(a *attempt) {
 	}
 }
 
-// keep is the session's goroutine.
+// keep is the goroutine of the session.
 func (e *session) keep(every time.Duration) {
 	ctx := e.s.ctx
 	beat := time.NewTicker(every)
 	defer beat.Stop()
 	var read time.Time
 	for {
-		all := false // entries without a watch, too
+		all := false // read entries without a watch, too
 		select {
 		case <-ctx.Done():
 			return
@@ -365,7 +363,7 @@ func (e *session) keep(every time.Duration) {
 		}
 		left := e.left()
 		if left <= 0 {
-			e.end(errNoTrust)
+			e.end(errNotRenewed)
 			return
 		}
 		entries, used, waiting := e.watchEntries(all)
@@ -373,9 +371,9 @@ func (e *session) keep(every time.Duration) {
 			continue // it expires unless it is used again
 		}
 		e.s.background(e.mark)
-		try, cancel := context.WithTimeout(ctx, min(left, e.within()))
+		try, cancel := context.WithTimeout(ctx, min(left, e.timeout()))
 		if waiting && left < e.ttl*2/3 {
-			_ = e.fresh(try, e.ttl/4) // tried again at the next beat
+			_ = e.fresh(try, e.ttl/4) // the next interval tries again
 		}
 		if all {
 			read = time.Now()
@@ -386,17 +384,17 @@ func (e *session) keep(every time.Duration) {
 	}
 }
 
-// How an attempt's key is watched.
+// The states of the watch of an entry's key.
 const (
 	unwatched int32 = iota
-	watchDue        // its watch stands, and the key has to be read once more
+	watchDue        // its watch is set, and the key has to be read once more
 	watched
 )
 
-// watchEntries has the entries watched that have stood for a beat, and returns those that have to
-// be read: their watch was made just now, or, with unwatched, they have none that stands. Nothing
-// is kept alive for entries that are about to be withdrawn or released.
-func (e *session) watchEntries(all bool) (read []*attempt, used, waiting bool) {
+// watchEntries sets watches for entries that have stood for an interval. It returns the entries
+// that have to be read: their watch was set just now, or, with all, they have none. used is false
+// if all entries are about to be withdrawn or released.
+func (e *session) watchEntries(all bool) (read []*request, used, waiting bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for a := range e.live {
@@ -421,8 +419,8 @@ func (e *session) watchEntries(all bool) (read []*attempt, used, waiting bool) {
 	return read, used || waiting, waiting
 }
 
-// update takes in what the watch of an attempt's key reports.
-func (a *attempt) update(u watchUpdate) {
+// update handles an update of the watch of the entry's key.
+func (a *request) update(u watchUpdate) {
 	switch {
 	case u.stands:
 		a.state.Store(watchDue)
@@ -431,16 +429,16 @@ func (a *attempt) update(u watchUpdate) {
 		a.state.Store(unwatched)
 	}
 	for _, ev := range u.events {
-		// A member that lags reports what was deleted before the entry was made.
+		// A member that is behind reports deletions from before the entry.
 		if ev.Type == mvccpb.Event_DELETE && ev.Kv.ModRevision > a.rev.Load() {
-			a.e.s.background(func() { a.e.gone([]*attempt{a}, causeMost) })
+			a.e.s.background(func() { a.e.gone([]*request{a}, causeTimeout) })
 		}
 	}
 }
 
-// mark writes the sentinel of the lease, a key that goes with the lease and only with it, and has
-// it watched: a lease that is revoked ends every grant of the session at once, however short it
-// has been held.
+// mark creates the sentinel of the lease, a key that is deleted with the lease and only with it,
+// and watches it. So the revocation of a lease ends every grant of the session at once, also
+// grants that were just given.
 func (e *session) mark() {
 	e.mu.Lock()
 	if e.sentinel != nil || e.marking || e.err != nil {
@@ -449,7 +447,7 @@ func (e *session) mark() {
 	}
 	e.marking = true
 	e.mu.Unlock()
-	ctx, cancel := context.WithTimeout(e.s.ctx, e.within())
+	ctx, cancel := context.WithTimeout(e.s.ctx, e.timeout())
 	defer cancel()
 	key := e.s.lay.sentinel(e.lease)
 	resp, err := e.s.client.Put(ctx, key, "", clientv3.WithLease(e.lease))
@@ -460,20 +458,26 @@ func (e *session) mark() {
 	defer e.mu.Unlock()
 	e.marking = false
 	if err != nil || e.err != nil {
-		return // tried again at a later beat
+		return // a later interval tries again
 	}
 	e.sentinelAt = resp.Header.Revision
 	e.sentinel = &watch{key: []byte(key), update: e.sentinelUpdate}
 	e.s.watch(e.sentinel)
 }
 
-// sentinelUpdate takes in what the watch of the sentinel reports.
+// sentinelUpdate handles an update of the watch of the sentinel.
 func (e *session) sentinelUpdate(u watchUpdate) {
-	if u.stands { // since when?
+	if u.stands { // an end before this point was not reported
+		e.mu.Lock()
+		again := e.stood
+		e.stood = true
+		e.mu.Unlock()
 		e.s.background(func() {
-			ctx, cancel := context.WithTimeout(e.s.ctx, e.within())
+			ctx, cancel := context.WithTimeout(e.s.ctx, e.timeout())
 			defer cancel()
-			_ = e.fresh(ctx, 0)
+			if e.fresh(ctx, 0) == nil && again {
+				e.removeUnknown(ctx)
+			}
 		})
 	}
 	for _, ev := range u.events {
@@ -486,24 +490,61 @@ func (e *session) sentinelUpdate(u watchUpdate) {
 	}
 }
 
-// abandon ends a session whose sentinel does not stand any more, or whose server has gone back
-// in time, and ends its lease: the sentinel alone may have been deleted by hand, and a copy that a
-// server was restored from may hold entries that were released since.
+// removeUnknown deletes the entries under the session's lease that no request of this client has. A
+// copy from which a server was restored has entries that were released since. If the restore has
+// raised the revision, as it should, nothing else shows the restore, and the entries would stand as
+// long as the session. A restore interrupts the watches, so this runs whenever they are set anew.
+func (e *session) removeUnknown(ctx context.Context) {
+	sentinel := e.s.lay.sentinel(e.lease)
+	now, err := e.s.client.Get(ctx, sentinel, clientv3.WithKeysOnly())
+	if err != nil {
+		return // until the watches are set anew; else the entries end with the session
+	}
+	attached, err := e.s.client.TimeToLive(ctx, e.lease, clientv3.WithAttachedKeys())
+	if err != nil {
+		return
+	}
+	known := map[string]bool{sentinel: true}
+	for n := range epochShards {
+		known[e.s.lay.epoch(e.lease, n)] = true
+	}
+	e.mu.Lock()
+	for a := range e.live {
+		known[a.key] = true
+	}
+	e.mu.Unlock()
+	for _, key := range attached.Keys {
+		key := string(key)
+		if known[key] {
+			continue
+		}
+		// A later request may have the key by now: its entry is created after the read.
+		unknown := []clientv3.Cmp{
+			clientv3.Compare(clientv3.LeaseValue(key), "=", e.lease),
+			clientv3.Compare(clientv3.CreateRevision(key), "<", now.Header.Revision+1),
+		}
+		_, _ = e.s.client.Txn(ctx).If(unknown...).Then(clientv3.OpDelete(key)).Commit()
+	}
+}
+
+// abandon ends a session whose sentinel was deleted, or whose server was restored to an earlier
+// state, and revokes its lease. The sentinel alone may have been deleted by hand, and a restored
+// server may have entries that were released since.
 func (e *session) abandon() {
 	if e.ended() {
 		return
 	}
 	e.end(errLeaseGone)
 	e.s.background(func() {
-		ctx, cancel := context.WithTimeout(e.s.ctx, requestMost)
+		ctx, cancel := context.WithTimeout(e.s.ctx, requestTimeout)
 		defer cancel()
 		_, _ = e.s.client.Revoke(ctx, e.lease)
 	})
 }
 
-// compare reads the sentinel through the quorum: does it stand, do the watches keep up, and is this
-// the server that it was? A revision below one that was answered before the request was sent is
-// that of a server that was restored from an older copy.
+// compare reads the sentinel through the quorum, to check that it stands, that the watches keep up,
+// and that the server was not restored: then its revision is below one that was answered before
+// the request was sent.
 func (e *session) compare() {
 	e.mu.Lock()
 	at, before := e.sentinelAt, e.compared
@@ -515,7 +556,7 @@ func (e *session) compare() {
 	defer cancel()
 	resp, err := e.s.client.Get(ctx, e.s.lay.sentinel(e.lease), clientv3.WithKeysOnly())
 	if err != nil {
-		return // the next one may be answered
+		return // the next read may succeed
 	}
 	h := resp.Header
 	if len(resp.Kvs) == 0 || h.Revision < before.revision || before.cluster != 0 && h.ClusterId != before.cluster {
@@ -534,16 +575,17 @@ type seen struct {
 	revision int64
 }
 
-// read looks through the quorum whether entries stand. What cannot be read now is read later.
-func (e *session) read(ctx context.Context, entries []*attempt) {
+// read reads through the quorum whether entries stand. Entries that cannot be read now are read
+// later.
+func (e *session) read(ctx context.Context, entries []*request) {
 	if len(entries) == 0 {
 		return
 	}
-	due := make([]bool, len(entries)) // a watch that is made anew meanwhile needs another look
+	due := make([]bool, len(entries)) // if its watch is set anew meanwhile, an entry is read again
 	for i, a := range entries {
 		due[i] = a.state.CompareAndSwap(watchDue, watched)
 	}
-	var gone []*attempt
+	var gone []*request
 	for i, st := range e.s.standing(ctx, entries) {
 		switch {
 		case st.err != nil && due[i]:
@@ -553,35 +595,34 @@ func (e *session) read(ctx context.Context, entries []*attempt) {
 		}
 	}
 	if len(gone) > 0 {
-		e.gone(gone, e.within())
+		e.gone(gone, e.timeout())
 	}
 }
 
-// gone reports the entries whose keys do not stand any more.
-func (e *session) gone(entries []*attempt, most time.Duration) {
+// gone reports entries whose keys were deleted.
+func (e *session) gone(entries []*request, most time.Duration) {
 	ctx, cancel := context.WithTimeout(e.s.ctx, most)
 	defer cancel()
-	// Was it their deletion, or that of the lease?
+	// The deletion may be that of the lease, which is reported for all its entries.
 	if e.fresh(ctx, 0) != nil && e.ended() {
-		return // which is reported for all
+		return
 	}
 	for _, a := range entries {
 		a.deleted.Store(true) // for a grant that is being made: see grant
 		if a.granted.Load() {
-			a.r.From.Lost(driver.Taken, errDeleted)
+			a.r.From.Lost(driver.CauseTaken, errDeleted)
 		} else {
-			a.lookAgain(0)
+			a.wake(0)
 		}
 	}
 }
 
-// lookAgain wakes a waiting place. A revision says that the place was the first
-// at that time.
-func (a *attempt) lookAgain(rev int64) {
+// wake wakes a waiting entry. If rev is not 0, the entry was the first one at that revision.
+func (a *request) wake(rev int64) {
 	select {
 	case a.passed <- rev:
 	default:
 	}
 }
 
-var errDeleted = &driver.Error{Code: driver.NotHeld, Err: errors.New("the lock's key was deleted")}
+var errDeleted = &driver.Error{Code: driver.CodeNotHeld, Err: errors.New("the lock's key was deleted")}

@@ -44,10 +44,10 @@ func TestKeepaliveEndsEarly(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		_, err := s.session(ctx, time.Second)
-		if s.Classify(err) != driver.Unavailable {
+		if s.Classify(err) != driver.CodeUnavailable {
 			t.Errorf("%v, want unavailable", err)
 		}
-		if took := time.Since(began); took > requestMost {
+		if took := time.Since(began); took > requestTimeout {
 			t.Errorf("it took %s", took)
 		}
 	})
@@ -59,7 +59,7 @@ func TestKeepaliveEndsEarly(t *testing.T) {
 func TestCloseDoesNotDeadlockWithAnAcquisition(t *testing.T) {
 	s, end := storeOver(t, early{})
 	defer end()
-	e := &session{s: s, live: map[*attempt]struct{}{}, used: map[string]map[int]struct{}{}, over: make(chan struct{})}
+	e := &session{s: s, live: map[*request]struct{}{}, used: map[string]map[int]struct{}{}, over: make(chan struct{})}
 	s.mu.Lock()
 	s.closed = true
 	begun := make(chan error, 1)
@@ -110,9 +110,9 @@ func TestDeletionDuringAGrantIsReported(t *testing.T) {
 		e := &session{s: s, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
 		time.Sleep(time.Millisecond)
 		from := &lossRecorder{}
-		a := &attempt{r: driver.Request{From: from}, e: e, passed: make(chan int64, 1)}
+		a := &request{r: driver.Request{From: from}, e: e, passed: make(chan int64, 1)}
 		a.rev.Store(7)
-		e.gone([]*attempt{a}, causeMost) // between the read that found it first and the grant
+		e.gone([]*request{a}, causeTimeout) // between the read that found it first and the grant
 		a.grant(7, record{})
 		if from.losses != 1 {
 			t.Errorf("%d losses are reported, want 1", from.losses)

@@ -20,7 +20,7 @@ import (
 type Store struct {
 	client *clientv3.Client
 	leases etcdserverpb.LeaseClient
-	own    bool // the client is ours to close
+	own    bool // the store closes the client
 	lay    layout
 	where  string
 
@@ -35,100 +35,93 @@ type Store struct {
 	closed   bool
 	sessions map[time.Duration]*session // by rounded TTL
 	making   map[time.Duration]*making
-	attempts map[string]*attempt   // by request id: what may stand at the server
-	waiting  map[string][]*attempt // by name: places that wait
+	requests map[string]*request   // by request ID: those that may have an entry at the server
+	waiting  map[string][]*request // by name: entries that wait
 	minTTL   time.Duration
 }
 
-// attempt is one request's place at the server, from before it is asked for
-// until it is known to be gone.
-type attempt struct {
+// request is a request, from before its entry is created until the entry is known to be gone.
+type request struct {
 	r   driver.Request
 	e   *session
-	n   int // the place's number among those of its lease and name
+	n   int // the number of its entry among those of its lease and name
 	key string
-	// rev is the place's create revision, once an answer has told it.
+	// rev is the entry's create revision, 0 before an answer.
 	rev atomic.Int64
-	// granted is set when the store has answered with a grant.
+	// granted is set when the store has returned a grant.
 	granted atomic.Bool
-	// deleted is set when the entry was seen to stand no more.
+	// deleted is set when the entry was found to be gone.
 	deleted atomic.Bool
-	// waits is set while the place waits for its grant.
+	// waits is set while the entry waits for its grant.
 	waits   atomic.Bool
 	written record
-	// passed wakes a waiting place: see lookAgain.
+	// passed wakes a waiting entry: see wake.
 	passed chan int64
 
-	// watch is the watch of the key, from the second beat of the session on, and seen is set
-	// at the first. Both are guarded by the session's mutex; state is how the watch stands.
+	// watch is the watch of the key, from the second check of the session on, and seen is set at
+	// the first. The session's mutex guards both; state is the state of the watch.
 	watch *watch
 	seen  bool
 	state atomic.Int32
 }
 
-// Option is a setting of New.
-type Option func(*options) error
+// Option configures a store.
+type Option func(*config)
 
-type options struct{ prefix, namespace string }
+type config struct{ prefix, namespace string }
 
-// Prefix is put before every key, as it is: Prefix("locks/") makes the lock
-// "billing" that of `etcdctl lock locks/billing`. Default empty.
-func Prefix(p string) Option {
-	return func(o *options) error {
-		if len(p) > 512 || strings.ContainsRune(p, 0) {
-			return driver.Errorf(driver.Invalid, "prefix %q: at most 512 bytes without NUL are allowed", p)
-		}
-		o.prefix = p
-		return nil
+// Prefix precedes every key: with Prefix("locks/") the lock "billing" is the same as that of
+// `etcdctl lock locks/billing`. Default empty, at most 512 bytes.
+func Prefix(p string) Option { return func(c *config) { c.prefix = p } }
+
+// Namespace separates the locks of one application from those of others on the same
+// cluster and prefix. Default empty, which is the one that other clients share.
+func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
+
+func configure(options []Option) (config, error) {
+	var c config
+	for _, o := range options {
+		o(&c)
 	}
+	if len(c.prefix) > 512 || strings.ContainsRune(c.prefix, 0) {
+		return c, driver.Errorf(driver.CodeInvalid, "etcdstore: prefix %q: at most 512 bytes without NUL are allowed", c.prefix)
+	}
+	if err := driver.CheckNamespace(c.namespace); err != nil {
+		return c, driver.Errorf(driver.CodeInvalid, "etcdstore: %w", err)
+	}
+	return c, nil
 }
 
-// Namespace keeps the locks of one application apart from those of others on the
-// same cluster and prefix. Default empty, which is the one that neighbours share.
-func Namespace(ns string) Option {
-	return func(o *options) error {
-		if err := driver.CheckNamespace(ns); err != nil {
-			return &driver.Error{Code: driver.Invalid, Err: err}
-		}
-		o.namespace = ns
-		return nil
-	}
-}
-
-// New makes a store over a client of the caller's, which stays the caller's to
-// close. It does no I/O.
+// New makes a store over a client, which the caller closes. It does no I/O.
 func New(client *clientv3.Client, o ...Option) (*Store, error) {
 	if client == nil {
-		return nil, driver.Errorf(driver.Invalid, "etcdstore.New: the client is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore.New: the client is nil")
 	}
-	// Watches and keepalives are made on the connection itself: a wrapper would be passed by.
+	// Watches and keepalives use the connection itself, without a wrapper around it.
 	if reflect.TypeOf(client.Watcher) != reflect.TypeOf(clientv3.NewWatcher(client)) {
-		return nil, driver.Errorf(driver.Invalid, "etcdstore.New: the client's Watcher is a %T, which is not the client library's own: for keys with a prefix use the option Prefix", client.Watcher)
+		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore.New: the client's Watcher is a %T, which is not the client library's own: for keys with a prefix use the option Prefix", client.Watcher)
 	}
-	var set options
-	for _, f := range o {
-		if err := f(&set); err != nil {
-			return nil, err
-		}
+	set, err := configure(o)
+	if err != nil {
+		return nil, err
 	}
 	s := &Store{
 		client: client, leases: clientv3.RetryLeaseClient(client),
 		watches: watches{client: etcdserverpb.NewWatchClient(client.ActiveConnection())},
 		lay:     newLayout(set.prefix, set.namespace), where: "etcd " + strings.Join(client.Endpoints(), ","),
 		sessions: map[time.Duration]*session{}, making: map[time.Duration]*making{},
-		attempts: map[string]*attempt{}, waiting: map[string][]*attempt{},
+		requests: map[string]*request{}, waiting: map[string][]*request{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s, nil
 }
 
-// String tells the endpoints.
+// String returns the endpoints.
 func (s *Store) String() string { return s.where }
 
-var errClosed = &driver.Error{Code: driver.IsClosed, Err: errors.New("etcdstore: the store is closed")}
+var errClosed = &driver.Error{Code: driver.CodeClosed, Err: errors.New("etcdstore: the store is closed")}
 
-// Guarantees tells what etcd gives. The first call asks the server for the
-// shortest lease that it grants.
+// Guarantees returns what etcd guarantees. The first call reads the server's shortest lease.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	s.mu.Lock()
 	least, closed := s.minTTL, s.closed
@@ -137,7 +130,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		return driver.Guarantees{}, errClosed
 	}
 	if least == 0 {
-		// It runs out by itself.
+		// The lease expires.
 		resp, err := s.client.Grant(ctx, 1)
 		if err != nil {
 			return driver.Guarantees{}, unavailable(ctx, err)
@@ -159,14 +152,14 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Order:     driver.OrderFIFO,
 		Wake:      driver.WakePush,
 		TryFirst:  true,
-		Fallback:  lookEvery + requestMost,
+		Fallback:  readQueueEvery + requestTimeout,
 		Shared:    true,
 		Semaphore: true,
 		Mixed:     true,
 		Slots:     true,
-		Tokens:    "the place's create revision: one counter of the cluster, which survives restarts and changes of leader, and goes back only when the cluster is restored from a backup",
+		Tokens:    "the entry's create revision: one counter of the cluster, which survives restarts and changes of leader, and goes back only when the cluster is restored from a backup",
 		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader that was paused, or whose disk stalled, for longer than the TTL revokes the lease when it goes on"},
-		Notice:    noticeMost,
+		Notice:    noticeTimeout,
 		MinTTL:    least, MaxTTL: 24 * time.Hour, Granularity: time.Second,
 		Linger:  true,
 		Break:   driver.BreakNow,
@@ -181,13 +174,12 @@ func guarantees(least time.Duration) driver.Guarantees {
 	}
 }
 
-// noticeMost bounds the notice where the watch's member does not answer: silentMost, and the time
-// to make the watch at another member and to read the key.
-const noticeMost = 2 * time.Second
+// noticeTimeout limits the delay of a notice if the watch's member does not answer: silentTimeout, and
+// the time to set the watch at another member and to read the key.
+const noticeTimeout = 2 * time.Second
 
-// Close revokes the store's leases, which ends its grants and places, and closes
-// the client if Open has made it. Where no server answers within two seconds, the
-// leases run out by themselves.
+// Close revokes the store's leases, which ends its grants and entries, and closes a client that
+// Open has opened. If no server answers within two seconds, the leases expire.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closed {
@@ -199,7 +191,7 @@ func (s *Store) Close(ctx context.Context) error {
 	for _, e := range s.sessions {
 		leases[e] = struct{}{}
 	}
-	for _, a := range s.attempts {
+	for _, a := range s.requests {
 		leases[a.e] = struct{}{}
 	}
 	s.mu.Unlock()
@@ -220,16 +212,16 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// begin makes an attempt known before anything of it is sent.
-func (s *Store) begin(r driver.Request, e *session) (*attempt, error) {
-	a := &attempt{r: r, e: e, passed: make(chan int64, 1)}
+// begin registers a request before anything of it is sent.
+func (s *Store) begin(r driver.Request, e *session) (*request, error) {
+	a := &request{r: r, e: e, passed: make(chan int64, 1)}
 	if !e.enter(a) {
 		return nil, errLeaseGone
 	}
 	s.mu.Lock()
 	closed := s.closed
 	if !closed {
-		s.attempts[r.ID] = a
+		s.requests[r.ID] = a
 	}
 	s.mu.Unlock()
 	if closed {
@@ -239,21 +231,21 @@ func (s *Store) begin(r driver.Request, e *session) (*attempt, error) {
 	return a, nil
 }
 
-// forget is for an attempt of which nothing stands or can appear.
-func (s *Store) forget(a *attempt) {
+// forget removes a request whose entry is gone and cannot appear any more.
+func (s *Store) forget(a *request) {
 	a.granted.Store(false)
 	s.mu.Lock()
-	if s.attempts[a.r.ID] == a {
-		delete(s.attempts, a.r.ID)
+	if s.requests[a.r.ID] == a {
+		delete(s.requests, a.r.ID)
 	}
 	s.mu.Unlock()
 	a.e.leave(a)
 }
 
-func (s *Store) attempt(id string) *attempt {
+func (s *Store) request(id string) *request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.attempts[id]
+	return s.requests[id]
 }
 
 // background runs f until Close waits for its end. It returns false once the store is closed.

@@ -12,19 +12,20 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
-var errPlaceGone = &driver.Error{Code: driver.Unavailable, Err: errors.New("the place in the queue was deleted")}
+var errEntryGone = &driver.Error{Code: driver.CodeUnavailable, Err: errors.New("the queue entry was deleted")}
 
-// queue takes a place and waits until it is granted.
-func (s *Store) queue(ctx context.Context, a *attempt) (driver.Grant, error) {
-	v, err := s.takePlace(ctx, a)
+// queue creates an entry and waits until it is granted.
+func (s *Store) queue(ctx context.Context, a *request) (driver.Grant, error) {
+	v, err := s.enqueue(ctx, a)
 	if err != nil {
 		return driver.Grant{}, err
 	}
 	if v.rev == 0 {
-		v, err = s.look(ctx, a)
+		v, err = s.readView(ctx, a)
 	}
 	s.addWaiting(a)
 	g, err := s.wait(ctx, a, v, err)
@@ -32,48 +33,47 @@ func (s *Store) queue(ctx context.Context, a *attempt) (driver.Grant, error) {
 	switch {
 	case err == nil:
 		return g, nil
-	case err == errPlaceGone || err == errClosed || a.e.isGone():
+	case err == errEntryGone || err == errClosed || a.e.isGone():
 		return driver.Grant{}, err
 	}
 	return driver.Grant{}, s.withdraw(ctx, a, err)
 }
 
-// retriable tells whether asking again may help a place that stands.
+// retriable reports whether a retry may succeed while the entry stands.
 func retriable(err error) bool {
-	return refused(err) == driver.Unknown || errors.Is(err, rpctypes.ErrTooManyRequests)
+	return refused(err) == driver.CodeUnknown || errors.Is(err, rpctypes.ErrTooManyRequests)
 }
 
-// withdraw takes back a place that nobody wants any more or that cannot be kept,
-// and tells why. The answer to its making has come, so its deletion needs no
-// epoch.
-func (s *Store) withdraw(ctx context.Context, a *attempt, why error) error {
+// withdraw deletes an entry that is not needed any more, or whose request was refused, and returns
+// why. The creation was answered, so the deletion needs no epoch.
+func (s *Store) withdraw(ctx context.Context, a *request, why error) error {
 	code := refused(why)
 	if ctx.Err() != nil {
-		code, why = driver.Withdrawn, context.Cause(ctx)
-	} else if code == driver.Unknown {
+		code, why = driver.CodeWithdrawn, context.Cause(ctx)
+	} else if code == driver.CodeUnknown {
 		return why
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawWithin)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
 	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
 	if _, err := s.client.Txn(bounded).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
-		return &driver.Error{Code: driver.Unknown, Err: errors.Join(why, err)}
+		return &driver.Error{Code: driver.CodeUnknown, Err: errors.Join(why, err)}
 	}
 	return &driver.Error{Code: code, Err: why}
 }
 
-// withdrawWithin bounds the deletion of a place on the time of a caller whose
-// context has ended. What it leaves open, Undo settles.
-const withdrawWithin = 500 * time.Millisecond
+// withdrawTimeout limits the deletion of an entry after the caller's context has ended. Undo deletes
+// what is left.
+const withdrawTimeout = 500 * time.Millisecond
 
-func (s *Store) addWaiting(a *attempt) {
+func (s *Store) addWaiting(a *request) {
 	s.mu.Lock()
 	s.waiting[a.r.Name] = append(s.waiting[a.r.Name], a)
 	a.waits.Store(true)
 	s.mu.Unlock()
 }
 
-func (s *Store) dropWaiting(a *attempt) {
+func (s *Store) dropWaiting(a *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.waits.Store(false)
@@ -88,8 +88,8 @@ func (s *Store) dropWaiting(a *attempt) {
 	}
 }
 
-// waitingFor is a place of this store that waits for the name, nil if none.
-func (s *Store) waitingFor(name string) *attempt {
+// waitingFor returns an entry of this store that waits for the name, nil if there is none.
+func (s *Store) waitingFor(name string) *request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.waiting[name]; len(w) > 0 {
@@ -98,20 +98,20 @@ func (s *Store) waitingFor(name string) *attempt {
 	return nil
 }
 
-// The pauses after reads and watches that failed while a place waits.
-const waitRetry, waitRetryMost = 20 * time.Millisecond, time.Second
+// The backoff after failed reads and watches.
+const waitRetry, waitRetryMax = 20 * time.Millisecond, time.Second
 
 const (
-	// lookEvery is how often a waiter looks although its watch reports nothing, and unwatchedEvery
-	// how often it looks while its watch does not stand.
-	lookEvery      = 10 * time.Second
+	// readQueueEvery is the interval at which a waiter reads although its watch reports nothing, and
+	// unwatchedEvery that without a watch.
+	readQueueEvery = 10 * time.Second
 	unwatchedEvery = time.Second
 )
 
-// wait watches what stands before a place and looks again when that has changed.
-// v is the last view, or lastErr says why there is none.
-func (s *Store) wait(ctx context.Context, a *attempt, v view, lastErr error) (driver.Grant, error) {
-	pause := waitRetry
+// wait watches the entries before an entry and reads again when they change. v is the last view,
+// or lastErr is why there is none.
+func (s *Store) wait(ctx context.Context, a *request, v view, lastErr error) (driver.Grant, error) {
+	retry := backoff.Backoff{First: waitRetry, Max: waitRetryMax}
 	for {
 		if lastErr == nil {
 			switch {
@@ -122,11 +122,11 @@ func (s *Store) wait(ctx context.Context, a *attempt, v view, lastErr error) (dr
 				}
 				lastErr = err
 			case !v.stands:
-				return driver.Grant{}, s.placeGone(ctx, a)
+				return driver.Grant{}, s.entryGone(ctx, a)
 			default:
-				a.r.From.Queued(v.line.holders())
+				a.r.From.Queued(v.queue.holders())
 				if v, lastErr = s.awaitChange(ctx, a, v); lastErr == nil {
-					pause = waitRetry
+					retry.Reset()
 				}
 			}
 		}
@@ -136,33 +136,32 @@ func (s *Store) wait(ctx context.Context, a *attempt, v view, lastErr error) (dr
 		if !retriable(lastErr) {
 			return driver.Grant{}, lastErr
 		}
-		if err := s.pause(ctx, a, pause); err != nil {
+		if err := s.pause(ctx, a, retry.Next()); err != nil {
 			return driver.Grant{}, err
 		}
-		pause = min(2*pause, waitRetryMost)
-		v, lastErr = s.look(ctx, a)
+		v, lastErr = s.readView(ctx, a)
 	}
 }
 
-// placeGone tells why a place that stood does not stand any more.
-func (s *Store) placeGone(ctx context.Context, a *attempt) error {
+// entryGone returns the error of an entry that was deleted while it waited.
+func (s *Store) entryGone(ctx context.Context, a *request) error {
 	if a.e.fresh(ctx, 0) != nil && a.e.ended() {
-		return &driver.Error{Code: driver.Unavailable, Err: errLeaseGone.Err}
+		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseGone.Err}
 	}
-	return errPlaceGone
+	return errEntryGone
 }
 
-// pause waits a little, or for the end.
-func (s *Store) pause(ctx context.Context, a *attempt, d time.Duration) error {
+// pause waits for d, or until the entry is woken or over.
+func (s *Store) pause(ctx context.Context, a *request, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return nil
-	case <-a.passed: // seen by the look that follows
+	case <-a.passed: // the read that follows finds out
 		return nil
 	case <-ctx.Done():
-		return &driver.Error{Code: driver.Unknown, Err: context.Cause(ctx)}
+		return &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
 	case <-s.ctx.Done():
 		return errClosed
 	case <-a.e.over:
@@ -170,17 +169,17 @@ func (s *Store) pause(ctx context.Context, a *attempt, d time.Duration) error {
 	}
 }
 
-// why tells a waiter that its session is over.
+// why returns the error of a waiter whose session is over.
 func (e *session) why() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.err == errLeaseGone {
-		return &driver.Error{Code: driver.Unavailable, Err: errLeaseGone.Err}
+		return &driver.Error{Code: driver.CodeUnavailable, Err: errLeaseGone.Err}
 	}
 	return e.err
 }
 
-// mailbox keeps what a watch reports until its reader comes.
+// mailbox collects the updates of a watch until they are read.
 type mailbox struct {
 	full chan struct{}
 
@@ -211,12 +210,12 @@ func (m *mailbox) take() watchUpdate {
 	return u
 }
 
-// awaitChange waits until what v says to watch has gone, and looks again.
-func (s *Store) awaitChange(ctx context.Context, a *attempt, v view) (view, error) {
+// awaitChange waits until what v watches has gone, and reads again.
+func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, error) {
 	mail := &mailbox{full: make(chan struct{}, 1)}
 	w := &watch{key: []byte(v.watch), update: mail.put}
 	if v.watch == "" {
-		w.setPrefix(s.lay.places(a.r.Name))
+		w.setPrefix(s.lay.entries(a.r.Name))
 	}
 	s.watch(w)
 	defer s.unwatch(w)
@@ -225,7 +224,7 @@ func (s *Store) awaitChange(ctx context.Context, a *attempt, v view) (view, erro
 	for {
 		select {
 		case <-ctx.Done():
-			return view{}, &driver.Error{Code: driver.Unknown, Err: context.Cause(ctx)}
+			return view{}, &driver.Error{Code: driver.CodeUnknown, Err: context.Cause(ctx)}
 		case <-s.ctx.Done():
 			return view{}, errClosed
 		case <-a.e.over:
@@ -234,9 +233,9 @@ func (s *Store) awaitChange(ctx context.Context, a *attempt, v view) (view, erro
 			if rev > 0 && a.r.Limit == driver.Exclusive {
 				return view{rev: rev, stands: true, granted: true}, nil
 			}
-			return s.look(ctx, a)
+			return s.readView(ctx, a)
 		case <-overdue.C:
-			return s.look(ctx, a)
+			return s.readView(ctx, a)
 		case <-mail.full:
 		}
 		u := mail.take()
@@ -244,8 +243,8 @@ func (s *Store) awaitChange(ctx context.Context, a *attempt, v view) (view, erro
 		case u.err != nil:
 			return view{}, u.err
 		case u.stands:
-			overdue.Reset(fallback.After(ctx, lookEvery))
-			// What has happened before the watch stood is not reported.
+			overdue.Reset(fallback.After(ctx, readQueueEvery))
+			// Changes before this point were not reported.
 			now, err := s.since(ctx, a, v)
 			if err != nil || now.granted || !now.stands || now.watch != v.watch {
 				return now, err
@@ -260,36 +259,36 @@ func (s *Store) awaitChange(ctx context.Context, a *attempt, v view) (view, erro
 			if v.next && a.r.Limit == driver.Exclusive {
 				return s.confirm(ctx, a)
 			}
-			return s.look(ctx, a)
+			return s.readView(ctx, a)
 		case v.watch == "" && v.gone(events, a.key):
-			return s.look(ctx, a)
+			return s.readView(ctx, a)
 		}
 	}
 }
 
-// since brings a view up to date, at the least cost: where one place is watched, it
-// asks whether that still stands.
-func (s *Store) since(ctx context.Context, a *attempt, v view) (view, error) {
-	if i := v.line.find(v.watch); i >= 0 {
-		bounded, cancel := context.WithTimeout(ctx, a.e.within())
+// since updates a view as cheaply as possible: if it watches one entry, since reads whether that
+// still stands.
+func (s *Store) since(ctx context.Context, a *request, v view) (view, error) {
+	if i := v.queue.find(v.watch); i >= 0 {
+		bounded, cancel := context.WithTimeout(ctx, a.e.timeout())
 		resp, err := s.client.Get(bounded, v.watch, clientv3.WithKeysOnly())
 		cancel()
 		if err != nil {
 			return view{}, err
 		}
-		if len(resp.Kvs) == 1 && resp.Kvs[0].CreateRevision == v.line[i].rev {
+		if len(resp.Kvs) == 1 && resp.Kvs[0].CreateRevision == v.queue[i].rev {
 			v.rev = resp.Header.Revision
 			return v, nil
 		}
 	}
-	return s.look(ctx, a)
+	return s.readView(ctx, a)
 }
 
-// confirm asks, when the only place before an exclusive one has gone, whether that
-// still stands: an administrator may have ended its lease during the wait. All that
-// could stand before it was made before it and has been seen, so it is then granted.
-func (s *Store) confirm(ctx context.Context, a *attempt) (view, error) {
-	bounded, cancel := context.WithTimeout(ctx, a.e.within())
+// confirm reads whether an exclusive entry stands, after the only entry before it has gone: an
+// administrator may have revoked its lease during the wait. No other entry can precede it, so it
+// is then granted.
+func (s *Store) confirm(ctx context.Context, a *request) (view, error) {
+	bounded, cancel := context.WithTimeout(ctx, a.e.timeout())
 	resp, err := s.client.Get(bounded, a.key, clientv3.WithKeysOnly())
 	cancel()
 	if err != nil {
@@ -299,9 +298,9 @@ func (s *Store) confirm(ctx context.Context, a *attempt) (view, error) {
 	return view{rev: resp.Header.Revision, stands: stands, granted: stands}, nil
 }
 
-// news are the events of which the view does not know yet. A watch from now begins
-// at the revision of the member that serves it; where that lags behind, it tells of
-// deletions older than the view, after which the same key was made again.
+// news returns the events that are newer than the view. A watch starts at the revision of its
+// member. If that is behind, it reports deletions older than the view, after which the same key
+// was created again.
 func (v *view) news(events []*mvccpb.Event) []*mvccpb.Event {
 	for i, e := range events { // in the order of their revisions
 		if e.Kv.ModRevision > v.rev {
@@ -311,25 +310,24 @@ func (v *view) news(events []*mvccpb.Event) []*mvccpb.Event {
 	return nil
 }
 
-// gone takes deletions out of a view's line, and tells whether the place may be
-// granted now.
+// gone removes deleted entries from a view's queue, and reports whether the entry may be granted
+// now.
 func (v *view) gone(events []*mvccpb.Event, own string) bool {
 	for _, e := range events {
 		if e.Type != mvccpb.Event_DELETE {
 			continue
 		}
-		if i := v.line.find(string(e.Kv.Key)); i >= 0 {
-			v.line = slices.Delete(v.line, i, i+1)
+		if i := v.queue.find(string(e.Kv.Key)); i >= 0 {
+			v.queue = slices.Delete(v.queue, i, i+1)
 		}
 	}
-	i := v.line.find(own)
-	return i < 0 || i < v.line.granted()
+	i := v.queue.find(own)
+	return i < 0 || i < v.queue.granted()
 }
 
-// claim turns a place that is granted into a grant: with enough of the lease
-// left, with a slot where it needs one, and with the words of whoever is at the
-// head of the core's queue now.
-func (s *Store) claim(ctx context.Context, a *attempt, v view) (driver.Grant, error) {
+// claim makes a granted entry a grant: with enough of the lease left, with a slot for a permit, and
+// with the owner that is at the head of the core's queue now.
+func (s *Store) claim(ctx context.Context, a *request, v view) (driver.Grant, error) {
 	if err := a.e.fresh(ctx, a.e.ttl/3); err != nil {
 		if a.e.ended() {
 			return driver.Grant{}, a.e.why()
@@ -342,34 +340,33 @@ func (s *Store) claim(ctx context.Context, a *attempt, v view) (driver.Grant, er
 	if !permit && rec.same(a.written) {
 		return a.grant(rev, a.written), nil
 	}
-	prefix := s.lay.places(a.r.Name)
+	prefix := s.lay.entries(a.r.Name)
 	stands := clientv3.Compare(clientv3.CreateRevision(a.key), "=", rev)
 	for {
-		// A claim that arrives late must not put back what has been written since: the
-		// lease, above all, of a grant that was released to stand a while longer.
+		// A late claim must not overwrite a later write, above all the lease of a grant that was
+		// released and kept.
 		cmps := []clientv3.Cmp{stands, clientv3.Compare(clientv3.ModRevision(a.key), "<", v.rev+1)}
 		if permit {
-			slot := v.line.freeSlot(a.key)
+			slot := v.queue.freeSlot(a.key)
 			rec.Slot = &slot
-			// Nobody has taken a slot since.
+			// No other entry has taken the slot since.
 			cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", v.rev+1))
 		}
-		bounded, cancel := context.WithTimeout(ctx, a.e.within())
+		bounded, cancel := context.WithTimeout(ctx, a.e.timeout())
 		resp, err := s.client.Txn(bounded).If(cmps...).
 			Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
 			Else(clientv3.OpGet(prefix, clientv3.WithPrefix())).Commit()
 		cancel()
 		if err != nil {
-			// The place stands, with the old words or the new: asked again, the same
-			// is found.
+			// The entry stands, with the old value or the new one; a retry finds the same.
 			return driver.Grant{}, err
 		}
 		if resp.Succeeded {
 			return a.grant(rev, rec), nil
 		}
-		v = a.judge(resp.Header.Revision, newLine(resp.Responses[0].GetResponseRange().Kvs, prefix))
+		v = a.judge(resp.Header.Revision, newQueue(resp.Responses[0].GetResponseRange().Kvs, prefix))
 		if !v.stands {
-			return driver.Grant{}, s.placeGone(ctx, a)
+			return driver.Grant{}, s.entryGone(ctx, a)
 		}
 	}
 }

@@ -56,7 +56,7 @@ func (x unwatchableTxn) If(...clientv3.Cmp) clientv3.Txn  { return x }
 func (x unwatchableTxn) Then(...clientv3.Op) clientv3.Txn { return x }
 func (x unwatchableTxn) Else(...clientv3.Op) clientv3.Txn { return x }
 
-// Commit answers the two reads of an exclusive place: the first, and the last two.
+// Commit answers the two reads of an exclusive entry: the first, and the last two.
 func (x unwatchableTxn) Commit() (*clientv3.TxnResponse, error) {
 	read := func(kvs ...*mvccpb.KeyValue) *etcdserverpb.ResponseOp {
 		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseRange{ResponseRange: x.u.answer(kvs...)}}
@@ -73,15 +73,15 @@ func (silent) Queued([]driver.Holder)   {}
 func (silent) Lost(driver.Cause, error) {}
 
 // TestPauseAfterFailedStream: where streams of watches end at once, the store opens another after
-// pauses that double up to waitRetryMost, and does not flood the server. The waiter goes on.
+// pauses that double up to waitRetryMax, and does not flood the server. The waiter goes on.
 func TestPauseAfterFailedStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		lay := newLayout("", "")
 		u := &unwatchable{queue: []*mvccpb.KeyValue{
-			{Key: []byte(lay.place("n", 1, 0)), Lease: 1, CreateRevision: 3, ModRevision: 3},
-			{Key: []byte(lay.place("n", 2, 0)), Lease: 2, CreateRevision: 4, ModRevision: 4},
+			{Key: []byte(lay.entry("n", 1, 0)), Lease: 1, CreateRevision: 3, ModRevision: 3},
+			{Key: []byte(lay.entry("n", 2, 0)), Lease: 2, CreateRevision: 4, ModRevision: 4},
 		}}
 		s, end := storeOver(t, nil)
 		defer end()
@@ -94,15 +94,15 @@ func TestPauseAfterFailedStream(t *testing.T) {
 		client.KV = u
 		s.client, s.lay, s.watches.client = client, lay, u
 		e := &session{s: s, lease: 2, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
-		a := &attempt{r: driver.Request{ID: "w", Name: "n", Limit: driver.Exclusive, From: silent{}}, e: e,
+		a := &request{r: driver.Request{ID: "w", Name: "n", Limit: driver.Exclusive, From: silent{}}, e: e,
 			key: string(u.queue[1].Key), passed: make(chan int64, 1)}
 		a.rev.Store(4)
 
-		v, err := s.look(ctx, a)
+		v, err := s.readView(ctx, a)
 		if err != nil || !v.stands || v.granted {
 			t.Fatalf("%+v, %v", v, err)
 		}
-		if _, err := s.wait(ctx, a, v, nil); driver.CodeOf(err) != driver.Unknown || ctx.Err() == nil {
+		if _, err := s.wait(ctx, a, v, nil); driver.CodeOf(err) != driver.CodeUnknown || ctx.Err() == nil {
 			t.Errorf("the wait ended with %v", err)
 		}
 		u.mu.Lock() // the store may go on opening streams
@@ -111,7 +111,7 @@ func TestPauseAfterFailedStream(t *testing.T) {
 			t.Errorf("%d streams in 10 s", len(u.streams))
 		}
 		for i := range len(u.streams) - 1 {
-			pause, most := u.streams[i+1].Sub(u.streams[i]), min(waitRetry<<min(i, 10), waitRetryMost)
+			pause, most := u.streams[i+1].Sub(u.streams[i]), min(waitRetry<<min(i, 10), waitRetryMax)
 			if pause < most/2 || pause > most {
 				t.Errorf("pause %d: %s, want from %s to %s", i, pause, most/2, most)
 			}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
@@ -14,14 +13,15 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// watches is the one stream on which a store watches keys. The client library's Watcher would
-// make a new stream, and with authentication a login, whenever the last watch of a stream has
-// ended, and it waits for one watch to be made before it asks for the next.
+// watches is the stream on which a store watches keys. The client library's Watcher opens a new
+// stream, and with authentication logs in, whenever the last watch of a stream has ended. It also
+// sets one watch after the other.
 //
-// The stream is opened when something is watched, and again when it has ended. Each time every
-// watch is made anew, from now on.
+// The stream is opened for the first watch, and again when it has ended. Each time all watches are
+// set anew, from the present revision.
 type watches struct {
 	client etcdserverpb.WatchClient
 
@@ -30,23 +30,23 @@ type watches struct {
 	serving bool // a goroutine keeps the stream
 	wanted  chan struct{}
 
-	// Of the stream that is open, if any.
-	open    bool
-	asked   []*watch                     // watches whose making was requested, in that order
-	made    map[int64]*watch             // by the server's number
-	unsent  []*etcdserverpb.WatchRequest // what the sender has to send
-	sendNow chan struct{}
-	drop    context.CancelCauseFunc
-	// heard is the newest revision that the member has reported, and wantedRev one that the
-	// quorum had reached at wantedAt and that the member has not reported yet.
-	heard, wantedRev int64
-	wantedAt         time.Time
+	// Of the open stream.
+	open      bool
+	requested []*watch                     // watches that were requested, in that order
+	made      map[int64]*watch             // by the server's number
+	unsent    []*etcdserverpb.WatchRequest // for the sender
+	sendNow   chan struct{}
+	drop      context.CancelCauseFunc
+	// reported is the newest revision that the member has reported. wantedRev is one that the
+	// quorum had reached at wantedAt and that the member has not reported yet, else 0.
+	reported, wantedRev int64
+	wantedAt            time.Time
 }
 
 // watch is a key, or a range of keys, whose changes are reported.
 type watch struct {
 	key, end []byte // as in etcd: end is nil for a single key
-	puts     bool   // report writes, too, and not deletions alone
+	puts     bool   // report writes as well as deletions
 	// update is called by the stream's goroutine and must not block. It may be called once
 	// more after unwatch.
 	update func(watchUpdate)
@@ -57,7 +57,7 @@ type watch struct {
 	refused bool // once, by a stream whose login may have been too old
 }
 
-// setPrefix makes a watch of every key that begins so.
+// setPrefix makes a watch of every key with the prefix.
 func (w *watch) setPrefix(prefix string) {
 	w.key, w.end = []byte(prefix), []byte(clientv3.GetPrefixRangeEnd(prefix))
 	if prefix == "" {
@@ -76,8 +76,8 @@ func (w *watch) covers(key []byte) bool {
 	return bytes.Compare(key, w.key) >= 0 && bytes.Compare(key, w.end) < 0
 }
 
-// watchUpdate is one of: the watch stands, and changes from now on are reported; the watch does
-// not stand any more, and is being made again; changes; the watch cannot be made and is over.
+// watchUpdate is one of: the watch is set, and changes from now on are reported; the watch is
+// interrupted, and is being set again; changes; the watch is refused and over.
 type watchUpdate struct {
 	stands, interrupted bool
 	events              []*mvccpb.Event
@@ -85,14 +85,14 @@ type watchUpdate struct {
 }
 
 const (
-	// progressEvery is how often a member is asked for a sign of life on the stream, and silentMost
-	// for how long it may send nothing: then the stream is opened at another member.
+	// progressEvery is the interval at which the member is requested to report its revision. A
+	// member that sends nothing for silentTimeout is replaced by another one.
 	progressEvery = 500 * time.Millisecond
-	silentMost    = 1250 * time.Millisecond
-	// lagMost is for how long a member may not report a revision that the quorum has reached.
-	lagMost = 750 * time.Millisecond
-	// idleMost is for how long a stream without watches stays open.
-	idleMost = time.Minute
+	silentTimeout = 1250 * time.Millisecond
+	// lagTimeout is how long a member may not report a revision that the quorum has reached.
+	lagTimeout = 750 * time.Millisecond
+	// idleTimeout is how long a stream without watches stays open.
+	idleTimeout = time.Minute
 )
 
 var (
@@ -144,17 +144,17 @@ func signal(c chan struct{}) {
 	}
 }
 
-// request queues the making of a watch. The caller holds mu.
+// request queues the request for a watch. The caller holds mu.
 func (m *watches) request(w *watch) {
 	create := &etcdserverpb.WatchCreateRequest{Key: w.key, RangeEnd: w.end}
 	if !w.puts {
 		create.Filters = []etcdserverpb.WatchCreateRequest_FilterType{etcdserverpb.WatchCreateRequest_NOPUT}
 	}
-	m.asked = append(m.asked, w)
+	m.requested = append(m.requested, w)
 	m.send(&etcdserverpb.WatchRequest{RequestUnion: &etcdserverpb.WatchRequest_CreateRequest{CreateRequest: create}})
 }
 
-// cancel queues the end of a watch that was made. The caller holds mu.
+// cancel queues the end of a watch. The caller holds mu.
 func (m *watches) cancel(w *watch) {
 	delete(m.made, w.id)
 	w.isSet = false
@@ -170,7 +170,7 @@ func (m *watches) send(r *etcdserverpb.WatchRequest) {
 // serveWatches keeps the stream until the store is closed.
 func (s *Store) serveWatches() {
 	m := &s.watches
-	pause, silent := waitRetry, silentMost
+	retry, silent := backoff.Backoff{First: waitRetry, Max: waitRetryMax}, silentTimeout
 	for {
 		for m.count() == 0 {
 			select {
@@ -181,27 +181,22 @@ func (s *Store) serveWatches() {
 		}
 		began := time.Now()
 		if s.client.Username != "" {
-			_, _, _ = s.keepaliveStream(s.ctx) // on which leases depend: its login comes first
+			_, _, _ = s.keepaliveStream(s.ctx) // the login of the keepalives precedes, since leases need it
 		}
 		err := s.watchStream(silent)
 		if err == errIdle {
 			continue
 		}
-		// A server that has too much to do is not helped by one login after another.
-		if silent = min(2*silent, openMost); !errors.Is(err, errSilent) {
-			silent = silentMost
+		// One login after another does not help an overloaded server.
+		if silent = min(2*silent, openTimeout); !errors.Is(err, errSilent) {
+			silent = silentTimeout
 		}
-		if time.Since(began) > 2*waitRetryMost {
-			pause = waitRetry
+		if time.Since(began) > 2*waitRetryMax {
+			retry.Reset()
 		}
-		t := time.NewTimer(pause/2 + rand.N(pause/2+1))
-		select {
-		case <-t.C:
-		case <-s.ctx.Done():
-			t.Stop()
+		if retry.Sleep(s.ctx) != nil {
 			return
 		}
-		pause = min(2*pause, waitRetryMost)
 	}
 }
 
@@ -211,12 +206,12 @@ func (m *watches) count() int {
 	return len(m.all)
 }
 
-// watchStream opens a stream and serves it until it ends, and returns why it has ended.
-func (s *Store) watchStream(silentMost time.Duration) error {
+// watchStream opens a stream, serves it until it ends, and returns the reason.
+func (s *Store) watchStream(silentTimeout time.Duration) error {
 	m := &s.watches
 	ctx, end := context.WithCancelCause(clientv3.WithRequireLeader(s.ctx))
 	defer end(nil)
-	tooLong := time.AfterFunc(openMost, func() { end(errSilent) })
+	tooLong := time.AfterFunc(openTimeout, func() { end(errSilent) })
 	stream, err := m.client.Watch(ctx)
 	if !tooLong.Stop() && err == nil {
 		err = errSilent
@@ -225,7 +220,7 @@ func (s *Store) watchStream(silentMost time.Duration) error {
 		return err
 	}
 	m.begin(end)
-	silent := time.AfterFunc(silentMost, func() { end(errSilent) })
+	silent := time.AfterFunc(silentTimeout, func() { end(errSilent) })
 	defer silent.Stop()
 	var sending sync.WaitGroup
 	sending.Go(func() { end(m.sendAll(ctx, stream)) })
@@ -240,7 +235,7 @@ func (s *Store) watchStream(silentMost time.Duration) error {
 		if err != nil {
 			return err
 		}
-		silent.Reset(silentMost)
+		silent.Reset(silentTimeout)
 		if err := m.take(answer); err != nil {
 			return err
 		}
@@ -252,14 +247,14 @@ func (m *watches) begin(drop context.CancelCauseFunc) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.open, m.drop = true, drop
-	m.heard, m.wantedRev = 0, 0
-	m.asked, m.unsent, m.made = nil, nil, map[int64]*watch{}
+	m.reported, m.wantedRev = 0, 0
+	m.requested, m.unsent, m.made = nil, nil, map[int64]*watch{}
 	for w := range m.all {
 		m.request(w)
 	}
 }
 
-// lost reports to every watch that it does not stand any more.
+// lost reports to every watch that it is interrupted.
 func (m *watches) lost() {
 	m.mu.Lock()
 	m.open = false
@@ -274,28 +269,28 @@ func (m *watches) lost() {
 	}
 }
 
-// expect takes in a revision that the quorum has reached. A member that does not report it soon is
-// cut off, or has too much to do: its watches are made at another one.
+// expect handles a revision that the quorum has reached. A member that does not report it soon is
+// cut off or overloaded: its watches are set at another one.
 func (m *watches) expect(rev int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.wantedRev == 0 && m.heard < rev {
+	if m.wantedRev == 0 && m.reported < rev {
 		m.wantedRev, m.wantedAt = rev, time.Now()
 	}
 }
 
-// dropLagging ends a stream whose member does not report what was expected of it.
+// dropLagging ends a stream whose member has not reported the expected revision.
 func (m *watches) dropLagging() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.open && m.wantedRev > 0 && time.Since(m.wantedAt) > lagMost {
+	if m.open && m.wantedRev > 0 && time.Since(m.wantedAt) > lagTimeout {
 		m.wantedRev = 0
 		m.drop(errLags)
 	}
 }
 
-// sendAll sends what is queued, and asks for signs of life. It returns errIdle when nothing has
-// been watched for a while.
+// sendAll sends the queued requests, and regular requests for progress. It returns errIdle when
+// there was no watch for a while.
 func (m *watches) sendAll(ctx context.Context, stream etcdserverpb.Watch_WatchClient) error {
 	progress := time.NewTicker(progressEvery)
 	defer progress.Stop()
@@ -315,7 +310,7 @@ func (m *watches) sendAll(ctx context.Context, stream etcdserverpb.Watch_WatchCl
 		case <-progress.C:
 			if m.count() > 0 {
 				used = time.Now()
-			} else if time.Since(used) > idleMost {
+			} else if time.Since(used) > idleTimeout {
 				return errIdle
 			}
 			m.mu.Lock()
@@ -327,12 +322,11 @@ func (m *watches) sendAll(ctx context.Context, stream etcdserverpb.Watch_WatchCl
 	}
 }
 
-// take hands one answer of the server to the watch that it is about. An error says that another
-// stream is needed.
+// take assigns one answer of the server to its watch. After an error another stream is needed.
 func (m *watches) take(answer *etcdserverpb.WatchResponse) error {
 	m.mu.Lock()
-	if h := answer.GetHeader(); h != nil && h.Revision > m.heard {
-		if m.heard = h.Revision; m.heard >= m.wantedRev {
+	if h := answer.GetHeader(); h != nil && h.Revision > m.reported {
+		if m.reported = h.Revision; m.reported >= m.wantedRev {
 			m.wantedRev = 0
 		}
 	}
@@ -340,19 +334,19 @@ func (m *watches) take(answer *etcdserverpb.WatchResponse) error {
 	var u watchUpdate
 	switch {
 	case answer.Created:
-		if len(m.asked) == 0 {
+		if len(m.requested) == 0 {
 			m.mu.Unlock()
 			return errOutOfOrder
 		}
-		w = m.asked[0]
-		m.asked = m.asked[1:]
+		w = m.requested[0]
+		m.requested = m.requested[1:]
 		_, wanted := m.all[w]
 		switch {
 		case answer.Canceled && !wanted:
 			w = nil
 		case answer.Canceled && w.refused && strings.Contains(answer.CancelReason, "permission denied"):
 			delete(m.all, w)
-			u.err = driver.Errorf(driver.Refused, "etcd refuses the watch: %s", answer.CancelReason)
+			u.err = driver.Errorf(driver.CodeRefused, "etcd refuses the watch: %s", answer.CancelReason)
 		case answer.Canceled:
 			w.refused = true
 			m.mu.Unlock()
@@ -367,7 +361,7 @@ func (m *watches) take(answer *etcdserverpb.WatchResponse) error {
 			u.stands = true
 		}
 	case answer.Canceled:
-		if w != nil { // not by us
+		if w != nil { // the server has cancelled it
 			delete(m.made, w.id)
 			w.isSet = false
 			m.request(w)
@@ -375,7 +369,7 @@ func (m *watches) take(answer *etcdserverpb.WatchResponse) error {
 		}
 	default:
 		for _, ev := range answer.Events {
-			// A proxy may create watches in another order than they were requested in.
+			// A proxy may set watches in another order than they were requested in.
 			if w != nil && !w.covers(ev.Kv.Key) {
 				m.mu.Unlock()
 				return errOutOfOrder

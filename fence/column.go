@@ -49,13 +49,16 @@ type Column struct {
 // [*StaleError], and otherwise writes it to the row, which stays locked until tx
 // ends. Token has the limits of [Guard]. After any error roll tx back.
 //
-// Errors wrap [ErrStale], [ErrNoRow], [ErrInvalid] or [ErrUnavailable].
+// Errors wrap [ErrStale], [ErrNotExist], [ErrInvalid] or [ErrUnavailable].
 func (c Column) Check(ctx context.Context, tx *sql.Tx, key any, token uint64) error {
 	resource := fmt.Sprintf("%s %s=%v", c.Table, c.Key, key)
 	if b, ok := key.([]byte); ok {
 		resource = fmt.Sprintf("%s %s=%q", c.Table, c.Key, b)
 	}
-	if err := c.check(token); err != nil {
+	if err := c.valid(); err != nil {
+		return err
+	}
+	if err := checkToken(token); err != nil {
 		return err
 	}
 	if err := ended(ctx, resource); err != nil {
@@ -68,7 +71,7 @@ func (c Column) Check(ctx context.Context, tx *sql.Tx, key any, token uint64) er
 	var got sql.NullInt64
 	switch err := tx.QueryRowContext(ctx, read, key).Scan(&got); {
 	case errors.Is(err, sql.ErrNoRows):
-		return fmt.Errorf("%w: %s", ErrNoRow, resource)
+		return fmt.Errorf("%w: %s", ErrNotExist, resource)
 	case err != nil:
 		return fmt.Errorf("%w: %s: %w", ErrUnavailable, resource, err)
 	case got.Int64 > int64(token):
@@ -78,6 +81,23 @@ func (c Column) Check(ctx context.Context, tx *sql.Tx, key any, token uint64) er
 		return fmt.Errorf("%w: %s: column %s is %d after it was set to %d", ErrUnavailable, resource, c.Column, got.Int64, token)
 	}
 	return nil
+}
+
+// Newest returns the token of the committed row whose key is key, 0 if it has none.
+// Errors wrap [ErrNotExist], [ErrInvalid] or [ErrUnavailable].
+func (c Column) Newest(ctx context.Context, db *sql.DB, key any) (uint64, error) {
+	if err := c.valid(); err != nil {
+		return 0, err
+	}
+	var newest sql.NullInt64
+	err := db.QueryRowContext(ctx, fmt.Sprintf("SELECT %s FROM %s WHERE %s = %s", c.Column, c.Table, c.Key, c.Dialect.arg(1)), key).Scan(&newest)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return 0, fmt.Errorf("%w: %s %s=%v", ErrNotExist, c.Table, c.Key, key)
+	case err != nil:
+		return 0, fmt.Errorf("%w: %s %s=%v: %w", ErrUnavailable, c.Table, c.Key, key, err)
+	}
+	return uint64(newest.Int64), nil
 }
 
 func (c Column) statements() (update, read string) {
@@ -93,7 +113,7 @@ func (c Column) statements() (update, read string) {
 	return update, read
 }
 
-func (c Column) check(token uint64) error {
+func (c Column) valid() error {
 	if err := c.Dialect.check(); err != nil {
 		return err
 	}
@@ -103,10 +123,7 @@ func (c Column) check(token uint64) error {
 	if err := checkIdentifier("key", c.Key, false); err != nil {
 		return err
 	}
-	if err := checkIdentifier("column", c.Column, false); err != nil {
-		return err
-	}
-	return checkToken(token)
+	return checkIdentifier("column", c.Column, false)
 }
 
 // Tokens are sent as int64, which every driver accepts. This line does not

@@ -18,7 +18,7 @@
 //
 //	lock, err := locker.Lock(ctx, "invoices")
 //	...
-//	err = guard.Do(lock.Context(), "invoices", lock.Token(), func(ctx context.Context) error {
+//	err = guard.Write(lock.Context(), "invoices", lock.Token(), func(ctx context.Context) error {
 //		return save(ctx, invoices)
 //	})
 //	if errors.Is(err, fence.ErrStale) {
@@ -27,25 +27,44 @@
 //
 // An equal token passes, so a holder can write many times. Use the tokens of one
 // lock name for one resource: tokens of different names, or of different stores,
-// cannot be compared. Only exclusive grants fence a resource; under a semaphore,
-// guard each slot as a resource of its own.
+// cannot be compared. Only exclusive grants fence a resource.
 //
 // # The guards
 //
-//	guard     what is atomic                  lasts          between
-//	Memory    the write function, per         the process    goroutines of one
-//	          resource, by a mutex                           process
-//	File      the content of one file         power loss     processes of one
-//	          and its token                                  machine
-//	SQL       the rows of the caller's        as the         all clients of one
-//	          transaction, by a row of        database       database
-//	          a table of tokens
-//	Column    the same, by a column of        as the         all clients of one
-//	          the guarded row itself          database       database
-//	Handler   what its Guard makes atomic     as its Guard   as its Guard
+// All guards have one shape, [Guard]: Write, Raise and Newest of a resource. They differ
+// in what a write is.
 //
-// The stores of holdfast that hold data of their own (Redis, etcd, ZooKeeper)
-// bring guards for it in their packages.
+//	guard        a write is                what is atomic             between
+//	Memory       a function                the function, by a mutex   goroutines of one
+//	                                                                  process
+//	Files        the new content           the content of one file    processes of one
+//	                                       and its token              machine
+//	SQL          a function in a           the transaction, by a row  all clients of one
+//	             transaction               of a table of tokens       database
+//	Column       the same                  the same, by a column of   all clients of one
+//	                                       the guarded row itself     database
+//	pgstore      the same, with pgx        as SQL                     as SQL
+//	redisstore   commands on the key       one script                 all clients of one
+//	                                                                  Redis
+//	etcdstore    operations                one transaction            all clients of one
+//	                                                                  cluster
+//	zkstore      operations                one transaction            all clients of one
+//	                                                                  ensemble
+//
+// [SQL.Check], [Column.Check] and pgstore.Guard.Check are the comparison alone, for a
+// transaction of the caller's own. [Handler] puts a guard in front of an HTTP handler, and
+// [Transport] sends the token of a client. The guards of the stores with a client library
+// of their own are in the packages of these stores.
+//
+// To guard a resource of your own, implement [Guard], and test it with package fencetest.
+//
+// The tokens must rise as long as the resource lasts. Where a store can lose its memory of
+// tokens, open it so that it keeps them: tokens=durable in the URL of MySQL and PostgreSQL,
+// replicas= in that of Redis.
+//
+// Under a semaphore, guard each permit as a resource of its own: [Slot]. A holder of a
+// shared lock reads, and calls [Verify] after it has read. Its token must not raise the
+// mark, because others hold the lock with smaller tokens.
 //
 // A guard protects only the writes that pass through it. It does not stop a write
 // that reaches the resource in another way: for that, restrict the rights at the
@@ -58,12 +77,12 @@
 // Between its read and its first write the guard may still accept a late write of
 // the previous holder, because the previous token is still the largest one seen.
 // So pass the token to the guard before reading: read inside the write function
-// or the transaction, or raise the token first (a nil write function;
-// [File.Raise]). After that the guard refuses the previous holder.
+// or the transaction, or raise the token first with Raise. After that the guard refuses
+// the previous holder.
 //
 // # Failed writes
 //
-// When the write function of [Memory] or [File] fails, the token stays raised:
+// When the write function of [Memory] fails, the token stays raised:
 // the write may have had half of its effect, and an older holder must not write
 // after it. When a transaction is rolled back, the token is rolled back with it,
 // because the transaction had no effect. In both cases the tokens of successful

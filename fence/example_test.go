@@ -25,9 +25,9 @@ func ExampleMemory() {
 
 	const first, second = 33, 34 // lock.Token() of each
 
-	fmt.Println(guard.Do(ctx, "invoices", first, add(1)))
-	fmt.Println(guard.Do(ctx, "invoices", second, add(10)))
-	fmt.Println(guard.Do(ctx, "invoices", first, add(100)))
+	fmt.Println(guard.Write(ctx, "invoices", first, add(1)))
+	fmt.Println(guard.Write(ctx, "invoices", second, add(10)))
+	fmt.Println(guard.Write(ctx, "invoices", first, add(100)))
 	fmt.Println("total", total)
 	// Output:
 	// <nil>
@@ -37,25 +37,25 @@ func ExampleMemory() {
 }
 
 // A holder that reads before it writes raises the token before it reads.
-func ExampleFile() {
+func ExampleFiles() {
 	dir, err := os.MkdirTemp("", "")
 	if err != nil {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	f, err := fence.NewFile(filepath.Join(dir, "state.json"))
+	files, err := fence.NewFiles(dir)
 	if errors.Is(err, fence.ErrUnsupported) {
 		return
 	}
 	ctx := context.Background()
 
-	fmt.Println(f.Write(ctx, 33, []byte(`{"next": 7}`)))
-	fmt.Println(f.Raise(ctx, 34))
-	state, _ := os.ReadFile(f.Path())
+	fmt.Println(files.Write(ctx, "state.json", 33, []byte(`{"next": 7}`)))
+	fmt.Println(files.Raise(ctx, "state.json", 34))
+	state, _ := os.ReadFile(filepath.Join(dir, "state.json"))
 	fmt.Printf("%s\n", state)
 
 	var stale *fence.StaleError
-	if err := f.Write(ctx, 33, []byte(`{"next": 8}`)); errors.As(err, &stale) {
+	if err := files.Write(ctx, "state.json", 33, []byte(`{"next": 8}`)); errors.As(err, &stale) {
 		fmt.Println("refused:", stale.Token, "after", stale.Newest)
 	}
 	// Output:

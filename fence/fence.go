@@ -28,30 +28,71 @@ var (
 	// ErrCorrupt: the guard's token record cannot be read. The guard refuses every
 	// token, because without the record it cannot recognise a stale one.
 	ErrCorrupt = errors.New("fence: corrupt token record")
-	// ErrNoRow: the row that [Column] should guard does not exist.
-	ErrNoRow = errors.New("fence: no such row")
+	// ErrNotExist: the row of a [Column], or the object whose token [Objects] should
+	// raise, does not exist.
+	ErrNotExist = errors.New("fence: the guarded row or object does not exist")
 	// ErrUnsupported: this guard does not work on this system or file system.
 	ErrUnsupported = errors.New("fence: unsupported")
 )
 
-// Guard runs writes to resources, and refuses those of holders that a newer holder
-// has replaced. [Memory] is a Guard and [SQL.Guard] returns one. [File] and [SQL]
-// have methods of their own that fit their resource better.
-type Guard interface {
-	// Do compares token with the largest one seen for resource. If token is
-	// smaller, Do returns a [*StaleError] and does not call write. Otherwise it
-	// records the token and calls write. No other write of that resource begins
-	// until write has returned, whatever its token. In this sense the comparison,
-	// the record and the write are atomic.
-	//
-	// The context given to write comes from ctx and may carry more, such as a
-	// transaction. A nil write only raises the token. An error of write is
-	// returned unchanged.
-	//
-	// Resource is valid UTF-8, 1 to 512 bytes, no NUL, and compares byte by byte.
-	// Token is at least 1 and below 2^63. Errors wrap [ErrStale], [ErrInvalid] or
-	// [ErrUnavailable].
-	Do(ctx context.Context, resource string, token uint64, write func(context.Context) error) error
+// Guard refuses the writes of holders that a newer holder has replaced. All guards have
+// this one shape; W is what a write is to the resource: a function for [Memory] and
+// [SQL], the new content for [Files] and [Objects], commands or operations for Redis,
+// etcd and ZooKeeper. To guard a resource of your own, implement Guard; package
+// fencetest tests the implementation.
+//
+// Resource is valid UTF-8, 1 to 512 bytes, no NUL, and compares byte by byte. Token is
+// at least 1 and below 2^63. Errors of all methods wrap [ErrStale], [ErrInvalid],
+// [ErrUnavailable] or another error of this package.
+type Guard[W any] interface {
+	// Write compares token with the high-water mark of resource, the largest token seen
+	// for it. If token is smaller, Write returns a [*StaleError] and writes nothing.
+	// Otherwise it raises the mark to token and does the write. No other write or raise
+	// of that resource comes between the comparison and the end of the write.
+	Write(ctx context.Context, resource string, token uint64, write W) error
+	// Raise is Write without a write. A holder that reads the resource and then writes
+	// a result calls Raise before it reads: from then on the guard refuses its
+	// predecessors.
+	Raise(ctx context.Context, resource string, token uint64) error
+	// Newest returns the high-water mark of resource, 0 if it has none. When it returns,
+	// the mark may already be larger.
+	Newest(ctx context.Context, resource string) (uint64, error)
+}
+
+// Func is the write of a guard that runs a function within its critical section. Its
+// context derives from that of Write and may carry more: see [Tx]. An error of the
+// function is returned unchanged.
+type Func = func(context.Context) error
+
+// Verify refuses a token smaller than the high-water mark of resource, and changes
+// nothing. A reader under a shared lock calls it after it has read: then no newer holder
+// had written what was read. Readers must not call Raise or Write. Several readers hold
+// the lock at a time, and the reader with the largest token would make the guard refuse
+// the others. Newer is any [Guard]. Errors as for Guard.
+func Verify(ctx context.Context, newer interface {
+	Newest(ctx context.Context, resource string) (uint64, error)
+}, resource string, token uint64) error {
+	if err := CheckArguments(ctx, resource, token); err != nil {
+		return err
+	}
+	newest, err := newer.Newest(ctx, resource)
+	if err == nil && token < newest {
+		err = &StaleError{Resource: resource, Token: token, Newest: newest}
+	}
+	return err
+}
+
+// Slot returns the name under which to guard one permit of a semaphore: a later holder
+// of that slot has a larger token, and holders of other slots do not matter. Slot is
+// [holdfast.Lock.Slot]. A negative slot, which a lock without permits has, gives the
+// empty name, and every guard refuses that.
+//
+// [holdfast.Lock.Slot]: https://pkg.go.dev/github.com/holdfast-go/holdfast#Lock.Slot
+func Slot(resource string, slot int) string {
+	if slot < 0 {
+		return ""
+	}
+	return resource + "#" + strconv.Itoa(slot)
 }
 
 // StaleError is a refused write. It wraps [ErrStale].
@@ -111,12 +152,17 @@ func checkToken(token uint64) error {
 	return nil
 }
 
-// check validates the arguments of every guard, before any I/O.
-func check(resource string, token uint64) error {
+// CheckArguments returns the error with which every guard refuses a bad resource or
+// token, or a context that has ended, before any I/O. It is for implementations of
+// [Guard]. Errors wrap [ErrInvalid] or [ErrUnavailable].
+func CheckArguments(ctx context.Context, resource string, token uint64) error {
 	if err := checkResource(resource); err != nil {
 		return err
 	}
-	return checkToken(token)
+	if err := checkToken(token); err != nil {
+		return err
+	}
+	return ended(ctx, resource)
 }
 
 func checkResource(s string) error {

@@ -22,7 +22,7 @@ var badResources = map[string]string{
 
 func TestTokenError(t *testing.T) {
 	for _, token := range badTokens {
-		err := new(fence.Memory).Do(t.Context(), "r", token, func(context.Context) error {
+		err := new(fence.Memory).Write(t.Context(), "r", token, func(context.Context) error {
 			t.Errorf("token %d: the write ran", token)
 			return nil
 		})
@@ -99,5 +99,42 @@ func wantStale(t *testing.T, err error, token, newest uint64) {
 		if !strings.Contains(err.Error(), strconv.FormatUint(n, 10)) {
 			t.Errorf("the message lacks %d: %v", n, err)
 		}
+	}
+}
+
+func TestVerifyRaisesNothing(t *testing.T) {
+	var guard fence.Memory
+	ctx := t.Context()
+	if err := guard.Raise(ctx, "r", 5); err != nil {
+		t.Fatal(err)
+	}
+	// Two readers share the lock: the larger token must not shut out the smaller.
+	for _, token := range []uint64{7, 6, 5} {
+		if err := fence.Verify(ctx, &guard, "r", token); err != nil {
+			t.Errorf("token %d: %v", token, err)
+		}
+	}
+	wantStale(t, fence.Verify(ctx, &guard, "r", 4), 4, 5)
+	for _, token := range badTokens {
+		if err := fence.Verify(ctx, &guard, "r", token); !errors.Is(err, fence.ErrInvalid) {
+			t.Errorf("token %d: %v", token, err)
+		}
+	}
+}
+
+func TestSlotsAreResourcesOfTheirOwn(t *testing.T) {
+	var guard fence.Memory
+	ctx := t.Context()
+	for _, step := range []struct {
+		slot  int
+		token uint64
+	}{{0, 9}, {1, 3}, {0, 9}, {1, 4}} {
+		if err := guard.Raise(ctx, fence.Slot("gpu", step.slot), step.token); err != nil {
+			t.Errorf("slot %d, token %d: %v", step.slot, step.token, err)
+		}
+	}
+	wantStale(t, guard.Raise(ctx, fence.Slot("gpu", 1), 3), 3, 4)
+	if err := guard.Raise(ctx, fence.Slot("gpu", -1), 5); !errors.Is(err, fence.ErrInvalid) {
+		t.Errorf("a lock without a slot: %v", err)
 	}
 }

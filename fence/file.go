@@ -18,32 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Write replaces the file by one that holds data. See [File.WriteFunc].
-func (f *File) Write(ctx context.Context, token uint64, data []byte) error {
-	return f.WriteFunc(ctx, token, func(w io.Writer) error {
-		_, err := w.Write(data)
-		return err
-	})
-}
-
-// WriteFunc replaces the file by one that holds what write writes, unless a
-// larger token has been seen: then the error is a [*StaleError] and the file is
-// as it was. Readers see the old file or the new one, never a mixture. When
-// WriteFunc has returned nil, the new content survives a loss of power. The new
-// file keeps the permissions of the old one, not its owner or other names.
-//
-// Write runs before WriteFunc takes the lock and checks the token, so its output
-// may be discarded. It must not depend on the content of the file: see
-// [File.Raise]. If write fails, WriteFunc returns its error unchanged and does not
-// raise the token.
-//
-// Token has the limits of [Guard]. Errors wrap [ErrStale], [ErrInvalid],
-// [ErrUnavailable], [ErrCorrupt] or [ErrUnsupported]. An ErrUnavailable after
-// the rename says that the new content may not survive a loss of power.
-func (f *File) WriteFunc(ctx context.Context, token uint64, write func(io.Writer) error) error {
-	if err := f.ready(ctx, token); err != nil {
-		return err
-	}
+func (f *file) write(ctx context.Context, token uint64, write func(io.Writer) error) error {
 	temp, err := f.createReplacement(token)
 	if err != nil {
 		return f.failed("create temporary file", err)
@@ -81,27 +56,12 @@ func (f *File) WriteFunc(ctx context.Context, token uint64, write func(io.Writer
 	})
 }
 
-// Raise records a token without writing the file. A holder that reads the file and
-// then writes a result of that content calls Raise before it reads. After Raise
-// the guard refuses older holders, so the content stays as it was read until this
-// holder or a newer one writes.
-//
-// Token has the limits of [Guard]; errors as for [File.WriteFunc].
-func (f *File) Raise(ctx context.Context, token uint64) error {
-	if err := f.ready(ctx, token); err != nil {
-		return err
-	}
+func (f *file) raiseMark(ctx context.Context, token uint64) error {
 	return f.locked(ctx, func(record *os.File) error { return f.raise(record, token) })
 }
 
-// Newest returns the largest token seen, or 0 if there was none. It is for
-// people and tests: by the time it returns there may be a larger one. Errors
-// wrap [ErrUnavailable], [ErrCorrupt] or [ErrUnsupported].
-func (f *File) Newest(ctx context.Context) (newest uint64, err error) {
-	if err := ended(ctx, f.path); err != nil {
-		return 0, err
-	}
-	// Newest creates no record where no token was ever recorded.
+func (f *file) newest(ctx context.Context) (newest uint64, err error) {
+	// newest creates no record where no token was ever recorded.
 	if _, err := os.Stat(f.record); errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -113,16 +73,9 @@ func (f *File) Newest(ctx context.Context) (newest uint64, err error) {
 	return newest, err
 }
 
-func (f *File) ready(ctx context.Context, token uint64) error {
-	if err := checkToken(token); err != nil {
-		return err
-	}
-	return ended(ctx, f.path)
-}
-
 // raise refuses a smaller token and records a larger one durably. The caller holds
 // the record's lock.
-func (f *File) raise(record *os.File, token uint64) error {
+func (f *file) raise(record *os.File, token uint64) error {
 	r, err := f.read(record)
 	if err != nil {
 		return err
@@ -164,7 +117,7 @@ func (f *File) raise(record *os.File, token uint64) error {
 	return nil
 }
 
-func (f *File) read(record *os.File) (copies, error) {
+func (f *file) read(record *os.File) (copies, error) {
 	var r copies
 	for i := range r {
 		b := make([]byte, copyLen)
@@ -181,7 +134,7 @@ func (f *File) read(record *os.File) (copies, error) {
 }
 
 // locked runs do while this goroutine holds the record's lock.
-func (f *File) locked(ctx context.Context, do func(record *os.File) error) error {
+func (f *file) locked(ctx context.Context, do func(record *os.File) error) error {
 	for {
 		record, err := f.open()
 		if err != nil {
@@ -214,7 +167,7 @@ func (f *File) locked(ctx context.Context, do func(record *os.File) error) error
 // open opens the token record, and creates it if it does not exist. A new record
 // appears complete, by a link that fails if another process was faster. So an
 // empty or incomplete record is always a damaged one.
-func (f *File) open() (*os.File, error) {
+func (f *file) open() (*os.File, error) {
 	record, err := os.OpenFile(f.record, os.O_RDWR, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
 		if err != nil {
@@ -254,7 +207,7 @@ func (f *File) open() (*os.File, error) {
 // flock waits for the lock by polling. A blocking flock cannot be cancelled and
 // occupies a thread. Holders keep the lock for a few milliseconds, so polling is
 // cheap.
-func (f *File) flock(ctx context.Context, record *os.File) error {
+func (f *file) flock(ctx context.Context, record *os.File) error {
 	pause := 250 * time.Microsecond
 	for {
 		err := unix.Flock(int(record.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -283,7 +236,7 @@ func (f *File) flock(ctx context.Context, record *os.File) error {
 // createReplacement creates the temporary file that a rename makes the guarded
 // one. It has the permissions of the present file from the start: otherwise others
 // could read a secret while it is written.
-func (f *File) createReplacement(token uint64) (*os.File, error) {
+func (f *file) createReplacement(token uint64) (*os.File, error) {
 	info, err := os.Stat(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return f.createTemp(token, 0o666)
@@ -306,7 +259,7 @@ func (f *File) createReplacement(token uint64) (*os.File, error) {
 
 // createTemp creates a file beside the guarded one. Its name contains the token of
 // its writer, for sweep.
-func (f *File) createTemp(token uint64, mode fs.FileMode) (*os.File, error) {
+func (f *file) createTemp(token uint64, mode fs.FileMode) (*os.File, error) {
 	for try := 0; ; try++ {
 		name := fmt.Sprintf("%s%d-%08x", f.tempPrefix(), token, rand.Uint32())
 		temp, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
@@ -316,7 +269,7 @@ func (f *File) createTemp(token uint64, mode fs.FileMode) (*os.File, error) {
 	}
 }
 
-func (f *File) tempPrefix() string {
+func (f *file) tempPrefix() string {
 	return filepath.Join(filepath.Dir(f.path), "."+filepath.Base(f.path)+".fence-")
 }
 
@@ -324,7 +277,7 @@ func (f *File) tempPrefix() string {
 // cannot be distinguished from a paused one. With a smaller token the difference
 // does not matter: the guard refuses its write. A file that cannot be removed does
 // no harm.
-func (f *File) sweep(token uint64) {
+func (f *file) sweep(token uint64) {
 	entries, err := os.ReadDir(filepath.Dir(f.path))
 	if err != nil {
 		return

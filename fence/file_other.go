@@ -9,18 +9,12 @@ import (
 	"runtime"
 )
 
-// Write returns [ErrUnsupported] on this system.
-func (f *File) Write(context.Context, uint64, []byte) error { return unsupported() }
+func (f *file) write(context.Context, uint64, func(io.Writer) error) error { return unsupported() }
 
-// WriteFunc returns [ErrUnsupported] on this system.
-func (f *File) WriteFunc(context.Context, uint64, func(io.Writer) error) error { return unsupported() }
+func (f *file) raiseMark(context.Context, uint64) error { return unsupported() }
 
-// Raise returns [ErrUnsupported] on this system.
-func (f *File) Raise(context.Context, uint64) error { return unsupported() }
-
-// Newest returns [ErrUnsupported] on this system.
-func (f *File) Newest(context.Context) (uint64, error) { return 0, unsupported() }
+func (f *file) newest(context.Context) (uint64, error) { return 0, unsupported() }
 
 func unsupported() error {
-	return fmt.Errorf("%w: File needs flock, which %s does not have", ErrUnsupported, runtime.GOOS)
+	return fmt.Errorf("%w: Files needs flock, which %s does not have", ErrUnsupported, runtime.GOOS)
 }

@@ -21,10 +21,37 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-func newFile(t *testing.T) (*fence.File, string) {
+var _ fence.Guard[[]byte] = (*fence.Files)(nil)
+
+// oneFile is a guard and one of its resources.
+type oneFile struct {
+	files *fence.Files
+	name  string
+}
+
+func guardOf(path string) (oneFile, error) {
+	files, err := fence.NewFiles(filepath.Dir(path))
+	return oneFile{files, filepath.Base(path)}, err
+}
+
+func (f oneFile) Write(ctx context.Context, token uint64, data []byte) error {
+	return f.files.Write(ctx, f.name, token, data)
+}
+
+func (f oneFile) WriteFunc(ctx context.Context, token uint64, write func(io.Writer) error) error {
+	return f.files.WriteFunc(ctx, f.name, token, write)
+}
+
+func (f oneFile) Raise(ctx context.Context, token uint64) error {
+	return f.files.Raise(ctx, f.name, token)
+}
+
+func (f oneFile) Newest(ctx context.Context) (uint64, error) { return f.files.Newest(ctx, f.name) }
+
+func newFile(t *testing.T) (oneFile, string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "state")
-	f, err := fence.NewFile(path)
+	f, err := guardOf(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,14 +211,14 @@ func TestFileNames(t *testing.T) {
 	if err := os.WriteFile(path, []byte("old"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f, err := fence.NewFile(link)
+	f, err := guardOf(link)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := f.Write(t.Context(), 5, []byte("new")); err != nil {
 		t.Fatal(err)
 	}
-	g, err := fence.NewFile(path)
+	g, err := guardOf(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,13 +226,42 @@ func TestFileNames(t *testing.T) {
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the replacement's mode: %v, %v", info.Mode(), err)
 	}
-	for what, path := range map[string]string{"empty": "", "dangling link": dangling, "directory": dir} {
-		if _, err := fence.NewFile(path); !errors.Is(err, fence.ErrInvalid) {
+	files := f.files
+	for what, test := range map[string]struct {
+		resource string
+		err      error
+	}{
+		"empty":          {"", fence.ErrInvalid},
+		"dangling link":  {"dangling", fence.ErrInvalid},
+		"directory":      {"sub", fence.ErrInvalid},
+		"itself":         {".", fence.ErrInvalid},
+		"above":          {"../state", fence.ErrInvalid},
+		"absolute":       {path, fence.ErrInvalid},
+		"a token record": {"state.fence", fence.ErrInvalid},
+		"no directory":   {"no/such", fence.ErrUnavailable},
+	} {
+		if err := os.MkdirAll(filepath.Join(dir, "sub"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		_, newest := files.Newest(t.Context(), test.resource)
+		for how, err := range map[string]error{
+			"Write": files.Write(t.Context(), test.resource, 9, nil), "Raise": files.Raise(t.Context(), test.resource, 9), "Newest": newest,
+		} {
+			if !errors.Is(err, test.err) {
+				t.Errorf("%s: %s: got %v, want %v", what, how, err, test.err)
+			}
+		}
+	}
+	for what, dir := range map[string]string{"empty": "", "a file": path} {
+		if _, err := fence.NewFiles(dir); !errors.Is(err, fence.ErrInvalid) {
 			t.Errorf("%s: got %v, want ErrInvalid", what, err)
 		}
 	}
-	if _, err := fence.NewFile(filepath.Join(dir, "no", "such")); !errors.Is(err, fence.ErrUnavailable) {
+	if _, err := fence.NewFiles(filepath.Join(dir, "no", "such")); !errors.Is(err, fence.ErrUnavailable) {
 		t.Errorf("no directory: got %v, want ErrUnavailable", err)
+	}
+	if err := files.Write(t.Context(), "sub/state", 1, []byte("below")); err != nil || read(t, filepath.Join(dir, "sub", "state")) != "below" {
+		t.Errorf("a file of a subdirectory: %v", err)
 	}
 }
 
@@ -256,7 +312,7 @@ func TestFileConcurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	for writer := range 8 {
 		wg.Go(func() {
-			f, err := fence.NewFile(path)
+			f, err := guardOf(path)
 			if err != nil {
 				t.Error(err)
 				return
@@ -299,7 +355,7 @@ func written(data []byte) (token uint64, err error) {
 
 // watch reads the file until stop is closed.
 func watch(path string, stop <-chan struct{}) error {
-	f, err := fence.NewFile(path)
+	f, err := guardOf(path)
 	if err != nil {
 		return err
 	}

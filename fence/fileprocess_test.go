@@ -43,7 +43,7 @@ func child(path string) int {
 		// A test that was killed takes its children along.
 		go func() { _, _ = io.Copy(io.Discard, os.Stdin); os.Exit(1) }()
 	}
-	f, err := fence.NewFile(path)
+	f, err := guardOf(path)
 	for seq := 0; err == nil; seq++ {
 		err = f.WriteFunc(context.Background(), token, func(w io.Writer) error {
 			if _, err := w.Write(content(token, seq)); err != nil {

@@ -1,26 +1,29 @@
 package fence
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 )
 
-// File guards the content of one file against processes of one machine.
+// Files guards the content of the files of one directory against processes of one
+// machine. A resource is the name of a file there, with slashes for subdirectories.
 //
-//	f, err := fence.NewFile("/var/lib/billing/state.json")
+//	guard, err := fence.NewFiles("/var/lib/billing")
 //	...
-//	err = f.Write(ctx, lock.Token(), state)
+//	err = guard.Write(ctx, "state.json", lock.Token(), state)
 //
-// Every writer uses a File of the same path; readers read the file directly. A
-// File is safe for concurrent use and keeps no file open. It needs a local file
-// system with flock and hard links, and a directory in which its writers may
-// create files. On systems without flock, such as Windows, its methods return
-// [ErrUnsupported].
+// Every writer uses Files; readers read the files directly. Files is safe for
+// concurrent use and keeps no file open. It needs a local file system with flock and
+// hard links, and directories in which its writers may create files. On systems without
+// flock, such as Windows, its methods return [ErrUnsupported].
 //
 // # Why it is atomic
 //
@@ -44,30 +47,108 @@ import (
 // without it the guard accepts every old token. The first write creates it, with
 // the permissions that the umask gives. It contains the number twice, each copy
 // with a checksum, and a copy is overwritten only while the other one is valid.
-type File struct {
-	path   string // absolute, no symbolic links: one name per file
-	record string
+type Files struct{ dir string }
+
+// NewFiles returns the guard of the files in dir, which must exist. Errors wrap
+// [ErrInvalid] or [ErrUnavailable].
+func NewFiles(dir string) (*Files, error) {
+	if dir == "" {
+		return nil, fmt.Errorf("%w: directory is empty", ErrInvalid)
+	}
+	abs, err := filepath.Abs(dir)
+	if err == nil {
+		abs, err = filepath.EvalSymlinks(abs)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrUnavailable, dir, err)
+	}
+	if info, err := os.Stat(abs); err != nil || !info.IsDir() {
+		return nil, fmt.Errorf("%w: %s is not a directory", ErrInvalid, dir)
+	}
+	return &Files{dir: abs}, nil
 }
 
-// NewFile returns the guard of the file at path, which need not exist yet; its
-// directory must. Symbolic links are followed now, so that all names of the
-// file share one guard. Errors wrap [ErrInvalid] or [ErrUnavailable].
-func NewFile(path string) (*File, error) {
-	if path == "" {
-		return nil, fmt.Errorf("%w: path is empty", ErrInvalid)
-	}
-	abs, err := filepath.Abs(path)
+// Write replaces the file by one that holds data. See [Files.WriteFunc].
+func (f *Files) Write(ctx context.Context, resource string, token uint64, data []byte) error {
+	return f.WriteFunc(ctx, resource, token, func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
+}
+
+// WriteFunc replaces the file by one that holds what write writes, unless a
+// larger token has been seen: then the error is a [*StaleError] and the file is
+// as it was. Readers see the old file or the new one, never a mixture. When
+// WriteFunc has returned nil, the new content survives a loss of power. The new
+// file keeps the permissions of the old one, not its owner or other names.
+//
+// Write runs before WriteFunc takes the lock and checks the token, so its output
+// may be discarded. It must not depend on the content of the file: see
+// [Files.Raise]. If write fails, WriteFunc returns its error unchanged and does not
+// raise the token.
+//
+// Errors wrap [ErrStale], [ErrInvalid], [ErrUnavailable], [ErrCorrupt] or
+// [ErrUnsupported]. An ErrUnavailable after the rename says that the new content may not
+// survive a loss of power.
+func (f *Files) WriteFunc(ctx context.Context, resource string, token uint64, write func(io.Writer) error) error {
+	file, err := f.checked(ctx, resource, token)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrUnavailable, path, err)
+		return err
 	}
-	real, err := filepath.EvalSymlinks(abs)
+	return file.write(ctx, token, write)
+}
+
+// Raise records a token without writing the file. A holder that reads the file and
+// then writes a result of that content calls Raise before it reads. After Raise
+// the guard refuses older holders, so the content stays as it was read until this
+// holder or a newer one writes. Errors as for [Files.WriteFunc].
+func (f *Files) Raise(ctx context.Context, resource string, token uint64) error {
+	file, err := f.checked(ctx, resource, token)
+	if err != nil {
+		return err
+	}
+	return file.raiseMark(ctx, token)
+}
+
+// Newest returns the largest token seen, or 0 if there was none. It is for
+// people and tests: by the time it returns there may be a larger one. Errors
+// wrap [ErrInvalid], [ErrUnavailable], [ErrCorrupt] or [ErrUnsupported].
+func (f *Files) Newest(ctx context.Context, resource string) (uint64, error) {
+	if err := ended(ctx, resource); err != nil {
+		return 0, err
+	}
+	file, err := f.file(resource)
+	if err != nil {
+		return 0, err
+	}
+	return file.newest(ctx)
+}
+
+func (f *Files) checked(ctx context.Context, resource string, token uint64) (*file, error) {
+	if err := CheckArguments(ctx, resource, token); err != nil {
+		return nil, err
+	}
+	return f.file(resource)
+}
+
+// file returns the guard of one file, which need not exist yet; its directory must.
+// Symbolic links are followed, so that all names of a file share one guard.
+func (f *Files) file(resource string) (*file, error) {
+	if err := checkResource(resource); err != nil {
+		return nil, err
+	}
+	if local := filepath.FromSlash(resource); !filepath.IsLocal(local) || filepath.Clean(local) == "." || strings.HasSuffix(local, ".fence") {
+		return nil, fmt.Errorf("%w: resource %q, want the name of a file below %s that does not end in .fence", ErrInvalid, resource, f.dir)
+	}
+	path := filepath.Join(f.dir, filepath.FromSlash(resource))
+	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, lerr := os.Lstat(abs); lerr == nil {
+		if _, lerr := os.Lstat(path); lerr == nil {
 			return nil, fmt.Errorf("%w: %s is a symbolic link to a file that does not exist", ErrInvalid, path)
 		}
 		var dir string
-		if dir, err = filepath.EvalSymlinks(filepath.Dir(abs)); err == nil {
-			real = filepath.Join(dir, filepath.Base(abs))
+		if dir, err = filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
+			real = filepath.Join(dir, filepath.Base(path))
 		}
 	}
 	if err != nil {
@@ -76,13 +157,14 @@ func NewFile(path string) (*File, error) {
 	if info, err := os.Stat(real); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: %s is not a regular file", ErrInvalid, path)
 	}
-	return &File{path: real, record: real + ".fence"}, nil
+	return &file{path: real, record: real + ".fence"}, nil
 }
 
-// Path returns the absolute path of the guarded file.
-func (f *File) Path() string { return f.path }
+// file guards one file. Path is absolute and has no symbolic links, so that there is one
+// name per file.
+type file struct{ path, record string }
 
-func (f *File) failed(what string, err error) error {
+func (f *file) failed(what string, err error) error {
 	return fmt.Errorf("%w: %s: %s: %w", ErrUnavailable, f.path, what, err)
 }
 

@@ -46,6 +46,46 @@ func FromRequest(req *http.Request) (uint64, error) {
 	}
 }
 
+// Transport is an http.RoundTripper that sends the token of each request's context in
+// the header, to a server behind [Handler]:
+//
+//	client := &http.Client{Transport: fence.Transport{
+//		Token: func(ctx context.Context) uint64 { return holdfast.Token(ctx, "invoices") },
+//	}}
+//
+// A response of 412 is an ordinary response: [FromResponse] makes the [*StaleError] of
+// it. Redirects carry the token, too, so set CheckRedirect if the server may redirect to
+// one that must not get it.
+type Transport struct {
+	// Base sends the requests. Default: http.DefaultTransport.
+	Base http.RoundTripper
+	// Token returns the token to send. A token that no grant can have is refused with a
+	// [*TokenError], and nothing is sent: 0 means that the lock has ended. Required.
+	Token func(context.Context) uint64
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	var err error
+	again := req.Clone(req.Context()) // a RoundTripper must not change its request
+	if t.Token == nil {
+		err = fmt.Errorf("%w: Transport.Token is nil", ErrInvalid)
+	} else {
+		err = SetHeader(again, t.Token(req.Context()))
+	}
+	if err != nil {
+		if req.Body != nil {
+			_ = req.Body.Close() // as every RoundTripper must
+		}
+		return nil, err
+	}
+	base := t.Base
+	if base == nil {
+		base = http.DefaultTransport
+	}
+	return base.RoundTrip(again)
+}
+
 // problem is the body of a refusal, after RFC 9457.
 type problem struct {
 	Title    string `json:"title"`
@@ -91,7 +131,7 @@ const (
 //
 // One slow request makes the other requests of its resource wait. Limit its time
 // with the server's ReadTimeout or an http.TimeoutHandler around Handler.
-func Handler(guard Guard, resource func(*http.Request) string, next http.Handler) http.Handler {
+func Handler(guard Guard[Func], resource func(*http.Request) string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		token, err := FromRequest(r)
 		if err != nil {
@@ -108,7 +148,7 @@ func Handler(guard Guard, resource func(*http.Request) string, next http.Handler
 			return
 		}
 		var answer *recorder
-		err = guard.Do(r.Context(), name, token, func(ctx context.Context) error {
+		err = guard.Write(r.Context(), name, token, func(ctx context.Context) error {
 			answer = &recorder{header: make(http.Header)}
 			next.ServeHTTP(answer, r.WithContext(ctx))
 			if answer.status() >= http.StatusBadRequest {

@@ -54,9 +54,15 @@ func TestFromRequest(t *testing.T) {
 // guardFunc is a guard that does as it is told.
 type guardFunc func(ctx context.Context, resource string, token uint64, write func(context.Context) error) error
 
-func (f guardFunc) Do(ctx context.Context, resource string, token uint64, write func(context.Context) error) error {
+func (f guardFunc) Write(ctx context.Context, resource string, token uint64, write fence.Func) error {
 	return f(ctx, resource, token, write)
 }
+
+func (f guardFunc) Raise(ctx context.Context, resource string, token uint64) error {
+	return f(ctx, resource, token, nil)
+}
+
+func (f guardFunc) Newest(context.Context, string) (uint64, error) { return 0, nil }
 
 func byPath(r *http.Request) string { return strings.TrimPrefix(r.URL.Path, "/") }
 
@@ -236,4 +242,45 @@ func FuzzFromResponse(f *testing.F) {
 			t.Fatalf("body changed: %v", err)
 		}
 	})
+}
+
+func TestTransportSendsToken(t *testing.T) {
+	var guard fence.Memory
+	srv := httptest.NewServer(fence.Handler(&guard, byPath, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})))
+	defer srv.Close()
+	type key struct{}
+	client := &http.Client{Transport: fence.Transport{Base: srv.Client().Transport, Token: func(ctx context.Context) uint64 {
+		token, _ := ctx.Value(key{}).(uint64)
+		return token
+	}}}
+	put := func(token uint64) error {
+		t.Helper()
+		req, err := http.NewRequestWithContext(context.WithValue(t.Context(), key{}, token), "PUT", srv.URL+"/r", strings.NewReader("x"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Do(req)
+		if len(req.Header) != 0 {
+			t.Errorf("the transport changed the request: %v", req.Header)
+		}
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		return fence.FromResponse(resp)
+	}
+	if err := put(34); err != nil {
+		t.Error(err)
+	}
+	wantStale(t, put(33), 33, 34)
+	for _, token := range badTokens {
+		var te *fence.TokenError
+		if err := put(token); !errors.As(err, &te) {
+			t.Errorf("token %d: %v, want a TokenError", token, err)
+		}
+	}
+	client.Transport = fence.Transport{}
+	if err := put(35); !errors.Is(err, fence.ErrInvalid) {
+		t.Errorf("without Token: %v", err)
+	}
 }

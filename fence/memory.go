@@ -24,14 +24,14 @@ type turn struct {
 	newest uint64        // 0: nothing to remember
 }
 
-// Do implements [Guard]. Writes of one resource run one at a time, in no
+// Write implements [Guard]. Writes of one resource run one at a time, in no
 // particular order; writes of different resources do not wait for each other. A
-// write that never returns blocks its resource. A write that calls Do for its own
-// resource deadlocks until ctx ends.
+// write that never returns blocks its resource. A write that calls Write for its own
+// resource deadlocks until ctx ends. A nil write is Raise.
 //
 // The token stays raised when write fails or panics.
-func (m *Memory) Do(ctx context.Context, resource string, token uint64, write func(context.Context) error) error {
-	if err := check(resource, token); err != nil {
+func (m *Memory) Write(ctx context.Context, resource string, token uint64, write Func) error {
+	if err := CheckArguments(ctx, resource, token); err != nil {
 		return err
 	}
 	t, leave, err := m.enter(ctx, resource)
@@ -47,6 +47,11 @@ func (m *Memory) Do(ctx context.Context, resource string, token uint64, write fu
 		return nil
 	}
 	return write(ctx)
+}
+
+// Raise implements [Guard].
+func (m *Memory) Raise(ctx context.Context, resource string, token uint64) error {
+	return m.Write(ctx, resource, token, nil)
 }
 
 // Newest returns the largest token seen for resource, or 0 if there was none.

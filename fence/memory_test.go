@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-var _ fence.Guard = (*fence.Memory)(nil)
+var _ fence.Guard[fence.Func] = (*fence.Memory)(nil)
 
 var errWrite = errors.New("write failed")
 
@@ -23,7 +23,7 @@ func TestMemory(t *testing.T) {
 	ran := false
 	do := func(resource string, token uint64, fail error) error {
 		ran = false
-		return guard.Do(t.Context(), resource, token, func(context.Context) error { ran = true; return fail })
+		return guard.Write(t.Context(), resource, token, func(context.Context) error { ran = true; return fail })
 	}
 	steps := []struct {
 		what     string
@@ -58,7 +58,7 @@ func TestMemory(t *testing.T) {
 func TestMemoryRefusesBadResources(t *testing.T) {
 	var guard fence.Memory
 	for what, resource := range badResources {
-		if err := guard.Do(t.Context(), resource, 1, nil); !errors.Is(err, fence.ErrInvalid) {
+		if err := guard.Write(t.Context(), resource, 1, nil); !errors.Is(err, fence.ErrInvalid) {
 			t.Errorf("%s: Do: got %v, want ErrInvalid", what, err)
 		}
 		if err := guard.Forget(t.Context(), resource); !errors.Is(err, fence.ErrInvalid) {
@@ -75,7 +75,7 @@ func TestMemoryEndedContext(t *testing.T) {
 	cause := errors.New("lock lost")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	err := guard.Do(ctx, "r", 7, func(context.Context) error { t.Error("the write ran"); return nil })
+	err := guard.Write(ctx, "r", 7, func(context.Context) error { t.Error("the write ran"); return nil })
 	for _, want := range []error{fence.ErrUnavailable, context.Canceled, cause} {
 		if !errors.Is(err, want) {
 			t.Errorf("got %v, want it to wrap %v", err, want)
@@ -94,11 +94,11 @@ func TestMemoryExcludesUntilContextEnds(t *testing.T) {
 		in, out := make(chan struct{}), make(chan struct{})
 		done := make(chan error, 3)
 		go func() {
-			done <- guard.Do(t.Context(), "r", 5, func(context.Context) error { close(in); <-out; return nil })
+			done <- guard.Write(t.Context(), "r", 5, func(context.Context) error { close(in); <-out; return nil })
 		}()
 		<-in
 		ctx, cancel := context.WithCancel(t.Context())
-		go func() { done <- guard.Do(ctx, "r", 6, func(context.Context) error { panic("ran") }) }()
+		go func() { done <- guard.Write(ctx, "r", 6, func(context.Context) error { panic("ran") }) }()
 		synctest.Wait()
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) || !errors.Is(err, fence.ErrUnavailable) {
@@ -106,13 +106,13 @@ func TestMemoryExcludesUntilContextEnds(t *testing.T) {
 		}
 		entered := false
 		go func() {
-			done <- guard.Do(t.Context(), "r", 7, func(context.Context) error { entered = true; return nil })
+			done <- guard.Write(t.Context(), "r", 7, func(context.Context) error { entered = true; return nil })
 		}()
 		synctest.Wait()
 		if entered {
 			t.Error("two writes at once")
 		}
-		if err := guard.Do(t.Context(), "other", 1, nil); err != nil {
+		if err := guard.Write(t.Context(), "other", 1, nil); err != nil {
 			t.Errorf("another resource: %v", err)
 		}
 		close(out)
@@ -131,23 +131,23 @@ func TestMemoryPanicEndsTheWrite(t *testing.T) {
 	var guard fence.Memory
 	func() {
 		defer func() { _ = recover() }()
-		_ = guard.Do(t.Context(), "r", 5, func(context.Context) error { panic("boom") })
+		_ = guard.Write(t.Context(), "r", 5, func(context.Context) error { panic("boom") })
 	}()
-	if err := guard.Do(t.Context(), "r", 5, nil); err != nil {
+	if err := guard.Write(t.Context(), "r", 5, nil); err != nil {
 		t.Error(err)
 	}
-	wantStale(t, guard.Do(t.Context(), "r", 4, nil), 4, 5)
+	wantStale(t, guard.Write(t.Context(), "r", 4, nil), 4, 5)
 }
 
 func TestMemoryForget(t *testing.T) {
 	var guard fence.Memory
-	if err := guard.Do(t.Context(), "r", 5, nil); err != nil {
+	if err := guard.Write(t.Context(), "r", 5, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := guard.Forget(t.Context(), "r"); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard.Do(t.Context(), "r", 1, nil); err != nil {
+	if err := guard.Write(t.Context(), "r", 1, nil); err != nil {
 		t.Errorf("after Forget: %v", err)
 	}
 }
@@ -164,7 +164,7 @@ func TestMemoryModel(t *testing.T) {
 				r, token := resource.Draw(t, "resource"), rapid.Uint64Range(1, 20).Draw(t, "token")
 				fail := rapid.SampledFrom([]error{nil, errWrite}).Draw(t, "fail")
 				ran := false
-				err := guard.Do(ctx, r, token, func(context.Context) error { ran = true; return fail })
+				err := guard.Write(ctx, r, token, func(context.Context) error { ran = true; return fail })
 				if stale := token < model[r]; stale != errors.Is(err, fence.ErrStale) || stale == ran {
 					t.Fatalf("token %d after %d: ran %v, error %v", token, model[r], ran, err)
 				}
@@ -200,7 +200,7 @@ func TestMemoryConcurrent(t *testing.T) {
 			wg.Go(func() {
 				for i, token := range tokens {
 					r := i % 2
-					err := guard.Do(context.Background(), fmt.Sprint(r), token, func(context.Context) error {
+					err := guard.Write(context.Background(), fmt.Sprint(r), token, func(context.Context) error {
 						written[r] = append(written[r], token)
 						return nil
 					})

@@ -138,10 +138,7 @@ func (s SQL) Check(ctx context.Context, tx *sql.Tx, resource string, token uint6
 	if err != nil {
 		return err
 	}
-	if err := check(resource, token); err != nil {
-		return err
-	}
-	if err := ended(ctx, resource); err != nil {
+	if err := CheckArguments(ctx, resource, token); err != nil {
 		return err
 	}
 	newest, err := s.raise(ctx, tx, table, []byte(resource), int64(token))

@@ -32,7 +32,7 @@ func TestSQLRefusesBadInput(t *testing.T) {
 	} {
 		for how, err := range map[string]error{
 			"Check": test.guard.Check(t.Context(), nil, test.resource, test.token),
-			"Do":    test.guard.Guard(nil, nil).Do(t.Context(), test.resource, test.token, nil),
+			"Write": test.guard.Guard(nil, nil).Write(t.Context(), test.resource, test.token, nil),
 		} {
 			if !errors.Is(err, fence.ErrInvalid) || !strings.Contains(err.Error(), test.says) {
 				t.Errorf("%s: %s: got %v, want ErrInvalid that says %q", what, how, err, test.says)

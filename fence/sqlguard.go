@@ -6,47 +6,76 @@ import (
 	"fmt"
 )
 
-// Guard returns a [Guard] whose Do begins a transaction on db, calls
-// [SQL.Check], calls write with a context that carries the transaction for
-// [Tx], and commits. It rolls back when write fails or panics, or when ctx has
+// Guard returns a [Guard] whose Write begins a transaction on db, calls
+// [SQL.Check], calls the write with a context that carries the transaction for
+// [Tx], and commits. It rolls back when the write fails or panics, or when ctx has
 // ended before the commit. Opts may be nil.
 //
-//	err := guard.Guard(db, nil).Do(ctx, "invoices", token, func(ctx context.Context) error {
+//	guard := fence.SQL{Dialect: fence.PostgreSQL}.Guard(db, nil)
+//	err := guard.Write(ctx, "invoices", token, func(ctx context.Context) error {
 //		_, err := fence.Tx(ctx).ExecContext(ctx, "UPDATE invoices ...")
 //		return err
 //	})
 //
-// The guard also fences effects of write outside the transaction while write runs,
-// but a rollback does not undo them. Do never calls write a second time: [SQL]
-// lists the errors after which the caller may.
-func (s SQL) Guard(db *sql.DB, opts *sql.TxOptions) Guard {
-	return &sqlGuard{sql: s, db: db, opts: opts}
+// The guard also fences effects of the write outside the transaction while the write
+// runs, but a rollback does not undo them. Write never calls its function a second
+// time: [SQL] lists the errors after which the caller may.
+func (s SQL) Guard(db *sql.DB, opts *sql.TxOptions) Guard[Func] {
+	return &sqlGuard{
+		db: db, opts: opts,
+		valid:  func() error { _, err := s.table(); return err },
+		check:  s.Check,
+		newest: func(ctx context.Context, resource string) (uint64, error) { return s.Newest(ctx, db, resource) },
+	}
+}
+
+// Guard returns a [Guard] for rows whose key is a resource's name, as [SQL.Guard] does
+// with the table of tokens. A key that is a number is given in decimal.
+func (c Column) Guard(db *sql.DB, opts *sql.TxOptions) Guard[Func] {
+	return &sqlGuard{
+		db: db, opts: opts,
+		valid: c.valid,
+		check: func(ctx context.Context, tx *sql.Tx, resource string, token uint64) error {
+			return c.Check(ctx, tx, resource, token)
+		},
+		newest: func(ctx context.Context, resource string) (uint64, error) { return c.Newest(ctx, db, resource) },
+	}
 }
 
 type sqlGuard struct {
-	sql  SQL
-	db   *sql.DB
-	opts *sql.TxOptions
+	db     *sql.DB
+	opts   *sql.TxOptions
+	valid  func() error
+	check  func(ctx context.Context, tx *sql.Tx, resource string, token uint64) error
+	newest func(ctx context.Context, resource string) (uint64, error)
 }
 
 type txKey struct{}
 
-// Tx returns the transaction in which a write function of [SQL.Guard] runs, or
-// nil outside of one. The guard commits it; write must not.
+// Tx returns the transaction in which a write of [SQL.Guard] or [Column.Guard] runs, or
+// nil outside of one. The guard commits it; the write must not.
 func Tx(ctx context.Context) *sql.Tx {
 	tx, _ := ctx.Value(txKey{}).(*sql.Tx)
 	return tx
 }
 
-func (g *sqlGuard) Do(ctx context.Context, resource string, token uint64, write func(context.Context) error) error {
-	// Check finds these errors, too, but only after the transaction began.
-	if _, err := g.sql.table(); err != nil {
+func (g *sqlGuard) Raise(ctx context.Context, resource string, token uint64) error {
+	return g.Write(ctx, resource, token, nil)
+}
+
+func (g *sqlGuard) Newest(ctx context.Context, resource string) (uint64, error) {
+	if err := checkResource(resource); err != nil {
+		return 0, err
+	}
+	return g.newest(ctx, resource)
+}
+
+func (g *sqlGuard) Write(ctx context.Context, resource string, token uint64, write Func) error {
+	// The check finds these errors, too, but only after the transaction began.
+	if err := g.valid(); err != nil {
 		return err
 	}
-	if err := check(resource, token); err != nil {
-		return err
-	}
-	if err := ended(ctx, resource); err != nil {
+	if err := CheckArguments(ctx, resource, token); err != nil {
 		return err
 	}
 	tx, err := g.db.BeginTx(ctx, g.opts)
@@ -56,7 +85,7 @@ func (g *sqlGuard) Do(ctx context.Context, resource string, token uint64, write 
 	// Rollback does nothing after a commit. Its error is ignored: database/sql
 	// closes a connection that cannot roll back, and the server rolls back.
 	defer func() { _ = tx.Rollback() }()
-	if err := g.sql.Check(ctx, tx, resource, token); err != nil {
+	if err := g.check(ctx, tx, resource, token); err != nil {
 		return err
 	}
 	if write != nil {

@@ -16,7 +16,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	// The core has checked this; but what the file cannot say again must never
 	// be written into it.
 	if r.ID == "" || len(r.ID) > 40 || r.Name == "" || len(r.Name) > driver.MaxName || r.Limit < 1 || r.Limit > driver.Unlimited {
-		return driver.Grant{}, driver.Errorf(driver.Invalid, "a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
+		return driver.Grant{}, driver.Errorf(driver.CodeInvalid, "a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
 	}
 	if err := s.enter(); err != nil {
 		return driver.Grant{}, err
@@ -60,7 +60,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, s.fail(b, err)
 	}
 	if !blocked {
-		g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
+		g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, Tokens: e.tokens, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
 		s.hold(&held{id: r.ID, name: r.Name, token: e.token, b: b, file: b.id, sess: sess, from: r.From})
 		s.tell(b, b.unlock())
 		return g, nil
@@ -77,8 +77,8 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 
 // gaveUp: a request that ended before it had a place left nothing.
 func gaveUp(ctx context.Context, r driver.Request, err error) error {
-	if r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
-		return driver.Errorf(driver.Withdrawn, "%w", err)
+	if r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+		return driver.Errorf(driver.CodeWithdrawn, "%w", err)
 	}
 	return err
 }
@@ -91,7 +91,7 @@ func (s *Store) fail(b *bucket, err error) error {
 }
 
 func (s *Store) newEntry(r driver.Request, o driver.Owner, sess *session) entry {
-	e := entry{ns: s.ns, name: r.Name, id: r.ID, sid: sess.sid, limit: r.Limit, slot: driver.NoSlot, since: s.now()}
+	e := entry{ns: s.ns, name: r.Name, id: r.ID, sid: sess.sid, limit: r.Limit, slot: driver.NoSlot, tokens: min(max(r.Tokens, 1), maxTokens), since: s.now()}
 	s.sign(&e, o)
 	return e
 }

@@ -50,7 +50,7 @@ func (b *bucket) lock(ctx context.Context, create bool) error {
 // lockUntil gives up when done is closed, too.
 func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create bool) error {
 	if err := ctx.Err(); err != nil {
-		return driver.Errorf(driver.Unavailable, "%w", err)
+		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
 	select {
 	case b.sem <- struct{}{}:
@@ -140,7 +140,7 @@ func (b *bucket) block(ctx context.Context, done <-chan struct{}) (mine bool, er
 }
 
 func (b *bucket) stalled(ctx context.Context) error {
-	return driver.Errorf(driver.Unavailable, "%w while another process was inside %s: is one stopped just there?", ctx.Err(), b.path)
+	return driver.Errorf(driver.CodeUnavailable, "%w while another process was inside %s: is one stopped just there?", ctx.Err(), b.path)
 }
 
 // unlock leaves the critical section. It returns the notices of the changes made
@@ -245,7 +245,7 @@ func (b *bucket) read() error {
 	return nil
 }
 
-// write makes the state the file's. An error of code Unavailable says that the
+// write makes the state the file's. An error of code CodeUnavailable says that the
 // file is as it was.
 func (b *bucket) write() error {
 	b.out = append(b.out[:0], b.page[:inlineAt]...)

@@ -116,7 +116,7 @@ func work(s *filestore.Store, dir, name string) error {
 	fmt.Println("working")
 	for ctx.Err() == nil {
 		g, err := s.Acquire(ctx, driver.Request{ID: newID(), Name: name, Limit: driver.Exclusive, Wait: true, From: newRequester()})
-		if s.Classify(err) == driver.Withdrawn {
+		if s.Classify(err) == driver.CodeWithdrawn {
 			break
 		}
 		if err != nil {

@@ -90,12 +90,29 @@ type entry struct {
 	slot           int
 	since          int64 // microseconds since 1970
 	token          uint64
+	tokens         int  // that an exclusive grant has, or is to have
 	asked          bool // an operator asked the holder to end
 
 	// first and ahead are what the waiter watched before the change under way:
 	// the holders, or the session of the waiter ahead. They are not stored.
 	first bool
 	ahead string
+}
+
+// mark is the slot's number plus one. An exclusive entry has no slot: its mark is the
+// number of tokens beyond the first.
+func (e *entry) mark() uint64 {
+	if e.limit == driver.Exclusive {
+		return uint64(max(e.tokens, 1) - 1)
+	}
+	return uint64(e.slot + 1)
+}
+
+func readMark(limit int, mark uint64) (slot, tokens int) {
+	if limit == driver.Exclusive {
+		return driver.NoSlot, int(mark) + 1
+	}
+	return int(mark) - 1, 1
 }
 
 var errDamaged = errors.New("damaged list of entries")
@@ -106,7 +123,7 @@ func appendEntry(b []byte, e *entry) []byte {
 		flags = 1
 	}
 	b = append(b, flags)
-	for _, n := range [...]uint64{e.token, uint64(e.limit), uint64(e.slot + 1), uint64(e.pid), uint64(e.since)} {
+	for _, n := range [...]uint64{e.token, uint64(e.limit), e.mark(), uint64(e.pid), uint64(e.since)} {
 		b = binary.AppendUvarint(b, n)
 	}
 	for _, s := range [...]string{e.ns, e.name, e.id, e.sid, e.host, e.instance, e.reason} {
@@ -129,7 +146,7 @@ func parseBody(into []entry, body string, sum uint32) ([]entry, error) {
 		e.asked = r.byte() == 1
 		e.token = r.number(driver.MaxToken - 1)
 		e.limit = int(r.number(driver.Unlimited))
-		e.slot = int(r.number(driver.MaxLimit)) - 1
+		e.slot, e.tokens = readMark(e.limit, r.number(driver.MaxLimit))
 		e.pid = int(r.number(math.MaxInt32))
 		e.since = int64(r.number(math.MaxInt64))
 		for _, s := range [...]*string{&e.ns, &e.name, &e.id, &e.sid, &e.host, &e.instance, &e.reason} {

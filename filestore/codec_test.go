@@ -18,7 +18,7 @@ import (
 
 func drawEntry(t *rapid.T) entry {
 	text := rapid.StringN(0, 40, maxField)
-	return entry{
+	e := entry{
 		ns: text.Draw(t, "ns"), name: text.Draw(t, "name"), id: text.Draw(t, "id"),
 		sid: rapid.StringN(1, 16, 64).Draw(t, "sid"), host: text.Draw(t, "host"),
 		instance: text.Draw(t, "instance"), reason: text.Draw(t, "reason"),
@@ -27,8 +27,12 @@ func drawEntry(t *rapid.T) entry {
 		slot:  rapid.IntRange(driver.NoSlot, driver.MaxLimit-1).Draw(t, "slot"),
 		since: rapid.Int64Range(0, 1<<62).Draw(t, "since"),
 		token: rapid.Uint64Range(0, driver.MaxToken-1).Draw(t, "token"),
-		asked: rapid.Bool().Draw(t, "asked"),
+		asked: rapid.Bool().Draw(t, "asked"), tokens: 1,
 	}
+	if e.limit == driver.Exclusive {
+		e.slot, e.tokens = driver.NoSlot, rapid.IntRange(1, maxTokens).Draw(t, "tokens")
+	}
+	return e
 }
 
 func TestEntriesComeBack(t *testing.T) {
@@ -65,7 +69,7 @@ func TestHeaderComesBack(t *testing.T) {
 // FuzzBody: any body is either refused or says what it would be written as, and
 // one that fails its checksum is refused.
 func FuzzBody(f *testing.F) {
-	e := entry{ns: "n", name: "name", id: "id", sid: "sid", host: "h", reason: "r", pid: 1, limit: 1, slot: -1, since: 5, token: 6, asked: true}
+	e := entry{ns: "n", name: "name", id: "id", sid: "sid", host: "h", reason: "r", pid: 1, limit: 1, slot: -1, tokens: 7, since: 5, token: 6, asked: true}
 	one := appendEntry(nil, &e)
 	f.Add(one, uint32(0))
 	f.Add(append(one, one...), uint32(1))

@@ -147,7 +147,7 @@ func TestKilledHolderIsNoObstacleToATry(t *testing.T) {
 		c := start(t, "hold", dir, "a")
 		c.says("granted")
 		_, err := s.Acquire(patient(t), request("a", driver.Exclusive))
-		wantCode(t, s, err, driver.Busy)
+		wantCode(t, s, err, driver.CodeBusy)
 		c.kill()
 		if st, err := s.Inspect(patient(t), "a"); err != nil || len(st.Holders) > 0 {
 			t.Errorf("a dead holder is shown: %+v, %v", st, err)

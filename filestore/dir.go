@@ -35,10 +35,10 @@ func (s *Store) fileMode() fs.FileMode { return s.mode &^ 0o111 }
 // wrong with it in the user's terms.
 func (s *Store) prepare(ctx context.Context) error {
 	refuse := func(f string, a ...any) error {
-		return driver.Errorf(driver.Refused, "filestore: directory %s: %w", s.dir, fmt.Errorf(f, a...))
+		return driver.Errorf(driver.CodeRefused, "filestore: directory %s: %w", s.dir, fmt.Errorf(f, a...))
 	}
 	if err := ctx.Err(); err != nil {
-		return driver.Errorf(driver.Unavailable, "filestore: opening %s: %w", s.dir, err)
+		return driver.Errorf(driver.CodeUnavailable, "filestore: opening %s: %w", s.dir, err)
 	}
 	made := false
 	info, err := os.Stat(s.dir)
@@ -179,13 +179,13 @@ func (s *Store) writeFormat() error {
 func checkDir(dir string) (string, error) {
 	switch {
 	case dir == "":
-		return "", driver.Errorf(driver.Invalid, "filestore: no directory given: give a path, or that of DefaultDir")
+		return "", driver.Errorf(driver.CodeInvalid, "filestore: no directory given: give a path, or that of DefaultDir")
 	case strings.ContainsRune(dir, 0):
-		return "", driver.Errorf(driver.Invalid, "filestore: directory %q contains a NUL byte", dir)
+		return "", driver.Errorf(driver.CodeInvalid, "filestore: directory %q contains a NUL byte", dir)
 	}
 	abs, err := filepath.Abs(dir)
 	if err != nil {
-		return "", driver.Errorf(driver.Invalid, "filestore: directory %q: %w", dir, err)
+		return "", driver.Errorf(driver.CodeInvalid, "filestore: directory %q: %w", dir, err)
 	}
 	return abs, nil
 }

@@ -36,6 +36,11 @@
 // waiters behind that process alone. Whoever changes what a waiter has to watch
 // tells it so.
 //
+// A grant may have several tokens, for the holders to whom its process hands it off.
+// The bucket's counter jumps beyond the last of them in the same critical section.
+// An exclusive entry has no slot, so the slot's field has their number, as wished by a
+// waiter and as given to a holder.
+//
 // # Why it is safe
 //
 // Everything is decided by what a bucket says under its lock. The file that
@@ -64,7 +69,8 @@
 //   - the directory, a bucket or a session's file is deleted or replaced: those
 //     who held something by it learn of it within a second. A new counter starts
 //     at the clock's microseconds, above all earlier ones: they rise by less than
-//     one a microsecond. Only a clock that was set back can repeat them.
+//     one a microsecond, and a grant reserves no token that is ahead of the clock.
+//     Only a clock that was set back can repeat them.
 //   - a child process is started: descriptors are closed on exec. A bare fork
 //     without exec keeps its parent's session alive.
 //   - the directory is on a file system that is not known to be local to this

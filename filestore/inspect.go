@@ -110,7 +110,7 @@ func (e *entry) who() driver.Owner {
 }
 
 func (e *entry) holder() driver.Holder {
-	return driver.Holder{Owner: e.who(), Token: e.token, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
+	return driver.Holder{Owner: e.who(), Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
 }
 
 // holders lists those of a name by rising token.
@@ -143,7 +143,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	defer tick.Stop()
 	for {
 		// Look before the first wait: it may have ended before changes began.
-		there, err := s.standing(ctx, b, k, token)
+		there, err := s.standing(ctx, b, k, e.token)
 		if err == nil && !there {
 			return nil
 		}
@@ -167,7 +167,9 @@ func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry
 		}
 		return nil, err
 	}
-	i := slices.IndexFunc(b.entries, func(e entry) bool { return e.token == token && token > 0 && e.is(k) })
+	i := slices.IndexFunc(b.entries, func(e entry) bool {
+		return e.token > 0 && e.token <= token && token <= driver.LastToken(e.token, e.tokens) && e.is(k)
+	})
 	if i < 0 {
 		b.unlock()
 		return nil, errNotHeld
@@ -191,7 +193,7 @@ func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry
 		}
 	}
 	b.unlock()
-	s.tell(b, []notice{{kind: tellAsk, sid: e.sid, id: e.id, token: token}})
+	s.tell(b, []notice{{kind: tellAsk, sid: e.sid, id: e.id, token: e.token}})
 	return &e, nil
 }
 
@@ -219,10 +221,10 @@ func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (b
 // unheard says of whom the breaker has waited in vain.
 func (s *Store) unheard(ctx context.Context, e *entry) error {
 	if e.host == s.host && stopped(e.pid) {
-		return driver.Errorf(driver.Busy, "pid %d on %s was asked to end and is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
+		return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
 			e.pid, e.host, e.pid, ctx.Err())
 	}
-	return driver.Errorf(driver.Busy, "pid %d on %s was asked to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
+	return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
 }
 
 // Watch tells of changes as they are written; that a holder or waiter died

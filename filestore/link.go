@@ -19,7 +19,7 @@ import (
 const (
 	// tellHello opens a connection and names the session that dialled.
 	tellHello byte = 'h'
-	// tellGrant: the request has been granted, with this token and slot.
+	// tellGrant: the request has been granted, with this token and mark.
 	tellGrant byte = 'g'
 	// tellLook: what the waiter watches has changed; it looks for itself.
 	tellLook byte = 'l'
@@ -45,7 +45,7 @@ type link struct {
 func frame(b []byte, n notice, text string) []byte {
 	b = append(b, byte(len(text)), n.kind)
 	b = binary.LittleEndian.AppendUint64(b, n.token)
-	b = binary.LittleEndian.AppendUint32(b, uint32(n.slot+1))
+	b = binary.LittleEndian.AppendUint32(b, uint32(n.mark))
 	return append(b, text...)
 }
 
@@ -60,7 +60,7 @@ func readFrame(r *bufio.Reader) (n notice, err error) {
 	}
 	return notice{
 		kind: head[1], id: string(text), token: binary.LittleEndian.Uint64(head[2:]),
-		slot: int(binary.LittleEndian.Uint32(head[10:])) - 1,
+		mark: uint64(binary.LittleEndian.Uint32(head[10:])),
 	}, nil
 }
 
@@ -304,7 +304,7 @@ func (s *Store) tell(b *bucket, notices []notice) {
 // hear acts on news.
 func (s *Store) hear(n notice) {
 	if n.kind == tellAsk {
-		s.lose(n.id, n.token, driver.Taken, errAsked)
+		s.lose(n.id, n.token, driver.CauseTaken, errAsked)
 		return
 	}
 	s.mu.Lock()
@@ -313,8 +313,8 @@ func (s *Store) hear(n notice) {
 	if w == nil {
 		return
 	}
-	if n.kind == tellGrant && n.token > 0 && n.token < driver.MaxToken {
-		s.granted(w, n.token, n.slot)
+	if n.kind == tellGrant && n.token > 0 && n.token < driver.MaxToken && n.mark <= driver.MaxLimit {
+		s.granted(w, n.token, n.mark)
 	}
 	w.poke()
 }

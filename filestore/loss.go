@@ -13,10 +13,10 @@ import (
 )
 
 var (
-	errAsked    = driver.Errorf(driver.NotHeld, "an operator asked the holder to end")
-	errEntry    = driver.Errorf(driver.NotHeld, "the grant's entry is gone from the file")
-	errSession  = driver.Errorf(driver.NotHeld, "the file of the session that held the grant was removed")
-	errReplaced = driver.Errorf(driver.NotHeld, "the file that held the grant was deleted or replaced")
+	errAsked    = driver.Errorf(driver.CodeNotHeld, "an operator asked the holder to end")
+	errEntry    = driver.Errorf(driver.CodeNotHeld, "the grant's entry is gone from the file")
+	errSession  = driver.Errorf(driver.CodeNotHeld, "the file of the session that held the grant was removed")
+	errReplaced = driver.Errorf(driver.CodeNotHeld, "the file that held the grant was deleted or replaced")
 )
 
 // held is a grant that this store answered, or is about to.
@@ -68,7 +68,7 @@ func (s *Store) check() {
 	}
 	// A grant may have been registered while its session was given up.
 	sess := s.sess.Load()
-	s.loseAll(func(h *held) bool { return h.sess != sess }, driver.Gone, errSession)
+	s.loseAll(func(h *held) bool { return h.sess != sess }, driver.CauseGone, errSession)
 	s.mu.Lock()
 	byBucket := map[*bucket][]*held{}
 	for _, h := range s.held {
@@ -100,7 +100,7 @@ func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 	here := hs[:0]
 	for _, h := range hs {
 		if gone || err == nil && h.file != idOf(&st) {
-			s.lose(h.id, h.token, driver.Gone, errReplaced)
+			s.lose(h.id, h.token, driver.CauseGone, errReplaced)
 		} else {
 			here = append(here, h)
 		}
@@ -111,7 +111,7 @@ func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
 			for _, h := range here {
-				s.lose(h.id, h.token, driver.Gone, errReplaced)
+				s.lose(h.id, h.token, driver.CauseGone, errReplaced)
 			}
 		}
 		return
@@ -129,9 +129,9 @@ func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 		switch {
 		case !s.holds(h):
 		case i < 0 || b.entries[i].token != h.token || b.entries[i].sid != h.sess.sid:
-			losses = append(losses, loss{h, driver.Gone, errEntry})
+			losses = append(losses, loss{h, driver.CauseGone, errEntry})
 		case b.entries[i].asked:
-			losses = append(losses, loss{h, driver.Taken, errAsked})
+			losses = append(losses, loss{h, driver.CauseTaken, errAsked})
 		}
 	}
 	b.unlock()
@@ -181,7 +181,7 @@ func (s *Store) loseEvery(cause driver.Cause, err error) {
 
 // replaced tells those who held something in a file that is no longer the one.
 func (s *Store) replaced(b *bucket, old fileID) {
-	s.loseAll(func(h *held) bool { return h.b == b && h.file == old }, driver.Gone, errReplaced)
+	s.loseAll(func(h *held) bool { return h.b == b && h.file == old }, driver.CauseGone, errReplaced)
 	s.wakeAll()
 }
 

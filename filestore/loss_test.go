@@ -46,28 +46,28 @@ func TestStoppedHolderKeeps(t *testing.T) {
 		t.Errorf("breaking a stopped holder's lock: %v", err)
 	}
 	_, err = s.Acquire(patient(t), request("a", driver.Exclusive))
-	wantCode(t, s, err, driver.Busy)
+	wantCode(t, s, err, driver.CodeBusy)
 	p := queue(t, s, "a", driver.Exclusive)
 	c.signal(syscall.SIGCONT)
-	c.says("lost " + string(driver.Taken))
+	c.says("lost " + string(driver.CauseTaken))
 	p.granted(t)
 }
 
 func TestBreak(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
-	wantCode(t, a, a.Break(patient(t), "a", 1), driver.NotHeld)
+	wantCode(t, a, a.Break(patient(t), "a", 1), driver.CodeNotHeld)
 	for _, breaker := range []*filestore.Store{a, b} {
 		r := request("a", driver.Exclusive)
 		g, err := a.Acquire(patient(t), r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantCode(t, breaker, breaker.Break(patient(t), "a", g.Token+1), driver.NotHeld)
-		wantCode(t, breaker, breaker.Break(patient(t), "a", 0), driver.NotHeld)
+		wantCode(t, breaker, breaker.Break(patient(t), "a", g.Token+1), driver.CodeNotHeld)
+		wantCode(t, breaker, breaker.Break(patient(t), "a", 0), driver.CodeNotHeld)
 		done := make(chan error, 1)
 		go func() { done <- breaker.Break(patient(t), "a", g.Token) }()
-		wantLost(t, r.From, driver.Taken)
+		wantLost(t, r.From, driver.CauseTaken)
 		select {
 		case err := <-done:
 			t.Fatalf("broken while the holder has not released: %v", err)
@@ -96,7 +96,7 @@ func TestBreakOfADeadHolder(t *testing.T) {
 	if err := s.Break(patient(t), "a", st.Holders[0].Token); err != nil {
 		t.Error(err)
 	}
-	wantCode(t, s, s.Break(patient(t), "a", st.Holders[0].Token), driver.NotHeld)
+	wantCode(t, s, s.Break(patient(t), "a", st.Holders[0].Token), driver.CodeNotHeld)
 }
 
 func TestLosses(t *testing.T) {
@@ -158,9 +158,9 @@ func TestLosses(t *testing.T) {
 			}
 			p := queue(t, s, "a", driver.Exclusive)
 			harm(t, dir, s)
-			wantLost(t, r.From, driver.Gone)
+			wantLost(t, r.From, driver.CauseGone)
 			// Where the entry survives, the release takes it out.
-			if err := s.Release(patient(t), g, 0); err != nil && s.Classify(err) != driver.NotHeld {
+			if err := s.Release(patient(t), g, 0); err != nil && s.Classify(err) != driver.CodeNotHeld {
 				t.Errorf("release of a lost grant: %v", err)
 			}
 			// The waiter, or whoever comes, goes on with what is there now.
@@ -186,7 +186,7 @@ func TestReplacedFileDividesNobody(t *testing.T) {
 	b := open(t, dir)
 	take(t, b, "a", driver.Exclusive)
 	_, err := a.Acquire(patient(t), request("a", driver.Exclusive))
-	wantCode(t, a, err, driver.Busy)
+	wantCode(t, a, err, driver.CodeBusy)
 }
 
 // TestStalledBucket: a process that is stopped inside its critical section holds
@@ -212,7 +212,7 @@ func TestStalledBucket(t *testing.T) {
 				break
 			}
 		}
-		wantCode(t, s, err, map[bool]driver.Code{false: driver.Unavailable, true: driver.Withdrawn}[wait])
+		wantCode(t, s, err, map[bool]driver.Code{false: driver.CodeUnavailable, true: driver.CodeWithdrawn}[wait])
 		if !strings.Contains(err.Error(), s.BucketPath("a")) || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}
@@ -287,7 +287,7 @@ func TestGrantedWhileClosing(t *testing.T) {
 	}
 	select {
 	case c := <-l.lost:
-		if c != driver.Closed {
+		if c != driver.CauseClosed {
 			t.Errorf("told %q", c)
 		}
 	default:

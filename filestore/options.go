@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Option changes how Open opens a store.
@@ -48,13 +49,13 @@ func configure(options []Option) (config, error) {
 		o(&c)
 	}
 	if err := driver.CheckNamespace(c.namespace); err != nil {
-		return c, driver.Errorf(driver.Invalid, "filestore: %w", err)
+		return c, driver.Errorf(driver.CodeInvalid, "filestore: %w", err)
 	}
 	switch c.mode {
 	case 0o700, 0o770, 0o777:
 		return c, nil
 	}
-	return c, driver.Errorf(driver.Invalid, "filestore: mode %#o: give 0700 (this user), 0770 (and the group) or 0777 (everyone)", uint32(c.mode))
+	return c, driver.Errorf(driver.CodeInvalid, "filestore: mode %#o: give 0700 (this user), 0770 (and the group) or 0777 (everyone)", uint32(c.mode))
 }
 
 // DefaultDir is where the locks of this user live unless another directory is
@@ -71,7 +72,7 @@ func DefaultDir() (string, error) {
 		err = fmt.Errorf("home directory %q is not an absolute path", home)
 	}
 	if err != nil {
-		return "", driver.Errorf(driver.Invalid, "filestore: no default directory (%w): set HOME or XDG_STATE_HOME, or give a directory", err)
+		return "", driver.Errorf(driver.CodeInvalid, "filestore: no default directory (%w): set HOME or XDG_STATE_HOME, or give a directory", err)
 	}
 	if runtime.GOOS == "darwin" {
 		return filepath.Join(home, "Library", "Application Support", "holdfast"), nil
@@ -97,35 +98,30 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 
 func parseURL(u *url.URL) (dir string, o []Option, err error) {
 	bad := func(why error) (string, []Option, error) {
-		return "", nil, driver.Errorf(driver.Invalid, "filestore: URL %s: %w", u.Redacted(), why)
+		return "", nil, driver.Errorf(driver.CodeInvalid, "filestore: URL %s: %w", u.Redacted(), why)
 	}
 	switch {
 	case u.User != nil || u.Host != "":
 		return bad(fmt.Errorf("a file URL has no host: write three slashes, as in file:///var/lib/locks"))
-	case u.Fragment != "":
-		return bad(fmt.Errorf("a file URL has no fragment: write # in a path as %%23"))
 	case u.Opaque != "":
 		return bad(fmt.Errorf("the path is relative: give an absolute one, as in file:///var/lib/locks"))
 	}
-	query, err := url.ParseQuery(u.RawQuery)
+	query, err := storeurl.Query(u, "file:///var/lib/locks")
 	if err != nil {
 		return bad(err)
 	}
-	for name, values := range query {
-		switch {
-		case name != "mode" && name != "filesystem":
-			return bad(fmt.Errorf("unknown parameter %q: mode and filesystem are known", name))
-		case len(values) != 1:
-			return bad(fmt.Errorf("%s is given more than once", name))
-		case name == "filesystem":
-			o = append(o, AllowFileSystem(values[0]))
-			continue
-		}
-		m, err := strconv.ParseUint(values[0], 8, 32)
+	if name := query.Take("filesystem"); name != "" {
+		o = append(o, AllowFileSystem(name))
+	}
+	if mode := query.Take("mode"); mode != "" {
+		m, err := strconv.ParseUint(mode, 8, 32)
 		if err != nil {
-			return bad(fmt.Errorf("mode %q is not an octal number such as 0770", values[0]))
+			return bad(fmt.Errorf("mode %q is not an octal number such as 0770", mode))
 		}
 		o = append(o, Mode(fs.FileMode(m)))
+	}
+	if err := query.End(); err != nil {
+		return bad(err)
 	}
 	if dir = u.Path; dir == "" {
 		dir, err = DefaultDir()

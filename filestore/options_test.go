@@ -37,19 +37,19 @@ func TestRefusedDirectories(t *testing.T) {
 		says      []string
 		o         []filestore.Option
 	}{
-		{"empty", "", driver.Invalid, []string{"no directory given", "DefaultDir"}, nil},
-		{"NUL", "/tmp/\x00", driver.Invalid, []string{"NUL"}, nil},
-		{"file", file, driver.Refused, []string{file, "is a file", "give a directory"}, nil},
-		{"below a file", filepath.Join(file, "x"), driver.Refused, []string{file, "is a file", "give a directory"}, nil},
-		{"newer", newer, driver.Refused, []string{newer, "holdfast filestore 2", "holdfast filestore 1"}, nil},
-		{"mode", tmp, driver.Invalid, []string{"mode 0750", "0700", "0770", "0777"}, []filestore.Option{filestore.Mode(0o750)}},
-		{"mode with type", tmp, driver.Invalid, []string{"mode"}, []filestore.Option{filestore.Mode(fs.ModeSetuid | 0o700)}},
-		{"namespace", tmp, driver.Invalid, []string{"namespace", "129", "128"}, []filestore.Option{filestore.Namespace(strings.Repeat("n", 129))}},
+		{"empty", "", driver.CodeInvalid, []string{"no directory given", "DefaultDir"}, nil},
+		{"NUL", "/tmp/\x00", driver.CodeInvalid, []string{"NUL"}, nil},
+		{"file", file, driver.CodeRefused, []string{file, "is a file", "give a directory"}, nil},
+		{"below a file", filepath.Join(file, "x"), driver.CodeRefused, []string{file, "is a file", "give a directory"}, nil},
+		{"newer", newer, driver.CodeRefused, []string{newer, "holdfast filestore 2", "holdfast filestore 1"}, nil},
+		{"mode", tmp, driver.CodeInvalid, []string{"mode 0750", "0700", "0770", "0777"}, []filestore.Option{filestore.Mode(0o750)}},
+		{"mode with type", tmp, driver.CodeInvalid, []string{"mode"}, []filestore.Option{filestore.Mode(fs.ModeSetuid | 0o700)}},
+		{"namespace", tmp, driver.CodeInvalid, []string{"namespace", "129", "128"}, []filestore.Option{filestore.Namespace(strings.Repeat("n", 129))}},
 	}
 	if runtime.GOOS == "linux" {
 		tests = append(tests, tests[0])
 		last := &tests[len(tests)-1]
-		last.name, last.dir, last.code, last.says = "uncreatable", "/proc/none", driver.Refused, []string{"/proc/none", "cannot be created"}
+		last.name, last.dir, last.code, last.says = "uncreatable", "/proc/none", driver.CodeRefused, []string{"/proc/none", "cannot be created"}
 	}
 	if os.Getuid() != 0 {
 		locked := filepath.Join(tmp, "locked")
@@ -58,7 +58,7 @@ func TestRefusedDirectories(t *testing.T) {
 		}
 		tests = append(tests, tests[0])
 		last := &tests[len(tests)-1]
-		last.name, last.dir, last.code, last.says = "unwritable", locked, driver.Refused, []string{locked, "may write"}
+		last.name, last.dir, last.code, last.says = "unwritable", locked, driver.CodeRefused, []string{locked, "may write"}
 	} else {
 		foreign := filepath.Join(tmp, "foreign")
 		if err := os.Mkdir(foreign, 0o700); err != nil {
@@ -69,7 +69,7 @@ func TestRefusedDirectories(t *testing.T) {
 		}
 		tests = append(tests, tests[0])
 		last := &tests[len(tests)-1]
-		last.name, last.dir, last.code, last.says = "another user's", foreign, driver.Refused, []string{foreign, "user 4711", "user 0", "0770"}
+		last.name, last.dir, last.code, last.says = "another user's", foreign, driver.CodeRefused, []string{foreign, "user 4711", "user 0", "0770"}
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 		t.Skip("/sys is Linux's")
 	}
 	_, err := filestore.Open(context.Background(), "/sys/kernel")
-	if err == nil || driver.CodeOf(err) != driver.Refused {
+	if err == nil || driver.CodeOf(err) != driver.CodeRefused {
 		t.Errorf("%v", err)
 	}
 }
@@ -125,8 +125,8 @@ func TestURLs(t *testing.T) {
 		"file:///x?mode=9":               "!octal",
 		"file:///x?mode=0750":            "!mode 0750",
 		"file:///x?mode=0700&mode=0770":  "!more than once",
-		"file:///x?%zz":                  "!invalid URL escape",
-		"file:///x#y":                    "!fragment",
+		"file:///x?%zz":                  "!cannot be read",
+		"file:///x#y":                    "!%23",
 	} {
 		u, err := url.Parse(raw)
 		if err != nil {
@@ -134,7 +134,7 @@ func TestURLs(t *testing.T) {
 		}
 		s, err := opener(context.Background(), u, "ns")
 		if says, bad := strings.CutPrefix(want, "!"); bad {
-			if err == nil || driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), says) {
+			if err == nil || driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), says) {
 				t.Errorf("%s: %v, want %q", raw, err, says)
 			}
 			if err != nil && strings.Contains(err.Error(), "secret") {
@@ -174,7 +174,7 @@ func TestDefaultDir(t *testing.T) {
 		if d != tt.want || (err == nil) != (tt.want != "") {
 			t.Errorf("%+v: %s, %v", tt, d, err)
 		}
-		if err != nil && (!strings.Contains(err.Error(), "set HOME") || driver.CodeOf(err) != driver.Invalid) {
+		if err != nil && (!strings.Contains(err.Error(), "set HOME") || driver.CodeOf(err) != driver.CodeInvalid) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -220,7 +220,7 @@ func TestModes(t *testing.T) {
 	take(t, open(t, dir), "a", driver.Exclusive)
 	s := open(t, dir, filestore.Mode(0o770))
 	_, err := s.Acquire(patient(t), request("a", driver.Exclusive))
-	wantCode(t, s, err, driver.Busy)
+	wantCode(t, s, err, driver.CodeBusy)
 	info, err := os.Stat(s.BucketPath("a"))
 	if err != nil || info.Mode().Perm() != 0o660 {
 		t.Errorf("%v, %v", info.Mode(), err)
@@ -232,7 +232,7 @@ func TestLongDirectory(t *testing.T) {
 	dir := filepath.Join(tempDir(t), strings.Repeat("long", 50))
 	if runtime.GOOS != "linux" {
 		_, err := filestore.Open(context.Background(), dir)
-		if err == nil || driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "give a shorter one") {
+		if err == nil || driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "give a shorter one") {
 			t.Errorf("%v", err)
 		}
 		return
@@ -276,7 +276,7 @@ func TestFileSystemThatIsNotKnownToBeLocalIsRefused(t *testing.T) {
 	}
 	const dir = "/proc/self/fd"
 	_, err := filestore.Open(t.Context(), dir)
-	if driver.CodeOf(err) != driver.Refused {
+	if driver.CodeOf(err) != driver.CodeRefused {
 		t.Fatalf("%v", err)
 	}
 	for _, s := range []string{dir, "its file system is proc", `AllowFileSystem("proc")`, "?filesystem=proc"} {
@@ -290,7 +290,7 @@ func TestFileSystemThatIsNotKnownToBeLocalIsRefused(t *testing.T) {
 	_, viaOption := filestore.Open(t.Context(), dir, filestore.AllowFileSystem("nfs"), filestore.AllowFileSystem("proc"))
 	for _, err := range []error{viaURL, viaOption} {
 		// It is no longer the file system that is wrong.
-		if driver.CodeOf(err) != driver.Refused || strings.Contains(err.Error(), "file system") {
+		if driver.CodeOf(err) != driver.CodeRefused || strings.Contains(err.Error(), "file system") {
 			t.Errorf("%v", err)
 		}
 	}

@@ -30,7 +30,7 @@ type notice struct {
 	sid   string
 	id    string
 	token uint64
-	slot  int
+	mark  uint64 // see entry.mark
 }
 
 // census counts the holders of a name and finds the smallest of their limits.
@@ -105,7 +105,7 @@ func (st *state) settle(k key, now int64, reserve func() error) error {
 		if first && failed == nil && holders+1 <= min(least, e.limit) {
 			if failed = st.grant(e, now, reserve); failed == nil {
 				holders, least = holders+1, min(least, e.limit)
-				st.notices = append(st.notices, notice{kind: tellGrant, sid: e.sid, id: e.id, token: e.token, slot: e.slot})
+				st.notices = append(st.notices, notice{kind: tellGrant, sid: e.sid, id: e.id, token: e.token, mark: e.mark()})
 				continue
 			}
 		}
@@ -123,16 +123,24 @@ func (st *state) heldOnlyBy(k key, sid string) bool {
 	return !slices.ContainsFunc(st.entries, func(e entry) bool { return e.token > 0 && e.sid != sid && e.is(k) })
 }
 
-// grant gives the entry the next token and a permit.
+// maxTokens is the most tokens that a grant has.
+const maxTokens = 1024
+
+// grant gives the entry the next tokens and a permit. The counter never gets ahead of the
+// clock by reserved tokens: a counter that is made anew starts at the clock.
 func (st *state) grant(e *entry, now int64, reserve func() error) error {
-	if st.last >= st.ceiling {
+	tokens := uint64(1)
+	if free := now - int64(st.last); e.limit == driver.Exclusive && free > 1 {
+		tokens = uint64(min(int64(max(e.tokens, 1)), free))
+	}
+	if st.last+tokens > st.ceiling {
 		if err := reserve(); err != nil {
 			return err
 		}
 	}
-	st.last++
+	e.token, e.tokens = st.last+1, int(tokens)
+	st.last += tokens
 	e.slot = st.slotFor(key{e.ns, e.name}, e.limit)
-	e.token = st.last
 	e.since = now
 	return nil
 }

@@ -69,7 +69,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) er
 	return err
 }
 
-var errNotHeld = driver.Errorf(driver.NotHeld, "the grant does not stand")
+var errNotHeld = driver.Errorf(driver.CodeNotHeld, "the grant does not stand")
 
 // Renew tells whether grants still stand; they need no renewal.
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
@@ -78,8 +78,8 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		out[i] = driver.Renewal{SentAt: driver.NowInProcess(), TTL: driver.Forever}
 		if err := s.stands(ctx, g); err != nil {
 			out[i] = driver.Renewal{Err: err}
-			if driver.CodeOf(err) == driver.NotHeld {
-				out[i].Cause = driver.Gone
+			if driver.CodeOf(err) == driver.CodeNotHeld {
+				out[i].Cause = driver.CauseGone
 			}
 		}
 	}

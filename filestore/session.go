@@ -72,7 +72,7 @@ func (sess *session) linked() bool {
 // others from now on, and its waiters move to the next one.
 func (s *Store) abandon(sess *session) {
 	s.sess.CompareAndSwap(sess, nil)
-	s.loseAll(func(h *held) bool { return h.sess == sess }, driver.Gone, errSession)
+	s.loseAll(func(h *held) bool { return h.sess == sess }, driver.CauseGone, errSession)
 	s.end(sess)
 	s.wakeAll()
 }

@@ -12,11 +12,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 // Store is one client of a directory of locks. Its grants live and die with it
@@ -64,7 +66,7 @@ var (
 	_ driver.Breaker   = (*Store)(nil)
 	_ driver.Watcher   = (*Store)(nil)
 
-	errClosed = driver.Errorf(driver.IsClosed, "the store is closed")
+	errClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
 )
 
 const (
@@ -79,11 +81,23 @@ const (
 	closeBound = 5 * time.Second
 )
 
-// Open opens the locks in a directory, which it creates if it is missing. It
+// Open opens the locks in a directory, given as a path or as a URL such as
+// file:///var/lib/locks. It creates the directory if it is missing. It
 // refuses a directory that it cannot write, that belongs to another user
 // (unless Mode shares it), or that is on a file system which is not known to be
 // local to this machine (unless AllowFileSystem names it).
 func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
+	if strings.HasPrefix(dir, "file:") {
+		u, err := storeurl.Parse(dir, "file")
+		if err != nil {
+			return nil, driver.Errorf(driver.CodeInvalid, "filestore: %w", err)
+		}
+		path, fromURL, err := parseURL(u)
+		if err != nil {
+			return nil, err
+		}
+		dir, options = path, append(fromURL, options...)
+	}
 	c, err := configure(options)
 	if err != nil {
 		return nil, err
@@ -93,7 +107,7 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	}
 	boot, err := bootNow()
 	if err != nil {
-		return nil, driver.Errorf(driver.Refused, "filestore: the boot's id cannot be read, so tokens could repeat after a crash: %w", err)
+		return nil, driver.Errorf(driver.CodeRefused, "filestore: the boot's id cannot be read, so tokens could repeat after a crash: %w", err)
 	}
 	host, err := os.Hostname()
 	if err != nil {
@@ -141,7 +155,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Crash: driver.CrashFreesAtOnce, Pause: driver.PauseKeeps,
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
-		Tokens:   "a counter in the directory, reserved in blocks that survive a crash of the machine; it starts at the clock's microseconds, so it rises after the directory was deleted unless the clock went back",
+		Tokens: "a counter in the directory, reserved in blocks that survive a crash of the machine; it starts at the clock's microseconds, so it rises after the directory was deleted unless the clock went back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
 		Notice:   noticeBound,
 		Break:    driver.BreakAsk, Visible: driver.VisibleAll,
@@ -222,9 +236,9 @@ func (s *Store) Close(ctx context.Context) error {
 	defer cancel()
 
 	s.cancel()
-	s.loseEvery(driver.Closed, errClosed)
+	s.loseEvery(driver.CauseClosed, errClosed)
 	wait(ctx, &s.ops)
-	s.loseEvery(driver.Closed, errClosed) // those that were being granted
+	s.loseEvery(driver.CauseClosed, errClosed) // those that were being granted
 	for _, b := range s.buckets {
 		if b.used.Load() {
 			s.vacate(ctx, b)

@@ -12,11 +12,11 @@ import (
 // Store is one client of a directory of locks.
 type Store struct{ driver.Store }
 
-// Open answers an error of code Unsupported on this system: the recipe needs
+// Open answers an error of code CodeUnsupported on this system: the recipe needs
 // flock and Unix sockets as Linux and macOS have them.
 func Open(_ context.Context, dir string, options ...Option) (*Store, error) {
 	if _, err := configure(options); err != nil {
 		return nil, err
 	}
-	return nil, driver.Errorf(driver.Unsupported, "filestore: locks in files (%s) need Linux or macOS, not %s: use a server's store", dir, runtime.GOOS)
+	return nil, driver.Errorf(driver.CodeUnsupported, "filestore: locks in files (%s) need Linux or macOS, not %s: use a server's store", dir, runtime.GOOS)
 }

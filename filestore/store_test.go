@@ -22,14 +22,14 @@ func TestGrantAndRelease(t *testing.T) {
 	if g.Token == 0 || g.Slot != driver.NoSlot || g.TTL != driver.Forever || g.SentAt.IsZero() || g.Name != "a" {
 		t.Errorf("grant %+v", g)
 	}
-	if rs := s.Renew(patient(t), []driver.Grant{g, {ID: g.ID, Name: "a", Token: g.Token + 1}}); rs[0].Err != nil || s.Classify(rs[1].Err) != driver.NotHeld {
+	if rs := s.Renew(patient(t), []driver.Grant{g, {ID: g.ID, Name: "a", Token: g.Token + 1}}); rs[0].Err != nil || s.Classify(rs[1].Err) != driver.CodeNotHeld {
 		t.Errorf("renewals %+v", rs)
 	}
 	wrong := g
 	wrong.Token++
-	wantCode(t, s, s.Release(patient(t), wrong, 0), driver.NotHeld)
+	wantCode(t, s, s.Release(patient(t), wrong, 0), driver.CodeNotHeld)
 	release(t, s, g)
-	wantCode(t, s, s.Release(patient(t), g, 0), driver.NotHeld)
+	wantCode(t, s, s.Release(patient(t), g, 0), driver.CodeNotHeld)
 	if h := take(t, s, "a", driver.Exclusive); h.Token <= g.Token {
 		t.Errorf("token %d after %d", h.Token, g.Token)
 	}
@@ -45,7 +45,7 @@ func TestBusyNamesTheHolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = b.Acquire(patient(t), request("a", driver.Exclusive))
-	wantCode(t, b, err, driver.Busy)
+	wantCode(t, b, err, driver.CodeBusy)
 	busy, ok := errors.AsType[*driver.BusyError](err)
 	if !ok || len(busy.Holders) != 1 {
 		t.Fatalf("%#v", err)
@@ -125,7 +125,7 @@ func TestReadersDoNotOvertakeAWriter(t *testing.T) {
 	r2 := take(t, b, "a", driver.Unlimited)
 	w := queue(t, c, "a", driver.Exclusive)
 	_, err := a.Acquire(patient(t), request("a", driver.Unlimited))
-	wantCode(t, a, err, driver.Busy)
+	wantCode(t, a, err, driver.CodeBusy)
 	r3, r4 := queue(t, a, "a", driver.Unlimited), queue(t, b, "a", driver.Unlimited)
 	release(t, a, r1)
 	release(t, b, r2)
@@ -303,8 +303,8 @@ func TestClose(t *testing.T) {
 	if err := a.Close(patient(t)); err != nil {
 		t.Fatal(err)
 	}
-	wantLost(t, r.From, driver.Closed)
-	wantCode(t, a, own.ended(t), driver.IsClosed)
+	wantLost(t, r.From, driver.CauseClosed)
+	wantCode(t, a, own.ended(t), driver.CodeClosed)
 	other.granted(t)
 	if err := a.Close(patient(t)); err != nil {
 		t.Errorf("closing again: %v", err)
@@ -316,14 +316,14 @@ func TestClose(t *testing.T) {
 	}
 	ctx := patient(t)
 	_, err := a.Acquire(ctx, request("b", 1))
-	wantCode(t, a, err, driver.IsClosed)
-	wantCode(t, a, a.Release(ctx, driver.Grant{Name: "b", ID: "x", Token: 1}, 0), driver.IsClosed)
-	wantCode(t, a, a.Undo(ctx, request("b", 1)), driver.IsClosed)
-	wantCode(t, a, a.Renew(ctx, []driver.Grant{{Name: "b", ID: "x", Token: 1}})[0].Err, driver.IsClosed)
-	wantCode(t, a, a.Break(ctx, "b", 1), driver.IsClosed)
-	wantCode(t, a, a.Watch(ctx, "b", func() {}), driver.IsClosed)
+	wantCode(t, a, err, driver.CodeClosed)
+	wantCode(t, a, a.Release(ctx, driver.Grant{Name: "b", ID: "x", Token: 1}, 0), driver.CodeClosed)
+	wantCode(t, a, a.Undo(ctx, request("b", 1)), driver.CodeClosed)
+	wantCode(t, a, a.Renew(ctx, []driver.Grant{{Name: "b", ID: "x", Token: 1}})[0].Err, driver.CodeClosed)
+	wantCode(t, a, a.Break(ctx, "b", 1), driver.CodeClosed)
+	wantCode(t, a, a.Watch(ctx, "b", func() {}), driver.CodeClosed)
 	_, err = a.Inspect(ctx, "b")
-	wantCode(t, a, err, driver.IsClosed)
+	wantCode(t, a, err, driver.CodeClosed)
 }
 
 func TestInspectionMakesNoSession(t *testing.T) {
@@ -363,7 +363,7 @@ func TestLostNews(t *testing.T) {
 	// And an operator's wish reaches the holder all the same.
 	done := make(chan error, 1)
 	go func() { done <- a.Break(patient(t), "a", p.g.Token) }()
-	wantLost(t, p.r.From, driver.Taken)
+	wantLost(t, p.r.From, driver.CauseTaken)
 	release(t, b, p.g)
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -66,10 +66,10 @@ func parseBoot(b []byte) (id bootID, err error) {
 
 // coded tells what became of a step that failed before anything was changed.
 func coded(doing, path string, err error) error {
-	code := driver.Unavailable
+	code := driver.CodeUnavailable
 	switch {
 	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ELOOP):
-		code = driver.Refused
+		code = driver.CodeRefused
 	}
 	return driver.Errorf(code, "%s %s: %w", doing, path, err)
 }

@@ -53,7 +53,7 @@ func TestNewBoot(t *testing.T) {
 	g := take(t, a, "a", driver.Exclusive)
 	b.PretendBoot()
 	_, err := b.Acquire(patient(t), request("a", driver.Exclusive))
-	wantCode(t, b, err, driver.Busy)
+	wantCode(t, b, err, driver.CodeBusy)
 	release(t, a, g)
 	if h := take(t, b, "a", driver.Exclusive); h.Token < g.Token+1<<16-1 {
 		t.Errorf("token %d after %d: not above the ceiling", h.Token, g.Token)

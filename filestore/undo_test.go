@@ -33,7 +33,7 @@ func TestUndo(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantCode(t, a, a.Release(patient(t), g, 0), driver.NotHeld)
+	wantCode(t, a, a.Release(patient(t), g, 0), driver.CodeNotHeld)
 	p.granted(t)
 }
 
@@ -47,7 +47,7 @@ func TestWithdrawnPlaceIsPassedOver(t *testing.T) {
 	p, q := queue(t, b, "a", driver.Exclusive), queue(t, c, "a", driver.Exclusive)
 	p.cancel()
 	err := p.ended(t)
-	wantCode(t, b, err, driver.Withdrawn)
+	wantCode(t, b, err, driver.CodeWithdrawn)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("%v does not say why", err)
 	}
@@ -65,7 +65,7 @@ func TestWithdrawnWriterLetsReadersPass(t *testing.T) {
 	take(t, a, "a", driver.Unlimited)
 	w, r := queue(t, b, "a", driver.Exclusive), queue(t, c, "a", driver.Unlimited)
 	w.cancel()
-	wantCode(t, b, w.ended(t), driver.Withdrawn)
+	wantCode(t, b, w.ended(t), driver.CodeWithdrawn)
 	r.granted(t)
 }
 
@@ -90,11 +90,11 @@ func TestCancelledWaitsLeaveNothing(t *testing.T) {
 				if err := s.Release(context.Background(), g, 0); err != nil {
 					t.Error(err)
 				}
-			case code == driver.Unknown:
+			case code == driver.CodeUnknown:
 				if err := s.Undo(context.Background(), r); err != nil {
 					t.Error(err)
 				}
-			case code != driver.Withdrawn && code != driver.Busy && code != driver.Unavailable:
+			case code != driver.CodeWithdrawn && code != driver.CodeBusy && code != driver.CodeUnavailable:
 				t.Errorf("%v: %v", code, err)
 			}
 		})

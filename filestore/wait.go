@@ -23,7 +23,9 @@ type waiter struct {
 	file  fileID
 	grant *held
 	slot  int
-	links []*link
+	// tokens is how many the grant has.
+	tokens int
+	links  []*link
 }
 
 // poke makes the waiter look; pokes merge.
@@ -80,7 +82,7 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 			ahead = next
 		case ctx.Err() != nil:
 			return driver.Grant{}, s.withdraw(ctx, w)
-		case driver.CodeOf(err) == driver.IsClosed:
+		case driver.CodeOf(err) == driver.CodeClosed:
 			return driver.Grant{}, err
 		case tick == nil && !s.pause():
 			return driver.Grant{}, errClosed
@@ -139,7 +141,7 @@ func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []st
 	s.mu.Lock()
 	w.sess, w.file = sess, b.id
 	if e.token > 0 {
-		s.granted(w, e.token, e.slot)
+		s.granted(w, e.token, e.mark())
 	}
 	s.mu.Unlock()
 	if e.token == 0 {
@@ -156,12 +158,12 @@ func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []st
 }
 
 // granted turns a waiter into a holder. The caller holds the store's mutex.
-func (s *Store) granted(w *waiter, token uint64, slot int) {
+func (s *Store) granted(w *waiter, token, mark uint64) {
 	if w.grant != nil {
 		return
 	}
 	w.grant = &held{id: w.r.ID, name: w.r.Name, token: token, b: w.b, file: w.file, sess: w.sess, from: w.r.From}
-	w.slot = slot
+	w.slot, w.tokens = readMark(w.r.Limit, mark)
 	delete(s.waiting, w.r.ID)
 	s.held[w.r.ID] = w.grant
 	s.arm()
@@ -180,7 +182,7 @@ func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 		s.resign(ctx, w, o)
 	}
 	return driver.Grant{
-		ID: h.id, Name: h.name, Limit: w.r.Limit, Token: h.token,
+		ID: h.id, Name: h.name, Limit: w.r.Limit, Token: h.token, Tokens: w.tokens,
 		SentAt: driver.NowInProcess(), TTL: driver.Forever, Slot: w.slot,
 	}, true
 }
@@ -203,12 +205,12 @@ func (s *Store) withdraw(ctx context.Context, w *waiter) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 200*time.Millisecond)
 	defer cancel()
 	_, err := s.remove(ctx, w.b, w.k, w.r.ID, 0)
-	if driver.CodeOf(err) == driver.IsClosed {
+	if driver.CodeOf(err) == driver.CodeClosed {
 		return err
 	}
 	if err != nil {
 		s.unregister(w.r.ID)
-		return driver.Errorf(driver.Unknown, "the place could not be taken back: %w", errors.Join(err, cause))
+		return driver.Errorf(driver.CodeUnknown, "the place could not be taken back: %w", errors.Join(err, cause))
 	}
-	return driver.Errorf(driver.Withdrawn, "%w", cause)
+	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }

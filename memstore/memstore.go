@@ -39,7 +39,7 @@ import (
 func init() {
 	driver.Register("memory", func(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
 		if u.Host != "" || strings.Trim(u.Path, "/") != "" || u.Opaque != "" || u.RawQuery != "" || u.User != nil {
-			return nil, driver.Errorf(driver.Invalid, "a memory URL is memory:// and nothing more")
+			return nil, driver.Errorf(driver.CodeInvalid, "a memory URL is memory:// and nothing more")
 		}
 		return New().Namespace(namespace), nil
 	})
@@ -72,6 +72,7 @@ func (s *Store) Namespace(namespace string) *Store {
 type space struct {
 	mu     sync.Mutex
 	names  map[string]*name // by namespace, NUL, name
+	values map[string]value // likewise
 	token  uint64
 	script script
 	halted atomic.Bool // script.stopped is set
@@ -96,6 +97,7 @@ type entry struct {
 	limit   int
 	ttl     time.Duration
 	token   uint64
+	tokens  int // that the grant has, or is to reserve
 	slot    int
 	since   time.Time
 	expires time.Time
@@ -123,7 +125,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Order:  driver.OrderFIFO,
 		Wake:   driver.WakePush,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
-		Tokens: "a counter of the store; it starts again with the process",
+		Tokens: "a counter of the store; it starts again with the process", Reserves: true,
 		MinTTL: time.Millisecond, MaxTTL: 24 * time.Hour, Lapses: true,
 		Linger:  true,
 		Break:   driver.BreakNow,
@@ -156,7 +158,7 @@ func (s *Store) Close(context.Context) error {
 
 func (s *Store) open() error {
 	if s.closed.Load() {
-		return driver.Errorf(driver.IsClosed, "the memory store is closed")
+		return driver.Errorf(driver.CodeClosed, "the memory store is closed")
 	}
 	return nil
 }
@@ -174,10 +176,10 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, err
 	}
 	if err := ctx.Err(); err != nil {
-		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: err}
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
 	// Outside the store's mutex: the core may take its own.
-	e := &entry{id: r.ID, store: s, from: r.From, limit: r.Limit, ttl: r.TTL, slot: driver.NoSlot, owner: r.From.Owner()}
+	e := &entry{id: r.ID, store: s, from: r.From, limit: r.Limit, ttl: r.TTL, tokens: max(r.Tokens, 1), slot: driver.NoSlot, owner: r.From.Owner()}
 	sp := s.space
 	sp.mu.Lock()
 	fault := sp.script.takeAcquire(r.Name)
@@ -234,11 +236,11 @@ func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver
 	case e.err != nil:
 		return driver.Grant{}, e.err
 	case ctx.Err() != nil:
-		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 	case s.open() != nil:
 		return driver.Grant{}, s.open()
 	}
-	return driver.Grant{}, driver.Errorf(driver.Unavailable, "the grant ended before the waiter saw it")
+	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "the grant ended before the waiter saw it")
 }
 
 // Undo removes a place or a grant by its ID.
@@ -284,7 +286,7 @@ func (s *Store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
 	defer sp.mu.Unlock()
 	e := sp.find(s.key(g.Name), g)
 	if e == nil {
-		return driver.Renewal{Cause: driver.Gone, Err: notHeld(g)}
+		return driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g)}
 	}
 	e.ttl = g.TTL
 	sp.extend(e)
@@ -320,7 +322,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 }
 
 func notHeld(g driver.Grant) error {
-	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
 }
 
 // Break takes a grant away and tells its holder.
@@ -328,10 +330,10 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if err := s.ready(ctx); err != nil {
 		return err
 	}
-	return s.take(name, token, driver.Taken)
+	return s.take(name, token, driver.CauseTaken)
 }
 
-// take ends the grant with the token, or every grant of the name if it is 0.
+// take ends the grant that has the token, or every grant of the name if it is 0.
 func (s *Store) take(name string, token uint64, cause driver.Cause) error {
 	sp := s.space
 	sp.mu.Lock()
@@ -339,7 +341,7 @@ func (s *Store) take(name string, token uint64, cause driver.Cause) error {
 	if n := sp.names[s.key(name)]; n != nil {
 		sp.expire(n)
 		for _, e := range slices.Clone(n.holders) {
-			if token == 0 || e.token == token {
+			if token == 0 || e.token <= token && token <= driver.LastToken(e.token, e.tokens) {
 				ended = append(ended, e)
 				sp.drop(e)
 			}
@@ -350,7 +352,7 @@ func (s *Store) take(name string, token uint64, cause driver.Cause) error {
 		e.from.Lost(cause, nil)
 	}
 	if len(ended) == 0 {
-		return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+		return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 	}
 	return nil
 }
@@ -427,7 +429,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.end:
-			return driver.Errorf(driver.IsClosed, "the memory store is closed")
+			return driver.Errorf(driver.CodeClosed, "the memory store is closed")
 		}
 	}
 }

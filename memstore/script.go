@@ -100,7 +100,7 @@ func (c Script) edit(f func(*script)) {
 }
 
 // Lose ends every grant of the name now, as an operator or a failover would, and
-// tells the holders. It answers an error of code NotHeld if there is none.
+// tells the holders. It answers an error of code CodeNotHeld if there is none.
 func (c Script) Lose(name string, cause driver.Cause) error { return c.s.take(name, 0, cause) }
 
 // Forget ends every grant of the name now without telling anyone: the next
@@ -130,7 +130,7 @@ func (c Script) FailAcquire(name string, n int, err error) {
 func (c Script) LoseAcquireAnswer(name string, outcome Outcome, delay time.Duration) {
 	c.edit(func(sc *script) {
 		sc.acquires = append(sc.acquires, fault{name: name, left: 1, outcome: outcome, delay: delay,
-			err: driver.Errorf(driver.Unknown, "the answer was lost (scripted)")})
+			err: driver.Errorf(driver.CodeUnknown, "the answer was lost (scripted)")})
 	})
 }
 
@@ -138,7 +138,7 @@ func (c Script) LoseAcquireAnswer(name string, outcome Outcome, delay time.Durat
 // nil stands for an unreachable store.
 func (c Script) FailRenewals(name string, n int, err error) {
 	if err == nil {
-		err = driver.Errorf(driver.Unavailable, "the store cannot be reached (scripted)")
+		err = driver.Errorf(driver.CodeUnavailable, "the store cannot be reached (scripted)")
 	}
 	c.edit(func(sc *script) { sc.renewals = append(sc.renewals, fault{name: name, left: n, err: err}) })
 }
@@ -203,7 +203,7 @@ func (s *Store) ready(ctx context.Context) error {
 		case <-stopped:
 		case <-s.end:
 		case <-ctx.Done():
-			return driver.Errorf(driver.Unknown, "no answer (scripted): %w", ctx.Err())
+			return driver.Errorf(driver.CodeUnknown, "no answer (scripted): %w", ctx.Err())
 		}
 	}
 }
@@ -263,7 +263,7 @@ func (sp *space) renewFault(ctx context.Context, name string) error {
 		select {
 		case <-t.C:
 		case <-ctx.Done():
-			return driver.Errorf(driver.Unknown, "no answer (scripted): %w", ctx.Err())
+			return driver.Errorf(driver.CodeUnknown, "no answer (scripted): %w", ctx.Err())
 		}
 	}
 	return f.err

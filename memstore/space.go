@@ -56,8 +56,11 @@ func (n *name) admits(limit int) bool {
 
 // grant makes an entry a holder.
 func (sp *space) grant(e *entry) {
-	sp.token++
-	e.token = sp.token
+	if e.limit != driver.Exclusive {
+		e.tokens = 1
+	}
+	e.token = sp.token + 1
+	sp.token += uint64(e.tokens)
 	if e.limit > driver.Exclusive && e.limit <= driver.MaxLimit {
 		e.slot = e.n.freeSlot()
 	}
@@ -202,7 +205,7 @@ func (n *name) describe() []driver.Holder {
 	for _, e := range n.holders {
 		o := e.owner
 		o.Since = e.since
-		all = append(all, driver.Holder{Owner: o, Token: e.token, Limit: e.limit, Slot: e.slot, TTL: time.Until(e.expires)})
+		all = append(all, driver.Holder{Owner: o, Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: time.Until(e.expires)})
 	}
 	return all
 }
@@ -218,5 +221,5 @@ func (n *name) waiters() []driver.Waiter {
 }
 
 func (e *entry) toGrant() driver.Grant {
-	return driver.Grant{ID: e.id, Name: nameOf(e.n.key), Limit: e.limit, Token: e.token, SentAt: e.sent, TTL: e.ttl, Slot: e.slot}
+	return driver.Grant{ID: e.id, Name: nameOf(e.n.key), Limit: e.limit, Token: e.token, Tokens: e.tokens, SentAt: e.sent, TTL: e.ttl, Slot: e.slot}
 }

@@ -8,10 +8,10 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// Numbers of errors. MySQL's and MariaDB's agree on all of them but the last group.
+// Error numbers. Most are the same in MySQL and MariaDB.
 const (
 	errTooMany        = 1040
 	errNoSchema       = 1049
@@ -31,7 +31,7 @@ const (
 	errRolledBack8    = 3101 // MySQL: a replication group has not certified the commit
 )
 
-// refused are answered noes that asking again does not turn into yeses.
+// refused are errors that a retry does not cure.
 var refused = map[uint16]bool{
 	1044: true, 1045: true, errNoSchema: true, 1130: true, 1142: true, 1143: true, errNoTable: true, 1227: true, 1370: true, 1698: true, // rights, and what is not there
 	1290: true, 1792: true, 1836: true, // read-only
@@ -43,7 +43,7 @@ var refused = map[uint16]bool{
 
 type faults struct{}
 
-// Sort puts a code on an error of a connection.
+// Sort returns an error of a connection with a code.
 func (faults) Sort(err error) (error, bool) {
 	if err == nil {
 		return nil, false
@@ -54,25 +54,27 @@ func (faults) Sort(err error) (error, bool) {
 	my, ok := errors.AsType[*mysql.MySQLError](err)
 	switch {
 	case !ok:
-		return &driver.Error{Code: driver.Unknown, Err: err}, false
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 	case my.Number == errLockWait || my.Number == errDeadlock || my.Number == errNotLocked8 || my.Number == errUserLockLoop8 || my.Number == errRolledBack8 || my.Number == 1020:
-		return &driver.Error{Code: driver.Unavailable, Err: err}, true
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, true
 	case my.Number == errNoTable:
-		return driver.Errorf(driver.Refused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
+		return driver.Errorf(driver.CodeRefused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
 	case my.Number == errNoColumn:
-		return driver.Errorf(driver.Refused, "%w: if the table is holdfast's, it is of another version: run holdfast init URL, or Init", err), false
+		return driver.Errorf(driver.CodeRefused, "%w: if the table is holdfast's, it is of another version: run holdfast init URL, or Init", err), false
 	case readOnly(my):
 		return fmt.Errorf("%w: %w", sqlkit.ErrReadOnly, err), false
 	case refused[my.Number]:
-		return &driver.Error{Code: driver.Refused, Err: err}, false
-	case my.Number == errTooMany || my.Number == 1203 || my.Number == 1226 || my.Number == 1047:
-		return &driver.Error{Code: driver.Unavailable, Err: err}, false
+		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
+	case my.Number == errTooMany || my.Number == 1203:
+		return driver.Errorf(driver.CodeUnavailable, "%w: %w", sqlkit.ErrTooMany, err), false
+	case my.Number == 1226 || my.Number == 1047:
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
 	}
-	return &driver.Error{Code: driver.Unknown, Err: err}, false
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 }
 
-// readOnly reports whether an error says that the server takes no writes. Error 1290 is
-// also that of other settings, which the message names.
+// readOnly reports whether err is that of a read-only server. Error 1290 is also the error of
+// other settings, which its message names.
 func readOnly(err *mysql.MySQLError) bool {
 	switch err.Number {
 	case 1290:
@@ -83,5 +85,5 @@ func readOnly(err *mysql.MySQLError) bool {
 	return false
 }
 
-// unreached puts a code on an error of opening a connection: nothing was asked.
+// unreached returns an error of opening a connection with a code: no lock was requested.
 func unreached(err error) error { return sqlkit.Unreached(faults{}, err) }

@@ -9,13 +9,14 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// Recipe is how a store writes locks down.
+// Recipe selects how a store keeps locks.
 type Recipe string
 
-// The recipes. They do not exclude one another.
+// The recipes. A lock of one recipe does not exclude a lock of another.
 const (
 	// Pessimistic locks a row of a table in an open transaction.
 	Pessimistic Recipe = "pessimistic"
@@ -25,7 +26,7 @@ const (
 	Named Recipe = "named"
 )
 
-// Recipes lists them; the first is the default.
+// Recipes lists the recipes. The first is the default.
 func Recipes() []Recipe { return []Recipe{Pessimistic, Optimistic, Named} }
 
 // Option changes how a store is opened.
@@ -36,37 +37,43 @@ type config struct {
 	exact bool
 }
 
-func defaults() config { return config{Options: sqlkit.Options[Recipe]{Recipe: Pessimistic}} }
+func defaults() config {
+	return config{Options: sqlkit.Options[Recipe]{Recipe: Pessimistic, MaxIdle: sqlkit.DefaultMaxIdle}}
+}
 
-// With chooses the recipe. The default is Pessimistic.
+// With selects the recipe. The default is Pessimistic.
 func With(r Recipe) Option { return func(c *config) { c.Recipe = r } }
 
-// Namespace keeps the names of this store apart from those of stores opened with
-// another namespace. The default is empty.
+// Namespace separates the names of this store from the names in other namespaces. The
+// default is empty.
 func Namespace(ns string) Option { return func(c *config) { c.Namespace = ns } }
 
-// DurableTokens writes each token into a row, and commits it, before the grant is
-// given, so that tokens rise even if the server's clock is set back. It is for
-// Pessimistic and Named and costs a committed write per grant; Optimistic tokens are
-// durable anyway. A server on which a crash forgets commits, one that has
-// innodb_flush_log_at_trx_commit other than 1, is refused.
+// DurableTokens commits each token before its grant is returned, so that tokens rise even if
+// the server's clock is set back. It is for Pessimistic and Named, and costs a commit per
+// grant; tokens of Optimistic are always durable. The store refuses a server that forgets
+// commits in a crash, where innodb_flush_log_at_trx_commit is not 1.
 func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 
-// ExactNames makes Named give GET_LOCK the names as they are, to share them with
-// others who use GET_LOCK. Names that the server would cut or fold are refused: at
-// most 64 characters, none of them upper case on MySQL, which does not tell cases
-// apart; at most 192 bytes on MariaDB. It has no namespaces.
+// ExactNames makes Named pass the names to GET_LOCK unchanged, to share them with other
+// programs that use GET_LOCK. The store refuses names that the server would cut or fold:
+// on MySQL more than 64 characters or upper case, on MariaDB more than 192 bytes. It has
+// no namespaces.
 func ExactNames() Option { return func(c *config) { c.exact = true } }
 
-// Table makes Pessimistic lock the rows of a table that is there already, to share
-// them with others who lock those rows: column has a unique index and holds the
-// names. Rows that are missing are inserted, with the column alone. Semaphores are
-// not supported on it.
+// MaxIdle sets how many idle connections the store keeps at most, for callers that lock
+// many names at once. Those beyond four are closed when they were not needed for 5 s, and
+// no more than four are kept for 10 s after the server has refused a client. Default 64,
+// from 1 to 10,000. It has no effect on a user's pool.
+func MaxIdle(n int) Option { return func(c *config) { c.MaxIdle = n } }
+
+// Table makes Pessimistic lock the rows of an existing table, to share them with other
+// programs that lock those rows. column holds the names and has a unique index. The store
+// inserts missing rows, with the column alone. Semaphores are not supported on it.
 func Table(table, column string) Option {
 	return func(c *config) { c.Table, c.Column = table, column }
 }
 
-// longest is that of an identifier, in characters.
+// longest is the limit of an identifier, in characters.
 const longest = 64
 
 func configure(options []Option) (*config, error) {
@@ -75,7 +82,7 @@ func configure(options []Option) (*config, error) {
 		o(&c)
 	}
 	bad := func(format string, args ...any) (*config, error) {
-		return nil, driver.Errorf(driver.Invalid, "mysqlstore: "+format, args...)
+		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: "+format, args...)
 	}
 	if err := c.Check(Recipes(), longest); err != nil {
 		return bad("%w", err)
@@ -106,13 +113,13 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return s, nil
 }
 
-// parseURL understands mysql://user:pass@host:port/schema?recipe=... . What is not
-// ours is a parameter of go-sql-driver/mysql.
+// parseURL reads mysql://user:pass@host:port/schema?recipe=... . A parameter that is not
+// holdfast's is go-sql-driver/mysql's.
 func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	bad := func(format string, args ...any) (*mysql.Config, []Option, error) {
-		return nil, nil, driver.Errorf(driver.Invalid, "mysqlstore: URL: "+format, args...)
+		return nil, nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: URL: "+format, args...)
 	}
-	query, err := sqlkit.ParseURL(u, "mysql://user:password@host:port/schema?recipe=...")
+	query, err := storeurl.Query(u, "mysql://user:password@host:port/schema?recipe=...")
 	if err != nil {
 		return bad("%w", err)
 	}
@@ -129,7 +136,7 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	}
 	o := []Option{func(c *config) { *c = given }}
 	socket := query.Take("socket")
-	cfg, err := mysql.ParseDSN("/?" + query.Encode())
+	cfg, err := mysql.ParseDSN("/?" + query.Rest().Encode())
 	if err != nil {
 		return bad("parameters: %w", err)
 	}

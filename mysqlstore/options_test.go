@@ -25,23 +25,23 @@ func TestBadInput(t *testing.T) {
 		"mysql://u:SeCrEt@h/db?table=t&column=a%20b":             "column",
 		"mysql://u:SeCrEt@h/db?recipe=named&recipe=named":        "more than once",
 		"mysql://u:SeCrEt@h/db?socket=/x":                        "socket",
-		"mysql://u:SeCrEt@h/db#x":                                "want mysql",
+		"mysql://u:SeCrEt@h/db#x":                                "give mysql",
 		"http://u:SeCrEt@h/db":                                   "scheme",
 		"mysql://u:SeCrEt@h:bad/db":                              "scheme",
 		"mysql://u:SeCrEt@h/db?parseTime=maybe":                  "parameters",
 	} {
 		_, err := Open(ctx, raw)
-		if driver.CodeOf(err) != driver.Invalid || err == nil || !strings.Contains(err.Error(), says) {
+		if driver.CodeOf(err) != driver.CodeInvalid || err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v; want %q", raw, err, says)
 		}
 		if err != nil && strings.Contains(err.Error(), "SeCrEt") {
 			t.Errorf("%s: the password is shown: %v", raw, err)
 		}
 	}
-	if _, err := New(ctx, nil); driver.CodeOf(err) != driver.Invalid {
+	if _, err := New(ctx, nil); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Errorf("no pool: %v", err)
 	}
-	if _, err := Open(ctx, "mysql://u@127.0.0.1:1/db", Namespace("a\x00b")); driver.CodeOf(err) != driver.Invalid {
+	if _, err := Open(ctx, "mysql://u@127.0.0.1:1/db", Namespace("a\x00b")); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Errorf("a bad namespace: %v", err)
 	}
 }
@@ -58,7 +58,7 @@ func TestUnreachable(t *testing.T) {
 			t.Errorf("%s shows the password", s)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		if _, err := s.Guarantees(ctx); s.Classify(err) != driver.Unavailable {
+		if _, err := s.Guarantees(ctx); s.Classify(err) != driver.CodeUnavailable {
 			t.Errorf("%s: Guarantees: %v", r, err)
 		}
 		cancel()

@@ -10,23 +10,23 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // pessimistic is the recipe of a row lock in an open transaction.
 //
-// A name is a row. Exclusive grants lock it for themselves, all others share it. Who
-// shares it has made sure, with the row locked, that permits says what it shares it
-// as: 0 for readers, n for a semaphore of n. To change permits takes the row alone,
-// so readers and permits, and semaphores of different sizes, never stand together;
-// they wait for one another although the rule would let some of them by. A permit is
-// a row of its own, besides.
+// Each name has a row. An exclusive grant locks it alone; all others share it. A request
+// that shares it has made sure, with the row locked, that the column permits has its kind:
+// 0 for readers, n for a semaphore of n. A change of permits locks the row alone. So
+// readers and permits, and semaphores of different sizes, never stand together; they wait
+// for one another although the rule would admit some of them. A permit locks a row of its
+// own as well.
 type pessimistic struct{ sessions }
 
-// own tells whether the rows are those of a user's table.
+// own reports whether the rows are those of a user's table.
 func (r pessimistic) own() bool { return r.s.cfg.Table != "" }
 
-// Check answers for limits that there are no rows for.
+// Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
 		return 0, err
@@ -34,7 +34,7 @@ func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
-// row is the condition that finds a name's row.
+// row returns the condition that finds a name's row.
 func (r pessimistic) row(key []byte) string {
 	if !r.own() {
 		return "holdfast_name WHERE name = " + lit(key)
@@ -57,27 +57,27 @@ func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask)
 	return sqlkit.LockRow(ctx, r, s, a)
 }
 
-// TryRow is one transaction, which stays open if it has the lock.
+// TryRow runs one transaction, which stays open if it has the lock.
 func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
 	answers, err := s.Run(ctx, r.script(s, a, wait)...)
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
-	if wait { // which is over
+	if wait { // the wait is over
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
 		defer cancel()
 	}
 	s.TTL = a.TTL
 	got := sqlkit.Got{Slot: driver.NoSlot}
-	row := answers.First(0) // none where the row is locked by others, or is not there
+	row := answers.First(0) // nil if the row is locked or missing
 	if row == nil {
 		there, err := s.Run(ctx, "ROLLBACK", "SELECT COUNT(*) FROM "+r.row(a.Key))
 		switch {
 		case err != nil:
 			return got, err
 		case there.Last().Int(0) > 0 && wait:
-			return got, sqlkit.ErrRow // somebody else has inserted it meanwhile: now it is waited for
+			return got, sqlkit.ErrRow // another client has inserted it meanwhile: the next try waits for it
 		case there.Last().Int(0) > 0:
 			return got, sqlkit.ErrBusy
 		}
@@ -89,15 +89,15 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 					return got, err
 				}
 			}
-			// Somebody else's transaction has inserted it and goes on: whoever waits asks
-			// for the row, which says in the queue who it is.
+			// Another client's transaction has inserted it and is still open. A waiter requests
+			// the row, so that its statement in the queue shows its owner.
 			if err = sqlkit.ErrBusy; wait {
 				err = sqlkit.ErrRow
 			}
 			return got, err
 		}
 		if my, ok := errors.AsType[*mysql.MySQLError](err); ok && (my.Number == errTooLong || my.Number == errBadText) {
-			return got, driver.Errorf(driver.Invalid, "name %q: the column does not take it: %w", a.Name, err)
+			return got, driver.Errorf(driver.CodeInvalid, "name %q: the column does not take it: %w", a.Name, err)
 		}
 		if err != nil {
 			return got, err
@@ -120,7 +120,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 		return r.granted(ctx, s, a, got)
 	}
 	if row.Int(0) == int64(k) {
-		// Those who share read the clock one after the other.
+		// Shared grants read the clock one after the other.
 		got.Token = uint64(answers.Last().Int(1))
 		if k == 0 {
 			return r.granted(ctx, s, a, got)
@@ -141,20 +141,22 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 
 func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
 	if r.s.cfg.Durable {
-		return r.durableToken(ctx, s, a, got)
+		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (uint64, error) {
+			// On another connection, since this one's transaction is open.
+			return durableOf(r.s.commit(ctx, durable(a)...))
+		})
 	}
 	return got, nil
 }
 
-// A savepoint that is set when the row is locked ends with the transaction: to go back to
-// it proves that the transaction, and with it the lock, is still there, and keeps every
-// lock that is older than the savepoint. A session outlives its transaction where the
-// server chooses the transaction as the victim of a deadlock, or ends it by an implicit
-// commit.
+// A savepoint that is set when the row is locked ends with the transaction. A rollback to it
+// proves that the transaction and its lock still exist, and keeps every lock that is older
+// than the savepoint. A session survives the end of its transaction if the server chooses
+// the transaction as the victim of a deadlock, or ends it by an implicit commit.
 const (
 	setSavepoint   = "SAVEPOINT hf_lock"
 	proveSavepoint = "ROLLBACK TO SAVEPOINT hf_lock"
-	// errNoSavepoint is the answer where it is gone.
+	// errNoSavepoint is the error if the savepoint is gone.
 	errNoSavepoint = 1305
 )
 
@@ -163,7 +165,7 @@ func noSavepoint(err error) bool {
 	return ok && my.Number == errNoSavepoint
 }
 
-// Ping proves that the transaction is still there.
+// Ping proves that the transaction still exists.
 func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
 	held, err := r.prove(ctx, s, a, "", proveSavepoint, fmt.Sprintf("SELECT CONNECTION_ID() = %d", s.ID.Conn))
 	if noSavepoint(err) {
@@ -172,23 +174,8 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask)
 	return held, err
 }
 
-// durableToken raises the floor of tokens on another connection, since this one's
-// transaction is open: it is committed when it becomes the token of a grant.
-func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
-	brief, cancel := sqlkit.TokenWithin(ctx, a)
-	answers, err := r.s.commit(brief, durable(a)...)
-	cancel()
-	if err == nil {
-		got.Token, err = durableOf(answers)
-	}
-	if err != nil {
-		return got, sqlkit.GiveBack(ctx, r, s, err)
-	}
-	return got, nil
-}
-
-// script answers permits, the token and the connection, if it has the row; then for a
-// semaphore the slot; then, where the clock is read by itself, the token again.
+// script returns permits, the token and the connection, if it gets the row; then the slot,
+// for a semaphore; then the token again, if the clock is read by itself.
 func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []string {
 	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
@@ -224,7 +211,7 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []strin
 	return append(script, fmt.Sprintf("SELECT GET_LOCK(%s, 60), %s, RELEASE_LOCK(%s)", turn, sysdate, turn))
 }
 
-// SwitchKind makes permits what the request shares the row as, if nobody has it.
+// SwitchKind sets permits to the kind of the request, if the row is not locked.
 func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
 	k := sqlkit.Kind(a.Limit)
 	script := []string{"SET @hf_l = -1", "START TRANSACTION",
@@ -245,7 +232,7 @@ func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlki
 	return nil
 }
 
-// numbers are those from 0 to 4095.
+// numbers are 0 to 4095.
 var numbers = func() string {
 	digit := "(SELECT 0 n"
 	for i := 1; i < 16; i++ {
@@ -255,8 +242,7 @@ var numbers = func() string {
 	return "SELECT a.n + 16 * b.n + 256 * c.n AS n FROM " + digit + " a, " + digit + " b, " + digit + " c"
 }()
 
-// Unlock proves that the transaction is still there, and ends it. Nothing was written in
-// it.
+// Unlock proves that the transaction still exists, and ends it. It has written nothing.
 func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
 	answers, err := s.Run(ctx, proveSavepoint, "ROLLBACK", "SELECT CONNECTION_ID(), "+unmark(s, a))
 	if noSavepoint(err) {
@@ -271,30 +257,13 @@ func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	return answers.Last().Int(0) == s.ID.Conn, nil
 }
 
-// Clear ends the transaction, whatever it had come to.
+// Clear ends the transaction.
 func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 	_, err := s.Run(ctx, "ROLLBACK")
 	return err
 }
 
-// Survey lists the sessions that have what is written down of them, and those whose
-// statements wait.
+// Survey returns the holders that are recorded, and the waiters.
 func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
-	// First the sessions that have yet to write: what they write meanwhile is seen below.
-	untold, err := r.untold(ctx, side)
-	if err != nil {
-		return nil, nil, err
-	}
-	where := fmt.Sprintf("s.lockname = '' AND LEFT(s.name, %d) = %s", len(key), lit(key))
-	match := func(l *sqlkit.Label) bool { return bytes.HasPrefix(l.Key, key) }
-	if !all {
-		where = "s.lockname = '' AND s.name = " + lit(key)
-		match = func(l *sqlkit.Label) bool { return bytes.Equal(l.Key, key) }
-	}
-	sights, err := r.holders(ctx, side, where)
-	if err != nil {
-		return nil, nil, err
-	}
-	waiting, err := r.waiters(ctx, side, match)
-	return append(sights, waiting...), untold, err
+	return r.survey(ctx, side, key, all, "s.lockname = ''")
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// facts are what was found out about the server.
+// facts describe the server.
 type facts struct {
 	maria      bool
 	version    string
@@ -21,8 +21,7 @@ type facts struct {
 	notes      []string
 }
 
-// probe asks the server what it is, and refuses it where the recipe would not hold
-// there.
+// probe reads the facts, and refuses a server on which the recipe would not be safe.
 func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	l, err := s.dial(ctx)
 	if err != nil {
@@ -36,7 +35,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	r := a.Last()
 	f = facts{version: r.Text(0), maria: strings.Contains(strings.ToLower(r.Text(0)), "mariadb"), sysdateNow: r.Text(4) == r.Text(6)}
 	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.Refused, "mysqlstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
+		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
 	}
 	switch {
 	case !r.True(1):
@@ -46,7 +45,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	case s.cfg.Durable && r.Text(7) != flushed:
 		return f, notDurable(r.Text(7))
 	}
-	// Read with SHOW, as no server has all of them.
+	// Read with SHOW, as not every server has all of them.
 	var show []string
 	for _, name := range []string{"wsrep_on", "group_replication_single_primary_mode", "log_bin", "binlog_format"} {
 		show = append(show, "SHOW VARIABLES LIKE '"+name+"'")
@@ -93,60 +92,60 @@ const (
 	flushed = "1"
 )
 
-// notDurable is the error for tokens that are to be durable, where commits are not.
+// notDurable is the error for durable tokens on a server that forgets commits.
 func notDurable(value string) error {
-	return driver.Errorf(driver.Refused, "mysqlstore: tokens=durable: the server has innodb_flush_log_at_trx_commit=%s, so that a crash forgets commits: set it to %s", value, flushed)
+	return driver.Errorf(driver.CodeRefused, "mysqlstore: tokens=durable: the server has innodb_flush_log_at_trx_commit=%s, so that a crash forgets commits: set it to %s", value, flushed)
 }
 
-// proxied looks for proxies by which the recipe would not hold. A proxy that splits reads
-// from writes sends a plain SELECT to another server than a transaction, and one that
-// shares connections to another session.
+// proxied refuses proxies behind which the recipe would not be safe. A proxy that splits
+// reads from writes sends a plain SELECT and a transaction to different servers. A proxy
+// that shares connections sends them to different sessions.
 func (s *Store) proxied(ctx context.Context, l sqlkit.Link) error {
-	who := "SELECT @@hostname, @@port, @@server_id"
+	identify := "SELECT @@hostname, @@port, @@server_id"
 	if s.cfg.Recipe != Optimistic {
-		who += ", CONNECTION_ID()"
+		identify += ", CONNECTION_ID()"
 	}
 	var servers []string
-	ask := func(statement string) error {
+	run := func(statement string) error {
 		a, err := l.Run(ctx, statement)
 		if err != nil {
 			return unreached(err)
 		}
-		if statement == who {
+		if statement == identify {
 			servers = append(servers, fmt.Sprint(a.Last()))
 		}
 		return nil
 	}
-	for _, statement := range []string{who, "START TRANSACTION", who, "ROLLBACK", who, who, who} {
-		if err := ask(statement); err != nil {
+	for _, statement := range []string{identify, "START TRANSACTION", identify, "ROLLBACK", identify, identify, identify} {
+		if err := run(statement); err != nil {
 			return err
 		}
 	}
 	slices.Sort(servers)
 	if len(slices.Compact(servers)) > 1 {
-		return driver.Errorf(driver.Refused, "mysqlstore: recipe %s: a proxy sends reads and writes to different servers or sessions: give the address of the primary, or one by which the proxy uses the primary alone", s.cfg.Recipe)
+		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe %s: a proxy sends reads and writes to different servers or sessions: give the address of the primary, or one by which the proxy uses the primary alone", s.cfg.Recipe)
 	}
 	if s.cfg.Recipe == Optimistic {
 		return nil
 	}
-	// A server does not know the statement. ProxySQL answers it by itself.
+	// A server refuses the statement. ProxySQL answers it by itself.
 	if _, err := l.Run(ctx, "PROXYSQL INTERNAL SESSION"); err == nil {
-		return driver.Errorf(driver.Refused, "mysqlstore: recipe %s: ProxySQL stands before the server, and shares connections: give the address of the server, or use recipe=optimistic", s.cfg.Recipe)
+		return driver.Errorf(driver.CodeRefused, "mysqlstore: recipe %s: ProxySQL stands before the server, and shares connections: give the address of the server, or use recipe=optimistic", s.cfg.Recipe)
 	} else if _, answered := errors.AsType[*mysql.MySQLError](err); !answered {
 		return unreached(err)
 	}
 	return nil
 }
 
-// facts are what is known of the server by now.
+// facts returns what is known of the server.
 func (s *Store) facts() facts {
 	f, _ := s.server.Facts()
 	return f
 }
 
-// Guarantees tells what this store promises. It asks the server once.
+// Guarantees returns the guarantees of this store. The first call needs the server.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	f, err := s.server.Settle(ctx)
+	f, err := s.server.Wait(ctx)
 	if err != nil {
 		return driver.Guarantees{}, err
 	}
@@ -155,8 +154,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return g, nil
 }
 
-// Declared is what a recipe promises where nothing is special about the server. It
-// asks nobody.
+// Declared returns the guarantees of a recipe on an ordinary server, without a connection.
 func Declared(r Recipe) driver.Guarantees {
 	kind := "mysql " + string(r)
 	if r == Optimistic {

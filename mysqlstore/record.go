@@ -10,12 +10,12 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// recorder writes down in holdfast_session who holds what, and removes what no longer
-// counts. It has connections of its own: a statement on another table could make a
-// session's transaction, which is the lock, the victim of a deadlock.
+// recorder records holders in holdfast_session, and removes rows that no longer count. It
+// has connections of its own: a statement on another table could make a session's
+// transaction, which is the lock, the victim of a deadlock.
 type recorder struct {
 	s *Store
 
@@ -26,27 +26,27 @@ type recorder struct {
 	mu     sync.Mutex
 	closed bool
 	retry  time.Time // after a failure, nothing is written before this
-	swept  time.Time // when rows of dead sessions were last looked for
-	ended  []string  // rows of grants that were given back
+	swept  time.Time // when rows of dead sessions were last removed
+	ended  []string  // rows of released grants
 	busy   bool      // a task removes rows
 }
 
 const (
-	// recordWithin bounds one write, for which a renewal waits. The server itself ends
-	// sooner one that waits for what others have locked.
+	// recordWithin limits one write, for which a renewal waits. The server ends a write that
+	// waits for a lock sooner.
 	recordWithin = 2 * time.Second
-	// connectWithin bounds it on a user's pool, which may have no connection left.
+	// connectWithin limits it on a user's pool, which may have no free connection.
 	connectWithin = time.Second / 2
 	// recordRetry is how long nothing is written after a failure.
 	recordRetry = time.Second / 2
 	// removeAfter is how long rows are collected before they are removed together.
 	removeAfter = 500 * time.Millisecond
-	// sweepAfter is how often a store that writes rows looks for those of dead sessions.
+	// sweepAfter is the interval at which a writing client removes rows of dead sessions.
 	sweepAfter = 30 * time.Second
-	// takenFor is how long such a row stays that says that an operator took the lock,
-	// in seconds: its holder may have yet to read that.
+	// takenFor is how long, in seconds, the row of a broken grant stays, so that its holder
+	// can still read it.
 	takenFor = 60
-	// removeAtOnce is how many rows one statement removes.
+	// removeAtOnce is the number of rows that one statement removes.
 	removeAtOnce = 200
 )
 
@@ -63,9 +63,9 @@ func (r *recorder) due() bool {
 	return !r.closed && !time.Now().Before(r.retry)
 }
 
-// write writes down who holds a grant, and reports whether it did. The row counts while
-// the session has the named lock of the grant, so that a write which arrives late, or
-// twice, does no harm.
+// write records the holder of a grant, and reports whether that succeeded. The row counts
+// while the session has the named lock of the grant, so that a late or repeated write does
+// no harm.
 func (r *recorder) write(ctx context.Context, a *sqlkit.Ask, conn int64, lockname string) bool {
 	within := recordWithin
 	if r.s.lent {
@@ -93,7 +93,7 @@ func (r *recorder) write(ctx context.Context, a *sqlkit.Ask, conn int64, locknam
 	return true
 }
 
-// end removes the row of a grant that was given back, later and together with others.
+// end removes the row of a released grant, later and together with others.
 func (r *recorder) end(requestID string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,7 +101,7 @@ func (r *recorder) end(requestID string) {
 	r.beginLocked()
 }
 
-// beginLocked begins the task that removes rows, if there are any to remove: mu is held.
+// beginLocked starts the task that removes rows, if there are any. The caller holds mu.
 func (r *recorder) beginLocked() {
 	if r.busy || r.closed || len(r.ended) == 0 && time.Since(r.swept) < sweepAfter {
 		return
@@ -113,8 +113,8 @@ func (r *recorder) beginLocked() {
 	})
 }
 
-// remove removes what has been collected after a moment. It returns false when there is
-// no more to do, or that fails; the next row that is written begins anew.
+// remove removes the collected rows after a moment. It returns false when nothing is left,
+// or after a failure; the next row that is written starts a new task.
 func (r *recorder) remove() bool {
 	select {
 	case <-time.After(removeAfter):
@@ -145,8 +145,8 @@ func (r *recorder) remove() bool {
 	return false
 }
 
-// dead are rows that no longer count: their sessions have ended. A row is written after
-// its session has taken the named lock of the grant.
+// dead returns the rows whose sessions have ended. A row is written after its session has
+// taken the named lock of the grant.
 func (r *recorder) dead(ctx context.Context) (rows []string, err error) {
 	a, err := r.s.commit(ctx, fmt.Sprintf("SELECT held FROM holdfast_session WHERE IS_USED_LOCK(CONVERT(held USING utf8mb4)) IS NULL AND taken < %s - %d LIMIT 10000", clock, takenFor*1_000_000))
 	if err != nil {
@@ -168,7 +168,7 @@ func (r *recorder) delete(ctx context.Context, rows []string) error {
 		rows = rows[n:]
 		_, err := r.s.commit(ctx, "DELETE FROM holdfast_session WHERE held IN ("+strings.Join(list, ", ")+")")
 		if my, answered := errors.AsType[*mysql.MySQLError](err); answered && my.Number == errDeadlock {
-			continue // a later sweep finds them
+			continue // a later sweep removes them
 		}
 		if err != nil {
 			return err
@@ -177,7 +177,7 @@ func (r *recorder) delete(ctx context.Context, rows []string) error {
 	return nil
 }
 
-// close ends the task. Rows that are left no longer count, and another store removes them.
+// close ends the task. The remaining rows no longer count, and another client removes them.
 func (r *recorder) close() {
 	r.mu.Lock()
 	r.closed = true

@@ -8,13 +8,13 @@ CREATE TABLE IF NOT EXISTS holdfast_row (
 	name    VARBINARY(641) NOT NULL PRIMARY KEY, -- namespace, NUL, name
 	bucket  SMALLINT   NOT NULL,
 	version BIGINT     NOT NULL, -- of the row: every write makes a new one
-	token   BIGINT     NOT NULL, -- the last one given
+	token   BIGINT     NOT NULL, -- of the last grant
 	expires BIGINT     NOT NULL, -- of the last grant
 	touched BIGINT     NOT NULL,
 	state   MEDIUMTEXT CHARACTER SET ascii COLLATE ascii_bin NOT NULL -- the grants, as JSON
 ) ENGINE=InnoDB;
 
--- The floor of tokens for names that have no row: 64 rows, for good.
+-- The high-water mark of tokens for names without a row: 64 rows that stay forever.
 CREATE TABLE IF NOT EXISTS holdfast_floor (
 	bucket SMALLINT NOT NULL PRIMARY KEY,
 	token  BIGINT   NOT NULL
@@ -55,6 +55,13 @@ CREATE TABLE IF NOT EXISTS holdfast_session (
 	lockname VARBINARY(192) NOT NULL, -- of GET_LOCK, the lock itself; empty: pessimistic
 	token BIGINT          NOT NULL,
 	slot  INT             NOT NULL,
-	taken BIGINT          NOT NULL, -- when an operator took it away, in microseconds since 1970, UTC; else 0
-	label VARBINARY(1400) NOT NULL -- who holds it
+	taken BIGINT          NOT NULL, -- when an operator broke it, in microseconds since 1970, UTC; else 0
+	label VARBINARY(1400) NOT NULL -- the owner
+) ENGINE=InnoDB;
+
+-- Versioned values of users: optimistic.Update and holdfast run --once.
+CREATE TABLE IF NOT EXISTS holdfast_value (
+	name    VARBINARY(641)  NOT NULL PRIMARY KEY, -- namespace, NUL, key
+	version VARBINARY(26)   NOT NULL, -- every write makes a new one
+	data    MEDIUMBLOB      NOT NULL
 ) ENGINE=InnoDB;

@@ -1,6 +1,7 @@
 package mysqlstore
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -15,7 +16,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // sessions is what the recipes on sessions have in common.
@@ -24,33 +25,30 @@ type sessions struct {
 	s *Store
 }
 
-// sysdate is the time of its evaluation, in microseconds since 1970, in a session
-// whose time zone is UTC. NOW and UTC_TIMESTAMP are taken before the wait.
+// sysdate is the time of its evaluation in microseconds since 1970, in a session whose time
+// zone is UTC. NOW and UTC_TIMESTAMP are evaluated before the wait.
 const sysdate = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
 
 const (
-	// unit is what wait_timeout counts in.
+	// unit is the granularity of wait_timeout.
 	unit = time.Second
-	// forever is more than any wait, and less than what the server takes.
+	// forever is longer than any wait, and shorter than the server's maximum.
 	forever = 365 * 24 * 3600
-	// labelRoom is what a label has in holdfast_session.
+	// labelRoom is the space for a label in holdfast_session.
 	labelRoom = 1400
 )
 
-// A session has named locks of GET_LOCK beside the lock itself. The server frees them
-// when the session ends, and not before: no other session can show them.
+// A session has named locks of GET_LOCK beside the lock itself. The server frees them when
+// the session ends and not before, so that no other session can have them meanwhile.
 //
-//   - hf:session: and a random text, for as long as it lives. This is its identity:
-//     a connection's number may be that of another program's connection on a server
-//     that has taken over.
-//   - hf:new: and its number and turn, while it may have a grant that is not written
-//     down. It is taken with a lock, and kept until the next one, if that follows closely.
-//     Two turns alternate, so that an inspection sees when a session has gone on to
-//     another grant.
-//   - hf:grant: and the hash of a request's ID, while it has a grant that is, or is
-//     about to be, written down. A row of holdfast_session counts while its session
-//     has this lock.
-//   - hf:unrecorded: and its number, while it has a grant whose writing down has failed.
+//   - hf:session: and a random text, as long as the session exists. This is its identity:
+//     after a failover its connection number may be that of another program.
+//   - hf:new: and its number and turn, while it may have a grant that is not recorded. It
+//     is taken with a lock, and kept until the next one, if that follows closely. Two turns
+//     alternate, so that an inspection notices that a session has gone on to another grant.
+//   - hf:grant: and the hash of a request's ID, while it has a grant that is recorded, or
+//     about to be. A row of holdfast_session counts while its session has this lock.
+//   - hf:unrecorded: and its number, while it has a grant that could not be recorded.
 func identityLock(id sqlkit.Identity) string { return "'hf:session:" + id.Since + "'" }
 
 func newLock(s *sqlkit.Session, turn int) string {
@@ -61,26 +59,26 @@ func unrecordedLock(s *sqlkit.Session) string {
 	return "'hf:unrecorded:" + strconv.FormatInt(s.ID.Conn, 10) + "'"
 }
 
-// grantLock is a name, not a literal.
+// grantLock returns a name, not a literal.
 func grantLock(requestID string) string {
 	sum := sha256.Sum256([]byte(requestID))
 	return "hf:grant:" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20]))
 }
 
-// once is an expression that takes a named lock unless the session has it: the server
-// counts how often a session has taken one.
+// once is an expression that takes a named lock unless the session has it. The server counts
+// how often a session has taken a lock.
 func once(lock string) string {
 	return fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), 1, GET_LOCK(%[1]s, 0))", lock)
 }
 
-// isReadOnly reads the value of read_only, which some versions have as an enumeration.
+// isReadOnly reads the value of read_only, which is an enumeration in some versions.
 func isReadOnly(value string) bool { return value != "0" && !strings.EqualFold(value, "OFF") }
 
-// Begin takes away everything that may end a session, a transaction or a statement
-// by itself, so that only the TTL does, and makes the session's clock UTC. Strict mode
-// keeps the server from cutting a name that is too long for a user's column.
+// Begin switches off every timeout of a session, a transaction or a statement, so that only
+// the TTL ends it, and sets the session's clock to UTC. In strict mode the server does not
+// cut a name that is too long for a user's column.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
-	f, err := r.s.server.Settle(ctx)
+	f, err := r.s.server.Wait(ctx)
 	if err != nil {
 		return sqlkit.Identity{}, err
 	}
@@ -104,15 +102,15 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	case isReadOnly(row.Text(1)):
 		return sqlkit.Identity{}, sqlkit.ErrReadOnly
 	case !row.True(3):
-		return sqlkit.Identity{}, driver.Errorf(driver.Unavailable, "mysqlstore: GET_LOCK was interrupted")
+		return sqlkit.Identity{}, driver.Errorf(driver.CodeUnavailable, "mysqlstore: GET_LOCK was interrupted")
 	}
 	id.Conn, id.Server = row.Int(0), row.Text(2)
 	return id, nil
 }
 
-// briefly is a script that runs a statement and has it wait for what others have
-// locked no longer than a moment, or on MySQL, which knows no less, a second; then the
-// other statements. If the answer is an error, back is what makes the session as it was.
+// briefly returns a script that runs a statement with a short lock timeout, 0.2 s on MariaDB
+// and 1 s, the minimum, on MySQL; then the other statements. back restores the session
+// after an error.
 func (r sessions) briefly(statement string, others ...string) (script, back []string) {
 	if r.s.facts().maria {
 		return append([]string{brieflyMaria + statement}, others...), nil
@@ -124,13 +122,13 @@ func (r sessions) briefly(statement string, others ...string) (script, back []st
 
 const brieflyMaria = "SET STATEMENT max_statement_time = 0.2 FOR "
 
-// locked reports whether a statement was run briefly and would have had to wait longer.
+// locked reports whether a statement exceeded the timeout of briefly.
 func locked(err error) bool {
 	my, ok := errors.AsType[*mysql.MySQLError](err)
 	return ok && (my.Number == errLockWait || my.Number == errStatementTime)
 }
 
-// timeout is the statement that sets the session's timer, where it is not so yet.
+// timeout returns the statement that sets the session's timer, if it differs.
 func timeout(s *sqlkit.Session, ttl time.Duration) []string {
 	if s.TTL == ttl {
 		return nil
@@ -138,11 +136,11 @@ func timeout(s *sqlkit.Session, ttl time.Duration) []string {
 	return []string{fmt.Sprintf("SET SESSION wait_timeout = %d", int64(ttl/unit))}
 }
 
-// comment is a label for a statement that may wait.
+// comment returns a label for a statement that may wait.
 func comment(a *sqlkit.Ask) string { return "/*" + a.Label.Encode(labelRoom) + "*/ " }
 
-// markNew is an expression that takes the session's lock hf:new of its next turn and
-// gives back that of the last. Marked is for when the server has evaluated it.
+// markNew is an expression that takes the session's lock hf:new of the next turn and frees
+// that of the last turn. After the server has evaluated it, call marked.
 func markNew(s *sqlkit.Session) string {
 	take := "GET_LOCK(" + newLock(s, 1-s.Turn) + ", 0)"
 	if s.Untold {
@@ -153,18 +151,19 @@ func markNew(s *sqlkit.Session) string {
 
 func marked(s *sqlkit.Session) { s.Untold, s.Turn = true, 1-s.Turn }
 
-// Rest gives it back.
+// Rest frees the lock hf:new.
 func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
 	_, err := s.Run(ctx, "DO RELEASE_LOCK("+newLock(s, s.Turn)+")")
 	s.Untold = s.Untold && err != nil
 	return err
 }
 
-// prove asks whether the session has its lock and its server is not read-only, and sets
-// its timer. In the same round trip it takes the named lock of a grant that is about to
-// be written down.
-// Proof is a script whose last statement is to be completed by more columns; its first
-// column is whether the lock is there.
+// prove reports whether the session has its lock and its server is not read-only, and sets
+// the session's timer. In the same round trip it takes the named lock of a grant that is
+// about to be recorded.
+//
+// proof is a script whose last statement can be extended by columns. Its first column is
+// whether the session has the lock.
 func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lockname string, proof ...string) (bool, error) {
 	record := a.Record && !a.Told && r.s.record.due()
 	left := a.TTL
@@ -191,7 +190,7 @@ func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, l
 		return true, nil
 	}
 	if !r.s.record.write(ctx, a, s.ID.Conn, lockname) {
-		// The lock holds without it. A later ping tries again.
+		// The lock stands without a record. A later ping tries again.
 		_, err := s.Run(ctx, "DO "+once(unrecordedLock(s)))
 		return err == nil, err
 	}
@@ -202,8 +201,8 @@ func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, l
 	return true, nil
 }
 
-// unmark is an expression that gives back the named locks of a grant that was, or was to
-// be, written down.
+// unmark is an expression that frees the named locks of a grant that was, or was to be,
+// recorded.
 func unmark(s *sqlkit.Session, a *sqlkit.Ask) string {
 	if !a.Record {
 		return "1"
@@ -211,9 +210,9 @@ func unmark(s *sqlkit.Session, a *sqlkit.Ask) string {
 	return fmt.Sprintf("COALESCE(RELEASE_LOCK('%s'), 0) + COALESCE(RELEASE_LOCK(%s), 0)", grantLock(a.ID), unrecordedLock(s))
 }
 
-// untold are the sessions that may have yet to write something down, with their turns.
-// One whose lock has not been answered has nothing to write. It returns ErrReadOnly from
-// a server that was demoted.
+// untold returns the sessions that may have a grant that is not recorded, with their turns.
+// A session whose lock request has no answer yet has nothing to record. It returns
+// ErrReadOnly from a server that was demoted.
 func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
 	const turn = "IS_USED_LOCK(CONCAT(_utf8mb4'hf:new:', id, _utf8mb4':%d')) = id"
 	first, second := fmt.Sprintf(turn, 0), fmt.Sprintf(turn, 1)
@@ -232,46 +231,46 @@ func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identi
 	return ids, nil
 }
 
-// Unrecorded returns an error if sessions hold something that they could not write down.
+// Unrecorded returns an error if sessions have grants that they could not record.
 func (r sessions) Unrecorded(ctx context.Context, side sqlkit.Link) error {
 	a, err := side.Run(ctx, "SELECT COUNT(*) FROM "+r.processes()+" p WHERE IS_USED_LOCK(CONCAT(_utf8mb4'hf:unrecorded:', id)) = id")
 	if err != nil {
 		return err
 	}
 	if n := a.Last().Int(0); n > 0 {
-		return driver.Errorf(driver.Unavailable, "mysqlstore: %d sessions hold locks that they could not write down in holdfast_session, so that not all holders can be shown: the table is locked or full, or their user has no right to INSERT", n)
+		return driver.Errorf(driver.CodeUnavailable, "mysqlstore: %d sessions hold locks that they could not record in holdfast_session, so that not all holders can be shown: the table is locked or full, or their user has no right to INSERT", n)
 	}
 	return nil
 }
 
-// Cause looks whether an operator has left word: the server says nothing when it
-// ends a connection.
+// Cause reads whether an operator's break ended the session: the server gives no reason when
+// it ends a connection.
 func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, side *sqlkit.Pool) (driver.Cause, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
 	defer cancel()
 	answers, err := side.Run(ctx, fmt.Sprintf("SELECT taken FROM holdfast_session WHERE held = '%s'", grantLock(a.ID)))
 	if err == nil && answers.Last().Int(0) > 0 {
-		return driver.Taken, nil
+		return driver.CauseTaken, nil
 	}
-	return driver.SessionEnded, nil
+	return driver.CauseSessionEnded, nil
 }
 
-// Ended: an error of MySQL's never says that.
+// Ended reports whether MariaDB has killed the connection. MySQL has no such error.
 func (sessions) Ended(err error) bool {
 	my, ok := errors.AsType[*mysql.MySQLError](err)
 	return ok && my.Number == errKilled
 }
 
-// Cancel ends the statement that a session runs. The server finds the session by its
-// identity and ends the statement in one step.
+// Cancel ends the statement of a session. The server finds the session by its identity and
+// ends the statement in one step.
 func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
 	_, err := side.Run(ctx, "KILL QUERY IS_USED_LOCK("+identityLock(id)+")")
 	return unlessGone(err)
 }
 
-// End ends a session and reports whether it is gone from the server. On a server that
-// has taken over nothing has its identity. A server that is read-only is not believed:
-// the session may be at its successor.
+// End ends a session and reports whether it is gone from the server. On a server that has
+// taken over, no session has its identity. The answer of a read-only server does not
+// count: the session may be at its successor.
 func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
 	a, err := side.Run(ctx, "SELECT @@global.read_only, IS_USED_LOCK("+identityLock(id)+")")
 	switch {
@@ -286,7 +285,7 @@ func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity)
 	return false, unlessGone(err)
 }
 
-// errNoThread: KILL of a session that is gone.
+// errNoThread is the error of KILL for a session that is gone.
 const errNoThread = 1094
 
 func unlessGone(err error) error {
@@ -296,8 +295,8 @@ func unlessGone(err error) error {
 	return err
 }
 
-// Evict leaves word for the holder and ends its session, if it still has the same grant:
-// the server finds the session by the named lock of that grant, and ends it in one step.
+// Evict marks the holder's row and ends its session, if it still has the grant: the server
+// finds the session by the named lock of that grant, and ends it in one step.
 func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
 	held := seen.Identity.Since
 	if _, err := side.Run(ctx, fmt.Sprintf("UPDATE holdfast_session SET taken = %s WHERE held = '%s'", clock, held)); err != nil {
@@ -305,13 +304,13 @@ func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight
 	}
 	_, err := side.Run(ctx, "KILL IS_USED_LOCK('"+held+"')")
 	if err = unlessGone(err); err != nil {
-		_, _ = side.Run(ctx, fmt.Sprintf("UPDATE holdfast_session SET taken = 0 WHERE held = '%s'", held)) // it was not taken
+		_, _ = side.Run(ctx, fmt.Sprintf("UPDATE holdfast_session SET taken = 0 WHERE held = '%s'", held)) // the grant was not broken
 	}
 	return err
 }
 
-// processes is the server's list of sessions with how long, in microseconds, each
-// has been in its state.
+// processes is the server's list of sessions, with the microseconds since each has changed
+// its state.
 func (r sessions) processes() string {
 	if r.s.facts().maria {
 		return "(SELECT id, host, command, state, info, CAST(time_ms * 1000 AS SIGNED) AS micros FROM information_schema.processlist)"
@@ -319,7 +318,29 @@ func (r sessions) processes() string {
 	return "(SELECT id, host, command, state, info, time * 1000000 AS micros FROM information_schema.processlist)"
 }
 
-// holders are the sessions that have what is written down of them. Their numbers are
+// survey returns the sessions with a grant that is not recorded, the recorded holders of the
+// recipe, and the waiters.
+func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all bool, recipe string) ([]sqlkit.Sight, []sqlkit.Identity, error) {
+	// Before the holders: a grant that is recorded meanwhile is then seen below.
+	untold, err := r.untold(ctx, side)
+	if err != nil {
+		return nil, nil, err
+	}
+	where := recipe + fmt.Sprintf(" AND LEFT(s.name, %d) = %s", len(key), lit(key))
+	match := func(l *sqlkit.Label) bool { return bytes.HasPrefix(l.Key, key) }
+	if !all {
+		where = recipe + " AND s.name = " + lit(key)
+		match = func(l *sqlkit.Label) bool { return bytes.Equal(l.Key, key) }
+	}
+	sights, err := r.holders(ctx, side, where)
+	if err != nil {
+		return nil, nil, err
+	}
+	waiting, err := r.waiters(ctx, side, match)
+	return append(sights, waiting...), untold, err
+}
+
+// holders returns the sessions that have the grants which are recorded. Their numbers are
 // those of this server, found by the named locks of their grants.
 func (r sessions) holders(ctx context.Context, side sqlkit.Link, where string) ([]sqlkit.Sight, error) {
 	a, err := side.Run(ctx, "SELECT s.now, s.token, s.slot, s.label, p.micros, p.command, s.held FROM"+
@@ -344,7 +365,7 @@ func (r sessions) holders(ctx context.Context, side sqlkit.Link, where string) (
 	return sights, nil
 }
 
-// waiters are the sessions whose statements wait, longest first.
+// waiters returns the sessions whose statements wait, longest first.
 func (r sessions) waiters(ctx context.Context, side sqlkit.Link, match func(*sqlkit.Label) bool) ([]sqlkit.Sight, error) {
 	a, err := side.Run(ctx, "SELECT id, micros, HEX(LEFT(info, 2048)), "+clock+" FROM "+r.processes()+" p WHERE command = 'Query' AND id <> CONNECTION_ID() AND info LIKE 'SELECT /*hf1.%' AND micros > 2000 ORDER BY micros DESC")
 	if err != nil {

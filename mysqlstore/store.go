@@ -7,43 +7,47 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"time"
 
 	"github.com/go-sql-driver/mysql"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// schema is what Init runs.
+// schema is the script of Init.
 //
 //go:embed schema.sql
 var schema string
 
-// Schema is the script that creates the tables: every statement can be run again.
+// Schema returns the script that creates the tables. Every statement can be repeated.
 func Schema() string { return schema }
 
-// engine is what a recipe is made of.
+// engine is what implements a recipe.
 type engine = sqlkit.Engine
+
+// valueTable is the promoted Get and Put.
+type valueTable = sqlkit.Values
 
 // Store is one client of a MySQL or MariaDB server.
 type Store struct {
 	engine
+	*valueTable
 	cfg    *config
 	where  string
-	dial   func(context.Context) (sqlkit.Link, error) // a connection that nobody else uses
-	links  *sqlkit.Pool                               // for what is committed beside an open transaction
+	dial   func(context.Context) (sqlkit.Link, error) // opens a connection for one user
+	links  *sqlkit.Pool                               // for commits beside an open transaction
 	record *recorder
-	lent   bool // the connections are of a user's pool
+	lent   bool // the connections come from a user's pool
 	server *sqlkit.Probe[facts]
 }
 
-// Open opens the server that a URL names; see the package comment. It is not an
-// error if the server cannot be reached just now.
+// Open opens the server of a URL; see the package comment. It is no error if the server
+// cannot be reached at the moment.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := sqlkit.ReadURL(rawURL, "mysql", "mariadb")
+	u, err := storeurl.Parse(rawURL, "mysql", "mariadb")
 	if err != nil {
-		return nil, driver.Errorf(driver.Invalid, "mysqlstore: %w", err)
+		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: %w", err)
 	}
 	cfg, fromURL, err := parseURL(u)
 	if err != nil {
@@ -52,8 +56,8 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	return OpenConfig(ctx, cfg, append(fromURL, o...)...)
 }
 
-// OpenConfig opens a server by the configuration of go-sql-driver/mysql. The store
-// dials by itself; it sets MultiStatements, no read timeout and no logger.
+// OpenConfig opens a server by a configuration of go-sql-driver/mysql. The store opens its
+// own connections, with MultiStatements, and without a read timeout and a logger.
 func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -77,7 +81,7 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 	}
 	connector, err := mysql.NewConnector(my)
 	if err != nil {
-		return nil, driver.Errorf(driver.Invalid, "mysqlstore: %w", err)
+		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: %w", err)
 	}
 	dial := func(ctx context.Context) (sqlkit.Link, error) {
 		var w *sqlkit.Conn
@@ -90,29 +94,28 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 		}
 		return sqlkit.SQLLink(dc, true, w), nil
 	}
-	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dial, 2)
+	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dial)
 }
 
-// dialled is the key of the place where a dialler puts its connection.
+// dialled is the context key for the connection of a dialler.
 type dialled struct{}
 
-// quiet is a logger: what goes wrong is an error's business.
+// quiet is a logger that logs nothing: every problem is returned as an error.
 type quiet struct{}
 
 func (quiet) Print(...any) {}
 
-// New makes a store over a user's pool, which stays the user's to close. Locks of
-// Pessimistic and Named each take a connection out of it, for as long as they are
-// held or waited for, and end it instead of giving it back; that it was lost is
-// noticed within a second. The pool's connections are of one schema, where the
-// tables are.
+// New opens a store over a user's pool, which the user closes. The connections of the pool
+// use one schema, which has the tables. Each lock and each waiter of Pessimistic and Named
+// takes a connection out of the pool and ends it afterwards. The loss of such a connection
+// is noticed within a second.
 func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
 		return nil, err
 	}
 	if db == nil {
-		return nil, driver.Errorf(driver.Invalid, "mysqlstore: the pool is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: the pool is nil")
 	}
 	dial := func(ctx context.Context) (sqlkit.Link, error) {
 		l, err := sqlkit.Lend(ctx, db, nil)
@@ -121,37 +124,35 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 		}
 		return l, nil
 	}
-	return open(ctx, c, "mysql (a pool)", dial, 0)
+	c.MaxIdle = 0 // the pool keeps its own
+	return open(ctx, c, "mysql (a pool)", dial)
 }
 
-func open(ctx context.Context, c *config, where string, dial func(context.Context) (sqlkit.Link, error), keep int) (*Store, error) {
+func open(ctx context.Context, c *config, where string, dial func(context.Context) (sqlkit.Link, error)) (*Store, error) {
 	if c.Namespace != "" {
 		where += " (namespace " + c.Namespace + ")"
 	}
-	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(keep, dial), lent: keep == 0}
+	s := &Store{cfg: c, where: where, dial: dial, links: sqlkit.NewPool(c.Idle(2), dial), lent: c.MaxIdle == 0}
 	s.server = sqlkit.NewProbe(s.probe)
 	s.record = newRecorder(s)
+	s.valueTable = newValues(s)
 	switch c.Recipe {
 	case Optimistic:
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, dial), table{}, faults{}, nil, c.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(c.Idle(2), dial), table{}, faults{}, nil, c.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(dial, pessimistic{sessions{s: s}}, 2*keep, c.Namespace)
+		s.engine = sqlkit.NewSessions(dial, pessimistic{sessions{s: s}}, c.Idle(4), c.Namespace)
 	case Named:
-		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, 2*keep, c.Namespace)
+		s.engine = sqlkit.NewSessions(dial, named{sessions{s: s}}, c.Idle(4), c.Namespace)
 	}
-	// A server that does not answer is no error, and is not waited for: see driver.Opener.
-	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)
-	defer cancel()
-	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	if err := s.server.Open(ctx); err != nil {
 		_ = s.Close(ctx)
 		return nil, err
 	}
 	return s, nil
 }
 
-// commit runs statements on a connection that has no transaction, at a server that takes
-// writes. Connections to a server that was demoted are ended: a new one may lead to its
-// successor.
+// commit runs statements on a connection without a transaction, at a server that accepts
+// writes. It closes connections to a demoted server: a new one may lead to its successor.
 func (s *Store) commit(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
 	script := append([]string{"SELECT @@global.read_only"}, statements...)
 	for fresh := false; ; fresh = true {
@@ -171,13 +172,10 @@ func (s *Store) commit(ctx context.Context, statements ...string) (sqlkit.Answer
 	}
 }
 
-// String says where the locks are, without a password.
+// String returns where the locks are, without a password.
 func (s *Store) String() string { return s.where }
 
-// Classify finds the code that every error of the store carries.
-func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
-
-// Close ends the store's connections, and with them the grants that live on them.
+// Close ends the connections, and with them the grants of Pessimistic and Named.
 func (s *Store) Close(ctx context.Context) error {
 	err := s.engine.Close(ctx)
 	s.record.close()
@@ -185,8 +183,8 @@ func (s *Store) Close(ctx context.Context) error {
 	return err
 }
 
-// Init creates the tables, unless they are there. It needs the right to create
-// tables; the store itself then needs only SELECT, INSERT, UPDATE and DELETE on them.
+// Init creates the tables, unless they exist. It needs the right to create tables. The store
+// itself needs only SELECT, INSERT, UPDATE and DELETE on them.
 func (s *Store) Init(ctx context.Context) error {
 	l, err := s.dial(ctx)
 	if err != nil {
@@ -207,15 +205,3 @@ var _ interface {
 	driver.Inspector
 	driver.Breaker
 } = (*Store)(nil)
-
-// Sweep removes rows of the optimistic recipe that nobody has used for a while, as
-// the store does by itself when they have been idle for a minute. With less, a late
-// request may find its row gone: it is for tests and for who has stopped every
-// client. Other recipes have nothing to remove.
-func (s *Store) Sweep(ctx context.Context, idle time.Duration) error {
-	o, ok := s.engine.(*sqlkit.Optimistic)
-	if !ok {
-		return nil
-	}
-	return o.Sweep(ctx, idle)
-}

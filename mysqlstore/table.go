@@ -3,20 +3,20 @@ package mysqlstore
 import (
 	"fmt"
 
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// clock is the statement's time in microseconds since 1970, whatever the session's
-// time zone: UTC_TIMESTAMP knows none.
+// clock is the time of the statement in microseconds since 1970. UTC_TIMESTAMP does not
+// depend on the session's time zone.
 const clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 
-// table is the dialect of the optimistic recipe. The time is that of a statement's
-// beginning. A statement that waits for a row lock then judges by a time that has
-// passed, which errs on the safe side: what has run out meanwhile still stands, and
-// a deadline that has passed meanwhile is at most innodb_lock_wait_timeout old.
+// table is the dialect of the optimistic recipe. Its time is the beginning of a statement.
+// A statement that waits for a row lock so decides by a time in the past, which is safe: a
+// grant that has expired meanwhile still stands, and a deadline that has passed meanwhile
+// is at most innodb_lock_wait_timeout old.
 type table struct{}
 
-// lit is a byte string as a literal that no sql_mode reads otherwise.
+// lit returns bytes as a literal that means the same in every sql_mode.
 func lit(b []byte) string { return fmt.Sprintf("x'%x'", b) }
 
 func (table) Read(name []byte, bucket int) string {

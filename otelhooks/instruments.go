@@ -80,7 +80,7 @@ func mode(e holdfast.Event) string {
 // cause maps all causes that holdfast does not define to "other".
 func cause(e holdfast.Event) string {
 	switch e.Cause {
-	case holdfast.Expired, holdfast.Taken, holdfast.SessionEnded, holdfast.Gone, holdfast.Slept, holdfast.Closed:
+	case holdfast.CauseExpired, holdfast.CauseTaken, holdfast.CauseSessionEnded, holdfast.CauseGone, holdfast.CauseSlept, holdfast.CauseClosed:
 		return string(e.Cause)
 	}
 	return "other"

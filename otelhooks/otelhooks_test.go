@@ -204,11 +204,11 @@ func TestQueued(t *testing.T) {
 func TestFailures(t *testing.T) {
 	refusal := func(code driver.Code) error { return driver.Errorf(code, "no (scripted)") }
 	for want, err := range map[string]error{
-		"unavailable": refusal(driver.Unavailable),
-		"refused":     refusal(driver.Refused),
-		"unsupported": refusal(driver.Unsupported),
-		"closed":      refusal(driver.IsClosed),
-		"invalid":     refusal(driver.Invalid),
+		"unavailable": refusal(driver.CodeUnavailable),
+		"refused":     refusal(driver.CodeRefused),
+		"unsupported": refusal(driver.CodeUnsupported),
+		"closed":      refusal(driver.CodeClosed),
+		"invalid":     refusal(driver.CodeInvalid),
 	} {
 		t.Run(want, func(t *testing.T) {
 			r := newRig(t)
@@ -252,11 +252,11 @@ func TestGivenUp(t *testing.T) {
 
 func TestLost(t *testing.T) {
 	for want, lose := range map[holdfast.Cause]func(*rig){
-		holdfast.Taken:   func(r *rig) { _ = r.store.Script().Lose("x", holdfast.Taken) },
-		holdfast.Gone:    func(r *rig) { r.store.Script().Forget("x"); time.Sleep(4 * second) },
-		holdfast.Expired: func(r *rig) { r.store.Script().FailRenewals("x", 1000, nil); time.Sleep(20 * second) },
-		holdfast.Closed:  func(r *rig) { r.close() },
-		"made up":        func(r *rig) { _ = r.store.Script().Lose("x", "made up") },
+		holdfast.CauseTaken:   func(r *rig) { _ = r.store.Script().Lose("x", holdfast.CauseTaken) },
+		holdfast.CauseGone:    func(r *rig) { r.store.Script().Forget("x"); time.Sleep(4 * second) },
+		holdfast.CauseExpired: func(r *rig) { r.store.Script().FailRenewals("x", 1000, nil); time.Sleep(20 * second) },
+		holdfast.CauseClosed:  func(r *rig) { r.close() },
+		"made up":             func(r *rig) { _ = r.store.Script().Lose("x", "made up") },
 	} {
 		t.Run(string(want), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -268,7 +268,7 @@ func TestLost(t *testing.T) {
 				r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
 				// The unlocking of a lost lock tries a release, and here again and
 				// again.
-				r.store.Script().FailReleases("x", 2, driver.Errorf(driver.Unavailable, "scripted"))
+				r.store.Script().FailReleases("x", 2, driver.Errorf(driver.CodeUnavailable, "scripted"))
 				for range 2 {
 					if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 						t.Error(err)
@@ -362,7 +362,7 @@ func TestUnconfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		k := r.lock(r.ctx, "x")
-		r.store.Script().FailReleases("x", 3, driver.Errorf(driver.Unavailable, "scripted"))
+		r.store.Script().FailReleases("x", 3, driver.Errorf(driver.CodeUnavailable, "scripted"))
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatal(err)
 		}
@@ -398,7 +398,7 @@ func TestUndoFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.store.Script().LoseAcquireAnswer("x", 0, 0)
-		r.store.Script().FailUndos("x", 3, driver.Errorf(driver.Unavailable, "scripted"))
+		r.store.Script().FailUndos("x", 3, driver.Errorf(driver.CodeUnavailable, "scripted"))
 		if _, err := r.TryLock(r.ctx, "x"); !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatal(err)
 		}
@@ -436,7 +436,7 @@ func TestLockAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 3})
-	if err := r.store.Script().Lose("b", holdfast.Taken); err != nil {
+	if err := r.store.Script().Lose("b", holdfast.CauseTaken); err != nil {
 		t.Fatal(err)
 	}
 	if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
@@ -484,7 +484,7 @@ func TestOrder(t *testing.T) {
 		e := holdfast.Event{Kind: kind, Name: "x", Store: "memory", StoreKind: "memory", Limit: 1, Token: 7, Slot: driver.NoSlot}
 		switch kind {
 		case holdfast.EventLost:
-			e.Cause = holdfast.Taken
+			e.Cause = holdfast.CauseTaken
 		case holdfast.EventFailed:
 			e.Token, e.Err = 0, context.Canceled
 		}
@@ -583,7 +583,7 @@ func TestStorm(t *testing.T) {
 				k, err := r.Lock(ctx, name, holdfast.Wait(patience))
 				if err == nil {
 					if n%3 == 0 {
-						_ = r.store.Script().Lose(name, holdfast.Taken)
+						_ = r.store.Script().Lose(name, holdfast.CauseTaken)
 					}
 					_ = k.Unlock()
 				}
@@ -609,17 +609,17 @@ func TestNamesHidden(t *testing.T) {
 		r := newRig(t, otelhooks.WithNameOnSpans(false))
 		script := r.store.Script()
 		const name = "jane@example.org"
-		script.FailAcquire(name, 1, driver.Errorf(driver.Refused, "no %s", name))
+		script.FailAcquire(name, 1, driver.Errorf(driver.CodeRefused, "no %s", name))
 		_, _ = r.TryLock(r.ctx, name, holdfast.Reason("bill for "+name))
 		k := r.lock(r.ctx, name, holdfast.TTL(9*second))
 		_, _ = r.TryLock(r.ctx, name)
-		script.FailRenewals(name, 1, driver.Errorf(driver.Unavailable, "no %s", name))
+		script.FailRenewals(name, 1, driver.Errorf(driver.CodeUnavailable, "no %s", name))
 		time.Sleep(5 * second)
-		_ = script.Lose(name, holdfast.Taken)
-		script.FailReleases(name, 2, driver.Errorf(driver.Unavailable, "no %s", name))
+		_ = script.Lose(name, holdfast.CauseTaken)
+		script.FailReleases(name, 2, driver.Errorf(driver.CodeUnavailable, "no %s", name))
 		_ = k.Unlock()
 		script.LoseAcquireAnswer(name, 0, 0)
-		script.FailUndos(name, 2, driver.Errorf(driver.Unavailable, "no %s", name))
+		script.FailUndos(name, 2, driver.Errorf(driver.CodeUnavailable, "no %s", name))
 		_, _ = r.TryLock(r.ctx, name)
 		r.close()
 		if len(r.spans.Ended()) < 5 {
@@ -641,7 +641,7 @@ func TestNotSampled(t *testing.T) {
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.NeverSample())))
 	r := newRig(t, otelhooks.WithTracerProvider(never))
 	k := r.lock(r.ctx, "x")
-	_ = r.store.Script().Lose("x", holdfast.Taken)
+	_ = r.store.Script().Lose("x", holdfast.CauseTaken)
 	_ = k.Unlock()
 	r.close()
 	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})

@@ -11,14 +11,14 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // advisory is the recipe of session-level advisory locks.
 type advisory struct{ sessions }
 
-// hashed is the 64-bit key of a name: the first bytes of the SHA-256 of namespace,
-// NUL and name. Two names that had the same would exclude each other.
+// hashed returns the 64-bit key of a name: the first bytes of the SHA-256 of namespace, NUL
+// and name. Two names with the same key exclude each other.
 func hashed(salt string, key []byte) mark {
 	h := sha256.New()
 	h.Write([]byte(salt))
@@ -27,7 +27,7 @@ func hashed(salt string, key []byte) mark {
 	return mark{uint32(k >> 32), uint32(k), 1}
 }
 
-// given reads a key as a user of advisory locks writes it.
+// given parses a key that a user of advisory locks has chosen.
 func given(name string) (mark, error) {
 	a, b, two := strings.Cut(name, ",")
 	if two {
@@ -39,7 +39,7 @@ func given(name string) (mark, error) {
 	} else if k, err := strconv.ParseInt(a, 10, 64); err == nil && strconv.FormatInt(k, 10) == name {
 		return mark{uint32(uint64(k) >> 32), uint32(k), 1}, nil
 	}
-	return mark{}, driver.Errorf(driver.Invalid, "name %q: with keys=given a name is a signed 64-bit number in decimal, or two of 32 bits with a comma between, as in 42 or 7,1", name)
+	return mark{}, driver.Errorf(driver.CodeInvalid, "name %q: with keys=given a name is a signed 64-bit number in decimal, or two of 32 bits with a comma between, as in 42 or 7,1", name)
 }
 
 func (r advisory) mark(key []byte) (mark, error) {
@@ -50,10 +50,10 @@ func (r advisory) mark(key []byte) (mark, error) {
 	return hashed("", key), nil
 }
 
-// Check answers for limits that advisory locks do not have.
+// Check refuses limits that advisory locks do not support.
 func (r advisory) Check(q *driver.Request) (time.Duration, error) {
 	if q.Limit != driver.Exclusive && q.Limit != driver.Unlimited {
-		return 0, driver.Errorf(driver.Unsupported, "limit %d: advisory locks are exclusive or shared; recipe=pessimistic and recipe=optimistic have semaphores", q.Limit)
+		return 0, driver.Errorf(driver.CodeUnsupported, "limit %d: advisory locks are exclusive or shared; recipe=pessimistic and recipe=optimistic have semaphores", q.Limit)
 	}
 	if r.s.cfg.given {
 		if _, err := given(q.Name); err != nil {
@@ -70,9 +70,9 @@ func shared(a *sqlkit.Ask) string {
 	return ""
 }
 
-// Lock takes the lock and then reads the clock. Who does not wait asks by a statement
-// that is parsed and planned once in a session. A wait carries a label, so that it can
-// be seen who waits.
+// Lock takes the lock and then reads the clock. A request that does not wait uses a statement
+// that is parsed and planned once per session. A waiter's statement carries a label, which
+// shows its owner.
 func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
 	m, err := r.mark(a.Key)
 	if err != nil {
@@ -102,21 +102,15 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (s
 	}
 	got := sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}
 	if r.s.cfg.Durable {
-		brief, cancel := sqlkit.TokenWithin(ctx, a)
-		answers, err := s.Run(brief, durable(a))
-		cancel()
-		if err == nil {
-			got.Token, err = durableOf(answers)
-		}
-		if err != nil {
-			return got, sqlkit.GiveBack(ctx, r, s, err)
-		}
+		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (uint64, error) {
+			return durableOf(s.Run(ctx, durable(a)))
+		})
 	}
 	return got, nil
 }
 
-// now is the token's expression. Those who share read the clock one after the other,
-// so that no two have the same token.
+// now is the expression of the token. Shared grants read the clock one after the other, so
+// that no two have the same token.
 func (r advisory) now(a *sqlkit.Ask) string {
 	if a.Limit == driver.Exclusive {
 		return clock
@@ -124,8 +118,8 @@ func (r advisory) now(a *sqlkit.Ask) string {
 	return "CASE WHEN pg_advisory_xact_lock(" + hashed("token\x00", a.Key).args() + ")::text IS NOT NULL THEN " + clock + " END"
 }
 
-// try takes the lock if it is free. The marks /*hf*/ tell those who look that the
-// session has yet to say who holds.
+// try takes the lock if it is free. The mark /*hf*/ shows that the session has a grant that
+// is not recorded.
 func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, m mark) (sqlkit.Row, error) {
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
 		return p.prepared(ctx, "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok) SELECT CASE WHEN ok THEN "+clock+" END, pg_backend_pid() FROM l", m.args())
@@ -134,7 +128,7 @@ func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, m m
 	return answers.Last(), err
 }
 
-// Ping says who holds.
+// Ping records the holder.
 func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
 	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid(), "+named(a, fmt.Sprint(a.Token)))
 	if err != nil {
@@ -144,7 +138,7 @@ func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (b
 	return answers.Last().Int(0) == s.ID.Conn, nil
 }
 
-// errMoved: a session that is not the one it was is no session.
+// errMoved is the error of a session that has become another one.
 var errMoved = fmt.Errorf("the connection has another backend than before: a pooler in transaction mode stands between")
 
 // durable raises the high-water mark of tokens, which is on the disk before the grant
@@ -153,17 +147,20 @@ func durable(a *sqlkit.Ask) string {
 	return fmt.Sprintf("UPDATE "+untoldMark+" holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d AND "+flushed+" RETURNING token", clock, sqlkit.Bucket(a.Key))
 }
 
-// durableOf is the token of its answer.
-func durableOf(answers sqlkit.Answers) (uint64, error) {
+// durableOf returns the token in its answer.
+func durableOf(answers sqlkit.Answers, err error) (uint64, error) {
+	if err != nil {
+		return 0, err
+	}
 	if row := answers.Last(); row != nil {
 		return uint64(row.Int(0)), nil
 	}
 	return 0, sqlkit.ErrSchema
 }
 
-// Unlock looks at the server's answer: a lock that the session does not have is
-// none of ours. What was said of the session is unsaid, so that whoever means to end it
-// does not end what it holds next.
+// Unlock reports what pg_advisory_unlock returns: false if the session does not have the
+// lock. It also removes the record of the session, so that a client that ends the session by
+// that record does not end the next grant.
 func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
 	m, err := r.mark(a.Key)
 	if err != nil {
@@ -184,13 +181,13 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) 
 	return answers.Last().True(0), nil
 }
 
-// Clear lets go of a lock that came in the moment of its cancelling.
+// Clear frees a lock that was granted while the statement was being cancelled.
 func (r advisory) Clear(ctx context.Context, s *sqlkit.Session) error {
 	_, err := s.Run(ctx, "SELECT pg_advisory_unlock_all()")
 	return err
 }
 
-// Survey reads pg_locks.
+// Survey returns the holders and waiters in pg_locks.
 func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	where := "true"
 	if !all {
@@ -212,7 +209,7 @@ func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 			continue
 		}
 		if f.ours {
-			// A session that has this lock and not for what it says is not ours.
+			// A session that has this lock, with a label for another one, is not holdfast's.
 			if m, err := r.mark(f.Key); err != nil || m != f.mark {
 				f.ours = false
 			}

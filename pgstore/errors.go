@@ -6,10 +6,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// stater is an error that carries an SQLSTATE: pgx's and lib/pq's do.
+// stater is an error with an SQLSTATE, as pgx and lib/pq return it.
 type stater interface {
 	error
 	SQLState() string
@@ -27,7 +27,7 @@ func state(err error) string {
 
 type faults struct{}
 
-// Sort puts a code on an error of a connection.
+// Sort returns an error of a connection with a code.
 func (faults) Sort(err error) (error, bool) {
 	if err == nil {
 		return nil, false
@@ -37,16 +37,18 @@ func (faults) Sort(err error) (error, bool) {
 	}
 	switch code := state(err); code {
 	case "40001", "40P01", "55P03": // serialization, deadlock, lock not available
-		return &driver.Error{Code: driver.Unavailable, Err: err}, true
-	case "53300", "53400", "57P03", "57014": // too many connections, starting up; the statement was cancelled, and so did nothing
-		return &driver.Error{Code: driver.Unavailable, Err: err}, false
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, true
+	case "53300": // too many connections
+		return driver.Errorf(driver.CodeUnavailable, "%w: %w", sqlkit.ErrTooMany, err), false
+	case "53400", "57P03", "57014": // a limit, starting up; the statement was cancelled, and so did nothing
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
 	case "42P01", "42703", "42P07": // no such table, or column
-		return driver.Errorf(driver.Refused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
+		return driver.Errorf(driver.CodeRefused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
 	case "42501", "25006", "28000", "28P01", "3D000", "3F000", "42601", "42883", "42704", "22023", "0A000":
-		return &driver.Error{Code: driver.Refused, Err: err}, false
+		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
 	}
-	return &driver.Error{Code: driver.Unknown, Err: err}, false
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 }
 
-// unreached puts a code on an error of opening a connection: nothing was asked.
+// unreached returns an error of opening a connection with a code: no lock was requested.
 func unreached(err error) error { return sqlkit.Unreached(faults{}, err) }

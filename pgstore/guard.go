@@ -7,7 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
 )
 
@@ -24,34 +23,30 @@ import (
 //		_, err := tx.Exec(ctx, "UPDATE invoices ...")
 //		return err
 //	})
+//
+// With a DB it is also a [fence.Guard], which runs the transaction itself.
 type Guard struct {
+	// DB begins the transactions of Write and Raise. Check does not use it.
+	DB interface {
+		Begin(context.Context) (pgx.Tx, error) // as pgx.Conn and pgxpool.Pool do
+	}
 	// Table is the name of the table of tokens, as fence.SQL allows it. Default:
 	// fence.DefaultTable.
 	Table string
 }
 
+var _ fence.Guard[fence.Func] = Guard{}
+
 // Check refuses a token smaller than the largest one seen for resource with a
 // [*fence.StaleError], and otherwise remembers it if tx is committed. After any error
 // roll tx back. Errors wrap fence.ErrStale, fence.ErrInvalid or fence.ErrUnavailable.
 func (g Guard) Check(ctx context.Context, tx pgx.Tx, resource string, token uint64) error {
-	if _, err := (fence.SQL{Dialect: fence.PostgreSQL, Table: g.Table}).Schema(); err != nil {
-		return err // the name of the table
-	}
-	table := g.Table
-	if table == "" {
-		table = fence.DefaultTable
-	}
-	if err := driver.CheckName(resource); err != nil {
-		return fmt.Errorf("%w: resource: %w", fence.ErrInvalid, err)
-	}
-	if token == 0 || token >= driver.MaxToken {
-		return &fence.TokenError{Token: token}
-	}
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("%w: %q: nothing written: %w", fence.ErrUnavailable, resource, errors.Join(err, context.Cause(ctx)))
+	table, err := g.check(ctx, resource, token)
+	if err != nil {
+		return err
 	}
 	var newest int64
-	err := tx.QueryRow(ctx, `INSERT INTO `+table+` AS f (resource, token) VALUES ($1, $2)
+	err = tx.QueryRow(ctx, `INSERT INTO `+table+` AS f (resource, token) VALUES ($1, $2)
 		ON CONFLICT (resource) DO UPDATE SET token = GREATEST(f.token, EXCLUDED.token) RETURNING token`, []byte(resource), int64(token)).Scan(&newest)
 	switch {
 	case err != nil:
@@ -60,4 +55,90 @@ func (g Guard) Check(ctx context.Context, tx pgx.Tx, resource string, token uint
 		return &fence.StaleError{Resource: resource, Token: token, Newest: uint64(newest)}
 	}
 	return nil
+}
+
+type txKey struct{}
+
+// Tx returns the transaction in which a write of [Guard.Write] runs, or nil outside of
+// one. The guard commits it; the write must not.
+func Tx(ctx context.Context) pgx.Tx {
+	tx, _ := ctx.Value(txKey{}).(pgx.Tx)
+	return tx
+}
+
+// Write implements [fence.Guard]: it begins a transaction on DB, calls Check, calls the
+// write with a context that carries the transaction for [Tx], and commits. It rolls back
+// when the write fails or panics, or when ctx has ended before the commit.
+func (g Guard) Write(ctx context.Context, resource string, token uint64, write fence.Func) error {
+	if _, err := g.check(ctx, resource, token); err != nil {
+		return err
+	}
+	tx, err := g.begin(ctx, resource)
+	if err != nil {
+		return err
+	}
+	// Rollback does nothing after a commit. Where it fails, for example because ctx has ended, pgx ends the connection.
+	defer func() { _ = tx.Rollback(ctx) }()
+	if err := g.Check(ctx, tx, resource, token); err != nil {
+		return err
+	}
+	if write != nil {
+		if err := write(context.WithValue(ctx, txKey{}, tx)); err != nil {
+			return err
+		}
+	}
+	if err := fence.CheckArguments(ctx, resource, token); err != nil {
+		return err // the context has ended
+	}
+	if err := tx.Commit(ctx); err != nil {
+		return fmt.Errorf("%w: %q: the commit was not confirmed, it may have been made: %w", fence.ErrUnavailable, resource, err)
+	}
+	return nil
+}
+
+// Raise implements [fence.Guard].
+func (g Guard) Raise(ctx context.Context, resource string, token uint64) error {
+	return g.Write(ctx, resource, token, nil)
+}
+
+// Newest implements [fence.Guard].
+func (g Guard) Newest(ctx context.Context, resource string) (uint64, error) {
+	table, err := g.check(ctx, resource, 1)
+	if err != nil {
+		return 0, err
+	}
+	tx, err := g.begin(ctx, resource)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = tx.Rollback(ctx) }()
+	var newest int64
+	err = tx.QueryRow(ctx, `SELECT token FROM `+table+` WHERE resource = $1`, []byte(resource)).Scan(&newest)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return 0, fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, err)
+	}
+	return uint64(newest), nil
+}
+
+func (g Guard) begin(ctx context.Context, resource string) (pgx.Tx, error) {
+	if g.DB == nil {
+		return nil, fmt.Errorf("%w: Guard.DB is nil", fence.ErrInvalid)
+	}
+	tx, err := g.DB.Begin(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %q: begin: %w", fence.ErrUnavailable, resource, err)
+	}
+	return tx, nil
+}
+
+// check returns the name of the table.
+func (g Guard) check(ctx context.Context, resource string, token uint64) (string, error) {
+	if _, err := (fence.SQL{Dialect: fence.PostgreSQL, Table: g.Table}).Schema(); err != nil {
+		return "", err
+	}
+	table := g.Table
+	if table == "" {
+		table = fence.DefaultTable
+	}
+	return table, fence.CheckArguments(ctx, resource, token)
 }

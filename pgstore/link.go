@@ -11,18 +11,18 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// pgLink is a link over pgx's lowest layer, in the simple protocol: a script is one
-// round trip, and nothing is prepared.
+// pgLink is a link over pgx's lowest layer, in the simple protocol: a script is one round
+// trip, and nothing is prepared.
 type pgLink struct {
 	conn *pgconn.PgConn
 	gone <-chan struct{}
 	cut  func()
 
 	watch func()
-	names map[string]string // of prepared statements; whoever runs one
+	names map[string]string // of prepared statements; used by the goroutine that runs one
 
 	mu           sync.Mutex
 	busy, closed bool
@@ -45,8 +45,7 @@ func (l *pgLink) Run(ctx context.Context, statements ...string) (sqlkit.Answers,
 	return runPg(ctx, l.conn, statements)
 }
 
-// bound has the end of a context end the connection, which is all that pgx would do
-// about it, with less ado.
+// bound lets the end of a context end the connection. pgx would do the same with more effort.
 func (l *pgLink) bound(ctx *context.Context) func() {
 	if l.watch == nil || (*ctx).Done() == nil {
 		return func() {}
@@ -74,11 +73,10 @@ func (l *pgLink) finish() {
 	}
 }
 
-// preparer is a link that can keep statements prepared, which only one that lasts
-// should.
+// preparer is a link that can keep statements prepared. Only a lasting link should.
 type preparer interface {
-	// prepared runs a statement that is prepared the first time, and answers its
-	// first row.
+	// prepared runs a statement, which is prepared the first time, and returns its first
+	// row.
 	prepared(ctx context.Context, statement string, args ...string) (sqlkit.Row, error)
 }
 
@@ -139,7 +137,7 @@ func runPg(ctx context.Context, c *pgconn.PgConn, statements []string) (sqlkit.A
 	return all, m.Close()
 }
 
-// Close leaves the rest to the statement that runs, if one does.
+// Close leaves the rest to the statement that runs, if there is one.
 func (l *pgLink) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,7 +152,7 @@ func (l *pgLink) Close() {
 	}
 }
 
-// end says good-bye, which does not wait for the network, and closes.
+// end closes the connection. It sends the termination message without waiting.
 func (l *pgLink) end() {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -162,7 +160,7 @@ func (l *pgLink) end() {
 	l.cut()
 }
 
-// dialLink opens a connection of its own whose end is noticed as it comes.
+// dialLink opens a connection that reports its end at once.
 func dialLink(ctx context.Context, cfg *pgconn.Config) (*pgLink, error) {
 	cfg = cfg.Copy()
 	var mu sync.Mutex
@@ -191,7 +189,7 @@ func dialLink(ctx context.Context, cfg *pgconn.Config) (*pgLink, error) {
 		}
 		return nil, unreached(err)
 	}
-	// Of several hosts the last one that was dialled is the one that is used.
+	// pgx tries several hosts, and uses the last connection.
 	last := dialled[len(dialled)-1]
 	for _, w := range dialled[:len(dialled)-1] {
 		w.Close()
@@ -199,8 +197,8 @@ func dialLink(ctx context.Context, cfg *pgconn.Config) (*pgLink, error) {
 	return &pgLink{conn: c, gone: last.Gone(), watch: last.Watch, cut: func() { last.Close() }}, nil
 }
 
-// wrap makes a link of a connection of database/sql's pgx driver, and nil of any
-// other's.
+// wrap makes a link of a connection of database/sql's pgx driver. It returns nil for
+// another driver.
 func wrap(dc any) sqlkit.Link {
 	c, ok := dc.(*stdlib.Conn)
 	if !ok {

@@ -7,12 +7,11 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// listener receives the notifications of releases, over one connection that is there
-// while there are waiters and a little longer. While it is not there, and behind a
-// pooler, waiters poll.
+// listener receives the notifications of releases, on one connection that exists while there
+// are waiters and a little longer. Without it, and behind a pooler, waiters poll.
 type listener struct {
 	pg     *pgconn.Config
 	ctx    context.Context
@@ -22,11 +21,11 @@ type listener struct {
 	mu      sync.Mutex
 	waiting map[string]map[chan struct{}]struct{} // by payload
 	running bool
-	pooled  bool          // a pooler was found: nothing is received
-	ready   chan struct{} // closed when it listens, or has tried
+	pooled  bool          // behind a pooler, which passes no notifications
+	ready   chan struct{} // closed after the first attempt to listen
 }
 
-// listenOn is how long it stays after the last waiter.
+// listenOn is how long the connection stays after the last waiter.
 const listenOn = 10 * time.Second
 
 func newListener(pg *pgconn.Config) *listener {
@@ -35,7 +34,7 @@ func newListener(pg *pgconn.Config) *listener {
 	return l
 }
 
-// Listen registers a waiter, once the connection listens or could not be opened.
+// Listen registers a waiter, after the first attempt to listen.
 func (l *listener) Listen(ctx context.Context, name []byte) (<-chan struct{}, func(), error) {
 	ch, p := make(chan struct{}, 1), payload(name)
 	l.mu.Lock()
@@ -59,7 +58,7 @@ func (l *listener) Listen(ctx context.Context, name []byte) (<-chan struct{}, fu
 	select {
 	case <-ready:
 		select {
-		case <-ch: // whoever begins to listen looks anyway
+		case <-ch: // the waiter tries again anyway
 		default:
 		}
 		return ch, stop, nil
@@ -72,14 +71,14 @@ func (l *listener) Listen(ctx context.Context, name []byte) (<-chan struct{}, fu
 	}
 }
 
-// Close ends it.
+// Close ends the connection and the goroutine.
 func (l *listener) Close() {
 	l.cancel()
 	l.tasks.Wait()
 }
 
-// tell wakes those who wait for a payload, or everyone.
-func (l *listener) tell(p string, all bool) {
+// notify wakes the waiters of a payload, or all.
+func (l *listener) notify(p string, all bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for q, chans := range l.waiting {
@@ -95,11 +94,11 @@ func (l *listener) tell(p string, all bool) {
 	}
 }
 
-// run listens until nobody has waited for a while.
+// run listens until there were no waiters for a while.
 func (l *listener) run() {
 	for {
 		l.session()
-		l.tell("", true) // something may have been missed
+		l.notify("", true) // a notification may have been missed
 		l.mu.Lock()
 		if len(l.waiting) == 0 || l.pooled || l.ctx.Err() != nil {
 			l.running = false
@@ -114,7 +113,7 @@ func (l *listener) run() {
 	}
 }
 
-// session is one connection's life.
+// session serves one connection.
 func (l *listener) session() {
 	tried := func() {
 		l.mu.Lock()
@@ -127,7 +126,7 @@ func (l *listener) session() {
 	}
 	defer tried()
 	cfg := l.pg.Copy()
-	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { l.tell(n.Payload, false) }
+	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { l.notify(n.Payload, false) }
 	ctx, cancel := context.WithTimeout(l.ctx, 5*time.Second)
 	defer cancel()
 	link, err := dialLink(ctx, cfg)
@@ -135,7 +134,7 @@ func (l *listener) session() {
 		return
 	}
 	defer link.Close()
-	// Behind a pooler both would stay in a backend that others use next.
+	// Behind a pooler the settings would stay in a backend that other clients use next.
 	is, err := direct(ctx, link)
 	if err != nil {
 		return
@@ -149,7 +148,7 @@ func (l *listener) session() {
 	if _, err := link.Run(ctx, "SET idle_session_timeout = 0", "LISTEN "+channel); err != nil {
 		return
 	}
-	l.tell("", true)
+	l.notify("", true)
 	tried()
 	var idle time.Time
 	for {

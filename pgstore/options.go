@@ -8,13 +8,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// Recipe is how a store writes locks down.
+// Recipe selects how a store keeps locks.
 type Recipe string
 
-// The recipes. They do not exclude one another.
+// The recipes. A lock of one recipe does not exclude a lock of another.
 const (
 	// Advisory takes session-level advisory locks.
 	Advisory Recipe = "advisory"
@@ -24,7 +25,7 @@ const (
 	Optimistic Recipe = "optimistic"
 )
 
-// Recipes lists them; the first is the default.
+// Recipes lists the recipes. The first is the default.
 func Recipes() []Recipe { return []Recipe{Advisory, Pessimistic, Optimistic} }
 
 // Option changes how a store is opened.
@@ -35,36 +36,42 @@ type config struct {
 	given bool
 }
 
-func defaults() config { return config{Options: sqlkit.Options[Recipe]{Recipe: Advisory}} }
+func defaults() config {
+	return config{Options: sqlkit.Options[Recipe]{Recipe: Advisory, MaxIdle: sqlkit.DefaultMaxIdle}}
+}
 
-// With chooses the recipe. The default is Advisory.
+// With selects the recipe. The default is Advisory.
 func With(r Recipe) Option { return func(c *config) { c.Recipe = r } }
 
-// Namespace keeps the names of this store apart from those of stores opened with
-// another namespace. The default is empty.
+// Namespace separates the names of this store from the names in other namespaces. The
+// default is empty.
 func Namespace(ns string) Option { return func(c *config) { c.Namespace = ns } }
 
-// DurableTokens writes each token into a row, and commits it, before the grant is
-// given, so that tokens rise even if the server's clock is set back. It is for
-// Advisory and Pessimistic and costs a committed write per grant; Optimistic tokens
-// are durable anyway.
+// DurableTokens commits each token before its grant is returned, so that tokens rise even if
+// the server's clock is set back. It is for Advisory and Pessimistic, and costs a commit
+// per grant; tokens of Optimistic are always durable.
 func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 
-// GivenKeys makes Advisory take names as keys, to share them with others who call
-// pg_advisory_lock: a name is the decimal form of a signed 64-bit number, or two of
-// signed 32-bit numbers with a comma between, as in "42" or "7,1". It has no
-// namespaces.
+// GivenKeys makes Advisory use names as keys, to share them with other programs that call
+// pg_advisory_lock. A name is the decimal form of a signed 64-bit number, or of two signed
+// 32-bit numbers with a comma between, as in "42" or "7,1". It has no namespaces.
 func GivenKeys() Option { return func(c *config) { c.given = true } }
 
-// Table makes Pessimistic lock the rows of a table that is there already, to share
-// them with others who lock those rows: column, of type text, varchar or bytea, has
-// a unique index and holds the names. Rows that are missing are inserted, with the
-// column alone. Semaphores are not supported on it.
+// MaxIdle sets how many idle connections the store keeps at most, for callers that lock
+// many names at once. Those beyond four are closed when they were not needed for 5 s, and
+// no more than four are kept for 10 s after the server has refused a client. Default 64,
+// from 1 to 10,000. It has no effect on a user's pool.
+func MaxIdle(n int) Option { return func(c *config) { c.MaxIdle = n } }
+
+// Table makes Pessimistic lock the rows of an existing table, to share them with other
+// programs that lock those rows. column holds the names, is of type text, varchar or bytea,
+// and has a unique index. The store inserts missing rows, with the column alone. Semaphores
+// are not supported on it.
 func Table(table, column string) Option {
 	return func(c *config) { c.Table, c.Column = table, column }
 }
 
-// longest is that of an identifier, in characters.
+// longest is the limit of an identifier, in characters.
 const longest = 63
 
 func configure(options []Option) (*config, error) {
@@ -73,7 +80,7 @@ func configure(options []Option) (*config, error) {
 		o(&c)
 	}
 	bad := func(format string, args ...any) (*config, error) {
-		return nil, driver.Errorf(driver.Invalid, "pgstore: "+format, args...)
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: "+format, args...)
 	}
 	if err := c.Check(Recipes(), longest); err != nil {
 		return bad("%w", err)
@@ -104,13 +111,13 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return s, nil
 }
 
-// parseURL understands postgres://user:pass@host:port/database?recipe=... . What is
-// not ours is a parameter of pgx and of the server.
+// parseURL reads postgres://user:pass@host:port/database?recipe=... . A parameter that is
+// not holdfast's is pgx's or the server's.
 func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 	bad := func(format string, args ...any) (*pgconn.Config, []Option, error) {
-		return nil, nil, driver.Errorf(driver.Invalid, "pgstore: URL: "+format, args...)
+		return nil, nil, driver.Errorf(driver.CodeInvalid, "pgstore: URL: "+format, args...)
 	}
-	query, err := sqlkit.ParseURL(u, "postgres://user:password@host:port/database?recipe=...")
+	query, err := storeurl.Query(u, "postgres://user:password@host:port/database?recipe=...")
 	if err != nil {
 		return bad("%w", err)
 	}
@@ -126,10 +133,10 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 		return nil, nil, err
 	}
 	rest := *u
-	rest.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx takes a plus as it is
+	rest.RawQuery = strings.ReplaceAll(query.Rest().Encode(), "+", "%20") // pgx does not decode a plus
 	cfg, err := pgconn.ParseConfig(rest.String())
 	if err != nil {
-		// Its text quotes the URL, without the password.
+		// The text quotes the URL without the password.
 		return bad("%w", err)
 	}
 	return cfg, o, nil

@@ -22,23 +22,23 @@ func TestBadInput(t *testing.T) {
 		"postgres://u:SeCrEt@h/db?recipe=pessimistic&table=t":       "column",
 		"postgres://u:SeCrEt@h/db?table=t&column=c":                 "table of one's own",
 		"postgres://u:SeCrEt@h/db?recipe=advisory&recipe=advisory":  "more than once",
-		"postgres://u:SeCrEt@h/db#x":                                "want postgres",
+		"postgres://u:SeCrEt@h/db#x":                                "give postgres",
 		"http://u:SeCrEt@h/db":                                      "scheme",
 		"postgres://u:SeCrEt@h:bad/db":                              "scheme",
 		"postgres://u:SeCrEt@h/db?sslmode=maybe":                    "sslmode",
 	} {
 		_, err := Open(ctx, raw)
-		if driver.CodeOf(err) != driver.Invalid || err == nil || !strings.Contains(err.Error(), says) {
+		if driver.CodeOf(err) != driver.CodeInvalid || err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v; want %q", raw, err, says)
 		}
 		if err != nil && strings.Contains(err.Error(), "SeCrEt") {
 			t.Errorf("%s: the password is shown: %v", raw, err)
 		}
 	}
-	if _, err := New(ctx, nil); driver.CodeOf(err) != driver.Invalid {
+	if _, err := New(ctx, nil); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Errorf("no pool: %v", err)
 	}
-	if _, err := Open(ctx, "postgres://u@127.0.0.1:1/db", Namespace("a\x00b")); driver.CodeOf(err) != driver.Invalid {
+	if _, err := Open(ctx, "postgres://u@127.0.0.1:1/db", Namespace("a\x00b")); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Errorf("a bad namespace: %v", err)
 	}
 }
@@ -55,7 +55,7 @@ func TestUnreachable(t *testing.T) {
 			t.Errorf("%s shows the password", s)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		if _, err := s.Guarantees(ctx); s.Classify(err) != driver.Unavailable {
+		if _, err := s.Guarantees(ctx); s.Classify(err) != driver.CodeUnavailable {
 			t.Errorf("%s: Guarantees: %v", r, err)
 		}
 		cancel()

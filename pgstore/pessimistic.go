@@ -7,35 +7,35 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // pessimistic is the recipe of a row lock in an open transaction.
 //
-// A name is a row. Exclusive grants lock it for themselves, all others share it. Who
-// shares it has made sure, with the row locked, that permits says what it shares it
-// as: 0 for readers, n for a semaphore of n. To change permits takes the row alone,
-// so readers and permits, and semaphores of different sizes, never stand together;
-// they wait for one another although the rule would let some of them by. A permit is
-// a row of its own, besides.
+// Each name has a row. An exclusive grant locks it alone; all others share it. A request
+// that shares it has made sure, with the row locked, that the column permits has its kind:
+// 0 for readers, n for a semaphore of n. A change of permits locks the row alone. So
+// readers and permits, and semaphores of different sizes, never stand together; they wait
+// for one another although the rule would admit some of them. A permit locks a row of its
+// own as well.
 //
-// PostgreSQL lets readers that overlap starve a writer, and lets newcomers past
-// those who wait for a row. So there is a gate before the row, an advisory lock:
-// whoever waits goes through it alone, first come first served, and waits for the
-// row inside it. Who only tries passes it together with others who try, if nobody
-// waits. The gate decides the order and nothing else.
+// PostgreSQL lets overlapping readers starve a writer, and lets new requests pass the
+// waiters of a row. So there is a gate before the row, an advisory lock. A waiter takes the
+// gate alone, first come first served, and waits for the row while it has the gate.
+// Requests that do not wait share the gate, if there is no waiter. The gate decides the
+// order and nothing else.
 //
-// A transaction that holds also shares an advisory lock that nobody takes alone. It
-// makes the grant visible in pg_locks, which row locks are not.
+// A transaction that holds also shares an advisory lock that no session takes alone. It
+// makes the grant visible in pg_locks, where row locks are not.
 type pessimistic struct{ sessions }
 
 func gate(key []byte) mark { return hashed("gate\x00", key) }
 func sign(key []byte) mark { return hashed("held\x00", key) }
 
-// own tells whether the rows are those of a user's table.
+// own reports whether the rows are those of a user's table.
 func (r pessimistic) own() bool { return r.s.cfg.Table != "" }
 
-// Check answers for limits that there are no rows for.
+// Check refuses limits for which there are no rows.
 func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 	if err := r.s.cfg.CheckLimit(q.Limit); err != nil {
 		return 0, err
@@ -43,7 +43,7 @@ func (r pessimistic) Check(q *driver.Request) (time.Duration, error) {
 	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
-// row is the condition that finds a name's row.
+// row returns the condition that finds a name's row.
 func (r pessimistic) row(key []byte) string {
 	if !r.own() {
 		return "holdfast_name WHERE name = " + lit(key)
@@ -51,7 +51,7 @@ func (r pessimistic) row(key []byte) string {
 	return fmt.Sprintf("%s WHERE %s = %s", r.s.cfg.Table, r.s.cfg.Column, r.value(key))
 }
 
-// value is a name in a user's table: bytes or text, as its column is.
+// value returns a name for a user's table: bytes or text, like its column.
 func (r pessimistic) value(key []byte) string {
 	_, name, _ := bytes.Cut(key, []byte{0})
 	if r.s.facts().bytes {
@@ -72,13 +72,13 @@ func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask)
 	return sqlkit.LockRow(ctx, r, s, a)
 }
 
-// TryRow is one transaction, which stays open if it has the lock.
+// TryRow runs one transaction, which stays open if it has the lock.
 func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
 	answers, err := s.Run(ctx, r.script(a, wait)...)
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
-	if wait { // which is over
+	if wait { // the wait is over
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
 		defer cancel()
@@ -87,13 +87,13 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	if row != nil && row.Int(2) != s.ID.Conn {
 		return sqlkit.Got{}, errMoved
 	}
-	have := int64(-1) // permits, unless the row is locked by others
+	have := int64(-1) // permits, or -1 if the row is locked
 	if row != nil && !row.Null(0) {
 		have = row.Int(0)
 	}
 	fits := have >= 0 && (a.Limit == driver.Exclusive || have == int64(sqlkit.Kind(a.Limit)))
 	if passed && fits && !row.Null(1) {
-		a.Told = true // by the same statement
+		a.Told = true // the statement has recorded the holder
 		got := sqlkit.Got{Token: uint64(row.Int(1)), Slot: driver.NoSlot}
 		if sqlkit.Kind(a.Limit) > driver.Exclusive {
 			got.Slot = int(row.Int(3))
@@ -110,8 +110,8 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	case !there:
 		_, err := s.Run(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL lock_timeout = '100ms'", r.insert(a.Key), "COMMIT")
 		if state(err) == "55P03" {
-			// Somebody else's transaction has inserted it and goes on. Nobody sees the
-			// row until it is committed, and so nobody can wait for it.
+			// Another client's transaction has inserted it and is still open. The row is
+			// invisible until the commit, so that no statement can wait for it.
 			if _, err = s.Run(ctx, "ROLLBACK"); err == nil {
 				err = sqlkit.ErrBusy
 			}
@@ -123,13 +123,13 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	case passed && have >= 0 && !fits:
 		return sqlkit.Got{}, sqlkit.ErrKind
 	case wait && passed && have < 0:
-		return sqlkit.Got{}, sqlkit.ErrRow // somebody else has inserted it meanwhile: now it is waited for
+		return sqlkit.Got{}, sqlkit.ErrRow // another client has inserted it meanwhile: the next try waits for it
 	}
 	return sqlkit.Got{}, sqlkit.ErrBusy
 }
 
-// script answers whether the gate was passed; permits, the token, the backend and
-// the slot; and whether the name has a row.
+// script returns whether the gate was passed; permits, the token, the backend and the slot;
+// and whether the name has a row.
 func (r pessimistic) script(a *sqlkit.Ask, wait bool) []string {
 	permits := "permits"
 	if r.own() {
@@ -139,8 +139,8 @@ func (r pessimistic) script(a *sqlkit.Ask, wait bool) []string {
 	if a.Limit != driver.Exclusive {
 		mode = "FOR SHARE"
 	}
-	// What was passed is left again, and nothing else, as that would be a warning in
-	// the server's log.
+	// The script leaves the gate only if it has passed it. Otherwise the server would log a
+	// warning.
 	enter := flag("gate", "pg_advisory_lock("+g+")::text || 'yes'")
 	leave := ifFlag("gate", "pg_advisory_unlock("+g+")")
 	if !wait {
@@ -159,8 +159,8 @@ func (r pessimistic) script(a *sqlkit.Ask, wait bool) []string {
 			slot, from = "p.slot", "l LEFT JOIN p ON true"
 			fits += " AND p.slot IS NOT NULL"
 		}
-		// Those who share read the clock one after the other, so that no two have the
-		// same token.
+		// Shared grants read the clock one after the other, so that no two have the same
+		// token.
 		turn = hashed("token\x00", a.Key).args()
 		fits += " AND " + flag("turn", "pg_advisory_lock("+turn+")::text || 'yes'") + " IS NOT NULL"
 	}
@@ -180,8 +180,7 @@ func (r pessimistic) script(a *sqlkit.Ask, wait bool) []string {
 	return script
 }
 
-// flag sets a flag of the transaction to the value of an expression, which is NULL or
-// 'yes'.
+// flag sets a flag of the transaction to an expression, whose value is NULL or 'yes'.
 func flag(name, value string) string {
 	return fmt.Sprintf("set_config('holdfast.%s', %s, true)", name, value)
 }
@@ -190,7 +189,7 @@ func ifFlag(name, then string) string {
 	return fmt.Sprintf("CASE WHEN current_setting('holdfast.%s', true) = 'yes' THEN %s END", name, then)
 }
 
-// name is the expression that makes the session's name tell its grant.
+// name is the expression that sets the session's name to token, ID and slot of its grant.
 func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
 	if sqlkit.Kind(a.Limit) > driver.Exclusive {
 		return fmt.Sprintf("set_config('application_name', coalesce('hf ' || %s || ' %s ' || %s, ''), false)", token, a.ID, slot)
@@ -198,25 +197,18 @@ func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
 	return named(a, token)
 }
 
-// durableToken raises the floor of tokens on another connection, since this one's
-// transaction is open: it is committed when it becomes the token of a grant.
+// durableToken commits the token on another connection, since this one's transaction is open.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
-	brief, cancel := sqlkit.TokenWithin(ctx, a)
-	answers, err := r.s.links.Run(brief, durable(a))
-	cancel()
-	if err == nil {
-		got.Token, err = durableOf(answers)
-	}
-	if err == nil {
-		_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(got.Token), fmt.Sprint(got.Slot)))
-	}
-	if err != nil {
-		return got, sqlkit.GiveBack(ctx, r, s, err)
-	}
-	return got, nil
+	return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (uint64, error) {
+		token, err := durableOf(r.s.links.Run(ctx, durable(a)))
+		if err == nil {
+			_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(token), fmt.Sprint(got.Slot)))
+		}
+		return token, err
+	})
 }
 
-// SwitchKind makes permits what the request shares the row as, if nobody has it.
+// SwitchKind sets permits to the kind of the request, if the row is not locked.
 func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
 	k := sqlkit.Kind(a.Limit)
 	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %s FOR UPDATE SKIP LOCKED),
@@ -232,8 +224,8 @@ func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlki
 	return nil
 }
 
-// Unlock ends the transaction, in which nothing was written: to roll it back costs
-// no write to the log. The transaction lasts as long as its session.
+// Unlock ends the transaction. It has written nothing, so that a rollback costs no write to
+// the log. The transaction ends with its session at the latest.
 func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.Ask) (bool, error) {
 	answers, err := s.Run(ctx, "ROLLBACK", "SELECT pg_backend_pid()")
 	if err != nil {
@@ -242,14 +234,14 @@ func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.As
 	return answers.Last().Int(0) == s.ID.Conn, nil
 }
 
-// Clear ends the transaction, whatever it had come to, and leaves the gate.
+// Clear ends the transaction and leaves the gate.
 func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 	_, err := s.Run(ctx, "ROLLBACK", "SELECT pg_advisory_unlock_all()")
 	return err
 }
 
-// Survey reads pg_locks: who has the sign holds; who has the gate, or wants it,
-// waits.
+// Survey reads pg_locks: a session with the sign holds, and a session that waits at or in
+// the gate is a waiter.
 func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	where := "l.objsubid = 1"
 	if !all {
@@ -262,7 +254,7 @@ func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, a
 	var sights []sqlkit.Sight
 	for _, f := range list {
 		if !f.ours && f.blocked && !all && f.mark == gate(key) {
-			f.Key, f.ours = key, true // of a server that does not show the statement
+			f.Key, f.ours = key, true // the server does not show its statement
 		}
 		switch {
 		case !f.ours:

@@ -4,21 +4,21 @@ import (
 	"context"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// direct reports whether no pooler stands before the server: a pooler gives its client
-// a number of its own for cancelling, and a server the number of the backend.
+// direct reports whether no pooler is between: a pooler sends a number of its own for
+// cancellation, and a server sends the number of the backend.
 func direct(ctx context.Context, l *pgLink) (bool, error) {
 	a, err := l.Run(ctx, "SELECT pg_backend_pid()")
 	return err == nil && int64(l.conn.PID()) == a.Last().Int(0), err
 }
 
-// moves reports whether a session goes from one backend to another between its
-// transactions, as it does behind a pooler in transaction mode. Such a pooler gives out
-// the backend that was used last: to the transaction of another session, while which
-// the first gets another backend. A busy pooler may not, so that it is tried several
-// times; and each grant compares the backend again. Nothing is left in a backend.
+// moves reports whether the backend of a session changes between its transactions, as it
+// does behind a pooler in transaction mode. Such a pooler assigns the backend that was used
+// last: here to the transaction of another session, so that the first session gets another
+// backend. A busy pooler may not do that, so moves tries several times. Besides, each grant
+// compares the backend. Nothing stays in a backend.
 func moves(ctx context.Context, l sqlkit.Link, dial dialer) (bool, error) {
 	if p, ok := l.(*pgLink); ok {
 		if is, err := direct(ctx, p); is || err != nil {
@@ -33,7 +33,7 @@ func moves(ctx context.Context, l sqlkit.Link, dial dialer) (bool, error) {
 	other, err := dial(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
-			return false, driver.Errorf(driver.Unavailable, "no second connection, by which a pooler in transaction mode would be seen: %w", err)
+			return false, driver.Errorf(driver.CodeUnavailable, "no second connection, by which a pooler in transaction mode would be seen: %w", err)
 		}
 		return false, err
 	}

@@ -9,31 +9,30 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// facts are what was found out about the server.
+// facts describe the server.
 type facts struct {
 	version       int64
-	checksClients bool // the server can look whether a client that waits is still there
-	shows         int  // how much it shows of a statement
-	bytes         bool // the column of a user's table is of bytes
+	checksClients bool // the server can check whether a waiting client is still there
+	shows         int  // the number of bytes of a statement that it shows
+	bytes         bool // the column of a user's table has type bytea
 	notes         []string
 }
 
-// shown is how long a label may be.
+// shown returns the space for a label.
 func (s *Store) shown() int {
 	return max(s.facts().shows, 1024) - 64
 }
 
-// probe asks the server what it is, and refuses it where the recipe would not hold
-// there.
+// probe reads the facts, and refuses a server on which the recipe would not be safe.
 func (s *Store) probe(ctx context.Context) (f facts, err error) {
-	// A user's pool may have no connection for a while.
+	// A user's pool may have no free connection for a while.
 	ctx, cancel := context.WithTimeout(ctx, sqlkit.AnswerWithin)
 	defer cancel()
 	refuse := func(format string, args ...any) error {
-		return driver.Errorf(driver.Refused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
+		return driver.Errorf(driver.CodeRefused, "pgstore: recipe "+string(s.cfg.Recipe)+": "+format, args...)
 	}
 	const replica = "the server is a replica, which grants nothing: give the primary's address, or those of all servers"
 	l, err := s.dial(ctx)
@@ -98,7 +97,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	return f, nil
 }
 
-// bytesOf reads a size as the server writes it.
+// bytesOf parses a size in the server's notation.
 func bytesOf(s string) int {
 	unit := 1
 	for _, u := range []struct {
@@ -114,15 +113,15 @@ func bytesOf(s string) int {
 	return n * unit
 }
 
-// facts are what is known of the server by now.
+// facts returns what is known of the server.
 func (s *Store) facts() facts {
 	f, _ := s.server.Facts()
 	return f
 }
 
-// Guarantees tells what this store promises. It asks the server once.
+// Guarantees returns the guarantees of this store. The first call needs the server.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
-	f, err := s.server.Settle(ctx)
+	f, err := s.server.Wait(ctx)
 	if err != nil {
 		return driver.Guarantees{}, err
 	}
@@ -131,8 +130,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return g, nil
 }
 
-// Declared is what a recipe promises where nothing is special about the server. It
-// asks nobody.
+// Declared returns the guarantees of a recipe on an ordinary server, without a connection.
 func Declared(r Recipe) driver.Guarantees {
 	kind := "postgres " + string(r)
 	if r == Optimistic {

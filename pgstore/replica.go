@@ -8,12 +8,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// errReplica refuses a server in recovery. It would grant advisory locks, of which the
-// primary's clients know nothing.
-var errReplica = driver.Errorf(driver.Unavailable, "the server is a replica, which grants nothing: give the primary's address")
+// errReplica refuses a server in recovery. It would grant advisory locks that the clients of
+// the primary do not see.
+var errReplica = driver.Errorf(driver.CodeUnavailable, "the server is a replica, which grants nothing: give the primary's address")
 
-// onlyPrimary has pgx pass over servers that report that they are replicas. Of several
-// hosts the primary is used, also after another has become it.
+// onlyPrimary lets pgx skip servers that report that they are replicas. Of several hosts the
+// primary is used, also after a failover.
 func onlyPrimary(cfg *pgconn.Config) {
 	given := cfg.ValidateConnect
 	cfg.ValidateConnect = func(ctx context.Context, c *pgconn.PgConn) error {

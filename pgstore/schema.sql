@@ -10,13 +10,13 @@ CREATE TABLE IF NOT EXISTS holdfast_row (
 	name    bytea    NOT NULL PRIMARY KEY, -- namespace, NUL, name
 	bucket  smallint NOT NULL,
 	version bigint   NOT NULL, -- of the row: every write makes a new one
-	token   bigint   NOT NULL, -- the last one given
+	token   bigint   NOT NULL, -- of the last grant
 	expires bigint   NOT NULL, -- of the last grant
 	touched bigint   NOT NULL,
 	state   text     NOT NULL -- the grants, as JSON
 ) WITH (fillfactor = 50);
 
--- The floor of tokens for names that have no row: 64 rows, for good.
+-- The high-water mark of tokens for names without a row: 64 rows that stay forever.
 CREATE TABLE IF NOT EXISTS holdfast_floor (
 	bucket smallint NOT NULL PRIMARY KEY,
 	token  bigint   NOT NULL
@@ -35,4 +35,11 @@ CREATE TABLE IF NOT EXISTS holdfast_slot (
 	name bytea NOT NULL,
 	slot int   NOT NULL,
 	PRIMARY KEY (name, slot)
+) WITH (fillfactor = 50);
+
+-- Versioned values of users: optimistic.Update and holdfast run --once.
+CREATE TABLE IF NOT EXISTS holdfast_value (
+	name    bytea NOT NULL PRIMARY KEY, -- namespace, NUL, key
+	version text  NOT NULL, -- every write makes a new one
+	data    bytea NOT NULL
 ) WITH (fillfactor = 50);

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // sessions is what the recipes on sessions have in common.
@@ -17,11 +17,10 @@ type sessions struct {
 	s *Store
 }
 
-// Begin takes away everything that may end a session, a transaction or a statement
-// by itself, so that only the TTL does. The server looks once a second whether a
-// client that waits is still there.
+// Begin switches off every timeout of a session, a transaction or a statement, so that only
+// the TTL ends it. The server checks once a second whether a waiting client is still there.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
-	f, err := r.s.server.Settle(ctx)
+	f, err := r.s.server.Wait(ctx)
 	if err != nil {
 		return sqlkit.Identity{}, err
 	}
@@ -51,25 +50,24 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 	return sqlkit.Identity{Conn: row.Int(1), Since: row.Text(2)}, nil
 }
 
-// unit is what the server's timeouts count in.
+// unit is the granularity of the server's timeouts.
 const unit = time.Millisecond
 
-// comment is a label for a statement. What the server shows of a statement is
-// bounded.
+// comment returns a label for a statement. The server shows a limited part of a statement.
 func (r sessions) comment(a *sqlkit.Ask) string {
 	return "/*" + a.Label.Encode(r.s.shown()) + "*/ "
 }
 
-// named is an expression that makes the session's name tell its grant, when the
-// token is the value of an expression, or NULL.
+// named is an expression that sets the session's name to token and ID of its grant, if the
+// value of token is not NULL.
 func named(a *sqlkit.Ask, token string) string {
 	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s', ''), false)", token, a.ID)
 }
 
-// unnamed is an expression that gives the session the name that it was opened with.
+// unnamed is an expression that restores the original name of the session.
 const unnamed = "set_config('application_name', NULL, false)"
 
-// nameOf reads that name: hf TOKEN ID SLOT.
+// nameOf parses that name: hf TOKEN ID SLOT.
 func nameOf(application string) (token uint64, id string, ok bool) {
 	f := strings.Fields(application)
 	if len(f) < 3 || f[0] != "hf" {
@@ -79,7 +77,7 @@ func nameOf(application string) (token uint64, id string, ok bool) {
 	return token, f[2], err == nil
 }
 
-// Ping is a statement whose comment goes on telling who holds.
+// Ping is a statement whose comment continues to show the owner.
 func (r sessions) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
 	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid()")
 	if err != nil {
@@ -88,21 +86,21 @@ func (r sessions) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (b
 	return answers.Last().Int(0) == s.ID.Conn, nil
 }
 
-// Cause asks the driver what the server's last words were.
+// Cause reads the last error that the server has sent on the connection.
 func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, _ *sqlkit.Pool) (driver.Cause, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_, err := s.Run(ctx, "SELECT 1")
 	switch state(err) {
 	case "57P01":
-		return driver.Taken, err
+		return driver.CauseTaken, err
 	case "57P05", "25P03", "25P04":
-		return driver.Expired, err
+		return driver.CauseExpired, err
 	}
-	return driver.SessionEnded, err
+	return driver.CauseSessionEnded, err
 }
 
-// Ended reads the last words.
+// Ended reports whether that error says that the server has ended the session.
 func (sessions) Ended(err error) bool {
 	switch state(err) {
 	case "57P01", "57P02", "57P05", "25P03", "25P04":
@@ -111,18 +109,18 @@ func (sessions) Ended(err error) bool {
 	return false
 }
 
-// there is the condition that a row of pg_stat_activity is a certain session.
+// there is the condition for the session's row of pg_stat_activity.
 func there(id sqlkit.Identity) string {
 	return fmt.Sprintf("pid = %d AND extract(epoch FROM backend_start) = %s", id.Conn, id.Since)
 }
 
-// Cancel ends the statement that a session runs.
+// Cancel ends the statement of a session.
 func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
 	_, err := side.Run(ctx, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE "+there(id))
 	return err
 }
 
-// End ends a session and tells whether it is gone.
+// End ends a session and reports whether it is gone.
 func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
 	a, err := side.Run(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "+there(id))
 	if err != nil {
@@ -131,14 +129,14 @@ func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity)
 	return len(a[len(a)-1]) == 0, nil
 }
 
-// Evict ends the session that holds what was seen, if it still has the same name.
+// Evict ends the session of a grant, if it still has the same name.
 func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
 	_, err := side.Run(ctx, fmt.Sprintf("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE %s AND application_name LIKE 'hf %d %s%%'",
 		there(seen.Identity), seen.Token, seen.Owner.ID))
 	return err
 }
 
-// marks are the advisory locks by which grants and waiters are known.
+// mark is an advisory lock by which grants and waiters are found.
 type mark struct {
 	classid, objid uint32
 	sub            int // 1: one 64-bit key, 2: two of 32 bits
@@ -148,7 +146,7 @@ func (m mark) where() string {
 	return fmt.Sprintf("l.classid = %d AND l.objid = %d AND l.objsubid = %d", m.classid, m.objid, m.sub)
 }
 
-// args are a mark as the arguments of an advisory function.
+// args returns a mark as the arguments of an advisory function.
 func (m mark) args() string {
 	if m.sub == 1 {
 		return strconv.FormatInt(int64(uint64(m.classid)<<32|uint64(m.objid)), 10)
@@ -156,8 +154,8 @@ func (m mark) args() string {
 	return fmt.Sprintf("%d, %d", int32(m.classid), int32(m.objid))
 }
 
-// sights reads the server's list of advisory locks, and of the sessions that have
-// or want them.
+// sights reads the server's list of advisory locks, with the sessions that have them or wait
+// for them.
 func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([]found, error) {
 	a, err := side.Run(ctx, `SELECT l.pid, extract(epoch FROM a.backend_start), l.granted, a.application_name, a.query,
 		(extract(epoch FROM coalesce(l.waitstart, a.query_start)) * 1000000)::bigint, (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint,
@@ -203,7 +201,7 @@ func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([
 
 func lastField(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
 
-// untoldMark is in a statement that takes a lock and does not say for whom.
+// untoldMark is in a statement that takes a lock and does not carry a label.
 const untoldMark = "/*hf*/"
 
 // found is a sight and the mark by which it was found.
@@ -211,6 +209,6 @@ type found struct {
 	sqlkit.Sight
 	mark    mark
 	ours    bool
-	untold  bool // it holds, and has yet to say who
+	untold  bool // it holds, and its owner is not recorded yet
 	blocked bool // its statement waits for a lock
 }

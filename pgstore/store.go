@@ -5,49 +5,53 @@ import (
 	"database/sql"
 	_ "embed"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/holdfast-go/holdfast/driver"
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// schema is what Init runs.
+// schema is the script of Init.
 //
 //go:embed schema.sql
 var schema string
 
-// Schema is the script that creates the tables: every statement can be run again.
+// Schema returns the script that creates the tables. Every statement can be repeated.
 func Schema() string { return schema }
 
-// engine is what a recipe is made of.
+// engine is what implements a recipe.
 type engine = sqlkit.Engine
+
+// valueTable is the promoted Get and Put.
+type valueTable = sqlkit.Values
 
 // Store is one client of a PostgreSQL server.
 type Store struct {
 	engine
+	*valueTable
 	cfg    *config
 	where  string
 	dial   dialer
-	links  *sqlkit.Pool // for what is committed beside an open transaction
+	links  *sqlkit.Pool // for commits beside an open transaction
 	own    *sql.DB      // over a user's pgxpool
 	server *sqlkit.Probe[facts]
 
-	oneHost bool // the store dials by itself, and one server only
+	oneHost bool // the store opens its own connections, to one server
 }
 
-// dialer opens a connection that nobody else uses.
+// dialer opens a connection for one user.
 type dialer func(context.Context) (sqlkit.Link, error)
 
-// Open opens the server that a URL names; see the package comment. It is not an
-// error if the server cannot be reached just now.
+// Open opens the server of a URL; see the package comment. It is no error if the server
+// cannot be reached at the moment.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
-	u, err := sqlkit.ReadURL(rawURL, "postgres", "postgresql")
+	u, err := storeurl.Parse(rawURL, "postgres", "postgresql")
 	if err != nil {
-		return nil, driver.Errorf(driver.Invalid, "pgstore: %w", err)
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: %w", err)
 	}
 	cfg, fromURL, err := parseURL(u)
 	if err != nil {
@@ -56,7 +60,7 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	return OpenConfig(ctx, cfg, append(fromURL, o...)...)
 }
 
-// OpenConfig opens a server by pgx's configuration. The store dials by itself.
+// OpenConfig opens a server by a configuration of pgx. The store opens its own connections.
 func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -72,48 +76,49 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 		return l, nil
 	}
 	s := &Store{cfg: c, where: fmt.Sprintf("postgres://%s:%d/%s", pg.Host, pg.Port, pg.Database), dial: dial, oneHost: oneHost(pg)}
-	return s.open(ctx, 2, newListener(pg))
+	return s.open(ctx, newListener(pg))
 }
 
-// New makes a store over a user's pool, which stays the user's to close. Locks of
-// Advisory and Pessimistic each take a connection out of it, for as long as they are
-// held or waited for, and end it instead of giving it back; that it was lost is
-// noticed within a second. Optimistic does not listen on a user's pool, and polls.
-// The drivers pgx and lib/pq will do.
+// New opens a store over a user's pool of the driver pgx or lib/pq, which the user closes.
+// Each lock and each waiter of Advisory and Pessimistic takes a connection out of the pool
+// and ends it afterwards. The loss of such a connection is noticed within a second.
+// Optimistic does not listen on a user's pool, and polls.
 func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
 		return nil, err
 	}
 	if db == nil {
-		return nil, driver.Errorf(driver.Invalid, "pgstore: the pool is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
 	}
 	if db.Stats().MaxOpenConnections == 1 && c.Recipe != Optimistic {
 		return nil, errPoolOfOne(c.Recipe)
 	}
+	c.MaxIdle = 0 // the pool keeps its own
 	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
-	return s.open(ctx, 0, nil)
+	return s.open(ctx, nil)
 }
 
-// NewPool is New for a pool of pgx's.
+// NewPool is New for a pool of pgx.
 func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
 		return nil, err
 	}
 	if pool == nil {
-		return nil, driver.Errorf(driver.Invalid, "pgstore: the pool is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "pgstore: the pool is nil")
 	}
 	if pool.Config().MaxConns == 1 && c.Recipe != Optimistic {
 		return nil, errPoolOfOne(c.Recipe)
 	}
 	db := stdlib.OpenDBFromPool(pool)
+	c.MaxIdle = 0 // the pool keeps its own
 	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
-	return s.open(ctx, 0, nil)
+	return s.open(ctx, nil)
 }
 
 func errPoolOfOne(r Recipe) error {
-	return driver.Errorf(driver.Invalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for, and the store needs another to end a wait or to show a holder: allow the pool two or more, or use recipe=optimistic", r)
+	return driver.Errorf(driver.CodeInvalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for, and the store needs another to end a wait or to show a holder: allow the pool two or more, or use recipe=optimistic", r)
 }
 
 func lend(db *sql.DB) dialer {
@@ -131,40 +136,35 @@ func lend(db *sql.DB) dialer {
 	}
 }
 
-func (s *Store) open(ctx context.Context, keep int, listen *listener) (*Store, error) {
+func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
 	if s.cfg.Namespace != "" {
 		s.where += " (namespace " + s.cfg.Namespace + ")"
 	}
-	s.links, s.server = sqlkit.NewPool(keep, s.dial), sqlkit.NewProbe(s.probe)
+	s.links, s.server = sqlkit.NewPool(s.cfg.Idle(2), s.dial), sqlkit.NewProbe(s.probe)
+	s.valueTable = newValues(s)
 	switch s.cfg.Recipe {
 	case Optimistic:
 		var w sqlkit.Waker
 		if listen != nil {
 			w = listen
 		}
-		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(keep, s.dial), table{wake: true}, faults{}, w, s.cfg.Namespace)
+		s.engine = sqlkit.NewOptimistic(sqlkit.NewPool(s.cfg.Idle(2), s.dial), table{wake: true}, faults{}, w, s.cfg.Namespace)
 	case Pessimistic:
-		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, 2*keep, s.cfg.Namespace)
+		s.engine = sqlkit.NewSessions(s.dial, pessimistic{sessions{s: s}}, s.cfg.Idle(4), s.cfg.Namespace)
 	case Advisory:
-		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, 2*keep, s.cfg.Namespace)
+		s.engine = sqlkit.NewSessions(s.dial, advisory{sessions{s: s}}, s.cfg.Idle(4), s.cfg.Namespace)
 	}
-	// A server that does not answer is no error, and is not waited for: see driver.Opener.
-	bounded, cancel := context.WithTimeout(ctx, sqlkit.OpenTime)
-	defer cancel()
-	if err := s.server.Ask(bounded); driver.CodeOf(err) == driver.Refused || driver.CodeOf(err) == driver.Invalid {
+	if err := s.server.Open(ctx); err != nil {
 		_ = s.Close(ctx)
 		return nil, err
 	}
 	return s, nil
 }
 
-// String says where the locks are, without a password.
+// String returns where the locks are, without a password.
 func (s *Store) String() string { return s.where }
 
-// Classify finds the code that every error of the store carries.
-func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
-
-// Close ends the store's connections, and with them the grants that live on them.
+// Close ends the connections, and with them the grants of Advisory and Pessimistic.
 func (s *Store) Close(ctx context.Context) error {
 	err := s.engine.Close(ctx)
 	s.links.Close()
@@ -174,15 +174,15 @@ func (s *Store) Close(ctx context.Context) error {
 	return err
 }
 
-// Init creates the tables, unless they are there. It needs the right to create
-// tables; the store itself then needs only SELECT, INSERT, UPDATE and DELETE on them.
+// Init creates the tables, unless they exist. It needs the right to create tables. The store
+// itself needs only SELECT, INSERT, UPDATE and DELETE on them.
 func (s *Store) Init(ctx context.Context) error {
 	l, err := s.dial(ctx)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	// The connection is not used for anything else.
+	// The connection has no other use, so that the setting is harmless.
 	script := append([]string{"SET synchronous_commit = on"}, sqlkit.Statements(schema)...)
 	if _, err := l.Run(ctx, script...); err != nil {
 		coded, _ := faults{}.Sort(err)
@@ -196,15 +196,3 @@ var _ interface {
 	driver.Inspector
 	driver.Breaker
 } = (*Store)(nil)
-
-// Sweep removes rows of the optimistic recipe that nobody has used for a while, as
-// the store does by itself when they have been idle for a minute. With less, a late
-// request may find its row gone: it is for tests and for who has stopped every
-// client. Other recipes have nothing to remove.
-func (s *Store) Sweep(ctx context.Context, idle time.Duration) error {
-	o, ok := s.engine.(*sqlkit.Optimistic)
-	if !ok {
-		return nil
-	}
-	return o.Sweep(ctx, idle)
-}

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/holdfast-go/holdfast/driver/sqlkit"
+	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
 // clock is the time in microseconds since 1970, as of its evaluation.
@@ -14,18 +14,17 @@ const clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 // table is the dialect of the optimistic recipe.
 type table struct{ wake bool }
 
-// lit is a byte string as a literal that no setting reads otherwise.
+// lit returns bytes as a literal that means the same under every setting.
 func lit(b []byte) string { return fmt.Sprintf("decode('%x', 'hex')", b) }
 
-// ascii is text in ASCII as a literal that no setting reads otherwise.
+// ascii returns ASCII text as a literal that means the same under every setting.
 func ascii(s string) string {
 	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(s) + "'"
 }
 
-// flushed is a condition that is true. It has the transaction's commit wait for the
-// disk where synchronous_commit is off, so that a crash of the server forgets no grant
-// and no token. Any other value stays: it waits for the disk, too, and may wait for
-// replicas.
+// flushed is a condition that is true. It makes the transaction's commit wait for the disk
+// if synchronous_commit is off, so that a crash of the server forgets no grant and no
+// token. Other values stay: with them, the commit waits for the disk too, or for replicas.
 const flushed = "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true) IS NOT NULL"
 
 func (table) Read(name []byte, bucket int) string {
@@ -43,7 +42,7 @@ func (table) Update(name []byte, old int64, w sqlkit.Write) string {
 		w.Version, w.Token, w.Expires, w.Now, ascii(w.State), lit(name), old, clock, w.Deadline)
 }
 
-// channel carries the names of rows where something was freed.
+// channel carries the names of rows that have changed.
 const channel = "holdfast"
 
 func (t table) Wake(name []byte) string {
@@ -53,7 +52,7 @@ func (t table) Wake(name []byte) string {
 	return "NOTIFY " + channel + ", '" + payload(name) + "'"
 }
 
-// payload is a name as a notification carries it: it has room for 8000 bytes.
+// payload returns a name for a notification, whose limit is 8000 bytes.
 func payload(name []byte) string { return hex.EncodeToString(name) }
 
 func (table) List(prefix []byte) string {

@@ -22,14 +22,21 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, err
 	}
 	if err := s.begin(ctx); err != nil {
-		if ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
-			err = &driver.Error{Code: driver.Withdrawn, Err: err}
+		if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 		}
 		return driver.Grant{}, err
 	}
 	defer s.ops.Done()
 	if err := ctx.Err(); err != nil {
-		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: err}
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+	}
+	if s.peers != nil {
+		g, err := s.peers.acquire(ctx, &r)
+		if err != nil && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+		}
+		return g, err
 	}
 	key, counter, bucket := s.keys.of(r.Name)
 	e := &entry{r: r, key: key, counter: counter, bucket: bucket, channel: s.channel}
@@ -39,18 +46,18 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	a := attempt{s: s, e: e}
 	g, err := a.run(ctx)
 	if err != nil {
-		if ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
-			err = &driver.Error{Code: driver.Withdrawn, Err: err} // nothing of it was sent
+		if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err} // nothing of it was sent
 		}
 		s.mu.Lock()
 		delete(s.entries, r.ID)
-		if driver.CodeOf(err) == driver.Unknown && a.void != 0 {
+		if driver.CodeOf(err) == driver.CodeUnknown && a.void != 0 {
 			s.late[r.ID] = a.void
 		}
 		s.mu.Unlock()
 		return driver.Grant{}, err
 	}
-	s.floors.see(bucket, g.Token)
+	s.floors.see(bucket, g.Last())
 	s.hold(e, g)
 	return g, nil
 }
@@ -62,10 +69,10 @@ func checkRequest(r *driver.Request) error {
 		bad = bad || c != '-' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
 	}
 	if err := driver.CheckName(r.Name); err != nil || bad {
-		return driver.Errorf(driver.Invalid, "redisstore: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
+		return driver.Errorf(driver.CodeInvalid, "redisstore: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
 	}
 	if r.TTL < minTTL || r.TTL > maxTTL {
-		return driver.Errorf(driver.Invalid, "redisstore: TTL %s: give %s to %s", r.TTL, minTTL, maxTTL)
+		return driver.Errorf(driver.CodeInvalid, "redisstore: TTL %s: give %s to %s", r.TTL, minTTL, maxTTL)
 	}
 	return nil
 }
@@ -102,13 +109,16 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		}
 		late := s.clock.deadline()
 		h := s.head(a.e)
-		args := append(make([]string, 0, 8), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))
-		if again := a.asked || a.void != 0; r.Wait || seq != 0 || again {
+		args := append(make([]string, 0, 9), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))
+		if again := a.asked || a.void != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
 			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
+		}
+		if r.Tokens > 1 {
+			args = append(args, tokensText(r))
 		}
 		rep, err := s.askFor(ctx, a.e, args)
 		if err != nil {
-			if seq == 0 && driver.CodeOf(err) == driver.Unknown {
+			if seq == 0 && driver.CodeOf(err) == driver.CodeUnknown {
 				a.asked, a.void = true, max(a.void, late)
 			}
 			return rep, err
@@ -124,8 +134,14 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		}
 		return rep, nil
 	}
-	return reply{}, driver.Errorf(driver.Unavailable, "the server's clock runs away")
+	return reply{}, driver.Errorf(driver.CodeUnavailable, "the server's clock runs away")
 }
+
+// maxTokens is the most tokens that a grant reserves. They are those of the last
+// microseconds, so a failover must take longer than that to keep tokens rising.
+const maxTokens = 1000
+
+func tokensText(r *driver.Request) string { return strconv.Itoa(min(r.Tokens, maxTokens)) }
 
 func digit(b bool) string {
 	if b {
@@ -136,7 +152,7 @@ func digit(b bool) string {
 
 // errVoid: the server refuses the request's ID, and will for a while: its grant was
 // taken away before it was heard of, or it was undone.
-var errVoid = driver.Errorf(driver.Unavailable, "the request has been undone, or its grant was taken away")
+var errVoid = driver.Errorf(driver.CodeUnavailable, "the request has been undone, or its grant was taken away")
 
 // askFor runs the acquiring script: in one step with the counter of the bucket,
 // or, while the slot moves and the two are on different servers, without it.
@@ -154,14 +170,14 @@ func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, err
 	}
 	floor, err := strconv.ParseUint(counted.values[0], 10, 64)
 	if err != nil {
-		return rep, driver.Errorf(driver.Refused, "the counter %s is %q", e.counter, counted.values[0])
+		return rep, driver.Errorf(driver.CodeRefused, "the counter %s is %q", e.counter, counted.values[0])
 	}
 	s.floors.see(e.bucket, floor)
 	args[4] = s.floors.text(e.bucket)
 	rep, err = s.acquireStep(ctx, e, []string{e.key}, args)
 	if err == nil && rep.kind == 'G' {
 		if _, err := s.eval(ctx, raiseScript, []string{e.counter}, []string{rep.values[0]}); err != nil {
-			return rep, driver.Errorf(driver.Unknown, "the token of a grant could not be written down: %w", err)
+			return rep, driver.Errorf(driver.CodeUnknown, "the token of a grant could not be written down: %w", err)
 		}
 	}
 	return rep, err
@@ -179,9 +195,9 @@ func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) 
 	if err == nil && rep.kind == 'G' && acked < s.cfg.replicas {
 		_, uerr := s.eval(ctx, undoScript, keys[:1], []string{e.r.ID, "0"})
 		if uerr != nil {
-			return rep, driver.Errorf(driver.Unknown, "%d of %d replicas acknowledged the grant within %s: %w: %w", acked, s.cfg.replicas, s.cfg.patience, errUndoing, uerr)
+			return rep, driver.Errorf(driver.CodeUnknown, "%d of %d replicas acknowledged the grant within %s: %w: %w", acked, s.cfg.replicas, s.cfg.patience, errUndoing, uerr)
 		}
-		return rep, driver.Errorf(driver.Unavailable, "%d of %d replicas acknowledged the grant within %s", acked, s.cfg.replicas, s.cfg.patience)
+		return rep, driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the grant within %s", acked, s.cfg.replicas, s.cfg.patience)
 	}
 	return rep, err
 }
@@ -216,20 +232,20 @@ func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string,
 		}
 	}
 	if len(values) < 2 || len(values[0]) != 1 {
-		return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
+		return reply{}, driver.Errorf(driver.CodeUnknown, "the script %s answered %q", sc.Name, values)
 	}
 	if sc == raiseScript {
 		return reply{kind: values[0][0], values: values[1:], sent: sent}, nil
 	}
 	now, err := strconv.ParseInt(values[1], 10, 64)
 	if err != nil {
-		return reply{}, driver.Errorf(driver.Unknown, "the script %s answered %q", sc.Name, values)
+		return reply{}, driver.Errorf(driver.CodeUnknown, "the script %s answered %q", sc.Name, values)
 	}
 	s.clock.learn(at, now)
 	return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
 }
 
-// toGrant reads "TOKEN SEAT".
+// toGrant reads "TOKEN SEAT" or "TOKEN SEAT TOKENS".
 func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
 	g, err := makeGrant(a.e, rep.values, rep.sent)
 	if err != nil {
@@ -249,15 +265,19 @@ func (a *attempt) unvoided(g driver.Grant) driver.Grant {
 func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, error) {
 	r := &e.r
 	if len(values) < 2 {
-		return driver.Grant{}, driver.Errorf(driver.Unknown, "a grant without token and seat: %q", values)
+		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "a grant without token and seat: %q", values)
 	}
 	token, err1 := strconv.ParseUint(values[0], 10, 64)
 	seat, err2 := strconv.Atoi(values[1])
-	if err := errors.Join(err1, err2); err != nil {
-		return driver.Grant{}, driver.Errorf(driver.Unknown, "a grant that cannot be read: %w", err)
+	tokens, err3 := 1, error(nil)
+	if len(values) > 2 && r.Limit == driver.Exclusive {
+		tokens, err3 = strconv.Atoi(values[2])
+	}
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "a grant that cannot be read: %w", err)
 	}
 	return driver.Grant{
-		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, SentAt: sent, TTL: time.Duration(ttlMicros(r.TTL)) * time.Microsecond,
+		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, Tokens: tokens, SentAt: sent, TTL: time.Duration(ttlMicros(r.TTL)) * time.Microsecond,
 		Slot: slotOf(seat, r.Limit), Handle: &handle{key: e.key, seat: values[1]},
 	}, nil
 }

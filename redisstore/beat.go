@@ -180,9 +180,9 @@ func (s *Store) lookOnce(ctx context.Context, batches [][]lookedAt) {
 				continue
 			}
 			if n > 0 {
-				ended[n-1] = driver.Gone
+				ended[n-1] = driver.CauseGone
 			} else {
-				ended[-n-1] = driver.Taken
+				ended[-n-1] = driver.CauseTaken
 			}
 		}
 		for j, l := range batches[i] {

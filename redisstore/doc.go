@@ -3,7 +3,7 @@
 // its own, uses a go-redis client that the program has already. Redis 6.2 or
 // later is needed, which has SET with GET; it is tested on 7.0.
 //
-//	s, err := redisstore.Open("redis://user:password@localhost:6379/0")
+//	s, err := redisstore.Open(ctx, "redis://user:password@localhost:6379/0")
 //
 // or, through a blank import, any URL that [Open] describes.
 //
@@ -80,6 +80,16 @@
 // seen none, as long as the clock is not behind by more than the outage. Lua's
 // numbers are exact up to 2^53 microseconds, in the year 2255; beyond that a
 // bucket is refused.
+//
+// Reserved tokens. A grant may have several tokens, for the holders to whom its process
+// hands it off. They are the microseconds of the server's clock since the last token of
+// the bucket, at most a thousand, and end with the present one: no token is ever ahead
+// of the clock, and the counter and the key know the last. A grant that a release has
+// promoted takes them when its client confirms it, since nothing else can have been
+// granted on an exclusive name meanwhile. A bucket without a counter gives one token,
+// which is the clock: it may have been flushed a moment ago. A server that comes back
+// with an older counter has been away for longer than the millisecond that a grant
+// reaches back, so its tokens rise as well.
 //
 // Failover. Redis answers before its replicas have a write. A replica that is
 // promoted without it does not know the grant: the holder learns of that within

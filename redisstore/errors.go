@@ -7,7 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-var errClosed = driver.Errorf(driver.IsClosed, "the store is closed")
+var errClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
 
 // rights is what a user needs.
 const rights = "the user needs the commands that docs/redis.md lists, and keys holdfast:*"
@@ -20,30 +20,30 @@ var answered = []struct {
 	code driver.Code
 	help string
 }{
-	{"NOAUTH", driver.Refused, "give a user and password"},
-	{"WRONGPASS", driver.Refused, ""},
-	{"ERR AUTH", driver.Refused, ""},
-	{"ERR invalid password", driver.Refused, ""},
-	{"NOPERM", driver.Refused, rights},
-	{"ACL failure in script", driver.Refused, rights},
-	{"can't run this command or subcommand", driver.Refused, rights},
-	{"WRONGTYPE", driver.Refused, "a key of the lock is something else's: remove it, or use a namespace"},
-	{"OOM", driver.Refused, "the server has reached maxmemory; what is held can still be renewed and released"},
-	{"unknown command", driver.Refused, "the server does not offer a command that locks need"},
-	{"ERR holdfast:", driver.Refused, ""},
-	{"CROSSSLOT", driver.Refused, ""},
-	{"ERR invalid DB index", driver.Refused, ""},
-	{"ERR DB index", driver.Refused, ""},
-	{"MISCONF", driver.Unavailable, ""},
-	{"LOADING", driver.Unavailable, ""},
-	{"BUSY ", driver.Unavailable, ""},
-	{"MASTERDOWN", driver.Unavailable, ""},
-	{"CLUSTERDOWN", driver.Unavailable, ""},
-	{"TRYAGAIN", driver.Unavailable, ""},
-	{"non local key", driver.Unavailable, ""}, // the hash slot moves
-	{"NOREPLICAS", driver.Unavailable, ""},
-	{"ERR max number of clients", driver.Unavailable, ""},
-	{"NOSCRIPT", driver.Unavailable, ""},
+	{"NOAUTH", driver.CodeRefused, "give a user and password"},
+	{"WRONGPASS", driver.CodeRefused, ""},
+	{"ERR AUTH", driver.CodeRefused, ""},
+	{"ERR invalid password", driver.CodeRefused, ""},
+	{"NOPERM", driver.CodeRefused, rights},
+	{"ACL failure in script", driver.CodeRefused, rights},
+	{"can't run this command or subcommand", driver.CodeRefused, rights},
+	{"WRONGTYPE", driver.CodeRefused, "a key of the lock is something else's: remove it, or use a namespace"},
+	{"OOM", driver.CodeRefused, "the server has reached maxmemory; what is held can still be renewed and released"},
+	{"unknown command", driver.CodeRefused, "the server does not offer a command that locks need"},
+	{"ERR holdfast:", driver.CodeRefused, ""},
+	{"CROSSSLOT", driver.CodeRefused, ""},
+	{"ERR invalid DB index", driver.CodeRefused, ""},
+	{"ERR DB index", driver.CodeRefused, ""},
+	{"MISCONF", driver.CodeUnavailable, ""},
+	{"LOADING", driver.CodeUnavailable, ""},
+	{"BUSY ", driver.CodeUnavailable, ""},
+	{"MASTERDOWN", driver.CodeUnavailable, ""},
+	{"CLUSTERDOWN", driver.CodeUnavailable, ""},
+	{"TRYAGAIN", driver.CodeUnavailable, ""},
+	{"non local key", driver.CodeUnavailable, ""}, // the hash slot moves
+	{"NOREPLICAS", driver.CodeUnavailable, ""},
+	{"ERR max number of clients", driver.CodeUnavailable, ""},
+	{"NOSCRIPT", driver.CodeUnavailable, ""},
 }
 
 // explain puts the code on an error of the client.
@@ -55,22 +55,22 @@ func (s *Store) explain(err error) error {
 		if inner, ok := errors.AsType[ServerError](e.Err); ok {
 			return s.explain(inner) // to the greeting of a connection
 		}
-		return driver.Errorf(driver.Unavailable, "%w", err)
+		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
 	e, ok := errors.AsType[ServerError](err)
 	if !ok {
-		return driver.Errorf(driver.Unknown, "%w", err)
+		return driver.Errorf(driver.CodeUnknown, "%w", err)
 	}
 	text := string(e)
 	if strings.Contains(text, "READONLY") || strings.HasPrefix(text, "MOVED") {
 		// Where roles change hands, the new primary will be found.
 		if s.client.Mode() != Standalone {
-			return driver.Errorf(driver.Unavailable, "%w", err)
+			return driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
 		if strings.HasPrefix(text, "MOVED") {
-			return driver.Errorf(driver.Refused, "%w: this is a Redis Cluster: use redis+cluster://", err)
+			return driver.Errorf(driver.CodeRefused, "%w: this is a Redis Cluster: use redis+cluster://", err)
 		}
-		return driver.Errorf(driver.Refused, "%w: this is a replica: give its primary, or redis+sentinel:// with the sentinels", err)
+		return driver.Errorf(driver.CodeRefused, "%w: this is a replica: give its primary, or redis+sentinel:// with the sentinels", err)
 	}
 	for _, a := range answered {
 		if strings.Contains(text, a.word) {
@@ -80,7 +80,7 @@ func (s *Store) explain(err error) error {
 			return driver.Errorf(a.code, "%w", err)
 		}
 	}
-	return driver.Errorf(driver.Unknown, "%w", err)
+	return driver.Errorf(driver.CodeUnknown, "%w", err)
 }
 
 // isTryAgain: keys of one request are on two servers while their slot moves.

@@ -188,7 +188,7 @@ func TestUndoWithoutAnswerEndsTheRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	g, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: nobody{}})
-	if err == nil || s.Classify(err) != driver.Unknown || ctx.Err() != nil {
+	if err == nil || s.Classify(err) != driver.CodeUnknown || ctx.Err() != nil {
 		t.Errorf("%+v, %v", g, err)
 	}
 }
@@ -214,7 +214,7 @@ func TestProbeMindsEachContext(t *testing.T) {
 	cancel()
 	select {
 	case err := <-second:
-		if s.Classify(err) != driver.Withdrawn {
+		if s.Classify(err) != driver.CodeWithdrawn {
 			t.Errorf("%v", err)
 		}
 	case <-time.After(20 * time.Second):
@@ -253,7 +253,7 @@ func TestRead(t *testing.T) {
 	} {
 		rep, err := s.read(c.script, driver.Now(), micros(), c.values, nil)
 		if c.kind == 0 {
-			if s.Classify(err) != driver.Unknown || err == nil {
+			if s.Classify(err) != driver.CodeUnknown || err == nil {
 				t.Errorf("%s %q: %+v, %v", c.script.Name, c.values, rep, err)
 			}
 			continue
@@ -354,7 +354,7 @@ func TestQueuedWithoutMessages(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	_, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: told{when: cancel}})
-	if s.Classify(err) != driver.Withdrawn || len(asked) != 1 {
+	if s.Classify(err) != driver.CodeWithdrawn || len(asked) != 1 {
 		t.Errorf("%v, after %d calls; want one", err, len(asked))
 	}
 }
@@ -385,7 +385,7 @@ func TestActiveActiveIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = s.Acquire(t.Context(), driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, From: nobody{}})
-		if err == nil || s.Classify(err) != driver.Refused {
+		if err == nil || s.Classify(err) != driver.CodeRefused {
 			t.Errorf("%q: %v", info, err)
 		}
 		if err := s.Close(t.Context()); err != nil {

@@ -15,25 +15,14 @@ import (
 // Inspect tells the state of one name.
 func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	if err := driver.CheckName(name); err != nil {
-		return driver.State{}, driver.Errorf(driver.Invalid, "redisstore: %w", err)
+		return driver.State{}, driver.Errorf(driver.CodeInvalid, "redisstore: %w", err)
 	}
 	if err := s.begin(ctx); err != nil {
 		return driver.State{}, err
 	}
 	defer s.ops.Done()
-	return s.inspect(ctx, name)
-}
-
-func (s *Store) inspect(ctx context.Context, name string) (driver.State, error) {
-	key := s.keys.key(name)
-	sent, at := driver.Now(), micros()
-	values, err := s.client.Eval(ctx, inspectScript, []string{key}, nil)
-	rep, err := s.read(inspectScript, sent, at, values, err)
-	if err != nil {
-		return driver.State{Name: name}, err
-	}
-	now, _ := strconv.ParseInt(values[1], 10, 64) // read has read it
-	return readState(name, rep, now), nil
+	one := s.inspectAll(ctx, []string{name})[0]
+	return one.state, one.err
 }
 
 // readState makes a state of the fields and values of a name's hash.
@@ -123,6 +112,9 @@ type inspected struct {
 }
 
 func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
+	if s.peers != nil {
+		return s.peers.inspectAll(ctx, names)
+	}
 	calls := make([]Call, len(names))
 	for i, name := range names {
 		key := s.keys.key(name)
@@ -144,6 +136,9 @@ func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
 
 // names are those that have a key, in byte order.
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
+	if s.peers != nil {
+		return s.peers.names(ctx, prefix)
+	}
 	var names []string
 	err := s.client.EachPrimary(ctx, func(n Node) error {
 		cursor := "0"
@@ -153,7 +148,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 				return err
 			}
 			if len(answer) == 0 {
-				return driver.Errorf(driver.Unavailable, "SCAN answers nothing")
+				return driver.Errorf(driver.CodeUnavailable, "SCAN answers nothing")
 			}
 			for _, key := range answer[1:] {
 				if name, ok := s.keys.nameOf(key); ok && strings.HasPrefix(name, prefix) {
@@ -198,7 +193,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 			changed()
 		} else if err != nil && ctx.Err() == nil {
 			switch driver.CodeOf(err) {
-			case driver.Unknown, driver.Unavailable:
+			case driver.CodeUnknown, driver.CodeUnavailable:
 			default:
 				return err
 			}

@@ -14,7 +14,8 @@ type config struct {
 	replicas  int
 	patience  time.Duration
 	insist    bool
-	tls       tlsFiles
+	layout    Layout
+	fairWait  time.Duration
 }
 
 // The limits of the options.
@@ -30,7 +31,7 @@ func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
 // WaitReplicas makes a grant count only when n replicas have acknowledged it,
 // within a time: default 1 s, at most a minute. One that they have not is undone,
-// and the request is answered with an error of code Unavailable. Renewals count
+// and the request is answered with an error of code CodeUnavailable. Renewals count
 // in the same way. It takes a connection of its own for each request under way,
 // and a round trip more.
 func WaitReplicas(n int, within time.Duration) Option {
@@ -47,16 +48,27 @@ func configure(options []Option) (config, error) {
 		o(&c)
 	}
 	if err := driver.CheckNamespace(c.namespace); err != nil {
-		return c, driver.Errorf(driver.Invalid, "redisstore: %w", err)
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: %w", err)
+	}
+	if _, known := layouts[c.layout]; !known && c.layout != Native {
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: layout %q: there are %s", c.layout, layoutNames())
+	}
+	switch {
+	case c.fairWait == 0:
+		c.fairWait = defaultFairWait
+	case c.layout != RedissonFair:
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: fair wait %s: the layout %s has no fair lock", c.fairWait, RedissonFair)
+	case c.fairWait < minFairWait || c.fairWait > maxFairWait:
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: fair wait %s: give %s to %s", c.fairWait, minFairWait, maxFairWait)
 	}
 	if c.replicas < 0 || c.replicas > maxReplicas {
-		return c, driver.Errorf(driver.Invalid, "redisstore: replicas %d: give 0 to %d", c.replicas, maxReplicas)
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replicas %d: give 0 to %d", c.replicas, maxReplicas)
 	}
 	if c.replicas > 0 && c.patience == 0 {
 		c.patience = defaultReplica
 	}
 	if c.patience != 0 && (c.patience < time.Millisecond || c.patience > maxReplicaWait) {
-		return c, driver.Errorf(driver.Invalid, "redisstore: replica wait %s: give 1ms to %s", c.patience, maxReplicaWait)
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replica wait %s: give 1ms to %s", c.patience, maxReplicaWait)
 	}
 	return c, nil
 }

@@ -75,8 +75,8 @@ func readOwner(id, text string, since int64) driver.Owner {
 	return o
 }
 
-// readHolder reads a grant, "SEAT LIMIT CHANNEL OWNER ID TOKEN SINCE AT+TTL", as an
-// inspection shows it; false if it is none, or has ended by now.
+// readHolder reads a grant, "SEAT LIMIT CHANNEL OWNER ID TOKEN SINCE AT+TTL" or with
+// "SINCE-TOKENS", as an inspection shows it; false if it is none, or has ended by now.
 func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 	part := strings.Split(rec, " ")
 	if len(part) != 8 {
@@ -87,13 +87,18 @@ func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 	seat, err1 := strconv.Atoi(part[0])
 	limit, err2 := strconv.Atoi(part[1])
 	token, err3 := strconv.ParseUint(part[5], 10, 64)
-	since, err4 := strconv.ParseInt(part[6], 10, 64)
+	began, reserved, many := strings.Cut(part[6], "-")
+	since, err4 := strconv.ParseInt(began, 10, 64)
+	tokens, err7 := 1, error(nil)
+	if many {
+		tokens, err7 = strconv.Atoi(reserved)
+	}
 	at, err5 := strconv.ParseInt(from, 10, 64)
 	ttl, err6 := strconv.ParseInt(lasts, 10, 64)
-	if errors.Join(err1, err2, err3, err4, err5, err6) != nil || at+ttl <= now {
+	if errors.Join(err1, err2, err3, err4, err5, err6, err7) != nil || at+ttl <= now {
 		return h, false
 	}
-	h = driver.Holder{Owner: readOwner(id, part[3], since), Token: token, Limit: limit, Slot: slotOf(seat, limit), TTL: time.Duration(at+ttl-now) * time.Microsecond}
+	h = driver.Holder{Owner: readOwner(id, part[3], since), Token: token, Tokens: tokens, Limit: limit, Slot: slotOf(seat, limit), TTL: time.Duration(at+ttl-now) * time.Microsecond}
 	if id == "*" {
 		h.ID, h.Note = "", "released, kept for a while"
 	}

@@ -93,7 +93,7 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	select {
 	case s.probing <- struct{}{}:
 	case <-ctx.Done():
-		return nil, driver.Errorf(driver.Unavailable, "%w", context.Cause(ctx))
+		return nil, driver.Errorf(driver.CodeUnavailable, "%w", context.Cause(ctx))
 	}
 	defer func() { <-s.probing }()
 	before := s.probed.Load()
@@ -118,22 +118,22 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 		err := s.probe(ctx, n, f, false)
 		if err == nil {
 			primaries++
-		} else if driver.CodeOf(s.explain(err)) != driver.Refused {
+		} else if driver.CodeOf(s.explain(err)) != driver.CodeRefused {
 			err = nil
 		}
 		return err
 	})
-	if err != nil && before != nil && primaries > 0 && driver.CodeOf(s.explain(err)) != driver.Refused {
+	if err != nil && before != nil && primaries > 0 && driver.CodeOf(s.explain(err)) != driver.CodeRefused {
 		err = nil
 	}
 	if err == nil && primaries == 0 {
-		err = driver.Errorf(driver.Unavailable, "no server that takes writes was found")
+		err = driver.Errorf(driver.CodeUnavailable, "no server that takes writes was found")
 	}
 	if f.policy == "" && before != nil {
 		f.policy = before.policy
 	}
 	if err = s.explainProbe(err); err != nil {
-		if driver.CodeOf(err) != driver.Refused || before == nil {
+		if driver.CodeOf(err) != driver.CodeRefused || before == nil {
 			return nil, err
 		}
 		known := *before // locks that are held are renewed and released
@@ -150,8 +150,8 @@ func (s *Store) explainProbe(err error) error {
 		return nil
 	}
 	err = s.explain(err)
-	if driver.CodeOf(err) == driver.Unknown {
-		return driver.Errorf(driver.Unavailable, "%w", err)
+	if driver.CodeOf(err) == driver.CodeUnknown {
+		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
 	return err
 }
@@ -176,14 +176,14 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) erro
 		}
 		info, err := n.Command(ctx, args...)
 		if err != nil {
-			if e, answered := err.(ServerError); !answered || driver.CodeOf(s.explain(e)) == driver.Unavailable {
+			if e, answered := err.(ServerError); !answered || driver.CodeOf(s.explain(e)) == driver.CodeUnavailable {
 				return err
 			}
 			f.unknown, f.replicas = true, max(f.replicas, 0)
 			return nil
 		}
 		if len(info) == 0 {
-			return driver.Errorf(driver.Unavailable, "INFO returns nothing")
+			return driver.Errorf(driver.CodeUnavailable, "INFO returns nothing")
 		}
 		for line := range strings.Lines(info[0]) {
 			if k, v, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
@@ -196,16 +196,16 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) erro
 	}
 	switch has["role"] {
 	case "slave":
-		return driver.Errorf(driver.Refused, "the server is a replica of %s:%s: locks are written at the primary; give that, or redis+sentinel:// with the sentinels", has["master_host"], has["master_port"])
+		return driver.Errorf(driver.CodeRefused, "the server is a replica of %s:%s: locks are written at the primary; give that, or redis+sentinel:// with the sentinels", has["master_host"], has["master_port"])
 	case "master", "":
 	default:
 		// KeyDB reports active-replica.
-		return driver.Errorf(driver.Refused, "the server's role is %s: where several servers take writes for the same data each would grant the lock", has["role"])
+		return driver.Errorf(driver.CodeRefused, "the server's role is %s: where several servers take writes for the same data each would grant the lock", has["role"])
 	}
 	if first {
 		f.version = has["redis_version"]
 		if has["cluster_enabled"] == "1" && s.client.Mode() != Cluster {
-			return driver.Errorf(driver.Refused, "the server is a node of a Redis Cluster: use redis+cluster://")
+			return driver.Errorf(driver.CodeRefused, "the server is a node of a Redis Cluster: use redis+cluster://")
 		}
 		switch {
 		case has["aof_enabled"] == "1":
@@ -219,7 +219,7 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) erro
 			f.policy = p
 		}
 		if p != "noeviction" && !s.cfg.insist {
-			return driver.Errorf(driver.Refused, "maxmemory-policy is %s: a server that is full would evict locks while they are held; set it to noeviction, or accept that with insist=true", p)
+			return driver.Errorf(driver.CodeRefused, "maxmemory-policy is %s: a server that is full would evict locks while they are held; set it to noeviction, or accept that with insist=true", p)
 		}
 	}
 	replicas, err := strconv.Atoi(has["connected_slaves"])
@@ -252,7 +252,7 @@ func (s *Store) probeRights(ctx context.Context, n Node) error {
 		// Some managed servers do not have it.
 		if _, err := n.Command(ctx, "WAIT", "0", "1"); err != nil {
 			if _, answered := err.(ServerError); answered {
-				return driver.Errorf(driver.Refused, "replicas=%d needs WAIT: %w", s.cfg.replicas, err)
+				return driver.Errorf(driver.CodeRefused, "replicas=%d needs WAIT: %w", s.cfg.replicas, err)
 			}
 			return err
 		}
@@ -291,7 +291,7 @@ func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string
 		// The replica's time less ours is at most earliest, the primary's at least latest.
 		ahead := time.Duration(earliest-latest) * time.Microsecond
 		if ahead > maxAhead {
-			return driver.Errorf(driver.Refused, "the clock of the replica %s is %s ahead of its primary's: a failover to it would free locks that are held; set it", address, ahead.Round(time.Millisecond))
+			return driver.Errorf(driver.CodeRefused, "the clock of the replica %s is %s ahead of its primary's: a failover to it would free locks that are held; set it", address, ahead.Round(time.Millisecond))
 		}
 		f.ahead = max(f.ahead, ahead)
 	}
@@ -307,12 +307,12 @@ func clockOf(ctx context.Context, n Node) (most, least int64, err error) {
 	}
 	received := micros()
 	if len(answer) != 2 {
-		return 0, 0, driver.Errorf(driver.Unavailable, "TIME returns %q", answer)
+		return 0, 0, driver.Errorf(driver.CodeUnavailable, "TIME returns %q", answer)
 	}
 	seconds, err1 := strconv.ParseInt(answer[0], 10, 64)
 	rest, err2 := strconv.ParseInt(answer[1], 10, 64)
 	if err := errors.Join(err1, err2); err != nil {
-		return 0, 0, driver.Errorf(driver.Unavailable, "TIME returns %q", answer)
+		return 0, 0, driver.Errorf(driver.CodeUnavailable, "TIME returns %q", answer)
 	}
 	now := seconds*1_000_000 + rest
 	return now - sent, now - received, nil
@@ -348,7 +348,7 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
 		Tokens: "the server's microseconds, above the last token of the name's bucket and above all that the asking client has seen; " +
-			"they rise after a flush, a restart without data or a failover unless the clock is set back further than the outage and the client is new",
+			"they rise after a flush, a restart without data or a failover unless the clock is set back further than the outage and the client is new", Reserves: true,
 		EarlyEnd: []string{"a flush or a deletion of the key", "a restart that loses data", "the server's clock set forward"},
 		Notice:   noticeBound,
 		MinTTL:   minTTL, MaxTTL: maxTTL, Lapses: true,
@@ -383,5 +383,8 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 		}
 	}
 	g.Notes = append(g.Notes, "early ends are noticed within that time while the server can be reached, else when trust runs out")
+	if s.peers != nil {
+		s.peers.declare(&g)
+	}
 	return g
 }

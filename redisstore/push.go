@@ -96,7 +96,7 @@ func (s *Store) hear(message string) {
 		if e.held {
 			s.forget(e)
 			s.mu.Unlock()
-			e.r.From.Lost(driver.Taken, nil)
+			e.r.From.Lost(driver.CauseTaken, nil)
 			return
 		}
 	}

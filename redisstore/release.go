@@ -9,14 +9,14 @@ import (
 )
 
 func notHeld(name string, token uint64) error {
-	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 }
 
 // seatOf finds where the grant stands.
 func seatOf(g *driver.Grant) (*handle, error) {
 	h, ok := g.Handle.(*handle)
 	if !ok {
-		return nil, driver.Errorf(driver.Invalid, "redisstore: a grant of another store")
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
 	}
 	return h, nil
 }
@@ -24,19 +24,22 @@ func seatOf(g *driver.Grant) (*handle, error) {
 // Release ends a grant. In the same step the server grants to the next, if that
 // is a place of this very client.
 func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	h, err := seatOf(&g)
-	if err != nil {
-		return err
-	}
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
 	defer s.ops.Done()
+	if s.peers != nil {
+		return s.peers.release(ctx, &g)
+	}
+	h, err := seatOf(&g)
+	if err != nil {
+		return err
+	}
 	void := h.void
 	if void != 0 && void < s.clock.now()-window.Microseconds() {
 		void = 0 // long past
 	}
-	args := append(make([]string, 0, 9), mark(&g))
+	args := append(make([]string, 0, 10), mark(&g))
 	keys := []string{h.key}
 	next, seq := s.release(&g, keep > 0)
 	if next != nil || h.seat != "0" || keep > 0 || void != 0 {
@@ -46,6 +49,9 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		keys = append(keys, next.counter)
 		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.floors.text(next.bucket),
 			strconv.FormatInt(s.clock.deadline(), 10), s.write(next.r.From.Owner()))
+		if next.r.Tokens > 1 {
+			args = append(args, tokensText(&next.r))
+		}
 	}
 	var sent driver.Instant
 	if next != nil {
@@ -133,6 +139,9 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		return fail(err)
 	}
 	defer s.ops.Done()
+	if s.peers != nil {
+		return s.peers.renew(ctx, grants)
+	}
 	if s.cfg.replicas > 0 {
 		return s.renewAcked(ctx, grants, answers)
 	}
@@ -175,9 +184,9 @@ func (s *Store) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 // ended is why a grant does not stand.
 func ended(rep reply) driver.Cause {
 	if rep.kind == 'T' {
-		return driver.Taken
+		return driver.CauseTaken
 	}
-	return driver.Gone
+	return driver.CauseGone
 }
 
 // renewAcked counts a renewal only when the replicas have it: one that fails over
@@ -204,7 +213,7 @@ func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers [
 			defer func() { <-limit }()
 			rep, acked, err := s.evalAcked(ctx, renewScript, calls[i].Keys, calls[i].Args, "R")
 			if err == nil && rep.kind == 'R' && acked < s.cfg.replicas {
-				err = driver.Errorf(driver.Unavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.patience)
+				err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.patience)
 			}
 			answers[i] = s.renewed(&grants[i], rep, err)
 		}()
@@ -220,7 +229,7 @@ func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers [
 // that was sent for it would be refused for its age.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if err := driver.CheckName(r.Name); err != nil || r.ID == "" {
-		return driver.Errorf(driver.Invalid, "redisstore: undoing id %q of name %q", r.ID, r.Name)
+		return driver.Errorf(driver.CodeInvalid, "redisstore: undoing id %q of name %q", r.ID, r.Name)
 	}
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -236,7 +245,12 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		s.forget(e)
 	}
 	s.mu.Unlock()
-	_, err := s.eval(ctx, undoScript, []string{s.keys.key(r.Name)}, []string{r.ID, strconv.FormatInt(void, 10)})
+	var err error
+	if s.peers != nil {
+		err = s.peers.undoAll(ctx, &r, void)
+	} else {
+		_, err = s.eval(ctx, undoScript, []string{s.keys.key(r.Name)}, []string{r.ID, strconv.FormatInt(void, 10)})
+	}
 	if err == nil {
 		s.mu.Lock()
 		delete(s.late, r.ID)
@@ -248,12 +262,15 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 // Break takes a grant away and tells its holder.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if err := driver.CheckName(name); err != nil {
-		return driver.Errorf(driver.Invalid, "redisstore: %w", err)
+		return driver.Errorf(driver.CodeInvalid, "redisstore: %w", err)
 	}
 	if err := s.begin(ctx); err != nil {
 		return err
 	}
 	defer s.ops.Done()
+	if s.peers != nil {
+		return s.peers.take(ctx, name, token)
+	}
 	rep, err := s.eval(ctx, breakScript, []string{s.keys.key(name)}, []string{strconv.FormatUint(token, 10)})
 	if err == nil && rep.kind == 'N' {
 		err = notHeld(name, token)

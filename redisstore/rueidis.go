@@ -500,15 +500,34 @@ func (n rueidisNode) Command(ctx context.Context, args ...string) ([]string, err
 // Subscribe listens on a connection that the client shares with other commands,
 // or, where the server speaks RESP2 alone, on one of its own.
 func (c *rueidisClient) Subscribe(ctx context.Context, channel string, ready func(), got func(string)) error {
+	return c.subscribe(ctx, channel, false, ready, got)
+}
+
+// SubscribeSharded listens at the node that the channel belongs to.
+func (c *rueidisClient) SubscribeSharded(ctx context.Context, channel string, ready func(), got func(string)) error {
+	return c.subscribe(ctx, channel, true, ready, got)
+}
+
+func (c *rueidisClient) subscribe(ctx context.Context, channel string, sharded bool, ready func(), got func(string)) error {
 	client, err := c.connected(ctx)
 	if err != nil {
 		return err
 	}
 	hooked := rueidis.WithOnSubscriptionHook(ctx, func(s rueidis.PubSubSubscription) {
-		if s.Kind == "subscribe" {
+		if s.Kind == "subscribe" || s.Kind == "ssubscribe" {
 			ready()
 		}
 	})
-	cmd := client.B().Subscribe().Channel(channel).Build()
-	return convert(client.Receive(hooked, cmd, func(m rueidis.PubSubMessage) { got(m.Message) }))
+	on, off := client.B().Subscribe().Channel(channel).Build(), client.B().Unsubscribe().Channel(channel).Build()
+	if sharded {
+		on, off = client.B().Ssubscribe().Channel(channel).Build(), client.B().Sunsubscribe().Channel(channel).Build()
+	}
+	err = client.Receive(hooked, on, func(m rueidis.PubSubMessage) { got(m.Message) })
+	if ctx.Err() != nil {
+		// The connection goes on without this channel.
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialBound)
+		defer cancel()
+		_ = client.Do(bounded, off).Error()
+	}
+	return convert(err)
 }

@@ -29,6 +29,8 @@ type Store struct {
 	ops, tasks sync.WaitGroup
 	finished   chan struct{}
 
+	peers *peers // of a layout of others, nil in the native one
+
 	probing chan struct{} // has room for who probes
 	probed  atomic.Pointer[findings]
 
@@ -86,7 +88,7 @@ func New(c Client, options ...Option) (*Store, error) {
 		return nil, err
 	}
 	if c == nil {
-		return nil, driver.Errorf(driver.Invalid, "redisstore: the client is nil")
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: the client is nil")
 	}
 	return newStore(c, cfg), nil
 }
@@ -98,6 +100,9 @@ func newStore(c Client, cfg config) *Store {
 		subs: map[string]*subscription{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if cfg.layout != Native {
+		s.peers = newPeers(s)
+	}
 	return s
 }
 

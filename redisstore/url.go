@@ -2,19 +2,16 @@ package redisstore
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
 func init() {
@@ -45,24 +42,24 @@ func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, err
 //	replicas=N                as WaitReplicas
 //	replica_wait=1s
 //	insist=true               as Insist
+//	layout=NAME               as WithLayout: plain, redisson, ...
+//	fair_wait=5m              as FairWait
 //	ca=FILE                   PEM certificates to trust instead of the system's
 //	cert=FILE, key=FILE       the client's own certificate
 //	server_name=NAME          what the server's certificate must be for
-func Open(rawURL string, options ...Option) (*Store, error) {
+func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		// The reasons of net/url quote what may be a password.
-		return nil, driver.Errorf(driver.Invalid, "redisstore: the URL cannot be read")
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: the URL cannot be read")
 	}
 	return openParsed(u, options...)
 }
 
-type tlsFiles struct{ ca, cert, key, serverName string }
-
 func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	o, mode, fromURL, err := parseURL(u)
 	if err != nil {
-		return nil, driver.Errorf(driver.Invalid, "redisstore: URL %s: %w", place(u), err)
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: URL %s: %w", place(u), err)
 	}
 	c, err := configure(append(fromURL, options...))
 	if err != nil {
@@ -97,10 +94,6 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 	switch {
 	case base != "redis" && base != "rediss" || u.Scheme != base && kind != "sentinel" && kind != "cluster":
 		return fail("scheme %q: use redis, redis+sentinel or redis+cluster, or rediss in the place of redis for TLS", u.Scheme)
-	case u.Opaque != "":
-		return fail("write two slashes, as in redis://localhost:6379")
-	case u.Fragment != "":
-		return fail("a fragment has no meaning here: write # in a password as %%23")
 	case u.Hostname() == "":
 		return fail("the host is missing, as in redis://localhost:6379")
 	}
@@ -143,95 +136,52 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 			return fail("database %d: a Redis Cluster has database 0 alone", o.SelectDB)
 		}
 	}
-	query, err := url.ParseQuery(u.RawQuery)
+	query, err := storeurl.Query(u, "redis://HOST:PORT/DB", "addr")
 	if err != nil {
-		return fail("its parameters cannot be read")
+		return fail("%w", err)
 	}
-	var c config
-	for name, values := range query {
-		if len(values) > 1 && name != "addr" {
-			return fail("parameter %s is given more than once", name)
-		}
-		v := values[0]
-		switch name {
-		case "addr":
-			if mode == Standalone {
-				return fail("parameter addr is for sentinels and clusters")
-			}
-			for _, v := range values {
-				a, err := address(v)
-				if err != nil {
-					return fail("%w", err)
-				}
-				o.InitAddress = append(o.InitAddress, a)
-			}
-		case "sentinel_user", "sentinel_password":
-			if mode != Sentinel {
-				return fail("parameter %s is for sentinels", name)
-			}
-			if name == "sentinel_user" {
-				o.Sentinel.Username = v
-			} else {
-				o.Sentinel.Password = v
-			}
-		case "replicas":
-			if c.replicas, err = strconv.Atoi(v); err != nil {
-				return fail("replicas %q: give a number", v)
-			}
-		case "replica_wait":
-			if c.patience, err = time.ParseDuration(v); err != nil {
-				return fail("replica_wait %q: give a duration such as 500ms", v)
-			}
-		case "insist":
-			if c.insist, err = strconv.ParseBool(v); err != nil {
-				return fail("insist %q: give true or false", v)
-			}
-		case "ca":
-			c.tls.ca = v
-		case "cert":
-			c.tls.cert = v
-		case "key":
-			c.tls.key = v
-		case "server_name":
-			c.tls.serverName = v
-		default:
-			return fail("unknown parameter %q: there are addr, sentinel_user, sentinel_password, replicas, replica_wait, insist, ca, cert, key, server_name", name)
-		}
-	}
-	if secure {
-		if o.TLSConfig, err = c.tls.load(u.Hostname(), mode); err != nil {
+	for _, more := range query.TakeAll("addr") {
+		a, err := address(more)
+		if err != nil {
 			return fail("%w", err)
 		}
+		o.InitAddress = append(o.InitAddress, a)
+	}
+	if mode == Standalone && len(o.InitAddress) > 1 {
+		return fail("parameter addr is for sentinels and clusters")
+	}
+	o.Sentinel.Username, o.Sentinel.Password = query.Take("sentinel_user"), query.Take("sentinel_password")
+	if mode != Sentinel && o.Sentinel.Username+o.Sentinel.Password != "" {
+		return fail("sentinel_user and sentinel_password are for sentinels")
+	}
+	var c config
+	if c.replicas, err = query.Int("replicas", 0); err != nil {
+		return fail("%w", err)
+	}
+	if c.patience, err = query.Duration("replica_wait", 0); err != nil {
+		return fail("%w", err)
+	}
+	if c.insist, err = query.Choose("insist", "false", "true"); err != nil {
+		return fail("%w", err)
+	}
+	c.layout = Layout(query.Take("layout"))
+	if c.fairWait, err = query.Duration("fair_wait", 0); err != nil {
+		return fail("%w", err)
+	}
+	if o.TLSConfig, err = query.TLS(secure, "use the scheme "+strings.Replace(u.Scheme, "redis", "rediss", 1)); err != nil {
+		return fail("%w", err)
+	}
+	if o.TLSConfig != nil {
+		if o.TLSConfig.ServerName == "" && mode == Standalone {
+			o.TLSConfig.ServerName = u.Hostname()
+		}
 		o.Sentinel.TLSConfig = o.TLSConfig
-	} else if c.tls != (tlsFiles{}) {
-		return fail("ca, cert, key and server_name are for TLS: use the scheme %s", strings.Replace(u.Scheme, "redis", "rediss", 1))
+	}
+	if err := query.End(); err != nil {
+		return fail("%w", err)
 	}
 	return o, mode, []Option{func(to *config) {
 		to.replicas, to.patience, to.insist = c.replicas, c.patience, c.insist
+		to.layout, to.fairWait = c.layout, c.fairWait
 	}}, nil
-}
-
-func (f tlsFiles) load(host string, mode Mode) (*tls.Config, error) {
-	t := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: f.serverName}
-	if t.ServerName == "" && mode == Standalone {
-		t.ServerName = host
-	}
-	if f.ca != "" {
-		pem, err := os.ReadFile(f.ca)
-		if err != nil {
-			return nil, fmt.Errorf("ca: %w", err)
-		}
-		t.RootCAs = x509.NewCertPool()
-		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("ca %q holds no certificate in PEM", f.ca)
-		}
-	}
-	if f.cert != "" || f.key != "" {
-		pair, err := tls.LoadX509KeyPair(f.cert, f.key)
-		if err != nil {
-			return nil, fmt.Errorf("cert and key: %w", err)
-		}
-		t.Certificates = []tls.Certificate{pair}
-	}
-	return t, nil
 }

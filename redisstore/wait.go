@@ -43,7 +43,7 @@ func (a *attempt) run(ctx context.Context) (driver.Grant, error) {
 	}
 	if err != nil || rep.kind != 'Q' || !e.r.Wait {
 		if err == nil {
-			err = driver.Errorf(driver.Unknown, "an answer that was not asked for: %c %q", rep.kind, rep.values)
+			err = driver.Errorf(driver.CodeUnknown, "an answer that was not asked for: %c %q", rep.kind, rep.values)
 		}
 		return driver.Grant{}, err
 	}
@@ -91,7 +91,7 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 			delay = 0
 		default:
 			switch driver.CodeOf(err) {
-			case driver.Unknown, driver.Unavailable:
+			case driver.CodeUnknown, driver.CodeUnavailable:
 			default:
 				return driver.Grant{}, a.giveUp(err)
 			}
@@ -140,10 +140,10 @@ func (a *attempt) placed(rep reply, asked int64) (delay time.Duration, exact boo
 	var n [4]int64
 	for i := range n {
 		if len(rep.values) < len(n) {
-			return 0, false, driver.Errorf(driver.Unknown, "a place that cannot be read: %q", rep.values)
+			return 0, false, driver.Errorf(driver.CodeUnknown, "a place that cannot be read: %q", rep.values)
 		}
 		if n[i], err = strconv.ParseInt(rep.values[i], 10, 64); err != nil {
-			return 0, false, driver.Errorf(driver.Unknown, "a place that cannot be read: %w", err)
+			return 0, false, driver.Errorf(driver.CodeUnknown, "a place that cannot be read: %w", err)
 		}
 	}
 	seq, ahead, refresh, expiry := n[0], n[1], time.Duration(n[2])*time.Millisecond, time.Duration(n[3])*time.Millisecond
@@ -233,17 +233,17 @@ func (a *attempt) leave(ctx context.Context) error {
 	err := a.withdraw(ctx)
 	switch {
 	case err != nil:
-		return driver.Errorf(driver.Unknown, "%w; the place could not be taken back: %w", cause, err)
+		return driver.Errorf(driver.CodeUnknown, "%w; the place could not be taken back: %w", cause, err)
 	case a.s.ctx.Err() != nil:
 		return errClosed
 	}
-	return driver.Errorf(driver.Withdrawn, "%w", cause)
+	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }
 
 // giveUp leaves because of an answered no.
 func (a *attempt) giveUp(why error) error {
 	if err := a.withdraw(context.Background()); err != nil {
-		return driver.Errorf(driver.Unknown, "%s; the place could not be taken back: %w", why, err)
+		return driver.Errorf(driver.CodeUnknown, "%s; the place could not be taken back: %w", why, err)
 	}
 	return why
 }

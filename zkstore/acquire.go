@@ -9,10 +9,10 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// Acquire grants, queues or says no.
+// Acquire returns a grant, waits in the queue, or returns an error.
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := s.attempt(ctx, r)
-	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
+	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
 		return g, withdrawn(ctx) // nothing was sent
 	}
 	return g, err
@@ -23,7 +23,7 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 	case s.closed.Load():
 		return driver.Grant{}, errClosed()
 	case !s.recipe.supports(r.Limit):
-		return driver.Grant{}, driver.Errorf(driver.Unsupported, "zkstore: the layout %s has no locks of limit %d", s.cfg.layout, r.Limit)
+		return driver.Grant{}, driver.Errorf(driver.CodeUnsupported, "zkstore: the layout %s has no locks of limit %d", s.cfg.layout, r.Limit)
 	case ctx.Err() != nil:
 		return driver.Grant{}, withdrawn(ctx)
 	}
@@ -54,25 +54,25 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 		if err != errOver {
 			return g, err
 		}
-		// The session is said to have expired: a waiting request begins anew, at the
-		// end of the queue, once what it had there is certainly gone.
+		// A server says that the session has expired. A waiting request starts again, at the
+		// end of the queue, after its entries of that session are certainly gone.
 		old = ss
 		s.remember(r.ID, ss, 0)
 		if ctx.Err() != nil || s.closed.Load() {
-			return driver.Grant{}, &driver.Error{Code: driver.Unknown, Err: errOver}
+			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: errOver}
 		}
 	}
 }
 
-// doubtful keeps the doubt about what an earlier session has left.
+// doubtful returns err as an unknown outcome if an earlier session may have left something.
 func doubtful(again bool, err error) error {
-	if again && driver.CodeOf(err) != driver.IsClosed {
-		return &driver.Error{Code: driver.Unknown, Err: err}
+	if again && driver.CodeOf(err) != driver.CodeClosed {
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
 	return err
 }
 
-// acquire is the recipe of one queue.
+// acquire is the recipe of a single queue.
 func (ss *session) acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	dir := ss.s.dir(r.Name)
 	if !r.Wait {
@@ -85,9 +85,9 @@ func (ss *session) acquire(ctx context.Context, r driver.Request) (driver.Grant,
 	if p == nil {
 		return driver.Grant{}, err
 	}
-	told := false
+	queued := false
 	if err == nil {
-		err = p.stand(ctx, names, &told)
+		err = p.stand(ctx, names, &queued)
 	}
 	if err == nil {
 		return p.granted(ctx)
@@ -95,8 +95,8 @@ func (ss *session) acquire(ctx context.Context, r driver.Request) (driver.Grant,
 	return driver.Grant{}, p.failed(ctx, err)
 }
 
-// lookFirst is for a try: where the answer is no it writes nothing, and disturbs
-// nobody who waits.
+// lookFirst is for a request that does not wait: if the name is held, it writes nothing and
+// disturbs no waiter.
 func (ss *session) lookFirst(ctx context.Context, dir string, limit int) error {
 	sync, list := zk.Sync(dir), zk.Children(dir, false)
 	err := ss.zk.Do(ctx, sync, list)
@@ -107,10 +107,7 @@ func (ss *session) lookFirst(ctx context.Context, dir string, limit int) error {
 	case errors.Is(err, zk.ErrNoNode):
 		return nil
 	case err != nil:
-		if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.Unknown {
-			return failed
-		}
-		return &driver.Error{Code: driver.Unavailable, Err: err} // it was only read
+		return ss.readFailed(err)
 	}
 	all := append(nodesOf(list.Names, ss.s.recipe.read), node{limit: limit})
 	if holding(all) == len(all) {
@@ -119,7 +116,7 @@ func (ss *session) lookFirst(ctx context.Context, dir string, limit int) error {
 	return ss.busy(ctx, dir, all[:len(all)-1])
 }
 
-// busy is the answered no, with the holders as far as they can be read.
+// busy returns the BusyError, with the holders as far as they can be read.
 func (ss *session) busy(ctx context.Context, dir string, all []node) error {
 	holders, _, err := ss.describe(ctx, dir, all[:min(holding(all), maxTold)])
 	if err != nil {
@@ -128,35 +125,35 @@ func (ss *session) busy(ctx context.Context, dir string, all []node) error {
 	return &driver.BusyError{Holders: holders}
 }
 
-// maxTold bounds how many holders a busy answer tells.
+// maxTold is the largest number of holders in a BusyError.
 const maxTold = 8
 
-// errDeleted: somebody has deleted the place.
-var errDeleted = driver.Errorf(driver.Unavailable, "somebody has deleted the place in the queue")
+// errDeleted is the error of a queue entry that another client has deleted.
+var errDeleted = driver.Errorf(driver.CodeUnavailable, "another client has deleted the queue entry")
 
-// stand waits until the place is a grant. It answers a *driver.BusyError if the
-// request does not wait.
-func (p *place) stand(ctx context.Context, names []string, told *bool) error {
+// stand waits until the queue entry is a grant. It returns a *driver.BusyError if the request
+// does not wait.
+func (p *entry) stand(ctx context.Context, names []string, queued *bool) error {
 	ss, handed := p.ss, false
 	for {
 		all := nodesOf(names, p.read)
 		switch i := indexOf(all, p.node.name); {
 		case i < 0 && !handed:
 			return errDeleted
-		case i < 0: // it was read before our node was made
+		case i < 0: // the list is older than the entry
 		case i < holding(all):
 			return nil
 		case !p.r.Wait:
 			return ss.busy(ctx, p.dir, all[:i])
 		default:
-			gone, err := p.watch(ctx, all, i, told)
+			gone, err := p.watch(ctx, all, i, queued)
 			if err == nil && !gone {
 				err = p.sleep(ctx)
 			}
 			if err != nil {
 				return err
 			}
-			if p.inherits() {
+			if p.handedOff() {
 				p.at = driver.Now()
 				return nil
 			}
@@ -168,14 +165,14 @@ func (p *place) stand(ctx context.Context, names []string, told *bool) error {
 	}
 }
 
-// tellDelay is how long a place waits before it reads who holds the lock, for
-// people, where that has not been read anyway.
-const tellDelay = 100 * time.Millisecond
+// queuedDelay is how long an entry waits before it reads the holders for people, unless they
+// were read anyway.
+const queuedDelay = 100 * time.Millisecond
 
-func (p *place) sleep(ctx context.Context) error {
+func (p *entry) sleep(ctx context.Context) error {
 	var late <-chan time.Time
 	if len(p.ahead) > 0 {
-		t := time.NewTimer(tellDelay)
+		t := time.NewTimer(queuedDelay)
 		defer t.Stop()
 		late = t.C
 	}
@@ -196,9 +193,9 @@ func (p *place) sleep(ctx context.Context) error {
 	}
 }
 
-// failed takes a place back whose waiting has ended with an error, and answers
-// what that means for the request.
-func (p *place) failed(ctx context.Context, err error) error {
+// failed withdraws an entry whose wait has ended with an error, and returns the error of the
+// request.
+func (p *entry) failed(ctx context.Context, err error) error {
 	ss := p.ss
 	switch {
 	case ss.s.closed.Load():
@@ -209,9 +206,9 @@ func (p *place) failed(ctx context.Context, err error) error {
 		if err = ss.fail(err); err == errOver {
 			return err
 		}
-		// It ended here, and the place stands until it does at the server.
+		// It ended here. The entry stands until the session ends at the server.
 		ss.s.remember(p.r.ID, ss, 0)
-		return &driver.Error{Code: driver.Unknown, Err: err}
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	case err == errDeleted:
 		p.unregister()
 		ss.gone(p.dir, p.path, nil)
@@ -222,15 +219,15 @@ func (p *place) failed(ctx context.Context, err error) error {
 	return p.withdraw(ctx, ss.fail(err))
 }
 
-// list is the directory as somebody has just read it for us, or as it is now. It
-// goes on through lost connections.
-func (p *place) list(ctx context.Context) (names []string, handed bool, err error) {
+// list returns the directory as it was last read for this entry, or reads it. It continues
+// over new connections.
+func (p *entry) list(ctx context.Context) (names []string, handed bool, err error) {
 	ss := p.ss
 	ss.mu.Lock()
 	fresh := p.fresh
 	p.fresh = nil
 	select {
-	case <-p.signal: // what it told is in what is read from here on
+	case <-p.signal: // whatever it reported precedes the list
 	default:
 	}
 	ss.mu.Unlock()
@@ -251,10 +248,9 @@ func (p *place) list(ctx context.Context) (names []string, handed bool, err erro
 	}
 }
 
-// watch sees to it that the place is woken when one of those goes that it waits
-// for. It answers true if one has gone already. The first time it tells that the
-// place stands.
-func (p *place) watch(ctx context.Context, all []node, i int, told *bool) (gone bool, err error) {
+// watch makes sure that the entry wakes when an entry that it waits for goes. gone reports
+// that one has gone already. The first call reports to the requester that it is queued.
+func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gone bool, err error) {
 	ss := p.ss
 	var paths []string
 	set := toWatch(all, i)
@@ -277,7 +273,7 @@ func (p *place) watch(ctx context.Context, all []node, i int, told *bool) (gone 
 	unwatched := p.unsubscribeLocked(paths)
 	for _, path := range paths {
 		if ss.subs[path] == nil {
-			ss.subs[path] = map[*place]struct{}{}
+			ss.subs[path] = map[*entry]struct{}{}
 		}
 		ss.subs[path][p] = struct{}{}
 	}
@@ -291,14 +287,14 @@ func (p *place) watch(ctx context.Context, all []node, i int, told *bool) (gone 
 		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
 	}
 	if len(calls) == 0 {
-		p.tell(told, nil)
+		p.reportQueued(queued, nil)
 		return false, nil
 	}
 	err = ss.zk.Do(ctx, calls...)
 	ss.unwatched(unwatched)
 	if err != nil {
 		if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
-			return true, nil // look again, on the next connection
+			return true, nil // read again, on the next connection
 		}
 		return false, err
 	}
@@ -309,30 +305,30 @@ func (p *place) watch(ctx context.Context, all []node, i int, told *bool) (gone 
 			return false, c.Err
 		}
 	}
-	// Of the holders, those that were read anyway.
+	// The holders that were read anyway.
 	var holders []driver.Holder
 	for j, c := range calls[:len(paths)] {
 		if h := indexOf(all, paths[j][len(p.dir)+1:]); c.Err == nil && h >= 0 && h < holding(all) {
 			holders = append(holders, ss.holderOf(all[h], c))
 		}
 	}
-	if len(holders) == 0 && !*told {
+	if len(holders) == 0 && !*queued {
 		p.ahead = all[:min(holding(all), maxTold)]
 	}
-	p.tell(told, holders)
+	p.reportQueued(queued, holders)
 	return gone, nil
 }
 
-func (p *place) tell(told *bool, holders []driver.Holder) {
-	if !*told {
-		*told = true
+func (p *entry) reportQueued(queued *bool, holders []driver.Holder) {
+	if !*queued {
+		*queued = true
 		p.r.From.Queued(holders)
 	}
 }
 
-// granted makes a place a grant. The session is proven to stand for the TTL from
-// before the request that told of it, which was sent after the wait.
-func (p *place) granted(ctx context.Context) (driver.Grant, error) {
+// granted makes an entry a grant. The session is proven for the TTL from before the request
+// that read the queue, which was sent after the wait.
+func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 	ss := p.ss
 	at := p.at
 	if ss.zk.Proven(at) < ss.ttl && !ss.zk.Prove(ctx, at, ss.ttl) {
@@ -362,19 +358,19 @@ func (p *place) granted(ctx context.Context) (driver.Grant, error) {
 	ss.maintaining = true
 	ss.mu.Unlock()
 	if idle {
-		ss.wakeMaintain() // not for each of many short locks: the timer runs on for a while
+		ss.wakeMaintain() // not for each of many short locks: the timer continues for a while
 	}
 	var calls []*zk.Call
 	if data := encodeOwner(p.r.From.Owner(), ss.ttl, p.r.Limit); string(data) != string(p.data) {
-		// Another goroutine has inherited the place. Only where nobody has written
-		// since: that would be a request to end.
+		// Another goroutine has inherited the entry. The version excludes that a request to end
+		// is overwritten.
 		calls = append(calls, zk.Set(p.path, data, 0))
 	}
 	for _, path := range unwatched {
 		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
 	}
 	if len(calls) > 0 {
-		_ = ss.zk.Send(ctx, calls...) // for people and tidiness: nothing depends on it
+		_ = ss.zk.Send(ctx, calls...) // nothing depends on it
 		ss.unwatched(unwatched)
 	}
 	return g.Grant, nil

@@ -9,9 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// Break asks the holder to end, as Curator's Revoker does, and deletes the grant's
-// node if it has not gone after a while. A holder of ours ends its context at
-// once when it is asked, and its node goes with its release.
+// Break requests the holder to end, as Curator's Revoker does, and deletes the grant's node
+// if it still exists after a while. A holdfast holder ends its context at once, and its
+// release deletes the node.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if s.closed.Load() {
 		return errClosed()
@@ -27,9 +27,9 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	return ss.end(ctx, path)
 }
 
-// holder finds the node of a grant by its czxid.
+// holder returns the node of a grant, by its czxid.
 func (ss *session) holder(ctx context.Context, name string, token uint64) (string, error) {
-	none := driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
+	none := driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 	dirs := ss.s.recipe.dirs(ss.s.dir(name))
 	dir := dirs[len(dirs)-1]
 	all, err := ss.nodes(ctx, dir, ss.s.recipe.reader(dir, driver.Unlimited))
@@ -55,7 +55,7 @@ func (ss *session) holder(ctx context.Context, name string, token uint64) (strin
 	return "", none
 }
 
-// end asks, waits and deletes.
+// end requests the end, waits, and deletes the node.
 func (ss *session) end(ctx context.Context, path string) error {
 	s := ss.s
 	t := &tree{path: path, ch: make(chan struct{}, 1)}
@@ -63,29 +63,29 @@ func (ss *session) end(ctx context.Context, path string) error {
 	defer ss.unwatchTree(t)
 	grace := time.NewTimer(s.cfg.grace)
 	defer grace.Stop()
-	for asked := false; ; {
-		ask, watch := zk.Set(path, []byte(revoke), -1), zk.Get(path, true)
-		if asked {
-			ask = zk.Sync(path) // asking once is enough
+	for requested := false; ; {
+		request, watch := zk.Set(path, []byte(revoke), -1), zk.Get(path, true)
+		if requested {
+			request = zk.Sync(path)
 		}
-		err := ss.zk.Do(ctx, ask, watch)
+		err := ss.zk.Do(ctx, request, watch)
 		switch {
 		case err != nil && ctx.Err() == nil && ss.zk.Ended() == nil:
 			continue // on the next connection
 		case err != nil:
 			return s.fail(err)
-		case errors.Is(ask.Err, zk.ErrNoNode) || errors.Is(watch.Err, zk.ErrNoNode):
+		case errors.Is(request.Err, zk.ErrNoNode) || errors.Is(watch.Err, zk.ErrNoNode):
 			return nil // it has ended
-		case ask.Err != nil || watch.Err != nil:
-			return s.fail(errors.Join(ask.Err, watch.Err))
+		case request.Err != nil || watch.Err != nil:
+			return s.fail(errors.Join(request.Err, watch.Err))
 		}
-		asked = true
+		requested = true
 		select {
 		case <-t.ch:
 		case <-grace.C:
 			return ss.take(ctx, path)
 		case <-ctx.Done():
-			return driver.Errorf(driver.Unknown, "the holder was asked to end and has not yet: %w", ctx.Err())
+			return driver.Errorf(driver.CodeUnknown, "the holder was requested to end and has not ended yet: %w", ctx.Err())
 		case <-ss.over:
 			return s.fail(&zk.LostError{Err: errOver})
 		}

@@ -1,61 +1,58 @@
 // Package zkstore keeps locks in ZooKeeper, as ephemeral sequential nodes in the
 // layouts of Curator's recipes, so that Go and Java share one lock.
 //
-//	store, err := zkstore.Open(ctx, []string{"zk1", "zk2", "zk3"}, zkstore.Root("/locks"))
+//	store, err := zkstore.Open(ctx, "zk://zk1,zk2,zk3/locks")
 //	locker, err := holdfast.New(store)
 //
-// By URL: zk://[user:password@]host[:port][,host[:port]...]/root, with the
-// parameters layout (readwrite, mutex, semaphore), tick, grace, acl=creator, and
-// tls=true with ca, cert and key. A name is one node below the root; what cannot
-// be a node's name is escaped as %XX. docs/zookeeper.md tells more.
+// By URL: zk://[user:password@]host[:port][,host[:port]...]/root, with the parameters layout
+// (readwrite, mutex, semaphore), tick, grace, acl=creator, and tls=true with ca, cert and
+// key. A name is one node below the root; characters that a node's name cannot have are
+// escaped as %XX. See docs/zookeeper.md.
 //
 // # Safety
 //
-// A request makes a node that ends with its session. All nodes of a name are a
-// queue in the order of their numbers; a node is a grant when every node before it
-// is, and no limit among them or its own forbids that many. A node sees all those
-// before it, since the server that answered its creation has applied everything up
-// to it; what it sees may be late in what has gone, which only makes it wait.
-// Whoever waits watches the nearest nodes of which one must go before its turn can
-// come, the predecessor for an exclusive lock, and reads again when it is told so
-// or has reconnected. So grants exclude one another as long as their nodes stand,
-// and what remains is to know how long a node stands.
+// A request makes a node that ends with its session. All nodes of a name are a queue in the
+// order of their numbers. A node is a grant when every node before it is one, and no limit
+// among them or its own forbids that many. A client sees all nodes before its own, because
+// the server that answered the creation had applied everything before it. The list may
+// still contain nodes that have gone, which only makes the client wait. A waiter watches
+// the nearest nodes of which one must go before its own node can become a grant: the
+// predecessor, for an exclusive lock. It reads again after an event or a reconnection. So
+// grants exclude one another as long as their nodes exist. The rest of the argument is how
+// long a node exists.
 //
-// A node stands until its session ends, unless somebody deletes it by hand. The
-// session's end is the leader's decision, and the server that a client is
-// connected to may be cut off from the leader and not know: it goes on answering
-// pings and reads for seconds after the leader has ended the session and another
-// client was granted the lock. Therefore only what has passed the leader counts.
-// The session is known to stand until send + T - tick, where send is that of the
-// heartbeat before the last one that was answered, T the session timeout and tick
-// the servers' tickTime; why, is argued at proof in internal/zk. Sessions are made
-// four ticks longer than the TTLs that they carry, so that this is always at least
-// a TTL from now: a grant is given, and renewed, only from a moment for which that
-// holds, and that moment is its SentAt. A grant that nobody renews in time is
-// deleted by this client, although its session lives on.
+// A node exists until its session ends, unless a client deletes it by hand. The leader
+// decides the session's end. The server of a client may be cut off from the leader and not
+// notice: it goes on answering pings and reads for seconds after the leader has ended the
+// session and has granted the lock to another client. So only requests that have passed
+// the leader count. The session is proven to stand until send + T - tick: send is the send
+// of the heartbeat before the last one that was answered, T the session timeout and tick
+// the servers' tickTime. The proof is at type proof in internal/zk. A session is four ticks
+// longer than the TTLs of its grants, so that the proof always reaches at least a TTL from
+// now. A grant is given and renewed only from a moment for which that holds, its SentAt.
+// The client deletes a grant that was not renewed in time, although its session continues.
 //
-// Nothing of a request is forgotten. Its nodes carry a name made of its ID, by
-// which whatever a lost answer has left is found. A create that is still on its way
-// on a connection that was lost must not arrive later: every create is one
-// transaction with a check of the version of a node of the session's own, the
-// guard, and moving that version makes void what was sent before. After that, and
-// a sync, what is not there will not come. Requests on one connection are done in
-// order, so there a sync is enough. A session that a server calls expired may live
-// on with another: its guard is deleted, and what its requests have left.
-// After each reconnection the client deletes the nodes of the session that no request of
-// its own has: they come from a copy from which the ensemble was restored.
+// Nothing of a request is forgotten. Its nodes carry a name made of its ID, by which a client
+// finds them after a lost answer. A create on a lost connection must not arrive later. So
+// every create is one transaction with a check of the version of a node of the session's
+// own, the guard. A change of that version makes all earlier creates fail. After that, and
+// a sync, a node that is not there cannot appear. Requests on one connection are executed
+// in order, so there a sync is enough. A session that one server reports as expired may
+// continue at another: the client deletes its guard, and the nodes of its requests. After
+// each reconnection the client deletes the nodes of the session that none of its requests
+// has: they come from a copy from which the ensemble was restored.
 //
-// A release deletes a node whose name is used once, which proves that it stood. If
-// the next in the queue is of this client as well, it is granted without waiting
-// for the answer: both nodes are ours, and everybody behind waits for both.
+// A release deletes a node whose name is used once, which proves that the node existed. If
+// the next in the queue is an entry of the same client, it becomes a grant before the
+// answer: both nodes are this client's, and every entry behind waits for both.
 //
-// The token is the czxid of the grant's own node, which rises with every transaction of
-// the ensemble, plus a base. The base is 0 until the ensemble was restored from an older
-// copy, and its transactions get numbers that they have had before. A client notices that
-// by a transaction of its own which is earlier than one that it has seen. Its sessions are
-// over then, and it raises the base above all that it knows: each create checks the
-// version of the node that holds the base.
+// The token is the czxid of the grant's node, which rises with every transaction of the
+// ensemble, plus a base. The base is 0 until the ensemble is restored from an older copy,
+// and its transactions get numbers that were used before. A client notices that by a
+// transaction of its own with a lower number than one that it has seen. Its sessions are
+// over then, and it raises the base above every token that it has seen: each create checks
+// the version of the node that holds the base.
 //
-// Guarded writes go by a session of their own, so that a request that the server does not
-// take, or the link takes long for, cannot end the connection of the locks.
+// Guarded writes use a session of their own, so that a request that the server refuses, or
+// the link delays, cannot end the connection of the locks.
 package zkstore

@@ -8,11 +8,11 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// errOver: a server reported that the session has expired. Its nodes may still stand
-// (see invalidateSession).
+// errOver is the error of a session that a server reports as expired. Its nodes may still
+// exist (see invalidateSession).
 var errOver = errors.New("the session has expired")
 
-// fail gives an error of the client its meaning.
+// fail returns an error of the client with a code.
 func (s *Store) fail(err error) error {
 	if err == nil {
 		return nil
@@ -27,37 +27,46 @@ func (s *Store) fail(err error) error {
 		return errClosed()
 	}
 	if _, ok := errors.AsType[*zk.LostError](err); ok {
-		return &driver.Error{Code: driver.Unknown, Err: err}
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
 	code, answered := errors.AsType[zk.Error](err)
 	if _, ok := errors.AsType[*zk.NotSentError](err); ok && code != zk.ErrAuthFailed {
-		return &driver.Error{Code: driver.Unavailable, Err: err}
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
 	}
 	if answered {
 		switch code {
 		case zk.ErrNoAuth, zk.ErrAuthFailed, zk.ErrInvalidACL, zk.ErrEphemeralParent, zk.ErrLocalSession, zk.ErrSASLRequired, zk.ErrQuotaExceeded:
-			return &driver.Error{Code: driver.Refused, Err: err}
-		case zk.ErrReadOnly, zk.ErrThrottled: // it was not done, and passes
-			return &driver.Error{Code: driver.Unavailable, Err: err}
+			return &driver.Error{Code: driver.CodeRefused, Err: err}
+		case zk.ErrReadOnly, zk.ErrThrottled: // not executed, and temporary
+			return &driver.Error{Code: driver.CodeUnavailable, Err: err}
 		case zk.ErrUnimplemented:
-			return &driver.Error{Code: driver.Unsupported, Err: err}
+			return &driver.Error{Code: driver.CodeUnsupported, Err: err}
 		case zk.ErrBadArguments:
-			return &driver.Error{Code: driver.Invalid, Err: err}
+			return &driver.Error{Code: driver.CodeInvalid, Err: err}
 		}
-		return &driver.Error{Code: driver.Unknown, Err: err}
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
-	return &driver.Error{Code: driver.Unknown, Err: err}
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}
 }
 
-func errClosed() error { return driver.Errorf(driver.IsClosed, "the zookeeper store is closed") }
+// readFailed returns the error of a read before a request: its outcome is known, since it has
+// written nothing.
+func (ss *session) readFailed(err error) error {
+	if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.CodeUnknown {
+		return failed
+	}
+	return &driver.Error{Code: driver.CodeUnavailable, Err: err}
+}
+
+func errClosed() error { return driver.Errorf(driver.CodeClosed, "the zookeeper store is closed") }
 
 func notHeld(g driver.Grant) error {
-	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
 }
 
 func withdrawn(ctx context.Context) error {
-	return &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+	return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 }
 
-// Classify tells what an error means.
+// Classify returns the code of an error.
 func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// Inspect tells the state of one name.
+// Inspect returns the state of one name.
 func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	if s.closed.Load() {
 		return driver.State{}, errClosed()
@@ -41,13 +41,13 @@ func (ss *session) inspect(ctx context.Context, name string) (driver.State, erro
 	return st, nil
 }
 
-// nodes reads a directory as it is at the leader; one that is missing is empty.
+// nodes reads a directory as it is at the leader. A missing directory is empty.
 func (ss *session) nodes(ctx context.Context, dir string, read func(string) (node, bool)) ([]node, error) {
 	flush, base, list := zk.Sync(dir), zk.Get(ss.s.baseNode(), false), zk.Children(dir, false)
 	err := ss.zk.Do(ctx, flush, base, list)
 	if err == nil {
 		err = list.Err
-		ss.showBase(base) // else tokens are shown as they were at the last look
+		ss.showBase(base) // after an error, tokens are shown with the last base
 	}
 	if errors.Is(err, zk.ErrNoNode) {
 		return nil, nil
@@ -57,7 +57,7 @@ func (ss *session) nodes(ctx context.Context, dir string, read func(string) (nod
 
 func byToken(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) }
 
-// batch is how many requests are sent in one piece when a whole store is read.
+// batch is the number of requests that are sent in one piece when a whole store is read.
 const batch = 128
 
 // describe reads the nodes of a queue.
@@ -74,7 +74,7 @@ func (ss *session) describe(ctx context.Context, dir string, all []node) (holder
 		}
 		for i, c := range calls {
 			switch {
-			case errors.Is(c.Err, zk.ErrNoNode): // it went meanwhile
+			case errors.Is(c.Err, zk.ErrNoNode): // it has gone meanwhile
 			case c.Err != nil:
 				return nil, nil, c.Err
 			case start+i < granted:
@@ -97,9 +97,8 @@ func (ss *session) holderOf(n node, c *zk.Call) driver.Holder {
 	return h
 }
 
-// List yields the names that are held or waited for. Names that were used lately
-// still have their node, which the server removes when it is empty, and are left
-// out.
+// List yields the names that are held or waited for. It skips names that were used lately:
+// they still have an empty node, which the server removes.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		if s.closed.Load() {
@@ -135,7 +134,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	}
 }
 
-// names lists the names that have a node, in order.
+// names returns the names that have a node, in order.
 func (ss *session) names(ctx context.Context, prefix string) ([]string, error) {
 	home := ss.s.home
 	if home == "" {
@@ -158,7 +157,7 @@ func (ss *session) names(ctx context.Context, prefix string) ([]string, error) {
 	return names, list.Err
 }
 
-// used keeps the names that have any node of the recipe.
+// used returns the names that have a node of the recipe.
 func (ss *session) used(ctx context.Context, names []string) ([]string, error) {
 	var calls []*zk.Call
 	var dirs []string

@@ -13,20 +13,20 @@ import (
 )
 
 const (
-	// watchDelay is how old a grant becomes before its own node is watched, and how
-	// often grants are looked at: a lock that is held for less costs no watch.
+	// watchDelay is the age at which a grant's own node is watched, and the interval at which
+	// grants are checked. A shorter lock costs no watch.
 	watchDelay = 100 * time.Millisecond
-	// maintainTimeout bounds the requests of one round of maintain.
+	// maintainTimeout limits the requests of one round of maintain.
 	maintainTimeout = 2 * time.Second
 	// localCheckInterval is how often maintain reads a queue entry that later entries of
 	// this client wait behind: no watch reports its deletion.
 	localCheckInterval = time.Second
 )
 
-// maintain watches the nodes of this client's grants, for a deletion or a request to end,
-// and deletes the nodes of grants that were not renewed in time. It also checks that the
-// queue entries stand which later entries of this client wait behind, and after each
-// reconnection that no node stands that no request has.
+// maintain watches the nodes of this client's grants, for a deletion or a request to end. It
+// deletes the nodes of grants that were not renewed in time. It also checks that queue
+// entries exist which later entries of this client wait behind. After each reconnection it
+// deletes nodes that no request has.
 func (ss *session) maintain() {
 	t := time.NewTimer(watchDelay)
 	defer t.Stop()
@@ -65,9 +65,9 @@ func (ss *session) maintain() {
 	}
 }
 
-// removeUnknown deletes the nodes of the session that no request of this client has. In a copy
-// from which the ensemble was restored the nodes of locks stand that were released since, and
-// where the session outlives the restore nothing else ends them.
+// removeUnknown deletes the nodes of the session that no request of this client has. A copy
+// from which the ensemble was restored has nodes of locks that were released since. If the
+// session survives the restore, nothing else ends them.
 func (ss *session) removeUnknown(ctx context.Context) error {
 	list := zk.Ephemerals()
 	if err := ss.zk.Do(ctx, list); err != nil {
@@ -76,8 +76,8 @@ func (ss *session) removeUnknown(ctx context.Context) error {
 	if list.Err != nil {
 		return nil // a server before 3.6
 	}
-	// The requests after the list, and the grants after the requests: what a request has made
-	// by now is not missed on its way from one to the other.
+	// The requests after the list, and the grants after the requests: so a node that becomes a
+	// grant meanwhile is found in one of them.
 	s := ss.s
 	requests := map[string]struct{}{}
 	s.mu.Lock()
@@ -100,23 +100,23 @@ func (ss *session) removeUnknown(ctx context.Context) error {
 }
 
 // checkLocalPredecessors reads the nodes of queue entries that later entries of this client
-// wait behind. Where one is gone, it and those behind it read the queue again.
+// wait behind. If one is gone, it and those behind it read the queue again.
 func (ss *session) checkLocalPredecessors(ctx context.Context) {
 	if ss.zk.Conn() == 0 {
 		return
 	}
 	ss.mu.Lock()
 	awaited := map[string]bool{}
-	for _, places := range ss.places {
-		for p := range places {
+	for _, entries := range ss.entries {
+		for p := range entries {
 			for _, path := range p.localPredecessors {
 				awaited[path] = true
 			}
 		}
 	}
-	var due []*place
-	for _, places := range ss.places {
-		for p := range places {
+	var due []*entry
+	for _, entries := range ss.entries {
+		for p := range entries {
 			if awaited[p.path] {
 				due = append(due, p)
 			}
@@ -127,20 +127,19 @@ func (ss *session) checkLocalPredecessors(ctx context.Context) {
 	_ = ss.read(ctx, len(due), func(i int) *zk.Call { return zk.Get(due[i].path, false) }, func(i int, c *zk.Call) {
 		if errors.Is(c.Err, zk.ErrNoNode) {
 			ss.mu.Lock()
-			due[i].look(nil)
+			due[i].wake(nil)
 			ss.goneLocked(due[i].dir, due[i].path, nil)
 			ss.mu.Unlock()
 		}
 	})
 }
 
-// inFlight is how many pieces of batch requests read has on their way at once: the time
-// of many thousands is then that of a few round trips, and what lies before a heartbeat
-// stays small.
+// inFlight is the number of pieces that read has on their way at once. So many thousands of
+// requests take a few round trips, and a heartbeat does not wait for many of them.
 const inFlight = 8
 
-// read sends n requests in pieces and takes their answers in order. It stops at the first
-// that has none.
+// read sends n requests in pieces and handles their answers in order. It stops at the first
+// one without an answer.
 func (ss *session) read(ctx context.Context, n int, request func(i int) *zk.Call, take func(i int, c *zk.Call)) error {
 	var sent []*zk.Call
 	taken := 0
@@ -171,8 +170,8 @@ func (ss *session) read(ctx context.Context, n int, request func(i int) *zk.Call
 	return nil
 }
 
-// expire deletes the nodes of grants that were not renewed in time. The next round tries
-// again what cannot be deleted now.
+// expire deletes the nodes of grants that were not renewed in time. The next round retries
+// those that cannot be deleted now.
 func (ss *session) expire(ctx context.Context) {
 	ss.mu.Lock()
 	var due []*grant
@@ -186,11 +185,11 @@ func (ss *session) expire(ctx context.Context) {
 		ss.mu.Lock()
 		first := g.taken == ""
 		if first {
-			g.taken = driver.Expired
+			g.taken = driver.CauseExpired
 		}
 		ss.mu.Unlock()
 		if first {
-			g.from.Lost(driver.Expired, nil)
+			g.from.Lost(driver.CauseExpired, nil)
 		}
 	}
 	if ss.zk.Conn() == 0 {
@@ -199,14 +198,14 @@ func (ss *session) expire(ctx context.Context) {
 	for some := range slices.Chunk(due, batch) {
 		var removing sync.WaitGroup
 		for _, g := range some {
-			removing.Go(func() { _, _ = g.remove(ctx) }) // it is tried again
+			removing.Go(func() { _, _ = g.remove(ctx) }) // the next round retries it
 		}
 		removing.Wait()
 	}
 }
 
-// watchOwn reads the nodes of grants that are not watched, with a watch. A grant that is
-// lost and not released yet still blocks the queue entries of this client behind it.
+// watchOwn reads the nodes of grants that are not watched, with a watch. A grant that was lost
+// and is not released yet still blocks the queue entries of this client behind it.
 func (ss *session) watchOwn(ctx context.Context) {
 	conn := ss.zk.Conn()
 	if conn == 0 {
@@ -231,33 +230,33 @@ func (ss *session) watchOwn(ctx context.Context) {
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	for _, g := range due[taken:] { // those before are watched
+	for _, g := range due[taken:] { // the others are watched
 		if g.watched == conn {
 			g.watched = 0
 		}
 	}
 }
 
-// seen handles what was read of a grant's own node.
+// seen handles the answer for a grant's own node.
 func (ss *session) seen(g *grant, c *zk.Call) {
-	var told *grant
+	var lost *grant
 	var why error
 	ss.mu.Lock()
 	switch {
 	case g.ending:
 	case errors.Is(c.Err, zk.ErrNoNode):
-		told, why = ss.loseLocked(g, driver.Taken), errors.New("its node was deleted")
+		lost, why = ss.loseLocked(g, driver.CauseTaken), errors.New("its node was deleted")
 	case c.Err != nil:
 		g.watched = 0
 	case g.taken != "":
 	case string(c.Data) == revoke:
-		// Asked to end: the node stands until the release, or until whoever asked
+		// The node stands until the release, or until the client that requested the end
 		// deletes it.
-		g.taken = driver.Taken
-		told, why = g, errors.New("it was asked to end")
+		g.taken = driver.CauseTaken
+		lost, why = g, errors.New("it was requested to end")
 	}
 	ss.mu.Unlock()
-	if told != nil {
-		told.from.Lost(driver.Taken, why)
+	if lost != nil {
+		lost.from.Lost(driver.CauseTaken, why)
 	}
 }

@@ -5,10 +5,9 @@ import (
 	"unicode/utf8"
 )
 
-// A name is one node below the root, under its own spelling wherever that can be
-// a node's name; what cannot is escaped byte by byte as %XX. A namespace is a node
-// whose name begins with '@', and the node "@" itself keeps the sessions' guards:
-// no name is spelt so, since a leading '@' is escaped.
+// A name is one node below the root, with its own spelling if that can be a node's name.
+// Other bytes are escaped as %XX. A namespace is a node whose name begins with '@', and the
+// node "@" itself has the sessions' guards: a leading '@' of a name is escaped.
 const (
 	namespaceMark = "@"
 	guardDir      = "@"
@@ -18,42 +17,24 @@ const hexDigits = "0123456789ABCDEF"
 
 // escape is injective.
 func escape(name string) string {
-	switch name {
-	case ".", "..", "zookeeper":
-		// Not allowed, or the server's own.
-		return escapeByte(nil, name[0]) + name[1:]
-	}
-	plain := true
-	for i, r := range name {
-		if !allowed(r) || i == 0 && r == '@' {
-			plain = false
-			break
-		}
-	}
-	if plain {
-		return name
-	}
-	var b []byte
+	reserved := name == "." || name == ".." || name == "zookeeper" // not allowed, or the server's own
+	var b strings.Builder
 	for i := 0; i < len(name); {
 		r, n := utf8.DecodeRuneInString(name[i:])
-		if allowed(r) && !(i == 0 && r == '@') {
-			b = append(b, name[i:i+n]...)
+		if allowed(r) && !(i == 0 && (r == '@' || reserved)) {
+			b.WriteString(name[i : i+n])
 		} else {
 			for _, c := range []byte(name[i : i+n]) {
-				b = append(b, '%', hexDigits[c>>4], hexDigits[c&15])
+				b.Write([]byte{'%', hexDigits[c>>4], hexDigits[c&15]})
 			}
 		}
 		i += n
 	}
-	return string(b)
+	return b.String()
 }
 
-func escapeByte(b []byte, c byte) string {
-	return string(append(b, '%', hexDigits[c>>4], hexDigits[c&15]))
-}
-
-// allowed leaves out what ZooKeeper refuses in a path, what it writes in an
-// encoding of its own (beyond the basic plane), and the escape.
+// allowed excludes what ZooKeeper refuses in a path, what it encodes in its own way (beyond
+// the basic plane), and the escape character.
 func allowed(r rune) bool {
 	switch {
 	case r == '/' || r == '%' || r == utf8.RuneError:
@@ -64,8 +45,7 @@ func allowed(r rune) bool {
 	return false
 }
 
-// unescape is the inverse of escape; it answers false for what escape does not
-// make.
+// unescape is the inverse of escape. It returns false for other node names.
 func unescape(node string) (string, bool) {
 	var b strings.Builder
 	for i := 0; i < len(node); i++ {
@@ -87,8 +67,8 @@ func unescape(node string) (string, bool) {
 	return name, escape(name) == node
 }
 
-// checkChroot tells what is wrong with a path that is to be the root, "" if
-// nothing. The empty path is the server's own root.
+// checkChroot returns what is wrong with the path of a root, "" if nothing. The empty path is
+// the server's own root.
 func checkChroot(path string) string {
 	if path == "" {
 		return ""

@@ -12,38 +12,38 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The parts of a node's name that say what it is. The read/write lock's two are
-// as long as each other.
+// The parts of a node's name that show what it is. The two of the read/write lock have the
+// same length.
 const (
 	markRead  = "__READ__"
 	markWrite = "__WRIT__"
 	markMutex = "lock-"
 	markLease = "lease-"
-	// A permit is a writer in Curator's eyes, so that its readers and writers wait
-	// for it, and carries its limit before that: "-sem3-__WRIT__".
+	// A permit is a writer for Curator, whose readers and writers wait for it. Its limit
+	// precedes that mark: "-sem3-__WRIT__".
 	markPermit = "sem"
 )
 
-// node is one child that is of the recipe.
+// node is a child that belongs to the recipe.
 type node struct {
 	name  string
 	seq   int32
 	limit int
 }
 
-// protected begins the name of every node of a request, as Curator's "protection"
-// does: what a create whose answer was lost has made is found by it. It is made
-// of the request's ID alone, so that every client can find it.
+// protected returns the beginning of the names of a request's nodes, as Curator's "protection"
+// does: by it a client finds a node after a create without an answer. It depends on the
+// request's ID alone, so that every client can find the node.
 func protected(id string) string {
 	h := sha256.Sum256([]byte("holdfast " + id))
-	h[6] = h[6]&0x0f | 0x80 // version 8: made by a rule of its own
+	h[6] = h[6]&0x0f | 0x80 // version 8: custom
 	h[8] = h[8]&0x3f | 0x80
 	x := hex.EncodeToString(h[:16])
 	return "_c_" + x[:8] + "-" + x[8:12] + "-" + x[12:16] + "-" + x[16:20] + "-" + x[20:] + "-"
 }
 
-// sequence reads what the server has put behind the last mark: an int32 printed
-// with ten characters, or as many as it takes.
+// sequence parses the number that the server has appended after the last mark: an int32
+// printed with ten characters or more.
 func sequence(name, mark string) (int32, bool) {
 	i := strings.LastIndex(name, mark)
 	if i < 0 {
@@ -55,12 +55,12 @@ func sequence(name, mark string) (int32, bool) {
 	case err != nil || len(digits) < 10:
 		return int32(n), false
 	case len(digits) == 10 && digits[0] >= '0':
-		return int32(n), true // the usual, cheaply: every node of a queue is read at each look
+		return int32(n), true // the common case without allocation: every node of a queue is parsed at each read
 	}
 	return int32(n), fmt.Sprintf("%010d", n) == digits
 }
 
-// readWriteNode reads a child of the native layout.
+// readWriteNode parses a child of the native layout.
 func readWriteNode(name string) (node, bool) {
 	if seq, ok := sequence(name, markRead); ok {
 		return node{name, seq, driver.Unlimited}, true
@@ -84,8 +84,7 @@ func mutexNode(name string) (node, bool) {
 	return node{name, seq, driver.Exclusive}, ok
 }
 
-// nodesOf keeps the children that are of the recipe, in the order of their
-// creation.
+// nodesOf returns the children that belong to the recipe, in the order of their creation.
 func nodesOf(children []string, read func(string) (node, bool)) []node {
 	all := make([]node, 0, len(children))
 	for _, c := range children {
@@ -97,15 +96,14 @@ func nodesOf(children []string, read func(string) (node, bool)) []node {
 	return all
 }
 
-// sortNodes orders by sequence number. That is an int32 which wraps; nodes that
-// stand together are far less than half its range apart, so the smaller is the
-// one from which the other is reached by going up: the order of their czxid,
-// without reading it. Equal numbers are a writer and the reader that Curator made
-// of it: the writer came first.
+// sortNodes sorts by sequence number. That is an int32 which wraps. Nodes that exist together
+// are far less than half its range apart, so the smaller one is the one from which the
+// other is reached by counting up. That is the order of their czxid, without reading it.
+// Equal numbers are a writer and the reader that Curator made of it: the writer was first.
 func sortNodes(all []node) {
 	slices.SortFunc(all, func(a, b node) int {
 		if a.seq != b.seq {
-			if d := a.seq - b.seq; d < 0 { // wraps on purpose
+			if d := a.seq - b.seq; d < 0 { // the difference wraps on purpose
 				return -1
 			}
 			return 1
@@ -124,9 +122,9 @@ func indexOf(all []node, name string) int {
 	return slices.IndexFunc(all, func(n node) bool { return n.name == name })
 }
 
-// holding is how many of the nodes, in order, are grants: a place has become one
-// when all before it are and the rule admits it beside them, and since the
-// smallest limit only falls along the queue, grants are a beginning of it.
+// holding returns how many of the nodes, in order, are grants. An entry has become a grant
+// when all before it are grants and the rule admits it beside them. The smallest limit only
+// falls along the queue, so the grants are a beginning of it.
 func holding(all []node) int {
 	least := math.MaxInt
 	for i, n := range all {
@@ -137,11 +135,11 @@ func holding(all []node) int {
 	return len(all)
 }
 
-// toWatch are the nodes before the one at index i, which is no grant, of which at
-// least one must go before it can become one: a set of k nodes that holds a
-// limit of k or less, its own included. It is the nearest such set, so that as
-// few as possible wake by one release: the predecessor for an exclusive place, the
-// nearest writer for a shared one, the n nearest for a permit.
+// toWatch returns the nodes of which at least one must go before the node at index i, which is
+// no grant, can become one: a set of k nodes that contains a limit of k or less, its own
+// included. It returns the nearest such set, so that a release wakes as few waiters as
+// possible: the predecessor for an exclusive entry, the nearest writer for a shared one,
+// the n nearest for a permit.
 func toWatch(all []node, i int) []node {
 	best := []node(nil)
 	consider := func(set []node) {

@@ -108,21 +108,21 @@ func TestRule(t *testing.T) {
 		for i := granted; i < len(all); i++ {
 			set := toWatch(all, i)
 			if len(set) == 0 {
-				t.Fatalf("%v: place %d watches nobody", limits, i)
+				t.Fatalf("%v: entry %d watches nobody", limits, i)
 			}
 			least := all[i].limit
 			for _, n := range set {
 				if n.seq >= int32(i) {
-					t.Fatalf("%v: place %d watches one behind it", limits, i)
+					t.Fatalf("%v: entry %d watches one behind it", limits, i)
 				}
 				least = min(least, n.limit)
 			}
 			// As long as the whole set stands, whatever else goes, it is no grant.
 			if least > len(set) {
-				t.Fatalf("%v: place %d could be granted beside all of %v", limits, i, set)
+				t.Fatalf("%v: entry %d could be granted beside all of %v", limits, i, set)
 			}
 			if all[i].limit == 1 && (len(set) != 1 || set[0].seq != int32(i-1)) {
-				t.Fatalf("%v: place %d watches %v instead of its predecessor", limits, i, set)
+				t.Fatalf("%v: entry %d watches %v instead of its predecessor", limits, i, set)
 			}
 		}
 	})
@@ -173,10 +173,10 @@ func TestProtected(t *testing.T) {
 // TestTokenIsThatOfTheCreate requires that a queue entry keeps the base of tokens with which it
 // was made, whatever the session reads afterwards.
 func TestTokenIsThatOfTheCreate(t *testing.T) {
-	ss := &session{s: &Store{recipe: recipes[ReadWrite]}, ours: map[string]*grant{}, places: map[string]map[*place]struct{}{}}
+	ss := &session{s: &Store{recipe: recipes[ReadWrite]}, ours: map[string]*grant{}, entries: map[string]map[*entry]struct{}{}}
 	ss.guarded.base = tokenBase{Base: 1 << 40, since: 5, version: 1}
 	_, known := ss.base()
-	p, err := ss.place(driver.Request{Limit: driver.Exclusive}, "/n", "/n/x__WRIT__0000000001", known.token(7), nil, driver.Now())
+	p, err := ss.entry(driver.Request{Limit: driver.Exclusive}, "/n", "/n/x__WRIT__0000000001", known.token(7), nil, driver.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

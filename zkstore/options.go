@@ -3,45 +3,43 @@ package zkstore
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// Layout is how locks are written down. Curator's recipes do not exclude one
-// another, so everybody who locks below one root uses the same.
+// Layout is the form in which locks are stored. Curator's recipes do not exclude one another,
+// so all clients below one root must use the same layout.
 type Layout string
 
 // The layouts.
 const (
-	// ReadWrite is Curator's InterProcessReadWriteLock: exclusive is its writer,
-	// shared its reader, and permits are further nodes of the same queue. It is the
-	// default.
+	// ReadWrite is Curator's InterProcessReadWriteLock: its writer is exclusive, its reader
+	// shared, and permits are further nodes of the same queue. It is the default.
 	ReadWrite Layout = "readwrite"
 	// Mutex is Curator's InterProcessMutex, and go-zookeeper's Lock.
 	Mutex Layout = "mutex"
-	// Semaphore is Curator's InterProcessSemaphoreV2. Everybody uses the same limit
-	// for one name.
+	// Semaphore is Curator's InterProcessSemaphoreV2. All clients must use the same limit for
+	// a name.
 	Semaphore Layout = "semaphore"
 )
 
-// DefaultTick is ZooKeeper's own default of tickTime.
+// DefaultTick is ZooKeeper's default of tickTime.
 const DefaultTick = 2 * time.Second
 
-// DefaultBreakGrace is how long Break leaves a holder that was asked to end.
+// DefaultBreakGrace is how long Break waits for a holder to end by itself.
 const DefaultBreakGrace = 5 * time.Second
 
-// Option changes how Open opens a store.
+// Option configures a store.
 type Option func(*config)
 
 type config struct {
@@ -56,26 +54,25 @@ type config struct {
 	dial      func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// Namespace keeps the names of this store apart from those of stores that were
-// opened with another namespace below the same root. The default is empty.
+// Namespace separates the names of this store from the names in other namespaces below the
+// same root. The default is empty.
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
-// Root is the node below which everything is kept, such as /locks; it and the
-// nodes above it are made if they are missing. The default is the server's root.
+// Root is the node below which the store keeps everything, such as /locks. The store creates
+// it and the nodes above it. The default is the server's root.
 func Root(path string) Option { return func(c *config) { c.chroot = path } }
 
-// WithLayout chooses the layout.
+// WithLayout selects the layout. The default is ReadWrite.
 func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
 
-// Tick is the servers' tickTime, which a client cannot ask for: default 2 s, as
-// ZooKeeper's. The trust in a lock is argued from it, so it must not be smaller
-// than what the servers have; larger costs only slower heartbeats and longer
-// sessions. A server whose least session timeout shows that it ticks slower is
-// refused.
+// Tick is the servers' tickTime, which a client cannot read: default 2 s, as ZooKeeper's. The
+// validity of a lock depends on it, so it must not be smaller than the servers' value. A
+// larger value costs only slower heartbeats and longer sessions. The store refuses a server
+// whose shortest session timeout shows that it ticks slower.
 func Tick(d time.Duration) Option { return func(c *config) { c.tick = d } }
 
-// BreakGrace is how long Break waits for a holder that it has asked to end, before
-// it deletes its node. The default is 5 s.
+// BreakGrace is how long Break waits for a holder that was requested to end, before it deletes
+// the holder's node. The default is 5 s.
 func BreakGrace(d time.Duration) Option { return func(c *config) { c.grace = d } }
 
 // Digest authenticates each connection as a user, by ZooKeeper's digest scheme.
@@ -85,16 +82,14 @@ func Digest(user, password string) Option {
 	}
 }
 
-// CreatorOnly gives what this store makes to the authenticated user alone, that of
-// Digest or of the client certificate, instead of to everyone, which is what Curator
-// does as well.
+// CreatorOnly gives all rights on the store's nodes to the authenticated user alone, that of
+// Digest or of the client certificate. By default everyone has them, as with Curator.
 func CreatorOnly() Option { return func(c *config) { c.acl = zk.Creator } }
 
-// TLS speaks TLS with the servers. Without a ServerName each server's own host
-// is verified.
+// TLS uses TLS for all connections. Without a ServerName it verifies each server's own host.
 func TLS(t *tls.Config) Option { return func(c *config) { c.tls = t } }
 
-// Dial makes the connections, instead of a net.Dialer; TLS goes on top.
+// Dial opens the connections instead of a net.Dialer; TLS is added on top.
 func Dial(f func(ctx context.Context, network, address string) (net.Conn, error)) Option {
 	return func(c *config) { c.dial = f }
 }
@@ -110,7 +105,7 @@ func configure(servers []string, options []Option) (config, []string, error) {
 		o(&c)
 	}
 	bad := func(format string, args ...any) (config, []string, error) {
-		return c, nil, driver.Errorf(driver.Invalid, "zkstore: "+format, args...)
+		return c, nil, driver.Errorf(driver.CodeInvalid, "zkstore: "+format, args...)
 	}
 	if err := driver.CheckNamespace(c.namespace); err != nil {
 		return bad("%w", err)
@@ -149,12 +144,12 @@ func configure(servers []string, options []Option) (config, []string, error) {
 	return c, all, nil
 }
 
-// certified tells whether the server learns who we are from TLS.
+// certified reports whether TLS authenticates the client.
 func (c *config) certified() bool {
 	return c.tls != nil && (len(c.tls.Certificates) > 0 || c.tls.GetClientCertificate != nil)
 }
 
-// dialer puts TLS on top of the dialing.
+// dialer returns Dial, with TLS on top if configured.
 func (c *config) dialer() func(ctx context.Context, network, address string) (net.Conn, error) {
 	if c.tls == nil {
 		return c.dial
@@ -183,32 +178,23 @@ func (c *config) dialer() func(ctx context.Context, network, address string) (ne
 
 func init() { driver.Register("zk", openURL) }
 
-func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
-	servers, options, err := parseURL(u)
-	if err != nil {
-		return nil, err
-	}
-	s, err := Open(ctx, servers, append(options, Namespace(namespace))...)
+func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
+	s, err := openParsed(u, Namespace(namespace))
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// parameters are those that a URL can have.
-const parameters = "layout, tick, grace, acl, tls, ca, cert, key"
-
-// parseURL understands zk://[user:password@]host[:port][,host[:port]...]/root
-// with the parameters layout, tick, grace, acl=creator, tls=true, ca, cert and key.
+// parseURL reads zk://[user:password@]host[:port][,host[:port]...]/root with the parameters
+// layout, tick, grace, acl=creator, tls=true, ca, cert, key and server_name.
 func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 	bad := func(format string, args ...any) ([]string, []Option, error) {
-		return nil, nil, driver.Errorf(driver.Invalid, "zkstore: URL: "+format, args...)
+		return nil, nil, driver.Errorf(driver.CodeInvalid, "zkstore: URL: "+format, args...)
 	}
 	switch {
 	case u.Opaque != "" || u.Host == "":
 		return bad("no host: write zk://host1:2181,host2:2181/root")
-	case u.Fragment != "":
-		return bad("a ZooKeeper URL has no fragment: write # in a path as %%23")
 	}
 	servers = strings.Split(u.Host, ",")
 	if root := strings.TrimSuffix(u.Path, "/"); root != "" {
@@ -221,82 +207,42 @@ func parseURL(u *url.URL) (servers []string, o []Option, err error) {
 		}
 		o = append(o, Digest(u.User.Username(), password))
 	}
-	query, err := url.ParseQuery(u.RawQuery)
+	query, err := storeurl.Query(u, "zk://host1:2181,host2:2181/root")
 	if err != nil {
-		return bad("the parameters cannot be read")
+		return bad("%w", err)
 	}
-	for name, values := range query {
-		if len(values) != 1 {
-			return bad("%s is given more than once", name)
+	if l := query.Take("layout"); l != "" {
+		o = append(o, WithLayout(Layout(l)))
+	}
+	for name, option := range map[string]func(time.Duration) Option{"tick": Tick, "grace": BreakGrace} {
+		d, err := query.Duration(name, -1)
+		if err != nil {
+			return bad("%w", err)
 		}
-		v := values[0]
-		switch name {
-		case "layout":
-			o = append(o, WithLayout(Layout(v)))
-		case "tick", "grace":
-			d, err := time.ParseDuration(v)
-			if err != nil {
-				return bad("%s %q is not a duration such as 2s", name, v)
-			}
-			if name == "tick" {
-				o = append(o, Tick(d))
-			} else {
-				o = append(o, BreakGrace(d))
-			}
-		case "acl":
-			if v != "creator" {
-				return bad("acl %q: the only value is creator", v)
-			}
-			o = append(o, CreatorOnly())
-		case "tls", "ca", "cert", "key":
-		default:
-			return bad("unknown parameter %q: there are %s", name, parameters)
+		if d != -1 {
+			o = append(o, option(d))
 		}
 	}
-	t, err := tlsOf(query)
+	creator, err := query.Choose("acl", "everyone", "creator")
+	if err != nil {
+		return bad("%w", err)
+	}
+	if creator {
+		o = append(o, CreatorOnly())
+	}
+	secure, err := query.Choose("tls", "false", "true")
+	if err != nil {
+		return bad("%w", err)
+	}
+	t, err := query.TLS(secure, "give tls=true")
 	if err != nil {
 		return bad("%w", err)
 	}
 	if t != nil {
 		o = append(o, TLS(t))
 	}
+	if err := query.End(); err != nil {
+		return bad("%w", err)
+	}
 	return servers, o, nil
-}
-
-// tlsOf makes a TLS configuration of the parameters, nil if none is wanted.
-func tlsOf(q url.Values) (*tls.Config, error) {
-	switch q.Get("tls") {
-	case "true":
-	case "", "false":
-		for _, p := range []string{"ca", "cert", "key"} {
-			if q.Has(p) {
-				return nil, fmt.Errorf("%s without tls=true", p)
-			}
-		}
-		return nil, nil
-	default:
-		return nil, fmt.Errorf("tls %q: give true or false", q.Get("tls"))
-	}
-	t := &tls.Config{MinVersion: tls.VersionTLS12}
-	if file := q.Get("ca"); file != "" {
-		pem, err := os.ReadFile(file)
-		if err != nil {
-			return nil, fmt.Errorf("ca: %w", err)
-		}
-		t.RootCAs = x509.NewCertPool()
-		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("ca %q holds no certificate", file)
-		}
-	}
-	if cert, key := q.Get("cert"), q.Get("key"); cert != "" || key != "" {
-		if cert == "" || key == "" {
-			return nil, errors.New("cert and key are given together")
-		}
-		pair, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			return nil, fmt.Errorf("cert and key: %w", err)
-		}
-		t.Certificates = []tls.Certificate{pair}
-	}
-	return t, nil
 }

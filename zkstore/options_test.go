@@ -25,27 +25,27 @@ func TestURL(t *testing.T) {
 		"zk://h/a?tls=true&grace=1s":       "zk://h:2181/a",
 		"zk:h":                             "!no host",
 		"zk:///a":                          "!no host",
-		"zk://h/a#b":                       "!no fragment",
+		"zk://h/a#b":                       "!%23",
 		"zk://h//a":                        "!empty part",
 		"zk://h/zookeeper/a":               "!the server's own",
 		"zk://h/a?layout=both":             "!layout \"both\": give readwrite, mutex or semaphore",
-		"zk://h/a?tick=fast":               "!tick \"fast\" is not a duration",
+		"zk://h/a?tick=fast":               "!tick \"fast\": give a duration",
 		"zk://h/a?tick=1ms":                "!from 10ms to 1m0s is allowed",
 		"zk://h/a?tick=1s&tick=2s":         "!more than once",
 		"zk://h/a?grace=-1s":               "!from 0 to 1h",
-		"zk://h/a?acl=world":               "!the only value is creator",
+		"zk://h/a?acl=world":               "!give everyone or creator",
 		"zk://h/a?acl=creator":             "!CreatorOnly without a user",
 		"zk://me@h/a":                      "!a user without a password",
 		"zk://me:@h/a":                     "!password is empty",
 		"zk://h/a?password=secret":         "!unknown parameter \"password\"",
-		"zk://h/a?ca=x":                    "!ca without tls=true",
-		"zk://h/a?tls=maybe":               "!give true or false",
+		"zk://h/a?ca=x":                    "!give tls=true",
+		"zk://h/a?tls=maybe":               "!give false or true",
 		"zk://h/a?tls=true&ca=/nowhere":    "!ca:",
-		"zk://h/a?tls=true&cert=x":         "!given together",
+		"zk://h/a?tls=true&cert=x":         "!cert and key together",
 		"zk://h/a?tls=true&ca=" + empty:    "!holds no certificate",
 		"zk://h/a?tls=true&cert=x&key=y":   "!cert and key:",
 		"zk://h1,,h2":                      "!host or host:port",
-		"zk://me:secret@h/a?tick=nonsense": "!not a duration",
+		"zk://me:secret@h/a?tick=nonsense": "!give a duration",
 	} {
 		u, err := url.Parse(raw)
 		if err != nil {
@@ -60,7 +60,7 @@ func TestURL(t *testing.T) {
 			}
 		} else {
 			got = "!" + err.Error()
-			if driver.CodeOf(err) != driver.Invalid {
+			if driver.CodeOf(err) != driver.CodeInvalid {
 				t.Errorf("%s: %v", raw, driver.CodeOf(err))
 			}
 		}
@@ -82,17 +82,17 @@ func TestOptions(t *testing.T) {
 		"tick 1h0m0s":        {Tick(time.Hour)},
 		"break grace 2h0m0s": {BreakGrace(2 * time.Hour)},
 	} {
-		if _, err := Open(t.Context(), []string{"h"}, o...); driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), want) {
+		if _, err := Open(t.Context(), "zk://h", o...); driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}
-	if _, err := Open(t.Context(), nil); driver.CodeOf(err) != driver.Invalid {
+	if _, err := Open(t.Context(), "zk://"); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
 	// Namespaces and names do not meet, however they are spelt.
 	seen := map[string]string{}
 	for _, ns := range []string{"", "a", "@a", "a/b", "%", "x"} {
-		s, err := Open(t.Context(), []string{"h"}, Namespace(ns), Root("/r"))
+		s, err := Open(t.Context(), "zk://h", Namespace(ns), Root("/r"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +123,7 @@ func TestDeclared(t *testing.T) {
 
 // TestNoServer: what cannot be reached is unavailable, soon after its context.
 func TestNoServer(t *testing.T) {
-	s, err := Open(t.Context(), []string{"127.0.0.1:1"})
+	s, err := Open(t.Context(), "zk://127.0.0.1:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,10 +132,10 @@ func TestNoServer(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if _, err := s.Inspect(cancelled(t), "a"); driver.CodeOf(err) != driver.Unavailable {
+	if _, err := s.Inspect(cancelled(t), "a"); driver.CodeOf(err) != driver.CodeUnavailable {
 		t.Error(err)
 	}
-	if _, err := s.Guarantees(cancelled(t)); driver.CodeOf(err) != driver.Unavailable {
+	if _, err := s.Guarantees(cancelled(t)); driver.CodeOf(err) != driver.CodeUnavailable {
 		t.Error(err)
 	}
 }

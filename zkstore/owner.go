@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// ownerData is what a node of ours holds, for people to read. Curator's own nodes
-// hold an address or anything else.
+// ownerData is the content of this client's nodes, for people to read. Curator's nodes contain
+// an address or other text.
 type ownerData struct {
 	ID       string `json:"id"`
 	Host     string `json:"host,omitempty"`
@@ -18,17 +18,17 @@ type ownerData struct {
 	Instance string `json:"instance,omitempty"`
 	Reason   string `json:"reason,omitempty"`
 	TTL      int64  `json:"ttl_ms,omitempty"`
-	Limit    int    `json:"limit,omitempty"` // where the node's name does not tell
+	Limit    int    `json:"limit,omitempty"` // the node's name may not show it
 }
 
-// maxText bounds what is written of an owner's words.
+// maxText is the largest length of each text of an owner.
 const maxText = 1 << 10
 
 func encodeOwner(o driver.Owner, ttl time.Duration, limit int) []byte {
 	d := ownerData{ID: o.ID, Host: clip(o.Host), PID: o.PID, Instance: clip(o.Instance), Reason: clip(o.Reason), TTL: ttl.Milliseconds(), Limit: limit}
 	b, err := json.Marshal(d)
 	if err != nil {
-		return nil // it has only strings and numbers
+		return nil // unreachable: it has only strings and numbers
 	}
 	return b
 }
@@ -44,12 +44,12 @@ func clip(s string) string {
 	return s
 }
 
-// revoke is what Curator's Revoker writes into a node whose holder is to end.
+// revoke is what Curator's Revoker writes into the node of a holder that shall end.
 const revoke = "__REVOKE__"
 
-// owner reads a node's data; a stranger's is shown as its reason.
+// owner parses a node's data. Text of another program is shown as its host.
 func owner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit int) {
-	ttl = driver.Forever // its session decides, and we do not know it
+	ttl = driver.Forever // the session decides, whose timeout is unknown
 	var d ownerData
 	switch err := json.Unmarshal(data, &d); {
 	case err == nil && d.ID != "":

@@ -9,16 +9,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// recipe is a layout: which children it knows, how it names its own, which limits
-// it has.
+// recipe is a layout: which children it has, how it names its own, which limits it supports.
 type recipe struct {
 	kind     string
 	read     func(string) (node, bool)
 	mark     func(limit int) string
 	supports func(limit int) bool
 	acquire  func(*session, context.Context, driver.Request) (driver.Grant, error)
-	// queue and leases are the parts below a name's node; empty where one queue
-	// holds both.
+	// queue and leases are the parts below a name's node; empty if one queue contains both.
 	queue, leases string
 }
 
@@ -49,7 +47,7 @@ var recipes = map[Layout]recipe{
 	},
 }
 
-// dirs are the directories that a request's nodes can be in.
+// dirs returns the directories that a request's nodes can be in.
 func (r recipe) dirs(dir string) []string {
 	if r.queue == "" {
 		return []string{dir}
@@ -57,7 +55,7 @@ func (r recipe) dirs(dir string) []string {
 	return []string{dir + r.queue, dir + r.leases}
 }
 
-// reader reads the children of a directory, for a request of that limit.
+// reader returns the parser for the children of a directory, for a request of that limit.
 func (r recipe) reader(dir string, limit int) func(string) (node, bool) {
 	if r.leases == "" || !strings.HasSuffix(dir, r.leases) {
 		return r.read
@@ -68,8 +66,8 @@ func (r recipe) reader(dir string, limit int) func(string) (node, bool) {
 	}
 }
 
-// Declared is what a store with these options guarantees on servers whose session
-// timeouts are ZooKeeper's defaults, 2 to 20 ticks, without asking one.
+// Declared returns the guarantees of a store with these options on servers with ZooKeeper's
+// default session timeouts, 2 to 20 ticks, without a connection.
 func Declared(options ...Option) (driver.Guarantees, error) {
 	c, _, err := configure([]string{"localhost"}, options)
 	if err != nil {
@@ -79,7 +77,7 @@ func Declared(options ...Option) (driver.Guarantees, error) {
 	return s.guarantees(20*c.tick - s.slack()), nil
 }
 
-// guarantees are the declaration, for servers that allow TTLs up to a longest.
+// guarantees returns the guarantees on servers that allow TTLs up to longest.
 func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 	unseen := (s.clientConfig(longest+s.slack()).Silence() + s.beat() + time.Second - 1).Truncate(time.Second)
 	g := driver.Guarantees{
@@ -89,7 +87,7 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 		Pause: driver.PauseLoses,
 		Order: driver.OrderFIFO,
 		Wake:  driver.WakePush,
-		// A server that is cut off tells nothing, and is left after a while.
+		// A server that is cut off notifies of nothing; the client leaves it after a while.
 		Fallback: unseen,
 		Tokens:   "the czxid of the grant's own node: the leader's count of transactions, which rises across sessions, restarts and elections; after the ensemble was restored from an older copy, or emptied, tokens of all clients rise again as soon as one client that had seen the later state begins a session",
 		EarlyEnd: []string{"the grant's node deleted by hand", "the ensemble restored from an older copy"},

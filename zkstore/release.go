@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// standing finds the grant that a caller means.
+// standing returns the grant of a caller, nil if it does not stand.
 func (s *Store) standing(dg driver.Grant) *grant {
 	if g, ok := dg.Handle.(*grant); ok && g.is(dg) {
 		return g
@@ -26,16 +26,16 @@ func (s *Store) standing(dg driver.Grant) *grant {
 	return nil
 }
 
-// is tells whether a grant stands and is the one meant.
+// is reports whether a grant stands and is the caller's.
 func (g *grant) is(dg driver.Grant) bool {
 	g.ss.mu.Lock()
 	defer g.ss.mu.Unlock()
 	return g.ss.grants[dg.ID] == g && g.Token == dg.Token && g.Name == dg.Name
 }
 
-// Release ends a grant. The node's name is used once, so that deleting it proves
-// that it still stood. Where this client waits for the name as well, the list that
-// tells who is next is read in the same round trip.
+// Release ends a grant. The node's name is used once, so that its deletion proves that it
+// existed. If this client waits for the name as well, the same round trip reads the list
+// that shows the next grant.
 func (s *Store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) error {
 	if s.closed.Load() {
 		return errClosed()
@@ -58,8 +58,8 @@ func (s *Store) Release(ctx context.Context, dg driver.Grant, _ time.Duration) e
 	return nil
 }
 
-// clear is the release of a grant that does not stand: where its session was said to
-// have expired, its node may yet, and where the user was refused it does.
+// clear releases a grant that does not stand. If its session was reported as expired, its node
+// may still exist; if the session was refused, it does.
 func (s *Store) clear(ctx context.Context, dg driver.Grant) error {
 	g, ok := dg.Handle.(*grant)
 	if !ok || g.ss.s != s || g.ss.zk.Ended() == nil {
@@ -75,20 +75,20 @@ func (s *Store) clear(ctx context.Context, dg driver.Grant) error {
 	return notHeld(dg)
 }
 
-// remove deletes the node. It answers true if the grant had been lost before.
+// remove deletes the node. gone reports that the grant had been lost before.
 func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	ss := g.ss
 	ss.mu.Lock()
 	g.ending, g.busy = true, true
-	heir := g.handOffLocked()
-	waiting := len(ss.places[g.dir]) > 0
+	next := g.handOffLocked()
+	waiting := len(ss.entries[g.dir]) > 0
 	ss.mu.Unlock()
 	del := zk.Delete(g.path, -1)
 	calls := []*zk.Call{del}
 	var list, look *zk.Call
 	switch {
-	case heir != nil:
-		look = zk.Get(heir.path, false)
+	case next != nil:
+		look = zk.Get(next.path, false)
 		calls = append(calls, look)
 	case waiting:
 		list = zk.Children(g.dir, false)
@@ -99,7 +99,7 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 		err = del.Err
 	}
 	if look != nil && err == nil && errors.Is(look.Err, zk.ErrNoNode) {
-		heir.revokeHandoff()
+		next.revokeHandoff()
 	}
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -115,75 +115,74 @@ func (g *grant) remove(ctx context.Context) (gone bool, err error) {
 	return gone, nil
 }
 
-// handOffLocked grants to the next place in the queue, if that is ours as well,
-// without waiting for the release to be confirmed: an exclusive grant is the first
-// in the queue, an exclusive place that waits for nothing but it is the second, and
-// whoever comes behind that waits for both. It answers that place, nil if there is
-// none.
-func (g *grant) handOffLocked() *place {
+// handOffLocked makes the next entry in the queue a grant, if it belongs to this client, before
+// the release is confirmed. An exclusive grant is the first in the queue. An exclusive entry
+// that waits for nothing else is the second, and every entry behind it waits for both. It
+// returns that entry, nil if there is none.
+func (g *grant) handOffLocked() *entry {
 	if g.Limit != driver.Exclusive {
 		return nil
 	}
-	for p := range g.ss.places[g.dir] {
+	for p := range g.ss.entries[g.dir] {
 		if p.node.limit == driver.Exclusive && len(p.subscribed) == 0 && len(p.localPredecessors) == 1 && p.localPredecessors[0] == g.path {
-			p.heir = true
-			p.look(nil)
+			p.handoff = true
+			p.wake(nil)
 			return p
 		}
 	}
 	return nil
 }
 
-// deposed is called when the node of a place is not there to which a grant was passed on:
-// unless it was released meanwhile, somebody has deleted it.
-func (p *place) revokeHandoff() {
+// revokeHandoff is called when the node of an entry is gone to which the grant was handed off:
+// unless it was released meanwhile, another client has deleted it.
+func (p *entry) revokeHandoff() {
 	ss := p.ss
-	var told *grant
+	var lost *grant
 	ss.mu.Lock()
-	p.vanished = true // it may not be a grant yet
+	p.vanished = true // the entry may not be a grant yet
 	if g := ss.ours[p.path]; g != nil && !g.ending {
-		told = ss.loseLocked(g, driver.Taken)
+		lost = ss.loseLocked(g, driver.CauseTaken)
 	}
 	ss.mu.Unlock()
-	if told != nil {
-		told.from.Lost(driver.Taken, errors.New("its node was deleted"))
+	if lost != nil {
+		lost.from.Lost(driver.CauseTaken, errors.New("its node was deleted"))
 	}
 }
 
-// inherits tells whether the grant before a place was passed on to it.
-func (p *place) inherits() bool {
+// handedOff reports whether the grant before an entry was handed off to it.
+func (p *entry) handedOff() bool {
 	p.ss.mu.Lock()
 	defer p.ss.mu.Unlock()
-	return p.heir
+	return p.handoff
 }
 
-// Renew asks the leader once for all the grants of a session, and counts trust from
-// then as far as the session's proof reaches.
+// Renew sends one request to the leader for all the grants of a session. The validity runs
+// from then, as far as the session's proof reaches.
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
 	found := make([]*grant, len(grants))
-	asked := map[*session]*heartbeat{}
+	beats := map[*session]*heartbeat{}
 	for i, dg := range grants {
 		switch g := s.standing(dg); {
 		case s.closed.Load():
 			answers[i].Err = errClosed()
 		case g == nil:
-			answers[i] = driver.Renewal{Cause: driver.Gone, Err: notHeld(dg)}
+			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(dg)}
 		default:
 			found[i] = g
-			asked[g.ss] = &heartbeat{}
+			beats[g.ss] = &heartbeat{}
 		}
 	}
-	var asking sync.WaitGroup
-	for ss, b := range asked {
-		asking.Go(func() { b.at, b.err = ss.ask(ctx) })
+	var syncing sync.WaitGroup
+	for ss, b := range beats {
+		syncing.Go(func() { b.at, b.err = ss.sync(ctx) })
 	}
-	asking.Wait()
+	syncing.Wait()
 	for i, g := range found {
 		if g == nil {
 			continue
 		}
-		if b := asked[g.ss]; b.err != nil && g.ss.zk.Ended() == nil {
+		if b := beats[g.ss]; b.err != nil && g.ss.zk.Ended() == nil {
 			answers[i].Err = s.fail(b.err)
 		} else {
 			answers[i] = g.renew(ctx, b.at)
@@ -192,13 +191,13 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return answers
 }
 
-// heartbeat is what became of asking the leader about one session.
+// heartbeat is the outcome of a request to the leader for one session.
 type heartbeat struct {
 	at  driver.Instant
 	err error
 }
 
-func (ss *session) ask(ctx context.Context) (driver.Instant, error) {
+func (ss *session) sync(ctx context.Context) (driver.Instant, error) {
 	at := driver.Now()
 	c := zk.Sync("/")
 	if err := ss.zk.Do(ctx, c); err != nil {
@@ -211,7 +210,7 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 	ss := g.ss
 	sent, ttl := at, g.TTL
 	if ss.zk.Proven(at) < ttl && !ss.zk.Prove(ctx, at, ttl) {
-		// Less than that is known: as much as is.
+		// Less is proven: renew for that.
 		sent, ttl = ss.zk.Proof()
 	}
 	ss.mu.Lock()
@@ -219,26 +218,25 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 	passed, _ := g.sent.Elapsed()
 	switch {
 	case g.ending && ss.grants[g.ID] == g:
-		return driver.Renewal{Err: driver.Errorf(driver.Unavailable, "its release is not confirmed yet")}
+		return driver.Renewal{Err: driver.Errorf(driver.CodeUnavailable, "its release is not confirmed yet")}
 	case ss.grants[g.ID] != g || g.taken != "":
 		cause := g.taken
 		if cause == "" {
-			cause = driver.Gone
+			cause = driver.CauseGone
 		}
 		return driver.Renewal{Cause: cause, Err: notHeld(g.Grant)}
 	case passed >= g.ttl:
 		ss.wakeMaintain()
-		return driver.Renewal{Cause: driver.Expired, Err: notHeld(g.Grant)}
+		return driver.Renewal{Cause: driver.CauseExpired, Err: notHeld(g.Grant)}
 	case zk.Between(g.sent, sent) <= g.ttl-ttl:
-		return driver.Renewal{Err: driver.Errorf(driver.Unavailable, "no answer of the leader's has come since the last renewal")}
+		return driver.Renewal{Err: driver.Errorf(driver.CodeUnavailable, "the leader has not answered since the last renewal")}
 	}
 	g.sent, g.ttl = sent, ttl
 	return driver.Renewal{SentAt: sent, TTL: ttl}
 }
 
-// Undo removes a place or a grant by its ID. A create that is still on its way on
-// a connection that is lost is made void first; then a sync makes everything
-// visible that was done.
+// Undo removes an entry or a grant by its ID. First it makes sure that a create on a lost
+// connection can no longer be executed. Then a sync makes all nodes visible.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if s.closed.Load() {
 		return errClosed()
@@ -265,8 +263,8 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	return s.fail(err)
 }
 
-// settle makes sure that nothing of a request stands or can still come of a session
-// that has ended.
+// settle makes sure that no node of a request in a session that has ended exists or can still
+// appear.
 func (ss *session) settle(ctx context.Context, r driver.Request, old *session) error {
 	if err := ss.invalidateSession(ctx, old); err != nil {
 		return ss.s.fail(err)
@@ -278,13 +276,13 @@ func (ss *session) settle(ctx context.Context, r driver.Request, old *session) e
 	return nil
 }
 
-// invalidateSession deletes the guard of a session that has ended here: without it no create
-// that the session still has on its way succeeds.
+// invalidateSession deletes the guard of a session that has ended here: without it no pending
+// create of the session succeeds.
 //
-// A server reports "expired" when it begins to end the session, and one server alone does.
-// A leader that was paused and deposed reports it of every session when it resumes. A leader
-// that crashes before its majority has agreed never ends the session. In both cases the next
-// leader gives the session its whole timeout again, and its nodes stand.
+// A server reports "expired" when it begins to end the session, and a single server may be
+// wrong. A leader that was paused and deposed reports it of every session when it resumes. A
+// leader that crashes before its majority has agreed never ends the session. In both cases
+// the next leader gives the session its whole timeout again, and its nodes stand.
 func (ss *session) invalidateSession(ctx context.Context, old *session) error {
 	if old.invalidated.Load() {
 		return nil
@@ -333,7 +331,7 @@ func (ss *session) undo(ctx context.Context, r driver.Request, conn int) error {
 	for _, open := range s.open() {
 		open.mu.Lock()
 		if g := open.grants[r.ID]; g != nil {
-			g.taken = driver.Gone // it was undone: nobody needs to be told
+			g.taken = driver.CauseGone // it was undone, which is no loss
 			open.forgetLocked(g)
 		}
 		open.mu.Unlock()
@@ -341,7 +339,7 @@ func (ss *session) undo(ctx context.Context, r driver.Request, conn int) error {
 	return nil
 }
 
-// dropping marks a grant whose node we are about to delete ourselves.
+// dropping marks a grant whose node this client is about to delete.
 func (ss *session) dropping(path string) {
 	for _, open := range ss.s.open() {
 		open.mu.Lock()

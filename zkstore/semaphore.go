@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// acquirePermit is Curator's InterProcessSemaphoreV2: whoever has the mutex below
-// locks makes a node below leases, waits until it is one of the first n there, and
-// gives the mutex back. The queue is the mutex's; the grant is the lease.
+// acquirePermit is Curator's InterProcessSemaphoreV2. The client that has the mutex below locks
+// creates a node below leases, waits until it is one of the first n there, and releases the
+// mutex. The queue is the mutex's, and the grant is the lease.
 func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	base := ss.s.dir(r.Name)
 	queue, leases := base+ss.s.recipe.queue, base+ss.s.recipe.leases
@@ -27,9 +27,9 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 	if turn == nil {
 		return driver.Grant{}, err
 	}
-	told := false
+	queued := false
 	if err == nil {
-		err = turn.stand(ctx, names, &told)
+		err = turn.stand(ctx, names, &queued)
 	}
 	if err != nil {
 		return driver.Grant{}, turn.failed(ctx, err)
@@ -37,7 +37,7 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 	data = encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
 	lease, names, err := ss.enter(ctx, r, leases, markLease, data)
 	if err == nil {
-		err = lease.stand(ctx, names, &told)
+		err = lease.stand(ctx, names, &queued)
 	}
 	if err != nil {
 		return driver.Grant{}, ss.giveUp(ctx, lease, turn, err)
@@ -50,26 +50,26 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 	return g, nil
 }
 
-// errLeaseDeleted: somebody has deleted the second of the two nodes.
-var errLeaseDeleted = driver.Errorf(driver.Unavailable, "somebody has deleted the lease that was waited for")
+// errLeaseDeleted is the error of a lease that another client has deleted.
+var errLeaseDeleted = driver.Errorf(driver.CodeUnavailable, "another client has deleted the lease that was waited for")
 
-// giveUp takes both nodes back. A doubt about either is one about the request.
-func (ss *session) giveUp(ctx context.Context, lease, turn *place, err error) error {
+// giveUp withdraws both nodes. If the outcome of one is unknown, that of the request is.
+func (ss *session) giveUp(ctx context.Context, lease, turn *entry, err error) error {
 	if lease != nil {
 		err = lease.failed(ctx, err)
 	}
 	if err == errDeleted {
-		err = errLeaseDeleted // of the turn nobody has said that it is gone
+		err = errLeaseDeleted // the node of the mutex may still exist
 	}
-	if last := turn.failed(ctx, err); driver.CodeOf(last) == driver.Unknown || last == errOver {
+	if last := turn.failed(ctx, err); driver.CodeOf(last) == driver.CodeUnknown || last == errOver {
 		return last
 	}
 	return err
 }
 
-// pass gives the mutex back, after the grant and without keeping the caller: until
-// the server confirms it, or the session is over.
-func (ss *session) pass(turn *place) {
+// pass releases the mutex after the grant, in the background, until the server confirms it or
+// the session is over.
+func (ss *session) pass(turn *entry) {
 	unwatched := turn.unregister()
 	del := zk.Delete(turn.path, -1)
 	calls := []*zk.Call{del}
@@ -104,7 +104,7 @@ func (ss *session) pass(turn *place) {
 	})
 }
 
-// lookForPermit is for a try: where the answer is no it writes nothing.
+// lookForPermit is for a request that does not wait: if no permit is free it writes nothing.
 func (ss *session) lookForPermit(ctx context.Context, queue, leases string, limit int) error {
 	waiting, err := ss.nodes(ctx, queue, mutexNode)
 	var held []node
@@ -112,10 +112,7 @@ func (ss *session) lookForPermit(ctx context.Context, queue, leases string, limi
 		held, err = ss.nodes(ctx, leases, ss.s.recipe.reader(leases, limit))
 	}
 	if err != nil {
-		if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.Unknown {
-			return failed
-		}
-		return &driver.Error{Code: driver.Unavailable, Err: err} // it was only read
+		return ss.readFailed(err)
 	}
 	if len(waiting) == 0 && len(held) < limit {
 		return nil
@@ -123,9 +120,8 @@ func (ss *session) lookForPermit(ctx context.Context, queue, leases string, limi
 	return ss.busy(ctx, leases, held)
 }
 
-// inspectSemaphore shows the leases as holders and the mutex's queue as waiters.
-// How many permits there are only our own nodes tell; without one, as many as are
-// out.
+// inspectSemaphore returns the leases as holders and the mutex's queue as waiters. Only the
+// nodes of holdfast show the number of permits; without one it is the number of leases.
 func (ss *session) inspectSemaphore(ctx context.Context, name string) (driver.State, error) {
 	st := driver.State{Name: name}
 	base := ss.s.dir(name)
@@ -142,7 +138,7 @@ func (ss *session) inspectSemaphore(ctx context.Context, name string) (driver.St
 		st.Holders, _, err = ss.describe(ctx, leases, held[:holding(held)])
 	}
 	if err == nil {
-		// A holder's turn at the mutex may not be over yet.
+		// The turn of a holder at the mutex may not be over yet.
 		waiting = slices.DeleteFunc(waiting, func(w node) bool {
 			return slices.ContainsFunc(held[:holding(held)], func(h node) bool {
 				return len(w.name) >= 40 && strings.HasPrefix(h.name, w.name[:40])
@@ -170,7 +166,7 @@ func asWaiters(all []driver.Holder) []driver.Waiter {
 	return w
 }
 
-// permits finds the limit of a semaphore in the data of its leases.
+// permits reads the limit of a semaphore from the data of its leases.
 func (ss *session) permits(ctx context.Context, leases string, held []node) ([]node, error) {
 	if len(held) == 0 {
 		return nil, nil

@@ -13,16 +13,16 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// session is one ZooKeeper session and what this client has in it.
+// session is one ZooKeeper session with this client's entries and grants.
 type session struct {
 	s   *Store
 	zk  *zk.Session
 	ttl time.Duration
 
-	over    chan struct{} // closed when the session is
-	wakeUp  chan struct{} // holds one: maintain has something to do
+	over    chan struct{} // closed when the session is over
+	wakeUp  chan struct{} // has capacity one and wakes maintain
 	guarded guard
-	// invalidated: nothing that was sent in the session can come to pass any more.
+	// invalidated is set when no pending request of the session can be executed any more.
 	invalidated atomic.Bool
 
 	mu            sync.Mutex
@@ -30,15 +30,15 @@ type session struct {
 	maintaining   bool              // maintain checks the grants by a timer
 	checkingLocal bool              // and the entries that local entries wait behind
 	grants        map[string]*grant // by request
-	// ours are the paths of our own grants and places, which need no watch by each
-	// other: who takes one away wakes the others.
-	ours   map[string]*grant              // nil for a place
-	places map[string]map[*place]struct{} // by the directory
-	subs   map[string]map[*place]struct{} // by the path watched
-	trees  map[*tree]struct{}             // those who watch for people
+	// ours are the paths of this client's grants and entries. They need no watch by one
+	// another: the code that removes one wakes the others.
+	ours    map[string]*grant              // nil for an entry
+	entries map[string]map[*entry]struct{} // by directory
+	subs    map[string]map[*entry]struct{} // by watched path
+	trees   map[*tree]struct{}             // of Watch and Break
 }
 
-// grant is one that stands, as far as we know.
+// grant is a grant of this client.
 type grant struct {
 	driver.Grant
 	ss   *session
@@ -46,9 +46,9 @@ type grant struct {
 	dir  string
 	path string
 
-	// Under the session's mutex: since when the TTL runs, and for how long; the
-	// connection on which our own node is watched; the cause of its end; whether its
-	// release was asked for, and is under way.
+	// Under the session's mutex: the start of the present TTL, and the TTL; the connection
+	// on which the grant's own node is watched; the cause of its end; whether its release
+	// was requested, and is under way.
 	sent         driver.Instant
 	ttl          time.Duration
 	made         time.Time
@@ -62,7 +62,7 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 	ss := &session{
 		s: s, ttl: ttl, over: make(chan struct{}), wakeUp: make(chan struct{}, 1),
 		grants: map[string]*grant{}, ours: map[string]*grant{},
-		places: map[string]map[*place]struct{}{}, subs: map[string]map[*place]struct{}{}, trees: map[*tree]struct{}{},
+		entries: map[string]map[*entry]struct{}{}, subs: map[string]map[*entry]struct{}{}, trees: map[*tree]struct{}{},
 	}
 	mark := s.highWater()
 	c := s.clientConfig(ttl + s.slack())
@@ -74,7 +74,7 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 	ss.zk = client
 	if got := client.Timeout(); got < ttl+s.slack() {
 		client.Abandon()
-		return nil, driver.Errorf(driver.Invalid, "zkstore: TTL %s needs a session of %s: this server gives %s", ttl, ttl+s.slack(), got)
+		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: TTL %s needs a session of %s: this server gives %s", ttl, ttl+s.slack(), got)
 	}
 	err = ss.newGuard(ctx)
 	if err == nil {
@@ -82,9 +82,9 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 	}
 	if err != nil {
 		if ended := client.Ended(); ended != nil {
-			err = &zk.NotSentError{Err: ended} // nothing of a request was, and this says why
+			err = &zk.NotSentError{Err: ended} // no request was sent, and this is the reason
 		}
-		_ = client.Close(ctx) // else it expires
+		_ = client.Close(ctx) // otherwise it expires
 		return nil, err
 	}
 	s.background.Go(func() {
@@ -94,23 +94,22 @@ func (s *Store) newSession(ctx context.Context, ttl time.Duration) (*session, er
 	return ss, nil
 }
 
-// guard is a node of the session whose version every create checks, in one
-// transaction. Moving the version makes the creates void that were sent before
-// on connections that are lost, wherever they still are.
+// guard is a node of the session whose version every create checks, in one transaction. A
+// change of the version makes all creates fail that were sent before on lost connections.
 type guard struct {
 	sync.Mutex
 	path    string
 	n       int
 	version int32
 	base    tokenBase
-	// fenced: creates that were sent on earlier connections than this are void.
+	// fenced: creates on earlier connections than this one fail.
 	fenced int
 }
 
-// newGuard makes the node. A guard that somebody has deleted is not made again
-// under its name, since its versions would start again. The directory of the guards may have
-// been deleted with it, and the base of tokens may be another under the same version: the next
-// create has the base read.
+// newGuard creates the node. A guard that was deleted gets a new name, since the versions of the
+// old name would start again. The directory of the guards may have been deleted as well, and
+// the base of tokens may be another one with the same version: so the next create reads the
+// base.
 func (ss *session) newGuard(ctx context.Context) error {
 	dir := ss.s.cfg.chroot + "/" + guardDir
 	ss.guarded.Lock()
@@ -148,8 +147,8 @@ func (ss *session) guard() (path string, version int32) {
 	return ss.guarded.path, ss.guarded.version
 }
 
-// fence makes void what was sent on a connection that is lost. On one that stands
-// there is no need: what is sent after is done after.
+// fence makes the requests on a lost connection fail. The present connection needs none, since
+// its requests are executed in order.
 func (ss *session) fence(ctx context.Context, conn int) error {
 	for {
 		ss.guarded.Lock()
@@ -164,9 +163,8 @@ func (ss *session) fence(ctx context.Context, conn int) error {
 	}
 }
 
-// moveGuard moves the guard's version. It is also what a look must have behind it that
-// is to see what another session has done: unlike a sync, a write is answered by no
-// leader that was deposed.
+// moveGuard changes the guard's version. A read that must see the writes of another session
+// needs this before it: unlike a sync, a write cannot be answered by a deposed leader.
 func (ss *session) moveGuard(ctx context.Context) error {
 	for {
 		path, _ := ss.guard()
@@ -217,8 +215,8 @@ func (ss *session) reguard(ctx context.Context, path string) error {
 	return nil
 }
 
-// ensure makes a directory and everything above it, as containers: the server
-// removes each some time after its last child.
+// ensure creates a directory and everything above it, as containers: the server removes each
+// some time after its last child.
 func (ss *session) ensure(ctx context.Context, dir string) error {
 	var calls []*zk.Call
 	for i := 1; i <= len(dir); i++ {
@@ -229,7 +227,7 @@ func (ss *session) ensure(ctx context.Context, dir string) error {
 	if err := ss.zk.Do(ctx, calls...); err != nil {
 		return err
 	}
-	// Above, there may be nodes that we may not make; only the last decides.
+	// The user may have no right to create nodes above; only the last one decides.
 	last := calls[len(calls)-1].Err
 	if last == nil || errors.Is(last, zk.ErrNodeExists) || errors.Is(last, zk.ErrNoNode) {
 		for _, c := range calls {
@@ -237,42 +235,42 @@ func (ss *session) ensure(ctx context.Context, dir string) error {
 				return c.Err
 			}
 		}
-		return nil // or one above was removed meanwhile: the caller tries again
+		return nil // one above may have been removed meanwhile: the caller tries again
 	}
 	return last
 }
 
-// onEvent wakes the places that watch a path, and looks after a grant of ours.
+// onEvent wakes the entries that watch a path, and handles an event of a grant's own node.
 func (ss *session) onEvent(e zk.Event) {
 	ss.mu.Lock()
 	for p := range ss.subs[e.Path] {
-		p.look(nil)
+		p.wake(nil)
 	}
 	delete(ss.subs, e.Path)
-	var told *grant
+	var lost *grant
 	if g := ss.ours[e.Path]; g != nil {
 		switch {
-		case e.Type == zk.EventDeleted && g.busy: // by ourselves, and the answer comes behind this
+		case e.Type == zk.EventDeleted && g.busy: // by this client, and the answer follows
 		case e.Type == zk.EventDeleted && g.ending:
 			ss.forgetLocked(g)
 		case e.Type == zk.EventDeleted:
-			told = ss.loseLocked(g, driver.Taken)
+			lost = ss.loseLocked(g, driver.CauseTaken)
 		case e.Type == zk.EventChanged:
 			g.watched = 0
 			ss.wakeMaintain()
 		}
 	}
 	for t := range ss.trees {
-		t.tell(e.Path)
+		t.notify(e.Path)
 	}
 	ss.mu.Unlock()
-	if told != nil {
-		told.from.Lost(driver.Taken, errors.New("its node was deleted"))
+	if lost != nil {
+		lost.from.Lost(driver.CauseTaken, errors.New("its node was deleted"))
 	}
 }
 
-// loseLocked ends a grant whose node is gone. It answers the grant if nobody was
-// told yet.
+// loseLocked ends a grant whose node is gone. It returns the grant if its holder was not
+// notified yet.
 func (ss *session) loseLocked(g *grant, cause driver.Cause) *grant {
 	ss.forgetLocked(g)
 	if g.taken != "" {
@@ -282,8 +280,7 @@ func (ss *session) loseLocked(g *grant, cause driver.Cause) *grant {
 	return g
 }
 
-// forgetLocked takes a grant out of the books and wakes those of ours that wait
-// for it.
+// forgetLocked removes a grant and wakes the entries of this client that wait for it.
 func (ss *session) forgetLocked(g *grant) {
 	if ss.grants[g.ID] == g {
 		delete(ss.grants, g.ID)
@@ -292,31 +289,30 @@ func (ss *session) forgetLocked(g *grant) {
 	ss.goneLocked(g.dir, g.path, nil)
 }
 
-// onConn is told of a new connection: every watch is gone, and everybody reads
-// again.
+// onConn handles a new connection: all watches have ended, and all entries read again.
 func (ss *session) onConn(int) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
-	for _, places := range ss.places {
-		for p := range places {
-			p.look(nil)
+	for _, entries := range ss.entries {
+		for p := range entries {
+			p.wake(nil)
 		}
 	}
 	clear(ss.subs)
 	for t := range ss.trees {
-		t.again()
+		t.renewWatch()
 	}
 	ss.wakeMaintain()
 }
 
-// onEnd is told when the session is over: everything of it is.
+// onEnd handles the end of the session, with all its grants.
 func (ss *session) onEnd(why error) {
 	ss.mu.Lock()
-	var told []*grant
+	var lost []*grant
 	for _, g := range ss.grants {
 		if g.taken == "" {
-			g.taken = driver.SessionEnded
-			told = append(told, g)
+			g.taken = driver.CauseSessionEnded
+			lost = append(lost, g)
 		}
 	}
 	clear(ss.grants)
@@ -327,16 +323,11 @@ func (ss *session) onEnd(why error) {
 	if ss.s.closed.Load() {
 		return
 	}
-	for _, g := range told {
-		g.from.Lost(driver.SessionEnded, why)
+	for _, g := range lost {
+		g.from.Lost(driver.CauseSessionEnded, why)
 	}
 }
 
-func (ss *session) wakeMaintain() {
-	select {
-	case ss.wakeUp <- struct{}{}:
-	default:
-	}
-}
+func (ss *session) wakeMaintain() { signal(ss.wakeUp) }
 
 func (ss *session) String() string { return strconv.FormatUint(uint64(ss.zk.ID()), 16) }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -12,11 +13,12 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/storeurl"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// Store is one client of a ZooKeeper ensemble. It keeps a session for each TTL
-// that is asked for, rounded up to a tick.
+// Store is one client of a ZooKeeper ensemble. It has a session for each TTL, rounded up to a
+// tick.
 type Store struct {
 	cfg     config
 	servers []string
@@ -29,47 +31,72 @@ type Store struct {
 	mu       sync.Mutex
 	probing  *probe
 	sessions map[time.Duration]*opening
-	// doubts are the requests whose create has had no answer.
+	// doubts are the requests whose create has no answer.
 	doubts map[string]doubt
 	// acquiring are the requests whose Acquire has not returned.
 	acquiring map[string]struct{}
-	// mark is the high-water mark of the tokens that forgotten sessions have known.
+	// mark is the high-water mark of the tokens of sessions that were forgotten.
 	mark    uint64
 	writing *writing
-	// acceptedSize is the longest request that a server was found to accept.
+	// acceptedSize is the longest request that a server has been found to accept.
 	acceptedSize atomic.Int64
-	// background is what goes on after a call has returned.
+	// background counts what continues after a call has returned.
 	background sync.WaitGroup
 	end        context.Context // ends with Close
 	stop       context.CancelFunc
 }
 
-// probe asks the server, once, which TTLs it allows.
+// probe is the request, once, for the TTLs that the server allows.
 type probe struct {
 	ready  chan struct{}
 	maxTTL time.Duration
 	err    error
 }
 
-// opening is a session, or one that is being begun.
+// opening is a session, or one that is being opened.
 type opening struct {
 	ready chan struct{}
 	ss    *session
 	err   error
 }
 
-// doubt says on which connection of which session a create was sent.
+// doubt is the session and the connection on which a create was sent.
 type doubt struct {
 	ss   *session
 	conn int
 }
 
-// Open makes a client of the servers, host or host:port each. It connects when
-// it is first used. There is no constructor over a connection of yours: what trust in a
-// lock needs to know of a session no other client tells (docs/zookeeper.md). Beside one,
-// Node is what its transactions check.
-func Open(_ context.Context, servers []string, options ...Option) (*Store, error) {
-	c, servers, err := configure(servers, options)
+// Open opens the locks at the servers of a URL. The client connects at the first use, so that
+// an unreachable server is no error.
+//
+//	zk://[USER:PASSWORD@]HOST[:PORT][,HOST[:PORT]...][/ROOT]
+//
+// The default port is 2181. Parameters, all optional:
+//
+//	layout=readwrite          as WithLayout
+//	tick=2s, grace=5s         as Tick and BreakGrace
+//	acl=creator               as CreatorOnly
+//	tls=true                  connections use TLS; then also:
+//	ca=FILE                   PEM certificates to accept instead of the system's
+//	cert=FILE, key=FILE       the client's own certificate
+//	server_name=NAME          the name in the server's certificate
+//
+// There is no constructor for a connection of the caller: no other client library reports the
+// facts about a session that the validity of a lock depends on (docs/zookeeper.md).
+func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
+	u, err := storeurl.Parse(rawURL, "zk")
+	if err != nil {
+		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: %w", err)
+	}
+	return openParsed(u, options...)
+}
+
+func openParsed(u *url.URL, options ...Option) (*Store, error) {
+	servers, fromURL, err := parseURL(u)
+	if err != nil {
+		return nil, err
+	}
+	c, servers, err := configure(servers, append(fromURL, options...))
 	if err != nil {
 		return nil, err
 	}
@@ -92,21 +119,20 @@ func Open(_ context.Context, servers []string, options ...Option) (*Store, error
 	return s, nil
 }
 
-// String says where the locks live.
+// String returns where the locks are.
 func (s *Store) String() string { return s.where }
 
-// dir is the node of a name.
+// dir returns the node of a name.
 func (s *Store) dir(name string) string { return s.home + "/" + escape(name) }
 
-// slack is what a session's timeout is longer than the TTLs that it carries: a
-// tick that the proof takes off, twice the distance of heartbeats, and room for
-// the answers to travel.
+// slack is the difference between a session's timeout and its TTLs: a tick that the proof
+// subtracts, twice the interval of heartbeats, and time for the answers to travel.
 func (s *Store) slack() time.Duration { return 4 * s.cfg.tick }
 
-// beat is the distance of heartbeats.
+// beat is the interval of heartbeats.
 func (s *Store) beat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
 
-// round is the TTL that is given for one that is asked.
+// round returns the TTL that the store grants for a requested one.
 func (s *Store) round(ttl time.Duration) time.Duration {
 	t := s.cfg.tick
 	return max((ttl+t-1)/t*t, t)
@@ -116,8 +142,8 @@ func (s *Store) clientConfig(timeout time.Duration) zk.Config {
 	return zk.Config{Servers: s.servers, Timeout: timeout, Beat: s.beat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
 }
 
-// limits is the longest TTL that the server allows. Asking goes on when the caller
-// has given up, so that many short attempts come to an end.
+// limits returns the longest TTL that the server allows. The request continues when the caller
+// has given up, so that many short calls succeed in the end.
 func (s *Store) limits(ctx context.Context) (time.Duration, error) {
 	s.mu.Lock()
 	if s.closed.Load() {
@@ -152,24 +178,24 @@ func (s *Store) limits(ctx context.Context) (time.Duration, error) {
 	return 0, s.fail(p.err)
 }
 
-// probe makes sure as well that the server does not tick slower than we were told.
+// probe also refuses a server that ticks slower than configured.
 func (s *Store) probe(ctx context.Context) (time.Duration, error) {
 	least, most, err := zk.Limits(ctx, s.clientConfig(0))
 	if err != nil {
 		return 0, &zk.NotSentError{Err: err}
 	}
 	if least > 2*s.cfg.tick {
-		return 0, driver.Errorf(driver.Refused, "zkstore: the server's least session timeout is %s, which is twice its tickTime unless configured: it ticks slower than the %s that were assumed; give tick=%s", least, s.cfg.tick, (least+1)/2)
+		return 0, driver.Errorf(driver.CodeRefused, "zkstore: the server's least session timeout is %s, which is twice its tickTime unless configured: it ticks slower than the %s that were assumed; give tick=%s", least, s.cfg.tick, (least+1)/2)
 	}
 	longest := (most - s.slack()) / s.cfg.tick * s.cfg.tick
 	if longest < s.cfg.tick {
-		return 0, driver.Errorf(driver.Refused, "zkstore: the server's longest session timeout is %s: at least %s are needed (five ticks of %s)", most, s.slack()+s.cfg.tick, s.cfg.tick)
+		return 0, driver.Errorf(driver.CodeRefused, "zkstore: the server's longest session timeout is %s: at least %s are needed (five ticks of %s)", most, s.slack()+s.cfg.tick, s.cfg.tick)
 	}
 	return longest, nil
 }
 
-// Guarantees tells what this store promises. It asks the server once which
-// session timeouts it allows.
+// Guarantees returns the guarantees of this store. The first call reads the session timeouts
+// that the server allows.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if s.closed.Load() {
 		return driver.Guarantees{}, errClosed()
@@ -181,14 +207,14 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return s.guarantees(longest), nil
 }
 
-// session finds or begins the session that carries a TTL.
+// session returns the session for a TTL, and opens it if necessary.
 func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error) {
 	longest, err := s.limits(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if ttl > longest {
-		return nil, driver.Errorf(driver.Invalid, "zkstore: TTL %s: this server's sessions carry at most %s (its maxSessionTimeout less %s)", ttl, longest, s.slack())
+		return nil, driver.Errorf(driver.CodeInvalid, "zkstore: TTL %s: this server's sessions carry at most %s (its maxSessionTimeout less %s)", ttl, longest, s.slack())
 	}
 	for {
 		s.mu.Lock()
@@ -227,8 +253,8 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 	}
 }
 
-// openTimeout bounds the attempt to begin a session. It goes on when the caller
-// that wanted it has given up, so that many short attempts come to an end.
+// openTimeout limits the attempt to open a session. The attempt continues when the caller has
+// given up, so that many short calls succeed in the end.
 const openTimeout = 5 * time.Second
 
 func (s *Store) begin(o *opening, ttl time.Duration) {
@@ -238,7 +264,7 @@ func (s *Store) begin(o *opening, ttl time.Duration) {
 	close(o.ready)
 }
 
-// any is a session for what needs no TTL: one that stands, or a new one.
+// any returns a session for what needs no TTL: a present one, or a new one.
 func (s *Store) any(ctx context.Context) (*session, error) {
 	for _, ss := range s.open() {
 		if ss.zk.Conn() != 0 {
@@ -252,12 +278,12 @@ func (s *Store) any(ctx context.Context) (*session, error) {
 	return s.session(ctx, min(longest, s.round(5*s.cfg.tick)))
 }
 
-// open lists the sessions that stand.
+// open returns the sessions that stand.
 func (s *Store) open() []*session {
 	return slices.DeleteFunc(s.begun(), func(ss *session) bool { return ss.zk.Ended() != nil })
 }
 
-// begun lists the sessions that stand, and those whose end nobody has met yet.
+// begun returns the sessions that stand, and those whose end was not noticed yet.
 func (s *Store) begun() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,7 +300,7 @@ func (s *Store) begun() []*session {
 	return all
 }
 
-// Close ends the sessions, and with them every grant and place of this client.
+// Close ends the sessions, and with them every grant and queue entry of this client.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closed.Swap(true) {
@@ -294,16 +320,17 @@ func (s *Store) Close(ctx context.Context) error {
 		})
 	}
 	closing.Wait()
-	s.stop() // whatever was begun meanwhile is abandoned
+	s.stop() // sessions that were opened meanwhile are abandoned
 	s.background.Wait()
 	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
-		return &driver.Error{Code: driver.Unavailable, Err: fmt.Errorf("closing: the session is left to expire: %w", errs[i])}
+		return &driver.Error{Code: driver.CodeUnavailable, Err: fmt.Errorf("closing: the session is left to expire: %w", errs[i])}
 	}
 	return nil
 }
 
-// ended makes sure that a session has ended of which one server says so (see invalidateSession). A
-// session of its own writes to the guard, which only a leader with a majority answers.
+// ended makes sure that a session has ended that one server reports as expired (see
+// invalidateSession). Another session writes to the guard, which only a leader with a majority
+// answers.
 func (s *Store) ended(ctx context.Context, ss *session) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
@@ -320,7 +347,7 @@ func (s *Store) ended(ctx context.Context, ss *session) error {
 		case err == nil && errors.Is(c.Err, zk.ErrNoNode):
 			return nil
 		case err == nil:
-			return cmp.Or(c.Err, errors.New("a server has said that it expired, and its nodes stand"))
+			return cmp.Or(c.Err, errors.New("a server reports that it expired, and its nodes still exist"))
 		case ctx.Err() != nil || client.Ended() != nil:
 			return err
 		}

@@ -9,13 +9,13 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// tokenBase is what is added to the czxid of a node to get its token. It is 0 until the
-// ensemble was restored from an older copy: then the ensemble's transactions get numbers
-// that they have had before, and the first client that notices raises the base.
+// tokenBase is added to the czxid of a node to get its token. It is 0 until the ensemble is
+// restored from an older copy. Then its transactions get numbers that were used before, and
+// the first client that notices raises the base.
 //
-// The base is the data of the directory that holds the guards, and each create checks that
-// directory's version: so the base that a client adds is the one that was valid when the
-// node was made, and tokens rise for every client after one has raised the base.
+// The base is the data of the directory with the guards, and each create checks the version of
+// that directory. So a client adds the base that was valid when the node was created, and
+// tokens rise for every client after one has raised the base.
 type tokenBase struct {
 	Base uint64 `json:"token_base"`
 	// Before is the base of nodes that were made before the transaction since.
@@ -25,7 +25,7 @@ type tokenBase struct {
 	version int32
 }
 
-// noVersion is a version that no node has. (-1 fits every version.)
+// noVersion is a version that no node has. (-1 matches every version.)
 const noVersion = -2
 
 func (b *tokenBase) token(czxid int64) uint64 {
@@ -35,30 +35,30 @@ func (b *tokenBase) token(czxid int64) uint64 {
 	return b.Base + uint64(czxid)
 }
 
-// tokenEpochs is how far a base is raised above the highest token known, in epochs of the
+// tokenEpochs is how far above the highest known token a base is raised, in epochs of the
 // ensemble (2^32 transactions each): other clients may have seen higher tokens.
 const tokenEpochs = 16
 
-// baseNode holds the base: it is the directory of the guards. keepNode stays below it for
-// good, so that the server does not remove a directory whose data matters.
+// baseNode contains the base. It is the directory of the guards. keepNode stays below it, so
+// that the server does not remove the directory.
 func (s *Store) baseNode() string { return s.cfg.chroot + "/" + guardDir }
 func (s *Store) keepNode() string { return s.baseNode() + "/tokens" }
 
-// token returns the token of a node that was found, by its czxid.
+// token returns the token of a node with that czxid.
 func (ss *session) token(czxid int64) uint64 {
 	ss.guarded.Lock()
 	defer ss.guarded.Unlock()
 	return ss.guarded.base.token(czxid)
 }
 
-// base returns the directory that each create checks, and the base that it holds.
+// base returns the directory that each create checks, and its base.
 func (ss *session) base() (path string, b tokenBase) {
 	ss.guarded.Lock()
 	defer ss.guarded.Unlock()
 	return ss.s.baseNode(), ss.guarded.base
 }
 
-// parseBase returns the base that was read of its node.
+// parseBase returns the base in the answer to a read of its node.
 func (s *Store) parseBase(c *zk.Call) (tokenBase, error) {
 	if c.Err != nil {
 		return tokenBase{}, c.Err
@@ -66,14 +66,14 @@ func (s *Store) parseBase(c *zk.Call) (tokenBase, error) {
 	b := tokenBase{since: c.Stat.Mzxid, version: c.Stat.Version}
 	if len(c.Data) > 0 {
 		if err := json.Unmarshal(c.Data, &b); err != nil {
-			return b, driver.Errorf(driver.Refused, "zkstore: the data of %s are not a base of tokens: %w", s.baseNode(), err)
+			return b, driver.Errorf(driver.CodeRefused, "zkstore: the data of %s are not a base of tokens: %w", s.baseNode(), err)
 		}
 	}
 	return b, nil
 }
 
-// showBase sets the base to one that was read to show tokens. A lower one is for the next
-// create to find, which raises it.
+// showBase sets the base to one that was read to show tokens. If it is lower, the next create
+// finds and raises it.
 func (ss *session) showBase(c *zk.Call) {
 	b, err := ss.s.parseBase(c)
 	ss.guarded.Lock()
@@ -83,7 +83,7 @@ func (ss *session) showBase(c *zk.Call) {
 	}
 }
 
-// highest returns the high-water mark of the tokens that a session can know of.
+// highest returns the high-water mark of the tokens that a session may have seen.
 func (ss *session) highest() uint64 {
 	seen := uint64(ss.zk.Zxid())
 	ss.guarded.Lock()
@@ -103,10 +103,10 @@ func (s *Store) highWater() uint64 {
 	return s.mark
 }
 
-// raiseBase reads the base, and raises it if tokens do not exceed a mark by themselves: a
-// transaction is later than all that this client had seen before, unless the ensemble has
-// gone back to an earlier state. The session uses no base before it is high enough: other
-// requests make nodes meanwhile, and this one may fail.
+// raiseBase reads the base, and raises it unless tokens already exceed the mark: a transaction
+// has a higher number than all that this client had seen before, unless the ensemble has
+// returned to an earlier state. The session uses no base that is too low, since other
+// requests create nodes meanwhile, and this call may fail.
 func (ss *session) raiseBase(ctx context.Context, mark uint64) error {
 	for {
 		get := zk.Get(ss.s.baseNode(), false)
@@ -118,7 +118,7 @@ func (ss *session) raiseBase(ctx context.Context, mark uint64) error {
 			return err
 		}
 		if b.Base+uint64(ss.zk.Zxid()) > mark {
-			// One that was read before another is found out by the next create.
+			// If another client raises the base now, the next create finds out.
 			ss.guarded.Lock()
 			ss.guarded.base = b
 			ss.guarded.Unlock()

@@ -7,22 +7,22 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// tree is told of events at a path and below it.
+// tree receives the events at a path and below it.
 type tree struct {
 	path string
-	// ch holds one: changes are merged. renew, where it is not nil, holds one too:
+	// ch has capacity one, so that changes coalesce. renew, if not nil, has capacity one too:
 	// the watch must be set again.
 	ch, renew chan struct{}
 }
 
-// tell is called with the session locked.
-func (t *tree) tell(path string) {
+// notify reports an event. The caller holds the session's mutex.
+func (t *tree) notify(path string) {
 	if path == t.path || strings.HasPrefix(path, t.path+"/") {
 		signal(t.ch)
 	}
 }
 
-func (t *tree) again() {
+func (t *tree) renewWatch() {
 	if t.renew != nil {
 		signal(t.renew)
 	}
@@ -42,7 +42,7 @@ func (ss *session) watchTree(t *tree) {
 	ss.trees[t] = struct{}{}
 }
 
-// unwatchTree answers whether nobody else watches that path.
+// unwatchTree reports whether no other tree watches that path.
 func (ss *session) unwatchTree(t *tree) (last bool) {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -55,8 +55,8 @@ func (ss *session) unwatchTree(t *tree) (last bool) {
 	return true
 }
 
-// Watch tells of changes until ctx ends, by one persistent watch on everything
-// below the name's node, or below all of them.
+// Watch calls changed after changes until ctx ends. It uses one persistent watch on everything
+// below the name's node, or, without a name, below all of them.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	path := s.home
 	if name != "" {
@@ -120,7 +120,7 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 	}
 }
 
-// ending tells whether a session that is over was closed or expired.
+// ending returns whether a session that is over was closed or expired.
 func (ss *session) ending() error {
 	if ss.s.closed.Load() {
 		return errClosed()

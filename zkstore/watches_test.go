@@ -10,7 +10,7 @@ import (
 func bare() *session {
 	return &session{
 		wakeUp: make(chan struct{}, 1), grants: map[string]*grant{}, ours: map[string]*grant{},
-		places: map[string]map[*place]struct{}{}, subs: map[string]map[*place]struct{}{}, trees: map[*tree]struct{}{},
+		entries: map[string]map[*entry]struct{}{}, subs: map[string]map[*entry]struct{}{}, trees: map[*tree]struct{}{},
 	}
 }
 
@@ -21,7 +21,7 @@ func (ss *session) grant(id string) *grant {
 	return g
 }
 
-// TestRemovalTakesTheGrantsWatch: a place of the same session that stops to watch a
+// TestRemovalTakesTheGrantsWatch: a entry of the same session that stops to watch a
 // node takes away the watch of the grant that the node has become.
 func TestRemovalTakesTheGrantsWatch(t *testing.T) {
 	ss := bare()

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
@@ -43,44 +45,137 @@ func (e *WriteError) Error() string {
 	return fmt.Sprintf("operation %d of the guarded write: %v", e.Op, e.Err)
 }
 
-// Unwrap returns the server's answer.
-func (e *WriteError) Unwrap() error { return e.Err }
+// Unwrap returns [fence.ErrUnavailable] and the server's answer.
+func (e *WriteError) Unwrap() []error { return []error{fence.ErrUnavailable, e.Err} }
 
-// Write does operations in one transaction with a check that the grant of name
-// with that token stands, and was given to this store: ZooKeeper itself refuses a
-// holder that was overtaken. The error is of code NotHeld if the grant does not
-// stand, a *WriteError if an operation does not pass, of code Invalid if the server takes
-// no request of that size; if it is of code Unknown the write may have been done. It is
-// bounded by ctx: give the lock's own.
-func (s *Store) Write(ctx context.Context, name string, token uint64, ops ...Op) error {
-	if s.closed.Load() {
-		return errClosed()
+// Guard is a [fence.Guard] of nodes: it keeps the largest token seen for each resource,
+// and one transaction checks it, raises it and writes. A resource is any name that its
+// writers agree on; the nodes that are written need not be named after it. The data may
+// be on another ensemble than the locks: open a store there for its guard.
+//
+// The token of resource R is kept in the node ROOT/@%fence/R, R escaped as names are. It
+// stays until it is deleted. Writes that do not pass the guard are not refused.
+type Guard struct{ s *Store }
+
+// Guard returns a guard over the connections of this store. It ends with the store.
+func (s *Store) Guard() *Guard { return &Guard{s} }
+
+var _ fence.Guard[[]Op] = (*Guard)(nil)
+
+// Write implements [fence.Guard]: it does the operations in one transaction, in two
+// round trips. The error is a [*WriteError] if an operation does not pass; then nothing
+// was written. Errors wrap [fence.ErrStale], [fence.ErrInvalid], also where the server
+// accepts no request of that size, [fence.ErrUnavailable] or [fence.ErrCorrupt].
+func (g *Guard) Write(ctx context.Context, resource string, token uint64, write []Op) error {
+	if err := fence.CheckArguments(ctx, resource, token); err != nil {
+		return err
 	}
-	none := driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
-	g := s.granted(name, token)
-	if g == nil {
-		return none
+	// A round ends without an outcome only if another write raised the token meanwhile.
+	for {
+		newest, version, err := g.read(ctx, resource)
+		if err != nil {
+			return err
+		}
+		if token < newest {
+			return &fence.StaleError{Resource: resource, Token: token, Newest: newest}
+		}
+		done, err := g.try(ctx, resource, token, newest, version, write)
+		if done || err != nil {
+			return err
+		}
 	}
-	calls := []*zk.Call{zk.Check(g.path, -1)}
-	for _, o := range ops {
-		calls = append(calls, o.call(s.cfg.acl))
+}
+
+// try writes if the mark is still as it was read.
+func (g *Guard) try(ctx context.Context, resource string, token, newest uint64, version int32, write []Op) (done bool, err error) {
+	path, data := g.node(resource), []byte(strconv.FormatUint(token, 10))
+	mark := zk.Check(path, version)
+	switch {
+	case newest == 0:
+		mark = zk.Create(path, data, g.s.cfg.acl)
+	case token > newest:
+		mark = zk.Set(path, data, version)
+	}
+	calls := []*zk.Call{mark}
+	for _, o := range write {
+		calls = append(calls, o.call(g.s.cfg.acl))
 	}
 	m := zk.Multi(calls...)
-	err := s.send(ctx, m)
+	err = g.s.send(ctx, m)
 	switch {
 	case err != nil:
-		return s.fail(err)
+		return false, g.failed(resource, err)
 	case m.Err == nil:
-		return nil
-	case m.Failed == 0 && errors.Is(m.Err, zk.ErrNoNode):
-		return none
+		return true, nil
+	case m.Failed == 0 && newest == 0 && errors.Is(m.Err, zk.ErrNoNode):
+		if err := g.s.makeDirs(ctx, g.dir()); err != nil {
+			return false, g.failed(resource, err)
+		}
+		return false, nil
+	case m.Failed == 0 && (errors.Is(m.Err, zk.ErrNoNode) || errors.Is(m.Err, zk.ErrBadVersion) || errors.Is(m.Err, zk.ErrNodeExists)):
+		return false, nil
 	case m.Failed > 0:
-		return &WriteError{
+		return false, &WriteError{
 			Op: m.Failed - 1, Err: m.Err,
 			Missing: errors.Is(m.Err, zk.ErrNoNode), Version: errors.Is(m.Err, zk.ErrBadVersion), Exists: errors.Is(m.Err, zk.ErrNodeExists),
 		}
 	}
-	return s.fail(m.Err)
+	return false, g.failed(resource, m.Err)
+}
+
+// Raise implements [fence.Guard].
+func (g *Guard) Raise(ctx context.Context, resource string, token uint64) error {
+	return g.Write(ctx, resource, token, nil)
+}
+
+// Newest implements [fence.Guard].
+func (g *Guard) Newest(ctx context.Context, resource string) (uint64, error) {
+	if err := fence.CheckArguments(ctx, resource, 1); err != nil {
+		return 0, err
+	}
+	if err := g.call(ctx, resource, zk.Sync(g.node(resource))); err != nil {
+		return 0, err
+	}
+	newest, _, err := g.read(ctx, resource)
+	return newest, err
+}
+
+func (g *Guard) node(resource string) string { return g.dir() + "/" + escape(resource) }
+
+// dir is no namespace's node: escape makes no such name.
+func (g *Guard) dir() string { return g.s.cfg.chroot + "/" + namespaceMark + "%fence" }
+
+// read returns the mark as the server has it, which may be behind: the transaction
+// checks the version.
+func (g *Guard) read(ctx context.Context, resource string) (newest uint64, version int32, err error) {
+	c := zk.Get(g.node(resource), false)
+	if err := g.call(ctx, resource, c); err != nil || errors.Is(c.Err, zk.ErrNoNode) {
+		return 0, 0, err
+	}
+	newest, err = fence.Parse(string(c.Data))
+	if err != nil {
+		return 0, 0, fmt.Errorf("%w: the token of %q: %w", fence.ErrCorrupt, resource, err)
+	}
+	return newest, c.Stat.Version, nil
+}
+
+// call sends a call and returns its error, unless the server answered that there is, or
+// is not, such a node.
+func (g *Guard) call(ctx context.Context, resource string, c *zk.Call) error {
+	if err := g.s.valueCall(ctx, c); err != nil {
+		return g.failed(resource, err)
+	}
+	return nil
+}
+
+func (g *Guard) failed(resource string, err error) error {
+	switch err = g.s.fail(err); driver.CodeOf(err) {
+	case driver.CodeUnknown:
+		return fmt.Errorf("%w: %q: it may have been written: %w", fence.ErrUnavailable, resource, err)
+	case driver.CodeInvalid:
+		return fmt.Errorf("%w: %q: %w", fence.ErrInvalid, resource, err)
+	}
+	return fmt.Errorf("%w: %q: %w", fence.ErrUnavailable, resource, err)
 }
 
 // writing is the session of guarded writes, or one that is being begun. They have one of
@@ -105,7 +200,7 @@ func (s *Store) send(ctx context.Context, m *zk.Call) error {
 			return &zk.NotSentError{Err: err}
 		}
 		if !accepted {
-			return driver.Errorf(driver.Invalid, "zkstore: the write is a request of %d bytes, which is more than the server takes (its jute.maxbuffer); nothing was sent", size)
+			return driver.Errorf(driver.CodeInvalid, "zkstore: the write is a request of %d bytes, which is more than the server takes (its jute.maxbuffer); nothing was sent", size)
 		}
 		s.acceptedSize.Store(max(s.acceptedSize.Load(), int64(size)))
 	}
@@ -167,7 +262,7 @@ func (s *Store) beginWriting(w *writing) {
 		return
 	}
 	c := s.clientConfig(longest + s.slack()) // it is patient with a slow link
-	c.WritePatience = c.Silence()
+	c.WriteTimeout = c.Silence()
 	if w.zk, w.err = zk.Open(ctx, c); w.err != nil {
 		return
 	}
@@ -190,35 +285,4 @@ func (s *Store) closeWriting(ctx context.Context) {
 		}
 	case <-ctx.Done():
 	}
-}
-
-// Node is the path of the node of a grant that stands and was given to this store, for
-// transactions of a client of your own: with a check of it, version -1, ZooKeeper
-// refuses what a holder that was overtaken still sends. A node's name is used once, so
-// that it is there is proof enough; its version changes when the holder is asked to end.
-// The token is its czxid, plus a base once the ensemble was restored. The error is of code NotHeld if the grant does not stand.
-func (s *Store) Node(name string, token uint64) (path string, err error) {
-	if s.closed.Load() {
-		return "", errClosed()
-	}
-	g := s.granted(name, token)
-	if g == nil {
-		return "", driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", name, token)
-	}
-	return g.path, nil
-}
-
-// granted finds a grant by its token.
-func (s *Store) granted(name string, token uint64) *grant {
-	for _, ss := range s.open() {
-		ss.mu.Lock()
-		for _, g := range ss.grants {
-			if g.Name == name && g.Token == token {
-				ss.mu.Unlock()
-				return g
-			}
-		}
-		ss.mu.Unlock()
-	}
-	return nil
 }

@@ -54,8 +54,8 @@ const staleAfter = 2 * ttl
 const clientSkew = ttl / 2
 
 var (
-	errNotHeld = &driver.Error{Code: driver.NotHeld, Err: errString("the lock is not held")}
-	errClosed  = &driver.Error{Code: driver.IsClosed, Err: errString("the client is closed")}
+	errNotHeld = &driver.Error{Code: driver.CodeNotHeld, Err: errString("the lock is not held")}
+	errClosed  = &driver.Error{Code: driver.CodeClosed, Err: errString("the client is closed")}
 )
 
 type errString string
@@ -177,7 +177,7 @@ func (c *client) listen(ctx context.Context, r driver.Request) error {
 	case <-again:
 		return nil
 	case <-ctx.Done():
-		return &driver.Error{Code: driver.Withdrawn, Err: context.Cause(ctx)}
+		return &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
 	}
 }
 
@@ -206,12 +206,12 @@ func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewa
 			pick = anyones
 		}
 		if c.s.bad() {
-			all[i].Err = driver.Errorf(driver.Unknown, "no answer")
+			all[i].Err = driver.Errorf(driver.CodeUnknown, "no answer")
 			continue
 		}
 		all[i] = driver.Renewal{SentAt: driver.Now(), TTL: g.TTL}
 		if !c.s.extend(g.Name, c.expiry(g.TTL), pick) {
-			all[i] = driver.Renewal{Cause: driver.Gone, Err: errNotHeld}
+			all[i] = driver.Renewal{Cause: driver.CauseGone, Err: errNotHeld}
 		}
 		c.arrive()
 		if c.trustReceipt {

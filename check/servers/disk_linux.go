@@ -151,7 +151,8 @@ func (d *Disk) serve(fd int) {
 			return
 		}
 		if p[0].Revents&unix.POLLIN == 0 {
-			if p[0].Revents != 0 {
+			// POLLERR says only that a signal has interrupted the look at the queue.
+			if p[0].Revents&(unix.POLLHUP|unix.POLLNVAL) != 0 {
 				return // the process has ended
 			}
 			continue
@@ -163,7 +164,9 @@ func (d *Disk) serve(fd int) {
 		gate := d.passed()
 		answer := func() {
 			r := response{id: n.id}
-			_, _, _ = syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
+			for e := syscall.EINTR; e == syscall.EINTR; { // or the sync would never return
+				_, _, e = syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
+			}
 		}
 		select {
 		case <-gate:

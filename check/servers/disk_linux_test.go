@@ -1,10 +1,16 @@
 package servers
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestStalledDiskHoldsSync: a sync returns while the disk goes, waits while it is stalled, and
@@ -60,5 +66,73 @@ func TestStalledDiskHoldsSync(t *testing.T) {
 	d.Resume()
 	if err := ends(third); err != nil {
 		t.Error(err)
+	}
+}
+
+// syncing is the environment variable that makes this binary a process that syncs files, many at a
+// time, in the directory that it names.
+const syncing = "HOLDFAST_TEST_SYNCING"
+
+func init() {
+	if dir := os.Getenv(syncing); dir != "" {
+		syncFiles(dir)
+		os.Exit(0)
+	}
+}
+
+func syncFiles(dir string) {
+	var all sync.WaitGroup
+	for i := range 16 {
+		all.Go(func() {
+			f, err := os.Create(filepath.Join(dir, strconv.Itoa(i)))
+			for range 20_000 {
+				if err == nil {
+					err = unix.Fsync(int(f.Fd()))
+				}
+			}
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestSignalsKeepDiskGoing: a signal, such as that of a child process that was stopped, interrupts
+// the disk's system calls. Every sync of a server returns all the same.
+func TestSignalsKeepDiskGoing(t *testing.T) {
+	d, err := NewDisk()
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(d.Close)
+	command := d.Command([]string{os.Args[0]})
+	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
+	cmd.Env = append(os.Environ(), syncing+"="+t.TempDir())
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	patience := time.After(2 * time.Minute)
+	for {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		case <-patience:
+			_ = cmd.Process.Kill()
+			t.Fatal("syncs do not return")
+		case <-time.After(50 * time.Microsecond):
+		}
+		threads, _ := os.ReadDir("/proc/self/task")
+		for _, thread := range threads {
+			n, _ := strconv.Atoi(thread.Name())
+			_ = unix.Tgkill(os.Getpid(), n, unix.SIGURG)
+		}
 	}
 }

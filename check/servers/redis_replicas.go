@@ -300,6 +300,14 @@ func (s *RedisSentinel) Calm(ctx context.Context) error {
 	})
 }
 
+// Failover has the sentinels replace the primary, which lives.
+func (s *RedisSentinel) Failover(ctx context.Context) error {
+	return until(ctx, func() error { // a replica may not be ready yet
+		_, err := s.Sentinels[0].Do(ctx, "SENTINEL", "FAILOVER", s.Name)
+		return err
+	})
+}
+
 // FailedOver waits until the sentinels have made another the primary, and it
 // takes writes. A sentinel that was held up itself does nothing for half a minute.
 func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, error) {

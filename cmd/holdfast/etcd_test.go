@@ -19,7 +19,7 @@ import (
 type leased struct {
 	*stage
 	server, proxy string // the URL past the proxy, and through it
-	cut           func()
+	cut, heal     func()
 	locker        *holdfast.Locker
 }
 
@@ -38,7 +38,11 @@ func newLeased(t *testing.T) *leased {
 		t.Fatal(err)
 	}
 	t.Cleanup(proxy.Close)
-	l := &leased{stage: newStage(t), server: "etcd://" + members[0].Client, proxy: "etcd://" + proxy.Address(), cut: proxy.Cut}
+	l := &leased{stage: newStage(t), server: "etcd://" + members[0].Client, proxy: "etcd://" + proxy.Address(), cut: proxy.Cut, heal: func() {
+		if err := proxy.Heal(); err != nil {
+			t.Error(err)
+		}
+	}}
 	if l.locker, err = holdfast.Open(t.Context(), l.server); err != nil {
 		t.Fatal(err)
 	}

@@ -182,23 +182,23 @@ func registerScripted() {
 		}
 		action := map[string]func(){
 			"works":        func() {},
-			"lose":         func() { _ = script.Lose("x", driver.Gone) },
+			"lose":         func() { _ = script.Lose("x", driver.CauseGone) },
 			"forget":       func() { script.Forget("x") },
 			"fail-renewal": func() { script.FailRenewals("", 1<<30, nil) },
 			"fail-renewal-password": func() {
-				script.FailRenewals("", 1<<30, driver.Errorf(driver.Unavailable, "AUTH %s: timed out; %s", "s3cr3t-pw", u))
+				script.FailRenewals("", 1<<30, driver.Errorf(driver.CodeUnavailable, "AUTH %s: timed out; %s", "s3cr3t-pw", u))
 			},
 			"unavailable": func() {
-				script.FailAcquire("", 1<<30, driver.Errorf(driver.Unavailable, "connection refused"))
+				script.FailAcquire("", 1<<30, driver.Errorf(driver.CodeUnavailable, "connection refused"))
 			},
-			"refused":     func() { script.FailAcquire("", 1<<30, driver.Errorf(driver.Refused, "no rights")) },
-			"unsupported": func() { script.FailAcquire("", 1<<30, driver.Errorf(driver.Unsupported, "no such lock")) },
+			"refused":     func() { script.FailAcquire("", 1<<30, driver.Errorf(driver.CodeRefused, "no rights")) },
+			"unsupported": func() { script.FailAcquire("", 1<<30, driver.Errorf(driver.CodeUnsupported, "no such lock")) },
 			"password": func() {
-				script.FailAcquire("", 1<<30, driver.Errorf(driver.Refused, "AUTH %s: wrong pass; %s", "s3cr3t-pw", u))
+				script.FailAcquire("", 1<<30, driver.Errorf(driver.CodeRefused, "AUTH %s: wrong pass; %s", "s3cr3t-pw", u))
 			},
 		}[u.Host]
 		if action == nil {
-			return nil, driver.Errorf(driver.Unavailable, "dialling %s: no such host", u.Host)
+			return nil, driver.Errorf(driver.CodeUnavailable, "dialling %s: no such host", u.Host)
 		}
 		fifo := u.Query().Get("on")
 		if fifo == "" {

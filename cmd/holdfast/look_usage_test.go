@@ -111,7 +111,7 @@ var wrong = map[string]string{
 // TestEveryFlagHasBadInput: every flag of every subcommand, with a wrong value, is named
 // with the value, before anything is done.
 func TestEveryFlagHasBadInput(t *testing.T) {
-	around := map[string][]string{"run": {"x", "--", "touch", "ran"}, "show": {"x"}, "break": {"--token", "1", "x"}}
+	around := map[string][]string{"run": {"x", "--", "touch", "ran"}, "show": {"x"}, "hold": {"--pid", "1", "x"}, "break": {"--token", "1", "x"}}
 	seen := 0
 	everyFlag(cli.Command(), func(cmd *cobra.Command, f *pflag.Flag) {
 		if !cmd.Runnable() {

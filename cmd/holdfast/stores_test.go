@@ -75,7 +75,7 @@ func TestStores(t *testing.T) {
 			t.Errorf("%s: keys %v, want %v", s.Scheme, got, keys)
 		}
 	}
-	if file["ttl"] != nil || file["scope"] != "this machine" || file["kind"] != "file" {
+	if file["ttl"] != nil || file["scope"] != "machine" || file["kind"] != "file" {
 		t.Errorf("file: %v", file)
 	}
 	if want := map[string]any{"min_seconds": 0.001, "max_seconds": 86400.0, "granularity_seconds": 0.0}; !reflect.DeepEqual(memory["ttl"], want) {

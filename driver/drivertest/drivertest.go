@@ -11,7 +11,7 @@
 // independent clients, and once more through several Lockers, so that no local
 // queue hides what the store does. It holds a store to what its Guarantees
 // declare: what is declared is tested, and what is not declared must answer an
-// error of code Unsupported instead of doing something else.
+// error of code CodeUnsupported instead of doing something else.
 package drivertest
 
 import (
@@ -66,6 +66,9 @@ type Harness struct {
 	// request for it but by heartbeats of a session that many grants share, so that
 	// SentAt may lie before the call. At most half of the TTL is then gone already.
 	Session bool
+	// Carries reports whether the store can carry a name: one that it cannot is refused with
+	// an error of code CodeUnsupported. nil where it carries every name.
+	Carries func(name string) bool
 	// Leftovers lists what is left at the store when nothing is held or awaited
 	// and should not be; nil where the harness cannot tell.
 	Leftovers func(t testing.TB) []string
@@ -121,6 +124,8 @@ func Run(t *testing.T, h Harness) {
 		{"TokensRise", tokensRise},
 		{"TokensRiseAcrossExpiry", tokensRiseAcrossExpiry},
 		{"TokensOfAWrongClock", tokensOfAWrongClock},
+		{"TokensReserved", tokensReserved},
+		{"ReservedRangesRise", reservedRangesRise},
 		{"ValidityFromTheSend", validityFromTheSend},
 		{"ValidityNotFromTheAnswer", validityNotFromTheAnswer},
 		{"Renew", renew},
@@ -214,7 +219,7 @@ func (e *env) closeAll() {
 	defer e.mu.Unlock()
 	e.other = nil
 	for _, s := range e.stores {
-		if err := s.Close(context.Background()); err != nil && s.Classify(err) != driver.IsClosed {
+		if err := s.Close(context.Background()); err != nil && s.Classify(err) != driver.CodeClosed {
 			e.Errorf("Close: %v", err)
 		}
 	}
@@ -324,7 +329,7 @@ func (e *env) busy(s driver.Store, r driver.Request) {
 	if err == nil {
 		e.Fatalf("Acquire(%q, limit %d, request %s) was granted token %d, want busy: %s", r.Name, r.Limit, r.ID, g.Token, limitText)
 	}
-	if c := s.Classify(err); c != driver.Busy {
+	if c := s.Classify(err); c != driver.CodeBusy {
 		e.Fatalf("Acquire(%q, limit %d, request %s): %v (%v), want busy", r.Name, r.Limit, r.ID, c, err)
 	}
 }
@@ -371,14 +376,14 @@ func (e *env) wait(s driver.Store, r driver.Request) *waiting {
 		for {
 			w.g, w.err = s.Acquire(ctx, w.r)
 			w.at = time.Now()
-			if w.r.Wait || w.err == nil || s.Classify(w.err) != driver.Busy {
+			if w.r.Wait || w.err == nil || s.Classify(w.err) != driver.CodeBusy {
 				return
 			}
 			from(r).Queued(nil)
 			select {
 			case <-time.After(2 * time.Millisecond):
 			case <-ctx.Done():
-				w.err = &driver.Error{Code: driver.Withdrawn, Err: ctx.Err()}
+				w.err = &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 				return
 			}
 		}
@@ -430,9 +435,9 @@ func (w *waiting) leave() {
 		w.e.release(w.s, w.g)
 		return
 	}
-	if c := w.s.Classify(w.err); c == driver.Unknown {
+	if c := w.s.Classify(w.err); c == driver.CodeUnknown {
 		w.e.undone(w.s, w.r)
-	} else if c != driver.Withdrawn {
+	} else if c != driver.CodeWithdrawn {
 		w.e.Fatalf("a cancelled Acquire answered %v (%v), want withdrawn or unknown", c, w.err)
 	}
 }
@@ -510,7 +515,7 @@ func (e *env) takeExpired(s driver.Store, name string, limit int) driver.Grant {
 func (e *env) ask(s driver.Store, r driver.Request) (driver.Grant, error) {
 	e.Helper()
 	g, err := s.Acquire(e.Context(), r)
-	if err != nil && s.Classify(err) == driver.Unknown {
+	if err != nil && s.Classify(err) == driver.CodeUnknown {
 		e.undone(s, r)
 	}
 	return g, err

@@ -160,19 +160,19 @@ func breakGrant(e *env) {
 	if !ok {
 		e.Skip("the store cannot take a grant away")
 	}
-	e.code(other, b.Break(e.Context(), name, 1), driver.NotHeld, "breaking a free name")
+	e.code(other, b.Break(e.Context(), name, 1), driver.CodeNotHeld, "breaking a free name")
 	r := e.request(name, driver.Exclusive, long)
 	g := e.must(s, r)
-	e.code(other, b.Break(e.Context(), name, g.Token-1), driver.NotHeld, "breaking with an older token")
-	e.code(other, b.Break(e.Context(), name, g.Token+1), driver.NotHeld, "breaking with a newer token")
+	e.code(other, b.Break(e.Context(), name, g.Token-1), driver.CodeNotHeld, "breaking with an older token")
+	e.code(other, b.Break(e.Context(), name, g.Token+1), driver.CodeNotHeld, "breaking with a newer token")
 	e.busy(other, e.request(name, driver.Exclusive, long))
 
 	broken := make(chan error, 1)
 	go func() { broken <- b.Break(e.Context(), name, g.Token) }()
 	select {
 	case cause := <-from(r).lost:
-		if cause != driver.Taken {
-			e.Errorf("the holder was told %q, want %q", cause, driver.Taken)
+		if cause != driver.CauseTaken {
+			e.Errorf("the holder was told %q, want %q", cause, driver.CauseTaken)
 		}
 	case err := <-broken:
 		if err != nil {
@@ -195,11 +195,11 @@ func breakGrant(e *env) {
 			ctx, cancel := context.WithTimeout(e.Context(), wait)
 			err = b.Break(ctx, name, g.Token)
 			cancel()
-			if err == nil || other.Classify(err) != driver.Unavailable {
+			if err == nil || other.Classify(err) != driver.CodeUnavailable {
 				break
 			}
 		}
-		e.code(other, err, driver.Busy, "breaking what its holder keeps")
+		e.code(other, err, driver.CodeBusy, "breaking what its holder keeps")
 	}
 	err := s.Release(e.Context(), g, 0)
 	if e.g.Break == driver.BreakAsk {
@@ -207,7 +207,7 @@ func breakGrant(e *env) {
 			e.Fatalf("the holder that was asked to end cannot release: %v", err)
 		}
 	} else {
-		e.code(s, err, driver.NotHeld, "releasing what was taken away")
+		e.code(s, err, driver.CodeNotHeld, "releasing what was taken away")
 	}
 	select {
 	case err := <-broken:
@@ -217,7 +217,7 @@ func breakGrant(e *env) {
 	case <-time.After(patience):
 		e.Fatal("Break did not return")
 	}
-	e.code(other, b.Break(e.Context(), name, g.Token), driver.NotHeld, "breaking twice")
+	e.code(other, b.Break(e.Context(), name, g.Token), driver.CodeNotHeld, "breaking twice")
 	e.free(other, name)
 }
 
@@ -225,29 +225,29 @@ func closed(e *env) {
 	s, name := e.open(), e.name()
 	g := e.must(s, e.request(name, driver.Exclusive, e.h.TTL))
 	for range 2 { // closing twice does no harm
-		if err := s.Close(e.Context()); err != nil && s.Classify(err) != driver.IsClosed {
+		if err := s.Close(e.Context()); err != nil && s.Classify(err) != driver.CodeClosed {
 			e.Fatalf("Close: %v", err)
 		}
 	}
 	_, err := s.Acquire(e.Context(), e.request(name, driver.Exclusive, long))
-	e.code(s, err, driver.IsClosed, "Acquire after Close")
-	e.code(s, s.Release(e.Context(), g, 0), driver.IsClosed, "Release after Close")
-	e.code(s, s.Undo(e.Context(), e.request(name, driver.Exclusive, long)), driver.IsClosed, "Undo after Close")
+	e.code(s, err, driver.CodeClosed, "Acquire after Close")
+	e.code(s, s.Release(e.Context(), g, 0), driver.CodeClosed, "Release after Close")
+	e.code(s, s.Undo(e.Context(), e.request(name, driver.Exclusive, long)), driver.CodeClosed, "Undo after Close")
 	for _, r := range s.Renew(e.Context(), []driver.Grant{g}) {
-		e.code(s, r.Err, driver.IsClosed, "Renew after Close")
+		e.code(s, r.Err, driver.CodeClosed, "Renew after Close")
 	}
 	if i, ok := s.(driver.Inspector); ok {
 		_, err := i.Inspect(e.Context(), name)
-		e.code(s, err, driver.IsClosed, "Inspect after Close")
+		e.code(s, err, driver.CodeClosed, "Inspect after Close")
 		for _, err := range i.List(e.Context(), "") {
-			e.code(s, err, driver.IsClosed, "List after Close")
+			e.code(s, err, driver.CodeClosed, "List after Close")
 		}
 	}
 	if b, ok := s.(driver.Breaker); ok {
-		e.code(s, b.Break(e.Context(), name, g.Token), driver.IsClosed, "Break after Close")
+		e.code(s, b.Break(e.Context(), name, g.Token), driver.CodeClosed, "Break after Close")
 	}
 	if w, ok := s.(driver.Watcher); ok {
-		e.code(s, w.Watch(e.Context(), name, func() {}), driver.IsClosed, "Watch after Close")
+		e.code(s, w.Watch(e.Context(), name, func() {}), driver.CodeClosed, "Watch after Close")
 	}
 	again := e.open()
 	e.release(again, e.takeExpired(again, name, driver.Exclusive))
@@ -283,14 +283,14 @@ func openWithoutServer(e *env) {
 	r := e.request(name, driver.Exclusive, long)
 	_, err := s.Acquire(ctx, r)
 	cancel()
-	code := driver.Unavailable
+	code := driver.CodeUnavailable
 	if err == nil {
 		e.Errorf("Acquire(%q) was granted while no server answered", name)
-	} else if code = s.Classify(err); code != driver.Unavailable && code != driver.Unknown && code != driver.Withdrawn {
+	} else if code = s.Classify(err); code != driver.CodeUnavailable && code != driver.CodeUnknown && code != driver.CodeWithdrawn {
 		e.Errorf("Acquire(%q) while no server answers: %v (%v), want unavailable, withdrawn, or an unknown outcome", name, code, err)
 	}
 	e.h.Start(e.T)
-	if code == driver.Unknown {
+	if code == driver.CodeUnknown {
 		e.undone(s, r)
 	}
 	g := e.takeExpired(s, name, driver.Exclusive)
@@ -317,11 +317,11 @@ func down(e *env) {
 		e.Fatal("a stopped store granted")
 	}
 	code := s.Classify(err)
-	if code != driver.Unknown && code != driver.Unavailable && code != driver.Withdrawn {
+	if code != driver.CodeUnknown && code != driver.CodeUnavailable && code != driver.CodeWithdrawn {
 		e.Errorf("Acquire of a stopped store answers %v (%v)", code, err)
 	}
 	e.h.Start(e.T)
-	if code == driver.Unknown {
+	if code == driver.CodeUnknown {
 		e.undone(s, r)
 	}
 	e.release(s, e.takeExpired(s, name, driver.Exclusive))

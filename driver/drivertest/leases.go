@@ -28,7 +28,7 @@ func renew(e *env) {
 				return false
 			case err == nil:
 				e.Fatalf("granted %+v beside another", other)
-			case b.Classify(err) != driver.Busy:
+			case b.Classify(err) != driver.CodeBusy:
 				e.Fatalf("Acquire answered %v (%v), want busy", b.Classify(err), err)
 			}
 		}
@@ -75,7 +75,7 @@ func renewBatch(e *env) {
 	}
 	for i, a := range answers {
 		if i == 1 || i == 3 {
-			e.code(s, a.Err, driver.NotHeld, "renewing a released grant")
+			e.code(s, a.Err, driver.CodeNotHeld, "renewing a released grant")
 			continue
 		}
 		if a.Err != nil || a.TTL < long || a.SentAt.IsZero() {
@@ -94,10 +94,10 @@ func renewNeverRevives(e *env) {
 	old := e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
 	now := e.takeExpired(b, name, driver.Exclusive)
 	r := a.Renew(e.Context(), []driver.Grant{old})
-	e.code(a, r[0].Err, driver.NotHeld, "renewing an expired grant")
+	e.code(a, r[0].Err, driver.CodeNotHeld, "renewing an expired grant")
 	e.release(b, now)
 	r = a.Renew(e.Context(), []driver.Grant{old})
-	e.code(a, r[0].Err, driver.NotHeld, "renewing an expired grant of a free name")
+	e.code(a, r[0].Err, driver.CodeNotHeld, "renewing an expired grant of a free name")
 	e.free(b, name)
 }
 
@@ -125,9 +125,9 @@ func releaseTwice(e *env) {
 	s, name := e.open(), e.name()
 	g := e.must(s, e.request(name, driver.Exclusive, long))
 	e.release(s, g)
-	e.code(s, s.Release(e.Context(), g, 0), driver.NotHeld, "a second release")
+	e.code(s, s.Release(e.Context(), g, 0), driver.CodeNotHeld, "a second release")
 	next := e.must(s, e.request(name, driver.Exclusive, long))
-	e.code(s, s.Release(e.Context(), g, 0), driver.NotHeld, "a second release beside a new grant")
+	e.code(s, s.Release(e.Context(), g, 0), driver.CodeNotHeld, "a second release beside a new grant")
 	e.busy(e.open(), e.request(name, driver.Exclusive, long))
 	e.release(s, next)
 }
@@ -143,10 +143,10 @@ func releaseByStaleOwner(e *env) {
 		e.release(a, old)
 	}
 	now := e.takeExpired(b, name, driver.Exclusive)
-	e.code(a, a.Release(e.Context(), old, 0), driver.NotHeld, "release by a stale owner")
+	e.code(a, a.Release(e.Context(), old, 0), driver.CodeNotHeld, "release by a stale owner")
 	forged := now
 	forged.Token = old.Token
-	e.code(b, b.Release(e.Context(), forged, 0), driver.NotHeld, "release with a stale token")
+	e.code(b, b.Release(e.Context(), forged, 0), driver.CodeNotHeld, "release with a stale token")
 	e.busy(a, e.request(name, driver.Exclusive, long))
 	e.release(b, now)
 }
@@ -162,7 +162,7 @@ func linger(e *env) {
 	if err := a.Release(e.Context(), g, e.h.TTL); err != nil {
 		e.Fatal(err)
 	}
-	e.code(a, a.Release(e.Context(), g, 0), driver.NotHeld, "releasing what was released to linger")
+	e.code(a, a.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing what was released to linger")
 	next := e.queueOrGranted(b, name)
 	if stood := time.Since(from); stood < e.h.TTL*9/10 {
 		e.Errorf("stood for %s after its release, want %s", stood, e.h.TTL)
@@ -189,7 +189,7 @@ func undo(e *env) {
 	e.busy(b, e.request(name, driver.Exclusive, long))
 	e.undone(a, r)
 	e.undone(a, r)
-	e.code(a, a.Release(e.Context(), g, 0), driver.NotHeld, "releasing what was undone")
+	e.code(a, a.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing what was undone")
 	e.free(b, name)
 
 	if e.g.Wake != driver.WakePush {

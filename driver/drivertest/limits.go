@@ -91,7 +91,7 @@ func limitRule(e *env) {
 				rt.Fatalf("%q, limit %d, request %s: granted beside %d others: %s", name, limit, g.ID, len(holds)-1, limitText)
 			case err == nil:
 				holds = append(holds, held{s, g})
-			case s.Classify(err) != driver.Busy:
+			case s.Classify(err) != driver.CodeBusy:
 				rt.Fatalf("Acquire(%q, limit %d): %v, want a grant or busy", name, limit, err)
 			case len(holds) < least:
 				rt.Fatalf("%q, limit %d: refused beside %d others, although the rule admits it (%s): %v", name, limit, len(holds), limitText, err)
@@ -107,7 +107,7 @@ func limitsNotDeclared(e *env) {
 			continue
 		}
 		_, err := s.Acquire(e.Context(), e.request(e.name(), limit, long))
-		e.code(s, err, driver.Unsupported, "a limit that is not declared")
+		e.code(s, err, driver.CodeUnsupported, "a limit that is not declared")
 	}
 }
 

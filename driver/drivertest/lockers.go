@@ -210,7 +210,7 @@ func (e *env) lockSoon(l *holdfast.Locker, name string, ttl time.Duration) (k *h
 // expired tells whether a lock was lost because it was not renewed in time.
 func expired(err error) bool {
 	lost, ok := errors.AsType[*holdfast.LostError](err)
-	return ok && lost.Cause == holdfast.Expired
+	return ok && lost.Cause == holdfast.CauseExpired
 }
 
 // lockersCancel cancels waits at random moments; nothing is left behind.
@@ -256,7 +256,7 @@ func lockersBreak(e *env) {
 		e.Fatal("the holder's context did not end")
 	}
 	var lost *holdfast.LostError
-	if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.Taken {
+	if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.CauseTaken {
 		e.Errorf("cause %v, want taken", cause)
 	}
 	if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
@@ -298,7 +298,7 @@ func lockersDown(e *env) {
 			e.Fatal("the context did not end when trust did")
 		}
 		var lost *holdfast.LostError
-		if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.Expired {
+		if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.CauseExpired {
 			e.Errorf("cause %v, want expired", cause)
 		}
 	}

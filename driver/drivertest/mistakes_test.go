@@ -43,6 +43,12 @@ var mistakes = map[string]mistake{
 				r.TTL = min(r.TTL, 500*time.Millisecond)
 			}
 		}},
+	"a grant has a token more than it has reserved": {test: "TokensReserved",
+		answer: func(_ driver.Request, g *driver.Grant) {
+			if g.Tokens > 1 {
+				g.Tokens++
+			}
+		}},
 	"a session keeps its first TTL": {test: "LongerTTLStands",
 		ask: func(c *client, r *driver.Request) {
 			c.once.Do(func() { c.first = r.TTL })

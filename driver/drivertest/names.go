@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"fmt"
 	"strings"
 	"unicode"
 
@@ -83,7 +84,15 @@ func sample(table *unicode.RangeTable) (rune, bool) {
 
 func strangeNames(e *env) {
 	a, b := e.open(), e.open()
-	names := strange(e)
+	var names []string
+	for _, name := range strange(e) {
+		if e.h.Carries == nil || e.h.Carries(name) {
+			names = append(names, name)
+			continue
+		}
+		_, err := a.Acquire(e.Context(), e.request(name, driver.Exclusive, long))
+		e.code(a, err, driver.CodeUnsupported, fmt.Sprintf("the name %q", name))
+	}
 	grants := make([]driver.Grant, len(names))
 	for i, name := range names {
 		g, err := a.Acquire(e.Context(), e.request(name, driver.Exclusive, long))

@@ -112,13 +112,13 @@ func downTellsTheTruth(e *env) {
 	unknown := call("Acquire", func(ctx context.Context) error {
 		_, err := s.Acquire(ctx, late)
 		return err
-	}) == driver.Unknown
+	}) == driver.CodeUnknown
 	for what, f := range map[string]func(context.Context) error{
 		"Undo":    func(ctx context.Context) error { return s.Undo(ctx, r) },
 		"Release": func(ctx context.Context) error { return s.Release(ctx, g, 0) },
 		"Renew":   func(ctx context.Context) error { return s.Renew(ctx, []driver.Grant{g})[0].Err },
 	} {
-		if c := call(what, f); c != -1 && c != driver.Unknown && c != driver.Unavailable {
+		if c := call(what, f); c != -1 && c != driver.CodeUnknown && c != driver.CodeUnavailable {
 			e.Errorf("%s of a stopped store answers %v", what, c)
 		}
 	}
@@ -140,6 +140,6 @@ func lingerIsNotRenewed(e *env) {
 	if err := s.Release(e.Context(), g, e.h.TTL); err != nil {
 		e.Fatal(err)
 	}
-	e.code(s, s.Renew(e.Context(), []driver.Grant{g})[0].Err, driver.NotHeld, "renewing what was released to linger")
+	e.code(s, s.Renew(e.Context(), []driver.Grant{g})[0].Err, driver.CodeNotHeld, "renewing what was released to linger")
 	e.release(s, e.takeExpired(s, name, driver.Exclusive))
 }

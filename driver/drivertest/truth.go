@@ -41,7 +41,7 @@ func answerLost(e *env) {
 				e.undone(s, r)
 				what = "undone after a release (" + released.Error() + ")"
 			}
-		} else if code := s.Classify(err); code == driver.Unknown {
+		} else if code := s.Classify(err); code == driver.CodeUnknown {
 			e.undone(s, r)
 			what = "undone"
 		} else {
@@ -52,7 +52,7 @@ func answerLost(e *env) {
 			r := e.request(name, driver.Exclusive, long)
 			again, busy := next.Acquire(e.Context(), r)
 			for range 8 {
-				if busy == nil || next.Classify(busy) != driver.Unknown && next.Classify(busy) != driver.Unavailable {
+				if busy == nil || next.Classify(busy) != driver.CodeUnknown && next.Classify(busy) != driver.CodeUnavailable {
 					break
 				}
 				e.undone(next, r)

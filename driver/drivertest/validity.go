@@ -456,7 +456,7 @@ func longerTTLStands(e *env) {
 	var err error
 	e.eventually("the store answers again", func() bool {
 		next, err = e.ask(b, e.request(name, driver.Exclusive, long))
-		return err == nil || b.Classify(err) == driver.Busy
+		return err == nil || b.Classify(err) == driver.CodeBusy
 	}, func() string { return fmt.Sprint(err) })
 	if elapsed, _ := g.SentAt.Elapsed(); err == nil && elapsed < g.TTL {
 		e.Errorf("%q was granted to another client %s after the request that set its TTL of %s was sent; the same client holds another grant of %s",

@@ -78,7 +78,7 @@ func waitEndsByClose(e *env) {
 		e.Fatal(err)
 	}
 	<-f.done
-	e.code(front, f.err, driver.IsClosed, "waiting on a store that is closed")
+	e.code(front, f.err, driver.CodeClosed, "waiting on a store that is closed")
 	if err := holder.Close(e.Context()); err != nil {
 		e.Fatal(err)
 	}
@@ -220,7 +220,7 @@ func cancelledBefore(e *env) {
 	r := e.request(name, driver.Exclusive, long)
 	if g, err := s.Acquire(ctx, r); err == nil {
 		e.release(s, g)
-	} else if s.Classify(err) == driver.Unknown {
+	} else if s.Classify(err) == driver.CodeUnknown {
 		e.undone(s, r)
 	}
 	e.free(s, name)

@@ -192,7 +192,7 @@ func wakesAfterReconnect(e *env) {
 			case <-from(w.r).queued:
 				return true
 			case <-w.done:
-				if err = w.err; err != nil && w.s.Classify(err) == driver.Unknown {
+				if err = w.err; err != nil && w.s.Classify(err) == driver.CodeUnknown {
 					e.undone(waiter, w.r)
 				}
 				return false

@@ -6,7 +6,7 @@
 //
 // The locks are the same as those of package redisstore, which says how they work
 // and why they are safe: both may be used on one server, and exclude each other.
-// It is a module of its own, so that whoever uses redisstore alone need not follow
+// It is a module of its own, so that a user of redisstore alone need not follow
 // the versions of go-redis.
 //
 // The client's own retries do not apply to what a lock does: each request is sent
@@ -37,7 +37,7 @@ func New(c redis.UniversalClient, options ...redisstore.Option) (*redisstore.Sto
 	switch c := c.(type) {
 	case *redis.Client:
 		if c == nil {
-			return nil, driver.Errorf(driver.Invalid, "goredis: the client is nil")
+			return nil, driver.Errorf(driver.CodeInvalid, "goredis: the client is nil")
 		}
 		a.where = "redis://" + c.Options().Addr
 		if c.Options().Addr == "FailoverClient" {
@@ -46,11 +46,11 @@ func New(c redis.UniversalClient, options ...redisstore.Option) (*redisstore.Sto
 		a.gather = &gather{client: c}
 	case *redis.ClusterClient:
 		if c == nil {
-			return nil, driver.Errorf(driver.Invalid, "goredis: the client is nil")
+			return nil, driver.Errorf(driver.CodeInvalid, "goredis: the client is nil")
 		}
 		a.mode, a.where = redisstore.Cluster, "redis+cluster://"+strings.Join(c.Options().Addrs, ",")
 	default:
-		return nil, driver.Errorf(driver.Invalid, "goredis: a client of type %T: give a *redis.Client or a *redis.ClusterClient", c)
+		return nil, driver.Errorf(driver.CodeInvalid, "goredis: a client of type %T: give a *redis.Client or a *redis.ClusterClient", c)
 	}
 	return redisstore.New(a, options...)
 }
@@ -337,7 +337,7 @@ func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error
 	defer mu.Unlock()
 	for _, p := range primaries {
 		if err := f(node{a, p}); err != nil {
-			if _, answered := errors.AsType[redisstore.ServerError](err); answered || ctx.Err() != nil || driver.CodeOf(err) != driver.Unknown {
+			if _, answered := errors.AsType[redisstore.ServerError](err); answered || ctx.Err() != nil || driver.CodeOf(err) != driver.CodeUnknown {
 				return err
 			}
 			// One that is gone has its slots elsewhere, or the cluster is down.
@@ -381,7 +381,15 @@ const silence = 2 * time.Second
 
 // Subscribe listens on a connection of its own.
 func (a *adapter) Subscribe(ctx context.Context, channel string, ready func(), got func(string)) error {
-	sub := a.client.Subscribe(ctx, channel)
+	return receive(ctx, a.client.Subscribe(ctx, channel), ready, got)
+}
+
+// SubscribeSharded listens at the node that the channel belongs to.
+func (a *adapter) SubscribeSharded(ctx context.Context, channel string, ready func(), got func(string)) error {
+	return receive(ctx, a.client.SSubscribe(ctx, channel), ready, got)
+}
+
+func receive(ctx context.Context, sub *redis.PubSub, ready func(), got func(string)) error {
 	defer func() { _ = sub.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = sub.Close() })
 	defer stop()

@@ -13,10 +13,11 @@
 -- ARGV[6]  1 to wait, 0 to try
 -- ARGV[7]  the number of its queue entry, 0 if it has none
 -- ARGV[8]  1 if an earlier call of this request was not answered
+-- ARGV[9]  how many tokens to reserve; left out where it is 1
 --
 -- Returns, each but the first followed by the server's time:
 --   GTOKEN                          granted, slot 0; the token is the server's time
---   G TOKEN SLOT                    granted
+--   G TOKEN SLOT TOKENS             granted, with so many tokens from TOKEN on
 --   Q SEQ AHEAD REFRESH EXPIRY ...  a queue entry: refresh it in so many milliseconds,
 --                                   the first grant expires in so many; then the holders
 --   B ...                           not granted; then the holders
@@ -86,17 +87,23 @@ local function confirm(slot, g, first)
       st.k = math.max(floor, st.k) + 1
       g.token = num(st.k)
     end
+    -- Nothing was granted since: the tokens up to now are free, as in grant.
+    if counter and g.limit == 1 and ARGV[9] and tonumber(g.token) == st.k and call('GET', counter) then
+      g.tokens = math.max(1, math.min(tonumber(ARGV[9]), now - st.k + 1))
+      st.k = st.k + g.tokens - 1
+    end
     put('i' .. id, '=' .. num(slot))
   end
   -- Also of a grant that was confirmed: that may have been without the counter.
-  if counter and (tonumber(call('GET', counter)) or 0) < tonumber(g.token) then raised = g.token end
+  local last = g.token + g.tokens - 1
+  if counter and (tonumber(call('GET', counter)) or 0) < last then raised = num(last) end
   g.expires, g.channel, g.owner = now + ttl, channel, owner
   keep(g.expires)
   writeGrant(slot, g)
   lower(g.expires)
   promote()
   commit()
-  return {'G', text, g.token, num(slot)}
+  return {'G', text, g.token, num(slot), num(g.tokens)}
 end
 
 local own = get('i' .. id)
@@ -136,9 +143,9 @@ if was > 0 then
 end
 
 if (st.t == 0 or not head()) and admits(limit) then
-  local token, slot = grant(ARGV[5], '=', id, limit, ttl, channel, owner)
+  local token, slot, tokens = grant(ARGV[5], '=', id, limit, ttl, channel, owner, tonumber(ARGV[9] or nil))
   commit(true)
-  return {'G', text, token, num(slot)}
+  return {'G', text, token, num(slot), tokens}
 end
 
 if ARGV[6] ~= '1' then

@@ -1,4 +1,4 @@
--- Takes the grant with a token away and notifies its holder.
+-- Takes the grant that has a token away and notifies its holder.
 --
 -- KEYS[1]  the name
 -- ARGV[1]  the token
@@ -22,7 +22,8 @@ for from = 0, st.n - 1, 500 do
   if #fields > 0 then read(fields) end
   for slot = from, math.min(from + 500, st.n) - 1 do
     local g = grantAt(slot)
-    if g and g.token == ARGV[1] then
+    local above = g and tonumber(ARGV[1]) - g.token
+    if above and above >= 0 and above < g.tokens then
       answer = 'R'
       local confirmed = st.lone or string.sub(get('i' .. g.id) or '', 1, 1) ~= '-'
       drop(slot, g)

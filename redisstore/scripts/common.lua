@@ -3,7 +3,7 @@
 --
 -- A name is a hash from its first grant on. Its fields:
 --   s<slot>  a grant: "limit channel owner id token since at+ttl", which ends ttl after
---            at. Field s0 is there as long as the key is: it is empty while slot 0 is
+--            at; "since-n" where it has the n tokens from token on. Field s0 is there as long as the key is: it is empty while slot 0 is
 --            free. So HSETNX of s0 grants a name that has no key, and no other.
 --   m        the state, see load. It is missing while a lone grant has slot 0 and
 --            nothing else is known of the name.
@@ -24,10 +24,10 @@ local call = redis.call
 local function num(x) return string.format('%.0f', x) end
 
 local function parseGrant(rec)
-  local limit, channel, owner, id, token, since, at, ttl =
-    string.match(rec, '^(%d+) (%S+) (%S+) (%S+) (%d+) (%d+) (%d+)%+(%d+)$')
+  local limit, channel, owner, id, token, since, tokens, at, ttl =
+    string.match(rec, '^(%d+) (%S+) (%S+) (%S+) (%d+) (%d+)%-?(%d*) (%d+)%+(%d+)$')
   if not limit then error({err = 'WRONGTYPE holdfast: the key ' .. K .. ' holds something that is no lock'}) end
-  return {id = id, token = token, limit = tonumber(limit), expires = at + ttl, since = since, channel = channel, owner = owner}
+  return {id = id, token = token, tokens = tonumber(tokens) or 1, limit = tonumber(limit), expires = at + ttl, since = since, channel = channel, owner = owner}
 end
 
 local function parseEntry(rec)
@@ -93,7 +93,7 @@ local function load(fields)
     local g = parseGrant(first)
     st.lone = g
     st.limits[g.limit], st.count, st.least = 1, 1, g.limit
-    st.e, st.n, st.k = g.expires, 1, tonumber(g.token)
+    st.e, st.n, st.k = g.expires, 1, g.token + g.tokens - 1
   end
   st.h0 = st.h
 end
@@ -189,7 +189,9 @@ local function grantAt(slot)
 end
 
 local function writeGrant(slot, g)
-  put('s' .. slot, num(g.limit) .. ' ' .. g.channel .. ' ' .. g.owner .. ' ' .. g.id .. ' ' .. g.token .. ' ' .. g.since .. ' ' .. num(g.expires) .. '+0')
+  local since = g.since
+  if (g.tokens or 1) > 1 then since = since .. '-' .. num(g.tokens) end
+  put('s' .. slot, num(g.limit) .. ' ' .. g.channel .. ' ' .. g.owner .. ' ' .. g.id .. ' ' .. g.token .. ' ' .. since .. ' ' .. num(g.expires) .. '+0')
 end
 
 local function writeEntry(seq, p)
@@ -324,23 +326,35 @@ local function freeSlot(limit)
 end
 
 -- grant makes a holder. floor is the highest token that the client knows of, mark says
--- whether the grant waits for its client's confirmation.
-local function grant(floor, mark, id, limit, ttl, channel, owner)
-  local token = math.max(now, st.k + 1, tonumber(floor) + 1)
-  if counter and mark == '=' then token = math.max(token, (tonumber(call('GET', counter)) or 0) + 1) end
+-- whether the grant waits for its client's confirmation, tokens how many it is to have.
+-- Several tokens are taken from the microseconds since the last token, so that no token
+-- is ahead of the clock; there are fewer where less time has passed. A bucket whose
+-- counter is missing may have lost its memory just now, and gives one.
+local function grant(floor, mark, id, limit, ttl, channel, owner, tokens)
+  local least = math.max(st.k + 1, tonumber(floor) + 1)
+  local token, count = math.max(now, least), 1
+  if counter and mark == '=' then
+    local last = tonumber(call('GET', counter))
+    least = math.max(least, (last or 0) + 1)
+    token = math.max(now, least)
+    if last and limit == 1 and tokens then
+      token = math.max(least, now - tokens + 1)
+      count = math.max(1, now - token + 1)
+    end
+  end
   if token >= 9007199254740992 then error({err = 'ERR holdfast: tokens of this bucket are used up'}) end
   local slot = freeSlot(limit)
   local text = num(token)
-  if counter and mark == '=' then raised = text end
+  if counter and mark == '=' then raised = num(token + count - 1) end
   keep(now + ttl)
-  writeGrant(slot, {limit = limit, channel = channel, owner = owner, id = id, token = text, since = num(now), expires = now + ttl})
+  writeGrant(slot, {limit = limit, channel = channel, owner = owner, id = id, token = text, tokens = count, since = num(now), expires = now + ttl})
   put('i' .. id, mark .. num(slot))
-  st.k = token
+  st.k = token + count - 1
   st.limits[limit] = (st.limits[limit] or 0) + 1
   st.count = st.count + 1
   if limit < st.least then st.least = limit end
   lower(now + ttl)
-  return text, slot
+  return text, slot, num(count)
 end
 
 -- approach notifies the entries that have come close to the head, one as a rule, several

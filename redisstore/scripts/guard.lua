@@ -1,15 +1,17 @@
 -- Writes to a key unless the token is stale.
 --
 -- KEYS[1]  the key
--- KEYS[2]  where the highest token is kept that was seen for it, in the same slot
--- ARGV[1]  the token, decimal without leading zeros
+-- KEYS[2]  where the largest token is kept that was seen for it, in the same slot
+-- ARGV[1]  the token, decimal without leading zeros; 0 to read the largest one
 -- ARGV[2]  and on, for each command: how many arguments it has beside the key,
 --          its name, and these arguments
 --
--- Answers G and the token, or T (stale) and the highest token.
+-- Returns the largest token, after the write if there was one. If it is larger than
+-- ARGV[1], nothing was written.
 local seen, token = redis.call('GET', KEYS[2]), ARGV[1]
+if token == '0' then return {seen or '0'} end
 -- Not as numbers: those of Lua are exact to 2^53 only.
-if seen and (#seen > #token or #seen == #token and seen > token) then return {'T', seen} end
+if seen and (#seen > #token or #seen == #token and seen > token) then return {seen} end
 if seen ~= token then redis.call('SET', KEYS[2], token) end
 local i = 2
 while i <= #ARGV do
@@ -17,4 +19,4 @@ while i <= #ARGV do
   redis.call(ARGV[i + 1], KEYS[1], unpack(ARGV, i + 2, i + 1 + n))
   i = i + 2 + n
 end
-return {'G', token}
+return {token}

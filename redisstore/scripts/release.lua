@@ -13,10 +13,12 @@
 -- ARGV[7]  the highest token the client has seen
 -- ARGV[8]  the server's time after which nothing is granted any more
 -- ARGV[9]  its owner
+-- ARGV[10] how many tokens it is to reserve; left out where it is 1
 --
 -- Returns:
 --   R                  released, or left standing
---   R TIME TOKEN SLOT  released, and granted to the entry; and the server's time
+--   R TIME TOKEN SLOT TOKENS
+--                      released, and granted to the entry; and the server's time
 --   N                  there is no such grant
 local K, mine, keeping, voiding = KEYS[1], ARGV[1], tonumber(ARGV[3] or '0'), tonumber(ARGV[4] or '0')
 local slot = ARGV[2] or '0'
@@ -70,8 +72,8 @@ if ARGV[5] and KEYS[2] and now <= tonumber(ARGV[8]) then
   if p and st.h == tonumber(ARGV[5]) and p.id == ARGV[6] and admits(p.limit) then
     put('q' .. ARGV[5], false)
     st.h = st.h + 1
-    local token, to = grant(ARGV[7], '=', p.id, p.limit, p.ttl, p.channel, ARGV[9])
-    answer = {'R', num(now), token, num(to)}
+    local token, to, tokens = grant(ARGV[7], '=', p.id, p.limit, p.ttl, p.channel, ARGV[9], tonumber(ARGV[10] or nil))
+    answer = {'R', num(now), token, num(to), tokens}
   end
 end
 promote()

@@ -19,8 +19,11 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 )
@@ -86,7 +89,7 @@ func BenchmarkSerialPair(b *testing.B) {
 		b.Run(k.name, func(b *testing.B) {
 			at := address(b, k)
 			prepare(b, k, at)
-			hand, err := k.hand(at)
+			hand, err := k.hand(at, "bench")
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -127,6 +130,80 @@ func BenchmarkSerialPair(b *testing.B) {
 func median(all []time.Duration) time.Duration {
 	slices.Sort(all)
 	return all[len(all)/2]
+}
+
+// BenchmarkFreeNames lets 64 callers of one process lock a name each, by turns of a
+// second: by hand on a connection each, and through one Locker.
+func BenchmarkFreeNames(b *testing.B) {
+	const callers, turn = 64, time.Second
+	for _, k := range kinds {
+		if k.serial {
+			continue
+		}
+		b.Run(k.name, func(b *testing.B) {
+			at := address(b, k)
+			prepare(b, k, at)
+			var hand, ours []func() error
+			for i := range callers {
+				l, err := k.hand(at, fmt.Sprint("bench", i))
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer l.close()
+				hand = append(hand, l.pair)
+			}
+			locker, err := k.open(at)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer locker.Close(b.Context())
+			for i := range callers {
+				name, last := fmt.Sprint("bench", i), uint64(0)
+				ours = append(ours, func() error {
+					k, err := locker.Lock(b.Context(), name)
+					if err != nil {
+						return err
+					}
+					if k.Token() <= last {
+						return fmt.Errorf("%s: token %d after %d", name, k.Token(), last)
+					}
+					last = k.Token()
+					return k.Unlock()
+				})
+			}
+			all := func(pairs []func() error) float64 {
+				var n atomic.Int64
+				var running errgroup.Group
+				end := time.Now().Add(turn)
+				for _, pair := range pairs {
+					running.Go(func() error {
+						for time.Now().Before(end) {
+							if err := pair(); err != nil {
+								return err
+							}
+							n.Add(1)
+						}
+						return nil
+					})
+				}
+				if err := running.Wait(); err != nil {
+					b.Fatal(err)
+				}
+				return float64(n.Load()) / turn.Seconds()
+			}
+			var rates [2][]float64
+			for range 5 {
+				rates[0] = append(rates[0], all(hand))
+				rates[1] = append(rates[1], all(ours))
+			}
+			slices.Sort(rates[0])
+			slices.Sort(rates[1])
+			b.ReportMetric(rates[0][2], "hand-pairs/s")
+			b.ReportMetric(rates[1][2], "holdfast-pairs/s")
+			b.ReportMetric(rates[1][2]/rates[0][2], "ratio")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
 }
 
 const processes = 4
@@ -224,7 +301,7 @@ func work(text string) error {
 	i := slices.IndexFunc(kinds, func(k kind) bool { return k.name == j.Kind })
 	begin := kinds[i].ours
 	if j.Hand {
-		begin = kinds[i].hand
+		begin = func(address string) (*locker, error) { return kinds[i].hand(address, "bench") }
 	}
 	l, err := begin(j.Address)
 	if err != nil {

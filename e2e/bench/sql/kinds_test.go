@@ -26,7 +26,7 @@ type kind struct {
 	postgres bool
 	serial   bool // not for four processes
 	params   string
-	hand     func(address string) (*locker, error)
+	hand     func(address, name string) (*locker, error)
 }
 
 var kinds = []kind{
@@ -66,7 +66,7 @@ func prepare(b *testing.B, k kind, address string) {
 			b.Fatal(err)
 		}
 		defer c.Close(ctx)
-		if _, err := c.Exec(ctx, "CREATE TABLE IF NOT EXISTS by_hand (name text PRIMARY KEY); INSERT INTO by_hand VALUES ('bench') ON CONFLICT DO NOTHING"); err != nil {
+		if _, err := c.Exec(ctx, "CREATE TABLE IF NOT EXISTS by_hand (name text PRIMARY KEY); INSERT INTO by_hand SELECT 'bench' UNION SELECT 'bench' || n FROM generate_series(0, 63) n ON CONFLICT DO NOTHING"); err != nil {
 			b.Fatal(err)
 		}
 		return
@@ -84,7 +84,7 @@ func prepare(b *testing.B, k kind, address string) {
 		b.Fatal(err)
 	}
 	defer db.Close()
-	for _, q := range []string{"CREATE TABLE IF NOT EXISTS by_hand (name VARBINARY(100) PRIMARY KEY) ENGINE=InnoDB", "INSERT IGNORE INTO by_hand VALUES ('bench')"} {
+	for _, q := range []string{"CREATE TABLE IF NOT EXISTS by_hand (name VARBINARY(100) PRIMARY KEY) ENGINE=InnoDB", "INSERT IGNORE INTO by_hand SELECT 'bench' UNION SELECT CONCAT('bench', seq) FROM seq_0_to_63"} {
 		if _, err := db.ExecContext(ctx, q); err != nil {
 			b.Fatal(err)
 		}
@@ -94,11 +94,7 @@ func prepare(b *testing.B, k kind, address string) {
 // ours is the whole library, from Lock to Unlock.
 func (k kind) ours(address string) (*locker, error) {
 	ctx := context.Background()
-	raw := "mysql://root@" + address + "/test?" + k.params
-	if k.postgres {
-		raw = pgURL(address) + "&" + k.params
-	}
-	l, err := holdfast.Open(ctx, raw)
+	l, err := k.open(address)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +110,15 @@ func (k kind) ours(address string) (*locker, error) {
 	}, nil
 }
 
-func handNamed(address string) (*locker, error) {
+func (k kind) open(address string) (*holdfast.Locker, error) {
+	raw := "mysql://root@" + address + "/test?" + k.params
+	if k.postgres {
+		raw = pgURL(address) + "&" + k.params
+	}
+	return holdfast.Open(context.Background(), raw)
+}
+
+func handNamed(address, name string) (*locker, error) {
 	ctx := context.Background()
 	db, err := sql.Open("mysql", myDSN(address))
 	if err != nil {
@@ -126,7 +130,7 @@ func handNamed(address string) (*locker, error) {
 	}
 	ask := func(query string) error {
 		var yes sql.NullBool
-		if err := c.QueryRowContext(ctx, query, "bench by hand").Scan(&yes); err != nil {
+		if err := c.QueryRowContext(ctx, query, "by hand "+name).Scan(&yes); err != nil {
 			return err
 		}
 		if !yes.Bool {
@@ -145,20 +149,20 @@ func handNamed(address string) (*locker, error) {
 	}, nil
 }
 
-func handMyRow(address string) (*locker, error) {
+func handMyRow(address, name string) (*locker, error) {
 	ctx := context.Background()
 	db, err := sql.Open("mysql", myDSN(address))
 	if err != nil {
 		return nil, err
 	}
-	var name string
+	var found string
 	return &locker{
 		pair: func() error {
 			tx, err := db.BeginTx(ctx, nil)
 			if err != nil {
 				return err
 			}
-			if err := tx.QueryRowContext(ctx, "SELECT name FROM by_hand WHERE name = ? FOR UPDATE", "bench").Scan(&name); err != nil {
+			if err := tx.QueryRowContext(ctx, "SELECT name FROM by_hand WHERE name = ? FOR UPDATE", name).Scan(&found); err != nil {
 				return err
 			}
 			return tx.Commit()
@@ -167,7 +171,7 @@ func handMyRow(address string) (*locker, error) {
 	}, nil
 }
 
-func handAdvisory(address string) (*locker, error) {
+func handAdvisory(address, name string) (*locker, error) {
 	ctx := context.Background()
 	c, err := pgx.Connect(ctx, pgURL(address))
 	if err != nil {
@@ -175,11 +179,11 @@ func handAdvisory(address string) (*locker, error) {
 	}
 	return &locker{
 		pair: func() error {
-			if _, err := c.Exec(ctx, "SELECT pg_advisory_lock($1)", 4711); err != nil {
+			if _, err := c.Exec(ctx, "SELECT pg_advisory_lock(hashtext($1))", name); err != nil {
 				return err
 			}
 			var ok bool
-			if err := c.QueryRow(ctx, "SELECT pg_advisory_unlock($1)", 4711).Scan(&ok); err != nil {
+			if err := c.QueryRow(ctx, "SELECT pg_advisory_unlock(hashtext($1))", name).Scan(&ok); err != nil {
 				return err
 			}
 			if !ok {
@@ -191,20 +195,20 @@ func handAdvisory(address string) (*locker, error) {
 	}, nil
 }
 
-func handPgRow(address string) (*locker, error) {
+func handPgRow(address, name string) (*locker, error) {
 	ctx := context.Background()
 	c, err := pgx.Connect(ctx, pgURL(address))
 	if err != nil {
 		return nil, err
 	}
-	var name string
+	var found string
 	return &locker{
 		pair: func() error {
 			tx, err := c.Begin(ctx)
 			if err != nil {
 				return err
 			}
-			if err := tx.QueryRow(ctx, "SELECT name FROM by_hand WHERE name = $1 FOR UPDATE", "bench").Scan(&name); err != nil {
+			if err := tx.QueryRow(ctx, "SELECT name FROM by_hand WHERE name = $1 FOR UPDATE", name).Scan(&found); err != nil {
 				return err
 			}
 			return tx.Commit(ctx)

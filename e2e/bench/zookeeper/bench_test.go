@@ -47,7 +47,7 @@ type pair func() error
 // shares.
 func ours(b *testing.B, address, name string) pair {
 	b.Helper()
-	s, err := zkstore.Open(b.Context(), []string{address}, zkstore.WithLayout(zkstore.Mutex), zkstore.Root("/bench"))
+	s, err := zkstore.Open(b.Context(), "zk://"+address+"/bench", zkstore.WithLayout(zkstore.Mutex))
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func BenchmarkHot(b *testing.B) {
 			address := z.Address()
 			const n = 16
 			var mine, peers []pair
-			shared, err := zkstore.Open(b.Context(), []string{address}, zkstore.WithLayout(zkstore.Mutex), zkstore.Root("/bench"))
+			shared, err := zkstore.Open(b.Context(), "zk://"+address+"/bench", zkstore.WithLayout(zkstore.Mutex))
 			must(b, err)
 			b.Cleanup(func() { _ = shared.Close(context.Background()) })
 			conn := dial(b, address)

@@ -45,7 +45,7 @@ func TestBusyBelow(t *testing.T) {
 		if a := s.Renew(ctx, []driver.Grant{g})[0]; a.Err != nil {
 			t.Error(a.Err)
 		}
-		if _, err := s.Acquire(ctx, request(fmt.Sprint("busy-", limit), "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.Busy {
+		if _, err := s.Acquire(ctx, request(fmt.Sprint("busy-", limit), "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.CodeBusy {
 			t.Errorf("beside a grant of limit %d: %v", limit, err)
 		}
 		st, err := c.open(t).Inspect(ctx, "a")
@@ -60,7 +60,7 @@ func TestBusyBelow(t *testing.T) {
 	// It is free as long as the try looks, and taken when it takes its place.
 	const rounds = 8
 	comes.Store(changes.Load() + rounds + 1)
-	if _, err := s.Acquire(ctx, request("late", "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.Busy {
+	if _, err := s.Acquire(ctx, request("late", "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.CodeBusy {
 		t.Errorf("beside one who came meanwhile: %v", err)
 	}
 	st, err := other.Inspect(ctx, "a")

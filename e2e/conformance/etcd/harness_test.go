@@ -115,7 +115,7 @@ func closing(t testing.TB, s *etcdstore.Store, err error) *etcdstore.Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := s.Close(context.Background()); err != nil && s.Classify(err) != driver.IsClosed {
+		if err := s.Close(context.Background()); err != nil && s.Classify(err) != driver.CodeClosed {
 			t.Error(err)
 		}
 	})

@@ -80,7 +80,7 @@ func TestCloseEndsWatch(t *testing.T) {
 	if err := s.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := receive(t, "the end of the watch", ended); s.Classify(err) != driver.IsClosed || errors.Is(err, context.Canceled) {
+	if err := receive(t, "the end of the watch", ended); s.Classify(err) != driver.CodeClosed || errors.Is(err, context.Canceled) {
 		t.Fatalf("Watch ended with %v", err)
 	}
 }

@@ -100,7 +100,7 @@ func TestKeptKeyUndone(t *testing.T) {
 	l.mu.Lock()
 	l.hold = makes
 	l.mu.Unlock()
-	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Acquire answered %v, want an unknown outcome", err)
 	}
 	if err := s.Undo(t.Context(), r); err != nil {

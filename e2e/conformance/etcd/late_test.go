@@ -157,7 +157,7 @@ func TestLateAcquire(t *testing.T) {
 		l.mu.Lock()
 		l.hold = puts
 		l.mu.Unlock()
-		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
 			t.Fatalf("wait %t: Acquire answered %v, want an unknown outcome", wait, err)
 		}
 		if err := s.Undo(t.Context(), r); err != nil {
@@ -275,21 +275,21 @@ func TestLateRelease(t *testing.T) {
 	l.mu.Lock()
 	l.lose = deletes
 	l.mu.Unlock()
-	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.Unknown {
+	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Release answered %v, want an unknown outcome", err)
 	}
 	next := must(t, s, request("two", "n", 1, time.Minute))
 	if next.Token <= g.Token {
 		t.Fatalf("token %d after %d", next.Token, g.Token)
 	}
-	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld {
+	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld {
 		t.Fatalf("the repeated release answered %v, want not held", err)
 	}
 
 	l.mu.Lock()
 	l.hold = deletes
 	l.mu.Unlock()
-	if err := s.Release(t.Context(), next, 0); s.Classify(err) != driver.Unknown {
+	if err := s.Release(t.Context(), next, 0); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Release answered %v, want an unknown outcome", err)
 	}
 	if err := s.Release(t.Context(), next, 0); err != nil {
@@ -313,7 +313,7 @@ func TestLateUndo(t *testing.T) {
 	l.mu.Lock()
 	l.hold = makes
 	l.mu.Unlock()
-	if err := s.Undo(t.Context(), r); s.Classify(err) != driver.Unknown {
+	if err := s.Undo(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Undo answered %v, want an unknown outcome", err)
 	}
 	if err := s.Undo(t.Context(), r); err != nil {
@@ -338,14 +338,14 @@ func TestLateUndo(t *testing.T) {
 func TestCauseIsNoAnswer(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
-	for _, code := range []driver.Code{driver.NotHeld, driver.Refused, driver.Unavailable, driver.IsClosed} {
+	for _, code := range []driver.Code{driver.CodeNotHeld, driver.CodeRefused, driver.CodeUnavailable, driver.CodeClosed} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		l.mu.Lock()
 		l.after = func() { cancel(driver.Errorf(code, "an outer lock was lost")) }
 		l.mu.Unlock()
 		r := request("r-"+code.String(), code.String(), 1, time.Minute)
 		_, err := s.Acquire(ctx, r)
-		if got := s.Classify(err); got != driver.Unknown {
+		if got := s.Classify(err); got != driver.CodeUnknown {
 			t.Errorf("Acquire, with a key that may stand: %v (%v)", got, err)
 		}
 		if err := s.Undo(t.Context(), r); err != nil {
@@ -377,7 +377,7 @@ func TestCauseIsNoLeaseEnd(t *testing.T) {
 		l.mu.Unlock()
 		r := request(fmt.Sprint("lost-", wait), "n", 1, time.Minute)
 		r.Wait = wait
-		if _, err := s.Acquire(ctx, r); s.Classify(err) != driver.Unknown {
+		if _, err := s.Acquire(ctx, r); s.Classify(err) != driver.CodeUnknown {
 			t.Errorf("Acquire, with a key that may stand: %v", err)
 		}
 		if err := s.Undo(t.Context(), r); err != nil {
@@ -400,7 +400,7 @@ func TestCauseIsNoLeaseEnd(t *testing.T) {
 	}()
 	receive(t, "the place", r.From.(*asker).queued)
 	cancel(rpctypes.ErrLeaseNotFound)
-	if err := receive(t, "the end of the wait", done); s.Classify(err) != driver.Withdrawn {
+	if err := receive(t, "the end of the wait", done); s.Classify(err) != driver.CodeWithdrawn {
 		t.Errorf("a wait whose context has ended: %v", err)
 	}
 	stands("a wait")
@@ -426,7 +426,7 @@ func TestLeaseGoneBefore(t *testing.T) {
 		if err := s.Release(t.Context(), must(t, s, r), 0); err != nil {
 			t.Error(err)
 		}
-		if cause := receive(t, "the loss", held.From.(*asker).lost); cause != driver.SessionEnded {
+		if cause := receive(t, "the loss", held.From.(*asker).lost); cause != driver.CauseSessionEnded {
 			t.Error(cause)
 		}
 	}
@@ -447,7 +447,7 @@ func TestAnswerTooLarge(t *testing.T) {
 	defer cancel()
 	_, err := s.Acquire(ctx, r)
 	code := s.Classify(err)
-	if code == driver.Unknown {
+	if code == driver.CodeUnknown {
 		if err := s.Undo(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
@@ -467,7 +467,7 @@ func TestUnconfirmedRelease(t *testing.T) {
 	l.mu.Lock()
 	l.hold = deletes
 	l.mu.Unlock()
-	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.Unknown {
+	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Release answered %v, want an unknown outcome", err)
 	}
 	if res := receive(t, "the next grant", ask(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {
@@ -504,7 +504,7 @@ func TestReleaseRefusedForLong(t *testing.T) {
 	// Without a renewal in time, as on a machine that stands still, the lease itself ends.
 	expired := func() bool {
 		var lost *holdfast.LostError
-		return errors.As(context.Cause(other.Context()), &lost) && lost.Cause == holdfast.Expired
+		return errors.As(context.Cause(other.Context()), &lost) && lost.Cause == holdfast.CauseExpired
 	}
 	// Where a grant lapses by itself, two TTLs are the end.
 	end := time.Now().Add(patience)

@@ -28,7 +28,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 		l.lose = puts
 		l.mu.Unlock()
 		r := request(id, "undone", 1, time.Hour)
-		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
 			t.Fatalf("Acquire answered %v, want an unknown outcome", err)
 		}
 		if err := s.Undo(t.Context(), r); err != nil {
@@ -78,5 +78,54 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 			g, err := s.Acquire(t.Context(), request(fmt.Sprint("same-", n), name, 1, time.Hour))
 			return err == nil && s.Release(t.Context(), g, 0) == nil
 		})
+	}
+}
+
+// TestRestoreWithRaisedRevisionFreesReleasedNames: the server is restored from a copy in which a lock
+// stands that was released since, and its revision is raised before a client sees it. The client's
+// session goes on, and the name is free all the same.
+func TestRestoreWithRaisedRevisionFreesReleasedNames(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	m := c.members[0]
+	copied := filepath.Join(t.TempDir(), "copy")
+	s, client := c.open(t), c.direct(t)
+	other := over(t, client)
+	stays := request("stays", "stays", 1, time.Hour)
+	must(t, s, stays)
+	released := must(t, s, request("released", "released", 1, time.Hour))
+	watched(t, client)
+	if err := m.Backup(copied); err != nil {
+		t.Fatal(err)
+	}
+	release(t, s, released)
+	before, err := client.Get(t.Context(), "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	c.proxies[0].Cut()
+	if err := m.Restore(t.Context(), copied); err != nil {
+		t.Fatal(err)
+	}
+	for rev := int64(0); rev < before.Header.Revision+10; {
+		put, err := client.Put(t.Context(), "raise", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		rev = put.Header.Revision
+	}
+	if err := c.proxies[0].Heal(); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	eventually(t, "the name can be locked by another client", func() bool {
+		n++
+		g, err := other.Acquire(t.Context(), request(fmt.Sprint("other-", n), "released", 1, time.Minute))
+		return err == nil && g.Token > uint64(before.Header.Revision)
+	})
+	select {
+	case <-stays.From.(*asker).lost:
+		t.Error("a grant that stands in the copy was lost")
+	default:
 	}
 }

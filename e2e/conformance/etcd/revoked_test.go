@@ -96,14 +96,14 @@ func TestDeletionIsPushed(t *testing.T) {
 		{"deleted", func(key string, _ driver.Grant, _ clientv3.LeaseID) error {
 			_, err := client.Delete(t.Context(), key)
 			return err
-		}, driver.Taken},
+		}, driver.CauseTaken},
 		{"revoked", func(_ string, _ driver.Grant, lease clientv3.LeaseID) error {
 			_, err := client.Revoke(t.Context(), lease)
 			return err
-		}, driver.SessionEnded},
+		}, driver.CauseSessionEnded},
 		{"broken", func(_ string, g driver.Grant, _ clientv3.LeaseID) error {
 			return c.open(t).Break(t.Context(), g.Name, g.Token)
-		}, driver.Taken},
+		}, driver.CauseTaken},
 	} {
 		s, m := c.muted(t)
 		r := request("h-"+test.name, test.name, 1, time.Hour)
@@ -145,8 +145,8 @@ func TestYoungGrantLearnsOfRevocation(t *testing.T) {
 	if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
 		t.Fatal(err)
 	}
-	if cause := receive(t, "the loss", r.From.(*asker).lost); cause != driver.SessionEnded {
-		t.Errorf("cause %s, want %s", cause, driver.SessionEnded)
+	if cause := receive(t, "the loss", r.From.(*asker).lost); cause != driver.CauseSessionEnded {
+		t.Errorf("cause %s, want %s", cause, driver.CauseSessionEnded)
 	}
 	m.on.Store(false)
 }
@@ -218,7 +218,7 @@ func TestFormerLeaderRevokes(t *testing.T) {
 						t.Error(err)
 					}
 					t.Logf("round %d: alive %t, lost %v", round, alive, lost)
-					if alive && lost != nil && lost.Cause == holdfast.SessionEnded {
+					if alive && lost != nil && lost.Cause == holdfast.CauseSessionEnded {
 						return
 					}
 				}

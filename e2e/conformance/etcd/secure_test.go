@@ -176,7 +176,7 @@ func TestTLS(t *testing.T) {
 	if err := k.Unlock(); err != nil {
 		t.Error(err)
 	}
-	named, err := holdfast.Open(t.Context(), base+"/?servername=etcd.test&ca="+ca+"&cert="+cert+"&key="+key)
+	named, err := holdfast.Open(t.Context(), base+"/?server_name=etcd.test&ca="+ca+"&cert="+cert+"&key="+key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestTLS(t *testing.T) {
 	for what, url := range map[string]string{
 		"no authority":   base + "/?cert=" + cert + "&key=" + key,
 		"no certificate": base + "/?ca=" + ca,
-		"another name":   base + "/?ca=" + ca + "&cert=" + cert + "&key=" + key + "&servername=elsewhere",
+		"another name":   base + "/?ca=" + ca + "&cert=" + cert + "&key=" + key + "&server_name=elsewhere",
 		"no TLS":         "etcd://" + c[0].Client,
 	} {
 		l, err := holdfast.Open(t.Context(), url, holdfast.RequestTimeout(300*time.Millisecond))

@@ -75,9 +75,9 @@ func TestAppliedWithoutSpace(t *testing.T) {
 		l.refuse.Store(test.stuck)
 		_, err := s.Acquire(t.Context(), r)
 		l.refuse.Store(false)
-		want := driver.Refused
+		want := driver.CodeRefused
 		if test.stuck {
-			want = driver.Unknown
+			want = driver.CodeUnknown
 		}
 		if code := s.Classify(err); code != want || err == nil || !strings.Contains(err.Error(), "space") {
 			t.Errorf("%s: %s (%v), want %s", test.what, code, err, want)
@@ -103,20 +103,20 @@ func TestUndoWithoutSpace(t *testing.T) {
 	l.mu.Lock()
 	l.hold = puts
 	l.mu.Unlock()
-	if _, err := s.Acquire(t.Context(), first); s.Classify(err) != driver.Unknown {
+	if _, err := s.Acquire(t.Context(), first); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Acquire answered %v, want an unknown outcome", err)
 	}
 	l.mu.Lock()
 	l.lose = puts
 	l.mu.Unlock()
-	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unknown {
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Acquire answered %v, want an unknown outcome", err)
 	}
 	// An epoch that the store does not know of.
 	l.mu.Lock()
 	l.lose = makes
 	l.mu.Unlock()
-	if err := s.Undo(t.Context(), first); s.Classify(err) != driver.Unknown {
+	if err := s.Undo(t.Context(), first); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Undo answered %v, want an unknown outcome", err)
 	}
 	if st, err := other.Inspect(t.Context(), "n"); err != nil || len(st.Holders) != 1 {
@@ -124,7 +124,7 @@ func TestUndoWithoutSpace(t *testing.T) {
 	}
 
 	fill(t, client)
-	if err := s.Undo(t.Context(), r); s.Classify(err) != driver.Refused {
+	if err := s.Undo(t.Context(), r); s.Classify(err) != driver.CodeRefused {
 		t.Errorf("Undo on a full server: %v, want refused", err)
 	}
 	if st, err := other.Inspect(t.Context(), "n"); err != nil || len(st.Holders) > 0 {

@@ -17,6 +17,7 @@ import (
 	msqlite "modernc.org/sqlite"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/fence/fencetest"
 )
 
 // subject is a guard under test: the two kinds behave alike.
@@ -175,7 +176,7 @@ func TestNamesCompareByteByByte(t *testing.T) {
 func TestColumnNoRow(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		err := s.check(t.Context(), begin(t, db, sql.LevelDefault), "nothing", 5)
-		if s.name == "Column" != errors.Is(err, fence.ErrNoRow) {
+		if s.name == "Column" != errors.Is(err, fence.ErrNotExist) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -390,25 +391,25 @@ func TestGuard(t *testing.T) {
 				}
 			}
 			failed := errors.New("failed")
-			if err := guard.Do(t.Context(), "r", 5, note("kept", nil)); err != nil {
+			if err := guard.Write(t.Context(), "r", 5, note("kept", nil)); err != nil {
 				t.Fatal(err)
 			}
-			if err := guard.Do(t.Context(), "r", 9, note("failed", failed)); err != failed {
+			if err := guard.Write(t.Context(), "r", 9, note("failed", failed)); err != failed {
 				t.Errorf("got %v, want the write's own error", err)
 			}
 			func() {
 				defer func() { _ = recover() }()
-				_ = guard.Do(t.Context(), "r", 9, func(ctx context.Context) error { _ = note("panicked", nil)(ctx); panic("boom") })
+				_ = guard.Write(t.Context(), "r", 9, func(ctx context.Context) error { _ = note("panicked", nil)(ctx); panic("boom") })
 			}()
 			ctx, cancel := context.WithCancel(t.Context())
-			err := guard.Do(ctx, "r", 9, func(ctx context.Context) error { _ = note("cancelled", nil)(ctx); cancel(); return nil })
+			err := guard.Write(ctx, "r", 9, func(ctx context.Context) error { _ = note("cancelled", nil)(ctx); cancel(); return nil })
 			if !errors.Is(err, context.Canceled) || !errors.Is(err, fence.ErrUnavailable) {
 				t.Errorf("the context ended before the commit: %v", err)
 			}
-			if err := stale(guard.Do(t.Context(), "r", 4, note("stale", nil)), 4, 5); err != nil {
+			if err := stale(guard.Write(t.Context(), "r", 4, note("stale", nil)), 4, 5); err != nil {
 				t.Error(err)
 			}
-			if err := guard.Do(t.Context(), "r", 6, nil); err != nil {
+			if err := guard.Write(t.Context(), "r", 6, nil); err != nil {
 				t.Errorf("without a write: %v", err)
 			}
 			if n, err := table.Newest(t.Context(), db, "r"); n != 6 || err != nil {
@@ -421,6 +422,84 @@ func TestGuard(t *testing.T) {
 			var what string
 			if err := db.QueryRowContext(t.Context(), "SELECT COUNT(*), MIN(what) FROM notes").Scan(&n, &what); err != nil || n != 1 || what != "kept" {
 				t.Errorf("%d notes, %q, %v; want 1, kept", n, what, err)
+			}
+		})
+	}
+}
+
+// Both guards, and two processes that use them.
+func TestGuardSuite(t *testing.T) {
+	for _, d := range databases(t) {
+		t.Run(d.name, func(t *testing.T) {
+			db := d.open(t)
+			table := fence.SQL{Dialect: d.dialect}
+			if err := table.CreateTable(t.Context(), db); err != nil {
+				t.Fatal(err)
+			}
+			column := fence.Column{Dialect: d.dialect, Table: "accounts", Key: "name", Column: "fence"}
+			for name, guard := range map[string]fence.Guard[fence.Func]{"SQL": table.Guard(db, nil), "Column": column.Guard(db, nil)} {
+				t.Run(name, func(t *testing.T) {
+					must(t, db, "DROP TABLE IF EXISTS accounts")
+					must(t, db, "CREATE TABLE accounts (name VARCHAR(99) PRIMARY KEY, fence BIGINT, content VARCHAR(999) NOT NULL)")
+					made := map[string]bool{}
+					fencetest.Run(t, fencetest.Harness[fence.Func]{
+						Guard: guard,
+						Resource: func(t testing.TB, n int) string {
+							r := fmt.Sprint(name, n)
+							if !made[r] {
+								if _, err := db.ExecContext(t.Context(), "INSERT INTO accounts VALUES ("+arg(d, 1)+", NULL, '')", r); err != nil {
+									t.Fatal(err)
+								}
+								made[r] = true
+							}
+							return r
+						},
+						Write: func(resource, content string) fence.Func {
+							return func(ctx context.Context) error {
+								_, err := fence.Tx(ctx).ExecContext(ctx, "UPDATE accounts SET content = "+arg(d, 1)+" WHERE name = "+arg(d, 2), content, resource)
+								return err
+							}
+						},
+						Read: func(t testing.TB, resource string) string {
+							var content string
+							if err := db.QueryRowContext(t.Context(), "SELECT content FROM accounts WHERE name = "+arg(d, 1), resource).Scan(&content); err != nil {
+								t.Fatal(err)
+							}
+							return content
+						},
+						Retry: again,
+					})
+				})
+			}
+		})
+	}
+}
+
+// A missing table, column or row is an error that names the statement's reason.
+func TestGuardMissingTableOrColumn(t *testing.T) {
+	for _, d := range databases(t) {
+		t.Run(d.name, func(t *testing.T) {
+			db := d.open(t)
+			must(t, db, "CREATE TABLE accounts (id VARCHAR(99) PRIMARY KEY, fence BIGINT)")
+			column := fence.Column{Dialect: d.dialect, Table: "accounts", Key: "id", Column: "fence"}
+			noTable, noColumn := column, column
+			noTable.Table, noColumn.Column = "nothing", "nothing"
+			for what, test := range map[string]struct {
+				guard fence.Guard[fence.Func]
+				want  error
+				says  string
+			}{
+				"no table of tokens": {fence.SQL{Dialect: d.dialect}.Guard(db, nil), fence.ErrUnavailable, fence.DefaultTable},
+				"no table":           {noTable.Guard(db, nil), fence.ErrUnavailable, "nothing"},
+				"no column":          {noColumn.Guard(db, nil), fence.ErrUnavailable, "nothing"},
+				"no row":             {column.Guard(db, nil), fence.ErrNotExist, "id=r"},
+			} {
+				_, newest := test.guard.Newest(t.Context(), "r")
+				for how, err := range map[string]error{"Raise": test.guard.Raise(t.Context(), "r", 5), "Newest": newest} {
+					if !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.says) {
+						t.Errorf("%s: %s: got %v, want %v with %q", what, how, err, test.want, test.says)
+					}
+				}
 			}
 		})
 	}

@@ -47,7 +47,7 @@ var mariadb = &sqltest.Database{
 	Running:     "SELECT id FROM information_schema.processlist WHERE info LIKE '%%%s%%' AND id <> CONNECTION_ID()",
 	End:         "KILL %d",
 	Interrupt:   "KILL QUERY %d",
-	Ended:       driver.SessionEnded,
+	Ended:       driver.CauseSessionEnded,
 	Settings:    "SELECT CONCAT(@@time_zone, ' ', @@wait_timeout)",
 	LockTimeout: "innodb_lock_wait_timeout=1",
 	Parameter:   "?",

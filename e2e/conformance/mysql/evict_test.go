@@ -41,7 +41,7 @@ func TestEvictTooLateEndsNothing(t *testing.T) {
 		if _, again := row(t, schema, next); again != conn {
 			t.Errorf("session %d after %d: it was not used again", again, conn)
 		}
-		if err := other.Break(t.Context(), "one", first.Token); other.Classify(err) != driver.NotHeld {
+		if err := other.Break(t.Context(), "one", first.Token); other.Classify(err) != driver.CodeNotHeld {
 			t.Errorf("breaking what was released: %v", err)
 		}
 		// What Break does at the end, when it saw the first grant before its release.
@@ -72,7 +72,7 @@ func TestTakeoverSparesConnectionsOfOthers(t *testing.T) {
 			strangers := open(t, next, 40)
 			old.Kill()
 			r.Lead(next.Address)
-			if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld && s.Classify(err) != driver.Unknown {
+			if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld && s.Classify(err) != driver.CodeUnknown {
 				t.Errorf("Release: %v", err)
 			}
 			sqltest.Undo(t, s, driver.Request{ID: unknown.ID, Name: unknown.Name})

@@ -52,7 +52,7 @@ func TestGalera(t *testing.T) {
 	m := galera(t)
 	for _, r := range mariadb.Sessions {
 		_, err := mysqlstore.Open(t.Context(), mariadb.URL(m.Address, mariadb.Home, "recipe="+r))
-		if driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "Galera") {
+		if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "Galera") {
 			t.Errorf("%s: %v", r, err)
 		}
 	}

@@ -26,7 +26,7 @@ func TestLongNameIsNotCut(t *testing.T) {
 	g, _ := sqltest.Must(t, s, "0123456789", driver.Exclusive, time.Minute)
 	for _, name := range []string{"0123456789-more", "日本"} {
 		r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
-		if got, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Invalid {
+		if got, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeInvalid {
 			t.Errorf("%q: %+v, %v; want invalid", name, got, err)
 		}
 	}
@@ -56,7 +56,7 @@ func refused(t *testing.T, address, params, reason string) {
 	if err == nil {
 		sqltest.Close(t, s)
 	}
-	if driver.CodeOf(err) != driver.Refused || err == nil || !strings.Contains(err.Error(), reason) {
+	if driver.CodeOf(err) != driver.CodeRefused || err == nil || !strings.Contains(err.Error(), reason) {
 		t.Errorf("%s: %v; want refused for %q", params, err, reason)
 	}
 }
@@ -74,7 +74,7 @@ func TestStatementBinlogIsRefused(t *testing.T) {
 		refused(t, m.Address, "recipe="+recipe, "binlog_format")
 		if recipe == "pessimistic" { // READ COMMITTED, which the format excludes
 			r, _ := sqltest.Request("a new name", driver.Exclusive, time.Minute)
-			if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Refused {
+			if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeRefused {
 				t.Errorf("Acquire: %v; want refused", err)
 			}
 		}
@@ -130,7 +130,7 @@ func TestCommitsThatACrashForgets(t *testing.T) {
 			set(t, m, "SET GLOBAL innodb_flush_log_at_trx_commit = "+value)
 			refused(t, m.Address, params, "innodb_flush_log_at_trx_commit="+value)
 			r, _ := sqltest.Request("durable", driver.Exclusive, time.Minute)
-			if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Refused {
+			if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeRefused {
 				t.Errorf("%s, later: %v; want refused", params, err)
 			}
 			set(t, m, "SET GLOBAL innodb_flush_log_at_trx_commit = 1")

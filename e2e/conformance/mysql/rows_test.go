@@ -72,16 +72,16 @@ func TestUnrecordedHolderIsAnError(t *testing.T) {
 			t.Fatal(err)
 		}
 		g, a := sqltest.Must(t, s, "unseen", driver.Exclusive, time.Minute)
-		if err := s.Break(t.Context(), "unseen", g.Token); s.Classify(err) != driver.Unavailable {
+		if err := s.Break(t.Context(), "unseen", g.Token); s.Classify(err) != driver.CodeUnavailable {
 			t.Errorf("Break: %v; want unavailable", err)
 		}
 		if params == "recipe=pessimistic" { // named sees the lock itself
-			if st, err := s.Inspect(t.Context(), "unseen"); s.Classify(err) != driver.Unavailable {
+			if st, err := s.Inspect(t.Context(), "unseen"); s.Classify(err) != driver.CodeUnavailable {
 				t.Errorf("Inspect: %+v, %v; want unavailable", st, err)
 			}
 		}
 		for _, err := range s.List(t.Context(), "") {
-			if s.Classify(err) != driver.Unavailable {
+			if s.Classify(err) != driver.CodeUnavailable {
 				t.Errorf("List: %v; want unavailable", err)
 			}
 		}
@@ -97,7 +97,7 @@ func TestUnrecordedHolderIsAnError(t *testing.T) {
 		if err := s.Break(t.Context(), "unseen", g.Token); err != nil {
 			t.Error(err)
 		}
-		if c := a.Hear(t); c != driver.Taken {
+		if c := a.Hear(t); c != driver.CauseTaken {
 			t.Errorf("the holder hears %q", c)
 		}
 	})

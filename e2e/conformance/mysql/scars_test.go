@@ -50,7 +50,7 @@ func TestSharesGetLock(t *testing.T) {
 	}
 	for _, name := range []string{strings.Repeat("x", 193)} {
 		r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
-		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Invalid {
+		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeInvalid {
 			t.Errorf("a name of %d bytes: %v", len(name), err)
 		}
 	}
@@ -94,13 +94,13 @@ func TestTilde(t *testing.T) {
 // TestRefuses what would not hold, and says why.
 func TestRefuses(t *testing.T) {
 	address, schema := mariadb.Server(t).Address, mariadb.Create(t)
-	if _, err := mysqlstore.Open(t.Context(), mariadb.URL(address, schema, "autocommit=0")); err == nil || driver.CodeOf(err) != driver.Refused {
+	if _, err := mysqlstore.Open(t.Context(), mariadb.URL(address, schema, "autocommit=0")); err == nil || driver.CodeOf(err) != driver.CodeRefused {
 		t.Errorf("autocommit off: %v", err)
 	}
 	mariadb.Exec(t, "test", "SET GLOBAL read_only = 1")
 	_, err := mysqlstore.Open(t.Context(), mariadb.URL(address, schema, ""))
 	mariadb.Exec(t, "test", "SET GLOBAL read_only = 0")
-	if err == nil || driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "read-only") {
+	if err == nil || driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "read-only") {
 		t.Errorf("a read-only server: %v", err)
 	}
 	sqltest.Refuses(t, mariadb, "mysql://root:sEcReT@127.0.0.1:1/x?recipe=named&nonsense=%zz")
@@ -119,7 +119,7 @@ func TestNamedNeedsNoTables(t *testing.T) {
 	}
 	a.Keeps(t)
 	sqltest.Busy(t, s, "bare", driver.Exclusive)
-	if _, err := s.Inspect(t.Context(), "bare"); s.Classify(err) != driver.Refused {
+	if _, err := s.Inspect(t.Context(), "bare"); s.Classify(err) != driver.CodeRefused {
 		t.Errorf("Inspect: %v", err)
 	}
 	sqltest.Release(t, s, g)

@@ -120,7 +120,7 @@ func TestReadOnlyServerRefuses(t *testing.T) {
 			set(t, m, "SET GLOBAL read_only = 1")
 			for range 3 {
 				r, _ := sqltest.Request("warm", driver.Exclusive, time.Minute)
-				if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Refused {
+				if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeRefused {
 					t.Errorf("Acquire: %v; want refused", err)
 				}
 			}

@@ -116,13 +116,13 @@ func TestPingNoticesEndOfTransaction(t *testing.T) {
 			s, inject := injected(t, schema, mysqlstore.Pessimistic)
 			g, a := sqltest.Must(t, s, "ended", limit, time.Minute)
 			inject("ROLLBACK TO SAVEPOINT", end)
-			if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.NotHeld {
+			if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
 				t.Errorf("limit %d: a renewal after a %s answers %v", limit, end, r[0].Err)
 			}
 			a.Hear(t)
 			g, _ = sqltest.Must(t, s, "ended", limit, time.Minute)
 			inject("ROLLBACK TO SAVEPOINT", end)
-			if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld {
+			if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld {
 				t.Errorf("limit %d: a release after a %s answers %v", limit, end, err)
 			}
 		}
@@ -135,7 +135,7 @@ func TestPingNoticesLossOfNamedLock(t *testing.T) {
 	s, inject := injected(t, mariadb.Create(t), mysqlstore.Named)
 	g, a := sqltest.Must(t, s, "ended", driver.Exclusive, time.Minute)
 	inject("SELECT IS_USED_LOCK", "DO RELEASE_ALL_LOCKS()")
-	if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.NotHeld {
+	if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
 		t.Errorf("a renewal without the lock answers %v", r[0].Err)
 	}
 	a.Hear(t)

@@ -1,12 +1,16 @@
 package postgres
 
 import (
+	"context"
+	"database/sql"
 	"errors"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/fence/fencetest"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
@@ -53,9 +57,54 @@ func TestGuard(t *testing.T) {
 		t.Errorf("database/sql: %v", err)
 	}
 	_ = tx.Rollback()
-	for what, err := range map[string]error{"no token": check(0, false)} {
-		if !errors.Is(err, fence.ErrInvalid) {
+	if err := check(0, false); !errors.Is(err, fence.ErrInvalid) {
+		t.Errorf("token 0: %v", err)
+	}
+	for what, guard := range map[string]pgstore.Guard{"no DB": {}, "table": {DB: c, Table: "a b"}} {
+		if err := guard.Raise(t.Context(), "invoices", 7); !errors.Is(err, fence.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+	if err := (pgstore.Guard{DB: c, Table: "nothing"}).Raise(t.Context(), "invoices", 7); !errors.Is(err, fence.ErrUnavailable) {
+		t.Errorf("missing table: %v", err)
+	}
+}
+
+// TestGuardSuite: the guard for pgx that runs the transaction itself, beside the one for
+// database/sql.
+func TestGuardSuite(t *testing.T) {
+	database := postgres.Create(t)
+	db := postgres.Pool(t, database)
+	table := fence.SQL{Dialect: fence.PostgreSQL}
+	if err := table.CreateTable(t.Context(), db); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.ExecContext(t.Context(), "CREATE TABLE accounts (name text PRIMARY KEY, content text NOT NULL)"); err != nil {
+		t.Fatal(err)
+	}
+	pool, err := pgxpool.New(t.Context(), postgres.DSN(postgres.Server(t).Address, database))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	const update = "INSERT INTO accounts VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET content = EXCLUDED.content"
+	fencetest.Run(t, fencetest.Harness[fence.Func]{
+		Guard: pgstore.Guard{DB: pool}, Other: table.Guard(db, nil),
+		Write: func(name, content string) fence.Func {
+			return func(ctx context.Context) (err error) {
+				if tx := pgstore.Tx(ctx); tx != nil {
+					_, err = tx.Exec(ctx, update, name, content)
+				} else {
+					_, err = fence.Tx(ctx).ExecContext(ctx, update, name, content)
+				}
+				return err
+			}
+		},
+		Read: func(t testing.TB, name string) (content string) {
+			if err := db.QueryRowContext(t.Context(), "SELECT content FROM accounts WHERE name = $1", name).Scan(&content); err != nil && !errors.Is(err, sql.ErrNoRows) {
+				t.Fatal(err)
+			}
+			return content
+		},
+	})
 }

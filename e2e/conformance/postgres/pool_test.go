@@ -4,12 +4,18 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
+	"net"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
@@ -41,7 +47,7 @@ func TestPoolOfOneConnection(t *testing.T) {
 			t.Run(kind+"/"+string(recipe), func(t *testing.T) {
 				s, err := store(open())
 				if recipe != pgstore.Optimistic {
-					if driver.CodeOf(err) != driver.Invalid {
+					if driver.CodeOf(err) != driver.CodeInvalid {
 						t.Errorf("opened with %v, want a refusal", err)
 					}
 					return
@@ -133,5 +139,62 @@ func TestPoolerBackendStaysAsItWas(t *testing.T) {
 	}
 	if after != before {
 		t.Errorf("the backend has %q, and had %q", after, before)
+	}
+}
+
+// TestCallersReuseConnections: callers that lock names at the same time, again and
+// again, open about one connection each.
+func TestCallersReuseConnections(t *testing.T) {
+	database := postgres.Create(t)
+	const callers, rounds = 32, 10
+	for _, recipe := range pgstore.Recipes() {
+		t.Run(string(recipe), func(t *testing.T) {
+			cfg, err := pgconn.ParseConfig(postgres.DSN(postgres.Server(t).Address, database))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var dialled atomic.Int32
+			dial := cfg.DialFunc
+			cfg.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				dialled.Add(1)
+				return dial(ctx, network, address)
+			}
+			s, err := pgstore.OpenConfig(t.Context(), cfg, pgstore.With(recipe))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sqltest.Close(t, s)
+			if err := s.Init(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			l, err := holdfast.New(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close(context.Background())
+			for range rounds {
+				var held [callers]*holdfast.Lock
+				var locking, unlocking errgroup.Group
+				for i := range callers {
+					locking.Go(func() (err error) {
+						held[i], err = l.Lock(t.Context(), fmt.Sprint("reuse ", i))
+						return err
+					})
+				}
+				if err := locking.Wait(); err != nil {
+					t.Fatal(err)
+				}
+				for _, k := range held {
+					unlocking.Go(k.Unlock)
+				}
+				if err := unlocking.Wait(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// On a machine that stands still for seconds idle connections end meanwhile.
+			if n := dialled.Load(); n > 2*callers {
+				t.Errorf("%d connections for %d callers", n, callers)
+			}
+		})
 	}
 }

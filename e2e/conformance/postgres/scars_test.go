@@ -62,7 +62,7 @@ func TestSharesAdvisory(t *testing.T) {
 	}
 	for _, name := range []string{"x", "042", "1,2,3", "+1", "9223372036854775808", "1, 2"} {
 		r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
-		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Invalid {
+		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeInvalid {
 			t.Errorf("the key %q: %v", name, err)
 		}
 	}
@@ -79,7 +79,7 @@ func TestRefuses(t *testing.T) {
 	// What writes rows is refused where transactions are read-only.
 	for _, recipe := range []pgstore.Recipe{pgstore.Pessimistic, pgstore.Optimistic} {
 		_, err := postgres.Open(t.Context(), postgres.URL(postgres.Server(t).Address, postgres.Home, "default_transaction_read_only=on&recipe="+string(recipe)), "")
-		if driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "read-only") {
+		if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "read-only") {
 			t.Errorf("%s, read-only: %v", recipe, err)
 		}
 	}
@@ -112,7 +112,7 @@ func TestReplica(t *testing.T) {
 	demote(t, p)
 	for _, r := range postgres.Recipes {
 		_, err := postgres.Open(t.Context(), postgres.URL(p.Address, postgres.Home, "recipe="+r), "")
-		if driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "replica") {
+		if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "replica") {
 			t.Errorf("%s: %v", r, err)
 		}
 	}
@@ -197,14 +197,14 @@ func TestPgBouncer(t *testing.T) {
 	pooler := start("transaction")
 	for _, r := range postgres.Sessions {
 		_, err := pgstore.Open(t.Context(), pooler.URL(database, "&recipe="+r))
-		if driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "transaction mode") {
+		if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "transaction mode") {
 			t.Errorf("%s in transaction mode: %v", r, err)
 		}
 		db, err := sql.Open("pgx", pooler.URL(database, "&default_query_exec_mode=simple_protocol"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := pgstore.New(t.Context(), db, pgstore.With(pgstore.Recipe(r))); driver.CodeOf(err) != driver.Refused {
+		if _, err := pgstore.New(t.Context(), db, pgstore.With(pgstore.Recipe(r))); driver.CodeOf(err) != driver.CodeRefused {
 			t.Errorf("%s on a user's pool in transaction mode: %v", r, err)
 		}
 		db.Close()

@@ -158,7 +158,7 @@ func manyCancelled(t *testing.T, r *servers.Redis, s driver.Store) {
 			release(t, s, g)
 			return
 		}
-		if c := s.Classify(err); c != driver.Unknown && c != driver.Unavailable || time.Now().After(end) {
+		if c := s.Classify(err); c != driver.CodeUnknown && c != driver.CodeUnavailable || time.Now().After(end) {
 			t.Fatal(err)
 		}
 	}

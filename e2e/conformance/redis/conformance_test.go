@@ -103,7 +103,7 @@ func refreshes() []string {
 
 func overRueidis(url string, o ...redisstore.Option) func(string) (driver.Store, error) {
 	return func(namespace string) (driver.Store, error) {
-		return redisstore.Open(url, append(o, redisstore.Namespace(namespace))...)
+		return redisstore.Open(context.Background(), url, append(o, redisstore.Namespace(namespace))...)
 	}
 }
 

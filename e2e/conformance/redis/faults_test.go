@@ -192,7 +192,7 @@ func TestDroppedAnswers(t *testing.T) {
 			}
 		}
 		cancel()
-		code(t, s, <-acquired, driver.Unknown)
+		code(t, s, <-acquired, driver.CodeUnknown)
 		heal()
 		undone(t, s, q)
 		g := must(t, direct, request(name, driver.Exclusive, long))
@@ -202,7 +202,7 @@ func TestDroppedAnswers(t *testing.T) {
 
 		drop()
 		a := s.Renew(short(t), []driver.Grant{held})
-		code(t, s, a[0].Err, driver.Unknown)
+		code(t, s, a[0].Err, driver.CodeUnknown)
 		heal()
 		for end := time.Now().Add(patience); ; {
 			if a = s.Renew(short(t), []driver.Grant{held}); a[0].Err == nil {
@@ -213,11 +213,11 @@ func TestDroppedAnswers(t *testing.T) {
 			}
 		}
 		drop()
-		code(t, s, s.Release(short(t), held, 0), driver.Unknown)
+		code(t, s, s.Release(short(t), held, 0), driver.CodeUnknown)
 		heal()
 		for end := time.Now().Add(patience); ; {
 			err := s.Release(short(t), held, 0)
-			if err != nil && s.Classify(err) == driver.NotHeld {
+			if err != nil && s.Classify(err) == driver.CodeNotHeld {
 				break
 			}
 			if time.Now().After(end) {
@@ -240,7 +240,7 @@ func TestDelayedRequest(t *testing.T) {
 		q := request(t.Name(), limit, long)
 		q.Wait = limit == driver.Exclusive
 		_, err := slow.Acquire(short(t), q)
-		code(t, slow, err, driver.Unknown)
+		code(t, slow, err, driver.CodeUnknown)
 		undone(t, direct, q)
 		gate.release() // the request arrives now, after its Undo was confirmed
 		if err := slow.Release(t.Context(), must(t, slow, request(t.Name()+"-other", driver.Exclusive, long)), 0); err != nil {
@@ -262,7 +262,7 @@ func TestRestartEmpty(t *testing.T) {
 	if err := r.RestartEmpty(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	lost(t, q, driver.Gone)
+	lost(t, q, driver.CauseGone)
 	next := w.granted() // whoever waited goes on waiting, and gets it
 	if next.Token <= g.Token {
 		t.Errorf("token %d after %d", next.Token, g.Token)
@@ -276,9 +276,9 @@ func TestFlush(t *testing.T) {
 	g := must(t, s, q)
 	w := queue(t, other, request("x", driver.Exclusive, long))
 	do(t, r, "FLUSHALL")
-	lost(t, q, driver.Gone)
-	code(t, s, s.Renew(t.Context(), []driver.Grant{g})[0].Err, driver.NotHeld)
-	code(t, s, s.Release(t.Context(), g, 0), driver.NotHeld)
+	lost(t, q, driver.CauseGone)
+	code(t, s, s.Renew(t.Context(), []driver.Grant{g})[0].Err, driver.CodeNotHeld)
+	code(t, s, s.Release(t.Context(), g, 0), driver.CodeNotHeld)
 	if next := w.granted(); next.Token <= g.Token {
 		t.Errorf("token %d after %d", next.Token, g.Token)
 	}
@@ -324,7 +324,7 @@ func TestSubscriptionKilled(t *testing.T) {
 		w := queue(t, b, request("x", driver.Exclusive, long))
 		do(t, r, "CLIENT", "KILL", "TYPE", "pubsub")
 		if err := a.Release(t.Context(), g, 0); err != nil {
-			if a.Classify(err) != driver.Unknown {
+			if a.Classify(err) != driver.CodeUnknown {
 				t.Fatal(err)
 			}
 			undone(t, a, driver.Request{ID: g.ID, Name: "x"}) // its connection was the same
@@ -368,10 +368,10 @@ func TestBrokenUnheard(t *testing.T) {
 			t.Fatal(err)
 		}
 		next := must(t, operator, request("x", driver.Exclusive, long)) // it is free
-		if a := s.Renew(t.Context(), []driver.Grant{g})[0]; s.Classify(a.Err) != driver.NotHeld || a.Cause != driver.Taken {
+		if a := s.Renew(t.Context(), []driver.Grant{g})[0]; s.Classify(a.Err) != driver.CodeNotHeld || a.Cause != driver.CauseTaken {
 			t.Errorf("renewed: %v, cause %q", a.Err, a.Cause)
 		}
-		lost(t, q, driver.Taken)
+		lost(t, q, driver.CauseTaken)
 		if err := operator.Release(t.Context(), next, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -420,7 +420,7 @@ func TestBrokenBeforeHeard(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("it waits on")
 	}
-	if c := b.Classify(w.err); c != driver.Unavailable && c != driver.Unknown {
+	if c := b.Classify(w.err); c != driver.CodeUnavailable && c != driver.CodeUnknown {
 		t.Errorf("%+v, %v; want to be told that it was in vain", w.g, w.err)
 	}
 	release(t, b, must(t, b, request("x", driver.Exclusive, long)))
@@ -436,12 +436,12 @@ func TestVoidEnds(t *testing.T) {
 	if err := s.Undo(t.Context(), q); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.Unavailable {
+	if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.CodeUnavailable {
 		t.Fatalf("a request that was undone: %v", err)
 	}
 	key := do(t, r, "KEYS", "holdfast:{???}:*").([]any)[0].(string)
 	do(t, r, "HSET", key, "v"+q.ID, "1")
-	if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.Busy {
+	if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.CodeBusy {
 		t.Errorf("a request that was void long ago: %v", err)
 	}
 }
@@ -508,7 +508,7 @@ func TestPromotion(t *testing.T) {
 		if answer[0].Err == nil {
 			break
 		}
-		if a.Classify(answer[0].Err) == driver.NotHeld || time.Now().After(end) {
+		if a.Classify(answer[0].Err) == driver.CodeNotHeld || time.Now().After(end) {
 			t.Fatal(answer[0].Err)
 		}
 	}
@@ -535,11 +535,11 @@ func TestStoppedReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = s.Acquire(t.Context(), request("x", driver.Exclusive, long))
-	code(t, s, err, driver.Unavailable)
+	code(t, s, err, driver.CodeUnavailable)
 	if st, err := s.Inspect(t.Context(), "x"); err != nil || len(st.Holders) != 0 {
 		t.Errorf("%+v, %v", st, err)
 	}
-	code(t, s, s.Renew(t.Context(), []driver.Grant{held})[0].Err, driver.Unavailable)
+	code(t, s, s.Renew(t.Context(), []driver.Grant{held})[0].Err, driver.CodeUnavailable)
 	if err := g.Replicas[0].Cont(); err != nil {
 		t.Fatal(err)
 	}
@@ -555,7 +555,7 @@ func acknowledged(t *testing.T, s driver.Store, name string) driver.Grant {
 		if err == nil {
 			return g
 		}
-		code(t, s, err, driver.Unavailable)
+		code(t, s, err, driver.CodeUnavailable)
 		if time.Now().After(end) {
 			t.Fatal(err)
 		}
@@ -571,7 +571,7 @@ func TestCloseEndsWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-w.done
-	code(t, b, w.err, driver.IsClosed)
+	code(t, b, w.err, driver.CodeClosed)
 	if st, err := a.Inspect(t.Context(), t.Name()); err != nil || len(st.Waiters) != 0 {
 		t.Errorf("%+v, %v", st, err)
 	}

@@ -40,7 +40,7 @@ func renewed(t *testing.T, s driver.Store, g driver.Grant) driver.Renewal {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		a := s.Renew(ctx, []driver.Grant{g})[0]
 		cancel()
-		if a.Err == nil || s.Classify(a.Err) == driver.NotHeld {
+		if a.Err == nil || s.Classify(a.Err) == driver.CodeNotHeld {
 			return a
 		}
 		if time.Now().After(end) {
@@ -55,7 +55,7 @@ func release(t *testing.T, s driver.Store, g driver.Grant) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		err := s.Release(ctx, g, 0)
 		cancel()
-		if err == nil || s.Classify(err) == driver.NotHeld {
+		if err == nil || s.Classify(err) == driver.CodeNotHeld {
 			return
 		}
 		if time.Now().After(end) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/fence/fencetest"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -15,11 +16,11 @@ func TestGuard(t *testing.T) {
 	s := open(t, "redis://"+r.Address())
 	g, ctx := s.Guard(), t.Context()
 	for _, key := range []string{"plain", "user:{42}:balance", "a{b", "ü ü"} {
-		if err := g.Do(ctx, key, 5, redisstore.Write{"SET", "five"}); err != nil {
+		if err := g.Write(ctx, key, 5, redisstore.Commands{{"SET", "five"}}); err != nil {
 			t.Fatalf("%q: %v", key, err)
 		}
 		var stale *fence.StaleError
-		err := g.Do(ctx, key, 4, redisstore.Write{"SET", "four"})
+		err := g.Write(ctx, key, 4, redisstore.Commands{{"SET", "four"}})
 		if !errors.Is(err, fence.ErrStale) || !errors.As(err, &stale) || stale.Newest != 5 || stale.Token != 4 {
 			t.Errorf("%q: %v", key, err)
 		}
@@ -29,57 +30,68 @@ func TestGuard(t *testing.T) {
 		// An equal one passes; one beyond the exact numbers of Lua is compared exactly.
 		const large = 1<<62 + 1
 		for _, token := range []uint64{5, 10, large} {
-			if err := g.Do(ctx, key, token, redisstore.Write{"APPEND", "+"}, redisstore.Write{"APPEND", "-"}); err != nil {
+			if err := g.Write(ctx, key, token, redisstore.Commands{{"APPEND", "+"}, {"APPEND", "-"}}); err != nil {
 				t.Errorf("%q: %v", key, err)
 			}
 		}
-		if err := g.Do(ctx, key, large-1); !errors.Is(err, fence.ErrStale) {
+		if err := g.Raise(ctx, key, large-1); !errors.Is(err, fence.ErrStale) {
 			t.Errorf("%q: %v", key, err)
 		}
-		if err := g.Do(ctx, key, 9, redisstore.Write{"DEL"}); !errors.Is(err, fence.ErrStale) {
+		if err := g.Write(ctx, key, 9, redisstore.Commands{{"DEL"}}); !errors.Is(err, fence.ErrStale) {
 			t.Errorf("%q: %v", key, err)
 		}
 		if v := do(t, r, "GET", key); v != "five+-+-+-" {
 			t.Errorf("%q: %v", key, v)
 		}
 	}
-	// A nil write raises the token: the holder before may no longer write.
-	if err := g.Do(ctx, "read first", 7); err != nil {
+	if err := g.Raise(ctx, "read first", 7); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Do(ctx, "read first", 6, redisstore.Write{"SET", "late"}); !errors.Is(err, fence.ErrStale) {
+	if err := g.Write(ctx, "read first", 6, redisstore.Commands{{"SET", "late"}}); !errors.Is(err, fence.ErrStale) {
 		t.Error(err)
 	}
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	for what, err := range map[string]error{
-		"no token": g.Do(ctx, "k", 0), "no key": g.Do(ctx, "", 1), "no command": g.Do(ctx, "k", 1, redisstore.Write{}),
-		"no slot": g.Do(ctx, "a}b", 1), "no tag": g.Do(ctx, "{}a", 1), "too much": g.Do(ctx, "k", 1, make(redisstore.Write, 8000)),
+		"no token": g.Raise(ctx, "k", 0), "no key": g.Raise(ctx, "", 1), "no command": g.Write(ctx, "k", 1, redisstore.Commands{{}}),
+		"no slot": g.Raise(ctx, "a}b", 1), "no tag": g.Raise(ctx, "{}a", 1), "too much": g.Write(ctx, "k", 1, redisstore.Commands{make([]string, 8000)}),
 	} {
 		if !errors.Is(err, fence.ErrInvalid) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if err := g.Do(ended, "k", 1); !errors.Is(err, fence.ErrUnavailable) || !errors.Is(err, context.Canceled) {
+	if err := g.Raise(ended, "k", 1); !errors.Is(err, fence.ErrUnavailable) || !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if err := g.Do(ctx, "plain", 1<<62+2, redisstore.Write{"LPUSH", "x"}); !errors.Is(err, fence.ErrUnavailable) {
+	if err := g.Write(ctx, "plain", 1<<62+2, redisstore.Commands{{"LPUSH", "x"}}); !errors.Is(err, fence.ErrUnavailable) {
 		t.Error(err)
 	}
 	do(t, r, "SET", "holdfast:fence:{k}:k", "zzzzzzz")
-	if err := g.Do(ctx, "k", 1); !errors.Is(err, fence.ErrCorrupt) {
+	if err := g.Raise(ctx, "k", 1); !errors.Is(err, fence.ErrCorrupt) {
 		t.Error(err)
 	}
+}
+
+func TestGuardSuite(t *testing.T) {
+	r := start(t)
+	fencetest.Run(t, fencetest.Harness[redisstore.Commands]{
+		Guard: open(t, "redis://"+r.Address()).Guard(), Other: open(t, "redis://"+r.Address()).Guard(),
+		Write: func(_, content string) redisstore.Commands { return redisstore.Commands{{"SET", content}} },
+		Read: func(t testing.TB, key string) string {
+			v, _ := do(t, r, "GET", key).(string)
+			return v
+		},
+	})
 }
 
 func TestGuardInCluster(t *testing.T) {
 	c := cluster(t)
 	g := open(t, "redis+cluster://"+c.Nodes[0].Address()).Guard()
 	for _, key := range []string{"a", "b", "c", "user:{42}:balance", "a{b"} {
-		if err := g.Do(t.Context(), key, 5, redisstore.Write{"SET", "five"}); err != nil {
+		if err := g.Write(t.Context(), key, 5, redisstore.Commands{{"SET", "five"}}); err != nil {
 			t.Errorf("%q: %v", key, err)
 		}
-		if err := g.Do(t.Context(), key, 4, redisstore.Write{"SET", "four"}); !errors.Is(err, fence.ErrStale) {
+		if err := g.Write(t.Context(), key, 4, redisstore.Commands{{"SET", "four"}}); !errors.Is(err, fence.ErrStale) {
 			t.Errorf("%q: %v", key, err)
 		}
 	}

@@ -83,7 +83,7 @@ func common(t testing.TB) *servers.Redis {
 
 func open(t testing.TB, url string, o ...redisstore.Option) *redisstore.Store {
 	t.Helper()
-	s, err := redisstore.Open(url, o...)
+	s, err := redisstore.Open(t.Context(), url, o...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*redisstore.Store)) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
-	s, err := redisstore.Open(url)
+	s, err := redisstore.Open(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*
 		q := request(t.Name(), driver.Exclusive, long)
 		q.Wait = wait
 		_, err = s.Acquire(t.Context(), q)
-		if err == nil || s.Classify(err) != driver.Refused || !strings.Contains(err.Error(), says) {
+		if err == nil || s.Classify(err) != driver.CodeRefused || !strings.Contains(err.Error(), says) {
 			t.Errorf("wait %t: %v (%v), want refused, with %q", wait, err, s.Classify(err), says)
 		}
 		if err != nil && strings.Contains(err.Error(), "wrong-secret") {
@@ -215,8 +215,8 @@ func TestBadInput(t *testing.T) {
 		"redis+other://h":                      "scheme",
 		"redis://h?replicas=1&replicas=2":      "more than once",
 	} {
-		s, err := redisstore.Open(url)
-		if err == nil || driver.CodeOf(err) != driver.Invalid || !strings.Contains(err.Error(), says) {
+		s, err := redisstore.Open(t.Context(), url)
+		if err == nil || driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want invalid with %q", url, err, says)
 		}
 		if err != nil && strings.Contains(err.Error(), "wrong-secret") {
@@ -226,14 +226,14 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("%s: a store", url)
 		}
 	}
-	if _, err := redisstore.Open("redis://h", redisstore.Namespace("\xff")); driver.CodeOf(err) != driver.Invalid {
+	if _, err := redisstore.Open(t.Context(), "redis://h", redisstore.Namespace("\xff")); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
-	if _, err := redisstore.New(nil); driver.CodeOf(err) != driver.Invalid {
+	if _, err := redisstore.New(nil); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
 	for _, c := range []goredis.UniversalClient{nil, (*goredis.Client)(nil), goredis.NewRing(&goredis.RingOptions{})} {
-		if _, err := adapter.New(c); driver.CodeOf(err) != driver.Invalid {
+		if _, err := adapter.New(c); driver.CodeOf(err) != driver.CodeInvalid {
 			t.Errorf("%T: %v", c, err)
 		}
 	}
@@ -252,13 +252,13 @@ func TestBadInput(t *testing.T) {
 	} {
 		q := request("x", driver.Exclusive, long)
 		change(&q)
-		if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.Invalid {
+		if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.CodeInvalid {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	if _, err := s.Acquire(ctx, request("x", driver.Exclusive, long)); s.Classify(err) != driver.Unavailable {
+	if _, err := s.Acquire(ctx, request("x", driver.Exclusive, long)); s.Classify(err) != driver.CodeUnavailable {
 		t.Errorf("nobody there: %v", err)
 	}
 }

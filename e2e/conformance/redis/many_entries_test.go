@@ -69,7 +69,7 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 	}
 	other := open(t, "redis://"+r.Address())
 	_, err := other.Acquire(t.Context(), request("x", driver.Exclusive, long))
-	code(t, other, err, driver.Busy)
+	code(t, other, err, driver.CodeBusy)
 	fields, _ := do(t, r, "HKEYS", key).([]any)
 	if len(fields) > 10 {
 		t.Errorf("%d fields are left", len(fields))

@@ -48,7 +48,7 @@ func TestManyHoldersHearOfFlush(t *testing.T) {
 	flushed := time.Now()
 	do(t, r, "FLUSHALL")
 	for i := range requests {
-		lost(t, requests[i], driver.Gone)
+		lost(t, requests[i], driver.CauseGone)
 	}
 	t.Logf("%d holders have heard of the flush after %s, by answers that take %s", locks, time.Since(flushed), delay)
 }

@@ -94,7 +94,7 @@ func TestRefusedCommandKeepsGrants(t *testing.T) {
 			refusal := func(what string, err error) {
 				t.Helper()
 				// Where the queue entry could not be removed either, the outcome is unknown.
-				if code := s.Classify(err); err != nil && strings.Contains(err.Error(), "docs/redis.md") && code != driver.Refused && code != driver.Unknown {
+				if code := s.Classify(err); err != nil && strings.Contains(err.Error(), "docs/redis.md") && code != driver.CodeRefused && code != driver.CodeUnknown {
 					t.Errorf("%s is refused with code %v: %v", what, code, err)
 				}
 			}
@@ -229,7 +229,7 @@ func TestRefusedRequestChangesNothing(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 				_, err := s.Acquire(ctx, q)
 				cancel()
-				if err == nil || s.Classify(err) != driver.Refused {
+				if err == nil || s.Classify(err) != driver.CodeRefused {
 					break requests // it needs no such right
 				}
 				if after := state(); after != before {

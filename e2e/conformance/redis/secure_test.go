@@ -113,7 +113,7 @@ func turnedDown(t *testing.T, open func() driver.Store) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	_, err := s.Acquire(ctx, request("x", driver.Exclusive, long))
-	code(t, s, err, driver.Refused)
+	code(t, s, err, driver.CodeRefused)
 	if err != nil && strings.Contains(err.Error(), "secret") {
 		t.Errorf("a secret is told: %v", err)
 	}

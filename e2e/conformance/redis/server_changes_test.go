@@ -49,12 +49,12 @@ func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 				release(t, s, g)
 				return false
 			}
-			code(t, s, err, driver.Refused)
+			code(t, s, err, driver.CodeRefused)
 			return strings.Contains(err.Error(), "allkeys-lru")
 		})
 		select {
 		case <-w.done:
-			code(t, s, w.err, driver.Refused)
+			code(t, s, w.err, driver.CodeRefused)
 		case <-time.After(patience):
 			t.Fatal("a waiter goes on waiting at a server that evicts")
 		}
@@ -94,7 +94,7 @@ func TestPromotedReplicaThatEvictsIsRefused(t *testing.T) {
 		if err == nil {
 			release(t, s, g)
 		}
-		return err != nil && s.Classify(err) == driver.Refused && strings.Contains(err.Error(), "volatile-ttl")
+		return err != nil && s.Classify(err) == driver.CodeRefused && strings.Contains(err.Error(), "volatile-ttl")
 	})
 }
 
@@ -179,7 +179,7 @@ func TestReplicaFarAheadIsRefused(t *testing.T) {
 		if err == nil {
 			release(t, s, g)
 		}
-		return err != nil && s.Classify(err) == driver.Refused && strings.Contains(err.Error(), "ahead")
+		return err != nil && s.Classify(err) == driver.CodeRefused && strings.Contains(err.Error(), "ahead")
 	})
 	if err := g.Replicas[0].SetClock(-time.Minute); err != nil {
 		t.Fatal(err)

@@ -289,7 +289,7 @@ func TestLateAfterRelease(t *testing.T) {
 	r := start(t)
 	s, g, late := lateRequest(t, r)
 	do(t, r, "FLUSHALL")
-	code(t, s, s.Release(t.Context(), g, 0), driver.NotHeld)
+	code(t, s, s.Release(t.Context(), g, 0), driver.CodeNotHeld)
 	if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
 		t.Errorf("the late request is answered %q", answer)
 	}

@@ -84,7 +84,7 @@ func Must(t testing.TB, s driver.Store, name string, limit int, ttl time.Duratio
 func Busy(t testing.TB, s driver.Store, name string, limit int) {
 	t.Helper()
 	r, _ := Request(name, limit, time.Minute)
-	if g, err := s.Acquire(t.Context(), r); err == nil || s.Classify(err) != driver.Busy {
+	if g, err := s.Acquire(t.Context(), r); err == nil || s.Classify(err) != driver.CodeBusy {
 		t.Fatalf("Acquire(%q) answers %+v, %v; want busy", name, g, err)
 	}
 }

@@ -35,7 +35,7 @@ func InsertRace(t *testing.T, d *Database) {
 						if err := s.Release(t.Context(), g, 0); err != nil {
 							t.Error(err)
 						}
-					case r.Wait || s.Classify(err) != driver.Busy:
+					case r.Wait || s.Classify(err) != driver.CodeBusy:
 						t.Errorf("%s, wait %t: %v", name, r.Wait, err)
 					}
 				})
@@ -72,7 +72,7 @@ func InterruptedWait(t *testing.T, d *Database) {
 		if w.err == nil {
 			t.Fatalf("granted while it is held: %+v", w.g)
 		}
-		if s.Classify(w.err) == driver.Unknown {
+		if s.Classify(w.err) == driver.CodeUnknown {
 			Undo(t, s, r)
 		}
 		Release(t, s, g)
@@ -103,7 +103,7 @@ func InterruptedWait(t *testing.T, d *Database) {
 		if err := tx.Rollback(); err != nil {
 			t.Fatal(err)
 		}
-		if s.Classify(err) == driver.Unknown {
+		if s.Classify(err) == driver.CodeUnknown {
 			Undo(t, s, r)
 		}
 		next, _ := Must(t, s, "interrupted", driver.Exclusive, time.Minute)
@@ -127,8 +127,8 @@ func CancelledWaitStrandsNothing(t *testing.T, d *Database) {
 				t.Fatalf("granted while it is held: %+v", w.g)
 			}
 			switch c := s.Classify(w.err); c {
-			case driver.Withdrawn:
-			case driver.Unknown: // the server has not said in time that it is done
+			case driver.CodeWithdrawn:
+			case driver.CodeUnknown: // the server has not said in time that it is done
 				Undo(t, s, r)
 			default:
 				t.Errorf("a cancelled wait answers %v: %v", c, w.err)
@@ -171,7 +171,7 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 				r.Wait = true
 				g, err := s.Acquire(ctx, r)
 				if err != nil {
-					if s.Classify(err) == driver.Unknown {
+					if s.Classify(err) == driver.CodeUnknown {
 						Undo(t, s, r)
 					}
 					return
@@ -191,7 +191,7 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 	g, err := s.Acquire(writing, r)
 	if err != nil {
 		t.Errorf("a writer among readers: %v", err)
-		if s.Classify(err) == driver.Unknown {
+		if s.Classify(err) == driver.CodeUnknown {
 			Undo(t, s, r)
 		}
 		return

@@ -21,33 +21,33 @@ func DurableStep(t *testing.T, d *Database) {
 			t.Run("no table", func(t *testing.T) {
 				d.Exec(t, database, "ALTER TABLE holdfast_floor RENAME TO hidden")
 				defer d.Exec(t, database, "ALTER TABLE hidden RENAME TO holdfast_floor")
-				begin(t).leavesNothing(driver.Refused)
+				begin(t).leavesNothing(driver.CodeRefused)
 			})
 			t.Run("no rows", func(t *testing.T) {
 				d.Exec(t, database, "CREATE TABLE kept AS SELECT * FROM holdfast_floor")
 				d.Exec(t, database, "DELETE FROM holdfast_floor")
 				defer d.Exec(t, database, "DROP TABLE kept")
 				defer d.Exec(t, database, "INSERT INTO holdfast_floor SELECT * FROM kept")
-				begin(t).leavesNothing(driver.Refused)
+				begin(t).leavesNothing(driver.CodeRefused)
 			})
 			t.Run("interrupted", func(t *testing.T) {
 				defer d.blockFloor(t, database)()
 				p := begin(t)
 				d.Exec(t, database, fmt.Sprintf(d.Interrupt, p.writing()))
-				p.leavesNothing(driver.Unavailable)
+				p.leavesNothing(driver.CodeUnavailable)
 			})
 			t.Run("ended", func(t *testing.T) {
 				defer d.blockFloor(t, database)()
 				p := begin(t)
 				d.Exec(t, database, fmt.Sprintf(d.End, p.writing()))
-				p.leavesNothing(driver.Unavailable, driver.Unknown)
+				p.leavesNothing(driver.CodeUnavailable, driver.CodeUnknown)
 			})
 			t.Run("cancelled", func(t *testing.T) {
 				defer d.blockFloor(t, database)()
 				p := begin(t)
 				p.writing()
 				p.cancel()
-				p.leavesNothing(driver.Withdrawn, driver.Unknown)
+				p.leavesNothing(driver.CodeWithdrawn, driver.CodeUnknown)
 			})
 		})
 	}
@@ -64,7 +64,7 @@ func DurableStep(t *testing.T, d *Database) {
 		p := d.step(t, proxy.Address(), database, "recipe=pessimistic", d.LockTimeout, false)
 		p.writing()
 		proxy.Hold()
-		p.leavesNothing(driver.Unknown)
+		p.leavesNothing(driver.CodeUnknown)
 	})
 }
 
@@ -108,7 +108,7 @@ func DurableOnSmallPool(t *testing.T, d *Database, open func(context.Context, *s
 			t.Fatalf("the requests waited for each other: %v", w.err)
 		case w.err == nil:
 			Release(t, s, w.g)
-		case s.Classify(w.err) != driver.Unavailable:
+		case s.Classify(w.err) != driver.CodeUnavailable:
 			t.Errorf("%v: %v; want a grant, or unavailable", s.Classify(w.err), w.err)
 		}
 	}
@@ -193,7 +193,7 @@ func (p *step) leavesNothing(codes ...driver.Code) {
 	if err == nil || !slices.Contains(codes, code) {
 		p.t.Errorf("%v: %v; want one of %v", code, err, codes)
 	}
-	if code == driver.Unknown {
+	if code == driver.CodeUnknown {
 		Undo(p.t, p.store, p.r)
 	}
 	g, _ := Must(p.t, p.other, p.r.Name, driver.Exclusive, time.Minute)

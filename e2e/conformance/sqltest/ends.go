@@ -44,10 +44,10 @@ func DeletedRowEndsTheGrant(t *testing.T, d *Database) {
 	defer Close(t, s)
 	g, a := Must(t, s, "row", driver.Exclusive, time.Hour)
 	d.Exec(t, database, "DELETE FROM holdfast_row")
-	if c := a.Hear(t); c != driver.Gone {
-		t.Errorf("cause %q, want %q", c, driver.Gone)
+	if c := a.Hear(t); c != driver.CauseGone {
+		t.Errorf("cause %q, want %q", c, driver.CauseGone)
 	}
-	if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.NotHeld {
+	if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
 		t.Errorf("renewing a grant whose row was deleted: %v", r[0].Err)
 	}
 	next, _ := Must(t, s, "row", driver.Exclusive, time.Minute)

@@ -23,10 +23,10 @@ func Kill(t *testing.T, d *Database) {
 		if c := a.Hear(t); c != d.Ended {
 			t.Errorf("cause %q, want %q", c, d.Ended)
 		}
-		if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.NotHeld {
+		if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
 			t.Errorf("renewing what was killed: %v", r[0].Err)
 		}
-		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld {
+		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld {
 			t.Errorf("releasing what was killed: %v", err)
 		}
 		next, _ := Must(t, s, "kill", driver.Exclusive, time.Minute)
@@ -154,10 +154,10 @@ func ReleaseUnanswered(t *testing.T, d *Database) {
 		if err := proxy.Heal(); err != nil { // which ends the connection
 			t.Fatal(err)
 		}
-		if err := <-released; err == nil || s.Classify(err) != driver.Unknown {
+		if err := <-released; err == nil || s.Classify(err) != driver.CodeUnknown {
 			t.Errorf("Release: %v, want an unknown outcome", err)
 		}
-		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld {
+		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld {
 			t.Errorf("a second Release: %v, want not held", err)
 		}
 		Release(t, other, next)
@@ -192,7 +192,7 @@ func LateRequest(t *testing.T, d *Database) {
 			if err == nil {
 				t.Fatal("granted without an answer")
 			}
-			if s.Classify(err) == driver.Unknown {
+			if s.Classify(err) == driver.CodeUnknown {
 				Undo(t, s, r)
 			}
 			proxy.Deliver()
@@ -243,7 +243,7 @@ func Restart(t *testing.T, d *Database) {
 				if next, err = s.Acquire(t.Context(), r); err == nil {
 					break
 				}
-				if s.Classify(err) == driver.Unknown {
+				if s.Classify(err) == driver.CodeUnknown {
 					Undo(t, s, r) // or the next one finds it in its way
 				}
 				if time.Now().After(end) {

@@ -56,7 +56,7 @@ func SharesRows(t *testing.T, d *Database, create, alias string) {
 	Release(t, s, g)
 	Release(t, s, w.Granted())
 	r, _ := Request("new", 3, time.Minute)
-	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Unsupported {
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnsupported {
 		t.Errorf("a semaphore: %v", err)
 	}
 }
@@ -86,7 +86,7 @@ func UncommittedRow(t *testing.T, d *Database, create string) {
 		defer cancel()
 		for _, limit := range []int{driver.Exclusive, driver.Unlimited} {
 			r, _ := Request(name, limit, time.Minute)
-			if _, err := s.Acquire(ctx, r); s.Classify(err) != driver.Busy {
+			if _, err := s.Acquire(ctx, r); s.Classify(err) != driver.CodeBusy {
 				t.Fatalf("%s: %v; want busy", name, err)
 			}
 		}
@@ -144,7 +144,7 @@ func Settings(t *testing.T, d *Database, set string) {
 			g = w.Granted()
 		}
 		Release(t, s, g)
-		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.NotHeld {
+		if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld {
 			t.Errorf("a second release: %v", err)
 		}
 	})
@@ -226,7 +226,7 @@ func Refuses(t *testing.T, d *Database, bad string) {
 	s := d.Store(t, d.Bare(t), "recipe=optimistic")
 	defer Close(t, s)
 	r, _ := Request("x", driver.Exclusive, time.Minute)
-	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.Refused || !strings.Contains(err.Error(), "holdfast init") {
+	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeRefused || !strings.Contains(err.Error(), "holdfast init") {
 		t.Errorf("without tables: %v", err)
 	}
 	// No password in any error.

@@ -80,7 +80,7 @@ func TestAuthenticationFails(t *testing.T) {
 		t.Fatal("the waiter was not told")
 	}
 	var lost *holdfast.LostError
-	if err := held.Unlock(); !errors.As(err, &lost) || lost.Cause != holdfast.SessionEnded {
+	if err := held.Unlock(); !errors.As(err, &lost) || lost.Cause != holdfast.CauseSessionEnded {
 		t.Errorf("Unlock: %v", err)
 	}
 	must(t, p.Redirect(z.Address()))

@@ -18,7 +18,7 @@ const tick = 100 * time.Millisecond
 // open makes a client.
 func open(t testing.TB, servers []string, o ...zkstore.Option) *zkstore.Store {
 	t.Helper()
-	s, err := zkstore.Open(t.Context(), servers, append([]zkstore.Option{zkstore.Tick(tick), zkstore.BreakGrace(100 * time.Millisecond)}, o...)...)
+	s, err := zkstore.Open(t.Context(), "zk://"+strings.Join(servers, ","), append([]zkstore.Option{zkstore.Tick(tick), zkstore.BreakGrace(100 * time.Millisecond)}, o...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

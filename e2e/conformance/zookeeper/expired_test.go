@@ -172,7 +172,7 @@ func TestCloseDoesNotBelieveOneServer(t *testing.T) {
 	must(t, p.Redirect(z.Address()))
 	select {
 	case err := <-closed:
-		if driver.CodeOf(err) != driver.Unavailable {
+		if driver.CodeOf(err) != driver.CodeUnavailable {
 			t.Errorf("Close: %v", err)
 		}
 	case <-time.After(patience):

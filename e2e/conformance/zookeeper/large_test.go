@@ -28,11 +28,11 @@ func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
 	k := lock(t, l, newName(), holdfast.TTL(3*time.Second))
 	other := lock(t, l, newName(), holdfast.TTL(3*time.Second))
 	node := "/" + newName()
-	must(t, s.Write(t.Context(), k.Name(), k.Token(), zkstore.CreateNode(node, nil)))
+	must(t, s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.CreateNode(node, nil)}))
 	before := k.Remaining()
 	for range 8 { // and again, as a caller does that does not know why
-		err := s.Write(t.Context(), k.Name(), k.Token(), zkstore.SetData(node, make([]byte, 2<<20), -1))
-		if driver.CodeOf(err) != driver.Invalid {
+		err := s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.SetData(node, make([]byte, 2<<20), -1)})
+		if driver.CodeOf(err) != driver.CodeInvalid {
 			t.Fatalf("%v (%v), want invalid", err, driver.CodeOf(err))
 		}
 		time.Sleep(time.Duration(float64(before) * 0.2))
@@ -42,7 +42,7 @@ func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
 			t.Errorf("a lock was lost: %v", context.Cause(k.Context()))
 		}
 	}
-	must(t, s.Write(t.Context(), k.Name(), k.Token(), zkstore.SetData(node, make([]byte, juteMaxBuffer-2000), -1)))
+	must(t, s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.SetData(node, make([]byte, juteMaxBuffer-2000), -1)}))
 	must(t, k.Unlock())
 	must(t, other.Unlock())
 }
@@ -57,8 +57,8 @@ func TestSlowWriteDelaysNoHeartbeat(t *testing.T) {
 	}))
 	k := lock(t, l, newName(), holdfast.TTL(3*time.Second))
 	node := "/" + newName()
-	must(t, s.Write(t.Context(), k.Name(), k.Token(), zkstore.CreateNode(node, nil)))
-	must(t, s.Write(t.Context(), k.Name(), k.Token(), zkstore.SetData(node, make([]byte, 1<<20-2000), -1)))
+	must(t, s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.CreateNode(node, nil)}))
+	must(t, s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.SetData(node, make([]byte, 1<<20-2000), -1)}))
 	if k.Context().Err() != nil {
 		t.Errorf("the lock was lost: %v", context.Cause(k.Context()))
 	}

@@ -92,7 +92,7 @@ func TestTLS(t *testing.T) {
 
 	stranger := open(t, []string{address}, zkstore.TLS(&tls.Config{}))
 	defer stranger.Close(t.Context())
-	if _, err := stranger.Guarantees(t.Context()); err == nil || driver.CodeOf(err) != driver.Unavailable || !strings.Contains(err.Error(), "certificate") {
+	if _, err := stranger.Guarantees(t.Context()); err == nil || driver.CodeOf(err) != driver.CodeUnavailable || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("an unknown certificate: %v", err)
 	}
 }

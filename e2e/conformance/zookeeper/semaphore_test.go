@@ -41,7 +41,7 @@ func TestLeaseDeletedWhileWaiting(t *testing.T) {
 	must(t, sa.Release(t.Context(), held[0], 0))
 	select {
 	case err := <-done:
-		if err != nil && driver.CodeOf(err) != driver.Unavailable {
+		if err != nil && driver.CodeOf(err) != driver.CodeUnavailable {
 			t.Errorf("it is answered %v", err)
 		}
 	case <-time.After(patience):

@@ -19,7 +19,7 @@ func TestSlowerTickIsRefused(t *testing.T) {
 		}
 	}()
 	_, err := s.Guarantees(t.Context())
-	if driver.CodeOf(err) != driver.Refused || !strings.Contains(err.Error(), "give tick=") {
+	if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "give tick=") {
 		t.Errorf("%v", err)
 	}
 }

@@ -141,7 +141,7 @@ func TestServersOwnTLS(t *testing.T) {
 			s := open(t, []string{wrong.address}, o...)
 			defer s.Close(t.Context())
 			_, err := s.Guarantees(t.Context())
-			if err == nil || driver.CodeOf(err) != driver.Unavailable || !regexp.MustCompile(wrong.says).MatchString(err.Error()) {
+			if err == nil || driver.CodeOf(err) != driver.CodeUnavailable || !regexp.MustCompile(wrong.says).MatchString(err.Error()) {
 				t.Errorf("%v (%v), want unavailable and %q", err, driver.CodeOf(err), wrong.says)
 			}
 		})

@@ -80,9 +80,9 @@ func TestBreakKeepsItsWatch(t *testing.T) {
 	switch err := <-left; {
 	case err == nil:
 		t.Error("the place was granted")
-	case driver.CodeOf(err) == driver.Unknown: // the answer took long
+	case driver.CodeOf(err) == driver.CodeUnknown: // the answer took long
 		undone(t, s, behind)
-	case driver.CodeOf(err) != driver.Withdrawn:
+	case driver.CodeOf(err) != driver.CodeWithdrawn:
 		t.Errorf("the place: %v", err)
 	}
 	if st := state(t, holder, name); len(st.Holders) != 1 || len(st.Waiters) != 0 {

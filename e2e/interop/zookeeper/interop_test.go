@@ -201,7 +201,7 @@ func TestCuratorRevokes(t *testing.T) {
 				t.Fatal("the holder was not told")
 			}
 			var lost *holdfast.LostError
-			if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.Taken {
+			if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.CauseTaken {
 				t.Errorf("cause %v, want taken", cause)
 			}
 			if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {

@@ -2,8 +2,8 @@ package zk
 
 import "github.com/holdfast-go/holdfast/driver"
 
-// Call is one request, to be sent once: after a *LostError make another. Its results
-// may be read once Do has returned nil, or Done is closed.
+// Call is one request, to be sent once: after a *LostError make a new one. Its results may be
+// read once Do has returned nil, or Done is closed.
 type Call struct {
 	op   int32
 	body []byte
@@ -11,35 +11,35 @@ type Call struct {
 
 	done chan struct{}
 
-	// Sent is taken before the request is written; Conn numbers the connection it
-	// went on, 0 if it went on none.
+	// Sent is taken before the request is written. Conn is the number of its connection, 0
+	// if it was not sent.
 	Sent driver.Instant
 	Conn int
 
-	// Err is the server's answered error, or a *LostError.
+	// Err is the error in the server's answer, or a *LostError.
 	Err error
-	// Zxid is the server's last transaction when it made the answer: for a write that
-	// was done, its own, since a server applies and answers writes one by one.
+	// Zxid is the server's last transaction at its answer. For a write it is the write's own
+	// transaction, since a server applies and answers writes one by one.
 	Zxid int64
-	// Path, Stat, Data and Names are results, as far as the operation has them.
+	// Path, Stat, Data and Names are the results that the operation has.
 	Path  string
 	Stat  Stat
 	Data  []byte
 	Names []string
-	// Results are those of a multi, by index; if it failed, Failed is the index of
-	// the operation that did not pass.
+	// Results are those of a multi, by index. If the multi failed, Failed is the index of the
+	// failed operation.
 	Results []*Call
 	Failed  int
 }
 
-// Done is closed when the call has been answered or its connection is lost. It
-// is nil until the call is sent.
+// Done is closed when the call has been answered or its connection is lost. It is nil until
+// the call is sent.
 func (c *Call) Done() <-chan struct{} { return c.done }
 
-// Size is that of the request, as the server counts it.
+// Size returns the size of the request, as the server counts it.
 func (c *Call) Size() int { return 8 + len(c.body) }
 
-// kind says how an answer is read.
+// kind is the form of an answer.
 type kind int
 
 const (
@@ -62,7 +62,7 @@ func create(op int32, path string, data []byte, acl []ACL, flags int32) *Call {
 	return &Call{op: op, body: e.b, kind: kindCreated}
 }
 
-// Create makes a node that stays.
+// Create makes a permanent node.
 func Create(path string, data []byte, acl []ACL) *Call { return create(opCreate, path, data, acl, 0) }
 
 // CreateEphemeral makes a node that ends with the session.
@@ -82,7 +82,7 @@ func CreateContainer(path string, acl []ACL) *Call {
 	return create(opCreateContainer, path, nil, acl, flagsContainer)
 }
 
-// Delete removes a node; version -1 fits every version.
+// Delete removes a node; version -1 matches every version.
 func Delete(path string, version int32) *Call {
 	var e encoder
 	e.string(path)
@@ -90,8 +90,8 @@ func Delete(path string, version int32) *Call {
 	return &Call{op: opDelete, body: e.b}
 }
 
-// Get reads a node, and watches it for a change of its data or its end. Unlike
-// exists it leaves no watch behind where there is no node.
+// Get reads a node, and watches it for a change of its data or its end. Unlike exists it
+// leaves no watch if there is no node.
 func Get(path string, watch bool) *Call {
 	var e encoder
 	e.string(path)
@@ -99,7 +99,7 @@ func Get(path string, watch bool) *Call {
 	return &Call{op: opGetData, body: e.b, kind: kindData}
 }
 
-// Set writes a node's data; version -1 fits every version.
+// Set writes a node's data; version -1 matches every version.
 func Set(path string, data []byte, version int32) *Call {
 	var e encoder
 	e.string(path)
@@ -117,22 +117,22 @@ func Children(path string, watch bool) *Call {
 }
 
 // Ephemerals lists the paths of the session's own nodes, in no order. Servers before 3.6 do
-// not know it.
+// not support it.
 func Ephemerals() *Call {
 	var e encoder
 	e.string("/")
 	return &Call{op: opEphemerals, body: e.b, kind: kindNames}
 }
 
-// Sync makes the reads after it see what the leader had committed when it got
-// there.
+// Sync makes the reads after it return at least what the leader had committed when it
+// received the sync.
 func Sync(path string) *Call {
 	var e encoder
 	e.string(path)
 	return &Call{op: opSync, body: e.b, kind: kindPath}
 }
 
-// Check, in a multi, demands a version of a node.
+// Check, in a multi, requires a version of a node.
 func Check(path string, version int32) *Call {
 	var e encoder
 	e.string(path)
@@ -140,8 +140,8 @@ func Check(path string, version int32) *Call {
 	return &Call{op: opCheck, body: e.b}
 }
 
-// Multi does all or nothing: creates, deletes, sets and checks. Creates in it
-// answer no Stat: servers learned that after 3.9.
+// Multi executes all operations or none: creates, deletes, sets and checks. Creates in it
+// return no Stat: servers do that only after 3.9.
 func Multi(ops ...*Call) *Call {
 	var e encoder
 	for _, o := range ops {
@@ -160,8 +160,8 @@ func Multi(ops ...*Call) *Call {
 	return &Call{op: opMulti, body: e.b, kind: kindMulti, Results: ops, Failed: -1}
 }
 
-// WatchTree watches a node and everything below it, until removed. The watch
-// ends with the connection.
+// WatchTree watches a node and everything below it, until removed. The watch ends with the
+// connection.
 func WatchTree(path string) *Call {
 	var e encoder
 	e.string(path)
@@ -169,7 +169,7 @@ func WatchTree(path string) *Call {
 	return &Call{op: opAddWatch, body: e.b}
 }
 
-// RemoveWatches forgets this session's watches of a kind on a path.
+// RemoveWatches removes this session's watches of a kind on a path.
 func RemoveWatches(path string, k WatchKind) *Call {
 	var e encoder
 	e.string(path)
@@ -177,7 +177,7 @@ func RemoveWatches(path string, k WatchKind) *Call {
 	return &Call{op: opRemoveWatches, body: e.b}
 }
 
-// read takes the answer's body apart.
+// read decodes the body of the answer.
 func (c *Call) read(code Error, d *decoder) {
 	if code != 0 {
 		c.Err = code
@@ -208,8 +208,8 @@ func (c *Call) result(k kind, d *decoder) {
 	}
 }
 
-// multi reads the results of each operation. Where one failed every result is an
-// error: 0 for those before it, its own, and "inconsistency" for those behind.
+// multi decodes the results of each operation. If one failed, every result is an error: 0 for
+// those before it, its own, and "inconsistency" for those after it.
 func (c *Call) multi(d *decoder) {
 	failed := false
 	for i := 0; ; i++ {

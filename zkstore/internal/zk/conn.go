@@ -16,27 +16,27 @@ import (
 )
 
 const (
-	// maxFrame bounds an answer: a server's own bound is 1 MB unless configured.
+	// maxFrame is the largest answer: a server's own limit is 1 MB unless configured.
 	maxFrame = 64 << 20
-	// writePatience bounds a write that the network does not take, unless configured.
-	writePatience = 500 * time.Millisecond
+	// writeTimeout limits a write that the network does not accept, unless configured.
+	writeTimeout = 500 * time.Millisecond
 )
 
-// LostError: the connection was lost, or the caller's context ended, before the
-// answer came. What was sent may have been done, or may still be.
+// LostError is the error of a request whose connection was lost, or whose context ended,
+// before the answer came. The request may have been executed, or may still be.
 type LostError struct{ Err error }
 
 func (e *LostError) Error() string { return fmt.Sprintf("zookeeper: no answer: %v", e.Err) }
 func (e *LostError) Unwrap() error { return e.Err }
 
-// NotSentError: nothing was sent.
+// NotSentError is the error of a request that was not sent.
 type NotSentError struct{ Err error }
 
 func (e *NotSentError) Error() string { return fmt.Sprintf("zookeeper: not connected: %v", e.Err) }
 func (e *NotSentError) Unwrap() error { return e.Err }
 
-// conn is one connection of a session. Requests are answered in the order in
-// which they were sent.
+// conn is one connection of a session. The server answers requests in the order in which
+// they were sent.
 type conn struct {
 	s  *Session
 	n  int
@@ -55,8 +55,8 @@ type conn struct {
 	writing bool
 }
 
-// send writes calls in one piece. Whoever finds a write under way leaves its
-// bytes to the writer.
+// send writes calls in one piece. If a write is under way, its goroutine writes these calls
+// as well.
 func (c *conn) send(calls ...*Call) error {
 	sent := driver.Now()
 	c.mu.Lock()
@@ -87,7 +87,7 @@ func (c *conn) send(calls ...*Call) error {
 		out := c.out
 		c.out = c.spare[:0]
 		c.mu.Unlock()
-		err := c.nc.SetWriteDeadline(time.Now().Add(cmp.Or(c.s.cfg.WritePatience, writePatience)))
+		err := c.nc.SetWriteDeadline(time.Now().Add(cmp.Or(c.s.cfg.WriteTimeout, writeTimeout)))
 		if err == nil {
 			_, err = c.nc.Write(out)
 		}
@@ -102,7 +102,7 @@ func (c *conn) send(calls ...*Call) error {
 	return nil
 }
 
-// close ends the connection; the reader then fails what is pending.
+// close ends the connection. Its reader then fails the pending calls.
 func (c *conn) close(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,7 +117,7 @@ func (c *conn) closeLocked(err error) {
 	}
 }
 
-// next takes the call that an answer belongs to.
+// next returns the call of an answer.
 func (c *conn) next(xid int32) (*Call, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -136,7 +136,7 @@ func (c *conn) next(xid int32) (*Call, error) {
 	return k, nil
 }
 
-// abandon fails everything that has had no answer.
+// abandon fails all calls without an answer.
 func (c *conn) abandon() {
 	c.mu.Lock()
 	left, err := c.pending[c.head:], c.err
@@ -148,7 +148,7 @@ func (c *conn) abandon() {
 	}
 }
 
-// read takes answers and events until the connection ends.
+// read handles answers and events until the connection ends.
 func (c *conn) read(r *bufio.Reader) error {
 	var frame []byte
 	for {
@@ -164,7 +164,7 @@ func (c *conn) read(r *bufio.Reader) error {
 		switch xid {
 		case xidEvent:
 			e := Event{Type: EventType(d.int32())}
-			d.int32() // the state of the session, which we see for ourselves
+			d.int32() // the session's state, which the client derives itself
 			e.Path = d.string()
 			if d.bad {
 				return errShort
@@ -189,7 +189,7 @@ func (c *conn) read(r *bufio.Reader) error {
 		c.s.answered(k, zxid, code)
 		close(k.done)
 		if code == ErrExpired || code == ErrMoved {
-			return code // the next handshake tells whether it is over
+			return code // the next handshake shows whether the session is over
 		}
 		if errors.Is(k.Err, errShort) {
 			return errShort
@@ -215,11 +215,11 @@ func readFrame(r *bufio.Reader, frame []byte) ([]byte, error) {
 	return frame, err
 }
 
-// errNoWelcome is all that a client sees of a member without a majority, of one that is
-// behind what the session has seen, or of a port for TLS that it speaks to in the clear.
+// errNoWelcome is the error of a handshake without an answer. The server may have no
+// majority, or be behind the session's last transaction, or its port may want TLS.
 var errNoWelcome = errors.New("the server ended the connection without an answer: it has no majority, lags behind, or wants TLS")
 
-// noWelcome tells the end of a connection without an answer apart.
+// noWelcome returns errNoWelcome for the end of a connection without an answer.
 func noWelcome(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
 		return errNoWelcome
@@ -227,10 +227,10 @@ func noWelcome(err error) error {
 	return err
 }
 
-// greeting is the first request on a connection, of at least that size.
+// greeting returns the first request on a connection, of at least size bytes.
 func greeting(id int64, passwd []byte, zxid int64, ask time.Duration, size int) []byte {
 	var e encoder
-	e.int32(0) // its length, below
+	e.int32(0) // its length, set below
 	e.int32(0) // protocol version
 	e.int64(zxid)
 	e.int32(int32(min(ask.Milliseconds(), 1<<30)))
@@ -244,8 +244,8 @@ func greeting(id int64, passwd []byte, zxid int64, ask time.Duration, size int) 
 	return e.b
 }
 
-// handshake begins or continues the session on a fresh connection. It answers
-// the instant before the request was sent.
+// handshake begins or continues the session on a new connection. sent is the instant before
+// the request.
 func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64, ask time.Duration) (sent driver.Instant, newID int64, newPasswd []byte, got time.Duration, err error) {
 	sent = driver.Now()
 	if _, err = nc.Write(greeting(id, passwd, zxid, ask, 0)); err != nil {

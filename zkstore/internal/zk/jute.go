@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// encoder writes jute, ZooKeeper's encoding: big-endian integers, byte strings
-// behind their length.
+// encoder writes jute, ZooKeeper's encoding: big-endian integers, and byte strings after
+// their length.
 type encoder struct{ b []byte }
 
 func (e *encoder) int32(v int32) { e.b = binary.BigEndian.AppendUint32(e.b, uint32(v)) }
@@ -41,7 +41,7 @@ func (e *encoder) acl(l []ACL) {
 
 var errShort = errors.New("zk: the server's answer is malformed")
 
-// decoder reads jute. After an error everything reads as zero.
+// decoder reads jute. After an error it returns zeros.
 type decoder struct {
 	b   []byte
 	bad bool
@@ -83,7 +83,7 @@ func (d *decoder) bool() bool {
 	return v != nil && v[0] != 0
 }
 
-// bytes copies: a frame is reused.
+// bytes copies, since the frame is reused.
 func (d *decoder) bytes() []byte {
 	n := d.int32()
 	if n == -1 {
@@ -102,9 +102,9 @@ func (d *decoder) string() string {
 
 func (d *decoder) strings() []string {
 	n := int(d.int32())
-	// A string takes at least the four bytes of its length.
+	// A string has at least the four bytes of its length.
 	if n < 0 || n > len(d.b)/4 {
-		d.bad = d.bad || n != -1 // -1 is how a null vector is written
+		d.bad = d.bad || n != -1 // -1 encodes a null vector
 		return nil
 	}
 	all := make([]string, n)

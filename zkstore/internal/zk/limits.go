@@ -8,11 +8,13 @@ import (
 	"math/rand/v2"
 	"net"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Limits asks a server which session timeouts it gives: with one session that is
-// begun with a huge timeout, continued with a tiny one, and closed. It goes on until
-// one answers or ctx ends.
+// Limits returns the shortest and the longest session timeout of the servers. It begins a
+// session with a huge timeout, continues it with a tiny one, and closes it. It repeats that
+// until a server answers or ctx ends.
 func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err error) {
 	at := rand.IntN(len(cfg.Servers))
 	var why reason
@@ -27,7 +29,7 @@ func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err err
 			return 0, 0, err
 		}
 		if tries%len(cfg.Servers) == 0 {
-			pause(ctx, 50*time.Millisecond)
+			_ = backoff.Sleep(ctx, retryInterval)
 		}
 	}
 }
@@ -35,8 +37,8 @@ func Limits(ctx context.Context, cfg Config) (least, most time.Duration, err err
 func limits(ctx context.Context, cfg Config, server string) (least, most time.Duration, err error) {
 	var id int64
 	passwd := make([]byte, 16)
-	// The connections of one session: the later takes it over from the earlier.
-	ask := func(timeout time.Duration, closing bool) (got time.Duration, err error) {
+	// The connections of one session: the later one takes it over from the earlier one.
+	try := func(timeout time.Duration, closing bool) (got time.Duration, err error) {
 		trying, cancel := context.WithTimeout(ctx, 5*time.Second)
 		defer cancel()
 		nc, err := cfg.Dial(trying, "tcp", server)
@@ -58,14 +60,14 @@ func limits(ctx context.Context, cfg Config, server string) (least, most time.Du
 		}
 		return got, explain(trying, err)
 	}
-	if most, err = ask(1<<30*time.Millisecond, false); err != nil {
+	if most, err = try(1<<30*time.Millisecond, false); err != nil {
 		return 0, 0, err
 	}
-	least, err = ask(time.Millisecond, true)
+	least, err = try(time.Millisecond, true)
 	return least, most, err
 }
 
-// explain prefers the context's end to what it did to the connection.
+// explain returns the context's error instead of its effect on the connection.
 func explain(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()
@@ -73,16 +75,16 @@ func explain(ctx context.Context, err error) error {
 	return err
 }
 
-// goodbye ends a session, and returns the number of the transaction that did.
+// goodbye ends a session, and returns the number of that transaction.
 func goodbye(nc net.Conn, r *bufio.Reader) (zxid int64, err error) {
 	return exchange(nc, r, opClose, "")
 }
 
-// exchange does one request, with a path if it has one, and returns the number of the last
-// transaction that the server had done when it answered.
+// exchange sends one request, with a path if it is not empty, and returns the number of the
+// server's last transaction at its answer.
 func exchange(nc net.Conn, r *bufio.Reader, op int32, path string) (zxid int64, err error) {
 	var e encoder
-	e.int32(0) // its length, below
+	e.int32(0) // its length, set below
 	e.int32(1)
 	e.int32(op)
 	if path != "" {
@@ -105,10 +107,10 @@ func exchange(nc net.Conn, r *bufio.Reader, op int32, path string) (zxid int64, 
 	return zxid, nil
 }
 
-// Accepts reports whether the servers accept a request of that size. A server ends the
-// connection of one that is longer than its jute.maxbuffer, as soon as it has read the
-// length. It is asked with the beginning of a session that never was, filled up to the
-// size: which it refuses by an answer, if it reads it.
+// Accepts reports whether the servers accept a request of size bytes. A server ends the
+// connection of a request that is longer than its jute.maxbuffer, as soon as it has read
+// the length. Accepts sends the handshake of a session that never existed, padded to the
+// size, which a server that reads it refuses by an answer.
 func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
 	at := rand.IntN(len(cfg.Servers))
 	for tries := 0; ; tries++ {
@@ -122,16 +124,19 @@ func Accepts(ctx context.Context, cfg Config, size int) (bool, error) {
 		case errors.Is(err, errNoWelcome) && greet(ctx, cfg, server, 0) == nil:
 			return false, nil
 		case (tries+1)%len(cfg.Servers) == 0:
-			pause(ctx, 50*time.Millisecond)
+			_ = backoff.Sleep(ctx, retryInterval)
 		}
 	}
 }
 
-// noSession is the number of a session that never is: a server's own number is the first
-// byte of those that it begins, and 0 is no such number for long.
+// retryInterval is the delay after all servers have failed.
+const retryInterval = 50 * time.Millisecond
+
+// noSession is a session number that no server assigns: it begins with the server's own
+// number in the first byte, and 0 is no such number for long.
 const noSession = 1
 
-// greet asks a server for a session that never was, in a request of at least that size.
+// greet requests a session that never existed, in a request of at least size bytes.
 func greet(ctx context.Context, cfg Config, server string, size int) error {
 	trying, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -149,8 +154,8 @@ func greet(ctx context.Context, cfg Config, server string, size int) error {
 	return noWelcome(err)
 }
 
-// latest returns the number of a transaction that a majority has just committed: the end of
-// a session that is begun for it.
+// latest returns the number of a transaction that a majority has just committed: the end of a
+// session that it begins for this purpose.
 func latest(ctx context.Context, cfg Config, server string) (int64, error) {
 	nc, err := cfg.Dial(ctx, "tcp", server)
 	if err != nil {
@@ -167,8 +172,8 @@ func latest(ctx context.Context, cfg Config, server string) (int64, error) {
 	if id == 0 {
 		return 0, ErrExpired
 	}
-	// Where sessions are a server's own affair until they need more, its end is no
-	// transaction: the sync brings even a server that lags behind up to the leader.
+	// With local sessions the end is no transaction. The sync brings a server that is behind
+	// up to the leader.
 	if _, err := exchange(nc, r, opSync, "/"); err != nil {
 		return 0, err
 	}

@@ -8,37 +8,35 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// proof is what is known of the leader's deadline for the session.
+// proof is what the client can prove about the leader's deadline for the session.
 //
-// A leader ends a session when it has heard of no activity for the session
-// timeout T. What a client does at a follower, the leader hears of when the
-// follower answers the leader's next ping, twice a tick; requests that pass
-// through to the leader do not count there as activity. So one answer, even one
-// that came from the leader, does not prove that the deadline has moved. The next
-// one does, if a tick lay between: pings, their answers and forwarded requests
-// travel in order on the one connection between follower and leader, so by the
-// time the later request is answered the leader has heard of the earlier one.
-// Hence: when a request that passed the leader is answered, and it was sent at
-// least Beat (more than a tick) after an earlier one had been answered on the
-// same connection, the session stands at least until
+// A leader ends a session after no activity for the session timeout T. A follower reports a
+// client's activity to the leader with its answer to the leader's next ping, twice a tick.
+// Requests that pass through to the leader do not count there as activity. So one answer,
+// even one that came from the leader, does not prove that the deadline has moved. The next
+// one does, if a tick lies between: pings, their answers and forwarded requests travel in
+// order on the one connection between follower and leader. So when the later request is
+// answered, the leader has received the report about the earlier one. Hence: when a request
+// that passed the leader is answered, and it was sent at least Beat (more than a tick)
+// after an earlier one had been answered on the same connection, the session stands at
+// least until
 //
 //	send of the earlier one + T - tick.
 //
-// Only what was done counts: a server refuses some requests by itself.
+// Only successful requests count: a server refuses some requests without the leader.
 //
-// The tick that is taken off covers a leader that has been deposed and does not
-// know yet: it goes on answering sync for at most about that long beside its
-// successor, which begins by giving every session the whole of T.
+// The tick that is subtracted covers a leader that was deposed and has not noticed yet. It
+// goes on answering sync for at most about that long beside its successor. The successor
+// begins by giving every session the whole of T.
 //
-// Two answers count at once, without a second one. A session that is new was
-// made by a transaction that a quorum has committed, and its deadline set with
-// it. And on reconnection the server asks the leader, who moves the deadline
-// before it answers; since a deposed leader may answer that as well, it counts as
-// an earlier one, to be confirmed.
+// Two answers count at once. A new session was made by a transaction that a quorum has
+// committed, and its deadline was set with it. And on reconnection the server requests the
+// leader, which moves the deadline before it answers. Since a deposed leader may answer
+// that as well, it counts as the earlier of two answers.
 type proof struct {
 	// origin: the deadline is at least origin + T - tick.
 	origin driver.Instant
-	// The earlier one that waits for its confirmation: its send, its answer.
+	// Send and answer of the earlier request, which is not confirmed yet.
 	sent, received driver.Instant
 
 	changed chan struct{} // closed and replaced when origin moves
@@ -51,7 +49,7 @@ func (p *proof) connected(fresh bool, sent, received driver.Instant) {
 	p.sent, p.received = sent, received
 }
 
-// answered takes a request that passed the leader.
+// answered handles the answer to a request that passed the leader.
 func (p *proof) answered(sent driver.Instant, beat time.Duration) {
 	if Between(p.received, sent) < beat {
 		return
@@ -61,14 +59,14 @@ func (p *proof) answered(sent driver.Instant, beat time.Duration) {
 	p.changed = make(chan struct{})
 }
 
-// Between is the time from a to b, suspended time included.
+// Between returns the time from a to b, including suspended time.
 func Between(a, b driver.Instant) time.Duration {
 	since, _ := a.Elapsed()
 	later, _ := b.Elapsed()
 	return since - later
 }
 
-// Proven is how long after an instant the session is known to stand.
+// Proven returns how long after an instant the session is proven to stand.
 func (s *Session) Proven(at driver.Instant) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,16 +77,15 @@ func (s *Session) proven(at driver.Instant) time.Duration {
 	return s.timeout - s.cfg.Tick - Between(s.proof.origin, at)
 }
 
-// Proof is the same as an instant and how long after it the session is known to
-// stand.
+// Proof returns an instant, and how long after it the session is proven to stand.
 func (s *Session) Proof() (driver.Instant, time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.proof.origin, s.timeout - s.cfg.Tick
 }
 
-// Prove waits until the session is known to stand for that long after an
-// instant. It answers false when ctx ends or the session is over before.
+// Prove waits until the session is proven to stand for d after an instant. It returns false
+// if ctx or the session ends first.
 func (s *Session) Prove(ctx context.Context, at driver.Instant, d time.Duration) bool {
 	for {
 		s.mu.Lock()
@@ -109,16 +106,16 @@ func (s *Session) Prove(ctx context.Context, at driver.Instant, d time.Duration)
 	}
 }
 
-// Silence is how long a heartbeat may stay without an answer before another server
-// is tried.
+// Silence returns how long a heartbeat may stay without an answer before the client tries
+// another server.
 func (c Config) Silence() time.Duration {
 	return max(3*c.Beat, min(c.Timeout/3, maxSilence))
 }
 
 const maxSilence = 10 * time.Second
 
-// beat sends a heartbeat whenever nothing else has passed the leader for a while,
-// and gives the connection up when one stays without an answer.
+// beat sends a heartbeat when no other request has passed the leader for a while. It closes
+// the connection when a heartbeat stays without an answer.
 func (s *Session) beat(c *conn) {
 	t := time.NewTimer(0)
 	defer t.Stop()

@@ -2,7 +2,7 @@ package zk
 
 import "fmt"
 
-// The operations, by their numbers on the wire.
+// The operations, by their numbers in the protocol.
 const (
 	opCreatePlain     = 1
 	opDelete          = 2
@@ -22,14 +22,14 @@ const (
 	opError           = -1
 )
 
-// The xids that are no request's.
+// The xids that do not belong to a request.
 const (
 	xidEvent = -1
 	xidAuth  = -4
 )
 
-// throughLeader tells which operations are answered only after the leader has
-// dealt with them.
+// throughLeader reports whether an operation is answered only after the leader has executed
+// it.
 func throughLeader(op int32) bool {
 	switch op {
 	case opDelete, opSetData, opSync, opMulti, opCreate, opCreateContainer:
@@ -38,10 +38,10 @@ func throughLeader(op int32) bool {
 	return false
 }
 
-// Error is an answered error, by its number on the wire.
+// Error is an error of a server, by its number in the protocol.
 type Error int32
 
-// The errors that callers tell apart.
+// The errors that callers distinguish.
 const (
 	ErrRuntimeInconsistency Error = -2
 	ErrUnimplemented        Error = -6
@@ -81,8 +81,8 @@ func (e Error) Error() string {
 	return fmt.Sprintf("zookeeper: error %d", int32(e))
 }
 
-// Stat is what the server knows of a node. Times are milliseconds since 1970 by
-// the leader's clock.
+// Stat is the server's data about a node. Times are milliseconds since 1970 by the leader's
+// clock.
 type Stat struct {
 	Czxid, Mzxid, Ctime, Mtime  int64
 	Version, Cversion, Aversion int32
@@ -97,19 +97,19 @@ type ACL struct {
 	Scheme, ID string
 }
 
-// Everyone may do everything; Creator: only who authenticated as the creator.
+// Everyone grants all rights to all users, and Creator only to the user that created a node.
 var (
 	Everyone = []ACL{{31, "world", "anyone"}}
 	Creator  = []ACL{{31, "auth", ""}}
 )
 
-// Auth is what a session presents on each connection.
+// Auth is a credential that a session presents on each connection.
 type Auth struct {
 	Scheme string
 	Data   []byte
 }
 
-// EventType says what a watch saw.
+// EventType is the kind of change that a watch reports.
 type EventType int32
 
 // The types of events.
@@ -126,7 +126,7 @@ type Event struct {
 	Path string
 }
 
-// WatchKind is what RemoveWatches removes.
+// WatchKind is the kind of watches that RemoveWatches removes.
 type WatchKind int32
 
 // The kinds of watches.

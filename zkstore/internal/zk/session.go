@@ -11,38 +11,39 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Config says how a session is kept.
+// Config configures a session.
 type Config struct {
 	// Servers are host:port each.
 	Servers []string
-	// Timeout is the session timeout to ask for.
+	// Timeout is the requested session timeout.
 	Timeout time.Duration
-	// Beat is the least distance between the answer of one heartbeat and the send
-	// of the next; more than a tick of the servers. Tick is that tick.
+	// Beat is the shortest time between the answer to one heartbeat and the send of the
+	// next; more than a tick of the servers. Tick is that tick.
 	Beat, Tick time.Duration
-	// WritePatience bounds a write that the network does not take; default 500 ms.
-	WritePatience time.Duration
-	// Dial makes a connection, with TLS if there is to be any.
+	// WriteTimeout limits a write that the network does not accept; default 500 ms.
+	WriteTimeout time.Duration
+	// Dial opens a connection, with TLS if configured.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	Auth []Auth
-	// OnEvent is told of watches that fire, and OnConn of each new connection, by
-	// its number: all watches of earlier ones are void. OnEnd is told once when the
-	// session is over, and why. None of them may block.
+	// OnEvent is called when a watch fires. OnConn is called for each new connection, with
+	// its number: all watches of earlier ones have ended. OnEnd is called once when the
+	// session is over, with the reason. None of them may block.
 	OnEvent func(Event)
 	OnConn  func(conn int)
 	OnEnd   func(error)
 }
 
-// ErrClosed: the session was closed by its owner.
+// ErrClosed is the error of a session that its owner has closed.
 var ErrClosed = errors.New("zookeeper: the session is closed")
 
-// ErrRewound: the ensemble has gone back to an earlier state than the session has seen, as
-// after a restore from a backup. Its servers refuse the session for that reason.
+// ErrRewound is the error of a session that has seen a later state than the ensemble has, for
+// example after a restore from a backup. The servers refuse such a session.
 var ErrRewound = fmt.Errorf("%w: the servers went back to an earlier state than it had seen", ErrExpired)
 
-// Session is one ZooKeeper session, over as many connections as it takes.
+// Session is one ZooKeeper session over consecutive connections.
 type Session struct {
 	cfg  Config
 	stop context.CancelFunc
@@ -61,7 +62,7 @@ type Session struct {
 	proof   proof
 }
 
-// Open begins a session and returns when it stands.
+// Open begins a session and waits until it stands.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	running, stop := context.WithCancel(context.Background())
 	s := &Session{cfg: cfg, stop: stop, done: make(chan struct{}), changed: make(chan struct{}), passwd: make([]byte, 16)}
@@ -75,28 +76,28 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// ID is the session's number, the ephemeralOwner of its nodes.
+// ID returns the session's number, the ephemeralOwner of its nodes.
 func (s *Session) ID() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.id
 }
 
-// Timeout is what the server gave.
+// Timeout returns the session timeout that the server has granted.
 func (s *Session) Timeout() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.timeout
 }
 
-// Zxid is the last transaction that the session has seen.
+// Zxid returns the last transaction that the session has seen.
 func (s *Session) Zxid() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.zxid
 }
 
-// Conn numbers the connection that stands, 0 if none does.
+// Conn returns the number of the present connection, 0 if there is none.
 func (s *Session) Conn() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -106,7 +107,7 @@ func (s *Session) Conn() int {
 	return s.conn.n
 }
 
-// Ended tells why the session is over, nil while it is not.
+// Ended returns why the session is over, nil while it is not.
 func (s *Session) Ended() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,9 +140,9 @@ func (s *Session) await(ctx context.Context) (*conn, error) {
 	}
 }
 
-// Do sends calls in one piece, in order, and waits for their answers. Its error
-// is a *NotSentError or a *LostError; what the server answered is in the calls.
-// After a *LostError the calls must not be read, except Conn and Sent.
+// Do sends calls in one piece, in order, and waits for their answers. Its error is a
+// *NotSentError or a *LostError; errors of the server are in the calls. After a *LostError
+// only Conn and Sent of the calls may be read.
 func (s *Session) Do(ctx context.Context, calls ...*Call) error {
 	if err := s.Send(ctx, calls...); err != nil {
 		return err
@@ -175,7 +176,7 @@ func (s *Session) Send(ctx context.Context, calls ...*Call) error {
 		if c.send(calls...) == nil {
 			return nil
 		}
-		// It ended just now: wait for what comes after it.
+		// It has just ended: wait for the next one.
 		select {
 		case <-c.over:
 		case <-ctx.Done():
@@ -185,19 +186,18 @@ func (s *Session) Send(ctx context.Context, calls ...*Call) error {
 	}
 }
 
-// closePatience bounds the end of a session. It is one write, which waits for the disks of
-// a majority, and not an attempt with one server of several: it does not get shorter with
-// the session's timeout. Given up too soon, nodes stand until the session expires that
-// would have been gone a moment later.
-const closePatience = 5 * time.Second
+// closeTimeout limits the end of a session at the server. The end is one write, which waits
+// for the disks of a majority, so the limit does not depend on the session's timeout. If it
+// is too short, nodes stand until the session expires that would soon have been removed.
+const closeTimeout = 5 * time.Second
 
-// Close ends the session at the server, so that its nodes go at once; ctx, and
-// closePatience, bound how long that is tried. Without an answer the session is left to expire. Where the
-// answer was lost with its connection it is asked again, on the next. ErrExpired says that
-// the server there does not know the session any more: it was closed, or has expired, if
-// that server is right.
+// Close ends the session at the server, so that its nodes are removed at once. It tries that
+// until ctx ends, for closeTimeout at most, and otherwise leaves the session to expire. If
+// the connection is lost before the answer, Close repeats the request on the next one.
+// ErrExpired means that the server does not have the session any more: it was closed or
+// has expired, if that server is right.
 func (s *Session) Close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, closePatience)
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	err := s.Do(ctx, &Call{op: opClose})
 	for ; err != nil && ctx.Err() == nil; err = s.Do(ctx, &Call{op: opClose}) {
 		if ended := s.Ended(); ended != nil {
@@ -213,15 +213,14 @@ func (s *Session) Close(ctx context.Context) error {
 	return err
 }
 
-// Abandon ends the session for this process and leaves it to expire at the
-// server.
+// Abandon ends the session in this process and leaves it to expire at the server.
 func (s *Session) Abandon() {
 	s.end(ErrClosed)
 	<-s.done
 }
 
-// patience bounds an attempt with one server.
-func (s *Session) patience() time.Duration {
+// dialTimeout returns the limit of a connection attempt to one server.
+func (s *Session) dialTimeout() time.Duration {
 	d := s.cfg.Timeout / time.Duration(2*len(s.cfg.Servers))
 	return min(max(d, 200*time.Millisecond), 5*time.Second)
 }
@@ -246,13 +245,13 @@ func (s *Session) end(err error) {
 	}
 }
 
-// announce wakes those who wait for a change. The session is locked.
+// announce wakes the goroutines that wait for a change. The caller holds mu.
 func (s *Session) announce() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// lost takes a connection that has ended out of use.
+// lost removes a connection that has ended.
 func (s *Session) lost(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -268,11 +267,13 @@ func (s *Session) run(ctx context.Context) {
 	defer s.stop()
 	at := rand.IntN(len(s.cfg.Servers))
 	var why reason
+	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: 500 * time.Millisecond}
 	for failures := 0; ctx.Err() == nil; at++ {
 		server := s.cfg.Servers[at%len(s.cfg.Servers)]
 		err := s.connect(ctx, server)
 		if err == nil {
 			failures = 0
+			retry.Reset()
 			continue
 		}
 		s.mu.Lock()
@@ -281,35 +282,35 @@ func (s *Session) run(ctx context.Context) {
 		if failures++; failures%len(s.cfg.Servers) != 0 {
 			continue
 		}
-		// Every server was tried in vain.
+		// All servers have failed.
 		if errors.Is(err, errNoWelcome) && s.rewound(ctx, server) {
 			s.end(ErrRewound)
 			return
 		}
-		pause(ctx, min(time.Duration(failures)*20*time.Millisecond, 500*time.Millisecond))
+		_ = retry.Sleep(ctx)
 	}
 }
 
-// rewound reports whether the ensemble has gone back to an earlier state. A server refuses
-// a session that has seen a later transaction than the server itself, without an answer.
-// Most such servers lag behind, and the client has only to wait. But what a majority
-// commits now is later than everything that any client of the same history has seen.
+// rewound reports whether the ensemble has returned to an earlier state. A server refuses,
+// without an answer, a session that has seen a later transaction than the server itself.
+// Most such servers are behind, and the client only has to wait. But a transaction that a
+// majority commits now is later than all that any client of the same history has seen.
 func (s *Session) rewound(ctx context.Context, server string) bool {
 	seen := s.Zxid()
 	if seen == 0 {
 		return false
 	}
-	trying, cancel := context.WithTimeout(ctx, s.patience())
+	trying, cancel := context.WithTimeout(ctx, s.dialTimeout())
 	defer cancel()
 	now, err := latest(trying, s.cfg, server)
 	return err == nil && now < seen
 }
 
-// reason picks what to say of attempts that have failed, one after another.
+// reason selects the error to report after consecutive failed attempts.
 type reason struct{ timeouts int }
 
-// of is what is said from now on. One attempt that took too long, or was cut off, does
-// not hide why those before it failed; several do.
+// of returns the error to report from now on. One attempt that timed out, or was cancelled,
+// does not hide the reason of earlier failures; several do.
 func (r *reason) of(last error, server string, err error) error {
 	slow, ok := errors.AsType[net.Error](err)
 	if ok && slow.Timeout() || errors.Is(err, context.Canceled) {
@@ -323,20 +324,10 @@ func (r *reason) of(last error, server string, err error) error {
 	return fmt.Errorf("%s: %w", server, err)
 }
 
-// pause sleeps for half of d to all of it.
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d/2 + rand.N(d/2))
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
-}
-
-// connect serves the session on one connection until that ends. Its error says
-// why there was none.
+// connect serves the session on one connection until that ends. It returns an error if there
+// was no connection.
 func (s *Session) connect(ctx context.Context, server string) error {
-	trying, cancel := context.WithTimeout(ctx, s.patience())
+	trying, cancel := context.WithTimeout(ctx, s.dialTimeout())
 	defer cancel()
 	nc, err := s.cfg.Dial(trying, "tcp", server)
 	if err != nil {
@@ -404,8 +395,7 @@ func (s *Session) connect(ctx context.Context, server string) error {
 	return nil
 }
 
-// authenticate presents the credentials, ahead of all requests; a refusal ends
-// the session.
+// authenticate presents the credentials before all requests. A refusal ends the session.
 func (s *Session) authenticate(nc net.Conn) error {
 	var e encoder
 	for _, a := range s.cfg.Auth {
@@ -427,14 +417,14 @@ func (s *Session) authenticate(nc net.Conn) error {
 	return err
 }
 
-// answered takes note of an answer.
+// answered handles the answer to a call.
 func (s *Session) answered(k *Call, zxid int64, code Error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if zxid > 0 {
 		s.zxid = max(s.zxid, zxid)
 	}
-	// A refusal may be the server's own word, without the leader.
+	// A server may refuse without the leader.
 	if throughLeader(k.op) && code == 0 {
 		s.proof.answered(k.Sent, s.cfg.Beat)
 	}

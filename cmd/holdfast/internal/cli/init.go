@@ -101,11 +101,11 @@ func initialise(ctx context.Context, raw string) (bool, error) {
 func storeError(err error) error {
 	kind := holdfast.ErrUnavailable
 	switch driver.CodeOf(err) {
-	case driver.Refused:
+	case driver.CodeRefused:
 		kind = holdfast.ErrRefused
-	case driver.Invalid:
+	case driver.CodeInvalid:
 		kind = holdfast.ErrInvalid
-	case driver.Unsupported:
+	case driver.CodeUnsupported:
 		kind = holdfast.ErrUnsupported
 	}
 	return fmt.Errorf("%w: %w", kind, err)

@@ -65,7 +65,7 @@ func (e exited) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 func known(err error) bool {
 	return slices.ContainsFunc([]error{
 		holdfast.ErrBusy, holdfast.ErrLost, holdfast.ErrUnavailable, holdfast.ErrRefused, holdfast.ErrUnsupported,
-		holdfast.ErrInvalid, holdfast.ErrSelfDeadlock, holdfast.ErrNotHeld, holdfast.ErrClosed,
+		holdfast.ErrInvalid, holdfast.ErrSelfDeadlock, holdfast.ErrNotHeld, holdfast.ErrClosed, holdfast.ErrMissed,
 	}, func(target error) bool { return errors.Is(err, target) })
 }
 
@@ -101,7 +101,7 @@ on none: without a store, locks are files of this user on this machine.`,
 	}
 	root.SetVersionTemplate("holdfast {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(newRun(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newInit(p), newCheck(p), newLab(p), newVersion(), newCompletion())
+	root.AddCommand(newRun(p), newHold(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newInit(p), newCheck(p), newLab(p), newVersion(), newCompletion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
 		if c.Name() == "help" {

@@ -82,7 +82,30 @@ type runFlags struct {
 }
 
 func newRun(p *say.Printer) *cobra.Command {
-	f := &runFlags{
+	f := newRunFlags()
+	cmd := &cobra.Command{
+		Use:                   "run [flags] NAME -- COMMAND [ARG...]",
+		Short:                 "Hold a lock while a command runs",
+		Long:                  runLong,
+		Example:               runExample,
+		DisableFlagsInUseLine: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			o, err := f.options(cmd, args, p)
+			if err != nil {
+				return err
+			}
+			return ran(o, p)
+		},
+	}
+	f.add(cmd)
+	flags := cmd.Flags()
+	flags.Var(&f.maxHold, "max-hold", "end the command after this time: SIGTERM, and SIGKILL after the grace")
+	return cmd
+}
+
+// newRunFlags returns the flags with their limits.
+func newRunFlags() *runFlags {
+	return &runFlags{
 		ttl: duration{d: holdfast.DefaultTTL, least: holdfast.MinTTL, most: holdfast.MaxTTL,
 			allowed: "a duration from 50ms to 24h"},
 		wait: duration{least: 1, most: math.MaxInt64,
@@ -95,24 +118,10 @@ func newRun(p *say.Printer) *cobra.Command {
 		busy:   number{n: exit.Busy, most: 125},
 		reason: text{check: checkReason},
 	}
-	cmd := &cobra.Command{
-		Use:                   "run [flags] NAME -- COMMAND [ARG...]",
-		Short:                 "Hold a lock while a command runs",
-		Long:                  runLong,
-		Example:               runExample,
-		DisableFlagsInUseLine: true,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			o, err := f.options(cmd, args, p)
-			if err != nil {
-				return err
-			}
-			status := exited(run.Run(o, p))
-			if status == exit.OK {
-				return nil
-			}
-			return status
-		},
-	}
+}
+
+// add adds the flags that run and hold share.
+func (f *runFlags) add(cmd *cobra.Command) {
 	f.store.add(cmd)
 	flags := cmd.Flags()
 	flags.SortFlags = false
@@ -121,13 +130,11 @@ func newRun(p *say.Printer) *cobra.Command {
 	flags.BoolVar(&f.shared, "shared", false, "hold the lock beside other shared holders, and never beside an exclusive one")
 	flags.Var(&f.limit, "limit", "hold the lock beside at most N-1 others: a semaphore of `N`, 1 to 4096")
 	flags.Var(&f.ttl, "ttl", "how long the store keeps the lock when this process cannot renew it,\n50ms to 24h; not given, it adapts to the store's limits and to --grace")
-	flags.Var(&f.minHold, "min-hold", "keep the lock for this time even when the command ends earlier")
-	flags.Var(&f.maxHold, "max-hold", "end the command after this time: SIGTERM, and SIGKILL after the grace")
+	flags.Var(&f.minHold, "min-hold", "keep the lock for this time even when it is not needed for as long")
 	flags.Var(&f.grace, "grace", "the time between SIGTERM and SIGKILL, at most a third of the TTL;\nnot given, it adapts to the TTL")
 	flags.Var(&f.reason, "reason", "shown to people who inspect the lock (default the command's name)")
 	flags.Var(&f.busy, "busy-status", "the exit status, 0 to 125, when the lock was not acquired")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "report every step")
-	return cmd
 }
 
 func checkReason(s string) error {
@@ -159,13 +166,17 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (r
 		e, _ := errors.AsType[*proc.NotRunnable](err)
 		return run.Options{}, exited(e.Status)
 	}
-	if dir != "" {
-		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
-	}
-	return run.Options{
+	o, err := f.lock(name, storeURL, dir, command[0], p)
+	o.Command = proc.Command{Path: path, Args: command}
+	return o, err
+}
+
+// lock returns the options that run and hold share. It refuses a lock that an outer run
+// holds.
+func (f *runFlags) lock(name, storeURL, dir, command string, p *say.Printer) (run.Options, error) {
+	o := run.Options{
 		Name: name, Store: storeURL, Namespace: f.store.namespace.s,
-		Command:    proc.Command{Path: path, Args: command},
-		Reason:     f.reasonFor(command[0]),
+		Reason:     f.reasonFor(command),
 		TTL:        f.ttl.ifGiven(),
 		Wait:       f.wait.d,
 		Shared:     f.shared,
@@ -176,7 +187,22 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (r
 		Grace:      f.grace.ifGiven(),
 		BusyStatus: f.busy.n,
 		Verbose:    f.verbose,
-	}, nil
+	}
+	if err := o.Nested(); err != nil {
+		return o, err
+	}
+	if dir != "" {
+		p.Line("locks in %s, this machine and user only; set %s", dir, envStore)
+	}
+	return o, nil
+}
+
+// ran takes the lock, and returns the exit status as an error.
+func ran(o run.Options, p *say.Printer) error {
+	if status := run.Run(o, p); status != exit.OK {
+		return exited(status)
+	}
+	return nil
 }
 
 // split separates NAME and COMMAND at the --, which is required: without it a flag

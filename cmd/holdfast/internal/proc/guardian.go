@@ -84,6 +84,19 @@ func Become(fd string) (*os.File, error) {
 	return os.NewFile(uintptr(n), "front"), nil
 }
 
+// Detach gives up the first n of the standard streams, so that no reader waits for this
+// process.
+func Detach(n int) {
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	for fd := range n {
+		_ = unix.Dup2(null, fd)
+	}
+	unix.Close(null)
+}
+
 // Ended is closed when the guardian has ended.
 func (g *Guardian) Ended() <-chan struct{} { return g.ended }
 

@@ -12,6 +12,12 @@ import (
 // Group is a running command.
 type Group struct{}
 
+// Section is a process that is watched.
+type Section struct{ Group }
+
+// Attach answers an error on this system.
+func Attach(int) (*Section, error) { return nil, unsupported() }
+
 // Terminal is the controlling terminal.
 type Terminal struct{}
 
@@ -53,16 +59,18 @@ func (*Group) SignalAll(syscall.Signal) ([]Process, error) { return nil, nil }
 func (*Group) SignalLeavers(syscall.Signal) []Process      { return nil }
 
 func OpenTerminal(int) *Terminal       { return nil }
-func (*Terminal) Wanted(*Group) bool   { return false }
-func (*Terminal) Lend(*Group) bool     { return false }
+func (*Terminal) Wanted(int) bool      { return false }
+func (*Terminal) Lend(int) bool        { return false }
 func (*Terminal) TakeBack() bool       { return false }
 func (*Terminal) Reclaim()             {}
 func (*Terminal) SaveModes()           {}
 func (*Terminal) RestoreModes()        {}
 func Blind() bool                      { return false }
 func IgnoreOutputStops()               {}
+func Detach(int)                       {}
 func Foreground([]string) int          { return 1 }
 func Suspend(syscall.Signal) bool      { return false }
+func Exists(int) bool                  { return true }
 func ProcessGroup() int                { return 0 }
 func Boottime() int64                  { return 0 }
 func signalName(syscall.Signal) string { return "" }

@@ -49,25 +49,25 @@ func (t *Terminal) isWith(group int) bool {
 // Wanted tells what to do about a command that was stopped because it reached
 // for the terminal. It lends the foreground if that is the owner's to lend, and
 // answers whether the command can go on.
-func (t *Terminal) Wanted(g *Group) bool {
+func (t *Terminal) Wanted(group int) bool {
 	if t == nil {
 		return false
 	}
 	t.stdin = true // from now on it gets the terminal whenever the owner does
-	return t.isWith(g.pid) || t.Lend(g)
+	return t.isWith(group) || t.Lend(group)
 }
 
 // Lend gives the foreground to the command if the owner has it, and answers
 // whether it did.
-func (t *Terminal) Lend(g *Group) bool {
+func (t *Terminal) Lend(group int) bool {
 	if t == nil || !t.stdin || !t.isWith(t.owner) {
 		return false
 	}
 	t.SaveModes()
-	if setForegroundGroup(t.fd, g.pid) != nil {
+	if setForegroundGroup(t.fd, group) != nil {
 		return false
 	}
-	t.lentTo = g.pid
+	t.lentTo = group
 	return true
 }
 

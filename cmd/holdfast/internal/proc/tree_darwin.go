@@ -63,3 +63,35 @@ func foreign() map[int]bool { return nil }
 func setName(string) {}
 
 const clockBoottime = unix.CLOCK_MONOTONIC // it runs through a suspended machine here
+
+// watchEnd returns what waits for the end of a process.
+func watchEnd(pid int) (await func(), err error) {
+	kq, err := unix.Kqueue()
+	if err != nil {
+		return nil, err
+	}
+	unix.CloseOnExec(kq)
+	events := make([]unix.Kevent_t, 1)
+	unix.SetKevent(&events[0], pid, unix.EVFILT_PROC, unix.EV_ADD|unix.EV_ONESHOT)
+	events[0].Fflags = unix.NOTE_EXIT
+	if _, err := unix.Kevent(kq, events, nil, nil); err != nil {
+		unix.Close(kq)
+		return nil, err
+	}
+	return func() {
+		defer unix.Close(kq)
+		for {
+			if n, err := unix.Kevent(kq, nil, events, nil); n > 0 || err != unix.EINTR {
+				return
+			}
+		}
+	}, nil
+}
+
+// signalSection sends a signal to a process alone: its descendants are not seen.
+func signalSection(pid int, s syscall.Signal) ([]Process, error) {
+	if err := syscall.Kill(pid, s); err != nil && err != syscall.ESRCH {
+		return nil, err
+	}
+	return nil, nil
+}

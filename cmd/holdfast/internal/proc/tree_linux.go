@@ -330,3 +330,41 @@ func descendantsBut(but map[int]bool) []member {
 func setName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0) }
 
 const clockBoottime = unix.CLOCK_BOOTTIME
+
+// watchEnd returns what waits for the end of a process.
+func watchEnd(pid int) (await func(), err error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err == nil {
+		return func() {
+			defer unix.Close(fd)
+			for {
+				if n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); n > 0 || err != unix.EINTR {
+					return
+				}
+			}
+		}, nil
+	}
+	// A kernel or a sandbox without them.
+	m, ok := look(pid)
+	if !ok || m.dead {
+		return nil, unix.ESRCH
+	}
+	return func() {
+		for now, ok := m, true; ok && !now.dead && now.start == m.start; now, ok = look(pid) {
+			time.Sleep(20 * time.Millisecond)
+		}
+	}, nil
+}
+
+// signalSection sends a signal to a process and its descendants. This process may be
+// one of them, where the process is the first of a container.
+func signalSection(pid int, s syscall.Signal) ([]Process, error) {
+	find := func() []member {
+		all := descendants(pid)
+		if m, ok := look(pid); ok {
+			all = append(all, m)
+		}
+		return slices.DeleteFunc(all, func(m member) bool { return m.pid == syscall.Getpid() })
+	}
+	return signalTree(find, s, 0, false), nil
+}

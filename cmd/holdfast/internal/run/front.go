@@ -1,7 +1,10 @@
 package run
 
 import (
+	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -22,6 +25,9 @@ type front struct {
 
 	command int // the command's number, once it was started
 	done    bool
+	left    bool // the guardian goes on without this process
+	token   int64
+	slot    int64
 	status  int
 
 	trust  *time.Timer
@@ -59,7 +65,7 @@ func Run(o Options, p *say.Printer) int {
 // serve returns when the guardian has ended and nothing more can be heard of it.
 func (f *front) serve() {
 	in := f.link.in
-	for in != nil {
+	for in != nil && !f.left {
 		select {
 		case sig := <-f.sigs.ch:
 			f.signal(sig)
@@ -73,7 +79,9 @@ func (f *front) serve() {
 			f.unsure()
 		}
 	}
-	<-f.guardian.Ended()
+	if !f.left {
+		<-f.guardian.Ended()
+	}
 }
 
 // signal tells the guardian of one that this process got.
@@ -96,6 +104,14 @@ func (f *front) hear(m message) {
 	case sayTrust:
 		f.trusted(m.value)
 		f.link.send(tellHeard, 0)
+	case sayToken:
+		f.token = m.value
+	case saySlot:
+		f.slot = m.value
+	case sayHeld:
+		f.held()
+	case sayLeave:
+		f.done, f.left, f.status = true, true, int(m.value)
 	case sayDone:
 		f.done, f.status = true, int(m.value)
 		if f.killed {
@@ -103,6 +119,26 @@ func (f *front) hear(m message) {
 		}
 	}
 }
+
+// held prints what a shell makes of the lock of its section, and ends.
+func (f *front) held() {
+	f.done, f.left, f.status = true, true, exit.OK
+	vars := []string{
+		EnvName + "=" + quoted(f.Name), EnvToken + "=" + strconv.FormatInt(f.token, 10),
+		EnvHeld + "=" + f.heldBy(), EnvGuardian + "=" + strconv.Itoa(f.guardian.PID),
+	}
+	if f.slot >= 0 {
+		vars = append(vars, EnvSlot+"="+strconv.FormatInt(f.slot, 10))
+	}
+	if _, err := fmt.Println("export " + strings.Join(vars, " ")); err != nil {
+		f.say.Line("%v: %q is released", err, f.Name)
+		f.guardian.Signal(syscall.SIGTERM)
+		f.status = exit.Output
+	}
+}
+
+// quoted is s as a shell's word.
+func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // suspend stops this process and its group, so that its shell takes over.
 func (f *front) suspend(sig syscall.Signal) {

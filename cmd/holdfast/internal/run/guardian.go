@@ -61,9 +61,18 @@ func Guard(words []string, p *say.Printer) int {
 	go f.link.read()
 	go f.listen(sigs)
 	r := &runner{Options: w.options(), say: p, sigs: sigs, front: f}
-	status := r.run()
-	f.link.send(sayDone, int64(status))
+	status, rest := r.run()
+	if rest == nil {
+		f.link.send(sayDone, int64(status))
+		f.link.flush()
+		return status
+	}
+	// A reader of the output must not wait for this process.
+	p.Flush()
+	proc.Detach(3)
+	f.link.send(sayLeave, int64(status))
 	f.link.flush()
+	rest()
 	return status
 }
 

@@ -26,7 +26,11 @@ const (
 	saySuspend // stop, as the terminal's signal would have made you
 	sayStarted // the command, and its group, have this number
 	sayTrust   // the command may run until then, by proc.Boottime; 0 is for ever
+	sayToken   // of the lock of a section
+	saySlot    // of it, -1 if it has none
+	sayHeld    // a section may begin: end, and leave the guardian behind
 	sayDone    // all is over, with this status
+	sayLeave   // end with this status: the guardian goes on without the front
 )
 
 type message struct {
@@ -109,6 +113,7 @@ type orders struct {
 	Wait, MinHold, MaxHold  time.Duration
 	Try, Shared, Verbose    bool
 	Limit, BusyStatus       int
+	Section                 int
 	Front, FrontGroup       int
 }
 
@@ -116,7 +121,7 @@ func toOrders(o Options) orders {
 	w := orders{
 		Name: o.Name, Namespace: o.Namespace, Reason: o.Reason, Store: []byte(o.Store), Path: []byte(o.Command.Path),
 		TTL: o.TTL, Wait: o.Wait, MinHold: o.MinHold, MaxHold: o.MaxHold, Grace: o.Grace,
-		Try: o.Try, Shared: o.Shared, Verbose: o.Verbose, Limit: o.Limit, BusyStatus: o.BusyStatus,
+		Try: o.Try, Shared: o.Shared, Verbose: o.Verbose, Limit: o.Limit, BusyStatus: o.BusyStatus, Section: o.Section,
 	}
 	for _, a := range o.Command.Args {
 		w.Args = append(w.Args, []byte(a))
@@ -128,7 +133,7 @@ func (w orders) options() Options {
 	o := Options{
 		Name: w.Name, Namespace: w.Namespace, Reason: w.Reason, Store: string(w.Store),
 		TTL: w.TTL, Wait: w.Wait, MinHold: w.MinHold, MaxHold: w.MaxHold, Grace: w.Grace,
-		Try: w.Try, Shared: w.Shared, Verbose: w.Verbose, Limit: w.Limit, BusyStatus: w.BusyStatus,
+		Try: w.Try, Shared: w.Shared, Verbose: w.Verbose, Limit: w.Limit, BusyStatus: w.BusyStatus, Section: w.Section,
 	}
 	o.Command.Path = string(w.Path)
 	o.Command.Env = os.Environ()

@@ -72,6 +72,10 @@ type Options struct {
 	MinHold, MaxHold time.Duration // 0: none
 	BusyStatus       int
 	Verbose          bool
+
+	// Section, if it is not 0, is the process during which the lock is held. There is no
+	// Command then.
+	Section int
 }
 
 // DefaultGrace is the longest grace that a run gets without asking for one.
@@ -80,6 +84,10 @@ const DefaultGrace = 10 * time.Second
 // closeTimeout bounds what is done at the store after the command has ended, or
 // after the wait was interrupted. What is unconfirmed then ends with its TTL.
 const closeTimeout = 10 * time.Second
+
+// withdrawTimeout bounds how long the end of a wait is held up by the withdrawal of its
+// queue entry. The guardian goes on with it when the front has ended.
+const withdrawTimeout = 100 * time.Millisecond
 
 type runner struct {
 	Options
@@ -93,15 +101,44 @@ type runner struct {
 	granted time.Time
 }
 
-// run takes the lock, runs the command, and answers the exit status.
-func (r *runner) run() int {
+// run takes the lock, runs the command, and answers the exit status. What rest does,
+// if it is not nil, remains to be done at the store, and nobody needs to wait for it.
+func (r *runner) run() (status int, rest func()) {
 	locker, lock, err := r.acquire()
 	if err == nil {
-		return r.hold(locker, lock)
+		return r.hold(locker, lock), nil
 	}
 	if locker != nil {
-		r.close(locker, closeTimeout)
+		rest = r.withdraw(locker)
 	}
+	return r.notAcquired(err), rest
+}
+
+// withdraw closes the locker of a wait that has ended. When the time of --wait is over,
+// it returns what remains to be done after withdrawTimeout.
+func (r *runner) withdraw(locker *holdfast.Locker) (rest func()) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		r.close(locker, closeTimeout)
+	}()
+	rest = func() { <-closed }
+	if r.Wait == 0 || r.sigs.interrupted() != 0 || r.front.dead() {
+		rest()
+		return nil
+	}
+	t := time.NewTimer(withdrawTimeout)
+	defer t.Stop()
+	select {
+	case <-closed:
+		return nil
+	case <-t.C:
+		return rest
+	}
+}
+
+// notAcquired reports why the lock was not acquired, and returns the exit status.
+func (r *runner) notAcquired(err error) int {
 	if sig := r.sigs.interrupted(); sig != 0 {
 		r.say.Line("waiting for %q: ended by %s", r.Name, proc.SignalName(sig))
 		return exit.BySignal(sig)
@@ -129,11 +166,17 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	defer stop()
 	// The context lives as long as the lock: it is not cancelled here.
 	defer w.done()
-	locker, err := holdfast.Open(ctx, r.Store, holdfast.Namespace(r.Namespace), holdfast.WithHooks(w))
+	// --wait bounds the first contact as well, and never the lock itself.
+	opening, opened := ctx, func() {}
+	if r.Wait > 0 {
+		opening, opened = context.WithTimeout(ctx, r.Wait)
+	}
+	defer opened()
+	locker, err := holdfast.Open(opening, r.Store, holdfast.Namespace(r.Namespace), holdfast.WithHooks(w))
 	if err != nil {
 		return nil, nil, err
 	}
-	g, err := locker.Guarantees(ctx)
+	g, err := locker.Guarantees(opening)
 	if err != nil {
 		return locker, nil, err
 	}
@@ -145,7 +188,13 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	}
 	r.linger = g.Linger
 	w.watch(locker, g)
+	w.probe()
 	lock, err := r.take(ctx, locker, w)
+	if busy, ok := errors.AsType[*holdfast.BusyError](err); ok && errors.Is(busy.Err, context.DeadlineExceeded) {
+		if last := w.lastContact(); last != nil {
+			err = fmt.Errorf("%w: %q was busy, and the store did not answer at the end of --wait: %v", holdfast.ErrUnavailable, r.Name, last)
+		}
+	}
 	return locker, lock, err
 }
 
@@ -155,8 +204,11 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 	if r.Try {
 		take = locker.TryLock
 	}
-	began, opts := time.Now(), r.lockOptions()
 	for {
+		opts := r.lockOptions()
+		if r.Wait > 0 {
+			opts = append(opts, holdfast.Wait(max(r.Wait-time.Since(w.began), 1)))
+		}
 		// It lives as long as the lock as well.
 		attempt, leave := context.WithCancelCause(ctx)
 		if r.front.whileWaiting(func() { leave(errFrontStopped) }) {
@@ -179,9 +231,6 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 			return nil, context.Cause(ctx)
 		}
 		w.goOn()
-		if r.Wait > 0 {
-			opts = append(r.lockOptions(), holdfast.Wait(max(r.Wait-time.Since(began), 1)))
-		}
 	}
 }
 
@@ -214,9 +263,6 @@ func (o *Options) leaseTimes(g holdfast.Guarantees) (ttl, grace time.Duration, e
 
 func (r *runner) lockOptions() []holdfast.LockOption {
 	opts := []holdfast.LockOption{holdfast.TTL(r.ttl), holdfast.Reason(r.Reason)}
-	if r.Wait > 0 {
-		opts = append(opts, holdfast.Wait(r.Wait))
-	}
 	if r.Shared {
 		opts = append(opts, holdfast.Shared())
 	}
@@ -300,8 +346,11 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	if lock.Context().Err() != nil {
 		return exit.Lost, fmt.Errorf("%q is lost before the command was started: %w", r.Name, context.Cause(lock.Context()))
 	}
+	if r.Section != 0 {
+		return r.section(lock)
+	}
 	c := r.Command
-	c.Env = environment(c.Env, lock)
+	c.Env = append(environment(c.Env, lock), EnvHeld+"="+r.heldBy())
 	t := proc.OpenTerminal(r.front.group)
 	g, err := proc.Start(c, t)
 	if err != nil {
@@ -316,16 +365,30 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	return s.run(), nil
 }
 
+// section holds the lock while a process lives that is not this one's.
+func (r *runner) section(lock *holdfast.Lock) (int, error) {
+	p, err := proc.Attach(r.Section)
+	if err != nil {
+		return exit.Usage, fmt.Errorf("--pid %d: %w", r.Section, err)
+	}
+	proc.Detach(2)
+	for _, m := range []message{{sayToken, int64(lock.Token())}, {saySlot, int64(lock.Slot())}, {sayHeld, 0}} {
+		r.front.link.send(m.kind, m.value)
+	}
+	s := &supervision{runner: r, lock: lock, group: p}
+	return s.run(), nil
+}
+
 // environment tells the command what it holds. What an outer run has told is
 // replaced, also where this lock has nothing to say.
 func environment(env []string, lock *holdfast.Lock) []string {
 	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool {
 		key, _, _ := strings.Cut(v, "=")
-		return key == "HOLDFAST_NAME" || key == "HOLDFAST_TOKEN" || key == "HOLDFAST_SLOT"
+		return key == EnvName || key == EnvToken || key == EnvSlot || key == EnvHeld
 	})
-	env = append(env, "HOLDFAST_NAME="+lock.Name(), "HOLDFAST_TOKEN="+strconv.FormatUint(lock.Token(), 10))
+	env = append(env, EnvName+"="+lock.Name(), EnvToken+"="+strconv.FormatUint(lock.Token(), 10))
 	if lock.Slot() >= 0 {
-		env = append(env, "HOLDFAST_SLOT="+strconv.Itoa(lock.Slot()))
+		env = append(env, EnvSlot+"="+strconv.Itoa(lock.Slot()))
 	}
 	return env
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -17,12 +18,26 @@ import (
 // suspended machine.
 const look = time.Second
 
+// job is what runs under a lock: a command, or the process of a section.
+type job interface {
+	PID() int
+	Stopped() <-chan syscall.Signal
+	Ended() <-chan struct{}
+	Reap()
+	Left() <-chan struct{}
+	Gone() <-chan struct{}
+	Status() proc.Status
+	Signal(syscall.Signal) error
+	SignalAll(syscall.Signal) ([]proc.Process, error)
+	SignalLeavers(syscall.Signal) []proc.Process
+}
+
 // supervision sees a command from its start to its end. One goroutine does it
 // all.
 type supervision struct {
 	*runner
 	lock     *holdfast.Lock
-	group    *proc.Group
+	group    job
 	terminal *proc.Terminal
 
 	check  *time.Timer // of the trust left
@@ -54,9 +69,15 @@ func (s *supervision) run() int {
 	}
 	ended, left, lost := s.group.Ended(), s.group.Left(), s.lock.Context().Done()
 	front := s.front.gone
+	if s.Section != 0 {
+		front = nil // it ends as soon as the lock is held
+	}
 	for {
 		select {
 		case sig := <-s.sigs.ch:
+			if s.Section != 0 && slices.Contains(ending, sig) && !s.failed {
+				return exit.OK
+			}
 			s.forward(sig)
 		case sig := <-s.group.Stopped():
 			s.stopped(sig)
@@ -125,10 +146,10 @@ func (s *supervision) checkTrust() {
 func (s *supervision) lost() {
 	var e *holdfast.LostError
 	if !errors.As(context.Cause(s.lock.Context()), &e) {
-		e = &holdfast.LostError{Cause: driver.Closed}
+		e = &holdfast.LostError{Cause: driver.CauseClosed}
 	}
 	within := s.grace
-	if e.Cause == holdfast.Expired || e.Cause == holdfast.Slept {
+	if e.Cause == holdfast.CauseExpired || e.Cause == holdfast.CauseSlept {
 		within = 0 // the grace came before
 	}
 	if s.failed && within > 0 {
@@ -257,7 +278,7 @@ func (s *supervision) stopped(sig syscall.Signal) {
 	}
 	switch sig {
 	case sigTtin, sigTtou:
-		if s.terminal.Wanted(s.group) {
+		if s.terminal.Wanted(s.group.PID()) {
 			s.signal(sigCont)
 			return
 		}
@@ -273,7 +294,7 @@ func (s *supervision) stopped(sig syscall.Signal) {
 func (s *supervision) continued() {
 	// First the lock: if it ran out meanwhile, the command must not go on.
 	s.checkTrust()
-	s.terminal.Lend(s.group)
+	s.terminal.Lend(s.group.PID())
 	s.signal(sigCont)
 }
 

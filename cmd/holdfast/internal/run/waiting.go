@@ -28,6 +28,51 @@ type waiting struct {
 	ctx     context.Context
 	inspect func(context.Context) ([]holdfast.Holder, error) // nil where the store cannot
 	ticking sync.WaitGroup
+	probed  chan error // nil if there is no probe; see probe
+}
+
+// The probe asks the store once before the time of --wait is over, so that the exit
+// status does not call a lock busy on a store that has failed since it said so. It has
+// probeTimeout for the answer, or half of a shorter wait; a wait below shortestProbe
+// has none.
+const (
+	probeTimeout  = 2 * time.Second
+	shortestProbe = time.Second
+)
+
+// probe starts the probe.
+func (w *waiting) probe() {
+	if w.r.Wait < shortestProbe || w.inspect == nil {
+		return
+	}
+	w.probed = make(chan error, 1)
+	end := w.began.Add(w.r.Wait)
+	go func() {
+		ctx, cancel := context.WithDeadline(w.ctx, end)
+		defer cancel()
+		t := time.NewTimer(time.Until(end.Add(-min(probeTimeout, w.r.Wait/2))))
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return
+		}
+		_, err := w.inspect(ctx)
+		w.probed <- err
+	}()
+}
+
+// lastContact returns why the probe of a wait that is over has failed, or nil.
+func (w *waiting) lastContact() error {
+	if w.probed == nil {
+		return nil
+	}
+	select {
+	case err := <-w.probed:
+		return err
+	default:
+		return context.DeadlineExceeded // it does not answer
+	}
 }
 
 func newWaiting(r *runner) *waiting {

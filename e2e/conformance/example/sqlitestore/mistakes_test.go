@@ -32,7 +32,7 @@ var mistakes = []mistake{
 		`[]any{t.space, []byte(r.Name), r.ID,`, `[]any{time.Now().UnixNano(), t.space, []byte(r.Name), r.ID,`,
 	}, "TestConformance/TokensOfAWrongClock", "a client that believes it is the year 2000 got token"},
 	{"a lost answer is taken for a no", []string{
-		`driver.Errorf(driver.Unknown, "sqlite: commit`, `driver.Errorf(driver.Unavailable, "sqlite: commit`,
+		`driver.Errorf(driver.CodeUnknown, "sqlite: commit`, `driver.Errorf(driver.CodeUnavailable, "sqlite: commit`,
 	}, "TestConformance/AnswerLost", "was called unavailable, and still the next one gets busy"},
 	{"trust is counted from the answer", []string{
 		"\tif err == nil && g.Token == 0 {\n", "\tg.SentAt = driver.Now()\n\tif err == nil && g.Token == 0 {\n",
@@ -44,7 +44,7 @@ var mistakes = []mistake{
 		"\t\tt.passOn(g.Name)\n", "",
 	}, "TestConformance/PushIsHeard", "nobody hears one"},
 	{"a wait looks before it listens, and then only listens", []string{
-		"\tear, err := net.Listen", "\tif g, err := s.look(ctx, r); driver.CodeOf(err) != driver.Busy {\n\t\treturn g, err\n\t}\n\tear, err := net.Listen",
+		"\tear, err := net.Listen", "\tif g, err := s.look(ctx, r); driver.CodeOf(err) != driver.CodeBusy {\n\t\treturn g, err\n\t}\n\tear, err := net.Listen",
 		"\t\tg, err := s.look(ctx, r)\n", "\t\tvar g driver.Grant\n\t\terr := error(&driver.BusyError{})\n\t\tif placed {\n\t\t\tg, err = s.look(ctx, r)\n\t\t}\n",
 		"\t\t_ = ear.SetReadDeadline(time.Now().Add(fallback))\n", "",
 	}, "TestTorture", "for ever: after"},

@@ -42,7 +42,7 @@ const fallback, placeFor = time.Second, 5 * time.Second
 func init() {
 	driver.Register("sqlite", func(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
 		if u.Host != "" || u.Path == "" || u.RawQuery != "" || u.User != nil {
-			return nil, driver.Errorf(driver.Invalid, "an SQLite URL is sqlite:///path/to/file and nothing more")
+			return nil, driver.Errorf(driver.CodeInvalid, "an SQLite URL is sqlite:///path/to/file and nothing more")
 		}
 		return Open(ctx, u.Path, namespace)
 	})
@@ -62,7 +62,7 @@ func Open(_ context.Context, path, namespace string) (*Store, error) {
 	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+
 		"?_txlock=immediate&_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)")
 	if err := cmp.Or(bootErr, err); err != nil {
-		return nil, driver.Errorf(driver.Unsupported, "sqlite: %w", err)
+		return nil, driver.Errorf(driver.CodeUnsupported, "sqlite: %w", err)
 	}
 	db.SetMaxOpenConns(1) // the file has one writer at a time anyway
 	s := &Store{db: db, path: path, space: string(boot) + namespace}
@@ -110,7 +110,7 @@ type step struct {
 
 func (s *Store) step(ctx context.Context, f func(*step) error) error {
 	if s.ctx.Err() != nil {
-		return driver.Errorf(driver.IsClosed, "%s is closed", s)
+		return driver.Errorf(driver.CodeClosed, "%s is closed", s)
 	}
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *Store) step(ctx context.Context, f func(*step) error) error {
 	}
 	if err := tx.Commit(); err != nil {
 		// It may have reached the disk all the same.
-		return driver.Errorf(driver.Unknown, "sqlite: commit: %w", err)
+		return driver.Errorf(driver.CodeUnknown, "sqlite: commit: %w", err)
 	}
 	if ear, err := net.DialUnix("unixgram", nil, earOf(t.wake)); t.wake != "" && err == nil {
 		_ = ear.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) // one that is full will look
@@ -141,11 +141,11 @@ func (s *Store) step(ctx context.Context, f func(*step) error) error {
 // beforeCommit gives a code to what has none. SQLite takes back what was begun, also
 // when the process dies: nothing has changed, and nothing will.
 func beforeCommit(err error) error {
-	code, forGood := driver.Unavailable, []int{lib.SQLITE_READONLY, lib.SQLITE_PERM, lib.SQLITE_CANTOPEN, lib.SQLITE_NOTADB, lib.SQLITE_CORRUPT}
+	code, forGood := driver.CodeUnavailable, []int{lib.SQLITE_READONLY, lib.SQLITE_PERM, lib.SQLITE_CANTOPEN, lib.SQLITE_NOTADB, lib.SQLITE_CORRUPT}
 	if coded, ok := errors.AsType[*driver.Error](err); ok {
 		return coded
 	} else if e, ok := errors.AsType[*sqlite.Error](err); ok && slices.Contains(forGood, e.Code()&0xff) {
-		code = driver.Refused
+		code = driver.CodeRefused
 	}
 	return driver.Errorf(code, "sqlite: %w", err)
 }
@@ -167,9 +167,9 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	defer context.AfterFunc(ctx, func() { ear.Close() })()
 	for placed := false; ; placed = true {
 		g, err := s.look(ctx, r)
-		held := driver.CodeOf(err) == driver.Busy
+		held := driver.CodeOf(err) == driver.CodeBusy
 		if err != nil && (placed && !held || held && ctx.Err() != nil) {
-			return g, driver.Errorf(driver.Unknown, "the wait has ended, and its place may stand: %w", err)
+			return g, driver.Errorf(driver.CodeUnknown, "the wait has ended, and its place may stand: %w", err)
 		} else if !held {
 			return g, err
 		}
@@ -198,8 +198,8 @@ func (s *Store) look(ctx context.Context, r driver.Request) (g driver.Grant, err
 	if err == nil && g.Token == 0 {
 		err = &driver.BusyError{}
 	}
-	if ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
-		err = &driver.Error{Code: driver.Withdrawn, Err: err} // and nothing is left
+	if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+		err = &driver.Error{Code: driver.CodeWithdrawn, Err: err} // and nothing is left
 	}
 	return g, err
 }
@@ -224,7 +224,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		for i, g := range grants {
 			answers[i] = driver.Renewal{SentAt: t.sent, TTL: g.TTL}
 			if t.exec("UPDATE entries SET expires = ?"+theGrant, t.now+int64(g.TTL), g.Token, g.ID, t.now) == 0 {
-				answers[i] = driver.Renewal{Cause: driver.Gone, Err: notHeld(g)}
+				answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g)}
 			}
 		}
 		return nil
@@ -249,7 +249,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) er
 }
 
 func notHeld(g driver.Grant) error {
-	return driver.Errorf(driver.NotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
 }
 
 // state counts the grants of a name and tells the least of their limits, and whose

@@ -68,7 +68,7 @@ func harness(server *servers.Server, proxy *servers.Proxy) drivertest.Harness {
 	}
 	return drivertest.Harness{
 		Open: func(t testing.TB, namespace string) driver.Store {
-			s, err := redisstore.Open("redis://"+proxy.Address(), redisstore.Namespace(namespace))
+			s, err := redisstore.Open(t.Context(), "redis://"+proxy.Address(), redisstore.Namespace(namespace))
 			must(t, err)
 			return s
 		},

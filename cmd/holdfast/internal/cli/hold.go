@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+)
+
+const holdLong = `Hold waits for the lock NAME and ends when the lock is held. A process in the
+background, the guardian, keeps the lock until the process --pid has ended: for a
+shell, the rest of its script. Hold prints a line for the shell's eval, which sets
+the variables below.
+
+When the lock cannot be renewed or is taken away, the guardian ends that process as
+holdfast run ends its command: SIGTERM, and SIGKILL after the grace. On Linux its
+descendants get the signals as well. What the process leaves behind when it ends by
+itself goes on without the lock. If the guardian is killed, nothing ends the process:
+use holdfast run where that matters.
+
+A SIGTERM to the guardian releases the lock before the process ends. Then unset
+HOLDFAST_HELD, too.
+
+Environment:
+  HOLDFAST_STORE       the store's URL
+  HOLDFAST_STORE_FILE  a file that holds it
+  HOLDFAST_NAME        printed: the name of the lock
+  HOLDFAST_TOKEN       printed: the fencing token
+  HOLDFAST_SLOT        printed with --limit N: 0 to N-1
+  HOLDFAST_GUARDIAN    printed: the process number of the guardian
+  HOLDFAST_HELD        printed: by which a holdfast run inside knows the lock
+
+Exit status:
+  0    the lock is held
+  1    the output cannot be written; the lock is released
+  64   bad usage, or there is no such process
+  69   the store cannot be reached or does not answer
+  75   not acquired: busy with --try, or not within --wait (see --busy-status)
+  78   the store refused, or does not support the request
+  128+n  signal n ended the wait for the lock`
+
+func newHold(p *say.Printer) *cobra.Command {
+	f := newRunFlags()
+	pid := number{least: 1, most: math.MaxInt32}
+	cmd := &cobra.Command{
+		Use:   "hold [flags] --pid PID NAME",
+		Short: "Hold a lock for the rest of a shell script",
+		Long:  holdLong,
+		Example: `  lock=$(holdfast hold --wait 1m --pid $$ nightly) || exit
+  eval "$lock"
+  ./report.sh --token "$HOLDFAST_TOKEN"`,
+		Args:                  oneName("NAME", false),
+		ValidArgsFunction:     completeNames(&f.store),
+		DisableFlagsInUseLine: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if !pid.given {
+				return errors.New("--pid is missing: give the process during which the lock is held, in a shell --pid $$")
+			}
+			if !proc.Exists(pid.n) {
+				return fmt.Errorf("--pid %d: there is no such process", pid.n)
+			}
+			if err := f.check(); err != nil {
+				return err
+			}
+			storeURL, dir, err := f.store.resolve(p)
+			if err != nil {
+				return err
+			}
+			o, err := f.lock(args[0], storeURL, dir, "hold", p)
+			if err != nil {
+				return err
+			}
+			o.Section = pid.n
+			return ran(o, p)
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().Var(&pid, "pid", "hold the lock until the process `PID` ends; required")
+	return cmd
+}

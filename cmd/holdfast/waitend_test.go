@@ -1,0 +1,61 @@
+//go:build linux
+
+package main_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// living reports whether a process runs: a zombie does not.
+func living(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return false
+	}
+	_, state, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(state, "Z")
+}
+
+// TestWaitEndsBeforeCleanup: run ends with --wait while its queue entry is still to
+// be withdrawn from a store that does not answer, and its status says that the store
+// failed.
+func TestWaitEndsBeforeCleanup(t *testing.T) {
+	t.Parallel()
+	l := newLeased(t)
+	holder := l.start(append([]string{"run", "--store", l.server, "x", "--"}, l.actor("ends")...)...)
+	holder.ready()
+	// On a slow machine the wait may be over before the store is cut off: then again,
+	// with more time.
+	for wait := 4 * time.Second; ; wait *= 2 {
+		waiter := l.start("run", "--store", l.proxy, "--wait", wait.String(), "x", "--", "true")
+		guardian := 0
+		for guardian == 0 && living(waiter.cmd.Process.Pid) {
+			st, err := l.locker.Inspect(t.Context(), "x")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(st.Waiters) > 0 {
+				guardian = st.Waiters[0].PID
+			}
+		}
+		l.cut()
+		got := waiter.status()
+		if got == 75 && wait < patience() {
+			l.heal()
+			continue
+		}
+		if got != 69 {
+			t.Errorf("status %d, want 69: %s", got, waiter.stderr.all())
+		}
+		if !living(guardian) {
+			t.Errorf("run ended after its guardian: %s", waiter.stderr.all())
+		}
+		_ = syscall.Kill(guardian, syscall.SIGTERM)
+		return
+	}
+}

@@ -1,0 +1,194 @@
+package drivertest
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// reserving is an exclusive request that is to have n tokens.
+func (e *env) reserving(name string, n int) driver.Request {
+	r := e.request(name, driver.Exclusive, long)
+	r.Tokens = n
+	return r
+}
+
+// within requires that a grant has at least one of the tokens that were asked for, and no
+// more.
+func (e *env) within(r driver.Request, g driver.Grant) driver.Grant {
+	e.Helper()
+	if n := max(g.Tokens, 1); n > max(r.Tokens, 1) || g.Last() >= driver.MaxToken {
+		e.Errorf("%d tokens from %d on, asked for %d", n, g.Token, r.Tokens)
+	}
+	return g
+}
+
+// above requires that all tokens of a grant are larger than those of the grant before.
+func (e *env) above(g, before driver.Grant) {
+	e.Helper()
+	if g.Token <= before.Last() {
+		e.Fatalf("%q, request %s: token %d after %d to %d: %s", g.Name, g.ID, g.Token, before.Token, before.Last(), tokenRule)
+	}
+}
+
+// reserved acquires until a grant has several tokens: a store may have fewer to give than
+// it was asked for, and gives more after a while. acquire is one try.
+func (e *env) reserved(what string, acquire func() (driver.Store, driver.Grant)) (driver.Store, driver.Grant) {
+	e.Helper()
+	var last driver.Grant
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		s, g := acquire()
+		e.above(g, last)
+		if last = g; g.Tokens > 1 {
+			return s, g
+		}
+		e.release(s, g)
+		time.Sleep(time.Millisecond)
+	}
+	e.Fatalf("%s reserves no tokens, although the store declares it", what)
+	return nil, last
+}
+
+// tokensReserved requires that reserved tokens are those of one grant alone: of a grant
+// that was made at once, after a wait, and by the release of the same client.
+func tokensReserved(e *env) {
+	const n = 16
+	a, b, name := e.open(), e.open(), e.name()
+	if !e.g.Reserves {
+		g := e.must(a, e.request(name, driver.Exclusive, long))
+		if g.Tokens > 1 {
+			e.Errorf("%d tokens, and the store does not declare that it reserves any", g.Tokens)
+		}
+		e.release(a, g)
+		return
+	}
+	if g := e.must(a, e.request(name, driver.Exclusive, long)); g.Tokens > 1 {
+		e.Errorf("%d tokens, and none were to be reserved", g.Tokens)
+	} else {
+		e.release(a, g)
+	}
+	_, g := e.reserved("a grant at once", func() (driver.Store, driver.Grant) {
+		r := e.reserving(name, n)
+		return a, e.within(r, e.must(a, r))
+	})
+	waits := func(s driver.Store) func() (driver.Store, driver.Grant) {
+		return func() (driver.Store, driver.Grant) {
+			before := e.must(a, e.request(name, driver.Exclusive, long))
+			r := e.reserving(name, n)
+			w := e.queue(s, r)
+			e.release(a, before)
+			got := e.within(r, w.granted())
+			e.above(got, before)
+			return s, got
+		}
+	}
+	for _, s := range []driver.Store{b, a} {
+		last := g
+		e.release(a, g)
+		_, g = e.reserved("a grant after a wait", waits(s))
+		e.above(g, last)
+		if s == b {
+			e.release(b, g)
+			g = e.must(a, e.request(name, driver.Exclusive, long))
+		}
+	}
+	e.inspectReserved(b, g)
+	if g.TTL != driver.Forever {
+		if got := a.Renew(e.Context(), []driver.Grant{g})[0]; got.Err != nil {
+			e.Errorf("Renew: %v", got.Err)
+		}
+	}
+	e.release(a, g)
+
+	if e.g.Shared {
+		r := e.request(name, driver.Unlimited, long)
+		r.Tokens = n
+		shared := e.must(a, r)
+		if shared.Tokens > 1 {
+			e.Errorf("a shared grant has %d tokens", shared.Tokens)
+		}
+		e.above(shared, g)
+		e.release(a, shared)
+	}
+
+	// Taken away by the last of its tokens.
+	r := e.reserving(name, n)
+	_, g = e.reserved("a grant at once", func() (driver.Store, driver.Grant) {
+		r = e.reserving(name, n)
+		return a, e.must(a, r)
+	})
+	if br, ok := b.(driver.Breaker); ok {
+		e.code(b, br.Break(e.Context(), name, g.Token-1), driver.CodeNotHeld, "breaking with an older token")
+		e.code(b, br.Break(e.Context(), name, g.Last()+1), driver.CodeNotHeld, "breaking with a token beyond the grant")
+		broken := make(chan error, 1)
+		go func() { broken <- br.Break(e.Context(), name, g.Last()) }()
+		select {
+		case cause := <-from(r).lost:
+			if cause != driver.CauseTaken {
+				e.Errorf("the holder was told %q, want %q", cause, driver.CauseTaken)
+			}
+		case <-time.After(patience):
+			e.Fatal("the holder was not told")
+		}
+		if e.g.Break == driver.BreakAsk {
+			e.release(a, g)
+		}
+		if err := <-broken; err != nil {
+			e.Fatalf("Break: %v", err)
+		}
+	} else {
+		e.release(a, g)
+	}
+	last := g
+	g = e.must(b, e.request(name, driver.Exclusive, long))
+	e.above(g, last)
+	e.release(b, g)
+}
+
+// inspectReserved requires that an inspection shows the tokens of a grant.
+func (e *env) inspectReserved(s driver.Store, g driver.Grant) {
+	e.Helper()
+	i, ok := s.(driver.Inspector)
+	if !ok {
+		return
+	}
+	st, err := i.Inspect(e.Context(), g.Name)
+	if err != nil || len(st.Holders) != 1 {
+		e.Fatalf("Inspect: %+v, %v", st, err)
+	}
+	if h := st.Holders[0]; h.Token != g.Token || h.Tokens != g.Tokens {
+		e.Errorf("Inspect shows %d tokens from %d on, the grant has %d from %d on", h.Tokens, h.Token, g.Tokens, g.Token)
+	}
+}
+
+// reservedRangesRise requires that the tokens of grants to many clients, each of which asks
+// for another number, never meet, in the order of the grants, also beside another name.
+func reservedRangesRise(e *env) {
+	if !e.g.Reserves {
+		e.Skip("the store does not reserve tokens")
+	}
+	const clients, each = 6, 15
+	names := []string{e.name(), e.name()}
+	last := make([]driver.Grant, len(names))
+	var mu sync.Mutex // the grants follow one another; this is for the race detector
+	var all sync.WaitGroup
+	for i := range clients {
+		s, which := e.open(), i%len(names)
+		all.Go(func() {
+			for range each {
+				r := e.reserving(names[which], 1+rand.IntN(80))
+				g := e.within(r, e.wait(s, r).granted())
+				mu.Lock()
+				if g.Token <= last[which].Last() {
+					e.Errorf("%q, request %s: token %d after %d to %d: %s", g.Name, g.ID, g.Token, last[which].Token, last[which].Last(), tokenRule)
+				}
+				last[which] = g
+				mu.Unlock()
+				e.release(s, g)
+			}
+		})
+	}
+	all.Wait()
+}

@@ -1,0 +1,112 @@
+package protect
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// TestPausedHolder is the story of docs/choosing.md. Process A takes the lock and is stopped
+// for longer than its TTL. B takes the lock and writes. A continues, and writes: the guard
+// refuses it, and without a guard A overwrites what B has written. Where a stopped holder
+// keeps its lock, B is not granted.
+func TestPausedHolder(t *testing.T) {
+	for _, kind := range []string{"file", "redis", "etcd", "zookeeper", "mysql", "postgres"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			for _, s := range systems(t, kind) {
+				t.Run(s.Name, func(t *testing.T) { pausedHolder(t, s) })
+			}
+		})
+	}
+}
+
+func pausedHolder(t *testing.T, s system) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	store, err := open(ctx, s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close(context.Background())
+	promised, err := store.Guarantees(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := holdfast.New(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(context.Background())
+	name := "paused-" + strings.NewReplacer(", ", "-").Replace(s.Name)
+	r, err := s.resource(ctx, store, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ttl := max(time.Second, promised.MinTTL)
+
+	a := run(t, task{system: s, Mode: "hold", Lock: name, TTL: ttl})
+	held, ok := strings.CutPrefix(a.line(t), "holding ")
+	tokenA, err := strconv.ParseUint(held, 10, 64)
+	if !ok || err != nil {
+		t.Fatalf("A does not hold the lock: %q, %v", held, err)
+	}
+	if err := a.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if promised.Pause == driver.PauseKeeps {
+		if k, err := l.Lock(ctx, name, holdfast.TTL(ttl), holdfast.Wait(2*ttl)); !errors.Is(err, holdfast.ErrBusy) {
+			t.Fatalf("B was granted the lock of a stopped holder that keeps it: %v, %v", k, err)
+		}
+		if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		a.say(t, "guarded")
+		if got := a.line(t); got != "done" {
+			t.Errorf("the holder's write after its pause: %s", got)
+		}
+		a.say(t, "unlock")
+		if got := a.line(t); got != "done" {
+			t.Errorf("the holder's release after its pause: %s", got)
+		}
+		return
+	}
+
+	b, err := l.Lock(ctx, name, holdfast.TTL(ttl))
+	if err != nil {
+		t.Fatalf("B was not granted the lock of a holder that is gone: %v", err)
+	}
+	if b.Token() <= tokenA {
+		t.Fatalf("B has token %d after %d", b.Token(), tokenA)
+	}
+	if err := r.guarded(ctx, b.Token(), "B"); err != nil {
+		t.Fatal(err)
+	}
+	a.say(t, "guarded") // A has decided to write; then it continues
+	if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if got := a.line(t); got != "stale" {
+		t.Errorf("the guard answered A: %s, want stale", got)
+	}
+	content := func(want, when string) {
+		t.Helper()
+		if got, err := r.read(ctx); got != want || err != nil {
+			t.Errorf("%s the content is %q, %v; want %q", when, got, err, want)
+		}
+	}
+	content("B", "after the guarded write of A")
+	a.say(t, "bare")
+	if got := a.line(t); got != "done" {
+		t.Errorf("A's write without a guard: %s", got)
+	}
+	content("A", "after the write of A without a guard")
+	_ = b.Unlock() // a slow machine may have lost it
+}

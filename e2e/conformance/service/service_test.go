@@ -1,0 +1,134 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+)
+
+// TestService is the life of a service on every store, each with a server of its own.
+func TestService(t *testing.T) {
+	for _, s := range stores {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			srv, url := s.start(t)
+			t.Run("close", func(t *testing.T) { testClose(t, url) })
+			t.Run("drain", func(t *testing.T) { testDrain(t, s, url, nil) })
+			if srv != nil {
+				t.Run("outage", func(t *testing.T) {
+					testCloseDuringAnOutage(t, srv, url)
+					testDrain(t, s, url, srv)
+				})
+			}
+		})
+	}
+}
+
+// testClose: a service closes with the context that SIGTERM has ended, and the next
+// holder does not wait for the TTL.
+func testClose(t *testing.T, url string) {
+	w := worker{Role: "close", URL: url, Name: "close", TTL: 2 * time.Minute}
+	p := w.start(t, nil)
+	token := next(t, p.lines, "holds").Token
+	p.signal(syscall.SIGTERM)
+	p.wait(t)
+	if r := next(t, p.lines, "closed"); r.Err != "" {
+		t.Errorf("Close: %s", r.Err)
+	}
+	k, err := open(t, url).Lock(t.Context(), "close", holdfast.Wait(w.TTL/2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k.Token() <= token {
+		t.Errorf("token %d after %d", k.Token(), token)
+	}
+	if err := k.Unlock(); err != nil {
+		t.Error(err)
+	}
+}
+
+// testCloseDuringAnOutage: Close returns although the server is away, and says so.
+func testCloseDuringAnOutage(t *testing.T, srv server, url string) {
+	w := worker{Role: "close", URL: url, Name: "close-outage", TTL: 2 * time.Minute}
+	p := w.start(t, nil)
+	next(t, p.lines, "holds")
+	srv.Kill()
+	p.signal(syscall.SIGTERM)
+	p.wait(t)
+	if r := next(t, p.lines, "closed"); r.Err == "" {
+		t.Error("Close reports nothing of a lock that it could not release")
+	}
+	if err := srv.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testDrain: after SIGTERM a service works on for several TTLs, and nobody else is
+// granted the name meanwhile. With a server, that stops and starts in this time.
+func testDrain(t *testing.T, s store, url string, srv server) {
+	name := "drain"
+	w := worker{Role: "drain", URL: url, Name: name, TTL: s.ttl, Drain: 5 * s.ttl / 2}
+	if srv != nil {
+		w.Name += "-outage"
+		w.TTL, w.Drain = time.Minute, time.Second // after the outage
+	}
+	p := w.start(t, nil)
+	held := next(t, p.lines, "holds")
+	other := open(t, url)
+	g, err := other.Guarantees(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	type granted struct {
+		at    time.Duration
+		token uint64
+		err   error
+	}
+	grant := make(chan granted, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		for { // as Do does, a service tries again after an outage
+			k, err := other.Lock(ctx, w.Name)
+			if errors.Is(err, holdfast.ErrUnavailable) && ctx.Err() == nil {
+				continue
+			}
+			got := granted{at: monotonic(), err: err}
+			if err == nil {
+				got.token = k.Token()
+				_ = k.Unlock()
+			}
+			grant <- got
+			return
+		}
+	}()
+	p.signal(syscall.SIGTERM)
+	next(t, p.lines, "drains")
+	if srv != nil {
+		srv.Kill()
+		if err := srv.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drained := next(t, p.lines, "drained", "lost")
+	p.wait(t)
+	got := <-grant
+	switch {
+	case got.err != nil:
+		t.Error(got.err)
+	case drained.Kind == "lost":
+		// Only where the store declares that a restart of the server ends a grant.
+		if srv == nil || !strings.Contains(strings.Join(g.EarlyEnd, " "), "server") {
+			t.Errorf("lost while it drained: %s", drained.Err)
+		}
+	case drained.Token != held.Token:
+		t.Errorf("token %d, and %d while it drains", held.Token, drained.Token)
+	case got.at < drained.At || got.token <= held.Token:
+		t.Errorf("another was granted token %d %s before the holder of token %d had drained", got.token, drained.At-got.at, held.Token)
+	}
+}

@@ -1,0 +1,229 @@
+package service
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	_ "github.com/holdfast-go/holdfast/etcdstore"
+	_ "github.com/holdfast-go/holdfast/filestore"
+	_ "github.com/holdfast-go/holdfast/mysqlstore"
+	_ "github.com/holdfast-go/holdfast/pgstore"
+	_ "github.com/holdfast-go/holdfast/redisstore"
+	_ "github.com/holdfast-go/holdfast/zkstore"
+
+	_ "github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib"
+)
+
+// server is what can be done to a store's server.
+type server interface {
+	Kill()
+	Restart(context.Context) error
+}
+
+// store is one store of a test: its server, and the URL of locks on it.
+type store struct {
+	name string
+	// ttl is a TTL that is short for the store, and still outlasts a busy machine.
+	ttl   time.Duration
+	start func(t *testing.T) (server, string)
+}
+
+func installed(t *testing.T, err error) {
+	t.Helper()
+	if (errors.Is(err, servers.ErrNotInstalled) || errors.Is(err, servers.ErrNoZooKeeper)) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var stores = []store{
+	{"file", 2 * time.Second, func(t *testing.T) (server, string) { return nil, "file://" + t.TempDir() }},
+	{"redis", 2 * time.Second, func(t *testing.T) (server, string) {
+		r, err := servers.StartRedis(t.Context(), filepath.Join(t.TempDir(), "redis"), "--appendonly", "yes", "--appendfsync", "always")
+		installed(t, err)
+		t.Cleanup(r.Kill)
+		return r, "redis://" + r.Address()
+	}},
+	{"etcd", 3 * time.Second, func(t *testing.T) (server, string) {
+		m, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Dir: t.TempDir(), NoSync: true})
+		installed(t, err)
+		t.Cleanup(m[0].End)
+		return m[0], "etcd://" + m[0].Client
+	}},
+	{"zookeeper", 3 * time.Second, func(t *testing.T) (server, string) {
+		z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{})
+		installed(t, err)
+		t.Cleanup(z.Kill)
+		return z, "zk://" + z.Address()
+	}},
+	{"mariadb-pessimistic", 3 * time.Second, mariadb("pessimistic")},
+	{"mariadb-optimistic", 2 * time.Second, mariadb("optimistic")},
+	{"mariadb-named", 3 * time.Second, mariadb("named")},
+	{"postgres-advisory", 3 * time.Second, postgres("advisory")},
+	{"postgres-pessimistic", 3 * time.Second, postgres("pessimistic")},
+	{"postgres-optimistic", 2 * time.Second, postgres("optimistic")},
+}
+
+func mariadb(recipe string) func(*testing.T) (server, string) {
+	return func(t *testing.T) (server, string) {
+		s, err := servers.StartMariaDB(t.Context())
+		installed(t, err)
+		t.Cleanup(func() { _ = s.Close() })
+		return s, prepare(t, "mysql://root@"+s.Address+"/test?recipe="+recipe)
+	}
+}
+
+func postgres(recipe string) func(*testing.T) (server, string) {
+	return func(t *testing.T) (server, string) {
+		s, err := servers.StartPostgres(t.Context())
+		installed(t, err)
+		t.Cleanup(func() { _ = s.Close() })
+		return s, prepare(t, s.URL("postgres", "&recipe="+recipe))
+	}
+}
+
+// prepare makes the tables of a store.
+func prepare(t *testing.T, raw string) string {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, _ := driver.OpenerOf(u.Scheme)
+	s, err := open(t.Context(), u, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close(context.WithoutCancel(t.Context()))
+	if err := s.(interface{ Init(context.Context) error }).Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
+
+// patience is how long a test waits for what has to come. It judges nothing: what takes
+// so long never comes.
+const patience = 2 * time.Minute
+
+// process is a replica.
+type process struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+	lines chan report
+	// ended is closed when the process has ended, with err.
+	ended chan struct{}
+	err   error
+}
+
+// start starts a replica. Its reports go to lines, or to a channel of its own.
+func (w worker) start(t *testing.T, lines chan report) *process {
+	t.Helper()
+	task, err := json.Marshal(w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerEnv+"="+string(task))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cmd: cmd, stdin: in, lines: lines, ended: make(chan struct{})}
+	if lines == nil {
+		p.lines = make(chan report, 1000)
+	}
+	go func() {
+		defer close(p.ended)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			r := report{worker: p}
+			if err := json.Unmarshal(s.Bytes(), &r); err != nil {
+				continue // cut off by a SIGKILL
+			}
+			p.lines <- r
+		}
+		p.err = cmd.Wait()
+		p.lines <- report{Kind: "exited", Err: text(p.err), worker: p}
+	}()
+	t.Cleanup(func() { p.signal(syscall.SIGKILL); <-p.ended })
+	return p
+}
+
+func (p *process) signal(s syscall.Signal) {
+	select {
+	case <-p.ended:
+	default:
+		_ = p.cmd.Process.Signal(s)
+	}
+}
+
+// wait waits for the end of the replica, which has to be in order.
+func (p *process) wait(t *testing.T) {
+	t.Helper()
+	select {
+	case <-p.ended:
+		if p.err != nil {
+			t.Errorf("the replica: %v", p.err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the replica does not end")
+	}
+}
+
+// next waits for a report of one of the kinds. A replica must not exit before it.
+func next(t *testing.T, lines <-chan report, kinds ...string) report {
+	t.Helper()
+	for end := time.After(patience); ; {
+		select {
+		case r := <-lines:
+			for _, kind := range kinds {
+				if r.Kind == kind {
+					return r
+				}
+			}
+			if r.Kind == "exited" {
+				t.Fatalf("the replica has ended, and none of %v is reported: %s", kinds, r.Err)
+			}
+		case <-end:
+			t.Fatalf("none of %v is reported", kinds)
+		}
+	}
+}
+
+// open returns a Locker of the test's own.
+func open(t *testing.T, url string) *holdfast.Locker {
+	t.Helper()
+	locker, err := holdfast.Open(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_ = locker.Close(ctx)
+	})
+	return locker
+}

@@ -1,0 +1,33 @@
+package etcdstore_test
+
+import (
+	"context"
+	"log"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/etcdstore"
+)
+
+// The prefix is that of etcdctl lock locks/NAME, so both exclude each other.
+func ExampleOpen() {
+	ctx := context.Background()
+	store, err := etcdstore.Open(ctx, "etcds://etcd1,etcd2,etcd3/locks/?ca=/etc/etcd/ca.pem")
+	if err != nil {
+		log.Fatal(err)
+	}
+	locker, err := holdfast.New(store)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Close releases what is held, and closes the store.
+	defer func() { _ = locker.Close(ctx) }()
+
+	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {
+		// ctx ends when the lock is lost. The resource compares the token.
+		log.Print("billing with token ", holdfast.Token(ctx, "order/4711"))
+		return nil
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}

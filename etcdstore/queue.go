@@ -1,0 +1,102 @@
+package etcdstore
+
+import (
+	"cmp"
+	"slices"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// queue is the queue of a name, in the order of create revisions, from one read through the
+// quorum.
+type queue []entry
+
+// newQueue sorts the keys under a name's prefix.
+func newQueue(kvs []*mvccpb.KeyValue, prefix string) queue {
+	q := make(queue, 0, len(kvs))
+	for _, kv := range kvs {
+		if !deep(kv.Key, prefix) {
+			q = append(q, newEntry(kv))
+		}
+	}
+	slices.SortFunc(q, func(a, b entry) int { return cmp.Compare(a.rev, b.rev) })
+	return q
+}
+
+// granted returns how many entries are granted: they are the first ones.
+func (q queue) granted() int {
+	least := driver.Unlimited
+	for i := range q {
+		least = min(least, q[i].record.Limit)
+		if i >= least {
+			return i
+		}
+	}
+	return len(q)
+}
+
+// admits reports whether one more entry, at the end, would be granted.
+func (q queue) admits(limit int) bool {
+	return q.granted() == len(q) && q.least(limit) > len(q)
+}
+
+// least returns the smallest limit in the queue and limit.
+func (q queue) least(limit int) int {
+	for i := range q {
+		limit = min(limit, q[i].record.Limit)
+	}
+	return limit
+}
+
+// find returns the index of a key, -1 if it is not in the queue.
+func (q queue) find(key string) int {
+	return slices.IndexFunc(q, func(p entry) bool { return p.key == key })
+}
+
+// freeSlot returns the lowest slot that no entry other than except has.
+func (q queue) freeSlot(except string) int {
+	used := map[int]bool{}
+	for i := range q {
+		if q[i].key != except {
+			used[q[i].slot()] = true
+		}
+	}
+	for s := 0; ; s++ {
+		if !used[s] {
+			return s
+		}
+	}
+}
+
+// blocker returns the entry whose end entry i, which is not granted, needs first. It is the one
+// before it if entry i is exclusive, else the last exclusive one. It is empty if several limits
+// decide: then any end before entry i counts.
+func (q queue) blocker(i int) string {
+	if q[i].record.Limit == driver.Exclusive {
+		return q[i-1].key
+	}
+	for j := i - 1; j >= 0; j-- {
+		if q[j].record.Limit == driver.Exclusive {
+			return q[j].key
+		}
+	}
+	return ""
+}
+
+func (q queue) holders() []driver.Holder {
+	h := make([]driver.Holder, 0, 1)
+	for _, p := range q[:q.granted()] {
+		h = append(h, p.holder())
+	}
+	return h
+}
+
+func (p *entry) holder() driver.Holder {
+	h := driver.Holder{Owner: p.owner(), Token: uint64(p.rev), Limit: p.record.Limit, Slot: p.slot()}
+	if p.record.Kept {
+		h.Note = "released, kept for its minimum hold"
+	}
+	return h
+}

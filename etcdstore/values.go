@@ -1,0 +1,75 @@
+package etcdstore
+
+import (
+	"context"
+	"net/url"
+	"strconv"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+var _ driver.Values = (*Store)(nil)
+
+// valueKey is where a value is: PREFIX_holdfast/value/NAMESPACE/KEY.
+func (s *Store) valueKey(key string) string {
+	return s.lay.prefix + reserved + "value/" + url.PathEscape(s.lay.namespace) + "/" + key
+}
+
+// Get implements driver.Values. A version is the key's mod revision, in decimal.
+func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
+	if err := s.readyForValue(ctx, key, nil); err != nil {
+		return nil, "", err
+	}
+	resp, err := s.client.Get(ctx, s.valueKey(key))
+	if err != nil {
+		return nil, "", unavailable(ctx, err)
+	}
+	if len(resp.Kvs) == 0 {
+		return nil, "", nil
+	}
+	return resp.Kvs[0].Value, strconv.FormatInt(resp.Kvs[0].ModRevision, 10), nil
+}
+
+// Put implements driver.Values.
+func (s *Store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+	if err := s.readyForValue(ctx, key, data); err != nil {
+		return "", err
+	}
+	var revision int64 // of a key that does not exist
+	if version != "" {
+		n, err := strconv.ParseInt(version, 10, 64)
+		if err != nil || n < 1 {
+			return "", driver.Conflict(key)
+		}
+		revision = n
+	}
+	at := s.valueKey(key)
+	resp, err := s.client.Txn(ctx).
+		If(clientv3.Compare(clientv3.ModRevision(at), "=", revision)).
+		Then(clientv3.OpPut(at, string(data))).
+		Commit()
+	switch {
+	case err != nil:
+		return "", unknown(ctx, err)
+	case !resp.Succeeded:
+		return "", driver.Conflict(key)
+	}
+	return strconv.FormatInt(resp.Header.Revision, 10), nil
+}
+
+func (s *Store) readyForValue(ctx context.Context, key string, data []byte) error {
+	if err := driver.CheckValue(key, data); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return unavailable(ctx, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errClosed
+	}
+	return nil
+}

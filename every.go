@@ -1,0 +1,379 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/wallclock"
+)
+
+// Schedule returns the times at which work is due. The schedules of a cron parser, such
+// as that of robfig/cron, have this method. Next returns the first time after t, or the
+// zero time if there is none. All replicas must compute the same times: Next depends on
+// t alone, and not on when the process has started.
+type Schedule interface {
+	Next(t time.Time) time.Time
+}
+
+// Period is a [Schedule] with equal distances, counted from midnight UTC of January 1 in
+// year 1: Period(time.Hour) is due at each full hour.
+type Period time.Duration
+
+// Next returns the first multiple of the period after t.
+func (p Period) Next(t time.Time) time.Time {
+	return t.Truncate(time.Duration(p)).Add(time.Duration(p))
+}
+
+// Tick is a time of a schedule that this process has to serve.
+type Tick struct {
+	// Time is the time of the schedule, the same on every replica. It can serve as the
+	// key of what the tick has done.
+	Time time.Time
+	ctx  context.Context
+}
+
+// Context returns the context of the work. It ends with the context of Every, and when
+// this process cannot keep up its lease: the tick is then reported as missed.
+func (t Tick) Context() context.Context {
+	if t.ctx == nil {
+		return context.Background()
+	}
+	return t.ctx
+}
+
+// Every yields, of all ticks of the schedule from now on, those that this process is to
+// serve, until ctx ends. Any number of replicas call it with the same name and schedule,
+// and one of them gets each tick. The body of the loop does the work:
+//
+//	for tick, err := range locker.Every(ctx, "report", holdfast.Period(time.Hour)) {
+//		if err != nil {
+//			log.Print(err) // a missed tick, or the store was away
+//			continue
+//		}
+//		report(tick.Context(), tick.Time)
+//	}
+//
+// A tick is served at most once, also by replicas that are slow, or whose clocks differ
+// by less than the distance to the next tick, and by less than an hour. A replica that is
+// later than that leaves the tick out. A tick that is not served to its end, because
+// every replica was away or the one that had begun has died, yields an error that matches
+// [ErrMissed] on one of the replicas that ran at that time. It comes one distance (or an
+// hour) and one TTL after the tick at the earliest. The death of a replica in the middle
+// of a longer run is noticed up to eight distances (or 12 hours) after the tick. Other
+// errors are about this replica alone: it could not take part in the tick of that Time.
+//
+// This needs a store that keeps a lock on its own (Guarantees.Linger). On other stores
+// the death of a replica takes with it what it had done lately: a replica that is late
+// can serve such a tick again, and a served one can be reported as missed.
+//
+// Ticks of one replica do not overlap. Those of two replicas do, if the work takes longer
+// than the distance; use TryDo in the body to leave such a tick out.
+//
+// TTL is for how long a dead replica looks alive: default two distances, from the
+// store's minimum to 30 s; at most four distances. Wait and MinHold have no effect;
+// Shared, Limit and Reentrant are invalid.
+func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOption) iter.Seq2[Tick, error] {
+	return func(yield func(Tick, error) bool) {
+		e := &every{l: l, ctx: ctx, name: name, schedule: s}
+		if err := e.prepare(o); err != nil {
+			yield(Tick{}, err)
+			return
+		}
+		e.run(yield)
+	}
+}
+
+// # How a tick is served once
+//
+// A tick has two locks. The claim is taken first, and left at the store for longer than
+// replicas can differ, before the work begins: it outlives the death of its replica, so
+// nobody begins the tick again. The marker is held during the work, and left at the
+// store after it. If it ends early, the work did not come to its end. Each replica that
+// did not serve the tick tries to take the marker later. The one that gets it reports the
+// tick as missed, and leaves the marker in place: so a replica that has claimed the tick
+// and has not begun cannot begin any more, and nobody reports it again.
+//
+// The names of both repeat, because some stores keep a counter for each name for good:
+// there are slots of ticks, of even and of odd days, and no lock of a slot lasts until
+// its next use.
+
+const (
+	// everySlots is the number of slots of a day.
+	everySlots = 16
+	// watchedTicks is for how many distances a tick is watched, at most maxWatch.
+	watchedTicks, maxWatch = 8, 12 * time.Hour
+	// maxSkew limits by how much the clocks of replicas may differ.
+	maxSkew = time.Hour
+	// longestSleep is the longest time between two readings of the clock, which may be
+	// set meanwhile.
+	longestSleep = time.Minute
+)
+
+// every is one call of Every.
+type every struct {
+	l        *Locker
+	ctx      context.Context
+	name     string
+	schedule Schedule
+	options  []LockOption
+	ttl      time.Duration // 0: by the distance of ticks
+	minTTL   time.Duration
+
+	// counted is the last tick of the day that has a slot, and index is its number.
+	counted time.Time
+	index   int
+	// watched are the ticks that may be missed.
+	watched []*tick
+}
+
+// tick is a time of the schedule, as this replica sees it.
+type tick struct {
+	at   time.Time
+	slot string
+	// skew limits how late a replica may serve it, and by how much clocks may differ.
+	skew, ttl time.Duration
+	// until is when watching ends; check is when to look at it next.
+	until, check time.Time
+}
+
+// late reports whether it is too late to serve the tick: another replica may have served
+// it, and its claim may be gone.
+func (e *every) late(t *tick) bool { return e.now().Sub(t.at) >= t.skew }
+
+func (e *every) now() time.Time { return wallclock.Now(e.ctx) }
+
+func (e *every) prepare(o []LockOption) error {
+	set, err := e.l.cfg.resolve(o)
+	switch {
+	case err != nil:
+		return err
+	case set.limit != driver.Exclusive || set.reentrant:
+		return invalid("Every(%q): Shared, Limit and Reentrant are not for a schedule", e.name)
+	case e.schedule == nil:
+		return invalid("Every(%q): the schedule is nil", e.name)
+	}
+	if p, ok := e.schedule.(Period); ok && p < Period(MinTTL) {
+		return invalid("Every(%q): Period(%s): at least %s is allowed", e.name, time.Duration(p), MinTTL)
+	}
+	if set.hasTTL {
+		e.ttl = set.ttl
+	}
+	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold = 0 })
+	if err := checkName(e.name); err != nil {
+		return err
+	}
+	return checkName(e.lockName("tick", "0-00"))
+}
+
+func (e *every) lockName(kind, slot string) string { return e.name + ":" + kind + "-" + slot }
+
+// run waits for ticks and for the times to look at earlier ones.
+func (e *every) run(yield func(Tick, error) bool) {
+	for next := e.schedule.Next(e.now().UTC()); ; {
+		wake := next
+		for _, t := range e.watched {
+			if wake.IsZero() || t.check.Before(wake) {
+				wake = t.check
+			}
+		}
+		if wake.IsZero() {
+			return // the schedule has ended
+		}
+		if d := wake.Sub(e.now()); d > 0 {
+			if !sleep(e.ctx, e.l.ctx, min(d, longestSleep)) && e.ctx.Err() != nil {
+				return
+			}
+		}
+		if e.ctx.Err() != nil {
+			return
+		}
+		if e.l.ctx.Err() != nil {
+			yield(Tick{}, e.l.closedError(e.name))
+			return
+		}
+		if !e.watch(yield) {
+			return
+		}
+		if next.IsZero() || e.now().Before(next) {
+			continue
+		}
+		t, following, err := e.tick(next)
+		if err != nil {
+			yield(Tick{}, err)
+			return
+		}
+		if next = following; !e.late(t) && !e.take(t, next, yield) {
+			return
+		}
+	}
+}
+
+// tick returns the tick of a time, and the time of the next one.
+func (e *every) tick(at time.Time) (*tick, time.Time, error) {
+	if e.minTTL == 0 {
+		g, err := e.l.loadGuarantees(e.ctx, e.l.cfg.requestTimeout)
+		if err == nil {
+			e.minTTL = max(g.MinTTL, MinTTL)
+		}
+	}
+	next := e.schedule.Next(at)
+	distance := next.Sub(at)
+	if next.IsZero() {
+		distance = maxWatch
+	}
+	ttl := e.ttl
+	if ttl == 0 {
+		ttl = min(max(2*distance, e.minTTL), DefaultTTL)
+	}
+	switch {
+	case distance <= 0:
+		return nil, next, invalid("Every(%q): the schedule does not advance from %s", e.name, at)
+	case ttl > 4*distance:
+		return nil, next, invalid("Every(%q): a TTL of %s is more than four times the distance of two ticks, %s", e.name, ttl, distance)
+	}
+	slot, err := e.slot(at)
+	if err != nil {
+		return nil, next, err
+	}
+	t := &tick{at: at, slot: slot, skew: min(distance, maxSkew), ttl: ttl}
+	t.until = at.Add(min(watchedTicks*distance, maxWatch))
+	t.check = at.Add(t.skew + ttl)
+	return t, next, nil
+}
+
+// slot returns the slot of a tick: its number of the day, counted around, on even and odd
+// days.
+func (e *every) slot(at time.Time) (string, error) {
+	const day = 24 * time.Hour
+	midnight := at.UTC().Truncate(day)
+	if e.counted.Before(midnight) {
+		e.counted, e.index = midnight.Add(-1), -1
+	}
+	for e.counted.Before(at) {
+		next := e.schedule.Next(e.counted)
+		if !next.After(e.counted) {
+			break
+		}
+		e.counted = next
+		e.index++
+	}
+	if !e.counted.Equal(at) {
+		return "", invalid("Every(%q): the schedule depends on when it was started, so replicas would disagree: use Period", e.name)
+	}
+	return fmt.Sprintf("%d-%02d", midnight.Unix()/int64(day/time.Second)%2, e.index%everySlots), nil
+}
+
+// try takes a lock of the tick without waiting.
+func (e *every) try(t *tick, kind string) (*Lock, error) {
+	reason := Reason(e.name + " of " + t.at.UTC().Format(time.RFC3339Nano))
+	return e.l.TryLock(e.ctx, e.lockName(kind, t.slot), append([]LockOption{reason, TTL(t.ttl)}, e.options...)...)
+}
+
+// leave unlocks k and leaves it at the store until a time.
+func (e *every) leave(k *Lock, until time.Time) error {
+	granted := time.Duration(0)
+	if age, _ := k.holder.lease.firstStanding.grant.SentAt.Elapsed(); age > 0 {
+		granted = age
+	}
+	k.minHold = min(max(until.Sub(e.now()), 0)+granted, MaxTTL)
+	return k.Unlock()
+}
+
+// take claims a tick and serves it. It reports whether to go on.
+func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool {
+	var claim *Lock
+	for r := (retry{}); claim == nil; {
+		var err error
+		claim, err = e.try(t, "tick")
+		switch {
+		case err == nil:
+		case e.ctx.Err() != nil:
+			return false
+		case errors.Is(err, ErrBusy): // another replica serves it
+			e.watched = append(e.watched, t)
+			return true
+		case permanent(err):
+			yield(Tick{Time: t.at}, err)
+			return false
+		case !sleep(e.ctx, e.l.ctx, r.delay()) || e.late(t) || !e.now().Before(next):
+			e.watched = append(e.watched, t)
+			return yield(Tick{Time: t.at}, err)
+		}
+	}
+	if e.late(t) {
+		_ = claim.Unlock()
+		e.watched = append(e.watched, t)
+		return true
+	}
+	marker, err := e.try(t, "run")
+	// Two skews: the claim was taken up to one late, and another clock is up to one behind.
+	_ = e.leave(claim, t.at.Add(2*t.skew+t.ttl))
+	if err != nil {
+		e.watched = append(e.watched, t)
+		return errors.Is(err, ErrBusy) || yield(Tick{Time: t.at}, err)
+	}
+	served := false
+	defer func() {
+		if !served { // a panic
+			_ = marker.Unlock()
+		}
+	}()
+	more := yield(Tick{Time: t.at, ctx: marker.Context()}, nil)
+	served = true
+	if err := e.leave(marker, t.settled()); errors.Is(err, ErrLost) {
+		e.watched = append(e.watched, t)
+	}
+	return more
+}
+
+// settled is until when the marker of a tick stays: no replica watches it any more, by
+// any clock.
+func (t *tick) settled() time.Time { return t.until.Add(t.skew + t.ttl) }
+
+// watch looks at the ticks whose time has come. It reports whether to go on.
+func (e *every) watch(yield func(Tick, error) bool) bool {
+	now := e.now()
+	type report struct {
+		at  time.Time
+		err error
+	}
+	var reports []report
+	e.watched = slices.DeleteFunc(e.watched, func(t *tick) bool {
+		if now.Before(t.check) {
+			return false
+		}
+		if now.After(t.until) {
+			return true
+		}
+		marker, err := e.try(t, "run")
+		switch {
+		case errors.Is(err, ErrBusy): // it is being served, or was
+			t.check = t.at.Add(2 * t.check.Sub(t.at))
+			return t.check.After(t.until)
+		case err != nil:
+			if t.check = now.Add(t.ttl); t.check.After(t.until) {
+				reports = append(reports, report{t.at, err})
+				return true
+			}
+			return false
+		case e.now().After(t.until): // the marker of a served tick may be gone
+			_ = marker.Unlock()
+			return true
+		}
+		_ = e.leave(marker, t.settled())
+		err = &failure{name: e.name, store: e.l.where, kind: ErrMissed, err: errors.New(t.at.UTC().Format(time.RFC3339Nano))}
+		reports = append(reports, report{t.at, err})
+		return true
+	})
+	for _, r := range reports {
+		if !yield(Tick{Time: r.at}, r.err) {
+			return false
+		}
+	}
+	return true
+}

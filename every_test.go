@@ -1,0 +1,214 @@
+package holdfast_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/internal/wallclock"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// ticks counts what became of the ticks of a schedule.
+type ticks struct {
+	sync.Mutex
+	served, missed map[time.Time]int
+}
+
+func newTicks() *ticks {
+	return &ticks{served: map[time.Time]int{}, missed: map[time.Time]int{}}
+}
+
+// run is a replica. Each tick takes it as long as work returns.
+func (c *ticks) run(t *testing.T, ctx context.Context, l *holdfast.Locker, s holdfast.Schedule, work func() time.Duration) {
+	for tick, err := range l.Every(ctx, "job", s) {
+		c.Lock()
+		switch {
+		case err == nil:
+			c.served[tick.Time]++
+		case errors.Is(err, holdfast.ErrMissed):
+			c.missed[tick.Time]++
+		default:
+			t.Errorf("%s: %v", tick.Time, err)
+		}
+		c.Unlock()
+		if err == nil {
+			time.Sleep(work())
+		}
+	}
+}
+
+// TestEveryServesEachTickOnce of many replicas whose clocks differ by up to the period,
+// and of which some are slow.
+func TestEveryServesEachTickOnce(t *testing.T) {
+	for period, n := range map[time.Duration]time.Duration{time.Second: 100, time.Minute: 100, 7 * time.Hour: 10, 24 * time.Hour: 5} {
+		t.Run(period.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memstore.New()
+				c := newTicks()
+				skew := min(period, time.Hour)
+				began := time.Now()
+				ctx, cancel := context.WithTimeout(bg, n*period+period/2)
+				defer cancel()
+				var wg sync.WaitGroup
+				for range 10 {
+					l := newLocker(t, s.Client())
+					ctx := wallclock.With(ctx, rand.N(skew)-skew/2)
+					wg.Go(func() {
+						c.run(t, ctx, l, holdfast.Period(period), func() time.Duration { return rand.N(3 * skew) })
+					})
+				}
+				wg.Wait()
+				// The first and the last ticks may be outside the time of some replicas.
+				first := holdfast.Period(period).Next(began.Add(period).UTC())
+				for at := first; at.Before(first.Add((n - 3) * period)); at = at.Add(period) {
+					if c.served[at] != 1 || c.missed[at] != 0 {
+						t.Errorf("%s: served %d times, missed %d times", at, c.served[at], c.missed[at])
+					}
+				}
+				for at, n := range c.served {
+					if n > 1 || c.missed[at] > 0 {
+						t.Errorf("%s: served %d times, missed %d times", at, n, c.missed[at])
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestEveryReportsATickThatNobodyServedToItsEnd once, and no replica begins it again: the
+// replica that had begun it loses its lease.
+func TestEveryReportsATickThatNobodyServedToItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		c := newTicks()
+		ctx, cancel := context.WithTimeout(bg, time.Hour)
+		defer cancel()
+		period := holdfast.Period(time.Minute)
+		dead, died := newLocker(t, s.Client()), time.Time{}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			for tick, err := range dead.Every(ctx, "job", period) {
+				if err != nil {
+					t.Error(err)
+				}
+				died = tick.Time
+				for st := range dead.List(ctx, "job:run") {
+					if strings.HasSuffix(st.Holders[0].Reason, died.Format(time.RFC3339)) {
+						_ = s.Script().Lose(st.Name, holdfast.CauseGone)
+					}
+				}
+				<-tick.Context().Done() // as far as the others see, it has died
+				if !errors.Is(context.Cause(tick.Context()), holdfast.ErrLost) {
+					t.Error(context.Cause(tick.Context()))
+				}
+				break
+			}
+		})
+		synctest.Wait()
+		for range 5 {
+			// They come later than the first, also to the tick that it has begun.
+			l, ctx := newLocker(t, s.Client()), wallclock.With(ctx, -rand.N(30*time.Second)-time.Second)
+			wg.Go(func() { c.run(t, ctx, l, period, func() time.Duration { return 0 }) })
+		}
+		wg.Wait()
+		if died.IsZero() || c.served[died] != 0 || c.missed[died] != 1 || len(c.missed) != 1 {
+			t.Errorf("%s: served %d times; missed %v", died, c.served[died], c.missed)
+		}
+		for at, n := range c.served {
+			if n != 1 {
+				t.Errorf("%s: served %d times", at, n)
+			}
+		}
+		if len(c.served) < 55 {
+			t.Errorf("%d ticks were served", len(c.served))
+		}
+	})
+}
+
+// TestEveryReportsAnOutage: each replica reports the ticks in which it could not take
+// part, and goes on afterwards.
+func TestEveryReportsAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, s)
+		ctx, cancel := context.WithTimeout(bg, 30*time.Minute)
+		defer cancel()
+		time.AfterFunc(10*time.Minute, s.Script().Stop)
+		time.AfterFunc(20*time.Minute, s.Script().Start)
+		served, away := 0, map[time.Time]bool{}
+		for tick, err := range l.Every(ctx, "job", holdfast.Period(time.Minute)) {
+			switch {
+			case err == nil:
+				served++
+			case errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrMissed):
+				away[tick.Time] = true
+			default:
+				t.Error(err)
+			}
+		}
+		if served < 18 || len(away) < 8 || served+len(away) < 28 || served+len(away) > 31 {
+			t.Errorf("%d ticks served, %d reported", served, len(away))
+		}
+	})
+}
+
+// fromStart is due at equal distances since the process has started.
+type fromStart time.Duration
+
+func (f fromStart) Next(t time.Time) time.Time { return t.Add(time.Duration(f)) }
+
+// once is due at one time.
+type once time.Time
+
+func (o once) Next(t time.Time) time.Time {
+	if t.Before(time.Time(o)) {
+		return time.Time(o)
+	}
+	return time.Time{}
+}
+
+func TestEveryChecksItsInput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocker(t, memstore.New())
+		for what, call := range map[string]func() error{
+			"shared":  func() error { return first(l.Every(bg, "job", holdfast.Period(time.Minute), holdfast.Shared())) },
+			"no name": func() error { return first(l.Every(bg, "", holdfast.Period(time.Minute))) },
+			"nil":     func() error { return first(l.Every(bg, "job", nil)) },
+			"zero":    func() error { return first(l.Every(bg, "job", holdfast.Period(0))) },
+			"long TTL": func() error {
+				return first(l.Every(bg, "job", holdfast.Period(time.Second), holdfast.TTL(time.Minute)))
+			},
+			"relative":  func() error { time.Sleep(time.Millisecond); return first(l.Every(bg, "job", fromStart(time.Minute))) },
+			"backwards": func() error { return first(l.Every(bg, "job", fromStart(-time.Minute))) },
+		} {
+			if err := call(); !errors.Is(err, holdfast.ErrInvalid) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if err := first(l.Every(bg, "job", once(time.Now().Add(time.Hour)))); err != nil {
+			t.Error(err)
+		}
+		if err := first(l.Every(ended(), "job", holdfast.Period(time.Minute))); err != nil {
+			t.Error(err)
+		}
+		time.AfterFunc(time.Second, func() { _ = l.Close(bg) })
+		if err := first(l.Every(bg, "job", holdfast.Period(time.Minute))); !errors.Is(err, holdfast.ErrClosed) {
+			t.Error(err)
+		}
+	})
+}
+
+// first returns the error of the first tick, or nil if there is none.
+func first(ticks func(func(holdfast.Tick, error) bool)) (first error) {
+	for _, err := range ticks {
+		return err
+	}
+	return nil
+}

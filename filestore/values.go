@@ -1,0 +1,160 @@
+//go:build linux || darwin
+
+package filestore
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io/fs"
+	mathrand "math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+var _ driver.Values = (*Store)(nil)
+
+// A value is a file below values, named by the hash of its namespace and key: a line with
+// its version, a line with the key as Go quotes it, for people, and the data. A Put writes a new
+// file, syncs it and renames it, all under the flock of values/lock. So a reader needs no
+// lock, and a process that is killed leaves the old value or the new one.
+
+// Get implements driver.Values.
+func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
+	if err := s.enterValue(ctx, key, nil); err != nil {
+		return nil, "", err
+	}
+	defer s.ops.Done()
+	return readValue(s.valueFile(key))
+}
+
+// Put implements driver.Values.
+func (s *Store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+	if err := s.enterValue(ctx, key, data); err != nil {
+		return "", err
+	}
+	defer s.ops.Done()
+	path := s.valueFile(key)
+	lock, err := s.lockValues(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = lock.Close() }() // which ends the flock
+	switch _, now, err := readValue(path); {
+	case err != nil:
+		return "", err
+	case now != version:
+		return "", driver.Conflict(key)
+	}
+	next := rand.Text()
+	content := append([]byte(next+"\n"+strings.ReplaceAll(key, "\n", " ")+"\n"), data...)
+	if err := s.replaceValue(path, content); err != nil {
+		return "", err
+	}
+	return next, nil
+}
+
+func (s *Store) enterValue(ctx context.Context, key string, data []byte) error {
+	if err := driver.CheckValue(key, data); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return driver.Errorf(driver.CodeUnavailable, "%w", err)
+	}
+	return s.enter()
+}
+
+func (s *Store) valuesDir() string { return filepath.Join(s.dir, "values") }
+
+func (s *Store) valueFile(key string) string {
+	sum := sha256.Sum256([]byte(s.ns + "\x00" + key))
+	return filepath.Join(s.valuesDir(), hex.EncodeToString(sum[:]))
+}
+
+func readValue(path string) (data []byte, version string, err error) {
+	content, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, "", nil
+	}
+	if err != nil {
+		return nil, "", coded("reading", path, err)
+	}
+	head, rest, ok := bytes.Cut(content, []byte("\n"))
+	_, data, ok2 := bytes.Cut(rest, []byte("\n"))
+	if !ok || !ok2 || len(head) == 0 {
+		return nil, "", driver.Errorf(driver.CodeRefused, "the file %s is no value of this store", path)
+	}
+	return data, string(head), nil
+}
+
+// lockValues waits for the lock by polling, because a flock that blocks cannot be
+// cancelled. A holder keeps it for as long as three syncs take.
+func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
+	path := filepath.Join(s.valuesDir(), "lock")
+	if err := os.Mkdir(s.valuesDir(), 0o700); err == nil {
+		// The umask does not count for what others share.
+		if err := os.Chmod(s.valuesDir(), s.mode); err != nil {
+			return nil, coded("creating", s.valuesDir(), err)
+		}
+	}
+	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, coded("opening", path, err)
+	}
+	_ = lock.Chmod(s.fileMode()) // only its owner can, and need
+	for n := 0; ; n++ {
+		err := flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return lock, nil
+		}
+		if err != unix.EWOULDBLOCK {
+			_ = lock.Close()
+			return nil, coded("locking", path, err)
+		}
+		select {
+		case <-time.After(mathrand.N(time.Millisecond << min(n, 4))):
+		case <-ctx.Done():
+			err = driver.Errorf(driver.CodeUnavailable, "waiting for the lock of %s: %w", path, ctx.Err())
+		case <-s.done:
+			err = errClosed
+		}
+		if err != unix.EWOULDBLOCK {
+			_ = lock.Close()
+			return nil, err
+		}
+	}
+}
+
+// replaceValue is durable when it returns nil.
+func (s *Store) replaceValue(path string, content []byte) error {
+	temp, err := os.CreateTemp(s.valuesDir(), ".new-")
+	if err != nil {
+		return coded("creating a file in", s.valuesDir(), err)
+	}
+	_, err = temp.Write(content)
+	err = errors.Join(err, temp.Chmod(s.fileMode()), temp.Sync(), temp.Close())
+	if err == nil {
+		err = os.Rename(temp.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(temp.Name())
+		return coded("writing", path, err)
+	}
+	dir, err := os.Open(s.valuesDir())
+	if err == nil {
+		err = errors.Join(dir.Sync(), dir.Close())
+	}
+	if err != nil { // it is written, but may not survive a loss of power
+		return driver.Errorf(driver.CodeUnknown, "syncing %s: %w", s.valuesDir(), err)
+	}
+	return nil
+}

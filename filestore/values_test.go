@@ -1,0 +1,45 @@
+//go:build linux || darwin
+
+package filestore_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/filestore"
+)
+
+func TestValues(t *testing.T) {
+	dir := tempDir(t)
+	open := func(t testing.TB, namespace string) *filestore.Store {
+		s, err := filestore.Open(t.Context(), dir, filestore.Namespace(namespace))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	drivertest.RunValues(t, open)
+
+	// A file of another origin is no value, and Put leaves no temporary file behind.
+	files, err := filepath.Glob(filepath.Join(dir, "values", ".new-*"))
+	if err != nil || len(files) != 0 {
+		t.Errorf("left behind: %v, %v", files, err)
+	}
+	files, err = filepath.Glob(filepath.Join(dir, "values", "[0-9a-f]*"))
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, f := range files {
+		if err := os.WriteFile(f, []byte("no version"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := open(t, "")
+	defer s.Close(t.Context())
+	if _, _, err := s.Get(t.Context(), "k"); s.Classify(err) != driver.CodeRefused {
+		t.Errorf("a damaged file: %v", err)
+	}
+}

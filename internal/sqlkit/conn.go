@@ -1,0 +1,182 @@
+package sqlkit
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Conn is a network connection that reports its end at once, and not at the next Read:
+// between Watch and the next Read a goroutine reads ahead.
+type Conn struct {
+	net.Conn
+	gone chan struct{}
+	once sync.Once // closes gone
+
+	mu       sync.Mutex
+	reading  bool // a caller reads from the network
+	watching bool // the goroutine reads from the network
+	back     bool // the goroutine has been called back
+	stays    bool // the goroutine cannot be called back, and reads for all callers
+	changed  sync.Cond
+	buf      []byte // read ahead and not yet returned
+	err      error  // why reading ended
+	deadline time.Time
+}
+
+// readAhead limits the bytes that are kept until the next Read.
+const readAhead = 1 << 20
+
+// NewConn wraps a connection.
+func NewConn(c net.Conn) *Conn {
+	w := &Conn{Conn: c, gone: make(chan struct{}), stays: !survivesDeadline(c)}
+	w.changed.L = &w.mu
+	return w
+}
+
+// survivesDeadline reports whether a connection of this type can be read again after a
+// deadline has ended a Read. Others, such as websockets, may not: their goroutine is not
+// called back.
+func survivesDeadline(c net.Conn) bool {
+	switch c.(type) {
+	case *net.TCPConn, *net.UnixConn:
+		return true
+	}
+	return false
+}
+
+// isDeadline reports whether err is a deadline that has passed. A timeout of the network
+// itself ends the connection and is none.
+func isDeadline(err error) bool {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return true
+	}
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout() && !errors.Is(err, syscall.ETIMEDOUT)
+}
+
+// KeepAlive are the probes by which the network notices that the other side is gone.
+// Nothing else ends a wait in the queue of a server that is gone.
+var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
+
+// Watch begins to read ahead, until the next Read. A caller that reads sees the end by
+// itself. Reading ahead all the time would pass every answer from one goroutine to
+// another, which costs more than many a statement. While a caller reads, Watch does
+// nothing.
+func (c *Conn) Watch() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.watching || c.reading || c.err != nil {
+		return
+	}
+	c.watching = true
+	_ = c.Conn.SetReadDeadline(time.Time{}) // a deadline is for callers
+	go c.pump()
+}
+
+// Gone is closed when nothing more will come: the other side, the network or Close has
+// ended the connection.
+func (c *Conn) Gone() <-chan struct{} { return c.gone }
+
+func (c *Conn) pump() {
+	chunk := make([]byte, 4<<10)
+	for {
+		n, err := c.Conn.Read(chunk)
+		c.mu.Lock()
+		for len(c.buf) > readAhead && c.err == nil && !c.back {
+			c.changed.Wait()
+		}
+		c.buf = append(c.buf, chunk[:n]...)
+		if err != nil && c.err == nil && !(c.back && isDeadline(err)) {
+			c.err = err
+		}
+		ended := c.err != nil
+		if ended || c.back {
+			c.watching, c.back = false, false
+			_ = c.Conn.SetReadDeadline(c.deadline)
+			c.changed.Broadcast()
+			c.mu.Unlock()
+			if ended {
+				c.end()
+			}
+			return
+		}
+		c.changed.Broadcast()
+		c.mu.Unlock()
+	}
+}
+
+func (c *Conn) end() { c.once.Do(func() { close(c.gone) }) }
+
+func (c *Conn) Read(p []byte) (int, error) {
+	c.mu.Lock()
+	for c.watching && len(c.buf) == 0 && c.err == nil {
+		if !c.back && !c.stays {
+			// The deadline ends the goroutine's Read. Some connections have no deadlines.
+			c.stays = c.Conn.SetReadDeadline(time.Unix(1, 0)) != nil
+			c.back = !c.stays
+		}
+		c.changed.Wait()
+	}
+	if len(c.buf) > 0 {
+		defer c.mu.Unlock()
+		n := copy(p, c.buf)
+		if c.buf = c.buf[n:]; len(c.buf) == 0 {
+			c.buf = nil
+		}
+		c.changed.Broadcast()
+		return n, nil
+	}
+	if c.err != nil {
+		defer c.mu.Unlock()
+		return 0, c.err
+	}
+	c.reading = true
+	c.mu.Unlock()
+	n, err := c.Conn.Read(p)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reading = false
+	if err != nil && !isDeadline(err) {
+		if c.err == nil {
+			c.err = err
+		}
+		c.end()
+	}
+	return n, err
+}
+
+// Close ends the connection.
+func (c *Conn) Close() error {
+	err := c.Conn.Close()
+	c.end() // before the goroutine notices
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.err = net.ErrClosed
+	}
+	c.changed.Broadcast()
+	return err
+}
+
+// SetReadDeadline limits Read. Reading ahead goes on.
+func (c *Conn) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deadline = t
+	if c.watching { // the goroutine sets it when it ends
+		return nil
+	}
+	return c.Conn.SetReadDeadline(t)
+}
+
+// SetDeadline limits Read and Write.
+func (c *Conn) SetDeadline(t time.Time) error {
+	if err := c.SetReadDeadline(t); err != nil {
+		return err
+	}
+	return c.SetWriteDeadline(t)
+}

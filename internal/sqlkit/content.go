@@ -1,0 +1,175 @@
+package sqlkit
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf16"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// content is the state in a name's row: its grants, and the grants that were broken
+// lately, so that their holders get the right cause.
+type content struct {
+	Holders []holder `json:"holders"`
+	Taken   []taken  `json:"taken,omitempty"`
+}
+
+type holder struct {
+	Owner
+	Limit   int    `json:"limit"`
+	Slot    int    `json:"slot"`
+	Token   uint64 `json:"token"`
+	Expires int64  `json:"expires"`        // microseconds, by the database's clock
+	TTL     int64  `json:"ttl,omitempty"`  // microseconds; Expires is the time of the grant plus TTL; 0 if unknown
+	Left    bool   `json:"left,omitempty"` // released, and stays until Expires
+}
+
+type taken struct {
+	Token uint64 `json:"token"`
+	Until int64  `json:"until"`
+}
+
+// Owner is driver.Owner as a database stores it.
+type Owner struct {
+	ID       string `json:"id"`
+	Host     string `json:"host,omitempty"`
+	PID      int    `json:"pid,omitempty"`
+	Instance string `json:"instance,omitempty"`
+	Reason   string `json:"reason,omitempty"`
+	Since    int64  `json:"since"` // microseconds, by the database's clock
+}
+
+// OwnerOf converts an owner to its stored form.
+func OwnerOf(o driver.Owner, since int64) Owner {
+	return Owner{ID: o.ID, Host: o.Host, PID: o.PID, Instance: o.Instance, Reason: o.Reason, Since: since}
+}
+
+// Driver converts it back.
+func (o Owner) Driver() driver.Owner {
+	return driver.Owner{ID: o.ID, Host: o.Host, PID: o.PID, Instance: o.Instance, Reason: o.Reason, Since: time.UnixMicro(o.Since)}
+}
+
+// Encode writes a value as JSON in ASCII. Every character set of a database or session
+// keeps ASCII unchanged.
+func Encode(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil { // the fields are strings and numbers
+		panic(err)
+	}
+	var s strings.Builder
+	for _, r := range string(b) {
+		switch {
+		case r < 0x80:
+			s.WriteRune(r)
+		case r < 0x10000:
+			fmt.Fprintf(&s, `\u%04x`, r)
+		default:
+			hi, lo := utf16.EncodeRune(r)
+			fmt.Fprintf(&s, `\u%04x\u%04x`, hi, lo)
+		}
+	}
+	return s.String()
+}
+
+func decode(s string) (c content, err error) {
+	if s == "" {
+		return content{}, nil
+	}
+	if err := json.Unmarshal([]byte(s), &c); err != nil {
+		return content{}, driver.Errorf(driver.CodeRefused, "the row's state is not holdfast's: %w", err)
+	}
+	return c, nil
+}
+
+// live returns the content without what has expired.
+func (c content) live(now int64) content {
+	l := content{
+		Holders: slices.DeleteFunc(slices.Clone(c.Holders), func(h holder) bool { return h.Expires <= now }),
+		Taken:   slices.DeleteFunc(slices.Clone(c.Taken), func(t taken) bool { return t.Until <= now }),
+	}
+	for i := range l.Holders {
+		if h := &l.Holders[i]; h.ahead(now) {
+			h.Expires = now + h.TTL
+		}
+	}
+	return l
+}
+
+// ahead reports whether the clock was set back since the grant: Expires is then more than
+// a TTL away, and live shortens it to one TTL. A grant that was written after now was read
+// may seem to be ahead; applyWithin limits by how much.
+func (h *holder) ahead(now int64) bool {
+	return h.TTL > 0 && h.Expires > now+h.TTL+applyWithin.Microseconds()
+}
+
+// admits reports whether one more grant of limit is allowed.
+func (c content) admits(limit int) bool {
+	for _, h := range c.Holders {
+		limit = min(limit, h.Limit)
+	}
+	return len(c.Holders) < limit
+}
+
+func (c content) freeSlot() int {
+	for slot := 0; ; slot++ {
+		if !slices.ContainsFunc(c.Holders, func(h holder) bool { return h.Slot == slot }) {
+			return slot
+		}
+	}
+}
+
+func (c content) byID(id string) *holder {
+	for i := range c.Holders {
+		if c.Holders[i].ID == id && !c.Holders[i].Left {
+			return &c.Holders[i]
+		}
+	}
+	return nil
+}
+
+func (c content) wasTaken(token uint64) bool {
+	return slices.ContainsFunc(c.Taken, func(t taken) bool { return t.Token == token })
+}
+
+func (c *content) remove(match func(holder) bool) bool {
+	n := len(c.Holders)
+	c.Holders = slices.DeleteFunc(c.Holders, match)
+	return len(c.Holders) < n
+}
+
+// expires returns when the last grant expires, 0 if there is none.
+func (c content) expires() (last int64) {
+	for _, h := range c.Holders {
+		last = max(last, h.Expires)
+	}
+	return last
+}
+
+// next returns when the first grant expires, 0 if there is none.
+func (c content) next() (first int64) {
+	for i, h := range c.Holders {
+		if i == 0 || h.Expires < first {
+			first = h.Expires
+		}
+	}
+	return first
+}
+
+func (c content) describe(now int64) []driver.Holder {
+	var all []driver.Holder
+	for _, h := range c.Holders {
+		all = append(all, driver.Holder{Owner: h.Driver(), Token: h.Token, Limit: h.Limit, Slot: h.Slot,
+			TTL: time.Duration(h.Expires-now) * time.Microsecond})
+	}
+	slices.SortFunc(all, func(a, b driver.Holder) int {
+		if a.Token < b.Token {
+			return -1
+		}
+		return 1
+	})
+	return all
+}

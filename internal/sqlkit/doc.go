@@ -1,0 +1,13 @@
+// Package sqlkit is what the stores on SQL databases share: connections that run scripts
+// and notice their end, a small pool of them, and two engines.
+//
+// [Optimistic] keeps a name's grants in one row that every change replaces by
+// compare-and-set. [Sessions] keeps each grant on a database session of its own, whose
+// end frees it. Neither depends on a dialect: a store passes in the statements, the form
+// of their results, and the meaning of the server's errors. [Options] are the options of
+// such stores.
+//
+// Statements carry their values as literals. So one script is one round trip, and nothing
+// stays prepared on a server or a pooler. Stores build the literals from hexadecimal
+// bytes and from numbers alone.
+package sqlkit

@@ -1,0 +1,30 @@
+package sqlkit
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Engine is what [Optimistic] and [Sessions] have in common: a store without its
+// guarantees.
+type Engine interface {
+	driver.Inspector
+	driver.Breaker
+	// Classify returns the code that every error of the engine carries.
+	Classify(err error) driver.Code
+	// Sweep removes rows of [Optimistic] that have been idle for the time. Engines without
+	// rows have nothing to remove.
+	Sweep(ctx context.Context, idle time.Duration) error
+	Acquire(context.Context, driver.Request) (driver.Grant, error)
+	Undo(context.Context, driver.Request) error
+	Renew(context.Context, []driver.Grant) []driver.Renewal
+	Release(context.Context, driver.Grant, time.Duration) error
+	Close(context.Context) error
+}
+
+var (
+	_ Engine = (*Optimistic)(nil)
+	_ Engine = (*Sessions)(nil)
+)

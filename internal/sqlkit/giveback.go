@@ -1,0 +1,40 @@
+package sqlkit
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// DurableToken replaces the token of a lock by one that commit has written down and
+// committed. If that fails the recipe clears the session: the error then has a code that
+// proves that the request had no effect, or CodeUnknown if the server does not confirm
+// that within a second.
+//
+// Other clients wait meanwhile: the lock is taken, and a user's pool may have no more
+// connections, so that two requests would wait for each other. So the timeout of commit
+// is a third of the TTL, at most 5 s.
+func DurableToken(ctx context.Context, r Recipe, s *Session, a *Ask, got Got, commit func(context.Context) (uint64, error)) (Got, error) {
+	brief, cancel := context.WithTimeout(ctx, min(a.TTL/3, 5*time.Second))
+	token, err := commit(brief)
+	cancel()
+	if err != nil {
+		return got, giveBack(ctx, r, s, err)
+	}
+	got.Token = token
+	return got, nil
+}
+
+func giveBack(ctx context.Context, r Recipe, s *Session, err error) error {
+	brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
+	defer cancel()
+	if cerr := r.Clear(brief, s); cerr != nil {
+		// Neither error is wrapped: an error of a link does not prove the state of the lock.
+		return driver.Errorf(driver.CodeUnknown, "%v, and the server has not confirmed that the lock is given back: %v", err, cerr)
+	}
+	if coded, again := r.Sort(err); !again && driver.CodeOf(coded) == driver.CodeUnknown {
+		return driver.Errorf(driver.CodeUnavailable, "%w", err)
+	}
+	return err
+}

@@ -1,0 +1,51 @@
+package sqlkit
+
+import (
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// MaxTTL is the longest TTL of a store on an SQL database.
+const MaxTTL = 24 * time.Hour
+
+// RoundTTL rounds a TTL up to a multiple of unit, the granularity of the server's timer.
+func RoundTTL(ttl, unit time.Duration) (time.Duration, error) {
+	if ttl > MaxTTL {
+		return 0, driver.Errorf(driver.CodeInvalid, "TTL %s: at most %s is allowed", ttl, MaxTTL)
+	}
+	return max((ttl+unit-1)/unit*unit, unit), nil
+}
+
+func guarantees(kind string) driver.Guarantees {
+	return driver.Guarantees{Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, Lapses: true, Pause: driver.PauseLoses, Break: driver.BreakNow}
+}
+
+// SessionGuarantees returns the guarantees of a store with the engine [Sessions], to which
+// its recipe adds. unit is the granularity of the server's timer, and kill the statement by
+// which an administrator ends a session.
+func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) driver.Guarantees {
+	g := guarantees(kind)
+	g.Crash, g.Order, g.Wake = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush
+	g.Lapses = false // no timer ends a wait in the server's queue
+	g.Tokens = "the server's clock in microseconds, read when the lock is granted: they rise unless the clock is set back; with tokens=durable a committed row, which rises then too"
+	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
+	g.Notice = pingEvery
+	g.MinTTL, g.Granularity, g.Visible = minTTL, unit, driver.VisibleAll
+	return g
+}
+
+// OptimisticGuarantees returns the guarantees of a store with the engine [Optimistic]. It
+// polls unless it has a [Waker].
+func OptimisticGuarantees(kind string, wakes bool) driver.Guarantees {
+	g := guarantees(kind)
+	g.Crash, g.Order, g.Wake = driver.CrashFreesAfterTTL, driver.OrderNone, driver.WakePoll
+	if wakes {
+		g.Wake, g.Fallback = driver.WakePush, OptimisticFallback
+	}
+	g.Shared, g.Semaphore, g.Mixed, g.Slots = true, true, true, true
+	g.Tokens = "the name's row: the last one plus one, or the database's clock in microseconds if that is larger; they rise through restarts, a clock set back and the removal of idle rows"
+	g.EarlyEnd, g.Notice = []string{"an operator's break", "rows deleted or changed by hand", "the database's clock set forward", "a failover to a replica that lags"}, 2*time.Second
+	g.MinTTL, g.Granularity, g.Linger, g.Visible = time.Millisecond, time.Microsecond, true, driver.VisibleHolders
+	return g
+}

@@ -1,0 +1,131 @@
+package sqlkit
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// TestPoolKeepsWhatWasNeededTogether: links that were in use at the same time stay for a
+// while, those that were not needed for longer end, and a server that refuses a client
+// leaves the pool its least.
+func TestPoolKeepsWhatWasNeededTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dialled, full := 0, false
+		p := NewPool(Idle{Least: 2, Most: 8}, func(context.Context) (Link, error) {
+			if full {
+				return nil, driver.Errorf(driver.CodeUnavailable, "%w", ErrTooMany)
+			}
+			dialled++
+			return &countedLink{}, nil
+		})
+		defer p.Close()
+		use := func(n int) {
+			t.Helper()
+			var all []Link
+			for range n {
+				l, _, err := p.Get(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, l)
+			}
+			for _, l := range all {
+				p.Put(l)
+			}
+		}
+		idle := func() int {
+			synctest.Wait()
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return len(p.idle)
+		}
+		use(6)
+		use(6)
+		if dialled != 6 || idle() != 6 {
+			t.Errorf("dialled %d, idle %d", dialled, idle())
+		}
+		use(12)
+		if idle() != 8 {
+			t.Errorf("idle %d, more than the most", idle())
+		}
+		for range 3 {
+			time.Sleep(surplusFor / 2)
+			use(4)
+		}
+		if idle() != 4 {
+			t.Errorf("idle %d, and 4 are in use", idle())
+		}
+		time.Sleep(2 * surplusFor)
+		if idle() != 2 {
+			t.Errorf("idle %d after a rest", idle())
+		}
+		full = true
+		var all []Link
+		for range 2 {
+			l, _, err := p.Get(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, l)
+		}
+		if _, _, err := p.Get(t.Context()); driver.CodeOf(err) != driver.CodeUnavailable {
+			t.Fatal(err)
+		}
+		all = append(all, &countedLink{})
+		for _, l := range all {
+			p.Put(l)
+		}
+		if idle() != 2 {
+			t.Errorf("idle %d while the server refuses clients", idle())
+		}
+	})
+}
+
+// TestSessionsKeepsWhatWasNeededTogether: the same of sessions.
+func TestSessionsKeepsWhatWasNeededTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dialled := 0
+		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Least: 2, Most: 8}, "")
+		defer e.Close(t.Context())
+		use := func(n int) {
+			t.Helper()
+			var all []*Session
+			for range n {
+				s, err := e.take(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, s)
+			}
+			for _, s := range all {
+				e.put(s)
+			}
+		}
+		idle := func() int {
+			synctest.Wait()
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			return len(e.idle)
+		}
+		use(6)
+		use(6)
+		if dialled != 6 || idle() != 6 {
+			t.Errorf("dialled %d, idle %d", dialled, idle())
+		}
+		for range 3 {
+			time.Sleep(surplusFor / 2)
+			use(4)
+		}
+		if idle() != 4 {
+			t.Errorf("idle %d, and 4 are in use", idle())
+		}
+		time.Sleep(2 * surplusFor)
+		if idle() != 2 {
+			t.Errorf("idle %d after a rest", idle())
+		}
+	})
+}

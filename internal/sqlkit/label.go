@@ -1,0 +1,69 @@
+package sqlkit
+
+import (
+	"encoding/base64"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Label is what a statement carries in a comment, so that the server's list of sessions
+// shows the owner of the request. It is plain ASCII, without a star, a slash or a quote.
+type Label struct {
+	Key   []byte // namespace, NUL, name
+	Owner driver.Owner
+	Limit int
+	TTL   time.Duration
+}
+
+const labelMark = "hf1."
+
+var labelText = base64.RawURLEncoding
+
+// Encode writes the label in at most so many bytes. If necessary it shortens the reason,
+// then the instance and the host.
+func (l Label) Encode(most int) string {
+	fields := []string{
+		labelText.EncodeToString(l.Key), l.Owner.ID, strconv.Itoa(l.Limit), strconv.FormatInt(l.TTL.Microseconds(), 36), strconv.Itoa(l.Owner.PID),
+	}
+	s := labelMark + strings.Join(fields, ".")
+	for _, text := range []string{l.Owner.Host, l.Owner.Instance, l.Owner.Reason} {
+		room := max(most-len(s)-len("....."), 0) * 3 / 4
+		if len(text) > room {
+			text = strings.ToValidUTF8(text[:room], "")
+		}
+		s += "." + labelText.EncodeToString([]byte(text))
+	}
+	return s + "."
+}
+
+// FindLabel finds a label in a statement.
+func FindLabel(statement string) (l Label, ok bool) {
+	_, rest, found := strings.Cut(statement, labelMark)
+	if !found {
+		return l, false
+	}
+	fields := strings.SplitN(rest, ".", 9)
+	if len(fields) < 9 {
+		return l, false
+	}
+	var err error
+	if l.Key, err = labelText.DecodeString(fields[0]); err != nil {
+		return l, false
+	}
+	l.Owner.ID = fields[1]
+	l.Limit, _ = strconv.Atoi(fields[2])
+	ttl, _ := strconv.ParseInt(fields[3], 36, 64)
+	l.TTL = time.Duration(ttl) * time.Microsecond
+	l.Owner.PID, _ = strconv.Atoi(fields[4])
+	for i, to := range []*string{&l.Owner.Host, &l.Owner.Instance, &l.Owner.Reason} {
+		b, err := labelText.DecodeString(fields[5+i])
+		if err != nil {
+			return l, false
+		}
+		*to = string(b)
+	}
+	return l, true
+}

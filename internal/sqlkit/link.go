@@ -1,0 +1,255 @@
+package sqlkit
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Row is one row as text. A column that is not Valid is NULL.
+type Row []sql.NullString
+
+// Int returns column i as a number, 0 if it is NULL or missing.
+func (r Row) Int(i int) int64 {
+	n, _ := strconv.ParseInt(r.Text(i), 10, 64)
+	return n
+}
+
+// Text returns column i, empty if it is NULL or missing.
+func (r Row) Text(i int) string {
+	if i >= len(r) {
+		return ""
+	}
+	return r[i].String
+}
+
+// Null reports whether column i is NULL or missing.
+func (r Row) Null(i int) bool { return i >= len(r) || !r[i].Valid }
+
+// True reports whether column i is true, in any database's spelling.
+func (r Row) True(i int) bool {
+	switch r.Text(i) {
+	case "1", "t", "true":
+		return true
+	}
+	return false
+}
+
+// Rows are the rows of one statement.
+type Rows []Row
+
+// Answers are the rows of a script, for each statement that returns rows, in order.
+type Answers []Rows
+
+// Last returns the first row of the last answer, nil if there is none.
+func (a Answers) Last() Row { return a.First(len(a) - 1) }
+
+// First returns the first row of answer i, nil if there is none.
+func (a Answers) First(i int) Row {
+	if i < 0 || i >= len(a) || len(a[i]) == 0 {
+		return nil
+	}
+	return a[i][0]
+}
+
+// Link is one connection to a database. One goroutine at a time uses it, except for Close
+// and Gone.
+type Link interface {
+	// Run sends statements, in one round trip if the connection supports that, and returns
+	// their rows. It stops at the first error. If ctx ends first, the link cannot be used
+	// any more.
+	Run(ctx context.Context, statements ...string) (Answers, error)
+	// Gone is closed when the connection has ended without Close, as soon as that can be
+	// noticed: while a statement runs, and after Watch. It is nil if the end can be
+	// noticed by a statement only.
+	Gone() <-chan struct{}
+	// Watch makes Gone notice the end until the next statement, although none runs.
+	Watch()
+	// Close ends the connection. It may be called at any time and more than once.
+	Close()
+}
+
+// SQLLink makes a link of a connection of a database/sql driver and the network connection
+// below it. With multi the driver accepts several statements at once.
+func SQLLink(c driver.Conn, multi bool, below *Conn) Link {
+	return &sqlLink{conn: c, multi: multi, below: below}
+}
+
+type sqlLink struct {
+	conn  driver.Conn
+	multi bool
+	below *Conn
+
+	mu           sync.Mutex
+	busy, closed bool
+}
+
+func (l *sqlLink) Gone() <-chan struct{} { return l.below.Gone() }
+func (l *sqlLink) Watch()                { l.below.Watch() }
+
+// Close leaves the driver's connection to the statement that runs, if there is one.
+func (l *sqlLink) Close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	l.closed = true
+	if l.busy {
+		_ = l.below.Close()
+	} else {
+		_ = l.conn.Close() // the driver says good-bye to the server
+	}
+}
+
+func (l *sqlLink) begin() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return driver.ErrBadConn
+	}
+	l.busy = true
+	return nil
+}
+
+func (l *sqlLink) finish() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.busy = false; l.closed {
+		_ = l.conn.Close()
+	}
+}
+
+func (l *sqlLink) Run(ctx context.Context, statements ...string) (Answers, error) {
+	if err := l.begin(); err != nil {
+		return nil, err
+	}
+	defer l.finish()
+	if ctx.Done() == nil {
+		return runAll(ctx, l.conn, l.multi, statements)
+	}
+	// A driver would watch the context with a goroutine of its own, and only end the
+	// connection as well.
+	stop := EndWith(ctx, func() { _ = l.below.Close() })
+	a, err := runAll(context.Background(), l.conn, l.multi, statements)
+	stop()
+	if err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return a, err
+}
+
+func runAll(ctx context.Context, c driver.Conn, multi bool, statements []string) (all Answers, err error) {
+	if multi {
+		return run(ctx, c, nil, strings.Join(statements, ";"))
+	}
+	for i, s := range statements {
+		if all, err = run(ctx, c, all, s); err != nil {
+			if i > 0 {
+				err = &partlyError{err}
+			}
+			return all, err
+		}
+	}
+	return all, nil
+}
+
+// partlyError is the error of a script of which a part has been executed. The inner error
+// is about the rest.
+type partlyError struct{ error }
+
+func (e *partlyError) Unwrap() error { return e.error }
+
+func partly(err error) bool {
+	_, ok := errors.AsType[*partlyError](err)
+	return ok
+}
+
+func run(ctx context.Context, c driver.Conn, all Answers, script string) (_ Answers, err error) {
+	q, ok := c.(driver.QueryerContext)
+	if !ok {
+		return nil, fmt.Errorf("the database/sql driver's %T cannot query without preparing", c)
+	}
+	rows, err := q.QueryContext(ctx, script, nil)
+	if err != nil {
+		return all, err
+	}
+	defer func() {
+		if cerr := rows.Close(); err == nil && cerr != nil {
+			err = cerr
+		}
+		if err != nil {
+			err = &partlyError{err} // the first statement was executed
+		}
+	}()
+	for {
+		columns := rows.Columns()
+		var set Rows
+		for len(columns) > 0 {
+			values := make([]driver.Value, len(columns))
+			if err := rows.Next(values); err == io.EOF {
+				break
+			} else if err != nil {
+				return all, err
+			}
+			row := make(Row, len(columns))
+			for i, v := range values {
+				row[i] = text(v)
+			}
+			set = append(set, row)
+		}
+		if len(columns) > 0 {
+			all = append(all, set)
+		}
+		more, ok := rows.(driver.RowsNextResultSet)
+		if !ok || !more.HasNextResultSet() {
+			return all, nil
+		}
+		if err := more.NextResultSet(); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return all, err
+		}
+	}
+}
+
+func text(v driver.Value) sql.NullString {
+	switch v := v.(type) {
+	case nil:
+		return sql.NullString{}
+	case []byte:
+		return sql.NullString{String: string(v), Valid: true}
+	case string:
+		return sql.NullString{String: v, Valid: true}
+	case int64:
+		return sql.NullString{String: strconv.FormatInt(v, 10), Valid: true}
+	case bool:
+		return sql.NullString{String: strconv.FormatBool(v), Valid: true}
+	case time.Time:
+		return sql.NullString{String: v.Format(time.RFC3339Nano), Valid: true}
+	}
+	return sql.NullString{String: fmt.Sprint(v), Valid: true}
+}
+
+// EndWith calls end when ctx ends, until stop is called. After stop has returned, end does
+// not run any more, and the connection may have another user.
+func EndWith(ctx context.Context, end func()) (stop func()) {
+	var ending sync.WaitGroup
+	ending.Add(1)
+	cancel := context.AfterFunc(ctx, func() {
+		defer ending.Done()
+		end()
+	})
+	return func() {
+		if !cancel() {
+			ending.Wait()
+		}
+	}
+}

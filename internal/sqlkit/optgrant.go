@@ -1,0 +1,266 @@
+package sqlkit
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+)
+
+// Acquire returns a grant, a waiter's grant if there is a Waker, or an error.
+func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if err := o.enter(); err != nil {
+		return driver.Grant{}, err
+	}
+	defer o.tasks.Done()
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+	}
+	ctx, end := o.bound(ctx)
+	defer end()
+	var changed <-chan struct{}
+	var stop func()
+	for fallback := (backoff.Backoff{First: 100 * time.Millisecond, Max: OptimisticFallback}); ; {
+		g, next, err := o.tryWithin(ctx, r)
+		if err == nil {
+			if stop != nil {
+				stop()
+			}
+			return o.keep(r, g)
+		}
+		if driver.CodeOf(err) != driver.CodeBusy || !r.Wait || o.waker == nil {
+			if stop != nil {
+				stop()
+			}
+			return driver.Grant{}, o.withdrawn(ctx, err)
+		}
+		if stop == nil {
+			// A change before this is seen by the next try.
+			if changed, stop, err = o.waker.Listen(ctx, o.key(r.Name)); err != nil {
+				coded, _ := o.faults.Sort(err)
+				if driver.CodeOf(coded) == driver.CodeUnknown {
+					coded = driver.Errorf(driver.CodeUnavailable, "%w", err) // no request was sent
+				}
+				return driver.Grant{}, o.withdrawn(ctx, coded)
+			}
+			continue
+		}
+		busy, _ := err.(*driver.BusyError)
+		r.From.Queued(busy.Holders)
+		t := time.NewTimer(min(fallback.Next(), max(next, time.Millisecond)))
+		select {
+		case <-changed:
+		case <-t.C:
+		case <-ctx.Done():
+		}
+		t.Stop()
+		if err := ctx.Err(); err != nil {
+			stop()
+			return driver.Grant{}, o.withdrawn(ctx, &driver.Error{Code: driver.CodeWithdrawn, Err: err})
+		}
+	}
+}
+
+// ended returns ErrClosed if the engine was closed, unless the outcome is unknown.
+func (o *Optimistic) ended(err error) error {
+	if err != nil && o.ctx.Err() != nil && driver.CodeOf(err) != driver.CodeUnknown {
+		return ErrClosed
+	}
+	return err
+}
+
+// withdrawn is ended for an Acquire that has left nothing in the store.
+func (o *Optimistic) withdrawn(ctx context.Context, err error) error {
+	if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable && o.ctx.Err() == nil {
+		return &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+	}
+	return o.ended(err)
+}
+
+// tryWithin is try with a timeout for a waiter, whose context has no deadline. Without it,
+// a connection that has fallen silent would block the waiter until TCP gives up.
+func (o *Optimistic) tryWithin(ctx context.Context, r driver.Request) (driver.Grant, time.Duration, error) {
+	if r.Wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
+		defer cancel()
+	}
+	return o.try(ctx, r)
+}
+
+// try makes one request. With a BusyError it returns the time after which another try is
+// useful even without a notification.
+func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant, next time.Duration, err error) {
+	type attempt struct {
+		expires int64
+		sent    driver.Instant
+	}
+	var attempts []attempt
+	p := &op{name: o.key(r.Name)}
+	corrected := false
+	p.step = func(row *row) (*content, error) {
+		if h := row.byID(r.ID); h != nil {
+			g = driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: h.Token, TTL: r.TTL, Slot: h.Slot}
+			for _, a := range attempts {
+				if a.expires == h.Expires {
+					g.SentAt = a.sent
+					return nil, nil
+				}
+			}
+			return nil, driver.Errorf(driver.CodeUnknown, "the row has another grant under the ID %s", r.ID)
+		}
+		if !row.admits(r.Limit) {
+			if row.ahead && !corrected { // else it would never expire
+				corrected = true
+				return &row.content, nil
+			}
+			next = time.Duration(row.next()-row.now) * time.Microsecond
+			return nil, &driver.BusyError{Holders: row.describe(row.now)}
+		}
+		p.token = max(row.token+1, row.highWater+1, row.now)
+		h := holder{Owner: OwnerOf(r.From.Owner(), row.now), Limit: r.Limit, Slot: driver.NoSlot,
+			Token: uint64(p.token), Expires: row.now + micros(r.TTL), TTL: micros(r.TTL)}
+		if r.Limit > driver.Exclusive && r.Limit <= driver.MaxLimit {
+			h.Slot = row.freeSlot()
+		}
+		attempts = append(attempts, attempt{h.Expires, row.sent})
+		return &content{Holders: append(slices.Clone(row.Holders), h), Taken: row.Taken}, nil
+	}
+	if err := o.apply(ctx, p); err != nil {
+		return g, 0, err
+	}
+	return g, next, p.err
+}
+
+// micros rounds up.
+func micros(d time.Duration) int64 {
+	return int64((d + time.Microsecond - 1) / time.Microsecond)
+}
+
+// Undo makes sure that nothing of a request stands or can still appear.
+func (o *Optimistic) Undo(ctx context.Context, r driver.Request) error {
+	version, exists, first := int64(0), false, true
+	p := &op{name: o.key(r.Name), wake: true}
+	p.step = func(row *row) (*content, error) {
+		next := &content{Holders: slices.Clone(row.Holders), Taken: row.Taken}
+		there := next.remove(func(h holder) bool { return h.ID == r.ID })
+		// The version was written after the first read, so that no write of the request can
+		// replace it.
+		if !there && !first && (row.version != version || row.exists != exists) {
+			return nil, nil
+		}
+		version, exists, first = row.version, row.exists, false
+		return next, nil
+	}
+	err := o.change(ctx, p)
+	if err == nil {
+		o.forget(r.ID)
+	}
+	return err
+}
+
+// change applies one op as a call.
+func (o *Optimistic) change(ctx context.Context, p *op) error {
+	ctx, end, err := o.call(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if err = o.apply(ctx, p); err == nil {
+		err = p.err
+	}
+	return o.ended(err)
+}
+
+// Renew sets new expiry times for grants that still stand.
+func (o *Optimistic) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := make([]driver.Renewal, len(grants))
+	fail := func(from int, err error) []driver.Renewal {
+		for i := from; i < len(answers); i++ {
+			answers[i] = driver.Renewal{Err: err}
+		}
+		return answers
+	}
+	ctx, end, err := o.call(ctx)
+	if err != nil {
+		return fail(0, err)
+	}
+	defer end()
+	for from := 0; from < len(grants); from += batch {
+		to := min(from+batch, len(grants))
+		var ops []*op
+		for i := from; i < to; i++ {
+			ops = append(ops, o.renewal(grants[i], &answers[i]))
+		}
+		if err := o.apply(ctx, slices.Clone(ops)...); err != nil {
+			return fail(from, o.ended(err))
+		}
+		for i, p := range ops {
+			if p.err != nil {
+				answers[from+i].Err = p.err
+			}
+		}
+	}
+	return answers
+}
+
+func (o *Optimistic) renewal(g driver.Grant, answer *driver.Renewal) *op {
+	var expires int64
+	return &op{name: o.key(g.Name), step: func(row *row) (*content, error) {
+		h := row.byID(g.ID)
+		if h == nil || h.Token != g.Token {
+			answer.Cause = driver.CauseGone
+			if row.wasTaken(g.Token) {
+				answer.Cause = driver.CauseTaken
+			}
+			return nil, notHeld(g.Name, g.Token)
+		}
+		if expires != 0 && h.Expires == expires {
+			answer.TTL = g.TTL
+			return nil, nil
+		}
+		expires = row.now + micros(g.TTL)
+		answer.SentAt = row.sent
+		next := &content{Holders: slices.Clone(row.Holders), Taken: row.Taken}
+		h = next.byID(g.ID)
+		h.Expires, h.TTL = expires, micros(g.TTL)
+		return next, nil
+	}}
+}
+
+func notHeld(name string, token uint64) error {
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
+}
+
+// Release ends a grant. With keep it leaves the grant standing for that time, without an
+// owner.
+func (o *Optimistic) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	o.forget(g.ID) // from here on its end is no loss
+	found := false
+	p := &op{name: o.key(g.Name), wake: true}
+	p.step = func(row *row) (*content, error) {
+		h := row.byID(g.ID)
+		if h == nil || h.Token != g.Token {
+			if found {
+				return nil, nil
+			}
+			return nil, notHeld(g.Name, g.Token)
+		}
+		found = true
+		next := &content{Holders: slices.Clone(row.Holders), Taken: row.Taken}
+		if keep > 0 {
+			n := next.byID(g.ID)
+			n.Left, n.Expires, n.TTL = true, row.now+micros(keep), micros(keep)
+		} else {
+			next.remove(func(h holder) bool { return h.ID == g.ID })
+		}
+		return next, nil
+	}
+	err := o.change(ctx, p)
+	if err == nil {
+		o.sweep()
+	}
+	return err
+}

@@ -1,0 +1,258 @@
+package sqlkit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+)
+
+// Optimistic is an engine that keeps the grants of a name in one row.
+//
+// # Safety
+//
+// Every change replaces a row as it was read: the statement names the version that it
+// replaces, each write makes a new version, and the database does one write of a row at a
+// time. So a write that takes effect was decided on the present row. Only the time has
+// gone on: a grant that stood at the time of the read may have expired at the time of the
+// write, never the other way round. The expiry time is counted from the read, which
+// follows the send of the request, and the client counts the validity from that send.
+//
+// The same round trip reads back what a write has done: a grant stands if the row has its
+// ID. The engine does not use counts of affected rows, since their meaning depends on
+// settings.
+//
+// A write whose answer was lost may still arrive. Undo writes a newer version, so that the
+// version which the request has read is replaced, and its write changes nothing. Where
+// there was no row, Undo creates an empty one. A row is removed a minute after its last
+// change at the earliest, and a write has no effect half a minute after its read, by the
+// database's clock. So a late write cannot use the removal either. No step depends on
+// which connection carried which statement, so poolers and proxies are allowed.
+//
+// A token is the larger of the row's last token plus one and the database's clock in
+// microseconds. Before a row is removed its token goes into one of 64 rows of high-water
+// marks, and new rows begin above them. So tokens rise through removal, through a clock
+// that was set back, and through a restart.
+type Optimistic struct {
+	pool   *Pool
+	table  Table
+	faults Faults
+	waker  Waker
+	prefix []byte // of names: the namespace and a NUL
+
+	calls
+	// Guarded by the mutex of calls.
+	held    map[string]*kept
+	looking bool
+	swept   time.Time
+}
+
+// kept is a grant of this client whose end it has not seen.
+type kept struct {
+	g    driver.Grant
+	from driver.Requester
+}
+
+const (
+	// applyWithin is how long after its read a write can take effect.
+	applyWithin = 30 * time.Second
+	// idleBefore is how long an unused row stays.
+	idleBefore = time.Minute
+	// sweepEvery is the interval at which a client removes such rows.
+	sweepEvery = 30 * time.Second
+	// lookEvery is the interval at which a client checks whether its grants still stand.
+	lookEvery = time.Second
+	// takenFor is how long a row records a broken grant.
+	takenFor = 10 * time.Minute
+	// OptimisticFallback limits the delay by a lost notification.
+	OptimisticFallback = time.Second
+	// batch is the number of names in one script.
+	batch = 32
+)
+
+// NewOptimistic makes the engine, which closes the pool with itself. If waker is nil,
+// Acquire cannot wait.
+func NewOptimistic(pool *Pool, table Table, faults Faults, waker Waker, namespace string) *Optimistic {
+	o := &Optimistic{pool: pool, table: table, faults: faults, waker: waker, prefix: NamePrefix(namespace),
+		held: map[string]*kept{}, swept: time.Now()}
+	o.ctx, o.cancel = context.WithCancel(context.Background())
+	return o
+}
+
+// NamePrefix returns what precedes the names of a namespace in their rows. A namespace
+// contains no NUL, so that the prefixes of two namespaces never match the same name.
+func NamePrefix(namespace string) []byte { return append([]byte(namespace), 0) }
+
+// row is a name's row as it was read.
+type row struct {
+	sent           driver.Instant // of the read
+	exists         bool
+	now, highWater int64
+	version, token int64
+	ahead          bool // the row has a grant that live has shortened
+	content
+}
+
+func (o *Optimistic) key(name string) []byte { return append(bytes.Clone(o.prefix), name...) }
+
+// Bucket returns the number of the row that has the high-water mark of a name's tokens.
+func Bucket(name []byte) int {
+	h := fnv.New32a()
+	_, _ = h.Write(name)
+	return int(h.Sum32() % Buckets)
+}
+
+// op is a change of one name. step reads the row and returns the content that shall replace
+// it, nil when nothing more is to be done, or an error that ends the op. It is called
+// again after each write, and recognises its own effect.
+type op struct {
+	name []byte
+	step func(*row) (next *content, err error)
+	wake bool // the write makes room, or breaks a grant
+
+	token     int64  // the token that a write gives the row, if larger than the row's
+	statement string // the next to send
+	done      bool
+	err       error
+}
+
+// apply executes at most a batch of ops. It returns the error of a round trip; each op has
+// its own error.
+func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
+	// Always in the same order, as a script may be one transaction.
+	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
+	flushed := false
+	for tries := 0; ; {
+		var script []string
+		var pending []*op
+		writes := false
+		for _, p := range ops {
+			if p.done {
+				continue
+			}
+			pending = append(pending, p)
+			if p.statement == "" {
+				continue
+			}
+			script, writes = append(script, p.statement), true
+			if wake := o.table.Wake(p.name); wake != "" && p.wake {
+				script = append(script, wake)
+			}
+			p.statement = ""
+		}
+		if len(pending) == 0 {
+			return nil
+		}
+		for _, p := range pending {
+			script = append(script, o.table.Read(p.name, Bucket(p.name)))
+		}
+		sent := driver.Now()
+		answers, err := o.pool.Run(ctx, script...)
+		if err == nil && readOnly(answers.Last()) {
+			err = ErrReadOnly // a privileged user can write there, and the write is lost
+		}
+		if err != nil {
+			coded, retry := o.faults.Sort(err)
+			if errors.Is(coded, ErrReadOnly) && !flushed {
+				// New connections may lead to another server. There, the next round reads back
+				// what was written.
+				o.pool.Flush()
+				flushed = true
+				continue
+			}
+			if retry && ctx.Err() == nil {
+				// The next round reads back what was written.
+				tries++
+				if err := pause(ctx, tries); err != nil {
+					return driver.Errorf(driver.CodeUnavailable, "%w after %w", err, coded)
+				}
+				continue
+			}
+			if !writes && driver.CodeOf(coded) == driver.CodeUnknown {
+				return driver.Errorf(driver.CodeUnavailable, "%w", err) // it was a read
+			}
+			if writes && partly(err) {
+				return &driver.Error{Code: driver.CodeUnknown, Err: err} // a statement after the write failed
+			}
+			return coded
+		}
+		for i, p := range pending {
+			if p.err = o.decide(p, answers.First(i), sent); p.err != nil {
+				p.done = true
+			}
+		}
+	}
+}
+
+// readOnly reports whether the last column of [Table.Read] says that the server is
+// read-only.
+func readOnly(r Row) bool {
+	switch r.Text(5) {
+	case "", "0", "f", "false", "OFF":
+		return false
+	}
+	return true
+}
+
+// pause waits for up to 2 ms for each of the first 20 tries, so that other clients go
+// first.
+func pause(ctx context.Context, tries int) error {
+	return backoff.Sleep(ctx, rand.N(time.Duration(min(tries, 20))*2*time.Millisecond))
+}
+
+// ErrSchema is the error for rows that the schema has and the tables lack.
+var ErrSchema = driver.Errorf(driver.CodeRefused, "holdfast's tables are there and not whole: run holdfast init")
+
+// decide calls the op's step with its row, and prepares the next statement.
+func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
+	if a == nil {
+		return ErrSchema
+	}
+	r := &row{sent: sent, now: a.Int(0), highWater: a.Int(1), exists: !a.Null(2), version: a.Int(2), token: a.Int(3)}
+	c, err := decode(a.Text(4))
+	if err != nil {
+		return err
+	}
+	r.content = c.live(r.now)
+	r.ahead = slices.ContainsFunc(c.Holders, func(h holder) bool { return h.ahead(r.now) })
+	next, err := p.step(r)
+	if err != nil || next == nil {
+		p.done = true
+		return err
+	}
+	w := Write{Version: r.version + 1, Token: max(r.token, p.token), Expires: next.expires(),
+		Now: r.now, Deadline: r.now + applyWithin.Microseconds(), State: Encode(next)}
+	if r.exists {
+		p.statement = o.table.Update(p.name, r.version, w)
+	} else {
+		// Above the versions of any earlier row of the name.
+		w.Version = max(r.now, r.highWater)
+		w.Token = max(w.Token, r.highWater)
+		p.statement = o.table.Insert(p.name, Bucket(p.name), w)
+	}
+	return nil
+}
+
+// Close ends the connections. The grants of this client expire.
+func (o *Optimistic) Close(context.Context) error {
+	o.mu.Lock()
+	if o.closed {
+		o.mu.Unlock()
+		return nil
+	}
+	o.closed = true
+	o.mu.Unlock()
+	o.cancel()
+	o.tasks.Wait()
+	if o.waker != nil {
+		o.waker.Close()
+	}
+	o.pool.Close()
+	return nil
+}

@@ -1,0 +1,224 @@
+package sqlkit
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"iter"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// keep records a grant, so that its holder is notified when it is broken.
+func (o *Optimistic) keep(r driver.Request, g driver.Grant) (driver.Grant, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed {
+		return g, driver.Errorf(driver.CodeUnknown, "the store was closed meanwhile")
+	}
+	o.held[g.ID] = &kept{g, r.From}
+	if !o.looking {
+		o.looking = true
+		o.tasks.Go(o.watchHeld)
+	}
+	return g, nil
+}
+
+func (o *Optimistic) forget(id string) {
+	o.mu.Lock()
+	delete(o.held, id)
+	o.mu.Unlock()
+}
+
+// watchHeld checks the grants of this client, as long as there are any.
+func (o *Optimistic) watchHeld() {
+	t := time.NewTicker(lookEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-o.ctx.Done():
+			return
+		}
+		o.mu.Lock()
+		var all []*kept
+		for _, k := range o.held {
+			all = append(all, k)
+		}
+		o.looking = len(all) > 0
+		o.mu.Unlock()
+		if len(all) == 0 {
+			return
+		}
+		for some := range slices.Chunk(all, batch) {
+			ctx, cancel := context.WithTimeout(o.ctx, lookEvery)
+			o.lookAt(ctx, some)
+			cancel()
+		}
+	}
+}
+
+// lookAt notifies the holders whose grants are gone. A grant that expires needs no
+// notification: its validity has ended.
+func (o *Optimistic) lookAt(ctx context.Context, some []*kept) {
+	causes := make([]driver.Cause, len(some))
+	var ops []*op
+	for i, k := range some {
+		ops = append(ops, &op{name: o.key(k.g.Name), step: func(row *row) (*content, error) {
+			if h := row.byID(k.g.ID); h == nil || h.Token != k.g.Token {
+				if causes[i] = driver.CauseGone; row.wasTaken(k.g.Token) {
+					causes[i] = driver.CauseTaken
+				}
+			}
+			return nil, nil
+		}})
+	}
+	if o.apply(ctx, slices.Clone(ops)...) != nil {
+		return
+	}
+	for i, k := range some {
+		if causes[i] == "" || ops[i].err != nil {
+			continue
+		}
+		o.mu.Lock()
+		still := o.held[k.g.ID] == k // else it was released meanwhile
+		delete(o.held, k.g.ID)
+		o.mu.Unlock()
+		if still {
+			k.from.Lost(causes[i], nil)
+		}
+	}
+}
+
+// Break ends a grant. Its client notices within about a second.
+func (o *Optimistic) Break(ctx context.Context, name string, token uint64) error {
+	p := &op{name: o.key(name), wake: true}
+	found := false
+	p.step = func(row *row) (*content, error) {
+		next := &content{Holders: slices.Clone(row.Holders), Taken: slices.Clone(row.Taken)}
+		if !next.remove(func(h holder) bool { return h.Token == token }) {
+			if found {
+				return nil, nil
+			}
+			return nil, notHeld(name, token)
+		}
+		found = true
+		next.Taken = append(next.Taken, taken{token, row.now + takenFor.Microseconds()})
+		return next, nil
+	}
+	return o.change(ctx, p)
+}
+
+// Inspect returns the holders of one name.
+func (o *Optimistic) Inspect(ctx context.Context, name string) (driver.State, error) {
+	st := driver.State{Name: name}
+	p := &op{name: o.key(name)}
+	p.step = func(row *row) (*content, error) {
+		st.Holders = row.describe(row.now)
+		return nil, nil
+	}
+	err := o.change(ctx, p)
+	return st, err
+}
+
+// List yields the names that are held.
+func (o *Optimistic) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		ctx, end, err := o.call(ctx)
+		if err != nil {
+			yield(driver.State{}, err)
+			return
+		}
+		defer end()
+		answers, err := o.pool.Run(ctx, o.table.List(o.key(prefix)))
+		if err != nil {
+			coded, _ := o.faults.Sort(err)
+			if driver.CodeOf(coded) == driver.CodeUnknown {
+				coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
+			}
+			yield(driver.State{}, o.ended(coded))
+			return
+		}
+		var all []driver.State
+		for _, r := range answers[len(answers)-1] {
+			key, err := hex.DecodeString(r.Text(1))
+			if err != nil || !bytes.HasPrefix(key, o.prefix) {
+				continue
+			}
+			c, err := decode(r.Text(2))
+			if err != nil {
+				yield(driver.State{}, err)
+				return
+			}
+			if now := r.Int(0); len(c.live(now).Holders) > 0 {
+				all = append(all, driver.State{Name: string(key[len(o.prefix):]), Holders: c.live(now).describe(now)})
+			}
+		}
+		slices.SortFunc(all, func(a, b driver.State) int { return strings.Compare(a.Name, b.Name) })
+		for _, st := range all {
+			if !yield(st, nil) {
+				return
+			}
+		}
+	}
+}
+
+// sweep removes unused rows at intervals, in the background.
+func (o *Optimistic) sweep() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.closed || time.Since(o.swept) < sweepEvery {
+		return
+	}
+	o.swept = time.Now()
+	o.tasks.Go(func() {
+		ctx, cancel := context.WithTimeout(o.ctx, sweepEvery/2)
+		defer cancel()
+		_ = o.Sweep(ctx, idleBefore) // the next sweep goes on
+	})
+}
+
+// Sweep removes rows that were unused for the time. The engine calls it with a minute. A
+// shorter time is for tests only.
+func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
+	const most = 200
+	for {
+		answers, err := o.pool.Run(ctx, o.table.Idle(idle.Microseconds(), most))
+		if err != nil {
+			return err
+		}
+		rows := answers[len(answers)-1]
+		var raise, remove []string
+		marks := map[int]int64{}
+		for _, r := range rows {
+			key, err := hex.DecodeString(r.Text(0))
+			if err != nil {
+				return err
+			}
+			bucket := int(r.Int(1))
+			marks[bucket] = max(marks[bucket], r.Int(3))
+			remove = append(remove, o.table.Delete(key, r.Int(2)))
+		}
+		for bucket := range Buckets { // always in the same order
+			if token, ok := marks[bucket]; ok {
+				raise = append(raise, o.table.Raise(bucket, token))
+			}
+		}
+		if len(remove) == 0 {
+			return nil
+		}
+		// First the high-water marks: a client that finds no row must find the mark.
+		if _, err := o.pool.Run(ctx, raise...); err != nil {
+			return err
+		}
+		if _, err := o.pool.Run(ctx, remove...); err != nil {
+			return err
+		}
+		if len(rows) < most {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package sqlkit
+
+import (
+	"context"
+	sqldriver "database/sql/driver"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// exhausted is a database that takes a write and then answers nothing more, for want
+// of something: a quota, time, a quorum.
+type exhausted struct {
+	sqldriver.Conn
+	written bool
+}
+
+var errExhausted = errors.New("no more today")
+
+func (c *exhausted) QueryContext(_ context.Context, query string, _ []sqldriver.NamedValue) (sqldriver.Rows, error) {
+	if c.written {
+		return nil, errExhausted
+	}
+	r := &answer{}
+	for i, s := range strings.Split(query, ";") {
+		switch s {
+		case "write":
+			c.written = true
+			r.sets = append(r.sets, nil)
+		case "read":
+			if c.written && i > 0 {
+				r.fails = true
+				return r, nil
+			}
+			r.sets = append(r.sets, []sqldriver.Value{int64(1), int64(0), nil, nil, nil})
+		}
+	}
+	return r, nil
+}
+
+func (*exhausted) Close() error { return nil }
+
+// answer is one row for each statement that answers with any.
+type answer struct {
+	sets  [][]sqldriver.Value
+	read  bool
+	fails bool // after them
+}
+
+func (r *answer) Columns() []string { return make([]string, len(r.sets[0])) }
+func (r *answer) Close() error      { return nil }
+
+func (r *answer) Next(to []sqldriver.Value) error {
+	if r.read {
+		return io.EOF
+	}
+	r.read = true
+	copy(to, r.sets[0])
+	return nil
+}
+
+func (r *answer) HasNextResultSet() bool { return len(r.sets) > 1 || r.fails }
+
+func (r *answer) NextResultSet() error {
+	if len(r.sets) == 1 {
+		return errExhausted
+	}
+	r.sets, r.read = r.sets[1:], false
+	return nil
+}
+
+type plain struct{ Table }
+
+func (plain) Read([]byte, int) string          { return "read" }
+func (plain) Insert([]byte, int, Write) string { return "write" }
+func (plain) Wake([]byte) string               { return "" }
+
+// certain says of an answered no that nothing was done.
+type certain struct{}
+
+func (certain) Sort(err error) (error, bool) {
+	if errors.Is(err, errExhausted) {
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
+	}
+	return err, false
+}
+
+// TestNoAfterWrite: an answered no to the statement that reads back what was written is
+// none to the write.
+func TestNoAfterWrite(t *testing.T) {
+	for name, multi := range map[string]bool{"one by one": false, "at once": true} {
+		t.Run(name, func(t *testing.T) {
+			below, other := pipe(t)
+			defer other.Close()
+			defer below.Close()
+			dial := func(context.Context) (Link, error) { return SQLLink(&exhausted{}, multi, below), nil }
+			o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, dial), plain{}, certain{}, nil, "")
+			defer o.Close(t.Context())
+			_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: nobody{}})
+			if code := driver.CodeOf(err); err == nil || code != driver.CodeUnknown || !errors.Is(err, errExhausted) {
+				t.Errorf("%v (%v): the grant stands", err, code)
+			}
+		})
+	}
+}

@@ -1,0 +1,89 @@
+package sqlkit
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+)
+
+// openTimeout limits how long Open waits for a server. Without an answer the first call that
+// needs it probes the server again.
+const openTimeout = 5 * time.Second
+
+// Probe reads facts about a server once.
+type Probe[F any] struct {
+	read func(context.Context) (F, error)
+
+	mu    sync.Mutex
+	known bool
+	facts F
+}
+
+// NewProbe makes a probe. read may run concurrently until it has succeeded once.
+func NewProbe[F any](read func(context.Context) (F, error)) *Probe[F] { return &Probe[F]{read: read} }
+
+// Facts returns what has been read. known is false if nothing has been read yet.
+func (p *Probe[F]) Facts() (facts F, known bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.facts, p.known
+}
+
+// Open reads the facts within openTimeout. It returns an error only if the server refuses or
+// the options are wrong: a server without an answer is no error for [driver.Opener].
+func (p *Probe[F]) Open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	err := p.Read(ctx)
+	if code := driver.CodeOf(err); code == driver.CodeRefused || code == driver.CodeInvalid {
+		return err
+	}
+	return nil
+}
+
+// Read reads the facts, unless they are known.
+func (p *Probe[F]) Read(ctx context.Context) error {
+	if _, known := p.Facts(); known {
+		return nil
+	}
+	f, err := p.read(ctx)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.facts, p.known = f, true
+	return nil
+}
+
+// Wait reads the facts until that succeeds or ctx ends. It retries while the server is
+// unavailable, for example during a restart.
+func (p *Probe[F]) Wait(ctx context.Context) (F, error) {
+	for {
+		err := p.Read(ctx)
+		if err == nil {
+			f, _ := p.Facts()
+			return f, nil
+		}
+		var none F
+		if code := driver.CodeOf(err); code != driver.CodeUnavailable && code != driver.CodeUnknown {
+			return none, err
+		}
+		if backoff.Sleep(ctx, 50*time.Millisecond) != nil {
+			return none, driver.Errorf(driver.CodeUnavailable, "%w", err)
+		}
+	}
+}
+
+// Unreached returns err with a code, for an error before any lock was requested: the
+// outcome is known, so that CodeUnknown becomes CodeUnavailable.
+func Unreached(f Faults, err error) error {
+	coded, _ := f.Sort(err)
+	if driver.CodeOf(coded) == driver.CodeUnknown {
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
+	}
+	return coded
+}

@@ -1,0 +1,142 @@
+package sqlkit
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Recipe is a dialect of the engine [Sessions]: the kind of database lock.
+type Recipe interface {
+	Faults
+
+	// Begin prepares the session of a new link: no earlier setting may end a lock or a
+	// wait. It returns the identity of the session at the server.
+	Begin(ctx context.Context, l Link) (Identity, error)
+	// Check returns what is wrong with a request, before any I/O, or the TTL that the
+	// server can keep.
+	Check(r *driver.Request) (time.Duration, error)
+	// Lock requests a grant, and waits for it if a.Wait. ErrBusy means that the lock is
+	// held and that the session is as before. After any other error it is closed.
+	Lock(ctx context.Context, s *Session, a *Ask) (Got, error)
+	// Unlock ends the session's grant. It returns false if the session has none.
+	Unlock(ctx context.Context, s *Session, a *Ask) (bool, error)
+	// Clear removes what a cancelled Lock has left. After an error the session is closed,
+	// and the engine waits for its end at the server.
+	Clear(ctx context.Context, s *Session) error
+	// Ping proves that the session still has the grant and that the server may still
+	// grant, and sets the server's timer to a.Left. If a.Record is set it also records the
+	// holder, and then sets a.Told. An error ends the session.
+	Ping(ctx context.Context, s *Session, a *Ask) (bool, error)
+	// Cause returns why the link of a session with a grant has ended. It is called after
+	// that end, and may take a moment.
+	Cause(s *Session, a *Ask, side *Pool) (driver.Cause, error)
+
+	// Ended reports whether an error of a statement proves that the server had ended the
+	// session before.
+	Ended(err error) bool
+
+	// Cancel ends the statement of a session. It uses another link.
+	Cancel(ctx context.Context, side Link, id Identity) error
+	// End ends a session, unless it is gone, and reports whether it is gone.
+	End(ctx context.Context, side Link, id Identity) (gone bool, err error)
+	// Survey returns grants and waiters: of one name, or of all that begin with the key.
+	// untold are sessions, of any name, with a grant that is not recorded yet. Its Since
+	// distinguishes one grant of a session from the next.
+	Survey(ctx context.Context, side Link, key []byte, all bool) (seen []Sight, untold []Identity, err error)
+	// Evict ends the session of a grant that was seen, if it still has that grant.
+	Evict(ctx context.Context, side Link, seen Sight) error
+}
+
+// Rester is a [Recipe] whose sessions carry a mark at the server while they may have a grant
+// that is not recorded. They keep the mark between locks that follow each other closely.
+// Rest removes the mark of a session that has been idle for a moment.
+type Rester interface {
+	Rest(ctx context.Context, s *Session) error
+}
+
+// Recorder is a [Recipe] whose sessions may fail to record what they hold.
+type Recorder interface {
+	// Unrecorded returns an error if sessions have a grant that they could not record, so
+	// that Survey cannot return it.
+	Unrecorded(ctx context.Context, side Link) error
+}
+
+// ErrBusy is a Recipe's error for a lock that is held.
+var ErrBusy = &driver.BusyError{}
+
+// ErrReadOnly is the error of a server that accepts no writes, such as a demoted primary. A
+// connection to it is useless: a new one may lead to its successor.
+var ErrReadOnly = driver.Errorf(driver.CodeRefused, "the server is read-only, a replica or a demoted primary: give the address of the primary")
+
+// Identity identifies a session at the server: its number, and what distinguishes it from
+// another session with the same number.
+type Identity struct {
+	Conn  int64
+	Since string
+	// Server is the server that has the session. Set it if the server may be demoted
+	// without ending a connection: one session of each server with grants is then pinged
+	// every half second.
+	Server string
+}
+
+// Session is a database session of this client.
+type Session struct {
+	Link
+	ID Identity
+	// TTL is the present value of the server's session timeout. The recipe sets it.
+	TTL time.Duration
+	// Untold reports that the session has the mark of [Rester]. The recipe sets it.
+	Untold bool
+	// Turn alternates between 0 and 1 with the grants of the session. The recipe sets it.
+	Turn int
+
+	resting time.Time // when it became idle
+	lease   *lease    // its request
+}
+
+// Ask is a request to a recipe.
+type Ask struct {
+	driver.Request
+	// Key is the namespace, a NUL and the name.
+	Key []byte
+	// TTL is the result of Check.
+	TTL time.Duration
+	// Owner and Label describe the requester.
+	Owner driver.Owner
+	Label Label
+	// Waiting reports that the lock is held and that the recipe polls for it; with Wait
+	// only.
+	Waiting func()
+	// Told is set when the holder is recorded. Record is set when it shall be, because the
+	// grant has stood for a while: a record of a short lock costs more than it is worth.
+	Told, Record bool
+	// Left is the rest of the TTL when a ping is sent: all of it in a renewal.
+	Left time.Duration
+	// Token and Slot are those of the grant, once there is one.
+	Token uint64
+	Slot  int
+	// Lockname is the name of the database lock. The recipe sets it.
+	Lockname string
+}
+
+// Got is a grant of a recipe.
+type Got struct {
+	Token uint64
+	Slot  int
+}
+
+// Sight is a grant or a waiter as the server shows it.
+type Sight struct {
+	Identity
+	Label
+	Granted bool
+	Token   uint64
+	Slot    int
+	Since   time.Time
+	// Left is the rest of its TTL.
+	Left time.Duration
+	// Note is text for people. A lock of another program has one.
+	Note string
+}

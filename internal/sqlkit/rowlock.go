@@ -1,0 +1,98 @@
+package sqlkit
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+)
+
+// RowLocker is a [Recipe] of row locks. Each name has a row. An exclusive grant locks it
+// alone; all others share it, after the row, locked, was set to their [Kind].
+type RowLocker interface {
+	// TryRow requests the row, and waits for it if wait. It returns [ErrKind] if the row
+	// is shared as another kind, and [ErrRow] if the row did not exist: it does now, or
+	// another client has inserted it meanwhile, and the engine tries again.
+	TryRow(ctx context.Context, s *Session, a *Ask, wait bool) (Got, error)
+	// SwitchKind sets the row to the kind of the request, or returns [ErrBusy] if the row
+	// is locked.
+	SwitchKind(ctx context.Context, s *Session, a *Ask) error
+}
+
+// Kind returns the kind of a row that a request shares: 0 for readers, n for a semaphore of
+// n.
+func Kind(limit int) int {
+	if limit > driver.MaxLimit {
+		return 0
+	}
+	return limit
+}
+
+var (
+	// ErrKind is the error of a [RowLocker] for a row that is shared as another kind.
+	ErrKind = driver.Errorf(driver.CodeBusy, "the name is locked in another mode")
+	// ErrRow is the error of a [RowLocker] for a missing row. If it repeats, another client
+	// deletes rows as fast as they are inserted.
+	ErrRow = driver.Errorf(driver.CodeRefused, "the row of the name goes away again and again")
+)
+
+// LockRow is the Lock of a recipe of row locks. It polls for semaphores with a backoff of 5
+// to 100 ms, since a server does not queue for any one of several rows. It polls also for
+// a row that the server does not queue for, because it is not committed yet.
+func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) {
+	queues := a.Limit == driver.Exclusive || a.Limit == driver.Unlimited
+	poll := backoff.Backoff{First: 5 * time.Millisecond, Max: 100 * time.Millisecond}
+	for {
+		got, err := tryRow(ctx, r, s, a, a.Wait && queues)
+		if err == ErrKind {
+			if err = switchKind(ctx, r, s, a); err == nil {
+				continue
+			}
+		}
+		if err != error(ErrBusy) || !a.Wait {
+			return got, err
+		}
+		a.Waiting()
+		if err := poll.Sleep(ctx); err != nil {
+			return got, driver.Errorf(driver.CodeUnavailable, "%w", err)
+		}
+	}
+}
+
+// tryRow calls TryRow until the row exists.
+func tryRow(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (got Got, err error) {
+	for range 5 {
+		if got, err = try(ctx, r, s, a, wait); err != ErrRow {
+			return got, err
+		}
+	}
+	if wait {
+		// There may be nothing to queue for, because other clients keep the row from being
+		// inserted. The waiter polls.
+		err = ErrBusy
+	}
+	return got, err
+}
+
+// AnswerWithin is the timeout of a waiter's statements that do not wait for a lock. Its
+// context has no deadline, and a connection may have fallen silent.
+const AnswerWithin = 10 * time.Second
+
+func try(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (Got, error) {
+	if a.Wait && !wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
+		defer cancel()
+	}
+	return r.TryRow(ctx, s, a, wait)
+}
+
+func switchKind(ctx context.Context, r RowLocker, s *Session, a *Ask) error {
+	if a.Wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
+		defer cancel()
+	}
+	return r.SwitchKind(ctx, s, a)
+}

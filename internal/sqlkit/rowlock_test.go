@@ -1,0 +1,134 @@
+package sqlkit
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// rowScript is a RowLocker that answers one thing after the other, and the last one again
+// and again.
+type rowScript struct {
+	tries    []error
+	switches []error
+	waited   []bool // what it was asked
+	switched int
+}
+
+func (r *rowScript) TryRow(_ context.Context, _ *Session, _ *Ask, wait bool) (Got, error) {
+	r.waited = append(r.waited, wait)
+	err := r.tries[0]
+	if len(r.tries) > 1 {
+		r.tries = r.tries[1:]
+	}
+	return Got{Token: uint64(len(r.waited))}, err
+}
+
+func (r *rowScript) SwitchKind(context.Context, *Session, *Ask) error {
+	r.switched++
+	err := r.switches[0]
+	if len(r.switches) > 1 {
+		r.switches = r.switches[1:]
+	}
+	return err
+}
+
+// TestLockRow: who waits for a semaphore polls; rows that are missing are tried again,
+// some times; a row that is shared as something else is switched.
+func TestLockRow(t *testing.T) {
+	other := errors.New("other")
+	for name, c := range map[string]struct {
+		limit    int
+		wait     bool
+		tries    []error
+		switches []error
+		want     error
+		asked    []bool // whether each try waited
+		polls    int
+	}{
+		"free":                    {limit: 1, tries: []error{nil}, asked: []bool{false}},
+		"waits":                   {limit: 1, wait: true, tries: []error{nil}, asked: []bool{true}},
+		"busy":                    {limit: 1, tries: []error{ErrBusy}, want: ErrBusy, asked: []bool{false}},
+		"cannot queue yet":        {limit: 1, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, asked: []bool{true, true, true}, polls: 2},
+		"no row":                  {limit: 1, tries: []error{ErrRow, ErrRow, nil}, asked: []bool{false, false, false}},
+		"never a row":             {limit: 3, wait: true, tries: []error{ErrRow}, want: ErrRow, asked: make([]bool, 5)},
+		"reader waits":            {limit: driver.Unlimited, wait: true, tries: []error{nil}, asked: []bool{true}},
+		"reader, another kind":    {limit: driver.Unlimited, tries: []error{ErrKind, nil}, switches: []error{nil}, asked: []bool{false, false}},
+		"permit polls":            {limit: 3, wait: true, tries: []error{ErrBusy, ErrBusy, nil}, asked: []bool{false, false, false}, polls: 2},
+		"permit does not wait":    {limit: 3, tries: []error{ErrBusy}, want: ErrBusy, asked: []bool{false}},
+		"permit, kind held":       {limit: 3, tries: []error{ErrKind}, switches: []error{ErrBusy}, want: ErrBusy, asked: []bool{false}},
+		"permit waits for a kind": {limit: 3, wait: true, tries: []error{ErrKind, ErrKind, nil}, switches: []error{ErrBusy, nil}, asked: []bool{false, false, false}, polls: 1},
+		"permit, an error":        {limit: 3, wait: true, tries: []error{other}, want: other, asked: []bool{false}},
+		"permit, no switch":       {limit: 3, wait: true, tries: []error{ErrKind}, switches: []error{other}, want: other, asked: []bool{false}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := &rowScript{tries: c.tries, switches: c.switches}
+				polls := 0
+				a := &Ask{Request: driver.Request{Limit: c.limit, Wait: c.wait}, Waiting: func() { polls++ }}
+				got, err := LockRow(t.Context(), r, nil, a)
+				if err != c.want || err == nil && got.Token != uint64(len(c.asked)) {
+					t.Errorf("%+v, %v; want %v", got, err, c.want)
+				}
+				if !slices.Equal(r.waited, c.asked) || polls != c.polls {
+					t.Errorf("asked %v and polled %d times, want %v and %d", r.waited, polls, c.asked, c.polls)
+				}
+			})
+		})
+	}
+}
+
+// TestLockRowEnds: polling ends with its context, at most 100 ms apart.
+func TestLockRowEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		polls := 0
+		_, err := LockRow(ctx, &rowScript{tries: []error{ErrBusy}}, nil, &Ask{Request: driver.Request{Limit: 3, Wait: true}, Waiting: func() { polls++ }})
+		if driver.CodeOf(err) != driver.CodeUnavailable || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
+		if polls < 100 || polls > 250 {
+			t.Errorf("polled %d times in 10s", polls)
+		}
+	})
+}
+
+// TestProbe: a server is asked until it has answered, and then no more.
+func TestProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := driver.Errorf(driver.CodeRefused, "a replica")
+		answers := []error{driver.Errorf(driver.CodeUnavailable, "starting"), errors.New("lost"), refused, nil}
+		asked := 0
+		p := NewProbe(func(context.Context) (int, error) {
+			asked++
+			return asked, answers[asked-1]
+		})
+		if _, err := p.Wait(t.Context()); err != refused || asked != 3 {
+			t.Errorf("asked %d times: %v", asked, err)
+		}
+		if f, known := p.Facts(); known {
+			t.Errorf("%d is known of who refuses", f)
+		}
+		if err := p.Read(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if f, err := p.Wait(t.Context()); f != 4 || err != nil || asked != 4 {
+			t.Errorf("%d, %v after %d answers", f, err, asked)
+		}
+		if f, known := p.Facts(); f != 4 || !known {
+			t.Errorf("%d, %t", f, known)
+		}
+		never := NewProbe(func(context.Context) (int, error) { return 0, errors.New("lost") })
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := never.Wait(ctx); driver.CodeOf(err) != driver.CodeUnavailable {
+			t.Errorf("a server that never answers: %v", err)
+		}
+	})
+}

@@ -1,0 +1,424 @@
+package sqlkit
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Sessions is an engine that keeps each grant on a database session of its own.
+//
+// # Safety
+//
+// The database frees a lock when its session ends and not before, so a grant stands as
+// long as its session. Three things end a session: this client, by Unlock or by closing it;
+// the network or an operator; and the server's timer for idle sessions, which is set to the
+// TTL before or with the lock. The timer runs from the end of the session's last statement.
+// The validity runs from the send of that statement, so it ends first. A renewal is a
+// statement on the session itself. After a wait, another statement confirms the grant.
+//
+// A session carries one grant at most and one request at a time. So its end frees nothing
+// else, and no release is queued behind a wait. Database locks are re-entrant within a
+// session; two requests never share one.
+//
+// A request whose answer was lost had a session, which has an identity at the server. Undo
+// closes the connection and waits, on another one, until that identity is gone. After that
+// nothing of the request stands or can appear.
+//
+// A release whose session ends instead of answering may have been too late: the timer or an
+// operator may have ended the session before, and another client may have held the lock.
+// Release returns CodeNotHeld once the timer could have ended the session, and CodeUnknown
+// before. In both cases the session has ended, so that no waiter is blocked.
+//
+// The engine notices the end of a session by the end of its connection, or, on a connection
+// of a user's pool, by a ping every half second. A connection survives when its server
+// becomes read-only because another one was promoted. So one session of each server with
+// grants is pinged every half second, and if it finds the server demoted, all others are.
+// Such a ping is no renewal: it sets the server's timer to the rest of the TTL.
+type Sessions struct {
+	dial   func(context.Context) (Link, error)
+	recipe Recipe
+	prefix []byte
+	side   *Pool // links for statements about sessions
+
+	calls
+	// Guarded by the mutex of calls.
+	bounds Idle         // of idle
+	ticker *time.Ticker // of the goroutine that tends the sessions
+	slow   bool
+	looked map[string]time.Time // by server: the last ping for all its sessions
+	idle   []*Session
+	leases map[string]*lease // by request: granted, or with an unknown outcome
+	all    map[*Session]struct{}
+}
+
+// lease is a request that has a session, from its first statement to its end.
+type lease struct {
+	ask     Ask
+	s       *Session
+	from    driver.Requester
+	wait    *wait          // while it waits
+	asked   bool           // the server's queue is searched for it
+	pinged  bool           // soon after the grant
+	sent    driver.Instant // of the last statement that confirmed the grant
+	since   time.Time      // of the request, then of the grant
+	looked  time.Time      // of the last ping for all sessions of the server
+	again   time.Time      // of the next ping, after its holder could not be recorded
+	granted bool           // and neither lost nor being released
+	over    bool           // the session has been closed
+	given   bool           // released, and its session has not ended yet
+	ping    *ping          // the present renewal
+	look    *ping          // the present look
+	busy    chan struct{}  // a lock: holds one value while the session is in use
+	done    chan struct{}  // closed at the end of the lease
+	doneOne sync.Once
+}
+
+// ping is a running renewal. It outlives the call that began it.
+type ping struct {
+	sent driver.Instant
+	done chan struct{}
+	ok   bool
+	err  error
+}
+
+const (
+	// tick is the interval at which young sessions are checked.
+	tick = 10 * time.Millisecond
+	// tellAfter is the age at which a grant is recorded, and at which the server's queue is
+	// searched for a waiter. Most requests end before.
+	tellAfter = 20 * time.Millisecond
+	// tellWithin limits how long an inspection waits for sessions that have not recorded a
+	// grant.
+	tellWithin = time.Second
+	// recordAgain is the interval at which a failed record is tried again.
+	recordAgain = time.Second
+	// busyWithin limits how long a release waits for a running ping.
+	busyWithin = 3 * time.Second
+	// cancelWithin limits how long the orderly end of a wait may take.
+	cancelWithin = time.Second
+	// pingEvery limits how late a loss is noticed that the connection does not report.
+	// Sessions without such a report, and one of each server that may be demoted, are
+	// pinged at half of it.
+	pingEvery = time.Second
+	lookAfter = pingEvery / 2
+	// spareFor is how long an idle session is kept for the next lock.
+	spareFor = 30 * time.Second
+)
+
+// NewSessions makes the engine. It keeps so many idle sessions, none on a user's pool.
+func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
+	few := min(idle.Most, 2)
+	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), bounds: idle, side: NewPool(Idle{Least: few, Most: few}, dial),
+		looked: map[string]time.Time{}, leases: map[string]*lease{}, all: map[*Session]struct{}{}}
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	return e
+}
+
+// take returns an idle session or begins one.
+func (e *Sessions) take(ctx context.Context) (*Session, error) {
+	e.mu.Lock()
+	for len(e.idle) > 0 {
+		s := e.idle[len(e.idle)-1]
+		e.idle = e.idle[:len(e.idle)-1]
+		if !ended(s.Link) {
+			s.resting = time.Time{}
+			e.mu.Unlock()
+			return s, nil
+		}
+		delete(e.all, s)
+		s.Close()
+	}
+	e.mu.Unlock()
+	ctx, end := e.bound(ctx)
+	defer end()
+	l, err := e.dial(ctx)
+	if err != nil {
+		e.mu.Lock()
+		e.bounds.dialled(err)
+		e.mu.Unlock()
+		return nil, err
+	}
+	id, err := e.recipe.Begin(ctx, l)
+	if err != nil {
+		l.Close()
+		coded, _ := e.recipe.Sort(err)
+		if driver.CodeOf(coded) == driver.CodeUnknown { // no lock was requested yet
+			coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
+		}
+		return nil, coded
+	}
+	s := &Session{Link: l, ID: id}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		l.Close()
+		return nil, ErrClosed
+	}
+	e.all[s] = struct{}{}
+	if gone := l.Gone(); gone != nil {
+		e.tasks.Go(func() {
+			select {
+			case <-gone:
+				e.gone(s)
+			case <-e.ctx.Done():
+			}
+		})
+	}
+	return s, nil
+}
+
+// put keeps a session without a grant for the next lock.
+func (e *Sessions) put(s *Session) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed || len(e.idle) >= e.bounds.limit() || ended(s.Link) {
+		delete(e.all, s)
+		s.Close()
+		return
+	}
+	s.resting = time.Now()
+	e.idle = append(e.idle, s)
+	e.tend()
+}
+
+// retire closes an idle session whose connection has ended.
+func (e *Sessions) retire(s *Session) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.retireLocked(s)
+}
+
+func (e *Sessions) retireLocked(s *Session) {
+	if i := slices.Index(e.idle, s); i >= 0 {
+		e.idle = slices.Delete(e.idle, i, i+1)
+		delete(e.all, s)
+		s.Close()
+	}
+}
+
+// tend starts the goroutine that serves all sessions, as long as there are any. A timer per
+// session would cost more than a short lock itself. The caller holds mu.
+func (e *Sessions) tend() {
+	switch {
+	case e.closed:
+	case e.ticker == nil:
+		e.ticker = time.NewTicker(tick)
+		t := e.ticker
+		e.tasks.Go(func() { e.tendAll(t) })
+	case e.slow:
+		e.slow = false
+		e.ticker.Reset(tick)
+	}
+}
+
+func (e *Sessions) tendAll(t *time.Ticker) {
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-e.ctx.Done():
+			return
+		}
+		if !e.tendOnce(time.Now()) {
+			return
+		}
+	}
+}
+
+// tendOnce serves every session once. It returns false if there is none.
+func (e *Sessions) tendOnce(now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return false
+	}
+	if len(e.all) == 0 {
+		e.ticker = nil
+		return false
+	}
+	young := false // a session needs the next tick
+	for s := range e.all {
+		l := s.lease
+		switch {
+		case !s.resting.IsZero():
+			rested := now.Sub(s.resting)
+			most := spareFor
+			if len(e.idle) > e.bounds.Least {
+				most = surplusFor
+			}
+			if s.TTL > 0 {
+				most = min(most, s.TTL/2) // before the server's timer ends it
+			}
+			switch {
+			case rested > most:
+				e.retireLocked(s)
+			case rested > tellAfter && s.Untold:
+				e.restLocked(s)
+			case rested > tellAfter:
+				s.Watch()
+			default:
+				young = true
+			}
+		case l == nil || l.over:
+		case now.Sub(l.since) < tellAfter:
+			young = true
+		case l.granted && !l.pinged:
+			select {
+			case l.busy <- struct{}{}:
+			default:
+				young = true // the session is in use, and may be recording just now
+				continue
+			}
+			told := l.ask.Told
+			l.ask.Record = true
+			l.unlock()
+			l.pinged = true
+			if told {
+				s.Watch()
+			} else {
+				e.pingLocked(l, false) // which calls Watch as well
+			}
+		case l.granted && !l.again.IsZero():
+			if now.After(l.again) {
+				l.again = time.Time{}
+				e.pingLocked(l, true)
+			}
+		case l.wait != nil && !l.asked:
+			l.asked = true
+			w := l.wait // a grant sets it to nil
+			e.tasks.Go(func() { w.begin(func() { w.findInQueue(w.ctx) }) })
+		}
+	}
+	e.lookLocked(now)
+	if !young && !e.slow {
+		e.slow = true
+		e.ticker.Reset(10 * tick)
+	}
+	return true
+}
+
+// restLocked calls [Rester.Rest] for an idle session, which no request can take meanwhile.
+func (e *Sessions) restLocked(s *Session) {
+	r, ok := e.recipe.(Rester)
+	i := slices.Index(e.idle, s)
+	if !ok || i < 0 {
+		return
+	}
+	e.idle = slices.Delete(e.idle, i, i+1)
+	since := s.resting
+	s.resting = time.Time{}
+	e.tasks.Go(func() {
+		ctx, cancel := context.WithTimeout(e.ctx, cancelWithin)
+		defer cancel()
+		err := r.Rest(ctx, s)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if err != nil || e.closed || len(e.idle) >= e.bounds.limit() || ended(s.Link) {
+			delete(e.all, s)
+			s.Close()
+			return
+		}
+		s.resting = since
+		e.idle = slices.Insert(e.idle, 0, s)
+	})
+}
+
+// drop closes a session and forgets it.
+func (e *Sessions) drop(s *Session) {
+	e.mu.Lock()
+	delete(e.all, s)
+	e.mu.Unlock()
+	s.Close()
+}
+
+// gone handles the end of a session's connection.
+func (e *Sessions) gone(s *Session) {
+	e.mu.Lock()
+	l := s.lease
+	lost := l != nil && l.granted
+	e.mu.Unlock()
+	if !lost {
+		e.retire(s)
+		return
+	}
+	// A call that uses the session notices the end by itself, and frees busy.
+	select {
+	case l.busy <- struct{}{}:
+		defer func() { <-l.busy }()
+	case <-l.done:
+		return
+	}
+	cause, err := e.recipe.Cause(s, &l.ask, e.side)
+	e.lose(l, cause, err)
+}
+
+// lose reports to the holder that its session has ended. Only the first call has an effect.
+func (e *Sessions) lose(l *lease, cause driver.Cause, err error) {
+	e.mu.Lock()
+	was := l.granted
+	l.granted, l.over = false, true
+	e.mu.Unlock()
+	e.drop(l.s)
+	if was {
+		l.end()
+		l.from.Lost(cause, err)
+	}
+}
+
+func (l *lease) end() {
+	l.doneOne.Do(func() {
+		close(l.done)
+	})
+}
+
+// lock reserves the session for the caller. It returns false if ctx ends first.
+func (l *lease) lock(ctx context.Context) bool {
+	select {
+	case l.busy <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case l.busy <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (l *lease) unlock() { <-l.busy }
+
+// Close ends every session, and with it its grants and waits.
+func (e *Sessions) Close(context.Context) error {
+	e.mu.Lock()
+	if e.closed {
+		e.mu.Unlock()
+		return nil
+	}
+	e.closed = true
+	e.idle = nil
+	var held []*Session
+	for s := range e.all {
+		l := s.lease
+		if l != nil && l.wait != nil && !l.over {
+			continue // its call ends it when the engine's context ends
+		}
+		if l != nil {
+			l.granted, l.over = false, true
+			l.end()
+		}
+		held = append(held, s)
+	}
+	e.mu.Unlock()
+	e.cancel()
+	for _, s := range held {
+		s.Close()
+	}
+	e.tasks.Wait()
+	e.side.Close()
+	return nil
+}

@@ -1,0 +1,386 @@
+package sqlkit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+)
+
+// Acquire requests a grant on a session of its own.
+func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	ttl, err := e.recipe.Check(&r)
+	if err != nil {
+		if cerr := e.enter(); cerr != nil {
+			return driver.Grant{}, cerr
+		}
+		e.tasks.Done()
+		return driver.Grant{}, err
+	}
+	if err := e.enter(); err != nil {
+		return driver.Grant{}, err
+	}
+	defer e.tasks.Done()
+	if r.Wait { // a session that does not wait is closed by Close
+		var end func()
+		ctx, end = e.bound(ctx)
+		defer end()
+	}
+	for tries := 1; ; tries++ {
+		if err := cmp.Or(ctx.Err(), e.ctx.Err()); err != nil {
+			return driver.Grant{}, e.closedOr(&driver.Error{Code: driver.CodeWithdrawn, Err: err})
+		}
+		g, err := e.acquire(ctx, r, ttl)
+		if err == nil {
+			return g, nil
+		}
+		// The victim of a deadlock, or a wait that the server has ended, tries again.
+		if _, again := errors.AsType[*againError](err); again {
+			if pause(ctx, tries) == nil && (r.Wait || tries < 10) {
+				continue
+			}
+			err = driver.Errorf(driver.CodeUnavailable, "%w", err)
+		}
+		code := driver.CodeOf(err)
+		if code == driver.CodeUnavailable && ctx.Err() != nil {
+			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+		}
+		// Close has ended the session of a request that can no longer be undone.
+		return driver.Grant{}, e.closedOr(err)
+	}
+}
+
+// againError is an error after which the request is tried again.
+type againError struct{ error }
+
+func (e *againError) Unwrap() error { return e.error }
+
+func (e *Sessions) closedOr(err error) error {
+	if e.ctx.Err() != nil {
+		return ErrClosed
+	}
+	return err
+}
+
+func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Duration) (driver.Grant, error) {
+	s, err := e.takeFor(ctx, r.Wait)
+	if err != nil {
+		return driver.Grant{}, err
+	}
+	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
+	l.busy <- struct{}{}
+	l.ask = Ask{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
+	l.ask.Label = Label{Key: l.ask.Key, Owner: l.ask.Owner, Limit: r.Limit, TTL: ttl}
+	w := &wait{e: e, l: l, ctx: ctx}
+	l.since = time.Now()
+	if r.Wait {
+		l.wait = w
+	}
+	e.mu.Lock()
+	e.leases[r.ID] = l
+	s.lease = l
+	e.tend()
+	e.mu.Unlock()
+
+	var got Got
+	sent := driver.Now()
+	if r.Wait {
+		got, err = w.lock(ctx)
+	} else {
+		got, err = e.recipe.Lock(ctx, s, &l.ask)
+	}
+	switch {
+	case err == nil && ctx.Err() != nil:
+		// The caller has given up. The grant is given back.
+		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
+		ok, uerr := e.recipe.Unlock(brief, s, &l.ask)
+		cancel()
+		e.drop(s)
+		if uerr != nil || !ok {
+			return driver.Grant{}, e.unknown(l, uerr)
+		}
+		e.forget(l)
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
+	case err == nil:
+	case err == error(ErrBusy):
+		e.forget(l)
+		busy := &driver.BusyError{}
+		if r.First {
+			e.put(s)
+			return driver.Grant{}, busy
+		}
+		if sights, _, err := e.recipe.Survey(ctx, s, l.ask.Key, false); err == nil {
+			busy.Holders = e.state(r.Name, sights).Holders
+			e.put(s)
+		} else {
+			e.drop(s) // it has no lock and no pending statement
+		}
+		return driver.Grant{}, busy
+	default:
+		return driver.Grant{}, e.failed(ctx, l, w, err)
+	}
+	l.ask.Token, l.ask.Slot = got.Token, got.Slot
+	if w.waited {
+		// The label of the statement that waited has the owner of that time.
+		l.ask.Owner = r.From.Owner()
+		l.ask.Label.Owner = l.ask.Owner
+		// The validity runs from a statement that was sent after the wait.
+		sent = driver.Now()
+		if ok, err := e.confirm(ctx, l); err != nil || !ok {
+			e.drop(s)
+			if errors.Is(err, ErrReadOnly) {
+				e.demoted(s.ID.Server)
+			}
+			return driver.Grant{}, e.unknown(l, err)
+		}
+	}
+	return e.grant(l, sent)
+}
+
+// takeFor is take with a timeout for a waiter, whose context has no deadline.
+func (e *Sessions) takeFor(ctx context.Context, wait bool) (*Session, error) {
+	if wait {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
+		defer cancel()
+	}
+	return e.take(ctx)
+}
+
+// confirm reports whether a session has the lock that it waited for. Its timeout is the TTL
+// at most, since a later grant would be useless.
+func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, min(l.ask.TTL, AnswerWithin))
+	defer cancel()
+	return e.recipe.Ping(ctx, l.s, &l.ask)
+}
+
+func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
+	e.mu.Lock()
+	if e.closed {
+		// Close leaves a waiting session to its call, which is this one.
+		e.mu.Unlock()
+		e.drop(l.s)
+		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
+	}
+	l.granted, l.wait, l.since, l.sent = true, nil, time.Now(), sent
+	e.mu.Unlock()
+	l.unlock()
+	if gone := l.s.Gone(); gone == nil {
+		e.tasks.Go(func() { e.watchByPing(l) })
+	} else if ended(l.s.Link) {
+		// It ended before the grant, and the goroutine that watches it came too early.
+		e.tasks.Go(func() { e.gone(l.s) })
+	}
+	r := &l.ask.Request
+	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.ask.Token, SentAt: sent, TTL: l.ask.TTL, Slot: l.ask.Slot}, nil
+}
+
+// failed returns the error of a Lock, by what may be left at the server.
+func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) error {
+	coded, again := e.recipe.Sort(err)
+	cleared := false
+	if w.cancelled {
+		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
+		cleared = e.recipe.Clear(brief, l.s) == nil
+		cancel()
+	}
+	e.drop(l.s) // a cancellation may still reach it
+	switch {
+	case cleared:
+		e.forget(l)
+		return &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
+	case unsent(err) && !w.cancelled:
+		e.forget(l)
+		return &againError{err} // the idle session had ended
+	case w.cancelled:
+		return e.unknown(l, err)
+	case errors.Is(coded, ErrReadOnly):
+		e.forget(l)
+		e.demoted(l.s.ID.Server)
+		return &againError{err} // on a new connection, which may lead to another server
+	case again:
+		e.forget(l)
+		return &againError{err}
+	case driver.CodeOf(coded) == driver.CodeUnknown:
+		return e.unknown(l, err)
+	}
+	e.forget(l)
+	return coded
+}
+
+// unknown leaves the session of a request to Undo.
+func (e *Sessions) unknown(l *lease, err error) error {
+	e.mu.Lock()
+	l.over = true
+	e.mu.Unlock()
+	if err == nil {
+		err = errors.New("the session has ended")
+	}
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}
+}
+
+// forget ends a request that has left nothing at the server.
+func (e *Sessions) forget(l *lease) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.leases[l.ask.ID] == l {
+		delete(e.leases, l.ask.ID)
+	}
+	if l.s.lease == l {
+		l.s.lease = nil
+	}
+	l.granted = false
+	l.end()
+}
+
+// wait is a Lock that may block, with what runs beside it.
+type wait struct {
+	e *Sessions
+	l *lease
+	// ctx is the request's.
+	ctx context.Context
+
+	mu        sync.Mutex
+	over      bool
+	waited    bool // the server has confirmed that the request is in its queue
+	cancelled bool
+	beside    sync.WaitGroup
+}
+
+// lock blocks in the server. Beside it, the server's queue is searched for the request
+// after a while. At the end of ctx the statement is cancelled.
+func (w *wait) lock(ctx context.Context) (Got, error) {
+	statement, cut := context.WithCancel(context.WithoutCancel(ctx))
+	defer cut()
+	w.l.ask.Waiting = func() {
+		w.mu.Lock()
+		first := !w.waited
+		w.waited = true
+		w.mu.Unlock()
+		if first {
+			w.notify(ctx)
+		}
+	}
+	stop := context.AfterFunc(ctx, func() { w.begin(func() { w.cancel(cut) }) })
+	got, err := w.e.recipe.Lock(statement, w.l.s, &w.l.ask)
+	w.mu.Lock()
+	w.over = true
+	w.mu.Unlock()
+	stop()
+	w.beside.Wait()
+	return got, err
+}
+
+// begin runs f beside the wait, unless the wait is over.
+func (w *wait) begin(f func()) {
+	w.mu.Lock()
+	if w.over {
+		w.mu.Unlock()
+		return
+	}
+	w.beside.Add(1)
+	w.mu.Unlock()
+	defer w.beside.Done()
+	f()
+}
+
+func (w *wait) isOver() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.over
+}
+
+// findInQueue searches the server's queue until the request is there.
+func (w *wait) findInQueue(ctx context.Context) {
+	for poll := (backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}); !w.isOver(); {
+		bounded, cancel := context.WithTimeout(ctx, cancelWithin)
+		sights, err := w.survey(bounded)
+		cancel()
+		if err == nil {
+			for _, s := range sights {
+				if s.Conn == w.l.s.ID.Conn && !s.Granted && !w.isOver() {
+					w.mu.Lock()
+					w.waited = true
+					w.mu.Unlock()
+					w.l.from.Queued(w.e.state(w.l.ask.Name, sights).Holders)
+					return
+				}
+			}
+		}
+		if poll.Sleep(ctx) != nil {
+			return
+		}
+	}
+}
+
+// notify reports the holders to a requester that polls.
+func (w *wait) notify(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(ctx, cancelWithin)
+	defer cancel()
+	sights, _ := w.survey(bounded)
+	w.l.from.Queued(w.e.state(w.l.ask.Name, sights).Holders)
+}
+
+func (w *wait) survey(ctx context.Context) (sights []Sight, err error) {
+	err = w.e.aside(ctx, func(side Link) error {
+		sights, _, err = w.e.recipe.Survey(ctx, side, w.l.ask.Key, false)
+		return err
+	})
+	return sights, err
+}
+
+// cancel ends the statement in order if the server answers. The session is not used again.
+func (w *wait) cancel(cut func()) {
+	w.mu.Lock()
+	w.cancelled = true
+	w.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), cancelWithin)
+	defer cancel()
+	for d := time.Millisecond; ; d *= 2 {
+		if w.isOver() {
+			return
+		}
+		// The cancellation may precede the statement, so it is repeated.
+		err := w.e.aside(ctx, func(side Link) error { return w.e.recipe.Cancel(ctx, side, w.l.s.ID) })
+		if err != nil {
+			break
+		}
+		select {
+		case <-time.After(d):
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
+	cut()
+	w.l.s.Close()
+}
+
+// aside calls f with a link of its own.
+func (e *Sessions) aside(ctx context.Context, f func(Link) error) error {
+	for {
+		l, reused, err := e.side.Get(ctx)
+		if err != nil {
+			return err
+		}
+		if err = f(l); err == nil {
+			e.side.Put(l)
+			return nil
+		}
+		l.Close()
+		if coded, _ := e.recipe.Sort(err); errors.Is(coded, ErrReadOnly) {
+			e.side.Flush()
+		} else if !unsent(err) {
+			return err
+		}
+		if !reused || ctx.Err() != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,152 @@
+package sqlkit
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"iter"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+)
+
+// state makes a name's state of its sights.
+func (e *Sessions) state(name string, sights []Sight) driver.State {
+	st := driver.State{Name: name}
+	slices.SortStableFunc(sights, func(a, b Sight) int {
+		if a.Granted {
+			return cmp.Compare(a.Token, b.Token)
+		}
+		return a.Since.Compare(b.Since)
+	})
+	for _, s := range sights {
+		o := s.Owner
+		o.Since = s.Since
+		if s.Granted {
+			st.Holders = append(st.Holders, driver.Holder{Owner: o, Token: s.Token, Limit: s.Limit, Slot: s.Slot,
+				TTL: max(s.Left, time.Microsecond), Note: s.Note})
+		} else {
+			st.Waiters = append(st.Waiters, driver.Waiter{Owner: o, Limit: s.Limit})
+		}
+	}
+	return st
+}
+
+func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []Sight, err error) {
+	ctx, end, err := e.call(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	err = e.aside(ctx, func(side Link) error {
+		sights, err = e.survey(ctx, side, key, all)
+		if err == nil && (all || !slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Limit == driver.Exclusive })) {
+			err = e.recorded(ctx, side)
+		}
+		return err
+	})
+	if err != nil {
+		coded, _ := e.recipe.Sort(err)
+		if driver.CodeOf(coded) == driver.CodeUnknown {
+			coded = driver.Errorf(driver.CodeUnavailable, "%w", err)
+		}
+		return nil, e.closedOr(coded)
+	}
+	return sights, nil
+}
+
+// survey waits until sessions have recorded the grants that are older than the call, which
+// takes a moment. For a process that is stopped just then it waits tellWithin at most.
+func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) ([]Sight, error) {
+	sights, untold, err := e.recipe.Survey(ctx, side, key, all)
+	for end := time.Now().Add(tellWithin); err == nil && len(untold) > 0 && time.Now().Before(end); {
+		if err := backoff.Sleep(ctx, 3*time.Millisecond); err != nil {
+			return nil, err
+		}
+		var still []Identity
+		sights, still, err = e.recipe.Survey(ctx, side, key, all)
+		untold = slices.DeleteFunc(untold, func(id Identity) bool { return !slices.Contains(still, id) })
+	}
+	return sights, err
+}
+
+// recorded returns an error if there may be holders that a survey cannot return.
+func (e *Sessions) recorded(ctx context.Context, side Link) error {
+	if r, ok := e.recipe.(Recorder); ok {
+		return r.Unrecorded(ctx, side)
+	}
+	return nil
+}
+
+// Inspect returns the holders and waiters of one name. It returns an error if sessions could
+// not record what they hold, unless an exclusive holder is found.
+func (e *Sessions) Inspect(ctx context.Context, name string) (driver.State, error) {
+	sights, err := e.inspect(ctx, append(bytes.Clone(e.prefix), name...), false)
+	return e.state(name, sights), err
+}
+
+// List yields the names that holdfast holds or waits for.
+func (e *Sessions) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
+	return func(yield func(driver.State, error) bool) {
+		key := append(bytes.Clone(e.prefix), prefix...)
+		sights, err := e.inspect(ctx, key, true)
+		if err != nil {
+			yield(driver.State{}, err)
+			return
+		}
+		names := map[string][]Sight{}
+		for _, s := range sights {
+			if bytes.HasPrefix(s.Key, key) {
+				name := string(s.Key[len(e.prefix):])
+				names[name] = append(names[name], s)
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			if !yield(e.state(name, names[name]), nil) {
+				return
+			}
+		}
+	}
+}
+
+// Break ends the session of the holder with that token, and waits until the server has ended
+// it. If it finds no such holder, and sessions could not record what they hold, it returns
+// an error other than CodeNotHeld.
+func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
+	ctx, end, err := e.call(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	key := append(bytes.Clone(e.prefix), name...)
+	wait := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
+	for first := true; ; first = false {
+		found := false
+		err := e.aside(ctx, func(side Link) error {
+			sights, err := e.survey(ctx, side, key, false)
+			if err != nil {
+				return err
+			}
+			i := slices.IndexFunc(sights, func(s Sight) bool { return s.Granted && s.Token == token && token > 0 })
+			if found = i >= 0; !found {
+				return e.recorded(ctx, side)
+			}
+			return e.recipe.Evict(ctx, side, sights[i])
+		})
+		switch {
+		case err != nil:
+			coded, _ := e.recipe.Sort(err)
+			return e.closedOr(coded)
+		case !found && first:
+			return notHeld(name, token)
+		case !found:
+			return nil
+		}
+		if err := wait.Sleep(ctx); err != nil {
+			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the server has not ended the holder's session yet: %w", err))
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package sqlkit
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// patience is more than any bound, and less than TCP's.
+const patience = time.Minute
+
+// silent is a link whose answers end: what follows is never answered.
+type silent struct {
+	countedLink
+	answers int
+	run     func(statements []string) Answers
+}
+
+func (l *silent) Run(ctx context.Context, statements ...string) (Answers, error) {
+	if l.answers == 0 {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	l.answers--
+	return l.run(statements), nil
+}
+
+// oneRow is a table of one name.
+type oneRow struct {
+	Table
+	state string
+}
+
+func (*oneRow) Read([]byte, int) string                  { return "read" }
+func (*oneRow) Insert(_ []byte, _ int, w Write) string   { return w.State }
+func (*oneRow) Update(_ []byte, _ int64, w Write) string { return w.State }
+func (*oneRow) Wake([]byte) string                       { return "" }
+
+func (r *oneRow) run(statements []string) Answers {
+	if s := statements[0]; s != "read" {
+		r.state = s
+	}
+	row := make(Row, 5)
+	for i, v := range []string{"1000", "0", "1", "1", r.state} {
+		row[i].String, row[i].Valid = v, r.state != "" || i < 2
+	}
+	return Answers{{row}}
+}
+
+// one is who asks as "1".
+type one struct{ nobody }
+
+func (one) Owner() driver.Owner { return driver.Owner{ID: "1"} }
+
+type noWaker struct{}
+
+func (noWaker) Listen(context.Context, []byte) (<-chan struct{}, func(), error) {
+	return nil, func() {}, nil
+}
+func (noWaker) Close() {}
+
+// uncertain is what an answer that does not come leaves.
+type uncertain struct{}
+
+func (uncertain) Sort(err error) (error, bool) {
+	if _, ok := errors.AsType[*driver.Error](err); ok {
+		return err, false
+	}
+	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
+}
+
+// TestSilentLook: a connection that falls silent while a waiter asks the row again
+// does not hold the waiter: it hears that, and asks on another.
+func TestSilentLook(t *testing.T) {
+	held := Encode(content{Holders: []holder{{Owner: Owner{ID: "x"}, Limit: 1, Token: 1, Expires: time.Hour.Microseconds()}}})
+	for _, c := range []struct {
+		name    string
+		state   string
+		answers int
+		code    driver.Code
+	}{
+		{name: "while it is held", state: held, answers: 2, code: driver.CodeUnavailable},
+		{name: "while it is written", answers: 1, code: driver.CodeUnknown},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				row := &oneRow{state: c.state}
+				links := []*silent{{answers: c.answers, run: row.run}, {answers: 100, run: row.run}}
+				dial := func(context.Context) (Link, error) {
+					l := links[0]
+					links = links[1:]
+					return l, nil
+				}
+				o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, dial), row, uncertain{}, noWaker{}, "")
+				defer o.Close(t.Context())
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				r := driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, Wait: true, From: one{}}
+				if _, err := o.Acquire(ctx, r); driver.CodeOf(err) != c.code || ctx.Err() != nil {
+					t.Fatalf("%v: %v; want %v", driver.CodeOf(err), err, c.code)
+				}
+				row.state = ""
+				if _, err := o.Acquire(ctx, r); err != nil {
+					t.Fatal(err)
+				}
+				if !strings.Contains(row.state, `"id":"1"`) {
+					t.Errorf("the row says %s", row.state)
+				}
+			})
+		})
+	}
+}
+
+// quiet is a recipe whose sessions wait, and fall silent.
+type quiet struct{ closing }
+
+func (*quiet) Lock(_ context.Context, _ *Session, a *Ask) (Got, error) {
+	a.Waiting()
+	return Got{Token: 1, Slot: driver.NoSlot}, nil
+}
+func (*quiet) Survey(context.Context, Link, []byte, bool) ([]Sight, []Identity, error) {
+	return nil, nil, nil
+}
+func (*quiet) Ping(ctx context.Context, _ *Session, _ *Ask) (bool, error) {
+	<-ctx.Done()
+	return false, ctx.Err()
+}
+func (*quiet) End(context.Context, Link, Identity) (bool, error) { return true, nil }
+
+// TestSilentSession: a session that falls silent when it has got what it waited for is
+// given up, and so is one that is never opened.
+func TestSilentSession(t *testing.T) {
+	for _, ttl := range []time.Duration{time.Second, time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			l := &countedLink{}
+			e := NewSessions(func(context.Context) (Link, error) { return l, nil }, &quiet{}, Idle{}, "")
+			defer e.Close(t.Context())
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			r := driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: ttl, Wait: true, From: nobody{}}
+			began := time.Now()
+			_, err := e.Acquire(ctx, r)
+			if driver.CodeOf(err) != driver.CodeUnknown || ctx.Err() != nil || time.Since(began) > ttl {
+				t.Errorf("after %s: %v", time.Since(began), err)
+			}
+			if !l.closed.Load() {
+				t.Error("the session stays open")
+			}
+			if err := e.Undo(ctx, r); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		e := NewSessions(func(ctx context.Context) (Link, error) {
+			<-ctx.Done()
+			return nil, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
+		}, &quiet{}, Idle{}, "")
+		defer e.Close(t.Context())
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err := e.Acquire(ctx, driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, Wait: true, From: nobody{}})
+		if driver.CodeOf(err) != driver.CodeUnavailable || ctx.Err() != nil {
+			t.Errorf("%v: %v", driver.CodeOf(err), err)
+		}
+	})
+}
+
+// silentRow is a RowLocker that answers so often and not again.
+type silentRow struct {
+	tries, switches int
+	answer          error
+}
+
+func (r *silentRow) TryRow(ctx context.Context, _ *Session, _ *Ask, _ bool) (Got, error) {
+	if r.tries == 0 {
+		<-ctx.Done()
+		return Got{}, ctx.Err()
+	}
+	r.tries--
+	return Got{}, r.answer
+}
+
+func (r *silentRow) SwitchKind(ctx context.Context, _ *Session, _ *Ask) error {
+	if r.switches == 0 {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	r.switches--
+	return ErrBusy
+}
+
+// TestSilentPoll: whoever polls for a permit is not held by a session that has fallen
+// silent.
+func TestSilentPoll(t *testing.T) {
+	for name, r := range map[string]*silentRow{
+		"try":    {tries: 2, answer: ErrBusy},
+		"switch": {tries: 2, switches: 1, answer: ErrKind},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				_, err := LockRow(ctx, r, nil, &Ask{Request: driver.Request{Limit: 3, Wait: true}, Waiting: func() {}})
+				if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
+					t.Errorf("%v", err)
+				}
+			})
+		})
+	}
+}

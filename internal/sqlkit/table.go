@@ -1,0 +1,61 @@
+package sqlkit
+
+import "context"
+
+// Table is a dialect of the engine [Optimistic]: the statements on its two tables. One has a
+// row per name (name, bucket, version, token, expires, touched, state), the other a row per
+// bucket, 0 to Buckets-1, with the high-water mark of tokens.
+//
+// Times are microseconds since 1970 by the database's clock, at the beginning of the
+// statement or later.
+type Table interface {
+	// Read returns one row: the time; the bucket's high-water mark; the name's version,
+	// token and state, which are NULL if the name has no row; and, if a server may be
+	// read-only, whether it is. It returns no row only if the bucket has none.
+	Read(name []byte, bucket int) string
+	// Insert writes the row of a name. It changes nothing if the name has a row, or after
+	// the deadline.
+	Insert(name []byte, bucket int, w Write) string
+	// Update replaces the row whose version is old. It changes nothing else, and nothing
+	// after the deadline.
+	Update(name []byte, old int64, w Write) string
+	// Wake notifies the waiters of the name, at the commit. It is empty without a [Waker].
+	Wake(name []byte) string
+	// List returns time, name in hexadecimal and state of the rows whose names begin with
+	// prefix and whose grants may stand.
+	List(prefix []byte) string
+	// Idle returns name in hexadecimal, bucket, version and token of at most max rows that
+	// were unused, and without a grant, for so many microseconds.
+	Idle(micros int64, max int) string
+	// Raise makes a bucket's high-water mark at least the token.
+	Raise(bucket int, token int64) string
+	// Delete removes the row of a name if it has the version.
+	Delete(name []byte, version int64) string
+}
+
+// Write is the new state of a row.
+type Write struct {
+	Version, Token, Expires, Now, Deadline int64
+	State                                  string
+}
+
+// Buckets is the number of rows with high-water marks of tokens.
+const Buckets = 64
+
+// Faults classifies the errors of a server.
+type Faults interface {
+	// Sort returns an error of a link with a code: CodeUnavailable if the server was not
+	// reached, CodeRefused if it refused, else CodeUnknown. retry reports that another try
+	// may succeed: the victim of a deadlock, a lock wait that timed out, a serialization
+	// failure.
+	Sort(err error) (coded error, retry bool)
+}
+
+// Waker notifies of changes of names.
+type Waker interface {
+	// Listen returns a channel of capacity one that receives when something was freed
+	// under the name, or when that may have been missed. stop ends it.
+	Listen(ctx context.Context, name []byte) (changed <-chan struct{}, stop func(), err error)
+	// Close ends all of them.
+	Close()
+}

@@ -1,0 +1,68 @@
+package sqlkit
+
+import (
+	"context"
+	"errors"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// mute is a recipe whose sessions end while they are asked to unlock.
+type mute struct {
+	closing
+	ended error
+}
+
+func (*mute) Lock(context.Context, *Session, *Ask) (Got, error) {
+	return Got{Token: 1, Slot: driver.NoSlot}, nil
+}
+func (*mute) Unlock(context.Context, *Session, *Ask) (bool, error) { return false, io.ErrUnexpectedEOF }
+func (*mute) End(context.Context, Link, Identity) (bool, error)    { return true, nil }
+func (r *mute) Ended(err error) bool                               { return r.ended != nil }
+func (*mute) Cause(*Session, *Ask, *Pool) (driver.Cause, error)    { return driver.CauseSessionEnded, nil }
+
+// TestReleaseUnanswered: a release whose session ends without an answer is no release
+// for certain. Once the server's own timer may have ended the session, or the server
+// says that it had, another may have held the lock before.
+func TestReleaseUnanswered(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		ended error
+		ago   time.Duration
+		code  driver.Code
+	}{
+		{name: "within the TTL", code: driver.CodeUnknown},
+		{name: "after the TTL", ago: time.Minute, code: driver.CodeNotHeld},
+		{name: "ended by the server", ended: errors.New("killed"), code: driver.CodeNotHeld},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &mute{ended: c.ended}, Idle{Least: 2, Most: 2}, "")
+			defer e.Close(t.Context())
+			g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: nobody{}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			clock := &ahead{}
+			e.mu.Lock()
+			l := e.leases["1"]
+			l.sent, l.since = driver.NowOn(clock), time.Now().Add(time.Hour) // the engine's own looks find it young
+			e.mu.Unlock()
+			clock.by = c.ago
+			if err := e.Release(t.Context(), g, 0); err == nil || driver.CodeOf(err) != c.code {
+				t.Errorf("%v, want %v", err, c.code)
+			}
+			if err := e.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeNotHeld {
+				t.Errorf("the second time %v, want %v", err, driver.CodeNotHeld)
+			}
+		})
+	}
+}
+
+// ahead is a clock that goes by some time ahead of the machine's.
+type ahead struct{ by time.Duration }
+
+func (c *ahead) Now() time.Time       { return time.Now().Add(c.by) }
+func (c *ahead) Slept() time.Duration { return 0 }

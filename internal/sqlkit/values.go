@@ -1,0 +1,78 @@
+package sqlkit
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Values keeps versioned values in the table holdfast_value. It implements driver.Values.
+type Values struct {
+	// Namespace is that of the store.
+	Namespace string
+	// Run runs statements on a connection without a transaction, at a primary.
+	Run func(ctx context.Context, statements ...string) (Answers, error)
+	// Sort puts codes on its errors.
+	Sort func(error) (error, bool)
+	// Read selects version and data, in hexadecimal, of a key. Insert and Update are
+	// the statements of a Put. They answer, last, one row that begins with 1 if a row of
+	// the table was written.
+	Read   func(key []byte) string
+	Insert func(key, data []byte, version string) []string
+	Update func(key, data []byte, old, version string) []string
+}
+
+// Get implements driver.Values.
+func (v *Values) Get(ctx context.Context, key string) ([]byte, string, error) {
+	answer, err := v.run(ctx, key, nil, func(k []byte) []string { return []string{v.Read(k)} })
+	if err != nil {
+		if driver.CodeOf(err) == driver.CodeUnknown { // it was only to read
+			err = driver.Errorf(driver.CodeUnavailable, "%w", err)
+		}
+		return nil, "", err
+	}
+	row := answer.Last()
+	if row == nil {
+		return nil, "", nil
+	}
+	data, err := hex.DecodeString(row.Text(1))
+	if err != nil || row.Text(0) == "" {
+		return nil, "", driver.Errorf(driver.CodeRefused, "the table holdfast_value has no value of this version of holdfast at %q", key)
+	}
+	return data, row.Text(0), nil
+}
+
+// Put implements driver.Values.
+func (v *Values) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+	next := rand.Text()
+	answer, err := v.run(ctx, key, data, func(k []byte) []string {
+		if version == "" {
+			return v.Insert(k, data, next)
+		}
+		return v.Update(k, data, version, next)
+	})
+	if err != nil {
+		return "", err
+	}
+	if answer.Last().Text(0) != "1" {
+		return "", driver.Conflict(key)
+	}
+	return next, nil
+}
+
+func (v *Values) run(ctx context.Context, key string, data []byte, statements func(key []byte) []string) (Answers, error) {
+	if err := driver.CheckValue(key, data); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
+	}
+	answer, err := v.Run(ctx, statements([]byte(v.Namespace+"\x00"+key))...)
+	if err != nil {
+		err, _ = v.Sort(err)
+		return nil, err
+	}
+	return answer, nil
+}

@@ -1,0 +1,173 @@
+// Package storeurl reads what the URLs of stores have in common: parameters that are
+// given once, and the files of TLS. No error quotes what may hold a password. The
+// caller adds the name of its store and the code CodeInvalid.
+package storeurl
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Parse reads a URL that has one of the schemes.
+func Parse(raw string, schemes ...string) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	if err != nil || !slices.Contains(schemes, u.Scheme) {
+		return nil, fmt.Errorf("not a URL of scheme %s; write special characters in a password as %%XX", strings.Join(schemes, " or "))
+	}
+	return u, nil
+}
+
+// Params are the parameters of a URL that have not been taken out yet.
+type Params struct {
+	values url.Values
+	known  []string
+	empty  string // a parameter that was taken out and had no value
+}
+
+// Query returns the parameters of u. Each may be given once, apart from the repeated
+// ones. The form shows how URLs of the store look.
+func Query(u *url.URL, form string, repeated ...string) (*Params, error) {
+	values, err := url.ParseQuery(u.RawQuery)
+	switch {
+	case err != nil:
+		return nil, errors.New("the parameters cannot be read")
+	case u.Opaque != "":
+		return nil, fmt.Errorf("give %s", form)
+	case u.Fragment != "":
+		return nil, fmt.Errorf("give %s; write # as %%23, and other special characters in a password as %%XX", form)
+	}
+	for key, all := range values {
+		if len(all) != 1 && !slices.Contains(repeated, key) {
+			return nil, fmt.Errorf("%s is given more than once", shown(key))
+		}
+	}
+	return &Params{values: values}, nil
+}
+
+// shown is the name of a parameter as an error may quote it: a ? that a password
+// contains makes the rest of the password look like a parameter.
+func shown(key string) string {
+	if strings.ContainsAny(key, "@:/") {
+		return "a parameter (write ? in a password as %3F)"
+	}
+	return "parameter " + key
+}
+
+// TakeAll takes all values of a parameter out.
+func (p *Params) TakeAll(key string) []string {
+	all := p.values[key]
+	if slices.Contains(all, "") {
+		p.empty = key
+	}
+	p.values.Del(key)
+	p.known = append(p.known, key)
+	return all
+}
+
+// Take takes a parameter out. It returns "" if the parameter is not there.
+func (p *Params) Take(key string) string {
+	if all := p.TakeAll(key); len(all) > 0 {
+		return all[0]
+	}
+	return ""
+}
+
+// Choose takes a parameter out and reports whether its value is yes. Without the
+// parameter it is no.
+func (p *Params) Choose(key, no, yes string) (bool, error) {
+	switch v := p.Take(key); v {
+	case "", no:
+		return false, nil
+	case yes:
+		return true, nil
+	default:
+		return false, fmt.Errorf("%s %q: give %s or %s", key, v, no, yes)
+	}
+}
+
+// Int takes a number out, or returns without if the parameter is not there.
+func (p *Params) Int(key string, without int) (int, error) {
+	v := p.Take(key)
+	if v == "" {
+		return without, nil
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil {
+		return 0, fmt.Errorf("%s %q: give a number", key, v)
+	}
+	return n, nil
+}
+
+// Duration takes a duration out, or returns without if the parameter is not there.
+func (p *Params) Duration(key string, without time.Duration) (time.Duration, error) {
+	v := p.Take(key)
+	if v == "" {
+		return without, nil
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil {
+		return 0, fmt.Errorf("%s %q: give a duration such as 500ms", key, v)
+	}
+	return d, nil
+}
+
+// TLS takes ca, cert, key and server_name out. Where TLS is off it returns nil, and an
+// error if one of them is given: how says how TLS is switched on.
+func (p *Params) TLS(on bool, how string) (*tls.Config, error) {
+	ca, cert, key, name := p.Take("ca"), p.Take("cert"), p.Take("key"), p.Take("server_name")
+	if !on {
+		if ca+cert+key+name != "" {
+			return nil, fmt.Errorf("ca, cert, key and server_name are for TLS: %s", how)
+		}
+		return nil, nil
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name}
+	if ca != "" {
+		pem, err := os.ReadFile(ca)
+		if err != nil {
+			return nil, fmt.Errorf("ca: %w", err)
+		}
+		t.RootCAs = x509.NewCertPool()
+		if !t.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("ca %q holds no certificate in PEM form", ca)
+		}
+	}
+	if (cert == "") != (key == "") {
+		return nil, errors.New("give cert and key together")
+	}
+	if cert != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			return nil, fmt.Errorf("cert and key: %w", err)
+		}
+		t.Certificates = []tls.Certificate{pair}
+	}
+	return t, nil
+}
+
+// Rest returns what has not been taken out, for a store whose client library has
+// parameters of its own.
+func (p *Params) Rest() url.Values { return p.values }
+
+// End returns an error if a parameter is left, or has no value.
+func (p *Params) End() error {
+	if p.empty != "" {
+		return fmt.Errorf("parameter %s is empty", p.empty)
+	}
+	for key := range p.values {
+		slices.Sort(p.known)
+		if strings.ContainsAny(key, "@:/") {
+			return errors.New("unknown parameter: write ? in a password as %3F")
+		}
+		return fmt.Errorf("unknown parameter %q: there are %s", key, strings.Join(p.known, ", "))
+	}
+	return nil
+}

@@ -1,0 +1,66 @@
+package storeurl_test
+
+import (
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/storeurl"
+)
+
+// TestErrorsNameTheMistake: each mistake in a URL is named, and no part of a password
+// is quoted.
+func TestErrorsNameTheMistake(t *testing.T) {
+	for raw, says := range map[string]string{
+		"s://h?a=1&b=2&tls=true":          "",
+		"s://h?a=1&c=2":                   `unknown parameter "c": there are a, b, ca, cert, key, server_name, tls`,
+		"s://h?a=1&a=2":                   "a is given more than once",
+		"s://h?a=":                        "a is empty",
+		"s://h?a=x":                       `a "x": give a number`,
+		"s://h?b=x":                       `b "x": give p or 2`,
+		"s:h":                             "give s://host",
+		"s://h#x":                         "write # as %23",
+		"s://h?tls=true&cert=x":           "cert and key together",
+		"s://h?tls=true&ca=/does/not":     "ca: ",
+		"s://h?ca=x":                      "are for TLS: give tls=true",
+		"s://u:1?SeCrEt@h":                "write ? in a password as %3F",
+		"s://u:1?SeCrEt@h&SeCrEt@h":       "write ? in a password as %3F",
+		"s://u:1?a=%zz":                   "cannot be read",
+		"s://h?tls=true&key=x":            "cert and key together",
+		"s://h?tls=true&key=/x&cert=/y":   "cert and key: ",
+		"s://h?tls=true&server_name=here": "",
+	} {
+		err := read(raw)
+		if (err == nil) != (says == "") || err != nil && (!strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "SeCrEt")) {
+			t.Errorf("%s: %v; want %q", raw, err, says)
+		}
+	}
+	if _, err := storeurl.Parse("s://u:SeCrEt@h/%zz", "s"); err == nil || strings.Contains(err.Error(), "SeCrEt") {
+		t.Error(err)
+	}
+}
+
+func read(raw string) error {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return err
+	}
+	p, err := storeurl.Query(u, "s://host")
+	if err != nil {
+		return err
+	}
+	if _, err := p.Int("a", 0); err != nil {
+		return err
+	}
+	if _, err := p.Choose("b", "p", "2"); err != nil {
+		return err
+	}
+	on, err := p.Choose("tls", "false", "true")
+	if err != nil {
+		return err
+	}
+	if _, err := p.TLS(on, "give tls=true"); err != nil {
+		return err
+	}
+	return p.End()
+}

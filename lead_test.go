@@ -1,0 +1,207 @@
+package holdfast_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+// TestLeadCampaignsAgain after a loss, after a term limit, and after an outage that is
+// longer than a campaign lasts.
+func TestLeadCampaignsAgain(t *testing.T) {
+	for name, end := range map[string]func(memstore.Script){
+		"loss":   func(s memstore.Script) { _ = s.Lose("leader", driver.CauseTaken) },
+		"limit":  func(memstore.Script) { time.Sleep(time.Hour) },
+		"outage": func(s memstore.Script) { s.Stop(); time.Sleep(time.Hour); s.Start() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memstore.New()
+				l := newLocker(t, s)
+				ctx, cancel := context.WithCancel(bg)
+				terms := make(chan uint64)
+				done := make(chan error)
+				go func() {
+					done <- l.Lead(ctx, "leader", func(ctx context.Context) error {
+						terms <- holdfast.Token(ctx, "leader")
+						<-ctx.Done()
+						return ctx.Err()
+					}, holdfast.MaxHold(30*time.Minute), holdfast.Wait(time.Millisecond))
+				}()
+				token := <-terms
+				for range 5 {
+					go end(s.Script())
+					next := <-terms
+					if next <= token {
+						t.Errorf("token %d after %d", next, token)
+					}
+					token = next
+				}
+				cancel()
+				if err := <-done; !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+				time.Sleep(2 * time.Hour) // the last end is over
+				unlock(t, mustLock(t, l, "leader"))
+			})
+		})
+	}
+}
+
+// TestLeaderStepsDownAtOnce: the successor leads as soon as the leader's function has
+// returned, and not before.
+func TestLeaderStepsDownAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		ctx, sigterm := context.WithCancel(bg)
+		first, second := make(chan error), make(chan error)
+		leading := make(chan struct{})
+		var stepped time.Time
+		go func() {
+			first <- newLocker(t, s).Lead(ctx, "leader", func(ctx context.Context) error {
+				close(leading)
+				<-ctx.Done()
+				time.Sleep(10 * time.Second) // the drain
+				stepped = time.Now()
+				return nil
+			}, holdfast.TTL(time.Second))
+		}()
+		<-leading
+		go func() {
+			second <- newLocker(t, s.Client()).Lead(bg, "leader", func(context.Context) error {
+				if stepped.IsZero() || time.Since(stepped) != 0 {
+					t.Errorf("leads %s after the first has stepped down", time.Since(stepped))
+				}
+				return nil
+			})
+		}()
+		synctest.Wait()
+		sigterm()
+		if err := errors.Join(<-first, <-second); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocker(t, memstore.New())
+		own := errors.New("cannot lead")
+		if err := l.Lead(bg, "leader", func(context.Context) error { return own }); err != own {
+			t.Error(err)
+		}
+		if err := l.Lead(bg, "leader", func(context.Context) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		none := func(context.Context) error { t.Error("leads"); return nil }
+		for _, o := range []holdfast.LockOption{holdfast.Shared(), holdfast.Limit(2), holdfast.Reentrant(), holdfast.TTL(-1)} {
+			if err := l.Lead(bg, "leader", none, o); !errors.Is(err, holdfast.ErrInvalid) {
+				t.Error(err)
+			}
+		}
+		k := mustLock(t, other, "leader", holdfast.TTL(time.Hour))
+		if err := other.Lead(k.Context(), "leader", none); !errors.Is(err, holdfast.ErrSelfDeadlock) {
+			t.Error(err)
+		}
+		wait, cancel := context.WithCancel(bg)
+		time.AfterFunc(time.Minute, cancel)
+		if err := l.Lead(bg, "leader", none, holdfast.WaitContext(wait)); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		s.Script().Stop()
+		away, cancel := context.WithTimeout(bg, time.Minute)
+		defer cancel()
+		if err := l.Lead(away, "leader", none); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		s.Script().Start()
+		closing, err := holdfast.New(s.Client())
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Minute, func() { _ = closing.Close(bg) })
+		if err := closing.Lead(bg, "leader", none); !errors.Is(err, holdfast.ErrClosed) {
+			t.Error(err)
+		}
+		unlock(t, k)
+	})
+}
+
+// TestLeadersYieldsEachChange of the leader, its token, and an outage.
+func TestLeadersYieldsEachChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, observer := newLocker(t, s, holdfast.Process("web-1", "blue")), newLocker(t, s.Client())
+		type seen struct {
+			holdfast.Leader
+			err error
+		}
+		changes := make(chan seen)
+		ctx, cancel := context.WithCancel(bg)
+		go func() {
+			defer close(changes)
+			for leader, err := range observer.Leaders(ctx, "leader") {
+				changes <- seen{leader, err}
+			}
+		}()
+		if c := <-changes; c.err != nil || c.Token != 0 {
+			t.Errorf("%+v", c)
+		}
+		for range 3 {
+			err := l.Lead(bg, "leader", func(ctx context.Context) error {
+				c := <-changes
+				if c.err != nil || c.Token != holdfast.Token(ctx, "leader") || c.Host != "web-1" || c.Instance != "blue" || c.Self {
+					t.Errorf("%+v, token %d", c, holdfast.Token(ctx, "leader"))
+				}
+				if self, err := l.Leader(ctx, "leader"); err != nil || !self.Self || self.Token != c.Token {
+					t.Errorf("%+v, %v", self, err)
+				}
+				s.Script().Stop()
+				for c = range changes { // until the store is back
+					if c.err == nil {
+						break
+					}
+					if !errors.Is(c.err, holdfast.ErrUnavailable) {
+						t.Errorf("%+v", c)
+					}
+					s.Script().Start()
+				}
+				if c.Token != holdfast.Token(ctx, "leader") {
+					t.Errorf("after an outage: %+v", c)
+				}
+				return nil
+			}, holdfast.TTL(time.Hour))
+			if err != nil {
+				t.Error(err)
+			}
+			if c := <-changes; c.err != nil || c.Token != 0 {
+				t.Errorf("after the term: %+v", c)
+			}
+		}
+		cancel()
+		for c := range changes {
+			t.Errorf("after the end: %+v", c)
+		}
+		if leader, err := l.Leader(bg, "leader"); err != nil || leader.Token != 0 {
+			t.Errorf("%+v, %v", leader, err)
+		}
+		for _, err := range observer.Leaders(bg, "") {
+			if !errors.Is(err, holdfast.ErrInvalid) {
+				t.Error(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,34 @@
+package mysqlstore_test
+
+import (
+	"context"
+	"log"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/mysqlstore"
+)
+
+// The lock is the row of a table that other programs lock by SELECT ... FOR UPDATE.
+func ExampleOpen() {
+	ctx := context.Background()
+	store, err := mysqlstore.Open(ctx, "mysql://app:secret@db/app",
+		mysqlstore.With(mysqlstore.Pessimistic), mysqlstore.Table("fu_distribute_lock", "lock_name"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	locker, err := holdfast.New(store)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Close releases what is held, and closes the store.
+	defer func() { _ = locker.Close(ctx) }()
+
+	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {
+		// ctx ends when the lock is lost. The resource compares the token.
+		log.Print("billing with token ", holdfast.Token(ctx, "order/4711"))
+		return nil
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}

@@ -1,0 +1,152 @@
+package optimistic_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/fence/fencetest"
+	"github.com/holdfast-go/holdfast/optimistic"
+)
+
+// objects is an HTTP server of conditional requests. Module e2e tests the same against a
+// server of S3.
+type objects struct {
+	mu   sync.Mutex
+	data map[string][]byte
+	tags map[string]int
+	fail int // the status of every response, if it is not 0
+	weak bool
+}
+
+func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.fail != 0 {
+		http.Error(w, "as the test wants", o.fail)
+		return
+	}
+	name := strings.TrimPrefix(r.URL.Path, "/bucket/")
+	tag := func() string {
+		if o.weak {
+			return fmt.Sprintf(`W/"%d"`, o.tags[name])
+		}
+		return fmt.Sprintf(`"%d"`, o.tags[name])
+	}
+	data, exists := o.data[name]
+	switch r.Method {
+	case http.MethodGet:
+		if !exists {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("ETag", tag())
+		_, _ = w.Write(data)
+	case http.MethodPut:
+		if match := r.Header.Get("If-Match"); match != "" && (!exists || match != tag()) || r.Header.Get("If-None-Match") == "*" && exists {
+			w.WriteHeader(http.StatusPreconditionFailed)
+			return
+		}
+		o.data[name], _ = io.ReadAll(r.Body)
+		o.tags[name]++
+		w.Header().Set("ETag", tag())
+	}
+}
+
+func serve(t *testing.T) (*objects, optimistic.HTTP) {
+	o := &objects{data: map[string][]byte{}, tags: map[string]int{}}
+	srv := httptest.NewServer(o)
+	t.Cleanup(srv.Close)
+	return o, optimistic.HTTP{URL: srv.URL + "/bucket/", Client: srv.Client()}
+}
+
+func TestGuardObjects(t *testing.T) {
+	_, values := serve(t)
+	guard := fence.Objects{Values: values}
+	fencetest.Run(t, fencetest.Harness[[]byte]{
+		Guard: guard, NeedsContent: true,
+		Write: func(_, content string) []byte { return []byte(content) },
+		Read: func(t testing.TB, resource string) string {
+			content, _, err := guard.Read(t.Context(), resource)
+			if err != nil {
+				t.Error(err)
+			}
+			return string(content)
+		},
+	})
+}
+
+func TestHTTPResponses(t *testing.T) {
+	o, values := serve(t)
+	v1, err := optimistic.Put(t.Context(), values, "a/b c", []byte("one"), "")
+	if err != nil || v1 == "" {
+		t.Fatal(v1, err)
+	}
+	if data, version, err := optimistic.Get(t.Context(), values, "a/b c"); string(data) != "one" || version != v1 || err != nil {
+		t.Errorf("%q, %q, %v", data, version, err)
+	}
+	if _, err := optimistic.Put(t.Context(), values, "a/b c", nil, `"7"`); !errors.Is(err, optimistic.ErrConflict) {
+		t.Errorf("another version: %v", err)
+	}
+	for _, test := range []struct {
+		status   int
+		get, put error
+	}{
+		{403, holdfast.ErrRefused, holdfast.ErrRefused},
+		{409, holdfast.ErrRefused, optimistic.ErrConflict},
+		{500, holdfast.ErrUnavailable, optimistic.ErrUnknown},
+		{503, holdfast.ErrUnavailable, holdfast.ErrUnavailable},
+	} {
+		o.fail = test.status
+		if _, _, err := optimistic.Get(t.Context(), values, "k"); !errors.Is(err, test.get) {
+			t.Errorf("Get, %d: %v, want %v", test.status, err, test.get)
+		}
+		if _, err := optimistic.Put(t.Context(), values, "k", nil, v1); !errors.Is(err, test.put) {
+			t.Errorf("Put, %d: %v, want %v", test.status, err, test.put)
+		}
+	}
+	o.fail, o.weak = 0, true
+	if _, _, err := optimistic.Get(t.Context(), values, "a/b c"); !errors.Is(err, holdfast.ErrUnsupported) {
+		t.Errorf("a weak ETag: %v", err)
+	}
+	if _, err := optimistic.Put(t.Context(), values, "new", nil, ""); !errors.Is(err, optimistic.ErrUnknown) {
+		t.Errorf("a weak ETag of a write: %v", err)
+	}
+	for _, url := range []string{"", "bucket", "ftp://host/bucket", "http://", "http://[::1"} {
+		if _, _, err := optimistic.Get(t.Context(), optimistic.HTTP{URL: url}, "k"); !errors.Is(err, holdfast.ErrInvalid) {
+			t.Errorf("URL %q: %v", url, err)
+		}
+	}
+	closed := httptest.NewServer(o)
+	closed.Close()
+	if _, err := optimistic.Put(t.Context(), optimistic.HTTP{URL: closed.URL}, "k", nil, ""); !errors.Is(err, holdfast.ErrUnavailable) {
+		t.Errorf("no server: %v, want ErrUnavailable, because nothing was sent", err)
+	}
+}
+
+func TestObjectsRefuseWhatIsNotTheirs(t *testing.T) {
+	_, values := serve(t)
+	guard := fence.Objects{Values: values}
+	for key, data := range map[string]string{"empty": "", "another": "hello\nworld", "no token": "holdfast-fence 1 x\n", "no line": "holdfast-fence 1 5", "zero": "holdfast-fence 1 0\n"} {
+		if _, err := optimistic.Put(t.Context(), values, key, []byte(data), ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := guard.Write(t.Context(), key, 9, nil); !errors.Is(err, fence.ErrCorrupt) {
+			t.Errorf("%s: %v, want ErrCorrupt", key, err)
+		}
+	}
+	if err := guard.Write(t.Context(), "k", 9, make([]byte, driver.MaxValue)); !errors.Is(err, fence.ErrInvalid) {
+		t.Errorf("too large: %v", err)
+	}
+	if err := (fence.Objects{}).Raise(t.Context(), "k", 9); !errors.Is(err, fence.ErrInvalid) {
+		t.Errorf("no Values: %v", err)
+	}
+}

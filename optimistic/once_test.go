@@ -1,0 +1,112 @@
+package optimistic_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/memstore"
+	"github.com/holdfast-go/holdfast/optimistic"
+)
+
+func locker(t *testing.T, s *memstore.Store) *holdfast.Locker {
+	t.Helper()
+	l, err := holdfast.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close(context.Background()) })
+	return l
+}
+
+func TestOnceRunsOneOfManyCallers(t *testing.T) {
+	store := memstore.New()
+	var ran, calls atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		client := store.Client()
+		l := locker(t, client)
+		wg.Go(func() {
+			did, err := optimistic.Once(t.Context(), l, client, "k", func(context.Context) error { calls.Add(1); return nil })
+			if err != nil {
+				t.Error(err)
+			}
+			if did {
+				ran.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if ran.Load() != 1 || calls.Load() != 1 {
+		t.Errorf("%d callers ran it, %d times", ran.Load(), calls.Load())
+	}
+	mark, _, err := optimistic.ReadMark(t.Context(), store, "k")
+	if err != nil || mark == nil || mark.PID == 0 || mark.Token == 0 || mark.Done.IsZero() {
+		t.Errorf("the mark is %+v, %v", mark, err)
+	}
+}
+
+func TestOnceMarksOnlySuccess(t *testing.T) {
+	store := memstore.New()
+	l := locker(t, store)
+	own := errors.New("the disk is full")
+	ran, err := optimistic.Once(t.Context(), l, store, "k", func(context.Context) error { return own })
+	if !ran || !errors.Is(err, own) {
+		t.Errorf("%v, %v", ran, err)
+	}
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = optimistic.Once(t.Context(), l, store, "k", func(context.Context) error { panic("boom") })
+	}()
+	ran, err = optimistic.Once(t.Context(), l, store, "k", func(context.Context) error {
+		_ = store.Script().Lose("k", holdfast.CauseTaken) // as an operator would
+		return nil
+	})
+	if !ran || !errors.Is(err, holdfast.ErrLost) {
+		t.Errorf("after a loss: %v, %v", ran, err)
+	}
+	if mark, _, err := optimistic.ReadMark(t.Context(), store, "k"); mark != nil || err != nil {
+		t.Errorf("it is marked: %+v, %v", mark, err)
+	}
+	ran, err = optimistic.Once(t.Context(), l, store, "k", func(context.Context) error { return nil })
+	if !ran || err != nil {
+		t.Errorf("the next try: %v, %v", ran, err)
+	}
+}
+
+// TestOnceReportsUnmarkedJob requires that a caller learns that the job is done and not
+// marked.
+func TestOnceReportsUnmarkedJob(t *testing.T) {
+	store := memstore.New()
+	l := locker(t, store)
+	v := &scripted{Store: store, put: func(int) error { return errors.New("connection reset") }}
+	ran, err := optimistic.Once(t.Context(), l, v, "unknown", func(context.Context) error { return nil })
+	if !ran || !errors.Is(err, optimistic.ErrUnknown) {
+		t.Errorf("an unknown outcome: %v, %v", ran, err)
+	}
+	ran, err = optimistic.Once(t.Context(), l, store, "conflict", func(ctx context.Context) error {
+		_, err := optimistic.Put(ctx, store, "conflict", []byte("done by hand"), "")
+		return err
+	})
+	if !ran || !errors.Is(err, optimistic.ErrConflict) {
+		t.Errorf("a mark of another process: %v, %v", ran, err)
+	}
+	// What another program wrote is a mark, too.
+	ran, err = optimistic.Once(t.Context(), l, store, "conflict", func(context.Context) error { return nil })
+	if ran || err != nil {
+		t.Errorf("a mark that is no JSON: %v, %v", ran, err)
+	}
+	ran, err = optimistic.Once(t.Context(), l, store, "", func(context.Context) error { return nil })
+	if ran || !errors.Is(err, holdfast.ErrInvalid) {
+		t.Errorf("no key: %v, %v", ran, err)
+	}
+	v.put = func(int) error { return driver.Errorf(driver.CodeRefused, "read-only") }
+	ran, err = optimistic.Once(t.Context(), l, v, "refused", func(context.Context) error { return nil })
+	if !ran || !errors.Is(err, holdfast.ErrRefused) {
+		t.Errorf("refused: %v, %v", ran, err)
+	}
+}

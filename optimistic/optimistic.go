@@ -1,0 +1,180 @@
+package optimistic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Values keep data under keys, with versions. Every store of holdfast implements it.
+// Besides, it is what a store of your own needs for this package: two methods.
+//
+// A key is valid UTF-8, 1 to 512 bytes, no NUL. Data has at most 512 KiB.
+type Values = driver.Values
+
+// The errors of this package. Others are those of package holdfast: ErrInvalid,
+// ErrUnavailable, ErrRefused, ErrUnsupported, ErrClosed.
+var (
+	// ErrConflict: the value has another version. Nothing was written.
+	ErrConflict = errors.New("optimistic: the value has another version")
+	// ErrUnknown: the answer to a write was lost. The value may have been written, or may
+	// still be. Read it to find out.
+	ErrUnknown = errors.New("optimistic: the outcome of a write is unknown")
+	// ErrNotExist: the row does not exist.
+	ErrNotExist = errors.New("optimistic: no such row")
+)
+
+// Of returns the values of a store, for a store that was opened by URL. The error wraps
+// holdfast.ErrUnsupported if the store keeps none.
+func Of(s driver.Store) (Values, error) {
+	if v, ok := s.(Values); ok {
+		return v, nil
+	}
+	return nil, fmt.Errorf("%w: %v keeps no values", holdfast.ErrUnsupported, s)
+}
+
+// Get returns the data of a key and its version. A key that was never written has no data
+// and the version "". Versions of different keys cannot be compared, and versions have no
+// order.
+func Get(ctx context.Context, v Values, key string) (data []byte, version string, err error) {
+	if err := driver.CheckValue(key, nil); err != nil {
+		return nil, "", wrap(err)
+	}
+	data, version, err = v.Get(ctx, key)
+	return data, version, wrap(err)
+}
+
+// Put writes data if version is still that of the key, and returns the new version. For a
+// key that was never written it is "". Errors wrap [ErrConflict], [ErrUnknown] or an error
+// of package holdfast.
+func Put(ctx context.Context, v Values, key string, data []byte, version string) (string, error) {
+	if err := driver.CheckValue(key, data); err != nil {
+		return "", wrap(err)
+	}
+	next, err := v.Put(ctx, key, data, version)
+	return next, wrap(err)
+}
+
+// Update replaces the data of a key by what f makes of it. It calls f again, with newer
+// data, until no other write came between, or ctx ends. Old is nil for a key that was never
+// written. F must have no effect but its result, because it may run several times. If f
+// fails, Update returns its error unchanged, and nothing is written.
+//
+// Between two attempts Update waits for a random time below a bound that doubles: see
+// [Backoff]. Errors wrap [ErrUnknown], an error of package holdfast, or both [ErrConflict]
+// and the context's error if ctx ended after a conflict.
+func Update(ctx context.Context, v Values, key string, f func(ctx context.Context, old []byte) ([]byte, error), o ...Option) error {
+	if err := driver.CheckValue(key, nil); err != nil {
+		return wrap(err)
+	}
+	return repeat(ctx, key, o, func() error {
+		old, version, err := v.Get(ctx, key)
+		if err != nil {
+			return wrap(err)
+		}
+		data, err := f(ctx, old)
+		if err != nil {
+			return failed{err}
+		}
+		_, err = Put(ctx, v, key, data, version)
+		return err
+	})
+}
+
+// Conflict is an attempt of an update that another write has overtaken.
+type Conflict struct {
+	// Key is the key of the value or row.
+	Key string
+	// Attempt counts the conflicts of one update, from 1.
+	Attempt int
+	// Backoff is how long the update waits before the next attempt.
+	Backoff time.Duration
+}
+
+// Option is a setting of an update.
+type Option func(*settings)
+
+type settings struct {
+	first, most time.Duration
+	onConflict  []func(context.Context, Conflict)
+}
+
+// Backoff sets the bound of the wait after the first conflict, and the largest bound; it
+// doubles between. The waits are random below the bound, so that processes that met once
+// do not meet again. Default: 1 ms to 250 ms. Values below 1 ns count as 1 ns.
+func Backoff(first, most time.Duration) Option {
+	return func(s *settings) { s.first, s.most = max(first, 1), max(most, 1) }
+}
+
+// OnConflict calls f for each conflict, on the goroutine of the update, for a counter or a
+// log.
+func OnConflict(f func(context.Context, Conflict)) Option {
+	return func(s *settings) { s.onConflict = append(s.onConflict, f) }
+}
+
+// failed is an error of the caller's function, which is returned unchanged, even if it is
+// an ErrConflict of another update.
+type failed struct{ error }
+
+// repeat calls attempt until it returns something other than ErrConflict.
+func repeat(ctx context.Context, key string, o []Option, attempt func() error) error {
+	s := settings{first: time.Millisecond, most: 250 * time.Millisecond}
+	for _, f := range o {
+		f(&s)
+	}
+	bound := min(s.first, s.most)
+	for n := 1; ; n++ {
+		err := attempt()
+		if own, ok := err.(failed); ok {
+			return own.error
+		}
+		if !errors.Is(err, ErrConflict) {
+			return err
+		}
+		c := Conflict{Key: key, Attempt: n, Backoff: rand.N(bound)}
+		for _, f := range s.onConflict {
+			f(ctx, c)
+		}
+		timer := time.NewTimer(c.Backoff)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("optimistic: %q after %d conflicts: %w: %w", key, n, ErrConflict, errors.Join(ctx.Err(), context.Cause(ctx)))
+		}
+		bound = min(2*bound, s.most)
+	}
+}
+
+// wrap gives an error of a store its meaning for users.
+func wrap(err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, known := range []error{ErrConflict, ErrUnknown, holdfast.ErrInvalid} {
+		if errors.Is(err, known) {
+			return err
+		}
+	}
+	kind := ErrUnknown
+	switch driver.CodeOf(err) {
+	case driver.CodeConflict:
+		kind = ErrConflict
+	case driver.CodeInvalid:
+		kind = holdfast.ErrInvalid
+	case driver.CodeUnavailable, driver.CodeBusy, driver.CodeWithdrawn:
+		kind = holdfast.ErrUnavailable
+	case driver.CodeRefused, driver.CodeNotHeld:
+		kind = holdfast.ErrRefused
+	case driver.CodeUnsupported:
+		kind = holdfast.ErrUnsupported
+	case driver.CodeClosed:
+		kind = holdfast.ErrClosed
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}

@@ -1,0 +1,212 @@
+package optimistic
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"reflect"
+	"regexp"
+	"strings"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/fence"
+)
+
+// Rows are the rows of an SQL table of your own that has a version column. T is what the
+// program makes of a row.
+//
+//	accounts := optimistic.Rows[Account]{
+//		DB: db, Dialect: fence.MySQL, Table: "accounts", Key: "id", Version: "version",
+//		Columns: []string{"balance", "note"},
+//		Fields:  func(a *Account) []any { return []any{&a.Balance, &a.Note} },
+//	}
+//	err := accounts.Update(ctx, 17, func(ctx context.Context, a *Account) error {
+//		a.Balance -= 10
+//		return nil
+//	})
+//
+// A write is one statement:
+//
+//	UPDATE accounts SET balance = ?, note = ?, version = version + 1 WHERE id = ? AND version = ?
+//
+// It is atomic under every isolation level, and no row is locked while the function runs.
+// All writers of the table must raise the version.
+type Rows[T any] struct {
+	// DB is a *sql.DB, or a *sql.Conn or *sql.Tx for Get and Put alone. Required.
+	DB Queryer
+	// Dialect is required.
+	Dialect fence.Dialect
+	// Table, Key and Version are names: letters, digits and '_', not beginning with a
+	// digit, at most 63 bytes; the table optionally after a schema and a dot. Key is
+	// unique. Version is a column of integers that is never NULL: fractions, times and
+	// texts may compare as equal although they differ, and are refused. All are required.
+	Table, Key, Version string
+	// Columns are the columns that are read and written, at least one.
+	Columns []string
+	// Fields returns pointers to the fields of the columns, in their order. Required.
+	Fields func(*T) []any
+	// IsConflict reports that the database has failed a statement because of another
+	// writer, so that Update repeats it. Default: SQLSTATE 40001 and 40P01 of errors
+	// with a method SQLState() string, as PostgreSQL's have. MySQL and SQLite fail no
+	// single statement for that reason unless they are so configured.
+	IsConflict func(error) bool
+}
+
+// Queryer is what *sql.DB, *sql.Conn and *sql.Tx have in common here.
+type Queryer interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
+// Get returns a row and its version. Errors wrap [ErrNotExist], holdfast.ErrInvalid, also
+// where the version column does not hold integers, or holdfast.ErrUnavailable.
+func (r Rows[T]) Get(ctx context.Context, key any) (row T, version int64, err error) {
+	if err := r.check(); err != nil {
+		return row, 0, err
+	}
+	rows, err := r.DB.QueryContext(ctx, fmt.Sprintf("SELECT %s, %s FROM %s WHERE %s = %s",
+		strings.Join(r.Columns, ", "), r.Version, r.Table, r.Key, r.arg(1)), key)
+	if err != nil {
+		return row, 0, r.failed(key, err, holdfast.ErrUnavailable)
+	}
+	defer func() { _ = rows.Close() }() // read to its end, or failed already
+	types, err := rows.ColumnTypes()
+	if err != nil {
+		return row, 0, r.failed(key, err, holdfast.ErrUnavailable)
+	}
+	if kind := types[len(types)-1].DatabaseTypeName(); !integer.MatchString(kind) {
+		return row, 0, fmt.Errorf("optimistic: %w: column %s of %s has type %s, want an integer type", holdfast.ErrInvalid, r.Version, r.Table, kind)
+	}
+	if !rows.Next() {
+		if err := rows.Err(); err != nil {
+			return row, 0, r.failed(key, err, holdfast.ErrUnavailable)
+		}
+		return row, 0, fmt.Errorf("%w: %s", ErrNotExist, r.where(key))
+	}
+	var at sql.NullInt64
+	if err := rows.Scan(append(r.Fields(&row), &at)...); err != nil {
+		return row, 0, fmt.Errorf("optimistic: %w: %s: %w", holdfast.ErrInvalid, r.where(key), err)
+	}
+	if !at.Valid {
+		return row, 0, fmt.Errorf("optimistic: %w: %s: column %s is NULL, which no version equals", holdfast.ErrInvalid, r.where(key), r.Version)
+	}
+	if err := rows.Err(); err != nil {
+		return row, 0, r.failed(key, err, holdfast.ErrUnavailable)
+	}
+	return row, at.Int64, nil
+}
+
+// Put writes a row if its version is still the given one, and raises the version by one. If
+// DB is a transaction, roll it back after an error. Errors wrap [ErrConflict], also if the
+// row no longer exists, [ErrUnknown], or holdfast.ErrInvalid.
+func (r Rows[T]) Put(ctx context.Context, key any, row T, version int64) error {
+	if err := r.check(); err != nil {
+		return err
+	}
+	var set strings.Builder
+	var args []any
+	fields := r.Fields(&row)
+	if len(fields) != len(r.Columns) {
+		return fmt.Errorf("optimistic: %w: %d fields for %d columns", holdfast.ErrInvalid, len(fields), len(r.Columns))
+	}
+	for i, f := range fields {
+		fmt.Fprintf(&set, "%s = %s, ", r.Columns[i], r.arg(i+1))
+		args = append(args, reflect.ValueOf(f).Elem().Interface())
+	}
+	n := len(args)
+	// The version changes in any case, so the count of affected rows means the same with
+	// all drivers and settings.
+	result, err := r.DB.ExecContext(ctx, fmt.Sprintf("UPDATE %s SET %s%s = %s + 1 WHERE %s = %s AND %s = %s",
+		r.Table, set.String(), r.Version, r.Version, r.Key, r.arg(n+1), r.Version, r.arg(n+2)), append(args, key, version)...)
+	if err != nil {
+		return r.failed(key, err, ErrUnknown)
+	}
+	switch written, err := result.RowsAffected(); {
+	case err != nil:
+		return r.failed(key, err, ErrUnknown)
+	case written == 0:
+		return fmt.Errorf("%w: %s, version %d", ErrConflict, r.where(key), version)
+	case written > 1:
+		return fmt.Errorf("optimistic: %w: %s: %d rows were written, so %s is not unique", holdfast.ErrInvalid, r.where(key), written, r.Key)
+	}
+	return nil
+}
+
+// Update changes a row by f. It calls f again, with a newer row, until no other write came
+// between, or ctx ends. F must have no effect but that on the row. If f fails, Update
+// returns its error unchanged and writes nothing. DB must not be a transaction, which may
+// read the same old row for ever. Errors as for Get, Put and the function [Update].
+func (r Rows[T]) Update(ctx context.Context, key any, f func(context.Context, *T) error, o ...Option) error {
+	if _, tx := r.DB.(*sql.Tx); tx {
+		return fmt.Errorf("optimistic: %w: Update in a transaction may never see a newer row; give the *sql.DB", holdfast.ErrInvalid)
+	}
+	return repeat(ctx, fmt.Sprint(key), o, func() error {
+		row, version, err := r.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		if err := f(ctx, &row); err != nil {
+			return failed{err}
+		}
+		return r.Put(ctx, key, row, version)
+	})
+}
+
+// integer matches the names of integer types: INT8, BIGINT, UNSIGNED INT, INTEGER.
+var integer = regexp.MustCompile(`(?i)^(UNSIGNED )?(TINY|SMALL|MEDIUM|BIG)?INT(EGER)?[248]?( UNSIGNED)?$`)
+
+var (
+	identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+	qualified  = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+)
+
+func (r Rows[T]) check() error {
+	if r.DB == nil || r.Fields == nil || len(r.Columns) == 0 {
+		return fmt.Errorf("optimistic: %w: Rows needs DB, Columns and Fields", holdfast.ErrInvalid)
+	}
+	if r.Dialect < fence.MySQL || r.Dialect > fence.SQLite {
+		return fmt.Errorf("optimistic: %w: dialect %d, want MySQL, PostgreSQL or SQLite", holdfast.ErrInvalid, int(r.Dialect))
+	}
+	if !qualified.MatchString(r.Table) {
+		return fmt.Errorf("optimistic: %w: table %q, want letters, digits and '_', optionally after a schema and a dot", holdfast.ErrInvalid, r.Table)
+	}
+	for _, name := range append([]string{r.Key, r.Version}, r.Columns...) {
+		if !identifier.MatchString(name) {
+			return fmt.Errorf("optimistic: %w: column %q, want letters, digits and '_', not beginning with a digit", holdfast.ErrInvalid, name)
+		}
+	}
+	return nil
+}
+
+func (r Rows[T]) arg(n int) string {
+	if r.Dialect == fence.PostgreSQL {
+		return fmt.Sprintf("$%d", n)
+	}
+	return "?"
+}
+
+func (r Rows[T]) where(key any) string { return fmt.Sprintf("%s %s=%v", r.Table, r.Key, key) }
+
+// failed gives an error of the database its meaning; kind is what an unknown one means.
+func (r Rows[T]) failed(key any, err, kind error) error {
+	conflict := r.IsConflict
+	if conflict == nil {
+		conflict = func(err error) bool { return state(err) == "40001" || state(err) == "40P01" }
+	}
+	switch {
+	case conflict(err):
+		kind = ErrConflict
+	case strings.HasPrefix(state(err), "42"): // no such table or column, no rights
+		kind = holdfast.ErrRefused
+	}
+	return fmt.Errorf("%w: %s: %w", kind, r.where(key), err)
+}
+
+func state(err error) string {
+	var s interface{ SQLState() string }
+	if errors.As(err, &s) {
+		return s.SQLState()
+	}
+	return ""
+}

@@ -1,0 +1,33 @@
+package pgstore_test
+
+import (
+	"context"
+	"log"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/pgstore"
+)
+
+// Advisory locks need no table. Tokens that survive a clock set back do: see Store.Init.
+func ExampleOpen() {
+	ctx := context.Background()
+	store, err := pgstore.Open(ctx, "postgres://app:secret@db/app", pgstore.DurableTokens())
+	if err != nil {
+		log.Fatal(err)
+	}
+	locker, err := holdfast.New(store)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Close releases what is held, and closes the store.
+	defer func() { _ = locker.Close(ctx) }()
+
+	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {
+		// ctx ends when the lock is lost. The resource compares the token.
+		log.Print("billing with token ", holdfast.Token(ctx, "order/4711"))
+		return nil
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}

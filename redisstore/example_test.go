@@ -1,0 +1,34 @@
+package redisstore_test
+
+import (
+	"context"
+	"log"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// A grant counts once a replica has acknowledged it.
+func ExampleOpen() {
+	ctx := context.Background()
+	store, err := redisstore.Open(ctx, "redis+sentinel://sentinel1/mymaster?addr=sentinel2&addr=sentinel3",
+		redisstore.WaitReplicas(1, 0))
+	if err != nil {
+		log.Fatal(err)
+	}
+	locker, err := holdfast.New(store)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Close releases what is held, and closes the store.
+	defer func() { _ = locker.Close(ctx) }()
+
+	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {
+		// ctx ends when the lock is lost. The resource compares the token.
+		log.Print("billing with token ", holdfast.Token(ctx, "order/4711"))
+		return nil
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}

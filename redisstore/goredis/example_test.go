@@ -1,0 +1,37 @@
+package goredis_test
+
+import (
+	"context"
+	"log"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/redisstore/goredis"
+)
+
+// The locks use the client that the service has already.
+func ExampleNew() {
+	ctx := context.Background()
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	defer client.Close()
+	store, err := goredis.New(client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	locker, err := holdfast.New(store)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Close releases what is held, and closes the store.
+	defer func() { _ = locker.Close(ctx) }()
+
+	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {
+		// ctx ends when the lock is lost. The resource compares the token.
+		log.Print("billing with token ", holdfast.Token(ctx, "order/4711"))
+		return nil
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}

@@ -1,0 +1,249 @@
+package redisstore
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"embed"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Layout is how locks are written down: in holdfast's own way, or as another client
+// library does, so that its programs and those of holdfast share locks.
+type Layout string
+
+// The layouts. docs/redis-layouts.md says what each guarantees.
+const (
+	// Native is holdfast's own, the default, and the only one in which waiters are
+	// served in order and names have limits of all kinds.
+	Native Layout = ""
+	// Plain is one string per name: redsync, bsm/redislock, redis-py and most locks that
+	// are written by hand. Exclusive locks. Waiters poll; a release by holdfast wakes
+	// those of holdfast.
+	Plain Layout = "plain"
+	// Redisson is Redisson's RLock. Exclusive locks.
+	Redisson Layout = "redisson"
+	// RedissonFair is Redisson's fair lock, whose waiters are served in order.
+	RedissonFair Layout = "redisson-fair"
+	// RedissonFenced is Redisson's RFencedLock, whose token is that of the lock.
+	RedissonFenced Layout = "redisson-fenced"
+	// RedissonSpin is Redisson's spin lock, whose waiters poll.
+	RedissonSpin Layout = "redisson-spin"
+	// RedissonReadWrite is Redisson's RReadWriteLock: exclusive and shared locks.
+	RedissonReadWrite Layout = "redisson-rw"
+	// RedissonSemaphore is Redisson's RSemaphore. Its permits have no leases in Java; those
+	// of holdfast have.
+	RedissonSemaphore Layout = "redisson-semaphore"
+	// RedissonPermits is Redisson's RPermitExpirableSemaphore.
+	RedissonPermits Layout = "redisson-permits"
+)
+
+// Limits and defaults of the layouts.
+const (
+	defaultFairWait = 5 * time.Minute
+	minFairWait     = time.Second
+	maxFairWait     = 24 * time.Hour
+)
+
+// WithLayout has the store write its locks in a layout. Every client that locks a name has
+// to use the same one. A name that the layout cannot carry, as its keys would be in several
+// hash slots of a Cluster, is refused with an error of code Unsupported.
+func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
+
+// FairWait is for how long a waiter of a fair lock that has died holds up those behind it.
+// It has to be the fairLockWaitTimeout of the Java clients: 5 minutes unless set, as
+// theirs. 1 s to 24 h.
+func FairWait(d time.Duration) Option { return func(c *config) { c.fairWait = d } }
+
+// rules are what a layout is made of.
+type rules struct {
+	// scripts are the files that make up its rules.
+	scripts []string
+	// channel is where a release notifies, before the name; "" if it does not.
+	channel string
+	// keys are the keys beside the name's.
+	keys func(name string) []string
+	// kind is the type of a held name's key, for SCAN; keyed is the same for a key of keys.
+	kind string
+	// limits reports whether a limit can be granted.
+	limits func(limit int) bool
+	// what the guarantees differ in.
+	amend func(*driver.Guarantees)
+	// owns writes an owner down.
+	owns func(p *peers, id string, limit int) string
+}
+
+func exclusiveOnly(limit int) bool { return limit == driver.Exclusive }
+
+func anyPermits(limit int) bool { return limit <= driver.MaxLimit }
+
+const (
+	lockChannel   = "redisson_lock__channel"
+	permitChannel = "redisson_sc"
+)
+
+var layouts = map[Layout]*rules{
+	Plain: {
+		scripts: []string{"plain"}, channel: "holdfast:free", kind: "string", limits: exclusiveOnly, amend: amendPlain,
+		owns: func(_ *peers, id string, _ int) string { return id },
+	},
+	Redisson:     {scripts: []string{"lock"}, channel: lockChannel, kind: "hash", limits: exclusiveOnly, amend: amendLock},
+	RedissonSpin: {scripts: []string{"lock", "spin"}, kind: "hash", limits: exclusiveOnly, amend: amendSpin},
+	RedissonFenced: {
+		scripts: []string{"lock", "fenced"}, channel: lockChannel, kind: "hash", limits: exclusiveOnly, amend: amendFenced,
+		keys: func(n string) []string { return []string{prefixed("redisson_lock_token", n)} },
+	},
+	RedissonFair: {
+		scripts: []string{"lock", "fair"}, channel: lockChannel, kind: "hash", limits: exclusiveOnly, amend: amendFair,
+		keys: func(n string) []string {
+			return []string{prefixed("redisson_lock_queue", n), prefixed("redisson_lock_timeout", n)}
+		},
+	},
+	RedissonReadWrite: {
+		scripts: []string{"rw"}, channel: "redisson_rwlock", kind: "hash", amend: amendReadWrite,
+		limits: func(limit int) bool { return limit == driver.Exclusive || limit == driver.Unlimited },
+		owns: func(p *peers, id string, limit int) string {
+			if limit == driver.Exclusive {
+				return p.thread(id) + ":write"
+			}
+			return p.thread(id)
+		},
+	},
+	RedissonSemaphore: {scripts: []string{"semaphore"}, channel: permitChannel, kind: "string", limits: anyPermits, amend: amendSemaphore},
+	RedissonPermits: {
+		scripts: []string{"permits"}, channel: permitChannel, kind: "string", limits: anyPermits, amend: amendPermits,
+		keys: func(n string) []string { return []string{suffixed(n, "timeout")} },
+		owns: func(p *peers, id string, _ int) string {
+			sum := sha256.Sum256([]byte(p.client + id))
+			return string(sum[:16])
+		},
+	},
+}
+
+// Layouts are the names of the layouts, for messages.
+func layoutNames() string {
+	var all []string
+	for l := range layouts {
+		all = append(all, string(l))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// prefixed and suffixed are how Redisson names the keys and channels beside a name's key.
+// It looks for a brace alone, so they need not be in its hash slot: see carries.
+func prefixed(prefix, name string) string {
+	if strings.Contains(name, "{") {
+		return prefix + ":" + name
+	}
+	return prefix + ":{" + name + "}"
+}
+
+func suffixed(name, suffix string) string { return stemOf(name) + ":" + suffix }
+
+func stemOf(name string) string {
+	if strings.Contains(name, "{") {
+		return name
+	}
+	return "{" + name + "}"
+}
+
+// beside is our own key beside a name's. A name with a brace has another prefix, so that
+// a and {a} have different keys.
+func beside(name string) string {
+	if strings.Contains(name, "{") {
+		return "holdfast:beside:=" + name
+	}
+	return "holdfast:beside:{" + name + "}"
+}
+
+// hashTag is the part of a key that decides its hash slot.
+func hashTag(key string) string {
+	if _, after, ok := strings.Cut(key, "{"); ok {
+		if tag, _, ok := strings.Cut(after, "}"); ok && tag != "" {
+			return tag
+		}
+	}
+	return key
+}
+
+// carries reports what is wrong with a name, nil if nothing.
+func (p *peers) carries(name string) error {
+	key := p.key(name)
+	if p.s.client.Mode() == Cluster && hashTag(key) != hashTag(stemOf(key)+":") || p.s.client.Mode() == Cluster && hashTag(key) != hashTag(prefixed("x", key)) {
+		return driver.Errorf(driver.CodeUnsupported, "redisstore: name %q: the layout %s would put its keys into different hash slots of the Cluster: give a name without braces, or with one whole {tag}", name, p.layout)
+	}
+	if inner, ok := strings.CutPrefix(key, "{"); ok && p.rules.keys != nil && strings.HasSuffix(inner, "}") && !strings.Contains(inner, "{") {
+		return driver.Errorf(driver.CodeUnsupported, "redisstore: name %q: in the layout %s it has keys in common with the name %q", name, p.layout, strings.TrimSuffix(inner, "}"))
+	}
+	return nil
+}
+
+//go:embed scripts/layout
+var layoutScripts embed.FS
+
+// verbs are the scripts of one layout.
+type verbs struct{ acquire, renew, look, release, undo, take, inspect *Script }
+
+func loadVerbs(l Layout, r *rules) *verbs {
+	read := func(name string) string {
+		text, err := layoutScripts.ReadFile("scripts/layout/" + name + ".lua")
+		if err != nil {
+			panic(err)
+		}
+		return string(text)
+	}
+	base := read("common")
+	for _, name := range r.scripts {
+		base += read(name)
+	}
+	script := func(verb string) *Script { return newScript(string(l)+" "+verb, base+read(verb)) }
+	return &verbs{script("acquire"), script("renew"), script("look"), script("release"), script("undo"), script("break"), script("inspect")}
+}
+
+// newUUID makes the name of a client, as Redisson has one.
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:])
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// thread is a request's owner: the client and a number, which stands for the thread of
+// a Java program. Each request has a number of its own, so no two share a lock.
+func (p *peers) thread(id string) string {
+	sum := sha256.Sum256([]byte(id))
+	return p.client + ":" + strconv.FormatUint(binary.BigEndian.Uint64(sum[:])>>1, 10)
+}
+
+// own is the owner of a request, as the layout writes it.
+func (p *peers) own(id string, limit int) string {
+	if p.rules.owns != nil {
+		return p.rules.owns(p, id, limit)
+	}
+	return p.thread(id)
+}
+
+// shown is an owner as an inspection shows it.
+func (p *peers) shown(own string) string {
+	if p.layout == RedissonPermits {
+		return hex.EncodeToString([]byte(own))
+	}
+	return own
+}
+
+// key is the key of a name. The namespace is a prefix that other clients have to write
+// as well.
+func (p *peers) key(name string) string {
+	if p.s.cfg.namespace == "" {
+		return name
+	}
+	return p.s.cfg.namespace + "::" + name
+}

@@ -1,0 +1,422 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/fallback"
+)
+
+// peers speaks a layout of other clients. Every step is one script: see
+// scripts/layout/common.lua.
+//
+// Exclusion. A script grants only what the other clients' own scripts would grant, and
+// writes it as they do, in one step. A grant ends by its lease at the server, or by a
+// script that names its owner, which no other request ever has.
+//
+// Requests without an answer. As in the native layout a request carries the server's
+// time after which it is refused, and an undo leaves its ID behind until then, in the key
+// beside the name's.
+//
+// Waiting. A waiter asks, listens, asks again, and then asks whenever a message comes, the
+// holder's lease has run out, or a second has passed. So a message of another client that
+// is lost, or that it does not send, costs a second, and not a lease.
+type peers struct {
+	s      *Store
+	layout Layout
+	rules  *rules
+	verbs  *verbs
+	client string // its UUID
+	ears   ears
+
+	mu    sync.Mutex
+	held  map[string]*holding // by ID of the request
+	timer *time.Timer
+	runs  bool
+}
+
+// peerHandle is what a grant carries.
+type peerHandle struct {
+	own  string
+	void int64 // as in handle
+}
+
+func newPeers(s *Store) *peers {
+	r := layouts[s.cfg.layout]
+	p := &peers{s: s, layout: s.cfg.layout, rules: r, verbs: loadVerbs(s.cfg.layout, r), client: newUUID(), held: map[string]*holding{}}
+	p.ears = ears{s: s, sharded: s.client.Mode() == Cluster, all: map[string]*ear{}}
+	return p
+}
+
+// keys are the keys of a name.
+func (p *peers) keys(key string) []string {
+	all := append(make([]string, 0, 4), key, beside(key))
+	if p.rules.keys != nil {
+		all = append(all, p.rules.keys(key)...)
+	}
+	return all
+}
+
+// step is what the scripts are told.
+type step struct {
+	id, own   string
+	ttl       time.Duration
+	late      int64
+	least     uint64
+	owner     string
+	limit     int
+	queue     bool
+	last      string // ARGV 13
+	key, hear string
+}
+
+func (p *peers) args(st *step) []string {
+	wait := p.s.cfg.fairWait
+	return []string{
+		st.id, st.own, strconv.FormatInt(millis(st.ttl), 10), strconv.FormatInt(st.late, 10), strconv.FormatUint(st.least, 10), st.owner,
+		strconv.Itoa(st.limit), digit(p.ears.sharded), digit(st.queue), strconv.FormatInt(wait.Milliseconds(), 10),
+		p.channel(st.key), stemOf(st.key), st.last,
+	}
+}
+
+// channel is where a release of the name notifies.
+func (p *peers) channel(key string) string {
+	if p.rules.channel == "" {
+		return ""
+	}
+	return prefixed(p.rules.channel, key)
+}
+
+// millis rounds up to what the layouts count in.
+func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
+
+// lasting is the TTL that is sent: see Store.lasting.
+func (p *peers) lasting(ttl time.Duration) time.Duration {
+	return time.Duration(p.s.lasting(ttl)) * time.Microsecond
+}
+
+// pending is one Acquire.
+type pending struct {
+	p     *peers
+	r     *driver.Request
+	st    step
+	asked bool // a request was sent and not answered, and may arrive until void
+	void  int64
+}
+
+func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, error) {
+	if !p.rules.limits(r.Limit) {
+		return driver.Grant{}, driver.Errorf(driver.CodeUnsupported, "redisstore: the layout %s has no locks of limit %d", p.layout, r.Limit)
+	}
+	if err := p.carries(r.Name); err != nil {
+		return driver.Grant{}, err
+	}
+	a := &pending{p: p, r: r, st: step{id: r.ID, own: p.own(r.ID, r.Limit), ttl: p.lasting(r.TTL), limit: r.Limit, key: p.key(r.Name)}}
+	rep, err := a.call(ctx)
+	switch {
+	case err != nil:
+	case rep.kind == 'G':
+		return a.granted(rep)
+	case rep.kind != 'B':
+		err = driver.Errorf(driver.CodeUnknown, "an answer that was not asked for: %c %q", rep.kind, rep.values)
+	case r.Wait:
+		return a.wait(ctx)
+	default:
+		err = &driver.BusyError{Holders: p.holders(rep.values[1:])}
+	}
+	return driver.Grant{}, a.failed(err)
+}
+
+// failed keeps in mind until when a request without an answer may arrive.
+func (a *pending) failed(err error) error {
+	if driver.CodeOf(err) == driver.CodeUnknown && a.void != 0 {
+		s := a.p.s
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.late[a.r.ID] = a.void
+	}
+	return err
+}
+
+// call runs the script once, and again where the server's time was taken wrongly.
+func (a *pending) call(ctx context.Context) (reply, error) {
+	p, s, st := a.p, a.p.s, &a.st
+	for range 4 {
+		if err := s.safe(ctx); err != nil {
+			return reply{}, err
+		}
+		bucket := s.keys.bucket(a.r.Name)
+		st.late, st.owner, st.least = s.clock.deadline(), s.write(a.r.From.Owner()), s.floors.of(bucket).Load()
+		st.last = digit(!a.r.First)
+		rep, err := p.send(ctx, p.verbs.acquire, "G", st)
+		if err != nil {
+			if driver.CodeOf(err) == driver.CodeUnknown {
+				a.asked, a.void = true, max(a.void, st.late)
+			}
+			return rep, err
+		}
+		switch rep.kind {
+		case 'L':
+			continue
+		case 'V':
+			return rep, errVoid
+		case 'G', 'B':
+			if len(rep.values) == 0 {
+				return rep, driver.Errorf(driver.CodeUnknown, "the script %s answered without a number", p.verbs.acquire.Name)
+			}
+		}
+		return rep, nil
+	}
+	return reply{}, driver.Errorf(driver.CodeUnavailable, "the server's clock runs away")
+}
+
+// send runs a script that grants or renews, and waits for replicas if they are asked for.
+func (p *peers) send(ctx context.Context, sc *Script, only string, st *step) (reply, error) {
+	s := p.s
+	if s.cfg.replicas == 0 {
+		return s.eval(ctx, sc, p.keys(st.key), p.args(st))
+	}
+	rep, acked, err := s.evalAcked(ctx, sc, p.keys(st.key), p.args(st), only)
+	if err != nil || rep.kind != only[0] || acked >= s.cfg.replicas {
+		return rep, err
+	}
+	err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged it within %s", acked, s.cfg.replicas, s.cfg.patience)
+	if sc == p.verbs.acquire {
+		if uerr := p.undo(ctx, st, 0); uerr != nil {
+			err = driver.Errorf(driver.CodeUnknown, "%w: %w: %w", err, errUndoing, uerr)
+		}
+	}
+	return rep, err
+}
+
+func (a *pending) granted(rep reply) (driver.Grant, error) {
+	p, r := a.p, a.r
+	token, err := strconv.ParseUint(rep.values[0], 10, 64)
+	if err != nil {
+		return driver.Grant{}, a.failed(driver.Errorf(driver.CodeUnknown, "a grant that cannot be read: %w", err))
+	}
+	h := &peerHandle{own: a.st.own}
+	if a.asked {
+		h.void = a.void
+	}
+	if p.layout != RedissonFenced {
+		p.s.floors.see(p.s.keys.bucket(r.Name), token)
+	}
+	g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, SentAt: rep.sent,
+		TTL: time.Duration(millis(r.TTL)) * time.Millisecond, Slot: driver.NoSlot, Handle: h}
+	p.hold(r.From, g)
+	return g, nil
+}
+
+// wait asks until it is granted.
+func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
+	p, s := a.p, a.p.s
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(s.ctx, cancel)()
+	a.st.queue = p.layout == RedissonFair
+	channel := p.channel(a.st.key)
+	if a.st.queue {
+		channel += ":" + a.st.own
+	}
+	l := p.ears.listen(channel)
+	defer l.leave()
+	hearing, stop := context.WithTimeout(ctx, hearBound)
+	if l.hears(hearing) {
+		select { // it asks now in any case
+		case <-l.wake:
+		default:
+		}
+	}
+	stop()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	failures, told := 0, false
+	for {
+		call, done := context.WithTimeout(ctx, max(callBound, s.cfg.patience+acksMore))
+		rep, err := a.call(call)
+		done()
+		delay := fallback.After(ctx, peerFallback)
+		switch {
+		case err == nil && rep.kind == 'G':
+			return a.granted(rep)
+		case ctx.Err() != nil:
+		case err == nil && rep.kind == 'B':
+			failures = 0
+			if !told {
+				told = true
+				a.r.From.Queued(p.holders(rep.values[1:]))
+			}
+			delay -= rand.N(delay/5 + 1)
+			if left, err := strconv.ParseInt(rep.values[0], 10, 64); err == nil && left >= 0 {
+				delay = min(delay, time.Duration(left+1)*time.Millisecond)
+			}
+		case err == nil:
+			err = driver.Errorf(driver.CodeUnknown, "an answer that was not asked for: %c %q", rep.kind, rep.values)
+			fallthrough
+		default:
+			code := driver.CodeOf(err)
+			if code != driver.CodeUnknown && code != driver.CodeUnavailable || errors.Is(err, errUndoing) || errors.Is(err, errVoid) {
+				return driver.Grant{}, a.failed(a.leave(context.Background(), err))
+			}
+			failures++
+			delay = min(peerFallback, 20*time.Millisecond<<min(failures, 6))
+		}
+		timer.Reset(delay)
+		select {
+		case <-l.wake:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			why := driver.Errorf(driver.CodeWithdrawn, "%w", context.Cause(ctx))
+			if s.ctx.Err() != nil {
+				why = errClosed
+			}
+			return driver.Grant{}, a.failed(a.leave(ctx, why))
+		}
+	}
+}
+
+// leave removes what the waiter has left at the server, if it may have left anything.
+func (a *pending) leave(ctx context.Context, why error) error {
+	if !a.st.queue && !a.asked {
+		return why
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveBound)
+	defer cancel()
+	void := int64(0)
+	if a.asked {
+		void = a.void
+	}
+	if err := a.p.undo(ctx, &a.st, void); err != nil {
+		return driver.Errorf(driver.CodeUnknown, "%w; the request could not be taken back: %w", why, err)
+	}
+	return why
+}
+
+func (p *peers) undo(ctx context.Context, st *step, void int64) error {
+	st.late = void
+	_, err := p.s.eval(ctx, p.verbs.undo, p.keys(st.key), p.args(st))
+	return err
+}
+
+// undoAll takes back a request of which only ID and name may be known.
+func (p *peers) undoAll(ctx context.Context, r *driver.Request, void int64) error {
+	p.forget(r.ID)
+	limits := []int{r.Limit}
+	if p.layout == RedissonReadWrite { // a reader and a writer are written differently
+		limits = []int{driver.Exclusive, driver.Unlimited}
+	}
+	for _, limit := range limits {
+		if err := p.undo(ctx, &step{id: r.ID, own: p.own(r.ID, limit), key: p.key(r.Name)}, void); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *peers) release(ctx context.Context, g *driver.Grant) error {
+	h, ok := g.Handle.(*peerHandle)
+	if !ok {
+		return driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
+	}
+	st := &step{id: g.ID, own: h.own, key: p.key(g.Name), last: strconv.FormatUint(g.Token, 10)}
+	p.forget(g.ID)
+	rep, err := p.s.eval(ctx, p.verbs.release, p.keys(st.key), p.args(st))
+	if err == nil && h.void > p.s.clock.now()-window.Microseconds() {
+		// A request of this grant's ID that had no answer may still arrive.
+		if err = p.undo(ctx, st, h.void); err == nil {
+			h.void = 0
+		}
+	}
+	if err == nil && rep.kind != 'R' {
+		return notHeld(g.Name, g.Token)
+	}
+	return err
+}
+
+func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := make([]driver.Renewal, len(grants))
+	calls := make([]Call, len(grants))
+	steps := make([]step, len(grants))
+	for i := range grants {
+		g := &grants[i]
+		h, ok := g.Handle.(*peerHandle)
+		if !ok {
+			for i := range answers {
+				answers[i].Err = driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
+			}
+			return answers
+		}
+		steps[i] = step{id: g.ID, own: h.own, ttl: p.lasting(g.TTL), limit: g.Limit, key: p.key(g.Name)}
+		calls[i] = Call{p.keys(steps[i].key), p.args(&steps[i])}
+	}
+	if p.s.cfg.replicas > 0 {
+		var all sync.WaitGroup
+		for i := range grants {
+			all.Go(func() {
+				rep, err := p.send(ctx, p.verbs.renew, "R", &steps[i])
+				answers[i] = p.renewed(&grants[i], rep, err)
+			})
+		}
+		all.Wait()
+		return answers
+	}
+	sent, at := driver.Now(), micros()
+	for i, a := range p.s.client.EvalAll(ctx, p.verbs.renew, calls) {
+		rep, err := p.s.read(p.verbs.renew, sent, at, a.Values, a.Err)
+		answers[i] = p.renewed(&grants[i], rep, err)
+	}
+	return answers
+}
+
+func (p *peers) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
+	switch {
+	case err != nil:
+		return driver.Renewal{Err: err}
+	case rep.kind != 'R':
+		return driver.Renewal{Cause: ended(rep), Err: notHeld(g.Name, g.Token)}
+	}
+	p.prove(g.ID, rep.sent.Time())
+	return driver.Renewal{SentAt: rep.sent, TTL: g.TTL}
+}
+
+func (p *peers) take(ctx context.Context, name string, token uint64) error {
+	st := &step{key: p.key(name), last: strconv.FormatUint(token, 10)}
+	rep, err := p.s.eval(ctx, p.verbs.take, p.keys(st.key), p.args(st))
+	if err == nil && rep.kind != 'R' {
+		err = notHeld(name, token)
+	}
+	return err
+}
+
+// holders reads what a script has listed: owner, record, milliseconds left.
+func (p *peers) holders(listed []string) []driver.Holder {
+	var all []driver.Holder
+	for i := 0; i+2 < len(listed); i += 3 {
+		h := driver.Holder{Owner: driver.Owner{ID: p.shown(strings.Clone(listed[i]))}, Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: driver.Forever, Note: "of another client"}
+		if p.layout == RedissonReadWrite && !strings.HasSuffix(listed[i], ":write") {
+			h.Limit = driver.Unlimited
+		}
+		if part := strings.SplitN(strings.Clone(listed[i+1]), " ", 5); len(part) == 5 {
+			token, err1 := strconv.ParseUint(part[1], 10, 64)
+			since, err2 := strconv.ParseInt(part[2], 10, 64)
+			limit, err3 := strconv.Atoi(part[3])
+			if errors.Join(err1, err2, err3) == nil {
+				h.Owner, h.Token, h.Limit, h.Note = readOwner(part[0], part[4], since), token, limit, ""
+			}
+		}
+		if left, err := strconv.ParseInt(listed[i+2], 10, 64); err == nil && left >= 0 {
+			h.TTL = time.Duration(left) * time.Millisecond
+		}
+		all = append(all, h)
+	}
+	return all
+}

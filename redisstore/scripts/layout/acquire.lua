@@ -1,0 +1,32 @@
+-- acquire: G token, or B ms records..., or L (too late) or V (rolled back).
+if now > late then return {'L', text(now)} end
+if call('HEXISTS', B, 'v:' .. id) == 1 then return {'V', text(now)} end
+begin()
+local token
+if held() then -- asked again after an answer that was lost
+  token = tonumber(recorded() or '')
+  if token then
+    live(math.max(ttl, keep))
+  else
+    token = mint()
+    write(token)
+  end
+  extend()
+else
+  local left = blocked()
+  if left then
+    local answer = {'B', text(now), text(left)}
+    if ARGV[13] == '1' then
+      holders(function(of, rec, rest)
+        answer[#answer + 1] = of
+        answer[#answer + 1] = rec
+        answer[#answer + 1] = text(rest)
+      end)
+    end
+    return answer
+  end
+  token = mint()
+  write(token)
+  token = grab(token) or token
+end
+return {'G', text(now), text(token)}

@@ -1,0 +1,13 @@
+-- break: R, or N (no such grant). ARGV 13 is its token.
+begin()
+local found
+holders(function(of, rec)
+  if string.match(rec, '^%S+ (%d+) ') == ARGV[13] then found = of end
+end)
+if not found then return {'N', text(now)} end
+own = found
+call('HSET', B, 'b:' .. own, text(now))
+forget()
+live(keep)
+drop()
+return {'R', text(now)}

@@ -1,0 +1,78 @@
+-- The layouts of other clients: a script is this prelude, then the rules of one layout
+-- (plain, lock, fair, ...), then one verb (acquire, renew, ...). The rules define:
+--   held()         whether the grant of own stands
+--   blocked()      nil if own may be granted now; else in how many ms that may change by
+--                  itself, -1 if that is not known
+--   grab(token)    writes the grant down, as the other clients do
+--   extend()       sets its lease anew
+--   drop()         ends it, and notifies waiters
+--   leave()        removes the queue entry of own
+--   holders(add)   calls add(own, record or '', ms left) for each holder
+--
+-- KEYS: the name's key, the key beside it, and what the rules name.
+-- ARGV: 1 request ID, 2 own: the owner as the layout writes it, 3 TTL in ms, 4 until when
+-- the request may be applied, in us, 5 the least token, 6 owner for people, 7 limit,
+-- 8 "1": notify by sharded messages too, 9 "1": take a queue entry, 10 how long an entry
+-- stands in ms, 11 the channel, 12 what keys of single holders begin with.
+--
+-- The key beside the name's is ours alone. It is a hash, and expires by itself:
+--   last     the token of the last grant
+--   h:<own>  a grant: "id token since limit owner"
+--   e:<own>  when it expires, in ms, where the layout has no such thing
+--   v:<id>   a request that was rolled back: until when it could still arrive
+--   b:<own>  a grant that an operator took away
+-- Times are the server's. A script writes this key first: a command that the server
+-- refuses is refused before the lock has changed.
+
+local call = redis.call
+local N, B = KEYS[1], KEYS[2]
+local id, own, ttl, late = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local least, owner, limit = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local channel, stem = ARGV[11], ARGV[12]
+local t = call('TIME')
+local now = t[1] * 1000000 + t[2]
+local ms = math.floor(now / 1000)
+-- keep is for how long the last token, and a request that was rolled back, are remembered.
+local keep = 10000
+
+local function text(x) return string.format('%.0f', x) end
+
+-- publish notifies. A message that is refused is like one that is lost.
+local function publish(where, message)
+  if ARGV[8] == '1' then redis.pcall('SPUBLISH', where, message) end
+  redis.pcall('PUBLISH', where, message)
+end
+
+-- live has the key beside live that long, at least.
+local live = function(time)
+  if call('PTTL', B) < time then call('PEXPIRE', B, time) end
+end
+
+local function mint()
+  return math.max(now, (tonumber(call('HGET', B, 'last') or '') or 0) + 1, least + 1)
+end
+
+-- write remembers the grant of own beside the name.
+local write = function(token)
+  call('HSET', B, 'last', text(token), 'h:' .. own, id .. ' ' .. text(token) .. ' ' .. text(now) .. ' ' .. text(limit) .. ' ' .. owner)
+  live(math.max(ttl, keep))
+end
+
+local function record(of) return call('HGET', B, 'h:' .. of) or '' end
+
+local recorded = function() return string.match(record(own), '^%S+ (%d+) ') end
+
+-- forget removes what write has written.
+local forget = function()
+  call('HDEL', B, 'h:' .. own, 'e:' .. own)
+  local left = call('HLEN', B)
+  if left > 16 then return end
+  for _, field in ipairs(call('HKEYS', B)) do
+    if string.sub(field, 1, 2) == 'h:' then return end
+  end
+  if left > 0 then call('PEXPIRE', B, keep) end
+end
+
+local held, blocked, grab, extend, drop, holders
+local leave = function() end
+local begin = function() end

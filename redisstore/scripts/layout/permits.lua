@@ -1,0 +1,52 @@
+-- Redisson's RPermitExpirableSemaphore: a string, how many permits are free, and a sorted
+-- set at KEYS[3], permit -> when it expires, in ms.
+local permits = KEYS[3]
+
+local function free(n)
+  local value = call('INCRBY', N, n)
+  if value > 0 then publish(channel, text(value)) end
+end
+
+local function expiry(of) return tonumber(call('ZSCORE', permits, of) or '') end
+
+begin = function()
+  local ended = call('ZRANGEBYSCORE', permits, 0, ms)
+  if #ended == 0 then return end
+  for _, of in ipairs(ended) do call('ZREM', permits, of) end
+  free(#ended)
+end
+
+held = function()
+  local expires = expiry(own)
+  return expires and expires > ms
+end
+
+blocked = function()
+  local value = tonumber(call('GET', N) or '')
+  if not value or value >= 1 and call('ZCARD', permits) < limit then return end
+  local first = call('ZRANGE', permits, 0, 0, 'WITHSCORES')
+  return first[2] and math.max(tonumber(first[2]) - ms, 0) or -1
+end
+
+grab = function()
+  if call('SETNX', N, limit) == 1 then publish(channel, text(limit)) end
+  call('ZADD', permits, text(ms + ttl), own)
+  call('DECRBY', N, 1)
+  local left = call('PTTL', N)
+  if left > 0 then call('PEXPIRE', permits, left) end
+end
+
+extend = function() call('ZADD', permits, text(ms + ttl), own) end
+
+drop = function()
+  call('ZREM', permits, own)
+  free(1)
+end
+
+holders = function(add)
+  local all = call('ZRANGE', permits, 0, -1, 'WITHSCORES')
+  for i = 1, #all, 2 do
+    local rest = tonumber(all[i + 1]) - ms
+    if rest > 0 then add(all[i], record(all[i]), rest) end
+  end
+end

@@ -1,0 +1,81 @@
+-- Redisson's RSemaphore: a string, how many permits are free. It has no leases: those of
+-- our holders are kept beside it, and a script of ours that finds one expired gives the
+-- permit back. So the key beside stands as long as there is one.
+local function each(f)
+  local all = call('HGETALL', B)
+  local n = 0
+  for i = 1, #all, 2 do
+    if string.sub(all[i], 1, 2) == 'e:' then
+      n = n + 1
+      if f then f(string.sub(all[i], 3), tonumber(all[i + 1])) end
+    end
+  end
+  return n
+end
+
+live = function(time)
+  if each() > 0 then
+    call('PERSIST', B)
+  elseif call('EXISTS', B) == 1 then
+    call('PEXPIRE', B, keep)
+  end
+end
+
+local function free(n)
+  local value = call('INCRBY', N, n)
+  publish(channel, text(value))
+end
+
+local remember = write
+write = function(token)
+  call('HSET', B, 'e:' .. own, text(ms + ttl))
+  remember(token)
+end
+
+forget = function()
+  call('HDEL', B, 'h:' .. own, 'e:' .. own)
+  live()
+end
+
+begin = function()
+  local ended = {}
+  each(function(of, expires)
+    if expires <= ms then ended[#ended + 1] = of end
+  end)
+  for _, of in ipairs(ended) do call('HDEL', B, 'h:' .. of, 'e:' .. of) end
+  if #ended > 0 then
+    live()
+    -- Without its key the permits are gone with it.
+    if call('EXISTS', N) == 1 then free(#ended) end
+  end
+end
+
+held = function()
+  return (tonumber(call('HGET', B, 'e:' .. own) or '') or 0) > ms and call('EXISTS', N) == 1
+end
+
+blocked = function()
+  local value = tonumber(call('GET', N) or '')
+  local first = -1
+  local n = each(function(_, expires)
+    if first < 0 or expires - ms < first then first = math.max(expires - ms, 0) end
+  end)
+  if value and (value < 1 or n >= limit) then return first end
+end
+
+grab = function()
+  if call('SETNX', N, limit) == 1 then publish(channel, text(limit)) end
+  call('DECRBY', N, 1)
+end
+
+extend = function() call('HSET', B, 'e:' .. own, text(ms + ttl)) end
+
+drop = function()
+  if call('EXISTS', N) == 1 then free(1) end
+end
+
+holders = function(add)
+  each(function(of, expires)
+    if expires > ms then add(of, record(of), expires - ms) end
+  end)
+end

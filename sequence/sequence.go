@@ -1,0 +1,315 @@
+// Package sequence draws unique, rising ids from blocks that are reserved at a store: the
+// usual table of segments (biz_code, max_id, version) works as it stands, and so do the
+// values of every holdfast store.
+//
+//	orders, err := sequence.New(sequence.Table{DB: db, Dialect: fence.MySQL}, "order")
+//	...
+//	id, err := orders.Next(ctx)
+//
+// # What is guaranteed
+//
+// No id is drawn twice, by any number of processes, whatever crashes. The end of the last
+// reserved block is one number at the store, which only rises, and a block is used only
+// after the write that reserved it was confirmed: see package optimistic. The ids that one
+// goroutine draws rise. Those of different processes interleave in blocks: a larger id is
+// not a later one.
+//
+// There are gaps. A process that ends, or a reservation whose answer was lost, leaves the
+// rest of its blocks unused. Of a store that loses confirmed writes, as Redis can in a crash
+// or a failover, ids may be drawn twice; so may those of a database that is restored from a
+// backup.
+//
+// # Cost
+//
+// An id costs an atomic addition. When half of a block is used, the next one is reserved in
+// the background, so that no caller waits for the store unless a block is used up sooner
+// than a reservation takes. The size of the blocks adapts to the rate: see [Blocks].
+package sequence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/optimistic"
+)
+
+// MaxID is the largest id.
+const MaxID = 1 << 62
+
+// Source reserves ids. Implement it to keep sequences elsewhere.
+type Source interface {
+	// Reserve raises the end of the sequence by n, atomically and durably, and returns
+	// the new end. The ids from end-n+1 to end belong to the caller. After an error some
+	// ids may be reserved; nobody uses them.
+	Reserve(ctx context.Context, name string, n int64) (end int64, err error)
+}
+
+// The limits of blocks, unless [Blocks] sets others.
+const (
+	DefaultLeast = 16
+	DefaultMost  = 1 << 20
+)
+
+// A block that is used up sooner than shortUse makes the next one twice as large; one that
+// lasts longer than longUse makes it half as large.
+const (
+	shortUse = time.Second
+	longUse  = 8 * time.Second
+	// reserveTimeout bounds a reservation, which goes on when the caller that waits for it
+	// has gone.
+	reserveTimeout = 30 * time.Second
+)
+
+// Sequence draws ids of one name. It is safe for concurrent use and needs no Close; make one
+// for each name in a process, because each has blocks of its own.
+type Sequence struct {
+	source      Source
+	name        string
+	least, most int64
+
+	current atomic.Pointer[block]
+
+	mu    sync.Mutex
+	size  int64     // of the next block
+	since time.Time // since when current is
+	ahead *fetch    // nil: none was begun
+}
+
+// block is a reserved range, of which the ids after last are unused.
+type block struct {
+	last    atomic.Int64
+	end     int64
+	fetchAt int64 // the id with which the next block is fetched
+}
+
+// fetch is a reservation. The other fields are set when done is closed.
+type fetch struct {
+	done  chan struct{}
+	block *block
+	err   error
+}
+
+// Option is a setting of New.
+type Option func(*Sequence) error
+
+// Blocks sets the size of the first and smallest block and of the largest. A block that
+// lasts less than a second makes the next one twice as large, one that lasts more than
+// eight seconds half as large. A process that ends loses up to two blocks. Default:
+// [DefaultLeast] and [DefaultMost]; at most 1<<30.
+func Blocks(least, most int64) Option {
+	return func(s *Sequence) error {
+		if least < 1 || most < least || most > 1<<30 {
+			return fmt.Errorf("sequence: %w: blocks of %d to %d ids, want 1 <= least <= most <= %d", holdfast.ErrInvalid, least, most, 1<<30)
+		}
+		s.least, s.most = least, most
+		return nil
+	}
+}
+
+// New returns a sequence. It does no I/O. Errors wrap holdfast.ErrInvalid.
+func New(source Source, name string, o ...Option) (*Sequence, error) {
+	if source == nil {
+		return nil, fmt.Errorf("sequence: %w: the source is nil", holdfast.ErrInvalid)
+	}
+	if err := driver.CheckName(name); err != nil {
+		return nil, fmt.Errorf("sequence: %w: %w", holdfast.ErrInvalid, err)
+	}
+	s := &Sequence{source: source, name: name, least: DefaultLeast, most: DefaultMost}
+	for _, f := range o {
+		if err := f(s); err != nil {
+			return nil, err
+		}
+	}
+	s.size = s.least
+	s.current.Store(&block{})
+	return s, nil
+}
+
+// Next returns an id that no other call returns, in any process. It waits for the store only
+// when a block is used up before the next one is reserved. Errors are those of package
+// optimistic, or the context's.
+func (s *Sequence) Next(ctx context.Context) (int64, error) {
+	for {
+		b := s.current.Load()
+		if id := b.last.Add(1); id <= b.end {
+			if id == b.fetchAt {
+				s.fetchAhead()
+			}
+			return id, nil
+		}
+		if err := s.advance(ctx, b); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func (s *Sequence) fetchAhead() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ahead == nil {
+		s.begin()
+	}
+}
+
+// begin starts a reservation. The caller holds the mutex.
+func (s *Sequence) begin() {
+	f := &fetch{done: make(chan struct{})}
+	s.ahead = f
+	n := s.size
+	go func() {
+		defer close(f.done)
+		ctx, cancel := context.WithTimeout(context.Background(), reserveTimeout)
+		defer cancel()
+		f.block, f.err = reserve(ctx, s.source, s.name, n)
+	}()
+}
+
+// reserve repeats a reservation whose outcome is unknown. That leaves a gap at most.
+func reserve(ctx context.Context, source Source, name string, n int64) (*block, error) {
+	end, err := source.Reserve(ctx, name, n)
+	for range 2 {
+		if !errors.Is(err, optimistic.ErrUnknown) || ctx.Err() != nil {
+			break
+		}
+		end, err = source.Reserve(ctx, name, n)
+	}
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("sequence: %q: %w", name, err)
+	case end < n || end > MaxID:
+		// Beyond, Next could overflow.
+		return nil, fmt.Errorf("sequence: %q: %w: a block ends with %d, want %d to %d", name, holdfast.ErrInvalid, end, n, int64(MaxID))
+	}
+	b := &block{end: end, fetchAt: end - n + 1 + n/2}
+	b.last.Store(end - n)
+	return b, nil
+}
+
+// advance replaces a block that is used up.
+func (s *Sequence) advance(ctx context.Context, used *block) error {
+	s.mu.Lock()
+	if s.current.Load() != used {
+		s.mu.Unlock()
+		return nil
+	}
+	if s.ahead == nil {
+		s.begin()
+	}
+	f := s.ahead
+	s.mu.Unlock()
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		return fmt.Errorf("sequence: %q: %w", s.name, errors.Join(ctx.Err(), context.Cause(ctx)))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ahead != f {
+		return nil // another caller has done the rest
+	}
+	s.ahead = nil
+	if f.err != nil {
+		return f.err
+	}
+	now := time.Now()
+	if !s.since.IsZero() {
+		s.adapt(now.Sub(s.since))
+	}
+	s.since = now
+	s.current.Store(f.block)
+	return nil
+}
+
+// adapt sets the size of the block after the next, because that is reserved already.
+func (s *Sequence) adapt(use time.Duration) {
+	switch {
+	case use < shortUse:
+		s.size = min(2*s.size, s.most)
+	case use > longUse:
+		s.size = max(s.size/2, s.least)
+	}
+}
+
+// Values keeps sequences among the values of a store, as decimal numbers under their names.
+// Options are those of the updates.
+func Values(v optimistic.Values, o ...optimistic.Option) Source { return values{v, o} }
+
+type values struct {
+	v optimistic.Values
+	o []optimistic.Option
+}
+
+func (s values) Reserve(ctx context.Context, name string, n int64) (end int64, err error) {
+	err = optimistic.Update(ctx, s.v, name, func(_ context.Context, old []byte) ([]byte, error) {
+		var last int64
+		if len(old) > 0 {
+			if last, err = strconv.ParseInt(string(old), 10, 64); err != nil || last < 0 {
+				return nil, fmt.Errorf("%w: the value %.40q is no sequence", holdfast.ErrInvalid, old)
+			}
+		}
+		if end, err = sum(last, n); err != nil {
+			return nil, err
+		}
+		return strconv.AppendInt(nil, end, 10), nil
+	}, s.o...)
+	return end, err
+}
+
+// Table keeps sequences in a table of segments, one row each, which must exist:
+//
+//	CREATE TABLE segment_id (
+//		biz_code VARCHAR(64) PRIMARY KEY,
+//		max_id   BIGINT NOT NULL, -- the last id that was reserved
+//		version  BIGINT NOT NULL
+//	)
+//	INSERT INTO segment_id VALUES ('order', 0, 0)
+//
+// Other programs may draw from the same row, as long as they raise max_id and version in one
+// statement with a comparison of the version.
+type Table struct {
+	// DB and Dialect are required.
+	DB      optimistic.Queryer
+	Dialect fence.Dialect
+	// Name is the table's, Key, Max and Version are its columns. Default: segment_id,
+	// biz_code, max_id, version.
+	Name, Key, Max, Version string
+	// Options are those of the updates.
+	Options []optimistic.Option
+}
+
+// Reserve implements [Source].
+func (t Table) Reserve(ctx context.Context, name string, n int64) (end int64, err error) {
+	or := func(s, other string) string {
+		if s == "" {
+			return other
+		}
+		return s
+	}
+	rows := optimistic.Rows[int64]{
+		DB: t.DB, Dialect: t.Dialect, Table: or(t.Name, "segment_id"), Key: or(t.Key, "biz_code"),
+		Version: or(t.Version, "version"), Columns: []string{or(t.Max, "max_id")},
+		Fields: func(last *int64) []any { return []any{last} },
+	}
+	err = rows.Update(ctx, name, func(_ context.Context, last *int64) (err error) {
+		if end, err = sum(*last, n); err == nil {
+			*last = end
+		}
+		return err
+	}, t.Options...)
+	return end, err
+}
+
+func sum(last, n int64) (int64, error) {
+	if last > MaxID-n {
+		return 0, fmt.Errorf("%w: %d ids after %d are beyond %d", holdfast.ErrInvalid, n, last, int64(MaxID))
+	}
+	return last + n, nil
+}

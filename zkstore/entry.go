@@ -1,0 +1,374 @@
+package zkstore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+// entry is a queue entry: a node of this client that is not a grant yet.
+type entry struct {
+	ss    *session
+	r     driver.Request
+	dir   string
+	read  func(string) (node, bool) // the directory's children
+	node  node
+	path  string
+	token uint64
+	data  []byte
+	// at is the instant before the request that showed that the entry is a grant.
+	at driver.Instant
+
+	// signal has capacity one and wakes the entry. fresh, under the session's mutex, is a
+	// list that was read since, nil if the directory must be read.
+	signal chan struct{}
+	fresh  []string
+	// subscribed are the paths in the session's subs, and localPredecessors the nodes of
+	// this client that the entry waits for without a watch.
+	subscribed, localPredecessors []string
+	// handoff is set when the grant before the entry was released in this process, and
+	// vanished when the entry's own node turned out to be gone then.
+	handoff, vanished bool
+	// ahead are the holders that were not reported to the requester yet.
+	ahead []node
+}
+
+// wake wakes an entry. The caller holds the session's mutex.
+func (p *entry) wake(fresh []string) {
+	p.fresh = fresh
+	select {
+	case p.signal <- struct{}{}:
+	default:
+	}
+}
+
+// cleanupTimeout limits the cleanup of a call after its context has ended.
+const cleanupTimeout = 300 * time.Millisecond
+
+// cleanupContext returns a context for a cleanup, which does not end with the caller's.
+func (s *Store) cleanupContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
+}
+
+// enter creates the node of a request, and reads the directory in the same round trip.
+func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string, data []byte) (*entry, []string, error) {
+	prefix := dir + "/" + protected(r.ID) + mark
+	for {
+		guard, version := ss.guard()
+		mark := ss.highest()
+		base, known := ss.base()
+		create := zk.CreateSequential(prefix, data, ss.s.cfg.acl)
+		both, list := zk.Multi(zk.Check(guard, version), zk.Check(base, known.version), create), zk.Children(dir, false)
+		err := ss.zk.Do(ctx, both, list)
+		if lost, ok := errors.AsType[*zk.LostError](err); ok {
+			if ctx.Err() != nil {
+				return nil, nil, ss.abandonCreate(ctx, r, dir, data, both, create, lost)
+			}
+			c, err := ss.findCreated(ctx, r, dir, both.Conn)
+			switch {
+			case err != nil:
+				return nil, nil, err
+			case c == nil:
+				continue // it is created again
+			}
+			p, err := ss.entry(r, dir, c.path, known.token(c.czxid), data, c.at)
+			return p, c.names, err
+		}
+		switch {
+		case err != nil:
+			return nil, nil, ss.fail(err)
+		case both.Err == nil:
+			p, err := ss.entry(r, dir, create.Path, known.token(both.Zxid), data, both.Sent)
+			if err != nil {
+				return nil, nil, err
+			}
+			if list.Err != nil {
+				return p, nil, ss.s.fail(list.Err)
+			}
+			return p, list.Names, nil
+		case both.Failed == 0 && (errors.Is(both.Err, zk.ErrBadVersion) || errors.Is(both.Err, zk.ErrNoNode)):
+			err = ss.reguard(ctx, guard)
+		case both.Failed == 1 && errors.Is(both.Err, zk.ErrBadVersion):
+			err = ss.raiseBase(ctx, mark) // another client has raised it, or a restore removed it
+		case both.Failed == 2 && errors.Is(both.Err, zk.ErrNoNode):
+			err = ss.ensure(ctx, dir)
+		default:
+			err = both.Err
+		}
+		if err != nil {
+			return nil, nil, ss.fail(err)
+		}
+	}
+}
+
+// fail returns an error with a code, or errOver if the session has expired.
+func (ss *session) fail(err error) error {
+	if !ss.s.closed.Load() && ss.zk.Ended() != nil {
+		if errors.Is(ss.zk.Ended(), zk.ErrExpired) {
+			return errOver
+		}
+		return ss.s.fail(ss.zk.Ended())
+	}
+	return ss.s.fail(err)
+}
+
+// entry returns the queue entry of a node that was created, and registers it for wake-ups.
+func (ss *session) entry(r driver.Request, dir, path string, token uint64, data []byte, at driver.Instant) (*entry, error) {
+	p := &entry{ss: ss, r: r, dir: dir, path: path, token: token, data: data, at: at, signal: make(chan struct{}, 1)}
+	p.read = ss.s.recipe.reader(dir, r.Limit)
+	var ok bool
+	if p.node, ok = p.read(path[len(dir)+1:]); !ok {
+		return nil, driver.Errorf(driver.CodeUnknown, "the server made a node %q", path)
+	}
+	p.register()
+	return p, nil
+}
+
+// created is the node of a create whose answer was lost.
+type created struct {
+	path  string
+	czxid int64
+	// names are the directory's children, and at is before the request that listed them.
+	names []string
+	at    driver.Instant
+}
+
+// abandonCreate ends a request whose caller has given up before the answer to its create. It
+// waits for the answer for a moment. Without it the outcome is unknown, for Undo.
+func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error) error {
+	t := time.NewTimer(cleanupTimeout)
+	defer t.Stop()
+	answered := false
+	select {
+	case <-both.Done():
+		_, lost := both.Err.(*zk.LostError)
+		answered = !lost
+	case <-t.C:
+	}
+	switch {
+	case !answered:
+		ss.s.remember(r.ID, ss, both.Conn)
+		return ss.s.fail(lost)
+	case both.Err != nil:
+		return withdrawn(ctx)
+	}
+	p, err := ss.entry(r, dir, create.Path, ss.token(both.Zxid), data, both.Sent)
+	if err != nil {
+		return err
+	}
+	return p.withdraw(ctx, withdrawn(ctx))
+}
+
+// findCreated returns the node of a create whose connection was lost before the answer, or nil
+// if there is none and there can be none any more. It continues over further lost
+// connections. If it cannot find out, the outcome is unknown, for Undo.
+func (ss *session) findCreated(ctx context.Context, r driver.Request, dir string, conn int) (*created, error) {
+	for {
+		c, err := ss.lookForCreated(ctx, r.ID, dir, conn)
+		if err == nil {
+			return c, nil
+		}
+		if ctx.Err() == nil {
+			if ss.fail(err) == errOver {
+				return nil, errOver
+			}
+			if _, lost := errors.AsType[*zk.LostError](err); lost || errors.Is(err, zk.ErrNoNode) {
+				continue
+			}
+		}
+		ss.s.remember(r.ID, ss, conn)
+		return nil, ss.s.fail(&zk.LostError{Err: err})
+	}
+}
+
+// lookForCreated is one attempt of findCreated. ErrNoNode means that a node has just gone.
+func (ss *session) lookForCreated(ctx context.Context, id, dir string, conn int) (*created, error) {
+	found, err := ss.find(ctx, id, dir, conn)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	get, list := zk.Get(found[0], false), zk.Children(dir, false)
+	if err := ss.zk.Do(ctx, get, list); err != nil {
+		return nil, err
+	}
+	if err := cmp.Or(get.Err, list.Err); err != nil {
+		return nil, err
+	}
+	if get.Stat.EphemeralOwner != ss.zk.ID() {
+		// It belongs to an earlier session and is about to end (CURATOR-604). It is deleted,
+		// and created again.
+		_ = ss.zk.Do(ctx, zk.Delete(found[0], -1))
+		return nil, zk.ErrNoNode
+	}
+	return &created{found[0], get.Stat.Czxid, list.Names, list.Sent}, nil
+}
+
+// find returns the nodes of a request in a directory, after every request on an earlier
+// connection was executed or can no longer be.
+func (ss *session) find(ctx context.Context, id, dir string, conn int) ([]string, error) {
+	for {
+		if err := ss.fence(ctx, conn); err != nil {
+			return nil, err
+		}
+		sync, list := zk.Sync(dir), zk.Children(dir, false)
+		if err := ss.zk.Do(ctx, sync, list); err != nil {
+			return nil, err
+		}
+		if sync.Conn != conn {
+			ss.guarded.Lock()
+			fenced := ss.guarded.fenced > conn
+			ss.guarded.Unlock()
+			if !fenced {
+				continue // the connection changed between the two
+			}
+		}
+		switch {
+		case errors.Is(list.Err, zk.ErrNoNode):
+			return nil, nil
+		case list.Err != nil:
+			return nil, list.Err
+		case sync.Err != nil:
+			return nil, sync.Err
+		}
+		var found []string
+		for _, name := range list.Names {
+			if strings.HasPrefix(name, protected(id)) {
+				found = append(found, dir+"/"+name)
+			}
+		}
+		return found, nil
+	}
+}
+
+// remember records a request with an unknown outcome.
+func (s *Store) remember(id string, ss *session, conn int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.doubts[id] = doubt{ss, conn}
+}
+
+// forget removes that record.
+func (s *Store) forget(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.doubts, id)
+}
+
+// register makes an entry receive wake-ups.
+func (p *entry) register() {
+	ss := p.ss
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	all := ss.entries[p.dir]
+	if all == nil {
+		all = map[*entry]struct{}{}
+		ss.entries[p.dir] = all
+	}
+	all[p] = struct{}{}
+	if !ss.ended {
+		ss.ours[p.path] = nil
+	}
+}
+
+// unregister ends that. It returns the paths whose watches no entry needs any more.
+func (p *entry) unregister() (unwatched []string) {
+	ss := p.ss
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	delete(ss.entries[p.dir], p)
+	if len(ss.entries[p.dir]) == 0 {
+		delete(ss.entries, p.dir)
+	}
+	if g, ok := ss.ours[p.path]; ok && g == nil {
+		delete(ss.ours, p.path)
+	}
+	return p.unsubscribeLocked(nil)
+}
+
+// unsubscribeLocked removes all subscriptions except those to keep.
+func (p *entry) unsubscribeLocked(keep []string) (unwatched []string) {
+	for _, path := range p.subscribed {
+		if slices.Contains(keep, path) {
+			continue
+		}
+		subs, standing := p.ss.subs[path]
+		delete(subs, p)
+		if standing && len(subs) == 0 {
+			delete(p.ss.subs, path)
+			unwatched = append(unwatched, path)
+		}
+	}
+	p.subscribed = slices.Clone(keep)
+	return unwatched
+}
+
+// unwatched is called when the removal of watches has been sent. Meanwhile another entry may
+// have sent a watch of the same path before the removal: it reads again and sets a new one.
+// So do a Break that watches the node, and maintain for a grant of this client: the server
+// has one watch per session and path.
+func (ss *session) unwatched(paths []string) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for _, path := range paths {
+		for p := range ss.subs[path] {
+			p.wake(nil)
+		}
+		for t := range ss.trees {
+			if t.path == path {
+				signal(t.ch)
+			}
+		}
+		if g := ss.ours[path]; g != nil {
+			g.watched = 0
+			ss.wakeMaintain()
+		}
+	}
+}
+
+// withdraw removes an entry and returns why, if the server confirms that. It has a timeout of
+// its own, since the caller's context may have ended.
+func (p *entry) withdraw(ctx context.Context, why error) error {
+	ss := p.ss
+	unwatched := p.unregister()
+	del := zk.Delete(p.path, -1)
+	calls := []*zk.Call{del}
+	for _, path := range unwatched {
+		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
+	}
+	cleanup, cancel := ss.s.cleanupContext(ctx)
+	defer cancel()
+	defer ss.gone(p.dir, p.path, nil)
+	defer ss.unwatched(unwatched)
+	if err := ss.zk.Do(cleanup, calls...); err != nil {
+		if ss.s.closed.Load() {
+			return errClosed()
+		}
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}
+	}
+	if del.Err != nil && !errors.Is(del.Err, zk.ErrNoNode) {
+		return &driver.Error{Code: driver.CodeUnknown, Err: del.Err}
+	}
+	return why
+}
+
+// gone wakes the entries of this client that wait for one of its own nodes which is gone. fresh
+// is a list that was read since, or nil.
+func (ss *session) gone(dir, path string, fresh []string) {
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	ss.goneLocked(dir, path, fresh)
+}
+
+func (ss *session) goneLocked(dir, path string, fresh []string) {
+	for p := range ss.entries[dir] {
+		if slices.Contains(p.localPredecessors, path) {
+			p.wake(fresh)
+		}
+	}
+}

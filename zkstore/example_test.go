@@ -1,0 +1,33 @@
+package zkstore_test
+
+import (
+	"context"
+	"log"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// Curator's InterProcessReadWriteLock below /locks excludes these locks, and they it.
+func ExampleOpen() {
+	ctx := context.Background()
+	store, err := zkstore.Open(ctx, "zk://zk1,zk2,zk3/locks")
+	if err != nil {
+		log.Fatal(err)
+	}
+	locker, err := holdfast.New(store)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Close releases what is held, and closes the store.
+	defer func() { _ = locker.Close(ctx) }()
+
+	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {
+		// ctx ends when the lock is lost. The resource compares the token.
+		log.Print("billing with token ", holdfast.Token(ctx, "order/4711"))
+		return nil
+	})
+	if err != nil {
+		log.Print(err)
+	}
+}

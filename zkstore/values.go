@@ -1,0 +1,127 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+var _ driver.Values = (*Store)(nil)
+
+// A value is a node ROOT/@%values/NAMESPACE/KEY, where both are escaped and an x is put
+// before the namespace, which may be empty. Its version is the node's creation and the
+// number of its changes.
+func (s *Store) valueDir() string {
+	return s.cfg.chroot + "/" + namespaceMark + "%values/" + escape("x"+s.cfg.namespace)
+}
+
+// Get implements driver.Values.
+func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
+	if err := s.readyForValue(ctx, key, nil); err != nil {
+		return nil, "", err
+	}
+	path := s.valueDir() + "/" + escape(key)
+	// A server may be behind: after the sync it has every write that was confirmed.
+	if err := s.valueCall(ctx, zk.Sync(path)); err != nil {
+		return nil, "", err
+	}
+	c := zk.Get(path, false)
+	if err := s.valueCall(ctx, c); err != nil || errors.Is(c.Err, zk.ErrNoNode) {
+		return nil, "", err
+	}
+	return c.Data, valueVersion(c.Stat.Czxid, c.Stat.Version), nil
+}
+
+// Put implements driver.Values. It is one round trip for a key that was written before.
+func (s *Store) Put(ctx context.Context, key string, data []byte, version string) (string, error) {
+	if err := s.readyForValue(ctx, key, data); err != nil {
+		return "", err
+	}
+	path := s.valueDir() + "/" + escape(key)
+	if version == "" {
+		return s.createValue(ctx, path, key, data)
+	}
+	created, changes, _ := strings.Cut(version, "-")
+	czxid, err1 := strconv.ParseInt(created, 10, 64)
+	n, err2 := strconv.ParseInt(changes, 10, 32)
+	if err1 != nil || err2 != nil || n < 0 { // -1 would fit every version
+		return "", driver.Conflict(key)
+	}
+	c := zk.Set(path, data, int32(n))
+	switch err := s.send(ctx, c); {
+	case err != nil:
+		return "", s.fail(err)
+	case errors.Is(c.Err, zk.ErrBadVersion), errors.Is(c.Err, zk.ErrNoNode):
+		return "", driver.Conflict(key)
+	case c.Err != nil:
+		return "", s.fail(c.Err)
+	}
+	return valueVersion(czxid, c.Stat.Version), nil
+}
+
+func (s *Store) createValue(ctx context.Context, path, key string, data []byte) (string, error) {
+	for made := false; ; made = true {
+		c := zk.Create(path, data, s.cfg.acl)
+		switch err := s.send(ctx, c); {
+		case err != nil:
+			return "", s.fail(err)
+		case errors.Is(c.Err, zk.ErrNodeExists):
+			return "", driver.Conflict(key)
+		case errors.Is(c.Err, zk.ErrNoNode) && !made:
+			if err := s.makeDirs(ctx, s.valueDir()); err != nil {
+				return "", err
+			}
+		case c.Err != nil:
+			return "", s.fail(c.Err)
+		default:
+			return valueVersion(c.Stat.Czxid, 0), nil
+		}
+	}
+}
+
+func valueVersion(czxid int64, changes int32) string {
+	return strconv.FormatInt(czxid, 10) + "-" + strconv.Itoa(int(changes))
+}
+
+func (s *Store) readyForValue(ctx context.Context, key string, data []byte) error {
+	if err := driver.CheckValue(key, data); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}
+	}
+	if s.closed.Load() {
+		return errClosed()
+	}
+	return nil
+}
+
+// valueCall sends a call on the session of guarded writes, and returns its error, unless
+// the server answered that there is, or is not, such a node.
+func (s *Store) valueCall(ctx context.Context, c *zk.Call) error {
+	if err := s.send(ctx, c); err != nil {
+		return s.fail(err)
+	}
+	if errors.Is(c.Err, zk.ErrNoNode) || errors.Is(c.Err, zk.ErrNodeExists) {
+		return nil
+	}
+	return s.fail(c.Err)
+}
+
+// makeDirs makes a directory and those above it. Above there may be nodes that this
+// user may not make, but that exist: only the last decides.
+func (s *Store) makeDirs(ctx context.Context, dir string) error {
+	for i := 1; i <= len(dir); i++ {
+		if i < len(dir) && dir[i] != '/' {
+			continue
+		}
+		if err := s.valueCall(ctx, zk.CreateContainer(dir[:i], s.cfg.acl)); err != nil && i == len(dir) {
+			return err
+		}
+	}
+	return nil
+}
