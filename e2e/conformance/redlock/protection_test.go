@@ -117,7 +117,7 @@ func TestNewFleetWaits(t *testing.T) {
 	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
 	s := f.open(t)
 	_, err := s.Acquire(t.Context(), request("early", time.Minute))
-	if code := s.Classify(err); code != driver.Unavailable && code != driver.Unknown {
+	if code := s.Classify(err); code != driver.CodeUnavailable && code != driver.CodeUnknown {
 		t.Errorf("a request to new servers: %v, want unavailable", err)
 	}
 	for i := range f.all {
@@ -207,7 +207,7 @@ func TestHeldLockIsHealed(t *testing.T) {
 	}
 	until(t, "the lock is on the server that returned", func() bool {
 		r := s.Renew(t.Context(), []driver.Grant{g})[0]
-		if driver.CodeOf(r.Err) == driver.NotHeld { // the machine stood still for too long
+		if driver.CodeOf(r.Err) == driver.CodeNotHeld { // the machine stood still for too long
 			g = must(t, s, name, 2*time.Second)
 		}
 		return f.do(0, "EXISTS", "holdfast:redlock:l::"+name) == int64(1)

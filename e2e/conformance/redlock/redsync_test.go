@@ -34,7 +34,7 @@ func TestSharedWithRedsync(t *testing.T) {
 		s := f.open(t)
 		m := peer("one")
 		until(t, "redsync has the lock", func() bool { return m.TryLock() == nil })
-		if _, err := acquire(t, s, "one", time.Minute); s.Classify(err) != driver.Busy {
+		if _, err := acquire(t, s, "one", time.Minute); s.Classify(err) != driver.CodeBusy {
 			t.Errorf("beside redsync: %v, want busy", err)
 		}
 		if ok, err := m.Unlock(); !ok {
