@@ -62,10 +62,10 @@ func TestForgottenVote(t *testing.T) {
 		second := must(t, b, name, time.Minute)
 		// Both hold the name. The guard at the resource refuses the first.
 		var g fence.Memory
-		if err := g.Do(t.Context(), "resource", second.Token, func(context.Context) error { return nil }); err != nil {
+		if err := g.Write(t.Context(), "resource", second.Token, func(context.Context) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
-		if err := g.Do(t.Context(), "resource", first.Token, func(context.Context) error { return nil }); !errors.Is(err, fence.ErrStale) {
+		if err := g.Write(t.Context(), "resource", first.Token, func(context.Context) error { return nil }); !errors.Is(err, fence.ErrStale) {
 			t.Errorf("the guard has seen token %d, and answers %v to token %d", second.Token, err, first.Token)
 		}
 	})
