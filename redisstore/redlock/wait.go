@@ -119,7 +119,7 @@ func (c *candidate) gather(ctx context.Context, w *waiter) {
 func (c *candidate) leave(ctx context.Context, entry string) bool {
 	return c.s.onAll(ctx, leaveBound, func(n *node) (reply, error) {
 		key := c.s.prefix() + c.r.Name
-		return n.eval(leaveBound, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, []string{c.r.ID + ".", "0", "0", entry, "1"})
+		return n.eval(leaveBound, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, c.s.endArgs(c.r.ID+".", "0", "0", entry, true))
 	}) == nil
 }
 
