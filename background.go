@@ -154,7 +154,7 @@ func (l *Locker) undoLater(x *lease) {
 	h := x.holder
 	l.doLater(&task{
 		run: func(ctx context.Context) error {
-			err := l.store.Undo(ctx, x.req)
+			err := l.store.Undo(ctx, x.req) // mutation: undo
 			if expires && time.Since(began) > expiredAfter*x.req.TTL {
 				return nil
 			}

@@ -119,7 +119,7 @@ func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 		x.holder.set, x.holder.ctx = w.set, w.ctx
 	}
 	q.asking, q.cancel, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
-	x.standing.grant = g
+	x.standing.grant = g // mutation: served
 	l.step(x, &event{kind: granted}, &o)
 	usable = x.state.phase == held
 	switch {

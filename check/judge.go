@@ -134,7 +134,7 @@ func (c *collected) takenEarly(a, b *section) *disturbance {
 		if d.from > b.granted {
 			break
 		}
-		if d.early && (d.name == "" || d.name == a.name) && a.ask <= d.to && a.end() <= d.to+late {
+		if d.early && (d.name == "" || d.name == a.name) && a.ask <= d.lastTaken() && a.end() <= d.to+late {
 			return d
 		}
 	}

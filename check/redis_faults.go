@@ -78,9 +78,10 @@ func fillMemory(all []*servers.Redis) StoreFault {
 }
 
 // evictKeys has a server that did not evict keys begin to. The policy is changed first:
-// a store has redisNotice to find out, before the server runs out of memory.
+// a store has redisNotice to find out, before the server runs out of memory. What is held by then
+// is evicted, and grants of later would be.
 func evictKeys(all []*servers.Redis) StoreFault {
-	return StoreFault{Kind: "evict-keys", Begin: func(ctx context.Context, f Fault) error {
+	return StoreFault{Kind: "evict-keys", Early: true, All: true, Takes: redisNotice, Begin: func(ctx context.Context, f Fault) error {
 		if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
 			return err
 		}

@@ -112,7 +112,7 @@ func (st *state) blocks(k key, limit int) bool {
 		return false
 	}
 	holders, least := st.census(k)
-	return holders+1 > min(least, limit) || st.awaited(k)
+	return holders+1 > min(least, limit) || st.awaited(k) // mutation: file-rule
 }
 
 // ahead returns the sessions that the waiter at index i watches: that of the waiter before it,

@@ -215,7 +215,7 @@ func (b *bucket) read() error {
 		b.header = header{last: uint64(b.store.now()), off: inlineAt, boot: b.store.boot}
 		return nil
 	}
-	if b.boot != b.store.boot {
+	if b.boot != b.store.boot { // mutation: file-boot
 		// Tokens up to the ceiling may have been granted and not written to disk. The entries are
 		// no problem: their sessions are dead.
 		b.last, b.boot = max(b.last, b.ceiling), b.store.boot

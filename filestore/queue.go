@@ -52,7 +52,7 @@ func (st *state) awaited(k key) bool {
 // find returns the index of a request, -1 if there is none.
 func (st *state) find(k key, id string) int {
 	for i := range st.entries {
-		if e := &st.entries[i]; e.id == id && e.is(k) {
+		if e := &st.entries[i]; e.id == id && e.is(k) { // mutation: file-owner
 			return i
 		}
 	}
@@ -104,7 +104,7 @@ func (st *state) settle(k key, now int64, reserve func() error) error {
 		if first && failed == nil && holders+1 <= min(least, e.limit) {
 			if failed = st.grant(e, now, reserve); failed == nil {
 				holders, least = holders+1, min(least, e.limit)
-				st.notices = append(st.notices, notice{kind: tellGrant, sid: e.sid, id: e.id, token: e.token, mark: e.mark()})
+				st.notices = append(st.notices, notice{kind: tellGrant, sid: e.sid, id: e.id, token: e.token, mark: e.mark()}) // mutation: file-wake
 				continue
 			}
 		}

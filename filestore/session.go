@@ -184,7 +184,7 @@ func (s *Store) prove(sid string) (fd int, dead bool) {
 	if err != nil {
 		return -1, err == unix.ENOENT
 	}
-	if flock(fd, unix.LOCK_SH|unix.LOCK_NB) != nil {
+	if flock(fd, unix.LOCK_SH|unix.LOCK_NB) != nil { // mutation: file-life
 		unix.Close(fd)
 		return -1, false
 	}

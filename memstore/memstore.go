@@ -192,7 +192,7 @@ func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver
 	n := sp.open(s.key(r.Name))
 	e.n = n
 	sp.expire(n)
-	if len(n.queue) == 0 && n.admits(e.limit) {
+	if len(n.queue) == 0 && n.admits(e.limit) { // mutation: memory-queue
 		sp.grant(e)
 		g := e.toGrant()
 		sp.mu.Unlock()
@@ -253,7 +253,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	sp.script.forget(r.ID)
 	if n := sp.names[s.key(r.Name)]; n != nil {
 		for _, e := range n.all() {
-			if e.id == r.ID {
+			if e.id == r.ID { // mutation: memory-undo
 				sp.drop(e)
 			}
 		}

@@ -50,7 +50,7 @@ func (n *name) admits(limit int) bool {
 	for _, e := range n.holders {
 		least = min(least, e.limit)
 	}
-	return len(n.holders) < least
+	return len(n.holders) < least // mutation: memory-rule
 }
 
 // grant makes an entry a holder.
@@ -58,7 +58,7 @@ func (sp *space) grant(e *entry) {
 	if e.limit != driver.Exclusive {
 		e.tokens = 1
 	}
-	e.token = sp.token + 1
+	e.token = sp.token + 1 // mutation: memory-token
 	sp.token += uint64(e.tokens)
 	if e.limit > driver.Exclusive && e.limit <= driver.MaxLimit {
 		e.slot = e.n.freeSlot()
@@ -81,7 +81,7 @@ func (n *name) freeSlot() int {
 // deadline.
 func (sp *space) extend(e *entry) {
 	e.sent = driver.NowInProcess()
-	e.expires = e.sent.Time().Add(e.ttl)
+	e.expires = e.sent.Time().Add(e.ttl) // mutation: memory-expiry
 	if len(e.n.queue) > 0 {
 		sp.arm(e.n)
 	}
@@ -105,7 +105,7 @@ func (sp *space) find(key string, g driver.Grant) *entry {
 	}
 	sp.expire(n)
 	for _, e := range n.holders {
-		if e.id == g.ID && e.token == g.Token {
+		if e.id == g.ID && e.token == g.Token { // mutation: memory-owner
 			return e
 		}
 	}
@@ -150,7 +150,7 @@ func (sp *space) promote(n *name) {
 		e := n.queue[0]
 		n.queue = slices.Delete(n.queue, 0, 1)
 		sp.grant(e)
-		close(e.granted)
+		close(e.granted) // mutation: memory-wake
 	}
 	if len(n.queue) > 0 {
 		sp.arm(n)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"time"
 )
 
 // Postgres is a PostgreSQL server for tests, with the superuser postgres without a password.
@@ -153,10 +154,11 @@ func (p *Postgres) URL(database, params string) string {
 	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable%s", p.Address, database, params)
 }
 
-// Restart kills the server and starts it again on its data.
+// Restart kills the server and starts it again on its data. A session that started as the server was
+// killed survives for a moment, and keeps the shared memory that the server needs.
 func (p *Postgres) Restart(ctx context.Context) error {
 	p.Kill()
-	return p.Server.Restart(ctx)
+	return within(ctx, 10*time.Second, func() error { return p.Server.Restart(ctx) })
 }
 
 // Kill ends the server and its sessions at once. A session that survived would keep the shared

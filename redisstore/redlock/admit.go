@@ -48,8 +48,8 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 				ctx, cancel := context.WithTimeout(s.ctx, stateTimeout)
 				defer cancel()
 				if _, err := n.store.Guarantees(ctx); err != nil {
-					if code := driver.CodeOf(err); code != driver.Refused {
-						err = driver.Errorf(driver.Unavailable, "%s: %w", n.store, err)
+					if code := driver.CodeOf(err); code != driver.CodeRefused {
+						err = driver.Errorf(driver.CodeUnavailable, "%s: %w", n.store, err)
 					}
 					all[i].err = err
 					return

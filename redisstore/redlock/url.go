@@ -41,14 +41,14 @@ func Open(rawURL, namespace string) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		// The reasons of net/url quote what may be a password.
-		return nil, driver.Errorf(driver.Invalid, "redlock: the URL cannot be read")
+		return nil, driver.Errorf(driver.CodeInvalid, "redlock: the URL cannot be read")
 	}
 	return openParsed(u, namespace)
 }
 
 func openParsed(u *url.URL, namespace string) (*Store, error) {
 	bad := func(format string, args ...any) (*Store, error) {
-		return nil, driver.Errorf(driver.Invalid, "redlock: "+format, args...)
+		return nil, driver.Errorf(driver.CodeInvalid, "redlock: "+format, args...)
 	}
 	scheme, ok := map[string]string{"redlock": "redis", "redlocks": "rediss"}[u.Scheme]
 	switch {
@@ -118,7 +118,7 @@ func openParsed(u *url.URL, namespace string) (*Store, error) {
 	}
 	for _, host := range hosts {
 		one := url.URL{Scheme: scheme, User: u.User, Host: host, Path: u.Path, RawQuery: passed.Encode()}
-		s, err := redisstore.Open(one.String())
+		s, err := redisstore.Open(context.Background(), one.String())
 		if err != nil {
 			closeAll()
 			return nil, err

@@ -62,11 +62,11 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 			return res.grant, nil
 		case err == nil:
 			failures = 0
-		case ctx.Err() == nil && (code == driver.Unavailable || code == driver.Unknown):
+		case ctx.Err() == nil && (code == driver.CodeUnavailable || code == driver.CodeUnknown):
 			failures++
 		default:
 			if !c.leave(ctx, entry) {
-				err = driver.Errorf(driver.Unknown, "%w; the queue entry could not be removed", err)
+				err = driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be removed", err)
 			}
 			return driver.Grant{}, err
 		}
@@ -91,7 +91,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 		case <-ctx.Done():
 			err := withdrawn(ctx)
 			if !c.leave(ctx, entry) {
-				err = driver.Errorf(driver.Unknown, "%w; the queue entry could not be removed", context.Cause(ctx))
+				err = driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be removed", context.Cause(ctx))
 			}
 			return driver.Grant{}, err
 		}
@@ -154,11 +154,11 @@ func (s *Store) onAll(ctx context.Context, bound time.Duration, call func(*node)
 		case <-grace:
 			return nil
 		case <-limit.C:
-			return driver.Errorf(driver.Unknown, "%d of %d servers have answered: %w", good, len(s.nodes), errors.Join(errs...))
+			return driver.Errorf(driver.CodeUnknown, "%d of %d servers have answered: %w", good, len(s.nodes), errors.Join(errs...))
 		}
 	}
 	if good < s.quorum {
-		return driver.Errorf(driver.Unknown, "%d of %d servers have confirmed it: %w", good, len(s.nodes), errors.Join(errs...))
+		return driver.Errorf(driver.CodeUnknown, "%d of %d servers have confirmed it: %w", good, len(s.nodes), errors.Join(errs...))
 	}
 	return nil
 }
