@@ -71,3 +71,11 @@ func CheckValue(key string, data []byte) error {
 func Conflict(key string) error {
 	return Errorf(CodeConflict, "the value of %q has another version", key)
 }
+
+// Notifier is implemented by stores that the core polls, and that can shorten the time
+// between two requests: some ways in which a name becomes free notify, others do not.
+type Notifier interface {
+	// Notify calls free whenever name may have become free, until ctx ends. It returns
+	// at once. A notification may be lost, and none is a promise. free does not block.
+	Notify(ctx context.Context, name string, free func())
+}

@@ -95,9 +95,23 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return s, nil
 }
 
+// Dir returns the directory that a file URL names, and makes nothing. A URL that Open
+// would refuse is an error of code CodeInvalid.
+func Dir(rawURL string) (string, error) {
+	u, err := storeurl.Parse(rawURL, "file")
+	if err != nil {
+		return "", driver.Errorf(driver.CodeInvalid, "filestore: URL: %w", err)
+	}
+	dir, o, err := parseURL(u)
+	if err == nil {
+		_, err = configure(o)
+	}
+	return dir, err
+}
+
 func parseURL(u *url.URL) (dir string, o []Option, err error) {
 	bad := func(why error) (string, []Option, error) {
-		return "", nil, driver.Errorf(driver.CodeInvalid, "filestore: URL %s: %w", u.Redacted(), why)
+		return "", nil, driver.Errorf(driver.CodeInvalid, "filestore: URL: %w", why)
 	}
 	switch {
 	case u.User != nil || u.Host != "":

@@ -80,6 +80,7 @@ func validityNotFromTheAnswer(e *env) {
 	e.free(a, name) // connected
 	e.free(b, name)
 	for _, limit := range e.limits() {
+		name = e.name() // a store may keep a semaphore's number of permits
 		is := fmt.Sprintf("limit %d, ", limit)
 		grant := func(r driver.Request) driver.Grant {
 			e.Helper()
