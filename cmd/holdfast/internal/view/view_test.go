@@ -234,7 +234,9 @@ func TestPage(t *testing.T) {
 	t.Setenv("LC_ALL", "C.UTF-8")
 	for want, st := range map[string]driver.State{
 		"n is free\n": {Name: "n"},
-		"n is held by nobody at the moment\n\n1 waiting\n  1  pid 0 on -, exclusive, since unknown\n": {Name: "n", Waiters: states()[1].Waiters},
+		"n is held by nobody at the moment\n\n1 waiting\n  1  another client, exclusive, since unknown\n": {Name: "n", Waiters: states()[1].Waiters},
+		"d is held\n\n  another client on 10.0.0.7\n    token  5\n    mode   exclusive\n    since  unknown\n    ends   unknown\n": {Name: "d",
+			Holders: []driver.Holder{{Owner: driver.Owner{Host: "10.0.0.7"}, Token: 5, Limit: driver.Exclusive, Slot: driver.NoSlot}}},
 		"c is held\n\n  pid 7 on host (reason)\n    token  2\n    mode   exclusive\n" +
 			"    since  2026-03-01T11:58:30.000Z (1m30s)\n    ends   with its process, or when it is released\n": states()[2],
 		"\"a\\x1b]0;title\\a\" is held\n\n  pid 7 on host, web-1 (\"\\x1b[31mred http://u:xxxxx@h/\")\n    token  9223372036854775807\n    mode   limit 4\n    slot   0\n" +
