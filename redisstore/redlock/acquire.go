@@ -29,14 +29,14 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, err
 	}
 	if err := s.begin(ctx); err != nil {
-		if ctx.Err() != nil && driver.CodeOf(err) == driver.Unavailable {
-			err = &driver.Error{Code: driver.Withdrawn, Err: err}
+		if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
+			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 		}
 		return driver.Grant{}, err
 	}
 	defer s.ops.Done()
 	if err := ctx.Err(); err != nil {
-		return driver.Grant{}, &driver.Error{Code: driver.Withdrawn, Err: err}
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -55,7 +55,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		g = res.grant
 	}
 	if err != nil && !c.settle(ctx) {
-		err = driver.Errorf(driver.Unknown, "%w; votes for the request may stand", err)
+		err = driver.Errorf(driver.CodeUnknown, "%w; votes for the request may stand", err)
 	}
 	return g, err
 }
@@ -81,16 +81,16 @@ func (s *Store) check(r *driver.Request) error {
 		bad = bad || c != '-' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z')
 	}
 	if err := driver.CheckName(r.Name); err != nil || bad {
-		return driver.Errorf(driver.Invalid, "redlock: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
+		return driver.Errorf(driver.CodeInvalid, "redlock: a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
 	}
 	if r.Limit != driver.Exclusive {
-		return driver.Errorf(driver.Unsupported, "redlock: limit %d: a vote is for one holder, so locks are exclusive", r.Limit)
+		return driver.Errorf(driver.CodeUnsupported, "redlock: limit %d: a vote is for one holder, so locks are exclusive", r.Limit)
 	}
 	if r.TTL < minTTL || r.TTL > s.cfg.MaxTTL {
-		return driver.Errorf(driver.Invalid, "redlock: TTL %s: give %s to max_ttl, which is %s", r.TTL, minTTL, s.cfg.MaxTTL)
+		return driver.Errorf(driver.CodeInvalid, "redlock: TTL %s: give %s to max_ttl, which is %s", r.TTL, minTTL, s.cfg.MaxTTL)
 	}
 	if strings.HasPrefix(s.prefix()+r.Name, stateKey) && s.cfg.Redsync {
-		return driver.Errorf(driver.Invalid, "redlock: name %q: keys that begin with %s are the store's own", r.Name, stateKey)
+		return driver.Errorf(driver.CodeInvalid, "redlock: name %q: keys that begin with %s are the store's own", r.Name, stateKey)
 	}
 	return nil
 }
@@ -134,6 +134,9 @@ func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 		if time.Since(began) > splitBound {
 			return res, nil
 		}
+		if c.r.Wait {
+			c.r.From.Queued(nil) // the servers have answered
+		}
 		t := time.NewTimer(splitWait/2 + rand.N(splitWait<<min(pauses, 4)))
 		select {
 		case <-t.C:
@@ -149,7 +152,7 @@ func withdrawn(ctx context.Context) error {
 	if errors.Is(cause, errClosed) {
 		return errClosed
 	}
-	return driver.Errorf(driver.Withdrawn, "%w", cause)
+	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }
 
 // tally is where a ballot stands.
@@ -288,14 +291,14 @@ func (c *candidate) best(given int, id string, top int, topID string, asks int) 
 
 // short returns why no quorum of servers gave an answer that counts.
 func (c *candidate) short(t tally) error {
-	code := driver.Unavailable
+	code := driver.CodeUnavailable
 	for _, err := range t.errs {
-		if driver.CodeOf(err) == driver.Refused {
-			code = driver.Refused
+		if driver.CodeOf(err) == driver.CodeRefused {
+			code = driver.CodeRefused
 		}
 	}
-	if code == driver.Refused && len(t.errs) < c.s.quorum {
-		code = driver.Unavailable
+	if code == driver.CodeRefused && len(t.errs) < c.s.quorum {
+		code = driver.CodeUnavailable
 	}
 	return driver.Errorf(code, "%d of %d servers can vote, and a quorum is %d: %w", len(c.s.nodes)-len(t.errs), len(c.s.nodes), c.s.quorum, errors.Join(t.errs...))
 }
@@ -316,7 +319,7 @@ func (c *candidate) fail(ctx context.Context, b *ballot, why error) error {
 func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
 	s := b.s
 	if token >= maxToken {
-		return driver.Errorf(driver.Refused, "tokens are used up")
+		return driver.Errorf(driver.CodeRefused, "tokens are used up")
 	}
 	b.mu.Lock()
 	b.token = token

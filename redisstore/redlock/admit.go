@@ -33,7 +33,7 @@ func (f *state) overdue(now int64) bool {
 }
 
 // stateTimeout bounds one question to a server about its state.
-const stateTimeout = 2 * time.Second
+const stateTimeout = 5 * time.Second
 
 // states asks servers for their states, all at once. With check it also looks at their
 // settings.
@@ -48,8 +48,8 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 				ctx, cancel := context.WithTimeout(s.ctx, stateTimeout)
 				defer cancel()
 				if _, err := n.store.Guarantees(ctx); err != nil {
-					if code := driver.CodeOf(err); code != driver.Refused {
-						err = driver.Errorf(driver.Unavailable, "%s: %w", n.store, err)
+					if code := driver.CodeOf(err); code != driver.CodeRefused {
+						err = driver.Errorf(driver.CodeUnavailable, "%s: %w", n.store, err)
 					}
 					all[i].err = err
 					return

@@ -166,7 +166,7 @@ func (b *ballot) answered(n *node, r reply, err error) {
 	v := &b.votes[n.i]
 	v.state, v.err, v.last = voteNone, err, r.kind
 	if err != nil {
-		if driver.CodeOf(err) == driver.Unknown {
+		if driver.CodeOf(err) == driver.CodeUnknown {
 			v.state = voteUnsure
 		}
 	} else {
@@ -185,23 +185,23 @@ func (b *ballot) answered(n *node, r reply, err error) {
 		case r.kind == 'U':
 			n.admitSoon()
 			if v.err = n.whyWithheld(); v.err == nil {
-				v.err = driver.Errorf(driver.Unavailable, "%s: its vote is withheld: it was restarted, is new, or has lost its data", n.store)
+				v.err = driver.Errorf(driver.CodeUnavailable, "%s: its vote is withheld: it was restarted, is new, or has lost its data", n.store)
 			}
 		case r.kind == 'C':
 			if n.outOfLine() {
 				n.admitSoon()
-				v.err = driver.Errorf(driver.Unavailable, "%s: its vote is withheld: its clock disagrees with the majority's", n.store)
+				v.err = driver.Errorf(driver.CodeUnavailable, "%s: its vote is withheld: its clock disagrees with the majority's", n.store)
 			} else {
-				v.err = driver.Errorf(driver.Unavailable, "%s: the request came late", n.store)
+				v.err = driver.Errorf(driver.CodeUnavailable, "%s: the request came late", n.store)
 			}
 		case r.kind == 'V':
-			v.err = driver.Errorf(driver.Unavailable, "%s: the request was withdrawn", n.store)
+			v.err = driver.Errorf(driver.CodeUnavailable, "%s: the request was withdrawn", n.store)
 		case r.kind == 'M' && len(r.values) == 1:
-			v.err = driver.Errorf(driver.Refused, "%s: the fleet was set up with max_ttl=%sms: use the same, or delete %s on its servers", n.store, r.values[0], stateKey)
+			v.err = driver.Errorf(driver.CodeRefused, "%s: the fleet was set up with max_ttl=%sms: use the same, or delete %s on its servers", n.store, r.values[0], stateKey)
 		case r.kind == 'S' && len(r.values) == 1:
-			v.err = driver.Errorf(driver.Refused, "%s: the fleet has %s servers, not %d", n.store, r.values[0], len(b.votes))
+			v.err = driver.Errorf(driver.CodeRefused, "%s: the fleet has %s servers, not %d", n.store, r.values[0], len(b.votes))
 		default:
-			v.state, v.err = voteUnsure, driver.Errorf(driver.Unknown, "%s: the script vote answered %c %q", n.store, r.kind, r.values)
+			v.state, v.err = voteUnsure, driver.Errorf(driver.CodeUnknown, "%s: the script vote answered %c %q", n.store, r.kind, r.values)
 		}
 		b.s.tokens.see(b.bucket, v.counter)
 	}
@@ -242,13 +242,18 @@ func (b *ballot) endVote(n *node, late bool) {
 		keep = millis(b.keep)
 	}
 	v.state = voteEnding
-	args := []string{b.id + " ", void, keep, b.entry, digit(b.wake)}
+	args := b.s.endArgs(b.id+" ", void, keep, b.entry, b.wake)
 	if !b.s.task(func() {
 		b.ending(n, args)
 	}) {
 		v.state, v.err = voteUnsure, errClosed
 		b.notify()
 	}
+}
+
+// endArgs are the arguments of end.lua in a request that is sent now.
+func (s *Store) endArgs(prefix, void, keep, entry string, wake bool) []string {
+	return []string{prefix, void, keep, entry, digit(wake), text(s.now()), text(s.cfg.Skew.Microseconds())}
 }
 
 func digit(b bool) string {
@@ -266,6 +271,7 @@ func (s *Store) voiding() string { return millis(4*s.cfg.Skew + time.Second) }
 func (b *ballot) ending(n *node, args []string) {
 	lapsed := b.lapsed()
 	for failures := 0; ; failures++ {
+		args[5] = text(b.s.now())
 		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key}, args)
 		if err == nil || time.Now().After(lapsed) {
 			b.mu.Lock()
@@ -282,7 +288,7 @@ func (b *ballot) ending(n *node, args []string) {
 			}
 			return
 		}
-		if driver.CodeOf(err) == driver.Unknown {
+		if driver.CodeOf(err) == driver.CodeUnknown {
 			args[1] = b.s.voiding() // also against a request for the vote that comes late
 		}
 		t := time.NewTimer(rand.N(20*time.Millisecond<<min(failures, 5)) + 5*time.Millisecond)

@@ -35,7 +35,7 @@ func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 		return reply{}, nil
 	})
 	if err != nil {
-		return nil, driver.Errorf(driver.Unavailable, "%w", err)
+		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
 	type rival struct {
 		left  []time.Duration
@@ -87,7 +87,7 @@ func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	st := driver.State{Name: name}
 	if err := driver.CheckName(name); err != nil {
-		return st, driver.Errorf(driver.Invalid, "redlock: %w", err)
+		return st, driver.Errorf(driver.CodeInvalid, "redlock: %w", err)
 	}
 	if err := s.begin(ctx); err != nil {
 		return st, err
@@ -168,7 +168,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 		return reply{}, nil
 	})
 	if err != nil {
-		return nil, driver.Errorf(driver.Unavailable, "%w", err)
+		return nil, driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
 	var all []string
 	for len(reports) > 0 {

@@ -216,7 +216,7 @@ func (n *node) read(sc *redisstore.Script, values []string) (reply, error) {
 			return reply{values[0][0], at, values[2:]}, nil
 		}
 	}
-	return reply{}, driver.Errorf(driver.Unknown, "%s: the script %s answered %q", n.store, sc.Name, values)
+	return reply{}, driver.Errorf(driver.CodeUnknown, "%s: the script %s answered %q", n.store, sc.Name, values)
 }
 
 // staleSample is the age after which a worse measurement of a clock replaces a better one.
@@ -288,7 +288,7 @@ func (n *node) whyWithheld() error {
 		return nil
 	}
 	left := max(time.Until(n.eligible), 0).Round(time.Millisecond)
-	return driver.Errorf(driver.Unavailable, "%s: its vote is withheld, for %s more at least: %s", n.store, left, n.reason)
+	return driver.Errorf(driver.CodeUnavailable, "%s: its vote is withheld, for %s more at least: %s", n.store, left, n.reason)
 }
 
 // text is a number as the scripts take it.

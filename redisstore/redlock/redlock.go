@@ -107,7 +107,7 @@ func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 		c.Skew = DefaultSkew
 	}
 	invalid := func(format string, args ...any) (*Store, error) {
-		return nil, driver.Errorf(driver.Invalid, "redlock: "+format, args...)
+		return nil, driver.Errorf(driver.CodeInvalid, "redlock: "+format, args...)
 	}
 	if err := driver.CheckNamespace(c.Namespace); err != nil {
 		return invalid("%w", err)
@@ -154,7 +154,7 @@ func (s *Store) GoString() string { return s.where }
 // Classify returns the code that every error of this store carries.
 func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
-var errClosed = driver.Errorf(driver.IsClosed, "the store is closed")
+var errClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
 
 // enter begins a call; the caller ends it with ops.Done.
 func (s *Store) enter() error {
@@ -236,7 +236,7 @@ func (s *Store) know(ctx context.Context) error {
 	select {
 	case s.probing <- struct{}{}:
 	case <-ctx.Done():
-		return driver.Errorf(driver.Unavailable, "%w", context.Cause(ctx))
+		return driver.Errorf(driver.CodeUnavailable, "%w", context.Cause(ctx))
 	}
 	defer func() { <-s.probing }()
 	if s.known.Load() {
@@ -249,7 +249,7 @@ func (s *Store) know(ctx context.Context) error {
 		switch {
 		case f.err == nil:
 			answered++
-		case driver.CodeOf(f.err) == driver.Refused:
+		case driver.CodeOf(f.err) == driver.CodeRefused:
 			return f.err
 		default:
 			failures = append(failures, f.err)
@@ -271,7 +271,7 @@ func (s *Store) know(ctx context.Context) error {
 }
 
 func (s *Store) unavailable(format string, args ...any) error {
-	return driver.Errorf(driver.Unavailable, format, args...)
+	return driver.Errorf(driver.CodeUnavailable, format, args...)
 }
 
 // Guarantees returns what locks on this fleet promise. It asks a quorum of the servers.

@@ -12,7 +12,7 @@ import (
 )
 
 func notHeld(g *driver.Grant) error {
-	return driver.Errorf(driver.NotHeld, "redlock: %q: the grant of token %d does not stand", g.Name, g.Token)
+	return driver.Errorf(driver.CodeNotHeld, "redlock: %q: the grant of token %d does not stand", g.Name, g.Token)
 }
 
 // own returns the ballot of a grant, nil if the grant is none of this store.
@@ -71,7 +71,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		select {
 		case <-b.changed:
 		case <-ctx.Done():
-			return driver.Errorf(driver.Unknown, "redlock: %d of %d servers have confirmed the release, and a quorum is %d: %w", ended, len(s.nodes), s.quorum, context.Cause(ctx))
+			return driver.Errorf(driver.CodeUnknown, "redlock: %d of %d servers have confirmed the release, and a quorum is %d: %w", ended, len(s.nodes), s.quorum, context.Cause(ctx))
 		case <-s.life.Done():
 			return errClosed
 		}
@@ -97,7 +97,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	defer cancel()
 	key := s.prefix() + r.Name
 	return s.await(ctx, func(n *node) (reply, error) {
-		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, []string{r.ID + ".", s.voiding(), "0", r.ID + " " + s.channel, "1"})
+		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, s.endArgs(r.ID+".", s.voiding(), "0", r.ID+" "+s.channel, true))
 	})
 }
 
@@ -115,7 +115,7 @@ func (s *Store) await(ctx context.Context, call func(*node) (reply, error)) erro
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		return driver.Errorf(driver.Unknown, "redlock: %w", context.Cause(ctx))
+		return driver.Errorf(driver.CodeUnknown, "redlock: %w", context.Cause(ctx))
 	}
 }
 
@@ -146,13 +146,13 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		case err != nil:
 			out[i].Err = err
 		case b == nil:
-			out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.Gone}
+			out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.CauseGone}
 		default:
 			b.mu.Lock()
 			if b.ended && b.clean() < s.quorum {
-				out[i].Err = driver.Errorf(driver.Unknown, "redlock: %q: its release is not confirmed", grants[i].Name)
+				out[i].Err = driver.Errorf(driver.CodeUnknown, "redlock: %q: its release is not confirmed", grants[i].Name)
 			} else if !b.stillHeld() {
-				out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.Expired}
+				out[i] = driver.Renewal{Err: notHeld(&grants[i]), Cause: driver.CauseExpired}
 			} else {
 				live = append(live, i)
 				b.birth = time.Now()
@@ -198,7 +198,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	for j, i := range live {
 		if out[i].Err == nil && out[i].TTL == 0 {
 			t := &tallies[j]
-			out[i].Err = driver.Errorf(driver.Unknown, "redlock: %q: %d of %d servers have renewed it, and a quorum is %d: %w",
+			out[i].Err = driver.Errorf(driver.CodeUnknown, "redlock: %q: %d of %d servers have renewed it, and a quorum is %d: %w",
 				grants[i].Name, t.kept, len(s.nodes), s.quorum, errors.Join(append(t.errs, context.Cause(ctx))...))
 		}
 	}
@@ -237,11 +237,11 @@ func (s *Store) decide(out *driver.Renewal, g *driver.Grant, t *renewal, sent dr
 		b.expires = sent
 		*out = driver.Renewal{SentAt: sent, TTL: b.ttl}
 	case t.kept >= s.quorum:
-		*out = driver.Renewal{Err: notHeld(g), Cause: driver.Expired}
+		*out = driver.Renewal{Err: notHeld(g), Cause: driver.CauseExpired}
 	case t.gone > len(s.nodes)-s.quorum:
-		*out = driver.Renewal{Err: notHeld(g), Cause: driver.Gone}
+		*out = driver.Renewal{Err: notHeld(g), Cause: driver.CauseGone}
 		if t.taken > 0 {
-			out.Cause = driver.Taken
+			out.Cause = driver.CauseTaken
 		}
 	default:
 		return false
@@ -376,9 +376,9 @@ func (s *Store) look() bool {
 			lost := b.stillHeld() // it was not released meanwhile
 			b.lost = b.lost || lost && t.taken > 0
 			b.mu.Unlock()
-			cause := driver.Gone
+			cause := driver.CauseGone
 			if t.taken > 0 {
-				cause = driver.Taken
+				cause = driver.CauseTaken
 			}
 			if lost {
 				b.r.From.Lost(cause, nil)
@@ -401,21 +401,21 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	}
 	h := found[0]
 	if h.id == "" || h.holder.Token != token || h.holder.ID == "" {
-		return driver.Errorf(driver.NotHeld, "redlock: %q: no grant of token %d stands", name, token)
+		return driver.Errorf(driver.CodeNotHeld, "redlock: %q: no grant of token %d stands", name, token)
 	}
 	key := s.prefix() + name
 	// The holder does not ask for votes again after its TTL.
 	void := millis(h.holder.TTL + 2*s.cfg.Skew + time.Second)
 	ended := make(chan byte, len(s.nodes))
 	err = s.await(ctx, func(n *node) (reply, error) {
-		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, []string{h.id + " ", void, "0", "", "1"})
+		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, s.endArgs(h.id+" ", void, "0", "", true))
 		if err == nil {
 			ended <- r.kind
 		}
 		return r, err
 	})
 	if err == nil && strings.Count(drain(ended), "R") == 0 {
-		return driver.Errorf(driver.NotHeld, "redlock: %q: the grant of token %d has ended", name, token)
+		return driver.Errorf(driver.CodeNotHeld, "redlock: %q: the grant of token %d has ended", name, token)
 	}
 	return err
 }

@@ -34,6 +34,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	if err != nil || res.holders == nil {
 		return res.grant, err
 	}
+	c.r.From.Queued(res.holders) // the servers have answered
 	w := &waiter{woken: make(chan struct{}, len(s.nodes))}
 	s.mu.Lock()
 	s.waiters[c.r.ID] = w
@@ -62,11 +63,11 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 			return res.grant, nil
 		case err == nil:
 			failures = 0
-		case ctx.Err() == nil && (code == driver.Unavailable || code == driver.Unknown):
+		case ctx.Err() == nil && (code == driver.CodeUnavailable || code == driver.CodeUnknown):
 			failures++
 		default:
 			if !c.leave(ctx, entry) {
-				err = driver.Errorf(driver.Unknown, "%w; the queue entry could not be removed", err)
+				err = driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be removed", err)
 			}
 			return driver.Grant{}, err
 		}
@@ -91,7 +92,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 		case <-ctx.Done():
 			err := withdrawn(ctx)
 			if !c.leave(ctx, entry) {
-				err = driver.Errorf(driver.Unknown, "%w; the queue entry could not be removed", context.Cause(ctx))
+				err = driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be removed", context.Cause(ctx))
 			}
 			return driver.Grant{}, err
 		}
@@ -118,7 +119,7 @@ func (c *candidate) gather(ctx context.Context, w *waiter) {
 func (c *candidate) leave(ctx context.Context, entry string) bool {
 	return c.s.onAll(ctx, leaveBound, func(n *node) (reply, error) {
 		key := c.s.prefix() + c.r.Name
-		return n.eval(leaveBound, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, []string{c.r.ID + ".", "0", "0", entry, "1"})
+		return n.eval(leaveBound, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, c.s.endArgs(c.r.ID+".", "0", "0", entry, true))
 	}) == nil
 }
 
@@ -154,11 +155,11 @@ func (s *Store) onAll(ctx context.Context, bound time.Duration, call func(*node)
 		case <-grace:
 			return nil
 		case <-limit.C:
-			return driver.Errorf(driver.Unknown, "%d of %d servers have answered: %w", good, len(s.nodes), errors.Join(errs...))
+			return driver.Errorf(driver.CodeUnknown, "%d of %d servers have answered: %w", good, len(s.nodes), errors.Join(errs...))
 		}
 	}
 	if good < s.quorum {
-		return driver.Errorf(driver.Unknown, "%d of %d servers have confirmed it: %w", good, len(s.nodes), errors.Join(errs...))
+		return driver.Errorf(driver.CodeUnknown, "%d of %d servers have confirmed it: %w", good, len(s.nodes), errors.Join(errs...))
 	}
 	return nil
 }

@@ -131,7 +131,7 @@ func (f *fleet) make(t testing.TB, c redlock.Config) *client {
 	t.Helper()
 	out := &client{}
 	for _, p := range f.proxies {
-		s, err := redisstore.Open("redis://" + p.Address())
+		s, err := redisstore.Open(t.Context(), "redis://"+p.Address())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -264,10 +264,10 @@ func acquire(t testing.TB, s driver.Store, name string, ttl time.Duration) (driv
 	until(t, "the servers answer a request", func() bool {
 		r := request(name, ttl)
 		g, err = s.Acquire(t.Context(), r)
-		if s.Classify(err) == driver.Unknown && err != nil {
+		if s.Classify(err) == driver.CodeUnknown && err != nil {
 			undo(t, s, r)
 		}
-		return err == nil || s.Classify(err) == driver.Busy
+		return err == nil || s.Classify(err) == driver.CodeBusy
 	})
 	return g, err
 }

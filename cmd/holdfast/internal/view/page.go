@@ -50,7 +50,11 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 			fmt.Fprintf(&b, "  %*d  %s, %s, since %s\n", digits, i+1, Who(o.Owner), mode(o.Limit), when(o.Owner, now))
 		}
 	}
-	_, err := io.WriteString(w, b.String())
+	text := b.String()
+	if ASCII() {
+		text = escaped(text)
+	}
+	_, err := io.WriteString(w, text)
 	return err
 }
 
