@@ -18,7 +18,8 @@ type Inspector interface {
 
 // Breaker is implemented by stores that can take a grant away.
 type Breaker interface {
-	// Break ends the grant of name that carries the token and answers CodeNotHeld if
+	// Break ends the grant of name that has the token, be it the first of several that it
+	// has reserved or another, and answers CodeNotHeld if
 	// it does not stand. Where Guarantees.Break is BreakAsk the holder is told to
 	// end, and the grant stands until it has released; Break returns when it is
 	// gone, or with an error of code CodeBusy, which says who was asked and still
