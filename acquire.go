@@ -278,7 +278,7 @@ func (a *acquisition) accept(x *lease, g driver.Grant) (*Lock, error) {
 	}
 	var o outcome
 	l.mu.Lock()
-	x.standing.grant = g
+	x.standing.grant = g // mutation: acquired
 	if l.closed && err == nil {
 		err, first = l.closedError(a.name), nil
 	}

@@ -176,7 +176,7 @@ func newLocker(s driver.Store, c config, owned bool) *Locker {
 		queues:   map[string]*queue{}, started: time.Now(),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
-	return l
+	return l // mutation: locker
 }
 
 // Guarantees returns what the store guarantees. It may send a request to the server.

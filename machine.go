@@ -331,7 +331,7 @@ func (s *leaseState) apply(e *event, f *facts) effects {
 		switch s.phase {
 		case held:
 			s.phase, s.lost = ended, true
-			return effects{do: endAll | reportLoss | releaseLater, cause: driver.CauseClosed}
+			return effects{do: endAll | reportLoss | releaseLater, cause: driver.CauseClosed} // mutation: closed
 		case lost:
 			s.phase = ended
 			return effects{do: releaseLater}
@@ -391,7 +391,7 @@ func (s *leaseState) expire(f *facts) effects {
 		if f.age-f.slept < s.valid {
 			return s.lose(driver.CauseSlept)
 		}
-		return s.lose(driver.CauseExpired)
+		return s.lose(driver.CauseExpired) // mutation: expired
 	}
 	return effects{}
 }
@@ -497,7 +497,7 @@ func (s *leaseState) renewalAnswered(e *event, f *facts) effects {
 		return effects{}
 	}
 	if e.kind == renewed {
-		s.setValidity(e)
+		s.setValidity(e) // mutation: validity
 		// The send may be that of an earlier request: do not repeat at once.
 		s.renewAt = max(s.renewAt, f.now+s.ttl/20)
 	} else {

@@ -191,7 +191,7 @@ func (l *Locker) renewed(x *lease, a driver.Renewal) {
 		e.keep = backoff(0, x.state.ttl/20, time.Second)
 	case e.kind == renewed && x.state.alive():
 		g := x.standing.grant
-		g.SentAt, g.TTL = a.SentAt, a.TTL
+		g.SentAt, g.TTL = a.SentAt, a.TTL // mutation: renewed
 		x.standing = &standing{grant: g}
 	}
 	l.step(x, &e, &o)

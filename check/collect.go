@@ -95,6 +95,15 @@ type disturbance struct {
 	early        bool
 	rewinds      bool
 	loses        bool
+	takes        int64
+}
+
+// lastTaken is the last moment at which a grant was asked for that the fault may take away.
+func (d *disturbance) lastTaken() int64 {
+	if d.takes != 0 {
+		return d.from + d.takes
+	}
+	return d.to
 }
 
 // collected is a history sorted out.
@@ -176,7 +185,7 @@ func collect(events []Event) (*collected, error) {
 		case KindPause, KindFault:
 			kind := cmp.Or(e.Fault, string(e.K))
 			c.kinds[kind]++
-			open[kind+"\x00"+e.W+"\x00"+e.Name] = &disturbance{from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note, early: e.Early, rewinds: e.Rewinds, loses: e.Loses}
+			open[kind+"\x00"+e.W+"\x00"+e.Name] = &disturbance{from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note, early: e.Early, rewinds: e.Rewinds, loses: e.Loses, takes: e.Takes}
 		case KindResume, KindHealed:
 			kind := e.Fault
 			if e.K == KindResume {

@@ -114,7 +114,7 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 		if sf.Admit != nil && !sf.Admit(f) {
 			return nil
 		}
-		e := Event{K: KindFault, Fault: f.Kind, Early: sf.Early, Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds}
+		e := Event{K: KindFault, Fault: f.Kind, Early: sf.Early, Takes: int64(sf.Takes), Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds}
 		if sf.Detail != nil {
 			e.Note = sf.Detail(f)
 		}
@@ -180,7 +180,11 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 
 func (m *member) order(ctx context.Context, f Fault) error {
 	if m.proc != nil {
-		return m.proc.order(f)
+		err := m.proc.order(f)
+		if err != nil {
+			err = fmt.Errorf("worker %s has ended: %w: %s", m.name(), err, m.proc.output())
+		}
+		return err
 	}
 	return m.worker.inject(ctx, f)
 }
@@ -190,7 +194,7 @@ func (m *member) order(ctx context.Context, f Fault) error {
 func (c *crew) breakOne(ctx context.Context, f Fault) error {
 	s, err := c.open(ctx)
 	if err != nil {
-		return err
+		return nil // its server is being demoted just now
 	}
 	defer s.Close(context.WithoutCancel(ctx))
 	ctx, cancel := context.WithTimeout(ctx, f.For)

@@ -35,34 +35,32 @@ const (
 	etcdPrefix               = "check/"
 )
 
-// ask sends a request. A member that was restarted has forgotten its tokens: then ask logs in and
-// sends it once more.
+// ask sends a request. A member that was restarted has forgotten its tokens, and one that was restored
+// leaves a call with a newer token unanswered: then ask logs in and sends it once more.
 func (g *etcdGate) ask(ctx context.Context, path, question string, answer any) error {
 	g.mu.Lock()
 	token, administrated := g.token, g.administrated
 	g.mu.Unlock()
-	status, err := g.post(ctx, path, token, question, answer)
-	if err == nil || status == 0 || !administrated {
+	err := g.post(ctx, path, token, question, answer)
+	if err == nil || ctx.Err() != nil || !administrated {
 		return err
 	}
 	var login struct{ Token string }
-	if _, err := g.post(ctx, "/v3/auth/authenticate", "", fmt.Sprintf(`{"name":%q,"password":%q}`, etcdRoot, etcdRootSecret), &login); err != nil {
+	if err := g.post(ctx, "/v3/auth/authenticate", "", fmt.Sprintf(`{"name":%q,"password":%q}`, etcdRoot, etcdRootSecret), &login); err != nil {
 		return err
 	}
 	g.mu.Lock()
 	g.token = login.Token
 	g.mu.Unlock()
-	_, err = g.post(ctx, path, login.Token, question, answer)
-	return err
+	return g.post(ctx, path, login.Token, question, answer)
 }
 
-// post returns the status of the answer, 0 if there is none.
-func (g *etcdGate) post(ctx context.Context, path, token, question string, answer any) (int, error) {
+func (g *etcdGate) post(ctx context.Context, path, token, question string, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+g.m.Client+path, bytes.NewBufferString(question))
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if token != "" {
 		req.Header.Set("Authorization", token)
@@ -73,16 +71,16 @@ func (g *etcdGate) post(ctx context.Context, path, token, question string, answe
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer func() {
 		_, _ = io.Copy(io.Discard, resp.Body) // or the connection is not used again
 		resp.Body.Close()
 	}()
 	if resp.StatusCode != http.StatusOK {
-		return resp.StatusCode, fmt.Errorf("check: etcd answers %s to %s", resp.Status, path)
+		return fmt.Errorf("check: etcd answers %s to %s", resp.Status, path)
 	}
-	return resp.StatusCode, json.NewDecoder(resp.Body).Decode(answer)
+	return json.NewDecoder(resp.Body).Decode(answer)
 }
 
 // permit lets the user of the check do that below the prefix: READ, WRITE or READWRITE.

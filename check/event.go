@@ -106,6 +106,9 @@ type Event struct {
 	Fault string `json:"fault,omitempty"`
 	// Early: the fault takes grants away before their TTL.
 	Early bool `json:"early,omitempty"`
+	// Takes, unless 0: of the time from the fault's beginning in which the grants were asked for
+	// that it may take away.
+	Takes int64 `json:"takes,omitempty"`
 	// Rewinds: the fault brings the store back to an earlier state.
 	Rewinds bool `json:"rewinds,omitempty"`
 	// Loses: the fault loses writes that the store has acknowledged.

@@ -183,6 +183,13 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.unlock()
 			b.unlock()
 		},
+		"evicted after it was held for long": func(s *story) {
+			a := s.ask("w1", "a", 1).granted()
+			s.add(check.Event{K: check.KindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
+			s.t += 200 * ms
+			s.ask("w2", "a", 1).granted().unlock()
+			a.tell(check.KindLost, check.Event{Cause: "gone"}).unlock()
+		},
 		"a release that a failover has lost": func(s *story) {
 			a := s.ask("w1", "a", 1).granted()
 			a.unlock()
@@ -249,6 +256,13 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.t += 2000 * ms
 			a.tell(check.KindLost, check.Event{Cause: "gone"}).unlock()
 			b.unlock()
+		}},
+		{"taken away although it was asked for too late for that", check.RuleExclusion, "held by 2", func(s *story) {
+			s.add(check.Event{K: check.KindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
+			s.t += 200 * ms
+			a := s.ask("w1", "a", 1).granted()
+			s.ask("w2", "a", 1).granted().unlock()
+			a.tell(check.KindLost, check.Event{Cause: "gone"}).unlock()
 		}},
 		{"tokens of a rewound store that do not rise again", check.RuleTokens, "do not rise", func(s *story) {
 			s.ask("w1", "a", 1).grantedWith(5, s.t+1000*ms).unlock()

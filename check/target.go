@@ -38,6 +38,9 @@ type StoreFault struct {
 	// Early: it may take grants away before their TTL, within what the store's
 	// guarantees declare: those of Fault.Name, or with All those of every name.
 	Early, All bool
+	// Takes, unless 0, is for how long from the beginning of an Early fault the grants are asked
+	// for that it may take away. Those of later have to stand.
+	Takes time.Duration
 	// Rewinds: it brings the store back to an earlier state. Tokens that were granted
 	// before it are exceeded again when the declared notice has passed, and not before.
 	Rewinds bool
@@ -63,6 +66,7 @@ var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
 	"etcd":         etcdTarget(1, 20*time.Millisecond),
 	"etcd-cluster": etcdTarget(3, 60*time.Millisecond),
 
+	"redis-plain": redisLayoutTarget("plain"), "redis-redisson": redisLayoutTarget("redisson"), "redis-redisson-fair": redisLayoutTarget("redisson-fair"),
 	"redis": redisTarget, "redis-replicas": redisReplicasTarget, "redis-sentinel": redisSentinelTarget, "redis-cluster": redisClusterTarget,
 }
 

@@ -59,7 +59,7 @@ type holding struct {
 }
 
 // startTime bounds what a worker does with its store before it begins to work.
-const startTime = 8 * time.Second
+const startTime = 30 * time.Second
 
 func (c *Config) newWorker(round, index, life int, log *Log, dir string, open func(context.Context) (driver.Store, error)) *worker {
 	w := &worker{
@@ -109,6 +109,11 @@ func (w *worker) start(ctx context.Context) error {
 // those it has.
 func (w *worker) renewClient(ctx context.Context) error {
 	s, err := w.open(ctx)
+	// The server may be demoted just now, and refuse clients until another is promoted.
+	for end := time.Now().Add(startTime); err != nil && time.Now().Before(end); {
+		time.Sleep(50 * time.Millisecond)
+		s, err = w.open(ctx)
+	}
 	if err != nil {
 		return err
 	}

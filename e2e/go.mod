@@ -16,6 +16,7 @@ require (
 	google.golang.org/protobuf v1.36.12
 	github.com/bsm/redislock v0.9.4
 	github.com/go-redsync/redsync/v4 v4.18.1
+	github.com/johannesboyne/gofakes3 v1.2.0
 	github.com/holdfast-go/holdfast/redisstore v0.1.0
 	github.com/holdfast-go/holdfast/redisstore/goredis v0.1.0
 	github.com/redis/go-redis/v9 v9.23.0
@@ -51,6 +52,7 @@ require (
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
 	github.com/mattn/go-isatty v0.0.24 // indirect
 	github.com/ncruces/go-strftime v1.1.0 // indirect
+	github.com/ryszard/goskiplist v0.0.0-20150312221310-2dfbae5fcf46 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
 	golang.org/x/sync v0.24.0
 	golang.org/x/sys v0.49.0

@@ -3,6 +3,8 @@ package etcdstore
 import (
 	"context"
 	"errors"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +24,8 @@ type login struct {
 	valid  bool
 	token  string // empty where the server has authentication switched off
 	trying *loginTry
+	// checking: checkAge is under way.
+	checking bool
 }
 
 type loginTry struct {
@@ -88,6 +92,34 @@ func (l *login) drop(token string) {
 	}
 }
 
+// checkAge drops a token that is younger than the server. A token of etcd carries the number of the
+// raft entry at which it was made, and a member leaves calls with it unanswered until it has applied
+// as many. A server that was restored from an older copy may take days to get there.
+func (l *login) checkAge(token string, cc *grpc.ClientConn) {
+	made, err := strconv.ParseUint(token[strings.LastIndexByte(token, '.')+1:], 10, 64)
+	if err != nil {
+		return // a JWT, or none
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.checking || !l.valid || l.token != token {
+		return
+	}
+	l.checking = true
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
+		defer cancel()
+		var status etcdserverpb.StatusResponse
+		err := cc.Invoke(ctx, etcdserverpb.Maintenance_Status_FullMethodName, &etcdserverpb.StatusRequest{}, &status)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.checking = false
+		if err == nil && status.RaftAppliedIndex < made && l.token == token {
+			l.valid = false
+		}
+	}()
+}
+
 // refusedToken reports whether a call failed because of its token, before anything was applied.
 func refusedToken(err error) bool {
 	err = rpctypes.Error(err)
@@ -102,7 +134,7 @@ func with(ctx context.Context, token string) context.Context {
 }
 
 func (l *login) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	if method == etcdserverpb.Auth_Authenticate_FullMethodName {
+	if method == etcdserverpb.Auth_Authenticate_FullMethodName || method == etcdserverpb.Maintenance_Status_FullMethodName {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	for again := false; ; again = true {
@@ -111,6 +143,9 @@ func (l *login) unary(ctx context.Context, method string, req, reply any, cc *gr
 			return err
 		}
 		err = invoke(with(ctx, token), method, req, reply, cc, opts...)
+		if err != nil && ctx.Err() != nil {
+			l.checkAge(token, cc)
+		}
 		if !refusedToken(err) {
 			return err
 		}

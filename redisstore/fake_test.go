@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -469,5 +470,60 @@ func TestMessageWakesWaiter(t *testing.T) {
 				t.Errorf("after a %s: %v", how, err)
 			}
 		})
+	}
+}
+
+// evicting is a server whose eviction policy was changed, and which may leave a probe unanswered.
+type evicting struct {
+	multiMaster
+	mode   Mode
+	silent bool
+}
+
+func (e *evicting) Mode() Mode { return e.mode }
+
+func (e *evicting) EachPrimary(_ context.Context, each func(Node) error) error {
+	err := each(e)
+	if e.mode == Cluster && err == nil {
+		err = each(&e.fake) // a second node
+	}
+	return err
+}
+
+func (e *evicting) Command(ctx context.Context, args ...string) ([]string, error) {
+	if e.silent {
+		return nil, context.DeadlineExceeded
+	}
+	return e.multiMaster.Command(ctx, args...)
+}
+
+// TestUnansweredProbeKeepsRefusal: a server that evicts keys was refused. A probe that it leaves
+// unanswered does not permit new locks.
+func TestUnansweredProbeKeepsRefusal(t *testing.T) {
+	for _, mode := range []Mode{Standalone, Sentinel, Cluster} {
+		e := &evicting{mode: mode}
+		e.info = "redis_version:7.0.15\r\nrole:master\r\nmaxmemory_policy:noeviction\r\n"
+		s, err := New(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.safe(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		look := func() error {
+			_, _ = s.probeAll(t.Context(), micros()+1)
+			return s.safe(t.Context())
+		}
+		e.info = strings.ReplaceAll(e.info, "noeviction", "allkeys-lru")
+		if err := look(); s.Classify(err) != driver.CodeRefused {
+			t.Errorf("mode %d: a server that evicts: %v", mode, err)
+		}
+		e.silent = true
+		if err := look(); err == nil {
+			t.Errorf("mode %d: an unanswered probe permits new locks", mode)
+		}
+		if err := s.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	}
 }

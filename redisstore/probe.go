@@ -100,7 +100,7 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	if before != nil && before.at >= since {
 		return before, nil
 	}
-	f, primaries := &findings{at: micros(), replicas: -1}, 0
+	f, primaries, missed := &findings{at: micros(), replicas: -1}, 0, false
 	if before != nil {
 		f.version, f.durable = before.version, before.durable
 		if s.cfg.replicas == 0 {
@@ -109,8 +109,11 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	}
 	err := s.client.EachPrimary(ctx, func(n Node) error {
 		if before == nil || s.client.Mode() != Cluster {
-			primaries++
-			return s.probe(ctx, n, f, before == nil)
+			err := s.probe(ctx, n, f, before == nil)
+			if err == nil {
+				primaries++
+			}
+			return err
 		}
 		// A node that is silent does not make the others' locks unavailable.
 		ctx, cancel := context.WithTimeout(ctx, nodeBound)
@@ -119,7 +122,7 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 		if err == nil {
 			primaries++
 		} else if driver.CodeOf(s.explain(err)) != driver.CodeRefused {
-			err = nil
+			missed, err = true, nil
 		}
 		return err
 	})
@@ -131,6 +134,9 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	}
 	if f.policy == "" && before != nil {
 		f.policy = before.policy
+	}
+	if err == nil && missed {
+		err = before.refused // of the node, perhaps, that was not probed now
 	}
 	if err = s.explainProbe(err); err != nil {
 		if driver.CodeOf(err) != driver.CodeRefused || before == nil {

@@ -5,8 +5,8 @@ package main_test
 import (
 	"os"
 	"os/exec"
-	"slices"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"

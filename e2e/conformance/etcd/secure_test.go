@@ -94,6 +94,38 @@ func TestUsers(t *testing.T) {
 	}
 }
 
+// TestRestoredServerTakesNewLogins: a server with users is restored from an older copy. It leaves
+// requests with the newer token of a client unanswered, and the client logs in again.
+func TestRestoredServerTakesNewLogins(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	root := c.secure(t)
+	m, copied := c.members[0], filepath.Join(t.TempDir(), "copy")
+	if err := m.Backup(copied); err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		if _, err := root.Put(t.Context(), "later", ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := holdfast.Open(t.Context(), c.secured())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(context.WithoutCancel(t.Context()))
+	lock := func() bool {
+		k, err := l.Lock(t.Context(), "n", holdfast.TTL(2*time.Second), holdfast.Wait(patience))
+		return err == nil && k.Unlock() == nil
+	}
+	if !lock() {
+		t.Fatal("no lock before the restore")
+	}
+	if err := m.Restore(t.Context(), copied); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a lock after the restore", lock)
+}
+
 // TestOpenWithUserNeedsNoServer: a store is opened for a user although no server can be reached,
 // and logs in when there is one, and again when the server has forgotten its tokens.
 func TestOpenWithUserNeedsNoServer(t *testing.T) {

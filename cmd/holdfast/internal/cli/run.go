@@ -42,6 +42,10 @@ given adapts to the store's limits and to --grace; a grace that is not given ada
 to the TTL. A resource that must be safe in any case compares HOLDFAST_TOKEN, which
 is larger than that of every earlier holder.
 
+With --once KEY the command runs unless KEY is marked as done. Run marks it, while it
+holds the lock, when the command has exited with 0. The mark is a value in the store
+and stays there. A command whose key is marked is not run, and the status is 0.
+
 Environment:
   HOLDFAST_STORE       the store's URL; read, and passed on as it is
   HOLDFAST_STORE_FILE  a file that holds it
@@ -68,6 +72,8 @@ const runExample = `  holdfast run deploy -- make deploy
   holdfast run --try --busy-status 0 --min-hold 5m nightly -- ./report.sh
   # at most four at a time, each on its own GPU:
   holdfast run --limit 4 gpu -- sh -c 'CUDA_VISIBLE_DEVICES=$HOLDFAST_SLOT exec ./train'
+  # on every replica; one runs it, and none again, whatever restarts:
+  holdfast run --once "invoices-$(date +%Y-%m)" invoices -- ./send-invoices
   # give up waiting after a minute, and stop the work after an hour:
   holdfast run --wait 1m --max-hold 1h migrate -- ./migrate`
 
@@ -77,7 +83,7 @@ type runFlags struct {
 	ttl, wait, minHold, maxHold duration
 	grace                       duration
 	limit, busy                 number
-	reason                      text
+	reason, once                text
 	try, shared, verbose        bool
 }
 
@@ -99,6 +105,7 @@ func newRun(p *say.Printer) *cobra.Command {
 	}
 	f.add(cmd)
 	flags := cmd.Flags()
+	flags.Var(&f.once, "once", "do not run the command if `KEY` is marked as done, and mark it when the\ncommand has succeeded")
 	flags.Var(&f.maxHold, "max-hold", "end the command after this time: SIGTERM, and SIGKILL after the grace")
 	return cmd
 }
@@ -117,6 +124,7 @@ func newRunFlags() *runFlags {
 		limit:  number{least: 1, most: holdfast.MaxLimit},
 		busy:   number{n: exit.Busy, most: 125},
 		reason: text{check: checkReason},
+		once:   text{check: func(s string) error { return driver.CheckValue(s, nil) }},
 	}
 }
 
@@ -167,7 +175,7 @@ func (f *runFlags) options(cmd *cobra.Command, args []string, p *say.Printer) (r
 		return run.Options{}, exited(e.Status)
 	}
 	o, err := f.lock(name, storeURL, dir, command[0], p)
-	o.Command = proc.Command{Path: path, Args: command}
+	o.Command, o.Once = proc.Command{Path: path, Args: command}, f.once.s
 	return o, err
 }
 
@@ -232,6 +240,8 @@ func (f *runFlags) check() error {
 	switch {
 	case f.try && f.wait.given:
 		return errors.New("--try and --wait exclude each other: --try does not wait")
+	case f.once.given && (f.shared || f.limit.given):
+		return errors.New("--once excludes --shared and --limit: one holder at a time runs the command")
 	case f.shared && f.limit.given:
 		return errors.New("--shared and --limit exclude each other: shared has no limit")
 	case f.maxHold.given && f.minHold.d > f.maxHold.d:

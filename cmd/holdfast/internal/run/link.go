@@ -106,20 +106,20 @@ func (l *link) flush() {
 // orders are the Options on their way to the guardian. What need not be valid
 // UTF-8 goes as bytes.
 type orders struct {
-	Name, Namespace, Reason string
-	Store, Path             []byte
-	Args                    [][]byte
-	TTL, Grace              *time.Duration
-	Wait, MinHold, MaxHold  time.Duration
-	Try, Shared, Verbose    bool
-	Limit, BusyStatus       int
-	Section                 int
-	Front, FrontGroup       int
+	Name, Namespace, Reason, Once string
+	Store, Path                   []byte
+	Args                          [][]byte
+	TTL, Grace                    *time.Duration
+	Wait, MinHold, MaxHold        time.Duration
+	Try, Shared, Verbose          bool
+	Limit, BusyStatus             int
+	Section                       int
+	Front, FrontGroup             int
 }
 
 func toOrders(o Options) orders {
 	w := orders{
-		Name: o.Name, Namespace: o.Namespace, Reason: o.Reason, Store: []byte(o.Store), Path: []byte(o.Command.Path),
+		Name: o.Name, Namespace: o.Namespace, Reason: o.Reason, Once: o.Once, Store: []byte(o.Store), Path: []byte(o.Command.Path),
 		TTL: o.TTL, Wait: o.Wait, MinHold: o.MinHold, MaxHold: o.MaxHold, Grace: o.Grace,
 		Try: o.Try, Shared: o.Shared, Verbose: o.Verbose, Limit: o.Limit, BusyStatus: o.BusyStatus, Section: o.Section,
 	}
@@ -131,7 +131,7 @@ func toOrders(o Options) orders {
 
 func (w orders) options() Options {
 	o := Options{
-		Name: w.Name, Namespace: w.Namespace, Reason: w.Reason, Store: string(w.Store),
+		Name: w.Name, Namespace: w.Namespace, Reason: w.Reason, Once: w.Once, Store: string(w.Store),
 		TTL: w.TTL, Wait: w.Wait, MinHold: w.MinHold, MaxHold: w.MaxHold, Grace: w.Grace,
 		Try: w.Try, Shared: w.Shared, Verbose: w.Verbose, Limit: w.Limit, BusyStatus: w.BusyStatus, Section: w.Section,
 	}

@@ -73,6 +73,9 @@ type Options struct {
 	BusyStatus       int
 	Verbose          bool
 
+	// Once, if it is not empty, is the key that is marked when the command has
+	// succeeded. A command whose key is marked is not run.
+	Once string
 	// Section, if it is not 0, is the process during which the lock is held. There is no
 	// Command then.
 	Section int
@@ -99,12 +102,18 @@ type runner struct {
 	// linger: the store keeps a minimum hold by itself.
 	linger  bool
 	granted time.Time
+	marks   *marks // nil before the first look at the mark of --once
 }
 
 // run takes the lock, runs the command, and answers the exit status. What rest does,
 // if it is not nil, remains to be done at the store, and nobody needs to wait for it.
 func (r *runner) run() (status int, rest func()) {
+	defer r.closeMarks()
 	locker, lock, err := r.acquire()
+	if errors.Is(err, errDone) {
+		r.close(locker, closeTimeout)
+		return exit.OK, nil
+	}
 	if err == nil {
 		return r.hold(locker, lock), nil
 	}
@@ -187,6 +196,10 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 		return locker, nil, err
 	}
 	r.linger = g.Linger
+	// Nobody needs to wait for the lock of what is done.
+	if err := r.checkMark(opening); err != nil {
+		return locker, nil, err
+	}
 	w.watch(locker, g)
 	w.probe()
 	lock, err := r.take(ctx, locker, w)
@@ -296,7 +309,7 @@ func (r *runner) explain(err error) string {
 // held describes the holders.
 func held(holders []holdfast.Holder) string {
 	h := holders[0]
-	s := fmt.Sprintf("held by pid %d on %s", h.PID, h.Host)
+	s := "held by " + driver.Owner{Host: h.Host, PID: h.PID}.Client()
 	if h.Reason != "" {
 		s += " (" + h.Reason + ")"
 	}
@@ -327,7 +340,10 @@ func round(d time.Duration) string {
 func (r *runner) hold(locker *holdfast.Locker, lock *holdfast.Lock) int {
 	r.granted = time.Now()
 	status, err := r.command(lock)
-	if err != nil {
+	if err == nil {
+		status, err = r.mark(lock, status)
+	}
+	if err != nil && !errors.Is(err, errDone) {
 		r.say.Line("%v", err)
 	}
 	return r.release(locker, lock, status)
@@ -348,6 +364,12 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	}
 	if r.Section != 0 {
 		return r.section(lock)
+	}
+	if err := r.checkMark(lock.Context()); err != nil {
+		if errors.Is(err, errDone) {
+			return exit.OK, err
+		}
+		return exit.Of(err, r.BusyStatus), err
 	}
 	c := r.Command
 	c.Env = append(environment(c.Env, lock), EnvHeld+"="+r.heldBy())

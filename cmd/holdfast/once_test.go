@@ -1,0 +1,73 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// TestOnceRunsUntilItSucceeds requires that a command that fails is run again, and one that
+// has succeeded is not.
+func TestOnceRunsUntilItSucceeds(t *testing.T) {
+	w := withStore(t)
+	count := func() int {
+		data, err := os.ReadFile(w.path("runs"))
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		return strings.Count(string(data), "\n")
+	}
+	script := func(status string) string { return "echo >> " + w.path("runs") + "; exit " + status }
+	for i, step := range []struct {
+		key, status string
+		want, runs  int
+	}{
+		{"k", "3", 3, 1},
+		{"k", "0", 0, 2},
+		{"k", "0", 0, 2},
+		{"k", "3", 0, 2},
+		{"another", "0", 0, 3},
+	} {
+		r := w.run("run", "--once", step.key, "x", "--", "sh", "-c", script(step.status))
+		if r.status != step.want || count() != step.runs {
+			t.Errorf("step %d: status %d and %d runs, want %d and %d: %s", i, r.status, count(), step.want, step.runs, r.stderr)
+		}
+	}
+	r := w.run("run", "--verbose", "--once", "k", "x", "--", "false")
+	if r.status != 0 || !strings.Contains(r.stderr, "is done since") || !strings.Contains(r.stderr, "by pid") {
+		t.Errorf("status %d, %q", r.status, r.stderr)
+	}
+	// Who does not wait need not, either: it is done although the lock is held.
+	k, err := w.locker().Lock(t.Context(), "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.Unlock()
+	if r := w.run("run", "--once", "k", "--try", "x", "--", "false"); r.status != 0 {
+		t.Errorf("the lock is held: status %d, %s", r.status, r.stderr)
+	}
+	if r := w.run("run", "--once", "new", "--try", "x", "--", "true"); r.status != 75 {
+		t.Errorf("the lock is held and nothing is done: status %d, %s", r.status, r.stderr)
+	}
+}
+
+// TestOnceOfManyRunsOne requires that of several that start at once one runs the command,
+// and that the others wait for it and then do not.
+func TestOnceOfManyRunsOne(t *testing.T) {
+	w := withStore(t)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if r := w.run("run", "--once", "k", "x", "--", "sh", "-c", "echo >> "+w.path("runs")); r.status != 0 {
+				t.Errorf("status %d: %s", r.status, r.stderr)
+			}
+		})
+	}
+	all.Wait()
+	if data, err := os.ReadFile(w.path("runs")); err != nil || string(data) != "\n" {
+		t.Errorf("it ran %q, %v; want once", data, err)
+	}
+}
