@@ -82,10 +82,14 @@ short: servers
 	$(SAY) 'test: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 1 $(TIMEOUT) ./check/...
 
-# Builds the Java clients of other projects that share locks with ours in the tests.
+# Gets the clients of other projects, in Java and Python, that share locks with ours in the
+# tests.
 .PHONY: clients
 clients: servers
-	$(SAY) 'clients: build those in Java'
+	$(SAY) 'clients: install those in Python, build those in Java'
+	@set -e; for list in $(wildcard e2e/interop/*/*/requirements.txt); do dir=$$(dirname $$list); \
+		if [ ! -d $$dir/target ] || [ -n "$$(find $$list -newer $$dir/target)" ]; then \
+			echo "install: $$dir"; rm -rf $$dir/target; python3 -m pip install -q --no-compile --root-user-action=ignore --target $$dir/target -r $$list && touch $$dir/target; fi; done
 	@set -e; for pom in $(wildcard e2e/interop/*/*/pom.xml); do dir=$$(dirname $$pom); \
 		if [ ! -d $$dir/target/dependency ] || [ -n "$$(find $$pom $$dir/src -newer $$dir/target/dependency)" ]; then \
 			echo "build: $$dir"; (cd $$dir && mvn -q -B package dependency:copy-dependencies && touch target/dependency); fi; done

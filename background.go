@@ -100,7 +100,7 @@ func (r *retry) reset() { r.failures = 0 }
 type task struct {
 	run     func(context.Context) error // nil when it is done
 	failed  func(error)                 // called after each failed attempt
-	timeout time.Duration               // of one attempt
+	timeout time.Duration               // of the first attempt; it doubles with each failure
 	ttl     time.Duration
 }
 
@@ -112,11 +112,14 @@ const (
 	closeTimeout = 30 * time.Second
 	// closeLeast is for how long Close tries although its context has ended.
 	closeLeast = time.Second
+	// attemptMax is the most that a task's attempt gets, unless its first one gets more.
+	attemptMax = 5 * time.Second
 )
 
 // doLater does a task on a goroutine of its own, and repeats it until it is done.
 // A task that hangs or fails delays no other. It delays Close for a limited time:
-// after that it is counted as unsettled instead.
+// after that it is counted as unsettled instead. Nobody waits for an attempt, so each gets more
+// time than the one before: a task that needs a new connection to a busy server is done at last.
 func (l *Locker) doLater(t *task) {
 	l.background.begin()
 	go func() {
@@ -124,7 +127,8 @@ func (l *Locker) doLater(t *task) {
 		defer func() { end() }()
 		unsettled := false
 		for r := (retry{}); ; {
-			ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
+			timeout := max(t.timeout, min(t.timeout<<min(r.failures, 8), attemptMax))
+			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			err := t.run(ctx)
 			cancel()
 			if err == nil || l.store.Classify(err) == driver.CodeClosed {

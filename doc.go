@@ -6,7 +6,9 @@
 // A lock is a lease: a store grants a name to one holder, keeps the grant for a time
 // (the TTL), and the holder renews it as long as it lives. If the holder crashes, the
 // lease expires, and the store grants the name to the next waiter. Waiters are served
-// in order, and a release wakes one of them.
+// in order, and a release wakes one of them. A goroutine that unlocks hands a lock off
+// to the next waiter of its own process for a few milliseconds first, where the store
+// can give each of them a fencing token of its own; see [LocalHandoff].
 //
 // A lock is advisory: it keeps nobody from a resource that does not check it. A process
 // can be paused for longer than its lease and then go on, and no lock can prevent

@@ -59,13 +59,16 @@ func (t Tick) Context() context.Context {
 //	}
 //
 // A tick is served at most once, also by replicas that are slow, or whose clocks differ
-// by less than the distance to the next tick, and by less than an hour. A replica that is
-// later than that leaves the tick out. A tick that is not served to its end, because
-// every replica was away or the one that had begun has died, yields an error that matches
-// [ErrMissed] on one of the replicas that ran at that time. It comes one distance (or an
-// hour) and one TTL after the tick at the earliest. The death of a replica in the middle
-// of a longer run is noticed up to eight distances (or 12 hours) after the tick. Other
-// errors are about this replica alone: it could not take part in the tick of that Time.
+// by less than the distance to the next tick, and by less than an hour. A replica that
+// is later than that leaves the tick out. A tick that is not served to its end, because
+// every replica was away or the one that had begun has died, yields an error that
+// matches [ErrMissed] on one of the replicas that ran at that time, after an outage on
+// several. It comes one distance (or an hour) and one TTL after the tick at the
+// earliest. The death of a replica in the middle of a longer run is noticed up to eight
+// distances (or 12 hours) after the tick. A replica that dies just after the body has
+// ended, and before it has written that down, makes its tick a missed one as well. Other
+// errors are about this replica alone: it could not take part in the tick of that Time,
+// or in several from then on.
 //
 // This needs a store that keeps a lock on its own (Guarantees.Linger). On other stores
 // the death of a replica takes with it what it had done lately: a replica that is late
@@ -96,7 +99,7 @@ func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOp
 // store after it. If it ends early, the work did not come to its end. Each replica that
 // did not serve the tick tries to take the marker later. The one that gets it reports the
 // tick as missed, and leaves the marker in place: so a replica that has claimed the tick
-// and has not begun cannot begin any more, and nobody reports it again.
+// and has not begun cannot begin any more, and no other replica reports it again.
 //
 // The names of both repeat, because some stores keep a counter for each name for good:
 // there are slots of ticks, of even and of odd days, and no lock of a slot lasts until
@@ -207,10 +210,31 @@ func (e *every) run(yield func(Tick, error) bool) {
 			yield(Tick{}, err)
 			return
 		}
-		if next = following; !e.late(t) && !e.take(t, next, yield) {
-			return
+		next = following
+		switch {
+		case !e.late(t):
+			if !e.take(t, next, yield) {
+				return
+			}
+		case e.now().Before(t.until):
+			e.watched = append(e.watched, t)
+		default:
+			if next, err = e.pass(next); !yield(Tick{Time: t.at}, err) {
+				return
+			}
 		}
 	}
+}
+
+// pass returns the first tick that can still be served, and an error about those before
+// it: this process did not run when they were due.
+func (e *every) pass(next time.Time) (time.Time, error) {
+	passed := 1
+	for now := e.now(); !next.IsZero() && next.Before(now.Add(-maxSkew)); passed++ {
+		next = e.schedule.Next(next)
+	}
+	return next, &failure{name: e.name, store: e.l.where,
+		err: fmt.Errorf("%d ticks have passed while this process did not run, and other replicas may have served them", passed)}
 }
 
 // tick returns the tick of a time, and the time of the next one.
@@ -312,7 +336,11 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 	}
 	marker, err := e.try(t, "run")
 	// Two skews: the claim was taken up to one late, and another clock is up to one behind.
-	_ = e.leave(claim, t.at.Add(2*t.skew+t.ttl))
+	// If the store has not confirmed it, the claim may end with its TTL.
+	if left := e.leave(claim, t.at.Add(2*t.skew+t.ttl)); err == nil && left != nil {
+		_ = marker.Unlock()
+		err = left
+	}
 	if err != nil {
 		e.watched = append(e.watched, t)
 		return errors.Is(err, ErrBusy) || yield(Tick{Time: t.at}, err)

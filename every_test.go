@@ -159,6 +159,31 @@ func TestEveryReportsAnOutage(t *testing.T) {
 	})
 }
 
+// TestEveryReportsAPause: the body took much longer than the distance of ticks. The ones
+// that are too old are reported in one error, and the next ones are served.
+func TestEveryReportsAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocker(t, memstore.New())
+		ctx, cancel := context.WithTimeout(bg, 20*time.Hour)
+		defer cancel()
+		served, failed := 0, 0
+		for _, err := range l.Every(ctx, "job", holdfast.Period(10*time.Minute)) {
+			switch {
+			case errors.Is(err, holdfast.ErrMissed):
+			case err != nil:
+				failed++
+			default:
+				if served++; served == 1 {
+					time.Sleep(10 * time.Hour)
+				}
+			}
+		}
+		if failed == 0 || failed > 10 || served < 55 {
+			t.Errorf("%d served, %d errors", served, failed)
+		}
+	})
+}
+
 // fromStart is due at equal distances since the process has started.
 type fromStart time.Duration
 

@@ -15,16 +15,6 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// The examples use the memory store so that they run anywhere; a program opens
-// the store it has: holdfast.Open(ctx, "file:///var/lib/app/locks").
-func open() *holdfast.Locker {
-	locker, err := holdfast.New(memstore.New())
-	if err != nil {
-		panic(err)
-	}
-	return locker
-}
-
 func Example() {
 	ctx := context.Background()
 	locker := open()
@@ -46,6 +36,7 @@ func Example() {
 func ExampleLocker_TryDo() {
 	ctx := context.Background()
 	locker := open()
+	defer locker.Close(ctx)
 
 	nightly := func() {
 		ran, err := locker.TryDo(ctx, "nightly-report", func(context.Context) error {
@@ -55,7 +46,6 @@ func ExampleLocker_TryDo() {
 	}
 	nightly()
 	nightly()
-	_ = locker.Close(ctx)
 	// Output:
 	// true <nil>
 	// false <nil>
@@ -89,31 +79,139 @@ func ExampleLocker_Do() {
 	// Output: migrating
 }
 
-// A leader's loop: lead while the lock is held, and stand again when it was
-// lost.
-func ExampleLocker_Lock() {
+// One of many replicas leads until SIGTERM. Lead campaigns again after a loss and after
+// an outage of the store.
+func ExampleLocker_Lead() {
+	// ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	locker := open()
 	defer locker.Close(context.Background())
 
 	terms := 0
-	for ctx.Err() == nil {
-		lock, err := locker.Lock(ctx, "leader/shard-7", holdfast.TTL(10*time.Second))
-		if err != nil {
-			break // ctx has ended, or the store refuses
+	err := locker.Lead(ctx, "leader/shard-7", func(ctx context.Context) error {
+		if terms++; terms == 2 {
+			stop() // as SIGTERM does
 		}
-		lead := func(ctx context.Context) { // until ctx ends
-			terms++
-			if terms == 2 {
-				stop()
+		<-ctx.Done() // lead until ctx ends
+		return ctx.Err()
+	}, holdfast.TTL(10*time.Second), holdfast.MaxHold(50*time.Millisecond))
+	fmt.Println(terms, "terms:", errors.Is(err, context.Canceled))
+	// Output: 2 terms: true
+}
+
+// Any process can follow who leads, with the token of the term.
+func ExampleLocker_Leaders() {
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
+	defer stop()
+	locker := open()
+	defer locker.Close(context.Background())
+
+	_ = locker.Lead(ctx, "leader/shard-8", func(ctx context.Context) error {
+		for leader, err := range locker.Leaders(ctx, "leader/shard-8") {
+			if err != nil {
+				continue // the store is away: Leaders goes on
+			}
+			if leader.Token == holdfast.Token(ctx, "leader/shard-8") {
+				fmt.Println("this process leads:", leader.Self)
+				return nil // resign
 			}
 		}
-		lead(lock.Context())
-		_ = lock.Unlock()
+		return ctx.Err()
+	})
+	// Output: this process leads: true
+}
+
+// A job that runs on every replica at fixed times, and is done by one of them.
+func ExampleLocker_Every() {
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
+	defer stop()
+	locker := open()
+	defer locker.Close(context.Background())
+
+	// A cron schedule serves as well, such as that of robfig/cron's ParseStandard.
+	for tick, err := range locker.Every(ctx, "heartbeat", holdfast.Period(time.Second)) {
+		if err != nil {
+			continue // log it: a missed tick, or the store was away
+		}
+		fmt.Println("once on all replicas, with", tick.Time.Nanosecond(), "ns")
+		break
 	}
-	fmt.Println(terms, "terms")
-	// Output: 2 terms
+	// Output: once on all replicas, with 0 ns
+}
+
+// A service stops at SIGTERM: it stops waiting at once, and finishes the work that it
+// has begun, under the lock.
+func ExampleWaitContext() {
+	// ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, sigterm := context.WithCancel(context.Background())
+	defer sigterm()
+	locker := open()
+	defer locker.Close(context.Background())
+
+	err := locker.Do(context.WithoutCancel(ctx), "order/4712", func(ctx context.Context) error {
+		sigterm()
+		fmt.Println("while the order is billed:", ctx.Err())
+		return nil
+	}, holdfast.WaitContext(ctx))
+	fmt.Println(err)
+	err = locker.Do(context.WithoutCancel(ctx), "order/4713", func(context.Context) error {
+		return nil
+	}, holdfast.WaitContext(ctx))
+	fmt.Println("the next order:", errors.Is(err, context.Canceled))
+	// Output:
+	// while the order is billed: <nil>
+	// <nil>
+	// the next order: true
+}
+
+// The work ends at SIGTERM, and writes down how far it has come. The lock is held until
+// that is done.
+func ExampleDrainContext() {
+	// ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, sigterm := context.WithCancel(context.Background())
+	defer sigterm()
+	locker := open()
+	defer locker.Close(context.Background())
+
+	save := func(ctx context.Context, items int) error {
+		fmt.Println("saved after", items, "items:", ctx.Err())
+		return nil
+	}
+	err := locker.Do(ctx, "import", func(ctx context.Context) error {
+		items := 0
+		for ; ctx.Err() == nil; items++ {
+			if items == 2 {
+				sigterm()
+			}
+		}
+		return save(holdfast.DrainContext(ctx), items)
+	})
+	fmt.Println(err)
+	// Output:
+	// saved after 3 items: <nil>
+	// <nil>
+}
+
+// A handle instead of a function, and what each error asks of the caller.
+func ExampleLocker_Lock() {
+	ctx := context.Background()
+	locker := open()
+	defer locker.Close(ctx)
+
+	lock, err := locker.Lock(ctx, "invoice/7", holdfast.Wait(10*time.Second))
+	switch {
+	case errors.Is(err, context.Canceled): // the caller goes away
+	case errors.Is(err, holdfast.ErrBusy): // held all the time: try later
+	case errors.Is(err, holdfast.ErrUnavailable): // the store is away: try later, and alert
+	}
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Unlock()
+	fmt.Println("writing, with a token:", lock.Token() > 0)
+	// Output: writing, with a token: true
 }
 
 // Readers together, a writer alone.
@@ -122,16 +220,21 @@ func ExampleShared() {
 	locker := open()
 	defer locker.Close(ctx)
 
-	first, _ := locker.Lock(ctx, "catalogue", holdfast.Shared())
-	second, _ := locker.Lock(ctx, "catalogue", holdfast.Shared())
-	_, err := locker.TryLock(ctx, "catalogue")
-	fmt.Println("a writer beside readers:", errors.Is(err, holdfast.ErrBusy))
-	_, _ = first.Unlock(), second.Unlock()
-	writer, err := locker.TryLock(ctx, "catalogue")
+	err := locker.Do(ctx, "catalogue", func(context.Context) error {
+		return locker.Do(ctx, "catalogue", func(context.Context) error { // on another goroutine, say
+			ran, err := locker.TryDo(ctx, "catalogue", func(context.Context) error { return nil })
+			fmt.Println("a writer beside readers:", ran)
+			return err
+		}, holdfast.Shared())
+	}, holdfast.Shared())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = locker.Do(ctx, "catalogue", func(context.Context) error { return nil })
 	fmt.Println("a writer alone:", err)
-	_ = writer.Unlock()
 	// Output:
-	// a writer beside readers: true
+	// a writer beside readers: false
 	// a writer alone: <nil>
 }
 

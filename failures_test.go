@@ -533,6 +533,33 @@ func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 	}
 }
 
+// longRelease needs a second to release, as where a connection to a busy server has to be made.
+type longRelease struct{ driver.Store }
+
+func (s longRelease) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	select {
+	case <-time.After(time.Second):
+		return s.Store.Release(ctx, g, keep)
+	case <-ctx.Done():
+		return driver.Errorf(driver.CodeUnknown, "not in time: %w", ctx.Err())
+	}
+}
+
+// TestRetriesGetMoreTime: a release that takes longer than a request may is done in the background.
+func TestRetriesGetMoreTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l := newLocker(t, longRelease{altered{s, func(g *driver.Guarantees) { g.Lapses = false }}})
+		k := mustLock(t, l, "a", holdfast.TTL(300*time.Millisecond))
+		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
+			t.Fatalf("Unlock: %v", err)
+		}
+		if err := l.Close(bg); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // sessionRenew answers as a session store does: validity counts from the heartbeat
 // before the last one, which is more than a third of the TTL old.
 type sessionRenew struct {

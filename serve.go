@@ -78,8 +78,12 @@ func (l *Locker) ask(ctx context.Context, x *lease, cancel context.CancelCauseFu
 	return l.store.Acquire(ctx, x.req)
 }
 
-// poll repeats a request that does not wait.
+// poll repeats a request that does not wait, after a pause that a notification of the
+// store ends.
 func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
+	listening, stop := context.WithCancel(ctx)
+	defer stop()
+	var freed chan struct{}
 	for n := 0; ; n++ {
 		var b bounded
 		g, err := l.store.Acquire(l.bound(&b, ctx, false, l.requestTimeout(x.req.TTL)), x.req)
@@ -88,9 +92,21 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 			return g, err
 		}
 		x.Queued(holdersOf(err))
+		if notifier, ok := l.store.(driver.Notifier); ok && freed == nil {
+			freed = make(chan struct{}, 1)
+			notifier.Notify(listening, x.req.Name, func() {
+				select {
+				case freed <- struct{}{}:
+				default:
+				}
+			})
+		}
 		t := time.NewTimer(backoff(n, pollFirst, pollMax))
 		select {
 		case <-t.C:
+		case <-freed:
+			t.Stop()
+			n = 0
 		case <-ctx.Done():
 			t.Stop()
 			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}

@@ -558,6 +558,63 @@ func TestPolledStoreExcludes(t *testing.T) {
 	})
 }
 
+// notifying is a polled store that notifies of each release.
+type notifying struct {
+	altered
+	mu    sync.Mutex
+	frees map[context.Context]func()
+}
+
+func (s *notifying) Notify(ctx context.Context, _ string, free func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.frees[ctx] = free
+	context.AfterFunc(ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.frees, ctx)
+	})
+}
+
+func (s *notifying) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	err := s.Store.Release(ctx, g, keep)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, free := range s.frees {
+		free()
+	}
+	return err
+}
+
+// TestNotifiedPollDoesNotPause: a waiter that polls asks again at once when the store
+// notifies it, and is no longer notified when it does not wait.
+func TestNotifiedPollDoesNotPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &notifying{altered: altered{memstore.New(), func(g *driver.Guarantees) {
+			g.Wake, g.Order, g.Scope = driver.WakePoll, driver.OrderNone, driver.ScopeNetwork
+		}}, frees: map[context.Context]func(){}}
+		l := newLocker(t, s)
+		for range 20 {
+			k := mustLock(t, l, "a")
+			got := make(chan *holdfast.Lock)
+			go func() { got <- mustLock(t, l, "a") }()
+			time.Sleep(time.Minute) // its pauses have grown
+			synctest.Wait()
+			released := time.Now()
+			unlock(t, k)
+			k = <-got
+			if late := time.Since(released); late != 0 {
+				t.Fatalf("granted %s after the release that it was notified of", late)
+			}
+			unlock(t, k)
+		}
+		synctest.Wait()
+		if len(s.frees) != 0 {
+			t.Error("a waiter that was served is still notified")
+		}
+	})
+}
+
 // asked records the requests to a store.
 type asked struct {
 	driver.Store

@@ -31,7 +31,7 @@ type Config struct {
 	// round is what is kept in memory at once.
 	Duration, Round time.Duration
 	// Workers is how many processes (or, in one process, Lockers) compete, default
-	// 4, and Lanes how many goroutines each has, default 2, for Names names,
+	// 4, and Lanes how many goroutines each has, default 3, for Names names,
 	// default 3.
 	Workers, Lanes, Names int
 	// Long is how many of a hundred locks are held beyond their TTL, up to three
@@ -91,7 +91,7 @@ func (c *Config) complete() error {
 	c.anyTTL = c.TTL == 0
 	def(&c.TTL, DefaultTTL)
 	num(&c.Workers, 4)
-	num(&c.Lanes, 2)
+	num(&c.Lanes, 3)
 	num(&c.Names, 3)
 	num(&c.Long, 1)
 	if c.Seed == 0 {

@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
 )
 
 // Judge decides whether a history keeps the rules that its store declares. The
@@ -256,6 +259,7 @@ func (s *section) story() []Event {
 // judgeTrust looks for contexts that went on after trust had run out, and for
 // trust beyond what the store can have given.
 func (c *collected) judgeTrust(r *Report, h *nameHistory) {
+	grantOf := h.grantOf()
 	deadline := map[uint64]int64{}
 	for _, b := range h.bounds {
 		deadline[b.token] = max(deadline[b.token], min(b.at+b.ttl, forever))
@@ -268,12 +272,13 @@ func (c *collected) judgeTrust(r *Report, h *nameHistory) {
 				Text: fmt.Sprintf("the context of %s under token %d of %q went on %s after trust in its lease had run out",
 					s.who(), s.token, h.name, time.Duration(s.alive-s.until))})
 		}
-		if d, known := deadline[s.token]; known && s.until > d {
+		granted := grantOf(s)
+		if d, known := deadline[granted]; known && s.until > d {
 			v := Violation{Rule: RuleTrust, Name: h.name, Excerpt: s.story(),
 				Text: fmt.Sprintf("%s trusted token %d of %q %s beyond the last deadline that the store can have set: trust must run from before the request was sent",
 					s.who(), s.token, h.name, time.Duration(min(s.until, c.last+int64(time.Hour))-d))}
 			for _, b := range h.bounds {
-				if b.token == s.token && b.at+b.ttl == d {
+				if b.token == granted && b.at+b.ttl == d {
 					e := s.story()[0]
 					e.T, e.K, e.TTL = b.at, KindKept, b.ttl
 					v.Excerpt = append(v.Excerpt, e)
@@ -281,6 +286,25 @@ func (c *collected) judgeTrust(r *Report, h *nameHistory) {
 			}
 			r.add(v)
 		}
+	}
+}
+
+// grantOf returns a function that finds the first token of the grant whose holder a
+// section was: a grant that was handed off has a token for each holder.
+func (h *nameHistory) grantOf() func(*section) uint64 {
+	first := make([]*request, 0, len(h.requests))
+	for _, q := range h.requests {
+		if q.token != 0 {
+			first = append(first, q)
+		}
+	}
+	slices.SortFunc(first, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
+	return func(s *section) uint64 {
+		i := sort.Search(len(first), func(i int) bool { return first[i].token > s.token })
+		if i > 0 && s.limit == driver.Exclusive && first[i-1].worker == s.worker {
+			return first[i-1].token
+		}
+		return s.token
 	}
 }
 

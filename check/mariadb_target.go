@@ -26,7 +26,7 @@ func init() {
 // through a router: a switchover leaves their established connections where they are.
 type mariadb struct {
 	*database
-	router *servers.Router
+	router *servers.Proxy
 	rights []right
 
 	mu               sync.Mutex
@@ -133,7 +133,7 @@ func (m *mariadb) start(ctx context.Context) (err error) {
 	if m.replica, err = begin(2); err != nil {
 		return err
 	}
-	if m.router, err = servers.NewRouter(m.primary.Address); err != nil {
+	if m.router, err = servers.NewProxy(m.primary.Address); err != nil {
 		return err
 	}
 	return m.follow(ctx, m.replica, m.primary)

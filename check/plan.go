@@ -124,6 +124,12 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 			s.Names = []string{nameOf(name)}
 			kind, hold, wait := r.IntN(20), r.IntN(100), r.IntN(20)
 			other, permits := r.IntN(names), 2+r.IntN(2)
+			if kind >= 12 && !sparse(round) {
+				// The goroutines of a worker meet at one name with equal options and short
+				// holds, so that leases are handed off inside the process.
+				s.Names, s.TTL, s.Think = []string{nameOf(0)}, c.TTL, s.Think/8
+				hold = max(hold, c.Long+19)
+			}
 			switch {
 			case kind < 4 && g.Shared && (g.Mixed || name%3 == 1):
 				s.Limit = driver.Unlimited

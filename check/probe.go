@@ -195,8 +195,13 @@ func (r *requester) Queued(holders []driver.Holder) {
 	r.Requester.Queued(holders)
 }
 
-func (p *probe) Undo(ctx context.Context, r driver.Request) error {
+func (p *probe) Undo(ctx context.Context, r driver.Request) (err error) {
 	p.log.Add(Event{K: KindUndo, Name: r.Name, ID: r.ID})
+	defer func() {
+		if err != nil { // until then it was tried
+			p.log.Add(Event{K: KindUndo, Name: r.Name, ID: r.ID})
+		}
+	}()
 	if err := p.send(ctx); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ package check
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -74,21 +75,22 @@ func fillMemory(all []*servers.Redis) StoreFault {
 			return eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", value)
 		}
 	}
-	return StoreFault{Kind: "fill-memory", Begin: limit("1"), End: limit("0")}
+	return StoreFault{Kind: "fill-memory", Begin: limit("1"), End: func(ctx context.Context, _ Fault) error {
+		return setBack(ctx, all, "maxmemory", "0")
+	}}
 }
 
 // evictKeys has a server that did not evict keys begin to. The policy is changed first:
 // a store has redisNotice to find out, before the server runs out of memory. What is held by then
 // is evicted, and grants of later would be.
 func evictKeys(all []*servers.Redis) StoreFault {
-	return StoreFault{Kind: "evict-keys", Early: true, All: true, Takes: redisNotice, Begin: func(ctx context.Context, f Fault) error {
+	return StoreFault{Kind: "evict-keys", Early: true, All: true, Takes: redisNotice, Begin: func(ctx context.Context, f Fault) (err error) {
 		if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
 			return err
 		}
 		defer func() {
 			ctx := context.WithoutCancel(ctx)
-			_ = eachRunning(ctx, all, "CONFIG", "SET", "maxmemory", "0")
-			_ = eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+			err = errors.Join(err, setBack(ctx, all, "maxmemory", "0"), setBack(ctx, all, "maxmemory-policy", "noeviction"))
 		}()
 		lasts(ctx, redisNotice)
 		for range 1 + f.For/(20*time.Millisecond) {
@@ -128,6 +130,16 @@ func eachRunning(ctx context.Context, all []*servers.Redis, args ...string) erro
 		}
 	}
 	return nil
+}
+
+// setBack sets a setting of every server that runs, and tries again where a busy one does not answer.
+func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (err error) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); lasts(ctx, 50*time.Millisecond) {
+		if err = eachRunning(ctx, all, "CONFIG", "SET", setting, value); err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return err
 }
 
 // loneHolder waits for a name that one client has held for a moment, and for which nobody

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"time"
 
@@ -14,7 +15,19 @@ import (
 
 // redisTarget is one redis-server that keeps its data, behind a proxy.
 func redisTarget(ctx context.Context, dir string) (*Target, error) {
-	settings := append([]string{"--appendonly", "yes", "--appendfsync", "always"}, redisUserSettings()...)
+	return redisAlone(ctx, dir, redisUserSettings(), "")
+}
+
+// redisLayoutTarget is redisTarget with a layout of another client, which has keys and
+// channels of any name.
+func redisLayoutTarget(layout string) func(context.Context, string) (*Target, error) {
+	return func(ctx context.Context, dir string) (*Target, error) {
+		return redisAlone(ctx, dir, []string{"--user", "app", "on", ">app-secret", "~*", "&*", "+@all"}, "?layout="+layout)
+	}
+}
+
+func redisAlone(ctx context.Context, dir string, user []string, query string) (*Target, error) {
+	settings := append([]string{"--appendonly", "yes", "--appendfsync", "always"}, user...)
 	r, err := servers.StartRedis(ctx, filepath.Join(dir, "redis"), settings...)
 	if err != nil {
 		return nil, err
@@ -26,7 +39,7 @@ func redisTarget(ctx context.Context, dir string) (*Target, error) {
 	}
 	all := []*servers.Redis{r}
 	return &Target{
-		URL: "redis://" + redisUser + p.Address(),
+		URL: "redis://" + redisUser + p.Address() + query,
 		Faults: oneAtATime(append(append(proxyFaults(p), serverFaults([]*servers.Server{r.Server}, nil)...),
 			StoreFault{Kind: "restart-empty", Early: true, All: true, Begin: func(ctx context.Context, _ Fault) error { return r.RestartEmpty(ctx) }},
 			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all))),
@@ -84,17 +97,22 @@ func redisLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
 	}
 }
 
+// redisCounter is the key of a bucket's counter.
+var redisCounter = regexp.MustCompile(`^holdfast:\{[0-9a-f]{3}\}$`)
+
 func redisLeftNow(ctx context.Context, all []*servers.Redis) (left []string, err error) {
 	for _, r := range all {
 		if !isPrimary(ctx, r) {
 			continue
 		}
-		keys, err := r.Do(ctx, "KEYS", "holdfast:{???}:*")
+		keys, err := r.Do(ctx, "KEYS", "*")
 		if err != nil {
 			return nil, err
 		}
 		for _, k := range keys.([]any) {
-			left = append(left, "key "+k.(string))
+			if key := k.(string); !redisCounter.MatchString(key) {
+				left = append(left, "key "+key)
+			}
 		}
 	}
 	return left, nil

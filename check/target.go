@@ -66,6 +66,7 @@ var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
 	"etcd":         etcdTarget(1, 20*time.Millisecond),
 	"etcd-cluster": etcdTarget(3, 60*time.Millisecond),
 
+	"redis-plain": redisLayoutTarget("plain"), "redis-redisson": redisLayoutTarget("redisson"), "redis-redisson-fair": redisLayoutTarget("redisson-fair"),
 	"redis": redisTarget, "redis-replicas": redisReplicasTarget, "redis-sentinel": redisSentinelTarget, "redis-cluster": redisClusterTarget,
 }
 

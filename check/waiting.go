@@ -55,11 +55,7 @@ func (c *collected) longest() time.Duration { return c.guarantees.Fallback + 4*S
 // where nothing was being done to the store: from the last unlock to the grant
 // of a waiter.
 func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
-	byToken := map[uint64]*section{}
 	for _, s := range h.sections {
-		if s.token != 0 {
-			byToken[s.token] = s
-		}
 		if c.killed[s.worker] != 0 {
 			continue
 		}
@@ -95,6 +91,14 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 		}
 	}
 	slices.SortFunc(all, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
+	// A grant has a section for each of its holders.
+	holders := map[uint64][]*section{}
+	grantOf := h.grantOf()
+	for _, s := range h.sections {
+		if s.token != 0 {
+			holders[grantOf(s)] = append(holders[grantOf(s)], s)
+		}
+	}
 	var took []time.Duration
 	var free int64 // when the last of the earlier grants was unlocked
 	clean := true  // and whether all of them were
@@ -110,13 +114,15 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 				}
 			}
 		}
-		s := byToken[q.token]
-		if s == nil || s.unlocked == 0 || s.lost != 0 || s.err != "" {
+		had := holders[q.token]
+		if len(had) == 0 || slices.ContainsFunc(had, func(s *section) bool { return s.unlocked == 0 || s.lost != 0 || s.err != "" }) {
 			clean = false
 			continue
 		}
-		if s.unlocked >= free {
-			free, last, clean = s.unlocked, s, true
+		for _, s := range had {
+			if s.unlocked >= free {
+				free, last, clean = s.unlocked, s, true
+			}
 		}
 	}
 	return took

@@ -2,12 +2,12 @@ package driver
 
 import "time"
 
-// Clock is what trust is measured with. It never jumps with the wall clock.
+// Clock is a clock that measures validity. It never jumps with the wall clock.
 type Clock interface {
-	// Now carries a monotonic reading, as time.Now does.
+	// Now returns a time with a monotonic reading, as time.Now does.
 	Now() time.Time
-	// Slept is how long the machine has been suspended in all: what a monotonic
-	// clock leaves out.
+	// Slept returns for how long the machine was suspended in total, which a monotonic clock
+	// omits.
 	Slept() time.Duration
 }
 
@@ -18,32 +18,31 @@ type Instant struct {
 	slept time.Duration
 }
 
-// Now is this moment on the system's clock, which goes on through a suspended
-// machine. A store takes it just before it sends a request that sets a deadline
-// at a server.
+// Now returns this moment on the system's clock, which continues while the machine is
+// suspended. A store calls it just before it sends a request that sets a deadline at a
+// server.
 func Now() Instant { return NowOn(systemClock{}) }
 
-// NowInProcess is this moment on the process's own clock, which stops with a
-// suspended machine: right where the store's clock stops with it, or where
-// grants have no deadline.
+// NowInProcess returns this moment on the process's clock, which stops while the machine is
+// suspended. It is for stores whose clock stops as well, or whose grants have no deadline.
 func NowInProcess() Instant { return NowOn(processClock{}) }
 
-// NowOn is this moment on a clock of the caller's, for tests.
+// NowOn returns this moment on a clock of the caller, for tests.
 func NowOn(c Clock) Instant {
-	// Slept before Now: time that passes between the two readings counts against
-	// trust, never for it.
+	// Slept before Now: the time between the two readings then shortens the validity, and
+	// never extends it.
 	slept := c.Slept()
 	return Instant{clock: c, at: c.Now(), slept: slept}
 }
 
-// IsZero tells whether the instant was never taken.
+// IsZero reports whether the instant is unset.
 func (i Instant) IsZero() bool { return i.clock == nil }
 
-// Time is the instant as a time with a monotonic reading.
+// Time returns the instant as a time with a monotonic reading.
 func (i Instant) Time() time.Time { return i.at }
 
-// Elapsed is the time since the instant, suspended time included, and how much
-// of it the machine was suspended.
+// Elapsed returns the time since the instant, including suspended time, and for how much of
+// it the machine was suspended.
 func (i Instant) Elapsed() (total, slept time.Duration) {
 	if i.clock == nil {
 		return Forever, 0

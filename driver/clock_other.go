@@ -4,6 +4,6 @@ package driver
 
 import "time"
 
-// suspended is not known here: a suspend shorter than the wall clock shows is
-// noticed by the store's own answers only.
+// suspended is unknown on this system. The core still notices a suspend by the wall clock, and
+// by the store's answers.
 func suspended() time.Duration { return 0 }

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// suspended is how long the machine has been suspended since an arbitrary moment.
+// suspended returns for how long the machine was suspended since an arbitrary moment.
 func suspended() time.Duration { return suspensions.total() }
 
 var suspensions = newSuspensionMeter(readClocks)
@@ -18,11 +18,10 @@ var suspensions = newSuspensionMeter(readClocks)
 // suspensionMeter measures the time for which the machine was suspended: the
 // difference between a clock that runs through a suspend and one that stops.
 //
-// The two clocks cannot be read at one moment. The running clock is read first, so
-// a process that is stopped or preempted between the readings gets a difference that
-// is too small, and never one that is too large. The true difference never falls.
-// So the largest difference so far is the best estimate, and no pause of the process
-// looks like a suspend.
+// The two clocks cannot be read at one moment. The running clock is read first, so that a
+// pause of the process between the readings makes the difference too small, never too
+// large. The true difference never falls. So the largest difference so far is the best
+// estimate, and a pause of the process does not look like a suspend.
 type suspensionMeter struct {
 	read func() (running, stopping int64, ok bool)
 	most atomic.Int64
@@ -61,8 +60,8 @@ func (m *suspensionMeter) total() time.Duration {
 	return time.Duration(most)
 }
 
-// readClocks reads both clocks from the kernel, so that the difference is right also
-// where a test has replaced the time of the process.
+// readClocks reads both clocks from the kernel, also where a test has replaced the time of the
+// process.
 func readClocks() (running, stopping int64, ok bool) {
 	var r, s unix.Timespec
 	if unix.ClockGettime(runningClock, &r) != nil || unix.ClockGettime(stoppingClock, &s) != nil {

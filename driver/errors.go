@@ -5,26 +5,26 @@ import (
 	"fmt"
 )
 
-// Code says what an error means for the request that got it.
+// Code is what an error means for its request.
 type Code int
 
 const (
-	// CodeUnknown: the request may have been applied or may still be. It is the zero
-	// Code, and what CodeOf says of an error that carries none.
+	// CodeUnknown: the request may have been applied, or may still be. It is the zero Code,
+	// and the result of CodeOf for an error without a code.
 	CodeUnknown Code = iota
-	// CodeBusy: an answered no, for now. Nothing was left behind.
+	// CodeBusy: the name is held. Nothing was left behind.
 	CodeBusy
-	// CodeWithdrawn: the context of an Acquire ended before a grant, and its place, if it
-	// had one, was taken back. Nothing was left behind.
+	// CodeWithdrawn: the context of an Acquire ended before a grant, and its queue entry, if
+	// it had one, was removed. Nothing was left behind.
 	CodeWithdrawn
-	// CodeNotHeld: the grant named does not stand.
+	// CodeNotHeld: the grant does not stand.
 	CodeNotHeld
-	// CodeUnavailable: the store could not be reached; the request was certainly not
-	// applied and cannot be later. Asking again may help.
+	// CodeUnavailable: the store could not be reached. The request was certainly not applied
+	// and cannot be later. A retry may help.
 	CodeUnavailable
-	// CodeRefused: an answered no for good: missing rights, a read-only replica, a
-	// key of another type. Asking again does not help the caller, who is told. A
-	// Release or an Undo is asked again all the same: what is refused may stand.
+	// CodeRefused: the store refuses the request: missing rights, a read-only replica, a key
+	// of another type. The caller gets the error, since a retry does not help. The core
+	// still retries a Release or an Undo: what it should end may stand.
 	CodeRefused
 	// CodeUnsupported: the store or its layout cannot do this.
 	CodeUnsupported
@@ -50,8 +50,8 @@ func (c Code) String() string {
 	return codeNames[c]
 }
 
-// Error is an error that carries its code. A store whose errors are all of this
-// kind, or *BusyError, classifies with CodeOf.
+// Error is an error with a code. A store whose errors are all Errors or BusyErrors classifies
+// with CodeOf.
 type Error struct {
 	Code Code
 	Err  error
@@ -59,15 +59,15 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Err.Error() }
 
-// Unwrap returns the error that the code was put on.
+// Unwrap returns the error without its code.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errorf makes an Error as fmt.Errorf makes an error.
+// Errorf returns an Error with a formatted error.
 func Errorf(code Code, format string, args ...any) error {
 	return &Error{Code: code, Err: fmt.Errorf(format, args...)}
 }
 
-// BusyError is an answered no that tells who holds the name.
+// BusyError is the error for a name that is held, with its holders if they are known.
 type BusyError struct{ Holders []Holder }
 
 func (e *BusyError) Error() string {
@@ -77,9 +77,9 @@ func (e *BusyError) Error() string {
 	return "held by " + e.Holders[0].Client()
 }
 
-// CodeOf finds the code an error carries; CodeUnknown if none.
+// CodeOf returns the code of an error, CodeUnknown if it has none.
 func CodeOf(err error) Code {
-	// The common answers first, without the cost of a chain walk.
+	// The common cases first, without the cost of a chain walk.
 	switch e := err.(type) {
 	case *BusyError:
 		return CodeBusy

@@ -7,7 +7,7 @@ import (
 )
 
 // The values of Scope, Crash, Pause, Order, Wake, BreakKind and Visible are short words for
-// programs. Describe returns what a person reads.
+// programs. Describe returns a sentence for people.
 type (
 	// Scope is how far a store's locks reach.
 	Scope string
@@ -17,9 +17,9 @@ type (
 	Pause string
 	// Order is the order in which waiters are served.
 	Order string
-	// Wake is how a waiter learns that it is its turn.
+	// Wake is how a waiter is notified.
 	Wake string
-	// BreakKind is how a grant can be taken away.
+	// BreakKind is how an operator can break a grant.
 	BreakKind string
 	// Visible is what an inspection shows.
 	Visible string
@@ -36,9 +36,9 @@ const (
 const (
 	// CrashFreesAtOnce: the kernel or the server notices the end of the process.
 	CrashFreesAtOnce Crash = "at-once"
-	// CrashFreesAfterTTL: the lease runs out.
+	// CrashFreesAfterTTL: the lease expires.
 	CrashFreesAfterTTL Crash = "after-ttl"
-	// CrashFreesSpace: the store dies with the process.
+	// CrashFreesSpace: the store ends with the process.
 	CrashFreesSpace Crash = "with-process"
 )
 
@@ -63,9 +63,9 @@ const (
 // The kinds of breaking.
 const (
 	BreakNone BreakKind = "none"
-	// BreakAsk: the store asks the holder to end. The grant stands until it does.
+	// BreakAsk: the store requests the holder to end. The grant stands until it does.
 	BreakAsk BreakKind = "ask"
-	// BreakNow: the grant ends at the store, and the holder learns of it.
+	// BreakNow: the grant ends at the store, and the holder is notified.
 	BreakNow BreakKind = "now"
 )
 
@@ -86,30 +86,29 @@ var descriptions = map[any]string{
 	VisibleNothing: "nothing", VisibleHolders: "holders", VisibleAll: "holders and waiters",
 }
 
-// Describe returns the words for people.
+// Describe returns a sentence for people.
 func (s Scope) Describe() string { return descriptions[s] }
 
-// Describe returns the words for people.
+// Describe returns a sentence for people.
 func (c Crash) Describe() string { return descriptions[c] }
 
-// Describe returns the words for people.
+// Describe returns a sentence for people.
 func (p Pause) Describe() string { return descriptions[p] }
 
-// Describe returns the words for people.
+// Describe returns a sentence for people.
 func (o Order) Describe() string { return descriptions[o] }
 
-// Describe returns the words for people.
+// Describe returns a sentence for people.
 func (w Wake) Describe() string { return descriptions[w] }
 
-// Describe returns the words for people.
+// Describe returns a sentence for people.
 func (b BreakKind) Describe() string { return descriptions[b] }
 
-// Describe returns the words for people.
+// Describe returns a sentence for people.
 func (v Visible) Describe() string { return descriptions[v] }
 
-// Guarantees is what a store promises, in one place: the documentation's tables
-// and the command print from it, the core acts on it, and the conformance suite
-// checks it.
+// Guarantees are the guarantees of a store. The tables of the documentation and the command
+// are printed from them, the core depends on them, and the conformance suite checks them.
 type Guarantees struct {
 	// Kind names the recipe: "memory", "file", "redis".
 	Kind  string
@@ -118,46 +117,45 @@ type Guarantees struct {
 	Pause Pause
 	Order Order
 	Wake  Wake
-	// Fallback bounds what a lost wake-up costs a waiter, 0 if none can be lost.
+	// Fallback limits the delay by a lost notification, 0 if none can be lost.
 	Fallback time.Duration
-	// TryFirst: a request without Wait costs no more than one with it, and leaves no
-	// more at the store if its answer is lost. The core then makes that request
-	// first, on its caller's own goroutine. It is taken for granted below the network.
+	// TryFirst: a request without Wait costs no more than one with it, and leaves no more at
+	// the store if its answer is lost. The core then uses it as its fast path, on the
+	// caller's goroutine. Below the network every store is treated like that.
 	TryFirst bool
-	// Shared and Semaphore tell which limits beside Exclusive the store grants;
-	// Mixed, whether grants of different limits exclude one another properly on
-	// one name; Slots, whether a permit has a number.
+	// Shared and Semaphore are whether the store supports those limits beside Exclusive;
+	// Mixed, whether grants of different limits exclude one another by the rule on one
+	// name; Slots, whether a permit has a number.
 	Shared, Semaphore, Mixed, Slots bool
-	// Tokens says where tokens come from and what they survive.
+	// Tokens is where tokens come from and what they survive.
 	Tokens string
 	// Reserves: an exclusive grant can have several tokens; see Request.Tokens. The core
 	// then hands such a grant off to waiters of its process, each with a token of its own,
 	// at most HandoffMax times and within HandoffTime of the grant.
 	Reserves bool
-	// EarlyEnd lists what can end a grant before its TTL, beside a Break, and Notice
-	// bounds how long its holder's context then goes on.
+	// EarlyEnd lists what can end a grant before its TTL, beside a Break. Notice limits how
+	// long its holder's context still continues.
 	EarlyEnd []string
 	Notice   time.Duration
-	// MinTTL, MaxTTL and Granularity bound a lease; all zero where grants have
-	// none. The core refuses what is outside before the store sees it.
+	// MinTTL, MaxTTL and Granularity are the limits of a lease; all are zero if grants have
+	// none. The core refuses other TTLs before the store gets the request.
 	MinTTL, MaxTTL, Granularity time.Duration
-	// Lapses: what a failed Undo or Release has left at the store ends when its TTL has
-	// passed, whatever else the process holds, so that the core need not ask for longer
-	// than some TTLs. It is not so where a place or a grant lives as long as a session
-	// that serves others too.
+	// Lapses: what a failed Undo or Release has left at the store expires when its TTL has
+	// passed, whatever else the process holds, so that the core retries for some TTLs only.
+	// It is false if an entry or a grant stands as long as a session that others share.
 	Lapses bool
 	// Linger: Release can leave a grant standing for a while.
 	Linger  bool
 	Break   BreakKind
 	Visible Visible
-	// Notes are what a user should know beside this.
+	// Notes are remarks for users.
 	Notes []string
 }
 
 // Row is one line of a table of guarantees.
 type Row struct{ Key, Value string }
 
-// Rows are the guarantees as people read them.
+// Rows returns the guarantees for people.
 func (g Guarantees) Rows() []Row {
 	rows := []Row{
 		{"locks reach", g.Scope.Describe()},

@@ -5,33 +5,33 @@ import (
 	"iter"
 )
 
-// Inspector is implemented by stores whose holders can be seen; Guarantees.Visible
-// says the same, as Guarantees.Break does of a Breaker.
+// Inspector is implemented by stores whose holders can be inspected, as declared in
+// Guarantees.Visible.
 type Inspector interface {
-	// Inspect tells the state of one name. A name that nobody holds has a state
-	// without holders and no error.
+	// Inspect returns the state of one name. For a free name that is a state without
+	// holders, and no error.
 	Inspect(ctx context.Context, name string) (State, error)
 	// List yields every name that starts with prefix and has a holder or a
 	// waiter, in byte order.
 	List(ctx context.Context, prefix string) iter.Seq2[State, error]
 }
 
-// Breaker is implemented by stores that can take a grant away.
+// Breaker is implemented by stores that can break a grant, as declared in Guarantees.Break.
 type Breaker interface {
-	// Break ends the grant of name that carries the token and answers CodeNotHeld if
-	// it does not stand. Where Guarantees.Break is BreakAsk the holder is told to
-	// end, and the grant stands until it has released; Break returns when it is
-	// gone, or with an error of code CodeBusy, which says who was asked and still
-	// holds, when its context has ended.
+	// Break ends the grant of name with the token, or returns CodeNotHeld if it does not
+	// stand. If Guarantees.Break is BreakAsk, the store requests the holder to end, and the
+	// grant stands until the holder has released. Break then returns when the grant has
+	// ended or, with an error of code CodeBusy that names the holder, when its context has
+	// ended.
 	Break(ctx context.Context, name string, token uint64) error
 }
 
-// Watcher is implemented by stores that can tell of changes as they happen.
+// Watcher is implemented by stores that can report changes as they happen.
 type Watcher interface {
 	// Watch calls changed, at least once at the start and again after each change
 	// of the name's holders or waiters (of any name if name is empty), until ctx
-	// ends, and then returns the context's error. Changes may be merged, and a call
-	// may turn out to be about nothing. changed does not block.
+	// ends, and then returns the context's error. Changes may coalesce, and a call may
+	// come without a change. changed does not block.
 	Watch(ctx context.Context, name string, changed func()) error
 }
 
@@ -70,4 +70,12 @@ func CheckValue(key string, data []byte) error {
 // Conflict returns the error of a Put at a version that is not the key's.
 func Conflict(key string) error {
 	return Errorf(CodeConflict, "the value of %q has another version", key)
+}
+
+// Notifier is implemented by stores that the core polls, and that can shorten the time
+// between two requests: some ways in which a name becomes free notify, others do not.
+type Notifier interface {
+	// Notify calls free whenever name may have become free, until ctx ends. It returns
+	// at once. A notification may be lost, and none is a promise. free does not block.
+	Notify(ctx context.Context, name string, free func())
 }

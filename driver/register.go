@@ -11,21 +11,20 @@ import (
 // Opener opens a store by URL. The namespace is given apart from the URL and is
 // valid: empty, or a name of at most 128 bytes.
 //
-// A server that does not answer is no error of Open: it returns a store whose calls return
-// errors of code CodeUnavailable until the server is there. A program that is started before its
-// server, or while that fails over, then works as soon as it can. An error is for what does
-// not change by itself: a URL that cannot be read, a file that is missing, rights that the
-// server has refused.
+// An unreachable server is no error: the opener returns a store whose calls return
+// CodeUnavailable until the server is up. So a program may start before its server, or during a
+// failover. An error is for what does not change by itself: a malformed URL, a missing file,
+// rights that the server refuses.
 type Opener func(ctx context.Context, u *url.URL, namespace string) (Store, error)
 
-// The one global: schemes, as database/sql keeps its drivers.
+// The only global state: the schemes, as in database/sql.
 var (
 	openersMu sync.RWMutex
 	openers   = map[string]Opener{}
 )
 
-// Register makes a store available under a URL scheme. It is called from a
-// store's init and panics when the scheme is taken.
+// Register makes a store available under a URL scheme. A store calls it in its init. It panics if
+// the scheme is taken.
 func Register(scheme string, open Opener) {
 	openersMu.Lock()
 	defer openersMu.Unlock()
@@ -38,7 +37,7 @@ func Register(scheme string, open Opener) {
 	openers[scheme] = open
 }
 
-// OpenerOf finds the opener of a scheme.
+// OpenerOf returns the opener of a scheme.
 func OpenerOf(scheme string) (Opener, bool) {
 	openersMu.RLock()
 	defer openersMu.RUnlock()
@@ -46,7 +45,7 @@ func OpenerOf(scheme string) (Opener, bool) {
 	return open, ok
 }
 
-// Schemes lists the registered schemes in order.
+// Schemes returns the registered schemes, sorted.
 func Schemes() []string {
 	openersMu.RLock()
 	defer openersMu.RUnlock()

@@ -9,10 +9,11 @@ import (
 // MaxNamespace is the length of the longest namespace, in bytes.
 const MaxNamespace = 128
 
-// CheckName tells what is wrong with a name, nil if nothing.
+// CheckName returns an error if a name is not allowed; see Request.Name.
 func CheckName(name string) error { return checkText("name", name, 1, MaxName) }
 
-// CheckNamespace tells what is wrong with a namespace, nil if nothing.
+// CheckNamespace returns an error if a namespace is not allowed: UTF-8 of at most MaxNamespace
+// bytes without NUL.
 func CheckNamespace(ns string) error { return checkText("namespace", ns, 0, MaxNamespace) }
 
 func checkText(field, s string, least, most int) error {

@@ -87,7 +87,7 @@ func (s *Store) leasesLeft(ctx context.Context, holders queue, left ttls) error 
 			case err != nil:
 				failed = unavailable(ctx, err)
 			default:
-				left[lease] = time.Duration(max(resp.TTL, 0)) * time.Second
+				left[lease] = max(time.Duration(resp.TTL)*time.Second, time.Microsecond)
 			}
 		})
 	}

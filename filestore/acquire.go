@@ -11,10 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Acquire asks for a grant. See [driver.Store].
+// Acquire requests a grant. See [driver.Store].
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	// The core has checked this; but what the file cannot say again must never
-	// be written into it.
+	// The core has checked this. What the file format cannot represent must never be written.
 	if r.ID == "" || len(r.ID) > 40 || r.Name == "" || len(r.Name) > driver.MaxName || r.Limit < 1 || r.Limit > driver.Unlimited {
 		return driver.Grant{}, driver.Errorf(driver.CodeInvalid, "a request of id %q, name %q, limit %d", r.ID, r.Name, r.Limit)
 	}
@@ -43,9 +42,9 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	if blocked && !r.Wait {
 		busy := &driver.BusyError{Holders: b.holders(k)}
 		if dropped && b.write() != nil {
-			b.notices = nil // the next one will find them dead as well
+			b.notices = nil // the next call finds these sessions dead as well
 		}
-		s.tell(b, b.unlock())
+		s.notify(b, b.unlock())
 		return driver.Grant{}, busy
 	}
 	b.entries = append(b.entries, s.newEntry(r, owner, sess))
@@ -62,7 +61,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	if !blocked {
 		g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: e.token, Tokens: e.tokens, SentAt: sent, TTL: driver.Forever, Slot: e.slot}
 		s.hold(&held{id: r.ID, name: r.Name, token: e.token, b: b, file: b.id, sess: sess, from: r.From})
-		s.tell(b, b.unlock())
+		s.notify(b, b.unlock())
 		return g, nil
 	}
 	w := &waiter{r: r, b: b, k: k, wake: make(chan struct{}, 1), owner: owner, sess: sess, file: b.id}
@@ -70,12 +69,12 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	s.waiting[r.ID] = w
 	s.mu.Unlock()
 	holders, ahead := b.holders(k), b.ahead(k, len(b.entries)-1)
-	s.tell(b, b.unlock())
+	s.notify(b, b.unlock())
 	r.From.Queued(holders)
 	return s.await(ctx, w, ahead)
 }
 
-// gaveUp: a request that ended before it had a place left nothing.
+// gaveUp returns the error of a request that ended before it had a queue entry.
 func gaveUp(ctx context.Context, r driver.Request, err error) error {
 	if r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
 		return driver.Errorf(driver.CodeWithdrawn, "%w", err)
@@ -96,7 +95,7 @@ func (s *Store) newEntry(r driver.Request, o driver.Owner, sess *session) entry 
 	return e
 }
 
-// sign writes down who asks.
+// sign records the owner.
 func (s *Store) sign(e *entry, o driver.Owner) {
 	if o.PID <= 0 || o.PID > math.MaxInt32 {
 		o.PID = os.Getpid()
@@ -107,7 +106,7 @@ func (s *Store) sign(e *entry, o driver.Owner) {
 	e.pid, e.host, e.instance, e.reason = o.PID, clip(o.Host), clip(o.Instance), clip(o.Reason)
 }
 
-// blocks tells whether a newcomer has to wait.
+// blocks reports whether a new request has to wait.
 func (st *state) blocks(k key, limit int) bool {
 	if len(st.entries) == 0 {
 		return false
@@ -116,8 +115,8 @@ func (st *state) blocks(k key, limit int) bool {
 	return holders+1 > min(least, limit) || st.awaited(k) // mutation: file-rule
 }
 
-// ahead lists the sessions that the waiter at index i watches: that of the
-// waiter before it, or at the head those of the holders.
+// ahead returns the sessions that the waiter at index i watches: that of the waiter before it,
+// or those of the holders if it is the first.
 func (st *state) ahead(k key, i int) []string {
 	for j := i - 1; j >= 0; j-- {
 		if e := &st.entries[j]; e.token == 0 && e.is(k) {
@@ -133,8 +132,8 @@ func (st *state) ahead(k key, i int) []string {
 	return sids
 }
 
-// clear drops the dead sessions that stand before index i. A live waiter there
-// looks after those before itself. trust accepts an open connection for life.
+// clear removes the dead sessions before index i. A live waiter there checks those before itself.
+// With trust, an open connection proves that a session lives.
 func (s *Store) clear(b *bucket, k key, i int, trust bool) (dropped bool, err error) {
 	lives := map[string]bool{}
 	dead := func(sid string) bool {

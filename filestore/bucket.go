@@ -17,14 +17,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// reserved is how many tokens one fdatasync makes safe to hand out.
+// reserved is the number of tokens that one fdatasync makes safe to use.
 const reserved = 1 << 16
 
-// fileID tells files apart for as long as a descriptor keeps the inode in use.
+// fileID identifies a file as long as a descriptor keeps the inode in use.
 type fileID struct{ dev, ino uint64 }
 
-// bucket is one file of names. sem guards every field; whoever holds it and has
-// locked the file may read and change the state.
+// bucket is one file of names. sem guards every field. A goroutine that has it, and has locked
+// the file, may read and change the state.
 type bucket struct {
 	store *Store
 	path  string
@@ -33,21 +33,21 @@ type bucket struct {
 	id    fileID
 	page  []byte      // the first page, as read
 	out   []byte      // the page or body being written
-	empty bool        // the file has never been written
-	used  atomic.Bool // this store has asked for a name here
+	empty bool        // the file was never written
+	used  atomic.Bool // this store has used a name in it
 	state
 }
 
-// errNoFile says that there is nothing to inspect.
+// errNoFile is the error if there is nothing to inspect.
 var errNoFile = errors.New("no such bucket")
 
-// lock enters the critical section and reads the state. A process that is
-// stopped inside of its own makes others wait no longer than their context.
+// lock enters the critical section and reads the state. If a process is stopped in its critical
+// section, others wait until their contexts end.
 func (b *bucket) lock(ctx context.Context, create bool) error {
 	return b.lockUntil(ctx, b.store.done, create)
 }
 
-// lockUntil gives up when done is closed, too.
+// lockUntil is lock that also ends when done is closed.
 func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create bool) error {
 	if err := ctx.Err(); err != nil {
 		return driver.Errorf(driver.CodeUnavailable, "%w", err)
@@ -81,8 +81,7 @@ func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create boo
 			<-b.sem
 			return coded("locking", b.path, err)
 		}
-		// The path decides, not the descriptor: others may have agreed on a new
-		// file by now.
+		// The path decides, not the descriptor: other processes may use a new file by now.
 		var st unix.Stat_t
 		err = stat(b.path, &st)
 		if err == nil && idOf(&st) == b.id {
@@ -103,9 +102,8 @@ func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create boo
 	return nil
 }
 
-// block waits for the file's lock in a goroutine of its own, because flock
-// cannot be called off. If the context ends first the goroutine inherits sem,
-// and gives both back when the lock comes.
+// block waits for the file's lock on a goroutine, because flock cannot be cancelled. If the
+// context ends first, the goroutine takes over sem, and frees both when it gets the lock.
 func (b *bucket) block(ctx context.Context, done <-chan struct{}) (mine bool, err error) {
 	got, gone := make(chan error), make(chan struct{})
 	fd := b.fd
@@ -143,22 +141,21 @@ func (b *bucket) stalled(ctx context.Context) error {
 	return driver.Errorf(driver.CodeUnavailable, "%w while another process was inside %s: is one stopped just there?", ctx.Err(), b.path)
 }
 
-// unlock leaves the critical section. It returns the notices of the changes made
-// in it.
+// unlock leaves the critical section. It returns the notices of its changes.
 func (b *bucket) unlock() []notice {
 	n := b.notices
 	b.notices = nil
 	if b.used.Load() {
 		flock(b.fd, unix.LOCK_UN)
 	} else {
-		// Read or cleared for others: no reason to keep it open.
+		// Read or cleared for other stores: it need not stay open.
 		b.forget()
 	}
 	<-b.sem
 	return n
 }
 
-// forget closes the descriptor, and with it the lock.
+// forget closes the descriptor, which frees the lock.
 func (b *bucket) forget() {
 	if b.fd >= 0 {
 		unix.Close(b.fd)
@@ -176,7 +173,7 @@ func (b *bucket) open(create bool) error {
 		return errNoFile
 	}
 	if err == unix.ENOENT {
-		// Somebody removed the whole directory.
+		// Another process has removed the whole directory.
 		if err := b.store.layout(); err != nil {
 			return coded("creating", b.store.dir, err)
 		}
@@ -191,7 +188,7 @@ func (b *bucket) open(create bool) error {
 		return coded("opening", b.path, err)
 	}
 	if want := b.store.fileMode(); fs.FileMode(st.Mode)&0o777 != want && int(st.Uid) == b.store.uid {
-		// What the umask took away.
+		// The umask has removed bits.
 		unix.Fchmod(fd, uint32(want))
 	}
 	b.fd, b.id = fd, idOf(&st)
@@ -201,8 +198,8 @@ func (b *bucket) open(create bool) error {
 	return nil
 }
 
-// read loads the state. A file that is new or damaged has no entries; its tokens
-// start above all that it may have granted.
+// read loads the state. A new or damaged file has no entries, and its tokens start above all that
+// it may have granted.
 func (b *bucket) read() error {
 	n, err := pread(b.fd, b.page, 0)
 	if err != nil {
@@ -213,14 +210,14 @@ func (b *bucket) read() error {
 	b.empty = n == 0
 	var ok bool
 	if b.header, ok = parseHeader(b.page[:n]); !ok {
-		// New, or its first sector is damaged. A counter starts at the clock and
-		// rises by less than one a microsecond, so the clock is above it.
+		// New, or with a damaged first sector. A counter starts at the clock and rises by less
+		// than one per microsecond, so the clock is above it.
 		b.header = header{last: uint64(b.store.now()), off: inlineAt, boot: b.store.boot}
 		return nil
 	}
 	if b.boot != b.store.boot { // mutation: file-boot
-		// Tokens up to the ceiling may have been granted without reaching the disk.
-		// The entries need no rule of their own: their sessions are dead.
+		// Tokens up to the ceiling may have been granted and not written to disk. The entries are
+		// no problem: their sessions are dead.
 		b.last, b.boot = max(b.last, b.ceiling), b.store.boot
 	}
 	var body []byte
@@ -235,9 +232,8 @@ func (b *bucket) read() error {
 		body = body[:n]
 	}
 	if b.entries, err = parseBody(b.entries, string(body), b.sum); err != nil {
-		// A crash of the machine does this, and then nobody holds anything; or an
-		// outsider's hand, and then whoever held something here finds its entry
-		// gone within the notice bound.
+		// After a crash of the machine there are no holders. After a change by another program,
+		// a holder finds that its entry is gone within the notice time.
 		clear(b.entries)
 		b.entries = b.entries[:0]
 		b.last = max(b.last, b.ceiling)
@@ -245,8 +241,8 @@ func (b *bucket) read() error {
 	return nil
 }
 
-// write makes the state the file's. An error of code CodeUnavailable says that the
-// file is as it was.
+// write writes the state to the file. After an error of code CodeUnavailable the file is
+// unchanged.
 func (b *bucket) write() error {
 	b.out = append(b.out[:0], b.page[:inlineAt]...)
 	for i := range b.entries {
@@ -262,7 +258,7 @@ func (b *bucket) write() error {
 		h.off = inlineAt
 		putHeader(b.out, &h)
 		if b.empty {
-			// The whole page, so that no later write of it needs space.
+			// The whole page, so that later writes of it need no space.
 			b.out = append(b.out, make([]byte, pageLen-len(b.out))...)
 		}
 		if err := b.replace(b.out); err != nil {
@@ -299,7 +295,7 @@ func (b *bucket) replace(p []byte) error {
 		return nil
 	}
 	if n > 0 {
-		// No file system is known to stop inside a page. Go back if it lets us.
+		// No known file system stops inside a page. Restore the old page if possible.
 		back, again := pwrite(b.fd, b.page[:n], 0)
 		if again != nil || back != n {
 			return fmt.Errorf("writing %s: cut off after %d of %d bytes: %w", b.path, n, len(p), errors.Join(err, again))
@@ -308,9 +304,8 @@ func (b *bucket) replace(p []byte) error {
 	return coded("writing", b.path, err)
 }
 
-// reserve raises the ceiling and makes it last, before a token below it is used:
-// after a crash of the machine the tokens go on from the ceiling. It changes the
-// header alone; the body stays as it is on the disk.
+// reserve raises the ceiling durably before a token below it is used: after a crash of the machine
+// tokens continue from the ceiling. It changes only the header; the body stays on the disk.
 func (b *bucket) reserve() error {
 	h, ok := parseHeader(b.page)
 	if !ok {
@@ -336,7 +331,7 @@ func (b *bucket) reserve() error {
 	return nil
 }
 
-// settle grants what can be granted of a name.
+// settle grants a name to the waiters that the rule admits.
 func (b *bucket) settle(k key) error { return b.state.settle(k, b.store.now(), b.reserve) }
 
 // drop removes the entries that match.
@@ -346,5 +341,5 @@ func (b *bucket) drop(match func(*entry) bool) (bool, error) {
 
 func idOf(st *unix.Stat_t) fileID { return fileID{uint64(st.Dev), uint64(st.Ino)} }
 
-// wallMicros is the clock that new counters start from and entries are dated by.
+// wallMicros returns the time at which new counters start, and by which entries are dated.
 func wallMicros() int64 { return max(time.Now().UnixMicro(), 1) }

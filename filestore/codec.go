@@ -11,22 +11,20 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// A bucket file begins with a header of headerLen bytes. The body, the list of
-// entries, follows at inlineAt while it fits the first page; then one pwrite
-// inside one page replaces header and body together, and the kernel does not cut
-// such a write for a signal. A longer body stands in a region of its own, which
-// never overlaps the body it replaces, and counts from the header's write on.
+// A bucket file begins with a header of headerLen bytes. The body, the list of entries, follows at
+// inlineAt if it fits in the first page. Then one pwrite inside one page replaces header and body
+// together, and the kernel does not interrupt such a write for a signal. A longer body has a region
+// of its own, which never overlaps the body that it replaces. It counts when the header is written.
 const (
 	magic     = "hfbucket"
 	headerLen = 72
 	inlineAt  = 128
 	pageLen   = 4096
 	inlineMax = pageLen - inlineAt
-	// maxBody is far above what a machine's processes can queue: a length beyond
-	// it is damage.
+	// maxBody is far above what the processes of a machine can queue: a longer body is damage.
 	maxBody = 1 << 28
-	// maxField bounds each text of an entry; names, ids and namespaces have
-	// smaller limits of their own.
+	// maxField is the limit of each text of an entry; names, IDs and namespaces have smaller
+	// limits.
 	maxField = 1024
 )
 
@@ -34,18 +32,18 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 type bootID [16]byte
 
-// header is the part of a bucket that tells where its body is.
+// header is the part of a bucket that locates its body.
 type header struct {
-	// seq counts the writes of the file.
+	// seq is the number of writes of the file.
 	seq uint64
-	// off, length and sum locate the body and prove it.
+	// off, length and sum locate and verify the body.
 	off, length uint64
 	sum         uint32
-	// last is the latest token granted, ceiling the highest one that may be
-	// granted without another fdatasync.
+	// last is the latest token granted, ceiling the highest one that may be granted without
+	// another fdatasync.
 	last, ceiling uint64
-	// boot is the boot of the machine that wrote the file: what an earlier one
-	// wrote last may have been lost.
+	// boot identifies the boot of the machine that wrote the file: the last writes of an earlier
+	// boot may be lost.
 	boot bootID
 }
 
@@ -62,7 +60,7 @@ func putHeader(b []byte, h *header) {
 	binary.LittleEndian.PutUint32(b[68:], crc32.Checksum(b[:68], castagnoli))
 }
 
-// parseHeader answers false for anything that putHeader did not write.
+// parseHeader returns false for anything that putHeader did not write.
 func parseHeader(b []byte) (h header, ok bool) {
 	if len(b) < headerLen || string(b[:8]) != magic ||
 		binary.LittleEndian.Uint32(b[68:]) != crc32.Checksum(b[:68], castagnoli) {
@@ -79,10 +77,10 @@ func parseHeader(b []byte) (h header, ok bool) {
 	return h, placed && h.length <= maxBody && h.last < driver.MaxToken && h.ceiling < driver.MaxToken
 }
 
-// entry is one request that was granted, or waits with token 0.
+// entry is one request: granted, or waiting with token 0.
 type entry struct {
 	ns, name, id   string
-	sid            string // the session it lives and dies with
+	sid            string // the session that it ends with
 	host, instance string
 	reason         string
 	pid            int
@@ -90,17 +88,17 @@ type entry struct {
 	slot           int
 	since          int64 // microseconds since 1970
 	token          uint64
-	tokens         int  // that an exclusive grant has, or is to have
-	asked          bool // an operator asked the holder to end
+	tokens         int  // the number that an exclusive grant has or requests
+	asked          bool // an operator has requested the holder to end
 
-	// first and ahead are what the waiter watched before the change under way:
-	// the holders, or the session of the waiter ahead. They are not stored.
+	// first and ahead are what the waiter watched before the present change: the holders, or
+	// the session of the waiter before it. They are not stored.
 	first bool
 	ahead string
 }
 
-// mark is the slot's number plus one. An exclusive entry has no slot: its mark is the
-// number of tokens beyond the first.
+// mark returns the slot's number plus one. An exclusive entry has no slot: its mark is the number
+// of tokens beyond the first.
 func (e *entry) mark() uint64 {
 	if e.limit == driver.Exclusive {
 		return uint64(max(e.tokens, 1) - 1)
@@ -133,8 +131,8 @@ func appendEntry(b []byte, e *entry) []byte {
 	return b
 }
 
-// parseBody appends the entries of a body that stands up to its checksum. The
-// texts share the memory of body.
+// parseBody appends the entries of a body with a correct checksum. The texts share the memory of
+// body.
 func parseBody(into []entry, body string, sum uint32) ([]entry, error) {
 	if crc32.Checksum([]byte(body), castagnoli) != sum {
 		return into, errDamaged
@@ -159,7 +157,7 @@ func parseBody(into []entry, body string, sum uint32) ([]entry, error) {
 	return into, nil
 }
 
-// reader takes fields off the front of a body; bad says that one was not there.
+// reader reads the fields of a body; bad is set if one is missing.
 type reader struct {
 	s   string
 	bad bool
@@ -202,7 +200,7 @@ func (r *reader) text() string {
 	return s
 }
 
-// clip keeps a text for people within what the file takes.
+// clip shortens a text for people to the limit of the file.
 func clip(s string) string {
 	if len(s) > maxField {
 		return s[:maxField]

@@ -17,22 +17,20 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// format is what the file of that name says; a later version that changes the
-// layout changes it, and the two refuse each other.
+// format is the content of the file of that name. Versions with another layout have another one,
+// and refuse each other.
 const format = "holdfast filestore 1\n"
 
-// sockName is the length of a session's socket in the sessions directory, with
-// its slash.
+// sockName is the length of a session's socket name in the sessions directory, with its slash.
 const sockName = 1 + sidLen + len(".sock")
 
 func (s *Store) bucketsDir() string  { return filepath.Join(s.dir, "buckets") }
 func (s *Store) sessionsDir() string { return filepath.Join(s.dir, "sessions") }
 
-// fileMode is the mode of the files: that of the directory without execution.
+// fileMode returns the mode of files: that of the directory without execution.
 func (s *Store) fileMode() fs.FileMode { return s.mode &^ 0o111 }
 
-// prepare checks what was given, creates what is missing, and tells what is
-// wrong with it in the user's terms.
+// prepare checks the options, creates what is missing, and returns errors for users.
 func (s *Store) prepare(ctx context.Context) error {
 	refuse := func(f string, a ...any) error {
 		return driver.Errorf(driver.CodeRefused, "filestore: directory %s: %w", s.dir, fmt.Errorf(f, a...))
@@ -75,8 +73,8 @@ func (s *Store) prepare(ctx context.Context) error {
 		return refuse("it belongs to user %d and this process runs as user %d: give a directory of this user's own, or share one with Mode(0770) (?mode=0770 in a URL)", st.Uid, s.uid)
 	}
 	if info, err := os.Stat(s.bucketsDir()); err == nil && !s.modeGiven {
-		// The one who shared the directory decided; a process that was not told
-		// must not make files that the others cannot open.
+		// The process that shared the directory has decided the mode. Another process must not
+		// create files that the others cannot open.
 		s.mode = info.Mode() & 0o777
 	}
 	if made {
@@ -102,8 +100,7 @@ func (s *Store) prepare(ctx context.Context) error {
 	return s.socketFits(refuse)
 }
 
-// socketFits checks the path of a session's socket against what the system can
-// bind.
+// socketFits compares the path of a session's socket with the limit of the system.
 func (s *Store) socketFits(refuse func(string, ...any) error) error {
 	room := len(unix.RawSockaddrUnix{}.Path) - 1 // with its NUL
 	if len(s.sessionsDir())+sockName <= room {
@@ -117,8 +114,7 @@ func (s *Store) socketFits(refuse func(string, ...any) error) error {
 		len(s.dir), len("/sessions")+sockName, room)
 }
 
-// layout creates what is missing below the directory, and the directory itself
-// if somebody removed it.
+// layout creates what is missing below the directory, and the directory itself if it was removed.
 func (s *Store) layout() error {
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
@@ -144,8 +140,7 @@ func (s *Store) layout() error {
 	return s.writeFormat()
 }
 
-// adopt gives a directory the mode asked for. The files in a shared one must
-// belong to its group.
+// adopt gives a directory the requested mode. Files in a shared directory must belong to its group.
 func (s *Store) adopt(dir string) error {
 	m := s.mode
 	if m&0o070 != 0 {
@@ -154,7 +149,7 @@ func (s *Store) adopt(dir string) error {
 	return os.Chmod(dir, m)
 }
 
-// writeFormat makes the file appear whole: another process reads it at once.
+// writeFormat creates the file in one step, since another process may read it at once.
 func (s *Store) writeFormat() error {
 	path := filepath.Join(s.dir, "format")
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {

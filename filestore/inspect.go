@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Inspect tells the state of one name. Entries of dead sessions are left out.
+// Inspect returns the state of one name, without the entries of dead sessions.
 func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	states, err := s.survey(ctx, s.bucketOf(name), func(n string) bool { return n == name })
 	if st, ok := states[name]; ok {
@@ -24,8 +24,8 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	return driver.State{Name: name}, err
 }
 
-// List yields the names in byte order. All are read before the first is given
-// out, bucket by bucket: it is a picture of no single moment.
+// List yields the names in byte order. It reads all of them first, one bucket after the other, so
+// the list is no snapshot.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		all := map[string]*driver.State{}
@@ -45,7 +45,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	}
 }
 
-// survey reads the names of one bucket that match.
+// survey reads the matching names of one bucket.
 func (s *Store) survey(ctx context.Context, b *bucket, match func(string) bool) (map[string]*driver.State, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func (s *Store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 	return states, nil
 }
 
-// note says what an operator should know of a holder.
+// note returns the remarks about a holder for operators.
 func (s *Store) note(e *entry) string {
 	var notes []string
 	if e.asked {
@@ -113,7 +113,7 @@ func (e *entry) holder() driver.Holder {
 	return driver.Holder{Owner: e.who(), Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
 }
 
-// holders lists those of a name by rising token.
+// holders returns the holders of a name by rising token.
 func (st *state) holders(k key) []driver.Holder {
 	var hs []driver.Holder
 	for i := range st.entries {
@@ -125,8 +125,8 @@ func (st *state) holders(k key) []driver.Holder {
 	return hs
 }
 
-// Break asks the holder to end, and returns when it has. A grant whose process
-// is dead ends at once.
+// Break requests the holder to end, and returns when it has ended. A grant of a dead process ends at
+// once.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -139,10 +139,10 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	}
 	changes, stop := s.changes(b)
 	defer stop()
-	tick := time.NewTicker(wakeBound)
+	tick := time.NewTicker(wakeInterval)
 	defer tick.Stop()
 	for {
-		// Look before the first wait: it may have ended before changes began.
+		// Check before the first wait: the grant may have ended before changes are reported.
 		there, err := s.standing(ctx, b, k, e.token)
 		if err == nil && !there {
 			return nil
@@ -158,8 +158,8 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	}
 }
 
-// ask marks the entry and tells its session. It answers nil if the session was
-// dead and the grant has ended with that.
+// ask marks the entry and notifies its session. It returns nil if the session was dead, which has
+// ended the grant.
 func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
@@ -182,7 +182,7 @@ func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry
 		if err := b.write(); err != nil {
 			return nil, s.fail(b, err)
 		}
-		s.tell(b, b.unlock())
+		s.notify(b, b.unlock())
 		s.suspect(e.sid, b)
 		return nil, nil
 	}
@@ -193,11 +193,11 @@ func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry
 		}
 	}
 	b.unlock()
-	s.tell(b, []notice{{kind: tellAsk, sid: e.sid, id: e.id, token: e.token}})
+	s.notify(b, []notice{{kind: tellAsk, sid: e.sid, id: e.id, token: e.token}})
 	return &e, nil
 }
 
-// standing tells whether the grant is there and its session lives.
+// standing reports whether the grant exists and its session lives.
 func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (bool, error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
@@ -218,7 +218,7 @@ func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (b
 	return i >= 0, nil
 }
 
-// unheard says of whom the breaker has waited in vain.
+// unheard returns the error of a Break whose holder has not ended.
 func (s *Store) unheard(ctx context.Context, e *entry) error {
 	if e.host == s.host && stopped(e.pid) {
 		return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
@@ -227,8 +227,8 @@ func (s *Store) unheard(ctx context.Context, e *entry) error {
 	return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and still holds the lock: %w", e.pid, e.host, ctx.Err())
 }
 
-// Watch tells of changes as they are written; that a holder or waiter died
-// without anyone behind it is seen within a second.
+// Watch calls changed after changes. The death of a holder or waiter without another waiter behind it
+// is reported within a second.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	var b *bucket
 	if name != "" {
@@ -240,7 +240,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	defer s.ops.Done()
 	changes, stop := s.changes(b)
 	defer stop()
-	tick := time.NewTicker(wakeBound)
+	tick := time.NewTicker(wakeInterval)
 	defer tick.Stop()
 	seen := s.print(ctx, name)
 	changed()
@@ -262,7 +262,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// print is what an observer would compare: who holds and who waits.
+// print returns the holders and waiters in a form to compare.
 func (s *Store) print(ctx context.Context, name string) string {
 	var p strings.Builder
 	add := func(st driver.State) {

@@ -15,29 +15,29 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// What sessions tell one another.
+// The kinds of messages between sessions.
 const (
-	// tellHello opens a connection and names the session that dialled.
+	// tellHello opens a connection and names the session of the dialling process.
 	tellHello byte = 'h'
-	// tellGrant: the request has been granted, with this token and mark.
+	// tellGrant: the request is granted, with this token and mark.
 	tellGrant byte = 'g'
-	// tellLook: what the waiter watches has changed; it looks for itself.
+	// tellLook: what the waiter watches has changed; it checks by itself.
 	tellLook byte = 'l'
-	// tellAsk: an operator asks the holder of this token to end.
+	// tellAsk: an operator requests the holder of this token to end.
 	tellAsk byte = 'a'
 )
 
-// maxIdle is how many connections stay open that nobody waits on, because two
-// sessions that compete for a name talk again soon.
+// maxIdle is the number of idle connections that stay open, because two sessions that compete for a
+// name soon communicate again.
 const maxIdle = 8
 
-// link is a connection between two sessions. Both ends may speak, and its end
-// tells each that the other may have died.
+// link is a connection between two sessions. Both ends may send, and its end shows each that the
+// other may have died.
 type link struct {
 	sid  string
 	conn *net.UnixConn
 	raw  syscall.RawConn
-	// The store's mutex guards the rest.
+	// Guarded by the store's mutex.
 	watchers map[*waiter]struct{}
 	dialled  bool
 }
@@ -72,7 +72,7 @@ func (s *Store) listen(sess *session) {
 			return
 		}
 		if err != nil {
-			// Out of descriptors, most likely. Peers do without us meanwhile.
+			// Most likely there are no free descriptors. Peers check by themselves meanwhile.
 			if !s.pause() {
 				return
 			}
@@ -94,7 +94,7 @@ func (s *Store) newLink(sid string, conn *net.UnixConn) (*link, error) {
 	return &link{sid: sid, conn: conn, raw: raw, watchers: map[*waiter]struct{}{}}, err
 }
 
-// serve reads a connection until it ends.
+// serve reads from a connection until it ends.
 func (s *Store) serve(l *link) {
 	defer s.unlink(l)
 	r := bufio.NewReaderSize(l.conn, 512)
@@ -106,7 +106,7 @@ func (s *Store) serve(l *link) {
 		if err != nil || n.kind != tellHello {
 			return
 		}
-		if len(n.id) == sidLen { // else the peer has no session: it only came to tell
+		if len(n.id) == sidLen { // otherwise the peer has no session and only sends
 			s.mu.Lock()
 			l.sid = n.id
 			if s.links[l.sid] == nil {
@@ -120,11 +120,11 @@ func (s *Store) serve(l *link) {
 		if err != nil {
 			return
 		}
-		s.hear(n)
+		s.handle(n)
 	}
 }
 
-// track remembers a connection so that Close can end it.
+// track registers a connection so that Close can end it.
 func (s *Store) track(l *link) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,8 +136,7 @@ func (s *Store) track(l *link) bool {
 	return true
 }
 
-// unlink forgets a connection that has ended and makes those look who waited
-// for that.
+// unlink removes a connection that has ended, and wakes the waiters that watch it.
 func (s *Store) unlink(l *link) {
 	l.conn.Close()
 	s.mu.Lock()
@@ -148,7 +147,7 @@ func (s *Store) unlink(l *link) {
 	}
 	s.idle = slices.DeleteFunc(s.idle, func(i *link) bool { return i == l })
 	for w := range l.watchers {
-		w.poke()
+		w.wakeUp()
 	}
 }
 
@@ -158,8 +157,8 @@ func (s *Store) linkedTo(sid string) bool {
 	return s.links[sid] != nil
 }
 
-// dial connects to a session and says hello, together with what there is to
-// tell. It answers nil if the session cannot be reached.
+// dial connects to a session and sends a hello together with more. It returns nil if the session
+// cannot be reached.
 func (s *Store) dial(sid string, more []byte) *link {
 	sess := s.sess.Load()
 	hello, dir := "", (*os.File)(nil)
@@ -191,7 +190,7 @@ func (s *Store) dial(sid string, more []byte) *link {
 	if s.links[sid] == nil {
 		s.links[sid] = l
 	} else {
-		s.rest(l) // somebody was quicker
+		s.rest(l) // another goroutine was faster
 	}
 	s.mu.Unlock()
 	if !s.spawn(func() { s.serve(l) }) {
@@ -201,13 +200,12 @@ func (s *Store) dial(sid string, more []byte) *link {
 	return l
 }
 
-// send writes without waiting: a peer that is stopped does not hold us up.
+// send writes without waiting, so that a stopped peer does not block this process.
 func (l *link) send(b []byte) bool {
 	sent := 0
 	err := l.raw.Write(func(fd uintptr) bool {
 		for sent < len(b) {
-			// Package syscall's, as the reader's: the race detector knows the two
-			// as a pair.
+			// Of package syscall, like the reader's: the race detector knows the pair.
 			n, err := syscall.Write(int(fd), b[sent:])
 			if err == syscall.EINTR {
 				continue
@@ -220,13 +218,13 @@ func (l *link) send(b []byte) bool {
 		return true
 	})
 	if err == nil && sent < len(b) {
-		l.conn.Close() // nothing, or half a message: its reader ends the link
+		l.conn.Close() // after nothing or half a message; its reader ends the link
 	}
 	return err == nil && sent == len(b)
 }
 
-// watch makes the end of a session wake the waiter. False says that the session
-// cannot be reached, and probably has ended.
+// watch lets the end of a session wake the waiter. It returns false if the session cannot be reached,
+// and so has probably ended.
 func (s *Store) watch(w *waiter, sid string) bool {
 	if s.isOwn(sid) {
 		return true
@@ -247,11 +245,11 @@ func (s *Store) watch(w *waiter, sid string) bool {
 			return false
 		}
 	}
-	// It came and went.
+	// The connection ended at once.
 	return false
 }
 
-// unwatch ends what watch began, except for the sessions named.
+// unwatch ends watching, except for the sessions in keep.
 func (s *Store) unwatch(w *waiter, keep []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -265,7 +263,7 @@ func (s *Store) unwatch(w *waiter, keep []string) {
 	})
 }
 
-// rest keeps a connection that nobody watches among the idle ones.
+// rest keeps an unwatched connection as an idle one.
 func (s *Store) rest(l *link) {
 	if _, open := s.conns[l]; !open || !l.dialled || len(l.watchers) > 0 || slices.Contains(s.idle, l) {
 		return
@@ -276,11 +274,11 @@ func (s *Store) rest(l *link) {
 	}
 }
 
-// tell passes on what a change means for others.
-func (s *Store) tell(b *bucket, notices []notice) {
+// notify sends the notices of a change.
+func (s *Store) notify(b *bucket, notices []notice) {
 	for _, n := range notices {
 		if s.isOwn(n.sid) {
-			s.hear(n)
+			s.handle(n)
 			continue
 		}
 		s.mu.Lock()
@@ -295,14 +293,14 @@ func (s *Store) tell(b *bucket, notices []notice) {
 			s.rest(l)
 			s.mu.Unlock()
 		} else {
-			// If it is dead, the next is served; if not, it looks for itself.
+			// If the session is dead, the next waiter is served; if not, it checks by itself.
 			s.suspect(n.sid, b)
 		}
 	}
 }
 
-// hear acts on news.
-func (s *Store) hear(n notice) {
+// handle carries out a notice.
+func (s *Store) handle(n notice) {
 	if n.kind == tellAsk {
 		s.lose(n.id, n.token, driver.CauseTaken, errAsked)
 		return
@@ -316,5 +314,5 @@ func (s *Store) hear(n notice) {
 	if n.kind == tellGrant && n.token > 0 && n.token < driver.MaxToken && n.mark <= driver.MaxLimit {
 		s.granted(w, n.token, n.mark)
 	}
-	w.poke()
+	w.wakeUp()
 }

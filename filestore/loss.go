@@ -19,7 +19,7 @@ var (
 	errReplaced = driver.Errorf(driver.CodeNotHeld, "the file that held the grant was deleted or replaced")
 )
 
-// held is a grant that this store answered, or is about to.
+// held is a grant that this store has returned, or is about to return.
 type held struct {
 	id, name string
 	token    uint64
@@ -27,10 +27,10 @@ type held struct {
 	file     fileID
 	sess     *session
 	from     driver.Requester
-	told     bool // of its loss; guarded by the store's mutex
+	told     bool // its loss was reported; guarded by the store's mutex
 }
 
-// hold remembers a grant and looks after it.
+// hold registers a grant and starts to check it.
 func (s *Store) hold(h *held) {
 	s.mu.Lock()
 	s.held[h.id] = h
@@ -38,9 +38,8 @@ func (s *Store) hold(h *held) {
 	s.mu.Unlock()
 }
 
-// arm sets the timer that looks after grants. It is not stopped when the last
-// one is released: it finds nothing to do then, and rests. The caller holds the
-// store's mutex.
+// arm starts the timer that checks grants. A release does not stop it: it stops by itself when there
+// are no grants. The caller holds the store's mutex.
 func (s *Store) arm() {
 	if s.armed || s.closing {
 		return
@@ -53,7 +52,7 @@ func (s *Store) arm() {
 	}
 }
 
-// check looks for what ends a grant without its holder's doing.
+// check finds grants that have ended without a release.
 func (s *Store) check() {
 	if s.enter() != nil {
 		return
@@ -66,7 +65,7 @@ func (s *Store) check() {
 		}
 		s.sessMu.Unlock()
 	}
-	// A grant may have been registered while its session was given up.
+	// A grant may have been registered while its session was being given up.
 	sess := s.sess.Load()
 	s.loseAll(func(h *held) bool { return h.sess != sess }, driver.CauseGone, errSession)
 	s.mu.Lock()
@@ -93,7 +92,7 @@ func (s *Store) check() {
 }
 
 func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
-	// The path first: that needs no lock that a stopped process might keep.
+	// The path first: that needs no lock, which a stopped process might have.
 	var st unix.Stat_t
 	err := stat(b.path, &st)
 	gone := err == unix.ENOENT || err == unix.ENOTDIR
@@ -123,8 +122,8 @@ func (s *Store) checkBucket(ctx context.Context, b *bucket, hs []*held) {
 	}
 	var losses []loss
 	for _, h := range here {
-		// A grant released meanwhile has no entry and is no loss; lose sees that,
-		// because a release forgets it inside its critical section.
+		// A grant that was released meanwhile has no entry and is no loss. lose finds that out,
+		// because a release removes it inside its critical section.
 		i := b.find(key{s.ns, h.name}, h.id)
 		switch {
 		case !s.holds(h):
@@ -146,7 +145,7 @@ func (s *Store) holds(h *held) bool {
 	return s.held[h.id] == h
 }
 
-// lose tells a holder, once, that its grant has ended.
+// lose reports to a holder, once, that its grant has ended.
 func (s *Store) lose(id string, token uint64, cause driver.Cause, err error) {
 	s.mu.Lock()
 	h := s.held[id]
@@ -159,7 +158,7 @@ func (s *Store) lose(id string, token uint64, cause driver.Cause, err error) {
 	h.from.Lost(cause, err)
 }
 
-// loseAll tells the holders that match that the store has lost their grants.
+// loseAll reports to the matching holders that their grants are lost.
 func (s *Store) loseAll(match func(*held) bool, cause driver.Cause, err error) {
 	s.mu.Lock()
 	var hs []*held
@@ -179,17 +178,17 @@ func (s *Store) loseEvery(cause driver.Cause, err error) {
 	s.loseAll(func(*held) bool { return true }, cause, err)
 }
 
-// replaced tells those who held something in a file that is no longer the one.
+// replaced reports a loss to the holders in a file that was replaced.
 func (s *Store) replaced(b *bucket, old fileID) {
 	s.loseAll(func(h *held) bool { return h.b == b && h.file == old }, driver.CauseGone, errReplaced)
 	s.wakeAll()
 }
 
-// wakeAll makes every waiter look for itself.
+// wakeAll wakes every waiter.
 func (s *Store) wakeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range s.waiting {
-		w.poke()
+		w.wakeUp()
 	}
 }

@@ -14,31 +14,31 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// Option changes how Open opens a store.
+// Option configures a store.
 type Option func(*config)
 
 type config struct {
 	namespace string
 	mode      fs.FileMode
 	modeGiven bool
-	allowed   []string // file systems, beside those that are known to be local
+	allowed   []string // file systems beside those that are known to be local
 }
 
-// Namespace keeps the names of this store apart from those of stores that were
-// opened with another namespace on the same directory. The default is empty.
+// Namespace separates the names of this store from the names in other namespaces of the same
+// directory. The default is empty.
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
-// Mode says who may lock here: 0700, the default, this user alone; 0770 the
-// directory's group as well; 0777 everyone on the machine. It is applied
-// whatever the umask is. Everyone who may lock may also break.
+// Mode sets which users may lock here: with 0700, the default, this user alone; with 0770 also the
+// directory's group; with 0777 all users of the machine. The umask has no effect. Every user who may
+// lock may also break.
 func Mode(m fs.FileMode) Option {
 	return func(c *config) { c.mode, c.modeGiven = m, true }
 }
 
-// AllowFileSystem lets Open use a directory on a file system that is not known to
-// be local to this machine. The name is the one in the error of Open, such as
-// "fuse". It is right only where no other machine uses the directory: flock may be
-// local to one machine there, and the sessions of another machine look dead.
+// AllowFileSystem lets Open use a directory on a file system that is not known to be local to this
+// machine. The name is that in the error of Open, such as "fuse". Use it only if no other machine
+// uses the directory: flock may be local to one machine there, and the sessions of another machine
+// look dead.
 func AllowFileSystem(name string) Option {
 	return func(c *config) { c.allowed = append(c.allowed, name) }
 }
@@ -58,9 +58,8 @@ func configure(options []Option) (config, error) {
 	return c, driver.Errorf(driver.CodeInvalid, "filestore: mode %#o: give 0700 (this user), 0770 (and the group) or 0777 (everyone)", uint32(c.mode))
 }
 
-// DefaultDir is where the locks of this user live unless another directory is
-// given: $XDG_STATE_HOME/holdfast, else ~/.local/state/holdfast, on macOS
-// ~/Library/Application Support/holdfast.
+// DefaultDir returns the default directory of this user's locks: $XDG_STATE_HOME/holdfast, else
+// ~/.local/state/holdfast, on macOS ~/Library/Application Support/holdfast.
 func DefaultDir() (string, error) {
 	if runtime.GOOS != "darwin" {
 		if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
@@ -96,9 +95,23 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return s, nil
 }
 
+// Dir returns the directory that a file URL names, and makes nothing. A URL that Open
+// would refuse is an error of code CodeInvalid.
+func Dir(rawURL string) (string, error) {
+	u, err := storeurl.Parse(rawURL, "file")
+	if err != nil {
+		return "", driver.Errorf(driver.CodeInvalid, "filestore: URL: %w", err)
+	}
+	dir, o, err := parseURL(u)
+	if err == nil {
+		_, err = configure(o)
+	}
+	return dir, err
+}
+
 func parseURL(u *url.URL) (dir string, o []Option, err error) {
 	bad := func(why error) (string, []Option, error) {
-		return "", nil, driver.Errorf(driver.CodeInvalid, "filestore: URL %s: %w", u.Redacted(), why)
+		return "", nil, driver.Errorf(driver.CodeInvalid, "filestore: URL: %w", why)
 	}
 	switch {
 	case u.User != nil || u.Host != "":

@@ -15,16 +15,15 @@ type key struct{ ns, name string }
 
 func (e *entry) is(k key) bool { return e.name == k.name && e.ns == k.ns }
 
-// state is what a bucket says, the entries in order of arrival.
+// state is the content of a bucket, with the entries in order of arrival.
 type state struct {
 	header
 	entries []entry
-	// notices are what the sessions concerned must hear once the change is
-	// written.
+	// notices are sent to other sessions once the change is written.
 	notices []notice
 }
 
-// notice goes to the session that an entry lives with.
+// notice is a message for the session of an entry.
 type notice struct {
 	kind  byte
 	sid   string
@@ -33,7 +32,7 @@ type notice struct {
 	mark  uint64 // see entry.mark
 }
 
-// census counts the holders of a name and finds the smallest of their limits.
+// census returns the number of holders of a name and the smallest of their limits.
 func (st *state) census(k key) (holders, least int) {
 	least = math.MaxInt
 	for i := range st.entries {
@@ -45,12 +44,12 @@ func (st *state) census(k key) (holders, least int) {
 	return holders, least
 }
 
-// awaited tells whether anyone waits for the name.
+// awaited reports whether the name has waiters.
 func (st *state) awaited(k key) bool {
 	return slices.ContainsFunc(st.entries, func(e entry) bool { return e.token == 0 && e.is(k) })
 }
 
-// find is the index of a request, -1 if it left nothing here.
+// find returns the index of a request, -1 if there is none.
 func (st *state) find(k key, id string) int {
 	for i := range st.entries {
 		if e := &st.entries[i]; e.id == id && e.is(k) { // mutation: file-owner
@@ -60,8 +59,8 @@ func (st *state) find(k key, id string) int {
 	return -1
 }
 
-// slotFor is the smallest free permit. One is free: no more than limit-1 grants
-// stand beside the newcomer.
+// slotFor returns the smallest free slot. There is one: at most limit-1 grants stand beside the new
+// one.
 func (st *state) slotFor(k key, limit int) int {
 	if limit == driver.Exclusive || limit > driver.MaxLimit {
 		return driver.NoSlot
@@ -79,8 +78,8 @@ func (st *state) slotFor(k key, limit int) int {
 	return slot
 }
 
-// before notes what each waiter of the name watches, so that settle can tell
-// those for whom that changes.
+// before records what each waiter of the name watches, so that settle can notify those for which that
+// changes.
 func (st *state) before(k key) {
 	first, ahead := true, ""
 	for i := range st.entries {
@@ -91,8 +90,8 @@ func (st *state) before(k key) {
 	}
 }
 
-// settle grants the name to the waiters at the head whom the rule admits, and
-// tells the others that watch something else now. reserve makes room for tokens.
+// settle grants the name to the first waiters that the rule admits, and notifies the others for which
+// the watched sessions change. reserve makes tokens available.
 func (st *state) settle(k key, now int64, reserve func() error) error {
 	holders, least := st.census(k)
 	first, ahead := true, ""
@@ -118,16 +117,16 @@ func (st *state) settle(k key, now int64, reserve func() error) error {
 	return failed
 }
 
-// heldOnlyBy: the new head goes on watching the session it watched.
+// heldOnlyBy reports whether the new first waiter keeps watching the same session.
 func (st *state) heldOnlyBy(k key, sid string) bool {
 	return !slices.ContainsFunc(st.entries, func(e entry) bool { return e.token > 0 && e.sid != sid && e.is(k) })
 }
 
-// maxTokens is the most tokens that a grant has.
+// maxTokens is the largest number of tokens of a grant.
 const maxTokens = 1024
 
-// grant gives the entry the next tokens and a permit. The counter never gets ahead of the
-// clock by reserved tokens: a counter that is made anew starts at the clock.
+// grant gives the entry the next tokens and a slot. The counter is never ahead of the clock by
+// reserved tokens: a new counter starts at the clock.
 func (st *state) grant(e *entry, now int64, reserve func() error) error {
 	tokens := uint64(1)
 	if free := now - int64(st.last); e.limit == driver.Exclusive && free > 1 {
@@ -145,7 +144,7 @@ func (st *state) grant(e *entry, now int64, reserve func() error) error {
 	return nil
 }
 
-// drop removes the entries that match and grants what they stood in the way of.
+// drop removes the entries that match, and grants to the waiters that they blocked.
 func (st *state) drop(match func(*entry) bool, now int64, reserve func() error) (dropped bool, err error) {
 	var keys []key
 	for i := range st.entries {

@@ -11,8 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// remove takes out what stands under an id, if it carries the token; any will do
-// for 0.
+// remove removes the entry of an id, if it has the token; 0 matches any token.
 func (s *Store) remove(ctx context.Context, b *bucket, k key, id string, token uint64) (found bool, err error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
@@ -29,13 +28,13 @@ func (s *Store) remove(ctx context.Context, b *bucket, k key, id string, token u
 	}
 	b.before(k)
 	b.entries = slices.Delete(b.entries, i, i+1)
-	// A failed promotion is made up for by the waiters' own look.
+	// After a failure, the waiters' own checks grant the name.
 	b.settle(k)
 	if err := b.write(); err != nil {
 		return false, s.fail(b, err)
 	}
 	s.unregister(id)
-	s.tell(b, b.unlock())
+	s.notify(b, b.unlock())
 	return true, nil
 }
 
@@ -46,7 +45,7 @@ func (s *Store) unregister(id string) {
 	s.mu.Unlock()
 }
 
-// Undo removes what a request left behind.
+// Undo removes the entry of a request.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -56,7 +55,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	return err
 }
 
-// Release ends a grant and grants the name to the next.
+// Release ends a grant and grants the name to the next waiter.
 func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -71,7 +70,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) er
 
 var errNotHeld = driver.Errorf(driver.CodeNotHeld, "the grant does not stand")
 
-// Renew tells whether grants still stand; they need no renewal.
+// Renew checks whether grants still stand; they need no renewal.
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	out := make([]driver.Renewal, len(grants))
 	for i, g := range grants {

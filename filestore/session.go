@@ -22,20 +22,19 @@ import (
 // sidLen is the length of a session's name.
 const sidLen = 16
 
-// session is a Store's proof of life: a file it keeps locked, which the kernel
-// unlocks when the process ends, however it ends. The socket beside it carries
-// news; nothing is decided by what comes or fails to come over it.
+// session proves that a Store lives: a file that it keeps locked, and that the kernel unlocks when the
+// process ends. The socket beside it carries messages, on which no decision depends.
 type session struct {
 	sid  string
 	path string
 	fd   int
 	id   fileID
-	dir  *os.File // of the sessions directory, for short names of sockets
+	dir  *os.File // the sessions directory, for short names of sockets
 	ln   *net.UnixListener
 }
 
-// current is the Store's session. The first request makes it; it is replaced
-// when its file has been removed, since others then take it for dead.
+// current returns the Store's session. The first request makes it. It is replaced when its file was
+// removed, since other processes then consider it dead.
 func (s *Store) current() (*session, error) {
 	if sess := s.sess.Load(); sess != nil && sess.linked() {
 		return sess, nil
@@ -61,15 +60,15 @@ func (s *Store) current() (*session, error) {
 	return sess, nil
 }
 
-// linked tells whether others find the session where they look for it.
+// linked reports whether the session's file is still at its path.
 func (sess *session) linked() bool {
 	var st unix.Stat_t
 	err := stat(sess.path, &st)
 	return err == nil && idOf(&st) == sess.id || err != nil && err != unix.ENOENT && err != unix.ENOTDIR
 }
 
-// abandon gives up a session whose file is gone: its grants may be granted to
-// others from now on, and its waiters move to the next one.
+// abandon gives up a session whose file is gone: other clients may get its grants from now on, and its
+// waiters move to the next session.
 func (s *Store) abandon(sess *session) {
 	s.sess.CompareAndSwap(sess, nil)
 	s.loseAll(func(h *held) bool { return h.sess == sess }, driver.CauseGone, errSession)
@@ -77,7 +76,7 @@ func (s *Store) abandon(sess *session) {
 	s.wakeAll()
 }
 
-// end closes a session; the process no longer counts as its holder.
+// end closes a session, which ends its grants.
 func (s *Store) end(sess *session) {
 	sess.ln.Close()
 	os.Remove(sess.path + ".sock")
@@ -97,8 +96,8 @@ func (s *Store) newSession() (*session, error) {
 	}
 }
 
-// trySession answers neither if a sweeper was quicker: between its creation and
-// its lock a session's file looks like that of a dead one.
+// trySession returns neither a session nor an error if a sweeper was faster: before it is locked, a
+// session's file looks like that of a dead session.
 func (s *Store) trySession() (*session, error) {
 	var raw [sidLen * 5 / 8]byte
 	rand.Read(raw[:])
@@ -106,7 +105,7 @@ func (s *Store) trySession() (*session, error) {
 	path := s.sessionPath(sid)
 	fd, err := open(path, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, uint32(s.fileMode()))
 	if err == unix.ENOENT {
-		// Somebody removed the whole directory.
+		// Another process has removed the whole directory.
 		if err := s.layout(); err != nil {
 			return nil, coded("creating", s.dir, err)
 		}
@@ -154,13 +153,13 @@ func (s *Store) trySession() (*session, error) {
 		dir.Close()
 		return nil, coded("listening on", path+".sock", err)
 	}
-	ln.SetUnlinkOnClose(false) // the name may be a short one; end removes it
+	ln.SetUnlinkOnClose(false) // the name may be a short one; end removes the socket
 	os.Chmod(path+".sock", s.fileMode())
 	keep = true
 	return &session{sid: sid, path: path, fd: fd, id: idOf(&own), dir: dir, ln: ln}, nil
 }
 
-// sockName is how this process names a session's socket to the kernel.
+// sockName returns the name of a session's socket for system calls.
 func (s *Store) sockName(dir *os.File, sid string) string {
 	if s.shorten {
 		return shortName(dir) + "/" + sid + ".sock"
@@ -168,8 +167,8 @@ func (s *Store) sockName(dir *os.File, sid string) string {
 	return s.sessionPath(sid) + ".sock"
 }
 
-// dead proves that a session has ended: its file is gone, or nobody locks it.
-// Provers lock shared, so that they do not take one another for the session.
+// dead proves that a session has ended: its file is gone or not locked. Provers use a shared lock, so
+// that they do not take one another for the session.
 func (s *Store) dead(sid string) bool {
 	fd, dead := s.prove(sid)
 	if fd >= 0 {
@@ -178,8 +177,8 @@ func (s *Store) dead(sid string) bool {
 	return dead
 }
 
-// prove keeps the file it locked open, if there is one: a session that is just
-// being made looks dead, and must not become alive between proof and burial.
+// prove keeps the file that it has locked open, if there is one: a session that is just being made looks
+// dead, and must not become alive between the proof and its removal.
 func (s *Store) prove(sid string) (fd int, dead bool) {
 	fd, err := open(s.sessionPath(sid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -197,11 +196,11 @@ func (s *Store) isOwn(sid string) bool {
 	return sess != nil && sess.sid == sid
 }
 
-// sweep finds the sessions that left something behind.
+// sweep finds dead sessions that have left entries or files.
 func (s *Store) sweep() {
 	files, err := os.ReadDir(s.sessionsDir())
 	if err != nil {
-		return // reported by whoever needs the directory
+		return // a caller that needs the directory reports the error
 	}
 	var sids []string
 	for _, f := range files {
@@ -210,14 +209,13 @@ func (s *Store) sweep() {
 			sids = append(sids, sid)
 		}
 	}
-	// Some at a time: each keeps a descriptor meanwhile.
+	// Some at a time, since each needs a descriptor meanwhile.
 	for some := range slices.Chunk(sids, 64) {
 		s.bury(some, nil)
 	}
 }
 
-// suspect buries a session in the background, beginning at the bucket in which
-// it stands in the way.
+// suspect removes a dead session in the background, beginning with the bucket that it blocks.
 func (s *Store) suspect(sid string, b *bucket) {
 	s.mu.Lock()
 	known := s.buried[sid]
@@ -235,8 +233,8 @@ func (s *Store) suspect(sid string, b *bucket) {
 	}
 }
 
-// bury removes what the dead among the sessions left: their entries, beginning
-// with one bucket, then their files.
+// bury removes the entries of those sessions that are dead, beginning with one bucket, and then their
+// files.
 func (s *Store) bury(sids []string, first *bucket) {
 	dead := map[string]bool{}
 	for _, sid := range sids {
@@ -252,7 +250,7 @@ func (s *Store) bury(sids []string, first *bucket) {
 	}
 	for _, b := range s.buckets {
 		if b != first && s.purge(b, dead) != nil {
-			return // the next session's sweep comes back to them
+			return // the sweep of the next session retries it
 		}
 	}
 	for sid := range dead {
@@ -261,7 +259,7 @@ func (s *Store) bury(sids []string, first *bucket) {
 	}
 }
 
-// purge drops the entries of dead sessions from one bucket.
+// purge removes the entries of dead sessions from one bucket.
 func (s *Store) purge(b *bucket, dead map[string]bool) error {
 	if err := b.lock(s.ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
@@ -276,6 +274,6 @@ func (s *Store) purge(b *bucket, dead map[string]bool) error {
 			err = werr
 		}
 	}
-	s.tell(b, b.unlock())
+	s.notify(b, b.unlock())
 	return err
 }

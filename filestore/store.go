@@ -21,24 +21,23 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// Store is one client of a directory of locks. Its grants live and die with it
-// and with its process.
+// Store is one client of a directory of locks. Its grants end with it, and with its process.
 type Store struct {
 	dir, ns, host string
 	uid           int
 	mode          fs.FileMode
 	modeGiven     bool
 	allowed       []string // see AllowFileSystem
-	shorten       bool     // sockets are named by way of a directory's descriptor
+	shorten       bool     // sockets are named through a directory's descriptor
 	boot          bootID
 	now           func() int64
-	fallback      time.Duration // 0: waiters trust in events alone
+	fallback      time.Duration // 0: waiters do not check by themselves
 
 	// ctx ends when Close begins: done is its channel.
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   <-chan struct{}
-	// ops are the calls under way, tasks the goroutines of the store's own.
+	// ops are the present calls, tasks the goroutines of the store.
 	ops, tasks sync.WaitGroup
 	finished   chan struct{}
 
@@ -52,7 +51,7 @@ type Store struct {
 	sids    []string
 	waiting map[string]*waiter
 	held    map[string]*held
-	links   map[string]*link // one for each session that can be reached
+	links   map[string]*link // one for each session that is connected
 	conns   map[*link]struct{}
 	idle    []*link
 	buried  map[string]bool
@@ -70,22 +69,21 @@ var (
 )
 
 const (
-	// notice bounds how long a holder does not know that its grant is gone.
+	// notice limits how late a holder is notified that its grant is gone.
 	noticeBound = time.Second
-	// checkEvery leaves some of it for the check itself.
+	// checkEvery leaves a part of it for the check itself.
 	checkEvery = noticeBound * 8 / 10
-	// wakeBound bounds what a lost message costs a waiter.
-	wakeBound = time.Second
-	// closeBound is how long Close waits for a bucket that a stopped process
-	// keeps; the end of the session frees what stands there as well.
-	closeBound = 5 * time.Second
+	// wakeInterval limits the delay by a lost message.
+	wakeInterval = time.Second
+	// closeTimeout limits how long Close waits for a bucket that a stopped process has locked. The
+	// end of the session frees the entries there as well.
+	closeTimeout = 5 * time.Second
 )
 
-// Open opens the locks in a directory, given as a path or as a URL such as
-// file:///var/lib/locks. It creates the directory if it is missing. It
-// refuses a directory that it cannot write, that belongs to another user
-// (unless Mode shares it), or that is on a file system which is not known to be
-// local to this machine (unless AllowFileSystem names it).
+// Open opens the locks in a directory, given as a path or as a URL such as file:///var/lib/locks. It
+// creates the directory if it is missing. It refuses a directory that it cannot write, that belongs
+// to another user (unless Mode shares it), or that is on a file system which is not known to be local
+// to this machine (unless AllowFileSystem names it).
 func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	if strings.HasPrefix(dir, "file:") {
 		u, err := storeurl.Parse(dir, "file")
@@ -115,7 +113,7 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	}
 	s := &Store{
 		dir: dir, ns: c.namespace, host: host, uid: os.Geteuid(), mode: c.mode, modeGiven: c.modeGiven, allowed: c.allowed,
-		boot: boot, now: wallMicros, fallback: wakeBound, finished: make(chan struct{}),
+		boot: boot, now: wallMicros, fallback: wakeInterval, finished: make(chan struct{}),
 		waiting: map[string]*waiter{}, held: map[string]*held{}, buried: map[string]bool{},
 		links: map[string]*link{}, conns: map[*link]struct{}{},
 	}
@@ -133,10 +131,10 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	return s, nil
 }
 
-// String is the store's URL.
+// String returns the store's URL.
 func (s *Store) String() string { return (&url.URL{Scheme: "file", Path: s.dir}).String() }
 
-// bucketOf is where a name lives: for every version of this package the same.
+// bucketOf returns the bucket of a name, which is the same in every version of this package.
 func (s *Store) bucketOf(name string) *bucket {
 	h := fnv.New64a()
 	h.Write([]byte(s.ns))
@@ -148,12 +146,12 @@ func (s *Store) bucketOf(name string) *bucket {
 	return s.buckets[byte(n^n>>8)]
 }
 
-// Guarantees says what locks in files promise.
+// Guarantees returns the guarantees of locks in files.
 func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 	return driver.Guarantees{
 		Kind: "file", Scope: driver.ScopeMachine,
 		Crash: driver.CrashFreesAtOnce, Pause: driver.PauseKeeps,
-		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound,
+		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeInterval,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
 		Tokens: "a counter in the directory, reserved in blocks that survive a crash of the machine; it starts at the clock's microseconds, so it rises after the directory was deleted unless the clock went back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
@@ -168,11 +166,10 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 	}, nil
 }
 
-// Classify finds the code that every error of this store carries; one without
-// came from a write that was cut off.
+// Classify returns the code of an error. An error without a code came from an interrupted write.
 func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
-// enter begins a call; the caller ends it with ops.Done.
+// enter begins a call. The caller ends it with ops.Done.
 func (s *Store) enter() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +180,7 @@ func (s *Store) enter() error {
 	return nil
 }
 
-// spawn runs a goroutine that ends with the store.
+// spawn starts a goroutine that ends with the store.
 func (s *Store) spawn(f func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,7 +197,7 @@ func (s *Store) isClosed() bool {
 	return s.closed
 }
 
-// pause lets a moment pass after a failure; false when the store is closed.
+// pause waits a moment after a failure. It returns false when the store is closed.
 func (s *Store) pause() bool {
 	t := time.NewTimer(50 * time.Millisecond)
 	defer t.Stop()
@@ -212,12 +209,11 @@ func (s *Store) pause() bool {
 	}
 }
 
-// jitter spreads the waiters' own looks; the bound is kept.
+// jitter returns the interval of a waiter's own checks: at most fallback, with a random part.
 func (s *Store) jitter() time.Duration { return s.fallback - rand.N(s.fallback/4+1) }
 
-// Close releases every grant and place of this store, serves those who waited
-// for them, and ends the session. When its context ends first, the end of the
-// session frees what is left.
+// Close releases every grant and queue entry of this store, serves the waiters behind them, and ends the
+// session. If its context ends first, the end of the session frees the rest.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.closing {
@@ -232,13 +228,13 @@ func (s *Store) Close(ctx context.Context) error {
 	s.closing = true
 	s.mu.Unlock()
 	defer close(s.finished)
-	ctx, cancel := context.WithTimeout(ctx, closeBound)
+	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
 
 	s.cancel()
 	s.loseEvery(driver.CauseClosed, errClosed)
 	wait(ctx, &s.ops)
-	s.loseEvery(driver.CauseClosed, errClosed) // those that were being granted
+	s.loseEvery(driver.CauseClosed, errClosed) // grants that were being given
 	for _, b := range s.buckets {
 		if b.used.Load() {
 			s.vacate(ctx, b)
@@ -264,8 +260,7 @@ func (s *Store) Close(ctx context.Context) error {
 			b.forget()
 			<-b.sem
 		default:
-			// Its goroutine is stuck in flock and closes the file afterwards, or a
-			// call is about to leave.
+			// A goroutine waits in flock and closes the file afterwards, or a call is about to end.
 			select {
 			case b.sem <- struct{}{}:
 				b.forget()
@@ -278,7 +273,7 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// vacate removes all that this store has in a bucket.
+// vacate removes all entries of this store from a bucket.
 func (s *Store) vacate(ctx context.Context, b *bucket) {
 	if b.lockUntil(ctx, nil, false) != nil {
 		return
@@ -289,10 +284,10 @@ func (s *Store) vacate(ctx context.Context, b *bucket) {
 	if dropped, _ := b.drop(func(e *entry) bool { return slices.Contains(sids, e.sid) }); dropped && b.write() != nil {
 		b.notices = nil
 	}
-	s.tell(b, b.unlock())
+	s.notify(b, b.unlock())
 }
 
-// wait waits for a group no longer than the context.
+// wait waits for a group until ctx ends.
 func wait(ctx context.Context, g *sync.WaitGroup) {
 	done := make(chan struct{})
 	go func() {

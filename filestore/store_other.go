@@ -12,8 +12,8 @@ import (
 // Store is one client of a directory of locks.
 type Store struct{ driver.Store }
 
-// Open answers an error of code CodeUnsupported on this system: the recipe needs
-// flock and Unix sockets as Linux and macOS have them.
+// Open returns an error of code CodeUnsupported on this system: the store needs flock and Unix sockets
+// as on Linux and macOS.
 func Open(_ context.Context, dir string, options ...Option) (*Store, error) {
 	if _, err := configure(options); err != nil {
 		return nil, err

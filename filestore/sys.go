@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The system calls below go on after a signal, as those of package os do.
+// The system calls below continue after a signal, as in package os.
 
 func flock(fd, how int) error {
 	for {
@@ -64,7 +64,7 @@ func parseBoot(b []byte) (id bootID, err error) {
 	return id, nil
 }
 
-// coded tells what became of a step that failed before anything was changed.
+// coded returns the error of a step that failed before any change, with its code.
 func coded(doing, path string, err error) error {
 	code := driver.CodeUnavailable
 	switch {

@@ -7,11 +7,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// localFileSystems are those on which flock and the files are of one machine.
+// localFileSystems are those with an flock and files of one machine.
 var localFileSystems = []string{"apfs", "hfs", "tmpfs"}
 
-// fileSystemOf returns the file system of a directory, and whether it is known to be
-// of this machine alone.
+// fileSystemOf returns the file system of a directory, and whether it is known to be local to this
+// machine.
 func fileSystemOf(dir string) (name string, local bool, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -29,7 +29,7 @@ func bootNow() (id bootID, err error) {
 	return parseBoot([]byte(s))
 }
 
-// datasync asks the drive itself: fsync here does not.
+// datasync uses F_FULLFSYNC: fsync does not reach the drive here.
 func datasync(fd int) error {
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_FULLFSYNC, 0)
 	if err == unix.ENOTSUP || err == unix.EINVAL {
@@ -38,7 +38,7 @@ func datasync(fd int) error {
 	return err
 }
 
-// stopped tells whether a process is stopped by a signal or a debugger.
+// stopped reports whether a process is stopped by a signal or a debugger.
 func stopped(pid int) bool {
 	const sstop = 4 // SSTOP of sys/proc.h
 	k, err := unix.SysctlKinfoProc("kern.proc.pid", pid)

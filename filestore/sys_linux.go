@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// localFileSystems are those on which flock and the files are of one machine, by
-// the type that statfs reports. The others are too many to list.
+// localFileSystems are those with an flock and files of one machine, by the type that statfs returns.
+// The others are too many to list.
 var localFileSystems = map[uint32]string{
 	unix.BCACHEFS_SUPER_MAGIC:  "bcachefs",
 	unix.BTRFS_SUPER_MAGIC:     "btrfs",
@@ -28,8 +28,7 @@ var localFileSystems = map[uint32]string{
 	0x2fc12fc1:                 "zfs",
 }
 
-// otherFileSystems have names, for messages and for AllowFileSystem. The rest go by
-// the number.
+// otherFileSystems have names, for messages and for AllowFileSystem. The rest are named by the number.
 var otherFileSystems = map[uint32]string{
 	unix.AFS_SUPER_MAGIC:   "afs",
 	unix.AFS_FS_MAGIC:      "afs",
@@ -55,8 +54,8 @@ var otherFileSystems = map[uint32]string{
 	0xbacbacbc:             "vmhgfs",
 }
 
-// fileSystemOf returns the file system of a directory, and whether it is known to be
-// of this machine alone.
+// fileSystemOf returns the file system of a directory, and whether it is known to be local to this
+// machine.
 func fileSystemOf(dir string) (name string, local bool, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -94,18 +93,18 @@ func datasync(fd int) error {
 	}
 }
 
-// stopped tells whether a process is stopped by a signal or a debugger.
+// stopped reports whether a process is stopped by a signal or a debugger.
 func stopped(pid int) bool {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return false
 	}
-	// The command's name stands in parentheses and may contain any byte.
+	// The command's name is in parentheses and may contain any byte.
 	i := bytes.LastIndexByte(b, ')')
 	return i >= 0 && i+2 < len(b) && (b[i+2] == 'T' || b[i+2] == 't')
 }
 
-// canShorten: a directory's descriptor gives a socket in it a short name.
+// canShorten reports whether a directory's descriptor gives a socket in it a short name.
 func canShorten() bool {
 	_, err := os.Stat("/proc/self/fd")
 	return err == nil

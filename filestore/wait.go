@@ -11,39 +11,38 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// waiter is a request of this store that has a place.
+// waiter is a request of this store with a queue entry.
 type waiter struct {
 	r     driver.Request
 	b     *bucket
 	k     key
 	wake  chan struct{}
-	owner driver.Owner // as written down
-	// The store's mutex guards the rest.
+	owner driver.Owner // as recorded
+	// Guarded by the store's mutex.
 	sess  *session
 	file  fileID
 	grant *held
 	slot  int
-	// tokens is how many the grant has.
+	// tokens is the number of the grant's tokens.
 	tokens int
 	links  []*link
 }
 
-// poke makes the waiter look; pokes merge.
-func (w *waiter) poke() {
+// wakeUp wakes the waiter; wake-ups coalesce.
+func (w *waiter) wakeUp() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-// firstDelay is the first pause before a session is looked at again that cannot
-// be reached and is not dead: the kernel takes a process apart in an order of its
-// own, so the socket may end a moment before the lock that proves life. The
-// pause doubles; from wakeBound on the ticker does it.
+// firstDelay is the first delay before a session is checked again that cannot be reached and is not dead:
+// when a process ends, the kernel may close the socket a moment before it frees the flock. The delay
+// doubles up to wakeInterval.
 const firstDelay = 50 * time.Microsecond
 
-// await waits for the grant. It is told of it, or finds it when something that
-// it waits behind has ended, or when it looks on its own after a while.
+// await waits for the grant. A notice reports it, or the waiter finds it when a session that it watches has
+// ended, or at one of its own checks.
 func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Grant, error) {
 	defer func() { s.unwatch(w, nil) }()
 	var tick <-chan time.Time
@@ -62,7 +61,7 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 		var again <-chan time.Time
 		if reached {
 			delay = 0
-		} else if delay = min(max(2*delay, firstDelay), wakeBound); delay < wakeBound {
+		} else if delay = min(max(2*delay, firstDelay), wakeInterval); delay < wakeInterval {
 			again = time.After(delay)
 		}
 		select {
@@ -87,11 +86,11 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 		case tick == nil && !s.pause():
 			return driver.Grant{}, errClosed
 		}
-		// Any other failure passes, or lasts until the caller has enough.
+		// Any other failure ends by itself, or when the caller gives up.
 	}
 }
 
-// look reads where the waiter stands: a grant, or the sessions it waits behind.
+// look returns the waiter's grant, or the sessions that it waits behind.
 func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []string, err error) {
 	if g, ok := s.taken(ctx, w); ok {
 		return g, nil, nil
@@ -107,7 +106,7 @@ func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []st
 	changed := false
 	i := b.find(w.k, w.r.ID)
 	if i < 0 {
-		// The file was replaced. The place is lost and a new one is the last.
+		// The file was replaced. The entry is lost, and a new one is the last.
 		b.entries = append(b.entries, s.newEntry(w.r, w.owner, sess))
 		i, changed = len(b.entries)-1, true
 	}
@@ -131,9 +130,9 @@ func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []st
 		return g, nil, s.fail(b, err)
 	}
 	if i < 0 {
-		// The session was given up just now, and its entries went with it.
-		s.tell(b, b.unlock())
-		w.poke()
+		// The session was given up just now, together with its entries.
+		s.notify(b, b.unlock())
+		w.wakeUp()
 		return g, []string{}, nil
 	}
 	e := &b.entries[i]
@@ -149,7 +148,7 @@ func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []st
 			ahead = []string{}
 		}
 	}
-	s.tell(b, b.unlock())
+	s.notify(b, b.unlock())
 	if ahead != nil {
 		return g, ahead, nil
 	}
@@ -157,7 +156,7 @@ func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []st
 	return g, nil, nil
 }
 
-// granted turns a waiter into a holder. The caller holds the store's mutex.
+// granted makes a waiter a holder. The caller holds the store's mutex.
 func (s *Store) granted(w *waiter, token, mark uint64) {
 	if w.grant != nil {
 		return
@@ -169,7 +168,7 @@ func (s *Store) granted(w *waiter, token, mark uint64) {
 	s.arm()
 }
 
-// taken is the grant that a waiter has received.
+// taken returns the grant that a waiter has received.
 func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 	s.mu.Lock()
 	h := w.grant
@@ -177,7 +176,7 @@ func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 	if h == nil {
 		return driver.Grant{}, false
 	}
-	// The caller at the head may be another than the one who queued.
+	// Another caller than the one that queued may be at the head of the core's queue.
 	if o := w.r.From.Owner(); o.Reason != w.owner.Reason || o.Instance != w.owner.Instance || o.PID != w.owner.PID || o.Host != w.owner.Host {
 		s.resign(ctx, w, o)
 	}
@@ -187,7 +186,7 @@ func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 	}, true
 }
 
-// resign writes down another owner. People read it, so a failure is no matter.
+// resign records another owner. It is for people, so that a failure has no effect.
 func (s *Store) resign(ctx context.Context, w *waiter, o driver.Owner) {
 	if w.b.lock(ctx, false) != nil {
 		return
@@ -199,7 +198,7 @@ func (s *Store) resign(ctx context.Context, w *waiter, o driver.Owner) {
 	w.b.unlock()
 }
 
-// withdraw takes the place back, or the grant that crossed with it.
+// withdraw removes the entry, or a grant that was given meanwhile.
 func (s *Store) withdraw(ctx context.Context, w *waiter) error {
 	cause := ctx.Err()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 200*time.Millisecond)

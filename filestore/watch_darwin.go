@@ -1,4 +1,4 @@
 package filestore
 
-// changes has nothing to offer here: the callers' ticker does it.
+// changes reports nothing on this system: the callers poll.
 func (s *Store) changes(*bucket) (c <-chan struct{}, stop func()) { return nil, func() {} }

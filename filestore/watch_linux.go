@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changes tells when a bucket is written, any of them if b is nil. Where the
-// kernel gives no watch, the callers' ticker has to do.
+// changes reports when a bucket is written, any bucket if b is nil. If the kernel provides no watch, the
+// callers poll.
 func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -21,7 +21,7 @@ func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 		}
 		_, err := unix.InotifyAddWatch(fd, b.path, unix.IN_MODIFY|unix.IN_ATTRIB|unix.IN_DELETE_SELF|unix.IN_MOVE_SELF)
 		if err == unix.ENOENT {
-			// Not yet made, or replaced: watch for it where it appears.
+			// It does not exist yet, or was replaced: watch its directory.
 			_, err = unix.InotifyAddWatch(fd, s.bucketsDir(), unix.IN_CREATE|unix.IN_MOVED_TO)
 		}
 		return err
@@ -46,7 +46,7 @@ func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 				return
 			}
 			if b != nil {
-				// Nothing new while the file is the same.
+				// The file is the same.
 				raw.Control(func(fd uintptr) { add(int(fd)) })
 			}
 			select {

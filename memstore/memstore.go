@@ -1,11 +1,10 @@
 // Package memstore keeps locks in the memory of one process: for tests, and for
 // programs that want the same API before they have a server.
 //
-// It has every rule of the real stores: leases that run out unless renewed,
-// first come first served waiting, fencing tokens, inspection and breaking. Its
-// clock is the process's own, so it works in a testing/synctest bubble. [Script]
-// makes it misbehave on purpose: lose a lock half-way, fail a renewal, leave the
-// outcome of an acquisition unknown.
+// It has every rule of the real stores: leases that expire unless they are renewed, waiters in order,
+// fencing tokens, inspection and break. Its clock is the process's own, so it works in a
+// testing/synctest bubble. [Script] simulates failures: it loses a held lock, fails a renewal, or
+// leaves the outcome of an acquisition unknown.
 //
 //	store := memstore.New()
 //	locker, err := holdfast.New(store)
@@ -14,11 +13,10 @@
 //
 // # Safety
 //
-// One mutex guards the whole store, so each call is one atomic step. A grant
-// stands until it is released, broken, or its deadline has passed on the
-// process's monotonic clock; expired grants are removed before anything is
-// decided. The client's trust runs on the same clock from before the deadline
-// was set, and is shorter by the margin, so it always ends first.
+// One mutex guards the whole store, so each call is one atomic step. A grant stands until it is released
+// or broken, or until its deadline has passed on the process's monotonic clock. Expired grants are
+// removed before any decision. The client's validity runs on the same clock from before the deadline was
+// set, and is shorter by the margin, so it always ends first.
 package memstore
 
 import (
@@ -45,8 +43,7 @@ func init() {
 	})
 }
 
-// Store is one client of a memory store. Clients made by Client and Namespace
-// share its locks.
+// Store is one client of a memory store. Clients that Client and Namespace return share its locks.
 type Store struct {
 	space     *space
 	namespace string
@@ -55,20 +52,20 @@ type Store struct {
 	end    chan struct{} // closed by Close
 }
 
-// New makes an empty store and a client of it.
+// New returns a client of a new, empty store.
 func New() *Store {
 	return &Store{space: &space{names: map[string]*name{}}, end: make(chan struct{})}
 }
 
-// Client makes another client of the same locks, as another process would be.
+// Client returns another client of the same locks, as in another process.
 func (s *Store) Client() *Store { return s.Namespace(s.namespace) }
 
-// Namespace makes a client of the same store whose names are apart.
+// Namespace returns a client of the same store with names of its own.
 func (s *Store) Namespace(namespace string) *Store {
 	return &Store{space: s.space, namespace: namespace, end: make(chan struct{})}
 }
 
-// space is what the clients share.
+// space is shared by the clients.
 type space struct {
 	mu     sync.Mutex
 	names  map[string]*name // by namespace, NUL, name
@@ -85,10 +82,10 @@ type name struct {
 	key     string
 	holders []*entry
 	queue   []*entry
-	timer   *time.Timer // for the next expiry, while anyone waits
+	timer   *time.Timer // for the next expiry, while there are waiters
 }
 
-// entry is a place or, once it has a token, a grant.
+// entry is a queue entry or, once it has a token, a grant.
 type entry struct {
 	id      string
 	n       *name
@@ -97,17 +94,17 @@ type entry struct {
 	limit   int
 	ttl     time.Duration
 	token   uint64
-	tokens  int // that the grant has, or is to reserve
+	tokens  int // that the grant has reserved, or shall reserve
 	slot    int
 	since   time.Time
 	expires time.Time
 	sent    driver.Instant
 	owner   driver.Owner
-	granted chan struct{} // for a waiting place: closed with its grant or its end
+	granted chan struct{} // closed with the grant or the end of a waiting entry
 	err     error
 }
 
-// String names the store.
+// String returns the store's name.
 func (s *Store) String() string {
 	if s.namespace == "" {
 		return "memory"
@@ -115,7 +112,7 @@ func (s *Store) String() string {
 	return "memory (namespace " + s.namespace + ")"
 }
 
-// Guarantees tells what this store promises.
+// Guarantees returns the guarantees of this store.
 func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 	return driver.Guarantees{
 		Kind:   "memory",
@@ -133,11 +130,10 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 	}, nil
 }
 
-// Classify tells what an error means.
+// Classify returns the code of an error.
 func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
-// Close ends the client's grants and places; the store lives on with its other
-// clients.
+// Close ends the client's grants and queue entries. The store remains for its other clients.
 func (s *Store) Close(context.Context) error {
 	if s.closed.Swap(true) {
 		return nil
@@ -170,7 +166,7 @@ func (s *Store) key(name string) string {
 	return s.namespace + "\x00" + name
 }
 
-// Acquire grants, queues or says no.
+// Acquire returns a grant, waits in the queue, or returns an error.
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if err := s.ready(ctx); err != nil {
 		return driver.Grant{}, err
@@ -178,7 +174,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	if err := ctx.Err(); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
-	// Outside the store's mutex: the core may take its own.
+	// Outside the store's mutex, since the core may lock its own.
 	e := &entry{id: r.ID, store: s, from: r.From, limit: r.Limit, ttl: r.TTL, tokens: max(r.Tokens, 1), slot: driver.NoSlot, owner: r.From.Owner()}
 	sp := s.space
 	sp.mu.Lock()
@@ -190,7 +186,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return s.acquire(ctx, e, r)
 }
 
-// acquire is called with the space locked and unlocks it.
+// acquire is called with the space's mutex held, and unlocks it.
 func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver.Grant, error) {
 	sp := s.space
 	n := sp.open(s.key(r.Name))
@@ -221,11 +217,11 @@ func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver
 	case <-ctx.Done():
 	case <-s.end:
 	}
-	owner := r.From.Owner() // whom the place is for may have changed
+	owner := r.From.Owner() // may have changed during the wait
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	if e.token != 0 && ctx.Err() == nil && e.err == nil {
-		// Trust from a confirming step after the wait: the deadline is set anew.
+		// The validity begins with a step after the wait, which sets a new deadline.
 		if sp.confirm(e) {
 			e.owner = owner
 			return e.toGrant(), nil
@@ -243,7 +239,7 @@ func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver
 	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "the grant ended before the waiter saw it")
 }
 
-// Undo removes a place or a grant by its ID.
+// Undo removes a queue entry or a grant by its ID.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if err := s.ready(ctx); err != nil {
 		return err
@@ -293,7 +289,7 @@ func (s *Store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
 	return driver.Renewal{SentAt: e.sent, TTL: e.ttl}
 }
 
-// Release ends a grant, or leaves it for a while without an owner.
+// Release ends a grant, or leaves it standing for a while without an owner.
 func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	if err := s.ready(ctx); err != nil {
 		return err
@@ -312,8 +308,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		sp.drop(e)
 		return nil
 	}
-	// Nobody owns it any more: it cannot be renewed or released again, only
-	// expire.
+	// The grant has no owner any more: it cannot be renewed or released again, only expire.
 	e.id, e.store = "", nil
 	e.expires = time.Now().Add(keep)
 	sp.arm(e.n)
@@ -325,7 +320,7 @@ func notHeld(g driver.Grant) error {
 	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
 }
 
-// Break takes a grant away and tells its holder.
+// Break ends a grant and notifies its holder.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if err := s.ready(ctx); err != nil {
 		return err
@@ -333,7 +328,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	return s.take(name, token, driver.CauseTaken)
 }
 
-// take ends the grant that has the token, or every grant of the name if it is 0.
+// take ends the grant with the token, or every grant of the name if it is 0.
 func (s *Store) take(name string, token uint64, cause driver.Cause) error {
 	sp := s.space
 	sp.mu.Lock()
@@ -357,7 +352,7 @@ func (s *Store) take(name string, token uint64, cause driver.Cause) error {
 	return nil
 }
 
-// Inspect tells the state of one name.
+// Inspect returns the state of one name.
 func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	if err := s.ready(ctx); err != nil {
 		return driver.State{}, err
@@ -403,7 +398,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 	}
 }
 
-// Watch tells of changes until ctx ends.
+// Watch calls changed after changes until ctx ends.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	if err := s.open(); err != nil {
 		return err
@@ -434,10 +429,10 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// watcher is told of the changes of a name, or of every name of a namespace.
+// watcher receives the changes of a name, or of every name of a namespace.
 type watcher struct {
 	prefix, name string
-	ch           chan struct{} // holds one: changes are merged
+	ch           chan struct{} // has capacity one, so that changes coalesce
 }
 
 var _ interface {

@@ -15,12 +15,12 @@ func nameOf(key string) string {
 	return key
 }
 
-// Outcome is what really becomes of a request whose answer is lost.
+// Outcome is the real outcome of a request whose answer is lost.
 type Outcome int
 
 // The outcomes.
 const (
-	// Applied: the store did it and the answer was lost.
+	// Applied: the store executed it and the answer was lost.
 	Applied Outcome = iota
 	// Dropped: the request never arrived.
 	Dropped
@@ -28,8 +28,7 @@ const (
 	Late
 )
 
-// script is the misbehaviour that is still to come. A name of "" fits every
-// name.
+// script has the failures that are still to come. The name "" matches every name.
 type script struct {
 	acquires, renewals, releases, undos []fault
 	late                                map[string]*time.Timer
@@ -75,7 +74,7 @@ func (sc *script) takeUndo(name string) error {
 	return nil
 }
 
-// forget keeps a late request from arriving.
+// forget prevents a late request from arriving.
 func (sc *script) forget(id string) {
 	if t := sc.late[id]; t != nil {
 		t.Stop()
@@ -83,11 +82,9 @@ func (sc *script) forget(id string) {
 	}
 }
 
-// Script makes the store misbehave, for tests of what one's own code does then.
-// It works on all clients of the store. Its methods take effect at once or wait
-// for the next matching call; they may be called from any goroutine. Names are
-// those of the client's namespace; "" matches every name where the method says
-// so.
+// Script simulates failures of the store, for tests of the caller's own code. It affects all clients of
+// the store. Its methods take effect at once, or at the next matching call; they are safe for concurrent
+// use. Names are those of the client's namespace; "" matches every name if the method's comment says so.
 type Script struct{ s *Store }
 
 // Script returns the store's script.
@@ -99,12 +96,12 @@ func (c Script) edit(f func(*script)) {
 	f(&c.s.space.script)
 }
 
-// Lose ends every grant of the name now, as an operator or a failover would, and
-// tells the holders. It answers an error of code CodeNotHeld if there is none.
+// Lose ends every grant of the name now, as an operator or a failover would, and notifies the holders. It
+// returns an error of code CodeNotHeld if there is none.
 func (c Script) Lose(name string, cause driver.Cause) error { return c.s.take(name, 0, cause) }
 
-// Forget ends every grant of the name now without telling anyone: the next
-// renewal, or the release, finds it gone.
+// Forget ends every grant of the name now without a notification: the next renewal, or the release, finds
+// out.
 func (c Script) Forget(name string) {
 	sp := c.s.space
 	sp.mu.Lock()
@@ -116,17 +113,15 @@ func (c Script) Forget(name string) {
 	}
 }
 
-// FailAcquire makes the next n acquisitions of the name ("" for any) fail with
-// err, before anything is done.
+// FailAcquire makes the next n acquisitions of the name ("" for any) fail with err, without an effect.
 func (c Script) FailAcquire(name string, n int, err error) {
 	c.edit(func(sc *script) {
 		sc.acquires = append(sc.acquires, fault{name: name, left: n, err: err, outcome: Dropped})
 	})
 }
 
-// LoseAcquireAnswer makes the outcome of the next acquisition of the name ("" for
-// any) unknown to its caller; outcome is what really happens, after the delay if
-// Late.
+// LoseAcquireAnswer makes the outcome of the next acquisition of the name ("" for any) unknown to its
+// caller. outcome is the real outcome, after delay if it is Late.
 func (c Script) LoseAcquireAnswer(name string, outcome Outcome, delay time.Duration) {
 	c.edit(func(sc *script) {
 		sc.acquires = append(sc.acquires, fault{name: name, left: 1, outcome: outcome, delay: delay,
@@ -134,8 +129,8 @@ func (c Script) LoseAcquireAnswer(name string, outcome Outcome, delay time.Durat
 	})
 }
 
-// FailRenewals makes the next n renewals of the name ("" for any) fail with err;
-// nil stands for an unreachable store.
+// FailRenewals makes the next n renewals of the name ("" for any) fail with err; nil is an unreachable
+// store.
 func (c Script) FailRenewals(name string, n int, err error) {
 	if err == nil {
 		err = driver.Errorf(driver.CodeUnavailable, "the store cannot be reached (scripted)")
@@ -143,13 +138,12 @@ func (c Script) FailRenewals(name string, n int, err error) {
 	c.edit(func(sc *script) { sc.renewals = append(sc.renewals, fault{name: name, left: n, err: err}) })
 }
 
-// DelayRenewal makes the next renewal of the name ("" for any) take that long.
+// DelayRenewal delays the next renewal of the name ("" for any) by d.
 func (c Script) DelayRenewal(name string, d time.Duration) {
 	c.edit(func(sc *script) { sc.renewals = append(sc.renewals, fault{name: name, left: 1, delay: d}) })
 }
 
-// FailReleases makes the next n releases of the name ("" for any) fail with err,
-// before anything is done.
+// FailReleases makes the next n releases of the name ("" for any) fail with err, without an effect.
 func (c Script) FailReleases(name string, n int, err error) {
 	c.edit(func(sc *script) { sc.releases = append(sc.releases, fault{name: name, left: n, err: err}) })
 }
@@ -159,14 +153,13 @@ func (c Script) FailUndos(name string, n int, err error) {
 	c.edit(func(sc *script) { sc.undos = append(sc.undos, fault{name: name, left: n, err: err}) })
 }
 
-// Reset forgets every failure that is still to come.
+// Reset removes all failures that are still to come.
 func (c Script) Reset() {
 	c.edit(func(sc *script) { sc.acquires, sc.renewals, sc.releases, sc.undos = nil, nil, nil, nil })
 }
 
-// Stop makes the store unreachable: calls hang until their context ends, and the
-// outcome is unknown (nothing is done). Leases go on running out. Places that
-// already wait stay.
+// Stop makes the store unreachable: calls block until their context ends, and their outcome is unknown
+// (nothing is executed). Leases still expire. Queue entries stay.
 func (c Script) Stop() {
 	c.edit(func(sc *script) {
 		if sc.stopped == nil {
@@ -176,7 +169,7 @@ func (c Script) Stop() {
 	})
 }
 
-// Start ends what Stop began.
+// Start ends a Stop.
 func (c Script) Start() {
 	c.edit(func(sc *script) {
 		if sc.stopped != nil {
@@ -187,7 +180,7 @@ func (c Script) Start() {
 	})
 }
 
-// ready waits for a store that is stopped.
+// ready waits while the store is stopped.
 func (s *Store) ready(ctx context.Context) error {
 	for {
 		if err := s.open(); err != nil || !s.space.halted.Load() {
@@ -208,12 +201,12 @@ func (s *Store) ready(ctx context.Context) error {
 	}
 }
 
-// acquireFaulty carries out a scripted acquisition.
+// acquireFaulty executes a scripted acquisition.
 func (s *Store) acquireFaulty(ctx context.Context, e *entry, r driver.Request, f *fault) (driver.Grant, error) {
 	sp := s.space
 	apply := func() {
 		if !sp.admitsNow(s.key(r.Name), r.Limit) {
-			return // it would have been an answered no, or a place that Undo removes
+			return // CodeBusy, or a queue entry that Undo removes
 		}
 		e.n = sp.open(s.key(r.Name))
 		sp.grant(e)
@@ -249,7 +242,7 @@ func (sp *space) admitsNow(key string, limit int) bool {
 	return len(n.queue) == 0 && n.admits(limit)
 }
 
-// renewFault carries out a scripted renewal.
+// renewFault executes a scripted renewal.
 func (sp *space) renewFault(ctx context.Context, name string) error {
 	sp.mu.Lock()
 	f := take(&sp.script.renewals, name)

@@ -8,9 +8,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Everything here is called with the space's mutex held.
+// All methods here are called with the space's mutex held.
 
-// open finds a name or begins it.
+// open returns a name, and creates it if necessary.
 func (sp *space) open(key string) *name {
 	n := sp.names[key]
 	if n != nil {
@@ -26,10 +26,10 @@ func (sp *space) open(key string) *name {
 	return n
 }
 
-// maxSpare bounds what is kept for reuse.
+// maxSpare is the number of names that are kept for reuse.
 const maxSpare = 64
 
-// tidy forgets a name that nobody holds or waits for.
+// tidy removes a name without holders and waiters.
 func (sp *space) tidy(n *name) {
 	if len(n.holders)+len(n.queue) > 0 || sp.names[n.key] != n {
 		return
@@ -37,15 +37,14 @@ func (sp *space) tidy(n *name) {
 	delete(sp.names, n.key)
 	if n.timer != nil {
 		n.timer.Stop()
-		return // it may have fired already and hold on to n
+		return // the timer may have fired already and refer to n
 	}
 	if len(sp.spare) < maxSpare {
 		sp.spare = append(sp.spare, n)
 	}
 }
 
-// admits is the one rule: a grant of limit n never stands beside more than n-1
-// others.
+// admits is the rule: a grant of limit n never stands beside more than n-1 others.
 func (n *name) admits(limit int) bool {
 	least := limit
 	for _, e := range n.holders {
@@ -78,8 +77,8 @@ func (n *name) freeSlot() int {
 	}
 }
 
-// extend sets the deadline anew, from now. The instant is taken first, so trust
-// in the grant ends before the deadline.
+// extend sets a new deadline, from now. The instant is taken first, so that the validity ends before the
+// deadline.
 func (sp *space) extend(e *entry) {
 	e.sent = driver.NowInProcess()
 	e.expires = e.sent.Time().Add(e.ttl) // mutation: memory-expiry
@@ -98,7 +97,7 @@ func (sp *space) confirm(e *entry) bool {
 	return true
 }
 
-// find returns the standing grant that g names.
+// find returns the standing grant of g.
 func (sp *space) find(key string, g driver.Grant) *entry {
 	n := sp.names[key]
 	if n == nil {
@@ -114,7 +113,7 @@ func (sp *space) find(key string, g driver.Grant) *entry {
 	return nil
 }
 
-// drop removes a place or a grant and serves the queue.
+// drop removes a queue entry or a grant and serves the queue.
 func (sp *space) drop(e *entry) {
 	n := e.n
 	if n == nil {
@@ -131,7 +130,7 @@ func (sp *space) drop(e *entry) {
 	sp.tidy(n)
 }
 
-// expire removes the grants whose time is up and serves the queue.
+// expire removes expired grants and serves the queue.
 func (sp *space) expire(n *name) {
 	if len(n.holders) == 0 {
 		return
@@ -145,8 +144,7 @@ func (sp *space) expire(n *name) {
 	}
 }
 
-// promote grants from the head of the queue, in order, as far as the rule
-// allows.
+// promote grants from the head of the queue, in order, as far as the rule admits.
 func (sp *space) promote(n *name) {
 	for len(n.queue) > 0 && n.admits(n.queue[0].limit) {
 		e := n.queue[0]
@@ -159,8 +157,7 @@ func (sp *space) promote(n *name) {
 	}
 }
 
-// arm sets the name's timer for the next expiry: while anyone waits, or while a
-// grant stands that nobody will come back for.
+// arm sets the name's timer for the next expiry: while there are waiters, or while a released grant stands.
 func (sp *space) arm(n *name) {
 	if len(n.holders) == 0 {
 		return
@@ -193,7 +190,7 @@ func (sp *space) changed(n *name) {
 		}
 		select {
 		case w.ch <- struct{}{}:
-		default: // it has not looked since the last change
+		default: // the watcher has not handled the last change yet
 		}
 	}
 }

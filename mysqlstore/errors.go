@@ -20,6 +20,7 @@ const (
 	errBadText        = 1366
 	errTooLong        = 1406
 	errNoTable        = 1146
+	errNoVariable     = 1193 // a parameter of the URL that is none of the driver's
 	errLockWait       = 1205
 	errDeadlock       = 1213
 	errInterrupted    = 1317
@@ -57,6 +58,8 @@ func (faults) Sort(err error) (error, bool) {
 		return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 	case my.Number == errLockWait || my.Number == errDeadlock || my.Number == errNotLocked8 || my.Number == errUserLockLoop8 || my.Number == errRolledBack8 || my.Number == 1020:
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, true
+	case my.Number == errNoVariable:
+		return &driver.Error{Code: driver.CodeInvalid, Err: err}, false
 	case my.Number == errNoTable:
 		return driver.Errorf(driver.CodeRefused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
 	case my.Number == errNoColumn:

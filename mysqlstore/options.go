@@ -136,7 +136,11 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	}
 	o := []Option{func(c *config) { *c = given }}
 	socket := query.Take("socket")
-	cfg, err := mysql.ParseDSN("/?" + query.Rest().Encode())
+	theirs, err := query.Rest()
+	if err != nil {
+		return bad("%w", err)
+	}
+	cfg, err := mysql.ParseDSN("/?" + theirs.Encode())
 	if err != nil {
 		return bad("parameters: %w", err)
 	}

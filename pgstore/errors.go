@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -44,7 +45,12 @@ func (faults) Sort(err error) (error, bool) {
 		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, false
 	case "42P01", "42703", "42P07": // no such table, or column
 		return driver.Errorf(driver.CodeRefused, "%w: run holdfast init URL, or Init, to create holdfast's tables", err), false
-	case "42501", "25006", "28000", "28P01", "3D000", "3F000", "42601", "42883", "42704", "22023", "0A000":
+	case "42704":
+		if strings.Contains(err.Error(), "configuration parameter") { // of the URL
+			return &driver.Error{Code: driver.CodeInvalid, Err: err}, false
+		}
+		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
+	case "42501", "25006", "28000", "28P01", "3D000", "3F000", "42601", "42883", "22023", "0A000":
 		return &driver.Error{Code: driver.CodeRefused, Err: err}, false
 	}
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false

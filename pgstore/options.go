@@ -132,8 +132,12 @@ func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 	if _, err := configure(o); err != nil {
 		return nil, nil, err
 	}
+	theirs, err := query.Rest()
+	if err != nil {
+		return bad("%w", err)
+	}
 	rest := *u
-	rest.RawQuery = strings.ReplaceAll(query.Rest().Encode(), "+", "%20") // pgx does not decode a plus
+	rest.RawQuery = strings.ReplaceAll(theirs.Encode(), "+", "%20") // pgx does not decode a plus
 	cfg, err := pgconn.ParseConfig(rest.String())
 	if err != nil {
 		// The text quotes the URL without the password.

@@ -132,6 +132,25 @@
 // once every two seconds: one script call for a hundred grants (in a Cluster for those
 // of one bucket), all calls at once. After a lost subscription all are looked at.
 //
+// # Layouts of other clients
+//
+// [WithLayout] makes a store write its locks as another client library does. All above is
+// about the native layout. The types are in docs/redis-layouts.md; here is why they are safe.
+//
+// Each step is one script that makes the same transition as the other client's own. Before
+// it grants it checks what the other client would check, so the two exclude each other by
+// the server's order of scripts. The owner that it writes is unique to the request, so it
+// ends no lock but its own, and no other client takes it for a re-entry.
+//
+// A request without an answer is handled as in the native layout: it carries the server's
+// time after which it is refused, and an undo leaves its ID behind until then. That is in a
+// key beside the lock, which expires. The other clients do not read it.
+//
+// Deadlines are the server's. Where Redisson writes the Java client's wall clock (queue
+// entries of a fair lock, permits), the scripts write the server's time in the same unit.
+// A Java client whose clock is ahead then ends them early: the guarantees say so, holders
+// notice within three seconds, and waiters queue again.
+//
 // What happens when
 //
 //   - a holder dies: its grant ends by its TTL, and the head of the queue, which

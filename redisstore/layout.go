@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -70,11 +71,11 @@ type rules struct {
 	channel string
 	// keys are the keys beside the name's.
 	keys func(name string) []string
-	// kind is the type of a held name's key, for SCAN; keyed is the same for a key of keys.
+	// kind is the type of a held name's key, for SCAN.
 	kind string
 	// limits reports whether a limit can be granted.
 	limits func(limit int) bool
-	// what the guarantees differ in.
+	// amend changes what declare has changed already.
 	amend func(*driver.Guarantees)
 	// owns writes an owner down.
 	owns func(p *peers, id string, limit int) string
@@ -127,13 +128,14 @@ var layouts = map[Layout]*rules{
 	},
 }
 
-// Layouts are the names of the layouts, for messages.
+// Layouts returns the layouts of other clients, in the order of their names.
+func Layouts() []Layout { return slices.Sorted(maps.Keys(layouts)) }
+
 func layoutNames() string {
 	var all []string
-	for l := range layouts {
+	for _, l := range Layouts() {
 		all = append(all, string(l))
 	}
-	slices.Sort(all)
 	return strings.Join(all, ", ")
 }
 
@@ -177,7 +179,8 @@ func hashTag(key string) string {
 // carries reports what is wrong with a name, nil if nothing.
 func (p *peers) carries(name string) error {
 	key := p.key(name)
-	if p.s.client.Mode() == Cluster && hashTag(key) != hashTag(stemOf(key)+":") || p.s.client.Mode() == Cluster && hashTag(key) != hashTag(prefixed("x", key)) {
+	// What is beside the key begins with its stem, or has it behind a prefix.
+	if p.s.client.Mode() == Cluster && (hashTag(key) != hashTag(stemOf(key)+":") || hashTag(key) != hashTag("x:"+stemOf(key))) {
 		return driver.Errorf(driver.CodeUnsupported, "redisstore: name %q: the layout %s would put its keys into different hash slots of the Cluster: give a name without braces, or with one whole {tag}", name, p.layout)
 	}
 	if inner, ok := strings.CutPrefix(key, "{"); ok && p.rules.keys != nil && strings.HasSuffix(inner, "}") && !strings.Contains(inner, "{") {

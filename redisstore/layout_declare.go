@@ -9,7 +9,7 @@ import (
 // declare changes what the native layout guarantees into what this one does.
 func (p *peers) declare(g *driver.Guarantees) {
 	g.Kind += "-" + string(p.layout)
-	g.Order, g.Shared, g.Semaphore, g.Mixed, g.Slots, g.Linger = driver.OrderNone, false, false, false, false, false
+	g.Order, g.Shared, g.Semaphore, g.Mixed, g.Slots, g.Linger, g.Reserves = driver.OrderNone, false, false, false, false, false, false
 	g.MinTTL, g.Granularity = minPeerTTL, minPeerTTL
 	g.Visible = driver.VisibleHolders
 	g.Tokens = "the server's microseconds, above the last token of the name, which is remembered for 10 s, and above all that the asking client has seen; " +

@@ -75,6 +75,29 @@ func (l *listener) hears(ctx context.Context) bool {
 	}
 }
 
+// Notify calls free when a holder of the name may have released it, in a layout whose
+// waiters poll. See [driver.Notifier].
+func (s *Store) Notify(ctx context.Context, name string, free func()) {
+	if s.peers == nil || s.peers.rules.channel == "" || s.enter() != nil {
+		return
+	}
+	defer s.ops.Done()
+	l := s.peers.ears.listen(s.peers.channel(s.peers.key(name)))
+	s.tasks.Go(func() {
+		defer l.leave()
+		for {
+			select {
+			case <-l.wake:
+				free()
+			case <-ctx.Done():
+				return
+			case <-s.ctx.Done():
+				return
+			}
+		}
+	})
+}
+
 func (l *listener) leave() {
 	e := l.e
 	e.mu.Lock()

@@ -51,6 +51,7 @@ var (
 	_ driver.Inspector = (*Store)(nil)
 	_ driver.Breaker   = (*Store)(nil)
 	_ driver.Watcher   = (*Store)(nil)
+	_ driver.Notifier  = (*Store)(nil)
 )
 
 // entry is a request that asks, and the grant that it becomes.

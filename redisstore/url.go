@@ -59,7 +59,7 @@ func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
 func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	o, mode, fromURL, err := parseURL(u)
 	if err != nil {
-		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: URL %s: %w", place(u), err)
+		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: URL: %w", err)
 	}
 	c, err := configure(append(fromURL, options...))
 	if err != nil {

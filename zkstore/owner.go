@@ -49,7 +49,7 @@ const revoke = "__REVOKE__"
 
 // owner parses a node's data. Text of another program is shown as its host.
 func owner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit int) {
-	ttl = driver.Forever // the session decides, whose timeout is unknown
+	// Of another client library ttl is unknown, and 0: its session's timeout is.
 	var d ownerData
 	switch err := json.Unmarshal(data, &d); {
 	case err == nil && d.ID != "":

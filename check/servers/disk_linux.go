@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Disk decides when the fsync and fdatasync calls of a server return. The kernel hands these
-// calls to the Disk (seccomp's user notification), which needs no right of its own, works for
-// static binaries, and ends with this process: a server that outlives its Disk is answered ENOSYS.
+// Disk decides when the fsync and fdatasync calls of a server return. The kernel passes these
+// calls to the Disk (seccomp's user notification). That needs no privileges, works for static
+// binaries, and ends with this process: a server that outlives its Disk gets ENOSYS.
 //
-// A Disk that is not stalled answers at once and syncs nothing: a server that is killed loses
-// nothing by it.
+// A Disk that is not stalled answers at once and syncs nothing. A server that is killed loses
+// nothing by that.
 type Disk struct {
 	dir      string
 	listener *net.UnixListener
@@ -30,8 +30,8 @@ type Disk struct {
 	gate chan struct{} // closed while the disk is not stalled
 }
 
-// diskLauncher is the first argument that makes a binary with this package a launcher: it
-// gives its fsync calls to the Disk whose socket follows, and becomes the command after that.
+// diskLauncher is the first argument that makes a binary with this package a launcher: it passes
+// its fsync calls to the Disk with the socket that follows, and becomes the command after that.
 const diskLauncher = "-holdfast-disk-launcher"
 
 func init() {
@@ -71,7 +71,7 @@ func (d *Disk) Command(command []string) []string {
 	return append([]string{self, diskLauncher, d.listener.Addr().String()}, command...)
 }
 
-// Stall keeps every sync waiting until Resume.
+// Stall blocks every sync until Resume.
 func (d *Disk) Stall() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,7 +89,7 @@ func (d *Disk) Resume() {
 	}
 }
 
-// Close ends the disk. The caller ends the servers on it first.
+// Close ends the disk. The caller has ended the servers on it.
 func (d *Disk) Close() {
 	d.Resume()
 	_ = d.listener.Close()
@@ -102,7 +102,7 @@ func (d *Disk) passed() <-chan struct{} {
 	return d.gate
 }
 
-// accept takes in one descriptor for each process that begins on the disk.
+// accept receives one descriptor for each process that starts on the disk.
 func (d *Disk) accept() {
 	for {
 		c, err := d.listener.AcceptUnix()
@@ -138,7 +138,7 @@ type response struct {
 	err, flags int32
 }
 
-// serve answers the syncs of one process until that has ended.
+// serve answers the syncs of one process until the process has ended.
 func (d *Disk) serve(fd int) {
 	var answering sync.WaitGroup
 	defer func() {
@@ -151,7 +151,7 @@ func (d *Disk) serve(fd int) {
 			return
 		}
 		if p[0].Revents&unix.POLLIN == 0 {
-			// POLLERR says only that a signal has interrupted the look at the queue.
+			// POLLERR means only that a signal has interrupted the poll.
 			if p[0].Revents&(unix.POLLHUP|unix.POLLNVAL) != 0 {
 				return // the process has ended
 			}
@@ -164,7 +164,7 @@ func (d *Disk) serve(fd int) {
 		gate := d.passed()
 		answer := func() {
 			r := response{id: n.id}
-			for e := syscall.EINTR; e == syscall.EINTR; { // or the sync would never return
+			for e := syscall.EINTR; e == syscall.EINTR; { // otherwise the sync would never return
 				_, _, e = syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SEND, uintptr(unsafe.Pointer(&r)))
 			}
 		}
@@ -186,7 +186,7 @@ func launchOnDisk(socket string, command []string) error {
 	if err != nil {
 		return err
 	}
-	runtime.LockOSThread() // the filter is this thread's, which becomes the command
+	runtime.LockOSThread() // the filter belongs to this thread, which becomes the command
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}

@@ -18,44 +18,43 @@ import (
 // Etcd is one member of an etcd cluster.
 type Etcd struct {
 	*Server
-	// Client is the HOST:PORT for clients, Peer the one for other members.
+	// Client is the HOST:PORT for clients, Peer that for other members.
 	Client, Peer string
-	// Disk is what the member writes to, where the configuration asks for one.
+	// Disk is the member's disk, if the configuration has Disks.
 	Disk *Disk
 
 	scheme string
 	tls    *tls.Config
 }
 
-// EtcdConfig says how an etcd cluster is run.
+// EtcdConfig configures an etcd cluster.
 type EtcdConfig struct {
-	// Program is the server's; default: the one that Find finds.
+	// Program is the server's program. Default: the result of Find.
 	Program string
-	// Members is how many. Default 1.
+	// Members is the number of members. Default 1.
 	Members int
-	// Heartbeat is the interval of the leader's heartbeats; an election takes ten
-	// of them, and the shortest lease is 15 of them, rounded up to a second.
-	// Default 100 ms, as etcd has it.
+	// Heartbeat is the interval of the leader's heartbeats. An election takes ten of them.
+	// The shortest lease is 15 of them, rounded up to a second. Default 100 ms, as in etcd.
 	Heartbeat time.Duration
-	// Dir is where the members' directories are made.
+	// Dir contains the members' directories.
 	Dir string
-	// Hosts gives members addresses other than 127.0.0.1, and Enter the command
-	// that comes before the member's own (to run it in a network namespace).
+	// Hosts are addresses of members other than 127.0.0.1. Enter returns a command that
+	// precedes the member's own, for example to run it in a network namespace.
 	Hosts []string
 	Enter func(member int) []string
-	// TLS is what clients have to speak, if set.
+	// TLS is required of clients, if set.
 	TLS *TLS
-	// NoSync lets members answer before a write has reached the disk. A member that is
-	// killed loses nothing by it, a machine that fails may.
+	// NoSync lets members answer before a write is on the disk. A member that is killed
+	// loses nothing by that; a machine that fails may.
 	NoSync bool
 	// Disks gives each member a Disk, which can be stalled, in place of NoSync.
 	Disks bool
-	// More flags.
+	// Args are further flags.
 	Args []string
 }
 
-// TLS names a certificate authority's file, and the files of a certificate that it
-// has signed for the server and for whoever asks it.
+// TLS names the file of a certificate authority, and the files of a certificate that it has
+// signed for the server and its clients.
 type TLS struct{ CA, Cert, Key string }
 
 func (t *TLS) config() (*tls.Config, error) {
@@ -86,7 +85,7 @@ func StartEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 	}
 	dir := c.Dir
 	var err error
-	for try := range 3 { // a port may be taken meanwhile
+	for try := range 3 { // another process may take a port meanwhile
 		var members []*Etcd
 		if try > 0 {
 			c.Dir = filepath.Join(dir, fmt.Sprintf("again%d", try))
@@ -129,7 +128,7 @@ func startEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 		members[i] = m
 		cluster = append(cluster, fmt.Sprintf("m%d=http://%s", i, members[i].Peer))
 	}
-	// A member serves only when there is a quorum: all are started together.
+	// A member serves only with a quorum, so all are started together.
 	errs := make(chan error, len(members))
 	for i, m := range members {
 		command := []string{c.Program,
@@ -184,7 +183,7 @@ func (m *Etcd) End() {
 	}
 }
 
-// Backup copies what the member has on disk into a new directory, at one moment.
+// Backup copies the member's data at one moment into a new directory.
 func (m *Etcd) Backup(to string) error {
 	if err := m.Pause(); err != nil {
 		return err
@@ -193,7 +192,7 @@ func (m *Etcd) Backup(to string) error {
 	return errors.Join(err, m.Cont())
 }
 
-// healthy asks a member whether it has a leader and takes writes.
+// healthy returns nil if a member has a leader and accepts writes.
 func (m *Etcd) healthy(ctx context.Context) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, m.scheme+"://"+m.Client+"/health", nil)
 	if err != nil {
@@ -210,7 +209,7 @@ func (m *Etcd) healthy(ctx context.Context) error {
 	return nil
 }
 
-// EtcdEndpoints lists the members' client addresses.
+// EtcdEndpoints returns the members' client addresses.
 func EtcdEndpoints(members []*Etcd) []string {
 	var e []string
 	for _, m := range members {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Faketime returns the path of libfaketime, or wraps ErrNotInstalled.
-func Faketime() (string, error) {
+// libfaketime returns the path of libfaketime. The error wraps ErrNotInstalled.
+func libfaketime() (string, error) {
 	for _, pattern := range []string{"/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib/faketime/libfaketimeMT.so.1"} {
 		if found, err := filepath.Glob(pattern); err == nil && len(found) > 0 {
 			return found[0], nil
@@ -21,9 +21,9 @@ func Faketime() (string, error) {
 	return "", fmt.Errorf("%w: libfaketime", ErrNotInstalled)
 }
 
-// FakeClock restarts the server with a clock that SetClock changes.
+// FakeClock restarts the server with a clock that SetClock sets.
 func (s *Server) FakeClock(ctx context.Context) error {
-	library, err := Faketime()
+	library, err := libfaketime()
 	if err != nil {
 		return err
 	}
@@ -31,14 +31,13 @@ func (s *Server) FakeClock(ctx context.Context) error {
 	if err := s.SetClock(0); err != nil {
 		return err
 	}
-	// The C library comes before a server's own allocator, some of which ask for the time
-	// before libfaketime can answer.
+	// The C library precedes a server's own allocator. Some allocators read the time before
+	// libfaketime is ready.
 	s.cfg.Env = append(s.cfg.Env, "LD_PRELOAD="+library+" libc.so.6", "FAKETIME_TIMESTAMP_FILE="+s.clock, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1")
 	return s.Restart(ctx)
 }
 
-// SetClock sets the clock of a server ahead of the machine's, or, by a negative
-// duration, behind it.
+// SetClock sets a server's clock ahead of the machine's, or behind it by a negative duration.
 func (s *Server) SetClock(ahead time.Duration) error {
 	if s.clock == "" {
 		return errors.New("servers: no FakeClock")

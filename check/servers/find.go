@@ -10,16 +10,15 @@ import (
 	"path/filepath"
 )
 
-// Dirs is the environment variable that lists directories with server programs,
-// which come before PATH.
+// Dirs is the environment variable with directories of server programs, which precede PATH.
 const Dirs = "HOLDFAST_SERVERS"
 
-// ErrNotInstalled: a server's program is not on this machine.
+// ErrNotInstalled is the error for a server whose program is missing.
 var ErrNotInstalled = errors.New("not installed")
 
-// Find finds a server's program: in the directories of the environment variable
-// HOLDFAST_SERVERS; in its own places, which are patterns of whole paths and come before
-// PATH, since that may have a wrapper; and in PATH. The error wraps ErrNotInstalled.
+// Find returns the path of a server's program. It searches the directories of HOLDFAST_SERVERS;
+// then own, patterns of whole paths, which precede PATH since that may have a wrapper; then
+// PATH. The error wraps ErrNotInstalled.
 func Find(program string, own ...string) (string, error) {
 	for _, dir := range filepath.SplitList(os.Getenv(Dirs)) {
 		if path := filepath.Join(dir, program); executable(path) {
@@ -28,7 +27,7 @@ func Find(program string, own ...string) (string, error) {
 	}
 	for _, pattern := range own {
 		found, _ := filepath.Glob(pattern)
-		// The last is the newest where the pattern has a version in it.
+		// The last one is the newest if the pattern contains a version.
 		for i := len(found) - 1; i >= 0; i-- {
 			if executable(found[i]) {
 				return found[i], nil
@@ -38,7 +37,7 @@ func Find(program string, own ...string) (string, error) {
 	if path, err := exec.LookPath(program); err == nil {
 		return path, nil
 	}
-	return "", fmt.Errorf("servers: %s is %w: it was looked for in %s, %v and PATH", program, ErrNotInstalled, Dirs, own)
+	return "", fmt.Errorf("servers: %s is %w: searched %s, %v and PATH", program, ErrNotInstalled, Dirs, own)
 }
 
 func executable(path string) bool {

@@ -15,15 +15,14 @@ import (
 	"syscall"
 )
 
-// home is a server's directory, and whom the server runs as: databases refuse to
-// run as root.
+// home is a server's directory and user: databases refuse to run as root.
 type home struct {
 	dir  string
 	cred *syscall.Credential
 }
 
-// newHome makes a directory with a short name, as sockets need one. Where this
-// process is root it belongs to the first of users that exists.
+// newHome makes a directory with a short name, for sockets. If this process is root, the
+// directory belongs to the first of users that exists.
 func newHome(users ...string) (*home, error) {
 	dir, err := os.MkdirTemp("", "hf")
 	if err != nil {
@@ -48,6 +47,23 @@ func newHome(users ...string) (*home, error) {
 		break
 	}
 	return h, nil
+}
+
+// inHome calls start with a new home, for the user if this process is root, and a free port. If
+// start fails, the home is removed.
+func inHome[S any](user string, start func(h *home, port int) (S, error)) (s S, err error) {
+	h, err := newHome(user, "nobody")
+	if err != nil {
+		return s, err
+	}
+	port, err := FreePort()
+	if err == nil {
+		s, err = start(h, port)
+	}
+	if err != nil {
+		h.remove()
+	}
+	return s, err
 }
 
 func (h *home) env() []string { return []string{"HOME=" + h.dir, "TZ=UTC"} }
@@ -77,7 +93,7 @@ func splitAddress(address string) (host, port string, err error) {
 	return host, port, nil
 }
 
-// family is a process and its children. On systems without /proc it asks pgrep.
+// family returns a process and its children.
 func family(pid int) ([]int, error) {
 	if pid == 0 {
 		return nil, ErrNotRunning

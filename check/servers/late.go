@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// LateProxy stands before a server and can keep what its clients have sent, to let
-// it arrive long after they have gone: what a network does at its worst.
+// LateProxy is a proxy that can hold what its clients have sent, and deliver it long after they
+// have gone, as a bad network may.
 type LateProxy struct {
 	l        net.Listener
 	upstream string
@@ -25,10 +25,10 @@ type lateConn struct {
 	mu             sync.Mutex
 	held           bool
 	kept           [][]byte
-	gone           bool // the client has
+	gone           bool // the client has ended the connection
 }
 
-// NewLateProxy starts one before an address, HOST:PORT.
+// NewLateProxy starts a proxy for an address, HOST:PORT.
 func NewLateProxy(upstream string) (*LateProxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -39,7 +39,7 @@ func NewLateProxy(upstream string) (*LateProxy, error) {
 	return p, nil
 }
 
-// Address is where clients connect instead.
+// Address returns the address for clients.
 func (p *LateProxy) Address() string { return p.l.Addr().String() }
 
 func (p *LateProxy) serve() {
@@ -86,10 +86,10 @@ func (c *lateConn) forward() {
 	}
 }
 
-// Hold keeps what comes over the connections that are there now. New ones pass.
+// Hold holds what comes over the present connections. New ones pass.
 func (p *LateProxy) Hold() { p.each(func(c *lateConn) { c.held = true }) }
 
-// Deliver lets what was kept arrive.
+// Deliver delivers what was held.
 func (p *LateProxy) Deliver() {
 	p.each(func(c *lateConn) {
 		for _, b := range c.kept {
@@ -98,7 +98,7 @@ func (p *LateProxy) Deliver() {
 		c.held, c.kept = false, nil
 		if c.gone {
 			if t, ok := c.server.(*net.TCPConn); ok {
-				_ = t.CloseWrite() // the server answers to nobody, and then sees the end
+				_ = t.CloseWrite() // the server answers, and then notices the end
 			}
 		}
 	})

@@ -15,21 +15,20 @@ import (
 	"strings"
 )
 
-// MySQL is a MySQL or MariaDB server of one's own: user root without a password,
-// and an empty schema of the name "test".
+// MySQL is a MySQL or MariaDB server for tests, with the user root without a password, and an
+// empty schema "test".
 type MySQL struct {
 	*Server
-	// Address is where it listens, HOST:PORT.
+	// Address is HOST:PORT.
 	Address string
-	// MariaDB reports which of the two it is.
+	// MariaDB reports whether the server is a MariaDB.
 	MariaDB bool
 	home    *home
 }
 
-// StartMySQL starts the server that HOLDFAST_SERVERS has, a mysqld or a mariadbd, and
-// else this machine's mariadbd, with further flags that both have. It runs on a
-// free port and in a directory of its own. The error wraps ErrNotInstalled where
-// there is no server.
+// StartMySQL starts the mysqld or mariadbd in HOLDFAST_SERVERS, else this machine's mariadbd,
+// with further flags that both support. It runs on a free port and in a new directory. The
+// error wraps ErrNotInstalled if there is no server.
 func StartMySQL(ctx context.Context, flags ...string) (*MySQL, error) {
 	for _, dir := range filepath.SplitList(os.Getenv(Dirs)) {
 		if executable(filepath.Join(dir, "mariadbd")) {
@@ -42,7 +41,7 @@ func StartMySQL(ctx context.Context, flags ...string) (*MySQL, error) {
 	return StartMariaDB(ctx, flags...)
 }
 
-// StartMariaDB is StartMySQL for tests that need a MariaDB.
+// StartMariaDB is StartMySQL for tests that need MariaDB.
 func StartMariaDB(ctx context.Context, flags ...string) (*MySQL, error) {
 	daemon, err := Find("mariadbd", "/usr/sbin/mariadbd", "/usr/libexec/mariadbd")
 	if err != nil {
@@ -51,60 +50,49 @@ func StartMariaDB(ctx context.Context, flags ...string) (*MySQL, error) {
 	return startMySQL(ctx, daemon, true, flags)
 }
 
-func startMySQL(ctx context.Context, daemon string, mariadb bool, flags []string) (_ *MySQL, err error) {
-	daemon, err = filepath.EvalSymlinks(daemon)
+func startMySQL(ctx context.Context, daemon string, mariadb bool, flags []string) (*MySQL, error) {
+	daemon, err := filepath.EvalSymlinks(daemon)
 	if err != nil {
 		return nil, err
 	}
-	h, err := newHome("mysql", "nobody")
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			h.remove()
+	return inHome("mysql", func(h *home, port int) (*MySQL, error) {
+		data := filepath.Join(h.dir, "data")
+		// In a shared directory, servers that start at the same time would remove each other's
+		// temporary tables.
+		tmp := filepath.Join(h.dir, "tmp")
+		if err := h.run(h.command("mkdir", tmp)); err != nil {
+			return nil, err
 		}
-	}()
-	data := filepath.Join(h.dir, "data")
-	// Servers that start at the same time would remove each other's temporary tables
-	// from a directory that they shared.
-	tmp := filepath.Join(h.dir, "tmp")
-	if err := h.run(h.command("mkdir", tmp)); err != nil {
-		return nil, err
-	}
-	base := filepath.Dir(filepath.Dir(daemon)) // of programs, messages and plugins
-	common := []string{"--no-defaults", "--basedir=" + base, "--datadir=" + data, "--tmpdir=" + tmp, "--innodb-buffer-pool-size=32M"}
-	port, err := FreePort()
-	if err != nil {
-		return nil, err
-	}
-	m := &MySQL{Address: fmt.Sprintf("127.0.0.1:%d", port), MariaDB: mariadb, home: h}
-	command := append([]string{daemon}, common...)
-	command = append(command, "--bind-address=127.0.0.1", "--skip-name-resolve", "--port="+strconv.Itoa(port),
-		"--socket="+filepath.Join(h.dir, "s"), "--pid-file="+filepath.Join(h.dir, "pid"), "--max-connections=1000")
-	if mariadb {
-		err = h.initMariaDB(daemon, base, data, common)
-		command = append(command, "--innodb-log-file-size=16M")
-	} else {
-		var users string
-		users, err = h.initMySQL(daemon, common)
-		command = append(command, "--init-file="+users, "--mysqlx=OFF", "--secure-file-priv=NULL", "--innodb-redo-log-capacity=32M")
-	}
-	if err != nil {
-		return nil, err
-	}
-	m.Server, err = Start(ctx, Config{
-		Name: filepath.Base(daemon), Command: append(command, flags...),
-		Env: h.env(), Credential: h.cred, Dir: h.dir, Ready: greets(m.Address),
+		base := filepath.Dir(filepath.Dir(daemon)) // of programs, messages and plugins
+		common := []string{"--no-defaults", "--basedir=" + base, "--datadir=" + data, "--tmpdir=" + tmp, "--innodb-buffer-pool-size=32M"}
+		m := &MySQL{Address: fmt.Sprintf("127.0.0.1:%d", port), MariaDB: mariadb, home: h}
+		command := append([]string{daemon}, common...)
+		command = append(command, "--bind-address=127.0.0.1", "--skip-name-resolve", "--port="+strconv.Itoa(port),
+			"--socket="+filepath.Join(h.dir, "s"), "--pid-file="+filepath.Join(h.dir, "pid"), "--max-connections=1000")
+		var err error
+		if mariadb {
+			err = h.initMariaDB(daemon, base, data, common)
+			command = append(command, "--innodb-log-file-size=16M")
+		} else {
+			var users string
+			users, err = h.initMySQL(daemon, common)
+			command = append(command, "--init-file="+users, "--mysqlx=OFF", "--secure-file-priv=NULL", "--innodb-redo-log-capacity=32M")
+		}
+		if err != nil {
+			return nil, err
+		}
+		m.Server, err = Start(ctx, Config{
+			Name: filepath.Base(daemon), Command: append(command, flags...),
+			Env: h.env(), Credential: h.cred, Dir: h.dir, Ready: greets(m.Address),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return m, nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return m, nil
 }
 
-// initMariaDB does what mariadb-install-db does, which needs tools that come with
-// the clients.
+// initMariaDB does the same as mariadb-install-db, which needs tools of the client package.
 func (h *home) initMariaDB(daemon, base, data string, common []string) error {
 	boot := bytes.NewBufferString("USE mysql;\n")
 	for _, name := range []string{"system_tables", "performance_tables", "system_tables_data"} {
@@ -141,7 +129,7 @@ func (h *home) initMySQL(daemon string, common []string) (file string, err error
 	}, "\n")+"\n"), 0o644)
 }
 
-// greets is a Ready for servers that speak first.
+// greets returns a Ready for servers that send first.
 func greets(address string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -165,7 +153,7 @@ func greets(address string) func(context.Context) error {
 	}
 }
 
-// DSN is what go-sql-driver/mysql opens: a schema of the server, and parameters.
+// DSN returns a data source for go-sql-driver/mysql: a schema of the server, and parameters.
 func (m *MySQL) DSN(schema, params string) string {
 	return fmt.Sprintf("root@tcp(%s)/%s%s", m.Address, schema, params)
 }
@@ -174,7 +162,7 @@ func (m *MySQL) DSN(schema, params string) string {
 func (m *MySQL) Close() error { return end(m.Server, m.home) }
 
 func end(s *Server, h *home) error {
-	s.Kill() // its data is not needed any more
+	s.Kill() // its data is not needed
 	h.remove()
 	return nil
 }

@@ -9,22 +9,21 @@ import (
 	"sync/atomic"
 )
 
-// Network is a small network of this machine alone: each host is a network
-// namespace, and this process reaches them all. It is for what a proxy cannot do:
-// to part the members of a cluster while their clients stay connected. It needs
-// root and the ip command.
+// Network is a small network within this machine: each host is a network namespace, and this
+// process reaches all of them. Unlike a proxy it can separate the members of a cluster while
+// their clients stay connected. It needs root and the ip command.
 type Network struct {
 	bridge string
 	names  []string
 	hosts  []string
 }
 
-// ErrNoNetwork: this process may not make network namespaces.
+// ErrNoNetwork is the error if this process cannot make network namespaces.
 var ErrNoNetwork = errors.New("servers: network namespaces need root and the ip command")
 
 var networks atomic.Int32
 
-// NewNetwork makes a network of so many hosts.
+// NewNetwork makes a network of hosts.
 func NewNetwork(hosts int) (*Network, error) {
 	if os.Getuid() != 0 {
 		return nil, ErrNoNetwork
@@ -33,7 +32,7 @@ func NewNetwork(hosts int) (*Network, error) {
 		return nil, ErrNoNetwork
 	}
 	n := int(networks.Add(1))
-	// Names and addresses that are another process's make the next step fail.
+	// If another process has the same names and addresses, the next step fails.
 	id := fmt.Sprintf("%x%x", os.Getpid(), n)
 	subnet := fmt.Sprintf("10.213.%d", (os.Getpid()*7+n)%250)
 	w := &Network{bridge: "hfb" + id}
@@ -76,13 +75,13 @@ func ip(args ...string) error {
 	return nil
 }
 
-// Hosts are the hosts' addresses.
+// Hosts returns the hosts' addresses.
 func (w *Network) Hosts() []string { return w.hosts }
 
-// Enter is the command that runs another on a host.
+// Enter returns the command that runs another command on a host.
 func (w *Network) Enter(host int) []string { return []string{"ip", "netns", "exec", w.names[host]} }
 
-// Cut parts a host from all others, both ways, until Heal. This process still
+// Cut separates a host from all others, in both directions, until Heal. This process still
 // reaches it.
 func (w *Network) Cut(host int) error { return w.others(host, "add") }
 
@@ -94,7 +93,7 @@ func (w *Network) others(host int, do string) error {
 		if i == host {
 			continue
 		}
-		// What is not answered is not received either.
+		// Without a route for answers, nothing is received either.
 		if err := ip("-n", w.names[host], "route", do, "blackhole", h+"/32"); err != nil {
 			return err
 		}
@@ -102,8 +101,7 @@ func (w *Network) others(host int, do string) error {
 	return nil
 }
 
-// Close ends the network. Whoever still runs on a host keeps its namespace, which
-// has lost its link.
+// Close ends the network. A process on a host keeps its namespace, without a link.
 func (w *Network) Close() {
 	for _, name := range w.names {
 		_ = ip("netns", "del", name)

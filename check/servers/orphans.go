@@ -15,19 +15,19 @@ import (
 	"syscall"
 )
 
-// A watcher is a shell that outlives this process and then kills the servers that
-// this process has started and not ended: a program that gets SIGKILL, or a test
-// that panics at its timeout, ends nothing itself.
+// A watcher is a shell that outlives this process and then kills the servers that this process
+// has started and not ended. A program that gets SIGKILL, or a test that panics at its timeout,
+// cannot end them itself.
 //
-// The watcher reads the numbers of the servers from a pipe. Only this process has
-// the other end, so the pipe ends with this process, in whatever way that ends. A
-// parent-death signal would not do: it fires when the thread that started the server
-// exits, it reaches no child of the server, and a change of the user clears it.
+// The watcher reads the servers' process groups from a pipe. Only this process has the other
+// end, so the pipe ends with this process in any case. A parent-death signal is no replacement:
+// it fires when the thread that has started the server exits, it reaches no child of the
+// server, and a change of the user clears it.
 type watcher struct {
 	mu   sync.Mutex
 	pipe io.Writer // nil before the first server
-	// mark is in the environment of every server. By it the watcher finds those that
-	// have left their process group, and one that this process could not report.
+	// mark is in the environment of every server. By it the watcher finds servers that have
+	// left their process group, and one that was not reported.
 	mark string
 }
 
@@ -36,8 +36,7 @@ var watch watcher
 //go:embed orphans.sh
 var killOrphans string
 
-// start starts the watcher unless it runs, and returns the variable for the
-// environment of a server.
+// start starts the watcher unless it runs, and returns the environment variable of its servers.
 func (w *watcher) start() (mark string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -53,14 +52,13 @@ func (w *watcher) start() (mark string, err error) {
 	cmd := exec.Command("/bin/sh", "-c", killOrphans, "holdfast-watcher", mark)
 	cmd.Dir = "/"
 	cmd.Stdin = r
-	// Neither a key pressed at the terminal nor a signal for the group of this process
-	// ends the watcher.
+	// The watcher ignores keys at the terminal and signals for the group of this process.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		pipe.Close()
 		return "", fmt.Errorf("servers: the watcher that ends the servers after this process: %w", err)
 	}
-	// It ends after this process, so there is nothing to wait for.
+	// It ends after this process, so that Wait is impossible.
 	_ = cmd.Process.Release()
 	w.pipe, w.mark = pipe, mark
 	return mark, nil
@@ -74,7 +72,7 @@ func (w *watcher) started(group int) error {
 	return nil
 }
 
-// ended reports that a process group is no server of ours any more.
+// ended reports that a process group is no server any more.
 func (w *watcher) ended(group int) { _ = w.send("-", group) }
 
 func (w *watcher) send(op string, group int) error {

@@ -15,18 +15,17 @@ import (
 	"time"
 )
 
-// Postgres is a PostgreSQL of one's own: superuser postgres without a password.
+// Postgres is a PostgreSQL server for tests, with the superuser postgres without a password.
 type Postgres struct {
 	*Server
-	// Address is where it listens, HOST:PORT.
+	// Address is HOST:PORT.
 	Address string
 	home    *home
 }
 
-// StartPostgres starts a postgres on a free port and in a directory of its own,
-// with further settings as NAME=VALUE. The error wraps ErrNotInstalled where
-// there is none.
-func StartPostgres(ctx context.Context, settings ...string) (_ *Postgres, err error) {
+// StartPostgres starts a postgres on a free port and in a new directory, with further settings
+// as NAME=VALUE. The error wraps ErrNotInstalled.
+func StartPostgres(ctx context.Context, settings ...string) (*Postgres, error) {
 	daemon, err := Find("postgres", postgresPrograms+"postgres")
 	if err != nil {
 		return nil, fmt.Errorf("%w (Debian: apt-get install postgresql)", err)
@@ -35,24 +34,16 @@ func StartPostgres(ctx context.Context, settings ...string) (_ *Postgres, err er
 	if err != nil {
 		return nil, fmt.Errorf("%w (Debian: apt-get install postgresql)", err)
 	}
-	h, err := newHome("postgres", "nobody")
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			h.remove()
+	return inHome("postgres", func(h *home, port int) (*Postgres, error) {
+		if err := h.run(h.command(initdb, "-D", h.data(), "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C")); err != nil {
+			return nil, err
 		}
-	}()
-	if err := h.run(h.command(initdb, "-D", h.data(), "-U", "postgres", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C")); err != nil {
-		return nil, err
-	}
-	return startPostgres(ctx, daemon, h, settings)
+		return startPostgres(ctx, daemon, h, port, settings)
+	})
 }
 
-// StartPostgresReplica starts a hot standby of another server, which follows it by
-// streaming.
-func StartPostgresReplica(ctx context.Context, primary *Postgres, settings ...string) (_ *Postgres, err error) {
+// StartPostgresReplica starts a hot standby that streams from a primary.
+func StartPostgresReplica(ctx context.Context, primary *Postgres, settings ...string) (*Postgres, error) {
 	daemon, err := Find("postgres", postgresPrograms+"postgres")
 	if err != nil {
 		return nil, err
@@ -61,30 +52,22 @@ func StartPostgresReplica(ctx context.Context, primary *Postgres, settings ...st
 	if err != nil {
 		return nil, fmt.Errorf("%w (Debian: apt-get install postgresql)", err)
 	}
-	h, err := newHome("postgres", "nobody")
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			h.remove()
+	return inHome("postgres", func(h *home, port int) (*Postgres, error) {
+		if err := h.run(h.command(backup, "-d", primary.replication(), "-D", h.data(), "-R", "--checkpoint=fast", "--no-sync")); err != nil {
+			return nil, err
 		}
-	}()
-	if err := h.run(h.command(backup, "-d", primary.replication(), "-D", h.data(), "-R", "--checkpoint=fast", "--no-sync")); err != nil {
-		return nil, err
-	}
-	return startPostgres(ctx, daemon, h, settings)
+		return startPostgres(ctx, daemon, h, port, settings)
+	})
 }
 
-// replication is how a replica connects.
+// replication returns how a replica connects.
 func (p *Postgres) replication() string {
 	host, port, _ := splitAddress(p.Address)
 	return fmt.Sprintf("host=%s port=%s user=postgres sslmode=disable", host, port)
 }
 
-// Demote shuts the server down, which waits until its replicas have all that it
-// wrote, and starts it again as a replica of another, once promote has made that the
-// primary. Sessions end.
+// Demote shuts the server down, which waits until its replicas have all its data. It calls
+// promote, and restarts the server as a replica of to. Sessions end.
 func (p *Postgres) Demote(ctx context.Context, promote func(context.Context) error, to *Postgres) error {
 	p.Server.mu.Lock()
 	err := p.cmd.Process.Signal(syscall.SIGINT)
@@ -114,7 +97,7 @@ const postgresPrograms = "/usr/lib/postgresql/*/bin/"
 
 func (h *home) data() string { return filepath.Join(h.dir, "data") }
 
-// write makes a file of the server's user.
+// write writes a file for the server's user.
 func (h *home) write(file, text string) error {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil || h.cred == nil {
 		return err
@@ -122,11 +105,7 @@ func (h *home) write(file, text string) error {
 	return os.Chown(file, int(h.cred.Uid), int(h.cred.Gid))
 }
 
-func startPostgres(ctx context.Context, daemon string, h *home, settings []string) (*Postgres, error) {
-	port, err := FreePort()
-	if err != nil {
-		return nil, err
-	}
+func startPostgres(ctx context.Context, daemon string, h *home, port int, settings []string) (_ *Postgres, err error) {
 	p := &Postgres{Address: fmt.Sprintf("127.0.0.1:%d", port), home: h}
 	command := []string{daemon, "-D", h.data(), "-p", strconv.Itoa(port), "-k", h.dir, "-c", "listen_addresses=127.0.0.1", "-c", "max_connections=300"}
 	for _, s := range settings {
@@ -141,8 +120,7 @@ func startPostgres(ctx context.Context, daemon string, h *home, settings []strin
 	return p, nil
 }
 
-// starts is a Ready for servers that speak PostgreSQL's protocol: a session can be
-// begun.
+// starts returns a Ready for servers with PostgreSQL's protocol: a session can be started.
 func starts(address, user, database string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -171,7 +149,7 @@ func starts(address, user, database string) func(context.Context) error {
 	}
 }
 
-// URL is what pgx opens: a database of the server, and parameters behind ?.
+// URL returns a URL for pgx: a database of the server, and parameters.
 func (p *Postgres) URL(database, params string) string {
 	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable%s", p.Address, database, params)
 }
@@ -183,8 +161,8 @@ func (p *Postgres) Restart(ctx context.Context) error {
 	return within(ctx, 10*time.Second, func() error { return p.Server.Restart(ctx) })
 }
 
-// Kill ends the server and its sessions at once. Sessions that went on would keep
-// its memory, and it could not start again.
+// Kill ends the server and its sessions at once. A session that survived would keep the shared
+// memory, so that the server could not start again.
 func (p *Postgres) Kill() {
 	if pid := p.PID(); pid > 0 {
 		_ = p.all(syscall.SIGKILL)
@@ -192,7 +170,7 @@ func (p *Postgres) Kill() {
 	p.Server.Kill()
 }
 
-// Pause stops the server and every session of it, and Cont lets them go on.
+// Pause stops the server and all its sessions until Cont.
 func (p *Postgres) Pause() error { return p.all(syscall.SIGSTOP) }
 
 // Cont ends a Pause.
@@ -204,7 +182,7 @@ func (p *Postgres) all(s syscall.Signal) error {
 		return err
 	}
 	for _, pid := range children {
-		_ = syscall.Kill(pid, s) // it may have ended meanwhile
+		_ = syscall.Kill(pid, s) // the process may have ended meanwhile
 	}
 	return nil
 }

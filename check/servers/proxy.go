@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// Proxy stands before a server, on a port of its own, and disturbs what passes: it cuts
-// connections, drops answers, delays them, and loses single ones.
+// Proxy disturbs the traffic of a server: it cuts connections, drops answers, delays them, and
+// loses single ones. It has a port of its own.
 //
-// Close ends every goroutine of a proxy. While it is open it has one of its own, from
-// NewProxy on, and some for each connection, which end with the connection: a leak check
-// of its clients finds none of them.
+// Close ends every goroutine of a proxy. An open proxy has one goroutine from NewProxy on, and
+// some for each connection, which end with the connection. So a leak check of clients finds
+// none of them.
 type Proxy struct {
 	address string
 	tasks   sync.WaitGroup
@@ -26,33 +26,33 @@ type Proxy struct {
 	upstream string
 	links    map[*link]struct{}
 	closed   bool
-	silent   bool          // no requests pass
-	deaf     bool          // no answers pass
+	silent   bool          // requests are dropped
+	deaf     bool          // answers are dropped
 	delay    time.Duration // of answers
 	// lose counts the requests until the one whose answer is lost; 0 is none.
 	lose int
 }
 
-// link is one connection of a client and the one to the server that belongs to it.
+// link is a client's connection with its connection to the server.
 type link struct {
 	p              *Proxy
 	client, server net.Conn
 
-	// Under p.mu. state is of all below and of the proxy's delay.
+	// Guarded by p.mu. state signals changes of the fields below and of the proxy's delay.
 	state   *sync.Cond
 	answers []answer
-	dropped bool // something was: the two ends disagree about the conversation
-	lost    bool // the next answer is lost, and the connection with it
+	dropped bool // data was dropped: the two ends disagree about the conversation
+	lost    bool // the next answer is lost, and the connection ends
 	ended   bool
 }
 
-// answer is what the server has sent in one piece; no data is the end of what it sends.
+// answer is data that the server has sent in one piece; no data is the end of the connection.
 type answer struct {
 	data []byte
 	read time.Time
 }
 
-// NewProxy starts a proxy before an address, HOST:PORT.
+// NewProxy starts a proxy for an address, HOST:PORT.
 func NewProxy(upstream string) (*Proxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -64,10 +64,10 @@ func NewProxy(upstream string) (*Proxy, error) {
 	return p, nil
 }
 
-// Address is where clients connect instead; it stays the same.
+// Address returns the address for clients. It does not change.
 func (p *Proxy) Address() string { return p.address }
 
-// serve accepts connections, whenever there is a listener, until Close.
+// serve accepts connections until Close, whenever there is a listener.
 func (p *Proxy) serve() {
 	for {
 		p.mu.Lock()
@@ -84,7 +84,7 @@ func (p *Proxy) serve() {
 		if err != nil {
 			p.mu.Lock()
 			if p.listener == l {
-				p.listener = nil // it is of no more use
+				p.listener = nil
 			}
 			p.mu.Unlock()
 			continue
@@ -93,7 +93,7 @@ func (p *Proxy) serve() {
 	}
 }
 
-// connect leads an accepted connection to the server.
+// connect connects an accepted connection to the server.
 func (p *Proxy) connect(c net.Conn, l net.Listener) {
 	p.mu.Lock()
 	upstream := p.upstream
@@ -107,7 +107,7 @@ func (p *Proxy) connect(c net.Conn, l net.Listener) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.listener != l {
-		c.Close() // it was cut, or redirected, meanwhile
+		c.Close() // the proxy was cut or redirected meanwhile
 		s.Close()
 		return
 	}
@@ -131,7 +131,7 @@ func (k *link) forwardRequests() {
 	}
 }
 
-// passes reports whether a request passes, and notes what is to become of its answer.
+// passes reports whether a request passes, and records whether its answer is lost.
 func (k *link) passes() bool {
 	p := k.p
 	p.mu.Lock()
@@ -179,7 +179,7 @@ func (k *link) readAnswers() {
 	}
 }
 
-// writeAnswers passes each answer on when it is due.
+// writeAnswers forwards each answer when it is due.
 func (k *link) writeAnswers() {
 	p := k.p
 	p.mu.Lock()
@@ -191,7 +191,7 @@ func (k *link) writeAnswers() {
 		}
 		a := k.answers[0]
 		if wait := p.delay - time.Since(a.read); wait > 0 {
-			// Its end wakes the wait, and so does whatever else changes.
+			// The end of the delay wakes the wait, as does any other change.
 			t := time.AfterFunc(wait, func() {
 				p.mu.Lock()
 				defer p.mu.Unlock()
@@ -242,7 +242,7 @@ func (p *Proxy) change(f func() error) error {
 	return err
 }
 
-// cut ends every connection and refuses new ones; p.mu is held.
+// cut ends every connection and refuses new ones. The caller holds p.mu.
 func (p *Proxy) cut() {
 	if p.listener != nil {
 		p.listener.Close()
@@ -253,12 +253,12 @@ func (p *Proxy) cut() {
 	}
 }
 
-// listen accepts connections again; p.mu is held.
+// listen accepts connections again. The caller holds p.mu.
 func (p *Proxy) listen() error {
 	if p.listener != nil || p.closed {
 		return nil
 	}
-	// The kernel may have given the port to a connection that is about to end.
+	// The kernel may have assigned the port to a connection that is about to end.
 	var l net.Listener
 	var err error
 	for range 100 {
@@ -276,32 +276,32 @@ func (p *Proxy) Cut() {
 	_ = p.change(func() error { p.cut(); return nil })
 }
 
-// DropAnswers lets requests pass and drops every answer, until Heal.
+// DropAnswers forwards requests and drops every answer, until Heal.
 func (p *Proxy) DropAnswers() error {
 	return p.change(func() error { p.deaf = true; return nil })
 }
 
-// Silence lets nothing pass either way and leaves connections open, as an unplugged
-// cable does, until Heal.
+// Silence drops all data in both directions and keeps connections open, like an unplugged
+// cable, until Heal.
 func (p *Proxy) Silence() error {
 	return p.change(func() error { p.deaf, p.silent = true, true; return nil })
 }
 
-// Delay holds up every answer that long, counted from when the server sent it, until
-// Heal. Another Delay replaces it, and one of 0 ends it.
+// Delay delays every answer by d after the server has sent it, until Heal. Another Delay
+// replaces it, and 0 ends it.
 func (p *Proxy) Delay(d time.Duration) error {
 	return p.change(func() error { p.delay = max(d, 0); return nil })
 }
 
-// LoseAnswer lets the given number of requests pass, of whichever connection, with what
-// is answered to them. The request after these reaches the server, too; its answer is
-// lost, and its connection ends. A request is what arrives in one piece.
+// LoseAnswer forwards the given number of requests, of any connection, with their answers. The
+// next request reaches the server as well; its answer is lost, and its connection ends. A
+// request is data that arrives in one piece.
 func (p *Proxy) LoseAnswer(after int) error {
 	return p.change(func() error { p.lose = after + 1; return nil })
 }
 
-// Heal ends whatever was begun. Connections whose data was dropped are ended, as
-// their two ends disagree about the conversation.
+// Heal ends all disturbances. It closes connections whose data was dropped, since their two
+// ends disagree about the conversation.
 func (p *Proxy) Heal() error {
 	return p.change(func() error {
 		p.silent, p.deaf, p.delay, p.lose = false, false, 0, 0
@@ -314,8 +314,8 @@ func (p *Proxy) Heal() error {
 	})
 }
 
-// Redirect ends every connection and leads new ones to another address. A proxy that is
-// cut stays so until Heal.
+// Redirect ends every connection and leads new ones to another address. A proxy that is cut
+// stays cut until Heal.
 func (p *Proxy) Redirect(upstream string) error {
 	return p.change(func() error {
 		wasCut := p.listener == nil
@@ -326,6 +326,12 @@ func (p *Proxy) Redirect(upstream string) error {
 		}
 		return p.listen()
 	})
+}
+
+// Lead leads new connections to another address. Established connections stay where they are,
+// as with a name or an address that moves to another server.
+func (p *Proxy) Lead(upstream string) {
+	_ = p.change(func() error { p.upstream = upstream; return nil })
 }
 
 // Close ends the proxy, its connections and its goroutines.

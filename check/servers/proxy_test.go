@@ -16,15 +16,14 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// upper is a server that answers each line in upper case and tells what it read.
-func upper(t *testing.T) (address string, read <-chan string) {
+// answering is a server that answers each line with another one.
+func answering(t *testing.T, answer func(line string) string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	lines := make(chan string, 100)
 	go func() {
 		for {
 			c, err := l.Accept()
@@ -34,15 +33,25 @@ func upper(t *testing.T) (address string, read <-chan string) {
 			go func() {
 				defer c.Close()
 				for s := bufio.NewScanner(c); s.Scan(); {
-					lines <- s.Text()
-					if _, err := c.Write([]byte(strings.ToUpper(s.Text()) + "\n")); err != nil {
+					if _, err := c.Write([]byte(answer(s.Text()) + "\n")); err != nil {
 						return
 					}
 				}
 			}()
 		}
 	}()
-	return l.Addr().String(), lines
+	return l.Addr().String()
+}
+
+// upper is a server that answers each line in upper case, and sends what it has read to a
+// channel.
+func upper(t *testing.T) (address string, read <-chan string) {
+	t.Helper()
+	lines := make(chan string, 100)
+	return answering(t, func(line string) string {
+		lines <- line
+		return strings.ToUpper(line)
+	}), lines
 }
 
 // talk sends a line and reads the answer, for at most the given time.

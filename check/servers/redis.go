@@ -25,13 +25,13 @@ type Redis struct {
 	tls      *tls.Config // nil without TLS
 }
 
-// RedisTLS are settings for StartRedis: clients, replicas and the nodes of a
-// cluster use TLS alone, and show certificates.
+// RedisTLS returns settings for StartRedis: clients, replicas and the nodes of a cluster must
+// use TLS with certificates.
 func RedisTLS(t TLS) []string {
 	return []string{"--tls-ca-cert-file", t.CA, "--tls-cert-file", t.Cert, "--tls-key-file", t.Key, "--tls-replication", "yes", "--tls-cluster", "yes"}
 }
 
-// understand takes from the settings what a client needs to know of them.
+// understand reads from the settings what a client needs.
 func (r *Redis) understand(settings []string) error {
 	var t TLS
 	for i := 0; i+1 < len(settings); i++ {
@@ -54,7 +54,7 @@ func (r *Redis) understand(settings []string) error {
 	return err
 }
 
-// listen are the settings by which it listens.
+// listen returns the settings of the server's port.
 func (r *Redis) listen() []string {
 	if r.tls != nil {
 		return []string{"--port", "0", "--tls-port", strconv.Itoa(r.Port)}
@@ -62,19 +62,19 @@ func (r *Redis) listen() []string {
 	return []string{"--port", strconv.Itoa(r.Port)}
 }
 
-// RedisInstalled tells where redis-server is, or wraps ErrNotInstalled.
+// RedisInstalled returns the path of redis-server. The error wraps ErrNotInstalled.
 func RedisInstalled() (string, error) {
 	return Find("redis-server")
 }
 
-// StartRedis starts a redis-server on a free port of the loopback interface, with
-// further settings as on its command line: "--appendonly", "yes". Unless they say
-// otherwise it writes nothing to disk.
+// StartRedis starts a redis-server on a free port of the loopback interface, with further
+// settings as on its command line: "--appendonly", "yes". By default it writes nothing to
+// disk.
 func StartRedis(ctx context.Context, dir string, settings ...string) (*Redis, error) {
 	return startRedis(ctx, dir, func() ([]string, error) { return settings, nil })
 }
 
-// startRedis asks for the settings before each try: a port may be taken meanwhile.
+// startRedis calls draw before each attempt: another process may take a port meanwhile.
 func startRedis(ctx context.Context, dir string, draw func() ([]string, error)) (*Redis, error) {
 	var err error
 	for range 5 {
@@ -122,20 +122,14 @@ func startRedisOn(ctx context.Context, port int, dir string, settings []string) 
 	return r, nil
 }
 
-// Address is HOST:PORT.
+// Address returns HOST:PORT.
 func (r *Redis) Address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(r.Port)) }
 
-// Do sends one command on a connection of its own, with the server's password if
-// it has one, and reads the answer.
+// Do sends one command on a new connection, with the server's password if it has one, and
+// returns the answer: a string, an int64, nil, or a slice of these. An error of the server is
+// an error.
 func (r *Redis) Do(ctx context.Context, args ...string) (any, error) {
 	return redisDo(ctx, r.Address(), r.Password, r.tls, args...)
-}
-
-// RedisDo sends one command to a Redis server on a connection of its own. It
-// answers a string, an int64, nil, or a slice of these; an answered error is an
-// error.
-func RedisDo(ctx context.Context, address, password string, args ...string) (any, error) {
-	return redisDo(ctx, address, password, nil, args...)
 }
 
 func redisDo(ctx context.Context, address, password string, secure *tls.Config, args ...string) (any, error) {
@@ -218,7 +212,7 @@ func redisAnswer(in *bufio.Reader) (any, error) {
 	case kind == '*':
 		all := make([]any, n)
 		for i := range all {
-			// An error inside is an answer like others.
+			// An error inside an array is an answer like others.
 			if all[i], err = redisAnswer(in); err != nil && all[i] == nil {
 				var ne net.Error
 				if errors.As(err, &ne) || errors.Is(err, io.EOF) {

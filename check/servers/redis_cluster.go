@@ -18,16 +18,15 @@ type RedisCluster struct {
 	ids   map[*Redis]string
 }
 
-// slots of a cluster.
+// slots is the number of slots of a cluster.
 const slots = 16384
 
-// RedisNodeTimeout is after how long a silence the nodes of a cluster take one for
-// dead, unless NodeTimeout says otherwise.
+// RedisNodeTimeout is the silence after which the nodes of a cluster consider a node dead,
+// unless NodeTimeout changes it.
 const RedisNodeTimeout = time.Second
 
-// StartRedisCluster starts three primaries, with a replica each if asked for, and
-// waits until they serve together. A node that was silent for a second is taken
-// for dead.
+// StartRedisCluster starts three primaries, with a replica each if replicas is set, and waits
+// until they serve together.
 func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings ...string) (_ *RedisCluster, err error) {
 	const primaries = 3
 	c := &RedisCluster{ids: map[*Redis]string{}}
@@ -81,7 +80,7 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 		return nil, err
 	}
 	for i, r := range c.Nodes[primaries:] {
-		// The replica has to have heard of its primary.
+		// The replica must know its primary first.
 		err := until(ctx, func() error {
 			_, err := r.Do(ctx, "CLUSTER", "REPLICATE", c.ids[c.Nodes[i]])
 			return err
@@ -112,8 +111,8 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 	return c, c.Whole(ctx)
 }
 
-// Whole waits until every node that runs sees all slots served and as many nodes
-// as there are.
+// Whole waits until every running node reports that all slots are served and that all nodes
+// are known.
 func (c *RedisCluster) Whole(ctx context.Context) error {
 	return until(ctx, func() error {
 		for _, r := range c.Nodes {
@@ -135,8 +134,7 @@ func (c *RedisCluster) Whole(ctx context.Context) error {
 	})
 }
 
-// NodeTimeout is after how long a silence the nodes that run take one for dead,
-// instead of after RedisNodeTimeout.
+// NodeTimeout sets the silence after which the running nodes consider a node dead.
 func (c *RedisCluster) NodeTimeout(ctx context.Context, d time.Duration) error {
 	for _, r := range c.Nodes {
 		if r.PID() == 0 {
@@ -149,21 +147,21 @@ func (c *RedisCluster) NodeTimeout(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// Slot is where a key lives.
+// Slot returns the slot of a key.
 func (c *RedisCluster) Slot(ctx context.Context, key string) (int, error) {
 	answer, err := c.Nodes[0].Do(ctx, "CLUSTER", "KEYSLOT", key)
 	n, _ := answer.(int64)
 	return int(n), err
 }
 
-// Owner is the primary that serves a slot, by the word of a node that runs.
+// Owner returns the primary of a slot, as a running node reports it.
 func (c *RedisCluster) Owner(ctx context.Context, slot int) (*Redis, error) {
 	var last error
-	for _, asked := range c.Nodes {
-		if asked.PID() == 0 {
+	for _, node := range c.Nodes {
+		if node.PID() == 0 {
 			continue
 		}
-		answer, err := asked.Do(ctx, "CLUSTER", "SLOTS")
+		answer, err := node.Do(ctx, "CLUSTER", "SLOTS")
 		if err != nil {
 			last = err
 			continue
@@ -188,10 +186,10 @@ func (c *RedisCluster) Owner(ctx context.Context, slot int) (*Redis, error) {
 			}
 		}
 	}
-	return nil, errors.Join(fmt.Errorf("servers: nobody serves slot %d", slot), last)
+	return nil, errors.Join(fmt.Errorf("servers: no node serves slot %d", slot), last)
 }
 
-// BeginMove begins to move a slot: its keys are still where they were.
+// BeginMove begins to move a slot. Its keys stay where they are.
 func (c *RedisCluster) BeginMove(ctx context.Context, slot int, from, to *Redis) error {
 	if _, err := to.Do(ctx, "CLUSTER", "SETSLOT", strconv.Itoa(slot), "IMPORTING", c.ids[from]); err != nil {
 		return err
@@ -206,7 +204,7 @@ func (c *RedisCluster) MoveKey(ctx context.Context, key string, from, to *Redis)
 	return err
 }
 
-// EndMove moves what is left in the slot, and tells everyone who serves it now.
+// EndMove moves the remaining keys of the slot, and sets its new owner on every node.
 func (c *RedisCluster) EndMove(ctx context.Context, slot int, from, to *Redis) error {
 	for {
 		answer, err := from.Do(ctx, "CLUSTER", "GETKEYSINSLOT", strconv.Itoa(slot), "100")
@@ -227,7 +225,7 @@ func (c *RedisCluster) EndMove(ctx context.Context, slot int, from, to *Redis) e
 		if r.PID() == 0 {
 			continue
 		}
-		// A replica learns it from its primary.
+		// A replica gets the change from its primary.
 		if _, err := r.Do(ctx, "CLUSTER", "SETSLOT", strconv.Itoa(slot), "NODE", c.ids[to]); err != nil && !strings.Contains(err.Error(), "SETSLOT only with masters") {
 			return err
 		}
@@ -235,7 +233,7 @@ func (c *RedisCluster) EndMove(ctx context.Context, slot int, from, to *Redis) e
 	return nil
 }
 
-// Kill ends them all.
+// Kill kills all nodes.
 func (c *RedisCluster) Kill() {
 	for _, r := range c.Nodes {
 		r.Kill()

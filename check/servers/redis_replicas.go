@@ -41,10 +41,10 @@ func StartRedisReplicas(ctx context.Context, dir string, n int, settings ...stri
 	return g, g.Linked(ctx)
 }
 
-// Linked waits until every replica that runs follows the primary and has told it so.
+// Linked waits until every running replica follows the primary and has acknowledged that.
 func (g *RedisReplicas) Linked(ctx context.Context) error {
 	return until(ctx, func() error {
-		// Something to acknowledge that leaves nothing behind.
+		// A command that replicas acknowledge and that leaves nothing behind.
 		if _, err := g.Primary.Do(ctx, "PUBLISH", "linked", "?"); err != nil {
 			return err
 		}
@@ -71,8 +71,8 @@ func (g *RedisReplicas) Linked(ctx context.Context) error {
 	})
 }
 
-// acknowledges tells whether a primary has heard of a replica how far it is. Before
-// that, which may take a second longer than the link does, WAIT waits for it in vain.
+// acknowledges reports whether a replica has sent its offset to the primary. Before that, which
+// may be a second after the link is up, WAIT does not count the replica.
 func acknowledges(primary map[string]string, port int) bool {
 	for name, text := range primary {
 		if !strings.HasPrefix(name, "slave") {
@@ -86,7 +86,7 @@ func acknowledges(primary map[string]string, port int) bool {
 	return false
 }
 
-// All are the servers, the primary first.
+// All returns the servers, the primary first.
 func (g *RedisReplicas) All() []*Redis {
 	var all []*Redis
 	if g.Primary != nil {
@@ -95,14 +95,14 @@ func (g *RedisReplicas) All() []*Redis {
 	return append(all, g.Replicas...)
 }
 
-// Kill ends them all.
+// Kill kills all servers.
 func (g *RedisReplicas) Kill() {
 	for _, r := range g.All() {
 		r.Kill()
 	}
 }
 
-// Info is a section of INFO.
+// Info returns a section of INFO.
 func (r *Redis) Info(ctx context.Context, section string) (map[string]string, error) {
 	answer, err := r.Do(ctx, "INFO", section)
 	if err != nil {
@@ -118,7 +118,7 @@ func (r *Redis) Info(ctx context.Context, section string) (map[string]string, er
 	return info, nil
 }
 
-// until asks again and again until f is satisfied, for half a minute.
+// until repeats f until it returns nil, for half a minute.
 func until(ctx context.Context, f func() error) error { return within(ctx, 30*time.Second, f) }
 
 func within(ctx context.Context, d time.Duration, f func() error) error {
@@ -137,27 +137,25 @@ func within(ctx context.Context, d time.Duration, f func() error) error {
 	}
 }
 
-// RedisSentinel is a primary and replicas that sentinels watch over.
+// RedisSentinel is a primary and replicas with sentinels.
 type RedisSentinel struct {
 	*RedisReplicas
 	Sentinels []*Redis
-	// Name is what the sentinels call the primary.
+	// Name is the sentinels' name of the primary.
 	Name string
 }
 
-// SentinelDownAfter is after how long a silence sentinels take a server for dead,
-// unless DownAfter says otherwise.
+// SentinelDownAfter is the silence after which sentinels consider a server dead, unless DownAfter
+// changes it.
 const SentinelDownAfter = 500 * time.Millisecond
 
-// StartRedisSentinel starts a primary, n replicas and three sentinels, which take
-// a server for dead that has been silent for SentinelDownAfter. The settings are those
-// of the servers; of the sentinels too as far as TLS is concerned.
+// StartRedisSentinel starts a primary, n replicas and three sentinels. The settings are those of
+// the servers; the sentinels use the settings of TLS.
 func StartRedisSentinel(ctx context.Context, dir string, n int, settings ...string) (*RedisSentinel, error) {
 	return StartRedisSentinelWith(ctx, dir, n, "", settings...)
 }
 
-// StartRedisSentinelWith is StartRedisSentinel with a password for the sentinels
-// themselves.
+// StartRedisSentinelWith is StartRedisSentinel with a password for the sentinels.
 func StartRedisSentinelWith(ctx context.Context, dir string, n int, password string, settings ...string) (_ *RedisSentinel, err error) {
 	program, err := RedisInstalled()
 	if err != nil {
@@ -175,7 +173,7 @@ func StartRedisSentinelWith(ctx context.Context, dir string, n int, password str
 	}
 	for i := range 3 {
 		var r *Redis
-		for range 5 { // a port may be taken meanwhile
+		for range 5 { // another process may take a port meanwhile
 			if r, err = s.startSentinel(ctx, program, filepath.Join(dir, "sentinel"+strconv.Itoa(i)), password, settings); err == nil || ctx.Err() != nil {
 				break
 			}
@@ -185,7 +183,7 @@ func StartRedisSentinelWith(ctx context.Context, dir string, n int, password str
 		}
 		s.Sentinels = append(s.Sentinels, r)
 	}
-	// They have found one another and the replicas.
+	// The sentinels have found one another and the replicas.
 	return s, until(ctx, func() error {
 		for _, r := range s.Sentinels {
 			answer, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
@@ -235,7 +233,7 @@ func (s *RedisSentinel) startSentinel(ctx context.Context, program, home, passwo
 	}
 	r.Server, err = Start(ctx, Config{
 		Name: "sentinel", Dir: home, Command: []string{program, "sentinel.conf", "--sentinel"},
-		Ready: func(ctx context.Context) error { // whoever has taken the port does not know this
+		Ready: func(ctx context.Context) error { // fails for another process on the port
 			_, err := r.Do(ctx, "SENTINEL", "MASTER", s.Name)
 			return err
 		},
@@ -253,7 +251,7 @@ func pairs(answer any) map[string]string {
 	return m
 }
 
-// Current is the server that the sentinels agree on as the primary.
+// Current returns the server that the sentinels agree on as the primary.
 func (s *RedisSentinel) Current(ctx context.Context) (*Redis, error) {
 	votes := map[string]int{}
 	for _, r := range s.Sentinels {
@@ -274,7 +272,7 @@ func (s *RedisSentinel) Current(ctx context.Context) (*Redis, error) {
 	return nil, errors.New("servers: the sentinels do not agree")
 }
 
-// DownAfter tells the sentinels after how long a silence to take a server for dead.
+// DownAfter sets the silence after which the sentinels consider a server dead.
 func (s *RedisSentinel) DownAfter(ctx context.Context, d time.Duration) error {
 	for _, r := range s.Sentinels {
 		if _, err := r.Do(ctx, "SENTINEL", "SET", s.Name, "down-after-milliseconds", strconv.FormatInt(d.Milliseconds(), 10)); err != nil {
@@ -284,7 +282,7 @@ func (s *RedisSentinel) DownAfter(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// Calm waits until no sentinel doubts the primary or waits for its answer.
+// Calm waits until no sentinel suspects the primary or waits for its answer.
 func (s *RedisSentinel) Calm(ctx context.Context) error {
 	return until(ctx, func() error {
 		for _, r := range s.Sentinels {
@@ -293,14 +291,14 @@ func (s *RedisSentinel) Calm(ctx context.Context) error {
 				return err
 			}
 			if m := pairs(answer); m["flags"] != "master" || m["last-ping-sent"] != "0" {
-				return fmt.Errorf("the sentinel on port %d: %s, asked %s ms ago", r.Port, m["flags"], m["last-ping-sent"])
+				return fmt.Errorf("the sentinel on port %d: %s, last ping %s ms ago", r.Port, m["flags"], m["last-ping-sent"])
 			}
 		}
 		return nil
 	})
 }
 
-// Failover has the sentinels replace the primary, which lives.
+// Failover makes the sentinels replace the living primary.
 func (s *RedisSentinel) Failover(ctx context.Context) error {
 	return until(ctx, func() error { // a replica may not be ready yet
 		_, err := s.Sentinels[0].Do(ctx, "SENTINEL", "FAILOVER", s.Name)
@@ -308,8 +306,8 @@ func (s *RedisSentinel) Failover(ctx context.Context) error {
 	})
 }
 
-// FailedOver waits until the sentinels have made another the primary, and it
-// takes writes. A sentinel that was held up itself does nothing for half a minute.
+// FailedOver waits until the sentinels have made another server the primary, and it accepts
+// writes. A sentinel that was delayed itself does nothing for half a minute.
 func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, error) {
 	var to *Redis
 	err := within(ctx, time.Minute, func() error {
@@ -330,7 +328,7 @@ func (s *RedisSentinel) FailedOver(ctx context.Context, from *Redis) (*Redis, er
 	return to, err
 }
 
-// Kill ends them all.
+// Kill kills all servers.
 func (s *RedisSentinel) Kill() {
 	for _, r := range s.Sentinels {
 		r.Kill()

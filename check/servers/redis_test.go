@@ -34,7 +34,8 @@ func TestRedis(t *testing.T) {
 	if v, err := r.Do(ctx, "MGET", "a", "c"); err != nil || len(v.([]any)) != 2 || v.([]any)[0] != "b" || v.([]any)[1] != nil {
 		t.Errorf("%v, %v", v, err)
 	}
-	if _, err := servers.RedisDo(ctx, r.Address(), "", "GET", "a"); err == nil || !strings.Contains(err.Error(), "NOAUTH") {
+	stranger := servers.Redis{Port: r.Port}
+	if _, err := stranger.Do(ctx, "GET", "a"); err == nil || !strings.Contains(err.Error(), "NOAUTH") {
 		t.Errorf("without a password: %v", err)
 	}
 	if err := r.RestartEmpty(ctx); err != nil {

@@ -1,13 +1,12 @@
 //go:build linux || darwin
 
-// Package servers runs real servers as child processes, for tests and for the
-// faults of a check: on free ports, in directories of their own, to be stopped,
-// killed, paused and started again, with what they had on disk or without.
+// Package servers runs real servers as child processes, for tests and for the faults of a
+// check: on free ports and in directories of their own. It can stop, kill, pause and restart
+// them, with or without their data.
 //
-// A server is started with everything it needs in its Dir, which exists and is
-// empty the first time. It is its own process group, so that helpers it starts
-// end with it. When this process ends without having ended its servers, because of
-// a SIGKILL or a panic, a watcher process kills them.
+// A server has all its files in its Dir. It is a process group, so that its helpers end with
+// it. If this process ends without ending its servers, because of a SIGKILL or a panic, a
+// watcher process kills them.
 package servers
 
 import (
@@ -24,22 +23,22 @@ import (
 	"time"
 )
 
-// Config says how a server is run.
+// Config configures a server.
 type Config struct {
-	// Name is for messages.
+	// Name is the name in messages.
 	Name string
 	// Command starts the server, in Dir.
 	Command []string
 	Env     []string
-	// Credential is whom the server runs as; nil for this process's own user.
+	// Credential is the server's user; nil for this process's user.
 	Credential *syscall.Credential
-	// Dir holds the server's data. It is created if it is missing.
+	// Dir is the server's directory. It is created if it is missing.
 	Dir string
-	// Ready answers nil when the server serves. It is asked again and again, each
-	// time for at most a second.
+	// Ready returns nil when the server serves. It is repeated, each time with a timeout of a
+	// second.
 	Ready func(ctx context.Context) error
-	// Patience bounds the wait for Ready and for the end after a Stop. Default 30 s.
-	Patience time.Duration
+	// Timeout limits the wait for Ready, and for the end after a Stop. Default 30 s.
+	Timeout time.Duration
 }
 
 // Server is a child process.
@@ -47,7 +46,7 @@ type Server struct {
 	cfg   Config
 	clock string // the file that SetClock writes
 
-	// mu guards one start or end at a time.
+	// mu admits one start or end at a time.
 	mu     sync.Mutex
 	cmd    *exec.Cmd
 	done   chan struct{} // closed when the process has ended
@@ -55,11 +54,11 @@ type Server struct {
 	output output
 }
 
-// ErrNotRunning: the server has ended, or was never started.
+// ErrNotRunning is the error of a server that has ended or was never started.
 var ErrNotRunning = errors.New("servers: not running")
 
-// Start starts a server and waits until it serves. If it does not, it is ended
-// again, and the error tells the end of what it has said.
+// Start starts a server and waits until it serves. If it does not, it is killed, and the error
+// has the end of its output.
 func Start(ctx context.Context, c Config) (*Server, error) {
 	if len(c.Command) == 0 || c.Dir == "" || c.Ready == nil {
 		return nil, errors.New("servers: Command, Dir and Ready are needed")
@@ -67,8 +66,8 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	if c.Name == "" {
 		c.Name = filepath.Base(c.Command[0])
 	}
-	if c.Patience == 0 {
-		c.Patience = 30 * time.Second
+	if c.Timeout == 0 {
+		c.Timeout = 30 * time.Second
 	}
 	s := &Server{cfg: c}
 	if err := s.Restart(ctx); err != nil {
@@ -77,8 +76,8 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	return s, nil
 }
 
-// FreePort finds a TCP port of this machine that nobody uses. Somebody may take
-// it before the server does; then Start fails, and one tries again.
+// FreePort returns a free TCP port of this machine. Another process may take it before the
+// server does; then Start fails, and the caller tries again.
 func FreePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -88,7 +87,7 @@ func FreePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// Dial is a Ready for servers that serve as soon as they accept connections.
+// Dial returns a Ready for servers that serve as soon as they accept connections.
 func Dial(address string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -99,8 +98,7 @@ func Dial(address string) func(context.Context) error {
 	}
 }
 
-// Restart starts the server again on what its Dir holds, killing it first if it
-// runs, and waits until it serves.
+// Restart kills the server if it runs, starts it again on its data, and waits until it serves.
 func (s *Server) Restart(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,12 +133,12 @@ func (s *Server) Restart(ctx context.Context) error {
 	}
 	if err != nil {
 		s.killLocked()
-		return fmt.Errorf("servers: %s does not serve: %w; it said:\n%s", s.cfg.Name, err, s.output.tail())
+		return fmt.Errorf("servers: %s does not serve: %w; its output:\n%s", s.cfg.Name, err, s.output.tail())
 	}
 	return nil
 }
 
-// RestartEmpty is Restart after everything in Dir has been removed.
+// RestartEmpty is Restart after removing everything in Dir.
 func (s *Server) RestartEmpty(ctx context.Context) error {
 	s.Kill()
 	entries, err := os.ReadDir(s.cfg.Dir)
@@ -156,7 +154,7 @@ func (s *Server) RestartEmpty(ctx context.Context) error {
 }
 
 func (s *Server) await(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.Patience)
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	pause := time.NewTicker(10 * time.Millisecond)
 	defer pause.Stop()
@@ -177,7 +175,7 @@ func (s *Server) await(ctx context.Context) error {
 	}
 }
 
-// PID is the process's, 0 if it does not run.
+// PID returns the process number, 0 if the server does not run.
 func (s *Server) PID() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,15 +185,14 @@ func (s *Server) PID() int {
 	return s.cmd.Process.Pid
 }
 
-// Done is closed when the process that runs now has ended.
+// Done is closed when the present process has ended.
 func (s *Server) Done() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.done
 }
 
-// Output is what the server has said, in all its lives; the beginning of much is
-// left out.
+// Output returns the end of what all processes of the server have written.
 func (s *Server) Output() string { return s.output.tail() }
 
 func (s *Server) running() bool {
@@ -210,8 +207,8 @@ func (s *Server) running() bool {
 	}
 }
 
-// signal goes to the process group, unless the process has ended: then its
-// number may be another's.
+// signal sends a signal to the process group, unless the process has ended: its number may
+// belong to another process then.
 func (s *Server) signal(sig syscall.Signal) error {
 	if !s.running() {
 		return fmt.Errorf("%w: %s", ErrNotRunning, s.cfg.Name)
@@ -219,7 +216,7 @@ func (s *Server) signal(sig syscall.Signal) error {
 	return syscall.Kill(-s.cmd.Process.Pid, sig)
 }
 
-// Pause stops the server with SIGSTOP until Cont, and returns when it has stopped.
+// Pause stops the server with SIGSTOP until Cont, and waits until it has stopped.
 func (s *Server) Pause() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,7 +227,7 @@ func (s *Server) Pause() error {
 	return err
 }
 
-// Cont lets a paused server go on.
+// Cont continues a paused server.
 func (s *Server) Cont() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,8 +235,8 @@ func (s *Server) Cont() error {
 	return s.signal(syscall.SIGCONT)
 }
 
-// Kill ends the server at once, with SIGKILL, and waits for its end. It does
-// nothing if the server does not run.
+// Kill ends the server with SIGKILL, and waits for its end. It does nothing if the server does
+// not run.
 func (s *Server) Kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -252,29 +249,29 @@ func (s *Server) killLocked() {
 	}
 }
 
-// Stop asks the server to end, with SIGTERM, and kills it if it has not after a
-// while; that is an error.
+// Stop ends the server with SIGTERM. If it has not ended within the timeout, it is killed, and
+// Stop returns an error.
 func (s *Server) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.paused {
-		_ = s.signal(syscall.SIGCONT) // else it never hears
+		_ = s.signal(syscall.SIGCONT) // a paused process does not handle SIGTERM
 	}
 	if s.signal(syscall.SIGTERM) != nil {
 		return nil
 	}
-	t := time.NewTimer(s.cfg.Patience)
+	t := time.NewTimer(s.cfg.Timeout)
 	defer t.Stop()
 	select {
 	case <-s.done:
 		return nil
 	case <-t.C:
 		s.killLocked()
-		return fmt.Errorf("servers: %s did not end within %s of SIGTERM and was killed; it said:\n%s", s.cfg.Name, s.cfg.Patience, s.output.tail())
+		return fmt.Errorf("servers: %s did not end within %s of SIGTERM and was killed; its output:\n%s", s.cfg.Name, s.cfg.Timeout, s.output.tail())
 	}
 }
 
-// output keeps the end of what a server says.
+// output keeps the end of a server's output.
 type output struct {
 	mu   sync.Mutex
 	text []byte

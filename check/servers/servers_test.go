@@ -72,7 +72,7 @@ func tryStart(t *testing.T, env ...string) (*servers.Server, string, error) {
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	s, err := servers.Start(t.Context(), servers.Config{
 		Name: "counter", Command: []string{os.Args[0]}, Dir: t.TempDir(), Ready: servers.Dial(address),
-		Env: append(env, "SERVERS_TEST_ADDRESS="+address), Patience: 5 * time.Second,
+		Env: append(env, "SERVERS_TEST_ADDRESS="+address), Timeout: 5 * time.Second,
 	})
 	return s, address, err
 }

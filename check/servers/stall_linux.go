@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stallThreads stops the threads of a process whose names begin so, and leaves the others
-// running, until resume is called. It needs no privileges for a child of this process.
+// stallThreads stops the threads of a process whose names begin with name, until resume is
+// called. It needs no privileges for a child of this process.
 //
-// A thread can be resumed only by the thread that has stopped it, and every thread of a
-// traced process belongs to one: both are done by a goroutine that keeps its thread.
+// Only the thread that has stopped another thread can resume it. So one goroutine, which keeps
+// its thread, does both.
 func stallThreads(pid int, name string) (resume func(), err error) {
 	stalled, over, done := make(chan error, 1), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and the thread ends with the goroutine
+		runtime.LockOSThread() // the thread ends with the goroutine
 		var stopped []int
 		err := func() error {
 			tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", pid))
@@ -32,7 +32,7 @@ func stallThreads(pid int, name string) (resume func(), err error) {
 			for _, t := range tasks {
 				comm, err := os.ReadFile(filepath.Join(t, "comm"))
 				if err != nil || !strings.HasPrefix(string(comm), name) {
-					continue // it has ended, or is another
+					continue // it has ended, or has another name
 				}
 				tid, _ := strconv.Atoi(filepath.Base(t))
 				if err := stopThread(tid); err != nil {

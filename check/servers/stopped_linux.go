@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// awaitStopped waits, for a moment at most, until every thread of a process group that
-// was sent SIGSTOP has stopped. One that runs just then goes on for a little, and may
-// answer a request that its client sent after the signal.
+// awaitStopped waits, for 2 s at most, until every thread of a process group has stopped after
+// SIGSTOP. A running thread continues for a moment, and may answer a request that was sent after
+// the signal.
 func awaitStopped(group int) {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if stopped(group) {
@@ -35,13 +35,13 @@ func stopped(group int) bool {
 	return true
 }
 
-// stateOf reads the state of a thread, and whether it is in the group.
+// stateOf returns the state of a thread, and whether it is in the group.
 func stateOf(dir string, group int) (state byte, in bool) {
 	text, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
 		return 0, false // it has ended
 	}
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // a name may hold anything
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // a name may contain anything
 	if len(fields) < 3 || string(fields[2]) != strconv.Itoa(group) {
 		return 0, false
 	}

@@ -2,5 +2,5 @@
 
 package servers
 
-// awaitStopped cannot be told here.
+// awaitStopped does nothing on this system.
 func awaitStopped(int) {}

@@ -2,17 +2,16 @@
 
 package servers
 
-// Product is a server and the versions of it that all tests of its store, or the suite
-// and a check, have passed on.
+// Product is a server with the versions on which all tests of its store, or the suite and a
+// check, have passed.
 type Product struct {
 	Name     string
 	Versions []string // major and minor, oldest first
 }
 
-// Tested returns the servers that the tests run: those of a distribution, the newer ones
-// of scripts/newer-servers, and the etcd that scripts/servers builds.
-// docs/guarantees.md is printed from it, and e2e/conformance/versions compares it with
-// the servers.
+// Tested returns the servers that the tests run: those of a distribution, newer ones of
+// scripts/newer-servers, and the etcd of scripts/servers. docs/guarantees.md is printed from it,
+// and e2e/conformance/versions compares it with the servers.
 func Tested() []Product {
 	return []Product{
 		{"Redis", []string{"7.0", "8.0"}},

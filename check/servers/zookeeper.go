@@ -18,41 +18,39 @@ import (
 	"time"
 )
 
-// ErrNoZooKeeper: there is no ZooKeeper, or no Java, on this machine.
+// ErrNoZooKeeper is the error if ZooKeeper or Java is missing.
 var ErrNoZooKeeper = fmt.Errorf("servers: Java or ZooKeeper is %w (Debian: apt-get install default-jdk-headless libzookeeper-java libslf4j-java)", ErrNotInstalled)
 
-// ZooKeeperConfig says how a ZooKeeper is started. The zero value of a field is
-// its default.
+// ZooKeeperConfig configures a ZooKeeper. Zero fields have defaults.
 type ZooKeeperConfig struct {
-	// Tick is tickTime, default 100 ms; sessions last from two ticks to MaxSession,
-	// default 3 minutes. SyncTicks is how many ticks a follower may be silent,
-	// default 20.
+	// Tick is tickTime, default 100 ms. Sessions last from two ticks to MaxSession, default
+	// 3 minutes. SyncTicks is how many ticks a follower may be silent, default 20.
 	Tick       time.Duration
 	MaxSession time.Duration
 	SyncTicks  int
-	// Settings are further lines of the configuration file; Java, further arguments
-	// of the virtual machine.
+	// Settings are further lines of the configuration file; Java, further arguments of the
+	// virtual machine.
 	Settings, Java []string
-	// Synced: a write is answered when it is on the disk, as by a server as it comes.
-	// Else when it is in the system's cache, which outlives the process: whoever kills
-	// servers and never the machine need not wait for a disk that others use.
+	// Synced lets the server answer a write when it is on the disk, which is ZooKeeper's
+	// default. Otherwise it answers when the write is in the system's cache, which outlives
+	// the process: that is enough for tests that kill servers and not the machine.
 	Synced bool
-	// Secure, where it is set, opens a second port, for TLS.
+	// Secure, if set, opens a second port for TLS.
 	Secure *ZooKeeperTLS
-	// Classpath is where ZooKeeper's jars are; default $HOLDFAST_ZOOKEEPER_CLASSPATH,
-	// else the jars in a directory of $HOLDFAST_SERVERS that has a zookeeper.jar, else
-	// those of Debian's packages.
-	Classpath string
+
+	// classpath has ZooKeeper's jars: $HOLDFAST_ZOOKEEPER_CLASSPATH, else the jars in a
+	// directory of $HOLDFAST_SERVERS with a zookeeper.jar, else those of Debian's packages.
+	classpath string
 }
 
-// ZooKeeperTLS are the PEM files of a server that speaks TLS as well.
+// ZooKeeperTLS are the PEM files of a server with TLS.
 type ZooKeeperTLS struct {
-	// KeyStore holds the server's key and certificates, TrustStore the authorities
-	// whose clients it lets in: every client shows a certificate.
+	// KeyStore has the server's key and certificates. TrustStore has the authorities of the
+	// clients' certificates, which are required.
 	KeyStore, TrustStore string
 }
 
-// ZooKeeperInstalled answers ErrNoZooKeeper unless a ZooKeeper can be started.
+// ZooKeeperInstalled returns ErrNoZooKeeper if no ZooKeeper can be started.
 func ZooKeeperInstalled() error { return new(ZooKeeperConfig).complete() }
 
 func (c *ZooKeeperConfig) complete() error {
@@ -65,16 +63,16 @@ func (c *ZooKeeperConfig) complete() error {
 	if c.SyncTicks == 0 {
 		c.SyncTicks = 20
 	}
-	if c.Classpath == "" {
-		c.Classpath = os.Getenv("HOLDFAST_ZOOKEEPER_CLASSPATH")
+	if c.classpath == "" {
+		c.classpath = os.Getenv("HOLDFAST_ZOOKEEPER_CLASSPATH")
 	}
 	if _, err := exec.LookPath("java"); err != nil {
 		return ErrNoZooKeeper
 	}
-	if c.Classpath == "" {
-		c.Classpath = givenZooKeeper()
+	if c.classpath == "" {
+		c.classpath = givenZooKeeper()
 	}
-	if c.Classpath != "" {
+	if c.classpath != "" {
 		return nil
 	}
 	jar, log := "/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar"
@@ -83,16 +81,15 @@ func (c *ZooKeeperConfig) complete() error {
 			return ErrNoZooKeeper
 		}
 	}
-	c.Classpath = jar + ":" + log // the jar names the others it needs
-	// Apart from what TLS needs, which is there as well.
+	c.classpath = jar + ":" + log // the jar names the others that it needs
+	// The jars for TLS are there but not named.
 	for _, name := range []string{"netty-codec", "netty-resolver", "netty-transport-native-unix-common"} {
-		c.Classpath += ":/usr/share/java/" + name + ".jar"
+		c.classpath += ":/usr/share/java/" + name + ".jar"
 	}
 	return nil
 }
 
-// givenZooKeeper returns the jars of the first directory of HOLDFAST_SERVERS that has a
-// ZooKeeper.
+// givenZooKeeper returns the jars of the first directory of HOLDFAST_SERVERS with a ZooKeeper.
 func givenZooKeeper() string {
 	for _, dir := range filepath.SplitList(os.Getenv(Dirs)) {
 		zookeeper := filepath.Join(dir, "zookeeper.jar")
@@ -101,14 +98,14 @@ func givenZooKeeper() string {
 		}
 		jars, _ := filepath.Glob(filepath.Join(dir, "*.jar"))
 		jars = slices.DeleteFunc(jars, func(jar string) bool { return jar == zookeeper })
-		// Last, because Debian's names jars in /usr/share/java that would come before
-		// those that follow it.
+		// Last, because Debian's jar names jars in /usr/share/java, which would precede the jars
+		// after it.
 		return strings.Join(append(jars, zookeeper), string(os.PathListSeparator))
 	}
 	return ""
 }
 
-// ZooKeeper is one server, alone or a member of an ensemble.
+// ZooKeeper is a single server or a member of an ensemble.
 type ZooKeeper struct {
 	*Server
 	ID           int
@@ -117,14 +114,14 @@ type ZooKeeper struct {
 	resume func()
 }
 
-// StallDisk keeps the server from writing its log, as a disk does that does not answer:
-// its other threads go on with connections, sessions and reads. It works on Linux.
+// StallDisk stops the server from writing its log, like a disk that does not answer. Other
+// threads continue with connections, sessions and reads. It needs Linux.
 func (z *ZooKeeper) StallDisk() (err error) {
 	z.resume, err = stallThreads(z.PID(), "SyncThread")
 	return err
 }
 
-// ResumeDisk ends that.
+// ResumeDisk ends StallDisk.
 func (z *ZooKeeper) ResumeDisk() error {
 	if z.resume != nil {
 		z.resume()
@@ -133,15 +130,15 @@ func (z *ZooKeeper) ResumeDisk() error {
 	return nil
 }
 
-// SecureAddress is where clients connect by TLS, if the server was told to.
+// SecureAddress returns the address for clients with TLS.
 func (z *ZooKeeper) SecureAddress() string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(z.secure))
 }
 
-// Address is where clients connect.
+// Address returns the address for clients.
 func (z *ZooKeeper) Address() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(z.port)) }
 
-// Command sends one of the four-letter commands and answers what the server says.
+// Command sends one of the four-letter commands and returns the server's answer.
 func (z *ZooKeeper) Command(ctx context.Context, word string) (string, error) {
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", z.Address())
 	if err != nil {
@@ -160,7 +157,7 @@ func (z *ZooKeeper) Command(ctx context.Context, word string) (string, error) {
 	return string(b), err
 }
 
-// Mode is what the server says that it is: standalone, leader or follower.
+// Mode returns the server's role: standalone, leader or follower.
 func (z *ZooKeeper) Mode(ctx context.Context) (string, error) {
 	said, err := z.Command(ctx, "srvr")
 	if err != nil {
@@ -174,7 +171,7 @@ func (z *ZooKeeper) Mode(ctx context.Context) (string, error) {
 	return "", fmt.Errorf("servers: zookeeper says: %s", strings.TrimSpace(said))
 }
 
-// StartZooKeeper starts a server that is alone.
+// StartZooKeeper starts a single server.
 func StartZooKeeper(ctx context.Context, dir string, c ZooKeeperConfig) (*ZooKeeper, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -196,11 +193,11 @@ func StartZooKeeper(ctx context.Context, dir string, c ZooKeeperConfig) (*ZooKee
 	return nil, err
 }
 
-// joinTime is how long a member that was elected waits for the others to follow.
+// joinTime is how long an elected leader waits for followers.
 const joinTime = 3 * time.Second
 
-// start writes the configuration and starts the server. Members of an ensemble
-// serve only with the others: nobody waits for them here.
+// start writes the configuration and starts the server. A member of an ensemble serves only with
+// the others; start does not wait for them.
 func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, members []string) error {
 	data := filepath.Join(dir, "data")
 	if err := os.MkdirAll(data, 0o700); err != nil {
@@ -223,7 +220,7 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 			"ssl.trustStore.type=PEM", "ssl.trustStore.location="+c.Secure.TrustStore)
 	}
 	lines = append(append(lines, members...), c.Settings...)
-	// Outside of data, so that RestartEmpty of the data alone is possible.
+	// Outside of data, so that a Restore keeps it.
 	cfg := filepath.Join(dir, "zoo.cfg")
 	if err := os.WriteFile(cfg, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 		return err
@@ -233,7 +230,7 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 			return err
 		}
 	}
-	command := append([]string{"java", "-cp", c.Classpath, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+	command := append([]string{"java", "-cp", c.classpath, "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dzookeeper.preAllocSize=64", "-Dzookeeper.electionPortBindRetry=0",
 		"-Dzookeeper.cnxTimeout=1000", "-Dzookeeper.fastleader.minNotificationInterval=100", "-Dzookeeper.fastleader.maxNotificationInterval=400", adminArgument()}, c.Java...)
 	if !c.Synced {
@@ -244,18 +241,17 @@ func (z *ZooKeeper) start(ctx context.Context, dir string, c ZooKeeperConfig, me
 	if members != nil {
 		ready = Dial(z.Address())
 	}
-	s, err := Start(ctx, Config{Name: fmt.Sprintf("zookeeper %d", z.ID), Command: command, Dir: dir, Ready: ready, Patience: time.Minute})
+	s, err := Start(ctx, Config{Name: fmt.Sprintf("zookeeper %d", z.ID), Command: command, Dir: dir, Ready: ready, Timeout: time.Minute})
 	z.Server = s
 	return err
 }
 
-// Ensemble is three ZooKeepers. A follower reaches the leader through a proxy of
-// its own.
+// Ensemble is three ZooKeepers. A follower reaches the leader through its own proxy.
 type Ensemble struct {
 	Members []*ZooKeeper
 
 	mu sync.Mutex
-	// links[i][j] is the way from member i to j's port for followers.
+	// links[i][j] is the proxy from member i to j's port for followers.
 	links [][]*Proxy
 }
 
@@ -326,7 +322,7 @@ func startEnsemble(ctx context.Context, dir string, c ZooKeeperConfig) (_ *Ensem
 	return e, err
 }
 
-// Addresses are where clients connect, with commas between.
+// Addresses returns the addresses for clients, separated by commas.
 func (e *Ensemble) Addresses() string {
 	var all []string
 	for _, m := range e.Members {
@@ -335,7 +331,7 @@ func (e *Ensemble) Addresses() string {
 	return strings.Join(all, ",")
 }
 
-// Leader waits until every member that runs has joined a leader, and answers it.
+// Leader waits until every running member has joined a leader, and returns the leader.
 func (e *Ensemble) Leader(ctx context.Context) (*ZooKeeper, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()

@@ -12,7 +12,7 @@ import (
 	"net"
 )
 
-// The rights that an entry of an access list gives.
+// The rights of an entry of an access list.
 const (
 	RightRead   = 1
 	RightWrite  = 2
@@ -27,7 +27,7 @@ type ZooKeeperACL struct {
 	Scheme, ID string
 }
 
-// DigestUser is a user of the digest scheme, with rights.
+// DigestUser returns an entry for a user of the digest scheme.
 func DigestUser(user, password string, rights int32) ZooKeeperACL {
 	return ZooKeeperACL{rights, "digest", digest(user, password)}
 }
@@ -37,18 +37,18 @@ func digest(user, password string) string {
 	return user + ":" + base64.StdEncoding.EncodeToString(h[:])
 }
 
-// The server's administrator, whom no access list binds.
+// The server's administrator, who ignores access lists.
 const (
 	adminUser     = "super"
 	adminPassword = "administrator"
 )
 
-// adminArgument makes that user known to a server.
+// adminArgument declares that user to a server.
 func adminArgument() string {
 	return "-Dzookeeper.DigestAuthenticationProvider.superDigest=" + digest(adminUser, adminPassword)
 }
 
-// The operations that an administrator does, and the errors that are none here.
+// Operations of the administrator, and errors that are allowed.
 const (
 	opCreateNode = 1
 	opSetACL     = 7
@@ -59,7 +59,7 @@ const (
 	codeNodeExists = -110
 )
 
-// CreateNode creates a node with an access list, if it is missing.
+// CreateNode creates a node with an access list, unless it exists.
 func (z *ZooKeeper) CreateNode(ctx context.Context, path string, acl ...ZooKeeperACL) error {
 	body := appendString(nil, path)
 	body = binary.BigEndian.AppendUint32(body, 0) // no data
@@ -67,7 +67,7 @@ func (z *ZooKeeper) CreateNode(ctx context.Context, path string, acl ...ZooKeepe
 	return z.administer(ctx, opCreateNode, binary.BigEndian.AppendUint32(body, 0), codeNodeExists)
 }
 
-// SetACL replaces the access list of a node; one that does not exist needs none.
+// SetACL replaces the access list of a node, if it exists.
 func (z *ZooKeeper) SetACL(ctx context.Context, path string, acl ...ZooKeeperACL) error {
 	body := appendACL(appendString(nil, path), acl)
 	return z.administer(ctx, opSetACL, binary.BigEndian.AppendUint32(body, ^uint32(0)), codeNoNode)
@@ -86,7 +86,7 @@ func appendACL(b []byte, acl []ZooKeeperACL) []byte {
 	return b
 }
 
-// administer does one request as the administrator, in a session of its own.
+// administer makes one request as the administrator, in a new session.
 func (z *ZooKeeper) administer(ctx context.Context, op int32, body []byte, allowed int32) error {
 	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", z.Address())
 	if err != nil {
@@ -126,7 +126,7 @@ func (z *ZooKeeper) administer(ctx context.Context, op int32, body []byte, allow
 	return nil
 }
 
-// roundTrip sends one frame and reads one.
+// roundTrip sends a frame and returns the answer.
 func roundTrip(c net.Conn, frame []byte) ([]byte, error) {
 	if _, err := c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
 		return nil, err

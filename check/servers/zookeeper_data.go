@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Backup copies what the server has on disk into a new directory, as a backup that is made
-// while the server runs: the last transactions may be missing.
+// Backup copies the server's data into a new directory while the server runs, so that the last
+// transactions may be missing.
 func (z *ZooKeeper) Backup(to string) error {
 	from := filepath.Join(z.cfg.Dir, "data")
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
@@ -41,8 +41,8 @@ func (z *ZooKeeper) Backup(to string) error {
 	})
 }
 
-// Restore kills the server and starts it again on a backup of its directory data: its history
-// goes back to the moment of that. The backup can be restored again.
+// Restore kills the server and starts it again on a backup of its directory data. The backup can
+// be restored again.
 func (s *Server) Restore(ctx context.Context, from string) error {
 	s.Kill()
 	data := filepath.Join(s.cfg.Dir, "data")
@@ -55,14 +55,14 @@ func (s *Server) Restore(ctx context.Context, from string) error {
 	return s.Restart(ctx)
 }
 
-// restartPatience bounds one start of a server that has data. One that was started on
-// sessions which expire at once sometimes gives up serving, and goes on running.
-const restartPatience = 20 * time.Second
+// restartTimeout limits one start of a server with data. If its sessions expire at once, a server
+// sometimes stops serving and keeps running.
+const restartTimeout = 20 * time.Second
 
-// Restart is that of the server, and made again where the server does not serve.
+// Restart restarts the server, up to three times until it serves.
 func (z *ZooKeeper) Restart(ctx context.Context) (err error) {
 	for range 3 {
-		try, cancel := context.WithTimeout(ctx, restartPatience)
+		try, cancel := context.WithTimeout(ctx, restartTimeout)
 		err = z.Server.Restart(try)
 		cancel()
 		if err == nil || ctx.Err() != nil {

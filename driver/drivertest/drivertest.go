@@ -1,5 +1,5 @@
-// Package drivertest is the conformance suite of holdfast's stores. A store is
-// finished when it passes; a store of a third party runs it as ours do:
+// Package drivertest is the conformance suite of holdfast's stores. A store is finished when it
+// passes. A store of another project runs it in the same way:
 //
 //	func TestConformance(t *testing.T) {
 //		drivertest.Run(t, drivertest.Harness{
@@ -7,11 +7,10 @@
 //		})
 //	}
 //
-// The suite works on the contract of package driver directly, with several
-// independent clients, and once more through several Lockers, so that no local
-// queue hides what the store does. It holds a store to what its Guarantees
-// declare: what is declared is tested, and what is not declared must answer an
-// error of code CodeUnsupported instead of doing something else.
+// The suite tests the contract of package driver directly, with several independent clients,
+// and once more through several Lockers, so that no local queue hides the store's behaviour.
+// It checks what the store's Guarantees declare. What they do not declare must return an
+// error of code CodeUnsupported.
 package drivertest
 
 import (
@@ -28,58 +27,57 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Harness is what the suite needs to know of a store.
+// Harness describes a store to the suite.
 type Harness struct {
-	// Open makes an independent client each time, as another process would have,
-	// of the same store. The suite closes it. That no server answers is no error.
+	// Open opens an independent client of the same store each time, as another process
+	// would. The suite closes it. An unreachable server is no error.
 	Open func(t testing.TB, namespace string) driver.Store
-	// OpenWithoutFallback makes a client whose waiters are granted because they were notified,
-	// or not at all: they make no look of their own from time to time. nil where the store
-	// cannot switch that off; Open where it has no such look.
+	// OpenWithoutFallback opens a client whose waiters are granted by a notification or not at
+	// all: they do not poll at intervals. nil if the store cannot switch that off; Open if
+	// its waiters never poll.
 	OpenWithoutFallback func(t testing.TB, namespace string) driver.Store
-	// EntryLife is how long a queue entry stands that its waiter does not renew; 0 where it
-	// stands as long as a session or a connection.
+	// EntryLife is how long a queue entry stands without renewal; 0 if it stands as long as a
+	// session or a connection.
 	EntryLife time.Duration
-	// Disconnect ends every connection between clients and the store; they may connect again
-	// at once. nil where the harness cannot, or a client has none.
+	// Disconnect ends every connection between clients and the store. They may reconnect at
+	// once. nil if the harness cannot, or a client has none.
 	Disconnect func(t testing.TB)
-	// TTL is the TTL that tests of expiry ask for. Default 400 ms; more for stores
-	// that are coarse.
+	// TTL is the TTL of tests of expiry. Default 400 ms; more for stores with a coarse
+	// granularity.
 	TTL time.Duration
-	// Stop makes the store unreachable for all clients and Start ends that; nil
-	// where the harness cannot.
+	// Stop makes the store unreachable for all clients, and Start ends that; nil if the
+	// harness cannot.
 	Stop, Start func(t testing.TB)
-	// Delay holds up every answer of the store by that much, until it is called
-	// with 0; nil where the harness cannot.
+	// Delay delays every answer of the store by d, until it is called with 0; nil if the
+	// harness cannot.
 	Delay func(t testing.TB, d time.Duration)
-	// LoseAnswer lets the store do what it is asked for next and loses one answer, the one
-	// that comes after so many others: the client gets an error instead. Where one request
-	// has one answer, after may be ignored. nil where the harness cannot; with Delay the
-	// suite then asks with a context that ends before the answer.
+	// LoseAnswer lets the store execute the next request and loses one answer, after so many
+	// others: the client gets an error instead. If a request has one answer, after may be
+	// ignored. nil if the harness cannot; with Delay, the suite then uses a context that
+	// ends before the answer.
 	LoseAnswer func(t testing.TB, after int)
-	// Bubble tells that a client can be opened, used and closed in a bubble of
-	// testing/synctest, in which it is the year 2000: the suite's client with a wrong
-	// clock. It can if it has no goroutines, channels or timers in common with clients
-	// outside.
+	// Bubble reports that a client can be opened, used and closed in a bubble of
+	// testing/synctest, whose time is the year 2000: it is the suite's client with a wrong
+	// clock. Such a client shares no goroutines, channels or timers with clients outside.
 	Bubble bool
-	// Session tells that what a grant is trusted for is not confirmed by the
-	// request for it but by heartbeats of a session that many grants share, so that
-	// SentAt may lie before the call. At most half of the TTL is then gone already.
+	// Session reports that heartbeats of a session, which many grants share, confirm a
+	// grant, and not its request. So SentAt may be before the call, by at most half of the
+	// TTL.
 	Session bool
-	// Carries reports whether the store can carry a name: one that it cannot is refused with
-	// an error of code CodeUnsupported. nil where it carries every name.
+	// Carries reports whether the store supports a name. The store refuses other names with
+	// an error of code CodeUnsupported. nil if it supports every name.
 	Carries func(name string) bool
-	// Leftovers lists what is left at the store when nothing is held or awaited
-	// and should not be; nil where the harness cannot tell.
+	// Leftovers returns what is left at the store by mistake when nothing is held or waited
+	// for; nil if the harness cannot.
 	Leftovers func(t testing.TB) []string
-	// Background names functions, as they stand in a stack trace, whose goroutines
-	// belong to the harness: they are no leak.
+	// Background names functions, as in a stack trace, whose goroutines belong to the
+	// harness and are no leak.
 	Background []string
 }
 
-// patience bounds every wait for something that must happen. It is not a
-// measure of speed: a healthy store needs a small part of it.
-const patience = time.Minute
+// timeout limits every wait for something that must happen. It does not measure speed: a
+// healthy store needs a small part of it.
+const timeout = time.Minute
 
 // Run runs the suite as subtests of t.
 func Run(t *testing.T, h Harness) {
@@ -138,7 +136,7 @@ func Run(t *testing.T, h Harness) {
 		{"Undo", undo},
 		{"AnswerLost", answerLost},
 		{"Inspect", inspect},
-		{"InspectHeir", inspectHeir},
+		{"InspectNewOwner", inspectNewOwner},
 		{"List", list},
 		{"Watch", watch},
 		{"Break", breakGrant},
@@ -152,7 +150,7 @@ func Run(t *testing.T, h Harness) {
 		{"LongerTTLStands", longerTTLStands},
 		{"EveryLimitEnds", everyLimitEnds},
 		{"SemaphoreQueue", semaphoreQueue},
-		{"DownTellsTheTruth", downTellsTheTruth},
+		{"DownConfirmsNothing", downConfirmsNothing},
 		{"LingerIsNotRenewed", lingerIsNotRenewed},
 		{"Lockers/Exclusion", lockersExclude},
 		{"Lockers/Shared", lockersShare},
@@ -165,7 +163,7 @@ func Run(t *testing.T, h Harness) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e := &env{suite: s, T: t}
-			t.Cleanup(e.closeAll) // also when it fails half-way
+			t.Cleanup(e.closeAll) // also after a failure
 			test.run(e)
 			e.closeAll()
 			if h.Leftovers != nil {
@@ -178,9 +176,8 @@ func Run(t *testing.T, h Harness) {
 	for _, f := range h.Background {
 		none = append(none, goleak.IgnoreAnyFunction(f))
 	}
-	// Some end a while after the Close that ends them; goleak itself looks for less than
-	// half a second.
-	for end := time.Now().Add(patience); ; {
+	// Some goroutines end a while after Close; goleak itself waits less than half a second.
+	for end := time.Now().Add(timeout); ; {
 		err := goleak.Find(none...)
 		if err == nil {
 			return
@@ -198,17 +195,17 @@ type suite struct {
 	ids   atomic.Int64
 }
 
-// env is one test's.
+// env is the environment of one test.
 type env struct {
 	*suite
 	*testing.T
 	mu     sync.Mutex
 	stores []driver.Store
 	other  driver.Store // see observer
-	held   []held       // what a try of pushed releases at its end
+	held   []held       // released at the end of a try of pushed
 }
 
-// held is a grant and the client that has it.
+// held is a grant and its client.
 type held struct {
 	s driver.Store
 	g driver.Grant
@@ -226,7 +223,7 @@ func (e *env) closeAll() {
 	e.stores = nil
 }
 
-// open makes a client that the test's end closes.
+// open opens a client, which is closed at the end of the test.
 func (e *env) open() driver.Store { return e.openIn("") }
 
 func (e *env) openIn(namespace string) driver.Store {
@@ -234,7 +231,7 @@ func (e *env) openIn(namespace string) driver.Store {
 	return e.opened(e.h.Open(e.T, namespace))
 }
 
-// opened has the test's end close a client.
+// opened registers a client to be closed at the end of the test.
 func (e *env) opened(s driver.Store) driver.Store {
 	e.mu.Lock()
 	e.stores = append(e.stores, s)
@@ -242,8 +239,8 @@ func (e *env) opened(s driver.Store) driver.Store {
 	return s
 }
 
-// observer returns a client that only looks on. It is opened once in a test, and used by
-// one goroutine at a time.
+// observer returns a client for observation. It is opened once per test, and used by one
+// goroutine at a time.
 func (e *env) observer() driver.Store {
 	e.Helper()
 	if e.other == nil {
@@ -252,22 +249,22 @@ func (e *env) observer() driver.Store {
 	return e.other
 }
 
-// name makes a name that no other test uses.
+// name returns a name that no other test uses.
 func (e *env) name() string { return fmt.Sprintf("suite-%d-%d", time.Now().UnixNano(), e.names.Add(1)) }
 
-// requester records what a store tells.
+// requester records what a store reports.
 type requester struct {
 	id     string
 	reason string
-	heir   atomic.Pointer[string] // another reason, once there is one
+	next   atomic.Pointer[string] // the reason of another owner, if not nil
 	queued chan []driver.Holder
 	lost   chan driver.Cause
 }
 
 func (r *requester) Owner() driver.Owner {
 	o := driver.Owner{ID: r.id, Host: "suite-host", PID: 4711, Instance: "suite", Reason: r.reason}
-	if heir := r.heir.Load(); heir != nil {
-		o.Reason = *heir
+	if next := r.next.Load(); next != nil {
+		o.Reason = *next
 	}
 	return o
 }
@@ -286,7 +283,7 @@ func (r *requester) Lost(c driver.Cause, _ error) {
 	}
 }
 
-// long is a TTL that does not end within a test.
+// long is a TTL that does not expire during a test.
 const long = time.Minute
 
 func (e *env) request(name string, limit int, ttl time.Duration) driver.Request {
@@ -297,7 +294,7 @@ func (e *env) request(name string, limit int, ttl time.Duration) driver.Request 
 
 func from(r driver.Request) *requester { return r.From.(*requester) }
 
-// must acquires without waiting and fails the test otherwise.
+// must acquires without waiting, and fails the test if that fails.
 func (e *env) must(s driver.Store, r driver.Request) driver.Grant {
 	e.Helper()
 	g, err := s.Acquire(e.Context(), r)
@@ -322,7 +319,7 @@ func (e *env) checkGrant(r driver.Request, g driver.Grant) {
 	}
 }
 
-// busy asks without waiting and wants a no.
+// busy requires that a request without waiting returns CodeBusy.
 func (e *env) busy(s driver.Store, r driver.Request) {
 	e.Helper()
 	g, err := s.Acquire(e.Context(), r)
@@ -341,7 +338,7 @@ func (e *env) release(s driver.Store, g driver.Grant) {
 	}
 }
 
-// code wants an error of a code.
+// code requires an error with a code.
 func (e *env) code(s driver.Store, err error, want driver.Code, what string) {
 	e.Helper()
 	if err == nil {
@@ -365,8 +362,8 @@ type waiting struct {
 	left   bool
 }
 
-// wait begins to wait: by the store's own waiting where it can, by asking again
-// where it cannot, as the core does.
+// wait starts to wait: inside the store if its waiters are woken, else by polling, as the core
+// does.
 func (e *env) wait(s driver.Store, r driver.Request) *waiting {
 	ctx, cancel := context.WithCancel(e.Context())
 	w := &waiting{e: e, s: s, r: r, cancel: cancel, done: make(chan struct{})}
@@ -391,8 +388,7 @@ func (e *env) wait(s driver.Store, r driver.Request) *waiting {
 	return w
 }
 
-// queue begins to wait and returns when the store has said that the place
-// stands.
+// queue starts to wait, and returns when the store has reported the queue entry.
 func (e *env) queue(s driver.Store, r driver.Request) *waiting {
 	e.Helper()
 	w := e.wait(s, r)
@@ -400,19 +396,19 @@ func (e *env) queue(s driver.Store, r driver.Request) *waiting {
 	case <-from(r).queued:
 	case <-w.done:
 		e.Fatalf("Acquire of a held name ended while it should wait: %+v, %v", w.g, w.err)
-	case <-time.After(patience):
-		e.Fatalf("the store did not report a place for %q", r.Name)
+	case <-time.After(timeout):
+		e.Fatalf("the store did not report a queue entry for %q", r.Name)
 	}
 	return w
 }
 
-// granted wants the waiting to end with a grant.
+// granted requires that the wait ends with a grant.
 func (w *waiting) granted() driver.Grant {
 	w.e.Helper()
 	select {
 	case <-w.done:
-	case <-time.After(patience):
-		w.e.Fatalf("waiting for %q, limit %d, request %s: not granted within %s although nothing stands before it", w.r.Name, w.r.Limit, w.r.ID, patience)
+	case <-time.After(timeout):
+		w.e.Fatalf("waiting for %q, limit %d, request %s: not granted within %s although nothing stands before it", w.r.Name, w.r.Limit, w.r.ID, timeout)
 	}
 	if w.err != nil {
 		w.e.Fatalf("waiting for %q, limit %d, request %s: %v, want a grant", w.r.Name, w.r.Limit, w.r.ID, w.err)
@@ -428,7 +424,7 @@ func (w *waiting) leave() {
 	w.cancel()
 	select {
 	case <-w.done:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		w.e.Fatal("a cancelled Acquire did not return")
 	}
 	if w.err == nil {
@@ -442,7 +438,7 @@ func (w *waiting) leave() {
 	}
 }
 
-// undone undoes until it is confirmed.
+// undone repeats Undo until it returns nil.
 func (e *env) undone(s driver.Store, r driver.Request) {
 	e.Helper()
 	var err error
@@ -454,8 +450,8 @@ func (e *env) undone(s driver.Store, r driver.Request) {
 	}, func() string { return fmt.Sprint(err) })
 }
 
-// pendingStill wants the waiting not to have ended. It cannot prove a negative:
-// the caller has made sure that the store has had its say.
+// pendingStill requires that the wait has not ended. That proves nothing by itself: the caller
+// makes sure that the store would have ended it.
 func (w *waiting) pendingStill() {
 	w.e.Helper()
 	select {
@@ -469,14 +465,14 @@ func (w *waiting) pendingStill() {
 // eventually waits for a condition that no event announces.
 func (e *env) eventually(what string, ok func() bool, detail func() string) {
 	e.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(timeout); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			e.Fatalf("not so within %s: %s (%s)", patience, what, detail())
+			e.Fatalf("not so within %s: %s (%s)", timeout, what, detail())
 		}
 	}
 }
 
-// free wants a name that nobody holds or waits for.
+// free requires that a name has neither holders nor waiters.
 func (e *env) free(s driver.Store, name string) {
 	e.Helper()
 	e.release(s, e.must(s, e.request(name, driver.Exclusive, long)))
@@ -491,28 +487,28 @@ func (e *env) free(s driver.Store, name string) {
 	}
 }
 
-// leases tells whether grants run out, and skips the test otherwise.
+// leases skips the test if grants do not expire.
 func (e *env) leases() {
 	if e.g.MaxTTL == 0 {
-		e.Skip("grants of this store do not run out")
+		e.Skip("grants of this store do not expire")
 	}
 }
 
-// takeExpired waits until a grant that nobody renews has run out, by asking.
+// takeExpired polls until a grant that is not renewed has expired.
 func (e *env) takeExpired(s driver.Store, name string, limit int) driver.Grant {
 	e.Helper()
 	var g driver.Grant
 	var err error
 	e.eventually("an expired grant makes room", func() bool {
-		g, err = e.ask(s, e.request(name, limit, long))
+		g, err = e.try(s, e.request(name, limit, long))
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
 	return g
 }
 
-// ask asks without waiting. Of a request that was not granted nothing is left, so that
-// the next one does not find it in its way.
-func (e *env) ask(s driver.Store, r driver.Request) (driver.Grant, error) {
+// try makes a request without waiting. If it is not granted it is undone, so that it does not
+// block the next one.
+func (e *env) try(s driver.Store, r driver.Request) (driver.Grant, error) {
 	e.Helper()
 	g, err := s.Acquire(e.Context(), r)
 	if err != nil && s.Classify(err) == driver.CodeUnknown {
@@ -521,8 +517,8 @@ func (e *env) ask(s driver.Store, r driver.Request) (driver.Grant, error) {
 	return g, err
 }
 
-// longer is for what has to be done before a TTL has passed. A try reports whether the
-// machine was quick enough; if it was not, there is another with a longer TTL.
+// longer calls try, which must be done before a TTL has passed and reports whether it was. If
+// not, it calls try again with a longer TTL, up to three times.
 func (e *env) longer(try func(ttl time.Duration) bool) bool {
 	e.Helper()
 	ttl := e.h.TTL
@@ -536,7 +532,7 @@ func (e *env) longer(try func(ttl time.Duration) bool) bool {
 	return false
 }
 
-// over tells whether the TTL of a grant has passed.
+// over reports whether the TTL of a grant has passed.
 func over(g driver.Grant) bool {
 	elapsed, _ := g.SentAt.Elapsed()
 	return elapsed >= g.TTL

@@ -56,20 +56,20 @@ func inspect(e *env) {
 	e.free(s, name)
 }
 
-// inspectHeir: who is at the head of the core's own queue may have changed while the
-// request waited; the grant is written down with the words of the one who has it.
-func inspectHeir(e *env) {
+// inspectNewOwner requires that the grant shows the owner at the time of the grant: another
+// goroutine may have become the head of the core's queue during the wait.
+func inspectNewOwner(e *env) {
 	s, other, name := e.open(), e.open(), e.name()
 	i := e.inspector(other)
 	g := e.must(other, e.request(name, driver.Exclusive, long))
 	w := e.queue(s, e.request(name, driver.Exclusive, long))
-	heir := "because of another"
-	from(w.r).heir.Store(&heir)
+	owner := "because of another"
+	from(w.r).next.Store(&owner)
 	e.release(other, g)
 	g = w.granted()
 	st, err := i.Inspect(e.Context(), name)
-	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token || st.Holders[0].Reason != heir {
-		e.Errorf("%+v, %v; want token %d %s", st, err, g.Token, heir)
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != g.Token || st.Holders[0].Reason != owner {
+		e.Errorf("%+v, %v; want token %d %s", st, err, g.Token, owner)
 	}
 	e.release(s, g)
 	e.free(s, name)
@@ -102,7 +102,7 @@ func list(e *env) {
 		e.Errorf("List: %v, want %v", got, want)
 	}
 	for range i.List(e.Context(), base) {
-		break // it may be left early
+		break // a caller may stop early
 	}
 	for _, g := range append(grants, outside) {
 		e.release(s, g)
@@ -116,7 +116,7 @@ func watch(e *env) {
 	s, name := e.open(), e.name()
 	w, ok := e.open().(driver.Watcher)
 	if !ok {
-		e.Skip("the store cannot tell of changes")
+		e.Skip("the store cannot report changes")
 	}
 	ctx, cancel := context.WithCancel(e.Context())
 	changed, done := make(chan struct{}, 100), make(chan error, 1)
@@ -134,10 +134,10 @@ func watch(e *env) {
 		case <-changed:
 		case err := <-done:
 			e.Fatalf("the watch ended: %v", err)
-		case <-time.After(patience):
-			e.Fatalf("the watch did not tell of %s", what)
+		case <-time.After(timeout):
+			e.Fatalf("the watch did not report %s", what)
 		}
-		for len(changed) > 0 { // what it told more than once
+		for len(changed) > 0 { // reported more than once
 			<-changed
 		}
 	}
@@ -149,7 +149,7 @@ func watch(e *env) {
 	cancel()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		e.Fatal("the watch did not end with its context")
 	}
 }
@@ -158,7 +158,7 @@ func breakGrant(e *env) {
 	s, other, name := e.open(), e.open(), e.name()
 	b, ok := other.(driver.Breaker)
 	if !ok {
-		e.Skip("the store cannot take a grant away")
+		e.Skip("the store cannot break a grant")
 	}
 	e.code(other, b.Break(e.Context(), name, 1), driver.CodeNotHeld, "breaking a free name")
 	r := e.request(name, driver.Exclusive, long)
@@ -172,7 +172,7 @@ func breakGrant(e *env) {
 	select {
 	case cause := <-from(r).lost:
 		if cause != driver.CauseTaken {
-			e.Errorf("the holder was told %q, want %q", cause, driver.CauseTaken)
+			e.Errorf("the holder was notified of cause %q, want %q", cause, driver.CauseTaken)
 		}
 	case err := <-broken:
 		if err != nil {
@@ -180,18 +180,18 @@ func breakGrant(e *env) {
 		}
 		select {
 		case <-from(r).lost:
-		case <-time.After(patience):
-			e.Fatal("the holder was not told")
+		case <-time.After(timeout):
+			e.Fatal("the holder was not notified")
 		}
 		broken <- nil
-	case <-time.After(patience):
-		e.Fatal("the holder was not told")
+	case <-time.After(timeout):
+		e.Fatal("the holder was not notified")
 	}
 	if e.g.Break == driver.BreakAsk {
 		e.busy(other, e.request(name, driver.Exclusive, long)) // until it has released
 		var err error
-		// A call whose time was over before it did anything has more.
-		for wait := 20 * time.Millisecond; wait < patience; wait *= 2 {
+		// A timeout may be too short for the first step: then it is doubled.
+		for wait := 20 * time.Millisecond; wait < timeout; wait *= 2 {
 			ctx, cancel := context.WithTimeout(e.Context(), wait)
 			err = b.Break(ctx, name, g.Token)
 			cancel()
@@ -204,17 +204,17 @@ func breakGrant(e *env) {
 	err := s.Release(e.Context(), g, 0)
 	if e.g.Break == driver.BreakAsk {
 		if err != nil {
-			e.Fatalf("the holder that was asked to end cannot release: %v", err)
+			e.Fatalf("the holder that was requested to end cannot release: %v", err)
 		}
 	} else {
-		e.code(s, err, driver.CodeNotHeld, "releasing what was taken away")
+		e.code(s, err, driver.CodeNotHeld, "releasing what was broken")
 	}
 	select {
 	case err := <-broken:
 		if err != nil {
 			e.Fatalf("Break: %v", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		e.Fatal("Break did not return")
 	}
 	e.code(other, b.Break(e.Context(), name, g.Token), driver.CodeNotHeld, "breaking twice")
@@ -297,11 +297,11 @@ func openWithoutServer(e *env) {
 	e.release(s, g)
 }
 
-// openTime bounds Open where no server answers.
+// openTime limits Open while no server answers.
 const openTime = 20 * time.Second
 
-// down: an unreachable store answers within the context, does not say that
-// something is certain which is not, and is as before when it is back.
+// down requires that an unreachable store returns within the context, with an honest code, and
+// works again when it is back.
 func down(e *env) {
 	if e.h.Stop == nil {
 		e.Skip("the harness cannot stop the store")
@@ -318,7 +318,7 @@ func down(e *env) {
 	}
 	code := s.Classify(err)
 	if code != driver.CodeUnknown && code != driver.CodeUnavailable && code != driver.CodeWithdrawn {
-		e.Errorf("Acquire of a stopped store answers %v (%v)", code, err)
+		e.Errorf("Acquire of a stopped store returns %v (%v)", code, err)
 	}
 	e.h.Start(e.T)
 	if code == driver.CodeUnknown {

@@ -7,7 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// renew: a grant that is renewed stands beyond its TTL.
+// renew requires that a grant that is renewed stands beyond its TTL.
 func renew(e *env) {
 	e.leases()
 	a, b := e.open(), e.open()
@@ -22,14 +22,14 @@ func renew(e *env) {
 			if !e.renewed(a, &g) {
 				return false
 			}
-			switch other, err := e.ask(b, e.request(name, driver.Exclusive, long)); {
+			switch other, err := e.try(b, e.request(name, driver.Exclusive, long)); {
 			case err == nil && over(g):
 				e.release(b, other)
 				return false
 			case err == nil:
 				e.Fatalf("granted %+v beside another", other)
 			case b.Classify(err) != driver.CodeBusy:
-				e.Fatalf("Acquire answered %v (%v), want busy", b.Classify(err), err)
+				e.Fatalf("Acquire returned %v (%v), want busy", b.Classify(err), err)
 			}
 		}
 		if err := a.Release(e.Context(), g, 0); err != nil && !over(g) {
@@ -45,7 +45,7 @@ func renew(e *env) {
 	}
 }
 
-// renewed renews a grant. It answers false if its TTL had passed before that was done.
+// renewed renews a grant. It returns false if its TTL had passed before.
 func (e *env) renewed(s driver.Store, g *driver.Grant) bool {
 	e.Helper()
 	r := s.Renew(e.Context(), []driver.Grant{*g})
@@ -101,24 +101,24 @@ func renewNeverRevives(e *env) {
 	e.free(b, name)
 }
 
-// lapses: a grant that nobody renews runs out although its client renews another of the
-// same TTL.
+// lapses requires that a grant that is not renewed expires although its client renews another
+// one with the same TTL.
 func lapses(e *env) {
 	if !e.g.Lapses {
-		e.Skip("its grants live as long as something that they share")
+		e.Skip("its grants stand as long as something that they share")
 	}
 	a, b, name := e.open(), e.open(), e.name()
 	other := e.must(a, e.request(e.name(), driver.Exclusive, e.h.TTL))
 	e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
 	var next driver.Grant
 	var err error
-	e.eventually("a grant that nobody renews makes room", func() bool {
+	e.eventually("a grant that is not renewed makes room", func() bool {
 		a.Renew(e.Context(), []driver.Grant{other})
-		next, err = e.ask(b, e.request(name, driver.Exclusive, long))
+		next, err = e.try(b, e.request(name, driver.Exclusive, long))
 		return err == nil
 	}, func() string { return fmt.Sprint(err) })
 	e.release(b, next)
-	_ = a.Release(e.Context(), other, 0) // which a slow machine may have lost
+	_ = a.Release(e.Context(), other, 0) // on a slow machine it may have expired
 }
 
 func releaseTwice(e *env) {
@@ -132,7 +132,7 @@ func releaseTwice(e *env) {
 	e.release(s, next)
 }
 
-// releaseByStaleOwner: whoever lost a grant cannot end the next one's.
+// releaseByStaleOwner requires that a holder that has lost its grant cannot end the next one.
 func releaseByStaleOwner(e *env) {
 	a, b, name := e.open(), e.open(), e.name()
 	var old driver.Grant
@@ -151,7 +151,7 @@ func releaseByStaleOwner(e *env) {
 	e.release(b, now)
 }
 
-// linger: a release can leave the grant standing for a while, and no longer.
+// linger requires that a release can leave the grant standing for a while, and not longer.
 func linger(e *env) {
 	if !e.g.Linger {
 		e.Skip("the core lingers for this store")
@@ -176,7 +176,7 @@ func (e *env) queueOrGranted(s driver.Store, name string) driver.Grant {
 	return e.wait(s, e.request(name, driver.Exclusive, long)).granted()
 }
 
-// undo takes back whatever an ID left, whenever it is called.
+// undo requires that Undo removes everything of an ID, whenever it is called.
 func undo(e *env) {
 	a, b, name := e.open(), e.open(), e.name()
 	never := e.request(name, driver.Exclusive, long)
@@ -185,7 +185,7 @@ func undo(e *env) {
 	r := e.request(name, driver.Exclusive, long)
 	g := e.must(a, r)
 	other := e.request(name, driver.Exclusive, long)
-	e.undone(b, other) // somebody else's undo changes nothing
+	e.undone(b, other) // the undo of another request changes nothing
 	e.busy(b, e.request(name, driver.Exclusive, long))
 	e.undone(a, r)
 	e.undone(a, r)

@@ -23,7 +23,7 @@ func guaranteesAreWhole(e *env) {
 		e.Errorf("MinTTL %s is above MaxTTL %s", g.MinTTL, g.MaxTTL)
 	}
 	if g.MaxTTL == 0 && g.Lapses {
-		e.Errorf("it says that what nobody renews lapses, and has no TTL")
+		e.Errorf("it declares that grants expire, and has no TTL")
 	}
 	if g.MaxTTL == 0 && g.Crash == driver.CrashFreesAfterTTL {
 		e.Error("a crash frees after a TTL that grants do not have")
@@ -38,7 +38,7 @@ func guaranteesAreWhole(e *env) {
 		e.Errorf("breaking: declared %q, implemented %t", g.Break, ok)
 	}
 	if s.String() == "" {
-		e.Error("the store does not say where it is")
+		e.Error("String is empty")
 	}
 }
 
@@ -46,17 +46,16 @@ func exclusive(e *env) {
 	a, b, name := e.open(), e.open(), e.name()
 	g := e.must(a, e.request(name, driver.Exclusive, long))
 	e.busy(b, e.request(name, driver.Exclusive, long))
-	e.busy(a, e.request(name, driver.Exclusive, long)) // no session is re-entrant by itself
+	e.busy(a, e.request(name, driver.Exclusive, long)) // a store is not re-entrant by itself
 	e.release(a, g)
 	e.release(b, e.must(b, e.request(name, driver.Exclusive, long)))
 	e.free(a, name)
 }
 
-// limitText is the rule that messages about limits name.
+// limitText is the rule, for messages about limits.
 const limitText = "a grant of limit n never stands beside more than n-1 others"
 
-// limitRule runs random acquisitions and releases of every declared limit
-// against the rule: a grant of limit n never stands beside more than n-1 others.
+// limitRule runs random acquisitions and releases of every declared limit against the rule.
 func limitRule(e *env) {
 	if !e.g.Mixed {
 		e.Skip("the store does not declare mixed limits")
@@ -150,7 +149,7 @@ func writersDoNotStarve(e *env) {
 	reader, writer, late := e.open(), e.open(), e.open()
 	g := e.must(reader, e.request(name, driver.Unlimited, long))
 	w := e.queue(writer, e.request(name, driver.Exclusive, long))
-	e.busy(late, e.request(name, driver.Unlimited, long)) // or readers would go on for ever
+	e.busy(late, e.request(name, driver.Unlimited, long)) // otherwise readers would go on forever
 	l := e.queue(late, e.request(name, driver.Unlimited, long))
 	e.release(reader, g)
 	wg := w.granted()
@@ -172,7 +171,7 @@ func readersComeTogether(e *env) {
 		readers = append(readers, e.queue(e.open(), e.request(name, driver.Unlimited, long)))
 	}
 	e.release(writer, g)
-	for _, r := range readers { // all of them, before any of them releases
+	for _, r := range readers { // all of them, before one releases
 		r.granted()
 	}
 	for _, r := range readers {

@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// locker makes a Locker over a client of its own.
+// locker makes a Locker with its own client.
 func (e *env) locker(o ...holdfast.Option) *holdfast.Locker {
 	e.Helper()
 	l, err := holdfast.New(e.open(), o...)
@@ -25,14 +25,14 @@ func (e *env) locker(o ...holdfast.Option) *holdfast.Locker {
 
 func (e *env) closeLocker(l *holdfast.Locker) {
 	e.Helper()
-	ctx, cancel := context.WithTimeout(e.Context(), patience)
+	ctx, cancel := context.WithTimeout(e.Context(), timeout)
 	defer cancel()
 	if err := l.Close(ctx); err != nil {
 		e.Errorf("closing a Locker: %v", err)
 	}
 }
 
-// contend runs work from several goroutines of several Lockers.
+// contend runs work on several goroutines of several Lockers.
 func (e *env) contend(lockers, goroutines, rounds int, work func(*holdfast.Locker)) {
 	var wg sync.WaitGroup
 	for range lockers {
@@ -53,7 +53,7 @@ func (e *env) contend(lockers, goroutines, rounds int, work func(*holdfast.Locke
 	wg.Wait()
 }
 
-// lockersExclude: an unprotected counter comes out exact, and tokens rise in the
+// lockersExclude requires that an unprotected counter is exact, and that tokens rise in the
 // order of the grants.
 func lockersExclude(e *env) {
 	const lockers, goroutines, rounds = 4, 4, 15
@@ -63,7 +63,7 @@ func lockersExclude(e *env) {
 	e.contend(lockers, goroutines, rounds, func(l *holdfast.Locker) {
 		err := l.Do(e.Context(), name, func(ctx context.Context) error {
 			if inside.Add(1) != 1 {
-				e.Error("two hold the lock together")
+				e.Error("two holders have the lock together")
 			}
 			defer inside.Add(-1)
 			token := holdfast.Token(ctx, name)
@@ -148,7 +148,7 @@ func lockersCount(e *env) {
 	e.free(e.open(), name)
 }
 
-// lockersHold: a lock is renewed, and held beyond several TTLs.
+// lockersHold requires that a lock is renewed, and held beyond several TTLs.
 func lockersHold(e *env) {
 	l, other := e.locker(), e.locker()
 	if !e.longer(func(ttl time.Duration) bool { return e.holds(l, other, ttl) }) {
@@ -158,8 +158,8 @@ func lockersHold(e *env) {
 	e.closeLocker(other)
 }
 
-// holds holds a lock for four TTLs. It answers false if the lock expired, as it does when
-// all stands still for most of a TTL; whatever else goes wrong fails the test.
+// holds holds a lock for four TTLs. It returns false if the lock expired, as it does if the
+// machine stands still for most of a TTL; anything else fails the test.
 func (e *env) holds(l, other *holdfast.Locker, ttl time.Duration) bool {
 	e.Helper()
 	name := e.name()
@@ -169,7 +169,7 @@ func (e *env) holds(l, other *holdfast.Locker, ttl time.Duration) bool {
 	for range 8 {
 		<-tick.C
 		next, err := other.TryLock(e.Context(), name)
-		live := k.Context().Err() == nil // as the clock has it now, after the answer
+		live := k.Context().Err() == nil // by the clock, after the answer
 		if live && !errors.Is(err, holdfast.ErrBusy) {
 			e.Fatalf("another Locker gets %v, want busy", err)
 		}
@@ -193,8 +193,8 @@ func (e *env) holds(l, other *holdfast.Locker, ttl time.Duration) bool {
 	return true
 }
 
-// lockSoon locks. A request has a third of the TTL, in which a Locker that is new may not
-// get its connections: then it is asked again.
+// lockSoon locks. The timeout of a request is a third of the TTL, which may be too short for a
+// new Locker to connect: then it is repeated.
 func (e *env) lockSoon(l *holdfast.Locker, name string, ttl time.Duration) (k *holdfast.Lock) {
 	e.Helper()
 	var err error
@@ -207,13 +207,13 @@ func (e *env) lockSoon(l *holdfast.Locker, name string, ttl time.Duration) (k *h
 	return k
 }
 
-// expired tells whether a lock was lost because it was not renewed in time.
+// expired reports whether a lock was lost because it was not renewed in time.
 func expired(err error) bool {
 	lost, ok := errors.AsType[*holdfast.LostError](err)
 	return ok && lost.Cause == holdfast.CauseExpired
 }
 
-// lockersCancel cancels waits at random moments; nothing is left behind.
+// lockersCancel cancels waits at random moments, and requires that nothing is left behind.
 func lockersCancel(e *env) {
 	name := e.name()
 	e.contend(4, 8, 10, func(l *holdfast.Locker) {
@@ -234,7 +234,7 @@ func lockersCancel(e *env) {
 
 func lockersBreak(e *env) {
 	if e.g.Break == driver.BreakNone || e.g.Visible == driver.VisibleNothing {
-		e.Skip("the store cannot take a lock away")
+		e.Skip("the store cannot break a lock")
 	}
 	l, operator, name := e.locker(), e.locker(), e.name()
 	k, err := l.Lock(e.Context(), name)
@@ -252,7 +252,7 @@ func lockersBreak(e *env) {
 	go func() { broken <- operator.Break(e.Context(), name, k.Token()) }()
 	select {
 	case <-k.Context().Done():
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		e.Fatal("the holder's context did not end")
 	}
 	var lost *holdfast.LostError
@@ -279,8 +279,8 @@ func lockersBreak(e *env) {
 	e.closeLocker(operator)
 }
 
-// lockersDown: when the store is gone the context ends, before the store may
-// grant the name again, and everything is as before when it is back.
+// lockersDown requires that the context ends while the store is down, before the store may
+// grant the name again, and that everything works when the store is back.
 func lockersDown(e *env) {
 	if e.h.Stop == nil {
 		e.Skip("the harness cannot stop the store")
@@ -294,8 +294,8 @@ func lockersDown(e *env) {
 	if e.g.MaxTTL > 0 {
 		select {
 		case <-k.Context().Done():
-		case <-time.After(patience):
-			e.Fatal("the context did not end when trust did")
+		case <-time.After(timeout):
+			e.Fatal("the context did not end with the validity")
 		}
 		var lost *holdfast.LostError
 		if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.CauseExpired {

@@ -12,10 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// ManyOverSlowLink has one Locker take n locks over a link that delays every answer by
-// delay, hold them for three TTLs, and release them. It requires that no lock is lost on
-// the way. It is no part of Run: how many locks a store can hold over such a link is for the
-// store's own test to say. Harness.Delay is needed.
+// ManyOverSlowLink lets one Locker take n locks over a link that delays every answer by delay,
+// hold them for three TTLs, and release them. It requires that no lock is lost. It is not
+// part of Run, since each store has its own limit. It needs Harness.Delay.
 func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) {
 	t.Helper()
 	ignore := []goleak.Option{goleak.IgnoreCurrent()}
@@ -33,8 +32,8 @@ func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) 
 	end := e.delayed(delay)
 	defer end()
 	base := e.name()
-	// As many at once as a program has that takes them one after the other in each of its
-	// goroutines.
+	// As many at once as in a program with that many goroutines, which take them one after the
+	// other.
 	const goroutines = 256
 	locks := make([]*holdfast.Lock, n)
 	each := func(do func(i int) error) {
@@ -62,7 +61,7 @@ func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) 
 	if t.Failed() {
 		return
 	}
-	time.Sleep(3 * ttl) // the locks are to be held for that long
+	time.Sleep(3 * ttl) // the locks are held for that long
 	lost, why := 0, error(nil)
 	for _, k := range locks {
 		if k.Context().Err() != nil {

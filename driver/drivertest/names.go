@@ -35,8 +35,7 @@ func namespaces(e *env) {
 	e.release(two, c)
 }
 
-// strange are names that are each a lock of its own, whatever a store's keys are
-// made of.
+// strange returns names that are different locks, whatever a store's keys are made of.
 func strange(e *env) []string {
 	base := e.name()
 	names := []string{
@@ -69,7 +68,7 @@ func strange(e *env) []string {
 	return unique
 }
 
-// sample is a rune of a Unicode class that UTF-8 can carry.
+// sample returns a rune of a Unicode class that UTF-8 can encode.
 func sample(table *unicode.RangeTable) (rune, bool) {
 	for _, r := range table.R16 {
 		if r.Lo != 0 && (r.Lo < 0xd800 || r.Lo > 0xdfff) {

@@ -38,7 +38,7 @@ func (e *env) above(g, before driver.Grant) {
 func (e *env) reserved(what string, acquire func() (driver.Store, driver.Grant)) (driver.Store, driver.Grant) {
 	e.Helper()
 	var last driver.Grant
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	for end := time.Now().Add(timeout); time.Now().Before(end); {
 		s, g := acquire()
 		e.above(g, last)
 		if last = g; g.Tokens > 1 {
@@ -129,7 +129,7 @@ func tokensReserved(e *env) {
 			if cause != driver.CauseTaken {
 				e.Errorf("the holder was told %q, want %q", cause, driver.CauseTaken)
 			}
-		case <-time.After(patience):
+		case <-time.After(timeout):
 			e.Fatal("the holder was not told")
 		}
 		if e.g.Break == driver.BreakAsk {

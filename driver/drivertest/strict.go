@@ -26,7 +26,8 @@ func (e *env) together(all map[string]func(*env)) {
 	wg.Wait()
 }
 
-// everyLimitEnds: by undo and by a break that tells, for every limit.
+// everyLimitEnds requires that Undo and Break end grants of every limit, and that the holder is
+// notified of a break.
 func everyLimitEnds(e *env) {
 	all := map[string]func(*env){}
 	for _, limit := range e.limits() {
@@ -47,15 +48,15 @@ func everyLimitEnds(e *env) {
 			}
 			select {
 			case <-from(r).lost:
-			case <-time.After(patience):
-				e.Fatal("the holder was not told")
+			case <-time.After(timeout):
+				e.Fatal("the holder was not notified")
 			}
 		}
 	}
 	e.together(all)
 }
 
-// semaphoreQueue: waiting permits come in order and never beyond the limit.
+// semaphoreQueue requires that permits are granted in order, and never beyond the limit.
 func semaphoreQueue(e *env) {
 	if !e.g.Semaphore || e.g.Order != driver.OrderFIFO {
 		e.Skip("no semaphores, or no order")
@@ -69,7 +70,7 @@ func semaphoreQueue(e *env) {
 	}
 	e.release(s, held[0])
 	q0 := q[0].granted()
-	e.busy(s, e.request(name, 2, long)) // the store has had its say
+	e.busy(s, e.request(name, 2, long)) // after this answer the store has handled the release
 	for _, w := range q[1:] {
 		w.pendingStill()
 	}
@@ -84,9 +85,9 @@ func semaphoreQueue(e *env) {
 	}
 }
 
-// downTellsTheTruth: nothing is confirmed that was not done, and every call
+// downConfirmsNothing requires that an unreachable store confirms no call, and that every call
 // returns soon after its context ends.
-func downTellsTheTruth(e *env) {
+func downConfirmsNothing(e *env) {
 	if e.h.Stop == nil {
 		e.Skip("the harness cannot stop the store")
 	}
@@ -119,17 +120,17 @@ func downTellsTheTruth(e *env) {
 		"Renew":   func(ctx context.Context) error { return s.Renew(ctx, []driver.Grant{g})[0].Err },
 	} {
 		if c := call(what, f); c != -1 && c != driver.CodeUnknown && c != driver.CodeUnavailable {
-			e.Errorf("%s of a stopped store answers %v", what, c)
+			e.Errorf("%s of a stopped store returns %v", what, c)
 		}
 	}
 	e.h.Start(e.T)
 	e.undone(s, r)
 	if unknown {
-		e.undone(s, late) // it may come through after the others
+		e.undone(s, late) // it may arrive after the others
 	}
 }
 
-// lingerIsNotRenewed: a renewal on its way at the release does not prolong it.
+// lingerIsNotRenewed requires that a renewal after the release does not extend the grant.
 func lingerIsNotRenewed(e *env) {
 	if !e.g.Linger {
 		e.Skip("the core lingers for this store")

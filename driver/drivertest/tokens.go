@@ -6,11 +6,11 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// tokenRule is what the messages about tokens end with.
+// tokenRule is the rule, for messages about tokens.
 const tokenRule = "every grant of a name has a larger token than all before it"
 
-// tokensRise requires that tokens rise across owners, clients, names that are free in
-// between, and every limit.
+// tokensRise requires that tokens rise across owners, clients, every limit, and names that are
+// free in between.
 func tokensRise(e *env) {
 	name := e.name()
 	var last uint64
@@ -29,7 +29,7 @@ func tokensRise(e *env) {
 		}
 	}
 
-	// Side by side: unique, and above all that were granted before.
+	// Concurrent grants: unique tokens, larger than all before.
 	limit := 1
 	if e.g.Semaphore {
 		limit = 4

@@ -9,14 +9,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// answerLost: the store has done what it was asked for, and nobody heard. A request
-// whose outcome is not called unknown has left nothing behind; one that is called
-// so has not once it is undone.
+// answerLost lets the store execute a request and loses the answer. After an outcome that is
+// not called unknown nothing is left behind; after an unknown outcome nothing is left once the
+// request is undone.
 func answerLost(e *env) {
 	if e.h.LoseAnswer == nil && e.h.Delay == nil {
 		e.Skip("the harness can neither lose nor delay an answer")
 	}
-	unheard := func(s driver.Store, r driver.Request, after int) (driver.Grant, error) {
+	lose := func(s driver.Store, r driver.Request, after int) (driver.Grant, error) {
 		if e.h.LoseAnswer != nil {
 			e.h.LoseAnswer(e.T, after)
 			return s.Acquire(e.Context(), r)
@@ -32,11 +32,11 @@ func answerLost(e *env) {
 		e.free(s, name) // connected
 		r := e.request(name, limit, long)
 		r.Wait = wait
-		g, err := unheard(s, r, after)
+		g, err := lose(s, r, after)
 		what := "released"
 		if err == nil {
-			// The store has found out by itself what became of the request, or has asked for
-			// less than was to be answered; then the answer to the release may be lost.
+			// The store has found out the outcome by itself, or has used fewer answers. In that
+			// case the answer to the release may be lost.
 			if released := s.Release(e.Context(), g, 0); released != nil {
 				e.undone(s, r)
 				what = "undone after a release (" + released.Error() + ")"
@@ -48,7 +48,7 @@ func answerLost(e *env) {
 			what = "called " + code.String()
 		}
 		for _, next := range []driver.Store{other, s} {
-			// An answer that is yet to be lost may be one of these.
+			// The answer that is yet to be lost may be one of these.
 			r := e.request(name, driver.Exclusive, long)
 			again, busy := next.Acquire(e.Context(), r)
 			for range 8 {
@@ -60,7 +60,7 @@ func answerLost(e *env) {
 				again, busy = next.Acquire(e.Context(), r)
 			}
 			if busy != nil {
-				e.Fatalf("limit %d, wait %t: a request (%v) was %s, and still the next one gets %v", limit, wait, err, what, busy)
+				e.Fatalf("limit %d, wait %t: a request (%v) was %s, and the next one still gets %v", limit, wait, err, what, busy)
 			}
 			if released := next.Release(e.Context(), again, 0); released != nil {
 				e.undone(next, r)
@@ -80,11 +80,11 @@ func answerLost(e *env) {
 	}
 }
 
-// tokensOfAWrongClock: a client whose clock is wrong gets a token between those of
-// the others all the same.
+// tokensOfAWrongClock requires that the token of a client with a wrong clock is between those
+// of the others.
 func tokensOfAWrongClock(e *env) {
 	if !e.h.Bubble {
-		e.Skip("a client of this store cannot live in a bubble of testing/synctest")
+		e.Skip("a client of this store cannot run in a bubble of testing/synctest")
 	}
 	name, before, after := e.name(), e.open(), e.open()
 	last := e.must(before, e.request(name, driver.Exclusive, long))
@@ -101,17 +101,16 @@ func tokensOfAWrongClock(e *env) {
 	synctest.Test(e.T, func(t *testing.T) {
 		inside := &env{suite: e.suite, T: t}
 		defer inside.closeAll()
-		take(inside, inside.open(), "a client that believes it is the year 2000")
+		take(inside, inside.open(), "a client whose clock is in the year 2000")
 	})
 	take(e, after, "the next client")
 }
 
-// pushIsHeard: a waiter comes when it is woken, and not when it would have looked
-// anyway. One that comes late may have been held up by the machine; most of them
-// may not.
+// pushIsHeard requires that a waiter is granted by its notification, and not by a poll. The
+// machine may delay one waiter, but not most of them.
 func pushIsHeard(e *env) {
 	if e.g.Wake != driver.WakePush || e.g.Fallback < 500*time.Millisecond {
-		e.Skip("nothing to tell a push from")
+		e.Skip("a push cannot be distinguished from a poll")
 	}
 	const rounds = 7
 	a, b, name, late := e.open(), e.open(), e.name(), 0
@@ -126,7 +125,7 @@ func pushIsHeard(e *env) {
 		}
 	}
 	if late > rounds/2 {
-		e.Errorf("%d of %d waiters were granted more than half of the declared fallback of %s after the release: it declares a push, and nobody hears one",
+		e.Errorf("%d of %d waiters were granted more than half of the declared fallback of %s after the release: it declares a push, and no waiter receives one",
 			late, rounds, e.g.Fallback)
 	}
 }

@@ -10,16 +10,16 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// validityFromTheSend requires that SentAt lies between the call and its return and, after
-// a wait, after the release that ended it. Where a session confirms grants it may be
-// earlier, but not by half of the TTL.
+// validityFromTheSend requires that SentAt lies between the call and its return, and after a
+// wait, after the release that ended it. If a session confirms grants it may be earlier, by
+// less than half of the TTL.
 func validityFromTheSend(e *env) {
 	e.leases()
 	inside := func(what string, at driver.Instant, from time.Time) {
 		e.Helper()
 		switch elapsed, _ := at.Elapsed(); {
 		case at.Time().After(time.Now()):
-			e.Errorf("%s: SentAt %s is to come", what, at.Time())
+			e.Errorf("%s: SentAt %s is in the future", what, at.Time())
 		case e.h.Session && elapsed > long/2:
 			e.Errorf("%s: SentAt is %s ago, of a TTL of %s", what, elapsed, long)
 		case !e.h.Session && at.Time().Before(from):
@@ -44,7 +44,7 @@ func validityFromTheSend(e *env) {
 	e.release(b, got)
 }
 
-// answerDelay is by how much the tests of validity delay every answer.
+// answerDelay is the delay of every answer in the tests of validity.
 const answerDelay = 200 * time.Millisecond
 
 // delayed delays every answer until the returned function is called.
@@ -62,8 +62,8 @@ func (e *env) delayed(d time.Duration) (end func()) {
 	return end
 }
 
-// validityNotFromTheAnswer delays every answer of the store and requires that no part of
-// the delay counts as validity: whatever confirmed a grant was sent at least that long
+// validityNotFromTheAnswer delays every answer of the store and requires that no part of the
+// delay counts as validity: the request that confirmed a grant was sent at least that long
 // before the grant, or its renewal, was returned.
 func validityNotFromTheAnswer(e *env) {
 	e.leases()
@@ -80,6 +80,7 @@ func validityNotFromTheAnswer(e *env) {
 	e.free(a, name) // connected
 	e.free(b, name)
 	for _, limit := range e.limits() {
+		name = e.name() // a store may keep a semaphore's number of permits
 		is := fmt.Sprintf("limit %d, ", limit)
 		grant := func(r driver.Request) driver.Grant {
 			e.Helper()
@@ -95,8 +96,8 @@ func validityNotFromTheAnswer(e *env) {
 			return g
 		}
 		e.release(a, grant(e.request(name, limit, long)))
-		// Of a TTL of which the delay is a notable part: a session does not ask again what it
-		// has been answered a small part of its TTL ago.
+		// The delay is a large part of this TTL: a session does not repeat a keepalive that was
+		// answered a small part of its TTL ago.
 		inTime := e.longer(func(ttl time.Duration) bool {
 			g := grant(e.request(name, limit, 8*ttl))
 			for i := range 2 {
@@ -125,7 +126,7 @@ func validityNotFromTheAnswer(e *env) {
 			e.release(a, grant(r))
 		}
 
-		// Two waiters: where the limit admits both, the second grant may be passed on by the
+		// Two waiters: if the limit admits both, the store may derive the second grant from the
 		// first.
 		if !e.canFill(limit) {
 			continue
@@ -140,7 +141,7 @@ func validityNotFromTheAnswer(e *env) {
 			case <-first.done:
 			case <-second.done:
 				w = second
-			case <-time.After(patience):
+			case <-time.After(timeout):
 			}
 			got := w.granted()
 			w.done = nil
@@ -152,7 +153,7 @@ func validityNotFromTheAnswer(e *env) {
 	e.free(a, name)
 }
 
-// queuedHook receives one value for each lock call that begins to wait.
+// queuedHook receives one value for each lock call that starts to wait.
 type queuedHook chan struct{}
 
 func (queuedHook) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
@@ -166,8 +167,8 @@ func (q queuedHook) Event(_ context.Context, ev holdfast.Event) {
 	}
 }
 
-// lockersDelayed requires of a Locker what validityNotFromTheAnswer requires of a store: of
-// a lock that was granted at once, after a wait, by a local handoff, and renewed.
+// lockersDelayed requires of a Locker what validityNotFromTheAnswer requires of a store: for a
+// lock that was granted at once, after a wait, or by a local handoff.
 func lockersDelayed(e *env) {
 	e.leases()
 	if e.h.Delay == nil {
@@ -209,9 +210,9 @@ func lockersDelayed(e *env) {
 			if k != nil {
 				return k
 			}
-		case <-time.After(patience):
+		case <-time.After(timeout):
 		}
-		e.Fatalf("%q was not locked within %s", name, patience)
+		e.Fatalf("%q was not locked within %s", name, timeout)
 		return nil
 	}
 	unlock := func(k *holdfast.Lock) {
@@ -226,7 +227,7 @@ func lockersDelayed(e *env) {
 	waits := lock(holder)
 	select {
 	case <-queued:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		e.Fatalf("no goroutine waits for %q", name)
 	}
 	unlock(k)
@@ -242,9 +243,8 @@ func lockersDelayed(e *env) {
 	e.closeLocker(other)
 }
 
-// standsForItsTTL requires that no other grant begins before SentAt + TTL of the last
-// request that set the deadline: for every limit, granted at once, after a wait, and
-// renewed.
+// standsForItsTTL requires that no other grant begins before SentAt + TTL of the last request
+// that set the deadline: for every limit, granted at once, after a wait, and renewed.
 func standsForItsTTL(e *env) {
 	e.leases()
 	stands := func(limit int, waited, renewed bool) func(*env) {
@@ -255,7 +255,7 @@ func standsForItsTTL(e *env) {
 			inTime := e.longer(func(ttl time.Duration) bool {
 				name = e.name()
 				if waited {
-					// Of a longer TTL than the one for which its entry may have stood.
+					// With a longer TTL than that for which its queue entry may have stood.
 					g = e.grantedAfterWait(a, b, e.request(name, limit, 3*ttl))
 				} else {
 					g = e.must(a, e.request(name, limit, ttl))
@@ -283,9 +283,9 @@ func standsForItsTTL(e *env) {
 	e.together(all)
 }
 
-// standsAfterDelays is StandsForItsTTL for grants that were made and renewed while every
-// answer was delayed. It convicts a SentAt that lies between two requests of one step, of
-// which the first has set the deadline.
+// standsAfterDelays is standsForItsTTL for grants that were made and renewed while every answer
+// was delayed. It finds a SentAt that lies between two requests of one step, of which the first
+// has set the deadline.
 func standsAfterDelays(e *env) {
 	e.leases()
 	if e.h.Delay == nil {
@@ -370,8 +370,8 @@ func standsAfterDelays(e *env) {
 // canFill reports whether full can make a request of the limit wait.
 func (e *env) canFill(limit int) bool { return e.g.Mixed || limit != driver.Unlimited }
 
-// full takes a name, so that a request of the limit has to wait: exclusively where limits
-// mix, else by as many grants of the limit as there may be.
+// full acquires a name, so that a request of the limit has to wait: exclusively if limits mix,
+// else by as many grants of the limit as the rule admits.
 func (e *env) full(s driver.Store, name string, limit int) (held []driver.Grant) {
 	e.Helper()
 	n := limit
@@ -391,7 +391,7 @@ func (e *env) releaseAll(s driver.Store, grants []driver.Grant) {
 	}
 }
 
-// grantedAfterWait waits for a name that other fills and then releases.
+// grantedAfterWait waits for a name that other acquires and then releases.
 func (e *env) grantedAfterWait(s, other driver.Store, r driver.Request) driver.Grant {
 	e.Helper()
 	held := e.full(other, r.Name, r.Limit)
@@ -400,22 +400,22 @@ func (e *env) grantedAfterWait(s, other driver.Store, r driver.Request) driver.G
 	return w.granted()
 }
 
-// standsUntilItsEnd requires that an exclusive waiter gets the name of a grant that nobody
-// renews any more, and not before its TTL has passed.
+// standsUntilItsEnd requires that an exclusive waiter gets the name of a grant that is not
+// renewed any more, and not before its TTL has passed.
 func (e *env) standsUntilItsEnd(s driver.Store, g driver.Grant) {
 	e.Helper()
 	w := e.wait(s, e.request(g.Name, driver.Exclusive, long))
-	next := w.granted() // it ends, too
-	// Until the answer: what was granted may have been asked for, or be valid from, before
-	// the end that is looked for here.
+	next := w.granted()
+	// Until the answer: the request, and the validity, of the next grant may begin before the
+	// end that is tested here.
 	if stood := w.at.Sub(g.SentAt.Time()); stood < g.TTL {
 		e.Errorf("%q was granted to another client %s after the request that set the TTL of %s was sent", g.Name, stood, g.TTL)
 	}
 	e.release(s, next)
 }
 
-// longerTTLStands requires that a grant stands for its own TTL beside grants of shorter
-// ones: of the same name, renewed or not, and of the same client.
+// longerTTLStands requires that a grant stands for its own TTL beside grants of shorter ones: of
+// the same name, renewed or not, and of the same client.
 func longerTTLStands(e *env) {
 	e.leases()
 	all := map[string]func(*env){}
@@ -438,13 +438,12 @@ func longerTTLStands(e *env) {
 			}
 		}
 	}
+	e.together(all)
 	if e.h.Stop == nil {
-		e.together(all)
 		return
 	}
-	e.together(all)
 
-	// The client is not heard of for longer than the shorter TTL.
+	// The client is unreachable for longer than the shorter TTL.
 	a, b, name := e.open(), e.open(), e.name()
 	e.must(a, e.request(e.name(), driver.Exclusive, e.h.TTL))
 	g := e.must(a, e.request(name, driver.Exclusive, 16*e.h.TTL))
@@ -455,7 +454,7 @@ func longerTTLStands(e *env) {
 	var next driver.Grant
 	var err error
 	e.eventually("the store answers again", func() bool {
-		next, err = e.ask(b, e.request(name, driver.Exclusive, long))
+		next, err = e.try(b, e.request(name, driver.Exclusive, long))
 		return err == nil || b.Classify(err) == driver.CodeBusy
 	}, func() string { return fmt.Sprint(err) })
 	if elapsed, _ := g.SentAt.Elapsed(); err == nil && elapsed < g.TTL {
@@ -465,5 +464,5 @@ func longerTTLStands(e *env) {
 	if err == nil {
 		e.release(b, next)
 	}
-	_ = a.Release(e.Context(), g, 0) // which a slow machine may have lost
+	_ = a.Release(e.Context(), g, 0) // on a slow machine it may have expired
 }

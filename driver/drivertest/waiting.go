@@ -52,7 +52,7 @@ func waitEndsByRelease(e *env) {
 func waitEndsByExpiry(e *env) {
 	e.leases()
 	a, b, name := e.open(), e.open(), e.name()
-	e.free(b, name) // connected: most of the TTL is left for the wait
+	e.free(b, name) // connects, so that most of the TTL is left for the wait
 	g := e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
 	w := e.wait(b, e.request(name, driver.Exclusive, long))
 	next := w.granted()
@@ -64,7 +64,8 @@ func waitEndsByExpiry(e *env) {
 	e.free(a, name)
 }
 
-// waitEndsByClose: the client that holds, and one that waits in front, go away.
+// waitEndsByClose requires that the next waiter is granted when the clients of the holder and
+// of the first waiter are closed.
 func waitEndsByClose(e *env) {
 	if e.g.Crash == driver.CrashFreesAfterTTL {
 		e.Skip("grants outlive their client")
@@ -93,9 +94,9 @@ func cancelledWait(e *env) {
 	e.free(a, name)
 }
 
-// cancelInTheMiddle cancels the head of the queue and two waiters in the middle of it.
-// Nobody is granted before the holder releases, and no two of those that remain hold the
-// name together.
+// cancelInTheMiddle cancels the head of the queue and two waiters in the middle of it. No
+// waiter is granted before the holder releases, and no two of the others hold the name
+// together.
 func cancelInTheMiddle(e *env) {
 	name, first := e.name(), e.open()
 	g := e.must(first, e.request(name, driver.Exclusive, long))
@@ -107,7 +108,7 @@ func cancelInTheMiddle(e *env) {
 		e.Helper()
 		for _, w := range queue {
 			if !w.left {
-				e.heardOfAll(w.s)
+				e.drain(w.s)
 			}
 		}
 		for _, w := range queue {
@@ -130,8 +131,8 @@ func cancelInTheMiddle(e *env) {
 			next = queue[4]
 		case <-queue[5].done:
 			next = queue[5]
-		case <-time.After(patience):
-			e.Fatalf("%q is free, and none of the waiters that remain was granted within %s", name, patience)
+		case <-time.After(timeout):
+			e.Fatalf("%q is free, and none of the other waiters was granted within %s", name, timeout)
 		}
 		got := next.granted()
 		next.left, next.done = true, nil
@@ -141,10 +142,9 @@ func cancelInTheMiddle(e *env) {
 	e.free(first, name)
 }
 
-// heardOfAll returns when the client has handled what the store sent it before the call, as
-// far as the store sends in order: it waits for another name, which is released, and is
-// granted.
-func (e *env) heardOfAll(s driver.Store) {
+// drain returns when the client has handled what the store sent to it before the call, if the
+// store sends in order: it waits for another name, which is released, and is granted.
+func (e *env) drain(s driver.Store) {
 	e.Helper()
 	other, name := e.observer(), e.name()
 	g := e.must(other, e.request(name, driver.Exclusive, long))
@@ -153,64 +153,54 @@ func (e *env) heardOfAll(s driver.Store) {
 	e.release(s, w.granted())
 }
 
-// cancelBesideAHolder cancels waits at random moments while one client holds the name:
-// none of them may be granted.
+// cancelBesideAHolder cancels waits at random moments while one client holds the name: none of
+// them may be granted.
 func cancelBesideAHolder(e *env) {
-	const workers, rounds = 6, 15
 	name, first := e.name(), e.open()
 	g := e.must(first, e.request(name, driver.Exclusive, long))
-	var wg sync.WaitGroup
-	for range workers {
-		s := e.open()
-		wg.Go(func() {
-			for range rounds {
-				w := e.wait(s, e.request(name, driver.Exclusive, long))
-				t := time.AfterFunc(rand.N(20*time.Millisecond), w.cancel)
-				<-w.done
-				t.Stop()
-				if w.err == nil {
-					e.Errorf("%q: token %d granted beside the holder of token %d", name, w.g.Token, g.Token)
-					e.release(s, w.g)
-					return
-				}
-				w.leave()
-			}
-		})
-	}
-	wg.Wait()
+	e.cancelWaits(name, 6, 15, 20*time.Millisecond, func(got driver.Grant) {
+		e.Errorf("%q: token %d granted beside the holder of token %d", name, got.Token, g.Token)
+	})
 	e.busy(e.open(), e.request(name, driver.Exclusive, long))
 	e.release(first, g)
 	e.free(first, name)
 }
 
-// cancelAtAnyMoment cancels acquisitions at moments between their begin and their end,
-// while others take and release the name.
+// cancelAtAnyMoment cancels acquisitions at random moments while other clients acquire and
+// release the name.
 func cancelAtAnyMoment(e *env) {
-	const workers, rounds = 8, 40
 	name := e.name()
 	var holders atomic.Int32
+	e.cancelWaits(name, 8, 40, 3*time.Millisecond, func(got driver.Grant) {
+		if n := holders.Add(1); n != 1 {
+			e.Errorf("%q: token %d is one of %d exclusive grants at once", name, got.Token, n)
+		}
+		runtime.Gosched()
+		holders.Add(-1)
+	})
+	e.free(e.open(), name)
+}
+
+// cancelWaits lets workers with a client each wait for a name, and cancels each wait within a
+// random part of most. It calls granted for each grant before it is released.
+func (e *env) cancelWaits(name string, workers, rounds int, most time.Duration, granted func(driver.Grant)) {
 	var wg sync.WaitGroup
 	for range workers {
 		s := e.open()
 		wg.Go(func() {
 			for range rounds {
 				w := e.wait(s, e.request(name, driver.Exclusive, long))
-				t := time.AfterFunc(rand.N(3*time.Millisecond), w.cancel)
+				t := time.AfterFunc(rand.N(most), w.cancel)
 				<-w.done
 				t.Stop()
 				if w.err == nil {
-					if n := holders.Add(1); n != 1 {
-						e.Errorf("%q: token %d is one of %d exclusive grants at once", name, w.g.Token, n)
-					}
-					runtime.Gosched()
-					holders.Add(-1)
+					granted(w.g)
 				}
 				w.leave()
 			}
 		})
 	}
 	wg.Wait()
-	e.free(e.open(), name)
 }
 
 func cancelledBefore(e *env) {

@@ -7,13 +7,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// pushTime is how long a test without a fallback waits for a notification. A machine that
-// stands still for that long takes a living waiter for one that nobody notified, so such a
-// test has tries.
+// pushTime is how long a test without a fallback waits for a notification. A machine may stand
+// still for that long, so such a test has three tries.
 const pushTime = 10 * time.Second
 
-// pushed returns a test that requires that in one of three tries every waiter is granted.
-// What a try has left is withdrawn.
+// pushed returns a test that requires that in one of three tries every waiter is granted. What
+// a try has left is withdrawn.
 func pushed(try func(e *env) []*waiting) func(*env) {
 	return func(e *env) {
 		var last string
@@ -30,12 +29,12 @@ func pushed(try func(e *env) []*waiting) func(*env) {
 			}
 			last = late
 		}
-		e.Errorf("%s, in each of three tries: nothing notified it, and it makes no look of its own", last)
+		e.Errorf("%s, in each of three tries: it received no notification, and it does not poll", last)
 	}
 }
 
-// late waits for the grants of waiters, releases them when all have come, and describes the
-// first that did not come.
+// late waits for the grants of waiters, releases them, and describes the first waiter that was
+// not granted in time.
 func (e *env) late(waiters []*waiting) (what string) {
 	e.Helper()
 	deadline := time.After(pushTime)
@@ -57,14 +56,14 @@ func (e *env) late(waiters []*waiting) (what string) {
 	return what
 }
 
-// openSilent makes a client whose waiters make no look of their own.
+// openSilent opens a client whose waiters do not poll.
 func (e *env) openSilent() driver.Store {
 	e.Helper()
 	return e.opened(e.h.OpenWithoutFallback(e.T, ""))
 }
 
 // wakesWithoutFallback requires that every way in which a name can become free notifies the
-// waiter whose turn it is.
+// next waiter.
 func wakesWithoutFallback(e *env) {
 	if e.g.Wake != driver.WakePush {
 		e.Skip("the store declares no push")
@@ -116,7 +115,7 @@ func wakesWithoutFallback(e *env) {
 		if !e.g.Mixed || e.g.Order != driver.OrderFIFO {
 			continue
 		}
-		// The last of several holders goes, and an exclusive waiter comes.
+		// The last of several holders releases, and an exclusive waiter is next.
 		all[fmt.Sprintf("limit %d, the last holder", limit)] = pushed(func(e *env) []*waiting {
 			a, b, name := e.open(), e.open(), e.name()
 			one, two := e.must(a, e.request(name, limit, long)), e.must(b, e.request(name, limit, long))
@@ -125,7 +124,7 @@ func wakesWithoutFallback(e *env) {
 			e.release(b, two)
 			return []*waiting{w}
 		})
-		// An exclusive waiter gives up, and those behind it may join the holder.
+		// An exclusive waiter gives up, and the waiters behind it may join the holder.
 		for how, end := range map[string]func(*waiting){
 			"withdrawn": (*waiting).leave,
 			"undone": func(w *waiting) {
@@ -162,8 +161,8 @@ func wakesWithoutFallback(e *env) {
 	e.together(all)
 }
 
-// wakesAfterReconnect requires that a client is notified after its connections were ended,
-// while others of its requests waited.
+// wakesAfterReconnect requires that a client is notified after its connections have ended while
+// other requests of it waited.
 func wakesAfterReconnect(e *env) {
 	if e.g.Wake != driver.WakePush {
 		e.Skip("the store declares no push")
@@ -177,12 +176,12 @@ func wakesAfterReconnect(e *env) {
 		e.must(holder, held)
 		other := e.queue(waiter, e.request(kept, driver.Exclusive, long))
 		e.h.Disconnect(e.T)
-		// A client that is not connected yet says so; then it is asked again.
+		// A client that is not connected yet returns an error; the request is repeated.
 		name := e.name()
 		var g driver.Grant
 		var err error
 		e.eventually("the holder's client is connected again", func() bool {
-			g, err = e.ask(holder, e.request(name, driver.Exclusive, long))
+			g, err = e.try(holder, e.request(name, driver.Exclusive, long))
 			return err == nil
 		}, func() string { return fmt.Sprint(err) })
 		var w *waiting
@@ -196,7 +195,7 @@ func wakesAfterReconnect(e *env) {
 					e.undone(waiter, w.r)
 				}
 				return false
-			case <-time.After(patience):
+			case <-time.After(timeout):
 				e.Fatalf("the store did not report a queue entry for %q", name)
 				return false
 			}
@@ -211,8 +210,8 @@ func wakesAfterReconnect(e *env) {
 	})(e)
 }
 
-// waitOutlivesEntry requires that a waiter keeps its queue entry for longer than one stands
-// that nobody renews, and its turn with it.
+// waitOutlivesEntry requires that a waiter keeps its queue entry, and its position, for longer
+// than an entry stands without renewal.
 func waitOutlivesEntry(e *env) {
 	if e.g.Wake != driver.WakePush {
 		e.Skip("a waiter has no queue entry")
@@ -225,7 +224,7 @@ func waitOutlivesEntry(e *env) {
 	}
 	time.Sleep(2*max(e.h.EntryLife, e.h.TTL) + e.h.TTL)
 	late := e.open()
-	e.busy(late, e.request(name, driver.Exclusive, long)) // what has expired is removed by it
+	e.busy(late, e.request(name, driver.Exclusive, long)) // it removes entries that have expired
 	queue = append(queue, e.queue(late, e.request(name, driver.Exclusive, e.h.TTL)))
 	e.release(holder, g)
 	last := g.Token
@@ -241,8 +240,8 @@ func waitOutlivesEntry(e *env) {
 				w = queue[1]
 			case <-queue[2].done:
 				w = queue[2]
-			case <-time.After(patience):
-				e.Fatalf("%d of %d waiters of %q were not granted within %s", len(queue)-i, len(queue), name, patience)
+			case <-time.After(timeout):
+				e.Fatalf("%d of %d waiters of %q were not granted within %s", len(queue)-i, len(queue), name, timeout)
 			}
 		}
 		got := w.granted()
@@ -251,6 +250,6 @@ func waitOutlivesEntry(e *env) {
 			e.Errorf("%q: waiter %d was granted token %d after %d, which a later waiter had", name, i+1, got.Token, last)
 		}
 		last = max(last, got.Token)
-		_ = w.s.Release(e.Context(), got, 0) // a slow machine may have lost it
+		_ = w.s.Release(e.Context(), got, 0) // on a slow machine it may have expired
 	}
 }

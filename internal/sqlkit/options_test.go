@@ -25,7 +25,11 @@ func TestOptions(t *testing.T) {
 		if err := o.Take(p); err != nil {
 			return o, "", err
 		}
-		return o, p.Rest().Encode(), o.Check(recipes, 4)
+		theirs, err := p.Rest()
+		if err != nil {
+			return o, "", err
+		}
+		return o, theirs.Encode(), o.Check(recipes, 4)
 	}
 	for raw, want := range map[string]Options[recipe]{
 		"db://h/?x=1": {Recipe: "other", MaxIdle: 8},

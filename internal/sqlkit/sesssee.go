@@ -26,8 +26,11 @@ func (e *Sessions) state(name string, sights []Sight) driver.State {
 		o := s.Owner
 		o.Since = s.Since
 		if s.Granted {
-			st.Holders = append(st.Holders, driver.Holder{Owner: o, Token: s.Token, Limit: s.Limit, Slot: s.Slot,
-				TTL: max(s.Left, time.Microsecond), Note: s.Note})
+			h := driver.Holder{Owner: o, Token: s.Token, Limit: s.Limit, Slot: s.Slot, Note: s.Note}
+			if s.TTL > 0 { // else another program's
+				h.TTL = max(s.Left, time.Microsecond)
+			}
+			st.Holders = append(st.Holders, h)
 		} else {
 			st.Waiters = append(st.Waiters, driver.Waiter{Owner: o, Limit: s.Limit})
 		}

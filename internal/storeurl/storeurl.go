@@ -154,8 +154,37 @@ func (p *Params) TLS(on bool, how string) (*tls.Config, error) {
 }
 
 // Rest returns what has not been taken out, for a store whose client library has
-// parameters of its own.
-func (p *Params) Rest() url.Values { return p.values }
+// parameters of its own. It returns an error for what is nearly the name of a parameter
+// that was taken out.
+func (p *Params) Rest() (url.Values, error) {
+	for key := range p.values {
+		for _, known := range p.known {
+			if near(key, known) {
+				return nil, fmt.Errorf("unknown parameter %q: the nearest is %s", key, known)
+			}
+		}
+	}
+	return p.values, nil
+}
+
+// near reports whether one of two words of four letters or more becomes the other when
+// one letter is added, removed or changed, or two neighbors change places.
+func near(a, b string) bool {
+	if len(a) > len(b) {
+		a, b = b, a
+	}
+	if len(b) < 4 || len(b)-len(a) > 1 || a == b {
+		return false
+	}
+	i := 0
+	for i < len(a) && a[i] == b[i] {
+		i++
+	}
+	if len(a) < len(b) {
+		return a[i:] == b[i+1:]
+	}
+	return a[i+1:] == b[i+1:] || i+1 < len(a) && a[i] == b[i+1] && a[i+1] == b[i] && a[i+2:] == b[i+2:]
+}
 
 // End returns an error if a parameter is left, or has no value.
 func (p *Params) End() error {

@@ -134,6 +134,9 @@ func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 		if time.Since(began) > splitBound {
 			return res, nil
 		}
+		if c.r.Wait {
+			c.r.From.Queued(nil) // the servers have answered
+		}
 		t := time.NewTimer(splitWait/2 + rand.N(splitWait<<min(pauses, 4)))
 		select {
 		case <-t.C:

@@ -33,7 +33,7 @@ func (f *state) overdue(now int64) bool {
 }
 
 // stateTimeout bounds one question to a server about its state.
-const stateTimeout = 2 * time.Second
+const stateTimeout = 5 * time.Second
 
 // states asks servers for their states, all at once. With check it also looks at their
 // settings.

@@ -242,13 +242,18 @@ func (b *ballot) endVote(n *node, late bool) {
 		keep = millis(b.keep)
 	}
 	v.state = voteEnding
-	args := []string{b.id + " ", void, keep, b.entry, digit(b.wake)}
+	args := b.s.endArgs(b.id+" ", void, keep, b.entry, b.wake)
 	if !b.s.task(func() {
 		b.ending(n, args)
 	}) {
 		v.state, v.err = voteUnsure, errClosed
 		b.notify()
 	}
+}
+
+// endArgs are the arguments of end.lua in a request that is sent now.
+func (s *Store) endArgs(prefix, void, keep, entry string, wake bool) []string {
+	return []string{prefix, void, keep, entry, digit(wake), text(s.now()), text(s.cfg.Skew.Microseconds())}
 }
 
 func digit(b bool) string {
@@ -266,6 +271,7 @@ func (s *Store) voiding() string { return millis(4*s.cfg.Skew + time.Second) }
 func (b *ballot) ending(n *node, args []string) {
 	lapsed := b.lapsed()
 	for failures := 0; ; failures++ {
+		args[5] = text(b.s.now())
 		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key}, args)
 		if err == nil || time.Now().After(lapsed) {
 			b.mu.Lock()

@@ -97,7 +97,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	defer cancel()
 	key := s.prefix() + r.Name
 	return s.await(ctx, func(n *node) (reply, error) {
-		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, []string{r.ID + ".", s.voiding(), "0", r.ID + " " + s.channel, "1"})
+		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, s.endArgs(r.ID+".", s.voiding(), "0", r.ID+" "+s.channel, true))
 	})
 }
 
@@ -408,7 +408,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	void := millis(h.holder.TTL + 2*s.cfg.Skew + time.Second)
 	ended := make(chan byte, len(s.nodes))
 	err = s.await(ctx, func(n *node) (reply, error) {
-		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, []string{h.id + " ", void, "0", "", "1"})
+		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, s.endArgs(h.id+" ", void, "0", "", true))
 		if err == nil {
 			ended <- r.kind
 		}

@@ -13,8 +13,8 @@ import (
 
 func init() {
 	for _, scheme := range []string{"redlock", "redlocks"} {
-		driver.Register(scheme, func(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
-			s, err := openParsed(u, namespace)
+		driver.Register(scheme, func(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
+			s, err := openParsed(ctx, u, namespace)
 			if err != nil {
 				return nil, err // a nil *Store is no nil Store
 			}
@@ -23,7 +23,8 @@ func init() {
 	}
 }
 
-// Open opens the locks on a fleet of servers. It does not connect yet.
+// Open opens the locks on a fleet of servers, in a namespace, which may be empty. It
+// does not connect yet.
 //
 //	redlock://[USER[:PASSWORD]@][HOST[:PORT]][/DB]?node=HOST[:PORT]&node=HOST[:PORT]...
 //
@@ -37,16 +38,16 @@ func init() {
 //	fresh=true        as Config.Fresh
 //	insist=true, ca=FILE, cert=FILE, key=FILE, server_name=NAME
 //	                  as for the URLs of package redisstore
-func Open(rawURL, namespace string) (*Store, error) {
+func Open(ctx context.Context, rawURL, namespace string) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
 		// The reasons of net/url quote what may be a password.
 		return nil, driver.Errorf(driver.CodeInvalid, "redlock: the URL cannot be read")
 	}
-	return openParsed(u, namespace)
+	return openParsed(ctx, u, namespace)
 }
 
-func openParsed(u *url.URL, namespace string) (*Store, error) {
+func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, error) {
 	bad := func(format string, args ...any) (*Store, error) {
 		return nil, driver.Errorf(driver.CodeInvalid, "redlock: "+format, args...)
 	}
@@ -118,7 +119,7 @@ func openParsed(u *url.URL, namespace string) (*Store, error) {
 	}
 	for _, host := range hosts {
 		one := url.URL{Scheme: scheme, User: u.User, Host: host, Path: u.Path, RawQuery: passed.Encode()}
-		s, err := redisstore.Open(context.Background(), one.String())
+		s, err := redisstore.Open(ctx, one.String())
 		if err != nil {
 			closeAll()
 			return nil, err

@@ -34,6 +34,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	if err != nil || res.holders == nil {
 		return res.grant, err
 	}
+	c.r.From.Queued(res.holders) // the servers have answered
 	w := &waiter{woken: make(chan struct{}, len(s.nodes))}
 	s.mu.Lock()
 	s.waiters[c.r.ID] = w
@@ -118,7 +119,7 @@ func (c *candidate) gather(ctx context.Context, w *waiter) {
 func (c *candidate) leave(ctx context.Context, entry string) bool {
 	return c.s.onAll(ctx, leaveBound, func(n *node) (reply, error) {
 		key := c.s.prefix() + c.r.Name
-		return n.eval(leaveBound, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, []string{c.r.ID + ".", "0", "0", entry, "1"})
+		return n.eval(leaveBound, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, c.s.endArgs(c.r.ID+".", "0", "0", entry, true))
 	}) == nil
 }
 

@@ -89,7 +89,7 @@ func TestTakeoverSparesConnectionsOfOthers(t *testing.T) {
 
 // twins are two servers with holdfast's tables, started at the same time, and a router
 // that leads to the first.
-func twins(t *testing.T) (first, second *servers.MySQL, r *servers.Router) {
+func twins(t *testing.T) (first, second *servers.MySQL, r *servers.Proxy) {
 	t.Helper()
 	type started struct {
 		m   *servers.MySQL
@@ -118,7 +118,7 @@ func twins(t *testing.T) (first, second *servers.MySQL, r *servers.Router) {
 		}
 		sqltest.Close(t, s)
 	}
-	r, err := servers.NewRouter(all[0].Address)
+	r, err := servers.NewProxy(all[0].Address)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -97,7 +97,7 @@ func TestUnrecordedHolderIsAnError(t *testing.T) {
 		if err := s.Break(t.Context(), "unseen", g.Token); err != nil {
 			t.Error(err)
 		}
-		if c := a.Hear(t); c != driver.CauseTaken {
+		if c := a.AwaitLoss(t); c != driver.CauseTaken {
 			t.Errorf("the holder hears %q", c)
 		}
 	})

@@ -57,7 +57,7 @@ func TestSwitchoverEndsHolders(t *testing.T) {
 			s := mariadb.StoreAt(t, r.Address(), mariadb.Home, params)
 			defer sqltest.Close(t, s)
 			var held []driver.Grant
-			var askers []*sqltest.Asker
+			var askers []*sqltest.Requester
 			for _, name := range []string{"one", "two", "three"} {
 				g, a := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
 				held, askers = append(held, g), append(askers, a)
@@ -75,7 +75,7 @@ func TestSwitchoverEndsHolders(t *testing.T) {
 			set(t, old, "SET GLOBAL read_only = 1")
 			r.Lead(next.Address)
 			for i, a := range askers {
-				a.Hear(t)
+				a.AwaitLoss(t)
 				if err := s.Release(t.Context(), held[i], 0); err == nil {
 					t.Errorf("a release of what was lost is confirmed")
 				}

@@ -119,7 +119,7 @@ func TestPingNoticesEndOfTransaction(t *testing.T) {
 			if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
 				t.Errorf("limit %d: a renewal after a %s answers %v", limit, end, r[0].Err)
 			}
-			a.Hear(t)
+			a.AwaitLoss(t)
 			g, _ = sqltest.Must(t, s, "ended", limit, time.Minute)
 			inject("ROLLBACK TO SAVEPOINT", end)
 			if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld {
@@ -138,7 +138,7 @@ func TestPingNoticesLossOfNamedLock(t *testing.T) {
 	if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
 		t.Errorf("a renewal without the lock answers %v", r[0].Err)
 	}
-	a.Hear(t)
+	a.AwaitLoss(t)
 }
 
 // injected is a store whose sessions run, once, a statement that is not the store's

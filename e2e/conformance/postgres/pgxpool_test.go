@@ -44,7 +44,7 @@ func TestPgxPool(t *testing.T) {
 			sqltest.Busy(t, s, "pgxpool", driver.Exclusive)
 			if recipe != pgstore.Optimistic {
 				postgres.Terminate(t, postgres.Pool(t, database), s, g)
-				a.Hear(t)
+				a.AwaitLoss(t)
 			}
 			_ = s.Release(t.Context(), g, 0)
 			g, _ = sqltest.Must(t, s, "pgxpool", driver.Exclusive, time.Minute)

@@ -131,7 +131,7 @@ func (f *fleet) make(t testing.TB, c redlock.Config) *client {
 	t.Helper()
 	out := &client{}
 	for _, p := range f.proxies {
-		s, err := redisstore.Open(t.Context(), "redis://" + p.Address())
+		s, err := redisstore.Open(t.Context(), "redis://"+p.Address())
 		if err != nil {
 			t.Fatal(err)
 		}

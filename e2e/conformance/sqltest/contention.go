@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// InsertRace: of those who ask at once for a name that has no row, all who wait are
-// granted it in turn, and none is told that it is busy.
+// InsertRace requires that concurrent requests for a name without a row get it one after the
+// other if they wait, and that none of them gets busy.
 func InsertRace(t *testing.T, d *Database) {
 	d.Each(t, []string{"pessimistic"}, func(t *testing.T, params, database string) {
 		const waiters, tries, rounds = 3, 2, 40
@@ -46,8 +46,8 @@ func InsertRace(t *testing.T, d *Database) {
 	})
 }
 
-// InterruptedWait: a wait whose statement is ended from outside, and one that outlasts
-// the server's limit for waits, is never taken for a grant.
+// InterruptedWait requires that a wait is never taken for a grant if its statement is ended from
+// outside, or exceeds the server's lock timeout.
 func InterruptedWait(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
@@ -65,7 +65,7 @@ func InterruptedWait(t *testing.T, d *Database) {
 		if _, err := db.Exec(fmt.Sprintf(d.Interrupt, numbers[0])); err != nil {
 			t.Fatal(err)
 		}
-		// It may wait again, or say that it does not know.
+		// It may wait again, or return an unknown outcome.
 		Busy(t, s, "interrupted", driver.Exclusive)
 		cancel()
 		<-w.done
@@ -93,7 +93,7 @@ func InterruptedWait(t *testing.T, d *Database) {
 		if _, err := tx.Exec("SELECT * FROM holdfast_row FOR UPDATE"); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // at least one wait runs out
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // for at least one lock timeout
 		defer cancel()
 		r, _ := Request("interrupted", driver.Exclusive, time.Minute)
 		got, err := s.Acquire(ctx, r)
@@ -111,7 +111,8 @@ func InterruptedWait(t *testing.T, d *Database) {
 	})
 }
 
-// CancelledWaitStrandsNothing: neither a session nor a place is left at the server.
+// CancelledWaitStrandsNothing requires that a cancelled wait leaves neither a session nor a queue
+// entry at the server.
 func CancelledWaitStrandsNothing(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
@@ -128,10 +129,10 @@ func CancelledWaitStrandsNothing(t *testing.T, d *Database) {
 			}
 			switch c := s.Classify(w.err); c {
 			case driver.CodeWithdrawn:
-			case driver.CodeUnknown: // the server has not said in time that it is done
+			case driver.CodeUnknown: // the server has not confirmed the end in time
 				Undo(t, s, r)
 			default:
-				t.Errorf("a cancelled wait answers %v: %v", c, w.err)
+				t.Errorf("a cancelled wait returns %v: %v", c, w.err)
 			}
 			st, err := s.Inspect(t.Context(), "cancel")
 			if err != nil || len(st.Waiters) != 0 {
@@ -144,7 +145,8 @@ func CancelledWaitStrandsNothing(t *testing.T, d *Database) {
 	})
 }
 
-// ReadersDoNotStarveAWriter, by these recipes, although they overlap all the time.
+// ReadersDoNotStarveAWriter requires of these recipes that a writer is granted among readers that
+// overlap all the time.
 func ReadersDoNotStarveAWriter(t *testing.T, d *Database, recipes ...string) {
 	d.Each(t, recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
@@ -153,7 +155,7 @@ func ReadersDoNotStarveAWriter(t *testing.T, d *Database, recipes ...string) {
 	})
 }
 
-// overlap reads without a gap until a writer was granted.
+// overlap reads without a gap until a writer is granted.
 func overlap(t *testing.T, s driver.Store, readers int) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -176,7 +178,7 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 					}
 					return
 				}
-				turn <- struct{}{} // another reads before this one ends
+				turn <- struct{}{} // another reader starts before this one ends
 				<-turn
 				if err := s.Release(context.WithoutCancel(ctx), g, 0); err != nil {
 					t.Error(err)
@@ -199,7 +201,7 @@ func overlap(t *testing.T, s driver.Store, readers int) {
 	Release(t, s, g)
 }
 
-// WritersInOrder: who waits alone is served in the order of asking.
+// WritersInOrder requires that exclusive waiters are served in the order of their requests.
 func WritersInOrder(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
@@ -212,9 +214,7 @@ func WritersInOrder(t *testing.T, d *Database) {
 		for _, w := range queue {
 			Release(t, s, g)
 			next := w.Granted()
-			if next.Token <= g.Token {
-				t.Errorf("token %d after %d", next.Token, g.Token)
-			}
+			Rises(t, g, next)
 			g = next
 		}
 		Release(t, s, g)

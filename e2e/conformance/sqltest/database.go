@@ -1,8 +1,8 @@
-// Package sqltest holds the tests that the stores on SQL databases have in common,
-// and what else their tests need: a server, databases on it, and who asks for locks.
+// Package sqltest has the tests that the stores on SQL databases share, with what their tests
+// need: a server, databases on it, and requesters of locks.
 //
-// A test package makes one [Database] and has a Test function for each of the tests
-// here; what only its database can do stays with it.
+// A test package makes one [Database] and has a Test function for each of the tests here. Tests
+// of one database only are in its package.
 package sqltest
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 )
 
-// Store is what is tested.
+// Store is a store under test.
 type Store interface {
 	driver.Store
 	driver.Inspector
@@ -36,7 +36,7 @@ type Server struct {
 	Address string // HOST:PORT
 }
 
-// Process is what can be done to a server.
+// Process is the control of a server's process.
 type Process interface {
 	Pause() error
 	Cont() error
@@ -45,44 +45,44 @@ type Process interface {
 	Close() error
 }
 
-// Database is one database and its store, as far as they differ from others.
+// Database describes one kind of database and its store.
 //
-// Parameters are those of a store's URL, as in "recipe=optimistic&tokens=durable".
-// Statements are formats; what they are given stands beside them.
+// Parameters are those of a store's URL, such as "recipe=optimistic&tokens=durable". Statements
+// are formats; their comments name the arguments.
 type Database struct {
 	// Start starts a server, with settings of its own kind.
 	Start func(ctx context.Context, settings ...string) (Server, error)
-	// Fast is a setting by which a server is quick, and forgets when it is killed.
+	// Fast is a setting that makes a server fast, and forget data when it is killed.
 	Fast string
-	// Home is a database that each server has.
+	// Home is a database that exists on each server.
 	Home string
-	// Driver and DSN open a pool of database/sql, as another program does.
+	// Driver and DSN open a pool of database/sql, as in another program.
 	Driver string
 	DSN    func(address, database string) string
-	// URL is a store's.
+	// URL returns the URL of a store.
 	URL func(address, database, params string) string
 	// Open opens a store by its URL, and New over a pool.
 	Open func(ctx context.Context, url, namespace string) (Store, error)
 	New  func(ctx context.Context, pool *sql.DB, recipe string) (Store, error)
 
-	// Recipes are all of them, and Sessions those whose grants live on a connection.
+	// Recipes are all recipes, and Sessions those whose grants need a connection.
 	Recipes, Sessions []string
 	// SessionTTL is a TTL for tests of expiry that Sessions can keep.
 	SessionTTL time.Duration
 
-	// Holder answers the number of the session that has a grant: its token.
+	// Holder selects the number of the session that has a grant: its token.
 	Holder string
-	// Running answers the numbers of other sessions whose statements contain a text.
+	// Running selects the numbers of other sessions whose statements contain a text.
 	Running string
 	// End ends a session, and Interrupt its statement: its number.
 	End, Interrupt string
-	// Ended is what the holder hears whose session was ended by End.
+	// Ended is the cause that a holder gets when End ends its session.
 	Ended driver.Cause
-	// Settings answers, as one text, what a store changes in its sessions.
+	// Settings selects, as one text, the settings that a store changes in its sessions.
 	Settings string
-	// LockTimeout are parameters by which a statement waits for a row for a second.
+	// LockTimeout are parameters that set the lock timeout of a statement to a second.
 	LockTimeout string
-	// Parameter is the first one of a statement.
+	// Parameter is the first placeholder of a statement.
 	Parameter string
 
 	once   sync.Once
@@ -92,7 +92,7 @@ type Database struct {
 	mu     sync.Mutex
 }
 
-// Names are a store's recipes as a Database has them.
+// Names returns a store's recipes as texts.
 func Names[R ~string](recipes ...R) (names []string) {
 	for _, r := range recipes {
 		names = append(names, string(r))
@@ -109,8 +109,8 @@ func (d *Database) Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Server is one for the whole package. A test is skipped where there is none, or
-// fails if there must be one.
+// Server returns the server of the package. Without an installed server it skips the test, or
+// fails it if HOLDFAST_REQUIRE_SERVERS is 1.
 func (d *Database) Server(t testing.TB) Server {
 	t.Helper()
 	d.once.Do(func() { d.server, d.err = d.Start(context.Background(), d.Fast) })
@@ -139,7 +139,7 @@ func (d *Database) Create(t testing.TB) (name string) {
 	t.Helper()
 	name = d.Bare(t)
 	s := d.Store(t, name, "recipe=optimistic")
-	for range 2 { // it can be run again
+	for range 2 { // Init can be repeated
 		if err := s.Init(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +150,7 @@ func (d *Database) Create(t testing.TB) (name string) {
 	return name
 }
 
-// Store opens a store on the package's server. Whoever opens one closes it.
+// Store opens a store on the package's server. The caller closes it.
 func (d *Database) Store(t testing.TB, database, params string) Store {
 	t.Helper()
 	return d.StoreAt(t, d.Server(t).Address, database, params)
@@ -166,7 +166,7 @@ func (d *Database) StoreAt(t testing.TB, address, database, params string) Store
 	return s
 }
 
-// Pool is what another program has.
+// Pool returns a pool as another program has it.
 func (d *Database) Pool(t testing.TB, database string) *sql.DB {
 	t.Helper()
 	return d.PoolAt(t, d.Server(t).Address, database)
@@ -183,7 +183,7 @@ func (d *Database) PoolAt(t testing.TB, address, database string) *sql.DB {
 	return db
 }
 
-// Exec runs a statement on a connection of its own.
+// Exec runs a statement on a new connection.
 func (d *Database) Exec(t testing.TB, database, query string, args ...any) {
 	t.Helper()
 	db := d.Pool(t, database)
@@ -193,7 +193,18 @@ func (d *Database) Exec(t testing.TB, database, query string, args ...any) {
 	}
 }
 
-// Each runs a test for some recipes, on a database of its own.
+// proxied opens a store through a proxy, which is closed at the end of the test.
+func (d *Database) proxied(t testing.TB, database, params string) (Store, *servers.Proxy) {
+	t.Helper()
+	proxy, err := servers.NewProxy(d.Server(t).Address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxy.Close)
+	return d.StoreAt(t, proxy.Address(), database, params), proxy
+}
+
+// Each runs a test for some recipes, on one new database.
 func (d *Database) Each(t *testing.T, recipes []string, run func(t *testing.T, params, database string)) {
 	database := d.Create(t)
 	for _, r := range recipes {
@@ -201,10 +212,10 @@ func (d *Database) Each(t *testing.T, recipes []string, run func(t *testing.T, p
 	}
 }
 
-// onSession tells whether a recipe's grants live on a connection.
+// onSession reports whether a recipe's grants need a connection.
 func (d *Database) onSession(recipe string) bool { return slices.Contains(d.Sessions, recipe) }
 
-// running are the numbers of other sessions whose statements contain a text.
+// running returns the numbers of other sessions whose statements contain a text.
 func (d *Database) running(t testing.TB, db *sql.DB, text string) (numbers []int64) {
 	t.Helper()
 	query := fmt.Sprintf(d.Running, text)
@@ -226,7 +237,7 @@ func (d *Database) running(t testing.TB, db *sql.DB, text string) (numbers []int
 	return numbers
 }
 
-// Conformance holds every recipe to the contract.
+// Conformance runs the conformance suite for every recipe.
 func Conformance(t *testing.T, d *Database) {
 	for _, recipe := range d.Recipes {
 		t.Run(recipe, func(t *testing.T) {
@@ -246,7 +257,7 @@ func Conformance(t *testing.T, d *Database) {
 					return s
 				},
 				Stop: func(t testing.TB) {
-					t.Cleanup(func() { _ = server.Cont() }) // also when the test ends before
+					t.Cleanup(func() { _ = server.Cont() }) // also after a failure
 					if err := server.Pause(); err != nil {
 						t.Error(err)
 					}

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// DurableStep: a request that has the lock, and fails while its token is written down,
+// DurableStep requires that a request which has the lock, and fails while its token is written,
 // leaves nothing locked.
 func DurableStep(t *testing.T, d *Database) {
 	for _, waits := range []bool{false, true} {
@@ -51,8 +51,8 @@ func DurableStep(t *testing.T, d *Database) {
 			})
 		})
 	}
-	// The token's statement is answered with an error, and the server hears nothing
-	// more of the session that has the lock.
+	// The token's statement fails, and the server receives nothing more on the session that has
+	// the lock.
 	t.Run("unheard", func(t *testing.T) {
 		database := d.Create(t)
 		proxy, err := servers.NewLateProxy(d.Server(t).Address)
@@ -68,9 +68,9 @@ func DurableStep(t *testing.T, d *Database) {
 	})
 }
 
-// DurableOnSmallPool: two requests that each have the lock, and between them all of a
-// user's connections, do not wait for each other's to write their tokens down. Open
-// makes a store whose tokens are durable.
+// DurableOnSmallPool requires that two requests which have the lock, and all connections of a
+// user's pool, do not wait for each other to write their tokens. open makes a store with durable
+// tokens.
 func DurableOnSmallPool(t *testing.T, d *Database, open func(context.Context, *sql.DB) (Store, error)) {
 	database := d.Create(t)
 	other := d.Store(t, database, "recipe=pessimistic")
@@ -118,7 +118,7 @@ func DurableOnSmallPool(t *testing.T, d *Database, open func(context.Context, *s
 	}
 }
 
-// blockFloor has whoever writes a token down wait until the end is called.
+// blockFloor blocks the writing of tokens until end is called.
 func (d *Database) blockFloor(t testing.TB, database string) (end func()) {
 	t.Helper()
 	tx, err := d.Pool(t, database).Begin()
@@ -131,20 +131,20 @@ func (d *Database) blockFloor(t testing.TB, database string) (end func()) {
 	return func() { _ = tx.Rollback() }
 }
 
-// step is a request with a durable token on its way, for a name that is free.
+// step is a pending request with a durable token, for a free name.
 type step struct {
 	t      *testing.T
 	d      *Database
 	store  Store
-	other  Store // whose tokens are not durable
+	other  Store // without durable tokens
 	r      driver.Request
 	cancel func()
 	done   chan error
 	db     *sql.DB
-	before []int64 // sessions that seem to write a token down
+	before []int64 // sessions that match without writing a token
 }
 
-// raise is in the statement that writes a token down.
+// raise is a part of the statement that writes a token.
 const raise = "GREATEST(token + 1,"
 
 func (d *Database) step(t *testing.T, address, database, params, more string, waits bool) *step {
@@ -163,8 +163,7 @@ func (d *Database) step(t *testing.T, address, database, params, more string, wa
 	return p
 }
 
-// writing waits until the token is being written down, and answers the session's
-// number.
+// writing waits until the token is being written, and returns the session's number.
 func (p *step) writing() int64 {
 	p.t.Helper()
 	for end := time.Now().Add(soon); ; time.Sleep(time.Millisecond) {
@@ -174,12 +173,12 @@ func (p *step) writing() int64 {
 			}
 		}
 		if time.Now().After(end) {
-			p.t.Fatal("no token is being written down")
+			p.t.Fatal("no token is being written")
 		}
 	}
 }
 
-// leavesNothing waits for an error of one of the codes, after which the name is free.
+// leavesNothing waits for an error with one of the codes, and requires that the name is free.
 func (p *step) leavesNothing(codes ...driver.Code) {
 	p.t.Helper()
 	defer p.cancel()
@@ -187,7 +186,7 @@ func (p *step) leavesNothing(codes ...driver.Code) {
 	select {
 	case err = <-p.done:
 	case <-time.After(soon):
-		p.t.Fatal("the request goes on")
+		p.t.Fatal("the request has not ended")
 	}
 	code := p.store.Classify(err)
 	if err == nil || !slices.Contains(codes, code) {

@@ -7,20 +7,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// CrashFreesAtOnce: the server ends the connections of a crashed client, and grants
-// its lock to a waiter long before the TTL is over.
+// CrashFreesAtOnce requires that the server ends the connections of a crashed client, and grants
+// its lock to a waiter long before the TTL has passed.
 func CrashFreesAtOnce(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
-		proxy, err := servers.NewProxy(d.Server(t).Address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer proxy.Close()
-		s := d.StoreAt(t, proxy.Address(), database, params)
+		s, proxy := d.proxied(t, database, params)
 		defer Close(t, s)
 		other := d.Store(t, database, params)
 		defer Close(t, other)
@@ -28,15 +22,13 @@ func CrashFreesAtOnce(t *testing.T, d *Database) {
 		waiter := Wait(t, t.Context(), other, "crash", driver.Exclusive)
 		proxy.Close()
 		next := waiter.Granted()
-		if next.Token <= g.Token {
-			t.Errorf("token %d after %d", next.Token, g.Token)
-		}
+		Rises(t, g, next)
 		Release(t, other, next)
 	})
 }
 
-// DeletedRowEndsTheGrant: the holder of a lease hears that its row was deleted, and the
-// next grant has a larger token.
+// DeletedRowEndsTheGrant requires that the holder of a lease is notified when its row was deleted,
+// and that the next grant has a larger token.
 func DeletedRowEndsTheGrant(t *testing.T, d *Database) {
 	const params = "recipe=optimistic"
 	database := d.Create(t)
@@ -44,21 +36,19 @@ func DeletedRowEndsTheGrant(t *testing.T, d *Database) {
 	defer Close(t, s)
 	g, a := Must(t, s, "row", driver.Exclusive, time.Hour)
 	d.Exec(t, database, "DELETE FROM holdfast_row")
-	if c := a.Hear(t); c != driver.CauseGone {
+	if c := a.AwaitLoss(t); c != driver.CauseGone {
 		t.Errorf("cause %q, want %q", c, driver.CauseGone)
 	}
 	if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
 		t.Errorf("renewing a grant whose row was deleted: %v", r[0].Err)
 	}
 	next, _ := Must(t, s, "row", driver.Exclusive, time.Minute)
-	if next.Token <= g.Token {
-		t.Errorf("token %d after %d", next.Token, g.Token)
-	}
+	Rises(t, g, next)
 	Release(t, s, next)
 }
 
-// ClockSetForward: a lease runs out at the server, whose clock was set forward by an
-// hour, and its holder hears of it.
+// ClockSetForward requires that a lease expires at a server whose clock was set forward by an
+// hour, and that its holder is notified.
 func ClockSetForward(t *testing.T, d *Database) {
 	const params = "recipe=optimistic"
 	database := d.Create(t)
@@ -67,16 +57,14 @@ func ClockSetForward(t *testing.T, d *Database) {
 	other := d.Store(t, database, params)
 	defer Close(t, other)
 	g, a := Must(t, s, "forward", driver.Exclusive, time.Minute)
-	d.moveDeadlines(t, database, 1, -time.Hour) // which is the same as another clock
+	d.moveDeadlines(t, database, 1, -time.Hour) // has the same effect as another clock
 	next, _ := Must(t, other, "forward", driver.Exclusive, time.Minute)
-	if next.Token <= g.Token {
-		t.Errorf("token %d after %d", next.Token, g.Token)
-	}
-	a.Hear(t)
+	Rises(t, g, next)
+	a.AwaitLoss(t)
 	Release(t, other, next)
 }
 
-// moveDeadlines moves the deadlines of all grants of the one name that there is.
+// moveDeadlines moves the expiry times of all grants in the only row.
 func (d *Database) moveDeadlines(t testing.TB, database string, grants int, by time.Duration) {
 	t.Helper()
 	db := d.Pool(t, database)

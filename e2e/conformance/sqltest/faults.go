@@ -12,15 +12,15 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Kill: an administrator who ends a session ends the grant, its holder hears at once,
-// and the next one is granted with a larger token.
+// Kill requires that the end of a session by an administrator ends the grant, that its holder is
+// notified at once, and that the next grant has a larger token.
 func Kill(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
 		defer Close(t, s)
 		g, a := Must(t, s, "kill", driver.Exclusive, time.Minute)
 		d.Terminate(t, d.Pool(t, database), s, g)
-		if c := a.Hear(t); c != d.Ended {
+		if c := a.AwaitLoss(t); c != d.Ended {
 			t.Errorf("cause %q, want %q", c, d.Ended)
 		}
 		if r := s.Renew(t.Context(), []driver.Grant{g}); s.Classify(r[0].Err) != driver.CodeNotHeld {
@@ -30,17 +30,15 @@ func Kill(t *testing.T, d *Database) {
 			t.Errorf("releasing what was killed: %v", err)
 		}
 		next, _ := Must(t, s, "kill", driver.Exclusive, time.Minute)
-		if next.Token <= g.Token {
-			t.Errorf("token %d after %d", next.Token, g.Token)
-		}
+		Rises(t, g, next)
 		Release(t, s, next)
 	})
 }
 
-// Terminate is what an administrator does to the session that has a grant.
+// Terminate ends the session that has a grant, as an administrator does.
 func (d *Database) Terminate(t testing.TB, db *sql.DB, s driver.Inspector, g driver.Grant) {
 	t.Helper()
-	if _, err := s.Inspect(t.Context(), g.Name); err != nil { // it is written down then, or soon
+	if _, err := s.Inspect(t.Context(), g.Name); err != nil { // waits until the grant is recorded
 		t.Fatal(err)
 	}
 	var number int64
@@ -57,8 +55,8 @@ func (d *Database) Terminate(t testing.TB, db *sql.DB, s driver.Inspector, g dri
 	}
 }
 
-// UserPool: on a pool of the user's own the end of the connection is noticed by a
-// ping, a lock costs one connection, and none is left with our settings.
+// UserPool requires that on a user's pool a ping notices the end of a connection, that a lock
+// costs one connection, and that none is given back with the store's settings.
 func UserPool(t *testing.T, d *Database) {
 	database := d.Create(t)
 	for _, recipe := range d.Recipes {
@@ -84,7 +82,7 @@ func UserPool(t *testing.T, d *Database) {
 			}
 			if d.onSession(recipe) {
 				d.Terminate(t, db, s, g)
-				a.Hear(t)
+				a.AwaitLoss(t)
 			}
 			_ = s.Release(t.Context(), g, 0)
 			again, _ := Must(t, s, "pool", driver.Exclusive, time.Minute)
@@ -99,16 +97,11 @@ func UserPool(t *testing.T, d *Database) {
 	}
 }
 
-// SilentHolder: a holder that goes on living and is not heard any more is freed by the
-// server when its TTL has passed, not sooner, and its trust ends before.
+// SilentHolder requires that the server frees the lock of a living holder that it cannot reach
+// when the TTL has passed, and not sooner.
 func SilentHolder(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
-		proxy, err := servers.NewProxy(d.Server(t).Address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer proxy.Close()
-		s := d.StoreAt(t, proxy.Address(), database, params)
+		s, proxy := d.proxied(t, database, params)
 		other := d.Store(t, database, params)
 		defer Close(t, other)
 		g, _ := Must(t, s, "silent", driver.Exclusive, 2*time.Second)
@@ -125,23 +118,18 @@ func SilentHolder(t *testing.T, d *Database) {
 	})
 }
 
-// ReleaseUnanswered: a release is applied and its answer lost with the connection. It is
-// not called a release, and nothing of the grant is left.
+// ReleaseUnanswered requires that a release whose answer is lost with the connection is not
+// confirmed, and leaves nothing of the grant.
 func ReleaseUnanswered(t *testing.T, d *Database) {
 	d.Each(t, d.Sessions, func(t *testing.T, params, database string) {
-		proxy, err := servers.NewProxy(d.Server(t).Address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer proxy.Close()
-		s := d.StoreAt(t, proxy.Address(), database, params)
+		s, proxy := d.proxied(t, database, params)
 		defer Close(t, s)
 		other := d.Store(t, database, params)
 		defer Close(t, other)
 		warm, _ := Must(t, s, "warm", driver.Exclusive, time.Minute)
-		Release(t, s, warm) // the connection has prepared its statements
+		Release(t, s, warm) // now the connection has prepared its statements
 		g, _ := Must(t, s, "unanswered", driver.Exclusive, time.Minute)
-		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // nothing else is asked from here on
+		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // the last statement before the release
 			t.Fatal(r[0].Err)
 		}
 		waiter := Wait(t, t.Context(), other, "unanswered", driver.Exclusive)
@@ -151,7 +139,7 @@ func ReleaseUnanswered(t *testing.T, d *Database) {
 		released := make(chan error, 1)
 		go func() { released <- s.Release(t.Context(), g, 0) }()
 		next := waiter.Granted()
-		if err := proxy.Heal(); err != nil { // which ends the connection
+		if err := proxy.Heal(); err != nil { // ends the connection
 			t.Fatal(err)
 		}
 		if err := <-released; err == nil || s.Classify(err) != driver.CodeUnknown {
@@ -164,7 +152,8 @@ func ReleaseUnanswered(t *testing.T, d *Database) {
 	})
 }
 
-// LateRequest: what was undone cannot appear when the network delivers it at last.
+// LateRequest requires that a request which was undone cannot appear when the network delivers it
+// late.
 func LateRequest(t *testing.T, d *Database) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		proxy, err := servers.NewLateProxy(d.Server(t).Address)
@@ -179,7 +168,7 @@ func LateRequest(t *testing.T, d *Database) {
 		for _, known := range []bool{false, true} { // the name has a row already
 			name := fmt.Sprintf("late-%t", known)
 			warm, _ := Must(t, s, "warm", driver.Exclusive, time.Minute)
-			Release(t, s, warm) // an idle connection is there
+			Release(t, s, warm) // leaves an idle connection
 			if known {
 				g, _ := Must(t, s, name, driver.Exclusive, time.Minute)
 				Release(t, s, g)
@@ -196,11 +185,11 @@ func LateRequest(t *testing.T, d *Database) {
 				Undo(t, s, r)
 			}
 			proxy.Deliver()
-			// It has arrived when the server has ended the session that carried it.
+			// The request has arrived when the server has ended its session.
 			db := d.Pool(t, database)
 			for end := time.Now().Add(soon); len(d.running(t, db, r.ID)) > 0; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(end) {
-					t.Fatal("the late request goes on")
+					t.Fatal("the late request has not ended")
 				}
 			}
 			g, _ := Must(t, watcher, name, driver.Exclusive, time.Minute)
@@ -209,8 +198,8 @@ func LateRequest(t *testing.T, d *Database) {
 	})
 }
 
-// Restart: the server goes away and comes back; holders hear of it, nothing of before
-// stands, and tokens go on rising.
+// Restart requires that a restart of the server notifies holders, ends all grants on sessions, and
+// lets tokens rise.
 func Restart(t *testing.T, d *Database) {
 	server, err := d.Start(t.Context())
 	if err != nil {
@@ -232,7 +221,7 @@ func Restart(t *testing.T, d *Database) {
 			g, a := Must(t, s, "restart", driver.Exclusive, ttl)
 			server.Kill()
 			if d.onSession(recipe) {
-				a.Hear(t)
+				a.AwaitLoss(t)
 			}
 			if err := server.Restart(t.Context()); err != nil {
 				t.Fatal(err)
@@ -244,15 +233,13 @@ func Restart(t *testing.T, d *Database) {
 					break
 				}
 				if s.Classify(err) == driver.CodeUnknown {
-					Undo(t, s, r) // or the next one finds it in its way
+					Undo(t, s, r) // otherwise it may block the next request
 				}
 				if time.Now().After(end) {
 					t.Fatal(err)
 				}
 			}
-			if next.Token <= g.Token {
-				t.Errorf("token %d after %d", next.Token, g.Token)
-			}
+			Rises(t, g, next)
 			Release(t, s, next)
 		})
 	}

@@ -8,13 +8,11 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// odd are names of which some look alike where a store replaces or escapes what it
-// cannot write as it is.
+// odd are names of which some look alike if a store replaces or escapes characters.
 var odd = []string{"a~b", "a b", "a^b", "a\\b", "a'b", "a\"b", "a`b", "a%b", "a_b", "a|b", "a{b}", "a@b", "a#b", "a;b--", "aéb", "日本~", "~", "~~"}
 
-// OddNames: names are what they are, whatever a session's character set and its rules
-// of quoting make of a literal; foreign are parameters of a store whose sessions have
-// others.
+// OddNames requires that names stay unchanged whatever a session's character set and quoting
+// rules are. foreign are parameters of a store whose sessions have others.
 func OddNames(t *testing.T, d *Database, foreign string) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
@@ -53,8 +51,8 @@ func OddNames(t *testing.T, d *Database, foreign string) {
 	})
 }
 
-// OddRows: in a user's table names are what another program calls them, also where the
-// store's sessions are foreign. Create makes the table odd with the column name.
+// OddRows requires that in a user's table names equal those of another program, also if the
+// store's sessions are foreign. create makes the table odd with the column name.
 func OddRows(t *testing.T, d *Database, foreign, create string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)
@@ -62,7 +60,7 @@ func OddRows(t *testing.T, d *Database, foreign, create string) {
 	defer Close(t, s)
 	db := d.Pool(t, database)
 	for _, name := range odd {
-		g, _ := Must(t, s, name, driver.Exclusive, time.Minute) // it makes the row
+		g, _ := Must(t, s, name, driver.Exclusive, time.Minute) // creates the row
 		Release(t, s, g)
 		tx, err := db.Begin()
 		if err != nil {

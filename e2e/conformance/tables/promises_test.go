@@ -178,6 +178,13 @@ func tests(t *testing.T) func(test string) bool {
 	for _, d := range directories {
 		read(filepath.Join("e2e/conformance", filepath.Base(d)), filepath.Base(d))
 	}
+	directories, err = filepath.Glob(filepath.Join(repository, "e2e/interop/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range directories {
+		read(filepath.Join("e2e/interop", filepath.Base(d)), "interop/"+filepath.Base(d))
+	}
 	read(".", "holdfast")
 	read("e2e/torture", "torture")
 	return func(test string) bool { return known[test] }

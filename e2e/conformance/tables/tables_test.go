@@ -73,7 +73,11 @@ func declared(t *testing.T) []driver.Guarantees {
 	}
 	ask(memstore.New(), nil)
 	ask(filestore.Open(t.Context(), t.TempDir()))
-	ask(redisstore.Open(t.Context(), "redis://"+redis(t)))
+	address := redis(t)
+	ask(redisstore.Open(t.Context(), "redis://"+address))
+	for _, l := range redisstore.Layouts() {
+		ask(redisstore.Open(t.Context(), "redis://"+address, redisstore.WithLayout(l)))
+	}
 	ask(etcdstore.Open(t.Context(), "etcd://"+etcd(t)))
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex, zkstore.Semaphore} {
 		g, err := zkstore.Declared(zkstore.WithLayout(layout))

@@ -9,18 +9,23 @@
 -- ARGV[3]  0, or milliseconds for which the lock stays taken without a holder
 -- ARGV[4]  a queue entry to remove, or nothing
 -- ARGV[5]  1 to notify a waiter
+-- ARGV[6]  the fleet's time, microseconds, when this was sent
+-- ARGV[7]  the tolerance of clocks, microseconds: a server whose clock is out of line
+--          sets no deadline, which would last until hours after the clock is right
 --
 -- Returns R (the vote stood), N (it did not), or U (it did not, and the server is
 -- withheld); and the server's time.
 local t = redis.call('TIME')
-local text = string.format('%.0f', t[1] * 1000000 + t[2])
-if ARGV[2] ~= '0' then redis.call('SET', KEYS[3], '1', 'PX', ARGV[2]) end
+local now = t[1] * 1000000 + t[2]
+local text = string.format('%.0f', now)
+local inLine = math.abs(now - ARGV[6]) <= tonumber(ARGV[7])
+if ARGV[2] ~= '0' and inLine then redis.call('SET', KEYS[3], '1', 'PX', ARGV[2]) end
 if ARGV[4] ~= '' then redis.call('ZREM', KEYS[4], ARGV[4]) end
 local have = redis.call('GET', KEYS[1])
 local answer = 'N'
 if have and string.sub(have, 1, #ARGV[1]) == ARGV[1] then
   answer = 'R'
-  if ARGV[3] ~= '0' then
+  if ARGV[3] ~= '0' and inLine then
     redis.call('SET', KEYS[1], '*' .. string.match(have, '^%S+( .*)$'), 'PX', ARGV[3])
   else
     redis.call('DEL', KEYS[1])

@@ -62,17 +62,26 @@ local function record(of) return call('HGET', B, 'h:' .. of) or '' end
 
 local recorded = function() return string.match(record(own), '^%S+ (%d+) ') end
 
--- forget removes what write has written.
-local forget = function()
-  call('HDEL', B, 'h:' .. own, 'e:' .. own)
-  local left = call('HLEN', B)
-  if left > 16 then return end
-  for _, field in ipairs(call('HKEYS', B)) do
-    if string.sub(field, 1, 2) == 'h:' then return end
-  end
-  if left > 0 then call('PEXPIRE', B, keep) end
-end
-
 local held, blocked, grab, extend, drop, holders
 local leave = function() end
 local begin = function() end
+
+-- forget removes what write has written, and what it has written for grants that have
+-- expired. Without a holder the key beside is needed a while only.
+local forget = function()
+  call('HDEL', B, 'h:' .. own, 'e:' .. own)
+  local left = call('HLEN', B)
+  if left == 0 then return end
+  local stands, any = {}, false
+  if left > 1 then
+    holders(function(of) stands['h:' .. of] = of ~= own end)
+    for _, field in ipairs(call('HKEYS', B)) do
+      if stands[field] then
+        any = true
+      elseif string.sub(field, 1, 2) == 'h:' then
+        call('HDEL', B, field)
+      end
+    end
+  end
+  if not any then call('PEXPIRE', B, keep) end
+end

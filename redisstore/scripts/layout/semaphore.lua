@@ -1,6 +1,8 @@
 -- Redisson's RSemaphore: a string, how many permits are free. It has no leases: those of
 -- our holders are kept beside it, and a script of ours that finds one expired gives the
--- permit back. So the key beside stands as long as there is one.
+-- permit back. So the key beside outlives the last of them by a week.
+local week = 604800000
+
 local function each(f)
   local all = call('HGETALL', B)
   local n = 0
@@ -13,12 +15,10 @@ local function each(f)
   return n
 end
 
-live = function(time)
-  if each() > 0 then
-    call('PERSIST', B)
-  elseif call('EXISTS', B) == 1 then
-    call('PEXPIRE', B, keep)
-  end
+live = function()
+  local last = ms
+  local n = each(function(_, expires) last = math.max(last, expires) end)
+  call('PEXPIRE', B, n > 0 and last - ms + week or keep)
 end
 
 local function free(n)
@@ -68,7 +68,10 @@ grab = function()
   call('DECRBY', N, 1)
 end
 
-extend = function() call('HSET', B, 'e:' .. own, text(ms + ttl)) end
+extend = function()
+  call('HSET', B, 'e:' .. own, text(ms + ttl))
+  live()
+end
 
 drop = function()
   if call('EXISTS', N) == 1 then free(1) end

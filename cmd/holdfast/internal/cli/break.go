@@ -133,11 +133,15 @@ func (b *breaker) run(ctx context.Context) error {
 		}
 	}
 	holder := "its holder"
-	if h, ok := byToken(st, b.token.n); ok {
+	h, stands := byToken(st, b.token.n)
+	if stands {
 		holder = view.Who(h.Owner)
 		if g.Break == driver.BreakAsk {
 			b.say.Line("%s is asked to end; it has %s for that (--wait)", holder, short(b.wait.d))
 		}
+	}
+	if !stands && g.Visible != driver.VisibleNothing {
+		return b.stale(ctx)
 	}
 	err = b.take(ctx, holder)
 	if err == nil {

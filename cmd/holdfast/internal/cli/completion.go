@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
@@ -89,14 +88,11 @@ func names(ctx context.Context, f *storeFlags, prefix string) []cobra.Completion
 	defer null.Close()
 	quiet := say.New(null)
 	defer quiet.Flush()
-	storeURL, dir, err := f.resolve(quiet)
+	storeURL, _, err := f.resolve(quiet)
 	if err != nil {
 		return nil
 	}
-	if _, err := os.Stat(dir); dir != "" && err != nil {
-		return nil // looking must not make the default store
-	}
-	l, err := holdfast.Open(ctx, storeURL, holdfast.Namespace(f.namespace.s))
+	l, err := open(ctx, storeURL, f.namespace.s, true)
 	if err != nil {
 		return nil
 	}

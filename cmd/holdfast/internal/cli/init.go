@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -21,14 +22,15 @@ type initializer interface{ Init(context.Context) error }
 const initWithin = time.Minute
 
 func newInit(p *say.Printer) *cobra.Command {
-	var file text
+	var store storeFlags
+	file := &store.file
 	cmd := &cobra.Command{
 		Use:   "init [flags] URL",
 		Short: "Create the tables of a store in a database",
 		Long: `Init creates the tables that a store in a database needs, unless they are there.
 It may be run again. The user of the URL needs the right to create tables; those who
 lock need fewer. Other stores need nothing and are left alone. With --store-file the
-URL stands in a file.
+URL stands in a file. Without both it is HOLDFAST_STORE, or in HOLDFAST_STORE_FILE.
 
 Exit status:
   64   bad usage, or the URL is wrong
@@ -41,17 +43,20 @@ Exit status:
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
-			case len(args) == 0 && file.given:
+			case len(args) == 0 && (file.given || os.Getenv(envStore) != "" || os.Getenv(envStoreFile) != ""):
 				return nil
 			case len(args) != 1:
-				return fmt.Errorf("%d arguments: give one URL, or --store-file", len(args))
+				return fmt.Errorf("%d arguments: give one URL, or --store-file, or set %s", len(args), envStore)
 			case args[0] == "":
 				return checkURL("URL", args[0])
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			raw, err := oneURL(p, args, file)
+			raw, err := oneURL(p, args, *file)
+			if raw == "" && err == nil {
+				raw, _, err = store.resolve(p)
+			}
 			if err != nil {
 				return err
 			}
@@ -71,7 +76,7 @@ Exit status:
 			return nil
 		},
 	}
-	cmd.Flags().Var(&file, "store-file", storeFileUsage)
+	cmd.Flags().Var(file, "store-file", storeFileUsage)
 	return cmd
 }
 

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -18,6 +20,8 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/proc"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/memstore"
 )
 
 // These subcommands look at the locks of others. They end with the first signal
@@ -64,11 +68,11 @@ func look(cmd *cobra.Command, f *storeFlags, p *say.Printer, do func(context.Con
 	}
 	ctx, stop := interruptible(cmd.Context())
 	defer stop()
-	return outcome(ctx, p, lookAt(ctx, storeURL, f.namespace.s, p, do))
+	return outcome(ctx, p, lookAt(ctx, storeURL, f.namespace.s, cmd.Name() != "watch", p, do))
 }
 
-func lookAt(ctx context.Context, storeURL, namespace string, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
-	l, err := holdfast.Open(ctx, storeURL, holdfast.Namespace(namespace))
+func lookAt(ctx context.Context, storeURL, namespace string, once bool, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
+	l, err := open(ctx, storeURL, namespace, once)
 	if err != nil {
 		return err
 	}
@@ -82,10 +86,25 @@ func lookAt(ctx context.Context, storeURL, namespace string, p *say.Printer, do 
 	if err != nil {
 		return err
 	}
-	if g.Scope == driver.ScopeProcess {
+	if g.Scope == driver.ScopeProcess && !strings.HasPrefix(storeURL, "file:") {
 		p.Line("warning: the %s store reaches no further than one process: the locks of others are not in it", g.Kind)
 	}
 	return do(ctx, l)
+}
+
+// open opens a store. A look that is made once finds no lock in a directory that does
+// not exist, and does not make the directory.
+func open(ctx context.Context, storeURL, namespace string, once bool) (*holdfast.Locker, error) {
+	if strings.HasPrefix(storeURL, "file:") && once {
+		dir, err := filestore.Dir(storeURL)
+		if err != nil {
+			return nil, storeError(err)
+		}
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			return holdfast.New(memstore.New())
+		}
+	}
+	return holdfast.Open(ctx, storeURL, holdfast.Namespace(namespace))
 }
 
 // interruptible ends a context with the first signal. The second kills, as ever.

@@ -124,8 +124,32 @@ func checkURL(from, raw string) error {
 	case u.Scheme == "":
 		return fmt.Errorf("%s: the URL has no scheme: it begins with one of %s; a directory is written file:///absolute/path", from, known)
 	}
+	if err := unescaped(raw); err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
 	if _, ok := driver.OpenerOf(u.Scheme); !ok {
 		return fmt.Errorf("%s: unknown scheme %q: it is one of %s", from, u.Scheme, known)
+	}
+	return nil
+}
+
+// unescaped refuses a URL that may contain a password whose special characters are not
+// escaped: url.Parse reads a fragment of such a password as the host, the path or a
+// parameter, and the messages of a store quote these.
+func unescaped(raw string) error {
+	_, rest, _ := strings.Cut(raw, "://")
+	end := strings.IndexAny(rest, "/?#")
+	switch {
+	case strings.Contains(raw, "#"):
+		return errors.New("write # as %23, and other special characters in a password as %XX")
+	case end > 0 && strings.Contains(rest[end:], "@"):
+		return errors.New("an @ follows the host: write special characters in a password as %XX, and an @ anywhere else as %40")
+	}
+	_, query, _ := strings.Cut(rest, "?")
+	for parameter := range strings.SplitSeq(query, "&") {
+		if parameter != "" && !strings.Contains(parameter, "=") {
+			return errors.New("a parameter has no value: write & in a password as %26, and other special characters as %XX")
+		}
 	}
 	return nil
 }

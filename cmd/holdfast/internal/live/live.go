@@ -10,7 +10,6 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
-	"github.com/charmbracelet/x/ansi"
 	"github.com/charmbracelet/x/term"
 
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
@@ -170,7 +169,7 @@ func (m model) lines(now time.Time) []string {
 	if m.width == 0 {
 		return nil // the size comes first
 	}
-	cut := func(s string) string { return ansi.Truncate(s, m.width, "…") }
+	cut := func(s string) string { return view.Cut(s, m.width) }
 	if m.at.IsZero() {
 		return []string{cut(m.title + ": asking the store")}
 	}

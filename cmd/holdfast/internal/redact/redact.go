@@ -27,14 +27,13 @@ func Text(s string, secrets ...string) string {
 	return inQuery.ReplaceAllString(s, "${1}"+mask)
 }
 
-// keyFile finds the parameters that name the file of a TLS key. Text hides it, which
-// does no harm; a warning of a password that is none would.
-var keyFile = regexp.MustCompile(`(?i)[?&;](?:ssl)?key=[^\s&;"]*`)
+// secret finds the parameters that are a password. Text hides more, which does no harm;
+// a warning of a password that is none would.
+var secret = regexp.MustCompile(`(?i)[?&;](?:[^\s=&"]*_)?(?:(?:ssl)?password|passwd|pass|pwd|secret|token|auth|api_?key)=`)
 
 // Has tells whether a URL carries a password.
 func Has(raw string) bool {
-	without := keyFile.ReplaceAllString(raw, "&")
-	return Text(without) != without || len(Secrets(raw)) > 0
+	return inURL.MatchString(raw) || secret.MatchString(raw) || len(Secrets(raw)) > 0
 }
 
 // Secrets lists the ways in which a URL's password may appear in others' error

@@ -309,7 +309,7 @@ func (r *runner) explain(err error) string {
 // held describes the holders.
 func held(holders []holdfast.Holder) string {
 	h := holders[0]
-	s := fmt.Sprintf("held by pid %d on %s", h.PID, h.Host)
+	s := "held by " + driver.Owner{Host: h.Host, PID: h.PID}.Client()
 	if h.Reason != "" {
 		s += " (" + h.Reason + ")"
 	}

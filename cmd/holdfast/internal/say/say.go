@@ -180,14 +180,15 @@ func (p *Printer) clean(text string) string {
 }
 
 // joined makes one line of several. Libraries break and indent what they tell of
-// several tries.
+// several tries, and of each try anew.
 func joined(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	var b strings.Builder
+	seen := map[string]bool{}
 	for i, line := range lines {
 		line = strings.ReplaceAll(strings.TrimSpace(line), "\t", " ")
 		switch {
-		case line == "":
+		case line == "" || seen[line]:
 			continue
 		case i > 0 && strings.HasSuffix(b.String(), ":"):
 			b.WriteString(" ")
@@ -195,6 +196,7 @@ func joined(text string) string {
 			b.WriteString("; ")
 		}
 		b.WriteString(line)
+		seen[line] = true
 	}
 	return b.String()
 }

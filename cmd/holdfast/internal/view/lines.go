@@ -53,7 +53,7 @@ func line(w io.Writer, fields ...string) error {
 
 // Who names a process in a sentence.
 func Who(o driver.Owner) string {
-	s := fmt.Sprintf("pid %d on %s", o.PID, Text(o.Host))
+	s := Text(driver.Owner{Host: o.Host, PID: o.PID}.Client())
 	if o.Instance != "" {
 		s += ", " + Text(o.Instance)
 	}
@@ -67,6 +67,9 @@ func Who(o driver.Owner) string {
 func place(o driver.Owner) string {
 	if o.Host == "" && o.PID == 0 {
 		return ""
+	}
+	if o.PID == 0 {
+		return o.Host
 	}
 	return o.Host + ":" + strconv.Itoa(o.PID)
 }
@@ -86,7 +89,7 @@ func since(o driver.Owner) string {
 }
 
 func secondsLeft(d time.Duration) string {
-	if d == driver.Forever {
+	if d == driver.Forever || d == 0 {
 		return ""
 	}
 	return strconv.FormatFloat(*seconds(d), 'f', 3, 64)
@@ -119,6 +122,8 @@ func left(d time.Duration) string {
 	switch {
 	case d == driver.Forever:
 		return "none"
+	case d == 0:
+		return "unknown"
 	case d < 10*time.Second:
 		return fmt.Sprintf("%.1fs", max(d, 0).Seconds())
 	}

@@ -31,9 +31,12 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 			field(&b, "slot", slot(h.Slot))
 		}
 		field(&b, "since", when(h.Owner, now))
-		if h.TTL == driver.Forever {
+		switch h.TTL {
+		case driver.Forever:
 			field(&b, "ends", "with its process, or when it is released")
-		} else {
+		case 0:
+			field(&b, "ends", "unknown")
+		default:
 			field(&b, "ends", fmt.Sprintf("in %s if it is not renewed", left(h.TTL)))
 		}
 		if h.Note != "" {
@@ -47,7 +50,11 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 			fmt.Fprintf(&b, "  %*d  %s, %s, since %s\n", digits, i+1, Who(o.Owner), mode(o.Limit), when(o.Owner, now))
 		}
 	}
-	_, err := io.WriteString(w, b.String())
+	text := b.String()
+	if ASCII() {
+		text = escaped(text)
+	}
+	_, err := io.WriteString(w, text)
 	return err
 }
 

@@ -45,7 +45,7 @@ type Holder struct {
 	// and others are exact below 2^53 only.
 	Token string   `json:"token"`
 	Slot  *int     `json:"slot"`
-	TTL   *float64 `json:"ttl_seconds"` // null where grants do not run out
+	TTL   *float64 `json:"ttl_seconds"` // null where grants do not run out, and where it is unknown
 	Note  string   `json:"note"`
 	Owner
 }
@@ -83,7 +83,7 @@ func ShapeOfHolder(h driver.Holder, now time.Time) Holder {
 	if h.Slot >= 0 {
 		s.Slot = &h.Slot
 	}
-	if h.TTL != driver.Forever {
+	if h.TTL != driver.Forever && h.TTL != 0 {
 		s.TTL = seconds(h.TTL)
 	}
 	return s

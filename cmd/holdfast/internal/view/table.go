@@ -1,9 +1,12 @@
 package view
 
 import (
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/charmbracelet/x/ansi"
 
@@ -21,24 +24,27 @@ type column struct {
 	right  bool
 	// dull is what is not worth a column when every cell says it.
 	dull string
+	// tail keeps the end of a text that is cut: the process number.
+	tail bool
 }
 
-// The columns, and the order in which they give way.
+// The columns, and the order in which they are left out of a table that is too narrow
+// for all of them. NAME and HOLDER stay.
 var (
 	columns = []column{
-		{head: "NAME", least: 8, always: true},
+		{head: "NAME", least: 10, always: true},
 		{head: "MODE", always: true},
 		{head: "TOKEN", always: true, right: true},
 		{head: "SLOT", right: true},
 		{head: "AGE", always: true, right: true},
-		{head: "HOLDER", least: 8, always: true},
+		{head: "HOLDER", least: 12, always: true, tail: true},
 		{head: "INSTANCE", least: 8},
-		{head: "REASON", least: 6},
+		{head: "REASON", least: 8},
 		{head: "TTL", right: true, dull: "none"},
 		{head: "NOTE", least: 8},
 		{head: "QUEUE", always: true, right: true},
 	}
-	shrink = []string{"REASON", "INSTANCE", "HOLDER", "NAME", "NOTE"}
+	leaveOut = []string{"INSTANCE", "REASON", "SLOT", "TTL", "MODE", "TOKEN", "NOTE", "QUEUE", "AGE"}
 )
 
 // Table lays the states out for a terminal of that width: the heading first, then
@@ -80,8 +86,14 @@ func orNone(s string) string {
 
 // layOut fits rows into a width.
 func layOut(rows [][]string, width int) []string {
+	if ASCII() {
+		for _, r := range rows {
+			for c := range r {
+				r[c] = escaped(r[c])
+			}
+		}
+	}
 	widths := make([]int, len(columns)) // 0: not shown
-	total := 0
 	for c, col := range columns {
 		shown := col.always
 		widths[c] = len(col.head)
@@ -91,19 +103,26 @@ func layOut(rows [][]string, width int) []string {
 		}
 		if !shown {
 			widths[c] = 0
-			continue
 		}
-		total += widths[c] + len(gap)
 	}
-	total -= len(gap)
-	for _, head := range shrink {
+	for _, head := range leaveOut {
+		if total(widths, true) <= width {
+			break
+		}
+		widths[slices.IndexFunc(columns, func(c column) bool { return c.head == head })] = 0
+	}
+	// The widest text gives way first: a long name leaves the others whole.
+	for total(widths, false) > width {
+		widest := -1
 		for c, col := range columns {
-			if col.head == head && widths[c] > col.least && total > width {
-				cut := min(widths[c]-col.least, total-width)
-				widths[c] -= cut
-				total -= cut
+			if col.least > 0 && widths[c] > col.least && (widest < 0 || widths[c] > widths[widest]) {
+				widest = c
 			}
 		}
+		if widest < 0 {
+			break
+		}
+		widths[widest]--
 	}
 	heads := make([]string, len(columns))
 	for c, col := range columns {
@@ -114,6 +133,21 @@ func layOut(rows [][]string, width int) []string {
 		lines = append(lines, join(r, widths, width))
 	}
 	return lines
+}
+
+// total is the width of a line, or the least that it can become.
+func total(widths []int, least bool) int {
+	sum := -len(gap)
+	for c, w := range widths {
+		if w == 0 {
+			continue
+		}
+		if least && columns[c].least > 0 {
+			w = min(w, columns[c].least)
+		}
+		sum += w + len(gap)
+	}
+	return sum
 }
 
 const gap = "  "
@@ -127,7 +161,10 @@ func join(cells []string, widths []int, width int) string {
 		if b.Len() > 0 {
 			b.WriteString(gap)
 		}
-		text = ansi.Truncate(text, widths[c], "…")
+		if columns[c].tail {
+			text = cutHost(text, widths[c])
+		}
+		text = Cut(text, widths[c])
 		pad := strings.Repeat(" ", max(widths[c]-ansi.StringWidth(text), 0))
 		if columns[c].right {
 			text = pad + text
@@ -137,5 +174,50 @@ func join(cells []string, widths []int, width int) string {
 		b.WriteString(text)
 	}
 	// A line that is still too long is cut: one that wraps is no table.
-	return ansi.Truncate(strings.TrimRight(b.String(), " "), width, "…")
+	return Cut(strings.TrimRight(b.String(), " "), width)
+}
+
+// cutHost cuts the host of host:pid, and keeps the process number.
+func cutHost(text string, width int) string {
+	i := strings.LastIndexByte(text, ':')
+	if i < 0 || ansi.StringWidth(text) <= width || len(text)-i+1 >= width {
+		return text
+	}
+	return Cut(text[:i], width-(len(text)-i)) + text[i:]
+}
+
+// Cut cuts a text that is wider than a width, visibly.
+func Cut(s string, width int) string {
+	if ASCII() {
+		return ansi.Truncate(escaped(s), width, "~")
+	}
+	return ansi.Truncate(s, width, "…")
+}
+
+// ASCII reports whether the user's terminal shows no more than ASCII: the locale is C
+// or POSIX. It does not where the environment names no locale.
+func ASCII() bool {
+	for _, key := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if v := os.Getenv(key); v != "" {
+			return v == "C" || v == "POSIX"
+		}
+	}
+	return false
+}
+
+// escaped writes what is not ASCII as in a string of Go.
+func escaped(s string) string {
+	if strings.IndexFunc(s, func(r rune) bool { return r > unicode.MaxASCII }) < 0 {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if r <= unicode.MaxASCII {
+			b.WriteRune(r)
+		} else {
+			q := strconv.QuoteRuneToASCII(r)
+			b.WriteString(q[1 : len(q)-1])
+		}
+	}
+	return b.String()
 }

@@ -141,6 +141,7 @@ func TestLines(t *testing.T) {
 
 // TestTable fits every width, and shows all where there is room.
 func TestTable(t *testing.T) {
+	t.Setenv("LC_ALL", "C.UTF-8")
 	wide := view.Table(states(), now, true, 1000)
 	for i, want := range [][]string{
 		{"NAME", "MODE", "TOKEN", "SLOT", "AGE", "HOLDER", "INSTANCE", "REASON", "TTL", "NOTE", "QUEUE"},
@@ -179,10 +180,63 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// TestNarrowTable: the columns that matter stay readable, whatever the names are.
+func TestNarrowTable(t *testing.T) {
+	t.Setenv("LC_ALL", "C.UTF-8")
+	h := holder(1795179668629963)
+	h.Host, h.PID, h.Reason = "db-server-7.example", 11765, "nightly"
+	for name, c := range map[string]struct {
+		name  string
+		width int
+		wants []string
+	}{
+		"a long name leaves the others whole": {strings.Repeat("n", 300), 100, []string{"db-server-7.exam…:11765", "nightly", "1795179668629963", "nnn…"}},
+		"40 columns show the holder":          {"nightly-report", 40, []string{"nightly-rep…", "1m30s", "db-se…:11765"}},
+		"20 columns":                          {"nightly-report", 24, []string{"nightly-r…", "…:11765"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := view.Table([]driver.State{{Name: c.name, Holders: []driver.Holder{h}}}, now, false, c.width)
+			for _, s := range c.wants {
+				if !strings.Contains(table[1], s) {
+					t.Errorf("no %q:\n%s", s, strings.Join(table, "\n"))
+				}
+			}
+			if !strings.Contains(table[0], "HOLDER") || ansi.StringWidth(table[1]) > c.width {
+				t.Errorf("\n%s", strings.Join(table, "\n"))
+			}
+		})
+	}
+}
+
+// TestASCII: under a locale of ASCII, tables and pages have nothing else.
+func TestASCII(t *testing.T) {
+	h := holder(3)
+	h.Host, h.Reason = "höst", strings.Repeat("größe ", 50)
+	states := []driver.State{{Name: "nächtlich", Holders: []driver.Holder{h}}}
+	for env, ascii := range map[string]bool{"C": true, "POSIX": true, "en_US.UTF-8": false, "C.UTF-8": false} {
+		t.Setenv("LC_ALL", env)
+		var page strings.Builder
+		if err := view.Page(&page, states[0], now); err != nil {
+			t.Fatal(err)
+		}
+		for _, text := range append(view.Table(states, now, true, 60)[1:], page.String()) {
+			if got := strings.IndexFunc(text, func(r rune) bool { return r > 127 }) < 0; got != ascii {
+				t.Errorf("LC_ALL=%s: %q", env, text)
+			}
+			if ascii != strings.Contains(text, `n\u00e4ch`) {
+				t.Errorf("LC_ALL=%s: %q", env, text)
+			}
+		}
+	}
+}
+
 func TestPage(t *testing.T) {
+	t.Setenv("LC_ALL", "C.UTF-8")
 	for want, st := range map[string]driver.State{
 		"n is free\n": {Name: "n"},
-		"n is held by nobody at the moment\n\n1 waiting\n  1  pid 0 on -, exclusive, since unknown\n": {Name: "n", Waiters: states()[1].Waiters},
+		"n is held by nobody at the moment\n\n1 waiting\n  1  another client, exclusive, since unknown\n": {Name: "n", Waiters: states()[1].Waiters},
+		"d is held\n\n  another client on 10.0.0.7\n    token  5\n    mode   exclusive\n    since  unknown\n    ends   unknown\n": {Name: "d",
+			Holders: []driver.Holder{{Owner: driver.Owner{Host: "10.0.0.7"}, Token: 5, Limit: driver.Exclusive, Slot: driver.NoSlot}}},
 		"c is held\n\n  pid 7 on host (reason)\n    token  2\n    mode   exclusive\n" +
 			"    since  2026-03-01T11:58:30.000Z (1m30s)\n    ends   with its process, or when it is released\n": states()[2],
 		"\"a\\x1b]0;title\\a\" is held\n\n  pid 7 on host, web-1 (\"\\x1b[31mred http://u:xxxxx@h/\")\n    token  9223372036854775807\n    mode   limit 4\n    slot   0\n" +

@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// SharesRows: another program's SELECT ... FOR UPDATE on the same row of its own table
-// excludes holdfast and is excluded by it. Create makes the table fu_distribute_lock
-// with the column lock_name; alias is a spelling by which the column finds "new".
+// SharesRows requires that SELECT ... FOR UPDATE of another program and holdfast exclude each other
+// on the rows of the program's table. create makes the table fu_distribute_lock with the column
+// lock_name; alias is another spelling of "new" for the column.
 func SharesRows(t *testing.T, d *Database, create, alias string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)
@@ -41,16 +41,16 @@ func SharesRows(t *testing.T, d *Database, create, alias string) {
 		t.Fatal(err)
 	}
 	if err := tx.QueryRow(lock + " SKIP LOCKED").Scan(&id); err == nil {
-		t.Error("two hold the row")
+		t.Error("two clients hold the row")
 	}
 	Release(t, s, g)
 	if err := tx.QueryRow(lock).Scan(&id); err != nil {
 		t.Error(err)
 	}
 	_ = tx.Rollback()
-	// A row that is missing is made; a permit has none.
+	// A missing row is created; a permit has no row.
 	g, _ = Must(t, s, "new", driver.Exclusive, time.Minute)
-	// Two names of one row exclude each other.
+	// Two names of the same row exclude each other.
 	Busy(t, s, alias, driver.Exclusive)
 	w = Wait(t, t.Context(), s, alias, driver.Exclusive)
 	Release(t, s, g)
@@ -61,8 +61,8 @@ func SharesRows(t *testing.T, d *Database, create, alias string) {
 	}
 }
 
-// UncommittedRow: a name whose row another program's transaction has inserted and not
-// committed is held by it, for who tries and for who waits.
+// UncommittedRow requires that a name is held while its row is inserted by another program's
+// transaction that is still open, for requests with and without waiting.
 func UncommittedRow(t *testing.T, d *Database, create string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)
@@ -103,13 +103,13 @@ func UncommittedRow(t *testing.T, d *Database, create string) {
 	}
 }
 
-// TokenAfterTheWait: the token is read when the lock is granted, not when it was asked
-// for.
+// TokenAfterTheWait requires that the token is read when the lock is granted, not when it is
+// requested.
 func TokenAfterTheWait(t *testing.T, s driver.Store, limits ...int) {
 	for _, limit := range limits {
 		g, _ := Must(t, s, "token", driver.Exclusive, time.Minute)
 		w := Wait(t, t.Context(), s, "token", limit)
-		between, _ := Must(t, s, "another", driver.Exclusive, time.Minute) // the server's clock, now
+		between, _ := Must(t, s, "another", driver.Exclusive, time.Minute) // has the server's present time
 		Release(t, s, g)
 		next := w.Granted()
 		if next.Token <= between.Token {
@@ -117,14 +117,14 @@ func TokenAfterTheWait(t *testing.T, s driver.Store, limits ...int) {
 		}
 		Release(t, s, next)
 		Release(t, s, between)
-		// It is the time of day, whatever the time zones.
+		// The token is the time of day, in every time zone.
 		if d := time.Since(time.UnixMicro(int64(g.Token))); d < -time.Minute || d > time.Minute {
 			t.Errorf("the token is %s old", d)
 		}
 	}
 }
 
-// Settings: what these parameters, a DSN or a server may set makes no difference.
+// Settings requires that settings by parameters, a DSN or the server make no difference.
 func Settings(t *testing.T, d *Database, set string) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params+"&"+set)
@@ -133,7 +133,7 @@ func Settings(t *testing.T, d *Database, set string) {
 		Busy(t, s, "settings", driver.Exclusive)
 		if params != "recipe=optimistic" {
 			w := Wait(t, t.Context(), s, "settings", driver.Exclusive)
-			select { // longer than each of the timeouts
+			select { // for longer than each of the timeouts
 			case <-w.done:
 				t.Fatalf("the wait ended: %+v, %v", w.g, w.err)
 			case c := <-a.lost:
@@ -150,8 +150,8 @@ func Settings(t *testing.T, d *Database, set string) {
 	})
 }
 
-// DurableTokens rise above a floor that the clock has not reached, as after it was set
-// back, and none is given again because its holder's transaction was undone.
+// DurableTokens requires that tokens rise above a high-water mark in the future, as after the clock
+// was set back, and that none is repeated when its holder's transaction is rolled back.
 func DurableTokens(t *testing.T, d *Database) {
 	const ahead = uint64(4e15)
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
@@ -179,7 +179,7 @@ func DurableTokens(t *testing.T, d *Database) {
 		}
 		g, a := Must(t, s, "durable", driver.Exclusive, time.Minute)
 		d.Terminate(t, d.Pool(t, database), s, g)
-		a.Hear(t)
+		a.AwaitLoss(t)
 		// MySQL closes a connection before it releases what the session held.
 		r, _ := Request("durable", driver.Exclusive, time.Minute)
 		r.Wait = true
@@ -194,8 +194,8 @@ func DurableTokens(t *testing.T, d *Database) {
 	})
 }
 
-// ClockSetBack: the lease of who is gone runs out, although the server's clock was set
-// back by an hour meanwhile.
+// ClockSetBack requires that leases of a dead client expire although the server's clock was set back
+// by an hour meanwhile.
 func ClockSetBack(t *testing.T, d *Database) {
 	database := d.Create(t)
 	s := d.Store(t, database, "recipe=optimistic")
@@ -203,7 +203,7 @@ func ClockSetBack(t *testing.T, d *Database) {
 	gone := d.Store(t, database, "recipe=optimistic")
 	Must(t, gone, "back", 2, time.Second)
 	g, _ := Must(t, gone, "back", 2, time.Minute)
-	if err := gone.Release(t.Context(), g, time.Second); err != nil { // it stands on
+	if err := gone.Release(t.Context(), g, time.Second); err != nil { // the grant stands for a second
 		t.Fatal(err)
 	}
 	Close(t, gone)
@@ -214,13 +214,13 @@ func ClockSetBack(t *testing.T, d *Database) {
 		g, last = s.Acquire(t.Context(), r)
 		return last == nil
 	}) {
-		t.Fatalf("it stands for ever: %v", last)
+		t.Fatalf("it stands forever: %v", last)
 	}
 	Release(t, s, g)
 }
 
-// Refuses what would not hold, and says why; bad is a URL that cannot be read, with the
-// password sEcReT.
+// Refuses requires that the store refuses missing tables, and that no error shows a password; bad is
+// a malformed URL with the password sEcReT.
 func Refuses(t *testing.T, d *Database, bad string) {
 	// Without its tables.
 	s := d.Store(t, d.Bare(t), "recipe=optimistic")
@@ -235,8 +235,8 @@ func Refuses(t *testing.T, d *Database, bad string) {
 	}
 }
 
-// RowsAreRemoved: the optimistic recipe leaves no row per name for ever, and the tokens
-// of a name rise through its removal.
+// RowsAreRemoved requires that the optimistic recipe removes rows of unused names, and that tokens of
+// a name rise through the removal.
 func RowsAreRemoved(t *testing.T, d *Database) {
 	database := d.Create(t)
 	s := d.Store(t, database, "recipe=optimistic")

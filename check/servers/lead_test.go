@@ -14,30 +14,11 @@ import (
 // naming is a server that answers each line with its name.
 func naming(t *testing.T, name string) (address string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				for s := bufio.NewScanner(c); s.Scan(); {
-					fmt.Fprintln(c, name)
-				}
-			}()
-		}
-	}()
-	return l.Addr().String()
+	return answering(t, func(string) string { return name })
 }
 
-func TestRouterLeadsNewConnectionsAlone(t *testing.T) {
-	r, err := servers.NewRouter(naming(t, "first"))
+func TestLeadMovesNewConnectionsOnly(t *testing.T) {
+	r, err := servers.NewProxy(naming(t, "first"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,10 +55,10 @@ func TestRouterLeadsNewConnectionsAlone(t *testing.T) {
 	}
 	r.Close()
 	if _, err := old.Read(make([]byte, 1)); err == nil {
-		t.Error("a connection outlives its router")
+		t.Error("a connection outlives its proxy")
 	}
 	if c, err := net.Dial("tcp", r.Address()); err == nil {
 		c.Close()
-		t.Error("a closed router takes connections")
+		t.Error("a closed proxy accepts connections")
 	}
 }

@@ -10,51 +10,51 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// soon bounds what has to happen at once, on a machine that is busy.
+// soon is the timeout for what has to happen at once, on a busy machine.
 const soon = 20 * time.Second
 
 var ids atomic.Int64
 
-// Asker is who asks, and hears.
-type Asker struct {
+// Requester is a driver.Requester that records what the store reports.
+type Requester struct {
 	id     string
 	queued chan struct{}
 	lost   chan driver.Cause
 }
 
-// Owner is the asker's.
-func (a *Asker) Owner() driver.Owner { return driver.Owner{ID: a.id, Host: "here", PID: 1} }
+// Owner returns the requester's owner.
+func (a *Requester) Owner() driver.Owner { return driver.Owner{ID: a.id, Host: "here", PID: 1} }
 
-// Queued hears of a wait.
-func (a *Asker) Queued([]driver.Holder) {
+// Queued records a wait.
+func (a *Requester) Queued([]driver.Holder) {
 	select {
 	case a.queued <- struct{}{}:
 	default:
 	}
 }
 
-// Lost hears of a loss.
-func (a *Asker) Lost(c driver.Cause, _ error) {
+// Lost records a loss.
+func (a *Requester) Lost(c driver.Cause, _ error) {
 	select {
 	case a.lost <- c:
 	default:
 	}
 }
 
-// Hear waits until the asker is told of a loss.
-func (a *Asker) Hear(t testing.TB) driver.Cause {
+// AwaitLoss waits until a loss is reported, and returns its cause.
+func (a *Requester) AwaitLoss(t testing.TB) driver.Cause {
 	t.Helper()
 	select {
 	case c := <-a.lost:
 		return c
 	case <-time.After(soon):
-		t.Fatalf("the holder was not told within %s", soon)
+		t.Fatalf("the holder was not notified within %s", soon)
 		return ""
 	}
 }
 
-// Keeps fails if the asker was told of a loss.
-func (a *Asker) Keeps(t testing.TB) {
+// Keeps fails if a loss was reported.
+func (a *Requester) Keeps(t testing.TB) {
 	t.Helper()
 	select {
 	case c := <-a.lost:
@@ -63,14 +63,14 @@ func (a *Asker) Keeps(t testing.TB) {
 	}
 }
 
-// Request makes a request that does not wait.
-func Request(name string, limit int, ttl time.Duration) (driver.Request, *Asker) {
-	a := &Asker{id: fmt.Sprintf("f%d-%d", time.Now().UnixNano(), ids.Add(1)), queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}
+// Request returns a request that does not wait.
+func Request(name string, limit int, ttl time.Duration) (driver.Request, *Requester) {
+	a := &Requester{id: fmt.Sprintf("f%d-%d", time.Now().UnixNano(), ids.Add(1)), queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}
 	return driver.Request{ID: a.id, Name: name, Limit: limit, TTL: ttl, From: a}, a
 }
 
-// Must takes a lock that is free.
-func Must(t testing.TB, s driver.Store, name string, limit int, ttl time.Duration) (driver.Grant, *Asker) {
+// Must acquires a free lock.
+func Must(t testing.TB, s driver.Store, name string, limit int, ttl time.Duration) (driver.Grant, *Requester) {
 	t.Helper()
 	r, a := Request(name, limit, ttl)
 	g, err := s.Acquire(t.Context(), r)
@@ -80,16 +80,16 @@ func Must(t testing.TB, s driver.Store, name string, limit int, ttl time.Duratio
 	return g, a
 }
 
-// Busy asks for a lock that is held.
+// Busy requires that a lock is held.
 func Busy(t testing.TB, s driver.Store, name string, limit int) {
 	t.Helper()
 	r, _ := Request(name, limit, time.Minute)
 	if g, err := s.Acquire(t.Context(), r); err == nil || s.Classify(err) != driver.CodeBusy {
-		t.Fatalf("Acquire(%q) answers %+v, %v; want busy", name, g, err)
+		t.Fatalf("Acquire(%q) returns %+v, %v; want busy", name, g, err)
 	}
 }
 
-// Release gives a grant back.
+// Release releases a grant.
 func Release(t testing.TB, s driver.Store, g driver.Grant) {
 	t.Helper()
 	if err := s.Release(t.Context(), g, 0); err != nil {
@@ -97,7 +97,7 @@ func Release(t testing.TB, s driver.Store, g driver.Grant) {
 	}
 }
 
-// Undo repeats an Undo until it is done.
+// Undo repeats Undo until it returns nil.
 func Undo(t testing.TB, s driver.Store, r driver.Request) {
 	t.Helper()
 	for end := time.Now().Add(soon); ; time.Sleep(5 * time.Millisecond) {
@@ -113,7 +113,7 @@ func Undo(t testing.TB, s driver.Store, r driver.Request) {
 	}
 }
 
-// Soon waits for what no event announces, and reports whether it came to be.
+// Soon waits for a condition that no event announces, and reports whether it became true.
 func Soon(ok func() bool) bool {
 	for end := time.Now().Add(soon); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -121,6 +121,14 @@ func Soon(ok func() bool) bool {
 		}
 	}
 	return true
+}
+
+// Rises requires that the token of a grant is larger than that of an earlier one.
+func Rises(t testing.TB, before, next driver.Grant) {
+	t.Helper()
+	if next.Token <= before.Token {
+		t.Errorf("token %d after %d", next.Token, before.Token)
+	}
 }
 
 // Close closes a store.
@@ -131,7 +139,7 @@ func Close(t testing.TB, s driver.Store) {
 	}
 }
 
-// Waiter waits on its own goroutine.
+// Waiter is an Acquire that waits on its own goroutine.
 type Waiter struct {
 	t    testing.TB
 	done chan struct{}
@@ -139,14 +147,14 @@ type Waiter struct {
 	err  error
 }
 
-// Wait asks, and is back when the request stands in the queue.
+// Wait starts to wait, and returns when the request is in the queue.
 func Wait(t testing.TB, ctx context.Context, s driver.Store, name string, limit int) *Waiter {
 	t.Helper()
 	r, a := Request(name, limit, time.Minute)
 	return wait(t, ctx, s, r, a)
 }
 
-func wait(t testing.TB, ctx context.Context, s driver.Store, r driver.Request, a *Asker) *Waiter {
+func wait(t testing.TB, ctx context.Context, s driver.Store, r driver.Request, a *Requester) *Waiter {
 	t.Helper()
 	r.Wait = true
 	w := &Waiter{t: t, done: make(chan struct{})}
@@ -164,7 +172,7 @@ func wait(t testing.TB, ctx context.Context, s driver.Store, r driver.Request, a
 	return w
 }
 
-// Granted waits for the grant.
+// Granted waits for the grant and returns it.
 func (w *Waiter) Granted() driver.Grant {
 	w.t.Helper()
 	select {

@@ -1,0 +1,147 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+// TestURLUsage: what is wrong with a URL is found before anything is done, is bad usage,
+// and is reported once and without a fragment of a password.
+func TestURLUsage(t *testing.T) {
+	for raw, says := range map[string]string{
+		"mysql://u@127.0.0.1:1/db?recpie=named":        "recpie",
+		"postgres://u@127.0.0.1:1/db?recipes=advisory": "recipes",
+		"postgres://u@127.0.0.1:1/db?key=given":        "key",
+		"redis://127.0.0.1:1/0?replica=2":              "replica",
+		"redis://127.0.0.1:1/-1":                       "-1",
+		"redis://127.0.0.1:1/zero":                     "zero",
+		"etcd://127.0.0.1:1/p?cret=x":                  "cret",
+		"zk://127.0.0.1:1/p?tik=1s":                    "tik",
+		"file:///DIR?mod=0770":                         "mod",
+		// Passwords that are not escaped.
+		"postgres://u:12/hid@127.0.0.1:1/db":            "%XX",
+		"postgres://u:12#hid@127.0.0.1:1/db":            "%23",
+		"postgres://u:12?hid@127.0.0.1:1/db":            "%XX",
+		"postgres://u:12@hid/34@127.0.0.1:1/db":         "%XX",
+		"mysql://u:12/hid@127.0.0.1:1/db":               "%XX",
+		"redis://u:12@hid/34@127.0.0.1:1/0":             "%XX",
+		"redis://u:hid/34@127.0.0.1:1/0":                "%XX",
+		"redis://u:12#hid@127.0.0.1:1/0":                "%23",
+		"etcd://u:12/hid@127.0.0.1:1/p":                 "%XX",
+		"zk://u:12/hid@127.0.0.1:1/p":                   "%XX",
+		"postgres://u@127.0.0.1:1/db?password=12&hid":   "%XX",
+		"redis+sentinel://h/m?sentinel_password=12&hid": "%XX",
+	} {
+		t.Run(raw, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			r := w.run("ls", "--store", strings.Replace(raw, "DIR", w.path("dir"), 1))
+			r.expectStatus(t, 64)
+			if !strings.Contains(r.stderr, says) || strings.Contains(r.stderr, "hid") || strings.Contains(r.stderr, "u:12") {
+				t.Errorf("%s", r.stderr)
+			}
+			for line := range strings.Lines(r.stderr) {
+				if strings.Count(line, "://") > 1 || strings.Count(line, "invalid") > 1 {
+					t.Errorf("twice: %s", line)
+				}
+			}
+		})
+	}
+}
+
+// TestNoSuchDatabase: a database number that the server does not have is bad usage.
+func TestNoSuchDatabase(t *testing.T) {
+	t.Parallel()
+	if _, err := servers.Find("redis-server"); err != nil {
+		missing(t, "redis-server")
+	}
+	server, err := servers.StartRedis(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop() })
+	w := newWorld(t)
+	for _, args := range [][]string{{"ls"}, {"run", "--wait", "1m", "x", "--", "true"}} {
+		r := w.runIn([]string{"HOLDFAST_STORE=redis://" + server.Address() + "/99"}, "", args...)
+		r.expectStatus(t, 64)
+		if strings.Count(r.stderr, "99") != 1 || !strings.Contains(r.stderr, "database") {
+			t.Errorf("%s", r.stderr)
+		}
+	}
+}
+
+// TestPasswordWarning: a warning means a password.
+func TestPasswordWarning(t *testing.T) {
+	for raw, want := range map[string]bool{
+		"postgres://u@127.0.0.1:1/db?keys=given&tokens=durable&recipe=none": false,
+		"postgres://u@127.0.0.1:1/db?passfile=/f&sslkey=/k&recipe=none":     false,
+		"postgres://u@127.0.0.1:1/db?password=hidden&recipe=none":           true,
+		"postgres://u:hidden@127.0.0.1:1/db?recipe=none":                    true,
+		"redis+sentinel://127.0.0.1:1/m?sentinel_password=hid&none=1":       true,
+	} {
+		r := newWorld(t).run("show", "--store", raw, "x")
+		if got := strings.Contains(r.stderr, "warning"); got != want || strings.Contains(r.stderr, "hid") {
+			t.Errorf("%s: %s", raw, r.stderr)
+		}
+	}
+}
+
+// TestLookMakesNoDirectory: a look at a directory that is not there finds no lock.
+func TestLookMakesNoDirectory(t *testing.T) {
+	w := newWorld(t)
+	for want, all := range map[int][][]string{
+		0:  {{"ls"}, {"ls", "--json"}, {"show", "x"}, {"__complete", "show", ""}},
+		75: {{"break", "--token", "1", "x"}},
+	} {
+		for _, args := range all {
+			for _, env := range [][]string{nil, {"HOLDFAST_STORE=" + w.storeURL() + "?mode=0770"}} {
+				r := w.runIn(env, "", args...)
+				r.expectStatus(t, want)
+				if strings.Contains(r.stderr, "warning") {
+					t.Errorf("%q: %s", args, r.stderr)
+				}
+			}
+		}
+	}
+	for _, dir := range []string{w.home, w.path("locks")} {
+		if made, _ := os.ReadDir(dir); len(made) > 0 {
+			t.Errorf("made: %s %v", dir, made)
+		}
+	}
+	if _, err := os.Stat(w.path("locks")); err == nil {
+		t.Error("the directory was made")
+	}
+}
+
+// TestInitReadsTheEnvironment: the argument may be left out.
+func TestInitReadsTheEnvironment(t *testing.T) {
+	w := newWorld(t)
+	for _, env := range []string{"HOLDFAST_STORE=" + w.storeURL(), "HOLDFAST_STORE_FILE=" + w.file("url", w.storeURL())} {
+		r := w.runIn([]string{env}, "", "init")
+		r.expectStatus(t, 0)
+		if !strings.Contains(r.stderr, "needs no tables") {
+			t.Errorf("%s: %s", env, r.stderr)
+		}
+	}
+}
+
+// TestBreakReportsNoFalseSuccess: a grant that never stood is not reported as taken
+// away, also where there is no time to ask.
+func TestBreakReportsNoFalseSuccess(t *testing.T) {
+	w := withStore(t)
+	w.start(append([]string{"run", "x"}, played()...)...).ready()
+	for _, name := range []string{"x", "nobody's"} {
+		for _, wait := range []string{"1ns", "30s"} {
+			r := w.run("break", "--wait", wait, "--token", "5", name)
+			r.expectStatus(t, 75)
+			if !strings.Contains(r.stderr, "not broken") || strings.Contains(r.stderr, "is taken away") {
+				t.Errorf("--wait %s: %s", wait, r.stderr)
+			}
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package example
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/holdfast-go/holdfast"
+
+// published are the modules of this repository, by their directories.
+var published = []string{"", "etcdstore", "mysqlstore", "otelhooks", "pgstore", "redisstore", "redisstore/goredis", "zkstore", "check"}
+
+// outside is a module outside of the repository, with this clone in the place of the
+// published modules.
+type outside struct {
+	t   *testing.T
+	dir string
+}
+
+func newOutside(t *testing.T, require []string) *outside {
+	t.Helper()
+	clone, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := &outside{t, t.TempDir()}
+	o.run("go", "mod", "init", "example.com/jobs")
+	edit := []string{"mod", "edit"}
+	var sums []byte // of the clone, so that no checksum is looked up
+	for _, dir := range published {
+		path := strings.TrimSuffix(module+"/"+dir, "/")
+		edit = append(edit, "-replace="+path+"="+filepath.Join(clone, dir))
+		if slices.Contains(require, path) {
+			edit = append(edit, "-require="+path+"@v0.1.0")
+		}
+		b, err := os.ReadFile(filepath.Join(clone, dir, "go.sum"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums = append(sums, b...)
+	}
+	o.run("go", edit...)
+	o.write("go.sum", string(sums))
+	return o
+}
+
+func (o *outside) run(name string, args ...string) {
+	o.t.Helper()
+	cmd := exec.CommandContext(o.t.Context(), name, args...)
+	cmd.Dir = o.dir
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		o.t.Fatalf("%s %q: %v\n%s", name, args, err, out)
+	}
+}
+
+func (o *outside) write(name, text string) {
+	o.t.Helper()
+	path := filepath.Join(o.dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		o.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		o.t.Fatal(err)
+	}
+}
+
+// blocks are the fenced blocks of a page that have this word behind the fence.
+func blocks(t *testing.T, page, word string) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../../..", page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, m := range regexp.MustCompile("(?ms)^```"+word+"\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
+		all = append(all, m[1])
+	}
+	return all
+}
+
+// TestStorePagesBuild builds the programs on the pages of the stores outside of the
+// repository, with the modules that the page tells the reader to get.
+func TestStorePagesBuild(t *testing.T) {
+	for page, programs := range map[string]int{"docs/files.md": 1, "docs/redis.md": 1, "docs/etcd.md": 1, "docs/zookeeper.md": 1, "docs/sql.md": 2} {
+		t.Run(page, func(t *testing.T) {
+			gets, mains := blocks(t, page, "sh module"), blocks(t, page, "go program")
+			if len(gets) != programs || len(mains) != programs {
+				t.Fatalf("%d blocks \"sh module\" and %d \"go program\", want %d of each", len(gets), len(mains), programs)
+			}
+			for i, get := range gets {
+				var require []string
+				for _, word := range strings.Fields(get) {
+					if path, version, ok := strings.Cut(word, "@"); ok && version == "latest" {
+						require = append(require, path)
+					}
+				}
+				o := newOutside(t, require)
+				o.write("main.go", mains[i])
+				o.write("other/other.go", "package other\n") // of two packages, none is linked
+				o.run("go", "build", "./...")
+			}
+		})
+	}
+}
+
+// imports are what the code on the pages may name.
+var imports = map[string]string{
+	"atomic": "sync/atomic", "context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "log": "log", "os": "os",
+	"signal": "os/signal", "slog": "log/slog", "sql": "database/sql", "sync": "sync", "syscall": "syscall", "testing": "testing", "time": "time",
+	"holdfast": module, "fence": module + "/fence", "memstore": module + "/memstore", "etcdstore": module + "/etcdstore",
+	"goredis": module + "/redisstore/goredis", "mysqlstore": module + "/mysqlstore", "otelhooks": module + "/otelhooks",
+	"pgstore": module + "/pgstore", "redisstore": module + "/redisstore", "zkstore": module + "/zkstore",
+	"check": module + "/check", "checktest": module + "/check/checktest",
+	"clientv3": "go.etcd.io/etcd/client/v3", "redis": "github.com/redis/go-redis/v9",
+}
+
+// given are the variables that the code on a page does not declare.
+var given = map[string]string{
+	"docs/etcd.md":      "store *etcdstore.Store, lock *holdfast.Lock",
+	"docs/redis.md":     "store *redisstore.Store, client redis.UniversalClient",
+	"docs/zookeeper.md": "store *zkstore.Store, lock *holdfast.Lock, data []byte",
+	"docs/sql.md":       "db *sql.DB, data []byte",
+}
+
+var (
+	imported = regexp.MustCompile(`(?ms)^import (?:\(.*?^\)|.*?$)\n?`)
+	declared = regexp.MustCompile(`(?m)^(\w+)(?:, (\w+))? :=`)
+	function = regexp.MustCompile(`(?m)^(?:func|type|var) `)
+)
+
+// file makes a Go file of a block.
+func file(page, block, name string) string {
+	if strings.HasPrefix(block, "package ") {
+		return block
+	}
+	head := strings.Join(imported.FindAllString(block, -1), "")
+	code := imported.ReplaceAllString(block, "")
+	if !function.MatchString(code) {
+		var used strings.Builder
+		for _, m := range declared.FindAllStringSubmatch(code, -1) {
+			for _, v := range m[1:] {
+				if v != "" && v != "_" {
+					fmt.Fprintf(&used, "_ = %s\n", v)
+				}
+			}
+		}
+		params := strings.TrimSuffix("ctx context.Context, locker *holdfast.Locker, "+given[page], ", ")
+		code = "func " + name + "(" + params + ") error {\n{\n" + code + used.String() + "}\nreturn nil\n}\n"
+	}
+	var b strings.Builder
+	b.WriteString("package page\n" + head)
+	for _, word := range slices.Sorted(maps.Keys(imports)) {
+		if regexp.MustCompile(`\b`+word+`\.[A-Z]`).MatchString(code) && !strings.Contains(head, "\t\""+imports[word]+"\"") {
+			fmt.Fprintf(&b, "import %q\n", imports[word])
+		}
+	}
+	return b.String() + code
+}
+
+// TestPagesCompile compiles the Go code on the pages. docs/adding-a-store.md has a test of
+// its own.
+func TestPagesCompile(t *testing.T) {
+	var require []string
+	for _, dir := range published {
+		require = append(require, strings.TrimSuffix(module+"/"+dir, "/"))
+	}
+	o := newOutside(t, require)
+	pages, err := filepath.Glob("../../../docs/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, path := range pages {
+		page := "docs/" + filepath.Base(path)
+		if page == "docs/adding-a-store.md" {
+			continue
+		}
+		for i, block := range blocks(t, page, "go") {
+			n++
+			name := fmt.Sprintf("%s%d", strings.NewReplacer(".md", "", "-", "").Replace(filepath.Base(path)), i)
+			o.write(filepath.Join(name, "page.go"), file(page, block, name))
+		}
+	}
+	if n < 3 {
+		t.Fatalf("%d blocks", n)
+	}
+	o.run("go", "vet", "-unusedresult=false", "./...")
+}

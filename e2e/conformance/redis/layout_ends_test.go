@@ -1,0 +1,75 @@
+package redis
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// TestLayoutHoldersNoticeEarlyEnds deletes every key while grants stand: their holders are
+// notified, a renewal and a release are refused, and the name is free.
+func TestLayoutHoldersNoticeEarlyEnds(t *testing.T) {
+	for _, l := range redisstore.Layouts() {
+		t.Run(string(l), func(t *testing.T) {
+			t.Parallel()
+			r := start(t)
+			s := open(t, "redis://"+r.Address(), redisstore.WithLayout(l))
+			q := request("a", driver.Exclusive, time.Minute)
+			g, err := s.Acquire(t.Context(), q)
+			if err != nil {
+				t.Fatal(err)
+			}
+			do(t, r, "FLUSHALL")
+			select {
+			case cause := <-q.From.(*asker).lost:
+				if cause != driver.CauseGone {
+					t.Errorf("%s, want %s", cause, driver.CauseGone)
+				}
+			case <-time.After(time.Minute):
+				t.Fatal("the holder was not notified")
+			}
+			if a := s.Renew(t.Context(), []driver.Grant{g}); driver.CodeOf(a[0].Err) != driver.CodeNotHeld {
+				t.Errorf("renewing a lost grant: %v", a[0].Err)
+			}
+			if err := s.Release(t.Context(), g, 0); driver.CodeOf(err) != driver.CodeNotHeld {
+				t.Errorf("releasing a lost grant: %v", err)
+			}
+			next, err := s.Acquire(t.Context(), request("a", driver.Exclusive, time.Minute))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if l != redisstore.RedissonFenced && next.Token <= g.Token {
+				t.Errorf("token %d after %d", next.Token, g.Token)
+			}
+			if err := s.Release(t.Context(), next, 0); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestLayoutRefusesAnotherType: a key of the name that is no lock of the layout stays as it is.
+func TestLayoutRefusesAnotherType(t *testing.T) {
+	r := start(t)
+	do(t, r, "SADD", "set", "member")
+	for _, l := range redisstore.Layouts() {
+		s := open(t, "redis://"+r.Address(), redisstore.WithLayout(l))
+		g, err := s.Acquire(t.Context(), request("set", driver.Exclusive, time.Minute))
+		if l == redisstore.Plain || l == redisstore.Redisson || l == redisstore.RedissonFair || l == redisstore.RedissonFenced || l == redisstore.RedissonSpin {
+			// Their clients look whether the key is there, whatever it holds.
+			if code := driver.CodeOf(err); code != driver.CodeBusy && code != driver.CodeRefused {
+				t.Errorf("%s: %+v, %v", l, g, err)
+			}
+			continue
+		}
+		if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "WRONGTYPE") {
+			t.Errorf("%s: %+v, %v", l, g, err)
+		}
+	}
+	if members, _ := do(t, r, "SMEMBERS", "set").([]any); len(members) != 1 {
+		t.Errorf("the key holds %v", members)
+	}
+}

@@ -1,0 +1,94 @@
+package redis
+
+import (
+	"testing"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// TestReservedTokensStayBehindTheClock: a flush makes the server forget every token. A
+// client that has seen none then gets the clock, so no token that was reserved before may
+// be ahead of it, and a bucket without a counter reserves none.
+func TestReservedTokensStayBehindTheClock(t *testing.T) {
+	r := start(t)
+	url := "redis://" + r.Address()
+	last, several := uint64(0), 0
+	for range 20 {
+		a, b := open(t, url), open(t, url)
+		reserving := func() driver.Request {
+			q := request("flushed", driver.Exclusive, long)
+			q.Tokens = 1 << 16
+			return q
+		}
+		above := func(g driver.Grant) driver.Grant {
+			t.Helper()
+			if g.Token <= last {
+				t.Fatalf("token %d after %d", g.Token, last)
+			}
+			last = g.Last()
+			return g
+		}
+		g := above(must(t, a, reserving()))
+		if g.Tokens > 1 {
+			t.Errorf("%d tokens reserved without a counter", g.Tokens)
+		}
+		w := queue(t, b, reserving()) // granted by the release, and confirmed
+		release(t, a, g)
+		g = above(w.granted())
+		several += g.Tokens
+		own := queue(t, b, reserving()) // granted in the release of its own client
+		release(t, b, g)
+		g = above(own.granted())
+		several += g.Tokens
+		do(t, r, "FLUSHALL")
+	}
+	if several < 100 {
+		t.Errorf("%d tokens in 40 grants", several)
+	}
+}
+
+// TestReservedTokensWithoutTheCounter: while a hash slot moves, a grant is made without the
+// bucket's counter, and has one token.
+func TestReservedTokensWithoutTheCounter(t *testing.T) {
+	c := cluster(t)
+	const name = "reserved-moving"
+	slot, err := c.Slot(t.Context(), redisstore.Key("", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := c.Owner(t.Context(), slot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := c.Nodes[0]
+	if to == from {
+		to = c.Nodes[1]
+	}
+	url := "redis+cluster://" + c.Nodes[0].Address()
+	a, b := open(t, url), open(t, url)
+	reserving := func() driver.Request {
+		q := request(name, driver.Exclusive, long)
+		q.Tokens = 64
+		return q
+	}
+	first := must(t, a, reserving())
+	if err := c.BeginMove(t.Context(), slot, from, to); err != nil {
+		t.Fatal(err)
+	}
+	w := queue(t, b, reserving())
+	release(t, a, first)
+	moving := w.granted()
+	if moving.Token <= first.Last() {
+		t.Errorf("token %d after %d", moving.Token, first.Last())
+	}
+	if err := c.EndMove(t.Context(), slot, from, to); err != nil {
+		t.Fatal(err)
+	}
+	release(t, b, moving)
+	if g := must(t, a, reserving()); g.Token <= moving.Last() {
+		t.Errorf("token %d after %d", g.Token, moving.Last())
+	} else {
+		release(t, a, g)
+	}
+}

@@ -1,0 +1,251 @@
+package redlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/redisstore/redlock"
+)
+
+// TestForgottenVote replays the classic failure: A holds the name on three of five servers,
+// one of them restarts without its data within the TTL, and B asks.
+func TestForgottenVote(t *testing.T) {
+	const name = "forgotten"
+	prepare := func(t *testing.T) (*fleet, driver.Grant) {
+		f := start(t, 5, redlock.Config{})
+		for _, p := range f.proxies[3:] {
+			p.Cut()
+		}
+		a := f.open(t)
+		granted := must(t, a, name, time.Minute)
+		for _, p := range f.proxies[3:] {
+			if err := p.Heal(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range f.all {
+			if has := f.do(i, "EXISTS", "holdfast:redlock:l::"+name) == int64(1); has != (i < 3) {
+				t.Fatalf("server %d has the lock: %t", i, has)
+			}
+		}
+		if err := f.all[2].RestartEmpty(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return f, granted
+	}
+	t.Run("protected", func(t *testing.T) {
+		f, _ := prepare(t)
+		b := f.open(t)
+		for range 3 {
+			if g, err := acquire(t, b, name, time.Minute); err == nil {
+				t.Fatalf("token %d was granted beside the holder: the restarted server has voted", g.Token)
+			}
+		}
+		if f.votes(2) {
+			t.Error("the restarted server is admitted within the longest TTL")
+		}
+	})
+	t.Run("unprotected", func(t *testing.T) {
+		f, first := prepare(t)
+		c := f.config
+		c.Unprotected = true
+		b := f.openAs(t, c)
+		second := must(t, b, name, time.Minute)
+		// Both hold the name. The guard at the resource refuses the first.
+		var g fence.Memory
+		if err := g.Write(t.Context(), "resource", second.Token, func(context.Context) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if err := g.Write(t.Context(), "resource", first.Token, func(context.Context) error { return nil }); !errors.Is(err, fence.ErrStale) {
+			t.Errorf("the guard has seen token %d, and answers %v to token %d", second.Token, err, first.Token)
+		}
+	})
+}
+
+// TestTokensRiseAcrossRestarts restarts all servers without their data, one after another.
+// The counters are an hour ahead of the clocks, so that only restored counters make tokens
+// rise.
+func TestTokensRiseAcrossRestarts(t *testing.T) {
+	f := start(t, 3, redlock.Config{MaxTTL: 300 * time.Millisecond})
+	s := f.open(t)
+	const name = "restarts"
+	g := must(t, s, name, 200*time.Millisecond)
+	_ = s.Release(t.Context(), g, 0)
+	ahead := g.Token + uint64(time.Hour.Microseconds())
+	for i := range f.all {
+		for field := range f.state(i) {
+			if strings.HasPrefix(field, "c") {
+				f.do(i, "HSET", "holdfast:redlock", field, strconv.FormatUint(ahead, 10))
+			}
+		}
+	}
+	last := ahead
+	rises := func() {
+		t.Helper()
+		for range 2 {
+			g := must(t, f.open(t), name, 200*time.Millisecond)
+			if g.Token <= last {
+				t.Fatalf("token %d after %d", g.Token, last)
+			}
+			last = g.Token
+			_ = s.Release(t.Context(), g, 0)
+		}
+	}
+	rises()
+	for i, r := range f.all {
+		if err := r.RestartEmpty(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		rises()
+		until(t, fmt.Sprintf("server %d is admitted", i), func() bool { return f.votes(i) })
+		rises()
+	}
+}
+
+// TestNewFleetWaits requires that servers without a trace of a fleet vote only after the
+// longest TTL, and at once where the fleet is declared new.
+func TestNewFleetWaits(t *testing.T) {
+	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
+	s := f.open(t)
+	_, err := s.Acquire(t.Context(), request("early", time.Minute))
+	if code := s.Classify(err); code != driver.CodeUnavailable && code != driver.CodeUnknown {
+		t.Errorf("a request to new servers: %v, want unavailable", err)
+	}
+	for i := range f.all {
+		if f.votes(i) {
+			t.Errorf("new server %d votes at once", i)
+		}
+	}
+}
+
+// TestClockOutOfLine sets one server's clock hours ahead: it has no vote, and none for the
+// longest TTL after its clock is right again.
+func TestClockOutOfLine(t *testing.T) {
+	if _, err := servers.Faketime(); err != nil {
+		t.Skip(err)
+	}
+	f := startBare(t, 3, redlock.Config{MaxTTL: 400 * time.Millisecond})
+	if err := f.all[0].FakeClock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.setUp(f.config)
+	s := f.open(t)
+	must(t, s, "before", 300*time.Millisecond)
+	if err := f.all[0].SetClock(3 * time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		name := fmt.Sprint("ahead-", ids.Add(1))
+		must(t, s, name, 400*time.Millisecond)
+		if f.do(0, "EXISTS", "holdfast:redlock:l::"+name) != int64(0) {
+			t.Errorf("the server has voted although its clock is three hours ahead")
+		}
+	}
+	until(t, "the server is withheld", func() bool { _, has := f.state(0)["run"]; return !has })
+	if err := f.all[0].SetClock(0); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the server votes again", func() bool {
+		_, _ = s.Acquire(t.Context(), request(fmt.Sprint("after-", ids.Add(1)), 100*time.Millisecond))
+		return f.votes(0)
+	})
+}
+
+// TestMajorityDown requires a clear error within the wait while most servers are paused, and
+// that nothing is left when they go on.
+func TestMajorityDown(t *testing.T) {
+	f := start(t, 5, redlock.Config{})
+	l, err := holdfast.New(f.make(t, f.config), holdfast.Defaults(holdfast.TTL(3*time.Second)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Do(t.Context(), "before", func(context.Context) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range f.all[:3] {
+		if err := r.Pause(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err = l.Lock(t.Context(), "down", holdfast.Wait(4*time.Second))
+	if !errors.Is(err, holdfast.ErrUnavailable) {
+		t.Errorf("Lock while three of five servers are paused: %v, want ErrUnavailable", err)
+	}
+	for _, r := range f.all[:3] {
+		if err := r.Cont(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "the name can be locked again", func() bool {
+		return l.Do(t.Context(), "down", func(context.Context) error { return nil }) == nil
+	})
+	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
+	if err := l.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHeldLockIsHealed requires that a renewal writes a held lock to a server that was down
+// when it was granted.
+func TestHeldLockIsHealed(t *testing.T) {
+	f := start(t, 3, redlock.Config{MaxTTL: 2 * time.Second})
+	f.all[0].Kill()
+	s := f.open(t)
+	const name = "healed"
+	g := must(t, s, name, 2*time.Second)
+	if err := f.all[0].Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the lock is on the server that returned", func() bool {
+		r := s.Renew(t.Context(), []driver.Grant{g})[0]
+		if driver.CodeOf(r.Err) == driver.CodeNotHeld { // the machine stood still for too long
+			g = must(t, s, name, 2*time.Second)
+		}
+		return f.do(0, "EXISTS", "holdfast:redlock:l::"+name) == int64(1)
+	})
+	_ = s.Release(t.Context(), g, 0)
+	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
+}
+
+// TestRoundTrips counts the writes of acquisitions at one server: one where the servers
+// agree on the counter, two where it is ahead.
+func TestRoundTrips(t *testing.T) {
+	f := start(t, 3, redlock.Config{})
+	s := f.open(t)
+	const name = "trips"
+	writes := func() int {
+		info, _ := f.do(0, "INFO", "commandstats").(string)
+		_, rest, _ := strings.Cut(info, "cmdstat_set:calls=")
+		n, _, _ := strings.Cut(rest, ",")
+		calls, _ := strconv.Atoi(n)
+		return calls
+	}
+	count := func() int {
+		before := writes()
+		g := must(t, s, name, time.Minute)
+		until(t, "the server has voted", func() bool { return f.do(0, "EXISTS", "holdfast:redlock:l::"+name) == int64(1) })
+		n := writes() - before
+		release(t, s, g)
+		until(t, "the vote has ended", func() bool { return f.do(0, "EXISTS", "holdfast:redlock:l::"+name) == int64(0) })
+		return n
+	}
+	count()
+	if n := count(); n != 1 {
+		t.Errorf("an acquisition took %d writes at a server, want 1", n)
+	}
+	for i := range f.all {
+		f.do(i, "HSET", "holdfast:redlock", "floor", strconv.FormatInt(time.Now().Add(time.Hour).UnixMicro(), 10))
+	}
+	if n := count(); n > 2 {
+		t.Errorf("an acquisition took %d writes at a server whose counter is ahead, want 2 at most", n)
+	}
+}

@@ -1,0 +1,502 @@
+// Package redis shares locks on Redis with the real clients of others: Redisson, redis-py,
+// redsync and bsm/redislock, in both directions.
+//
+// A peer whose program is missing is skipped, and with HOLDFAST_REQUIRE_SERVERS=1 the test
+// fails.
+package redis
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/internal/fallback"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+const (
+	// patience bounds every wait for something that must happen.
+	patience = 2 * time.Minute
+	// endless is a lease that ends after any test: who waits for it is notified, or fails.
+	endless = 10 * time.Minute
+	// lease is short enough to outlast it several times.
+	lease    = 6 * time.Second
+	fairWait = 20 * time.Second
+)
+
+// kind is a kind of lock: as Redisson calls it, and as holdfast does.
+type kind struct {
+	java   string
+	layout redisstore.Layout
+	option []holdfast.LockOption
+}
+
+var kinds = []kind{
+	{"lock", redisstore.Redisson, nil},
+	{"fair", redisstore.RedissonFair, nil},
+	{"fenced", redisstore.RedissonFenced, nil},
+	{"spin", redisstore.RedissonSpin, nil},
+	{"write", redisstore.RedissonReadWrite, nil},
+	{"semaphore", redisstore.RedissonSemaphore, []holdfast.LockOption{holdfast.Limit(1)}},
+	{"permits", redisstore.RedissonPermits, []holdfast.LockOption{holdfast.Limit(1)}},
+}
+
+// A worker is this test binary again, with the URL of its server in the environment. It reads
+// lines as the other peers do.
+const workerEnv = "HOLDFAST_INTEROP_WORKER"
+
+func TestMain(m *testing.M) {
+	if url := os.Getenv(workerEnv); url != "" {
+		if err := work(url); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func work(url string) error {
+	ctx := context.Background()
+	lockers, held := map[string]*holdfast.Locker{}, map[string]*holdfast.Lock{}
+	fmt.Println("ready")
+	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
+		words := strings.Fields(in.Text())
+		of, name, verb := words[1], words[2], words[3]
+		l := lockers[of]
+		if l == nil {
+			var err error
+			layout, option := url+"?layout=plain", []holdfast.LockOption{holdfast.TTL(lease)}
+			for _, k := range kinds {
+				if k.java == of {
+					layout, option = urlOf(url, k.layout), append(option, k.option...)
+				}
+			}
+			if l, err = holdfast.Open(ctx, layout, holdfast.Defaults(option...)); err != nil {
+				return err
+			}
+			lockers[of] = l
+		}
+		var err error
+		switch verb {
+		case "acquire":
+			held[of+name], err = l.Lock(ctx, name)
+		case "release":
+			err = held[of+name].Unlock()
+		case "held":
+			err = held[of+name].Context().Err()
+		case "count":
+			var times int
+			times, err = strconv.Atoi(words[5])
+			for range times {
+				if err = l.Do(ctx, name, func(context.Context) error { return register(words[4]).add() }); err != nil {
+					break
+				}
+			}
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Println(words[0], verb, "ok")
+	}
+	for _, l := range lockers {
+		if err := l.Close(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// register is a number in a file, which nothing but the lock protects.
+type register string
+
+func newRegister(t *testing.T) register {
+	t.Helper()
+	r := register(filepath.Join(t.TempDir(), "register"))
+	must(t, os.WriteFile(string(r), []byte("0"), 0o600))
+	return r
+}
+
+func (r register) value() (int, error) {
+	raw, err := os.ReadFile(string(r))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(raw)))
+}
+
+func (r register) add() error {
+	n, err := r.value()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(string(r), []byte(strconv.Itoa(n+1)), 0o600)
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func missing(t *testing.T, err error) {
+	t.Helper()
+	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
+		t.Fatal(err)
+	}
+	t.Skip(err)
+}
+
+// deployment is a server, or a Cluster.
+type deployment struct {
+	mode, url, address string
+	nodes              []*servers.Redis
+}
+
+var modes = []string{"single", "cluster"}
+
+func start(t *testing.T, mode string) *deployment {
+	t.Helper()
+	if _, err := servers.RedisInstalled(); err != nil {
+		missing(t, err)
+	}
+	if mode == "cluster" {
+		c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), false)
+		must(t, err)
+		t.Cleanup(c.Kill)
+		must(t, c.NodeTimeout(t.Context(), time.Minute)) // nobody is replaced for being slow
+		return &deployment{mode, "redis+cluster://" + c.Nodes[0].Address(), c.Nodes[0].Address(), c.Nodes}
+	}
+	r, err := servers.StartRedis(t.Context(), t.TempDir())
+	must(t, err)
+	t.Cleanup(r.Kill)
+	return &deployment{mode, "redis://" + r.Address(), r.Address(), []*servers.Redis{r}}
+}
+
+func urlOf(url string, l redisstore.Layout) string {
+	url += "?layout=" + string(l)
+	if l == redisstore.RedissonFair {
+		url += "&fair_wait=" + fairWait.String()
+	}
+	return url
+}
+
+// open opens a Locker whose waiters are woken, or wait until the lease of the holder ends.
+func (d *deployment) open(t *testing.T, l redisstore.Layout, ttl time.Duration, o ...holdfast.Option) *holdfast.Locker {
+	t.Helper()
+	s, err := redisstore.Open(t.Context(), urlOf(d.url, l))
+	must(t, err)
+	locker, err := holdfast.New(fallback.Without(s), append(o, holdfast.Defaults(holdfast.TTL(ttl)))...)
+	must(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := locker.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		_ = s.Close(ctx)
+	})
+	return locker
+}
+
+// operator opens a Locker that can look at locks.
+func (d *deployment) operator(t *testing.T, l redisstore.Layout, o ...holdfast.LockOption) *holdfast.Locker {
+	t.Helper()
+	locker, err := holdfast.Open(t.Context(), urlOf(d.url, l), holdfast.Defaults(o...))
+	must(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := locker.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return locker
+}
+
+// remains waits until no key is left that Redisson itself would not leave: its tokens, the
+// number of a semaphore, and for the time of a call the latch of an unlock. What expires
+// within ten seconds does not stay.
+func (d *deployment) remains(t *testing.T) {
+	t.Helper()
+	var left []string
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		left = nil
+		for _, r := range d.nodes {
+			answer, err := r.Do(t.Context(), "KEYS", "*")
+			must(t, err)
+			for _, k := range answer.([]any) {
+				key := k.(string)
+				kind, err := r.Do(t.Context(), "TYPE", key)
+				must(t, err)
+				life, err := r.Do(t.Context(), "PTTL", key)
+				must(t, err)
+				if ms := life.(int64); ms >= 0 && ms <= 10_000 && strings.HasPrefix(key, "holdfast:beside:") {
+					continue
+				}
+				if !strings.HasPrefix(key, "redisson_lock_token:") && kind != "none" && (kind != "string" || !strings.HasPrefix(key, "semaphore") && !strings.HasPrefix(key, "permits")) {
+					left = append(left, fmt.Sprint(kind, " ", key))
+				}
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+	}
+	t.Errorf("keys are left: %q", left)
+}
+
+// peer is a process that locks as it is asked.
+type peer struct {
+	t       *testing.T
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	mu      sync.Mutex
+	answers map[string]chan string // by thread and verb
+	died    chan struct{}
+	killed  bool
+}
+
+func launch(t *testing.T, cmd *exec.Cmd) *peer {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	cmd.Stderr = os.Stderr
+	must(t, cmd.Start())
+	p := &peer{t: t, cmd: cmd, in: in, answers: map[string]chan string{}, died: make(chan struct{})}
+	go func() {
+		defer close(p.died)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			if s.Text() == "ready" {
+				p.answer("ready") <- ""
+				continue
+			}
+			words := strings.SplitN(s.Text(), " ", 3)
+			if len(words) < 3 {
+				words = []string{"?", "?", s.Text()}
+			}
+			p.answer(words[0] + " " + words[1]) <- words[2]
+		}
+	}()
+	t.Cleanup(func() {
+		_ = in.Close()
+		stop := time.AfterFunc(20*time.Second, func() { _ = cmd.Process.Kill() })
+		defer stop.Stop()
+		<-p.died
+		if err := cmd.Wait(); err != nil && !p.killed {
+			t.Errorf("%s: %v", filepath.Base(cmd.Path), err)
+		}
+	})
+	p.wants("ready")
+	return p
+}
+
+func (p *peer) answer(what string) chan string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := p.answers[what]
+	if c == nil {
+		c = make(chan string, 100)
+		p.answers[what] = c
+	}
+	return c
+}
+
+// wants waits for an answer.
+func (p *peer) wants(what string) string {
+	p.t.Helper()
+	select {
+	case said := <-p.answer(what):
+		if strings.HasPrefix(said, "failed") {
+			p.t.Fatalf("%s: %s", what, said)
+		}
+		return said
+	case said := <-p.answer("? ?"):
+		p.t.Fatalf("%s: the peer says %q", what, said)
+	case <-p.died:
+		p.t.Fatalf("%s: the peer has ended", what)
+	case <-time.After(patience):
+		p.t.Fatalf("%s: no answer within %s", what, patience)
+	}
+	return ""
+}
+
+// kill ends the process as a crash does.
+func (p *peer) kill() {
+	p.killed = true
+	_ = p.cmd.Process.Kill()
+	<-p.died
+}
+
+// lock is one lock of one thread of a peer.
+type lock struct {
+	p                  *peer
+	thread, kind, name string
+}
+
+func (p *peer) lock(kind, name string) lock { return lock{p, kind + "/" + name, kind, name} }
+
+// tell asks for something and does not wait.
+func (k lock) tell(verb string, more ...any) {
+	k.p.t.Helper()
+	line := []any{k.thread, k.kind, k.name, verb}
+	if verb == "acquire" && k.kind == "permits" && len(more) == 0 {
+		more = []any{endless.Milliseconds()}
+	}
+	if _, err := fmt.Fprintln(k.p.in, append(line, more...)...); err != nil {
+		k.p.t.Fatal(err)
+	}
+}
+
+func (k lock) wants(verb string) string {
+	k.p.t.Helper()
+	return k.p.wants(k.thread + " " + verb)
+}
+
+func (k lock) does(verb string, more ...any) string {
+	k.p.t.Helper()
+	k.tell(verb, more...)
+	return k.wants(verb)
+}
+
+func (d *deployment) java(t *testing.T, watchdog time.Duration) *peer {
+	t.Helper()
+	classes, err := filepath.Abs("redisson/target/classes")
+	must(t, err)
+	if _, err := os.Stat(classes); err != nil {
+		missing(t, fmt.Errorf("the peer of Redisson is not built (make clients): %w", err))
+	}
+	java, err := exec.LookPath("java")
+	if err != nil {
+		missing(t, err)
+	}
+	return launch(t, exec.Command(java, "-cp", classes+":"+filepath.Join(filepath.Dir(classes), "dependency/*"), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto",
+		"holdfast.Peer", d.mode, d.address, strconv.FormatInt(watchdog.Milliseconds(), 10), strconv.FormatInt(fairWait.Milliseconds(), 10)))
+}
+
+func (d *deployment) python(t *testing.T) *peer {
+	t.Helper()
+	target, err := filepath.Abs("redispy/target")
+	must(t, err)
+	if _, err := os.Stat(target); err != nil {
+		missing(t, fmt.Errorf("redis-py is not installed (make clients): %w", err))
+	}
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		missing(t, err)
+	}
+	host, port, _ := strings.Cut(d.address, ":")
+	cmd := exec.Command(python, "redispy/peer.py", host, port)
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+target)
+	return launch(t, cmd)
+}
+
+// worker is a process of holdfast.
+func (d *deployment) worker(t *testing.T) *peer {
+	t.Helper()
+	self, err := os.Executable()
+	must(t, err)
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), workerEnv+"="+d.url)
+	return launch(t, cmd)
+}
+
+// queued reports when a Locker's waiter waits.
+type queued struct{ all chan string }
+
+func newQueued() *queued { return &queued{make(chan string, 100)} }
+
+func (q *queued) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+
+func (q *queued) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind == holdfast.EventQueued {
+		select {
+		case q.all <- e.Name:
+		default:
+		}
+	}
+}
+
+// waiting is a Lock on a goroutine of its own.
+type waiting struct {
+	t    *testing.T
+	got  chan *holdfast.Lock
+	name string
+}
+
+// wait begins to wait, and returns when it does.
+func wait(t *testing.T, l *holdfast.Locker, q *queued, name string, o ...holdfast.LockOption) *waiting {
+	t.Helper()
+	w := &waiting{t, make(chan *holdfast.Lock, 1), name}
+	go func() {
+		k, err := l.Lock(t.Context(), name, o...)
+		if err != nil {
+			t.Errorf("waiting for %s: %v", name, err)
+		}
+		w.got <- k
+	}()
+	select {
+	case <-q.all:
+	case <-w.got:
+		t.Fatalf("%s: granted beside its holder", name)
+	case <-time.After(patience):
+		t.Fatalf("%s: it does not wait", name)
+	}
+	return w
+}
+
+func (w *waiting) granted() *holdfast.Lock {
+	w.t.Helper()
+	select {
+	case k := <-w.got:
+		if k == nil {
+			w.t.FailNow()
+		}
+		return k
+	case <-time.After(patience):
+		w.t.Fatalf("%s: not granted within %s", w.name, patience)
+	}
+	return nil
+}
+
+func busy(t *testing.T, l *holdfast.Locker, name string, o ...holdfast.LockOption) {
+	t.Helper()
+	k, err := l.TryLock(t.Context(), name, o...)
+	if !errors.Is(err, holdfast.ErrBusy) {
+		t.Errorf("%s: %v, want ErrBusy", name, err)
+	}
+	if err == nil {
+		_ = k.Unlock()
+	}
+}
+
+// each runs a test for some kinds side by side.
+func each(t *testing.T, f func(t *testing.T, k kind), without ...string) {
+	t.Run("each", func(t *testing.T) {
+		for _, k := range kinds {
+			if slices.Contains(without, k.java) {
+				continue
+			}
+			t.Run(k.java, func(t *testing.T) {
+				t.Parallel()
+				f(t, k)
+			})
+		}
+	})
+}

@@ -1,0 +1,208 @@
+/*
+ * The rules of tokens and restarts of package redlock, for spin.
+ *
+ * Servers vote for one client at a time and keep a counter of tokens. A client asks all
+ * servers one after another, in any order, proposes a token with the request, and is
+ * granted with that token if a quorum voted whose counters were below it. If they were
+ * not it writes a larger token to the servers that voted, and needs a quorum of
+ * acknowledgements, which count only where the vote stands.
+ *
+ * A server may restart at any moment, and then forgets its vote and its counter. It is
+ * withheld until no client relies on a vote that it has forgotten: that is what the wait
+ * for the longest TTL achieves. Then it gets the largest counter of a quorum of the other
+ * servers, which are asked one after another, and votes again. Servers may restart in
+ * between.
+ *
+ * Checked: no two clients hold the name at once, and tokens rise from grant to grant.
+ *
+ * Each of these plants a mistake, which the check has to find:
+ *   -DNOWAIT     a restarted server votes without the wait
+ *   -DNORESTORE  a restarted server votes with the counter 0
+ *   -DEARLY      the counters of the others are read before the wait
+ *   -DFEW        the counters of too few others are read
+ *   -DNOCHECK    an acknowledgement counts although the vote does not stand
+ */
+#ifndef N
+#define N 3		/* servers */
+#endif
+#define Q (N / 2 + 1)	/* a quorum */
+#define CLIENTS 2
+#ifndef ROUNDS
+#define ROUNDS 2	/* requests of each client */
+#endif
+#ifndef RESTARTS
+#define RESTARTS 2
+#endif
+#ifdef FEW
+#define OTHERS 1
+#else
+#define OTHERS Q	/* servers whose counters are read */
+#endif
+
+byte counter[N];
+byte vote[N];		/* the client that has it, from 1; 0 is none */
+byte voted = (1 << N) - 1;	/* bits: servers that are admitted */
+byte forgot[CLIENTS + 1];	/* bits: servers that have forgotten a vote of the client's request */
+byte given[CLIENTS + 1];	/* bits: servers that voted for the client's request */
+byte holders = 0;
+byte last = 0;		/* the token of the last grant */
+byte restarts = 0;
+
+inline bigger(a, b) {
+	if
+	:: (b) > (a) -> a = b
+	:: else
+	fi
+}
+
+#define ask(k) \
+		:: atomic { !(asked & (1 << k)) && n < Q -> \
+			asked = asked | (1 << k); \
+			if \
+			:: (voted & (1 << k)) && vote[k] == 0 -> \
+				vote[k] = me; \
+				given[me] = given[me] | (1 << k); \
+				n++; \
+				if \
+				:: counter[k] < token -> fresh++ \
+				:: else \
+				fi; \
+				bigger(highest, counter[k]); \
+				bigger(counter[k], token) \
+			:: else		/* refused, withheld, or not reached */ \
+			fi \
+		}
+
+#define readOther(k) \
+		:: atomic { n < OTHERS && k != i && !(read & (1 << k)) && (voted & (1 << k)) -> \
+			read = read | (1 << k); \
+			n++; \
+			bigger(highest, counter[k]) \
+		}
+
+proctype client(byte me)
+{
+	byte i, asked, fresh, token, highest, known, acks, n, round;
+
+	for (round : 1 .. ROUNDS) {
+		token = known + 1;
+		do
+		ask(0)
+		ask(1)
+		ask(2)
+#if N > 3
+		ask(3)
+		ask(4)
+#endif
+		:: asked == (1 << N) - 1 || n >= Q -> break	/* the others are not waited for */
+		od;
+		if
+		:: fresh >= Q -> acks = Q
+		:: fresh < Q && n >= Q ->
+			atomic { acks = 0; token = highest + 1; i = 0 }
+			do
+			:: atomic {
+				i < N ->
+				if
+				:: given[me] & (1 << i) ->
+#ifdef NOCHECK
+					acks++;
+					bigger(counter[i], token)
+#else
+					if
+					:: vote[i] == me -> acks++; bigger(counter[i], token)
+					:: else
+					fi
+#endif
+				:: else
+				fi;
+				i++
+			}
+			:: i == N -> break
+			od
+		:: else -> acks = 0
+		fi;
+		bigger(known, highest);
+		if
+		:: acks >= Q ->
+			atomic {
+				holders++;
+				assert(holders == 1);
+				assert(token > last);
+				last = token;
+				bigger(known, token)
+			};
+			/* It holds the name, until it releases it or its validity ends. */
+			holders--
+		:: else
+		fi;
+		/* The votes are released, or expire, one after another. */
+		atomic { i = 0; fresh = 0; highest = 0; n = 0; asked = 0; token = 0; acks = 0 }
+		do
+		:: atomic {
+			i < N ->
+			if
+			:: vote[i] == me -> vote[i] = 0
+			:: else
+			fi;
+			i++
+		}
+		:: i == N -> break
+		od;
+		atomic { i = 0; given[me] = 0; forgot[me] = 0 }
+	}
+}
+
+#define forget(c) \
+		if \
+		:: given[c] & (1 << i) -> forgot[c] = forgot[c] | (1 << i) \
+		:: else \
+		fi;
+
+/* waited: no client relies on a vote that server i has forgotten. */
+#define relies(c) (forgot[c] & (1 << i))
+#define waited (!relies(1) && !relies(2))
+
+proctype server(byte i)
+{
+	byte highest, j, read, n;
+
+	do
+	:: atomic {
+		restarts < RESTARTS ->
+		restarts++;
+		voted = voted & ~(1 << i);
+		forget(1)
+		forget(2)
+		vote[i] = 0; counter[i] = 0; highest = 0; read = 0; n = 0; j = 0
+	   };
+#if !defined(NOWAIT) && !defined(EARLY)
+		waited;
+#endif
+#ifndef NORESTORE
+		do
+		:: n >= OTHERS -> break
+		readOther(0)
+		readOther(1)
+		readOther(2)
+#if N > 3
+		readOther(3)
+		readOther(4)
+#endif
+		od;
+#endif
+#ifdef EARLY
+		waited;
+#endif
+		atomic { bigger(counter[i], highest); voted = voted | (1 << i); highest = 0; read = 0; n = 0 }
+	:: restarts >= RESTARTS -> break
+	od;
+}
+
+init {
+	byte i;
+	atomic {
+		for (i : 1 .. CLIENTS) { run client(i) }
+		for (i : 0 .. N - 1) { run server(i) }
+	}
+}
