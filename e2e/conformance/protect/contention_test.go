@@ -2,6 +2,7 @@ package protect
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"flag"
 	"os"
@@ -81,6 +82,7 @@ func addUp(t *testing.T, s system, processes, each int) measurement {
 	if err != nil {
 		t.Fatal(err)
 	}
+	counter := "counter-" + rand.Text() + "-" // the server serves every -count
 	m := measurement{Processes: processes, Updates: processes * each}
 	if *long {
 		l, err := holdfast.New(store)
@@ -88,14 +90,14 @@ func addUp(t *testing.T, s system, processes, each int) measurement {
 			t.Fatal(err)
 		}
 		m.Lock = alone(t, func() error { return l.Do(t.Context(), "alone", func(context.Context) error { return nil }) })
-		m.Read = alone(t, func() error { _, _, err := optimistic.Get(t.Context(), values, "counter-"); return err })
+		m.Read = alone(t, func() error { _, _, err := optimistic.Get(t.Context(), values, counter); return err })
 		if err := l.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
 	var all []*process
 	for range processes {
-		all = append(all, run(t, task{system: s, Mode: "update", Lock: "counter-", TTL: 30 * time.Second, N: each}))
+		all = append(all, run(t, task{system: s, Mode: "update", Lock: counter, TTL: 30 * time.Second, N: each}))
 	}
 	for _, p := range all {
 		if got := p.line(t); got != "ready" {
@@ -116,7 +118,7 @@ func addUp(t *testing.T, s system, processes, each int) measurement {
 			conflicts += n
 		}
 		took := time.Since(begin)
-		data, _, err := optimistic.Get(t.Context(), values, "counter-"+way)
+		data, _, err := optimistic.Get(t.Context(), values, counter+way)
 		if err != nil || string(data) != strconv.Itoa(processes*each) {
 			t.Errorf("%s: the value is %q, %v; want %d", way, data, err, processes*each)
 		}
