@@ -55,7 +55,8 @@
 //
 // # Errors
 //
-// Test an error with [errors.Is]. [ErrBusy]: another holder has the name.
+// Test an error with [errors.Is]. [context.Canceled]: the caller was cancelled, whatever
+// the store has answered. [ErrBusy]: another holder has the name.
 // [ErrUnavailable]: the store did not answer in time. [ErrRefused]: the store says no,
 // for example for missing rights. [ErrInvalid] and [ErrUnsupported]: the call cannot
 // be made like this. [ErrSelfDeadlock]: the context already holds the name. If Do
@@ -88,10 +89,18 @@
 // for one process, and for tests. docs/guarantees.md states for each store what it
 // guarantees and what it does not. [Locker.Guarantees] returns the same.
 //
+// # Leaders and schedules
+//
+// [Locker.Lead] elects a leader and campaigns again after a loss or an outage;
+// [Locker.Leaders] reports the leader and each change. [Locker.Every] serves each tick of
+// a schedule on one of many replicas. docs/election.md shows both.
+//
 // # At SIGTERM
 //
 // Cancel the context that the work derives from, let the work end, and call
-// [Locker.Close]. Close ends every lock that is still held, releases it, and waits
+// [Locker.Close]. A lock is held, and renewed, until the work has returned: at most for
+// [Drain]. [DrainContext] is for a last write, and [WaitContext] stops the waiting alone.
+// Close ends every lock that is still held, releases it, and waits
 // until the store has confirmed that, so that the next process can start at once:
 //
 //	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/holdfast-go/holdfast/driver"
 )
@@ -19,7 +20,7 @@ import (
 //go:embed page.html
 var pageText string
 
-var pageTemplate = template.Must(template.New("page").Parse(pageText))
+var pageTemplate = sync.OnceValue(func() *template.Template { return template.Must(template.New("page").Parse(pageText)) })
 
 // drawing is what the page draws. Moments are microseconds since the beginning;
 // names and workers are indices, -1 for all or none. Everything is in rows of
@@ -79,7 +80,7 @@ func WritePage(w io.Writer, events []Event, r *Report) error {
 			verdict = "1 violation"
 		}
 	}
-	return pageTemplate.Execute(w, map[string]any{
+	return pageTemplate().Execute(w, map[string]any{
 		"Store": cmp.Or(c.guarantees.Kind, "unknown"), "OK": r.OK(), "Verdict": verdict,
 		"Summary": table.String(),
 		// Marshal escapes what could end the element.

@@ -154,7 +154,7 @@ func (a *assignment) begin(ctx context.Context, command []string) (*process, err
 	}()
 	stop := context.AfterFunc(ctx, func() { ready.SetReadDeadline(time.Now()) })
 	defer stop()
-	ready.SetReadDeadline(time.Now().Add(30 * time.Second))
+	ready.SetReadDeadline(time.Now().Add(2*startTime + 10*time.Second))
 	line := make([]byte, 6)
 	if _, err := io.ReadFull(ready, line); err != nil || string(line) != "ready\n" {
 		_ = p.cmd.Process.Kill()

@@ -247,7 +247,7 @@ type Holder struct {
 	Tokens int
 	Limit  int
 	Slot   int
-	// TTL is how long the store keeps the grant if nobody renews it, or Forever. 0 means
+	// TTL is how long the store keeps the grant without renewal, or Forever. 0 means
 	// that it is unknown, as of a client library of another project.
 	TTL time.Duration
 	// Note is a remark for operators: "stopped", "asked to end".

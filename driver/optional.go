@@ -19,7 +19,7 @@ type Inspector interface {
 // Breaker is implemented by stores that can break a grant, as declared in Guarantees.Break.
 type Breaker interface {
 	// Break ends the grant of name with the token, or returns CodeNotHeld if it does not
-	// stand. If Guarantees.Break is BreakAsk, the store requests the holder to end, and the
+	// stand. The token may be any of those that the grant has reserved. If Guarantees.Break is BreakAsk, the store requests the holder to end, and the
 	// grant stands until the holder has released. Break then returns when the grant has
 	// ended or, with an error of code CodeBusy that names the holder, when its context has
 	// ended.

@@ -34,10 +34,10 @@
 // of the queue entry, which a cluster never gives twice and which every later entry exceeds.
 //
 // One transaction makes an entry, under a key that its lease has not in use, and no other request
-// adopts it: a key is used again only when the store knows that the request that had it has ended
-// and that nothing of it is on its way, and where nothing stands under it (a grant that was
-// released and kept does; what stands there under the session's own lease belongs to no
-// request, and is deleted). Other clients have one key for a lease and a name, and adopt it if it
+// adopts it. A key is used again only when its earlier request has ended, nothing of that request is
+// on its way, and no entry stands under the key. (A grant that was released and kept is such an
+// entry; an entry there under the session's own lease belongs to no
+// request, and is deleted.) Other clients have one key for a lease and a name, and adopt it if it
 // stands: with them, a release that was lost and the next acquisition get the same revision, and
 // the same fencing token, twice.
 //

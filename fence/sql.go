@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"sync"
 )
 
 // Dialect is the kind of a database.
@@ -230,15 +231,21 @@ func (d Dialect) arg(n int) string {
 }
 
 var (
-	identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
-	qualified  = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+	identifier = lazily(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
+	qualified  = lazily(`^([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,62}$`)
 )
+
+// lazily compiles an expression when it is first used: compiled at the start of every
+// program that links a store, these two would cost it 140 KB.
+func lazily(expression string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })
+}
 
 // checkIdentifier validates a name that becomes part of a statement.
 func checkIdentifier(what, name string, schema bool) error {
-	form, hint := identifier, ""
+	form, hint := identifier(), ""
 	if schema {
-		form, hint = qualified, ", optionally after a schema and a dot"
+		form, hint = qualified(), ", optionally after a schema and a dot"
 	}
 	if !form.MatchString(name) {
 		return fmt.Errorf("%w: %s %q, want 1 to 63 letters, digits and '_', not beginning with a digit%s", ErrInvalid, what, name, hint)

@@ -154,8 +154,8 @@ func (p *Postgres) URL(database, params string) string {
 	return fmt.Sprintf("postgres://postgres@%s/%s?sslmode=disable%s", p.Address, database, params)
 }
 
-// Restart kills the server if it runs, and starts it again on its data. A session that began as the
-// server was killed lives a moment longer, and keeps the memory that the server needs to start.
+// Restart kills the server and starts it again on its data. A session that started as the server was
+// killed survives for a moment, and keeps the shared memory that the server needs.
 func (p *Postgres) Restart(ctx context.Context) error {
 	p.Kill()
 	return within(ctx, 10*time.Second, func() error { return p.Server.Restart(ctx) })

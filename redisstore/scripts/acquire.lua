@@ -51,7 +51,7 @@ if KEYS[2] and not ARGV[6] then
   if redis.call('HSETNX', K, 's0', ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2]) == 1 then
     local done = redis.pcall('PEXPIRE', K, ARGV[3])
     if type(done) == 'table' then -- refused: the name is as free as before
-      redis.call('DEL', K)
+      if type(redis.pcall('HDEL', K, 's0')) == 'table' then redis.call('DEL', K) end
       return done
     end
     if token == text then return 'G' .. text end

@@ -103,9 +103,9 @@ func BenchmarkPair(b *testing.B) {
 	all := contenders(b)
 	for b.Loop() {
 		medians := map[string][]float64{}
-		for round := range 6 {
+		for round := range 4 {
 			for _, c := range all {
-				took := make([]time.Duration, 500)
+				took := make([]time.Duration, 200)
 				for i := range took {
 					began := time.Now()
 					if err := c.pair(b.Context(), "pair"); err != nil {

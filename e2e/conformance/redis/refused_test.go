@@ -51,6 +51,19 @@ func TestWaiterKeepsLoneGrantWhileSlotMoves(t *testing.T) {
 	}
 }
 
+// TestRefusedExpiryAndDeletionLeaveNothing takes two rights away at once: a lock whose key cannot get an
+// expiry, and cannot be deleted, is not left behind.
+func TestRefusedExpiryAndDeletionLeaveNothing(t *testing.T) {
+	r := start(t)
+	restrict(t, []*servers.Redis{r})
+	s, admin := open(t, "redis://app:app-secret@"+r.Address()), open(t, "redis://"+r.Address())
+	release(t, s, must(t, s, request("other", driver.Exclusive, long)))
+	do(t, r, "ACL", "SETUSER", "app", "-pexpire", "-del")
+	_, err := s.Acquire(t.Context(), request("n", driver.Exclusive, long))
+	code(t, s, err, driver.CodeRefused)
+	release(t, admin, must(t, admin, request("n", driver.Exclusive, long)))
+}
+
 // TestRefusedCommandKeepsGrants takes each documented right away from a client, which then
 // tries, waits, renews, releases and rolls back. Whatever is refused changes nothing: the
 // holders hold, the waiter goes on waiting, and nobody is granted beside them.

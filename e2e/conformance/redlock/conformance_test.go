@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"flag"
 	"fmt"
 	"testing"
 	"time"
@@ -72,8 +73,14 @@ func (f *fleet) suite(t *testing.T, failing int) {
 	drivertest.Run(t, h)
 }
 
+// full runs the suite on larger fleets and with failures, too, which takes minutes.
+var full = flag.Bool("full", false, "run the suite on five servers, and while a minority fails")
+
 func TestConformance(t *testing.T) {
 	for _, n := range []int{3, 5} {
+		if n > 3 && !*full {
+			break
+		}
 		t.Run(fmt.Sprintf("%d servers", n), func(t *testing.T) {
 			start(t, n, redlock.Config{MaxTTL: suiteTTL}).suite(t, 0)
 		})
@@ -82,6 +89,9 @@ func TestConformance(t *testing.T) {
 
 // TestConformanceMinority runs the suite while a minority of the servers fails throughout.
 func TestConformanceMinority(t *testing.T) {
+	if !*full {
+		t.Skip("-full runs it")
+	}
 	for how, fail := range map[string]func(f *fleet, i int) error{
 		"down":   func(f *fleet, i int) error { f.all[i].Kill(); return nil },
 		"paused": func(f *fleet, i int) error { return f.all[i].Pause() },

@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	changes = flag.Int("changes", 12, "how often the leader changes, on each store")
+	changes = flag.Int("changes", 10, "how often the leader changes, on each store")
 	figures = flag.String("figures", "", "the file to which the election appends a line of a table for docs/service.md")
 )
 
@@ -96,20 +96,10 @@ func (e *election) fill(n int) {
 	e.until("candidate", func() bool { return len(e.ready) >= candidates })
 }
 
-// TestElection changes the leader by SIGTERM, SIGKILL, SIGSTOP and outages of the server.
+// testElection changes the leader by SIGTERM, SIGKILL, SIGSTOP and outages of the server.
 // The contexts of two leaders never live at the same time, beyond what the store
 // declares, and tokens rise.
-func TestElection(t *testing.T) {
-	for _, s := range stores {
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			srv, url := s.start(t)
-			elect(t, s, srv, url)
-		})
-	}
-}
-
-func elect(t *testing.T, s store, srv server, url string) {
+func testElection(t *testing.T, s store, srv server, url string) {
 	observer := open(t, url)
 	g, err := observer.Guarantees(t.Context())
 	if err != nil {

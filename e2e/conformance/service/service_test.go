@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,6 +26,8 @@ func TestService(t *testing.T) {
 					testDrain(t, s, url, srv)
 				})
 			}
+			t.Run("examples", func(t *testing.T) { testExamples(t, srv, url) })
+			t.Run("election", func(t *testing.T) { testElection(t, s, srv, url) })
 		})
 	}
 }
@@ -70,9 +73,22 @@ func testCloseDuringAnOutage(t *testing.T, srv server, url string) {
 
 // testDrain: after SIGTERM a service works on for several TTLs, and nobody else is
 // granted the name meanwhile. With a server, that stops and starts in this time.
+//
+// A machine that stands still for a TTL loses a lock. So the test is repeated with longer
+// TTLs if the lock expires.
 func testDrain(t *testing.T, s store, url string, srv server) {
-	name := "drain"
-	w := worker{Role: "drain", URL: url, Name: name, TTL: s.ttl, Drain: 5 * s.ttl / 2}
+	for ttl := s.ttl; ttl <= 4*s.ttl; ttl *= 2 {
+		if !drains(t, url, srv, worker{Role: "drain", URL: url, Name: fmt.Sprint("drain-", ttl), TTL: ttl, Drain: 2 * ttl}) {
+			t.Logf("the lock with a TTL of %s has expired", ttl)
+			continue
+		}
+		return
+	}
+	t.Error("the lock expires while its holder drains")
+}
+
+// drains reports false if the lock has expired.
+func drains(t *testing.T, url string, srv server, w worker) bool {
 	if srv != nil {
 		w.Name += "-outage"
 		w.TTL, w.Drain = time.Minute, time.Second // after the outage
@@ -121,6 +137,8 @@ func testDrain(t *testing.T, s store, url string, srv server) {
 	switch {
 	case got.err != nil:
 		t.Error(got.err)
+	case drained.Kind == "lost" && srv == nil && strings.Contains(drained.Err, "("+string(holdfast.CauseExpired)+")"):
+		return false
 	case drained.Kind == "lost":
 		// Only where the store declares that a restart of the server ends a grant.
 		if srv == nil || !strings.Contains(strings.Join(g.EarlyEnd, " "), "server") {
@@ -131,4 +149,5 @@ func testDrain(t *testing.T, s store, url string, srv server) {
 	case got.at < drained.At || got.token <= held.Token:
 		t.Errorf("another was granted token %d %s before the holder of token %d had drained", got.token, drained.At-got.at, held.Token)
 	}
+	return true
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -33,8 +34,20 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	flag.Parse()
+	// The stores side by side: their tests wait for leases most of the time.
+	if err := flag.Set("test.parallel", "12"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	for _, f := range atEnd {
+		f()
+	}
+	os.Exit(code)
 }
+
+// atEnd is done after all tests.
+var atEnd []func()
 
 // worker is a replica's task.
 type worker struct {
@@ -125,6 +138,9 @@ func (w *worker) run() error {
 // close leaves the release of its lock to Close.
 func (w *worker) close(ctx context.Context, locker *holdfast.Locker) error {
 	k, err := locker.Lock(ctx, w.Name, holdfast.TTL(w.TTL))
+	for errors.Is(err, holdfast.ErrUnavailable) {
+		k, err = locker.Lock(ctx, w.Name, holdfast.TTL(w.TTL))
+	}
 	if err != nil {
 		return err
 	}
@@ -135,7 +151,7 @@ func (w *worker) close(ctx context.Context, locker *holdfast.Locker) error {
 
 // drain goes on with its work after SIGTERM.
 func (w *worker) drain(ctx context.Context, locker *holdfast.Locker) error {
-	err := locker.Do(ctx, w.Name, func(ctx context.Context) error {
+	work := func(ctx context.Context) error {
 		say(report{Kind: "holds", Token: holdfast.Token(ctx, w.Name)})
 		<-ctx.Done()
 		say(report{Kind: "drains"})
@@ -151,7 +167,11 @@ func (w *worker) drain(ctx context.Context, locker *holdfast.Locker) error {
 			say(report{Kind: "lost", Err: text(context.Cause(drain))})
 		}
 		return nil
-	}, holdfast.TTL(w.TTL))
+	}
+	err := locker.Do(ctx, w.Name, work, holdfast.TTL(w.TTL))
+	for errors.Is(err, holdfast.ErrUnavailable) {
+		err = locker.Do(ctx, w.Name, work, holdfast.TTL(w.TTL))
+	}
 	if errors.Is(err, holdfast.ErrLost) {
 		return nil
 	}

@@ -125,6 +125,7 @@ func TestPlainSum(t *testing.T) {
 
 // TestPlainHolderDies: a lock of a process of holdfast that is killed is free after its lease.
 func TestPlainHolderDies(t *testing.T) {
+	t.Parallel()
 	d := start(t, "single")
 	worker, python := d.worker(t), d.python(t)
 	worker.lock("plain", "plain-dies").does("acquire")

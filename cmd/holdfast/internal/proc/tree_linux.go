@@ -272,6 +272,9 @@ func awaitOthers(_ int, left func()) {
 
 // foreign are the children that this process has already, from before an exec.
 func foreign() map[int]bool {
+	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err == unix.ECHILD {
+		return map[int]bool{}
+	}
 	pids, ok := children()
 	if !ok {
 		for _, m := range descendants(syscall.Getpid()) {

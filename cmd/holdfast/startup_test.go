@@ -1,0 +1,27 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"os/exec"
+	"regexp"
+	"strconv"
+	"testing"
+)
+
+// TestOwnInitialization: the packages that every build of the command links initialize
+// next to nothing before main. Each start of run pays for it twice.
+func TestOwnInitialization(t *testing.T) {
+	const most = 32 << 10
+	r := newWorld(t).finish(exec.Command(binary, "version"), []string{"GODEBUG=inittrace=1"}, "")
+	r.expectStatus(t, 0)
+	found := regexp.MustCompile(`(?m)^init (github\.com/holdfast-go/holdfast/(?:fence|check|driver|filestore|memstore|cmd)\S*) .* clock, (\d+) bytes`).FindAllStringSubmatch(r.stderr, -1)
+	if len(found) == 0 {
+		t.Fatalf("no trace:\n%s", r.stderr)
+	}
+	for _, m := range found {
+		if n, err := strconv.Atoi(m[2]); err != nil || n > most {
+			t.Errorf("%s: %d bytes, %v; want at most %d", m[1], n, err, most)
+		}
+	}
+}

@@ -1,0 +1,48 @@
+// Package cronlock runs the jobs of github.com/robfig/cron on one of many replicas.
+//
+//	c := cron.New()
+//	once := cronlock.Once(locker, cron.DefaultLogger, "report", 5*time.Minute)
+//	c.AddJob("@hourly", cron.NewChain(once).Then(job))
+//
+// A replica runs the job under a lock, and the lock stays for hold after the job has
+// begun. Choose hold longer than the clocks of the replicas may differ, and shorter than
+// the distance of two runs. A run is left out on the replicas that find the lock held.
+//
+// A wrapper does not know for which time cron runs it, so this is weaker than
+// [holdfast.Locker.Every], which serves each time at most once and reports the ones that
+// no replica has served. Every takes the schedules of cron's parser as they are:
+//
+//	schedule, err := cron.ParseStandard("0 3 * * *")
+//	...
+//	for tick, err := range locker.Every(ctx, "report", schedule) {
+package cronlock
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/robfig/cron/v3"
+)
+
+// Once returns a wrapper that runs a job if no other replica runs it or has begun it
+// within hold. All replicas give the same name. hold is from 0 to 24 h. Errors of the
+// store go to the logger, and so does a lost lock; the job does not run if the lock
+// could not be acquired. The options are those of the lock.
+func Once(locker *holdfast.Locker, log cron.Logger, name string, hold time.Duration, o ...holdfast.LockOption) cron.JobWrapper {
+	o = append(o[:len(o):len(o)], holdfast.MinHold(hold))
+	return func(job cron.Job) cron.Job {
+		return cron.FuncJob(func() {
+			ran, err := locker.TryDo(context.Background(), name, func(context.Context) error {
+				job.Run()
+				return nil
+			}, o...)
+			switch {
+			case err != nil:
+				log.Error(err, "holdfast", "job", name, "ran", ran)
+			case !ran:
+				log.Info("holdfast: another replica runs it", "job", name)
+			}
+		})
+	}
+}

@@ -1,0 +1,110 @@
+// Package gocronlock runs the jobs of github.com/go-co-op/gocron/v2 on one of many
+// replicas: each run on any of them, with a [Locker], or all runs on a leader, with an
+// [Elector].
+//
+//	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.New(locker, time.Minute)))
+//
+// [holdfast.Locker.Every] is stronger than both: it serves each time of a schedule at
+// most once, and reports the ones that no replica has served.
+package gocronlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+	"github.com/holdfast-go/holdfast"
+)
+
+// Locker is a gocron.Locker. Its locks have the names of the jobs.
+type Locker struct {
+	locker  *holdfast.Locker
+	options []holdfast.LockOption
+}
+
+var _ gocron.Locker = (*Locker)(nil)
+
+// New returns a Locker whose locks stay for hold after a job has begun. Choose hold
+// longer than the clocks of the replicas may differ, and shorter than the distance of two
+// runs of a job. It is from 0 to 24 h. The options are those of the locks.
+func New(locker *holdfast.Locker, hold time.Duration, o ...holdfast.LockOption) *Locker {
+	return &Locker{locker, append(o[:len(o):len(o)], holdfast.MinHold(hold))}
+}
+
+// Lock acquires the lock of a job if it is free. Otherwise gocron leaves the run out on
+// this replica, and its error matches holdfast.ErrBusy.
+func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
+	k, err := l.locker.TryLock(ctx, key, l.options...)
+	if err != nil {
+		return nil, err
+	}
+	return lock{k}, nil
+}
+
+type lock struct{ k *holdfast.Lock }
+
+func (l lock) Unlock(context.Context) error { return l.k.Unlock() }
+
+// ErrNotLeader: another replica leads, or none.
+var ErrNotLeader = errors.New("gocronlock: this replica does not lead")
+
+// Elector is a gocron.Elector: the jobs run on the leader.
+type Elector struct {
+	mu   sync.Mutex
+	term context.Context
+	end  context.CancelFunc
+	done chan struct{}
+	err  error
+}
+
+var _ gocron.Elector = (*Elector)(nil)
+
+// NewElector takes part in the election of that name until ctx ends or Close is called;
+// see [holdfast.Locker.Lead].
+func NewElector(ctx context.Context, locker *holdfast.Locker, name string, o ...holdfast.LockOption) *Elector {
+	ctx, cancel := context.WithCancel(ctx)
+	e := &Elector{end: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(e.done)
+		e.err = locker.Lead(ctx, name, func(ctx context.Context) error {
+			e.set(ctx)
+			defer e.set(nil)
+			<-ctx.Done()
+			return ctx.Err()
+		}, o...)
+	}()
+	return e
+}
+
+func (e *Elector) set(term context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.term = term
+}
+
+// IsLeader returns nil while this replica leads. It reads the clock, so that a replica
+// that was paused for longer than its TTL does not lead. A job that runs on after its
+// leadership does not know that: it uses a lock of its own for what matters.
+func (e *Elector) IsLeader(context.Context) error {
+	e.mu.Lock()
+	term := e.term
+	e.mu.Unlock()
+	if term == nil || term.Err() != nil {
+		return ErrNotLeader
+	}
+	return nil
+}
+
+// Close steps down, and returns when the leadership is released. Let the scheduler shut
+// down before it, so that no job runs on. The error is that of the election, nil if it
+// went on until Close.
+func (e *Elector) Close() error {
+	e.end()
+	<-e.done
+	if errors.Is(e.err, context.Canceled) {
+		return nil
+	}
+	return e.err
+}

@@ -1,0 +1,81 @@
+package gocronlock_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/gocronlock"
+	"github.com/holdfast-go/holdfast/memstore"
+)
+
+func open(t *testing.T, s *memstore.Store) *holdfast.Locker {
+	t.Helper()
+	l, err := holdfast.New(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// TestLockerRunsAJobOnOneReplica of several schedulers that start at different times.
+func TestLockerRunsAJobOnOneReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		var runs atomic.Int32
+		var shutdown []func()
+		for range 4 {
+			l := open(t, s.Client())
+			scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.New(l, 30*time.Minute)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = scheduler.NewJob(gocron.DurationJob(time.Hour), gocron.NewTask(func() { runs.Add(1) }), gocron.WithName("report"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			scheduler.Start()
+			shutdown = append(shutdown, func() { _, _ = scheduler.Shutdown(), l.Close(context.Background()) })
+			time.Sleep(5 * time.Minute)
+		}
+		time.Sleep(10 * time.Hour)
+		for _, end := range shutdown {
+			end()
+		}
+		if n := runs.Load(); n != 10 {
+			t.Errorf("%d runs in 10 hours", n)
+		}
+	})
+}
+
+// TestElectorHasOneLeader, and another one as soon as the first has stepped down.
+func TestElectorHasOneLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		first, second := open(t, s.Client()), open(t, s.Client())
+		defer first.Close(context.Background())
+		defer second.Close(context.Background())
+		a := gocronlock.NewElector(t.Context(), first, "leader")
+		synctest.Wait()
+		b := gocronlock.NewElector(t.Context(), second, "leader")
+		synctest.Wait()
+		if a, b := a.IsLeader(t.Context()), b.IsLeader(t.Context()); a != nil || !errors.Is(b, gocronlock.ErrNotLeader) {
+			t.Errorf("%v, %v", a, b)
+		}
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if a, b := a.IsLeader(t.Context()), b.IsLeader(t.Context()); b != nil || !errors.Is(a, gocronlock.ErrNotLeader) {
+			t.Errorf("%v, %v", a, b)
+		}
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
