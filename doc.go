@@ -76,8 +76,8 @@
 //
 // [Token] returns the fencing token of the lock in a context. Send it with each write,
 // and let the resource refuse a token that is smaller than the largest it has seen.
-// Package fence does that for SQL, files, HTTP and memory, and names the guards of Redis,
-// etcd and ZooKeeper. Only the token is proof:
+// Package fence does that for SQL, Redis, etcd, ZooKeeper, object stores, files, HTTP and
+// memory. Only the token is proof:
 // between the check of a context and the write the process may be paused.
 //
 // # Which store

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/memstore"
 )
 
 // The first holder is paused, a second one takes over, and the late write of the
@@ -136,4 +137,75 @@ func ExampleColumn() {
 		return err
 	}
 	_ = debit
+}
+
+// The client sends the token of the lock in its context. Without a live lock nothing is
+// sent.
+func ExampleTransport() {
+	var guard fence.Memory
+	srv := httptest.NewServer(fence.Handler(&guard, func(r *http.Request) string { return r.URL.Path },
+		http.HandlerFunc(func(http.ResponseWriter, *http.Request) { fmt.Println("saved") })))
+	defer srv.Close()
+
+	token := uint64(34) // in a program: holdfast.Token(ctx, "invoices")
+	client := &http.Client{Transport: fence.Transport{Token: func(context.Context) uint64 { return token }}}
+	for _, token = range []uint64{34, 33, 0} {
+		resp, err := client.Post(srv.URL+"/invoices", "", nil)
+		if err != nil {
+			fmt.Println("not sent:", errors.Is(err, fence.ErrInvalid))
+			continue
+		}
+		fmt.Println(resp.StatusCode, fence.FromResponse(resp))
+		resp.Body.Close()
+	}
+	// Output:
+	// saved
+	// 200 <nil>
+	// 412 fence: stale token: "/invoices" has seen token 34, this write carries 33: a newer holder is at work
+	// not sent: true
+}
+
+// An object store that compares versions keeps token and content in one object.
+func ExampleObjects() {
+	// In a program: optimistic.HTTP{URL: "https://bucket.s3.amazonaws.com/state", Client: signing}
+	guard := fence.Objects{Values: memstore.New()}
+	ctx := context.Background()
+
+	fmt.Println(guard.Write(ctx, "report.json", 34, []byte("new")))
+	fmt.Println(guard.Write(ctx, "report.json", 33, []byte("late")))
+	content, token, err := guard.Read(ctx, "report.json")
+	fmt.Println(string(content), token, err)
+	// Output:
+	// <nil>
+	// fence: stale token: "report.json" has seen token 34, this write carries 33: a newer holder is at work
+	// new 34 <nil>
+}
+
+// Each permit of a semaphore is a resource of its own.
+func ExampleSlot() {
+	var guard fence.Memory
+	ctx := context.Background()
+	fmt.Println(guard.Raise(ctx, fence.Slot("gpu", 0), 41)) // lock.Slot(), lock.Token()
+	fmt.Println(guard.Raise(ctx, fence.Slot("gpu", 1), 40))
+	fmt.Println(guard.Raise(ctx, fence.Slot("gpu", 0), 39))
+	// Output:
+	// <nil>
+	// <nil>
+	// fence: stale token: "gpu#0" has seen token 41, this write carries 39: a newer holder is at work
+}
+
+// A reader under a shared lock checks after it has read that no newer writer came between.
+func ExampleVerify() {
+	var guard fence.Memory
+	ctx := context.Background()
+	_ = guard.Raise(ctx, "ledger", 50) // a writer
+
+	for _, token := range []uint64{52, 51, 49} { // readers; those of 52 and 51 hold the lock together
+		// read the ledger, then
+		fmt.Println(fence.Verify(ctx, &guard, "ledger", token))
+	}
+	// Output:
+	// <nil>
+	// <nil>
+	// fence: stale token: "ledger" has seen token 50, this write carries 49: a newer holder is at work
 }

@@ -10,8 +10,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/fence/fencetest"
+	"github.com/holdfast-go/holdfast/memstore"
 )
 
 func TestGuardMemory(t *testing.T) {
@@ -60,4 +62,44 @@ func TestGuardFiles(t *testing.T) {
 			return string(data)
 		},
 	})
+}
+
+// TestPausedHolderInMemory is the story on the memory store: the grant of A ends while A
+// goes on, and B writes. Module e2e plays it with processes on every other store.
+func TestPausedHolderInMemory(t *testing.T) {
+	store := memstore.New()
+	a, err := holdfast.New(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close(context.Background())
+	b, err := holdfast.New(store.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close(context.Background())
+	lockA, err := a.Lock(t.Context(), "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = store.Script().Lose("n", holdfast.CauseExpired)
+	lockB, err := b.Lock(t.Context(), "n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var guard fence.Memory
+	content := ""
+	write := func(by string) fence.Func {
+		return func(context.Context) error { content = by; return nil }
+	}
+	if err := guard.Write(t.Context(), "n", lockB.Token(), write("B")); err != nil {
+		t.Fatal(err)
+	}
+	fencetest.Stale(t, guard.Write(t.Context(), "n", lockA.Token(), write("A")), lockA.Token(), lockB.Token())
+	if content != "B" {
+		t.Errorf("after the guarded write of A the content is %q", content)
+	}
+	if _ = write("A")(t.Context()); content != "A" {
+		t.Errorf("without a guard the content is %q", content)
+	}
 }

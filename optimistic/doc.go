@@ -32,8 +32,8 @@
 // A write whose answer is lost has an unknown outcome, [ErrUnknown]. It is not repeated,
 // because the value might then be changed twice.
 //
-// The store can lose less than it promises nothing: where a crash or a failover can lose a
-// confirmed lock, it can lose a confirmed value, too. Redis is such a store.
+// A value is as durable as the store: where a crash or a failover can lose a confirmed
+// lock, it can lose a confirmed value, too. Redis is such a store.
 //
 // # Once
 //

@@ -91,6 +91,9 @@ func (r Rows[T]) Get(ctx context.Context, key any) (row T, version int64, err er
 	if !at.Valid {
 		return row, 0, fmt.Errorf("optimistic: %w: %s: column %s is NULL, which no version equals", holdfast.ErrInvalid, r.where(key), r.Version)
 	}
+	if rows.Next() {
+		return row, 0, fmt.Errorf("optimistic: %w: %s is more than one row, so %s is not unique", holdfast.ErrInvalid, r.where(key), r.Key)
+	}
 	if err := rows.Err(); err != nil {
 		return row, 0, r.failed(key, err, holdfast.ErrUnavailable)
 	}

@@ -63,17 +63,17 @@ func (p *peers) keys(key string) []string {
 	return all
 }
 
-// step is what the scripts are told.
+// step holds the arguments of a script.
 type step struct {
-	id, own   string
-	ttl       time.Duration
-	late      int64
-	least     uint64
-	owner     string
-	limit     int
-	queue     bool
-	last      string // ARGV 13
-	key, hear string
+	id, own string
+	ttl     time.Duration
+	late    int64
+	least   uint64
+	owner   string
+	limit   int
+	queue   bool
+	last    string // ARGV 13
+	key     string
 }
 
 func (p *peers) args(st *step) []string {

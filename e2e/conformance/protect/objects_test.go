@@ -22,7 +22,7 @@ func bucket(t *testing.T) optimistic.HTTP {
 	if err := backend.CreateBucket("state"); err != nil {
 		t.Fatal(err)
 	}
-	srv := httptest.NewServer(gofakes3.New(backend, gofakes3.WithGlobalLog()).Server())
+	srv := httptest.NewServer(gofakes3.New(backend).Server())
 	t.Cleanup(srv.Close)
 	return optimistic.HTTP{URL: srv.URL + "/state", Client: srv.Client()}
 }

@@ -150,9 +150,7 @@ func testElection(t *testing.T, s store, srv server, url string) {
 		case "outage":
 			srv.Kill()
 			e.until("end of a term without a server", func() bool { return was.over })
-			if err := srv.Restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			restart(t, srv)
 			e.newLeader(was)
 			for _, term := range e.terms {
 				term.outage = term.outage || term == was || term == e.leads

@@ -145,9 +145,7 @@ func testExamples(t *testing.T, srv server, url string) {
 			running.Go(func() { e.run(t, url) })
 		}
 		time.Sleep(time.Second) // the examples meet a store that is away
-		if err := srv.Restart(t.Context()); err != nil {
-			t.Error(err)
-		}
+		restart(t, srv)
 		running.Wait()
 	}
 	var running sync.WaitGroup

@@ -66,9 +66,7 @@ func testCloseDuringAnOutage(t *testing.T, srv server, url string) {
 	if r := next(t, p.lines, "closed"); r.Err == "" {
 		t.Error("Close reports nothing of a lock that it could not release")
 	}
-	if err := srv.Restart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	restart(t, srv)
 }
 
 // testDrain: after SIGTERM a service works on for several TTLs, and nobody else is
@@ -127,9 +125,7 @@ func drains(t *testing.T, url string, srv server, w worker) bool {
 	next(t, p.lines, "drains")
 	if srv != nil {
 		srv.Kill()
-		if err := srv.Restart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		restart(t, srv)
 	}
 	drained := next(t, p.lines, "drained", "lost")
 	p.wait(t)

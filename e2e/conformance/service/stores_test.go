@@ -42,6 +42,18 @@ type store struct {
 	start func(t *testing.T) (server, string)
 }
 
+// restart starts a server again. On a busy machine one attempt may not be enough.
+func restart(t *testing.T, srv server) {
+	t.Helper()
+	var err error
+	for range 4 {
+		if err = srv.Restart(t.Context()); err == nil {
+			return
+		}
+	}
+	t.Fatal(err)
+}
+
 func installed(t *testing.T, err error) {
 	t.Helper()
 	if (errors.Is(err, servers.ErrNotInstalled) || errors.Is(err, servers.ErrNoZooKeeper)) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {

@@ -183,6 +183,9 @@ func (w *worker) lead(ctx context.Context, locker *holdfast.Locker) error {
 	say(report{Kind: "candidate"})
 	return locker.Lead(ctx, w.Name, func(ctx context.Context) error {
 		token := holdfast.Token(ctx, w.Name)
+		if token == 0 { // lost before this line, on a machine that stood still
+			return ctx.Err()
+		}
 		say(report{Kind: "leads", Token: token})
 		poll := time.NewTicker(time.Millisecond)
 		defer poll.Stop()

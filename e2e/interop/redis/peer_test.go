@@ -30,7 +30,7 @@ import (
 const (
 	// patience bounds every wait for something that must happen.
 	patience = 2 * time.Minute
-	// endless is a lease that ends after any test: who waits for it is notified, or fails.
+	// endless is a lease that outlasts every test: a waiter that is not notified fails.
 	endless = 10 * time.Minute
 	// lease is short enough to outlast it several times.
 	lease    = 6 * time.Second
@@ -178,7 +178,7 @@ func start(t *testing.T, mode string) *deployment {
 		c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), false)
 		must(t, err)
 		t.Cleanup(c.Kill)
-		must(t, c.NodeTimeout(t.Context(), time.Minute)) // nobody is replaced for being slow
+		must(t, c.NodeTimeout(t.Context(), time.Minute)) // a slow node is not replaced
 		return &deployment{mode, "redis+cluster://" + c.Nodes[0].Address(), c.Nodes[0].Address(), c.Nodes}
 	}
 	r, err := servers.StartRedis(t.Context(), t.TempDir())
@@ -260,7 +260,7 @@ func (d *deployment) remains(t *testing.T) {
 	t.Errorf("keys are left: %q", left)
 }
 
-// peer is a process that locks as it is asked.
+// peer is a process that carries out what its standard input says.
 type peer struct {
 	t       *testing.T
 	cmd     *exec.Cmd

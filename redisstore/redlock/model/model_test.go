@@ -56,6 +56,8 @@ func TestModelFindsMistakes(t *testing.T) {
 	for mistake, broken := range map[string]string{
 		"-DNOWAIT":    "holders==1",
 		"-DNORESTORE": "token>last",
+		"-DEARLY":     "token>last",
+		"-DFEW":       "token>last",
 	} {
 		out := check(t, "-DROUNDS=1", "-DRESTARTS=1", mistake)
 		if !strings.Contains(out, "assertion violated") || !strings.Contains(out, broken) {

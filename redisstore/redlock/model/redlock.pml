@@ -20,7 +20,6 @@
  *   -DNORESTORE  a restarted server votes with the counter 0
  *   -DEARLY      the counters of the others are read before the wait
  *   -DFEW        the counters of too few others are read
- *   -DNOCHECK    an acknowledgement counts although the vote does not stand
  */
 #ifndef N
 #define N 3		/* servers */
@@ -105,15 +104,10 @@ proctype client(byte me)
 				i < N ->
 				if
 				:: given[me] & (1 << i) ->
-#ifdef NOCHECK
-					acks++;
-					bigger(counter[i], token)
-#else
 					if
 					:: vote[i] == me -> acks++; bigger(counter[i], token)
 					:: else
 					fi
-#endif
 				:: else
 				fi;
 				i++
