@@ -22,6 +22,10 @@ import (
 type login struct {
 	name, password string
 
+	ctx     context.Context // ends with the store
+	cancel  context.CancelFunc
+	running sync.WaitGroup // logins, and checks of a token's age
+
 	mu     sync.Mutex
 	valid  bool
 	token  *token // the last one
@@ -85,11 +89,15 @@ func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
 			defer l.mu.Unlock()
 			return l.token, nil
 		}
+		if err := l.ctx.Err(); err != nil {
+			l.mu.Unlock()
+			return nil, err
+		}
 		try := l.trying
 		if try == nil {
 			try = &loginTry{done: make(chan struct{})}
 			l.trying = try
-			go l.try(try, cc)
+			l.running.Go(func() { l.try(try, cc) })
 		}
 		l.mu.Unlock()
 		select {
@@ -104,7 +112,7 @@ func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
 }
 
 func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
-	ctx, cancel := context.WithTimeout(context.Background(), loginTimeout)
+	ctx, cancel := context.WithTimeout(l.ctx, loginTimeout)
 	defer cancel()
 	resp, err := etcdserverpb.NewAuthClient(cc).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.name, Password: l.password})
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled) {
@@ -123,6 +131,12 @@ func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
 	close(try.done)
 }
 
+func newLogin(name, password string) *login {
+	l := &login{name: name, password: password}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
+}
+
 // drop forgets a token that the server refuses.
 func (l *login) drop(t *token) {
 	l.mu.Lock()
@@ -139,26 +153,26 @@ func (l *login) drop(t *token) {
 func (l *login) checkAge(t *token, cc *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t.made == 0 || l.checking || !l.valid || l.token != t {
+	if t.made == 0 || l.checking || !l.valid || l.token != t || l.ctx.Err() != nil {
 		return
 	}
 	l.checking = true
-	go func() {
-		if t.seemsNewer(cc) {
+	l.running.Go(func() {
+		if t.seemsNewer(l.ctx, cc) {
 			l.drop(t)
-			if _, err := l.get(context.Background(), cc); err != nil {
+			if _, err := l.get(l.ctx, cc); err != nil {
 				t.end() // else the login has compared the tokens
 			}
 		}
 		l.mu.Lock()
 		l.checking = false
 		l.mu.Unlock()
-	}()
+	})
 }
 
 // seemsNewer reports whether the server has not reached the token's raft entry, or answers requests
 // without the token and leaves one with it unanswered.
-func (t *token) seemsNewer(cc *grpc.ClientConn) bool {
+func (t *token) seemsNewer(ctx context.Context, cc *grpc.ClientConn) bool {
 	state := func(ctx context.Context) (applied uint64, err error) {
 		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 		defer cancel()
@@ -166,7 +180,7 @@ func (t *token) seemsNewer(cc *grpc.ClientConn) bool {
 		err = cc.Invoke(ctx, etcdserverpb.Maintenance_Status_FullMethodName, &etcdserverpb.StatusRequest{}, &answer)
 		return answer.RaftAppliedIndex, err
 	}
-	applied, err := state(context.Background())
+	applied, err := state(ctx)
 	if err == nil {
 		return applied < t.made
 	}
@@ -174,7 +188,7 @@ func (t *token) seemsNewer(cc *grpc.ClientConn) bool {
 		return false
 	}
 	// Since etcd 3.7 the state is for users only.
-	ctx, end := t.with(context.Background())
+	ctx, end := t.with(ctx)
 	defer end()
 	_, err = state(ctx)
 	return status.Code(err) == codes.DeadlineExceeded || refusedToken(err)
@@ -254,6 +268,14 @@ func (s *loginStream) RecvMsg(m any) error {
 	return err
 }
 
+// close ends logins and checks, and waits for their end.
+func (l *login) close() {
+	l.mu.Lock()
+	l.cancel()
+	l.mu.Unlock()
+	l.running.Wait()
+}
+
 // open opens a client for a store of its own. A wrong password is an error at once; an unreachable
 // server is none.
 func (l *login) open(ctx context.Context, cfg clientv3.Config) (*clientv3.Client, error) {
@@ -267,6 +289,7 @@ func (l *login) open(ctx context.Context, cfg clientv3.Config) (*clientv3.Client
 	bounded, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	if _, err = l.get(bounded, client.ActiveConnection()); err != nil && (errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || ctx.Err() != nil) {
+		l.close()
 		_ = client.Close()
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -176,6 +177,27 @@ func TestRestoredServerEndsOldLogins(t *testing.T) {
 	}
 	if err := receive(t, "the answer to a call without a deadline", answered); err != nil {
 		t.Error("the caller: ", err)
+	}
+}
+
+// TestCloseEndsLogins: a store is closed while the server leaves its login unanswered. No goroutine
+// of the login is left.
+func TestCloseEndsLogins(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	c.secure(t)
+	if err := c.proxies[0].Silence(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := holdfast.Open(t.Context(), c.secured())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	stacks := make([]byte, 1<<20)
+	if all := string(stacks[:runtime.Stack(stacks, true)]); strings.Contains(all, "etcdstore.(*login)") {
+		t.Errorf("a login goes on:\n%s", all)
 	}
 }
 
