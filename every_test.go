@@ -82,6 +82,42 @@ func TestEveryServesEachTickOnce(t *testing.T) {
 	}
 }
 
+// shift is due in each minute of two hours of a day.
+type shift struct{}
+
+func (shift) Next(t time.Time) time.Time {
+	for at := t.UTC().Truncate(time.Minute).Add(time.Minute); ; at = at.Add(time.Minute) {
+		if at.Hour() == 8 || at.Hour() == 12 {
+			return at
+		}
+	}
+}
+
+// TestEveryServesAScheduleWithPauses: what is left of a tick before a pause ends before
+// its slot is used again.
+func TestEveryServesAScheduleWithPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, c, began := memstore.New(), newTicks(), time.Now()
+		ctx, cancel := context.WithTimeout(bg, 48*time.Hour)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 3 {
+			l := newLocker(t, s.Client())
+			wg.Go(func() { c.run(t, ctx, l, shift{}, func() time.Duration { return rand.N(time.Second) }) })
+		}
+		wg.Wait()
+		n := 0
+		for at := (shift{}).Next(began); at.Before(time.Now()); at = (shift{}).Next(at) {
+			if n++; c.served[at] != 1 || c.missed[at] != 0 {
+				t.Errorf("%s: served %d times, missed %d times", at, c.served[at], c.missed[at])
+			}
+		}
+		if n != 240 {
+			t.Errorf("%d ticks", n)
+		}
+	})
+}
+
 // TestEveryReportsATickThatNobodyServedToItsEnd once, and no replica begins it again: the
 // replica that had begun it loses its lease.
 func TestEveryReportsATickThatNobodyServedToItsEnd(t *testing.T) {
