@@ -72,8 +72,9 @@ func (t Tick) Context() context.Context {
 // or in several from then on.
 //
 // This needs a store that keeps a lock on its own (Guarantees.Linger). On other stores
-// the death of a replica takes with it what it had done lately: a replica that is late
-// can serve such a tick again, and a served one can be reported as missed.
+// the death of a replica, or the Close of its Locker, takes with it what it had done
+// lately: a replica that is late can serve such a tick again, and a served one can be
+// reported as missed.
 //
 // Ticks of one replica do not overlap. Those of two replicas do, if the work takes longer
 // than the distance; use TryDo in the body to leave such a tick out.
@@ -169,7 +170,7 @@ func (e *every) prepare(o []LockOption) error {
 	if set.hasTTL {
 		e.ttl = set.ttl
 	}
-	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold = 0 })
+	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold, s.untilClose = 0, true })
 	if err := checkName(e.name); err != nil {
 		return err
 	}

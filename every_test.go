@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/wallclock"
 	"github.com/holdfast-go/holdfast/memstore"
 )
@@ -233,6 +234,44 @@ func (o once) Next(t time.Time) time.Time {
 		return time.Time(o)
 	}
 	return time.Time{}
+}
+
+// TestCloseDoesNotWaitForEvery where the store cannot keep a lock by itself: what was
+// left of its ticks lasts for hours.
+func TestCloseDoesNotWaitForEvery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, err := holdfast.New(altered{s, func(g *driver.Guarantees) { g.Linger = false }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range l.Every(bg, "job", holdfast.Period(time.Hour)) {
+			if err != nil {
+				t.Error(err)
+			}
+			break
+		}
+		n := func() (n int) {
+			for range newLocker(t, s.Client()).List(bg, "job:") {
+				n++
+			}
+			return n
+		}
+		time.Sleep(time.Hour)
+		if n := n(); n != 2 {
+			t.Errorf("%d locks of the tick are left, want its claim and its marker", n)
+		}
+		began := time.Now()
+		if err := l.Close(bg); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("Close took %s", took)
+		}
+		if n := n(); n != 0 {
+			t.Errorf("%d locks are left after Close", n)
+		}
+	})
 }
 
 func TestEveryChecksItsInput(t *testing.T) {
