@@ -76,6 +76,9 @@ func (t Tick) Context() context.Context {
 // lately: a replica that is late can serve such a tick again, and a served one can be
 // reported as missed.
 //
+// Give a changed schedule a new name. What is left of the ticks of the old one, for up to
+// 13 hours, can hide ticks of the new one: they are neither served nor reported.
+//
 // Ticks of one replica do not overlap. Those of two replicas do, if the work takes longer
 // than the distance; use TryDo in the body to leave such a tick out.
 //
