@@ -344,7 +344,7 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 		case permanent(err):
 			yield(Tick{Time: t.at}, err)
 			return false
-		case !sleep(e.ctx, e.l.ctx, r.delay()) || e.late(t) || !e.now().Before(next):
+		case !sleep(e.ctx, e.l.ctx, r.delay()) || e.late(t) || !next.IsZero() && !e.now().Before(next):
 			e.watched = append(e.watched, t)
 			return yield(Tick{Time: t.at}, err)
 		}

@@ -236,6 +236,24 @@ func (o once) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
+// TestEveryTriesTheLastTickAgain of a schedule that ends, after a short outage.
+func TestEveryTriesTheLastTickAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, c := memstore.New(), newTicks()
+		l := newLocker(t, s)
+		if err := l.Ping(bg); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().Add(time.Hour).UTC()
+		s.Script().Stop()
+		time.AfterFunc(time.Hour+20*time.Second, s.Script().Start)
+		c.run(t, bg, l, once(at), func() time.Duration { return 0 })
+		if c.served[at] != 1 || c.missed[at] != 0 {
+			t.Errorf("served %d times, missed %d times", c.served[at], c.missed[at])
+		}
+	})
+}
+
 // TestCloseDoesNotWaitForEvery where the store cannot keep a lock by itself: what was
 // left of its ticks lasts for hours.
 func TestCloseDoesNotWaitForEvery(t *testing.T) {
