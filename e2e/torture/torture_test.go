@@ -57,7 +57,13 @@ func TestStores(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := checktest.Run(t, check.Config{Local: local, Duration: *duration, Seed: *seed})
+			config := check.Config{Local: local, Duration: *duration, Seed: *seed}
+			if local == "redis-redisson-fair" {
+				// A killed waiter holds up those behind it for Redisson's five minutes.
+				kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind == "kill" })
+				config.Faults = kinds
+			}
+			r := checktest.Run(t, config)
 			if s := r.Stats; s.Grants < 40 || s.Writes == 0 || len(s.Faults) < len(kinds)/3 {
 				t.Errorf("%+v, of the faults %v: the test tests little", s, kinds)
 			}
