@@ -260,7 +260,11 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 		distance = min(distance, reuse.Sub(at)/everySlots)
 	}
 	ttl := e.ttl
-	if ttl == 0 {
+	switch {
+	case ttl > 0:
+	case e.minTTL == 0: // not known yet
+		ttl = min(4*distance, DefaultTTL)
+	default:
 		ttl = min(max(2*distance, e.minTTL), DefaultTTL)
 	}
 	switch {
