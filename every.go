@@ -365,7 +365,11 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 		_ = marker.Unlock()
 		err = left
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case e.ctx.Err() != nil:
+		return false
+	default:
 		e.watched = append(e.watched, t)
 		return errors.Is(err, ErrBusy) || yield(Tick{Time: t.at}, err)
 	}
@@ -407,6 +411,8 @@ func (e *every) watch(yield func(Tick, error) bool) bool {
 		case errors.Is(err, ErrBusy): // it is being served, or was
 			t.check = t.at.Add(2 * t.check.Sub(t.at))
 			return t.check.After(t.until)
+		case e.ctx.Err() != nil && err != nil:
+			return false
 		case err != nil:
 			if t.check = now.Add(t.ttl); t.check.After(t.until) {
 				reports = append(reports, report{t.at, err})

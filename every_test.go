@@ -279,6 +279,31 @@ func TestEveryBeginsWhileTheStoreIsAway(t *testing.T) {
 	})
 }
 
+// ending is a store that ends a context before it is requested to grant a marker.
+type ending struct {
+	driver.Store
+	end func()
+}
+
+func (e ending) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if strings.HasPrefix(r.Name, "job:run") {
+		e.end()
+	}
+	return e.Store.Acquire(ctx, r)
+}
+
+// TestEveryEndsWithItsContext without an error, between the two locks of a tick as well.
+func TestEveryEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(bg)
+		defer cancel()
+		l := newLocker(t, ending{memstore.New(), cancel})
+		for tick, err := range l.Every(ctx, "job", holdfast.Period(time.Minute)) {
+			t.Error(tick.Time, err)
+		}
+	})
+}
+
 // TestCloseDoesNotWaitForEvery where the store cannot keep a lock by itself: what was
 // left of its ticks lasts for hours.
 func TestCloseDoesNotWaitForEvery(t *testing.T) {
