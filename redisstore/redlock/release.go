@@ -331,25 +331,29 @@ func (s *Store) lookLater() {
 
 // look asks every server for the votes of the grants that are held, and reports those as
 // lost that so many servers do not have that no quorum is left. It returns false when
-// nothing is held.
+// there are no ballots.
 func (s *Store) look() bool {
-	var held []*ballot
+	var all, held []*ballot
 	s.mu.Lock()
-	for _, all := range s.ballots {
-		for _, b := range all {
-			b.mu.Lock()
-			if b.stillHeld() {
-				held = append(held, b)
-			}
-			b.mu.Unlock()
-		}
+	for _, some := range s.ballots {
+		all = append(all, some...)
 	}
-	if len(held) == 0 {
+	if len(all) == 0 {
 		s.looking = false
 	}
 	s.mu.Unlock()
-	if len(held) == 0 {
+	if len(all) == 0 {
 		return false
+	}
+	for _, b := range all { // not within the store's mutex, which is locked after a ballot's
+		b.mu.Lock()
+		if b.stillHeld() {
+			held = append(held, b)
+		}
+		b.mu.Unlock()
+	}
+	if len(held) == 0 {
+		return true
 	}
 	calls := make([]redisstore.Call, len(held))
 	for j, b := range held {
