@@ -260,7 +260,11 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 		distance = min(distance, reuse.Sub(at)/everySlots)
 	}
 	ttl := e.ttl
-	if ttl == 0 {
+	switch {
+	case ttl > 0:
+	case e.minTTL == 0: // not known yet
+		ttl = min(4*distance, DefaultTTL)
+	default:
 		ttl = min(max(2*distance, e.minTTL), DefaultTTL)
 	}
 	switch {
@@ -361,7 +365,11 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 		_ = marker.Unlock()
 		err = left
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case e.ctx.Err() != nil:
+		return false
+	default:
 		e.watched = append(e.watched, t)
 		return errors.Is(err, ErrBusy) || yield(Tick{Time: t.at}, err)
 	}
@@ -403,6 +411,8 @@ func (e *every) watch(yield func(Tick, error) bool) bool {
 		case errors.Is(err, ErrBusy): // it is being served, or was
 			t.check = t.at.Add(2 * t.check.Sub(t.at))
 			return t.check.After(t.until)
+		case e.ctx.Err() != nil && err != nil:
+			return false
 		case err != nil:
 			if t.check = now.Add(t.ttl); t.check.After(t.until) {
 				reports = append(reports, report{t.at, err})

@@ -254,6 +254,56 @@ func TestEveryTriesTheLastTickAgain(t *testing.T) {
 	})
 }
 
+// away is a store that cannot return its guarantees at first.
+type away struct {
+	driver.Store
+	left *int
+}
+
+func (a away) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	if *a.left--; *a.left >= 0 {
+		return driver.Guarantees{}, driver.Errorf(driver.CodeUnavailable, "away")
+	}
+	return a.Store.Guarantees(ctx)
+}
+
+// TestEveryBeginsWhileTheStoreIsAway: the store's least TTL is longer than two distances,
+// and not known at the first tick.
+func TestEveryBeginsWhileTheStoreIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		left := 1
+		l := newLocker(t, away{altered{memstore.New(), func(g *driver.Guarantees) { g.MinTTL = 2 * time.Second }}, &left})
+		if err := first(l.Every(bg, "job", holdfast.Period(500*time.Millisecond))); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// ending is a store that ends a context before it is requested to grant a marker.
+type ending struct {
+	driver.Store
+	end func()
+}
+
+func (e ending) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if strings.HasPrefix(r.Name, "job:run") {
+		e.end()
+	}
+	return e.Store.Acquire(ctx, r)
+}
+
+// TestEveryEndsWithItsContext without an error, between the two locks of a tick as well.
+func TestEveryEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(bg)
+		defer cancel()
+		l := newLocker(t, ending{memstore.New(), cancel})
+		for tick, err := range l.Every(ctx, "job", holdfast.Period(time.Minute)) {
+			t.Error(tick.Time, err)
+		}
+	})
+}
+
 // TestCloseDoesNotWaitForEvery where the store cannot keep a lock by itself: what was
 // left of its ticks lasts for hours.
 func TestCloseDoesNotWaitForEvery(t *testing.T) {
