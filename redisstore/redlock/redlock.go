@@ -76,10 +76,12 @@ type Store struct {
 	known          atomic.Bool
 	tokens         counters
 	listening      sync.Once
-	looking        bool
 
+	// mu is locked after that of a ballot, never before it.
 	mu      sync.Mutex
 	closing bool
+	looking bool                 // a task looks after the grants that are held
+	granted bool                 // a request was granted since that began to look
 	ballots map[string][]*ballot // unsettled and held, by request
 	waiters map[string]*waiter   // by request
 	heard   chan struct{}        // replaced and closed when a subscription begins

@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -309,6 +310,7 @@ const lookEvery = noticeBound / 4
 func (s *Store) lookLater() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.granted = true
 	if s.looking || s.closing {
 		return
 	}
@@ -333,23 +335,20 @@ func (s *Store) lookLater() {
 // lost that so many servers do not have that no quorum is left. It returns false when
 // nothing is held.
 func (s *Store) look() bool {
-	var held []*ballot
 	s.mu.Lock()
-	for _, all := range s.ballots {
-		for _, b := range all {
-			b.mu.Lock()
-			if b.stillHeld() {
-				held = append(held, b)
-			}
-			b.mu.Unlock()
-		}
-	}
-	if len(held) == 0 {
-		s.looking = false
-	}
+	s.granted = false
+	held := slices.Concat(slices.Collect(maps.Values(s.ballots))...)
 	s.mu.Unlock()
+	held = slices.DeleteFunc(held, func(b *ballot) bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return !b.stillHeld()
+	})
 	if len(held) == 0 {
-		return false
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.looking = s.granted // a grant since then relies on this task
+		return s.looking
 	}
 	calls := make([]redisstore.Call, len(held))
 	for j, b := range held {
