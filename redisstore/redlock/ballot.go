@@ -28,6 +28,7 @@ type vote struct {
 	counter uint64 // of tokens, before the vote
 	queued  bool   // the server has the queue entry
 	raised  bool   // the server has acknowledged the larger token
+	slow    bool   // a quorum of the others has answered, and the ballot goes on without it
 	// last is the answer of the last request: a letter of vote.lua, or 0 for an error.
 	last byte
 	err  error
@@ -65,6 +66,7 @@ type ballot struct {
 	wake    bool // ending a vote notifies a waiter
 	keep    time.Duration
 	lost    bool
+	grace   time.Time // until when settle waits for the servers beyond a quorum
 }
 
 // standing is for how long a vote for a TTL stands: longer by what clocks may drift in
@@ -164,7 +166,7 @@ func (b *ballot) voteArgs(token uint64, owner string) []string {
 // answered takes the answer to a request for a vote. The mutex is held.
 func (b *ballot) answered(n *node, r reply, err error) {
 	v := &b.votes[n.i]
-	v.state, v.err, v.last = voteNone, err, r.kind
+	v.state, v.err, v.last, v.slow = voteNone, err, r.kind, false
 	if err != nil {
 		if driver.CodeOf(err) == driver.CodeUnknown {
 			v.state = voteUnsure
@@ -220,7 +222,7 @@ func (b *ballot) end(wake bool, keep time.Duration) {
 	if b.ended {
 		return
 	}
-	b.ended, b.wake, b.keep = true, wake, keep
+	b.ended, b.wake, b.keep, b.grace = true, wake, keep, time.Now().Add(settleGrace)
 	for _, n := range b.s.nodes {
 		b.endVote(n, false)
 	}
@@ -331,14 +333,14 @@ func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 	var grace <-chan time.Time
 	for {
 		b.mu.Lock()
-		clean := b.clean()
+		clean, end := b.clean(), b.grace
 		b.mu.Unlock()
 		if clean == len(b.votes) {
 			b.forget()
 			return true
 		}
 		if clean >= quorum && grace == nil {
-			grace = time.After(settleGrace)
+			grace = time.After(time.Until(end))
 		}
 		select {
 		case <-b.changed:
@@ -354,7 +356,8 @@ func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 
 const (
 	// leaveBound is how long a request that failed takes to take its votes back, and
-	// settleGrace how long it waits for the servers beyond a quorum.
+	// settleGrace how long it waits for the servers beyond a quorum, as does one that a
+	// quorum has answered without a decision.
 	leaveBound  = time.Second
 	settleGrace = 20 * time.Millisecond
 )
