@@ -81,7 +81,6 @@ type Store struct {
 	mu      sync.Mutex
 	closing bool
 	looking bool                 // a task looks after the grants that are held
-	granted bool                 // a request was granted since that began to look
 	ballots map[string][]*ballot // unsettled and held, by request
 	waiters map[string]*waiter   // by request
 	heard   chan struct{}        // replaced and closed when a subscription begins

@@ -3,7 +3,6 @@ package redlock
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"testing"
 	"time"
 
@@ -50,28 +49,4 @@ func TestLookBesideRequests(t *testing.T) {
 		b.mu.Unlock()
 	}
 	<-done
-}
-
-// TestLookGoesOn grants a request while the task that looks after grants finds none: the
-// task goes on, since the grant has begun no other.
-func TestLookGoesOn(t *testing.T) {
-	s := unconnected(t)
-	b := s.newBallot(driver.Request{ID: "r", Name: "n", Limit: driver.Exclusive, TTL: time.Second}, 1, "", 1)
-	s.looking, s.granted = true, true
-	goesOn := make(chan bool)
-	b.mu.Lock()
-	go func() { goesOn <- s.look() }()
-	for began := false; !began; runtime.Gosched() {
-		s.mu.Lock()
-		began = !s.granted
-		s.mu.Unlock()
-	}
-	s.lookLater() // as a grant does
-	b.mu.Unlock()
-	if !<-goesOn {
-		t.Error("the task that looks after grants ended, and none looks after the last one")
-	}
-	if s.look() {
-		t.Error("the task that looks after grants goes on where there is none")
-	}
 }

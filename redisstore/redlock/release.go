@@ -3,7 +3,6 @@ package redlock
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -310,7 +309,6 @@ const lookEvery = noticeBound / 4
 func (s *Store) lookLater() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.granted = true
 	if s.looking || s.closing {
 		return
 	}
@@ -333,22 +331,29 @@ func (s *Store) lookLater() {
 
 // look asks every server for the votes of the grants that are held, and reports those as
 // lost that so many servers do not have that no quorum is left. It returns false when
-// nothing is held.
+// there are no ballots.
 func (s *Store) look() bool {
+	var all, held []*ballot
 	s.mu.Lock()
-	s.granted = false
-	held := slices.Concat(slices.Collect(maps.Values(s.ballots))...)
+	for _, some := range s.ballots {
+		all = append(all, some...)
+	}
+	if len(all) == 0 {
+		s.looking = false
+	}
 	s.mu.Unlock()
-	held = slices.DeleteFunc(held, func(b *ballot) bool {
+	if len(all) == 0 {
+		return false
+	}
+	for _, b := range all { // not within the store's mutex, which is locked after a ballot's
 		b.mu.Lock()
-		defer b.mu.Unlock()
-		return !b.stillHeld()
-	})
+		if b.stillHeld() {
+			held = append(held, b)
+		}
+		b.mu.Unlock()
+	}
 	if len(held) == 0 {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.looking = s.granted // a grant since then relies on this task
-		return s.looking
+		return true
 	}
 	calls := make([]redisstore.Call, len(held))
 	for j, b := range held {
