@@ -163,8 +163,8 @@ type tally struct {
 	highest                                    uint64
 }
 
-// count counts the votes. It leaves out servers that are slow where a quorum of the
-// others has answered. The mutex is held.
+// count counts the votes. It leaves out servers that are slow, or were silent before, where
+// a quorum of the others has answered. The mutex is held.
 func (b *ballot) count() (t tally) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {

@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,7 +29,7 @@ type vote struct {
 	counter uint64 // of tokens, before the vote
 	queued  bool   // the server has the queue entry
 	raised  bool   // the server has acknowledged the larger token
-	slow    bool   // a quorum of the others has answered, and the ballot goes on without it
+	slow    bool   // the ballot goes on without the answer once a quorum of the others has come
 	// last is the answer of the last request: a letter of vote.lua, or 0 for an error.
 	last byte
 	err  error
@@ -134,7 +135,7 @@ func (b *ballot) propose(now int64) uint64 {
 // ask asks a server for its vote, in the background. The mutex is held.
 func (b *ballot) ask(n *node, owner string) {
 	v := &b.votes[n.i]
-	v.state, v.last, v.err, v.rival = voteAsked, 0, nil, ""
+	v.state, v.last, v.err, v.rival, v.slow = voteAsked, 0, nil, "", n.silent.Load()
 	b.birth = time.Now()
 	token := b.token
 	if !b.s.task(func() {
@@ -324,6 +325,14 @@ func (b *ballot) clean() (n int) {
 	return n
 }
 
+// awaits reports whether a vote stands, or may, at a server that has not been silent. The
+// mutex is held.
+func (b *ballot) awaits() bool {
+	return slices.ContainsFunc(b.s.nodes, func(n *node) bool {
+		return b.votes[n.i].state != voteNone && !n.silent.Load()
+	})
+}
+
 // settle waits until a withdrawn ballot cannot be granted any more, and a little for the
 // other servers. It reports whether that is so.
 func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
@@ -334,6 +343,9 @@ func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 	for {
 		b.mu.Lock()
 		clean, end := b.clean(), b.grace
+		if !b.awaits() {
+			end = time.Time{}
+		}
 		b.mu.Unlock()
 		if clean == len(b.votes) {
 			b.forget()
