@@ -196,7 +196,8 @@ const settleBound = 2 * time.Second
 
 // Close ends the waits, and waits until the servers that answer have confirmed the
 // releases and withdrawals under way, at most two seconds or until ctx ends. Grants
-// stand until their TTL. It does not close stores that were given to New.
+// stand until their TTL. After that it closes the stores that Open opened, all at once,
+// and not those that were given to New.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.closing
@@ -211,11 +212,13 @@ func (s *Store) Close(ctx context.Context) error {
 			s.tasks.Wait()
 			timer.Stop()
 			s.giveUp()
+			var below sync.WaitGroup // a store may wait for its server, which is silent
 			for _, n := range s.nodes {
 				if s.owned {
-					_ = n.store.Close(context.WithoutCancel(ctx))
+					below.Go(func() { _ = n.store.Close(context.WithoutCancel(ctx)) })
 				}
 			}
+			below.Wait()
 		}()
 	}
 	select {
