@@ -26,11 +26,13 @@
 // time. So of two grants at once one would have lost a vote before its validity ended. A
 // server loses a vote early in three ways:
 //
-//   - It restarts, or loses its data. The hash holdfast:redlock names the run_id of the
-//     process that was admitted, and every script that votes compares it with the server's
-//     own. They differ after each restart, also where data was kept, since the newest
-//     writes may be missing. The server then measures a wait, by its own clock: the
-//     longest TTL of the fleet. No vote that it has forgotten counts after that.
+//   - It restarts, fails over, or loses its data. The hash holdfast:redlock names the
+//     run_id of the process that was admitted and its replication ID, and every script
+//     that votes compares them with the server's own. They differ after each restart and
+//     after each failover, also one back to the same process, and also where data was
+//     kept, since the newest writes may be missing. The server then measures a wait, by
+//     its own clock: the longest TTL of the fleet. No vote that it has forgotten counts
+//     after that.
 //   - Its clock is set ahead. Every request carries the fleet's time: the median of the
 //     clocks that a majority has shown, on the monotonic clock of the client. A server
 //     whose own clock differs by more than Skew does not vote. A client that sees that

@@ -249,10 +249,15 @@ func (s *Store) know(ctx context.Context) error {
 	found := s.states(ctx, s.nodes, true)
 	var answered int
 	var failures []error
-	for _, f := range found {
+	places := map[string]string{}
+	for i, f := range found {
 		switch {
 		case f.err == nil:
 			answered++
+			if first, twice := places[f.run]; twice {
+				return driver.Errorf(driver.CodeRefused, "%s and %s are one server, which has one vote", first, s.nodes[i].store)
+			}
+			places[f.run] = s.nodes[i].store.String()
 		case driver.CodeOf(f.err) == driver.CodeRefused:
 			return f.err
 		default:

@@ -167,10 +167,14 @@ func (f *fleet) state(i int) map[string]string {
 
 // votes reports whether a server is admitted.
 func (f *fleet) votes(i int) bool {
-	info, _ := f.do(i, "INFO", "server").(string)
-	_, rest, _ := strings.Cut(info, "run_id:")
-	run, _, _ := strings.Cut(rest, "\r")
-	return run != "" && f.state(i)["run"] == run
+	info := func(section, field string) string {
+		text, _ := f.do(i, "INFO", section).(string)
+		_, rest, _ := strings.Cut(text, field+":")
+		value, _, _ := strings.Cut(rest, "\r")
+		return value
+	}
+	run := info("server", "run_id")
+	return run != "" && f.state(i)["run"] == run+info("replication", "master_replid")
 }
 
 // leftovers lists the keys of locks and queues. Tombstones expire.

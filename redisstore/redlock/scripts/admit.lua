@@ -3,7 +3,7 @@
 -- KEYS[1]  the server's state
 -- ARGV[1]  the fleet's time, microseconds, when the states of the others were asked for
 -- ARGV[2]  the tolerance of clocks, microseconds
--- ARGV[3]  the run_id that the client has seen
+-- ARGV[3]  the run_id and replication ID that the client has seen
 -- ARGV[4]  1 if the fleet is new, so that there is no wait
 -- ARGV[5]  the longest TTL, milliseconds
 -- ARGV[6]  the number of servers
@@ -14,7 +14,8 @@
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local text = string.format('%.0f', now)
-local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') ..
+  string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
 local s = redis.call('HMGET', KEYS[1], 'run', 'withheld', 'since', 'wait')
 if s[1] == run then return {'A', text} end
 if run ~= ARGV[3] or math.abs(now - ARGV[1]) > tonumber(ARGV[2]) then return {'N', text} end

@@ -41,7 +41,9 @@ if not have then
   end
   if answer == 'N' then
     local run = redis.call('HGET', KEYS[2], 'run')
-    if not run or run ~= string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') then answer = 'U' end
+    local own = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') ..
+      string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
+    if run ~= own then answer = 'U' end
   end
 end
 return {answer, text}

@@ -2,7 +2,9 @@
 -- set at KEYS[3], permit -> when it expires, in ms.
 local permits = KEYS[3]
 
+-- Without its key there is nothing to add to: grab counts the permits that stand.
 local function free(n)
+  if call('EXISTS', N) == 0 then return end
   local value = call('INCRBY', N, n)
   if value > 0 then publish(channel, text(value)) end
 end
@@ -22,18 +24,19 @@ held = function()
 end
 
 blocked = function()
-  local value = tonumber(call('GET', N) or '')
-  if not value or value >= 1 and call('ZCARD', permits) < limit then return end
+  local value, standing = tonumber(call('GET', N) or ''), call('ZCARD', permits)
+  if standing < limit and (not value or value >= 1) then return end
   local first = call('ZRANGE', permits, 0, 0, 'WITHSCORES')
   return first[2] and math.max(tonumber(first[2]) - ms, 0) or -1
 end
 
 grab = function()
-  if call('SETNX', N, limit) == 1 then publish(channel, text(limit)) end
+  local left = limit - call('ZCARD', permits)
+  if call('SETNX', N, left) == 1 then publish(channel, text(left)) end
   call('ZADD', permits, text(ms + ttl), own)
   call('DECRBY', N, 1)
-  local left = call('PTTL', N)
-  if left > 0 then call('PEXPIRE', permits, left) end
+  local life = call('PTTL', N)
+  if life > 0 then call('PEXPIRE', permits, life) end
 end
 
 extend = function() call('ZADD', permits, text(ms + ttl), own) end

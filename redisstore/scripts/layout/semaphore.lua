@@ -64,7 +64,11 @@ blocked = function()
 end
 
 grab = function()
-  if call('SETNX', N, limit) == 1 then publish(channel, text(limit)) end
+  if call('SETNX', N, limit) == 1 then
+    -- Grants from before its key was deleted went with it: they would give back too much.
+    each(function(of) if of ~= own then call('HDEL', B, 'h:' .. of, 'e:' .. of) end end)
+    publish(channel, text(limit))
+  end
   call('DECRBY', N, 1)
 end
 

@@ -1,0 +1,58 @@
+package redis
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// TestLayoutSemaphoreDeleted deletes the number of permits alone while one is held: the
+// permits that are granted after that stay within the limit.
+func TestLayoutSemaphoreDeleted(t *testing.T) {
+	for _, l := range []redisstore.Layout{redisstore.RedissonSemaphore, redisstore.RedissonPermits} {
+		t.Run(string(l), func(t *testing.T) {
+			r := start(t)
+			s := open(t, "redis://"+r.Address(), redisstore.WithLayout(l))
+			const limit = 2
+			var standing []driver.Grant
+			for _, deleted := range []bool{false, true} {
+				if deleted {
+					do(t, r, "DEL", "a")
+				}
+				for range limit {
+					g, err := s.Acquire(t.Context(), request("a", limit, time.Minute))
+					if err == nil {
+						standing = append(standing, g)
+					} else if driver.CodeOf(err) != driver.CodeBusy {
+						t.Fatal(err)
+					}
+				}
+			}
+			held := 0
+			for _, a := range s.Renew(t.Context(), standing) {
+				if a.Err == nil {
+					held++
+				} else if driver.CodeOf(a.Err) != driver.CodeNotHeld {
+					t.Fatal(a.Err)
+				}
+			}
+			if held != limit {
+				t.Errorf("%d permits of %d are held", held, limit)
+			}
+			for _, g := range standing {
+				_ = s.Release(t.Context(), g, 0)
+			}
+			var again int
+			for range 2 * limit {
+				if _, err := s.Acquire(t.Context(), request("a", limit, time.Minute)); err == nil {
+					again++
+				}
+			}
+			if again != limit {
+				t.Errorf("%d permits of %d are granted after all were released", again, limit)
+			}
+		})
+	}
+}
