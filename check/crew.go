@@ -248,6 +248,7 @@ func (c *crew) dismissProcess(m *member) {
 			err = m.proc.err
 		case <-time.After(5 * c.patience):
 			err = fmt.Errorf("it did not end within %s", 5*c.patience)
+			m.proc.dump()
 		}
 	}
 	if err != nil {

@@ -100,6 +100,10 @@ func opener(raw, namespace string) func(context.Context) (driver.Store, error) {
 	}
 }
 
+// outputMost is about how many bytes of a worker's output are kept: enough for the stacks
+// of some hundred goroutines.
+const outputMost = 1 << 18
+
 // process is a worker process, as the coordinator sees it.
 type process struct {
 	cmd    *exec.Cmd
@@ -113,7 +117,7 @@ type process struct {
 func (p *process) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.said.Len() < 1<<16 {
+	if p.said.Len() < outputMost {
 		p.said.Write(b)
 	}
 	return len(b), nil
@@ -174,6 +178,15 @@ func (p *process) order(f Fault) error {
 }
 
 func (p *process) signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
+
+// dump ends a process that hangs, and lets it write the stacks of its goroutines first.
+func (p *process) dump() {
+	_ = p.signal(syscall.SIGQUIT) // it may be dead already
+	select {
+	case <-p.done:
+	case <-time.After(startTime):
+	}
+}
 
 func (p *process) kill() {
 	_ = p.signal(syscall.SIGKILL) // it may be dead already

@@ -157,15 +157,19 @@ func withdrawn(ctx context.Context) error {
 
 // tally is where a ballot stands.
 type tally struct {
-	given, fresh, pending, refused, late int
-	rivals                               map[string]int
-	errs                                 []error
-	highest                              uint64
+	given, fresh, pending, slow, refused, late int
+	rivals                                     map[string]int
+	errs                                       []error
+	highest                                    uint64
 }
 
+// count counts the votes. It leaves out servers that are slow, or were silent before, where
+// a quorum of the others has answered. The mutex is held.
 func (b *ballot) count() (t tally) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
+		case v.state == voteAsked && v.slow:
+			t.slow++
 		case v.state == voteAsked:
 			t.pending++
 		case v.state == voteGiven:
@@ -187,6 +191,9 @@ func (b *ballot) count() (t tally) {
 			}
 			t.errs = append(t.errs, v.err)
 		}
+	}
+	if t.given+t.refused < b.s.quorum {
+		t.pending, t.slow = t.pending+t.slow, 0
 	}
 	return t
 }
@@ -213,7 +220,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 		b.ask(n, owner)
 	}
 	b.mu.Unlock()
-	var again <-chan time.Time
+	var again, grace <-chan time.Time
 	var timer *time.Timer
 	defer func() {
 		if timer != nil {
@@ -265,9 +272,19 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 			}
 			timer = time.NewTimer(pause)
 			again = timer.C
+		case t.pending > 0 && t.given+t.refused >= s.quorum && grace == nil:
+			// As long again as the quorum took: the others may be as fast.
+			grace = time.After(max(settleGrace, time.Since(began)))
 		}
 		select {
 		case <-b.changed:
+		case <-grace:
+			grace = nil
+			b.mu.Lock()
+			for i := range b.votes {
+				b.votes[i].slow = b.votes[i].state == voteAsked
+			}
+			b.mu.Unlock()
 		case <-again:
 			again = nil
 			b.mu.Lock()

@@ -139,7 +139,7 @@ func (n *node) awaitAdmission() {
 			out = "1"
 		}
 		r, err := n.eval(stateTimeout, withholdScript, []string{stateKey},
-			[]string{text(s.now()), text(s.cfg.Skew.Microseconds()), millis(s.wait()), out})
+			[]string{text(s.now()), text(s.cfg.Skew.Microseconds()), millis(s.standing(n.longest())), out})
 		switch {
 		case err != nil:
 			failures++
@@ -149,7 +149,7 @@ func (n *node) awaitAdmission() {
 			return
 		case r.kind == 'C':
 			if n.outOfLine() {
-				n.withheld("its clock disagrees with the majority's", s.wait())
+				n.withheld("its clock disagrees with the majority's", s.standing(n.longest()))
 			}
 			delay = s.cfg.Skew / 2
 		default:
@@ -181,9 +181,9 @@ func (n *node) awaitAdmission() {
 	}
 }
 
-// wait is for how long a server is withheld that may have forgotten leases: as long as a
-// vote may stand.
-func (s *Store) wait() time.Duration { return s.standing(s.cfg.MaxTTL) }
+// longest is the longest TTL that the fleet has granted, as far as it is known: another
+// client may have a longer MaxTTL than this one.
+func (n *node) longest() time.Duration { return max(n.s.cfg.MaxTTL, time.Duration(n.longer.Load())) }
 
 // restore gives the server the counters of the others, and admits it: those of a quorum
 // of the others whose counters are whole; or, where the fleet has lost those, the largest
@@ -205,6 +205,15 @@ func (n *node) restore() {
 		over = over && (f.votes() || f.overdue(s.now()))
 	}
 	if found[n.i].err != nil || asked == 0 {
+		return
+	}
+	longest := n.longest()
+	for i := range found {
+		ms, _ := strconv.ParseInt(found[i].fields["max"], 10, 64)
+		longest = max(longest, time.Duration(ms)*time.Millisecond)
+	}
+	if longest > n.longest() {
+		n.longer.Store(int64(longest)) // the wait becomes longer
 		return
 	}
 	counters := map[string]uint64{}
@@ -242,7 +251,7 @@ func (n *node) admit(f *state, asked int64, unwaited bool, counters []string) er
 	if unwaited {
 		now = "1"
 	}
-	args := append([]string{text(asked), text(n.s.cfg.Skew.Microseconds()), f.run, now, millis(n.s.cfg.MaxTTL), strconv.Itoa(len(n.s.nodes))}, counters...)
+	args := append([]string{text(asked), text(n.s.cfg.Skew.Microseconds()), f.run, now, millis(n.longest()), strconv.Itoa(len(n.s.nodes))}, counters...)
 	r, err := n.eval(stateTimeout, admitScript, []string{stateKey}, args)
 	if err == nil && r.kind != 'A' {
 		err = n.s.unavailable("%s: it cannot be admitted yet", n.store)

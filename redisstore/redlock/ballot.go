@@ -3,6 +3,7 @@ package redlock
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,6 +29,7 @@ type vote struct {
 	counter uint64 // of tokens, before the vote
 	queued  bool   // the server has the queue entry
 	raised  bool   // the server has acknowledged the larger token
+	slow    bool   // the ballot goes on without the answer once a quorum of the others has come
 	// last is the answer of the last request: a letter of vote.lua, or 0 for an error.
 	last byte
 	err  error
@@ -65,6 +67,7 @@ type ballot struct {
 	wake    bool // ending a vote notifies a waiter
 	keep    time.Duration
 	lost    bool
+	grace   time.Time // until when settle waits for the servers beyond a quorum
 }
 
 // standing is for how long a vote for a TTL stands: longer by what clocks may drift in
@@ -132,7 +135,7 @@ func (b *ballot) propose(now int64) uint64 {
 // ask asks a server for its vote, in the background. The mutex is held.
 func (b *ballot) ask(n *node, owner string) {
 	v := &b.votes[n.i]
-	v.state, v.last, v.err, v.rival = voteAsked, 0, nil, ""
+	v.state, v.last, v.err, v.rival, v.slow = voteAsked, 0, nil, "", n.silent.Load()
 	b.birth = time.Now()
 	token := b.token
 	if !b.s.task(func() {
@@ -164,7 +167,7 @@ func (b *ballot) voteArgs(token uint64, owner string) []string {
 // answered takes the answer to a request for a vote. The mutex is held.
 func (b *ballot) answered(n *node, r reply, err error) {
 	v := &b.votes[n.i]
-	v.state, v.err, v.last = voteNone, err, r.kind
+	v.state, v.err, v.last, v.slow = voteNone, err, r.kind, false
 	if err != nil {
 		if driver.CodeOf(err) == driver.CodeUnknown {
 			v.state = voteUnsure
@@ -220,7 +223,7 @@ func (b *ballot) end(wake bool, keep time.Duration) {
 	if b.ended {
 		return
 	}
-	b.ended, b.wake, b.keep = true, wake, keep
+	b.ended, b.wake, b.keep, b.grace = true, wake, keep, time.Now().Add(settleGrace)
 	for _, n := range b.s.nodes {
 		b.endVote(n, false)
 	}
@@ -322,6 +325,14 @@ func (b *ballot) clean() (n int) {
 	return n
 }
 
+// awaits reports whether a vote stands, or may, at a server that has not been silent. The
+// mutex is held.
+func (b *ballot) awaits() bool {
+	return slices.ContainsFunc(b.s.nodes, func(n *node) bool {
+		return b.votes[n.i].state != voteNone && !n.silent.Load()
+	})
+}
+
 // settle waits until a withdrawn ballot cannot be granted any more, and a little for the
 // other servers. It reports whether that is so.
 func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
@@ -331,14 +342,17 @@ func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 	var grace <-chan time.Time
 	for {
 		b.mu.Lock()
-		clean := b.clean()
+		clean, end := b.clean(), b.grace
+		if !b.awaits() {
+			end = time.Time{}
+		}
 		b.mu.Unlock()
 		if clean == len(b.votes) {
 			b.forget()
 			return true
 		}
 		if clean >= quorum && grace == nil {
-			grace = time.After(settleGrace)
+			grace = time.After(time.Until(end))
 		}
 		select {
 		case <-b.changed:
@@ -354,7 +368,8 @@ func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 
 const (
 	// leaveBound is how long a request that failed takes to take its votes back, and
-	// settleGrace how long it waits for the servers beyond a quorum.
+	// settleGrace how long it waits for the servers beyond a quorum, as does one that a
+	// quorum has answered without a decision.
 	leaveBound  = time.Second
 	settleGrace = 20 * time.Millisecond
 )

@@ -122,6 +122,7 @@ type node struct {
 	silent    atomic.Bool
 	requests  atomic.Int32
 	admitting atomic.Bool
+	longer    atomic.Int64 // a longer MaxTTL that some server was admitted with
 
 	mu    sync.Mutex
 	clock sample

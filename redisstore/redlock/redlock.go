@@ -76,10 +76,11 @@ type Store struct {
 	known          atomic.Bool
 	tokens         counters
 	listening      sync.Once
-	looking        bool
 
+	// mu is locked after that of a ballot, never before it.
 	mu      sync.Mutex
 	closing bool
+	looking bool                 // a task looks after the grants that are held
 	ballots map[string][]*ballot // unsettled and held, by request
 	waiters map[string]*waiter   // by request
 	heard   chan struct{}        // replaced and closed when a subscription begins
@@ -195,7 +196,8 @@ const settleBound = 2 * time.Second
 
 // Close ends the waits, and waits until the servers that answer have confirmed the
 // releases and withdrawals under way, at most two seconds or until ctx ends. Grants
-// stand until their TTL. It does not close stores that were given to New.
+// stand until their TTL. After that it closes the stores that Open opened, all at once,
+// and not those that were given to New.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.closing
@@ -210,11 +212,13 @@ func (s *Store) Close(ctx context.Context) error {
 			s.tasks.Wait()
 			timer.Stop()
 			s.giveUp()
+			var below sync.WaitGroup // a store may wait for its server, which is silent
 			for _, n := range s.nodes {
 				if s.owned {
-					_ = n.store.Close(context.WithoutCancel(ctx))
+					below.Go(func() { _ = n.store.Close(context.WithoutCancel(ctx)) })
 				}
 			}
+			below.Wait()
 		}()
 	}
 	select {
@@ -245,10 +249,15 @@ func (s *Store) know(ctx context.Context) error {
 	found := s.states(ctx, s.nodes, true)
 	var answered int
 	var failures []error
-	for _, f := range found {
+	places := map[string]string{}
+	for i, f := range found {
 		switch {
 		case f.err == nil:
 			answered++
+			if first, twice := places[f.run]; twice {
+				return driver.Errorf(driver.CodeRefused, "%s and %s are one server, which has one vote", first, s.nodes[i].store)
+			}
+			places[f.run] = s.nodes[i].store.String()
 		case driver.CodeOf(f.err) == driver.CodeRefused:
 			return f.err
 		default:

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
@@ -39,5 +40,41 @@ func TestFailoverAndBack(t *testing.T) {
 	}
 	if second, err := f.open(t).Acquire(t.Context(), request("name", time.Minute)); err == nil {
 		t.Fatalf("tokens %d and %d stand", first.Token, second.Token)
+	}
+}
+
+// TestShorterMaxTTLAdmitsNone has a client with a shorter max_ttl than the fleet's meet a
+// server that has forgotten a vote of a longer lease: it does not admit the server.
+func TestShorterMaxTTLAdmitsNone(t *testing.T) {
+	f := start(t, 3, redlock.Config{})
+	f.proxies[2].Cut()
+	first := must(t, f.open(t), "name", time.Minute)
+	if err := f.proxies[2].Heal(); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.all[1].RestartEmpty(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	short := f.config
+	short.MaxTTL = 100 * time.Millisecond
+	s := f.openAs(t, short)
+	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if second, err := s.Acquire(t.Context(), request("name", 100*time.Millisecond)); err == nil {
+			t.Fatalf("tokens %d and %d stand", first.Token, second.Token)
+		}
+	}
+}
+
+// TestServerGivenTwice gives one server under two names: it would have two votes.
+func TestServerGivenTwice(t *testing.T) {
+	f := start(t, 3, redlock.Config{})
+	one := strconv.Itoa(f.all[0].Port)
+	s, err := redlock.Open(t.Context(), "redlock://127.0.0.1:"+one+"?node=localhost:"+one+"&node="+f.all[1].Address(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(t.Context()) })
+	if g, err := s.Acquire(t.Context(), request("name", time.Minute)); s.Classify(err) != driver.CodeRefused {
+		t.Errorf("%+v, %v", g, err)
 	}
 }

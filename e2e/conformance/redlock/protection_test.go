@@ -250,3 +250,44 @@ func TestRoundTrips(t *testing.T) {
 		t.Errorf("an acquisition took %d writes at a server whose counter is ahead, want 2 at most", n)
 	}
 }
+
+// TestSplitBesideASilentServer splits the votes of the servers that answer, while one is
+// silent: the request goes on with their answers, before the silence has lasted for as
+// long as a request may take.
+func TestSplitBesideASilentServer(t *testing.T) {
+	f := start(t, 3, redlock.Config{MaxTTL: suiteTTL})
+	s := f.open(t)
+	release(t, s, must(t, s, "warm", suiteTTL))
+	f.do(1, "SET", "holdfast:redlock:l::split", "a.1 1 1 60000 h=&i=&p=1&r=", "PX", "60000")
+	if err := f.all[2].Pause(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.all[2].Cont() })
+	// A machine that stands still may make any attempt late, but not all of them.
+	for range 5 {
+		r := request("split", suiteTTL)
+		r.Wait = true
+		ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := s.Acquire(ctx, r)
+			ended <- err
+		}()
+		var queued bool
+		select {
+		case <-r.From.(*requester).queued:
+			queued = true
+			cancel()
+			<-ended
+		case err := <-ended:
+			if err == nil {
+				t.Fatal("one vote of three was a grant")
+			}
+		}
+		cancel()
+		if queued {
+			return
+		}
+	}
+	t.Error("a request waits for the silent server, although the others have answered")
+}
