@@ -106,13 +106,13 @@ lint:
 	$(SAY) 'lint: staticcheck'
 	@$(GO) run $(STATICCHECK) $(call packages,$(MODULES))
 
-# Two packages of stores go side by side. Checks judge what happens in time: they go
+# Three packages of stores go side by side. Checks judge what happens in time: they go
 # one after the other, and beside no others.
 race: clients
 	$(SAY) 'race: the packages that need no server, and the command'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m $$($(GO) list $(call packages,$(filter-out e2e check,$(MODULES))) | grep -vE '$(COVERED)')
 	$(SAY) 'race: the stores on their servers'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 2 -timeout 20m -skip '$(ALONE)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 3 -timeout 20m -skip '$(ALONE)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
 	$(SAY) 'race: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/etcd ./conformance/zookeeper

@@ -128,16 +128,14 @@ func (k *Lock) draining() *drainContext {
 	if d := k.drain.Load(); d != nil {
 		return d
 	}
-	inner, cancel := context.WithCancelCause(context.WithoutCancel(k.parent))
-	d := &drainContext{lockContext: lockContext{inner, k}, end: cancel}
+	// Derived from that of the outer lock, so that it has ended when the end of the outer
+	// lock returns.
+	parent := context.WithoutCancel(k.parent)
 	if outer, _ := k.parent.Value(lockKey{}).(*Lock); outer != nil {
-		o := outer.draining()
-		stop := context.AfterFunc(o, func() { cancel(context.Cause(o)) })
-		d.end = func(cause error) {
-			stop()
-			cancel(cause)
-		}
+		parent = outer.draining()
 	}
+	inner, cancel := context.WithCancelCause(parent)
+	d := &drainContext{lockContext: lockContext{inner, k}, end: cancel}
 	if !k.drain.CompareAndSwap(nil, d) {
 		d.end(nil)
 		return k.drain.Load()

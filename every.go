@@ -59,7 +59,8 @@ func (t Tick) Context() context.Context {
 //	}
 //
 // A tick is served at most once, also by replicas that are slow, or whose clocks differ
-// by less than the distance to the next tick, and by less than an hour. A replica that
+// by less than the distance to the next tick, and by less than an hour. Before a pause of
+// the schedule, the distance is a sixteenth of that to the sixteenth tick. A replica that
 // is later than that leaves the tick out. A tick that is not served to its end, because
 // every replica was away or the one that had begun has died, yields an error that
 // matches [ErrMissed] on one of the replicas that ran at that time, after an outage on
@@ -71,8 +72,12 @@ func (t Tick) Context() context.Context {
 // or in several from then on.
 //
 // This needs a store that keeps a lock on its own (Guarantees.Linger). On other stores
-// the death of a replica takes with it what it had done lately: a replica that is late
-// can serve such a tick again, and a served one can be reported as missed.
+// the death of a replica, or the Close of its Locker, takes with it what it had done
+// lately: a replica that is late can serve such a tick again, and a served one can be
+// reported as missed.
+//
+// Give a changed schedule a new name. What is left of the ticks of the old one, for up to
+// 13 hours, can hide ticks of the new one: they are neither served nor reported.
 //
 // Ticks of one replica do not overlap. Those of two replicas do, if the work takes longer
 // than the distance; use TryDo in the body to leave such a tick out.
@@ -103,9 +108,11 @@ func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOp
 //
 // The names of both repeat, because some stores keep a counter for each name for good:
 // there are slots of ticks, of even and of odd days, and no lock of a slot lasts until
-// its next use.
+// its next use: the times of a tick before a pause of the schedule follow from the mean
+// distance up to that use.
 
 const (
+	day = 24 * time.Hour
 	// everySlots is the number of slots of a day.
 	everySlots = 16
 	// watchedTicks is for how many distances a tick is watched, at most maxWatch.
@@ -166,7 +173,7 @@ func (e *every) prepare(o []LockOption) error {
 	if set.hasTTL {
 		e.ttl = set.ttl
 	}
-	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold = 0 })
+	e.options = append(o[:len(o):len(o)], func(s *settings) { s.minHold, s.untilClose = 0, true })
 	if err := checkName(e.name); err != nil {
 		return err
 	}
@@ -249,6 +256,8 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 	distance := next.Sub(at)
 	if next.IsZero() {
 		distance = maxWatch
+	} else if reuse := e.reuse(at); !reuse.IsZero() {
+		distance = min(distance, reuse.Sub(at)/everySlots)
 	}
 	ttl := e.ttl
 	if ttl == 0 {
@@ -270,10 +279,21 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 	return t, next, nil
 }
 
+// reuse returns the next tick of the same day that has the slot of a tick, or the zero
+// time if there is none.
+func (e *every) reuse(at time.Time) time.Time {
+	end := at.UTC().Truncate(day).Add(day)
+	for range everySlots {
+		if at = e.schedule.Next(at); at.IsZero() || !at.Before(end) {
+			return time.Time{}
+		}
+	}
+	return at
+}
+
 // slot returns the slot of a tick: its number of the day, counted around, on even and odd
 // days.
 func (e *every) slot(at time.Time) (string, error) {
-	const day = 24 * time.Hour
 	midnight := at.UTC().Truncate(day)
 	if e.counted.Before(midnight) {
 		e.counted, e.index = midnight.Add(-1), -1
@@ -324,7 +344,7 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 		case permanent(err):
 			yield(Tick{Time: t.at}, err)
 			return false
-		case !sleep(e.ctx, e.l.ctx, r.delay()) || e.late(t) || !e.now().Before(next):
+		case !sleep(e.ctx, e.l.ctx, r.delay()) || e.late(t) || !next.IsZero() && !e.now().Before(next):
 			e.watched = append(e.watched, t)
 			return yield(Tick{Time: t.at}, err)
 		}

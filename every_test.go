@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/wallclock"
 	"github.com/holdfast-go/holdfast/memstore"
 )
@@ -80,6 +81,42 @@ func TestEveryServesEachTickOnce(t *testing.T) {
 			})
 		})
 	}
+}
+
+// shift is due in each minute of two hours of a day.
+type shift struct{}
+
+func (shift) Next(t time.Time) time.Time {
+	for at := t.UTC().Truncate(time.Minute).Add(time.Minute); ; at = at.Add(time.Minute) {
+		if at.Hour() == 8 || at.Hour() == 12 {
+			return at
+		}
+	}
+}
+
+// TestEveryServesAScheduleWithPauses: what is left of a tick before a pause ends before
+// its slot is used again.
+func TestEveryServesAScheduleWithPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, c, began := memstore.New(), newTicks(), time.Now()
+		ctx, cancel := context.WithTimeout(bg, 48*time.Hour)
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 3 {
+			l := newLocker(t, s.Client())
+			wg.Go(func() { c.run(t, ctx, l, shift{}, func() time.Duration { return rand.N(time.Second) }) })
+		}
+		wg.Wait()
+		n := 0
+		for at := (shift{}).Next(began); at.Before(time.Now()); at = (shift{}).Next(at) {
+			if n++; c.served[at] != 1 || c.missed[at] != 0 {
+				t.Errorf("%s: served %d times, missed %d times", at, c.served[at], c.missed[at])
+			}
+		}
+		if n != 240 {
+			t.Errorf("%d ticks", n)
+		}
+	})
 }
 
 // TestEveryReportsATickThatNobodyServedToItsEnd once, and no replica begins it again: the
@@ -197,6 +234,62 @@ func (o once) Next(t time.Time) time.Time {
 		return time.Time(o)
 	}
 	return time.Time{}
+}
+
+// TestEveryTriesTheLastTickAgain of a schedule that ends, after a short outage.
+func TestEveryTriesTheLastTickAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, c := memstore.New(), newTicks()
+		l := newLocker(t, s)
+		if err := l.Ping(bg); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().Add(time.Hour).UTC()
+		s.Script().Stop()
+		time.AfterFunc(time.Hour+20*time.Second, s.Script().Start)
+		c.run(t, bg, l, once(at), func() time.Duration { return 0 })
+		if c.served[at] != 1 || c.missed[at] != 0 {
+			t.Errorf("served %d times, missed %d times", c.served[at], c.missed[at])
+		}
+	})
+}
+
+// TestCloseDoesNotWaitForEvery where the store cannot keep a lock by itself: what was
+// left of its ticks lasts for hours.
+func TestCloseDoesNotWaitForEvery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, err := holdfast.New(altered{s, func(g *driver.Guarantees) { g.Linger = false }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range l.Every(bg, "job", holdfast.Period(time.Hour)) {
+			if err != nil {
+				t.Error(err)
+			}
+			break
+		}
+		n := func() (n int) {
+			for range newLocker(t, s.Client()).List(bg, "job:") {
+				n++
+			}
+			return n
+		}
+		time.Sleep(time.Hour)
+		if n := n(); n != 2 {
+			t.Errorf("%d locks of the tick are left, want its claim and its marker", n)
+		}
+		began := time.Now()
+		if err := l.Close(bg); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > time.Minute {
+			t.Errorf("Close took %s", took)
+		}
+		if n := n(); n != 0 {
+			t.Errorf("%d locks are left after Close", n)
+		}
+	})
 }
 
 func TestEveryChecksItsInput(t *testing.T) {

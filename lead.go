@@ -28,9 +28,9 @@ import (
 //
 // Lead returns the error of f, or nil, as soon as f returns while it leads: f resigns by
 // returning. Otherwise Lead returns when ctx has ended, with an error that matches
-// ctx.Err(), or when no later attempt can succeed: with ErrClosed after Close,
-// ErrInvalid, ErrUnsupported or ErrSelfDeadlock. Wait has no effect; Shared, Limit and
-// Reentrant are invalid.
+// ctx.Err() and that of a last term that was over by then. Or it returns when no later
+// attempt can succeed: with ErrClosed after Close, ErrInvalid, ErrUnsupported or
+// ErrSelfDeadlock. Wait has no effect; Shared, Limit and Reentrant are invalid.
 func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) error, o ...LockOption) error {
 	set, err := l.cfg.resolve(o)
 	if err != nil {
@@ -46,8 +46,11 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(context.Context) 
 		k, err := l.Lock(ctx, name, o...)
 		if began := time.Now(); err == nil {
 			var over bool
-			if over, err = k.term(f); !over || ctx.Err() != nil {
+			if over, err = k.term(f); !over {
 				return err
+			}
+			if ctx.Err() != nil {
+				return &failure{name: name, store: l.where, kind: contextError(ctx), err: err}
 			}
 			if limited := *k.ended.Load() == ErrHoldLimit; limited || time.Since(began) > set.ttl {
 				r.reset()

@@ -102,6 +102,32 @@ func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
 	})
 }
 
+// TestLeadReturnsTheEndOfItsContext also if the leadership ends before or after it.
+func TestLeadReturnsTheEndOfItsContext(t *testing.T) {
+	for name, end := range map[string]func(memstore.Script, func()){
+		"lost before": func(s memstore.Script, cancel func()) { _ = s.Lose("leader", holdfast.CauseGone); cancel() },
+		"lost after":  func(s memstore.Script, cancel func()) { cancel(); _ = s.Lose("leader", holdfast.CauseGone) },
+		"limited":     func(_ memstore.Script, cancel func()) { time.Sleep(2 * time.Minute); cancel() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := memstore.New()
+				l := newLocker(t, s)
+				ctx, cancel := context.WithCancel(bg)
+				defer cancel()
+				own := errors.New("the last write failed")
+				err := l.Lead(ctx, "leader", func(context.Context) error {
+					end(s.Script(), cancel)
+					return own
+				}, holdfast.MaxHold(time.Minute))
+				if !errors.Is(err, context.Canceled) || !errors.Is(err, own) {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
 func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

@@ -198,7 +198,7 @@ func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 	switch e.kind {
 	case granted, unlocked, left, dropped, checked, ticked, resumed, renewed, renewalFailed, lingered:
 	case limitReached:
-		f.used = x.holder == e.lock.holder && e.lock.ctx.Context.Err() == nil
+		f.used = x.holder == e.lock.holder && e.lock.ended.Load() == nil // it may drain
 		return nil
 	default:
 		return nil

@@ -271,8 +271,9 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 // Close ends every lock of the Locker and releases it. The cause of their contexts is a
 // LostError with cause CauseClosed. Waiters get ErrClosed. Close then waits until every
 // release and every roll back is confirmed, every MinHold has passed, and the last
-// event is reported, or until ctx ends. The locks are released even if the work under
-// them has not returned: let it return before Close.
+// event is reported, or until ctx ends. It does not wait for what Every has left of its
+// ticks. The locks are released even if the work under them has not returned: let it
+// return before Close.
 //
 // If ctx has ended already, or ends within a second, Close still gives the releases a
 // second, and the store another one to be closed. So a Close with the context that
@@ -293,6 +294,10 @@ func (l *Locker) Close(ctx context.Context) error {
 	l.cancel(&failure{store: l.where, kind: ErrClosed})
 	for _, x := range leases {
 		l.apply(x, &event{kind: closed})
+		// A lease of Every has one holder from first to last.
+		if x.firstHolder.set.untilClose {
+			l.background.run(func() { l.apply(x, &event{kind: lingered}) })
+		}
 	}
 	waiting, cancel := atLeast(ctx, closeLeast)
 	err := l.background.wait(waiting)

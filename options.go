@@ -34,6 +34,8 @@ type settings struct {
 	limit                               int
 	shared, hasLimit, reentrant         bool
 	reason                              string
+	// untilClose: Close does not wait for the MinHold.
+	untilClose bool
 }
 
 // TTL sets for how long the store keeps the lock if nobody renews it, and so for how

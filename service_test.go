@@ -171,9 +171,7 @@ func TestDrainContextEndsWithTheLock(t *testing.T) {
 					t.Fatal(err)
 				}
 				before := holdfast.DrainContext(context.WithValue(k.Context(), key{}, 8))
-				if name != "MaxHold" { // which the end of the caller's context comes before
-					cancel()
-				}
+				cancel()
 				if before.Err() != nil || before.Value(key{}) != 8 {
 					t.Errorf("%v, value %v", context.Cause(before), before.Value(key{}))
 				}
@@ -193,6 +191,51 @@ func TestDrainContextEndsWithTheLock(t *testing.T) {
 	}
 	if holdfast.DrainContext(bg) != bg {
 		t.Error("a context without a lock has changed")
+	}
+}
+
+// TestMaxHoldEndsALockThatDrains: its DrainContext ends, and the lock is not renewed.
+func TestMaxHoldEndsALockThatDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memstore.New()
+		l, other := newLocker(t, s), newLocker(t, s.Client())
+		ctx, cancel := context.WithCancel(bg)
+		k, err := l.Lock(ctx, "a", holdfast.TTL(time.Second), holdfast.MaxHold(2*time.Second), holdfast.Drain(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		drain := holdfast.DrainContext(k.Context())
+		time.Sleep(3 * time.Second)
+		if cause := context.Cause(drain); cause != holdfast.ErrHoldLimit {
+			t.Errorf("after MaxHold: %v", cause)
+		}
+		if token := holdfast.Token(drain, "a"); token != 0 {
+			t.Errorf("after MaxHold: token %d", token)
+		}
+		time.Sleep(time.Second)
+		wantFree(t, other, "a")
+		_ = k.Unlock()
+	})
+}
+
+// TestDrainContextOfLockAllEndsWithTheFirstLoss at once, as the lock's context does.
+func TestDrainContextOfLockAllEndsWithTheFirstLoss(t *testing.T) {
+	for range 200 {
+		s := memstore.New()
+		l := newLocker(t, s)
+		k, err := l.LockAll(bg, []string{"a", "b", "c"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		drain := holdfast.DrainContext(k.Context())
+		if err := s.Script().Lose("a", holdfast.CauseGone); err != nil {
+			t.Fatal(err)
+		}
+		if drain.Err() == nil || !errors.Is(context.Cause(drain), holdfast.ErrLost) {
+			t.Fatalf("after the loss of a: %v", context.Cause(drain))
+		}
+		_ = k.Unlock()
 	}
 }
 

@@ -128,7 +128,7 @@ func held(all []*section) []*section {
 // before it gave the other, if its holder noticed within the declared time. Its
 // answer may still have been on its way then, and have come after the other's.
 func (c *collected) takenEarly(a, b *section) *disturbance {
-	if b.token < a.token {
+	if b.token < a.token && !c.rewound(b.ask, b.granted) {
 		a, b = b, a
 	}
 	late := int64(c.guarantees.Notice + Slack)

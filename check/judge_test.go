@@ -205,6 +205,14 @@ func TestSoundHistoriesPass(t *testing.T) {
 			s.t += 1000 * ms
 			s.ask("w2", "a", 1).grantedWith(6, s.t+1000*ms).unlock()
 		},
+		"taken away by a rewind, with a smaller token": func(s *story) {
+			a := s.ask("w1", "a", 1).grantedWith(5, s.t+1000*ms)
+			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
+			b := s.ask("w2", "a", 1).grantedWith(3, s.t+1000*ms)
+			a.tell(check.KindLost, check.Event{Cause: "gone"}).unlock()
+			b.unlock()
+			s.add(check.Event{K: check.KindHealed, Fault: "restore"})
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStory()

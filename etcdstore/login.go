@@ -12,7 +12,9 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 )
 
 // login logs a user in for a client of Open, when the first token is needed. The client library
@@ -20,12 +22,43 @@ import (
 type login struct {
 	name, password string
 
+	ctx     context.Context // ends with the store
+	cancel  context.CancelFunc
+	running sync.WaitGroup // logins, and checks of a token's age
+
 	mu     sync.Mutex
 	valid  bool
-	token  string // empty where the server has authentication switched off
+	token  *token // the last one
 	trying *loginTry
 	// checking: checkAge is under way.
 	checking bool
+}
+
+// token is what a login has returned.
+type token struct {
+	text string // empty where the server has authentication switched off
+	// made is the number of the raft entry at which the token was made, 0 for a JWT.
+	made uint64
+	// over ends when the calls and streams with the token may never be answered.
+	over context.Context
+	end  context.CancelFunc
+}
+
+func newToken(text string) *token {
+	t := &token{text: text}
+	t.made, _ = strconv.ParseUint(text[strings.LastIndexByte(text, '.')+1:], 10, 64)
+	t.over, t.end = context.WithCancel(context.Background())
+	return t
+}
+
+// with returns a context for a call with the token. It ends with the token; end frees it.
+func (t *token) with(ctx context.Context) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(t.over, cancel)
+	if t.text != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, t.text)
+	}
+	return ctx, func() { stop(); cancel() }
 }
 
 type loginTry struct {
@@ -33,8 +66,15 @@ type loginTry struct {
 	err  error
 }
 
-// loginTimeout limits a login, which queues at the server if many clients log in at once.
-const loginTimeout = 15 * time.Second
+const (
+	// loginTimeout limits a login, which queues at the server if many clients log in at once.
+	loginTimeout = 15 * time.Second
+	// answerTimeout is how long a call may be unanswered before the age of its token is checked, and
+	// how long each call of that check may be.
+	answerTimeout = time.Second
+)
+
+var errNewerToken = status.Error(codes.Unavailable, "etcdstore: the login is newer than the server, which was restored from an older copy")
 
 func (l *login) dialOptions() []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(l.unary), grpc.WithChainStreamInterceptor(l.stream)}
@@ -42,33 +82,37 @@ func (l *login) dialOptions() []grpc.DialOption {
 
 // get returns the token, and logs in if there is none. The login continues when ctx ends, as other
 // calls may wait for it, and an abandoned login has cost the server its time anyway.
-func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (string, error) {
+func (l *login) get(ctx context.Context, cc *grpc.ClientConn) (*token, error) {
 	for {
 		l.mu.Lock()
 		if l.valid {
 			defer l.mu.Unlock()
 			return l.token, nil
 		}
+		if err := l.ctx.Err(); err != nil {
+			l.mu.Unlock()
+			return nil, err
+		}
 		try := l.trying
 		if try == nil {
 			try = &loginTry{done: make(chan struct{})}
 			l.trying = try
-			go l.try(try, cc)
+			l.running.Go(func() { l.try(try, cc) })
 		}
 		l.mu.Unlock()
 		select {
 		case <-try.done:
 			if try.err != nil {
-				return "", try.err
+				return nil, try.err
 			}
 		case <-ctx.Done():
-			return "", ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 }
 
 func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
-	ctx, cancel := context.WithTimeout(context.Background(), loginTimeout)
+	ctx, cancel := context.WithTimeout(l.ctx, loginTimeout)
 	defer cancel()
 	resp, err := etcdserverpb.NewAuthClient(cc).Authenticate(ctx, &etcdserverpb.AuthenticateRequest{Name: l.name, Password: l.password})
 	if errors.Is(rpctypes.Error(err), rpctypes.ErrAuthNotEnabled) {
@@ -78,46 +122,76 @@ func (l *login) try(try *loginTry, cc *grpc.ClientConn) {
 	defer l.mu.Unlock()
 	l.trying = nil
 	if try.err = err; err == nil {
-		l.valid, l.token = true, resp.Token
+		old := l.token
+		l.valid, l.token = true, newToken(resp.Token)
+		if old != nil && old.made > l.token.made {
+			old.end()
+		}
 	}
 	close(try.done)
 }
 
+func newLogin(name, password string) *login {
+	l := &login{name: name, password: password}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
+}
+
 // drop forgets a token that the server refuses.
-func (l *login) drop(token string) {
+func (l *login) drop(t *token) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.token == token {
+	if l.token == t {
 		l.valid = false
 	}
 }
 
-// checkAge drops a token that is younger than the server. A token of etcd carries the number of the
-// raft entry at which it was made, and a member leaves calls with it unanswered until it has applied
-// as many. A server that was restored from an older copy may take days to get there.
-func (l *login) checkAge(token string, cc *grpc.ClientConn) {
-	made, err := strconv.ParseUint(token[strings.LastIndexByte(token, '.')+1:], 10, 64)
-	if err != nil {
-		return // a JWT, or none
-	}
+// checkAge replaces a token that is newer than the server, and ends the calls with it. A token of etcd
+// carries the number of the raft entry at which it was made, and a member leaves calls with it
+// unanswered until it has applied as many. A server that was restored from an older copy may take
+// days to get there.
+func (l *login) checkAge(t *token, cc *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.checking || !l.valid || l.token != token {
+	if t.made == 0 || l.checking || !l.valid || l.token != t || l.ctx.Err() != nil {
 		return
 	}
 	l.checking = true
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
-		defer cancel()
-		var status etcdserverpb.StatusResponse
-		err := cc.Invoke(ctx, etcdserverpb.Maintenance_Status_FullMethodName, &etcdserverpb.StatusRequest{}, &status)
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.checking = false
-		if err == nil && status.RaftAppliedIndex < made && l.token == token {
-			l.valid = false
+	l.running.Go(func() {
+		if t.seemsNewer(l.ctx, cc) {
+			l.drop(t)
+			if _, err := l.get(l.ctx, cc); err != nil {
+				t.end() // else the login has compared the tokens
+			}
 		}
-	}()
+		l.mu.Lock()
+		l.checking = false
+		l.mu.Unlock()
+	})
+}
+
+// seemsNewer reports whether the server has not reached the token's raft entry, or answers requests
+// without the token and leaves one with it unanswered.
+func (t *token) seemsNewer(ctx context.Context, cc *grpc.ClientConn) bool {
+	state := func(ctx context.Context) (applied uint64, err error) {
+		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+		defer cancel()
+		var answer etcdserverpb.StatusResponse
+		err = cc.Invoke(ctx, etcdserverpb.Maintenance_Status_FullMethodName, &etcdserverpb.StatusRequest{}, &answer)
+		return answer.RaftAppliedIndex, err
+	}
+	applied, err := state(ctx)
+	if err == nil {
+		return applied < t.made
+	}
+	if !refusedToken(err) {
+		return false
+	}
+	// Since etcd 3.7 the state is for users only.
+	ctx, end := t.with(ctx)
+	defer end()
+	_, err = state(ctx)
+	return status.Code(err) == codes.DeadlineExceeded || refusedToken(err)
 }
 
 // refusedToken reports whether a call failed because of its token, before anything was applied.
@@ -126,30 +200,32 @@ func refusedToken(err error) bool {
 	return errors.Is(err, rpctypes.ErrInvalidAuthToken) || errors.Is(err, rpctypes.ErrAuthOldRevision) || errors.Is(err, rpctypes.ErrUserEmpty)
 }
 
-func with(ctx context.Context, token string) context.Context {
-	if token == "" {
-		return ctx
-	}
-	return metadata.AppendToOutgoingContext(ctx, rpctypes.TokenFieldNameGRPC, token)
-}
-
 func (l *login) unary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	if method == etcdserverpb.Auth_Authenticate_FullMethodName || method == etcdserverpb.Maintenance_Status_FullMethodName {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	for again := false; ; again = true {
-		token, err := l.get(ctx, cc)
+		t, err := l.get(ctx, cc)
 		if err != nil {
 			return err
 		}
-		err = invoke(with(ctx, token), method, req, reply, cc, opts...)
-		if err != nil && ctx.Err() != nil {
-			l.checkAge(token, cc)
+		bound, end := t.with(ctx)
+		overdue := time.AfterFunc(answerTimeout, func() { l.checkAge(t, cc) })
+		err = invoke(bound, method, req, reply, cc, opts...)
+		overdue.Stop()
+		end()
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil:
+			l.checkAge(t, cc)
+		case t.over.Err() != nil && !refusedToken(err):
+			return errNewerToken // a write may have been applied nevertheless
 		}
 		if !refusedToken(err) {
 			return err
 		}
-		l.drop(token)
+		l.drop(t)
 		if again {
 			return err
 		}
@@ -157,23 +233,27 @@ func (l *login) unary(ctx context.Context, method string, req, reply any, cc *gr
 }
 
 func (l *login) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	token, err := l.get(ctx, cc)
+	t, err := l.get(ctx, cc)
 	if err != nil {
 		return nil, err
 	}
-	s, err := open(with(ctx, token), desc, cc, method, opts...)
+	bound, end := t.with(ctx)
+	context.AfterFunc(bound, end)
+	s, err := open(bound, desc, cc, method, opts...)
 	if err != nil {
+		end()
 		return nil, err
 	}
-	return &loginStream{s, l, token}, nil
+	return &loginStream{s, l, t, cc}, nil
 }
 
 // loginStream drops the token when the server refuses it: the stream that replaces this one logs
-// in.
+// in. A stream that this client has ended may have been silent because of its token.
 type loginStream struct {
 	grpc.ClientStream
 	l     *login
-	token string
+	token *token
+	cc    *grpc.ClientConn
 }
 
 func (s *loginStream) RecvMsg(m any) error {
@@ -182,8 +262,18 @@ func (s *loginStream) RecvMsg(m any) error {
 	// etcd 3.4 refuses a watch because of its token with the error of a missing right.
 	if refusedToken(err) || err == nil && ok && w.Created && w.Canceled {
 		s.l.drop(s.token)
+	} else if err != nil && s.Context().Err() != nil {
+		s.l.checkAge(s.token, s.cc)
 	}
 	return err
+}
+
+// close ends logins and checks, and waits for their end.
+func (l *login) close() {
+	l.mu.Lock()
+	l.cancel()
+	l.mu.Unlock()
+	l.running.Wait()
 }
 
 // open opens a client for a store of its own. A wrong password is an error at once; an unreachable
@@ -199,6 +289,7 @@ func (l *login) open(ctx context.Context, cfg clientv3.Config) (*clientv3.Client
 	bounded, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	if _, err = l.get(bounded, client.ActiveConnection()); err != nil && (errors.Is(rpctypes.Error(err), rpctypes.ErrAuthFailed) || ctx.Err() != nil) {
+		l.close()
 		_ = client.Close()
 		return nil, err
 	}

@@ -57,7 +57,7 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 }
 
 func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error) {
-	user := &login{name: cfg.Username, password: cfg.Password}
+	user := newLogin(cfg.Username, cfg.Password)
 	cfg.Username, cfg.Password = "", ""
 	client, err := user.open(ctx, cfg)
 	if err != nil {
@@ -69,10 +69,11 @@ func open(ctx context.Context, cfg clientv3.Config, o ...Option) (*Store, error)
 	}
 	s, err := New(client, o...)
 	if err != nil {
+		user.close()
 		_ = client.Close()
 		return nil, err
 	}
-	s.own = true
+	s.user = user
 	return s, nil
 }
 

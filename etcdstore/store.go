@@ -20,7 +20,7 @@ import (
 type Store struct {
 	client *clientv3.Client
 	leases etcdserverpb.LeaseClient
-	own    bool // the store closes the client
+	user   *login // nil if the client is the user's own, who closes it
 	lay    layout
 	where  string
 
@@ -204,7 +204,8 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 	revoking.Wait()
 	s.running.Wait()
-	if s.own {
+	if s.user != nil {
+		s.user.close()
 		if err := s.client.Close(); err != nil && !errors.Is(err, context.Canceled) {
 			return fmt.Errorf("etcdstore: closing the client: %w", err)
 		}

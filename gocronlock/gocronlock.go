@@ -70,7 +70,6 @@ func NewElector(ctx context.Context, locker *holdfast.Locker, name string, o ...
 		defer close(e.done)
 		e.err = locker.Lead(ctx, name, func(ctx context.Context) error {
 			e.set(ctx)
-			defer e.set(nil)
 			<-ctx.Done()
 			return ctx.Err()
 		}, o...)

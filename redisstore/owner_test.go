@@ -71,7 +71,7 @@ func TestReadHolder(t *testing.T) {
 	h, ok := readHolder("2 5 p:c 7&host&&why ab-1 1700000000000000 1000000 1500000+1500000", now)
 	want := driver.Holder{
 		Owner: driver.Owner{ID: "ab-1", Host: "host", PID: 7, Reason: "why", Since: time.UnixMicro(1_000_000)},
-		Token: 1700000000000000, Limit: 5, Slot: 2, TTL: time.Second,
+		Token: 1700000000000000, Tokens: 1, Limit: 5, Slot: 2, TTL: time.Second,
 	}
 	if !ok || h != want {
 		t.Errorf("%+v, %v; want %+v", h, ok, want)

@@ -126,19 +126,25 @@ func (p *Pool) endSurplus() {
 }
 
 // Run runs statements on a link of the pool. If an idle link had ended before anything was
-// sent, Run takes another one.
+// sent, Run takes another one. If a link does not answer in time, Run also closes those
+// that have been idle meanwhile, which may have fallen silent with it. Otherwise the next
+// calls would wait for one after the other.
 func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 	for {
 		l, reused, err := p.Get(ctx)
 		if err != nil {
 			return nil, err
 		}
+		sent := time.Now()
 		a, err := l.Run(ctx, statements...)
 		if err == nil {
 			p.Put(l)
 			return a, nil
 		}
 		l.Close()
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			p.flush(sent)
+		}
 		if !unsent(err) {
 			return nil, err
 		}
@@ -158,12 +164,19 @@ func unsent(err error) bool {
 }
 
 // Flush closes the idle links, for example those to a server that was demoted.
-func (p *Pool) Flush() {
+func (p *Pool) Flush() { p.flush(time.Now()) }
+
+// flush closes the links that are idle since then or longer.
+func (p *Pool) flush(since time.Time) {
 	p.mu.Lock()
-	idle := p.idle
-	p.idle = nil
+	n := 0 // the longest idle come first
+	for n < len(p.idle) && !p.idle[n].since.After(since) {
+		n++
+	}
+	old := slices.Clone(p.idle[:n])
+	p.idle = slices.Delete(p.idle, 0, n)
 	p.mu.Unlock()
-	for _, i := range idle {
+	for _, i := range old {
 		i.link.Close()
 	}
 }

@@ -116,6 +116,46 @@ func TestSilentLook(t *testing.T) {
 	}
 }
 
+// TestSilentPool: the idle links of a pool fall silent together. One call ends by its
+// deadline, and the next one is answered on a new link.
+func TestSilentPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		row := &oneRow{}
+		answers := 1
+		p := NewPool(Idle{Least: 2, Most: 8}, func(context.Context) (Link, error) {
+			return &silent{answers: answers, run: row.run}, nil
+		})
+		defer p.Close()
+		var all []Link
+		for range 8 {
+			l, _, err := p.Get(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.Run(t.Context(), "read"); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, l)
+		}
+		for _, l := range all {
+			p.Put(l)
+		}
+		run := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := p.Run(ctx, "read")
+			return err
+		}
+		if err := run(); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("on a silent link: %v", err)
+		}
+		answers = 100
+		if err := run(); err != nil {
+			t.Errorf("after a silent link: %v", err)
+		}
+	})
+}
+
 // quiet is a recipe whose sessions wait, and fall silent.
 type quiet struct{ closing }
 

@@ -30,7 +30,6 @@ import (
 // worker is a client of one process. lock returns the fencing token, 0 if the library has
 // none, and how to unlock.
 type worker struct {
-	name  string
 	lock  func(ctx context.Context, name string) (token uint64, unlock func() error, err error)
 	close func()
 }

@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -124,6 +125,80 @@ func TestRestoredServerTakesNewLogins(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "a lock after the restore", lock)
+}
+
+// TestRestoredServerEndsOldLogins: a server with users is restored from an older copy. A call without
+// a deadline is answered nevertheless, a holder that sends nothing but keepalives learns of its loss,
+// and a waiter gets its lock.
+func TestRestoredServerEndsOldLogins(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	root := c.secure(t)
+	m, copied := c.members[0], filepath.Join(t.TempDir(), "copy")
+	if err := m.Backup(copied); err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		if _, err := root.Put(t.Context(), "later", ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	opened := func() *holdfast.Locker {
+		l, err := holdfast.Open(t.Context(), c.secured())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close(context.Background()) })
+		return l
+	}
+	caller, holder, waiter := opened(), opened(), opened()
+	held, err := holder.Lock(t.Context(), "held", holdfast.TTL(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answered, granted := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := waiter.Lock(t.Context(), "held", holdfast.TTL(time.Hour))
+		granted <- err
+	}()
+	eventually(t, "the waiter's entry", func() bool {
+		r, err := root.Get(t.Context(), "locks/held/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		return err == nil && r.Count == 2
+	})
+	if err := m.Restore(t.Context(), copied); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_, err := caller.Lock(t.Context(), "other", holdfast.TTL(time.Hour))
+		answered <- err
+	}()
+	receive(t, "the end of the holder's context", held.Context().Done())
+	if err := receive(t, "the waiter's grant", granted); err != nil {
+		t.Error("the waiter: ", err)
+	}
+	if err := receive(t, "the answer to a call without a deadline", answered); err != nil {
+		t.Error("the caller: ", err)
+	}
+}
+
+// TestCloseEndsLogins: a store is closed while the server leaves its login unanswered. No goroutine
+// of the login is left.
+func TestCloseEndsLogins(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	c.secure(t)
+	if err := c.proxies[0].Silence(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := holdfast.Open(t.Context(), c.secured())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	stacks := make([]byte, 1<<20)
+	if all := string(stacks[:runtime.Stack(stacks, true)]); strings.Contains(all, "etcdstore.(*login)") {
+		t.Errorf("a login goes on:\n%s", all)
+	}
 }
 
 // TestOpenWithUserNeedsNoServer: a store is opened for a user although no server can be reached,

@@ -115,7 +115,7 @@ func TestStorePagesBuild(t *testing.T) {
 var imports = map[string]string{
 	"atomic": "sync/atomic", "context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "log": "log", "os": "os",
 	"signal": "os/signal", "slog": "log/slog", "sql": "database/sql", "sync": "sync", "syscall": "syscall", "testing": "testing", "time": "time",
-	"holdfast": module, "fence": module + "/fence", "memstore": module + "/memstore", "etcdstore": module + "/etcdstore",
+	"holdfast": module, "fence": module + "/fence", "optimistic": module + "/optimistic", "sequence": module + "/sequence", "memstore": module + "/memstore", "etcdstore": module + "/etcdstore",
 	"goredis": module + "/redisstore/goredis", "mysqlstore": module + "/mysqlstore", "otelhooks": module + "/otelhooks",
 	"pgstore": module + "/pgstore", "redisstore": module + "/redisstore", "zkstore": module + "/zkstore",
 	"check": module + "/check", "checktest": module + "/check/checktest",
@@ -124,6 +124,7 @@ var imports = map[string]string{
 
 // given are the variables that the code on a page does not declare.
 var given = map[string]string{
+	"docs/choosing.md":  "db *sql.DB, lock *holdfast.Lock",
 	"docs/etcd.md":      "store *etcdstore.Store, lock *holdfast.Lock",
 	"docs/redis.md":     "store *redisstore.Store, client redis.UniversalClient",
 	"docs/zookeeper.md": "store *zkstore.Store, lock *holdfast.Lock, data []byte",

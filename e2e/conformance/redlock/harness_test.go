@@ -3,7 +3,6 @@ package redlock
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -144,21 +143,6 @@ func (f *fleet) make(t testing.TB, c redlock.Config) *client {
 	return out
 }
 
-// url is that of the fleet.
-func (f *fleet) url() string {
-	q := url.Values{"skew": {f.config.Skew.String()}}
-	for _, p := range f.proxies {
-		q.Add("node", p.Address())
-	}
-	if f.config.MaxTTL > 0 {
-		q.Set("max_ttl", f.config.MaxTTL.String())
-	}
-	if f.config.Redsync {
-		q.Set("layout", "redsync")
-	}
-	return "redlock://?" + q.Encode()
-}
-
 // do sends a command to a server itself.
 func (f *fleet) do(i int, args ...string) any {
 	f.t.Helper()
@@ -205,15 +189,6 @@ func (f *fleet) leftovers(testing.TB) (left []string) {
 		}
 	}
 	return left
-}
-
-func (f *fleet) each(do func(*servers.Redis) error) {
-	f.t.Helper()
-	for _, r := range f.all {
-		if err := do(r); err != nil {
-			f.t.Fatal(err)
-		}
-	}
 }
 
 // until waits for a condition that no event announces.
