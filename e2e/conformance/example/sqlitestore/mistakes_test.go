@@ -30,10 +30,10 @@ var mistakes = []mistake{
 		`INSERT INTO entries (space,`, `INSERT INTO entries (seq, space,`,
 		`VALUES (?, ?, ?, ?, ?, ?)`, `VALUES (?, ?, ?, ?, ?, ?, ?)`,
 		`[]any{t.space, []byte(r.Name), r.ID,`, `[]any{time.Now().UnixNano(), t.space, []byte(r.Name), r.ID,`,
-	}, "TestConformance/TokensOfAWrongClock", "a client that believes it is the year 2000 got token"},
+	}, "TestConformance/TokensOfAWrongClock", "a client whose clock is in the year 2000 got token"},
 	{"a lost answer is taken for a no", []string{
 		`driver.Errorf(driver.CodeUnknown, "sqlite: commit`, `driver.Errorf(driver.CodeUnavailable, "sqlite: commit`,
-	}, "TestConformance/AnswerLost", "was called unavailable, and still the next one gets busy"},
+	}, "TestConformance/AnswerLost", "was called unavailable, and the next one still gets busy"},
 	{"trust is counted from the answer", []string{
 		"\tif err == nil && g.Token == 0 {\n", "\tg.SentAt = driver.Now()\n\tif err == nil && g.Token == 0 {\n",
 	}, "TestConformance/ValidityNotFromTheAnswer", "although every answer took"},
@@ -42,7 +42,7 @@ var mistakes = []mistake{
 	}, "TestConformance/ValidityNotFromTheAnswer", "although every answer took"},
 	{"a release wakes nobody", []string{
 		"\t\tt.passOn(g.Name)\n", "",
-	}, "TestConformance/PushIsHeard", "nobody hears one"},
+	}, "TestConformance/PushIsHeard", "no waiter receives one"},
 	{"a wait looks before it listens, and then only listens", []string{
 		"\tear, err := net.Listen", "\tif g, err := s.look(ctx, r); driver.CodeOf(err) != driver.CodeBusy {\n\t\treturn g, err\n\t}\n\tear, err := net.Listen",
 		"\t\tg, err := s.look(ctx, r)\n", "\t\tvar g driver.Grant\n\t\terr := error(&driver.BusyError{})\n\t\tif placed {\n\t\t\tg, err = s.look(ctx, r)\n\t\t}\n",
