@@ -75,6 +75,8 @@ LONG        := /(torture|interop|bench|tools|versions)(/|$$)
 LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+# A dozen suites, each in a process of its own.
+LAYOUTS     := ^TestConformanceLayouts$$
 short: servers
 	$(SAY) 'test: every package but the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 4 $(TIMEOUT) -skip '$(LONG_TESTS)' \
@@ -112,12 +114,14 @@ race: clients
 	$(SAY) 'race: the packages that need no server, and the command'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m $$($(GO) list $(call packages,$(filter-out e2e check,$(MODULES))) | grep -vE '$(COVERED)')
 	$(SAY) 'race: the stores on their servers'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 3 -timeout 20m -skip '$(ALONE)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 3 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
 	$(SAY) 'race: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/etcd ./conformance/zookeeper
 
 torture: servers
+	$(SAY) 'torture: the suite on the layouts of other Redis clients'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(LAYOUTS)' ./conformance/redis
 	$(SAY) 'torture: the check on every store'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
 
