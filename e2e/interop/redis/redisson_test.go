@@ -29,7 +29,6 @@ func TestRedisson(t *testing.T) {
 				l := d.open(t, k.layout, endless, holdfast.WithHooks(q))
 				name := k.java + "-shared"
 				other := java.lock(k.java, name)
-				other.p.t = t
 				if k.java == "semaphore" || k.java == "permits" {
 					other.does("set", 1)
 				}

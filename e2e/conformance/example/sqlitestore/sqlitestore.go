@@ -37,7 +37,7 @@ CREATE INDEX IF NOT EXISTS entries_expires ON entries (expires);`
 
 // fallback is how often a waiter looks although nothing woke it, and placeFor how
 // long its place stands when it looks no more.
-const fallback, placeFor = time.Second, 5 * time.Second
+const fallback, placeFor = time.Second, 2 * time.Second
 
 func init() {
 	driver.Register("sqlite", func(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
