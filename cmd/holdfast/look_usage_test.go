@@ -105,7 +105,7 @@ func TestBadLooks(t *testing.T) {
 // wrong are values that flags do not take; those that are not here do not take a word.
 var wrong = map[string]string{
 	"namespace": strings.Repeat("n", 513), "reason": "\xff", "store": "floppy://a", "store-file": "no-such-file",
-	"dir": "", "faults": "a b",
+	"dir": "", "faults": "a b", "once": strings.Repeat("k", 513),
 }
 
 // TestEveryFlagHasBadInput: every flag of every subcommand, with a wrong value, is named

@@ -178,7 +178,8 @@ func TestWatchOnTerminal(t *testing.T) {
 	if err := pty.Setsize(p.stdin.(*os.File), &pty.Winsize{Rows: 20, Cols: 70}); err != nil {
 		t.Fatal(err)
 	}
-	p.stdout.expectPart("…") // it was not cut before
+	p.stdout.expectPart("\x1b[2J") // drawn anew, for TestNarrowTable's rules
+	p.stdout.expectPart("HOLDER")
 	waiter.signal(syscall.SIGTERM)
 	waiter.status()
 	p.key('q')
