@@ -295,12 +295,3 @@ func TestBesideFlock(t *testing.T) {
 		t.Errorf("docs/command.md has\n%s\nwhat is so is\n%s\nrun go test -run TestBesideFlock -update", old, b.String())
 	}
 }
-
-// missing skips, or fails where everything must be there.
-func missing(t *testing.T, program string) {
-	t.Helper()
-	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
-		t.Fatalf("%s is not installed", program)
-	}
-	t.Skipf("%s is not installed", program)
-}

@@ -600,3 +600,12 @@ func number(t *testing.T, s string) uint64 {
 	}
 	return n
 }
+
+// missing skips, or fails where everything must be there.
+func missing(t *testing.T, program string) {
+	t.Helper()
+	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
+		t.Fatalf("%s is not installed", program)
+	}
+	t.Skipf("%s is not installed", program)
+}
