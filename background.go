@@ -95,7 +95,7 @@ func (r *retry) delay() time.Duration {
 // reset forgets the failures.
 func (r *retry) reset() { r.failures = 0 }
 
-// task is something that the store must still do for a request that nobody waits
+// task is something that the store must still do for a request that no caller waits
 // for any more.
 type task struct {
 	run     func(context.Context) error // nil when it is done
@@ -105,7 +105,7 @@ type task struct {
 }
 
 const (
-	// expiredAfter is the number of TTLs after which nothing stands that nobody
+	// expiredAfter is the number of TTLs after which nothing stands that no client
 	// renews, whatever was on its way to the store.
 	expiredAfter = 4
 	// closeTimeout is how long Close waits for a store at least.

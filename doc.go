@@ -10,7 +10,7 @@
 // to the next waiter of its own process for a few milliseconds first, where the store
 // can give each of them a fencing token of its own; see [LocalHandoff].
 //
-// A lock is advisory: it keeps nobody from a resource that does not check it. A process
+// A lock is advisory: it protects no resource that does not check it. A process
 // can be paused for longer than its lease and then go on, and no lock can prevent
 // that. Each grant therefore has two safeguards. A context ends before the store can
 // grant the name to anyone else. A fencing token, larger than that of every earlier
@@ -51,7 +51,7 @@
 //   - [Shared] is for readers. [Limit] makes a semaphore with n permits. The default
 //     is one holder alone.
 //   - [Reentrant] joins the lock that the context already holds.
-//   - [Reason] is shown to anyone who inspects the lock.
+//   - [Reason] is shown where the lock is inspected.
 //
 // # Errors
 //

@@ -100,7 +100,7 @@ func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOp
 //
 // A tick has two locks. The claim is taken first, and left at the store for longer than
 // replicas can differ, before the work begins: it outlives the death of its replica, so
-// nobody begins the tick again. The marker is held during the work, and left at the
+// no replica begins the tick again. The marker is held during the work, and left at the
 // store after it. If it ends early, the work did not come to its end. Each replica that
 // did not serve the tick tries to take the marker later. The one that gets it reports the
 // tick as missed, and leaves the marker in place: so a replica that has claimed the tick

@@ -100,7 +100,7 @@ func ExampleLocker_Lead() {
 	// Output: 2 terms: true
 }
 
-// Any process can follow who leads, with the token of the term.
+// Any process can follow the leader, with the token of the term.
 func ExampleLocker_Leaders() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()

@@ -37,7 +37,7 @@ func (q *queueUp) take(who string, l *holdfast.Locker, d time.Duration) {
 	synctest.Wait()
 }
 
-// served returns who was served, in order, and requires that tokens rise.
+// served returns the waiters that were served, in order, and requires that tokens rise.
 func (q *queueUp) served() string {
 	q.wg.Wait()
 	for i := 1; i < len(q.took); i++ {
@@ -151,7 +151,7 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 		}
 		k = mustLock(t, l, "a")
 		if h := grant(); h.Tokens != 1 {
-			t.Errorf("%d tokens reserved while nobody waits", h.Tokens)
+			t.Errorf("%d tokens reserved while no goroutine waits", h.Tokens)
 		}
 		k = pass()
 		k = pass()

@@ -12,7 +12,7 @@ import (
 // happen to it is an event. [leaseState.next] is a pure function: from the state,
 // the event and the facts that the event is judged by (the time above all) it
 // returns the new state and the effects. It reads no clock, takes no mutex and
-// calls nobody. docs/lease.md shows all its transitions; a test generates that
+// makes no calls. docs/lease.md shows all its transitions; a test generates that
 // page.
 //
 // The Locker applies an event in two parts:
@@ -44,7 +44,7 @@ import (
 //     last Unlock, at the end of its MinHold, by Close, or by a roll back.
 //   - The contexts end after the mutex has been released. A goroutine that asks a
 //     Lock for its state between the two finds the loss in the lease and ends the
-//     context itself (Lock.check), so that nobody sees an expired lease as valid.
+//     context itself (Lock.check), so that no caller sees an expired lease as valid.
 //   - Validity counts from the send of the last acknowledged request. No event
 //     prolongs it but granted and renewed.
 //   - Only the present holder's Locks act on a lease: limitReached and a join of

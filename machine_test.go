@@ -104,7 +104,7 @@ var conditions = map[string]func(*situation){
 	"its Unlock has begun":          func(x *situation) { x.s.open, x.s.leaving = 0, 1 },
 	"renewal due":                   func(x *situation) { x.at(tableTTL / 3) },
 	"renewal under way":             func(x *situation) { x.s.renewing = true },
-	"nobody uses it":                func(x *situation) { x.f.used = false },
+	"no Lock is open":               func(x *situation) { x.f.used = false },
 	"with its first Lock":           func(x *situation) { x.e.lock = &Lock{} },
 	"little validity left":          func(x *situation) { x.at(tableValid / 2) },
 }
@@ -163,21 +163,21 @@ var transitions = []transition{
 	{held, ticked, "expired", lost, endAll | reportLoss, CauseExpired},
 	{held, ticked, "renewal due", held, renew, ""},
 	{held, ticked, "renewal due and renewal under way", held, 0, ""},
-	{held, ticked, "renewal due and nobody uses it", held, 0, ""},
+	{held, ticked, "renewal due and no Lock is open", held, 0, ""},
 	{held, resumed, "", held, renew, ""},
 	{held, resumed, "expired", lost, endAll | reportLoss, CauseExpired},
 	{held, renewed, "", held, reportRenewal, ""},
 	{held, renewalFailed, "", held, reportRenewal, ""},
 	{held, limitReached, "", held, endLimit, ""},
-	{held, limitReached, "nobody uses it", held, 0, ""},
+	{held, limitReached, "no Lock is open", held, 0, ""},
 	{held, closed, "", ended, endAll | reportLoss | releaseLater, CauseClosed},
 
 	{lingering, joined, "", lingering, endOne, ""},
 	{lingering, revoke, "", ended, reportLoss | stopLinger | releaseLater, CauseTaken},
 	{lingering, checked, "expired", ended, reportLoss | stopLinger | releaseLater, CauseExpired},
 	{lingering, ticked, "expired", ended, reportLoss | stopLinger | releaseLater, CauseExpired},
-	{lingering, ticked, "renewal due and nobody uses it", lingering, renew, ""},
-	{lingering, resumed, "nobody uses it", lingering, renew, ""},
+	{lingering, ticked, "renewal due and no Lock is open", lingering, renew, ""},
+	{lingering, resumed, "no Lock is open", lingering, renew, ""},
 	{lingering, resumed, "machine slept", ended, reportLoss | stopLinger | releaseLater, CauseSlept},
 	{lingering, renewed, "", lingering, reportRenewal, ""},
 	{lingering, renewalFailed, "", lingering, reportRenewal, ""},
@@ -503,7 +503,7 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				}
 				fx := m.apply(t, event{kind: dropped, valid: valid}, nil, withNext)
 				if fx.do&handOff == 0 && m.gaveBack != 1 {
-					t.Fatal("a grant that nobody wants is not given back")
+					t.Fatal("a grant without a waiter is not given back")
 				}
 				return true
 			},

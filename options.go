@@ -38,7 +38,7 @@ type settings struct {
 	untilClose bool
 }
 
-// TTL sets for how long the store keeps the lock if nobody renews it, and so for how
+// TTL sets for how long the store keeps the lock without renewal, and so for how
 // long a crashed holder blocks others. The lock is renewed every third of it. Default
 // 30 s, from 50 ms to 24 h; if the store does not allow 30 s, the default is the nearest
 // TTL that it allows. Stores whose locks end with the process ignore it.
@@ -108,7 +108,7 @@ func Limit(n int) LockOption {
 // [ErrSelfDeadlock]. The token is the same, and the last Unlock releases the lock.
 func Reentrant() LockOption { return func(s *settings) { s.reentrant = true } }
 
-// Reason sets a text for people who inspect the lock, at most 512 bytes.
+// Reason sets a text that an inspection of the lock shows, at most 512 bytes.
 func Reason(text string) LockOption { return func(s *settings) { s.reason = text } }
 
 // Option is an option of a Locker.
@@ -145,7 +145,7 @@ func WithHooks(h Hooks) Option {
 	}
 }
 
-// Process sets the name of this process for people who inspect a lock: its host, and the
+// Process sets the name of this process that an inspection shows: its host, and the
 // name of the instance, such as that of a pod. An empty host means the default, so that
 // Process("", "web-1") sets the instance alone. Default: the host's name, and no
 // instance. Each is valid UTF-8 of at most 255 bytes.

@@ -50,7 +50,7 @@ func final(code driver.Code) bool {
 }
 
 // releaseLater tries a release in the background until the lease is released or
-// gone, or until it must have expired because nobody renews it any more. keep is
+// gone, or until it must have expired because the client renews it no more. keep is
 // for how much longer it is to stand. Events report it only if the lease was not
 // lost: the loss was its end.
 func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bool) {

@@ -122,7 +122,7 @@ func etcdLeaderFaults(cluster []*servers.Etcd) []StoreFault {
 }
 
 // restoreEtcd brings a member back to a backup that was made when the last restore was over, and
-// raises its revision above the one that it had, as an administrator should who restores
+// raises its revision above the one that it had, as an administrator should after restoring
 // (etcdutl snapshot restore --bump-revision): leases and keys of the time since are gone, and
 // those that ended since are there again.
 func restoreEtcd(g *etcdGate, dir string) (StoreFault, error) {

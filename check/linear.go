@@ -74,7 +74,7 @@ func lockModel(initial lockState) porcupine.Model {
 // tokens find over the whole.
 func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	all := held(h.sections)
-	// Tokens that a rewound store gave out do not tell the order of its grants.
+	// Tokens that a rewound store gave out do not show the order of its grants.
 	all = slices.DeleteFunc(all, func(s *section) bool { return c.rewound(s.ask, s.granted) })
 	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.token, b.token) })
 	var ops []porcupine.Operation

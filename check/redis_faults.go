@@ -142,7 +142,7 @@ func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (
 	return err
 }
 
-// loneHolder waits for a name that one client has held for a moment, and for which nobody
+// loneHolder waits for a name that one client has held for a moment, and for which no client
 // waits, and returns its key; "" if there is none for a while.
 func loneHolder(ctx context.Context, all []*servers.Redis) string {
 	before := map[string]any{}

@@ -82,7 +82,7 @@ var descriptions = map[any]string{
 	PauseKeeps: "keeps the lock", PauseLoses: "loses the lock after its TTL",
 	OrderFIFO: "first come, first served", OrderNone: "none",
 	WakePush: "push", WakePoll: "poll",
-	BreakNone: "no", BreakAsk: "the holder is asked, and keeps the lock until it has ended", BreakNow: "at once, and the holder is told",
+	BreakNone: "no", BreakAsk: "the store notifies the holder, which keeps the lock until it has ended", BreakNow: "at once, and the store notifies the holder",
 	VisibleNothing: "nothing", VisibleHolders: "holders", VisibleAll: "holders and waiters",
 }
 

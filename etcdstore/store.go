@@ -20,7 +20,7 @@ import (
 type Store struct {
 	client *clientv3.Client
 	leases etcdserverpb.LeaseClient
-	user   *login // nil if the client is the user's own, who closes it
+	user   *login // nil if the client is the user's own, and the user closes it
 	lay    layout
 	where  string
 

@@ -68,6 +68,6 @@
 //     refuses it, because flock may be local to one machine there, and sessions of another
 //     machine look dead. AllowFileSystem permits one that no other machine uses.
 //
-// The locks are advisory, and every user who may write the directory may break them: by default
+// The locks are advisory, and every user with the right to write the directory may break them: by default
 // this user alone, see Mode.
 package filestore

@@ -29,7 +29,7 @@ type config struct {
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
 // Mode sets which users may lock here: with 0700, the default, this user alone; with 0770 also the
-// directory's group; with 0777 all users of the machine. The umask has no effect. Every user who may
+// directory's group; with 0777 all users of the machine. The umask has no effect. Every user that may
 // lock may also break.
 func Mode(m fs.FileMode) Option {
 	return func(c *config) { c.mode, c.modeGiven = m, true }

@@ -6,7 +6,7 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// TestOnlyKnownFileSystemsAreLocal: a network file system that nobody has thought of
+// TestOnlyKnownFileSystemsAreLocal: a network file system that the list does not name
 // is refused, too.
 func TestOnlyKnownFileSystemsAreLocal(t *testing.T) {
 	for kind, want := range map[uint32]struct {

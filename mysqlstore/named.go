@@ -86,7 +86,7 @@ func (r named) checkExact(name string) error {
 			return driver.Errorf(driver.CodeInvalid, "name %q has %d characters: GET_LOCK of MySQL takes %d (without names=exact any name will do)", name, n, mostChars8)
 		}
 		if i := strings.IndexFunc(name, unicode.IsUpper); i >= 0 {
-			return driver.Errorf(driver.CodeInvalid, "name %q has upper case, which GET_LOCK of MySQL does not tell from lower (without names=exact any name will do)", name)
+			return driver.Errorf(driver.CodeInvalid, "name %q has upper case, which GET_LOCK of MySQL treats as lower case (without names=exact any name will do)", name)
 		}
 	case len(name) > mostBytes:
 		return driver.Errorf(driver.CodeInvalid, "name %q has %d bytes: GET_LOCK of MariaDB takes %d (without names=exact any name will do)", name, len(name), mostBytes)

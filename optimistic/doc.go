@@ -15,7 +15,7 @@
 //
 // # Optimistic, or a lock
 //
-// Without a lock nobody waits, and no holder can crash or pause. A conflict costs the work
+// Without a lock no process waits, and no holder can crash or pause. A conflict costs the work
 // of the function and one more round trip. So use it where the work is short and has no
 // effect but the value, and conflicts are few. Use a lock where the work is long, where it
 // must not be done twice, or where many processes change one value all the time.

@@ -22,7 +22,7 @@ import (
 //
 //	ran, err := optimistic.Once(ctx, locker, store, "invoices/2026-11", sendInvoices)
 //
-// The mark is the value of key in values. It stays until somebody writes an empty value
+// The mark is the value of key in values. It stays until an operator writes an empty value
 // there: use keys that name the occasion. Values must be as durable as the job's effect.
 //
 // Errors are those of Locker.Do and [Put]. An error that wraps [ErrUnknown] or
@@ -63,7 +63,7 @@ func ReadMark(ctx context.Context, values Values, key string) (*Mark, string, er
 		return nil, version, err
 	}
 	var m Mark
-	_ = json.Unmarshal(data, &m) // done is done, whoever has written it
+	_ = json.Unmarshal(data, &m) // done is done, whichever process has written it
 	return &m, version, nil
 }
 

@@ -139,7 +139,7 @@ func (r Rows[T]) Put(ctx context.Context, key any, row T, version int64) error {
 // Update changes a row by f. It calls f again, with a newer row, until no other write came
 // between, or ctx ends. F must have no effect but that on the row. If f fails, Update
 // returns its error unchanged and writes nothing. DB must not be a transaction, which may
-// read the same old row for ever. Errors as for Get, Put and the function [Update].
+// read the same old row forever. Errors as for Get, Put and the function [Update].
 func (r Rows[T]) Update(ctx context.Context, key any, f func(context.Context, *T) error, o ...Option) error {
 	if _, tx := r.DB.(*sql.Tx); tx {
 		return fmt.Errorf("optimistic: %w: Update in a transaction may never see a newer row; give the *sql.DB", holdfast.ErrInvalid)

@@ -94,7 +94,7 @@
 // Failover. Redis answers before its replicas have a write. A replica that is
 // promoted without it does not know the grant: the holder learns of that within
 // the declared notice or, if it cannot reach the server, when its validity ends, and
-// the token tells the resource. [WaitReplicas] makes a grant and a renewal count only
+// the token shows the resource. [WaitReplicas] makes a grant and a renewal count only
 // when so many replicas have acknowledged it, by WAIT on the connection that wrote it.
 // With as many as there are, a failover to any of them loses no lock. With fewer it may
 // promote one that has not acknowledged.

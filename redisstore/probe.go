@@ -38,7 +38,7 @@ type findings struct {
 	uncompared bool
 }
 
-// know returns what the servers were found to be, and probes them if nobody has.
+// know returns the result of the last probe, and probes the servers if there is none.
 func (s *Store) know(ctx context.Context) (*findings, error) {
 	if f := s.probed.Load(); f != nil {
 		return f, nil

@@ -48,7 +48,7 @@ const MaxID = 1 << 62
 type Source interface {
 	// Reserve raises the end of the sequence by n, atomically and durably, and returns
 	// the new end. The ids from end-n+1 to end belong to the caller. After an error some
-	// ids may be reserved; nobody uses them.
+	// ids may be reserved; no process uses them.
 	Reserve(ctx context.Context, name string, n int64) (end int64, err error)
 }
 

@@ -108,7 +108,7 @@ func TestRule(t *testing.T) {
 		for i := granted; i < len(all); i++ {
 			set := toWatch(all, i)
 			if len(set) == 0 {
-				t.Fatalf("%v: entry %d watches nobody", limits, i)
+				t.Fatalf("%v: entry %d watches no node", limits, i)
 			}
 			least := all[i].limit
 			for _, n := range set {

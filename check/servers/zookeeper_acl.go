@@ -37,7 +37,7 @@ func digest(user, password string) string {
 	return user + ":" + base64.StdEncoding.EncodeToString(h[:])
 }
 
-// The server's administrator, who ignores access lists.
+// The server's administrator, to whom access lists do not apply.
 const (
 	adminUser     = "super"
 	adminPassword = "administrator"

@@ -127,10 +127,10 @@ func tokensReserved(e *env) {
 		select {
 		case cause := <-from(r).lost:
 			if cause != driver.CauseTaken {
-				e.Errorf("the holder was told %q, want %q", cause, driver.CauseTaken)
+				e.Errorf("the cause of the loss is %q, want %q", cause, driver.CauseTaken)
 			}
 		case <-time.After(timeout):
-			e.Fatal("the holder was not told")
+			e.Fatal("the holder was not notified")
 		}
 		if e.g.Break == driver.BreakAsk {
 			e.release(a, g)

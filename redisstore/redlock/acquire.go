@@ -417,7 +417,7 @@ func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res res
 	}}, false, nil
 }
 
-// busy describes who has the name.
+// busy describes the holder of the name.
 func (b *ballot) busy(holder string, quorum bool) (res result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -252,7 +252,7 @@ func (s *Store) offset() (int64, error) {
 		}
 	}
 	if len(all) < s.quorum {
-		return 0, s.unavailable("%d of %d servers have told the time, and a quorum is %d", len(all), len(s.nodes), s.quorum)
+		return 0, s.unavailable("%d of %d servers have returned the time, and a quorum is %d", len(all), len(s.nodes), s.quorum)
 	}
 	slices.Sort(all)
 	return all[(len(all)-1)/2], nil

@@ -31,7 +31,7 @@ func unconnected(t *testing.T) *Store {
 }
 
 // TestLookBesideRequests looks after the grants while the votes of a ballot begin to end:
-// neither waits for the other for ever.
+// neither waits for the other forever.
 func TestLookBesideRequests(t *testing.T) {
 	s := unconnected(t)
 	b := s.newBallot(driver.Request{ID: "r", Name: "n", Limit: driver.Exclusive, TTL: time.Second}, 1, "", 1)

@@ -82,7 +82,7 @@ func watched(t *testing.T, client *clientv3.Client) {
 	}
 }
 
-// TestDeletionIsPushed: a key that somebody deletes, a lease that somebody revokes, and a lock that
+// TestDeletionIsPushed: a key that an operator deletes, a lease that an operator revokes, and a lock that
 // is broken end the holder's context although its client can ask the server nothing: the
 // notice is pushed.
 func TestDeletionIsPushed(t *testing.T) {

@@ -24,7 +24,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// secure creates a user who may read and write below locks/, and switches authentication on. It
+// secure creates a user with the right to read and write below locks/, and switches authentication on. It
 // returns a client of the administrator's.
 func (c *cluster) secure(t *testing.T) *clientv3.Client {
 	t.Helper()

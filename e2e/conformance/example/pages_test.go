@@ -87,7 +87,7 @@ func blocks(t *testing.T, page, word string) []string {
 }
 
 // TestStorePagesBuild builds the programs on the pages of the stores outside of the
-// repository, with the modules that the page tells the reader to get.
+// repository, with the modules that the page lists.
 func TestStorePagesBuild(t *testing.T) {
 	for page, programs := range map[string]int{"docs/files.md": 1, "docs/redis.md": 1, "docs/etcd.md": 1, "docs/zookeeper.md": 1, "docs/sql.md": 2} {
 		t.Run(page, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// row waits until it is written down who holds a grant, and returns the named lock of the
+// row waits until the holder of a grant is recorded, and returns the named lock of the
 // grant and the number of its session.
 func row(t *testing.T, schema string, g driver.Grant) (held string, conn int64) {
 	t.Helper()
@@ -21,12 +21,12 @@ func row(t *testing.T, schema string, g driver.Grant) (held string, conn int64) 
 		err = db.QueryRow("SELECT held, conn FROM holdfast_session WHERE token = ?", g.Token).Scan(&held, &conn)
 		return err == nil
 	}) {
-		t.Fatalf("it is not written down who holds %q: %v", g.Name, err)
+		t.Fatalf("no holder of %q is recorded: %v", g.Name, err)
 	}
 	return held, conn
 }
 
-// TestEvictTooLateEndsNothing: an operator who means to end a session for a grant, and
+// TestEvictTooLateEndsNothing: an operator that means to end a session for a grant, and
 // comes when the grant was released, does not end the session for its next grant.
 func TestEvictTooLateEndsNothing(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {

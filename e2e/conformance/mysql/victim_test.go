@@ -30,7 +30,7 @@ func TestDeadlockWithTableLocksLeavesOneHolder(t *testing.T) {
 				s := mariadb.Store(t, schema, params)
 				defer sqltest.Close(t, s)
 				first, _ := sqltest.Must(t, s, "passed", driver.Exclusive, time.Minute)
-				// Each waiter holds on while the test looks who else does.
+				// Each waiter holds on while the test lists the others.
 				const waiters = 4
 				var all sync.WaitGroup
 				var mu sync.Mutex

@@ -30,7 +30,7 @@ func TestClockSetForwardEndsTheGrant(t *testing.T) {
 	select {
 	case <-q.From.(*asker).lost:
 	case <-time.After(patience):
-		t.Error("the holder was not told")
+		t.Error("the holder was not notified")
 	}
 }
 

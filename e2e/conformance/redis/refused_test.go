@@ -66,7 +66,7 @@ func TestRefusedExpiryAndDeletionLeaveNothing(t *testing.T) {
 
 // TestRefusedCommandKeepsGrants takes each documented right away from a client, which then
 // tries, waits, renews, releases and rolls back. Whatever is refused changes nothing: the
-// holders hold, the waiter goes on waiting, and nobody is granted beside them.
+// holders hold, the waiter goes on waiting, and no client is granted beside them.
 func TestRefusedCommandKeepsGrants(t *testing.T) {
 	r := start(t)
 	admin := open(t, "redis://"+r.Address())

@@ -69,7 +69,7 @@ func testCloseDuringAnOutage(t *testing.T, srv server, url string) {
 	restart(t, srv)
 }
 
-// testDrain: after SIGTERM a service works on for several TTLs, and nobody else is
+// testDrain: after SIGTERM a service works on for several TTLs, and no other client is
 // granted the name meanwhile. With a server, that stops and starts in this time.
 //
 // A machine that stands still for a TTL loses a lock. So the test is repeated with longer

@@ -76,7 +76,7 @@ func promises(g driver.Guarantees) []string {
 
 const everyStore = "Every store"
 
-// judge returns what is wrong with the page, in the words of the one who has to fix it.
+// judge returns what is wrong with the page, with what to change.
 func judge(text string, declared []driver.Guarantees, exists func(test string) bool) (faults []string) {
 	all := entries(text)
 	about := func(e entry, store string) bool {

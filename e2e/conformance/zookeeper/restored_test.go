@@ -105,7 +105,7 @@ func TestTokensAfterARestoreRiseForEveryClient(t *testing.T) {
 	must(t, z.Restart(t.Context()))
 	late, _ := locker(t, []string{z.Address()})
 	if got := lock(t, late, name).Token(); got <= last {
-		t.Errorf("token %d after %d, when all who knew have left", got, last)
+		t.Errorf("token %d after %d, after every client that had seen it closed", got, last)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 
 // TestDocumentedRights requires that a user with the rights of docs/zookeeper.md alone can
 // do everything, and that a right that is taken away is reported as refused, leaves
-// nothing behind and costs nobody else the lock: when it is given back all goes on.
+// nothing behind and costs no other client the lock: when it is given back all goes on.
 func TestDocumentedRights(t *testing.T) {
 	z := alone(t)
 	const root, name = "/rights", "name"

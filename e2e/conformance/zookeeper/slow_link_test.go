@@ -87,7 +87,7 @@ func TestThousandsOfLocksOverASlowLink(t *testing.T) {
 				select {
 				case <-k.Context().Done():
 				case <-time.After(patience):
-					t.Fatalf("the holder of %s was not told that its node was deleted", k.Name())
+					t.Fatalf("the holder of %s was not notified that its node was deleted", k.Name())
 				}
 			}
 			for i, k := range held {

@@ -1,2 +1,2 @@
--- Redisson's spin lock: an RLock whose release notifies nobody.
+-- Redisson's spin lock: an RLock whose release notifies no waiter.
 drop = function() call('DEL', N) end

@@ -24,7 +24,7 @@ const breakLong = `Break takes a lock away from its holder: the one grant that c
 which holdfast show prints. A grant that came after it is not touched. On a
 terminal, without --token, it shows the holder and asks.
 
-Where the store can only ask (holdfast stores tells), the holder is told to end
+Where the store can only ask (see holdfast stores), it notifies the holder to end
 and keeps the lock until it has; break waits for that. A command under holdfast
 run then gets SIGTERM, and SIGKILL after its grace, and holdfast run ends with
 status 74. A holder that is stopped does not hear it.

@@ -51,7 +51,7 @@ func (s *Section) Gone() <-chan struct{} { return s.gone }
 // Status is not known to this process, which is not the parent.
 func (s *Section) Status() Status { return Status{} }
 
-// Signal does nothing: nobody sends a section a signal through its guardian.
+// Signal does nothing: no caller sends a section a signal through its guardian.
 func (s *Section) Signal(syscall.Signal) error { return nil }
 
 // SignalAll sends a signal to the process and to its descendants, and returns those

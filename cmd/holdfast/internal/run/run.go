@@ -106,7 +106,7 @@ type runner struct {
 }
 
 // run takes the lock, runs the command, and answers the exit status. What rest does,
-// if it is not nil, remains to be done at the store, and nobody needs to wait for it.
+// if it is not nil, remains to be done at the store, and no caller needs to wait for it.
 func (r *runner) run() (status int, rest func()) {
 	defer r.closeMarks()
 	locker, lock, err := r.acquire()
