@@ -336,6 +336,36 @@ func TestFileConcurrent(t *testing.T) {
 	}
 }
 
+// A file that another writer makes between two looks at its path is no broken link.
+func TestFileMadeMeanwhile(t *testing.T) {
+	f, path := newFile(t)
+	stop, made := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(made)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Error(err)
+			}
+			if err := os.Remove(path); err != nil {
+				t.Error(err)
+			}
+		}
+	}()
+	for range 5000 {
+		if _, err := f.Newest(t.Context()); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	<-made
+}
+
 // content returns what the holder of token writes: many lines, each with the token.
 func content(token uint64, seq int) []byte {
 	return []byte(strings.Repeat(fmt.Sprintf("%d %d\n", token, seq), 3000))

@@ -143,7 +143,8 @@ func (f *Files) file(resource string) (*file, error) {
 	path := filepath.Join(f.dir, filepath.FromSlash(resource))
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, lerr := os.Lstat(path); lerr == nil {
+		// A file, and no link, is there when another writer has just made it.
+		if info, lerr := os.Lstat(path); lerr == nil && info.Mode()&fs.ModeSymlink != 0 {
 			return nil, fmt.Errorf("%w: %s is a symbolic link to a file that does not exist", ErrInvalid, path)
 		}
 		var dir string
