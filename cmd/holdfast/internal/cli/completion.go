@@ -56,7 +56,7 @@ func newCompletion() *cobra.Command {
 	}
 }
 
-// completeTimeout is how long a person who pressed Tab waits at most.
+// completeTimeout is how long a completion may take.
 const completeTimeout = time.Second
 
 // completeNames completes one NAME from those that stand at the store. It says
