@@ -673,11 +673,8 @@ func leasePage() []byte {
 	var b bytes.Buffer
 	b.WriteString(`# The states of a lease
 
-Generated from the table of the test TestEveryTransition by
-` + "`go test -run TestLeasePage . -update`" + `. The words are explained in ` + "`machine.go`" + `.
-
-The picture shows how a lease gets from one phase to another. A lease starts as *requested*, and an
-*ended* lease is not used again.
+For a maintainer of the core. A lease starts as *requested* and changes its phase by events. An *ended* lease is
+not used again. ` + "`machine.go`" + ` explains the words.
 
 ` + "```mermaid\nstateDiagram-v2\n    direction LR\n    [*] --> requested\n")
 	type edge struct{ from, to phase }
@@ -698,9 +695,13 @@ The picture shows how a lease gets from one phase to another. A lease starts as 
 	for _, e := range edges {
 		fmt.Fprintf(&b, "    %s --> %s: %s\n", e.from, e.to, strings.Join(labels[e], ", "))
 	}
-	b.WriteString("    ended --> [*]\n```\n\nEvery other pair of phase and event changes nothing.\n\n" +
+	b.WriteString("    ended --> [*]\n```\n\nEvery other event changes no phase and has no effects. " +
+		"The test that compares this page also writes it: `go test -run TestLeasePage . -update`.\n\n" +
 		"| phase | event | when | next phase | effects, in this order | cause of the loss |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, row := range transitions {
+		if row.from == row.to && row.do == 0 {
+			continue
+		}
 		cells := []string{row.from.String(), row.event.String(), row.when, row.to.String(), row.do.String(), string(row.cause)}
 		line := "|"
 		for _, c := range cells {
