@@ -52,7 +52,7 @@ type Holder struct {
 
 // Waiter is a place in the queue.
 type Waiter struct {
-	Place int `json:"place"` // from 1
+	Position int `json:"position"` // from 1
 	Owner
 }
 
