@@ -48,3 +48,10 @@ func server[S any](s *Stage, kind string, start func(ctx context.Context, dir st
 	s.set.started[kind], s.set.stops = v, append(s.set.stops, stop)
 	return v
 }
+
+// scratch returns an empty directory for one play.
+func (s *Set) scratch(g *Stage) string {
+	dir, err := os.MkdirTemp(s.dir, "")
+	g.Must(err)
+	return dir
+}

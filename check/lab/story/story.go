@@ -256,8 +256,8 @@ func (s *Stage) Resume(a Actor, text string) {
 }
 
 // Crash ends a client.
-func (s *Stage) Crash(a Actor) {
-	s.Stall(a, "crashes")
+func (s *Stage) Crash(a Actor, text string) {
+	s.Stall(a, text)
 	s.Leave(a)
 }
 
@@ -319,12 +319,22 @@ func (s *Stage) Unlock(a Actor) {
 	}
 }
 
+// left returns how long the lease of the story's lock lasts, and whether it is held, by the
+// store's own answer to B.
+func (s *Stage) left() (time.Duration, bool) {
+	st, err := s.locker(B).Inspect(s.ctx, lockName)
+	s.Must(err)
+	if len(st.Holders) == 0 {
+		return 0, false
+	}
+	return st.Holders[0].TTL, true
+}
+
 // Expired waits until the store has expired the lease of the story's lock.
 func (s *Stage) Expired() {
 	s.Until("the lease has expired", func() bool {
-		st, err := s.locker(B).Inspect(s.ctx, lockName)
-		s.Must(err)
-		return len(st.Holders) == 0
+		_, held := s.left()
+		return !held
 	})
 	s.Note(Server, "lease expires")
 }
