@@ -68,6 +68,8 @@ type Step struct {
 	Text string
 	// Answer is the server's answer, at most 17 characters. A step without one has no arrow.
 	Answer string
+	// Holds are the clients that rely on the lock after this step.
+	Holds [3]bool
 }
 
 // Run is one play of a story.
@@ -192,21 +194,29 @@ func (s *Stage) Until(what string, ok func() bool) {
 
 // Step records a request and its answer.
 func (s *Stage) Step(a Actor, text string, answer any) {
-	s.run.Steps = append(s.run.Steps, Step{a, text, fmt.Sprint(answer)})
+	s.record(Step{Actor: a, Text: text, Answer: fmt.Sprint(answer)})
+}
+
+func (s *Stage) record(t Step) {
+	for a, still := range s.inside {
+		t.Holds[a] = still != nil
+	}
+	s.run.Steps = append(s.run.Steps, t)
 }
 
 // Note records what an actor does by itself.
 func (s *Stage) Note(a Actor, text string) {
-	s.run.Steps = append(s.run.Steps, Step{Actor: a, Text: text})
+	s.record(Step{Actor: a, Text: text})
 }
 
-// Enter records that a client begins to rely on the lock, until Leave or until still, if
-// there is one, returns false. The lock is violated if the other client relies on it.
+// Enter records that a client relies on the lock from the last step on, until Leave or until
+// still, if there is one, returns false. The lock is violated if the other client relies on it.
 func (s *Stage) Enter(a Actor, still func() bool) {
 	if still == nil {
 		still = func() bool { return true }
 	}
 	s.inside[a] = still
+	s.run.Steps[len(s.run.Steps)-1].Holds[a] = true
 	if other := s.inside[a.other()]; other != nil && other() {
 		s.Violate("A and B have the lock at the same time.")
 	}
@@ -257,8 +267,8 @@ func (s *Stage) Resume(a Actor, text string) {
 
 // Crash ends a client.
 func (s *Stage) Crash(a Actor, text string) {
-	s.Stall(a, text)
 	s.Leave(a)
+	s.Stall(a, text)
 }
 
 // locker returns a client's Locker on the story's store.
@@ -336,5 +346,10 @@ func (s *Stage) Expired() {
 		_, held := s.left()
 		return !held
 	})
+	for a, still := range s.inside {
+		if still != nil && !still() {
+			s.Leave(Actor(a))
+		}
+	}
 	s.Note(Server, "lease expires")
 }

@@ -16,12 +16,12 @@ const (
 )
 
 // Text draws the result for a terminal of 79 columns, in at most 25 lines, time downwards:
-// a column for each client, and the server's answers between them. With ascii it has no
-// other characters.
+// a column for each client, and the server's answers between them. A thick line is a client
+// that relies on the lock. With ascii it has no other characters.
 func (r *Result) Text(w io.Writer, ascii bool) error {
 	g := strings.NewReplacer()
 	if ascii {
-		g = strings.NewReplacer("│", "|", "─", "-", "▶", ">", "◀", "<", "✗", "x", "✓", "+")
+		g = strings.NewReplacer("│", "|", "─", "-", "▶", ">", "◀", "<", "✗", "x", "✓", "+", "█", "#")
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", r.Story.Name, r.Story.Title)
@@ -36,7 +36,7 @@ func (r *Result) Text(w io.Writer, ascii bool) error {
 		}
 		b.WriteString(mark + " " + run.Outcome + "\n")
 	}
-	b.WriteString(strings.TrimRight(fmt.Sprintf("%-*s%s%*s", sideWidth+1, "client A", centre(r.Story.Server, middleWidth+2), sideWidth+1, "client B"), " ") + "\n")
+	fmt.Fprintf(&b, "%-*s%s%*s\n", sideWidth+1, "client A     █: has the lock", centre(r.Story.Server, middleWidth+2), sideWidth+1, "client B")
 	part("wrong: "+r.Story.Code, &r.Wrong)
 	part("holdfast", &r.Right)
 	b.WriteString(wrap("Lesson: "+r.Story.Lesson, 79))
@@ -59,7 +59,8 @@ func (t Step) line() string {
 	default:
 		right = fmt.Sprintf("%*s", sideWidth-1, t.Text)
 	}
-	return "│" + pad(left, sideWidth) + "│" + centre(middle, middleWidth) + "│" + pad(right, sideWidth) + "│"
+	bar := map[bool]string{false: "│", true: "█"}
+	return bar[t.Holds[A]] + pad(left, sideWidth) + "│" + centre(middle, middleWidth) + "│" + pad(right, sideWidth) + bar[t.Holds[B]]
 }
 
 func pad(s string, width int) string { return s + strings.Repeat(" ", max(width-len([]rune(s)), 0)) }
