@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/sqltype"
 )
 
 // Rows are the rows of an SQL table of your own that has a version column. T is what the
@@ -75,7 +76,7 @@ func (r Rows[T]) Get(ctx context.Context, key any) (row T, version int64, err er
 	if err != nil {
 		return row, 0, r.failed(key, err, holdfast.ErrUnavailable)
 	}
-	if kind := types[len(types)-1].DatabaseTypeName(); !integer.MatchString(kind) {
+	if kind := types[len(types)-1].DatabaseTypeName(); !sqltype.Integer(kind) {
 		return row, 0, fmt.Errorf("optimistic: %w: column %s of %s has type %s, want an integer type", holdfast.ErrInvalid, r.Version, r.Table, kind)
 	}
 	if !rows.Next() {
@@ -155,9 +156,6 @@ func (r Rows[T]) Update(ctx context.Context, key any, f func(context.Context, *T
 		return r.Put(ctx, key, row, version)
 	})
 }
-
-// integer matches the names of integer types: INT8, BIGINT, UNSIGNED INT, INTEGER.
-var integer = regexp.MustCompile(`(?i)^(UNSIGNED )?(TINY|SMALL|MEDIUM|BIG)?INT(EGER)?[248]?( UNSIGNED)?$`)
 
 var (
 	identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
