@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"regexp"
 	"strings"
 
 	"github.com/holdfast-go/holdfast"
@@ -157,11 +156,6 @@ func (r Rows[T]) Update(ctx context.Context, key any, f func(context.Context, *T
 	})
 }
 
-var (
-	identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
-	qualified  = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,62}$`)
-)
-
 func (r Rows[T]) check() error {
 	if r.DB == nil || r.Fields == nil || len(r.Columns) == 0 {
 		return fmt.Errorf("optimistic: %w: Rows needs DB, Columns and Fields", holdfast.ErrInvalid)
@@ -169,11 +163,11 @@ func (r Rows[T]) check() error {
 	if r.Dialect < fence.MySQL || r.Dialect > fence.SQLite {
 		return fmt.Errorf("optimistic: %w: dialect %d, want MySQL, PostgreSQL or SQLite", holdfast.ErrInvalid, int(r.Dialect))
 	}
-	if !qualified.MatchString(r.Table) {
+	if !sqltype.Qualified(r.Table) {
 		return fmt.Errorf("optimistic: %w: table %q, want letters, digits and '_', optionally after a schema and a dot", holdfast.ErrInvalid, r.Table)
 	}
 	for _, name := range append([]string{r.Key, r.Version}, r.Columns...) {
-		if !identifier.MatchString(name) {
+		if !sqltype.Name(name) {
 			return fmt.Errorf("optimistic: %w: column %q, want letters, digits and '_', not beginning with a digit", holdfast.ErrInvalid, name)
 		}
 	}
