@@ -23,20 +23,8 @@ func TestPoolKeepsWhatWasNeededTogether(t *testing.T) {
 			return &countedLink{}, nil
 		})
 		defer p.Close()
-		use := func(n int) {
-			t.Helper()
-			var all []Link
-			for range n {
-				l, _, err := p.Get(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, l)
-			}
-			for _, l := range all {
-				p.Put(l)
-			}
-		}
+		take := func() (Link, error) { l, _, err := p.Get(t.Context()); return l, err }
+		use := func(n int) { t.Helper(); useTogether(t, n, take, p.Put) }
 		idle := func() int {
 			synctest.Wait()
 			p.mu.Lock()
@@ -91,20 +79,8 @@ func TestSessionsKeepsWhatWasNeededTogether(t *testing.T) {
 		dialled := 0
 		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Least: 2, Most: 8}, "")
 		defer e.Close(t.Context())
-		use := func(n int) {
-			t.Helper()
-			var all []*Session
-			for range n {
-				s, err := e.take(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, s)
-			}
-			for _, s := range all {
-				e.put(s)
-			}
-		}
+		take := func() (*Session, error) { return e.take(t.Context()) }
+		use := func(n int) { t.Helper(); useTogether(t, n, take, e.put) }
 		idle := func() int {
 			synctest.Wait()
 			e.mu.Lock()
@@ -128,4 +104,20 @@ func TestSessionsKeepsWhatWasNeededTogether(t *testing.T) {
 			t.Errorf("idle %d after a rest", idle())
 		}
 	})
+}
+
+// useTogether takes n links or sessions, and puts them back when it has them all.
+func useTogether[T any](t *testing.T, n int, take func() (T, error), put func(T)) {
+	t.Helper()
+	var all []T
+	for range n {
+		one, err := take()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, one)
+	}
+	for _, one := range all {
+		put(one)
+	}
 }
