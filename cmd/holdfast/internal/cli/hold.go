@@ -32,7 +32,7 @@ Environment:
   HOLDFAST_TOKEN       printed: the fencing token
   HOLDFAST_SLOT        printed with --limit N: 0 to N-1
   HOLDFAST_GUARDIAN    printed: the process number of the guardian
-  HOLDFAST_HELD        printed: by which a holdfast run inside knows the lock
+  HOLDFAST_HELD        printed: identifies the lock to a holdfast run inside
 
 Exit status:
   0    the lock is held
