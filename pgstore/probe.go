@@ -67,7 +67,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 			return f, refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", f.version/10000)
 		}
 		if r.Text(4) != "on" {
-			f.notes = append(f.notes, "track_activities is off here, so holders and waiters cannot be told apart from strangers")
+			f.notes = append(f.notes, "track_activities is off here, so holders and waiters cannot be distinguished from other sessions")
 		}
 		pooled, err := moves(ctx, l, s.dial)
 		switch {

@@ -42,7 +42,7 @@ var mistakes = []mistake{
 	}, "TestConformance/ValidityNotFromTheAnswer", "although every answer took"},
 	{"a release wakes nobody", []string{
 		"\t\tt.passOn(g.Name)\n", "",
-	}, "TestConformance/PushIsHeard", "no waiter receives one"},
+	}, "TestConformance/PushWakesWaiter", "no waiter receives one"},
 	{"a wait looks before it listens, and then only listens", []string{
 		"\tear, err := net.Listen", "\tif g, err := s.look(ctx, r); driver.CodeOf(err) != driver.CodeBusy {\n\t\treturn g, err\n\t}\n\tear, err := net.Listen",
 		"\t\tg, err := s.look(ctx, r)\n", "\t\tvar g driver.Grant\n\t\terr := error(&driver.BusyError{})\n\t\tif placed {\n\t\t\tg, err = s.look(ctx, r)\n\t\t}\n",
