@@ -124,7 +124,7 @@ func ExampleSQL_Check() {
 	// true
 }
 
-// What creates the table, for a migration.
+// The statement that creates the table, for a migration.
 func ExampleSQL_Schema() {
 	schema, _ := fence.SQL{Dialect: fence.SQLite}.Schema()
 	fmt.Println(schema)

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestOwnInitialization: the packages that every build of the command links initialize
-// next to nothing before main. Each start of run pays for it twice.
-func TestOwnInitialization(t *testing.T) {
+// TestPackagesInitializeLittle: the packages of every build initialize almost nothing before
+// main. Each start of run pays for it twice.
+func TestPackagesInitializeLittle(t *testing.T) {
 	const most = 32 << 10
 	r := newWorld(t).finish(exec.Command(binary, "version"), []string{"GODEBUG=inittrace=1"}, "")
 	r.expectStatus(t, 0)
