@@ -14,12 +14,12 @@ import (
 // awaited and held by nobody, and, if asked for, for each waiter. The fields,
 // with tabs between them, are name, state, mode, token, slot, since, TTL in
 // seconds, host:pid, instance, reason, note, and the number of waiters or the
-// waiter's place.
+// waiter's position.
 func Lines(w io.Writer, st driver.State, waiters bool) error {
 	count := strconv.Itoa(len(st.Waiters))
 	for _, h := range st.Holders {
 		err := line(w, st.Name, "held", mode(h.Limit), token(h.Token), slot(h.Slot), since(h.Owner), secondsLeft(h.TTL),
-			place(h.Owner), h.Instance, reason(h.Owner), h.Note, count)
+			address(h.Owner), h.Instance, reason(h.Owner), h.Note, count)
 		if err != nil {
 			return err
 		}
@@ -34,7 +34,7 @@ func Lines(w io.Writer, st driver.State, waiters bool) error {
 	}
 	for i, o := range st.Waiters {
 		err := line(w, st.Name, "waiting", mode(o.Limit), "", "", since(o.Owner), "",
-			place(o.Owner), o.Instance, reason(o.Owner), "", strconv.Itoa(i+1))
+			address(o.Owner), o.Instance, reason(o.Owner), "", strconv.Itoa(i+1))
 		if err != nil {
 			return err
 		}
@@ -63,8 +63,8 @@ func Who(o driver.Owner) string {
 	return s
 }
 
-// place is host:pid.
-func place(o driver.Owner) string {
+// address is host:pid.
+func address(o driver.Owner) string {
 	if o.Host == "" && o.PID == 0 {
 		return ""
 	}

@@ -50,9 +50,9 @@ type Holder struct {
 	Owner
 }
 
-// Waiter is a place in the queue.
+// Waiter is a position in the queue.
 type Waiter struct {
-	Place int `json:"place"` // from 1
+	Position int `json:"position"` // from 1
 	Owner
 }
 
@@ -89,9 +89,9 @@ func ShapeOfHolder(h driver.Holder, now time.Time) Holder {
 	return s
 }
 
-// ShapeOfWaiter gives one waiter its shape; place counts from 1.
-func ShapeOfWaiter(w driver.Waiter, place int, now time.Time) Waiter {
-	return Waiter{Place: place, Owner: owner(w.Owner, w.Limit, now)}
+// ShapeOfWaiter returns the shape of a waiter; position counts from 1.
+func ShapeOfWaiter(w driver.Waiter, position int, now time.Time) Waiter {
+	return Waiter{Position: position, Owner: owner(w.Owner, w.Limit, now)}
 }
 
 func owner(o driver.Owner, limit int, now time.Time) Owner {
