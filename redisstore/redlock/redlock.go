@@ -71,6 +71,8 @@ type Store struct {
 	ctx, life      context.Context
 	cancel, giveUp context.CancelFunc
 	ops, tasks     sync.WaitGroup
+	work           chan func() // to a goroutine that has done its last task
+	idle           atomic.Int32
 	finished       chan struct{}
 	probing        chan struct{}
 	known          atomic.Bool
@@ -124,7 +126,7 @@ func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 	}
 	s := &Store{
 		cfg: c, quorum: len(stores)/2 + 1, channel: "holdfast:redlock:wake:" + strings.ToLower(rand.Text()),
-		finished: make(chan struct{}), probing: make(chan struct{}, 1),
+		finished: make(chan struct{}), probing: make(chan struct{}, 1), work: make(chan func()),
 		ballots: map[string][]*ballot{}, waiters: map[string]*waiter{}, heard: make(chan struct{}),
 	}
 	var where []string
@@ -187,8 +189,28 @@ func (s *Store) task(f func()) bool {
 	if s.closing && s.life.Err() != nil {
 		return false
 	}
-	s.tasks.Go(f)
+	s.tasks.Add(1)
+	select {
+	case s.work <- f:
+	default:
+		go s.serve(f)
+	}
 	return true
+}
+
+// serve runs f, and then further tasks, each of which would grow the stack of a new
+// goroutine. As many goroutines remain as two requests to all servers keep busy.
+func (s *Store) serve(f func()) {
+	for ok := true; ok; {
+		f()
+		s.tasks.Done()
+		if int(s.idle.Add(1)) > 2*len(s.nodes) {
+			s.idle.Add(-1)
+			return
+		}
+		f, ok = <-s.work
+		s.idle.Add(-1)
+	}
 }
 
 // settleBound bounds how long Close goes on with what servers have not answered.
@@ -212,6 +234,9 @@ func (s *Store) Close(ctx context.Context) error {
 			s.tasks.Wait()
 			timer.Stop()
 			s.giveUp()
+			s.mu.Lock()
+			close(s.work) // task sends no more
+			s.mu.Unlock()
 			var below sync.WaitGroup // a store may wait for its server, which is silent
 			for _, n := range s.nodes {
 				if s.owned {
@@ -254,7 +279,7 @@ func (s *Store) know(ctx context.Context) error {
 		switch {
 		case f.err == nil:
 			answered++
-			if first, twice := places[f.run]; twice {
+			if first, twice := places[f.run]; twice && f.run != "" {
 				return driver.Errorf(driver.CodeRefused, "%s and %s are one server, which has one vote", first, s.nodes[i].store)
 			}
 			places[f.run] = s.nodes[i].store.String()

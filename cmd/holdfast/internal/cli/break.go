@@ -104,7 +104,7 @@ func newBreak(p *say.Printer) *cobra.Command {
 
 var errNoToken = errors.New("--token is missing, and there is no terminal to ask on: give the token that holdfast show NAME prints")
 
-// breaker takes one lock away.
+// breaker breaks one lock.
 type breaker struct {
 	*breakFlags
 	name   string
@@ -128,14 +128,14 @@ func (b *breaker) run(ctx context.Context) error {
 		}
 	}
 	if !b.token.given {
-		if b.token.n, err = b.ask(ctx, st); err != nil {
+		if b.token.n, err = b.confirm(ctx, st); err != nil {
 			return err
 		}
 	}
 	holder := "its holder"
 	h, stands := byToken(st, b.token.n)
 	if stands {
-		holder = view.Who(h.Owner)
+		holder = view.Process(h.Owner)
 		if g.Break == driver.BreakAsk {
 			b.say.Line("%s is asked to end; it has %s for that (--wait)", holder, short(b.wait.d))
 		}
@@ -150,7 +150,7 @@ func (b *breaker) run(ctx context.Context) error {
 	return err
 }
 
-// take breaks the grant, and tells what else became of it.
+// take breaks the grant, and reports the result.
 func (b *breaker) take(ctx context.Context, holder string) error {
 	waiting, cancel := context.WithTimeout(ctx, b.wait.d)
 	defer cancel()
@@ -178,17 +178,17 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	if strings.Contains(h.Note, "stopped") {
 		what = fmt.Sprintf("it is stopped: continue it (kill -CONT %d) or kill it", h.PID)
 	}
-	b.say.Line("not broken: %s still holds %q %s after it was asked to end; %s", view.Who(h.Owner), b.name, short(b.wait.d), what)
+	b.say.Line("not broken: %s still holds %q %s after it was asked to end; %s", view.Process(h.Owner), b.name, short(b.wait.d), what)
 	return exited(exit.Busy)
 }
 
-// stale says what stands in the place of the grant that does not.
+// stale describes the present holder of a lock whose grant does not stand.
 func (b *breaker) stale(ctx context.Context) error {
 	now := ""
 	if st, err := b.locker.Inspect(ctx, b.name); err == nil {
 		var held []string
 		for _, h := range st.Holders {
-			held = append(held, fmt.Sprintf("with token %d by %s", h.Token, view.Who(h.Owner)))
+			held = append(held, fmt.Sprintf("with token %d by %s", h.Token, view.Process(h.Owner)))
 		}
 		now = "; it is free now"
 		if len(held) > 0 {
@@ -208,8 +208,8 @@ func byToken(st holdfast.State, token uint64) (holdfast.Holder, bool) {
 	return holdfast.Holder{}, false
 }
 
-// ask lets the person at the terminal decide, and answers the token.
-func (b *breaker) ask(ctx context.Context, st holdfast.State) (uint64, error) {
+// confirm lets the person at the terminal decide, and returns the token.
+func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error) {
 	// Standard input may be something else, a list of names for example.
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
@@ -233,8 +233,8 @@ func (b *breaker) ask(ctx context.Context, st holdfast.State) (uint64, error) {
 	}
 	answers := make(chan string, 1)
 	go func() {
-		// Ends with a line, or with the process: this terminal cannot be read with
-		// a deadline everywhere.
+		// It ends with a line, or with the process: not every terminal can be read with a
+		// deadline.
 		s, _ := bufio.NewReader(tty).ReadString('\n')
 		answers <- strings.TrimSpace(s)
 	}()

@@ -19,10 +19,10 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
-// broken is the exit status of a check that has found a rule broken.
+// broken is the exit status of a check that has found a broken rule.
 const broken = exited(1)
 
-// worker becomes a worker of a check where this process was started as one.
+// worker runs a worker of a check if a check has started this process as one.
 func worker() { check.MaybeWorker() }
 
 type checkFlags struct {
@@ -108,14 +108,14 @@ Exit status:
 	return cmd
 }
 
-// flagOf are the flags that set the fields of a check's configuration.
+// flagOf contains the flags of the fields of a check's configuration.
 var flagOf = map[string]string{
 	"Namespace": "--namespace", "Duration": "--duration", "Round": "--round", "TTL": "--ttl", "Workers": "--workers",
 	"Names": "--names", "Faults": "--faults", "Dir": "--dir", "Local": "--local",
 }
 
-// notDone is for a check that could not be carried out: where its error does not
-// say why, it is for want of a store.
+// notDone is the error of a check that could not be carried out. If it has no other meaning,
+// the store is missing.
 func notDone(ctx context.Context, p *say.Printer, err error) error {
 	if bad, ok := errors.AsType[*check.ConfigError](err); ok && flagOf[bad.Field] != "" {
 		return fmt.Errorf("%s %s", flagOf[bad.Field], bad.Text)

@@ -15,10 +15,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// initializer is a store that needs something to be made before its first use.
+// initializer is a store that needs tables before its first use.
 type initializer interface{ Init(context.Context) error }
 
-// initWithin bounds the work of a database that must answer.
+// initWithin limits the time of init.
 const initWithin = time.Minute
 
 func newInit(p *say.Printer) *cobra.Command {
@@ -81,7 +81,7 @@ Exit status:
 	return cmd
 }
 
-// initialise answers false if there was nothing to do.
+// initialise returns false if there was nothing to do.
 func initialise(ctx context.Context, raw string) (bool, error) {
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -103,7 +103,7 @@ func initialise(ctx context.Context, raw string) (bool, error) {
 	return true, nil
 }
 
-// storeError gives a store's error the meaning that the library's have.
+// storeError gives a store's error the meaning of the library's errors.
 func storeError(err error) error {
 	kind := holdfast.ErrUnavailable
 	switch driver.CodeOf(err) {

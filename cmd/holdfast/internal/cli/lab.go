@@ -73,7 +73,7 @@ Exit status:
 				if i > 0 {
 					fmt.Fprintln(out)
 				}
-				wrong = !tellExperiment(out, r) || wrong
+				wrong = !printExperiment(out, r) || wrong
 			}
 			if wrong {
 				return broken
@@ -90,7 +90,7 @@ Exit status:
 	return cmd
 }
 
-// labNames are the mistakes and the lock without one.
+// labNames are the mistakes and the lock without a mistake.
 func labNames() []string {
 	names := []string{lab.Control}
 	for _, m := range lab.Mistakes() {
@@ -111,9 +111,9 @@ func listMistakes(out io.Writer) error {
 	return tw.Flush()
 }
 
-// tellExperiment prints what an experiment came to, and tells whether that is what
-// it should.
-func tellExperiment(out io.Writer, r *lab.Result) bool {
+// printExperiment prints the result of an experiment, and reports whether it is the expected
+// one.
+func printExperiment(out io.Writer, r *lab.Result) bool {
 	m := &r.Mistake
 	fmt.Fprintf(out, "%s: %s\n", m.Name, m.Title)
 	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

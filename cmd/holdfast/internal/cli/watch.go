@@ -103,7 +103,7 @@ func watch(ctx context.Context, cmd *cobra.Command, l *holdfast.Locker, name str
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Nothing may change for a long time, and only a write would tell.
+		// Without changes only a write would detect a closed reader.
 		if err := awaitReaderGone(ctx, f); err != nil {
 			cancel(err)
 		}
@@ -117,7 +117,7 @@ func watch(ctx context.Context, cmd *cobra.Command, l *holdfast.Locker, name str
 	return err
 }
 
-// screen tells whether w is a terminal that can show a table.
+// screen reports whether w is a terminal that can show a table.
 func screen(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(f.Fd()) || os.Getenv("TERM") == "dumb" {
@@ -146,7 +146,7 @@ func printEvents(ctx context.Context, w io.Writer, asJSON bool, source live.Sour
 	})
 }
 
-// looks tells the states again and again until ctx ends.
+// looks sends the states again and again until ctx ends.
 func looks(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
 	if name != "" {
 		return looksAtOne(ctx, l, name, seen)
