@@ -94,7 +94,7 @@ func newSituation(p phase, k eventKind) *situation {
 var conditions = map[string]func(*situation){
 	"expired":                       func(x *situation) { x.at(tableValid) },
 	"machine slept":                 func(x *situation) { x.at(tableValid); x.f.slept = time.Minute },
-	"a waiter requests it":          func(x *situation) { x.f.next, x.s.spare = true, 1 },
+	"a local waiter is next":        func(x *situation) { x.f.next, x.s.spare = true, 1 },
 	"no handoff is left":            func(x *situation) { x.s.spare = 0 },
 	"the time for handoffs is over": func(x *situation) { x.s.handoffUntil = x.f.now },
 	"a MinHold is not over":         func(x *situation) { x.s.keep = time.Minute },
@@ -138,9 +138,9 @@ var transitions = []transition{
 	{held, unlocked, "", releasing, endOne | release, ""},
 	{held, unlocked, "a MinHold is not over", lingering, endOne | linger, ""},
 	{held, unlocked, "a MinHold is not over and the store keeps it", releasing, endOne | release, ""},
-	{held, unlocked, "a waiter requests it", held, endOne, ""},
-	{held, unlocked, "a waiter requests it and no handoff is left", releasing, endOne | release, ""},
-	{held, unlocked, "a waiter requests it and the time for handoffs is over", releasing, endOne | release, ""},
+	{held, unlocked, "a local waiter is next", held, endOne, ""},
+	{held, unlocked, "a local waiter is next and no handoff is left", releasing, endOne | release, ""},
+	{held, unlocked, "a local waiter is next and the time for handoffs is over", releasing, endOne | release, ""},
 	{held, unlocked, "expired", ended, endAll | endOne | reportLoss | releaseLater, CauseExpired},
 	{held, unlocked, "expired and other Locks are open", lost, endAll | endOne | reportLoss, CauseExpired},
 	{held, left, "other Locks are open", held, 0, ""},
@@ -148,15 +148,15 @@ var transitions = []transition{
 	{held, left, "", releasing, release, ""},
 	{held, left, "a MinHold is not over", lingering, linger, ""},
 	{held, left, "a MinHold is not over and the store keeps it", releasing, release, ""},
-	{held, left, "a waiter requests it", held, handOff | reportRelease, ""},
-	{held, left, "a waiter requests it and little validity left", releasing, release, ""},
-	{held, left, "a waiter requests it and no handoff is left", releasing, release, ""},
-	{held, left, "a waiter requests it and the time for handoffs is over", releasing, release, ""},
-	{held, left, "a waiter requests it and a MinHold is not over", lingering, linger, ""},
+	{held, left, "a local waiter is next", held, handOff | reportRelease, ""},
+	{held, left, "a local waiter is next and little validity left", releasing, release, ""},
+	{held, left, "a local waiter is next and no handoff is left", releasing, release, ""},
+	{held, left, "a local waiter is next and the time for handoffs is over", releasing, release, ""},
+	{held, left, "a local waiter is next and a MinHold is not over", lingering, linger, ""},
 	{held, dropped, "", ended, releaseLater, ""},
-	{held, dropped, "a waiter requests it", held, handOff | reportRelease, ""},
-	{held, dropped, "a waiter requests it and no handoff is left", ended, releaseLater, ""},
-	{held, dropped, "a waiter requests it and the time for handoffs is over", ended, releaseLater, ""},
+	{held, dropped, "a local waiter is next", held, handOff | reportRelease, ""},
+	{held, dropped, "a local waiter is next and no handoff is left", ended, releaseLater, ""},
+	{held, dropped, "a local waiter is next and the time for handoffs is over", ended, releaseLater, ""},
 	{held, revoke, "", lost, endAll | reportLoss, CauseTaken},
 	{held, checked, "expired", lost, endAll | reportLoss, CauseExpired},
 	{held, checked, "machine slept", lost, endAll | reportLoss, CauseSlept},
@@ -674,11 +674,8 @@ func leasePage() []byte {
 	var b bytes.Buffer
 	b.WriteString(`# The states of a lease
 
-Generated from the table of the test TestEveryTransition by
-` + "`go test -run TestLeasePage . -update`" + `. The words are explained in ` + "`machine.go`" + `.
-
-The picture shows how a lease gets from one phase to another. A lease starts as *requested*, and an
-*ended* lease is not used again.
+For a maintainer of the core. A lease starts as *requested* and changes its phase by events. An *ended* lease is
+not used again. ` + "`machine.go`" + ` explains the words.
 
 ` + "```mermaid\nstateDiagram-v2\n    direction LR\n    [*] --> requested\n")
 	type edge struct{ from, to phase }
@@ -699,9 +696,13 @@ The picture shows how a lease gets from one phase to another. A lease starts as 
 	for _, e := range edges {
 		fmt.Fprintf(&b, "    %s --> %s: %s\n", e.from, e.to, strings.Join(labels[e], ", "))
 	}
-	b.WriteString("    ended --> [*]\n```\n\nEvery other pair of phase and event changes nothing.\n\n" +
+	b.WriteString("    ended --> [*]\n```\n\nEvery other event changes no phase and has no effects. " +
+		"The test that compares this page also writes it: `go test -run TestLeasePage . -update`.\n\n" +
 		"| phase | event | when | next phase | effects, in this order | cause of the loss |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, row := range transitions {
+		if row.from == row.to && row.do == 0 {
+			continue
+		}
 		cells := []string{row.from.String(), row.event.String(), row.when, row.to.String(), row.do.String(), string(row.cause)}
 		line := "|"
 		for _, c := range cells {

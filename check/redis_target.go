@@ -4,6 +4,7 @@ package check
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -33,7 +34,18 @@ func redisAlone(ctx context.Context, dir string, user []string, query string) (*
 		return nil, err
 	}
 	p, err := servers.NewProxy(r.Address())
+	// A client that judged by its own clock would be an hour off.
+	if err == nil {
+		if err = r.FakeClock(ctx); err == nil {
+			err = r.SetClock(-time.Hour)
+		} else if errors.Is(err, servers.ErrNotInstalled) {
+			err = nil
+		}
+	}
 	if err != nil {
+		if p != nil {
+			p.Close()
+		}
 		r.Kill()
 		return nil, err
 	}

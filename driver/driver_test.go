@@ -115,7 +115,7 @@ func TestGuaranteesAsRows(t *testing.T) {
 		EarlyEnd: []string{"a flush", "a kill"}, Notice: 2 * time.Second, MinTTL: time.Second, MaxTTL: time.Hour, Granularity: time.Second,
 		Linger: true, Notes: []string{"mind the gap"}}
 	text := fmt.Sprint(g.Rows())
-	for _, want := range []string{"exclusive, shared, semaphore with slots; any mix on one name", "push; a lost one costs at most 1s",
+	for _, want := range []string{"exclusive, shared, semaphore with slots; any mix on one name", "push; a lost notification costs at most 1s",
 		"a flush, a kill; noticed within 2s", "1s to 1h0m0s, rounded up to 1s", "kept by the store", "mind the gap"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in %s", want, text)

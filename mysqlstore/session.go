@@ -319,8 +319,9 @@ func (r sessions) processes() string {
 }
 
 // survey returns the sessions with a grant that is not recorded, the recorded holders of the
-// recipe, and the waiters.
-func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all bool, recipe string) ([]sqlkit.Sight, []sqlkit.Identity, error) {
+// recipe, and the waiters: the sessions with a statement that waits. For a named lock the server
+// shows that it waits; that of a row waits if it has run for a while.
+func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all bool, recipe, waits string) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	// Before the holders: a grant that is recorded meanwhile is then seen below.
 	untold, err := r.untold(ctx, side)
 	if err != nil {
@@ -336,7 +337,7 @@ func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 	if err != nil {
 		return nil, nil, err
 	}
-	waiting, err := r.waiters(ctx, side, match)
+	waiting, err := r.waiters(ctx, side, match, waits)
 	return append(sights, waiting...), untold, err
 }
 
@@ -366,8 +367,8 @@ func (r sessions) holders(ctx context.Context, side sqlkit.Link, where string) (
 }
 
 // waiters returns the sessions whose statements wait, longest first.
-func (r sessions) waiters(ctx context.Context, side sqlkit.Link, match func(*sqlkit.Label) bool) ([]sqlkit.Sight, error) {
-	a, err := side.Run(ctx, "SELECT id, micros, HEX(LEFT(info, 2048)), "+clock+" FROM "+r.processes()+" p WHERE command = 'Query' AND id <> CONNECTION_ID() AND info LIKE 'SELECT /*hf1.%' AND micros > 2000 ORDER BY micros DESC")
+func (r sessions) waiters(ctx context.Context, side sqlkit.Link, match func(*sqlkit.Label) bool, waits string) ([]sqlkit.Sight, error) {
+	a, err := side.Run(ctx, "SELECT id, micros, HEX(LEFT(info, 2048)), "+clock+" FROM "+r.processes()+" p WHERE command = 'Query' AND id <> CONNECTION_ID() AND info LIKE 'SELECT /*hf1.%' AND "+waits+" ORDER BY micros DESC")
 	if err != nil {
 		return nil, err
 	}

@@ -137,13 +137,13 @@ var situations = []situation{
 		}
 		return s.tool(t.hold, "./plain").shellStatus()
 	}},
-	{what: "busy, and the tool must not wait", status: func(s *stage, t tool) string {
+	{what: "busy, without waiting", status: func(s *stage, t tool) string {
 		p := s.tool(t.hold, s.actor("ends")...)
 		p.ready()
 		return s.tool(t.try, "true").shellStatus()
 	}},
 	{what: "input from a pipe", status: piped(`{ echo a; echo b; } | $tool cat; echo "status $?"`, "a\nb\n")},
-	{what: "no process reads the output", status: piped(`{ $tool yes; echo "status $?" >status; } | head -n 1; cat status`, "y\n")},
+	{what: "the reader of the output has ended", status: piped(`{ $tool yes; echo "status $?" >status; } | head -n 1; cat status`, "y\n")},
 	{what: "`sh` on a terminal, left with 7", status: typed("sh", func(p *process) {
 		p.stdout.expectPart("outer:") // PS1 is in the environment
 		p.send("echo $((40 + 2)); exit 7")

@@ -62,7 +62,7 @@ func TestBreakWithStaleTokenBreaksNothing(t *testing.T) {
 	before.status()
 	r := w.run("break", "--token", stale, "x")
 	r.expectStatus(t, 75)
-	if !strings.Contains(r.stderr, "not broken") || !strings.Contains(r.stderr, "no process holds it now") {
+	if !strings.Contains(r.stderr, "not broken") || !strings.Contains(r.stderr, "it is free now") {
 		t.Errorf("stderr: %s", r.stderr)
 	}
 
@@ -171,7 +171,7 @@ func TestBreakAsksForConfirmation(t *testing.T) {
 		t.Errorf("the holder's status is %d, want 74", got)
 	}
 	p = w.onTerminal(exec.Command(binary, "break", "x"))
-	p.stdout.expect("no process holds")
+	p.stdout.expect("is free")
 	if got := p.status(); got != 75 {
 		t.Errorf("free: status %d, want 75", got)
 	}

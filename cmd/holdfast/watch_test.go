@@ -7,6 +7,9 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -159,6 +162,11 @@ func (w *world) screen(args string) *process {
 		`; echo "status $?"; if [ "$was" = "$(stty -g)" ]; then echo restored; else stty -a; fi`))
 }
 
+// cells returns the words of a line on the terminal, without the sequences that move the cursor.
+func cells(line string) []string {
+	return strings.Fields(regexp.MustCompile(`\x1b\[[0-9;]*[A-Z]`).ReplaceAllString(line, " "))
+}
+
 const leavesScreen = "\x1b[?1049l"
 
 // TestWatchOnTerminal shows a table that follows changes and the terminal's size, and
@@ -168,17 +176,28 @@ func TestWatchOnTerminal(t *testing.T) {
 	l := w.locker()
 	p := w.screen("watch x")
 	p.stdout.expectPart("0 held, 0 waiting")
-	if _, err := l.Lock(t.Context(), "x", holdfast.Reason(strings.Repeat("a reason ", 12))); err != nil {
+	lock, err := l.Lock(t.Context(), "x", holdfast.Reason(strings.Repeat("a reason ", 12)))
+	if err != nil {
 		t.Fatal(err)
 	}
 	p.stdout.expectPart("a reason a reason")
 	waiter := w.start("run", "--reason", "in line", "x", "--", "true")
 	p.stdout.expectPart("waiter 1")
-	if err := pty.Setsize(p.stdin.(*os.File), &pty.Winsize{Rows: 20, Cols: 70}); err != nil {
-		t.Fatal(err)
+	// The first frame after a resize can still show the table for the former width.
+	for _, columns := range []uint16{68, 67} {
+		if err := pty.Setsize(p.stdin.(*os.File), &pty.Winsize{Rows: 20, Cols: columns}); err != nil {
+			t.Fatal(err)
+		}
+		p.stdout.expectPart("\x1b[2J")
 	}
-	p.stdout.expectPart("\x1b[2J") // the table is drawn anew, for TestNarrowTable's rules
-	p.stdout.expectPart("HOLDER")
+	// However short the host's name is, the reason has no room beside the token.
+	header, row := cells(p.stdout.expect("NAME")), cells(p.stdout.expect("exclusive"))
+	if want := []string{"NAME", "MODE", "TOKEN", "AGE", "HOLDER", "QUEUE"}; !slices.Equal(header, want) {
+		t.Errorf("the header is %q, want %q", header, want)
+	}
+	if len(row) != 5 || row[1] != strconv.FormatUint(lock.Token(), 10) || row[4] != "1" {
+		t.Errorf("the holder's row is %q", row)
+	}
 	waiter.signal(syscall.SIGTERM)
 	waiter.status()
 	p.key('q')

@@ -54,7 +54,7 @@ func (e *env) renewed(s driver.Store, g *driver.Grant) bool {
 		return true
 	}
 	if !over(*g) {
-		e.Fatalf("Renew: %+v", r)
+		e.Errorf("Renew(%q): %+v", g.Name, r)
 	}
 	_ = s.Release(e.Context(), *g, 0)
 	return false

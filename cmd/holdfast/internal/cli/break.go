@@ -21,23 +21,23 @@ import (
 )
 
 const breakLong = `Break takes a lock away from its holder: the one grant that carries the token,
-which holdfast show prints. A grant that came after it is not touched. On a
-terminal, without --token, it shows the holder and asks.
+which holdfast show prints. It never takes a later grant. On a
+terminal, without --token, it shows the holder and requests a confirmation.
 
-Some stores can only notify the holder (see holdfast stores). The holder keeps the
-lock until it has ended, and break waits for that. A command under holdfast run
-then gets SIGTERM, and SIGKILL after its grace, and holdfast run ends with status
-74. A stopped holder does not react.
+Some stores cannot take a lock away (see holdfast stores). They notify the holder,
+which keeps the lock until it has ended; break waits for that. A command under holdfast
+run then gets SIGTERM, and SIGKILL after its grace, and holdfast run ends with
+status 74. A stopped holder does not receive the notification.
 
 ` + lookEnvironment + `
 
 Exit status:
   0    the grant has ended
-  64   bad usage, or no token and no terminal to ask on
+  64   bad usage, or no token and no terminal
   69   the store cannot be reached or does not answer
-  75   not broken: this grant does not stand, the holder still holds it after
+  75   not broken: this grant does not exist, the holder still holds it after
        --wait, or the answer was no
-  78   the store refused, or cannot do what was asked
+  78   the store refused, or does not support the request
   128+n  signal n ended it`
 
 // breakFlags are the flags of break, as given.
@@ -97,7 +97,7 @@ func newBreak(p *say.Printer) *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.Var(&f.token, "token", "the fencing token of the grant, as holdfast show prints it\n(default: show the holder and ask, on a terminal only)")
-	flags.Var(&f.wait, "wait", "how long to wait until a holder that was asked has ended")
+	flags.Var(&f.wait, "wait", "how long to wait until a notified holder has ended")
 	flags.BoolVar(&f.force, "force", false, "do not wait for the holder, where the store can take a lock away at once")
 	return cmd
 }
@@ -190,7 +190,7 @@ func (b *breaker) stale(ctx context.Context) error {
 		for _, h := range st.Holders {
 			held = append(held, fmt.Sprintf("with token %d by %s", h.Token, view.Process(h.Owner)))
 		}
-		now = "; no process holds it now"
+		now = "; it is free now"
 		if len(held) > 0 {
 			now = "; now it is held " + strings.Join(held, ", and ")
 		}
@@ -218,7 +218,7 @@ func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error
 	}
 	defer tty.Close()
 	if len(st.Holders) == 0 {
-		b.say.Line("not broken: no process holds %q", b.name)
+		b.say.Line("not broken: %q is free", b.name)
 		return 0, exited(exit.Busy)
 	}
 	if err := view.Page(tty, holdfast.State{Name: st.Name, Holders: st.Holders}, time.Now()); err != nil {

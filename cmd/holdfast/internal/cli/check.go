@@ -63,10 +63,10 @@ func newCheck(p *say.Printer) *cobra.Command {
 		Use:   "check",
 		Short: "Torture a store and judge what happens",
 		Long: `Check lets worker processes compete for locks on a store while they are killed,
-stopped and cut off. It records what they saw, and judges the record by rules: no
-lock is held twice, tokens rise, no context outlives its lock, no waiter waits
-forever, nothing is left behind. It locks the names name-0, name-1 and so on: give
-a namespace, or a store, that no other client uses.
+stopped and cut off. It records what each process observed, and judges it: no lock
+has two holders, tokens rise, no context outlives its lock, no waiter waits
+forever, nothing remains. It uses names of its own, name-0, name-1 and so on:
+give a namespace, or a store, that nothing else uses.
 
 Exit status:
   0    every rule held
@@ -103,7 +103,7 @@ Exit status:
 	flags.Var(&f.names, "names", "for how many names, 1 to 1000")
 	flags.Var(&f.lock, "ttl", "TTL of the locks, 200ms to 1m (default 600ms, or the store's shortest)")
 	flags.Var(&f.faults, "faults", "only these faults, with commas between; empty for none (default all that apply)")
-	flags.Var(&f.round, "round", "judge after so long and begin anew, 1s to 10m (default 30s)")
+	flags.Var(&f.round, "round", "judge after this time and start again, 1s to 10m (default 30s)")
 	flags.Var(&f.dir, "dir", "the `DIRECTORY` for history and page (default a temporary one, kept if a rule is broken)")
 	return cmd
 }

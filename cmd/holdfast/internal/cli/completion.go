@@ -56,7 +56,7 @@ func newCompletion() *cobra.Command {
 	}
 }
 
-// completeTimeout is how long completion may keep a person waiting after Tab.
+// completeTimeout is how long a completion may take.
 const completeTimeout = time.Second
 
 // completeNames completes one NAME from the names at the store. It prints nothing: an error

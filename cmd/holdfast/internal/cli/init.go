@@ -28,9 +28,10 @@ func newInit(p *say.Printer) *cobra.Command {
 		Use:   "init [flags] URL",
 		Short: "Create the tables of a store in a database",
 		Long: `Init creates the tables that a store in a database needs, unless they are there.
-It may be run again. The user of the URL needs the right to create tables; users
-that lock need fewer rights. Init does not change a store without tables. With --store-file the
-URL stands in a file. Without both it is HOLDFAST_STORE, or in HOLDFAST_STORE_FILE.
+You may run it again. The user of the URL needs the right to create tables; a user that
+locks needs fewer rights. Other stores need no tables: init does nothing there. With
+--store-file the URL is in a file. Without both it is HOLDFAST_STORE, or in
+HOLDFAST_STORE_FILE.
 
 Exit status:
   64   bad usage, or the URL is wrong

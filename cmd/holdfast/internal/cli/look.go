@@ -36,7 +36,7 @@ const (
   1    the output cannot be written
   64   bad usage
   69   the store cannot be reached or does not answer
-  78   the store refused, or cannot do what was asked
+  78   the store refused, or does not support the request
   128+n  signal n ended it; 141 where the reader of its output has gone`
 
 	lookEnvironment = `Environment:

@@ -71,9 +71,9 @@ func known(err error) bool {
 func newRoot(p *say.Printer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "holdfast",
-		Short: "Locks one can trust, for commands and the people who run them",
-		Long: `Holdfast runs a command while it holds a lock, on the store you already run or
-on none: without a store, locks are files of this user on this machine.`,
+		Short: "Distributed locks for commands, on the store that you already run",
+		Long: `Holdfast runs a command while it holds a lock, on the store that you
+already run. Without a store, locks are files of this user on this machine.`,
 		Example: `  holdfast run nightly-report -- ./report.sh
   holdfast run --try --min-hold 5m nightly-report -- ./report.sh
   holdfast ls

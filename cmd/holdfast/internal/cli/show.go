@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
-const showLong = `Show prints the state of one lock: each holder with its fencing token, how long
-it has held, when its lease expires, and a note (stopped, asked to end); and each
-waiter, in the order of the store's queue.
+const showLong = `Show prints one lock: each holder with its fencing token, since when it holds the
+lock, when its grant ends by itself, and notes (stopped, asked to end). The waiters
+follow, in the order of the queue if the store has one.
 
 A name without holders and waiters is free, which is no error.
 

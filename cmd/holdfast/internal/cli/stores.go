@@ -79,9 +79,8 @@ func newStores(p *say.Printer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stores [flags] [URL]",
 		Short: "Show the stores of this build and what each guarantees, or probe one",
-		Long: `Stores lists the URL schemes of this build and what each store
-guarantees. With a URL, or a file that holds one, it opens that store, as run would,
-and shows what this one guarantees.
+		Long: `Stores lists the URL schemes of this build and what each store guarantees. With a
+URL, or a file that contains one, it opens that store and shows its guarantees.
 
 Exit status:` + lookStatus,
 		Example: `  holdfast stores

@@ -22,10 +22,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-const watchLong = `Watch follows one lock, or all of them, until q, Ctrl-C or a signal ends it. It
-reads the state when the store notifies it of a change, and once a second in any
-case; the state of all locks at most ten times a second. It does not see a change
-that is undone before it reads again.
+const watchLong = `Watch follows one lock, or all of them, until you end it. It inspects the store when
+the store notifies of a change, and at least once a second; without NAME at most ten
+times a second. It does not show what begins and ends between two inspections.
 
 On a terminal it is a table: q or Ctrl-C quits, the arrows, Page Up and Page Down
 move, w shows or hides the waiters. Elsewhere each change is one line, without a
@@ -35,12 +34,12 @@ heading, of nine fields with a tab between two of them:
 
 The time is RFC 3339 in UTC. The events are
 
-  held      it held when the watch began
+  held      the holder held the lock when the watch began
   free      NAME had no holder and no waiter when the watch began
-  granted   it holds now
-  released  its grant is gone: released, expired, or taken away
-  waiting   it waits, or did when the watch began
-  left      it waits no more and was not seen to hold
+  granted   the holder was granted the lock
+  released  the grant is gone: released, expired, or taken away
+  waiting   the waiter waits, or did when the watch began
+  left      the waiter no longer waits, and was not seen as a holder
   noted     the note of a holder has changed
 
 For a waiter the field of the token has its position in the queue. A field without a

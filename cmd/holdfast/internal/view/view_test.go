@@ -79,8 +79,8 @@ func TestShapeOfJSONIsFixed(t *testing.T) {
 	want := `{"at":"2026-03-01T12:00:00.000Z","locks":[` +
 		`{"name":"a\u001b]0;title\u0007","held":true,"holders":[{"token":"9223372036854775807","slot":0,"ttl_seconds":2.5,"note":"stopped",` +
 		`"id":"id","host":"host","pid":7,"instance":"web-1","reason":"\u001b[31mred http://u:xxxxx@h/","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"limit 4","limit":4}],` +
-		`"waiters":[{"place":1,"id":"w","host":"other","pid":8,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"shared","limit":null}]},` +
-		`{"name":"b","held":false,"holders":[],"waiters":[{"place":1,"id":"v","host":"","pid":0,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"exclusive","limit":1}]},` +
+		`"waiters":[{"position":1,"id":"w","host":"other","pid":8,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"shared","limit":null}]},` +
+		`{"name":"b","held":false,"holders":[],"waiters":[{"position":1,"id":"v","host":"","pid":0,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"exclusive","limit":1}]},` +
 		`{"name":"c","held":true,"holders":[{"token":"2","slot":null,"ttl_seconds":null,"note":"",` +
 		`"id":"id","host":"host","pid":7,"instance":"","reason":"reason","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"exclusive","limit":1}],"waiters":[]}]}` + "\n"
 	if b.String() != want {
