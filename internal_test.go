@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -174,6 +175,78 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 		}
 		if err := l.Close(context.Background()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestRequestContext: the context of a request to a server ends by its deadline, by its
+// caller and by the answer, although its timer starts only when something waits for it.
+func TestRequestContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := New(memstore.New())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close(context.Background())
+		type valueKey struct{}
+		why := errors.New("why")
+		for _, c := range []struct {
+			name     string
+			detached bool
+			end      func(b *bounded, cancel context.CancelCauseFunc)
+			err      error
+		}{
+			{"no end", false, func(*bounded, context.CancelCauseFunc) {}, nil},
+			{"deadline", false, func(*bounded, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
+			{"caller", false, func(_ *bounded, cancel context.CancelCauseFunc) { cancel(why) }, context.Canceled},
+			{"caller of a detached request", true, func(_ *bounded, cancel context.CancelCauseFunc) { cancel(why) }, nil},
+			{"deadline of a detached request", true, func(*bounded, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
+			{"answer", false, func(b *bounded, _ context.CancelCauseFunc) { b.end() }, context.Canceled},
+		} {
+			for _, waits := range []bool{false, true} { // from the beginning
+				ctx, cancel := context.WithCancelCause(context.WithValue(context.Background(), valueKey{}, "value"))
+				var b bounded
+				began := time.Now()
+				l.bound(&b, ctx, c.detached, time.Second) // no guarantees yet: as for a server
+				var inner context.Context
+				if waits {
+					var stop context.CancelFunc
+					inner, stop = context.WithCancel(&b)
+					defer stop()
+				}
+				if at, dated := b.Deadline(); !dated || !at.Equal(began.Add(time.Second)) {
+					t.Errorf("%s: deadline %v %v", c.name, at, dated)
+				}
+				if b.Value(valueKey{}) != "value" {
+					t.Errorf("%s: the value of the caller's context is lost", c.name)
+				}
+				if waits != (b.timed.Load() != nil) {
+					t.Errorf("%s: the timer runs without need, or does not run", c.name)
+				}
+				c.end(&b, cancel)
+				synctest.Wait()
+				if !errors.Is(b.Err(), c.err) {
+					t.Errorf("%s: %v, want %v", c.name, b.Err(), c.err)
+				}
+				if inner != nil && !errors.Is(inner.Err(), c.err) {
+					t.Errorf("%s: the derived context: %v, want %v", c.name, inner.Err(), c.err)
+				}
+				if inner != nil && errors.Is(c.err, context.Canceled) && c.name == "caller" && context.Cause(inner) != why {
+					t.Errorf("%s: the cause is %v", c.name, context.Cause(inner))
+				}
+				select {
+				case <-b.Done():
+					if c.err == nil {
+						t.Errorf("%s: it has ended", c.name)
+					}
+				default:
+					if c.err != nil {
+						t.Errorf("%s: it has an error and is not done", c.name)
+					}
+				}
+				b.end()
+				cancel(nil)
+			}
 		}
 	})
 }
