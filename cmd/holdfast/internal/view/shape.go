@@ -88,7 +88,7 @@ func ShapeOfHolder(h driver.Holder, now time.Time) Holder {
 	return s
 }
 
-// ShapeOfWaiter returns the shape of one waiter; position counts from 1.
+// ShapeOfWaiter returns the shape of a waiter; position counts from 1.
 func ShapeOfWaiter(w driver.Waiter, position int, now time.Time) Waiter {
 	return Waiter{Position: position, Owner: owner(w.Owner, w.Limit, now)}
 }
