@@ -16,7 +16,7 @@ import (
 // lagging is an interceptor that makes a client's watches lag: a watch from now begins at an
 // older revision, like that of a lagging member.
 type lagging struct {
-	at   atomic.Int64
+	at       atomic.Int64
 	reported atomic.Int64 // received events
 }
 
