@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -35,6 +37,9 @@ var serverMistakes = []struct {
 			return "redis.call('HSET'" + regexp.MustCompile(`^if redis\.call\('HSETNX'(.*)\) == 1 then$`).ReplaceAllString(line, "$1)\nif true then")
 		},
 	}, "exclusion"},
+	{"a renewal shortens the key's life below another grant's", "redis", mutation.Plants{
+		"redis-life": mutation.Is(""),
+	}, "exclusion|tokens|model|order|waiting"},
 	{"requests are too late by the client's wall clock", "redis", mutation.Plants{
 		"redis-clock": mutation.Is("return time.Now().UnixMicro()"),
 	}, "leftovers|waiting"},
@@ -49,7 +54,8 @@ func TestServerMistakesAreConvicted(t *testing.T) {
 	if !*mistakes {
 		t.Skip("takes minutes: run it with -mistakes")
 	}
-	marks, err := mutation.Marks("redisstore", "zkstore", "mysqlstore", "pgstore")
+	stores := []string{"redisstore", "zkstore", "mysqlstore", "pgstore"}
+	marks, err := mutation.Marks(stores...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +88,8 @@ func TestServerMistakesAreConvicted(t *testing.T) {
 		})
 	}
 	for mark, path := range marks {
-		if !planted[mark] {
+		ours := slices.ContainsFunc(stores, func(s string) bool { return strings.Contains(filepath.ToSlash(path), "/"+s+"/") })
+		if ours && !planted[mark] {
 			t.Errorf("%s: no mistake is planted at the mark %s", path, mark)
 		}
 	}
