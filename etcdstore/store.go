@@ -184,8 +184,8 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Semaphore: true,
 		Mixed:     true,
 		Slots:     true,
-		Tokens:    "the entry's create revision: one counter of the cluster, which survives restarts and changes of leader, and goes back only when the cluster is restored from a backup",
-		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader that was paused, or whose disk stalled, for longer than the TTL revokes the lease when it goes on"},
+		Tokens:    "the create revision of the entry's key: one counter of the cluster, which survives restarts and changes of leader. Only a restore from a backup sets it back",
+		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader, after a pause longer than the TTL, revokes the lease"},
 		Notice:    noticeTimeout,
 		MinTTL:    least, MaxTTL: 24 * time.Hour, Granularity: time.Second,
 		Linger:  true,
@@ -193,11 +193,11 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Visible: driver.VisibleAll,
 		Notes: []string{
 			"all locks of one client with the same TTL share a lease",
-			"neighbours that wait for `a` also wait for `a/b`; holdfast does not",
-			"an early end is pushed to the holder: within milliseconds where the member that serves its watch answers and follows the leader; if no member does, the context ends with the lease's validity",
-			"a former leader revokes leases that its successor has renewed with every version of etcd: the token protects",
+			"other clients that wait for `a` also wait for `a/b`; holdfast does not",
+			"the holder is notified of an early end within milliseconds, if the member that serves its watch follows the leader; if it can reach no member, the context ends with the lease's validity",
+			"in every version of etcd, a former leader may revoke leases that its successor has renewed; only the token protects then",
+			"before etcd 3.5, a leader after such a pause may also confirm a lease that its successor has ended; only the token protects then",
 			"not through `etcd grpc-proxy`, which answers a keepalive before it has renewed the lease",
-			"before etcd 3.5, a leader that was paused for the TTL may also confirm a lease that its successor has ended: the token protects",
 		},
 	}
 }

@@ -191,7 +191,7 @@ func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bo
 // Clear frees a lock that was granted while the statement was being cancelled.
 func (r named) Clear(ctx context.Context, s *sqlkit.Session) error {
 	_, err := s.Run(ctx, "SELECT RELEASE_ALL_LOCKS()", "SELECT GET_LOCK("+identityLock(s.ID)+", 0)")
-	s.Untold = s.Untold && err != nil
+	s.Unrecorded = s.Unrecorded && err != nil
 	return err
 }
 

@@ -143,18 +143,18 @@ func comment(a *sqlkit.Ask) string { return "/*" + a.Label.Encode(labelRoom) + "
 // that of the last turn. After the server has evaluated it, call marked.
 func markNew(s *sqlkit.Session) string {
 	take := "GET_LOCK(" + newLock(s, 1-s.Turn) + ", 0)"
-	if s.Untold {
+	if s.Unrecorded {
 		take += " + RELEASE_LOCK(" + newLock(s, s.Turn) + ")"
 	}
 	return take
 }
 
-func marked(s *sqlkit.Session) { s.Untold, s.Turn = true, 1-s.Turn }
+func marked(s *sqlkit.Session) { s.Unrecorded, s.Turn = true, 1-s.Turn }
 
 // Rest frees the lock hf:new.
 func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
 	_, err := s.Run(ctx, "DO RELEASE_LOCK("+newLock(s, s.Turn)+")")
-	s.Untold = s.Untold && err != nil
+	s.Unrecorded = s.Unrecorded && err != nil
 	return err
 }
 
@@ -165,7 +165,7 @@ func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
 // proof is a script whose last statement can be extended by columns. Its first column is
 // whether the session has the lock.
 func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lockname string, proof ...string) (bool, error) {
-	record := a.Record && !a.Told && r.s.record.due()
+	record := a.Record && !a.Recorded && r.s.record.due()
 	left := a.TTL
 	if a.Left > 0 {
 		left, _ = sqlkit.RoundTTL(a.Left, unit)
@@ -197,7 +197,7 @@ func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, l
 	if _, err := s.Run(ctx, fmt.Sprintf("DO RELEASE_LOCK(%s), RELEASE_LOCK(%s)", unrecordedLock(s), newLock(s, s.Turn))); err != nil {
 		return false, err
 	}
-	a.Told, s.Untold = true, false
+	a.Recorded, s.Unrecorded = true, false
 	return true, nil
 }
 

@@ -20,8 +20,8 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// TestWatch follows one lock through everything that happens to it.
-func TestWatch(t *testing.T) {
+// TestWatchFollowsLock through all its events.
+func TestWatchFollowsLock(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
 	p := w.start("watch", "x")
@@ -68,9 +68,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchAll in JSON: one object a line, with the shape that docs/command.md
-// promises.
-func TestWatchAll(t *testing.T) {
+// TestWatchAllPrintsJSON: one object a line, in the shape of docs/command.md.
+func TestWatchAllPrintsJSON(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "r", "x"}, played()...)...)
 	holder.ready()
@@ -94,9 +93,9 @@ func TestWatchAll(t *testing.T) {
 	}
 }
 
-// TestClosedReader: what nobody reads ends, also where nothing changes, and as a
-// shell would say it.
-func TestClosedReader(t *testing.T) {
+// TestClosedReaderEndsOutput: a subcommand ends when its reader has closed the output, also
+// without changes, with the status of a shell.
+func TestClosedReaderEndsOutput(t *testing.T) {
 	w := withStore(t)
 	if _, err := w.locker().Lock(t.Context(), "x"); err != nil {
 		t.Fatal(err)
@@ -111,7 +110,7 @@ func TestClosedReader(t *testing.T) {
 			t.Errorf("%q: stderr: %q", args, got)
 		}
 	}
-	// The reader is gone before the first word.
+	// The reader has closed it before the first word.
 	for _, args := range [][]string{{"ls"}, {"ls", "--json"}, {"show", "x"}, {"show", "--json", "x"}, {"watch"}} {
 		r, out, err := os.Pipe()
 		if err != nil {
@@ -122,7 +121,7 @@ func TestClosedReader(t *testing.T) {
 		c.Env, c.Stdout = w.env, out
 		var said strings.Builder
 		c.Stderr = &said
-		timer := time.AfterFunc(patience(), func() { _ = c.Process.Kill() })
+		timer := time.AfterFunc(waitLimit(), func() { _ = c.Process.Kill() })
 		_ = c.Run()
 		timer.Stop()
 		out.Close()
@@ -132,8 +131,8 @@ func TestClosedReader(t *testing.T) {
 	}
 }
 
-// TestFullDisk: output that is lost is no success.
-func TestFullDisk(t *testing.T) {
+// TestFullDiskIsNoSuccess: lost output is an error.
+func TestFullDiskIsNoSuccess(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
 		t.Skip(err)
@@ -155,8 +154,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// screen runs holdfast from a shell that tells whether the terminal is afterwards
-// as it was before.
+// screen runs holdfast from a shell that prints whether the terminal's modes are restored at
+// the end.
 func (w *world) screen(args string) *process {
 	w.t.Helper()
 	return w.onTerminal(exec.Command("sh", "-c", `was=$(stty -g); "$holdfast" `+args+
@@ -170,8 +169,8 @@ func cells(line string) []string {
 
 const leavesScreen = "\x1b[?1049l"
 
-// TestWatchOnTerminal shows a table that follows changes and the terminal's size,
-// and leaves the terminal as it was.
+// TestWatchOnTerminal shows a table that follows changes and the terminal's size, and
+// restores the terminal.
 func TestWatchOnTerminal(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
@@ -207,7 +206,7 @@ func TestWatchOnTerminal(t *testing.T) {
 	p.stdout.expect("restored")
 }
 
-// TestWatchOnTerminalEnds by the other ways to end.
+// TestWatchOnTerminalEnds in the other ways.
 func TestWatchOnTerminalEnds(t *testing.T) {
 	w := withStore(t)
 	p := w.screen("watch")
@@ -225,13 +224,13 @@ func TestWatchOnTerminalEnds(t *testing.T) {
 		t.Errorf("status %d, want 143", got)
 	}
 
-	// Its input is no terminal; the keys come from the terminal all the same.
+	// Its input is no terminal; the keys still come from the terminal.
 	p = w.screen("watch </dev/null")
 	p.stdout.expectPart("0 held")
 	p.key('q')
 	p.stdout.expect("status 0")
 
-	// A terminal that can do nothing gets lines.
+	// A dumb terminal gets lines.
 	holder := w.start(append([]string{"run", "x"}, played()...)...)
 	holder.ready()
 	c := exec.Command("env", "TERM=dumb", binary, "watch")
@@ -244,7 +243,7 @@ func TestWatchOnTerminalEnds(t *testing.T) {
 	}
 }
 
-// TestListOnTerminal is a table as wide as the terminal.
+// TestListOnTerminal prints a table as wide as the terminal.
 func TestListOnTerminal(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "ls"))
