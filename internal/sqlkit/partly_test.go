@@ -133,7 +133,7 @@ func TestWriteBeforeADemotionIsUnknown(t *testing.T) {
 	for scripts, want := range map[int]driver.Code{0: driver.CodeRefused, 1: driver.CodeUnknown} {
 		d := &demoted{scripts}
 		o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return d, nil }), plain{}, certain{}, nil, "")
-		_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: nobody{}})
+		_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 		if code := driver.CodeOf(err); code != want || !errors.Is(err, ErrReadOnly) {
 			t.Errorf("read-only after %d scripts: %v (%v), want %v", scripts, err, code, want)
 		}
