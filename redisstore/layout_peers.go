@@ -327,15 +327,9 @@ func (p *peers) release(ctx context.Context, g *driver.Grant) error {
 	if !ok {
 		return driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
 	}
-	st := &step{id: g.ID, own: h.own, key: p.key(g.Name), last: strconv.FormatUint(g.Token, 10)}
+	st := &step{id: g.ID, own: h.own, late: h.void, key: p.key(g.Name), last: strconv.FormatUint(g.Token, 10)}
 	p.forget(g.ID)
 	rep, err := p.s.eval(ctx, p.verbs.release, p.keys(st.key), p.args(st))
-	if err == nil && h.void > p.s.clock.now()-window.Microseconds() {
-		// A request of this grant's ID that had no answer may still arrive.
-		if err = p.undo(ctx, st, h.void); err == nil {
-			h.void = 0
-		}
-	}
 	if err == nil && rep.kind != 'R' {
 		return notHeld(g.Name, g.Token)
 	}
