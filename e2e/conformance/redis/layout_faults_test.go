@@ -196,9 +196,6 @@ var layoutRights = strings.Fields("exists hexists hkeys hlen setnx incr incrby d
 // then tries, renews, releases, rolls back and breaks. Afterwards its grants and those of
 // other clients stand or are released, waiters are served, and nothing is left.
 func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
-	if testing.Short() {
-		t.Skip("25 s")
-	}
 	r := start(t)
 	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
 		do(t, r, "FLUSHALL")

@@ -160,7 +160,7 @@ func layoutSuites() map[string]func(*testing.T) {
 			layoutSuite(t, l, true, c.Nodes, nil, open(c.Nodes[0].Address()))
 		}
 	}
-	for _, l := range []redisstore.Layout{redisstore.Plain, redisstore.RedissonFair} {
+	for _, l := range []redisstore.Layout{redisstore.Plain, redisstore.RedissonFair, redisstore.RedissonReadWrite} {
 		all["cluster "+string(l)] = clustered(l, func(address string) func(string) (driver.Store, error) {
 			return overRueidis("redis+cluster://"+address, withLayout(l)...)
 		})
