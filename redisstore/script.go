@@ -14,6 +14,9 @@ type Script struct {
 	Name, Source, SHA string
 }
 
+//go:embed scripts/plain.lua
+var plain string
+
 //go:embed scripts/common.lua
 var common string
 
@@ -53,6 +56,7 @@ var (
 )
 
 func newScript(name, source string) *Script {
+	source = strings.Replace(source, "-- include plain\n", plain, 1)
 	return NewScript(name, strings.Replace(source, "-- include common\n", common, 1))
 }
 

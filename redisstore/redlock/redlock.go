@@ -319,15 +319,15 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		Kind: "redlock", Scope: driver.ScopeNetwork,
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
 		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
-		Tokens: "above the counters of a majority, which restarted servers get back from the others, and at least the fleet's microseconds; " +
-			"they rise as long as no majority loses its data, and after that unless the clocks of the majority are set back",
+		Tokens: "above the counters of a majority, which restarted servers get back from the others, and at least the servers' clock in microseconds. " +
+			"Tokens may fall only if a majority loses its data and its clocks were set back",
 		EarlyEnd: []string{"the deletion of its key on so many servers that no quorum is left", "the clocks of several servers set forward within its TTL, or of one unseen"},
 		Notice:   noticeBound,
 		MinTTL:   minTTL, MaxTTL: s.cfg.MaxTTL, Granularity: time.Millisecond, Lapses: true,
 		Linger: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 		Notes: []string{
 			fmt.Sprintf("a grant needs %d of %d servers, so %d may fail", s.quorum, n, n-s.quorum),
-			fmt.Sprintf("a server that was restarted, or lost its data, has no vote for %s; nor has one whose clock is more than %s out of line", s.cfg.MaxTTL, s.cfg.Skew),
+			fmt.Sprintf("a server that was restarted, or lost its data, has no vote for %s; a server whose clock differs by more than %s has no vote", s.cfg.MaxTTL, s.cfg.Skew),
 			fmt.Sprintf("a crash frees a name %s after its TTL", 2*s.cfg.Skew),
 		},
 	}
