@@ -314,6 +314,10 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		return driver.Guarantees{}, err
 	}
 	defer s.ops.Done()
+	return s.guarantees(), nil
+}
+
+func (s *Store) guarantees() driver.Guarantees {
 	n := len(s.nodes)
 	g := driver.Guarantees{
 		Kind: "redlock", Scope: driver.ScopeNetwork,
@@ -340,5 +344,5 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if s.cfg.Unprotected {
 		g.Notes = append(g.Notes, "WARNING: unprotected: servers that lost their data vote at once")
 	}
-	return g, nil
+	return g
 }

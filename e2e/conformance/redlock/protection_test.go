@@ -235,6 +235,37 @@ func TestHeldLockIsHealed(t *testing.T) {
 	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
 }
 
+// TestLostVotesAreNoticed ends the votes of a held lock early, at two of three servers: its
+// holder is notified.
+func TestLostVotesAreNoticed(t *testing.T) {
+	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
+	f.fakeClock(0)
+	f.fakeClock(1)
+	f.setUp(f.config)
+	s := f.open(t)
+	ends := func(name string, end func(i int)) {
+		t.Helper()
+		r := request(name, time.Hour)
+		until(t, "the request is granted", func() bool {
+			_, err := s.Acquire(t.Context(), r)
+			if err != nil {
+				undo(t, s, r)
+				r = request(name, time.Hour)
+			}
+			return err == nil
+		})
+		end(0)
+		end(1)
+		<-r.From.(*requester).lost
+	}
+	ends("deleted", func(i int) { f.do(i, "DEL", "holdfast:redlock:l::deleted") })
+	ends("expired", func(i int) {
+		if err := f.all[i].SetClock(3 * time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
 // TestHealsAfterAnUnansweredRequest requires that a renewal writes a held lock to a server
 // that did not answer the request for its vote.
 func TestHealsAfterAnUnansweredRequest(t *testing.T) {
