@@ -48,8 +48,8 @@ func TestStores(t *testing.T) {
 	for _, local := range check.Locals() {
 		// Those without a server are tortured where the check itself is tested; the
 		// short names of databases are those of their first recipe.
-		// MySQL is checked in conformance/versions. Redlock is checked by hand so far.
-		if slices.Contains([]string{"memory", "file", "mariadb", "postgres", "redlock"}, local) || strings.HasPrefix(local, "mysql") {
+		// MySQL is checked in conformance/versions.
+		if slices.Contains([]string{"memory", "file", "mariadb", "postgres"}, local) || strings.HasPrefix(local, "mysql") {
 			continue
 		}
 		t.Run(local, func(t *testing.T) {
