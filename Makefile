@@ -110,11 +110,15 @@ lint:
 
 # Three packages of stores go side by side. Checks judge what happens in time: they go
 # one after the other, and beside no others.
-race: clients
+.PHONY: race-core race-stores race-check
+race: race-core race-stores race-check
+race-core: servers
 	$(SAY) 'race: the packages that need no server, and the command'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m $$($(GO) list $(call packages,$(filter-out e2e check,$(MODULES))) | grep -vE '$(COVERED)')
+race-stores: clients
 	$(SAY) 'race: the stores on their servers'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 3 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
+race-check: servers
 	$(SAY) 'race: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/etcd ./conformance/zookeeper

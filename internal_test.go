@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestLossStopsTheHoldLimit: the timer of MaxHold does not run on after a loss.
+// TestLossStopsTheHoldLimit: a loss stops the timer of MaxHold.
 func TestLossStopsTheHoldLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -37,8 +37,8 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 	})
 }
 
-// TestJoinIsRefusedOnceTheLastUnlockHasBegun: a Lock that joined then would release
-// what the next waiter holds.
+// TestJoinIsRefusedOnceTheLastUnlockHasBegun: a later join would release the lease of the
+// next waiter.
 func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	l, err := New(memstore.New(), LocalHandoff(4))
 	if err != nil {
@@ -88,8 +88,8 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	}
 }
 
-// TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss: that goroutine has not yet ended
-// the contexts, and Err reports the loss all the same.
+// TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss: that goroutine has not yet ended the
+// contexts, and Err reports the loss already.
 func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 	l, err := New(memstore.New())
 	if err != nil {
@@ -119,8 +119,7 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 	_ = k.Unlock()
 }
 
-// failing is a store that returns busy to a try and fails each request that waits, until
-// up.
+// failing is a store that answers a try with busy. It fails each waiting request until up.
 type failing struct {
 	driver.Store
 	up    atomic.Bool
@@ -141,8 +140,8 @@ func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "it is down")
 }
 
-// TestNewWaiterShortensTheBackoff: a waiter that joins while a queue pauses after many
-// failures is served within its own request timeout.
+// TestNewWaiterShortensTheBackoff: a queue backs off after many failures. A waiter that
+// joins it is served within its own request timeout.
 func TestNewWaiterShortensTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{Store: memstore.New(), asked: make(chan struct{})}
@@ -163,7 +162,7 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 		}
 		go lock()
 		synctest.Wait()
-		time.Sleep(20 * time.Second) // the pauses have become long
+		time.Sleep(20 * time.Second) // the backoff has become long
 		<-f.asked
 		synctest.Wait()
 		f.up.Store(true)

@@ -57,7 +57,12 @@ var (
 
 func newScript(name, source string) *Script {
 	source = strings.Replace(source, "-- include plain\n", plain, 1)
-	source = strings.Replace(source, "-- include common\n", common, 1)
+	return NewScript(name, strings.Replace(source, "-- include common\n", common, 1))
+}
+
+// NewScript makes a script of its text, for a package that keeps something else over a
+// [Client].
+func NewScript(name, source string) *Script {
 	sum := sha1.Sum([]byte(source))
 	return &Script{Name: name, Source: source, SHA: hex.EncodeToString(sum[:])}
 }

@@ -11,8 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/check/lab"
 )
 
-// TestLab lists the mistakes, makes one, and the lock without one.
-func TestLab(t *testing.T) {
+// TestLabConvictsMistake lists the mistakes, runs one of them, and runs the lock without a
+// mistake.
+func TestLabConvictsMistake(t *testing.T) {
 	w := newWorld(t)
 	r := w.run("lab")
 	r.expectStatus(t, 0)

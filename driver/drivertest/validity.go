@@ -316,13 +316,7 @@ func standsAfterDelays(e *env) {
 		items = append(items, &item{what: fmt.Sprintf("limit %d, renewed", limit),
 			begin: func() { g = e.must(a, renewed) },
 			grant: func() (driver.Grant, bool) {
-				r := a.Renew(e.Context(), []driver.Grant{g})
-				if len(r) != 1 || r[0].Err != nil {
-					e.Errorf("Renew(%q): %+v", g.Name, r)
-					return g, false
-				}
-				g.SentAt, g.TTL = r[0].SentAt, r[0].TTL
-				return g, true
+				return g, e.renewed(a, &g)
 			}})
 		if !e.canFill(limit) {
 			continue

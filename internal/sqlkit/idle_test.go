@@ -9,10 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestPoolKeepsWhatWasNeededTogether: links that were in use at the same time stay for a
-// while, those that were not needed for longer end, and a server that refuses a client
-// leaves the pool its least.
-func TestPoolKeepsWhatWasNeededTogether(t *testing.T) {
+// TestPoolKeepsLinksUsedTogether: links that were in use at the same time stay for a while,
+// and unused links end. A server that refuses a client reduces the pool to its least size.
+func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled, full := 0, false
 		p := NewPool(Idle{Least: 2, Most: 8}, func(context.Context) (Link, error) {
@@ -23,20 +22,8 @@ func TestPoolKeepsWhatWasNeededTogether(t *testing.T) {
 			return &countedLink{}, nil
 		})
 		defer p.Close()
-		use := func(n int) {
-			t.Helper()
-			var all []Link
-			for range n {
-				l, _, err := p.Get(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, l)
-			}
-			for _, l := range all {
-				p.Put(l)
-			}
-		}
+		take := func() (Link, error) { l, _, err := p.Get(t.Context()); return l, err }
+		use := func(n int) { t.Helper(); useTogether(t, n, take, p.Put) }
 		idle := func() int {
 			synctest.Wait()
 			p.mu.Lock()
@@ -85,26 +72,14 @@ func TestPoolKeepsWhatWasNeededTogether(t *testing.T) {
 	})
 }
 
-// TestSessionsKeepsWhatWasNeededTogether: the same of sessions.
-func TestSessionsKeepsWhatWasNeededTogether(t *testing.T) {
+// TestSessionsStayIfUsedTogether: the same rule for sessions.
+func TestSessionsStayIfUsedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled := 0
 		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Least: 2, Most: 8}, "")
 		defer e.Close(t.Context())
-		use := func(n int) {
-			t.Helper()
-			var all []*Session
-			for range n {
-				s, err := e.take(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, s)
-			}
-			for _, s := range all {
-				e.put(s)
-			}
-		}
+		take := func() (*Session, error) { return e.take(t.Context()) }
+		use := func(n int) { t.Helper(); useTogether(t, n, take, e.put) }
 		idle := func() int {
 			synctest.Wait()
 			e.mu.Lock()
@@ -128,4 +103,20 @@ func TestSessionsKeepsWhatWasNeededTogether(t *testing.T) {
 			t.Errorf("idle %d after a rest", idle())
 		}
 	})
+}
+
+// useTogether takes n links or sessions, and returns them when it has all of them.
+func useTogether[T any](t *testing.T, n int, take func() (T, error), put func(T)) {
+	t.Helper()
+	var all []T
+	for range n {
+		one, err := take()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, one)
+	}
+	for _, one := range all {
+		put(one)
+	}
 }

@@ -48,7 +48,7 @@ if KEYS[2] and not ARGV[6] then
     end
     redis.call('SET', KEYS[2], token)
   end
-  if redis.call('HSETNX', K, 's0', ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2]) == 1 then
+  if redis.call('HSETNX', K, 's0', ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2]) == 1 then -- mutation: redis-first
     local done = redis.pcall('PEXPIRE', K, ARGV[3])
     if type(done) == 'table' then -- refused: the name is as free as before
       if type(redis.pcall('HDEL', K, 's0')) == 'table' then redis.call('DEL', K) end

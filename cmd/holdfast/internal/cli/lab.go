@@ -29,15 +29,15 @@ func newLab(p *say.Printer) *cobra.Command {
 	all := false
 	cmd := &cobra.Command{
 		Use:   "lab [MISTAKE...]",
-		Short: "Make the classic mistakes of locks, and see them convicted",
+		Short: "Make the classic mistakes of locks, and prove them",
 		Long: `Lab makes a lock with one of the classic mistakes, on a small server in this
-process, lets workers compete for it under the faults that bring the mistake to
-light, and prints the events that convict it. Without a name it lists the
-mistakes; "none" is the same lock without any, and is acquitted.
+process. Workers compete for it under the faults that reveal the mistake. Lab prints
+the events that prove it. Without a name it lists the mistakes; "none" is the same
+lock without a mistake.
 
 Exit status:
-  0    everything came out as it should
-  1    a mistake was not convicted in the time given, or the right lock was
+  0    each mistake was found, and none in the lock without a mistake
+  1    a mistake was not found in time, or was found in the lock without one
   64   bad usage
   128+n  signal n ended it`,
 		Example: `  holdfast lab
@@ -73,7 +73,7 @@ Exit status:
 				if i > 0 {
 					fmt.Fprintln(out)
 				}
-				wrong = !tellExperiment(out, r) || wrong
+				wrong = !printExperiment(out, r) || wrong
 			}
 			if wrong {
 				return broken
@@ -85,12 +85,12 @@ Exit status:
 	flags.SortFlags = false
 	flags.BoolVar(&all, "all", false, "make all of them, one after the other")
 	flags.Var(&seed, "seed", "decides the schedule of work and faults")
-	flags.Var(&most, "duration", "give up after so long without a conviction, 4s to 1h")
+	flags.Var(&most, "duration", "give up if nothing is proved after this time, 4s to 1h")
 	flags.Var(&dir, "dir", "the `DIRECTORY` for histories and pages (default a temporary one for each)")
 	return cmd
 }
 
-// labNames are the mistakes and the lock without one.
+// labNames are the mistakes and the lock without a mistake.
 func labNames() []string {
 	names := []string{lab.Control}
 	for _, m := range lab.Mistakes() {
@@ -111,9 +111,9 @@ func listMistakes(out io.Writer) error {
 	return tw.Flush()
 }
 
-// tellExperiment prints what an experiment came to, and tells whether that is what
-// it should.
-func tellExperiment(out io.Writer, r *lab.Result) bool {
+// printExperiment prints the result of an experiment, and reports whether it is the expected
+// one.
+func printExperiment(out io.Writer, r *lab.Result) bool {
 	m := &r.Mistake
 	fmt.Fprintf(out, "%s: %s\n", m.Name, m.Title)
 	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

@@ -1,0 +1,334 @@
+//go:build linux || darwin
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+// right is holdfast on Redis, with a short lease of A.
+var right = holdfastOn(func(s *Stage) { s.redis() }, short)
+
+// byHand is a lock of Redis commands.
+func byHand(take func(*Stage, Actor) bool, free func(*Stage, Actor)) lock {
+	return lock{
+		on: func(s *Stage) { s.redis() },
+		take: func(s *Stage, a Actor) bool {
+			ok := take(s, a)
+			if ok {
+				s.Enter(a, nil)
+			}
+			return ok
+		},
+		free: func(s *Stage, a Actor) {
+			s.Leave(a)
+			free(s, a)
+		},
+		expire:  (*Stage).keyExpires,
+		outlive: func(s *Stage) { s.keyExpires() },
+	}
+}
+
+// keyExpires waits until the key of the lock has expired, unless it has no expiry.
+func (s *Stage) keyExpires() bool {
+	if s.ask("PTTL", lockName) == "-1" {
+		s.Note(Server, "no expiry")
+		return false
+	}
+	s.Until("the key has expired", func() bool { return s.ask("EXISTS", lockName) == "0" })
+	s.Note(Server, "lock expires")
+	return true
+}
+
+// startRedis starts a Redis for this play alone.
+func (s *Stage) startRedis(dir string, settings ...string) *servers.Redis {
+	r, err := servers.StartRedis(s.ctx, dir, settings...)
+	s.Must(err)
+	s.Defer(r.Kill)
+	return r
+}
+
+// redis starts the set's Redis, empties it, and makes it the store of the clients' Lockers.
+func (s *Stage) redis() *servers.Redis {
+	r := server(s, "redis", func(ctx context.Context, dir string) (*servers.Redis, func(), error) {
+		r, err := servers.StartRedis(ctx, dir)
+		if err != nil {
+			return nil, nil, err
+		}
+		return r, r.Kill, nil
+	})
+	if s.url == nil {
+		s.url = func(a Actor) string { return "redis://" + s.Link(a, r.Address()) }
+		s.ask("FLUSHALL")
+	}
+	return r
+}
+
+// ask sends a command that is not part of the drawing.
+func (s *Stage) ask(args ...string) string { return s.askAt(s.redis(), args...) }
+
+func (s *Stage) askAt(r *servers.Redis, args ...string) string {
+	v, err := r.Do(s.ctx, args...)
+	s.Must(err)
+	if v == nil {
+		return "nil"
+	}
+	return fmt.Sprint(v)
+}
+
+// do sends a command of a client and returns the answer: "nil" for none.
+func (s *Stage) do(a Actor, args ...string) string {
+	v := s.ask(args...)
+	s.Step(a, strings.Join(args, " "), v)
+	return v
+}
+
+// setNX is SET with NX and an expiry.
+func setNX(s *Stage, a Actor) bool {
+	return s.do(a, "SET", lockName, a.String(), "NX", "PX", millis(ttl(a))) == "OK"
+}
+
+// setnx is SETNX, without an expiry.
+func setnx(s *Stage, a Actor) bool { return s.do(a, "SETNX", lockName, a.String()) == "1" }
+
+// del is a release that does not compare the owner.
+func del(s *Stage, a Actor) { s.do(a, "DEL", lockName) }
+
+// get is the first part of a release that compares the owner in the client.
+func get(s *Stage, a Actor) {
+	s.Expect(s.do(a, "GET", lockName) == a.String(), "the key is the client's own")
+}
+
+// getset keeps the expiry as the key's value. The clock of A shows 100, that of B 200.
+func getset(s *Stage, a Actor) bool {
+	clock := map[Actor]int{A: 100, B: 200}[a]
+	expires := strconv.Itoa(clock + 30)
+	if s.do(a, "SETNX", lockName, expires) == "1" {
+		return true
+	}
+	theirs := s.do(a, "GET", lockName)
+	end, err := strconv.Atoi(theirs)
+	s.Must(err)
+	return end < clock && s.do(a, "GETSET", lockName, expires) == theirs
+}
+
+// paused: A is paused between its last look at the lock and its write. B gets the lock and
+// writes. write sends a write with the client's fencing token.
+func paused(write func(s *Stage, a Actor, value string, token uint64)) func(*Stage) {
+	return func(s *Stage) {
+		right.on(s)
+		s.Expect(right.take(s, A), "A gets the lock")
+		token := s.locks[A].Token()
+		s.Stall(A, "sees its lock; is paused")
+		right.expire(s)
+		s.Expect(right.take(s, B), "B gets the lock")
+		write(s, B, "new", s.locks[B].Token())
+		s.Resume(A, "continues, and writes")
+		write(s, A, "old", token)
+		if s.ask("HGET", "data", "value") != "new" {
+			s.Violate("A's late write has replaced B's: an update is lost.")
+		}
+		s.Survive("The guard has seen B's larger token and refuses A's write.")
+	}
+}
+
+// guard is a script that refuses a smaller token than the largest that it has seen.
+const guard = `if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'token') or 0) then return 'refused' end
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'value', ARGV[2]) return 'OK'`
+
+// failover: A's lock is on the primary alone when that dies. The replica that takes over has
+// a replica of its own. query makes the store wait for replicas.
+func failover(take func(*Stage, Actor, *servers.Redis) bool, query string) func(*Stage) {
+	return func(s *Stage) {
+		dir := s.set.scratch(s)
+		primary := s.startRedis(filepath.Join(dir, "primary"))
+		link, err := servers.NewProxy(primary.Address())
+		s.Must(err)
+		s.Defer(link.Close)
+		replica := s.startRedis(filepath.Join(dir, "replica"), "--replicaof", strings.Replace(link.Address(), ":", " ", 1))
+		third := s.startRedis(filepath.Join(dir, "third"), "--replicaof", strings.Replace(replica.Address(), ":", " ", 1))
+		s.Must((&servers.RedisReplicas{Primary: primary, Replicas: []*servers.Redis{replica}}).Linked(s.ctx))
+		now := primary
+		s.url = func(a Actor) string { return "redis://" + s.Link(a, now.Address()) + query }
+		link.Cut()
+		s.Note(Server, "replica lags")
+		take(s, A, primary)
+		primary.Kill()
+		s.askAt(replica, "REPLICAOF", "NO", "ONE")
+		s.Note(Server, "new primary")
+		s.Must((&servers.RedisReplicas{Primary: replica, Replicas: []*servers.Redis{third}}).Linked(s.ctx))
+		now = replica
+		for _, p := range s.links[A] {
+			s.Must(p.Redirect(replica.Address()))
+		}
+		s.Expect(take(s, B, replica), "B gets the lock")
+		s.Survive("A was not granted a lock that no replica has. B alone has it.")
+	}
+}
+
+// restarted: A has the votes of servers 1 and 2 of three, and server 2 restarts empty.
+func restarted(take func(s *Stage, a Actor, fleet []*servers.Redis, reach []int) bool) func(*Stage) {
+	return func(s *Stage) {
+		dir := s.set.scratch(s)
+		var fleet []*servers.Redis
+		for i := range 3 {
+			fleet = append(fleet, s.startRedis(filepath.Join(dir, strconv.Itoa(i+1))))
+		}
+		s.url = func(a Actor) string {
+			q := url.Values{"max_ttl": {long.String()}}
+			for _, r := range fleet {
+				q.Add("node", s.Link(a, r.Address()))
+			}
+			return "redlock://?" + q.Encode()
+		}
+		s.Expect(take(s, A, fleet, []int{1, 2}), "A gets two votes of three")
+		s.Must(fleet[1].RestartEmpty(s.ctx))
+		s.Note(Server, "2 restarts empty")
+		take(s, B, fleet, []int{1, 2, 3})
+		s.Survive("Server 2 has no vote until each lock that it may have lost is over.")
+	}
+}
+
+// votes is Redlock as in most clients: the majority of the servers decides.
+func votes(s *Stage, a Actor, fleet []*servers.Redis, reach []int) bool {
+	n := 0
+	for _, i := range reach {
+		v := s.askAt(fleet[i-1], "SET", lockName, a.String(), "NX", "PX", millis(long))
+		s.Step(a, fmt.Sprintf("SET lock %s NX on %d", a, i), v)
+		if v == "OK" {
+			n++
+		}
+	}
+	if n < 2 {
+		return false
+	}
+	s.Enter(a, nil)
+	return true
+}
+
+// redlock is holdfast on three servers.
+func redlock(s *Stage, a Actor, fleet []*servers.Redis, reach []int) bool {
+	if a == A {
+		// The servers of a new fleet are admitted at once.
+		l, err := holdfast.Open(s.ctx, s.url(Server)+"&fresh=true")
+		s.Must(err)
+		defer l.Close(context.WithoutCancel(s.ctx))
+		s.Must(l.Ping(s.ctx))
+	}
+	s.locker(a)
+	for i, p := range s.links[a] {
+		if len(reach) <= i {
+			p.Cut()
+		}
+	}
+	return s.TryLock(a, long)
+}
+
+var redisStories = []Story{
+	{
+		Name: "setnx-forever", Title: "SETNX without an expiry, and a crash", Mistake: "never-expires", Server: "Redis",
+		Code:   "SETNX lock A",
+		Tale:   "Client A writes a key to keep the others out, and means to delete it after its work. It crashes in between. The key has no time limit, so it stays, and every other client waits for a process that no longer exists.",
+		Lesson: "A lock needs an expiry, because its holder can die.",
+		Wrong:  crash(byHand(setnx, del), "crashes"),
+		Right:  crash(right, "crashes"),
+	},
+	{
+		Name: "expire-too-late", Title: "SETNX, then EXPIRE, and a crash between them", Mistake: "never-expires", Server: "Redis",
+		Code:   "SETNX lock A; EXPIRE lock 1",
+		Tale:   "This program gives the key a time limit, but in a second request. Client A crashes between the two requests, so the time limit never arrives, and the lock stands forever again.",
+		Lesson: "The lock and its expiry must be one request: SET with NX and PX.",
+		Wrong:  crash(byHand(setnx, del), "crashes before EXPIRE"),
+		Right:  crash(right, "crashes after one request"),
+	},
+	{
+		Name: "getset-clocks", Title: "the expiry kept as a value, and two clocks", Mistake: "client-clock", Server: "Redis",
+		Code:   "SETNX lock END; GET lock; if END is past: GETSET lock END",
+		Tale:   "The clients write into the key when their lock ends, by their own clocks. B's clock is 100 seconds ahead, so the lock that A has just taken looks expired to B, and B takes it over while A works.",
+		Lesson: "Only one clock may decide that a lock has expired: the server's.",
+		Wrong:  race(byHand(getset, del), "clock is 100 s ahead"),
+		Right:  race(holdfastOn(right.on, long), "clock is 100 s ahead"),
+	},
+	{
+		Name: "late-delete", Title: "a release that does not compare the owner", Mistake: "delete-anyones", Server: "Redis",
+		Code:   "SET lock A NX PX 1000 ... DEL lock",
+		Tale:   "Client A has finished its work, but stalls before it releases the lock, and the lock expires. Client B gets it and works. Then A deletes the key, which is B's by now. A's next job finds no key and starts beside B.",
+		Lesson: "A release must compare the owner: delete only your own lock.",
+		Wrong:  lateRelease(byHand(setNX, del)),
+		Right:  lateRelease(right),
+	},
+	{
+		Name: "late-compare", Title: "GET, compare, DEL: a release in two requests", Mistake: "compare-then-delete", Server: "Redis",
+		Code:   "if GET lock is A: DEL lock",
+		Tale:   "Client A looks first whether the lock is still its own. It is. Then A stalls, the lock expires, and B gets it. A continues where it stopped, and deletes B's lock. What A saw was true, but no longer is.",
+		Lesson: "Compare and delete must be one step at the server: a script.",
+		Wrong: func() func(*Stage) {
+			l := byHand(setNX, del)
+			l.look = get
+			return lateRelease(l)
+		}(),
+		Right: lateRelease(right),
+	},
+	{
+		Name: "work-too-long", Title: "work that takes longer than the TTL", Mistake: "no-renewal", Server: "Redis",
+		Code:   "SET lock A NX PX 1000; work for a minute; release",
+		Tale:   "The lock has a time limit, and the work takes longer than anyone thought. The server ends the lock while A still works, and B starts beside it.",
+		Lesson: "Renew the lock while the work lasts, and stop when it cannot be renewed.",
+		Wrong:  longWork(byHand(setNX, del)),
+		Right:  longWork(holdfastOn(right.on, 2*short)),
+	},
+	{
+		Name: "paused-writer", Title: "a paused process, with and without a guard", Mistake: "constant-token", Server: "Redis",
+		Code:   "if the lock is mine: write",
+		Tale:   "Even a lock that is renewed ends when its holder is paused: by a garbage collection, by a machine that sleeps. A has looked at its lock, is paused, and writes later, without a chance to look again. Both plays use the same right lock. In the second one the data refuses the write: each grant has a number, the fencing token, and the data accepts no smaller number than it has seen.",
+		Lesson: "A lock cannot stop a paused writer. The data must: with a fencing token.",
+		Wrong: paused(func(s *Stage, a Actor, value string, _ uint64) {
+			v := s.ask("HSET", "data", "value", value)
+			s.Step(a, "HSET data value "+value, v)
+		}),
+		Right: paused(func(s *Stage, a Actor, value string, token uint64) {
+			v := s.ask("EVAL", guard, "1", "data", strconv.FormatUint(token, 10), value)
+			s.Step(a, "guard: "+value+", my token", v)
+		}),
+	},
+	{
+		Name: "lost-failover", Title: "a failover before the replica has the lock", Mistake: "forgetful-failover", Server: "Redis",
+		Code:   "SET lock A NX on the primary",
+		Tale:   "Redis answers before its replica has the data. The primary grants the lock to A and dies, and the replica, which takes over, does not have the lock. B gets it while A works.",
+		Lesson: "A grant counts when the replica has it, or the token guards the data.",
+		Wrong: failover(func(s *Stage, a Actor, r *servers.Redis) bool {
+			v := s.askAt(r, "SET", lockName, a.String(), "NX", "PX", millis(long))
+			s.Step(a, "SET lock "+a.String()+" NX PX "+millis(long), v)
+			if v == "OK" {
+				s.Enter(a, nil)
+			}
+			return v == "OK"
+		}, ""),
+		Right: failover(func(s *Stage, a Actor, _ *servers.Redis) bool {
+			if a == B {
+				return s.TryLock(a, long)
+			}
+			_, err := s.locker(a).TryLock(s.ctx, lockName, holdfast.TTL(long))
+			s.Expect(errors.Is(err, holdfast.ErrUnavailable), fmt.Sprintf("no replica acknowledges: %v", err))
+			s.Step(a, "TryLock(\"lock\")", "no replica has it")
+			return false
+		}, "?replicas=1&replica_wait=300ms"),
+	},
+	{
+		Name: "redlock-restart", Title: "Redlock, and a server that restarts empty", Mistake: "forgetful-failover", Server: "Redis 1, 2, 3",
+		Code:   "SET lock A NX on three servers: two are enough",
+		Tale:   "Three servers vote, and two votes are a lock. A has the votes of 1 and 2. Server 2 restarts without its data, has forgotten its vote, and votes for B. Now B has two votes as well.",
+		Lesson: "A server that may have forgotten votes must not vote until they are over.",
+		Wrong:  restarted(votes),
+		Right:  restarted(redlock),
+	},
+}

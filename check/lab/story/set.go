@@ -1,0 +1,57 @@
+//go:build linux || darwin
+
+package story
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+)
+
+// Set is the servers of stories. Each kind starts when the first story needs it, and runs
+// until Close. Stories of one set are played one after the other.
+type Set struct {
+	mu      sync.Mutex
+	dir     string
+	started map[string]any
+	stops   []func()
+}
+
+// NewSet returns a set without servers. Their files are in a temporary directory.
+func NewSet() (*Set, error) {
+	dir, err := os.MkdirTemp("", "hf-story")
+	return &Set{dir: dir, started: map[string]any{}}, err
+}
+
+// Close ends all servers and removes their files.
+func (s *Set) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, stop := range slices.Backward(s.stops) {
+		stop()
+	}
+	_ = os.RemoveAll(s.dir)
+}
+
+// server returns the server of a kind, and starts it if it does not run. start gets a
+// directory of its own and returns what ends the server.
+func server[S any](s *Stage, kind string, start func(ctx context.Context, dir string) (S, func(), error)) S {
+	s.set.mu.Lock()
+	defer s.set.mu.Unlock()
+	if v, ok := s.set.started[kind]; ok {
+		return v.(S)
+	}
+	v, stop, err := start(s.ctx, filepath.Join(s.set.dir, kind))
+	s.Must(err)
+	s.set.started[kind], s.set.stops = v, append(s.set.stops, stop)
+	return v
+}
+
+// scratch returns an empty directory for one play.
+func (s *Set) scratch(g *Stage) string {
+	dir, err := os.MkdirTemp(s.dir, "")
+	g.Must(err)
+	return dir
+}

@@ -1,0 +1,106 @@
+//go:build linux || darwin
+
+package story
+
+import (
+	"fmt"
+	"html"
+	"strings"
+)
+
+// The measures of a drawing, in its own units: about pixels.
+const (
+	panelWidth = 400
+	rowHeight  = 30
+	panelTop   = 58 // above the first row
+	letter     = 6.2
+)
+
+// x is the place of an actor's lifeline.
+func (a Actor) x() int { return [...]int{A: 14, Server: panelWidth / 2, B: panelWidth - 14}[a] }
+
+func (u *Run) height() int { return panelTop + len(u.Steps)*rowHeight + 44 }
+
+// svg is the drawing of the result: the wrong lock on the left, holdfast on the right.
+func (r *Result) svg() string {
+	height := max(r.Wrong.height(), r.Right.height())
+	const gap = 20
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" role="img" aria-label="%[3]s">`+"\n", 2*panelWidth+gap, height, html.EscapeString(r.describe()))
+	b.WriteString(`<rect width="100%" height="100%" fill="#fff"/>` + "\n")
+	b.WriteString(r.Wrong.panel(r.Story.Server, "the wrong lock"))
+	fmt.Fprintf(&b, `<g transform="translate(%d 0)">`+"\n", panelWidth+gap)
+	b.WriteString(r.Right.panel(r.Story.Server, "holdfast"))
+	b.WriteString("</g>\n</svg>\n")
+	return b.String()
+}
+
+// describe is the drawing in words, for readers that do not see it.
+func (r *Result) describe() string {
+	return r.Story.Title + ". The wrong lock: " + r.Wrong.Outcome + " Holdfast: " + r.Right.Outcome
+}
+
+// alone is one play as a drawing of its own.
+func (u *Run) alone(server, title string) string {
+	return fmt.Sprintf(`<svg viewBox="0 0 %d %d" role="img" aria-label="%s">`+"\n", panelWidth, u.height(), html.EscapeString(title+": "+u.Outcome)) + u.panel(server, title) + "</svg>"
+}
+
+// panel draws one play, time downwards.
+func (u *Run) panel(server, title string) string {
+	var b strings.Builder
+	text := func(x, y int, anchor, style, s string) {
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="%s" %s>%s</text>`+"\n", x, y, anchor, style, html.EscapeString(s))
+	}
+	ink := "#1a7f37"
+	if u.Violated {
+		ink = "#cf222e"
+	}
+	b.WriteString(`<g font-family="ui-monospace, Menlo, Consolas, monospace" font-size="10.3" fill="#1b1f24">` + "\n")
+	bold := `font-family="system-ui, sans-serif" font-size="13" font-weight="bold"`
+	text(panelWidth/2, 16, "middle", bold+` fill="`+ink+`"`, title)
+	bottom := u.height() - 40
+	for a, name := range [...]string{"client A", server, "client B"} {
+		anchor := [...]string{"start", "middle", "end"}[a]
+		x := [...]int{4, panelWidth / 2, panelWidth - 4}[a]
+		text(x, 38, anchor, bold, name)
+		fmt.Fprintf(&b, `<path d="M%d 44V%d" stroke="#8c959f"/>`+"\n", Actor(a).x(), bottom)
+	}
+	for i := range u.Steps {
+		t := &u.Steps[i]
+		y := panelTop + i*rowHeight + 12
+		for _, a := range []Actor{A, B} {
+			if t.Holds[a] {
+				colour := "#0969da"
+				if t.Holds[a.other()] {
+					colour = "#cf222e"
+				}
+				fmt.Fprintf(&b, `<path d="M%d %dv%d" stroke="%s" stroke-width="7"/>`+"\n", a.x(), y, rowHeight, colour)
+			}
+		}
+		pill := t.Answer
+		switch in := 12 * int(Server-t.Actor); {
+		case t.Actor == Server:
+			pill = t.Text
+		default:
+			anchor := map[Actor]string{A: "start", B: "end"}[t.Actor]
+			if t.Answer == "" {
+				text(t.Actor.x()+in, y+3, anchor, `font-style="italic" fill="#57606a"`, t.Text)
+				break
+			}
+			text(t.Actor.x()+in, y-5, anchor, "", t.Text)
+			fmt.Fprintf(&b, `<path d="M%d %dH%d" stroke="#1b1f24"/>`+"\n", t.Actor.x(), y, Server.x())
+		}
+		if pill != "" {
+			fill := "#ddf4ff"
+			if t.Actor == Server {
+				fill = "#fff8c5"
+			}
+			width := int(float64(len(pill))*letter) + 12
+			fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%d" height="18" rx="9" fill="%s" stroke="#8c959f"/>`+"\n", (panelWidth-width)/2, y-9, width, fill)
+			text(panelWidth/2, y+4, "middle", "", pill)
+		}
+	}
+	text(panelWidth/2, bottom+18, "middle", `font-family="system-ui, sans-serif" font-size="11.5" fill="`+ink+`"`, u.Outcome)
+	b.WriteString("</g>\n")
+	return b.String()
+}

@@ -1,0 +1,108 @@
+package story
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+
+	"github.com/holdfast-go/holdfast/check/lab/story"
+	"github.com/holdfast-go/holdfast/check/servers"
+	_ "github.com/holdfast-go/holdfast/etcdstore"
+	_ "github.com/holdfast-go/holdfast/filestore"
+	_ "github.com/holdfast-go/holdfast/mysqlstore"
+	_ "github.com/holdfast-go/holdfast/pgstore"
+	_ "github.com/holdfast-go/holdfast/redisstore"
+	_ "github.com/holdfast-go/holdfast/redisstore/redlock"
+	_ "github.com/holdfast-go/holdfast/zkstore"
+)
+
+var update = flag.Bool("update", false, "write docs/lab anew")
+
+// docs is where the drawings are kept.
+const docs = "../../../docs/lab"
+
+// TestStories plays every story on its server: the wrong lock fails, and holdfast survives.
+// The drawings are those in docs/lab.
+func TestStories(t *testing.T) {
+	all := story.Stories()
+	results := make([]*story.Result, len(all))
+	t.Run("play", func(t *testing.T) {
+		for i, y := range all {
+			t.Run(y.Name, func(t *testing.T) {
+				t.Parallel()
+				results[i] = play(t, y)
+			})
+		}
+	})
+	if slices.Contains(results, nil) {
+		return // -run has left some out, or they failed
+	}
+	if *update {
+		if err := story.Write(docs, results); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fresh := t.TempDir()
+	if err := story.Write(fresh, results); err != nil {
+		t.Fatal(err)
+	}
+	same(t, fresh, docs)
+	same(t, docs, fresh)
+}
+
+// play plays a story, and checks its outcome and that its drawing fits on a terminal.
+func play(t *testing.T, y story.Story) *story.Result {
+	set, err := story.NewSet()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(set.Close)
+	r, err := story.Play(t.Context(), y, set)
+	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	if err := r.Text(&b, true); err != nil {
+		t.Fatal(err)
+	}
+	t.Log("\n" + b.String())
+	if !r.OK() {
+		t.Fatalf("the wrong lock is violated: %v; holdfast is violated: %v", r.Wrong.Violated, r.Right.Violated)
+	}
+	if r.Wrong.Outcome == "" || r.Right.Outcome == "" {
+		t.Error("an outcome is missing")
+	}
+	for i, line := range strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n") {
+		if len(line) > 79 || i >= 25 || strings.ContainsFunc(line, func(c rune) bool { return c > unicode.MaxASCII }) {
+			t.Errorf("line %d does not fit on the terminal: %s", i+1, line)
+		}
+	}
+	return r
+}
+
+// same compares each file of a directory with that of another one.
+func same(t *testing.T, one, other string) {
+	t.Helper()
+	files, err := os.ReadDir(one)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		a, err := os.ReadFile(filepath.Join(one, f.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := os.ReadFile(filepath.Join(other, f.Name())); err != nil || !bytes.Equal(a, b) {
+			t.Errorf("%s is not what the stories draw (%v): go test ./conformance/story -update", f.Name(), err)
+		}
+	}
+}
