@@ -15,8 +15,8 @@ const (
 )
 
 // chart draws the median of each contender as a bar, one group of bars for each work. The
-// longest bar of a group is its largest median.
-func chart(store string, done []work, all [][]result) string {
+// longest bar of a group is its largest median. before and after are the machine's load.
+func chart(store string, done []work, all [][]result, before, after string) string {
 	var b strings.Builder
 	y := 30
 	text := func(x int, class, s string) {
@@ -49,7 +49,9 @@ func chart(store string, done []work, all [][]result) string {
 		}
 	}
 	y += 30
-	text(10, "name", "Blue: holdfast. Grey: its peers. Medians of one run; share: the least served client to the most served one.")
+	text(10, "name", "Blue: holdfast. Grey: its peers. Share: the least served client to the most served one.")
+	y += rowHeight
+	text(10, "name", fmt.Sprintf("Medians of %d turns of %s in one run; load of the machine %s before it, %s after it.", *rounds, *turn, before, after))
 	head := fmt.Sprintf("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" font-family=\"sans-serif\" role=\"img\" aria-labelledby=\"t\">\n"+
 		"<title id=\"t\">Pairs of lock and unlock a second on %s</title>\n"+
 		"<style>text{fill:#24292f;font-size:13px}.title{font-size:18px;font-weight:bold}.work{font-size:14px;font-weight:bold}</style>\n"+

@@ -136,7 +136,8 @@ func measureStore(s store) (bool, error) {
 	ok := true
 	var all [][]result
 	var done []work
-	fmt.Printf("\n## %s (load %s)\n", s.name, load())
+	before := load()
+	fmt.Printf("\n## %s (load %s)\n", s.name, before)
 	for _, w := range works {
 		if *worksFlag != "" && !slices.Contains(strings.Split(*worksFlag, ","), w.name) {
 			continue
@@ -149,11 +150,12 @@ func measureStore(s store) (bool, error) {
 		printWork(w, results)
 		all, done = append(all, results), append(done, w)
 	}
-	fmt.Printf("\nload at the end: %s\n", load())
+	after := load()
+	fmt.Printf("\nload at the end: %s\n", after)
 	if *svg == "" {
 		return ok, nil
 	}
-	return ok, os.WriteFile(filepath.Join(*svg, "bench-"+s.name+".svg"), []byte(chart(s.name, done, all)), 0o644)
+	return ok, os.WriteFile(filepath.Join(*svg, "bench-"+s.name+".svg"), []byte(chart(s.name, done, all, before, after)), 0o644)
 }
 
 func measureWork(s store, address string, w work) (results []result, ok bool, err error) {
@@ -168,7 +170,7 @@ func measureWork(s store, address string, w work) (results []result, ok bool, er
 	}()
 	for _, c := range s.contenders {
 		if c.floor && w.contested() {
-			continue // it excludes nobody
+			continue // it does not exclude
 		}
 		results = append(results, result{contender: c})
 		var crew []*process

@@ -15,8 +15,8 @@ import (
 
 // turnResult is what one process did in one turn.
 type turnResult struct {
-	Served []int // by goroutine
-	Holds  []hold
+	Served []int  // by goroutine, within the turn
+	Holds  []hold // also those after it
 	Err    string
 }
 
@@ -50,9 +50,13 @@ func judge(results []turnResult, w work, keepsTokens bool, turn time.Duration) (
 		for _, h := range r.Holds {
 			byName[h.Name] = append(byName[h.Name], h)
 		}
-		total += len(r.Holds)
+		mine := 0
+		for _, n := range r.Served {
+			mine += n
+		}
+		total += mine
 		if w.processes > 1 {
-			served = append(served, len(r.Holds))
+			served = append(served, mine)
 		} else {
 			served = append(served, r.Served...)
 		}
@@ -78,9 +82,10 @@ func judge(results []turnResult, w work, keepsTokens bool, turn time.Duration) (
 	return v
 }
 
-// grace is for how much longer than its turn a contender may wait for a lock: some wait
-// for a notification that never comes.
-const grace = 300 * time.Millisecond
+// grace is for how much longer than its turn a contender may wait for a lock. A peer whose
+// wait is cut short may leave its key for the rest of the TTL, and lose its later turns; and
+// some wait for a notification that never comes.
+const grace = 2 * time.Second
 
 // takeTurnHere runs the goroutines of this process for one turn.
 func takeTurnHere(c *client, j job) turnResult {
@@ -98,6 +103,7 @@ func takeTurnHere(c *client, j job) turnResult {
 	for i := range j.Goroutines {
 		all.Go(func() {
 			var holds []hold
+			counted := 0
 			number := i % j.Names
 			name := fmt.Sprint("bench-", number)
 			for time.Since(began) < j.Turn {
@@ -108,6 +114,9 @@ func takeTurnHere(c *client, j job) turnResult {
 					}
 					break
 				}
+				if time.Since(began) < j.Turn {
+					counted++
+				}
 				from := monotonic()
 				holds = append(holds, hold{number, from, monotonic(), token})
 				if err := unlock(); err != nil {
@@ -115,7 +124,7 @@ func takeTurnHere(c *client, j job) turnResult {
 				}
 			}
 			mu.Lock()
-			res.Served[i] = len(holds)
+			res.Served[i] = counted
 			res.Holds = append(res.Holds, holds...)
 			mu.Unlock()
 		})

@@ -51,7 +51,7 @@ type client struct {
 type contender struct {
 	name  string
 	peer  bool // not holdfast
-	floor bool // bare round trips, which exclude nobody
+	floor bool // bare round trips, without exclusion
 	// keepsTokens: a local handoff keeps the token, as the store numbers grants itself.
 	keepsTokens bool
 	open        func(address string) (client, error)
