@@ -166,6 +166,7 @@ bench:
 	$(GO) test -run '^$$' -bench . -benchmem -count 5 . ./filestore
 	cd cmd/holdfast && $(GO) test -run '^$$' -bench . ./...
 	cd e2e && $(GO) test -run '^$$' -bench . ./bench/...
+	cd e2e && $(GO) run ./bench
 
 fuzz:
 	@set -e; for pkg in filestore fence; do for f in $$($(GO) test -list '^Fuzz' ./$$pkg | grep ^Fuzz); do \
