@@ -54,14 +54,14 @@ func TestLab(t *testing.T) {
 func TestLabPlaysStory(t *testing.T) {
 	w := newWorld(t)
 	dir := w.path("drawings")
-	r := w.finish(exec.Command(binary, "lab", "opposite-order", "--dir", dir), []string{"LC_ALL=C"}, "")
+	r := w.finish(exec.Command(binary, "lab", "crossed-names", "--dir", dir), []string{"LC_ALL=C"}, "")
 	r.expectStatus(t, 0)
 	for _, want := range []string{"client A", "-- wrong: ", "\nx Each waits", "-- holdfast", "\n+ ", "Lesson: ", dir} {
 		if !strings.Contains(r.stdout, want) {
 			t.Errorf("%q is not in\n%s", want, r.stdout)
 		}
 	}
-	for _, name := range []string{"opposite-order.svg", "index.html"} {
+	for _, name := range []string{"crossed-names.svg", "index.html"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			t.Error(err)
 		}

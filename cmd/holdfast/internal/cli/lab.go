@@ -94,8 +94,9 @@ Exit status:
 					fmt.Fprintln(out)
 				}
 				if y, ok := story.Find(name); ok {
-					p.Line("%s: on %s", name, y.Server)
+					p.Status("%s: on %s", name, y.Server)
 					r, err := story.Play(ctx, y, set)
+					p.Done()
 					if errors.Is(err, servers.ErrNotInstalled) && ctx.Err() == nil {
 						p.Line("%v", err)
 						missing = true
