@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// BenchmarkMemoryPair and BenchmarkMutexPair belong together: what a lock costs
-// over the least that a mutual exclusion with a context can cost.
+// BenchmarkMemoryPair and BenchmarkMutexPair show what a lock costs beyond the least cost of
+// a mutual exclusion with a context.
 func BenchmarkMemoryPair(b *testing.B) {
 	l := newLocker(b, memstore.New())
 	b.ReportAllocs()
@@ -36,7 +36,7 @@ func BenchmarkMutexPair(b *testing.B) {
 	}
 }
 
-// BenchmarkMemoryContended: goroutines of one Locker on one name.
+// BenchmarkMemoryContended lets goroutines of one Locker compete for one name.
 func BenchmarkMemoryContended(b *testing.B) {
 	l := newLocker(b, memstore.New())
 	b.RunParallel(func(pb *testing.PB) {

@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// laptop is a clock whose machine can be suspended: the monotonic clock stands
-// still and the suspended time grows.
+// laptop is the clock of a machine that can be suspended. While it sleeps, the monotonic
+// clock stands still and the suspended time grows.
 type laptop struct {
 	mu    sync.Mutex
 	slept time.Duration
@@ -34,7 +34,7 @@ func (c *laptop) sleep(d time.Duration) {
 	c.slept += d
 }
 
-// onClock is a store whose grants are timed on another clock.
+// onClock is a store that times its grants on another clock.
 type onClock struct {
 	driver.Store
 	c driver.Clock
@@ -65,10 +65,10 @@ func TestLossAfterTheMachineSlept(t *testing.T) {
 		k := mustLock(t, l, "a")
 		c.sleep(20 * time.Second)
 		if k.Context().Err() != nil {
-			t.Fatal("lost within its trust")
+			t.Fatal("lost within its validity")
 		}
 		if left := k.Remaining(); left != 7*time.Second {
-			t.Errorf("%s of trust left, want 27s less 20s", left)
+			t.Errorf("%s of validity left, want 27s less 20s", left)
 		}
 		c.sleep(10 * time.Second)
 		if holdfast.Token(k.Context(), "a") != 0 {
@@ -84,8 +84,8 @@ func TestLossAfterTheMachineSlept(t *testing.T) {
 	})
 }
 
-// TestErrReadsTheClockAfterAPause: the process was stopped for longer than its lease and
-// runs on before its timers fire. Err must read the clock itself.
+// TestErrReadsTheClockAfterAPause: the process was stopped for longer than its lease. When
+// it runs again, no timer has fired yet, so Err must read the clock itself.
 func TestErrReadsTheClockAfterAPause(t *testing.T) {
 	c := &frozen{now: time.Now()}
 	l := newLocker(t, onClock{memstore.New(), c})
@@ -101,7 +101,7 @@ func TestErrReadsTheClockAfterAPause(t *testing.T) {
 	}
 	wantCause(t, k.Context(), holdfast.CauseExpired)
 
-	// A context derived from it ends as well, once its end was noticed.
+	// A derived context ends as well, once a call of Err has found the end.
 	k2 := mustLock(t, l, "b")
 	child, cancel := context.WithCancel(k2.Context())
 	defer cancel()
@@ -130,7 +130,7 @@ func (c *frozen) advance(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// late is a store whose answers arrive when the granted lease has expired.
+// late is a store that answers only after the granted lease has expired.
 type late struct {
 	driver.Store
 	c    *frozen

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/bound"
 )
 
 // lockContext is the context of a held lock. It adds two things to an ordinary
@@ -178,16 +179,20 @@ func (c *waitContext) Err() error {
 }
 
 // bounded is the context of one request to a store: another context, or its values
-// alone, with a deadline. A store on this machine mostly answers at once. For it the
-// timer of the deadline starts only when the store waits for it, so that it costs
-// nothing.
+// alone, with a deadline. Most requests are answered before anything waits for the end of
+// their context. So the timer of the deadline starts only when the store calls Done, and
+// costs nothing until then. A store on this machine mostly answers at once: for it the
+// deadline, too, counts from there.
 type bounded struct {
 	context.Context // the parent
 	detached        bool
 	timeout         time.Duration
+	deadline        time.Duration // since loaded; 0 if it counts from the first use
 
 	timed atomic.Pointer[timed] // once the store waits
 }
+
+var _ bound.Context = (*bounded)(nil)
 
 // timed is a context with a running timer.
 type timed struct {
@@ -195,13 +200,24 @@ type timed struct {
 	stop context.CancelFunc
 }
 
+// loaded is when the program started.
+var loaded = time.Now()
+
+// answered is the state of a bounded whose request has been answered before anything
+// waited for its end.
+var answered = func() *timed {
+	ctx, stop := context.WithCancel(context.Background())
+	stop()
+	return &timed{ctx, stop}
+}()
+
 // bound makes b the context of a request that may take d.
 func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time.Duration) context.Context {
 	b.Context, b.detached, b.timeout = parent, detached, d
-	if g := l.guarantees.Load(); g != nil && g.Scope != driver.ScopeNetwork {
-		return b
+	if g := l.guarantees.Load(); g == nil || g.Scope == driver.ScopeNetwork {
+		b.deadline = time.Since(loaded) + d
 	}
-	return b.start().Context
+	return b
 }
 
 func (b *bounded) start() *timed {
@@ -213,7 +229,11 @@ func (b *bounded) start() *timed {
 		parent = context.WithoutCancel(parent)
 	}
 	t := &timed{}
-	t.Context, t.stop = context.WithTimeout(parent, b.timeout)
+	if b.deadline == 0 {
+		t.Context, t.stop = context.WithTimeout(parent, b.timeout)
+	} else {
+		t.Context, t.stop = context.WithDeadline(parent, loaded.Add(b.deadline))
+	}
 	if !b.timed.CompareAndSwap(nil, t) {
 		t.stop()
 		return b.timed.Load()
@@ -223,20 +243,47 @@ func (b *bounded) start() *timed {
 
 // end stops the timer. The request has been answered.
 func (b *bounded) end() {
-	if t := b.timed.Load(); t != nil {
-		t.stop()
+	if !b.timed.CompareAndSwap(nil, answered) {
+		b.timed.Load().stop()
 	}
 }
 
-func (b *bounded) Deadline() (time.Time, bool) { return b.start().Deadline() }
-func (b *bounded) Done() <-chan struct{}       { return b.start().Done() }
+// Caller is for [bound.Cancellation].
+func (b *bounded) Caller() context.Context {
+	if b.detached {
+		return context.Background()
+	}
+	return b.Context
+}
+
+func (b *bounded) Deadline() (time.Time, bool) {
+	if b.deadline == 0 {
+		return b.start().Deadline()
+	}
+	at := loaded.Add(b.deadline)
+	if end, dated := b.Caller().Deadline(); dated && end.Before(at) {
+		at = end
+	}
+	return at, true
+}
+
+func (b *bounded) Done() <-chan struct{} { return b.start().Done() }
 
 func (b *bounded) Err() error {
-	if t := b.timed.Load(); t != nil {
+	t := b.timed.Load()
+	if t == nil && b.deadline != 0 && time.Since(loaded) >= b.deadline {
+		t = b.start()
+	}
+	if t != nil {
 		return t.Err()
 	}
-	if b.detached {
-		return nil
+	return b.Caller().Err()
+}
+
+// Value makes a context that derives from b end with its timer, and with its cause.
+func (b *bounded) Value(key any) any {
+	if t := b.timed.Load(); t != nil && t != answered {
+		return t.Value(key)
 	}
-	return b.Context.Err()
+	return b.Context.Value(key)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// ticks counts what became of the ticks of a schedule.
+// ticks counts the outcomes of a schedule's ticks.
 type ticks struct {
 	sync.Mutex
 	served, missed map[time.Time]int
@@ -45,8 +45,8 @@ func (c *ticks) run(t *testing.T, ctx context.Context, l *holdfast.Locker, s hol
 	}
 }
 
-// TestEveryServesEachTickOnce of many replicas whose clocks differ by up to the period,
-// and of which some are slow.
+// TestEveryServesEachTickOnce runs many replicas on one schedule. Their clocks differ by up
+// to the period, and some replicas are slow.
 func TestEveryServesEachTickOnce(t *testing.T) {
 	for period, n := range map[time.Duration]time.Duration{time.Second: 100, time.Minute: 100, 7 * time.Hour: 10, 24 * time.Hour: 5} {
 		t.Run(period.String(), func(t *testing.T) {
@@ -66,7 +66,8 @@ func TestEveryServesEachTickOnce(t *testing.T) {
 					})
 				}
 				wg.Wait()
-				// The first and the last ticks may be outside the time of some replicas.
+				// Some replicas may have started after the first tick, or ended before the
+				// last one.
 				first := holdfast.Period(period).Next(began.Add(period).UTC())
 				for at := first; at.Before(first.Add((n - 3) * period)); at = at.Add(period) {
 					if c.served[at] != 1 || c.missed[at] != 0 {
@@ -94,8 +95,8 @@ func (shift) Next(t time.Time) time.Time {
 	}
 }
 
-// TestEveryServesAScheduleWithPauses: what is left of a tick before a pause ends before
-// its slot is used again.
+// TestEveryServesAScheduleWithPauses: the locks that a tick before a pause left behind end
+// before its slot is used again.
 func TestEveryServesAScheduleWithPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, c, began := memstore.New(), newTicks(), time.Now()
@@ -119,9 +120,9 @@ func TestEveryServesAScheduleWithPauses(t *testing.T) {
 	})
 }
 
-// TestEveryReportsATickThatNobodyServedToItsEnd once, and no replica begins it again: the
-// replica that had begun it loses its lease.
-func TestEveryReportsATickThatNobodyServedToItsEnd(t *testing.T) {
+// TestEveryReportsAnUnfinishedTickOnce: the replica that began a tick loses its lease. The
+// tick is reported once, and no replica begins it again.
+func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		c := newTicks()
@@ -141,7 +142,7 @@ func TestEveryReportsATickThatNobodyServedToItsEnd(t *testing.T) {
 						_ = s.Script().Lose(st.Name, holdfast.CauseGone)
 					}
 				}
-				<-tick.Context().Done() // as far as the others see, it has died
+				<-tick.Context().Done() // the other replicas see it as dead
 				if !errors.Is(context.Cause(tick.Context()), holdfast.ErrLost) {
 					t.Error(context.Cause(tick.Context()))
 				}
@@ -150,7 +151,7 @@ func TestEveryReportsATickThatNobodyServedToItsEnd(t *testing.T) {
 		})
 		synctest.Wait()
 		for range 5 {
-			// They come later than the first, also to the tick that it has begun.
+			// They start later than the first, also at the tick that it has begun.
 			l, ctx := newLocker(t, s.Client()), wallclock.With(ctx, -rand.N(30*time.Second)-time.Second)
 			wg.Go(func() { c.run(t, ctx, l, period, func() time.Duration { return 0 }) })
 		}
@@ -196,8 +197,8 @@ func TestEveryReportsAnOutage(t *testing.T) {
 	})
 }
 
-// TestEveryReportsAPause: the body took much longer than the distance of ticks. The ones
-// that are too old are reported in one error, and the next ones are served.
+// TestEveryReportsAPause: the work took much longer than the interval of the ticks. Every
+// reports the ticks that are too old in one error, and serves the next ones.
 func TestEveryReportsAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocker(t, memstore.New())
@@ -221,7 +222,7 @@ func TestEveryReportsAPause(t *testing.T) {
 	})
 }
 
-// fromStart is due at equal distances since the process has started.
+// fromStart is due at equal intervals since the start of the process.
 type fromStart time.Duration
 
 func (f fromStart) Next(t time.Time) time.Time { return t.Add(time.Duration(f)) }
@@ -236,7 +237,8 @@ func (o once) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// TestEveryTriesTheLastTickAgain of a schedule that ends, after a short outage.
+// TestEveryTriesTheLastTickAgain: a schedule ends during a short outage. Every still serves
+// its last tick.
 func TestEveryTriesTheLastTickAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, c := memstore.New(), newTicks()
@@ -267,8 +269,8 @@ func (a away) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return a.Store.Guarantees(ctx)
 }
 
-// TestEveryBeginsWhileTheStoreIsAway: the store's least TTL is longer than two distances,
-// and not known at the first tick.
+// TestEveryBeginsWhileTheStoreIsAway: the store's least TTL is longer than two intervals,
+// and unknown at the first tick.
 func TestEveryBeginsWhileTheStoreIsAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		left := 1
@@ -279,7 +281,7 @@ func TestEveryBeginsWhileTheStoreIsAway(t *testing.T) {
 	})
 }
 
-// ending is a store that ends a context before it is requested to grant a marker.
+// ending is a store that ends a context when it gets the request for a marker.
 type ending struct {
 	driver.Store
 	end func()
@@ -292,7 +294,8 @@ func (e ending) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return e.Store.Acquire(ctx, r)
 }
 
-// TestEveryEndsWithItsContext without an error, between the two locks of a tick as well.
+// TestEveryEndsWithItsContext: Every returns no error when its context ends, also between
+// the two locks of a tick.
 func TestEveryEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(bg)
@@ -304,8 +307,8 @@ func TestEveryEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// TestCloseDoesNotWaitForEvery where the store cannot keep a lock by itself: what was
-// left of its ticks lasts for hours.
+// TestCloseDoesNotWaitForEvery: a store that cannot keep a lock by itself leaves locks of
+// ticks that last for hours. Close does not wait for them.
 func TestCloseDoesNotWaitForEvery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

@@ -6,11 +6,11 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// newStore is the store of the examples: memory, so that they run anywhere. A test runs
-// them on a store that goes away and comes back, and another one on every other store.
+// newStore opens the store of the examples. It is in memory, so that they run anywhere. One
+// test runs the examples on a store with outages, another one on every other store.
 var newStore = func() driver.Store { return memstore.New() }
 
-// open opens the store of the examples. A program opens the store that it has:
+// open opens the store of the examples. A program opens its own store instead:
 // holdfast.Open(ctx, "file:///var/lib/app/locks").
 func open() *holdfast.Locker {
 	locker, err := holdfast.New(newStore())

@@ -31,8 +31,8 @@ func Example() {
 	// <nil>
 }
 
-// A cron job that runs on every replica and is to be done by one: the others go
-// away, and MinHold keeps one whose clock is a little behind from doing it again.
+// A cron job starts on every replica, and one replica does the work. The other replicas
+// return at once. MinHold keeps a replica with a late clock from doing the work again.
 func ExampleLocker_TryDo() {
 	ctx := context.Background()
 	locker := open()
@@ -91,7 +91,7 @@ func ExampleLocker_Lead() {
 	terms := 0
 	err := locker.Lead(ctx, "leader/shard-7", func(ctx context.Context) error {
 		if terms++; terms == 2 {
-			stop() // as SIGTERM does
+			stop() // like a SIGTERM
 		}
 		<-ctx.Done() // lead until ctx ends
 		return ctx.Err()
@@ -110,7 +110,7 @@ func ExampleLocker_Leaders() {
 	_ = locker.Lead(ctx, "leader/shard-8", func(ctx context.Context) error {
 		for leader, err := range locker.Leaders(ctx, "leader/shard-8") {
 			if err != nil {
-				continue // the store is away: Leaders goes on
+				continue // the store is away, and Leaders goes on
 			}
 			if leader.Token == holdfast.Token(ctx, "leader/shard-8") {
 				fmt.Println("this process leads:", leader.Self)
@@ -122,7 +122,7 @@ func ExampleLocker_Leaders() {
 	// Output: this process leads: true
 }
 
-// A job that runs on every replica at fixed times, and is done by one of them.
+// A job runs on every replica at fixed times, and one of them does the work.
 func ExampleLocker_Every() {
 	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
@@ -140,8 +140,8 @@ func ExampleLocker_Every() {
 	// Output: once on all replicas, with 0 ns
 }
 
-// A service stops at SIGTERM: it stops waiting at once, and finishes the work that it
-// has begun, under the lock.
+// A service stops at SIGTERM. It stops waiting at once, and finishes the work that it has
+// begun, under the lock.
 func ExampleWaitContext() {
 	// ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	ctx, sigterm := context.WithCancel(context.Background())
@@ -165,8 +165,8 @@ func ExampleWaitContext() {
 	// the next order: true
 }
 
-// The work ends at SIGTERM, and writes down how far it has come. The lock is held until
-// that is done.
+// The work ends at SIGTERM, and records how far it has come. The lock is held until that is
+// done.
 func ExampleDrainContext() {
 	// ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	ctx, sigterm := context.WithCancel(context.Background())
@@ -193,7 +193,7 @@ func ExampleDrainContext() {
 	// <nil>
 }
 
-// A handle instead of a function, and what each error asks of the caller.
+// A caller uses a handle instead of a function, and handles each error.
 func ExampleLocker_Lock() {
 	ctx := context.Background()
 	locker := open()
@@ -201,8 +201,8 @@ func ExampleLocker_Lock() {
 
 	lock, err := locker.Lock(ctx, "invoice/7", holdfast.Wait(10*time.Second))
 	switch {
-	case errors.Is(err, context.Canceled): // the caller goes away
-	case errors.Is(err, holdfast.ErrBusy): // held all the time: try later
+	case errors.Is(err, context.Canceled): // the caller's context has ended
+	case errors.Is(err, holdfast.ErrBusy): // held during the whole wait: try later
 	case errors.Is(err, holdfast.ErrUnavailable): // the store is away: try later, and alert
 	}
 	if err != nil {
@@ -214,14 +214,14 @@ func ExampleLocker_Lock() {
 	// Output: writing, with a token: true
 }
 
-// Readers together, a writer alone.
+// Readers hold the lock together, a writer holds it alone.
 func ExampleShared() {
 	ctx := context.Background()
 	locker := open()
 	defer locker.Close(ctx)
 
 	err := locker.Do(ctx, "catalogue", func(context.Context) error {
-		return locker.Do(ctx, "catalogue", func(context.Context) error { // on another goroutine, say
+		return locker.Do(ctx, "catalogue", func(context.Context) error { // for example on another goroutine
 			ran, err := locker.TryDo(ctx, "catalogue", func(context.Context) error { return nil })
 			fmt.Println("a writer beside readers:", ran)
 			return err
@@ -238,7 +238,7 @@ func ExampleShared() {
 	// a writer alone: <nil>
 }
 
-// Four GPUs: the slot says which one is ours.
+// Four GPUs share a limit; the slot is the number of the GPU to use.
 func ExampleLimit() {
 	ctx := context.Background()
 	locker := open()
@@ -258,7 +258,7 @@ func ExampleLimit() {
 	// CUDA_VISIBLE_DEVICES = 1
 }
 
-// Several names: all or none, without deadlock whatever the order.
+// A caller locks several names: all or none, without deadlock in any order.
 func ExampleLocker_DoAll() {
 	ctx := context.Background()
 	locker := open()
@@ -274,7 +274,7 @@ func ExampleLocker_DoAll() {
 	// <nil>
 }
 
-// A function that takes a lock may be called by one that holds it.
+// A function that takes a lock may be called by a function that holds it.
 func ExampleReentrant() {
 	ctx := context.Background()
 	locker := open()
@@ -318,7 +318,7 @@ func ExampleToken() {
 	// Output: 200 written
 }
 
-// A test of one's own code: the lock is lost half-way.
+// A test of an application: the lock is lost half-way.
 func ExampleLostError() {
 	ctx := context.Background()
 	store := memstore.New()
@@ -326,7 +326,7 @@ func ExampleLostError() {
 	defer locker.Close(ctx)
 
 	err := locker.Do(ctx, "job", func(ctx context.Context) error {
-		_ = store.Script().Lose("job", holdfast.CauseTaken) // as an operator would
+		_ = store.Script().Lose("job", holdfast.CauseTaken) // an operator breaks the lock
 		<-ctx.Done()
 		return errors.New("stopped after 3 of 5 steps")
 	})

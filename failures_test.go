@@ -87,26 +87,26 @@ func TestMinHoldOutlivesTheCallersContext(t *testing.T) {
 		unlock(t, k)
 		n := mustLock(t, other, "a")
 		if took := time.Since(began); took < 20*time.Second {
-			t.Errorf("MinHold 20s, granted to another after %s", took)
+			t.Errorf("MinHold 20s, granted to another Locker after %s", took)
 		}
 		unlock(t, n)
 	})
 }
 
-// asks is a BreakAsk store: Lost is a request to end, and the grant stands until its
+// breakAsk is a BreakAsk store: Lost is a request to end, and the grant stands until its
 // release.
-type asks struct {
+type breakAsk struct {
 	*memstore.Store
 	mu   sync.Mutex
 	from map[string]driver.Requester
 }
 
-func (s *asks) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+func (s *breakAsk) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	g, err := s.Store.Guarantees(ctx)
 	g.Break, g.Linger = driver.BreakAsk, false
 	return g, err
 }
-func (s *asks) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *breakAsk) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := s.Store.Acquire(ctx, r)
 	if err == nil {
 		g.TTL = driver.Forever
@@ -116,34 +116,34 @@ func (s *asks) Acquire(ctx context.Context, r driver.Request) (driver.Grant, err
 	}
 	return g, err
 }
-func (s *asks) ask(name string) {
+func (s *breakAsk) requestEnd(name string) {
 	s.mu.Lock()
 	f := s.from[name]
 	s.mu.Unlock()
 	f.Lost(driver.CauseTaken, nil)
 }
 
-func TestLingeringLeaseIsReleasedWhenAskedToEnd(t *testing.T) {
+func TestLingeringLeaseIsReleasedOnRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		a := &asks{Store: s, from: map[string]driver.Requester{}}
+		a := &breakAsk{Store: s, from: map[string]driver.Requester{}}
 		l, other := newLocker(t, a), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL), holdfast.MinHold(time.Hour))
 		unlock(t, k) // lingers
-		a.ask("a")
+		a.requestEnd("a")
 		time.Sleep(2 * time.Hour)
 		wantFree(t, other, "a")
 	})
 }
 
-func TestCloseReleasesALockThatWasAskedToEnd(t *testing.T) {
+func TestCloseReleasesALockThatWasRequestedToEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		a := &asks{Store: s, from: map[string]driver.Requester{}}
+		a := &breakAsk{Store: s, from: map[string]driver.Requester{}}
 		other := newLocker(t, s.Client())
 		l, _ := holdfast.New(a)
 		mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
-		a.ask("a")
+		a.requestEnd("a")
 		if err := l.Close(bg); err != nil {
 			t.Error(err)
 		}
@@ -192,7 +192,7 @@ func TestTryLockAfterCloseReturnsErrClosed(t *testing.T) {
 	unlock(t, k)
 }
 
-// delayedRenew is a store whose renewals take 60 ms.
+// delayedRenew is a store that takes 60 ms for each renewal.
 type delayedRenew struct{ driver.Store }
 
 func (s delayedRenew) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
@@ -484,15 +484,14 @@ func TestHookMayExitItsGoroutine(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := other.TryLock(bg, "b"); err != nil {
-			t.Errorf("Close was content, b is %v", err)
+			t.Errorf("Close returned no error, b is %v", err)
 		}
 	})
 }
 
-// TestRetriesEndWhenNothingCanStand: an undo or a release that keeps failing ends when
-// whatever it concerns must have expired. If a queue entry or a lease lives as long as a
-// session that others use, that is never. Close then waits for a limited time, and
-// reports that not everything is confirmed.
+// TestRetriesEndWhenNothingCanStand: an undo or a release that keeps failing ends when its
+// lease or queue entry must have expired. One that lives as long as a shared session never
+// expires. Close then waits for a limited time, and reports what it could not confirm.
 func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 	for _, c := range []struct {
 		lapses      bool
@@ -533,7 +532,8 @@ func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 	}
 }
 
-// longRelease needs a second to release, as where a connection to a busy server has to be made.
+// longRelease needs a second to release, like a client that must first connect to a busy
+// server.
 type longRelease struct{ driver.Store }
 
 func (s longRelease) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
@@ -545,7 +545,8 @@ func (s longRelease) Release(ctx context.Context, g driver.Grant, keep time.Dura
 	}
 }
 
-// TestRetriesGetMoreTime: a release that takes longer than a request may is done in the background.
+// TestRetriesGetMoreTime: a release that takes longer than the request timeout is done in
+// the background.
 func TestRetriesGetMoreTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -560,8 +561,8 @@ func TestRetriesGetMoreTime(t *testing.T) {
 	})
 }
 
-// sessionRenew answers as a session store does: validity counts from the heartbeat
-// before the last one, which is more than a third of the TTL old.
+// sessionRenew answers like a session store: validity counts from the heartbeat before the
+// last one, which is more than a third of the TTL old.
 type sessionRenew struct {
 	driver.Store
 	n atomic.Int64
@@ -617,7 +618,7 @@ func (s lostReleaseAnswer) Release(ctx context.Context, g driver.Grant, keep tim
 	return err
 }
 
-// TestWaitGoesOnAfterABusyAnswer: a store may answer that it cannot queue just now. The
+// TestWaitGoesOnAfterABusyAnswer: a store may answer that it cannot queue a waiter now. The
 // wait goes on, and ends with ErrBusy.
 func TestWaitGoesOnAfterABusyAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -625,7 +626,7 @@ func TestWaitGoesOnAfterABusyAnswer(t *testing.T) {
 		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }})
 		s.Script().FailAcquire("a", 3, &driver.BusyError{})
 		unlock(t, mustLock(t, l, "a"))
-		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.CodeBusy, "too many wait"))
+		s.Script().FailAcquire("a", 1<<30, driver.Errorf(driver.CodeBusy, "too many waiters"))
 		if _, err := l.Lock(bg, "a", holdfast.Wait(time.Minute)); !errors.Is(err, holdfast.ErrBusy) {
 			t.Error(err)
 		}
@@ -633,7 +634,7 @@ func TestWaitGoesOnAfterABusyAnswer(t *testing.T) {
 	})
 }
 
-// TestLockAllTriesFreeNamesAfterWait: waiting for the first name took the whole time. A
+// TestLockAllTriesFreeNamesAfterWait: the wait for the first name took the whole time. A
 // free name is still acquired, and a held one is busy.
 func TestLockAllTriesFreeNamesAfterWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

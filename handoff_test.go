@@ -15,21 +15,21 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// queueUp starts goroutines that take a lock one after the other, in the order of the
-// calls, and returns how to wait for them. Each hold lasts for d.
+// queueUp starts goroutines that take a lock one after another, in the order of the calls of
+// take. Each goroutine holds the lock for d.
 type queueUp struct {
-	t    *testing.T
-	wg   sync.WaitGroup
-	mu   sync.Mutex
-	who  []string
-	took []uint64
+	t     *testing.T
+	wg    sync.WaitGroup
+	mu    sync.Mutex
+	names []string
+	took  []uint64
 }
 
-func (q *queueUp) take(who string, l *holdfast.Locker, d time.Duration) {
+func (q *queueUp) take(name string, l *holdfast.Locker, d time.Duration) {
 	q.wg.Go(func() {
 		k := mustLock(q.t, l, "a")
 		q.mu.Lock()
-		q.who, q.took = append(q.who, who), append(q.took, k.Token())
+		q.names, q.took = append(q.names, name), append(q.took, k.Token())
 		q.mu.Unlock()
 		time.Sleep(d)
 		unlock(q.t, k)
@@ -45,11 +45,11 @@ func (q *queueUp) served() string {
 			q.t.Errorf("tokens do not rise: %v", q.took)
 		}
 	}
-	return strings.Join(q.who, "")
+	return strings.Join(q.names, "")
 }
 
-// TestHandoffHappensAMaximumNumberOfTimes: the lease goes from goroutine to goroutine, each
-// with a token of its own, and after the maximum number of handoffs to another Locker.
+// TestHandoffHappensAMaximumNumberOfTimes: goroutines hand the lease off, each with a token
+// of its own. After the maximum number of handoffs it goes to another Locker.
 func TestHandoffHappensAMaximumNumberOfTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -63,8 +63,8 @@ func TestHandoffHappensAMaximumNumberOfTimes(t *testing.T) {
 			q.take("l", l, time.Second)
 		}
 		unlock(t, k)
-		// The first request of l was made while one goroutine waited. The second reserves
-		// four tokens, and comes after other's first.
+		// The first request of l was made while one goroutine waited. The second one
+		// reserves four tokens, and queues behind the first request of other.
 		time.Sleep(1500 * time.Millisecond)
 		q.take("o", other, time.Second)
 		if got, want := q.served(), "lollllol"; got != want {
@@ -85,8 +85,9 @@ func TestHandoffHappensAMaximumNumberOfTimes(t *testing.T) {
 	})
 }
 
-// TestDefaultHandoffIsBounded: without an option, a lease is handed off within 5 ms of its
-// grant and 64 times; longer holds are served in the order of the store's queue.
+// TestDefaultHandoffIsBounded: without an option, a lease is handed off at most 64 times,
+// and at most 5 ms after its grant. Longer locks are served in the order of the store's
+// queue.
 func TestDefaultHandoffIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		hold time.Duration
@@ -104,7 +105,7 @@ func TestDefaultHandoffIsBounded(t *testing.T) {
 				s := memstore.New()
 				l, other, first := newLocker(t, s, c.o...), newLocker(t, s.Client()), newLocker(t, s.Client(), c.o...)
 				k := mustLock(t, l, "a")
-				(&queueUp{t: t}).take("l", l, 0) // they compete
+				(&queueUp{t: t}).take("l", l, 0) // both Lockers compete
 				unlock(t, k)
 				synctest.Wait()
 				k = mustLock(t, first, "a")
@@ -124,7 +125,8 @@ func TestDefaultHandoffIsBounded(t *testing.T) {
 }
 
 // TestLeaseAfterAHandoffIsRenewedAndExclusive: a lease that was handed off is renewed, can
-// be lost and broken, and excludes as before. A waiter with other options does not get it.
+// be lost and broken, and excludes other Lockers. A waiter with other options does not get
+// it.
 func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -182,15 +184,15 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 		k = mustLock(t, l, "a")
 		token := grant().Token
 		if k = pass(holdfast.Shared()); grant().Token == token {
-			t.Error("an exclusive grant passed on to a reader")
+			t.Error("an exclusive grant handed off to a reader")
 		}
 		token = grant().Token
 		if k = pass(); grant().Token == token {
-			t.Error("a shared grant passed on")
+			t.Error("a shared grant handed off")
 		}
 		token = grant().Token
 		if k = pass(holdfast.TTL(time.Minute)); grant().Token == token {
-			t.Error("a grant of another TTL passed on")
+			t.Error("a grant of another TTL handed off")
 		}
 		unlock(t, k)
 
@@ -198,14 +200,14 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 		token = grant().Token
 		began := time.Now()
 		if k = pass(); grant().Token == token || time.Since(began) < time.Minute {
-			t.Errorf("passed on within its MinHold, after %s", time.Since(began))
+			t.Errorf("handed off within its MinHold, after %s", time.Since(began))
 		}
 		unlock(t, k)
 		wantFree(t, other, "a")
 	})
 }
 
-// TestHandoffWithoutReservedTokensKeepsTheToken: it is off by default there.
+// TestHandoffWithoutReservedTokensKeepsTheToken: handoff is off by default there.
 func TestHandoffWithoutReservedTokensKeepsTheToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, n := range []int{0, 2} {
@@ -239,7 +241,8 @@ func TestHandoffWithoutReservedTokensKeepsTheToken(t *testing.T) {
 	})
 }
 
-// TestHandoffWithCancelledWaitersExcludes counts under the lock of two Lockers.
+// TestHandoffWithCancelledWaitersExcludes counts under the lock of two Lockers while waiters
+// are cancelled.
 func TestHandoffWithCancelledWaitersExcludes(t *testing.T) {
 	s := memstore.New()
 	l, other := newLocker(t, s, holdfast.LocalHandoff(10)), newLocker(t, s.Client(), holdfast.LocalHandoff(10))

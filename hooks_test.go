@@ -20,7 +20,7 @@ import (
 
 type traceKey struct{}
 
-// recorder keeps the events that it gets.
+// recorder records the events that it gets.
 type recorder struct {
 	mu     sync.Mutex
 	events []holdfast.Event
@@ -242,12 +242,12 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 			t.Errorf("the watch saw %v", seen)
 		}
 		for range other.Watch(bg, "a/1") {
-			break // it may be left
+			break // the iterator may be stopped
 		}
 		unlock(t, k)
 		_ = b.Unlock()
 
-		// A store that has gone ends a watch and a list with its error.
+		// A watch and a list of a closed store end with its error.
 		gone := s.Client()
 		third := newLocker(t, gone)
 		_ = gone.Close(bg)
@@ -261,7 +261,7 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 }
 
 // TestWatchAllYieldsEachChangeOnce: a change of any name is yielded at once if the store
-// notifies of it, else within a second, and at most ten times a second.
+// notifies of it, else within a second. It yields at most ten times a second.
 func TestWatchAllYieldsEachChangeOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		hide bool // that the store can tell
@@ -302,7 +302,7 @@ func TestWatchAllYieldsEachChangeOnce(t *testing.T) {
 				if want := []string{"a", "ab"}; !slices.Equal(seen, want) {
 					t.Errorf("saw %q, want %q", seen, want)
 				}
-				// Many changes between two looks are one.
+				// Several changes between two reads are yielded as one.
 				for range 100 {
 					unlock(t, mustLock(t, l, "c"))
 				}
@@ -321,7 +321,7 @@ func TestWatchAllYieldsEachChangeOnce(t *testing.T) {
 				cancel()
 				<-done
 				for range other.WatchAll(bg) {
-					break // it may be left
+					break // the iterator may be stopped
 				}
 			})
 		})
@@ -388,7 +388,7 @@ func (h *exiting) Event(_ context.Context, e holdfast.Event) {
 }
 
 // TestEveryLossIsReportedIfAHookExits: a hook ends the goroutine that reports events. The
-// losses that wait behind that event are reported all the same.
+// losses queued behind that event are still reported.
 func TestEveryLossIsReportedIfAHookExits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

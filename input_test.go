@@ -119,7 +119,7 @@ func TestInvalidLockerOptionsAreRefused(t *testing.T) {
 			t.Errorf("%v; want %q", err, want)
 		}
 	}
-	// A password is in no error, however broken the URL.
+	// No error contains a password, however broken the URL is.
 	for _, url := range []string{"redis://user:sEcret@h:port/", "redis://user:sEcret@[h", "://user:sEcret@h", "re dis://user:sEcret@h", "user:sEcret@h", "memory://user:sEcret@h", "nope://user:sEcret@h", "redis://u:sEcret%zz@h"} {
 		_, err := holdfast.Open(bg, url)
 		if err == nil || strings.Contains(err.Error(), "sEcret") {
@@ -145,11 +145,11 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := l.Inspect(bg, "a"); !errors.Is(err, holdfast.ErrClosed) {
-		t.Errorf("the store that Open opened is not closed: %v", err)
+		t.Errorf("Close has not closed the store of Open: %v", err)
 	}
 }
 
-// bare is a store that can do nothing beyond the contract, and little of that.
+// bare is a store with the least that the contract demands.
 type bare struct{ s driver.Store }
 
 func (b bare) String() string { return "bare" }
@@ -193,7 +193,7 @@ func TestUnsupported(t *testing.T) {
 	unlock(t, mustLock(t, l, "a", holdfast.Limit(1)))
 }
 
-// rangeStore allows TTLs of a range of its own.
+// rangeStore allows TTLs of its own range.
 type rangeStore struct {
 	driver.Store
 	min, max time.Duration
@@ -205,9 +205,8 @@ func (s rangeStore) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return g, err
 }
 
-// TestDefaultTTLAdaptsToTheStore requires that a lock whose caller gives no TTL gets the
-// nearest one to the default that the store allows, and that a TTL that was given is never
-// changed.
+// TestDefaultTTLAdaptsToTheStore: a lock without the option TTL gets the TTL nearest to the
+// default that the store allows. A TTL that the caller gives is never changed.
 func TestDefaultTTLAdaptsToTheStore(t *testing.T) {
 	for _, c := range []struct {
 		name     string

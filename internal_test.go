@@ -2,6 +2,7 @@ package holdfast
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestLossStopsTheHoldLimit: the timer of MaxHold does not run on after a loss.
+// TestLossStopsTheHoldLimit: a loss stops the timer of MaxHold.
 func TestLossStopsTheHoldLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -36,8 +37,8 @@ func TestLossStopsTheHoldLimit(t *testing.T) {
 	})
 }
 
-// TestJoinIsRefusedOnceTheLastUnlockHasBegun: a Lock that joined then would release
-// what the next waiter holds.
+// TestJoinIsRefusedOnceTheLastUnlockHasBegun: a later join would release the lease of the
+// next waiter.
 func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	l, err := New(memstore.New(), LocalHandoff(4))
 	if err != nil {
@@ -87,8 +88,8 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	}
 }
 
-// TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss: that goroutine has not yet ended
-// the contexts, and Err reports the loss all the same.
+// TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss: that goroutine has not yet ended the
+// contexts, and Err reports the loss already.
 func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 	l, err := New(memstore.New())
 	if err != nil {
@@ -118,8 +119,7 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 	_ = k.Unlock()
 }
 
-// failing is a store that returns busy to a try and fails each request that waits, until
-// up.
+// failing is a store that answers a try with busy. It fails each waiting request until up.
 type failing struct {
 	driver.Store
 	up    atomic.Bool
@@ -140,8 +140,8 @@ func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "it is down")
 }
 
-// TestNewWaiterShortensTheBackoff: a waiter that joins while a queue pauses after many
-// failures is served within its own request timeout.
+// TestNewWaiterShortensTheBackoff: a queue backs off after many failures. A waiter that
+// joins it is served within its own request timeout.
 func TestNewWaiterShortensTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{Store: memstore.New(), asked: make(chan struct{})}
@@ -162,7 +162,7 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 		}
 		go lock()
 		synctest.Wait()
-		time.Sleep(20 * time.Second) // the pauses have become long
+		time.Sleep(20 * time.Second) // the backoff has become long
 		<-f.asked
 		synctest.Wait()
 		f.up.Store(true)
@@ -175,6 +175,78 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 		}
 		if err := l.Close(context.Background()); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestRequestContext: the context of a request to a server ends by its deadline, by its
+// caller and by the answer, although its timer starts only when something waits for it.
+func TestRequestContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := New(memstore.New())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close(context.Background())
+		type valueKey struct{}
+		why := errors.New("why")
+		for _, c := range []struct {
+			name     string
+			detached bool
+			end      func(b *bounded, cancel context.CancelCauseFunc)
+			err      error
+		}{
+			{"no end", false, func(*bounded, context.CancelCauseFunc) {}, nil},
+			{"deadline", false, func(*bounded, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
+			{"caller", false, func(_ *bounded, cancel context.CancelCauseFunc) { cancel(why) }, context.Canceled},
+			{"caller of a detached request", true, func(_ *bounded, cancel context.CancelCauseFunc) { cancel(why) }, nil},
+			{"deadline of a detached request", true, func(*bounded, context.CancelCauseFunc) { time.Sleep(time.Second) }, context.DeadlineExceeded},
+			{"answer", false, func(b *bounded, _ context.CancelCauseFunc) { b.end() }, context.Canceled},
+		} {
+			for _, waits := range []bool{false, true} { // from the beginning
+				ctx, cancel := context.WithCancelCause(context.WithValue(context.Background(), valueKey{}, "value"))
+				var b bounded
+				began := time.Now()
+				l.bound(&b, ctx, c.detached, time.Second) // no guarantees yet: as for a server
+				var inner context.Context
+				if waits {
+					var stop context.CancelFunc
+					inner, stop = context.WithCancel(&b)
+					defer stop()
+				}
+				if at, dated := b.Deadline(); !dated || !at.Equal(began.Add(time.Second)) {
+					t.Errorf("%s: deadline %v %v", c.name, at, dated)
+				}
+				if b.Value(valueKey{}) != "value" {
+					t.Errorf("%s: the value of the caller's context is lost", c.name)
+				}
+				if waits != (b.timed.Load() != nil) {
+					t.Errorf("%s: the timer runs without need, or does not run", c.name)
+				}
+				c.end(&b, cancel)
+				synctest.Wait()
+				if !errors.Is(b.Err(), c.err) {
+					t.Errorf("%s: %v, want %v", c.name, b.Err(), c.err)
+				}
+				if inner != nil && !errors.Is(inner.Err(), c.err) {
+					t.Errorf("%s: the derived context: %v, want %v", c.name, inner.Err(), c.err)
+				}
+				if inner != nil && errors.Is(c.err, context.Canceled) && c.name == "caller" && context.Cause(inner) != why {
+					t.Errorf("%s: the cause is %v", c.name, context.Cause(inner))
+				}
+				select {
+				case <-b.Done():
+					if c.err == nil {
+						t.Errorf("%s: it has ended", c.name)
+					}
+				default:
+					if c.err != nil {
+						t.Errorf("%s: it has an error and is not done", c.name)
+					}
+				}
+				b.end()
+				cancel(nil)
+			}
 		}
 	})
 }

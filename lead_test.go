@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestLeadCampaignsAgain after a loss, after a term limit, and after an outage that is
-// longer than a campaign lasts.
+// TestLeadCampaignsAgain: Lead campaigns again after a loss, after the limit of a term, and
+// after an outage longer than a campaign.
 func TestLeadCampaignsAgain(t *testing.T) {
 	for name, end := range map[string]func(memstore.Script){
 		"loss":   func(s memstore.Script) { _ = s.Lose("leader", driver.CauseTaken) },
@@ -47,7 +47,7 @@ func TestLeadCampaignsAgain(t *testing.T) {
 				if err := <-done; !errors.Is(err, context.Canceled) {
 					t.Error(err)
 				}
-				time.Sleep(2 * time.Hour) // the last end is over
+				time.Sleep(2 * time.Hour) // the loop has passed the last end
 				unlock(t, mustLock(t, l, "leader"))
 			})
 		})
@@ -102,7 +102,7 @@ func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
 	})
 }
 
-// TestLeadReturnsTheEndOfItsContext also if the leadership ends before or after it.
+// TestLeadReturnsTheEndOfItsContext, also if the leadership ends before or after it.
 func TestLeadReturnsTheEndOfItsContext(t *testing.T) {
 	for name, end := range map[string]func(memstore.Script, func()){
 		"lost before": func(s memstore.Script, cancel func()) { _ = s.Lose("leader", holdfast.CauseGone); cancel() },
@@ -166,7 +166,8 @@ func TestLeadReturnsWhenNoAttemptCanSucceed(t *testing.T) {
 	})
 }
 
-// TestLeadersYieldsEachChange of the leader, its token, and an outage.
+// TestLeadersYieldsEachChange: Leaders yields each change of the leader and of its token,
+// and an outage.
 func TestLeadersYieldsEachChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

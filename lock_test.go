@@ -81,12 +81,12 @@ func TestLockIsRenewedAndReleased(t *testing.T) {
 				t.Fatal(context.Cause(k.Context()))
 			}
 			if left := k.Remaining(); left < 1500*time.Millisecond || left > 2700*time.Millisecond {
-				t.Fatalf("%s of trust left", left)
+				t.Fatalf("%s of validity left", left)
 			}
 			wantBusy(t, other, "a")
 		}
 		unlock(t, k)
-		unlock(t, k) // again does nothing
+		unlock(t, k) // a second Unlock does nothing
 		if !errors.Is(context.Cause(k.Context()), holdfast.ErrReleased) || k.Remaining() != 0 {
 			t.Errorf("after Unlock: %v, %s", context.Cause(k.Context()), k.Remaining())
 		}
@@ -111,7 +111,7 @@ func TestContextEndsBeforeTheStoreGrantsAgain(t *testing.T) {
 				t.Errorf("token %d after %d", next.Token(), k.Token())
 			}
 			if k.Context().Err() == nil {
-				t.Error("granted to another while the context is alive")
+				t.Error("granted to another Locker while the context is alive")
 			}
 			if got := time.Since(began); got != 10*time.Second {
 				t.Errorf("granted after %s", got)
@@ -133,7 +133,7 @@ func TestContextEndsBeforeTheStoreGrantsAgain(t *testing.T) {
 	})
 }
 
-// TestFailedRenewalsAreRepeated: a failed renewal is neither loss nor reset.
+// TestFailedRenewalsAreRepeated: a failed renewal neither ends nor extends the lease.
 func TestFailedRenewalsAreRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -163,7 +163,7 @@ func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 			t.Errorf("Unlock: %v", err)
 		}
 
-		k = mustLock(t, l, "a") // silently gone: the next renewal finds out
+		k = mustLock(t, l, "a") // gone without a notification: the next renewal finds out
 		s.Script().Forget("a")
 		began := time.Now()
 		<-k.Context().Done()
@@ -172,7 +172,7 @@ func TestLossIsPushedOrFoundByRequests(t *testing.T) {
 			t.Errorf("found out after %s", got)
 		}
 
-		k = mustLock(t, l, "a") // silently gone: the release finds out
+		k = mustLock(t, l, "a") // gone without a notification: the release finds out
 		s.Script().Forget("a")
 		err := k.Unlock()
 		var lost *holdfast.LostError
@@ -214,7 +214,7 @@ func TestDoReturnsLossesAndErrorsOfTheWork(t *testing.T) {
 		func() {
 			defer func() {
 				if recover() != "boom" {
-					t.Error("the panic did not go on")
+					t.Error("the panic was not passed on to the caller")
 				}
 			}()
 			_ = l.Do(bg, "a", func(context.Context) error { panic("boom") })
@@ -249,7 +249,7 @@ func TestMaxHoldEndsTheContext(t *testing.T) {
 		if got := time.Since(began); got != 15*time.Second || !errors.Is(context.Cause(k.Context()), holdfast.ErrHoldLimit) {
 			t.Errorf("after %s: %v", got, context.Cause(k.Context()))
 		}
-		wantBusy(t, other, "a") // it stands until Unlock, or its TTL: no more renewal
+		wantBusy(t, other, "a") // The lease stands until Unlock or its TTL: it is not renewed any more.
 		next := mustLock(t, other, "a")
 		if got := time.Since(began); got < 15*time.Second || got > 21*time.Second {
 			t.Errorf("granted to another after %s", got)
@@ -282,7 +282,7 @@ func TestDrainZeroEndsTheRenewalWithTheCallersContext(t *testing.T) {
 		unlock(t, k)
 		unlock(t, mustLock(t, other, "a"))
 
-		// Abandoned without Unlock: it runs out.
+		// Abandoned without Unlock, the lease expires.
 		ctx, cancel = context.WithCancelCause(bg)
 		if _, err := l.Lock(ctx, "a", holdfast.TTL(6*time.Second), holdfast.Drain(0)); err != nil {
 			t.Fatal(err)
@@ -363,7 +363,7 @@ func TestReentrancy(t *testing.T) {
 		if _, err := l.TryLock(ctx, "a"); !errors.Is(err, holdfast.ErrSelfDeadlock) {
 			t.Errorf("TryLock of a held name: %v", err)
 		}
-		b, err := l.Lock(ctx, "b") // another name is another matter
+		b, err := l.Lock(ctx, "b") // other names are not affected
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -385,9 +385,9 @@ func TestReentrancy(t *testing.T) {
 			t.Error("a join has another token")
 		}
 		unlock(t, shared)
-		unlock(t, k) // the outer first: the grant stands until the last Unlock
+		unlock(t, k) // The outer lock is unlocked first: the grant stands until the last Unlock.
 		if inner.Context().Err() == nil {
-			t.Error("a context outlives the one it came from")
+			t.Error("a context outlives its parent")
 		}
 		wantBusy(t, l, "a")
 		unlock(t, inner)
@@ -408,7 +408,7 @@ func TestReentrancy(t *testing.T) {
 			unlock(t, k)
 		}
 
-		// A loss ends every join; a dead hold is not joined.
+		// A loss ends every join; a lost lock is not joined.
 		k = mustLock(t, l, "a")
 		inner, err = l.Lock(context.WithoutCancel(k.Context()), "a", holdfast.Reentrant())
 		if err != nil {
@@ -418,7 +418,7 @@ func TestReentrancy(t *testing.T) {
 		wantCause(t, inner.Context(), holdfast.CauseTaken)
 		fresh, err := l.Lock(context.WithoutCancel(k.Context()), "a", holdfast.Reentrant())
 		if err != nil || fresh.Token() == k.Token() {
-			t.Fatalf("joined a dead hold: %v, %v", fresh, err)
+			t.Fatalf("joined a lost lock: %v, %v", fresh, err)
 		}
 		unlock(t, fresh)
 		_, _ = inner.Unlock(), k.Unlock()
@@ -449,13 +449,13 @@ func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 	if refused.Load() != 8 || joined.Load() != 8 {
 		t.Errorf("%d refused, %d joined", refused.Load(), joined.Load())
 	}
-	// With an identity of their own they wait like other goroutines.
+	// With identities of their own, the goroutines exclude each other.
 	n := 0
 	for range 8 {
 		wg.Go(func() {
 			err := l.Do(holdfast.NewOwner(k.Context()), "a", func(ctx context.Context) error {
 				if inside.Add(1) != 1 {
-					t.Error("two are in together")
+					t.Error("two goroutines hold the lock together")
 				}
 				n++
 				inside.Add(-1)
@@ -471,7 +471,7 @@ func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 		wg.Go(func() {
 			if err := l.Do(ctx, "a", func(context.Context) error {
 				if inside.Add(1) != 1 {
-					t.Error("two are in together")
+					t.Error("two goroutines hold the lock together")
 				}
 				n++
 				inside.Add(-1)
@@ -487,7 +487,7 @@ func TestGoroutinesOfOneContextExcludeEachOther(t *testing.T) {
 	unlock(t, k)
 	wg.Wait()
 	if n != 8 {
-		t.Errorf("%d were in, want 8", n)
+		t.Errorf("%d goroutines got the lock, want 8", n)
 	}
 }
 
@@ -509,17 +509,17 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 			}
 			wantBusy(t, other, g.Name)
 		}
-		_ = s.Script().Lose("a", driver.CauseTaken) // one of them is enough
+		_ = s.Script().Lose("a", driver.CauseTaken) // one held name makes LockAll fail
 		<-k.Context().Done()
 		wantCause(t, k.Context(), holdfast.CauseTaken)
 		if k.Remaining() != 0 {
-			t.Error("trust is left")
+			t.Error("validity is left")
 		}
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 			t.Error(err)
 		}
 
-		// All or nothing, in one time.
+		// LockAll waits for all names within one Wait.
 		held := mustLock(t, other, "b")
 		began := time.Now()
 		if _, err := l.LockAll(bg, []string{"a", "b", "c"}, holdfast.Wait(5*time.Second)); !errors.Is(err, holdfast.ErrBusy) || !errors.Is(err, context.DeadlineExceeded) {

@@ -474,7 +474,7 @@ func (s *leaseState) tick(e *event, f *facts) effects {
 	return effects{do: renew}
 }
 
-// worthRenewing reports whether anybody relies on the lease: a Lock whose context
+// worthRenewing reports whether the lease is still in use: a Lock whose context
 // lives or that drains, a holder whose first Lock is about to be opened, or a MinHold.
 func (s *leaseState) worthRenewing(f *facts) bool {
 	return s.phase == lingering || f.used || s.open == 0 && s.leaving == 0

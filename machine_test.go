@@ -50,8 +50,8 @@ func (e effect) String() string {
 	return strings.Join(names, ", ")
 }
 
-// A lease of the table has a TTL of 30 s, of which 27 s are valid. It was granted at
-// 100 s. It has one open Lock, and nothing is due.
+// situation is a lease of the table. It has a TTL of 30 s, of which 27 s are valid, was
+// granted at 100 s, and has one open Lock. Nothing is due.
 const (
 	tableTTL   = 30 * time.Second
 	tableValid = 27 * time.Second
@@ -94,7 +94,7 @@ func newSituation(p phase, k eventKind) *situation {
 var conditions = map[string]func(*situation){
 	"expired":                       func(x *situation) { x.at(tableValid) },
 	"machine slept":                 func(x *situation) { x.at(tableValid); x.f.slept = time.Minute },
-	"a waiter asks for it":          func(x *situation) { x.f.next, x.s.spare = true, 1 },
+	"a local waiter is next":          func(x *situation) { x.f.next, x.s.spare = true, 1 },
 	"no handoff is left":            func(x *situation) { x.s.spare = 0 },
 	"the time for handoffs is over": func(x *situation) { x.s.handoffUntil = x.f.now },
 	"a MinHold is not over":         func(x *situation) { x.s.keep = time.Minute },
@@ -138,9 +138,9 @@ var transitions = []transition{
 	{held, unlocked, "", releasing, endOne | release, ""},
 	{held, unlocked, "a MinHold is not over", lingering, endOne | linger, ""},
 	{held, unlocked, "a MinHold is not over and the store keeps it", releasing, endOne | release, ""},
-	{held, unlocked, "a waiter asks for it", held, endOne, ""},
-	{held, unlocked, "a waiter asks for it and no handoff is left", releasing, endOne | release, ""},
-	{held, unlocked, "a waiter asks for it and the time for handoffs is over", releasing, endOne | release, ""},
+	{held, unlocked, "a local waiter is next", held, endOne, ""},
+	{held, unlocked, "a local waiter is next and no handoff is left", releasing, endOne | release, ""},
+	{held, unlocked, "a local waiter is next and the time for handoffs is over", releasing, endOne | release, ""},
 	{held, unlocked, "expired", ended, endAll | endOne | reportLoss | releaseLater, CauseExpired},
 	{held, unlocked, "expired and other Locks are open", lost, endAll | endOne | reportLoss, CauseExpired},
 	{held, left, "other Locks are open", held, 0, ""},
@@ -148,15 +148,15 @@ var transitions = []transition{
 	{held, left, "", releasing, release, ""},
 	{held, left, "a MinHold is not over", lingering, linger, ""},
 	{held, left, "a MinHold is not over and the store keeps it", releasing, release, ""},
-	{held, left, "a waiter asks for it", held, handOff | reportRelease, ""},
-	{held, left, "a waiter asks for it and little validity left", releasing, release, ""},
-	{held, left, "a waiter asks for it and no handoff is left", releasing, release, ""},
-	{held, left, "a waiter asks for it and the time for handoffs is over", releasing, release, ""},
-	{held, left, "a waiter asks for it and a MinHold is not over", lingering, linger, ""},
+	{held, left, "a local waiter is next", held, handOff | reportRelease, ""},
+	{held, left, "a local waiter is next and little validity left", releasing, release, ""},
+	{held, left, "a local waiter is next and no handoff is left", releasing, release, ""},
+	{held, left, "a local waiter is next and the time for handoffs is over", releasing, release, ""},
+	{held, left, "a local waiter is next and a MinHold is not over", lingering, linger, ""},
 	{held, dropped, "", ended, releaseLater, ""},
-	{held, dropped, "a waiter asks for it", held, handOff | reportRelease, ""},
-	{held, dropped, "a waiter asks for it and no handoff is left", ended, releaseLater, ""},
-	{held, dropped, "a waiter asks for it and the time for handoffs is over", ended, releaseLater, ""},
+	{held, dropped, "a local waiter is next", held, handOff | reportRelease, ""},
+	{held, dropped, "a local waiter is next and no handoff is left", ended, releaseLater, ""},
+	{held, dropped, "a local waiter is next and the time for handoffs is over", ended, releaseLater, ""},
 	{held, revoke, "", lost, endAll | reportLoss, CauseTaken},
 	{held, checked, "expired", lost, endAll | reportLoss, CauseExpired},
 	{held, checked, "machine slept", lost, endAll | reportLoss, CauseSlept},
@@ -233,12 +233,12 @@ func TestEveryTransition(t *testing.T) {
 	for from := requested; from <= ended; from++ {
 		for k := granted; k <= releaseImpossible; k++ {
 			if listed[[2]string{from.String(), k.String()}] || from == lingering && k == unlocked {
-				continue // a lingering lease has no Lock that could be unlocked
+				continue // A lingering lease has no Lock to unlock.
 			}
 			for name, change := range conditions {
 				x := newSituation(from, k)
 				change(x)
-				// A Lock of an event that cannot come in this phase ends; see endOne.
+				// A Lock of an event that cannot occur in this phase ends; see endOne.
 				if s, fx := x.s.next(x.e, x.f); s.phase != from || fx.do&^endOne != 0 || fx.cause != "" {
 					t.Errorf("%s, %s, %q is not in the table: %s, %s", from, k, name, s.phase, fx.do)
 				}
@@ -300,8 +300,8 @@ type modelLock struct {
 	left     bool
 }
 
-// model is the promise that the state machine has to keep, in terms of the store,
-// the clock, and the contexts of the callers. It knows nothing of phases.
+// model is the promise that the state machine has to keep. It is stated in terms of the
+// store, the clock, and the contexts of the callers, without phases.
 type model struct {
 	s        leaseState
 	now      time.Duration
@@ -316,8 +316,8 @@ type model struct {
 	locks    []*modelLock // of the present holder
 	// A grant has tokens token to last; without reserved tokens a handoff keeps it.
 	token, last uint64
-	spare       int           // of the handoffs that the options allow
-	passUntil   time.Duration // 0 for always
+	spare       int           // the handoffs that the options still allow
+	passUntil   time.Duration // 0 for no limit
 }
 
 func (m *model) apply(t *rapid.T, e event, k *modelLock, change ...func(*facts)) effects {
@@ -374,7 +374,7 @@ func (m *model) apply(t *rapid.T, e event, k *modelLock, change ...func(*facts))
 		if m.token = uint64(m.s.handoffs) + 1; m.token > m.last {
 			t.Fatalf("token %d of %d", m.token, m.last)
 		}
-		m.locks = nil // the next holder has none yet
+		m.locks = nil // the next holder has no context yet
 	}
 	m.check(t)
 	return fx
@@ -385,7 +385,7 @@ func (m *model) used() bool {
 	return slices.ContainsFunc(m.locks, func(k *modelLock) bool { return k.alive && !k.unlocked })
 }
 
-// check compares the state with what the model says must hold.
+// check compares the state with the model's conditions.
 func (m *model) check(t *rapid.T) {
 	if m.gaveBack > 1 {
 		t.Fatal("given back twice")
@@ -413,8 +413,8 @@ func (m *model) check(t *rapid.T) {
 	}
 }
 
-// TestRandomEventsKeepThePromise applies random sequences of possible events, and
-// compares the state machine with the model after each.
+// TestRandomEventsKeepThePromise applies random sequences of possible events. It compares
+// the state machine with the model after each one.
 func TestRandomEventsKeepThePromise(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{}
@@ -540,7 +540,8 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				if fx.do&handOff != 0 {
 					t.Fatal("handed off before the context has ended")
 				}
-				// Where left follows, it ends after the mutex has been released, before left.
+				// If left follows, a context ends after the mutex was released, and before
+				// left.
 				k.left, k.alive = fx.final, !fx.final
 				return true
 			},
@@ -630,10 +631,10 @@ func TestRandomEventsKeepThePromise(t *testing.T) {
 				return true
 			},
 		}
-		// Those that end a lease are rare beside those that need several Locks.
+		// Events that end a lease are rare, and events that need several Locks are frequent.
 		names := append(slices.Sorted(maps.Keys(actions)), "joined", "joined", "joined", "unlocked", "unlocked", "left")
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
-			// Most sequences begin with a Lock; nothing interesting is without one.
+			// Most sequences begin with a Lock, because little can happen without one.
 			name := rapid.SampledFrom(names).Draw(t, "action")
 			switch {
 			case !m.granted && rapid.IntRange(0, 3).Draw(t, "begin") > 0:
@@ -673,11 +674,8 @@ func leasePage() []byte {
 	var b bytes.Buffer
 	b.WriteString(`# The states of a lease
 
-Generated from the table of the test TestEveryTransition by
-` + "`go test -run TestLeasePage . -update`" + `. The words are explained in ` + "`machine.go`" + `.
-
-The picture shows how a lease gets from one phase to another. A lease starts as *requested*, and an
-*ended* lease is not used again.
+For a maintainer of the core. A lease starts as *requested* and changes its phase by events. An *ended* lease is
+not used again. ` + "`machine.go`" + ` explains the words.
 
 ` + "```mermaid\nstateDiagram-v2\n    direction LR\n    [*] --> requested\n")
 	type edge struct{ from, to phase }
@@ -698,9 +696,13 @@ The picture shows how a lease gets from one phase to another. A lease starts as 
 	for _, e := range edges {
 		fmt.Fprintf(&b, "    %s --> %s: %s\n", e.from, e.to, strings.Join(labels[e], ", "))
 	}
-	b.WriteString("    ended --> [*]\n```\n\nEvery other pair of phase and event changes nothing.\n\n" +
+	b.WriteString("    ended --> [*]\n```\n\nEvery other event changes no phase and has no effects. " +
+		"The test that compares this page also writes it: `go test -run TestLeasePage . -update`.\n\n" +
 		"| phase | event | when | next phase | effects, in this order | cause of the loss |\n| --- | --- | --- | --- | --- | --- |\n")
 	for _, row := range transitions {
+		if row.from == row.to && row.do == 0 {
+			continue
+		}
 		cells := []string{row.from.String(), row.event.String(), row.when, row.to.String(), row.do.String(), string(row.cause)}
 		line := "|"
 		for _, c := range cells {

@@ -54,7 +54,7 @@ type waiter struct {
 }
 
 // errAbandoned cancels a queue's request that no waiter needs any more.
-var errAbandoned = errors.New("nobody waits for this any more")
+var errAbandoned = errors.New("no waiter needs this request any more")
 
 // asksFor reports whether a grant of r would serve w.
 func (w *waiter) asksFor(r *driver.Request) bool {

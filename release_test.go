@@ -28,7 +28,7 @@ func TestUnlockBlocksNoLongerThanRemaining(t *testing.T) {
 			t.Errorf("Unlock: %v", err)
 		}
 		if took := time.Since(began); took != left || left != 2*time.Second {
-			t.Errorf("Unlock took %s with %s of trust left", took, left)
+			t.Errorf("Unlock took %s with %s of validity left", took, left)
 		}
 		s.Script().Reset()
 		s.Script().Start()
@@ -36,8 +36,8 @@ func TestUnlockBlocksNoLongerThanRemaining(t *testing.T) {
 }
 
 // TestReleaseIsRepeatedBeyondAnUnansweredRenewal: the store renewed the lease, and the
-// answer was lost. So a failed release is repeated for longer than the last lease that
-// was confirmed.
+// answer was lost. A failed release is then repeated for longer than the last confirmed
+// lease lasts.
 func TestReleaseIsRepeatedBeyondAnUnansweredRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -50,21 +50,20 @@ func TestReleaseIsRepeatedBeyondAnUnansweredRenewal(t *testing.T) {
 		}
 		l, other := newLocker(t, h), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(30*time.Second))
-		time.Sleep(26 * time.Second) // renewed within the last: the lease stands for 55 s
+		time.Sleep(26 * time.Second) // The lost renewal was within the last try: the lease stands for 55 s.
 		s.Script().FailReleases("a", 1<<30, driver.Errorf(driver.CodeUnavailable, "down"))
 		_ = k.Unlock()
 		time.Sleep(26 * time.Second)
 		wantBusy(t, other, "a")
 		s.Script().Reset()
-		time.Sleep(2 * time.Second) // the longest pause between two tries
+		time.Sleep(2 * time.Second) // the longest backoff between two tries
 		synctest.Wait()
 		wantFree(t, other, "a")
 	})
 }
 
 // TestRefusedReleaseIsRepeated: the store refuses a few releases. The name is free soon
-// after or, with a MinHold that the store keeps, at its end. It is not kept until the
-// TTL.
+// after that, or at the end of a MinHold that the store keeps. It is not kept until the TTL.
 func TestRefusedReleaseIsRepeated(t *testing.T) {
 	for _, minHold := range []time.Duration{0, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
@@ -90,8 +89,8 @@ func TestRefusedReleaseIsRepeated(t *testing.T) {
 	}
 }
 
-// TestImpossibleReleaseIsNotRepeated: an error that makes a retry useless ends the release,
-// and Close does not wait.
+// TestImpossibleReleaseIsNotRepeated: an error that makes a retry useless ends the release.
+// Close does not wait for it.
 func TestImpossibleReleaseIsNotRepeated(t *testing.T) {
 	for _, code := range []driver.Code{driver.CodeInvalid, driver.CodeUnsupported, driver.CodeClosed} {
 		synctest.Test(t, func(t *testing.T) {
@@ -100,7 +99,7 @@ func TestImpossibleReleaseIsNotRepeated(t *testing.T) {
 			k := mustLock(t, l, "a")
 			s.Script().FailReleases("a", 1<<30, driver.Errorf(code, "in vain"))
 			if err := k.Unlock(); err == nil {
-				t.Error("Unlock is content")
+				t.Error("Unlock returned no error")
 			}
 			began := time.Now()
 			if err := l.Close(bg); err != nil || time.Since(began) != 0 {

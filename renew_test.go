@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestRenewalsDueTogetherGoInOneCall: a renewal takes along those that are due within a
-// sixteenth of the time between two renewals, and no others.
+// TestRenewalsDueTogetherGoInOneCall: a renewal includes the renewals that are due within a
+// sixteenth of the renewal interval, and no others.
 func TestRenewalsDueTogetherGoInOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -29,7 +29,7 @@ func TestRenewalsDueTogetherGoInOneCall(t *testing.T) {
 			return a
 		}
 		l := newLocker(t, h)
-		// Renewed every 8 s, so half a second is the window.
+		// Each lease is renewed every 8 s, so the window is half a second.
 		for _, name := range []string{"a", "b", "c"} {
 			defer unlock(t, mustLock(t, l, name, holdfast.TTL(24*time.Second)))
 			time.Sleep(300 * time.Millisecond)

@@ -66,8 +66,8 @@ func TestCloseWithAnEndedContextIsBounded(t *testing.T) {
 	})
 }
 
-// TestLockIsHeldWhileItsHolderDrains after the caller's context has ended, for longer
-// than many TTLs, and until Unlock.
+// TestLockIsHeldWhileItsHolderDrains: the caller's context has ended. The lock is held for
+// longer than many TTLs, until Unlock.
 func TestLockIsHeldWhileItsHolderDrains(t *testing.T) {
 	for _, maker := range []func(context.Context, *holdfast.Locker, func(context.Context) error) error{
 		func(ctx context.Context, l *holdfast.Locker, f func(context.Context) error) error {
@@ -129,7 +129,7 @@ func TestDrainIsBounded(t *testing.T) {
 		began := time.Now()
 		unlock(t, mustLock(t, other, "a"))
 		if got := time.Since(began); got < 30*time.Second || got > 34*time.Second {
-			t.Errorf("granted to another after %s", got)
+			t.Errorf("granted to another Locker after %s", got)
 		}
 		if cause := context.Cause(drain); !errors.Is(cause, holdfast.ErrLost) {
 			t.Errorf("the drain context: %v", cause)
@@ -143,8 +143,8 @@ func TestDrainIsBounded(t *testing.T) {
 	})
 }
 
-// TestDrainContextEndsWithTheLock by each of the ways in which a lock ends, with the
-// cause, whether it was made before that or after.
+// TestDrainContextEndsWithTheLock: it ends in each of the ways in which a lock ends, with
+// the cause. That holds for a drain context made before or after that end.
 func TestDrainContextEndsWithTheLock(t *testing.T) {
 	type key struct{}
 	for name, end := range map[string]struct {
@@ -219,7 +219,7 @@ func TestMaxHoldEndsALockThatDrains(t *testing.T) {
 	})
 }
 
-// TestDrainContextOfLockAllEndsWithTheFirstLoss at once, as the lock's context does.
+// TestDrainContextOfLockAllEndsWithTheFirstLoss: it ends at once, like the lock's context.
 func TestDrainContextOfLockAllEndsWithTheFirstLoss(t *testing.T) {
 	for range 200 {
 		s := memstore.New()
@@ -239,7 +239,8 @@ func TestDrainContextOfLockAllEndsWithTheFirstLoss(t *testing.T) {
 	}
 }
 
-// TestWaitContextLimitsTheWaitingAlone, whether the store answers or not.
+// TestWaitContextLimitsTheWaitingAlone: its end ends a wait, with or without an answer of
+// the store, and no lock.
 func TestWaitContextLimitsTheWaitingAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -272,7 +273,7 @@ func TestWaitContextLimitsTheWaitingAlone(t *testing.T) {
 	})
 }
 
-// TestCancelledCallerMatchesNeitherBusyNorUnavailable, whatever the store has answered.
+// TestCancelledCallerMatchesNeitherBusyNorUnavailable for any answer of the store.
 func TestCancelledCallerMatchesNeitherBusyNorUnavailable(t *testing.T) {
 	for name, prepare := range map[string]func(*testing.T, *holdfast.Locker, memstore.Script){
 		"held":          func(t *testing.T, l *holdfast.Locker, _ memstore.Script) { mustLock(t, l, "a") },
@@ -296,7 +297,7 @@ func TestCancelledCallerMatchesNeitherBusyNorUnavailable(t *testing.T) {
 	}
 }
 
-// TestPingReportsWhetherTheStoreAnswers each time that it is called.
+// TestPingReportsWhetherTheStoreAnswers at each call.
 func TestPingReportsWhetherTheStoreAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -317,7 +318,7 @@ func TestPingReportsWhetherTheStoreAnswers(t *testing.T) {
 	})
 }
 
-// TestOwnerIsNamedForPeople also where a client has written down nothing.
+// TestOwnerIsNamedForPeople, also if the client left out some fields.
 func TestOwnerIsNamedForPeople(t *testing.T) {
 	for want, o := range map[string]driver.Owner{
 		"pid 7 on web-1":           {PID: 7, Host: "web-1"},
@@ -336,7 +337,8 @@ func TestOwnerIsNamedForPeople(t *testing.T) {
 	}
 }
 
-// TestInstanceAloneKeepsTheHost: Process with an empty host.
+// TestInstanceAloneKeepsTheHost: the option Process with an empty host keeps the host's
+// name.
 func TestInstanceAloneKeepsTheHost(t *testing.T) {
 	s := memstore.New()
 	l, named := newLocker(t, s), newLocker(t, s.Client(), holdfast.Process("", "web-1"))

@@ -50,7 +50,7 @@ func TestContextEndsBeforeTheRelease(t *testing.T) {
 	k := mustLock(t, l, "a")
 	h.release = func() {
 		if k.Context().Err() == nil {
-			t.Error("the store hears of the release while the context is alive")
+			t.Error("the release is sent while the context is alive")
 		}
 	}
 	unlock(t, k)
@@ -68,7 +68,7 @@ func TestRenewalAnswersSetTheValidity(t *testing.T) {
 		}
 		unlock(t, k)
 
-		// The answer says what the store gave, and to how many.
+		// The answer contains the validity that the store gave, and the number of holders.
 		h.renew = func(_ []driver.Grant, a []driver.Renewal) []driver.Renewal { a[0].TTL = 5 * time.Second; return a }
 		k = mustLock(t, l, "a", holdfast.TTL(9*time.Second))
 		time.Sleep(3100 * time.Millisecond)
@@ -115,7 +115,7 @@ func TestGrantForACancelledTryIsReleased(t *testing.T) {
 }
 
 // TestGrantForACancelledRequestIsReleased: the next head has other options than the
-// cancelled request, which is granted, or has an unknown outcome.
+// cancelled request. That request is granted, or has an unknown outcome.
 func TestGrantForACancelledRequestIsReleased(t *testing.T) {
 	for _, unknown := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -126,7 +126,7 @@ func TestGrantForACancelledRequestIsReleased(t *testing.T) {
 			h.acquire = func(ctx context.Context, _ driver.Request, g driver.Grant, err error) (driver.Grant, error) {
 				if first {
 					first = false
-					<-ctx.Done() // granted, and the answer is slow
+					<-ctx.Done() // granted with a slow answer
 					if unknown {
 						return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "cut")
 					}
@@ -177,7 +177,8 @@ func TestLossEndsALingeringLease(t *testing.T) {
 	})
 }
 
-// lateEnd is a context whose Done channel is never closed. Only its Err reports the end.
+// lateEnd is a context with a Done channel that is never closed. Only its Err reports the
+// end.
 type lateEnd struct {
 	context.Context
 	ended atomic.Bool
@@ -190,7 +191,7 @@ func (c *lateEnd) Err() error {
 	return nil
 }
 
-// TestCancelledWaiterIgnoresMinHold: the grant came as its waiter's context ended. The
+// TestCancelledWaiterIgnoresMinHold: the waiter's context ended when the grant came. The
 // caller gets an error, so its MinHold does not count.
 func TestCancelledWaiterIgnoresMinHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -205,13 +206,13 @@ func TestCancelledWaiterIgnoresMinHold(t *testing.T) {
 		if _, err := l.Lock(ctx, "a", holdfast.MinHold(time.Hour)); !errors.Is(err, context.Canceled) {
 			t.Fatalf("Lock: %v", err)
 		}
-		synctest.Wait() // it is given back in the background
+		synctest.Wait() // it is released in the background
 		wantFree(t, other, "a")
 	})
 }
 
-// TestJoinKeepsTheLeaseRenewed: the outer lock's context has ended. The one that joined
-// goes on, and so does renewal.
+// TestJoinKeepsTheLeaseRenewed: the outer lock's context has ended. The lock that joined it
+// stays valid, and its lease is renewed.
 func TestJoinKeepsTheLeaseRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocker(t, memstore.New())
@@ -234,8 +235,8 @@ func TestJoinKeepsTheLeaseRenewed(t *testing.T) {
 	})
 }
 
-// TestMinHoldSurvivesAFailedRelease: the repeated release lets the store keep the lease
-// for as long as the first one did.
+// TestMinHoldSurvivesAFailedRelease: the store may keep the lease after the repeated release
+// for as long as after the first one.
 func TestMinHoldSurvivesAFailedRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -246,7 +247,7 @@ func TestMinHoldSurvivesAFailedRelease(t *testing.T) {
 		_ = k.Unlock()
 		unlock(t, mustLock(t, other, "a"))
 		if took := time.Since(began); took < time.Hour || took > time.Hour+time.Minute {
-			t.Errorf("granted to another after %s, want an hour", took)
+			t.Errorf("granted to another Locker after %s, want an hour", took)
 		}
 	})
 }

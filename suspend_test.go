@@ -11,23 +11,23 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-type sclock struct{ slept atomic.Int64 }
+type suspendClock struct{ slept atomic.Int64 }
 
-func (c *sclock) Now() time.Time       { return time.Now() }
-func (c *sclock) Slept() time.Duration { return time.Duration(c.slept.Load()) }
+func (c *suspendClock) Now() time.Time       { return time.Now() }
+func (c *suspendClock) Slept() time.Duration { return time.Duration(c.slept.Load()) }
 
-type onS struct {
+type onSuspendClock struct {
 	driver.Store
-	c       *sclock
+	c       *suspendClock
 	renewed chan time.Time
 }
 
-func (s onS) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s onSuspendClock) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := s.Store.Acquire(ctx, r)
 	g.SentAt = driver.NowOn(s.c)
 	return g, err
 }
-func (s onS) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
+func (s onSuspendClock) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
 	a := s.Store.Renew(ctx, gs)
 	for i := range a {
 		a[i].SentAt = driver.NowOn(s.c)
@@ -39,11 +39,11 @@ func (s onS) Renew(ctx context.Context, gs []driver.Grant) []driver.Renewal {
 	return a
 }
 
-// The schedule's own reading is on the same clock, so it notices the suspend.
+// The schedule's own reading uses the same clock, so it detects the suspend.
 func TestLeasesAreRenewedAtOnceAfterASuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &sclock{}
-		st := onS{memstore.New(), c, make(chan time.Time, 10)}
+		c := &suspendClock{}
+		st := onSuspendClock{memstore.New(), c, make(chan time.Time, 10)}
 		l, _ := New(st)
 		k, err := l.Lock(context.Background(), "a") // TTL 30 s
 		if err != nil {
@@ -54,7 +54,7 @@ func TestLeasesAreRenewedAtOnceAfterASuspend(t *testing.T) {
 		l.mu.Unlock()
 		time.Sleep(500 * time.Millisecond)
 		began := time.Now()
-		c.slept.Add(int64(20 * time.Second)) // trust left: 6.5 s; the store answers
+		c.slept.Add(int64(20 * time.Second)) // validity left: 6.5 s; the store answers
 		select {
 		case at := <-st.renewed:
 			t.Logf("renewed %s after the resume", at.Sub(began))
@@ -68,9 +68,9 @@ func TestLeasesAreRenewedAtOnceAfterASuspend(t *testing.T) {
 
 func TestDoneClosesSoonAfterASuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &sclock{}
+		c := &suspendClock{}
 		m := memstore.New()
-		l, _ := New(onS{m, c, make(chan time.Time, 10)})
+		l, _ := New(onSuspendClock{m, c, make(chan time.Time, 10)})
 		k, err := l.Lock(context.Background(), "a") // TTL 30 s
 		if err != nil {
 			t.Fatal(err)
@@ -81,10 +81,10 @@ func TestDoneClosesSoonAfterASuspend(t *testing.T) {
 		l.mu.Unlock()
 		time.Sleep(500 * time.Millisecond)
 		began := time.Now()
-		c.slept.Add(int64(24500 * time.Millisecond)) // trust ends in 2 s, the lease in 5 s
+		c.slept.Add(int64(24500 * time.Millisecond)) // the validity ends in 2 s, the lease in 5 s
 		<-k.Context().Done()
 		if took := time.Since(began); took > 3*time.Second {
-			t.Errorf("Done closed %s after the resume: trust ended after 2 s, the lease after 5 s", took)
+			t.Errorf("Done closed %s after the resume: the validity ended after 2 s, the lease after 5 s", took)
 		}
 		_ = k.Unlock()
 		_ = l.Close(context.Background())

@@ -14,10 +14,10 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// mute is a store that does not answer the request for its guarantees.
-type mute struct{ driver.Store }
+// silentStore is a store that does not answer the request for its guarantees.
+type silentStore struct{ driver.Store }
 
-func (mute) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+func (silentStore) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	<-ctx.Done()
 	return driver.Guarantees{}, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
 }
@@ -35,9 +35,9 @@ func TestWaitLimitsEveryPhase(t *testing.T) {
 				t.Errorf("%v after %s, want %v after %s", err, time.Since(began), want, took)
 			}
 		}
-		silent := newLocker(t, mute{memstore.New()})
+		silent := newLocker(t, silentStore{memstore.New()})
 		try(silent, holdfast.ErrUnavailable, time.Second, holdfast.Wait(time.Second))
-		// Each question has the Locker's request timeout, and is made again within the lock's.
+		// Each request has the Locker's request timeout, and is repeated within the lock's.
 		try(silent, holdfast.ErrUnavailable, 5*time.Second+100*time.Millisecond, holdfast.TTL(300*time.Millisecond))
 
 		s := memstore.New()
@@ -51,8 +51,8 @@ func TestWaitLimitsEveryPhase(t *testing.T) {
 	})
 }
 
-// TestShortRequestTimeoutHoldsBehindALongerOne: a waiter with a short request timeout fails
-// after it, although the request under way is for a waiter with a longer one.
+// TestShortRequestTimeoutHoldsBehindALongerOne: a waiter fails after its own short request
+// timeout, although the running request belongs to a waiter with a longer one.
 func TestShortRequestTimeoutHoldsBehindALongerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -78,7 +78,7 @@ func TestShortRequestTimeoutHoldsBehindALongerOne(t *testing.T) {
 	})
 }
 
-// slowly grants "b" only when the clock has gone on for a while.
+// slowly grants "b" only after the clock has advanced.
 type slowly struct {
 	driver.Store
 	c *frozen
@@ -100,9 +100,9 @@ func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	if k.Context().Err() != nil {
-		t.Fatal("lost within its trust")
+		t.Fatal("lost within its validity")
 	}
-	c.advance(20 * time.Second) // the trust in a is over, that in b is not
+	c.advance(20 * time.Second) // a is no longer valid, b is
 	if holdfast.Token(k.Context(), "b") != 0 {
 		t.Error("a token of locks of which one has ended")
 	}
@@ -113,8 +113,8 @@ func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
 	_ = k.Unlock()
 }
 
-// TestNestedWorkErrorIsKept: where both locks were lost, the error of the work inside is
-// in the answer.
+// TestNestedWorkErrorIsKept: both locks were lost, and the error of the inner work is
+// returned.
 func TestNestedWorkErrorIsKept(t *testing.T) {
 	s := memstore.New()
 	l := newLocker(t, s)
@@ -131,8 +131,8 @@ func TestNestedWorkErrorIsKept(t *testing.T) {
 	}
 }
 
-// TestBusyErrorOfAnotherLockIsNoBusyAnswer: the cause of the context's end is that another
-// lock was busy. That does not make this one busy.
+// TestBusyErrorOfAnotherLockIsNoBusyAnswer: another lock's ErrBusy is the cause that ended
+// the context. That does not make this lock busy.
 func TestBusyErrorOfAnotherLockIsNoBusyAnswer(t *testing.T) {
 	l := newLocker(t, memstore.New())
 	ctx, cancel := context.WithCancelCause(bg)
@@ -146,19 +146,19 @@ func TestBusyErrorOfAnotherLockIsNoBusyAnswer(t *testing.T) {
 	}
 }
 
-// leaving ends the goroutine on which an event of a kind is reported.
-type leaving struct{ kind holdfast.EventKind }
+// exitHook ends the goroutine that reports an event of a kind.
+type exitHook struct{ kind holdfast.EventKind }
 
-func (h leaving) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+func (h exitHook) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
 
-func (h leaving) Event(_ context.Context, e holdfast.Event) {
+func (h exitHook) Event(_ context.Context, e holdfast.Event) {
 	if e.Kind == h.kind {
 		runtime.Goexit()
 	}
 }
 
 // TestLockIsReleasedIfAHookExitsTheCaller: a hook ends the goroutine that got a lock or a
-// queue entry, and neither stays.
+// queue entry, and both are released.
 func TestLockIsReleasedIfAHookExitsTheCaller(t *testing.T) {
 	for _, kind := range []holdfast.EventKind{holdfast.EventAcquired, holdfast.EventQueued} {
 		synctest.Test(t, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestLockIsReleasedIfAHookExitsTheCaller(t *testing.T) {
 			if kind == holdfast.EventAcquired {
 				unlock(t, held)
 			}
-			l := newLocker(t, s.Client(), holdfast.WithHooks(leaving{kind}))
+			l := newLocker(t, s.Client(), holdfast.WithHooks(exitHook{kind}))
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
@@ -188,14 +188,14 @@ func TestLockIsReleasedIfAHookExitsTheCaller(t *testing.T) {
 	}
 }
 
-// TestLockAllReleasesIfAHookExitsTheCaller: a hook ends the goroutine that has got the first
-// of two locks and waits for the second, and neither stays.
+// TestLockAllReleasesIfAHookExitsTheCaller: a hook ends the goroutine that holds the first
+// of two locks and waits for the second. Both are released.
 func TestLockAllReleasesIfAHookExitsTheCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		other := newLocker(t, s.Client())
 		held := mustLock(t, other, "b")
-		l := newLocker(t, s.Client(), holdfast.WithHooks(leaving{holdfast.EventQueued}))
+		l := newLocker(t, s.Client(), holdfast.WithHooks(exitHook{holdfast.EventQueued}))
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -218,8 +218,8 @@ func (s sluggish) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 	return s.Store.Acquire(ctx, r)
 }
 
-// TestWaitersServedOneByOneDoNotTimeOut: a waiter behind many others, which are served one
-// by one, does not time out: the store has answered all the time.
+// TestWaitersServedOneByOneDoNotTimeOut: a waiter stands behind many others, which are
+// served one by one. It does not time out, because the store answers all the time.
 func TestWaitersServedOneByOneDoNotTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocker(t, sluggish{altered{memstore.New(), network}})

@@ -56,7 +56,7 @@ func TestEndedWaitReturnsTheHolder(t *testing.T) {
 		if _, err := other.Lock(ctx, "b"); !errors.Is(err, context.Canceled) || errors.Is(err, holdfast.ErrBusy) {
 			t.Errorf("cancelled before: %v", err)
 		}
-		synctest.Wait() // the queue entry is withdrawn in the background
+		synctest.Wait() // its queue entry is withdrawn in the background
 		if st, _ := l.Inspect(bg, "a"); len(st.Waiters) != 0 {
 			t.Errorf("left waiting: %+v", st.Waiters)
 		}
@@ -64,7 +64,7 @@ func TestEndedWaitReturnsTheHolder(t *testing.T) {
 	})
 }
 
-// TestLocalWaitersAreServedInOrder with one queue entry at the store.
+// TestLocalWaitersAreServedInOrder, with one queue entry at the store.
 func TestLocalWaitersAreServedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -81,7 +81,7 @@ func TestLocalWaitersAreServedInOrder(t *testing.T) {
 			synctest.Wait()
 		}
 		if st, _ := other.Inspect(bg, "a"); len(st.Waiters) != 1 {
-			t.Errorf("%d places at the store, want 1", len(st.Waiters))
+			t.Errorf("%d queue entries at the store, want 1", len(st.Waiters))
 		}
 		unlock(t, k)
 		wg.Wait()
@@ -140,7 +140,7 @@ func TestQueueEntryOutlivesItsHead(t *testing.T) {
 }
 
 // TestHolderIsTheWaiterThatInheritsTheEntry: the head of the queue was cancelled. The store
-// shows the reason of the waiter that got the lock.
+// shows the reason given by the waiter that got the lock.
 func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -170,8 +170,8 @@ func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
 	})
 }
 
-// TestUnknownOutcomeIsRolledBack: the answer to an acquisition is lost. Whatever its
-// outcome, the name is free soon after, and not only after the TTL.
+// TestUnknownOutcomeIsRolledBack: the answer to a request is lost. Whatever its outcome, the
+// name is free soon after that, not only after the TTL.
 func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 	for _, outcome := range []memstore.Outcome{memstore.Applied, memstore.Dropped, memstore.Late} {
 		for _, wait := range []bool{false, true} {
@@ -183,7 +183,8 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 				script.FailUndos("a", 3, driver.Errorf(driver.CodeUnavailable, "down"))
 				began := time.Now()
 				if wait {
-					// It is asked again, and granted once the first is undone.
+					// The waiter repeats its request, which is granted after the rollback of
+					// the first.
 					k, err := l.Lock(bg, "b")
 					if err != nil {
 						t.Fatal(err)
@@ -200,7 +201,7 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 				if took := time.Since(began); took > 5*time.Second {
 					t.Errorf("outcome %d: free after %s", outcome, took)
 				}
-				time.Sleep(2 * time.Minute) // a late one must not appear now
+				time.Sleep(2 * time.Minute) // a late grant must not appear now
 				st, err := other.Inspect(bg, "a")
 				if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != k.Token() {
 					t.Errorf("%+v, %v", st, err)
@@ -240,7 +241,7 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 			t.Error(err)
 		}
 
-		// Its wait ends busy, although the store is gone by then.
+		// Its wait ends busy, although the store is away by then.
 		k = mustLock(t, holder, "a")
 		go func() {
 			_, err := l.Lock(bg, "a", holdfast.Wait(time.Minute))
@@ -255,8 +256,8 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 	})
 }
 
-// TestWaitersOfASilentStoreTimeOut: a first request that is not answered ends with ErrUnavailable
-// after the request timeout, for every goroutine that waits.
+// TestWaitersOfASilentStoreTimeOut: the first request gets no answer. Every waiting
+// goroutine gets ErrUnavailable after the request timeout.
 func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -294,7 +295,7 @@ func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 			}
 			s.Script().Reset()
 			s.Script().FailAcquire("a", 1, driver.Errorf(driver.CodeUnavailable, "connection refused"))
-			if name != "process" { // one that passes is not noticed
+			if name != "process" { // a network store's Lock retries, so the failure is not seen
 				unlock(t, mustLock(t, l, "a"))
 			}
 			s.Script().Reset()
@@ -302,25 +303,25 @@ func TestWaitersOfASilentStoreTimeOut(t *testing.T) {
 	})
 }
 
-// dumb is a store that fails the first requests for its guarantees.
-type dumb struct {
+// failingGuarantees is a store that fails the first requests for its guarantees.
+type failingGuarantees struct {
 	driver.Store
 	left atomic.Int64
 	code driver.Code
 }
 
-func (s *dumb) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+func (s *failingGuarantees) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if s.left.Add(-1) >= 0 {
 		return driver.Guarantees{}, driver.Errorf(s.code, "connection refused")
 	}
 	return s.Store.Guarantees(ctx)
 }
 
-// TestWaiterRetriesTheGuarantees: a waiter does not fail because the store could not be
-// reached just when its guarantees were requested.
+// TestWaiterRetriesTheGuarantees: a waiter does not fail because the store was away when the
+// waiter requested its guarantees.
 func TestWaiterRetriesTheGuarantees(t *testing.T) {
 	locker := func(t *testing.T, failures int64, code driver.Code) *holdfast.Locker {
-		d := &dumb{Store: memstore.New(), code: code}
+		d := &failingGuarantees{Store: memstore.New(), code: code}
 		d.left.Store(failures)
 		return newLocker(t, d, holdfast.RequestTimeout(2*time.Second))
 	}
@@ -400,7 +401,7 @@ func TestUnlockReturnsWithinTheRequestTimeout(t *testing.T) {
 		}
 		wantFree(t, other, "a")
 
-		// A lease that must have run out by itself needs no more tries.
+		// After the lease has certainly expired, the release is not retried.
 		l2, err := holdfast.New(s.Client())
 		if err != nil {
 			t.Fatal(err)
@@ -464,7 +465,7 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 		}
 		unlock(t, foreign)
 
-		// What cannot be confirmed does not hold Close beyond its context.
+		// Close ends with its context, although something is unconfirmed.
 		l, _ = holdfast.New(s.Client())
 		mustLock(t, l, "a", holdfast.TTL(time.Hour))
 		s.Script().Stop()
@@ -484,13 +485,13 @@ func TestCloseEndsLocksAndWaiters(t *testing.T) {
 func second[T any](_ T, err error) error { return err }
 
 // TestCancelledWaitersLeaveNothing: 10,000 waiters of several Lockers are cancelled at
-// random moments while the lock changes hands. No goroutine and no queue entry is left.
+// random moments while the lock changes hands. No goroutine and no queue entry remains.
 func TestCancelledWaitersLeaveNothing(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	s := memstore.New()
 	var lockers []*holdfast.Locker
 	for range 4 {
-		// A grant that nobody gave back would stand for good.
+		// A grant that is never released would stand forever.
 		l, err := holdfast.New(s.Client(), holdfast.Defaults(holdfast.TTL(holdfast.MaxTTL)))
 		if err != nil {
 			t.Fatal(err)
@@ -513,7 +514,7 @@ func TestCancelledWaitersLeaveNothing(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for _, name := range names { // a grant that came too late is given back in the background
+	for _, name := range names { // a late grant is released in the background
 		unlock(t, mustLock(t, lockers[0], name, holdfast.Wait(20*time.Second)))
 	}
 	for _, l := range lockers {
@@ -586,8 +587,8 @@ func (s *notifying) Release(ctx context.Context, g driver.Grant, keep time.Durat
 	return err
 }
 
-// TestNotifiedPollDoesNotPause: a waiter that polls asks again at once when the store
-// notifies it, and is no longer notified when it does not wait.
+// TestNotifiedPollDoesNotPause: a waiter that polls repeats its request at once when the
+// store notifies it. It is not notified when it does not wait.
 func TestNotifiedPollDoesNotPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &notifying{altered: altered{memstore.New(), func(g *driver.Guarantees) {
@@ -598,7 +599,7 @@ func TestNotifiedPollDoesNotPause(t *testing.T) {
 			k := mustLock(t, l, "a")
 			got := make(chan *holdfast.Lock)
 			go func() { got <- mustLock(t, l, "a") }()
-			time.Sleep(time.Minute) // its pauses have grown
+			time.Sleep(time.Minute) // its backoff has grown
 			synctest.Wait()
 			released := time.Now()
 			unlock(t, k)
@@ -615,21 +616,21 @@ func TestNotifiedPollDoesNotPause(t *testing.T) {
 	})
 }
 
-// asked records the requests to a store.
-type asked struct {
+// requests records the requests to a store.
+type requests struct {
 	driver.Store
 	mu    sync.Mutex
 	waits []bool
 }
 
-func (s *asked) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *requests) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	s.mu.Lock()
 	s.waits = append(s.waits, r.Wait)
 	s.mu.Unlock()
 	return s.Store.Acquire(ctx, r)
 }
 
-func (s *asked) take() []bool {
+func (s *requests) take() []bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.waits
@@ -638,11 +639,12 @@ func (s *asked) take() []bool {
 }
 
 // TestFastPathIsSkippedAfterContention: a free lock on a server takes one request on the
-// caller's goroutine. After a name was found held, the next few callers queue at once.
+// caller's goroutine. After a request found the name held, the next few callers queue at
+// once.
 func TestFastPathIsSkippedAfterContention(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := memstore.New()
-		s := &asked{Store: altered{m, func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true }}}
+		s := &requests{Store: altered{m, func(g *driver.Guarantees) { g.Scope, g.TryFirst = driver.ScopeNetwork, true }}}
 		l, other := newLocker(t, s), newLocker(t, m)
 		for range 3 {
 			unlock(t, mustLock(t, l, "a"))

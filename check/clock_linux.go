@@ -2,5 +2,6 @@ package check
 
 import "golang.org/x/sys/unix"
 
-// machineClock runs through a suspended machine, as the library's trust does.
+// machineClock goes on while the machine is suspended, like the clock of the library's
+// validity.
 const machineClock = unix.CLOCK_BOOTTIME

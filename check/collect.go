@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// section is one lock that a worker asked for, as its history tells it. Moments
-// are 0 where the history has none.
+// section is one lock that a worker requested, as its history records it. Moments without an
+// event are 0.
 type section struct {
 	worker           string
 	op, gen          int
@@ -22,8 +22,8 @@ type section struct {
 	wait             bool
 	token            uint64
 	ask, granted     int64
-	firstUntil       int64 // trusted until, as told with the grant
-	until, renewed   int64 // the latest moment of trust ever told, and when it was told
+	firstUntil       int64 // valid until, as recorded with the grant
+	until, renewed   int64 // the latest validity recorded, and when it was recorded
 	renewals         []renewal
 	alive            int64 // the last moment at which the context had not ended
 	unlock, unlocked int64
@@ -33,13 +33,13 @@ type section struct {
 	cause, err       string
 }
 
-// renewal is a moment at which the holder knew of a later end of validity.
+// renewal is a moment at which the holder recorded a later end of validity.
 type renewal struct{ at, until int64 }
 
-// end is when the section certainly no longer counts as live: the first of its
-// unlock, its loss, the closing of its Locker, the kill of its process, and the
-// last trust it told of. A stopped process is not live after that either, or
-// every pause would convict the innocent.
+// end returns the moment from which the section certainly no longer counts as live. It is
+// the first of its unlock, its loss, the close of its Locker, the kill of its process, and
+// the recorded end of validity. A stopped process is not live after that either: otherwise
+// every pause would look like a broken rule.
 func (s *section) end() int64 {
 	end := s.until
 	for _, t := range []int64{s.unlock, s.lost, s.killed} {
@@ -53,7 +53,7 @@ func (s *section) end() int64 {
 	return max(end, s.granted)
 }
 
-func (s *section) who() string { return s.worker }
+func (s *section) holder() string { return s.worker }
 
 // request is one request at the store.
 type request struct {
@@ -76,18 +76,18 @@ type work struct {
 	guarded          bool
 	begin, read, end int64
 	value            int64
-	outcome          Kind // KindWrote, KindStale, KindQuit, or "" if it never ended
+	outcome          Kind // KindWrote, KindStale, KindQuit, or "" without an end
 }
 
-// bound is what the store's answer says of a grant's deadline: the store set it
-// no later than at, to ttl from then.
+// bound limits a grant's deadline by the store's answer: the store set the deadline no later
+// than at, to ttl from then.
 type bound struct {
 	at, ttl int64
 	token   uint64
 }
 
-// disturbance is a stretch of time in which something was done to the worker,
-// the name, or all ("").
+// disturbance is an interval in which a fault applied to the worker, to the name, or to all
+// ("").
 type disturbance struct {
 	from, to     int64
 	worker, name string
@@ -98,7 +98,7 @@ type disturbance struct {
 	takes        int64
 }
 
-// lastTaken is the last moment at which a grant was asked for that the fault may take away.
+// lastTaken returns the last moment of a request for a grant that the fault may take away.
 func (d *disturbance) lastTaken() int64 {
 	if d.takes != 0 {
 		return d.from + d.takes
@@ -106,7 +106,7 @@ func (d *disturbance) lastTaken() int64 {
 	return d.to
 }
 
-// collected is a history sorted out.
+// collected is a history in sorted form.
 type collected struct {
 	start, last  int64
 	calm, drain  int64
@@ -115,7 +115,7 @@ type collected struct {
 	names        map[string]*nameHistory
 	registers    map[string][]*work
 	disturbances []disturbance
-	rewinds      []disturbance // those of them that bring the store back to an earlier state
+	rewinds      []disturbance // the faults that bring the store back to an earlier state
 	left         []Event
 	killed       map[string]int64
 	stopped      map[string]bool
@@ -135,7 +135,7 @@ type opKey struct {
 	op     int
 }
 
-// collect sorts events out by name. They come in order of time.
+// collect sorts the events by name. They come in order of time.
 func collect(events []Event) (*collected, error) {
 	c := &collected{
 		names: map[string]*nameHistory{}, registers: map[string][]*work{},
@@ -215,7 +215,7 @@ func collect(events []Event) (*collected, error) {
 			h.sections = append(h.sections, s)
 		case KindGranted, KindFailed, KindRenewed, KindAlive, KindLost, KindUnlock, KindUnlocked, KindStuck:
 			if s == nil {
-				continue // the beginning went with a kill
+				continue // the kill has cut off the beginning
 			}
 			s.take(e)
 		case KindRequest:
@@ -226,7 +226,7 @@ func collect(events []Event) (*collected, error) {
 		case KindPlaced, KindAnswer, KindUnknown, KindUndo, KindUndone:
 			r := requests[e.ID]
 			if r == nil {
-				continue // the beginning went with a kill
+				continue // the kill has cut off the beginning
 			}
 			switch e.K {
 			case KindPlaced:
@@ -252,7 +252,7 @@ func collect(events []Event) (*collected, error) {
 		case KindRead, KindWrote, KindStale, KindQuit:
 			w := works[workKey(e)]
 			if w == nil {
-				continue // the beginning went with a kill
+				continue // the kill has cut off the beginning
 			}
 			if e.K == KindRead {
 				w.read, w.value = e.T, e.Value
@@ -287,7 +287,7 @@ func collect(events []Event) (*collected, error) {
 
 func workKey(e *Event) string { return fmt.Sprintf("%s/%d/%s", e.W, e.Op, e.Res) }
 
-// take notes an event of the section.
+// take records an event of the section.
 func (s *section) take(e *Event) {
 	until := e.Until
 	if until == 0 {
@@ -298,7 +298,7 @@ func (s *section) take(e *Event) {
 		s.granted, s.token, s.slot = e.T, e.Token, e.Slot
 		s.firstUntil, s.until = until, max(s.until, until)
 	case KindRenewed:
-		// One may be told a moment before the grant it belongs to.
+		// A renewal may be recorded a moment before the grant it belongs to.
 		if until > s.until {
 			s.until, s.renewed = until, e.T
 			s.renewals = append(s.renewals, renewal{e.T, until})
@@ -319,8 +319,8 @@ func (s *section) take(e *Event) {
 	}
 }
 
-// undisturbed tells whether nothing was being done to any of the workers or the name
-// in the stretch of time, nor shortly before it.
+// undisturbed reports whether no fault applied to the workers or to the name in the
+// interval, nor shortly before it.
 func (c *collected) undisturbed(from, to int64, name string, workers ...string) bool {
 	for i := range c.disturbances {
 		d := &c.disturbances[i]
@@ -337,18 +337,18 @@ func (c *collected) undisturbed(from, to int64, name string, workers ...string) 
 	return true
 }
 
-// rewound reports whether a grant was given while the store had gone back to an earlier
-// state and its clients had not yet the time to notice.
+// rewound reports whether a grant was made after the store had gone back to an earlier
+// state, before its clients had the time to notice.
 func (c *collected) rewound(from, to int64) bool {
 	late := int64(c.guarantees.Notice + Slack)
 	return slices.ContainsFunc(c.rewinds, func(d disturbance) bool { return d.from <= to && from <= d.to+late })
 }
 
-// lost reports whether what a worker has found left behind may be there because the store lost the
-// write that ended it. Where nothing else ends it, it stands until its TTL has passed.
+// lost reports whether something that a worker has found left behind may stand because the
+// store lost the write that ended it. It then stands until its TTL has passed.
 func (c *collected) lost(e *Event) bool {
 	if e.W == "" || e.ID == "" {
-		return false // found at the end, when every client has had its time, or not at the store
+		return false // found at the end, after every client had its time, or not at the store
 	}
 	late := int64(c.guarantees.Notice + Slack)
 	if h := c.names[e.Name]; h != nil && c.guarantees.Lapses {
@@ -361,7 +361,7 @@ func (c *collected) lost(e *Event) bool {
 	return slices.ContainsFunc(c.disturbances, func(d disturbance) bool { return d.loses && d.from <= e.T && e.T <= d.to+late })
 }
 
-// quiet tells whether nothing at all was being done.
+// quiet reports whether no fault at all applied.
 func (c *collected) quiet(from, to int64) bool {
 	for i := range c.disturbances {
 		d := &c.disturbances[i]
@@ -375,7 +375,7 @@ func (c *collected) quiet(from, to int64) bool {
 	return true
 }
 
-// Slack is what the verdict allows for a busy machine where it cannot tell
-// lateness from fault: how late a goroutine may hear of something. It plays no
-// part where the history alone decides: two live contexts, tokens, registers.
+// Slack is what the verdict allows for delays of a busy machine: how late a goroutine may
+// receive something. It plays no part where the history alone decides: two live contexts,
+// tokens, registers.
 const Slack = 500 * time.Millisecond

@@ -12,51 +12,50 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Config says what is tortured, for how long, and how. The zero value of a field
-// is its default.
+// Config describes a check: the store, the duration, the work and the faults. The zero value
+// of a field is its default.
 type Config struct {
-	// Local starts a store for this run alone: one of Locals. URL names a store
-	// that is there already. One of the two is given, or Target.
+	// Local names one of Locals, a store that the run starts for itself. URL names an
+	// existing store. A Config has exactly one of Local, URL and Target.
 	Local, URL string
-	// Namespace keeps the run apart from others who lock at URL; default none.
+	// Namespace separates the run from other clients that lock at URL; default none.
 	Namespace string
 	// Target is a store that the caller has prepared.
 	Target *Target `json:"-"`
-	// Seed decides the schedule of work and of faults: the same seed, the same
-	// schedule. What the machine makes of it varies. Default 1.
+	// Seed decides the schedule of work and of faults: the same seed gives the same
+	// schedule. The timing on the machine still varies. Default 1.
 	Seed uint64
-	// Duration is how long to go on, default 10 s; Round, after how much of it
-	// everything is brought to an end, judged and begun anew, default 30 s. The first
-	// two rounds are of at most 5 and 10 s: what is grossly wrong shows in seconds. A
-	// round is what is kept in memory at once.
+	// Duration is the length of the run, default 10 s. After each Round, default 30 s, the
+	// run ends all work, judges it and begins anew. The first two rounds take at most 5 and
+	// 10 s, because gross mistakes show within seconds. The memory holds one round at a
+	// time.
 	Duration, Round time.Duration
-	// Workers is how many processes (or, in one process, Lockers) compete, default
-	// 4, and Lanes how many goroutines each has, default 3, for Names names,
-	// default 3.
+	// Workers is the number of competing processes (or, in one process, of Lockers), default
+	// 4. Lanes is the number of goroutines of each, default 3. Names is the number of names
+	// that they lock, default 3.
 	Workers, Lanes, Names int
-	// Long is how many of a hundred locks are held beyond their TTL, up to three
-	// times as long, so that they must be renewed. Default 1: long holders keep all other
-	// workers from competing.
+	// Long is the percentage of locks that are held beyond their TTL, up to three times as
+	// long, so that they must be renewed. Default 1: long holders keep all other workers
+	// from competing.
 	Long int
-	// TTL is what most locks ask for; some ask for up to sixteen times as much. Default
-	// 600 ms, or the store's shortest if that is longer.
+	// TTL is the TTL of most locks; some use up to sixteen times as much. Default 600 ms, or
+	// the store's shortest if that is longer.
 	TTL time.Duration
-	// Faults are the kinds of faults to inject; nil for all that apply, empty for
-	// none.
+	// Faults are the kinds of faults to inject: nil for all that apply, empty for none.
 	Faults []string
-	// Dir is where histories and the page go. Default: a temporary directory that
+	// Dir is the directory for histories and the page. Default: a temporary directory that
 	// is removed again if every rule held.
 	Dir string
-	// Command starts a worker; default this executable, whose main or TestMain
-	// must call MaybeWorker first.
+	// Command starts a worker. Default: this executable; its main or TestMain must call
+	// MaybeWorker first.
 	Command []string `json:"-"`
-	// Progress is told, about once a second, how far the run is.
+	// Progress is called with the progress of the run, about once a second.
 	Progress func(Progress) `json:"-"`
 
-	anyTTL bool // the default was asked for
+	anyTTL bool // the caller left the default
 }
 
-// Progress is how far a run is.
+// Progress describes how far a run is.
 type Progress struct {
 	Elapsed, Total time.Duration
 	Round, Faults  int
@@ -66,7 +65,7 @@ type Progress struct {
 	Last string
 }
 
-// DefaultTTL is what most locks ask for unless the configuration says otherwise.
+// DefaultTTL is the TTL of most locks, unless the configuration sets another.
 const DefaultTTL = 600 * time.Millisecond
 
 // The limits of a configuration.
@@ -131,9 +130,9 @@ func (c *Config) complete() error {
 
 // ConfigError is a mistake in a Config. It matches holdfast.ErrInvalid.
 type ConfigError struct {
-	// Field is the one that is wrong, empty where they do not go together.
+	// Field is the invalid field, empty if fields contradict one another.
 	Field string
-	// Text is what was given and what is allowed.
+	// Text contains the value and what is allowed.
 	Text string
 }
 
@@ -151,7 +150,7 @@ func (e *ConfigError) Error() string {
 // Is makes it match holdfast.ErrInvalid.
 func (e *ConfigError) Is(target error) bool { return target == holdfast.ErrInvalid }
 
-// pick keeps of the faults that apply those that are asked for.
+// pick returns the applicable faults that the configuration names.
 func (c *Config) pick(apply []string) ([]string, error) {
 	if c.Faults == nil {
 		return apply, nil

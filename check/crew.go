@@ -24,8 +24,8 @@ type crew struct {
 	regs    string
 	command []string
 	log     *Log // the coordinator's
-	// patience is how long waiters have at the end.
-	patience time.Duration
+	// waitTimeout is how long waiters may wait at the end.
+	waitTimeout time.Duration
 
 	mu       sync.Mutex
 	members  []*member
@@ -50,15 +50,15 @@ func (c *crew) start(ctx context.Context) error {
 	for i := range c.cfg.Workers {
 		m := &member{index: i}
 		c.members = append(c.members, m)
-		if err := c.hire(ctx, m); err != nil {
+		if err := c.launch(ctx, m); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// hire begins the next life of a worker.
-func (c *crew) hire(ctx context.Context, m *member) error {
+// launch begins the next incarnation of a worker.
+func (c *crew) launch(ctx context.Context, m *member) error {
 	m.life++
 	path := filepath.Join(c.dir, m.name()+".jsonl")
 	c.mu.Lock()
@@ -89,15 +89,15 @@ func (c *crew) fail(err error) {
 	c.failures = append(c.failures, err)
 }
 
-// over reports whether ctx has ended, or is about to: a connection's deadline, which is
-// that of ctx, may pass a moment before ctx notices.
+// over reports whether ctx has ended or is about to end. A connection has ctx's deadline,
+// and its timer may fire a moment before ctx's.
 func over(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
-// inject does one fault, from its beginning to its end. It ends early with ctx: then a
-// beginning that could not be finished is no failure, and what it did is still ended.
+// inject does one fault, from its beginning to its end. It ends early with ctx. A beginning
+// that could not be finished then is no failure, and inject still calls its end.
 func (c *crew) inject(ctx context.Context, f Fault) error {
 	m := c.members[f.Worker]
 	pause := func() {
@@ -143,7 +143,7 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 	if f.Kind == faultBreak {
 		return c.breakOne(ctx, f)
 	}
-	// A fault of one worker: it has one at a time.
+	// A worker has one fault of its own at a time.
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := Event{W: m.name(), For: int64(f.For)}
@@ -153,7 +153,7 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 		c.log.Add(e)
 		m.proc.kill()
 		pause()
-		return c.hire(context.WithoutCancel(ctx), m)
+		return c.launch(context.WithoutCancel(ctx), m)
 	case faultPause:
 		e.K = KindPause
 		c.log.Add(e)
@@ -189,19 +189,18 @@ func (m *member) order(ctx context.Context, f Fault) error {
 	return m.worker.inject(ctx, f)
 }
 
-// breakOne takes a lock away as an operator would: by the token that an
-// inspection shows.
+// breakOne breaks a lock like an operator: by the token that an inspection shows.
 func (c *crew) breakOne(ctx context.Context, f Fault) error {
 	s, err := c.open(ctx)
 	if err != nil {
-		return nil // its server is being demoted just now
+		return nil // the server is being demoted
 	}
 	defer s.Close(context.WithoutCancel(ctx))
 	ctx, cancel := context.WithTimeout(ctx, f.For)
 	defer cancel()
 	g, err := s.Guarantees(ctx)
 	if err != nil {
-		return nil // unreachable just now
+		return nil // the server cannot be reached now
 	}
 	st, err := s.(driver.Inspector).Inspect(ctx, f.Name)
 	if err != nil || len(st.Holders) == 0 {
@@ -209,7 +208,7 @@ func (c *crew) breakOne(ctx context.Context, f Fault) error {
 	}
 	e := Event{K: KindFault, Fault: faultBreak, Name: f.Name, Token: st.Holders[0].Token, Early: g.Break == driver.BreakNow}
 	c.log.Add(e)
-	// It may have been released meanwhile, or its holder may be stopped: both are
+	// It may have been released meanwhile, or its holder may be stopped: both are valid
 	// answers.
 	_ = s.(driver.Breaker).Break(ctx, f.Name, e.Token)
 	e.K, e.T = KindHealed, 0
@@ -217,15 +216,15 @@ func (c *crew) breakOne(ctx context.Context, f Fault) error {
 	return nil
 }
 
-// dismiss lets every worker come to its end and waits for that.
-func (c *crew) dismiss() {
+// stopAll ends every worker's work and waits for the workers.
+func (c *crew) stopAll() {
 	var all sync.WaitGroup
 	for _, m := range c.members {
 		all.Go(func() {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			if m.proc != nil {
-				c.dismissProcess(m)
+				c.stopProcess(m)
 				return
 			}
 			if m.worker == nil {
@@ -240,14 +239,14 @@ func (c *crew) dismiss() {
 	all.Wait()
 }
 
-func (c *crew) dismissProcess(m *member) {
+func (c *crew) stopProcess(m *member) {
 	err := m.proc.order(Fault{Kind: "stop"})
 	if err == nil {
 		select {
 		case <-m.proc.done:
 			err = m.proc.err
-		case <-time.After(5 * c.patience):
-			err = fmt.Errorf("it did not end within %s", 5*c.patience)
+		case <-time.After(5 * c.waitTimeout):
+			err = fmt.Errorf("the worker did not end within %s", 5*c.waitTimeout)
 			m.proc.dump()
 		}
 	}
@@ -257,7 +256,7 @@ func (c *crew) dismissProcess(m *member) {
 	}
 }
 
-// abort ends what is left of the workers, without ceremony.
+// abort ends the remaining workers at once.
 func (c *crew) abort() {
 	for _, m := range c.members {
 		if m.proc != nil {
@@ -266,7 +265,7 @@ func (c *crew) abort() {
 	}
 }
 
-// written is how much history there is so far.
+// written returns the size of the history so far.
 func (c *crew) written() (n int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

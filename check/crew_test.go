@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestFaultMayEndWithItsRound: a fault that asks a server that does not answer when the
-// round's faults end is no failure of the check, and is ended nonetheless.
+// TestFaultMayEndWithItsRound: a fault sends a request to a silent server, and the round's
+// faults end meanwhile. That is no failure of the check, and the fault is still ended.
 func TestFaultMayEndWithItsRound(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -28,16 +28,17 @@ type etcdGate struct {
 	token         string
 }
 
-// The user of a check has exactly the documented rights: to read and to write below the prefix.
+// The user of a check has exactly the documented rights: read and write below the prefix.
 const (
 	etcdUser, etcdPassword   = "check", "check"
 	etcdRoot, etcdRootSecret = "root", "root"
 	etcdPrefix               = "check/"
 )
 
-// ask sends a request. A member that was restarted has forgotten its tokens, and one that was restored
-// leaves a call with a newer token unanswered: then ask logs in and sends it once more.
-func (g *etcdGate) ask(ctx context.Context, path, question string, answer any) error {
+// request sends a request. After a restart a member refuses old tokens, and a restored
+// member does not answer a call with a newer token. request then logs in and sends the call
+// once more.
+func (g *etcdGate) request(ctx context.Context, path, question string, answer any) error {
 	g.mu.Lock()
 	token, administrated := g.token, g.administrated
 	g.mu.Unlock()
@@ -74,7 +75,7 @@ func (g *etcdGate) post(ctx context.Context, path, token, question string, answe
 		return err
 	}
 	defer func() {
-		_, _ = io.Copy(io.Discard, resp.Body) // or the connection is not used again
+		_, _ = io.Copy(io.Discard, resp.Body) // read to the end, so that the connection is used again
 		resp.Body.Close()
 	}()
 	if resp.StatusCode != http.StatusOK {
@@ -83,17 +84,17 @@ func (g *etcdGate) post(ctx context.Context, path, token, question string, answe
 	return json.NewDecoder(resp.Body).Decode(answer)
 }
 
-// permit lets the user of the check do that below the prefix: READ, WRITE or READWRITE.
+// permit gives the user of the check the right READ, WRITE or READWRITE below the prefix.
 func (g *etcdGate) permit(ctx context.Context, right string) error {
 	encode := func(s string) string { return base64.StdEncoding.EncodeToString([]byte(s)) }
 	end := etcdPrefix[:len(etcdPrefix)-1] + string(etcdPrefix[len(etcdPrefix)-1]+1)
-	return g.ask(ctx, "/v3/auth/role/grant", fmt.Sprintf(`{"name":%q,"perm":{"permType":%q,"key":%q,"range_end":%q}}`,
+	return g.request(ctx, "/v3/auth/role/grant", fmt.Sprintf(`{"name":%q,"perm":{"permType":%q,"key":%q,"range_end":%q}}`,
 		etcdUser, right, encode(etcdPrefix), encode(end)), &struct{}{})
 }
 
 // addUsers creates the administrator and the user of the check, and switches authentication on.
 func (g *etcdGate) addUsers(ctx context.Context) error {
-	do := func(path, question string) error { return g.ask(ctx, path, question, &struct{}{}) }
+	do := func(path, question string) error { return g.request(ctx, path, question, &struct{}{}) }
 	for _, step := range []func() error{
 		func() error {
 			return do("/v3/auth/user/add", fmt.Sprintf(`{"name":%q,"password":%q}`, etcdRoot, etcdRootSecret))

@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// etcdTarget starts etcd. The binary of the workers has to link etcdstore in.
+// etcdTarget starts etcd. The workers' binary must import etcdstore.
 func etcdTarget(members int, heartbeat time.Duration) func(context.Context, string) (*Target, error) {
 	return func(ctx context.Context, dir string) (*Target, error) {
 		config := servers.EtcdConfig{Members: members, Heartbeat: heartbeat, Disks: true, Dir: filepath.Join(dir, "etcd")}
@@ -61,7 +61,7 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 				return nil
 			}
 			for _, f := range serverFaults(processes, leader) {
-				if f.Kind == "pause-server" { // which may lead
+				if f.Kind == "pause-server" { // it may be the leader
 					f.Early, f.All = true, true
 				}
 				faults = append(faults, f)
@@ -90,9 +90,9 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 	}
 }
 
-// etcdLeaderFaults hold the leader up for longer than the TTL, as a whole or its disk alone. It
-// may revoke leases when it goes on, although their clients have renewed them at its successor:
-// the store declares that.
+// etcdLeaderFaults stop the leader for longer than the TTL: the process, or its disk alone.
+// When it goes on it may revoke leases that their clients have renewed at its successor. The
+// store declares that.
 func etcdLeaderFaults(cluster []*servers.Etcd) []StoreFault {
 	var hit *servers.Etcd
 	fault := func(kind string, begin, end func(*servers.Etcd) error) StoreFault {
@@ -100,7 +100,7 @@ func etcdLeaderFaults(cluster []*servers.Etcd) []StoreFault {
 			Kind: kind, Early: true, All: true,
 			Begin: func(ctx context.Context, _ Fault) error {
 				if hit = etcdLeader(ctx, cluster); hit == nil {
-					return nil // there is none at the moment
+					return nil // there is no leader now
 				}
 				return begin(hit)
 			},
@@ -121,17 +121,17 @@ func etcdLeaderFaults(cluster []*servers.Etcd) []StoreFault {
 	return faults
 }
 
-// restoreEtcd brings a member back to a backup that was made when the last restore was over, and
-// raises its revision above the one that it had, as an administrator should after restoring
-// (etcdutl snapshot restore --bump-revision): leases and keys of the time since are gone, and
-// those that ended since are there again.
+// restoreEtcd restores a member from a backup that was made after the last restore. It
+// raises the revision above the old one, as an administrator should after restoring (etcdutl
+// snapshot restore --bump-revision). Leases and keys made since the backup are gone, and
+// those that ended since stand again.
 func restoreEtcd(g *etcdGate, dir string) (StoreFault, error) {
 	m, n := g.m, 0
 	backup := func() string { return filepath.Join(dir, strconv.Itoa(n)) }
 	return StoreFault{
 		Kind: "restore-backup", Early: true, All: true, Rewinds: true,
 		Begin: func(ctx context.Context, _ Fault) error {
-			// What was begun is brought to an end even if the round's time is over.
+			// The restore runs to its end even after the round's time.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 			defer cancel()
 			before, err := etcdRevision(ctx, g)
@@ -157,7 +157,7 @@ func etcdRevision(ctx context.Context, g *etcdGate) (int64, error) {
 			Revision int64 `json:",string"`
 		}
 	}
-	err := g.ask(ctx, "/v3/kv/range", `{"key":"AA=="}`, &answer)
+	err := g.request(ctx, "/v3/kv/range", `{"key":"AA=="}`, &answer)
 	return answer.Header.Revision, err
 }
 
@@ -180,9 +180,9 @@ func raiseRevision(ctx context.Context, g *etcdGate, to int64) error {
 			writing.Go(func() {
 				key := base64.StdEncoding.EncodeToString([]byte("raise-" + strconv.Itoa(i)))
 				for range (to-at)/puts/2 + 1 {
-					err := g.ask(ctx, "/v3/kv/put", `{"key":"`+key+`"}`, &struct{}{})
+					err := g.request(ctx, "/v3/kv/put", `{"key":"`+key+`"}`, &struct{}{})
 					if err == nil {
-						err = g.ask(ctx, "/v3/kv/deleterange", `{"key":"`+key+`"}`, &struct{}{})
+						err = g.request(ctx, "/v3/kv/deleterange", `{"key":"`+key+`"}`, &struct{}{})
 					}
 					if err != nil {
 						errs <- err
@@ -200,7 +200,7 @@ func raiseRevision(ctx context.Context, g *etcdGate, to int64) error {
 	}
 }
 
-// etcdLeader is nil if there is none.
+// etcdLeader returns the leader, nil if there is none.
 func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Etcd {
 	for _, m := range members {
 		var status struct {
@@ -209,7 +209,7 @@ func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Etcd {
 			}
 			Leader string
 		}
-		if m.PID() == 0 || (&etcdGate{m: m}).ask(ctx, "/v3/maintenance/status", "{}", &status) != nil {
+		if m.PID() == 0 || (&etcdGate{m: m}).request(ctx, "/v3/maintenance/status", "{}", &status) != nil {
 			continue
 		}
 		if status.Leader != "" && status.Leader == status.Header.Member {
@@ -219,14 +219,14 @@ func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Etcd {
 	return nil
 }
 
-// etcdKeys lists what is left of locks. Epoch keys end with the leases of those
-// who have left; leases end later than processes that were killed. An election may be
-// under way: a look that fails is made again, too.
+// etcdKeys lists the remaining keys of locks. Epoch keys end with their clients' leases, and
+// leases end later than killed processes. An election may be under way, so a failed look is
+// repeated.
 func etcdKeys(ctx context.Context, g *etcdGate) ([]string, error) {
 	const everything = `{"key":"AA==","range_end":"AA==","keys_only":true}`
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		var found struct{ Kvs []struct{ Key []byte } }
-		err := g.ask(ctx, "/v3/kv/range", everything, &found)
+		err := g.request(ctx, "/v3/kv/range", everything, &found)
 		if err == nil && len(found.Kvs) == 0 {
 			return nil, nil
 		}

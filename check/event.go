@@ -10,36 +10,36 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Kind says what an event tells.
+// Kind is the kind of an event.
 type Kind string
 
-// The events. A worker's request for a lock is known by its worker and Op; a
-// request to the store, of which a lock may need several, by its ID.
+// The events. A worker's lock request is identified by its worker and Op. A request to the
+// store, of which a lock may need several, is identified by its ID.
 const (
 	// KindRun opens a history: Note is the configuration, Store the guarantees.
 	KindRun Kind = "run"
-	// KindStart and KindStop are a worker's first and last words. KindClosing says
-	// that it closes the Locker of generation Gen, and with it all its locks;
-	// KindVanished, that the store hears nothing more of it.
+	// KindStart and KindStop are the first and the last event of a worker. KindClosing: it
+	// closes the Locker of generation Gen with all its locks. KindVanished: the store
+	// receives nothing more from it.
 	KindStart    Kind = "start"
 	KindStop     Kind = "stop"
 	KindClosing  Kind = "closing"
 	KindVanished Kind = "vanished"
-	// The coordinator's. Each is written before the deed, but for KindResume and
-	// KindHealed, which end what KindPause and KindFault began.
+	// The coordinator's events. Each is written before its action. KindResume and KindHealed
+	// are written after the end of what KindPause and KindFault began.
 	KindKill   Kind = "kill"
 	KindPause  Kind = "pause"
 	KindResume Kind = "resume"
 	KindFault  Kind = "fault"
 	KindHealed Kind = "healed"
-	// KindCalm: no fault comes after this. KindDrain: workers were told to stop.
+	// KindCalm: no fault begins after this. KindDrain: the workers got the request to stop.
 	KindCalm  Kind = "calm"
 	KindDrain Kind = "drain"
-	// KindLeft: something was left behind that Note names.
+	// KindLeft: a worker or the coordinator found what Note names left behind.
 	KindLeft Kind = "left"
 
-	// A lock: asked for, granted or failed, renewed, lost, unlocked. KindAlive
-	// says that at T, read before the question, the lock's context had not ended.
+	// A lock: requested, granted or failed, renewed, lost, unlocked. KindAlive: the lock's
+	// context had not ended at T, a moment read before the context was.
 	KindAsk      Kind = "ask"
 	KindGranted  Kind = "granted"
 	KindFailed   Kind = "failed"
@@ -48,12 +48,12 @@ const (
 	KindLost     Kind = "lost"
 	KindUnlock   Kind = "unlock"
 	KindUnlocked Kind = "unlocked"
-	// KindStuck: the worker gave a lock up that nobody served.
+	// KindStuck: the worker gave up a lock that was not granted in time.
 	KindStuck Kind = "stuck"
 
-	// A request at the store: sent, given a place, answered, confirmed by a
-	// renewal, of unknown outcome, being undone, undone. Those of KindAnswer and KindKept carry
-	// the moment at which the store had answered, before any delay on the way.
+	// A request at the store: sent, queued, answered, confirmed by a renewal, of unknown
+	// outcome, being undone, undone. KindAnswer and KindKept carry the moment of the store's
+	// answer, before any injected delay.
 	KindRequest Kind = "request"
 	KindPlaced  Kind = "placed"
 	KindAnswer  Kind = "answer"
@@ -62,8 +62,8 @@ const (
 	KindUndo    Kind = "undo"
 	KindUndone  Kind = "undone"
 
-	// Work inside a lock on a register: begun, the value read, one more written,
-	// refused as stale, given up. Res is the register; Guarded tells which kind.
+	// Work inside a lock on a register: begun, the value read, one more written, refused as
+	// stale, given up. Res is the register, Guarded its kind.
 	KindBegin Kind = "begin"
 	KindRead  Kind = "read"
 	KindWrote Kind = "wrote"
@@ -83,31 +83,32 @@ type Event struct {
 	Op   int    `json:"op,omitempty"`
 	Gen  int    `json:"g,omitempty"`
 	ID   string `json:"id,omitempty"`
-	// Limit is what was asked: 1 exclusive, driver.Unlimited shared.
+	// Limit is the requested limit: 1 exclusive, driver.Unlimited shared.
 	Limit int    `json:"lim,omitempty"`
 	Token uint64 `json:"tok,omitempty"`
-	// Slot is the permit's number plus one; 0 is none.
+	// Slot is the permit's number plus one, 0 without a slot.
 	Slot int `json:"slot,omitempty"`
-	// Until is when trust in the grant ends, 0 for never.
+	// Until is the end of the grant's validity, 0 for no end.
 	Until int64 `json:"until,omitempty"`
-	// TTL is what the store gave, and For how long a fault lasts or a wait may
-	// take, in nanoseconds.
+	// TTL is what the store granted. For is how long a fault lasts or a wait may take. Both
+	// are nanoseconds.
 	TTL int64 `json:"ttl,omitempty"`
 	For int64 `json:"for,omitempty"`
 	// Wait: the lock or the request queues.
 	Wait bool `json:"wait,omitempty"`
-	// Res, Value and Guarded are about work on a register.
+	// Res, Value and Guarded describe work on a register.
 	Res     string `json:"res,omitempty"`
 	Value   int64  `json:"v,omitempty"`
 	Guarded bool   `json:"gd,omitempty"`
-	// Cause and Err say why something ended, Fault what was done, Note more.
+	// Cause and Err are the reason of an end, Fault is the injected fault, Note contains
+	// details.
 	Cause string `json:"cause,omitempty"`
 	Err   string `json:"err,omitempty"`
 	Fault string `json:"fault,omitempty"`
 	// Early: the fault takes grants away before their TTL.
 	Early bool `json:"early,omitempty"`
-	// Takes, unless 0: of the time from the fault's beginning in which the grants were asked for
-	// that it may take away.
+	// Takes, unless 0, limits the grants that the fault may take away: those requested
+	// within Takes of its beginning.
 	Takes int64 `json:"takes,omitempty"`
 	// Rewinds: the fault brings the store back to an earlier state.
 	Rewinds bool `json:"rewinds,omitempty"`
@@ -117,10 +118,10 @@ type Event struct {
 	Store *driver.Guarantees `json:"store,omitempty"`
 }
 
-// forever stands for a moment that does not come.
+// forever stands for a moment that never comes.
 const forever = int64(1) << 62
 
-// Words tells the event to a person; start is the beginning of the run.
+// Words describes the event in a sentence; start is the beginning of the run.
 func (e *Event) Words(start int64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%9.4fs  %-6s ", float64(e.T-start)/1e9, e.W)
@@ -129,9 +130,9 @@ func (e *Event) Words(start int64) string {
 }
 
 func (e *Event) phrase(start int64) string {
-	until := "for as long as its process lives"
+	until := "valid for as long as its process lives"
 	if e.Until != 0 && e.Until < forever {
-		until = fmt.Sprintf("until %.4fs", float64(e.Until-start)/1e9)
+		until = fmt.Sprintf("valid until %.4fs", float64(e.Until-start)/1e9)
 	}
 	where := ""
 	if e.Name != "" {
@@ -139,15 +140,15 @@ func (e *Event) phrase(start int64) string {
 	}
 	switch e.K {
 	case KindAsk:
-		return fmt.Sprintf("asks for%s, %s", where, limitWords(e.Limit))
+		return fmt.Sprintf("requests%s, %s", where, limitWords(e.Limit))
 	case KindGranted:
-		return fmt.Sprintf("holds%s, %s, with token %d%s, trusted %s", where, limitWords(e.Limit), e.Token, slotWords(e.Slot), until)
+		return fmt.Sprintf("holds%s, %s, with token %d%s, %s", where, limitWords(e.Limit), e.Token, slotWords(e.Slot), until)
 	case KindRenewed:
-		return fmt.Sprintf("token %d of%s is renewed, trusted %s", e.Token, where, until)
+		return fmt.Sprintf("token %d of%s is renewed, %s", e.Token, where, until)
 	case KindAlive:
 		return fmt.Sprintf("still works under token %d of%s: its context has not ended", e.Token, where)
 	case KindLost:
-		return fmt.Sprintf("learns that token %d of%s is lost (%s)", e.Token, where, e.Cause)
+		return fmt.Sprintf("finds that token %d of%s is lost (%s)", e.Token, where, e.Cause)
 	case KindUnlock:
 		return fmt.Sprintf("unlocks%s, token %d", where, e.Token)
 	case KindUnlocked:
@@ -155,17 +156,17 @@ func (e *Event) phrase(start int64) string {
 	case KindFailed:
 		return fmt.Sprintf("does not get%s%s", where, errWords(e.Err))
 	case KindStuck:
-		return fmt.Sprintf("has waited for%s in vain and gives up", where)
+		return fmt.Sprintf("gives up: no grant of%s within its timeout", where)
 	case KindClosing:
 		return "closes its Locker, and with it all its locks"
 	case KindVanished:
-		return "vanishes: the store hears no more of its client"
+		return "vanishes: the store receives nothing more from its client"
 	case KindKill:
 		return "is killed"
 	case KindPause:
 		return fmt.Sprintf("is stopped for %s", time.Duration(e.For))
 	case KindResume:
-		return "goes on"
+		return "continues"
 	case KindFault:
 		note := ""
 		if e.Note != "" {
@@ -175,9 +176,9 @@ func (e *Event) phrase(start int64) string {
 	case KindHealed:
 		return fmt.Sprintf("the fault has ended: %s%s", e.Fault, where)
 	case KindRequest:
-		return fmt.Sprintf("asks the store for%s, %s (request %s)", where, limitWords(e.Limit), e.ID)
+		return fmt.Sprintf("sends the store a request for%s, %s (request %s)", where, limitWords(e.Limit), e.ID)
 	case KindPlaced:
-		return fmt.Sprintf("has a place in the queue of%s (request %s)", where, e.ID)
+		return fmt.Sprintf("has a queue entry for%s (request %s)", where, e.ID)
 	case KindAnswer:
 		if e.Token != 0 {
 			return fmt.Sprintf("the store grants%s with token %d (request %s)", where, e.Token, e.ID)
@@ -186,11 +187,11 @@ func (e *Event) phrase(start int64) string {
 	case KindKept:
 		return fmt.Sprintf("the store has renewed token %d of%s for %s", e.Token, where, time.Duration(e.TTL))
 	case KindUnknown:
-		return fmt.Sprintf("does not know what became of request %s for%s", e.ID, where)
+		return fmt.Sprintf("got no answer to request %s for%s: its outcome is unknown", e.ID, where)
 	case KindUndo:
-		return fmt.Sprintf("tries to undo request %s for%s", e.ID, where)
+		return fmt.Sprintf("sends an undo of request %s for%s", e.ID, where)
 	case KindUndone:
-		return fmt.Sprintf("the store says that nothing is left of request %s for%s", e.ID, where)
+		return fmt.Sprintf("the store confirms that nothing is left of request %s for%s", e.ID, where)
 	case KindBegin:
 		return fmt.Sprintf("begins to work on register %s under token %d", e.Res, e.Token)
 	case KindRead:

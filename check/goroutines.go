@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// labelled runs f so that every goroutine it starts, directly or not, can be told
-// from those of others in this process.
+// labelled runs f with a label on every goroutine that it starts, directly or not. The label
+// separates them from other goroutines of this process.
 func labelled(ctx context.Context, id string, f func(context.Context) error) (err error) {
 	pprof.Do(ctx, pprof.Labels(goroutineLabel, id), func(ctx context.Context) { err = f(ctx) })
 	return err
@@ -19,8 +19,7 @@ func labelled(ctx context.Context, id string, f func(context.Context) error) (er
 
 const goroutineLabel = "holdfast-check"
 
-// goroutines lists what the library has running for id, leaving out the check's
-// own.
+// goroutines lists the library's goroutines of id, without the check's own.
 func goroutines(id string) []string {
 	var b strings.Builder
 	if err := pprof.Lookup("goroutine").WriteTo(&b, 1); err != nil {
@@ -45,7 +44,7 @@ func goroutines(id string) []string {
 	return left
 }
 
-// leftGoroutines waits a moment for goroutines that are about to end.
+// leftGoroutines waits a moment for goroutines that are about to end, and lists the others.
 func leftGoroutines(id string) []string {
 	var left []string
 	for range 100 {

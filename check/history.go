@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now is the moment on a clock that all processes of the machine share and that
-// nobody sets: nanoseconds since the machine began.
+// Now returns the moment on a clock that all processes of the machine share and that no
+// program can set: nanoseconds since the machine started.
 func Now() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(machineClock, &ts); err != nil {
@@ -27,8 +27,8 @@ func Now() int64 {
 	return ts.Nano()
 }
 
-// Log writes a history. Each event is one write of one line, so that a process
-// that is killed loses nothing but the line it was writing.
+// Log writes a history. Each event is one write of one line, so that a killed process loses
+// at most the line it was writing.
 type Log struct {
 	mu     sync.Mutex
 	f      *os.File
@@ -38,8 +38,7 @@ type Log struct {
 	err    error
 }
 
-// NewLog begins a history in a new file. Worker is put on the events that name
-// none.
+// NewLog begins a history in a new file. Events without a worker get worker.
 func NewLog(path, worker string) (*Log, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -51,7 +50,7 @@ func NewLog(path, worker string) (*Log, error) {
 	return l, nil
 }
 
-// Add writes an event. One without a time happens now.
+// Add writes an event. An event without a time gets the present moment.
 func (l *Log) Add(e Event) {
 	if e.T == 0 {
 		e.T = Now()
@@ -82,22 +81,22 @@ func (l *Log) addAll(events []Event) error {
 	return cmp.Or(w.Flush(), l.Close())
 }
 
-// Close ends the file and tells the first error there was.
+// Close closes the file and returns the first error of any write.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return cmp.Or(l.err, l.f.Close())
 }
 
-// Read reads a history. A last line that was cut off, by a kill, is left out; any
-// other line that is not an event is an error.
+// Read reads a history. It skips a last line that a kill has cut off. Any other line that is
+// not an event is an error.
 func Read(r io.Reader) ([]Event, error) {
 	var events []Event
 	br := bufio.NewReaderSize(r, 1<<16)
 	for line := 1; ; line++ {
 		text, err := br.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return events, nil // what stands in text was cut off
+			return events, nil // the last line was cut off
 		}
 		if err != nil {
 			return nil, err
@@ -129,8 +128,8 @@ func ReadFiles(paths ...string) ([]Event, error) {
 	return all, nil
 }
 
-// sortEvents puts events in order of time. Those of one moment stay as they
-// are: within one worker that is the order in which they were written.
+// sortEvents sorts events by time. Events of one moment keep their order: within one worker
+// that is the order of writing.
 func sortEvents(all []Event) {
 	slices.SortStableFunc(all, func(a, b Event) int { return cmp.Compare(a.T, b.T) })
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-func TestHistoryFile(t *testing.T) {
+func TestHistoryKeepsCompleteLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "h.jsonl")
 	log, err := check.NewLog(path, "w1")
 	if err != nil {
@@ -47,7 +47,7 @@ func TestHistoryFile(t *testing.T) {
 		t.Errorf("as written: %+v", ask)
 	}
 	if _, err := check.NewLog(path, ""); err == nil {
-		t.Error("a history was begun over another")
+		t.Error("a history was begun in the file of another")
 	}
 	if _, err := check.Read(strings.NewReader("{}\nnonsense\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
 		t.Errorf("a line that is no event: %v", err)

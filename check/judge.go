@@ -13,11 +13,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Judge decides whether a history keeps the rules that its store declares. The
-// events are in order of time, as ReadFiles gives them, and the first KindRun
-// among them tells the store's guarantees. The work grows with the number of
-// events, times a logarithm; the memory is that of the grants, some 400 bytes
-// each, beside the events themselves.
+// Judge decides whether a history keeps the rules that its store declares. The events are in
+// order of time, as ReadFiles returns them, and the first KindRun event contains the store's
+// guarantees. The time grows with n log n of the number of events. The memory is some 400
+// bytes for each grant, beside the events themselves.
 func Judge(events []Event) (*Report, error) {
 	began := time.Now()
 	c, err := collect(events)
@@ -80,8 +79,7 @@ func granted(requests []*request) (n int) {
 	return n
 }
 
-// judgeExclusion sweeps over the grants in order of time with the set of those
-// that are live.
+// judgeExclusion goes through the grants in order of time and keeps the set of live ones.
 func (c *collected) judgeExclusion(r *Report, h *nameHistory) {
 	all := held(h.sections)
 	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.granted, b.granted) })
@@ -124,9 +122,9 @@ func held(all []*section) []*section {
 	return got
 }
 
-// takenEarly finds what took away the one of two grants that the store gave first,
-// before it gave the other, if its holder noticed within the declared time. Its
-// answer may still have been on its way then, and have come after the other's.
+// takenEarly returns the fault that took away the first of two grants before the store made
+// the other. It returns nil if the holder did not notice within the declared time. The first
+// grant's answer may still have been on its way then, and have come after the other's.
 func (c *collected) takenEarly(a, b *section) *disturbance {
 	if b.token < a.token && !c.rewound(b.ask, b.granted) {
 		a, b = b, a
@@ -160,12 +158,12 @@ func (c *collected) tooMany(name string, crowd []*section, b *section, most int)
 	}
 	v.Cause = c.causes(name, crowd[0], b)
 	v.Text = fmt.Sprintf("%q was held by %d at once where at most %d may be: %s got it with token %d while %s still held it with token %d, %s",
-		name, len(crowd)+1, most, b.who(), b.token, crowd[0].who(), crowd[0].token, overlapWords(b.granted, v.To))
+		name, len(crowd)+1, most, b.holder(), b.token, crowd[0].holder(), crowd[0].token, overlapWords(b.granted, v.To))
 	return v
 }
 
-// causes names what came before the grant of b beside a: until when a was valid, by which
-// request, and which faults were under way since.
+// causes describes what preceded the grant of b beside a: until when a was valid, by which
+// request, and the faults since then.
 func (c *collected) causes(name string, a, b *section) (causes []string) {
 	ago := func(t int64) string { return time.Duration(b.granted - t).Round(10 * time.Microsecond).String() }
 	last := renewal{a.granted, a.firstUntil}
@@ -175,12 +173,12 @@ func (c *collected) causes(name string, a, b *section) (causes []string) {
 			last, was = n, "last renewed"
 		}
 	}
-	left := "and has no end"
+	left := "and valid without an end"
 	if last.until < forever {
 		left = fmt.Sprintf("and was valid for %s from then", time.Duration(last.until-last.at).Round(10*time.Microsecond))
 	}
-	causes = append(causes, fmt.Sprintf("token %d of %s was %s, %s earlier, %s", a.token, a.who(), was, ago(last.at), left))
-	// The latest faults are nearest to the cause.
+	causes = append(causes, fmt.Sprintf("token %d of %s was %s, %s earlier, %s", a.token, a.holder(), was, ago(last.at), left))
+	// The latest faults are the likeliest causes.
 	for i := len(c.disturbances) - 1; i >= 0 && len(causes) < 5; i-- {
 		d := &c.disturbances[i]
 		if d.from > b.granted || d.to < last.at || d.name != "" && d.name != name || d.worker != "" && d.worker != a.worker && d.worker != b.worker {
@@ -221,7 +219,7 @@ func (d *disturbance) event() Event {
 	return e
 }
 
-// story tells a section again as the events that matter.
+// story returns the section's important events.
 func (s *section) story() []Event {
 	base := Event{W: s.worker, Op: s.op, Name: s.name, Limit: s.limit, Token: s.token, Slot: s.slot}
 	at := func(k Kind, t int64) Event { e := base; e.K, e.T = k, t; return e }
@@ -256,8 +254,8 @@ func (s *section) story() []Event {
 	return events
 }
 
-// judgeTrust looks for contexts that went on after trust had run out, and for
-// trust beyond what the store can have given.
+// judgeTrust finds contexts that went on after the validity had ended, and validity beyond
+// the store's deadline.
 func (c *collected) judgeTrust(r *Report, h *nameHistory) {
 	grantOf := h.grantOf()
 	deadline := map[uint64]int64{}
@@ -269,14 +267,14 @@ func (c *collected) judgeTrust(r *Report, h *nameHistory) {
 			e := s.story()[0]
 			e.K, e.T = KindAlive, s.alive
 			r.add(Violation{Rule: RuleTrust, Name: h.name, Excerpt: append(s.story(), e),
-				Text: fmt.Sprintf("the context of %s under token %d of %q went on %s after trust in its lease had run out",
-					s.who(), s.token, h.name, time.Duration(s.alive-s.until))})
+				Text: fmt.Sprintf("the context of %s under token %d of %q went on for %s after its lease had ceased to be valid",
+					s.holder(), s.token, h.name, time.Duration(s.alive-s.until))})
 		}
 		granted := grantOf(s)
 		if d, known := deadline[granted]; known && s.until > d {
 			v := Violation{Rule: RuleTrust, Name: h.name, Excerpt: s.story(),
-				Text: fmt.Sprintf("%s trusted token %d of %q %s beyond the last deadline that the store can have set: trust must run from before the request was sent",
-					s.who(), s.token, h.name, time.Duration(min(s.until, c.last+int64(time.Hour))-d))}
+				Text: fmt.Sprintf("%s took token %d of %q for valid %s beyond the last deadline that the store can have set: validity must count from before the request was sent",
+					s.holder(), s.token, h.name, time.Duration(min(s.until, c.last+int64(time.Hour))-d))}
 			for _, b := range h.bounds {
 				if b.token == granted && b.at+b.ttl == d {
 					e := s.story()[0]
@@ -289,8 +287,8 @@ func (c *collected) judgeTrust(r *Report, h *nameHistory) {
 	}
 }
 
-// grantOf returns a function that finds the first token of the grant whose holder a
-// section was: a grant that was handed off has a token for each holder.
+// grantOf returns a function that finds the first token of a section's grant: a grant that
+// was handed off has a token for each holder.
 func (h *nameHistory) grantOf() func(*section) uint64 {
 	first := make([]*request, 0, len(h.requests))
 	for _, q := range h.requests {
@@ -308,7 +306,7 @@ func (h *nameHistory) grantOf() func(*section) uint64 {
 	}
 }
 
-// grant is a token with the stretch of time in which it was given.
+// grant is a token with the interval in which it was granted.
 type grant struct {
 	from, to int64
 	token    uint64
@@ -316,8 +314,7 @@ type grant struct {
 	events   []Event
 }
 
-// grants come from the requests at the store where those were logged, else from
-// the locks.
+// grants come from the requests at the store if the history has them, else from the locks.
 func (h *nameHistory) grants() []grant {
 	var all []grant
 	for _, q := range h.requests {
@@ -354,15 +351,15 @@ func (q *request) story() []Event {
 	return events
 }
 
-// judgeUndone: a request of unknown outcome may have left a place or a grant, so
-// it is undone before its Locker's Close returns. Where that lapses, trying for some TTLs
-// is enough.
+// judgeUndone: a request of unknown outcome may have left a queue entry or a grant, so it is
+// undone before its Locker's Close returns. If its lease expires, retrying for some TTLs is
+// enough.
 func (c *collected) judgeUndone(r *Report, h *nameHistory) {
 	for _, q := range h.requests {
 		outlived := c.guarantees.Lapses && q.undo-q.unknown > 3*q.ttl
 		if q.unknown != 0 && q.undone == 0 && !outlived && c.stopped[q.worker] && !c.vanished[opKey{q.worker, q.gen}] {
 			r.add(Violation{Rule: RuleLeftovers, Name: h.name, Excerpt: q.story(),
-				Text: fmt.Sprintf("%s never learned what became of a request for %q, and has not undone it", q.worker, h.name)})
+				Text: fmt.Sprintf("%s got no answer to a request for %q, and has not undone it", q.worker, h.name)})
 		}
 	}
 }

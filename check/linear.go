@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// piece is how many grants or writes porcupine gets at once. Its search is
-// exponential at worst, so a history is cut where nothing can reach across.
+// piece is the number of grants or writes for one call of porcupine. Its search is
+// exponential at worst, so a history is cut into independent pieces.
 const (
 	piece      = 400
 	pieceLimit = 5 * time.Second
@@ -27,7 +27,7 @@ type step struct {
 	limit int // 0: the end
 }
 
-// lockState is the sequential lock: who holds it, and the last token.
+// lockState is the sequential lock: its holders, and the last token.
 type lockState struct {
 	last    uint64
 	holders []step
@@ -62,19 +62,17 @@ func lockModel(initial lockState) porcupine.Model {
 	}
 }
 
-// judgeLockModel asks whether some order of grants and ends, each at a moment
-// between its call and its return, is right by the sequential rule. A grant's
-// call is the request and its return the moment its holder had it; its end is a
-// single moment, the earliest that it may have been, which can only make later
-// grants easier.
+// judgeLockModel searches an order of the grants and ends that obeys the sequential rule,
+// each at a moment between its call and its return. A grant's call is the request. Its
+// return is the moment when its holder had it. Its end is a single moment, the earliest
+// possible one, which can only make later grants easier.
 //
-// Pieces are cut at exclusive grants. While one stands there is no other, so
-// everything with a smaller token lies before it, and everything with a larger
-// one after; what a cut could hide, the sweep of judgeExclusion and the order of
-// tokens find over the whole.
+// Pieces are cut at exclusive grants. While one stands there is no other grant: smaller
+// tokens lie before it, larger ones after it. The sweep of judgeExclusion and the order of
+// tokens find over the whole history what a cut could hide.
 func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	all := held(h.sections)
-	// Tokens that a rewound store gave out do not show the order of its grants.
+	// Tokens of a rewound store do not show the order of its grants.
 	all = slices.DeleteFunc(all, func(s *section) bool { return c.rewound(s.ask, s.granted) })
 	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.token, b.token) })
 	var ops []porcupine.Operation
@@ -134,8 +132,8 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 func (c *collected) appendEnd(ops []porcupine.Operation, s *section) []porcupine.Operation {
 	call, end := s.end(), s.end()
 	if end == s.granted {
-		// It was dead when its holder got it (its Locker was closed, or its validity had
-		// ended): it may have ended at any time before.
+		// The grant was dead when its holder got it: its Locker was closed, or its validity
+		// had ended. It may have ended at any time before.
 		call = s.ask
 	}
 	// A grant that was taken away ended no later than that.
@@ -150,15 +148,15 @@ func (c *collected) appendEnd(ops []porcupine.Operation, s *section) []porcupine
 	return ops
 }
 
-// mostShown bounds the grants of a stretch that are shown.
+// mostShown limits the number of grants that a violation shows.
 const mostShown = 3
 
-// shrinkTime bounds each question that is asked for a smaller stretch.
+// shrinkTime limits each search for a smaller failing sequence.
 const shrinkTime = 200 * time.Millisecond
 
-// smallest returns the shortest stretch of grants, in the order of their tokens, that no
-// order explains. To leave grants out, with their ends, only makes the rest easier: what is
-// not explained without them is not explained with them.
+// smallest returns the shortest sequence of grants, in the order of their tokens, that no
+// order explains. Leaving out grants with their ends only makes the rest easier. A sequence
+// that fails without them fails with them.
 func (c *collected) smallest(all []*section) []*section {
 	fails := func(some []*section) bool {
 		var ops []porcupine.Operation
@@ -170,15 +168,15 @@ func (c *collected) smallest(all []*section) []*section {
 	}
 	n := sort.Search(len(all), func(n int) bool { return fails(all[:n+1]) })
 	if n == len(all) {
-		return all // it fails with what stood before alone
+		return all // it fails with the earlier grants alone
 	}
 	all = all[:n+1]
 	from := sort.Search(len(all), func(from int) bool { return !fails(all[from:]) })
 	return all[max(from-1, 0):]
 }
 
-// update is the register's only operation: read a value and, unless refused,
-// write one more. One that never returned may have happened or not.
+// update is the register's only operation: read a value and, unless refused, write one more.
+// An update without a return may have happened or not.
 type update struct {
 	value   int64
 	pending bool
@@ -197,10 +195,10 @@ func registerModel(initial int64) porcupine.Model {
 	}
 }
 
-// judgeRegister: an accepted piece of work is one atomic step from the value it
-// read to one more. Updates of the unguarded register are only counted: there a
-// holder that was stopped between its last look at its context and its write may
-// do harm, which is what tokens are for.
+// judgeRegister: accepted work is one atomic step from the value it read to one more.
+// Updates of the unguarded register are only counted. A holder that was stopped between its
+// last look at its context and its write may lose an update there; tokens exist to prevent
+// that.
 func (c *collected) judgeRegister(r *Report, res string, all []*work) {
 	var wrote []*work
 	guarded := false
@@ -219,7 +217,7 @@ func (c *collected) judgeRegister(r *Report, res string, all []*work) {
 		}
 	}
 	slices.SortStableFunc(wrote, func(a, b *work) int { return cmp.Compare(a.value, b.value) })
-	var done *work // the latest to begin of all done with smaller values
+	var done *work // the latest begin of all updates with smaller values
 	var twin *work
 	for _, w := range wrote {
 		if w.outcome == "" {
@@ -249,8 +247,8 @@ func (c *collected) judgeRegister(r *Report, res string, all []*work) {
 	if len(wrote) == 0 {
 		return
 	}
-	// Pieces are cut between two values: the order of the values is the order of
-	// the work, and the sweep above has compared it with time.
+	// Pieces are cut between two values: the order of the values is the order of the work.
+	// The sweep above has compared that order with time.
 	initial := wrote[0].value
 	for len(wrote) > 0 {
 		n := min(piece, len(wrote))
@@ -290,7 +288,7 @@ func (c *collected) linearizable(r *Report, res string, initial int64, wrote []*
 	return true
 }
 
-// gap finds the first value that nobody wrote and yet somebody read.
+// gap returns the first value that was read but not written.
 func gap(wrote []*work) []Event {
 	for i := 1; i < len(wrote); i++ {
 		if wrote[i].value > wrote[i-1].value+1 {

@@ -22,8 +22,8 @@ func init() {
 	}
 }
 
-// mariadb is a primary and a replica of it. Clients reach the primary of the moment
-// through a router: a switchover leaves their established connections where they are.
+// mariadb is a primary and its replica. Clients reach the present primary through a router.
+// A switchover keeps established connections on the old primary.
 type mariadb struct {
 	*database
 	router *servers.Proxy
@@ -40,8 +40,8 @@ type right struct{ privilege, table string }
 
 func (r right) String() string { return fmt.Sprintf("%s ON test.%s", r.privilege, r.table) }
 
-// clientUser is the user of the clients. It has the rights that docs/sql.md lists, and no
-// other; in particular it writes nothing on a read-only server.
+// clientUser is the clients' user. It has exactly the rights that docs/sql.md lists; in
+// particular it cannot write on a read-only server.
 const clientUser = "client"
 
 // rightsOf are the rights that a recipe needs, as docs/sql.md lists them.
@@ -92,8 +92,7 @@ func mariadbTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 	if m.proxy, err = servers.NewProxy(m.router.Address()); err != nil {
 		return nil, err
 	}
-	// Sessions end with the server or the way to it, and their grants with them;
-	// leases do not.
+	// Grants end with their session: when the server or the connection fails. Leases do not.
 	early := recipe != "optimistic"
 	faults := oneAtATime([]StoreFault{
 		{Kind: "kill-server", Early: early, All: true, Begin: m.kill, End: m.restart},
@@ -106,10 +105,10 @@ func mariadbTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 	return &Target{
 		URL: storeURL(clientUser, d.proxy.Address()),
 		Faults: append(faults,
-			StoreFault{Kind: "cut-server", Early: early, All: true, Begin: d.spoil(func(Fault) error { d.proxy.Cut(); return nil }), End: d.heal},
-			StoreFault{Kind: "silence-server", Early: early, All: true, Begin: d.spoil(func(Fault) error { return d.proxy.Silence() }), End: d.heal},
-			StoreFault{Kind: "drop-server-answers", Early: early, All: true, Begin: d.spoil(func(Fault) error { return d.proxy.DropAnswers() }), End: d.heal},
-			StoreFault{Kind: "delay-server", Begin: d.spoil(func(f Fault) error { return d.proxy.Delay(f.For / 4) }), End: d.heal},
+			StoreFault{Kind: "cut-server", Early: early, All: true, Begin: d.disturb(func(Fault) error { d.proxy.Cut(); return nil }), End: d.heal},
+			StoreFault{Kind: "silence-server", Early: early, All: true, Begin: d.disturb(func(Fault) error { return d.proxy.Silence() }), End: d.heal},
+			StoreFault{Kind: "drop-server-answers", Early: early, All: true, Begin: d.disturb(func(Fault) error { return d.proxy.DropAnswers() }), End: d.heal},
+			StoreFault{Kind: "delay-server", Begin: d.disturb(func(f Fault) error { return d.proxy.Delay(f.For / 4) }), End: d.heal},
 			StoreFault{Kind: "kill-session", Early: early, All: true, Begin: m.killSession},
 		),
 		Left: m.left,
@@ -123,8 +122,8 @@ func mariadbTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 // start starts both servers and the replication between them.
 func (m *mariadb) start(ctx context.Context) (err error) {
 	begin := func(id int) (*servers.MySQL, error) {
-		// Every commit is on disk before it is acknowledged: a killed server forgets
-		// nothing. docs/sql.md says what the other values of the setting give up.
+		// Every commit is on disk before it is acknowledged, so a killed server loses
+		// nothing. docs/sql.md lists what the setting's other values lose.
 		return servers.StartMariaDB(ctx, "--innodb-flush-log-at-trx-commit=1", "--log-bin=log", "--log-slave-updates", fmt.Sprintf("--server-id=%d", id))
 	}
 	if m.primary, err = begin(1); err != nil {
@@ -139,8 +138,8 @@ func (m *mariadb) start(ctx context.Context) (err error) {
 	return m.follow(ctx, m.replica, m.primary)
 }
 
-// follow makes a server a read-only replica of another, from the position at which
-// the two have the same data.
+// follow makes a server a read-only replica of another, from the position at which both have
+// the same data.
 func (m *mariadb) follow(ctx context.Context, replica, primary *servers.MySQL) error {
 	port := primary.Address[strings.LastIndexByte(primary.Address, ':')+1:]
 	return m.exec(ctx, replica, "SET GLOBAL read_only = 1", "SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_binlog_pos",
@@ -148,17 +147,18 @@ func (m *mariadb) follow(ctx context.Context, replica, primary *servers.MySQL) e
 		"START SLAVE")
 }
 
-// promote is a switchover in which no commit is lost: the primary becomes read-only,
-// the replica applies all that the primary has, and new connections go to the replica.
+// promote does a switchover without a lost commit: the primary becomes read-only, the
+// replica applies all of the primary's data, and new connections go to the replica.
 func (m *mariadb) promote(ctx context.Context, _ Fault) error {
-	// It runs to its end, or the next fault would find two replicas.
+	// It runs to its end, because the next fault would otherwise find two replicas.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	m.mu.Lock()
 	old, next := m.primary, m.replica
 	m.mu.Unlock()
-	// The statement waits for what is under way, and keeps others from writing. What does
-	// not end within seconds keeps the server from being demoted; a later fault tries again.
+	// The statement waits for running writes and keeps others from writing. A write that
+	// does not end within seconds keeps the server from being demoted. A later fault tries
+	// again.
 	if err := m.exec(ctx, old, "SET SESSION lock_wait_timeout = 3", "SET GLOBAL read_only = 1"); err != nil {
 		return m.exec(ctx, old, "SET GLOBAL read_only = 0")
 	}
@@ -183,7 +183,7 @@ func (m *mariadb) promote(ctx context.Context, _ Fault) error {
 	return m.follow(ctx, old, next)
 }
 
-// slaveErrors are the reasons that a replica gives for having stopped.
+// slaveErrors returns the errors that stopped a replica.
 func (m *mariadb) slaveErrors(ctx context.Context, s *servers.MySQL) string {
 	db, err := sql.Open(m.driver, s.DSN("test", ""))
 	if err != nil {
@@ -233,9 +233,9 @@ type tableLock struct {
 	done chan struct{}
 }
 
-// lockTables does what a backup or a change of the schema does: it locks two tables,
-// one after the other, so that a client that has used the one and asks for the other
-// becomes the victim of a deadlock.
+// lockTables does what a backup or a change of the schema does: it locks two tables, one
+// after the other. A client that has used the second table and then requests the first becomes the
+// victim of a deadlock.
 func (m *mariadb) lockTables(ctx context.Context, f Fault) error {
 	statements := []string{
 		"LOCK TABLES holdfast_name READ, holdfast_session WRITE",
@@ -283,7 +283,7 @@ func (m *mariadb) killSession(ctx context.Context, f Fault) error {
 	if err == nil && len(ids) > 0 {
 		_ = m.exec(ctx, s, fmt.Sprintf("KILL %d", ids[f.N/len(all)%len(ids)])) // it may have ended meanwhile
 	}
-	return nil // the server may be unreachable just now
+	return nil // the server may be unreachable
 }
 
 // clients lists the clients' sessions at a server.
@@ -299,8 +299,7 @@ func (m *mariadb) clients(ctx context.Context, s *servers.MySQL) (ids []int64, e
 	return ids, err
 }
 
-// left lists the sessions that are there when the workers have ended, but for those
-// of the coordinator.
+// left lists the remaining sessions after the workers' end, without the coordinator's.
 func (m *mariadb) left(ctx context.Context) ([]string, error) {
 	const coordinators = 3
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
@@ -321,7 +320,7 @@ func (m *mariadb) left(ctx context.Context) ([]string, error) {
 	}
 }
 
-// exec runs statements as the administrator, on one connection that goes past the proxy.
+// exec runs statements as the administrator on one connection that does not use the proxy.
 func (m *mariadb) exec(ctx context.Context, s *servers.MySQL, statements ...string) error {
 	db, err := sql.Open(m.driver, s.DSN("test", ""))
 	if err != nil {
@@ -350,7 +349,7 @@ func (m *mariadb) query(ctx context.Context, s *servers.MySQL, query string, to 
 	return db.QueryRowContext(ctx, query).Scan(to)
 }
 
-// The faults of a database are those of the primary.
+// The faults of a database apply to the primary.
 
 func (m *mariadb) current() *servers.MySQL {
 	m.mu.Lock()
@@ -361,7 +360,7 @@ func (m *mariadb) current() *servers.MySQL {
 // Pause stops the primary.
 func (m *mariadb) Pause() error { return m.current().Pause() }
 
-// Cont lets it go on.
+// Cont continues the primary.
 func (m *mariadb) Cont() error { return m.current().Cont() }
 
 // Kill ends the primary at once.

@@ -17,19 +17,19 @@ import (
 	plant "github.com/holdfast-go/holdfast/internal/mutation"
 )
 
-// mutation is a mistake that lock libraries have made, planted in the library's own source. The
-// check has to find it.
+// mutation is a mistake of real lock libraries, planted in the library's own source. The
+// check must find it.
 type mutation struct {
 	name   string
 	local  string
 	plants plant.Plants
-	// rules: at least one of them must be what convicts.
+	// rules: at least one of them must convict the mistake.
 	rules []check.Rule
-	// faults are those that bring the mistake to light soon; nil for all.
+	// faults are the faults that show the mistake soon; nil for all.
 	faults []string
 	// ttl is how long leases last; shorter ones bring more faults into a round.
 	ttl time.Duration
-	// long is how many locks of a hundred are held beyond it, where that shows more.
+	// long is the percentage of locks held beyond the TTL, if more of them show the mistake.
 	long int
 }
 
@@ -45,7 +45,7 @@ var (
 )
 
 var mutations = []mutation{
-	{"core: trust from the receipt", "memory", plant.Plants{
+	{"core: validity from the receipt", "memory", plant.Plants{
 		"acquired": and("x.standing.grant.SentAt = driver.Now()"),
 		"served":   and("x.standing.grant.SentAt = driver.Now()"),
 		"renewed":  and("g.SentAt = driver.Now()"),
@@ -55,7 +55,7 @@ var mutations = []mutation{
 	{"core: Close forgets what is held", "memory", plant.Plants{"closed": with("| releaseLater", "")}, leftovers, []string{"close"}, 0, 0},
 	{"core: Unlock sends nothing to the store", "memory", plant.Plants{"release": is("err := l.bound(&x.giving, o.holder.ctx, true, timeout).Err()")}, forever, nil, 0, 0},
 	{"core: a goroutine stays behind", "memory", plant.Plants{"locker": is("go func() { <-make(chan int) }(); return l")}, leftovers, nil, 0, 0},
-	{"core: trust beyond the lease", "memory", plant.Plants{"validity": and("s.valid *= 2")}, trust, nil, 0, 0},
+	{"core: validity beyond the lease", "memory", plant.Plants{"validity": and("s.valid *= 2")}, trust, nil, 0, 0},
 
 	{"memory: release by name, for any client", "memory", plant.Plants{"memory-owner": is("if e != nil {")}, []check.Rule{check.RuleExclusion, check.RuleLeftovers}, nil, 0, 0},
 	{"memory: a lease runs out early", "memory", plant.Plants{"memory-expiry": with("e.ttl)", "e.ttl / 3)")}, exclusion, nil, 0, 0},
@@ -67,21 +67,21 @@ var mutations = []mutation{
 	{"memory: tokens from a coarse clock", "memory", plant.Plants{"memory-token": is("e.token = uint64(time.Now().UnixMilli())")}, []check.Rule{check.RuleTokens}, nil, 0, 0},
 	{"memory: undo leaves the grant", "memory", plant.Plants{"memory-undo": with("== r.ID", "== r.ID && e.token == 0")}, leftovers, []string{"drop-answers", "lose-answer", "cut"}, 0, 0},
 
-	{"file: a token again after a restart of the counter", "file", plant.Plants{
+	{"file: a token repeats after a restart of the counter", "file", plant.Plants{
 		"file-boot": func(line string) string {
 			return "if len(b.entries) == 0 && b.length == 0 {\nb.last -= min(b.last, 2)\n}\n" + line
 		},
 	}, []check.Rule{check.RuleTokens, check.RuleRegister}, nil, 0, 0},
 	{"file: skip the owner check", "file", plant.Plants{"file-owner": with("e.id == id", "(e.id == id || len(id) > 0)")}, []check.Rule{check.RuleExclusion, check.RuleTokens, check.RuleWaiting, check.RuleOrder}, nil, 0, 0},
-	{"file: life without proof", "file", plant.Plants{"file-life": is("if fd < 0 {")}, exclusion, nil, 0, 0},
+	{"file: dead client taken for alive", "file", plant.Plants{"file-life": is("if fd < 0 {")}, exclusion, nil, 0, 0},
 	{"file: dead clients hold forever", "file", plant.Plants{"file-life": is("if fd >= 0 {")}, forever, nil, 0, 0},
 	{"file: wake no waiter", "file", plant.Plants{"file-wake": is("")}, waiting, []string{}, 0, 0},
 	{"file: the queue is lost", "file", plant.Plants{"file-rule": is("return holders+1 > min(least, limit)")}, order, nil, 0, 0},
 	{"file: a reader beside a writer", "file", plant.Plants{"file-rule": with("least, ", "least+limit, ")}, exclusion, nil, 0, 0},
 }
 
-// shown tells whether a rule is one that may convict. Overlaps of microseconds the
-// model alone may see: its rules are exclusion and rising tokens in one.
+// shown reports whether a rule may convict the mistake. Only the model may see overlaps of
+// microseconds: its rules are exclusion and rising tokens together.
 func (m *mutation) shown(r check.Rule) bool {
 	return slices.Contains(m.rules, r) || r == check.RuleModel &&
 		(slices.Contains(m.rules, check.RuleExclusion) || slices.Contains(m.rules, check.RuleTokens))
@@ -111,7 +111,7 @@ func TestMutationsAreConvicted(t *testing.T) {
 					continue
 				}
 				v := r.Violations[i]
-				if len(v.Excerpt) > 14 || len(v.Excerpt) == 0 && !strings.Contains(v.Text, "hand-overs") {
+				if len(v.Excerpt) > 14 || len(v.Excerpt) == 0 && !strings.Contains(v.Text, "handoffs") {
 					t.Errorf("an excerpt of %d events cannot be read:%s", len(v.Excerpt), explain(r))
 				}
 				one := &check.Report{Violations: []check.Violation{v}, Start: r.Start}
@@ -122,7 +122,7 @@ func TestMutationsAreConvicted(t *testing.T) {
 	}
 }
 
-// TestEveryMarkIsPlanted: a mark that no mistake uses is left over in the source.
+// TestEveryMarkIsPlanted: every mark in the source belongs to a mistake.
 func TestEveryMarkIsPlanted(t *testing.T) {
 	for mark, path := range marks(t) {
 		if !slices.ContainsFunc(mutations, func(m mutation) bool { return m.plants[mark] != nil }) {
@@ -131,9 +131,8 @@ func TestEveryMarkIsPlanted(t *testing.T) {
 	}
 }
 
-// TestUnmutated is the other half of the proof: the same build without a mistake
-// is not convicted.
-func TestUnmutated(t *testing.T) {
+// TestUnmutatedSourcePasses: the same build without a mistake breaks no rule.
+func TestUnmutatedSourcePasses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the library")
 	}
@@ -143,7 +142,7 @@ func TestUnmutated(t *testing.T) {
 	for _, local := range []string{"memory", "file"} {
 		m.local = local
 		if r := m.torture(t.Context(), t, bin, 1); !r.OK() {
-			t.Errorf("%s: convicted an innocent:%s", local, explain(r))
+			t.Errorf("%s: convicted a correct build:%s", local, explain(r))
 		}
 	}
 }
@@ -178,7 +177,7 @@ func (m *mutation) torture(ctx context.Context, t *testing.T, bin string, seed u
 	cmd.Stderr = &said
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("after at most a minute no verdict: %v (%v)\n%s", err, ctx.Err(), said.String())
+		t.Fatalf("no verdict after a minute: %v (%v)\n%s", err, ctx.Err(), said.String())
 	}
 	r := &check.Report{}
 	if err := json.Unmarshal(out, r); err != nil {

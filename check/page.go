@@ -22,9 +22,9 @@ var pageText string
 
 var pageTemplate = sync.OnceValue(func() *template.Template { return template.Must(template.New("page").Parse(pageText)) })
 
-// drawing is what the page draws. Moments are microseconds since the beginning;
-// names and workers are indices, -1 for all or none. Everything is in rows of
-// numbers, so that a large history makes no larger page than it must.
+// drawing is the data of the page. Moments are microseconds since the beginning. Names and
+// workers are indices, -1 for all or none. Everything is in rows of numbers, which keeps the
+// page of a large history small.
 type drawing struct {
 	Names, Workers []string
 	Length         int64
@@ -47,7 +47,7 @@ type drawnViolation struct {
 	Excerpt    []string
 }
 
-// How a lock or a wait ended, as the page numbers it.
+// The numbers of the ends of a lock or a wait on the page.
 const (
 	endedOpen = iota
 	endedUnlocked
@@ -59,7 +59,7 @@ const (
 	endedStuck
 )
 
-// WritePage draws a judged history as one HTML page that needs nothing else.
+// WritePage draws a judged history as one HTML page without other files.
 func WritePage(w io.Writer, events []Event, r *Report) error {
 	c, err := collect(events)
 	if err != nil {
@@ -88,7 +88,7 @@ func WritePage(w io.Writer, events []Event, r *Report) error {
 	})
 }
 
-// workerOf leaves out which life of a worker it is.
+// workerOf returns the worker without its incarnation.
 func workerOf(w string) string {
 	name, _, _ := strings.Cut(w, ".")
 	return name

@@ -16,18 +16,18 @@ import (
 
 var update = flag.Bool("update", false, "write docs/images/check-timeline.png anew")
 
-// planted is a history that most of the time goes well, with waiters, faults and
-// losses, and in which one lock is granted twice.
+// planted is a mostly correct history, with waiters, faults and losses. In it one lock is
+// granted twice.
 func planted(events int) *story {
 	s := simulate(5, events/2)
 	s.add(check.Event{K: check.KindPause, W: "w1", For: 300 * ms})
-	p := s.ask("w1", "name-0", 1).granted()
+	p := s.request("w1", "name-0", 1).granted()
 	s.t += 280 * ms
 	s.add(check.Event{K: check.KindResume, W: "w1"})
-	p.tell(check.KindLost, check.Event{Cause: "expired"}).unlock()
-	a := s.ask("w2", "name-1", 1).granted().work()
-	b := s.ask("w3", "name-1", 1).granted()
-	c := s.ask("w4", "name-1", 1).placed()
+	p.event(check.KindLost, check.Event{Cause: "expired"}).unlock()
+	a := s.request("w2", "name-1", 1).granted().work()
+	b := s.request("w3", "name-1", 1).granted()
+	c := s.request("w4", "name-1", 1).placed()
 	s.t += 20 * ms
 	a.unlock()
 	b.unlock()
@@ -60,12 +60,11 @@ func writePage(t *testing.T, s *story) string {
 	return path
 }
 
-// TestPageIsSelfContained: it fetches nothing, and what it is given cannot get
-// out of its data.
+// TestPageIsSelfContained: the page loads nothing, and its data cannot leave their element.
 func TestPageIsSelfContained(t *testing.T) {
 	s := planted(500)
 	evil := "</script><img src=x onerror=alert(1)>"
-	s.ask("w1", evil, 1).granted().unlock()
+	s.request("w1", evil, 1).granted().unlock()
 	b, err := os.ReadFile(writePage(t, s))
 	if err != nil {
 		t.Fatal(err)
@@ -88,8 +87,8 @@ type look struct {
 	Text         string
 }
 
-// seen counts the different colours on the canvas, and the dots in the red of a
-// violation's frame, after the next frame was drawn.
+// seen counts the different colours on the canvas and the red dots of a violation's frame,
+// after the next frame was drawn.
 const seen = `new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {
 	const c = document.getElementById("timeline"), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
 	const colors = new Set(); let red = 0;
@@ -100,7 +99,7 @@ const seen = `new Promise(done => requestAnimationFrame(() => requestAnimationFr
 	done({Colors: colors.size, Red: red, Range: timeline.range(), Whole: timeline.whole(), Text: document.getElementById("violations").textContent});
 })))`
 
-func TestPageInBrowser(t *testing.T) {
+func TestPageShowsViolationInBrowser(t *testing.T) {
 	path := writePage(t, planted(4000))
 	page := openPage(t, path)
 	after := func(action string) look {
@@ -116,7 +115,7 @@ func TestPageInBrowser(t *testing.T) {
 		t.Errorf("the violation is not in view: %d red dots", first.Red)
 	}
 	if !strings.Contains(first.Text, `"name-1" was held by 2 at once`) || !strings.Contains(first.Text, "w3") {
-		t.Errorf("the violation is not told: %q", first.Text)
+		t.Errorf("the page does not describe the violation: %q", first.Text)
 	}
 	if first.Range[1]-first.Range[0] > (first.Whole[1]-first.Whole[0])/4 {
 		t.Errorf("it opens on %v of %v, want the violation's surroundings", first.Range, first.Whole)
@@ -133,7 +132,7 @@ func TestPageInBrowser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Zooming, by the buttons a person has.
+	// Zooming with the buttons.
 	whole := after(`document.getElementById("all").click()`)
 	if whole.Range != whole.Whole {
 		t.Errorf("all shows %v of %v", whole.Range, whole.Whole)
@@ -151,14 +150,14 @@ func TestPageInBrowser(t *testing.T) {
 	if moved.Range[0] <= wheel.Range[0] {
 		t.Errorf("an arrow key leaves %v at %v", wheel.Range, moved.Range)
 	}
-	// Filters take away what they name.
+	// Filters remove what they name.
 	if l := after(`timeline.show(0); document.querySelector("input[data-kind=violations]").click()`); l.Red >= first.Red {
 		t.Errorf("without violations there are %d red dots, with them %d", l.Red, first.Red)
 	}
 	if l := after(`document.querySelector("input[data-kind=violations]").click(); timeline.choose("name", 0)`); l.Red >= first.Red/2 {
 		t.Errorf("with another name alone there are %d red dots, with all %d", l.Red, first.Red)
 	}
-	// Hovering tells what is under the pointer.
+	// Hovering describes what is under the pointer.
 	tip := eval[string](page, `timeline.choose("name", -1); timeline.show(0); (() => {
 		const c = document.getElementById("timeline"), box = c.getBoundingClientRect(), tip = document.getElementById("tip");
 		for (let y = 30; y < box.height; y += 5) {
@@ -168,9 +167,9 @@ func TestPageInBrowser(t *testing.T) {
 		return "nothing";
 	})()`)
 	if !strings.Contains(tip, "holds exclusive, token") {
-		t.Errorf("hovering tells %q", tip)
+		t.Errorf("hovering shows %q", tip)
 	}
-	// Paper: the controls go, the words stay.
+	// On paper there are no controls, and the texts remain.
 	page.onPaper()
 	onPaper := eval[string](page, `getComputedStyle(document.querySelector(".bar.screen")).display + " " + getComputedStyle(document.querySelector(".violation")).display`)
 	if onPaper != "none block" {
@@ -178,9 +177,9 @@ func TestPageInBrowser(t *testing.T) {
 	}
 }
 
-// TestPageLarge: 100,000 events are drawn, and drawn again, without a long wait.
-// It measures: nothing runs beside it.
-func TestPageLarge(t *testing.T) {
+// TestPageDrawsLargeHistory draws 100,000 events twice and limits the time. No other test
+// runs beside it.
+func TestPageDrawsLargeHistory(t *testing.T) {
 	path := writePage(t, planted(100_000))
 	if st, err := os.Stat(path); err != nil || st.Size() > 20<<20 {
 		t.Errorf("the page has %d bytes (%v), want at most 20 MB", st.Size(), err)
@@ -193,6 +192,6 @@ func TestPageLarge(t *testing.T) {
 		t.Errorf("%d colours, %d red dots: want the history and its violation", l.Colors, l.Red)
 	}
 	if took > 1000 {
-		t.Errorf("a frame takes %.0f ms: nobody can work with that", took)
+		t.Errorf("a frame takes %.0f ms, which is too long", took)
 	}
 }

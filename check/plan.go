@@ -14,33 +14,33 @@ import (
 
 // Step is one lock that a worker takes.
 type Step struct {
-	// Think is the pause before it.
+	// Think is the pause before the lock.
 	Think time.Duration
-	// Names are taken together, all or nothing; mostly there is one.
+	// Names are locked together, all or nothing; most steps have one.
 	Names []string
 	Limit int
 	TTL   time.Duration
-	// Try does not wait; Wait bounds the waiting, if it is not 0; Cancel ends the
-	// caller's context that long after the request, if it has no answer by then.
+	// Try does not wait. Wait limits the waiting, if it is not 0. Cancel ends the caller's
+	// context after that time, unless the request was answered before.
 	Try          bool
 	Wait, Cancel time.Duration
 	// Hold is how long the lock is held.
 	Hold time.Duration
-	// Careless work does not look at its context before it writes, as much code
-	// does not: it is what tokens are for.
+	// Careless work does not check its context before it writes, like much real code. Tokens
+	// protect against that.
 	Careless bool
 }
 
-// Fault is one thing that is done to the workers or to the store.
+// Fault is one fault of the workers or of the store.
 type Fault struct {
-	// At is when, from the beginning of the round, and For how long it lasts.
+	// At is the begin, from the beginning of the round, and For the duration.
 	At, For time.Duration
 	Kind    string
-	// Worker is the number of the worker concerned, and Name the name, where the
-	// fault has one.
+	// Worker is the number of the affected worker. Name is the affected name, if the fault
+	// has one.
 	Worker int
 	Name   string
-	// N is a number whose meaning is the kind's own: a delay's share, an outcome.
+	// N depends on the kind: a delay's share, an outcome.
 	N int
 }
 
@@ -66,34 +66,34 @@ func upTo(r *rand.Rand, d time.Duration) time.Duration {
 	return time.Duration(r.Int64N(int64(d)))
 }
 
-// ttlFactors are drawn from for how much longer than the configured TTL a lock asks for:
-// mostly not at all, so that leases run out within a round, and up to sixteen times, so that
-// the deadlines of a name, a client and a session differ.
+// ttlFactors multiply the configured TTL. Most locks use factor 1, so that leases expire
+// within a round. Factors up to sixteen give a name, a client and a session different
+// deadlines.
 var ttlFactors = [...]time.Duration{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 4, 4, 8, 8, 16, 16}
 
-// longest is the longest TTL that a lock asks for.
+// longest returns the longest TTL of a step.
 func (c *Config) longest(g *driver.Guarantees) time.Duration {
 	if g.MaxTTL == 0 {
-		return c.TTL // grants do not run out
+		return c.TTL // grants do not expire
 	}
 	return max(c.TTL, min(ttlFactors[len(ttlFactors)-1]*c.TTL, g.MaxTTL))
 }
 
-// patience is how long waiters have, once no new locks are taken, to be served: those
-// behind a holder that was killed wait until its lease has run out.
-func (c *Config) patience(g *driver.Guarantees) time.Duration {
+// waitTimeout returns how long waiters may wait after the last new lock. Waiters behind a
+// killed holder wait until its lease has expired.
+func (c *Config) waitTimeout(g *driver.Guarantees) time.Duration {
 	return max(8*time.Second, c.longest(g)+2*time.Second)
 }
 
-// sparse reports whether a round has long TTLs and names that are mostly free: each third
-// has. What a store keeps of a name comes and goes all the time in it.
+// sparse reports whether a round has long TTLs and mostly free names. That holds for every
+// third round. The store then creates and removes the data of a name all the time.
 func sparse(round int) bool { return round%3 == 2 }
 
-// sparseNames is how many times as many names a sparse round has.
+// sparseNames is the factor of the number of names in a sparse round.
 const sparseNames = 40
 
-// length is how long a round lasts: the first ones are short, so that a gross mistake is
-// shown in seconds.
+// length returns the duration of a round. The first ones are short, so that gross mistakes
+// show within seconds.
 func (c *Config) length(round int) time.Duration {
 	switch round {
 	case 0:
@@ -104,7 +104,7 @@ func (c *Config) length(round int) time.Duration {
 	return c.Round
 }
 
-// Steps is the work of one goroutine of one life of a worker, without end. It
+// Steps yields the work of one goroutine of one incarnation of a worker, without end. It
 // depends on the configuration alone.
 func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter.Seq[Step] {
 	r := source(c.Seed+uint64(round)*1_000_003, streamSteps, worker, life, lane)
@@ -126,7 +126,7 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 			other, permits := r.IntN(names), 2+r.IntN(2)
 			if kind >= 12 && !sparse(round) {
 				// The goroutines of a worker meet at one name with equal options and short
-				// holds, so that leases are handed off inside the process.
+				// locks, so that leases are handed off inside the process.
 				s.Names, s.TTL, s.Think = []string{nameOf(0)}, c.TTL, s.Think/8
 				hold = max(hold, c.Long+19)
 			}
@@ -139,7 +139,7 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 				s.Names = append(s.Names, nameOf(other))
 			}
 			switch {
-			case hold < c.Long: // needs renewing several times, unless it is held for too long
+			case hold < c.Long: // needs several renewals, unless it is held for too long
 				s.Hold = min(between(r, s.TTL, 3*s.TTL), between(r, c.TTL, 8*c.TTL))
 			case hold < c.Long+3:
 				s.Hold = between(r, c.TTL/4, c.TTL)
@@ -165,15 +165,15 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 	}
 }
 
-// faults is what is done in a round, in order of time. Nothing is done near its
-// end, so that what was disturbed can settle.
+// faults returns the faults of a round in order of time. None begins near the end, so that
+// the workers can recover.
 func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault {
 	if len(kinds) == 0 {
 		return nil
 	}
 	r := source(c.Seed+uint64(round)*1_000_003, streamFaults, 0, 0, 0)
 	var all []Fault
-	busy := make([]time.Duration, c.Workers) // until then it has a fault of its own
+	busy := make([]time.Duration, c.Workers) // until then the worker has a fault of its own
 	end := length - settle(c.TTL, length)
 	order := r.Perm(len(kinds))
 	for i, at := 0, between(r, 0, c.TTL/2); ; i++ {
@@ -197,5 +197,5 @@ func (c *Config) faults(round int, kinds []string, length time.Duration) []Fault
 	}
 }
 
-// settle is the quiet end of a round.
+// settle returns the length of the quiet end of a round.
 func settle(ttl, length time.Duration) time.Duration { return min(2*ttl, length/3) }

@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestSameSeedSameSchedule: the plan of work and of faults follows from the seed
-// and the configuration, and from nothing else.
-func TestSameSeedSameSchedule(t *testing.T) {
+// TestSameSeedGivesSameSchedule: the plan of work and of faults depends on the seed and the
+// configuration alone.
+func TestSameSeedGivesSameSchedule(t *testing.T) {
 	g := driver.Guarantees{Shared: true, Semaphore: true, Mixed: true}
 	kinds := []string{faultKill, faultPause, faultCut}
 	type plan struct {
@@ -65,13 +65,13 @@ func TestSameSeedSameSchedule(t *testing.T) {
 		}
 		until[f.Worker] = f.At + f.For
 		if f.At+f.For > 10*time.Second-settle(DefaultTTL, 10*time.Second) {
-			t.Errorf("no peace at the end: %+v", f)
+			t.Errorf("no quiet end: %+v", f)
 		}
 		if f.Kind == faultPause && f.For <= DefaultTTL {
 			t.Errorf("a pause of %s, want more than the TTL", f.For)
 		}
 		if !slices.Contains(kinds, f.Kind) {
-			t.Errorf("fault %s was not asked for", f.Kind)
+			t.Errorf("fault %s is not in the configuration", f.Kind)
 		}
 	}
 }

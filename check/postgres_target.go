@@ -22,8 +22,8 @@ func init() {
 	}
 }
 
-// postgres is a primary and a hot standby, each behind a proxy. Clients know both. A
-// switchover makes one of them the other, at the same address.
+// postgres is a primary and a hot standby, each behind a proxy. Clients know both addresses.
+// A switchover makes one of them the other, at the same address.
 type postgres struct {
 	*database
 	proxies []*servers.Proxy
@@ -53,8 +53,8 @@ func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 			_ = p.Close()
 		}
 	}()
-	// A crash may forget what the server has only acknowledged: what a grant needs must
-	// be on the disk although the server is set up like this.
+	// A crash may lose what the server has only acknowledged. Despite this setting a grant
+	// must be on disk.
 	settings := []string{"synchronous_commit=off", "wal_writer_delay=10s", "wal_retrieve_retry_interval=100ms"}
 	if p.primary, err = servers.StartPostgres(ctx, settings...); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 	if err := p.exec(ctx, p.primary, statements...); err != nil {
 		return nil, err
 	}
-	// Clients may come to the replica at once, and must be known there.
+	// Clients may reach the replica at once, so it must accept them.
 	for known := false; !known; {
 		if err := p.query(ctx, p.replica, fmt.Sprintf("SELECT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = '%s')", clientUser), &known); err != nil {
 			return nil, err
@@ -88,8 +88,7 @@ func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 		}
 		p.proxies = append(p.proxies, proxy)
 	}
-	// Sessions end with the server or the way to it, and their grants with them;
-	// leases do not.
+	// Grants end with their session: when the server or the connection fails. Leases do not.
 	early := recipe != "optimistic"
 	faults := []StoreFault{
 		{Kind: "kill-server", Begin: p.kill, End: p.restart},
@@ -100,7 +99,7 @@ func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 	if len(p.rights) > 0 {
 		faults = append(faults, StoreFault{Kind: "revoke-right", Begin: p.revoke, End: p.grant})
 	}
-	// The way to the servers may be spoilt while one of them is.
+	// A server may be down while its proxy injects a fault.
 	faults = append(oneAtATime(faults), oneAtATime(proxyFaults(p.proxies...))...)
 	faults = append(faults, StoreFault{Kind: "kill-session", Begin: p.killSession})
 	for i := range faults {
@@ -115,7 +114,7 @@ func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 	}, nil
 }
 
-// The methods of one server are those of the primary.
+// The faults of one server apply to the primary.
 func (p *postgres) Pause() error                      { return p.primary.Pause() }
 func (p *postgres) Cont() error                       { return p.primary.Cont() }
 func (p *postgres) Kill()                             { p.primary.Kill() }
@@ -135,17 +134,17 @@ func (p *postgres) Close() error {
 	return errors.Join(errs...)
 }
 
-// crash kills the primary and starts it again at once, while grants of before are valid.
+// crash kills the primary and starts it again at once, while earlier grants are valid.
 func (p *postgres) crash(ctx context.Context, f Fault) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	return errors.Join(p.kill(ctx, f), p.restart(ctx, f))
 }
 
-// promote is a switchover in which no commit is lost: the primary is shut down, the
-// replica becomes the primary, and the old one comes back as its replica.
+// promote does a switchover without a lost commit: the primary is shut down, the replica
+// becomes the primary, and the old one comes back as its replica.
 func (p *postgres) promote(ctx context.Context, _ Fault) error {
-	// It runs to its end, or the next fault would find two replicas.
+	// It runs to its end, because the next fault would otherwise find two replicas.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	old, next := p.primary, p.replica
@@ -174,12 +173,11 @@ func (p *postgres) killSession(ctx context.Context, f Fault) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	_ = p.exec(ctx, p.primary, fmt.Sprintf("SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE usename = '%s' ORDER BY pid OFFSET %d %% "+
-		"greatest(1, (SELECT count(*) FROM pg_stat_activity WHERE usename = '%[1]s')) LIMIT 1) s", clientUser, f.N)) // it may be unreachable just now
+		"greatest(1, (SELECT count(*) FROM pg_stat_activity WHERE usename = '%[1]s')) LIMIT 1) s", clientUser, f.N)) // it may be unreachable
 	return nil
 }
 
-// left lists the sessions that are there when the workers have ended, but for those
-// of the coordinator.
+// left lists the remaining sessions after the workers' end, without the coordinator's.
 func (p *postgres) left(ctx context.Context) ([]string, error) {
 	const coordinators = 3
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
@@ -198,8 +196,8 @@ func (p *postgres) left(ctx context.Context) ([]string, error) {
 	}
 }
 
-// exec runs statements as the administrator, past the proxies. What they change is on
-// the disk, and on its way to the replica.
+// exec runs statements as the administrator, without the proxies. Their changes are on disk,
+// and on their way to the replica.
 func (p *postgres) exec(ctx context.Context, s *servers.Postgres, statements ...string) error {
 	db, err := sql.Open(p.driver, s.URL("postgres", "&synchronous_commit=on"))
 	if err != nil {

@@ -14,9 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// probe stands between a worker's Locker and its store. It writes down what was
-// asked and answered, and plays a bad network: requests that never arrive,
-// answers that are lost, both late.
+// probe stands between a worker's Locker and its store. It records requests and answers, and
+// injects network faults: lost requests, lost answers, delays of both.
 type probe struct {
 	driver.Store
 	log *Log
@@ -24,7 +23,7 @@ type probe struct {
 
 	mu       sync.Mutex
 	healed   chan struct{} // while the link is cut
-	dead     bool          // nothing passes any more, and nobody waits for it
+	dead     bool          // nothing passes any more, and no caller waits for it
 	drops    int           // answers still to be lost
 	out, in  time.Duration // delays
 	prefixes map[string]bool
@@ -38,7 +37,7 @@ func newProbe(s driver.Store, log *Log, gen int) *probe {
 	return &probe{Store: s, log: log, gen: gen, prefixes: map[string]bool{}}
 }
 
-// Classify: what the link does leaves every outcome unknown.
+// Classify: every error of the link is an unknown outcome.
 func (p *probe) Classify(err error) driver.Code {
 	if _, ours := errors.AsType[errLink](err); ours {
 		return driver.CodeUnknown
@@ -46,7 +45,7 @@ func (p *probe) Classify(err error) driver.Code {
 	return p.Store.Classify(err)
 }
 
-// cut keeps requests and answers from passing until heal.
+// cut stops requests and answers until heal.
 func (p *probe) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -67,16 +66,16 @@ func (p *probe) delay(out, in time.Duration) {
 	p.out, p.in = out, in
 }
 
-// die ends a link that was cut for good: whoever still asks is told that the
-// client has been closed.
-func (p *probe) die() {
+// end ends a link that was cut forever: waiting callers get the error that the client has
+// been closed.
+func (p *probe) end() {
 	p.mu.Lock()
 	p.dead = true
 	p.mu.Unlock()
 	p.heal()
 }
 
-// heal ends all that was done to the link.
+// heal ends all faults of the link.
 func (p *probe) heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,7 +86,7 @@ func (p *probe) heal() {
 	p.drops, p.out, p.in = 0, 0, 0
 }
 
-// send is the way of a request.
+// send passes a request to the store, or delays or loses it.
 func (p *probe) send(ctx context.Context) error {
 	p.mu.Lock()
 	healed, wait := p.healed, p.out
@@ -95,7 +94,7 @@ func (p *probe) send(ctx context.Context) error {
 	return p.travel(ctx, healed, wait)
 }
 
-// answer is the way back.
+// answer passes an answer back.
 func (p *probe) answer(ctx context.Context) error {
 	p.mu.Lock()
 	healed, wait := p.healed, p.in
@@ -135,8 +134,7 @@ func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Du
 	return nil
 }
 
-// Acquire asks the store, and takes note when the Locker cannot know what became
-// of it.
+// Acquire sends a request to the store, and records an outcome that the Locker cannot know.
 func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := p.acquire(ctx, r)
 	if err != nil && p.Classify(err) == driver.CodeUnknown {
@@ -179,7 +177,7 @@ func (p *probe) remember(id string) {
 	p.mu.Unlock()
 }
 
-// requester writes down when the request has its place.
+// requester records when the request has its queue entry.
 type requester struct {
 	driver.Requester
 	p     *probe
@@ -198,7 +196,7 @@ func (r *requester) Queued(holders []driver.Holder) {
 func (p *probe) Undo(ctx context.Context, r driver.Request) (err error) {
 	p.log.Add(Event{K: KindUndo, Name: r.Name, ID: r.ID})
 	defer func() {
-		if err != nil { // until then it was tried
+		if err != nil { // the undo was retried until then
 			p.log.Add(Event{K: KindUndo, Name: r.Name, ID: r.ID})
 		}
 	}()
@@ -247,15 +245,14 @@ func (p *probe) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if err := p.Store.Release(ctx, g, keep); err != nil {
 		return err
 	}
-	// A look now and then is enough.
+	// One look in a while is enough.
 	if keep <= 0 && p.releases.Add(1)%8 == 1 {
 		p.gone(g.Name, g.ID, "after its Release was confirmed")
 	}
 	return p.answer(ctx)
 }
 
-// gone looks whether a request has left anything, where the store can be looked
-// into.
+// gone checks that a request has left nothing at the store, if the store can be inspected.
 func (p *probe) gone(name, id, when string) {
 	i, ok := p.Store.(driver.Inspector)
 	if !ok {
@@ -295,7 +292,7 @@ func (p *probe) leftovers(ctx context.Context) (left []Event) {
 	return left
 }
 
-// standing finds a grant or a place whose owner matches, and says what it is.
+// standing describes a grant or a queue entry of a matching owner.
 func standing(st driver.State, match func(driver.Owner) bool) (what, id string) {
 	for _, h := range st.Holders {
 		if match(h.Owner) {
@@ -304,7 +301,7 @@ func standing(st driver.State, match func(driver.Owner) bool) (what, id string) 
 	}
 	for _, w := range st.Waiters {
 		if match(w.Owner) {
-			return "a place", w.Owner.ID
+			return "a queue entry", w.Owner.ID
 		}
 	}
 	return "", ""

@@ -21,10 +21,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// workerEnv tells a process that it is a worker, and everything it needs.
+// workerEnv marks a worker process. Its value is the assignment.
 const workerEnv = "HOLDFAST_CHECK_WORKER"
 
-// assignment is what the coordinator tells a worker process.
+// assignment is the coordinator's input for a worker process.
 type assignment struct {
 	Config             Config
 	URL                string
@@ -32,9 +32,8 @@ type assignment struct {
 	Dir, Registers     string
 }
 
-// MaybeWorker runs this process as a worker of a check and does not return, if
-// that is what it was started for. A main or TestMain from which checks are run
-// calls it before anything else.
+// MaybeWorker runs this process as a worker of a check if a check has started it as one, and
+// does not return then. A main or TestMain that runs checks calls it before anything else.
 func MaybeWorker() {
 	text := os.Getenv(workerEnv)
 	if text == "" {
@@ -52,8 +51,8 @@ func MaybeWorker() {
 	os.Exit(0)
 }
 
-// run works until its standard input ends or says stop: with the coordinator's
-// death it ends too.
+// run works until its standard input ends or contains stop. So it also ends when the
+// coordinator dies.
 func (a *assignment) run() error {
 	log, err := NewLog(filepath.Join(a.Dir, workerName(a.Index, a.Life)+".jsonl"), workerName(a.Index, a.Life))
 	if err != nil {
@@ -69,7 +68,7 @@ func (a *assignment) run() error {
 	for {
 		var f Fault
 		if err := orders.Decode(&f); err != nil {
-			return fmt.Errorf("the coordinator is gone: %w", err)
+			return fmt.Errorf("the coordinator has ended: %w", err)
 		}
 		if f.Kind == "stop" {
 			break
@@ -80,12 +79,12 @@ func (a *assignment) run() error {
 	}
 	w.finish()
 	for _, g := range leftGoroutines(a.Dir) {
-		log.Add(Event{K: KindLeft, Note: "a goroutine of the library goes on after everything was closed: " + g})
+		log.Add(Event{K: KindLeft, Note: "a goroutine of the library still runs after everything was closed: " + g})
 	}
 	return log.Close()
 }
 
-// opener opens the store that a URL names, and of it a namespace.
+// opener returns a function that opens the store of a URL, in a namespace.
 func opener(raw, namespace string) func(context.Context) (driver.Store, error) {
 	return func(ctx context.Context) (driver.Store, error) {
 		u, err := url.Parse(raw)
@@ -100,11 +99,11 @@ func opener(raw, namespace string) func(context.Context) (driver.Store, error) {
 	}
 }
 
-// outputMost is about how many bytes of a worker's output are kept: enough for the stacks
-// of some hundred goroutines.
+// outputMost is the approximate number of bytes of a worker's output that are kept: enough
+// for the stacks of some hundred goroutines.
 const outputMost = 1 << 18
 
-// process is a worker process, as the coordinator sees it.
+// process is a worker process on the coordinator's side.
 type process struct {
 	cmd    *exec.Cmd
 	orders io.WriteCloser
@@ -179,9 +178,9 @@ func (p *process) order(f Fault) error {
 
 func (p *process) signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
 
-// dump ends a process that hangs, and lets it write the stacks of its goroutines first.
+// dump ends a hanging process after it has written the stacks of its goroutines.
 func (p *process) dump() {
-	_ = p.signal(syscall.SIGQUIT) // it may be dead already
+	_ = p.signal(syscall.SIGQUIT) // it may already be dead
 	select {
 	case <-p.done:
 	case <-time.After(startTime):
@@ -189,6 +188,6 @@ func (p *process) dump() {
 }
 
 func (p *process) kill() {
-	_ = p.signal(syscall.SIGKILL) // it may be dead already
+	_ = p.signal(syscall.SIGKILL) // it may already be dead
 	<-p.done
 }

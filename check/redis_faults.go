@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// redisRights are the commands that docs/redis.md lists for a restricted user. The
-// first redisScriptRights of them are called by the scripts.
+// redisRights are the commands that docs/redis.md lists for a restricted user. Scripts call
+// the first redisScriptRights of them.
 var redisRights = []string{
 	"hset", "hsetnx", "hdel", "set", "del", "pexpire", "get", "hget", "hmget", "pttl", "time", "publish",
 	"eval", "evalsha", "subscribe", "unsubscribe", "hello", "ping", "hgetall", "info", "scan", "role", "cluster", "wait",
@@ -22,8 +22,8 @@ var redisRights = []string{
 
 const redisScriptRights = 12
 
-// redisUser is the user that workers log in as, in a URL, and redisUserSettings are the
-// settings that give it exactly the documented rights.
+// redisUser is the workers' user, in a URL. redisUserSettings returns the settings that give
+// it exactly the documented rights.
 const redisUser = "app:app-secret@"
 
 func redisUserSettings() []string {
@@ -34,8 +34,8 @@ func redisUserSettings() []string {
 	return user
 }
 
-// revokeRights takes the documented rights away from the user, one after another, each
-// for a part of the fault's time. Rights that scripts use come twice as often.
+// revokeRights takes the documented rights away from the user, one after another, each for a
+// part of the fault's time. It takes rights that scripts use twice as often.
 func revokeRights(all []*servers.Redis) StoreFault {
 	var next atomic.Uint32
 	change := func(ctx context.Context, sign, right string) error {
@@ -68,7 +68,7 @@ func revokeRights(all []*servers.Redis) StoreFault {
 	}}
 }
 
-// fillMemory leaves the servers without memory for new keys.
+// fillMemory leaves the servers no memory for new keys.
 func fillMemory(all []*servers.Redis) StoreFault {
 	limit := func(value string) func(context.Context, Fault) error {
 		return func(ctx context.Context, _ Fault) error {
@@ -80,9 +80,9 @@ func fillMemory(all []*servers.Redis) StoreFault {
 	}}
 }
 
-// evictKeys has a server that did not evict keys begin to. The policy is changed first:
-// a store has redisNotice to find out, before the server runs out of memory. What is held by then
-// is evicted, and grants of later would be.
+// evictKeys makes a server without eviction begin to evict keys. It changes the policy
+// first. A store then has redisNotice to find the change, before the server runs out of
+// memory. Earlier grants are evicted, and later ones would be.
 func evictKeys(all []*servers.Redis) StoreFault {
 	return StoreFault{Kind: "evict-keys", Early: true, All: true, Takes: redisNotice, Begin: func(ctx context.Context, f Fault) (err error) {
 		if err := eachRunning(ctx, all, "CONFIG", "SET", "maxmemory-policy", "allkeys-random"); err != nil {
@@ -107,8 +107,8 @@ func evictKeys(all []*servers.Redis) StoreFault {
 	}}
 }
 
-// redisNotice is within what time a store has to find that a server's settings or a
-// replica's clock have changed.
+// redisNotice is the time in which a store must find that a server's settings or a replica's
+// clock have changed.
 const redisNotice = 3 * time.Second
 
 // lasts waits for d or until ctx ends.
@@ -119,7 +119,7 @@ func lasts(ctx context.Context, d time.Duration) {
 	}
 }
 
-// eachRunning sends a command to every server that runs.
+// eachRunning sends a command to every running server.
 func eachRunning(ctx context.Context, all []*servers.Redis, args ...string) error {
 	for _, r := range all {
 		if r.PID() == 0 {
@@ -132,7 +132,8 @@ func eachRunning(ctx context.Context, all []*servers.Redis, args ...string) erro
 	return nil
 }
 
-// setBack sets a setting of every server that runs, and tries again where a busy one does not answer.
+// setBack resets a setting of every running server, and tries again if a busy one does not
+// answer.
 func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (err error) {
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); lasts(ctx, 50*time.Millisecond) {
 		if err = eachRunning(ctx, all, "CONFIG", "SET", setting, value); err == nil || ctx.Err() != nil {
@@ -142,8 +143,8 @@ func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (
 	return err
 }
 
-// loneHolder waits for a name that one client has held for a moment, and for which no client
-// waits, and returns its key; "" if there is none for a while.
+// loneHolder waits for a name that one client has held for a moment, without waiters. It
+// returns the name's key, "" if there is none for a while.
 func loneHolder(ctx context.Context, all []*servers.Redis) string {
 	before := map[string]any{}
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {

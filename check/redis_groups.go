@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// redisReplicasTarget is a primary and a replica that must acknowledge each
-// grant, behind a proxy that leads to whoever is the primary.
+// redisReplicasTarget is a primary and a replica that must acknowledge each grant, behind a
+// proxy to the present primary.
 func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	g, err := servers.StartRedisReplicas(ctx, dir, 1, redisUserSettings()...)
 	if err != nil {
@@ -70,8 +70,8 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	}
 	faults := proxyFaults(p)
 	if clocks {
-		// A replica is promoted whose clock has been ahead for a while. The old primary lives
-		// and follows at once, so that grants are acknowledged again.
+		// The promoted replica's clock has been ahead for a while. The old primary lives and
+		// follows at once, so that grants are acknowledged again.
 		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Begin: func(ctx context.Context, f Fault) error {
 			if err := replica.SetClock(time.Second + f.For); err != nil {
 				return err
@@ -80,8 +80,8 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 			return demote(context.WithoutCancel(ctx))
 		}, End: func(ctx context.Context, f Fault) error {
 			err := primary.SetClock(0)
-			// Tokens are ahead of the clock now. A server that loses its data before the clock has
-			// caught up may grant smaller ones: no store promises anything else.
+			// Tokens are ahead of the clock now. A server that loses its data before the
+			// clock has caught up may grant smaller ones. No store excludes that.
 			lasts(context.WithoutCancel(ctx), time.Second+f.For)
 			return err
 		}})
@@ -89,7 +89,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	return &Target{
 		URL: "redis://" + redisUser + p.Address() + "?replicas=1&replica_wait=200ms",
 		Faults: oneAtATime(append(faults,
-			// What was granted is on the replica: a failover loses nothing.
+			// All grants are on the replica, so a failover loses nothing.
 			StoreFault{Kind: "failover", Begin: func(ctx context.Context, _ Fault) error { return promote(ctx) },
 				End: func(ctx context.Context, _ Fault) error { return rejoin(ctx) }},
 			StoreFault{Kind: "kill-replica", Begin: func(context.Context, Fault) error { replica.Kill(); return nil },
@@ -98,7 +98,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 				End: func(context.Context, Fault) error { return replica.Cont() }},
 			StoreFault{Kind: "pause-server", Begin: func(context.Context, Fault) error { return primary.Pause() },
 				End: func(context.Context, Fault) error { return primary.Cont() }},
-			// A primary that lives is made a replica of the one that is promoted.
+			// A living primary becomes a replica of the promoted one.
 			StoreFault{Kind: "demote-primary", Begin: func(ctx context.Context, _ Fault) error { return demote(ctx) }},
 			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all))),
 		Left: redisLeft(all),
@@ -124,8 +124,8 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A primary is replaced when it was killed, and never because it was slow: that would
-	// be a fault that nobody has declared.
+	// A primary is replaced when it was killed, and never because it was slow: that would be
+	// a failover without a declared fault.
 	patient := func(ctx context.Context) error {
 		if err := s.DownAfter(ctx, time.Hour); err != nil {
 			return err
@@ -173,8 +173,8 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 				return patient(ctx)
 			}},
-			// No failover follows: a primary that goes on after it was replaced
-			// answers for a moment as if nothing had been, and proves nothing.
+			// No failover follows. A primary that continues after it was replaced answers
+			// for a moment as before, which proves nothing.
 			{Kind: "pause-primary", Begin: func(ctx context.Context, _ Fault) error {
 				r, err := s.Current(ctx)
 				if err != nil {
@@ -186,8 +186,8 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 				time.Sleep(250 * time.Millisecond)
 				return r.Cont()
 			}},
-			// Clients go on writing to the old primary, which lives, until it is demoted. What they
-			// wrote is lost.
+			// Clients write to the living old primary until it is demoted. These writes are
+			// lost.
 			{Kind: "demote-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, _ Fault) error {
 				if old, err = s.Current(ctx); err != nil {
 					return err
@@ -217,8 +217,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A node that was slow is not replaced: that would be a failover without a fault that
-	// says so.
+	// A slow node is not replaced: that would be a failover without a declared fault.
 	patient := func(ctx context.Context) error { return c.NodeTimeout(ctx, time.Hour) }
 	if err := patient(ctx); err != nil {
 		c.Kill()
@@ -251,7 +250,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 				}
 				return beginMove(ctx)
 			}, End: endMove},
-			// The slot of a name that is held, and not yet awaited.
+			// The slot of a name that is held, without waiters.
 			{Kind: "move-slot-held", Begin: func(ctx context.Context, f Fault) error {
 				key := loneHolder(ctx, c.Nodes)
 				if key == "" {
@@ -281,7 +280,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 				if err := from.Restart(ctx); err != nil {
 					return err
 				}
-				// Its turn as a primary may come again only when it has all data.
+				// It may become primary again only with all data.
 				for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 					info, err := from.Info(ctx, "replication")
 					if err == nil && info["role"] == "slave" && info["master_link_status"] == "up" {
@@ -306,8 +305,8 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 	}, nil
 }
 
-// keyOf is the key of a name that is held or awaited just now; for one that is not,
-// the name itself, in whose slot there may be others.
+// keyOf returns the key of a name that is held or has waiters now. For another name it
+// returns the name itself, and other names may be in its slot.
 func keyOf(ctx context.Context, nodes []*servers.Redis, name string) string {
 	for _, r := range nodes {
 		if !isPrimary(ctx, r) {

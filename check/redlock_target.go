@@ -16,13 +16,13 @@ import (
 
 func init() { locals["redlock"] = redlockTarget }
 
-// redlockMaxTTL is the longest TTL of the fleet, and about how long a server is withheld
-// that was restarted.
+// redlockMaxTTL is the longest TTL of the fleet, and about how long a restarted server is
+// withheld.
 const redlockMaxTTL = 2 * time.Second
 
-// redlockTarget is a fleet of five servers, each behind a proxy, with clocks that can be
-// set where the library for that is installed. Faults hit one server at a time; a cut, a
-// silence or a delay now and then all.
+// redlockTarget is a fleet of five servers, each behind a proxy. Their clocks can be set if
+// the library for that is installed. Faults hit one server at a time; some cuts, silences
+// and delays hit all.
 func redlockTarget(ctx context.Context, dir string) (_ *Target, err error) {
 	const size = 5
 	var all []*servers.Redis
@@ -84,8 +84,8 @@ func redlockTarget(ctx context.Context, dir string) (_ *Target, err error) {
 	})
 	if clocks {
 		set := func(kind string, ahead time.Duration) StoreFault {
-			// It stays until the next fault of the kind: a clock that is set ahead and back
-			// while no client looks is what the guarantees declare.
+			// The clock stays until the next fault of this kind. A clock that is set ahead
+			// and back unnoticed by all clients is declared in the guarantees.
 			return StoreFault{Kind: kind, Detail: which,
 				Begin: func(_ context.Context, f Fault) error { return one(f).SetClock(ahead) },
 				End: func(ctx context.Context, f Fault) error {
@@ -121,8 +121,8 @@ func setUpRedlock(ctx context.Context, address string) error {
 	return errors.Join(err, s.Close(ctx))
 }
 
-// redlockLeft waits until nothing is left of locks but what each server notes of itself:
-// queues and tombstones expire soon.
+// redlockLeft waits until only the records of the servers themselves are left: queues and
+// tombstones expire soon.
 func redlockLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
 	return func(ctx context.Context) (left []string, err error) {
 		for end := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// registers are what workers work on inside their locks: numbers in files, each
-// with the newest token that has touched it. Looking and writing are one step
-// under flock; the check does not lean on the locks it checks.
+// registers are the data that workers change inside their locks: numbers in files, each with
+// the newest token that has written or read it. Reading and writing are one step under
+// flock, so the check does not depend on the locks that it checks.
 type registers struct{ dir string }
 
-// register tells a file's two numbers to f and stores what f makes of them.
+// register calls f with a file's two numbers and stores the results of f.
 func (r registers) register(res string, f func(token uint64, value int64) (uint64, int64)) error {
 	path := filepath.Join(r.dir, fmt.Sprintf("%x", res))
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -46,8 +46,8 @@ func (r registers) register(res string, f func(token uint64, value int64) (uint6
 	return err
 }
 
-// raise tells a guarded register of a token, and reads it. From then on it
-// refuses smaller tokens; it answers false if it has seen a larger one.
+// raise presents a token to a guarded register, and reads it. From then on the register
+// refuses smaller tokens. raise returns false if the register has seen a larger one.
 func (r registers) raise(res string, token uint64) (value int64, ok bool, err error) {
 	err = r.register(res, func(newest uint64, v int64) (uint64, int64) {
 		ok, value = token >= newest, v
@@ -56,7 +56,7 @@ func (r registers) raise(res string, token uint64) (value int64, ok bool, err er
 	return value, ok, err
 }
 
-// write stores a value unless a larger token has been seen.
+// write stores a value unless the register has seen a larger token.
 func (r registers) write(res string, token uint64, value int64) (ok bool, err error) {
 	err = r.register(res, func(newest uint64, v int64) (uint64, int64) {
 		if ok = token >= newest; !ok {
@@ -67,7 +67,7 @@ func (r registers) write(res string, token uint64, value int64) (ok bool, err er
 	return ok, err
 }
 
-// read and put know no tokens.
+// read and put use no tokens.
 func (r registers) read(res string) (value int64, err error) {
 	err = r.register(res, func(t uint64, v int64) (uint64, int64) { value = v; return t, v })
 	return value, err

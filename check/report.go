@@ -12,27 +12,27 @@ import (
 	"time"
 )
 
-// Rule is one of the things that the verdict holds a store to.
+// Rule is one rule of the verdict.
 type Rule string
 
 // The rules.
 const (
-	// RuleExclusion: a grant of limit n never stands beside more than n-1 others,
-	// from its grant to the end of its context; loss is noticed before the next
-	// grant begins. Where the store says that something may end a grant early, and
-	// that was done, the overlap is allowed within the declared notice, and
-	// counted.
+	// RuleExclusion: a grant of limit n never stands beside more than n-1 others, from its
+	// grant to the end of its context. Its holder notices a loss before the next grant
+	// begins. If the store declares that a fault may end a grant early, the overlap is
+	// allowed within the declared notice, and counted.
 	RuleExclusion Rule = "exclusion"
-	// RuleTrust: a context ends when trust runs out, and trust runs from before
+	// RuleTrust: a context ends when its validity ends, and the validity counts from before
 	// the store set its deadline.
 	RuleTrust Rule = "trust"
 	// RuleTokens: tokens rise strictly in the order of grants.
 	RuleTokens Rule = "tokens"
 	// RuleRegister: no update of a register guarded by the token is lost.
 	RuleRegister Rule = "register"
-	// RuleOrder: who has a place is served before who comes later, where declared.
+	// RuleOrder: a waiter with a queue entry is served before later requests, if the store
+	// declares that.
 	RuleOrder Rule = "order"
-	// RuleWaiting: nobody waits in vain, and waiters are woken as declared.
+	// RuleWaiting: no waiter waits forever, and waiters are woken as declared.
 	RuleWaiting Rule = "waiting"
 	// RuleLeftovers: nothing is left behind.
 	RuleLeftovers Rule = "leftovers"
@@ -41,20 +41,20 @@ const (
 	RuleModel Rule = "model"
 )
 
-// Rules are all of them, in the order of the summary.
+// Rules lists all rules, in the order of the summary.
 var Rules = []Rule{RuleExclusion, RuleTrust, RuleTokens, RuleRegister, RuleOrder, RuleWaiting, RuleLeftovers, RuleModel}
 
 // Violation is one broken rule.
 type Violation struct {
 	Rule Rule
 	Name string
-	// Text says in a sentence what is wrong.
+	// Text describes the violation in a sentence.
 	Text string
-	// Cause names what came before it: the last renewal, and the faults under way.
+	// Cause lists what preceded it: the last renewal, and the faults under way.
 	Cause []string
-	// From and To bound it in time, on the history's clock.
+	// From and To limit it in time, on the history's clock.
 	From, To int64
-	// Excerpt holds the events that show it, in order of time.
+	// Excerpt contains the events that show it, in order of time.
 	Excerpt []Event
 }
 
@@ -66,17 +66,17 @@ type Report struct {
 	// Stats are counts for the summary.
 	Stats Stats
 	Start int64
-	// Dir is where the history is, if it was kept.
+	// Dir is the directory of the history, if it was kept.
 	Dir string
 }
 
-// Stats count what a history holds.
+// Stats are counts of a history.
 type Stats struct {
 	Events, Grants, Renewals, Losses, Failures int
 	Queued                                     int
 	Writes, Refused                            int
-	// LostUpdates counts updates lost on the register that no token guards: what
-	// a lock alone does not prevent when its holder is stopped.
+	// LostUpdates counts lost updates of the register without a token guard. A lock alone
+	// does not prevent them if its holder is stopped.
 	LostUpdates int
 	// Allowed counts overlaps that the store's guarantees allow.
 	Allowed int
@@ -84,11 +84,11 @@ type Stats struct {
 	Faults map[string]int
 	Kills  int
 	Took   time.Duration
-	// Unknown counts pieces of the history for which porcupine ran out of time;
-	// the other rules have judged them.
+	// Unknown counts pieces of the history that porcupine did not decide in time; the other
+	// rules have judged them.
 	Unknown int
-	// Handover is the middle time from a release to the next waiter's grant.
-	Handover time.Duration
+	// Handoff is the median time from a release to the next waiter's grant.
+	Handoff time.Duration
 }
 
 func (s *Stats) add(o Stats) {
@@ -104,7 +104,7 @@ func (s *Stats) add(o Stats) {
 	s.Allowed += o.Allowed
 	s.Unknown += o.Unknown
 	s.Took += o.Took
-	s.Handover = max(s.Handover, o.Handover)
+	s.Handoff = max(s.Handoff, o.Handoff)
 	if s.Faults == nil {
 		s.Faults = map[string]int{}
 	}
@@ -113,11 +113,11 @@ func (s *Stats) add(o Stats) {
 	}
 }
 
-// OK tells whether every rule held.
+// OK reports whether every rule held.
 func (r *Report) OK() bool { return len(r.Violations) == 0 }
 
-// mostPerRule bounds the violations of one rule that are told in full: one fault
-// mostly shows many times.
+// mostPerRule limits the violations of one rule that are shown in full: one fault often
+// shows many times.
 const mostPerRule = 5
 
 func (r *Report) add(v Violation) {
@@ -142,7 +142,7 @@ func (r *Report) add(v Violation) {
 	r.Violations = append(r.Violations, v)
 }
 
-// shown tells whether one of the rules has a violation of the name already.
+// shown reports whether one of the rules already has a violation of the name.
 func (r *Report) shown(name string, rules ...Rule) bool {
 	return slices.ContainsFunc(r.Violations, func(v Violation) bool { return v.Name == name && slices.Contains(rules, v.Rule) })
 }
@@ -157,7 +157,7 @@ func (r *Report) count(rule Rule) int {
 	return n
 }
 
-// Summary writes the table that ends a run.
+// Summary writes the table at the end of a run.
 func (r *Report) Summary(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	s := r.Stats
@@ -172,8 +172,8 @@ func (r *Report) Summary(w io.Writer) error {
 	}
 	slices.Sort(faults)
 	fmt.Fprintf(tw, "faults\t%s\n", cmp.Or(strings.Join(faults, ", "), "none"))
-	if s.Handover > 0 {
-		fmt.Fprintf(tw, "hand-over\t%s\tfrom a release to the waiter's grant, middle value\n", s.Handover.Round(10*time.Microsecond))
+	if s.Handoff > 0 {
+		fmt.Fprintf(tw, "handoff\t%s\tfrom a release to the next waiter's grant, median\n", s.Handoff.Round(10*time.Microsecond))
 	}
 	for _, rule := range Rules {
 		verdict := "holds"
@@ -188,15 +188,15 @@ func (r *Report) Summary(w io.Writer) error {
 			note = fmt.Sprintf("%d overlaps after a lock was taken away, within the declared notice", s.Allowed)
 		}
 		if rule == RuleModel && s.Unknown > 0 {
-			note = fmt.Sprintf("%d pieces too tangled to decide in time", s.Unknown)
+			note = fmt.Sprintf("%d pieces not decided in time", s.Unknown)
 		}
 		fmt.Fprintf(tw, "%s\t%s\t%s\n", rule, verdict, note)
 	}
 	return tw.Flush()
 }
 
-// Explain writes each violation with its cause and its excerpt: the plain findings first,
-// and then what the model adds to them.
+// Explain writes each violation with its cause and its excerpt: first the plain findings,
+// then the model's.
 func (r *Report) Explain(w io.Writer) error {
 	var b strings.Builder
 	for _, model := range []bool{false, true} {

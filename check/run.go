@@ -17,19 +17,18 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Names of what a run leaves in its directory: of the round that broke a rule,
-// or else of the last.
+// The names of a run's files in its directory: of the round that broke a rule, or else of
+// the last round.
 const (
 	HistoryFile = "history.jsonl"
 	PageFile    = "report.html"
 )
 
-// Run tortures a store and judges what happened. It ends after the first round
-// that breaks a rule. An error says that the check itself could not be carried
-// out; a store that fails it is no error but a Report that is not OK. A store that
-// does not answer a first look is an error that matches holdfast.ErrUnavailable, one
-// that refuses it holdfast.ErrRefused. When ctx ends, Run dismisses the workers and
-// answers the cause; the round that they were in is not judged.
+// Run runs a torture test of a store and judges its history. It ends after the first round
+// that breaks a rule. An error means that the check could not be carried out; a store that
+// breaks a rule gives a Report that is not OK. The error of a store that does not answer a
+// first look matches holdfast.ErrUnavailable, of one that refuses it holdfast.ErrRefused.
+// When ctx ends, Run stops the workers and returns the cause, without judging their round.
 func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -160,7 +159,7 @@ func (r *run) kinds(s driver.Store, g *driver.Guarantees) []string {
 	return kinds
 }
 
-// FaultKinds lists the faults that apply to what the configuration names.
+// FaultKinds lists the faults that apply to the configuration.
 func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -193,7 +192,7 @@ func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 	return (&run{target: t}).kinds(s, &g), nil
 }
 
-// round is one history, from nothing to nothing.
+// round runs one history, from an empty store to an empty store.
 func (r *run) round(ctx context.Context, number int, length time.Duration, kinds []string, s driver.Store, g *driver.Guarantees) (*Report, error) {
 	dir := filepath.Join(r.work, fmt.Sprintf("round-%d", number))
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -204,23 +203,23 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	if err != nil {
 		return nil, err
 	}
-	told := *r.cfg
-	told.URL = redacted(told.URL)
-	plan, _ := json.Marshal(told) // plain data
+	shown := *r.cfg
+	shown.URL = redacted(shown.URL)
+	plan, _ := json.Marshal(shown) // plain data
 	log.Add(Event{K: KindRun, Note: string(plan), Store: g})
-	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, patience: r.cfg.patience(g), log: log, logs: []string{path}}
+	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, waitTimeout: r.cfg.waitTimeout(g), log: log, logs: []string{path}}
 	defer c.abort()
 	if err := c.start(ctx); err != nil {
 		return nil, err
 	}
-	if err := r.torment(ctx, c, number, length, kinds); err != nil {
+	if err := r.runFaults(ctx, c, number, length, kinds); err != nil {
 		if ctx.Err() != nil {
-			c.dismiss()
+			c.stopAll()
 		}
 		return nil, err
 	}
 	log.Add(Event{K: KindDrain})
-	c.dismiss()
+	c.stopAll()
 	r.lookForLeftovers(log, s, g, dir)
 	if err := log.Close(); err != nil {
 		return nil, err
@@ -243,7 +242,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	return report, os.RemoveAll(dir)
 }
 
-// redacted is a URL without its password, also where that stands in the query.
+// redacted returns a URL without its password, also if the password is in the query.
 func redacted(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -255,8 +254,8 @@ func redacted(raw string) string {
 	return u.Redacted()
 }
 
-// torment works through the plan of faults and lets the round end in peace.
-func (r *run) torment(caller context.Context, c *crew, number int, length time.Duration, kinds []string) error {
+// runFaults carries out the plan of faults, and leaves the round a quiet end.
+func (r *run) runFaults(caller context.Context, c *crew, number int, length time.Duration, kinds []string) error {
 	began := time.Now()
 	quiet := settle(r.cfg.TTL, length)
 	ctx, cancel := context.WithTimeout(caller, length-quiet)
@@ -313,11 +312,11 @@ func (r *run) torment(caller context.Context, c *crew, number int, length time.D
 	return nil
 }
 
-// lookWithin bounds the first look at a store.
+// lookWithin limits the first look at a store.
 const lookWithin = 10 * time.Second
 
-// firstLook opens the store, and finds that one which stands somewhere else is not
-// there before an hour of torture does.
+// firstLook opens the store and looks at it, so that a run against an unreachable store
+// fails at once.
 func (r *run) firstLook(ctx context.Context) (driver.Store, driver.Guarantees, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookWithin)
 	defer cancel()
@@ -340,8 +339,8 @@ func (r *run) firstLook(ctx context.Context) (driver.Store, driver.Guarantees, e
 	return s, g, nil
 }
 
-// storeError gives what a store answers, raw or classified, the meaning that the
-// library's errors have. s is nil where it could not be opened.
+// storeError gives an error of a store, raw or classified, the meaning of the library's
+// errors. s is nil if the store could not be opened.
 func storeError(s driver.Store, err error) error {
 	kind := holdfast.ErrUnavailable
 	code := driver.CodeOf(err)
@@ -380,7 +379,7 @@ func (r *run) progress(c *crew, number int) {
 	r.cfg.Progress(p)
 }
 
-// lookForLeftovers looks at the store when all workers have ended. One that was killed may
+// lookForLeftovers looks at the store after the end of all workers. A killed worker may
 // leave a grant for as long as its TTL.
 func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, dir string) {
 	lease := r.cfg.longest(g) + r.cfg.TTL
@@ -392,11 +391,11 @@ func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, d
 			var left []Event
 			for st, err := range i.List(ctx, "") {
 				if err != nil {
-					left = append(left, Event{K: KindLeft, Note: "the store cannot be looked at: " + err.Error()})
+					left = append(left, Event{K: KindLeft, Note: "the store cannot be inspected: " + err.Error()})
 					break
 				}
 				if what, id := standing(st, func(driver.Owner) bool { return true }); what != "" {
-					left = append(left, Event{K: KindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands when everyone has gone", what, st.Name)})
+					left = append(left, Event{K: KindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands after all workers ended", what, st.Name)})
 				}
 			}
 			if len(left) == 0 {
@@ -414,7 +413,7 @@ func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, d
 	if r.target.Left != nil {
 		left, err := r.target.Left(ctx)
 		if err != nil {
-			left = append(left, "the store cannot be looked at: "+err.Error())
+			left = append(left, "the store cannot be inspected: "+err.Error())
 		}
 		for _, what := range left {
 			log.Add(Event{K: KindLeft, Note: what})
@@ -422,13 +421,13 @@ func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, d
 	}
 	if r.target.URL == "" {
 		for _, what := range leftGoroutines(dir) {
-			log.Add(Event{K: KindLeft, Note: "a goroutine of the library goes on after everything was closed: " + what})
+			log.Add(Event{K: KindLeft, Note: "a goroutine of the library still runs after everything was closed: " + what})
 		}
 	}
 }
 
-// compareTokens holds a round's tokens against those of the rounds before it,
-// after which every client had gone.
+// compareTokens compares a round's tokens with those of earlier rounds. Between rounds all
+// clients ended.
 func (r *run) compareTokens(report *Report, events []Event) {
 	c, err := collect(events)
 	if err != nil {

@@ -24,27 +24,27 @@ import (
 func TestMain(m *testing.M) {
 	check.MaybeWorker()
 	flag.Parse()
-	// Most of a check is waiting: more of them fit a machine than it has cores.
+	// Most of a check is waiting, so more checks run at a time than the machine has cores.
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)
 	}
 	os.Exit(m.Run())
 }
 
-func TestMemory(t *testing.T) { tortureLocal(t, "memory") }
+func TestMemoryStoreKeepsTheRules(t *testing.T) { tortureLocal(t, "memory") }
 
-func TestFile(t *testing.T) { tortureLocal(t, "file") }
+func TestFileStoreKeepsTheRules(t *testing.T) { tortureLocal(t, "file") }
 
 func tortureLocal(t *testing.T, local string) {
 	t.Parallel()
-	// Two rounds: tokens must go on rising after everyone has left.
+	// Two rounds: tokens must go on rising after all clients ended.
 	r := checktest.Run(t, check.Config{Local: local, Duration: 20 * time.Second, Round: 10 * time.Second})
 	kinds, err := check.FaultKinds(t.Context(), check.Config{Local: local})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A kind may find no room in a plan, or, to break, no holder; and a machine that is
-	// busy comes late to many.
+	// A plan may have no room for a kind, and a break may find no holder. A busy machine may
+	// begin a fault too late.
 	if len(r.Stats.Faults) < len(kinds)/2 {
 		t.Errorf("of the faults %v only %v were injected", kinds, r.Stats.Faults)
 	}
@@ -58,8 +58,8 @@ func tortureLocal(t *testing.T, local string) {
 	}
 }
 
-// TestJudgedAgain: what the file says is what was judged.
-func TestJudgedAgain(t *testing.T) {
+// TestHistoryFileGivesTheSameVerdict judges the file of a run again.
+func TestHistoryFileGivesTheSameVerdict(t *testing.T) {
 	t.Parallel()
 	r := checktest.Run(t, check.Config{Local: "memory", Duration: time.Second, Faults: []string{}})
 	events, err := check.ReadFiles(filepath.Join(r.Dir, check.HistoryFile))
@@ -76,8 +76,8 @@ func TestJudgedAgain(t *testing.T) {
 	}
 }
 
-// TestTargetOfTheCallers: a store that this package knows nothing of.
-func TestTargetOfTheCallers(t *testing.T) {
+// TestCallersTargetIsTested: the caller defines a store that this package does not contain.
+func TestCallersTargetIsTested(t *testing.T) {
 	t.Parallel()
 	store := memstore.New()
 	var begun atomic.Int64
@@ -93,7 +93,7 @@ func TestTargetOfTheCallers(t *testing.T) {
 	}
 }
 
-func TestBadConfig(t *testing.T) {
+func TestInvalidConfigIsRefused(t *testing.T) {
 	for says, c := range map[string]check.Config{
 		"give one of":             {},
 		"Local \"nope\"":          {Local: "nope"},
@@ -115,7 +115,7 @@ func TestBadConfig(t *testing.T) {
 			t.Errorf("%+v: %v, want an error that says %q", c, err, says)
 		}
 		if err != nil && strings.Contains(err.Error(), "secret") {
-			t.Errorf("%v: tells the password", err)
+			t.Errorf("%v: contains the password", err)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The databases, by recipe. Without a recipe it is the store's default.
+// The databases, by recipe. Without a recipe the store uses its default.
 func init() {
 	for _, recipe := range []string{"", "pessimistic", "optimistic", "named"} {
 		locals[dashed("mysql", recipe)] = func(ctx context.Context, _ string) (*Target, error) {
@@ -32,7 +32,7 @@ func dashed(a, b string) string {
 	return a + "-" + b
 }
 
-// database is a server that a run has started, and the proxy before it.
+// database is a server of this run, with its proxy.
 type database struct {
 	server interface {
 		Pause() error
@@ -42,12 +42,12 @@ type database struct {
 		Close() error
 	}
 	proxy *servers.Proxy
-	// driver and dsn open it for an administrator, past the proxy; sessions lists
-	// the clients' and end ends one.
+	// driver and dsn open it for an administrator without the proxy; sessions lists the
+	// clients' sessions and end ends one.
 	driver, dsn, sessions, end string
 
 	mu     sync.Mutex // one fault of the server at a time
-	spoilt *Fault     // what is being done to the way
+	spoilt *Fault     // the present fault of the proxy
 }
 
 // mysqlTarget is one MySQL server. The faults of two servers are mariadbTarget's.
@@ -78,18 +78,17 @@ func (d *database) target(ctx context.Context, recipe, address string, storeURL 
 	if err := initialise(ctx, storeURL(address)); err != nil {
 		return nil, err
 	}
-	// Sessions end with the server or the way to it, and their grants with them;
-	// leases do not.
+	// Grants end with their session: when the server or the connection fails. Leases do not.
 	early := recipe != "optimistic"
 	return &Target{
 		URL: storeURL(d.proxy.Address()),
 		Faults: []StoreFault{
 			{Kind: "kill-server", Early: early, All: true, Begin: d.kill, End: d.restart},
 			{Kind: "pause-server", Begin: d.pause, End: d.cont},
-			{Kind: "cut-server", Early: early, All: true, Begin: d.spoil(func(Fault) error { d.proxy.Cut(); return nil }), End: d.heal},
-			{Kind: "silence-server", Early: early, All: true, Begin: d.spoil(func(Fault) error { return d.proxy.Silence() }), End: d.heal},
-			{Kind: "drop-server-answers", Early: early, All: true, Begin: d.spoil(func(Fault) error { return d.proxy.DropAnswers() }), End: d.heal},
-			{Kind: "delay-server", Begin: d.spoil(func(f Fault) error { return d.proxy.Delay(f.For / 4) }), End: d.heal},
+			{Kind: "cut-server", Early: early, All: true, Begin: d.disturb(func(Fault) error { d.proxy.Cut(); return nil }), End: d.heal},
+			{Kind: "silence-server", Early: early, All: true, Begin: d.disturb(func(Fault) error { return d.proxy.Silence() }), End: d.heal},
+			{Kind: "drop-server-answers", Early: early, All: true, Begin: d.disturb(func(Fault) error { return d.proxy.DropAnswers() }), End: d.heal},
+			{Kind: "delay-server", Begin: d.disturb(func(f Fault) error { return d.proxy.Delay(f.For / 4) }), End: d.heal},
 			{Kind: "kill-session", Early: early, All: true, Begin: d.killSession},
 		},
 		Left:  d.left,
@@ -119,9 +118,8 @@ func initialise(ctx context.Context, raw string) error {
 	return i.Init(ctx)
 }
 
-// spoil does something to the way to the server, unless something is being done to
-// it already.
-func (d *database) spoil(f func(Fault) error) func(context.Context, Fault) error {
+// disturb begins a fault of the server's proxy, unless it has one already.
+func (d *database) disturb(f func(Fault) error) func(context.Context, Fault) error {
 	return func(_ context.Context, fault Fault) error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -156,7 +154,7 @@ func (d *database) restart(ctx context.Context, _ Fault) error {
 	return d.server.Restart(ctx)
 }
 
-// pause and cont have nothing to do while another fault has the server down.
+// pause and cont do nothing while another fault has the server down.
 func (d *database) pause(context.Context, Fault) error { return d.unlessDown(d.server.Pause) }
 func (d *database) cont(context.Context, Fault) error  { return d.unlessDown(d.server.Cont) }
 
@@ -169,13 +167,13 @@ func (d *database) unlessDown(f func() error) error {
 	return nil
 }
 
-// killSession ends a client's connection, as an administrator would.
+// killSession ends a client's connection, like an administrator.
 func (d *database) killSession(ctx context.Context, f Fault) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	ids, err := d.clients(ctx)
 	if err != nil || len(ids) == 0 {
-		return nil // unreachable just now
+		return nil // it may be unreachable
 	}
 	db, err := sql.Open(d.driver, d.dsn)
 	if err != nil {
@@ -208,8 +206,7 @@ func (d *database) clients(ctx context.Context) (ids []int64, err error) {
 	return ids, rows.Err()
 }
 
-// left lists the sessions that are there when everyone has gone, but for those of
-// the coordinator.
+// left lists the remaining sessions after the workers' end, without the coordinator's.
 func (d *database) left(ctx context.Context) ([]string, error) {
 	const coordinators = 3
 	deadline := time.Now().Add(15 * time.Second)

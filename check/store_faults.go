@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// oneAtATime keeps the faults of a store's own from falling over one another: a
-// server that is killed cannot be stopped. Between two there is time to work.
+// oneAtATime serialises the faults of a store: a killed server cannot be stopped. It leaves
+// time to work between two faults.
 func oneAtATime(all []StoreFault) []StoreFault {
 	var mu sync.Mutex
 	var busy bool
@@ -50,10 +50,9 @@ func oneAtATime(all []StoreFault) []StoreFault {
 	return all
 }
 
-// proxyFaults spoil the way to the servers behind the proxies: to one of them or,
-// every third time, to all.
+// proxyFaults disturb the proxies of the servers: one of them or, every third time, all.
 func proxyFaults(ps ...*servers.Proxy) []StoreFault {
-	fault := func(kind string, spoil func(*servers.Proxy, Fault) error) StoreFault {
+	fault := func(kind string, disturb func(*servers.Proxy, Fault) error) StoreFault {
 		each := func(do func(*servers.Proxy, Fault) error) func(context.Context, Fault) error {
 			return func(_ context.Context, f Fault) (err error) {
 				some := ps
@@ -67,7 +66,7 @@ func proxyFaults(ps ...*servers.Proxy) []StoreFault {
 				return err
 			}
 		}
-		return StoreFault{Kind: kind, Begin: each(spoil), End: each(func(p *servers.Proxy, _ Fault) error { return p.Heal() })}
+		return StoreFault{Kind: kind, Begin: each(disturb), End: each(func(p *servers.Proxy, _ Fault) error { return p.Heal() })}
 	}
 	return []StoreFault{
 		fault("cut-server", func(p *servers.Proxy, _ Fault) error { p.Cut(); return nil }),
@@ -78,15 +77,15 @@ func proxyFaults(ps ...*servers.Proxy) []StoreFault {
 }
 
 // Refusal is one command inside a step that a server refuses from Begin to End, while it
-// carries out the others: for want of a right, because a slot is being moved, because its
-// memory is full.
+// executes the others. Reasons are a missing right, a slot that is being moved, or a full
+// memory.
 type Refusal struct {
 	// Command names it.
 	Command    string
 	Begin, End func(context.Context) error
 }
 
-// Refusals is the fault of a target that refuses one of these at a time.
+// Refusals returns the fault of a target that refuses one command at a time.
 func Refusals(all ...Refusal) StoreFault {
 	one := func(f Fault) *Refusal { return &all[f.N%len(all)] }
 	return StoreFault{
@@ -97,13 +96,13 @@ func Refusals(all ...Refusal) StoreFault {
 	}
 }
 
-// serverFaults stop and kill servers that keep what they have acknowledged: one of
-// them, and the one that leads, where leader finds it.
+// serverFaults stop and kill servers that keep what they have acknowledged: any of them, and
+// the one that leader finds.
 func serverFaults(members []*servers.Server, leader func(context.Context) *servers.Server) []StoreFault {
 	one := func(f Fault) *servers.Server { return members[f.N%len(members)] }
 	var killed *servers.Server
 	kill := func(s *servers.Server) error {
-		if killed = s; s != nil { // else there is no leader at the moment
+		if killed = s; s != nil { // else there is no leader now
 			s.Kill()
 		}
 		return nil

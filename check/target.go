@@ -16,45 +16,44 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// Target is a store to torture.
+// Target is a store to test.
 type Target struct {
-	// URL is what worker processes open, and the coordinator with them.
+	// URL is the URL that worker processes and the coordinator open.
 	URL string
-	// Open opens an independent client in this process. Where it is set and URL is
-	// empty, workers are goroutines, each with a client and a Locker.
+	// Open opens an independent client in this process. If it is set and URL is empty,
+	// workers are goroutines, each with a client and a Locker.
 	Open func(context.Context) (driver.Store, error)
-	// Faults are what can be done to the store itself.
+	// Faults are the faults of the store itself.
 	Faults []StoreFault
-	// Left lists what is at the store when everyone has left, beside what List
-	// shows; nil if there is nothing to look at.
+	// Left lists what remains at the store after all clients ended, beside what List shows;
+	// nil if there is nothing to inspect.
 	Left func(context.Context) ([]string, error)
-	// Close ends the store, if it was begun for this run.
+	// Close ends the store, if this run has started it.
 	Close func() error
 }
 
-// StoreFault is something that can be done to a store.
+// StoreFault is a fault of a store.
 type StoreFault struct {
 	Kind string
-	// Early: it may take grants away before their TTL, within what the store's
-	// guarantees declare: those of Fault.Name, or with All those of every name.
+	// Early: the fault may take grants away before their TTL, within what the store's
+	// guarantees declare: grants of Fault.Name, or with All of every name.
 	Early, All bool
-	// Takes, unless 0, is for how long from the beginning of an Early fault the grants are asked
-	// for that it may take away. Those of later have to stand.
+	// Takes, unless 0, limits the grants that an Early fault may take away: those requested
+	// within Takes of its beginning. Later grants must stand.
 	Takes time.Duration
-	// Rewinds: it brings the store back to an earlier state. Tokens that were granted
-	// before it are exceeded again when the declared notice has passed, and not before.
+	// Rewinds: the fault brings the store back to an earlier state. After the declared
+	// notice, and not before, new tokens again exceed the tokens from before the fault.
 	Rewinds bool
-	// Loses: writes that the store acknowledged just before it or meanwhile may be lost, as in
-	// a failover: a release, a queue entry, the roll back of a request. A fault that
-	// Rewinds loses them, too.
+	// Loses: the store may lose writes that it acknowledged just before the fault or
+	// meanwhile, as in a failover: a release, a queue entry, the rollback of a request. A
+	// fault that Rewinds loses them, too.
 	Loses bool
-	// Detail, unless nil, says in a few words what this one does, for the story: which
-	// command is refused, which server is stopped.
+	// Detail, unless nil, describes in a few words the present fault: the refused command,
+	// the stopped server.
 	Detail func(Fault) string
-	// Admit, unless nil, tells whether the fault can begin just now; if not it is
-	// left out.
+	// Admit, unless nil, reports whether the fault can begin now; if not, it is left out.
 	Admit func(Fault) bool
-	// Begin does it, and End, unless nil, ends it when its time is over.
+	// Begin begins the fault, and End, unless nil, ends it.
 	Begin, End func(context.Context, Fault) error
 }
 
@@ -62,7 +61,7 @@ type StoreFault struct {
 var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
 	"memory": memoryTarget,
 	"file":   fileTarget,
-	// With heartbeats quicker than usual the shortest lease is a second.
+	// With quicker heartbeats than usual the shortest lease is a second.
 	"etcd":         etcdTarget(1, 20*time.Millisecond),
 	"etcd-cluster": etcdTarget(3, 60*time.Millisecond),
 
@@ -73,12 +72,12 @@ var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
 // Locals lists the stores that a run can start for itself.
 func Locals() []string { return slices.Sorted(maps.Keys(locals)) }
 
-// StartLocal starts one of Locals in a directory, for a caller who changes something
-// about it: a Config's Target. The caller ends it with Close.
+// StartLocal starts one of Locals in a directory, for a caller that changes it: a Config's
+// Target. The caller ends it with Close.
 func StartLocal(ctx context.Context, local, dir string) (*Target, error) {
 	begin, ok := locals[local]
 	if !ok {
-		return nil, badConfig("Local", "%q: it is no local store: choose from %s", local, strings.Join(Locals(), ", "))
+		return nil, badConfig("Local", "%q: this is no local store: choose from %s", local, strings.Join(Locals(), ", "))
 	}
 	return begin(ctx, dir)
 }
@@ -91,7 +90,7 @@ func (c *Config) target(ctx context.Context, dir string) (*Target, error) {
 		return StartLocal(ctx, c.Local, dir)
 	}
 	if scheme, _, _ := strings.Cut(c.URL, ":"); scheme == "memory" {
-		return nil, badConfig("", "memory: is a new store for everyone who opens it: use Local")
+		return nil, badConfig("", "memory: is a new store for each client: use Local")
 	}
 	return &Target{URL: c.URL}, nil
 }
@@ -136,7 +135,7 @@ func fileTarget(_ context.Context, dir string) (*Target, error) {
 	return &Target{
 		URL: "file://" + locks,
 		Left: func(ctx context.Context) ([]string, error) {
-			// A new client clears away what the dead have left.
+			// A new client removes what dead clients have left.
 			s, err := filestore.Open(ctx, locks)
 			if err != nil {
 				return nil, err
@@ -154,7 +153,7 @@ func fileTarget(_ context.Context, dir string) (*Target, error) {
 				if err != nil {
 					return nil, err
 				}
-				if left = left[:0]; len(files) <= 2 { // our own, and its socket
+				if left = left[:0]; len(files) <= 2 { // the run's own client and its socket
 					return nil, nil
 				}
 				for _, f := range files {

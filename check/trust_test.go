@@ -11,12 +11,12 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestTrustedUntil: a pause between the two readings does not bring the end of trust
-// forward.
-func TestTrustedUntil(t *testing.T) {
+// TestPauseBetweenReadingsKeepsValidity: a pause between the readings of the clock and of
+// the validity does not bring the end forward.
+func TestPauseBetweenReadingsKeepsValidity(t *testing.T) {
 	const end = int64(time.Minute)
 	clock := int64(time.Second)
-	pauses := []int64{int64(242 * time.Millisecond)} // the first reading has one
+	pauses := []int64{int64(242 * time.Millisecond)} // only the first reading has a pause
 	remaining := func() time.Duration {
 		if len(pauses) > 0 {
 			clock += pauses[0]
@@ -24,21 +24,21 @@ func TestTrustedUntil(t *testing.T) {
 		}
 		return time.Duration(end - clock)
 	}
-	if until, live := trustedUntil(func() int64 { return clock }, remaining); until != end || !live {
-		t.Errorf("trusted until %s, %t; want %s", time.Duration(until), live, time.Duration(end))
+	if until, live := validUntil(func() int64 { return clock }, remaining); until != end || !live {
+		t.Errorf("valid until %s, %t; want %s", time.Duration(until), live, time.Duration(end))
 	}
-	// With a pause at every reading it is never later.
+	// With a pause at every reading the end is never later.
 	for range 100 {
 		pauses = append(pauses, int64(time.Millisecond))
 	}
-	if until, live := trustedUntil(func() int64 { return clock }, remaining); until > end || !live {
-		t.Errorf("trusted until %s, %t; the end is %s", time.Duration(until), live, time.Duration(end))
+	if until, live := validUntil(func() int64 { return clock }, remaining); until > end || !live {
+		t.Errorf("valid until %s, %t; the end is %s", time.Duration(until), live, time.Duration(end))
 	}
 }
 
-// TestAliveTellsTrust: a look that finds the context alive writes down until when: the
-// event of a renewal may come only after the lock is gone.
-func TestAliveTellsTrust(t *testing.T) {
+// TestAliveRecordsValidity: a look at a living context records until when it is valid. The
+// event of a renewal may come only after the lock has ended.
+func TestAliveRecordsValidity(t *testing.T) {
 	store := memstore.New()
 	defer store.Close(t.Context())
 	l, err := holdfast.New(store)

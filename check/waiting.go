@@ -11,49 +11,48 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// judgeOrder: where first come is first served, a request that was sent after
-// another had its place is granted after it. Places are the store's own word, so
-// the goroutines' queue inside a Locker plays no part. A place whose holder was
-// disturbed meanwhile may have been lost and taken anew, and proves nothing.
+// judgeOrder: if the store declares first come, first served, a request sent after another
+// got its queue entry is granted after it. Queue entries are the store's own, so the
+// goroutines' queue inside a Locker plays no part. A queue entry of a disturbed waiter may
+// have been lost and made anew, and proves nothing.
 func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 	if c.guarantees.Order != driver.OrderFIFO {
 		return
 	}
-	var places, all []*request
+	var queued, all []*request
 	for _, q := range h.requests {
 		if q.token == 0 {
 			continue
 		}
 		all = append(all, q)
 		if q.placed != 0 && c.undisturbed(q.sent, q.answer, h.name, q.worker) {
-			places = append(places, q)
+			queued = append(queued, q)
 		}
 	}
-	slices.SortFunc(places, func(a, b *request) int { return cmp.Compare(a.placed, b.placed) })
+	slices.SortFunc(queued, func(a, b *request) int { return cmp.Compare(a.placed, b.placed) })
 	slices.SortFunc(all, func(a, b *request) int { return cmp.Compare(a.sent, b.sent) })
-	var last *request // of the places taken so far, the one that was served last
+	var last *request // of the queue entries so far, the one that was served last
 	next := 0
 	for _, b := range all {
-		for next < len(places) && places[next].placed < b.sent {
-			if last == nil || places[next].token > last.token {
-				last = places[next]
+		for next < len(queued) && queued[next].placed < b.sent {
+			if last == nil || queued[next].token > last.token {
+				last = queued[next]
 			}
 			next++
 		}
 		if last != nil && last.token > b.token && last.answer > b.sent {
 			r.add(Violation{Rule: RuleOrder, Name: h.name, Excerpt: append(last.story(), b.story()...),
-				Text: fmt.Sprintf("%s had a place in the queue of %q before %s asked, and was served after it (tokens %d and %d)",
+				Text: fmt.Sprintf("%s had a queue entry for %q before %s sent its request, and was served after it (tokens %d and %d)",
 					last.worker, h.name, b.worker, last.token, b.token)})
 		}
 	}
 }
 
-// longest is how long a waiter may wait for a free lock while nothing is wrong.
+// longest returns how long a waiter may wait for a free lock without a fault.
 func (c *collected) longest() time.Duration { return c.guarantees.Fallback + 4*Slack }
 
-// judgeWaiting finds those who wait in vain. It returns how long hand-overs took
-// where nothing was being done to the store: from the last unlock to the grant
-// of a waiter.
+// judgeWaiting finds waiters that were not served. It returns the handoff times in intervals
+// without a fault: from the last unlock to the grant of a waiter.
 func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 	for _, s := range h.sections {
 		if c.killed[s.worker] != 0 {
@@ -64,21 +63,21 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 		case s.stuck != 0 && s.granted == 0, !given && c.drain != 0:
 			end := cmp.Or(s.stuck, c.last)
 			last := h.lastHolder()
-			held := "and nobody has held it yet"
+			held := "and no client has held it yet"
 			var before []Event
 			if last != nil {
 				before = last.story()
-				held = fmt.Sprintf("and the last known holder, %s with token %d, ended %s before", last.who(), last.token, time.Duration(max(end-last.end(), 0)).Round(time.Millisecond))
+				held = fmt.Sprintf("and the last known holder, %s with token %d, ended %s before", last.holder(), last.token, time.Duration(max(end-last.end(), 0)).Round(time.Millisecond))
 				if last.end() > end {
-					held = fmt.Sprintf("and %s holds it still, with token %d", last.who(), last.token)
+					held = fmt.Sprintf("and %s still holds it, with token %d", last.holder(), last.token)
 				}
 			}
 			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(before, s.story()...), From: s.ask, To: end,
-				Text: fmt.Sprintf("%s waits for %q for ever: after %s it gave up, %s", s.who(), h.name,
+				Text: fmt.Sprintf("%s waits for %q forever: after %s it gave up, %s", s.holder(), h.name,
 					time.Duration(end-s.ask).Round(time.Millisecond), held)})
 		case s.unlock != 0 && s.unlocked == 0 && c.drain != 0:
 			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: s.story(),
-				Text: fmt.Sprintf("%s's Unlock of %q has never returned", s.who(), h.name)})
+				Text: fmt.Sprintf("%s's Unlock of %q did not return", s.holder(), h.name)})
 		}
 	}
 	if c.guarantees.Wake != driver.WakePush {
@@ -128,7 +127,7 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 	return took
 }
 
-// lastHolder is who got the name last.
+// lastHolder returns the last holder of the name.
 func (h *nameHistory) lastHolder() *section {
 	var last *section
 	for _, o := range h.sections {
@@ -139,23 +138,23 @@ func (h *nameHistory) lastHolder() *section {
 	return last
 }
 
-// judgeWaking: where waiters are woken, a hand-over does not take as long as
-// their own looking does. The middle value of many tells, on a busy machine too.
+// judgeWaking: if the store wakes waiters, a handoff does not take as long as their polling.
+// The median of many is reliable on a busy machine, too.
 func (c *collected) judgeWaking(r *Report, took []time.Duration) {
 	if len(took) == 0 {
 		return
 	}
 	slices.Sort(took)
 	middle := took[len(took)/2]
-	r.Stats.Handover = middle
+	r.Stats.Handoff = middle
 	if most := max(c.guarantees.Fallback/4, 150*time.Millisecond); len(took) >= 8 && middle > most {
 		r.add(Violation{Rule: RuleWaiting, From: c.start, To: c.last,
-			Text: fmt.Sprintf("waiters are not woken: of %d hand-overs of a lock that was unlocked the middle one took %s, while the store declares %q",
+			Text: fmt.Sprintf("waiters are not woken: the median of %d handoffs after an unlock took %s, while the store declares %q",
 				len(took), middle.Round(time.Millisecond), c.guarantees.Wake)})
 	}
 }
 
-// leftBy finds what is known of something left behind.
+// leftBy returns the events of something left behind.
 func (c *collected) leftBy(e *Event) []Event {
 	if h := c.names[e.Name]; h != nil {
 		for _, q := range h.requests {

@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// worker takes locks and works inside them. It is a process of its own, or a
-// part of this one.
+// worker takes locks and works inside them. It is a process of its own, or a part of this
+// one.
 type worker struct {
 	cfg         *Config
 	round       int
@@ -35,10 +35,10 @@ type worker struct {
 	gen     int
 	probe   *probe
 	locker  *holdfast.Locker
-	using   context.Context // of those who use this Locker
+	using   context.Context // the goroutines that use this Locker
 	end     context.CancelFunc
 	closers sync.WaitGroup
-	gone    []client // those that vanished
+	gone    []client // the clients that vanished
 	ops     int
 	holding map[holdingKey]holding
 }
@@ -58,7 +58,7 @@ type holding struct {
 	op   int
 }
 
-// startTime bounds what a worker does with its store before it begins to work.
+// startTime limits a worker's requests to its store before it begins to work.
 const startTime = 30 * time.Second
 
 func (c *Config) newWorker(round, index, life int, log *Log, dir string, open func(context.Context) (driver.Store, error)) *worker {
@@ -70,7 +70,7 @@ func (c *Config) newWorker(round, index, life int, log *Log, dir string, open fu
 	return w
 }
 
-func (w *worker) patience() time.Duration { return w.cfg.patience(&w.guarantees) }
+func (w *worker) waitTimeout() time.Duration { return w.cfg.waitTimeout(&w.guarantees) }
 
 func workerName(index, life int) string { return fmt.Sprintf("w%d.%d", index, life) }
 
@@ -80,7 +80,7 @@ func (w *worker) start(ctx context.Context) error {
 		return err
 	}
 	g, err := w.locker.Guarantees(ctx)
-	// A fault of the store may be under way as this worker begins.
+	// A fault of the store may be under way when this worker begins.
 	for end := time.Now().Add(startTime); (errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrRefused)) && time.Now().Before(end); {
 		time.Sleep(50 * time.Millisecond)
 		g, err = w.locker.Guarantees(ctx)
@@ -105,11 +105,10 @@ func (w *worker) start(ctx context.Context) error {
 	return nil
 }
 
-// renewClient gives the worker a client and a Locker of its own, in place of
-// those it has.
+// renewClient gives the worker a new client and Locker in place of the old ones.
 func (w *worker) renewClient(ctx context.Context) error {
 	s, err := w.open(ctx)
-	// The server may be demoted just now, and refuse clients until another is promoted.
+	// The server may be demoted now, and refuse clients until another is promoted.
 	for end := time.Now().Add(startTime); err != nil && time.Now().Before(end); {
 		time.Sleep(50 * time.Millisecond)
 		s, err = w.open(ctx)
@@ -133,7 +132,7 @@ func (w *worker) renewClient(ctx context.Context) error {
 	return nil
 }
 
-// reopen closes the Locker under its goroutines' feet and opens another.
+// reopen closes the Locker while its goroutines use it, and opens another.
 func (w *worker) reopen(ctx context.Context) error {
 	w.mu.Lock()
 	gen, old, locker := w.gen, w.probe, w.locker
@@ -146,7 +145,7 @@ func (w *worker) reopen(ctx context.Context) error {
 	return nil
 }
 
-// vanish leaves a client behind that the store never hears of again.
+// vanish abandons a client: the store receives nothing more from it.
 func (w *worker) vanish(ctx context.Context) error {
 	w.mu.Lock()
 	old := client{w.probe, w.locker}
@@ -159,10 +158,10 @@ func (w *worker) vanish(ctx context.Context) error {
 	return w.renewClient(ctx)
 }
 
-// shut closes a Locker and looks what it has left.
+// shut closes a Locker and checks what it has left.
 func (w *worker) shut(p *probe, l *holdfast.Locker) {
 	p.heal()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*w.patience())
+	ctx, cancel := context.WithTimeout(context.Background(), 2*w.waitTimeout())
 	defer cancel()
 	err := l.Close(ctx)
 	if err != nil {
@@ -172,10 +171,11 @@ func (w *worker) shut(p *probe, l *holdfast.Locker) {
 			w.log.Add(e)
 		}
 	}
-	_ = p.Store.Close(ctx) // what it leaves, the coordinator finds
+	_ = p.Store.Close(ctx) // the coordinator finds what this client leaves
 }
 
-// finish ends the work: no new locks, patience for those who wait, Close.
+// finish ends the work: it takes no new locks, serves the waiters until waitTimeout, and
+// closes the Locker.
 func (w *worker) finish() {
 	close(w.stop)
 	done := make(chan struct{})
@@ -185,11 +185,11 @@ func (w *worker) finish() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(w.patience()):
+	case <-time.After(w.waitTimeout()):
 		w.endWait()
 		select {
 		case <-done:
-		case <-time.After(w.patience()):
+		case <-time.After(w.waitTimeout()):
 			// An Unlock hangs; the history shows it.
 		}
 	}
@@ -199,11 +199,11 @@ func (w *worker) finish() {
 	gen, p, l, gone := w.gen, w.probe, w.locker, w.gone
 	w.mu.Unlock()
 	for _, c := range gone {
-		c.probe.die()
-		ctx, cancel := context.WithTimeout(context.Background(), w.patience())
-		_ = c.locker.Close(ctx) // the store itself goes on with what it knows of the client
+		c.probe.end()
+		ctx, cancel := context.WithTimeout(context.Background(), w.waitTimeout())
+		_ = c.locker.Close(ctx) // the store itself keeps its state of the client
 		if w.guarantees.Crash == driver.CrashFreesAfterTTL {
-			_ = c.probe.Store.Close(ctx) // nor does it hear of this: the connections alone are given back
+			_ = c.probe.Store.Close(ctx) // the store receives nothing of this either: only the connections are closed
 		}
 		cancel()
 	}
@@ -212,7 +212,7 @@ func (w *worker) finish() {
 	w.log.Add(Event{K: KindStop})
 }
 
-// inject does what a fault of this worker's own asks for.
+// inject begins one of this worker's own faults.
 func (w *worker) inject(ctx context.Context, f Fault) error {
 	w.mu.Lock()
 	p := w.probe
@@ -223,7 +223,7 @@ func (w *worker) inject(ctx context.Context, f Fault) error {
 	case faultDrop:
 		p.drop(1 + f.N%3)
 	case faultDelay:
-		// Less than the request timeout, which is a third of the TTL.
+		// Shorter than the request timeout, which is a third of the TTL.
 		out, in := w.cfg.TTL*time.Duration(f.N%16)/100, w.cfg.TTL*time.Duration(f.N%15)/100
 		p.delay(out, in)
 	case faultClose:
@@ -238,7 +238,7 @@ func (w *worker) inject(ctx context.Context, f Fault) error {
 	return nil
 }
 
-// hooks write renewals down.
+// hooks record renewals.
 type hooks struct{ w *worker }
 
 func (h hooks) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
@@ -253,18 +253,18 @@ func (h hooks) Event(_ context.Context, e holdfast.Event) {
 	if !ok {
 		return
 	}
-	if until, live := trust(held.lock); live {
+	if until, live := validity(held.lock); live {
 		h.w.log.Add(Event{K: KindRenewed, Name: e.Name, Op: held.op, Token: e.Token, Until: until})
 	}
 }
 
-// trust is until when a lock is surely held: 0 for ever.
-func trust(k *holdfast.Lock) (until int64, live bool) { return trustedUntil(Now, k.Remaining) }
+// validity returns until when a lock is certainly valid: 0 for no end.
+func validity(k *holdfast.Lock) (until int64, live bool) { return validUntil(Now, k.Remaining) }
 
-// trustedUntil reads the clock first, so that a pause makes the answer earlier and never
-// later. It is read again after a pause: else a holder that goes on until the true end
-// of its trust would be taken for one that goes on after it.
-func trustedUntil(now func() int64, remaining func() time.Duration) (until int64, live bool) {
+// validUntil reads the clock first, so that a pause makes the result earlier and never
+// later. It reads again after a pause: otherwise a holder that goes on until the true end
+// would seem to go on after it.
+func validUntil(now func() int64, remaining func() time.Duration) (until int64, live bool) {
 	for range 10 {
 		began := now()
 		left := remaining()
@@ -336,9 +336,9 @@ func (w *worker) take(s Step) {
 		w.holding[holdingKey{g.Name, g.Token}] = holding{k, op[g.Name]}
 	}
 	w.mu.Unlock()
-	until, live := trust(k)
+	until, live := validity(k)
 	if !live {
-		until = Now() // the context ended before we looked
+		until = Now() // the context ended before this look
 	}
 	for _, g := range grants {
 		w.log.Add(Event{K: KindGranted, Name: g.Name, Op: op[g.Name], Gen: gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
@@ -349,12 +349,12 @@ func (w *worker) take(s Step) {
 			w.log.Add(e)
 		}
 	}
-	// ended writes down, once, that the lock was lost.
-	told := false
+	// ended records once that the lock was lost.
+	recorded := false
 	ended := func() {
 		lost, ok := errors.AsType[*holdfast.LostError](context.Cause(k.Context()))
-		if ok && !told {
-			told = true
+		if ok && !recorded {
+			recorded = true
 			each(Event{K: KindLost, Cause: string(lost.Cause)})
 		}
 	}
@@ -380,9 +380,9 @@ func short(err error) string {
 	return text
 }
 
-// workInside reads the registers, holds the lock, and writes one more, as far as
-// the lock's context allows. An exclusive lock writes the register of its name,
-// a permit that of its slot; shared locks only hold.
+// workInside reads the registers, holds the lock, and writes one more, while the lock's
+// context lives. An exclusive lock writes the register of its name, a permit that of its
+// slot. Shared locks do not write.
 func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended func()) {
 	res := g.Name
 	if s.Limit != driver.Exclusive {
@@ -443,24 +443,22 @@ func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, 
 	}
 }
 
-// alive asks the context, and writes its yes down with the moment before the
-// question, and with the trust of that moment: a renewal that has just come, after a
-// stall perhaps, is told of by its event only later.
+// alive checks the context. If it lives, alive records that with the moment before the check
+// and the validity of that moment. The event of a renewal that just happened may come later.
 func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
 	now := Now()
 	if k.Context().Err() != nil {
 		return false
 	}
-	if until, live := trust(k); live {
+	if until, live := validity(k); live {
 		w.log.Add(Event{T: now, K: KindRenewed, Name: g.Name, Op: op, Token: g.Token, Until: until})
 	}
 	w.log.Add(Event{T: now, K: KindAlive, Name: g.Name, Op: op, Token: g.Token})
 	return true
 }
 
-// hold keeps the lock for a while, until it ends, unless it is careless, or until
-// the worker is told to finish. It looks from time to time whether the context
-// still lives.
+// hold keeps the lock for a while, until it ends (unless the work is careless), or until the
+// worker gets the order to finish. It checks at intervals whether the context lives.
 func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended func()) {
 	if s.Hold <= 0 {
 		return
@@ -483,7 +481,7 @@ func (w *worker) hold(k *holdfast.Lock, g holdfast.Lease, op int, s Step, ended 
 			}
 			done = nil
 		case <-look.C:
-			// Asking ends a context whose trust has run out.
+			// This check ends a context whose validity has ended.
 			if done != nil {
 				w.alive(k, g, op)
 			}

@@ -20,24 +20,24 @@ func init() {
 	locals["zookeeper-ensemble"] = ensembleTarget
 }
 
-// zookeeperTick is the servers' tickTime: sessions are four of it longer than the
-// TTLs of a check.
+// zookeeperTick is the servers' tickTime. Sessions last four ticks longer than the TTLs of a
+// check.
 const zookeeperTick = 50 * time.Millisecond
 
-// beyondSession is longer than the sessions of a check with the default TTL: how long a
-// leader is paused, or its disk stalled.
+// beyondSession is longer than the sessions of a check with the default TTL. Paused leaders
+// and stalled disks last that long.
 const beyondSession = DefaultTTL + 8*zookeeperTick
 
-// The user of a check, and the rights that docs/zookeeper.md asks for on the root. What the
-// user makes below it gives it every right.
+// The user of a check has the rights that docs/zookeeper.md lists for the root. The nodes
+// that it makes give it every right.
 const (
 	zookeeperUser     = "check"
 	zookeeperPassword = "rights"
 	rootRights        = servers.RightCreate | servers.RightRead
 )
 
-// zookeeperTarget is one server that keeps its data, behind a proxy, and a user with the
-// documented rights alone.
+// zookeeperTarget is one server that keeps its data, behind a proxy, with a user that has
+// exactly the documented rights.
 func zookeeperTarget(ctx context.Context, dir string) (*Target, error) {
 	z, err := servers.StartZooKeeper(ctx, filepath.Join(dir, "zookeeper"), servers.ZooKeeperConfig{Tick: zookeeperTick})
 	if err != nil {
@@ -76,7 +76,7 @@ func zookeeperTarget(ctx context.Context, dir string) (*Target, error) {
 	}, nil
 }
 
-// atLeast makes a fault last that long.
+// atLeast makes a fault last at least that long.
 func atLeast(d time.Duration, f StoreFault) StoreFault {
 	var began time.Time
 	begin, end := f.Begin, f.End
@@ -88,8 +88,8 @@ func atLeast(d time.Duration, f StoreFault) StoreFault {
 	return f
 }
 
-// restore brings a server back to a backup that was made when the last restore was over:
-// sessions, locks and transactions of the time since are gone.
+// restore restores a server from a backup that was made after the last restore: later
+// sessions, locks and transactions are gone.
 func restore(z *servers.ZooKeeper, dir string) (StoreFault, error) {
 	n := 0
 	backup := func() string { return filepath.Join(dir, strconv.Itoa(n)) }
@@ -104,8 +104,8 @@ func restore(z *servers.ZooKeeper, dir string) (StoreFault, error) {
 	}, z.Backup(backup())
 }
 
-// revokeRight takes one right to one of the nodes that locks need from the user: on the
-// root, where sessions have their guards, or on a name.
+// revokeRight takes from the user one right to one of the nodes that locks need: to the
+// root, with the sessions' guards, or to a name.
 func revokeRight(z *servers.ZooKeeper) StoreFault {
 	rights := []int32{servers.RightCreate, servers.RightDelete, servers.RightRead, servers.RightWrite}
 	give := func(ctx context.Context, path string, rights int32) error {
@@ -133,8 +133,8 @@ func revokeRight(z *servers.ZooKeeper) StoreFault {
 	}
 }
 
-// stallDisk keeps a server from writing for longer than sessions live, where that can be
-// done.
+// stallDisk stops a server's writes for longer than sessions live, if the system can do
+// that.
 func stallDisk(which func(context.Context) (*servers.ZooKeeper, error)) []StoreFault {
 	if runtime.GOOS != "linux" {
 		return nil
@@ -159,7 +159,7 @@ func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
 		return nil, err
 	}
 	var hit []*servers.ZooKeeper
-	// again brings back what was hit, and waits for a leader.
+	// again restores the servers that were hit, and waits for a leader.
 	again := func(back func(context.Context, *servers.ZooKeeper) error) func(context.Context, Fault) error {
 		return func(ctx context.Context, _ Fault) error {
 			var errs []error
@@ -220,8 +220,8 @@ func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
 	}, nil
 }
 
-// ephemerals lists what sessions have left, once those that were killed have had
-// the time to expire.
+// ephemerals lists the remaining nodes of sessions, after killed sessions had the time to
+// expire.
 func ephemerals(ctx context.Context, z *servers.ZooKeeper) ([]string, error) {
 	var left []string
 	for range 300 {

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestPauseBetweenClockReadingsIsNoSuspend pauses a process between the readings of
-// the two clocks, and suspends the machine later.
+// TestPauseBetweenClockReadingsIsNoSuspend: the process pauses between the readings of the
+// two clocks, and the machine is suspended later.
 func TestPauseBetweenClockReadingsIsNoSuspend(t *testing.T) {
 	const offset = int64(time.Hour) // of earlier suspends
 	now, pause, slept := int64(0), int64(0), int64(0)
@@ -56,8 +56,8 @@ func (c meterClock) Slept() time.Duration { return c.m.total() }
 
 const pausedEnv = "DRIVER_TEST_PAUSED"
 
-// TestStoppedProcessSeesNoSuspend stops a process again and again that takes one
-// instant after the other. It is no test for a machine that is suspended meanwhile.
+// TestStoppedProcessSeesNoSuspend stops a process repeatedly while it takes one instant
+// after another. It is no test for a machine that is suspended meanwhile.
 func TestStoppedProcessSeesNoSuspend(t *testing.T) {
 	if os.Getenv(pausedEnv) != "" {
 		takeInstants()
@@ -89,7 +89,7 @@ func TestStoppedProcessSeesNoSuspend(t *testing.T) {
 			if err := cmd.Process.Signal(s); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(3 * time.Millisecond) // stopped for so long, and running for so long
+			time.Sleep(3 * time.Millisecond) // stopped for this time, and running for this time
 		}
 	}
 	in.Close()

@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-func TestCodes(t *testing.T) {
+func TestCodesHaveNames(t *testing.T) {
 	base := errors.New("base")
 	for _, tc := range []struct {
 		err  error
@@ -54,7 +54,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestNamesAreChecked(t *testing.T) {
 	for name, want := range map[string]string{
 		"":                       "name is empty: give 1 to 512 bytes",
 		strings.Repeat("x", 513): "name is 513 bytes long: at most 512",
@@ -78,9 +78,9 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestRegister(t *testing.T) {
+func TestRegisterRefusesDuplicates(t *testing.T) {
 	open := func(context.Context, *url.URL, string) (driver.Store, error) { return nil, errors.New("opened") }
-	scheme := fmt.Sprintf("test-%d", time.Now().UnixNano()) // it stays registered
+	scheme := fmt.Sprintf("test-%d", time.Now().UnixNano()) // it stays registered for the rest of the process
 	driver.Register(scheme, open)
 	if !slices.Contains(driver.Schemes(), scheme) || !slices.IsSorted(driver.Schemes()) {
 		t.Error(driver.Schemes())
@@ -92,8 +92,8 @@ func TestRegister(t *testing.T) {
 	if _, err := got(t.Context(), nil, ""); err == nil || err.Error() != "opened" {
 		t.Error(err)
 	}
-	if _, ok := driver.OpenerOf("nobody"); ok {
-		t.Error("found what nobody registered")
+	if _, ok := driver.OpenerOf("unregistered"); ok {
+		t.Error("found an unregistered scheme")
 	}
 	for name, bad := range map[string]func(){
 		"twice":             func() { driver.Register(scheme, open) },
@@ -115,7 +115,7 @@ func TestGuaranteesAsRows(t *testing.T) {
 		EarlyEnd: []string{"a flush", "a kill"}, Notice: 2 * time.Second, MinTTL: time.Second, MaxTTL: time.Hour, Granularity: time.Second,
 		Linger: true, Notes: []string{"mind the gap"}}
 	text := fmt.Sprint(g.Rows())
-	for _, want := range []string{"exclusive, shared, semaphore with slots; any mix on one name", "push; a lost one costs at most 1s",
+	for _, want := range []string{"exclusive, shared, semaphore with slots; any mix on one name", "push; a lost notification costs at most 1s",
 		"a flush, a kill; noticed within 2s", "1s to 1h0m0s, rounded up to 1s", "kept by the store", "mind the gap"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in %s", want, text)
@@ -134,7 +134,7 @@ type fake struct{ slept time.Duration }
 func (f *fake) Now() time.Time       { return time.Now() }
 func (f *fake) Slept() time.Duration { return f.slept }
 
-func TestInstants(t *testing.T) {
+func TestInstantsMeasureSuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		if total, slept := (driver.Instant{}).Elapsed(); total != driver.Forever || slept != 0 || !(driver.Instant{}).IsZero() {
 			t.Errorf("the zero instant: %s, %s", total, slept)
@@ -153,12 +153,12 @@ func TestInstants(t *testing.T) {
 		if total, slept := i.Elapsed(); total != time.Minute+time.Second || slept != time.Minute {
 			t.Errorf("%s, %s", total, slept)
 		}
-		f.slept = -time.Minute // a reading that came out short
+		f.slept = -time.Minute // a shorter reading than the true one
 		if total, slept := i.Elapsed(); total != time.Second || slept != 0 {
 			t.Errorf("%s, %s", total, slept)
 		}
 	})
-	// The machine's own clocks agree that it was not suspended just now.
+	// The machine's own clocks agree that it was not suspended now.
 	if total, slept := driver.Now().Elapsed(); total < 0 || slept > time.Second {
 		t.Errorf("%s, %s", total, slept)
 	}

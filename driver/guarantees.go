@@ -209,7 +209,7 @@ func (g Guarantees) order() string {
 
 func (g Guarantees) wake() string {
 	if g.Wake == WakePush && g.Fallback > 0 {
-		return fmt.Sprintf("%s; a lost one costs at most %s", g.Wake, g.Fallback)
+		return fmt.Sprintf("%s; a lost notification costs at most %s", g.Wake, g.Fallback)
 	}
 	return string(g.Wake)
 }

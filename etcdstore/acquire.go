@@ -119,10 +119,17 @@ func (s *Store) sweep(ctx context.Context, a *request, mod int64) error {
 		clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease),
 		clientv3.Compare(clientv3.ModRevision(a.key), "=", mod),
 	}
-	if _, err := s.client.Txn(ctx).If(ours...).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+	if err := s.deleteIf(ctx, a.key, ours...); err != nil {
 		return &driver.Error{Code: driver.CodeUnknown, Err: err} // it stands
 	}
 	return nil
+}
+
+func (s *Store) deleteIf(ctx context.Context, key string, conditions ...clientv3.Cmp) error {
+	_, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return s.client.Txn(ctx).If(conditions...).Then(clientv3.OpDelete(key)).Commit()
+	})
+	return err
 }
 
 // tryRounds is how often try creates its entry on the condition that nothing has changed. Keys
@@ -151,11 +158,13 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 		unchanged := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		made, epoch := a.made(n)
-		resp, err := s.client.Txn(ctx).
-			If(made, unchanged, absent).
-			Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
-			Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
-			Commit()
+		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+			return s.client.Txn(ctx).
+				If(made, unchanged, absent).
+				Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
+				Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
+				Commit()
+		})
 		if err != nil {
 			return driver.Grant{}, unmade(ctx, err)
 		}
@@ -198,7 +207,7 @@ func (s *Store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) 
 		return a.grant(a.rev.Load(), a.written), nil
 	}
 	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
-	if _, err := s.client.Txn(ctx).If(made).Then(clientv3.OpDelete(a.key)).Commit(); err != nil {
+	if err := s.deleteIf(ctx, a.key, made); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
 	return driver.Grant{}, &driver.BusyError{Holders: v.queue.holders()}
@@ -236,15 +245,17 @@ func (s *Store) enqueue(ctx context.Context, a *request) (view, error) {
 		put := clientv3.OpPut(a.key, a.written.encode(), clientv3.WithLease(a.e.lease))
 		made, epoch := a.made(n)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
-		resp, err := s.client.Txn(ctx).
-			If(made, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", 1)).
-			Then(put).
-			Else(clientv3.OpTxn(
-				[]clientv3.Cmp{made, absent},
-				append([]clientv3.Op{put}, a.reads(prefix)...),
-				// A read of keys only does not return leases.
-				[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
-			)).Commit()
+		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+			return s.client.Txn(ctx).
+				If(made, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", 1)).
+				Then(put).
+				Else(clientv3.OpTxn(
+					[]clientv3.Cmp{made, absent},
+					append([]clientv3.Op{put}, a.reads(prefix)...),
+					// A read of keys only does not return leases.
+					[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
+				)).Commit()
+		})
 		if err != nil {
 			return view{}, unmade(ctx, err)
 		}

@@ -3,6 +3,7 @@ package etcdstore
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
@@ -85,4 +86,18 @@ func late(ctx context.Context, err error) {
 	if _, ok := ctx.Deadline(); ok && status.Convert(err).Message() == context.DeadlineExceeded.Error() {
 		<-ctx.Done()
 	}
+}
+
+// limited limits one request to requestTimeout. The caller's context may have no deadline, and a
+// client of the caller's may not probe its connections: over a silent one, the request would wait
+// until the system gives up the connection.
+func limited[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
+	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	answer, err := request(bounded)
+	late(bounded, err)
+	if err != nil && ctx.Err() == nil && status.Convert(err).Message() == context.DeadlineExceeded.Error() {
+		err = fmt.Errorf("the request was not answered within %s", requestTimeout)
+	}
+	return answer, err
 }

@@ -13,8 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// leaseServer is an etcd of which the first streams of keepalives take requests and do not
-// answer.
+// leaseServer is an etcd. Its first keepalive streams accept requests and do not answer.
 type leaseServer struct {
 	etcdserverpb.LeaseClient
 	silent  int
@@ -51,7 +50,7 @@ func (s *leaseStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 	}
 }
 
-// storeOver returns a store that knows no server but this one. The caller calls end.
+// storeOver returns a store that uses this server alone. The caller calls end.
 func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *Store, end func()) {
 	s = &Store{leases: leases, sessions: map[time.Duration]*session{}, making: map[time.Duration]*making{}}
 	s.ctx, s.cancel = context.WithCancel(t.Context())
@@ -61,8 +60,8 @@ func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *Store, end fun
 	}
 }
 
-// TestSilentStreamIsReplaced: a member takes keepalives and does not answer. The stream is given
-// up in time, and the same request renews the lease on another one.
+// TestSilentStreamIsReplaced: a member accepts keepalives and does not answer. The stream is
+// given up in time, and the same request renews the lease on another one.
 func TestSilentStreamIsReplaced(t *testing.T) {
 	for ttl, after := range map[time.Duration]time.Duration{
 		time.Minute:     requestTimeout * 2 / 3,
@@ -117,8 +116,8 @@ func TestKeepalivesShareAStream(t *testing.T) {
 	})
 }
 
-// TestKeepaliveIsBounded: no member answers keepalives. The request that waits for another one's
-// answer ends with that.
+// TestKeepaliveIsBounded: no member answers keepalives. A request that waits for another
+// one's answer ends with that request.
 func TestKeepaliveIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, end := storeOver(t, &leaseServer{silent: 1000})

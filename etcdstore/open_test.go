@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-func TestBadURLs(t *testing.T) {
+func TestBadURLsAreRefused(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty.pem")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -36,13 +36,13 @@ func TestBadURLs(t *testing.T) {
 			_ = s.Close(context.Background())
 		}
 		if err == nil || driver.CodeOf(err) != driver.CodeInvalid || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret@") {
-			t.Errorf("%q: %v, want an error of code invalid that says %q", url, err, says)
+			t.Errorf("%q: %v, want an error of code invalid that contains %q", url, err, says)
 		}
 	}
 }
 
-// TestNoPasswordInErrors: a password that should have been escaped is not quoted as
-// something else.
+// TestNoPasswordInErrors: an error does not quote an unescaped password as another part of
+// the URL.
 func TestNoPasswordInErrors(t *testing.T) {
 	for _, url := range []string{
 		"etcd://u:hush/2@h", "etcd://u:hush?2@h", "etcd://u:hush#2@h", "etcd://u:%hush@h", "etcd://u:1?hush@h",
@@ -58,7 +58,7 @@ func TestNoPasswordInErrors(t *testing.T) {
 	}
 }
 
-func TestGoodURLs(t *testing.T) {
+func TestURLsSetOptions(t *testing.T) {
 	for url, want := range map[string]struct {
 		endpoints []string
 		prefix    string
@@ -85,7 +85,7 @@ func TestGoodURLs(t *testing.T) {
 	}
 }
 
-func TestOptions(t *testing.T) {
+func TestOptionsAreChecked(t *testing.T) {
 	if _, err := New(nil); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Errorf("New(nil): %v", err)
 	}

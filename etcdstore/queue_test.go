@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestRule: whatever stands in a queue, the granted entries keep the contract's
-// rule, nobody who could be granted waits, and nobody overtakes.
-func TestRule(t *testing.T) {
+// TestRuleGrantsInOrder: in any queue, the granted entries keep the contract's rule. No entry waits that
+// could be granted, and none overtakes.
+func TestRuleGrantsInOrder(t *testing.T) {
 	limits := rapid.SampledFrom([]int{driver.Exclusive, 2, 3, 5, driver.MaxLimit, driver.Unlimited})
 	rapid.Check(t, func(t *rapid.T) {
 		var q queue
@@ -38,7 +38,7 @@ func TestRule(t *testing.T) {
 				}
 			}
 		} else if limit := limits.Draw(t, "next"); q.admits(limit) != (append(q, entry{record: record{Limit: limit}}).granted() == n+1) {
-			t.Fatalf("a try of limit %d and a entry of it are judged differently", limit)
+			t.Fatalf("a try of limit %d and an entry of it are judged differently", limit)
 		}
 	})
 }
@@ -54,14 +54,14 @@ func FuzzPlace(f *testing.F) {
 		}
 		for _, lay := range []layout{newLayout("", ""), newLayout("locks/", ""), newLayout("", "n/s")} {
 			if name, ok := lay.nameOf(&p); ok && (name == "" || deep([]byte(p.key), lay.entries(name))) {
-				t.Fatalf("%q is a entry of %q", key, name)
+				t.Fatalf("%q is an entry of %q", key, name)
 			}
 		}
 	})
 }
 
-// TestNamesApart: two names of two namespaces never share a key.
-func TestNamesApart(t *testing.T) {
+// TestNamespacesShareNoKey: two names of two namespaces never have the same key.
+func TestNamespacesShareNoKey(t *testing.T) {
 	text := rapid.StringMatching(`[a/%_]{0,6}|_holdfast/ns/a/b|_holdfast/epoch/1`)
 	rapid.Check(t, func(t *rapid.T) {
 		ns1, ns2 := text.Draw(t, "ns1"), text.Draw(t, "ns2")

@@ -132,7 +132,9 @@ func (s *Store) makeSession(ctx context.Context, ttl time.Duration) error {
 		}
 	}
 	sent := driver.Now()
-	resp, err := s.client.Grant(ctx, int64(ttl/time.Second))
+	resp, err := limited(ctx, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) {
+		return s.client.Grant(ctx, int64(ttl/time.Second))
+	})
 	if err != nil {
 		// If the server has created the lease, it expires.
 		return unavailable(ctx, err)

@@ -14,8 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// early is a server that answers a keepalive, by its own clock a little too early,
-// that the time for it is over.
+// early is a server that ends a keepalive a little before its timeout, by its own clock.
 type early struct{ etcdserverpb.LeaseClient }
 
 type earlyStream struct {
@@ -32,14 +31,14 @@ func (earlyStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 	return nil, status.Error(codes.DeadlineExceeded, context.DeadlineExceeded.Error())
 }
 
-// TestKeepaliveEndsEarly: the time for a keepalive is not that of the caller. One that
-// the server gave up is told when the keepalive's own time is over.
-func TestKeepaliveEndsEarly(t *testing.T) {
+// TestKeepaliveHasItsOwnTimeout: a keepalive's timeout is not the caller's. If the server
+// gives it up early, the error comes at the end of the keepalive's own timeout.
+func TestKeepaliveHasItsOwnTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, end := storeOver(t, early{})
 		defer end()
 		s.sessions[time.Second] = &session{s: s, ttl: 1, sent: driver.Now(), over: make(chan struct{})}
-		time.Sleep(time.Millisecond) // or the lease would be as fresh as can be
+		time.Sleep(time.Millisecond) // otherwise the lease would be as fresh as possible
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		began := time.Now()
@@ -53,9 +52,9 @@ func TestKeepaliveEndsEarly(t *testing.T) {
 	})
 }
 
-// TestCloseDoesNotDeadlockWithAnAcquisition requires that an acquisition which finds the store
-// closed does not wait for a session while it keeps the store locked: a session that begins the
-// store's first watch waits for the store.
+// TestCloseDoesNotDeadlockWithAnAcquisition: an acquisition finds the store closed while it
+// has the store's mutex. It must not wait for a session: a session that begins the store's
+// first watch waits for that mutex.
 func TestCloseDoesNotDeadlockWithAnAcquisition(t *testing.T) {
 	s, end := storeOver(t, early{})
 	defer end()
@@ -67,17 +66,17 @@ func TestCloseDoesNotDeadlockWithAnAcquisition(t *testing.T) {
 		_, err := s.begin(driver.Request{ID: "late", Name: "n"}, e)
 		begun <- err
 	}()
-	for entered := false; !entered; { // it waits for the store, or is about to
+	for entered := false; !entered; { // it waits for the store, or will soon
 		e.mu.Lock()
 		entered = len(e.live) > 0
 		e.mu.Unlock()
 	}
-	e.mu.Lock() // as mark and watchEntries do
+	e.mu.Lock() // like mark and watchEntries
 	s.mu.Unlock()
 	free := make(chan struct{})
 	go func() {
 		defer close(free)
-		for range 100 { // so that the acquisition has its turn
+		for range 100 { // so that the acquisition runs
 			s.background(func() {})
 			time.Sleep(time.Millisecond)
 		}
@@ -101,8 +100,8 @@ type lossRecorder struct {
 
 func (l *lossRecorder) Lost(driver.Cause, error) { l.losses++ }
 
-// TestDeletionDuringAGrantIsReported requires that the holder hears of a deletion which is seen
-// while its entry is being granted: no watch reports it again.
+// TestDeletionDuringAGrantIsReported: a watch reports a deletion while the entry is being
+// granted. The holder must be notified, because no watch reports it again.
 func TestDeletionDuringAGrantIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, end := storeOver(t, early{})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -93,6 +94,10 @@ func configure(options []Option) (config, error) {
 }
 
 // New makes a store over a client, which the caller closes. It does no I/O.
+//
+// A client with a Username logs in by itself, once for each stream, and keeps a login that is newer
+// than a server restored from an older copy: the server leaves its requests unanswered, and the
+// client has to be replaced. Stores of Open notice such a restore.
 func New(client *clientv3.Client, o ...Option) (*Store, error) {
 	if client == nil {
 		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore.New: the client is nil")
@@ -121,7 +126,9 @@ func (s *Store) String() string { return s.where }
 
 var errClosed = &driver.Error{Code: driver.CodeClosed, Err: errors.New("etcdstore: the store is closed")}
 
-// Guarantees returns what etcd guarantees. The first call reads the server's shortest lease.
+// Guarantees returns what etcd guarantees. The first call reads the server's shortest lease, and
+// checks that the user may read and write the store's own keys: without them a lock could be
+// granted, but not undone, and its holder would not learn of its end.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	s.mu.Lock()
 	least, closed := s.minTTL, s.closed
@@ -131,9 +138,12 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	}
 	if least == 0 {
 		// The lease expires.
-		resp, err := s.client.Grant(ctx, 1)
+		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) { return s.client.Grant(ctx, 1) })
 		if err != nil {
 			return driver.Guarantees{}, unavailable(ctx, err)
+		}
+		if err := s.checkRights(ctx, resp.ID); err != nil {
+			return driver.Guarantees{}, err
 		}
 		least = time.Duration(resp.TTL) * time.Second
 		s.mu.Lock()
@@ -141,6 +151,23 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		s.mu.Unlock()
 	}
 	return guarantees(least), nil
+}
+
+// checkRights sends a transaction that writes nothing. The server checks the rights to all keys in
+// it before it evaluates the condition, which no state fulfills.
+func (s *Store) checkRights(ctx context.Context, lease clientv3.LeaseID) error {
+	never := clientv3.Compare(clientv3.CreateRevision(s.lay.sentinel(lease)), "<", 0)
+	writes := []clientv3.Op{clientv3.OpPut(s.lay.sentinel(lease), ""), clientv3.OpPut(s.lay.epoch(lease, 0), "")}
+	_, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return s.client.Txn(ctx).If(never).Then(writes...).Commit()
+	})
+	if errors.Is(err, rpctypes.ErrPermissionDenied) {
+		return driver.Errorf(driver.CodeRefused, "etcdstore: the user needs the right to read and to write the keys that begin with %q, which the store keeps beside the locks: %w", s.lay.prefix+reserved, err)
+	}
+	if err != nil {
+		return unavailable(ctx, err)
+	}
+	return nil
 }
 
 func guarantees(least time.Duration) driver.Guarantees {
@@ -157,8 +184,8 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Semaphore: true,
 		Mixed:     true,
 		Slots:     true,
-		Tokens:    "the entry's create revision: one counter of the cluster, which survives restarts and changes of leader, and goes back only when the cluster is restored from a backup",
-		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader that was paused, or whose disk stalled, for longer than the TTL revokes the lease when it goes on"},
+		Tokens:    "the create revision of the entry's key: one counter of the cluster, which survives restarts and changes of leader. Only a restore from a backup sets it back",
+		EarlyEnd:  []string{"an administrator or another client deletes the key", "an administrator revokes the lease", "a former leader, after a pause longer than the TTL, revokes the lease"},
 		Notice:    noticeTimeout,
 		MinTTL:    least, MaxTTL: 24 * time.Hour, Granularity: time.Second,
 		Linger:  true,
@@ -166,10 +193,11 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Visible: driver.VisibleAll,
 		Notes: []string{
 			"all locks of one client with the same TTL share a lease",
-			"neighbours that wait for `a` also wait for `a/b`; holdfast does not",
-			"an early end is pushed to the holder: within milliseconds where the member that serves its watch answers and follows the leader; if no member does, the context ends with the lease's validity",
-			"a former leader revokes leases that its successor has renewed with every version of etcd: the token protects",
-			"before etcd 3.5, a leader that was paused for the TTL may also confirm a lease that its successor has ended: the token protects",
+			"other clients that wait for `a` also wait for `a/b`; holdfast does not",
+			"the holder is notified of an early end within milliseconds, if the member that serves its watch follows the leader; if it can reach no member, the context ends with the lease's validity",
+			"in every version of etcd, a former leader may revoke leases that its successor has renewed; only the token protects then",
+			"before etcd 3.5, a leader after such a pause may also confirm a lease that its successor has ended; only the token protects then",
+			"not through `etcd grpc-proxy`, which answers a keepalive before it has renewed the lease",
 		},
 	}
 }

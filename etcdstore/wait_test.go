@@ -16,12 +16,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// unwatchable is an etcd in which two entries stand in a queue and every stream of watches ends
-// as soon as it was opened.
+// unwatchable is an etcd with two entries in a queue. Every watch stream ends as soon as it
+// was opened.
 type unwatchable struct {
 	clientv3.KV
 	queue  []*mvccpb.KeyValue
-	opened func() // is called with each stream
+	opened func() // called with each stream
 
 	mu      sync.Mutex
 	streams []time.Time
@@ -65,15 +65,16 @@ func (x unwatchableTxn) Commit() (*clientv3.TxnResponse, error) {
 		Responses: []*etcdserverpb.ResponseOp{read(x.u.queue[0]), read(x.u.queue...)}}, nil
 }
 
-// silent asks and hears nothing.
-type silent struct{}
+// noRequester is a requester without an owner that ignores all calls.
+type noRequester struct{}
 
-func (silent) Owner() driver.Owner      { return driver.Owner{} }
-func (silent) Queued([]driver.Holder)   {}
-func (silent) Lost(driver.Cause, error) {}
+func (noRequester) Owner() driver.Owner      { return driver.Owner{} }
+func (noRequester) Queued([]driver.Holder)   {}
+func (noRequester) Lost(driver.Cause, error) {}
 
-// TestPauseAfterFailedStream: where streams of watches end at once, the store opens another after
-// pauses that double up to waitRetryMax, and does not flood the server. The waiter goes on.
+// TestPauseAfterFailedStream: watch streams end at once. The store opens the next one after
+// a backoff that doubles up to waitRetryMax, so it does not flood the server. The waiter
+// goes on.
 func TestPauseAfterFailedStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -87,14 +88,14 @@ func TestPauseAfterFailedStream(t *testing.T) {
 		defer end()
 		u.opened = func() {
 			if len(u.streams) == 100 {
-				cancel() // without pauses the clock would stand still
+				cancel() // without a backoff the clock would stand still
 			}
 		}
 		client := clientv3.NewCtxClient(t.Context())
 		client.KV = u
 		s.client, s.lay, s.watches.client = client, lay, u
 		e := &session{s: s, lease: 2, ttl: time.Minute, sent: driver.Now(), over: make(chan struct{})}
-		a := &request{r: driver.Request{ID: "w", Name: "n", Limit: driver.Exclusive, From: silent{}}, e: e,
+		a := &request{r: driver.Request{ID: "w", Name: "n", Limit: driver.Exclusive, From: noRequester{}}, e: e,
 			key: string(u.queue[1].Key), passed: make(chan int64, 1)}
 		a.rev.Store(4)
 

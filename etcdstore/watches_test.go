@@ -7,8 +7,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 )
 
-// TestEventOfAnotherKeyEndsTheStream requires that a watch reports no change of a key that it
-// does not watch: it would be taken for the end of a lock, or of all of them.
+// TestEventOfAnotherKeyEndsTheStream: a watch reports no change of a key that it does not
+// watch. Otherwise the store would take it for the end of a lock, or of all of them.
 func TestEventOfAnotherKeyEndsTheStream(t *testing.T) {
 	for name, c := range map[string]struct {
 		prefix, key string

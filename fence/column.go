@@ -3,11 +3,11 @@ package fence
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"math"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/sqltype"
 )
 
 // Column guards single rows by a column of their own, which needs no further
@@ -40,8 +40,8 @@ type Column struct {
 	// Dialect is required.
 	Dialect Dialect
 	// Table, Key and Column are names as [SQL] allows for its table: only Table
-	// takes a schema. Key has a unique index. Column is a signed 64-bit integer;
-	// NULL counts as 0. All three are required.
+	// takes a schema. Key has a unique index. Column is a signed 64-bit integer, and
+	// Check refuses other types; NULL counts as 0. All three are required.
 	Table, Key, Column string
 }
 
@@ -51,10 +51,7 @@ type Column struct {
 //
 // Errors wrap [ErrStale], [ErrNotExist], [ErrInvalid] or [ErrUnavailable].
 func (c Column) Check(ctx context.Context, tx *sql.Tx, key any, token uint64) error {
-	resource := fmt.Sprintf("%s %s=%v", c.Table, c.Key, key)
-	if b, ok := key.([]byte); ok {
-		resource = fmt.Sprintf("%s %s=%q", c.Table, c.Key, b)
-	}
+	resource := c.resource(key)
 	if err := c.valid(); err != nil {
 		return err
 	}
@@ -68,19 +65,53 @@ func (c Column) Check(ctx context.Context, tx *sql.Tx, key any, token uint64) er
 	if _, err := tx.ExecContext(ctx, update, int64(token), key, int64(token)); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrUnavailable, resource, err)
 	}
-	var got sql.NullInt64
-	switch err := tx.QueryRowContext(ctx, read, key).Scan(&got); {
-	case errors.Is(err, sql.ErrNoRows):
-		return fmt.Errorf("%w: %s", ErrNotExist, resource)
+	switch got, err := c.read(ctx, tx, read, key, resource); {
 	case err != nil:
-		return fmt.Errorf("%w: %s: %w", ErrUnavailable, resource, err)
-	case got.Int64 > int64(token):
-		return &StaleError{Resource: resource, Token: token, Newest: uint64(got.Int64)}
-	case got.Int64 < int64(token):
+		return err
+	case got > int64(token):
+		return &StaleError{Resource: resource, Token: token, Newest: uint64(got)}
+	case got < int64(token):
 		// A trigger, or a column too narrow outside of MySQL's strict mode.
-		return fmt.Errorf("%w: %s: column %s is %d after it was set to %d", ErrUnavailable, resource, c.Column, got.Int64, token)
+		return fmt.Errorf("%w: %s: column %s is %d after it was set to %d", ErrUnavailable, resource, c.Column, got, token)
 	}
 	return nil
+}
+
+// read returns the token of a row. It refuses a column of another type than integers:
+// 9 comes after 10 in a text, and fractions round tokens.
+func (c Column) read(ctx context.Context, q interface {
+	QueryContext(context.Context, string, ...any) (*sql.Rows, error)
+}, query string, key any, resource string) (int64, error) {
+	failed := func(err error) (int64, error) { return 0, fmt.Errorf("%w: %s: %w", ErrUnavailable, resource, err) }
+	rows, err := q.QueryContext(ctx, query, key)
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { _ = rows.Close() }() // read to its end, or failed already
+	types, err := rows.ColumnTypes()
+	if err != nil {
+		return failed(err)
+	}
+	if kind := types[0].DatabaseTypeName(); !sqltype.Integer(kind) {
+		return 0, fmt.Errorf("%w: %s: column %s has type %s, want an integer type", ErrInvalid, resource, c.Column, kind)
+	}
+	if !rows.Next() {
+		if err := rows.Err(); err != nil {
+			return failed(err)
+		}
+		return 0, fmt.Errorf("%w: %s", ErrNotExist, resource)
+	}
+	var got sql.NullInt64
+	if err := rows.Scan(&got); err != nil {
+		return failed(err)
+	}
+	if rows.Next() {
+		return 0, fmt.Errorf("%w: %s is more than one row, so %s is not unique", ErrInvalid, resource, c.Key)
+	}
+	if err := rows.Err(); err != nil {
+		return failed(err)
+	}
+	return got.Int64, nil
 }
 
 // Newest returns the token of the committed row whose key is key, 0 if it has none.
@@ -89,15 +120,16 @@ func (c Column) Newest(ctx context.Context, db *sql.DB, key any) (uint64, error)
 	if err := c.valid(); err != nil {
 		return 0, err
 	}
-	var newest sql.NullInt64
-	err := db.QueryRowContext(ctx, fmt.Sprintf("SELECT %s FROM %s WHERE %s = %s", c.Column, c.Table, c.Key, c.Dialect.arg(1)), key).Scan(&newest)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return 0, fmt.Errorf("%w: %s %s=%v", ErrNotExist, c.Table, c.Key, key)
-	case err != nil:
-		return 0, fmt.Errorf("%w: %s %s=%v: %w", ErrUnavailable, c.Table, c.Key, key, err)
+	newest, err := c.read(ctx, db, fmt.Sprintf("SELECT %s FROM %s WHERE %s = %s", c.Column, c.Table, c.Key, c.Dialect.arg(1)), key, c.resource(key))
+	return uint64(newest), err
+}
+
+// resource is the row whose key is key, as errors name it.
+func (c Column) resource(key any) string {
+	if b, ok := key.([]byte); ok {
+		return fmt.Sprintf("%s %s=%q", c.Table, c.Key, b)
 	}
-	return uint64(newest.Int64), nil
+	return fmt.Sprintf("%s %s=%v", c.Table, c.Key, key)
 }
 
 func (c Column) statements() (update, read string) {

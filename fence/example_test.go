@@ -96,14 +96,13 @@ func ExampleHandler() {
 // The token moves in the transaction of the rows it guards.
 func ExampleSQL_Check() {
 	guard := fence.SQL{Dialect: fence.PostgreSQL}
-
 	pay := func(ctx context.Context, db *sql.DB, token uint64) error {
 		tx, err := db.BeginTx(ctx, nil)
 		if err != nil {
 			return err
 		}
 		defer tx.Rollback() // does nothing after a commit
-		if err := guard.Check(ctx, tx, "invoices", token); err != nil {
+		if err := guard.Check(ctx, tx, "invoice/17", token); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, "UPDATE invoices SET paid = true WHERE id = $1", 17); err != nil {
@@ -111,10 +110,21 @@ func ExampleSQL_Check() {
 		}
 		return tx.Commit()
 	}
-	_ = pay
+
+	db, err := sql.Open("pgx", "postgres://localhost/app")
+	if err != nil {
+		panic(err)
+	}
+	defer db.Close()
+	const first, second = 33, 34 // lock.Token() of each
+	fmt.Println(pay(context.Background(), db, second))
+	fmt.Println(errors.Is(pay(context.Background(), db, first), fence.ErrStale))
+	// With a server that has both tables it prints:
+	// <nil>
+	// true
 }
 
-// What creates the table, for a migration.
+// The statement that creates the table, for a migration.
 func ExampleSQL_Schema() {
 	schema, _ := fence.SQL{Dialect: fence.SQLite}.Schema()
 	fmt.Println(schema)
@@ -127,16 +137,24 @@ func ExampleSQL_Schema() {
 
 // Account 17 carries the token of its last writer in a column of its own.
 func ExampleColumn() {
-	guard := fence.Column{Dialect: fence.MySQL, Table: "accounts", Key: "id", Column: "fence"}
-
-	debit := func(ctx context.Context, tx *sql.Tx, token uint64) error {
-		if err := guard.Check(ctx, tx, 17, token); err != nil {
-			return err
-		}
-		_, err := tx.ExecContext(ctx, "UPDATE accounts SET balance = balance - 1 WHERE id = ?", 17)
+	ctx := context.Background()
+	db, err := sql.Open("mysql", "root@tcp(localhost)/app")
+	if err != nil {
+		panic(err)
+	}
+	defer db.Close()
+	guard := fence.Column{Dialect: fence.MySQL, Table: "balances", Key: "id", Column: "fence"}.Guard(db, nil)
+	debit := func(ctx context.Context) error {
+		_, err := fence.Tx(ctx).ExecContext(ctx, "UPDATE balances SET amount = amount - 1 WHERE id = 17")
 		return err
 	}
-	_ = debit
+
+	const first, second = 33, 34 // lock.Token() of each
+	fmt.Println(guard.Write(ctx, "17", second, debit))
+	fmt.Println(guard.Write(ctx, "17", first, debit))
+	// With a server that has the row it prints:
+	// <nil>
+	// fence: stale token: "balances id=17" has seen token 34, this write carries 33: a newer holder is at work
 }
 
 // The client sends the token of the lock in its context. Without a live lock nothing is

@@ -32,7 +32,7 @@ func TestTokenError(t *testing.T) {
 			continue
 		}
 		if !strings.Contains(err.Error(), strconv.FormatUint(token, 10)) || !strings.Contains(err.Error(), "1 to 9223372036854775807") {
-			t.Errorf("the message does not tell what was given and allowed: %v", err)
+			t.Errorf("the message does not contain the value and the limits: %v", err)
 		}
 		if hint := strings.Contains(err.Error(), "no live lock"); hint != (token == 0) {
 			t.Errorf("token %d: hint at a missing lock: %v: %v", token, hint, err)
@@ -80,7 +80,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("Parse(%q) = %d is no token", s, n)
 		}
 		if one := strconv.FormatUint(n, 10); one != s {
-			t.Fatalf("Parse takes %q for %s: a number has two forms", s, one)
+			t.Fatalf("Parse accepts %q for %s: a number has two forms", s, one)
 		}
 	})
 }
@@ -108,7 +108,7 @@ func TestVerifyRaisesNothing(t *testing.T) {
 	if err := guard.Raise(ctx, "r", 5); err != nil {
 		t.Fatal(err)
 	}
-	// Two readers share the lock: the larger token must not shut out the smaller.
+	// Two readers share the lock: the larger token must not exclude the smaller.
 	for _, token := range []uint64{7, 6, 5} {
 		if err := fence.Verify(ctx, &guard, "r", token); err != nil {
 			t.Errorf("token %d: %v", token, err)

@@ -23,7 +23,7 @@ import (
 
 var _ fence.Guard[[]byte] = (*fence.Files)(nil)
 
-// oneFile is a guard and one of its resources.
+// oneFile is a guard with one of its resources.
 type oneFile struct {
 	files *fence.Files
 	name  string
@@ -58,7 +58,7 @@ func newFile(t *testing.T) (oneFile, string) {
 	return f, path
 }
 
-func TestFile(t *testing.T) {
+func TestFilesWriteRefusesStaleToken(t *testing.T) {
 	f, path := newFile(t)
 	if n, err := f.Newest(t.Context()); n != 0 || err != nil {
 		t.Fatalf("newest before the first write: %d, %v", n, err)
@@ -100,7 +100,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-func TestFileRaise(t *testing.T) {
+func TestFilesRaiseRefusesStaleToken(t *testing.T) {
 	f, path := newFile(t)
 	if err := f.Raise(t.Context(), 7); err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func TestFileRaise(t *testing.T) {
 	}
 }
 
-func TestFileFailedWrite(t *testing.T) {
+func TestFilesFailedWriteKeepsContent(t *testing.T) {
 	f, path := newFile(t)
 	if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
 		t.Fatal(err)
@@ -141,8 +141,8 @@ func TestFileFailedWrite(t *testing.T) {
 	}
 }
 
-// A writer that is held up by another process gives up with its context.
-func TestFileWaitEndsWithContext(t *testing.T) {
+// A writer that waits for another process ends with its context.
+func TestFilesWaitEndsWithContext(t *testing.T) {
 	f, path := newFile(t)
 	if err := f.Raise(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -165,9 +165,9 @@ func TestFileWaitEndsWithContext(t *testing.T) {
 	}
 }
 
-// A writer that waited for a record which was replaced uses the new record: the
-// old one's lock no longer excludes other writers.
-func TestFileRecordReplaced(t *testing.T) {
+// The record is replaced while a writer waits. The writer uses the new record, because the
+// old record's lock no longer excludes other writers.
+func TestFilesWaiterUsesReplacedRecord(t *testing.T) {
 	f, path := newFile(t)
 	if err := f.Raise(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestFileRecordReplaced(t *testing.T) {
 		done <- f.WriteFunc(t.Context(), 5, func(io.Writer) error { close(wrote); return nil })
 	}()
 	<-wrote
-	time.Sleep(50 * time.Millisecond) // until it waits; sooner proves less and fails nothing
+	time.Sleep(50 * time.Millisecond) // until it waits; without this the test proves less, and still passes
 	if err := os.Rename(other+".fence", path+".fence"); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestFileRecordReplaced(t *testing.T) {
 	wantStale(t, <-done, 5, 9)
 }
 
-func TestFileNames(t *testing.T) {
+func TestFilesRefuseBadNames(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state")
 	link, dangling := filepath.Join(dir, "link"), filepath.Join(dir, "dangling")
@@ -265,8 +265,8 @@ func TestFileNames(t *testing.T) {
 	}
 }
 
-// A record that cannot be read stops all writers; one spoiled copy does not.
-func TestFileCorruptRecord(t *testing.T) {
+// A record that cannot be read stops all writers; one damaged copy does not.
+func TestFilesRefuseCorruptRecord(t *testing.T) {
 	f, path := newFile(t)
 	if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
 		t.Fatal(err)
@@ -287,12 +287,12 @@ func TestFileCorruptRecord(t *testing.T) {
 		err := f.Write(t.Context(), 4, []byte("bad"))
 		if test.err == nil {
 			wantStale(t, err, 4, 5)
-			// A write heals the record even if its number is there already.
+			// A write repairs the record even if its number is there already.
 			if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
 			if got := read(t, path+".fence"); got != whole {
-				t.Errorf("%s: the record was not healed: %q", what, got)
+				t.Errorf("%s: the record was not repaired: %q", what, got)
 			}
 		} else if !errors.Is(err, test.err) {
 			t.Errorf("%s: got %v, want %v", what, err, test.err)
@@ -303,9 +303,9 @@ func TestFileCorruptRecord(t *testing.T) {
 	}
 }
 
-// Many writers through guards of their own, as processes have: what readers see
-// never goes back.
-func TestFileConcurrent(t *testing.T) {
+// Many writers have guards of their own, like processes. The content that readers see never
+// goes back.
+func TestFilesContentNeverGoesBack(t *testing.T) {
 	_, path := newFile(t)
 	stop, watched := make(chan struct{}), make(chan error, 1)
 	go func() { watched <- watch(path, stop) }()
@@ -336,8 +336,9 @@ func TestFileConcurrent(t *testing.T) {
 	}
 }
 
-// A file that another writer makes between two looks at its path is no broken link.
-func TestFileMadeMeanwhile(t *testing.T) {
+// Another writer makes a file between two looks at its path. The guard must not report a
+// broken link.
+func TestFilesAcceptFileMadeMeanwhile(t *testing.T) {
 	f, path := newFile(t)
 	stop, made := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -366,7 +367,7 @@ func TestFileMadeMeanwhile(t *testing.T) {
 	<-made
 }
 
-// content returns what the holder of token writes: many lines, each with the token.
+// content returns the content of the holder of token: many lines, each with the token.
 func content(token uint64, seq int) []byte {
 	return []byte(strings.Repeat(fmt.Sprintf("%d %d\n", token, seq), 3000))
 }
@@ -411,7 +412,7 @@ func watch(path string, stop <-chan struct{}) error {
 			return fmt.Errorf("the content went back from token %d to %d", last, token)
 		}
 		last = token
-		// Read in this order the record can only be newer.
+		// Read in this order, the record can only be newer.
 		newest, err := f.Newest(context.Background())
 		if err != nil {
 			return err

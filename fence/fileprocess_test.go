@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-// The variables that make the test binary a writer in a process of its own.
+// The variables that start the test binary as a writer in a process of its own.
 const (
 	childPath  = "HOLDFAST_FENCE_TEST_PATH"
 	childToken = "HOLDFAST_FENCE_TEST_TOKEN"
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 func child(path string) int {
 	token, _ := strconv.ParseUint(os.Getenv(childToken), 10, 64)
 	if os.Getenv(childPause) == "" {
-		// A test that was killed takes its children along.
+		// Children end with a test that was killed.
 		go func() { _, _ = io.Copy(io.Discard, os.Stdin); os.Exit(1) }()
 	}
 	f, err := guardOf(path)
@@ -97,13 +97,13 @@ func start(t *testing.T, path string, token uint64, env ...string) *process {
 func (p *process) expect(t *testing.T, word string) {
 	t.Helper()
 	if line, err := p.stdout.ReadString('\n'); strings.TrimSpace(line) != word {
-		t.Fatalf("the child said %q, %v; want %q", line, err, word)
+		t.Fatalf("the child printed %q, %v; want %q", line, err, word)
 	}
 }
 
-// Writers in processes of their own, each newer than the last, killed at any
-// moment: the content is always that of one holder, whole, and never goes back.
-func TestFileKilledWriters(t *testing.T) {
+// Writers are processes, each newer than the last, and are killed at any moment. The content
+// is always complete, belongs to one holder, and never goes back.
+func TestFilesSurviveKilledWriters(t *testing.T) {
 	f, path := newFile(t)
 	stop, watched := make(chan struct{}), make(chan error, 1)
 	go func() { watched <- watch(path, stop) }()
@@ -114,8 +114,7 @@ func TestFileKilledWriters(t *testing.T) {
 	var last *process
 	for token := uint64(1); token <= uint64(rounds); token++ {
 		p := start(t, path, token)
-		// The one before goes on beside the newer one, until it is refused or
-		// killed, whichever comes first.
+		// The previous writer goes on beside the newer one, until it is refused or killed.
 		time.Sleep(time.Duration(rand.IntN(8)) * time.Millisecond)
 		if last != nil {
 			_ = last.cmd.Process.Kill()
@@ -124,7 +123,7 @@ func TestFileKilledWriters(t *testing.T) {
 				t.Errorf("token %d: %v", token-1, err)
 			}
 		}
-		// Else it may die before its first write.
+		// Otherwise it may die before its first write.
 		if token%3 == 0 || token == uint64(rounds) {
 			p.expect(t, "wrote")
 		}
@@ -136,7 +135,7 @@ func TestFileKilledWriters(t *testing.T) {
 	if err := <-watched; err != nil {
 		t.Fatal(err)
 	}
-	// Nobody waits for the dead, and the next holder clears up after them.
+	// No writer waits for a dead one, and the next holder removes its files.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	newest := uint64(rounds)
@@ -152,10 +151,9 @@ func TestFileKilledWriters(t *testing.T) {
 	}
 }
 
-// The story that fencing is about. A holder is stopped in the middle of its
-// write, a newer one takes over without having to wait, and the late write of
-// the first is refused.
-func TestFilePausedHolder(t *testing.T) {
+// A holder is stopped in the middle of its write, and a newer one takes over without a wait.
+// The late write of the first holder is refused.
+func TestFilesRefusePausedHolder(t *testing.T) {
 	f, path := newFile(t)
 	old := start(t, path, 1, childPause+"=1")
 	old.expect(t, "wrote")

@@ -16,7 +16,7 @@ func FuzzParseCopy(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		token, ok := parseCopy(b)
 		if ok && (token >= 1<<63 || !bytes.Equal(formatCopy(token), b)) {
-			t.Fatalf("%q is taken for %d", b, token)
+			t.Fatalf("%q reads %d", b, token)
 		}
 	})
 }
@@ -30,25 +30,25 @@ func TestCopyRoundTrip(t *testing.T) {
 		}
 		b[rapid.IntRange(0, len(b)-1).Draw(t, "at")] ^= byte(rapid.IntRange(1, 255).Draw(t, "flip"))
 		if got, ok := parseCopy(b); ok {
-			t.Fatalf("a spoiled copy %q reads %d", b, got)
+			t.Fatalf("a damaged copy %q reads %d", b, got)
 		}
 	})
 }
 
-// The power may go at every step of every raise, tear the copy being written
-// and lose what was not synced. What was vouched for is still there afterwards.
+// The power may fail at every step of every raise, tear the copy being written and lose data
+// that was not synced. Every confirmed token is still there afterwards.
 func TestRaiseSurvivesPowerLoss(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var disk, cache copies // what is durable, and what processes see
 		disk[0].ok, disk[1].ok = true, true
 		cache = disk
-		vouched := uint64(0) // the largest token a write went ahead with
+		vouched := uint64(0) // the largest token of a write that went ahead
 		for range rapid.IntRange(1, 12).Draw(t, "raises") {
 			token := vouched + rapid.Uint64Range(0, 3).Draw(t, "by")
 			if token == 0 || token < cache.newest() {
 				continue
 			}
-			// As in File.raise.
+			// Like File.raise.
 			stop := 0
 			if token != cache.newest() || !cache.settled() {
 				stop = rapid.IntRange(-1, 6).Draw(t, "stop")
@@ -56,8 +56,8 @@ func TestRaiseSurvivesPowerLoss(t *testing.T) {
 					disk = cache
 				}
 				for step, i := range cache.order() {
-					// An even stop comes before a write, an odd one between write
-					// and sync; from 4 on the raise finishes.
+					// An even step fails before a write, an odd one between write and sync;
+					// from 4 on the raise finishes.
 					if stop < 0 || stop == 2*step {
 						break
 					}

@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-func TestGuardMemory(t *testing.T) {
+func TestMemoryPassesFencetest(t *testing.T) {
 	var guard fence.Memory
 	var mu sync.Mutex
 	contents := map[string]string{}
@@ -38,7 +38,7 @@ func TestGuardMemory(t *testing.T) {
 	})
 }
 
-func TestGuardFiles(t *testing.T) {
+func TestFilesPassFencetest(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("no flock")
 	}
@@ -64,8 +64,8 @@ func TestGuardFiles(t *testing.T) {
 	})
 }
 
-// TestPausedHolderInMemory is the story on the memory store: the grant of A ends while A
-// goes on, and B writes. Module e2e plays it with processes on every other store.
+// TestPausedHolderInMemory: on the memory store, the grant of A ends while A goes on, and B
+// writes. Module e2e repeats this with processes on every other store.
 func TestPausedHolderInMemory(t *testing.T) {
 	store := memstore.New()
 	a, err := holdfast.New(store)

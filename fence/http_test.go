@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-func TestSetHeader(t *testing.T) {
+func TestSetHeaderReplacesToken(t *testing.T) {
 	req := httptest.NewRequest("PUT", "/", nil)
 	req.Header.Add("fencing-token", "1")
 	if err := fence.SetHeader(req, 42); err != nil {
@@ -31,7 +31,7 @@ func TestSetHeader(t *testing.T) {
 	}
 }
 
-func TestFromRequest(t *testing.T) {
+func TestFromRequestReadsOneToken(t *testing.T) {
 	for _, test := range []struct {
 		values []string
 		want   error
@@ -51,7 +51,7 @@ func TestFromRequest(t *testing.T) {
 	}
 }
 
-// guardFunc is a guard that does as it is told.
+// guardFunc is a guard with a scripted result.
 type guardFunc func(ctx context.Context, resource string, token uint64, write func(context.Context) error) error
 
 func (f guardFunc) Write(ctx context.Context, resource string, token uint64, write fence.Func) error {
@@ -66,7 +66,7 @@ func (f guardFunc) Newest(context.Context, string) (uint64, error) { return 0, n
 
 func byPath(r *http.Request) string { return strings.TrimPrefix(r.URL.Path, "/") }
 
-func TestHandler(t *testing.T) {
+func TestHandlerRefusesStaleToken(t *testing.T) {
 	var guard fence.Memory
 	var bodies []string
 	next := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -96,7 +96,7 @@ func TestHandler(t *testing.T) {
 		{"no resource", "/", "9", "c", 400, "resource is empty"},
 		{"stale", "/r", "4", "c", 412, `"token":4,"newest":5`},
 		{"other resource", "/s", "1", "d", 200, "saved d"},
-		{"the handler's own no", "/r", "6", "conflict", 409, "saved conflict"},
+		{"the handler's own refusal", "/r", "6", "conflict", 409, "saved conflict"},
 		{"nothing said", "/r", "6", "silent", 200, ""},
 	} {
 		bodies = nil
@@ -135,9 +135,9 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// A success is not told before the guard has confirmed it, and the reason of a
-// failure is for the operator.
-func TestHandlerGuardFails(t *testing.T) {
+// The handler reports no success before the guard has confirmed it. The reason of a failure
+// is only in the server's log.
+func TestHandlerReportsNoUnconfirmedSuccess(t *testing.T) {
 	secret := errors.New("dial postgres://app:hunter2@db: refused")
 	for what, guard := range map[string]guardFunc{
 		"before": func(context.Context, string, uint64, func(context.Context) error) error { return secret },
@@ -145,7 +145,7 @@ func TestHandlerGuardFails(t *testing.T) {
 			_ = write(ctx)
 			return secret
 		},
-		"without a word": func(context.Context, string, uint64, func(context.Context) error) error { return nil },
+		"without an error": func(context.Context, string, uint64, func(context.Context) error) error { return nil },
 	} {
 		var logged bytes.Buffer
 		next := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -162,8 +162,8 @@ func TestHandlerGuardFails(t *testing.T) {
 		if w.Code != http.StatusServiceUnavailable || strings.Contains(w.Body.String(), "saved") || strings.Contains(w.Body.String(), "hunter2") {
 			t.Errorf("%s: got %d %s", what, w.Code, w.Body)
 		}
-		if what != "without a word" && !strings.Contains(logged.String(), "refused") {
-			t.Errorf("%s: the operator was not told: %q", what, &logged)
+		if what != "without an error" && !strings.Contains(logged.String(), "refused") {
+			t.Errorf("%s: the log has no reason: %q", what, &logged)
 		}
 	}
 }
@@ -185,12 +185,12 @@ func TestHandlerFailureFailsTheWrite(t *testing.T) {
 		w := httptest.NewRecorder()
 		fence.Handler(guard, byPath, next).ServeHTTP(w, req)
 		if w.Code != status || (got != nil) != fails {
-			t.Errorf("status %d: answered %d, the guard was told %v", status, w.Code, got)
+			t.Errorf("status %d: answered %d, the guard got %v", status, w.Code, got)
 		}
 	}
 }
 
-func TestFromResponseIgnoresOthers(t *testing.T) {
+func TestFromResponseIgnoresOtherResponses(t *testing.T) {
 	for what, body := range map[string]string{
 		"another 412": `{"title":"etag","token":1,"newest":2}`,
 		"no numbers":  `{"title":"stale fencing token"}`,

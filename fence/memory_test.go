@@ -18,7 +18,7 @@ var _ fence.Guard[fence.Func] = (*fence.Memory)(nil)
 
 var errWrite = errors.New("write failed")
 
-func TestMemory(t *testing.T) {
+func TestMemoryWriteRefusesStaleToken(t *testing.T) {
 	var guard fence.Memory
 	ran := false
 	do := func(resource string, token uint64, fail error) error {
@@ -70,7 +70,7 @@ func TestMemoryRefusesBadResources(t *testing.T) {
 	}
 }
 
-func TestMemoryEndedContext(t *testing.T) {
+func TestMemoryRefusesEndedContext(t *testing.T) {
 	var guard fence.Memory
 	cause := errors.New("lock lost")
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -86,8 +86,7 @@ func TestMemoryEndedContext(t *testing.T) {
 	}
 }
 
-// A running write excludes every other one, and a wait ends with the waiter's
-// context.
+// A running write excludes every other one, and a wait ends with the waiter's context.
 func TestMemoryExcludesUntilContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var guard fence.Memory
@@ -139,7 +138,7 @@ func TestMemoryPanicEndsTheWrite(t *testing.T) {
 	wantStale(t, guard.Write(t.Context(), "r", 4, nil), 4, 5)
 }
 
-func TestMemoryForget(t *testing.T) {
+func TestMemoryForgetDropsToken(t *testing.T) {
 	var guard fence.Memory
 	if err := guard.Write(t.Context(), "r", 5, nil); err != nil {
 		t.Fatal(err)
@@ -152,8 +151,8 @@ func TestMemoryForget(t *testing.T) {
 	}
 }
 
-// For random sequences the guard returns the same as a map of maxima.
-func TestMemoryModel(t *testing.T) {
+// The guard returns the same as a map of maxima, for random sequences.
+func TestMemoryEqualsMapOfMaxima(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var guard fence.Memory
 		model := map[string]uint64{}
@@ -188,13 +187,13 @@ func TestMemoryModel(t *testing.T) {
 	})
 }
 
-// Many holders at once: the writes that were accepted carry tokens that never
-// fall, in the order in which they reached the resource.
-func TestMemoryConcurrent(t *testing.T) {
+// Many holders write at once. The tokens of the accepted writes never fall, in the order in
+// which they reached the resource.
+func TestMemoryTokensOfWritesNeverFall(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		holders := rapid.SliceOfN(rapid.SliceOfN(rapid.Uint64Range(1, 1000), 1, 30), 2, 12).Draw(t, "holders")
 		var guard fence.Memory
-		written := make([][]uint64, 2) // by resource, guarded by nothing but the guard
+		written := make([][]uint64, 2) // by resource; only the guard protects it
 		var wg sync.WaitGroup
 		for _, tokens := range holders {
 			wg.Go(func() {

@@ -5,8 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"regexp"
-	"sync"
+
+	"github.com/holdfast-go/holdfast/internal/sqltype"
 )
 
 // Dialect is the kind of a database.
@@ -230,24 +230,13 @@ func (d Dialect) arg(n int) string {
 	return "?"
 }
 
-var (
-	identifier = lazily(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
-	qualified  = lazily(`^([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,62}$`)
-)
-
-// lazily compiles an expression when it is first used: compiled at the start of every
-// program that links a store, these two would cost it 140 KB.
-func lazily(expression string) func() *regexp.Regexp {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expression) })
-}
-
 // checkIdentifier validates a name that becomes part of a statement.
 func checkIdentifier(what, name string, schema bool) error {
-	form, hint := identifier(), ""
+	valid, hint := sqltype.Name(name), ""
 	if schema {
-		form, hint = qualified(), ", optionally after a schema and a dot"
+		valid, hint = sqltype.Qualified(name), ", optionally after a schema and a dot"
 	}
-	if !form.MatchString(name) {
+	if !valid {
 		return fmt.Errorf("%w: %s %q, want 1 to 63 letters, digits and '_', not beginning with a digit%s", ErrInvalid, what, name, hint)
 	}
 	return nil

@@ -8,9 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-// What the statements do is tested on real databases in module e2e; here, what
-// never reaches one. Every check comes before the transaction is touched, so it
-// may be nil.
+// Module e2e tests the statements on real databases. The tests here never reach one: every
+// check comes before the first use of the transaction, so it may be nil.
 
 func TestSQLRefusesBadInput(t *testing.T) {
 	for what, test := range map[string]struct {
@@ -41,7 +40,7 @@ func TestSQLRefusesBadInput(t *testing.T) {
 	}
 }
 
-func TestSQLSchema(t *testing.T) {
+func TestSQLSchemaNeedsDialect(t *testing.T) {
 	for _, d := range []fence.Dialect{fence.MySQL, fence.PostgreSQL, fence.SQLite} {
 		s, err := fence.SQL{Dialect: d, Table: "app.tokens"}.Schema()
 		if err != nil || !strings.HasPrefix(s, "CREATE TABLE IF NOT EXISTS app.tokens (") {

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// BenchmarkBareFlock is what a pair is measured against: the least that a lock
-// file costs.
+// BenchmarkBareFlock measures the least cost of a lock file, for comparison with
+// BenchmarkPair.
 func BenchmarkBareFlock(b *testing.B) {
 	path := filepath.Join(tempDir(b), "lock")
 	for b.Loop() {
@@ -30,7 +30,7 @@ func BenchmarkBareFlock(b *testing.B) {
 	}
 }
 
-// BenchmarkPair is an uncontended Acquire and Release.
+// BenchmarkPair measures an uncontended Acquire and Release.
 func BenchmarkPair(b *testing.B) {
 	s := open(b, tempDir(b))
 	ctx := context.Background()
@@ -46,8 +46,8 @@ func BenchmarkPair(b *testing.B) {
 	}
 }
 
-// BenchmarkHandoff passes a lock to and fro between two stores: each wait ends
-// with the other's release.
+// BenchmarkHandoff passes a lock between two stores: each wait ends with the other's
+// release.
 func BenchmarkHandoff(b *testing.B) {
 	dir := tempDir(b)
 	a, z := open(b, dir), open(b, dir)

@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// play is what a child does. It says each step on its standard output and ends
-// when its standard input does.
+// play runs a child. It prints each step on its standard output and ends with its standard
+// input.
 func play(role, dir, name string) error {
 	ctx := context.Background()
 	s, err := filestore.Open(ctx, dir)
@@ -76,7 +76,7 @@ func play(role, dir, name string) error {
 		s.NoFallback()
 		return work(s, dir, name)
 	case "hammer":
-		// A long list of waiters, changed all the time.
+		// A long list of waiters that changes all the time.
 		for i := 0; ; i++ {
 			r := r
 			r.ID, r.From, r.Wait = fmt.Sprintf("%s-%d", r.ID, i), newRequester(), false
@@ -101,8 +101,8 @@ func play(role, dir, name string) error {
 	return s.Close(ctx)
 }
 
-// work takes the lock again and again and writes down when it has it, until its
-// standard input ends.
+// work takes the lock again and again and prints when it has it, until its standard input
+// ends.
 func work(s *filestore.Store, dir, name string) error {
 	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
 	if err != nil {
@@ -166,7 +166,7 @@ func start(t testing.TB, role, dir, name string) *child {
 	return c
 }
 
-// says waits for a line that begins so, and returns the rest of it.
+// says waits for a line with this beginning, and returns the rest of it.
 func (c *child) says(what string) (rest string) {
 	c.t.Helper()
 	select {
@@ -175,8 +175,8 @@ func (c *child) says(what string) (rest string) {
 			c.t.Fatalf("child says %q (%v), want %q", line, ok, what)
 		}
 		return strings.TrimSpace(line[len(what):])
-	case <-time.After(patience):
-		c.t.Fatalf("child does not say %q", what)
+	case <-time.After(testTimeout):
+		c.t.Fatalf("child does not print %q", what)
 	}
 	return ""
 }
@@ -190,8 +190,7 @@ func (c *child) signal(sig syscall.Signal) {
 	}
 }
 
-// kill ends the child as nothing can be prepared for, and returns when it is
-// gone.
+// kill kills the child with SIGKILL, and returns when it has ended.
 func (c *child) kill() {
 	if c.cmd.ProcessState == nil {
 		c.cmd.Process.Kill()
@@ -201,7 +200,7 @@ func (c *child) kill() {
 	}
 }
 
-// finish lets the child end by itself.
+// finish ends the child's standard input and waits for its end.
 func (c *child) finish() {
 	c.t.Helper()
 	c.in.Close()

@@ -66,8 +66,8 @@ func TestHeaderComesBack(t *testing.T) {
 	}
 }
 
-// FuzzBody: any body is either refused or says what it would be written as, and
-// one that fails its checksum is refused.
+// FuzzBody: a body is either refused or encodes to the same bytes. A body with a wrong
+// checksum is refused.
 func FuzzBody(f *testing.F) {
 	e := entry{ns: "n", name: "name", id: "id", sid: "sid", host: "h", reason: "r", pid: 1, limit: 1, slot: -1, tokens: 7, since: 5, token: 6, asked: true}
 	one := appendEntry(nil, &e)
@@ -122,9 +122,9 @@ func FuzzHeader(f *testing.F) {
 	})
 }
 
-// TestCutWrite: whatever part of a long body had been written when the process
-// was killed, the bucket still says what it said before.
-func TestCutWrite(t *testing.T) {
+// TestCutWriteKeepsOldState: a process is killed while it writes a long body. The bucket
+// still has its old state.
+func TestCutWriteKeepsOldState(t *testing.T) {
 	ctx := context.Background()
 	s, err := Open(ctx, t.TempDir())
 	if err != nil {
@@ -159,8 +159,8 @@ func TestCutWrite(t *testing.T) {
 		if err := b.write(); err != nil {
 			t.Fatal(err)
 		}
-		// The old header with the new body on the disk is what a kill before the
-		// last write leaves, if the body has a region of its own.
+		// A kill before the last write leaves the old header and the new body, if the body
+		// has a region of its own.
 		if b.off >= pageLen {
 			if old.off >= pageLen && b.off < old.off+old.length && old.off < b.off+b.length {
 				t.Fatalf("body at %d+%d over %d+%d", b.off, b.length, old.off, old.length)
@@ -180,7 +180,7 @@ func TestCutWrite(t *testing.T) {
 		}
 		b.unlock()
 	}
-	// What was long takes no room afterwards.
+	// A body that was long takes no room after it became short.
 	info, err := os.Stat(b.path)
 	if err != nil || info.Size() > pageLen {
 		t.Errorf("an empty bucket: %v, %v", info, err)

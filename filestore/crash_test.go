@@ -20,9 +20,9 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// TestKilledHolder: without the waiters' own looks, so that only the event can
-// have woken them.
-func TestKilledHolder(t *testing.T) {
+// TestKilledHolderWakesWaiter: the waiters do not check by themselves here, so only the
+// event can have woken them.
+func TestKilledHolderWakesWaiter(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "hold", dir, "a")
 	c.says("granted")
@@ -37,7 +37,7 @@ func TestKilledHolder(t *testing.T) {
 	q.granted(t)
 }
 
-func TestKilledHolderOfSeveral(t *testing.T) {
+func TestOneKilledHolderOfSeveralWakesWaiter(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	a.NoFallback()
@@ -55,9 +55,8 @@ func TestKilledHolderOfSeveral(t *testing.T) {
 	pb.granted(t)
 }
 
-// TestHeadWatchesEveryHolder: a waiter that becomes the head while others hold
-// permits must hear of the death of any of them, not only of the one that was
-// before it.
+// TestHeadWatchesEveryHolder: a waiter becomes the head while other clients hold permits. It
+// must see the death of any of them, not only of the one before it.
 func TestHeadWatchesEveryHolder(t *testing.T) {
 	dir := tempDir(t)
 	a, b, d := open(t, dir), open(t, dir), open(t, dir)
@@ -74,7 +73,7 @@ func TestHeadWatchesEveryHolder(t *testing.T) {
 	q.granted(t)
 }
 
-func TestKilledWaiter(t *testing.T) {
+func TestKilledWaiterIsPassedOver(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	a.NoFallback()
@@ -88,9 +87,9 @@ func TestKilledWaiter(t *testing.T) {
 	p.granted(t)
 }
 
-// TestGrantedAndKilled: the grant went to a process that dies before anybody
-// else notices.
-func TestGrantedAndKilled(t *testing.T) {
+// TestGrantToAKilledProcessIsPassedOn: the granted process dies before another process
+// notices the grant.
+func TestGrantToAKilledProcessIsPassedOn(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	a.NoFallback()
@@ -101,14 +100,14 @@ func TestGrantedAndKilled(t *testing.T) {
 	p := queue(t, b, "a", driver.Exclusive)
 	c.signal(syscall.SIGSTOP)
 	release(t, a, g)
-	if st, err := a.Inspect(patient(t), "a"); err != nil || len(st.Holders) != 1 || st.Holders[0].PID != c.pid() {
+	if st, err := a.Inspect(testContext(t), "a"); err != nil || len(st.Holders) != 1 || st.Holders[0].PID != c.pid() {
 		t.Fatalf("not granted to the child: %+v, %v", st, err)
 	}
 	c.kill()
 	p.granted(t)
 }
 
-// TestChildrenDoNotKeepTheLock: what the holder started goes on after it.
+// TestChildrenDoNotKeepTheLock: processes that the holder has started outlive it.
 func TestChildrenDoNotKeepTheLock(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "parent", dir, "a")
@@ -123,13 +122,13 @@ func TestChildrenDoNotKeepTheLock(t *testing.T) {
 	c.kill()
 	p.granted(t)
 	if err := syscall.Kill(pid, 0); err != nil {
-		t.Errorf("the child is gone as well, so this shows nothing: %v", err)
+		t.Errorf("the child has ended as well, so the test proves nothing: %v", err)
 	}
 }
 
-// TestGrantToTheDead: nobody waits behind the dead waiter that is granted the
-// name, so it is the one who grants that clears up.
-func TestGrantToTheDead(t *testing.T) {
+// TestGrantToADeadWaiterIsRemoved: the name is granted to a dead waiter without another
+// waiter behind it. The granting process removes the grant.
+func TestGrantToADeadWaiterIsRemoved(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)
 	g := take(t, s, "a", driver.Exclusive)
@@ -146,18 +145,18 @@ func TestKilledHolderIsNoObstacleToATry(t *testing.T) {
 	for range 5 {
 		c := start(t, "hold", dir, "a")
 		c.says("granted")
-		_, err := s.Acquire(patient(t), request("a", driver.Exclusive))
+		_, err := s.Acquire(testContext(t), request("a", driver.Exclusive))
 		wantCode(t, s, err, driver.CodeBusy)
 		c.kill()
-		if st, err := s.Inspect(patient(t), "a"); err != nil || len(st.Holders) > 0 {
+		if st, err := s.Inspect(testContext(t), "a"); err != nil || len(st.Holders) > 0 {
 			t.Errorf("a dead holder is shown: %+v, %v", st, err)
 		}
 		release(t, s, take(t, s, "a", driver.Exclusive))
 	}
 }
 
-// TestSweep: a new session clears up after all the dead ones.
-func TestSweep(t *testing.T) {
+// TestNewSessionRemovesDeadSessions with all their entries and files.
+func TestNewSessionRemovesDeadSessions(t *testing.T) {
 	dir := tempDir(t)
 	for i := range 3 {
 		c := start(t, "hold", dir, fmt.Sprint("name", i))
@@ -173,9 +172,8 @@ func TestSweep(t *testing.T) {
 	})
 }
 
-// TestSweepersSpareTheNew: a session that is just being made looks dead to those
-// who clear up.
-func TestSweepersSpareTheNew(t *testing.T) {
+// TestSweepSparesNewSessions: a session that is just being made looks dead to a sweeper.
+func TestSweepSparesNewSessions(t *testing.T) {
 	dir := tempDir(t)
 	var wg sync.WaitGroup
 	for i := range 4 {
@@ -207,25 +205,25 @@ func TestSweepersSpareTheNew(t *testing.T) {
 	wg.Wait()
 }
 
-// eventually waits for what another process or goroutine does without a sign.
+// eventually waits for a change that another process or goroutine makes without an event.
 func eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !f(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !f(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("waiting for ", what)
 		}
 	}
 }
 
-// TestKilledWriter: a process killed at any moment of its writing leaves a
-// bucket that others can read, and nothing in it that stands in the way.
-func TestKilledWriter(t *testing.T) {
+// TestKilledWriterLeavesReadableBucket: a process is killed at any moment of its writing.
+// Other processes can read the bucket, and no entry of it blocks them.
+func TestKilledWriterLeavesReadableBucket(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)
 	for range 12 {
 		c := start(t, "hammer", dir, "a")
 		c.says("hammering")
-		time.Sleep(rand.N(5 * time.Millisecond)) // a random moment is the point
+		time.Sleep(rand.N(5 * time.Millisecond)) // a random moment is the purpose of the test
 		c.signal(syscall.SIGKILL)
 		c.kill()
 		raw, err := os.ReadFile(s.BucketPath("a"))
@@ -239,11 +237,10 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
-// TestKilledWorkers: processes that compete for one name are killed at random.
-// Between the begin and the end of a holder nobody else begins, unless the
-// holder was killed; tokens rise; and the lock goes on from hand to hand although
-// nobody looks without being told.
-func TestKilledWorkers(t *testing.T) {
+// TestKilledWorkersExclude: processes that compete for one name are killed at random.
+// Between a holder's begin and end no other holder begins, unless the first was killed.
+// Tokens rise. The next waiter gets the lock although waiters do not check by themselves.
+func TestKilledWorkersExclude(t *testing.T) {
 	dir := tempDir(t)
 	killed := map[int]bool{}
 	workers := make([]*child, 4)
@@ -260,7 +257,7 @@ func TestKilledWorkers(t *testing.T) {
 	}
 	for range 20 {
 		i := rand.N(len(workers))
-		time.Sleep(rand.N(20 * time.Millisecond)) // a random moment is the point
+		time.Sleep(rand.N(20 * time.Millisecond)) // a random moment is the purpose of the test
 		killed[workers[i].pid()] = true
 		workers[i].kill()
 		at := size()
@@ -302,7 +299,7 @@ func TestKilledWorkers(t *testing.T) {
 		t.Errorf("only %d grants: nothing was tested", grants)
 	}
 	s := open(t, dir)
-	if st, err := s.Inspect(patient(t), "a"); err != nil || len(st.Holders)+len(st.Waiters) > 0 {
+	if st, err := s.Inspect(testContext(t), "a"); err != nil || len(st.Holders)+len(st.Waiters) > 0 {
 		t.Errorf("left behind: %+v, %v", st, err)
 	}
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// patience is how long a test waits for what must happen at once. It decides
+// testTimeout is how long a test waits for what must happen at once. It decides
 // nothing but when a broken test ends.
-const patience = time.Minute
+const testTimeout = time.Minute
 
 // requester is the core's end of a request, in a test's hands.
 type requester struct {
@@ -84,9 +84,9 @@ func request(name string, limit int) driver.Request {
 	return driver.Request{ID: newID(), Name: name, Limit: limit, TTL: time.Minute, From: newRequester()}
 }
 
-func patient(t testing.TB) context.Context {
+func testContext(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -94,7 +94,7 @@ func patient(t testing.TB) context.Context {
 // take acquires at once.
 func take(t testing.TB, s *filestore.Store, name string, limit int) driver.Grant {
 	t.Helper()
-	g, err := s.Acquire(patient(t), request(name, limit))
+	g, err := s.Acquire(testContext(t), request(name, limit))
 	if err != nil {
 		t.Fatalf("taking %s: %v", name, err)
 	}
@@ -103,7 +103,7 @@ func take(t testing.TB, s *filestore.Store, name string, limit int) driver.Grant
 
 func release(t testing.TB, s *filestore.Store, g driver.Grant) {
 	t.Helper()
-	if err := s.Release(patient(t), g, 0); err != nil {
+	if err := s.Release(testContext(t), g, 0); err != nil {
 		t.Fatalf("releasing %s: %v", g.Name, err)
 	}
 }
@@ -142,7 +142,7 @@ func queue(t testing.TB, s *filestore.Store, name string, limit int) *place {
 	case <-p.from.queued:
 	case <-p.done:
 		t.Fatalf("%s was to wait and got %+v, %v", name, p.g, p.err)
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatalf("%s: no place", name)
 	}
 	return p
@@ -153,7 +153,7 @@ func (p *place) granted(t testing.TB) driver.Grant {
 	t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatalf("%s: not granted", p.r.Name)
 	}
 	if p.err != nil {
@@ -167,7 +167,7 @@ func (p *place) ended(t testing.TB) error {
 	t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatalf("%s: the wait does not end", p.r.Name)
 	}
 	if p.err == nil {
@@ -183,7 +183,7 @@ func wantLost(t testing.TB, r driver.Requester, cause driver.Cause) {
 		if c != cause {
 			t.Fatalf("lost by %q, want %q", c, cause)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatalf("not told of the loss (%s)", cause)
 	}
 }

@@ -133,7 +133,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	}
 	defer s.ops.Done()
 	b, k := s.bucketOf(name), key{s.ns, name}
-	e, err := s.ask(ctx, b, k, token)
+	e, err := s.requestEnd(ctx, b, k, token)
 	if err != nil || e == nil {
 		return err
 	}
@@ -158,9 +158,9 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	}
 }
 
-// ask marks the entry and notifies its session. It returns nil if the session was dead, which has
-// ended the grant.
-func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
+// requestEnd marks the entry and notifies its session. It returns nil if the session was
+// dead, which has ended the grant.
+func (s *Store) requestEnd(ctx context.Context, b *bucket, k key, token uint64) (*entry, error) {
 	if err := b.lock(ctx, false); err != nil {
 		if errors.Is(err, errNoFile) {
 			err = errNotHeld
@@ -193,7 +193,7 @@ func (s *Store) ask(ctx context.Context, b *bucket, k key, token uint64) (*entry
 		}
 	}
 	b.unlock()
-	s.notify(b, []notice{{kind: tellAsk, sid: e.sid, id: e.id, token: e.token}})
+	s.notify(b, []notice{{kind: msgEnd, sid: e.sid, id: e.id, token: e.token}})
 	return &e, nil
 }
 

@@ -17,14 +17,14 @@ import (
 
 // The kinds of messages between sessions.
 const (
-	// tellHello opens a connection and names the session of the dialling process.
-	tellHello byte = 'h'
-	// tellGrant: the request is granted, with this token and mark.
-	tellGrant byte = 'g'
-	// tellLook: what the waiter watches has changed; it checks by itself.
-	tellLook byte = 'l'
-	// tellAsk: an operator requests the holder of this token to end.
-	tellAsk byte = 'a'
+	// msgHello opens a connection and names the session of the dialling process.
+	msgHello byte = 'h'
+	// msgGrant: the request is granted, with this token and mark.
+	msgGrant byte = 'g'
+	// msgLook: what the waiter watches has changed; it checks by itself.
+	msgLook byte = 'l'
+	// msgEnd: an operator requests the holder of this token to end.
+	msgEnd byte = 'a'
 )
 
 // maxIdle is the number of idle connections that stay open, because two sessions that compete for a
@@ -103,7 +103,7 @@ func (s *Store) serve(l *link) {
 			return
 		}
 		n, err := readFrame(r)
-		if err != nil || n.kind != tellHello {
+		if err != nil || n.kind != msgHello {
 			return
 		}
 		if len(n.id) == sidLen { // otherwise the peer has no session and only sends
@@ -182,7 +182,7 @@ func (s *Store) dial(sid string, more []byte) *link {
 		return nil
 	}
 	l.dialled = true
-	if !l.send(append(frame(nil, notice{kind: tellHello}, hello), more...)) || !s.track(l) {
+	if !l.send(append(frame(nil, notice{kind: msgHello}, hello), more...)) || !s.track(l) {
 		conn.Close()
 		return nil
 	}
@@ -301,7 +301,7 @@ func (s *Store) notify(b *bucket, notices []notice) {
 
 // handle carries out a notice.
 func (s *Store) handle(n notice) {
-	if n.kind == tellAsk {
+	if n.kind == msgEnd {
 		s.lose(n.id, n.token, driver.CauseTaken, errAsked)
 		return
 	}
@@ -311,7 +311,7 @@ func (s *Store) handle(n notice) {
 	if w == nil {
 		return
 	}
-	if n.kind == tellGrant && n.token > 0 && n.token < driver.MaxToken && n.mark <= driver.MaxLimit {
+	if n.kind == msgGrant && n.token > 0 && n.token < driver.MaxToken && n.mark <= driver.MaxLimit {
 		s.granted(w, n.token, n.mark)
 	}
 	w.wakeUp()

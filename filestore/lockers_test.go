@@ -17,9 +17,9 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// TestManyWaitersCancelled: 10,000 waiters of eight Lockers give up at random
-// moments while the locks go round; no goroutine, descriptor or entry is left.
-func TestManyWaitersCancelled(t *testing.T) {
+// TestManyCancelledWaitersLeaveNothing: 10,000 waiters of eight Lockers are cancelled at
+// random moments while the locks change hands. No goroutine, descriptor or entry is left.
+func TestManyCancelledWaitersLeaveNothing(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	dir := t.TempDir()
 	before := descriptors(t)
@@ -51,7 +51,7 @@ func TestManyWaitersCancelled(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for _, name := range names { // grants that came too late are given back in the background
+	for _, name := range names { // late grants are released in the background
 		k, err := lockers[0].Lock(t.Context(), name, holdfast.Wait(20*time.Second))
 		if err != nil {
 			t.Fatal(err)
@@ -78,7 +78,7 @@ func TestManyWaitersCancelled(t *testing.T) {
 	goleak.VerifyNone(t, ignore)
 }
 
-// descriptors counts this process's.
+// descriptors returns the number of this process's descriptors.
 func descriptors(t *testing.T) int {
 	fds, err := os.ReadDir("/dev/fd")
 	if err != nil {

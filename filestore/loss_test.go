@@ -18,17 +18,17 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-func TestStoppedHolderKeeps(t *testing.T) {
+func TestBreakReportsAStoppedHolder(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "release", dir, "a")
 	c.says("granted")
 	c.signal(syscall.SIGSTOP)
 	s := open(t, dir)
 	eventually(t, "the note", func() bool {
-		st, err := s.Inspect(patient(t), "a")
+		st, err := s.Inspect(testContext(t), "a")
 		return err == nil && len(st.Holders) == 1 && st.Holders[0].Note == "stopped"
 	})
-	st, err := s.Inspect(patient(t), "a")
+	st, err := s.Inspect(testContext(t), "a")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestStoppedHolderKeeps(t *testing.T) {
 	broken := make(chan error, 1)
 	go func() { broken <- s.Break(ctx, "a", st.Holders[0].Token) }()
 	eventually(t, "the request to end", func() bool {
-		st, err := s.Inspect(patient(t), "a")
+		st, err := s.Inspect(testContext(t), "a")
 		return err == nil && len(st.Holders) == 1 && strings.Contains(st.Holders[0].Note, "asked to end")
 	})
 	cancel()
@@ -45,7 +45,7 @@ func TestStoppedHolderKeeps(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("pid %d on ", c.pid())) || !strings.Contains(err.Error(), "is stopped") || !errors.Is(err, context.Canceled) {
 		t.Errorf("breaking a stopped holder's lock: %v", err)
 	}
-	_, err = s.Acquire(patient(t), request("a", driver.Exclusive))
+	_, err = s.Acquire(testContext(t), request("a", driver.Exclusive))
 	wantCode(t, s, err, driver.CodeBusy)
 	p := queue(t, s, "a", driver.Exclusive)
 	c.signal(syscall.SIGCONT)
@@ -53,27 +53,27 @@ func TestStoppedHolderKeeps(t *testing.T) {
 	p.granted(t)
 }
 
-func TestBreak(t *testing.T) {
+func TestBreakWaitsForTheHoldersRelease(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
-	wantCode(t, a, a.Break(patient(t), "a", 1), driver.CodeNotHeld)
+	wantCode(t, a, a.Break(testContext(t), "a", 1), driver.CodeNotHeld)
 	for _, breaker := range []*filestore.Store{a, b} {
 		r := request("a", driver.Exclusive)
-		g, err := a.Acquire(patient(t), r)
+		g, err := a.Acquire(testContext(t), r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantCode(t, breaker, breaker.Break(patient(t), "a", g.Token+1), driver.CodeNotHeld)
-		wantCode(t, breaker, breaker.Break(patient(t), "a", 0), driver.CodeNotHeld)
+		wantCode(t, breaker, breaker.Break(testContext(t), "a", g.Token+1), driver.CodeNotHeld)
+		wantCode(t, breaker, breaker.Break(testContext(t), "a", 0), driver.CodeNotHeld)
 		done := make(chan error, 1)
-		go func() { done <- breaker.Break(patient(t), "a", g.Token) }()
+		go func() { done <- breaker.Break(testContext(t), "a", g.Token) }()
 		wantLost(t, r.From, driver.CauseTaken)
 		select {
 		case err := <-done:
 			t.Fatalf("broken while the holder has not released: %v", err)
 		default:
 		}
-		if st, err := b.Inspect(patient(t), "a"); err != nil || len(st.Holders) != 1 || st.Holders[0].Note != "asked to end" {
+		if st, err := b.Inspect(testContext(t), "a"); err != nil || len(st.Holders) != 1 || st.Holders[0].Note != "asked to end" {
 			t.Errorf("%+v, %v", st, err)
 		}
 		release(t, a, g)
@@ -83,23 +83,23 @@ func TestBreak(t *testing.T) {
 	}
 }
 
-func TestBreakOfADeadHolder(t *testing.T) {
+func TestBreakEndsADeadHoldersGrant(t *testing.T) {
 	dir := tempDir(t)
 	c := start(t, "hold", dir, "a")
 	c.says("granted")
 	s := open(t, dir)
-	st, err := s.Inspect(patient(t), "a")
+	st, err := s.Inspect(testContext(t), "a")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.kill()
-	if err := s.Break(patient(t), "a", st.Holders[0].Token); err != nil {
+	if err := s.Break(testContext(t), "a", st.Holders[0].Token); err != nil {
 		t.Error(err)
 	}
-	wantCode(t, s, s.Break(patient(t), "a", st.Holders[0].Token), driver.CodeNotHeld)
+	wantCode(t, s, s.Break(testContext(t), "a", st.Holders[0].Token), driver.CodeNotHeld)
 }
 
-func TestLosses(t *testing.T) {
+func TestDamagedFilesEndGrants(t *testing.T) {
 	remove := func(t *testing.T, path string) {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
@@ -152,18 +152,18 @@ func TestLosses(t *testing.T) {
 			dir := filepath.Join(tempDir(t), "locks")
 			s := open(t, dir)
 			r := request("a", driver.Exclusive)
-			g, err := s.Acquire(patient(t), r)
+			g, err := s.Acquire(testContext(t), r)
 			if err != nil {
 				t.Fatal(err)
 			}
 			p := queue(t, s, "a", driver.Exclusive)
 			harm(t, dir, s)
 			wantLost(t, r.From, driver.CauseGone)
-			// Where the entry survives, the release takes it out.
-			if err := s.Release(patient(t), g, 0); err != nil && s.Classify(err) != driver.CodeNotHeld {
+			// If the entry survives, the release removes it.
+			if err := s.Release(testContext(t), g, 0); err != nil && s.Classify(err) != driver.CodeNotHeld {
 				t.Errorf("release of a lost grant: %v", err)
 			}
-			// The waiter, or whoever comes, goes on with what is there now.
+			// The waiter, or a later request, gets a grant from the present files.
 			h := p.granted(t)
 			if h.Token <= g.Token {
 				t.Errorf("token %d after %d", h.Token, g.Token)
@@ -174,9 +174,9 @@ func TestLosses(t *testing.T) {
 	}
 }
 
-// TestReplacedFileDividesNobody: a store that has the old file open meets the
-// others in the new one.
-func TestReplacedFileDividesNobody(t *testing.T) {
+// TestReplacedFileDividesNoClients: a store with the old file open uses the new file like
+// the others.
+func TestReplacedFileDividesNoClients(t *testing.T) {
 	dir := tempDir(t)
 	a := open(t, dir)
 	release(t, a, take(t, a, "a", driver.Exclusive))
@@ -185,13 +185,13 @@ func TestReplacedFileDividesNobody(t *testing.T) {
 	}
 	b := open(t, dir)
 	take(t, b, "a", driver.Exclusive)
-	_, err := a.Acquire(patient(t), request("a", driver.Exclusive))
+	_, err := a.Acquire(testContext(t), request("a", driver.Exclusive))
 	wantCode(t, a, err, driver.CodeBusy)
 }
 
-// TestStalledBucket: a process that is stopped inside its critical section holds
-// others up no longer than they want.
-func TestStalledBucket(t *testing.T) {
+// TestStalledBucketHonoursDeadlines: a process is stopped inside its critical section. Other
+// calls end with their contexts.
+func TestStalledBucketHonoursDeadlines(t *testing.T) {
 	dir := tempDir(t)
 	s := open(t, dir)
 	release(t, s, take(t, s, "a", driver.Exclusive))
@@ -201,9 +201,9 @@ func TestStalledBucket(t *testing.T) {
 	}
 	for _, wait := range []bool{false, true} {
 		var err error
-		// A call whose time was over before it came to the file has more.
-		for wants := 10 * time.Millisecond; wants < patience; wants *= 2 {
-			ctx, cancel := context.WithTimeout(context.Background(), wants)
+		// A call whose context ended before it reached the file reports more.
+		for timeout := 10 * time.Millisecond; timeout < testTimeout; timeout *= 2 {
+			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			r := request("a", driver.Exclusive)
 			r.Wait = wait
 			_, err = s.Acquire(ctx, r)
@@ -219,9 +219,9 @@ func TestStalledBucket(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		g, err := s.Acquire(patient(t), request("a", driver.Exclusive))
+		g, err := s.Acquire(testContext(t), request("a", driver.Exclusive))
 		if err == nil {
-			err = s.Release(patient(t), g, 0)
+			err = s.Release(testContext(t), g, 0)
 		}
 		done <- err
 	}()
@@ -231,9 +231,9 @@ func TestStalledBucket(t *testing.T) {
 	}
 }
 
-// TestDialledAtOnce: of the connections that several waiters make to one session at the
-// same time none is left to itself.
-func TestDialledAtOnce(t *testing.T) {
+// TestConcurrentDialsLeaveNoConnection: several waiters dial one session at the same time.
+// Every connection is used or closed.
+func TestConcurrentDialsLeaveNoConnection(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	g := take(t, a, "a", driver.Exclusive)
@@ -243,12 +243,12 @@ func TestDialledAtOnce(t *testing.T) {
 		}
 	}
 	if n := b.Unkept(); n != 0 {
-		t.Errorf("%d connections that nobody closes", n)
+		t.Errorf("%d connections are not closed", n)
 	}
 	release(t, a, g)
 }
 
-// late is a requester who takes his time to say who he is.
+// late is a requester that returns its owner late.
 type late struct {
 	*requester
 	asked, tell chan struct{}
@@ -261,9 +261,9 @@ func (l *late) Owner() driver.Owner {
 	return l.requester.Owner()
 }
 
-// TestGrantedWhileClosing: who is granted something while the store closes is told that
-// it has ended.
-func TestGrantedWhileClosing(t *testing.T) {
+// TestGrantDuringCloseIsLost: a waiter that gets a grant while the store closes is notified
+// that it has ended.
+func TestGrantDuringCloseIsLost(t *testing.T) {
 	s := open(t, tempDir(t))
 	r := request("a", driver.Exclusive)
 	l := &late{requester: newRequester(), asked: make(chan struct{}), tell: make(chan struct{})}
@@ -271,12 +271,12 @@ func TestGrantedWhileClosing(t *testing.T) {
 	r.From = l
 	granted := make(chan error, 1)
 	go func() {
-		_, err := s.Acquire(patient(t), r)
+		_, err := s.Acquire(testContext(t), r)
 		granted <- err
 	}()
 	<-l.asked
 	closed := make(chan error, 1)
-	go func() { closed <- s.Close(patient(t)) }()
+	go func() { closed <- s.Close(testContext(t)) }()
 	<-s.Closing()
 	close(l.tell)
 	if err := <-closed; err != nil {
@@ -291,6 +291,6 @@ func TestGrantedWhileClosing(t *testing.T) {
 			t.Errorf("told %q", c)
 		}
 	default:
-		t.Error("the grant has ended and its holder was not told")
+		t.Error("the grant has ended and its holder was not notified")
 	}
 }

@@ -55,7 +55,7 @@ func configure(options []Option) (config, error) {
 	case 0o700, 0o770, 0o777:
 		return c, nil
 	}
-	return c, driver.Errorf(driver.CodeInvalid, "filestore: mode %#o: give 0700 (this user), 0770 (and the group) or 0777 (everyone)", uint32(c.mode))
+	return c, driver.Errorf(driver.CodeInvalid, "filestore: mode %#o: give 0700 (this user), 0770 (and the group) or 0777 (all users)", uint32(c.mode))
 }
 
 // DefaultDir returns the default directory of this user's locks: $XDG_STATE_HOME/holdfast, else

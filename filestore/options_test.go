@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-func TestRefusedDirectories(t *testing.T) {
+func TestUnusableDirectoriesAreRefused(t *testing.T) {
 	tmp := tempDir(t)
 	file := filepath.Join(tmp, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -83,7 +83,7 @@ func TestRefusedDirectories(t *testing.T) {
 			}
 			for _, w := range append(tt.says, "filestore: ") {
 				if !strings.Contains(err.Error(), w) {
-					t.Errorf("%q does not say %q", err, w)
+					t.Errorf("%q does not contain %q", err, w)
 				}
 			}
 		})
@@ -100,7 +100,7 @@ func TestReadOnlyFileSystem(t *testing.T) {
 	}
 }
 
-func TestURLs(t *testing.T) {
+func TestURLsNameDirectories(t *testing.T) {
 	opener, ok := driver.OpenerOf("file")
 	if !ok {
 		t.Fatal("not registered")
@@ -180,9 +180,9 @@ func TestDefaultDir(t *testing.T) {
 	}
 }
 
-// TestModes: what is created has the mode asked for whatever the umask is, and a
-// process that was not told of it keeps to it.
-func TestModes(t *testing.T) {
+// TestModeIsKept: new files have the requested mode for any umask. A process without the
+// option keeps the mode of the directory.
+func TestModeIsKept(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
 	for _, mode := range []fs.FileMode{0o700, 0o770, 0o777} {
@@ -207,7 +207,7 @@ func TestModes(t *testing.T) {
 				t.Errorf("%s is %v, want %v", path, info.Mode(), want)
 			}
 			if d.IsDir() && mode&0o070 != 0 && info.Mode()&fs.ModeSetgid == 0 {
-				t.Errorf("%s: files in it would get their maker's group", path)
+				t.Errorf("%s: files in it would get their creator's group", path)
 			}
 			return nil
 		})
@@ -215,11 +215,11 @@ func TestModes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Sharing later what was private.
+	// A private directory is shared later.
 	dir := tempDir(t)
 	take(t, open(t, dir), "a", driver.Exclusive)
 	s := open(t, dir, filestore.Mode(0o770))
-	_, err := s.Acquire(patient(t), request("a", driver.Exclusive))
+	_, err := s.Acquire(testContext(t), request("a", driver.Exclusive))
 	wantCode(t, s, err, driver.CodeBusy)
 	info, err := os.Stat(s.BucketPath("a"))
 	if err != nil || info.Mode().Perm() != 0o660 {
@@ -227,8 +227,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestLongDirectory: longer than the path of a socket may be.
-func TestLongDirectory(t *testing.T) {
+// TestLongDirectoryIsRefused: the path is longer than that of a socket may be.
+func TestLongDirectoryIsRefused(t *testing.T) {
 	dir := filepath.Join(tempDir(t), strings.Repeat("long", 50))
 	if runtime.GOOS != "linux" {
 		_, err := filestore.Open(context.Background(), dir)
@@ -251,7 +251,7 @@ func TestLongDirectory(t *testing.T) {
 	release(t, a, g)
 	q.granted(t)
 	path := a.SessionPath() + ".sock"
-	a.Close(patient(t))
+	a.Close(testContext(t))
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is left: %v", path, err)
 	}
@@ -259,7 +259,7 @@ func TestLongDirectory(t *testing.T) {
 
 func TestGuarantees(t *testing.T) {
 	s := open(t, tempDir(t))
-	g, err := s.Guarantees(patient(t))
+	g, err := s.Guarantees(testContext(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,8 +268,8 @@ func TestGuarantees(t *testing.T) {
 	}
 }
 
-// TestFileSystemThatIsNotKnownToBeLocalIsRefused uses one that exists on every Linux
-// and on which nothing can be locked.
+// TestFileSystemThatIsNotKnownToBeLocalIsRefused uses a file system of every Linux on which
+// no file can be locked.
 func TestFileSystemThatIsNotKnownToBeLocalIsRefused(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("there is no /proc")
@@ -281,7 +281,7 @@ func TestFileSystemThatIsNotKnownToBeLocalIsRefused(t *testing.T) {
 	}
 	for _, s := range []string{dir, "its file system is proc", `AllowFileSystem("proc")`, "?filesystem=proc"} {
 		if !strings.Contains(err.Error(), s) {
-			t.Errorf("the error does not say %q: %v", s, err)
+			t.Errorf("the error does not contain %q: %v", s, err)
 		}
 	}
 	opener, _ := driver.OpenerOf("file")
@@ -289,7 +289,7 @@ func TestFileSystemThatIsNotKnownToBeLocalIsRefused(t *testing.T) {
 	_, viaURL := opener(t.Context(), u, "")
 	_, viaOption := filestore.Open(t.Context(), dir, filestore.AllowFileSystem("nfs"), filestore.AllowFileSystem("proc"))
 	for _, err := range []error{viaURL, viaOption} {
-		// It is no longer the file system that is wrong.
+		// Now the file system is allowed, and another error follows.
 		if driver.CodeOf(err) != driver.CodeRefused || strings.Contains(err.Error(), "file system") {
 			t.Errorf("%v", err)
 		}

@@ -104,13 +104,13 @@ func (st *state) settle(k key, now int64, reserve func() error) error {
 		if first && failed == nil && holders+1 <= min(least, e.limit) {
 			if failed = st.grant(e, now, reserve); failed == nil {
 				holders, least = holders+1, min(least, e.limit)
-				st.notices = append(st.notices, notice{kind: tellGrant, sid: e.sid, id: e.id, token: e.token, mark: e.mark()}) // mutation: file-wake
+				st.notices = append(st.notices, notice{kind: msgGrant, sid: e.sid, id: e.id, token: e.token, mark: e.mark()}) // mutation: file-wake
 				continue
 			}
 		}
 		switch {
 		case first && !e.first && !st.heldOnlyBy(k, e.ahead), !first && e.ahead != ahead:
-			st.notices = append(st.notices, notice{kind: tellLook, sid: e.sid, id: e.id})
+			st.notices = append(st.notices, notice{kind: msgLook, sid: e.sid, id: e.id})
 		}
 		first, ahead = false, e.sid
 	}

@@ -211,7 +211,7 @@ func (s *Store) sweep() {
 	}
 	// Some at a time, since each needs a descriptor meanwhile.
 	for some := range slices.Chunk(sids, 64) {
-		s.bury(some, nil)
+		s.removeDead(some, nil)
 	}
 }
 
@@ -228,14 +228,14 @@ func (s *Store) suspect(sid string, b *bucket) {
 				delete(s.buried, sid)
 				s.mu.Unlock()
 			}()
-			s.bury([]string{sid}, b)
+			s.removeDead([]string{sid}, b)
 		})
 	}
 }
 
-// bury removes the entries of those sessions that are dead, beginning with one bucket, and then their
+// removeDead removes the entries of those sessions that are dead, beginning with one bucket, and then their
 // files.
-func (s *Store) bury(sids []string, first *bucket) {
+func (s *Store) removeDead(sids []string, first *bucket) {
 	dead := map[string]bool{}
 	for _, sid := range sids {
 		if fd, ok := s.prove(sid); ok {

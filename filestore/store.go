@@ -153,15 +153,15 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Crash: driver.CrashFreesAtOnce, Pause: driver.PauseKeeps,
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeInterval,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
-		Tokens: "a counter in the directory, reserved in blocks that survive a crash of the machine; it starts at the clock's microseconds, so it rises after the directory was deleted unless the clock went back", Reserves: true,
+		Tokens: "a counter in the directory, which survives a crash of the machine. It starts at the clock's microseconds, so tokens also rise after the directory was deleted, unless the clock was set back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
 		Notice:   noticeBound,
 		Break:    driver.BreakAsk, Visible: driver.VisibleAll,
 		Notes: []string{
-			"a directory on a local file system; every other one is refused unless filesystem= names it",
-			"processes of this user alone unless the directory is shared with mode=0770 or mode=0777",
-			"a process stopped in the few microseconds of a change holds up the names of the same bucket, one in 256, until it goes on",
-			"a child process that was made by a bare fork, without exec, keeps its parent's locks",
+			"the directory must be on a local file system; others are refused unless filesystem= names them",
+			"only processes of this user, unless mode=0770 or mode=0777 shares the directory",
+			"a process that is stopped in the microseconds of a change blocks the names of the same bucket, one in 256, until it continues",
+			"a child process that was created by fork, without exec, keeps its parent's locks",
 		},
 	}, nil
 }

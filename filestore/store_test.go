@@ -22,14 +22,14 @@ func TestGrantAndRelease(t *testing.T) {
 	if g.Token == 0 || g.Slot != driver.NoSlot || g.TTL != driver.Forever || g.SentAt.IsZero() || g.Name != "a" {
 		t.Errorf("grant %+v", g)
 	}
-	if rs := s.Renew(patient(t), []driver.Grant{g, {ID: g.ID, Name: "a", Token: g.Token + 1}}); rs[0].Err != nil || s.Classify(rs[1].Err) != driver.CodeNotHeld {
+	if rs := s.Renew(testContext(t), []driver.Grant{g, {ID: g.ID, Name: "a", Token: g.Token + 1}}); rs[0].Err != nil || s.Classify(rs[1].Err) != driver.CodeNotHeld {
 		t.Errorf("renewals %+v", rs)
 	}
 	wrong := g
 	wrong.Token++
-	wantCode(t, s, s.Release(patient(t), wrong, 0), driver.CodeNotHeld)
+	wantCode(t, s, s.Release(testContext(t), wrong, 0), driver.CodeNotHeld)
 	release(t, s, g)
-	wantCode(t, s, s.Release(patient(t), g, 0), driver.CodeNotHeld)
+	wantCode(t, s, s.Release(testContext(t), g, 0), driver.CodeNotHeld)
 	if h := take(t, s, "a", driver.Exclusive); h.Token <= g.Token {
 		t.Errorf("token %d after %d", h.Token, g.Token)
 	}
@@ -40,11 +40,11 @@ func TestBusyNamesTheHolder(t *testing.T) {
 	a, b := open(t, dir), open(t, dir)
 	r := request("a", driver.Exclusive)
 	r.From.(*requester).owner = driver.Owner{ID: r.ID, Host: "elsewhere", PID: 4711, Instance: "web-1", Reason: "billing"}
-	g, err := a.Acquire(patient(t), r)
+	g, err := a.Acquire(testContext(t), r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = b.Acquire(patient(t), request("a", driver.Exclusive))
+	_, err = b.Acquire(testContext(t), request("a", driver.Exclusive))
 	wantCode(t, b, err, driver.CodeBusy)
 	busy, ok := errors.AsType[*driver.BusyError](err)
 	if !ok || len(busy.Holders) != 1 {
@@ -55,7 +55,7 @@ func TestBusyNamesTheHolder(t *testing.T) {
 		t.Errorf("holder %+v", h)
 	}
 	release(t, a, g)
-	st, err := b.Inspect(patient(t), "a")
+	st, err := b.Inspect(testContext(t), "a")
 	if err != nil || len(st.Holders)+len(st.Waiters) != 0 || st.Name != "a" {
 		t.Errorf("left behind: %+v, %v", st, err)
 	}
@@ -73,7 +73,7 @@ func TestFIFOOverManyStores(t *testing.T) {
 		stores = append(stores, s)
 		places = append(places, queue(t, s, "a", driver.Exclusive))
 	}
-	st, err := holder.Inspect(patient(t), "a")
+	st, err := holder.Inspect(testContext(t), "a")
 	if err != nil || len(st.Waiters) != len(places) {
 		t.Fatalf("%d waiters, %v", len(st.Waiters), err)
 	}
@@ -92,7 +92,7 @@ func TestFIFOOverManyStores(t *testing.T) {
 		for _, q := range places[i+1:] {
 			select {
 			case <-q.done:
-				t.Fatalf("granted out of turn: %v", q.err)
+				t.Fatalf("granted out of order: %v", q.err)
 			default:
 			}
 		}
@@ -124,7 +124,7 @@ func TestReadersDoNotOvertakeAWriter(t *testing.T) {
 	r1 := take(t, a, "a", driver.Unlimited)
 	r2 := take(t, b, "a", driver.Unlimited)
 	w := queue(t, c, "a", driver.Exclusive)
-	_, err := a.Acquire(patient(t), request("a", driver.Unlimited))
+	_, err := a.Acquire(testContext(t), request("a", driver.Unlimited))
 	wantCode(t, a, err, driver.CodeBusy)
 	r3, r4 := queue(t, a, "a", driver.Unlimited), queue(t, b, "a", driver.Unlimited)
 	release(t, a, r1)
@@ -137,7 +137,7 @@ func TestReadersDoNotOvertakeAWriter(t *testing.T) {
 	}
 }
 
-func TestSlots(t *testing.T) {
+func TestSmallestFreeSlotIsGranted(t *testing.T) {
 	s := open(t, tempDir(t))
 	var gs []driver.Grant
 	for i := range 3 {
@@ -161,7 +161,7 @@ func TestNamespacesAreApart(t *testing.T) {
 	take(t, b, "a", driver.Exclusive)
 	for _, s := range []*filestore.Store{a, b} {
 		n := 0
-		for st, err := range s.List(patient(t), "") {
+		for st, err := range s.List(testContext(t), "") {
 			if err != nil || len(st.Holders) != 1 {
 				t.Fatalf("%+v, %v", st, err)
 			}
@@ -180,7 +180,7 @@ func TestListIsSortedAndFiltered(t *testing.T) {
 	}
 	queue(t, s, "job/b", driver.Exclusive)
 	var names []string
-	for st, err := range s.List(patient(t), "job/") {
+	for st, err := range s.List(testContext(t), "job/") {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,8 +191,7 @@ func TestListIsSortedAndFiltered(t *testing.T) {
 	}
 }
 
-// TestAdmission compares mixes of limits with the one rule, written down again
-// in its simplest form.
+// TestAdmission compares mixes of limits with the rule in its simplest form.
 func TestAdmission(t *testing.T) {
 	dir := tempDir(t)
 	s := []*filestore.Store{open(t, dir), open(t, dir)}
@@ -253,7 +252,7 @@ func TestMutualExclusionUnderLoad(t *testing.T) {
 	for range 4 {
 		stores = append(stores, open(t, dir))
 	}
-	// Plain variables: the lock guards them, and the race detector can see it.
+	// Plain variables: the lock guards them, and the race detector can check that.
 	var inside, total int
 	var last uint64
 	var wg sync.WaitGroup
@@ -263,7 +262,7 @@ func TestMutualExclusionUnderLoad(t *testing.T) {
 			for range 60 {
 				r := request("a", driver.Exclusive)
 				r.Wait = true
-				g, err := s.Acquire(patient(t), r)
+				g, err := s.Acquire(testContext(t), r)
 				if err != nil {
 					t.Error(err)
 					return
@@ -289,24 +288,24 @@ func TestMutualExclusionUnderLoad(t *testing.T) {
 	}
 }
 
-func TestClose(t *testing.T) {
+func TestCloseRemovesSession(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	b.NoFallback()
 	r := request("a", driver.Exclusive)
-	if _, err := a.Acquire(patient(t), r); err != nil {
+	if _, err := a.Acquire(testContext(t), r); err != nil {
 		t.Fatal(err)
 	}
 	own := queue(t, a, "a", driver.Exclusive)
 	other := queue(t, b, "a", driver.Exclusive)
 	path := a.SessionPath()
-	if err := a.Close(patient(t)); err != nil {
+	if err := a.Close(testContext(t)); err != nil {
 		t.Fatal(err)
 	}
 	wantLost(t, r.From, driver.CauseClosed)
 	wantCode(t, a, own.ended(t), driver.CodeClosed)
 	other.granted(t)
-	if err := a.Close(patient(t)); err != nil {
+	if err := a.Close(testContext(t)); err != nil {
 		t.Errorf("closing again: %v", err)
 	}
 	for _, p := range []string{path, path + ".sock"} {
@@ -314,7 +313,7 @@ func TestClose(t *testing.T) {
 			t.Errorf("%s is left: %v", p, err)
 		}
 	}
-	ctx := patient(t)
+	ctx := testContext(t)
 	_, err := a.Acquire(ctx, request("b", 1))
 	wantCode(t, a, err, driver.CodeClosed)
 	wantCode(t, a, a.Release(ctx, driver.Grant{Name: "b", ID: "x", Token: 1}, 0), driver.CodeClosed)
@@ -328,10 +327,10 @@ func TestClose(t *testing.T) {
 
 func TestInspectionMakesNoSession(t *testing.T) {
 	s := open(t, tempDir(t))
-	if _, err := s.Inspect(patient(t), "a"); err != nil {
+	if _, err := s.Inspect(testContext(t), "a"); err != nil {
 		t.Fatal(err)
 	}
-	for _, err := range s.List(patient(t), "") {
+	for _, err := range s.List(testContext(t), "") {
 		t.Fatal("a name, or ", err)
 	}
 	if p := s.SessionPath(); p != "" {
@@ -342,9 +341,9 @@ func TestInspectionMakesNoSession(t *testing.T) {
 	}
 }
 
-// TestLostNews: with every socket gone nobody can be told or watched, and the
-// waiters find out for themselves.
-func TestLostNews(t *testing.T) {
+// TestWaitersWorkWithoutSockets: without any socket no message and no watch is possible, and
+// the waiters check by themselves.
+func TestWaitersWorkWithoutSockets(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	g := take(t, a, "a", driver.Exclusive)
@@ -356,13 +355,13 @@ func TestLostNews(t *testing.T) {
 	}
 	p := queue(t, b, "a", driver.Exclusive)
 	if a.Links()+b.Links() > 0 {
-		t.Fatal("they hear of one another")
+		t.Fatal("the stores are connected")
 	}
 	release(t, a, g)
 	p.granted(t)
-	// And an operator's wish reaches the holder all the same.
+	// A request to end still reaches the holder.
 	done := make(chan error, 1)
-	go func() { done <- a.Break(patient(t), "a", p.g.Token) }()
+	go func() { done <- a.Break(testContext(t), "a", p.g.Token) }()
 	wantLost(t, p.r.From, driver.CauseTaken)
 	release(t, b, p.g)
 	if err := <-done; err != nil {

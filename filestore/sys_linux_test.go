@@ -24,8 +24,8 @@ func TestOnlyKnownFileSystemsAreLocal(t *testing.T) {
 		0x65735546: {"fuse", false},     // sshfs, s3fs, GlusterFS, virtiofs
 		0x47504653: {"gpfs", false},     // IBM Storage Scale
 		0x20030528: {"orangefs", false}, // PVFS2
-		0x786f4256: {"vboxsf", false},   // a folder that VirtualBox shares
-		0xbacbacbc: {"vmhgfs", false},   // a folder that VMware shares
+		0x786f4256: {"vboxsf", false},   // a folder shared by VirtualBox
+		0xbacbacbc: {"vmhgfs", false},   // a folder shared by VMware
 		0x19830326: {"beegfs", false},
 		0xaad7aaea: {"0xaad7aaea", false}, // PanFS
 		0x564c:     {"0x0000564c", false}, // NCP

@@ -29,7 +29,7 @@ func TestTokensSurviveReopening(t *testing.T) {
 	for range 3 {
 		s := open(t, dir)
 		rising(s)
-		s.Close(patient(t))
+		s.Close(testContext(t))
 	}
 	s := open(t, dir)
 	rising(s)
@@ -37,22 +37,21 @@ func TestTokensSurviveReopening(t *testing.T) {
 		t.Fatal(err)
 	}
 	rising(s)
-	s.Close(patient(t))
+	s.Close(testContext(t))
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
 	rising(open(t, dir))
 }
 
-// TestNewBoot: the tokens of the last block that was made durable may all have
-// been granted before the machine crashed. Entries stand or fall with their
-// sessions.
-func TestNewBoot(t *testing.T) {
+// TestTokensRiseAfterACrash: all tokens of the last durable block may have been granted
+// before the machine crashed. The entries end with their sessions.
+func TestTokensRiseAfterACrash(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	g := take(t, a, "a", driver.Exclusive)
 	b.PretendBoot()
-	_, err := b.Acquire(patient(t), request("a", driver.Exclusive))
+	_, err := b.Acquire(testContext(t), request("a", driver.Exclusive))
 	wantCode(t, b, err, driver.CodeBusy)
 	release(t, a, g)
 	if h := take(t, b, "a", driver.Exclusive); h.Token < g.Token+1<<16-1 {
@@ -60,7 +59,7 @@ func TestNewBoot(t *testing.T) {
 	}
 }
 
-func TestCeilingIsPassed(t *testing.T) {
+func TestTokensRiseBeyondTheCeiling(t *testing.T) {
 	s := open(t, tempDir(t))
 	var last uint64
 	for range 1<<16 + 10 {

@@ -14,30 +14,30 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-func TestUndo(t *testing.T) {
+func TestUndoRemovesQueueEntryOrGrant(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	r := request("a", driver.Exclusive)
 	for range 2 {
-		if err := a.Undo(patient(t), r); err != nil {
+		if err := a.Undo(testContext(t), r); err != nil {
 			t.Fatalf("undo of a request that never arrived: %v", err)
 		}
 	}
-	g, err := a.Acquire(patient(t), r)
+	g, err := a.Acquire(testContext(t), r)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := queue(t, b, "a", driver.Exclusive)
 	for range 2 {
-		if err := a.Undo(patient(t), r); err != nil {
+		if err := a.Undo(testContext(t), r); err != nil {
 			t.Fatal(err)
 		}
 	}
-	wantCode(t, a, a.Release(patient(t), g, 0), driver.CodeNotHeld)
+	wantCode(t, a, a.Release(testContext(t), g, 0), driver.CodeNotHeld)
 	p.granted(t)
 }
 
-func TestWithdrawnPlaceIsPassedOver(t *testing.T) {
+func TestWithdrawnQueueEntryIsPassedOver(t *testing.T) {
 	dir := tempDir(t)
 	a, b, c := open(t, dir), open(t, dir), open(t, dir)
 	for _, s := range []*filestore.Store{a, b, c} {
@@ -49,13 +49,13 @@ func TestWithdrawnPlaceIsPassedOver(t *testing.T) {
 	err := p.ended(t)
 	wantCode(t, b, err, driver.CodeWithdrawn)
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("%v does not say why", err)
+		t.Errorf("%v does not contain the reason", err)
 	}
 	release(t, a, g)
 	q.granted(t)
 }
 
-// TestWithdrawnReaderLetsOthersPass: the place that ends was itself the obstacle.
+// TestWithdrawnWriterLetsReadersPass: the withdrawn queue entry itself was the obstacle.
 func TestWithdrawnWriterLetsReadersPass(t *testing.T) {
 	dir := tempDir(t)
 	a, b, c := open(t, dir), open(t, dir), open(t, dir)
@@ -100,7 +100,7 @@ func TestCancelledWaitsLeaveNothing(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	st, err := stores[0].Inspect(patient(t), "a")
+	st, err := stores[0].Inspect(testContext(t), "a")
 	if err != nil || len(st.Holders)+len(st.Waiters) > 0 {
 		t.Errorf("left behind: %+v, %v", st, err)
 	}

@@ -209,7 +209,7 @@ func (s *Store) withdraw(ctx context.Context, w *waiter) error {
 	}
 	if err != nil {
 		s.unregister(w.r.ID)
-		return driver.Errorf(driver.CodeUnknown, "the place could not be taken back: %w", errors.Join(err, cause))
+		return driver.Errorf(driver.CodeUnknown, "the queue entry could not be withdrawn: %w", errors.Join(err, cause))
 	}
 	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-func TestWatch(t *testing.T) {
+func TestWatchReportsChanges(t *testing.T) {
 	dir := tempDir(t)
 	a, b := open(t, dir), open(t, dir)
 	for _, name := range []string{"a", ""} {
@@ -25,28 +25,28 @@ func TestWatch(t *testing.T) {
 		changed := make(chan struct{}, 1000)
 		done := make(chan error, 1)
 		go func() { done <- b.Watch(ctx, name, func() { changed <- struct{}{} }) }()
-		hear := func(what string) {
+		notified := func(what string) {
 			t.Helper()
 			select {
 			case <-changed:
 			case err := <-done:
 				t.Fatal(err)
-			case <-time.After(patience):
-				t.Fatalf("watching %q: %s not told", name, what)
+			case <-time.After(testTimeout):
+				t.Fatalf("watching %q: %s not notified", name, what)
 			}
 		}
-		hear("the start")
+		notified("the start")
 		until := func(what string, holders, waiters int) {
 			t.Helper()
 			for {
-				st, err := b.Inspect(patient(t), "a")
+				st, err := b.Inspect(testContext(t), "a")
 				if err != nil {
 					t.Fatal(err)
 				}
 				if len(st.Holders) == holders && len(st.Waiters) == waiters {
 					return
 				}
-				hear(what)
+				notified(what)
 			}
 		}
 		drain := func() {
@@ -56,7 +56,7 @@ func TestWatch(t *testing.T) {
 		}
 		drain()
 		g := take(t, a, "a", driver.Exclusive)
-		hear("a grant")
+		notified("a grant")
 		p := queue(t, a, "a", driver.Exclusive)
 		until("a waiter", 1, 1)
 		release(t, a, g)
@@ -64,14 +64,14 @@ func TestWatch(t *testing.T) {
 		until("a handoff", 1, 0)
 		drain()
 		release(t, a, g)
-		hear("a release")
+		notified("a release")
 		c := start(t, "hold", dir, "a")
 		c.says("granted")
 		until("another process", 1, 0)
 		c.kill()
-		for { // nobody writes: only looking shows it
-			hear("a death")
-			if st, err := b.Inspect(patient(t), "a"); err == nil && len(st.Holders) == 0 {
+		for { // no store writes: only a check detects it
+			notified("a death")
+			if st, err := b.Inspect(testContext(t), "a"); err == nil && len(st.Holders) == 0 {
 				break
 			}
 		}
@@ -95,7 +95,7 @@ func TestWatchFollowsANewFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-changed
-	s.Release(patient(t), g, 0)
+	s.Release(testContext(t), g, 0)
 	h := take(t, s, "a", driver.Exclusive)
 	<-changed
 	release(t, s, h)
@@ -104,9 +104,8 @@ func TestWatchFollowsANewFile(t *testing.T) {
 	<-done
 }
 
-// TestNothingIsLeft: no goroutine and no descriptor outlives Close, whatever the
-// store has been through.
-func TestNothingIsLeft(t *testing.T) {
+// TestCloseLeavesNothing: no goroutine and no descriptor outlives Close.
+func TestCloseLeavesNothing(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	descriptors := func() int {
 		if runtime.GOOS != "linux" {
@@ -119,10 +118,10 @@ func TestNothingIsLeft(t *testing.T) {
 		return len(fds)
 	}
 	dir := tempDir(t)
-	// The runtime's own poller comes with the first socket.
+	// The first socket starts the runtime's own poller.
 	warm := open(t, tempDir(t))
 	take(t, warm, "a", driver.Exclusive)
-	warm.Close(patient(t))
+	warm.Close(testContext(t))
 	before := descriptors()
 	for range 3 {
 		a, b := open(t, dir), open(t, dir)
@@ -138,15 +137,15 @@ func TestNothingIsLeft(t *testing.T) {
 		last := queue(t, b, "a", driver.Exclusive)
 		cancel()
 		<-watched
-		if err := b.Close(patient(t)); err != nil {
+		if err := b.Close(testContext(t)); err != nil {
 			t.Error(err)
 		}
 		last.ended(t)
-		if err := a.Close(patient(t)); err != nil {
+		if err := a.Close(testContext(t)); err != nil {
 			t.Error(err)
 		}
 	}
-	// Some that were there before may end now, and the last to end may be on its way.
+	// Earlier descriptors may be closed now, and the last one may be on its way.
 	eventually(t, fmt.Sprintf("no more than the %d descriptors before", before), func() bool { return descriptors() <= before })
 	left, err := os.ReadDir(filepath.Join(dir, "sessions"))
 	if err != nil || len(left) > 0 {

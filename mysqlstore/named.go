@@ -191,14 +191,14 @@ func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bo
 // Clear frees a lock that was granted while the statement was being cancelled.
 func (r named) Clear(ctx context.Context, s *sqlkit.Session) error {
 	_, err := s.Run(ctx, "SELECT RELEASE_ALL_LOCKS()", "SELECT GET_LOCK("+identityLock(s.ID)+", 0)")
-	s.Untold = s.Untold && err != nil
+	s.Unrecorded = s.Unrecorded && err != nil
 	return err
 }
 
 // Survey returns the holders that are recorded, and the waiters. It also returns the session
 // that has the lock without a record, for a single name.
 func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
-	sights, untold, err := r.survey(ctx, side, key, all, "s.lockname <> ''")
+	sights, untold, err := r.survey(ctx, side, key, all, "s.lockname <> ''", "state = 'User lock'")
 	if err != nil {
 		return nil, nil, err
 	}

@@ -265,5 +265,5 @@ func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 
 // Survey returns the holders that are recorded, and the waiters.
 func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
-	return r.survey(ctx, side, key, all, "s.lockname = ''")
+	return r.survey(ctx, side, key, all, "s.lockname = ''", "micros > 2000")
 }

@@ -72,10 +72,10 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 		return f, err
 	}
 	if galera {
-		f.notes = append(f.notes, "this server is a node of a Galera cluster: a change is decided when it is certified")
+		f.notes = append(f.notes, "this server is a node of a Galera cluster: the cluster decides a change when it certifies it")
 	}
 	if several {
-		f.notes = append(f.notes, "this server is in a replication group of several primaries, on which the recipe is not tested: a change is decided when it is certified")
+		f.notes = append(f.notes, "this server is in a replication group with several primaries, on which the recipe is not tested")
 	}
 	if r.Text(7) != flushed && !sessions {
 		f.notes = append(f.notes, "this server has innodb_flush_log_at_trx_commit="+r.Text(7)+": a crash of its machine, and with 0 one of the server, forgets grants of the last second")
@@ -161,24 +161,24 @@ func Declared(r Recipe) driver.Guarantees {
 		g := sqlkit.OptimisticGuarantees(kind, false)
 		g.EarlyEnd = append(g.EarlyEnd, "a crash of a server that has innodb_flush_log_at_trx_commit other than 1")
 		g.Notes = []string{
-			"works through poolers and proxies, but for those that send reads to replicas, and on Galera (tested on a cluster of one node); no connection is kept for a lock",
-			"a row per name in use; a row that is idle for a minute is removed",
+			"works through poolers and proxies, except those that send reads to replicas, and on Galera (tested on a cluster of one node); a held lock needs no connection",
+			"each name in use has a row, which is removed after an idle minute",
 		}
 		return g
 	}
 	g := sqlkit.SessionGuarantees(kind, unit, unit, "KILL")
 	g.Notes = []string{
-		"a lock costs one connection, and so does a place in the queue",
-		"a holder that is silent or stopped is freed by the server's wait_timeout, which is set to the TTL; a crash is seen at once where the client's machine is up",
-		"not through proxies that share connections or split reads from writes, and neither on Galera nor in a replication group of several primaries",
-		"a primary that became read-only, and on a user's pool the end of a connection, is noticed by a ping every half second; where another one is promoted and the old one stays writable or falls silent, nothing is noticed before the TTL has passed",
+		"a held lock costs one connection, and so does a waiter",
+		"the server's wait_timeout, which is set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the client's machine continues to run",
+		"refused: proxies that share connections or split reads from writes, Galera, and group replication with several primaries",
+		"a ping every half second detects a primary that became read-only and, on a user's pool, the end of a connection. If the old primary remains writable or cannot be reached, the holder notices after the TTL",
 	}
 	if r == Pessimistic {
 		g.Shared, g.Semaphore, g.Slots, g.Order = true, true, true, driver.OrderNone
 		g.Notes = append(g.Notes,
-			"readers, and semaphores of each size, wait for one another on one name; a writer excludes them all and is not starved by them",
-			"the server serves waiters of locks in their order (MariaDB; MySQL 8 by its own reckoning); semaphores are waited for by polling, at most 100ms apart",
-			"a held lock is an open transaction: it holds back no purge of old rows, since it reads none, and it is in the server's list of transactions",
+			"on one name, readers and semaphores of each size wait for one another; a writer excludes them all, and they cannot block it forever",
+			"MariaDB serves waiters in order, MySQL 8 by its own rules; waiters for semaphores poll, at most 100ms apart",
+			"a held lock is an open transaction in the server's list; it does not hold back the purge of old rows",
 		)
 	}
 	return g

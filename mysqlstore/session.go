@@ -143,18 +143,18 @@ func comment(a *sqlkit.Ask) string { return "/*" + a.Label.Encode(labelRoom) + "
 // that of the last turn. After the server has evaluated it, call marked.
 func markNew(s *sqlkit.Session) string {
 	take := "GET_LOCK(" + newLock(s, 1-s.Turn) + ", 0)"
-	if s.Untold {
+	if s.Unrecorded {
 		take += " + RELEASE_LOCK(" + newLock(s, s.Turn) + ")"
 	}
 	return take
 }
 
-func marked(s *sqlkit.Session) { s.Untold, s.Turn = true, 1-s.Turn }
+func marked(s *sqlkit.Session) { s.Unrecorded, s.Turn = true, 1-s.Turn }
 
 // Rest frees the lock hf:new.
 func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
 	_, err := s.Run(ctx, "DO RELEASE_LOCK("+newLock(s, s.Turn)+")")
-	s.Untold = s.Untold && err != nil
+	s.Unrecorded = s.Unrecorded && err != nil
 	return err
 }
 
@@ -165,7 +165,7 @@ func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
 // proof is a script whose last statement can be extended by columns. Its first column is
 // whether the session has the lock.
 func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lockname string, proof ...string) (bool, error) {
-	record := a.Record && !a.Told && r.s.record.due()
+	record := a.Record && !a.Recorded && r.s.record.due()
 	left := a.TTL
 	if a.Left > 0 {
 		left, _ = sqlkit.RoundTTL(a.Left, unit)
@@ -197,7 +197,7 @@ func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, l
 	if _, err := s.Run(ctx, fmt.Sprintf("DO RELEASE_LOCK(%s), RELEASE_LOCK(%s)", unrecordedLock(s), newLock(s, s.Turn))); err != nil {
 		return false, err
 	}
-	a.Told, s.Untold = true, false
+	a.Recorded, s.Unrecorded = true, false
 	return true, nil
 }
 
@@ -319,8 +319,9 @@ func (r sessions) processes() string {
 }
 
 // survey returns the sessions with a grant that is not recorded, the recorded holders of the
-// recipe, and the waiters.
-func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all bool, recipe string) ([]sqlkit.Sight, []sqlkit.Identity, error) {
+// recipe, and the waiters: the sessions with a statement that waits. For a named lock the server
+// shows that it waits; that of a row waits if it has run for a while.
+func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all bool, recipe, waits string) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	// Before the holders: a grant that is recorded meanwhile is then seen below.
 	untold, err := r.untold(ctx, side)
 	if err != nil {
@@ -336,7 +337,7 @@ func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 	if err != nil {
 		return nil, nil, err
 	}
-	waiting, err := r.waiters(ctx, side, match)
+	waiting, err := r.waiters(ctx, side, match, waits)
 	return append(sights, waiting...), untold, err
 }
 
@@ -366,8 +367,8 @@ func (r sessions) holders(ctx context.Context, side sqlkit.Link, where string) (
 }
 
 // waiters returns the sessions whose statements wait, longest first.
-func (r sessions) waiters(ctx context.Context, side sqlkit.Link, match func(*sqlkit.Label) bool) ([]sqlkit.Sight, error) {
-	a, err := side.Run(ctx, "SELECT id, micros, HEX(LEFT(info, 2048)), "+clock+" FROM "+r.processes()+" p WHERE command = 'Query' AND id <> CONNECTION_ID() AND info LIKE 'SELECT /*hf1.%' AND micros > 2000 ORDER BY micros DESC")
+func (r sessions) waiters(ctx context.Context, side sqlkit.Link, match func(*sqlkit.Label) bool, waits string) ([]sqlkit.Sight, error) {
+	a, err := side.Run(ctx, "SELECT id, micros, HEX(LEFT(info, 2048)), "+clock+" FROM "+r.processes()+" p WHERE command = 'Query' AND id <> CONNECTION_ID() AND info LIKE 'SELECT /*hf1.%' AND "+waits+" ORDER BY micros DESC")
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ func (table) Read(name []byte, bucket int) string {
 }
 
 func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {
-	return fmt.Sprintf("INSERT INTO holdfast_row (name, bucket, version, token, expires, touched, state) SELECT %s, %d, %d, %d, %d, %d, %s FROM DUAL WHERE %s < %d ON DUPLICATE KEY UPDATE version = holdfast_row.version",
+	return fmt.Sprintf("INSERT INTO holdfast_row (name, bucket, version, token, expires, touched, state) SELECT %s, %d, %d, %d, %d, %d, %s FROM DUAL WHERE %s < %d ON DUPLICATE KEY UPDATE version = holdfast_row.version", // mutation: mysql-first
 		lit(name), bucket, w.Version, w.Token, w.Expires, w.Now, lit([]byte(w.State)), clock, w.Deadline)
 }
 

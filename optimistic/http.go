@@ -29,7 +29,7 @@ type HTTP struct {
 	// URL is that of the objects' parent; a key is escaped and appended after a slash.
 	// Required, http or https.
 	URL string
-	// Client sends the requests. It signs them, where the server wants that, by its
+	// Client sends the requests. It signs them, if the server requires that, by its
 	// Transport. It must not repeat a PUT that may have been done.
 	// net/http does not. Default: http.DefaultClient.
 	Client *http.Client

@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/optimistic"
 )
 
-// objects is an HTTP server of conditional requests. Module e2e tests the same against a
+// objects is an HTTP server of conditional requests. Module e2e repeats the tests on a
 // server of S3.
 type objects struct {
 	mu   sync.Mutex
@@ -31,7 +31,7 @@ func (o *objects) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.fail != 0 {
-		http.Error(w, "as the test wants", o.fail)
+		http.Error(w, "scripted failure", o.fail)
 		return
 	}
 	name := strings.TrimPrefix(r.URL.Path, "/bucket/")
@@ -68,7 +68,7 @@ func serve(t *testing.T) (*objects, optimistic.HTTP) {
 	return o, optimistic.HTTP{URL: srv.URL + "/bucket/", Client: srv.Client()}
 }
 
-func TestGuardObjects(t *testing.T) {
+func TestObjectsPassFencetest(t *testing.T) {
 	_, values := serve(t)
 	guard := fence.Objects{Values: values}
 	fencetest.Run(t, fencetest.Harness[[]byte]{
@@ -84,7 +84,7 @@ func TestGuardObjects(t *testing.T) {
 	})
 }
 
-func TestHTTPResponses(t *testing.T) {
+func TestHTTPMapsResponsesToErrors(t *testing.T) {
 	o, values := serve(t)
 	v1, err := optimistic.Put(t.Context(), values, "a/b c", []byte("one"), "")
 	if err != nil || v1 == "" {
@@ -132,7 +132,7 @@ func TestHTTPResponses(t *testing.T) {
 	}
 }
 
-func TestObjectsRefuseWhatIsNotTheirs(t *testing.T) {
+func TestObjectsRefuseForeignContent(t *testing.T) {
 	_, values := serve(t)
 	guard := fence.Objects{Values: values}
 	for key, data := range map[string]string{"empty": "", "another": "hello\nworld", "no token": "holdfast-fence 1 x\n", "no line": "holdfast-fence 1 5", "zero": "holdfast-fence 1 0\n"} {

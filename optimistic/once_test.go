@@ -63,7 +63,7 @@ func TestOnceMarksOnlySuccess(t *testing.T) {
 		_, _ = optimistic.Once(t.Context(), l, store, "k", func(context.Context) error { panic("boom") })
 	}()
 	ran, err = optimistic.Once(t.Context(), l, store, "k", func(context.Context) error {
-		_ = store.Script().Lose("k", holdfast.CauseTaken) // as an operator would
+		_ = store.Script().Lose("k", holdfast.CauseTaken) // like an operator
 		return nil
 	})
 	if !ran || !errors.Is(err, holdfast.ErrLost) {
@@ -78,7 +78,7 @@ func TestOnceMarksOnlySuccess(t *testing.T) {
 	}
 }
 
-// TestOnceReportsUnmarkedJob requires that a caller learns that the job is done and not
+// TestOnceReportsUnmarkedJob: the caller gets an error for a job that is done and not
 // marked.
 func TestOnceReportsUnmarkedJob(t *testing.T) {
 	store := memstore.New()
@@ -95,7 +95,7 @@ func TestOnceReportsUnmarkedJob(t *testing.T) {
 	if !ran || !errors.Is(err, optimistic.ErrConflict) {
 		t.Errorf("a mark of another process: %v, %v", ran, err)
 	}
-	// What another program wrote is a mark, too.
+	// Content of another program is a mark, too.
 	ran, err = optimistic.Once(t.Context(), l, store, "conflict", func(context.Context) error { return nil })
 	if ran || err != nil {
 		t.Errorf("a mark that is no JSON: %v, %v", ran, err)

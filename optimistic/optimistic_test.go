@@ -61,7 +61,7 @@ func ExampleOnConflict() {
 	// ab <nil>
 }
 
-// The job runs once, however often and on however many machines it is started.
+// The job runs once, for any number of starts on any number of machines.
 func ExampleOnce() {
 	ctx := context.Background()
 	store := memstore.New()
@@ -81,7 +81,7 @@ func ExampleOnce() {
 	// false <nil>
 }
 
-func TestUpdateLosesNothing(t *testing.T) {
+func TestConcurrentUpdatesLoseNothing(t *testing.T) {
 	store := memstore.New()
 	const workers, each = 16, 50
 	var conflicts atomic.Int64
@@ -106,7 +106,7 @@ func TestUpdateLosesNothing(t *testing.T) {
 	t.Logf("%d conflicts", conflicts.Load())
 }
 
-// scripted are values whose Put fails as a test wants.
+// scripted are values with scripted results of Put.
 type scripted struct {
 	*memstore.Store
 	put func(n int) error
@@ -170,8 +170,7 @@ func TestUpdateEndsWithContext(t *testing.T) {
 	}
 }
 
-// TestUnknownOutcomeIsNotRepeated requires that a write that may have been done is not done
-// again.
+// TestUnknownOutcomeIsNotRepeated: a write that may have been done is not done again.
 func TestUnknownOutcomeIsNotRepeated(t *testing.T) {
 	v := &scripted{Store: memstore.New(), put: func(int) error { return errors.New("connection reset") }}
 	err := optimistic.Update(t.Context(), v, "k", same)
@@ -206,7 +205,7 @@ func TestUpdateReturnsErrorOfItsFunction(t *testing.T) {
 	}
 }
 
-func TestBadInput(t *testing.T) {
+func TestBadInputIsRefused(t *testing.T) {
 	store := memstore.New()
 	for what, key := range map[string]string{"empty": "", "long": strings.Repeat("x", 513), "not UTF-8": "\xff", "NUL": "a\x00"} {
 		_, _, get := optimistic.Get(t.Context(), store, key)

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"regexp"
 	"strings"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/internal/sqltype"
 )
 
 // Rows are the rows of an SQL table of your own that has a version column. T is what the
@@ -75,7 +75,7 @@ func (r Rows[T]) Get(ctx context.Context, key any) (row T, version int64, err er
 	if err != nil {
 		return row, 0, r.failed(key, err, holdfast.ErrUnavailable)
 	}
-	if kind := types[len(types)-1].DatabaseTypeName(); !integer.MatchString(kind) {
+	if kind := types[len(types)-1].DatabaseTypeName(); !sqltype.Integer(kind) {
 		return row, 0, fmt.Errorf("optimistic: %w: column %s of %s has type %s, want an integer type", holdfast.ErrInvalid, r.Version, r.Table, kind)
 	}
 	if !rows.Next() {
@@ -156,14 +156,6 @@ func (r Rows[T]) Update(ctx context.Context, key any, f func(context.Context, *T
 	})
 }
 
-// integer matches the names of integer types: INT8, BIGINT, UNSIGNED INT, INTEGER.
-var integer = regexp.MustCompile(`(?i)^(UNSIGNED )?(TINY|SMALL|MEDIUM|BIG)?INT(EGER)?[248]?( UNSIGNED)?$`)
-
-var (
-	identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]{0,62}$`)
-	qualified  = regexp.MustCompile(`^([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,62}$`)
-)
-
 func (r Rows[T]) check() error {
 	if r.DB == nil || r.Fields == nil || len(r.Columns) == 0 {
 		return fmt.Errorf("optimistic: %w: Rows needs DB, Columns and Fields", holdfast.ErrInvalid)
@@ -171,11 +163,11 @@ func (r Rows[T]) check() error {
 	if r.Dialect < fence.MySQL || r.Dialect > fence.SQLite {
 		return fmt.Errorf("optimistic: %w: dialect %d, want MySQL, PostgreSQL or SQLite", holdfast.ErrInvalid, int(r.Dialect))
 	}
-	if !qualified.MatchString(r.Table) {
+	if !sqltype.Qualified(r.Table) {
 		return fmt.Errorf("optimistic: %w: table %q, want letters, digits and '_', optionally after a schema and a dot", holdfast.ErrInvalid, r.Table)
 	}
 	for _, name := range append([]string{r.Key, r.Version}, r.Columns...) {
-		if !identifier.MatchString(name) {
+		if !sqltype.Name(name) {
 			return fmt.Errorf("optimistic: %w: column %q, want letters, digits and '_', not beginning with a digit", holdfast.ErrInvalid, name)
 		}
 	}

@@ -57,7 +57,10 @@ func TestDashboardShowsEveryMetric(t *testing.T) {
 	if _, err := otelhooks.New(otelhooks.WithMeterProvider(n)); err != nil {
 		t.Fatal(err)
 	}
-	if len(n.series) < 6 {
+	if _, err := otelhooks.Conflicts(otelhooks.WithMeterProvider(n)); err != nil {
+		t.Fatal(err)
+	}
+	if len(n.series) < 7 {
 		t.Fatalf("%v", n.series)
 	}
 	text, err := os.ReadFile("../docs/grafana.json")

@@ -20,8 +20,10 @@
 //	holdfast.losses             counter, {loss}          kind, mode, cause
 //	holdfast.renewals           counter, {renewal}       kind, mode, outcome
 //	holdfast.undo.failures      counter, {failure}       kind, mode
+//	holdfast.conflicts          counter, {conflict}      none
 //
-// The full names of the attributes:
+// The last one counts the conflicts of updates that have the option of [Conflicts]. The
+// full names of the attributes:
 //
 //   - holdfast.store.kind: the store's recipe, such as "redis" or "memory".
 //   - holdfast.mode: "exclusive", "shared" or "semaphore".
@@ -74,7 +76,11 @@
 // "holdfast.undo_failed", and each other event for which no span of its lock is
 // recording.
 //
+// A conflict of an update with the option of [Conflicts] is the event "holdfast.conflict"
+// of the caller's span. Its attributes are the key, the number of conflicts of that
+// update so far, and the backoff in seconds.
+//
 // No attribute contains a password: holdfast redacts a store's address before it
-// calls a hook. Names, reasons and error texts appear on spans only, and with
+// calls a hook. Names, keys, reasons and error texts appear on spans only, and with
 // [WithNameOnSpans](false) nowhere.
 package otelhooks

@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/memstore"
+	"github.com/holdfast-go/holdfast/optimistic"
 	"github.com/holdfast-go/holdfast/otelhooks"
 )
 
@@ -59,4 +60,35 @@ func Example() {
 	// holdfast.locks.held 1
 	// holdfast.acquire
 	// holdfast.hold
+}
+
+// The updates of a program share one option, which counts their conflicts.
+func ExampleConflicts() {
+	reader := sdkmetric.NewManualReader()
+	count, err := otelhooks.Conflicts(otelhooks.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx := context.Background()
+	store := memstore.New()
+	faster := true
+	err = optimistic.Update(ctx, store, "config", func(ctx context.Context, old []byte) ([]byte, error) {
+		if faster { // another process writes between the read and the write of this one
+			faster = false
+			if _, err := optimistic.Put(ctx, store, "config", []byte("a"), ""); err != nil {
+				return nil, err
+			}
+		}
+		return append(old, 'b'), nil
+	}, count)
+	if err != nil {
+		log.Fatal(err)
+	}
+	var now metricdata.ResourceMetrics
+	if err := reader.Collect(ctx, &now); err != nil {
+		log.Fatal(err)
+	}
+	m := now.ScopeMetrics[0].Metrics[0]
+	fmt.Println(m.Name, m.Data.(metricdata.Sum[int64]).DataPoints[0].Value)
+	// Output: holdfast.conflicts 1
 }

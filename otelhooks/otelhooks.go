@@ -38,7 +38,7 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 }
 
 // WithNameOnSpans sets whether spans contain the lock's name, its reason and the
-// text of errors, which quotes the name. Default: true. Use false for names that
+// text of errors, which quotes the name, or the key of a value. Default: true. Use false for names that
 // must not leave the process, such as names that contain customers' addresses.
 func WithNameOnSpans(show bool) Option {
 	return func(c *config) { c.names = show }

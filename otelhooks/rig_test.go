@@ -28,6 +28,7 @@ type rig struct {
 	hooks  holdfast.Hooks
 	spans  *tracetest.SpanRecorder
 	tracer *sdktrace.TracerProvider
+	meters *sdkmetric.MeterProvider
 	reader *sdkmetric.ManualReader
 }
 
@@ -36,9 +37,10 @@ func newRig(t *testing.T, opts ...otelhooks.Option) *rig {
 	r := &rig{t: t, ctx: context.Background(), store: memstore.New(),
 		spans: tracetest.NewSpanRecorder(), reader: sdkmetric.NewManualReader()}
 	r.tracer = sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(r.spans))
+	r.meters = sdkmetric.NewMeterProvider(sdkmetric.WithReader(r.reader))
 	opts = append([]otelhooks.Option{
 		otelhooks.WithTracerProvider(r.tracer),
-		otelhooks.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(r.reader))),
+		otelhooks.WithMeterProvider(r.meters),
 	}, opts...)
 	var err error
 	if r.hooks, err = otelhooks.New(opts...); err != nil {

@@ -134,7 +134,7 @@ func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (b
 	if err != nil {
 		return false, err
 	}
-	a.Told = true
+	a.Recorded = true
 	return answers.Last().Int(0) == s.ID.Conn, nil
 }
 
@@ -167,11 +167,11 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) 
 		return false, err
 	}
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint), CASE WHEN $2::boolean THEN "+unnamed+" END", m.args(), strconv.FormatBool(a.Told))
+		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint), CASE WHEN $2::boolean THEN "+unnamed+" END", m.args(), strconv.FormatBool(a.Recorded))
 		return row.True(0), err
 	}
 	script := fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", shared(a), m.args())
-	if a.Told {
+	if a.Recorded {
 		script += ", " + unnamed
 	}
 	answers, err := s.Run(ctx, script)

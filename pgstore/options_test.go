@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestBadInput: each mistake is named before any I/O, and no password is shown.
-func TestBadInput(t *testing.T) {
+// TestBadInputIsRefused before any I/O: the error names each mistake, and no password.
+func TestBadInputIsRefused(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	for raw, says := range map[string]string{
@@ -43,9 +43,9 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestUnreachable: a server that is not there is no mistake, and is said to be
-// unavailable when something is asked of it.
-func TestUnreachable(t *testing.T) {
+// TestUnreachableServerIsUnavailable: Open succeeds without a server, and the calls return
+// an error of code unavailable.
+func TestUnreachableServerIsUnavailable(t *testing.T) {
 	for _, r := range Recipes() {
 		s, err := Open(t.Context(), "postgres://u:SeCrEt@127.0.0.1:1/db", With(r))
 		if err != nil {

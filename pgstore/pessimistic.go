@@ -93,7 +93,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	}
 	fits := have >= 0 && (a.Limit == driver.Exclusive || have == int64(sqlkit.Kind(a.Limit)))
 	if passed && fits && !row.Null(1) {
-		a.Told = true // the statement has recorded the holder
+		a.Recorded = true // the statement has recorded the holder
 		got := sqlkit.Got{Token: uint64(row.Int(1)), Slot: driver.NoSlot}
 		if sqlkit.Kind(a.Limit) > driver.Exclusive {
 			got.Slot = int(row.Int(3))

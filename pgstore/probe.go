@@ -67,7 +67,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 			return f, refuse("PostgreSQL %d is too old to end an idle session: 14 or later is needed, or recipe=optimistic", f.version/10000)
 		}
 		if r.Text(4) != "on" {
-			f.notes = append(f.notes, "track_activities is off here, so holders and waiters cannot be told apart from strangers")
+			f.notes = append(f.notes, "track_activities is off here, so holders and waiters cannot be recognized")
 		}
 		pooled, err := moves(ctx, l, s.dial)
 		switch {
@@ -136,33 +136,33 @@ func Declared(r Recipe) driver.Guarantees {
 	if r == Optimistic {
 		g := sqlkit.OptimisticGuarantees(kind, true)
 		g.Notes = []string{
-			"works through poolers and proxies; no connection is kept for a lock, and one, which listens, while anything is awaited",
-			"behind a pooler and on a user's pool no notifications come, and waiters poll",
-			"a grant is on the server's disk before it is given, also with synchronous_commit=off",
-			"two primaries at once grant twice, and no client notices: stop the old one before another is promoted",
-			"a row per name in use; a row that is idle for a minute is removed",
+			"works through poolers and proxies; a held lock needs no connection, and all waiters share one that listens",
+			"behind a pooler and on a user's pool the store gets no notifications, so waiters poll",
+			"each grant is on the server's disk before the client gets it, also with synchronous_commit=off",
+			"two primaries grant the same lock, and no client notices: stop the old one before you promote another",
+			"each name in use has a row, which is removed after an idle minute",
 		}
 		return g
 	}
 	g := sqlkit.SessionGuarantees(kind, 50*time.Millisecond, unit, "pg_terminate_backend")
 	g.Shared, g.Mixed = true, true
 	g.Notes = []string{
-		"a lock costs one connection, and so does a place in the queue",
-		"a holder that is silent or stopped is freed by the server's idle timeout, which is set to the TTL; a crash is seen at once where the client's machine is up",
-		"not through a pooler in transaction mode",
-		"a new primary has no grants of the old one: a holder learns it when its connection ends, or after its TTL where the old server falls silent; an old primary that goes on serving its connections keeps their grants beside the new one's, and no client notices: stop it before another is promoted",
-		"on a user's pool the end of a connection is noticed by a ping every second",
+		"a held lock costs one connection, and so does a waiter",
+		"the server's idle timeout, which is set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the client's machine continues to run",
+		"refused: a pooler in transaction mode",
+		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. If the old primary continues to serve clients, both grant, and no client notices: stop the old one first",
+		"on a user's pool a ping every second detects the end of a connection",
 	}
 	switch r {
 	case Advisory:
 		g.Order = driver.OrderNone
-		g.Notes = append(g.Notes, "the server serves waiters in their order, and readers do not starve a writer; but readers that are let in together get their tokens in any order")
+		g.Notes = append(g.Notes, "the server serves waiters in order, and readers cannot block a writer forever; readers that are granted together get their tokens in any order")
 	case Pessimistic:
 		g.Semaphore, g.Slots, g.Mixed, g.Order = true, true, false, driver.OrderNone
 		g.Notes = append(g.Notes,
-			"readers, and semaphores of each size, wait for one another on one name; a writer excludes them all and is not starved by them",
-			"a gate serves waiters of locks in their order; semaphores are waited for by polling, at most 100ms apart",
-			"a held lock is an open transaction with a number: vacuum removes no row that was deleted or changed since; a waiter's statement holds it back as well",
+			"on one name, readers and semaphores of each size wait for one another; a writer excludes them all, and they cannot block it forever",
+			"waiters for locks are served in order; waiters for semaphores poll, at most 100ms apart",
+			"a held lock is an open transaction: vacuum removes no row that was deleted or changed later. A waiter has the same effect",
 		)
 	}
 	return g

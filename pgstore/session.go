@@ -159,7 +159,7 @@ func (m mark) args() string {
 func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([]found, error) {
 	a, err := side.Run(ctx, `SELECT l.pid, extract(epoch FROM a.backend_start), l.granted, a.application_name, a.query,
 		(extract(epoch FROM coalesce(l.waitstart, a.query_start)) * 1000000)::bigint, (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint,
-		a.state, coalesce(a.client_addr::text, ''), l.classid, l.objid, l.objsubid, coalesce(a.wait_event_type, '')
+		a.state, coalesce(host(a.client_addr), ''), l.classid, l.objid, l.objsubid, coalesce(a.wait_event_type, '')
 		FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
 		WHERE l.locktype = 'advisory' AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND (`+where+`)
 		ORDER BY l.granted DESC, l.waitstart NULLS FIRST`)

@@ -33,7 +33,7 @@ func (table) Read(name []byte, bucket int) string {
 }
 
 func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {
-	return fmt.Sprintf("INSERT INTO holdfast_row (name, bucket, version, token, expires, touched, state) SELECT %s, %d, %d, %d, %d, %d, %s WHERE %s < %d AND "+flushed+" ON CONFLICT DO NOTHING",
+	return fmt.Sprintf("INSERT INTO holdfast_row (name, bucket, version, token, expires, touched, state) SELECT %s, %d, %d, %d, %d, %d, %s WHERE %s < %d AND "+flushed+" ON CONFLICT DO NOTHING", // mutation: postgres-first
 		lit(name), bucket, w.Version, w.Token, w.Expires, w.Now, ascii(w.State), clock, w.Deadline)
 }
 

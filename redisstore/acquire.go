@@ -18,7 +18,8 @@ const (
 
 // Acquire asks for a grant. See [driver.Store].
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	if err := checkRequest(&r); err != nil {
+	e := &entry{r: r, channel: s.channel} // in one piece with the request, which escapes
+	if err := checkRequest(&e.r); err != nil {
 		return driver.Grant{}, err
 	}
 	if err := s.begin(ctx); err != nil {
@@ -32,14 +33,13 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 	}
 	if s.peers != nil {
-		g, err := s.peers.acquire(ctx, &r)
+		g, err := s.peers.acquire(ctx, &e.r)
 		if err != nil && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
 			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err}
 		}
 		return g, err
 	}
-	key, counter, bucket := s.keys.of(r.Name)
-	e := &entry{r: r, key: key, counter: counter, bucket: bucket, channel: s.channel}
+	e.keys[0], e.keys[1], e.bucket = s.keys.of(r.Name)
 	if r.Wait {
 		s.expect(e)
 	}
@@ -57,7 +57,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		s.mu.Unlock()
 		return driver.Grant{}, err
 	}
-	s.floors.see(bucket, g.Last())
+	s.floors.see(e.bucket, g.Last())
 	s.hold(e, g)
 	return g, nil
 }
@@ -157,26 +157,26 @@ var errVoid = driver.Errorf(driver.CodeUnavailable, "the request has been undone
 // askFor runs the acquiring script: in one step with the counter of the bucket,
 // or, while the slot moves and the two are on different servers, without it.
 func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, error) {
-	rep, err := s.acquireStep(ctx, e, []string{e.key, e.counter}, args)
+	rep, err := s.acquireStep(ctx, e, e.keys[:], args)
 	if err == nil || !isTryAgain(err) {
 		return rep, err
 	}
 	// The counter by itself, the grant by itself, and the counter again before
 	// anyone hears of the grant: so the next one, which may be made in one step
 	// again, exceeds it. Until then the name's own key remembers its token.
-	counted, err := s.eval(ctx, raiseScript, []string{e.counter}, []string{"0"})
+	counted, err := s.eval(ctx, raiseScript, e.keys[1:], []string{"0"})
 	if err != nil {
 		return rep, err
 	}
 	floor, err := strconv.ParseUint(counted.values[0], 10, 64)
 	if err != nil {
-		return rep, driver.Errorf(driver.CodeRefused, "the counter %s is %q", e.counter, counted.values[0])
+		return rep, driver.Errorf(driver.CodeRefused, "the counter %s is %q", e.keys[1], counted.values[0])
 	}
 	s.floors.see(e.bucket, floor)
 	args[4] = s.floors.text(e.bucket)
-	rep, err = s.acquireStep(ctx, e, []string{e.key}, args)
+	rep, err = s.acquireStep(ctx, e, e.keys[:1], args)
 	if err == nil && rep.kind == 'G' {
-		if _, err := s.eval(ctx, raiseScript, []string{e.counter}, []string{rep.values[0]}); err != nil {
+		if _, err := s.eval(ctx, raiseScript, e.keys[1:], []string{rep.values[0]}); err != nil {
 			return rep, driver.Errorf(driver.CodeUnknown, "the token of a grant could not be written down: %w", err)
 		}
 	}
@@ -278,7 +278,7 @@ func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, er
 	}
 	return driver.Grant{
 		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, Tokens: tokens, SentAt: sent, TTL: time.Duration(ttlMicros(r.TTL)) * time.Microsecond,
-		Slot: slotOf(seat, r.Limit), Handle: &handle{key: e.key, seat: values[1]},
+		Slot: slotOf(seat, r.Limit), Handle: &handle{key: e.keys[0], seat: values[1]},
 	}, nil
 }
 

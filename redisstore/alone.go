@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	"github.com/redis/rueidis"
+
+	"github.com/holdfast-go/holdfast/internal/bound"
 )
 
 // alone is a connection for whoever asks while nobody else does. The request is
@@ -149,9 +151,15 @@ func (a *alone) eval(ctx context.Context, s *Script, keys, args []string) (v []s
 	if !ok {
 		return nil, false, nil
 	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	v, err = evaluate(ctx, client, s, keys, args)
-	broken := !stop()
+	// The client of one connection keeps the deadline by itself.
+	broken := false
+	if watched := bound.Cancellation(ctx); watched.Done() == nil {
+		v, err = evaluate(ctx, client, s, keys, args)
+	} else {
+		stop := context.AfterFunc(watched, func() { _ = conn.Close() })
+		v, err = evaluate(ctx, client, s, keys, args)
+		broken = !stop()
+	}
 	if err != nil && !broken {
 		_, answered := err.(ServerError)
 		broken = !answered

@@ -30,7 +30,9 @@ func (c *clock) learn(sent, server int64) {
 }
 
 // now is the server's time, about.
-func (c *clock) now() int64 { return micros() + c.offset.Load() }
+func (c *clock) now() int64 {
+	return micros() + c.offset.Load() // mutation: redis-clock
+}
 
 // deadline is when a request that is sent now becomes too old.
 func (c *clock) deadline() int64 { return c.now() + window.Microseconds() }

@@ -1,10 +1,6 @@
 package redisstore
 
-import (
-	"hash/fnv"
-	"io"
-	"strings"
-)
+import "strings"
 
 // A name's key is holdfast:{BUCKET}:NAMESPACE:NAME. The bucket, three hexadecimal
 // digits of a hash of namespace and name, is the hash tag: whatever braces a name
@@ -25,15 +21,21 @@ func newKeyspace(namespace string) keyspace { return keyspace{escaper.Replace(na
 const hexDigits = "0123456789abcdef"
 
 func (k keyspace) bucket(name string) uint16 {
-	h := fnv.New64a()
-	_, _ = io.WriteString(h, k.namespace)
-	_, _ = h.Write([]byte{0})
-	_, _ = io.WriteString(h, name)
-	n := h.Sum64()
+	n := fnv1a(fnv1a(fnv1a(fnvOffset, k.namespace), "\x00"), name)
 	n ^= n >> 32
 	n ^= n >> 16
 	return uint16(n % buckets)
 }
+
+// fnv1a is hash/fnv's New64a without an allocation: it continues the hash n with text.
+func fnv1a(n uint64, text string) uint64 {
+	for i := range len(text) {
+		n = (n ^ uint64(text[i])) * 1099511628211
+	}
+	return n
+}
+
+const fnvOffset = 14695981039346656037
 
 // of is the keys of a name and of its bucket's counter, and the bucket.
 func (k keyspace) of(name string) (key, counter string, bucket uint16) {

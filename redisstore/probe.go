@@ -353,8 +353,8 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
-		Tokens: "the server's microseconds, above the last token of the name's bucket and above all that the asking client has seen; " +
-			"they rise after a flush, a restart without data or a failover unless the clock is set back further than the outage and the client is new", Reserves: true,
+		Tokens: "the server's clock in microseconds, and always above the last token that the server or this client has seen. " +
+			"After a flush, a restart without data or a failover, tokens may fall only for a new client, and only if the clock was set back", Reserves: true,
 		EarlyEnd: []string{"a flush or a deletion of the key", "a restart that loses data", "the server's clock set forward"},
 		Notice:   noticeBound,
 		MinTTL:   minTTL, MaxTTL: maxTTL, Lapses: true,
@@ -364,31 +364,31 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 		if s.cfg.replicas == 0 {
 			g.EarlyEnd = append(g.EarlyEnd, "a failover to a replica that has not received the grant")
 		} else {
-			g.EarlyEnd = append(g.EarlyEnd, "a failover to a replica that is none of the "+strconv.Itoa(s.cfg.replicas)+" that acknowledged the grant")
+			g.EarlyEnd = append(g.EarlyEnd, "a failover to a replica that is not one of the "+strconv.Itoa(s.cfg.replicas)+" that acknowledged the grant")
 		}
 	}
 	switch {
 	case f.unknown:
-		g.Notes = append(g.Notes, "the server does not let this user see its settings: whether it evicts keys or keeps data is not known")
+		g.Notes = append(g.Notes, "this user cannot read the server's settings, so it is unknown whether the server evicts keys or keeps data")
 	case f.policy != "" && f.policy != "noeviction":
 		g.EarlyEnd = append(g.EarlyEnd, "eviction: maxmemory-policy is "+f.policy)
 	}
 	if f.policy == "noeviction" {
-		g.Notes = append(g.Notes, "a server that begins to evict keys, and a new primary that does, grants nothing more within "+freshFor.String()+"; what is held until then may be evicted")
+		g.Notes = append(g.Notes, "if a server, or a new primary, begins to evict keys, it grants no lock after "+freshFor.String()+"; locks that are held then may be evicted")
 	}
 	if f.durable != "" {
-		g.Notes = append(g.Notes, "a restart keeps what its persistence has: "+f.durable)
+		g.Notes = append(g.Notes, "a restart keeps the locks that the server's persistence has: "+f.durable)
 	}
 	if s.cfg.replicas > 0 {
-		g.Notes = append(g.Notes, "a grant or renewal counts only when "+strconv.Itoa(s.cfg.replicas)+" replicas have acknowledged it")
+		g.Notes = append(g.Notes, "a grant or renewal counts only after "+strconv.Itoa(s.cfg.replicas)+" replicas have acknowledged it")
 		g.EarlyEnd = append(g.EarlyEnd, "a failover to a replica whose clock was set ahead within the last "+noticeBound.String())
 		if f.uncompared {
-			g.Notes = append(g.Notes, "the clock of a replica could not be compared with the primary's: a failover to one that is ahead ends locks early")
+			g.Notes = append(g.Notes, "the clock of a replica could not be compared with the primary's: a failover to a replica whose clock is ahead ends locks early")
 		} else {
-			g.Notes = append(g.Notes, "leases are lengthened by what the clock of a replica is ahead of the primary's, up to "+maxAhead.String()+"; above that new locks are refused")
+			g.Notes = append(g.Notes, "leases are longer by the time that a replica's clock is ahead of the primary's, up to "+maxAhead.String()+"; above that new locks are refused")
 		}
 	}
-	g.Notes = append(g.Notes, "early ends are noticed within that time while the server can be reached, else when trust runs out")
+	g.Notes = append(g.Notes, "holders notice early ends in that time if they can reach the server, otherwise when their validity ends")
 	if s.peers != nil {
 		s.peers.declare(&g)
 	}

@@ -17,7 +17,7 @@ func TestQuiet(t *testing.T) {
 	}
 	defer l.Close()
 	var conn net.Conn // of the last pair
-	pair := func() (socket, net.Conn) {
+	pair := func() (*socket, net.Conn) {
 		c, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -34,7 +34,7 @@ func TestQuiet(t *testing.T) {
 		}
 		return s, peer
 	}
-	loud := func(s socket, what string) {
+	loud := func(s *socket, what string) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); s.quiet(); time.Sleep(time.Millisecond) {
 			if time.Now().After(end) {
@@ -76,7 +76,7 @@ func TestQuiet(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Error("asking waits for who reads")
 	}
-	if (socket{}).quiet() {
+	if (&socket{}).quiet() {
 		t.Error("what cannot be looked at is quiet")
 	}
 }

@@ -46,7 +46,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		args = append(args, h.seat, strconv.FormatInt(ttlMicros(max(keep, 0)), 10), strconv.FormatInt(void, 10))
 	}
 	if next != nil {
-		keys = append(keys, next.counter)
+		keys = append(keys, next.keys[1])
 		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.floors.text(next.bucket),
 			strconv.FormatInt(s.clock.deadline(), 10), s.write(next.r.From.Owner()))
 		if next.r.Tokens > 1 {

@@ -50,7 +50,7 @@ type rueidisClient struct {
 type watched struct {
 	net.Conn
 	c      *rueidisClient
-	socket socket
+	socket *socket
 }
 
 func (w *watched) Close() error {

@@ -14,6 +14,9 @@ type Script struct {
 	Name, Source, SHA string
 }
 
+//go:embed scripts/plain.lua
+var plain string
+
 //go:embed scripts/common.lua
 var common string
 
@@ -53,7 +56,13 @@ var (
 )
 
 func newScript(name, source string) *Script {
-	source = strings.Replace(source, "-- include common\n", common, 1)
+	source = strings.Replace(source, "-- include plain\n", plain, 1)
+	return NewScript(name, strings.Replace(source, "-- include common\n", common, 1))
+}
+
+// NewScript makes a script of its text, for a package that keeps something else over a
+// [Client].
+func NewScript(name, source string) *Script {
 	sum := sha1.Sum([]byte(source))
 	return &Script{Name: name, Source: source, SHA: hex.EncodeToString(sum[:])}
 }

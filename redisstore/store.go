@@ -57,8 +57,7 @@ var (
 // entry is a request that asks, and the grant that it becomes.
 type entry struct {
 	r       driver.Request
-	key     string
-	counter string
+	keys    [2]string // of the name and of the bucket's counter
 	bucket  uint16
 	channel string
 

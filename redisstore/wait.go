@@ -255,6 +255,6 @@ func (a *attempt) withdraw(ctx context.Context) error {
 	if a.asked {
 		void = a.void
 	}
-	_, err := a.s.eval(ctx, undoScript, []string{a.e.key}, []string{a.e.r.ID, strconv.FormatInt(void, 10)})
+	_, err := a.s.eval(ctx, undoScript, a.e.keys[:1], []string{a.e.r.ID, strconv.FormatInt(void, 10)})
 	return err
 }

@@ -31,7 +31,7 @@ func Example() {
 	// 3 <nil>
 }
 
-// TestNoIDIsDrawnTwice requires that goroutines of several sequences share one name.
+// TestNoIDIsDrawnTwice by goroutines of several sequences with one name.
 func TestNoIDIsDrawnTwice(t *testing.T) {
 	store := memstore.New()
 	const processes, goroutines, each = 4, 4, 20000
@@ -102,7 +102,7 @@ func TestBlocksGrowWithTheRate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 5000 { // a processor takes much less than a second for a block
+	for range 5000 { // a processor uses a block in much less than a second
 		if _, err := s.Next(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -119,8 +119,8 @@ func TestBlocksGrowWithTheRate(t *testing.T) {
 	}
 }
 
-// TestUnknownOutcomeLeavesAGap requires that a reservation whose answer was lost is never
-// used, and that another is made.
+// TestUnknownOutcomeLeavesAGap: a reservation with a lost answer is never used, and Next
+// makes another one.
 func TestUnknownOutcomeLeavesAGap(t *testing.T) {
 	lost := fmt.Errorf("%w: the answer was lost", optimistic.ErrUnknown)
 	src := &source{fail: func(call int) error {
@@ -140,7 +140,7 @@ func TestUnknownOutcomeLeavesAGap(t *testing.T) {
 	src.fail = func(int) error { return lost }
 	src.mu.Unlock()
 	var failed error
-	for range 200 { // the blocks that are reserved, and then no more
+	for range 200 { // the reserved blocks, and then no more
 		if _, failed = s.Next(t.Context()); failed != nil {
 			break
 		}
@@ -157,8 +157,8 @@ func TestUnknownOutcomeLeavesAGap(t *testing.T) {
 	}
 }
 
-// TestNextEndsWithContext requires that a caller need not wait for a store that hangs, and
-// that the reservation is not wasted.
+// TestNextEndsWithContext: a caller does not wait for a store that hangs, and a later call
+// uses the reservation.
 func TestNextEndsWithContext(t *testing.T) {
 	begun, release := make(chan struct{}), make(chan struct{})
 	var calls atomic.Int64
@@ -193,7 +193,7 @@ func (f reserveFunc) Reserve(ctx context.Context, name string, n int64) (int64, 
 	return f(ctx, name, n)
 }
 
-func TestRefusesBadInput(t *testing.T) {
+func TestBadInputIsRefused(t *testing.T) {
 	src := &source{}
 	for what, err := range map[string]error{
 		"no source":   second(sequence.New(nil, "n")),
@@ -235,8 +235,8 @@ func TestRefusesBadInput(t *testing.T) {
 
 func second(_ *sequence.Sequence, err error) error { return err }
 
-// BenchmarkNext draws from blocks; BenchmarkAtomicAdd is what it is compared with: an id
-// costs at most five times as much.
+// BenchmarkNext draws ids from blocks. An id costs at most five times as much as
+// BenchmarkAtomicAdd.
 func BenchmarkNext(b *testing.B) {
 	s, err := sequence.New(&source{}, "n", sequence.Blocks(1<<16, 1<<20))
 	if err != nil {

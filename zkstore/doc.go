@@ -32,6 +32,12 @@
 // now. A grant is given and renewed only from a moment for which that holds, its SentAt.
 // The client deletes a grant that was not renewed in time, although its session continues.
 //
+// The proof assumes that the clocks of the servers run at the same rate within the core's
+// margin, a tenth, that a running leader sends its pings, and that [Tick] is not below the
+// servers' tickTime. It fails if a leader is stopped and cut off from its followers at once,
+// and their connections do not end: the leader may then confirm heartbeats for syncLimit
+// ticks.
+//
 // Nothing of a request is forgotten. Its nodes carry a name made of its ID, by which a client
 // finds them after a lost answer. A create on a lost connection must not arrive later. So
 // every create is one transaction with a check of the version of a node of the session's

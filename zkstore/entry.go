@@ -121,7 +121,7 @@ func (ss *session) fail(err error) error {
 // entry returns the queue entry of a node that was created, and registers it for wake-ups.
 func (ss *session) entry(r driver.Request, dir, path string, token uint64, data []byte, at driver.Instant) (*entry, error) {
 	p := &entry{ss: ss, r: r, dir: dir, path: path, token: token, data: data, at: at, signal: make(chan struct{}, 1)}
-	p.read = ss.s.recipe.reader(dir, r.Limit)
+	p.read = ss.s.recipe.reader(dir, r.Limit) // mutation: zookeeper-token
 	var ok bool
 	if p.node, ok = p.read(path[len(dir)+1:]); !ok {
 		return nil, driver.Errorf(driver.CodeUnknown, "the server made a node %q", path)

@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-func TestSequence(t *testing.T) {
+func TestSequenceOfNode(t *testing.T) {
 	for name, want := range map[string]struct {
 		seq   int32
 		limit int
@@ -21,7 +21,7 @@ func TestSequence(t *testing.T) {
 		"_c_a4af9f9d-38fa-4ad5-ba5b-b1b6d6d1c7b7-__READ__0000000008":         {8, driver.Unlimited, true},
 		"_c_a4af9f9d-38fa-4ad5-ba5b-b1b6d6d1c7b7-sem3-__WRIT__0000000009":    {9, 3, true},
 		"_c_a4af9f9d-38fa-4ad5-ba5b-b1b6d6d1c7b7-sem4096-__WRIT__0000000009": {9, 4096, true},
-		"_c_a4af9f9d-38fa-4ad5-ba5b-b1b6d6d1c7b7-sem4097-__WRIT__0000000009": {9, 1, true}, // not ours: a writer
+		"_c_a4af9f9d-38fa-4ad5-ba5b-b1b6d6d1c7b7-sem4097-__WRIT__0000000009": {9, 1, true}, // another client's node: a writer
 		"__READ__0000000007":                 {7, driver.Unlimited, true}, // a downgrade
 		"x-__WRIT__-2147483648":              {math.MinInt32, 1, true},
 		"x-__WRIT__-000000001":               {-1, 1, true},
@@ -52,8 +52,8 @@ func TestSequence(t *testing.T) {
 	}
 }
 
-// TestWrap: the order goes on through the wrap of the sequence number.
-func TestWrap(t *testing.T) {
+// TestOrderSurvivesWrap: the order continues when the sequence number wraps around.
+func TestOrderSurvivesWrap(t *testing.T) {
 	var children []string
 	for i := range 6 {
 		children = append(children, fmt.Sprintf("x-__WRIT__%010d", int32(math.MaxInt32-2)+int32(i)))
@@ -70,8 +70,8 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// TestDowngrade: a writer and the reader that Curator makes of it share a number.
-func TestDowngrade(t *testing.T) {
+// TestDowngradeKeepsPosition: a writer and its downgraded reader by Curator share a number.
+func TestDowngradeKeepsPosition(t *testing.T) {
 	all := nodesOf([]string{"r-__READ__0000000006", "d-__READ__0000000005", "w-__WRIT__0000000005"}, readWriteNode)
 	if all[0].limit != 1 || all[1].seq != 5 || all[2].seq != 6 || holding(all) != 1 {
 		t.Errorf("%+v", all)
@@ -81,16 +81,16 @@ func TestDowngrade(t *testing.T) {
 	}
 }
 
-// TestRule compares the rule and the choice of whom to watch with their
+// TestRuleMatchesDefinition compares the rule and the choice of the watched node with their
 // definitions.
-func TestRule(t *testing.T) {
+func TestRuleMatchesDefinition(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limits := rapid.SliceOfN(rapid.SampledFrom([]int{1, 2, 3, 5, driver.Unlimited}), 1, 10).Draw(t, "limits")
 		var all []node
 		for i, l := range limits {
 			all = append(all, node{fmt.Sprint(i), int32(i), l})
 		}
-		// One by one, as they came.
+		// One by one, in the order of arrival.
 		granted := 0
 		for i, n := range all {
 			ok := granted == i && i < n.limit
@@ -113,11 +113,11 @@ func TestRule(t *testing.T) {
 			least := all[i].limit
 			for _, n := range set {
 				if n.seq >= int32(i) {
-					t.Fatalf("%v: entry %d watches one behind it", limits, i)
+					t.Fatalf("%v: entry %d watches a node behind it", limits, i)
 				}
 				least = min(least, n.limit)
 			}
-			// As long as the whole set stands, whatever else goes, it is no grant.
+			// While the whole set stands, the entry is not granted, whatever other nodes go.
 			if least > len(set) {
 				t.Fatalf("%v: entry %d could be granted beside all of %v", limits, i, set)
 			}
@@ -128,7 +128,7 @@ func TestRule(t *testing.T) {
 	})
 }
 
-func TestNames(t *testing.T) {
+func TestNamesSurviveEncoding(t *testing.T) {
 	for name, want := range map[string]string{
 		"orders": "orders", "a/b": "a%2Fb", "a b": "a b", "%": "%25", "@x": "%40x", "x@": "x@", ".": "%2E", "..": "%2E.", "zookeeper": "%7Aookeeper",
 		"ü": "ü", "\x00": "%00", "\u0085": "%C2%85", "\U0001F512": "%F0%9F%94%92", "\ufffd": "%EF%BF%BD", "...": "...",
@@ -162,7 +162,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-func TestProtected(t *testing.T) {
+func TestProtectedNodesAreRecognised(t *testing.T) {
 	p := protected("abc-1")
 	// Shorter names make go-zookeeper's client panic.
 	if len(p) != 40 || p[:3] != "_c_" || p == protected("abc-2") || p != protected("abc-1") {
@@ -170,8 +170,8 @@ func TestProtected(t *testing.T) {
 	}
 }
 
-// TestTokenIsThatOfTheCreate requires that a queue entry keeps the base of tokens with which it
-// was made, whatever the session reads afterwards.
+// TestTokenIsThatOfTheCreate: a queue entry keeps the token base with which it was made,
+// whatever the session reads afterwards.
 func TestTokenIsThatOfTheCreate(t *testing.T) {
 	ss := &session{s: &Store{recipe: recipes[ReadWrite]}, ours: map[string]*grant{}, entries: map[string]map[*entry]struct{}{}}
 	ss.guarded.base = tokenBase{Base: 1 << 40, since: 5, version: 1}
@@ -180,7 +180,7 @@ func TestTokenIsThatOfTheCreate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ss.showBase(&zk.Call{Stat: zk.Stat{Version: 0}}) // that of a copy from which the ensemble was restored
+	ss.showBase(&zk.Call{Stat: zk.Stat{Version: 0}}) // the base of a copy from which the ensemble was restored
 	if want := uint64(1<<40 + 7); p.token != want || ss.token(8) != want+1 {
 		t.Errorf("token %d, and %d for the next, want %d", p.token, ss.token(8), want)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-func TestURL(t *testing.T) {
+func TestURLSetsOptions(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty.pem")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func TestURL(t *testing.T) {
 	}
 }
 
-func TestOptions(t *testing.T) {
+func TestOptionsAreChecked(t *testing.T) {
 	for want, o := range map[string][]Option{
 		"namespace":          {Namespace(strings.Repeat("x", 129))},
 		"root \"locks\"":     {Root("locks")},
@@ -89,7 +89,7 @@ func TestOptions(t *testing.T) {
 	if _, err := Open(t.Context(), "zk://"); driver.CodeOf(err) != driver.CodeInvalid {
 		t.Error(err)
 	}
-	// Namespaces and names do not meet, however they are spelt.
+	// Keys of different namespaces and names differ for all spellings.
 	seen := map[string]string{}
 	for _, ns := range []string{"", "a", "@a", "a/b", "%", "x"} {
 		s, err := Open(t.Context(), "zk://h", Namespace(ns), Root("/r"))
@@ -112,7 +112,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-func TestDeclared(t *testing.T) {
+func TestGuaranteesAreDeclared(t *testing.T) {
 	for _, l := range []Layout{ReadWrite, Mutex, Semaphore} {
 		g, err := Declared(WithLayout(l))
 		if err != nil || g.MinTTL != 2*time.Second || g.MaxTTL != 32*time.Second || g.Notice <= 0 {
@@ -121,8 +121,8 @@ func TestDeclared(t *testing.T) {
 	}
 }
 
-// TestNoServer: what cannot be reached is unavailable, soon after its context.
-func TestNoServer(t *testing.T) {
+// TestUnreachableServerIsUnavailable soon after the end of the context.
+func TestUnreachableServerIsUnavailable(t *testing.T) {
 	s, err := Open(t.Context(), "zk://127.0.0.1:1")
 	if err != nil {
 		t.Fatal(err)

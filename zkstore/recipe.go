@@ -89,17 +89,17 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 		Wake:  driver.WakePush,
 		// A server that is cut off notifies of nothing; the client leaves it after a while.
 		Fallback: unseen,
-		Tokens:   "the czxid of the grant's own node: the leader's count of transactions, which rises across sessions, restarts and elections; after the ensemble was restored from an older copy, or emptied, tokens of all clients rise again as soon as one client that had seen the later state begins a session",
-		EarlyEnd: []string{"the grant's node deleted by hand", "the ensemble restored from an older copy"},
+		Tokens:   "the czxid of the grant's node: the leader's count of transactions, which survives restarts and elections. After a restore from an older copy, tokens rise again when a client that has seen the later state begins a session",
+		EarlyEnd: []string{"an operator deletes the grant's node", "the ensemble is restored from an older copy"},
 		Notice:   unseen,
 		MinTTL:   s.cfg.tick, MaxTTL: longest, Granularity: s.cfg.tick,
 		Break:   driver.BreakNow,
 		Visible: driver.VisibleAll,
 		Notes: []string{
-			fmt.Sprintf("a crash frees when the session expires: %s after the TTL, and up to two ticks more", s.slack()),
-			fmt.Sprintf("the servers' tickTime is taken to be at most %s (tick=)", s.cfg.tick),
-			fmt.Sprintf("a deletion by hand, or being asked to end, is told within %s while the client's server follows the leader", 2*watchDelay),
-			fmt.Sprintf("break asks first, by %s, and deletes the node after %s", revoke, s.cfg.grace),
+			fmt.Sprintf("a crash frees the lock when the session expires: the TTL plus %s, and up to two more ticks", s.slack()),
+			fmt.Sprintf("the servers' tickTime must be at most %s (set it with tick=)", s.cfg.tick),
+			fmt.Sprintf("a holder is notified of a deletion or a break within %s, if its server follows the leader", 2*watchDelay),
+			fmt.Sprintf("break first notifies the holder, by %s, and deletes the node after %s", revoke, s.cfg.grace),
 		},
 	}
 	switch s.cfg.layout {

@@ -82,7 +82,7 @@ type doubt struct {
 //	server_name=NAME          the name in the server's certificate
 //
 // There is no constructor for a connection of the caller: no other client library reports the
-// facts about a session that the validity of a lock depends on (docs/zookeeper.md).
+// facts about a session that the validity of a lock depends on.
 func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "zk")
 	if err != nil {

@@ -14,15 +14,15 @@ func bare() *session {
 	}
 }
 
-// grant puts one into the books.
+// grant registers a grant.
 func (ss *session) grant(id string) *grant {
 	g := &grant{Grant: driver.Grant{ID: id}, ss: ss, dir: "/d", path: "/d/" + id}
 	ss.grants[g.ID], ss.ours[g.path] = g, g
 	return g
 }
 
-// TestRemovalTakesTheGrantsWatch: a entry of the same session that stops to watch a
-// node takes away the watch of the grant that the node has become.
+// TestRemovalTakesTheGrantsWatch: an entry of a session stops watching a node that has
+// become a grant of the same session. That also removes the watch of the grant.
 func TestRemovalTakesTheGrantsWatch(t *testing.T) {
 	ss := bare()
 	g, other := ss.grant("g"), ss.grant("other")

@@ -22,12 +22,11 @@ import (
 	"github.com/holdfast-go/holdfast/check"
 )
 
-// Run tortures a store and fails the test with the excerpt of its history that
-// shows why. The summary goes to the test's output.
+// Run runs a check of a store. If a rule breaks, it fails the test with the excerpt of the
+// history that shows why. The summary goes to the test's output.
 //
 // Without a Dir the history and its page go to t.ArtifactDir, which `go test -artifacts`
-// keeps. Where a rule was broken they are kept in any case, and the failure names the
-// directory.
+// keeps. If a rule was broken they are always kept, and the failure names the directory.
 func Run(t *testing.T, c check.Config) *check.Report {
 	t.Helper()
 	ours := c.Dir == ""
@@ -54,7 +53,7 @@ func Run(t *testing.T, c check.Config) *check.Report {
 	return r
 }
 
-// keep copies what a run has left to a directory that outlives the test, and returns it.
+// keep copies a run's files to a directory that outlives the test, and returns it.
 func keep(t *testing.T, from string) string {
 	t.Helper()
 	name := strings.Map(func(r rune) rune {

@@ -19,25 +19,25 @@ import (
 
 const convictEnv = "HOLDFAST_CHECKTEST_CONVICT"
 
-// TestConvict fails, in the process that TestConvictionIsKept starts: each client has a
-// store of its own, so that all of them hold each name at once.
+// TestConvict fails, in the process that TestHistoryOfABrokenRuleIsKept starts: each client
+// has a store of its own, so that all of them hold each name at once.
 func TestConvict(t *testing.T) {
 	if os.Getenv(convictEnv) == "" {
-		t.Skip("it is run by TestConvictionIsKept")
+		t.Skip("it is run by TestHistoryOfABrokenRuleIsKept")
 	}
 	checktest.Run(t, check.Config{Duration: time.Second, Faults: []string{}, Target: &check.Target{
 		Open: func(context.Context) (driver.Store, error) { return memstore.New(), nil },
 	}})
 }
 
-// TestConvictionIsKept requires that the history of a broken rule outlives its test, and
-// that the failure names the directory.
-func TestConvictionIsKept(t *testing.T) {
+// TestHistoryOfABrokenRuleIsKept requires that the history of a broken rule outlives its
+// test, and that the failure names the directory.
+func TestHistoryOfABrokenRuleIsKept(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestConvict$")
 	cmd.Env = append(os.Environ(), convictEnv+"=1", "TMPDIR="+t.TempDir())
 	out, err := cmd.CombinedOutput()
 	if err == nil {
-		t.Fatalf("a store with two holders was acquitted:\n%s", out)
+		t.Fatalf("a store with two holders broke no rule:\n%s", out)
 	}
 	found := regexp.MustCompile(`are in (\S+)`).FindSubmatch(out)
 	if found == nil {

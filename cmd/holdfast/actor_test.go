@@ -17,7 +17,7 @@ import (
 )
 
 // An actor is a command, or a part of one, that behaves as its words say, and
-// ends when nobody has the FIFO named hold open for writing any more:
+// ends when no process has the FIFO named hold open for writing any more:
 //
 //	ends     on HUP, INT and TERM, with status 5
 //	ignores  them
@@ -52,13 +52,13 @@ func playActor(words []string) int {
 	case "child":
 		return leave(rest, false)
 	}
-	hold, err := os.Open("hold") // before anybody can close the other end
+	hold, err := os.Open("hold") // before the other end can be closed
 	if err != nil {
 		return 1
 	}
 	fmt.Println("ready", os.Getpid())
 	if words[0] == "closes" {
-		// Not even the standard streams tell of it.
+		// The standard streams carry no message of it either.
 		null, _ := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 		for fd := range 3 {
 			_ = unix.Dup2(int(null.Fd()), fd)
@@ -68,16 +68,16 @@ func playActor(words []string) int {
 	return 0
 }
 
-// leave starts another actor and ends when it is told to.
+// leave starts another actor and ends when it reads a line.
 func leave(words []string, daemon bool) int {
 	c := exec.Command(os.Args[0], words...)
 	if daemon {
-		// The one between them ends as soon as its child is ready.
+		// The process between them ends as soon as its child is ready.
 		c.Args = append([]string{os.Args[0], "child"}, words...)
 		c.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	}
 	c.Stderr = os.Stderr
-	for fd := 3; fd < 20; fd++ { // what flock gives its command, it gives on
+	for fd := 3; fd < 20; fd++ { // the actor inherits the descriptor that flock passes to its command
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && !isCloseOnExec(fd) {
 			for len(c.ExtraFiles) < fd-3 {
 				c.ExtraFiles = append(c.ExtraFiles, nil)
@@ -93,12 +93,15 @@ func leave(words []string, daemon bool) int {
 		return 1
 	}
 	line, _ := bufio.NewReader(out).ReadString('\n')
+	if daemon {
+		_ = c.Wait() // before the line, so that no test counts the process between them
+	}
 	fmt.Print(line)
 	if os.Args[1] == "child" {
 		return 0
 	}
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
-		// Nobody is left who could tell.
+		// No process is left that could report.
 		if hold, err := os.Open("hold"); err == nil {
 			_, _ = io.Copy(io.Discard, hold)
 		}
@@ -111,7 +114,7 @@ func isCloseOnExec(fd int) bool {
 	return flags&unix.FD_CLOEXEC != 0
 }
 
-// closeOthers closes what was inherited; Go's own are close-on-exec.
+// closeOthers closes inherited descriptors; Go's own are close-on-exec.
 func closeOthers(from int) {
 	for fd := from; fd < 100; fd++ {
 		if !isCloseOnExec(fd) {
@@ -120,18 +123,18 @@ func closeOthers(from int) {
 	}
 }
 
-// playWitness tells which processes with a mark are alive.
+// playWitness prints which processes with a mark are alive.
 func playWitness(mark string) int {
 	alive := witnessed(mark)
 	fmt.Printf("alive: %d %v\n", len(alive), alive)
 	return 0
 }
 
-// witnessed are the processes whose environment has the mark: of Linux only.
+// witnessed returns the processes with the mark in their environment, on Linux only.
 func witnessed(mark string) (alive []string) {
 	files, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, f := range files {
-		b, err := os.ReadFile(f) // empty where it has ended
+		b, err := os.ReadFile(f) // empty if the process has ended
 		if err == nil && strings.Contains("\x00"+string(b), "\x00"+markEnv+"="+mark+"\x00") {
 			alive = append(alive, filepath.Base(filepath.Dir(f)))
 		}

@@ -15,13 +15,13 @@ import (
 
 var update = flag.Bool("update", false, "write the table of docs/command.md")
 
-// A tool is holdfast run or flock(1), which are put into the same situations.
+// A tool is holdfast run or flock(1). The test puts both into the same situations.
 type tool struct {
 	name  string
 	hold  []string // the words before the command
 	try   []string // without waiting
 	wait  func(s *stage, p *process)
-	waits func(p *process) bool // whether it does still
+	waits func(p *process) bool // whether it still waits
 }
 
 var holdfastTool = tool{
@@ -29,7 +29,7 @@ var holdfastTool = tool{
 	hold:  []string{"$holdfast", "run", "--grace", "200ms", "x", "--"},
 	try:   []string{"$holdfast", "run", "--try", "x", "--"},
 	wait:  func(s *stage, _ *process) { awaitQueue(s.t, s.locker(), 1) },
-	waits: func(*process) bool { return false }, // with every process that it waits for it ends
+	waits: func(*process) bool { return false }, // it ends together with every process that it waits for
 }
 
 var flockTool = tool{
@@ -50,7 +50,7 @@ func await(p *process, happened func() bool) {
 	}
 }
 
-// blocked tells whether flock waits for a lock.
+// blocked reports whether flock waits for a lock.
 func blocked(p *process) bool {
 	b, _ := os.ReadFile("/proc/locks")
 	return regexp.MustCompile(fmt.Sprintf(`-> FLOCK +ADVISORY +WRITE %d `, p.cmd.Process.Pid)).Match(b)
@@ -65,7 +65,7 @@ func (s *stage) tool(words []string, command ...string) *process {
 	return s.startCmd(exec.Command(words[0], words[1:]...), nil)
 }
 
-// shellStatus is the status as a shell tells it.
+// shellStatus returns the status as a shell reports it.
 func (p *process) shellStatus() string {
 	p.t.Helper()
 	n := p.status()
@@ -75,13 +75,13 @@ func (p *process) shellStatus() string {
 	return fmt.Sprint(n)
 }
 
-// A situation is one line of the table. Either it has actors, and one that waits
-// meanwhile, or it answers a status.
+// A situation is one line of the table. It has either actors and a waiting process, or a
+// status.
 type situation struct {
 	what  string
 	words []string
 	event func(s *stage, p *process)
-	// goesOn: the event does not end holdfast run, but the command's end does.
+	// goesOn: holdfast run ends with the command, and not with the event.
 	goesOn bool
 	status func(s *stage, tool tool) string
 }
@@ -94,7 +94,7 @@ func plain(words ...string) func(*stage, tool) string {
 	return func(s *stage, t tool) string { return s.tool(t.hold, words...).shellStatus() }
 }
 
-// piped runs a shell script in which $tool stands for the words.
+// piped runs a shell script in which $tool stands for the tool's words.
 func piped(script, want string) func(*stage, tool) string {
 	return func(s *stage, t tool) string {
 		s.t.Helper()
@@ -131,19 +131,19 @@ var situations = []situation{
 	{what: "the command exits with 3", status: plain("sh", "-c", "exit 3")},
 	{what: "SIGKILL ends the command", status: plain("sh", "-c", "kill -KILL $$")},
 	{what: "the command is not found", status: plain("no-such-command")},
-	{what: "it is not executable", status: func(s *stage, t tool) string {
+	{what: "the command is not executable", status: func(s *stage, t tool) string {
 		if err := os.WriteFile(s.path("plain"), nil, 0o600); err != nil {
 			s.t.Fatal(err)
 		}
 		return s.tool(t.hold, "./plain").shellStatus()
 	}},
-	{what: "busy, and it was not to wait", status: func(s *stage, t tool) string {
+	{what: "busy, without waiting", status: func(s *stage, t tool) string {
 		p := s.tool(t.hold, s.actor("ends")...)
 		p.ready()
 		return s.tool(t.try, "true").shellStatus()
 	}},
 	{what: "input from a pipe", status: piped(`{ echo a; echo b; } | $tool cat; echo "status $?"`, "a\nb\n")},
-	{what: "nobody reads the output", status: piped(`{ $tool yes; echo "status $?" >status; } | head -n 1; cat status`, "y\n")},
+	{what: "the reader of the output has ended", status: piped(`{ $tool yes; echo "status $?" >status; } | head -n 1; cat status`, "y\n")},
 	{what: "`sh` on a terminal, left with 7", status: typed("sh", func(p *process) {
 		p.stdout.expectPart("outer:") // PS1 is in the environment
 		p.send("echo $((40 + 2)); exit 7")
@@ -167,22 +167,22 @@ var situations = []situation{
 		awaitForeground(p, "sleep")
 		p.key(ctrlC)
 	})},
-	{what: "SIGINT to the tool, which ends the command", words: []string{"ends"}, event: kill(syscall.SIGINT)},
-	{what: "SIGTERM, which ends it", words: []string{"ends"}, event: kill(syscall.SIGTERM)},
-	{what: "SIGHUP, which ends it", words: []string{"ends"}, event: kill(syscall.SIGHUP)},
-	{what: "SIGTERM, which it ignores", words: []string{"ignores"}, event: kill(syscall.SIGTERM), goesOn: true},
-	{what: "SIGKILL", words: []string{"ends"}, event: kill(syscall.SIGKILL)},
-	{what: "SIGKILL, and the command ignores SIGTERM", words: []string{"ignores"}, event: kill(syscall.SIGKILL)},
-	{what: "SIGKILL, and it has closed what it inherited", words: []string{"closes"}, event: kill(syscall.SIGKILL)},
-	{what: "SIGSTOP, the command ends, SIGCONT", words: []string{"ends"}, event: func(s *stage, p *process) {
+	{what: "SIGINT to the tool; the command ends", words: []string{"ends"}, event: kill(syscall.SIGINT)},
+	{what: "SIGTERM to the tool; the command ends", words: []string{"ends"}, event: kill(syscall.SIGTERM)},
+	{what: "SIGHUP to the tool; the command ends", words: []string{"ends"}, event: kill(syscall.SIGHUP)},
+	{what: "SIGTERM to the tool; the command ignores it", words: []string{"ignores"}, event: kill(syscall.SIGTERM), goesOn: true},
+	{what: "SIGKILL to the tool", words: []string{"ends"}, event: kill(syscall.SIGKILL)},
+	{what: "SIGKILL to the tool; the command ignores SIGTERM", words: []string{"ignores"}, event: kill(syscall.SIGKILL)},
+	{what: "SIGKILL to the tool; the command has closed inherited files", words: []string{"closes"}, event: kill(syscall.SIGKILL)},
+	{what: "SIGSTOP to the tool, the command ends, SIGCONT", words: []string{"ends"}, event: func(s *stage, p *process) {
 		p.signal(syscall.SIGSTOP)
 		awaitState(s.t, p.cmd.Process.Pid, "T")
 		s.release()
 		p.signal(syscall.SIGCONT)
 	}},
-	{what: "the command ends, a child of it does not", words: []string{"leaves", "ignores"}, event: func(_ *stage, p *process) { p.send("go") }},
-	{what: "it ends, and has left a daemon", words: []string{"daemon", "closes"}, event: func(_ *stage, p *process) { p.send("go") }},
-	{what: "SIGKILL, and it has left a daemon", words: []string{"daemon", "closes"}, event: kill(syscall.SIGKILL)},
+	{what: "the command ends, its child does not", words: []string{"leaves", "ignores"}, event: func(_ *stage, p *process) { p.send("go") }},
+	{what: "the command ends and has left a daemon", words: []string{"daemon", "closes"}, event: func(_ *stage, p *process) { p.send("go") }},
+	{what: "SIGKILL to the tool; the command has left a daemon", words: []string{"daemon", "closes"}, event: kill(syscall.SIGKILL)},
 }
 
 // awaitForeground waits until a program has the terminal.
@@ -202,7 +202,7 @@ func awaitForeground(p *process, name string) {
 	}
 }
 
-// outcome is what became of it: the tool's status, and what the next one found.
+// outcome is the result of a situation: the tool's status, and what the next holder found.
 type outcome struct{ status, next string }
 
 func (c situation) play(t *testing.T, tool tool) outcome {
@@ -246,8 +246,8 @@ const (
 	besideEnd   = "<!-- The end of the table. -->\n"
 )
 
-// TestBesideFlock puts holdfast run and flock(1) into the same situations and
-// compares what becomes of them with the table in docs/command.md.
+// TestBesideFlock puts holdfast run and flock(1) into the same situations. It compares the
+// results with the table in docs/command.md.
 func TestBesideFlock(t *testing.T) {
 	for _, program := range []string{"flock", "less", "seq"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -270,16 +270,16 @@ func TestBesideFlock(t *testing.T) {
 			line(c.what, c.play(t, holdfastTool), c.play(t, flockTool))
 		})
 	}
-	const setuid = "SIGKILL, and the command is another user's (set-uid)"
+	const setuid = "SIGKILL to the tool; the command is another user's (set-uid)"
 	t.Run(setuid, func(t *testing.T) {
 		if os.Getuid() != 0 {
-			// What stands there stays.
+			// An existing set-uid row stays.
 			for l := range strings.Lines(old) {
 				if strings.HasPrefix(l, "| "+setuid+" |") {
 					b.WriteString(l)
 				}
 			}
-			t.Skip("only root can make a program set-uid and run as somebody else")
+			t.Skip("only root can make a program set-uid and run as another user")
 		}
 		line(setuid, playSetuid(t, holdfastTool), playSetuid(t, flockTool))
 	})
@@ -292,6 +292,6 @@ func TestBesideFlock(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if old != b.String() {
-		t.Errorf("docs/command.md has\n%s\nwhat is so is\n%s\nrun go test -run TestBesideFlock -update", old, b.String())
+		t.Errorf("docs/command.md has\n%s\nthe test found\n%s\nrun go test -run TestBesideFlock -update", old, b.String())
 	}
 }

@@ -14,29 +14,29 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// tokenOf is what show prints for the first holder of x.
+// tokenOf returns the token that show prints for the first holder of x.
 func (w *world) tokenOf() string {
 	w.t.Helper()
 	var got listed
 	decode(w.t, w.run("show", "--json", "x"), &got)
 	if len(got.Holders) == 0 {
-		w.t.Fatal("nobody holds x")
+		w.t.Fatal("no process holds x")
 	}
 	return got.Holders[0].Token
 }
 
-// TestBreak takes a lock from holdfast run: its command is told, and the next in
-// line gets the lock.
-func TestBreak(t *testing.T) {
+// TestBreakEndsCommandAndGrantsWaiter breaks the lock of holdfast run: its command gets a
+// signal, and the next waiter gets the lock.
+func TestBreakEndsCommandAndGrantsWaiter(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played("exit-on-term")...)...)
 	holder.ready()
 	waiter := w.start("run", "x", "--", "echo", "mine")
 	awaitQueue(t, w.locker(), 1)
-	who := fmt.Sprintf("pid %d on ", holder.guardian())
+	pid := fmt.Sprintf("pid %d on ", holder.guardian())
 	r := w.run("break", "--token", w.tokenOf(), "x")
 	r.expectStatus(t, 0)
-	for _, s := range []string{who, "(the nightly job) is asked to end", "30s", "is taken away from " + who} {
+	for _, s := range []string{pid, "(the nightly job) is asked to end", "30s", "is taken away from " + pid} {
 		if !strings.Contains(r.stderr, s) {
 			t.Errorf("no %q:\n%s", s, r.stderr)
 		}
@@ -52,8 +52,8 @@ func TestBreak(t *testing.T) {
 	}
 }
 
-// TestBreakStale: a token of another time breaks nothing.
-func TestBreakStale(t *testing.T) {
+// TestBreakWithStaleTokenBreaksNothing: the token belongs to an earlier grant.
+func TestBreakWithStaleTokenBreaksNothing(t *testing.T) {
 	w := withStore(t)
 	before := w.start(append([]string{"run", "x"}, played()...)...)
 	before.ready()
@@ -62,7 +62,7 @@ func TestBreakStale(t *testing.T) {
 	before.status()
 	r := w.run("break", "--token", stale, "x")
 	r.expectStatus(t, 75)
-	if !strings.Contains(r.stderr, "not broken") || !strings.Contains(r.stderr, "nobody holds it now") {
+	if !strings.Contains(r.stderr, "not broken") || !strings.Contains(r.stderr, "it is free now") {
 		t.Errorf("stderr: %s", r.stderr)
 	}
 
@@ -84,8 +84,9 @@ func TestBreakStale(t *testing.T) {
 	}
 }
 
-// TestBreakUnheard: a holder that does not end, and one that cannot hear.
-func TestBreakUnheard(t *testing.T) {
+// TestBreakReportsHolderThatGoesOn: a holder that does not end, and a holder that is
+// stopped.
+func TestBreakReportsHolderThatGoesOn(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--ttl", "3h", "--grace", "1h", "x"}, played()...)...)
 	holder.ready()
@@ -102,11 +103,11 @@ func TestBreakUnheard(t *testing.T) {
 
 	breaker := w.start("break", "--wait", "1h", "--token", token, "x")
 	for began := time.Now(); !strings.Contains(w.run("show", "x").stdout, "note   asked to end"); {
-		if time.Since(began) > patience() {
+		if time.Since(began) > waitLimit() {
 			t.Fatal("no note")
 		}
 	}
-	// The time of another may be over before it has asked.
+	// The wait of another break may be over before it has sent its request.
 	r = w.run("break", "--wait", "20ms", "--token", token, "x")
 	r.expectStatus(t, 75)
 	if want := fmt.Sprintf("not broken: pid %d on ", pid); !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "it runs") {
@@ -132,8 +133,8 @@ func TestBreakUnheard(t *testing.T) {
 	}
 }
 
-// TestBreakAsks on a terminal, and takes no for an answer.
-func TestBreakAsks(t *testing.T) {
+// TestBreakAsksForConfirmation on a terminal, and accepts a no.
+func TestBreakAsksForConfirmation(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played("exit-on-term")...)...)
 	holder.ready()
@@ -153,7 +154,7 @@ func TestBreakAsks(t *testing.T) {
 	if got := p.status(); got != 130 {
 		t.Errorf("Ctrl-C: status %d, want 130", got)
 	}
-	// Also where standard input is something else.
+	// Also if standard input is no terminal.
 	p = w.onTerminal(exec.Command("sh", "-c", `echo y | "$holdfast" break x; echo "status $?"`))
 	p.stdout.expectPart("[y/N] ")
 	p.send("no")
@@ -170,14 +171,14 @@ func TestBreakAsks(t *testing.T) {
 		t.Errorf("the holder's status is %d, want 74", got)
 	}
 	p = w.onTerminal(exec.Command(binary, "break", "x"))
-	p.stdout.expect("nobody holds")
+	p.stdout.expect("is free")
 	if got := p.status(); got != 75 {
 		t.Errorf("free: status %d, want 75", got)
 	}
 }
 
-// TestBreakOneOfSeveral asks which.
-func TestBreakOneOfSeveral(t *testing.T) {
+// TestBreakOfSeveralHoldersAsksForToken.
+func TestBreakOfSeveralHoldersAsksForToken(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
 	kept, err := l.Lock(t.Context(), "x", holdfast.Shared())

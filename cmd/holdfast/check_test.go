@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestCheck tortures both local stores for a moment, and one by its URL; the
-// history and the page are where they should be.
-func TestCheck(t *testing.T) {
+// TestCheckOfLocalStoresHolds checks both local stores for a moment, and one by its URL. The
+// history and the page are in their directory.
+func TestCheckOfLocalStoresHolds(t *testing.T) {
 	for _, local := range []string{"file", "memory"} {
 		t.Run(local, func(t *testing.T) {
 			w := newWorld(t)
@@ -32,7 +32,7 @@ func TestCheck(t *testing.T) {
 		})
 	}
 	w := withStore(t)
-	// Who locks the same names elsewhere at the store is not in its way.
+	// A client that locks the same names elsewhere at the store does not disturb the check.
 	lock, err := w.locker().Lock(t.Context(), "name-0")
 	if err != nil {
 		t.Fatal(err)

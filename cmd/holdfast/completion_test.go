@@ -14,13 +14,13 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The scheme hanging is one of this program's when it plays holdfast: a store
-// that never answers, and does not heed its context either.
+// The scheme hanging exists when this program plays holdfast: its store never answers, and
+// ignores its context.
 func init() {
 	driver.Register("hanging", func(context.Context, *url.URL, string) (driver.Store, error) { select {} })
 }
 
-// completions are what a shell would offer.
+// completions returns what a shell would offer.
 func (w *world) completions(args ...string) []string {
 	w.t.Helper()
 	r := w.run(append([]string{"__complete"}, args...)...)
@@ -32,9 +32,8 @@ func (w *world) completions(args ...string) []string {
 	return lines[:len(lines)-1]
 }
 
-// TestCompleteNames offers the names that stand at the store, those that are
-// safe on a command line.
-func TestCompleteNames(t *testing.T) {
+// TestCompleteOffersLockedNames that are safe on a command line.
+func TestCompleteOffersLockedNames(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
 	for _, name := range []string{"billing/1", "billing/2", "nightly", "billing/$(touch gone)", "billing/a b"} {
@@ -57,7 +56,7 @@ func TestCompleteNames(t *testing.T) {
 	if got := w.completions("show", "--store", w.storeURL(), "n"); !slices.Equal(got, []string{"nightly"}) {
 		t.Errorf("with --store: %q", got)
 	}
-	// What goes wrong completes nothing, says nothing and makes nothing.
+	// An error completes nothing, prints nothing and makes nothing.
 	for _, args := range [][]string{{"show", ""}, {"show", "--store", "floppy://x", ""}, {"show", "--store-file", "none", ""}} {
 		r := w.run(append([]string{"__complete"}, args...)...)
 		if r.status != 0 || !strings.HasPrefix(r.stdout, ":4") || strings.Contains(r.stderr, "holdfast:") {
@@ -69,8 +68,8 @@ func TestCompleteNames(t *testing.T) {
 	}
 }
 
-// TestCompleteHangingStore waits no longer than a person would.
-func TestCompleteHangingStore(t *testing.T) {
+// TestCompletionOfHangingStoreEnds within the time that a person would wait.
+func TestCompletionOfHangingStoreEnds(t *testing.T) {
 	w := newWorld(t)
 	r := w.runScripted(nil, "__complete", "show", "--store", "hanging://x", "")
 	if r.status != 0 || !strings.HasPrefix(r.stdout, ":4") {
@@ -78,8 +77,8 @@ func TestCompleteHangingStore(t *testing.T) {
 	}
 }
 
-// TestCompletionScripts are read by their shells.
-func TestCompletionScripts(t *testing.T) {
+// TestShellsReadCompletionScripts without an error.
+func TestShellsReadCompletionScripts(t *testing.T) {
 	w := withStore(t)
 	if _, err := w.locker().Lock(t.Context(), "nightly"); err != nil {
 		t.Fatal(err)
@@ -101,7 +100,8 @@ func TestCompletionScripts(t *testing.T) {
 			if sh != "bash" {
 				return
 			}
-			// As after Tab, with the few functions of bash-completion that it calls.
+			// Like after Tab, with the few functions of bash-completion that the script
+			// calls.
 			c := exec.Command(path, "-c", `
 				_get_comp_words_by_ref() { words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD; cur=${COMP_WORDS[COMP_CWORD]}; prev=${COMP_WORDS[COMP_CWORD-1]}; }
 				__ltrim_colon_completions() { :; }
@@ -120,7 +120,7 @@ func TestCompletionScripts(t *testing.T) {
 	}
 }
 
-// file writes one, executable if it is a script, and answers its path.
+// file writes a file, executable if it is a script, and returns its path.
 func (w *world) file(name, text string) string {
 	w.t.Helper()
 	mode := os.FileMode(0o600)

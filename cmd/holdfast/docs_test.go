@@ -31,7 +31,7 @@ func page(t *testing.T, name string) string {
 
 var fence = regexp.MustCompile("(?ms)^```([^\n]*)\n(.*?)^```$")
 
-// examples are the fenced blocks of a page, by what stands behind the fence.
+// examples returns the fenced blocks of a page, by the text behind the fence.
 func examples(t *testing.T, name string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -75,7 +75,7 @@ func newDeployed(t *testing.T) *deployed {
 	return d
 }
 
-// here turns the paths of an example into those of this machine.
+// here replaces the paths of an example by those of the test.
 func (d *deployed) here(s string) string {
 	return strings.NewReplacer("/usr/local/bin", d.bin, "/etc/holdfast/store", d.path("store"),
 		"/home/reports/.config/holdfast/store", d.path("store")).Replace(s)
@@ -95,7 +95,7 @@ func (d *deployed) holds(job func() *exec.Cmd) {
 	if len(all.Locks) != 1 || all.Locks[0].Name != "nightly-report" || !all.Locks[0].Held {
 		d.t.Fatalf("after the report: %+v", all)
 	}
-	// A shell may stand before holdfast.
+	// A shell may precede holdfast.
 	if err := syscall.Kill(all.Locks[0].Holders[0].PID, syscall.SIGTERM); err != nil {
 		d.t.Fatal(err)
 	}
@@ -104,8 +104,9 @@ func (d *deployed) holds(job func() *exec.Cmd) {
 	}
 }
 
-// TestUnit runs the systemd unit's command and has systemd read the units.
-func TestUnit(t *testing.T) {
+// TestSystemdUnitRunsUnderLock runs the systemd unit's command, and systemd verifies the
+// units.
+func TestSystemdUnitRunsUnderLock(t *testing.T) {
 	d := newDeployed(t)
 	blocks := examples(t, "deploy.md")
 	service, timer := blocks["ini nightly-report.service"], blocks["ini nightly-report.timer"]
@@ -126,14 +127,14 @@ func TestUnit(t *testing.T) {
 	}
 	path := d.file("nightly-report.service", d.here(service))
 	out, err := exec.Command(analyze, "verify", "--man=no", path, d.file("nightly-report.timer", timer)).CombinedOutput()
-	// It also tells of the units of this machine that these depend on.
+	// systemd-analyze also reports on the installed units that these depend on.
 	if strings.Contains(string(out), "nightly-report") || err != nil && len(out) == 0 {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-// TestCrontab runs the crontab's command as cron does.
-func TestCrontab(t *testing.T) {
+// TestCrontabRunsUnderLock runs the crontab's command like cron.
+func TestCrontabRunsUnderLock(t *testing.T) {
 	d := newDeployed(t)
 	tab := d.here(examples(t, "deploy.md")["crontab"])
 	entry := regexp.MustCompile(`(?m)^(?:[\d*/,-]+ ){5}(.*)$`).FindStringSubmatch(tab)
@@ -149,8 +150,8 @@ func TestCrontab(t *testing.T) {
 	d.holds(func() *exec.Cmd { return exec.Command("/bin/sh", "-c", entry[1]) })
 }
 
-// TestCronJob runs the command of the container.
-func TestCronJob(t *testing.T) {
+// TestCronJobRunsUnderLock runs the command of the container.
+func TestCronJobRunsUnderLock(t *testing.T) {
 	d := newDeployed(t)
 	var job struct {
 		APIVersion string `yaml:"apiVersion"`
@@ -198,8 +199,9 @@ func TestCronJob(t *testing.T) {
 	d.holds(func() *exec.Cmd { return exec.Command(filepath.Join(d.bin, c.Command[0]), c.Command[1:]...) })
 }
 
-// TestCommandPage: docs/command.md knows every subcommand, flag and JSON field.
-func TestCommandPage(t *testing.T) {
+// TestCommandPageIsComplete: docs/command.md describes every subcommand, flag and JSON
+// field.
+func TestCommandPageIsComplete(t *testing.T) {
 	text := page(t, "command.md")
 	for _, c := range cli.Command().Commands() {
 		if c.IsAvailableCommand() && !strings.Contains(text, "## holdfast "+c.Name()+"\n") {

@@ -14,11 +14,11 @@ import (
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// leased is a stage on an etcd, where a grant ends with its TTL and others are
-// granted it then.
+// leased is a stage on an etcd. A grant there ends with its TTL, and the next waiter gets
+// the lock.
 type leased struct {
 	*stage
-	server, proxy string // the URL past the proxy, and through it
+	server, proxy string // the URL without the proxy, and through it
 	cut, heal     func()
 	locker        *holdfast.Locker
 }
@@ -50,7 +50,7 @@ func newLeased(t *testing.T) *leased {
 	return l
 }
 
-// begin starts a holder with an actor, and one that waits for its lock.
+// begin starts a holder with an actor, and a waiter for its lock.
 func (l *leased) begin(words ...string) (holder, next *process) {
 	l.t.Helper()
 	holder = l.start(append([]string{"run", "--store", l.proxy, "--ttl", "3s", "--grace", "1s", "x", "--"}, l.actor(words...)...)...)
@@ -60,16 +60,16 @@ func (l *leased) begin(words ...string) (holder, next *process) {
 	return holder, next
 }
 
-// wait lets a time pass in which a lease of the holder's would end.
+// wait waits for longer than the holder's lease can last.
 func (l *leased) wait() {
 	l.t.Helper()
 	l.run("run", "--min-hold", "6s", "y", "--", "true").expectStatus(l.t, 0)
 }
 
-// TestLeases: on a store where leases end, the next one is granted the lock when
-// nothing of the first is left, whatever happens to its processes or to its way to
-// the store.
-func TestLeases(t *testing.T) {
+// TestLeaseStoreNeverHasTwoCommands: on a store with leases, the waiter gets the lock when
+// no process of the holder is left. That holds for every death or stop of the holder's
+// processes, and for a lost connection.
+func TestLeaseStoreNeverHasTwoCommands(t *testing.T) {
 	for name, play := range map[string]func(t *testing.T, l *leased){
 		"the front is killed": func(t *testing.T, l *leased) {
 			holder, next := l.begin("daemon", "ignores")
@@ -116,7 +116,7 @@ func TestLeases(t *testing.T) {
 				t.Errorf("status %d, want 74", got)
 			}
 		},
-		// The limit: nobody is left who could end the command in time.
+		// The limit: no process is left that could end the command in time.
 		"both are stopped": func(t *testing.T, l *leased) {
 			holder, next := l.begin("ignores")
 			holder.signal(syscall.SIGSTOP)
@@ -141,8 +141,9 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// TestBreakLeased: where a grant can be taken away, it is, and its command ends.
-func TestBreakLeased(t *testing.T) {
+// TestBreakOnLeaseStoreEndsCommand: where a grant can be taken away, break takes it away,
+// and its command ends.
+func TestBreakOnLeaseStoreEndsCommand(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{nil, {"--force"}} {
 		l := newLeased(t)

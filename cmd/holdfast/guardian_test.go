@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// stage is a world with a FIFO that its actors hold on to.
+// stage is a world with a FIFO that its actors keep open.
 type stage struct {
 	*world
 	mark string
@@ -35,15 +35,15 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-// release lets the actors end that are still there.
+// release ends the remaining actors.
 func (s *stage) release() { _ = s.hold.Close() }
 
-// actor are the words that run one.
+// actor returns the words that start an actor.
 func (s *stage) actor(words ...string) []string {
 	return append([]string{"env", roleEnv + "=" + roleActor, markEnv + "=" + s.mark, testBinary}, words...)
 }
 
-// witness are the words that run one.
+// witness returns the words that start a witness.
 func (s *stage) witness() []string {
 	return []string{"env", roleEnv + "=" + roleWitness, testBinary, s.mark}
 }
@@ -57,8 +57,8 @@ func (s *stage) holder(flags []string, words ...string) *process {
 	return p
 }
 
-// next starts one that waits for x and tells who of the others is alive when it
-// is granted.
+// next starts a waiter for x. Its command reports which other processes are alive when the
+// lock is granted.
 func (s *stage) next() *process {
 	s.t.Helper()
 	p := s.start(append([]string{"run", "x", "--"}, s.witness()...)...)
@@ -66,7 +66,7 @@ func (s *stage) next() *process {
 	return p
 }
 
-// alone says that nobody was alive when it was granted.
+// alone requires that no other process was alive when the lock was granted.
 func (p *process) alone() {
 	p.t.Helper()
 	if got := p.stdout.expect("alive: "); !strings.HasPrefix(got, "alive: 0 ") {
@@ -74,8 +74,8 @@ func (p *process) alone() {
 	}
 }
 
-// TestFrontKilled: with SIGKILL to holdfast run its command ends, and only then
-// does the next one begin.
+// TestFrontKilled: SIGKILL to holdfast run ends its command, and the next command begins
+// only after that.
 func TestFrontKilled(t *testing.T) {
 	for _, words := range [][]string{
 		{"ends"},
@@ -100,7 +100,7 @@ func TestFrontKilled(t *testing.T) {
 	}
 }
 
-// TestFrontKilledWaiting: nothing is left in the queue, and nothing is started.
+// TestFrontKilledWaiting: no queue entry is left, and no command starts.
 func TestFrontKilledWaiting(t *testing.T) {
 	s := newStage(t)
 	p := s.holder(nil, "ends")
@@ -119,8 +119,8 @@ func TestFrontKilledWaiting(t *testing.T) {
 	s.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
 }
 
-// TestFrontKilledLingering: a minimum hold is kept all the same, and a signal to
-// the guardian ends it.
+// TestFrontKilledLingering: the minimum hold still counts, and a signal to the guardian ends
+// it.
 func TestFrontKilledLingering(t *testing.T) {
 	s := newStage(t)
 	p := s.start("run", "-v", "--min-hold", "1h", "x", "--", "true")
@@ -136,8 +136,8 @@ func TestFrontKilledLingering(t *testing.T) {
 	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 }
 
-// TestGuardianKilled: the front kills the command and all that it has started,
-// wherever it has gone, and says so.
+// TestGuardianKilled: the front kills the command with all that it has started, and reports
+// that.
 func TestGuardianKilled(t *testing.T) {
 	for _, words := range [][]string{
 		{"ignores"},
@@ -148,7 +148,7 @@ func TestGuardianKilled(t *testing.T) {
 			s := newStage(t)
 			p := s.holder(nil, words...)
 			if len(witnessed(s.mark)) == 0 {
-				t.Fatal("the witness sees nobody")
+				t.Fatal("the witness sees no process")
 			}
 			if err := syscall.Kill(p.guardian(), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
@@ -164,7 +164,7 @@ func TestGuardianKilled(t *testing.T) {
 	}
 }
 
-// TestGuardianKilledWaiting: nobody has run.
+// TestGuardianKilledWaiting: no command has run.
 func TestGuardianKilledWaiting(t *testing.T) {
 	s := newStage(t)
 	s.holder(nil, "ends")
@@ -181,8 +181,8 @@ func TestGuardianKilledWaiting(t *testing.T) {
 	awaitQueue(t, l, 0)
 }
 
-// TestGuardianKilledAmongForeigners: a shell has put a job of its own beside the
-// run, by exec; it is none of the command's.
+// TestGuardianKilledAmongForeigners: a shell has started a job of its own beside the run, by
+// exec. It does not belong to the command.
 func TestGuardianKilledAmongForeigners(t *testing.T) {
 	s := newStage(t)
 	p := s.startCmd(exec.Command("sh", append([]string{"-c", `sh -c 'trap "exit 0" USR1; echo foreign $$; while :; do sleep 1; done' </dev/null &
@@ -200,15 +200,15 @@ func TestGuardianKilledAmongForeigners(t *testing.T) {
 	}
 }
 
-// TestFrontStopped: the lock stands beyond its TTL while holdfast run is stopped,
-// and goes when the command does.
+// TestFrontStopped: the lock stands beyond its TTL while holdfast run is stopped, and ends
+// with the command.
 func TestFrontStopped(t *testing.T) {
 	w := newWorld(t)
 	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "20ms", "x"}, played()...)...)
 	p.ready()
 	p.signal(syscall.SIGSTOP)
 	awaitState(t, p.cmd.Process.Pid, "T")
-	// Time passes until the lease would be over by far, with no upper bound.
+	// The test waits until the lease would have expired, with no upper bound.
 	w.run("run", "--store", w.storeURL(), "--min-hold", "5s", "y", "--", "true").expectStatus(t, 0)
 	p.send("say on")
 	p.stdout.expect("said on")
@@ -219,8 +219,8 @@ func TestFrontStopped(t *testing.T) {
 	}
 }
 
-// TestFrontStoppedReleases: the next one does not wait for a front that is
-// stopped, only for the command.
+// TestFrontStoppedReleases: the next waiter waits for the command, and not for a stopped
+// front.
 func TestFrontStoppedReleases(t *testing.T) {
 	s := newStage(t)
 	p := s.holder(nil, "ignores")
@@ -234,8 +234,8 @@ func TestFrontStoppedReleases(t *testing.T) {
 	}
 }
 
-// TestGuardianStopped: while the guardian is stopped nobody renews, and the front
-// kills the command when the lock is not sure any more.
+// TestGuardianStopped: while the guardian is stopped the lease is not renewed. The front
+// kills the command when the lock is no longer valid.
 func TestGuardianStopped(t *testing.T) {
 	w := newWorld(t)
 	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "6s", "--grace", "1s", "x"}, played()...)...)
@@ -249,7 +249,7 @@ func TestGuardianStopped(t *testing.T) {
 	}
 }
 
-// TestBothStopped: after that the command does nothing more.
+// TestBothStopped: after they go on, the command does nothing more.
 func TestBothStopped(t *testing.T) {
 	w := newWorld(t)
 	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "500ms", "x"}, played()...)...)
@@ -265,8 +265,8 @@ func TestBothStopped(t *testing.T) {
 	}
 }
 
-// TestGuardianOfFileStoreStopped: there a stopped holder keeps the lock, so the
-// command may run on.
+// TestGuardianOfFileStoreStopped: a stopped holder keeps the file store's lock, so the
+// command may go on.
 func TestGuardianOfFileStoreStopped(t *testing.T) {
 	s := newStage(t)
 	p := s.holder(nil, "ends")
@@ -279,9 +279,9 @@ func TestGuardianOfFileStoreStopped(t *testing.T) {
 	}
 }
 
-// TestGuardianHears: a signal to the process that holdfast show names reaches the
+// TestGuardianForwardsSignals: a signal to the process that holdfast show names reaches the
 // command.
-func TestGuardianHears(t *testing.T) {
+func TestGuardianForwardsSignals(t *testing.T) {
 	s := newStage(t)
 	p := s.holder(nil, "ends")
 	if err := syscall.Kill(p.guardian(), syscall.SIGTERM); err != nil {
@@ -292,13 +292,13 @@ func TestGuardianHears(t *testing.T) {
 	}
 }
 
-// TestGuardianByHand: nobody starts it but holdfast run.
-func TestGuardianByHand(t *testing.T) {
+// TestGuardianRefusesDirectStart: only holdfast run may start it.
+func TestGuardianRefusesDirectStart(t *testing.T) {
 	w := withStore(t)
 	for _, args := range [][]string{{"run-guardian"}, {"run-guardian", "0", "x"}, {"run-guardian", "7", "x"}, {"run-guardian", "x", "x"}} {
 		r := w.run(args...)
 		r.expectStatus(t, 64)
-		if !strings.Contains(r.stderr, "by nobody else") {
+		if !strings.Contains(r.stderr, "only holdfast run starts this") {
 			t.Errorf("stderr: %q", r.stderr)
 		}
 	}
@@ -307,9 +307,9 @@ func TestGuardianByHand(t *testing.T) {
 	}
 }
 
-// TestNothingInherited: the command has none of the guardian's files, and knows
-// nothing of it by its environment.
-func TestNothingInherited(t *testing.T) {
+// TestCommandInheritsNothingOfGuardian: the command has none of the guardian's files, and
+// none of its variables.
+func TestCommandInheritsNothingOfGuardian(t *testing.T) {
 	w := withStore(t)
 	const script = `cd /proc/$$/fd && echo *; env`
 	bare := w.finish(exec.Command("sh", "-c", script), nil, "")
@@ -322,13 +322,12 @@ func TestNothingInherited(t *testing.T) {
 	for line := range strings.Lines(r.stdout) {
 		if key, _, _ := strings.Cut(line, "="); strings.HasPrefix(key, "HOLDFAST_") &&
 			!slices.Contains([]string{"HOLDFAST_STORE", "HOLDFAST_NAME", "HOLDFAST_TOKEN", "HOLDFAST_HELD"}, key) {
-			t.Errorf("told %s", line)
+			t.Errorf("the command got %s", line)
 		}
 	}
 }
 
-// TestNoPasswordInProcessList: the guardian's words are its descriptor and the
-// name.
+// TestNoPasswordInProcessList: the guardian's words are its descriptor and the lock's name.
 func TestNoPasswordInProcessList(t *testing.T) {
 	w := newWorld(t)
 	if err := os.WriteFile(w.path("url"), []byte("scripted://me:s3cr3t-pw@works\n"), 0o600); err != nil {
@@ -346,9 +345,9 @@ func TestNoPasswordInProcessList(t *testing.T) {
 	}
 }
 
-// TestLeavers: what has left the command's group, and its session, ends before
-// the lock is released.
-func TestLeavers(t *testing.T) {
+// TestProcessesOutsideGroupEndBeforeRelease: processes that have left the command's group
+// and session end before the lock is released.
+func TestProcessesOutsideGroupEndBeforeRelease(t *testing.T) {
 	for _, words := range [][]string{{"leaves", "ends"}, {"leaves", "ignores"}, {"daemon", "ends"}, {"daemon", "ignores"}, {"daemon", "closes"}} {
 		t.Run(strings.Join(words, " "), func(t *testing.T) {
 			s := newStage(t)
@@ -366,9 +365,9 @@ func TestLeavers(t *testing.T) {
 	}
 }
 
-// TestRespawner: each process starts the next in a session of its own and ends,
-// faster than anyone asks it to; they are caught all the same.
-func TestRespawner(t *testing.T) {
+// TestSelfRespawningProcessesEnd: each process starts the next one in a session of its own
+// and ends at once. The guardian still ends all of them.
+func TestSelfRespawningProcessesEnd(t *testing.T) {
 	s := newStage(t)
 	const respawn = `#!/bin/sh
 		trap "" TERM
@@ -391,8 +390,8 @@ func TestRespawner(t *testing.T) {
 	p.stderr.expect("killed what the command left behind")
 }
 
-// TestLossReachesLeavers: a lost lock ends those as well.
-func TestLossReachesLeavers(t *testing.T) {
+// TestLossEndsProcessesOutsideGroup: a lost lock ends these processes as well.
+func TestLossEndsProcessesOutsideGroup(t *testing.T) {
 	s := newStage(t)
 	on, fire := fifo(t, s.world)
 	p := s.startScripted(append([]string{"run", "--store", "scripted://lose?on=" + on, "--ttl", "30s", "--grace", "200ms", "x", "--"},
@@ -407,9 +406,9 @@ func TestLossReachesLeavers(t *testing.T) {
 	}
 }
 
-// TestWithoutProc: what has left the group cannot be seen then, and keeps the lock
-// until it ends; what has not is killed.
-func TestWithoutProc(t *testing.T) {
+// TestWithoutProcLockIsKept: processes outside the group are then invisible, and keep the
+// lock until they end. Processes in the group are killed.
+func TestWithoutProcLockIsKept(t *testing.T) {
 	const hide = "exec unshare --mount sh -c 'mount -t tmpfs none /proc && exec \"$@\"' sh "
 	if err := shell(hide + "true").Run(); err != nil {
 		t.Skipf("unshare: %v: this needs the right to make namespaces", err)

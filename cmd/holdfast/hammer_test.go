@@ -12,17 +12,16 @@ import (
 	"time"
 )
 
-// critical reads, adds and writes without any protection of its own. The
-// directory is made by one at a time, whatever else fails.
+// critical reads, adds and writes without protection of its own. Its mkdir shows an overlap.
 const critical = `mkdir inside || { echo overlap >>overlaps; exit 9; }
 read n <count
 echo $((n + 1)) >count
 echo $HOLDFAST_TOKEN >>tokens
 rmdir inside || exit 8`
 
-// TestHammer: 16 processes make 2,000 runs around an unprotected addition, fewer
-// where each of their 6,000 processes starts slowly.
-func TestHammer(t *testing.T) {
+// TestManyRunsExclude: 16 processes make 2,000 runs around an unprotected addition. There
+// are fewer if processes start slowly.
+func TestManyRunsExclude(t *testing.T) {
 	workers, runs := 16, 125
 	if testing.Short() || raceEnabled {
 		runs = 25
@@ -46,7 +45,7 @@ func TestHammer(t *testing.T) {
 	t.Logf("%d runs took %s", workers*runs, time.Since(began).Round(time.Millisecond))
 
 	if b, err := os.ReadFile(w.path("overlaps")); err == nil {
-		t.Errorf("%d holds overlapped another", strings.Count(string(b), "\n"))
+		t.Errorf("%d runs overlapped another", strings.Count(string(b), "\n"))
 	}
 	b, err := os.ReadFile(w.path("count"))
 	if want := fmt.Sprintf("%d\n", workers*runs); err != nil || string(b) != want {
@@ -67,8 +66,7 @@ func TestHammer(t *testing.T) {
 	}
 }
 
-// BenchmarkRun reports what a run costs as a process, beside flock(1), which
-// does so much less.
+// BenchmarkRun measures a run as a process, beside flock(1), which does much less.
 func BenchmarkRun(b *testing.B) {
 	flock, err := exec.LookPath("flock")
 	if err != nil {

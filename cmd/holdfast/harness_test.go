@@ -30,23 +30,23 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// The test binary plays three parts: the tests, the command that is run under a
-// lock, and holdfast itself with a store whose misbehaviour is scripted.
+// The test binary has three roles: the tests, the command under a lock, and holdfast itself
+// with a store of scripted faults.
 const (
 	roleEnv      = "HOLDFAST_TEST_ROLE"
 	roleCommand  = "command"
 	roleScripted = "scripted"
 
-	// binaryEnv names a holdfast that is already built.
+	// binaryEnv is the variable with the path of a built holdfast.
 	binaryEnv = "HOLDFAST_TEST_BINARY"
 )
 
 // binary is holdfast, built once; testBinary is this program.
 var binary, testBinary string
 
-// patience bounds the wait for what must happen. It decides nothing in a test that
-// passes. After the first failure it is short, so that a failing run ends soon.
-func patience() time.Duration {
+// waitLimit limits the wait for an event that must come. It decides nothing in a passing
+// test. After the first failure it is short, so that a failing run ends soon.
+func waitLimit() time.Duration {
 	if failed.Load() {
 		return 10 * time.Second
 	}
@@ -82,7 +82,7 @@ func TestMain(m *testing.M) {
 func testMain(m *testing.M) int {
 	resetIgnoredSignals()
 	built := os.Getenv(binaryEnv)
-	// What is set where the tests run must not reach them.
+	// The variables of the tests' environment must not reach them.
 	for _, v := range os.Environ() {
 		if key, _, _ := strings.Cut(v, "="); strings.HasPrefix(key, "HOLDFAST_") {
 			os.Unsetenv(key)
@@ -117,10 +117,9 @@ func testMain(m *testing.M) int {
 	return m.Run()
 }
 
-// resetIgnoredSignals makes the programs that this one starts get HUP and INT as
-// they are by default, also where the tests run under nohup or in a script's
-// background. A handled signal is reset by exec, an ignored one is not. This
-// program itself goes on ignoring them.
+// resetIgnoredSignals gives the programs that this one starts the default action of HUP and
+// INT, also under nohup or in a script's background. exec resets a handled signal, and keeps
+// an ignored one. This program itself still ignores them.
 func resetIgnoredSignals() {
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
 		if signal.Ignored(s) {
@@ -129,8 +128,8 @@ func resetIgnoredSignals() {
 	}
 }
 
-// playCommand is a command that does what it reads, a word a line, and tells
-// every signal it gets. It ends with its input.
+// playCommand is a command that executes its input, a word a line, and prints every signal
+// it gets. It ends with its input.
 func playCommand() int {
 	sigs := make(chan os.Signal, 64)
 	signal.Notify(sigs, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM,
@@ -166,8 +165,8 @@ func playCommand() int {
 	}
 }
 
-// registerScripted makes the scheme scripted, a memory store that misbehaves as
-// the URL's path says when a line is read from the FIFO in its query.
+// registerScripted registers the scheme scripted: a memory store with a fault. The URL's
+// path names the fault, which begins when a line arrives at the FIFO in its query.
 func registerScripted() {
 	driver.Register("scripted", func(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
 		s := memstore.New().Namespace(namespace)
@@ -206,7 +205,7 @@ func registerScripted() {
 			return store, nil
 		}
 		go func() {
-			// Open ends when somebody opens it for writing, Read with the line.
+			// Open returns when a writer opens the FIFO, Read with the line.
 			f, err := os.Open(fifo)
 			if err != nil {
 				panic(err)
@@ -232,8 +231,8 @@ func (s limitedStore) Guarantees(ctx context.Context) (driver.Guarantees, error)
 	return g, err
 }
 
-// world is a place of its own for one test: a home without locks, and nothing of
-// the environment's holdfast.
+// world is the separate environment of one test: a home without locks, and no variables of
+// holdfast.
 type world struct {
 	t    *testing.T
 	dir  string // for files
@@ -254,15 +253,14 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w.env = []string{"HOME=" + w.home, "PATH=" + os.Getenv("PATH"), "TERM=xterm",
-		"GORACE=atexit_sleep_ms=0"} // else each process under the race detector ends a second late
+		"GORACE=atexit_sleep_ms=0"} // otherwise each process under the race detector ends a second late
 	if dir := os.Getenv("GOCOVERDIR"); dir != "" {
 		w.env = append(w.env, "GOCOVERDIR="+dir)
 	}
 	return w
 }
 
-// withStore gives the world a store, so that nothing is said about the default
-// one.
+// withStore gives the world a store, so that holdfast prints no note on the default one.
 func withStore(t *testing.T) *world {
 	w := newWorld(t)
 	w.env = append(w.env, "HOLDFAST_STORE="+w.storeURL())
@@ -284,7 +282,7 @@ func (w *world) locker() *holdfast.Locker {
 	return l
 }
 
-// result is what a process came to.
+// result is the result of a process.
 type result struct {
 	status         int
 	stdout, stderr string
@@ -296,19 +294,19 @@ func (w *world) run(args ...string) result {
 	return w.runIn(nil, "", args...)
 }
 
-// runIn runs it with more environment and an input.
+// runIn runs holdfast with more environment and an input.
 func (w *world) runIn(env []string, stdin string, args ...string) result {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience())
+	ctx, cancel := context.WithTimeout(w.t.Context(), waitLimit())
 	defer cancel()
 	c := exec.CommandContext(ctx, binary, args...)
 	return w.finish(c, env, stdin)
 }
 
-// runScripted runs holdfast on a store that misbehaves.
+// runScripted runs holdfast on a store with a scripted fault.
 func (w *world) runScripted(env []string, args ...string) result {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience())
+	ctx, cancel := context.WithTimeout(w.t.Context(), waitLimit())
 	defer cancel()
 	return w.finish(exec.CommandContext(ctx, testBinary, args...), append(env, roleEnv+"="+roleScripted), "")
 }
@@ -327,7 +325,7 @@ func (w *world) finish(c *exec.Cmd, env []string, stdin string) result {
 	return result{c.ProcessState.ExitCode(), out.String(), errs.String()}
 }
 
-// process is a holdfast that a test watches.
+// process is a running holdfast.
 type process struct {
 	t              *testing.T
 	cmd            *exec.Cmd
@@ -336,8 +334,8 @@ type process struct {
 	wait           func() error
 }
 
-// start starts holdfast; command are the words after --, or none for the command
-// that this program plays.
+// start starts holdfast; command are the words after --, or none for the command that this
+// program plays.
 func (w *world) start(args ...string) *process {
 	w.t.Helper()
 	return w.startCmd(exec.Command(binary, args...), nil)
@@ -348,7 +346,7 @@ func (w *world) startScripted(args ...string) *process {
 	return w.startCmd(exec.Command(testBinary, args...), []string{roleEnv + "=" + roleScripted})
 }
 
-// played are the words that run this program as the command.
+// played returns the words that run this program as the command.
 func played(args ...string) []string {
 	return append([]string{"--", "env", roleEnv + "=" + roleCommand, testBinary}, args...)
 }
@@ -362,8 +360,8 @@ func (w *world) startCmd(c *exec.Cmd, env []string) *process {
 	if p.stdin, err = c.StdinPipe(); err != nil {
 		w.t.Fatal(err)
 	}
-	// Pipes of the test's own: Wait then ends with the process, whoever else may
-	// have its output still open.
+	// Pipes of the test's own: Wait then ends with the process, although another process may
+	// still have its output open.
 	outR, outW, err := os.Pipe()
 	if err != nil {
 		w.t.Fatal(err)
@@ -384,7 +382,7 @@ func (w *world) startCmd(c *exec.Cmd, env []string) *process {
 	p.stdout, p.stderr = readLines(w.t, "stdout", outR), readLines(w.t, "stderr", errR)
 	p.wait = sync.OnceValue(c.Wait)
 	w.t.Cleanup(func() {
-		// The commands end with their input, also where holdfast is killed.
+		// The commands end with their input, also if holdfast is killed.
 		p.stdin.Close()
 		_ = c.Process.Kill()
 		_ = p.wait()
@@ -397,7 +395,7 @@ func (w *world) startCmd(c *exec.Cmd, env []string) *process {
 // status waits for the end.
 func (p *process) status() int {
 	p.t.Helper()
-	timer := time.AfterFunc(patience(), func() { _ = p.cmd.Process.Kill() })
+	timer := time.AfterFunc(waitLimit(), func() { _ = p.cmd.Process.Kill() })
 	defer timer.Stop()
 	var exit *exec.ExitError
 	if err := p.wait(); err != nil && !errors.As(err, &exit) {
@@ -420,7 +418,7 @@ func (p *process) send(line string) {
 	}
 }
 
-// ready waits for the command that this program plays and answers its number.
+// ready waits for the command that this program plays and returns its process number.
 func (p *process) ready() int {
 	p.t.Helper()
 	line := p.stdout.expect("ready ")
@@ -431,7 +429,7 @@ func (p *process) ready() int {
 	return pid
 }
 
-// guardian is the process that this holdfast run has started to hold the lock.
+// guardian returns the process that this holdfast run has started to hold the lock.
 func (p *process) guardian() int {
 	p.t.Helper()
 	return guardianOf(p.t, p.cmd.Process.Pid)
@@ -439,7 +437,7 @@ func (p *process) guardian() int {
 
 func guardianOf(t *testing.T, front int) int {
 	t.Helper()
-	for began := time.Now(); time.Since(began) < patience(); {
+	for began := time.Now(); time.Since(began) < waitLimit(); {
 		out, err := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "args=").Output()
 		if err != nil {
 			t.Fatal(err)
@@ -454,7 +452,8 @@ func guardianOf(t *testing.T, front int) int {
 	return 0
 }
 
-// stopGuardian returns when it has stopped: sending SIGSTOP is not that.
+// stopGuardian returns when the guardian has stopped: SIGSTOP takes effect later than kill
+// returns.
 func (p *process) stopGuardian() {
 	p.t.Helper()
 	pid := p.guardian()
@@ -471,11 +470,11 @@ func (p *process) continueGuardian() {
 	}
 }
 
-// awaitState waits until a process is in a state as ps tells it; "" is gone.
+// awaitState waits until ps reports a state of a process; "" is an ended process.
 func awaitState(t *testing.T, pid int, state string) {
 	t.Helper()
 	var out []byte
-	for began := time.Now(); time.Since(began) < patience(); {
+	for began := time.Now(); time.Since(began) < waitLimit(); {
 		out, _ = exec.Command("ps", "-o", "stat=", "-p", strconv.Itoa(pid)).Output()
 		if got := strings.TrimSpace(string(out)); strings.HasPrefix(got, state) && (state != "" || got == "" || got[0] == 'Z') {
 			return
@@ -484,7 +483,7 @@ func awaitState(t *testing.T, pid int, state string) {
 	t.Fatalf("process %d is %q, not %q", pid, out, state)
 }
 
-// lines collects what a process writes and lets a test wait for it.
+// lines collects a process's output, in which a test can wait for a text.
 type lines struct {
 	t    *testing.T
 	name string
@@ -492,7 +491,7 @@ type lines struct {
 	mu   sync.Mutex
 	more *sync.Cond
 	text bytes.Buffer
-	seen int // how far expect has looked
+	seen int // the end of the last text that expect found
 	end  bool
 }
 
@@ -516,8 +515,8 @@ func readLines(t *testing.T, name string, r io.Reader) *lines {
 	return l
 }
 
-// expect waits for a text after the one found before, and for the end of its
-// line, and answers it from the text on.
+// expect waits for a text after the last one found, and for the end of its line. It returns
+// the output from the text on.
 func (l *lines) expect(text string) string {
 	l.t.Helper()
 	return l.await(text, true)
@@ -531,7 +530,7 @@ func (l *lines) expectPart(text string) {
 
 func (l *lines) await(text string, line bool) string {
 	l.t.Helper()
-	late := l.hurry()
+	late := l.expired()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for {
@@ -552,10 +551,10 @@ func (l *lines) await(text string, line bool) string {
 	}
 }
 
-// all waits for the end and answers everything.
+// all waits for the end and returns the whole output.
 func (l *lines) all() string {
 	l.t.Helper()
-	late := l.hurry()
+	late := l.expired()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for !l.end {
@@ -567,11 +566,11 @@ func (l *lines) all() string {
 	return l.text.String()
 }
 
-// hurry wakes those who wait when patience is over, and tells with mu held
-// whether it is.
-func (l *lines) hurry() func() bool {
+// expired wakes the waiting goroutines when waitLimit has passed, and reports whether it
+// has. It is called with mu held.
+func (l *lines) expired() func() bool {
 	late := false
-	timer := time.AfterFunc(patience(), func() {
+	timer := time.AfterFunc(waitLimit(), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		late = true
@@ -581,7 +580,7 @@ func (l *lines) hurry() func() bool {
 	return func() bool { return late }
 }
 
-// expectStatus compares, and shows what was said where it differs.
+// expectStatus compares the status, and shows the output if it differs.
 func (r result) expectStatus(t *testing.T, want int) {
 	t.Helper()
 	if r.status != want {
@@ -601,7 +600,7 @@ func number(t *testing.T, s string) uint64 {
 	return n
 }
 
-// missing skips, or fails where everything must be there.
+// missing skips the test, or fails it if everything must be installed.
 func missing(t *testing.T, program string) {
 	t.Helper()
 	if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestMinHold: the lock outlives the command, and a signal ends that.
-func TestMinHold(t *testing.T) {
+// TestMinHoldOutlivesCommand: the lock outlives the command, and a signal ends that.
+func TestMinHoldOutlivesCommand(t *testing.T) {
 	w := withStore(t)
 	p := w.start("run", "-v", "--min-hold", "1h", "x", "--", "sh", "-c", "exit 3")
 	p.stderr.expect("is kept for another")
@@ -26,7 +26,7 @@ func TestMinHold(t *testing.T) {
 	p.stderr.expect("before its minimum hold")
 	w.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 
-	// One that is over in time ends by itself, and the next is granted.
+	// A minimum hold that passes ends without a signal, and the next waiter gets the lock.
 	waiter := w.start("run", "-v", "--min-hold", "50ms", "x", "--", "true")
 	waiter.stderr.expect("released")
 	if got := waiter.status(); got != 0 {
@@ -34,8 +34,8 @@ func TestMinHold(t *testing.T) {
 	}
 }
 
-// TestMaxHold: SIGTERM, and SIGKILL for those who do not listen.
-func TestMaxHold(t *testing.T) {
+// TestMaxHoldEndsCommand with SIGTERM, and with SIGKILL if the command ignores that.
+func TestMaxHoldEndsCommand(t *testing.T) {
 	for name, c := range map[string]struct {
 		trap, grace string
 		want        int
@@ -45,9 +45,9 @@ func TestMaxHold(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withStore(t)
-			// A shell, because it is quickly ready for the signal; one that was not
-			// has more time.
-			for maxHold := 500 * time.Millisecond; maxHold < patience(); maxHold *= 2 {
+			// A shell is ready for the signal early; if it was not, the test tries again
+			// with more time.
+			for maxHold := 500 * time.Millisecond; maxHold < waitLimit(); maxHold *= 2 {
 				p := w.start("run", "--max-hold", maxHold.String(), "--grace", c.grace, "x", "--",
 					"sh", "-c", `trap "$0" TERM; echo ready; while :; do read line; done`, c.trap)
 				p.stderr.expect("maximum of " + maxHold.String())
@@ -65,16 +65,16 @@ func TestMaxHold(t *testing.T) {
 	}
 }
 
-// TestLeftovers: what the command leaves behind in its group ends before the
-// lock is released, politely first.
-func TestLeftovers(t *testing.T) {
+// TestChildrenInGroupEndBeforeRelease: the command's remaining children in its group get
+// SIGTERM, and end before the lock is released.
+func TestChildrenInGroupEndBeforeRelease(t *testing.T) {
 	for name, c := range map[string]struct{ word, grace, says string }{
 		"ends on SIGTERM": {"exit-on-term", "1h", ""},
 		"is killed":       {"", "2s", "left behind"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withStore(t)
-			// The command itself ends when its child is ready to be left behind.
+			// The command ends when its child is ready to outlive it.
 			p := w.start(append([]string{"run", "--ttl", "3h", "--grace", c.grace, "x", "--", "sh", "-c",
 				`exec 3<&0; "$@" <&3 >out & until grep -q ready out; do :; done 2>/dev/null; exit 3`, "sh"}, played(c.word)[1:]...)...)
 			if got := p.status(); got != 3 {
@@ -86,7 +86,7 @@ func TestLeftovers(t *testing.T) {
 			}
 			words := strings.Fields(string(out))
 			if !strings.Contains(string(out), "signal "+syscall.SIGTERM.String()) {
-				t.Errorf("it was not asked: %q", out)
+				t.Errorf("it got no SIGTERM: %q", out)
 			}
 			if err := syscall.Kill(int(number(t, words[1])), 0); err != syscall.ESRCH {
 				t.Errorf("it still lives: %v", err)
@@ -98,16 +98,16 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
-// TestFirstProcess plays the first process of a container: it reaps the orphans
-// it is given, it passes signals on, and nothing outlives the lock.
-func TestFirstProcess(t *testing.T) {
+// TestRunAsFirstProcessReapsOrphans: as the first process of a container, run reaps its
+// orphans and forwards signals. No process outlives the lock.
+func TestRunAsFirstProcessReapsOrphans(t *testing.T) {
 	w := withStore(t)
 	const unshare = "unshare"
 	if err := shell("exec unshare --pid --fork --mount-proc true").Run(); err != nil {
 		t.Skipf("%s: %v: this needs the right to make namespaces", unshare, err)
 	}
-	// An orphan that has ended is reaped while the command runs; one that left
-	// the group with setsid does not outlive it.
+	// An orphan that has ended is reaped while the command runs. A process that left the
+	// group with setsid does not outlive the command.
 	p := w.startCmd(shell(`exec unshare --pid --fork --mount-proc "$0" run x -- sh -c '
 		(true &)
 		until ! grep -q "^State:.Z" /proc/[0-9]*/status; do :; done 2>/dev/null
@@ -123,8 +123,8 @@ func TestFirstProcess(t *testing.T) {
 	p.stdout.expect("daemon")
 	p.send("")
 	p.stdout.expect("got TERM")
-	// Somebody else enters the container and leaves an orphan there, which is no
-	// descendant of the command's.
+	// Another process enters the container and leaves an orphan there, which is no
+	// descendant of the command.
 	first := childPID(t, p.cmd.Process.Pid)
 	if out, err := exec.Command("nsenter", "--pid", "--target", strconv.Itoa(first), "sh", "-c", "(true &) ; true").CombinedOutput(); err != nil {
 		t.Errorf("nsenter: %v: %s", err, out)
@@ -134,7 +134,7 @@ func TestFirstProcess(t *testing.T) {
 	if got := p.status(); got != 3 {
 		t.Errorf("status %d, want 3", got)
 	}
-	p.stdout.all() // ends when nobody has it open any more
+	p.stdout.all() // ends when no process has it open any more
 }
 
 func childPID(t *testing.T, pid int) int {

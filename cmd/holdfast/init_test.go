@@ -7,9 +7,10 @@ import (
 	"testing"
 )
 
-// TestInit: a store without tables is left alone; bad usage and a database that is
-// not there have their statuses, and no password is shown. Real databases are e2e's.
-func TestInit(t *testing.T) {
+// TestInitReportsStatusWithoutPasswords: init changes nothing of a store without tables. Bad
+// usage and an unreachable database have their statuses, and no password is shown. The tests
+// in e2e use real databases.
+func TestInitReportsStatusWithoutPasswords(t *testing.T) {
 	w := newWorld(t)
 	r := w.run("init", w.storeURL())
 	r.expectStatus(t, 0)

@@ -9,13 +9,14 @@ import (
 	"testing"
 )
 
-// TestEndsBySignal: what asks a server that does not answer, or goes on for long,
-// ends with the signal and its status, and does not call the store unavailable.
-func TestEndsBySignal(t *testing.T) {
+// TestSignalEndsRequests: a subcommand waits for a server that does not answer, or runs for
+// long. A signal ends it with the signal's status, and it does not call the store
+// unavailable.
+func TestSignalEndsRequests(t *testing.T) {
 	for name, c := range map[string]struct {
-		args []string
-		asks bool // a server that never answers is asked
-		says string
+		args   []string
+		silent bool // the server never answers
+		says   string
 	}{
 		"stores": {[]string{"stores", "redis://"}, true, ""},
 		"init":   {[]string{"init", "mysql://u@"}, true, ""},
@@ -27,7 +28,7 @@ func TestEndsBySignal(t *testing.T) {
 				w := newWorld(t)
 				args := c.args
 				asked := make(chan struct{})
-				if c.asks {
+				if c.silent {
 					l, err := net.Listen("tcp", "127.0.0.1:0")
 					if err != nil {
 						t.Fatal(err)
@@ -45,7 +46,7 @@ func TestEndsBySignal(t *testing.T) {
 					}
 				}
 				p := w.start(args...)
-				if c.asks {
+				if c.silent {
 					<-asked
 				} else {
 					p.stderr.expect(c.says)
@@ -62,8 +63,8 @@ func TestEndsBySignal(t *testing.T) {
 	}
 }
 
-// TestCheckOfNoStore: a store that is not there, or refuses, is found at once.
-func TestCheckOfNoStore(t *testing.T) {
+// TestCheckOfUnreachableStoreEndsAtOnce, also of a store that refuses.
+func TestCheckOfUnreachableStoreEndsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	plain := w.file("plain", "")
 	for url, want := range map[string]int{"redis://127.0.0.1:1": 69, "file://" + plain: 78} {

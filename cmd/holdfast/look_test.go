@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// listed is what ls --json and show --json print, as a script reads it.
+// listed is the JSON of ls and show, as a script reads it.
 type listed struct {
 	Name    string
 	Held    bool
@@ -40,8 +40,8 @@ type listed struct {
 	}
 }
 
-// waitFor puts a waiter of a client of its own into the queue of a name, and
-// returns when it stands there. It waits until the test ends.
+// waitFor adds a waiter of a new client to the queue of a name, and returns when it is
+// queued. It waits until the test ends.
 func (w *world) waitFor(name, reason string) {
 	w.t.Helper()
 	l, err := holdfast.Open(w.t.Context(), w.storeURL())
@@ -52,12 +52,12 @@ func (w *world) waitFor(name, reason string) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// A grant is kept until the test ends.
+		// A granted lock is held until the test ends.
 		_, _ = l.Lock(ctx, name, holdfast.Reason(reason))
 		<-ctx.Done()
 	}()
 	w.t.Cleanup(func() { cancel(); <-done; _ = l.Close(context.Background()) })
-	watching, stop := context.WithTimeout(w.t.Context(), patience())
+	watching, stop := context.WithTimeout(w.t.Context(), waitLimit())
 	defer stop()
 	for st, err := range l.Watch(watching, name) {
 		if err != nil {
@@ -70,15 +70,15 @@ func (w *world) waitFor(name, reason string) {
 	w.t.Fatalf("%s never waited for %s", reason, name)
 }
 
-// TestCrowd looks at 1,000 names and 200 waiters.
-func TestCrowd(t *testing.T) {
+// TestListShowsManyNames lists 1,000 names and 200 waiters.
+func TestListShowsManyNames(t *testing.T) {
 	const names, queues, each = 1000, 20, 10
 	w := withStore(t)
 	l := w.locker()
 	locks := map[string]*holdfast.Lock{}
 	var want []string
 	for i := range names {
-		// Not in the order of their creation.
+		// They are queued in another order than that of their creation.
 		name := fmt.Sprintf("job/%03d", i*337%names)
 		lock, err := l.Lock(t.Context(), name, holdfast.Reason("holds "+name))
 		if err != nil {
@@ -190,7 +190,7 @@ func TestCrowd(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("watch, until all was told: %v", time.Since(began))
+	t.Logf("watch, until all was printed: %v", time.Since(began))
 	if err := locks[want[0]].Unlock(); err != nil {
 		t.Fatal(err)
 	}
@@ -206,8 +206,8 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// TestShow tells all of one lock, and that one is free.
-func TestShow(t *testing.T) {
+// TestShowDescribesLock, and reports that another one is free.
+func TestShowDescribesLock(t *testing.T) {
 	w := withStore(t)
 	if r := w.run("show", "x"); r.status != 0 || r.stdout != "x is free\n" || r.stderr != "" {
 		t.Errorf("%+v", r)
@@ -238,7 +238,7 @@ func TestShow(t *testing.T) {
 		}
 	}
 	if strings.Contains(r.stdout, "stopped") {
-		t.Errorf("nobody is stopped:\n%s", r.stdout)
+		t.Errorf("no holder is stopped:\n%s", r.stdout)
 	}
 	holder.stopGuardian()
 	if r := w.run("show", "x"); !strings.Contains(r.stdout, "note   stopped") {
@@ -254,8 +254,8 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// TestStrangeNames: what others call their locks controls no terminal.
-func TestStrangeNames(t *testing.T) {
+// TestStrangeNamesAreQuoted: the names of other clients control no terminal.
+func TestStrangeNamesAreQuoted(t *testing.T) {
 	const name, reason = "a\x1b]0;owned\x07\u009b2J", "r\x1b[2J\ttab\nline\u202e"
 	w := withStore(t)
 	l := w.locker()
@@ -285,8 +285,8 @@ func TestStrangeNames(t *testing.T) {
 	}
 }
 
-// TestNamespace: one application does not see another's locks.
-func TestNamespace(t *testing.T) {
+// TestNamespaceSeparatesApplications: an application does not see the locks of another one.
+func TestNamespaceSeparatesApplications(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--namespace", "app", "x"}, played()...)...)
 	holder.ready()
@@ -301,8 +301,8 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// TestLookAtDefaultStore says where it looks, as run does.
-func TestLookAtDefaultStore(t *testing.T) {
+// TestListNamesDefaultStore: like run, ls names the store without an option.
+func TestListNamesDefaultStore(t *testing.T) {
 	w := newWorld(t)
 	r := w.run("ls")
 	r.expectStatus(t, 0)

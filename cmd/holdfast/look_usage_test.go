@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 )
 
-// looking are the subcommands that look at a store, with what they need.
+// looking are the subcommands that inspect a store, with their arguments.
 var looking = map[string][]string{
 	"ls":    {"ls"},
 	"show":  {"show", "x"},
@@ -23,8 +23,9 @@ var looking = map[string][]string{
 	"watch": {"watch"},
 }
 
-// TestBadLooks: as TestBadInput, for the subcommands that look at locks.
-func TestBadLooks(t *testing.T) {
+// TestInspectionsRefuseBadInput is TestBadInputIsRefused for the subcommands that inspect
+// locks.
+func TestInspectionsRefuseBadInput(t *testing.T) {
 	long := strings.Repeat("n", 513)
 	type bad struct{ args, says []string }
 	cases := map[string]bad{
@@ -102,15 +103,15 @@ func TestBadLooks(t *testing.T) {
 	}
 }
 
-// wrong are values that flags do not take; those that are not here do not take a word.
+// wrong contains an invalid value for each flag; flags without an entry refuse any word.
 var wrong = map[string]string{
 	"namespace": strings.Repeat("n", 513), "reason": "\xff", "store": "floppy://a", "store-file": "no-such-file",
 	"dir": "", "faults": "a b", "once": strings.Repeat("k", 513),
 }
 
-// TestEveryFlagHasBadInput: every flag of every subcommand, with a wrong value, is named
-// with the value, before anything is done.
-func TestEveryFlagHasBadInput(t *testing.T) {
+// TestEveryFlagRefusesBadInput: the message names the flag and the value, before anything is
+// opened.
+func TestEveryFlagRefusesBadInput(t *testing.T) {
 	around := map[string][]string{"run": {"x", "--", "touch", "ran"}, "show": {"x"}, "hold": {"--pid", "1", "x"}, "break": {"--token", "1", "x"}}
 	seen := 0
 	everyFlag(cli.Command(), func(cmd *cobra.Command, f *pflag.Flag) {
@@ -152,9 +153,8 @@ func everyFlag(cmd *cobra.Command, do func(*cobra.Command, *pflag.Flag)) {
 	}
 }
 
-// TestPasswordsInLooks looks for a password in everything that a subcommand
-// prints when it fails.
-func TestPasswordsInLooks(t *testing.T) {
+// TestInspectionsPrintNoPassword looks for a password in all output of a failing subcommand.
+func TestInspectionsPrintNoPassword(t *testing.T) {
 	const password = "s3cr3t-pw"
 	withPassword := "scripted://me:" + password + "@"
 	for sub, args := range looking {
@@ -186,13 +186,14 @@ func TestPasswordsInLooks(t *testing.T) {
 					if all := r.stdout + r.stderr; strings.Contains(all, "s3cr3t") {
 						t.Errorf("printed:\n%s", all)
 					} else if r.stderr == "" {
-						t.Error("nothing was said")
+						t.Error("nothing was printed")
 					}
 				}
 			})
 		}
 	}
-	// What works does not show it either, and completion says nothing at all.
+	// A subcommand that succeeds does not print it either, and completion prints nothing at
+	// all.
 	w := newWorld(t)
 	env := []string{"HOLDFAST_STORE=" + withPassword + "refused"}
 	for _, args := range [][]string{{"ls", "--json"}, {"show", "--json", "x"}, {"show", "x"}} {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fifo makes one, and answers how to write to it: when the write returns, the
+// fifo makes a FIFO and returns a function that writes to it. When the write returns, the
 // other side has read it.
 func fifo(t *testing.T, w *world) (path string, fire func()) {
 	t.Helper()
@@ -31,7 +31,7 @@ func fifo(t *testing.T, w *world) (path string, fire func()) {
 		if _, err := f.WriteString("now\n"); err != nil {
 			t.Fatal(err)
 		}
-		// The store closes its end when it has done it.
+		// The store closes its end after the fault.
 		for {
 			_, err := unix.Poll([]unix.PollFd{{Fd: int32(f.Fd())}}, -1)
 			if err == nil {
@@ -44,19 +44,18 @@ func fifo(t *testing.T, w *world) (path string, fire func()) {
 	}
 }
 
-// TestLoss takes the lock away in every way and looks at what becomes of the
-// command.
-func TestLoss(t *testing.T) {
+// TestLossEndsCommand takes the lock away in every way and checks the end of the command.
+func TestLossEndsCommand(t *testing.T) {
 	for name, c := range map[string]struct {
 		action, word string
 		ttl, grace   string
 		says         []string
 	}{
-		"pushed, and it ends":      {"lose", "exit-on-term", "30s", "10s", []string{"is lost (gone), token 1", "SIGKILL in 10s", "exit status 5"}},
-		"pushed, and it must be":   {"lose", "", "30s", "2s", []string{"is lost (gone)", "SIGKILL in 2s", "killed by SIGKILL"}},
-		"found by a renewal":       {"forget", "exit-on-term", "6s", "2s", []string{"is lost (gone: no grant", "exit status 5"}},
-		"in doubt, and it ends":    {"fail-renewal", "exit-on-term", "6s", "2s", []string{"cannot be renewed", "exit status 5"}},
-		"in doubt, and it must be": {"fail-renewal", "", "6s", "2s", []string{"cannot be renewed", "killed by SIGKILL"}},
+		"pushed, the command ends":        {"lose", "exit-on-term", "30s", "10s", []string{"is lost (gone), token 1", "SIGKILL in 10s", "exit status 5"}},
+		"pushed, the command is killed":   {"lose", "", "30s", "2s", []string{"is lost (gone)", "SIGKILL in 2s", "killed by SIGKILL"}},
+		"found by a renewal":              {"forget", "exit-on-term", "6s", "2s", []string{"is lost (gone: no grant", "exit status 5"}},
+		"in doubt, the command ends":      {"fail-renewal", "exit-on-term", "6s", "2s", []string{"cannot be renewed", "exit status 5"}},
+		"in doubt, the command is killed": {"fail-renewal", "", "6s", "2s", []string{"cannot be renewed", "killed by SIGKILL"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -81,8 +80,8 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// TestTTLAndGraceAdapt: what the user did not give adapts to what was given and to
-// the longest TTL of the store, 12 s here unless the case says otherwise.
+// TestTTLAndGraceAdapt: a value that the user omits adapts to the given value and to the
+// longest TTL of the store. That is 12 s here unless the case has another.
 func TestTTLAndGraceAdapt(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags   []string
@@ -113,8 +112,7 @@ func TestTTLAndGraceAdapt(t *testing.T) {
 	}
 }
 
-// TestGraceAboveStoreLimitIsRefused names the flag, the store's limit and what to
-// give instead.
+// TestGraceAboveStoreLimitIsRefused with the flag, the store's limit and a valid value.
 func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
 	w := newWorld(t)
 	r := w.runScripted(nil, run("--store", "scripted://works?max-ttl=12s", "--grace", "5s")...)
@@ -127,7 +125,7 @@ func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
 	}
 }
 
-// TestLossFoundByRelease: the command ended well, and its lock had been gone.
+// TestLossFoundByRelease: the command succeeded, and its lock was already lost.
 func TestLossFoundByRelease(t *testing.T) {
 	w := newWorld(t)
 	on, fire := fifo(t, w)
@@ -143,9 +141,9 @@ func TestLossFoundByRelease(t *testing.T) {
 	}
 }
 
-// TestLossUnheard: nobody reads standard error, and the command ends in time all
-// the same.
-func TestLossUnheard(t *testing.T) {
+// TestLossWithUnreadStderrEndsCommand: no process reads standard error, and the command
+// still ends in time.
+func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 	for name, c := range map[string]struct{ word, grace string }{
 		"it ends":    {"exit-on-term", "10s"},
 		"it must be": {"", "2s"},
@@ -168,7 +166,7 @@ func TestLossUnheard(t *testing.T) {
 			if err := syscall.SetNonblock(fd, false); err != nil {
 				t.Fatal(err)
 			}
-			// Only the command has this open, so that its end can be seen.
+			// Only the command has this open, which shows its end.
 			alive := w.path("alive")
 			if err := syscall.Mkfifo(alive, 0o600); err != nil {
 				t.Fatal(err)

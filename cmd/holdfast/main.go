@@ -1,5 +1,5 @@
-// Holdfast runs a command while it holds a lock, and shows and takes away the
-// locks of a store. See `holdfast help`.
+// Holdfast runs a command while it holds a lock, and shows and breaks the locks of a store.
+// See `holdfast help`.
 package main
 
 import (

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestNestedRunIsRefused: run under a lock that an outer run of the same command
-// holds would wait for itself.
+// TestNestedRunIsRefused: a run under a lock that its outer run holds would wait for itself.
 func TestNestedRunIsRefused(t *testing.T) {
 	t.Parallel()
 	w := withStore(t)

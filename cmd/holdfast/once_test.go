@@ -40,7 +40,7 @@ func TestOnceRunsUntilItSucceeds(t *testing.T) {
 	if r.status != 0 || !strings.Contains(r.stderr, "is done since") || !strings.Contains(r.stderr, "by pid") {
 		t.Errorf("status %d, %q", r.status, r.stderr)
 	}
-	// Who does not wait need not, either: it is done although the lock is held.
+	// A run with --try ends at once as well: the key is marked although the lock is held.
 	k, err := w.locker().Lock(t.Context(), "x")
 	if err != nil {
 		t.Fatal(err)
@@ -54,8 +54,8 @@ func TestOnceRunsUntilItSucceeds(t *testing.T) {
 	}
 }
 
-// TestOnceOfManyRunsOne requires that of several that start at once one runs the command,
-// and that the others wait for it and then do not.
+// TestOnceOfManyRunsOne: several runs start at once, and one of them runs the command. The
+// others wait for it and do not run theirs.
 func TestOnceOfManyRunsOne(t *testing.T) {
 	w := withStore(t)
 	var all sync.WaitGroup

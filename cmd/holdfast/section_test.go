@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// section starts a shell that holds x for the rest of its script, and returns the
-// guardian's number.
+// section starts a shell that holds x for the rest of its script, and returns the guardian's
+// process number.
 func (w *world) section(rest string) (p *process, guardian int) {
 	w.t.Helper()
 	p = w.startCmd(exec.Command("sh", "-c", `lock=$("$0" hold --grace 1s --pid $$ x) || exit
@@ -33,11 +33,11 @@ echo "holds $HOLDFAST_NAME $HOLDFAST_TOKEN $HOLDFAST_GUARDIAN"
 // awaitFree waits until x is free.
 func (w *world) awaitFree() {
 	w.t.Helper()
-	w.run("run", "--wait", patience().String(), "x", "--", "true").expectStatus(w.t, 0)
+	w.run("run", "--wait", waitLimit().String(), "x", "--", "true").expectStatus(w.t, 0)
 }
 
-// TestHold: the lock lasts as long as the shell, whatever ends it.
-func TestHold(t *testing.T) {
+// TestHoldLastsAsLongAsShell: the lock ends with the shell, whatever ends it.
+func TestHoldLastsAsLongAsShell(t *testing.T) {
 	for name, play := range map[string]func(t *testing.T, w *world){
 		"the script ends": func(t *testing.T, w *world) {
 			p, _ := w.section("read line; exit 5")
@@ -65,10 +65,10 @@ func TestHold(t *testing.T) {
 			p.stderr.expect("outer")
 		},
 		"the lock is broken": func(t *testing.T, w *world) {
-			p, _ := w.section("trap 'echo told; exit 6' TERM; echo ready; while :; do read line || exit 7; done")
+			p, _ := w.section("trap 'echo signalled; exit 6' TERM; echo ready; while :; do read line || exit 7; done")
 			p.stdout.expect("ready")
 			w.run("break", "--token", w.tokenOf(), "x").expectStatus(t, 0)
-			p.stdout.expect("told")
+			p.stdout.expect("signalled")
 			if got := p.status(); got != 6 {
 				t.Errorf("status %d, want 6", got)
 			}

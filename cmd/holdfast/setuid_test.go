@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// A program that is root's whoever starts it, and ends when nobody has the FIFO
+// A program with the rights of root for every caller. It ends when no process has the FIFO
 // open for writing any more.
 const rootsOwn = `
 #include <fcntl.h>
@@ -33,11 +33,11 @@ int main(void) {
 
 const nobody = 65534
 
-// setuidStage is a place where nobody, the user, runs such a program.
+// setuidStage is a stage on which the user nobody runs such a program.
 func setuidStage(t *testing.T) *stage {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("only root can make a program set-uid and run as somebody else")
+		t.Skip("only root can make a program set-uid and run as another user")
 	}
 	cc, err := exec.LookPath("cc")
 	if err != nil {
@@ -75,7 +75,7 @@ func (s *stage) asNobody(words []string, command ...string) *process {
 	return s.startCmd(c, nil)
 }
 
-// startSetuid has nobody run it under a lock, if the system lets it become root.
+// startSetuid runs it under a lock as the user nobody, if the system lets it become root.
 func (s *stage) startSetuid(words ...string) (p *process, pid int) {
 	s.t.Helper()
 	p = s.asNobody(words, "./own")
@@ -90,9 +90,9 @@ func (s *stage) startSetuid(words ...string) (p *process, pid int) {
 	return p, pid
 }
 
-// TestSetuid: a command that holdfast run has no right to end keeps the lock, and
-// the user is told.
-func TestSetuid(t *testing.T) {
+// TestSetuidCommandKeepsLock: holdfast run may not end this command. It keeps the lock, and
+// the user gets a message.
+func TestSetuidCommandKeepsLock(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags []string
 		sig   syscall.Signal
@@ -111,7 +111,7 @@ func TestSetuid(t *testing.T) {
 				p.signal(c.sig)
 			}
 			p.stderr.expect(c.says)
-			if name != "SIGTERM" { // until it has been tried with SIGKILL, which comes to nothing as well
+			if name != "SIGTERM" { // until SIGKILL was tried, which fails as well
 				next := s.asNobody([]string{"$holdfast", "run", "--wait", "300ms", "x", "--"}, "true")
 				if got := next.status(); got != 75 {
 					t.Errorf("the next one's status is %d, want 75", got)
@@ -127,14 +127,14 @@ func TestSetuid(t *testing.T) {
 				t.Errorf("status %d, want %d", got, c.want)
 			}
 			if got := p.stderr.all(); strings.Count(got, "runs as another user") > 1 {
-				t.Errorf("said more than once:\n%s", got)
+				t.Errorf("printed more than once:\n%s", got)
 			}
 		})
 	}
 }
 
-// TestSetuidGuardianKilled: what the front has no right to kill goes on, and it
-// says so.
+// TestSetuidGuardianKilled: processes that the front may not kill go on, and the front
+// reports them.
 func TestSetuidGuardianKilled(t *testing.T) {
 	s := setuidStage(t)
 	p, pid := s.startSetuid("$holdfast", "run", "x", "--")
@@ -147,14 +147,14 @@ func TestSetuidGuardianKilled(t *testing.T) {
 	p.stderr.expect(fmt.Sprintf("pid %d (own) runs as another user and goes on", pid))
 }
 
-// playSetuid is TestBesideFlock's.
+// playSetuid belongs to TestBesideFlock.
 func playSetuid(t *testing.T, tool tool) outcome {
 	t.Helper()
 	s := setuidStage(t)
 	p, pid := s.startSetuid(tool.hold...)
 	alive := func() bool { return syscall.Kill(pid, 0) == nil }
 	next := s.asNobody(tool.hold, "sh", "-c", `grep -q "^State:.[^Z]" /proc/$0/status 2>/dev/null && echo "found 1" || echo "found 0"`, fmt.Sprint(pid))
-	// The lock is the same as nobody's and as root's.
+	// The lock is the same for nobody and for root.
 	if tool.name == holdfastTool.name {
 		await := s.asNobody([]string{"$holdfast", "watch", "x"})
 		await.stdout.expect("\twaiting\t")

@@ -31,7 +31,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	}
 }
 
-// TestSignalReachesTheGroup: a command's own children hear of it as well.
+// TestSignalReachesTheGroup: the command's own children get it as well.
 func TestSignalReachesTheGroup(t *testing.T) {
 	w := withStore(t)
 	c := append([]string{"run", "x", "--", "sh", "-c", `exec 3<&0; trap "exit 3" TERM; "$@" exit-on-term <&3 & wait`, "sh"}, played()[1:]...)
@@ -44,7 +44,7 @@ func TestSignalReachesTheGroup(t *testing.T) {
 	}
 }
 
-// TestIgnoredSignalStaysIgnored: under nohup the command is not hung up either.
+// TestIgnoredSignalStaysIgnored: under nohup the command gets no HUP either.
 func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	w := withStore(t)
 	p := w.startCmd(shell(`trap "" HUP; exec "$0" run x -- sh -c 'kill -HUP $$; echo alive; read line'`), nil)
@@ -56,8 +56,8 @@ func TestIgnoredSignalStaysIgnored(t *testing.T) {
 	}
 }
 
-// TestIgnoredSignalsAreInherited: HUP and INT that were ignored when holdfast was
-// started are so when the command is, and the rest is not.
+// TestIgnoredSignalsAreInherited: if holdfast was started with HUP and INT ignored, so is
+// the command. The other signals have their default action.
 func TestIgnoredSignalsAreInherited(t *testing.T) {
 	w := withStore(t)
 	const script = `kill -HUP $$; kill -INT $$; echo alive`
@@ -70,8 +70,8 @@ func TestIgnoredSignalsAreInherited(t *testing.T) {
 	r.expectStatus(t, 128+int(syscall.SIGUSR2))
 }
 
-// TestSignalTestsPassUnderNohup runs the tests that send HUP and INT in a process
-// that was started with both ignored.
+// TestSignalTestsPassUnderNohup runs the tests that send HUP and INT in a process that was
+// started with both ignored.
 func TestSignalTestsPassUnderNohup(t *testing.T) {
 	w := newWorld(t)
 	const tests = "^(TestSignalsReachTheCommand|TestWaitEndsBySignal|TestIgnoredSignals?.*)$"
@@ -83,7 +83,7 @@ func TestSignalTestsPassUnderNohup(t *testing.T) {
 	}
 }
 
-// TestWaitEndsBySignal: nothing is left in the queue, and nobody waits behind it.
+// TestWaitEndsBySignal: no queue entry is left, and the next waiter is served.
 func TestWaitEndsBySignal(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM} {
 		t.Run(s.String(), func(t *testing.T) {
@@ -94,7 +94,7 @@ func TestWaitEndsBySignal(t *testing.T) {
 			waiter.stderr.expect("queued for")
 			l := w.locker()
 			awaitQueue(t, l, 1)
-			// Not for one that waits.
+			// Not for a waiting run.
 			waiter.signal(syscall.SIGUSR1)
 			waiter.signal(s)
 			if got, want := waiter.status(), 128+int(s); got != want {
@@ -111,10 +111,10 @@ func TestWaitEndsBySignal(t *testing.T) {
 	}
 }
 
-// awaitQueue waits until so many wait for x.
+// awaitQueue waits until a number of waiters wait for x.
 func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience())
+	ctx, cancel := context.WithTimeout(t.Context(), waitLimit())
 	defer cancel()
 	for st, err := range l.Watch(ctx, "x") {
 		if err != nil {
@@ -127,9 +127,9 @@ func awaitQueue(t *testing.T, l *holdfast.Locker, n int) {
 	t.Fatalf("never saw %d waiters", n)
 }
 
-// TestClosedStderr: nobody reads what is said, and the command is kept all the
-// same.
-func TestClosedStderr(t *testing.T) {
+// TestCommandSurvivesClosedStderr: no process reads the messages, and the command still runs
+// to its end.
+func TestCommandSurvivesClosedStderr(t *testing.T) {
 	w := withStore(t)
 	p := w.startCmd(shell(`{ { "$0" run -v x -- sh -c '
 		trap "" PIPE
@@ -142,8 +142,8 @@ func TestClosedStderr(t *testing.T) {
 	p.stdout.expect("status 7")
 }
 
-// TestInputAndOutput are the command's own.
-func TestInputAndOutput(t *testing.T) {
+// TestCommandHasInputAndOutput of its own.
+func TestCommandHasInputAndOutput(t *testing.T) {
 	w := withStore(t)
 	in := strings.Repeat("a line of input\n", 20000)
 	r := w.runIn(nil, in, "run", "x", "--", "sh", "-c", "cat; echo said >&2")
@@ -154,16 +154,16 @@ func TestInputAndOutput(t *testing.T) {
 	if r.stderr != "said\n" {
 		t.Errorf("stderr: %q", r.stderr)
 	}
-	// Descriptors beyond the standard ones, as scripts use them.
+	// Descriptors beyond the standard ones, which scripts use.
 	p := w.startCmd(shell(`echo three >f; "$0" run x -- cat /dev/fd/3 3<f`), nil)
 	p.stdout.expect("three")
 }
 
-// TestEnvironment is what the command is told.
-func TestEnvironment(t *testing.T) {
+// TestCommandGetsEnvironment with the token and the name of its lock.
+func TestCommandGetsEnvironment(t *testing.T) {
 	w := withStore(t)
 	show := []string{"--", "sh", "-c", `env | grep ^HOLDFAST_ | sort`}
-	told := func(env []string, flags ...string) map[string]string {
+	environment := func(env []string, flags ...string) map[string]string {
 		t.Helper()
 		r := w.runIn(env, "", append(append(append([]string{"run"}, flags...), "a name"), show...)...)
 		r.expectStatus(t, 0)
@@ -175,29 +175,29 @@ func TestEnvironment(t *testing.T) {
 		return vars
 	}
 	outer := []string{"HOLDFAST_SLOT=9", "HOLDFAST_TOKEN=9", "HOLDFAST_NAME=outer"}
-	first := told(outer)
+	first := environment(outer)
 	if first["HOLDFAST_NAME"] != "a name" || first["HOLDFAST_STORE"] != w.storeURL() || first["HOLDFAST_HELD"] == "" || len(first) != 4 {
-		t.Errorf("told %v", first)
+		t.Errorf("environment %v", first)
 	}
 	last := number(t, first["HOLDFAST_TOKEN"])
 	for range 5 {
-		v := number(t, told(nil)["HOLDFAST_TOKEN"])
+		v := number(t, environment(nil)["HOLDFAST_TOKEN"])
 		if v <= last {
 			t.Errorf("token %d after %d", v, last)
 		}
 		last = v
 	}
-	if v := told(nil, "--limit", "2"); v["HOLDFAST_SLOT"] != "0" {
+	if v := environment(nil, "--limit", "2"); v["HOLDFAST_SLOT"] != "0" {
 		t.Errorf("with --limit: %v", v)
 	}
-	// A flag is not in the environment; the environment is passed on as it was.
-	if v := told(nil, "--store", "memory://"); v["HOLDFAST_STORE"] != w.storeURL() {
+	// A flag is not in the environment; the environment is passed on unchanged.
+	if v := environment(nil, "--store", "memory://"); v["HOLDFAST_STORE"] != w.storeURL() {
 		t.Errorf("with --store: %v", v)
 	}
 }
 
-// TestSlots: each of three holders has its own.
-func TestSlots(t *testing.T) {
+// TestEachHolderHasItsSlot: three holders have three slots.
+func TestEachHolderHasItsSlot(t *testing.T) {
 	w := withStore(t)
 	var slots []string
 	for range 3 {

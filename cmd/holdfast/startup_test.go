@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// TestOwnInitialization: the packages that every build of the command links initialize
-// next to nothing before main. Each start of run pays for it twice.
-func TestOwnInitialization(t *testing.T) {
+// TestPackagesInitializeLittle: the packages of every build initialize almost nothing before
+// main. Each start of run pays for it twice.
+func TestPackagesInitializeLittle(t *testing.T) {
 	const most = 32 << 10
 	r := newWorld(t).finish(exec.Command(binary, "version"), []string{"GODEBUG=inittrace=1"}, "")
 	r.expectStatus(t, 0)
-	found := regexp.MustCompile(`(?m)^init (github\.com/holdfast-go/holdfast/(?:fence|check|driver|filestore|memstore|cmd)\S*) .* clock, (\d+) bytes`).FindAllStringSubmatch(r.stderr, -1)
+	found := regexp.MustCompile(`(?m)^init (github\.com/holdfast-go/holdfast/(?:fence|check|driver|filestore|memstore|optimistic|internal|cmd)\S*) .* clock, (\d+) bytes`).FindAllStringSubmatch(r.stderr, -1)
 	if len(found) == 0 {
 		t.Fatalf("no trace:\n%s", r.stderr)
 	}

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestStatus goes through the exit statuses that need no signal.
-func TestStatus(t *testing.T) {
+// TestExitStatus checks the exit statuses that need no signal.
+func TestExitStatus(t *testing.T) {
 	w := withStore(t)
 	write := func(name, text string, mode os.FileMode) string {
 		path := w.path(name)
@@ -69,8 +69,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestStatusOfStore has the store answer what it may answer.
-func TestStatusOfStore(t *testing.T) {
+// TestExitStatusOfStoreErrors for each error code of a store.
+func TestExitStatusOfStoreErrors(t *testing.T) {
 	for host, want := range map[string]int{"unavailable": 69, "refused": 78, "unsupported": 78, "no-such-host": 69} {
 		t.Run(host, func(t *testing.T) {
 			w := newWorld(t)
@@ -86,8 +86,8 @@ func TestStatusOfStore(t *testing.T) {
 	}
 }
 
-// TestBusy takes the lock away from those who do not wait, or not for long.
-func TestBusy(t *testing.T) {
+// TestBusyEndsShortWaits: the lock is held, and runs with no or a short wait end.
+func TestBusyEndsShortWaits(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "the holder", "x"}, played()...)...)
 	holder.ready()
@@ -110,7 +110,7 @@ func TestBusy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			command := "true"
 			if c.want == 127 {
-				command = "no-such-command" // known before the wait begins
+				command = "no-such-command" // found before the wait begins
 			}
 			r := w.run(append(append([]string{"run"}, c.flags...), "x", "--", command)...)
 			r.expectStatus(t, c.want)
@@ -126,8 +126,8 @@ func TestBusy(t *testing.T) {
 	w.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 }
 
-// TestDefaultStore runs without a store.
-func TestDefaultStore(t *testing.T) {
+// TestDefaultStoreIsNamed: run without a store prints the default one.
+func TestDefaultStoreIsNamed(t *testing.T) {
 	w := newWorld(t)
 	r := w.run("run", "x", "--", "true")
 	r.expectStatus(t, 0)

@@ -13,9 +13,8 @@ import (
 	"testing"
 )
 
-// TestStores lists the linked schemes with what their stores promise, and makes
-// nothing.
-func TestStores(t *testing.T) {
+// TestStoresListsGuarantees of the linked schemes, and makes nothing.
+func TestStoresListsGuarantees(t *testing.T) {
 	w := newWorld(t)
 	tmp := w.path("tmp")
 	if err := os.Mkdir(tmp, 0o700); err != nil {
@@ -62,14 +61,14 @@ func TestStores(t *testing.T) {
 			memory = s.Guarantees
 		}
 	}
-	// The shape is part of what the command promises.
+	// The shape is a promise of the command.
 	keys := []string{"kind", "scope", "crash_frees", "paused_holder", "order", "wake", "wake_fallback_seconds",
 		"shared", "semaphore", "mixed_limits", "slots", "tokens", "early_end", "early_end_notice_seconds", "ttl",
 		"min_hold_kept_by_store", "break", "inspection", "notes"}
 	slices.Sort(keys)
 	for _, s := range list.Stores {
 		if s.Guarantees == nil {
-			continue // it takes a URL to tell
+			continue // only a URL shows it
 		}
 		if got := slices.Sorted(maps.Keys(s.Guarantees)); !slices.Equal(got, keys) {
 			t.Errorf("%s: keys %v, want %v", s.Scheme, got, keys)
@@ -83,8 +82,8 @@ func TestStores(t *testing.T) {
 	}
 }
 
-// TestProbe opens one store.
-func TestProbe(t *testing.T) {
+// TestStoresProbesURL opens one store.
+func TestStoresProbesURL(t *testing.T) {
 	w := newWorld(t)
 	r := w.run("stores", w.storeURL())
 	r.expectStatus(t, 0)
@@ -103,7 +102,7 @@ func TestProbe(t *testing.T) {
 	}
 	w.runScripted(nil, "stores", "scripted://no-such-host").expectStatus(t, 69)
 
-	// The URL in a file is the same.
+	// The same URL in a file gives the same output.
 	again := w.run("stores", "--store-file", w.file("url", w.storeURL()+"\n"))
 	again.expectStatus(t, 0)
 	if again.stdout != r.stdout || again.stderr != "" {
@@ -111,8 +110,8 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestVersion tells the build.
-func TestVersion(t *testing.T) {
+// TestVersionNamesBuild.
+func TestVersionNamesBuild(t *testing.T) {
 	w := newWorld(t)
 	var v struct{ Version, Go, OS, Arch string }
 	decode(t, w.run("version", "--json"), &v)
@@ -126,8 +125,8 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// TestHelp says what scripts rely on.
-func TestHelp(t *testing.T) {
+// TestHelpHasStablePhrases that scripts rely on.
+func TestHelpHasStablePhrases(t *testing.T) {
 	r := newWorld(t).run("help", "run")
 	r.expectStatus(t, 0)
 	for _, s := range []string{"64 ", "69 ", "74 ", "75 ", "78 ", "126 ", "127 ", "128+n", "HOLDFAST_STORE", "HOLDFAST_NAME",

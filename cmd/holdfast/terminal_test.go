@@ -16,8 +16,7 @@ import (
 	"github.com/creack/pty"
 )
 
-// onTerminal starts a command as the leader of a session with a terminal of its
-// own.
+// onTerminal starts a command as the leader of a session with a terminal of its own.
 func (w *world) onTerminal(c *exec.Cmd) *process {
 	w.t.Helper()
 	p := &process{t: w.t, cmd: c}
@@ -30,14 +29,14 @@ func (w *world) onTerminal(c *exec.Cmd) *process {
 	p.stdin, p.stdout = tty, readLines(w.t, "terminal", tty)
 	p.wait = sync.OnceValue(c.Wait)
 	w.t.Cleanup(func() {
-		_ = c.Process.Kill() // the session's end hangs up on the rest
+		_ = c.Process.Kill() // the end of the session sends HUP to the rest
 		_ = p.wait()
 		tty.Close()
 	})
 	return p
 }
 
-// key presses one that the terminal turns into a signal.
+// key presses a key that the terminal turns into a signal.
 func (p *process) key(b byte) {
 	p.t.Helper()
 	if _, err := p.stdin.Write([]byte{b}); err != nil {
@@ -50,12 +49,12 @@ const (
 	ctrlZ = 26
 )
 
-// TestTerminalRead: an interactive command reads, and afterwards the one that
-// ran holdfast does.
+// TestTerminalRead: an interactive command reads from the terminal, and after it the shell
+// that ran holdfast does.
 func TestTerminalRead(t *testing.T) {
 	w := withStore(t)
-	// A shell without job control is stopped, or gets an error, if it is not in
-	// the foreground.
+	// A shell without job control is stopped, or gets an error, unless it is in the
+	// foreground.
 	p := w.onTerminal(exec.Command("sh", "-c", `stty -echo; "$holdfast" run x -- sh; echo "inner $?"; read line; echo "outer $line"`))
 	p.send("echo sum $((20 + 3))")
 	p.stdout.expect("sum 23")
@@ -83,9 +82,9 @@ func TestTerminalWithoutShell(t *testing.T) {
 	}
 }
 
-// TestBornInForeground: the command has the terminal from its first instruction,
-// and with no signal ignored that was not before.
-func TestBornInForeground(t *testing.T) {
+// TestCommandStartsInForeground: the command has the terminal from its first instruction,
+// and no signal is ignored that was not before.
+func TestCommandStartsInForeground(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
 		t.Skip("there is no /proc here to look at")
 	}
@@ -100,7 +99,7 @@ func TestBornInForeground(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, rest, _ := strings.Cut(string(own), "SigIgn:")
-	before := hex(t, strings.Fields(rest)[0]) // what this test was started with
+	before := hex(t, strings.Fields(rest)[0]) // the signals that this test was started with
 	if got := strings.Fields(p.stdout.expect("SigIgn:")); hex(t, got[1])&^before != 0 {
 		t.Errorf("ignored signals: %v, before: %x", got, before)
 	}
@@ -115,8 +114,7 @@ func hex(t *testing.T, s string) uint64 {
 	return n
 }
 
-// TestTerminalBesideInput: the command's input is something else, and it reaches
-// for the terminal by name.
+// TestTerminalBesideInput: the command's input is a pipe, and it opens the terminal by name.
 func TestTerminalBesideInput(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-c",
@@ -127,7 +125,7 @@ func TestTerminalBesideInput(t *testing.T) {
 	p.stdout.expect("outer back")
 }
 
-// TestInterruptKey reaches the command once, and nobody else.
+// TestInterruptKey reaches the command once, and no other process.
 func TestInterruptKey(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-c", `stty -echo; "$holdfast" run x -- "$played"; echo "status $?"`))
@@ -143,7 +141,7 @@ func TestInterruptKey(t *testing.T) {
 	}
 }
 
-// TestStopKey stops the job as its shell knows it, and fg goes on.
+// TestStopKey stops the shell's job, and fg continues it.
 func TestStopKey(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
@@ -179,8 +177,8 @@ func TestStopKey(t *testing.T) {
 	p.status()
 }
 
-// TestStopKeyWithoutJobControl: nobody could continue a stopped session, so the
-// command is not left stopped.
+// TestStopKeyWithoutJobControl: no process could continue a stopped session, so the command
+// is not left stopped.
 func TestStopKeyWithoutJobControl(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "run", "x", "--", testBinary))
@@ -195,8 +193,8 @@ func TestStopKeyWithoutJobControl(t *testing.T) {
 	}
 }
 
-// TestStopKeyBesideInput: the command has not the terminal, and stops all the
-// same before the process that renews its lock does.
+// TestStopKeyBesideInput: the command does not have the terminal. It still stops before the
+// process that renews its lock.
 func TestStopKeyBesideInput(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
 		t.Skip("there is no /proc here to look at")
@@ -229,8 +227,8 @@ func TestStopKeyBesideInput(t *testing.T) {
 	p.status()
 }
 
-// TestStoppedLong: a job that is stopped for longer than its lease would last
-// keeps its lock, and goes on when it is continued.
+// TestStoppedLong: a job that is stopped for longer than its TTL keeps its lock, and
+// continues with it.
 func TestStoppedLong(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
@@ -240,7 +238,7 @@ func TestStoppedLong(t *testing.T) {
 	p.ready()
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
-	// Time passes until the lease would be over; there is no upper bound to it.
+	// The test waits until the lease would have expired, with no upper bound.
 	w.run("run", "--min-hold", "8s", "y", "--", "true").expectStatus(t, 0)
 	p.send("fg")
 	p.stdout.expect("signal continued")
@@ -251,8 +249,8 @@ func TestStoppedLong(t *testing.T) {
 	p.status()
 }
 
-// TestStopKeyWaiting: a job that is stopped while it waits starts nothing behind
-// its user's back.
+// TestStopKeyWaiting: a job that is stopped while it waits starts no command until it is
+// continued.
 func TestStopKeyWaiting(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "another", "x"}, played()...)...)
@@ -265,7 +263,7 @@ func TestStopKeyWaiting(t *testing.T) {
 	p.stdout.expectPart("prompt$ ")
 	p.send("jobs")
 	p.stdout.expect("Stopped")
-	// Nor does anybody wait for it.
+	// No other process waits for it either.
 	awaitQueue(t, w.locker(), 0)
 	holder.send("exit 0")
 	holder.status()
@@ -278,8 +276,8 @@ func TestStopKeyWaiting(t *testing.T) {
 	p.status()
 }
 
-// TestKilledWhileStopped: a job that was stopped while it waited, and then killed,
-// leaves no place in the queue.
+// TestKilledWhileStopped: a job that was stopped while it waited, and then killed, leaves no
+// queue entry.
 func TestKilledWhileStopped(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "another", "x"}, played()...)...)
@@ -301,16 +299,15 @@ func TestKilledWhileStopped(t *testing.T) {
 	w.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
 }
 
-// TestKilledOnTerminal: whichever of the two is killed, the shell has its
-// terminal back, with its modes (where it has not taken it by itself), and nothing
-// is left.
+// TestKilledOnTerminal: one of the two processes is killed. The shell has its terminal back,
+// with its modes (unless it has taken it by itself), and no process is left.
 func TestKilledOnTerminal(t *testing.T) {
 	for _, jobs := range []string{"sh -i", "sh"} {
-		for _, who := range []string{"front", "guardian"} {
-			t.Run(jobs+", "+who, func(t *testing.T) {
+		for _, killed := range []string{"front", "guardian"} {
+			t.Run(jobs+", "+killed, func(t *testing.T) {
 				w := withStore(t)
 				c := exec.Command("sh", "-i")
-				if jobs == "sh" { // no job control: nobody takes the terminal back for it
+				if jobs == "sh" { // no job control: no other process takes the terminal back for it
 					c = exec.Command("sh", "-c", `while :; do printf "prompt$ "; until read line; do :; done; eval "$line"; done`)
 				}
 				p := w.onTerminal(c)
@@ -319,7 +316,7 @@ func TestKilledOnTerminal(t *testing.T) {
 				pid := p.ready()
 				guardian := parentPID(t, pid)
 				victim := guardian
-				if who == "front" {
+				if killed == "front" {
 					victim = parentPID(t, guardian)
 				}
 				if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
@@ -328,8 +325,8 @@ func TestKilledOnTerminal(t *testing.T) {
 				p.stdout.expectPart("prompt$ ")
 				awaitState(t, pid, "")
 				awaitState(t, guardian, "")
-				if jobs == "sh -i" && who == "front" {
-					p.send("stty sane -echo") // which is this shell's business then
+				if jobs == "sh -i" && killed == "front" {
+					p.send("stty sane -echo") // which is then up to this shell
 					p.stdout.expectPart("prompt$ ")
 				}
 				p.send(`read a; echo "typed $a"`)
@@ -352,7 +349,8 @@ func parentPID(t *testing.T, pid int) int {
 	return int(number(t, strings.TrimSpace(string(out))))
 }
 
-// TestTerminalModes are put back after a command that was killed before it could.
+// TestTerminalModes are restored after a command that was killed before it could restore
+// them.
 func TestTerminalModes(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-c",
@@ -363,7 +361,7 @@ func TestTerminalModes(t *testing.T) {
 	}
 }
 
-// TestTerminalWaiting: who waits in front of one is told for whom.
+// TestTerminalWaiting: on a terminal, a waiting run shows the holder.
 func TestTerminalWaiting(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played()...)...)
@@ -377,7 +375,7 @@ func TestTerminalWaiting(t *testing.T) {
 		t.Errorf("status %d", got)
 	}
 
-	// Off a terminal nothing is said unless asked for.
+	// Off a terminal run prints nothing without --verbose.
 	holder = w.start(append([]string{"run", "x"}, played()...)...)
 	holder.ready()
 	quiet := w.start("run", "x", "--", "true")

@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// TestURLUsage: what is wrong with a URL is found before anything is done, is bad usage,
-// and is reported once and without a fragment of a password.
+// TestURLUsage: an error in a URL is found before anything is opened, and is bad usage. It
+// is reported once and without a part of a password.
 func TestURLUsage(t *testing.T) {
 	for raw, says := range map[string]string{
 		"mysql://u@127.0.0.1:1/db?recpie=named":        "recpie",
@@ -75,7 +75,7 @@ func TestNoSuchDatabase(t *testing.T) {
 	}
 }
 
-// TestPasswordWarning: a warning means a password.
+// TestPasswordWarning: a warning appears only with a password.
 func TestPasswordWarning(t *testing.T) {
 	for raw, want := range map[string]bool{
 		"postgres://u@127.0.0.1:1/db?keys=given&tokens=durable&recipe=none": false,
@@ -91,7 +91,7 @@ func TestPasswordWarning(t *testing.T) {
 	}
 }
 
-// TestLookMakesNoDirectory: a look at a directory that is not there finds no lock.
+// TestLookMakesNoDirectory: an inspection of a directory that does not exist finds no lock.
 func TestLookMakesNoDirectory(t *testing.T) {
 	w := newWorld(t)
 	for want, all := range map[int][][]string{
@@ -130,8 +130,8 @@ func TestInitReadsTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestBreakReportsNoFalseSuccess: a grant that never stood is not reported as taken
-// away, also where there is no time to ask.
+// TestBreakReportsNoFalseSuccess: a grant that never stood is not reported as taken away,
+// also without time for a request.
 func TestBreakReportsNoFalseSuccess(t *testing.T) {
 	w := withStore(t)
 	w.start(append([]string{"run", "x"}, played()...)...).ready()

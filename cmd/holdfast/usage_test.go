@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestBadInput: every wrong input is found before anything is opened, and the
-// message names the field, what was given, and what is allowed.
-func TestBadInput(t *testing.T) {
+// TestBadInputIsRefused: every invalid input is found before anything is opened. The message
+// names the field, the value, and what is allowed.
+func TestBadInputIsRefused(t *testing.T) {
 	long := strings.Repeat("n", 513)
 	for name, c := range map[string]struct {
 		args []string
@@ -110,13 +110,13 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// run are the words of a run that would leave a trace.
+// run returns the words of a run that would leave a trace.
 func run(flags ...string) []string {
 	return append(append([]string{"run"}, flags...), "x", "--", "touch", "ran")
 }
 
-// TestEnvironmentStore: what the environment says is checked the same way.
-func TestEnvironmentStore(t *testing.T) {
+// TestEnvironmentStoreIsChecked like a flag.
+func TestEnvironmentStoreIsChecked(t *testing.T) {
 	for name, c := range map[string]struct {
 		env  []string
 		want int
@@ -126,7 +126,7 @@ func TestEnvironmentStore(t *testing.T) {
 		"missing file":   {[]string{"HOLDFAST_STORE_FILE=/no/such/file"}, 64, "HOLDFAST_STORE_FILE"},
 		"both":           {[]string{"HOLDFAST_STORE=memory://", "HOLDFAST_STORE_FILE=/f"}, 64, "HOLDFAST_STORE_FILE"},
 		"empty":          {[]string{"HOLDFAST_STORE="}, 0, "locks in"},
-		"memory":         {[]string{"HOLDFAST_STORE=memory://"}, 0, "nobody is kept out"},
+		"memory":         {[]string{"HOLDFAST_STORE=memory://"}, 0, "other processes are not excluded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -151,8 +151,8 @@ func TestEnvironmentStore(t *testing.T) {
 	}
 }
 
-// TestPasswords looks for a password in everything that is printed.
-func TestPasswords(t *testing.T) {
+// TestOutputHasNoPassword looks for a password in all output.
+func TestOutputHasNoPassword(t *testing.T) {
 	const password = "s3cr3t-pw"
 	withPassword := "scripted://me:" + password + "@"
 	for name, args := range map[string][]string{
@@ -193,7 +193,7 @@ func TestPasswords(t *testing.T) {
 				t.Error("nothing was printed")
 			}
 			warning := map[string]string{
-				"flag": "warning: --store shows its password to everyone who can list processes: set HOLDFAST_STORE",
+				"flag": "warning: --store shows its password to every user who can list processes: set HOLDFAST_STORE",
 				"init": "warning: the URL shows its password", "probe": "warning: the URL shows its password",
 			}[name]
 			if !strings.Contains(r.stderr, warning) {

@@ -21,16 +21,15 @@ func living(pid int) bool {
 	return !strings.HasPrefix(state, "Z")
 }
 
-// TestWaitEndsBeforeCleanup: run ends with --wait while its queue entry is still to
-// be withdrawn from a store that does not answer, and its status says that the store
-// failed.
+// TestWaitEndsBeforeCleanup: run ends with --wait while its queue entry is still to be
+// withdrawn from a silent store. Its status reports that the store failed.
 func TestWaitEndsBeforeCleanup(t *testing.T) {
 	t.Parallel()
 	l := newLeased(t)
 	holder := l.start(append([]string{"run", "--store", l.server, "x", "--"}, l.actor("ends")...)...)
 	holder.ready()
-	// On a slow machine the wait may be over before the store is cut off: then again,
-	// with more time.
+	// On a slow machine the wait may be over before the store is cut off. The test then
+	// repeats with more time.
 	for wait := 4 * time.Second; ; wait *= 2 {
 		waiter := l.start("run", "--store", l.proxy, "--wait", wait.String(), "x", "--", "true")
 		guardian := 0
@@ -45,7 +44,7 @@ func TestWaitEndsBeforeCleanup(t *testing.T) {
 		}
 		l.cut()
 		got := waiter.status()
-		if got == 75 && wait < patience() {
+		if got == 75 && wait < waitLimit() {
 			l.heal()
 			continue
 		}

@@ -7,6 +7,9 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,8 +20,8 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// TestWatch follows one lock through everything that happens to it.
-func TestWatch(t *testing.T) {
+// TestWatchFollowsLock through all its events.
+func TestWatchFollowsLock(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
 	p := w.start("watch", "x")
@@ -65,9 +68,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchAll in JSON: one object a line, with the shape that docs/command.md
-// promises.
-func TestWatchAll(t *testing.T) {
+// TestWatchAllPrintsJSON: one object a line, in the shape of docs/command.md.
+func TestWatchAllPrintsJSON(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "r", "x"}, played()...)...)
 	holder.ready()
@@ -91,9 +93,9 @@ func TestWatchAll(t *testing.T) {
 	}
 }
 
-// TestClosedReader: what nobody reads ends, also where nothing changes, and as a
-// shell would say it.
-func TestClosedReader(t *testing.T) {
+// TestClosedReaderEndsOutput: a subcommand ends when its reader has closed the output, also
+// without changes, with the status of a shell.
+func TestClosedReaderEndsOutput(t *testing.T) {
 	w := withStore(t)
 	if _, err := w.locker().Lock(t.Context(), "x"); err != nil {
 		t.Fatal(err)
@@ -108,7 +110,7 @@ func TestClosedReader(t *testing.T) {
 			t.Errorf("%q: stderr: %q", args, got)
 		}
 	}
-	// The reader is gone before the first word.
+	// The reader has closed it before the first word.
 	for _, args := range [][]string{{"ls"}, {"ls", "--json"}, {"show", "x"}, {"show", "--json", "x"}, {"watch"}} {
 		r, out, err := os.Pipe()
 		if err != nil {
@@ -119,7 +121,7 @@ func TestClosedReader(t *testing.T) {
 		c.Env, c.Stdout = w.env, out
 		var said strings.Builder
 		c.Stderr = &said
-		timer := time.AfterFunc(patience(), func() { _ = c.Process.Kill() })
+		timer := time.AfterFunc(waitLimit(), func() { _ = c.Process.Kill() })
 		_ = c.Run()
 		timer.Stop()
 		out.Close()
@@ -129,8 +131,8 @@ func TestClosedReader(t *testing.T) {
 	}
 }
 
-// TestFullDisk: output that is lost is no success.
-func TestFullDisk(t *testing.T) {
+// TestFullDiskIsNoSuccess: lost output is an error.
+func TestFullDiskIsNoSuccess(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
 		t.Skip(err)
@@ -152,34 +154,50 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// screen runs holdfast from a shell that tells whether the terminal is afterwards
-// as it was before.
+// screen runs holdfast from a shell that prints whether the terminal's modes are restored at
+// the end.
 func (w *world) screen(args string) *process {
 	w.t.Helper()
 	return w.onTerminal(exec.Command("sh", "-c", `was=$(stty -g); "$holdfast" `+args+
 		`; echo "status $?"; if [ "$was" = "$(stty -g)" ]; then echo restored; else stty -a; fi`))
 }
 
+// cells returns the words of a line on the terminal, without the sequences that move the cursor.
+func cells(line string) []string {
+	return strings.Fields(regexp.MustCompile(`\x1b\[[0-9;]*[A-Z]`).ReplaceAllString(line, " "))
+}
+
 const leavesScreen = "\x1b[?1049l"
 
-// TestWatchOnTerminal shows a table that follows changes and the terminal's size,
-// and leaves the terminal as it was.
+// TestWatchOnTerminal shows a table that follows changes and the terminal's size, and
+// restores the terminal.
 func TestWatchOnTerminal(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
 	p := w.screen("watch x")
 	p.stdout.expectPart("0 held, 0 waiting")
-	if _, err := l.Lock(t.Context(), "x", holdfast.Reason(strings.Repeat("a reason ", 12))); err != nil {
+	lock, err := l.Lock(t.Context(), "x", holdfast.Reason(strings.Repeat("a reason ", 12)))
+	if err != nil {
 		t.Fatal(err)
 	}
 	p.stdout.expectPart("a reason a reason")
 	waiter := w.start("run", "--reason", "in line", "x", "--", "true")
 	p.stdout.expectPart("waiter 1")
-	if err := pty.Setsize(p.stdin.(*os.File), &pty.Winsize{Rows: 20, Cols: 70}); err != nil {
-		t.Fatal(err)
+	// The first frame after a resize can still show the table for the former width.
+	for _, columns := range []uint16{68, 67} {
+		if err := pty.Setsize(p.stdin.(*os.File), &pty.Winsize{Rows: 20, Cols: columns}); err != nil {
+			t.Fatal(err)
+		}
+		p.stdout.expectPart("\x1b[2J")
 	}
-	p.stdout.expectPart("\x1b[2J") // drawn anew, for TestNarrowTable's rules
-	p.stdout.expectPart("HOLDER")
+	// However short the host's name is, the reason has no room beside the token.
+	header, row := cells(p.stdout.expect("NAME")), cells(p.stdout.expect("exclusive"))
+	if want := []string{"NAME", "MODE", "TOKEN", "AGE", "HOLDER", "QUEUE"}; !slices.Equal(header, want) {
+		t.Errorf("the header is %q, want %q", header, want)
+	}
+	if len(row) != 5 || row[1] != strconv.FormatUint(lock.Token(), 10) || row[4] != "1" {
+		t.Errorf("the holder's row is %q", row)
+	}
 	waiter.signal(syscall.SIGTERM)
 	waiter.status()
 	p.key('q')
@@ -188,7 +206,7 @@ func TestWatchOnTerminal(t *testing.T) {
 	p.stdout.expect("restored")
 }
 
-// TestWatchOnTerminalEnds by the other ways to end.
+// TestWatchOnTerminalEnds in the other ways.
 func TestWatchOnTerminalEnds(t *testing.T) {
 	w := withStore(t)
 	p := w.screen("watch")
@@ -206,13 +224,13 @@ func TestWatchOnTerminalEnds(t *testing.T) {
 		t.Errorf("status %d, want 143", got)
 	}
 
-	// Its input is no terminal; the keys come from the terminal all the same.
+	// Its input is no terminal; the keys still come from the terminal.
 	p = w.screen("watch </dev/null")
 	p.stdout.expectPart("0 held")
 	p.key('q')
 	p.stdout.expect("status 0")
 
-	// A terminal that can do nothing gets lines.
+	// A dumb terminal gets lines.
 	holder := w.start(append([]string{"run", "x"}, played()...)...)
 	holder.ready()
 	c := exec.Command("env", "TERM=dumb", binary, "watch")
@@ -225,7 +243,7 @@ func TestWatchOnTerminalEnds(t *testing.T) {
 	}
 }
 
-// TestListOnTerminal is a table as wide as the terminal.
+// TestListOnTerminal prints a table as wide as the terminal.
 func TestListOnTerminal(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "ls"))

@@ -108,7 +108,7 @@ func Run(t *testing.T, h Harness) {
 		{"ReadersComeTogether", readersComeTogether},
 		{"Order", order},
 		{"WaitEndsByRelease", waitEndsByRelease},
-		{"PushIsHeard", pushIsHeard},
+		{"PushWakesWaiter", pushWakesWaiter},
 		{"WakesWithoutFallback", wakesWithoutFallback},
 		{"WakesAfterReconnect", wakesAfterReconnect},
 		{"WaitOutlivesEntry", waitOutlivesEntry},
@@ -129,7 +129,7 @@ func Run(t *testing.T, h Harness) {
 		{"Renew", renew},
 		{"RenewBatch", renewBatch},
 		{"RenewNeverRevives", renewNeverRevives},
-		{"Lapses", lapses},
+		{"ExpiresWithoutRenewal", expiresWithoutRenewal},
 		{"ReleaseTwice", releaseTwice},
 		{"ReleaseByStaleOwner", releaseByStaleOwner},
 		{"Linger", linger},
@@ -313,7 +313,7 @@ func (e *env) checkGrant(r driver.Request, g driver.Grant) {
 	case g.Token == 0 || g.Token >= driver.MaxToken:
 		e.Fatalf("token %d is out of range", g.Token)
 	case g.TTL != driver.Forever && (g.TTL < r.TTL || g.TTL > r.TTL+e.g.Granularity):
-		e.Fatalf("asked for a TTL of %s, got %s with a declared granularity of %s", r.TTL, g.TTL, e.g.Granularity)
+		e.Fatalf("requested a TTL of %s, got %s with a declared granularity of %s", r.TTL, g.TTL, e.g.Granularity)
 	case g.SentAt.IsZero():
 		e.Fatal("the grant has no SentAt")
 	}
@@ -417,7 +417,7 @@ func (w *waiting) granted() driver.Grant {
 	return w.g
 }
 
-// leave cancels the wait and cleans up as the core does.
+// leave cancels the wait and cleans up like the core.
 func (w *waiting) leave() {
 	w.e.Helper()
 	w.left = true
@@ -450,8 +450,8 @@ func (e *env) undone(s driver.Store, r driver.Request) {
 	}, func() string { return fmt.Sprint(err) })
 }
 
-// pendingStill requires that the wait has not ended. That proves nothing by itself: the caller
-// makes sure that the store would have ended it.
+// pendingStill requires that the wait has not ended. That alone proves nothing: the caller
+// must make sure that the store would have ended it.
 func (w *waiting) pendingStill() {
 	w.e.Helper()
 	select {

@@ -199,7 +199,7 @@ func breakGrant(e *env) {
 				break
 			}
 		}
-		e.code(other, err, driver.CodeBusy, "breaking what its holder keeps")
+		e.code(other, err, driver.CodeBusy, "breaking a grant that its holder keeps")
 	}
 	err := s.Release(e.Context(), g, 0)
 	if e.g.Break == driver.BreakAsk {
@@ -207,7 +207,7 @@ func breakGrant(e *env) {
 			e.Fatalf("the holder that was requested to end cannot release: %v", err)
 		}
 	} else {
-		e.code(s, err, driver.CodeNotHeld, "releasing what was broken")
+		e.code(s, err, driver.CodeNotHeld, "releasing a broken grant")
 	}
 	select {
 	case err := <-broken:
@@ -224,7 +224,7 @@ func breakGrant(e *env) {
 func closed(e *env) {
 	s, name := e.open(), e.name()
 	g := e.must(s, e.request(name, driver.Exclusive, e.h.TTL))
-	for range 2 { // closing twice does no harm
+	for range 2 { // a second Close has no effect
 		if err := s.Close(e.Context()); err != nil && s.Classify(err) != driver.CodeClosed {
 			e.Fatalf("Close: %v", err)
 		}

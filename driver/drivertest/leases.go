@@ -101,11 +101,11 @@ func renewNeverRevives(e *env) {
 	e.free(b, name)
 }
 
-// lapses requires that a grant that is not renewed expires although its client renews another
-// one with the same TTL.
-func lapses(e *env) {
+// expiresWithoutRenewal requires that a grant that is not renewed expires although its
+// client renews another one with the same TTL.
+func expiresWithoutRenewal(e *env) {
 	if !e.g.Lapses {
-		e.Skip("its grants stand as long as something that they share")
+		e.Skip("its grants stand as long as their shared session")
 	}
 	a, b, name := e.open(), e.open(), e.name()
 	other := e.must(a, e.request(e.name(), driver.Exclusive, e.h.TTL))
@@ -162,7 +162,7 @@ func linger(e *env) {
 	if err := a.Release(e.Context(), g, e.h.TTL); err != nil {
 		e.Fatal(err)
 	}
-	e.code(a, a.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing what was released to linger")
+	e.code(a, a.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing a grant that lingers")
 	next := e.queueOrGranted(b, name)
 	if stood := time.Since(from); stood < e.h.TTL*9/10 {
 		e.Errorf("stood for %s after its release, want %s", stood, e.h.TTL)
@@ -189,7 +189,7 @@ func undo(e *env) {
 	e.busy(b, e.request(name, driver.Exclusive, long))
 	e.undone(a, r)
 	e.undone(a, r)
-	e.code(a, a.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing what was undone")
+	e.code(a, a.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing an undone grant")
 	e.free(b, name)
 
 	if e.g.Wake != driver.WakePush {

@@ -193,8 +193,8 @@ func (e *env) holds(l, other *holdfast.Locker, ttl time.Duration) bool {
 	return true
 }
 
-// lockSoon locks. The timeout of a request is a third of the TTL, which may be too short for a
-// new Locker to connect: then it is repeated.
+// lockSoon locks. The timeout of a request is a third of the TTL, which may be too short for
+// a new Locker to connect. In that case lockSoon repeats it.
 func (e *env) lockSoon(l *holdfast.Locker, name string, ttl time.Duration) (k *holdfast.Lock) {
 	e.Helper()
 	var err error

@@ -32,8 +32,8 @@ func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) 
 	end := e.delayed(delay)
 	defer end()
 	base := e.name()
-	// As many at once as in a program with that many goroutines, which take them one after the
-	// other.
+	// All locks at once, like a program with that many goroutines that take them one after
+	// the other.
 	const goroutines = 256
 	locks := make([]*holdfast.Lock, n)
 	each := func(do func(i int) error) {

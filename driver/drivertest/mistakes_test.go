@@ -15,11 +15,11 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// mistake is one that a store may make about validity, planted around the memory store, and
-// the test of the suite that convicts it.
+// mistake is a possible mistake of a store about validity. It is planted around the memory
+// store, and one test of the suite must convict it.
 type mistake struct {
 	test string
-	// acquire and renew spoil what is asked for, and what is answered.
+	// acquire and renew change the request and the answer.
 	ask    func(c *client, r *driver.Request)
 	answer func(r driver.Request, g *driver.Grant)
 	renew  func(*driver.Renewal)
@@ -94,8 +94,8 @@ func (c *client) Renew(ctx context.Context, grants []driver.Grant) []driver.Rene
 
 const mistakeEnv = "HOLDFAST_DRIVERTEST_MISTAKE"
 
-// TestPlanted runs the suite, in the process that TestMistakesAreConvicted starts.
-func TestPlanted(t *testing.T) {
+// TestPlantedStore runs the suite, in the process that TestMistakesAreConvicted starts.
+func TestPlantedStore(t *testing.T) {
 	m, planted := mistakes[os.Getenv(mistakeEnv)]
 	if !planted {
 		t.Skip("it is run by TestMistakesAreConvicted")
@@ -112,11 +112,11 @@ func TestPlanted(t *testing.T) {
 	})
 }
 
-// TestMistakesAreConvicted requires that each mistake fails the test that is there for it,
-// and that the same store without a mistake passes all of these tests.
+// TestMistakesAreConvicted: each mistake fails its test, and the same store without a
+// mistake passes all of these tests.
 func TestMistakesAreConvicted(t *testing.T) {
 	run := func(t *testing.T, name, test string) (out []byte, passed bool) {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run", "^TestPlanted$/^("+test+")$")
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run", "^TestPlantedStore$/^("+test+")$")
 		cmd.Env = append(os.Environ(), mistakeEnv+"="+name)
 		out, err := cmd.CombinedOutput()
 		return out, err == nil
@@ -130,7 +130,7 @@ func TestMistakesAreConvicted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			out, passed := run(t, name, m.test)
-			if passed || !strings.Contains(string(out), "--- FAIL: TestPlanted/"+m.test+" ") {
+			if passed || !strings.Contains(string(out), "--- FAIL: TestPlantedStore/"+m.test+" ") {
 				t.Errorf("%s does not convict it:\n%s", m.test, out)
 			}
 		})

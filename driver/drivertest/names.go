@@ -35,7 +35,7 @@ func namespaces(e *env) {
 	e.release(two, c)
 }
 
-// strange returns names that are different locks, whatever a store's keys are made of.
+// strange returns names that are different locks for every encoding of keys.
 func strange(e *env) []string {
 	base := e.name()
 	names := []string{

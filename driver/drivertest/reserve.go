@@ -8,24 +8,23 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// reserving is an exclusive request that is to have n tokens.
+// reserving returns an exclusive request for n tokens.
 func (e *env) reserving(name string, n int) driver.Request {
 	r := e.request(name, driver.Exclusive, long)
 	r.Tokens = n
 	return r
 }
 
-// within requires that a grant has at least one of the tokens that were asked for, and no
-// more.
+// within requires that a grant has at least one of the requested tokens, and no more.
 func (e *env) within(r driver.Request, g driver.Grant) driver.Grant {
 	e.Helper()
 	if n := max(g.Tokens, 1); n > max(r.Tokens, 1) || g.Last() >= driver.MaxToken {
-		e.Errorf("%d tokens from %d on, asked for %d", n, g.Token, r.Tokens)
+		e.Errorf("%d tokens from %d on, requested %d", n, g.Token, r.Tokens)
 	}
 	return g
 }
 
-// above requires that all tokens of a grant are larger than those of the grant before.
+// above requires that all tokens of a grant are larger than those of the previous grant.
 func (e *env) above(g, before driver.Grant) {
 	e.Helper()
 	if g.Token <= before.Last() {
@@ -33,8 +32,8 @@ func (e *env) above(g, before driver.Grant) {
 	}
 }
 
-// reserved acquires until a grant has several tokens: a store may have fewer to give than
-// it was asked for, and gives more after a while. acquire is one try.
+// reserved acquires until a grant has several tokens: a store may have fewer than requested,
+// and more after a while. acquire is one try.
 func (e *env) reserved(what string, acquire func() (driver.Store, driver.Grant)) (driver.Store, driver.Grant) {
 	e.Helper()
 	var last driver.Grant
@@ -51,8 +50,8 @@ func (e *env) reserved(what string, acquire func() (driver.Store, driver.Grant))
 	return nil, last
 }
 
-// tokensReserved requires that reserved tokens are those of one grant alone: of a grant
-// that was made at once, after a wait, and by the release of the same client.
+// tokensReserved requires that reserved tokens belong to one grant alone. It tests a grant
+// made at once, one after a wait, and one made by the release of the same client.
 func tokensReserved(e *env) {
 	const n = 16
 	a, b, name := e.open(), e.open(), e.name()
@@ -113,7 +112,7 @@ func tokensReserved(e *env) {
 		e.release(a, shared)
 	}
 
-	// Taken away by the last of its tokens.
+	// Broken by the last of its tokens.
 	r := e.reserving(name, n)
 	_, g = e.reserved("a grant at once", func() (driver.Store, driver.Grant) {
 		r = e.reserving(name, n)
@@ -163,8 +162,9 @@ func (e *env) inspectReserved(s driver.Store, g driver.Grant) {
 	}
 }
 
-// reservedRangesRise requires that the tokens of grants to many clients, each of which asks
-// for another number, never meet, in the order of the grants, also beside another name.
+// reservedRangesRise requires that the tokens of grants to many clients never overlap and
+// rise in the order of the grants, also beside another name. Each client requests another
+// number of tokens.
 func reservedRangesRise(e *env) {
 	if !e.g.Reserves {
 		e.Skip("the store does not reserve tokens")

@@ -126,7 +126,7 @@ func downConfirmsNothing(e *env) {
 	e.h.Start(e.T)
 	e.undone(s, r)
 	if unknown {
-		e.undone(s, late) // it may arrive after the others
+		e.undone(s, late) // it may arrive after the other requests
 	}
 }
 
@@ -141,6 +141,6 @@ func lingerIsNotRenewed(e *env) {
 	if err := s.Release(e.Context(), g, e.h.TTL); err != nil {
 		e.Fatal(err)
 	}
-	e.code(s, s.Renew(e.Context(), []driver.Grant{g})[0].Err, driver.CodeNotHeld, "renewing what was released to linger")
+	e.code(s, s.Renew(e.Context(), []driver.Grant{g})[0].Err, driver.CodeNotHeld, "renewing a grant that lingers")
 	e.release(s, e.takeExpired(s, name, driver.Exclusive))
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // answerLost lets the store execute a request and loses the answer. After an outcome that is
-// not called unknown nothing is left behind; after an unknown outcome nothing is left once the
+// not unknown nothing is left behind. After an unknown outcome nothing is left once the
 // request is undone.
 func answerLost(e *env) {
 	if e.h.LoseAnswer == nil && e.h.Delay == nil {
@@ -35,7 +35,7 @@ func answerLost(e *env) {
 		g, err := lose(s, r, after)
 		what := "released"
 		if err == nil {
-			// The store has found out the outcome by itself, or has used fewer answers. In that
+			// The store has found the outcome by itself, or has used fewer answers. In that
 			// case the answer to the release may be lost.
 			if released := s.Release(e.Context(), g, 0); released != nil {
 				e.undone(s, r)
@@ -48,7 +48,7 @@ func answerLost(e *env) {
 			what = "called " + code.String()
 		}
 		for _, next := range []driver.Store{other, s} {
-			// The answer that is yet to be lost may be one of these.
+			// One of these may lose its answer.
 			r := e.request(name, driver.Exclusive, long)
 			again, busy := next.Acquire(e.Context(), r)
 			for range 8 {
@@ -89,11 +89,11 @@ func tokensOfAWrongClock(e *env) {
 	name, before, after := e.name(), e.open(), e.open()
 	last := e.must(before, e.request(name, driver.Exclusive, long))
 	e.release(before, last)
-	take := func(e *env, s driver.Store, whose string) {
+	take := func(e *env, s driver.Store, client string) {
 		e.Helper()
 		g := e.must(s, e.request(name, driver.Exclusive, long))
 		if g.Token <= last.Token {
-			e.Errorf("%s got token %d after %d", whose, g.Token, last.Token)
+			e.Errorf("%s got token %d after %d", client, g.Token, last.Token)
 		}
 		last = g
 		e.release(s, g)
@@ -101,14 +101,14 @@ func tokensOfAWrongClock(e *env) {
 	synctest.Test(e.T, func(t *testing.T) {
 		inside := &env{suite: e.suite, T: t}
 		defer inside.closeAll()
-		take(inside, inside.open(), "a client whose clock is in the year 2000")
+		take(inside, inside.open(), "a client client clock is in the year 2000")
 	})
 	take(e, after, "the next client")
 }
 
-// pushIsHeard requires that a waiter is granted by its notification, and not by a poll. The
-// machine may delay one waiter, but not most of them.
-func pushIsHeard(e *env) {
+// pushWakesWaiter requires that a waiter is granted by its notification, and not by a poll.
+// The machine may delay one waiter, but not most of them.
+func pushWakesWaiter(e *env) {
 	if e.g.Wake != driver.WakePush || e.g.Fallback < 500*time.Millisecond {
 		e.Skip("a push cannot be distinguished from a poll")
 	}

@@ -52,7 +52,7 @@ func waitEndsByRelease(e *env) {
 func waitEndsByExpiry(e *env) {
 	e.leases()
 	a, b, name := e.open(), e.open(), e.name()
-	e.free(b, name) // connects, so that most of the TTL is left for the wait
+	e.free(b, name) // Connects, so that most of the TTL is left for the wait.
 	g := e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
 	w := e.wait(b, e.request(name, driver.Exclusive, long))
 	next := w.granted()
@@ -79,7 +79,7 @@ func waitEndsByClose(e *env) {
 		e.Fatal(err)
 	}
 	<-f.done
-	e.code(front, f.err, driver.CodeClosed, "waiting on a store that is closed")
+	e.code(front, f.err, driver.CodeClosed, "waiting on a closed store")
 	if err := holder.Close(e.Context()); err != nil {
 		e.Fatal(err)
 	}
@@ -142,8 +142,8 @@ func cancelInTheMiddle(e *env) {
 	e.free(first, name)
 }
 
-// drain returns when the client has handled what the store sent to it before the call, if the
-// store sends in order: it waits for another name, which is released, and is granted.
+// drain returns when the client has handled all that the store sent to it before the call,
+// if the store sends in order. It waits for another name, which is released, and is granted.
 func (e *env) drain(s driver.Store) {
 	e.Helper()
 	other, name := e.observer(), e.name()

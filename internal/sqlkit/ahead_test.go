@@ -4,9 +4,10 @@ import (
 	"testing"
 )
 
-// TestAhead: a grant that seems to stand longer than it may stands for its TTL, unless
-// that is not known, or the row may just have been written after the time was read.
-func TestAhead(t *testing.T) {
+// TestAheadUsesTTL: a grant that seems to stand for longer than possible stands for its TTL.
+// The TTL does not count if it is unknown, or if the row may have been written after the
+// time was read.
+func TestAheadUsesTTL(t *testing.T) {
 	const now, ttl = int64(1e15), int64(1e6)
 	late := applyWithin.Microseconds()
 	for name, c := range map[string]struct{ expires, ttl, want int64 }{

@@ -16,7 +16,7 @@ func (*countedLink) Gone() <-chan struct{}                           { return ma
 func (*countedLink) Watch()                                          {}
 func (l *countedLink) Close()                                        { l.closed.Store(true) }
 
-// closing is a recipe whose lock comes in the moment in which the store is closed.
+// closing is a recipe that gets the lock at the moment in which the store is closed.
 type closing struct {
 	Recipe
 	e *Sessions
@@ -34,19 +34,19 @@ func (c *closing) Lock(context.Context, *Session, *Ask) (Got, error) {
 	return Got{Token: 1, Slot: driver.NoSlot}, nil
 }
 
-type nobody struct{}
+type noRequester struct{}
 
-func (nobody) Owner() driver.Owner      { return driver.Owner{} }
-func (nobody) Queued([]driver.Holder)   {}
-func (nobody) Lost(driver.Cause, error) {}
+func (noRequester) Owner() driver.Owner      { return driver.Owner{} }
+func (noRequester) Queued([]driver.Holder)   {}
+func (noRequester) Lost(driver.Cause, error) {}
 
-// TestGrantWhileClosing: a wait that ends with the lock while the store is closed gives
-// the session, and with it the lock, back.
-func TestGrantWhileClosing(t *testing.T) {
+// TestGrantWhileClosingIsReturned: a wait gets the lock while the store is closed. The store
+// closes the session, and with it ends the lock.
+func TestGrantWhileClosingIsReturned(t *testing.T) {
 	l := &countedLink{}
 	c := &closing{}
 	c.e = NewSessions(func(context.Context) (Link, error) { return l, nil }, c, Idle{Least: 2, Most: 2}, "")
-	_, err := c.e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Second, Wait: true, From: nobody{}})
+	_, err := c.e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Second, Wait: true, From: noRequester{}})
 	if err == nil {
 		t.Error("it was granted")
 	}
@@ -57,38 +57,38 @@ func TestGrantWhileClosing(t *testing.T) {
 	c.e.tasks.Wait()
 }
 
-// telling is a recipe whose Ping writes down who holds when it is let.
-type telling struct {
+// recording is a recipe with a Ping that records the holder when the test lets it.
+type recording struct {
 	closing
 	begun, let chan struct{}
 }
 
-func (*telling) Lock(context.Context, *Session, *Ask) (Got, error) {
+func (*recording) Lock(context.Context, *Session, *Ask) (Got, error) {
 	return Got{Token: 1, Slot: driver.NoSlot}, nil
 }
 
-func (r *telling) Ping(_ context.Context, _ *Session, a *Ask) (bool, error) {
+func (r *recording) Ping(_ context.Context, _ *Session, a *Ask) (bool, error) {
 	close(r.begun)
 	<-r.let
-	a.Told = true
+	a.Recorded = true
 	return true, nil
 }
 
-func (*telling) Unlock(context.Context, *Session, *Ask) (bool, error) { return true, nil }
+func (*recording) Unlock(context.Context, *Session, *Ask) (bool, error) { return true, nil }
 
-// TestLookWhilePinged: a look at a young grant leaves alone what a renewal is writing
-// (the race detector tells), and comes back to it.
-func TestLookWhilePinged(t *testing.T) {
-	r := &telling{begun: make(chan struct{}), let: make(chan struct{})}
+// TestLookSkipsSessionInRenewal: a look at a young grant does not touch a session that a
+// renewal is using (the race detector checks that). It looks again later.
+func TestLookSkipsSessionInRenewal(t *testing.T) {
+	r := &recording{begun: make(chan struct{}), let: make(chan struct{})}
 	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Least: 2, Most: 2}, "")
 	defer e.Close(t.Context())
-	g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, From: nobody{}})
+	g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, From: noRequester{}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	e.mu.Lock()
 	l := e.leases["1"]
-	l.since = time.Now().Add(time.Hour) // the engine's own looks find it young
+	l.since = time.Now().Add(time.Hour) // the engine's own looks see a young grant
 	p := e.pingLocked(l, false)
 	e.mu.Unlock()
 	<-r.begun

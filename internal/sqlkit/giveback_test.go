@@ -49,9 +49,9 @@ func (*failing) Sort(err error) (error, bool) {
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, err == errVictim
 }
 
-// TestGiveBack: a failure after the lock was got is unknown only where the lock could
-// not be given back, and then it is never tried again without being undone.
-func TestGiveBack(t *testing.T) {
+// TestFailureAfterLockIsReported: a failure after the lock was got has an unknown outcome
+// only if the lock could not be returned. It is then undone before the next try.
+func TestFailureAfterLockIsReported(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		err   error
@@ -72,7 +72,7 @@ func TestGiveBack(t *testing.T) {
 			r := &failing{fails: []error{c.err}, clear: c.clear}
 			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Least: 2, Most: 2}, "")
 			defer e.Close(t.Context())
-			_, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: nobody{}})
+			_, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 			if c.ok != (err == nil) || err != nil && driver.CodeOf(err) != c.code {
 				t.Errorf("%v: %v; want %v", driver.CodeOf(err), err, c.code)
 			}

@@ -28,7 +28,7 @@ func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) dri
 	g := guarantees(kind)
 	g.Crash, g.Order, g.Wake = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush
 	g.Lapses = false // no timer ends a wait in the server's queue
-	g.Tokens = "the server's clock in microseconds, read when the lock is granted: they rise unless the clock is set back; with tokens=durable a committed row, which rises then too"
+	g.Tokens = "the server's clock in microseconds, read when the lock is granted: tokens rise unless the clock is set back. With tokens=durable a committed row: tokens always rise"
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery
 	g.MinTTL, g.Granularity, g.Visible = minTTL, unit, driver.VisibleAll
@@ -44,7 +44,7 @@ func OptimisticGuarantees(kind string, wakes bool) driver.Guarantees {
 		g.Wake, g.Fallback = driver.WakePush, OptimisticFallback
 	}
 	g.Shared, g.Semaphore, g.Mixed, g.Slots = true, true, true, true
-	g.Tokens = "the name's row: the last one plus one, or the database's clock in microseconds if that is larger; they rise through restarts, a clock set back and the removal of idle rows"
+	g.Tokens = "the name's row: the last token plus one, or the database's clock in microseconds if that is larger. Tokens rise even after a restart or with a clock that is set back"
 	g.EarlyEnd, g.Notice = []string{"an operator's break", "rows deleted or changed by hand", "the database's clock set forward", "a failover to a replica that lags"}, 2*time.Second
 	g.MinTTL, g.Granularity, g.Linger, g.Visible = time.Millisecond, time.Microsecond, true, driver.VisibleHolders
 	return g

@@ -9,10 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestPoolKeepsWhatWasNeededTogether: links that were in use at the same time stay for a
-// while, those that were not needed for longer end, and a server that refuses a client
-// leaves the pool its least.
-func TestPoolKeepsWhatWasNeededTogether(t *testing.T) {
+// TestPoolKeepsLinksUsedTogether: links that were in use at the same time stay for a while,
+// and unused links end. A server that refuses a client reduces the pool to its least size.
+func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled, full := 0, false
 		p := NewPool(Idle{Least: 2, Most: 8}, func(context.Context) (Link, error) {
@@ -73,8 +72,8 @@ func TestPoolKeepsWhatWasNeededTogether(t *testing.T) {
 	})
 }
 
-// TestSessionsKeepsWhatWasNeededTogether: the same of sessions.
-func TestSessionsKeepsWhatWasNeededTogether(t *testing.T) {
+// TestSessionsStayIfUsedTogether: the same rule for sessions.
+func TestSessionsStayIfUsedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled := 0
 		e := NewSessions(func(context.Context) (Link, error) { dialled++; return &countedLink{}, nil }, &quiet{}, Idle{Least: 2, Most: 8}, "")
@@ -106,7 +105,7 @@ func TestSessionsKeepsWhatWasNeededTogether(t *testing.T) {
 	})
 }
 
-// useTogether takes n links or sessions, and puts them back when it has them all.
+// useTogether takes n links or sessions, and returns them when it has all of them.
 func useTogether[T any](t *testing.T, n int, take func() (T, error), put func(T)) {
 	t.Helper()
 	var all []T

@@ -8,8 +8,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// TestOptions: what a URL says is taken out of it, and each mistake is named.
-func TestOptions(t *testing.T) {
+// TestOptionsOfURL: known parameters are removed from the URL, and an error names each
+// mistake.
+func TestOptionsOfURL(t *testing.T) {
 	type recipe string
 	recipes := []recipe{"pessimistic", "optimistic", "other"}
 	read := func(raw string) (o Options[recipe], rest string, err error) {

@@ -12,14 +12,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// exhausted is a database that takes a write and then answers nothing more, for want
-// of something: a quota, time, a quorum.
+// exhausted is a database that executes a write and then fails, because a quota, the time or
+// a quorum is missing.
 type exhausted struct {
 	sqldriver.Conn
 	written bool
 }
 
-var errExhausted = errors.New("no more today")
+var errExhausted = errors.New("quota exceeded")
 
 func (c *exhausted) QueryContext(_ context.Context, query string, _ []sqldriver.NamedValue) (sqldriver.Rows, error) {
 	if c.written {
@@ -44,11 +44,11 @@ func (c *exhausted) QueryContext(_ context.Context, query string, _ []sqldriver.
 
 func (*exhausted) Close() error { return nil }
 
-// answer is one row for each statement that answers with any.
+// answer has one row for each statement with a result.
 type answer struct {
 	sets  [][]sqldriver.Value
 	read  bool
-	fails bool // after them
+	fails bool // after the rows
 }
 
 func (r *answer) Columns() []string { return make([]string, len(r.sets[0])) }
@@ -79,7 +79,7 @@ func (plain) Read([]byte, int) string          { return "read" }
 func (plain) Insert([]byte, int, Write) string { return "write" }
 func (plain) Wake([]byte) string               { return "" }
 
-// certain says of an answered no that nothing was done.
+// certain reports for each error that nothing was done.
 type certain struct{}
 
 func (certain) Sort(err error) (error, bool) {
@@ -89,9 +89,9 @@ func (certain) Sort(err error) (error, bool) {
 	return err, false
 }
 
-// TestNoAfterWrite: an answered no to the statement that reads back what was written is
-// none to the write.
-func TestNoAfterWrite(t *testing.T) {
+// TestErrorAfterWriteIsUnknown: an error of the statement that reads back a write does not
+// mean that the write failed.
+func TestErrorAfterWriteIsUnknown(t *testing.T) {
 	for name, multi := range map[string]bool{"one by one": false, "at once": true} {
 		t.Run(name, func(t *testing.T) {
 			below, other := pipe(t)
@@ -100,7 +100,7 @@ func TestNoAfterWrite(t *testing.T) {
 			dial := func(context.Context) (Link, error) { return SQLLink(&exhausted{}, multi, below), nil }
 			o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, dial), plain{}, certain{}, nil, "")
 			defer o.Close(t.Context())
-			_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: nobody{}})
+			_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 			if code := driver.CodeOf(err); err == nil || code != driver.CodeUnknown || !errors.Is(err, errExhausted) {
 				t.Errorf("%v (%v): the grant stands", err, code)
 			}

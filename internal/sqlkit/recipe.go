@@ -27,7 +27,7 @@ type Recipe interface {
 	Clear(ctx context.Context, s *Session) error
 	// Ping proves that the session still has the grant and that the server may still
 	// grant, and sets the server's timer to a.Left. If a.Record is set it also records the
-	// holder, and then sets a.Told. An error ends the session.
+	// holder, and then sets a.Recorded. An error ends the session.
 	Ping(ctx context.Context, s *Session, a *Ask) (bool, error)
 	// Cause returns why the link of a session with a grant has ended. It is called after
 	// that end, and may take a moment.
@@ -87,8 +87,8 @@ type Session struct {
 	ID Identity
 	// TTL is the present value of the server's session timeout. The recipe sets it.
 	TTL time.Duration
-	// Untold reports that the session has the mark of [Rester]. The recipe sets it.
-	Untold bool
+	// Unrecorded reports that the session has the mark of [Rester]. The recipe sets it.
+	Unrecorded bool
 	// Turn alternates between 0 and 1 with the grants of the session. The recipe sets it.
 	Turn int
 
@@ -109,9 +109,9 @@ type Ask struct {
 	// Waiting reports that the lock is held and that the recipe polls for it; with Wait
 	// only.
 	Waiting func()
-	// Told is set when the holder is recorded. Record is set when it shall be, because the
+	// Recorded is set when the holder is recorded. Record is set when it shall be, because the
 	// grant has stood for a while: a record of a short lock costs more than it is worth.
-	Told, Record bool
+	Recorded, Record bool
 	// Left is the rest of the TTL when a ping is sent: all of it in a renewal.
 	Left time.Duration
 	// Token and Slot are those of the grant, once there is one.

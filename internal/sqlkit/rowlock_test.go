@@ -11,12 +11,11 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// rowScript is a RowLocker that answers one thing after the other, and the last one again
-// and again.
+// rowScript is a RowLocker with a list of answers. It repeats the last one.
 type rowScript struct {
 	tries    []error
 	switches []error
-	waited   []bool // what it was asked
+	waited   []bool // whether each call waited
 	switched int
 }
 
@@ -38,9 +37,9 @@ func (r *rowScript) SwitchKind(context.Context, *Session, *Ask) error {
 	return err
 }
 
-// TestLockRow: who waits for a semaphore polls; rows that are missing are tried again,
-// some times; a row that is shared as something else is switched.
-func TestLockRow(t *testing.T) {
+// TestLockRowPollsForPermits: a waiter for a semaphore polls. Missing rows are tried again,
+// some times. A row with another kind of sharing is switched.
+func TestLockRowPollsForPermits(t *testing.T) {
 	other := errors.New("other")
 	for name, c := range map[string]struct {
 		limit    int
@@ -76,15 +75,16 @@ func TestLockRow(t *testing.T) {
 					t.Errorf("%+v, %v; want %v", got, err, c.want)
 				}
 				if !slices.Equal(r.waited, c.asked) || polls != c.polls {
-					t.Errorf("asked %v and polled %d times, want %v and %d", r.waited, polls, c.asked, c.polls)
+					t.Errorf("calls %v and polled %d times, want %v and %d", r.waited, polls, c.asked, c.polls)
 				}
 			})
 		})
 	}
 }
 
-// TestLockRowEnds: polling ends with its context, at most 100 ms apart.
-func TestLockRowEnds(t *testing.T) {
+// TestLockRowEndsWithContext: polling ends with its context, with at most 100 ms between
+// polls.
+func TestLockRowEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
@@ -99,8 +99,9 @@ func TestLockRowEnds(t *testing.T) {
 	})
 }
 
-// TestProbe: a server is asked until it has answered, and then no more.
-func TestProbe(t *testing.T) {
+// TestProbeRunsUntilAnswered: the client probes a server until it has answered, and then no
+// more.
+func TestProbeRunsUntilAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := driver.Errorf(driver.CodeRefused, "a replica")
 		answers := []error{driver.Errorf(driver.CodeUnavailable, "starting"), errors.New("lost"), refused, nil}
@@ -113,7 +114,7 @@ func TestProbe(t *testing.T) {
 			t.Errorf("asked %d times: %v", asked, err)
 		}
 		if f, known := p.Facts(); known {
-			t.Errorf("%d is known of who refuses", f)
+			t.Errorf("%d is known of a server that refuses", f)
 		}
 		if err := p.Read(t.Context()); err != nil {
 			t.Error(err)

@@ -248,7 +248,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 			p.ok = true // the server's timer is about to end it
 		}
 		e.pinged(l, p, look)
-		if _, ok := e.recipe.(Recorder); ok && held && l.ask.Record && !l.ask.Told {
+		if _, ok := e.recipe.(Recorder); ok && held && l.ask.Record && !l.ask.Recorded {
 			e.mu.Lock()
 			l.again = time.Now().Add(recordAgain)
 			e.mu.Unlock()

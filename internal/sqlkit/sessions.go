@@ -256,7 +256,7 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			switch {
 			case rested > most:
 				e.retireLocked(s)
-			case rested > tellAfter && s.Untold:
+			case rested > tellAfter && s.Unrecorded:
 				e.restLocked(s)
 			case rested > tellAfter:
 				s.Watch()
@@ -273,11 +273,11 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 				young = true // the session is in use, and may be recording just now
 				continue
 			}
-			told := l.ask.Told
+			recorded := l.ask.Recorded
 			l.ask.Record = true
 			l.unlock()
 			l.pinged = true
-			if told {
+			if recorded {
 				s.Watch()
 			} else {
 				e.pingLocked(l, false) // which calls Watch as well

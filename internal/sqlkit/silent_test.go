@@ -11,10 +11,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// patience is more than any bound, and less than TCP's.
-const patience = time.Minute
+// testTimeout is longer than any timeout of the store, and shorter than TCP's.
+const testTimeout = time.Minute
 
-// silent is a link whose answers end: what follows is never answered.
+// silent is a link that stops to answer.
 type silent struct {
 	countedLink
 	answers int
@@ -52,8 +52,8 @@ func (r *oneRow) run(statements []string) Answers {
 	return Answers{{row}}
 }
 
-// one is who asks as "1".
-type one struct{ nobody }
+// one is a requester with the ID "1".
+type one struct{ noRequester }
 
 func (one) Owner() driver.Owner { return driver.Owner{ID: "1"} }
 
@@ -64,7 +64,7 @@ func (noWaker) Listen(context.Context, []byte) (<-chan struct{}, func(), error) 
 }
 func (noWaker) Close() {}
 
-// uncertain is what an answer that does not come leaves.
+// uncertain reports for each error that the outcome is unknown.
 type uncertain struct{}
 
 func (uncertain) Sort(err error) (error, bool) {
@@ -74,9 +74,9 @@ func (uncertain) Sort(err error) (error, bool) {
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 }
 
-// TestSilentLook: a connection that falls silent while a waiter asks the row again
-// does not hold the waiter: it hears that, and asks on another.
-func TestSilentLook(t *testing.T) {
+// TestWaiterLeavesSilentLink: a connection falls silent while a waiter reads the row again.
+// The waiter gives the connection up, and reads on another one.
+func TestWaiterLeavesSilentLink(t *testing.T) {
 	held := Encode(content{Holders: []holder{{Owner: Owner{ID: "x"}, Limit: 1, Token: 1, Expires: time.Hour.Microseconds()}}})
 	for _, c := range []struct {
 		name    string
@@ -98,7 +98,7 @@ func TestSilentLook(t *testing.T) {
 				}
 				o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, dial), row, uncertain{}, noWaker{}, "")
 				defer o.Close(t.Context())
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
 				r := driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, Wait: true, From: one{}}
 				if _, err := o.Acquire(ctx, r); driver.CodeOf(err) != c.code || ctx.Err() != nil {
@@ -116,9 +116,9 @@ func TestSilentLook(t *testing.T) {
 	}
 }
 
-// TestSilentPool: the idle links of a pool fall silent together. One call ends by its
-// deadline, and the next one is answered on a new link.
-func TestSilentPool(t *testing.T) {
+// TestSilentPoolIsReplaced: the idle links of a pool fall silent together. One call ends by
+// its deadline, and the next one is answered on a new link.
+func TestSilentPoolIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := &oneRow{}
 		answers := 1
@@ -156,7 +156,7 @@ func TestSilentPool(t *testing.T) {
 	})
 }
 
-// quiet is a recipe whose sessions wait, and fall silent.
+// quiet is a recipe with sessions that wait, and fall silent.
 type quiet struct{ closing }
 
 func (*quiet) Lock(_ context.Context, _ *Session, a *Ask) (Got, error) {
@@ -172,17 +172,16 @@ func (*quiet) Ping(ctx context.Context, _ *Session, _ *Ask) (bool, error) {
 }
 func (*quiet) End(context.Context, Link, Identity) (bool, error) { return true, nil }
 
-// TestSilentSession: a session that falls silent when it has got what it waited for is
-// given up, and so is one that is never opened.
-func TestSilentSession(t *testing.T) {
+// TestSilentSessionIsClosed: a session falls silent after it got its lock, or never opens.
+func TestSilentSessionIsClosed(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Second, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			l := &countedLink{}
 			e := NewSessions(func(context.Context) (Link, error) { return l, nil }, &quiet{}, Idle{}, "")
 			defer e.Close(t.Context())
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 			defer cancel()
-			r := driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: ttl, Wait: true, From: nobody{}}
+			r := driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: ttl, Wait: true, From: noRequester{}}
 			began := time.Now()
 			_, err := e.Acquire(ctx, r)
 			if driver.CodeOf(err) != driver.CodeUnknown || ctx.Err() != nil || time.Since(began) > ttl {
@@ -202,16 +201,16 @@ func TestSilentSession(t *testing.T) {
 			return nil, driver.Errorf(driver.CodeUnavailable, "%w", ctx.Err())
 		}, &quiet{}, Idle{}, "")
 		defer e.Close(t.Context())
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
-		_, err := e.Acquire(ctx, driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, Wait: true, From: nobody{}})
+		_, err := e.Acquire(ctx, driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, Wait: true, From: noRequester{}})
 		if driver.CodeOf(err) != driver.CodeUnavailable || ctx.Err() != nil {
 			t.Errorf("%v: %v", driver.CodeOf(err), err)
 		}
 	})
 }
 
-// silentRow is a RowLocker that answers so often and not again.
+// silentRow is a RowLocker that answers a number of times and then no more.
 type silentRow struct {
 	tries, switches int
 	answer          error
@@ -235,16 +234,16 @@ func (r *silentRow) SwitchKind(ctx context.Context, _ *Session, _ *Ask) error {
 	return ErrBusy
 }
 
-// TestSilentPoll: whoever polls for a permit is not held by a session that has fallen
-// silent.
-func TestSilentPoll(t *testing.T) {
+// TestPollLeavesSilentSession: a waiter that polls for a permit does not wait for a session
+// that has fallen silent.
+func TestPollLeavesSilentSession(t *testing.T) {
 	for name, r := range map[string]*silentRow{
 		"try":    {tries: 2, answer: ErrBusy},
 		"switch": {tries: 2, switches: 1, answer: ErrKind},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
 				_, err := LockRow(ctx, r, nil, &Ask{Request: driver.Request{Limit: 3, Wait: true}, Waiting: func() {}})
 				if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {

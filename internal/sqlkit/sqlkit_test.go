@@ -16,9 +16,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestLabel: a label comes back from a statement, is short enough whatever it says,
-// and cannot end the comment that it stands in.
-func TestLabel(t *testing.T) {
+// TestLabelSurvivesStatement: a label is read back from a statement, is short enough for any
+// content, and cannot end its comment.
+func TestLabelSurvivesStatement(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Label{
 			Key:   append([]byte(rapid.StringN(0, 20, 128).Draw(t, "namespace")+"\x00"), rapid.StringN(1, 128, 512).Draw(t, "name")...),
@@ -47,8 +47,8 @@ func TestLabel(t *testing.T) {
 	}
 }
 
-// TestEncode: JSON in ASCII says the same.
-func TestEncode(t *testing.T) {
+// TestEncodeIsASCII: JSON in ASCII has the same value.
+func TestEncodeIsASCII(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := rapid.String().Draw(t, "text")
 		e := Encode(s)
@@ -93,8 +93,8 @@ type noDeadlines struct{ net.Conn }
 
 func (noDeadlines) SetReadDeadline(time.Time) error { return errors.New("deadlines are not supported") }
 
-// fragile ends when a deadline has passed, as a websocket does, and says so in words
-// of its own.
+// fragile is a connection that ends when a deadline has passed, like a websocket, with an
+// error of its own.
 type fragile struct{ net.Conn }
 
 func (f fragile) Read(p []byte) (int, error) {
@@ -106,8 +106,8 @@ func (f fragile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestFragileConn: watching does not end a connection that lives through no deadline.
-func TestFragileConn(t *testing.T) {
+// TestWatchKeepsFragileConn: watching does not end a connection that a deadline would end.
+func TestWatchKeepsFragileConn(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	plain, other := pipe(t)
 	defer other.Close()
@@ -130,9 +130,9 @@ func TestFragileConn(t *testing.T) {
 	}
 }
 
-// TestConn: the end is seen by who watches, what came before it is not lost, and
-// deadlines bound the reader and not the watching.
-func TestConn(t *testing.T) {
+// TestConnReportsItsEnd: a watcher sees the end, and no data before it is lost. Deadlines
+// limit the reader and not the watcher.
+func TestConnReportsItsEnd(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	c, other := pipe(t)
 	defer c.Close()
@@ -171,7 +171,7 @@ func TestConn(t *testing.T) {
 		read("three")
 	}
 	c.Watch()
-	_ = c.SetReadDeadline(time.Now().Add(-time.Second)) // a reader's
+	_ = c.SetReadDeadline(time.Now().Add(-time.Second)) // the reader's deadline
 	select {
 	case <-c.Gone():
 		t.Fatal("gone while it is there")
@@ -179,14 +179,14 @@ func TestConn(t *testing.T) {
 	}
 	write("last words")
 	other.Close()
-	<-c.Gone() // although nobody reads
+	<-c.Gone() // although no reader reads
 	_ = c.SetReadDeadline(time.Time{})
 	read("last words")
 	if _, err := c.Read(buf); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
 
-	// A connection that knows no deadlines, such as one through SSH.
+	// A connection without deadlines, such as one through SSH.
 	c4, other4 := pipe(t)
 	defer other4.Close()
 	defer c4.Close()
@@ -201,7 +201,7 @@ func TestConn(t *testing.T) {
 		}
 	}
 
-	// A reader that waits, unwatched, sees the end too; Watch may come meanwhile.
+	// A waiting reader sees the end without Watch, too; Watch may be called meanwhile.
 	c2, other2 := pipe(t)
 	defer c2.Close()
 	done := make(chan error, 1)
@@ -213,7 +213,7 @@ func TestConn(t *testing.T) {
 	}
 	<-c2.Gone()
 
-	// Close is an end.
+	// Close ends the connection, too.
 	c3, other3 := pipe(t)
 	defer other3.Close()
 	c3.Watch()

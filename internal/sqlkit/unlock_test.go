@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// mute is a recipe whose sessions end while they are asked to unlock.
+// mute is a recipe with sessions that end during the unlock.
 type mute struct {
 	closing
 	ended error
@@ -24,10 +24,10 @@ func (*mute) End(context.Context, Link, Identity) (bool, error)    { return true
 func (r *mute) Ended(err error) bool                               { return r.ended != nil }
 func (*mute) Cause(*Session, *Ask, *Pool) (driver.Cause, error)    { return driver.CauseSessionEnded, nil }
 
-// TestReleaseUnanswered: a release whose session ends without an answer is no release
-// for certain. Once the server's own timer may have ended the session, or the server
-// says that it had, another may have held the lock before.
-func TestReleaseUnanswered(t *testing.T) {
+// TestUnansweredReleaseIsUncertain: the session ends without an answer to the release, which
+// may have come too late. The server's own timer may have ended the session before, and
+// another client may have held the lock.
+func TestUnansweredReleaseIsUncertain(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		ended error
@@ -41,14 +41,14 @@ func TestReleaseUnanswered(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, &mute{ended: c.ended}, Idle{Least: 2, Most: 2}, "")
 			defer e.Close(t.Context())
-			g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: nobody{}})
+			g, err := e.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			clock := &ahead{}
 			e.mu.Lock()
 			l := e.leases["1"]
-			l.sent, l.since = driver.NowOn(clock), time.Now().Add(time.Hour) // the engine's own looks find it young
+			l.sent, l.since = driver.NowOn(clock), time.Now().Add(time.Hour) // the engine's own looks see a young grant
 			e.mu.Unlock()
 			clock.by = c.ago
 			if err := e.Release(t.Context(), g, 0); err == nil || driver.CodeOf(err) != c.code {
@@ -61,7 +61,7 @@ func TestReleaseUnanswered(t *testing.T) {
 	}
 }
 
-// ahead is a clock that goes by some time ahead of the machine's.
+// ahead is a clock that is ahead of the machine's.
 type ahead struct{ by time.Duration }
 
 func (c *ahead) Now() time.Time       { return time.Now().Add(c.by) }

@@ -13,14 +13,18 @@ import (
 
 // state is what a server says of itself.
 type state struct {
-	run    string
+	run    string // the replication ID of a primary
 	fields map[string]string
 	asked  int64 // the fleet's time when it was asked
 	err    error
 }
 
-// votes reports whether the server is admitted, so that its counters are whole.
-func (f *state) votes() bool { return f.err == nil && f.fields["run"] == f.run }
+// votes reports whether the server is admitted.
+func (f *state) votes() bool { return f.err == nil && f.run != "" && f.fields["run"] == f.run }
+
+// whole reports whether the server has kept its counters since it was admitted. It may
+// have lost its vote meanwhile, to a clock that is out of line.
+func (f *state) whole() bool { return f.err == nil && f.run != "" && f.fields["whole"] == f.run }
 
 // empty reports whether the server has no trace of a fleet.
 func (f *state) empty() bool { return f.err == nil && len(f.fields) == 0 }
@@ -198,7 +202,7 @@ func (n *node) restore() {
 		if f.err == nil {
 			asked = min(asked, f.asked)
 		}
-		if i != n.i && f.votes() {
+		if i != n.i && f.whole() {
 			whole++
 		}
 		all = all && f.err == nil

@@ -27,8 +27,9 @@
 // server loses a vote early in three ways:
 //
 //   - It restarts, fails over, or loses its data. The hash holdfast:redlock names the
-//     run_id of the process that was admitted and its replication ID, and every script
-//     that votes compares them with the server's own. They differ after each restart and
+//     replication ID with which the server was admitted. Each script that votes compares
+//     it with the server's own, and refuses at a replica. A process draws a new ID when it
+//     starts and each time it becomes a primary. So the two differ after each restart and
 //     after each failover, also one back to the same process, and also where data was
 //     kept, since the newest writes may be missing. The server then measures a wait, by
 //     its own clock: the longest TTL of the fleet. No vote that it has forgotten counts
@@ -38,7 +39,7 @@
 //     whose own clock differs by more than Skew does not vote. A client that sees that
 //     withholds the server, which waits as after a restart once its clock is right. A jump
 //     ahead and back that no client sees is not noticed.
-//   - Somebody deletes the key. Nothing prevents that.
+//   - An operator deletes the key. Nothing prevents that.
 //
 // # Withdrawn and late requests
 //
@@ -65,7 +66,8 @@
 // A restarted server would break that. It is admitted with the largest counters of a
 // quorum of the other servers, read after the wait. A token that it has forgotten was
 // written to n/2 of the n-1 others at least, before the wait was over, and a quorum of
-// these includes one that has it. Where fewer servers have kept their counters, all
+// these includes one that has it. A server that has no vote because of its clock has kept
+// its counters, and is read like the others. Where fewer servers have kept theirs, all
 // servers have to answer: the largest counters of all are taken, and none below the
 // fleet's time. Tokens then rise as long as the clocks were not set back.
 //

@@ -2,9 +2,7 @@ package redlock
 
 import (
 	"context"
-	"crypto/sha1"
 	_ "embed"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -20,6 +18,8 @@ import (
 )
 
 var (
+	//go:embed scripts/run.lua
+	runSource string
 	//go:embed scripts/vote.lua
 	voteSource string
 	//go:embed scripts/raise.lua
@@ -47,9 +47,9 @@ var (
 	admitScript    = script("admit", admitSource)
 )
 
+// script makes a script, with the functions of run.lua where it includes them.
 func script(name, source string) *redisstore.Script {
-	sum := sha1.Sum([]byte(source))
-	return &redisstore.Script{Name: "redlock " + name, Source: source, SHA: hex.EncodeToString(sum[:])}
+	return redisstore.NewScript("redlock "+name, strings.Replace(source, "-- include run\n", runSource, 1))
 }
 
 // Keys at a server. stateKey is the server's own: it is not that of a name.

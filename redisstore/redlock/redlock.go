@@ -71,6 +71,8 @@ type Store struct {
 	ctx, life      context.Context
 	cancel, giveUp context.CancelFunc
 	ops, tasks     sync.WaitGroup
+	work           chan func() // to a goroutine that has done its last task
+	idle           atomic.Int32
 	finished       chan struct{}
 	probing        chan struct{}
 	known          atomic.Bool
@@ -124,7 +126,7 @@ func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 	}
 	s := &Store{
 		cfg: c, quorum: len(stores)/2 + 1, channel: "holdfast:redlock:wake:" + strings.ToLower(rand.Text()),
-		finished: make(chan struct{}), probing: make(chan struct{}, 1),
+		finished: make(chan struct{}), probing: make(chan struct{}, 1), work: make(chan func()),
 		ballots: map[string][]*ballot{}, waiters: map[string]*waiter{}, heard: make(chan struct{}),
 	}
 	var where []string
@@ -187,8 +189,28 @@ func (s *Store) task(f func()) bool {
 	if s.closing && s.life.Err() != nil {
 		return false
 	}
-	s.tasks.Go(f)
+	s.tasks.Add(1)
+	select {
+	case s.work <- f:
+	default:
+		go s.serve(f)
+	}
 	return true
+}
+
+// serve runs f, and then further tasks, each of which would grow the stack of a new
+// goroutine. As many goroutines remain as two requests to all servers keep busy.
+func (s *Store) serve(f func()) {
+	for ok := true; ok; {
+		f()
+		s.tasks.Done()
+		if int(s.idle.Add(1)) > 2*len(s.nodes) {
+			s.idle.Add(-1)
+			return
+		}
+		f, ok = <-s.work
+		s.idle.Add(-1)
+	}
 }
 
 // settleBound bounds how long Close goes on with what servers have not answered.
@@ -212,6 +234,9 @@ func (s *Store) Close(ctx context.Context) error {
 			s.tasks.Wait()
 			timer.Stop()
 			s.giveUp()
+			s.mu.Lock()
+			close(s.work) // task sends no more
+			s.mu.Unlock()
 			var below sync.WaitGroup // a store may wait for its server, which is silent
 			for _, n := range s.nodes {
 				if s.owned {
@@ -254,7 +279,7 @@ func (s *Store) know(ctx context.Context) error {
 		switch {
 		case f.err == nil:
 			answered++
-			if first, twice := places[f.run]; twice {
+			if first, twice := places[f.run]; twice && f.run != "" {
 				return driver.Errorf(driver.CodeRefused, "%s and %s are one server, which has one vote", first, s.nodes[i].store)
 			}
 			places[f.run] = s.nodes[i].store.String()
@@ -294,15 +319,15 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		Kind: "redlock", Scope: driver.ScopeNetwork,
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
 		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
-		Tokens: "above the counters of a majority, which restarted servers get back from the others, and at least the fleet's microseconds; " +
-			"they rise as long as no majority loses its data, and after that unless the clocks of the majority are set back",
+		Tokens: "above the counters of a majority, which restarted servers get back from the others, and at least the servers' clock in microseconds. " +
+			"Tokens may fall only if a majority loses its data and its clocks were set back",
 		EarlyEnd: []string{"the deletion of its key on so many servers that no quorum is left", "the clocks of several servers set forward within its TTL, or of one unseen"},
 		Notice:   noticeBound,
 		MinTTL:   minTTL, MaxTTL: s.cfg.MaxTTL, Granularity: time.Millisecond, Lapses: true,
 		Linger: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 		Notes: []string{
 			fmt.Sprintf("a grant needs %d of %d servers, so %d may fail", s.quorum, n, n-s.quorum),
-			fmt.Sprintf("a server that was restarted, or lost its data, has no vote for %s; nor has one whose clock is more than %s out of line", s.cfg.MaxTTL, s.cfg.Skew),
+			fmt.Sprintf("a server that was restarted, or lost its data, has no vote for %s; a server whose clock differs by more than %s has no vote", s.cfg.MaxTTL, s.cfg.Skew),
 			fmt.Sprintf("a crash frees a name %s after its TTL", 2*s.cfg.Skew),
 		},
 	}

@@ -313,7 +313,8 @@ func (s *Store) lookLater() {
 		return
 	}
 	s.looking = true
-	s.tasks.Go(func() {
+	s.tasks.Add(1)
+	go s.serve(func() {
 		t := time.NewTicker(lookEvery)
 		defer t.Stop()
 		for {

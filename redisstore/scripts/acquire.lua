@@ -48,7 +48,7 @@ if KEYS[2] and not ARGV[6] then
     end
     redis.call('SET', KEYS[2], token)
   end
-  if redis.call('HSETNX', K, 's0', ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2]) == 1 then
+  if redis.call('HSETNX', K, 's0', ARGV[1] .. ' ' .. token .. ' ' .. text .. ' ' .. text .. '+' .. ARGV[2]) == 1 then -- mutation: redis-first
     local done = redis.pcall('PEXPIRE', K, ARGV[3])
     if type(done) == 'table' then -- refused: the name is as free as before
       if type(redis.pcall('HDEL', K, 's0')) == 'table' then redis.call('DEL', K) end
@@ -65,13 +65,59 @@ if KEYS[2] and not ARGV[6] then
   end
 end
 
+local limit, channel, owner, id = string.match(ARGV[1], '^(%d+) (%S+) (%S+) (%S+)$')
+local ttl = tonumber(ARGV[2])
+local found = redis.call('HMGET', K, 's0', 'm', 'v' .. id, 'i' .. id)
+
+-- include plain
+
+local e, h, t, k
+if limit == '1' and ARGV[6] == '1' and KEYS[2] and found[2] and not found[3] then
+  e, h, t, k = string.match(found[2], PLAIN)
+end
+if e and now < tonumber(e) then
+  if not found[4] and ARGV[7] == '0' and ARGV[8] == '0' then
+    -- A new queue entry, by one HSET. Common removes a first entry that is dead.
+    local first = t ~= '0' and call('HGET', K, 'q' .. h)
+    local till = first and string.match(first, '^%S+ %d+ %d+ (%d+)')
+    if t == '0' then h = '1' end
+    local seq = num(t + 1)
+    local ahead = seq - h
+    local ends = deadline(ahead)
+    if (t == '0' or till and now < tonumber(till)) and lives(ends, e) then
+      call('HSET', K, 'q' .. seq, id .. ' 1 ' .. ARGV[2] .. ' ' .. num(ends) .. ' ' .. text .. ' ' .. channel .. ' ' .. owner,
+        'i' .. id, seq, 'm', plain(e, h, seq, k))
+      return {'Q', text, seq, num(ahead), num(interval(ahead) / 1000), num(math.ceil((e - now) / 1000)), '0 ' .. found[1]}
+    end
+  elseif found[4] == '-0' and (ARGV[7] ~= '0' or ARGV[8] == '1') then
+    -- The first confirmation of its grant, which is the last of the name.
+    local whose, since = string.match(found[1], '^1 %S+ %S+ (%S+) ' .. k .. ' (%d+) %d+%+0$')
+    if whose == id and tonumber(ARGV[5]) < tonumber(k) then
+      if call('PTTL', K) < ttl / 1000 then call('PEXPIRE', K, num(math.ceil(ttl / 1000) + 1)) else call('HDEL', K, '-') end
+      local tokens = math.max(1, math.min(tonumber(ARGV[9] or '1'), now - k + 1))
+      local last = num(k + tokens - 1)
+      local had = call('SET', KEYS[2], last, 'GET')
+      if not had and tokens > 1 then
+        tokens, last = 1, k
+        call('SET', KEYS[2], k)
+      elseif had and (tonumber(had) or 0) > tonumber(last) then
+        call('SET', KEYS[2], had)
+      end
+      if tokens > 1 then since = since .. '-' .. num(tokens) end
+      local ends = num(now + ttl)
+      call('HSET', K, 's0', '1 ' .. channel .. ' ' .. owner .. ' ' .. id .. ' ' .. k .. ' ' .. since .. ' ' .. ends .. '+0',
+        'i' .. id, '=0', 'm', plain(ends, h, t, last))
+      return {'G', text, k, '0', num(tokens)}
+    end
+  end
+end
+
 -- include common
 
-local limit, channel, owner, id = string.match(ARGV[1], '^(%d+) (%S+) (%S+) (%S+)$')
 limit = tonumber(limit)
-local ttl = tonumber(ARGV[2])
 counter = KEYS[2]
-load({'s0', 'm', 'v' .. id, 'i' .. id})
+known.s0, known.m, known['v' .. id], known['i' .. id] = found[1], found[2], found[3], found[4]
+load()
 local was = tonumber(ARGV[7] or '0')
 local void = get('v' .. id)
 if void and now <= tonumber(void) then return {'V', text} end

@@ -1,5 +1,5 @@
--- What the scripts share. It replaces "-- include common" when they are loaded. They
--- set K, the name's key, and now, the server's time in microseconds.
+-- What the scripts share. It replaces "-- include common" when they are loaded, and
+-- needs plain before it. They set K, the name's key, and now, the server's time in microseconds.
 --
 -- A name is a hash from its first grant on. Its fields:
 --   s<slot>  a grant: "limit channel owner id token since at+ttl", which ends ttl after
@@ -19,9 +19,6 @@
 --
 -- A script reads first and writes last, in commit. Redis does not roll a script back,
 -- so commit first tries all that can be refused, and changes the hash by one HSET.
-
-local call = redis.call
-local function num(x) return string.format('%.0f', x) end
 
 local function parseGrant(rec)
   local limit, channel, owner, id, token, since, tokens, at, ttl =
@@ -291,16 +288,8 @@ local function head()
   end
 end
 
--- An entry near the head is refreshed every NEAR, one further back less often, at least
--- every FAR; it is dead when it has missed three. A promoted entry's lease lasts CONFIRM
--- until its client has confirmed the grant: otherwise the client is dead. WINDOW bounds
--- how many entries one call promotes.
-local NEAR, FAR, PER, CONFIRM, WINDOW, CLOSE = 700000, 15000000, 20000, 2500000, 64, 8
-local function interval(ahead)
-  if ahead <= CLOSE then return NEAR end
-  return math.min(FAR, NEAR + ahead * PER)
-end
-local function deadline(ahead) return now + 3 * interval(ahead) + 400000 end
+-- WINDOW bounds how many entries one call promotes.
+local WINDOW = 64
 
 -- freeSlot takes a slot; that of a permit is below its limit.
 local function freeSlot(limit)

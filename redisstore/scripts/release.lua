@@ -32,6 +32,58 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
+-- include plain
+
+-- wake publishes to the client of an entry, if there is one.
+local function wake(entry, letter)
+  local id, channel = string.match(entry or '', '^(%S+) %d+ %d+ %d+ %d+ p:(%S+) ')
+  if id then redis.pcall('PUBLISH', channel, letter .. id) end
+end
+
+local e, h, t, k
+if keeping == 0 and voiding == 0 and slot == '0' and found[1] and string.find(found[1], mine, 1, true) then
+  e, h, t, k = string.match(found[2], PLAIN)
+end
+if e and h ~= '0' and now < tonumber(e) then
+  -- The first entry is granted, and the one that comes near the head notified.
+  local entries = call('HMGET', K, 'q' .. h, 'q' .. (h + 1 + CLOSE))
+  local id, ttl, till, channel, owner
+  if entries[1] then id, ttl, till, channel, owner = string.match(entries[1], '^(%S+) 1 (%d+) (%d+) %d+ (%S+) (.*)$') end
+  if id and now < tonumber(till) then
+    local own = KEYS[2] and ARGV[5] == h and ARGV[6] == id and now <= tonumber(ARGV[8])
+    local mark, ends, least, last = '-0', now + CONFIRM, k + 1, nil
+    if own then
+      mark, ends, owner = '=0', now + ttl, ARGV[9]
+      last = tonumber(call('GET', KEYS[2]))
+      least = math.max(least, ARGV[7] + 1, (last or 0) + 1)
+    end
+    local token, tokens = math.max(now, least), 1
+    if last and ARGV[10] then
+      token = math.max(least, now - ARGV[10] + 1)
+      tokens = math.max(1, now - token + 1)
+    end
+    if token < 9007199254740992 then
+      if not lives(ends, e) then call('PEXPIRE', K, num(math.ceil((ends - now) / 1000) + 1)) end
+      call('HDEL', K, '-')
+      local text, since, final = num(token), num(now), num(token + tokens - 1)
+      if own then call('SET', KEYS[2], final) end
+      if tokens > 1 then since = since .. '-' .. num(tokens) end
+      local first = h + 1
+      if h == t then first, t = '0', '0' end
+      call('HSET', K, 's0', '1 ' .. channel .. ' ' .. owner .. ' ' .. id .. ' ' .. text .. ' ' .. since .. ' ' .. num(ends) .. '+0',
+        'i' .. id, mark, 'm', plain(num(ends), first, t, final))
+      call('HDEL', K, 'q' .. h, 'i' .. string.match(mine, '%S+'))
+      if own then
+        wake(entries[2], 'n')
+        return {'R', num(now), text, '0', num(tokens)}
+      end
+      wake(entries[1], 'w')
+      wake(entries[2], 'n')
+      return 'R'
+    end
+  end
+end
+
 -- include common
 
 known.s0, known.m, known['s' .. slot] = found[1], found[2], found[3]

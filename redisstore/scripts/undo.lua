@@ -10,6 +10,7 @@ local K = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
+-- include plain
 -- include common
 
 load({'s0', 'm', 'i' .. ARGV[1]})

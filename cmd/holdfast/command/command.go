@@ -8,12 +8,12 @@
 //
 //	func main() { os.Exit(command.Main(os.Args[1:])) }
 //
-// The command knows the schemes of the stores that its program links, and starts
+// The command offers the schemes of the stores that its program links, and starts
 // that program again as its own guardian and as the workers of a check.
 package command
 
 import "github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 
-// Main runs the command with the arguments after its name and answers the exit
-// status: those of docs/command.md.
+// Main runs the command with the arguments after its name and returns the exit status: those
+// of docs/command.md.
 func Main(args []string) int { return cli.Main(args) }

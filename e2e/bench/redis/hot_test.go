@@ -151,10 +151,13 @@ func hotProcess(w *worker, goroutines int) turnResult {
 	return res
 }
 
+// verdict is what one turn of one contender came to: pairs a second, the least to the
+// most served process and goroutine, and the time between one hold and the next in us.
+type verdict struct{ rate, processes, goroutines, p50, p99, longest float64 }
+
 // judgeHot requires that no two holds overlap, in any process, and that tokens rise
-// strictly in the order of the holds. It returns the pairs a second and the ratio of the
-// least to the most served process and goroutine.
-func judgeHot(b *testing.B, name string, results []turnResult) (rate, processes, goroutines float64) {
+// strictly in the order of the holds.
+func judgeHot(b *testing.B, name string, results []turnResult) (v verdict) {
 	b.Helper()
 	var holds [][3]int64
 	var byProcess, byGoroutine []int
@@ -167,8 +170,10 @@ func judgeHot(b *testing.B, name string, results []turnResult) (rate, processes,
 		byGoroutine = append(byGoroutine, r.Served...)
 	}
 	slices.SortFunc(holds, func(x, y [3]int64) int { return int(x[0] - y[0]) })
+	gaps := []float64{0}
 	for i := 1; i < len(holds); i++ {
 		before, now := holds[i-1], holds[i]
+		gaps = append(gaps, float64(now[0]-before[1])/1e3)
 		if now[0] < before[1] {
 			b.Fatalf("%s: two holders: one until %d, the next from %d", name, before[1], now[0])
 		}
@@ -177,7 +182,11 @@ func judgeHot(b *testing.B, name string, results []turnResult) (rate, processes,
 		}
 	}
 	least := func(n []int) float64 { return float64(slices.Min(n)) / float64(max(slices.Max(n), 1)) }
-	return float64(len(holds)) / hotTurn.Seconds(), least(byProcess), least(byGoroutine)
+	slices.Sort(gaps)
+	return verdict{
+		float64(len(holds)) / hotTurn.Seconds(), least(byProcess), least(byGoroutine),
+		gaps[len(gaps)/2], gaps[len(gaps)*99/100], gaps[len(gaps)-1],
+	}
 }
 
 // hotChild is one of several processes: it makes a turn for each line that it reads.
@@ -266,7 +275,7 @@ func BenchmarkHotName(b *testing.B) {
 				}
 			}
 			for b.Loop() {
-				rates, process, goroutine := map[string][]float64{}, map[string][]float64{}, map[string][]float64{}
+				turns := map[string][]verdict{}
 				for round := range rounds + 1 {
 					for i, c := range hotWorkers {
 						results := make([]turnResult, shape.processes)
@@ -280,22 +289,27 @@ func BenchmarkHotName(b *testing.B) {
 							})
 						}
 						all.Wait()
-						rate, byProcess, byGoroutine := judgeHot(b, c.name, results)
+						v := judgeHot(b, c.name, results)
 						if round > 0 { // the first is to warm up
-							rates[c.name] = append(rates[c.name], rate)
-							process[c.name] = append(process[c.name], byProcess)
-							goroutine[c.name] = append(goroutine[c.name], byGoroutine)
+							turns[c.name] = append(turns[c.name], v)
 						}
 					}
 				}
 				for _, c := range hotWorkers {
-					x := rates[c.name]
-					slices.Sort(x)
-					slices.Sort(process[c.name])
-					slices.Sort(goroutine[c.name])
-					middle := len(x) / 2
-					b.Logf("%-22s %8.0f pairs/s (%.0f to %.0f), least to most served: process %.2f, goroutine %.2f",
-						c.name, x[middle], x[0], x[len(x)-1], process[c.name][middle], goroutine[c.name][middle])
+					of := func(part func(v verdict) float64) []float64 {
+						var x []float64
+						for _, v := range turns[c.name] {
+							x = append(x, part(v))
+						}
+						slices.Sort(x)
+						return x
+					}
+					middle := func(part func(v verdict) float64) float64 { return of(part)[rounds/2] }
+					rates := of(func(v verdict) float64 { return v.rate })
+					b.Logf("%-22s %8.0f pairs/s (%.0f to %.0f), least to most served: process %.2f, goroutine %.2f; handover p50 %.0f us, p99 %.0f us, longest %.0f us",
+						c.name, rates[rounds/2], rates[0], rates[rounds-1],
+						middle(func(v verdict) float64 { return v.processes }), middle(func(v verdict) float64 { return v.goroutines }),
+						middle(func(v verdict) float64 { return v.p50 }), middle(func(v verdict) float64 { return v.p99 }), of(func(v verdict) float64 { return v.longest })[rounds-1])
 				}
 			}
 		})

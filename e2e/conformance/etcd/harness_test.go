@@ -1,5 +1,18 @@
-// Package etcd proves etcdstore on real servers: the conformance suite, the
-// faults that a cluster knows, and what others got wrong.
+// Package etcd tests etcdstore on real servers: the conformance suite, the faults of a
+// cluster, and known defects of other clients. These are, with the numbers of etcd's issues:
+//
+//   - "a" waits for "a/b" by prefix (6278): TestPrefix
+//   - compaction ends a wait (9715): TestCompaction
+//   - a watch on a member that is cut off hangs (8980): TestCutOffMember
+//   - a waiter ignores that its own lease has ended (19597): TestWaiterLosesLease
+//   - a lost answer leaves a queue entry under a live lease (12900): TestLateAcquire
+//   - two goroutines of one session both hold the lock (11360): TestOneProcess
+//   - a release by name deletes a newer holder's lock (22082), and a lost release and the
+//     next lock share a token: TestLateRelease, TestLateUndo
+//   - the validity counts from the answer's arrival: TestConformance/ValidityNotFromTheAnswer
+//   - a former leader revokes leases after a pause (15247): TestFormerLeaderRevokes,
+//     TestDeletionIsPushed
+//   - each keepalive and each wait is a login: TestStreamsPerStore, TestContentionWithLogins
 //
 // A server whose program is missing is skipped, and with
 // HOLDFAST_REQUIRE_SERVERS=1 fails.

@@ -59,6 +59,47 @@ func TestHungConnection(t *testing.T) {
 	}
 }
 
+// TestAcquireWithoutDeadlineEndsOverASilentConnection: the caller's client does not probe its
+// connection, and the caller's context has no deadline. A request on a lease that exists, and one that
+// needs a new lease, end all the same, and are granted once the server can be reached.
+func TestAcquireWithoutDeadlineEndsOverASilentConnection(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{c.proxies[0].Address()} }))
+	g := must(t, s, request("warm", "warm", 1, time.Hour))
+	release(t, s, g)
+	if err := c.proxies[0].Silence(); err != nil {
+		t.Fatal(err)
+	}
+	requests := map[string]driver.Request{
+		"of a lease that exists": request("old", "old", 1, time.Hour),
+		"of a new lease":         request("new", "new", 1, 2*time.Hour),
+		"that waits":             request("waits", "waits", 1, time.Hour),
+	}
+	answers := map[string]chan error{}
+	for what, r := range requests {
+		r.Wait = what == "that waits"
+		answer := make(chan error, 1)
+		answers[what] = answer
+		go func() {
+			_, err := s.Acquire(context.Background(), r)
+			answer <- err
+		}()
+	}
+	for what, answer := range answers {
+		if err := receive(t, "the end of a request "+what, answer); err == nil || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a request %s: %v", what, err)
+		}
+	}
+	if err := c.proxies[0].Heal(); err != nil {
+		t.Fatal(err)
+	}
+	for what, r := range requests {
+		eventually(t, "the request is undone", func() bool { return s.Undo(t.Context(), r) == nil })
+		r.ID += "-again"
+		eventually(t, "a request "+what+" is granted", func() bool { _, err := s.Acquire(t.Context(), r); return err == nil })
+	}
+}
+
 // TestCloseEndsWatch: closing a store ends its watches, also over a client of the
 // caller's.
 func TestCloseEndsWatch(t *testing.T) {

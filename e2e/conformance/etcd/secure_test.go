@@ -355,6 +355,43 @@ func certificates(t *testing.T, dir string) (ca, cert, key string) {
 	return write("ca.pem", "CERTIFICATE", authority.Raw), write("cert.pem", "CERTIFICATE", leaf.Raw), write("key.pem", "EC PRIVATE KEY", raw)
 }
 
+// TestUserWithoutTheStoresOwnKeysIsRefused: a user with the right to one name, but not to a part of the keys
+// that the store keeps beside it, is refused before a lock is granted. The error names the keys.
+func TestUserWithoutTheStoresOwnKeysIsRefused(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	admin := c.secure(t)
+	for user, missing := range map[string]string{"leaseless": "lease/", "epochless": "epoch/"} {
+		keys := []string{"locks/n/"}
+		for _, part := range []string{"lease/", "epoch/"} {
+			if part != missing {
+				keys = append(keys, "locks/_holdfast/"+part)
+			}
+		}
+		if _, err := admin.UserAdd(t.Context(), user, "quite-secret"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := admin.RoleAdd(t.Context(), user); err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range keys {
+			if _, err := admin.RoleGrantPermission(t.Context(), user, key, clientv3.GetPrefixRangeEnd(key), clientv3.PermissionType(clientv3.PermReadWrite)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := admin.UserGrantRole(t.Context(), user, user); err != nil {
+			t.Fatal(err)
+		}
+		l, err := holdfast.Open(t.Context(), "etcd://"+user+":quite-secret@"+c.proxies[0].Address()+"/locks/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close(t.Context())
+		if _, err := l.TryLock(t.Context(), "n"); !errors.Is(err, holdfast.ErrRefused) || !strings.Contains(err.Error(), `"locks/_holdfast/"`) {
+			t.Errorf("without the right to %s: %v", missing, err)
+		}
+	}
+}
+
 // TestEachRightTakenAway: of a user with the documented rights, to read and to write below the
 // prefix, each is taken away while a lock is held and awaited. Requests are refused, and when the
 // right is back, locks are granted again and nothing is left over.

@@ -505,6 +505,39 @@ func TestGuardMissingTableOrColumn(t *testing.T) {
 	}
 }
 
+// TestColumnMustHoldIntegers requires that a column in which 9 may come after 10, or in
+// which two tokens may be equal, is refused, and not written.
+func TestColumnMustHoldIntegers(t *testing.T) {
+	for _, d := range databases(t) {
+		t.Run(d.name, func(t *testing.T) {
+			db := d.open(t)
+			for i, kind := range []string{"VARCHAR(20)", "DOUBLE PRECISION", "DECIMAL(30,2)"} {
+				table := fmt.Sprintf("bad%d", i)
+				must(t, db, "CREATE TABLE "+table+" (id VARCHAR(99) PRIMARY KEY, fence "+kind+")")
+				must(t, db, "INSERT INTO "+table+" VALUES ('r', 10)")
+				guard := fence.Column{Dialect: d.dialect, Table: table, Key: "id", Column: "fence"}.Guard(db, nil)
+				_, newest := guard.Newest(t.Context(), "r")
+				for how, err := range map[string]error{"Raise(9)": guard.Raise(t.Context(), "r", 9), "Raise(11)": guard.Raise(t.Context(), "r", 11), "Newest": newest} {
+					if d.dialect == fence.PostgreSQL && i == 0 && how != "Newest" {
+						// The client library sends no integer for such a column.
+						if err == nil {
+							t.Errorf("a token of type %s: %s is accepted", kind, how)
+						}
+						continue
+					}
+					if !errors.Is(err, fence.ErrInvalid) || !strings.Contains(err.Error(), "fence") || !strings.Contains(err.Error(), "integer") {
+						t.Errorf("a token of type %s: %s: %v", kind, how, err)
+					}
+				}
+				var content float64
+				if err := db.QueryRowContext(t.Context(), "SELECT fence FROM "+table).Scan(&content); err != nil || content != 10 {
+					t.Errorf("a token of type %s is %v, %v after the refusals", kind, content, err)
+				}
+			}
+		})
+	}
+}
+
 // A wait ends with its context, and the error says so.
 func TestCheckWaitEndsWithContext(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {

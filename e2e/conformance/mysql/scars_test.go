@@ -1,6 +1,7 @@
 package mysql
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -33,7 +34,7 @@ func TestSharesGetLock(t *testing.T) {
 	}
 	sqltest.Busy(t, s, "Shared name", driver.Exclusive)
 	st, err := s.Inspect(t.Context(), "Shared name")
-	if err != nil || len(st.Holders) != 1 || st.Holders[0].Note == "" || !strings.HasPrefix(st.Holders[0].Client(), "another client") || st.Holders[0].TTL != 0 {
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].Note == "" || st.Holders[0].Client() != "another client" || st.Holders[0].TTL != 0 {
 		t.Errorf("a stranger's lock shows as %+v, %v", st, err)
 	}
 	w := sqltest.Wait(t, t.Context(), s, "Shared name", driver.Exclusive)
@@ -54,6 +55,50 @@ func TestSharesGetLock(t *testing.T) {
 			t.Errorf("a name of %d bytes: %v", len(name), err)
 		}
 	}
+}
+
+// TestWaiterIsSeenOnceItWaits: a statement that has the form of a waiter's, and has not reached the queue of the
+// lock yet, is not shown as a waiter, however long it has been running. A waiter is.
+func TestWaiterIsSeenOnceItWaits(t *testing.T) {
+	schema := mariadb.Create(t)
+	s := mariadb.Store(t, schema, "recipe=named")
+	defer sqltest.Close(t, s)
+	g, _ := sqltest.Must(t, s, "seen", driver.Exclusive, time.Minute)
+	w := sqltest.Wait(t, t.Context(), s, "seen", driver.Exclusive)
+	db := mariadb.Pool(t, schema)
+	var label string
+	if err := db.QueryRowContext(t.Context(), "SELECT SUBSTRING_INDEX(info, '*/', 1) FROM information_schema.processlist WHERE info LIKE 'SELECT /*hf1.%'").Scan(&label); err != nil {
+		t.Fatal(err)
+	}
+	waiters := func() int {
+		t.Helper()
+		st, err := s.Inspect(t.Context(), "seen")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(st.Waiters)
+	}
+	if n := waiters(); n != 1 {
+		t.Errorf("%d waiters are shown, want 1", n)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = db.ExecContext(ctx, label+"*/ SLEEP(600)")
+	}()
+	defer func() { cancel(); <-ended }()
+	for age := time.Duration(0); age < 2*time.Second; time.Sleep(20 * time.Millisecond) { // MySQL counts seconds
+		err := db.QueryRowContext(t.Context(), "SELECT COALESCE(MAX(time), 0) * 1000000000 FROM information_schema.processlist WHERE state = 'User sleep' AND info LIKE 'SELECT /*hf1.%'").Scan(&age)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := waiters(); n != 1 {
+		t.Errorf("%d waiters are shown beside a statement that does not wait, want 1", n)
+	}
+	sqltest.Release(t, s, g)
+	sqltest.Release(t, s, w.Granted())
 }
 
 // TestTilde: GET_LOCK's name with a tilde in it, the given one or one that is made up,

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"flag"
 	"fmt"
 	"math"
 	"strings"
@@ -11,10 +12,15 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
+var (
+	manyLocks = flag.Int("locks", 10_000, "how many locks TestManyHoldersHearOfFlush holds")
+	manyDelay = flag.Duration("delay", 50*time.Millisecond, "how long its link takes for an answer")
+)
+
 // TestManyHoldersHearOfFlush: ten thousand locks are held over a slow link. Every holder
 // is notified of a flush, and a look at a grant is a small part of a call.
 func TestManyHoldersHearOfFlush(t *testing.T) {
-	const locks, delay = 10_000, 50 * time.Millisecond
+	locks, delay := *manyLocks, *manyDelay
 	r := start(t)
 	p := behindProxy(t, r)
 	s := open(t, "redis://"+p.Address())

@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -98,6 +99,17 @@ func (f *fleet) setUp(c redlock.Config) {
 	}
 }
 
+// fakeClock restarts a server with a clock that can be set.
+func (f *fleet) fakeClock(i int) {
+	f.t.Helper()
+	if err := f.all[i].FakeClock(f.t.Context()); err != nil {
+		if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+			f.t.Skip(err)
+		}
+		f.t.Fatal(err)
+	}
+}
+
 // client is a store, and the stores below it, which end with it.
 type client struct {
 	*redlock.Store
@@ -167,14 +179,10 @@ func (f *fleet) state(i int) map[string]string {
 
 // votes reports whether a server is admitted.
 func (f *fleet) votes(i int) bool {
-	info := func(section, field string) string {
-		text, _ := f.do(i, "INFO", section).(string)
-		_, rest, _ := strings.Cut(text, field+":")
-		value, _, _ := strings.Cut(rest, "\r")
-		return value
-	}
-	run := info("server", "run_id")
-	return run != "" && f.state(i)["run"] == run+info("replication", "master_replid")
+	info, _ := f.do(i, "INFO", "replication").(string)
+	_, rest, _ := strings.Cut(info, "master_replid:")
+	run, _, _ := strings.Cut(rest, "\r")
+	return run != "" && f.state(i)["run"] == run
 }
 
 // leftovers lists the keys of locks and queues. Tombstones expire.

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
@@ -132,12 +130,7 @@ func TestNewFleetWaits(t *testing.T) {
 // longest TTL after its clock is right again.
 func TestClockOutOfLine(t *testing.T) {
 	f := startBare(t, 3, redlock.Config{MaxTTL: 400 * time.Millisecond})
-	if err := f.all[0].FakeClock(t.Context()); err != nil {
-		if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
-			t.Skip(err)
-		}
-		t.Fatal(err)
-	}
+	f.fakeClock(0)
 	f.setUp(f.config)
 	s := f.open(t)
 	must(t, s, "before", 300*time.Millisecond)
@@ -159,6 +152,29 @@ func TestClockOutOfLine(t *testing.T) {
 		_, _ = s.Acquire(t.Context(), request(fmt.Sprint("after-", ids.Add(1)), 100*time.Millisecond))
 		return f.votes(0)
 	})
+}
+
+// TestCountersBesideAWrongClock restarts a server without its data while the clock of another
+// is hours ahead: that one has no vote, but has kept its counters, so that a majority can
+// restore those of the restarted server.
+func TestCountersBesideAWrongClock(t *testing.T) {
+	f := startBare(t, 3, redlock.Config{MaxTTL: 400 * time.Millisecond})
+	f.fakeClock(0)
+	f.setUp(f.config)
+	s := f.open(t)
+	must(t, s, "before", 300*time.Millisecond)
+	if err := f.all[0].SetClock(3 * time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	ask := func() { _, _ = s.Acquire(t.Context(), request(fmt.Sprint("name-", ids.Add(1)), 100*time.Millisecond)) }
+	until(t, "the server is withheld", func() bool { ask(); return !f.votes(0) })
+	if err := f.all[1].RestartEmpty(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the restarted server votes", func() bool { ask(); return f.votes(1) })
+	if f.votes(0) {
+		t.Error("a server votes whose clock is three hours ahead")
+	}
 }
 
 // TestMajorityDown requires a clear error within the wait while most servers are paused, and

@@ -49,13 +49,13 @@ func TestChoosingPage(t *testing.T) {
 	}
 
 	var updates strings.Builder
-	updates.WriteString("| store | processes | updates | without a lock, a second | conflicts | under a lock, a second |\n| --- | --- | --- | --- | --- | --- |\n")
+	updates.WriteString("| store | processes | updates | without a lock, a second | conflicts | under a lock, a second | without to under |\n| --- | --- | --- | --- | --- | --- | --- |\n")
 	for _, kind := range []string{"file", "redis", "etcd", "zookeeper", "mysql", "postgres"} {
 		m, ok := measured[kind]
 		if !ok {
 			t.Fatalf("%s has no numbers of %s", measuredFile, kind)
 		}
-		fmt.Fprintf(&updates, "| %s | %d | %d | %.0f | %d | %.0f |\n", kind, m.Processes, m.Updates, m.Optimistic, m.Conflicts, m.Locked)
+		fmt.Fprintf(&updates, "| %s | %d | %d | %.0f | %d | %.0f | %.1f |\n", kind, m.Processes, m.Updates, m.Optimistic, m.Conflicts, m.Locked, m.Optimistic/m.Locked)
 	}
 
 	page, err := os.ReadFile(choosingPage)

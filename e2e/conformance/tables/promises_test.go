@@ -24,7 +24,7 @@ func TestEveryPromiseNamesItsTest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, fault := range judge(string(text), declared(t), tests(t)) {
+	for _, fault := range judge(string(text), append(subjects(declared(t)), others(t)...), tests(t)) {
 		t.Error(fault)
 	}
 }
@@ -76,30 +76,108 @@ func promises(g driver.Guarantees) []string {
 
 const everyStore = "Every store"
 
+// subject is a store, or another part of holdfast, with what it promises.
+type subject struct {
+	kind     string
+	promises []string
+}
+
+func subjects(stores []driver.Guarantees) (all []subject) {
+	for _, g := range stores {
+		all = append(all, subject{g.Kind, promises(g)})
+	}
+	return all
+}
+
+// guards are the promises of every guard: the contract of fence.Guard.
+var guards = []string{
+	"a smaller token than the largest seen is refused with both tokens, and its write has no effect",
+	"the comparison and the write are one step for all clients: of concurrent writes, the content is that of the largest token",
+	"an equal token writes again; the high-water mark never falls",
+	"token 0, a token of 2^63 or more, and a bad resource are refused before anything is sent",
+	"a context that has ended writes nothing",
+	"a reader's check raises nothing; a permit is fenced by its slot",
+	"a missing table, column or row is an error that names it, and so is a column that holds no integers",
+	"a guard's record that cannot be read refuses every token",
+	"a holder that was paused beyond its TTL is refused with real processes on every store whose grants can end; without the guard its write is done",
+}
+
+var guardType = regexp.MustCompile(`(?m)^var _ (?:fence\.)?Guard\[.*\] = (?:\(\*)?(?:fence\.)?(\w+)|^func \(\w+ (\w+)\) Guard\(db \*sql\.DB.* Guard\[Func\]`)
+
+// others are the promises of what is no store: guards, versioned values, Once, sequences.
+// The types of guards are those of the source.
+func others(t *testing.T) []subject {
+	t.Helper()
+	guard := subject{kind: "guards", promises: guards}
+	for _, pattern := range []string{"fence/*.go", "*store/*.go"} {
+		files, err := filepath.Glob(filepath.Join(repository, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range guardType.FindAllStringSubmatch(string(text), -1) {
+				guard.promises = append(guard.promises, fmt.Sprintf("`%s.%s` keeps the contract of fence.Guard", filepath.Base(filepath.Dir(file)), m[1]+m[2]))
+			}
+		}
+	}
+	if len(guard.promises) != len(guards)+9 {
+		t.Fatalf("the guards of the source: %q", guard.promises[len(guards):])
+	}
+	values := subject{kind: "versioned values", promises: []string{
+		"a write succeeds at the value's present version alone; each version is used once",
+		"no update is lost, with 32 processes on one value",
+		"a conflict repeats the function after a random backoff, until it wins or the context ends, and is counted",
+		"a write of unknown outcome is reported and not repeated",
+		"an error of the caller's function is returned unchanged, and nothing is written",
+		"the same on a row of the user's own table with a version column",
+		"a version of a type that cannot be compared, NULL, a missing table, column or row is an error",
+		"the same on an object store with conditional writes",
+	}}
+	for _, store := range []string{"memory", "file", "redis", "etcd", "zookeeper", "mysql", "postgres"} {
+		values.promises = append(values.promises, store+" keeps the contract of driver.Values")
+	}
+	return []subject{guard, values,
+		{"once", []string{
+			"of many callers one runs the function, and the others find the mark",
+			"the mark is set only after success; a job that ran without its mark is reported",
+		}},
+		{"sequences", []string{
+			"no id is drawn twice, by any number of processes and crashes",
+			"ids of a process rise; a write of unknown outcome leaves a gap",
+			"blocks grow with the rate, and the next block is fetched ahead",
+			"the usual table of segments works as it stands, beside other programs",
+		}},
+	}
+}
+
 // judge returns what is wrong with the page, with what to change.
-func judge(text string, declared []driver.Guarantees, exists func(test string) bool) (faults []string) {
+func judge(text string, declared []subject, exists func(test string) bool) (faults []string) {
 	all := entries(text)
 	about := func(e entry, store string) bool {
 		return slices.Contains(e.stores, store) || e.stores[0] == everyStore
 	}
 	used := map[entryKey]bool{}
 	for _, g := range declared {
-		for _, p := range promises(g) {
+		for _, p := range g.promises {
 			found := false
 			for _, e := range all {
-				if e.promise == p && about(e, g.Kind) {
+				if e.promise == p && about(e, g.kind) {
 					found = true
-					used[entryKey{e.line, g.Kind}] = true
+					used[entryKey{e.line, g.kind}] = true
 				}
 			}
 			if !found {
-				faults = append(faults, fmt.Sprintf("docs/promises.md names no test for a promise of %s: add, below a heading with that store,\n| %s | package.TestName |", g.Kind, p))
+				faults = append(faults, fmt.Sprintf("docs/promises.md names no test for a promise of %s: add, below a heading with that store,\n| %s | package.TestName |", g.kind, p))
 			}
 		}
 	}
 	kinds := map[string]bool{}
 	for _, g := range declared {
-		kinds[g.Kind] = true
+		kinds[g.kind] = true
 	}
 	for _, e := range all {
 		at := fmt.Sprintf("docs/promises.md:%d: ", e.line)
@@ -205,7 +283,7 @@ func TestPageOfPromisesIsJudged(t *testing.T) {
 		}
 	}
 	exists := func(test string) bool { return test == "p.TestIt" }
-	if faults := judge(whole.String(), stores, exists); len(faults) > 0 {
+	if faults := judge(whole.String(), subjects(stores), exists); len(faults) > 0 {
 		t.Fatalf("a whole page: %q", faults)
 	}
 	for _, c := range []struct{ replace, with, fault string }{
@@ -220,7 +298,7 @@ func TestPageOfPromisesIsJudged(t *testing.T) {
 		if page == whole.String() {
 			t.Fatalf("%q is not in the page", c.replace)
 		}
-		if faults := strings.Join(judge(page, stores, exists), "\n"); !strings.Contains(faults, c.fault) {
+		if faults := strings.Join(judge(page, subjects(stores), exists), "\n"); !strings.Contains(faults, c.fault) {
 			t.Errorf("%q instead of %q: the faults do not say %q:\n%s", c.with, c.replace, c.fault, faults)
 		}
 	}

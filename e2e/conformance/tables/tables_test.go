@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,10 +36,18 @@ func TestGuarantees(t *testing.T) {
 		want += "| " + p.Name + " | " + strings.Join(p.Versions, ", ") + " |\n"
 	}
 
-	all := declared(t)
-	for _, g := range all {
-		want += "\n## " + g.Kind + "\n\n| | |\n| --- | --- |\n"
-		for _, r := range g.Rows() {
+	var base driver.Guarantees // of the variants that follow it
+	for _, g := range declared(t) {
+		rows := g.Rows()
+		want += "\n## " + g.Kind + "\n\n"
+		if isVariant(base, g) {
+			want += "As [" + base.Kind + "](#" + base.Kind + "), except:\n\n"
+			rows = slices.DeleteFunc(rows, func(r driver.Row) bool { return slices.Contains(base.Rows(), r) })
+		} else {
+			base = g
+		}
+		want += "| | |\n| --- | --- |\n"
+		for _, r := range rows {
 			want += "| " + r.Key + " | " + r.Value + " |\n"
 		}
 	}
@@ -51,6 +60,13 @@ func TestGuarantees(t *testing.T) {
 	if string(page) != want {
 		t.Errorf("%s differs from what the stores declare; run go test ./conformance/tables -update in e2e", path)
 	}
+}
+
+// isVariant reports whether g is a layout of the store of base, with all of its notes. Then
+// the page shows only the rows that differ.
+func isVariant(base, g driver.Guarantees) bool {
+	layout := strings.HasPrefix(g.Kind, "redis-") || strings.HasPrefix(g.Kind, "zookeeper ")
+	return layout && !slices.ContainsFunc(base.Notes, func(note string) bool { return !slices.Contains(g.Notes, note) })
 }
 
 // declared returns what every store promises.

@@ -35,22 +35,30 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// The tests that run on newer servers. They need no further server.
+const (
+	contract   = "^TestConformance$"
+	databases  = "^Test(Conformance|DurableTokens|OddRows|Settings)$"
+	replicated = "^TestConformance(Replicas)?$"
+)
+
 // newer are the servers of scripts/newer-servers, by the names of their directories.
 var newer = []struct {
 	name, product string
 	// Program prints its version with a flag; ZooKeeper has none, and its package's jar
 	// has the version in its name.
 	program, flag string
-	suite         string   // the package of the store's tests
+	suite         string // the package of the store's tests, and those that run on every version
+	tests         string
 	locals        []string // of the check
 }{
-	{"mysql", "MySQL", "mysqld", "--version", "mysql", []string{"mysql-pessimistic", "mysql-optimistic", "mysql-named"}},
-	{"mariadb", "MariaDB", "mariadbd", "--version", "mysql", []string{"mariadb-pessimistic", "mariadb-optimistic", "mariadb-named"}},
-	{"postgres", "PostgreSQL", "postgres", "--version", "postgres", []string{"postgres-advisory", "postgres-pessimistic", "postgres-optimistic"}},
-	{"redis", "Redis", "redis-server", "--version", "redis", []string{"redis"}},
-	{"valkey", "Valkey", "redis-server", "--version", "redis", []string{"redis"}},
-	{"etcd", "etcd", "etcd", "--version", "etcd", []string{"etcd"}},
-	{"zookeeper", "ZooKeeper", "", "", "zookeeper", []string{"zookeeper"}},
+	{"mysql", "MySQL", "mysqld", "--version", "mysql", databases, []string{"mysql-pessimistic", "mysql-optimistic", "mysql-named"}},
+	{"mariadb", "MariaDB", "mariadbd", "--version", "mysql", databases, []string{"mariadb-pessimistic", "mariadb-optimistic", "mariadb-named"}},
+	{"postgres", "PostgreSQL", "postgres", "--version", "postgres", databases, []string{"postgres-advisory", "postgres-pessimistic", "postgres-optimistic"}},
+	{"redis", "Redis", "redis-server", "--version", "redis", replicated, []string{"redis"}},
+	{"valkey", "Valkey", "redis-server", "--version", "redis", replicated, []string{"redis"}},
+	{"etcd", "etcd", "etcd", "--version", "etcd", contract, []string{"etcd"}},
+	{"zookeeper", "ZooKeeper", "", "", "zookeeper", contract, []string{"zookeeper"}},
 }
 
 // use makes the servers of one directory those that tests of this process start.
@@ -119,13 +127,13 @@ func TestTestedVersions(t *testing.T) {
 	}
 }
 
-// TestSuite runs the stores' conformance tests, those that need no further server. They
-// wait most of the time, so several go side by side.
+// TestSuite runs the stores' conformance tests. They wait most of the time, so several go
+// side by side.
 func TestSuite(t *testing.T) {
 	for _, s := range newer {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			suite := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-timeout=15m", "-run=^TestConformance$", "../"+s.suite)
+			suite := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-timeout=15m", "-run="+s.tests, "../"+s.suite)
 			suite.Env = append(suite.Environ(), servers.Dirs+"="+directory(t, s.name))
 			if out, err := suite.CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)

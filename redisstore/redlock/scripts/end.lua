@@ -15,6 +15,7 @@
 --
 -- Returns R (the vote stood), N (it did not), or U (it did not, and the server is
 -- withheld); and the server's time.
+-- include run
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local text = string.format('%.0f', now)
@@ -39,11 +40,6 @@ if not have then
     local id, channel = string.match(first, '^(%S+) (%S+)$')
     if id then redis.call('PUBLISH', channel, id) end
   end
-  if answer == 'N' then
-    local run = redis.call('HGET', KEYS[2], 'run')
-    local own = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') ..
-      string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
-    if run ~= own then answer = 'U' end
-  end
+  if answer == 'N' and not votes(redis.call('HGET', KEYS[2], 'run')) then answer = 'U' end
 end
 return {answer, text}

@@ -1,10 +1,10 @@
--- Returns the server's state: S, the server's time, its run_id and replication ID, and the fields and
--- values of the state.
+-- Returns the server's state: S, the server's time, its replication ID, and the fields and
+-- values of the state. The ID is empty for a replica.
 --
 -- KEYS[1]  the server's state
+-- include run
 local t = redis.call('TIME')
-local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') ..
-  string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
+local run = run()
 local answer = redis.call('HGETALL', KEYS[1])
 table.insert(answer, 1, run)
 table.insert(answer, 1, string.format('%.0f', t[1] * 1000000 + t[2]))

@@ -28,12 +28,12 @@
 --   V                   the ballot was withdrawn
 --   M MS                the fleet's longest TTL is smaller
 --   S SIZE              the fleet has another number of servers
+-- include run
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local text = string.format('%.0f', now)
 local s = redis.call('HMGET', KEYS[2], 'run', ARGV[4], 'floor', 'max', 'size')
-if not s[1] or s[1] ~= string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') ..
-  string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)') then return {'U', text} end
+if not votes(s[1]) then return {'U', text} end
 if math.abs(now - ARGV[6]) > tonumber(ARGV[7]) then return {'C', text} end
 if tonumber(ARGV[8]) > tonumber(s[4]) then return {'M', text, s[4]} end
 if ARGV[9] ~= s[5] then return {'S', text, s[5]} end

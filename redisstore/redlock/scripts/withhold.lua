@@ -11,11 +11,11 @@
 --   A     the server votes
 --   C     its clock is out of line: the wait has not begun
 --   W MS  it is withheld for so long
+-- include run
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local text = string.format('%.0f', now)
-local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') ..
-  string.match(redis.call('INFO', 'replication'), 'master_replid:(%w+)')
+local run = run()
 local s = redis.call('HMGET', KEYS[1], 'run', 'withheld', 'since', 'wait')
 if math.abs(now - ARGV[1]) > tonumber(ARGV[2]) then
   if ARGV[4] == '1' then redis.call('HDEL', KEYS[1], 'run', 'withheld') end

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// FuzzAnswers: no answer makes the client panic or take memory that the answer
-// does not have.
+// FuzzAnswers: no answer makes the client panic or allocate more memory than the answer
+// contains.
 func FuzzAnswers(f *testing.F) {
 	var e encoder
 	e.int32(opCreatePlain)
@@ -35,7 +35,7 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-func TestMultiThatFails(t *testing.T) {
+func TestFailedMultiReturnsError(t *testing.T) {
 	var e encoder
 	for _, code := range []Error{0, ErrNoNode, ErrRuntimeInconsistency} {
 		e.int32(opError)

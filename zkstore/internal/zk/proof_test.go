@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// fakeServer welcomes sessions and answers their requests with the next of codes, which
-// the test sends; a request without a code has to wait for one.
+// fakeServer accepts sessions and answers each request with the next code that the test
+// sends. A request without a code waits for one.
 type fakeServer struct {
 	net.Listener
 	codes chan Error
@@ -108,8 +108,8 @@ func (f *fakeServer) session(t *testing.T) (s *Session, before driver.Instant) {
 	return s, before
 }
 
-// beat lets the server answer the next heartbeat with a code, and waits for another one
-// to arrive, which is sent when the client has taken the answer.
+// beat lets the server answer the next heartbeat with a code. It then waits for another
+// heartbeat, which the client sends after it has handled the answer.
 func (f *fakeServer) beat(t *testing.T, code Error) {
 	t.Helper()
 	f.codes <- code
@@ -120,9 +120,9 @@ func (f *fakeServer) beat(t *testing.T, code Error) {
 	}
 }
 
-// TestSessionIsNotProvedByOneAnswer requires that an answer proves the session from the
-// request before the one that it answers, and no more: a server that was cut off from its
-// leader may have passed that one on, and the leader not have heard of this one.
+// TestSessionIsNotProvedByOneAnswer: an answer proves the session only from the request
+// before the answered one. A server that was cut off from its leader may have passed that
+// request on, and the leader may not have got this one.
 func TestSessionIsNotProvedByOneAnswer(t *testing.T) {
 	f := newFakeServer(t)
 	s, _ := f.session(t)
@@ -145,8 +145,8 @@ func TestSessionIsNotProvedByOneAnswer(t *testing.T) {
 	}
 }
 
-// TestRefusalsProveNothing requires that refusals, which a server may give without its
-// leader, leave the proof where it is.
+// TestRefusalsProveNothing: a server may refuse without its leader, so refusals do not
+// change the proof.
 func TestRefusalsProveNothing(t *testing.T) {
 	f := newFakeServer(t)
 	s, _ := f.session(t)
@@ -162,8 +162,8 @@ func TestRefusalsProveNothing(t *testing.T) {
 	}
 }
 
-// TestReconnectionIsNotProofByItself requires that the welcome on another connection counts
-// like an answer: a leader that was deposed gives it as well.
+// TestReconnectionIsNotProofByItself: the welcome on another connection counts like an
+// answer, because a deposed leader gives it as well.
 func TestReconnectionIsNotProofByItself(t *testing.T) {
 	f := newFakeServer(t)
 	s, _ := f.session(t)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Why there is no connection is told by the failure that says most: an attempt that took
-// too long does not hide the reason of those before it.
+// The most informative failure is the reason for a missing connection. A later attempt that
+// timed out does not hide it.
 func TestReasonIsKept(t *testing.T) {
 	refused := errors.New("first record does not look like a TLS handshake")
 	late := &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}

@@ -21,23 +21,23 @@ import (
 )
 
 const breakLong = `Break takes a lock away from its holder: the one grant that carries the token,
-which holdfast show prints. A grant that came after it is not touched. On a
-terminal, without --token, it shows the holder and asks.
+which holdfast show prints. It never takes a later grant. On a
+terminal, without --token, it shows the holder and requests a confirmation.
 
-Where the store can only ask (see holdfast stores), it notifies the holder to end
-and keeps the lock until it has; break waits for that. A command under holdfast
+Some stores cannot take a lock away (see holdfast stores). They notify the holder,
+which keeps the lock until it has ended; break waits for that. A command under holdfast
 run then gets SIGTERM, and SIGKILL after its grace, and holdfast run ends with
-status 74. A holder that is stopped does not hear it.
+status 74. A stopped holder does not receive the notification.
 
 ` + lookEnvironment + `
 
 Exit status:
   0    the grant has ended
-  64   bad usage, or no token and nobody to ask
+  64   bad usage, or no token and no terminal
   69   the store cannot be reached or does not answer
-  75   not broken: this grant does not stand, the holder still holds it after
+  75   not broken: this grant does not exist, the holder still holds it after
        --wait, or the answer was no
-  78   the store refused, or cannot do what was asked
+  78   the store refused, or does not support the request
   128+n  signal n ended it`
 
 // breakFlags are the flags of break, as given.
@@ -97,14 +97,14 @@ func newBreak(p *say.Printer) *cobra.Command {
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	flags.Var(&f.token, "token", "the fencing token of the grant, as holdfast show prints it\n(default: show the holder and ask, on a terminal only)")
-	flags.Var(&f.wait, "wait", "how long to wait until a holder that was asked has ended")
+	flags.Var(&f.wait, "wait", "how long to wait until a notified holder has ended")
 	flags.BoolVar(&f.force, "force", false, "do not wait for the holder, where the store can take a lock away at once")
 	return cmd
 }
 
 var errNoToken = errors.New("--token is missing, and there is no terminal to ask on: give the token that holdfast show NAME prints")
 
-// breaker takes one lock away.
+// breaker breaks one lock.
 type breaker struct {
 	*breakFlags
 	name   string
@@ -128,14 +128,14 @@ func (b *breaker) run(ctx context.Context) error {
 		}
 	}
 	if !b.token.given {
-		if b.token.n, err = b.ask(ctx, st); err != nil {
+		if b.token.n, err = b.confirm(ctx, st); err != nil {
 			return err
 		}
 	}
 	holder := "its holder"
 	h, stands := byToken(st, b.token.n)
 	if stands {
-		holder = view.Who(h.Owner)
+		holder = view.Process(h.Owner)
 		if g.Break == driver.BreakAsk {
 			b.say.Line("%s is asked to end; it has %s for that (--wait)", holder, short(b.wait.d))
 		}
@@ -150,7 +150,7 @@ func (b *breaker) run(ctx context.Context) error {
 	return err
 }
 
-// take breaks the grant, and tells what else became of it.
+// take breaks the grant, and reports the result.
 func (b *breaker) take(ctx context.Context, holder string) error {
 	waiting, cancel := context.WithTimeout(ctx, b.wait.d)
 	defer cancel()
@@ -178,19 +178,19 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	if strings.Contains(h.Note, "stopped") {
 		what = fmt.Sprintf("it is stopped: continue it (kill -CONT %d) or kill it", h.PID)
 	}
-	b.say.Line("not broken: %s still holds %q %s after it was asked to end; %s", view.Who(h.Owner), b.name, short(b.wait.d), what)
+	b.say.Line("not broken: %s still holds %q %s after it was asked to end; %s", view.Process(h.Owner), b.name, short(b.wait.d), what)
 	return exited(exit.Busy)
 }
 
-// stale says what stands in the place of the grant that does not.
+// stale describes the present holder of a lock whose grant does not stand.
 func (b *breaker) stale(ctx context.Context) error {
 	now := ""
 	if st, err := b.locker.Inspect(ctx, b.name); err == nil {
 		var held []string
 		for _, h := range st.Holders {
-			held = append(held, fmt.Sprintf("with token %d by %s", h.Token, view.Who(h.Owner)))
+			held = append(held, fmt.Sprintf("with token %d by %s", h.Token, view.Process(h.Owner)))
 		}
-		now = "; nobody holds it now"
+		now = "; it is free now"
 		if len(held) > 0 {
 			now = "; now it is held " + strings.Join(held, ", and ")
 		}
@@ -208,8 +208,8 @@ func byToken(st holdfast.State, token uint64) (holdfast.Holder, bool) {
 	return holdfast.Holder{}, false
 }
 
-// ask lets the person at the terminal decide, and answers the token.
-func (b *breaker) ask(ctx context.Context, st holdfast.State) (uint64, error) {
+// confirm lets the person at the terminal decide, and returns the token.
+func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error) {
 	// Standard input may be something else, a list of names for example.
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
@@ -218,7 +218,7 @@ func (b *breaker) ask(ctx context.Context, st holdfast.State) (uint64, error) {
 	}
 	defer tty.Close()
 	if len(st.Holders) == 0 {
-		b.say.Line("not broken: nobody holds %q", b.name)
+		b.say.Line("not broken: %q is free", b.name)
 		return 0, exited(exit.Busy)
 	}
 	if err := view.Page(tty, holdfast.State{Name: st.Name, Holders: st.Holders}, time.Now()); err != nil {
@@ -233,8 +233,8 @@ func (b *breaker) ask(ctx context.Context, st holdfast.State) (uint64, error) {
 	}
 	answers := make(chan string, 1)
 	go func() {
-		// Ends with a line, or with the process: this terminal cannot be read with
-		// a deadline everywhere.
+		// It ends with a line, or with the process: not every terminal can be read with a
+		// deadline.
 		s, _ := bufio.NewReader(tty).ReadString('\n')
 		answers <- strings.TrimSpace(s)
 	}()

@@ -19,10 +19,10 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
-// broken is the exit status of a check that has found a rule broken.
+// broken is the exit status of a check that has found a broken rule.
 const broken = exited(1)
 
-// worker becomes a worker of a check where this process was started as one.
+// worker runs a worker of a check if a check has started this process as one.
 func worker() { check.MaybeWorker() }
 
 type checkFlags struct {
@@ -63,9 +63,9 @@ func newCheck(p *say.Printer) *cobra.Command {
 		Use:   "check",
 		Short: "Torture a store and judge what happens",
 		Long: `Check lets worker processes compete for locks on a store while they are killed,
-stopped and cut off, writes down what everyone saw, and judges it: no lock held
-twice, tokens that rise, no context that goes on after its lock, nobody who waits
-in vain, nothing left behind. It uses names of its own, name-0, name-1 and so on:
+stopped and cut off. It records what each process observed, and judges it: no lock
+has two holders, tokens rise, no context outlives its lock, no waiter waits
+forever, nothing remains. It uses names of its own, name-0, name-1 and so on:
 give a namespace, or a store, that nothing else uses.
 
 Exit status:
@@ -103,19 +103,19 @@ Exit status:
 	flags.Var(&f.names, "names", "for how many names, 1 to 1000")
 	flags.Var(&f.lock, "ttl", "TTL of the locks, 200ms to 1m (default 600ms, or the store's shortest)")
 	flags.Var(&f.faults, "faults", "only these faults, with commas between; empty for none (default all that apply)")
-	flags.Var(&f.round, "round", "judge after so long and begin anew, 1s to 10m (default 30s)")
+	flags.Var(&f.round, "round", "judge after this time and start again, 1s to 10m (default 30s)")
 	flags.Var(&f.dir, "dir", "the `DIRECTORY` for history and page (default a temporary one, kept if a rule is broken)")
 	return cmd
 }
 
-// flagOf are the flags that set the fields of a check's configuration.
+// flagOf contains the flags of the fields of a check's configuration.
 var flagOf = map[string]string{
 	"Namespace": "--namespace", "Duration": "--duration", "Round": "--round", "TTL": "--ttl", "Workers": "--workers",
 	"Names": "--names", "Faults": "--faults", "Dir": "--dir", "Local": "--local",
 }
 
-// notDone is for a check that could not be carried out: where its error does not
-// say why, it is for want of a store.
+// notDone is the error of a check that could not be carried out. If it has no other meaning,
+// the store is missing.
 func notDone(ctx context.Context, p *say.Printer, err error) error {
 	if bad, ok := errors.AsType[*check.ConfigError](err); ok && flagOf[bad.Field] != "" {
 		return fmt.Errorf("%s %s", flagOf[bad.Field], bad.Text)

@@ -56,11 +56,11 @@ func newCompletion() *cobra.Command {
 	}
 }
 
-// completeTimeout is how long a person who pressed Tab waits at most.
+// completeTimeout is how long a completion may take.
 const completeTimeout = time.Second
 
-// completeNames completes one NAME from those that stand at the store. It says
-// nothing: whatever goes wrong completes nothing.
+// completeNames completes one NAME from the names at the store. It prints nothing: an error
+// completes nothing.
 func completeNames(f *storeFlags) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -74,7 +74,7 @@ func completeNames(f *storeFlags) cobra.CompletionFunc {
 		case n := <-found:
 			return n, cobra.ShellCompDirectiveNoFileComp
 		case <-ctx.Done():
-			// A store that does not heed its context ends with this process.
+			// A store that ignores its context ends with this process.
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 	}

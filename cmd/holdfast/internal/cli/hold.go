@@ -18,9 +18,9 @@ the variables below.
 
 When the lock cannot be renewed or is taken away, the guardian ends that process as
 holdfast run ends its command: SIGTERM, and SIGKILL after the grace. On Linux its
-descendants get the signals as well. What the process leaves behind when it ends by
-itself goes on without the lock. If the guardian is killed, nothing ends the process:
-use holdfast run where that matters.
+descendants get the signals as well. If the process ends by itself, processes that it
+started continue without the lock. If the guardian is killed, nothing ends the
+process: use holdfast run where that matters.
 
 A SIGTERM to the guardian releases the lock before the process ends. Then unset
 HOLDFAST_HELD, too.
@@ -32,7 +32,7 @@ Environment:
   HOLDFAST_TOKEN       printed: the fencing token
   HOLDFAST_SLOT        printed with --limit N: 0 to N-1
   HOLDFAST_GUARDIAN    printed: the process number of the guardian
-  HOLDFAST_HELD        printed: by which a holdfast run inside knows the lock
+  HOLDFAST_HELD        printed: shows the lock to a holdfast run inside
 
 Exit status:
   0    the lock is held

@@ -15,10 +15,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// initializer is a store that needs something to be made before its first use.
+// initializer is a store that needs tables before its first use.
 type initializer interface{ Init(context.Context) error }
 
-// initWithin bounds the work of a database that must answer.
+// initWithin limits the time of init.
 const initWithin = time.Minute
 
 func newInit(p *say.Printer) *cobra.Command {
@@ -28,9 +28,10 @@ func newInit(p *say.Printer) *cobra.Command {
 		Use:   "init [flags] URL",
 		Short: "Create the tables of a store in a database",
 		Long: `Init creates the tables that a store in a database needs, unless they are there.
-It may be run again. The user of the URL needs the right to create tables; those who
-lock need fewer. Other stores need nothing and are left alone. With --store-file the
-URL stands in a file. Without both it is HOLDFAST_STORE, or in HOLDFAST_STORE_FILE.
+You may run it again. The user of the URL needs the right to create tables; a user that
+locks needs fewer rights. Other stores need no tables: init does nothing there. With
+--store-file the URL is in a file. Without both it is HOLDFAST_STORE, or in
+HOLDFAST_STORE_FILE.
 
 Exit status:
   64   bad usage, or the URL is wrong
@@ -80,7 +81,7 @@ Exit status:
 	return cmd
 }
 
-// initialise answers false if there was nothing to do.
+// initialise returns false if there was nothing to do.
 func initialise(ctx context.Context, raw string) (bool, error) {
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -102,7 +103,7 @@ func initialise(ctx context.Context, raw string) (bool, error) {
 	return true, nil
 }
 
-// storeError gives a store's error the meaning that the library's have.
+// storeError gives a store's error the meaning of the library's errors.
 func storeError(err error) error {
 	kind := holdfast.ErrUnavailable
 	switch driver.CodeOf(err) {

@@ -35,6 +35,7 @@ func newLab(p *say.Printer) *cobra.Command {
 	}}
 	all := false
 	cmd := &cobra.Command{
+<<<<<<< HEAD
 		Use:   "lab [NAME...]",
 		Short: "Show how locks go wrong: stories on real servers, and mistakes that a check convicts",
 		Long: `Lab shows how locks go wrong, in two ways.
@@ -54,6 +55,18 @@ Exit status:
   0    everything came out as it should
   1    a story did not, a mistake was not convicted in the time given, or the
        right lock was
+=======
+		Use:   "lab [MISTAKE...]",
+		Short: "Make the classic mistakes of locks, and prove them",
+		Long: `Lab makes a lock with one of the classic mistakes, on a small server in this
+process. Workers compete for it under the faults that reveal the mistake. Lab prints
+the events that prove it. Without a name it lists the mistakes; "none" is the same
+lock without a mistake.
+
+Exit status:
+  0    each mistake was found, and none in the lock without a mistake
+  1    a mistake was not found in time, or was found in the lock without one
+>>>>>>> main
   64   bad usage
   69   a story's server is not installed, or does not start
   128+n  signal n ended it`,
@@ -118,7 +131,14 @@ Exit status:
 				if err != nil {
 					return notDone(ctx, p, err)
 				}
+<<<<<<< HEAD
 				wrong = !tellExperiment(out, r) || wrong
+=======
+				if i > 0 {
+					fmt.Fprintln(out)
+				}
+				wrong = !printExperiment(out, r) || wrong
+>>>>>>> main
 			}
 			if dir.s != "" && len(drawn) > 0 {
 				if err := story.Write(dir.s, drawn); err != nil {
@@ -139,12 +159,17 @@ Exit status:
 	flags.SortFlags = false
 	flags.BoolVar(&all, "all", false, "all of them, one after the other")
 	flags.Var(&seed, "seed", "decides the schedule of work and faults")
+<<<<<<< HEAD
 	flags.Var(&most, "duration", "end a mistake after so long without a conviction, 4s to 1h")
 	flags.Var(&dir, "dir", "the `DIRECTORY` for drawings, histories and pages (default a temporary one for each mistake)")
+=======
+	flags.Var(&most, "duration", "give up if nothing is proved after this time, 4s to 1h")
+	flags.Var(&dir, "dir", "the `DIRECTORY` for histories and pages (default a temporary one for each)")
+>>>>>>> main
 	return cmd
 }
 
-// labNames are the mistakes and the lock without one.
+// labNames are the mistakes and the lock without a mistake.
 func labNames() []string {
 	names := []string{lab.Control}
 	for _, m := range lab.Mistakes() {
@@ -179,9 +204,9 @@ func listLab(out io.Writer) error {
 	return tw.Flush()
 }
 
-// tellExperiment prints what an experiment came to, and tells whether that is what
-// it should.
-func tellExperiment(out io.Writer, r *lab.Result) bool {
+// printExperiment prints the result of an experiment, and reports whether it is the expected
+// one.
+func printExperiment(out io.Writer, r *lab.Result) bool {
 	m := &r.Mistake
 	fmt.Fprintf(out, "%s: %s\n", m.Name, m.Title)
 	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)

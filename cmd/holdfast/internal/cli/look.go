@@ -24,10 +24,10 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// These subcommands look at the locks of others. They end with the first signal
-// and with the reader of their output, and leave nothing behind.
+// These subcommands show other clients' locks. They end with the first signal and when the
+// reader of their output has closed it, and leave nothing behind.
 
-// lookTimeout bounds one look at all locks. A look at one has the library's.
+// lookTimeout limits one look at all locks. A look at one lock has the library's timeout.
 const lookTimeout = time.Minute
 
 // lookStatus and lookEnvironment are the parts of the help that they share.
@@ -36,7 +36,7 @@ const (
   1    the output cannot be written
   64   bad usage
   69   the store cannot be reached or does not answer
-  78   the store refused, or cannot do what was asked
+  78   the store refused, or does not support the request
   128+n  signal n ended it; 141 where the reader of its output has gone`
 
 	lookEnvironment = `Environment:
@@ -44,20 +44,19 @@ const (
   HOLDFAST_STORE_FILE  a file that holds it`
 )
 
-// outputFailed is the status where the output could not be written, on a full
-// disk for example.
+// outputFailed is the status if the output could not be written, on a full disk for example.
 const outputFailed = 1
 
-// errPipe ends what nobody reads any more.
+// errPipe ends output without a reader.
 var errPipe = errors.New("the reader of the output has gone")
 
-// interrupted is the signal that ended a look.
+// interrupted is the signal that ended a subcommand.
 type interrupted syscall.Signal
 
 func (e interrupted) Error() string { return "ended by " + proc.SignalName(syscall.Signal(e)) }
 
-// look opens the store and lets do work on it. Its errors have been said where
-// their status is not what Main would make of them.
+// look opens the store and lets work use it. If its errors need another status than Main's,
+// look has already printed them.
 func look(cmd *cobra.Command, f *storeFlags, p *say.Printer, do func(context.Context, *holdfast.Locker) error) error {
 	storeURL, dir, err := f.resolve(p)
 	if err != nil {
@@ -77,7 +76,7 @@ func lookAt(ctx context.Context, storeURL, namespace string, once bool, p *say.P
 		return err
 	}
 	defer func() {
-		// Nothing is held: what fails here is no news for who asked.
+		// No lock is held, so an error of Close does not concern the user.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = l.Close(ctx)
@@ -92,8 +91,8 @@ func lookAt(ctx context.Context, storeURL, namespace string, once bool, p *say.P
 	return do(ctx, l)
 }
 
-// open opens a store. A look that is made once finds no lock in a directory that does
-// not exist, and does not make the directory.
+// open opens a store. A single look in a directory that does not exist finds no lock, and
+// does not make the directory.
 func open(ctx context.Context, storeURL, namespace string, once bool) (*holdfast.Locker, error) {
 	if strings.HasPrefix(storeURL, "file:") && once {
 		dir, err := filestore.Dir(storeURL)
@@ -107,7 +106,7 @@ func open(ctx context.Context, storeURL, namespace string, once bool) (*holdfast
 	return holdfast.Open(ctx, storeURL, holdfast.Namespace(namespace))
 }
 
-// interruptible ends a context with the first signal. The second kills, as ever.
+// interruptible ends a context with the first signal. The second signal kills.
 func interruptible(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	sigs := make(chan os.Signal, 1)
@@ -116,8 +115,7 @@ func interruptible(ctx context.Context) (context.Context, func()) {
 			signal.Notify(sigs, s)
 		}
 	}
-	// A write to a closed pipe is an error and no signal, so that it ends like the
-	// rest.
+	// A write to a closed pipe is an error and no signal, so that it ends like other errors.
 	signal.Ignore(syscall.SIGPIPE)
 	done := make(chan struct{})
 	go func() {
@@ -166,7 +164,7 @@ func list(ctx context.Context, l *holdfast.Locker, prefix string) ([]holdfast.St
 	return all, nil
 }
 
-// width is that of the terminal w is, and false where it is none.
+// width returns the width of the terminal w, and false if w is none.
 func width(w io.Writer) (int, bool) {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(f.Fd()) {
@@ -174,7 +172,7 @@ func width(w io.Writer) (int, bool) {
 	}
 	n, _, err := term.GetSize(f.Fd())
 	if err != nil || n <= 0 {
-		n = 80 // a terminal that does not tell
+		n = 80 // a terminal without a size
 	}
 	return n, true
 }

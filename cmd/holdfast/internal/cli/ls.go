@@ -15,7 +15,7 @@ import (
 )
 
 const lsLong = `Ls lists every name that is held or waited for, in byte order, or those that
-begin with PREFIX: who holds it, since when, why, and how many wait.
+begin with PREFIX: its holders, since when, why, and how many wait.
 
 On a terminal it is a table that fits its width; columns without content are left
 out. Elsewhere each holder is one line, without a heading, of twelve fields with
@@ -23,9 +23,9 @@ a tab between two of them:
 
   name state mode token slot since ttl holder instance reason note waiting
 
-The state is "held", or "awaited" for a name that nobody holds at the moment. With
+The state is "held", or "awaited" for a name with waiters and no holder. With
 --waiters each waiter has a line as well, of the state "waiting" and with its
-place in the last field. A field without a value is "-". Since is RFC 3339 in UTC,
+position in the last field. A field without a value is "-". Since is RFC 3339 in UTC,
 ttl is in seconds. A text that is not printable, is "-", or begins with a quote
 or a space, is quoted like a string of Go.
 

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// awaitReaderGone cannot tell here: the next write does.
+// awaitReaderGone cannot detect that on this system: the next write does.
 func awaitReaderGone(ctx context.Context, _ *os.File) error {
 	<-ctx.Done()
 	return nil

@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// awaitReaderGone answers errPipe when f is a pipe or a socket that nobody reads
-// any more, and nil when ctx ends.
+// awaitReaderGone returns errPipe when f is a pipe or a socket without a reader, and nil
+// when ctx ends.
 func awaitReaderGone(ctx context.Context, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil || info.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) == 0 {
 		<-ctx.Done()
 		return nil
 	}
-	fds := []unix.PollFd{{Fd: int32(f.Fd())}} // no events: only the end is told
+	fds := []unix.PollFd{{Fd: int32(f.Fd())}} // no events: poll reports only the end
 	for ctx.Err() == nil {
-		// The timeout is for ctx, which no poll sees.
+		// The timeout is for ctx, which poll does not watch.
 		n, err := unix.Poll(fds, 100)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			<-ctx.Done()

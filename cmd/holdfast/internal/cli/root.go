@@ -1,4 +1,4 @@
-// Package cli is the command line: flags, help, and what is printed.
+// Package cli is the command line: flags, help, and output.
 package cli
 
 import (
@@ -20,8 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
-// Main runs the command with the arguments after its name and answers the exit
-// status.
+// Main runs the command with the arguments after its name and returns the exit status.
 func Main(args []string) int {
 	worker()
 	if len(args) > 0 && args[0] == proc.ForegroundArg {
@@ -45,7 +44,7 @@ func Main(args []string) int {
 	if e, ok := errors.AsType[*fs.PathError](err); ok && e.Op == "write" {
 		return outputFailed
 	}
-	// What the library's errors do not say, cobra's and ours do: bad usage.
+	// Errors that are not the library's come from cobra and from this package: bad usage.
 	status := exit.Usage
 	if known(err) {
 		status = exit.Of(err, exit.Busy)
@@ -56,12 +55,12 @@ func Main(args []string) int {
 	return status
 }
 
-// exited is the status of a subcommand that has said everything already.
+// exited is the status of a subcommand that has already printed everything.
 type exited int
 
 func (e exited) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// known tells the library's errors from those about the command line.
+// known reports whether an error is one of the library's, and not of the command line.
 func known(err error) bool {
 	return slices.ContainsFunc([]error{
 		holdfast.ErrBusy, holdfast.ErrLost, holdfast.ErrUnavailable, holdfast.ErrRefused, holdfast.ErrUnsupported,
@@ -72,9 +71,9 @@ func known(err error) bool {
 func newRoot(p *say.Printer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "holdfast",
-		Short: "Locks one can trust, for commands and the people who run them",
-		Long: `Holdfast runs a command while it holds a lock, on the store you already run or
-on none: without a store, locks are files of this user on this machine.`,
+		Short: "Distributed locks for commands, on the store that you already run",
+		Long: `Holdfast runs a command while it holds a lock, on the store that you
+already run. Without a store, locks are files of this user on this machine.`,
 		Example: `  holdfast run nightly-report -- ./report.sh
   holdfast run --try --min-hold 5m nightly-report -- ./report.sh
   holdfast ls
@@ -93,7 +92,8 @@ on none: without a store, locks are files of this user on this machine.`,
 			}
 			return fmt.Errorf("unknown command %q%s", args[0], hint)
 		},
-		// What SuggestionsFor counts; cobra sets it only where it suggests itself.
+		// SuggestionsFor compares with this distance; cobra sets it only in its own
+		// suggestions.
 		SuggestionsMinimumDistance: 2,
 		RunE: func(*cobra.Command, []string) error {
 			return errors.New("no command given")
@@ -111,8 +111,8 @@ on none: without a store, locks are files of this user on this machine.`,
 	return root
 }
 
-// oneTopic has help refuse what it has no help on, where cobra's prints the usage
-// and ends with 0.
+// oneTopic makes help refuse an unknown topic. cobra's help prints the usage and ends with
+// 0.
 func oneTopic(cmd *cobra.Command, args []string) error {
 	if _, left, err := cmd.Root().Find(args); err != nil || len(left) > 0 {
 		return fmt.Errorf("no help on %q: give one of the commands that holdfast --help lists", strings.Join(args, " "))
@@ -120,9 +120,8 @@ func oneTopic(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// flagError says what is wrong with a flag: its name, what was given, what is
-// allowed. It quotes no more of the command line than that, which may hold a
-// password.
+// flagError describes an error of a flag: its name, the value, what is allowed. It quotes no
+// more of the command line than that, because the rest may contain a password.
 func flagError(cmd *cobra.Command, err error) error {
 	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		reason := errors.Unwrap(e).Error()

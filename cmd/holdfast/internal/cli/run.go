@@ -28,30 +28,30 @@ get SIGTERM, and SIGKILL after the grace, before the lock is released: on Linux 
 descendants, also daemons and other sessions; on macOS the process group.
 
 A second process, the guardian (run-guardian in the list of processes), holds the
-lock and is the command's parent; holdfast show names it. When this process is
+lock and is the command's parent; holdfast show prints its number. When this process is
 killed, the guardian ends the command in the same way and then releases the lock.
-When this process is stopped, the lock stays held. When the guardian is killed, this
+When this process is stopped, the lock remains held. When the guardian is killed, this
 process kills the command and its descendants at once. A command that neither may
 signal, because it runs as another user, keeps the lock until it ends.
 
 A lock is a lease. When it cannot be renewed, the command gets SIGTERM while the
 lock is valid for one more grace, and SIGKILL before its validity ends. When the
-store takes the lock away without a warning, the command gets SIGTERM at once and
-SIGKILL after the grace. The grace is at most a third of the TTL. A TTL that is not
-given adapts to the store's limits and to --grace; a grace that is not given adapts
-to the TTL. A resource that must be safe in any case compares HOLDFAST_TOKEN, which
-is larger than that of every earlier holder.
+store takes the lock away without warning, the command gets SIGTERM at once and
+SIGKILL after the grace. The grace is at most a third of the TTL. The default
+TTL adapts to the store's limits and to --grace; the default grace adapts to the TTL.
+To be safe in every case, let the resource compare HOLDFAST_TOKEN, which is larger
+than that of every earlier holder.
 
-With --once KEY the command runs unless KEY is marked as done. Run marks it, while it
-holds the lock, when the command has exited with 0. The mark is a value in the store
-and stays there. A command whose key is marked is not run, and the status is 0.
+With --once KEY the command runs unless KEY is marked as done. Run marks it when the
+command has exited with 0, while it holds the lock. The mark is a value in the store
+and remains there. If the key is marked, the command does not run, and the status is 0.
 
 Environment:
-  HOLDFAST_STORE       the store's URL; read, and passed on as it is
+  HOLDFAST_STORE       the store's URL; the command gets it unchanged
   HOLDFAST_STORE_FILE  a file that holds it
   HOLDFAST_NAME        for the command: the name of the lock
   HOLDFAST_TOKEN       for the command: the fencing token
-  HOLDFAST_SLOT        for the command: 0 to N-1 with --limit N, else unset
+  HOLDFAST_SLOT        for the command: 0 to N-1 with --limit N, otherwise unset
 
 Exit status: the command's own, and
   64   bad usage
@@ -65,14 +65,14 @@ Exit status: the command's own, and
   128+n  signal n ended the command, or the wait for the lock
 
 After --max-hold the status is the command's own: 143 if SIGTERM ended it, 137 if
-it took SIGKILL, and whatever it chose if it ended by itself on SIGTERM.`
+it needed SIGKILL, otherwise the status with which it ended on SIGTERM.`
 
 const runExample = `  holdfast run deploy -- make deploy
   # on every replica; one of them runs the report:
   holdfast run --try --busy-status 0 --min-hold 5m nightly -- ./report.sh
   # at most four at a time, each on its own GPU:
   holdfast run --limit 4 gpu -- sh -c 'CUDA_VISIBLE_DEVICES=$HOLDFAST_SLOT exec ./train'
-  # on every replica; one runs it, and none again, whatever restarts:
+  # on every replica; it runs until it has succeeded once:
   holdfast run --once "invoices-$(date +%Y-%m)" invoices -- ./send-invoices
   # give up waiting after a minute, and stop the work after an hour:
   holdfast run --wait 1m --max-hold 1h migrate -- ./migrate`

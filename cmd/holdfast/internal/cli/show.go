@@ -11,12 +11,11 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
-const showLong = `Show tells everything about one lock: each holder with its fencing token, how
-long it has held, when it ends by itself, and what there is to note (stopped,
-asked to end); and each waiter, in the order in which they will be served where
-the store has one.
+const showLong = `Show prints one lock: each holder with its fencing token, since when it holds the
+lock, when its grant ends by itself, and notes (stopped, asked to end). The waiters
+follow, in the order of the queue if the store has one.
 
-A name that nobody holds or waits for is free, which is no error.
+A name without holders and waiters is free, which is no error.
 
 ` + lookEnvironment + `
 
@@ -31,7 +30,7 @@ func newShow(p *say.Printer) *cobra.Command {
 		Short: "Show one lock, its holders and its queue",
 		Long:  showLong,
 		Example: `  holdfast show nightly
-  # the token that holdfast break wants:
+  # the token for holdfast break:
   holdfast show --json nightly | jq -r '.holders[0].token'`,
 		Args:                  oneName("NAME", false),
 		ValidArgsFunction:     completeNames(&store),

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/filestore"
 )
 
-// The environment's names for a store.
+// The environment variables of a store.
 const (
 	envStore     = "HOLDFAST_STORE"
 	envStoreFile = "HOLDFAST_STORE_FILE"
@@ -34,8 +34,8 @@ func (f *storeFlags) add(cmd *cobra.Command) {
 	flags.Var(&f.namespace, "namespace", "keeps applications on one store apart; at most 128 bytes")
 }
 
-// resolve answers the store's URL, and the directory where it is the default
-// one. Errors name where a bad URL came from and never quote it.
+// resolve returns the store's URL, and the directory if it is the default one. Errors name
+// the origin of a bad URL and never quote it.
 func (f *storeFlags) resolve(p *say.Printer) (storeURL, dir string, err error) {
 	from, raw := "", ""
 	urlEnv, fileEnv := os.Getenv(envStore), os.Getenv(envStoreFile)
@@ -67,13 +67,13 @@ func (f *storeFlags) resolve(p *say.Printer) (storeURL, dir string, err error) {
 		return "", "", err
 	}
 	if from == "--store" && redact.Has(raw) {
-		p.Line("warning: --store shows its password to everyone who can list processes: set %s or give --store-file", envStore)
+		p.Line("warning: --store shows its password to every user who can list processes: set %s or give --store-file", envStore)
 	}
 	return raw, "", nil
 }
 
-// oneURL answers the URL that a subcommand got as its argument or in a file, and
-// checks it as resolve does. It is empty where neither was given.
+// oneURL returns the URL of a subcommand's argument or file, and checks it like resolve. It
+// is empty without either.
 func oneURL(p *say.Printer, args []string, file text) (raw string, err error) {
 	from := "URL"
 	switch {
@@ -93,7 +93,7 @@ func oneURL(p *say.Printer, args []string, file text) (raw string, err error) {
 		return "", err
 	}
 	if from == "URL" && redact.Has(raw) {
-		p.Line("warning: the URL shows its password to everyone who can list processes: give --store-file")
+		p.Line("warning: the URL shows its password to every user who can list processes: give --store-file")
 	}
 	return raw, nil
 }
@@ -111,7 +111,7 @@ func fromFile(from, path string) (string, string, error) {
 	return from, strings.TrimSpace(string(b)), nil
 }
 
-// checkURL finds what is wrong with a store's URL before anything is opened.
+// checkURL finds errors in a store's URL before anything is opened.
 func checkURL(from, raw string) error {
 	known := strings.Join(driver.Schemes(), ", ")
 	if raw == "" {
@@ -133,9 +133,9 @@ func checkURL(from, raw string) error {
 	return nil
 }
 
-// unescaped refuses a URL that may contain a password whose special characters are not
-// escaped: url.Parse reads a fragment of such a password as the host, the path or a
-// parameter, and the messages of a store quote these.
+// unescaped refuses a URL that may contain a password with unescaped special characters.
+// url.Parse reads a part of such a password as the host, the path or a parameter, and the
+// messages of a store quote these.
 func unescaped(raw string) error {
 	_, rest, _ := strings.Cut(raw, "://")
 	end := strings.IndexAny(rest, "/?#")

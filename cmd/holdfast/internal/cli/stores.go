@@ -22,7 +22,7 @@ import (
 // storeInfo is one entry of `holdfast stores --json`.
 type storeInfo struct {
 	Scheme string `json:"scheme"`
-	// URL is given where one was probed, without its password.
+	// URL is the probed URL without its password.
 	URL        string      `json:"url,omitempty"`
 	Guarantees *guarantees `json:"guarantees,omitempty"`
 
@@ -46,7 +46,7 @@ type guarantees struct {
 	Tokens    string   `json:"tokens"`
 	EarlyEnd  []string `json:"early_end"`
 	Notice    float64  `json:"early_end_notice_seconds"`
-	TTL       *ttl     `json:"ttl"` // null where grants do not run out
+	TTL       *ttl     `json:"ttl"` // null if grants do not expire
 	Linger    bool     `json:"min_hold_kept_by_store"`
 	Break     string   `json:"break"`
 	Visible   string   `json:"inspection"`
@@ -79,9 +79,8 @@ func newStores(p *say.Printer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stores [flags] [URL]",
 		Short: "Show the stores of this build and what each guarantees, or probe one",
-		Long: `Stores lists the URL schemes that this build knows and what each store
-guarantees. With a URL, or a file that holds one, it opens that store, as run would,
-and shows what this one guarantees.
+		Long: `Stores lists the URL schemes of this build and what each store guarantees. With a
+URL, or a file that contains one, it opens that store and shows its guarantees.
 
 Exit status:` + lookStatus,
 		Example: `  holdfast stores
@@ -129,8 +128,8 @@ func given(ctx context.Context, raw string) ([]storeInfo, error) {
 	return []storeInfo{info}, err
 }
 
-// linked lists the schemes. A store that needs no server tells its guarantees
-// here, opened where it does no harm.
+// linked lists the schemes. A store without a server shows its guarantees; it is opened at a
+// harmless address.
 func linked(ctx context.Context) ([]storeInfo, error) {
 	dir, err := os.MkdirTemp("", "holdfast-stores-")
 	if err != nil {
@@ -146,8 +145,8 @@ func linked(ctx context.Context) ([]storeInfo, error) {
 		info := storeInfo{Scheme: scheme}
 		if raw, ok := local[scheme]; ok {
 			if info, err = probe(ctx, raw); err != nil {
-				// A temporary directory that cannot hold locks says nothing about the
-				// store that people use.
+				// A temporary directory that cannot hold locks does not represent the user's
+				// store.
 				info = storeInfo{Scheme: scheme}
 			}
 		}
@@ -162,7 +161,7 @@ func probe(ctx context.Context, raw string) (info storeInfo, err error) {
 		return info, err
 	}
 	defer func() {
-		// Nothing is held: what fails here is no news for who asked.
+		// No lock is held, so an error of Close does not concern the user.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = l.Close(ctx)

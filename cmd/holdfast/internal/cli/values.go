@@ -27,7 +27,7 @@ func (v *duration) Set(s string) error {
 	return nil
 }
 
-// ifGiven returns the value, or nil where the user did not give one.
+// ifGiven returns the value, or nil without the flag.
 func (v *duration) ifGiven() *time.Duration {
 	if !v.given {
 		return nil
@@ -44,7 +44,7 @@ func (v *duration) String() string {
 	return short(v.d)
 }
 
-// short writes 30s and 24h where the standard library writes 24h0m0s.
+// short formats 30s and 24h, for which the standard library has 24h0m0s.
 func short(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -81,7 +81,7 @@ func (v *number) String() string {
 	return strconv.Itoa(v.n)
 }
 
-// text is a flag's value that has a check of its own.
+// text is a flag's value with a check of its own.
 type text struct {
 	s     string
 	given bool

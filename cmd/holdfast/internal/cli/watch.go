@@ -22,10 +22,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-const watchLong = `Watch follows one lock, or all of them, until it is told to end. It looks when
-the store has news of a change, where it has such, and once a second in any case;
-at all of them no more often than ten times a second. What comes and goes between
-two looks is not seen.
+const watchLong = `Watch follows one lock, or all of them, until you end it. It inspects the store when
+the store notifies of a change, and at least once a second; without NAME at most ten
+times a second. It does not show what begins and ends between two inspections.
 
 On a terminal it is a table: q or Ctrl-C quits, the arrows, Page Up and Page Down
 move, w shows or hides the waiters. Elsewhere each change is one line, without a
@@ -35,15 +34,15 @@ heading, of nine fields with a tab between two of them:
 
 The time is RFC 3339 in UTC. The events are
 
-  held      it held when the watch began
-  free      nobody held or waited for NAME when the watch began
-  granted   it holds now
-  released  its grant is gone: released, run out, or taken away
-  waiting   it waits, or did when the watch began
-  left      it waits no more and was not seen to hold
+  held      the holder held the lock when the watch began
+  free      NAME had no holder and no waiter when the watch began
+  granted   the holder was granted the lock
+  released  the grant is gone: released, expired, or taken away
+  waiting   the waiter waits, or did when the watch began
+  left      the waiter no longer waits, and was not seen as a holder
   noted     the note of a holder has changed
 
-For a waiter the field of the token has its place in the queue. A field without a
+For a waiter the field of the token has its position in the queue. A field without a
 value is "-"; texts are quoted as by holdfast ls.
 
 ` + lookEnvironment + `
@@ -104,7 +103,7 @@ func watch(ctx context.Context, cmd *cobra.Command, l *holdfast.Locker, name str
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Nothing may change for a long time, and only a write would tell.
+		// Without changes only a write would detect a closed reader.
 		if err := awaitReaderGone(ctx, f); err != nil {
 			cancel(err)
 		}
@@ -118,7 +117,7 @@ func watch(ctx context.Context, cmd *cobra.Command, l *holdfast.Locker, name str
 	return err
 }
 
-// screen tells whether w is a terminal that can show a table.
+// screen reports whether w is a terminal that can show a table.
 func screen(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(f.Fd()) || os.Getenv("TERM") == "dumb" {
@@ -147,7 +146,7 @@ func printEvents(ctx context.Context, w io.Writer, asJSON bool, source live.Sour
 	})
 }
 
-// looks tells the states again and again until ctx ends.
+// looks sends the states again and again until ctx ends.
 func looks(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
 	if name != "" {
 		return looksAtOne(ctx, l, name, seen)

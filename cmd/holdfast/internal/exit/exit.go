@@ -1,5 +1,5 @@
-// Package exit holds the command's exit statuses: those of sysexits.h where one
-// fits, and a shell's.
+// Package exit contains the command's exit statuses: those of sysexits.h that fit, and a
+// shell's.
 package exit
 
 import (
@@ -22,10 +22,10 @@ const (
 	NotFound      = 127
 )
 
-// BySignal is a shell's status for what a signal killed.
+// BySignal returns a shell's status for a process that a signal killed.
 func BySignal(s syscall.Signal) int { return 128 + int(s) }
 
-// Of is the status for an error of the library; busy is the one for ErrBusy.
+// Of returns the status for an error of the library; busy is the status for ErrBusy.
 func Of(err error, busy int) int {
 	switch {
 	case err == nil:

@@ -1,4 +1,4 @@
-// Package follow tells what happened between two looks at a store.
+// Package follow derives events from two successive looks at a store.
 package follow
 
 import (
@@ -13,12 +13,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// What can happen. What comes and goes between two looks is not seen.
+// The events. Changes between two looks that cancel out are not seen.
 const (
 	Held     = "held"     // it held when the watch began
-	Free     = "free"     // nobody held or waited when the watch began
+	Free     = "free"     // no holder and no waiter when the watch began
 	Granted  = "granted"  //
-	Released = "released" // the grant is gone: released, run out, or taken away
+	Released = "released" // the grant has ended: released, expired, or broken
 	Waiting  = "waiting"  // it waits, or did when the watch began
 	Left     = "left"     // it waits no more and was not seen to hold
 	Noted    = "noted"    // a holder's note has changed
@@ -33,21 +33,21 @@ type Event struct {
 	Waiter *view.Waiter `json:"waiter,omitempty"`
 }
 
-// Follower remembers what was seen last.
+// Follower keeps the states of the last look.
 type Follower struct {
 	last  map[string]driver.State
 	begun bool
 }
 
-// grant tells grants apart: an ID may become another grant's where a store takes
-// IDs from elsewhere, a token never.
+// grant identifies a grant. An ID may be used again at a store that takes IDs from
+// elsewhere, a token never.
 type grant struct {
 	id    string
 	token uint64
 }
 
-// Next compares with the states seen before, which it replaces. Events come by
-// name, and for one name in the order in which they must have happened.
+// Next compares states with those of the last call, which it replaces. Events are sorted by
+// name, and for one name in their necessary order.
 func (f *Follower) Next(states []driver.State, now time.Time) []Event {
 	next := make(map[string]driver.State, len(states))
 	names := map[string]bool{}
@@ -131,8 +131,8 @@ func places(waiters []driver.Waiter) map[string]bool {
 	return m
 }
 
-// Line writes an event for scripts: time, name, event, mode, token or place,
-// host:pid, instance, reason and note, with tabs between them.
+// Line writes an event for scripts: time, name, event, mode, token or position, host:pid,
+// instance, reason and note, with tabs between them.
 func (e Event) Line(w io.Writer) error {
 	fields := []string{e.Time, view.Text(e.Name), e.Event}
 	var o view.Owner

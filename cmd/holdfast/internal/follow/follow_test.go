@@ -24,8 +24,8 @@ func state(name string, holders []driver.Holder, waiters ...driver.Waiter) drive
 
 type holders = []driver.Holder
 
-// TestNext goes through everything that can be seen between two looks.
-func TestNext(t *testing.T) {
+// TestNextReportsEveryChange between two looks.
+func TestNextReportsEveryChange(t *testing.T) {
 	var f follow.Follower
 	for i, step := range []struct {
 		states []driver.State
@@ -48,14 +48,14 @@ func TestNext(t *testing.T) {
 	} {
 		var got []string
 		for _, e := range f.Next(step.states, time.Unix(0, 0)) {
-			who := ""
+			id := ""
 			switch {
 			case e.Holder != nil:
-				who = e.Holder.ID
+				id = e.Holder.ID
 			case e.Waiter != nil:
-				who = e.Waiter.ID
+				id = e.Waiter.ID
 			}
-			got = append(got, e.Name+" "+e.Event+" "+who)
+			got = append(got, e.Name+" "+e.Event+" "+id)
 		}
 		if !slices.Equal(got, step.want) {
 			t.Errorf("step %d: %q, want %q", i, got, step.want)
@@ -63,8 +63,8 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestLine holds the fields fixed.
-func TestLine(t *testing.T) {
+// TestLineHasFixedFields that scripts rely on.
+func TestLineHasFixedFields(t *testing.T) {
 	var f follow.Follower
 	var b strings.Builder
 	h := holder("x", 1<<62, "asked to end, stopped")

@@ -20,16 +20,16 @@ import (
 // no signal.
 var ErrInterrupted = errors.New("interrupted")
 
-// Source calls its function with every state of things, until the context ends
-// or something fails.
+// Source calls its function with every state of the locks, until the context ends or an
+// error occurs.
 type Source func(context.Context, func([]driver.State) error) error
 
-// Run shows what the source tells until q or Ctrl-C is pressed, ctx ends or the
-// source fails. The terminal is then as it was.
+// Run shows the source's states until q or Ctrl-C is pressed, ctx ends or the source fails.
+// It then restores the terminal.
 func Run(ctx context.Context, title string, waiters bool, source Source) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Signals are the caller's, who ends ctx with them.
+	// The caller handles signals and ends ctx with them.
 	options := []tea.ProgramOption{tea.WithoutSignalHandler(), tea.WithOutput(os.Stdout)}
 	if !term.IsTerminal(os.Stdin.Fd()) {
 		tty, err := os.Open("/dev/tty")
@@ -86,11 +86,11 @@ type model struct {
 	at      time.Time // of the last look
 	width   int
 	height  int
-	top     int // the first row that is shown
+	top     int // the first visible row
 	err     error
 }
 
-// tick lets ages grow between two looks.
+// tick updates ages between two looks.
 func tick() tea.Cmd { return tea.Tick(time.Second, func(time.Time) tea.Msg { return second{} }) }
 
 func (m model) Init() tea.Cmd { return tick() }
@@ -141,7 +141,7 @@ func (m model) key(k string) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// around are the lines that are no rows: title, heading, keys.
+// around is the number of lines that are no rows: title, heading, keys.
 const around = 3
 
 func (m model) room() int { return max(m.height-around, 1) }
@@ -171,15 +171,15 @@ func (m model) lines(now time.Time) []string {
 	}
 	cut := func(s string) string { return view.Cut(s, m.width) }
 	if m.at.IsZero() {
-		return []string{cut(m.title + ": asking the store")}
+		return []string{cut(m.title + ": reading the store")}
 	}
 	held, waiting := 0, 0
 	for _, st := range m.states {
 		held += min(len(st.Holders), 1)
 		waiting += len(st.Waiters)
 	}
-	// What is wide decides the columns, also where it is not on the screen: they
-	// do not jump while one scrolls.
+	// Rows outside the screen also decide the columns' widths, so that the columns do not
+	// jump while the user scrolls.
 	table := view.Table(m.states, now, m.waiters, m.width)
 	rows := table[1:]
 	top := m.bounded(m.top)

@@ -21,9 +21,8 @@ func send(m model, msg tea.Msg) model {
 	return next.(model)
 }
 
-// TestLines: what is on the screen never is more than fits, wherever one has
-// scrolled to, and every row can be reached.
-func TestLines(t *testing.T) {
+// TestLinesFitTheScreen at every scroll position, and every row can be reached.
+func TestLinesFitTheScreen(t *testing.T) {
 	now := time.Now()
 	var states []driver.State
 	for i := range 50 {
@@ -36,7 +35,7 @@ func TestLines(t *testing.T) {
 		t.Errorf("without a size: %q", got)
 	}
 	m = send(m, tea.WindowSizeMsg{Width: 60, Height: 13})
-	if got := m.lines(now); len(got) != 1 || !strings.Contains(got[0], "asking") {
+	if got := m.lines(now); len(got) != 1 || !strings.Contains(got[0], "reading") {
 		t.Errorf("without an answer: %q", got)
 	}
 	m = send(m, looked{states, now})
@@ -76,8 +75,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestKeys that end it.
-func TestKeys(t *testing.T) {
+// TestKeysEndTheView.
+func TestKeysEndTheView(t *testing.T) {
 	m, cmd := press(model{}, tea.Key{Code: 'q', Text: "q"})
 	if _, quits := cmd().(tea.QuitMsg); !quits || m.err != nil {
 		t.Errorf("q: %T, %v", cmd(), m.err)

@@ -27,7 +27,7 @@ func main() {
 	}
 }
 
-// write makes the directory hold the pages and no others.
+// write makes the directory contain the pages and no others.
 func write(dir string) error {
 	pages, err := generate()
 	if err != nil {
@@ -55,7 +55,7 @@ func write(dir string) error {
 	return nil
 }
 
-// generate answers the pages by their file names.
+// generate returns the pages by their file names.
 func generate() (map[string][]byte, error) {
 	root := cli.Command()
 	root.DisableAutoGenTag = true // it has a date
@@ -66,8 +66,8 @@ func generate() (map[string][]byte, error) {
 func add(pages map[string][]byte, cmd *cobra.Command) error {
 	cmd.Long, cmd.Example = markdown(cmd.Long), markdown(cmd.Example)
 	var b bytes.Buffer
-	// A date would make each day's pages differ. The generator cannot leave it
-	// out: what it makes of this one is emptied below.
+	// A date would make each day's pages differ. The generator cannot omit it, so this value
+	// is removed below.
 	date := time.Time{}
 	if err := doc.GenMan(cmd, &doc.GenManHeader{Section: "1", Source: "holdfast", Manual: "holdfast", Date: &date}, &b); err != nil {
 		return err
@@ -84,8 +84,8 @@ func add(pages map[string][]byte, cmd *cobra.Command) error {
 	return nil
 }
 
-// markdown indents what the help indents by two so that it stays as it is: the
-// generator reads the help as Markdown, which would make one paragraph of it.
+// markdown indents lines of the help that are indented by two, so that they stay lines. The
+// generator reads the help as Markdown, and would join them to one paragraph.
 func markdown(help string) string {
 	var out []string
 	inside := false

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestPages: what is in the repository is what would be generated.
-func TestPages(t *testing.T) {
+// TestPagesAreUpToDate: the repository has the pages that the generator writes.
+func TestPagesAreUpToDate(t *testing.T) {
 	pages, err := generate()
 	if err != nil {
 		t.Fatal(err)
@@ -49,8 +49,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestExitStatuses: a list in the help is one in the page.
-func TestExitStatuses(t *testing.T) {
+// TestExitStatusesAreAList in the page, like in the help.
+func TestExitStatusesAreAList(t *testing.T) {
 	pages, err := generate()
 	if err != nil {
 		t.Fatal(err)
@@ -62,8 +62,8 @@ func TestExitStatuses(t *testing.T) {
 	}
 }
 
-// TestWrite replaces what was there.
-func TestWrite(t *testing.T) {
+// TestWriteReplacesOldPages.
+func TestWriteReplacesOldPages(t *testing.T) {
 	dir := t.TempDir()
 	old := filepath.Join(dir, "holdfast-gone.1")
 	if err := os.WriteFile(old, nil, 0o600); err != nil {

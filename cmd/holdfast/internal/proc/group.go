@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Group is a running command: the process that was started, its leader, every
-// descendant that stayed in the leader's process group and, where the system
-// hands orphans to this process, every descendant at all.
+// Group is a running command: its leader, which is the started process, and the descendants
+// in the leader's process group. If the system hands orphans to this process, it includes
+// every descendant.
 //
-// The leader's end is announced before it is reaped. Until Reap the system
-// cannot give its number to anyone else, so that a signal for the group never
-// reaches a stranger.
+// The group announces the leader's end before it reaps the leader. Until Reap the system
+// cannot give the leader's number to another process, so a signal for the group reaches no
+// other process.
 type Group struct {
 	pid     int
 	stopped chan syscall.Signal
@@ -30,8 +30,8 @@ type Group struct {
 	reaped bool
 }
 
-// Start runs the command. If the terminal is given and the group that it belongs
-// to is in its foreground, the command is born in the foreground.
+// Start runs the command. If the terminal is given and its group is in the foreground, the
+// command starts in the foreground.
 func Start(c Command, t *Terminal) (*Group, error) {
 	adoptOrphans()
 	path, args := c.Path, c.Args
@@ -40,7 +40,7 @@ func Start(c Command, t *Terminal) (*Group, error) {
 			path, args = exe, append([]string{exe, ForegroundArg, c.Path}, c.Args...)
 			t.SaveModes()
 		} else {
-			t = nil // it gets the terminal when it stops for want of it
+			t = nil // it gets the terminal when it stops because it needs it
 		}
 	} else {
 		t = nil
@@ -77,17 +77,17 @@ func forkExec(path string, args, env []string) (pid int, err error) {
 	})
 }
 
-// PID is the leader's number, and the group's.
+// PID returns the number of the leader and of its group.
 func (g *Group) PID() int { return g.pid }
 
-// Stopped tells of the leader being stopped by a signal.
+// Stopped delivers the signals that stop the leader.
 func (g *Group) Stopped() <-chan syscall.Signal { return g.stopped }
 
 // Ended is closed when the leader has ended.
 func (g *Group) Ended() <-chan struct{} { return g.ended }
 
-// Reap is called after Ended; from then on the command counts as gone as soon as
-// no process of it is left.
+// Reap lets the group reap the leader, after Ended. From then on the command counts as gone
+// when no process of it is left.
 func (g *Group) Reap() { g.once.Do(func() { close(g.reap) }) }
 
 // Left is closed when, after Reap, there are processes left.
@@ -96,10 +96,10 @@ func (g *Group) Left() <-chan struct{} { return g.left }
 // Gone is closed when no process is left.
 func (g *Group) Gone() <-chan struct{} { return g.gone }
 
-// Status is how the leader ended, once Gone.
+// Status returns how the leader ended, once Gone is closed.
 func (g *Group) Status() Status { return g.status }
 
-// Signal sends a signal to the group. A group that has gone is no error.
+// Signal sends a signal to the group. It returns no error if the group is gone.
 func (g *Group) Signal(s syscall.Signal) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -116,31 +116,31 @@ func signalGroup(pgrp int, s syscall.Signal) error {
 	return nil
 }
 
-// SignalAll sends a signal to the group and to the descendants that have left
-// it, and answers which of them this process has no right to send it to.
+// SignalAll sends a signal to the group and to the descendants that have left it. It returns
+// those that this process has no right to signal.
 func (g *Group) SignalAll(s syscall.Signal) (denied []Process, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	inGroup := !g.reaped
 	if inGroup || !seesTree() {
-		// At once to all of them, also to those that are being born. Once the leader
-		// has been reaped its number is the group's only as long as that has members.
+		// The group signal reaches all members at once, also processes that are being
+		// started. After the leader was reaped, the number is the group's only while it has
+		// members.
 		err = signalGroup(g.pid, s)
 	}
 	denied = signalDescendants(syscall.Getpid(), s, g.pid, inGroup)
 	return denied, err
 }
 
-// SignalLeavers sends a signal to the descendants that are in no group of the
-// leader's.
+// SignalLeavers sends a signal to the descendants outside the leader's group.
 func (g *Group) SignalLeavers(s syscall.Signal) (denied []Process) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return signalDescendants(syscall.Getpid(), s, g.pid, true)
 }
 
-// watch is the only place that waits for children, and it waits for any: the one
-// that orphans are handed to has others than its own to reap.
+// watch is the only function that waits for children, and it waits for any child: a process
+// that gets orphans must reap them, too.
 func (g *Group) watch() {
 	for {
 		c, err := peek(g.pid)
@@ -148,7 +148,7 @@ func (g *Group) watch() {
 		case err == unix.EINTR:
 			continue
 		case err != nil:
-			// Not reached while the leader is unreaped.
+			// unreachable while the leader is not reaped
 			panic("holdfast: waiting for the command: " + err.Error())
 		case c.pid != g.pid:
 			var ws syscall.WaitStatus
@@ -157,7 +157,7 @@ func (g *Group) watch() {
 			if sig, ok := takeStop(g.pid); ok {
 				select {
 				case g.stopped <- sig:
-				default: // one is waiting to be looked at already
+				default: // another change is already waiting
 				}
 			}
 		default:
@@ -167,7 +167,7 @@ func (g *Group) watch() {
 	}
 }
 
-// finish reaps the leader and waits for the rest.
+// finish reaps the leader and waits for the other processes.
 func (g *Group) finish() {
 	close(g.ended)
 	<-g.reap
@@ -180,7 +180,7 @@ func (g *Group) finish() {
 	close(g.gone)
 }
 
-// reapOne takes the status of a child that has ended, or waits until it has.
+// reapOne returns the status of a child that has ended, or waits for one.
 func reapOne(pid int) (ws syscall.WaitStatus) {
 	for {
 		if _, err := syscall.Wait4(pid, &ws, 0, nil); err != syscall.EINTR {

@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Guardian is a second process of this program, in a process group of its own and
-// the same session, which a signal to this one, or a key pressed at the terminal,
-// does not reach.
+// Guardian is a second process of this program, in a process group of its own and the same
+// session. A signal to this process, or a key pressed at the terminal, does not reach it.
 type Guardian struct {
 	PID     int
 	foreign map[int]bool
@@ -21,9 +20,9 @@ type Guardian struct {
 	status  Status // set before ended is closed
 }
 
-// StartGuardian starts it, for the name, with one end of a pair of sockets. The
-// other end is answered, and reads as ended when the guardian does. This process
-// gets the guardian's orphans, and reaps whatever children it has.
+// StartGuardian starts the guardian for the lock name, with one end of a socket pair. It
+// returns the other end, which reads as ended when the guardian ends. This process gets the
+// guardian's orphans, and reaps all its children.
 func StartGuardian(name string) (*Guardian, *os.File, error) {
 	exe, err := self()
 	if err != nil {
@@ -35,7 +34,7 @@ func StartGuardian(name string) (*Guardian, *os.File, error) {
 	}
 	g := &Guardian{foreign: foreign(), ended: make(chan struct{})}
 	adoptOrphans()
-	// Above what the user may have given the command: it was the lowest free one.
+	// Above the descriptors of the command: it was the lowest free one.
 	_, err = unix.FcntlInt(uintptr(theirs), unix.F_SETFD, 0)
 	if err == nil {
 		g.PID, err = forkExec(exe, []string{os.Args[0], GuardianArg, strconv.Itoa(theirs), name}, os.Environ())
@@ -49,7 +48,7 @@ func StartGuardian(name string) (*Guardian, *os.File, error) {
 	return g, os.NewFile(uintptr(ours), "guardian"), nil
 }
 
-// socketpair makes one that no program inherits, ready for Go's poller.
+// socketpair makes a socket pair that no program inherits, ready for Go's poller.
 func socketpair() (a, b int, err error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -64,15 +63,15 @@ func socketpair() (a, b int, err error) {
 	return fds[0], fds[1], nil
 }
 
-// Become makes this process the guardian: fd is the socket that it was started
-// with, and ready for what the caller makes of it.
+// Become makes this process the guardian: fd is the socket that it was started with, which
+// Become makes ready for use.
 func Become(fd string) (*os.File, error) {
 	n, err := strconv.Atoi(fd)
 	if err == nil {
 		_, err = unix.GetsockoptInt(n, unix.SOL_SOCKET, unix.SO_TYPE)
 	}
 	if err != nil || n < 3 {
-		return nil, errors.New("this is started by holdfast run, and by nobody else")
+		return nil, errors.New("only holdfast run starts this")
 	}
 	unix.CloseOnExec(n)
 	if err := unix.SetNonblock(n, true); err != nil {
@@ -84,8 +83,7 @@ func Become(fd string) (*os.File, error) {
 	return os.NewFile(uintptr(n), "front"), nil
 }
 
-// Detach gives up the first n of the standard streams, so that no reader waits for this
-// process.
+// Detach closes the first n standard streams, so that no reader waits for this process.
 func Detach(n int) {
 	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -100,7 +98,7 @@ func Detach(n int) {
 // Ended is closed when the guardian has ended.
 func (g *Guardian) Ended() <-chan struct{} { return g.ended }
 
-// Status is how it ended.
+// Status returns how the guardian ended.
 func (g *Guardian) Status() Status { return g.status }
 
 // Signal sends the guardian a signal.
@@ -108,12 +106,12 @@ func (g *Guardian) Signal(s syscall.Signal) {
 	select {
 	case <-g.ended:
 	default:
-		// Its number is its own until the end is known: see watch.
+		// The number is the guardian's until its end is known: see watch.
 		_ = syscall.Kill(g.PID, s)
 	}
 }
 
-// watch reaps any child until the guardian has ended: those of others as well.
+// watch reaps any child until the guardian has ended, including the children of other code.
 func (g *Guardian) watch() {
 	for {
 		var ws syscall.WaitStatus
@@ -132,19 +130,19 @@ func (g *Guardian) watch() {
 	}
 }
 
-// KillTree kills everything that the guardian has started, and leaves the
-// guardian. Group is the command's.
+// KillTree kills everything that the guardian has started, and not the guardian. group is
+// the command's process group.
 func (g *Guardian) KillTree(group int) (denied []Process) { return killTree(g.PID, group) }
 
-// KillOrphans is called after the guardian's end, kills what it has left behind
-// and waits for it; group is the command's, 0 if it is not known. It answers how
-// many there were, and whom this process had no right to kill: those may run on.
+// KillOrphans kills what an ended guardian has left behind, and waits for it. group is the
+// command's, 0 if unknown. It returns the number of killed processes, and the processes that
+// this one has no right to kill: they may go on.
 func (g *Guardian) KillOrphans(group int) (killed int, denied []Process) {
 	return killOrphans(g.foreign, group)
 }
 
-// Boottime is the time since the boot by a clock that runs through a suspended
-// machine and that all processes share, in nanoseconds.
+// Boottime returns the time since the boot in nanoseconds, by a clock that all processes
+// share. It goes on while the machine is suspended.
 func Boottime() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(clockBoottime, &ts); err != nil {
@@ -153,5 +151,5 @@ func Boottime() int64 {
 	return ts.Nano()
 }
 
-// ProcessGroup is this process's.
+// ProcessGroup returns the number of this process's group.
 func ProcessGroup() int { return syscall.Getpgrp() }

@@ -12,10 +12,10 @@ import (
 // Group is a running command.
 type Group struct{}
 
-// Section is a process that is watched.
+// Section is a process that holdfast has not started.
 type Section struct{ Group }
 
-// Attach answers an error on this system.
+// Attach returns an error on this system.
 func Attach(int) (*Section, error) { return nil, unsupported() }
 
 // Terminal is the controlling terminal.
@@ -28,17 +28,17 @@ type Guardian struct{ PID int }
 const ForegroundArg = "exec-in-foreground"
 
 func unsupported() error {
-	// There are no process groups to keep a command under control with.
+	// This system has no process groups that control a command.
 	return fmt.Errorf("holdfast run needs Linux or macOS, not %s", runtime.GOOS)
 }
 
-// StartGuardian answers an error on this system.
+// StartGuardian returns an error on this system.
 func StartGuardian(string) (*Guardian, *os.File, error) { return nil, nil, unsupported() }
 
-// Become answers an error on this system.
+// Become returns an error on this system.
 func Become(string) (*os.File, error) { return nil, unsupported() }
 
-// Start answers an error on this system.
+// Start returns an error on this system.
 func Start(c Command, _ *Terminal) (*Group, error) { return nil, notRunnable(c.Args[0], unsupported()) }
 
 func (*Guardian) Ended() <-chan struct{}           { return nil }

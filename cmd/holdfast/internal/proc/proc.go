@@ -1,5 +1,5 @@
-// Package proc runs one command as a process group of its own, with the terminal
-// if there is one, and tells how it stops and ends. It knows nothing of locks.
+// Package proc runs one command as a process group of its own, with the terminal if there is
+// one, and reports its stops and its end. It contains nothing about locks.
 package proc
 
 import (
@@ -15,15 +15,14 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 )
 
-// Command is what to run. Its standard streams are those of this process.
+// Command is the command to run. Its standard streams are those of this process.
 type Command struct {
 	Path string   // the file
 	Args []string // with the name as the user gave it first
 	Env  []string
 }
 
-// NotRunnable says why a command cannot be run, and the status that a shell
-// exits with then.
+// NotRunnable reports why a command cannot be run, with a shell's exit status for that.
 type NotRunnable struct {
 	Name   string
 	Status int
@@ -32,15 +31,15 @@ type NotRunnable struct {
 
 func (e *NotRunnable) Error() string { return fmt.Sprintf("cannot run %s: %v", e.Name, e.Err) }
 
-// Unwrap returns what the system said.
+// Unwrap returns the system's error.
 func (e *NotRunnable) Unwrap() error { return e.Err }
 
-// Look finds the file of a command as a shell does, so that nobody waits an hour
-// for a lock to learn of a misspelt name.
+// Look finds the file of a command like a shell. So a misspelt name is an error before the
+// wait for a lock.
 func Look(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	switch {
-	case err == nil, errors.Is(err, exec.ErrDot): // who has "." in PATH wants it
+	case err == nil, errors.Is(err, exec.ErrDot): // a PATH that contains "." requests this
 		return path, nil
 	case errors.Is(err, exec.ErrNotFound) && inPath(name):
 		return "", &NotRunnable{name, exit.NotExecutable, errors.New("found in PATH, but it is not executable")}
@@ -78,10 +77,10 @@ func notRunnable(name string, err error) *NotRunnable {
 // Status is how a command ended.
 type Status struct {
 	Code   int            // the exit status, if it exited
-	Signal syscall.Signal // what killed it, or 0
+	Signal syscall.Signal // the signal that killed it, or 0
 }
 
-// Shell is the status as a shell reports it.
+// Shell returns the status as a shell reports it.
 func (s Status) Shell() int {
 	if s.Signal != 0 {
 		return exit.BySignal(s.Signal)
@@ -96,7 +95,7 @@ func (s Status) String() string {
 	return fmt.Sprintf("exit status %d", s.Code)
 }
 
-// Process is one that could not be signalled.
+// Process is a process that could not be signalled.
 type Process struct {
 	PID  int
 	Name string
@@ -107,7 +106,7 @@ func (p Process) String() string { return fmt.Sprintf("pid %d (%s)", p.PID, p.Na
 // GuardianArg, as the first argument, makes this program the guardian of a run.
 const GuardianArg = "run-guardian"
 
-// SignalName is the signal's usual name.
+// SignalName returns the signal's usual name.
 func SignalName(s syscall.Signal) string {
 	if name := signalName(s); name != "" {
 		return name

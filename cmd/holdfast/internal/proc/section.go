@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// Section is a process that this one did not start, and which ends by itself: a shell
-// that has taken a lock for the rest of its script.
+// Section is a process that this one did not start, and that ends by itself: a shell that
+// holds a lock for the rest of its script.
 type Section struct {
 	pid   int
 	ended chan struct{}
@@ -16,7 +16,7 @@ type Section struct {
 	gone  chan struct{}
 }
 
-// Attach watches over a process. It fails if there is none with this number.
+// Attach returns the Section of a process. It fails if no process has this number.
 func Attach(pid int) (*Section, error) {
 	s := &Section{pid: pid, ended: make(chan struct{}), gone: make(chan struct{})}
 	await, err := watchEnd(pid)
@@ -33,29 +33,29 @@ func Attach(pid int) (*Section, error) {
 // PID is the process's number.
 func (s *Section) PID() int { return s.pid }
 
-// Stopped is nil: this process does not learn of it.
+// Stopped returns nil: this process does not see stops.
 func (s *Section) Stopped() <-chan syscall.Signal { return nil }
 
 // Ended is closed when the process has ended.
 func (s *Section) Ended() <-chan struct{} { return s.ended }
 
-// Reap is called after Ended.
+// Reap closes Gone, after Ended.
 func (s *Section) Reap() { s.once.Do(func() { close(s.gone) }) }
 
-// Left is nil: what the process leaves behind is not seen.
+// Left returns nil: this process does not see what the section leaves behind.
 func (s *Section) Left() <-chan struct{} { return nil }
 
-// Gone is closed by Reap.
+// Gone returns a channel that Reap closes.
 func (s *Section) Gone() <-chan struct{} { return s.gone }
 
-// Status is not known to this process, which is not the parent.
+// Status returns an unknown status: this process is not the parent.
 func (s *Section) Status() Status { return Status{} }
 
 // Signal does nothing: no caller sends a section a signal through its guardian.
 func (s *Section) Signal(syscall.Signal) error { return nil }
 
-// SignalAll sends a signal to the process and to its descendants, and returns those
-// that this process has no right to send it to.
+// SignalAll sends a signal to the process and to its descendants. It returns those that this
+// process has no right to signal.
 func (s *Section) SignalAll(sig syscall.Signal) ([]Process, error) {
 	select {
 	case <-s.ended:

@@ -12,19 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal is the controlling terminal. A command in a process group of its own
-// stops at its first read unless its group is the terminal's foreground group, so
-// it is lent the foreground while it runs. A nil *Terminal stands for none.
+// Terminal is the controlling terminal. A command in a process group of its own stops at its
+// first read unless its group is the terminal's foreground group. So the owner lends it the
+// foreground while it runs. A nil *Terminal stands for no terminal.
 type Terminal struct {
 	fd     int
-	owner  int  // the group whose it is to lend
+	owner  int  // the group that lends the foreground
 	stdin  bool // it is the standard input
 	lentTo int  // the command's group, while it has the foreground, else 0
 	modes  *unix.Termios
 }
 
-// OpenTerminal finds the controlling terminal: nil if there is none. Owner is the
-// process group that lends the foreground and gets it back.
+// OpenTerminal opens the controlling terminal, nil if there is none. owner is the process
+// group that lends the foreground and gets it back.
 func OpenTerminal(owner int) *Terminal {
 	t := &Terminal{fd: 0, owner: owner, stdin: true}
 	if _, err := foregroundGroup(t.fd); err == nil {
@@ -38,7 +38,7 @@ func OpenTerminal(owner int) *Terminal {
 	return t
 }
 
-// atStart tells whether a command is to begin in the foreground.
+// atStart reports whether a command starts in the foreground.
 func (t *Terminal) atStart() bool { return t != nil && t.stdin && t.isWith(t.owner) }
 
 func (t *Terminal) isWith(group int) bool {
@@ -46,9 +46,8 @@ func (t *Terminal) isWith(group int) bool {
 	return err == nil && pgrp == group
 }
 
-// Wanted tells what to do about a command that was stopped because it reached
-// for the terminal. It lends the foreground if that is the owner's to lend, and
-// answers whether the command can go on.
+// Wanted handles a command that was stopped because it used the terminal. It lends the
+// foreground if the owner has it, and reports whether the command can continue.
 func (t *Terminal) Wanted(group int) bool {
 	if t == nil {
 		return false
@@ -57,8 +56,7 @@ func (t *Terminal) Wanted(group int) bool {
 	return t.isWith(group) || t.Lend(group)
 }
 
-// Lend gives the foreground to the command if the owner has it, and answers
-// whether it did.
+// Lend gives the foreground to the command if the owner has it, and reports whether it did.
 func (t *Terminal) Lend(group int) bool {
 	if t == nil || !t.stdin || !t.isWith(t.owner) {
 		return false
@@ -71,8 +69,8 @@ func (t *Terminal) Lend(group int) bool {
 	return true
 }
 
-// TakeBack gives the foreground back to the owner if the command has it, and
-// answers whether it had.
+// TakeBack gives the foreground back to the owner if the command has it, and reports whether
+// it had.
 func (t *Terminal) TakeBack() bool {
 	if t == nil || t.lentTo == 0 {
 		return false
@@ -86,12 +84,12 @@ func (t *Terminal) TakeBack() bool {
 	return true
 }
 
-// Reclaim gives the owner the foreground that a command had which has been
-// killed, with everyone who could have given it back, and the modes of the
-// beginning.
+// Reclaim gives the foreground of a killed command back to the owner, with the terminal's
+// first modes. It is for a command that was killed together with every process that could
+// have done so.
 func (t *Terminal) Reclaim() {
 	if t == nil || t.modes == nil {
-		return // it was not the owner's when SaveModes was called
+		return // the owner did not have it when SaveModes was called
 	}
 	pgrp, err := foregroundGroup(t.fd)
 	if err != nil || pgrp == t.owner || syscall.Kill(-pgrp, 0) == nil {
@@ -102,16 +100,15 @@ func (t *Terminal) Reclaim() {
 	t.RestoreModes()
 }
 
-// RestoreModes puts the terminal's modes back that a command which was killed
-// had no chance to.
+// RestoreModes restores the terminal's modes after a command that was killed before it could
+// restore them.
 func (t *Terminal) RestoreModes() {
 	if t.modes != nil {
 		_ = unix.IoctlSetTermios(t.fd, setTermios, t.modes)
 	}
 }
 
-// SaveModes keeps the modes as they are before the first command has had the
-// terminal, if the owner has it.
+// SaveModes saves the modes before the first command gets the terminal, if the owner has it.
 func (t *Terminal) SaveModes() {
 	if t == nil || t.modes != nil || !t.isWith(t.owner) {
 		return
@@ -123,12 +120,11 @@ func (t *Terminal) SaveModes() {
 
 var outputStops struct {
 	sync.Mutex
-	ignored bool // by this process, and not from before
+	ignored bool // by this process, and not inherited
 }
 
-// IgnoreOutputStops keeps this process from being stopped when it writes to the
-// terminal, or sets its foreground group, from the background. What it starts
-// does not inherit that.
+// IgnoreOutputStops lets this process write to the terminal, and set its foreground group,
+// from the background without being stopped. Its children do not inherit that.
 func IgnoreOutputStops() {
 	outputStops.Lock()
 	defer outputStops.Unlock()
@@ -138,8 +134,8 @@ func IgnoreOutputStops() {
 	}
 }
 
-// heedOutputStops undoes IgnoreOutputStops for what is started until the function
-// that it answers is called. A write to the terminal may have to wait so long.
+// heedOutputStops undoes IgnoreOutputStops for processes started before the returned
+// function is called. A write to the terminal may have to wait that long.
 func heedOutputStops() (again func()) {
 	outputStops.Lock()
 	if outputStops.ignored {
@@ -158,11 +154,10 @@ func heedOutputStops() (again func()) {
 // and exec: see Foreground.
 const ForegroundArg = "exec-in-foreground"
 
-// Foreground makes this process's group, of which it is the leader, the
-// terminal's foreground group and becomes the command. Between fork and exec Go
-// has no place for that: a parent that does it after the start races with the
-// command's first look at the terminal, and SysProcAttr.Foreground needs SIGTTOU
-// ignored, which the command would inherit.
+// Foreground makes this process's group, of which it is the leader, the terminal's
+// foreground group, and then executes the command. Go has no hook between fork and exec. A
+// parent that does it after the start races with the command's first use of the terminal.
+// SysProcAttr.Foreground needs SIGTTOU ignored, which the command would inherit.
 func Foreground(args []string) int {
 	if len(args) < 2 {
 		return 1
@@ -183,28 +178,28 @@ func setForegroundGroup(fd, pgrp int) error {
 	return unix.IoctlSetPointerInt(fd, unix.TIOCSPGRP, pgrp)
 }
 
-// Suspend stops this process's whole group, as the terminal would have done if
-// the command had not a group of its own, and answers true: a SIGCONT will come.
-// It answers false, and does nothing, where nobody could continue the group.
+// Suspend stops this process's whole group, as the terminal would have done if the command
+// had no group of its own. It returns true if a SIGCONT will come. It returns false and does
+// nothing if no process could continue the group.
 //
-// The caller receives SIGTSTP and SIGTTIN by signal.Notify, and does so again
-// when it goes on. Go's handler stays for good then, so this process cannot stop
-// by the signal itself as the others of its group do; SIGSTOP in its place would
-// stop an orphaned group for ever, which the system prevents for the others.
+// The caller receives SIGTSTP and SIGTTIN by signal.Notify, and calls that again after
+// Suspend. Go's handler then stays forever, so this process cannot stop by the signal itself
+// like the others of its group. SIGSTOP would stop an orphaned group forever, which the
+// system prevents for the others.
 func Suspend(sig syscall.Signal) bool {
 	if orphaned() {
 		return false
 	}
-	// Not to hear of it here: nor later, from a handler that had begun when the
-	// stop came.
+	// This process must not receive the signal, also not later from a handler that had begun
+	// at the stop.
 	signal.Ignore(sig)
 	_ = syscall.Kill(0, sig)
 	_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
 	return true
 }
 
-// orphaned tells whether this process's group has no parent that could continue
-// it: the first ancestor outside of the group belongs to another session.
+// orphaned reports whether this process's group has no parent that could continue it: the
+// first ancestor outside the group belongs to another session.
 func orphaned() bool {
 	group := syscall.Getpgrp()
 	session, err := unix.Getsid(0)

@@ -7,20 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This system hands no orphans to this process: what has left the group is not
-// seen.
+// This system hands no orphans to this process, so it does not see processes that have left
+// the group.
 
 func seesTree() bool { return false }
 
-// Blind tells that descendants outside of the command's group cannot be seen,
-// although this process is told when they end: not here, where it is not told.
+// Blind reports whether descendants outside the command's group are invisible although this
+// process sees their end. That is never so here, because it does not see their end.
 func Blind() bool { return false }
 
 func signalDescendants(int, syscall.Signal, int, bool) []Process { return nil }
 
 func signalLeftInGroup(group int, s syscall.Signal) error { return signalGroup(group, s) }
 
-// parentOf is the parent of a process, 0 if it cannot be told.
+// parentOf returns the parent of a process, 0 if it is unknown.
 func parentOf(pid int) int {
 	k, err := unix.SysctlKinfoProc("kern.proc.pid", pid)
 	if err != nil {
@@ -29,9 +29,9 @@ func parentOf(pid int) int {
 	return int(k.Eproc.Ppid)
 }
 
-// awaitOthers waits until no process of the group is left; left is called if
-// there are any. Nothing tells of the end of a group, and only a command that
-// leaves processes behind comes to the pause.
+// awaitOthers waits until no process of the group is left; it calls left if there are any.
+// No event reports the end of a group, so it polls. Only a command that leaves processes
+// behind reaches the poll.
 func awaitOthers(group int, left func()) {
 	for pause := time.Millisecond; syscall.Kill(-group, 0) != syscall.ESRCH; pause = min(2*pause, 20*time.Millisecond) {
 		if left != nil {
@@ -49,7 +49,7 @@ func killTree(_, group int) []Process {
 	return nil
 }
 
-// killOrphans kills the group, which is nobody's children any more.
+// killOrphans kills the group, which has no parent any more.
 func killOrphans(_ map[int]bool, group int) (killed int, denied []Process) {
 	if group == 0 || syscall.Kill(-group, syscall.SIGKILL) != nil {
 		return 0, nil
@@ -62,9 +62,9 @@ func foreign() map[int]bool { return nil }
 
 func setName(string) {}
 
-const clockBoottime = unix.CLOCK_MONOTONIC // it runs through a suspended machine here
+const clockBoottime = unix.CLOCK_MONOTONIC // this clock goes on while the machine is suspended
 
-// watchEnd returns what waits for the end of a process.
+// watchEnd returns a function that waits for the end of a process.
 func watchEnd(pid int) (await func(), err error) {
 	kq, err := unix.Kqueue()
 	if err != nil {
@@ -88,7 +88,7 @@ func watchEnd(pid int) (await func(), err error) {
 	}, nil
 }
 
-// signalSection sends a signal to a process alone: its descendants are not seen.
+// signalSection sends a signal to the process alone: its descendants are not visible.
 func signalSection(pid int, s syscall.Signal) ([]Process, error) {
 	if err := syscall.Kill(pid, s); err != nil && err != syscall.ESRCH {
 		return nil, err

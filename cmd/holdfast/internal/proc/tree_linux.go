@@ -13,21 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Orphans are handed to the guardian, and to its front when it dies, because both
-// are subreapers. So every descendant of a command is a descendant of theirs as
-// long as it lives, whatever session or group it has put itself into; and a
-// subreaper without children has no descendants.
+// The guardian is a subreaper, and so is its front. Orphans are handed to the guardian, and
+// to the front when the guardian dies. So every descendant of a command stays their
+// descendant for its life, in any session or group. A subreaper without children has no
+// descendants.
 
-// member is a process as it was when it was looked at.
+// member is the state of a process at the time of a look.
 type member struct {
 	pid, parent, group int
-	start              string // in clock ticks since the boot: tells it from one with the same number
+	start              string // in clock ticks since the boot: it differs for another process of the same number
 	name               string
 	dead               bool // and not reaped yet
 	depth              int
 }
 
-// look reads what the system says of a process.
+// look reads the system's data on a process.
 func look(pid int) (member, bool) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -50,23 +50,23 @@ func look(pid int) (member, bool) {
 	return m, true
 }
 
-// seesTree tells whether there is a /proc to look at.
+// seesTree reports whether /proc is readable.
 func seesTree() bool {
 	_, ok := look(syscall.Getpid())
 	return ok
 }
 
-// Blind tells that descendants outside of the command's group cannot be seen,
-// although this process is told when they end.
+// Blind reports whether descendants outside the command's group are invisible although this
+// process sees their end.
 func Blind() bool { return !seesTree() }
 
-// parentOf is the parent of a process, 0 if it cannot be told.
+// parentOf returns the parent of a process, 0 if it is unknown.
 func parentOf(pid int) int {
 	m, _ := look(pid)
 	return m.parent
 }
 
-// descendants are those of root, the youngest generation first. Without /proc
+// descendants returns the descendants of root, the youngest generation first. Without /proc
 // there are none to see.
 func descendants(root int) []member {
 	dir, err := os.Open("/proc")
@@ -94,7 +94,7 @@ func descendants(root int) []member {
 				m.depth = depth
 				born = append(born, m)
 			}
-			delete(children, parent.pid) // what is read piecemeal could have a ring
+			delete(children, parent.pid) // data read in several steps may contain a cycle
 		}
 		found, next = append(found, born...), born
 	}
@@ -102,8 +102,8 @@ func descendants(root int) []member {
 	return found
 }
 
-// send sends a signal to the process that was looked at, and to no other that has
-// got its number since.
+// send sends a signal to the process of the look, and to no process that has got its number
+// since.
 func (m member) send(s syscall.Signal) error {
 	fd, err := unix.PidfdOpen(m.pid, 0)
 	switch err {
@@ -129,13 +129,13 @@ func (m member) send(s syscall.Signal) error {
 	return err
 }
 
-// signalDescendants sends a signal to the descendants of root; where inGroup is
-// set, those in the group have got theirs, and are only asked whether they could.
-// SIGKILL goes on until no new ones are found, or for some rounds: the caller comes
-// back.
+// signalDescendants sends a signal to the descendants of root. If inGroup is set, members of
+// the group already have it, and signalDescendants only checks whether that was possible.
+// SIGKILL is repeated until no new ones are found, for some rounds at most: the caller calls
+// again.
 func signalDescendants(root int, s syscall.Signal, group int, inGroup bool) []Process {
 	if s == syscall.SIGKILL && root == syscall.Getpid() {
-		killChildren(nil, func() {}) // whoever awaits them reaps
+		killChildren(nil, func() {}) // the process that waits for them reaps them
 	}
 	return signalTree(func() []member { return descendants(root) }, s, group, inGroup)
 }
@@ -169,7 +169,7 @@ func signalTree(find func() []member, s syscall.Signal, group int, inGroup bool)
 	return denied
 }
 
-// rounds bounds how long those are pursued that multiply while they are killed.
+// rounds limits the pursuit of processes that multiply while they are killed.
 const rounds = 20
 
 // killTree kills the descendants of root.
@@ -199,10 +199,10 @@ func reap() {
 	}
 }
 
-// killChildren kills the children of this process that are not foreign, and those who
-// become its children thereby, until there are none, and tells how many there were. It
-// reads the kernel's lists of children and not all of /proc: a look there takes longer
-// than some live who start the next one and end. Reaping them is the caller's.
+// killChildren kills the children of this process that are not foreign, and the orphans that
+// become its children, until none are left. It returns their number, and the caller reaps
+// them. It reads the kernel's lists of children and not all of /proc: reading /proc takes
+// longer than a process lives that starts the next one and ends.
 func killChildren(foreign map[int]bool, reap func()) int {
 	self, seen, empty := syscall.Getpid(), map[int]bool{}, 0
 	for range passes {
@@ -224,21 +224,21 @@ func killChildren(foreign map[int]bool, reap func()) int {
 	return len(seen)
 }
 
-// killChild kills a child of this process, if it is one and lives.
+// killChild kills a child of this process that is alive.
 func killChild(pid, self int) bool {
 	m, ok := look(pid)
 	return ok && m.parent == self && !m.dead && m.send(syscall.SIGKILL) == nil
 }
 
-// emptyPasses must follow one another to show that there is nobody left: the lists are
-// one for each thread, and a child may come to one that has just been read.
+// emptyPasses is the number of successive passes without a child that prove the end. The
+// lists are one for each thread, and a child may join a list that was just read.
 const emptyPasses = 3
 
-// passes bounds how long those are pursued who cannot end at once.
+// passes limits the pursuit of processes that cannot end at once.
 const passes = 1000
 
-// signalLeftInGroup is for a group whose leader has been reaped: its number may be
-// another's by now.
+// signalLeftInGroup signals a group with a reaped leader: its number may belong to another
+// group by now.
 func signalLeftInGroup(group int, s syscall.Signal) error {
 	if !seesTree() {
 		return signalGroup(group, s)
@@ -254,8 +254,8 @@ func signalLeftInGroup(group int, s syscall.Signal) error {
 	return failed
 }
 
-// awaitOthers waits until this process has no children, and so no descendants;
-// left is called if there are any.
+// awaitOthers waits until this process has no children, and so no descendants; it calls left
+// if there are any.
 func awaitOthers(_ int, left func()) {
 	for flag := syscall.WNOHANG; ; {
 		pid, err := syscall.Wait4(-1, nil, flag, nil)
@@ -270,7 +270,7 @@ func awaitOthers(_ int, left func()) {
 	}
 }
 
-// foreign are the children that this process has already, from before an exec.
+// foreign returns the children that this process had before an exec.
 func foreign() map[int]bool {
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err == unix.ECHILD {
 		return map[int]bool{}
@@ -284,8 +284,8 @@ func foreign() map[int]bool {
 	return pids
 }
 
-// children are those of this process by the kernel's own lists, which not every
-// kernel keeps.
+// children returns the children of this process by the kernel's own lists, which not every
+// kernel has.
 func children() (pids map[int]bool, ok bool) {
 	pids = map[int]bool{}
 	tasks, err := os.ReadDir("/proc/self/task")
@@ -295,7 +295,7 @@ func children() (pids map[int]bool, ok bool) {
 	for _, t := range tasks {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%s/children", t.Name()))
 		if errors.Is(err, syscall.ESRCH) || errors.Is(err, os.ErrNotExist) && gone(t.Name()) {
-			continue // a thread that has ended
+			continue // this thread has ended
 		}
 		if err != nil {
 			return pids, false
@@ -309,14 +309,14 @@ func children() (pids map[int]bool, ok bool) {
 	return pids, true
 }
 
-// gone tells that a thread of this process has ended.
+// gone reports whether a thread of this process has ended.
 func gone(task string) bool {
 	_, err := os.Stat("/proc/self/task/" + task)
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// descendantsBut are the descendants of this process without those of the
-// children given.
+// descendantsBut returns the descendants of this process without those of the given
+// children.
 func descendantsBut(but map[int]bool) []member {
 	out := map[int]bool{}
 	for pid := range but {
@@ -328,13 +328,13 @@ func descendantsBut(but map[int]bool) []member {
 	return slices.DeleteFunc(descendants(syscall.Getpid()), func(m member) bool { return out[m.pid] })
 }
 
-// setName is for ps and top, which would show the name of the file that was
-// executed: exe.
+// setName sets the name in ps and top, which would otherwise be the name of the executed
+// file: exe.
 func setName(name string) { _ = os.WriteFile("/proc/self/comm", []byte(name), 0) }
 
 const clockBoottime = unix.CLOCK_BOOTTIME
 
-// watchEnd returns what waits for the end of a process.
+// watchEnd returns a function that waits for the end of a process.
 func watchEnd(pid int) (await func(), err error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err == nil {
@@ -347,7 +347,7 @@ func watchEnd(pid int) (await func(), err error) {
 			}
 		}, nil
 	}
-	// A kernel or a sandbox without them.
+	// a kernel or a sandbox without pidfds
 	m, ok := look(pid)
 	if !ok || m.dead {
 		return nil, unix.ESRCH
@@ -359,8 +359,8 @@ func watchEnd(pid int) (await func(), err error) {
 	}, nil
 }
 
-// signalSection sends a signal to a process and its descendants. This process may be
-// one of them, where the process is the first of a container.
+// signalSection sends a signal to a process and its descendants. This process may be one of
+// them, if the process is the first of a container.
 func signalSection(pid int, s syscall.Signal) ([]Process, error) {
 	find := func() []member {
 		all := descendants(pid)

@@ -36,14 +36,14 @@ func waitid(pid, options int) (info childInfo, err error) {
 	return info, err
 }
 
-// peek waits for the next change of the leader and leaves it to be taken. No
-// orphans are handed to this process here.
+// peek waits for the next change of the leader and does not consume it. This system hands no
+// orphans to this process.
 func peek(pid int) (child, error) {
 	info, err := waitid(pid, wEXITED|wSTOPPED|wNOWAIT)
 	return child{pid: pid, stop: info.code == cldStopped}, err
 }
 
-// takeStop takes the news of a stop, and nothing else, of a child.
+// takeStop consumes the event of a child's stop, and no other event.
 func takeStop(pid int) (syscall.Signal, bool) {
 	info, err := waitid(pid, wSTOPPED|wNOHANG)
 	return syscall.Signal(info.status), err == nil && info.code == cldStopped

@@ -13,8 +13,8 @@ type child struct {
 	stop bool
 }
 
-// childInfo is the part of siginfo_t that waitid fills in. The empty array
-// aligns what follows as the kernel's union is.
+// childInfo is the part of siginfo_t that waitid fills in. The empty array aligns the next
+// field like the kernel's union.
 type childInfo struct {
 	signo, errno, code int32
 	_                  [0]uintptr
@@ -32,18 +32,18 @@ const (
 	cldStopped = 5 // CLD_STOPPED
 )
 
-// peek waits for the next change of any child and leaves it to be taken.
+// peek waits for the next change of any child and does not consume it.
 func peek(int) (child, error) {
 	si, info, err := waitid(unix.P_ALL, 0, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT)
 	return child{pid: int(info.pid), stop: si.Code == cldStopped}, err
 }
 
-// takeStop takes the news of a stop, and nothing else, of a child.
+// takeStop consumes the event of a child's stop, and no other event.
 func takeStop(pid int) (syscall.Signal, bool) {
 	si, info, err := waitid(unix.P_PID, pid, unix.WSTOPPED|unix.WNOHANG)
 	return syscall.Signal(info.status), err == nil && si.Code == cldStopped
 }
 
-// adoptOrphans makes descendants whose parents have died children of this
-// process, so that it sees them end whatever the first process is.
+// adoptOrphans makes descendants with dead parents children of this process. So it sees
+// their end, whatever the first process of the system is.
 func adoptOrphans() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }

@@ -1,4 +1,4 @@
-// Package redact keeps passwords out of everything that is printed.
+// Package redact removes passwords from all output.
 package redact
 
 import (
@@ -10,11 +10,11 @@ import (
 
 const mask = "xxxxx"
 
-// inURL finds user:password@ in anything that looks like a URL, also one that
-// does not parse. It rather hides too much.
+// inURL finds user:password@ in all text that looks like a URL, also one that does not
+// parse. In doubt it hides too much.
 var inURL = regexp.MustCompile(`(://[^\s/:@"]*):[^\s"]*@`)
 
-// inQuery finds the values of parameters whose names say that they are secret.
+// inQuery finds the values of parameters with secret names.
 var inQuery = regexp.MustCompile(`(?i)([?&;][^\s=&"]*(?:pass|pwd|secret|token|auth|key)[^\s=&"]*=)[^\s&;"]*`)
 
 // Text hides the passwords of all URLs in a text, and the given secrets wherever
@@ -27,18 +27,17 @@ func Text(s string, secrets ...string) string {
 	return inQuery.ReplaceAllString(s, "${1}"+mask)
 }
 
-// secret finds the parameters that are a password. Text hides more, which does no harm;
-// a warning of a password that is none would.
+// secret finds the parameters that are a password. Text hides more, which does no harm; a
+// false warning of a password would.
 var secret = regexp.MustCompile(`(?i)[?&;](?:[^\s=&"]*_)?(?:(?:ssl)?password|passwd|pass|pwd|secret|token|auth|api_?key)=`)
 
-// Has tells whether a URL carries a password.
+// Has reports whether a URL contains a password.
 func Has(raw string) bool {
 	return inURL.MatchString(raw) || secret.MatchString(raw) || len(Secrets(raw)) > 0
 }
 
-// Secrets lists the ways in which a URL's password may appear in others' error
-// messages. Passwords too short to be told from ordinary text are left to Text's
-// patterns.
+// Secrets lists the forms in which a URL's password may appear in error messages. Text's
+// patterns handle passwords that are too short to differ from ordinary text.
 func Secrets(raw string) []string {
 	u, err := url.Parse(raw)
 	if err != nil || u.User == nil {

@@ -13,9 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
 )
 
-// front is the process that the user has started. It has the terminal's keys, its
-// shell's job control and the signals; the lock and the command are the
-// guardian's.
+// front is the process that the user has started. It handles the terminal's keys, its
+// shell's job control and the signals. The guardian has the lock and the command.
 type front struct {
 	Options
 	say      *say.Printer
@@ -30,14 +29,14 @@ type front struct {
 	slot    int64
 	status  int
 
-	trust  *time.Timer
-	until  int64 // the command may run until then, by proc.Boottime
-	asked  bool  // the guardian, whether it may longer
-	killed bool  // the command, because there was no answer
+	trust     *time.Timer
+	until     int64 // the command may run until then, by proc.Boottime
+	requested bool  // front has sent the guardian a request for a later limit
+	killed    bool  // front has killed the command, because the guardian did not answer
 }
 
-// Run starts the guardian, which takes the lock and runs the command, and answers
-// the exit status.
+// Run starts the guardian, which takes the lock and runs the command. It returns the exit
+// status.
 func Run(o Options, p *say.Printer) int {
 	f := &front{Options: o, say: p, sigs: listen(), trust: newTimer()}
 	f.sigs.catchStops()
@@ -50,7 +49,7 @@ func Run(o Options, p *say.Printer) int {
 	}
 	orders := toOrders(o)
 	orders.Front, orders.FrontGroup = os.Getpid(), proc.ProcessGroup()
-	// A guardian that has died is seen by its end.
+	// The end of the link shows a dead guardian.
 	_ = orders.give(conn)
 	f.guardian, f.link = g, newLink(conn)
 	go f.link.read()
@@ -62,7 +61,7 @@ func Run(o Options, p *say.Printer) int {
 	return f.status
 }
 
-// serve returns when the guardian has ended and nothing more can be heard of it.
+// serve returns when the guardian has ended and its last message was read.
 func (f *front) serve() {
 	in := f.link.in
 	for in != nil && !f.left {
@@ -76,7 +75,7 @@ func (f *front) serve() {
 			}
 			f.hear(m)
 		case <-f.trust.C:
-			f.unsure()
+			f.checkGuardian()
 		}
 	}
 	if !f.left {
@@ -84,35 +83,35 @@ func (f *front) serve() {
 	}
 }
 
-// signal tells the guardian of one that this process got.
+// signal forwards a signal of this process to the guardian.
 func (f *front) signal(sig os.Signal) {
 	switch n, _ := sig.(syscall.Signal); n {
 	case 0, sigPipe, sigTtin:
 	case sigCont:
 		f.continued()
 	default:
-		f.link.send(tellSignal, int64(n))
+		f.link.send(msgSignal, int64(n))
 	}
 }
 
 func (f *front) hear(m message) {
 	switch m.kind {
-	case saySuspend:
+	case msgSuspend:
 		f.suspend(syscall.Signal(m.value))
-	case sayStarted:
+	case msgStarted:
 		f.command = int(m.value)
-	case sayTrust:
-		f.trusted(m.value)
-		f.link.send(tellHeard, 0)
-	case sayToken:
+	case msgLimit:
+		f.setLimit(m.value)
+		f.link.send(msgConfirm, 0)
+	case msgToken:
 		f.token = m.value
-	case saySlot:
+	case msgSlot:
 		f.slot = m.value
-	case sayHeld:
+	case msgHeld:
 		f.held()
-	case sayLeave:
+	case msgLeave:
 		f.done, f.left, f.status = true, true, int(m.value)
-	case sayDone:
+	case msgDone:
 		f.done, f.status = true, int(m.value)
 		if f.killed {
 			f.status = exit.Lost // the guardian may have come back in time for a release
@@ -120,7 +119,7 @@ func (f *front) hear(m message) {
 	}
 }
 
-// held prints what a shell makes of the lock of its section, and ends.
+// held prints the lock of a section as shell code, and ends.
 func (f *front) held() {
 	f.done, f.left, f.status = true, true, exit.OK
 	vars := []string{
@@ -137,7 +136,7 @@ func (f *front) held() {
 	}
 }
 
-// quoted is s as a shell's word.
+// quoted returns s as one word of a shell.
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // suspend stops this process and its group, so that its shell takes over.
@@ -149,23 +148,23 @@ func (f *front) suspend(sig syscall.Signal) {
 
 func (f *front) continued() {
 	f.sigs.catchStops()
-	f.link.send(tellGoOn, 0)
+	f.link.send(msgContinue, 0)
 }
 
-// The guardian ends the command before the lock ends, or, where it has less time
-// than it would need, not much later. It says beforehand until when: when it has
-// not done so by then, it is stopped, and this process does it.
+// The guardian ends the command before the lock's validity ends, or shortly after if less
+// time is left. It sends the limit in advance. If it has not ended the command by then, it
+// is stopped, and the front kills the command.
 
-// lead is how long before that the guardian is asked, and late how long a process
-// that has been stopped itself waits for the answer.
+// lead is how long before the limit the front sends the guardian a request. late is how long
+// a front that was stopped itself waits for the answer.
 const (
 	lead = 250 * time.Millisecond
 	late = time.Second
 )
 
-// trusted is told until when the command may run, 0 for as long as it likes.
-func (f *front) trusted(until int64) {
-	f.until, f.asked = until, false
+// setLimit sets until when the command may run, 0 for no limit.
+func (f *front) setLimit(until int64) {
+	f.until, f.requested = until, false
 	f.trust.Stop()
 	if until != 0 && !f.killed {
 		left := max(time.Duration(until-proc.Boottime()), 0)
@@ -173,27 +172,27 @@ func (f *front) trusted(until int64) {
 	}
 }
 
-// unsure is called when that is nearly over.
-func (f *front) unsure() {
+// checkGuardian is called when the limit is near.
+func (f *front) checkGuardian() {
 	left := time.Duration(f.until - proc.Boottime())
 	switch {
-	case !f.asked:
-		f.asked = true
-		f.link.send(tellAsk, 0)
+	case !f.requested:
+		f.requested = true
+		f.link.send(msgRequestLimit, 0)
 		if left <= 0 {
-			left = late // news may be on its way
+			left = late // a later limit may be on its way
 		}
 		f.trust.Reset(left)
 	case left > 0: // the timer was early
 		f.trust.Reset(left)
 	default:
 		f.killed = true
-		f.say.Line("the guardian of %q (pid %d) does not answer, and the lock is not sure any more: the command is killed", f.Name, f.guardian.PID)
+		f.say.Line("the guardian of %q (pid %d) does not answer, and the lock is no longer valid: the command is killed", f.Name, f.guardian.PID)
 		f.guardian.KillTree(f.command)
 	}
 }
 
-// abandoned is called when the guardian has ended without a word.
+// abandoned is called when the guardian has ended without its last message.
 func (f *front) abandoned() {
 	how := f.guardian.Status()
 	killed, denied := f.guardian.KillOrphans(f.command)

@@ -15,33 +15,32 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// errFrontGone ends a wait for a front that has died, errFrontStopped for one that
-// its shell has stopped.
+// errFrontGone ends a wait after its front has died, errFrontStopped after a shell has
+// stopped the front.
 var (
 	errFrontGone    = errors.New("holdfast run has died")
 	errFrontStopped = errors.New("holdfast run is stopped")
 )
 
-// fore is the front as its guardian sees it.
+// fore is the guardian's view of the front.
 type fore struct {
 	pid   int
 	group int
 	link  *link
 	gone  chan struct{} // closed when it has died
 
-	// ask is what answers a question of the front's; it may be called from any
-	// goroutine.
-	ask atomic.Pointer[func()]
+	// onRequest answers a request of the front for the limit. Any goroutine may call it.
+	onRequest atomic.Pointer[func()]
 
-	mu     sync.Mutex
-	goOn   chan struct{} // closed when it goes on; nil when it was not stopped
-	leave  func()        // leaves the queue; nil when there is nothing to leave
-	unread atomic.Bool   // it has not yet heard what it was told of the trust
-	told   atomic.Int64  // what that was
+	mu        sync.Mutex
+	goOn      chan struct{} // closed when it is continued; nil when it was not stopped
+	leave     func()        // leaves the queue; nil when there is nothing to leave
+	unread    atomic.Bool   // the front has not yet confirmed the last limit
+	lastLimit atomic.Int64  // the last limit sent
 }
 
-// Guard is the guardian: it takes the lock, runs the command, and answers the
-// exit status. The words are those that proc.StartGuardian gives it.
+// Guard runs the guardian: it takes the lock, runs the command, and returns the exit status.
+// The words are those of proc.StartGuardian.
 func Guard(words []string, p *say.Printer) int {
 	if len(words) != 2 {
 		words = []string{"", ""}
@@ -63,27 +62,27 @@ func Guard(words []string, p *say.Printer) int {
 	r := &runner{Options: w.options(), say: p, sigs: sigs, front: f}
 	status, rest := r.run()
 	if rest == nil {
-		f.link.send(sayDone, int64(status))
+		f.link.send(msgDone, int64(status))
 		f.link.flush()
 		return status
 	}
 	// A reader of the output must not wait for this process.
 	p.Flush()
 	proc.Detach(3)
-	f.link.send(sayLeave, int64(status))
+	f.link.send(msgLeave, int64(status))
 	f.link.flush()
 	rest()
 	return status
 }
 
-// listen passes on what the front tells.
+// listen handles the front's messages.
 func (f *fore) listen(sigs *signals) {
 	defer close(f.gone)
 	for m := range f.link.in {
 		switch m.kind {
-		case tellSignal:
+		case msgSignal:
 			sigs.got(syscall.Signal(m.value))
-		case tellGoOn:
+		case msgContinue:
 			f.mu.Lock()
 			if f.goOn != nil {
 				close(f.goOn)
@@ -91,10 +90,10 @@ func (f *fore) listen(sigs *signals) {
 			}
 			f.mu.Unlock()
 			sigs.got(sigCont)
-		case tellHeard:
+		case msgConfirm:
 			f.unread.Store(false)
-		case tellAsk:
-			f.told.Store(0) // it is to be told again
+		case msgRequestLimit:
+			f.lastLimit.Store(0) // the next limit is sent in any case
 			f.unread.Store(false)
 			f.asked()
 		}
@@ -102,12 +101,12 @@ func (f *fore) listen(sigs *signals) {
 }
 
 func (f *fore) asked() {
-	if ask := f.ask.Load(); ask != nil {
-		(*ask)()
+	if onRequest := f.onRequest.Load(); onRequest != nil {
+		(*onRequest)()
 	}
 }
 
-// dead tells whether the front has died.
+// dead reports whether the front has died.
 func (f *fore) dead() bool {
 	select {
 	case <-f.gone:
@@ -117,12 +116,12 @@ func (f *fore) dead() bool {
 	}
 }
 
-// suspend has the front stop, as a shell expects of a job.
-func (f *fore) suspend(sig syscall.Signal) { f.link.send(saySuspend, int64(sig)) }
+// suspend makes the front stop, as a shell expects of a job.
+func (f *fore) suspend(sig syscall.Signal) { f.link.send(msgSuspend, int64(sig)) }
 
-// suspendWaiting has it stop while nothing runs that could be stopped first. This
-// process is not stopped: it could be in the middle of something at the store. It
-// leaves the queue, so that nobody waits for a stopped job.
+// suspendWaiting stops the front while no command runs that must stop first. The guardian is
+// not stopped, because it may be in the middle of a request to the store. It leaves the
+// queue, so that no other client waits for a stopped job.
 func (f *fore) suspendWaiting(sig syscall.Signal) {
 	f.mu.Lock()
 	if f.goOn == nil {
@@ -135,8 +134,8 @@ func (f *fore) suspendWaiting(sig syscall.Signal) {
 	f.suspend(sig)
 }
 
-// whileWaiting sets what leaves the queue when the front is stopped, or nil. It
-// answers whether that is so already.
+// whileWaiting sets the function that leaves the queue when the front is stopped, or nil. It
+// reports whether the front is already stopped.
 func (f *fore) whileWaiting(leave func()) (stopped bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -144,15 +143,14 @@ func (f *fore) whileWaiting(leave func()) (stopped bool) {
 	return f.goOn != nil
 }
 
-// stopped tells whether it was told to stop and has not gone on.
+// stopped reports whether the front was stopped and has not been continued.
 func (f *fore) stopped() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.goOn != nil
 }
 
-// await returns when the front goes on, if it was told to stop, or has died, or
-// when ctx ends.
+// await returns when a stopped front is continued or has died, or when ctx ends.
 func (f *fore) await(ctx context.Context) {
 	f.mu.Lock()
 	goOn := f.goOn
@@ -167,29 +165,29 @@ func (f *fore) await(ctx context.Context) {
 	}
 }
 
-// trust tells until when the command may run, unless the front, because it is
-// stopped, has not heard the last news.
-func (f *fore) trust(left time.Duration) {
+// setValidity sends until when the command may run, unless the front has not confirmed the
+// last limit, because it is stopped.
+func (f *fore) setValidity(left time.Duration) {
 	if left == driver.Forever {
 		return
 	}
 	until := proc.Boottime() + int64(left)
-	// It comes every second, and is news when the lock has been renewed.
-	if old := time.Duration(until - f.told.Load()); old.Abs() < time.Millisecond {
+	// The call comes every second, and the limit differs after a renewal.
+	if old := time.Duration(until - f.lastLimit.Load()); old.Abs() < time.Millisecond {
 		return
 	}
 	if f.unread.CompareAndSwap(false, true) {
-		f.tell(until)
+		f.sendLimit(until)
 	}
 }
 
-// limit tells it in any case.
-func (f *fore) limit(left time.Duration) { f.tell(proc.Boottime() + int64(left)) }
+// limit sends the limit in any case.
+func (f *fore) limit(left time.Duration) { f.sendLimit(proc.Boottime() + int64(left)) }
 
-// noLimit: there is nothing to watch over any more.
-func (f *fore) noLimit() { f.tell(0) }
+// noLimit ends the front's supervision of the limit.
+func (f *fore) noLimit() { f.sendLimit(0) }
 
-func (f *fore) tell(until int64) {
-	f.told.Store(until)
-	f.link.send(sayTrust, until)
+func (f *fore) sendLimit(until int64) {
+	f.lastLimit.Store(until)
+	f.link.send(msgLimit, until)
 }

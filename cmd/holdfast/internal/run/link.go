@@ -11,26 +11,26 @@ import (
 	"time"
 )
 
-// What front and guardian tell each other, over a pair of sockets. Before it the
-// guardian is told its orders.
+// kind is the kind of a message between front and guardian, over a socket pair. The guardian
+// first receives its orders.
 type kind byte
 
 const (
 	// To the guardian.
-	tellSignal kind = iota + 1 // the front got this signal
-	tellGoOn                   // the front was continued, or cannot be stopped
-	tellHeard                  // the answer to sayTrust
-	tellAsk                    // for a sayTrust
+	msgSignal       kind = iota + 1 // the front got this signal
+	msgContinue                     // the front was continued, or cannot be stopped
+	msgConfirm                      // confirms msgLimit
+	msgRequestLimit                 // requests msgLimit
 
 	// To the front.
-	saySuspend // stop, as the terminal's signal would have made you
-	sayStarted // the command, and its group, have this number
-	sayTrust   // the command may run until then, by proc.Boottime; 0 is for ever
-	sayToken   // of the lock of a section
-	saySlot    // of it, -1 if it has none
-	sayHeld    // a section may begin: end, and leave the guardian behind
-	sayDone    // all is over, with this status
-	sayLeave   // end with this status: the guardian goes on without the front
+	msgSuspend // stop, with this signal of the terminal
+	msgStarted // the command, and its group, have this number
+	msgLimit   // the command may run until then, by proc.Boottime; 0 is forever
+	msgToken   // the token of a section's lock
+	msgSlot    // the slot of a section's lock, -1 without one
+	msgHeld    // a section may begin: end, and leave the guardian behind
+	msgDone    // the run has ended with this status
+	msgLeave   // end with this status: the guardian goes on without the front
 )
 
 type message struct {
@@ -40,8 +40,8 @@ type message struct {
 
 const messageSize = 9
 
-// link is one end. It reads as closed when the process at the other has died,
-// in whatever way: nobody else has it open.
+// link is one end of the socket pair. It reads as closed when the process at the other end
+// has died in any way: no third process has it open.
 type link struct {
 	f    *os.File
 	in   chan message // closed at the end
@@ -50,8 +50,8 @@ type link struct {
 	sent chan struct{}
 }
 
-// queued bounds the messages to a process that is stopped. Signals are merged by
-// the system as well; everything else waits for an answer.
+// queued limits the messages to a stopped process. The system merges signals as well, and
+// every other message waits for an answer.
 const queued = 64
 
 func newLink(f *os.File) *link {
@@ -60,7 +60,7 @@ func newLink(f *os.File) *link {
 	return l
 }
 
-// read delivers what the other says, and closes in when it has died.
+// read delivers the other end's messages, and closes in when that process has died.
 func (l *link) read() {
 	defer close(l.in)
 	var buf [messageSize]byte
@@ -78,7 +78,7 @@ func (l *link) write(out chan message) {
 		var buf [messageSize]byte
 		buf[0] = byte(m.kind)
 		binary.LittleEndian.PutUint64(buf[1:], uint64(m.value))
-		// To one that has died: its end is seen elsewhere.
+		// The other process may have died; its end is seen elsewhere.
 		_, _ = l.f.Write(buf[:])
 	}
 }
@@ -93,7 +93,7 @@ func (l *link) send(k kind, value int64) {
 	}
 }
 
-// flush waits until what was sent is on its way; nothing is sent after it.
+// flush waits until all messages are written; send sends nothing after it.
 func (l *link) flush() {
 	l.mu.Lock()
 	out := l.out
@@ -103,8 +103,8 @@ func (l *link) flush() {
 	<-l.sent
 }
 
-// orders are the Options on their way to the guardian. What need not be valid
-// UTF-8 goes as bytes.
+// orders are the Options on their way to the guardian. Fields that need not be valid UTF-8
+// are bytes.
 type orders struct {
 	Name, Namespace, Reason, Once string
 	Store, Path                   []byte
@@ -143,7 +143,7 @@ func (w orders) options() Options {
 	return o
 }
 
-// give writes the orders, before anything else.
+// give writes the orders, before any message.
 func (w orders) give(to io.Writer) error {
 	b, err := json.Marshal(w)
 	if err != nil {
@@ -154,7 +154,7 @@ func (w orders) give(to io.Writer) error {
 	return err
 }
 
-// mostOrders is far above what a system lets a command line be.
+// mostOrders is far above a system's limit of a command line.
 const mostOrders = 64 << 20
 
 func take(from io.Reader) (w orders, err error) {

@@ -28,7 +28,7 @@ func (o *Options) fingerprint() string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// Nested returns an error if an outer run holds the lock: this one would wait for
+// Nested returns an error if an outer run holds the lock, because this run would wait for
 // itself.
 func (o *Options) Nested() error {
 	held := os.Getenv(EnvHeld)
@@ -38,7 +38,7 @@ func (o *Options) Nested() error {
 	return nil
 }
 
-// heldBy is the value of EnvHeld for a command under this lock.
+// heldBy returns the value of EnvHeld for a command under this lock.
 func (o *Options) heldBy() string {
 	if outer := os.Getenv(EnvHeld); outer != "" {
 		return outer + "," + o.fingerprint()

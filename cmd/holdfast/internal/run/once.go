@@ -17,8 +17,8 @@ import (
 // errDone ends a run whose key is marked as done.
 var errDone = errors.New("it is done")
 
-// marks keeps the mark of --once. It has a client of the store of its own, which lives from
-// the first look until the run has ended.
+// marks keeps the mark of --once. It has a store client of its own, from the first look
+// until the run has ended.
 type marks struct {
 	store   driver.Store
 	values  optimistic.Values
@@ -74,7 +74,7 @@ func (r *runner) checkMark(ctx context.Context) (err error) {
 	return errDone
 }
 
-// mark marks the key of --once after a command that has succeeded, while the lock is held.
+// mark marks the key of --once after its command has succeeded, while the lock is held.
 func (r *runner) mark(lock *holdfast.Lock, status int) (int, error) {
 	if r.Once == "" || status != exit.OK {
 		return status, nil
@@ -93,6 +93,6 @@ func (r *runner) closeMarks() {
 	if r.marks != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		defer cancel()
-		_ = r.marks.store.Close(ctx) // nothing of it is left to confirm
+		_ = r.marks.store.Close(ctx) // no request of it is left to confirm
 	}
 }

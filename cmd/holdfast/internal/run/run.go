@@ -2,40 +2,38 @@
 //
 // # The processes
 //
-// The process that the user starts is the front: it has the signals, its shell's
-// job control and the exit status. It starts this program a second time, as the
-// guardian, in a process group of its own, with a pair of sockets between them.
-// The guardian holds the lock, and the command is its child. Each sees the other
-// die by the end of the sockets, which no third process has open.
+// The process that the user starts is the front: it has the signals, its shell's job control
+// and the exit status. It starts this program a second time, as the guardian, in a process
+// group of its own, with a socket pair between them. The guardian holds the lock, and the
+// command is its child. Each of the two sees the other's death by the end of its socket,
+// which no third process has open.
 //
 // # What is kept
 //
-// The lock is released only when no process is left that the command has started,
-// whatever group or session it has put itself into: on Linux both are subreapers,
-// so that orphans are handed to the guardian, and it has no children exactly when
-// there are no descendants. (Elsewhere that is so of the command's process group.)
-// Until then the lock is renewed, also while the command is being ended.
+// The lock is released only when no process is left that the command has started, in any
+// group or session. On Linux both the front and the guardian are subreapers: orphans are
+// handed to the guardian, so it has no children exactly when there are no descendants. On
+// other systems that holds for the command's process group. Until then the lease is renewed,
+// also while the command is being ended.
 //
-// When the front dies, the guardian ends the command and everything it has
-// started (SIGTERM, the grace, SIGKILL), and then releases. When the front is
-// stopped, nothing changes.
+// When the front dies, the guardian ends the command and everything it has started (SIGTERM,
+// the grace, SIGKILL), and then releases the lock. When the front is stopped, nothing
+// changes.
 //
-// When the guardian dies, the lock may be free at once, as with any holder that
-// dies. The orphans are handed to the front, which kills them at once. When the
-// guardian is stopped for longer than the lock is sure, the front kills them when
-// that is over.
+// When the guardian dies, the lock may be free at once, as with any holder that dies. The
+// orphans are handed to the front, which kills them at once. When the guardian is stopped,
+// the front kills them at the end of the lock's validity.
 //
-// When trust in the lock runs down because it cannot be renewed, the command and
-// all it has started get SIGTERM while a grace is left of it, and SIGKILL before
-// it is over; so nothing of it runs when the store may grant the name to someone
-// else. Where a store takes a lock away without a warning they get SIGTERM at once
-// and SIGKILL after the grace: that long two may run, and the token is what tells
-// them apart.
+// When the lock cannot be renewed, the command and all it has started get SIGTERM while one
+// grace of validity is left, and SIGKILL before the validity ends. So none of them runs when
+// the store may grant the name to another client. When a store takes a lock away without a
+// warning, they get SIGTERM at once and SIGKILL after the grace. During that grace two
+// commands may run, and a resource tells them apart by the token.
 //
-// Beyond it are the death or the stop of front and guardian at the same time, a
-// process that neither has the right to kill (the lock is then kept until it ends,
-// if the store lets us), and what others do for the command: a service manager, a
-// container engine, cron.
+// Three cases are outside of this. The front and the guardian may die or stop at the same
+// time. Neither may have the right to kill a process; the lock is then kept until it ends,
+// if the store allows that. And a service manager, a container engine or cron may act for
+// the command.
 package run
 
 import (
@@ -55,7 +53,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Options say what to run under which lock. They have been checked.
+// Options describe the command and its lock. They have been checked.
 type Options struct {
 	Name      string
 	Store     string // URL
@@ -81,15 +79,16 @@ type Options struct {
 	Section int
 }
 
-// DefaultGrace is the longest grace that a run gets without asking for one.
+// DefaultGrace is the longest grace of a run without --grace.
 const DefaultGrace = 10 * time.Second
 
-// closeTimeout bounds what is done at the store after the command has ended, or
-// after the wait was interrupted. What is unconfirmed then ends with its TTL.
+// closeTimeout limits the requests to the store after the command has ended, or after the
+// wait was interrupted. A lease or queue entry whose end is unconfirmed then ends with its
+// TTL.
 const closeTimeout = 10 * time.Second
 
-// withdrawTimeout bounds how long the end of a wait is held up by the withdrawal of its
-// queue entry. The guardian goes on with it when the front has ended.
+// withdrawTimeout limits how long the withdrawal of its queue entry delays the end of a
+// wait. The guardian goes on with it when the front has ended.
 const withdrawTimeout = 100 * time.Millisecond
 
 type runner struct {
@@ -105,8 +104,8 @@ type runner struct {
 	marks   *marks // nil before the first look at the mark of --once
 }
 
-// run takes the lock, runs the command, and answers the exit status. What rest does,
-// if it is not nil, remains to be done at the store, and no caller needs to wait for it.
+// run takes the lock, runs the command, and returns the exit status. If rest is not nil, it
+// ends the remaining requests to the store, for which no caller needs to wait.
 func (r *runner) run() (status int, rest func()) {
 	defer r.closeMarks()
 	locker, lock, err := r.acquire()
@@ -123,8 +122,8 @@ func (r *runner) run() (status int, rest func()) {
 	return r.notAcquired(err), rest
 }
 
-// withdraw closes the locker of a wait that has ended. When the time of --wait is over,
-// it returns what remains to be done after withdrawTimeout.
+// withdraw closes the Locker of a wait that has ended. When the time of --wait is over, it
+// returns the work that remains after withdrawTimeout.
 func (r *runner) withdraw(locker *holdfast.Locker) (rest func()) {
 	closed := make(chan struct{})
 	go func() {
@@ -157,7 +156,7 @@ func (r *runner) notAcquired(err error) int {
 		return exit.Lost
 	}
 	status := exit.Of(err, r.BusyStatus)
-	// A busy lock is no news where the user has said that it is no failure.
+	// With --busy-status 0 a busy lock is no failure, so it is not reported.
 	if !errors.Is(err, holdfast.ErrBusy) || r.BusyStatus != exit.OK || r.Verbose || r.say.Terminal() {
 		r.say.Line("%s", r.explain(err))
 	}
@@ -175,7 +174,7 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	defer stop()
 	// The context lives as long as the lock: it is not cancelled here.
 	defer w.done()
-	// --wait bounds the first contact as well, and never the lock itself.
+	// --wait limits the first contact as well, and never the lock itself.
 	opening, opened := ctx, func() {}
 	if r.Wait > 0 {
 		opening, opened = context.WithTimeout(ctx, r.Wait)
@@ -190,13 +189,13 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 		return locker, nil, err
 	}
 	if g.Scope == driver.ScopeProcess {
-		r.say.Line("warning: the %s store reaches no further than one process: nobody is kept out", g.Kind)
+		r.say.Line("warning: the %s store reaches no further than one process: other processes are not excluded", g.Kind)
 	}
 	if r.ttl, r.grace, err = r.leaseTimes(g); err != nil {
 		return locker, nil, err
 	}
 	r.linger = g.Linger
-	// Nobody needs to wait for the lock of what is done.
+	// A command whose key is marked does not need the lock.
 	if err := r.checkMark(opening); err != nil {
 		return locker, nil, err
 	}
@@ -211,7 +210,7 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	return locker, lock, err
 }
 
-// take takes the lock, and begins anew when its job was stopped and goes on.
+// take takes the lock, and begins anew when its job was stopped and is continued.
 func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) (*holdfast.Lock, error) {
 	take := locker.Lock
 	if r.Try {
@@ -247,10 +246,10 @@ func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) 
 	}
 }
 
-// leaseTimes returns the TTL and the grace. A value that the user gave stands, and
-// the other adapts to it; a TTL adapts to the limits of the store as well. The
-// grace is at most a third of the TTL, so that a command whose lock cannot be
-// renewed gets SIGTERM while one renewal at least is still to come.
+// leaseTimes returns the TTL and the grace. A given value stands, and the other one adapts
+// to it; a TTL adapts to the store's limits as well. The grace is at most a third of the
+// TTL. So a command whose lock cannot be renewed gets SIGTERM while at least one renewal is
+// still to come.
 func (o *Options) leaseTimes(g holdfast.Guarantees) (ttl, grace time.Duration, err error) {
 	ttl = holdfast.DefaultTTL
 	switch {
@@ -288,8 +287,7 @@ func (r *runner) lockOptions() []holdfast.LockOption {
 	return opts
 }
 
-// explain says what kept the lock from being acquired, in words that fit below
-// "holdfast:".
+// explain describes why the lock was not acquired, in words that fit after "holdfast:".
 func (r *runner) explain(err error) string {
 	busy, ok := errors.AsType[*holdfast.BusyError](err)
 	if !ok {
@@ -313,7 +311,7 @@ func held(holders []holdfast.Holder) string {
 	if h.Reason != "" {
 		s += " (" + h.Reason + ")"
 	}
-	// By the store's clock, which need not be this machine's.
+	// By the store's clock, which may differ from this machine's.
 	if age := time.Since(h.Since); !h.Since.IsZero() && age >= 0 {
 		s += ", since " + round(age)
 	}
@@ -323,7 +321,7 @@ func held(holders []holdfast.Holder) string {
 	return s
 }
 
-// round leaves of a duration what people want to know.
+// round rounds a duration for people.
 func round(d time.Duration) string {
 	switch {
 	case d >= time.Minute:
@@ -349,14 +347,14 @@ func (r *runner) hold(locker *holdfast.Locker, lock *holdfast.Lock) int {
 	return r.release(locker, lock, status)
 }
 
-// command starts the command and sees it to its end.
+// command starts the command and waits for its end.
 func (r *runner) command(lock *holdfast.Lock) (int, error) {
 	r.front.await(lock.Context()) // if the job was stopped just now
 	if r.front.dead() {
 		return exit.Lost, errFrontGone
 	}
 	if sig := r.sigs.interrupted(); sig != 0 {
-		// It came together with the grant, whose context it has ended: no loss.
+		// The signal came together with the grant, and ended its context: this is no loss.
 		return exit.BySignal(sig), fmt.Errorf("waiting for %q: %w", r.Name, errSignal(sig))
 	}
 	if lock.Context().Err() != nil {
@@ -382,27 +380,27 @@ func (r *runner) command(lock *holdfast.Lock) (int, error) {
 		}
 		return status, err
 	}
-	r.front.link.send(sayStarted, int64(g.PID()))
+	r.front.link.send(msgStarted, int64(g.PID()))
 	s := &supervision{runner: r, lock: lock, group: g, terminal: t}
 	return s.run(), nil
 }
 
-// section holds the lock while a process lives that is not this one's.
+// section holds the lock while a process lives that this one has not started.
 func (r *runner) section(lock *holdfast.Lock) (int, error) {
 	p, err := proc.Attach(r.Section)
 	if err != nil {
 		return exit.Usage, fmt.Errorf("--pid %d: %w", r.Section, err)
 	}
 	proc.Detach(2)
-	for _, m := range []message{{sayToken, int64(lock.Token())}, {saySlot, int64(lock.Slot())}, {sayHeld, 0}} {
+	for _, m := range []message{{msgToken, int64(lock.Token())}, {msgSlot, int64(lock.Slot())}, {msgHeld, 0}} {
 		r.front.link.send(m.kind, m.value)
 	}
 	s := &supervision{runner: r, lock: lock, group: p}
 	return s.run(), nil
 }
 
-// environment tells the command what it holds. What an outer run has told is
-// replaced, also where this lock has nothing to say.
+// environment returns the command's variables for its lock. It replaces all variables of an
+// outer run, also with empty values.
 func environment(env []string, lock *holdfast.Lock) []string {
 	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool {
 		key, _, _ := strings.Cut(v, "=")
@@ -415,7 +413,7 @@ func environment(env []string, lock *holdfast.Lock) []string {
 	return env
 }
 
-// release gives the lock back and answers the final status.
+// release releases the lock and returns the final status.
 func (r *runner) release(locker *holdfast.Locker, lock *holdfast.Lock, status int) int {
 	err := lock.Unlock()
 	lost, isLost := errors.AsType[*holdfast.LostError](err)
@@ -439,8 +437,8 @@ func (r *runner) release(locker *holdfast.Locker, lock *holdfast.Lock, status in
 	return status
 }
 
-// close waits for what the Locker has left to do at the store, no longer than
-// given, and not after another signal. It answers whether all is done.
+// close waits for the Locker's remaining requests to the store, until the timeout or another
+// signal. It reports whether all are done.
 func (r *runner) close(locker *holdfast.Locker, within time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
@@ -453,7 +451,7 @@ func (r *runner) close(locker *holdfast.Locker, within time.Duration) bool {
 	return err == nil || ctx.Err() == nil
 }
 
-// errSignal ends what a signal interrupts.
+// errSignal ends a wait or request that a signal interrupts.
 type errSignal syscall.Signal
 
 func (e errSignal) Error() string { return "ended by " + proc.SignalName(syscall.Signal(e)) }

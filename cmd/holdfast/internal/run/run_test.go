@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestSignalWithTheGrant: a signal that ends the wait in the moment in which it has
-// succeeded is the end of a wait, and the loss of no lock.
+// TestSignalWithTheGrant: a signal ends the wait at the moment of the grant. The run reports
+// the end of a wait, and no loss.
 func TestSignalWithTheGrant(t *testing.T) {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {

@@ -9,23 +9,22 @@ import (
 	"syscall"
 )
 
-// ending are the signals that end a wait; the command gets them like the others
-// once it runs.
+// ending are the signals that end a wait; a running command gets them like the others.
 var ending = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
-// signals receives this process's signals from the beginning to the end, so that
-// none falls between two of its stages.
+// signals receives this process's signals from the beginning to the end, so that none is
+// lost between two stages.
 type signals struct {
 	ch    chan os.Signal
 	ended atomic.Int32 // the first signal that ended a wait
-	stops []os.Signal  // those of stopping that were not ignored at the start
+	stops []os.Signal  // the stop signals that were not ignored at the start
 }
 
 func listen() *signals {
 	s := &signals{ch: make(chan os.Signal, 32)}
 	catch := func(sig os.Signal) bool {
-		// Under nohup, or behind a script's "&", HUP and INT are ignored and stay so,
-		// for the command as well. Of the others a Go program does not learn it.
+		// Under nohup, or behind a script's "&", HUP and INT are ignored and stay so, also
+		// for the command. A Go program cannot see that of other signals.
 		return !signal.Ignored(sig)
 	}
 	for _, sig := range append(forwarded(), ending...) {
@@ -41,8 +40,8 @@ func listen() *signals {
 	return s
 }
 
-// got is for a signal that comes by another way. As with signal.Notify, one too
-// many is dropped.
+// got adds a signal that came over the link. Like signal.Notify, it drops a signal if the
+// queue is full.
 func (s *signals) got(sig os.Signal) {
 	select {
 	case s.ch <- sig:
@@ -50,17 +49,17 @@ func (s *signals) got(sig os.Signal) {
 	}
 }
 
-// catchStops receives the terminal's stop signals as well, again after a stop:
-// the command stops first.
+// catchStops receives the terminal's stop signals as well, again after a stop: the command
+// stops first.
 func (s *signals) catchStops() {
 	if len(s.stops) > 0 {
 		signal.Notify(s.ch, s.stops...)
 	}
 }
 
-// interrupt cancels with the first ending signal, and when gone is closed, until
-// stop is called. The terminal's stop signal is suspend's; the others are for the
-// command and come to nothing before it runs.
+// interrupt calls cancel at the first ending signal, and when gone is closed, until stop is
+// called. suspend handles the terminal's stop signal. The other signals are for the command
+// and have no effect before it runs.
 func (s *signals) interrupt(gone <-chan struct{}, cancel context.CancelCauseFunc, suspend func(syscall.Signal)) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -87,5 +86,5 @@ func (s *signals) interrupt(gone <-chan struct{}, cancel context.CancelCauseFunc
 	return func() { close(quit); <-done }
 }
 
-// interrupted is the signal that ended a wait, or 0.
+// interrupted returns the signal that ended a wait, or 0.
 func (s *signals) interrupted() syscall.Signal { return syscall.Signal(s.ended.Load()) }

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Signals that this system has not: numbers that never arrive.
+// Signals that this system does not have: numbers that never arrive.
 const (
 	sigCont = syscall.Signal(-1)
 	sigTstp = syscall.Signal(-2)

@@ -14,11 +14,11 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// look is the longest the trust left goes unlooked at: no timer notices a
-// suspended machine.
+// look is the longest interval between two checks of the remaining validity: no timer
+// detects a suspended machine.
 const look = time.Second
 
-// job is what runs under a lock: a command, or the process of a section.
+// job is the work under a lock: a command, or the process of a section.
 type job interface {
 	PID() int
 	Stopped() <-chan syscall.Signal
@@ -32,35 +32,34 @@ type job interface {
 	SignalLeavers(syscall.Signal) []proc.Process
 }
 
-// supervision sees a command from its start to its end. One goroutine does it
-// all.
+// supervision controls a command from its start to its end, in one goroutine.
 type supervision struct {
 	*runner
 	lock     *holdfast.Lock
 	group    job
 	terminal *proc.Terminal
 
-	check  *time.Timer // of the trust left
-	kill   *time.Timer // set when the group has been told to end
+	check  *time.Timer // of the remaining validity
+	kill   *time.Timer // set when the group has got its first signal
 	killAt time.Time   // zero while kill is not set
 	failed bool        // the lock was lost, or could not be kept
 	ended  bool        // the command itself has ended
-	// atTerminal: it had the terminal when it ended.
+	// atTerminal: the command had the terminal when it ended.
 	atTerminal bool
 	toldKilled bool
-	denied     map[proc.Process]bool // the user has been told of them
+	denied     map[proc.Process]bool // the user has been warned of these processes
 }
 
-// again is how often those who are to be killed are looked for, while any is
-// left: one may be born while they are looked through.
+// again is the interval of the search for processes to kill, while any is left: a process
+// may start during a search.
 const again = 100 * time.Millisecond
 
 // run returns when no process is left.
 func (s *supervision) run() int {
-	sure := func() { s.front.trust(s.lock.Remaining()) }
-	s.front.ask.Store(&sure)
+	sure := func() { s.front.setValidity(s.lock.Remaining()) }
+	s.front.onRequest.Store(&sure)
 	s.check, s.kill = newTimer(), newTimer()
-	s.checkTrust()
+	s.checkValidity()
 	var limit <-chan time.Time
 	if s.MaxHold > 0 {
 		t := time.NewTimer(s.MaxHold)
@@ -88,7 +87,7 @@ func (s *supervision) run() int {
 			s.end(s.grace)
 			s.say.Line("the command has held %q for its maximum of %s: it gets SIGTERM, and SIGKILL in %s", s.Name, s.MaxHold, round(s.grace))
 		case <-s.check.C:
-			s.checkTrust()
+			s.checkValidity()
 		case <-lost:
 			lost = nil
 			s.lost()
@@ -104,7 +103,7 @@ func (s *supervision) run() int {
 			front = nil
 			s.frontGone()
 		case <-s.group.Gone():
-			s.front.ask.Store(nil)
+			s.front.onRequest.Store(nil)
 			s.front.noLimit()
 			return s.status()
 		}
@@ -118,8 +117,8 @@ func newTimer() *time.Timer {
 	return t
 }
 
-// checkTrust ends the command while there is enough trust left to do so.
-func (s *supervision) checkTrust() {
+// checkValidity ends the command while enough validity is left for that.
+func (s *supervision) checkValidity() {
 	left := s.lock.Remaining()
 	if left == driver.Forever || s.failed {
 		return
@@ -130,16 +129,16 @@ func (s *supervision) checkTrust() {
 	}
 	if left > s.grace {
 		if s.killAt.IsZero() {
-			s.front.trust(left)
+			s.front.setValidity(left)
 		}
 		s.check.Reset(min(left-s.grace, look))
 		return
 	}
 	s.failed = true
-	// A little early: a process takes a moment to die.
+	// A little early: a process needs a moment to die.
 	left -= min(s.grace/10, 100*time.Millisecond)
 	s.end(left)
-	s.say.Line("%q cannot be renewed and is sure for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
+	s.say.Line("%q cannot be renewed and is valid for %s only: the command gets SIGTERM, and SIGKILL before that ends", s.Name, round(left))
 }
 
 // lost is called when the lock's context has ended.
@@ -153,7 +152,7 @@ func (s *supervision) lost() {
 		within = 0 // the grace came before
 	}
 	if s.failed && within > 0 {
-		return // it has been told, and the time is set
+		return // it has got its signal, and the time is set
 	}
 	first := !s.failed
 	s.failed = true
@@ -172,8 +171,8 @@ func (s *supervision) lost() {
 	s.say.Line("%q is lost (%s), token %d: the command gets %s", s.Name, why, s.lock.Token(), how)
 }
 
-// end tells the command to end and sets the time of its death, if that is not
-// set for earlier.
+// end sends the command the signal and sets the time of SIGKILL, if that is not set for
+// earlier.
 func (s *supervision) end(within time.Duration) {
 	at := time.Now().Add(within)
 	first := s.killAt.IsZero()
@@ -191,11 +190,11 @@ func (s *supervision) end(within time.Duration) {
 	}
 }
 
-// killAfter sets the time, also for the front, should this process be stopped:
-// there a little later, but not after the lock's end.
+// killAfter sets the time of SIGKILL, also at the front, for the case that this process is
+// stopped. The front's time is a little later, but not after the lock's end.
 func (s *supervision) killAfter(within time.Duration) {
 	s.kill.Reset(within)
-	s.front.ask.Store(nil)
+	s.front.onRequest.Store(nil)
 	deadline := within + time.Second
 	if left := s.lock.Remaining(); left > within {
 		deadline = min(deadline, left)
@@ -203,14 +202,14 @@ func (s *supervision) killAfter(within time.Duration) {
 	s.front.limit(deadline)
 }
 
-// terminate asks the command to end, and what it has started, also what is
-// stopped.
+// terminate sends SIGTERM to the command and to all that it has started, also to stopped
+// processes.
 func (s *supervision) terminate() {
 	s.signalAll(syscall.SIGTERM)
 	s.signalAll(sigCont)
 }
 
-// killAll goes on until nothing is left.
+// killAll kills until no process is left.
 func (s *supervision) killAll() {
 	s.front.noLimit()
 	denied := s.signalAll(syscall.SIGKILL)
@@ -218,7 +217,7 @@ func (s *supervision) killAll() {
 		s.toldKilled = true
 		switch {
 		case proc.Blind():
-			s.say.Line("killed what the command left behind in its process group; without /proc the rest is not seen, and %q is kept until it ends", s.Name)
+			s.say.Line("killed what the command left behind in its process group; without /proc the rest is invisible, and %q is kept until it ends", s.Name)
 		case len(denied) == 0:
 			s.say.Line("killed what the command left behind")
 		}
@@ -231,13 +230,13 @@ func (s *supervision) signalAll(sig syscall.Signal) (denied []proc.Process) {
 	if len(denied) == 0 && err != nil {
 		s.cannot(sig, err)
 	}
-	s.tell(denied, sig)
+	s.warn(denied, sig)
 	return denied
 }
 
-// tell says whom a signal cannot be sent: such as a command that became another
-// user. The lock is kept as long as it runs, if the store lets us.
-func (s *supervision) tell(denied []proc.Process, sig syscall.Signal) {
+// warn reports the processes that a signal cannot be sent to, such as a command that became
+// another user. The lock is kept as long as they run, if the store allows that.
+func (s *supervision) warn(denied []proc.Process, sig syscall.Signal) {
 	for _, p := range denied {
 		if !s.denied[p] {
 			if s.denied == nil {
@@ -270,8 +269,8 @@ func (s *supervision) forward(sig os.Signal) {
 	}
 }
 
-// stopped is called when the command was stopped. Where that was the terminal's
-// doing the front stops as well, so that its shell takes over.
+// stopped is called when the command was stopped. If the terminal stopped it, the front
+// stops as well, so that its shell takes over.
 func (s *supervision) stopped(sig syscall.Signal) {
 	if s.terminal == nil {
 		return
@@ -284,7 +283,7 @@ func (s *supervision) stopped(sig syscall.Signal) {
 		}
 	case sigTstp:
 	default:
-		return // whoever sent a SIGSTOP will send a SIGCONT, to the same process
+		return // the sender of SIGSTOP will send SIGCONT to the same process
 	}
 	s.terminal.TakeBack()
 	s.front.suspend(sig)
@@ -292,41 +291,41 @@ func (s *supervision) stopped(sig syscall.Signal) {
 
 // continued is called when the front may have been stopped, or this process.
 func (s *supervision) continued() {
-	// First the lock: if it ran out meanwhile, the command must not go on.
-	s.checkTrust()
+	// First the lock: if it expired meanwhile, the command must not continue.
+	s.checkValidity()
 	s.terminal.Lend(s.group.PID())
 	s.signal(sigCont)
 }
 
-// frontGone is called when nobody is left who could be told how it ended.
+// frontGone is called when no front is left that could report how the command ended.
 func (s *supervision) frontGone() {
-	// Its parent goes on, and may want the terminal. A shell with job control has
-	// taken it already, and has its own idea of the modes.
+	// The front's parent lives on, and may need the terminal. A shell with job control has
+	// taken it already, and sets its own modes.
 	if s.terminal.TakeBack() {
 		s.terminal.RestoreModes()
 	}
 	if !s.killAt.IsZero() {
-		return // it is being ended already
+		return // the command is being ended already
 	}
 	s.say.Line("holdfast run (pid %d) has died: its command gets SIGTERM, and SIGKILL in %s; then %q is released", s.front.pid, round(s.grace), s.Name)
 	s.end(s.grace)
 }
 
-// leaderEnded is called when the command itself has ended. What it has started
-// may live on.
+// leaderEnded is called when the command itself has ended. Processes that it has started may
+// live on.
 func (s *supervision) leaderEnded() {
 	s.ended = true
 	s.atTerminal = s.terminal.TakeBack()
-	// Those of its group while its number is sure to be theirs; the others when it
-	// is known that there are any.
+	// The processes of its group, while its number certainly belongs to them; the others
+	// when some are known.
 	s.signal(syscall.SIGTERM)
 	s.signal(sigCont)
 	s.group.Reap()
 }
 
-// leftBehind is called when the command has ended and others have not.
+// leftBehind is called when the command has ended and other processes have not.
 func (s *supervision) leftBehind() {
-	s.tell(s.group.SignalLeavers(syscall.SIGTERM), syscall.SIGTERM)
+	s.warn(s.group.SignalLeavers(syscall.SIGTERM), syscall.SIGTERM)
 	s.group.SignalLeavers(sigCont)
 	switch {
 	case s.killAt.IsZero():
@@ -337,7 +336,7 @@ func (s *supervision) leftBehind() {
 	}
 }
 
-// status is what the whole run exits with.
+// status returns the exit status of the whole run.
 func (s *supervision) status() int {
 	st := s.group.Status()
 	if st.Signal != 0 && s.atTerminal {

@@ -9,12 +9,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// refresh is how often the line on a terminal asks the store anew who holds the
-// lock; the time it shows runs by the second.
+// refresh is the interval at which the line on a terminal looks up the holder again. Its
+// time advances every second.
 const refresh = 5
 
-// waiting tells those who watch what becomes of the lock: on a terminal whom it
-// waits for, with --verbose every step. It is the Locker's hooks.
+// waiting reports the state of the wait: on a terminal the holders, with --verbose every
+// step. It is the Locker's hooks.
 type waiting struct {
 	r     *runner
 	began time.Time
@@ -28,13 +28,13 @@ type waiting struct {
 	ctx     context.Context
 	inspect func(context.Context) ([]holdfast.Holder, error) // nil where the store cannot
 	ticking sync.WaitGroup
-	probed  chan error // nil if there is no probe; see probe
+	probed  chan error // nil without a probe; see probe
 }
 
-// The probe asks the store once before the time of --wait is over, so that the exit
-// status does not call a lock busy on a store that has failed since it said so. It has
-// probeTimeout for the answer, or half of a shorter wait; a wait below shortestProbe
-// has none.
+// The probe sends the store one request shortly before the time of --wait is over. So the
+// exit status does not call a lock busy if the store has failed since it reported that. The
+// answer has probeTimeout, or half of a shorter wait; a wait below shortestProbe has no
+// probe.
 const (
 	probeTimeout  = 2 * time.Second
 	shortestProbe = time.Second
@@ -62,7 +62,7 @@ func (w *waiting) probe() {
 	}()
 }
 
-// lastContact returns why the probe of a wait that is over has failed, or nil.
+// lastContact returns the error of the probe of an ended wait, or nil.
 func (w *waiting) lastContact() error {
 	if w.probed == nil {
 		return nil
@@ -71,7 +71,7 @@ func (w *waiting) lastContact() error {
 	case err := <-w.probed:
 		return err
 	default:
-		return context.DeadlineExceeded // it does not answer
+		return context.DeadlineExceeded // the store does not answer
 	}
 }
 
@@ -81,8 +81,7 @@ func newWaiting(r *runner) *waiting {
 	return w
 }
 
-// watch lets the line show who holds the lock now, and not only who did when the
-// waiting began.
+// watch updates the holder in the line, which may change during the wait.
 func (w *waiting) watch(l *holdfast.Locker, g holdfast.Guarantees) {
 	if g.Visible == driver.VisibleNothing {
 		return
@@ -93,7 +92,7 @@ func (w *waiting) watch(l *holdfast.Locker, g holdfast.Guarantees) {
 	}
 }
 
-// done ends the line.
+// done removes the line.
 func (w *waiting) done() {
 	w.mu.Lock()
 	w.over = true
@@ -140,7 +139,7 @@ func (w *waiting) wait(holders []holdfast.Holder) {
 	if len(holders) > 0 {
 		w.holders = holders
 	}
-	// The event comes by a goroutine of its own and may be late.
+	// The event comes on a goroutine of its own and may be late.
 	if w.over || w.queued || !w.r.say.Terminal() {
 		return
 	}
@@ -148,7 +147,7 @@ func (w *waiting) wait(holders []holdfast.Holder) {
 	w.ticking.Go(w.tick)
 }
 
-// pause clears the line while the job is stopped and the terminal its shell's.
+// pause removes the line while the job is stopped and the shell has the terminal.
 func (w *waiting) pause() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -167,7 +166,7 @@ func (w *waiting) tick() {
 	defer second.Stop()
 	for n := 0; ; n++ {
 		if n%refresh == 0 && w.inspect != nil {
-			// Who cannot be asked now is asked later.
+			// A failed request is repeated later.
 			if holders, err := w.inspect(w.ctx); err == nil {
 				w.mu.Lock()
 				w.holders = holders

@@ -1,5 +1,5 @@
-// Package say writes what the command has to tell to standard error: lines, and
-// on a terminal one line that is rewritten.
+// Package say writes the command's messages to standard error: lines, and on a terminal one
+// line that is rewritten.
 package say
 
 import (
@@ -14,13 +14,12 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
 )
 
-// prompt is how long a message may take to be written before its sender goes on.
-// Messages and the command's own output stand in order as long as standard error
-// takes them; when it does not (a full pipe, a terminal stopped with Ctrl-S),
-// what watches over a lock must not wait for it.
+// prompt is how long a sender waits until its message is written. While standard error takes
+// messages, they stand in order with the command's own output. When it does not (a full
+// pipe, a terminal stopped with Ctrl-S), the supervision of a lock must not wait for it.
 const prompt = 50 * time.Millisecond
 
-// most bounds the messages that wait to be written; more are dropped.
+// most limits the messages in the queue; more are dropped.
 const most = 1024
 
 // Printer writes messages. Its methods may be called from any goroutine.
@@ -33,7 +32,7 @@ type Printer struct {
 	flushed  bool
 	width    func() int // of the terminal; nil if there is none
 	rewrites bool       // the terminal can rewrite a line
-	shown    bool       // a line that is to be rewritten stands there
+	shown    bool       // the line of Status is shown
 	secrets  []string
 }
 
@@ -62,7 +61,7 @@ func newPrinter(w io.Writer) *Printer {
 	go func() {
 		defer close(p.written)
 		for m := range p.queue {
-			_, _ = io.WriteString(w, m.text) // there is nowhere to complain
+			_, _ = io.WriteString(w, m.text) // an error cannot be reported anywhere
 			close(m.done)
 			if len(p.queue) == 0 {
 				p.stuck.Store(false)
@@ -95,7 +94,7 @@ func (p *Printer) write(text string) {
 	}
 }
 
-// Flush waits until everything is written. Nothing is written after it.
+// Flush waits until everything is written. Later messages are dropped.
 func (p *Printer) Flush() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,14 +105,14 @@ func (p *Printer) Flush() {
 	<-p.written
 }
 
-// Hide keeps these strings out of all that follows.
+// Hide removes these strings from all later messages.
 func (p *Printer) Hide(secrets []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.secrets = append(p.secrets, secrets...)
 }
 
-// Terminal tells whether people are likely to be watching.
+// Terminal reports whether standard error is a terminal.
 func (p *Printer) Terminal() bool { return p.width != nil }
 
 // Line writes one line.
@@ -145,7 +144,7 @@ func (p *Printer) Status(format string, args ...any) {
 	p.shown = true
 }
 
-// Done removes the line that Status shows.
+// Done removes the line of Status.
 func (p *Printer) Done() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,7 +155,7 @@ func (p *Printer) Done() {
 
 const clearLine = "\r\x1b[K"
 
-// clear is what removes the line of Status, if one stands there.
+// clear returns the bytes that remove the line of Status, if it is shown.
 func (p *Printer) clear() string {
 	if !p.shown || !p.rewrites {
 		return ""
@@ -165,22 +164,22 @@ func (p *Printer) clear() string {
 	return clearLine
 }
 
-// clean keeps a message on one line, without passwords, and without the prefix
-// that the library puts on its errors.
+// clean returns a message as one line, without passwords, and without the prefix of the
+// library's errors.
 func (p *Printer) clean(text string) string {
 	text = strings.ReplaceAll(strings.TrimPrefix(text, "holdfast: "), ": holdfast: ", ": ")
 	text = redact.Text(text, p.secrets...)
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			// Names and reasons are others' words: no control of this terminal.
+			// Names and reasons come from other clients: they must not control this
+			// terminal.
 			return '?'
 		}
 		return r
 	}, joined(text))
 }
 
-// joined makes one line of several. Libraries break and indent what they tell of
-// several tries, and of each try anew.
+// joined makes one line of several. Libraries break and indent the errors of several tries.
 func joined(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	var b strings.Builder

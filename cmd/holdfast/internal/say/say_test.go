@@ -15,7 +15,7 @@ func newTest(width int, rewrites bool) (*Printer, *strings.Builder) {
 	return p, &b
 }
 
-func TestLine(t *testing.T) {
+func TestLineIsCleanAndComplete(t *testing.T) {
 	p, b := newTest(0, false)
 	p.Hide([]string{"hidden"})
 	p.Line("%s", "holdfast: a://u:pw@h: holdfast: hidden\n\nof two:\n\tfirst\tone\n\tsecond \x1b]0;title\x07 line")
@@ -25,9 +25,9 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// TestStatus rewrites one line, never a longer one than fits, and gives way to
-// the lines that stay.
-func TestStatus(t *testing.T) {
+// TestStatusFitsTheLine: the line is rewritten, never longer than the terminal is wide, and
+// makes room for other lines.
+func TestStatusFitsTheLine(t *testing.T) {
 	p, b := newTest(20, true)
 	p.Status("as long as this")
 	p.Line("stays")
@@ -40,7 +40,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 
-	p, b = newTest(20, false) // a terminal that cannot
+	p, b = newTest(20, false) // a terminal that cannot rewrite a line
 	p.Status("only the first, whatever its length")
 	p.Status("second")
 	p.Done()
@@ -58,7 +58,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// blocked is a writer that nobody reads from for a while.
+// blocked is a writer that blocks until the test reads.
 type blocked struct {
 	text   strings.Builder
 	reader chan struct{}
@@ -69,8 +69,8 @@ func (b *blocked) Write(p []byte) (int, error) {
 	return b.text.Write(p)
 }
 
-// TestBlocked: messages do not wait for their reader, and come when it does.
-func TestBlocked(t *testing.T) {
+// TestMessagesDoNotWaitForTheirReader, and arrive when it reads.
+func TestMessagesDoNotWaitForTheirReader(t *testing.T) {
 	b := &blocked{reader: make(chan struct{})}
 	p := newPrinter(b)
 	for range 3 * most {
@@ -79,7 +79,7 @@ func TestBlocked(t *testing.T) {
 	close(b.reader)
 	p.Flush()
 	p.Line("too late")
-	// One is being written while the queue is full.
+	// One message is being written while the queue is full.
 	if got := strings.Count(b.text.String(), "holdfast: line\n"); got != most+1 && got != most {
 		t.Errorf("%d lines", got)
 	}

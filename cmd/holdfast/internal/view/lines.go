@@ -10,11 +10,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Lines writes what scripts read: a line for each holder, for each name that is
-// awaited and held by nobody, and, if asked for, for each waiter. The fields,
-// with tabs between them, are name, state, mode, token, slot, since, TTL in
-// seconds, host:pid, instance, reason, note, and the number of waiters or the
-// waiter's place.
+// Lines writes the output for scripts: a line for each holder, for each awaited name without
+// a holder, and, on request, for each waiter. The fields, with tabs between them, are name,
+// state, mode, token, slot, since, TTL in seconds, host:pid, instance, reason, note, and the
+// number of waiters or the waiter's position.
 func Lines(w io.Writer, st driver.State, waiters bool) error {
 	count := strconv.Itoa(len(st.Waiters))
 	for _, h := range st.Holders {
@@ -51,8 +50,8 @@ func line(w io.Writer, fields ...string) error {
 	return err
 }
 
-// Who names a process in a sentence.
-func Who(o driver.Owner) string {
+// Process describes a process in a sentence.
+func Process(o driver.Owner) string {
 	s := Text(driver.Owner{Host: o.Host, PID: o.PID}.Client())
 	if o.Instance != "" {
 		s += ", " + Text(o.Instance)
@@ -63,7 +62,7 @@ func Who(o driver.Owner) string {
 	return s
 }
 
-// place is host:pid.
+// place returns host:pid.
 func place(o driver.Owner) string {
 	if o.Host == "" && o.PID == 0 {
 		return ""
@@ -95,8 +94,7 @@ func secondsLeft(d time.Duration) string {
 	return strconv.FormatFloat(*seconds(d), 'f', 3, 64)
 }
 
-// Age writes a duration for people: to the second, and less exactly when it is
-// long.
+// Age formats a duration for people: to the second, and with less precision when it is long.
 func Age(d time.Duration) string {
 	d = max(d, 0).Truncate(time.Second)
 	switch {
@@ -117,7 +115,7 @@ func age(o driver.Owner, now time.Time) string {
 	return Age(now.Sub(o.Since))
 }
 
-// left is what remains of a lease, for people.
+// left formats the remaining time of a lease for people.
 func left(d time.Duration) string {
 	switch {
 	case d == driver.Forever:

@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Page writes one lock in full, for people. Nothing is cut off.
+// Page writes one lock in full, for people. It cuts nothing off.
 func Page(w io.Writer, st driver.State, now time.Time) error {
 	var b strings.Builder
 	name := Text(st.Name)
@@ -17,14 +17,14 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 	case n == 0 && len(st.Waiters) == 0:
 		fmt.Fprintf(&b, "%s is free\n", name)
 	case n == 0:
-		fmt.Fprintf(&b, "%s is held by nobody at the moment\n", name)
+		fmt.Fprintf(&b, "%s is not held at the moment\n", name)
 	case n == 1:
 		fmt.Fprintf(&b, "%s is held\n", name)
 	default:
 		fmt.Fprintf(&b, "%s is held by %d\n", name, n)
 	}
 	for _, h := range st.Holders {
-		fmt.Fprintf(&b, "\n  %s\n", Who(h.Owner))
+		fmt.Fprintf(&b, "\n  %s\n", Process(h.Owner))
 		field(&b, "token", token(h.Token))
 		field(&b, "mode", mode(h.Limit))
 		if h.Slot >= 0 {
@@ -47,7 +47,7 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 		fmt.Fprintf(&b, "\n%d waiting\n", n)
 		digits := len(fmt.Sprint(n))
 		for i, o := range st.Waiters {
-			fmt.Fprintf(&b, "  %*d  %s, %s, since %s\n", digits, i+1, Who(o.Owner), mode(o.Limit), when(o.Owner, now))
+			fmt.Fprintf(&b, "  %*d  %s, %s, since %s\n", digits, i+1, Process(o.Owner), mode(o.Limit), when(o.Owner, now))
 		}
 	}
 	text := b.String()

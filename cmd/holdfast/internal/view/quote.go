@@ -1,6 +1,6 @@
-// Package view shows the states of locks: as JSON, as lines for scripts, and as
-// a table and a page for people. Names, hosts and reasons are other processes'
-// words: whatever could control a terminal leaves here quoted or escaped.
+// Package view shows the states of locks: as JSON, as lines for scripts, and as a table and
+// a page for people. Names, hosts and reasons come from other processes. All text that could
+// control a terminal is quoted or escaped here.
 package view
 
 import (
@@ -15,11 +15,11 @@ import (
 	"unicode/utf8"
 )
 
-// none stands where there is nothing to show.
+// none is shown for a missing value.
 const none = "-"
 
-// Text is s as it is, if that is safe on a terminal and cannot be taken for
-// anything else; otherwise quoted like a string of Go.
+// Text returns s unchanged if it is safe on a terminal and unambiguous; otherwise it returns
+// it quoted like a string of Go.
 func Text(s string) string {
 	if s == "" {
 		return none
@@ -30,21 +30,21 @@ func Text(s string) string {
 	return strconv.Quote(s)
 }
 
-// Plain tells whether a shell reads a name as one word and nothing else.
+// Plain reports whether a shell reads a name as one literal word.
 func Plain(s string) bool {
 	return s != "" && s[0] != '-' && s[0] != '~' && strings.IndexFunc(s, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._/:@%+,-", r))
 	}) < 0
 }
 
-// printable also refuses what turns the direction of writing and what is
-// invisible.
+// printable also refuses invisible characters and those that change the direction of
+// writing.
 func printable(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
 }
 
-// JSON writes v with what is not printable escaped, which the standard library
-// does for some control characters only. It is indented unless line is set.
+// JSON writes v with unprintable characters escaped; the standard library escapes only some
+// control characters. It is indented unless line is set.
 func JSON(w io.Writer, v any, line bool) error {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -55,8 +55,8 @@ func JSON(w io.Writer, v any, line bool) error {
 	if err := e.Encode(v); err != nil {
 		return err
 	}
-	// Outside of strings JSON is printable ASCII and line ends: what is escaped
-	// here stands inside one.
+	// Outside of strings JSON is printable ASCII and line ends, so escaped characters are
+	// inside a string.
 	var out strings.Builder
 	for _, r := range b.String() {
 		switch {

@@ -9,11 +9,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// List is what `holdfast ls --json` prints. The shapes here do not follow the
-// changes of the library's types: scripts rely on them, and docs/command.md
-// describes them.
+// List is the output of `holdfast ls --json`. These shapes do not follow changes of the
+// library's types: scripts rely on them, and docs/command.md describes them.
 type List struct {
-	At    string `json:"at"` // when the store was asked
+	At    string `json:"at"` // the time of the request
 	Locks []Lock `json:"locks"`
 }
 
@@ -25,14 +24,14 @@ type Lock struct {
 	Waiters []Waiter `json:"waiters"`
 }
 
-// Owner is who holds or waits.
+// Owner is a holder or a waiter.
 type Owner struct {
 	ID       string `json:"id"`
 	Host     string `json:"host"`
 	PID      int    `json:"pid"`
 	Instance string `json:"instance"`
 	Reason   string `json:"reason"`
-	// Since is by the store's clock where it has one; null where it is not known.
+	// Since is by the store's clock if it has one; null if unknown.
 	Since *string  `json:"since"`
 	Age   *float64 `json:"age_seconds"`
 	Mode  string   `json:"mode"`
@@ -45,18 +44,18 @@ type Holder struct {
 	// and others are exact below 2^53 only.
 	Token string   `json:"token"`
 	Slot  *int     `json:"slot"`
-	TTL   *float64 `json:"ttl_seconds"` // null where grants do not run out, and where it is unknown
+	TTL   *float64 `json:"ttl_seconds"` // null if the grant does not expire, or if that is unknown
 	Note  string   `json:"note"`
 	Owner
 }
 
-// Waiter is a place in the queue.
+// Waiter is a queue entry.
 type Waiter struct {
-	Place int `json:"place"` // from 1
+	Position int `json:"position"` // from 1
 	Owner
 }
 
-// ShapeOfList gives the states their shape.
+// ShapeOfList returns the shape of several states.
 func ShapeOfList(states []driver.State, now time.Time) List {
 	l := List{At: Time(now), Locks: []Lock{}}
 	for _, st := range states {
@@ -65,7 +64,7 @@ func ShapeOfList(states []driver.State, now time.Time) List {
 	return l
 }
 
-// ShapeOf gives one state its shape.
+// ShapeOf returns the shape of one state.
 func ShapeOf(st driver.State, now time.Time) Lock {
 	l := Lock{Name: st.Name, Held: len(st.Holders) > 0, Holders: []Holder{}, Waiters: []Waiter{}}
 	for _, h := range st.Holders {
@@ -77,7 +76,7 @@ func ShapeOf(st driver.State, now time.Time) Lock {
 	return l
 }
 
-// ShapeOfHolder gives one holder its shape.
+// ShapeOfHolder returns the shape of one holder.
 func ShapeOfHolder(h driver.Holder, now time.Time) Holder {
 	s := Holder{Token: token(h.Token), Note: h.Note, Owner: owner(h.Owner, h.Limit, now)}
 	if h.Slot >= 0 {
@@ -89,7 +88,7 @@ func ShapeOfHolder(h driver.Holder, now time.Time) Holder {
 	return s
 }
 
-// ShapeOfWaiter gives one waiter its shape; place counts from 1.
+// ShapeOfWaiter returns the shape of one waiter; place is its position from 1.
 func ShapeOfWaiter(w driver.Waiter, place int, now time.Time) Waiter {
 	return Waiter{Place: place, Owner: owner(w.Owner, w.Limit, now)}
 }
@@ -106,17 +105,16 @@ func owner(o driver.Owner, limit int, now time.Time) Owner {
 	return s
 }
 
-// reason hides the password of a URL that somebody gave as a reason.
+// reason hides the password of a URL in a reason.
 func reason(o driver.Owner) string { return redact.Text(o.Reason) }
 
-// seconds rounds to milliseconds; what a difference between two clocks made
-// negative is 0.
+// seconds rounds to milliseconds. A negative difference between two clocks becomes 0.
 func seconds(d time.Duration) *float64 {
 	s := math.Round(max(d, 0).Seconds()*1000) / 1000
 	return &s
 }
 
-// Time is RFC 3339 in UTC, to the millisecond.
+// Time formats a time as RFC 3339 in UTC, to the millisecond.
 func Time(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
 
 func token(t uint64) string { return strconv.FormatUint(t, 10) }

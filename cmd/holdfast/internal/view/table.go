@@ -13,23 +13,21 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// column is one of a table's.
+// column is one column of a table.
 type column struct {
 	head string
-	// least is how narrow it may become where the terminal is; 0 for as wide as
-	// its longest cell.
+	// least is its least width on a narrow terminal; 0 for the width of its longest cell.
 	least int
-	// always shows it, also when there is nothing in it.
+	// always shows it, also when it is empty.
 	always bool
 	right  bool
-	// dull is what is not worth a column when every cell says it.
+	// dull is a value that is not worth a column if all cells have it.
 	dull string
 	// tail keeps the end of a text that is cut: the process number.
 	tail bool
 }
 
-// The columns, and the order in which they are left out of a table that is too narrow
-// for all of them. NAME and HOLDER stay.
+// The columns, and the order in which a narrow table drops them. NAME and HOLDER stay.
 var (
 	columns = []column{
 		{head: "NAME", least: 10, always: true},
@@ -47,8 +45,8 @@ var (
 	leaveOut = []string{"INSTANCE", "REASON", "SLOT", "TTL", "MODE", "TOKEN", "NOTE", "QUEUE", "AGE"}
 )
 
-// Table lays the states out for a terminal of that width: the heading first, then
-// a line for each holder and, if asked for, each waiter.
+// Table returns the lines of a table for a terminal of that width. The heading is first,
+// then a line for each holder and, on request, each waiter.
 func Table(states []driver.State, now time.Time, waiters bool, width int) []string {
 	rows := make([][]string, 0, len(states))
 	for _, st := range states {
@@ -111,7 +109,7 @@ func layOut(rows [][]string, width int) []string {
 		}
 		widths[slices.IndexFunc(columns, func(c column) bool { return c.head == head })] = 0
 	}
-	// The widest text gives way first: a long name leaves the others whole.
+	// The widest text is cut first: a long name leaves the others whole.
 	for total(widths, false) > width {
 		widest := -1
 		for c, col := range columns {
@@ -135,7 +133,7 @@ func layOut(rows [][]string, width int) []string {
 	return lines
 }
 
-// total is the width of a line, or the least that it can become.
+// total returns the width of a line, or the least possible one.
 func total(widths []int, least bool) int {
 	sum := -len(gap)
 	for c, w := range widths {
@@ -173,7 +171,7 @@ func join(cells []string, widths []int, width int) string {
 		}
 		b.WriteString(text)
 	}
-	// A line that is still too long is cut: one that wraps is no table.
+	// A line that is still too long is cut, because a wrapped line breaks the table.
 	return Cut(strings.TrimRight(b.String(), " "), width)
 }
 
@@ -186,7 +184,7 @@ func cutHost(text string, width int) string {
 	return Cut(text[:i], width-(len(text)-i)) + text[i:]
 }
 
-// Cut cuts a text that is wider than a width, visibly.
+// Cut cuts a text that is wider than a width, with a visible mark.
 func Cut(s string, width int) string {
 	if ASCII() {
 		return ansi.Truncate(escaped(s), width, "~")
@@ -194,8 +192,8 @@ func Cut(s string, width int) string {
 	return ansi.Truncate(s, width, "…")
 }
 
-// ASCII reports whether the user's terminal shows no more than ASCII: the locale is C
-// or POSIX. It does not where the environment names no locale.
+// ASCII reports whether the user's terminal shows ASCII only: the locale is C or POSIX. It
+// reports false if the environment names no locale.
 func ASCII() bool {
 	for _, key := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
 		if v := os.Getenv(key); v != "" {
@@ -205,7 +203,7 @@ func ASCII() bool {
 	return false
 }
 
-// escaped writes what is not ASCII as in a string of Go.
+// escaped escapes all but ASCII like a string of Go.
 func escaped(s string) string {
 	if strings.IndexFunc(s, func(r rune) bool { return r > unicode.MaxASCII }) < 0 {
 		return s

@@ -70,8 +70,8 @@ func states() []driver.State {
 	}
 }
 
-// TestShape holds the JSON fixed: scripts rely on it.
-func TestShape(t *testing.T) {
+// TestShapeOfJSONIsFixed: scripts rely on it.
+func TestShapeOfJSONIsFixed(t *testing.T) {
 	var b strings.Builder
 	if err := view.JSON(&b, view.ShapeOfList(states(), now), true); err != nil {
 		t.Fatal(err)
@@ -79,8 +79,8 @@ func TestShape(t *testing.T) {
 	want := `{"at":"2026-03-01T12:00:00.000Z","locks":[` +
 		`{"name":"a\u001b]0;title\u0007","held":true,"holders":[{"token":"9223372036854775807","slot":0,"ttl_seconds":2.5,"note":"stopped",` +
 		`"id":"id","host":"host","pid":7,"instance":"web-1","reason":"\u001b[31mred http://u:xxxxx@h/","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"limit 4","limit":4}],` +
-		`"waiters":[{"place":1,"id":"w","host":"other","pid":8,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"shared","limit":null}]},` +
-		`{"name":"b","held":false,"holders":[],"waiters":[{"place":1,"id":"v","host":"","pid":0,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"exclusive","limit":1}]},` +
+		`"waiters":[{"position":1,"id":"w","host":"other","pid":8,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"shared","limit":null}]},` +
+		`{"name":"b","held":false,"holders":[],"waiters":[{"position":1,"id":"v","host":"","pid":0,"instance":"","reason":"","since":null,"age_seconds":null,"mode":"exclusive","limit":1}]},` +
 		`{"name":"c","held":true,"holders":[{"token":"2","slot":null,"ttl_seconds":null,"note":"",` +
 		`"id":"id","host":"host","pid":7,"instance":"","reason":"reason","since":"2026-03-01T11:58:30.000Z","age_seconds":90,"mode":"exclusive","limit":1}],"waiters":[]}]}` + "\n"
 	if b.String() != want {
@@ -96,7 +96,7 @@ func TestShape(t *testing.T) {
 	}
 }
 
-// FuzzJSON: what is written reads the same and controls no terminal.
+// FuzzJSON: the written text reads as the same value and controls no terminal.
 func FuzzJSON(f *testing.F) {
 	for _, s := range []string{"", "\x00", "\x7f", "\u009b", "\u2028", "\u202e", "\U000e0001", "<&>", `"\`} {
 		f.Add(s)
@@ -119,8 +119,8 @@ func FuzzJSON(f *testing.F) {
 	})
 }
 
-// TestLines holds the fields fixed.
-func TestLines(t *testing.T) {
+// TestLinesHaveFixedFields that scripts rely on.
+func TestLinesHaveFixedFields(t *testing.T) {
 	var b strings.Builder
 	for _, st := range states() {
 		if err := view.Lines(&b, st, true); err != nil {
@@ -139,8 +139,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestTable fits every width, and shows all where there is room.
-func TestTable(t *testing.T) {
+// TestTableFitsEveryWidth, and shows all columns if there is room.
+func TestTableFitsEveryWidth(t *testing.T) {
 	t.Setenv("LC_ALL", "C.UTF-8")
 	wide := view.Table(states(), now, true, 1000)
 	for i, want := range [][]string{
@@ -171,7 +171,7 @@ func TestTable(t *testing.T) {
 	if head := view.Table(states()[2:], now, false, 80)[0]; strings.Contains(head, "SLOT") || strings.Contains(head, "TTL") || strings.Contains(head, "NOTE") {
 		t.Errorf("heading: %s", head)
 	}
-	// What does not fit is seen to be cut, and the columns stay in line.
+	// A cut text has a visible mark, and the columns stay aligned.
 	long := holder(3)
 	long.Reason = strings.Repeat("long ", 50)
 	table := view.Table([]driver.State{{Name: "n", Holders: []driver.Holder{long}}, {Name: "o", Holders: []driver.Holder{holder(2)}}}, now, false, 80)
@@ -180,7 +180,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestNarrowTable: the columns that matter stay readable, whatever the names are.
+// TestNarrowTable: the important columns stay readable for all names.
 func TestNarrowTable(t *testing.T) {
 	t.Setenv("LC_ALL", "C.UTF-8")
 	h := holder(1795179668629963)
@@ -208,8 +208,8 @@ func TestNarrowTable(t *testing.T) {
 	}
 }
 
-// TestASCII: under a locale of ASCII, tables and pages have nothing else.
-func TestASCII(t *testing.T) {
+// TestASCIILocale: tables and pages contain ASCII only.
+func TestASCIILocale(t *testing.T) {
 	h := holder(3)
 	h.Host, h.Reason = "höst", strings.Repeat("größe ", 50)
 	states := []driver.State{{Name: "nächtlich", Holders: []driver.Holder{h}}}
@@ -234,7 +234,7 @@ func TestPage(t *testing.T) {
 	t.Setenv("LC_ALL", "C.UTF-8")
 	for want, st := range map[string]driver.State{
 		"n is free\n": {Name: "n"},
-		"n is held by nobody at the moment\n\n1 waiting\n  1  another client, exclusive, since unknown\n": {Name: "n", Waiters: states()[1].Waiters},
+		"n is not held at the moment\n\n1 waiting\n  1  another client, exclusive, since unknown\n": {Name: "n", Waiters: states()[1].Waiters},
 		"d is held\n\n  another client on 10.0.0.7\n    token  5\n    mode   exclusive\n    since  unknown\n    ends   unknown\n": {Name: "d",
 			Holders: []driver.Holder{{Owner: driver.Owner{Host: "10.0.0.7"}, Token: 5, Limit: driver.Exclusive, Slot: driver.NoSlot}}},
 		"c is held\n\n  pid 7 on host (reason)\n    token  2\n    mode   exclusive\n" +

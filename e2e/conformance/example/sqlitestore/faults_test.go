@@ -17,7 +17,7 @@ import (
 // faults happen between the store and its file.
 type faults struct {
 	file  string
-	plain *sql.DB // of somebody else
+	plain *sql.DB // of another process
 	stop  *sql.Tx
 	delay atomic.Int64 // of commits' answers, in nanoseconds
 	lose  atomic.Bool  // the next commit's answer
@@ -30,7 +30,7 @@ func newFaults(t *testing.T) *faults {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.plain.Close() })
-	if _, err := f.plain.Exec(schema); err != nil { // what is left is looked for before the first step
+	if _, err := f.plain.Exec(schema); err != nil { // Leftovers may be read before the first step
 		t.Fatal(err)
 	}
 	return f
@@ -51,7 +51,7 @@ func (f *faults) open(t testing.TB, namespace string) driver.Store {
 	return s
 }
 
-// begin keeps everybody else from writing until end.
+// begin keeps all other clients from writing until end.
 func (f *faults) begin(t testing.TB) {
 	var err error
 	if f.stop, err = f.plain.BeginTx(context.Background(), nil); err != nil {

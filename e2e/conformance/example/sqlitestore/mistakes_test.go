@@ -23,34 +23,34 @@ type mistake struct {
 }
 
 var mistakes = []mistake{
-	{"the release looks at the name alone", []string{
-		`"DELETE FROM entries"+theGrant, g.Token, g.ID, t.now)`, `"DELETE FROM entries WHERE granted AND name = ?", []byte(g.Name))`,
+	{"the release compares only the name", []string{
+		`"DELETE FROM entries"+ownGrant, g.Token, g.ID, t.now)`, `"DELETE FROM entries WHERE granted AND name = ?", []byte(g.Name))`,
 	}, "TestConformance/ReleaseByStaleOwner", "release by a stale owner"},
 	{"tokens come from the client's clock", []string{
 		`INSERT INTO entries (space,`, `INSERT INTO entries (seq, space,`,
 		`VALUES (?, ?, ?, ?, ?, ?)`, `VALUES (?, ?, ?, ?, ?, ?, ?)`,
 		`[]any{t.space, []byte(r.Name), r.ID,`, `[]any{time.Now().UnixNano(), t.space, []byte(r.Name), r.ID,`,
 	}, "TestConformance/TokensOfAWrongClock", "a client whose clock is in the year 2000 got token"},
-	{"a lost answer is taken for a no", []string{
+	{"a lost answer counts as busy", []string{
 		`driver.Errorf(driver.CodeUnknown, "sqlite: commit`, `driver.Errorf(driver.CodeUnavailable, "sqlite: commit`,
 	}, "TestConformance/AnswerLost", "was called unavailable, and the next one still gets busy"},
-	{"trust is counted from the answer", []string{
+	{"the validity runs from the answer", []string{
 		"\tif err == nil && g.Token == 0 {\n", "\tg.SentAt = driver.Now()\n\tif err == nil && g.Token == 0 {\n",
 	}, "TestConformance/ValidityNotFromTheAnswer", "although every answer took"},
-	{"a renewal is trusted from the answer", []string{
-		"\tfor i := range answers {\n", "\tfor i := range answers {\n\t\tanswers[i].SentAt = driver.Now()\n",
+	{"the validity of a renewal runs from the answer", []string{
+		"\tfor i := range results {\n", "\tfor i := range results {\n\t\tresults[i].SentAt = driver.Now()\n",
 	}, "TestConformance/ValidityNotFromTheAnswer", "although every answer took"},
-	{"a release wakes nobody", []string{
-		"\t\tt.passOn(g.Name)\n", "",
+	{"a release notifies no waiter", []string{
+		"\t\tt.wakeNext(g.Name)\n", "",
 	}, "TestConformance/PushIsHeard", "no waiter receives one"},
-	{"a wait looks before it listens, and then only listens", []string{
-		"\tear, err := net.Listen", "\tif g, err := s.look(ctx, r); driver.CodeOf(err) != driver.CodeBusy {\n\t\treturn g, err\n\t}\n\tear, err := net.Listen",
-		"\t\tg, err := s.look(ctx, r)\n", "\t\tvar g driver.Grant\n\t\terr := error(&driver.BusyError{})\n\t\tif placed {\n\t\t\tg, err = s.look(ctx, r)\n\t\t}\n",
-		"\t\t_ = ear.SetReadDeadline(time.Now().Add(fallback))\n", "",
-	}, "TestTorture", "for ever: after"},
+	{"a waiter tries before it listens, and then only listens", []string{
+		"\tconn, err := net.Listen", "\tif g, err := s.try(ctx, r); driver.CodeOf(err) != driver.CodeBusy {\n\t\treturn g, err\n\t}\n\tconn, err := net.Listen",
+		"\t\tg, err := s.try(ctx, r)\n", "\t\tvar g driver.Grant\n\t\terr := error(&driver.BusyError{})\n\t\tif queued {\n\t\t\tg, err = s.try(ctx, r)\n\t\t}\n",
+		"\t\t_ = conn.SetReadDeadline(time.Now().Add(fallback))\n", "",
+	}, "TestTorture", "it gave up"},
 }
 
-// TestMistakes: the suite, or the check, convicts each of them.
+// TestMistakes: the suite, or the check, finds each of them.
 func TestMistakes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the test binary many times over")

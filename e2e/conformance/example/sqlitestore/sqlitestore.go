@@ -1,7 +1,7 @@
 //go:build linux
 
 // Package sqlitestore keeps locks in an SQLite file that processes of one machine
-// share. It is the example of docs/adding-a-store.md, which tells why it is so.
+// share. docs/adding-a-store.md explains it step by step.
 package sqlitestore
 
 import (
@@ -24,20 +24,20 @@ import (
 
 const schema = `
 CREATE TABLE IF NOT EXISTS entries (
-	seq     INTEGER PRIMARY KEY AUTOINCREMENT, -- never used again: a place's turn, a grant's token
+	seq     INTEGER PRIMARY KEY AUTOINCREMENT, -- never used again: a waiter's position, a grant's token
 	space   TEXT NOT NULL,                     -- the start of the machine, and the namespace
 	name    BLOB NOT NULL,
 	id      TEXT NOT NULL UNIQUE,              -- the request's
-	granted BOOLEAN NOT NULL,                  -- a grant, or else a place in the queue
+	granted BOOLEAN NOT NULL,                  -- a grant; otherwise a queue entry
 	lim     INTEGER NOT NULL,
 	expires INTEGER NOT NULL                   -- nanoseconds since the machine was started
 );
 CREATE INDEX IF NOT EXISTS entries_name ON entries (space, name, granted DESC, seq);
 CREATE INDEX IF NOT EXISTS entries_expires ON entries (expires);`
 
-// fallback is how often a waiter looks although nothing woke it, and placeFor how
-// long its place stands when it looks no more.
-const fallback, placeFor = time.Second, 2 * time.Second
+// fallback is how often a waiter tries without a notification. entryLife is how long its
+// queue entry lasts after its last try.
+const fallback, entryLife = time.Second, 2 * time.Second
 
 func init() {
 	driver.Register("sqlite", func(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
@@ -56,7 +56,7 @@ type Store struct {
 	end         context.CancelFunc
 }
 
-// Open opens the locks of a namespace in a file, which it makes if it is not there.
+// Open opens the locks of a namespace in a file, which it creates if it is missing.
 func Open(_ context.Context, path, namespace string) (*Store, error) {
 	boot, bootErr := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+
@@ -73,7 +73,7 @@ func Open(_ context.Context, path, namespace string) (*Store, error) {
 // String names the store.
 func (s *Store) String() string { return "sqlite " + s.path }
 
-// Guarantees tells what this store promises.
+// Guarantees returns what this store promises.
 func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 	return driver.Guarantees{
 		Kind: "sqlite", Scope: driver.ScopeMachine,
@@ -83,29 +83,29 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Tokens: "a counter in the file; it survives crashes and power cuts",
 		MinTTL: 100 * time.Millisecond, MaxTTL: 24 * time.Hour, Lapses: true,
 		Break: driver.BreakNone, Visible: driver.VisibleNothing,
-		Notes: []string{"a process stopped in the middle of a step holds everybody up until it goes on or is killed",
-			"whoever deletes or replaces the file lets others take what is held, and its holders do not hear of it"},
+		Notes: []string{"a process that is stopped during a step blocks all others until it continues or is killed",
+			"if the file is deleted or replaced, held locks are granted again, and their holders do not notice"},
 	}, nil
 }
 
-// Classify tells what an error means: each carries its code.
+// Classify returns the code of an error: each error carries its own.
 func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
-// Close ends the waits of this client. Its grants stand until their TTL.
+// Close ends the waits of this client. Its grants last until their TTL.
 func (s *Store) Close(context.Context) error {
 	s.end()
 	return s.db.Close()
 }
 
-// step is one transaction. SQLite lets one at a time through.
+// step is one transaction. SQLite runs one write transaction at a time.
 type step struct {
 	*sql.Tx
 	ctx   context.Context
 	space string
-	sent  driver.Instant // trust is counted from here
-	now   int64          // read after that: deadlines are counted from here
-	wake  string         // the ID of a waiter whose turn it is, to be told after the commit
-	err   error          // the first of a statement
+	sent  driver.Instant // the validity runs from here
+	now   int64          // read after sent: deadlines run from here
+	wake  string         // the ID of the waiter to notify after the commit
+	err   error          // the first error of a statement
 }
 
 func (s *Store) step(ctx context.Context, f func(*step) error) error {
@@ -121,77 +121,77 @@ func (s *Store) step(ctx context.Context, f func(*step) error) error {
 	var now unix.Timespec
 	t.err = unix.ClockGettime(unix.CLOCK_BOOTTIME, &now)
 	t.now = now.Nano()
-	t.exec(schema) // which does nothing where it has been done
+	t.exec(schema) // creates the table if it is missing
 	err = f(t)
 	if err = cmp.Or(t.err, err); err != nil {
 		return beforeCommit(err)
 	}
 	if err := tx.Commit(); err != nil {
-		// It may have reached the disk all the same.
+		// The transaction may have reached the disk.
 		return driver.Errorf(driver.CodeUnknown, "sqlite: commit: %w", err)
 	}
-	if ear, err := net.DialUnix("unixgram", nil, earOf(t.wake)); t.wake != "" && err == nil {
-		_ = ear.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) // one that is full will look
-		_, _ = ear.Write([]byte("!"))
-		_ = ear.Close()
+	if conn, err := net.DialUnix("unixgram", nil, addressOf(t.wake)); t.wake != "" && err == nil {
+		_ = conn.SetWriteDeadline(time.Now().Add(10 * time.Millisecond)) // a full socket wakes its waiter anyway
+		_, _ = conn.Write([]byte("!"))
+		_ = conn.Close()
 	}
 	return nil
 }
 
-// beforeCommit gives a code to what has none. SQLite takes back what was begun, also
-// when the process dies: nothing has changed, and nothing will.
+// beforeCommit adds a code to an error without one. SQLite rolls the transaction back, even if
+// the process dies: nothing has changed, and nothing will.
 func beforeCommit(err error) error {
-	code, forGood := driver.CodeUnavailable, []int{lib.SQLITE_READONLY, lib.SQLITE_PERM, lib.SQLITE_CANTOPEN, lib.SQLITE_NOTADB, lib.SQLITE_CORRUPT}
+	code, permanent := driver.CodeUnavailable, []int{lib.SQLITE_READONLY, lib.SQLITE_PERM, lib.SQLITE_CANTOPEN, lib.SQLITE_NOTADB, lib.SQLITE_CORRUPT}
 	if coded, ok := errors.AsType[*driver.Error](err); ok {
 		return coded
-	} else if e, ok := errors.AsType[*sqlite.Error](err); ok && slices.Contains(forGood, e.Code()&0xff) {
+	} else if e, ok := errors.AsType[*sqlite.Error](err); ok && slices.Contains(permanent, e.Code()&0xff) {
 		code = driver.CodeRefused
 	}
 	return driver.Errorf(code, "sqlite: %w", err)
 }
 
-// Acquire grants, waits or says no. A wait listens before it first looks, so that
-// no wake-up falls in between, and keeps its place by looking.
+// Acquire grants the lock, waits for it, or returns CodeBusy. A waiter listens before its first
+// try, so that it misses no notification. Each try renews its queue entry.
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if !r.Wait {
-		return s.look(ctx, r)
+		return s.try(ctx, r)
 	}
-	ear, err := net.ListenUnixgram("unixgram", earOf(r.ID))
+	conn, err := net.ListenUnixgram("unixgram", addressOf(r.ID))
 	if err != nil {
 		return driver.Grant{}, beforeCommit(err)
 	}
-	defer ear.Close()
+	defer conn.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)()
-	defer context.AfterFunc(ctx, func() { ear.Close() })()
-	for placed := false; ; placed = true {
-		g, err := s.look(ctx, r)
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	for queued := false; ; queued = true {
+		g, err := s.try(ctx, r)
 		held := driver.CodeOf(err) == driver.CodeBusy
-		if err != nil && (placed && !held || held && ctx.Err() != nil) {
-			return g, driver.Errorf(driver.CodeUnknown, "the wait has ended, and its place may stand: %w", err)
+		if err != nil && (queued && !held || held && ctx.Err() != nil) {
+			return g, driver.Errorf(driver.CodeUnknown, "the wait has ended, and its queue entry may remain: %w", err)
 		} else if !held {
 			return g, err
 		}
 		r.From.Queued(nil)
-		_ = ear.SetReadDeadline(time.Now().Add(fallback))
-		_, _ = ear.Read(make([]byte, 1)) // however it ends, the next look tells
+		_ = conn.SetReadDeadline(time.Now().Add(fallback))
+		_, _ = conn.Read(make([]byte, 1)) // in any case, try again
 	}
 }
 
-// earOf is where a waiter hears. The kernel forgets such an address with its process.
-func earOf(id string) *net.UnixAddr { return &net.UnixAddr{Name: "@holdfast-sqlite-" + id} }
+// addressOf returns the address of a waiter's socket. The kernel removes it with the process.
+func addressOf(id string) *net.UnixAddr { return &net.UnixAddr{Name: "@holdfast-sqlite-" + id} }
 
-// look grants, or says no and writes down the place of a request that waits.
-func (s *Store) look(ctx context.Context, r driver.Request) (g driver.Grant, err error) {
+// try grants the lock, or returns CodeBusy and writes the queue entry of a request that waits.
+func (s *Store) try(ctx context.Context, r driver.Request) (g driver.Grant, err error) {
 	err = s.step(ctx, func(t *step) error {
 		holders, least, first, _ := t.state(r.Name)
 		if holders < min(least, r.Limit) && (first == "" || first == r.ID) {
-			t.exec("DELETE FROM entries WHERE id = ?", r.ID) // its place
+			t.exec("DELETE FROM entries WHERE id = ?", r.ID) // its queue entry
 			g = driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: t.write(r, true, r.TTL), SentAt: t.sent, TTL: r.TTL, Slot: driver.NoSlot}
-			t.passOn(r.Name) // shared ones come in together
+			t.wakeNext(r.Name) // the next waiter may be shared, too
 		} else if r.Wait {
-			t.write(r, false, placeFor)
+			t.write(r, false, entryLife)
 		}
 		return nil
 	})
@@ -199,61 +199,61 @@ func (s *Store) look(ctx context.Context, r driver.Request) (g driver.Grant, err
 		err = &driver.BusyError{}
 	}
 	if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
-		err = &driver.Error{Code: driver.CodeWithdrawn, Err: err} // and nothing is left
+		err = &driver.Error{Code: driver.CodeWithdrawn, Err: err} // nothing remains
 	}
 	return g, err
 }
 
-// Undo removes what stands of a request. Its step comes after those of the request:
-// steps do not overlap, and an Acquire that has returned makes no more.
+// Undo removes everything of a request. Its step comes after the steps of the request:
+// steps do not overlap, and an Acquire that has returned makes none.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	return s.step(ctx, func(t *step) error {
 		t.exec("DELETE FROM entries WHERE id = ?", r.ID)
-		t.passOn(r.Name)
+		t.wakeNext(r.Name)
 		return nil
 	})
 }
 
-// theGrant proves ownership, in one step with what is then done to the grant.
-const theGrant = " WHERE granted AND seq = ? AND id = ? AND expires > ?"
+// ownGrant proves ownership in the same statement that changes the grant.
+const ownGrant = " WHERE granted AND seq = ? AND id = ? AND expires > ?"
 
-// Renew sets new deadlines for the grants that still stand.
+// Renew sets new deadlines for the grants that still exist.
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
-	answers := make([]driver.Renewal, len(grants))
+	results := make([]driver.Renewal, len(grants))
 	err := s.step(ctx, func(t *step) error {
 		for i, g := range grants {
-			answers[i] = driver.Renewal{SentAt: t.sent, TTL: g.TTL}
-			if t.exec("UPDATE entries SET expires = ?"+theGrant, t.now+int64(g.TTL), g.Token, g.ID, t.now) == 0 {
-				answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g)}
+			results[i] = driver.Renewal{SentAt: t.sent, TTL: g.TTL}
+			if t.exec("UPDATE entries SET expires = ?"+ownGrant, t.now+int64(g.TTL), g.Token, g.ID, t.now) == 0 {
+				results[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g)}
 			}
 		}
 		return nil
 	})
-	for i := range answers {
+	for i := range results {
 		if err != nil {
-			answers[i] = driver.Renewal{Err: err}
+			results[i] = driver.Renewal{Err: err}
 		}
 	}
-	return answers
+	return results
 }
 
-// Release ends a grant that still stands.
+// Release ends a grant that still exists.
 func (s *Store) Release(ctx context.Context, g driver.Grant, _ time.Duration) error {
 	return s.step(ctx, func(t *step) error {
-		if t.exec("DELETE FROM entries"+theGrant, g.Token, g.ID, t.now) == 0 {
+		if t.exec("DELETE FROM entries"+ownGrant, g.Token, g.ID, t.now) == 0 {
 			return cmp.Or(t.err, notHeld(g))
 		}
-		t.passOn(g.Name)
+		t.wakeNext(g.Name)
 		return nil
 	})
 }
 
 func notHeld(g driver.Grant) error {
-	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", g.Name, g.Token)
+	return driver.Errorf(driver.CodeNotHeld, "no grant of %q has token %d", g.Name, g.Token)
 }
 
-// state counts the grants of a name and tells the least of their limits, and whose
-// place is the first. What has run out is removed.
+// state returns the number of the name's grants, the least of their limits, and the ID and
+// limit of the first waiter. It removes expired entries.
 func (t *step) state(name string) (holders, least int, first string, limit int) {
 	t.exec("DELETE FROM entries WHERE expires <= ?", t.now)
 	t.row(`SELECT count(*), coalesce(min(lim), ?) FROM entries WHERE granted AND space = ? AND name = ?`,
@@ -263,15 +263,15 @@ func (t *step) state(name string) (holders, least int, first string, limit int) 
 	return holders, least, first, limit
 }
 
-// passOn wakes the first in the queue if there is room for it, and nobody else.
-func (t *step) passOn(name string) {
+// wakeNext notifies the first waiter if the limits allow its grant.
+func (t *step) wakeNext(name string) {
 	if holders, least, first, limit := t.state(name); first != "" && holders < min(least, limit) {
 		t.wake = first
 	}
 }
 
-// write writes down a place, or a grant, and answers its number. A place that stands
-// stays where it is.
+// write writes a queue entry or a grant and returns its number. An existing entry keeps its
+// number.
 func (t *step) write(r driver.Request, granted bool, lasts time.Duration) (seq uint64) {
 	t.row(`INSERT INTO entries (space, name, id, granted, lim, expires) VALUES (?, ?, ?, ?, ?, ?)
 		ON CONFLICT (id) DO UPDATE SET expires = excluded.expires RETURNING seq`,
@@ -279,7 +279,7 @@ func (t *step) write(r driver.Request, granted bool, lasts time.Duration) (seq u
 	return seq
 }
 
-// exec and row do nothing after a statement that failed; the step then fails.
+// exec and row do nothing after a failed statement; the step then fails.
 func (t *step) exec(query string, args ...any) (changed int64) {
 	if t.err == nil {
 		var r sql.Result

@@ -56,11 +56,11 @@ func TestTorture(t *testing.T) {
 	}
 }
 
-// leftInTheEnd gives the entries of those who were killed the time to run out.
+// leftInTheEnd waits until the entries of killed processes have expired.
 func (f *faults) leftInTheEnd(ctx context.Context) (left []string, err error) {
-	end := time.Now().Add(placeFor + 2*time.Second)
+	end := time.Now().Add(entryLife + 2*time.Second)
 	for {
-		// Whoever looks at a name removes what has run out.
+		// A step on any name removes expired entries.
 		s, err := Open(ctx, f.file, "")
 		if err != nil {
 			return nil, err
@@ -76,7 +76,7 @@ func (f *faults) leftInTheEnd(ctx context.Context) (left []string, err error) {
 	}
 }
 
-// TestLines: an example that is long is none.
+// TestLines: the example stays short.
 func TestLines(t *testing.T) {
 	text, err := os.ReadFile("sqlitestore.go")
 	if err != nil {

@@ -45,7 +45,7 @@ func start(t *testing.T) (*servers.Server, *servers.Proxy, string) {
 	server, err := servers.Start(t.Context(), servers.Config{
 		Command: []string{program, "--port", strconv.Itoa(port), "--appendonly", "yes", "--appendfsync", "always"},
 		Dir:     t.TempDir(),
-		Ready:   servers.Dial(address), // or what your server answers when it serves
+		Ready:   servers.Dial(address), // or another check that your server is ready
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func start(t *testing.T) (*servers.Server, *servers.Proxy, string) {
 	return server, proxy, address
 }
 
-// harness is what the suite can do to a server and to the way to it.
+// harness lets the suite disturb the server and the link to it.
 func harness(server *servers.Server, proxy *servers.Proxy) drivertest.Harness {
 	must := func(t testing.TB, err error) {
 		if err != nil {

@@ -1,0 +1,28 @@
+package redis
+
+import (
+	"context"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+)
+
+// BenchmarkPair: the allocations of one lock and unlock of a free name.
+func BenchmarkPair(b *testing.B) {
+	r := start(b)
+	l, err := holdfast.Open(context.Background(), "redis://"+r.Address())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = l.Close(context.Background()) })
+	b.ReportAllocs()
+	for b.Loop() {
+		k, err := l.Lock(context.Background(), "pair")
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := k.Unlock(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package postgres
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+)
+
+// TestFailoverToALaggingReplicaEndsTheGrant: the primary crashes, and a replica is promoted that has not
+// received the last grant. The holder of that lease is notified, and the next grant has a larger token.
+func TestFailoverToALaggingReplicaEndsTheGrant(t *testing.T) {
+	postgres.Server(t) // skips, or fails
+	primary, err := servers.StartPostgres(t.Context(), postgres.Fast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer primary.Close()
+	tables := postgres.StoreAt(t, primary.Address, postgres.Home, "recipe=optimistic")
+	if err := tables.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sqltest.Close(t, tables)
+	replica, err := servers.StartPostgresReplica(t.Context(), primary, postgres.Fast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer replica.Close()
+	there := postgres.PoolAt(t, replica.Address, postgres.Home)
+	for _, statement := range []string{"ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"} {
+		if _, err := there.ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for receivers := 1; receivers > 0; time.Sleep(20 * time.Millisecond) {
+		if err := there.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM pg_stat_wal_receiver").Scan(&receivers); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	s := postgres.StoreAt(t, primary.Address+","+replica.Address, postgres.Home, "recipe=optimistic")
+	defer sqltest.Close(t, s)
+	g, a := sqltest.Must(t, s, "lag", driver.Exclusive, time.Hour)
+	primary.Kill()
+	if _, err := there.ExecContext(t.Context(), "SELECT pg_promote(true, 60)"); err != nil {
+		t.Fatal(err)
+	}
+	if c := a.AwaitLoss(t); c != driver.CauseGone {
+		t.Errorf("cause %q, want %q", c, driver.CauseGone)
+	}
+	next, _ := sqltest.Must(t, s, "lag", driver.Exclusive, time.Minute)
+	sqltest.Rises(t, g, next)
+	sqltest.Release(t, s, next)
+}

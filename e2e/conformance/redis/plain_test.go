@@ -1,0 +1,275 @@
+package redis
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// observed runs a script with a clock, lives of keys and messages that the test keeps: so
+// two scripts see the same time, and what they do can be compared.
+const observed = `
+local server = redis
+local clock = server.call('HMGET', 'clock', 's', 'us')
+local function run(how, ...)
+  local command, key, a = ...
+  if command == 'TIME' then return clock end
+  server.call('INCR', 'commands:' .. KEYS[1])
+  local ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
+  if command == 'PTTL' then return server.call('GET', 'life:' .. key) - ms end
+  if command == 'PEXPIRE' then
+    if server.call('EXISTS', key) == 0 then return 0 end
+    server.call('SET', 'life:' .. key, string.format('%.0f', ms + a))
+    return 1
+  end
+  if command == 'DEL' then server.call('DEL', 'life:' .. key) end
+  if command == 'PUBLISH' then return server.call('RPUSH', 'messages:' .. KEYS[1], key .. ' ' .. a) end
+  return how(...)
+end
+local redis = {
+  call = function(...) return run(server.call, ...) end,
+  pcall = function(...) return run(server.pcall, ...) end,
+  error_reply = server.error_reply,
+}
+`
+
+// compared returns all that two names have: fields, counters, lives and messages.
+const compared = `
+local answer = {}
+for i, key in ipairs(KEYS) do
+  local fields, all = server.call('HGETALL', key), {}
+  for j = 1, #fields, 2 do all[#all + 1] = fields[j] .. '=' .. fields[j + 1] end
+  table.sort(all)
+  for _, other in ipairs({'counter:', 'life:'}) do all[#all + 1] = other .. (server.call('GET', other .. key) or 'none') end
+  for _, m in ipairs(server.call('LRANGE', 'messages:' .. key, 0, -1)) do all[#all + 1] = m end
+  answer[i] = table.concat(all, '\n')
+  answer[i + 2] = server.call('GET', 'commands:' .. key) or '0'
+  server.call('DEL', 'messages:' .. key, 'commands:' .. key)
+end
+return answer`
+
+// TestPlainStepsDoWhatCommonDoes makes the same random steps on two names, on one of them
+// by scripts whose plain way never applies. Replies, states, tokens, lives and messages
+// are the same after each step.
+func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
+	r := start(t)
+	ctx := t.Context()
+	c := goredis.NewClient(&goredis.Options{Addr: r.Address()})
+	defer func() { _ = c.Close() }()
+	text := func(name string) string {
+		b, err := os.ReadFile(filepath.Join("..", "..", "..", "redisstore", "scripts", name+".lua"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	plain, shared := text("plain"), text("common")
+	never := strings.Replace(plain, "local PLAIN = '^", "local PLAIN = '^never", 1)
+	if never == plain {
+		t.Fatal("plain.lua has no PLAIN any more")
+	}
+	scripts := map[string][2]*goredis.Script{}
+	for _, name := range []string{"acquire", "release", "renew", "undo", "break"} {
+		var pair [2]*goredis.Script
+		for i, p := range []string{plain, never} {
+			s := strings.Replace(text(name), "-- include plain\n", p, 1)
+			pair[i] = goredis.NewScript(observed + strings.Replace(s, "-- include common\n", shared, 1))
+		}
+		scripts[name] = pair
+	}
+	compare := goredis.NewScript(observed + compared)
+	names := [2]string{"a", "b"}
+	clock := int64(1_800_000_000_000_000)
+	history := []string{}
+	fewer := map[string]int{}
+	// both makes one step on both names.
+	both := func(kind, script string, counter bool, args ...any) []string {
+		t.Helper()
+		history = append(history, fmt.Sprint(clock, " ", kind, " ", args))
+		var replies [2]string
+		for i, name := range names {
+			keys := []string{name}
+			if counter {
+				keys = append(keys, "counter:"+name)
+			}
+			v, err := scripts[script][i].Run(ctx, c, keys, args...).Result()
+			if err != nil && err != goredis.Nil {
+				t.Fatalf("%s: %v\n%s", names[i], err, strings.Join(history[max(0, len(history)-20):], "\n"))
+			}
+			replies[i] = strings.Trim(fmt.Sprint(v), "[]")
+		}
+		state, err := compare.Run(ctx, c, names[:]).StringSlice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if replies[0] != replies[1] || state[0] != state[1] {
+			t.Fatalf("after\n%s\nthe plain way answers %s\n%s\n\ncommon answers %s\n%s", strings.Join(history[max(0, len(history)-20):], "\n"), replies[0], state[0], replies[1], state[1])
+		}
+		a, _ := strconv.Atoi(state[2])
+		b, _ := strconv.Atoi(state[3])
+		if a < b {
+			fewer[kind]++
+		}
+		return strings.Fields(replies[0])
+	}
+	// client is one request after the other.
+	type client struct {
+		id, seq, token, slot string
+		limit                int
+		ttl                  int64
+	}
+	random := rand.New(rand.NewPCG(16, 2))
+	var all [14]*client
+	ids := 0
+	fresh := func(i int) *client {
+		ids++
+		limit := 1
+		if random.IntN(150) == 0 {
+			limit = []int{2, 1<<31 - 1}[random.IntN(2)]
+		}
+		all[i] = &client{id: fmt.Sprint("id", ids), limit: limit, ttl: []int64{30e6, 30e6, 30e6, 2e6, 1e6 + 1, 90e6}[random.IntN(6)]}
+		return all[i]
+	}
+	for i := range all {
+		fresh(i)
+	}
+	floor := func() string {
+		if random.IntN(50) == 0 {
+			return fmt.Sprint(clock + int64(random.IntN(3000)) - 1000)
+		}
+		return "0"
+	}
+	tokens := func(args []any) []any {
+		if random.IntN(3) == 0 {
+			args = append(args, fmt.Sprint(1+random.IntN(1000)))
+		}
+		return args
+	}
+	// next is the client that has the first entry, -1 if there is none.
+	next := func() int {
+		first, number := -1, 0
+		for i, k := range all {
+			if seq, _ := strconv.Atoi(k.seq); k.token == "" && seq > 0 && (first < 0 || seq < number) {
+				first, number = i, seq
+			}
+		}
+		return first
+	}
+	do := func(args ...any) {
+		if err := c.Do(ctx, args...).Err(); err != nil && err != goredis.Nil {
+			t.Fatal(err)
+		}
+	}
+	for range 5000 {
+		step := int64(random.IntN(300))
+		switch random.IntN(100) {
+		case 0, 1, 2:
+			step = int64(random.IntN(3e6)) // promoted clients and entries die
+		case 3:
+			step = -int64(random.IntN(5000))
+		}
+		clock += step
+		do("HSET", "clock", "s", clock/1e6, "us", clock%1e6)
+		for _, name := range names {
+			if life, err := c.Get(ctx, "life:"+name).Int64(); err == nil && life < clock/1000 {
+				do("DEL", name, "life:"+name)
+			}
+			switch step % 97 {
+			case 1: // the server has lost its memory of tokens
+				do("DEL", "counter:"+name)
+			case 2: // another name of the bucket was granted
+				do("SET", "counter:"+name, clock+step%5-2)
+			}
+		}
+		i := random.IntN(len(all))
+		if random.IntN(2) == 0 { // as a rule the holder, or the first entry, goes on
+			i = slices.IndexFunc(all[:], func(k *client) bool { return k.token != "" })
+			if i < 0 {
+				i = max(0, next())
+			}
+		}
+		k := all[i]
+		request := fmt.Sprintf("%d p:channel%d 77&host&%d& %s", k.limit, i%5, i%3, k.id)
+		late := fmt.Sprint(clock + 1e7)
+		ask := func(kind, seq, again string, counter bool) {
+			args := tokens([]any{request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000 + 2), late, floor(), "1", seq, again})
+			switch v := both(kind, "acquire", counter, args...); v[0] {
+			case "G":
+				k.token, k.slot = v[2], v[3]
+				if kind == "refresh" {
+					k.seq = "0"
+				}
+			case "Q":
+				k.seq = v[2]
+			case "X":
+				k.seq = ""
+			case "V":
+				fresh(i)
+			}
+		}
+		mark := fmt.Sprint(" ", k.id, " ", k.token, " ")
+		counter := random.IntN(40) > 0
+		switch what := random.IntN(40); {
+		case k.token != "" && what == 0:
+			both("renewal", "renew", false, mark, k.slot, fmt.Sprint(k.ttl))
+		case k.token != "" && what == 1:
+			both("break", "break", false, k.token)
+		case k.token != "" && what == 2:
+			both("kept release", "release", false, mark, k.slot, fmt.Sprint(random.IntN(5000)), "0")
+			fresh(i)
+		case k.token != "" && what == 3:
+			both("release and withdrawal", "release", false, mark, k.slot, "0", fmt.Sprint(clock+int64(random.IntN(2000))))
+			fresh(i)
+		case k.token != "" && what < 22 && k.slot == "0":
+			n := next()
+			if n < 0 || what < 12 {
+				both("release", "release", false, mark)
+				fresh(i)
+				break
+			}
+			o := all[n] // the next entry may be one of the same client
+			args := tokens([]any{mark, k.slot, "0", "0", o.seq, o.id, floor(), late, "77&host&own&"})
+			v := both("release and grant", "release", true, args...)
+			if len(v) > 2 {
+				o.token, o.slot = v[2], v[3]
+			}
+			fresh(i)
+		case k.token != "":
+			both("release", "release", false, mark, k.slot, "0", "0")
+			fresh(i)
+		case k.seq != "" && what == 0:
+			both("rollback", "undo", false, k.id, "0")
+			fresh(i)
+		case k.seq != "" && what == 1:
+			both("rollback and withdrawal", "undo", false, k.id, fmt.Sprint(clock+int64(random.IntN(2000))))
+			fresh(i)
+		case k.seq != "" && what == 2:
+			ask("repeated request", "0", "1", counter)
+		case k.seq != "" && what < 36:
+			ask("refresh", k.seq, "0", counter)
+		case k.seq != "":
+			// Its client is gone, and leaves what it has.
+			if what == 39 {
+				fresh(i)
+			}
+		case what == 0:
+			both("try", "acquire", counter, request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000+2), late, floor())
+			fresh(i)
+		default:
+			ask("queue entry", "0", "0", counter)
+		}
+	}
+	for _, kind := range []string{"queue entry", "refresh", "release", "release and grant"} {
+		if fewer[kind] < 20 {
+			t.Errorf("%d steps of kind %q took the plain way", fewer[kind], kind)
+		}
+	}
+	t.Log(fewer)
+}

@@ -1,0 +1,89 @@
+package torture
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/mutation"
+)
+
+var mistakes = flag.Bool("mistakes", false, "also build the command with mistakes in the stores, which takes minutes")
+
+// serverMistakes are mistakes of stores with servers, as other libraries have made them.
+var serverMistakes = []struct {
+	name, local string
+	plants      mutation.Plants
+	rule        string // at least one of these words is that of the rule that convicts
+}{
+	{"a first row replaces one that came meanwhile", "mariadb-optimistic", mutation.Plants{
+		"mysql-first": mutation.With("version = holdfast_row.version",
+			"version = VALUES(version), token = VALUES(token), expires = VALUES(expires), touched = VALUES(touched), state = VALUES(state)"),
+	}, "exclusion|tokens|model|leftovers"},
+	{"a first row replaces one that came meanwhile", "postgres-optimistic", mutation.Plants{
+		"postgres-first": mutation.With("ON CONFLICT DO NOTHING",
+			"ON CONFLICT (name) DO UPDATE SET version = EXCLUDED.version, token = EXCLUDED.token, expires = EXCLUDED.expires, touched = EXCLUDED.touched, state = EXCLUDED.state"),
+	}, "exclusion|tokens|model|leftovers"},
+	{"a first grant replaces one that came meanwhile", "redis", mutation.Plants{
+		"redis-first": func(line string) string {
+			return "redis.call('HSET'" + regexp.MustCompile(`^if redis\.call\('HSETNX'(.*)\) == 1 then$`).ReplaceAllString(line, "$1)\nif true then")
+		},
+	}, "exclusion"},
+	{"requests are too late by the client's wall clock", "redis", mutation.Plants{
+		"redis-clock": mutation.Is("return time.Now().UnixMicro()"),
+	}, "leftovers|waiting"},
+	{"the token is the number of the node", "zookeeper", mutation.Plants{
+		"zookeeper-token": mutation.And("if n, ok := p.read(path[len(dir)+1:]); ok {\ntoken = uint64(n.seq) + 1\np.token = token\n}"),
+	}, "tokens|register|model"},
+}
+
+// TestServerMistakesAreConvicted plants each mistake in a copy of the library's source, builds the command
+// on it, and lets it check until it convicts.
+func TestServerMistakesAreConvicted(t *testing.T) {
+	if !*mistakes {
+		t.Skip("takes minutes: run it with -mistakes")
+	}
+	marks, err := mutation.Marks("redisstore", "zkstore", "mysqlstore", "pgstore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	planted := map[string]bool{}
+	for _, m := range serverMistakes {
+		for mark := range m.plants {
+			planted[mark] = true
+		}
+		t.Run(m.local+"/"+m.name, func(t *testing.T) {
+			bin, err := mutation.Build(t.TempDir(), "../../cmd/holdfast", marks, m.plants)
+			if err != nil {
+				t.Fatal(err)
+			}
+			began, rule := time.Now(), regexp.MustCompile(`(?m)^(`+m.rule+`) +BROKEN.*$`)
+			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+			defer cancel()
+			for seed := 1; ; seed++ {
+				dir := filepath.Join(t.TempDir(), "run")
+				out, err := exec.CommandContext(ctx, bin, "check", "--local", m.local, "--duration", "20s", "--seed", fmt.Sprint(seed), "--dir", dir).CombinedOutput()
+				if err == nil {
+					continue
+				}
+				var exit *exec.ExitError
+				if !errors.As(err, &exit) || exit.ExitCode() != 1 || !rule.Match(out) {
+					t.Fatalf("seed %d: %v, %v\n%s", seed, err, ctx.Err(), out)
+				}
+				t.Logf("convicted after %s, seed %d: %s", time.Since(began).Round(100*time.Millisecond), seed, rule.Find(out))
+				return
+			}
+		})
+	}
+	for mark, path := range marks {
+		if !planted[mark] {
+			t.Errorf("%s: no mistake is planted at the mark %s", path, mark)
+		}
+	}
+}

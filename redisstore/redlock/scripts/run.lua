@@ -1,0 +1,11 @@
+-- run returns the replication ID of this server as a primary, '' for a replica.
+local function run()
+  local info = redis.call('INFO', 'replication')
+  return string.find(info, 'role:master', 1, true) and string.match(info, 'master_replid:(%w+)') or ''
+end
+-- votes reports whether that is the ID with which the server was admitted.
+local function votes(admitted)
+  if not admitted then return false end
+  local info = redis.call('INFO', 'replication')
+  return string.find(info, 'role:master', 1, true) and string.find(info, 'master_replid:' .. admitted, 1, true)
+end
