@@ -14,14 +14,9 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-<<<<<<< HEAD
-// TestLab lists the stories and the mistakes, makes one mistake, and the lock without one.
-func TestLab(t *testing.T) {
-=======
-// TestLabConvictsMistake lists the mistakes, runs one of them, and runs the lock without a
-// mistake.
+// TestLabConvictsMistake lists the stories and the mistakes, runs one mistake, and runs the lock
+// without a mistake.
 func TestLabConvictsMistake(t *testing.T) {
->>>>>>> main
 	w := newWorld(t)
 	r := w.run("lab")
 	r.expectStatus(t, 0)

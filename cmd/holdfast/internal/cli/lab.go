@@ -35,9 +35,8 @@ func newLab(p *say.Printer) *cobra.Command {
 	}}
 	all := false
 	cmd := &cobra.Command{
-<<<<<<< HEAD
 		Use:   "lab [NAME...]",
-		Short: "Show how locks go wrong: stories on real servers, and mistakes that a check convicts",
+		Short: "Show how locks go wrong, on real servers and in a check",
 		Long: `Lab shows how locks go wrong, in two ways.
 
 A story is played on a real server, which lab starts and ends: two clients, a
@@ -45,28 +44,16 @@ wrong lock and the interleaving that breaks it, then holdfast in the same
 situation. Lab draws both, time downwards.
 
 A mistake is a lock with one of the classic mistakes, on a small server in this
-process. Workers compete for it under the faults that bring the mistake to
-light, and lab prints the events that convict it. "none" is the same lock
-without any, and is acquitted.
+process. Workers compete for it under the faults that reveal the mistake. Lab
+prints the events that prove it. "none" is the same lock without a mistake.
 
 Without a name lab lists both.
 
 Exit status:
-  0    everything came out as it should
-  1    a story did not, a mistake was not convicted in the time given, or the
-       right lock was
-=======
-		Use:   "lab [MISTAKE...]",
-		Short: "Make the classic mistakes of locks, and prove them",
-		Long: `Lab makes a lock with one of the classic mistakes, on a small server in this
-process. Workers compete for it under the faults that reveal the mistake. Lab prints
-the events that prove it. Without a name it lists the mistakes; "none" is the same
-lock without a mistake.
-
-Exit status:
-  0    each mistake was found, and none in the lock without a mistake
-  1    a mistake was not found in time, or was found in the lock without one
->>>>>>> main
+  0    each story came out as expected, each mistake was found, and none in the
+       lock without a mistake
+  1    a story did not, a mistake was not found in time, or was found in the
+       lock without one
   64   bad usage
   69   a story's server is not installed, or does not start
   128+n  signal n ended it`,
@@ -131,14 +118,7 @@ Exit status:
 				if err != nil {
 					return notDone(ctx, p, err)
 				}
-<<<<<<< HEAD
-				wrong = !tellExperiment(out, r) || wrong
-=======
-				if i > 0 {
-					fmt.Fprintln(out)
-				}
 				wrong = !printExperiment(out, r) || wrong
->>>>>>> main
 			}
 			if dir.s != "" && len(drawn) > 0 {
 				if err := story.Write(dir.s, drawn); err != nil {
@@ -159,13 +139,8 @@ Exit status:
 	flags.SortFlags = false
 	flags.BoolVar(&all, "all", false, "all of them, one after the other")
 	flags.Var(&seed, "seed", "decides the schedule of work and faults")
-<<<<<<< HEAD
-	flags.Var(&most, "duration", "end a mistake after so long without a conviction, 4s to 1h")
+	flags.Var(&most, "duration", "give up if a mistake is not proved after this time, 4s to 1h")
 	flags.Var(&dir, "dir", "the `DIRECTORY` for drawings, histories and pages (default a temporary one for each mistake)")
-=======
-	flags.Var(&most, "duration", "give up if nothing is proved after this time, 4s to 1h")
-	flags.Var(&dir, "dir", "the `DIRECTORY` for histories and pages (default a temporary one for each)")
->>>>>>> main
 	return cmd
 }
 
@@ -193,7 +168,7 @@ func listLab(out io.Writer) error {
 	for _, y := range story.Stories() {
 		fmt.Fprintf(tw, "  %s\t%s (%s)\n", y.Name, y.Title, y.Server)
 	}
-	fmt.Fprintln(tw, "mistakes, convicted by a check:")
+	fmt.Fprintln(tw, "mistakes, found by a check:")
 	for _, name := range labNames() {
 		m, err := lab.Find(name)
 		if err != nil {
