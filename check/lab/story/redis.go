@@ -256,8 +256,8 @@ var redisStories = []Story{
 		Code:   "SETNX lock END; GET lock; if END is past: GETSET lock END",
 		Tale:   "The clients write into the key when their lock ends, by their own clocks. B's clock is 100 seconds ahead, so the lock that A has just taken looks expired to B, and B takes it over while A works.",
 		Lesson: "Only one clock may decide that a lock has expired: the server's.",
-		Wrong:  race(byHand(getset, del), "clock is 100 s ahead"),
-		Right:  race(holdfastOn(right.on, long), "clock is 100 s ahead"),
+		Wrong:  race(byHand(getset, del), "clock is 100 s ahead", ""),
+		Right:  race(holdfastOn(right.on, long), "clock is 100 s ahead", "B finds the lock held, whatever its clock says."),
 	},
 	{
 		Name: "late-delete", Title: "a release that does not compare the owner", Mistake: "delete-anyones", Server: "Redis",

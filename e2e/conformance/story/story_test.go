@@ -34,11 +34,27 @@ const docs = "../../../docs/lab"
 func TestStories(t *testing.T) {
 	all := story.Stories()
 	results := make([]*story.Result, len(all))
+	// Stories with a server that starts slowly share it, one after the other.
+	groups := map[string][]int{}
+	for i, y := range all {
+		key := y.Server
+		if strings.HasPrefix(key, "Redis") {
+			key = y.Name
+		}
+		groups[key] = append(groups[key], i)
+	}
 	t.Run("play", func(t *testing.T) {
-		for i, y := range all {
-			t.Run(y.Name, func(t *testing.T) {
+		for key, group := range groups {
+			t.Run(key, func(t *testing.T) {
 				t.Parallel()
-				results[i] = play(t, y)
+				set, err := story.NewSet()
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(set.Close)
+				for _, i := range group {
+					t.Run(all[i].Name, func(t *testing.T) { results[i] = play(t, set, all[i]) })
+				}
 			})
 		}
 	})
@@ -107,12 +123,7 @@ func TestStoriesNameTheirMistakes(t *testing.T) {
 }
 
 // play plays a story, and checks its outcome and that its drawing fits on a terminal.
-func play(t *testing.T, y story.Story) *story.Result {
-	set, err := story.NewSet()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(set.Close)
+func play(t *testing.T, set *story.Set, y story.Story) *story.Result {
 	r, err := story.Play(t.Context(), y, set)
 	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
 		t.Skip(err)
