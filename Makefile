@@ -72,7 +72,7 @@ newer: servers
 # make verify: packages that are long as a whole, and stores run a second time, over
 # another client or on another kind of server.
 LONG        := /(torture|interop|bench|tools|versions)(/|$$)
-LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestLayout(RefusedCommandKeepsGrants|SentinelFailover)|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # A dozen suites, each in a process of its own.

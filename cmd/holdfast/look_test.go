@@ -30,7 +30,7 @@ type listed struct {
 		TTL                                 *float64 `json:"ttl_seconds"`
 	}
 	Waiters []struct {
-		Place             int
+		Position          int
 		Host, Reason, ID  string
 		Age               float64 `json:"age_seconds"`
 		PID               int
@@ -100,7 +100,7 @@ func TestListShowsManyNames(t *testing.T) {
 		t.Helper()
 		var queue []string
 		for i, o := range got.Waiters {
-			if o.Place != i+1 || o.PID != os.Getpid() || o.Mode != "exclusive" {
+			if o.Position != i+1 || o.PID != os.Getpid() || o.Mode != "exclusive" {
 				t.Errorf("%s: waiter %+v", got.Name, o)
 			}
 			queue = append(queue, o.Reason)

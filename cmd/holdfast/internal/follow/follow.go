@@ -141,7 +141,7 @@ func (e Event) Line(w io.Writer) error {
 	case e.Holder != nil:
 		o, number, note = e.Holder.Owner, e.Holder.Token, e.Holder.Note
 	case e.Waiter != nil:
-		o, number = e.Waiter.Owner, fmt.Sprint(e.Waiter.Place)
+		o, number = e.Waiter.Owner, fmt.Sprint(e.Waiter.Position)
 	}
 	place := ""
 	if o.Host != "" || o.PID != 0 {

@@ -88,9 +88,9 @@ func ShapeOfHolder(h driver.Holder, now time.Time) Holder {
 	return s
 }
 
-// ShapeOfWaiter returns the shape of one waiter; place is its position from 1.
-func ShapeOfWaiter(w driver.Waiter, place int, now time.Time) Waiter {
-	return Waiter{Place: place, Owner: owner(w.Owner, w.Limit, now)}
+// ShapeOfWaiter returns the shape of a waiter; position counts from 1.
+func ShapeOfWaiter(w driver.Waiter, position int, now time.Time) Waiter {
+	return Waiter{Position: position, Owner: owner(w.Owner, w.Limit, now)}
 }
 
 func owner(o driver.Owner, limit int, now time.Time) Owner {
