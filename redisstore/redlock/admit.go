@@ -77,7 +77,7 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 	for i := range found {
 		found[i].err = s.unavailable("%s: %w", nodes[i].store, errSilent)
 	}
-	// A silent minority does not hold up the others for long.
+	// A silent minority does not hold up the others for long, but where all have to answer.
 	answered := 0
 	var grace <-chan time.Time
 	for range nodes {
@@ -92,7 +92,7 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 		case <-ctx.Done():
 			return found
 		}
-		if answered >= s.quorum && grace == nil {
+		if answered >= s.quorum && grace == nil && !(check && s.cfg.Fresh) {
 			grace = time.After(200 * time.Millisecond)
 		}
 	}
@@ -110,8 +110,13 @@ func (s *Store) admitNew(ctx context.Context, found []state) {
 	var all sync.WaitGroup
 	for i, n := range s.nodes {
 		all.Go(func() {
-			if err := n.admit(&found[i], now, true, []string{"floor", text(now)}); err == nil {
-				found[i].fields["run"] = found[i].run
+			f := &found[i]
+			for tries := 0; tries < 20 && f.empty() && ctx.Err() == nil; tries++ {
+				if n.admit(f, s.now(), true, []string{"floor", text(now)}) == nil {
+					f.fields["run"] = f.run
+					return
+				}
+				*f = s.states(ctx, []*node{n}, false)[0] // the request came late, or its answer was lost
 			}
 		})
 	}
