@@ -52,7 +52,7 @@ func Entries(raw []byte) (int, error) {
 	return len(es), err
 }
 
-// Watches tells whether the store hears of the end of the session of a file.
+// Watches reports whether the store sees the end of the session of a file.
 func (s *Store) Watches(other *Store) bool { return s.linkedTo(other.sess.Load().sid) }
 
 // Links counts the sessions that the store hears of.

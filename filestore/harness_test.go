@@ -125,7 +125,7 @@ type place struct {
 	err    error
 }
 
-// queue asks and returns when the request has its place.
+// queue sends a request and returns when it has its queue entry.
 func queue(t testing.TB, s *filestore.Store, name string, limit int) *place {
 	t.Helper()
 	p := &place{r: request(name, limit), done: make(chan struct{})}
@@ -184,6 +184,6 @@ func wantLost(t testing.TB, r driver.Requester, cause driver.Cause) {
 			t.Fatalf("lost by %q, want %q", c, cause)
 		}
 	case <-time.After(testTimeout):
-		t.Fatalf("not told of the loss (%s)", cause)
+		t.Fatalf("not notified of the loss (%s)", cause)
 	}
 }

@@ -84,7 +84,7 @@ func (s *Store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 			h.Note = s.note(e)
 			st.Holders = append(st.Holders, h)
 		} else {
-			st.Waiters = append(st.Waiters, driver.Waiter{Owner: e.who(), Limit: e.limit})
+			st.Waiters = append(st.Waiters, driver.Waiter{Owner: e.owner(), Limit: e.limit})
 		}
 	}
 	for _, st := range states {
@@ -105,12 +105,12 @@ func (s *Store) note(e *entry) string {
 	return strings.Join(notes, ", ")
 }
 
-func (e *entry) who() driver.Owner {
+func (e *entry) owner() driver.Owner {
 	return driver.Owner{ID: e.id, Host: e.host, PID: e.pid, Instance: e.instance, Reason: e.reason, Since: time.UnixMicro(e.since)}
 }
 
 func (e *entry) holder() driver.Holder {
-	return driver.Holder{Owner: e.who(), Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
+	return driver.Holder{Owner: e.owner(), Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: driver.Forever}
 }
 
 // holders returns the holders of a name by rising token.

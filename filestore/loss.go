@@ -27,7 +27,7 @@ type held struct {
 	file     fileID
 	sess     *session
 	from     driver.Requester
-	told     bool // its loss was reported; guarded by the store's mutex
+	notified bool // its loss was reported; guarded by the store's mutex
 }
 
 // hold registers a grant and starts to check it.
@@ -71,7 +71,7 @@ func (s *Store) check() {
 	s.mu.Lock()
 	byBucket := map[*bucket][]*held{}
 	for _, h := range s.held {
-		if !h.told {
+		if !h.notified {
 			byBucket[h.b] = append(byBucket[h.b], h)
 		}
 	}
@@ -149,11 +149,11 @@ func (s *Store) holds(h *held) bool {
 func (s *Store) lose(id string, token uint64, cause driver.Cause, err error) {
 	s.mu.Lock()
 	h := s.held[id]
-	if h == nil || h.token != token || h.told {
+	if h == nil || h.token != token || h.notified {
 		s.mu.Unlock()
 		return
 	}
-	h.told = true
+	h.notified = true
 	s.mu.Unlock()
 	h.from.Lost(cause, err)
 }
@@ -163,8 +163,8 @@ func (s *Store) loseAll(match func(*held) bool, cause driver.Cause, err error) {
 	s.mu.Lock()
 	var hs []*held
 	for _, h := range s.held {
-		if !h.told && match(h) {
-			h.told = true
+		if !h.notified && match(h) {
+			h.notified = true
 			hs = append(hs, h)
 		}
 	}

@@ -288,7 +288,7 @@ func TestGrantDuringCloseIsLost(t *testing.T) {
 	select {
 	case c := <-l.lost:
 		if c != driver.CauseClosed {
-			t.Errorf("told %q", c)
+			t.Errorf("notified of %q", c)
 		}
 	default:
 		t.Error("the grant has ended and its holder was not notified")

@@ -31,7 +31,7 @@ func DeleteNode(path string, version int32) Op {
 	return Op{func([]zk.ACL) *zk.Call { return zk.Delete(path, version) }}
 }
 
-// WriteError tells which operation of a guarded write the server refused. Nothing
+// WriteError reports which operation of a guarded write the server refused. Nothing
 // was done.
 type WriteError struct {
 	// Op is the operation's index; Missing and Version tell that its node, or the

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestGuardsAreFound from where a reader looks: package fence names the guard of every
-// store that has one, and so does a section of the store's page.
+// TestGuardsAreFound by a reader: package fence lists the guard of every store that has one,
+// and the store's page has a section with it.
 func TestGuardsAreFound(t *testing.T) {
 	read := func(path string) string {
 		text, err := os.ReadFile(filepath.Join("../../..", path))

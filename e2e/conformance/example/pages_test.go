@@ -17,8 +17,7 @@ const module = "github.com/holdfast-go/holdfast"
 // published are the modules of this repository, by their directories.
 var published = []string{"", "etcdstore", "mysqlstore", "otelhooks", "pgstore", "redisstore", "redisstore/goredis", "zkstore", "check"}
 
-// outside is a module outside of the repository, with this clone in the place of the
-// published modules.
+// outside is a module outside the repository that uses this clone for the published modules.
 type outside struct {
 	t   *testing.T
 	dir string
@@ -33,7 +32,7 @@ func newOutside(t *testing.T, require []string) *outside {
 	o := &outside{t, t.TempDir()}
 	o.run("go", "mod", "init", "example.com/jobs")
 	edit := []string{"mod", "edit"}
-	var sums []byte // of the clone, so that no checksum is looked up
+	var sums []byte // those of the clone, so that no checksum is looked up
 	for _, dir := range published {
 		path := strings.TrimSuffix(module+"/"+dir, "/")
 		edit = append(edit, "-replace="+path+"="+filepath.Join(clone, dir))
@@ -72,7 +71,7 @@ func (o *outside) write(name, text string) {
 	}
 }
 
-// blocks are the fenced blocks of a page that have this word behind the fence.
+// blocks returns the fenced blocks of a page with this word behind the fence.
 func blocks(t *testing.T, page, word string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../..", page))
@@ -111,7 +110,7 @@ func TestStorePagesBuild(t *testing.T) {
 	}
 }
 
-// imports are what the code on the pages may name.
+// imports are the packages that the code on the pages may use.
 var imports = map[string]string{
 	"atomic": "sync/atomic", "context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "log": "log", "os": "os",
 	"signal": "os/signal", "slog": "log/slog", "sql": "database/sql", "sync": "sync", "syscall": "syscall", "testing": "testing", "time": "time",

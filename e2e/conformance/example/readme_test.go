@@ -1,4 +1,4 @@
-// Package example keeps what newcomers are told true.
+// Package example tests the examples and the code in the documentation.
 package example
 
 import (
@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestReadme does what README.md says: its program, in a module of its own, beside
-// a clone.
-func TestReadme(t *testing.T) {
+// TestReadmeProgramRuns runs the program of README.md in a module of its own, beside a
+// clone.
+func TestReadmeProgramRuns(t *testing.T) {
 	clone, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)

@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/fence/fencetest"
 )
 
-// subject is a guard under test: the two kinds behave alike.
+// subject is a guard under test: SQL and Column behave alike.
 type subject struct {
 	name  string
 	check func(ctx context.Context, tx *sql.Tx, resource string, token uint64) error
@@ -53,14 +53,14 @@ func each(t *testing.T, run func(t *testing.T, d database, db *sql.DB, s subject
 	}
 }
 
-// accounts is a table as a user may have it, with a column for the token.
+// accounts is a user's table with a column for the token.
 func accounts(d fence.Dialect) string {
 	kind := map[fence.Dialect]string{fence.MySQL: "VARBINARY(512)", fence.PostgreSQL: "BYTEA", fence.SQLite: "BLOB"}[d]
 	return "CREATE TABLE accounts (id " + kind + " PRIMARY KEY, fence BIGINT)"
 }
 
-// account makes the row that Column guards. SQL makes its own, so this also
-// tests the first write of a resource.
+// account makes the row that Column guards. SQL makes its own row, so this also tests the
+// first write of a resource.
 func account(t *testing.T, d database, db *sql.DB, resource string) {
 	t.Helper()
 	must(t, db, "INSERT INTO accounts (id) VALUES ("+arg(d, 1)+")", []byte(resource))
@@ -90,7 +90,7 @@ func begin(t *testing.T, db *sql.DB, level sql.IsolationLevel) *sql.Tx {
 	return tx
 }
 
-// again says that the database asks for the whole transaction to be repeated.
+// again reports whether the database requests a repetition of the whole transaction.
 func again(err error) bool {
 	var my *mysql.MySQLError
 	var pg *pgconn.PgError
@@ -117,7 +117,7 @@ func stale(err error, token, newest uint64) error {
 	return nil
 }
 
-func TestSequence(t *testing.T) {
+func TestStaleTokensAreRefusedInSequence(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		account(t, d, db, "r")
 		for _, step := range []struct {
@@ -145,7 +145,7 @@ func TestSequence(t *testing.T) {
 				t.Fatalf("%s: %v", step.what, err)
 			}
 			end := tx.Rollback
-			if step.commit { // a refusal that is committed all the same changes nothing
+			if step.commit { // a committed refusal changes nothing
 				end = tx.Commit
 			}
 			if err := end(); err != nil {
@@ -155,14 +155,15 @@ func TestSequence(t *testing.T) {
 	})
 }
 
-// Names that text collations take for one another, and the longest.
+// TestNamesCompareByteByByte uses names that text collations take for equal, and the longest
+// name.
 func TestNamesCompareByteByByte(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		names := []string{"a", "A", "a ", " a", "ä", "a\u0308", "a/b", "%", strings.Repeat("x", 511), strings.Repeat("x", 512), "日本"}
 		for i, name := range names {
 			account(t, d, db, name)
 			tx := begin(t, db, sql.LevelDefault)
-			// Falling: any two names that are one to the database show.
+			// The tokens fall, so any two names that are equal to the database show.
 			if err := s.check(t.Context(), tx, name, uint64(100-i)); err != nil {
 				t.Errorf("%q: %v", name, err)
 			}
@@ -173,7 +174,7 @@ func TestNamesCompareByteByByte(t *testing.T) {
 	})
 }
 
-func TestColumnNoRow(t *testing.T) {
+func TestColumnWithoutRowIsRefused(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		err := s.check(t.Context(), begin(t, db, sql.LevelDefault), "nothing", 5)
 		if s.name == "Column" != errors.Is(err, fence.ErrNotExist) {
@@ -182,8 +183,8 @@ func TestColumnNoRow(t *testing.T) {
 	})
 }
 
-// A second transaction that comes while the first is open waits, and then finds
-// what became of the first. Also where it had taken its snapshot before.
+// TestOpenTransactionHoldsOthers: a second transaction waits while the first is open, and
+// then finds its result. That also holds if it had taken its snapshot before.
 func TestOpenTransactionHoldsOthers(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		if !d.isolates {
@@ -224,11 +225,11 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 					}
 					second := begin(t, db, level)
 					if test.snapshot {
-						// A careless user reads before the check.
+						// A careless program reads before the check.
 						var rows int
 						for _, table := range []string{"accounts", fence.DefaultTable} {
 							if level == sql.LevelSerializable && d.dialect == fence.MySQL {
-								continue // there a read takes locks, and the first would wait
+								continue // a read takes locks there, and the first would wait
 							}
 							if err := second.QueryRowContext(t.Context(), "SELECT COUNT(*) FROM "+table).Scan(&rows); err != nil {
 								t.Fatal(err)
@@ -259,7 +260,7 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 					}
 					switch {
 					case test.commit && again(err) && level != sql.LevelReadCommitted:
-						// Refused in another way; tried again it finds the number.
+						// Refused with another error; the next try finds the number.
 						t.Logf("the database asks to try again: %v", err)
 						if !errors.Is(err, fence.ErrUnavailable) && test.newest != 0 {
 							t.Errorf("it does not wrap ErrUnavailable: %v", err)
@@ -277,11 +278,12 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 	})
 }
 
-// Many holders with tokens of all ages, some of which roll back. Each accepted
-// transaction writes down its token under the next number of its resource, which
-// it reads itself: two that overlapped would take the same number, and one that
-// saw too little would repeat one. Along the numbers, tokens never fall.
-func TestConcurrent(t *testing.T) {
+// TestConcurrentTransactionsKeepTokenOrder: many holders have tokens of all ages, and some
+// roll back. Each accepted transaction records its token under the next number of its
+// resource, which it reads itself. Two overlapping transactions would use the same number,
+// and one that reads too little would repeat one. In the order of the numbers, tokens never
+// fall.
+func TestConcurrentTransactionsKeepTokenOrder(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		if s.name == "SQL" {
 			must(t, db, "CREATE TABLE journal (resource VARCHAR(99), n BIGINT, token BIGINT, PRIMARY KEY (resource, n))")
@@ -293,7 +295,7 @@ func TestConcurrent(t *testing.T) {
 					account(t, d, db, r)
 				}
 				var accepted, refused, repeated atomic.Int64
-				var clock atomic.Uint64 // hands out tokens; holders lag behind it
+				var clock atomic.Uint64 // deals tokens; holders lag behind it
 				clock.Store(10)
 				one := func(r string) error {
 					tx, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
@@ -371,8 +373,8 @@ func TestConcurrent(t *testing.T) {
 	})
 }
 
-// Guard runs the transaction itself.
-func TestGuard(t *testing.T) {
+// TestGuardRunsTransaction: the guard begins, checks, and commits or rolls back.
+func TestGuardRunsTransaction(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
 			db := d.open(t)
@@ -427,8 +429,8 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// Both guards, and two processes that use them.
-func TestGuardSuite(t *testing.T) {
+// TestGuardPassesFencetest tests both guards, and two processes that use them.
+func TestGuardPassesFencetest(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
 			db := d.open(t)
@@ -475,8 +477,9 @@ func TestGuardSuite(t *testing.T) {
 	}
 }
 
-// A missing table, column or row is an error that names the statement's reason.
-func TestGuardMissingTableOrColumn(t *testing.T) {
+// TestGuardNamesMissingTableOrColumn: a missing table, column or row is an error with the
+// statement's reason.
+func TestGuardNamesMissingTableOrColumn(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
 			db := d.open(t)
@@ -505,8 +508,8 @@ func TestGuardMissingTableOrColumn(t *testing.T) {
 	}
 }
 
-// TestColumnMustHoldIntegers requires that a column in which 9 may come after 10, or in
-// which two tokens may be equal, is refused, and not written.
+// TestColumnMustHoldIntegers: a column type with another order, or in which two tokens may
+// be equal, is refused, and not written.
 func TestColumnMustHoldIntegers(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
@@ -538,7 +541,7 @@ func TestColumnMustHoldIntegers(t *testing.T) {
 	}
 }
 
-// A wait ends with its context, and the error says so.
+// TestCheckWaitEndsWithContext: the error contains the end of the context.
 func TestCheckWaitEndsWithContext(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		if !d.isolates {

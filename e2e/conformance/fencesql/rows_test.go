@@ -26,8 +26,7 @@ func rows(d database, db optimistic.Queryer) optimistic.Rows[balance] {
 	}
 }
 
-// TestRowsLoseNoUpdate requires that concurrent updates of a row of a user's own table are
-// all made.
+// TestRowsLoseNoUpdate: all concurrent updates of a row of a user's table are made.
 func TestRowsLoseNoUpdate(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
@@ -58,7 +57,7 @@ func TestRowsLoseNoUpdate(t *testing.T) {
 			}
 			t.Logf("%d conflicts", conflicts.Load())
 
-			// An equal row is another version, and an old version is refused.
+			// Equal content is another version, and an old version is refused.
 			if err := accounts.Put(t.Context(), 17, b, version); err != nil {
 				t.Error(err)
 			}
@@ -74,7 +73,7 @@ func TestRowsLoseNoUpdate(t *testing.T) {
 				t.Errorf("Get of no row: %v, want ErrNotExist", err)
 			}
 
-			// In a transaction of the caller's own.
+			// In a transaction of the caller.
 			tx, err := db.BeginTx(t.Context(), nil)
 			if err != nil {
 				t.Fatal(err)
@@ -95,13 +94,13 @@ func TestRowsLoseNoUpdate(t *testing.T) {
 	}
 }
 
-// TestRowsRefuseBadTables requires that a table that cannot be used is refused with the
-// reason, and never written.
+// TestRowsRefuseBadTables: an unusable table is refused with the reason, and never written.
 func TestRowsRefuseBadTables(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
 			db := d.open(t)
-			// TEXT has no exact comparison everywhere, and a fraction or a time no next one.
+			// TEXT has no exact comparison everywhere, and a fraction or a time has no
+			// successor.
 			for i, kind := range []string{"VARCHAR(20)", "DOUBLE PRECISION", "TIMESTAMP", "DECIMAL(10,2)"} {
 				table := fmt.Sprintf("bad%d", i)
 				must(t, db, "CREATE TABLE "+table+" (id BIGINT PRIMARY KEY, amount BIGINT, note VARCHAR(99), version "+kind+")")
@@ -144,9 +143,9 @@ func TestRowsRefuseBadTables(t *testing.T) {
 	}
 }
 
-// TestSegmentTable requires that the usual table of segments works as it stands, beside
-// another program that draws from it.
-func TestSegmentTable(t *testing.T) {
+// TestSegmentTableIsShared: the usual table of segments works unchanged, beside another
+// program that draws from it.
+func TestSegmentTableIsShared(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
 			db := d.open(t)

@@ -21,7 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-// database is a real one, and what differs about it.
+// database is a real database with its differences.
 type database struct {
 	name     string
 	dialect  fence.Dialect
@@ -30,7 +30,7 @@ type database struct {
 	isolates bool // other transactions go on while one writes
 }
 
-// databases starts what is installed.
+// databases starts the installed databases.
 func databases(t *testing.T) []database {
 	every := []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
 	maria := func(params string) func(*testing.T) *sql.DB {
@@ -39,8 +39,8 @@ func databases(t *testing.T) []database {
 	return []database{
 		{"SQLite", fence.SQLite, sqlite, []sql.IsolationLevel{sql.LevelDefault}, false},
 		{"MariaDB", fence.MySQL, maria(""), every, true},
-		// Both make affected rows mean something else, or the values travel in
-		// another form.
+		// Both settings change the meaning of affected rows, or the form in which values
+		// travel.
 		{"MariaDB,clientFoundRows,interpolateParams", fence.MySQL, maria("?clientFoundRows=true&interpolateParams=true"), every, true},
 		{"PostgreSQL", fence.PostgreSQL, postgres, every, true},
 	}

@@ -22,8 +22,8 @@ import (
 	"github.com/holdfast-go/holdfast/sequence"
 )
 
-// patience is how long a test waits for what must happen. It is long for a slow machine.
-const patience = 2 * time.Minute
+// testTimeout limits the wait for an event that must come. It is long for a slow machine.
+const testTimeout = 2 * time.Minute
 
 const childEnv = "HOLDFAST_PROTECT_CHILD"
 
@@ -245,7 +245,7 @@ func (p *process) line(t *testing.T) string {
 			t.Fatal("a child has ended")
 		}
 		return s
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("a child says nothing")
 	}
 	return ""

@@ -79,10 +79,10 @@ func drawIDs(t *testing.T, s system, total int) {
 		t.Helper()
 		select {
 		case <-c:
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			mu.Lock()
 			defer mu.Unlock()
-			t.Fatalf("%d ids after %v", len(seen), patience)
+			t.Fatalf("%d ids after %v", len(seen), testTimeout)
 		}
 	}
 	for _, victim := range victims[:2] {

@@ -29,7 +29,7 @@ func TestPausedHolder(t *testing.T) {
 }
 
 func pausedHolder(t *testing.T, s system) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	store, err := open(ctx, s.URL)
 	if err != nil {

@@ -22,10 +22,10 @@ var (
 	figures = flag.String("figures", "", "the file to which the election appends a line of a table for docs/service.md")
 )
 
-// candidates is how many replicas take part in an election.
+// candidates is the number of replicas in an election.
 const candidates = 4
 
-// term is the time of one leader.
+// term is the interval in which one replica leads.
 type term struct {
 	token uint64
 	p     *process
@@ -33,7 +33,7 @@ type term struct {
 	// live is the last time at which its context had certainly not ended.
 	live time.Duration
 	over bool
-	// outage: the server was away in its time.
+	// outage: the server was away during the term.
 	outage bool
 }
 
@@ -47,7 +47,7 @@ type election struct {
 	ready map[*process]bool
 }
 
-// take takes in one report.
+// take records one report.
 func (e *election) take(r report) {
 	switch r.Kind {
 	case "candidate":
@@ -69,10 +69,10 @@ func (e *election) take(r report) {
 	}
 }
 
-// until takes in reports until done.
+// until records reports until done.
 func (e *election) until(what string, done func() bool) {
 	e.t.Helper()
-	for end := time.After(patience); !done(); {
+	for end := time.After(testTimeout); !done(); {
 		select {
 		case r := <-e.lines:
 			e.take(r)
@@ -87,7 +87,7 @@ func (e *election) newLeader(than *term) {
 	e.until("new leader", func() bool { return e.leads != nil && e.leads != than })
 }
 
-// fill starts replicas until there are enough, and waits for those that start.
+// fill starts replicas until there are enough, and waits for those that are starting.
 func (e *election) fill(n int) {
 	e.t.Helper()
 	for range n {
@@ -169,7 +169,7 @@ func testElection(t *testing.T, s store, srv server, url string) {
 	e.figures(s, g, steps, counts)
 }
 
-// judge compares each term with those before it.
+// judge compares each term with the terms before it.
 func (e *election) judge(g holdfast.Guarantees) {
 	slices.SortFunc(e.terms, func(a, b *term) int { return int(a.begin - b.begin) })
 	for i, b := range e.terms {
@@ -188,7 +188,7 @@ func (e *election) judge(g holdfast.Guarantees) {
 	}
 }
 
-// figures reports how soon a successor leads.
+// figures reports the time until a successor leads.
 func (e *election) figures(s store, g holdfast.Guarantees, steps []time.Duration, counts map[string]int) {
 	if len(steps) == 0 {
 		return
@@ -218,7 +218,8 @@ type observation struct {
 	changed chan struct{}
 }
 
-// observe follows the leaders. Tokens never fall, and an outage ends nothing.
+// observe follows the leaders. It requires that tokens never fall, and that an outage ends
+// nothing.
 func observe(t *testing.T, l *holdfast.Locker) *observation {
 	o := &observation{changed: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -254,7 +255,7 @@ func observe(t *testing.T, l *holdfast.Locker) *observation {
 // await waits until the leader is observed.
 func (o *observation) await(t *testing.T, leader func() uint64) {
 	t.Helper()
-	for end := time.After(patience); ; {
+	for end := time.After(testTimeout); ; {
 		o.mu.Lock()
 		last := o.last
 		o.mu.Unlock()

@@ -14,17 +14,17 @@ var ticks = flag.Int("ticks", 0, "how many ticks a schedule has (default 60, 25 
 
 const (
 	replicas = 20
-	// killEvery is after how many ticks the replica that serves one is killed.
+	// killEvery is the number of ticks after which the replica that serves a tick is killed.
 	killEvery = 20
 )
 
-// TestEvery runs a schedule on 20 replicas whose clocks differ by most of the period. One
-// is killed every 20 ticks, while it serves one. No tick is begun twice, and each one is
-// served or reported, by one replica.
-func TestEvery(t *testing.T) {
+// TestEveryServesEachTickOnce runs a schedule on 20 replicas with clocks that differ by most
+// of the period. It kills one every 20 ticks, while it serves a tick. No tick is begun
+// twice. One replica serves or reports each tick.
+func TestEveryServesEachTickOnce(t *testing.T) {
 	for _, s := range stores {
-		// On other stores a served tick is forgotten with the death of its replica. Two of
-		// three databases are left out, because they run the same recipe.
+		// On other stores the mark of a served tick ends with its replica. Two of three
+		// databases are left out, because they run the same recipe.
 		if !slices.Contains([]string{"redis", "etcd", "postgres-optimistic"}, s.name) {
 			continue
 		}
@@ -39,10 +39,10 @@ func TestEvery(t *testing.T) {
 	}
 }
 
-// tickState is what became of a tick.
+// tickState is the state of a tick.
 type tickState struct {
 	begun, served, missed int
-	by                    *process // by which it was served
+	by                    *process // the replica that served it
 }
 
 func testEvery(t *testing.T, s store, url string) {
@@ -56,7 +56,7 @@ func testEvery(t *testing.T, s store, url string) {
 	lines := make(chan report, 10000)
 	running := map[*process]bool{}
 	start := func(i int) {
-		// Half a period either way is the most that is allowed.
+		// Half a period in each direction is the maximum.
 		ahead := period * time.Duration(i%9-4) / 10
 		w := worker{Role: "every", URL: url, Name: "schedule", TTL: s.ttl, Period: period, Ahead: ahead, Drain: 50 * time.Millisecond}
 		running[w.start(t, lines)] = false
@@ -72,7 +72,7 @@ func testEvery(t *testing.T, s store, url string) {
 		}
 		return states[at]
 	}
-	last := map[*process]int64{} // the tick that a replica has served last
+	last := map[*process]int64{} // the last tick that the replica has served
 	killed := map[*process]bool{}
 	var failed []report
 	take := func(r report) {
@@ -87,7 +87,7 @@ func testEvery(t *testing.T, s store, url string) {
 		case "missed":
 			state(r).missed++
 		case "failed":
-			// From that tick on until now this replica could not take part.
+			// From that tick until now this replica could not take part.
 			failed = append(failed, report{Tick: r.Tick, At: time.Duration(time.Now().UnixNano())})
 			t.Logf("tick %s: %s", r.Tick, r.Err)
 		case "exited":
@@ -99,7 +99,7 @@ func testEvery(t *testing.T, s store, url string) {
 	}
 	await := func(what string, done func() bool) {
 		t.Helper()
-		for end := time.After(patience); !done(); {
+		for end := time.After(testTimeout); !done(); {
 			select {
 			case r := <-lines:
 				take(r)
@@ -116,7 +116,7 @@ func testEvery(t *testing.T, s store, url string) {
 		}
 		return true
 	})
-	// All replicas take part in the ticks from here on.
+	// From now on all replicas take part in the ticks.
 	first := holdfast.Period(period).Next(time.Now().Add(2 * period))
 	end := first.Add(time.Duration(n) * period)
 	begun := 0

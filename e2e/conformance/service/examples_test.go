@@ -20,8 +20,8 @@ const root = "../../.."
 // example is an example of the documentation, with the output that it declares.
 type example struct{ name, want string }
 
-// program is the program of all examples, built once: example_test.go as a main package,
-// whose store is that of a URL.
+// program builds the program of all examples once: example_test.go as a main package with
+// the store of a URL.
 var program = struct {
 	sync.Once
 	path     string
@@ -104,13 +104,13 @@ func buildExamples(dir string) error {
 
 var digits = regexp.MustCompile(`-?\d+`)
 
-// normal is a text without what differs from store to store: tokens.
+// normal removes the tokens from a text, which differ from store to store.
 func normal(s string) string { return digits.ReplaceAllString(strings.TrimSpace(s), "N") }
 
-// run runs an example, and returns what it prints. It has to end by itself.
+// run runs an example, and returns its output. The example must end by itself.
 func (e example) run(t *testing.T, url string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program.path, e.name, url)
 	var out, stderr bytes.Buffer
@@ -121,9 +121,8 @@ func (e example) run(t *testing.T, url string) string {
 	return out.String()
 }
 
-// testExamples runs every example while the server is away and comes back, in which it
-// does not crash and comes to its end, and once more when the server is back, with the
-// output that it declares.
+// testExamples runs every example during an outage of the server, in which it must not crash
+// and must end. It runs each once more with the server, and compares the declared output.
 func testExamples(t *testing.T, srv server, url string) {
 	program.Do(func() {
 		dir, err := os.MkdirTemp("", "holdfast-examples")
@@ -144,7 +143,7 @@ func testExamples(t *testing.T, srv server, url string) {
 		for _, e := range program.examples {
 			running.Go(func() { e.run(t, url) })
 		}
-		time.Sleep(time.Second) // the examples meet a store that is away
+		time.Sleep(time.Second) // the store is away when the examples start
 		restart(t, srv)
 		running.Wait()
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// TestService is the life of a service on every store, each with a server of its own.
-func TestService(t *testing.T) {
+// TestServiceOnEveryStore runs the life of a service, with a server for each store.
+func TestServiceOnEveryStore(t *testing.T) {
 	for _, s := range stores {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
@@ -32,8 +32,8 @@ func TestService(t *testing.T) {
 	}
 }
 
-// testClose: a service closes with the context that SIGTERM has ended, and the next
-// holder does not wait for the TTL.
+// testClose: a service closes with the context that SIGTERM has ended. The next holder does
+// not wait for the TTL.
 func testClose(t *testing.T, url string) {
 	w := worker{Role: "close", URL: url, Name: "close", TTL: 2 * time.Minute}
 	p := w.start(t, nil)
@@ -55,7 +55,7 @@ func testClose(t *testing.T, url string) {
 	}
 }
 
-// testCloseDuringAnOutage: Close returns although the server is away, and says so.
+// testCloseDuringAnOutage: Close returns while the server is away, and reports that.
 func testCloseDuringAnOutage(t *testing.T, srv server, url string) {
 	w := worker{Role: "close", URL: url, Name: "close-outage", TTL: 2 * time.Minute}
 	p := w.start(t, nil)
@@ -69,8 +69,8 @@ func testCloseDuringAnOutage(t *testing.T, srv server, url string) {
 	restart(t, srv)
 }
 
-// testDrain: after SIGTERM a service works on for several TTLs, and no other client is
-// granted the name meanwhile. With a server, that stops and starts in this time.
+// testDrain: after SIGTERM a service works on for several TTLs, and no other client gets the
+// name meanwhile. The server stops and starts in this time.
 //
 // A machine that stands still for a TTL loses a lock. So the test is repeated with longer
 // TTLs if the lock expires.
@@ -85,7 +85,7 @@ func testDrain(t *testing.T, s store, url string, srv server) {
 	t.Error("the lock expires while its holder drains")
 }
 
-// drains reports false if the lock has expired.
+// drains returns false if the lock has expired.
 func drains(t *testing.T, url string, srv server, w worker) bool {
 	if srv != nil {
 		w.Name += "-outage"
@@ -105,9 +105,9 @@ func drains(t *testing.T, url string, srv server, w worker) bool {
 	}
 	grant := make(chan granted, 1)
 	go func() {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
-		for { // as Do does, a service tries again after an outage
+		for { // like Do, a service tries again after an outage
 			k, err := other.Lock(ctx, w.Name)
 			if errors.Is(err, holdfast.ErrUnavailable) && ctx.Err() == nil {
 				continue
@@ -143,7 +143,7 @@ func drains(t *testing.T, url string, srv server, w worker) bool {
 	case drained.Token != held.Token:
 		t.Errorf("token %d, and %d while it drains", held.Token, drained.Token)
 	case got.at < drained.At || got.token <= held.Token:
-		t.Errorf("another was granted token %d %s before the holder of token %d had drained", got.token, drained.At-got.at, held.Token)
+		t.Errorf("another client was granted token %d %s before the holder of token %d had drained", got.token, drained.At-got.at, held.Token)
 	}
 	return true
 }

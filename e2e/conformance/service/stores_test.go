@@ -28,13 +28,13 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 )
 
-// server is what can be done to a store's server.
+// server controls a store's server.
 type server interface {
 	Kill()
 	Restart(context.Context) error
 }
 
-// store is one store of a test: its server, and the URL of locks on it.
+// store is one store of a test: its server, and the URL of its locks.
 type store struct {
 	name string
 	// ttl is a TTL that is short for the store, and still outlasts a busy machine.
@@ -42,7 +42,7 @@ type store struct {
 	start func(t *testing.T) (server, string)
 }
 
-// restart starts a server again. On a busy machine one attempt may not be enough.
+// restart starts a server again. On a busy machine one try may not be enough.
 func restart(t *testing.T, srv server) {
 	t.Helper()
 	var err error
@@ -110,7 +110,7 @@ func postgres(recipe string) func(*testing.T) (server, string) {
 	}
 }
 
-// prepare makes the tables of a store.
+// prepare creates the tables of a store.
 func prepare(t *testing.T, raw string) string {
 	t.Helper()
 	u, err := url.Parse(raw)
@@ -129,9 +129,9 @@ func prepare(t *testing.T, raw string) string {
 	return raw
 }
 
-// patience is how long a test waits for what has to come. It judges nothing: what takes
-// so long never comes.
-const patience = 2 * time.Minute
+// testTimeout limits the wait for an event that must come. A passing test does not depend on
+// it.
+const testTimeout = 2 * time.Minute
 
 // process is a replica.
 type process struct {
@@ -192,7 +192,7 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
-// wait waits for the end of the replica, which has to be in order.
+// wait waits for the end of the replica, which must be without an error.
 func (p *process) wait(t *testing.T) {
 	t.Helper()
 	select {
@@ -200,7 +200,7 @@ func (p *process) wait(t *testing.T) {
 		if p.err != nil {
 			t.Errorf("the replica: %v", p.err)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("the replica does not end")
 	}
 }
@@ -208,7 +208,7 @@ func (p *process) wait(t *testing.T) {
 // next waits for a report of one of the kinds. A replica must not exit before it.
 func next(t *testing.T, lines <-chan report, kinds ...string) report {
 	t.Helper()
-	for end := time.After(patience); ; {
+	for end := time.After(testTimeout); ; {
 		select {
 		case r := <-lines:
 			for _, kind := range kinds {
@@ -225,7 +225,7 @@ func next(t *testing.T, lines <-chan report, kinds ...string) report {
 	}
 }
 
-// open returns a Locker of the test's own.
+// open returns a Locker of the test process.
 func open(t *testing.T, url string) *holdfast.Locker {
 	t.Helper()
 	locker, err := holdfast.Open(t.Context(), url)

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// workerEnv holds the task of a replica, which is this binary again.
+// workerEnv contains the task of a replica, which runs this binary.
 const workerEnv = "HOLDFAST_SERVICE_WORKER"
 
 func TestMain(m *testing.M) {
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	flag.Parse()
-	// The stores side by side: their tests wait for leases most of the time.
+	// The stores run side by side: their tests mostly wait for leases.
 	if err := flag.Set("test.parallel", "12"); err != nil {
 		panic(err)
 	}
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// atEnd is done after all tests.
+// atEnd runs after all tests.
 var atEnd []func()
 
 // worker is a replica's task.
@@ -54,7 +54,7 @@ type worker struct {
 	Role, URL, Name string
 	TTL             time.Duration
 	Drain           time.Duration // how long the work goes on after SIGTERM
-	Ahead, Period   time.Duration // of a schedule: the clock's error, and the distance of ticks
+	Ahead, Period   time.Duration // of a schedule: the clock's error, and the interval of ticks
 }
 
 // report is a line that a replica writes. Times are those of the machine's monotonic
@@ -102,12 +102,12 @@ func text(err error) string {
 	return err.Error()
 }
 
-// run is a service as docs/service.md shows it: the context of the signal goes to the
-// work and, although it has ended by then, to Close.
+// run is the service of docs/service.md: the signal's context goes to the work and, although
+// it has ended, to Close.
 func (w *worker) run() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	go func() { // the test's end is the end of the replica
+	go func() { // the replica ends with the test
 		_, _ = os.Stdin.Read(make([]byte, 1))
 		os.Exit(1)
 	}()

@@ -98,11 +98,11 @@ func passOn(client net.Conn, upstream string, answers func(to io.Writer, from io
 		return
 	}
 	defer server.Close()
-	var asks sync.WaitGroup
-	asks.Go(func() { _, _ = io.Copy(server, client); server.Close() })
+	var requests sync.WaitGroup
+	requests.Go(func() { _, _ = io.Copy(server, client); server.Close() })
 	answers(client, server)
 	client.Close()
-	asks.Wait()
+	requests.Wait()
 }
 
 // loopback listens.

@@ -14,13 +14,13 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// faults happen between the store and its file.
+// faults injects faults between the store and its file.
 type faults struct {
 	file  string
 	plain *sql.DB // of another process
 	stop  *sql.Tx
-	delay atomic.Int64 // of commits' answers, in nanoseconds
-	lose  atomic.Bool  // the next commit's answer
+	delay atomic.Int64 // delay of the answers to commits, in nanoseconds
+	lose  atomic.Bool  // whether the next commit loses its answer
 }
 
 func newFaults(t *testing.T) *faults {
@@ -51,7 +51,7 @@ func (f *faults) open(t testing.TB, namespace string) driver.Store {
 	return s
 }
 
-// begin keeps all other clients from writing until end.
+// begin blocks writes of all other clients until end.
 func (f *faults) begin(t testing.TB) {
 	var err error
 	if f.stop, err = f.plain.BeginTx(context.Background(), nil); err != nil {
@@ -65,7 +65,7 @@ func (f *faults) end(t testing.TB) {
 	}
 }
 
-// left lists what stands in the file.
+// left lists the entries in the file.
 func (f *faults) left(ctx context.Context) (left []string, err error) {
 	rows, err := f.plain.QueryContext(ctx, "SELECT CAST(name AS TEXT) || ' ' || id FROM entries")
 	if err != nil {

@@ -13,12 +13,12 @@ import (
 	"testing"
 )
 
-// mistake is one that newcomers make, planted in a copy of the store.
+// mistake is a mistake of authors of a first store, planted in a copy of the store.
 type mistake struct {
 	name string
-	// edits are pairs of what the source says and what is made of it.
+	// edits are pairs of a text of the source and its replacement.
 	edits []string
-	// test is what must convict, and says what it must say.
+	// test must convict the mistake, with says in its output.
 	test, says string
 }
 
@@ -50,8 +50,8 @@ var mistakes = []mistake{
 	}, "TestTorture", "it gave up"},
 }
 
-// TestMistakes: the suite, or the check, finds each of them.
-func TestMistakes(t *testing.T) {
+// TestMistakesAreConvicted by the suite or the check.
+func TestMistakesAreConvicted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the test binary many times over")
 	}
@@ -65,17 +65,17 @@ func TestMistakes(t *testing.T) {
 				if err != nil && regexp.MustCompile(`--- FAIL: `+m.test+` `).Match(out) && strings.Contains(string(out), m.says) {
 					return
 				}
-				// What the check does is left to chance: it has three seeds.
+				// The check depends on chance, so it runs with three seeds.
 				if m.test != "TestTorture" || seed == 3 {
-					t.Fatalf("%s does not say %q (%v):\n%s", m.test, m.says, err, out)
+					t.Fatalf("the output of %s does not contain %q (%v):\n%s", m.test, m.says, err, out)
 				}
 			}
 		})
 	}
 }
 
-// build compiles this package's tests with the mistake in the place of its source, and
-// a seed for its check.
+// build compiles this package's tests with the mistake in its source, and a seed for its
+// check.
 func (m *mistake) build(t *testing.T, seed int) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestPage: the code on docs/adding-a-store.md is that of the files it names.
-func TestPage(t *testing.T) {
+// TestPageShowsFiles: the code on docs/adding-a-store.md equals that of the files.
+func TestPageShowsFiles(t *testing.T) {
 	page, err := os.ReadFile("../../../../docs/adding-a-store.md")
 	if err != nil {
 		t.Fatal(err)
@@ -38,7 +38,7 @@ func TestPage(t *testing.T) {
 	}
 	for _, m := range mistakes {
 		if _, test, _ := strings.Cut(m.test, "/"); test != "" && !strings.Contains(string(page), "`"+test+"`") {
-			t.Errorf("the page does not tell that %s convicts: %s", test, m.name)
+			t.Errorf("the page does not contain that %s convicts: %s", test, m.name)
 		}
 	}
 }
