@@ -152,13 +152,14 @@ func testEvery(t *testing.T, s store, url string) {
 	}
 	await("end", func() bool { return len(running) == 0 })
 
-	missed := 0
+	served, missed := 0, 0
 	for at := first; at.Before(end); at = at.Add(period) {
 		c := states[at.UnixNano()]
 		if c == nil {
 			c = &tickState{}
 		}
 		missed += c.missed
+		served += c.served
 		excused := slices.ContainsFunc(failed, func(r report) bool {
 			return !at.Before(r.Tick) && at.UnixNano() < int64(r.At)
 		})
@@ -173,5 +174,5 @@ func testEvery(t *testing.T, s store, url string) {
 			t.Errorf("tick %s is neither served nor reported; begun %d times", at, c.begun)
 		}
 	}
-	t.Logf("%d ticks, %d replicas killed, %d ticks reported as missed", n, len(killed), missed)
+	t.Logf("%d ticks, %d replicas killed, %d ticks served, %d reported as missed", n, len(killed), served, missed)
 }
