@@ -94,7 +94,7 @@ func newSituation(p phase, k eventKind) *situation {
 var conditions = map[string]func(*situation){
 	"expired":                       func(x *situation) { x.at(tableValid) },
 	"machine slept":                 func(x *situation) { x.at(tableValid); x.f.slept = time.Minute },
-	"a local waiter is next":          func(x *situation) { x.f.next, x.s.spare = true, 1 },
+	"a local waiter is next":        func(x *situation) { x.f.next, x.s.spare = true, 1 },
 	"no handoff is left":            func(x *situation) { x.s.spare = 0 },
 	"the time for handoffs is over": func(x *situation) { x.s.handoffUntil = x.f.now },
 	"a MinHold is not over":         func(x *situation) { x.s.keep = time.Minute },

@@ -94,7 +94,7 @@ func TestBreakReportsHolderThatGoesOn(t *testing.T) {
 
 	r := w.run("break", "--force", "--token", token, "x")
 	r.expectStatus(t, 78)
-	if !strings.Contains(r.stderr, "--force: the file store cannot") {
+	if !strings.Contains(r.stderr, "--force: the file store cannot") || !strings.Contains(r.stderr, "the store notifies the holder") {
 		t.Errorf("stderr: %s", r.stderr)
 	}
 	if r := w.run("show", "x"); strings.Contains(r.stdout, "asked to end") {

@@ -101,7 +101,7 @@ func tokensOfAWrongClock(e *env) {
 	synctest.Test(e.T, func(t *testing.T) {
 		inside := &env{suite: e.suite, T: t}
 		defer inside.closeAll()
-		take(inside, inside.open(), "a client client clock is in the year 2000")
+		take(inside, inside.open(), "a client whose clock is in the year 2000")
 	})
 	take(e, after, "the next client")
 }

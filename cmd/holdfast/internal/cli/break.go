@@ -118,7 +118,7 @@ func (b *breaker) run(ctx context.Context) error {
 		return err
 	}
 	if b.force && g.Break != driver.BreakNow {
-		b.say.Line("--force: the %s store cannot take a lock from a holder that lives; what it does: %s", g.Kind, g.Break)
+		b.say.Line("--force: the %s store cannot take a lock from a holder that lives; what it does: %s", g.Kind, g.Break.Describe())
 		return exited(exit.Refused)
 	}
 	var st holdfast.State

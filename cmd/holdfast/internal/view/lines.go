@@ -18,7 +18,7 @@ func Lines(w io.Writer, st driver.State, waiters bool) error {
 	count := strconv.Itoa(len(st.Waiters))
 	for _, h := range st.Holders {
 		err := line(w, st.Name, "held", mode(h.Limit), token(h.Token), slot(h.Slot), since(h.Owner), secondsLeft(h.TTL),
-			place(h.Owner), h.Instance, reason(h.Owner), h.Note, count)
+			address(h.Owner), h.Instance, reason(h.Owner), h.Note, count)
 		if err != nil {
 			return err
 		}
@@ -33,7 +33,7 @@ func Lines(w io.Writer, st driver.State, waiters bool) error {
 	}
 	for i, o := range st.Waiters {
 		err := line(w, st.Name, "waiting", mode(o.Limit), "", "", since(o.Owner), "",
-			place(o.Owner), o.Instance, reason(o.Owner), "", strconv.Itoa(i+1))
+			address(o.Owner), o.Instance, reason(o.Owner), "", strconv.Itoa(i+1))
 		if err != nil {
 			return err
 		}
@@ -62,8 +62,8 @@ func Process(o driver.Owner) string {
 	return s
 }
 
-// place returns host:pid.
-func place(o driver.Owner) string {
+// address is host:pid.
+func address(o driver.Owner) string {
 	if o.Host == "" && o.PID == 0 {
 		return ""
 	}

@@ -60,7 +60,7 @@ func rowsOf(st driver.State, now time.Time, waiters bool) [][]string {
 	var rows [][]string
 	for _, h := range st.Holders {
 		rows = append(rows, []string{name, orNone(mode(h.Limit)), token(h.Token), orNone(slot(h.Slot)), age(h.Owner, now),
-			Text(place(h.Owner)), Text(h.Instance), Text(reason(h.Owner)), left(h.TTL), Text(h.Note), count})
+			Text(address(h.Owner)), Text(h.Instance), Text(reason(h.Owner)), left(h.TTL), Text(h.Note), count})
 	}
 	if len(st.Holders) == 0 {
 		rows = append(rows, []string{name, "free", none, none, none, none, none, none, none, none, count})
@@ -70,7 +70,7 @@ func rowsOf(st driver.State, now time.Time, waiters bool) [][]string {
 	}
 	for i, w := range st.Waiters {
 		rows = append(rows, []string{"  waiter " + strconv.Itoa(i+1), orNone(mode(w.Limit)), none, none, age(w.Owner, now),
-			Text(place(w.Owner)), Text(w.Instance), Text(reason(w.Owner)), none, none, none})
+			Text(address(w.Owner)), Text(w.Instance), Text(reason(w.Owner)), none, none, none})
 	}
 	return rows
 }

@@ -42,7 +42,7 @@ var mistakes = []mistake{
 	}, "TestConformance/ValidityNotFromTheAnswer", "although every answer took"},
 	{"a release notifies no waiter", []string{
 		"\t\tt.wakeNext(g.Name)\n", "",
-	}, "TestConformance/PushIsHeard", "no waiter receives one"},
+	}, "TestConformance/PushWakesWaiter", "no waiter receives one"},
 	{"a waiter tries before it listens, and then only listens", []string{
 		"\tconn, err := net.Listen", "\tif g, err := s.try(ctx, r); driver.CodeOf(err) != driver.CodeBusy {\n\t\treturn g, err\n\t}\n\tconn, err := net.Listen",
 		"\t\tg, err := s.try(ctx, r)\n", "\t\tvar g driver.Grant\n\t\terr := error(&driver.BusyError{})\n\t\tif queued {\n\t\t\tg, err = s.try(ctx, r)\n\t\t}\n",
