@@ -131,6 +131,10 @@ func roundTrip(c net.Conn, frame []byte) ([]byte, error) {
 	if _, err := c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(frame))), frame...)); err != nil {
 		return nil, err
 	}
+	return readFrame(c)
+}
+
+func readFrame(c net.Conn) ([]byte, error) {
 	head := make([]byte, 4)
 	if _, err := io.ReadFull(c, head); err != nil {
 		return nil, err
