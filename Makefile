@@ -72,7 +72,7 @@ newer: servers
 # make verify: packages that are long as a whole, and stores run a second time, over
 # another client or on another kind of server.
 LONG        := /(torture|interop|bench|tools|versions)(/|$$)
-LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestLayout(RefusedCommandKeepsGrants|SentinelFailover)|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # A dozen suites, each in a process of its own.
@@ -166,6 +166,7 @@ bench:
 	$(GO) test -run '^$$' -bench . -benchmem -count 5 . ./filestore
 	cd cmd/holdfast && $(GO) test -run '^$$' -bench . ./...
 	cd e2e && $(GO) test -run '^$$' -bench . ./bench/...
+	cd e2e && $(GO) run ./bench
 
 fuzz:
 	@set -e; for pkg in filestore fence; do for f in $$($(GO) test -list '^Fuzz' ./$$pkg | grep ^Fuzz); do \

@@ -113,6 +113,8 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 	if sparse(round) {
 		names *= sparseNames
 	}
+	// Where there are semaphores alone each name has one limit.
+	oneLimit := g.Semaphore && !g.Shared && !g.Mixed
 	return func(yield func(Step) bool) {
 		for {
 			s := Step{Think: between(r, 0, 5*time.Millisecond), TTL: c.TTL, Limit: driver.Exclusive}
@@ -127,7 +129,8 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 			if kind >= 12 && !sparse(round) {
 				// The goroutines of a worker meet at one name with equal options and short
 				// locks, so that leases are handed off inside the process.
-				s.Names, s.TTL, s.Think = []string{nameOf(0)}, c.TTL, s.Think/8
+				name = 0
+				s.Names, s.TTL, s.Think = []string{nameOf(name)}, c.TTL, s.Think/8
 				hold = max(hold, c.Long+19)
 			}
 			switch {
@@ -135,8 +138,11 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 				s.Limit = driver.Unlimited
 			case kind < 8 && g.Semaphore && (g.Mixed || name%3 == 2):
 				s.Limit = permits
-			case kind < 9 && other != name:
+			case kind < 9 && other != name && (!oneLimit || other%3 == name%3):
 				s.Names = append(s.Names, nameOf(other))
+			}
+			if oneLimit {
+				s.Limit = 1 + name%3
 			}
 			switch {
 			case hold < c.Long: // needs several renewals, unless it is held for too long

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,10 +22,14 @@ func redisTarget(ctx context.Context, dir string) (*Target, error) {
 }
 
 // redisLayoutTarget is redisTarget with a layout of another client library, which has keys
-// and channels of any name.
-func redisLayoutTarget(layout string) func(context.Context, string) (*Target, error) {
+// and channels of any name, and without some kinds of faults.
+func redisLayoutTarget(layout string, without ...string) func(context.Context, string) (*Target, error) {
 	return func(ctx context.Context, dir string) (*Target, error) {
-		return redisAlone(ctx, dir, []string{"--user", "app", "on", ">app-secret", "~*", "&*", "+@all"}, "?layout="+layout)
+		target, err := redisAlone(ctx, dir, []string{"--user", "app", "on", ">app-secret", "~*", "&*", "+@all"}, "?layout="+layout)
+		if err == nil {
+			target.Faults = slices.DeleteFunc(target.Faults, func(f StoreFault) bool { return slices.Contains(without, f.Kind) })
+		}
+		return target, err
 	}
 }
 
@@ -112,6 +118,39 @@ func redisLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
 // redisCounter is the key of a bucket's counter.
 var redisCounter = regexp.MustCompile(`^holdfast:\{[0-9a-f]{3}\}$`)
 
+// redisStays reports whether a key stays without a lock: a counter; and as Redisson leaves them
+// the token of a fenced lock, the number of a semaphore, and permits that have expired.
+func redisStays(ctx context.Context, r *servers.Redis, key string) (bool, error) {
+	if redisCounter.MatchString(key) || strings.HasPrefix(key, "redisson_lock_token:") {
+		return true, nil
+	}
+	now := time.Now().UnixMilli()
+	switch kind, err := r.Do(ctx, "TYPE", key); {
+	case err != nil:
+		return false, err
+	case kind == "zset":
+		standing, err := r.Do(ctx, "ZCOUNT", key, strconv.FormatInt(now, 10), "+inf")
+		return standing == int64(0), err
+	case kind == "string": // a lock has a time to live
+		life, err := r.Do(ctx, "PTTL", key)
+		return life == int64(-1), err
+	case strings.HasPrefix(key, "holdfast:beside:"):
+		answer, err := r.Do(ctx, "HGETALL", key)
+		fields, _ := answer.([]any)
+		expired := 0
+		for i := 0; i+1 < len(fields); i += 2 {
+			if at, err := strconv.ParseInt(fmt.Sprint(fields[i+1]), 10, 64); strings.HasPrefix(fmt.Sprint(fields[i]), "e:") {
+				if err != nil || at > now {
+					return false, err
+				}
+				expired++
+			}
+		}
+		return expired > 0, err
+	}
+	return false, nil
+}
+
 func redisLeftNow(ctx context.Context, all []*servers.Redis) (left []string, err error) {
 	for _, r := range all {
 		if !isPrimary(ctx, r) {
@@ -122,7 +161,10 @@ func redisLeftNow(ctx context.Context, all []*servers.Redis) (left []string, err
 			return nil, err
 		}
 		for _, k := range keys.([]any) {
-			if key := k.(string); !redisCounter.MatchString(key) {
+			key := k.(string)
+			if stays, err := redisStays(ctx, r, key); err != nil {
+				return nil, err
+			} else if !stays {
 				left = append(left, "key "+key)
 			}
 		}

@@ -66,6 +66,11 @@ var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
 	"etcd-cluster": etcdTarget(3, 60*time.Millisecond),
 
 	"redis-plain": redisLayoutTarget("plain"), "redis-redisson": redisLayoutTarget("redisson"), "redis-redisson-fair": redisLayoutTarget("redisson-fair"),
+	"redis-redisson-rw": redisLayoutTarget("redisson-rw"), "redis-redisson-spin": redisLayoutTarget("redisson-spin"),
+	// Its tokens begin anew without data.
+	"redis-redisson-fenced": redisLayoutTarget("redisson-fenced", "flush", "restart-empty", "evict-keys"),
+	// A part of a semaphore that is evicted takes permits with it for good.
+	"redis-redisson-semaphore": redisLayoutTarget("redisson-semaphore", "evict-keys"), "redis-redisson-permits": redisLayoutTarget("redisson-permits", "evict-keys"),
 	"redis": redisTarget, "redis-replicas": redisReplicasTarget, "redis-sentinel": redisSentinelTarget, "redis-cluster": redisClusterTarget,
 }
 

@@ -24,6 +24,10 @@ func init() {
 // check.
 const zookeeperTick = 50 * time.Millisecond
 
+// zookeeperConfig has servers soon remove the directories of idle names, whose nodes are then numbered
+// from 0 again.
+var zookeeperConfig = servers.ZooKeeperConfig{Tick: zookeeperTick, Java: []string{"-Dznode.container.checkIntervalMs=500"}}
+
 // beyondSession is longer than the sessions of a check with the default TTL. Paused leaders
 // and stalled disks last that long.
 const beyondSession = DefaultTTL + 8*zookeeperTick
@@ -39,7 +43,7 @@ const (
 // zookeeperTarget is one server that keeps its data, behind a proxy, with a user that has
 // exactly the documented rights.
 func zookeeperTarget(ctx context.Context, dir string) (*Target, error) {
-	z, err := servers.StartZooKeeper(ctx, filepath.Join(dir, "zookeeper"), servers.ZooKeeperConfig{Tick: zookeeperTick})
+	z, err := servers.StartZooKeeper(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +158,7 @@ func stallDisk(which func(context.Context) (*servers.ZooKeeper, error)) []StoreF
 
 // ensembleTarget is three servers. Clients know all of them.
 func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
-	e, err := servers.StartEnsemble(ctx, filepath.Join(dir, "zookeeper"), servers.ZooKeeperConfig{Tick: zookeeperTick})
+	e, err := servers.StartEnsemble(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig)
 	if err != nil {
 		return nil, err
 	}

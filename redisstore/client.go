@@ -43,6 +43,14 @@ type Client interface {
 	Close()
 }
 
+// Commander is implemented by clients that can send commands to the server of a key.
+// Without it the layout [Plain] uses scripts alone.
+type Commander interface {
+	// Commands sends commands, of which the second word is the key or channel, in as few
+	// round trips as it can. Commands of one hash slot are executed in their order.
+	Commands(ctx context.Context, commands [][]string) []Answer
+}
+
 // Node is one server.
 type Node interface {
 	// Command sends one command to it. Its answer is flattened as that of Eval.

@@ -159,8 +159,18 @@
 // ends no lock but its own, and no other client takes it for a re-entry.
 //
 // A request without an answer is handled as in the native layout: it carries the server's
-// time after which it is refused, and an undo leaves its ID behind until then. That is in a
-// key beside the lock, which expires. The other clients do not read it.
+// time after which it is refused. Until then an undo and a release leave its ID behind, and a
+// break its owner. That is in a key beside the lock, which expires. The other clients do not
+// read it.
+//
+// A script executes each command that the server may refuse before it changes the lock, and
+// then commands that the server has just accepted. So a missing right, a full server or a
+// hash slot that moves leaves a lock as it was.
+//
+// In the layout plain a release and a renewal are one command of the server's, where it has
+// it, which compares the whole value. The value is unique to the grant, so a late or repeated
+// command has no effect on another grant. Only the answer that the command was applied
+// counts; after any other answer the script decides.
 //
 // Deadlines are the server's. Where Redisson writes the Java client's wall clock (queue
 // entries of a fair lock, permits), the scripts write the server's time in the same unit.

@@ -28,12 +28,13 @@ import (
 // holder's lease has run out, or a second has passed. So a message of another client that
 // is lost, or that it does not send, costs a second, and not a lease.
 type peers struct {
-	s      *Store
-	layout Layout
-	rules  *rules
-	verbs  *verbs
-	client string // its UUID
-	ears   ears
+	s        *Store
+	layout   Layout
+	rules    *rules
+	verbs    *verbs
+	client   string // its UUID
+	ears     ears
+	compares conditional
 
 	mu    sync.Mutex
 	held  map[string]*holding // by ID of the request
@@ -43,8 +44,9 @@ type peers struct {
 
 // peerHandle is what a grant carries.
 type peerHandle struct {
-	own  string
-	void int64 // as in handle
+	own   string
+	value string // of the name's key, in the layout plain
+	void  int64  // as in handle
 }
 
 func newPeers(s *Store) *peers {
@@ -202,6 +204,9 @@ func (a *pending) granted(rep reply) (driver.Grant, error) {
 		return driver.Grant{}, a.failed(driver.Errorf(driver.CodeUnknown, "a grant that cannot be read: %w", err))
 	}
 	h := &peerHandle{own: a.st.own}
+	if len(rep.values) > 1 {
+		h.value = strings.Clone(rep.values[1])
+	}
 	if a.asked {
 		h.void = a.void
 	}
@@ -327,15 +332,12 @@ func (p *peers) release(ctx context.Context, g *driver.Grant) error {
 	if !ok {
 		return driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
 	}
-	st := &step{id: g.ID, own: h.own, key: p.key(g.Name), last: strconv.FormatUint(g.Token, 10)}
+	st := &step{id: g.ID, own: h.own, late: h.void, key: p.key(g.Name), last: strconv.FormatUint(g.Token, 10)}
 	p.forget(g.ID)
-	rep, err := p.s.eval(ctx, p.verbs.release, p.keys(st.key), p.args(st))
-	if err == nil && h.void > p.s.clock.now()-window.Microseconds() {
-		// A request of this grant's ID that had no answer may still arrive.
-		if err = p.undo(ctx, st, h.void); err == nil {
-			h.void = 0
-		}
+	if done, err := p.deleteIfEqual(ctx, st, h); done || err != nil {
+		return err
 	}
+	rep, err := p.s.eval(ctx, p.verbs.release, p.keys(st.key), p.args(st))
 	if err == nil && rep.kind != 'R' {
 		return notHeld(g.Name, g.Token)
 	}
@@ -369,10 +371,21 @@ func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		all.Wait()
 		return answers
 	}
+	// What the commands of the server leave undecided the scripts decide.
+	var left []int
+	var undecided []Call
+	for i, decided := range p.setIfEqual(ctx, grants, steps, answers) {
+		if !decided {
+			left, undecided = append(left, i), append(undecided, calls[i])
+		}
+	}
+	if len(left) == 0 {
+		return answers
+	}
 	sent, at := driver.Now(), micros()
-	for i, a := range p.s.client.EvalAll(ctx, p.verbs.renew, calls) {
+	for i, a := range p.s.client.EvalAll(ctx, p.verbs.renew, undecided) {
 		rep, err := p.s.read(p.verbs.renew, sent, at, a.Values, a.Err)
-		answers[i] = p.renewed(&grants[i], rep, err)
+		answers[left[i]] = p.renewed(&grants[left[i]], rep, err)
 	}
 	return answers
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -331,34 +332,47 @@ func own(ctx context.Context, err error) error {
 
 // EvalAll runs a script several times.
 func (c *rueidisClient) EvalAll(ctx context.Context, s *Script, calls []Call) []Answer {
-	answers := make([]Answer, len(calls))
 	client, err := c.connected(ctx)
 	if err != nil {
-		for i := range answers {
-			answers[i].Err = err
-		}
-		return answers
+		return slices.Repeat([]Answer{{Err: err}}, len(calls))
 	}
 	if len(calls) == 1 {
-		answers[0].Values, answers[0].Err = c.Eval(ctx, s, calls[0].Keys, calls[0].Args)
-		return answers
+		v, err := c.Eval(ctx, s, calls[0].Keys, calls[0].Args)
+		return []Answer{{v, err}}
 	}
 	multi := make([]rueidis.Completed, len(calls))
 	for i, call := range calls {
 		multi[i] = bySHA(client.B(), s, call.Keys, call.Args)
 	}
+	answers := c.pipeline(ctx, client, multi)
+	for i := range answers {
+		if e, ok := errors.AsType[ServerError](answers[i].Err); ok && strings.HasPrefix(string(e), "NOSCRIPT") {
+			answers[i].Values, answers[i].Err = c.Eval(ctx, s, calls[i].Keys, calls[i].Args)
+		}
+	}
+	return answers
+}
+
+// Commands sends commands.
+func (c *rueidisClient) Commands(ctx context.Context, commands [][]string) []Answer {
+	client, err := c.connected(ctx)
+	if err != nil {
+		return slices.Repeat([]Answer{{Err: err}}, len(commands))
+	}
+	multi := make([]rueidis.Completed, len(commands))
+	for i, words := range commands {
+		multi[i] = client.B().Arbitrary(words[0]).Keys(words[1]).Args(words[2:]...).Build()
+	}
+	return c.pipeline(ctx, client, multi)
+}
+
+func (c *rueidisClient) pipeline(ctx context.Context, client rueidis.Client, multi []rueidis.Completed) []Answer {
 	results, err := promptly(ctx, c, func(ctx context.Context) ([]rueidis.RedisResult, error) { return client.DoMulti(ctx, multi...), nil })
 	if err != nil {
-		for i := range answers {
-			answers[i].Err = err
-		}
-		return answers
+		return slices.Repeat([]Answer{{Err: err}}, len(multi))
 	}
+	answers := make([]Answer, len(results))
 	for i, r := range results {
-		if unknownScript(r) {
-			answers[i].Values, answers[i].Err = c.Eval(ctx, s, calls[i].Keys, calls[i].Args)
-			continue
-		}
 		answers[i].Values, answers[i].Err = values(r)
 		answers[i].Err = own(ctx, answers[i].Err)
 	}

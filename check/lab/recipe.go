@@ -6,6 +6,7 @@ import (
 	"context"
 	"iter"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +31,15 @@ type recipe struct {
 	countsPermits   bool // a semaphore is a number
 	looksThenHears  bool // looks, then subscribes to be told of the release, and looks no more
 	breaksStale     bool // who finds an old lock takes it to be forgotten
+	looksThenFrees  bool // the release looks whose the lock is, and then removes it
+	noRenewal       bool // nothing is renewed
+	ignoresLoss     bool // a renewal that finds no lock is taken for a good one
+	oneToken        bool // every grant has the same token
+	endsAtOnce      bool // the lock ends with the request that took it
+	freesElsewhere  bool // the release goes to a connection that does not have the lock
+	// keys are what a client takes for a name, one after the other, and keeps while it waits
+	// for the next; nil for the name alone.
+	keys func(c *client, name string) []string
 }
 
 // client is one client of the recipe: a store for holdfast's core.
@@ -39,6 +49,20 @@ type client struct {
 	skew   time.Duration // of its clock
 	far    bool          // its answers are late when the network is slow
 	closed atomic.Bool
+}
+
+// second marks the other key of a name, where a client needs two.
+const second = "/2"
+
+// sameTwice is a client that takes a name which it has.
+func sameTwice(_ *client, name string) []string { return []string{name, name} }
+
+// oppositeOrder is clients that take two keys, half of them in the other order.
+func oppositeOrder(c *client, name string) []string {
+	if c.far {
+		return []string{name + second, name}
+	}
+	return []string{name, name + second}
 }
 
 // wire is the time between two commands of one client.
@@ -72,7 +96,7 @@ func (c *client) Guarantees(context.Context) (driver.Guarantees, error) {
 		Tokens: "a counter of the server", EarlyEnd: []string{"an operator's break"}, Notice: ttl / 3,
 		MinTTL: time.Millisecond, MaxTTL: time.Hour, Lapses: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 	}
-	if c.lostIsNo {
+	if c.session() {
 		g.Crash, g.MinTTL, g.MaxTTL, g.Lapses = driver.CrashFreesAtOnce, 0, 0, false
 	}
 	return g, nil
@@ -87,6 +111,9 @@ func (c *client) now() time.Time {
 }
 
 func (c *client) expiry(d time.Duration) time.Time {
+	if c.endsAtOnce {
+		return c.now().Add(wire)
+	}
 	if c.neverExpires || d == driver.Forever {
 		return time.Time{}
 	}
@@ -99,34 +126,56 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		return driver.Grant{}, errClosed
 	}
 	life := r.TTL
-	if c.lostIsNo {
+	if c.session() {
 		life = driver.Forever
 	}
-	for {
-		sent := driver.Now()
-		v := value{owner: r.From.Owner(), limit: r.Limit, made: time.Now(), expires: c.expiry(life), client: c}
-		if c.clockToken {
-			v.token = uint64(time.Now().Add(c.skew).UnixMilli())
-		}
-		v, ok := c.take(r.Name, v)
-		c.arrive()
-		if c.trustReceipt {
+	keys := []string{r.Name}
+	if c.keys != nil {
+		keys = c.keys(c, r.Name)
+	}
+	var sent driver.Instant
+	var v value
+	for i, key := range keys {
+		for ok := false; !ok; {
 			sent = driver.Now()
-		}
-		if ok {
-			return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: v.token, SentAt: sent, TTL: life, Slot: driver.NoSlot}, nil
-		}
-		if !r.Wait {
-			return driver.Grant{}, &driver.BusyError{Holders: c.s.state(r.Name).Holders}
-		}
-		if err := c.listen(ctx, r); err != nil {
-			return driver.Grant{}, err
-		}
-		if c.closed.Load() {
-			return driver.Grant{}, errClosed
+			v = value{owner: r.From.Owner(), limit: r.Limit, made: time.Now(), expires: c.expiry(life), client: c}
+			if c.clockToken {
+				v.token = uint64(time.Now().Add(c.skew).UnixMilli())
+			}
+			if c.oneToken {
+				v.token = 1
+			}
+			v, ok = c.take(key, v)
+			c.arrive()
+			if c.trustReceipt {
+				sent = driver.Now()
+			}
+			if ok {
+				break
+			}
+			var err error
+			switch {
+			case !r.Wait:
+				err = &driver.BusyError{Holders: c.s.state(key).Holders}
+			default:
+				err = c.listen(ctx, r, key)
+			}
+			if err == nil && c.closed.Load() {
+				err = errClosed
+			}
+			if err != nil {
+				for _, taken := range keys[:i] {
+					c.s.remove(taken, owned(r.ID))
+				}
+				return driver.Grant{}, err
+			}
 		}
 	}
+	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: v.token, SentAt: sent, TTL: life, Slot: driver.NoSlot}, nil
 }
+
+// session reports whether a lock stands as long as its client.
+func (c *client) session() bool { return c.lostIsNo || c.freesElsewhere || c.keys != nil }
 
 func (c *client) take(name string, v value) (value, bool) {
 	if v.limit > 1 && c.countsPermits {
@@ -160,7 +209,7 @@ func (c *client) arrive() {
 }
 
 // listen waits until the lock may be free.
-func (c *client) listen(ctx context.Context, r driver.Request) error {
+func (c *client) listen(ctx context.Context, r driver.Request, key string) error {
 	r.From.Queued(nil)
 	var again <-chan time.Time
 	if !c.looksThenHears {
@@ -169,7 +218,7 @@ func (c *client) listen(ctx context.Context, r driver.Request) error {
 		again = t.C
 	}
 	time.Sleep(wire) // the answer, and the subscription, are on their way
-	told, end := c.s.listen(r.Name)
+	told, end := c.s.listen(key)
 	defer end()
 	select {
 	case <-told:
@@ -191,6 +240,7 @@ func (c *client) Undo(_ context.Context, r driver.Request) error {
 	if c.lostIsNo {
 		return nil
 	}
+	c.s.remove(r.Name+second, owned(r.ID))
 	if c.s.remove(r.Name, owned(r.ID)) && r.Limit > 1 && c.countsPermits {
 		c.s.count(r.Name, r.Limit, -1)
 	}
@@ -210,7 +260,10 @@ func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewa
 			continue
 		}
 		all[i] = driver.Renewal{SentAt: driver.Now(), TTL: g.TTL}
-		if !c.s.extend(g.Name, c.expiry(g.TTL), pick) {
+		if c.noRenewal {
+			continue
+		}
+		if !c.s.extend(g.Name, c.expiry(g.TTL), pick) && !c.ignoresLoss {
 			all[i] = driver.Renewal{Cause: driver.CauseGone, Err: errNotHeld}
 		}
 		c.arrive()
@@ -224,8 +277,20 @@ func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewa
 // Release removes the lock.
 func (c *client) Release(_ context.Context, g driver.Grant, _ time.Duration) error {
 	pick := owned(g.ID)
-	if c.deleteAnyones {
+	if c.looksThenFrees {
+		if !c.s.has(g.Name, pick) {
+			return errNotHeld
+		}
+		c.arrive()
+	}
+	if c.deleteAnyones || c.looksThenFrees {
 		pick = anyones
+	}
+	if c.freesElsewhere {
+		return nil
+	}
+	if c.keys != nil {
+		c.s.remove(g.Name+second, pick)
 	}
 	if !c.s.remove(g.Name, pick) {
 		return errNotHeld
@@ -255,7 +320,9 @@ func (c *client) List(context.Context, string) iter.Seq2[driver.State, error] {
 		c.s.mu.Lock()
 		var names []string
 		for name := range c.s.values {
-			names = append(names, name)
+			if !strings.HasSuffix(name, second) {
+				names = append(names, name)
+			}
 		}
 		c.s.mu.Unlock()
 		slices.Sort(names)
@@ -272,7 +339,7 @@ func (c *client) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
 // Close ends the client's session, where it has one.
 func (c *client) Close(context.Context) error {
-	if !c.closed.Swap(true) && c.lostIsNo {
+	if !c.closed.Swap(true) && c.session() {
 		c.s.leave(c)
 	}
 	return nil

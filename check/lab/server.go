@@ -91,6 +91,13 @@ func (s *server) take(name string, v value, now time.Time) (value, bool) {
 	return s.add(name, v), true
 }
 
+// has reports whether a value that is picked stands.
+func (s *server) has(name string, pick func(value) bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.standing(name, time.Now()), pick)
+}
+
 // put writes a value, whatever stands.
 func (s *server) put(name string, v value) value {
 	s.mu.Lock()

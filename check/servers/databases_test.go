@@ -5,8 +5,11 @@ package servers_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 )
@@ -69,5 +72,41 @@ func TestPgBouncer(t *testing.T) {
 	}
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestPostgresRestartsBesideASurvivor: a process of the killed server lives on, and keeps the shared memory that
+// the server needs to start again.
+func TestPostgresRestartsBesideASurvivor(t *testing.T) {
+	p, err := servers.StartPostgres(t.Context(), "fsync=off")
+	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", p.PID(), p.PID()))
+	if err != nil {
+		t.Skip(err)
+	}
+	var child int
+	if _, err := fmt.Sscan(string(children), &child); err != nil {
+		t.Fatal(err)
+	}
+	for _, kill := range []struct {
+		pid    int
+		signal syscall.Signal
+	}{{child, syscall.SIGSTOP}, {p.PID(), syscall.SIGKILL}} {
+		if err := syscall.Kill(kill.pid, kill.signal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for p.PID() != 0 && syscall.Kill(p.PID(), 0) == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if err := p.Restart(t.Context()); err != nil {
+		_ = syscall.Kill(child, syscall.SIGKILL)
+		t.Fatal(err)
 	}
 }

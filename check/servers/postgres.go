@@ -155,10 +155,30 @@ func (p *Postgres) URL(database, params string) string {
 }
 
 // Restart kills the server and starts it again on its data. A session that started as the server was
-// killed survives for a moment, and keeps the shared memory that the server needs.
+// killed keeps the shared memory that the server needs.
 func (p *Postgres) Restart(ctx context.Context) error {
 	p.Kill()
-	return within(ctx, 10*time.Second, func() error { return p.Server.Restart(ctx) })
+	return within(ctx, 10*time.Second, func() error {
+		for _, pid := range workingIn(p.home.data()) {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		return p.Server.Restart(ctx)
+	})
+}
+
+// workingIn returns the processes whose working directory that is, as the data are of each process of a
+// server, on systems that have /proc.
+func workingIn(dir string) (pids []int) {
+	all, _ := filepath.Glob("/proc/[0-9]*/cwd")
+	for _, cwd := range all {
+		if at, err := os.Readlink(cwd); err != nil || at != dir {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(cwd))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // Kill ends the server and its sessions at once. A session that survived would keep the shared

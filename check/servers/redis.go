@@ -64,7 +64,11 @@ func (r *Redis) listen() []string {
 
 // RedisInstalled returns the path of redis-server. The error wraps ErrNotInstalled.
 func RedisInstalled() (string, error) {
-	return Find("redis-server")
+	path, err := Find("redis-server")
+	if err != nil {
+		return "", fmt.Errorf("%w (Debian: apt-get install redis-server)", err)
+	}
+	return path, nil
 }
 
 // StartRedis starts a redis-server on a free port of the loopback interface, with further

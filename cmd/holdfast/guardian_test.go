@@ -429,7 +429,7 @@ func TestWithoutProcLockIsKept(t *testing.T) {
 		t.Errorf("alive: %v", alive)
 	}
 	p = holder("daemon", "ignores")
-	p.stderr.expect(`without /proc the rest is not seen, and "x" is kept until it ends`)
+	p.stderr.expect(`without /proc the rest is invisible, and "x" is kept until it ends`)
 	s.release()
 	if got := p.status(); got != 3 {
 		t.Errorf("status %d, want 3", got)

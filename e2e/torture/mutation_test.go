@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,7 +51,8 @@ func TestServerMistakesAreConvicted(t *testing.T) {
 	if !*mistakes {
 		t.Skip("takes minutes: run it with -mistakes")
 	}
-	marks, err := mutation.Marks("redisstore", "zkstore", "mysqlstore", "pgstore")
+	stores := []string{"redisstore", "zkstore", "mysqlstore", "pgstore"}
+	marks, err := mutation.Marks(stores...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +85,8 @@ func TestServerMistakesAreConvicted(t *testing.T) {
 		})
 	}
 	for mark, path := range marks {
-		if !planted[mark] {
+		ours := slices.ContainsFunc(stores, func(s string) bool { return strings.Contains(filepath.ToSlash(path), "/"+s+"/") })
+		if ours && !planted[mark] {
 			t.Errorf("%s: no mistake is planted at the mark %s", path, mark)
 		}
 	}

@@ -177,32 +177,32 @@ func (o *Optimistic) change(ctx context.Context, p *op) error {
 // Renew sets new expiry times for grants that still stand.
 func (o *Optimistic) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	answers := make([]driver.Renewal, len(grants))
-	fail := func(from int, err error) []driver.Renewal {
-		for i := from; i < len(answers); i++ {
+	fail := func(from, to int, err error) {
+		for i := from; i < to; i++ {
 			answers[i] = driver.Renewal{Err: err}
 		}
-		return answers
 	}
 	ctx, end, err := o.call(ctx)
 	if err != nil {
-		return fail(0, err)
+		fail(0, len(grants), err)
+		return answers
 	}
 	defer end()
-	for from := 0; from < len(grants); from += batch {
-		to := min(from+batch, len(grants))
+	inBatches(len(grants), func(from, to int) {
 		var ops []*op
 		for i := from; i < to; i++ {
 			ops = append(ops, o.renewal(grants[i], &answers[i]))
 		}
 		if err := o.apply(ctx, slices.Clone(ops)...); err != nil {
-			return fail(from, o.ended(err))
+			fail(from, to, o.ended(err))
+			return
 		}
 		for i, p := range ops {
 			if p.err != nil {
 				answers[from+i].Err = p.err
 			}
 		}
-	}
+	})
 	return answers
 }
 

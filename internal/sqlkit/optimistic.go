@@ -4,9 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -72,9 +75,34 @@ const (
 	takenFor = 10 * time.Minute
 	// OptimisticFallback limits the delay by a lost notification.
 	OptimisticFallback = time.Second
-	// batch is the number of names in one script.
-	batch = 32
+	// batch is the number of names in one script, mostBatch that of a client with thousands of grants,
+	// which sends lanes scripts at the same time.
+	batch, mostBatch, lanes = 32, 128, 8
 )
+
+// inBatches calls f for each part of n grants. Those of a client with more than a batch are handled at
+// the same time: over a slow link, one script after another would take longer than a TTL.
+func inBatches(n int, f func(from, to int)) {
+	if n <= batch {
+		f(0, n)
+		return
+	}
+	size := min(max(n/(4*lanes), batch), mostBatch)
+	var next atomic.Int64
+	var running sync.WaitGroup
+	for range min(lanes, (n+size-1)/size) {
+		running.Go(func() {
+			for {
+				from := int(next.Add(int64(size))) - size
+				if from >= n {
+					return
+				}
+				f(from, min(from+size, n))
+			}
+		})
+	}
+	running.Wait()
+}
 
 // NewOptimistic makes the engine, which closes the pool with itself. If waker is nil,
 // Acquire cannot wait.
@@ -122,12 +150,13 @@ type op struct {
 	err       error
 }
 
-// apply executes at most a batch of ops. It returns the error of a round trip; each op has
+// apply executes ops, of a batch at most. It returns the error of a round trip; each op has
 // its own error.
 func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 	// Always in the same order, as a script may be one transaction.
 	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
 	flushed := false
+	unread := false // a write may have taken effect, and was not read back yet
 	for tries := 0; ; {
 		var script []string
 		var pending []*op
@@ -154,11 +183,14 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 		}
 		sent := driver.Now()
 		answers, err := o.pool.Run(ctx, script...)
-		if err == nil && readOnly(answers.Last()) {
-			err = ErrReadOnly // a privileged user can write there, and the write is lost
+		answered := err == nil
+		if answered && readOnly(answers.Last()) {
+			err = ErrReadOnly // a write before was the last of the demoted primary, or is lost
 		}
 		if err != nil {
 			coded, retry := o.faults.Sort(err)
+			// If the first statement was refused, nothing was written.
+			unread = unread || writes && (answered || partly(err) || driver.CodeOf(coded) == driver.CodeUnknown)
 			if errors.Is(coded, ErrReadOnly) && !flushed {
 				// New connections may lead to another server. There, the next round reads back
 				// what was written.
@@ -169,19 +201,21 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 			if retry && ctx.Err() == nil {
 				// The next round reads back what was written.
 				tries++
-				if err := pause(ctx, tries); err != nil {
-					return driver.Errorf(driver.CodeUnavailable, "%w after %w", err, coded)
+				late := pause(ctx, tries)
+				if late == nil {
+					continue
 				}
-				continue
+				err, coded = fmt.Errorf("%w after %w", late, coded), driver.Errorf(driver.CodeUnavailable, "%w after %w", late, coded)
 			}
-			if !writes && driver.CodeOf(coded) == driver.CodeUnknown {
+			switch {
+			case unread:
+				return &driver.Error{Code: driver.CodeUnknown, Err: err}
+			case driver.CodeOf(coded) == driver.CodeUnknown:
 				return driver.Errorf(driver.CodeUnavailable, "%w", err) // it was a read
-			}
-			if writes && partly(err) {
-				return &driver.Error{Code: driver.CodeUnknown, Err: err} // a statement after the write failed
 			}
 			return coded
 		}
+		unread = false
 		for i, p := range pending {
 			if p.err = o.decide(p, answers.First(i), sent); p.err != nil {
 				p.done = true

@@ -53,11 +53,11 @@ func (o *Optimistic) watchHeld() {
 		if len(all) == 0 {
 			return
 		}
-		for some := range slices.Chunk(all, batch) {
+		inBatches(len(all), func(from, to int) {
 			ctx, cancel := context.WithTimeout(o.ctx, lookEvery)
-			o.lookAt(ctx, some)
-			cancel()
-		}
+			defer cancel()
+			o.lookAt(ctx, all[from:to])
+		})
 	}
 }
 

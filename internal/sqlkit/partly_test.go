@@ -107,3 +107,36 @@ func TestErrorAfterWriteIsUnknown(t *testing.T) {
 		})
 	}
 }
+
+// demoted is a server that becomes read-only after a number of scripts.
+type demoted struct{ scripts int }
+
+func (d *demoted) Run(_ context.Context, statements ...string) (Answers, error) {
+	row := Row{{String: "1", Valid: true}, {String: "0", Valid: true}, {}, {}, {}, {String: "0", Valid: true}}
+	if d.scripts--; d.scripts < 0 {
+		row[5].String = "1"
+	}
+	answers := make(Answers, len(statements))
+	for i := range answers {
+		answers[i] = Rows{row}
+	}
+	return answers, nil
+}
+
+func (*demoted) Gone() <-chan struct{} { return nil }
+func (*demoted) Watch()                {}
+func (*demoted) Close()                {}
+
+// TestWriteBeforeADemotionIsUnknown: the server becomes read-only between a write and the statement that reads it
+// back. The grant may stand, at the server that takes over too. Where nothing was written, the request is refused.
+func TestWriteBeforeADemotionIsUnknown(t *testing.T) {
+	for scripts, want := range map[int]driver.Code{0: driver.CodeRefused, 1: driver.CodeUnknown} {
+		d := &demoted{scripts}
+		o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return d, nil }), plain{}, certain{}, nil, "")
+		_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
+		if code := driver.CodeOf(err); code != want || !errors.Is(err, ErrReadOnly) {
+			t.Errorf("read-only after %d scripts: %v (%v), want %v", scripts, err, code, want)
+		}
+		_ = o.Close(t.Context())
+	}
+}

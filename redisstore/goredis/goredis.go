@@ -231,24 +231,46 @@ func (a *adapter) EvalAll(ctx context.Context, s *redisstore.Script, calls []red
 		answers[0].Values, answers[0].Err = a.Eval(ctx, s, calls[0].Keys, calls[0].Args)
 		return answers
 	}
-	got, err := promptly(ctx, a, func() ([]once, error) {
+	all := make([]once, len(calls))
+	for i, c := range calls {
+		all[i] = evaluation(ctx, "evalsha", s.SHA, c.Keys, c.Args)
+	}
+	answers = a.pipeline(ctx, all)
+	for i := range answers {
+		if e, ok := answers[i].Err.(redisstore.ServerError); ok && strings.HasPrefix(string(e), "NOSCRIPT") {
+			answers[i].Values, answers[i].Err = a.Eval(ctx, s, calls[i].Keys, calls[i].Args)
+		}
+	}
+	return answers
+}
+
+// Commands sends commands, in one pipeline.
+func (a *adapter) Commands(ctx context.Context, commands [][]string) []redisstore.Answer {
+	all := make([]once, len(commands))
+	for i, words := range commands {
+		args := make([]any, len(words))
+		for i, word := range words {
+			args[i] = word
+		}
+		all[i] = command(ctx, args...)
+		all[i].SetFirstKeyPos(1)
+	}
+	return a.pipeline(ctx, all)
+}
+
+func (a *adapter) pipeline(ctx context.Context, all []once) []redisstore.Answer {
+	answers := make([]redisstore.Answer, len(all))
+	_, err := promptly(ctx, a, func() (struct{}, error) {
 		pipe := a.client.Pipeline()
-		all := make([]once, len(calls))
-		for i, c := range calls {
-			all[i] = evaluation(ctx, "evalsha", s.SHA, c.Keys, c.Args)
-			_ = pipe.Process(ctx, all[i]) // it is queued
+		for _, c := range all {
+			_ = pipe.Process(ctx, c) // it is queued
 		}
 		_, _ = pipe.Exec(ctx) // each command has its error
-		return all, nil
+		return struct{}{}, nil
 	})
-	for i := range calls {
-		switch {
-		case err != nil:
-			answers[i].Err = err
-		case redis.HasErrorPrefix(got[i].Err(), "NOSCRIPT"):
-			answers[i].Values, answers[i].Err = a.Eval(ctx, s, calls[i].Keys, calls[i].Args)
-		default:
-			answers[i].Values, answers[i].Err = values(got[i].Cmd)
+	for i := range answers {
+		if answers[i].Err = err; err == nil {
+			answers[i].Values, answers[i].Err = values(all[i].Cmd)
 			a.doubt(ctx, answers[i].Err)
 		}
 	}

@@ -139,7 +139,7 @@ func (n *node) awaitAdmission() {
 	for failures := 0; failures < 20; {
 		delay := time.Duration(0)
 		out := "0"
-		if n.outOfLine() {
+		if n.outOfLine() && s.measure() && n.outOfLine() {
 			out = "1"
 		}
 		r, err := n.eval(stateTimeout, withholdScript, []string{stateKey},
@@ -183,6 +183,19 @@ func (n *node) awaitAdmission() {
 			return
 		}
 	}
+}
+
+// measure measures the clocks of a quorum of servers, and reports whether it could. The
+// client's own clock may have stood still, so that the first server that answers seems to
+// be out of line with the others.
+func (s *Store) measure() bool {
+	answered := 0
+	for _, f := range s.states(s.ctx, s.nodes, false) {
+		if f.err == nil {
+			answered++
+		}
+	}
+	return answered >= s.quorum
 }
 
 // longest is the longest TTL that the fleet has granted, as far as it is known: another

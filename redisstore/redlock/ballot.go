@@ -37,6 +37,7 @@ type vote struct {
 	rival string
 	until time.Time
 	ended byte // the answer of end.lua
+	asked time.Time
 }
 
 // ballot is one attempt to get a quorum of votes, and the grant that it becomes. Each
@@ -137,6 +138,7 @@ func (b *ballot) ask(n *node, owner string) {
 	v := &b.votes[n.i]
 	v.state, v.last, v.err, v.rival, v.slow = voteAsked, 0, nil, "", n.silent.Load()
 	b.birth = time.Now()
+	v.asked = b.birth
 	token := b.token
 	if !b.s.task(func() {
 		r, err := n.eval(timeout(b.ttl), voteScript, b.voteKeys(), b.voteArgs(token, owner))
@@ -266,9 +268,11 @@ func digit(b bool) string {
 	return "0"
 }
 
-// voiding is for how long a tombstone stands: until what it keeps out is refused because
-// it is late.
-func (s *Store) voiding() string { return millis(4*s.cfg.Skew + time.Second) }
+// late is the age after which every server refuses a request for a vote, and so for how
+// long a tombstone stands that keeps one out.
+func (s *Store) late() time.Duration { return 4*s.cfg.Skew + time.Second }
+
+func (s *Store) voiding() string { return millis(s.late()) }
 
 // ending ends one vote.
 func (b *ballot) ending(n *node, args []string) {
@@ -279,7 +283,10 @@ func (b *ballot) ending(n *node, args []string) {
 		if err == nil || time.Now().After(lapsed) {
 			b.mu.Lock()
 			v := &b.votes[n.i]
-			v.state, v.ended = voteNone, r.kind
+			v.state = voteNone
+			if v.ended != 'R' { // the answer of a renewal may come after it, so that the vote ends twice
+				v.ended = r.kind
+			}
 			settled := true
 			for i := range b.votes {
 				settled = settled && b.votes[i].state == voteNone

@@ -16,6 +16,7 @@ import (
 type seen struct {
 	id     string // of the ballot with a quorum, "" if there is none
 	holder driver.Holder
+	ttl    time.Duration // that the holder asks for
 }
 
 // read asks all servers for names, and returns when a quorum has answered and the others
@@ -77,6 +78,10 @@ func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 			slices.Sort(r.left)
 			h, _ := s.readHolder(r.value, r.left[len(r.left)-s.quorum])
 			found[i] = seen{id: id, holder: h}
+			if part := strings.SplitN(r.value, " ", 5); len(part) == 5 {
+				ms, _ := strconv.ParseInt(part[3], 10, 64)
+				found[i].ttl = time.Duration(ms) * time.Millisecond
+			}
 		}
 	}
 	return found, nil

@@ -100,8 +100,8 @@ func New(stores ...*redisstore.Store) (*Store, error) { return Config{}.New(stor
 
 // New makes a store over one store for each server of a fleet: 3, 5 or 7 of them. It
 // takes 1 to 15; an even number tolerates no more failures than one server less. The
-// stores name single servers, or groups under Sentinel, and not a Cluster. New does not
-// connect, and the store does not close them.
+// stores name single servers: under Sentinel, or in a Cluster, a primary may go on voting
+// beside the one that replaces it. New does not connect, and the store does not close them.
 func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 	if c.MaxTTL == 0 {
 		c.MaxTTL = DefaultMaxTTL
@@ -134,8 +134,8 @@ func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 		switch {
 		case store == nil:
 			return invalid("server %d is nil", i+1)
-		case store.Client().Mode() == redisstore.Cluster:
-			return invalid("%s is a Redis Cluster: a fleet is of servers that do not depend on one another", store)
+		case store.Client().Mode() != redisstore.Standalone:
+			return invalid("%s is a Cluster or a group under Sentinel: a fleet consists of single servers", store)
 		case slices.Contains(where, store.String()):
 			return invalid("%s is given twice: each server has one vote", store)
 		}
@@ -314,6 +314,10 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		return driver.Guarantees{}, err
 	}
 	defer s.ops.Done()
+	return s.guarantees(), nil
+}
+
+func (s *Store) guarantees() driver.Guarantees {
 	n := len(s.nodes)
 	g := driver.Guarantees{
 		Kind: "redlock", Scope: driver.ScopeNetwork,
@@ -340,5 +344,5 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if s.cfg.Unprotected {
 		g.Notes = append(g.Notes, "WARNING: unprotected: servers that lost their data vote at once")
 	}
-	return g, nil
+	return g
 }

@@ -275,9 +275,10 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 			if b.ended {
 				b.endVote(n, true)
 			}
-		case a.kind == 'N' && v.state != voteUnsure && b.stillHeld():
+		case a.kind == 'N' && (v.state != voteUnsure || time.Since(v.asked) > s.late()) && b.stillHeld():
 			v.state = voteAsked
 			b.birth = time.Now()
+			v.asked = b.birth
 			heal = append(heal, j)
 			asks = append(asks, redisstore.Call{Keys: b.voteKeys(), Args: b.voteArgs(b.token, ownerText(b.r.From.Owner()))})
 		case a.kind != 'N':
@@ -409,8 +410,9 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 		return driver.Errorf(driver.CodeNotHeld, "redlock: %q: no grant of token %d stands", name, token)
 	}
 	key := s.prefix() + name
-	// The holder does not ask for votes again after its TTL.
-	void := millis(h.holder.TTL + 2*s.cfg.Skew + time.Second)
+	// The holder may have renewed the votes since they were read, and does not ask for them
+	// again after its TTL.
+	void := millis(max(h.holder.TTL, h.ttl) + s.late())
 	ended := make(chan byte, len(s.nodes))
 	err = s.await(ctx, func(n *node) (reply, error) {
 		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, s.endArgs(h.id+" ", void, "0", "", true))

@@ -2,6 +2,7 @@ package redlock
 
 import (
 	"context"
+	"net"
 	"net/url"
 	"strconv"
 	"strings"
@@ -119,6 +120,9 @@ func openParsed(ctx context.Context, u *url.URL, namespace string) (*Store, erro
 	}
 	for _, host := range hosts {
 		one := url.URL{Scheme: scheme, User: u.User, Host: host, Path: u.Path, RawQuery: passed.Encode()}
+		if one.Port() == "" { // so that a server that is given twice is found
+			one.Host = net.JoinHostPort(one.Hostname(), "6379")
+		}
 		s, err := redisstore.Open(ctx, one.String())
 		if err != nil {
 			closeAll()

@@ -4,6 +4,7 @@ package story
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -33,12 +34,12 @@ func create(s *Stage, dir string, a Actor, name string) bool {
 
 // tryAll acquires several names with holdfast.
 func tryAll(s *Stage, a Actor, text string, names ...string) bool {
-	k, err := s.locker(a).LockAll(s.ctx, names, holdfast.TTL(long), holdfast.Wait(100*time.Millisecond))
+	k, err := s.locker(a).LockAll(s.ctx, names, holdfast.TTL(long), holdfast.Wait(500*time.Millisecond))
 	if errors.Is(err, holdfast.ErrBusy) {
 		s.Step(a, text, "busy")
 		return false
 	}
-	s.Must(err)
+	s.Expect(err == nil, fmt.Sprintf("%s: %v", text, err))
 	s.locks[a] = k
 	s.Step(a, text, "granted")
 	s.Enter(a, func() bool { return k.Context().Err() == nil })
@@ -79,7 +80,7 @@ var fileStories = []Story{
 		},
 	},
 	{
-		Name: "opposite-order", Title: "two names, taken in opposite order", Mistake: "opposite-order", Server: "files",
+		Name: "crossed-names", Title: "two names, taken in opposite order", Mistake: "opposite-order", Server: "files",
 		Code:   "A: lock x, lock y    B: lock y, lock x",
 		Tale:   "Both clients need two locks, for a transfer between two accounts. A takes x first, B takes y first. Now A waits for y, which B has, and B waits for x, which A has.",
 		Lesson: "Take several locks in one order everywhere: DoAll and LockAll do.",

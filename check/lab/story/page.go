@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 //go:embed page.html
@@ -17,6 +18,7 @@ var pageText string
 // needs no other file and loads nothing.
 func Page(w io.Writer, results []*Result) error {
 	t, err := template.New("page").Funcs(template.FuncMap{
+		"title": func(r *Result) string { return strings.ToUpper(r.Story.Title[:1]) + r.Story.Title[1:] },
 		"wrong": func(r *Result) template.HTML {
 			return template.HTML(r.Wrong.alone(r.Story.Server, "the wrong lock"))
 		},

@@ -11,15 +11,15 @@ import (
 // The measures of a drawing, in its own units: about pixels.
 const (
 	panelWidth = 400
-	rowHeight  = 30
-	panelTop   = 58 // above the first row
-	letter     = 6.2
+	rowHeight  = 35
+	panelTop   = 62 // above the first row
+	letter     = 6.9
 )
 
 // x is the place of an actor's lifeline.
 func (a Actor) x() int { return [...]int{A: 14, Server: panelWidth / 2, B: panelWidth - 14}[a] }
 
-func (u *Run) height() int { return panelTop + len(u.Steps)*rowHeight + 44 }
+func (u *Run) height() int { return panelTop + len(u.Steps)*rowHeight + 38 }
 
 // svg is the drawing of the result: the wrong lock on the left, holdfast on the right.
 func (r *Result) svg() string {
@@ -45,6 +45,9 @@ func (u *Run) alone(server, title string) string {
 	return fmt.Sprintf(`<svg viewBox="0 0 %d %d" role="img" aria-label="%s">`+"\n", panelWidth, u.height(), html.EscapeString(title+": "+u.Outcome)) + u.panel(server, title) + "</svg>"
 }
 
+// pillWidth is the width of the box around an answer.
+func pillWidth(answer string) int { return 2*int(float64(len(answer))*letter/2) + 14 }
+
 // panel draws one play, time downwards.
 func (u *Run) panel(server, title string) string {
 	var b strings.Builder
@@ -55,10 +58,10 @@ func (u *Run) panel(server, title string) string {
 	if u.Violated {
 		ink = "#cf222e"
 	}
-	b.WriteString(`<g font-family="ui-monospace, Menlo, Consolas, monospace" font-size="10.3" fill="#1b1f24">` + "\n")
+	b.WriteString(`<g font-family="ui-monospace, Menlo, Consolas, monospace" font-size="11.5" fill="#1b1f24">` + "\n")
 	bold := `font-family="system-ui, sans-serif" font-size="13" font-weight="bold"`
 	text(panelWidth/2, 16, "middle", bold+` fill="`+ink+`"`, title)
-	bottom := u.height() - 40
+	bottom := u.height() - 22
 	for a, name := range [...]string{"client A", server, "client B"} {
 		anchor := [...]string{"start", "middle", "end"}[a]
 		x := [...]int{4, panelWidth / 2, panelWidth - 4}[a]
@@ -87,20 +90,22 @@ func (u *Run) panel(server, title string) string {
 				text(t.Actor.x()+in, y+3, anchor, `font-style="italic" fill="#57606a"`, t.Text)
 				break
 			}
-			text(t.Actor.x()+in, y-5, anchor, "", t.Text)
-			fmt.Fprintf(&b, `<path d="M%d %dH%d" stroke="#1b1f24"/>`+"\n", t.Actor.x(), y, Server.x())
+			text(t.Actor.x()+in, y-11, anchor, "", t.Text)
+			side := int(t.Actor - Server) // -1 on the left, 1 on the right
+			tip := Server.x() + side*pillWidth(pill)/2
+			fmt.Fprintf(&b, `<path d="M%d %dH%d" stroke="#1b1f24"/><path d="M%[3]d %[2]dl%[4]d -4v8z"/>`+"\n", t.Actor.x(), y, tip, 8*side)
 		}
 		if pill != "" {
 			fill := "#ddf4ff"
 			if t.Actor == Server {
 				fill = "#fff8c5"
 			}
-			width := int(float64(len(pill))*letter) + 12
+			width := pillWidth(pill)
 			fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%d" height="18" rx="9" fill="%s" stroke="#8c959f"/>`+"\n", (panelWidth-width)/2, y-9, width, fill)
 			text(panelWidth/2, y+4, "middle", "", pill)
 		}
 	}
-	text(panelWidth/2, bottom+18, "middle", `font-family="system-ui, sans-serif" font-size="11.5" fill="`+ink+`"`, u.Outcome)
+	text(panelWidth/2, bottom+14, "middle", `font-family="system-ui, sans-serif" font-size="11.5" fill="`+ink+`"`, u.Outcome)
 	b.WriteString("</g>\n")
 	return b.String()
 }

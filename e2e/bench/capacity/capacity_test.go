@@ -7,22 +7,36 @@ package capacity
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	_ "github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 	_ "github.com/holdfast-go/holdfast/filestore"
+	_ "github.com/holdfast-go/holdfast/mysqlstore"
+	_ "github.com/holdfast-go/holdfast/pgstore"
 	_ "github.com/holdfast-go/holdfast/redisstore"
+	_ "github.com/holdfast-go/holdfast/zkstore"
 )
 
-// locks is how many are held, and then awaited.
-const locks = 500
+// How many locks are held, and then awaited: with a connection for each of them, fewer.
+const (
+	locks    = 2000
+	sessions = 50
+)
 
 // client is the memory of this process: heap and stacks.
 func client() float64 {
@@ -33,65 +47,107 @@ func client() float64 {
 	return float64(m.HeapAlloc + m.StackInuse)
 }
 
-// resident is the memory of a server, 0 without one.
+// resident is the memory of a server and its children, 0 without one. Pages that several
+// processes share count once.
 func resident(b *testing.B, pid int) float64 {
 	if pid == 0 {
 		return 0
 	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	if err != nil {
 		b.Fatal(err)
 	}
-	pages, err := strconv.Atoi(strings.Fields(string(text))[1])
+	_, rest, _ := strings.Cut(string(text), "\nPss:")
+	kib, err := strconv.Atoi(strings.Fields(rest)[0])
 	if err != nil {
 		b.Fatal(err)
 	}
-	return float64(pages * os.Getpagesize())
-}
-
-func measure(b *testing.B, url string, pid int) {
-	holder, waiter := open(b, url), open(b, url)
-	each := func(l *holdfast.Locker, ctx context.Context, done func(*holdfast.Lock, error)) *sync.WaitGroup {
-		var all sync.WaitGroup
-		for i := range locks {
-			all.Go(func() { done(l.Lock(ctx, "capacity-"+strconv.Itoa(i))) })
-		}
-		return &all
+	sum := float64(kib) * 1024
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+	if err != nil {
+		b.Fatal(err)
 	}
-	// A first lock opens connections.
-	for _, l := range []*holdfast.Locker{holder, waiter} {
-		if err := l.Do(b.Context(), "first", func(context.Context) error { return nil }); err != nil {
+	for _, child := range strings.Fields(string(children)) {
+		pid, err := strconv.Atoi(child)
+		if err != nil {
 			b.Fatal(err)
 		}
+		sum += resident(b, pid)
+	}
+	return sum
+}
+
+// queued counts the locks that a Locker waits for.
+type queued struct{ n atomic.Int64 }
+
+func (q *queued) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+
+func (q *queued) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind == holdfast.EventQueued {
+		q.n.Add(1)
+	}
+}
+
+func measure(b *testing.B, url string, pid, locks int) {
+	var waiting queued
+	holder, waiter := open(b, url), open(b, url, holdfast.WithHooks(&waiting))
+	// A store with a pool of connections gets a few requests at a time.
+	ahead := func(i int, done *atomic.Int64) {
+		for int64(i) >= done.Load()+16 && !b.Failed() {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	lock := func(l *holdfast.Locker, ctx context.Context, i int) error {
+		_, err := l.Lock(ctx, "capacity-"+strconv.Itoa(i), holdfast.TTL(2*time.Minute))
+		return err
+	}
+	// The first locks open connections and fill caches.
+	for _, l := range []*holdfast.Locker{holder, waiter} {
+		var first sync.WaitGroup
+		for i := range 16 {
+			first.Go(func() {
+				for n := range 8 {
+					if err := l.Do(b.Context(), fmt.Sprintf("first-%d-%d", i, n), func(context.Context) error { return nil }); err != nil {
+						b.Error(err)
+					}
+				}
+			})
+		}
+		first.Wait()
 	}
 	mine, server := client(), resident(b, pid)
-	each(holder, b.Context(), func(_ *holdfast.Lock, err error) {
-		if err != nil {
-			b.Error(err)
-		}
-	}).Wait()
-	b.ReportMetric((client()-mine)/locks, "client-B/held")
-	b.ReportMetric((resident(b, pid)-server)/locks, "server-B/held")
+	var held atomic.Int64
+	var all sync.WaitGroup
+	for i := range locks {
+		ahead(i, &held)
+		all.Go(func() {
+			if err := lock(holder, b.Context(), i); err != nil {
+				b.Error(err)
+			}
+			held.Add(1)
+		})
+	}
+	all.Wait()
+	b.ReportMetric((client()-mine)/float64(locks), "client-B/held")
+	b.ReportMetric((resident(b, pid)-server)/float64(locks), "server-B/held")
 	mine, server = client(), resident(b, pid)
 	ctx, cancel := context.WithCancel(b.Context())
-	all := each(waiter, ctx, func(*holdfast.Lock, error) {})
-	for n := 0; n < locks && !b.Failed(); {
-		n = 0
-		for st, err := range holder.List(b.Context(), "capacity-") {
-			if err != nil {
-				b.Fatal(err)
-			}
-			n += len(st.Waiters)
-		}
+	for i := range locks {
+		ahead(i, &waiting.n)
+		all.Go(func() { _ = lock(waiter, ctx, i) })
 	}
-	b.ReportMetric((client()-mine)/locks, "client-B/awaited")
-	b.ReportMetric((resident(b, pid)-server)/locks, "server-B/awaited")
+	for waiting.n.Load() < int64(locks) && !b.Failed() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	time.Sleep(time.Second) // the entries follow
+	b.ReportMetric((client()-mine)/float64(locks), "client-B/awaited")
+	b.ReportMetric((resident(b, pid)-server)/float64(locks), "server-B/awaited")
 	cancel()
 	all.Wait()
 }
 
-func open(b *testing.B, url string) *holdfast.Locker {
-	l, err := holdfast.Open(b.Context(), url)
+func open(b *testing.B, url string, o ...holdfast.Option) *holdfast.Locker {
+	l, err := holdfast.Open(b.Context(), url, o...)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -99,22 +155,66 @@ func open(b *testing.B, url string) *holdfast.Locker {
 	return l
 }
 
+// prepare makes the tables of a store.
+func prepare(b *testing.B, raw string) {
+	u, err := url.Parse(raw)
+	if err != nil {
+		b.Fatal(err)
+	}
+	open, _ := driver.OpenerOf(u.Scheme)
+	s, err := open(b.Context(), u, "")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close(context.Background())
+	if err := s.(interface{ Init(context.Context) error }).Init(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+}
+
 func BenchmarkCapacity(b *testing.B) {
-	b.Run("file", func(b *testing.B) { measure(b, "file://"+b.TempDir(), 0) })
-	b.Run("redis", func(b *testing.B) {
-		s, err := servers.StartRedis(b.Context(), b.TempDir())
+	must := func(b *testing.B, err error) {
 		if err != nil {
 			b.Fatal(err)
 		}
+	}
+	b.Run("file", func(b *testing.B) { measure(b, "file://"+b.TempDir(), 0, locks) })
+	b.Run("redis", func(b *testing.B) {
+		s, err := servers.StartRedis(b.Context(), b.TempDir())
+		must(b, err)
 		b.Cleanup(func() { _ = s.Stop() })
-		measure(b, "redis://"+s.Address(), s.PID())
+		measure(b, "redis://"+s.Address(), s.PID(), locks)
 	})
 	b.Run("etcd", func(b *testing.B) {
 		s, err := servers.StartEtcd(b.Context(), servers.EtcdConfig{Dir: b.TempDir()})
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		b.Cleanup(func() { _ = s[0].Stop() })
-		measure(b, "etcd://"+s[0].Client, s[0].PID())
+		measure(b, "etcd://"+s[0].Client, s[0].PID(), locks)
 	})
+	b.Run("zookeeper", func(b *testing.B) {
+		s, err := servers.StartZooKeeper(b.Context(), filepath.Join(b.TempDir(), "zookeeper"), servers.ZooKeeperConfig{})
+		must(b, err)
+		b.Cleanup(s.Kill)
+		measure(b, "zk://"+s.Address(), s.PID(), locks)
+	})
+	for recipe, n := range map[string]int{"optimistic": locks, "named": sessions} {
+		b.Run("mariadb-"+recipe, func(b *testing.B) {
+			s, err := servers.StartMariaDB(b.Context())
+			must(b, err)
+			b.Cleanup(func() { _ = s.Close() })
+			url := "mysql://root@" + s.Address + "/test?recipe=" + recipe
+			prepare(b, url)
+			measure(b, url, s.PID(), n)
+		})
+	}
+	for recipe, n := range map[string]int{"optimistic": locks, "advisory": sessions} {
+		b.Run("postgres-"+recipe, func(b *testing.B) {
+			s, err := servers.StartPostgres(b.Context())
+			must(b, err)
+			b.Cleanup(func() { _ = s.Close() })
+			url := s.URL("postgres", "&recipe="+recipe)
+			prepare(b, url)
+			measure(b, url, s.PID(), n)
+		})
+	}
 }

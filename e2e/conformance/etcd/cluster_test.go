@@ -17,11 +17,11 @@ import (
 
 // TestConformanceCluster runs the suite on three members.
 func TestConformanceCluster(t *testing.T) {
-	// Elections within two thirds of a second: a lease of a second is granted.
+	// Elections end within two thirds of a second: a lease of a second is granted.
 	conform(t, start(t, servers.EtcdConfig{Members: 3, Heartbeat: 60 * time.Millisecond}), time.Second)
 }
 
-// TestConformanceDistribution runs the suite on the etcd that Debian 12 has, 3.4.
+// TestConformanceDistribution runs the suite on the etcd of Debian 12, 3.4.
 func TestConformanceDistribution(t *testing.T) {
 	t.Setenv(servers.Dirs, "")
 	program := need(t, "etcd", "/usr/bin/etcd")
@@ -31,10 +31,10 @@ func TestConformanceDistribution(t *testing.T) {
 	conform(t, start(t, servers.EtcdConfig{Program: program, Heartbeat: quick}), time.Second)
 }
 
-// leader is the index of the member that leads, as seen by itself.
+// leader returns the index of the member that leads, as it sees itself.
 func (c *cluster) leader(t *testing.T, client *clientv3.Client) int {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	for end := time.Now().Add(testTimeout); time.Now().Before(end); {
 		for i, m := range c.members {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			st, err := client.Status(ctx, m.Client)
@@ -49,8 +49,9 @@ func (c *cluster) leader(t *testing.T, client *clientv3.Client) int {
 	panic("unreachable")
 }
 
-// TestLeaderKilled: a lock and a place survive their leader.
-func TestLeaderKilled(t *testing.T) {
+// TestLockAndWaiterSurviveKilledLeader: the lock is held and the queue entry stands after an
+// election.
+func TestLockAndWaiterSurviveKilledLeader(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Members: 3})
 	client := c.direct(t)
 	l, o := locker(t, c.open(t)), locker(t, c.open(t))
@@ -66,7 +67,7 @@ func TestLeaderKilled(t *testing.T) {
 		}
 		waited <- err
 	}()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
 		st, err := o.Inspect(t.Context(), "n")
 		if err != nil {
 			t.Fatal(err)
@@ -75,7 +76,7 @@ func TestLeaderKilled(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatalf("the waiter's place did not come: %+v", st)
+			t.Fatalf("the waiter's queue entry did not come: %+v", st)
 		}
 	}
 	dead := c.leader(t, client)
@@ -95,10 +96,9 @@ func TestLeaderKilled(t *testing.T) {
 	}
 }
 
-// TestCutOffMember: a member that is parted from the others goes on serving its
-// clients' connections. Whoever holds a lock through it alone loses the context
-// before the others can grant the lock again, and whoever waits through it waits
-// on; also when it was the leader.
+// TestCutOffMember: a member without a connection to the others still serves its clients'
+// connections. A holder on that member alone loses its context before another client can get
+// the lock. A waiter on that member goes on waiting. Both also hold for a leader.
 func TestCutOffMember(t *testing.T) {
 	network, err := servers.NewNetwork(3)
 	if errors.Is(err, servers.ErrNoNetwork) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
@@ -118,10 +118,10 @@ func TestCutOffMember(t *testing.T) {
 		t.Cleanup(func() { _ = s.Close(context.Background()) })
 		return s
 	}
-	// What was sent to a lost leader is not answered, and a member that comes back
-	// needs a while to hear of the one that there is.
+	// Requests to a lost leader are not answered, and a restarted member needs a while to
+	// find the present leader.
 	lock := func(l *holdfast.Locker, name string, o ...holdfast.LockOption) (*holdfast.Lock, error) {
-		for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		for end := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) {
 			k, err := l.Lock(t.Context(), name, o...)
 			if !errors.Is(err, holdfast.ErrUnavailable) || time.Now().After(end) {
 				return k, err
@@ -150,7 +150,7 @@ func TestCutOffMember(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if k.Context().Err() == nil {
-			t.Fatalf("%s: granted to another while the first holder's context lives", name)
+			t.Fatalf("%s: granted to another client while the first holder's context lives", name)
 		}
 		if at := receive(t, "the end of the context", ended); at.After(granted) {
 			t.Errorf("%s: the context ended %s after the next grant", name, at.Sub(granted))

@@ -18,9 +18,9 @@ func TestConformance(t *testing.T) {
 }
 
 func conform(t *testing.T, c *cluster, ttl time.Duration) {
-	// Of one connection: one that is made late would look like a leak.
+	// One connection: a late one would look like a leak.
 	client := (&cluster{members: c.members[:1]}).direct(t)
-	c.leftovers(t, client) // connected: what it needs is no leak
+	c.leftovers(t, client) // connected: the goroutines of the connection are no leak
 	open := func(t testing.TB, namespace string) driver.Store {
 		s, err := etcdstore.Open(context.Background(), c.url(""), etcdstore.Namespace(namespace))
 		if err != nil {

@@ -14,13 +14,13 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestBusyBelow: a try of "a" is answered although the keys below "a" change before
-// each of its transactions, and leaves nothing where the answer is no.
-func TestBusyBelow(t *testing.T) {
+// TestTryOfBusyPrefixIsAnswered: a try of "a" is answered although the keys below "a" change
+// before each of its transactions. A refused try leaves nothing.
+func TestTryOfBusyPrefixIsAnswered(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	below := c.direct(t)
 	other := c.open(t)
-	var changes, comes atomic.Int64 // comes is the change at which another takes "a"
+	var changes, comes atomic.Int64 // comes is the number of the change at which another client takes "a"
 	var taken driver.Grant
 	s := over(t, c.direct(t, unary(
 		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -35,7 +35,7 @@ func TestBusyBelow(t *testing.T) {
 			}
 			return invoke(ctx, method, req, reply, cc, opts...)
 		})))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	for _, limit := range []int{driver.Exclusive, driver.Unlimited} {
 		g, err := s.Acquire(ctx, request(fmt.Sprint("free-", limit), "a", limit, time.Minute))
@@ -57,11 +57,11 @@ func TestBusyBelow(t *testing.T) {
 		}
 	}
 
-	// It is free as long as the try looks, and taken when it takes its place.
+	// The name is free while the try looks, and taken when it makes its queue entry.
 	const rounds = 8
 	comes.Store(changes.Load() + rounds + 1)
 	if _, err := s.Acquire(ctx, request("late", "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.CodeBusy {
-		t.Errorf("beside one who came meanwhile: %v", err)
+		t.Errorf("beside a client that came meanwhile: %v", err)
 	}
 	st, err := other.Inspect(ctx, "a")
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].Token != taken.Token || len(st.Waiters) != 0 {

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/fence/fencetest"
 )
 
-func TestGuardSuite(t *testing.T) {
+func TestGuardPassesFencetest(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	client := c.direct(t)
 	fencetest.Run(t, fencetest.Harness[[]clientv3.Op]{
@@ -31,8 +31,8 @@ func TestGuardSuite(t *testing.T) {
 	})
 }
 
-// TestGuardWithConditions requires that a transaction with conditions of the caller's own
-// is fenced, and that the caller learns whether they held.
+// TestGuardWithConditions: a transaction with conditions of the caller is fenced, and
+// returns whether they held.
 func TestGuardWithConditions(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)

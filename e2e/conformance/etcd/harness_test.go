@@ -1,14 +1,14 @@
 // Package etcd tests etcdstore on real servers: the conformance suite, the faults of a
 // cluster, and known defects of other clients. These are, with the numbers of etcd's issues:
 //
-//   - "a" waits for "a/b" by prefix (6278): TestPrefix
-//   - compaction ends a wait (9715): TestCompaction
+//   - "a" waits for "a/b" by prefix (6278): TestNameIgnoresKeysBelow
+//   - compaction ends a wait (9715): TestCompactionDisturbsNoWaiter
 //   - a watch on a member that is cut off hangs (8980): TestCutOffMember
-//   - a waiter ignores that its own lease has ended (19597): TestWaiterLosesLease
-//   - a lost answer leaves a queue entry under a live lease (12900): TestLateAcquire
-//   - two goroutines of one session both hold the lock (11360): TestOneProcess
+//   - a waiter ignores that its own lease has ended (19597): TestWaiterWithoutLeaseIsNotGranted
+//   - a lost answer leaves a queue entry under a live lease (12900): TestLateAcquireMakesNoEntry
+//   - two goroutines of one session both hold the lock (11360): TestGoroutinesOfOneClientExclude
 //   - a release by name deletes a newer holder's lock (22082), and a lost release and the
-//     next lock share a token: TestLateRelease, TestLateUndo
+//     next lock share a token: TestLateReleaseEndsNoNewerGrant, TestLateUndoEndsNoNewerRequest
 //   - the validity counts from the answer's arrival: TestConformance/ValidityNotFromTheAnswer
 //   - a former leader revokes leases after a pause (15247): TestFormerLeaderRevokes,
 //     TestDeletionIsPushed
@@ -59,7 +59,7 @@ func start(t testing.TB, c servers.EtcdConfig) *cluster {
 		c.Program = need(t, "etcd")
 	}
 	c.Dir = t.TempDir()
-	c.NoSync = !c.Disks // a disk that is busy otherwise would change the leader
+	c.NoSync = !c.Disks // elections are slow, because a busy disk would otherwise change the leader
 	members, err := servers.StartEtcd(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func start(t testing.TB, c servers.EtcdConfig) *cluster {
 	return cl
 }
 
-// url leads through the proxies.
+// url returns a URL through the proxies.
 func (c *cluster) url(path string) string {
 	var hosts []string
 	for _, p := range c.proxies {
@@ -86,7 +86,7 @@ func (c *cluster) url(path string) string {
 	return "etcd://" + strings.Join(hosts, ",") + path
 }
 
-// direct is a client past the proxies; each of the edits changes what it is made of.
+// direct returns a client without the proxies; each edit changes its configuration.
 func (c *cluster) direct(t testing.TB, edits ...func(*clientv3.Config)) *clientv3.Client {
 	t.Helper()
 	cfg := clientv3.Config{Endpoints: servers.EtcdEndpoints(c.members), DialTimeout: 5 * time.Second, Logger: zap.NewNop()}
@@ -101,14 +101,14 @@ func (c *cluster) direct(t testing.TB, edits ...func(*clientv3.Config)) *clientv
 	return client
 }
 
-// unary has calls pass through an interceptor.
+// unary adds an interceptor to a client's calls.
 func unary(i grpc.UnaryClientInterceptor) func(*clientv3.Config) {
 	return func(cfg *clientv3.Config) {
 		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(i))
 	}
 }
 
-// over opens a store over a client.
+// over opens a store with a client.
 func over(t testing.TB, client *clientv3.Client) *etcdstore.Store {
 	t.Helper()
 	s, err := etcdstore.New(client)
@@ -121,7 +121,7 @@ func (c *cluster) open(t testing.TB, o ...etcdstore.Option) *etcdstore.Store {
 	return closing(t, s, err)
 }
 
-// closing closes a store when the test ends.
+// closing closes a store at the end of the test.
 func closing(t testing.TB, s *etcdstore.Store, err error) *etcdstore.Store {
 	t.Helper()
 	if err != nil {
@@ -135,8 +135,7 @@ func closing(t testing.TB, s *etcdstore.Store, err error) *etcdstore.Store {
 	return s
 }
 
-// quick is for a single member on which expiry is tested: its shortest lease is
-// a second.
+// quick is for tests of expiry on a single member: its shortest lease is a second.
 const quick = 20 * time.Millisecond
 
 // leftovers lists every key. Epoch keys end with their lease.

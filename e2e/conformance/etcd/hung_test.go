@@ -13,9 +13,9 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// TestHungConnection: of two connections one no longer answers and does not end, on
-// a client of the caller's that does not probe them. Whoever waits through it is
-// granted all the same, within what the guarantees say.
+// TestHungConnection: one of two connections no longer answers and does not end, and the
+// caller's client does not probe it. A waiter on it is still granted within the declared
+// time.
 func TestHungConnection(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	more, err := servers.NewProxy(c.members[0].Client)
@@ -37,7 +37,7 @@ func TestHungConnection(t *testing.T) {
 		}
 		g := must(t, holder, request("h"+string(rune('0'+i)), "n", 1, time.Minute))
 		w := waitIn(t, s, request("w"+string(rune('0'+i)), "n", 1, time.Minute))
-		time.Sleep(300 * time.Millisecond) // the watch stands: nothing else is to be disturbed
+		time.Sleep(300 * time.Millisecond) // the watch stands, so that nothing else is disturbed
 		if err := proxies[i].Silence(); err != nil {
 			t.Fatal(err)
 		}
@@ -59,9 +59,10 @@ func TestHungConnection(t *testing.T) {
 	}
 }
 
-// TestAcquireWithoutDeadlineEndsOverASilentConnection: the caller's client does not probe its
-// connection, and the caller's context has no deadline. A request on a lease that exists, and one that
-// needs a new lease, end all the same, and are granted once the server can be reached.
+// TestAcquireWithoutDeadlineEndsOverASilentConnection: the caller's client does not probe
+// its connection, and the caller's context has no deadline. A request on an existing lease,
+// and one that needs a new lease, still end. Both are granted once the server can be
+// reached.
 func TestAcquireWithoutDeadlineEndsOverASilentConnection(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = []string{c.proxies[0].Address()} }))
@@ -100,8 +101,7 @@ func TestAcquireWithoutDeadlineEndsOverASilentConnection(t *testing.T) {
 	}
 }
 
-// TestCloseEndsWatch: closing a store ends its watches, also over a client of the
-// caller's.
+// TestCloseEndsWatch: Close ends the store's watches, also with a client of the caller's.
 func TestCloseEndsWatch(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, err := etcdstore.New(c.direct(t))

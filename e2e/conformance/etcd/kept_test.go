@@ -9,9 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestKeptKey: a grant that was left standing keeps its key. What the same store
-// asks for next is a place of its own, behind it.
-func TestKeptKey(t *testing.T) {
+// TestKeptGrantKeepsItsKey: a grant that was left standing keeps its key. The same store's
+// next request makes a queue entry of its own, behind it.
+func TestKeptGrantKeepsItsKey(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
 	for _, test := range []struct {
@@ -34,7 +34,7 @@ func TestKeptKey(t *testing.T) {
 			r.Wait = test.wait
 			g := must(t, s, r)
 			if test.limit == driver.Exclusive {
-				if !r.From.(*asker).wasQueued() {
+				if !r.From.(*requester).wasQueued() {
 					t.Error("granted at once beside a grant that was left standing")
 				}
 			} else if st, err := s.Inspect(t.Context(), n); err != nil || len(st.Holders) != 2 {
@@ -50,9 +50,9 @@ func TestKeptKey(t *testing.T) {
 	}
 }
 
-// TestKeptKeys: beside several grants that were left standing, a try makes a place of
-// its own and writes over none of them.
-func TestKeptKeys(t *testing.T) {
+// TestTryBesideKeptGrantsMakesItsOwnEntry: several grants were left standing. A try makes a
+// queue entry of its own and overwrites none of them.
+func TestTryBesideKeptGrantsMakesItsOwnEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
 	for _, limit := range []int{driver.Unlimited, 3} {
@@ -62,7 +62,7 @@ func TestKeptKeys(t *testing.T) {
 			kept = append(kept, must(t, s, request(fmt.Sprint("kept", i, n), n, limit, time.Minute)))
 		}
 		for _, g := range kept {
-			if err := s.Release(t.Context(), g, patience); err != nil {
+			if err := s.Release(t.Context(), g, testTimeout); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -86,9 +86,9 @@ func TestKeptKeys(t *testing.T) {
 	}
 }
 
-// TestKeptKeyUndone: undoing a request that found the key of a kept grant standing
-// leaves that grant alone.
-func TestKeptKeyUndone(t *testing.T) {
+// TestUndoKeepsKeptGrant: a request finds the key of a kept grant. Its undo does not touch
+// that grant.
+func TestUndoKeepsKeptGrant(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	kept := must(t, s, request("kept", "n", 1, time.Minute))
@@ -101,7 +101,7 @@ func TestKeptKeyUndone(t *testing.T) {
 	l.hold = makes
 	l.mu.Unlock()
 	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
-		t.Fatalf("Acquire answered %v, want an unknown outcome", err)
+		t.Fatalf("Acquire returned %v, want an unknown outcome", err)
 	}
 	if err := s.Undo(t.Context(), r); err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestKeptKeyUndone(t *testing.T) {
 	}
 }
 
-func (a *asker) wasQueued() bool {
+func (a *requester) wasQueued() bool {
 	select {
 	case <-a.queued:
 		return true

@@ -13,11 +13,11 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// lagging sits in a client and makes its watches those of a member that lags: a
-// watch from now begins at the member's own revision, which is an older one.
+// lagging is an interceptor that makes a client's watches lag: a watch from now begins at an
+// older revision, like that of a lagging member.
 type lagging struct {
-	at   atomic.Int64
-	told atomic.Int64 // events that came
+	at       atomic.Int64
+	reported atomic.Int64 // received events
 }
 
 func (l *lagging) intercept(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -40,14 +40,14 @@ func (s *laggingStream) SendMsg(m any) error {
 func (s *laggingStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	if w, ok := m.(*etcdserverpb.WatchResponse); ok && err == nil {
-		s.l.told.Add(int64(len(w.Events)))
+		s.l.reported.Add(int64(len(w.Events)))
 	}
 	return err
 }
 
-// TestLaggingWatch: a member that lags tells a waiter of the deletion of its
-// predecessor's key before that was made again. Nothing follows from it.
-func TestLaggingWatch(t *testing.T) {
+// TestLaggingWatchGrantsNothing: a lagging member reports the deletion of the predecessor's
+// key, which was then made again. The waiter must not take that for its grant.
+func TestLaggingWatchGrantsNothing(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	l := &lagging{}
 	waiter := over(t, c.direct(t, func(cfg *clientv3.Config) {
@@ -62,9 +62,9 @@ func TestLaggingWatch(t *testing.T) {
 	}
 	g = must(t, holder, request("second", "n", 1, time.Minute))
 	w := waitIn(t, waiter, request("waiter", "n", 1, time.Minute))
-	for end := time.Now().Add(patience); l.told.Load() == 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testTimeout); l.reported.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("the watch tells of nothing")
+			t.Fatal("the watch reports nothing")
 		}
 	}
 	select {

@@ -24,18 +24,18 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// late sits in a client and keeps a transaction back: its sender is told that the
-// connection broke, and the transaction reaches the server when the test says so.
-// It can also lose the answer of one that was applied.
+// late is an interceptor that delays a transaction: its sender gets a broken connection, and
+// the transaction reaches the server when the test sends it. It can also lose the answer of
+// an applied one.
 type late struct {
-	mu   sync.Mutex
-	hold func(*etcdserverpb.TxnRequest) bool
-	lose func(*etcdserverpb.TxnRequest) bool
-	told error                                     // about what is kept back or lost; errBroken if nil
-	sent func() (*etcdserverpb.TxnResponse, error) // what was kept back
+	mu       sync.Mutex
+	hold     func(*etcdserverpb.TxnRequest) bool
+	lose     func(*etcdserverpb.TxnRequest) bool
+	reported error                                     // the error of a delayed or lost transaction; errBroken if nil
+	sent     func() (*etcdserverpb.TxnResponse, error) // the delayed transactions
 	// after is called when the next transaction was applied and its answer lost.
 	after func()
-	// refuse answers to deletions that they are not allowed.
+	// refuse answers deletions with a missing right.
 	refuse atomic.Bool
 }
 
@@ -60,12 +60,12 @@ func (l *late) intercept(ctx context.Context, method string, req, reply any, cc 
 	if lose {
 		l.lose = nil
 	}
-	told := l.told
+	reported := l.reported
 	after := l.after
 	l.after = nil
 	l.mu.Unlock()
 	if hold {
-		return cmp.Or(told, errBroken)
+		return cmp.Or(reported, errBroken)
 	}
 	if l.refuse.Load() && deletes(txn) {
 		return status.Error(codes.PermissionDenied, "etcdserver: permission denied")
@@ -76,12 +76,13 @@ func (l *late) intercept(ctx context.Context, method string, req, reply any, cc 
 		return status.FromContextError(context.Canceled).Err()
 	}
 	if lose && err == nil {
-		return cmp.Or(told, errBroken)
+		return cmp.Or(reported, errBroken)
 	}
 	return err
 }
 
-// makes is of what changes something: that comes with conditions, a look does not.
+// makes reports whether a transaction changes something: those have conditions, reads have
+// none.
 func makes(txn *etcdserverpb.TxnRequest) bool { return len(txn.Compare) > 0 }
 
 func deletes(txn *etcdserverpb.TxnRequest) bool {
@@ -108,20 +109,20 @@ func (c *cluster) late(t *testing.T) (*etcdstore.Store, *late) {
 	return over(t, c.direct(t, unary(l.intercept))), l
 }
 
-type asker struct {
+type requester struct {
 	id     string
 	queued chan struct{}
 	lost   chan driver.Cause
 }
 
-func (a *asker) Owner() driver.Owner { return driver.Owner{ID: a.id, Host: "test", PID: 1} }
-func (a *asker) Queued([]driver.Holder) {
+func (a *requester) Owner() driver.Owner { return driver.Owner{ID: a.id, Host: "test", PID: 1} }
+func (a *requester) Queued([]driver.Holder) {
 	select {
 	case a.queued <- struct{}{}:
 	default:
 	}
 }
-func (a *asker) Lost(c driver.Cause, _ error) {
+func (a *requester) Lost(c driver.Cause, _ error) {
 	select {
 	case a.lost <- c:
 	default:
@@ -130,7 +131,7 @@ func (a *asker) Lost(c driver.Cause, _ error) {
 
 func request(id, name string, limit int, ttl time.Duration) driver.Request {
 	return driver.Request{ID: id, Name: name, Limit: limit, TTL: ttl,
-		From: &asker{id: id, queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}}
+		From: &requester{id: id, queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}}
 }
 
 func must(t *testing.T, s *etcdstore.Store, r driver.Request) driver.Grant {
@@ -142,9 +143,9 @@ func must(t *testing.T, s *etcdstore.Store, r driver.Request) driver.Grant {
 	return g
 }
 
-// TestLateAcquire: an acquisition whose answer was lost, and which reaches the
-// server after its undo was confirmed, makes no place (etcd issue 12900).
-func TestLateAcquire(t *testing.T) {
+// TestLateAcquireMakesNoEntry: the answer to an acquisition was lost. It reaches the server
+// after its undo was confirmed, and makes no queue entry (etcd issue 12900).
+func TestLateAcquireMakesNoEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	for _, wait := range []bool{false, true} {
 		s, l := c.late(t)
@@ -158,7 +159,7 @@ func TestLateAcquire(t *testing.T) {
 		l.hold = puts
 		l.mu.Unlock()
 		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
-			t.Fatalf("wait %t: Acquire answered %v, want an unknown outcome", wait, err)
+			t.Fatalf("wait %t: Acquire returned %v, want an unknown outcome", wait, err)
 		}
 		if err := s.Undo(t.Context(), r); err != nil {
 			t.Fatal(err)
@@ -178,10 +179,10 @@ func TestLateAcquire(t *testing.T) {
 	}
 }
 
-// TestSentTwice: etcd's client sends a transaction once more where somebody on the way,
-// a proxy, answers in the server's place that it was cancelled. The first may have been
-// applied: there is one place for one request all the same.
-func TestSentTwice(t *testing.T) {
+// TestTransactionSentTwiceMakesOneEntry: etcd's client repeats a transaction when a proxy
+// answers, instead of the server, that it was cancelled. The first may have been applied,
+// and one request still has one queue entry.
+func TestTransactionSentTwiceMakesOneEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	other := c.open(t)
@@ -213,12 +214,12 @@ func TestSentTwice(t *testing.T) {
 			if puts(txn) {
 				sent++
 			}
-			// A try beside another finds that first.
+			// A try beside another entry reads that entry first.
 			return sent > 1 || sent > 0 && (test.wait || !test.behind)
 		}
-		l.told = status.Error(codes.Canceled, "stream terminated by RST_STREAM with error code: CANCEL")
+		l.reported = status.Error(codes.Canceled, "stream terminated by RST_STREAM with error code: CANCEL")
 		l.mu.Unlock()
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
 		done := make(chan result, 1)
 		go func() {
@@ -226,7 +227,7 @@ func TestSentTwice(t *testing.T) {
 			done <- result{g, err}
 		}()
 		if test.behind && test.limit == driver.Exclusive {
-			receive(t, "the place", r.From.(*asker).queued)
+			receive(t, "the place", r.From.(*requester).queued)
 			if err := other.Release(t.Context(), first, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -246,9 +247,9 @@ func TestSentTwice(t *testing.T) {
 	}
 }
 
-// TestBusyServerAtGrant: a place whose turn it is stays where a server has too much to do
-// to take the claim at once.
-func TestBusyServerAtGrant(t *testing.T) {
+// TestBusyServerKeepsEntryAtGrant: a queue entry is the first, and the server is too busy to
+// accept its claim. The entry stays.
+func TestBusyServerKeepsEntryAtGrant(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	other := c.open(t)
@@ -256,7 +257,7 @@ func TestBusyServerAtGrant(t *testing.T) {
 	must(t, other, request("second", "n", 2, time.Minute))
 	w := waitIn(t, s, request("w", "n", 2, time.Minute))
 	l.mu.Lock()
-	l.hold, l.told = puts, rpctypes.ErrGRPCRequestTooManyRequests
+	l.hold, l.reported = puts, rpctypes.ErrGRPCRequestTooManyRequests
 	l.mu.Unlock()
 	if err := other.Release(t.Context(), first, 0); err != nil {
 		t.Fatal(err)
@@ -266,9 +267,10 @@ func TestBusyServerAtGrant(t *testing.T) {
 	}
 }
 
-// TestLateRelease: a release whose answer was lost and a new lock never share a
-// token, and a release that arrives late, or twice, ends no newer grant.
-func TestLateRelease(t *testing.T) {
+// TestLateReleaseEndsNoNewerGrant: the answer to a release was lost. That lock and a new one
+// never share a token. The release that arrives late, or twice, does not end the newer
+// grant.
+func TestLateReleaseEndsNoNewerGrant(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	g := must(t, s, request("one", "n", 1, time.Minute))
@@ -276,21 +278,21 @@ func TestLateRelease(t *testing.T) {
 	l.lose = deletes
 	l.mu.Unlock()
 	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeUnknown {
-		t.Fatalf("Release answered %v, want an unknown outcome", err)
+		t.Fatalf("Release returned %v, want an unknown outcome", err)
 	}
 	next := must(t, s, request("two", "n", 1, time.Minute))
 	if next.Token <= g.Token {
 		t.Fatalf("token %d after %d", next.Token, g.Token)
 	}
 	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeNotHeld {
-		t.Fatalf("the repeated release answered %v, want not held", err)
+		t.Fatalf("the repeated release returned %v, want not held", err)
 	}
 
 	l.mu.Lock()
 	l.hold = deletes
 	l.mu.Unlock()
 	if err := s.Release(t.Context(), next, 0); s.Classify(err) != driver.CodeUnknown {
-		t.Fatalf("Release answered %v, want an unknown outcome", err)
+		t.Fatalf("Release returned %v, want an unknown outcome", err)
 	}
 	if err := s.Release(t.Context(), next, 0); err != nil {
 		t.Fatal(err)
@@ -304,8 +306,8 @@ func TestLateRelease(t *testing.T) {
 	}
 }
 
-// TestLateUndo: an undo that arrives late ends nothing of a newer request.
-func TestLateUndo(t *testing.T) {
+// TestLateUndoEndsNoNewerRequest: an undo arrives late, after a newer request.
+func TestLateUndoEndsNoNewerRequest(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	r := request("one", "n", 1, time.Minute)
@@ -314,7 +316,7 @@ func TestLateUndo(t *testing.T) {
 	l.hold = makes
 	l.mu.Unlock()
 	if err := s.Undo(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
-		t.Fatalf("Undo answered %v, want an unknown outcome", err)
+		t.Fatalf("Undo returned %v, want an unknown outcome", err)
 	}
 	if err := s.Undo(t.Context(), r); err != nil {
 		t.Fatal(err)
@@ -323,7 +325,7 @@ func TestLateUndo(t *testing.T) {
 	if _, err := l.sent(); err != nil {
 		t.Fatal(err)
 	}
-	// Neither ended nor in the way of the next.
+	// Neither ended nor blocked.
 	if err := s.Release(t.Context(), g, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -332,10 +334,10 @@ func TestLateUndo(t *testing.T) {
 	}
 }
 
-// TestCauseIsNoAnswer: the reason for which a caller's context ended is no answer
-// of the store: a request whose answer did not come is unknown, whatever error
-// its context carries.
-func TestCauseIsNoAnswer(t *testing.T) {
+// TestCauseOfContextIsNoAnswer: the cause of the end of a caller's context is no answer of
+// the store. A request without an answer has an unknown outcome, whatever error its context
+// carries.
+func TestCauseOfContextIsNoAnswer(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	for _, code := range []driver.Code{driver.CodeNotHeld, driver.CodeRefused, driver.CodeUnavailable, driver.CodeClosed} {
@@ -357,9 +359,9 @@ func TestCauseIsNoAnswer(t *testing.T) {
 	}
 }
 
-// TestCauseIsNoLeaseEnd: nor does such an error, of the caller's own dealings with etcd,
-// say that the lease has ended, on which other locks stand.
-func TestCauseIsNoLeaseEnd(t *testing.T) {
+// TestCauseOfContextEndsNoLease: an error from the caller's own use of etcd does not mean
+// that the lease has ended, which other locks need.
+func TestCauseOfContextEndsNoLease(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	other := c.open(t)
@@ -398,7 +400,7 @@ func TestCauseIsNoLeaseEnd(t *testing.T) {
 		_, err := s.Acquire(ctx, r)
 		done <- err
 	}()
-	receive(t, "the place", r.From.(*asker).queued)
+	receive(t, "the place", r.From.(*requester).queued)
 	cancel(rpctypes.ErrLeaseNotFound)
 	if err := receive(t, "the end of the wait", done); s.Classify(err) != driver.CodeWithdrawn {
 		t.Errorf("a wait whose context has ended: %v", err)
@@ -406,8 +408,8 @@ func TestCauseIsNoLeaseEnd(t *testing.T) {
 	stands("a wait")
 }
 
-// TestLeaseGoneBefore: a request that finds the lease gone is granted on a new one.
-func TestLeaseGoneBefore(t *testing.T) {
+// TestMissingLeaseIsReplaced: a request finds its lease gone, and is granted on a new one.
+func TestMissingLeaseIsReplaced(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
 	for _, wait := range []bool{false, true} {
@@ -426,15 +428,15 @@ func TestLeaseGoneBefore(t *testing.T) {
 		if err := s.Release(t.Context(), must(t, s, r), 0); err != nil {
 			t.Error(err)
 		}
-		if cause := receive(t, "the loss", held.From.(*asker).lost); cause != driver.CauseSessionEnded {
+		if cause := receive(t, "the loss", held.From.(*requester).lost); cause != driver.CauseSessionEnded {
 			t.Error(cause)
 		}
 	}
 }
 
-// TestAnswerTooLarge: an answer that the client does not take, as it is larger than
-// its own limit, is no refusal by the server: what was asked for has been done.
-func TestAnswerTooLarge(t *testing.T) {
+// TestAnswerTooLargeIsUnknown: the client refuses an answer above its own size limit. That
+// is no refusal by the server, which has executed the request.
+func TestAnswerTooLargeIsUnknown(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.MaxCallSendMsgSize, cfg.MaxCallRecvMsgSize = 4<<10, 8<<10 }))
 	other := c.open(t)
@@ -458,9 +460,9 @@ func TestAnswerTooLarge(t *testing.T) {
 	}
 }
 
-// TestUnconfirmedRelease: a lease is not kept alive for a grant whose release was
-// not confirmed: if nobody comes to ask again, it runs out.
-func TestUnconfirmedRelease(t *testing.T) {
+// TestUnconfirmedReleaseEndsWithLease: the client does not keep a lease alive for a grant
+// with an unconfirmed release. Without another try the grant expires.
+func TestUnconfirmedReleaseEndsWithLease(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Heartbeat: quick})
 	s, l := c.late(t)
 	g := must(t, s, request("h", "n", 1, time.Second))
@@ -468,22 +470,22 @@ func TestUnconfirmedRelease(t *testing.T) {
 	l.hold = deletes
 	l.mu.Unlock()
 	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeUnknown {
-		t.Fatalf("Release answered %v, want an unknown outcome", err)
+		t.Fatalf("Release returned %v, want an unknown outcome", err)
 	}
 	if res := receive(t, "the next grant", ask(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {
 		t.Fatal(res.err)
 	}
 }
 
-// TestReleaseRefusedForLong: a lock whose release is refused for longer than its TTL
-// stands for as long as the process holds other locks on the same lease, so that it is
-// asked to go until it does.
-func TestReleaseRefusedForLong(t *testing.T) {
+// TestRefusedReleaseIsRepeatedWhileLeaseLives: the server refuses a release for longer than
+// the TTL, and other locks of the process keep the lease alive. The client repeats the
+// release until it succeeds.
+func TestRefusedReleaseIsRepeatedWhileLeaseLives(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Heartbeat: quick})
 	s, refusing := c.late(t)
 	tried := make(chan time.Time, 1000)
 	l := locker(t, s, holdfast.WithHooks(unconfirmed{tried}))
-	// Connecting is part of the first request, and has as long as its TTL gives it.
+	// Connecting is part of the first request, which has its TTL as timeout.
 	if err := l.Do(t.Context(), "first", func(context.Context) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -501,13 +503,13 @@ func TestReleaseRefusedForLong(t *testing.T) {
 	if err := k.Unlock(); !errors.Is(err, holdfast.ErrRefused) {
 		t.Fatalf("Unlock: %v", err)
 	}
-	// Without a renewal in time, as on a machine that stands still, the lease itself ends.
+	// Without a renewal in time, as on a stalled machine, the lease itself ends.
 	expired := func() bool {
 		var lost *holdfast.LostError
 		return errors.As(context.Cause(other.Context()), &lost) && lost.Cause == holdfast.CauseExpired
 	}
-	// Where a grant lapses by itself, two TTLs are the end.
-	end := time.Now().Add(patience)
+	// If a grant expires by itself, two TTLs are the limit.
+	end := time.Now().Add(testTimeout)
 	for from := time.Now(); ; {
 		var at time.Time
 		select {
@@ -531,7 +533,7 @@ func TestReleaseRefusedForLong(t *testing.T) {
 	}
 }
 
-// unconfirmed are hooks that tell when a release was not confirmed.
+// unconfirmed are hooks that report an unconfirmed release.
 type unconfirmed struct{ at chan<- time.Time }
 
 func (unconfirmed) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
@@ -541,27 +543,27 @@ func (u unconfirmed) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// renamed is an asker whose words change between its place and its grant.
+// renamed is a requester with another reason at its grant than at its queue entry.
 type renamed struct {
-	*asker
+	*requester
 	reason atomic.Value
 }
 
 func (r *renamed) Owner() driver.Owner {
-	o := r.asker.Owner()
+	o := r.requester.Owner()
 	o.Reason, _ = r.reason.Load().(string)
 	return o
 }
 
-// TestLateClaim: the words of a claim that arrive after the grant was released, to
-// stand a while longer, do not bind it to the client's lease again.
-func TestLateClaim(t *testing.T) {
+// TestLateClaimDoesNotRebindKey: a grant was released and left standing for a while. A claim
+// that arrives after that does not bind its key to the client's lease again.
+func TestLateClaimDoesNotRebindKey(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	other := c.open(t)
 	g := must(t, other, request("holder", "n", 1, time.Minute))
 	r := request("late", "n", 1, time.Minute)
-	words := &renamed{asker: r.From.(*asker)}
+	words := &renamed{requester: r.From.(*requester)}
 	r.From, r.Wait = words, true
 	done := make(chan result, 1)
 	go func() {

@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// calls reads from the server's metrics how often a method was called: of a stream, how many there
-// have been.
+// calls reads from the server's metrics how often a method was called; for a stream, how
+// many streams there were.
 func (c *cluster) calls(t *testing.T, method string) (n int) {
 	t.Helper()
 	resp, err := http.Get("http://" + c.members[0].Client + "/metrics")
@@ -43,9 +43,9 @@ func (c *cluster) calls(t *testing.T, method string) (n int) {
 	return n
 }
 
-// TestStreamsPerStore: forty clients with a user hold a lock with a TTL of 3 s and wait for another
-// for several TTLs. The server sees one login, one stream of keepalives and one of watches for
-// each store, and no lock is lost.
+// TestStreamsPerStore: forty clients with a user hold a lock with a TTL of 3 s and wait for
+// another for several TTLs. The server sees one login, one keepalive stream and one watch
+// stream for each store. No lock is lost.
 func TestStreamsPerStore(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	c.secure(t)
@@ -71,7 +71,7 @@ func TestStreamsPerStore(t *testing.T) {
 	defer cancel()
 	for i, l := range lockers {
 		k, err := l.Lock(t.Context(), fmt.Sprint("own-", i), holdfast.TTL(ttl))
-		for end := time.Now().Add(patience); errors.Is(err, holdfast.ErrUnavailable) && time.Now().Before(end); { // a busy machine
+		for end := time.Now().Add(testTimeout); errors.Is(err, holdfast.ErrUnavailable) && time.Now().Before(end); { // a busy machine
 			k, err = l.Lock(t.Context(), fmt.Sprint("own-", i), holdfast.TTL(ttl))
 		}
 		if err != nil {
@@ -92,7 +92,7 @@ func TestStreamsPerStore(t *testing.T) {
 			t.Errorf("client %d lost its lock: %v", i, context.Cause(k.Context()))
 		}
 	}
-	// A member that a busy machine keeps from answering is left for another stream. One stream for
+	// A client replaces the stream of a member that is too busy to answer. One stream for
 	// each keepalive would be twelve for each client.
 	for _, n := range []struct {
 		what      string
@@ -109,7 +109,7 @@ func TestStreamsPerStore(t *testing.T) {
 	}
 }
 
-// TestContentionWithLogins: three clients that contend for one name are served about as often
+// TestContentionWithLogins: three clients compete for one name, and get it about as often
 // with authentication as without.
 func TestContentionWithLogins(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})

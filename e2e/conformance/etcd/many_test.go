@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestManyLocksOverASlowLink: thousands of locks are renewed over a link whose round trip is a
-// sizeable part of the TTL, and none is lost.
+// TestManyLocksOverASlowLink: the client renews thousands of locks over a link with a round
+// trip that is a large part of the TTL. It loses none.
 func TestManyLocksOverASlowLink(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector makes the client itself too slow for so many locks")
@@ -77,9 +77,9 @@ func TestManyLocksOverASlowLink(t *testing.T) {
 	}
 }
 
-// TestRenewalAnswersForEachTransaction: of a renewal that takes several transactions one fails. Only
-// the grants of that one have an error.
-func TestRenewalAnswersForEachTransaction(t *testing.T) {
+// TestFailedRenewalAffectsItsTransactionOnly: a renewal takes several transactions, and one
+// fails. Only the grants of that one have an error.
+func TestFailedRenewalAffectsItsTransactionOnly(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	var grants []driver.Grant

@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// looks is how many looks at its granted places a session may have made since then:
-// one a second.
+// looks is the number of looks at its granted entries that a session may have made since
+// then: one a second.
 func looks(since time.Time) int64 { return int64(time.Since(since)/time.Second) + 1 }
 
 // counted is a store that counts its requests to the key space.
@@ -33,10 +33,10 @@ func (c *cluster) counted(t *testing.T) (*etcdstore.Store, *atomic.Int64) {
 	return s, &n
 }
 
-// TestRequests: a free name costs two requests, a lock and a release; the place
-// whose turn it is asks nothing more; and a place far back asks for nothing while
-// those before it come and go.
-func TestRequests(t *testing.T) {
+// TestRequestsOfLockAndWait: a free name costs two requests, a lock and a release. The first
+// waiter sends no further request, and neither does a waiter far back while those before it
+// come and go.
+func TestRequestsOfLockAndWait(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, n := c.counted(t)
 	g := must(t, s, request("warm", "n", 1, time.Minute))
@@ -63,7 +63,7 @@ func TestRequests(t *testing.T) {
 
 	g = must(t, s, request("first", "n", 1, time.Minute))
 	own := waitIn(t, s, request("own", "n", 1, time.Minute))
-	// The release, and the look that follows the making of the watch.
+	// The release, and the look after the watch was made.
 	cost("passing on", 2, func() {
 		if err := s.Release(t.Context(), g, 0); err != nil {
 			t.Fatal(err)
@@ -75,7 +75,7 @@ func TestRequests(t *testing.T) {
 		g = res.g
 	})
 
-	// Ten places of others before ours.
+	// Ten queue entries of other clients before ours.
 	other := c.open(t)
 	var line []<-chan result
 	for i := range 10 {
@@ -104,9 +104,9 @@ func TestRequests(t *testing.T) {
 			asked.Store(0)
 		}
 	}
-	// The look that follows the making of the watch may come as late as this.
+	// The look after the watch was made may come as late as this.
 	if got := asked.Load(); got > 1+looks(began) {
-		t.Errorf("a place in the back asked %d times while nine before it were served", got)
+		t.Errorf("a waiter far back sent %d requests while nine before it were served", got)
 	}
 	if err := other.Release(t.Context(), held, 0); err != nil {
 		t.Fatal(err)

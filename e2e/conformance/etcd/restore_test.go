@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestRestoredFromOlderCopy: a server is restored from a copy that is older than some grants and
-// releases. A holder that the copy does not know learns of its loss, a grant that was released since does
-// not stand in the way of others, and every client goes on.
+// TestRestoredFromOlderCopy: a server is restored from a copy that is older than some grants
+// and releases. A holder that is not in the copy is notified of its loss. A grant that was
+// released since blocks no client, and every client goes on.
 func TestRestoredFromOlderCopy(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	m := c.members[0]
@@ -21,7 +21,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 	s, l := c.late(t)
 	client := c.direct(t)
 
-	// Two epochs of the session, of which the copy has the first.
+	// Two epochs of the session; the copy has the first.
 	epoch := func(id string) {
 		t.Helper()
 		l.mu.Lock()
@@ -29,7 +29,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 		l.mu.Unlock()
 		r := request(id, "undone", 1, time.Hour)
 		if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
-			t.Fatalf("Acquire answered %v, want an unknown outcome", err)
+			t.Fatalf("Acquire returned %v, want an unknown outcome", err)
 		}
 		if err := s.Undo(t.Context(), r); err != nil {
 			t.Fatal(err)
@@ -64,7 +64,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	receive(t, "the loss of a grant that the copy does not know", after.From.(*asker).lost)
+	receive(t, "the loss of a grant that the copy does not know", after.From.(*requester).lost)
 	other := c.open(t)
 	n := 0
 	for _, name := range []string{"released", "after", "undone"} {
@@ -81,9 +81,9 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 	}
 }
 
-// TestRestoreWithRaisedRevisionFreesReleasedNames: the server is restored from a copy in which a lock
-// stands that was released since, and its revision is raised before a client sees it. The client's
-// session goes on, and the name is free all the same.
+// TestRestoreWithRaisedRevisionFreesReleasedNames: a lock in the copy was released after the
+// copy was made, and the revision is raised before a client sees the restored server. The
+// client's session goes on, and the name is free.
 func TestRestoreWithRaisedRevisionFreesReleasedNames(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	m := c.members[0]
@@ -124,7 +124,7 @@ func TestRestoreWithRaisedRevisionFreesReleasedNames(t *testing.T) {
 		return err == nil && g.Token > uint64(before.Header.Revision)
 	})
 	select {
-	case <-stays.From.(*asker).lost:
+	case <-stays.From.(*requester).lost:
 		t.Error("a grant that stands in the copy was lost")
 	default:
 	}

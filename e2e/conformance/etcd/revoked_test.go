@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// mute sits in a client and, while it is set, lets the client send nothing: what it learns then
-// comes from a watch that stands already.
+// mute is an interceptor that stops all messages of the client while it is set. The client
+// then gets news only from existing watches.
 type mute struct{ on atomic.Bool }
 
 func (m *mute) wait(ctx context.Context) error {
@@ -66,11 +66,11 @@ func (c *cluster) muted(t *testing.T) (*etcdstore.Store, *mute) {
 	})), m
 }
 
-// watched waits until the sentinel of the client's lease stands, and the store's watches with it:
-// the store makes them in its first beats.
+// watched waits until the sentinel of the client's lease stands, with the store's watches:
+// the store makes them in its first heartbeats.
 func watched(t *testing.T, client *clientv3.Client) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
 		resp, err := client.Get(t.Context(), "_holdfast/lease/", clientv3.WithPrefix())
 		if err == nil && len(resp.Kvs) > 0 {
 			time.Sleep(time.Second) // the watches follow
@@ -82,9 +82,9 @@ func watched(t *testing.T, client *clientv3.Client) {
 	}
 }
 
-// TestDeletionIsPushed: a key that an operator deletes, a lease that an operator revokes, and a lock that
-// is broken end the holder's context although its client can ask the server nothing: the
-// notice is pushed.
+// TestDeletionIsPushed: an operator deletes a key, revokes a lease, or breaks a lock. The
+// holder's context ends although its client can send the server nothing: the server pushes
+// the event.
 func TestDeletionIsPushed(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	client := c.direct(t)
@@ -117,7 +117,7 @@ func TestDeletionIsPushed(t *testing.T) {
 		if err := test.do(string(keys.Kvs[0].Key), g, clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
 			t.Fatal(err)
 		}
-		if cause := receive(t, "the loss of what was "+test.name, r.From.(*asker).lost); cause != test.cause {
+		if cause := receive(t, "the loss of what was "+test.name, r.From.(*requester).lost); cause != test.cause {
 			t.Errorf("%s: cause %s, want %s", test.name, cause, test.cause)
 		}
 		m.on.Store(false)
@@ -127,9 +127,9 @@ func TestDeletionIsPushed(t *testing.T) {
 	}
 }
 
-// TestYoungGrantLearnsOfRevocation: a lease that is revoked ends a grant that is too young to have a
-// watch of its own, without a request of its client.
-func TestYoungGrantLearnsOfRevocation(t *testing.T) {
+// TestYoungGrantEndsByRevocation: a lease is revoked while a grant is too young for a
+// watch of its own. The grant ends without a request of its client.
+func TestYoungGrantEndsByRevocation(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	client := c.direct(t)
 	s, m := c.muted(t)
@@ -145,16 +145,17 @@ func TestYoungGrantLearnsOfRevocation(t *testing.T) {
 	if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
 		t.Fatal(err)
 	}
-	if cause := receive(t, "the loss", r.From.(*asker).lost); cause != driver.CauseSessionEnded {
+	if cause := receive(t, "the loss", r.From.(*requester).lost); cause != driver.CauseSessionEnded {
 		t.Errorf("cause %s, want %s", cause, driver.CauseSessionEnded)
 	}
 	m.on.Store(false)
 }
 
-// TestFormerLeaderRevokes: a leader is paused, or its disk stalls, for longer than the TTL, and
-// revokes leases when it goes on, although their clients have renewed them at its successor. The
-// holder's context ends by the watch, without a request of its client, and the waiter's token is
-// larger. Whether the former leader gets that far is a race inside the server.
+// TestFormerLeaderRevokes: a leader is paused, or its disk stalls, for longer than the TTL.
+// When it goes on it revokes leases, although their clients have renewed them at its
+// successor. The holder's context ends by the watch, without a request of its client, and
+// the waiter's token is larger. Whether the former leader gets that far is a race inside the
+// server.
 func TestFormerLeaderRevokes(t *testing.T) {
 	current, err := servers.Find("etcd")
 	if err != nil {
@@ -202,7 +203,7 @@ func TestFormerLeaderRevokes(t *testing.T) {
 					if err := do.end(lead); err != nil {
 						t.Fatal(err)
 					}
-					<-k.Context().Done() // a holder that is mute cannot renew
+					<-k.Context().Done() // a muted holder cannot renew
 					var lost *holdfast.LostError
 					errors.As(context.Cause(k.Context()), &lost)
 					m.on.Store(false)

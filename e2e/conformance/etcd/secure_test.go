@@ -24,8 +24,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// secure creates a user with the right to read and write below locks/, and switches authentication on. It
-// returns a client of the administrator's.
+// secure creates a user with the right to read and write below locks/, and switches
+// authentication on. It returns a client of the administrator.
 func (c *cluster) secure(t *testing.T) *clientv3.Client {
 	t.Helper()
 	client := c.direct(t)
@@ -45,20 +45,20 @@ func (c *cluster) secure(t *testing.T) *clientv3.Client {
 	return c.direct(t, func(cfg *clientv3.Config) { cfg.Username, cfg.Password = "root", "top-secret" })
 }
 
-// permit gives the role of the user what it may do below locks/.
+// permit sets the user's rights below locks/.
 func permit(t *testing.T, client *clientv3.Client, p clientv3.PermissionType) error {
 	_, err := client.RoleGrantPermission(t.Context(), "locks", "locks/", clientv3.GetPrefixRangeEnd("locks/"), p)
 	return err
 }
 
-// secured is the URL of the user's store.
+// secured returns the URL of the user's store.
 func (c *cluster) secured() string {
 	return "etcd://app:quite-secret@" + c.proxies[0].Address() + "/locks/"
 }
 
-// TestUsers: a wrong password and a missing right are refused, with a reason and
-// without the password, and leave nothing.
-func TestUsers(t *testing.T) {
+// TestMissingRightsAreRefused: a wrong password and a missing right are refused with a
+// reason, without the password, and leave nothing.
+func TestMissingRightsAreRefused(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	c.secure(t)
 	host := c.members[0].Client
@@ -95,8 +95,8 @@ func TestUsers(t *testing.T) {
 	}
 }
 
-// TestRestoredServerTakesNewLogins: a server with users is restored from an older copy. It leaves
-// requests with the newer token of a client unanswered, and the client logs in again.
+// TestRestoredServerTakesNewLogins: a server with users is restored from an older copy. It
+// does not answer requests with a client's newer token, and the client logs in again.
 func TestRestoredServerTakesNewLogins(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	root := c.secure(t)
@@ -115,7 +115,7 @@ func TestRestoredServerTakesNewLogins(t *testing.T) {
 	}
 	defer l.Close(context.WithoutCancel(t.Context()))
 	lock := func() bool {
-		k, err := l.Lock(t.Context(), "n", holdfast.TTL(2*time.Second), holdfast.Wait(patience))
+		k, err := l.Lock(t.Context(), "n", holdfast.TTL(2*time.Second), holdfast.Wait(testTimeout))
 		return err == nil && k.Unlock() == nil
 	}
 	if !lock() {
@@ -127,9 +127,9 @@ func TestRestoredServerTakesNewLogins(t *testing.T) {
 	eventually(t, "a lock after the restore", lock)
 }
 
-// TestRestoredServerEndsOldLogins: a server with users is restored from an older copy. A call without
-// a deadline is answered nevertheless, a holder that sends nothing but keepalives learns of its loss,
-// and a waiter gets its lock.
+// TestRestoredServerEndsOldLogins: a server with users is restored from an older copy. A
+// call without a deadline still gets an answer. A holder that sends only keepalives is
+// notified of its loss, and a waiter gets its lock.
 func TestRestoredServerEndsOldLogins(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	root := c.secure(t)
@@ -180,8 +180,8 @@ func TestRestoredServerEndsOldLogins(t *testing.T) {
 	}
 }
 
-// TestCloseEndsLogins: a store is closed while the server leaves its login unanswered. No goroutine
-// of the login is left.
+// TestCloseEndsLogins: a store is closed while the server does not answer its login. No
+// goroutine of the login is left.
 func TestCloseEndsLogins(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	c.secure(t)
@@ -201,8 +201,8 @@ func TestCloseEndsLogins(t *testing.T) {
 	}
 }
 
-// TestOpenWithUserNeedsNoServer: a store is opened for a user although no server can be reached,
-// and logs in when there is one, and again when the server has forgotten its tokens.
+// TestOpenWithUserNeedsNoServer: a store with a user is opened while no server can be
+// reached. It logs in when there is one, and again when the server has lost its tokens.
 func TestOpenWithUserNeedsNoServer(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	c.secure(t)
@@ -230,7 +230,7 @@ func TestOpenWithUserNeedsNoServer(t *testing.T) {
 	if err := c.members[0].Restart(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a lock is granted when the server has forgotten its tokens", locks)
+	eventually(t, "a lock is granted when the server has lost its tokens", locks)
 	if err := held.Context().Err(); err != nil {
 		t.Errorf("a lock did not survive the restart: %v", context.Cause(held.Context()))
 	}
@@ -246,8 +246,8 @@ func TestOpenWithUserNeedsNoServer(t *testing.T) {
 	receive(t, "the end of the context", held.Context().Done())
 }
 
-// TestNoSpace: a full server refuses at once.
-func TestNoSpace(t *testing.T) {
+// TestFullServerRefuses at once.
+func TestFullServerRefuses(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Args: []string{"--quota-backend-bytes", "65536"}})
 	client := c.direct(t)
 	l := locker(t, c.open(t))
@@ -260,9 +260,9 @@ func TestNoSpace(t *testing.T) {
 	}
 }
 
-// TestTLS: a server with a certificate of its own authority, which asks for the
-// client's.
-func TestTLS(t *testing.T) {
+// TestTLSVerifiesBothSides: the server has a certificate of its own authority, and requires
+// the client's.
+func TestTLSVerifiesBothSides(t *testing.T) {
 	dir := t.TempDir()
 	ca, cert, key := certificates(t, dir)
 	c, err := servers.StartEtcd(t.Context(), servers.EtcdConfig{Program: need(t, "etcd"), Dir: t.TempDir(), NoSync: true, TLS: &servers.TLS{CA: ca, Cert: cert, Key: key}})
@@ -355,8 +355,9 @@ func certificates(t *testing.T, dir string) (ca, cert, key string) {
 	return write("ca.pem", "CERTIFICATE", authority.Raw), write("cert.pem", "CERTIFICATE", leaf.Raw), write("key.pem", "EC PRIVATE KEY", raw)
 }
 
-// TestUserWithoutTheStoresOwnKeysIsRefused: a user with the right to one name, but not to a part of the keys
-// that the store keeps beside it, is refused before a lock is granted. The error names the keys.
+// TestUserWithoutTheStoresOwnKeysIsRefused: a user has the right to one name, but not to a
+// part of the keys that the store keeps beside it. The user is refused before a lock is
+// granted, and the error names the keys.
 func TestUserWithoutTheStoresOwnKeysIsRefused(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	admin := c.secure(t)
@@ -392,9 +393,9 @@ func TestUserWithoutTheStoresOwnKeysIsRefused(t *testing.T) {
 	}
 }
 
-// TestEachRightTakenAway: of a user with the documented rights, to read and to write below the
-// prefix, each is taken away while a lock is held and awaited. Requests are refused, and when the
-// right is back, locks are granted again and nothing is left over.
+// TestEachRightTakenAway: a user has the documented rights, to read and to write below the
+// prefix. Each is taken away while a lock is held and awaited. Requests are refused. When
+// the right is back, locks are granted again and nothing is left.
 func TestEachRightTakenAway(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	admin := c.secure(t)
@@ -440,7 +441,7 @@ func TestEachRightTakenAway(t *testing.T) {
 					t.Errorf("%s without the right: %v", what, err)
 				}
 			}
-			_ = k.Unlock() // which the server refuses
+			_ = k.Unlock() // the server refuses this
 			if err := permit(t, admin, clientv3.PermissionType(clientv3.PermReadWrite)); err != nil {
 				t.Fatal(err)
 			}
@@ -473,12 +474,12 @@ func TestEachRightTakenAway(t *testing.T) {
 	}
 }
 
-// eventually waits until something is so.
+// eventually waits until a condition holds.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !is(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", patience, what)
+			t.Fatalf("not within %s: %s", testTimeout, what)
 		}
 	}
 }

@@ -26,7 +26,7 @@ func fill(t *testing.T, client *clientv3.Client) {
 	}
 }
 
-// makeSpace takes back what fill has written.
+// makeSpace removes what fill has written.
 func (c *cluster) makeSpace(t *testing.T, client *clientv3.Client) {
 	t.Helper()
 	gone, err := client.Delete(t.Context(), "fill")
@@ -44,16 +44,16 @@ func (c *cluster) makeSpace(t *testing.T, client *clientv3.Client) {
 	}
 }
 
-// TestAppliedWithoutSpace: the request that fills a server is applied and answered with
-// "no space". Nothing of it is left.
-func TestAppliedWithoutSpace(t *testing.T) {
+// TestRequestAppliedWithoutSpaceIsUndone: the request that fills a server is applied and
+// answered with "no space". Nothing of it is left.
+func TestRequestAppliedWithoutSpaceIsUndone(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	other := c.open(t)
 	for i, test := range []struct {
 		what         string
 		wait, behind bool
-		stuck        bool // the place cannot be taken back at once
+		stuck        bool // the queue entry cannot be withdrawn at once
 	}{
 		{what: "try"},
 		{what: "wait", wait: true},
@@ -70,7 +70,7 @@ func TestAppliedWithoutSpace(t *testing.T) {
 		r := request("full-"+n, n, 1, time.Minute)
 		r.Wait = test.wait
 		l.mu.Lock()
-		l.lose, l.told = puts, rpctypes.ErrGRPCNoSpace
+		l.lose, l.reported = puts, rpctypes.ErrGRPCNoSpace
 		l.mu.Unlock()
 		l.refuse.Store(test.stuck)
 		_, err := s.Acquire(t.Context(), r)
@@ -93,9 +93,9 @@ func TestAppliedWithoutSpace(t *testing.T) {
 	}
 }
 
-// TestUndoWithoutSpace: a full server takes no undo's epoch, and its place does not
-// stand until there is space.
-func TestUndoWithoutSpace(t *testing.T) {
+// TestUndoWithoutSpaceRemovesEntry: a full server refuses the epoch of an undo, so the undo
+// is not confirmed. The undo still removes the queue entry.
+func TestUndoWithoutSpaceRemovesEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Args: []string{"--quota-backend-bytes", "65536"}})
 	s, l := c.late(t)
 	client, other := c.direct(t), c.open(t)
@@ -104,23 +104,23 @@ func TestUndoWithoutSpace(t *testing.T) {
 	l.hold = puts
 	l.mu.Unlock()
 	if _, err := s.Acquire(t.Context(), first); s.Classify(err) != driver.CodeUnknown {
-		t.Fatalf("Acquire answered %v, want an unknown outcome", err)
+		t.Fatalf("Acquire returned %v, want an unknown outcome", err)
 	}
 	l.mu.Lock()
 	l.lose = puts
 	l.mu.Unlock()
 	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
-		t.Fatalf("Acquire answered %v, want an unknown outcome", err)
+		t.Fatalf("Acquire returned %v, want an unknown outcome", err)
 	}
-	// An epoch that the store does not know of.
+	// An epoch that the store has not made.
 	l.mu.Lock()
 	l.lose = makes
 	l.mu.Unlock()
 	if err := s.Undo(t.Context(), first); s.Classify(err) != driver.CodeUnknown {
-		t.Fatalf("Undo answered %v, want an unknown outcome", err)
+		t.Fatalf("Undo returned %v, want an unknown outcome", err)
 	}
 	if st, err := other.Inspect(t.Context(), "n"); err != nil || len(st.Holders) != 1 {
-		t.Fatalf("%+v, %v, want the place whose answer was lost", st, err)
+		t.Fatalf("%+v, %v, want the queue entry whose answer was lost", st, err)
 	}
 
 	fill(t, client)
@@ -138,7 +138,7 @@ func TestUndoWithoutSpace(t *testing.T) {
 		}
 	}
 	if answer, err := l.sent(); err != nil || answer.Succeeded {
-		t.Errorf("what was kept back was applied: %v, %v", answer, err)
+		t.Errorf("the delayed transaction was applied: %v, %v", answer, err)
 	}
 	if err := s.Release(t.Context(), must(t, s, request("next", "n", 1, time.Minute)), 0); err != nil {
 		t.Error(err)

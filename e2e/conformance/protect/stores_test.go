@@ -52,7 +52,7 @@ var started struct {
 }
 
 // systems starts the server of a kind, unless it runs, and returns the system on it; of a
-// database two: one of rows and one of sessions.
+// database one for each recipe.
 func systems(t *testing.T, kind string) []system {
 	t.Helper()
 	started.Lock()
@@ -114,6 +114,7 @@ func start(kind string) ([]system, error) {
 		url := "mysql://root@" + m.Address + "/test?recipe="
 		return []system{
 			{"mysql, optimistic", url + "optimistic", kind, m.DSN("test", "")}, {"mysql, named", url + "named", kind, m.DSN("test", "")},
+			{"mysql, pessimistic", url + "pessimistic", kind, m.DSN("test", "")},
 		}, prepare(ctx, kind, m.DSN("test", ""), url)
 	case "postgres":
 		p, err := servers.StartPostgres(ctx)
@@ -124,6 +125,7 @@ func start(kind string) ([]system, error) {
 		url := "postgres://postgres@" + p.Address + "/postgres?sslmode=disable&recipe="
 		return []system{
 			{"postgres, optimistic", url + "optimistic", kind, p.URL("postgres", "")}, {"postgres, advisory", url + "advisory", kind, p.URL("postgres", "")},
+			{"postgres, pessimistic", url + "pessimistic", kind, p.URL("postgres", "")},
 		}, prepare(ctx, kind, p.URL("postgres", ""), url)
 	}
 	return nil, fmt.Errorf("kind %q", kind)

@@ -22,8 +22,9 @@ const ttl = 700 * time.Millisecond
 
 // suite runs the suite over a client library on what runs. All servers are
 // stopped and continued together; whole, if there is one, waits until they serve
-// again. Where clients connect through a proxy it delays and loses answers.
-func suite(t *testing.T, all []*servers.Redis, through *servers.Proxy, whole func(context.Context) error, open func(namespace string) (driver.Store, error)) {
+// again. Where clients connect through a proxy it delays and loses answers. Each change, if
+// there is one, is made to the harness.
+func suite(t *testing.T, all []*servers.Redis, through *servers.Proxy, whole func(context.Context) error, open func(namespace string) (driver.Store, error), changes ...func(*drivertest.Harness)) {
 	h := drivertest.Harness{
 		TTL: ttl,
 		Open: func(t testing.TB, namespace string) driver.Store {
@@ -68,6 +69,9 @@ func suite(t *testing.T, all []*servers.Redis, through *servers.Proxy, whole fun
 				t.Fatal(err)
 			}
 		}
+	}
+	for _, change := range changes {
+		change(&h)
 	}
 	drivertest.Run(t, h)
 }

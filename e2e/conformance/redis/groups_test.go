@@ -186,40 +186,76 @@ func TestClusterFailover(t *testing.T) {
 	}
 }
 
-func TestSentinelFailover(t *testing.T) {
+// sentinels starts a primary with two replicas under Sentinel.
+func sentinels(t *testing.T) (s *servers.RedisSentinel, url string, addresses []string) {
+	t.Helper()
 	installed(t)
 	s, err := servers.StartRedisSentinel(t.Context(), t.TempDir(), 2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Kill)
-	var sentinels []string
-	url := "redis+sentinel://" + s.Sentinels[0].Address() + "/" + s.Name
+	url = "redis+sentinel://" + s.Sentinels[0].Address() + "/" + s.Name
 	for i, r := range s.Sentinels {
-		sentinels = append(sentinels, r.Address())
+		addresses = append(addresses, r.Address())
 		if i > 0 {
 			url += map[bool]string{true: "?", false: "&"}[i == 1] + "addr=" + r.Address()
 		}
 	}
+	return s, url, addresses
+}
+
+// replacePrimary kills the primary when its replicas have all that it has, and waits until
+// the sentinels have replaced it.
+func replacePrimary(t *testing.T, s *servers.RedisSentinel) {
+	t.Helper()
+	primary, err := s.Current(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	caughtUp(t, primary, 2)
+	primary.Kill()
+	if _, err := s.FailedOver(t.Context(), primary); err != nil {
+		t.Fatal(err)
+	}
+	if err := primary.Restart(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSentinelFailover(t *testing.T) {
+	s, url, addresses := sentinels(t)
 	for library, client := range clients(t, url, func() goredis.UniversalClient {
-		return goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: s.Name, SentinelAddrs: sentinels})
+		return goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: s.Name, SentinelAddrs: addresses})
 	}) {
 		t.Run(library, func(t *testing.T) {
-			failover(t, client, "failing-"+library, func() {
-				primary, err := s.Current(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
-				caughtUp(t, primary, 2)
-				primary.Kill()
-				if _, err := s.FailedOver(t.Context(), primary); err != nil {
-					t.Fatal(err)
-				}
-				if err := primary.Restart(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-			})
+			failover(t, client, "failing-"+library, func() { replacePrimary(t, s) })
 		})
+	}
+}
+
+// TestLayoutSentinelFailover: the primary is replaced while a name of each layout is held and
+// waited for.
+func TestLayoutSentinelFailover(t *testing.T) {
+	s, url, _ := sentinels(t)
+	var after []func()
+	for _, l := range redisstore.Layouts() {
+		after = append(after, holdAndWait(t, func() driver.Store { return open(t, url, withLayout(l)...) }, "failing-"+string(l)))
+	}
+	replacePrimary(t, s)
+	for _, f := range after {
+		f()
+	}
+	primary, err := s.Current(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range redisstore.Layouts() {
+		for _, left := range remnants(t, l, primary) {
+			if name := "failing-" + string(l); strings.Contains(left, name+`"`) || strings.Contains(left, name+"}") {
+				t.Errorf("%s: a key is left: %s", l, left)
+			}
+		}
 	}
 }
 
@@ -249,18 +285,28 @@ func caughtUp(t *testing.T, primary *servers.Redis, replicas int) {
 
 // failover holds a name and waits for it while its primary is lost.
 func failover(t *testing.T, client func() driver.Store, name string, lose func()) {
-	a, b := client(), client()
-	g := must(t, a, request(name, driver.Exclusive, long))
-	w := queue(t, b, request(name, driver.Exclusive, long))
+	after := holdAndWait(t, client, name)
 	lose()
-	if r := renewed(t, a, g); r.Err != nil {
-		t.Fatalf("what the replica had is lost: %v", r.Err)
+	after()
+}
+
+// holdAndWait holds a name and waits for it. The function that it returns requires that the
+// grant stands, and that the waiter is served next.
+func holdAndWait(t *testing.T, client func() driver.Store, name string) (after func()) {
+	a, b := client(), client()
+	const ttl = 10 * time.Minute // it outlasts a failover on a slow machine
+	g := must(t, a, request(name, driver.Exclusive, ttl))
+	w := queue(t, b, request(name, driver.Exclusive, ttl))
+	return func() {
+		if r := renewed(t, a, g); r.Err != nil {
+			t.Fatalf("what the replica had is lost: %v", r.Err)
+		}
+		w.pending()
+		release(t, a, g)
+		next := w.granted()
+		if next.Token <= g.Token {
+			t.Errorf("token %d after %d", next.Token, g.Token)
+		}
+		release(t, b, next)
 	}
-	w.pending()
-	release(t, a, g)
-	next := w.granted()
-	if next.Token <= g.Token {
-		t.Errorf("token %d after %d", next.Token, g.Token)
-	}
-	release(t, b, next)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
-	"github.com/holdfast-go/holdfast/internal/fallback"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -75,64 +74,31 @@ func expired(t testing.TB, r *servers.Redis, key string) bool {
 
 // layoutSuite runs the suite over one layout.
 func layoutSuite(t *testing.T, l redisstore.Layout, cluster bool, all []*servers.Redis, through *servers.Proxy, open func(namespace string) (driver.Store, error)) {
-	h := drivertest.Harness{
-		TTL: ttl,
-		Open: func(t testing.TB, namespace string) driver.Store {
-			s, err := open(namespace)
-			if err != nil {
-				t.Fatal(err)
+	suite(t, all, through, nil, open, func(h *drivertest.Harness) {
+		h.Leftovers = func(t testing.TB) []string { return append(remnants(t, l, all...), refreshes()...) }
+		h.EntryLife = 0
+		if l == redisstore.RedissonFair {
+			h.EntryLife = fairWait
+		}
+		if through == nil {
+			h.Stop, h.Start = nil, nil
+		}
+		h.Carries = func(name string) bool {
+			whole := strings.HasPrefix(name, "{") && strings.HasSuffix(name, "}") && strings.Count(name, "{") == 1
+			shares := l == redisstore.RedissonFair || l == redisstore.RedissonFenced || l == redisstore.RedissonPermits
+			if !cluster {
+				return !whole || !shares
 			}
-			return s
-		},
-		Leftovers: func(t testing.TB) []string { return append(remnants(t, l, all...), refreshes()...) },
-	}
-	if l == redisstore.RedissonFair {
-		h.EntryLife = fairWait
-	}
-	h.OpenWithoutFallback = func(t testing.TB, namespace string) driver.Store { return fallback.Without(h.Open(t, namespace)) }
-	h.Carries = func(name string) bool {
-		whole := strings.HasPrefix(name, "{") && strings.HasSuffix(name, "}") && strings.Count(name, "{") == 1
-		shares := l == redisstore.RedissonFair || l == redisstore.RedissonFenced || l == redisstore.RedissonPermits
-		if !cluster {
-			return !whole || !shares
-		}
-		tag, _, closed := strings.Cut(name[strings.Index(name, "{")+1:], "}")
-		switch {
-		case whole:
-			return !shares
-		case !strings.Contains(name, "{"):
-			return !strings.Contains(name, "}")
-		}
-		return closed && tag != ""
-	}
-	if through != nil {
-		h.Stop = func(t testing.TB) {
-			for _, r := range all {
-				if err := r.Pause(); err != nil {
-					t.Fatal(err)
-				}
+			tag, _, closed := strings.Cut(name[strings.Index(name, "{")+1:], "}")
+			switch {
+			case whole:
+				return !shares
+			case !strings.Contains(name, "{"):
+				return !strings.Contains(name, "}")
 			}
+			return closed && tag != ""
 		}
-		h.Start = func(t testing.TB) {
-			for _, r := range all {
-				if err := r.Cont(); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		h.Delay = func(t testing.TB, d time.Duration) {
-			if err := through.Delay(d); err != nil {
-				t.Fatal(err)
-			}
-		}
-		h.Disconnect = func(t testing.TB) { disconnect(t, through) }
-		h.LoseAnswer = func(t testing.TB, after int) {
-			if err := through.LoseAnswer(after); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	drivertest.Run(t, h)
+	})
 }
 
 // layoutEnv names the suite that this process runs, one of those of layoutSuites.
@@ -160,7 +126,7 @@ func layoutSuites() map[string]func(*testing.T) {
 			layoutSuite(t, l, true, c.Nodes, nil, open(c.Nodes[0].Address()))
 		}
 	}
-	for _, l := range []redisstore.Layout{redisstore.Plain, redisstore.RedissonFair} {
+	for _, l := range []redisstore.Layout{redisstore.Plain, redisstore.RedissonFair, redisstore.RedissonReadWrite} {
 		all["cluster "+string(l)] = clustered(l, func(address string) func(string) (driver.Store, error) {
 			return overRueidis("redis+cluster://"+address, withLayout(l)...)
 		})

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
+	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
@@ -231,6 +233,157 @@ func TestHeldLockIsHealed(t *testing.T) {
 	})
 	_ = s.Release(t.Context(), g, 0)
 	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
+}
+
+// TestLostVotesAreNoticed ends the votes of a held lock early, at two of three servers: its
+// holder is notified.
+func TestLostVotesAreNoticed(t *testing.T) {
+	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
+	f.fakeClock(0)
+	f.fakeClock(1)
+	f.setUp(f.config)
+	s := f.open(t)
+	ends := func(name string, end func(i int)) {
+		t.Helper()
+		r := request(name, time.Hour)
+		until(t, "the request is granted", func() bool {
+			_, err := s.Acquire(t.Context(), r)
+			if err != nil {
+				undo(t, s, r)
+				r = request(name, time.Hour)
+			}
+			return err == nil
+		})
+		end(0)
+		end(1)
+		<-r.From.(*requester).lost
+	}
+	ends("deleted", func(i int) { f.do(i, "DEL", "holdfast:redlock:l::deleted") })
+	ends("expired", func(i int) {
+		if err := f.all[i].SetClock(3 * time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestHealsAfterAnUnansweredRequest requires that a renewal writes a held lock to a server
+// that did not answer the request for its vote.
+func TestHealsAfterAnUnansweredRequest(t *testing.T) {
+	f := start(t, 3, redlock.Config{MaxTTL: time.Hour})
+	s := f.open(t)
+	release(t, s, must(t, s, "warm", time.Hour))
+	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
+	if err := f.proxies[0].Silence(); err != nil {
+		t.Fatal(err)
+	}
+	g := must(t, s, "healed", time.Hour)
+	f.proxies[0].Cut() // what it has not passed on is lost
+	if err := f.proxies[0].Heal(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the lock is on the server that returned", func() bool {
+		if r := s.Renew(t.Context(), []driver.Grant{g})[0]; driver.CodeOf(r.Err) == driver.CodeNotHeld {
+			t.Fatal(r.Err)
+		}
+		return f.do(0, "EXISTS", "holdfast:redlock:l::healed") == int64(1)
+	})
+}
+
+// TestRenewalBesideARelease renews a lock while it is released, on servers one of which has
+// to get its vote again: nothing of the lock stays.
+func TestRenewalBesideARelease(t *testing.T) {
+	f := start(t, 3, redlock.Config{MaxTTL: time.Hour})
+	s := f.open(t)
+	for i := range 50 {
+		g := must(t, s, fmt.Sprint("crossed-", i), time.Hour)
+		f.do(i%3, "DEL", "holdfast:redlock:l::"+g.Name)
+		var renewal sync.WaitGroup
+		for range 4 {
+			renewal.Go(func() { s.Renew(t.Context(), []driver.Grant{g}) })
+		}
+		time.Sleep(time.Duration(i) * 20 * time.Microsecond) // so that the release meets each step
+		release(t, s, g)
+		renewal.Wait()
+	}
+	until(t, "nothing is left", func() bool { return len(f.leftovers(t)) == 0 })
+}
+
+// TestBrokenLockIsNotHealed breaks a lock whose votes were about to expire when they were
+// read, while its holder reaches no server. A renewal does not bring the lock back later.
+func TestBrokenLockIsNotHealed(t *testing.T) {
+	f := start(t, 3, redlock.Config{MaxTTL: time.Hour, Skew: 50 * time.Millisecond})
+	s := f.open(t)
+	g := must(t, s, "broken", time.Hour)
+	for i, p := range f.proxies {
+		p.Cut()
+		f.do(i, "PEXPIRE", "holdfast:redlock:l::broken", "60000")
+	}
+	// Its own way to the servers.
+	var direct []*redisstore.Store
+	for _, r := range f.all {
+		one, err := redisstore.Open(t.Context(), "redis://"+r.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = one.Close(context.Background()) })
+		direct = append(direct, one)
+	}
+	operator, err := f.config.New(direct...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = operator.Close(context.Background()) })
+	if err := operator.Break(t.Context(), "broken", g.Token); err != nil {
+		t.Fatal(err)
+	}
+	for i := range f.all {
+		for _, k := range f.do(i, "KEYS", "holdfast:redlock:v:*").([]any) {
+			if left, _ := f.do(i, "PTTL", k.(string)).(int64); left < (50 * time.Minute).Milliseconds() {
+				t.Errorf("server %d refuses the broken lock for %d ms more, and its TTL is an hour", i, left)
+			}
+		}
+	}
+	for _, p := range f.proxies {
+		if err := p.Heal(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "the renewal is refused", func() bool {
+		r := s.Renew(t.Context(), []driver.Grant{g})[0]
+		if r.Err == nil {
+			t.Fatal("a broken lock was renewed")
+		}
+		return driver.CodeOf(r.Err) == driver.CodeNotHeld
+	})
+}
+
+// TestClientWhoseClockStoodStill sets the clocks of all servers ahead, as a client sees that
+// whose own clock stood still: it withholds none of them.
+func TestClientWhoseClockStoodStill(t *testing.T) {
+	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour})
+	for i := range f.all {
+		f.fakeClock(i)
+	}
+	f.setUp(f.config)
+	s := f.open(t)
+	for _, p := range f.proxies[1:] { // so that the first server's clock is seen first
+		if err := p.Delay(100 * time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for hours := range 4 {
+		for _, r := range f.all {
+			if err := r.SetClock(time.Duration(hours) * time.Hour); err != nil {
+				t.Fatal(err)
+			}
+		}
+		must(t, s, fmt.Sprint("hour-", hours), time.Minute)
+		for i := range f.all {
+			if f.state(i)["run"] == "" {
+				t.Fatalf("server %d is withheld, and all clocks agree", i)
+			}
+		}
+	}
 }
 
 // TestRoundTrips counts the writes of acquisitions at one server: one where the servers

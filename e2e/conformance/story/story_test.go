@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/holdfast-go/holdfast/check/lab"
 	"github.com/holdfast-go/holdfast/check/lab/story"
 	"github.com/holdfast-go/holdfast/check/servers"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
@@ -32,11 +34,27 @@ const docs = "../../../docs/lab"
 func TestStories(t *testing.T) {
 	all := story.Stories()
 	results := make([]*story.Result, len(all))
+	// Stories with a server that starts slowly share it, one after the other.
+	groups := map[string][]int{}
+	for i, y := range all {
+		key := y.Server
+		if strings.HasPrefix(key, "Redis") {
+			key = y.Name
+		}
+		groups[key] = append(groups[key], i)
+	}
 	t.Run("play", func(t *testing.T) {
-		for i, y := range all {
-			t.Run(y.Name, func(t *testing.T) {
+		for key, group := range groups {
+			t.Run(key, func(t *testing.T) {
 				t.Parallel()
-				results[i] = play(t, y)
+				set, err := story.NewSet()
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(set.Close)
+				for _, i := range group {
+					t.Run(all[i].Name, func(t *testing.T) { results[i] = play(t, set, all[i]) })
+				}
 			})
 		}
 	})
@@ -44,6 +62,9 @@ func TestStories(t *testing.T) {
 		return // -run has left some out, or they failed
 	}
 	if *update {
+		if err := os.RemoveAll(docs); err != nil {
+			t.Fatal(err)
+		}
 		if err := story.Write(docs, results); err != nil {
 			t.Fatal(err)
 		}
@@ -54,15 +75,55 @@ func TestStories(t *testing.T) {
 	}
 	same(t, fresh, docs)
 	same(t, docs, fresh)
+	page(t, all)
 }
 
-// play plays a story, and checks its outcome and that its drawing fits on a terminal.
-func play(t *testing.T, y story.Story) *story.Result {
-	set, err := story.NewSet()
+// page compares the stories in docs/lab.md with the code.
+func page(t *testing.T, all []story.Story) {
+	const path = docs + ".md"
+	const begin, end = "<!-- stories: printed by e2e/conformance/story -->\n", "<!-- end of stories -->\n"
+	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(set.Close)
+	head, rest, ok := strings.Cut(string(b), begin)
+	_, tail, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no place for the stories", path)
+	}
+	var text strings.Builder
+	for _, y := range all {
+		fmt.Fprintf(&text, "### %s: %s\n\n    %s\n\n%s\n\n![%s](lab/%s.svg)\n\n%s\n\n", y.Name, y.Title, y.Code, y.Tale, y.Title, y.Name, y.Lesson)
+	}
+	want := head + begin + text.String() + end + tail
+	switch {
+	case want == string(b):
+	case !*update:
+		t.Errorf("%s has other stories: go test ./conformance/story -update", path)
+	default:
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestStoriesNameTheirMistakes compares the names with those of package lab: the command has
+// one list for both.
+func TestStoriesNameTheirMistakes(t *testing.T) {
+	seen := map[string]bool{}
+	for _, y := range story.Stories() {
+		if _, err := lab.Find(y.Name); err == nil || seen[y.Name] {
+			t.Errorf("%s is two things", y.Name)
+		}
+		seen[y.Name] = true
+		if _, err := lab.Find(y.Mistake); err != nil && y.Mistake != "" {
+			t.Errorf("%s: %v", y.Name, err)
+		}
+	}
+}
+
+// play plays a story, and checks its outcome and that its drawing fits on a terminal.
+func play(t *testing.T, set *story.Set, y story.Story) *story.Result {
 	r, err := story.Play(t.Context(), y, set)
 	if errors.Is(err, servers.ErrNotInstalled) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") != "1" {
 		t.Skip(err)

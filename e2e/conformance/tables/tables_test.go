@@ -5,6 +5,7 @@ package tables
 import (
 	"errors"
 	"flag"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/mysqlstore"
 	"github.com/holdfast-go/holdfast/pgstore"
 	"github.com/holdfast-go/holdfast/redisstore"
+	"github.com/holdfast-go/holdfast/redisstore/redlock"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -94,6 +96,11 @@ func declared(t *testing.T) []driver.Guarantees {
 	for _, l := range redisstore.Layouts() {
 		ask(redisstore.Open(t.Context(), "redis://"+address, redisstore.WithLayout(l)))
 	}
+	fleet := url.Values{}
+	for range 3 {
+		fleet.Add("node", redis(t))
+	}
+	ask(redlock.Open(t.Context(), "redlock://?"+fleet.Encode(), ""))
 	ask(etcdstore.Open(t.Context(), "etcd://"+etcd(t)))
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex, zkstore.Semaphore} {
 		g, err := zkstore.Declared(zkstore.WithLayout(layout))

@@ -37,9 +37,10 @@ func TestMain(m *testing.M) {
 
 // The tests that run on newer servers. They need no further server.
 const (
-	contract   = "^TestConformance$"
-	databases  = "^Test(Conformance|DurableTokens|OddRows|Settings)$"
-	replicated = "^TestConformance(Replicas)?$"
+	contract  = "^TestConformance$"
+	databases = "^Test(Conformance|DurableTokens|OddRows|Settings)$"
+	// Of the layouts of Redis the one that uses commands of newer servers.
+	replicated = "^Test(Conformance|ConformanceReplicas|ConformanceLayouts|Plain.*|Layout(Full|Late.*))$"
 )
 
 // newer are the servers of scripts/newer-servers, by the names of their directories.
@@ -133,8 +134,9 @@ func TestSuite(t *testing.T) {
 	for _, s := range newer {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
+			// Of Redis: the layout plain, too, which uses commands that newer servers have.
 			suite := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-timeout=15m", "-run="+s.tests, "../"+s.suite)
-			suite.Env = append(suite.Environ(), servers.Dirs+"="+directory(t, s.name))
+			suite.Env = append(suite.Environ(), servers.Dirs+"="+directory(t, s.name), "HOLDFAST_LAYOUT_SUITE=plain")
 			if out, err := suite.CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}

@@ -15,16 +15,16 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// unwelcoming leads to a server and makes each of its answers to an authentication a
-// refusal, as those of a member that was started without that kind of user are.
-func unwelcoming(t *testing.T, z *servers.ZooKeeper) (address string) {
+// refusingUsers is a proxy that turns each answer to an authentication into a refusal. A
+// member that was started without that kind of user answers like this.
+func refusingUsers(t *testing.T, z *servers.ZooKeeper) (address string) {
 	t.Helper()
 	return serve(t, loopback(t), func(c net.Conn) {
 		passOn(c, z.Address(), func(to io.Writer, from io.Reader) { refuseUsers(to, bufio.NewReader(from)) })
 	})
 }
 
-// refuseUsers passes on the answers of a connection: the first is the welcome, the rest
+// refuseUsers forwards the answers of a connection: the first is the welcome, the others
 // begin with length, xid, zxid and code.
 func refuseUsers(to io.Writer, from io.Reader) {
 	for first := true; ; first = false {
@@ -46,11 +46,11 @@ func refuseUsers(to io.Writer, from io.Reader) {
 	}
 }
 
-// TestAuthenticationFails: a server refuses the user when the client comes back to it,
-// which ends the session for the client and not at the ensemble. Its holder is told and
-// its waiter gets an error; and when the user is welcome again their nodes go, long
-// before the session expires.
-func TestAuthenticationFails(t *testing.T) {
+// TestRefusedUserLosesSession: a server refuses the user when the client reconnects. That
+// ends the session for the client, and not at the ensemble. The holder is notified and the
+// waiter gets an error. When the user is accepted again, their nodes are removed long before
+// the session expires.
+func TestRefusedUserLosesSession(t *testing.T) {
 	z := alone(t) // the session stays there until it expires
 	p := behindProxy(t, z)
 	root := zkstore.Root("/auth-fails")
@@ -64,20 +64,20 @@ func TestAuthenticationFails(t *testing.T) {
 		_, err := a.Lock(t.Context(), name, lasting)
 		waited <- err
 	}()
-	await(t, sb, name, "there is a place in the queue", func(st driver.State) bool { return len(st.Waiters) == 1 })
-	must(t, p.Redirect(unwelcoming(t, z)))
+	await(t, sb, name, "there is a queue entry", func(st driver.State) bool { return len(st.Waiters) == 1 })
+	must(t, p.Redirect(refusingUsers(t, z)))
 	select {
 	case <-held.Context().Done():
-	case <-time.After(patience):
-		t.Fatal("the holder was not told")
+	case <-time.After(testTimeout):
+		t.Fatal("the holder was not notified")
 	}
 	select {
 	case err := <-waited:
 		if !errors.Is(err, holdfast.ErrRefused) {
 			t.Errorf("the waiter: %v", err)
 		}
-	case <-time.After(patience):
-		t.Fatal("the waiter was not told")
+	case <-time.After(testTimeout):
+		t.Fatal("the waiter got no error")
 	}
 	var lost *holdfast.LostError
 	if err := held.Unlock(); !errors.As(err, &lost) || lost.Cause != holdfast.CauseSessionEnded {

@@ -14,15 +14,15 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// asked ends its connection once, when the holder has been asked to end: without an
-// answer.
-type asked struct {
+// endRequests ends its connection once, when the request to end was sent to the holder, and
+// loses the answer.
+type endRequests struct {
 	net.Conn
 	times *atomic.Int64
 	over  *atomic.Bool
 }
 
-func (c asked) Write(b []byte) (int, error) {
+func (c endRequests) Write(b []byte) (int, error) {
 	first := bytes.Contains(b, []byte("__REVOKE__")) && c.times.Add(1) == 1
 	if first {
 		c.over.Store(true)
@@ -34,7 +34,7 @@ func (c asked) Write(b []byte) (int, error) {
 	return n, err
 }
 
-func (c asked) Read(b []byte) (int, error) {
+func (c endRequests) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if c.over.Load() {
 		return 0, io.EOF
@@ -42,14 +42,14 @@ func (c asked) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestBreakGoesOn: the connection is lost on which the holder was asked to end. Break asks
-// again on the next, and ends one that does not react.
-func TestBreakGoesOn(t *testing.T) {
+// TestBreakRepeatsLostRequest: the connection is lost on which the holder got the request to
+// end. Break sends it again on the next connection, and ends a holder that does not react.
+func TestBreakRepeatsLostRequest(t *testing.T) {
 	z := single(t)
 	var times atomic.Int64
 	l, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, address)
-		return asked{c, &times, new(atomic.Bool)}, err
+		return endRequests{c, &times, new(atomic.Bool)}, err
 	}))
 	raw := connect(t, z.Address())
 	name := newName()
@@ -58,13 +58,13 @@ func TestBreakGoesOn(t *testing.T) {
 	must(t, err)
 	_, at, err := raw.Exists(path)
 	must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	must(t, s.Break(ctx, name, uint64(at.Czxid)))
 	if _, _, err := raw.Get(path); !errors.Is(err, zookeeper.ErrNoNode) {
 		t.Errorf("the holder's node: %v", err)
 	}
 	if n := times.Load(); n != 2 {
-		t.Errorf("the holder was asked %d times, want 2: once in vain", n)
+		t.Errorf("the holder got %d requests to end, want 2: the first without an answer", n)
 	}
 }

@@ -15,7 +15,7 @@ import (
 // tick is the tickTime of the servers that tests of expiry use.
 const tick = 100 * time.Millisecond
 
-// open makes a client.
+// open opens a client.
 func open(t testing.TB, servers []string, o ...zkstore.Option) *zkstore.Store {
 	t.Helper()
 	s, err := zkstore.Open(t.Context(), "zk://"+strings.Join(servers, ","), append([]zkstore.Option{zkstore.Tick(tick), zkstore.BreakGrace(100 * time.Millisecond)}, o...)...)
@@ -40,7 +40,7 @@ func conform(t *testing.T, layout zkstore.Layout) {
 	drivertest.Run(t, drivertest.Harness{
 		TTL:                 time.Second,
 		Open:                one,
-		OpenWithoutFallback: one, // a waiter has its watch, and makes no look of its own
+		OpenWithoutFallback: one, // a waiter has its watch, and does not poll
 		Disconnect: func(t testing.TB) {
 			p.Cut()
 			must(t, p.Heal())
@@ -69,8 +69,7 @@ func conform(t *testing.T, layout zkstore.Layout) {
 	})
 }
 
-// leftovers lists what clients have at a server: ephemeral nodes, watches,
-// sessions.
+// leftovers lists what clients have left at a server: ephemeral nodes, watches, sessions.
 func leftovers(t testing.TB, z *servers.ZooKeeper) (left []string) {
 	t.Helper()
 	ask := func(word string) string {

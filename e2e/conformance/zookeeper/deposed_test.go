@@ -14,15 +14,14 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// overheard is a connection that tells when something was written that contains one of
-// some words.
-type overheard struct {
+// observed is a connection that reports when one of some words was written.
+type observed struct {
 	net.Conn
 	words [][]byte
 	said  chan<- struct{}
 }
 
-func (o overheard) Write(b []byte) (int, error) {
+func (o observed) Write(b []byte) (int, error) {
 	n, err := o.Conn.Write(b)
 	if slices.ContainsFunc(o.words, func(w []byte) bool { return bytes.Contains(b, w) }) {
 		select {
@@ -33,20 +32,20 @@ func (o overheard) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestUndoAtADeposedLeader: the leader was stopped, and its successor has made a node
-// that it does not know. An Undo that reaches it before it notices is not confirmed by
-// what it sees.
-func TestUndoAtADeposedLeader(t *testing.T) {
+// TestUndoAtADeposedLeaderIsNotConfirmed: the leader was stopped, and its successor has made
+// a node that it does not know. An Undo reaches the old leader before it notices its
+// successor. Its answer must not confirm the Undo.
+func TestUndoAtADeposedLeaderIsNotConfirmed(t *testing.T) {
 	e := three(t)
 	for attempt := 1; !undoneAtADeposedLeader(t, e, leader(t, e)); attempt++ {
 		if attempt == 10 {
-			t.Fatal("no Undo came to lie before the leader that was stopped")
+			t.Fatal("no Undo reached the stopped leader")
 		}
 	}
 }
 
-// undoneAtADeposedLeader answers false if it came to nothing: finding a successor took
-// longer than the patience of the client whose leader does not answer.
+// undoneAtADeposedLeader returns false if the test proves nothing: the election took longer
+// than the client's timeout for a silent leader.
 func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKeeper) bool {
 	t.Helper()
 	var others []string
@@ -56,16 +55,16 @@ func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKee
 		}
 	}
 	name := newName()
-	ttl := 2 * time.Minute // whose sessions live through all of this, and whose clients are patient
+	ttl := 2 * time.Minute // their sessions and their timeouts outlast the test
 	sent := make(chan struct{}, 1)
 	_, old := locker(t, []string{l.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, address)
 		// An Undo writes to a guard or looks at the name; heartbeats do neither.
-		return overheard{c, [][]byte{[]byte("/@"), []byte(name)}, sent}, err
+		return observed{c, [][]byte{[]byte("/@"), []byte(name)}, sent}, err
 	}))
 	_, young := locker(t, others)
 	for _, s := range []*zkstore.Store{old, young} { // so that their sessions stand
-		r := driver.Request{ID: "warm-" + newName(), Name: newName(), Limit: driver.Exclusive, TTL: ttl, From: nobody{}}
+		r := driver.Request{ID: "warm-" + newName(), Name: newName(), Limit: driver.Exclusive, TTL: ttl, From: noRequester{}}
 		g, err := s.Acquire(t.Context(), r)
 		must(t, err)
 		must(t, s.Release(t.Context(), g, 0))
@@ -77,8 +76,8 @@ func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKee
 		leader(t, e)
 	})
 	defer goOn()
-	// The connections of the others to it end, so that they need not find out by its
-	// silence.
+	// The connections of the others to the old leader end, so that they need not find out by
+	// its silence.
 	for _, m := range e.Members {
 		if m != l {
 			must(t, e.Silence(m))
@@ -86,11 +85,11 @@ func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKee
 		}
 	}
 	successor(t, e, l)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	var r driver.Request
 	for {
-		r = driver.Request{ID: "deposed-" + newName(), Name: name, Limit: driver.Exclusive, TTL: ttl, From: nobody{}}
+		r = driver.Request{ID: "deposed-" + newName(), Name: name, Limit: driver.Exclusive, TTL: ttl, From: noRequester{}}
 		if _, err := young.Acquire(ctx, r); err == nil {
 			break
 		}
@@ -107,20 +106,20 @@ func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKee
 	defer giveUp()
 	go func() {
 		err := old.Undo(undoing, r)
-		for err != nil && undoing.Err() == nil { // as the core does
+		for err != nil && undoing.Err() == nil { // like the core
 			err = old.Undo(undoing, r)
 		}
 		undone <- err
 	}()
 	select {
-	case <-sent: // it lies before the leader, or is on its way there
+	case <-sent: // it is queued at the old leader, or on its way there
 	case <-time.After(2 * time.Second):
 		giveUp()
 		<-undone
 		return false
 	}
 	goOn()
-	defer time.AfterFunc(patience, giveUp).Stop() // from here on: there is a leader again
+	defer time.AfterFunc(testTimeout, giveUp).Stop() // from now on there is a leader again
 	must(t, <-undone)
 	st := state(t, young, name)
 	if len(st.Holders) > 0 {

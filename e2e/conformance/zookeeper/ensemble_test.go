@@ -19,8 +19,8 @@ var (
 	togetherFailed error
 )
 
-// three is the ensemble of this package's tests. Its followers may be silent for
-// long before the leader, or they, give up: a cut link goes unnoticed.
+// three is the ensemble of this package's tests. A silent follower keeps its leader, and the
+// leader its followers, for a long time: a cut link stays unnoticed.
 func three(t *testing.T) *servers.Ensemble {
 	t.Helper()
 	togetherOnce.Do(func() {
@@ -49,9 +49,9 @@ func leader(t *testing.T, e *servers.Ensemble) *servers.ZooKeeper {
 
 func addresses(e *servers.Ensemble) []string { return strings.Split(e.Addresses(), ",") }
 
-// TestCutOffFollower is the case that trust is argued for: the link between a
-// follower and its leader is cut, and the follower goes on answering its client.
-func TestCutOffFollower(t *testing.T) {
+// TestCutOffFollowerDoesNotExtendValidity: the link between a follower and its leader is
+// cut, and the follower still answers its client.
+func TestCutOffFollowerDoesNotExtendValidity(t *testing.T) {
 	e := three(t)
 	l := leader(t, e)
 	f, err := e.Follower(t.Context())
@@ -68,22 +68,22 @@ func TestCutOffFollower(t *testing.T) {
 	must(t, e.Silence(f))
 	defer func() { must(t, e.Heal(f)); leader(t, e) }()
 	next := overtaken(t, k, got)
-	// This is what makes it dangerous: it still serves what is long gone.
+	// This makes the follower dangerous: it still serves data that is long gone.
 	later, _, err := raw.Children("/faults/" + name)
 	if err != nil || len(later) < len(children) {
-		t.Errorf("the follower noticed: %v, %v; the test shows nothing", later, err)
+		t.Errorf("the follower noticed: %v, %v; the test proves nothing", later, err)
 	}
 	must(t, next.Unlock())
 }
 
-// TestCutOffFollowerIsLeft: a client that knows other servers leaves the one that
-// is cut off, and keeps its lock.
-func TestCutOffFollowerIsLeft(t *testing.T) {
+// TestClientLeavesCutOffFollower: a client with other servers leaves the one that is cut
+// off, and keeps its lock.
+func TestClientLeavesCutOffFollower(t *testing.T) {
 	e := three(t)
 	l := leader(t, e)
 	f, err := e.Follower(t.Context())
 	must(t, err)
-	// First the follower alone, so that the client is there.
+	// First only the follower, so that the client connects to it.
 	p, err := servers.NewProxy(f.Address())
 	must(t, err)
 	defer p.Close()
@@ -95,7 +95,7 @@ func TestCutOffFollowerIsLeft(t *testing.T) {
 	defer heal()
 	must(t, e.Silence(f))
 	cut := time.Now()
-	// Until it has been renewed beyond the TTL: the session lives by its renewal only.
+	// Until a renewal after the TTL: only renewals keep the session alive.
 	for last := k.Remaining(); ; time.Sleep(10 * time.Millisecond) {
 		left := k.Remaining()
 		if k.Context().Err() != nil {
@@ -110,8 +110,8 @@ func TestCutOffFollowerIsLeft(t *testing.T) {
 	must(t, k.Unlock())
 }
 
-// TestLeaderKilled: sessions go on with the next leader, and so does the queue.
-func TestLeaderKilled(t *testing.T) {
+// TestLockSurvivesKilledLeader: sessions and the queue go on with the next leader.
+func TestLockSurvivesKilledLeader(t *testing.T) {
 	e := three(t)
 	a, sa := locker(t, addresses(e))
 	b, _ := locker(t, addresses(e))
@@ -137,9 +137,9 @@ func TestLeaderKilled(t *testing.T) {
 	must(t, next.Unlock())
 }
 
-// TestQuorumLost: nobody renews while there is no quorum, so the context ends;
-// when it is back the others get their turn.
-func TestQuorumLost(t *testing.T) {
+// TestQuorumLossEndsContext: without a quorum no lock is renewed, so the context ends. When
+// the quorum is back, the waiters are served.
+func TestQuorumLossEndsContext(t *testing.T) {
 	e := three(t)
 	a, sa := locker(t, addresses(e))
 	b, _ := locker(t, addresses(e))
@@ -156,7 +156,7 @@ func TestQuorumLost(t *testing.T) {
 	}
 	select {
 	case <-k.Context().Done():
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("the context goes on without a quorum")
 	}
 	for _, m := range down {
@@ -169,9 +169,9 @@ func TestQuorumLost(t *testing.T) {
 	empty(t, sa, name)
 }
 
-// TestLeaderPaused: a leader that was stopped while another took over answers,
-// when it goes on, nobody's heartbeat for long enough to prolong a trust.
-func TestLeaderPaused(t *testing.T) {
+// TestPausedLeaderDoesNotExtendValidity: a leader was stopped while another took over. When
+// it goes on, its answers to heartbeats extend no validity.
+func TestPausedLeaderDoesNotExtendValidity(t *testing.T) {
 	e := three(t)
 	l := leader(t, e)
 	var others []string
@@ -197,10 +197,10 @@ func TestLeaderPaused(t *testing.T) {
 	leader(t, e)
 }
 
-// successor waits until another than the one that is stopped leads.
+// successor waits until another member than the stopped one leads.
 func successor(t *testing.T, e *servers.Ensemble, old *servers.ZooKeeper) {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		for _, m := range e.Members {
 			if m == old {
 				continue
@@ -213,5 +213,5 @@ func successor(t *testing.T, e *servers.Ensemble, old *servers.ZooKeeper) {
 			}
 		}
 	}
-	t.Fatal("nobody else leads")
+	t.Fatal("no other member leads")
 }

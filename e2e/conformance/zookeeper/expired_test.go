@@ -16,9 +16,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// liar stands for a leader that was deposed while it was stopped: it says of a session
-// that it has expired, and answers nothing else. The session's id tells.
-func liar(t *testing.T) (address string, told <-chan struct{}) {
+// falseExpiry imitates a leader that was deposed while it was stopped: it reports for a
+// session that it has expired, and answers nothing else.
+func falseExpiry(t *testing.T) (address string, notified <-chan struct{}) {
 	t.Helper()
 	said := make(chan struct{})
 	var once sync.Once
@@ -36,32 +36,33 @@ func liar(t *testing.T) (address string, told <-chan struct{}) {
 		if _, err := c.Write(answer); err != nil {
 			return
 		}
-		_, _ = io.Copy(io.Discard, c) // until the client, who has heard it, leaves
+		_, _ = io.Copy(io.Discard, c) // until the client leaves after this answer
 		once.Do(func() { close(said) })
 	}), said
 }
 
-// lied tells the client behind a proxy that its session has expired, and leads it back.
-func lied(t *testing.T, z *servers.ZooKeeper, p *servers.Proxy) {
+// reportExpiry reports to the client behind a proxy that its session has expired, and leads
+// it back to the server.
+func reportExpiry(t *testing.T, z *servers.ZooKeeper, p *servers.Proxy) {
 	t.Helper()
-	address, told := liar(t)
+	address, notified := falseExpiry(t)
 	must(t, p.Redirect(address))
 	select {
-	case <-told:
-	case <-time.After(patience):
-		t.Fatal("the client did not come back")
+	case <-notified:
+	case <-time.After(testTimeout):
+		t.Fatal("the client did not reconnect")
 	}
 	must(t, p.Redirect(z.Address()))
 }
 
-// lasting is a TTL whose session outlives the test's patience: what goes has been
+// lasting is a TTL with a session that outlives the test's timeout: a node that goes was
 // removed, and did not expire.
 var lasting = holdfast.TTL(2 * time.Minute)
 
-// TestSaidToHaveExpired: a session that one server calls expired may live at the next.
-// Whoever waits in it takes its old place back before it takes another, and who holds
-// gives the node back with the lock.
-func TestSaidToHaveExpired(t *testing.T) {
+// TestSessionCalledExpiredIsCleanedUp: a session that one server calls expired may live at
+// the next one. A waiter first removes its old queue entry, and then makes a new one. A
+// holder removes its node, and its lock is lost.
+func TestSessionCalledExpiredIsCleanedUp(t *testing.T) {
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Semaphore} {
 		t.Run(string(layout), func(t *testing.T) {
 			z, p := proxied(t)
@@ -82,19 +83,19 @@ func TestSaidToHaveExpired(t *testing.T) {
 			k := lock(t, b, name)
 			got := waiting(t, a, sb, name, lasting)
 			before := places()
-			lied(t, z, p)
+			reportExpiry(t, z, p)
 			var after []string
-			for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+			for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
 				after = places()
 				if slices.ContainsFunc(after, func(n string) bool { return !slices.Contains(before, n) }) {
 					break
 				}
 				if time.Now().After(end) {
-					t.Fatal("no place in the new session")
+					t.Fatal("no queue entry in the new session")
 				}
 			}
 			if len(after) > len(before) {
-				t.Errorf("a second place beside the first: %v after %v", after, before)
+				t.Errorf("a second queue entry beside the first: %v after %v", after, before)
 			}
 			must(t, k.Unlock())
 			next := <-got
@@ -102,22 +103,23 @@ func TestSaidToHaveExpired(t *testing.T) {
 				t.FailNow()
 			}
 
-			lied(t, z, p)
+			reportExpiry(t, z, p)
 			select {
 			case <-next.Context().Done():
-			case <-time.After(patience):
-				t.Fatal("the holder was not told")
+			case <-time.After(testTimeout):
+				t.Fatal("the holder was not notified")
 			}
 			if err := next.Unlock(); err == nil {
-				t.Error("Unlock says nothing of the loss")
+				t.Error("Unlock does not report the loss")
 			}
 			empty(t, sb, name)
 		})
 	}
 }
 
-// TestCloseAnswerLost: a session whose end has lost its answer is seen to be gone.
-func TestCloseAnswerLost(t *testing.T) {
+// TestCloseConfirmsEndWithLostAnswer: the answer to the end of a session is lost. Close
+// finds that the session is gone.
+func TestCloseConfirmsEndWithLostAnswer(t *testing.T) {
 	z, p := proxied(t)
 	l, s := locker(t, []string{p.Address()})
 	_, sb := locker(t, []string{z.Address()})
@@ -131,26 +133,26 @@ func TestCloseAnswerLost(t *testing.T) {
 	select {
 	case err := <-closed:
 		must(t, err)
-	case <-time.After(patience):
-		t.Fatal("Close does not come back")
+	case <-time.After(testTimeout):
+		t.Fatal("Close does not return")
 	}
 }
 
 // TestCloseDoesNotBelieveOneServer: the end of a session was sent and did not arrive, and
-// the next server says that it has expired. Close does not say that all is done.
+// the next server reports that it has expired. Close does not report success.
 func TestCloseDoesNotBelieveOneServer(t *testing.T) {
 	z := alone(t) // the session stays there until it expires
 	p := behindProxy(t, z)
 	sent := make(chan struct{}, 1)
 	l, s := locker(t, []string{p.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, address)
-		return overheard{c, [][]byte{{0xff, 0xff, 0xff, 0xf5}}, sent}, err // closeSession, -11
+		return observed{c, [][]byte{{0xff, 0xff, 0xff, 0xf5}}, sent}, err // closeSession, -11
 	}))
 	_, sb := locker(t, []string{z.Address()})
 	name := newName()
 	lock(t, l, name, lasting)
 	select {
-	case <-sent: // by the session that has asked for the limits
+	case <-sent: // by the session that has requested the limits
 	default:
 	}
 	must(t, p.Silence())
@@ -158,16 +160,16 @@ func TestCloseDoesNotBelieveOneServer(t *testing.T) {
 	go func() { closed <- s.Close(t.Context()) }()
 	select {
 	case <-sent:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("the end of the session was not sent")
 	}
-	address, told := liar(t)
+	address, notified := falseExpiry(t)
 	must(t, p.Redirect(address))
 	must(t, p.Heal())
 	select {
-	case <-told:
-	case <-time.After(patience):
-		t.Fatal("the client did not come back")
+	case <-notified:
+	case <-time.After(testTimeout):
+		t.Fatal("the client did not reconnect")
 	}
 	must(t, p.Redirect(z.Address()))
 	select {
@@ -175,10 +177,10 @@ func TestCloseDoesNotBelieveOneServer(t *testing.T) {
 		if driver.CodeOf(err) != driver.CodeUnavailable {
 			t.Errorf("Close: %v", err)
 		}
-	case <-time.After(patience):
-		t.Fatal("Close does not come back")
+	case <-time.After(testTimeout):
+		t.Fatal("Close does not return")
 	}
 	if st := state(t, sb, name); len(st.Holders) != 1 {
-		t.Errorf("%+v; the test shows nothing", st)
+		t.Errorf("%+v; the test proves nothing", st)
 	}
 }

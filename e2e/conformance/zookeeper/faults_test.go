@@ -17,13 +17,13 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-const patience = time.Minute
+const testTimeout = time.Minute
 
 var names atomic.Int64
 
 func newName() string { return fmt.Sprintf("fault-%d", names.Add(1)) }
 
-// locker makes a Locker over a client of its own.
+// locker makes a Locker with a client of its own.
 func locker(t *testing.T, servers []string, o ...zkstore.Option) (*holdfast.Locker, *zkstore.Store) {
 	t.Helper()
 	s := open(t, servers, append([]zkstore.Option{zkstore.Root("/faults")}, o...)...)
@@ -42,27 +42,27 @@ func locker(t *testing.T, servers []string, o ...zkstore.Option) (*holdfast.Lock
 
 func lock(t *testing.T, l *holdfast.Locker, name string, o ...holdfast.LockOption) *holdfast.Lock {
 	t.Helper()
-	k, err := l.Lock(t.Context(), name, o...) // whose context bounds the lock's
+	k, err := l.Lock(t.Context(), name, o...) // this context limits the lock's
 	if err != nil {
 		t.Fatal(err)
 	}
 	return k
 }
 
-// proxied puts a proxy before the server that is alone.
+// proxied puts a proxy before the single server.
 func proxied(t *testing.T) (*servers.ZooKeeper, *servers.Proxy) {
 	t.Helper()
 	z := single(t)
 	return z, behindProxy(t, z)
 }
 
-// behindProxy is a way to a server that can be spoilt.
+// behindProxy is a connection to a server through a proxy with faults.
 func behindProxy(t *testing.T, z *servers.ZooKeeper) *servers.Proxy {
 	t.Helper()
 	p, err := servers.NewProxy(z.Address())
 	must(t, err)
 	t.Cleanup(p.Close)
-	// Once through it, so that all of its own goroutines run.
+	// One request first, so that all goroutines of the client run.
 	c, err := net.Dial("tcp", p.Address())
 	must(t, err)
 	_, err = io.WriteString(c, "srvr")
@@ -72,7 +72,7 @@ func behindProxy(t *testing.T, z *servers.ZooKeeper) *servers.Proxy {
 	return p
 }
 
-// serve has a function answer each connection to a listener, until the test ends.
+// serve calls a function for each connection to a listener, until the test ends.
 func serve(t *testing.T, l net.Listener, answer func(net.Conn)) (address string) {
 	var done sync.WaitGroup
 	t.Cleanup(func() { l.Close(); done.Wait() })
@@ -91,7 +91,7 @@ func serve(t *testing.T, l net.Listener, answer func(net.Conn)) (address string)
 	return l.Addr().String()
 }
 
-// passOn connects a client with a server; answers copies what the server says.
+// passOn connects a client with a server; answers forwards the server's output.
 func passOn(client net.Conn, upstream string, answers func(to io.Writer, from io.Reader)) {
 	server, err := net.Dial("tcp", upstream)
 	if err != nil {
@@ -113,7 +113,7 @@ func loopback(t *testing.T) net.Listener {
 	return l
 }
 
-// must stops the test at an error.
+// must ends the test at an error.
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -121,17 +121,17 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// state is that of a name, as soon as it can be read.
+// state returns the state of a name, as soon as it can be read.
 func state(t *testing.T, s *zkstore.Store, name string) driver.State {
 	t.Helper()
 	return await(t, s, name, "it can be read", func(driver.State) bool { return true })
 }
 
-// await wants the state of a name to become one that is so. An attempt to read it whose
-// session has expired, or whose connection is lost, tells nothing.
+// await waits until the state of a name meets a condition. It repeats reads with an expired
+// session or a lost connection.
 func await(t *testing.T, s *zkstore.Store, name, what string, so func(driver.State) bool) driver.State {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	var last driver.State
 	for {
@@ -152,10 +152,10 @@ func await(t *testing.T, s *zkstore.Store, name, what string, so func(driver.Sta
 	}
 }
 
-// undone wants the undo of a request to be confirmed in the end.
+// undone requires that the undo of a request is confirmed in the end.
 func undone(t *testing.T, s *zkstore.Store, r driver.Request) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	for err := s.Undo(ctx, r); err != nil; err = s.Undo(ctx, r) {
 		if ctx.Err() != nil {
@@ -164,7 +164,7 @@ func undone(t *testing.T, s *zkstore.Store, r driver.Request) {
 	}
 }
 
-// waiting begins to lock, and answers when the place stands.
+// waiting begins to lock, and returns when the queue entry stands.
 func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name string, o ...holdfast.LockOption) <-chan *holdfast.Lock {
 	t.Helper()
 	before := state(t, watcher, name)
@@ -176,12 +176,12 @@ func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name stri
 		}
 		got <- k
 	}()
-	await(t, watcher, name, "there is a place in the queue", func(st driver.State) bool { return len(st.Waiters) > len(before.Waiters) })
+	await(t, watcher, name, "there is a queue entry", func(st driver.State) bool { return len(st.Waiters) > len(before.Waiters) })
 	return got
 }
 
-// overtaken wants the lock's context to have ended before next was granted, and
-// says why it did.
+// overtaken requires that the lock's context had ended before next was granted, and returns
+// the cause.
 func overtaken(t *testing.T, k *holdfast.Lock, got <-chan *holdfast.Lock) *holdfast.Lock {
 	t.Helper()
 	ended := make(chan time.Time, 1)
@@ -191,10 +191,10 @@ func overtaken(t *testing.T, k *holdfast.Lock, got <-chan *holdfast.Lock) *holdf
 	select {
 	case next = <-got:
 		if k.Context().Err() == nil {
-			t.Fatal("another holds the lock while the first one's context lives")
+			t.Fatal("another client holds the lock while the first context lives")
 		}
-	case <-time.After(patience):
-		t.Fatal("nobody else was granted the lock")
+	case <-time.After(testTimeout):
+		t.Fatal("no other client was granted the lock")
 	}
 	if next == nil {
 		t.FailNow()
@@ -209,13 +209,12 @@ func overtaken(t *testing.T, k *holdfast.Lock, got <-chan *holdfast.Lock) *holdf
 	return next
 }
 
-// expiring is the TTL of a session that is cut off until the server has ended it: its
-// client tries for a third of it to be heard again, which is more than the server ends
-// a session late.
+// expiring is the TTL of a session that is cut off until the server has ended it. The client
+// retries for a third of it, which is longer than the server's delay in ending a session.
 const expiring = 4 * time.Second
 
-// TestExpiredWhileHolding: the server ends the session of a client that is cut off.
-func TestExpiredWhileHolding(t *testing.T) {
+// TestExpiredSessionEndsLock: the server ends the session of a client that is cut off.
+func TestExpiredSessionEndsLock(t *testing.T) {
 	z, p := proxied(t)
 	a, _ := locker(t, []string{p.Address()})
 	b, sb := locker(t, []string{z.Address()})
@@ -226,13 +225,13 @@ func TestExpiredWhileHolding(t *testing.T) {
 	next := overtaken(t, k, got)
 	must(t, next.Unlock())
 	must(t, p.Heal())
-	// The client comes back with a session of its own.
+	// The client reconnects with a new session.
 	must(t, lock(t, a, name, holdfast.TTL(expiring)).Unlock())
 }
 
-// TestExpiredWhileWaiting: a place whose session the server has ended is made
-// again.
-func TestExpiredWhileWaiting(t *testing.T) {
+// TestExpiredSessionIsReplacedWhileWaiting: the server has ended the session of a queue
+// entry, and the client makes a new one.
+func TestExpiredSessionIsReplacedWhileWaiting(t *testing.T) {
 	z, p := proxied(t)
 	a, _ := locker(t, []string{p.Address()})
 	b, sb := locker(t, []string{z.Address()})
@@ -251,15 +250,15 @@ func TestExpiredWhileWaiting(t *testing.T) {
 	empty(t, sb, name)
 }
 
-// empty wants nothing to be left of a name.
+// empty requires that nothing is left of a name.
 func empty(t *testing.T, s *zkstore.Store, name string) {
 	t.Helper()
 	await(t, s, name, "nothing is left", func(st driver.State) bool { return len(st.Holders)+len(st.Waiters) == 0 })
 }
 
-// TestAnswerLostAtCreate: the node of a create whose answer is lost is taken over
-// by the request, or removed by its undo; there is never a second one.
-func TestAnswerLostAtCreate(t *testing.T) {
+// TestLostAnswerOfCreateLeavesOneNode: the answer to a create is lost. The request takes
+// over its node, or its undo removes it; there is never a second one.
+func TestLostAnswerOfCreateLeavesOneNode(t *testing.T) {
 	z, p := proxied(t)
 	a, sa := locker(t, []string{p.Address()})
 	_, sb := locker(t, []string{z.Address()})
@@ -288,9 +287,9 @@ func TestAnswerLostAtCreate(t *testing.T) {
 	must(t, k.Unlock())
 	empty(t, sb, name)
 
-	// The caller gives up before the answer is found to be lost.
+	// The caller's context ends before the client finds that the answer is lost.
 	must(t, p.DropAnswers())
-	r := driver.Request{ID: "lost-answer", Name: name, Limit: driver.Exclusive, TTL: 30 * time.Second, Wait: true, From: nobody{}}
+	r := driver.Request{ID: "lost-answer", Name: name, Limit: driver.Exclusive, TTL: 30 * time.Second, Wait: true, From: noRequester{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	answered := make(chan error, 1)
@@ -311,15 +310,15 @@ func TestAnswerLostAtCreate(t *testing.T) {
 	}
 }
 
-type nobody struct{}
+type noRequester struct{}
 
-func (nobody) Owner() driver.Owner      { return driver.Owner{ID: "lost-answer"} }
-func (nobody) Queued([]driver.Holder)   {}
-func (nobody) Lost(driver.Cause, error) {}
+func (noRequester) Owner() driver.Owner      { return driver.Owner{ID: "lost-answer"} }
+func (noRequester) Queued([]driver.Holder)   {}
+func (noRequester) Lost(driver.Cause, error) {}
 
-// TestWatchLost: a waiter that was cut off while its turn came finds that out when
-// it is back.
-func TestWatchLost(t *testing.T) {
+// TestWaiterFindsMissedGrant: a waiter was cut off when it became the first. It finds that
+// after it has reconnected.
+func TestWaiterFindsMissedGrant(t *testing.T) {
 	z, p := proxied(t)
 	a, _ := locker(t, []string{p.Address()})
 	b, sb := locker(t, []string{z.Address()})
@@ -336,9 +335,9 @@ func TestWatchLost(t *testing.T) {
 	must(t, next.Unlock())
 }
 
-// TestDeletedByHand: the holder of a node that somebody deletes is told within the
-// declared notice, and one that waits goes on.
-func TestDeletedByHand(t *testing.T) {
+// TestDeletedNodeEndsLock: an operator deletes the holder's node. The holder is notified
+// within the declared notice, and a waiter is granted.
+func TestDeletedNodeEndsLock(t *testing.T) {
 	z := single(t)
 	a, _ := locker(t, []string{z.Address()})
 	b, sb := locker(t, []string{z.Address()})
@@ -367,8 +366,8 @@ func TestDeletedByHand(t *testing.T) {
 	}
 	select {
 	case <-k.Context().Done():
-	case <-time.After(patience):
-		t.Fatal("the holder was not told")
+	case <-time.After(testTimeout):
+		t.Fatal("the holder was not notified")
 	}
 	must(t, next.Unlock())
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-func TestGuardSuite(t *testing.T) {
+func TestGuardPassesFencetest(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())
 	root := "/" + newName()
@@ -33,7 +33,7 @@ func TestGuardSuite(t *testing.T) {
 			return []zkstore.Op{zkstore.SetData(path(resource), []byte(content), -1)}
 		},
 		Read: func(t testing.TB, resource string) string {
-			// Another session: what it reads may be behind without the sync.
+			// Another session: without the sync it may read old data.
 			_, err := raw.Sync(path(resource))
 			must(t, err)
 			data, _, err := raw.Get(path(resource))
@@ -43,8 +43,8 @@ func TestGuardSuite(t *testing.T) {
 	})
 }
 
-// TestGuardReportsRefusedOperation requires that an operation that does not pass is named,
-// and that the token was then not raised.
+// TestGuardReportsRefusedOperation: the error names the operation that was refused, and the
+// token was not raised.
 func TestGuardReportsRefusedOperation(t *testing.T) {
 	z := single(t)
 	g, ctx := open(t, []string{z.Address()}, zkstore.Root("/"+newName())).Guard(), t.Context()

@@ -14,8 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// counter counts the watch events that pass on the way to clients: frames whose
-// xid is -1.
+// counter counts the watch events on their way to clients: frames with the xid -1.
 type counter struct {
 	events  atomic.Int64
 	address string
@@ -47,40 +46,39 @@ func (c *counter) answers(to io.Writer, from io.Reader) {
 	}
 }
 
-// asking is a request of the driver's, whose place can be awaited.
-type asking struct {
+// queued is a request of the driver that reports its queue entry.
+type queuedRequest struct {
 	queued  chan struct{}
 	granted chan driver.Grant
 	once    sync.Once
 }
 
-func (*asking) Owner() driver.Owner      { return driver.Owner{ID: "herd"} }
-func (a *asking) Queued([]driver.Holder) { a.once.Do(func() { close(a.queued) }) }
-func (*asking) Lost(driver.Cause, error) {}
+func (*queuedRequest) Owner() driver.Owner      { return driver.Owner{ID: "herd"} }
+func (a *queuedRequest) Queued([]driver.Holder) { a.once.Do(func() { close(a.queued) }) }
+func (*queuedRequest) Lost(driver.Cause, error) {}
 
-// woken is what it is granted, once it is.
-func (a *asking) woken(t *testing.T) driver.Grant {
+// woken returns the grant of the request.
+func (a *queuedRequest) woken(t *testing.T) driver.Grant {
 	t.Helper()
 	select {
 	case g := <-a.granted:
 		return g
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("it was not woken")
 		return driver.Grant{}
 	}
 }
 
-// TestOneWakeUp: of 500 waiters from 500 sessions one release wakes one.
-func TestOneWakeUp(t *testing.T) {
+// TestReleaseWakesOneWaiter: with 500 waiters in 500 sessions, one release wakes one.
+func TestReleaseWakesOneWaiter(t *testing.T) {
 	z := single(t)
 	const waiters, releases = 500, 20
-	// The sessions of those who are granted the lock, where events are due: of the node
-	// before their own, and of their own once that is old enough to be watched. And the
-	// sessions of the others.
+	// The sessions of granted requests get events: for the node before their own, and for
+	// their own once it is old enough to be watched. The other sessions get none.
 	next, others := counted(t, z.Address()), counted(t, z.Address())
-	// Nobody renews: the first grant lasts until all have queued.
-	request := func(i int, wait bool) (driver.Request, *asking) {
-		a := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+	// No lock is renewed: the first grant lasts until all have queued.
+	request := func(i int, wait bool) (driver.Request, *queuedRequest) {
+		a := &queuedRequest{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
 		return driver.Request{ID: "herd-" + newName(), Name: "herd", Limit: driver.Exclusive, TTL: 2 * time.Minute, Wait: wait, From: a}, a
 	}
 	store := func(c *counter) *zkstore.Store {
@@ -96,12 +94,12 @@ func TestOneWakeUp(t *testing.T) {
 	r, _ := request(0, true)
 	g, err := holder.Acquire(t.Context(), r)
 	must(t, err)
-	queue := make([]*asking, waiters)
+	queue := make([]*queuedRequest, waiters)
 	stores := make([]*zkstore.Store, waiters)
 	var done sync.WaitGroup
 	defer done.Wait()
 	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel() // a test that has failed does not wait for grants
+	defer cancel() // a failed test does not wait for grants
 	for i := range queue {
 		if i < releases {
 			stores[i] = store(next)
@@ -131,7 +129,7 @@ func TestOneWakeUp(t *testing.T) {
 		g, s = <-queue[i].granted, stores[i]
 	}
 	if n := others.events.Load(); n != 0 {
-		t.Errorf("%d releases sent %d events to those whose turn had not come", releases, n)
+		t.Errorf("%d releases sent %d events to waiters that were not next", releases, n)
 	}
 	for i := releases - 1; i < waiters; i++ {
 		must(t, stores[i].Release(t.Context(), g, 0))

@@ -12,12 +12,12 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// juteMaxBuffer is the longest request that a server takes unless configured.
+// juteMaxBuffer is the longest request that a server accepts by default.
 const juteMaxBuffer = 1<<20 - 1
 
-// TestWriteTooLargeIsRefusedAndEndsNoLock requires that a guarded write that is longer than
-// the server takes is refused before it is sent: no lock of the client is lost, no
-// connection ends, and the next write is done.
+// TestWriteTooLargeIsRefusedAndEndsNoLock: a guarded write that is too long for the server
+// is refused before it is sent. No lock of the client is lost, no connection ends, and the
+// next write succeeds.
 func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
 	z := single(t)
 	var connections atomic.Int32
@@ -30,7 +30,7 @@ func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
 	node := "/" + newName()
 	must(t, s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.CreateNode(node, nil)}))
 	before := k.Remaining()
-	for range 8 { // and again, as a caller does that does not know why
+	for range 8 { // and again, like a caller without knowledge of the reason
 		err := s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.SetData(node, make([]byte, 2<<20), -1)})
 		if driver.CodeOf(err) != driver.CodeInvalid {
 			t.Fatalf("%v (%v), want invalid", err, driver.CodeOf(err))
@@ -47,8 +47,8 @@ func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
 	must(t, other.Unlock())
 }
 
-// TestSlowWriteDelaysNoHeartbeat requires that a guarded write that a slow link takes long
-// for does not cost the client its locks.
+// TestSlowWriteDelaysNoHeartbeat: a guarded write over a slow link takes long, and the
+// client keeps its locks.
 func TestSlowWriteDelaysNoHeartbeat(t *testing.T) {
 	z := single(t)
 	l, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -65,7 +65,7 @@ func TestSlowWriteDelaysNoHeartbeat(t *testing.T) {
 	must(t, k.Unlock())
 }
 
-// slow is a connection that takes 400 KB a second.
+// slow is a connection with 400 KB a second.
 type slow struct{ net.Conn }
 
 func (s slow) Write(b []byte) (n int, err error) {

@@ -13,10 +13,10 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestQuotaExceeded requires that a create that the server refuses because of a quota is
-// reported as refused, leaves nothing behind and leaves the holder alone; with room again
-// the name is granted.
-func TestQuotaExceeded(t *testing.T) {
+// TestQuotaRefusalLeavesNothing: the server refuses a create because of a quota. The client reports the
+// refusal, leaves nothing behind and does not disturb the holder. With room again the name
+// is granted.
+func TestQuotaRefusalLeavesNothing(t *testing.T) {
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick, Java: []string{"-Dzookeeper.enforceQuota=true"}})
 	installed(t, err)
 	t.Cleanup(z.Kill)
@@ -31,7 +31,7 @@ func TestQuotaExceeded(t *testing.T) {
 		_, err := raw.Create(path, nil, 0, zookeeper.WorldACL(zookeeper.PermAll))
 		must(t, err)
 	}
-	// The node itself and the holder's are two.
+	// The name's node and the holder's are two.
 	_, err = raw.Create(quota+"/zookeeper_limits", []byte("count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=2"), 0, zookeeper.WorldACL(zookeeper.PermAll))
 	must(t, err)
 	_, err = raw.Create(quota+"/zookeeper_stats", []byte("count=2,bytes=0"), 0, zookeeper.WorldACL(zookeeper.PermAll))
@@ -47,8 +47,8 @@ func TestQuotaExceeded(t *testing.T) {
 	empty(t, sa, name)
 }
 
-// TestDefaultTTLOnAServerThatAllowsLess requires that a lock without a TTL is granted where
-// the server's longest session cannot carry the default of 30 s.
+// TestDefaultTTLOnAServerThatAllowsLess: the server's longest session is too short for the
+// default TTL of 30 s. A lock without a TTL is granted with a shorter one.
 func TestDefaultTTLOnAServerThatAllowsLess(t *testing.T) {
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: time.Second, MaxSession: 20 * time.Second})
 	installed(t, err)

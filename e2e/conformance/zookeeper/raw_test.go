@@ -13,7 +13,7 @@ type quiet struct{}
 
 func (quiet) Printf(string, ...any) {}
 
-// connect opens a client that is not ours.
+// connect opens a client of go-zookeeper.
 func connect(t testing.TB, address string) *zookeeper.Conn {
 	t.Helper()
 	c, _, err := zookeeper.Connect([]string{address}, 20*time.Second, zookeeper.WithLogger(quiet{}))
@@ -24,11 +24,11 @@ func connect(t testing.TB, address string) *zookeeper.Conn {
 	return c
 }
 
-// nodes wants the children of a node to become such that are so, in the order of their
-// sequence numbers.
+// nodes waits until the children of a node, in the order of their sequence numbers, meet a
+// condition.
 func nodes(t testing.TB, c *zookeeper.Conn, path, what string, so func([]string) bool) []string {
 	t.Helper()
-	late := time.After(patience)
+	late := time.After(testTimeout)
 	for {
 		all, _, changed, err := c.ChildrenW(path)
 		must(t, err)

@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// backup copies what a server has on disk.
+// backup copies a server's data directory.
 func backup(t *testing.T, z *servers.ZooKeeper) (dir string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "backup")
@@ -20,7 +20,7 @@ func backup(t *testing.T, z *servers.ZooKeeper) (dir string) {
 	return dir
 }
 
-// advance makes a client see some transactions more.
+// advance makes a client see some more transactions.
 func advance(t *testing.T, l *holdfast.Locker) *holdfast.Lock {
 	t.Helper()
 	for range 20 {
@@ -29,9 +29,9 @@ func advance(t *testing.T, l *holdfast.Locker) *holdfast.Lock {
 	return lock(t, l, newName())
 }
 
-// TestServerRestoredFromABackup requires that a process goes on with a server that was
-// restored from an older copy: its holder learns of the loss within the declared time, its
-// waiter is granted, and tokens rise.
+// TestServerRestoredFromABackup: a process goes on with a server that was restored from an
+// older copy. Its holder is notified of the loss within the declared time, its waiter is
+// granted, and tokens rise.
 func TestServerRestoredFromABackup(t *testing.T) {
 	z := alone(t)
 	old := backup(t, z)
@@ -49,7 +49,7 @@ func TestServerRestoredFromABackup(t *testing.T) {
 		select {
 		case <-lost.Context().Done():
 		case <-late:
-			t.Fatalf("a holder does not learn of the restore within %s", g.Notice)
+			t.Fatalf("a holder is not notified of the restore within %s", g.Notice)
 		}
 	}
 	_ = held.Unlock()
@@ -69,9 +69,8 @@ func TestServerRestoredFromABackup(t *testing.T) {
 	empty(t, sa, name)
 }
 
-// TestTokensAfterARestoreRiseForEveryClient requires that one client that has seen the later
-// state makes the tokens of all rise, also of those that have not, and that inspection, a
-// break and a later client agree on them.
+// TestTokensAfterARestoreRiseForEveryClient: one client that has seen the later state makes
+// the tokens of all clients rise. Inspection, a break and a later client agree on them.
 func TestTokensAfterARestoreRiseForEveryClient(t *testing.T) {
 	z := alone(t)
 	old := backup(t, z)
@@ -79,7 +78,7 @@ func TestTokensAfterARestoreRiseForEveryClient(t *testing.T) {
 	before := advance(t, a).Token()
 	must(t, z.Restore(t.Context(), old))
 	fresh, sf := locker(t, []string{z.Address()})
-	unaware := lock(t, fresh, newName()) // it may be given a token that was given before
+	unaware := lock(t, fresh, newName()) // it may get a token that was given before
 	aware := lock(t, a, newName())
 	if aware.Token() <= before {
 		t.Errorf("token %d after %d", aware.Token(), before)
@@ -109,8 +108,8 @@ func TestTokensAfterARestoreRiseForEveryClient(t *testing.T) {
 	}
 }
 
-// TestTokensDoNotRestartWithTheNodesNumbers requires that tokens rise although the server
-// has removed the name's node, with which the numbers of its children begin again.
+// TestTokensDoNotRestartWithTheNodesNumbers: the server has removed the name's node, so the
+// numbers of its children begin again. Tokens still rise.
 func TestTokensDoNotRestartWithTheNodesNumbers(t *testing.T) {
 	z := single(t)
 	a, _ := locker(t, []string{z.Address()})
@@ -126,12 +125,12 @@ func TestTokensDoNotRestartWithTheNodesNumbers(t *testing.T) {
 			last = k.Token()
 			must(t, k.Unlock())
 		}
-		must(t, raw.Delete("/faults/"+name, -1)) // as the server does with an empty one
+		must(t, raw.Delete("/faults/"+name, -1)) // like the server for an empty one
 	}
 }
 
-// TestGrantLostInARestoreThatWentOn requires that a holder learns of its loss also where the
-// restored server has gone further than the holder had seen when it comes back.
+// TestGrantLostInARestoreThatWentOn: when the client reconnects, the restored server is
+// ahead of all that the holder has seen. The holder is still notified of its loss.
 func TestGrantLostInARestoreThatWentOn(t *testing.T) {
 	z := alone(t)
 	p := behindProxy(t, z)
@@ -156,18 +155,18 @@ func TestGrantLostInARestoreThatWentOn(t *testing.T) {
 	select {
 	case <-k.Context().Done():
 	case <-time.After(g.Notice):
-		t.Fatalf("the holder does not learn of its loss within %s", g.Notice)
+		t.Fatalf("the holder is not notified of its loss within %s", g.Notice)
 	}
 	_ = k.Unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	r := driver.Request{ID: "after-" + newName(), Name: newName(), Limit: driver.Exclusive, TTL: time.Second, From: nobody{}}
+	r := driver.Request{ID: "after-" + newName(), Name: newName(), Limit: driver.Exclusive, TTL: time.Second, From: noRequester{}}
 	_, err = sb.Acquire(ctx, r)
 	must(t, err)
 }
 
-// TestTokensRiseInASessionThatOutlivesARestore requires that the tokens of a session rise
-// although the base of tokens that it knew has gone with a restore.
+// TestTokensRiseInASessionThatOutlivesARestore: the base of tokens that the session has read
+// is gone after the restore. Its tokens still rise.
 func TestTokensRiseInASessionThatOutlivesARestore(t *testing.T) {
 	z := alone(t)
 	p := behindProxy(t, z)
@@ -195,7 +194,7 @@ func TestTokensRiseInASessionThatOutlivesARestore(t *testing.T) {
 	}
 	must(t, p.Heal())
 	must(t, held.Unlock())  // the session is connected
-	state(t, sa, newName()) // reads the base that is not raised yet
+	state(t, sa, newName()) // it reads the base, which is not raised yet
 	again := lock(t, a, newName(), lasting)
 	if again.Token() <= k.Token() {
 		t.Errorf("token %d after %d", again.Token(), k.Token())
@@ -203,8 +202,8 @@ func TestTokensRiseInASessionThatOutlivesARestore(t *testing.T) {
 	must(t, again.Unlock())
 }
 
-// TestReleasedLockOfARestoredCopyIsRemoved requires that a lock which was released after the
-// copy was made does not stand forever, where the session that held it outlives the restore.
+// TestReleasedLockOfARestoredCopyIsRemoved: a lock was released after the copy was made, and
+// its session outlives the restore. The lock is removed.
 func TestReleasedLockOfARestoredCopyIsRemoved(t *testing.T) {
 	z := alone(t)
 	p := behindProxy(t, z)
@@ -228,11 +227,11 @@ func TestReleasedLockOfARestoredCopyIsRemoved(t *testing.T) {
 		}
 	}
 	must(t, p.Heal())
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	next, err := b.Lock(ctx, name, lasting)
 	if err != nil {
-		t.Fatalf("the lock that was released is not free: %v", err)
+		t.Fatalf("the released lock is not free: %v", err)
 	}
 	if context.Cause(held.Context()) != nil || len(state(t, sb, kept).Holders) != 1 {
 		t.Errorf("the lock that the copy contains, and that was not released, is lost: %v", context.Cause(held.Context()))
@@ -241,8 +240,8 @@ func TestReleasedLockOfARestoredCopyIsRemoved(t *testing.T) {
 	must(t, held.Unlock())
 }
 
-// TestTokensRiseAfterTheirBaseWasDeleted requires that tokens rise for every client after the
-// node that holds their base was deleted by hand, with all that is below it.
+// TestTokensRiseAfterTheirBaseWasDeleted: an operator deletes the node with the base, with
+// all below it. Tokens rise for every client.
 func TestTokensRiseAfterTheirBaseWasDeleted(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())

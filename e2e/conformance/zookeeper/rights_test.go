@@ -12,10 +12,10 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestDocumentedRights requires that a user with the rights of docs/zookeeper.md alone can
-// do everything, and that a right that is taken away is reported as refused, leaves
-// nothing behind and costs no other client the lock: when it is given back all goes on.
-func TestDocumentedRights(t *testing.T) {
+// TestDocumentedRightsSuffice: a user with the rights of docs/zookeeper.md alone can do everything.
+// If a right is missing, the client reports the refusal, leaves nothing behind and disturbs
+// no other client's lock. With the right again, all requests succeed.
+func TestDocumentedRightsSuffice(t *testing.T) {
 	z := alone(t)
 	const root, name = "/rights", "name"
 	set := func(path string, rights int32) {
@@ -28,7 +28,7 @@ func TestDocumentedRights(t *testing.T) {
 	a, sa := locker(t, []string{z.Address()}, o...)
 	b, sb := locker(t, []string{z.Address()}, o...)
 
-	// With all of them: a lock that is waited for, a break, and a look at everything.
+	// With all of them: a lock with a waiter, a break, and an inspection of everything.
 	k := lock(t, a, name, lasting)
 	got := waiting(t, b, sa, name, lasting)
 	must(t, sb.Break(t.Context(), name, k.Token()))
@@ -48,10 +48,10 @@ func TestDocumentedRights(t *testing.T) {
 	for _, c := range []struct {
 		what, path   string
 		all, without int32
-		lock, unlock bool // that it is refused
+		lock, unlock bool // the result is a refusal
 	}{
 		{"to create on the root", root, onRoot, servers.RightCreate, false, false}, // the name stands
-		{"to read the root", root, onRoot, servers.RightRead, false, false},        // List alone needs it
+		{"to read the root", root, onRoot, servers.RightRead, false, false},        // only List needs it
 		{"to create on the name", root + "/" + name, servers.RightAll, servers.RightCreate, true, false},
 		{"to read the name", root + "/" + name, servers.RightAll, servers.RightRead, true, false},
 		{"to delete on the name", root + "/" + name, servers.RightAll, servers.RightDelete, false, true},
@@ -63,7 +63,7 @@ func TestDocumentedRights(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			set(c.path, c.all&^c.without)
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 			defer cancel()
 			k, err := a.Lock(ctx, name, lasting, holdfast.Wait(10*time.Second))
 			switch {
@@ -74,7 +74,7 @@ func TestDocumentedRights(t *testing.T) {
 			}
 			if k != nil {
 				if err := k.Unlock(); c.unlock != errors.Is(err, holdfast.ErrRefused) || !c.unlock && err != nil {
-					t.Errorf("Unlock: %v; refused: %t is wanted", err, c.unlock)
+					t.Errorf("Unlock: %v; want refused: %t", err, c.unlock)
 				}
 			}
 			set(c.path, c.all)
@@ -87,7 +87,7 @@ func TestDocumentedRights(t *testing.T) {
 		})
 	}
 
-	// A right that a waiter loses while it waits.
+	// A waiter loses a right while it waits.
 	k = lock(t, a, name, lasting)
 	waited := make(chan error, 1)
 	go func() {

@@ -26,9 +26,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestDigest: what a user makes for itself, others cannot touch; and no password
-// is shown.
-func TestDigest(t *testing.T) {
+// TestDigestUserExcludesOthers: another user cannot change a user's own nodes, and no
+// password is shown.
+func TestDigestUserExcludesOthers(t *testing.T) {
 	z := single(t)
 	root := zkstore.Root("/digest")
 	a, sa := locker(t, []string{z.Address()}, root, zkstore.Digest("me", "secret"), zkstore.CreatorOnly())
@@ -53,7 +53,7 @@ func TestDigest(t *testing.T) {
 	}
 }
 
-// encrypted puts an end of TLS before a server, as a mesh or a load balancer is.
+// encrypted puts a TLS proxy before a server, like a mesh or a load balancer.
 func encrypted(t *testing.T, upstream string) (address string, certificate []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -74,8 +74,9 @@ func encrypted(t *testing.T, upstream string) (address string, certificate []byt
 	return address, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// TestTLS: locks over TLS, and no connection to a server that cannot be verified.
-func TestTLS(t *testing.T) {
+// TestTLSVerifiesServer: locks work over TLS, and the client does not connect to a server
+// that it cannot verify.
+func TestTLSVerifiesServer(t *testing.T) {
 	address, pem := encrypted(t, single(t).Address())
 	dir := t.TempDir()
 	roots := x509.NewCertPool()
@@ -97,9 +98,9 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestParentsAreReaped: the server removes the node of a name that nobody uses,
-// also between a look and a create, and the name goes on with higher tokens.
-func TestParentsAreReaped(t *testing.T) {
+// TestTokensRiseAfterParentWasReaped: the server removes the node of an unused name, also
+// between a look and a create. The name's tokens still rise.
+func TestTokensRiseAfterParentWasReaped(t *testing.T) {
 	installed(t, servers.ZooKeeperInstalled())
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{
 		Tick: tick, Java: []string{"-Dznode.container.checkIntervalMs=5", "-Dznode.container.maxPerMinute=1000000"},
@@ -126,7 +127,7 @@ func TestParentsAreReaped(t *testing.T) {
 		}
 	}
 	raw := connect(t, z.Address())
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
 		there, _, err := raw.Exists("/faults/reaped")
 		must(t, err)
 		if !there {
@@ -140,9 +141,8 @@ func TestParentsAreReaped(t *testing.T) {
 	must(t, lock(t, a, "reaped").Unlock())
 }
 
-// TestForeignChildren: what is not of the recipe does not matter, nor what it is
-// called.
-func TestForeignChildren(t *testing.T) {
+// TestForeignChildrenAreIgnored, whatever their names.
+func TestForeignChildrenAreIgnored(t *testing.T) {
 	z := single(t)
 	l, s := locker(t, []string{z.Address()})
 	name := newName()

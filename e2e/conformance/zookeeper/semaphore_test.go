@@ -8,17 +8,17 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestLeaseDeletedWhileWaiting: whoever waits for a permit and loses the lease that it
-// waits with gives the mutex back as well.
-func TestLeaseDeletedWhileWaiting(t *testing.T) {
+// TestDeletedLeaseOfWaiterFreesMutex: a waiter for a permit loses its lease node. It also
+// releases the mutex.
+func TestDeletedLeaseOfWaiterFreesMutex(t *testing.T) {
 	z := single(t)
 	o := []zkstore.Option{zkstore.Root("/lease"), zkstore.WithLayout(zkstore.Semaphore)}
 	_, sa := locker(t, []string{z.Address()}, o...)
 	_, sb := locker(t, []string{z.Address()}, o...)
 	raw := connect(t, z.Address())
 	name := newName()
-	request := func() (driver.Request, *asking) {
-		a := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+	request := func() (driver.Request, *queuedRequest) {
+		a := &queuedRequest{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
 		return driver.Request{ID: "lease-" + newName(), Name: name, Limit: 2, TTL: 2 * time.Minute, Wait: true, From: a}, a
 	}
 	var held []driver.Grant
@@ -42,10 +42,10 @@ func TestLeaseDeletedWhileWaiting(t *testing.T) {
 	select {
 	case err := <-done:
 		if err != nil && driver.CodeOf(err) != driver.CodeUnavailable {
-			t.Errorf("it is answered %v", err)
+			t.Errorf("it ended with %v", err)
 		}
-	case <-time.After(patience):
-		t.Fatal("it is not answered")
+	case <-time.After(testTimeout):
+		t.Fatal("it does not end")
 	}
 	nodes(t, raw, "/lease/"+name+"/locks", "the mutex is free", count(0))
 }

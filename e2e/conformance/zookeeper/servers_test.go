@@ -33,8 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// installed skips the test, or fails it where servers are required, if there is no
-// ZooKeeper.
+// installed skips the test without ZooKeeper, or fails it if servers are required.
 func installed(t testing.TB, err error) {
 	t.Helper()
 	if errors.Is(err, servers.ErrNoZooKeeper) {
@@ -48,7 +47,7 @@ func installed(t testing.TB, err error) {
 	}
 }
 
-// alone is a server of a test's own, for one that leaves a session behind.
+// alone is a server of one test that leaves a session behind.
 func alone(t testing.TB) *servers.ZooKeeper {
 	t.Helper()
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick})
@@ -57,7 +56,7 @@ func alone(t testing.TB) *servers.ZooKeeper {
 	return z
 }
 
-// single is a server that is alone.
+// single is one server without an ensemble.
 func single(t testing.TB) *servers.ZooKeeper {
 	t.Helper()
 	once.Do(func() {

@@ -8,8 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestSlowerTickIsRefused: a server that ticks slower than the client assumes ends
-// sessions later than the client declares.
+// TestSlowerTickIsRefused: a server with a slower tick than the client assumes ends sessions
+// later than the client declares.
 func TestSlowerTickIsRefused(t *testing.T) {
 	z := single(t)
 	s := open(t, []string{z.Address()}, zkstore.Tick(tick/2))

@@ -50,8 +50,8 @@ func newAuthority(t *testing.T, dir, name string) *authority {
 	return a
 }
 
-// sign makes a certificate for this machine, as files: the certificate, its key, and
-// both in one.
+// sign makes a certificate for this machine, as files: the certificate, its key, and both in
+// one.
 func (a *authority) sign(t *testing.T, name string) (cert, key, both string) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -74,9 +74,9 @@ func (a *authority) sign(t *testing.T, name string) (cert, key, both string) {
 	return cert, key, both
 }
 
-// TestServersOwnTLS: ZooKeeper's own port for TLS, where it wants to know its clients:
-// their certificates are also whom the nodes belong to.
-func TestServersOwnTLS(t *testing.T) {
+// TestServersOwnTLSAuthenticatesClient: ZooKeeper's own TLS port requires a certificate of
+// its clients. The certificate is also the owner of the nodes.
+func TestServersOwnTLSAuthenticatesClient(t *testing.T) {
 	installed(t, servers.ZooKeeperInstalled())
 	dir := t.TempDir()
 	ca, other := newAuthority(t, dir, "ca"), newAuthority(t, dir, "other")
@@ -115,7 +115,7 @@ func TestServersOwnTLS(t *testing.T) {
 	cert2, key2, _ := ca.sign(t, "somebody-else")
 	c, _ := locker(t, []string{z.SecureAddress()}, zkstore.TLS(config(ca, cert2, key2)))
 	if _, err := c.TryLock(t.Context(), "n"); err == nil || !strings.Contains(err.Error(), "no permission") {
-		t.Errorf("with somebody else's certificate: %v", err)
+		t.Errorf("with another user's certificate: %v", err)
 	}
 
 	strange, strangeKey, _ := other.sign(t, "stranger")
@@ -125,15 +125,15 @@ func TestServersOwnTLS(t *testing.T) {
 		tls     *tls.Config
 		says    string
 	}{
-		{"a server whose authority is not known", z.SecureAddress(), config(other, cert, key), "certificate signed by unknown authority"},
-		// The server's last word may be lost with the connection that it ends.
+		{"a server of an unknown authority", z.SecureAddress(), config(other, cert, key), "certificate signed by unknown authority"},
+		// The server's last answer may be lost with the connection that it ends.
 		{"no certificate", z.SecureAddress(), config(ca, "", ""), "certificate|reset by peer|broken pipe"},
 		{"a certificate of another authority", z.SecureAddress(), config(ca, strange, strangeKey), "certificate|reset by peer|broken pipe"},
 		{"the port without TLS", z.Address(), config(ca, cert, key), "TLS"},
 		{"no TLS", z.SecureAddress(), nil, "TLS"},
 	} {
 		t.Run(wrong.what, func(t *testing.T) {
-			t.Parallel() // each goes on trying for some seconds
+			t.Parallel() // each of them retries for some seconds
 			var o []zkstore.Option
 			if wrong.tls != nil {
 				o = append(o, zkstore.TLS(wrong.tls))

@@ -13,15 +13,15 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestWatchesOfOneClient: one place stops to watch a node while another of the same
-// client begins to; the other is woken.
-func TestWatchesOfOneClient(t *testing.T) {
+// TestEntriesOfOneClientKeepTheirWatches: one queue entry stops watching a node while
+// another entry of the same client begins to. The other waiter is woken.
+func TestEntriesOfOneClientKeepTheirWatches(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()})
 	_, holder := locker(t, []string{z.Address()})
-	ask := func(s *zkstore.Store, name string, limit int) (*asking, context.CancelFunc) {
+	ask := func(s *zkstore.Store, name string, limit int) (*queuedRequest, context.CancelFunc) {
 		ctx, cancel := context.WithCancel(t.Context())
-		a := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+		a := &queuedRequest{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
 		r := driver.Request{ID: "w-" + newName(), Name: name, Limit: limit, TTL: 30 * time.Second, Wait: true, From: a}
 		go func() {
 			g, err := s.Acquire(ctx, r)
@@ -39,7 +39,7 @@ func TestWatchesOfOneClient(t *testing.T) {
 		first, leave := ask(s, name, driver.Unlimited)
 		<-first.queued
 		second, cancel := ask(s, name, driver.Unlimited)
-		// About when the second has its place and watches: from before to after.
+		// About when the second has its queue entry and its watch: from before to after.
 		time.Sleep(time.Duration(i%100) * 20 * time.Microsecond)
 		leave()
 		<-second.queued
@@ -50,19 +50,19 @@ func TestWatchesOfOneClient(t *testing.T) {
 	}
 }
 
-// TestBreakKeepsItsWatch: a place of the same client stops to watch the node that is
-// being broken. Break still sees it go, long before its grace is over.
+// TestBreakKeepsItsWatch: a queue entry of the same client stops watching the node that is
+// being broken. Break still sees its end, long before the grace is over.
 func TestBreakKeepsItsWatch(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()}, zkstore.BreakGrace(time.Hour))
 	_, holder := locker(t, []string{z.Address()})
 	name := newName()
-	r := driver.Request{ID: "b-" + newName(), Name: name, Limit: driver.Exclusive, TTL: 30 * time.Second, From: nobody{}}
+	r := driver.Request{ID: "b-" + newName(), Name: name, Limit: driver.Exclusive, TTL: 30 * time.Second, From: noRequester{}}
 	g, err := holder.Acquire(t.Context(), r)
 	must(t, err)
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	place := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+	place := &queuedRequest{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
 	left := make(chan error, 1)
 	behind := r
 	behind.ID, behind.Wait, behind.From = r.ID+"-place", true, place
@@ -73,53 +73,53 @@ func TestBreakKeepsItsWatch(t *testing.T) {
 	<-place.queued // and it watches the holder's node
 	broken := make(chan error, 1)
 	go func() { broken <- s.Break(t.Context(), name, g.Token) }()
-	await(t, holder, name, "the holder is asked to end, and Break watches", func(st driver.State) bool {
+	await(t, holder, name, "the holder got the request to end, and Break watches", func(st driver.State) bool {
 		return len(st.Holders) == 1 && st.Holders[0].Note != ""
 	})
 	leave()
 	switch err := <-left; {
 	case err == nil:
-		t.Error("the place was granted")
+		t.Error("the queue entry was granted")
 	case driver.CodeOf(err) == driver.CodeUnknown: // the answer took long
 		undone(t, s, behind)
 	case driver.CodeOf(err) != driver.CodeWithdrawn:
 		t.Errorf("the place: %v", err)
 	}
 	if st := state(t, holder, name); len(st.Holders) != 1 || len(st.Waiters) != 0 {
-		t.Errorf("after the place was left: %+v", st)
+		t.Errorf("after the queue entry was withdrawn: %+v", st)
 	}
 	must(t, holder.Release(t.Context(), g, 0))
 	select {
 	case err := <-broken:
 		must(t, err)
-	case <-time.After(patience):
-		t.Fatal("Break does not see that the holder has gone")
+	case <-time.After(testTimeout):
+		t.Fatal("Break does not see that the holder has ended")
 	}
 }
 
-// holder is told once that its grant is lost.
+// holder is notified once that its grant is lost.
 type holder struct {
-	*asking
+	*queuedRequest
 	lost chan driver.Cause
 }
 
 func newHolder() *holder {
-	return &holder{&asking{queued: make(chan struct{})}, make(chan driver.Cause, 1)}
+	return &holder{&queuedRequest{queued: make(chan struct{})}, make(chan driver.Cause, 1)}
 }
 
 func (h *holder) Lost(c driver.Cause, _ error) { h.lost <- c }
 
-// told wants the holder to hear of it.
-func (h *holder) told(t *testing.T) {
+// notified requires that the holder is notified.
+func (h *holder) notified(t *testing.T) {
 	t.Helper()
 	select {
 	case <-h.lost:
-	case <-time.After(patience):
-		t.Fatal("the holder was not told")
+	case <-time.After(testTimeout):
+		t.Fatal("the holder was not notified")
 	}
 }
 
-// tally counts how often a word is written, and tells when it is often enough.
+// tally counts how often a word is written, and reports when that was often enough.
 type tally struct {
 	net.Conn
 	word []byte
@@ -137,13 +137,13 @@ func (c tally) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestManyWatchedLate: more grants than are looked at in one piece, and the answers to
-// the first look come late. All of them are watched in the end.
-func TestManyWatchedLate(t *testing.T) {
+// TestManyGrantsAreWatchedDespiteLateAnswers: there are more grants than one batch of looks,
+// and the answers to the first looks come late. All grants are watched in the end.
+func TestManyGrantsAreWatchedDespiteLateAnswers(t *testing.T) {
 	const grants, piece = 300, 256
 	z, p := proxied(t)
 	name := newName()
-	// One look that fails, and the next.
+	// One failing look, and the next one.
 	var late atomic.Bool
 	var left atomic.Int64
 	left.Store(piece + 1)
@@ -168,8 +168,8 @@ func TestManyWatchedLate(t *testing.T) {
 	must(t, p.Redirect(z.Address()))
 	select {
 	case <-again:
-	case <-time.After(patience):
-		t.Fatal("they are not looked at again")
+	case <-time.After(testTimeout):
+		t.Fatal("the client does not look at them again")
 	}
 	must(t, p.Heal())
 	dir := "/faults/" + name
@@ -177,14 +177,14 @@ func TestManyWatchedLate(t *testing.T) {
 		must(t, raw.Delete(dir+"/"+c, -1))
 	}
 	for _, h := range holders {
-		h.told(t)
+		h.notified(t)
 	}
 }
 
-// queued asks for a lock and answers when the place stands.
-func queued(t *testing.T, s *zkstore.Store, name string, limit int) *asking {
+// queued requests a lock and returns when the queue entry stands.
+func queued(t *testing.T, s *zkstore.Store, name string, limit int) *queuedRequest {
 	t.Helper()
-	a := &asking{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+	a := &queuedRequest{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
 	r := driver.Request{ID: "q-" + newName(), Name: name, Limit: limit, TTL: 2 * time.Minute, Wait: true, From: a}
 	go func() {
 		if g, err := s.Acquire(t.Context(), r); err == nil {
@@ -195,15 +195,15 @@ func queued(t *testing.T, s *zkstore.Store, name string, limit int) *asking {
 	case <-a.queued:
 	case <-a.granted:
 		t.Fatal("it does not wait")
-	case <-time.After(patience):
-		t.Fatal("it has no place")
+	case <-time.After(testTimeout):
+		t.Fatal("it has no queue entry")
 	}
 	return a
 }
 
-// TestAskedToEndAndReconnected: a holder was asked to end, and has not yet when the
-// connection changes. Whoever of the same client waits for it sees its node go.
-func TestAskedToEndAndReconnected(t *testing.T) {
+// TestReconnectKeepsWatchOfEndingHolder: a holder got the request to end and has not ended
+// when the connection changes. A waiter of the same client sees the end of its node.
+func TestReconnectKeepsWatchOfEndingHolder(t *testing.T) {
 	z, p := proxied(t)
 	name := newName()
 	dir := "/faults/" + name
@@ -226,13 +226,13 @@ func TestAskedToEndAndReconnected(t *testing.T) {
 	node := dir + "/" + nodes(t, raw, dir, "there are two", count(2))[0]
 	_, err = raw.Set(node, []byte("__REVOKE__"), -1)
 	must(t, err)
-	h.told(t)
+	h.notified(t)
 	again.Store(true)
 	must(t, p.Redirect(z.Address()))
 	select {
 	case <-listed:
-	case <-time.After(patience):
-		t.Fatal("the place does not look again")
+	case <-time.After(testTimeout):
+		t.Fatal("the waiter does not look again")
 	}
 	if st := state(t, s, name); len(st.Holders) != 1 { // so the server has answered it
 		t.Fatalf("%+v", st)
@@ -241,16 +241,17 @@ func TestAskedToEndAndReconnected(t *testing.T) {
 	next.woken(t)
 }
 
-// TestOwnPlaceDeleted: of two places of one client the first is deleted by hand. The
-// second, for which there is room then, does not wait for what the first waited for.
-func TestOwnPlaceDeleted(t *testing.T) {
+// TestDeletedEntryUnblocksNextOfSameClient: a client has two queue entries, and the first is
+// deleted by hand. The second is granted if there is room, and does not wait for what the
+// first waited for.
+func TestDeletedEntryUnblocksNextOfSameClient(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()})
 	_, other := locker(t, []string{z.Address()})
 	raw := connect(t, z.Address())
 	name := newName()
 	dir := "/faults/" + name
-	_, err := other.Acquire(t.Context(), driver.Request{ID: "h-" + newName(), Name: name, Limit: driver.Unlimited, TTL: 2 * time.Minute, From: nobody{}})
+	_, err := other.Acquire(t.Context(), driver.Request{ID: "h-" + newName(), Name: name, Limit: driver.Unlimited, TTL: 2 * time.Minute, From: noRequester{}})
 	must(t, err)
 	first := queued(t, s, name, driver.Exclusive)
 	second := queued(t, s, name, driver.Unlimited)
@@ -258,15 +259,15 @@ func TestOwnPlaceDeleted(t *testing.T) {
 	select {
 	case <-second.granted:
 	case <-first.granted:
-		t.Error("the first is granted the lock beside the holder")
-	case <-time.After(patience):
+		t.Error("the first entry is granted the lock beside the holder")
+	case <-time.After(testTimeout):
 		t.Fatal("it was not woken")
 	}
 }
 
-// TestHeirDeleted: a place was deleted by hand, and then the lock is passed on to it
-// inside the client. The release finds out.
-func TestHeirDeleted(t *testing.T) {
+// TestReleaseNoticesDeletedSuccessor: a queue entry was deleted by hand, and then the client
+// hands the lock off to it. The release finds that.
+func TestReleaseNoticesDeletedSuccessor(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()})
 	_, other := locker(t, []string{z.Address()})
@@ -276,7 +277,7 @@ func TestHeirDeleted(t *testing.T) {
 	request := func(h driver.Requester) driver.Request {
 		return driver.Request{ID: "i-" + newName(), Name: name, Limit: driver.Exclusive, TTL: 2 * time.Minute, Wait: true, From: h}
 	}
-	g, err := s.Acquire(t.Context(), request(nobody{}))
+	g, err := s.Acquire(t.Context(), request(noRequester{}))
 	must(t, err)
 	h := newHolder()
 	done := make(chan error, 1)
@@ -286,8 +287,8 @@ func TestHeirDeleted(t *testing.T) {
 	}()
 	select {
 	case <-h.queued:
-	case <-time.After(patience):
-		t.Fatal("the heir has no place")
+	case <-time.After(testTimeout):
+		t.Fatal("the successor has no queue entry")
 	}
 	stranger := queued(t, other, name, driver.Exclusive)
 	must(t, raw.Delete(dir+"/"+nodes(t, raw, dir, "all stand", count(3))[1], -1))
@@ -300,14 +301,14 @@ func TestHeirDeleted(t *testing.T) {
 		select {
 		case <-h.lost:
 		default:
-			t.Error("the release is confirmed, and the heir holds on")
+			t.Error("the release is confirmed, and the successor still holds the lock")
 		}
-	case <-time.After(patience):
-		t.Fatal("the heir is not answered")
+	case <-time.After(testTimeout):
+		t.Fatal("the successor gets no answer")
 	}
 	select {
 	case <-stranger.granted:
-	case <-time.After(patience):
-		t.Fatal("the next was not woken")
+	case <-time.After(testTimeout):
+		t.Fatal("the next waiter was not woken")
 	}
 }

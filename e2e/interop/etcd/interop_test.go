@@ -25,6 +25,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/interop/register"
 	_ "github.com/holdfast-go/holdfast/etcdstore"
 )
 
@@ -72,48 +73,13 @@ func open(t *testing.T, endpoint string) *holdfast.Locker {
 	return l
 }
 
-// register is a number in a file, which nothing but the lock protects.
-type register string
-
-func newRegister(t *testing.T) register {
-	t.Helper()
-	r := register(filepath.Join(t.TempDir(), "register"))
-	if err := os.WriteFile(string(r), []byte("0"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
-func (r register) value() (int, error) {
-	raw, err := os.ReadFile(string(r))
-	if err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(strings.TrimSpace(string(raw)))
-}
-
-func (r register) add() error {
-	n, err := r.value()
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(string(r), []byte(strconv.Itoa(n+1)), 0o600)
-}
-
-func (r register) want(t *testing.T, want int) {
-	t.Helper()
-	if got, err := r.value(); err != nil || got != want {
-		t.Errorf("the register is %d (%v), want %d", got, err, want)
-	}
-}
-
 // holdfasts adds to the register from several Lockers, until all is done.
-func holdfasts(t *testing.T, wg *sync.WaitGroup, endpoint, name string, r register, lockers, times int) {
+func holdfasts(t *testing.T, wg *sync.WaitGroup, endpoint, name string, r register.Register, lockers, times int) {
 	for range lockers {
 		l := open(t, endpoint)
 		wg.Go(func() {
 			for range times {
-				if err := l.Do(t.Context(), name, func(context.Context) error { return r.add() }); err != nil {
+				if err := l.Do(t.Context(), name, func(context.Context) error { return r.Add() }); err != nil {
 					t.Errorf("holdfast: %v", err)
 				}
 			}
@@ -133,7 +99,7 @@ func client(t *testing.T, endpoint string) *clientv3.Client {
 
 // TestConcurrency: concurrency.Mutex and holdfast add to one register.
 func TestConcurrency(t *testing.T) {
-	endpoint, r := start(t), newRegister(t)
+	endpoint, r := start(t), register.New(t)
 	const lockers, times = 3, 100
 	var wg sync.WaitGroup
 	holdfasts(t, &wg, endpoint, "shared/name", r, lockers, times)
@@ -150,7 +116,7 @@ func TestConcurrency(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if err := r.add(); err != nil {
+				if err := r.Add(); err != nil {
 					t.Error(err)
 				}
 				if err := m.Unlock(t.Context()); err != nil {
@@ -160,7 +126,7 @@ func TestConcurrency(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	r.want(t, 2*lockers*times)
+	r.Want(t, 2*lockers*times)
 }
 
 // TestBothWays: each excludes the other, and each is seen by the other.
@@ -210,7 +176,7 @@ func TestBothWays(t *testing.T) {
 
 // TestEtcdctl: `etcdctl lock NAME COMMAND` and holdfast add to one register.
 func TestEtcdctl(t *testing.T) {
-	endpoint, r := start(t), newRegister(t)
+	endpoint, r := start(t), register.New(t)
 	etcdctl := find(t, "etcdctl")
 	const loops, times, ours = 2, 25, 100
 	var wg sync.WaitGroup
@@ -232,7 +198,7 @@ func TestEtcdctl(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	r.want(t, loops*times+2*ours)
+	r.Want(t, loops*times+2*ours)
 }
 
 // TestJetcd: jetcd's Lock client, which asks the server's own lock service, and
@@ -249,7 +215,7 @@ func TestJetcd(t *testing.T) {
 	if _, err := os.Stat(classes); err != nil {
 		missing(t, fmt.Errorf("jetcd's neighbour is not built (make interop): %w", err))
 	}
-	endpoint, r := start(t), newRegister(t)
+	endpoint, r := start(t), register.New(t)
 	const processes, times, ours = 2, 125, 125
 	classpath := classes + string(os.PathListSeparator) + filepath.Join(filepath.Dir(classes), "dependency", "*")
 	var wg sync.WaitGroup
@@ -280,5 +246,5 @@ func TestJetcd(t *testing.T) {
 	ready.Wait() // they contend
 	holdfasts(t, &wg, endpoint, "shared", r, 2, ours)
 	wg.Wait()
-	r.want(t, processes*times+2*ours)
+	r.Want(t, processes*times+2*ours)
 }

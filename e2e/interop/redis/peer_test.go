@@ -23,6 +23,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/interop/register"
 	"github.com/holdfast-go/holdfast/internal/fallback"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
@@ -102,7 +103,7 @@ func work(url string) error {
 			var times int
 			times, err = strconv.Atoi(words[5])
 			for range times {
-				if err = l.Do(ctx, name, func(context.Context) error { return register(words[4]).add() }); err != nil {
+				if err = l.Do(ctx, name, func(context.Context) error { return register.Register(words[4]).Add() }); err != nil {
 					break
 				}
 			}
@@ -118,32 +119,6 @@ func work(url string) error {
 		}
 	}
 	return nil
-}
-
-// register is a number in a file, which nothing but the lock protects.
-type register string
-
-func newRegister(t *testing.T) register {
-	t.Helper()
-	r := register(filepath.Join(t.TempDir(), "register"))
-	must(t, os.WriteFile(string(r), []byte("0"), 0o600))
-	return r
-}
-
-func (r register) value() (int, error) {
-	raw, err := os.ReadFile(string(r))
-	if err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(strings.TrimSpace(string(raw)))
-}
-
-func (r register) add() error {
-	n, err := r.value()
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(string(r), []byte(strconv.Itoa(n+1)), 0o600)
 }
 
 func must(t testing.TB, err error) {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/e2e/interop/register"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -427,16 +428,14 @@ func TestRedissonSum(t *testing.T) {
 // contend lets all add to one register, and requires that the sum is exact.
 func contend(t *testing.T, kind string, times int, all ...*peer) {
 	t.Helper()
-	r := newRegister(t)
+	r := register.New(t)
 	for _, p := range all {
 		p.lock(kind, kind+"-sum").tell("count", string(r), times)
 	}
 	for _, p := range all {
 		p.lock(kind, kind+"-sum").wants("count")
 	}
-	if got, err := r.value(); err != nil || got != times*len(all) {
-		t.Errorf("the register is %d (%v), want %d", got, err, times*len(all))
-	}
+	r.Want(t, times*len(all))
 }
 
 // TestRedissonHandoffs passes a lock from Java to Go and back. A waiter that is not notified

@@ -21,6 +21,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/e2e/interop/register"
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -56,13 +57,13 @@ func work(url, name string) error {
 		if err != nil {
 			return err
 		}
-		r := register(words[1])
+		r := register.Register(words[1])
 		for i := range times {
-			if err := l.Do(context.Background(), name, func(context.Context) error { return r.add() }); err != nil {
+			if err := l.Do(context.Background(), name, func(context.Context) error { return r.Add() }); err != nil {
 				return err
 			}
 			if os.Getenv("READ") != "" && i%4 == 0 {
-				if err := l.Do(context.Background(), name, func(context.Context) error { return r.still() }, holdfast.Shared()); err != nil {
+				if err := l.Do(context.Background(), name, func(context.Context) error { return r.Still() }, holdfast.Shared()); err != nil {
 					return err
 				}
 			}
@@ -70,45 +71,6 @@ func work(url, name string) error {
 		fmt.Println("done count")
 	}
 	return l.Close(context.Background())
-}
-
-// register is a number in a file, which nothing but the lock protects.
-type register string
-
-func newRegister(t *testing.T) register {
-	t.Helper()
-	r := register(filepath.Join(t.TempDir(), "register"))
-	must(t, os.WriteFile(string(r), []byte("0"), 0o600))
-	return r
-}
-
-func (r register) value() (int, error) {
-	raw, err := os.ReadFile(string(r))
-	if err != nil {
-		return 0, err
-	}
-	return strconv.Atoi(strings.TrimSpace(string(raw)))
-}
-
-func (r register) add() error {
-	n, err := r.value()
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(string(r), []byte(strconv.Itoa(n+1)), 0o600)
-}
-
-// still wants nobody to write meanwhile.
-func (r register) still() error {
-	before, err := r.value()
-	if err != nil {
-		return err
-	}
-	time.Sleep(time.Millisecond)
-	if after, err := r.value(); err != nil || after != before {
-		return fmt.Errorf("a writer beside a reader: %d, then %d (%w)", before, after, err)
-	}
-	return nil
 }
 
 func must(t testing.TB, err error) {
@@ -268,14 +230,12 @@ func holdfastProcess(t *testing.T, address string, layout zkstore.Layout, name s
 // contend lets everyone add to one register, and wants the sum to be exact.
 func contend(t *testing.T, times int, all ...*neighbour) {
 	t.Helper()
-	r := newRegister(t)
+	r := register.New(t)
 	for _, n := range all {
 		n.tell("count", string(r), times)
 	}
 	for _, n := range all {
 		n.wants("done count")
 	}
-	if got, err := r.value(); err != nil || got != times*len(all) {
-		t.Errorf("the register is %d (%v), want %d", got, err, times*len(all))
-	}
+	r.Want(t, times*len(all))
 }

@@ -1,6 +1,7 @@
--- acquire: G token, or B ms records..., or L (too late) or V (rolled back).
+-- acquire: G token value, or B ms records..., or L (too late) or V (rolled back, or taken away).
 if now > late then return {'L', text(now)} end
-if call('HEXISTS', B, 'v:' .. id) == 1 then return {'V', text(now)} end
+local ended = call('HMGET', B, 'v:' .. id, 'b:' .. own)
+if ended[1] or ended[2] then return {'V', text(now)} end
 begin()
 local token
 if held() then -- asked again after an answer that was lost
@@ -29,4 +30,4 @@ else
   write(token)
   token = grab(token) or token
 end
-return {'G', text(now), text(token)}
+return {'G', text(now), text(token), stored()}

@@ -6,7 +6,8 @@ holders(function(of, rec)
 end)
 if not found then return {'N', text(now)} end
 own = found
-call('HSET', B, 'b:' .. own, text(now))
+sweep()
+call('HSET', B, 'b:' .. own, text(now + keep * 1000))
 forget()
 live(keep)
 drop()

@@ -7,6 +7,7 @@
 --   extend()       sets its lease anew
 --   drop()         ends it, and notifies waiters
 --   leave()        removes the queue entry of own
+--   stored()       the value of the name's key, if the client compares it
 --   holders(add)   calls add(own, record or '', ms left) for each holder
 --
 -- KEYS: the name's key, the key beside it, and what the rules name.
@@ -19,8 +20,8 @@
 --   last     the token of the last grant
 --   h:<own>  a grant: "id token since limit owner"
 --   e:<own>  when it expires, in ms, where the layout has no such thing
---   v:<id>   a request that was rolled back: until when it could still arrive
---   b:<own>  a grant that an operator took away
+--   v:<id>   a request that was rolled back: until when it could still arrive, in us
+--   b:<own>  a grant that an operator took away: until when a request of it could arrive
 -- Times are the server's. A script writes this key first: a command that the server
 -- refuses is refused before the lock has changed.
 
@@ -48,6 +49,10 @@ local live = function(time)
   if call('PTTL', B) < time then call('PEXPIRE', B, time) end
 end
 
+-- touch writes and changes nothing: a user without the right is refused here, and a full
+-- server refuses no command behind a write.
+local function touch() call('PEXPIRE', B, math.max(call('PTTL', B), keep)) end
+
 local function mint()
   return math.max(now, (tonumber(call('HGET', B, 'last') or '') or 0) + 1, least + 1)
 end
@@ -62,8 +67,26 @@ local function record(of) return call('HGET', B, 'h:' .. of) or '' end
 
 local recorded = function() return string.match(record(own), '^%S+ (%d+) ') end
 
+-- sweep removes what is remembered of requests that cannot arrive any more.
+local function sweep()
+  local all = call('HGETALL', B)
+  for i = 1, #all, 2 do
+    local kind = string.sub(all[i], 1, 2)
+    if (kind == 'v:' or kind == 'b:') and tonumber(all[i + 1]) < now then call('HDEL', B, all[i]) end
+  end
+end
+
+-- refuse has a request of id refused that still arrives.
+local function refuse()
+  if late <= now then return end
+  if call('HLEN', B) > 100 then sweep() end
+  call('HSET', B, 'v:' .. id, text(late))
+  live(math.ceil((late - now) / 1000))
+end
+
 local held, blocked, grab, extend, drop, holders
 local leave = function() end
+local stored = function() end
 local begin = function() end
 
 -- forget removes what write has written, and what it has written for grants that have

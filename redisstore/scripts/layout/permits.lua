@@ -2,20 +2,23 @@
 -- set at KEYS[3], permit -> when it expires, in ms.
 local permits = KEYS[3]
 
--- Without its key there is nothing to add to: grab counts the permits that stand.
-local function free(n)
-  if call('EXISTS', N) == 0 then return end
-  local value = call('INCRBY', N, n)
-  if value > 0 then publish(channel, text(value)) end
+-- free gives permits back. Removing no permit at first has a user without that right
+-- refused before the number has changed. Without its key there is no number: grab counts the
+-- permits that stand.
+local function free(all)
+  call('ZREM', permits, '')
+  if call('EXISTS', N) == 1 then
+    local value = call('INCRBY', N, #all)
+    if value > 0 then publish(channel, text(value)) end
+  end
+  for _, of in ipairs(all) do call('ZREM', permits, of) end
 end
 
 local function expiry(of) return tonumber(call('ZSCORE', permits, of) or '') end
 
 begin = function()
   local ended = call('ZRANGEBYSCORE', permits, 0, ms)
-  if #ended == 0 then return end
-  for _, of in ipairs(ended) do call('ZREM', permits, of) end
-  free(#ended)
+  if #ended > 0 then free(ended) end
 end
 
 held = function()
@@ -33,18 +36,19 @@ end
 grab = function()
   local left = limit - call('ZCARD', permits)
   if call('SETNX', N, left) == 1 then publish(channel, text(left)) end
+  call('DECRBY', N, 0) -- refused before there is a permit
   call('ZADD', permits, text(ms + ttl), own)
   call('DECRBY', N, 1)
   local life = call('PTTL', N)
   if life > 0 then call('PEXPIRE', permits, life) end
 end
 
-extend = function() call('ZADD', permits, text(ms + ttl), own) end
-
-drop = function()
-  call('ZREM', permits, own)
-  free(1)
+extend = function()
+  touch() -- ZADD needs memory
+  call('ZADD', permits, text(ms + ttl), own)
 end
+
+drop = function() free({own}) end
 
 holders = function(add)
   local all = call('ZRANGE', permits, 0, -1, 'WITHSCORES')

@@ -1,6 +1,10 @@
--- One string per name: "holdfast ID TOKEN SINCE OWNER" where it is ours.
-local function mine(value)
-  local of, token, since, who = string.match(value, '^holdfast (%S+) (%d+) (%d+) (.*)$')
+-- One string per name: "holdfast ID TOKEN SINCE OWNER" where it is ours. Its client compares
+-- the whole value where the server has commands for that: see layout_conditional.go.
+local value
+stored = function() return value end
+
+local function mine(from)
+  local of, token, since, who = string.match(from, '^holdfast (%S+) (%d+) (%d+) (.*)$')
   if of then return of, of .. ' ' .. token .. ' ' .. since .. ' 1 ' .. who end
 end
 
@@ -9,7 +13,8 @@ live = function(time) lengthen(math.min(time, keep)) end
 
 held = function()
   local start = 'holdfast ' .. own .. ' '
-  return string.sub(call('GET', N) or '', 1, #start) == start
+  value = call('GET', N) or ''
+  return string.sub(value, 1, #start) == start
 end
 
 blocked = function()
@@ -23,14 +28,15 @@ write = function(token)
 end
 
 recorded = function()
-  local of, rec = mine(call('GET', N))
+  local of, rec = mine(value)
   return string.match(rec, '^%S+ (%d+) ')
 end
 
 forget = function() end
 
 grab = function(token)
-  call('SET', N, 'holdfast ' .. own .. ' ' .. text(token) .. ' ' .. text(now) .. ' ' .. owner, 'PX', ttl)
+  value = 'holdfast ' .. own .. ' ' .. text(token) .. ' ' .. text(now) .. ' ' .. owner
+  call('SET', N, value, 'PX', ttl)
 end
 
 extend = function() call('PEXPIRE', N, ttl) end
@@ -41,8 +47,8 @@ drop = function()
 end
 
 holders = function(add)
-  local value = call('GET', N)
-  if not value then return end
-  local of, rec = mine(value)
-  add(of or string.sub(value, 1, 100), rec or '', call('PTTL', N))
+  local found = call('GET', N)
+  if not found then return end
+  local of, rec = mine(found)
+  add(of or string.sub(found, 1, 100), rec or '', call('PTTL', N))
 end

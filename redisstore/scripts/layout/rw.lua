@@ -38,37 +38,39 @@ extend = function()
   lengthen()
 end
 
--- longest is how long the longest lease of the readers lasts.
+-- longest is how long the longest lease of the other readers lasts.
 local function longest()
   local most = 0
   local all = call('HGETALL', N)
   for i = 1, #all, 2 do
-    if all[i] ~= 'mode' and not writes(all[i]) then
+    if all[i] ~= 'mode' and all[i] ~= own and not writes(all[i]) then
       for j = tonumber(all[i + 1]) or 0, 1, -1 do most = math.max(most, call('PTTL', hold(all[i], j))) end
     end
   end
   return most
 end
 
+-- What may be refused comes before N changes: a key of a reader, while the slot moves, and
+-- each command.
 drop = function()
-  call('HDEL', N, own)
-  local left = call('HLEN', N) > 1 and longest() or 0
-  if writes(own) then
-    if left > 0 then
-      call('HSET', N, 'mode', 'read')
-    else
-      call('DEL', N)
-    end
-    publish(channel, '1')
+  touch()
+  local left, message = longest(), '1'
+  if not writes(own) then
+    call('DEL', hold(own, 1))
+    message = '0'
+  end
+  if left == 0 and (writes(own) or call('HGET', N, 'mode') ~= 'write') then
+    call('DEL', N)
+    publish(channel, message)
     return
   end
-  call('DEL', hold(own, 1))
-  if left > 0 then
-    call('PEXPIRE', N, left)
-  elseif call('HGET', N, 'mode') ~= 'write' then
-    call('DEL', N)
-    publish(channel, '0')
+  call('HDEL', N, own)
+  if not writes(own) then
+    if left > 0 then call('PEXPIRE', N, left) end
+    return
   end
+  call('HSET', N, 'mode', 'read')
+  publish(channel, message)
 end
 
 holders = function(add)

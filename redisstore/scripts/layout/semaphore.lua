@@ -21,33 +21,31 @@ live = function()
   call('PEXPIRE', B, n > 0 and last - ms + week or keep)
 end
 
-local function free(n)
-  local value = call('INCRBY', N, n)
-  publish(channel, text(value))
-end
-
-local remember = write
-write = function(token)
-  call('HSET', B, 'e:' .. own, text(ms + ttl))
-  remember(token)
-end
-
-forget = function()
-  call('HDEL', B, 'h:' .. own, 'e:' .. own)
+-- free gives permits back: those of its key's number, if that is there. Each command is
+-- refused before the number has changed, or not at all.
+local function free(all)
+  live()
+  call('HDEL', B, '')
+  if call('EXISTS', N) == 1 then publish(channel, text(call('INCRBY', N, #all))) end
+  for _, of in ipairs(all) do call('HDEL', B, 'h:' .. of, 'e:' .. of) end
   live()
 end
+
+-- grab writes the rest, when a permit was taken.
+local remember = write
+write = function(token)
+  call('HSET', B, 'last', text(token))
+  live()
+end
+
+forget = function() end
 
 begin = function()
   local ended = {}
   each(function(of, expires)
     if expires <= ms then ended[#ended + 1] = of end
   end)
-  for _, of in ipairs(ended) do call('HDEL', B, 'h:' .. of, 'e:' .. of) end
-  if #ended > 0 then
-    live()
-    -- Without its key the permits are gone with it.
-    if call('EXISTS', N) == 1 then free(#ended) end
-  end
+  if #ended > 0 then free(ended) end
 end
 
 held = function()
@@ -63,13 +61,15 @@ blocked = function()
   if value and (value < 1 or n >= limit) then return first end
 end
 
-grab = function()
+grab = function(token)
   if call('SETNX', N, limit) == 1 then
     -- Grants from before its key was deleted went with it: they would give back too much.
     each(function(of) if of ~= own then call('HDEL', B, 'h:' .. of, 'e:' .. of) end end)
     publish(channel, text(limit))
   end
   call('DECRBY', N, 1)
+  call('HSET', B, 'e:' .. own, text(ms + ttl))
+  remember(token)
 end
 
 extend = function()
@@ -77,9 +77,7 @@ extend = function()
   live()
 end
 
-drop = function()
-  if call('EXISTS', N) == 1 then free(1) end
-end
+drop = function() free({own}) end
 
 holders = function(add)
   each(function(of, expires)

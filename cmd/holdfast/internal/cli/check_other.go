@@ -21,7 +21,7 @@ func newCheck(*say.Printer) *cobra.Command {
 
 func newLab(*say.Printer) *cobra.Command {
 	return &cobra.Command{
-		Use: "lab", Short: "Make the classic mistakes of locks (Linux and macOS only)", Hidden: true,
+		Use: "lab", Short: "Show how locks go wrong (Linux and macOS only)", Hidden: true,
 		RunE: func(*cobra.Command, []string) error { return errors.New("lab runs on Linux and macOS only") },
 	}
 }

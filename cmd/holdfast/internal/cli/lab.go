@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"path/filepath"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -14,7 +17,11 @@ import (
 
 	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/check/lab"
+	"github.com/holdfast-go/holdfast/check/lab/story"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/exit"
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/say"
+	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/view"
 )
 
 func newLab(p *say.Printer) *cobra.Command {
@@ -28,41 +35,82 @@ func newLab(p *say.Printer) *cobra.Command {
 	}}
 	all := false
 	cmd := &cobra.Command{
-		Use:   "lab [MISTAKE...]",
-		Short: "Make the classic mistakes of locks, and prove them",
-		Long: `Lab makes a lock with one of the classic mistakes, on a small server in this
-process. Workers compete for it under the faults that reveal the mistake. Lab prints
-the events that prove it. Without a name it lists the mistakes; "none" is the same
-lock without a mistake.
+		Use:   "lab [NAME...]",
+		Short: "Show how locks go wrong, on real servers and in a check",
+		Long: `Lab shows how locks go wrong, in two ways.
+
+A story is played on a real server, which lab starts and ends: two clients, a
+wrong lock and the interleaving that breaks it, then holdfast in the same
+situation. Lab draws both, time downwards.
+
+A mistake is a lock with one of the classic mistakes, on a small server in this
+process. Workers compete for it under the faults that reveal the mistake. Lab
+prints the events that prove it. "none" is the same lock without a mistake.
+
+Without a name lab lists both.
 
 Exit status:
-  0    each mistake was found, and none in the lock without a mistake
-  1    a mistake was not found in time, or was found in the lock without one
+  0    each story came out as expected, each mistake was found, and none in the
+       lock without a mistake
+  1    a story did not, a mistake was not found in time, or was found in the
+       lock without one
   64   bad usage
+  69   a story's server is not installed, or does not start
   128+n  signal n ended it`,
 		Example: `  holdfast lab
+  holdfast lab late-delete
   holdfast lab delete-anyones
   holdfast lab --all`,
-		ValidArgs: labNames(),
+		ValidArgs: slices.Concat(storyNames(), labNames()),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			out := cmd.OutOrStdout()
 			switch {
 			case all && len(args) > 0:
 				return errors.New("--all and names exclude each other: give one")
 			case all:
-				args = labNames()
+				args = slices.Concat(storyNames(), labNames())
 			case len(args) == 0:
-				return listMistakes(out)
+				return listLab(out)
 			}
 			for _, name := range args {
+				if _, ok := story.Find(name); ok {
+					continue
+				}
 				if _, err := lab.Find(name); err != nil {
-					return err
+					return fmt.Errorf("%w; or a story: %s", err, strings.Join(storyNames(), ", "))
 				}
 			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
-			wrong := false
+			set, err := story.NewSet()
+			if err != nil {
+				return err
+			}
+			defer set.Close()
+			var drawn []*story.Result
+			wrong, missing := false, false
 			for i, name := range args {
+				if i > 0 {
+					fmt.Fprintln(out)
+				}
+				if y, ok := story.Find(name); ok {
+					p.Status("%s: on %s", name, y.Server)
+					r, err := story.Play(ctx, y, set)
+					p.Done()
+					if errors.Is(err, servers.ErrNotInstalled) && ctx.Err() == nil {
+						p.Line("%v", err)
+						missing = true
+						continue
+					}
+					if err != nil {
+						return notDone(ctx, p, err)
+					}
+					if err := r.Text(out, view.ASCII()); err != nil {
+						return err
+					}
+					drawn, wrong = append(drawn, r), wrong || !r.OK()
+					continue
+				}
 				o := lab.Options{Seed: uint64(seed.n), Duration: most.d, Dir: dir.s, Progress: func(g check.Progress) {
 					p.Line("%s: %s of %s; %s", name, g.Elapsed.Round(time.Second), g.Total, g.Last)
 				}}
@@ -70,12 +118,18 @@ Exit status:
 				if err != nil {
 					return notDone(ctx, p, err)
 				}
-				if i > 0 {
-					fmt.Fprintln(out)
-				}
 				wrong = !printExperiment(out, r) || wrong
 			}
-			if wrong {
+			if dir.s != "" && len(drawn) > 0 {
+				if err := story.Write(dir.s, drawn); err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "drawings: %s\n", filepath.Join(dir.s, "index.html"))
+			}
+			switch {
+			case missing:
+				return exited(exit.Unavailable)
+			case wrong:
 				return broken
 			}
 			return nil
@@ -83,10 +137,10 @@ Exit status:
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.BoolVar(&all, "all", false, "make all of them, one after the other")
+	flags.BoolVar(&all, "all", false, "all of them, one after the other")
 	flags.Var(&seed, "seed", "decides the schedule of work and faults")
-	flags.Var(&most, "duration", "give up if nothing is proved after this time, 4s to 1h")
-	flags.Var(&dir, "dir", "the `DIRECTORY` for histories and pages (default a temporary one for each)")
+	flags.Var(&most, "duration", "give up if a mistake is not proved after this time, 4s to 1h")
+	flags.Var(&dir, "dir", "the `DIRECTORY` for drawings, histories and pages (default a temporary one for each mistake)")
 	return cmd
 }
 
@@ -99,14 +153,28 @@ func labNames() []string {
 	return names
 }
 
-func listMistakes(out io.Writer) error {
+func storyNames() []string {
+	var names []string
+	for _, y := range story.Stories() {
+		names = append(names, y.Name)
+	}
+	return names
+}
+
+// listLab lists the stories and the mistakes.
+func listLab(out io.Writer) error {
 	tw := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "stories, played on a real server:")
+	for _, y := range story.Stories() {
+		fmt.Fprintf(tw, "  %s\t%s (%s)\n", y.Name, y.Title, y.Server)
+	}
+	fmt.Fprintln(tw, "mistakes, found by a check:")
 	for _, name := range labNames() {
 		m, err := lab.Find(name)
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(tw, "%s\t%s\n", m.Name, m.Title)
+		fmt.Fprintf(tw, "  %s\t%s\n", m.Name, m.Title)
 	}
 	return tw.Flush()
 }

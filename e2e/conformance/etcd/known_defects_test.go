@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-const patience = time.Minute
+const testTimeout = time.Minute
 
 func locker(t *testing.T, s driver.Store, o ...holdfast.Option) *holdfast.Locker {
 	t.Helper()
@@ -25,7 +25,7 @@ func locker(t *testing.T, s driver.Store, o ...holdfast.Option) *holdfast.Locker
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 		defer cancel()
 		if err := l.Close(ctx); err != nil {
 			t.Error(err)
@@ -34,7 +34,7 @@ func locker(t *testing.T, s driver.Store, o ...holdfast.Option) *holdfast.Locker
 	return l
 }
 
-// ask begins to wait, if it has to.
+// ask begins a request that may wait.
 func ask(t *testing.T, s *etcdstore.Store, r driver.Request) <-chan result {
 	t.Helper()
 	r.Wait = true
@@ -46,10 +46,10 @@ func ask(t *testing.T, s *etcdstore.Store, r driver.Request) <-chan result {
 	return done
 }
 
-// waitIn begins to wait and returns when the place stands.
+// waitIn begins to wait and returns when the queue entry stands.
 func waitIn(t *testing.T, s *etcdstore.Store, r driver.Request) <-chan result {
 	t.Helper()
-	queued, done := r.From.(*asker).queued, ask(t, s, r)
+	queued, done := r.From.(*requester).queued, ask(t, s, r)
 	select {
 	case <-queued:
 	case res := <-done:
@@ -61,7 +61,7 @@ func waitIn(t *testing.T, s *etcdstore.Store, r driver.Request) <-chan result {
 		default:
 		}
 		t.Fatalf("it did not wait: %+v, %v", res.g, res.err)
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("no place")
 	}
 	return done
@@ -77,16 +77,16 @@ func receive[T any](t *testing.T, what string, c <-chan T) T {
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatalf("%s did not come", what)
 		panic("unreachable")
 	}
 }
 
-// release gives a grant back although connections were cut, which may cost answers.
+// release releases a grant although connections were cut, which may lose answers.
 func release(t *testing.T, s *etcdstore.Store, g driver.Grant) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) {
 		err := s.Release(t.Context(), g, 0)
 		if err == nil || s.Classify(err) == driver.CodeNotHeld { // or an answer was lost
 			return
@@ -97,9 +97,9 @@ func release(t *testing.T, s *etcdstore.Store, g driver.Grant) {
 	}
 }
 
-// TestPrefix: "a" does not wait for "a/b", nor the other way round, however the
-// first reads of a busy queue come out (etcd issue 6278).
-func TestPrefix(t *testing.T) {
+// TestNameIgnoresKeysBelow: "a" does not wait for "a/b", nor "a/b" for "a", for any result
+// of the first reads of a busy queue (etcd issue 6278).
+func TestNameIgnoresKeysBelow(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, o := c.open(t), c.open(t)
 	names := []string{"a", "a/b", "a/b/c", "a/", "/a", "a//b"}
@@ -130,9 +130,8 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
-// TestCompaction: compacting the history disturbs nobody who waits (etcd issue
-// 9715).
-func TestCompaction(t *testing.T) {
+// TestCompactionDisturbsNoWaiter (etcd issue 9715).
+func TestCompactionDisturbsNoWaiter(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
 	g := must(t, s, request("h", "n", 1, time.Minute))
@@ -147,7 +146,7 @@ func TestCompaction(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Watches have to be made again.
+	// Watches must be made again.
 	for _, p := range c.proxies {
 		p.Cut()
 		if err := p.Heal(); err != nil {
@@ -162,9 +161,9 @@ func TestCompaction(t *testing.T) {
 	receive(t, "the end of the second", second)
 }
 
-// TestWaiterLosesLease: a waiter whose own lease has ended is not granted, and the
-// Locker queues anew (etcd issue 19597).
-func TestWaiterLosesLease(t *testing.T) {
+// TestWaiterWithoutLeaseIsNotGranted: a waiter's own lease has ended. It is not granted, and
+// the Locker queues anew (etcd issue 19597).
+func TestWaiterWithoutLeaseIsNotGranted(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
 	g := must(t, s, request("h", "n", 1, time.Minute))
@@ -179,13 +178,13 @@ func TestWaiterLosesLease(t *testing.T) {
 		locked <- err
 	}()
 	var keys *clientv3.GetResponse
-	for end := time.Now().Add(patience); keys == nil || len(keys.Kvs) < 3; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); keys == nil || len(keys.Kvs) < 3; time.Sleep(10 * time.Millisecond) {
 		var err error
 		if keys, err = client.Get(t.Context(), "n/", clientv3.WithPrefix()); err != nil {
 			t.Fatal(err)
 		}
 		if time.Now().After(end) {
-			t.Fatalf("the Locker's place did not come: %v", keys.Kvs)
+			t.Fatalf("the Locker's queue entry did not come: %v", keys.Kvs)
 		}
 	}
 	for _, kv := range keys.Kvs {
@@ -210,8 +209,8 @@ func TestWaiterLosesLease(t *testing.T) {
 	}
 }
 
-// TestOneProcess: goroutines of one client exclude each other (etcd issue 11360).
-func TestOneProcess(t *testing.T) {
+// TestGoroutinesOfOneClientExclude each other (etcd issue 11360).
+func TestGoroutinesOfOneClientExclude(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
 	l := locker(t, s)
@@ -226,7 +225,7 @@ func TestOneProcess(t *testing.T) {
 			}
 		})
 	}
-	// And past the core.
+	// And without the core.
 	for i := range 4 {
 		wg.Go(func() {
 			for j := range 25 {
@@ -250,9 +249,9 @@ func TestOneProcess(t *testing.T) {
 	}
 }
 
-// TestTakenAway: a key that somebody deletes and a lease that somebody revokes
-// end the holder's context, with their cause.
-func TestTakenAway(t *testing.T) {
+// TestDeletionAndRevocationEndContext: an operator deletes a key or revokes a lease. The
+// holder's context ends with its cause.
+func TestDeletionAndRevocationEndContext(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	client := c.direct(t)
 	for _, test := range []struct {
@@ -286,20 +285,20 @@ func TestTakenAway(t *testing.T) {
 	}
 }
 
-// slowOwner is asked for its words between the end of a wait and its grant.
+// slowOwner delays the request for its owner between the end of a wait and its grant.
 type slowOwner struct {
-	asker
+	requester
 	ask func()
 }
 
 func (o *slowOwner) Owner() driver.Owner {
 	o.ask()
-	return o.asker.Owner()
+	return o.requester.Owner()
 }
 
-// TestLeaseEndsAtGrant: a lease that is found to have ended while a grant is on its
-// way to the caller is told to that caller too, and not at its next renewal.
-func TestLeaseEndsAtGrant(t *testing.T) {
+// TestLeaseEndAtGrantIsReported: the lease ends while a grant is on its way to the caller.
+// The caller gets the loss at once, and not at the next renewal.
+func TestLeaseEndAtGrantIsReported(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
 	blocker := must(t, c.open(t), request("b", "n", 1, time.Minute))
@@ -310,15 +309,15 @@ func TestLeaseEndsAtGrant(t *testing.T) {
 		t.Fatal(keys, err)
 	}
 	asked := 0
-	o := &slowOwner{asker: asker{id: "w", queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}}
+	o := &slowOwner{requester: requester{id: "w", queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}}
 	o.ask = func() {
 		if asked++; asked < 2 {
-			return // its place is made
+			return // its queue entry is made
 		}
 		if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
 			t.Error(err)
 		}
-		receive(t, "the first's loss", first.From.(*asker).lost)
+		receive(t, "the first's loss", first.From.(*requester).lost)
 	}
 	r := driver.Request{ID: "w", Name: "n", Limit: 1, TTL: time.Hour, Wait: true, From: o}
 	done := make(chan result, 1)
@@ -340,9 +339,9 @@ func TestLeaseEndsAtGrant(t *testing.T) {
 	}
 }
 
-// TestManySessions: renewing and inspecting what stands under many leases; the race
-// detector, or the runtime's own check of maps, finds what is shared.
-func TestManySessions(t *testing.T) {
+// TestManySessionsAreRaceFree: it renews and inspects entries of many leases. The race
+// detector, or the runtime's own check of maps, finds shared data.
+func TestManySessionsAreRaceFree(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
 	var held []driver.Grant

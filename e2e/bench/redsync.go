@@ -1,4 +1,4 @@
-package redis
+package main
 
 import (
 	"context"
@@ -10,12 +10,14 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// pool lets redsync use the client that is fastest for holdfast too.
-type pool struct{ client rueidis.Client }
+// rueidisPool lets redsync use the client that is fastest for holdfast too.
+type rueidisPool struct{ client rueidis.Client }
 
-func (p pool) Get(ctx context.Context) (redsyncredis.Conn, error) { return conn{p.client, ctx}, nil }
+func (p rueidisPool) Get(ctx context.Context) (redsyncredis.Conn, error) {
+	return redsyncConn{p.client, ctx}, nil
+}
 
-type conn struct {
+type redsyncConn struct {
 	client rueidis.Client
 	ctx    context.Context
 }
@@ -27,22 +29,22 @@ func noNil(err error) error {
 	return err
 }
 
-func (c conn) Get(name string) (string, error) {
+func (c redsyncConn) Get(name string) (string, error) {
 	v, err := c.client.Do(c.ctx, c.client.B().Get().Key(name).Build()).ToString()
 	return v, noNil(err)
 }
 
-func (c conn) Set(name, value string) (bool, error) {
+func (c redsyncConn) Set(name, value string) (bool, error) {
 	err := c.client.Do(c.ctx, c.client.B().Set().Key(name).Value(value).Build()).Error()
 	return err == nil, err
 }
 
-func (c conn) SetNX(name, value string, expiry time.Duration) (bool, error) {
+func (c redsyncConn) SetNX(name, value string, expiry time.Duration) (bool, error) {
 	v, err := c.client.Do(c.ctx, c.client.B().Set().Key(name).Value(value).Nx().PxMilliseconds(expiry.Milliseconds()).Build()).ToString()
 	return v == "OK", noNil(err)
 }
 
-func (c conn) Eval(s *redsyncredis.Script, keysAndArgs ...any) (any, error) {
+func (c redsyncConn) Eval(s *redsyncredis.Script, keysAndArgs ...any) (any, error) {
 	keys := make([]string, s.KeyCount)
 	for i := range keys {
 		keys[i] = keysAndArgs[i].(string)
@@ -58,7 +60,7 @@ func (c conn) Eval(s *redsyncredis.Script, keysAndArgs ...any) (any, error) {
 	return v, noNil(err)
 }
 
-func (c conn) ScriptLoad(s *redsyncredis.Script) error {
+func (c redsyncConn) ScriptLoad(s *redsyncredis.Script) error {
 	v, err := c.client.Do(c.ctx, c.client.B().ScriptLoad().Script(s.Src).Build()).ToString()
 	if err == nil {
 		s.Hash = v
@@ -66,9 +68,9 @@ func (c conn) ScriptLoad(s *redsyncredis.Script) error {
 	return err
 }
 
-func (c conn) PTTL(name string) (time.Duration, error) {
+func (c redsyncConn) PTTL(name string) (time.Duration, error) {
 	ms, err := c.client.Do(c.ctx, c.client.B().Pttl().Key(name).Build()).AsInt64()
 	return time.Duration(ms) * time.Millisecond, err
 }
 
-func (c conn) Close() error { return nil }
+func (c redsyncConn) Close() error { return nil }

@@ -1,0 +1,244 @@
+// The program bench measures every store of holdfast beside its peers, on real servers that
+// it starts:
+//
+//	go run ./bench
+//	go run ./bench -stores redis -works "hot 16x1" -rounds 9
+//	go run ./bench -svg ../docs/images
+//
+// The contenders of a store take turns of a second, again and again, so that other work on
+// the machine falls on all of them. The first turn of each is a warm-up. The program prints
+// the median of each contender, its spread and its ratio to the best peer. Every turn is
+// judged: no two holds of a name overlap, in any process, and tokens rise strictly. After a
+// turn that breaks a rule the program goes on, and exits with status 1.
+//
+// Every library runs as it comes, with no option but a TTL of 30 s. The server has its
+// defaults.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+var (
+	storesFlag = flag.String("stores", "", "the stores, with commas between: redis, etcd, zookeeper, mariadb, postgres, file (default all whose server is installed)")
+	worksFlag  = flag.String("works", "", "the works, with commas between (default all)")
+	rounds     = flag.Int("rounds", 5, "turns of each contender after the warm-up")
+	turn       = flag.Duration("turn", time.Second, "how long a turn takes")
+	svg        = flag.String("svg", "", "directory for the charts, bench-STORE.svg; none if empty")
+)
+
+// work is what the clients do in a turn.
+type work struct {
+	name                         string
+	processes, goroutines, names int
+}
+
+var works = []work{
+	{"serial", 1, 1, 1},
+	{"64 free names", 1, 64, 64},
+	{"512 free names", 1, 512, 512},
+	{"hot 1x16", 1, 16, 1},
+	{"hot 4x4", 4, 4, 1},
+	{"hot 16x1", 16, 1, 1},
+}
+
+func (w work) String() string {
+	switch {
+	case w.names > 1:
+		return fmt.Sprintf("%d goroutines, a name each", w.goroutines)
+	case w.processes*w.goroutines == 1:
+		return "one goroutine, one name"
+	case w.processes == 1:
+		return fmt.Sprintf("one name, %d goroutines in one process", w.goroutines)
+	case w.goroutines == 1:
+		return fmt.Sprintf("one name, %d processes of one goroutine", w.processes)
+	}
+	return fmt.Sprintf("one name, %d processes of %d goroutines", w.processes, w.goroutines)
+}
+
+// contested reports whether more than one client wants the same name.
+func (w work) contested() bool { return w.processes*w.goroutines > w.names }
+
+func main() {
+	log.SetFlags(0)
+	if os.Getenv(childEnv) != "" {
+		if err := child(); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
+	flag.Parse()
+	broken := false
+	for _, s := range stores {
+		if *storesFlag != "" && !slices.Contains(strings.Split(*storesFlag, ","), s.name) {
+			continue
+		}
+		switch ok, err := measureStore(s); {
+		case errors.Is(err, servers.ErrNotInstalled) && *storesFlag == "":
+			log.Printf("%s: left out: %v", s.name, err)
+		case err != nil:
+			log.Fatalf("%s: %v", s.name, err)
+		case !ok:
+			broken = true
+		}
+	}
+	if broken {
+		os.Exit(1)
+	}
+}
+
+// result is a contender's turns in a work.
+type result struct {
+	contender contender
+	turns     []verdict
+}
+
+// of returns the median of a part of the turns' verdicts, the least and the largest.
+func (r *result) of(part func(verdict) float64) (median, least, most float64) {
+	var x []float64
+	for _, v := range r.turns {
+		x = append(x, part(v))
+	}
+	slices.Sort(x)
+	return x[len(x)/2], x[0], x[len(x)-1]
+}
+
+func (r *result) rate() float64 {
+	median, _, _ := r.of(func(v verdict) float64 { return v.rate })
+	return median
+}
+
+// measureStore measures one store, prints its tables and writes its chart. It returns
+// false if a rule was broken.
+func measureStore(s store) (bool, error) {
+	dir, err := os.MkdirTemp("", "holdfast-bench-")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(dir)
+	address, stop, err := s.start(context.Background(), dir)
+	if err != nil {
+		return false, err
+	}
+	defer stop()
+	ok := true
+	var all [][]result
+	var done []work
+	before := load()
+	fmt.Printf("\n## %s (load %s)\n", s.name, before)
+	for _, w := range works {
+		if *worksFlag != "" && !slices.Contains(strings.Split(*worksFlag, ","), w.name) {
+			continue
+		}
+		results, good, err := measureWork(s, address, w)
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", w.name, err)
+		}
+		ok = ok && good
+		printWork(w, results)
+		all, done = append(all, results), append(done, w)
+	}
+	after := load()
+	fmt.Printf("\nload at the end: %s\n", after)
+	if *svg == "" {
+		return ok, nil
+	}
+	return ok, os.WriteFile(filepath.Join(*svg, "bench-"+s.name+".svg"), []byte(chart(s.name, done, all, before, after)), 0o644)
+}
+
+func measureWork(s store, address string, w work) (results []result, ok bool, err error) {
+	ok = true
+	var crews [][]*process
+	defer func() {
+		for _, crew := range crews {
+			for _, p := range crew {
+				p.end()
+			}
+		}
+	}()
+	for _, c := range s.contenders {
+		if c.floor && w.contested() {
+			continue // it does not exclude
+		}
+		results = append(results, result{contender: c})
+		var crew []*process
+		for range w.processes {
+			p, err := startProcess(s.name, c.name, address, w)
+			if err != nil {
+				return nil, false, err
+			}
+			crew = append(crew, p)
+		}
+		crews = append(crews, crew)
+	}
+	for round := range *rounds + 1 {
+		for i := range results {
+			r := &results[i]
+			turns, err := takeTurn(crews[i])
+			if err != nil {
+				return nil, false, fmt.Errorf("%s: %w", r.contender.name, err)
+			}
+			v := judge(turns, w, r.contender.keepsTokens, *turn)
+			if n := len(v.broken); n > 0 {
+				ok = false
+				fmt.Printf("BROKEN: %s: %s: %d times, first: %s\n", w.name, r.contender.name, n, v.broken[0])
+			}
+			if round > 0 {
+				r.turns = append(r.turns, v)
+			}
+		}
+	}
+	return results, ok, nil
+}
+
+// printWork prints a table in Markdown. The ratio is to the best peer.
+func printWork(w work, results []result) {
+	best := 0.0
+	for _, r := range results {
+		if r.contender.peer {
+			best = max(best, r.rate())
+		}
+	}
+	fmt.Printf("\n%s, pairs a second:\n\n| | median (spread) | ratio to the best peer |", w)
+	if w.contested() {
+		fmt.Print(" least to most served | handover p50, p99 |")
+	}
+	fmt.Printf("\n| --- | --- | --- |%s\n", strings.Repeat(" --- |", map[bool]int{true: 2}[w.contested()]))
+	for i := range results {
+		r := &results[i]
+		rate, least, most := r.of(func(v verdict) float64 { return v.rate })
+		fmt.Printf("| %s | %.0f (%.0f to %.0f) | %.2f |", r.contender.name, rate, least, most, rate/best)
+		if w.contested() {
+			share, _, _ := r.of(func(v verdict) float64 { return v.share })
+			p50, _, _ := r.of(func(v verdict) float64 { return v.p50 })
+			p99, _, _ := r.of(func(v verdict) float64 { return v.p99 })
+			fmt.Printf(" %.2f | %.0f us, %.0f us |", share, p50, p99)
+		}
+		fmt.Println()
+	}
+}
+
+// load returns the load of the machine, where the system reports it.
+func load() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "unknown"
+	}
+	text, _, _ := strings.Cut(string(b), " ")
+	return text
+}
+
+// command returns this program once more, as a process of a contender.
+func command() *exec.Cmd { return exec.Command(os.Args[0]) }

@@ -1,0 +1,482 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	redsyncgoredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	_ "github.com/go-sql-driver/mysql"
+	zookeeper "github.com/go-zookeeper/zk"
+	"github.com/jackc/pgx/v5"
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidislock"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.uber.org/zap"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	_ "github.com/holdfast-go/holdfast/etcdstore"
+	_ "github.com/holdfast-go/holdfast/filestore"
+	"github.com/holdfast-go/holdfast/mysqlstore"
+	"github.com/holdfast-go/holdfast/pgstore"
+	"github.com/holdfast-go/holdfast/redisstore"
+	_ "github.com/holdfast-go/holdfast/zkstore"
+)
+
+const (
+	ttl = 30 * time.Second
+	// freeConns is how many connections a peer may keep: one for each goroutine.
+	freeConns = 64
+)
+
+// client is what a process locks with. lock returns the fencing token, 0 if the library has
+// none, and how to unlock.
+type client struct {
+	lock  func(ctx context.Context, name string) (token uint64, unlock func() error, err error)
+	close func()
+}
+
+// contender is one library, or one way, to lock on a store.
+type contender struct {
+	name  string
+	peer  bool // not holdfast
+	floor bool // bare round trips, without exclusion
+	// keepsTokens: a local handoff keeps the token, as the store numbers grants itself.
+	keepsTokens bool
+	open        func(address string) (client, error)
+}
+
+// store is a server with its contenders.
+type store struct {
+	name       string
+	start      func(ctx context.Context, dir string) (address string, stop func(), err error)
+	contenders []contender
+}
+
+// find returns a contender of a store.
+func find(storeName, name string) *contender {
+	for _, s := range stores {
+		for i := range s.contenders {
+			if s.name == storeName && s.contenders[i].name == name {
+				return &s.contenders[i]
+			}
+		}
+	}
+	return nil
+}
+
+var stores = []store{
+	{"redis", startRedis, []contender{
+		ours("holdfast", "redis://%s"),
+		ours("holdfast, LocalHandoff(0)", "redis://%s", holdfast.LocalHandoff(0)),
+		{name: "bsm/redislock", peer: true, open: openRedislock},
+		{name: "redsync over go-redis", peer: true, open: openRedsync},
+		{name: "redsync over rueidis", peer: true, open: openRedsyncRueidis},
+		{name: "rueidislock", peer: true, open: openRueidislock},
+		{name: "SET PX and DEL", floor: true, open: openBareRedis},
+	}},
+	{"etcd", startEtcd, []contender{
+		ours("holdfast", "etcd://%s"),
+		keepingTokens(ours("holdfast, LocalHandoff(64)", "etcd://%s", holdfast.LocalHandoff(64))),
+		{name: "clientv3/concurrency", peer: true, open: openConcurrency},
+	}},
+	{"zookeeper", startZooKeeper, []contender{
+		ours("holdfast", "zk://%s/bench"),
+		keepingTokens(ours("holdfast, LocalHandoff(64)", "zk://%s/bench", holdfast.LocalHandoff(64))),
+		{name: "go-zookeeper Lock", peer: true, open: openZooKeeper},
+	}},
+	{"mariadb", startMariaDB, []contender{
+		ours("holdfast, recipe named", "mysql://root@%s/test?recipe=named"),
+		ours("holdfast, recipe pessimistic", "mysql://root@%s/test?recipe=pessimistic"),
+		{name: "GET_LOCK by hand", peer: true, open: openGetLock},
+		{name: "FOR UPDATE by hand", peer: true, open: openForUpdate},
+	}},
+	{"postgres", startPostgres, []contender{
+		ours("holdfast, recipe advisory", "postgres://postgres@%s/postgres?sslmode=disable&recipe=advisory"),
+		ours("holdfast, recipe pessimistic", "postgres://postgres@%s/postgres?sslmode=disable&recipe=pessimistic"),
+		{name: "pg_advisory_lock by hand", peer: true, open: openAdvisory},
+		{name: "FOR UPDATE by hand", peer: true, open: openPgForUpdate},
+	}},
+	{"file", startFile, []contender{
+		ours("holdfast", "file://%s"),
+		{name: "open, flock, close", peer: true, open: openFlock},
+	}},
+}
+
+// ours is holdfast on a URL with the address in it. Its TTL is 30 s by default.
+func ours(name, format string, o ...holdfast.Option) contender {
+	return contender{name: name, open: func(address string) (client, error) {
+		l, err := holdfast.Open(context.Background(), fmt.Sprintf(format, address), o...)
+		if err != nil {
+			return client{}, err
+		}
+		return client{close: func() { _ = l.Close(context.Background()) }, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
+			k, err := l.Lock(ctx, name)
+			if err != nil {
+				return 0, nil, err
+			}
+			return k.Token(), k.Unlock, nil
+		}}, nil
+	}}
+}
+
+func keepingTokens(c contender) contender {
+	c.keepsTokens = true
+	return c
+}
+
+// pool keeps what one goroutine at a time can use.
+type pool[T any] struct {
+	mu   sync.Mutex
+	idle []T
+	open func() (T, error)
+}
+
+func (p *pool[T]) take() (T, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.idle); n > 0 {
+		v := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		return v, nil
+	}
+	return p.open()
+}
+
+func (p *pool[T]) give(v T) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.idle = append(p.idle, v)
+}
+
+// pooled makes a client whose lock uses something that one goroutine at a time can use.
+func pooled[T any](open func() (T, error), end func(T), lock func(ctx context.Context, v T, name string) (unlock func() error, err error)) client {
+	p := &pool[T]{open: open}
+	return client{
+		close: func() {
+			for _, v := range p.idle {
+				end(v)
+			}
+		},
+		lock: func(ctx context.Context, name string) (uint64, func() error, error) {
+			v, err := p.take()
+			if err != nil {
+				return 0, nil, err
+			}
+			unlock, err := lock(ctx, v, name)
+			if err != nil {
+				end(v)
+				return 0, nil, err
+			}
+			return 0, func() error {
+				defer p.give(v)
+				return unlock()
+			}, nil
+		},
+	}
+}
+
+func startRedis(ctx context.Context, dir string) (string, func(), error) {
+	r, err := servers.StartRedis(ctx, dir)
+	if err != nil {
+		return "", nil, err
+	}
+	return r.Address(), r.Kill, nil
+}
+
+func goRedis(address string) *goredis.Client {
+	return goredis.NewClient(&goredis.Options{Addr: address, PoolSize: freeConns})
+}
+
+func openRedislock(address string) (client, error) {
+	c := goRedis(address)
+	l := redislock.New(c)
+	// It does not wait by itself. The shortest pause between two tries is the fastest for
+	// it, and costs the most processor time.
+	o := &redislock.Options{RetryStrategy: redislock.LinearBackoff(time.Microsecond)}
+	return client{close: func() { _ = c.Close() }, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
+		k, err := l.Obtain(ctx, "redislock:"+name, ttl, o)
+		if err != nil {
+			return 0, nil, err
+		}
+		return 0, func() error { return k.Release(context.Background()) }, nil
+	}}, nil
+}
+
+func redsyncClient(rs *redsync.Redsync, end func()) client {
+	return client{close: end, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
+		m := rs.NewMutex("redsync:"+name, redsync.WithExpiry(ttl), redsync.WithTries(1<<30))
+		if err := m.LockContext(ctx); err != nil {
+			return 0, nil, err
+		}
+		return 0, func() error { _, err := m.UnlockContext(context.Background()); return err }, nil
+	}}
+}
+
+func openRedsync(address string) (client, error) {
+	c := goRedis(address)
+	return redsyncClient(redsync.New(redsyncgoredis.NewPool(c)), func() { _ = c.Close() }), nil
+}
+
+func openRedsyncRueidis(address string) (client, error) {
+	c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{address}, DisableCache: true, MaxFlushDelay: 20 * time.Microsecond})
+	if err != nil {
+		return client{}, err
+	}
+	return redsyncClient(redsync.New(rueidisPool{c}), c.Close), nil
+}
+
+func openRueidislock(address string) (client, error) {
+	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
+		ClientOption: rueidis.ClientOption{InitAddress: []string{address}, MaxFlushDelay: 20 * time.Microsecond}, KeyMajority: 1, KeyValidity: ttl, NoLoopTracking: true,
+	})
+	if err != nil {
+		return client{}, err
+	}
+	return client{close: l.Close, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
+		_, release, err := l.WithContext(ctx, name)
+		return 0, func() error { release(); return nil }, err
+	}}, nil
+}
+
+func openBareRedis(address string) (client, error) {
+	c, err := redisstore.BareClient("redis://" + address)
+	if err != nil {
+		return client{}, err
+	}
+	return client{close: c.Close, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
+		err := c.Do(ctx, c.B().Set().Key(name).Value("v").PxMilliseconds(ttl.Milliseconds()).Build()).Error()
+		return 0, func() error {
+			return c.Do(context.Background(), c.B().Del().Key(name).Build()).Error()
+		}, err
+	}}, nil
+}
+
+func startEtcd(ctx context.Context, dir string) (string, func(), error) {
+	members, err := servers.StartEtcd(ctx, servers.EtcdConfig{Dir: dir})
+	if err != nil {
+		return "", nil, err
+	}
+	return members[0].Client, members[0].Kill, nil
+}
+
+func openConcurrency(address string) (client, error) {
+	c, err := clientv3.New(clientv3.Config{Endpoints: []string{address}, Logger: zap.NewNop()})
+	if err != nil {
+		return client{}, err
+	}
+	// A session counts as one owner of a name, so each goroutine needs its own.
+	k := pooled(func() (*concurrency.Session, error) { return concurrency.NewSession(c) }, func(s *concurrency.Session) { _ = s.Close() },
+		func(ctx context.Context, s *concurrency.Session, name string) (func() error, error) {
+			m := concurrency.NewMutex(s, "/peer/"+name)
+			return func() error { return m.Unlock(context.Background()) }, m.Lock(ctx)
+		})
+	end := k.close
+	k.close = func() { end(); _ = c.Close() }
+	return k, nil
+}
+
+func startZooKeeper(ctx context.Context, dir string) (string, func(), error) {
+	z, err := servers.StartZooKeeper(ctx, dir, servers.ZooKeeperConfig{})
+	if err != nil {
+		return "", nil, err
+	}
+	return z.Address(), z.Kill, nil
+}
+
+type silent struct{}
+
+func (silent) Printf(string, ...any) {}
+
+func openZooKeeper(address string) (client, error) {
+	c, events, err := zookeeper.Connect([]string{address}, 38*time.Second, zookeeper.WithLogger(silent{}))
+	if err != nil {
+		return client{}, err
+	}
+	go func() {
+		for range events {
+		}
+	}()
+	return client{close: c.Close, lock: func(_ context.Context, name string) (uint64, func() error, error) {
+		l := zookeeper.NewLock(c, "/peer/"+name, zookeeper.WorldACL(zookeeper.PermAll))
+		return 0, l.Unlock, l.Lock()
+	}}, nil
+}
+
+// rows are the names that FOR UPDATE by hand finds.
+const rows = 512
+
+func startMariaDB(ctx context.Context, _ string) (string, func(), error) {
+	m, err := servers.StartMariaDB(ctx, "--max-connections=1200")
+	if err != nil {
+		return "", nil, err
+	}
+	stop := func() { _ = m.Close() }
+	s, err := mysqlstore.Open(ctx, "mysql://root@"+m.Address+"/test")
+	err = initialize(ctx, s, err)
+	db, oerr := openMySQL(m.Address)
+	if err = errors.Join(err, oerr); err != nil {
+		stop()
+		return "", nil, err
+	}
+	defer db.Close()
+	for _, q := range []string{
+		"CREATE TABLE by_hand (name VARBINARY(100) PRIMARY KEY) ENGINE=InnoDB",
+		fmt.Sprintf("INSERT INTO by_hand SELECT CONCAT('bench-', seq) FROM seq_0_to_%d", rows-1),
+	} {
+		if _, err := db.ExecContext(ctx, q); err != nil {
+			stop()
+			return "", nil, err
+		}
+	}
+	return m.Address, stop, nil
+}
+
+// initialize makes the tables of a store, and closes it.
+func initialize(ctx context.Context, s interface {
+	Init(context.Context) error
+	Close(context.Context) error
+}, err error) error {
+	if err != nil {
+		return err
+	}
+	return errors.Join(s.Init(ctx), s.Close(ctx))
+}
+
+func openMySQL(address string) (*sql.DB, error) {
+	db, err := sql.Open("mysql", "root@tcp("+address+")/test?interpolateParams=true")
+	if err == nil {
+		db.SetMaxIdleConns(rows)
+	}
+	return db, err
+}
+
+func openGetLock(address string) (client, error) {
+	db, err := openMySQL(address)
+	if err != nil {
+		return client{}, err
+	}
+	ask := func(ctx context.Context, c *sql.Conn, query, name string) error {
+		var yes sql.NullBool
+		if err := c.QueryRowContext(ctx, query, "by hand "+name).Scan(&yes); err != nil {
+			return err
+		}
+		if !yes.Bool {
+			return errors.New("answered no: " + query)
+		}
+		return nil
+	}
+	return client{close: func() { db.Close() }, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
+		c, err := db.Conn(ctx)
+		if err != nil {
+			return 0, nil, err
+		}
+		if err := ask(context.Background(), c, "SELECT GET_LOCK(?, 60)", name); err != nil {
+			return 0, nil, errors.Join(err, c.Close())
+		}
+		return 0, func() error {
+			return errors.Join(ask(context.Background(), c, "SELECT RELEASE_LOCK(?)", name), c.Close())
+		}, nil
+	}}, nil
+}
+
+func openForUpdate(address string) (client, error) {
+	db, err := openMySQL(address)
+	if err != nil {
+		return client{}, err
+	}
+	return client{close: func() { db.Close() }, lock: func(_ context.Context, name string) (uint64, func() error, error) {
+		ctx := context.Background()
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return 0, nil, err
+		}
+		var found string
+		if err := tx.QueryRowContext(ctx, "SELECT name FROM by_hand WHERE name = ? FOR UPDATE", name).Scan(&found); err != nil {
+			return 0, nil, errors.Join(err, tx.Rollback())
+		}
+		return 0, tx.Commit, nil
+	}}, nil
+}
+
+func pgURL(address string) string {
+	return "postgres://postgres@" + address + "/postgres?sslmode=disable"
+}
+
+func startPostgres(ctx context.Context, _ string) (string, func(), error) {
+	p, err := servers.StartPostgres(ctx, "max_connections=1200")
+	if err != nil {
+		return "", nil, err
+	}
+	stop := func() { _ = p.Close() }
+	s, err := pgstore.Open(ctx, pgURL(p.Address))
+	err = initialize(ctx, s, err)
+	c, oerr := pgx.Connect(ctx, pgURL(p.Address))
+	if err = errors.Join(err, oerr); err != nil {
+		stop()
+		return "", nil, err
+	}
+	defer c.Close(ctx)
+	if _, err := c.Exec(ctx, fmt.Sprintf("CREATE TABLE by_hand (name text PRIMARY KEY); INSERT INTO by_hand SELECT 'bench-' || n FROM generate_series(0, %d) n", rows-1)); err != nil {
+		stop()
+		return "", nil, err
+	}
+	return p.Address, stop, nil
+}
+
+func pgPooled(address string, lock func(ctx context.Context, c *pgx.Conn, name string) (func() error, error)) (client, error) {
+	ctx := context.Background()
+	return pooled(func() (*pgx.Conn, error) { return pgx.Connect(ctx, pgURL(address)) }, func(c *pgx.Conn) { c.Close(ctx) },
+		func(_ context.Context, c *pgx.Conn, name string) (func() error, error) { return lock(ctx, c, name) }), nil
+}
+
+func openAdvisory(address string) (client, error) {
+	return pgPooled(address, func(ctx context.Context, c *pgx.Conn, name string) (func() error, error) {
+		_, err := c.Exec(ctx, "SELECT pg_advisory_lock(hashtext($1))", name)
+		return func() error {
+			var ok bool
+			if err := c.QueryRow(ctx, "SELECT pg_advisory_unlock(hashtext($1))", name).Scan(&ok); err != nil || ok {
+				return err
+			}
+			return errors.New("it was not held")
+		}, err
+	})
+}
+
+func openPgForUpdate(address string) (client, error) {
+	return pgPooled(address, func(ctx context.Context, c *pgx.Conn, name string) (func() error, error) {
+		tx, err := c.Begin(ctx)
+		if err != nil {
+			return nil, err
+		}
+		var found string
+		err = tx.QueryRow(ctx, "SELECT name FROM by_hand WHERE name = $1 FOR UPDATE", name).Scan(&found)
+		return func() error { return tx.Commit(ctx) }, err
+	})
+}
+
+func startFile(_ context.Context, dir string) (string, func(), error) { return dir, func() {}, nil }
+
+func openFlock(dir string) (client, error) {
+	return client{close: func() {}, lock: func(_ context.Context, name string) (uint64, func() error, error) {
+		f, err := os.OpenFile(filepath.Join(dir, "flock-"+name), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return 0, nil, err
+		}
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+			return 0, nil, errors.Join(err, f.Close())
+		}
+		return 0, f.Close, nil
+	}}, nil
+}

@@ -1,0 +1,146 @@
+package redis
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"testing"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
+)
+
+// executed returns how often the server has executed a command with success.
+func executed(t *testing.T, r *servers.Redis, command string) (n int) {
+	t.Helper()
+	info, err := r.Info(t.Context(), "commandstats")
+	if err != nil {
+		t.Fatal(err)
+	}
+	field := map[string]int{}
+	for part := range strings.SplitSeq(info["cmdstat_"+command], ",") {
+		k, v, _ := strings.Cut(part, "=")
+		field[k], _ = strconv.Atoi(v)
+	}
+	return field["calls"] - field["failed_calls"]
+}
+
+// answers reports whether the server executes a command.
+func answers(t *testing.T, r *servers.Redis, args ...string) bool {
+	_, err := r.Do(t.Context(), args...)
+	return err == nil
+}
+
+// TestPlainUsesConditionalCommands renews and releases locks of the layout plain on a server
+// with the commands that compare a string, or without them; as a user with the right to them
+// and without it; and on a full server, which refuses SET.
+func TestPlainUsesConditionalCommands(t *testing.T) {
+	r := start(t)
+	deletes, sets := "", answers(t, r, "SET", "probe", "1", "IFEQ", "1")
+	for _, command := range [][]string{{"DELEX", "probe", "IFEQ", "1"}, {"DELIFEQ", "probe", "1"}} {
+		if deletes == "" && answers(t, r, command...) {
+			deletes = strings.ToLower(command[0])
+		}
+	}
+	t.Logf("the server has SET with IFEQ: %t; it has %q", sets, deletes)
+	restrict(t, []*servers.Redis{r}, layoutRights...)
+	do(t, r, "ACL", "SETUSER", "app", "~*", "&*")
+	client := goredis.NewClient(&goredis.Options{Addr: r.Address()})
+	over, err := adapter.New(client, redisstore.WithLayout(redisstore.Plain))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = over.Close(context.Background())
+		_ = client.Close()
+	}()
+	for _, of := range []struct {
+		name string
+		s    *redisstore.Store
+		may  bool
+	}{
+		{"rueidis", open(t, "redis://"+r.Address(), redisstore.WithLayout(redisstore.Plain)), true},
+		{"goredis", over, true},
+		{"without the right", open(t, "redis://app:app-secret@"+r.Address(), redisstore.WithLayout(redisstore.Plain)), false},
+	} {
+		t.Run(of.name, func(t *testing.T) {
+			other := open(t, "redis://"+r.Address(), redisstore.WithLayout(redisstore.Plain))
+			pair := func(full bool) {
+				t.Helper()
+				one, two := must(t, of.s, request("one", driver.Exclusive, long)), must(t, of.s, request("two", driver.Exclusive, long))
+				var w *waiter
+				if full {
+					do(t, r, "CONFIG", "SET", "maxmemory", "1")
+				} else {
+					w = queue(t, other, request("one", driver.Exclusive, long))
+				}
+				do(t, r, "PEXPIRE", "two", "5000")
+				for i, a := range of.s.Renew(t.Context(), []driver.Grant{one, two}) {
+					if a.Err != nil {
+						t.Errorf("renewing grant %d: %v", i, a.Err)
+					}
+				}
+				if left := do(t, r, "PTTL", "two").(int64); left <= 5000 {
+					t.Errorf("after a renewal the lease is %d ms", left)
+				}
+				for _, g := range []driver.Grant{one, two} {
+					if err := of.s.Release(t.Context(), g, 0); err != nil {
+						t.Errorf("releasing: %v", err)
+					}
+				}
+				do(t, r, "CONFIG", "SET", "maxmemory", "0")
+				if w != nil {
+					release(t, other, w.granted())
+				}
+				for _, g := range []driver.Grant{one, two} {
+					code(t, of.s, of.s.Release(t.Context(), g, 0), driver.CodeNotHeld)
+				}
+				// A grant that another client has replaced, or an operator has taken away.
+				one, two = must(t, of.s, request("one", driver.Exclusive, long)), must(t, of.s, request("two", driver.Exclusive, long))
+				do(t, r, "SET", "one", "another client's")
+				if err := other.Break(t.Context(), "two", two.Token); err != nil {
+					t.Fatal(err)
+				}
+				for i, want := range []driver.Cause{driver.CauseGone, driver.CauseTaken} {
+					g := []driver.Grant{one, two}[i]
+					if a := of.s.Renew(t.Context(), []driver.Grant{g})[0]; driver.CodeOf(a.Err) != driver.CodeNotHeld || a.Cause != want {
+						t.Errorf("renewing a lost grant: %+v, want the cause %s", a, want)
+					}
+					code(t, of.s, of.s.Release(t.Context(), g, 0), driver.CodeNotHeld)
+				}
+				if got := do(t, r, "GET", "one"); got != "another client's" {
+					t.Errorf("the other client's lock is now %v", got)
+				}
+				do(t, r, "DEL", "one")
+			}
+			pair(false) // the store learns what the server has
+			one := must(t, of.s, request("x", driver.Exclusive, long))
+			set := executed(t, r, "set")
+			if a := of.s.Renew(t.Context(), []driver.Grant{one})[0]; a.Err != nil {
+				t.Error(a.Err)
+			}
+			renewed := executed(t, r, "set") - set // the script uses PEXPIRE
+			deleted := 0
+			if deletes != "" {
+				deleted = executed(t, r, deletes)
+			}
+			if err := of.s.Release(t.Context(), one, 0); err != nil {
+				t.Error(err)
+			}
+			// The user may SET, as each layout needs it.
+			if sets != (renewed == 1) {
+				t.Errorf("SET has renewed %d of 1; the server has it with IFEQ: %t", renewed, sets)
+			}
+			if deletes != "" {
+				if by := executed(t, r, deletes) - deleted; of.may != (by == 1) {
+					t.Errorf("%s has released %d of 1, allowed %t", deletes, by, of.may)
+				}
+			}
+			pair(true)
+		})
+	}
+}

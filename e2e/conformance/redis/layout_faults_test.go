@@ -1,0 +1,314 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// eachLayout runs a test for each layout.
+func eachLayout(t *testing.T, f func(t *testing.T, l redisstore.Layout)) {
+	for _, l := range redisstore.Layouts() {
+		t.Run(string(l), func(t *testing.T) { f(t, l) })
+	}
+}
+
+// many returns a limit at which several requests hold a name together; in a layout of
+// exclusive locks it is [driver.Exclusive].
+func many(l redisstore.Layout) int {
+	switch l {
+	case redisstore.RedissonReadWrite:
+		return driver.Unlimited
+	case redisstore.RedissonSemaphore, redisstore.RedissonPermits:
+		return 3
+	}
+	return driver.Exclusive
+}
+
+// TestLayoutLateRequestAfterRelease: a request that was sent, was not answered, and arrives
+// after the grant of a later request with its ID was released, is refused. Where a step of
+// the release has no answer, the next release succeeds.
+func TestLayoutLateRequestAfterRelease(t *testing.T) {
+	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
+		t.Parallel()
+		r := start(t)
+		s, g, late := lateRequest(t, r, withLayout(l)...)
+		p := s.Client().(*plain)
+		p.mu.Lock()
+		p.hold = func(sc *redisstore.Script, _ []string) bool { return strings.HasSuffix(sc.Name, " undo") }
+		p.mu.Unlock()
+		err := s.Release(t.Context(), g, 0)
+		if err != nil && driver.CodeOf(err) == driver.CodeUnknown {
+			err = s.Release(t.Context(), g, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
+			t.Errorf("the late request is answered %q", answer)
+		}
+		release(t, s, must(t, s, request("x", driver.Exclusive, long)))
+	})
+}
+
+// TestLayoutLateRequestAfterBreak: an operator takes a grant away, and another client holds
+// the name for a while. A request of the first grant's ID that arrives then is refused: its
+// holder would take the new lease for its own.
+func TestLayoutLateRequestAfterBreak(t *testing.T) {
+	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
+		t.Parallel()
+		r := start(t)
+		s, g, late := lateRequest(t, r, withLayout(l)...)
+		if err := s.Break(t.Context(), "x", g.Token); err != nil {
+			t.Fatal(err)
+		}
+		other := open(t, "redis://"+r.Address(), withLayout(l)...)
+		release(t, other, must(t, other, request("x", driver.Exclusive, long)))
+		if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
+			t.Errorf("the late request is answered %q", answer)
+		}
+		if a := s.Renew(t.Context(), []driver.Grant{g})[0]; driver.CodeOf(a.Err) != driver.CodeNotHeld || a.Cause != driver.CauseTaken {
+			t.Errorf("a renewal of the first grant: %+v", a)
+		}
+	})
+}
+
+// TestLayoutForgetsBrokenGrants: while a name is held, what is remembered of grants that an
+// operator took away is removed when no request of theirs can arrive any more.
+func TestLayoutForgetsBrokenGrants(t *testing.T) {
+	r := start(t)
+	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
+		do(t, r, "FLUSHALL")
+		s := open(t, "redis://"+r.Address(), withLayout(l)...)
+		limit := many(l)
+		if limit != driver.Exclusive {
+			must(t, s, request("x", limit, long)) // it stays
+		}
+		broken := func() (fields []string) {
+			g := must(t, s, request("x", limit, long))
+			if err := s.Break(t.Context(), "x", g.Token); err != nil {
+				t.Fatal(err)
+			}
+			for _, field := range strungTogether(do(t, r, "HKEYS", "holdfast:beside:{x}")) {
+				if strings.HasPrefix(field, "b:") {
+					fields = append(fields, field)
+				}
+			}
+			return fields
+		}
+		first := broken()
+		if len(first) != 1 {
+			t.Fatalf("%q", first)
+		}
+		do(t, r, "HSET", "holdfast:beside:{x}", first[0], "1") // as if it were long ago
+		if second := broken(); len(second) != 1 || second[0] == first[0] {
+			t.Errorf("%q after %q", second, first)
+		}
+	})
+}
+
+// TestLayoutFull: a server without memory refuses new locks; grants of long and of short
+// leases can be renewed and released.
+func TestLayoutFull(t *testing.T) {
+	r := start(t)
+	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
+		do(t, r, "FLUSHALL")
+		s := open(t, "redis://"+r.Address(), withLayout(l)...)
+		grants := []driver.Grant{must(t, s, request("x", many(l), 24*time.Hour))}
+		if many(l) != driver.Exclusive {
+			grants = append(grants, must(t, s, request("x", many(l), long)))
+		}
+		do(t, r, "CONFIG", "SET", "maxmemory", "1")
+		defer do(t, r, "CONFIG", "SET", "maxmemory", "0")
+		for i := range grants { // short after long, and long after short
+			g := grants[len(grants)-1-i]
+			if a := s.Renew(t.Context(), []driver.Grant{g})[0]; a.Err != nil {
+				t.Errorf("a full server does not renew: %v", a.Err)
+			}
+		}
+		_, err := s.Acquire(t.Context(), request("y", driver.Exclusive, long))
+		code(t, s, err, driver.CodeRefused)
+		for _, g := range grants {
+			if err := s.Release(t.Context(), g, 0); err != nil {
+				t.Errorf("a full server does not release: %v", err)
+			}
+		}
+	})
+}
+
+// TestLayoutReaderReleasesWhileSlotMoves: holdfast and another client read a name whose hash
+// slot is being moved, and the other reader's key has moved already. A release is refused
+// and changes nothing; it succeeds when the slot has moved.
+func TestLayoutReaderReleasesWhileSlotMoves(t *testing.T) {
+	c := cluster(t)
+	name := t.Name()
+	slot, err := c.Slot(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := c.Owner(t.Context(), slot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := c.Nodes[0]
+	if to == from {
+		to = c.Nodes[1]
+	}
+	s := open(t, "redis+cluster://"+c.Nodes[0].Address(), redisstore.WithLayout(redisstore.RedissonReadWrite))
+	g := must(t, s, request(name, driver.Unlimited, long))
+	key := "{" + name + "}:other:1:rwlock_timeout:1"
+	do(t, from, "SET", key, "1", "PX", "60000")
+	do(t, from, "HSET", name, "other:1", "1")
+	if err := c.BeginMove(t.Context(), slot, from, to); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.MoveKey(t.Context(), key, from, to); err != nil {
+		t.Fatal(err)
+	}
+	code(t, s, s.Release(t.Context(), g, 0), driver.CodeUnavailable)
+	if err := c.EndMove(t.Context(), slot, from, to); err != nil {
+		t.Fatal(err)
+	}
+	if a := renewed(t, s, g); a.Err != nil {
+		t.Errorf("the reader has lost its lease: %v", a.Err)
+	}
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Error(err)
+	}
+	do(t, to, "DEL", name, key)
+	if left := remnants(t, redisstore.RedissonReadWrite, to); len(left) > 0 {
+		t.Errorf("keys are left: %q", left)
+	}
+}
+
+// layoutRights are the commands that docs/redis-layouts.md lists beside those of docs/redis.md.
+var layoutRights = strings.Fields("exists hexists hkeys hlen setnx incr incrby decrby lindex lrange lpop rpush lrem " +
+	"zadd zscore zrem zincrby zrange zrangebyscore zcard")
+
+// TestLayoutRefusedCommandKeepsGrants takes each documented right away from a client, which
+// then tries, renews, releases, rolls back and breaks. Afterwards its grants and those of
+// other clients stand or are released, waiters are served, and nothing is left.
+func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
+	r := start(t)
+	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
+		do(t, r, "FLUSHALL")
+		admin := open(t, "redis://"+r.Address(), withLayout(l)...)
+		limit := many(l)
+		for _, right := range slices.Concat(documented, layoutRights) {
+			restrict(t, []*servers.Redis{r}, layoutRights...)
+			do(t, r, "ACL", "SETUSER", "app", "~*", "&*")
+			s := open(t, "redis://app:app-secret@"+r.Address(), withLayout(l)...)
+			mine := must(t, s, request("mine", limit, long))
+			beside := func() (g *driver.Grant) { // another holder, where there can be one
+				if limit == driver.Exclusive {
+					return nil
+				}
+				other := must(t, admin, request("mine", limit, long))
+				return &other
+			}()
+			busy := must(t, admin, request("busy", driver.Exclusive, long))
+			var w *waiter
+			if l != redisstore.RedissonSpin { // no release notifies it
+				w = queue(t, admin, request("busy", driver.Exclusive, long))
+			}
+			expired := must(t, admin, request("expired", driver.Exclusive, long))
+			expire(t, r, l, "expired")
+			do(t, r, "ACL", "SETUSER", "app", "-"+right)
+
+			refusal := func(what string, err error) {
+				t.Helper()
+				if c := s.Classify(err); err != nil && c != driver.CodeRefused && c != driver.CodeBusy && c != driver.CodeUnknown {
+					t.Errorf("without %s %s is refused with code %v: %v", right, what, c, err)
+				}
+			}
+			var requests []driver.Request
+			for _, name := range []string{"free", "busy", "mine", "expired"} {
+				for _, of := range []int{driver.Exclusive, limit} {
+					q := request(name, of, long)
+					q.Wait = true
+					short, stop := context.WithTimeout(t.Context(), 5*time.Millisecond)
+					_, err := s.Acquire(short, q)
+					stop()
+					if errors.Is(err, context.DeadlineExceeded) {
+						err = nil
+					}
+					refusal("a wait", err)
+					requests = append(requests, q)
+				}
+			}
+			kept := s.Renew(t.Context(), []driver.Grant{mine})[0].Err
+			refusal("a renewal", kept)
+			released := s.Release(t.Context(), mine, 0)
+			refusal("a release", released)
+			refusal("an undo", s.Undo(t.Context(), request("busy", 1, long)))
+			broken := s.Break(t.Context(), "busy", busy.Token)
+			refusal("a break", broken)
+
+			do(t, r, "ACL", "SETUSER", "app", "+"+right)
+			for _, q := range requests {
+				undone(t, s, q)
+			}
+			if released != nil {
+				if err := s.Release(t.Context(), mine, 0); err != nil {
+					t.Errorf("without %s a release was refused (%v), and then: %v", right, released, err)
+				}
+			}
+			if beside != nil {
+				if a := admin.Renew(t.Context(), []driver.Grant{*beside})[0]; a.Err != nil {
+					t.Errorf("without %s another holder's lease has ended: %v", right, a.Err)
+				}
+				release(t, admin, *beside)
+			}
+			if a := admin.Renew(t.Context(), []driver.Grant{busy})[0]; broken != nil && a.Err != nil {
+				t.Errorf("without %s a break was refused (%v), and the lease has ended: %v", right, broken, a.Err)
+			}
+			release(t, admin, busy)
+			if w != nil {
+				release(t, admin, w.granted())
+			}
+			release(t, admin, expired)
+			for _, name := range []string{"free", "busy", "mine", "expired"} {
+				n := 1
+				if limit == 3 && name == "mine" {
+					n = 3
+				}
+				for range n {
+					if _, err := admin.Acquire(t.Context(), request(name, n, long)); err != nil {
+						t.Errorf("without %s: %s is not free when all have left: %v", right, name, err)
+					}
+				}
+				if _, err := admin.Acquire(t.Context(), request(name, n, long)); err == nil {
+					t.Errorf("without %s: %s is granted beyond its limit", right, name)
+				}
+			}
+			_ = s.Close(t.Context())
+			do(t, r, "FLUSHALL")
+		}
+	})
+}
+
+// expire makes a lease look as if it had run out.
+func expire(t *testing.T, r *servers.Redis, l redisstore.Layout, name string) {
+	t.Helper()
+	switch l {
+	case redisstore.RedissonPermits:
+		for _, permit := range strungTogether(do(t, r, "ZRANGE", "{"+name+"}:timeout", "0", "-1")) {
+			do(t, r, "ZADD", "{"+name+"}:timeout", "1", permit)
+		}
+	case redisstore.RedissonSemaphore:
+		for _, field := range strungTogether(do(t, r, "HKEYS", "holdfast:beside:{"+name+"}")) {
+			if strings.HasPrefix(field, "e:") {
+				do(t, r, "HSET", "holdfast:beside:{"+name+"}", field, "1")
+			}
+		}
+	default:
+		do(t, r, "DEL", name)
+	}
+}

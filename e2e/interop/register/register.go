@@ -1,0 +1,65 @@
+// Package register is a number in a file that tests of several processes add to. Nothing but
+// the lock that they test protects it.
+package register
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Register is the path of the file.
+type Register string
+
+// New makes a register that is 0 and ends with the test.
+func New(t *testing.T) Register {
+	t.Helper()
+	r := Register(filepath.Join(t.TempDir(), "register"))
+	if err := os.WriteFile(string(r), []byte("0"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// Value reads the number.
+func (r Register) Value() (int, error) {
+	raw, err := os.ReadFile(string(r))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(raw)))
+}
+
+// Add reads the number and writes the next one.
+func (r Register) Add() error {
+	n, err := r.Value()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(string(r), []byte(strconv.Itoa(n+1)), 0o600)
+}
+
+// Still returns an error if the number changes within a millisecond.
+func (r Register) Still() error {
+	before, err := r.Value()
+	if err != nil {
+		return err
+	}
+	time.Sleep(time.Millisecond)
+	if after, err := r.Value(); err != nil || after != before {
+		return fmt.Errorf("a writer beside a reader: %d, then %d (%w)", before, after, err)
+	}
+	return nil
+}
+
+// Want requires a number.
+func (r Register) Want(t *testing.T, want int) {
+	t.Helper()
+	if got, err := r.Value(); err != nil || got != want {
+		t.Errorf("the register is %d (%v), want %d", got, err, want)
+	}
+}
