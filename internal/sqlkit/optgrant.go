@@ -194,7 +194,7 @@ func (o *Optimistic) Renew(ctx context.Context, grants []driver.Grant) []driver.
 			ops = append(ops, o.renewal(grants[i], &answers[i]))
 		}
 		if err := o.apply(ctx, slices.Clone(ops)...); err != nil {
-			if !last && driver.CodeOf(err) == driver.CodeUnavailable {
+			if !last && ctx.Err() == nil && driver.CodeOf(err) == driver.CodeUnavailable {
 				clear(answers[from:to])
 				return false
 			}

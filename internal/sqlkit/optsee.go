@@ -61,8 +61,9 @@ func (o *Optimistic) watchHeld() {
 	}
 }
 
-// lookAt notifies the holders whose grants are gone, and reports whether the server has
-// answered. A grant that expires needs no notification: its validity has ended.
+// lookAt notifies the holders whose grants are gone, and reports false if the
+// server can be asked again at once. A grant that expires needs no notification: its validity has
+// ended.
 func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
 	causes := make([]driver.Cause, len(some))
 	var ops []*op
@@ -77,7 +78,7 @@ func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
 		}})
 	}
 	if o.apply(ctx, slices.Clone(ops)...) != nil {
-		return false
+		return ctx.Err() != nil
 	}
 	for i, k := range some {
 		if causes[i] == "" || ops[i].err != nil {
