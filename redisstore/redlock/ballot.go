@@ -141,7 +141,10 @@ func (b *ballot) ask(n *node, owner string) {
 	v.asked = b.birth
 	token := b.token
 	if !b.s.task(func() {
-		r, err := n.eval(timeout(b.ttl), voteScript, b.voteKeys(), b.voteArgs(token, owner))
+		b.mu.Lock()
+		args := b.voteArgs(token, owner)
+		b.mu.Unlock()
+		r, err := n.eval(timeout(b.ttl), voteScript, b.voteKeys(), args)
 		b.mu.Lock()
 		b.answered(n, r, err)
 		b.mu.Unlock()
@@ -155,7 +158,7 @@ func (b *ballot) voteKeys() []string {
 	return []string{b.key, stateKey, tombstone + b.id, tombstone + b.r.ID, queueKey + b.key}
 }
 
-// voteArgs is for a request that is sent now.
+// voteArgs returns the arguments of a request that is sent now. The mutex is held.
 func (b *ballot) voteArgs(token uint64, owner string) []string {
 	s := b.s
 	args := append(make([]string, 0, 12), b.value(token, owner), b.id+" ", millis(b.stands), field(b.bucket), text(token),
