@@ -163,4 +163,11 @@ var mistakes = []Mistake{
 		Instead: "A lock has one connection from the request to the release, and the release's answer is checked.",
 		recipe:  recipe{freesElsewhere: true}, rules: []check.Rule{check.RuleWaiting, check.RuleLeftovers},
 	},
+	{
+		Name: "locks-more", Title: "a lock of one name that shuts out all others",
+		Code:    `SELECT ... WHERE name = 'tea' FOR UPDATE        (without an index on name)`,
+		What:    "The database locks each row that it reads, and without an index it reads all. Clients of other rows wait for a lock that is free.",
+		Instead: "A lock is of one name, and the server finds it by its key.",
+		recipe:  recipe{keys: everyRow}, rules: []check.Rule{check.RuleWaiting}, long: 20,
+	},
 }

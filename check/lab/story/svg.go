@@ -74,7 +74,7 @@ func (u *Run) panel(server, title string) string {
 		for _, a := range []Actor{A, B} {
 			if t.Holds[a] {
 				colour := "#0969da"
-				if t.Holds[a.other()] {
+				if t.Holds[a.other()] && !u.Apart {
 					colour = "#cf222e"
 				}
 				fmt.Fprintf(&b, `<path d="M%d %dv%d" stroke="%s" stroke-width="7"/>`+"\n", a.x(), y, rowHeight, colour)
