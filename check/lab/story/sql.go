@@ -75,7 +75,12 @@ func otherRows(s *Stage) {
 	s.Must(<-locked)
 	s.Step(A, "name = 'tea' FOR UPDATE", "1 row")
 	s.Enter(A, nil)
-	s.Note(Server, "has read 3 rows")
+	s.Until("A has locked all rows, and the end of the table", func() bool {
+		var locks int
+		s.Must(db.QueryRowContext(s.ctx, "SELECT COALESCE(MAX(trx_rows_locked), 0) FROM information_schema.innodb_trx").Scan(&locks))
+		return locks == 4
+	})
+	s.Note(Server, "locks all 3 rows")
 	_, locked = s.lockRow(db, "mug")
 	waits := false
 	s.Until("B has its row, or waits", func() bool {
@@ -179,10 +184,12 @@ var sqlStories = []Story{
 			for _, a := range []Actor{A, B} {
 				c := s.conn(db)
 				// With NOWAIT a locked row is an error.
-				s.query(a, "SELECT id ... FOR UPDATE", c, "SELECT id FROM item WHERE id = 1 FOR UPDATE NOWAIT")
+				_, err := c.ExecContext(s.ctx, "SELECT id FROM item WHERE id = 1 FOR UPDATE NOWAIT")
+				s.Must(err)
+				s.Step(a, "SELECT ... FOR UPDATE", "1 row")
 				s.Enter(a, nil)
 				if a == A {
-					s.Note(Server, "ends the lock")
+					s.Note(Server, "the lock ends")
 				}
 			}
 		},
@@ -200,7 +207,7 @@ var sqlStories = []Story{
 			if !s.TryLockName(A, "tea", long) || !s.TryLockName(B, "mug", long) {
 				s.Violate("A and B need different names, and one waits for the other.")
 			}
-			s.Survive("Each name is a lock of its own: nobody waits.")
+			s.Survive("Each name is a lock of its own: B does not wait for A.")
 		},
 	},
 	{

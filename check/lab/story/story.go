@@ -79,6 +79,8 @@ type Run struct {
 	// client can ever have it. Outcome is the sentence for it.
 	Violated bool
 	Outcome  string
+	// Stalls reports that a client stalls or crashes.
+	Stalls bool
 	// Apart reports that each client has a lock of its own, so both may have one.
 	Apart bool
 }
@@ -88,6 +90,9 @@ type Result struct {
 	Story        Story
 	Wrong, Right Run
 }
+
+// Stalls is the sentence for readers of a Run with Stalls.
+const Stalls = "How A stops here: it makes no step, and its connection carries nothing."
 
 // OK reports whether the story came out as it should: the wrong lock failed, and holdfast
 // survived.
@@ -257,6 +262,7 @@ func (s *Stage) Stall(a Actor, text string) {
 	for _, p := range s.links[a] {
 		p.Cut()
 	}
+	s.run.Stalls = true
 	s.Note(a, text)
 }
 
