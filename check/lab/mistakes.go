@@ -24,14 +24,14 @@ type Mistake struct {
 
 var mistakes = []Mistake{
 	{
-		Name: "delete-anyones", Title: "a release that does not ask whose the lock is",
+		Name: "delete-anyones", Title: "a release that does not compare the owner",
 		Code:    `DEL lock`,
-		What:    "A holder whose lease has run out while it was slow releases the lock of whoever has it now, and a third gets in beside that one.",
+		What:    "A holder whose lease has run out while it was slow releases the lock of the next holder, and a third client gets in beside that one.",
 		Instead: "Every release compares the grant's own ID or token in the same atomic step.",
 		recipe:  recipe{deleteAnyones: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"break", "delay"}, long: 20,
 	},
 	{
-		Name: "renew-anyones", Title: "a renewal that does not ask whose the lock is",
+		Name: "renew-anyones", Title: "a renewal that does not compare the owner",
 		Code:    `every 10 s: EXPIRE lock 30`,
 		What:    "A holder that has lost the lock keeps another's alive, takes the answer for its own, and goes on working.",
 		Instead: "A renewal proves ownership and never revives a grant that has ended; one that has gone ends the holder's context.",
@@ -40,22 +40,22 @@ var mistakes = []Mistake{
 	{
 		Name: "never-expires", Title: "a lock without an expiry",
 		Code:    `SETNX lock me        (or EXPIRE as a second command, which a crash prevents)`,
-		What:    "A holder dies, and the lock stands for ever.",
+		What:    "A holder dies, and the lock stands forever.",
 		Instead: "Every grant has a lease, or ends with its holder's connection or process, from the first step on.",
 		recipe:  recipe{neverExpires: true}, rules: []check.Rule{check.RuleWaiting, check.RuleLeftovers}, faults: []string{"vanish"},
 	},
 	{
 		Name: "check-then-act", Title: "a look and a write, in two steps",
 		Code:    `if GET lock is empty: SET lock me`,
-		What:    "Two see that it is free, and both take it.",
+		What:    "Two clients see that it is free, and both take it.",
 		Instead: "The store decides and writes in one atomic step.",
 		recipe:  recipe{checkThenAct: true}, rules: []check.Rule{check.RuleExclusion},
 	},
 	{
 		Name: "client-clock", Title: "the clients' clocks decide what has expired",
 		Code:    `SETNX lock (my time + 30 s); if the other's time is past by mine: GETSET`,
-		What:    "A machine whose clock is ahead takes a lock that its holder still trusts.",
-		Instead: "The store's own clock ends a lease, and a holder measures its trust by its monotonic clock, from before it asked.",
+		What:    "A machine whose clock is ahead takes a lock that its holder still relies on.",
+		Instead: "The store's own clock ends a lease, and a holder measures its validity by its monotonic clock, from before its request.",
 		recipe:  recipe{clientClock: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{"cut"}, long: 20,
 	},
 	{
@@ -66,38 +66,38 @@ var mistakes = []Mistake{
 		recipe:  recipe{clockToken: true}, rules: []check.Rule{check.RuleTokens, check.RuleRegister},
 	},
 	{
-		Name: "trust-from-receipt", Title: "trust that runs from the answer",
+		Name: "trust-from-receipt", Title: "a validity that runs from the answer",
 		Code:    `ok = SET lock me NX PX 30000; deadline = now + 30 s`,
-		What:    "The server counts from when the request came. After a slow answer the holder trusts a lock that another already has.",
-		Instead: "Trust runs from before the request was sent, less a margin.",
+		What:    "The server counts from when the request came. After a slow answer the holder relies on a lock that another client already has.",
+		Instead: "The validity runs from before the request was sent, less a margin.",
 		recipe:  recipe{trustReceipt: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultSlow}, long: 20,
 	},
 	{
 		Name: "lost-is-no", Title: "no answer taken for a no",
 		Code:    `if err := acquire(ctx); err != nil { return err }      (and a session keeps it alive)`,
-		What:    "The request was done and its answer lost. Nobody knows of the lock, the session renews it, and everyone waits.",
+		What:    "The request was done and its answer lost. No client relies on the lock, the session renews it, and all others wait.",
 		Instead: "Unknown is not no: it is undone in the background until the store confirms that nothing stands.",
 		recipe:  recipe{lostIsNo: true}, rules: []check.Rule{check.RuleWaiting, check.RuleLeftovers}, faults: []string{"drop-answers"},
 	},
 	{
 		Name: "forgetful-failover", Title: "a failover that forgets, and a client that does not say so",
 		Code:    `SET lock me NX on a primary; its replica takes over without it`,
-		What:    "The new primary gives the lock away again while its holder trusts it.",
+		What:    "The new primary gives the lock away again while its holder relies on it.",
 		Instead: "A store's guarantees say what a failover can take; replicas can be waited for; the token covers the gap at the resource.",
 		recipe:  recipe{forgetsFailover: true}, rules: []check.Rule{check.RuleExclusion}, faults: []string{faultFailover}, long: 20,
 	},
 	{
 		Name: "counted-permits", Title: "a semaphore that is a number",
 		Code:    `if INCR permits > 5: DECR permits`,
-		What:    "Who dies does not count down: each crash costs a permit, until none is left.",
+		What:    "A client that dies does not count down: each crash costs a permit, until none is left.",
 		Instead: "Every permit is a grant of its own, with a lease, an owner and a slot.",
 		recipe:  recipe{countsPermits: true}, rules: []check.Rule{check.RuleWaiting}, faults: []string{faultDies},
 	},
 	{
 		Name: "look-then-listen", Title: "a look, and then the subscription",
 		Code:    `if not acquire(): SUBSCRIBE released; wait`,
-		What:    "The release comes between the two. Nobody tells of it again, and the waiter waits in vain.",
-		Instead: "A waiter has its place and its subscription before the last look, and looks again after a stated time in any case.",
+		What:    "The release comes between the two. No second notification comes, and the waiter waits in vain.",
+		Instead: "A waiter has its queue entry and its subscription before the last look, and looks again after a stated time in any case.",
 		recipe:  recipe{looksThenHears: true}, rules: []check.Rule{check.RuleWaiting},
 	},
 	{
@@ -166,8 +166,8 @@ var mistakes = []Mistake{
 	{
 		Name: "locks-more", Title: "a lock of one name that shuts out all others",
 		Code:    `SELECT ... WHERE name = 'tea' FOR UPDATE        (without an index on name)`,
-		What:    "The database locks each row that it reads, and without an index it reads all. Clients of other rows wait for a lock that is free.",
-		Instead: "A lock is of one name, and the server finds it by its key.",
+		What:    "InnoDB locks each row that it reads, and without an index it reads all. Clients that need other rows wait, although those are free.",
+		Instead: "Each name is a lock of its own, which the server finds by its key.",
 		recipe:  recipe{keys: everyRow}, rules: []check.Rule{check.RuleWaiting}, long: 20,
 	},
 }
