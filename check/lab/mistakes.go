@@ -80,7 +80,7 @@ var mistakes = []Mistake{
 		recipe:  recipe{lostIsNo: true}, rules: []check.Rule{check.RuleWaiting, check.RuleLeftovers}, faults: []string{"drop-answers"},
 	},
 	{
-		Name: "forgetful-failover", Title: "a failover that forgets, and a client that does not say so",
+		Name: "forgetful-failover", Title: "a failover that forgets, and a client that is silent",
 		Code:    `SET lock me NX on a primary; its replica takes over without it`,
 		What:    "The new primary gives the lock away again while its holder relies on it.",
 		Instead: "A store's guarantees say what a failover can take; replicas can be waited for; the token covers the gap at the resource.",
@@ -108,7 +108,7 @@ var mistakes = []Mistake{
 		recipe:  recipe{breaksStale: true}, rules: []check.Rule{check.RuleExclusion}, long: 20,
 	},
 	{
-		Name: "compare-then-delete", Title: "a release that compares the owner, and deletes in a second step",
+		Name: "compare-then-delete", Title: "a release that compares, and deletes in a second step",
 		Code:    `if GET lock is me: DEL lock`,
 		What:    "Between the two the lease runs out, and another client gets the lock. The delete removes that client's lock.",
 		Instead: "A release compares and deletes in one atomic step at the store.",

@@ -235,7 +235,7 @@ var sqlStories = []Story{
 			s.Expect(s.TryLock(B, long), "B gets the lock")
 			s.sell(B, b)()
 			s.count(a)
-			s.Survive("B reads what A has written: two items are sold, two are missing.")
+			s.Survive("B reads what A wrote: two are sold, and the stock is two less.")
 		},
 	},
 }
