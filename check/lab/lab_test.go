@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/lab"
 )
 
-// TestMistakes: every mistake is convicted, of what it is.
+// TestMistakes convicts every mistake of the rule that it breaks.
 func TestMistakes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes a dozen experiments of several seconds")

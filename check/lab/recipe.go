@@ -65,6 +65,9 @@ func oppositeOrder(c *client, name string) []string {
 	return []string{name, name + second}
 }
 
+// everyRow is clients that lock what they read: their own row and, to find it, the whole table.
+func everyRow(_ *client, name string) []string { return []string{name, "table" + second} }
+
 // wire is the time between two commands of one client.
 const wire = 300 * time.Microsecond
 
@@ -240,11 +243,23 @@ func (c *client) Undo(_ context.Context, r driver.Request) error {
 	if c.lostIsNo {
 		return nil
 	}
-	c.s.remove(r.Name+second, owned(r.ID))
+	c.removeOthers(r.Name, owned(r.ID))
 	if c.s.remove(r.Name, owned(r.ID)) && r.Limit > 1 && c.countsPermits {
 		c.s.count(r.Name, r.Limit, -1)
 	}
 	return nil
+}
+
+// removeOthers removes what was taken beside the name.
+func (c *client) removeOthers(name string, pick func(value) bool) {
+	if c.keys == nil {
+		return
+	}
+	for _, key := range c.keys(c, name) {
+		if key != name {
+			c.s.remove(key, pick)
+		}
+	}
 }
 
 // Renew sets the expiry anew.
@@ -289,9 +304,7 @@ func (c *client) Release(_ context.Context, g driver.Grant, _ time.Duration) err
 	if c.freesElsewhere {
 		return nil
 	}
-	if c.keys != nil {
-		c.s.remove(g.Name+second, pick)
-	}
+	c.removeOthers(g.Name, pick)
 	if !c.s.remove(g.Name, pick) {
 		return errNotHeld
 	}

@@ -81,7 +81,7 @@ var fileStories = []Story{
 	},
 	{
 		Name: "crossed-names", Title: "two names, taken in opposite order", Mistake: "opposite-order", Server: "files",
-		Code:   "A: lock x, lock y    B: lock y, lock x",
+		Code:   "A: lock x, lock y; B: lock y, lock x",
 		Tale:   "Both clients need two locks, for a transfer between two accounts. A takes x first, B takes y first. Now A waits for y, which B has, and B waits for x, which A has.",
 		Lesson: "Take several locks in one order everywhere: DoAll and LockAll do.",
 		Wrong: func(s *Stage) {

@@ -88,8 +88,27 @@ func (s *Stage) askAt(r *servers.Redis, args ...string) string {
 // do sends a command of a client and returns the answer: "nil" for none.
 func (s *Stage) do(a Actor, args ...string) string {
 	v := s.ask(args...)
-	s.Step(a, strings.Join(args, " "), v)
+	s.Step(a, strings.Join(args, " "), explain(args[0], v))
 	return v
+}
+
+// explain adds a word to an answer that is a number or nothing.
+func explain(command, answer string) string {
+	switch command + " " + answer {
+	case "SETNX 1":
+		return "1: created"
+	case "SETNX 0":
+		return "0: it exists"
+	case "SET nil":
+		return "nil: it exists"
+	case "DEL 1":
+		return "1: deleted"
+	case "HSET 1":
+		return "1: created"
+	case "HSET 0":
+		return "0: replaced"
+	}
+	return answer
 }
 
 // setNX is SET with NX and an expiry.
@@ -118,7 +137,9 @@ func getset(s *Stage, a Actor) bool {
 	theirs := s.do(a, "GET", lockName)
 	end, err := strconv.Atoi(theirs)
 	s.Must(err)
-	return end < clock && s.do(a, "GETSET", lockName, expires) == theirs
+	s.Expect(end < clock, "the lock looks expired")
+	s.Note(a, fmt.Sprintf("%d is past: replaces it", end))
+	return s.do(a, "GETSET", lockName, expires) == theirs
 }
 
 // paused: A is paused between its last look at the lock and its write. B gets the lock and
@@ -204,7 +225,7 @@ func votes(s *Stage, a Actor, fleet []*servers.Redis, reach []int) bool {
 	n := 0
 	for _, i := range reach {
 		v := s.askAt(fleet[i-1], "SET", lockName, a.String(), "NX", "PX", millis(long))
-		s.Step(a, fmt.Sprintf("SET lock %s NX on %d", a, i), v)
+		s.Step(a, fmt.Sprintf("SET lock %s NX on %d", a, i), explain("SET", v))
 		if v == "OK" {
 			n++
 		}
@@ -249,15 +270,15 @@ var redisStories = []Story{
 		Tale:   "This program gives the key a time limit, but in a second request. Client A crashes between the two requests, so the time limit never arrives, and the lock stands forever again.",
 		Lesson: "The lock and its expiry must be one request: SET with NX and PX.",
 		Wrong:  crash(byHand(setnx, del), "crashes before EXPIRE"),
-		Right:  crash(right, "crashes after one request"),
+		Right:  crash(right, "crashes"),
 	},
 	{
 		Name: "getset-clocks", Title: "the expiry kept as a value, and two clocks", Mistake: "client-clock", Server: "Redis",
 		Code:   "SETNX lock END; GET lock; if END is past: GETSET lock END",
-		Tale:   "The clients write into the key when their lock ends, by their own clocks. B's clock is 100 seconds ahead, so the lock that A has just taken looks expired to B, and B takes it over while A works.",
+		Tale:   "The clients write into the key when their lock ends, by their own clocks. A's clock shows 100, and A writes 130. B's clock shows 200 at the same moment, so the lock that A has just taken looks expired to B, and B takes it over while A works.",
 		Lesson: "Only one clock may decide that a lock has expired: the server's.",
-		Wrong:  race(byHand(getset, del), "clock is 100 s ahead", ""),
-		Right:  race(holdfastOn(right.on, long), "clock is 100 s ahead", "B finds the lock held, whatever its clock says."),
+		Wrong:  race(byHand(getset, del), "clock shows 200, A's is 100", ""),
+		Right:  race(holdfastOn(right.on, long), "clock shows 200, A's is 100", "B finds the lock held, whatever its clock says."),
 	},
 	{
 		Name: "late-delete", Title: "a release that does not compare the owner", Mistake: "delete-anyones", Server: "Redis",
@@ -282,8 +303,8 @@ var redisStories = []Story{
 	{
 		Name: "work-too-long", Title: "work that takes longer than the TTL", Mistake: "no-renewal", Server: "Redis",
 		Code:   "SET lock A NX PX 1000; work for a minute; release",
-		Tale:   "The lock has a time limit, and the work takes longer than anyone thought. The server ends the lock while A still works, and B starts beside it.",
-		Lesson: "Renew the lock while the work lasts, and stop when it cannot be renewed.",
+		Tale:   "The lock has a time limit, and the work takes longer than expected. The server ends the lock while A still works, and B starts beside it.",
+		Lesson: "Renew while the work lasts, and stop when it cannot be renewed.",
 		Wrong:  longWork(byHand(setNX, del)),
 		Right:  longWork(holdfastOn(right.on, 2*short)),
 	},
@@ -291,14 +312,14 @@ var redisStories = []Story{
 		Name: "paused-writer", Title: "a paused process, with and without a guard", Mistake: "constant-token", Server: "Redis",
 		Code:   "if the lock is mine: write",
 		Tale:   "Even a lock that is renewed ends when its holder is paused: by a garbage collection, by a machine that sleeps. A has looked at its lock, is paused, and writes later, without a chance to look again. Both plays use the same right lock. In the second one the data refuses the write: each grant has a number, the fencing token, and the data accepts no smaller number than it has seen.",
-		Lesson: "A lock cannot stop a paused writer. The data must: with a fencing token.",
+		Lesson: "A lock cannot stop a paused writer. The data can: with a fencing token.",
 		Wrong: paused(func(s *Stage, a Actor, value string, _ uint64) {
 			v := s.ask("HSET", "data", "value", value)
-			s.Step(a, "HSET data value "+value, v)
+			s.Step(a, "HSET data value "+value, explain("HSET", v))
 		}),
 		Right: paused(func(s *Stage, a Actor, value string, token uint64) {
 			v := s.ask("EVAL", guard, "1", "data", strconv.FormatUint(token, 10), value)
-			s.Step(a, "guard: "+value+", my token", v)
+			s.Step(a, "write "+value+" with my token", v)
 		}),
 	},
 	{
@@ -328,7 +349,7 @@ var redisStories = []Story{
 		Name: "redlock-restart", Title: "Redlock, and a server that restarts empty", Mistake: "forgetful-failover", Server: "Redis 1, 2, 3",
 		Code:   "SET lock A NX on three servers: two are enough",
 		Tale:   "Three servers vote, and two votes are a lock. A has the votes of 1 and 2. Server 2 restarts without its data, has forgotten its vote, and votes for B. Now B has two votes as well.",
-		Lesson: "A server that may have forgotten votes must not vote until they are over.",
+		Lesson: "A server that may have lost votes must not vote until they are over.",
 		Wrong:  restarted(votes),
 		Right:  restarted(redlock),
 	},

@@ -26,14 +26,85 @@ func (s *Stage) postgres() *sql.DB {
 	s.url = func(a Actor) string {
 		return "postgres://postgres@" + s.Link(a, p.Address) + "/postgres?sslmode=disable&recipe=advisory"
 	}
-	db, err := sql.Open("pgx", p.URL("postgres", ""))
+	return s.table("pgx", p.URL("postgres", ""), "(1, 'tea', 5)")
+}
+
+// mariadb is postgres on MariaDB, with three rows in the table.
+func (s *Stage) mariadb() *sql.DB {
+	m := server(s, "mariadb", func(ctx context.Context, _ string) (*servers.MySQL, func(), error) {
+		m, err := servers.StartMariaDB(ctx, "--innodb-flush-log-at-trx-commit=0")
+		if err != nil {
+			return nil, nil, err
+		}
+		return m, func() { _ = m.Close() }, nil
+	})
+	s.url = func(a Actor) string { return "mysql://root@" + s.Link(a, m.Address) + "/test?recipe=named" }
+	return s.table("mysql", m.DSN("test", ""), "(1, 'tea', 5), (2, 'mug', 5), (3, 'pot', 5)")
+}
+
+// table returns a pool of connections with a new table.
+func (s *Stage) table(driver, dsn, rows string) *sql.DB {
+	db, err := sql.Open(driver, dsn)
 	s.Must(err)
 	s.Defer(func() { _ = db.Close() })
-	for _, q := range []string{"DROP TABLE IF EXISTS item", "CREATE TABLE item (id int PRIMARY KEY, stock int)", "INSERT INTO item VALUES (1, 5)"} {
+	for _, q := range []string{"DROP TABLE IF EXISTS item", "CREATE TABLE item (id int PRIMARY KEY, name varchar(9), stock int)", "INSERT INTO item VALUES " + rows} {
 		_, err := db.ExecContext(s.ctx, q)
 		s.Must(err)
 	}
 	return db
+}
+
+// lockRow locks the row of a name in a transaction of its own. It returns the end of the
+// transaction, and the error of the request, which may have to wait.
+func (s *Stage) lockRow(db *sql.DB, name string) (commit func() error, locked <-chan error) {
+	tx, err := db.BeginTx(s.ctx, nil)
+	s.Must(err)
+	s.Defer(func() { _ = tx.Rollback() })
+	done := make(chan error, 1)
+	go func() {
+		var stock int
+		done <- tx.QueryRowContext(s.ctx, "SELECT stock FROM item WHERE name = '"+name+"' FOR UPDATE").Scan(&stock)
+	}()
+	return tx.Commit, done
+}
+
+// otherRows: A locks the row tea, and B the row mug, both by the column name.
+func otherRows(s *Stage) {
+	db := s.mariadb()
+	commit, locked := s.lockRow(db, "tea")
+	s.Must(<-locked)
+	s.Step(A, "name = 'tea' FOR UPDATE", "1 row")
+	s.Enter(A, nil)
+	s.Until("A has locked all rows, and the end of the table", func() bool {
+		var locks int
+		s.Must(db.QueryRowContext(s.ctx, "SELECT COALESCE(MAX(trx_rows_locked), 0) FROM information_schema.innodb_trx").Scan(&locks))
+		return locks == 4
+	})
+	s.Note(Server, "locks all 3 rows")
+	_, locked = s.lockRow(db, "mug")
+	waits := false
+	s.Until("B has its row, or waits", func() bool {
+		select {
+		case err := <-locked:
+			s.Expect(err == nil, fmt.Sprintf("B locks its row: %v", err))
+			return true
+		default:
+		}
+		s.Must(db.QueryRowContext(s.ctx, "SELECT COUNT(*) > 0 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'").Scan(&waits))
+		return waits
+	})
+	if !waits {
+		s.Step(B, "name = 'mug' FOR UPDATE", "1 row")
+		return
+	}
+	s.Step(B, "name = 'mug' FOR UPDATE", "waits for A")
+	s.Leave(A)
+	s.Must(commit())
+	s.Step(A, "COMMIT", "done")
+	err := <-locked
+	s.Expect(err == nil, fmt.Sprintf("B locks its row after A: %v", err)) // InnoDB waits for 50 s at most
+	s.Note(B, "has its row at last")
+	s.Violate("B needs another row than A, and waits until A is done.")
 }
 
 // conn returns a connection of its own.
@@ -114,14 +185,31 @@ var sqlStories = []Story{
 			for _, a := range []Actor{A, B} {
 				c := s.conn(db)
 				// With NOWAIT a locked row is an error.
-				s.query(a, "SELECT id ... FOR UPDATE", c, "SELECT id FROM item WHERE id = 1 FOR UPDATE NOWAIT")
+				_, err := c.ExecContext(s.ctx, "SELECT id FROM item WHERE id = 1 FOR UPDATE NOWAIT")
+				s.Must(err)
+				s.Step(a, "SELECT ... FOR UPDATE", "1 row")
 				s.Enter(a, nil)
 				if a == A {
-					s.Note(Server, "ends the lock")
+					s.Note(Server, "the lock ends")
 				}
 			}
 		},
 		Right: race(onPostgres, "comes while A works", "A has the lock until it releases it, and B finds it held."),
+	},
+	{
+		Name: "for-update-scan", Title: "SELECT ... FOR UPDATE without an index", Mistake: "locks-more", Server: "MariaDB",
+		Code:   "SELECT ... WHERE name = 'tea' FOR UPDATE, no index on name",
+		Tale:   "Client A locks the row of the tea, and B needs the row of the mug. The column has no index, so InnoDB, the engine of MySQL and MariaDB, reads all rows to find one. It locks each row that it reads. B waits for A, and so does every client that changes a row of the table.",
+		Lesson: "InnoDB locks each row that it reads: use an index, or lock a name.",
+		Wrong:  otherRows,
+		Right: func(s *Stage) {
+			s.mariadb()
+			s.run.Apart = true
+			if !s.TryLockName(A, "tea", long) || !s.TryLockName(B, "mug", long) {
+				s.Violate("A and B need different names, and one waits for the other.")
+			}
+			s.Survive("Each name is a lock of its own: B does not wait for A.")
+		},
 	},
 	{
 		Name: "lost-update", Title: "an update that does not check the version", Mistake: "check-then-act", Server: "PostgreSQL",
@@ -147,7 +235,7 @@ var sqlStories = []Story{
 			s.Expect(s.TryLock(B, long), "B gets the lock")
 			s.sell(B, b)()
 			s.count(a)
-			s.Survive("B reads what A has written: two items are sold, two are missing.")
+			s.Survive("B reads what A wrote: two are sold, and the stock is two less.")
 		},
 	},
 }

@@ -79,6 +79,10 @@ type Run struct {
 	// client can ever have it. Outcome is the sentence for it.
 	Violated bool
 	Outcome  string
+	// Stalls reports that a client stalls or crashes.
+	Stalls bool
+	// Apart reports that each client has a lock of its own, so both may have one.
+	Apart bool
 }
 
 // Result is a story that was played.
@@ -86,6 +90,9 @@ type Result struct {
 	Story        Story
 	Wrong, Right Run
 }
+
+// Stalls is the sentence for readers of a Run with Stalls.
+const Stalls = "How A stops here: it makes no step, and its connection carries nothing."
 
 // OK reports whether the story came out as it should: the wrong lock failed, and holdfast
 // survived.
@@ -210,14 +217,15 @@ func (s *Stage) Note(a Actor, text string) {
 }
 
 // Enter records that a client relies on the lock from the last step on, until Leave or until
-// still, if there is one, returns false. The lock is violated if the other client relies on it.
+// still, if there is one, returns false. The lock is violated if the other client relies on it,
+// unless the run is Apart.
 func (s *Stage) Enter(a Actor, still func() bool) {
 	if still == nil {
 		still = func() bool { return true }
 	}
 	s.inside[a] = still
 	s.run.Steps[len(s.run.Steps)-1].Holds[a] = true
-	if other := s.inside[a.other()]; other != nil && other() {
+	if other := s.inside[a.other()]; other != nil && other() && !s.run.Apart {
 		s.Violate("A and B have the lock at the same time.")
 	}
 }
@@ -254,6 +262,7 @@ func (s *Stage) Stall(a Actor, text string) {
 	for _, p := range s.links[a] {
 		p.Cut()
 	}
+	s.run.Stalls = true
 	s.Note(a, text)
 }
 
@@ -298,9 +307,12 @@ func (s *Stage) locker(a Actor) *holdfast.Locker {
 const lockName = "lock"
 
 // TryLock acquires the story's lock with holdfast, and reports whether it is granted.
-func (s *Stage) TryLock(a Actor, ttl time.Duration) bool {
-	k, err := s.locker(a).TryLock(s.ctx, lockName, holdfast.TTL(ttl))
-	text := fmt.Sprintf("TryLock(%q)", lockName)
+func (s *Stage) TryLock(a Actor, ttl time.Duration) bool { return s.TryLockName(a, lockName, ttl) }
+
+// TryLockName is TryLock of another name.
+func (s *Stage) TryLockName(a Actor, name string, ttl time.Duration) bool {
+	k, err := s.locker(a).TryLock(s.ctx, name, holdfast.TTL(ttl))
+	text := fmt.Sprintf("TryLock(%q)", name)
 	if errors.Is(err, holdfast.ErrBusy) {
 		s.Step(a, text, "busy")
 		return false

@@ -16,6 +16,9 @@ const (
 	letter     = 6.9
 )
 
+// halo keeps lines out of a text that crosses them.
+const halo = `stroke="#fff" stroke-width="4" paint-order="stroke"`
+
 // x is the place of an actor's lifeline.
 func (a Actor) x() int { return [...]int{A: 14, Server: panelWidth / 2, B: panelWidth - 14}[a] }
 
@@ -74,7 +77,7 @@ func (u *Run) panel(server, title string) string {
 		for _, a := range []Actor{A, B} {
 			if t.Holds[a] {
 				colour := "#0969da"
-				if t.Holds[a.other()] {
+				if t.Holds[a.other()] && !u.Apart {
 					colour = "#cf222e"
 				}
 				fmt.Fprintf(&b, `<path d="M%d %dv%d" stroke="%s" stroke-width="7"/>`+"\n", a.x(), y, rowHeight, colour)
@@ -87,10 +90,10 @@ func (u *Run) panel(server, title string) string {
 		default:
 			anchor := map[Actor]string{A: "start", B: "end"}[t.Actor]
 			if t.Answer == "" {
-				text(t.Actor.x()+in, y+3, anchor, `font-style="italic" fill="#57606a"`, t.Text)
+				text(t.Actor.x()+in, y+3, anchor, `font-style="italic" fill="#57606a" `+halo, t.Text)
 				break
 			}
-			text(t.Actor.x()+in, y-11, anchor, "", t.Text)
+			text(t.Actor.x()+in, y-13, anchor, halo, t.Text)
 			side := int(t.Actor - Server) // -1 on the left, 1 on the right
 			tip := Server.x() + side*pillWidth(pill)/2
 			fmt.Fprintf(&b, `<path d="M%d %dH%d" stroke="#1b1f24"/><path d="M%[3]d %[2]dl%[4]d -4v8z"/>`+"\n", t.Actor.x(), y, tip, 8*side)

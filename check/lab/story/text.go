@@ -36,10 +36,16 @@ func (r *Result) Text(w io.Writer, ascii bool) error {
 		}
 		b.WriteString(mark + " " + run.Outcome + "\n")
 	}
-	fmt.Fprintf(&b, "%-*s%s%*s\n", sideWidth+1, "client A     █: has the lock", centre(r.Story.Server, middleWidth+2), sideWidth+1, "client B")
+	fmt.Fprintf(&b, "%-*s%s%*s\n", sideWidth+1, "client A █: relies on the lock", centre(r.Story.Server, middleWidth+2), sideWidth+1, "client B")
 	part("wrong: "+r.Story.Code, &r.Wrong)
 	part("holdfast", &r.Right)
+	if r.Wrong.Stalls {
+		b.WriteString(Stalls + "\n")
+	}
 	b.WriteString(wrap("Lesson: "+r.Story.Lesson, 79))
+	if r.Story.Mistake != "" {
+		b.WriteString("A check convicts this mistake: holdfast lab " + r.Story.Mistake + "\n")
+	}
 	_, err := io.WriteString(w, g.Replace(b.String()))
 	return err
 }

@@ -131,7 +131,7 @@ var zookeeperStories = []Story{
 			for _, k := range all {
 				s.Must(k.WatchChildren("/queue"))
 			}
-			s.Step(B, "B and 9: create, watch", "watched by 10")
+			s.Step(B, "B, 9 more: create, watch", "watched by 10")
 			s.Leave(A)
 			s.Must(holder.Delete(entry))
 			s.Step(A, "delete /lock/n-0", "deleted")
@@ -161,7 +161,7 @@ var zookeeperStories = []Story{
 				n = most - 1 // A watches its own node, too, for the case that it is deleted
 				return nodes == waiters && n > 0
 			})
-			s.Step(B, "B and 9: Lock(\"lock\")", fmt.Sprintf("watched by %d", n))
+			s.Step(B, "B, 9 more: Lock(\"lock\")", fmt.Sprintf("watched by %d", n))
 			s.Unlock(A)
 			s.Note(Server, fmt.Sprintf("notifies %d", n))
 			s.herd(n)
@@ -173,7 +173,7 @@ var zookeeperStories = []Story{
 		Code:   "create -e /lock; work",
 		Tale:   "The lock is a node that exists as long as A's session. A stalls, the server hears nothing of A, ends the session and deletes the node. B gets the lock. A continues with its work: the news about its session waits on a connection that A does not read.",
 		Lesson: "A session can end unnoticed: stop when you cannot confirm it.",
-		Wrong:  asleep(ephemeral, "its process is stopped"),
-		Right:  asleep(holdfastOn(ephemeral.on, short), "its process is stopped"),
+		Wrong:  asleep(ephemeral, "its process stands still"),
+		Right:  asleep(holdfastOn(ephemeral.on, short), "its process stands still"),
 	},
 }
