@@ -108,7 +108,7 @@ lint:
 	$(SAY) 'lint: staticcheck'
 	@$(GO) run $(STATICCHECK) $(call packages,$(MODULES))
 
-# Three packages of stores go side by side. Checks judge what happens in time: they go
+# Four packages of stores go side by side. Checks judge what happens in time: they go
 # one after the other, and beside no others.
 .PHONY: race-core race-stores race-check
 race: race-core race-stores race-check
@@ -117,7 +117,7 @@ race-core: servers
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m $$($(GO) list $(call packages,$(filter-out e2e check,$(MODULES))) | grep -vE '$(COVERED)')
 race-stores: clients
 	$(SAY) 'race: the stores on their servers'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 3 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
 race-check: servers
 	$(SAY) 'race: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
