@@ -69,7 +69,8 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 	var err error
 	failures := 0
 	for {
-		delay, exact := near, false
+		var delay time.Duration
+		exact := false
 		switch {
 		case err == nil && rep.kind == 'G':
 			return a.toGrant(rep)
