@@ -19,7 +19,7 @@ COVERAGE    := 90
 # Prints the time and what begins now.
 SAY         := @printf '%s %s\n' "$$(date +%T)"
 # A test that hangs fails after this time. It is far above what a package takes.
-TIMEOUT     := -timeout 8m
+TIMEOUT     := -timeout 15m
 
 .PHONY: help build test short verify lint race torture versions cover cross standalone bench fuzz interop
 

@@ -306,7 +306,9 @@ func (s *section) take(e *Event) {
 	case KindAlive:
 		s.alive = max(s.alive, e.T)
 	case KindLost:
-		s.lost, s.cause = e.T, e.Cause
+		if s.lost == 0 || e.T < s.lost {
+			s.lost, s.cause = e.T, e.Cause
+		}
 	case KindUnlock:
 		s.unlock = e.T
 	case KindUnlocked:

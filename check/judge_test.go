@@ -174,6 +174,15 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.event(check.KindLost, check.Event{Cause: "taken"}).unlock()
 			b.unlock()
 		},
+		"taken away, and recorded again by a goroutine that ran late": func(s *story) {
+			a := s.request("w1", "a", 1).granted()
+			s.add(check.Event{K: check.KindFault, Fault: "break", Name: "a", Early: true})
+			a.event(check.KindLost, check.Event{Cause: "taken"})
+			s.t += 700 * ms
+			b := s.request("w2", "a", 1).granted()
+			a.event(check.KindLost, check.Event{Cause: "taken"}).unlock()
+			b.unlock()
+		},
 		"taken away while the answer was on its way": func(s *story) {
 			a, b := s.request("w1", "a", 1), s.request("w2", "a", 1)
 			s.add(check.Event{K: check.KindFault, Fault: "flush", Early: true, For: 5 * ms})

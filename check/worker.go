@@ -238,19 +238,27 @@ func (w *worker) inject(ctx context.Context, f Fault) error {
 	return nil
 }
 
-// hooks record renewals.
+// hooks record renewals and losses.
 type hooks struct{ w *worker }
 
 func (h hooks) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
 
 func (h hooks) Event(_ context.Context, e holdfast.Event) {
-	if e.Kind != holdfast.EventRenewed {
+	if e.Kind != holdfast.EventRenewed && e.Kind != holdfast.EventLost {
 		return
 	}
 	h.w.mu.Lock()
 	held, ok := h.w.holding[holdingKey{e.Name, e.Token}]
 	h.w.mu.Unlock()
 	if !ok {
+		return
+	}
+	if e.Kind == holdfast.EventLost {
+		// The goroutine of the holder records the end, too. On a busy machine it may run
+		// seconds later; the context has ended now at the latest.
+		if held.lock.Context().Err() != nil {
+			h.w.log.Add(Event{K: KindLost, Name: e.Name, Op: held.op, Token: e.Token, Cause: string(e.Cause)})
+		}
 		return
 	}
 	if until, live := validity(held.lock); live {
