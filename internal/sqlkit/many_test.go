@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,4 +80,45 @@ func TestManyGrantsAreRenewedTogether(t *testing.T) {
 	if failed != batch {
 		t.Errorf("%d grants have the error of one script, want %d", failed, batch)
 	}
+}
+
+// TestConnectionsRunOut: a server that accepts fewer connections than there are scripts renews all grants.
+func TestConnectionsRunOut(t *testing.T) {
+	const accepts = 3
+	m := &meeting{all: make(chan struct{})}
+	full := make(chan struct{}) // closed when a connection was refused
+	var dialled atomic.Int32
+	dial := func(context.Context) (Link, error) {
+		switch n := dialled.Add(1); {
+		case n <= accepts:
+			return &crowd{m, full}, nil
+		case n == accepts+1:
+			close(full)
+		}
+		return nil, driver.Errorf(driver.CodeUnavailable, "%w", ErrTooMany)
+	}
+	close(m.all)
+	m.coming = meetingSize
+	o := NewOptimistic(NewPool(Idle{Least: accepts, Most: accepts}, dial), named{}, certain{}, nil, "")
+	defer o.Close(t.Context())
+	grants := make([]driver.Grant, 100*batch)
+	for i := range grants {
+		grants[i] = driver.Grant{ID: fmt.Sprint(i), Name: fmt.Sprint("n", i), TTL: time.Minute}
+	}
+	for _, a := range o.Renew(t.Context(), grants) {
+		if driver.CodeOf(a.Err) != driver.CodeNotHeld { // the row has no grant
+			t.Fatal(a.Err)
+		}
+	}
+}
+
+// crowd answers when the server has refused a connection.
+type crowd struct {
+	*meeting
+	full chan struct{}
+}
+
+func (c *crowd) Run(ctx context.Context, statements ...string) (Answers, error) {
+	<-c.full
+	return c.meeting.Run(ctx, statements...)
 }

@@ -188,20 +188,25 @@ func (o *Optimistic) Renew(ctx context.Context, grants []driver.Grant) []driver.
 		return answers
 	}
 	defer end()
-	inBatches(len(grants), func(from, to int) {
+	inBatches(len(grants), func(from, to int, last bool) bool {
 		var ops []*op
 		for i := from; i < to; i++ {
 			ops = append(ops, o.renewal(grants[i], &answers[i]))
 		}
 		if err := o.apply(ctx, slices.Clone(ops)...); err != nil {
+			if !last && ctx.Err() == nil && driver.CodeOf(err) == driver.CodeUnavailable {
+				clear(answers[from:to])
+				return false
+			}
 			fail(from, to, o.ended(err))
-			return
+			return true
 		}
 		for i, p := range ops {
 			if p.err != nil {
 				answers[from+i].Err = p.err
 			}
 		}
+		return true
 	})
 	return answers
 }

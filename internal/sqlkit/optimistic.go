@@ -81,14 +81,17 @@ const (
 )
 
 // inBatches calls f for each part of n grants. Those of a client with more than a batch are handled at
-// the same time: over a slow link, one script after another would take longer than a TTL.
-func inBatches(n int, f func(from, to int)) {
+// the same time: over a slow link, one script after another would take longer than a TTL. A lane stops
+// when f returns false: the part was certainly not applied, as where the server accepts no more
+// connections. The other lanes go on, and f is called again, with last, for what they leave.
+func inBatches(n int, f func(from, to int, last bool) bool) {
 	if n <= batch {
-		f(0, n)
+		f(0, n, true)
 		return
 	}
 	size := min(max(n/(4*lanes), batch), mostBatch)
 	var next atomic.Int64
+	stopped := make(chan int, lanes) // the parts at which lanes have stopped
 	var running sync.WaitGroup
 	for range min(lanes, (n+size-1)/size) {
 		running.Go(func() {
@@ -97,11 +100,21 @@ func inBatches(n int, f func(from, to int)) {
 				if from >= n {
 					return
 				}
-				f(from, min(from+size, n))
+				if !f(from, min(from+size, n), false) {
+					stopped <- from
+					return
+				}
 			}
 		})
 	}
 	running.Wait()
+	close(stopped)
+	for from := range stopped {
+		f(from, min(from+size, n), true)
+	}
+	for from := int(next.Load()); from < n; from += size {
+		f(from, min(from+size, n), true)
+	}
 }
 
 // NewOptimistic makes the engine, which closes the pool with itself. If waker is nil,

@@ -53,17 +53,18 @@ func (o *Optimistic) watchHeld() {
 		if len(all) == 0 {
 			return
 		}
-		inBatches(len(all), func(from, to int) {
+		inBatches(len(all), func(from, to int, _ bool) bool {
 			ctx, cancel := context.WithTimeout(o.ctx, lookEvery)
 			defer cancel()
-			o.lookAt(ctx, all[from:to])
+			return o.lookAt(ctx, all[from:to])
 		})
 	}
 }
 
-// lookAt notifies the holders whose grants are gone. A grant that expires needs no
-// notification: its validity has ended.
-func (o *Optimistic) lookAt(ctx context.Context, some []*kept) {
+// lookAt notifies the holders whose grants are gone, and reports false if the
+// server can be asked again at once. A grant that expires needs no notification: its validity has
+// ended.
+func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
 	causes := make([]driver.Cause, len(some))
 	var ops []*op
 	for i, k := range some {
@@ -77,7 +78,7 @@ func (o *Optimistic) lookAt(ctx context.Context, some []*kept) {
 		}})
 	}
 	if o.apply(ctx, slices.Clone(ops)...) != nil {
-		return
+		return ctx.Err() != nil
 	}
 	for i, k := range some {
 		if causes[i] == "" || ops[i].err != nil {
@@ -91,6 +92,7 @@ func (o *Optimistic) lookAt(ctx context.Context, some []*kept) {
 			k.from.Lost(causes[i], nil)
 		}
 	}
+	return true
 }
 
 // Break ends a grant. Its client notices within about a second.

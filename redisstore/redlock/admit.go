@@ -111,7 +111,8 @@ func (s *Store) admitNew(ctx context.Context, found []state) {
 	for i, n := range s.nodes {
 		all.Go(func() {
 			f := &found[i]
-			for tries := 0; tries < 20 && f.empty() && ctx.Err() == nil; tries++ {
+			run := f.run // a server that was restarted meanwhile may have voted for another client
+			for tries := 0; tries < 20 && f.empty() && f.run == run && ctx.Err() == nil; tries++ {
 				if n.admit(f, s.now(), true, []string{"floor", text(now)}) == nil {
 					f.fields["run"] = f.run
 					return

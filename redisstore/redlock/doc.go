@@ -31,9 +31,11 @@
 //     it with the server's own, and refuses at a replica. A process draws a new ID when it
 //     starts and each time it becomes a primary. So the two differ after each restart and
 //     after each failover, also one back to the same process, and also where data was
-//     kept, since the newest writes may be missing. The server then measures a wait, by
-//     its own clock: the longest TTL of the fleet. No vote that it has forgotten counts
-//     after that.
+//     kept, since the newest writes may be missing. A primary also draws a new ID for its
+//     first replica, and when it has had none for repl-backlog-ttl: it waits in vain then.
+//     DEBUG RELOAD NOSAVE, a command for tests, loses data and keeps the ID. A server whose
+//     ID differs measures a wait, by its own clock: the longest TTL of the fleet. No vote
+//     that it has forgotten counts after that.
 //   - Its clock is set ahead. Every request carries the fleet's time: the median of the
 //     clocks that a majority has shown, on the monotonic clock of the client. A server
 //     whose own clock differs by more than Skew does not vote. A client that sees that

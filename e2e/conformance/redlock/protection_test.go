@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/redisstore"
@@ -392,6 +393,62 @@ func TestClientWhoseClockStoodStill(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestRestartWhileAdmitted restarts a server of a new fleet between the look at it and its
+// admission, without its data: it may have voted for another client, so it has to wait.
+func TestRestartWhileAdmitted(t *testing.T) {
+	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour, Fresh: true})
+	var below []*redisstore.Store
+	for i, r := range f.all {
+		one, err := redisstore.Open(t.Context(), "redis://"+r.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = one.Close(context.Background()) })
+		if i == 2 {
+			if one, err = redisstore.New(&restarting{Client: one.Client(), server: r}); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = one.Close(context.Background()) })
+		}
+		below = append(below, one)
+	}
+	s, err := f.config.New(below...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	if _, err := s.Guarantees(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i := range f.all {
+		if admitted := f.votes(i); admitted != (i < 2) {
+			t.Errorf("server %d is admitted: %t", i, admitted)
+		}
+	}
+}
+
+// restarting restarts its server, which loses its data, before the first request that admits
+// it.
+type restarting struct {
+	redisstore.Client
+	server *servers.Redis
+	once   sync.Once
+}
+
+func (c *restarting) Eval(ctx context.Context, s *redisstore.Script, keys, args []string) (v []string, err error) {
+	if s.Name == "redlock admit" {
+		c.once.Do(func() {
+			if err = c.server.RestartEmpty(ctx); err == nil {
+				err = &redisstore.NotSentError{Err: errors.New("the server is restarted")}
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return c.Client.Eval(ctx, s, keys, args)
 }
 
 // TestRoundTrips counts the writes of acquisitions at one server: one where the servers
