@@ -294,7 +294,7 @@ func ExampleReentrant() {
 	// true
 }
 
-// An HTTP handler under a lock that tells the resource behind it which grant it
+// An HTTP handler under a lock that sends the resource the token of the grant it
 // acts under: the resource refuses the write of a holder that has been overtaken.
 func ExampleToken() {
 	locker := open()

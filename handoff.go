@@ -50,7 +50,7 @@ func (l *Locker) nextHolder(x *lease) *waiter {
 		return nil
 	}
 	q := l.queues[x.req.Name]
-	if q == nil || q.head == nil || !q.head.asksFor(&x.req) || q.head.cancelled() {
+	if q == nil || q.head == nil || !q.head.accepts(&x.req) || q.head.cancelled() {
 		return nil
 	}
 	return q.head

@@ -56,8 +56,8 @@ type waiter struct {
 // errAbandoned cancels a queue's request that no waiter needs any more.
 var errAbandoned = errors.New("no waiter needs this request any more")
 
-// asksFor reports whether a grant of r would serve w.
-func (w *waiter) asksFor(r *driver.Request) bool {
+// accepts reports whether a grant of r would serve w.
+func (w *waiter) accepts(r *driver.Request) bool {
 	return w.set.limit == r.Limit && w.set.ttl == r.TTL
 }
 
@@ -115,7 +115,7 @@ func (q *queue) fail(w *waiter, err error) {
 // unneeded returns how to cancel the request under way if it does not serve the
 // head, else nil.
 func (q *queue) unneeded() context.CancelCauseFunc {
-	if q.asking == nil || q.head != nil && q.head.asksFor(&q.asking.req) {
+	if q.asking == nil || q.head != nil && q.head.accepts(&q.asking.req) {
 		return nil
 	}
 	return q.cancel

@@ -17,7 +17,7 @@ func (l *Locker) run(q *queue) {
 		if x == nil {
 			return
 		}
-		g, err := l.ask(ctx, x, cancel)
+		g, err := l.requestQueued(ctx, x, cancel)
 		cause := context.Cause(ctx)
 		cancel(nil)
 		if err != nil {
@@ -60,9 +60,9 @@ func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelC
 	return x, ctx, cancel
 }
 
-// ask makes a request that waits, or polls a store that cannot notify. Until the
+// requestQueued makes a request that waits, or polls a store that cannot notify. Until the
 // first answer the request timeout limits it.
-func (l *Locker) ask(ctx context.Context, x *lease, cancel context.CancelCauseFunc) (driver.Grant, error) {
+func (l *Locker) requestQueued(ctx context.Context, x *lease, cancel context.CancelCauseFunc) (driver.Grant, error) {
 	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
 	defer stop()
 	if l.guarantees.Load().Wake == driver.WakePoll {
@@ -128,7 +128,7 @@ func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 	var o, unneeded outcome
 	l.mu.Lock()
 	w := q.head
-	if w != nil && !w.asksFor(&x.req) || l.closed {
+	if w != nil && !w.accepts(&x.req) || l.closed {
 		w = nil
 	}
 	if w != nil { // the head may be another waiter than the one that was asked for
@@ -164,7 +164,7 @@ func (l *Locker) endRequest(q *queue, x *lease, err, cause error, r *retry) erro
 	case driver.CodeRefused, driver.CodeUnsupported, driver.CodeInvalid:
 		// It concerns the waiter that the request was made for. By now another may be
 		// the head.
-		l.failAll(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head && w.asksFor(&x.req) })
+		l.failAll(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head && w.accepts(&x.req) })
 		return nil
 	case driver.CodeClosed:
 		l.failAll(q, l.explain(l.ctx, q.name, err), func(*waiter) bool { return true })

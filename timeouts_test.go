@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// silentStore is a store that does not answer the request for its guarantees.
+// silentStore is a store whose Guarantees does not return before the end of its context.
 type silentStore struct{ driver.Store }
 
 func (silentStore) Guarantees(ctx context.Context) (driver.Guarantees, error) {
@@ -24,8 +24,8 @@ func (silentStore) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 
 func network(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }
 
-// TestWaitLimitsEveryPhase: Wait also limits the request for the guarantees, the fast path,
-// and the wait after a slow fast path.
+// TestWaitLimitsEveryPhase requires that Wait also limits the request for the guarantees, the fast
+// path, and the wait after a slow fast path.
 func TestWaitLimitsEveryPhase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		try := func(l *holdfast.Locker, want error, took time.Duration, o ...holdfast.LockOption) {
@@ -37,7 +37,8 @@ func TestWaitLimitsEveryPhase(t *testing.T) {
 		}
 		silent := newLocker(t, silentStore{memstore.New()})
 		try(silent, holdfast.ErrUnavailable, time.Second, holdfast.Wait(time.Second))
-		// Each request has the Locker's request timeout, and is repeated within the lock's.
+		// Each request has the Locker's request timeout. The Locker repeats it until the request
+		// timeout of the lock.
 		try(silent, holdfast.ErrUnavailable, 5*time.Second+100*time.Millisecond, holdfast.TTL(300*time.Millisecond))
 
 		s := memstore.New()
@@ -51,9 +52,9 @@ func TestWaitLimitsEveryPhase(t *testing.T) {
 	})
 }
 
-// TestShortRequestTimeoutHoldsBehindALongerOne: a waiter fails after its own short request
+// TestShortRequestTimeoutHoldsBehindLongerOne: a waiter fails after its own short request
 // timeout, although the running request belongs to a waiter with a longer one.
-func TestShortRequestTimeoutHoldsBehindALongerOne(t *testing.T) {
+func TestShortRequestTimeoutHoldsBehindLongerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, altered{s.Client(), network})
@@ -61,60 +62,61 @@ func TestShortRequestTimeoutHoldsBehindALongerOne(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.Script().Stop()
-		patient := make(chan error, 1)
+		longer := make(chan error, 1)
 		go func() {
 			_, err := l.Lock(bg, "a")
-			patient <- err
+			longer <- err
 		}()
 		synctest.Wait()
 		began := time.Now()
 		if _, err := l.Lock(bg, "a", holdfast.TTL(300*time.Millisecond)); !errors.Is(err, holdfast.ErrUnavailable) || time.Since(began) != 100*time.Millisecond {
-			t.Errorf("%v after %s", err, time.Since(began))
+			t.Errorf("%v after %s, want ErrUnavailable after 100ms", err, time.Since(began))
 		}
-		if err := <-patient; !errors.Is(err, holdfast.ErrUnavailable) {
+		if err := <-longer; !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Error(err)
 		}
 		s.Script().Start()
 	})
 }
 
-// slowly grants "b" only after the clock has advanced.
-type slowly struct {
+// advancing is a store that advances the clock before it grants "b".
+type advancing struct {
 	driver.Store
 	c *frozen
 }
 
-func (s slowly) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s advancing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if r.Name == "b" {
 		s.c.advance(10 * time.Second)
 	}
 	return s.Store.Acquire(ctx, r)
 }
 
-// TestErrReadsTheClockOfEveryLockOfLockAll: the context of several locks reads the clock of each.
+// TestErrReadsTheClockOfEveryLockOfLockAll: the context of LockAll ends when the first of its locks is
+// no longer valid.
 func TestErrReadsTheClockOfEveryLockOfLockAll(t *testing.T) {
 	c := &frozen{now: time.Now()}
-	l := newLocker(t, slowly{onClock{memstore.New(), c}, c})
+	l := newLocker(t, advancing{onClock{memstore.New(), c}, c})
 	k, err := l.LockAll(bg, []string{"a", "b"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if k.Context().Err() != nil {
-		t.Fatal("lost within its validity")
+		t.Fatal("the context has ended while both locks are valid")
 	}
 	c.advance(20 * time.Second) // a is no longer valid, b is
 	if holdfast.Token(k.Context(), "b") != 0 {
-		t.Error("a token of locks of which one has ended")
+		t.Error("Token returns a token although one of the locks has ended")
 	}
 	if k.Context().Err() == nil {
-		t.Error("Err does not look at all clocks")
+		t.Error("Err does not check every lock")
 	}
 	wantCause(t, k.Context(), holdfast.CauseExpired)
 	_ = k.Unlock()
 }
 
-// TestNestedWorkErrorIsKept: both locks were lost, and the error of the inner work is
-// returned.
+// TestNestedWorkErrorIsKept: two nested locks are lost. Do returns ErrLost and the error of the inner
+// function.
 func TestNestedWorkErrorIsKept(t *testing.T) {
 	s := memstore.New()
 	l := newLocker(t, s)
@@ -131,8 +133,8 @@ func TestNestedWorkErrorIsKept(t *testing.T) {
 	}
 }
 
-// TestBusyErrorOfAnotherLockIsNoBusyAnswer: another lock's ErrBusy is the cause that ended
-// the context. That does not make this lock busy.
+// TestBusyErrorOfAnotherLockIsNoBusyAnswer: the context was cancelled with the BusyError of another
+// lock as its cause. TryDo does not report this lock as busy.
 func TestBusyErrorOfAnotherLockIsNoBusyAnswer(t *testing.T) {
 	l := newLocker(t, memstore.New())
 	ctx, cancel := context.WithCancelCause(bg)
@@ -146,7 +148,7 @@ func TestBusyErrorOfAnotherLockIsNoBusyAnswer(t *testing.T) {
 	}
 }
 
-// exitHook ends the goroutine that reports an event of a kind.
+// exitHook ends the goroutine that reports an event of one kind.
 type exitHook struct{ kind holdfast.EventKind }
 
 func (h exitHook) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
@@ -157,8 +159,8 @@ func (h exitHook) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// TestLockIsReleasedIfAHookExitsTheCaller: a hook ends the goroutine that got a lock or a
-// queue entry, and both are released.
+// TestLockIsReleasedIfAHookExitsTheCaller: a hook ends the goroutine of the caller. The Locker releases
+// its lock, or withdraws its queue entry.
 func TestLockIsReleasedIfAHookExitsTheCaller(t *testing.T) {
 	for _, kind := range []holdfast.EventKind{holdfast.EventAcquired, holdfast.EventQueued} {
 		synctest.Test(t, func(t *testing.T) {
@@ -188,8 +190,8 @@ func TestLockIsReleasedIfAHookExitsTheCaller(t *testing.T) {
 	}
 }
 
-// TestLockAllReleasesIfAHookExitsTheCaller: a hook ends the goroutine that holds the first
-// of two locks and waits for the second. Both are released.
+// TestLockAllReleasesIfAHookExitsTheCaller: a caller holds the first of two locks and waits for the
+// second. A hook ends its goroutine. The Locker releases both.
 func TestLockAllReleasesIfAHookExitsTheCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -210,19 +212,19 @@ func TestLockAllReleasesIfAHookExitsTheCaller(t *testing.T) {
 	})
 }
 
-// sluggish is a store that grants every request slowly.
-type sluggish struct{ driver.Store }
+// slowStore is a store that answers each Acquire after 50 ms.
+type slowStore struct{ driver.Store }
 
-func (s sluggish) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s slowStore) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	time.Sleep(50 * time.Millisecond)
 	return s.Store.Acquire(ctx, r)
 }
 
-// TestWaitersServedOneByOneDoNotTimeOut: a waiter stands behind many others, which are
-// served one by one. It does not time out, because the store answers all the time.
+// TestWaitersServedOneByOneDoNotTimeOut: the store answers the requests of many waiters one by one. The
+// last waiter does not time out, because the store answers continuously.
 func TestWaitersServedOneByOneDoNotTimeOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLocker(t, sluggish{altered{memstore.New(), network}})
+		l := newLocker(t, slowStore{altered{memstore.New(), network}})
 		var all sync.WaitGroup
 		for range 20 {
 			all.Go(func() {

@@ -18,11 +18,11 @@ type Inspector interface {
 
 // Breaker is implemented by stores that can break a grant, as declared in Guarantees.Break.
 type Breaker interface {
-	// Break ends the grant of name with the token, or returns CodeNotHeld if it does not
-	// stand. The token may be any of those that the grant has reserved. If Guarantees.Break is BreakAsk, the store requests the holder to end, and the
-	// grant stands until the holder has released. Break then returns when the grant has
-	// ended or, with an error of code CodeBusy that names the holder, when its context has
-	// ended.
+	// Break ends the grant of name with the token, or returns CodeNotHeld if there is none.
+	// The token may be any of those that the grant has reserved. If Guarantees.Break is
+	// BreakAsk, the store notifies the holder, and the grant stands until the holder has
+	// released. Break then returns when the grant has ended. If its context ends first, it
+	// returns an error of code CodeBusy that names the holder.
 	Break(ctx context.Context, name string, token uint64) error
 }
 
@@ -35,28 +35,28 @@ type Watcher interface {
 	Watch(ctx context.Context, name string, changed func()) error
 }
 
-// Values is implemented by stores that keep versioned values for their users, beside the
-// locks and apart from them: a lock and a value of one name do not meet. Package
-// optimistic is its front. Get and Put are safe for concurrent use.
+// Values is implemented by stores that keep versioned values beside the locks. A lock and a value
+// of the same name are independent. Package optimistic is the interface for programs. Get and Put
+// are safe for concurrent use.
 //
-// A key is what a name is; a namespace keeps keys apart as it does names. Data has at most
-// MaxValue bytes. Errors carry a code as all errors of the store do.
+// Keys have the form of names, and a namespace separates them in the same way. Data has at most
+// MaxValue bytes. Errors carry a code like all errors of the store.
 type Values interface {
 	// Get returns the data of a key and its version. A key that was never written has no
 	// data and the version "". Get sees every Put that was confirmed before it began.
 	Get(ctx context.Context, key string) (data []byte, version string, err error)
 	// Put writes data if the key's version is still the given one, in one atomic step,
 	// and returns the new version. A version is never used twice for a key. Otherwise
-	// the error is of code CodeConflict; after one of code CodeUnknown the data may have
-	// been written, or may still be.
+	// the error is of code CodeConflict. After an error of code CodeUnknown the data may
+	// have been written, or may be written later.
 	Put(ctx context.Context, key string, data []byte, version string) (string, error)
 }
 
 // MaxValue is the length of the longest value, in bytes.
 const MaxValue = 512 << 10
 
-// CheckValue returns the error of a Put of a bad key or of too much data, nil if there is
-// none. A Get checks its key in the same way.
+// CheckValue returns an error of code CodeInvalid for a bad key or for too much data, else nil. A
+// Get checks its key in the same way.
 func CheckValue(key string, data []byte) error {
 	if err := checkText("key", key, 1, MaxName); err != nil {
 		return &Error{Code: CodeInvalid, Err: err}
@@ -67,15 +67,16 @@ func CheckValue(key string, data []byte) error {
 	return nil
 }
 
-// Conflict returns the error of a Put at a version that is not the key's.
+// Conflict returns the error of a Put whose version is not that of the key.
 func Conflict(key string) error {
 	return Errorf(CodeConflict, "the value of %q has another version", key)
 }
 
-// Notifier is implemented by stores that the core polls, and that can shorten the time
-// between two requests: some ways in which a name becomes free notify, others do not.
+// Notifier is implemented by stores that the core polls, and that can notify before the next
+// poll. They notify when a name becomes free in some ways, and not in others.
 type Notifier interface {
 	// Notify calls free whenever name may have become free, until ctx ends. It returns
-	// at once. A notification may be lost, and none is a promise. free does not block.
+	// at once. A notification may be lost, and does not promise that the name is free. free does
+	// not block.
 	Notify(ctx context.Context, name string, free func())
 }

@@ -181,13 +181,13 @@ func (s *Store) serveWatches() {
 		}
 		began := time.Now()
 		if s.client.Username != "" {
-			_, _, _ = s.keepaliveStream(s.ctx) // the login of the keepalives precedes, since leases need it
+			_, _, _ = s.keepaliveStream(s.ctx) // log in for the keepalives first, since leases need them
 		}
 		err := s.watchStream(silent)
 		if err == errIdle {
 			continue
 		}
-		// One login after another does not help an overloaded server.
+		// Wait longer next time: many logins would not help an overloaded server.
 		if silent = min(2*silent, openTimeout); !errors.Is(err, errSilent) {
 			silent = silentTimeout
 		}
@@ -289,8 +289,8 @@ func (m *watches) dropLagging() {
 	}
 }
 
-// sendAll sends the queued requests, and regular requests for progress. It returns errIdle when
-// there was no watch for a while.
+// sendAll sends the queued requests, and regular requests for progress. It returns errIdle when there
+// was no watch for idleTimeout.
 func (m *watches) sendAll(ctx context.Context, stream etcdserverpb.Watch_WatchClient) error {
 	progress := time.NewTicker(progressEvery)
 	defer progress.Stop()

@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NoFallback makes the waiters of a store trust in events alone.
+// NoFallback makes the waiters of a store rely on events only.
 func (s *Store) NoFallback() { s.fallback = 0 }
 
-// PretendBoot makes the store think that the machine was booted again.
+// PretendBoot changes the boot ID of the store, as a reboot of the machine does.
 func (s *Store) PretendBoot() { s.boot[0]++ }
 
-// PretendNow replaces the clock that new counters start from.
+// PretendNow replaces the clock from which new counters start.
 func (s *Store) PretendNow(now int64) { s.now = func() int64 { return now } }
 
-// BucketPath is the file a name lives in.
+// BucketPath returns the path of the file of a name.
 func (s *Store) BucketPath(name string) string { return s.bucketOf(name).path }
 
-// SessionPath is the session's file, empty before there is one.
+// SessionPath returns the path of the session's file, or "" before there is one.
 func (s *Store) SessionPath() string {
 	if sess := s.sess.Load(); sess != nil {
 		return sess.path
@@ -28,8 +28,8 @@ func (s *Store) SessionPath() string {
 	return ""
 }
 
-// StallBucket locks a name's file as a process stopped in its critical section
-// does, until resume.
+// StallBucket locks the file of a name until resume, as a process does that is stopped in its
+// critical section.
 func (s *Store) StallBucket(name string) (resume func(), err error) {
 	b := s.bucketOf(name)
 	fd, err := open(b.path, unix.O_RDWR, 0)
@@ -55,15 +55,14 @@ func Entries(raw []byte) (int, error) {
 // Watches reports whether the store sees the end of the session of a file.
 func (s *Store) Watches(other *Store) bool { return s.linkedTo(other.sess.Load().sid) }
 
-// Links counts the sessions that the store hears of.
+// Links returns the number of sessions from which the store gets notifications.
 func (s *Store) Links() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.links)
 }
 
-// Dial connects to the session of another store, as a waiter does that wants to hear of
-// its end.
+// Dial connects to the session of another store, as a waiter does to be notified of its end.
 func (s *Store) Dial(other *Store) bool { return s.dial(other.sess.Load().sid, nil) != nil }
 
 // Unkept counts the connections that the store has made and that nothing would close.

@@ -251,13 +251,13 @@ func TestConcurrentDialsLeaveNoConnection(t *testing.T) {
 // late is a requester that returns its owner late.
 type late struct {
 	*requester
-	asked, tell chan struct{}
-	once        sync.Once
+	called, resume chan struct{}
+	once           sync.Once
 }
 
 func (l *late) Owner() driver.Owner {
-	l.once.Do(func() { close(l.asked) })
-	<-l.tell
+	l.once.Do(func() { close(l.called) })
+	<-l.resume
 	return l.requester.Owner()
 }
 
@@ -266,7 +266,7 @@ func (l *late) Owner() driver.Owner {
 func TestGrantDuringCloseIsLost(t *testing.T) {
 	s := open(t, tempDir(t))
 	r := request("a", driver.Exclusive)
-	l := &late{requester: newRequester(), asked: make(chan struct{}), tell: make(chan struct{})}
+	l := &late{requester: newRequester(), called: make(chan struct{}), resume: make(chan struct{})}
 	l.owner = driver.Owner{ID: r.ID}
 	r.From = l
 	granted := make(chan error, 1)
@@ -274,11 +274,11 @@ func TestGrantDuringCloseIsLost(t *testing.T) {
 		_, err := s.Acquire(testContext(t), r)
 		granted <- err
 	}()
-	<-l.asked
+	<-l.called
 	closed := make(chan error, 1)
 	go func() { closed <- s.Close(testContext(t)) }()
 	<-s.Closing()
-	close(l.tell)
+	close(l.resume)
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}

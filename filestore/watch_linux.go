@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changes reports when a bucket is written, any bucket if b is nil. If the kernel provides no watch, the
-// callers poll.
+// changes returns a channel that reports each write to a bucket, or to any bucket if b is nil. The
+// channel is nil if the kernel provides no watch; the callers then poll.
 func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -46,7 +46,7 @@ func (s *Store) changes(b *bucket) (c <-chan struct{}, stop func()) {
 				return
 			}
 			if b != nil {
-				// The file is the same.
+				// Watch the file again: it may be a new one.
 				raw.Control(func(fd uintptr) { add(int(fd)) })
 			}
 			select {

@@ -198,7 +198,7 @@ func (r named) Clear(ctx context.Context, s *sqlkit.Session) error {
 // Survey returns the holders that are recorded, and the waiters. It also returns the session
 // that has the lock without a record, for a single name.
 func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
-	sights, untold, err := r.survey(ctx, side, key, all, "s.lockname <> ''", "state = 'User lock'")
+	sights, unrecorded, err := r.survey(ctx, side, key, all, "s.lockname <> ''", "state = 'User lock'")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -214,5 +214,5 @@ func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all boo
 			sights = append(sights, s)
 		}
 	}
-	return sights, untold, nil
+	return sights, unrecorded, nil
 }

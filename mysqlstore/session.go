@@ -210,10 +210,10 @@ func unmark(s *sqlkit.Session, a *sqlkit.Ask) string {
 	return fmt.Sprintf("COALESCE(RELEASE_LOCK('%s'), 0) + COALESCE(RELEASE_LOCK(%s), 0)", grantLock(a.ID), unrecordedLock(s))
 }
 
-// untold returns the sessions that may have a grant that is not recorded, with their turns.
+// unrecorded returns the sessions that may have a grant that is not recorded, with their turns.
 // A session whose lock request has no answer yet has nothing to record. It returns
 // ErrReadOnly from a server that was demoted.
-func (r sessions) untold(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
+func (r sessions) unrecorded(ctx context.Context, side sqlkit.Link) ([]sqlkit.Identity, error) {
 	const turn = "IS_USED_LOCK(CONCAT(_utf8mb4'hf:new:', id, _utf8mb4':%d')) = id"
 	first, second := fmt.Sprintf(turn, 0), fmt.Sprintf(turn, 1)
 	a, err := side.Run(ctx, "SELECT @@global.read_only", "SELECT id, IF("+first+", 0, 1) FROM "+r.processes()+" p WHERE ("+first+" OR "+second+
@@ -323,7 +323,7 @@ func (r sessions) processes() string {
 // shows that it waits; that of a row waits if it has run for a while.
 func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all bool, recipe, waits string) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	// Before the holders: a grant that is recorded meanwhile is then seen below.
-	untold, err := r.untold(ctx, side)
+	unrecorded, err := r.unrecorded(ctx, side)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -338,7 +338,7 @@ func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 		return nil, nil, err
 	}
 	waiting, err := r.waiters(ctx, side, match, waits)
-	return append(sights, waiting...), untold, err
+	return append(sights, waiting...), unrecorded, err
 }
 
 // holders returns the sessions that have the grants which are recorded. Their numbers are

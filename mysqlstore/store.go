@@ -20,13 +20,13 @@ import (
 //go:embed schema.sql
 var schema string
 
-// Schema returns the script that creates the tables. Every statement can be repeated.
+// Schema returns the script that creates the tables. Each statement may be executed again.
 func Schema() string { return schema }
 
-// engine is what implements a recipe.
+// engine implements a recipe.
 type engine = sqlkit.Engine
 
-// valueTable is the promoted Get and Put.
+// valueTable implements Get and Put.
 type valueTable = sqlkit.Values
 
 // Store is one client of a MySQL or MariaDB server.
@@ -35,15 +35,15 @@ type Store struct {
 	*valueTable
 	cfg    *config
 	where  string
-	dial   func(context.Context) (sqlkit.Link, error) // opens a connection for one user
+	dial   func(context.Context) (sqlkit.Link, error) // opens a connection
 	links  *sqlkit.Pool                               // for commits beside an open transaction
 	record *recorder
-	lent   bool // the connections come from a user's pool
+	lent   bool // the connections come from the caller's pool
 	server *sqlkit.Probe[facts]
 }
 
-// Open opens the server of a URL; see the package comment. It is no error if the server
-// cannot be reached at the moment.
+// Open opens a store on the server of a URL; see the package comment. It returns no error if the
+// server cannot be reached at the moment.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "mysql", "mariadb")
 	if err != nil {
@@ -56,7 +56,7 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	return OpenConfig(ctx, cfg, append(fromURL, o...)...)
 }
 
-// OpenConfig opens a server by a configuration of go-sql-driver/mysql. The store opens its
+// OpenConfig opens a store on the server of a go-sql-driver/mysql configuration. The store opens its
 // own connections, with MultiStatements, and without a read timeout and a logger.
 func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, error) {
 	c, err := configure(o)
@@ -97,18 +97,18 @@ func OpenConfig(ctx context.Context, my *mysql.Config, o ...Option) (*Store, err
 	return open(ctx, c, fmt.Sprintf("mysql://%s/%s", my.Addr, my.DBName), dial)
 }
 
-// dialled is the context key for the connection of a dialler.
+// dialled is the context key under which the dialler stores its connection.
 type dialled struct{}
 
-// quiet is a logger that logs nothing: every problem is returned as an error.
+// quiet is a logger that logs nothing, since the driver also returns every problem as an error.
 type quiet struct{}
 
 func (quiet) Print(...any) {}
 
-// New opens a store over a user's pool, which the user closes. The connections of the pool
-// use one schema, which has the tables. Each lock and each waiter of Pessimistic and Named
-// takes a connection out of the pool and ends it afterwards. The loss of such a connection
-// is noticed within a second.
+// New opens a store over the caller's pool, which the caller closes. The connections of the pool use
+// one schema, which has the tables. With Pessimistic and Named, each lock and each waiter takes a
+// connection out of the pool and closes it afterwards. The store notices the loss of such a
+// connection within a second.
 func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -175,7 +175,7 @@ func (s *Store) commit(ctx context.Context, statements ...string) (sqlkit.Answer
 // String returns where the locks are, without a password.
 func (s *Store) String() string { return s.where }
 
-// Close ends the connections, and with them the grants of Pessimistic and Named.
+// Close closes the connections, and so ends the grants of Pessimistic and Named.
 func (s *Store) Close(ctx context.Context) error {
 	err := s.engine.Close(ctx)
 	s.record.close()

@@ -38,7 +38,7 @@ func newInstruments(m metric.Meter) (instruments, error) {
 	var in instruments
 	var errs [6]error
 	in.acquireDuration, errs[0] = m.Float64Histogram("holdfast.acquire.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time from asking for a lock to its grant or failure."),
+		metric.WithDescription("Time from the request for a lock to its grant or failure."),
 		metric.WithExplicitBucketBoundaries(acquireBounds...))
 	in.holdDuration, errs[1] = m.Float64Histogram("holdfast.hold.duration", metric.WithUnit("s"),
 		metric.WithDescription("Time from a lock's grant to its release or loss."),

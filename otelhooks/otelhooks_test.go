@@ -24,7 +24,7 @@ import (
 
 const second = time.Second
 
-func TestHeldAndReleased(t *testing.T) {
+func TestReleasedLockHasTwoSpans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		ctx, job := r.tracer.Tracer("test").Start(r.ctx, "job")
@@ -65,7 +65,7 @@ func TestHeldAndReleased(t *testing.T) {
 			"holdfast.outcome": "acquired", "holdfast.waited": 0.0, "holdfast.reason": "monthly report"})
 		wantAttrs(t, hold.Attributes(), map[attribute.Key]any{"holdfast.outcome": "released"})
 		if links := hold.Links(); len(links) != 1 || links[0].SpanContext.SpanID() != acquire.SpanContext().SpanID() {
-			t.Errorf("the hold's links: %v", links)
+			t.Errorf("links of the hold span: %v", links)
 		}
 		if took := hold.EndTime().Sub(hold.StartTime()); took != 3*second {
 			t.Errorf("the hold span took %s", took)
@@ -74,8 +74,9 @@ func TestHeldAndReleased(t *testing.T) {
 	})
 }
 
-// If the caller has no span, both spans are in one trace.
-func TestRoot(t *testing.T) {
+// TestSpansWithoutParentShareTrace: the caller has no span. The hold span is then a child of the acquire
+// span.
+func TestSpansWithoutParentShareTrace(t *testing.T) {
 	r := newRig(t)
 	k := r.lock(r.ctx, "x")
 	if trace.SpanContextFromContext(k.Context()).IsValid() {
@@ -89,22 +90,22 @@ func TestRoot(t *testing.T) {
 	}
 }
 
-// spy records the span that the store's client finds in its context.
-type spy struct {
-	*storeOf
+// spanRecorder records the span in the context of each Acquire.
+type spanRecorder struct {
+	*embedded
 	seen chan trace.SpanContext
 }
 
-type storeOf struct{ driver.Store }
+type embedded struct{ driver.Store }
 
-func (s spy) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s spanRecorder) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	s.seen <- trace.SpanContextFromContext(ctx)
 	return s.Store.Acquire(ctx, r)
 }
 
 func TestStoreSeesAcquireSpan(t *testing.T) {
 	r := newRig(t)
-	s := spy{&storeOf{r.store}, make(chan trace.SpanContext, 8)}
+	s := spanRecorder{&embedded{r.store}, make(chan trace.SpanContext, 8)}
 	l, err := holdfast.New(s, holdfast.WithHooks(r.hooks))
 	if err != nil {
 		t.Fatal(err)
@@ -116,11 +117,11 @@ func TestStoreSeesAcquireSpan(t *testing.T) {
 	_ = k.Unlock()
 	_ = l.Close(r.ctx)
 	if got, want := (<-s.seen).SpanID(), r.one("holdfast.acquire").SpanContext().SpanID(); got != want {
-		t.Errorf("the store ran below span %s, want %s", got, want)
+		t.Errorf("Acquire of the store has span %s, want %s", got, want)
 	}
 }
 
-func TestModes(t *testing.T) {
+func TestModeAttributes(t *testing.T) {
 	r := newRig(t)
 	a := r.lock(r.ctx, "shared", holdfast.Shared())
 	b := r.lock(r.ctx, "shared", holdfast.Shared())
@@ -141,7 +142,7 @@ func TestModes(t *testing.T) {
 		"holdfast.limit": int64(5), "holdfast.slot": int64(0)})
 }
 
-func TestBusy(t *testing.T) {
+func TestBusyIsNoError(t *testing.T) {
 	r := newRig(t)
 	k, err := r.other().Lock(r.ctx, "x")
 	if err != nil {
@@ -154,7 +155,7 @@ func TestBusy(t *testing.T) {
 	r.close()
 	s := r.one("holdfast.acquire")
 	if s.Status().Code != codes.Unset {
-		t.Errorf("busy is no error, yet the status is %v", s.Status())
+		t.Errorf("status %v, want unset", s.Status())
 	}
 	wantAttrs(t, s.Attributes(), map[attribute.Key]any{
 		"holdfast.outcome": "busy", "error.type": "busy", "holdfast.holders": int64(1),
@@ -164,7 +165,7 @@ func TestBusy(t *testing.T) {
 	r.balanced()
 }
 
-func TestQueued(t *testing.T) {
+func TestQueuedEventAndWaitTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		k, err := r.other().Lock(r.ctx, "x")
@@ -201,7 +202,7 @@ func TestQueued(t *testing.T) {
 	})
 }
 
-func TestFailures(t *testing.T) {
+func TestFailureOutcomes(t *testing.T) {
 	refusal := func(code driver.Code) error { return driver.Errorf(code, "no (scripted)") }
 	for want, err := range map[string]error{
 		"unavailable": refusal(driver.CodeUnavailable),
@@ -228,8 +229,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// A context that ends before the store has answered.
-func TestGivenUp(t *testing.T) {
+// TestContextEndOutcomes: a context ends before the store answers. The outcome is timeout or canceled.
+func TestContextEndOutcomes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.store.Script().Stop()
@@ -250,13 +251,13 @@ func TestGivenUp(t *testing.T) {
 	})
 }
 
-func TestLost(t *testing.T) {
+func TestLossIsCountedOnce(t *testing.T) {
 	for want, lose := range map[holdfast.Cause]func(*rig){
 		holdfast.CauseTaken:   func(r *rig) { _ = r.store.Script().Lose("x", holdfast.CauseTaken) },
 		holdfast.CauseGone:    func(r *rig) { r.store.Script().Forget("x"); time.Sleep(4 * second) },
 		holdfast.CauseExpired: func(r *rig) { r.store.Script().FailRenewals("x", 1000, nil); time.Sleep(20 * second) },
 		holdfast.CauseClosed:  func(r *rig) { r.close() },
-		"made up":             func(r *rig) { _ = r.store.Script().Lose("x", "made up") },
+		"unknown cause":       func(r *rig) { _ = r.store.Script().Lose("x", "unknown cause") },
 	} {
 		t.Run(string(want), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -266,8 +267,7 @@ func TestLost(t *testing.T) {
 				lose(r)
 				synctest.Wait()
 				r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
-				// The unlocking of a lost lock tries a release, and here again and
-				// again.
+				// Unlock of a lost lock tries a release, which fails twice here.
 				r.store.Script().FailReleases("x", 2, driver.Errorf(driver.CodeUnavailable, "scripted"))
 				for range 2 {
 					if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
@@ -277,14 +277,14 @@ func TestLost(t *testing.T) {
 				r.close()
 
 				cause := string(want)
-				if want == "made up" {
+				if want == "unknown cause" {
 					cause = "other"
 				}
 				r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
 				r.want("holdfast.losses", map[string]int64{"memory,exclusive," + cause: 1})
 				r.want("holdfast.hold.duration", map[string]int64{"memory,exclusive,lost": 1})
 				if r.total("holdfast.hold.duration") < second {
-					t.Error("the time held is not told")
+					t.Error("the duration of the hold is missing")
 				}
 				s := r.one("holdfast.hold")
 				wantAttrs(t, s.Attributes(), map[attribute.Key]any{"holdfast.outcome": "lost", "holdfast.cause": cause})
@@ -300,8 +300,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// The store had forgotten the grant, and the release finds that out.
-func TestLostAtRelease(t *testing.T) {
+// TestLossFoundAtRelease: the store has lost the grant, and the release returns ErrLost.
+func TestLossFoundAtRelease(t *testing.T) {
 	r := newRig(t)
 	k := r.lock(r.ctx, "x")
 	r.store.Script().Forget("x")
@@ -315,7 +315,7 @@ func TestLostAtRelease(t *testing.T) {
 	r.balanced()
 }
 
-func TestRenewalFailed(t *testing.T) {
+func TestFailedRenewalIsAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		k := r.lock(r.ctx, "x", holdfast.TTL(9*second))
@@ -332,15 +332,15 @@ func TestRenewalFailed(t *testing.T) {
 			t.Fatalf("events: %v", got)
 		}
 		if text := attr(t, s.Events()[0].Attributes, "error.message").(string); !strings.Contains(text, "scripted") {
-			t.Errorf("the event tells %q", text)
+			t.Errorf("the event has the message %q", text)
 		}
 		if s.Status().Code != codes.Unset {
-			t.Errorf("a renewal that succeeded in the end is no error: %v", s.Status())
+			t.Errorf("status %v although a later renewal succeeded, want unset", s.Status())
 		}
 	})
 }
 
-func TestHoldLimit(t *testing.T) {
+func TestHoldLimitIsAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		k := r.lock(r.ctx, "x", holdfast.MaxHold(second))
@@ -358,7 +358,7 @@ func TestHoldLimit(t *testing.T) {
 	})
 }
 
-func TestUnconfirmed(t *testing.T) {
+func TestUnconfirmedReleaseIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		k := r.lock(r.ctx, "x")
@@ -374,11 +374,11 @@ func TestUnconfirmed(t *testing.T) {
 		if s.Status().Code != codes.Error || !slices.Equal(events(s), []string{"holdfast.release_unconfirmed"}) {
 			t.Errorf("status %v, events %v", s.Status(), events(s))
 		}
-		// The lock's spans have ended when the next tries fail.
+		// The spans of the lock have ended before the retries fail.
 		acquire := r.one("holdfast.acquire").SpanContext()
 		retries := r.ended("holdfast.release_unconfirmed")
 		if len(retries) != 2 {
-			t.Fatalf("%d spans of later tries, want 2", len(retries))
+			t.Fatalf("%d spans of retries, want 2", len(retries))
 		}
 		for _, s := range retries {
 			if len(s.Links()) != 1 || s.Links()[0].SpanContext.SpanID() != acquire.SpanID() {
@@ -394,7 +394,7 @@ func TestUnconfirmed(t *testing.T) {
 	})
 }
 
-func TestUndoFailed(t *testing.T) {
+func TestFailedUndosAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		r.store.Script().LoseAcquireAnswer("x", 0, 0)
@@ -405,15 +405,15 @@ func TestUndoFailed(t *testing.T) {
 		r.close()
 		r.want("holdfast.undo.failures", map[string]int64{"memory,exclusive": 3})
 		r.want("holdfast.locks.held", nil)
-		// The first may find the acquire span still open.
+		// The acquire span may still be open when the first undo fails.
 		if n := len(r.ended("holdfast.undo_failed")) + len(r.one("holdfast.acquire").Events()); n != 3 {
-			t.Errorf("told %d times, want 3", n)
+			t.Errorf("%d spans and events, want 3", n)
 		}
 		r.balanced()
 	})
 }
 
-func TestReentrant(t *testing.T) {
+func TestReentrantLockCountsOnce(t *testing.T) {
 	r := newRig(t)
 	outer := r.lock(r.ctx, "x")
 	inner := r.lock(outer.Context(), "x", holdfast.Reentrant())
@@ -429,7 +429,7 @@ func TestReentrant(t *testing.T) {
 	r.one("holdfast.hold")
 }
 
-func TestLockAll(t *testing.T) {
+func TestLockAllHasSpansForEachLock(t *testing.T) {
 	r := newRig(t)
 	k, err := r.LockAll(r.ctx, []string{"c", "a", "b", "a"})
 	if err != nil {
@@ -450,7 +450,7 @@ func TestLockAll(t *testing.T) {
 	}
 	for _, s := range r.ended("holdfast.acquire") {
 		if s.Parent().IsValid() {
-			t.Errorf("%s is below %v: locks of one LockAll stand beside each other", s.Name(), s.Parent())
+			t.Errorf("%s is below %v: want no parent, as LockAll has no span of its own", s.Name(), s.Parent())
 		}
 	}
 	for _, s := range r.ended("holdfast.hold") {
@@ -461,8 +461,9 @@ func TestLockAll(t *testing.T) {
 	r.balanced()
 }
 
-// All or none: what LockAll gives back was held, and no longer is.
-func TestLockAllBusy(t *testing.T) {
+// TestBusyLockAllReleasesFirstLock: the second lock of LockAll is busy. The first one was acquired, and
+// is released.
+func TestBusyLockAllReleasesFirstLock(t *testing.T) {
 	r := newRig(t)
 	other, err := r.other().Lock(r.ctx, "b")
 	if err != nil {
@@ -478,8 +479,9 @@ func TestLockAllBusy(t *testing.T) {
 	r.balanced()
 }
 
-// What holdfast reports of one grant comes from two goroutines.
-func TestOrder(t *testing.T) {
+// TestEventsInAnyOrderBalance: two goroutines report the events of one grant, so their order varies. In
+// each order the counters end at 0.
+func TestEventsInAnyOrderBalance(t *testing.T) {
 	event := func(kind holdfast.EventKind) holdfast.Event {
 		e := holdfast.Event{Kind: kind, Name: "x", Store: "memory", StoreKind: "memory", Limit: 1, Token: 7, Slot: driver.NoSlot}
 		switch kind {
@@ -496,12 +498,12 @@ func TestOrder(t *testing.T) {
 	)
 	for name, c := range map[string]struct {
 		kinds []holdfast.EventKind
-		holds int // that a caller ever had
+		holds int // the grants that the caller received
 	}{
 		"lost before acquired":       {[]holdfast.EventKind{lost, acquired, unsure, unsure}, 0},
 		"released before failed":     {[]holdfast.EventKind{released, failed}, 0},
 		"released after failed":      {[]holdfast.EventKind{failed, released}, 0},
-		"unconfirmed, never had":     {[]holdfast.EventKind{failed, unsure, unsure}, 0},
+		"unconfirmed after failed":   {[]holdfast.EventKind{failed, unsure, unsure}, 0},
 		"unconfirmed, then lost":     {[]holdfast.EventKind{acquired, unsure, lost}, 1},
 		"lost, then unconfirmed":     {[]holdfast.EventKind{acquired, lost, unsure, unsure}, 1},
 		"released twice":             {[]holdfast.EventKind{acquired, released, released}, 1},
@@ -526,8 +528,9 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// Another hook's Start may answer with a context of its own.
-func TestContextDropped(t *testing.T) {
+// TestEventsWithoutStartContextAreCounted: another hook's Start returns a context of its own, so the
+// events arrive without the context of this hook.
+func TestEventsWithoutStartContextAreCounted(t *testing.T) {
 	r := newRig(t)
 	e := holdfast.Event{Kind: holdfast.EventAcquired, StoreKind: "memory", Limit: 1, Token: 1}
 	r.hooks.Event(r.ctx, e)
@@ -540,9 +543,9 @@ func TestContextDropped(t *testing.T) {
 	r.one("holdfast.lost")
 }
 
-// Two observers of one Locker, and locks of two Lockers nested: each counts its
-// own.
-func TestNested(t *testing.T) {
+// TestNestedHooksCountTheirOwn: a Locker has two hooks, and a Locker with one of them nests a lock. Each
+// hook counts only its own events.
+func TestNestedHooksCountTheirOwn(t *testing.T) {
 	a, b := newRig(t), newRig(t)
 	both, err := holdfast.New(a.store, holdfast.WithHooks(a.hooks), holdfast.WithHooks(b.hooks))
 	if err != nil {
@@ -566,21 +569,21 @@ func TestNested(t *testing.T) {
 	b.balanced()
 }
 
-// Many goroutines, some losing their locks, some giving up: in the end nothing
-// is held.
-func TestStorm(t *testing.T) {
+// TestConcurrentLocksBalance: many goroutines lock, lose locks and cancel. In the end the counters of
+// held locks are 0.
+func TestConcurrentLocksBalance(t *testing.T) {
 	r := newRig(t)
 	var wg sync.WaitGroup
 	for i := range 16 {
 		wg.Go(func() {
 			for n := range 100 {
 				name := fmt.Sprint((i + n) % 5)
-				patience := time.Duration(n%7+1) * 300 * time.Microsecond
+				timeout := time.Duration(n%7+1) * 300 * time.Microsecond
 				ctx, cancel := r.ctx, context.CancelFunc(func() {})
 				if n%2 == 0 {
-					ctx, cancel = context.WithTimeout(ctx, patience)
+					ctx, cancel = context.WithTimeout(ctx, timeout)
 				}
-				k, err := r.Lock(ctx, name, holdfast.Wait(patience))
+				k, err := r.Lock(ctx, name, holdfast.Wait(timeout))
 				if err == nil {
 					if n%3 == 0 {
 						_ = r.store.Script().Lose(name, holdfast.CauseTaken)
@@ -594,17 +597,17 @@ func TestStorm(t *testing.T) {
 	wg.Wait()
 	r.close()
 	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
-	var asked int64
-	r.each("holdfast.acquire.duration", func(_ string, count int64, _ float64) { asked += count })
-	// A context that ended before the store was asked is not reported; those of
-	// the other half of the calls never end.
-	if spans := len(r.ended("holdfast.acquire")); asked != int64(spans) || asked < 800 || asked > 1600 {
-		t.Errorf("%d acquisitions counted, %d spans, for 1600 calls", asked, spans)
+	var acquisitions int64
+	r.each("holdfast.acquire.duration", func(_ string, count int64, _ float64) { acquisitions += count })
+	// A call whose context ended before its request is not reported. Half of the calls have a
+	// context that does not end.
+	if spans := len(r.ended("holdfast.acquire")); acquisitions != int64(spans) || acquisitions < 800 || acquisitions > 1600 {
+		t.Errorf("%d acquisitions counted, %d spans, for 1600 calls", acquisitions, spans)
 	}
 	r.balanced()
 }
 
-func TestNamesHidden(t *testing.T) {
+func TestHiddenNameIsInNoSpan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, otelhooks.WithNameOnSpans(false))
 		script := r.store.Script()
@@ -633,9 +636,9 @@ func TestNamesHidden(t *testing.T) {
 	})
 }
 
-// Where a trace is not sampled its mishaps are not either, and everything is
-// still counted.
-func TestNotSampled(t *testing.T) {
+// TestUnsampledTraceIsCounted: a trace that is not sampled has no spans for losses either. The metrics
+// count everything.
+func TestUnsampledTraceIsCounted(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	never := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans),
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.NeverSample())))
@@ -651,8 +654,9 @@ func TestNotSampled(t *testing.T) {
 	}
 }
 
-// The globals are the default, also for nil, and without an SDK they do nothing.
-func TestDefaults(t *testing.T) {
+// TestGlobalProvidersAreDefault: New uses the global providers, also for nil. Without an SDK they do
+// nothing.
+func TestGlobalProvidersAreDefault(t *testing.T) {
 	hooks, err := otelhooks.New(otelhooks.WithTracerProvider(nil), otelhooks.WithMeterProvider(nil))
 	if err != nil {
 		t.Fatal(err)
@@ -670,9 +674,9 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// A cancellation of the caller's reaches the lock through the context that Start
-// returned.
-func TestCancelPassesThrough(t *testing.T) {
+// TestCancelReachesLockThroughStart: the caller cancels its context. The lock's context, which derives
+// from the context that Start returned, ends with the same cause.
+func TestCancelReachesLockThroughStart(t *testing.T) {
 	r := newRig(t)
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(r.ctx)

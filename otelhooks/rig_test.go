@@ -19,7 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/otelhooks"
 )
 
-// rig is a Locker under observation.
+// rig is a Locker whose spans and metrics a test reads.
 type rig struct {
 	*holdfast.Locker
 	t      *testing.T
@@ -59,7 +59,7 @@ func (r *rig) locker(s *memstore.Store) *holdfast.Locker {
 	return l
 }
 
-// other is another process on the same store, which nobody watches.
+// other returns a Locker of another process on the same store, without hooks.
 func (r *rig) other() *holdfast.Locker {
 	r.t.Helper()
 	l, err := holdfast.New(r.store.Client(), holdfast.Process("elsewhere", "two"))

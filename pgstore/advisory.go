@@ -144,7 +144,7 @@ var errMoved = fmt.Errorf("the connection has another backend than before: a poo
 // durable raises the high-water mark of tokens, which is on the disk before the grant
 // is given.
 func durable(a *sqlkit.Ask) string {
-	return fmt.Sprintf("UPDATE "+untoldMark+" holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d AND "+flushed+" RETURNING token", clock, sqlkit.Bucket(a.Key))
+	return fmt.Sprintf("UPDATE "+unlabelledMark+" holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d AND "+flushed+" RETURNING token", clock, sqlkit.Bucket(a.Key))
 }
 
 // durableOf returns the token in its answer.
@@ -202,10 +202,10 @@ func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 		return nil, nil, err
 	}
 	var sights []sqlkit.Sight
-	var untold []sqlkit.Identity
+	var unrecorded []sqlkit.Identity
 	for _, f := range list {
-		if f.untold {
-			untold = append(untold, f.Identity)
+		if f.unrecorded {
+			unrecorded = append(unrecorded, f.Identity)
 			continue
 		}
 		if f.ours {
@@ -222,5 +222,5 @@ func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 		}
 		sights = append(sights, f.Sight)
 	}
-	return sights, untold, nil
+	return sights, unrecorded, nil
 }

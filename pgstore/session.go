@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// sessions is what the recipes on sessions have in common.
+// sessions has the methods that the recipes on sessions share.
 type sessions struct {
 	faults
 	s *Store
@@ -58,16 +58,16 @@ func (r sessions) comment(a *sqlkit.Ask) string {
 	return "/*" + a.Label.Encode(r.s.shown()) + "*/ "
 }
 
-// named is an expression that sets the session's name to token and ID of its grant, if the
-// value of token is not NULL.
+// named returns an expression that sets application_name to the token and the ID of a grant, or to the
+// empty string if the value of token is NULL.
 func named(a *sqlkit.Ask, token string) string {
 	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s', ''), false)", token, a.ID)
 }
 
-// unnamed is an expression that restores the original name of the session.
+// unnamed is an expression that restores the original application_name of the session.
 const unnamed = "set_config('application_name', NULL, false)"
 
-// nameOf parses that name: hf TOKEN ID SLOT.
+// nameOf parses the application_name of a holder: hf TOKEN ID SLOT.
 func nameOf(application string) (token uint64, id string, ok bool) {
 	f := strings.Fields(application)
 	if len(f) < 3 || f[0] != "hf" {
@@ -77,7 +77,7 @@ func nameOf(application string) (token uint64, id string, ok bool) {
 	return token, f[2], err == nil
 }
 
-// Ping is a statement whose comment continues to show the owner.
+// Ping runs a statement whose comment shows the owner, and reports whether the session is the same.
 func (r sessions) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
 	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid()")
 	if err != nil {
@@ -86,7 +86,8 @@ func (r sessions) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (b
 	return answers.Last().Int(0) == s.ID.Conn, nil
 }
 
-// Cause reads the last error that the server has sent on the connection.
+// Cause returns the cause of the end of a session, from the last error that the server sent on its
+// connection.
 func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, _ *sqlkit.Pool) (driver.Cause, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -100,7 +101,7 @@ func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, _ *sqlkit.Pool) (drive
 	return driver.CauseSessionEnded, err
 }
 
-// Ended reports whether that error says that the server has ended the session.
+// Ended reports whether an error means that the server has ended the session.
 func (sessions) Ended(err error) bool {
 	switch state(err) {
 	case "57P01", "57P02", "57P05", "25P03", "25P04":
@@ -109,30 +110,30 @@ func (sessions) Ended(err error) bool {
 	return false
 }
 
-// there is the condition for the session's row of pg_stat_activity.
-func there(id sqlkit.Identity) string {
+// sessionRow returns the condition for the session's row of pg_stat_activity.
+func sessionRow(id sqlkit.Identity) string {
 	return fmt.Sprintf("pid = %d AND extract(epoch FROM backend_start) = %s", id.Conn, id.Since)
 }
 
 // Cancel ends the statement of a session.
 func (r sessions) Cancel(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) error {
-	_, err := side.Run(ctx, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE "+there(id))
+	_, err := side.Run(ctx, "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE "+sessionRow(id))
 	return err
 }
 
 // End ends a session and reports whether it is gone.
 func (r sessions) End(ctx context.Context, side sqlkit.Link, id sqlkit.Identity) (bool, error) {
-	a, err := side.Run(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "+there(id))
+	a, err := side.Run(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE "+sessionRow(id))
 	if err != nil {
 		return false, err
 	}
 	return len(a[len(a)-1]) == 0, nil
 }
 
-// Evict ends the session of a grant, if it still has the same name.
+// Evict ends the session of a grant, unless its application_name has changed.
 func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight) error {
 	_, err := side.Run(ctx, fmt.Sprintf("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE %s AND application_name LIKE 'hf %d %s%%'",
-		there(seen.Identity), seen.Token, seen.Owner.ID))
+		sessionRow(seen.Identity), seen.Token, seen.Owner.ID))
 	return err
 }
 
@@ -154,8 +155,8 @@ func (m mark) args() string {
 	return fmt.Sprintf("%d, %d", int32(m.classid), int32(m.objid))
 }
 
-// sights reads the server's list of advisory locks, with the sessions that have them or wait
-// for them.
+// sights returns the advisory locks of the server that match where, with the sessions that hold them
+// or wait for them.
 func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([]found, error) {
 	a, err := side.Run(ctx, `SELECT l.pid, extract(epoch FROM a.backend_start), l.granted, a.application_name, a.query,
 		(extract(epoch FROM coalesce(l.waitstart, a.query_start)) * 1000000)::bigint, (extract(epoch FROM clock_timestamp() - a.state_change) * 1000000)::bigint,
@@ -182,10 +183,10 @@ func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([
 			if slot, err := strconv.Atoi(lastField(row.Text(3))); err == nil && len(strings.Fields(row.Text(3))) > 3 {
 				f.Slot = slot
 			}
-		case f.Granted && (ok || strings.Contains(row.Text(4), untoldMark)):
-			f.untold = true
+		case f.Granted && (ok || strings.Contains(row.Text(4), unlabelledMark)):
+			f.unrecorded = true
 		case !ok:
-			f.Note = fmt.Sprintf("not of holdfast, or not to be seen by this user: backend %d", row.Int(0))
+			f.Note = fmt.Sprintf("not of holdfast, or not visible to this user: backend %d", row.Int(0))
 			f.Owner.Host = row.Text(8)
 			f.Limit = driver.Exclusive
 		}
@@ -201,14 +202,14 @@ func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([
 
 func lastField(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
 
-// untoldMark is in a statement that takes a lock and does not carry a label.
-const untoldMark = "/*hf*/"
+// unlabelledMark is in a statement that takes a lock and does not carry a label.
+const unlabelledMark = "/*hf*/"
 
 // found is a sight and the mark by which it was found.
 type found struct {
 	sqlkit.Sight
-	mark    mark
-	ours    bool
-	untold  bool // it holds, and its owner is not recorded yet
-	blocked bool // its statement waits for a lock
+	mark       mark
+	ours       bool
+	unrecorded bool // it holds the lock, and its owner is not recorded yet
+	blocked    bool // its statement waits for a lock
 }

@@ -20,13 +20,13 @@ import (
 //go:embed schema.sql
 var schema string
 
-// Schema returns the script that creates the tables. Every statement can be repeated.
+// Schema returns the script that creates the tables. Each statement may be executed again.
 func Schema() string { return schema }
 
-// engine is what implements a recipe.
+// engine implements a recipe.
 type engine = sqlkit.Engine
 
-// valueTable is the promoted Get and Put.
+// valueTable implements Get and Put.
 type valueTable = sqlkit.Values
 
 // Store is one client of a PostgreSQL server.
@@ -37,17 +37,17 @@ type Store struct {
 	where  string
 	dial   dialer
 	links  *sqlkit.Pool // for commits beside an open transaction
-	own    *sql.DB      // over a user's pgxpool
+	own    *sql.DB      // over the caller's pgxpool
 	server *sqlkit.Probe[facts]
 
 	oneHost bool // the store opens its own connections, to one server
 }
 
-// dialer opens a connection for one user.
+// dialer opens a connection.
 type dialer func(context.Context) (sqlkit.Link, error)
 
-// Open opens the server of a URL; see the package comment. It is no error if the server
-// cannot be reached at the moment.
+// Open opens a store on the server of a URL; see the package comment. It returns no error if the
+// server cannot be reached at the moment.
 func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	u, err := storeurl.Parse(rawURL, "postgres", "postgresql")
 	if err != nil {
@@ -60,7 +60,7 @@ func Open(ctx context.Context, rawURL string, o ...Option) (*Store, error) {
 	return OpenConfig(ctx, cfg, append(fromURL, o...)...)
 }
 
-// OpenConfig opens a server by a configuration of pgx. The store opens its own connections.
+// OpenConfig opens a store on the server of a pgx configuration. The store opens its own connections.
 func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -79,10 +79,10 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 	return s.open(ctx, newListener(pg))
 }
 
-// New opens a store over a user's pool of the driver pgx or lib/pq, which the user closes.
-// Each lock and each waiter of Advisory and Pessimistic takes a connection out of the pool
-// and ends it afterwards. The loss of such a connection is noticed within a second.
-// Optimistic does not listen on a user's pool, and polls.
+// New opens a store over the caller's pool of the driver pgx or lib/pq, which the caller closes. With
+// Advisory and Pessimistic, each lock and each waiter takes a connection out of the pool and closes it
+// afterwards. The store notices the loss of such a connection within a second. Optimistic cannot
+// listen through a pool, and polls.
 func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -99,7 +99,7 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	return s.open(ctx, nil)
 }
 
-// NewPool is New for a pool of pgx.
+// NewPool opens a store over the caller's pgxpool, as New does over a sql.DB.
 func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, error) {
 	c, err := configure(o)
 	if err != nil {
@@ -118,7 +118,7 @@ func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, erro
 }
 
 func errPoolOfOne(r Recipe) error {
-	return driver.Errorf(driver.CodeInvalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for, and the store needs another to end a wait or to show a holder: allow the pool two or more, or use recipe=optimistic", r)
+	return driver.Errorf(driver.CodeInvalid, "pgstore: recipe %s: the pool has one connection, which a lock keeps while it is held or waited for. The store needs another one to end a wait or to show a holder: allow two or more connections, or use recipe=optimistic", r)
 }
 
 func lend(db *sql.DB) dialer {
@@ -164,7 +164,7 @@ func (s *Store) open(ctx context.Context, listen *listener) (*Store, error) {
 // String returns where the locks are, without a password.
 func (s *Store) String() string { return s.where }
 
-// Close ends the connections, and with them the grants of Advisory and Pessimistic.
+// Close closes the connections, and so ends the grants of Advisory and Pessimistic.
 func (s *Store) Close(ctx context.Context) error {
 	err := s.engine.Close(ctx)
 	s.links.Close()
@@ -182,7 +182,7 @@ func (s *Store) Init(ctx context.Context) error {
 		return err
 	}
 	defer l.Close()
-	// The connection has no other use, so that the setting is harmless.
+	// The connection has no other use, so the setting affects nothing else.
 	script := append([]string{"SET synchronous_commit = on"}, sqlkit.Statements(schema)...)
 	if _, err := l.Run(ctx, script...); err != nil {
 		coded, _ := faults{}.Sort(err)

@@ -16,9 +16,9 @@ const (
 	maxTTL = 24 * time.Hour
 )
 
-// Acquire asks for a grant. See [driver.Store].
+// Acquire requests a grant. See [driver.Store].
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	e := &entry{r: r, channel: s.channel} // in one piece with the request, which escapes
+	e := &entry{r: r, channel: s.channel} // one allocation with the request, which escapes
 	if err := checkRequest(&e.r); err != nil {
 		return driver.Grant{}, err
 	}
@@ -51,18 +51,18 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		}
 		s.mu.Lock()
 		delete(s.entries, r.ID)
-		if driver.CodeOf(err) == driver.CodeUnknown && a.void != 0 {
-			s.late[r.ID] = a.void
+		if driver.CodeOf(err) == driver.CodeUnknown && a.lateUntil != 0 {
+			s.late[r.ID] = a.lateUntil
 		}
 		s.mu.Unlock()
 		return driver.Grant{}, err
 	}
-	s.floors.see(e.bucket, g.Last())
+	s.highWater.raise(e.bucket, g.Last())
 	s.hold(e, g)
 	return g, nil
 }
 
-// checkRequest refuses what the scripts cannot say again.
+// checkRequest returns an error for a request that the scripts cannot encode.
 func checkRequest(r *driver.Request) error {
 	bad := r.ID == "" || len(r.ID) > 40 || r.Limit < 1 || r.Limit > driver.Unlimited || r.From == nil
 	for _, c := range []byte(r.ID) {
@@ -77,49 +77,50 @@ func checkRequest(r *driver.Request) error {
 	return nil
 }
 
-// ttlMicros rounds up to what the server counts in.
+// ttlMicros rounds a duration up to the server's unit, microseconds.
 func ttlMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
 // attempt is one Acquire.
 type attempt struct {
 	s *Store
 	e *entry
-	// asked: a request that creates something was sent and not answered, and may
-	// arrive until void. answered: one was.
-	asked, answered bool
-	void            int64
-	looked, told    bool // the requester has heard of its place
-	holders         []driver.Holder
+	// unanswered: a request that creates an entry or a grant was sent and has no answer. It may
+	// arrive until lateUntil, by the server's clock.
+	unanswered bool
+	lateUntil  int64
+	refreshed  bool // the queue entry was refreshed once before Queued
+	notified   bool // Queued was called
+	holders    []driver.Holder
 }
 
-// reply is what the script answered.
+// reply is the answer of a script.
 type reply struct {
 	kind   byte
 	values []string
 	sent   driver.Instant
 }
 
-// call runs the script once. A deadline of the server's own is learnt anew when
-// it was too early.
+// call runs the script once. It runs the script again if the server refused the request as too
+// late, since the answer has corrected the estimate of the server's clock.
 func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 	s, r := a.s, &a.e.r
 	for range 4 {
-		if err := s.safe(ctx); err != nil {
+		if err := s.requireSafe(ctx); err != nil {
 			return reply{}, err
 		}
 		late := s.clock.deadline()
-		h := s.head(a.e)
-		args := append(make([]string, 0, 9), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.floors.text(a.e.bucket))
-		if again := a.asked || a.void != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
+		h := s.encodeHead(a.e)
+		args := append(make([]string, 0, 9), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.highWater.text(a.e.bucket))
+		if again := a.unanswered || a.lateUntil != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
 			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
 		}
 		if r.Tokens > 1 {
 			args = append(args, tokensText(r))
 		}
-		rep, err := s.askFor(ctx, a.e, args)
+		rep, err := s.sendAcquire(ctx, a.e, args)
 		if err != nil {
 			if seq == 0 && driver.CodeOf(err) == driver.CodeUnknown {
-				a.asked, a.void = true, max(a.void, late)
+				a.unanswered, a.lateUntil = true, max(a.lateUntil, late)
 			}
 			return rep, err
 		}
@@ -127,18 +128,15 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		case 'L':
 			continue
 		case 'V':
-			return rep, errVoid
-		}
-		if seq == 0 {
-			a.answered = true
+			return rep, errUndone
 		}
 		return rep, nil
 	}
-	return reply{}, driver.Errorf(driver.CodeUnavailable, "the server's clock runs away")
+	return reply{}, driver.Errorf(driver.CodeUnavailable, "the server's clock advances too fast")
 }
 
-// maxTokens is the most tokens that a grant reserves. They are those of the last
-// microseconds, so a failover must take longer than that to keep tokens rising.
+// maxTokens limits the tokens that a grant reserves. They are the last microseconds of the
+// server's clock, so tokens rise after a failover that takes longer than that.
 const maxTokens = 1000
 
 func tokensText(r *driver.Request) string { return strconv.Itoa(min(r.Tokens, maxTokens)) }
@@ -150,43 +148,44 @@ func digit(b bool) string {
 	return "0"
 }
 
-// errVoid: the server refuses the request's ID, and will for a while: its grant was
-// taken away before it was heard of, or it was undone.
-var errVoid = driver.Errorf(driver.CodeUnavailable, "the request has been undone, or its grant was taken away")
+// errUndone means that the server refuses the ID of the request for a while: the request was
+// undone, or its grant was broken before the client received it.
+var errUndone = driver.Errorf(driver.CodeUnavailable, "the request was undone, or its grant was broken")
 
-// askFor runs the acquiring script: in one step with the counter of the bucket,
-// or, while the slot moves and the two are on different servers, without it.
-func (s *Store) askFor(ctx context.Context, e *entry, args []string) (reply, error) {
+// sendAcquire runs the acquire script in one step with the bucket's counter. While the hash slot
+// moves, the two keys may be on different servers. Then it runs the script without the counter.
+func (s *Store) sendAcquire(ctx context.Context, e *entry, args []string) (reply, error) {
 	rep, err := s.acquireStep(ctx, e, e.keys[:], args)
 	if err == nil || !isTryAgain(err) {
 		return rep, err
 	}
-	// The counter by itself, the grant by itself, and the counter again before
-	// anyone hears of the grant: so the next one, which may be made in one step
-	// again, exceeds it. Until then the name's own key remembers its token.
+	// Read the counter, make the grant, and raise the counter before the caller gets the grant.
+	// So the next grant, which may be made in one step again, has a larger token. Until then the
+	// name's own key has the token.
 	counted, err := s.eval(ctx, raiseScript, e.keys[1:], []string{"0"})
 	if err != nil {
 		return rep, err
 	}
-	floor, err := strconv.ParseUint(counted.values[0], 10, 64)
+	counter, err := strconv.ParseUint(counted.values[0], 10, 64)
 	if err != nil {
 		return rep, driver.Errorf(driver.CodeRefused, "the counter %s is %q", e.keys[1], counted.values[0])
 	}
-	s.floors.see(e.bucket, floor)
-	args[4] = s.floors.text(e.bucket)
+	s.highWater.raise(e.bucket, counter)
+	args[4] = s.highWater.text(e.bucket)
 	rep, err = s.acquireStep(ctx, e, e.keys[:1], args)
 	if err == nil && rep.kind == 'G' {
 		if _, err := s.eval(ctx, raiseScript, e.keys[1:], []string{rep.values[0]}); err != nil {
-			return rep, driver.Errorf(driver.CodeUnknown, "the token of a grant could not be written down: %w", err)
+			return rep, driver.Errorf(driver.CodeUnknown, "the token of a grant could not be recorded: %w", err)
 		}
 	}
 	return rep, err
 }
 
-// errUndoing: an undo was sent and not answered.
-var errUndoing = errors.New("it could not be undone")
+// errUndoFailed means that an undo was sent and has no answer.
+var errUndoFailed = errors.New("it could not be undone")
 
-// acquireStep sends the script, and waits for replicas if they are asked for.
+// acquireStep runs the acquire script. With WaitReplicas it waits for the replicas, and rolls
+// back a grant that too few of them acknowledged.
 func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) (reply, error) {
 	if s.cfg.replicas == 0 {
 		return s.eval(ctx, acquireScript, keys, args)
@@ -195,14 +194,14 @@ func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) 
 	if err == nil && rep.kind == 'G' && acked < s.cfg.replicas {
 		_, uerr := s.eval(ctx, undoScript, keys[:1], []string{e.r.ID, "0"})
 		if uerr != nil {
-			return rep, driver.Errorf(driver.CodeUnknown, "%d of %d replicas acknowledged the grant within %s: %w: %w", acked, s.cfg.replicas, s.cfg.patience, errUndoing, uerr)
+			return rep, driver.Errorf(driver.CodeUnknown, "%d of %d replicas acknowledged the grant within %s: %w: %w", acked, s.cfg.replicas, s.cfg.ackTimeout, errUndoFailed, uerr)
 		}
-		return rep, driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the grant within %s", acked, s.cfg.replicas, s.cfg.patience)
+		return rep, driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the grant within %s", acked, s.cfg.replicas, s.cfg.ackTimeout)
 	}
 	return rep, err
 }
 
-// eval runs a script that answers a letter and the server's time.
+// eval runs a script whose answer starts with a letter and the server's time.
 func (s *Store) eval(ctx context.Context, sc *Script, keys, args []string) (reply, error) {
 	sent, at := driver.Now(), micros()
 	values, err := s.client.Eval(ctx, sc, keys, args)
@@ -211,17 +210,18 @@ func (s *Store) eval(ctx context.Context, sc *Script, keys, args []string) (repl
 
 func (s *Store) evalAcked(ctx context.Context, sc *Script, keys, args []string, only string) (reply, int, error) {
 	sent, at := driver.Now(), micros()
-	values, acked, err := s.client.EvalAcked(ctx, sc, keys, args, only, s.cfg.replicas, s.cfg.patience)
+	values, acked, err := s.client.EvalAcked(ctx, sc, keys, args, only, s.cfg.replicas, s.cfg.ackTimeout)
 	rep, err := s.read(sc, sent, at, values, err)
 	return rep, acked, err
 }
 
+// read parses the answer of a script, and corrects the estimate of the server's clock.
 func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string, err error) (reply, error) {
 	if err != nil {
 		return reply{}, s.explain(err)
 	}
 	if len(values) == 1 {
-		// The short ways answer one word, or a few in one.
+		// The fast paths of the scripts return all words in one string.
 		switch v := values[0]; {
 		case len(v) == 1:
 			return reply{kind: v[0], sent: sent}, nil
@@ -232,32 +232,32 @@ func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string,
 		}
 	}
 	if len(values) < 2 || len(values[0]) != 1 {
-		return reply{}, driver.Errorf(driver.CodeUnknown, "the script %s answered %q", sc.Name, values)
+		return reply{}, driver.Errorf(driver.CodeUnknown, "the script %s returned %q", sc.Name, values)
 	}
 	if sc == raiseScript {
 		return reply{kind: values[0][0], values: values[1:], sent: sent}, nil
 	}
 	now, err := strconv.ParseInt(values[1], 10, 64)
 	if err != nil {
-		return reply{}, driver.Errorf(driver.CodeUnknown, "the script %s answered %q", sc.Name, values)
+		return reply{}, driver.Errorf(driver.CodeUnknown, "the script %s returned %q", sc.Name, values)
 	}
 	s.clock.learn(at, now)
 	return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
 }
 
-// toGrant reads "TOKEN SEAT" or "TOKEN SEAT TOKENS".
+// toGrant parses "TOKEN SLOT" or "TOKEN SLOT TOKENS".
 func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
 	g, err := makeGrant(a.e, rep.values, rep.sent)
 	if err != nil {
 		return g, err
 	}
-	return a.unvoided(g), nil
+	return a.markLate(g), nil
 }
 
-// unvoided notes what a Release of the grant has to keep from arriving.
-func (a *attempt) unvoided(g driver.Grant) driver.Grant {
-	if a.asked {
-		g.Handle.(*handle).void = a.void
+// markLate records in a grant that its Release has to refuse a late request.
+func (a *attempt) markLate(g driver.Grant) driver.Grant {
+	if a.unanswered {
+		g.Handle.(*handle).lateUntil = a.lateUntil
 	}
 	return g
 }
@@ -265,20 +265,20 @@ func (a *attempt) unvoided(g driver.Grant) driver.Grant {
 func makeGrant(e *entry, values []string, sent driver.Instant) (driver.Grant, error) {
 	r := &e.r
 	if len(values) < 2 {
-		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "a grant without token and seat: %q", values)
+		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "a grant without token and slot: %q", values)
 	}
 	token, err1 := strconv.ParseUint(values[0], 10, 64)
-	seat, err2 := strconv.Atoi(values[1])
+	slot, err2 := strconv.Atoi(values[1])
 	tokens, err3 := 1, error(nil)
 	if len(values) > 2 && r.Limit == driver.Exclusive {
 		tokens, err3 = strconv.Atoi(values[2])
 	}
 	if err := errors.Join(err1, err2, err3); err != nil {
-		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "a grant that cannot be read: %w", err)
+		return driver.Grant{}, driver.Errorf(driver.CodeUnknown, "a grant that cannot be parsed: %w", err)
 	}
 	return driver.Grant{
 		ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, Tokens: tokens, SentAt: sent, TTL: time.Duration(ttlMicros(r.TTL)) * time.Microsecond,
-		Slot: slotOf(seat, r.Limit), Handle: &handle{key: e.keys[0], seat: values[1]},
+		Slot: slotOf(slot, r.Limit), Handle: &handle{key: e.keys[0], slot: values[1]},
 	}, nil
 }
 

@@ -11,26 +11,25 @@ import (
 	"github.com/holdfast-go/holdfast/internal/bound"
 )
 
-// alone is a connection for whoever asks while nobody else does. The request is
-// written and its answer read on the caller's own goroutine, which saves the
-// hand-overs to and from the two goroutines of a connection that is shared: more
-// than half of the client's part in the time that one lock takes.
+// alone is a connection for a request that has no others beside it. The caller's own goroutine
+// writes the request and reads its answer. That saves the switches to and from the two
+// goroutines of a shared connection, which are more than half of the client's part of the time
+// that one lock takes.
 //
-// It must not cost what a shared connection gives. A request whose context ends
-// does not wait for the answer: the connection is closed, which nobody else minds.
-// A connection that the server has closed is noticed before it is used. It is made
-// in the background, so nobody waits for that either, and only for a client that
-// asks again and again.
+// It keeps the advantages of a shared connection. A request whose context ends does not wait for
+// the answer: it closes the connection, which no other request uses. The client notices a
+// connection that the server has closed before it uses it. It opens the connection in the
+// background, so that no request waits for it, and only after several requests.
 type alone struct {
 	option rueidis.ClientOption
 
-	mu     sync.Mutex
-	state  aloneState
-	asked  int // since it was off
-	needed int // that many, until it is made
-	client rueidis.Client
-	conn   *watched // the latest that was dialled
-	tasks  sync.WaitGroup
+	mu       sync.Mutex
+	state    aloneState
+	requests int // since the connection was off
+	needed   int // the number of requests after which the connection is opened
+	client   rueidis.Client
+	conn     *watched // the latest that was dialled
+	tasks    sync.WaitGroup
 }
 
 type aloneState int
@@ -43,16 +42,16 @@ const (
 	aloneClosed
 )
 
-// aloneAfter is how often a client has asked alone before it gets the connection.
-// After an attempt that failed it has to ask eight times as often.
+// aloneAfter is the number of requests after which the client opens the connection. Each failed
+// attempt multiplies it by eight.
 const aloneAfter = 4
 
 func newAlone(o rueidis.ClientOption) *alone {
 	a := &alone{option: o, needed: aloneAfter}
-	// Whether the connection stands is seen before each use. The client's own question
-	// after an idle time would hold it up where the server does not answer.
+	// take checks the connection before each use. The keepalive command of the client after an
+	// idle time would delay a request if the server does not answer.
 	a.option.Dialer.KeepAlive = -1
-	a.option.Dialer.KeepAliveConfig = net.KeepAliveConfig{Enable: true, Idle: askIdle, Interval: askIdle}
+	a.option.Dialer.KeepAliveConfig = net.KeepAliveConfig{Enable: true, Idle: keepAliveIdle, Interval: keepAliveIdle}
 	dial := o.DialCtxFn
 	a.option.DialCtxFn = func(ctx context.Context, address string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
 		conn, err := dial(ctx, address, d, t)
@@ -66,7 +65,8 @@ func newAlone(o rueidis.ClientOption) *alone {
 	return a
 }
 
-// take is the client, if its connection stands and nobody uses it. give follows.
+// take returns the client if its connection is open and no other request uses it. The caller then
+// calls give.
 func (a *alone) take() (rueidis.Client, *watched, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -78,14 +78,14 @@ func (a *alone) take() (rueidis.Client, *watched, bool) {
 		}
 		a.make()
 	case aloneOff:
-		if a.asked++; a.asked >= a.needed {
+		if a.requests++; a.requests >= a.needed {
 			a.make()
 		}
 	}
 	return nil, nil, false
 }
 
-// give ends the use. A connection in doubt is made anew.
+// give ends the use of the connection, and opens a new one if it is broken.
 func (a *alone) give(broken bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -98,7 +98,7 @@ func (a *alone) give(broken bool) {
 	}
 }
 
-// make makes the connection in the background. The mutex is held.
+// make opens the connection in the background. The caller holds the mutex.
 func (a *alone) make() {
 	if a.conn != nil {
 		_ = a.conn.Close()
@@ -113,10 +113,10 @@ func (a *alone) make() {
 			client, err = rueidis.NewClient(a.option)
 		}
 		if err == nil {
-			// A connection that was closed is made anew by the first who asks, perhaps
-			// after one failure.
+			// Rueidis reopens a closed connection at the next command, perhaps after one
+			// failure.
 			for range 2 {
-				ctx, cancel := context.WithTimeout(context.Background(), dialBound)
+				ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
 				err = client.Do(ctx, client.B().Ping().Build()).Error()
 				cancel()
 				if err == nil || a.isClosed() {
@@ -127,14 +127,14 @@ func (a *alone) make() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.client == nil {
-			a.client = client // also one that has failed: Close gives it back
+			a.client = client // also after an error, so that close closes it
 		}
 		switch {
 		case a.state == aloneClosed:
 		case err == nil && a.conn != nil && a.conn.socket.quiet():
 			a.state = aloneReady
 		default:
-			a.state, a.asked, a.needed = aloneOff, 0, min(8*a.needed, 1<<20)
+			a.state, a.requests, a.needed = aloneOff, 0, min(8*a.needed, 1<<20)
 		}
 	})
 }
@@ -145,13 +145,13 @@ func (a *alone) isClosed() bool {
 	return a.state == aloneClosed
 }
 
-// eval runs a script, unless somebody else is at it or there is no connection.
+// eval runs a script, unless another request uses the connection or there is none.
 func (a *alone) eval(ctx context.Context, s *Script, keys, args []string) (v []string, done bool, err error) {
 	client, conn, ok := a.take()
 	if !ok {
 		return nil, false, nil
 	}
-	// The client of one connection keeps the deadline by itself.
+	// With a connection of its own rueidis respects the deadline.
 	broken := false
 	if watched := bound.Cancellation(ctx); watched.Done() == nil {
 		v, err = evaluate(ctx, client, s, keys, args)

@@ -6,8 +6,7 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// BareClient is a rueidis client with the settings that Open uses, to measure
-// against.
+// BareClient returns a rueidis client with the settings that Open uses, for benchmarks.
 func BareClient(rawURL string) (rueidis.Client, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -17,5 +16,5 @@ func BareClient(rawURL string) (rueidis.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rueidis.NewClient(newRueidis(o, mode, place(u)).option)
+	return rueidis.NewClient(newRueidis(o, mode, redacted(u)).option)
 }

@@ -10,27 +10,27 @@ import (
 )
 
 const (
-	// noticeBound is how long a holder may not know that the server has lost its grant.
-	// Every lookEvery the grants are looked at that have not been proven for provenFor,
-	// within lookBound: the three make up noticeBound. So a grant is looked at every two
-	// seconds unless it is renewed more often.
-	noticeBound = 3 * time.Second
-	lookEvery   = time.Second
-	provenFor   = 1200 * time.Millisecond
-	lookBound   = 800 * time.Millisecond
-	// lookBatch is how many grants one call of the script looks at, lookCalls how many
-	// calls go in one pipeline, and lookPipes how many pipelines at once.
+	// noticeTimeout is the longest time until a holder notices that the server has lost its
+	// grant. Every lookEvery the store checks the grants that were not proven for provenFor, with
+	// the timeout lookTimeout. noticeTimeout is the sum of the three. So the store checks a grant
+	// every two seconds unless it is renewed more often.
+	noticeTimeout = 3 * time.Second
+	lookEvery     = time.Second
+	provenFor     = 1200 * time.Millisecond
+	lookTimeout   = 800 * time.Millisecond
+	// lookBatch is the number of grants that one call of the script checks. A pipeline has up
+	// to lookCalls calls, and up to lookPipes pipelines run at once.
 	lookBatch = 100
 	lookCalls = 64
 	lookPipes = 16
 )
 
-// hold takes a grant into care: its holder is notified when it ends.
+// hold registers a grant, so that its holder is notified when it ends.
 func (s *Store) hold(e *entry, g driver.Grant) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.entries[e.r.ID] = e
-	s.listen(e.channel) // it may be taken away
+	s.listen(e.channel) // for the message of a break
 	e.held, e.grant, e.proven = true, g, g.SentAt.Time()
 	if s.beating || s.closing {
 		return
@@ -43,10 +43,10 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 	}
 }
 
-// forget is called with the store's mutex held.
+// forget removes an entry. The caller holds the store's mutex.
 func (s *Store) forget(e *entry) { delete(s.entries, e.r.ID) }
 
-// prove notes that a grant stood when a request was sent.
+// prove records that a grant existed when a request was sent.
 func (s *Store) prove(id string, sent time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,7 +55,7 @@ func (s *Store) prove(id string, sent time.Time) {
 	}
 }
 
-// lookSoon has all grants looked at now. The store's mutex is held.
+// lookSoon starts a check of all grants now. The caller holds the store's mutex.
 func (s *Store) lookSoon() {
 	if s.beating && !s.closing {
 		s.lookAll = true
@@ -63,14 +63,14 @@ func (s *Store) lookSoon() {
 	}
 }
 
-// lookedAt is a grant that is looked at.
+// lookedAt is a grant that look checks.
 type lookedAt struct {
 	e *entry
 	g driver.Grant
 }
 
-// look looks at the grants that were not proven lately, and goes on while there are
-// any.
+// look checks the grants that were not proven for provenFor. It runs again after lookEvery while
+// there are grants.
 func (s *Store) look() {
 	if s.enter() != nil {
 		return
@@ -78,7 +78,7 @@ func (s *Store) look() {
 	defer s.ops.Done()
 	began := time.Now()
 	s.mu.Lock()
-	if s.looking { // it sets the timer again when it has ended
+	if s.looking { // the other call sets the timer when it has ended
 		s.mu.Unlock()
 		return
 	}
@@ -102,7 +102,7 @@ func (s *Store) look() {
 	}
 	s.mu.Unlock()
 	if f := s.probed.Load(); s.cfg.replicas > 0 && (f == nil || micros()-f.at > (freshFor/2).Microseconds()) {
-		s.probeSoon() // leases are lengthened by what a replica's clock is ahead
+		s.probeSoon() // see serverTTL
 	}
 	s.lookAt(due)
 	s.mu.Lock()
@@ -119,8 +119,8 @@ func (s *Store) look() {
 	s.beat.Reset(next)
 }
 
-// lookAt looks at grants, many in each call and all calls at once: neither their number
-// nor a slow link delays the last.
+// lookAt checks grants, many in each call and all calls at once. So neither their number nor a
+// slow link delays the last one.
 func (s *Store) lookAt(due map[uint16][]lookedAt) {
 	var batches [][]lookedAt
 	for _, group := range due {
@@ -130,18 +130,18 @@ func (s *Store) lookAt(due map[uint16][]lookedAt) {
 			group = group[n:]
 		}
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, lookBound)
+	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
 	defer cancel()
 	var pipes sync.WaitGroup
-	room := make(chan struct{}, lookPipes)
+	slots := make(chan struct{}, lookPipes)
 	for len(batches) > 0 {
 		n := min(len(batches), lookCalls)
 		some := batches[:n]
 		batches = batches[n:]
-		room <- struct{}{}
+		slots <- struct{}{}
 		pipes.Go(func() {
 			s.lookOnce(ctx, some)
-			<-room
+			<-slots
 		})
 	}
 	pipes.Wait()
@@ -154,7 +154,7 @@ func (s *Store) lookOnce(ctx context.Context, batches [][]lookedAt) {
 		for j := range batch {
 			h := batch[j].g.Handle.(*handle)
 			c.Keys[j] = h.key
-			c.Args = append(c.Args, mark(&batch[j].g), h.seat)
+			c.Args = append(c.Args, mark(&batch[j].g), h.slot)
 		}
 		calls[i] = c
 	}
@@ -171,7 +171,7 @@ func (s *Store) lookOnce(ctx context.Context, batches [][]lookedAt) {
 			continue
 		}
 		if err != nil || rep.kind != 'R' {
-			continue // validity ends by itself
+			continue // without a renewal the validity ends
 		}
 		ended := map[int]driver.Cause{}
 		for _, text := range rep.values {

@@ -5,41 +5,39 @@ import (
 	"time"
 )
 
-// Client is what the store needs of a Redis client library. Open brings one over
-// rueidis; package redisstore/goredis makes one of a go-redis client. All methods
-// may be called from many goroutines at once, and return soon after their context
-// has ended.
+// Client is the interface of a Redis client library to the store. Open uses rueidis; package
+// redisstore/goredis adapts a go-redis client. All methods are safe for concurrent use, and return
+// soon after their context has ended.
 //
-// Errors are of three kinds, and safety rests on their being told apart: a
-// [ServerError] is what the server answered; a [NotSentError] says that nothing
-// of the request was sent or can be sent later; after any other error the request
-// may have been applied or may still be. A request is sent once: after an error
-// of the network it is never repeated by the client itself.
+// Errors are of three kinds, and safety depends on the difference. A [ServerError] is an answer of
+// the server. A [NotSentError] means that nothing of the request was sent or can be sent later.
+// After any other error the request may have been applied, or may still be. A client sends a
+// request once: it never repeats one after an error of the network.
 type Client interface {
-	// String says where the server is, without a password.
+	// String returns where the server is, without a password.
 	String() string
-	// Mode tells what the client speaks to.
+	// Mode returns the kind of server that the client uses.
 	Mode() Mode
-	// Eval runs a script, by its SHA and, if the server does not know that, by its
-	// text. An array that it answers is flattened, numbers are in decimal.
+	// Eval runs a script by its SHA or, if the server does not have it, by its text. It
+	// flattens an array in the answer, and returns numbers in decimal.
 	Eval(ctx context.Context, s *Script, keys, args []string) ([]string, error)
 	// EvalAll runs a script once for each call, in as few round trips as it can.
 	EvalAll(ctx context.Context, s *Script, calls []Call) []Answer
-	// EvalAcked runs a script and, on the same connection, WAIT: it tells how many
-	// replicas have acknowledged what the script wrote. A script whose answer
-	// begins with anything but one of the letters in only is not waited for.
+	// EvalAcked runs a script and, on the same connection, WAIT. It returns the number of
+	// replicas that have acknowledged what the script wrote. It skips WAIT if the answer does
+	// not start with only.
 	EvalAcked(ctx context.Context, s *Script, keys, args []string, only string, replicas int, timeout time.Duration) (answer []string, acked int, err error)
-	// EachPrimary calls f for every server that takes writes, one after another,
-	// until f fails.
+	// EachPrimary calls f for every server that accepts writes, one after another, until f
+	// returns an error.
 	EachPrimary(ctx context.Context, f func(n Node) error) error
 	// Replica returns a replica of the primary by the address that the primary reports.
 	// The client keeps the connection until Close.
 	Replica(ctx context.Context, address string) (Node, error)
-	// Subscribe listens to a channel until the context or the subscription ends,
-	// with an error that says why. It calls ready each time the subscription
-	// stands, and got for each message; neither blocks.
+	// Subscribe listens to a channel until the context or the subscription ends, and returns
+	// the reason. It calls ready each time the subscription begins, and got for each message.
+	// Neither blocks.
 	Subscribe(ctx context.Context, channel string, ready func(), got func(message string)) error
-	// Close ends what is under way and gives back what the client opened itself.
+	// Close ends the requests under way, and closes the connections that the client opened.
 	Close()
 }
 
@@ -53,11 +51,11 @@ type Commander interface {
 
 // Node is one server.
 type Node interface {
-	// Command sends one command to it. Its answer is flattened as that of Eval.
+	// Command sends one command to the server, and flattens its answer as Eval does.
 	Command(ctx context.Context, args ...string) ([]string, error)
 }
 
-// Mode is what a client speaks to.
+// Mode is the kind of server that a client uses.
 type Mode int
 
 // The modes.
@@ -84,7 +82,7 @@ type ServerError string
 
 func (e ServerError) Error() string { return string(e) }
 
-// NotSentError says that a request was certainly not sent.
+// NotSentError means that a request was certainly not sent.
 type NotSentError struct{ Err error }
 
 func (e *NotSentError) Error() string { return e.Err.Error() }

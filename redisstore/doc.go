@@ -50,8 +50,8 @@
 // A request that may not be granted yet makes a queue entry. A script that ends a grant
 // grants, in the same step, to the entries at the head, in their order, as far as the
 // rule allows, and publishes to those clients alone. Such a lease lasts 2.5 s unless its
-// client confirms it: that call sets the deadline that was asked for, and validity
-// counts from its sending. If the first entry is one of the client that releases, it is
+// client confirms it: that call sets the requested deadline, and validity counts
+// from its sending. If the first entry is one of the client that releases, it is
 // granted in the release itself, whose sending then counts: one call for a release and
 // a grant. Entries are served strictly in order, so other processes get their turn.
 //
@@ -77,8 +77,8 @@
 //
 // Requests without an answer. A request may arrive long after its client has given it
 // up. Each request that creates something carries the server's time after which it is
-// refused, ten seconds after its sending, as far as the client knows that time; one
-// that comes too late because that was guessed wrongly is sent again. Undo removes what
+// refused, ten seconds after its sending by the client's estimate of that time. If the
+// estimate was wrong and the server refuses it as too late, the client sends it again. Undo removes what
 // a request has left and, if the request could still arrive, leaves its ID behind as
 // withdrawn until then: a delayed request finds its time past, or itself withdrawn. Only
 // requests without an entry create one; a refresh that comes late finds its entry gone,
@@ -117,10 +117,10 @@
 //
 // A promoted replica judges deadlines by its own clock. Where replicas acknowledge
 // grants, each client compares their clocks with their primary's, about once a second
-// while it asks or holds, and adds what the most advanced is ahead to every TTL that it
-// sends, but not to the validity that it counts. So no lease expires before its
+// while it waits or holds. It adds the largest difference to every TTL that it sends,
+// but not to the validity that it counts. So no lease expires before its
 // holder's validity, whichever is promoted. What remains: a clock that was set ahead
-// within the last seconds, and a replica whose clock cannot be asked for, which the
+// within the last seconds, and a replica whose clock cannot be read, which the
 // guarantees then report. A clock that is ahead by more than ten seconds is refused.
 //
 // A primary that was cut off and does not know of its successor goes on answering: let
@@ -133,20 +133,20 @@
 // time: refreshes, renewals, releases and undos name the name's key alone. A new
 // grant needs the counter as well; when it is answered TRYAGAIN the counter is
 // read by itself, the grant is made by itself, and the counter is raised before
-// any client hears of the grant. Between the two the name's own key knows the token,
+// any client gets the grant. Between the two the name's own key knows the token,
 // so it would take a client that dies just then and a clock that is set back to
 // repeat it.
 //
 // Memory. A server that is full refuses new requests before it has changed
 // anything; what is held can be renewed, confirmed and released. A server that
 // evicts keys instead is refused, see [Insist]. The setting may change, and a
-// promoted replica or a new node may have another: a request that finds the last look
-// two seconds old looks again first. Evicting servers grant nothing more from then on,
+// promoted replica or a new node may have another: a request that finds the last probe
+// two seconds old makes a new one first. Evicting servers grant nothing more from then on,
 // so a lock that they evict has no second holder.
 //
-// Early ends. A grant that was neither renewed nor looked at for a while is looked at,
-// once every two seconds: one script call for a hundred grants (in a Cluster for those
-// of one bucket), all calls at once. After a lost subscription all are looked at.
+// Early ends. Every two seconds the client checks the grants that it has neither renewed
+// nor checked: one script call for a hundred grants (in a Cluster for those of one
+// bucket), all calls at once. After a lost subscription it checks all grants.
 //
 // # Layouts of other clients
 //
@@ -183,8 +183,8 @@
 //     has that time, is granted within milliseconds of it.
 //   - the server restarts without its data, or FLUSHALL is run: holders are notified
 //     within three seconds, waiters go on waiting.
-//   - the subscription's connection is lost: waiters look every 0.7 s until it
-//     stands again, and once when it does.
+//   - the subscription's connection is lost: waiters refresh every 0.7 s until it
+//     is open again, and once when it is.
 //   - the server's clock is set ahead: grants end early. Set back: they last
 //     longer.
 package redisstore

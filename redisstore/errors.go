@@ -9,12 +9,12 @@ import (
 
 var errClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
 
-// rights is what a user needs.
+// rights is the advice after a refused command.
 const rights = "the user needs the commands that docs/redis.md lists, and keys holdfast:*"
 
-// answered are the errors that a server answers without having changed a lock: the
-// scripts try whatever can be refused before they do. Servers older than Redis 7 put
-// some text before the word.
+// answered lists the errors of a server that has not changed a lock. The scripts try every
+// command that can be refused before they change one. Servers older than Redis 7 put some text
+// before the word.
 var answered = []struct {
 	word string
 	code driver.Code
@@ -27,7 +27,7 @@ var answered = []struct {
 	{"NOPERM", driver.CodeRefused, rights},
 	{"ACL failure in script", driver.CodeRefused, rights},
 	{"can't run this command or subcommand", driver.CodeRefused, rights},
-	{"WRONGTYPE", driver.CodeRefused, "a key of the lock is something else's: remove it, or use a namespace"},
+	{"WRONGTYPE", driver.CodeRefused, "a key of the lock belongs to something else: remove it, or use a namespace"},
 	{"OOM", driver.CodeRefused, "the server has reached maxmemory; what is held can still be renewed and released"},
 	{"unknown command", driver.CodeRefused, "the server does not offer a command that locks need"},
 	{"ERR holdfast:", driver.CodeRefused, ""},
@@ -46,14 +46,14 @@ var answered = []struct {
 	{"NOSCRIPT", driver.CodeUnavailable, ""},
 }
 
-// explain puts the code on an error of the client.
+// explain adds the code to an error of the client.
 func (s *Store) explain(err error) error {
 	if _, ok := errors.AsType[*driver.Error](err); ok {
 		return err
 	}
 	if e, ok := errors.AsType[*NotSentError](err); ok {
 		if inner, ok := errors.AsType[ServerError](e.Err); ok {
-			return s.explain(inner) // to the greeting of a connection
+			return s.explain(inner) // at the start of a connection
 		}
 		return driver.Errorf(driver.CodeUnavailable, "%w", err)
 	}
@@ -63,7 +63,7 @@ func (s *Store) explain(err error) error {
 	}
 	text := string(e)
 	if strings.Contains(text, "READONLY") || strings.HasPrefix(text, "MOVED") {
-		// Where roles change hands, the new primary will be found.
+		// After a failover the client finds the new primary.
 		if s.client.Mode() != Standalone {
 			return driver.Errorf(driver.CodeUnavailable, "%w", err)
 		}
@@ -83,7 +83,7 @@ func (s *Store) explain(err error) error {
 	return driver.Errorf(driver.CodeUnknown, "%w", err)
 }
 
-// isTryAgain: keys of one request are on two servers while their slot moves.
+// isTryAgain reports that the keys of one request are on two servers while their hash slot moves.
 func isTryAgain(err error) bool {
 	e, ok := errors.AsType[ServerError](err)
 	return ok && strings.Contains(string(e), "TRYAGAIN")

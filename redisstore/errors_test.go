@@ -16,9 +16,9 @@ type moded struct {
 
 func (m *moded) Mode() Mode { return m.mode }
 
-// What an error means decides whether a request is undone: only what is certain is
-// said.
-func TestExplain(t *testing.T) {
+// TestExplainAddsCode: the code of an error decides whether a request is undone, so every code but
+// Unknown needs a certain outcome.
+func TestExplainAddsCode(t *testing.T) {
 	for _, c := range []struct {
 		err  error
 		mode Mode
@@ -55,11 +55,11 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	if !isTryAgain(ServerError("TRYAGAIN x")) || isTryAgain(errLost) {
-		t.Error("TRYAGAIN is not told from the rest")
+		t.Error("isTryAgain does not recognize TRYAGAIN")
 	}
 }
 
-func TestClock(t *testing.T) {
+func TestClockFollowsServer(t *testing.T) {
 	var c clock
 	sent := micros()
 	c.learn(sent, 1_700_000_000_000_000)
@@ -67,7 +67,7 @@ func TestClock(t *testing.T) {
 		t.Errorf("now is %d", now)
 	}
 	if d := c.deadline() - c.now(); d > window.Microseconds() || d < window.Microseconds()-1e6 {
-		t.Errorf("a request lives %d us", d)
+		t.Errorf("a request is accepted for %d us", d)
 	}
 	c.learn(micros(), 1_600_000_000_000_000) // it was set back
 	if now := c.now(); now > 1_600_000_100_000_000 {
@@ -75,11 +75,11 @@ func TestClock(t *testing.T) {
 	}
 }
 
-func TestFloors(t *testing.T) {
-	var f floors
-	f.see(4095, 7)
-	f.see(4095, 5)
-	f.see(0, 1)
+func TestHighWaterOnlyRises(t *testing.T) {
+	var f highWater
+	f.raise(4095, 7)
+	f.raise(4095, 5)
+	f.raise(0, 1)
 	if f.text(4095) != "7" || f.text(0) != "1" || f.text(64) != "0" {
 		t.Errorf("%s %s %s", f.text(4095), f.text(0), f.text(64))
 	}

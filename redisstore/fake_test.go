@@ -12,12 +12,13 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// fake is a Client whose answers a test writes.
+// fake is a Client whose answers a test sets.
 type fake struct {
 	eval  func(s *Script, keys, args []string) ([]string, error)
 	acked func(ctx context.Context, s *Script, keys, args []string) ([]string, int, error)
 	probe chan struct{} // if not nil, a probe waits for it
-	deaf  bool          // it cannot subscribe
+	// noSubscriptions makes Subscribe fail.
+	noSubscriptions bool
 }
 
 var errLost = errors.New("the answer was lost")
@@ -67,7 +68,7 @@ func (f *fake) Command(_ context.Context, args ...string) ([]string, error) {
 func (f *fake) Replica(context.Context, string) (Node, error) { return f, nil }
 
 func (f *fake) Subscribe(ctx context.Context, _ string, ready func(), _ func(string)) error {
-	if f.deaf {
+	if f.noSubscriptions {
 		return errLost
 	}
 	ready()
@@ -85,31 +86,30 @@ func store(t *testing.T, f *fake, o ...Option) *Store {
 	return s
 }
 
-type nobody struct{}
+type noRequester struct{}
 
-func (nobody) Owner() driver.Owner        { return driver.Owner{Host: "h", PID: 1} }
-func (nobody) Queued([]driver.Holder)     {}
-func (nobody) Lost(driver.Cause, error)   {}
-func placed(seq string) []string          { return []string{"Q", serverNow(), seq, "0", "5", "-1"} }
-func granted(token, seat string) []string { return []string{"G", serverNow(), token, seat} }
+func (noRequester) Owner() driver.Owner      { return driver.Owner{Host: "h", PID: 1} }
+func (noRequester) Queued([]driver.Holder)   {}
+func (noRequester) Lost(driver.Cause, error) {}
+func placed(seq string) []string             { return []string{"Q", serverNow(), seq, "0", "5", "-1"} }
+func granted(token, slot string) []string    { return []string{"G", serverNow(), token, slot} }
 
-// The first call of a request got a place, which the server then forgot; the call
-// that asked anew was not answered, the one after it was. When the grant is passed
-// on by a Release of the same client, its own Release still has to keep the call
-// that was not answered from being granted later.
-func TestPassedGrantRemembersDoubt(t *testing.T) {
+// TestReleaseOfPassedGrantRefusesLateRequest: the server loses the queue entry of a request. The
+// second request of the same ID has no answer, the third one has. A Release of the same client then
+// passes the grant. The Release of that grant still has to refuse the request without an answer.
+func TestReleaseOfPassedGrantRefusesLateRequest(t *testing.T) {
 	var mu sync.Mutex
-	asked, released := 0, [][]string{}
+	calls, released := 0, [][]string{}
 	again := make(chan struct{})
 	f := &fake{}
 	f.eval = func(sc *Script, _, args []string) ([]string, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
-		case sc == acquireScript && len(args) == 5: // the try that holds
+		case sc == acquireScript && len(args) == 5: // the request of the holder
 			return []string{"G" + serverNow()}, nil
 		case sc == acquireScript:
-			switch asked++; asked {
+			switch calls++; calls {
 			case 1:
 				return placed("1"), nil
 			case 2:
@@ -132,7 +132,7 @@ func TestPassedGrantRemembersDoubt(t *testing.T) {
 	s := store(t, f)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	held, err := s.Acquire(ctx, driver.Request{ID: "held", Name: "n", Limit: 1, TTL: time.Minute, From: nobody{}})
+	held, err := s.Acquire(ctx, driver.Request{ID: "held", Name: "n", Limit: 1, TTL: time.Minute, From: noRequester{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,11 +142,11 @@ func TestPassedGrantRemembersDoubt(t *testing.T) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		g, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: nobody{}})
+		g, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: noRequester{}})
 		done <- result{g, err}
 	}()
 	<-again
-	for { // until its place is known here
+	for { // until the client has recorded the queue entry
 		s.mu.Lock()
 		known := len(s.queued["n"]) == 1 && s.queued["n"][0].seq == 2
 		s.mu.Unlock()
@@ -167,12 +167,12 @@ func TestPassedGrantRemembersDoubt(t *testing.T) {
 	}
 	last := released[len(released)-1]
 	if len(last) < 4 || last[3] == "0" {
-		t.Errorf("the release says %q: what was not answered may still be granted", last)
+		t.Errorf("the release sends %q: the request without an answer may still be granted", last)
 	}
 }
 
-// A grant that too few replicas have is undone. If that is not answered the ID must
-// not be used on: the undo could arrive after its next grant.
+// TestUndoWithoutAnswerEndsTheRequest: too few replicas have a grant, and its undo has no answer.
+// The request ends, because the undo could arrive after a later grant of the same ID.
 func TestUndoWithoutAnswerEndsTheRequest(t *testing.T) {
 	f := &fake{eval: func(sc *Script, _, _ []string) ([]string, error) { return nil, errLost }}
 	calls := 0
@@ -188,14 +188,15 @@ func TestUndoWithoutAnswerEndsTheRequest(t *testing.T) {
 	s := store(t, f, WaitReplicas(1, time.Second))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	g, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: nobody{}})
+	g, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: noRequester{}})
 	if err == nil || s.Classify(err) != driver.CodeUnknown || ctx.Err() != nil {
 		t.Errorf("%+v, %v", g, err)
 	}
 }
 
-// Whoever waits for another's look at the server returns when its own context ends.
-func TestProbeMindsEachContext(t *testing.T) {
+// TestCancelledRequestDoesNotWaitForProbe: a request waits for the probe of another request. It
+// returns when its own context ends.
+func TestCancelledRequestDoesNotWaitForProbe(t *testing.T) {
 	f := &fake{probe: make(chan struct{}), eval: func(*Script, []string, []string) ([]string, error) { return nil, errLost }}
 	s := store(t, f)
 	first := make(chan error, 1)
@@ -209,7 +210,7 @@ func TestProbeMindsEachContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	second := make(chan error, 1)
 	go func() {
-		_, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, From: nobody{}})
+		_, err := s.Acquire(ctx, driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, From: noRequester{}})
 		second <- err
 	}()
 	cancel()
@@ -219,7 +220,7 @@ func TestProbeMindsEachContext(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("a cancelled Acquire waits for another's probe")
+		t.Error("a cancelled Acquire waits for the probe of another request")
 	}
 	close(f.probe)
 	if err := <-first; err != nil {
@@ -227,8 +228,8 @@ func TestProbeMindsEachContext(t *testing.T) {
 	}
 }
 
-// What the scripts may answer, and what they may not.
-func TestRead(t *testing.T) {
+// TestReadChecksAnswers requires that read accepts the answers of the scripts, and no others.
+func TestReadChecksAnswers(t *testing.T) {
 	s := store(t, &fake{})
 	for _, c := range []struct {
 		script *Script
@@ -273,9 +274,9 @@ type silent struct {
 
 func (s *silent) Close() { <-s.answers }
 
-// Close returns when its context ends, whatever the client waits for, and who closes
-// again waits for the end.
-func TestCloseMindsItsContext(t *testing.T) {
+// TestCloseReturnsWithItsContext: Close returns when its context ends, although the client waits for
+// a silent server. A second Close waits for the end.
+func TestCloseReturnsWithItsContext(t *testing.T) {
 	f := &silent{answers: make(chan struct{})}
 	s, err := New(f)
 	if err != nil {
@@ -291,7 +292,7 @@ func TestCloseMindsItsContext(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("it waits for the client")
+		t.Error("Close waits for the client")
 	}
 	close(f.answers)
 	if err := s.Close(t.Context()); err != nil {
@@ -299,45 +300,45 @@ func TestCloseMindsItsContext(t *testing.T) {
 	}
 }
 
-// A waiter's call has the time that the replicas have to acknowledge what it may be
-// granted: else it would confirm its grant again and again and never hear of it.
-func TestAcknowledgementHasItsTime(t *testing.T) {
-	const patience = 5 * time.Second
+// TestWaiterCallOutlastsReplicaTimeout: the timeout of a waiter's call is longer than that of the
+// replicas' acknowledgement. Otherwise every call would end before the waiter gets its grant.
+func TestWaiterCallOutlastsReplicaTimeout(t *testing.T) {
+	const ackTimeout = 5 * time.Second
 	first := true
 	f := &fake{acked: func(ctx context.Context, _ *Script, _, _ []string) ([]string, int, error) {
 		if first {
 			first = false
 			return placed("1"), 0, nil
 		}
-		if end, dated := ctx.Deadline(); dated && time.Until(end) < patience {
-			return nil, 0, errLost // cut short
+		if end, ok := ctx.Deadline(); ok && time.Until(end) < ackTimeout {
+			return nil, 0, errLost // the call ends too early
 		}
 		return granted("7", "0"), 1, nil
 	}}
 	f.eval = func(*Script, []string, []string) ([]string, error) { return []string{"U", serverNow()}, nil }
-	s := store(t, f, WaitReplicas(1, patience))
+	s := store(t, f, WaitReplicas(1, ackTimeout))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if g, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: nobody{}}); err != nil || g.Token != 7 {
+	if g, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: noRequester{}}); err != nil || g.Token != 7 {
 		t.Errorf("%+v, %v", g, err)
 	}
 }
 
-// told counts who has a place.
-type told struct {
-	nobody
+// queuedHook is a requester that calls when as soon as it is queued.
+type queuedHook struct {
+	noRequester
 	when func()
 }
 
-func (n told) Queued([]driver.Holder) { n.when() }
+func (n queuedHook) Queued([]driver.Holder) { n.when() }
 
-// Who waits where no message arrives says so at its first answer: it need not wait for a
-// subscription that cannot be had, and may be given up before that is known.
-func TestQueuedWithoutMessages(t *testing.T) {
-	asked := make(chan struct{}, 100)
-	f := &fake{deaf: true, eval: func(sc *Script, _, _ []string) ([]string, error) {
+// TestQueuedIsReportedWithoutSubscription: the subscription of a client fails. A waiter reports that
+// it is queued after the first answer, and does not wait for the subscription.
+func TestQueuedIsReportedWithoutSubscription(t *testing.T) {
+	requests := make(chan struct{}, 100)
+	f := &fake{noSubscriptions: true, eval: func(sc *Script, _, _ []string) ([]string, error) {
 		if sc == acquireScript {
-			asked <- struct{}{}
+			requests <- struct{}{}
 			return []string{"Q", serverNow(), "1", "0", "60000", "-1"}, nil
 		}
 		return []string{"U", serverNow()}, nil
@@ -354,13 +355,13 @@ func TestQueuedWithoutMessages(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	_, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: told{when: cancel}})
-	if s.Classify(err) != driver.CodeWithdrawn || len(asked) != 1 {
-		t.Errorf("%v, after %d calls; want one", err, len(asked))
+	_, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true, From: queuedHook{when: cancel}})
+	if s.Classify(err) != driver.CodeWithdrawn || len(requests) != 1 {
+		t.Errorf("%v, after %d calls; want one", err, len(requests))
 	}
 }
 
-// multiMaster is a server that takes writes beside others.
+// multiMaster is a server that accepts writes beside others.
 type multiMaster struct {
 	fake
 	info string
@@ -375,7 +376,8 @@ func (m *multiMaster) Command(ctx context.Context, args ...string) ([]string, er
 	return m.fake.Command(ctx, args...)
 }
 
-// Where several servers take writes for the same data, each would grant the lock.
+// TestActiveActiveIsRefused: several servers accept writes for the same data, so each would grant
+// the lock.
 func TestActiveActiveIsRefused(t *testing.T) {
 	for _, info := range []string{
 		"redis_version:6.3.4\r\nrole:active-replica\r\nmaxmemory_policy:noeviction\r\n", // KeyDB
@@ -385,7 +387,7 @@ func TestActiveActiveIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = s.Acquire(t.Context(), driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, From: nobody{}})
+		_, err = s.Acquire(t.Context(), driver.Request{ID: "x", Name: "n", Limit: 1, TTL: time.Minute, From: noRequester{}})
 		if err == nil || s.Classify(err) != driver.CodeRefused {
 			t.Errorf("%q: %v", info, err)
 		}
@@ -419,12 +421,11 @@ func (l *listening) Subscribe(ctx context.Context, _ string, ready func(), got f
 
 func (l *listening) EachPrimary(_ context.Context, each func(Node) error) error { return each(l) }
 
-// A waiter asks as soon as a message wakes it, and soon when its subscription is lost and
-// made again. Its refresh, which would do the same later, is a minute away.
+// TestMessageWakesWaiter: a waiter sends its request when a message wakes it, and when its
+// subscription was lost and begins again. Its next refresh is a minute away.
 func TestMessageWakesWaiter(t *testing.T) {
 	for _, how := range []string{"message", "new subscription"} {
 		t.Run(how, func(t *testing.T) {
-			asked := make(chan struct{}, 100)
 			waits, wake := make(chan struct{}), make(chan struct{})
 			var once sync.Once
 			f := &listening{}
@@ -432,7 +433,6 @@ func TestMessageWakesWaiter(t *testing.T) {
 				if sc != acquireScript {
 					return []string{"U", serverNow()}, nil
 				}
-				asked <- struct{}{}
 				select {
 				case <-wake:
 					return granted("7", "0"), nil
@@ -450,7 +450,7 @@ func TestMessageWakesWaiter(t *testing.T) {
 			done := make(chan error, 1)
 			go func() {
 				_, err := s.Acquire(ctx, driver.Request{ID: "next", Name: "n", Limit: 1, TTL: time.Minute, Wait: true,
-					From: told{when: func() { once.Do(func() { close(waits) }) }}})
+					From: queuedHook{when: func() { once.Do(func() { close(waits) }) }}})
 				done <- err
 			}()
 			select {
@@ -507,19 +507,19 @@ func TestUnansweredProbeKeepsRefusal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.safe(t.Context()); err != nil {
+		if err := s.requireSafe(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		look := func() error {
+		probe := func() error {
 			_, _ = s.probeAll(t.Context(), micros()+1)
-			return s.safe(t.Context())
+			return s.requireSafe(t.Context())
 		}
 		e.info = strings.ReplaceAll(e.info, "noeviction", "allkeys-lru")
-		if err := look(); s.Classify(err) != driver.CodeRefused {
+		if err := probe(); s.Classify(err) != driver.CodeRefused {
 			t.Errorf("mode %d: a server that evicts: %v", mode, err)
 		}
 		e.silent = true
-		if err := look(); err == nil {
+		if err := probe(); err == nil {
 			t.Errorf("mode %d: an unanswered probe permits new locks", mode)
 		}
 		if err := s.Close(t.Context()); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// The guard compares and writes in one script.
+// The guard compares the token and writes in one script.
 func ExampleGuard() {
 	ctx := context.Background()
 	store, err := redisstore.Open(ctx, "redis://localhost")

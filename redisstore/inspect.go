@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Inspect tells the state of one name.
+// Inspect returns the state of one name.
 func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	if err := driver.CheckName(name); err != nil {
 		return driver.State{}, driver.Errorf(driver.CodeInvalid, "redisstore: %w", err)
@@ -25,15 +25,15 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	return one.state, one.err
 }
 
-// readState makes a state of the fields and values of a name's hash.
+// readState parses the fields and values of a name's hash.
 func readState(name string, rep reply, now int64) driver.State {
 	st := driver.State{Name: name}
 	hash := rep.values
-	type place struct {
+	type queued struct {
 		seq int64
 		w   driver.Waiter
 	}
-	var places []place
+	var queue []queued
 	for i := 0; i+1 < len(hash); i += 2 {
 		field, value := hash[i], hash[i+1]
 		if len(field) < 2 {
@@ -41,7 +41,7 @@ func readState(name string, rep reply, now int64) driver.State {
 		}
 		n, err := strconv.ParseInt(field[1:], 10, 64)
 		if err != nil {
-			continue // of another kind
+			continue // the field is of another kind
 		}
 		switch field[0] {
 		case 's':
@@ -50,19 +50,19 @@ func readState(name string, rep reply, now int64) driver.State {
 			}
 		case 'q':
 			if w, ok := readWaiter(value, now); ok {
-				places = append(places, place{n, w})
+				queue = append(queue, queued{n, w})
 			}
 		}
 	}
 	slices.SortFunc(st.Holders, func(a, b driver.Holder) int { return cmp.Compare(a.Token, b.Token) })
-	slices.SortFunc(places, func(a, b place) int { return cmp.Compare(a.seq, b.seq) })
-	for _, p := range places {
-		st.Waiters = append(st.Waiters, p.w)
+	slices.SortFunc(queue, func(a, b queued) int { return cmp.Compare(a.seq, b.seq) })
+	for _, q := range queue {
+		st.Waiters = append(st.Waiters, q.w)
 	}
 	return st
 }
 
-// readWaiter reads a place, "ID LIMIT TTL DEADLINE SINCE CHANNEL OWNER".
+// readWaiter parses a queue entry, "ID LIMIT TTL DEADLINE SINCE CHANNEL OWNER".
 func readWaiter(rec string, now int64) (w driver.Waiter, ok bool) {
 	part := strings.SplitN(rec, " ", 7)
 	if len(part) != 7 {
@@ -134,7 +134,7 @@ func (s *Store) inspectAll(ctx context.Context, names []string) []inspected {
 	return all
 }
 
-// names are those that have a key, in byte order.
+// names returns the names that have a key, in byte order.
 func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	if s.peers != nil {
 		return s.peers.names(ctx, prefix)
@@ -148,7 +148,7 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 				return err
 			}
 			if len(answer) == 0 {
-				return driver.Errorf(driver.CodeUnavailable, "SCAN answers nothing")
+				return driver.Errorf(driver.CodeUnavailable, "SCAN returns nothing")
 			}
 			for _, key := range answer[1:] {
 				if name, ok := s.keys.nameOf(key); ok && strings.HasPrefix(name, prefix) {
@@ -167,14 +167,14 @@ func (s *Store) names(ctx context.Context, prefix string) ([]string, error) {
 	return slices.Compact(names), nil
 }
 
-// How often a watch looks: at one name, and at all.
+// The intervals at which Watch polls one name, and all names.
 const (
 	watchOne = 100 * time.Millisecond
 	watchAll = 500 * time.Millisecond
 )
 
-// Watch looks again and again: the scripts tell nobody of changes but those whom
-// they concern, which would cost every lock for the sake of a rare watcher.
+// Watch polls. The scripts notify only the waiters and holders of a name: to publish every change
+// would make each lock slower, and watchers are rare.
 func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -198,7 +198,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 				return err
 			}
 		}
-		// No more than a tenth of the server's time.
+		// Use at most a tenth of the server's time.
 		t := time.NewTimer(max(every, 10*time.Since(began)))
 		select {
 		case <-t.C:
@@ -212,9 +212,9 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// fingerprint changes when holders or waiters do.
+// fingerprint returns a text that changes when holders or waiters do.
 func (s *Store) fingerprint(ctx context.Context, name string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, callBound)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	names := []string{name}
 	if name == "" {

@@ -3,9 +3,9 @@ package redisstore
 import "strings"
 
 // A name's key is holdfast:{BUCKET}:NAMESPACE:NAME. The bucket, three hexadecimal
-// digits of a hash of namespace and name, is the hash tag: whatever braces a name
-// contains come later and do not count. The namespace is escaped, so that its
-// end is certain; the name is as it is. The bucket's counter of tokens is
+// digits of a hash of namespace and name, is the hash tag. Braces in a name come
+// later and have no effect. The namespace is escaped, so that its end is certain;
+// the name is not. The bucket's counter of tokens is
 // holdfast:{BUCKET}.
 const (
 	keyPrefix = "holdfast:{"
@@ -37,23 +37,23 @@ func fnv1a(n uint64, text string) uint64 {
 
 const fnvOffset = 14695981039346656037
 
-// of is the keys of a name and of its bucket's counter, and the bucket.
+// of returns the keys of a name and of its bucket's counter, and the bucket.
 func (k keyspace) of(name string) (key, counter string, bucket uint16) {
 	bucket = k.bucket(name)
 	key = keyPrefix + string([]byte{hexDigits[bucket>>8&15], hexDigits[bucket>>4&15], hexDigits[bucket&15]}) + "}:" + k.namespace + ":" + name
 	return key, key[:len(keyPrefix)+len("000}")], bucket
 }
 
-// key is the key of a name.
+// key returns the key of a name.
 func (k keyspace) key(name string) string {
 	key, _, _ := k.of(name)
 	return key
 }
 
-// Key is the key that a name of a namespace lives at, for operators.
+// Key returns the key of a name in a namespace, for operators.
 func Key(namespace, name string) string { return newKeyspace(namespace).key(name) }
 
-// nameOf is the name of a key of this namespace.
+// nameOf returns the name that a key of this namespace belongs to.
 func (k keyspace) nameOf(key string) (string, bool) {
 	head := len(keyPrefix) + 3
 	if len(key) < head || !strings.HasPrefix(key, keyPrefix) {
@@ -63,7 +63,7 @@ func (k keyspace) nameOf(key string) (string, bool) {
 	if !ok || name == "" {
 		return "", false
 	}
-	// Another's key that looks like ours is not.
+	// The bucket must be that of the name; else the key is not one of holdfast.
 	if k.key(name) != key {
 		return "", false
 	}
@@ -72,10 +72,10 @@ func (k keyspace) nameOf(key string) (string, bool) {
 
 var globber = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, "^", `\^`)
 
-// pattern matches the keys of the names that begin with prefix.
+// pattern returns a glob pattern for the keys of the names that begin with prefix.
 func (k keyspace) pattern(prefix string) string {
 	return keyPrefix + "???}:" + globber.Replace(k.namespace+":"+prefix) + "*"
 }
 
-// wakeChannel is where one client is told.
+// wakeChannel returns the channel on which one client gets its notifications.
 func wakeChannel(client string) string { return "holdfast:wake:" + client }

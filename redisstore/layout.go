@@ -16,18 +16,18 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Layout is how locks are written down: in holdfast's own way, or as another client
-// library does, so that its programs and those of holdfast share locks.
+// Layout is the format of the locks: holdfast's own, or that of another client library, so that
+// programs with that library and programs with holdfast share locks.
 type Layout string
 
-// The layouts. docs/redis-layouts.md says what each guarantees.
+// The layouts. docs/redis-layouts.md lists the guarantees of each.
 const (
-	// Native is holdfast's own, the default, and the only one in which waiters are
-	// served in order and names have limits of all kinds.
+	// Native is holdfast's own format and the default. Only in it are waiters served in order and
+	// have names limits of all kinds.
 	Native Layout = ""
-	// Plain is one string per name: redsync, bsm/redislock, redis-py and most locks that
-	// are written by hand. Exclusive locks. Waiters poll; a release by holdfast wakes
-	// those of holdfast.
+	// Plain is one string per name: redsync, bsm/redislock, redis-py and most locks
+	// without a library. Exclusive locks. Waiters poll; a release by holdfast wakes the waiters
+	// of holdfast.
 	Plain Layout = "plain"
 	// Redisson is Redisson's RLock. Exclusive locks.
 	Redisson Layout = "redisson"
@@ -53,19 +53,18 @@ const (
 	maxFairWait     = 24 * time.Hour
 )
 
-// WithLayout has the store write its locks in a layout. Every client that locks a name has
-// to use the same one. A name that the layout cannot carry, as its keys would be in several
-// hash slots of a Cluster, is refused with an error of code Unsupported.
+// WithLayout sets the layout of the locks; the default is Native. All clients of a name have to use
+// the same one. A name whose keys would be in several hash slots of a Cluster is refused with an
+// error of code CodeUnsupported.
 func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
 
-// FairWait is for how long a waiter of a fair lock that has died holds up those behind it.
-// It has to be the fairLockWaitTimeout of the Java clients: 5 minutes unless set, as
-// theirs. 1 s to 24 h.
+// FairWait sets how long a dead waiter of a fair lock delays the waiters behind it: 1 s to 24 h. It
+// has to equal the fairLockWaitTimeout of the Java clients. The default is 5 minutes, as there.
 func FairWait(d time.Duration) Option { return func(c *config) { c.fairWait = d } }
 
-// rules are what a layout is made of.
+// rules are the parts of a layout.
 type rules struct {
-	// scripts are the files that make up its rules.
+	// scripts are the files with its scripts.
 	scripts []string
 	// channel is where a release notifies, before the name; "" if it does not.
 	channel string
@@ -75,9 +74,9 @@ type rules struct {
 	kind string
 	// limits reports whether a limit can be granted.
 	limits func(limit int) bool
-	// amend changes what declare has changed already.
+	// amend changes the guarantees after declare.
 	amend func(*driver.Guarantees)
-	// owns writes an owner down.
+	// owns returns the owner of a request.
 	owns func(p *peers, id string, limit int) string
 }
 
@@ -139,8 +138,8 @@ func layoutNames() string {
 	return strings.Join(all, ", ")
 }
 
-// prefixed and suffixed are how Redisson names the keys and channels beside a name's key.
-// It looks for a brace alone, so they need not be in its hash slot: see carries.
+// prefixed and suffixed return the keys and channels beside a name's key, as Redisson names them.
+// Redisson checks only for an opening brace, so they may be in another hash slot: see carries.
 func prefixed(prefix, name string) string {
 	if strings.Contains(name, "{") {
 		return prefix + ":" + name
@@ -157,8 +156,8 @@ func stemOf(name string) string {
 	return "{" + name + "}"
 }
 
-// beside is our own key beside a name's. A name with a brace has another prefix, so that
-// a and {a} have different keys.
+// beside returns holdfast's own key beside a name's. A name with a brace has another prefix, so
+// that a and {a} have different keys.
 func beside(name string) string {
 	if strings.Contains(name, "{") {
 		return "holdfast:beside:=" + name
@@ -166,7 +165,7 @@ func beside(name string) string {
 	return "holdfast:beside:{" + name + "}"
 }
 
-// hashTag is the part of a key that decides its hash slot.
+// hashTag returns the part of a key that decides its hash slot.
 func hashTag(key string) string {
 	if _, after, ok := strings.Cut(key, "{"); ok {
 		if tag, _, ok := strings.Cut(after, "}"); ok && tag != "" {
@@ -176,10 +175,10 @@ func hashTag(key string) string {
 	return key
 }
 
-// carries reports what is wrong with a name, nil if nothing.
+// carries returns an error for a name that the layout cannot have.
 func (p *peers) carries(name string) error {
 	key := p.key(name)
-	// What is beside the key begins with its stem, or has it behind a prefix.
+	// The keys beside the name's key start with its stem, or have it after a prefix.
 	if p.s.client.Mode() == Cluster && (hashTag(key) != hashTag(stemOf(key)+":") || hashTag(key) != hashTag("x:"+stemOf(key))) {
 		return driver.Errorf(driver.CodeUnsupported, "redisstore: name %q: the layout %s would put its keys into different hash slots of the Cluster: give a name without braces, or with one whole {tag}", name, p.layout)
 	}
@@ -211,7 +210,7 @@ func loadVerbs(l Layout, r *rules) *verbs {
 	return &verbs{script("acquire"), script("renew"), script("look"), script("release"), script("undo"), script("break"), script("inspect")}
 }
 
-// newUUID makes the name of a client, as Redisson has one.
+// newUUID returns the ID of a client, in the form of Redisson's.
 func newUUID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:])
@@ -219,14 +218,14 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// thread is a request's owner: the client and a number, which stands for the thread of
-// a Java program. Each request has a number of its own, so no two share a lock.
+// thread returns the owner of a request: the client and a number, in the place of the thread of a
+// Java program. Each request has a number of its own, so no two requests share a lock.
 func (p *peers) thread(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return p.client + ":" + strconv.FormatUint(binary.BigEndian.Uint64(sum[:])>>1, 10)
 }
 
-// own is the owner of a request, as the layout writes it.
+// own returns the owner of a request in the form of the layout.
 func (p *peers) own(id string, limit int) string {
 	if p.rules.owns != nil {
 		return p.rules.owns(p, id, limit)
@@ -234,7 +233,7 @@ func (p *peers) own(id string, limit int) string {
 	return p.thread(id)
 }
 
-// shown is an owner as an inspection shows it.
+// shown returns an owner as Inspect returns it.
 func (p *peers) shown(own string) string {
 	if p.layout == RedissonPermits {
 		return hex.EncodeToString([]byte(own))
@@ -242,8 +241,7 @@ func (p *peers) shown(own string) string {
 	return own
 }
 
-// key is the key of a name. The namespace is a prefix that other clients have to write
-// as well.
+// key returns the key of a name. Other clients have to use the namespace as a prefix, too.
 func (p *peers) key(name string) string {
 	if p.s.cfg.namespace == "" {
 		return name

@@ -10,15 +10,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// conditional is what is known of the server's own commands that compare a string, which
-// release and renew a lock of the layout [Plain]: DELEX (Redis 8.4, Valkey 9.2) or DELIFEQ
+// conditional records which commands the server has that compare a string. They release and renew
+// a lock of the layout [Plain]: DELEX (Redis 8.4, Valkey 9.2) or DELIFEQ
 // (Valkey 9.0), and SET with IFEQ (Redis 8.4, Valkey 8.1).
 //
 // The value of a grant is unique to it, so a command that arrives late or twice has no effect
-// on another grant. Only the answer that the command was applied is relied on. After any other
-// answer the script decides, which reports the cause as well. A server that does not have a
-// command, or a user without the right to it, has answered so once: the store then uses the
-// script until it is closed.
+// on another grant. The store relies only on the answer that the command was applied. After any
+// other answer it runs the script, which also returns the cause. If the server does not have a
+// command, or the user has no right to it, the store uses the script until it is closed.
 type conditional struct {
 	deletes atomic.Int32 // how many commands of deletions were refused
 	noSet   atomic.Bool
@@ -29,15 +28,16 @@ var deletions = []func(key, value string) []string{
 	func(key, value string) []string { return []string{"DELIFEQ", key, value} },
 }
 
-// unavailable reports whether an answer says that the server or the user's rights lack a command.
+// unavailable reports whether an error means that the server does not have the command, or that
+// the user has no right to it.
 func unavailable(err error) bool {
 	e, ok := errors.AsType[ServerError](err)
 	text := string(e)
 	return ok && (strings.Contains(text, "unknown command") || strings.HasPrefix(text, "NOPERM") || strings.Contains(text, "syntax error"))
 }
 
-// decided reports whether an answer decides: the command was applied, or its outcome is an error
-// that the script could not get over.
+// decided reports whether an answer is final: the command was applied, or the error would stop the
+// script as well.
 func decided(a Answer, applied string) (bool, error) {
 	if _, answered := errors.AsType[ServerError](a.Err); answered {
 		return false, nil
@@ -49,12 +49,12 @@ func decided(a Answer, applied string) (bool, error) {
 func (p *peers) deleteIfEqual(ctx context.Context, st *step, h *peerHandle) (done bool, err error) {
 	c, ok := p.s.client.(Commander)
 	which := p.compares.deletes.Load()
-	if !ok || h.value == "" || h.void != 0 || int(which) >= len(deletions) {
+	if !ok || h.value == "" || h.lateUntil != 0 || int(which) >= len(deletions) {
 		return false, nil
 	}
 	channel := p.channel(st.key)
 	commands := [][]string{deletions[which](st.key, h.value), {"PUBLISH", channel, "1"}}
-	if p.ears.sharded {
+	if p.channels.sharded {
 		commands = append(commands, []string{"SPUBLISH", channel, "1"})
 	}
 	answer := c.Commands(ctx, commands)[0]

@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// holding is a grant that is looked at from time to time, as in the native layout.
+// holding is a grant that look checks regularly, as in the native layout.
 type holding struct {
 	from   driver.Requester
 	grant  driver.Grant
@@ -46,7 +46,7 @@ func (p *peers) prove(id string, sent time.Time) {
 	}
 }
 
-// look looks at the grants that were not proven lately.
+// look checks the grants that were not proven for provenFor.
 func (p *peers) look() {
 	if p.s.enter() != nil {
 		return
@@ -65,14 +65,14 @@ func (p *peers) look() {
 	}
 	p.mu.Unlock()
 	if len(due) > 0 {
-		ctx, cancel := context.WithTimeout(p.s.ctx, lookBound)
+		ctx, cancel := context.WithTimeout(p.s.ctx, lookTimeout)
 		sent, at := driver.Now(), micros()
 		answers := p.s.client.EvalAll(ctx, p.verbs.look, calls)
 		cancel()
 		for i, a := range answers {
 			rep, err := p.s.read(p.verbs.look, sent, at, a.Values, a.Err)
 			switch {
-			case err != nil: // validity ends by itself
+			case err != nil: // without a renewal the validity ends
 			case rep.kind == 'R':
 				p.prove(due[i].grant.ID, sent.Time())
 			default:
@@ -97,7 +97,7 @@ func (p *peers) look() {
 	p.timer.Reset(max(lookEvery-time.Since(began), lookEvery/8))
 }
 
-// inspectAll reads the state of names.
+// inspectAll returns the states of names.
 func (p *peers) inspectAll(ctx context.Context, names []string) []inspected {
 	calls := make([]Call, len(names))
 	for i, name := range names {
@@ -122,8 +122,8 @@ func (p *peers) inspectAll(ctx context.Context, names []string) []inspected {
 	return all
 }
 
-// names are those that holdfast's clients hold, and in a layout of hashes those that others
-// hold: in byte order.
+// names returns the names that clients of holdfast hold and, in a layout of hashes, those that
+// other clients hold, in byte order.
 func (p *peers) names(ctx context.Context, prefix string) ([]string, error) {
 	seen := map[string]bool{}
 	scan := func(n Node, pattern, kind string, nameOf func(key string) (string, bool)) error {
@@ -133,7 +133,7 @@ func (p *peers) names(ctx context.Context, prefix string) ([]string, error) {
 				return err
 			}
 			if len(answer) == 0 {
-				return driver.Errorf(driver.CodeUnavailable, "SCAN answers nothing")
+				return driver.Errorf(driver.CodeUnavailable, "SCAN returns nothing")
 			}
 			for _, key := range answer[1:] {
 				if name, ok := nameOf(key); ok && strings.HasPrefix(name, prefix) && driver.CheckName(name) == nil {
@@ -170,7 +170,7 @@ func (p *peers) names(ctx context.Context, prefix string) ([]string, error) {
 	for name := range seen {
 		names = append(names, name)
 	}
-	// Keys of the same type that are no locks drop out here.
+	// Skip keys of the same type that are no locks.
 	var held []string
 	for some := range slices.Chunk(names, 100) {
 		for _, a := range p.inspectAll(ctx, some) {
@@ -183,7 +183,7 @@ func (p *peers) names(ctx context.Context, prefix string) ([]string, error) {
 	return held, nil
 }
 
-// isLock reports whether a holder is one: a grant of ours, or an owner as Redisson writes it.
+// isLock reports whether a holder is a grant of holdfast, or has the form of an owner of Redisson.
 func (p *peers) isLock(h driver.Holder) bool {
 	if h.Token != 0 {
 		return true

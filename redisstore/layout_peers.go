@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
-// peers speaks a layout of other clients. Every step is one script: see
+// peers implements the layouts of other client libraries. Every step is one script: see
 // scripts/layout/common.lua.
 //
 // Exclusion. A script grants only what the other clients' own scripts would grant, and
@@ -24,16 +24,16 @@ import (
 // time after which it is refused, and an undo leaves its ID behind until then, in the key
 // beside the name's.
 //
-// Waiting. A waiter asks, listens, asks again, and then asks whenever a message comes, the
-// holder's lease has run out, or a second has passed. So a message of another client that
-// is lost, or that it does not send, costs a second, and not a lease.
+// Waiting. A waiter sends a request, subscribes, and sends the request again. It repeats the
+// request when a message comes, when the holder's lease expires, and after a second. So a lost
+// message of another client costs a second, and not a lease.
 type peers struct {
 	s        *Store
 	layout   Layout
 	rules    *rules
 	verbs    *verbs
 	client   string // its UUID
-	ears     ears
+	channels channels
 	compares conditional
 
 	mu    sync.Mutex
@@ -42,21 +42,21 @@ type peers struct {
 	runs  bool
 }
 
-// peerHandle is what a grant carries.
+// peerHandle is the store's own data in a grant.
 type peerHandle struct {
-	own   string
-	value string // of the name's key, in the layout plain
-	void  int64  // as in handle
+	own       string
+	value     string // of the name's key, in the layout plain
+	lateUntil int64  // as in handle
 }
 
 func newPeers(s *Store) *peers {
 	r := layouts[s.cfg.layout]
 	p := &peers{s: s, layout: s.cfg.layout, rules: r, verbs: loadVerbs(s.cfg.layout, r), client: newUUID(), held: map[string]*holding{}}
-	p.ears = ears{s: s, sharded: s.client.Mode() == Cluster, all: map[string]*ear{}}
+	p.channels = channels{s: s, sharded: s.client.Mode() == Cluster, all: map[string]*channelSub{}}
 	return p
 }
 
-// keys are the keys of a name.
+// keys returns the keys of a name.
 func (p *peers) keys(key string) []string {
 	all := append(make([]string, 0, 4), key, beside(key))
 	if p.rules.keys != nil {
@@ -82,12 +82,12 @@ func (p *peers) args(st *step) []string {
 	wait := p.s.cfg.fairWait
 	return []string{
 		st.id, st.own, strconv.FormatInt(millis(st.ttl), 10), strconv.FormatInt(st.late, 10), strconv.FormatUint(st.least, 10), st.owner,
-		strconv.Itoa(st.limit), digit(p.ears.sharded), digit(st.queue), strconv.FormatInt(wait.Milliseconds(), 10),
+		strconv.Itoa(st.limit), digit(p.channels.sharded), digit(st.queue), strconv.FormatInt(wait.Milliseconds(), 10),
 		p.channel(st.key), stemOf(st.key), st.last,
 	}
 }
 
-// channel is where a release of the name notifies.
+// channel returns the channel on which a release of the name notifies.
 func (p *peers) channel(key string) string {
 	if p.rules.channel == "" {
 		return ""
@@ -95,21 +95,22 @@ func (p *peers) channel(key string) string {
 	return prefixed(p.rules.channel, key)
 }
 
-// millis rounds up to what the layouts count in.
+// millis rounds a duration up to the unit of the layouts, milliseconds.
 func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
 
-// lasting is the TTL that is sent: see Store.lasting.
-func (p *peers) lasting(ttl time.Duration) time.Duration {
-	return time.Duration(p.s.lasting(ttl)) * time.Microsecond
+// serverTTL returns the TTL that the scripts get: see Store.serverTTL.
+func (p *peers) serverTTL(ttl time.Duration) time.Duration {
+	return time.Duration(p.s.serverTTL(ttl)) * time.Microsecond
 }
 
 // pending is one Acquire.
 type pending struct {
-	p     *peers
-	r     *driver.Request
-	st    step
-	asked bool // a request was sent and not answered, and may arrive until void
-	void  int64
+	p  *peers
+	r  *driver.Request
+	st step
+	// unanswered and lateUntil are as in attempt.
+	unanswered bool
+	lateUntil  int64
 }
 
 func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, error) {
@@ -119,14 +120,14 @@ func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, e
 	if err := p.carries(r.Name); err != nil {
 		return driver.Grant{}, err
 	}
-	a := &pending{p: p, r: r, st: step{id: r.ID, own: p.own(r.ID, r.Limit), ttl: p.lasting(r.TTL), limit: r.Limit, key: p.key(r.Name)}}
+	a := &pending{p: p, r: r, st: step{id: r.ID, own: p.own(r.ID, r.Limit), ttl: p.serverTTL(r.TTL), limit: r.Limit, key: p.key(r.Name)}}
 	rep, err := a.call(ctx)
 	switch {
 	case err != nil:
 	case rep.kind == 'G':
 		return a.granted(rep)
 	case rep.kind != 'B':
-		err = driver.Errorf(driver.CodeUnknown, "an answer that was not asked for: %c %q", rep.kind, rep.values)
+		err = driver.Errorf(driver.CodeUnknown, "an unexpected answer: %c %q", rep.kind, rep.values)
 	case r.Wait:
 		return a.wait(ctx)
 	default:
@@ -135,31 +136,31 @@ func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, e
 	return driver.Grant{}, a.failed(err)
 }
 
-// failed keeps in mind until when a request without an answer may arrive.
+// failed records until when a request without an answer may arrive.
 func (a *pending) failed(err error) error {
-	if driver.CodeOf(err) == driver.CodeUnknown && a.void != 0 {
+	if driver.CodeOf(err) == driver.CodeUnknown && a.lateUntil != 0 {
 		s := a.p.s
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.late[a.r.ID] = a.void
+		s.late[a.r.ID] = a.lateUntil
 	}
 	return err
 }
 
-// call runs the script once, and again where the server's time was taken wrongly.
+// call runs the script once, and again if the estimate of the server's clock was wrong.
 func (a *pending) call(ctx context.Context) (reply, error) {
 	p, s, st := a.p, a.p.s, &a.st
 	for range 4 {
-		if err := s.safe(ctx); err != nil {
+		if err := s.requireSafe(ctx); err != nil {
 			return reply{}, err
 		}
 		bucket := s.keys.bucket(a.r.Name)
-		st.late, st.owner, st.least = s.clock.deadline(), s.write(a.r.From.Owner()), s.floors.of(bucket).Load()
+		st.late, st.owner, st.least = s.clock.deadline(), s.encodeOwner(a.r.From.Owner()), s.highWater.of(bucket).Load()
 		st.last = digit(!a.r.First)
 		rep, err := p.send(ctx, p.verbs.acquire, "G", st)
 		if err != nil {
 			if driver.CodeOf(err) == driver.CodeUnknown {
-				a.asked, a.void = true, max(a.void, st.late)
+				a.unanswered, a.lateUntil = true, max(a.lateUntil, st.late)
 			}
 			return rep, err
 		}
@@ -167,18 +168,18 @@ func (a *pending) call(ctx context.Context) (reply, error) {
 		case 'L':
 			continue
 		case 'V':
-			return rep, errVoid
+			return rep, errUndone
 		case 'G', 'B':
 			if len(rep.values) == 0 {
-				return rep, driver.Errorf(driver.CodeUnknown, "the script %s answered without a number", p.verbs.acquire.Name)
+				return rep, driver.Errorf(driver.CodeUnknown, "the script %s returned no number", p.verbs.acquire.Name)
 			}
 		}
 		return rep, nil
 	}
-	return reply{}, driver.Errorf(driver.CodeUnavailable, "the server's clock runs away")
+	return reply{}, driver.Errorf(driver.CodeUnavailable, "the server's clock advances too fast")
 }
 
-// send runs a script that grants or renews, and waits for replicas if they are asked for.
+// send runs a script that grants or renews. With WaitReplicas it waits for the replicas.
 func (p *peers) send(ctx context.Context, sc *Script, only string, st *step) (reply, error) {
 	s := p.s
 	if s.cfg.replicas == 0 {
@@ -188,10 +189,10 @@ func (p *peers) send(ctx context.Context, sc *Script, only string, st *step) (re
 	if err != nil || rep.kind != only[0] || acked >= s.cfg.replicas {
 		return rep, err
 	}
-	err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged it within %s", acked, s.cfg.replicas, s.cfg.patience)
+	err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged it within %s", acked, s.cfg.replicas, s.cfg.ackTimeout)
 	if sc == p.verbs.acquire {
 		if uerr := p.undo(ctx, st, 0); uerr != nil {
-			err = driver.Errorf(driver.CodeUnknown, "%w: %w: %w", err, errUndoing, uerr)
+			err = driver.Errorf(driver.CodeUnknown, "%w: %w: %w", err, errUndoFailed, uerr)
 		}
 	}
 	return rep, err
@@ -201,17 +202,17 @@ func (a *pending) granted(rep reply) (driver.Grant, error) {
 	p, r := a.p, a.r
 	token, err := strconv.ParseUint(rep.values[0], 10, 64)
 	if err != nil {
-		return driver.Grant{}, a.failed(driver.Errorf(driver.CodeUnknown, "a grant that cannot be read: %w", err))
+		return driver.Grant{}, a.failed(driver.Errorf(driver.CodeUnknown, "a grant that cannot be parsed: %w", err))
 	}
 	h := &peerHandle{own: a.st.own}
 	if len(rep.values) > 1 {
 		h.value = strings.Clone(rep.values[1])
 	}
-	if a.asked {
-		h.void = a.void
+	if a.unanswered {
+		h.lateUntil = a.lateUntil
 	}
 	if p.layout != RedissonFenced {
-		p.s.floors.see(p.s.keys.bucket(r.Name), token)
+		p.s.highWater.raise(p.s.keys.bucket(r.Name), token)
 	}
 	g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, SentAt: rep.sent,
 		TTL: time.Duration(millis(r.TTL)) * time.Millisecond, Slot: driver.NoSlot, Handle: h}
@@ -219,7 +220,7 @@ func (a *pending) granted(rep reply) (driver.Grant, error) {
 	return g, nil
 }
 
-// wait asks until it is granted.
+// wait repeats the request until it is granted.
 func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 	p, s := a.p, a.p.s
 	ctx, cancel := context.WithCancel(ctx)
@@ -230,11 +231,11 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 	if a.st.queue {
 		channel += ":" + a.st.own
 	}
-	l := p.ears.listen(channel)
+	l := p.channels.listen(channel)
 	defer l.leave()
-	hearing, stop := context.WithTimeout(ctx, hearBound)
-	if l.hears(hearing) {
-		select { // it asks now in any case
+	subscribing, stop := context.WithTimeout(ctx, subscribeTimeout)
+	if l.awaitSubscribed(subscribing) {
+		select { // the next request is sent now in any case
 		case <-l.wake:
 		default:
 		}
@@ -242,9 +243,9 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 	stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	failures, told := 0, false
+	failures, notified := 0, false
 	for {
-		call, done := context.WithTimeout(ctx, max(callBound, s.cfg.patience+acksMore))
+		call, done := context.WithTimeout(ctx, max(callTimeout, s.cfg.ackTimeout+ackMargin))
 		rep, err := a.call(call)
 		done()
 		delay := fallback.After(ctx, peerFallback)
@@ -254,8 +255,8 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 		case ctx.Err() != nil:
 		case err == nil && rep.kind == 'B':
 			failures = 0
-			if !told {
-				told = true
+			if !notified {
+				notified = true
 				a.r.From.Queued(p.holders(rep.values[1:]))
 			}
 			delay -= rand.N(delay/5 + 1)
@@ -263,11 +264,11 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 				delay = min(delay, time.Duration(left+1)*time.Millisecond)
 			}
 		case err == nil:
-			err = driver.Errorf(driver.CodeUnknown, "an answer that was not asked for: %c %q", rep.kind, rep.values)
+			err = driver.Errorf(driver.CodeUnknown, "an unexpected answer: %c %q", rep.kind, rep.values)
 			fallthrough
 		default:
 			code := driver.CodeOf(err)
-			if code != driver.CodeUnknown && code != driver.CodeUnavailable || errors.Is(err, errUndoing) || errors.Is(err, errVoid) {
+			if code != driver.CodeUnknown && code != driver.CodeUnavailable || errors.Is(err, errUndoFailed) || errors.Is(err, errUndone) {
 				return driver.Grant{}, a.failed(a.leave(context.Background(), err))
 			}
 			failures++
@@ -289,38 +290,38 @@ func (a *pending) wait(ctx context.Context) (driver.Grant, error) {
 	}
 }
 
-// leave removes what the waiter has left at the server, if it may have left anything.
+// leave withdraws the request, if the server may have an entry or a grant of it.
 func (a *pending) leave(ctx context.Context, why error) error {
-	if !a.st.queue && !a.asked {
+	if !a.st.queue && !a.unanswered {
 		return why
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveBound)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
-	void := int64(0)
-	if a.asked {
-		void = a.void
+	lateUntil := int64(0)
+	if a.unanswered {
+		lateUntil = a.lateUntil
 	}
-	if err := a.p.undo(ctx, &a.st, void); err != nil {
-		return driver.Errorf(driver.CodeUnknown, "%w; the request could not be taken back: %w", why, err)
+	if err := a.p.undo(ctx, &a.st, lateUntil); err != nil {
+		return driver.Errorf(driver.CodeUnknown, "%w; the request could not be withdrawn: %w", why, err)
 	}
 	return why
 }
 
-func (p *peers) undo(ctx context.Context, st *step, void int64) error {
-	st.late = void
+func (p *peers) undo(ctx context.Context, st *step, lateUntil int64) error {
+	st.late = lateUntil
 	_, err := p.s.eval(ctx, p.verbs.undo, p.keys(st.key), p.args(st))
 	return err
 }
 
-// undoAll takes back a request of which only ID and name may be known.
-func (p *peers) undoAll(ctx context.Context, r *driver.Request, void int64) error {
+// undoAll withdraws a request of which perhaps only ID and name are known.
+func (p *peers) undoAll(ctx context.Context, r *driver.Request, lateUntil int64) error {
 	p.forget(r.ID)
 	limits := []int{r.Limit}
-	if p.layout == RedissonReadWrite { // a reader and a writer are written differently
+	if p.layout == RedissonReadWrite { // a reader and a writer have different owners
 		limits = []int{driver.Exclusive, driver.Unlimited}
 	}
 	for _, limit := range limits {
-		if err := p.undo(ctx, &step{id: r.ID, own: p.own(r.ID, limit), key: p.key(r.Name)}, void); err != nil {
+		if err := p.undo(ctx, &step{id: r.ID, own: p.own(r.ID, limit), key: p.key(r.Name)}, lateUntil); err != nil {
 			return err
 		}
 	}
@@ -332,7 +333,7 @@ func (p *peers) release(ctx context.Context, g *driver.Grant) error {
 	if !ok {
 		return driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
 	}
-	st := &step{id: g.ID, own: h.own, late: h.void, key: p.key(g.Name), last: strconv.FormatUint(g.Token, 10)}
+	st := &step{id: g.ID, own: h.own, late: h.lateUntil, key: p.key(g.Name), last: strconv.FormatUint(g.Token, 10)}
 	p.forget(g.ID)
 	if done, err := p.deleteIfEqual(ctx, st, h); done || err != nil {
 		return err
@@ -357,7 +358,7 @@ func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 			}
 			return answers
 		}
-		steps[i] = step{id: g.ID, own: h.own, ttl: p.lasting(g.TTL), limit: g.Limit, key: p.key(g.Name)}
+		steps[i] = step{id: g.ID, own: h.own, ttl: p.serverTTL(g.TTL), limit: g.Limit, key: p.key(g.Name)}
 		calls[i] = Call{p.keys(steps[i].key), p.args(&steps[i])}
 	}
 	if p.s.cfg.replicas > 0 {
@@ -371,7 +372,7 @@ func (p *peers) renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		all.Wait()
 		return answers
 	}
-	// What the commands of the server leave undecided the scripts decide.
+	// The scripts handle the grants that the server's own commands do not renew.
 	var left []int
 	var undecided []Call
 	for i, decided := range p.setIfEqual(ctx, grants, steps, answers) {
@@ -410,7 +411,7 @@ func (p *peers) take(ctx context.Context, name string, token uint64) error {
 	return err
 }
 
-// holders reads what a script has listed: owner, record, milliseconds left.
+// holders parses the list of a script: owner, record, milliseconds left.
 func (p *peers) holders(listed []string) []driver.Holder {
 	var all []driver.Holder
 	for i := 0; i+2 < len(listed); i += 3 {

@@ -10,12 +10,12 @@ import (
 type Option func(*config)
 
 type config struct {
-	namespace string
-	replicas  int
-	patience  time.Duration
-	insist    bool
-	layout    Layout
-	fairWait  time.Duration
+	namespace  string
+	replicas   int
+	ackTimeout time.Duration
+	insist     bool
+	layout     Layout
+	fairWait   time.Duration
 }
 
 // The limits of the options.
@@ -25,21 +25,20 @@ const (
 	maxReplicaWait = time.Minute
 )
 
-// Namespace keeps the names of this store apart from those of stores that were
-// opened with another namespace on the same server. The default is empty.
+// Namespace separates the names of this store from those of stores with another namespace on the
+// same server. The default is empty.
 func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
-// WaitReplicas makes a grant count only when n replicas have acknowledged it,
-// within a time: default 1 s, at most a minute. One that they have not is undone,
-// and the request is answered with an error of code CodeUnavailable. Renewals count
-// in the same way. It takes a connection of its own for each request under way,
-// and a round trip more.
+// WaitReplicas makes the store wait for n replicas, 0 to 100, to acknowledge each grant and each
+// renewal. within is the timeout: 1 ms to 1 min, and 0 means 1 s. The store rolls back a grant that
+// too few replicas acknowledged, and returns an error of code CodeUnavailable. Each request under
+// way needs a connection of its own, and one more round trip.
 func WaitReplicas(n int, within time.Duration) Option {
-	return func(c *config) { c.replicas, c.patience = n, within }
+	return func(c *config) { c.replicas, c.ackTimeout = n, within }
 }
 
-// Insist accepts a server that may lose locks by its configuration: one whose
-// maxmemory-policy evicts keys. The guarantees then say so.
+// Insist accepts a server whose maxmemory-policy evicts keys, so that it may lose locks. The
+// guarantees then list the eviction.
 func Insist() Option { return func(c *config) { c.insist = true } }
 
 func configure(options []Option) (config, error) {
@@ -64,11 +63,11 @@ func configure(options []Option) (config, error) {
 	if c.replicas < 0 || c.replicas > maxReplicas {
 		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replicas %d: give 0 to %d", c.replicas, maxReplicas)
 	}
-	if c.replicas > 0 && c.patience == 0 {
-		c.patience = defaultReplica
+	if c.replicas > 0 && c.ackTimeout == 0 {
+		c.ackTimeout = defaultReplica
 	}
-	if c.patience != 0 && (c.patience < time.Millisecond || c.patience > maxReplicaWait) {
-		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replica wait %s: give 1ms to %s", c.patience, maxReplicaWait)
+	if c.ackTimeout != 0 && (c.ackTimeout < time.Millisecond || c.ackTimeout > maxReplicaWait) {
+		return c, driver.Errorf(driver.CodeInvalid, "redisstore: replica wait %s: give 1ms to %s", c.ackTimeout, maxReplicaWait)
 	}
 	return c, nil
 }

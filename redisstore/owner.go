@@ -10,50 +10,50 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// ownerText remembers how the last owner was written: mostly it is the same.
-type ownerText struct {
+// encodedOwner caches the text of the last owner. Most requests have the same one.
+type encodedOwner struct {
 	host, instance, reason string
 	pid                    int
 	text                   string
 }
 
-// write writes down who asks, in one word.
-func (s *Store) write(o driver.Owner) string {
-	if w := s.owner.Load(); w != nil && w.host == o.Host && w.pid == o.PID && w.instance == o.Instance && w.reason == o.Reason {
+// encodeOwner returns the owner of a request as one word.
+func (s *Store) encodeOwner(o driver.Owner) string {
+	if w := s.lastOwner.Load(); w != nil && w.host == o.Host && w.pid == o.PID && w.instance == o.Instance && w.reason == o.Reason {
 		return w.text
 	}
 	text := strings.Join([]string{strconv.Itoa(o.PID), url.QueryEscape(clip(o.Host)), url.QueryEscape(clip(o.Instance)), url.QueryEscape(clip(o.Reason))}, "&")
-	s.owner.Store(&ownerText{o.Host, o.Instance, o.Reason, o.PID, text})
+	s.lastOwner.Store(&encodedOwner{o.Host, o.Instance, o.Reason, o.PID, text})
 	return text
 }
 
-// headText remembers how the last request was written: mostly it is the same but
-// for its ID.
-type headText struct {
+// encodedHead caches the first arguments of the last request. Most requests differ only in
+// their ID.
+type encodedHead struct {
 	limit          int
 	channel, owner string
-	ttl            int64 // as the server keeps it
-	// text is "LIMIT CHANNEL OWNER ", micros the TTL, millis the life of its key.
+	ttl            int64 // see serverTTL
+	// text is "LIMIT CHANNEL OWNER ", micros the TTL, millis the expiry of the key.
 	text, micros, millis string
 }
 
-// head writes down who asks, and for what.
-func (s *Store) head(e *entry) *headText {
-	owner := s.write(e.r.From.Owner())
-	ttl := s.lasting(e.r.TTL)
-	if h := s.asker.Load(); h != nil && h.limit == e.r.Limit && h.ttl == ttl && h.channel == e.channel && h.owner == owner {
+// encodeHead returns the first arguments of a request: its limit, channel, owner and TTL.
+func (s *Store) encodeHead(e *entry) *encodedHead {
+	owner := s.encodeOwner(e.r.From.Owner())
+	ttl := s.serverTTL(e.r.TTL)
+	if h := s.lastHead.Load(); h != nil && h.limit == e.r.Limit && h.ttl == ttl && h.channel == e.channel && h.owner == owner {
 		return h
 	}
-	h := &headText{
+	h := &encodedHead{
 		limit: e.r.Limit, channel: e.channel, owner: owner, ttl: ttl,
 		text:   strconv.Itoa(e.r.Limit) + " " + e.channel + " " + owner + " ",
 		micros: strconv.FormatInt(ttl, 10), millis: strconv.FormatInt(ttl/1000+2, 10),
 	}
-	s.asker.Store(h)
+	s.lastHead.Store(h)
 	return h
 }
 
-// clip bounds what is for people to read.
+// clip shortens a text that is only for people to read.
 func clip(s string) string {
 	const most = 1024
 	if len(s) > most {
@@ -62,6 +62,7 @@ func clip(s string) string {
 	return s
 }
 
+// readOwner parses the output of encodeOwner.
 func readOwner(id, text string, since int64) driver.Owner {
 	o := driver.Owner{ID: id, Since: time.UnixMicro(since)}
 	part := strings.Split(text, "&")
@@ -75,8 +76,9 @@ func readOwner(id, text string, since int64) driver.Owner {
 	return o
 }
 
-// readHolder reads a grant, "SEAT LIMIT CHANNEL OWNER ID TOKEN SINCE AT+TTL" or with
-// "SINCE-TOKENS", as an inspection shows it; false if it is none, or has ended by now.
+// readHolder parses the record of a grant, "SLOT LIMIT CHANNEL OWNER ID TOKEN SINCE AT+TTL".
+// With reserved tokens "SINCE-TOKENS" replaces SINCE. It returns false if the text is no record,
+// or if the grant has expired.
 func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 	part := strings.Split(rec, " ")
 	if len(part) != 8 {
@@ -84,7 +86,7 @@ func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 	}
 	id := part[4]
 	from, lasts, _ := strings.Cut(part[7], "+")
-	seat, err1 := strconv.Atoi(part[0])
+	slot, err1 := strconv.Atoi(part[0])
 	limit, err2 := strconv.Atoi(part[1])
 	token, err3 := strconv.ParseUint(part[5], 10, 64)
 	began, reserved, many := strings.Cut(part[6], "-")
@@ -98,18 +100,18 @@ func readHolder(rec string, now int64) (h driver.Holder, ok bool) {
 	if errors.Join(err1, err2, err3, err4, err5, err6, err7) != nil || at+ttl <= now {
 		return h, false
 	}
-	h = driver.Holder{Owner: readOwner(id, part[3], since), Token: token, Tokens: tokens, Limit: limit, Slot: slotOf(seat, limit), TTL: time.Duration(at+ttl-now) * time.Microsecond}
+	h = driver.Holder{Owner: readOwner(id, part[3], since), Token: token, Tokens: tokens, Limit: limit, Slot: slotOf(slot, limit), TTL: time.Duration(at+ttl-now) * time.Microsecond}
 	if id == "*" {
 		h.ID, h.Note = "", "released, kept for a while"
 	}
 	return h, true
 }
 
-// slotOf is the number of a permit: a seat below its limit that was free. Fewer than
-// limit others are beside it, so it is below the limit.
-func slotOf(seat, limit int) int {
+// slotOf returns the slot of a permit, or driver.NoSlot for a grant that is no permit. The
+// scripts choose the lowest free slot. Fewer than limit others exist, so it is below the limit.
+func slotOf(slot, limit int) int {
 	if limit > driver.Exclusive && limit <= driver.MaxLimit {
-		return seat
+		return slot
 	}
 	return driver.NoSlot
 }

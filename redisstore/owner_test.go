@@ -8,19 +8,19 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-func TestOwner(t *testing.T) {
+func TestOwnerSurvivesEncoding(t *testing.T) {
 	s := &Store{}
 	for _, o := range []driver.Owner{
 		{},
 		{Host: "web-1", PID: 4711, Instance: "blue", Reason: "nightly"},
 		{Host: "a b&c", PID: 1, Instance: "%41+", Reason: "line\nbreak \x00 ü"},
 	} {
-		text := s.write(o)
+		text := s.encodeOwner(o)
 		if strings.ContainsAny(text, " \n\x00") || text == "" {
-			t.Errorf("%+v is written %q: not one word", o, text)
+			t.Errorf("%+v is encoded as %q: not one word", o, text)
 		}
-		if again := s.write(o); again != text {
-			t.Errorf("%+v is written %q, then %q", o, text, again)
+		if again := s.encodeOwner(o); again != text {
+			t.Errorf("%+v is encoded as %q, then %q", o, text, again)
 		}
 		got := readOwner("id", text, 1_000_000)
 		want := o
@@ -29,21 +29,21 @@ func TestOwner(t *testing.T) {
 			t.Errorf("read %+v, want %+v", got, want)
 		}
 	}
-	long := s.write(driver.Owner{Reason: strings.Repeat("ü", 2000)})
+	long := s.encodeOwner(driver.Owner{Reason: strings.Repeat("ü", 2000)})
 	if got := readOwner("", long, 0); len(got.Reason) > 1024 || !strings.HasPrefix(got.Reason, "üü") || strings.ContainsRune(got.Reason, '\uFFFD') {
 		t.Errorf("a long reason is cut to %d bytes", len(got.Reason))
 	}
 }
 
-// A request is written anew whenever something of it has changed.
-func TestHead(t *testing.T) {
+// TestEncodedHeadFollowsRequest: the cached text is not used after a part of the request has changed.
+func TestEncodedHeadFollowsRequest(t *testing.T) {
 	s := &Store{}
 	o := &owned{}
 	e := &entry{channel: "p:c", r: driver.Request{Limit: 1, TTL: 1500 * time.Microsecond, From: o}}
 	check := func(text, micros, millis string) {
 		t.Helper()
 		for range 2 {
-			if h := s.head(e); h.text != text || h.micros != micros || h.millis != millis {
+			if h := s.encodeHead(e); h.text != text || h.micros != micros || h.millis != millis {
 				t.Errorf("%+v, want %q %q %q", h, text, micros, millis)
 			}
 		}
@@ -60,13 +60,13 @@ func TestHead(t *testing.T) {
 }
 
 type owned struct {
-	nobody
+	noRequester
 	owner driver.Owner
 }
 
 func (o *owned) Owner() driver.Owner { return o.owner }
 
-func TestReadHolder(t *testing.T) {
+func TestReadHolderChecksRecord(t *testing.T) {
 	const now = 2_000_000
 	h, ok := readHolder("2 5 p:c 7&host&&why ab-1 1700000000000000 1000000 1500000+1500000", now)
 	want := driver.Holder{
@@ -77,10 +77,10 @@ func TestReadHolder(t *testing.T) {
 		t.Errorf("%+v, %v; want %+v", h, ok, want)
 	}
 	if h, ok := readHolder("0 1 p:c 7&&& * 17 1000000 3000000+0", now); !ok || h.ID != "" || h.Note == "" || h.Slot != driver.NoSlot {
-		t.Errorf("a grant that was left standing: %+v, %v", h, ok)
+		t.Errorf("a released grant that is kept: %+v, %v", h, ok)
 	}
 	for _, rec := range []string{
-		"", "0", "0 1 p:c 7&&& id 17 1000000 1000000+1000000", // ended just now
+		"", "0", "0 1 p:c 7&&& id 17 1000000 1000000+1000000", // expires just now
 		"x 1 p:c 7&&& id 17 1000000 3000000+0", "0 1 p:c 7&&& id 17 1000000 3000000",
 		"0 1 p:c 7&&& id -17 1000000 3000000+0", "0 1 p:c 7&&& id 17 1000000 3000000+0 more",
 	} {

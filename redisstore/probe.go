@@ -12,34 +12,34 @@ import (
 )
 
 const (
-	// A look at the server's settings is trusted for freshFor. It is repeated in the
-	// background when it is half as old, and by a request itself that finds it older:
-	// so a server that begins to evict keys grants nothing more after freshFor.
+	// freshFor is how long the result of a probe is valid. A request that finds it older than
+	// half of that starts a probe in the background, and one that finds it expired waits for a
+	// probe. So a server that begins to evict keys grants nothing more after freshFor.
 	freshFor = 2 * time.Second
-	// nodeBound bounds the look at one node of a Cluster.
-	nodeBound = 400 * time.Millisecond
+	// nodeTimeout is the timeout of a probe of one node of a Cluster.
+	nodeTimeout = 400 * time.Millisecond
 	// maxAhead is how far a replica's clock may be ahead of its primary's.
 	maxAhead = 10 * time.Second
 )
 
-// findings are what the servers were found to be.
+// findings are the results of a probe of the servers.
 type findings struct {
-	at       int64 // when that was asked, by micros
-	refused  error // why no new lock may be taken, nil if there is no reason
+	at       int64 // the time of the probe, by micros
+	refused  error // the reason to refuse new locks, or nil
 	version  string
 	policy   string // maxmemory-policy, "" if the server does not report it
-	durable  string // what survives a restart, for people
-	replicas int    // the least that a primary has now
-	unknown  bool   // INFO is not allowed
-	// ahead is how far the clock of a replica may be ahead of its primary's, and
-	// uncompared says that a clock could not be compared. Both only where replicas
-	// have to acknowledge grants.
+	durable  string // the data that survives a restart, in words for people
+	replicas int    // the smallest number of replicas of a primary
+	unknown  bool   // the user may not use INFO
+	// ahead is how far the clock of a replica may be ahead of its primary's. uncompared
+	// means that a clock could not be compared. Both are set only where replicas have to
+	// acknowledge grants.
 	ahead      time.Duration
 	uncompared bool
 }
 
-// know returns the result of the last probe, and probes the servers if there is none.
-func (s *Store) know(ctx context.Context) (*findings, error) {
+// firstFindings returns the result of the last probe. It probes the servers if there is none.
+func (s *Store) firstFindings(ctx context.Context) (*findings, error) {
 	if f := s.probed.Load(); f != nil {
 		return f, nil
 	}
@@ -53,8 +53,8 @@ func (s *Store) know(ctx context.Context) (*findings, error) {
 	return f, nil
 }
 
-// safe returns an error unless the servers were lately found to be safe.
-func (s *Store) safe(ctx context.Context) error {
+// requireSafe returns an error unless a probe within the last freshFor found the servers safe.
+func (s *Store) requireSafe(ctx context.Context) error {
 	f := s.probed.Load()
 	if f != nil && f.refused == nil {
 		switch age := time.Duration(micros()-f.at) * time.Microsecond; {
@@ -72,7 +72,7 @@ func (s *Store) safe(ctx context.Context) error {
 	return f.refused
 }
 
-// probeSoon probes in the background unless that is under way.
+// probeSoon starts a probe in the background, unless one runs.
 func (s *Store) probeSoon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,14 +81,14 @@ func (s *Store) probeSoon() {
 	}
 	since := micros() - (freshFor / 8).Microseconds()
 	s.tasks.Go(func() {
-		ctx, cancel := context.WithTimeout(s.ctx, callBound)
+		ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
 		defer cancel()
-		_, _ = s.probeAll(ctx, since) // a request finds out by itself
+		_, _ = s.probeAll(ctx, since) // the next request gets the error
 	})
 }
 
-// probeAll probes every server that takes writes, one probe at a time, unless that was
-// done since a time. The first probe asks for more.
+// probeAll probes every server that accepts writes, unless a probe was made since the given
+// time. Only one probe runs at a time. The first probe also checks rights and persistence.
 func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	select {
 	case s.probing <- struct{}{}:
@@ -115,8 +115,8 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 			}
 			return err
 		}
-		// A node that is silent does not make the others' locks unavailable.
-		ctx, cancel := context.WithTimeout(ctx, nodeBound)
+		// A silent node must not make the locks of the other nodes unavailable.
+		ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
 		defer cancel()
 		err := s.probe(ctx, n, f, false)
 		if err == nil {
@@ -130,19 +130,19 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 		err = nil
 	}
 	if err == nil && primaries == 0 {
-		err = driver.Errorf(driver.CodeUnavailable, "no server that takes writes was found")
+		err = driver.Errorf(driver.CodeUnavailable, "no server that accepts writes was found")
 	}
 	if f.policy == "" && before != nil {
 		f.policy = before.policy
 	}
 	if err == nil && missed {
-		err = before.refused // of the node, perhaps, that was not probed now
+		err = before.refused // the refusal may concern the node that did not answer now
 	}
 	if err = s.explainProbe(err); err != nil {
 		if driver.CodeOf(err) != driver.CodeRefused || before == nil {
 			return nil, err
 		}
-		known := *before // locks that are held are renewed and released
+		known := *before // so that held locks can be renewed and released
 		known.at, known.refused = f.at, err
 		f = &known
 	}
@@ -150,7 +150,8 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	return f, nil
 }
 
-// explainProbe: nothing of a request has been sent while the server is not known.
+// explainProbe adds the code to an error of a probe. An unknown outcome becomes CodeUnavailable,
+// since no request was sent before the probe.
 func (s *Store) explainProbe(err error) error {
 	if err == nil {
 		return nil
@@ -162,7 +163,7 @@ func (s *Store) explainProbe(err error) error {
 	return err
 }
 
-// probe looks at one server: a server that is unsafe is refused.
+// probe reads the settings of one server, and returns an error if the server is unsafe.
 func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) error {
 	sections := []string{"memory"}
 	if s.cfg.replicas > 0 {
@@ -206,7 +207,7 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) erro
 	case "master", "":
 	default:
 		// KeyDB reports active-replica.
-		return driver.Errorf(driver.CodeRefused, "the server's role is %s: where several servers take writes for the same data each would grant the lock", has["role"])
+		return driver.Errorf(driver.CodeRefused, "the server's role is %s: where several servers accept writes for the same data, each would grant the lock", has["role"])
 	}
 	if first {
 		f.version = has["redis_version"]
@@ -225,12 +226,12 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) erro
 			f.policy = p
 		}
 		if p != "noeviction" && !s.cfg.insist {
-			return driver.Errorf(driver.CodeRefused, "maxmemory-policy is %s: a server that is full would evict locks while they are held; set it to noeviction, or accept that with insist=true", p)
+			return driver.Errorf(driver.CodeRefused, "maxmemory-policy is %s: a full server would evict held locks; set it to noeviction, or accept that with insist=true", p)
 		}
 	}
 	replicas, err := strconv.Atoi(has["connected_slaves"])
 	if err != nil {
-		replicas = max(f.replicas, 0) // as it was found at first
+		replicas = max(f.replicas, 0) // the number that an earlier probe found
 	}
 	if f.replicas < 0 || replicas < f.replicas {
 		f.replicas = replicas
@@ -241,8 +242,8 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) erro
 	return nil
 }
 
-// probeRights runs what the scripts need, so that a user without the right to it is
-// refused now.
+// probeRights runs the commands that the scripts need, so that a missing right is an error at
+// the first request.
 func (s *Store) probeRights(ctx context.Context, n Node) error {
 	sent := micros()
 	answer, err := n.Command(ctx, "EVAL", "local t = redis.call('TIME') return {'T', string.format('%.0f', t[1] * 1000000 + t[2])}", "0")
@@ -255,7 +256,7 @@ func (s *Store) probeRights(ctx context.Context, n Node) error {
 		}
 	}
 	if s.cfg.replicas > 0 {
-		// Some managed servers do not have it.
+		// Some managed servers do not have WAIT.
 		if _, err := n.Command(ctx, "WAIT", "0", "1"); err != nil {
 			if _, answered := err.(ServerError); answered {
 				return driver.Errorf(driver.CodeRefused, "replicas=%d needs WAIT: %w", s.cfg.replicas, err)
@@ -266,9 +267,9 @@ func (s *Store) probeRights(ctx context.Context, n Node) error {
 	return nil
 }
 
-// compareClocks asks the replicas of a primary for their time. Where one is ahead, all
-// leases are lengthened by that: so they last until their holders' validity ends also
-// after a failover to it.
+// compareClocks reads the time of the replicas of a primary. If a clock is ahead, the store
+// makes all leases longer by that time. So after a failover to that replica no lease expires
+// before the validity of its holder ends.
 func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string, f *findings) error {
 	_, latest, err := clockOf(ctx, n)
 	if err != nil {
@@ -294,17 +295,17 @@ func (s *Store) compareClocks(ctx context.Context, n Node, has map[string]string
 			f.uncompared = true
 			continue
 		}
-		// The replica's time less ours is at most earliest, the primary's at least latest.
+		// The replica's time minus micros is at most earliest, the primary's at least latest.
 		ahead := time.Duration(earliest-latest) * time.Microsecond
 		if ahead > maxAhead {
-			return driver.Errorf(driver.CodeRefused, "the clock of the replica %s is %s ahead of its primary's: a failover to it would free locks that are held; set it", address, ahead.Round(time.Millisecond))
+			return driver.Errorf(driver.CodeRefused, "the clock of the replica %s is %s ahead of its primary's: a failover to it would free held locks; set the clock", address, ahead.Round(time.Millisecond))
 		}
 		f.ahead = max(f.ahead, ahead)
 	}
 	return nil
 }
 
-// clockOf returns the most and the least that a server's clock is ahead of micros.
+// clockOf returns the upper and the lower limit of how far a server's clock is ahead of micros.
 func clockOf(ctx context.Context, n Node) (most, least int64, err error) {
 	sent := micros()
 	answer, err := n.Command(ctx, "TIME")
@@ -324,21 +325,22 @@ func clockOf(ctx context.Context, n Node) (most, least int64, err error) {
 	return now - sent, now - received, nil
 }
 
-// lasting is a TTL as the server keeps it, in microseconds.
-func (s *Store) lasting(ttl time.Duration) int64 {
+// serverTTL returns the TTL that the server keeps, in microseconds: the requested one, and how
+// far a replica's clock is ahead.
+func (s *Store) serverTTL(ttl time.Duration) int64 {
 	if f := s.probed.Load(); f != nil {
 		ttl += f.ahead
 	}
 	return ttlMicros(ttl)
 }
 
-// Guarantees returns what locks on this Redis promise. It probes the server.
+// Guarantees returns the guarantees of locks on this Redis. The first call probes the server.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if err := s.enter(); err != nil {
 		return driver.Guarantees{}, err
 	}
 	defer s.ops.Done()
-	f, err := s.know(ctx)
+	f, err := s.firstFindings(ctx)
 	if err != nil {
 		return driver.Guarantees{}, err
 	}
@@ -351,12 +353,12 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 	g := driver.Guarantees{
 		Kind: kinds[s.client.Mode()], Scope: driver.ScopeNetwork,
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
-		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
+		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: fallbackInterval, TryFirst: true,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
 		Tokens: "the server's clock in microseconds, and always above the last token that the server or this client has seen. " +
 			"After a flush, a restart without data or a failover, tokens may fall only for a new client, and only if the clock was set back", Reserves: true,
 		EarlyEnd: []string{"a flush or a deletion of the key", "a restart that loses data", "the server's clock set forward"},
-		Notice:   noticeBound,
+		Notice:   noticeTimeout,
 		MinTTL:   minTTL, MaxTTL: maxTTL, Lapses: true,
 		Linger: true, Break: driver.BreakNow, Visible: driver.VisibleAll,
 	}
@@ -381,7 +383,7 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 	}
 	if s.cfg.replicas > 0 {
 		g.Notes = append(g.Notes, "a grant or renewal counts only after "+strconv.Itoa(s.cfg.replicas)+" replicas have acknowledged it")
-		g.EarlyEnd = append(g.EarlyEnd, "a failover to a replica whose clock was set ahead within the last "+noticeBound.String())
+		g.EarlyEnd = append(g.EarlyEnd, "a failover to a replica whose clock was set ahead within the last "+noticeTimeout.String())
 		if f.uncompared {
 			g.Notes = append(g.Notes, "the clock of a replica could not be compared with the primary's: a failover to a replica whose clock is ahead ends locks early")
 		} else {

@@ -6,14 +6,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// subscription is one channel that the store listens to, until Close.
+// subscription is the subscription to one channel, until Close.
 type subscription struct {
-	ready  int64 // since when messages arrive, by micros; 0 if they do not
-	failed bool  // it has ended since they last did, or before they ever did
+	ready  int64 // the time, by micros, since which messages arrive; 0 if they do not
+	failed bool  // the last attempt to subscribe has failed or ended
 }
 
-// listen sees to it that a channel is listened to. It does not wait for that. The
-// store's mutex is held.
+// listen starts to subscribe to a channel, if necessary, and does not wait. The caller holds the
+// store's mutex.
 func (s *Store) listen(channel string) {
 	if _, have := s.subs[channel]; have || s.closing {
 		return
@@ -23,7 +23,7 @@ func (s *Store) listen(channel string) {
 	s.tasks.Go(func() { s.subscribe(sub, channel) })
 }
 
-// expect makes a request known that may be woken.
+// expect registers a request that messages may wake.
 func (s *Store) expect(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,19 +41,19 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 				s.lookSoon() // the server may have been restarted without its data
 			}
 			sub.ready, sub.failed = max(micros(), 1), false
-			// What was said while nobody listened is lost.
+			// Messages that were sent before the subscription are lost.
 			for _, e := range s.entries {
 				if e.seq != 0 && e.channel == channel {
-					poke(e.wake)
+					notify(e.wake)
 				}
 			}
 			s.mu.Unlock()
-		}, s.hear)
+		}, s.receive)
 		s.mu.Lock()
 		sub.ready, sub.failed = 0, true
 		for _, e := range s.entries {
 			if e.seq != 0 && e.channel == channel {
-				poke(e.close) // look more often
+				notify(e.close) // refresh more often
 			}
 		}
 		s.mu.Unlock()
@@ -67,8 +67,8 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 	}
 }
 
-// hear takes a message: a letter and the ID of a request.
-func (s *Store) hear(message string) {
+// receive handles a message: a letter and the ID of a request.
+func (s *Store) receive(message string) {
 	if len(message) < 2 {
 		return
 	}
@@ -79,19 +79,19 @@ func (s *Store) hear(message string) {
 		return
 	}
 	switch message[0] {
-	case 'w': // its turn
+	case 'w': // it was granted
 		if e.seq != 0 {
-			poke(e.wake)
+			notify(e.wake)
 		} else {
 			e.woken = true
 		}
 	case 'n': // near the head
 		if e.seq != 0 {
-			poke(e.close)
+			notify(e.close)
 		}
-	case 'x': // taken away
+	case 'x': // its grant was broken
 		if !e.held && e.seq != 0 {
-			poke(e.wake)
+			notify(e.wake)
 		}
 		if e.held {
 			s.forget(e)

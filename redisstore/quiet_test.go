@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// A connection that its peer has closed, or on which something waits to be read, is
-// told from one that stands.
-func TestQuiet(t *testing.T) {
+// TestQuietDetectsDataAndEnd requires that quiet is false for a connection with unread data, and for
+// one that the peer has closed. It is true for an open connection without data.
+func TestQuietDetectsDataAndEnd(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -46,11 +46,11 @@ func TestQuiet(t *testing.T) {
 	if _, err := peer.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	loud(s, "what can be read")
+	loud(s, "unread data")
 	s, peer = pair()
 	_ = peer.Close()
 	loud(s, "the end of a connection")
-	// A deadline that has passed is no end, and who reads keeps nobody waiting.
+	// A passed deadline does not end the connection, and quiet does not wait for a reader.
 	s, _ = pair()
 	if err := conn.SetDeadline(time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
@@ -60,23 +60,23 @@ func TestQuiet(t *testing.T) {
 	}
 	s, _ = pair()
 	go func() { _, _ = conn.Read(make([]byte, 1)) }()
-	asked := make(chan bool)
+	answers := make(chan bool)
 	go func() {
-		for range 1000 { // until it surely reads
+		for range 1000 { // until the reader surely reads
 			time.Sleep(10 * time.Microsecond)
 			s.quiet()
 		}
-		asked <- s.quiet()
+		answers <- s.quiet()
 	}()
 	select {
-	case is := <-asked:
-		if !is {
-			t.Error("a connection from which somebody reads is not quiet")
+	case quiet := <-answers:
+		if !quiet {
+			t.Error("a connection with a reader is not quiet")
 		}
 	case <-time.After(20 * time.Second):
-		t.Error("asking waits for who reads")
+		t.Error("quiet waits for the reader")
 	}
 	if (&socket{}).quiet() {
-		t.Error("what cannot be looked at is quiet")
+		t.Error("a socket without access is quiet")
 	}
 }

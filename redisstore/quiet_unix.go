@@ -10,7 +10,7 @@ import (
 
 const canTellQuiet = true
 
-// socket is what is below a connection, or nothing.
+// socket is the socket of a connection. raw is nil if there is no access to it.
 type socket struct {
 	raw   syscall.RawConn
 	look  func(fd uintptr) // made once: a closure for each look would be an allocation
@@ -35,16 +35,16 @@ func socketOf(conn net.Conn) *socket {
 	return s
 }
 
-// quiet reports whether a connection stands with nothing to read: one that its
-// server has closed, or that has sent what no request asked for, is not. One goroutine at a
-// time may call it.
+// quiet reports whether a connection is open and has nothing to read. It is not quiet if the
+// server has closed it, or has sent data that no request expects. Only one goroutine at a time may
+// call it.
 func (s *socket) quiet() bool {
 	if s.raw == nil {
 		return false
 	}
 	s.still = false
-	// Control, unlike Read, does not wait for a reader, and minds no deadline that the
-	// last request has left behind.
+	// Control, unlike Read, does not wait for a reader, and ignores the deadline of an earlier
+	// request.
 	err := s.raw.Control(s.look)
 	return err == nil && s.still
 }

@@ -12,8 +12,8 @@ func notHeld(name string, token uint64) error {
 	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 }
 
-// seatOf finds where the grant stands.
-func seatOf(g *driver.Grant) (*handle, error) {
+// handleOf returns the handle of a grant of this store.
+func handleOf(g *driver.Grant) (*handle, error) {
 	h, ok := g.Handle.(*handle)
 	if !ok {
 		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: a grant of another store")
@@ -21,8 +21,8 @@ func seatOf(g *driver.Grant) (*handle, error) {
 	return h, nil
 }
 
-// Release ends a grant. In the same step the server grants to the next, if that
-// is a place of this very client.
+// Release ends a grant. If the next queue entry belongs to this client, the server grants to it
+// in the same step.
 func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	if err := s.begin(ctx); err != nil {
 		return err
@@ -31,24 +31,24 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if s.peers != nil {
 		return s.peers.release(ctx, &g)
 	}
-	h, err := seatOf(&g)
+	h, err := handleOf(&g)
 	if err != nil {
 		return err
 	}
-	void := h.void
-	if void != 0 && void < s.clock.now()-window.Microseconds() {
-		void = 0 // long past
+	lateUntil := h.lateUntil
+	if lateUntil != 0 && lateUntil < s.clock.now()-window.Microseconds() {
+		lateUntil = 0 // it has passed
 	}
 	args := append(make([]string, 0, 10), mark(&g))
 	keys := []string{h.key}
 	next, seq := s.release(&g, keep > 0)
-	if next != nil || h.seat != "0" || keep > 0 || void != 0 {
-		args = append(args, h.seat, strconv.FormatInt(ttlMicros(max(keep, 0)), 10), strconv.FormatInt(void, 10))
+	if next != nil || h.slot != "0" || keep > 0 || lateUntil != 0 {
+		args = append(args, h.slot, strconv.FormatInt(ttlMicros(max(keep, 0)), 10), strconv.FormatInt(lateUntil, 10))
 	}
 	if next != nil {
 		keys = append(keys, next.keys[1])
-		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.floors.text(next.bucket),
-			strconv.FormatInt(s.clock.deadline(), 10), s.write(next.r.From.Owner()))
+		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.highWater.text(next.bucket),
+			strconv.FormatInt(s.clock.deadline(), 10), s.encodeOwner(next.r.From.Owner()))
 		if next.r.Tokens > 1 {
 			args = append(args, tokensText(&next.r))
 		}
@@ -66,7 +66,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if next != nil && err != nil {
 		s.mu.Lock()
 		if next.seq != 0 {
-			poke(next.wake) // it may have been granted, or it may be time to ask
+			notify(next.wake) // it may have been granted, or may be refreshed now
 		}
 		s.mu.Unlock()
 	}
@@ -81,14 +81,14 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	return nil
 }
 
-// mark is what the scripts know a grant by.
+// mark returns the text by which the scripts find a grant.
 func mark(g *driver.Grant) string {
 	var b [64]byte
 	return string(append(strconv.AppendUint(append(append(append(b[:0], ' '), g.ID...), ' '), g.Token, 10), ' '))
 }
 
-// release forgets a grant that is about to end, and finds the place of this
-// client that may be next.
+// release removes a grant that is about to end, and returns the first queue entry of this
+// client, or nil.
 func (s *Store) release(g *driver.Grant, keep bool) (next *entry, seq int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,7 +96,7 @@ func (s *Store) release(g *driver.Grant, keep bool) (next *entry, seq int64) {
 		s.forget(e)
 	}
 	if f := s.probed.Load(); keep || s.cfg.replicas > 0 || f == nil || f.refused != nil || micros()-f.at > freshFor.Microseconds() {
-		return nil, 0 // a request asks by itself, and looks at the server first
+		return nil, 0 // the next waiter sends its own request, after a probe
 	}
 	for _, e := range s.queued[g.Name] {
 		if e.seq != 0 && (next == nil || e.seq < next.seq) {
@@ -109,17 +109,17 @@ func (s *Store) release(g *driver.Grant, keep bool) (next *entry, seq int64) {
 	return next, seq
 }
 
-// pass hands a grant to the request that waits for it.
+// pass delivers a grant to the request that waits for it.
 func (s *Store) pass(e *entry, rep reply) {
 	g, err := makeGrant(e, rep.values, rep.sent)
 	if err != nil {
-		return // it finds the grant when it asks
+		return // its next refresh returns the grant
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.passed = &g
 	if e.wake != nil {
-		poke(e.wake)
+		notify(e.wake)
 	}
 }
 
@@ -161,11 +161,11 @@ func (s *Store) renewCalls(grants []driver.Grant) ([]Call, error) {
 	calls := make([]Call, len(grants))
 	for i := range grants {
 		g := &grants[i]
-		h, err := seatOf(g)
+		h, err := handleOf(g)
 		if err != nil {
 			return nil, err
 		}
-		calls[i] = Call{Keys: []string{h.key}, Args: []string{mark(g), h.seat, strconv.FormatInt(s.lasting(g.TTL), 10)}}
+		calls[i] = Call{Keys: []string{h.key}, Args: []string{mark(g), h.slot, strconv.FormatInt(s.serverTTL(g.TTL), 10)}}
 	}
 	return calls, nil
 }
@@ -181,7 +181,7 @@ func (s *Store) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 	return driver.Renewal{SentAt: rep.sent, TTL: g.TTL}
 }
 
-// ended is why a grant does not stand.
+// ended returns the cause of the end of a grant.
 func ended(rep reply) driver.Cause {
 	if rep.kind == 'T' {
 		return driver.CauseTaken
@@ -189,8 +189,8 @@ func ended(rep reply) driver.Cause {
 	return driver.CauseGone
 }
 
-// renewAcked counts a renewal only when the replicas have it: one that fails over
-// must not free the name earlier than its holder believes.
+// renewAcked confirms a renewal only when enough replicas have acknowledged it. Otherwise a
+// failover could free the name before the validity of its holder ends.
 func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers []driver.Renewal) []driver.Renewal {
 	calls, err := s.renewCalls(grants)
 	for i := range grants {
@@ -213,7 +213,7 @@ func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers [
 			defer func() { <-limit }()
 			rep, acked, err := s.evalAcked(ctx, renewScript, calls[i].Keys, calls[i].Args, "R")
 			if err == nil && rep.kind == 'R' && acked < s.cfg.replicas {
-				err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.patience)
+				err = driver.Errorf(driver.CodeUnavailable, "%d of %d replicas acknowledged the renewal within %s", acked, s.cfg.replicas, s.cfg.ackTimeout)
 			}
 			answers[i] = s.renewed(&grants[i], rep, err)
 		}()
@@ -224,9 +224,9 @@ func (s *Store) renewAcked(ctx context.Context, grants []driver.Grant, answers [
 	return answers
 }
 
-// Undo removes a place or a grant by its ID, and keeps what may be on its way
-// from being granted: the server remembers the ID as void until every request
-// that was sent for it would be refused for its age.
+// Undo removes a queue entry or a grant by its ID. The server keeps a tombstone of the ID, so
+// that it refuses a delayed request. It keeps the tombstone until it would refuse the request as
+// too old.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if err := driver.CheckName(r.Name); err != nil || r.ID == "" {
 		return driver.Errorf(driver.CodeInvalid, "redisstore: undoing id %q of name %q", r.ID, r.Name)
@@ -236,10 +236,10 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	}
 	defer s.ops.Done()
 	s.mu.Lock()
-	void, known := s.late[r.ID]
+	lateUntil, known := s.late[r.ID]
 	if !known {
-		void = s.clock.deadline()
-		s.late[r.ID] = void
+		lateUntil = s.clock.deadline()
+		s.late[r.ID] = lateUntil
 	}
 	if e := s.entries[r.ID]; e != nil && e.held {
 		s.forget(e)
@@ -247,9 +247,9 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	s.mu.Unlock()
 	var err error
 	if s.peers != nil {
-		err = s.peers.undoAll(ctx, &r, void)
+		err = s.peers.undoAll(ctx, &r, lateUntil)
 	} else {
-		_, err = s.eval(ctx, undoScript, []string{s.keys.key(r.Name)}, []string{r.ID, strconv.FormatInt(void, 10)})
+		_, err = s.eval(ctx, undoScript, []string{s.keys.key(r.Name)}, []string{r.ID, strconv.FormatInt(lateUntil, 10)})
 	}
 	if err == nil {
 		s.mu.Lock()
@@ -259,7 +259,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	return err
 }
 
-// Break takes a grant away and tells its holder.
+// Break ends a grant and notifies its holder.
 func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 	if err := driver.CheckName(name); err != nil {
 		return driver.Errorf(driver.CodeInvalid, "redisstore: %w", err)

@@ -17,23 +17,23 @@ import (
 )
 
 const (
-	// flushDelay is for how long commands are gathered before they are sent, while
-	// others are under way: see docs/benchmarks.md.
+	// flushDelay is how long rueidis collects commands before it sends them, while others are
+	// under way: see docs/benchmarks.md.
 	flushDelay = 20 * time.Microsecond
-	// dialBound bounds connecting and greeting, and silentBound how long a server
-	// may be silent before its connection is given up.
-	dialBound   = 2 * time.Second
-	silentBound = 4 * time.Second
-	askIdle     = 5 * time.Second
+	// dialTimeout is the timeout to open a connection and to log in. A connection whose server is
+	// silent for silentTimeout is closed.
+	dialTimeout   = 2 * time.Second
+	silentTimeout = 4 * time.Second
+	keepAliveIdle = 5 * time.Second
 )
 
-// rueidisClient is a Client over rueidis. It connects when it is first asked.
+// rueidisClient is a Client over rueidis. It connects at the first request.
 type rueidisClient struct {
 	option rueidis.ClientOption
 	mode   Mode
 	where  string
 
-	alone *alone // nil where it is not used
+	alone *alone // nil if it is not used
 	ready atomic.Pointer[rueidis.Client]
 
 	mu         sync.Mutex
@@ -44,10 +44,10 @@ type rueidisClient struct {
 	calls      sync.WaitGroup
 	replicas   map[string]rueidis.Client // by address
 
-	room *room
+	inflight *inflight
 }
 
-// watched tells of its end.
+// watched is a connection whose end marks the client's connections as unstable.
 type watched struct {
 	net.Conn
 	c      *rueidisClient
@@ -55,41 +55,41 @@ type watched struct {
 }
 
 func (w *watched) Close() error {
-	w.c.room.shake()
+	w.c.inflight.markUnstable()
 	return w.Conn.Close()
 }
 
 func newRueidis(o rueidis.ClientOption, mode Mode, where string) *rueidisClient {
-	c := &rueidisClient{mode: mode, where: where, room: newRoom()}
+	c := &rueidisClient{mode: mode, where: where, inflight: newInflight()}
 	o.MaxFlushDelay = flushDelay
-	// A request is sent once. What is sent again without our knowing might be
-	// applied twice, or after it was undone.
+	// A request is sent once. If rueidis sent it again, the server might apply it twice, or after
+	// its undo.
 	o.DisableRetry = true
 	o.DisableCache = true
 	o.ForceSingleClient = mode == Standalone
-	o.Dialer.Timeout = dialBound
+	o.Dialer.Timeout = dialTimeout
 	o.DialCtxFn = func(ctx context.Context, address string, d *net.Dialer, t *tls.Config) (net.Conn, error) {
-		// A connection is shared: it does not fail because whoever happened to ask
-		// for it first had little time.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialBound)
+		// A connection is shared: it must not fail because the first request has a short
+		// deadline.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
 		defer cancel()
 		conn, err := dial(ctx, address, d, t)
 		if err != nil {
-			c.room.shake()
+			c.inflight.markUnstable()
 			return nil, err
 		}
 		return &watched{conn, c, socketOf(conn)}, nil
 	}
-	o.ConnWriteTimeout = silentBound
-	o.Sentinel.Dialer.Timeout = dialBound
+	o.ConnWriteTimeout = silentTimeout
+	o.Sentinel.Dialer.Timeout = dialTimeout
 	o.Sentinel.TopologyRefreshInterval = time.Second
 	o.ClusterOption.ShardsRefreshInterval = 2 * time.Second
-	// An idle connection is asked whether it lives; a busy one tells.
-	o.Dialer.KeepAlive = askIdle
-	// One connection to a server: what many ask at a time is then written and read
-	// in the largest pieces.
+	// Rueidis sends a PING on an idle connection. A busy one needs none.
+	o.Dialer.KeepAlive = keepAliveIdle
+	// One connection to each server, so that many requests are written and read in one system
+	// call.
 	o.PipelineMultiplex = -1
-	// Requests and answers are some hundred bytes, and a program may have many
+	// Small buffers: requests and answers have some hundred bytes, and a program may have many
 	// Lockers.
 	o.RingScaleEachConn = ringScale
 	o.ReadBufferEachConn, o.WriteBufferEachConn = 16<<10, 16<<10
@@ -113,8 +113,8 @@ func (c *rueidisClient) String() string { return c.where }
 
 func (c *rueidisClient) Mode() Mode { return c.mode }
 
-// connected is the client, once there is one. One attempt at a time is made, on
-// nobody's context: whoever asks waits for it no longer than his own.
+// connected returns the client, and connects first if necessary. Only one attempt runs at a time,
+// independent of the callers' contexts. A caller waits for it until its own context ends.
 func (c *rueidisClient) connected(ctx context.Context) (rueidis.Client, error) {
 	if client := c.ready.Load(); client != nil {
 		return *client, nil
@@ -166,7 +166,7 @@ func (c *rueidisClient) connect(done chan struct{}) {
 	close(done)
 }
 
-// Close closes the client. Whoever still asks gets an error.
+// Close closes the client. Later requests return an error.
 func (c *rueidisClient) Close() {
 	c.mu.Lock()
 	c.closed = true
@@ -189,7 +189,7 @@ func (c *rueidisClient) Close() {
 	c.calls.Wait()
 }
 
-// convert tells what became of a request.
+// convert converts an error of rueidis to the kinds that Client describes.
 func convert(err error) error {
 	if err == nil {
 		return nil
@@ -203,7 +203,7 @@ func convert(err error) error {
 	return err
 }
 
-// flatten makes strings of an answer.
+// flatten appends an answer to strings.
 func flatten(to []string, m *rueidis.RedisMessage) ([]string, error) {
 	switch {
 	case m.IsArray():
@@ -270,18 +270,18 @@ func (c *rueidisClient) Eval(ctx context.Context, s *Script, keys, args []string
 	if err != nil {
 		return nil, err
 	}
-	first, ok := c.room.enter()
+	first, ok := c.inflight.enter()
 	if !ok {
-		return apart(ctx, c, func(ctx context.Context) ([]string, error) { return evaluate(ctx, client, s, keys, args) })
+		return runDetached(ctx, c, func(ctx context.Context) ([]string, error) { return evaluate(ctx, client, s, keys, args) })
 	}
-	if _, dated := ctx.Deadline(); first && dated && c.alone != nil {
+	if _, hasDeadline := ctx.Deadline(); first && hasDeadline && c.alone != nil {
 		if v, done, err := c.alone.eval(ctx, s, keys, args); done {
-			c.room.leave(false)
+			c.inflight.leave(false)
 			return v, err
 		}
 	}
-	v, err := evaluate(undated{ctx}, client, s, keys, args)
-	c.room.leave(err != nil && ctx.Err() != nil)
+	v, err := evaluate(withoutDeadline{ctx}, client, s, keys, args)
+	c.inflight.leave(err != nil && ctx.Err() != nil)
 	return v, err
 }
 
@@ -295,23 +295,24 @@ func evaluate(ctx context.Context, client rueidis.Client, s *Script, keys, args 
 		if err == nil {
 			return v, nil
 		}
-		if err = own(ctx, err); try < 3 && errors.Is(err, errOthers) {
+		if err = contextError(ctx, err); try < 3 && errors.Is(err, errOtherContext) {
 			continue
 		}
 		return v, err
 	}
 }
 
-// errOthers: the greeting of a shared connection was cut short by the context of
-// whoever had asked for it first.
-var errOthers = errors.New("another request's context ended the connection's greeting")
+// errOtherContext means that the context of another request, which opened the shared connection,
+// ended during the login.
+var errOtherContext = errors.New("another request's context ended during the login of the connection")
 
-// own tells an end of one's own context from other failures.
-func own(ctx context.Context, err error) error {
+// contextError returns the error of a request, with the error of its context if that has ended.
+// A cancellation by another request's context becomes errOtherContext.
+func contextError(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if u, ok := ctx.(undated); ok {
+	if u, ok := ctx.(withoutDeadline); ok {
 		ctx = u.Context
 	}
 	if end := ctx.Err(); end != nil {
@@ -324,8 +325,8 @@ func own(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 	}
 	if errors.Is(err, context.Canceled) {
-		// With our own context alive nothing else is cancelled.
-		return &NotSentError{errOthers}
+		// The request's own context has not ended, so another one has.
+		return &NotSentError{errOtherContext}
 	}
 	return err
 }
@@ -367,14 +368,14 @@ func (c *rueidisClient) Commands(ctx context.Context, commands [][]string) []Ans
 }
 
 func (c *rueidisClient) pipeline(ctx context.Context, client rueidis.Client, multi []rueidis.Completed) []Answer {
-	results, err := promptly(ctx, c, func(ctx context.Context) ([]rueidis.RedisResult, error) { return client.DoMulti(ctx, multi...), nil })
+	results, err := runDirect(ctx, c, func(ctx context.Context) ([]rueidis.RedisResult, error) { return client.DoMulti(ctx, multi...), nil })
 	if err != nil {
 		return slices.Repeat([]Answer{{Err: err}}, len(multi))
 	}
 	answers := make([]Answer, len(results))
 	for i, r := range results {
 		answers[i].Values, answers[i].Err = values(r)
-		answers[i].Err = own(ctx, answers[i].Err)
+		answers[i].Err = contextError(ctx, answers[i].Err)
 	}
 	return answers
 }
@@ -389,9 +390,9 @@ func (c *rueidisClient) EvalAcked(ctx context.Context, s *Script, keys, args []s
 		values []string
 		n      int
 	}
-	// A connection for one request alone minds no context but its deadline.
-	bounded, cancel := context.WithTimeout(ctx, timeout+silentBound)
-	a, err := aside(ctx, c, cancel, func() (acked, error) {
+	// On a dedicated connection rueidis respects only the deadline of a context.
+	bounded, cancel := context.WithTimeout(ctx, timeout+silentTimeout)
+	a, err := runInBackground(ctx, c, cancel, func() (acked, error) {
 		v, n, err := evaluateAcked(bounded, client, s, keys, args, only, replicas, timeout)
 		return acked{v, n}, err
 	})
@@ -407,14 +408,14 @@ func evaluateAcked(ctx context.Context, client rueidis.Client, s *Script, keys, 
 	}
 	v, err := values(r)
 	if err != nil || len(v) == 0 || !strings.HasPrefix(v[0], only) {
-		return v, 0, own(ctx, err)
+		return v, 0, contextError(ctx, err)
 	}
-	// WAIT looks at what this connection has written, so it must not be another.
+	// WAIT is about the writes of this connection, so it needs the same one.
 	n, err := d.Do(ctx, d.B().Wait().Numreplicas(int64(replicas)).Timeout(timeout.Milliseconds()).Build()).AsInt64()
-	return v, int(n), own(ctx, convert(err))
+	return v, int(n), contextError(ctx, convert(err))
 }
 
-// EachPrimary visits the servers that take writes.
+// EachPrimary calls f for the servers that accept writes.
 func (c *rueidisClient) EachPrimary(ctx context.Context, f func(Node) error) error {
 	client, err := c.connected(ctx)
 	if err != nil {
@@ -423,25 +424,26 @@ func (c *rueidisClient) EachPrimary(ctx context.Context, f func(Node) error) err
 	if c.mode != Cluster {
 		return f(rueidisNode{client, c})
 	}
-	// All are asked at once: one that is silent holds up none, and is reported at the end.
-	bound := dialBound
-	if end, dated := ctx.Deadline(); dated {
-		bound = min(bound, time.Until(end)/2)
+	// The requests go to all nodes at once, so that a silent node delays no other. It is
+	// reported at the end.
+	timeout := dialTimeout
+	if end, hasDeadline := ctx.Deadline(); hasDeadline {
+		timeout = min(timeout, time.Until(end)/2)
 	}
-	asking, cancel := context.WithTimeout(ctx, bound)
+	rolesCtx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	type asked struct {
+	type answer struct {
 		node rueidisNode
 		role []string
 		err  error
 	}
-	var all []asked
+	var all []answer
 	for _, node := range client.Nodes() {
-		all = append(all, asked{node: rueidisNode{node, c}})
+		all = append(all, answer{node: rueidisNode{node, c}})
 	}
 	var roles sync.WaitGroup
 	for i := range all {
-		roles.Go(func() { all[i].role, all[i].err = all[i].node.Command(asking, "ROLE") })
+		roles.Go(func() { all[i].role, all[i].err = all[i].node.Command(rolesCtx, "ROLE") })
 	}
 	roles.Wait()
 	var silent error
@@ -449,7 +451,7 @@ func (c *rueidisClient) EachPrimary(ctx context.Context, f func(Node) error) err
 		if _, answered := errors.AsType[ServerError](a.err); answered {
 			return a.err
 		}
-		// One that is gone has its slots elsewhere, or the cluster is down.
+		// The slots of a node that is gone are at another node, or the cluster is down.
 		if errors.Is(a.err, context.DeadlineExceeded) || errors.Is(a.err, context.Canceled) {
 			silent = a.err
 		}
@@ -470,7 +472,7 @@ func (c *rueidisClient) Replica(ctx context.Context, address string) (Node, erro
 	c.mu.Unlock()
 	if client == nil {
 		var err error
-		client, err = aside(ctx, c, func() {}, func() (rueidis.Client, error) {
+		client, err = runInBackground(ctx, c, func() {}, func() (rueidis.Client, error) {
 			o := c.option
 			o.InitAddress, o.Sentinel, o.ForceSingleClient = []string{address}, rueidis.SentinelOption{}, true
 			client, err := rueidis.NewClient(o)
@@ -505,14 +507,14 @@ type rueidisNode struct {
 }
 
 func (n rueidisNode) Command(ctx context.Context, args ...string) ([]string, error) {
-	return promptly(ctx, n.c, func(ctx context.Context) ([]string, error) {
+	return runDirect(ctx, n.c, func(ctx context.Context) ([]string, error) {
 		v, err := values(n.client.Do(ctx, n.client.B().Arbitrary(args...).Build()))
-		return v, own(ctx, err)
+		return v, contextError(ctx, err)
 	})
 }
 
-// Subscribe listens on a connection that the client shares with other commands,
-// or, where the server speaks RESP2 alone, on one of its own.
+// Subscribe listens on a connection that the client shares with other commands or, if the server
+// has only RESP2, on one of its own.
 func (c *rueidisClient) Subscribe(ctx context.Context, channel string, ready func(), got func(string)) error {
 	return c.subscribe(ctx, channel, false, ready, got)
 }
@@ -538,8 +540,8 @@ func (c *rueidisClient) subscribe(ctx context.Context, channel string, sharded b
 	}
 	err = client.Receive(hooked, on, func(m rueidis.PubSubMessage) { got(m.Message) })
 	if ctx.Err() != nil {
-		// The connection goes on without this channel.
-		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialBound)
+		// The connection stays open for other channels.
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTimeout)
 		defer cancel()
 		_ = client.Do(bounded, off).Error()
 	}

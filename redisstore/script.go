@@ -9,8 +9,8 @@ import (
 
 // Script is a Lua script that runs at the server.
 type Script struct {
-	// Name is for messages, Source the text, SHA its SHA-1 in hexadecimal, by
-	// which the server remembers it.
+	// Name is for messages, Source the text, and SHA its SHA-1 in hexadecimal. The server
+	// caches the script by it.
 	Name, Source, SHA string
 }
 
@@ -60,7 +60,7 @@ func newScript(name, source string) *Script {
 	return NewScript(name, strings.Replace(source, "-- include common\n", common, 1))
 }
 
-// NewScript makes a script of its text, for a package that keeps something else over a
+// NewScript returns a script with this text, for a package that keeps other data through a
 // [Client].
 func NewScript(name, source string) *Script {
 	sum := sha1.Sum([]byte(source))

@@ -13,37 +13,37 @@ import (
 
 // Store is one client of the locks on a Redis.
 type Store struct {
-	client  Client
-	cfg     config
-	keys    keyspace
-	channel string // where the scripts tell this client something: p:CHANNEL
-	clock   clock
-	floors  floors
-	owner   atomic.Pointer[ownerText]
-	asker   atomic.Pointer[headText]
+	client    Client
+	cfg       config
+	keys      keyspace
+	channel   string // to which the scripts publish for this client: p:CHANNEL
+	clock     clock
+	highWater highWater
+	lastOwner atomic.Pointer[encodedOwner]
+	lastHead  atomic.Pointer[encodedHead]
 
 	// ctx ends when Close begins.
 	ctx    context.Context
 	cancel context.CancelFunc
-	// ops are the calls under way, tasks the goroutines of the store's own.
+	// ops counts the calls under way, tasks the store's own goroutines.
 	ops, tasks sync.WaitGroup
 	finished   chan struct{}
 
-	peers *peers // of a layout of others, nil in the native one
+	peers *peers // of a layout of another client library, nil in the native layout
 
-	probing chan struct{} // has room for who probes
+	probing chan struct{} // a semaphore: one probe at a time
 	probed  atomic.Pointer[findings]
 
 	mu      sync.Mutex
 	closing bool
 	entries map[string]*entry   // requests and grants by ID
-	queued  map[string][]*entry // those with a place, by name
-	late    map[string]int64    // requests in doubt: until when they may arrive
+	queued  map[string][]*entry // requests with a queue entry, by name
+	late    map[string]int64    // requests without an answer, and until when they may arrive
 	subs    map[string]*subscription
 	beat    *time.Timer
 	beating bool
-	looking bool // a look is under way
-	lookAll bool // the next look is at all grants
+	looking bool // look runs
+	lookAll bool // the next look checks all grants
 }
 
 var (
@@ -54,7 +54,7 @@ var (
 	_ driver.Notifier  = (*Store)(nil)
 )
 
-// entry is a request that asks, and the grant that it becomes.
+// entry is a request, and the grant that it gets.
 type entry struct {
 	r       driver.Request
 	keys    [2]string // of the name and of the bucket's counter
@@ -62,26 +62,26 @@ type entry struct {
 	channel string
 
 	// The store's mutex guards the rest.
-	seq    int64         // of its place, 0 if none
-	wake   chan struct{} // its turn may have come
-	close  chan struct{} // it is close to the head, or messages do not arrive
-	woken  bool          // before wake was made
+	seq    int64         // of its queue entry, 0 if none
+	wake   chan struct{} // it may be granted
+	close  chan struct{} // it is near the head, or messages do not arrive
+	woken  bool          // a message came before wake existed
 	passed *driver.Grant // granted by a Release of this client
-	held   bool          // a grant that was handed out
+	held   bool          // the grant was returned to the caller
 	grant  driver.Grant
 	proven time.Time // when the grant was last known to stand
 }
 
-// handle is what a grant carries for its store.
+// handle is the store's own data in a grant.
 type handle struct {
-	key, seat string
-	// void: a request of this grant's ID may arrive until then, by the server's
-	// clock, because it was sent and not answered.
-	void int64
+	key, slot string
+	// lateUntil is the time, by the server's clock, until which a request with this grant's ID
+	// may arrive, because it has no answer. 0 if there is none.
+	lateUntil int64
 }
 
-// New makes a store over a client, which it closes with itself. Package goredis
-// does that for a go-redis client, which stays open.
+// New returns a store over a client. Close of the store closes the client. Package goredis makes
+// a store over a go-redis client, which stays open.
 func New(c Client, options ...Option) (*Store, error) {
 	cfg, err := configure(options)
 	if err != nil {
@@ -106,21 +106,20 @@ func newStore(c Client, cfg config) *Store {
 	return s
 }
 
-// String says where the locks live.
+// String returns where the locks are, without a password.
 func (s *Store) String() string { return s.client.String() }
 
-// Client returns the client that the store uses, for a recipe over several stores. It
-// ends with the store.
+// Client returns the client that the store uses, for a recipe over several stores. The store
+// closes it.
 func (s *Store) Client() Client { return s.client }
 
-// Explain puts the code on an error of the store's client: what it means for the
-// request that got it.
+// Explain adds the code to an error of the store's client: what the error means for the request.
 func (s *Store) Explain(err error) error { return s.explain(err) }
 
-// GoString says no more than String, for %#v.
+// GoString returns the same as String, so that %#v shows no password.
 func (s *Store) GoString() string { return s.String() }
 
-// Classify finds the code that every error of this store carries.
+// Classify returns the code of an error of this store.
 func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
 // enter begins a call; the caller ends it with ops.Done.
@@ -134,22 +133,22 @@ func (s *Store) enter() error {
 	return nil
 }
 
-// begin enters and sees to it that the server is known.
+// begin begins a call, and probes the server if no probe has been made. The caller ends it with
+// ops.Done.
 func (s *Store) begin(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
-	if _, err := s.know(ctx); err != nil {
+	if _, err := s.firstFindings(ctx); err != nil {
 		s.ops.Done()
 		return err
 	}
 	return nil
 }
 
-// Close ends what waits, takes its places back, and gives back the connections
-// that the store opened, in the background if ctx ends before that is done: the error
-// is then the context's, and a second Close waits for it. Grants stay at the server
-// until they are released by their TTL.
+// Close ends the waiting calls, withdraws their queue entries, and closes the connections that
+// the store opened. If ctx ends first, Close returns its error and the rest continues in the
+// background; a second Close waits for it. Grants stay at the server until their TTL expires.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.closing
@@ -161,7 +160,7 @@ func (s *Store) Close(ctx context.Context) error {
 	if first {
 		s.cancel()
 		wait(ctx, &s.ops)
-		go func() { // a client may wait for a server that is silent
+		go func() { // a client may wait for a silent server
 			defer close(s.finished)
 			s.client.Close()
 			s.tasks.Wait()
@@ -175,7 +174,7 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 }
 
-// wait waits for a group no longer than the context.
+// wait waits until the group is done or ctx ends.
 func wait(ctx context.Context, g *sync.WaitGroup) {
 	done := make(chan struct{})
 	go func() {

@@ -44,13 +44,13 @@ func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, err
 //	insist=true               as Insist
 //	layout=NAME               as WithLayout: plain, redisson, ...
 //	fair_wait=5m              as FairWait
-//	ca=FILE                   PEM certificates to trust instead of the system's
+//	ca=FILE                   PEM certificates to accept instead of the system's
 //	cert=FILE, key=FILE       the client's own certificate
-//	server_name=NAME          what the server's certificate must be for
+//	server_name=NAME          the name in the server's certificate
 func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		// The reasons of net/url quote what may be a password.
+		// The errors of net/url quote the URL, and so perhaps a password.
 		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: the URL cannot be read")
 	}
 	return openParsed(u, options...)
@@ -65,11 +65,11 @@ func openParsed(u *url.URL, options ...Option) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newStore(newRueidis(o, mode, place(u)), c), nil
+	return newStore(newRueidis(o, mode, redacted(u)), c), nil
 }
 
-// place is a URL without what may be secret.
-func place(u *url.URL) string {
+// redacted returns a URL without its secrets.
+func redacted(u *url.URL) string {
 	w := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}
 	if name := u.User.Username(); name != "" {
 		w.User = url.User(name)
@@ -158,7 +158,7 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 	if c.replicas, err = query.Int("replicas", 0); err != nil {
 		return fail("%w", err)
 	}
-	if c.patience, err = query.Duration("replica_wait", 0); err != nil {
+	if c.ackTimeout, err = query.Duration("replica_wait", 0); err != nil {
 		return fail("%w", err)
 	}
 	if c.insist, err = query.Choose("insist", "false", "true"); err != nil {
@@ -181,7 +181,7 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 		return fail("%w", err)
 	}
 	return o, mode, []Option{func(to *config) {
-		to.replicas, to.patience, to.insist = c.replicas, c.patience, c.insist
+		to.replicas, to.ackTimeout, to.insist = c.replicas, c.ackTimeout, c.insist
 		to.layout, to.fairWait = c.layout, c.fairWait
 	}}, nil
 }

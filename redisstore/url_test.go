@@ -57,7 +57,7 @@ func TestParseURL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c, err := configure(options); err != nil || c.replicas != 2 || c.patience != 300*time.Millisecond || !c.insist {
+	if c, err := configure(options); err != nil || c.replicas != 2 || c.ackTimeout != 300*time.Millisecond || !c.insist {
 		t.Errorf("%+v, %v", c, err)
 	}
 }

@@ -13,25 +13,26 @@ import (
 )
 
 const (
-	// near is how often a place near the head is refreshed; the script says when
-	// less will do. wakeBound is what a lost message costs, with the answer's way.
-	near      = 700 * time.Millisecond
-	wakeBound = time.Second
-	// callBound bounds one call of a waiter, which has time to try again; where replicas
-	// have to acknowledge a grant, at least their time and acksMore.
-	callBound = 2 * time.Second
-	acksMore  = time.Second
-	// hearBound is how long a first waiter waits for messages to arrive before it
-	// says that it waits.
-	hearBound = 100 * time.Millisecond
-	// leaveBound is how long a cancelled waiter takes to take its place back.
-	leaveBound = 250 * time.Millisecond
+	// near is the interval at which a queue entry near the head is refreshed. The script returns
+	// a longer one for other entries. fallbackInterval is the delay after a lost message, the
+	// round trip included.
+	near             = 700 * time.Millisecond
+	fallbackInterval = time.Second
+	// callTimeout is the timeout of one call of a waiter, which then tries again. Where replicas
+	// have to acknowledge a grant, it is at least their timeout and ackMargin.
+	callTimeout = 2 * time.Second
+	ackMargin   = time.Second
+	// subscribeTimeout is how long the first waiter waits for its subscription before it reports
+	// that it is queued.
+	subscribeTimeout = 100 * time.Millisecond
+	// withdrawTimeout is the timeout of a cancelled waiter that withdraws its queue entry.
+	withdrawTimeout = 250 * time.Millisecond
 )
 
-// run asks, and waits if it may.
+// run sends the request, and waits if the request may wait.
 func (a *attempt) run(ctx context.Context) (driver.Grant, error) {
 	s, e := a.s, a.e
-	asked := micros()
+	sentAt := micros()
 	rep, err := a.call(ctx, 0)
 	if err == nil {
 		switch rep.kind {
@@ -43,18 +44,18 @@ func (a *attempt) run(ctx context.Context) (driver.Grant, error) {
 	}
 	if err != nil || rep.kind != 'Q' || !e.r.Wait {
 		if err == nil {
-			err = driver.Errorf(driver.CodeUnknown, "an answer that was not asked for: %c %q", rep.kind, rep.values)
+			err = driver.Errorf(driver.CodeUnknown, "an unexpected answer: %c %q", rep.kind, rep.values)
 		}
 		return driver.Grant{}, err
 	}
-	g, err := a.wait(ctx, rep, asked)
-	s.unplace(e)
+	g, err := a.wait(ctx, rep, sentAt)
+	s.dequeue(e)
 	return g, err
 }
 
-// wait keeps the place until it is granted: it refreshes it, and with each
-// refresh asks whether its turn has come. A message only makes it ask sooner.
-func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Grant, error) {
+// wait waits until the queue entry is granted. It refreshes the entry regularly, and each
+// refresh returns the grant if there is one. A message only makes the next refresh earlier.
+func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Grant, error) {
 	s, e := a.s, a.e
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -62,9 +63,9 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 	defer stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	bound := callBound
+	bound := callTimeout
 	if s.cfg.replicas > 0 {
-		bound = max(bound, s.cfg.patience+acksMore)
+		bound = max(bound, s.cfg.ackTimeout+ackMargin)
 	}
 	var err error
 	failures := 0
@@ -75,20 +76,21 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 		case err == nil && rep.kind == 'G':
 			return a.toGrant(rep)
 		case s.passedTo(e) != nil:
-			return a.unvoided(*s.passedTo(e)), nil
+			return a.markLate(*s.passedTo(e)), nil
 		case ctx.Err() != nil:
-			return driver.Grant{}, a.leave(ctx)
+			return driver.Grant{}, a.cancelled(ctx)
 		case err == nil && rep.kind == 'Q':
 			failures = 0
-			if delay, exact, err = a.placed(rep, asked); err != nil {
+			if delay, exact, err = a.queuedReply(rep, sentAt); err != nil {
 				return driver.Grant{}, a.giveUp(err)
 			}
-			if a.told {
+			if a.notified {
 				delay = fallback.After(ctx, delay)
 			}
 		case err == nil:
-			// The place is gone: the server has lost its memory, or took us for dead.
-			s.unplace(e)
+			// The queue entry is gone: the server has lost its data, or has removed the entry
+			// as dead.
+			s.dequeue(e)
 			delay = 0
 		default:
 			switch driver.CodeOf(err) {
@@ -96,17 +98,17 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 			default:
 				return driver.Grant{}, a.giveUp(err)
 			}
-			if errors.Is(err, errUndoing) {
-				// The undo may still arrive, and would take away what this ID is granted.
+			if errors.Is(err, errUndoFailed) {
+				// The undo may still arrive, and would remove a later grant of this ID.
 				return driver.Grant{}, a.giveUp(err)
 			}
-			if errors.Is(err, errVoid) {
-				return driver.Grant{}, a.giveUp(err) // another request may be granted
+			if errors.Is(err, errUndone) {
+				return driver.Grant{}, a.giveUp(err) // a new request with another ID may be granted
 			}
 			failures++
 			delay = min(near, 20*time.Millisecond<<min(failures, 6))
 		}
-		// Spread, but never beyond what the script asked for.
+		// Spread the refreshes of many waiters, but never exceed the script's interval.
 		if !exact {
 			delay -= rand.N(delay/5 + 1)
 		}
@@ -128,55 +130,55 @@ func (a *attempt) wait(ctx context.Context, rep reply, asked int64) (driver.Gran
 			continue
 		}
 		call, done := context.WithTimeout(ctx, bound)
-		asked = micros()
+		sentAt = micros()
 		rep, err = a.call(call, s.seqOf(e))
 		done()
 	}
 }
 
-// placed takes note of a place and says when to refresh it: about then, or when
-// the first grant ends, which is no use to be early for.
-func (a *attempt) placed(rep reply, asked int64) (delay time.Duration, exact bool, err error) {
+// queuedReply records a queue entry and returns when to refresh it. exact means that the delay is
+// until the first grant expires, so that an earlier refresh is of no use.
+func (a *attempt) queuedReply(rep reply, sentAt int64) (delay time.Duration, exact bool, err error) {
 	s, e := a.s, a.e
 	var n [4]int64
 	for i := range n {
 		if len(rep.values) < len(n) {
-			return 0, false, driver.Errorf(driver.CodeUnknown, "a place that cannot be read: %q", rep.values)
+			return 0, false, driver.Errorf(driver.CodeUnknown, "a queue entry that cannot be parsed: %q", rep.values)
 		}
 		if n[i], err = strconv.ParseInt(rep.values[i], 10, 64); err != nil {
-			return 0, false, driver.Errorf(driver.CodeUnknown, "a place that cannot be read: %w", err)
+			return 0, false, driver.Errorf(driver.CodeUnknown, "a queue entry that cannot be parsed: %w", err)
 		}
 	}
 	seq, ahead, refresh, expiry := n[0], n[1], time.Duration(n[2])*time.Millisecond, time.Duration(n[3])*time.Millisecond
-	hears, again := s.place(e, seq, asked)
+	subscribed, missed := s.enqueue(e, seq, sentAt)
 	if len(rep.values) > len(n) {
 		a.holders = s.holders(rep.values[len(n):], s.clock.now())
 	}
-	if !a.told && again && !a.looked {
-		// It looks once more before it says that it waits.
-		a.looked = true
-		return hearBound, false, nil
+	if !a.notified && missed && !a.refreshed {
+		// It refreshes once more before it reports that it is queued.
+		a.refreshed = true
+		return subscribeTimeout, false, nil
 	}
-	if !a.told {
-		a.told = true
+	if !a.notified {
+		a.notified = true
 		e.r.From.Queued(a.holders)
 	}
-	if !hears {
+	if !subscribed {
 		refresh = min(refresh, near)
 	}
 	if ahead == 0 && expiry >= 0 {
-		// The first of the holders may have died.
+		// The first holder may be dead.
 		exact = expiry < refresh
 		refresh = min(refresh, expiry+time.Millisecond)
 	}
 	return refresh, exact, nil
 }
 
-// place enters the place of a request among those that can be woken or passed a
-// grant. It tells whether messages arrive. If they do not yet, or only since after
-// the place was asked for, one may have been missed: the waiter is to look again
-// as soon as they do. Where they could not be had it does not wait for that.
-func (s *Store) place(e *entry, seq, asked int64) (hears, again bool) {
+// enqueue registers the queue entry of a request, so that messages wake it and a Release of this
+// client can grant to it. subscribed reports whether messages arrive. missed reports that a
+// message may have been lost, since messages did not arrive yet when the request was sent. The
+// waiter then refreshes as soon as they do. missed is false if the subscription failed.
+func (s *Store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sub := s.subs[e.channel]
@@ -185,16 +187,16 @@ func (s *Store) place(e *entry, seq, asked int64) (hears, again bool) {
 		s.queued[e.r.Name] = append(s.queued[e.r.Name], e)
 	}
 	e.seq = seq
-	hears = sub != nil && sub.ready != 0
-	again = !hears || sub.ready >= asked
-	if e.woken || hears && again {
-		poke(e.wake)
+	subscribed = sub != nil && sub.ready != 0
+	missed = !subscribed || sub.ready >= sentAt
+	if e.woken || subscribed && missed {
+		notify(e.wake)
 	}
 	e.woken = false
-	return hears, again && !(sub != nil && sub.failed)
+	return subscribed, missed && !(sub != nil && sub.failed)
 }
 
-func (s *Store) unplace(e *entry) {
+func (s *Store) dequeue(e *entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.seq == 0 {
@@ -220,42 +222,42 @@ func (s *Store) passedTo(e *entry) *driver.Grant {
 	return e.passed
 }
 
-// poke makes a waiter look; pokes merge.
-func poke(c chan struct{}) {
+// notify wakes the reader of a channel. Notifications coalesce.
+func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
 	}
 }
 
-// leave takes the place back, or the grant that crossed with it.
-func (a *attempt) leave(ctx context.Context) error {
+// cancelled withdraws the queue entry, or a grant that was made meanwhile, and returns the error.
+func (a *attempt) cancelled(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	err := a.withdraw(ctx)
 	switch {
 	case err != nil:
-		return driver.Errorf(driver.CodeUnknown, "%w; the place could not be taken back: %w", cause, err)
+		return driver.Errorf(driver.CodeUnknown, "%w; the queue entry could not be withdrawn: %w", cause, err)
 	case a.s.ctx.Err() != nil:
 		return errClosed
 	}
 	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }
 
-// giveUp leaves because of an answered no.
+// giveUp withdraws the queue entry after an error that ends the wait.
 func (a *attempt) giveUp(why error) error {
 	if err := a.withdraw(context.Background()); err != nil {
-		return driver.Errorf(driver.CodeUnknown, "%s; the place could not be taken back: %w", why, err)
+		return driver.Errorf(driver.CodeUnknown, "%s; the queue entry could not be withdrawn: %w", why, err)
 	}
 	return why
 }
 
 func (a *attempt) withdraw(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveBound)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
-	void := int64(0)
-	if a.asked {
-		void = a.void
+	lateUntil := int64(0)
+	if a.unanswered {
+		lateUntil = a.lateUntil
 	}
-	_, err := a.s.eval(ctx, undoScript, a.e.keys[:1], []string{a.e.r.ID, strconv.FormatInt(void, 10)})
+	_, err := a.s.eval(ctx, undoScript, a.e.keys[:1], []string{a.e.r.ID, strconv.FormatInt(lateUntil, 10)})
 	return err
 }

@@ -40,27 +40,27 @@ type Store struct {
 	writing *writing
 	// acceptedSize is the longest request that a server has been found to accept.
 	acceptedSize atomic.Int64
-	// background counts what continues after a call has returned.
+	// background counts the tasks that continue after a call has returned.
 	background sync.WaitGroup
 	end        context.Context // ends with Close
 	stop       context.CancelFunc
 }
 
-// probe is the request, once, for the TTLs that the server allows.
+// probe is the one request for the TTLs that the server allows.
 type probe struct {
 	ready  chan struct{}
 	maxTTL time.Duration
 	err    error
 }
 
-// opening is a session, or one that is being opened.
+// opening is a session that is open or being opened.
 type opening struct {
 	ready chan struct{}
 	ss    *session
 	err   error
 }
 
-// doubt is the session and the connection on which a create was sent.
+// doubt is the session and the connection of a create that has no answer.
 type doubt struct {
 	ss   *session
 	conn int
@@ -132,7 +132,7 @@ func (s *Store) slack() time.Duration { return 4 * s.cfg.tick }
 // beat is the interval of heartbeats.
 func (s *Store) beat() time.Duration { return s.cfg.tick + s.cfg.tick/5 }
 
-// round returns the TTL that the store grants for a requested one.
+// round rounds a requested TTL up to whole ticks, as the store grants it.
 func (s *Store) round(ttl time.Duration) time.Duration {
 	t := s.cfg.tick
 	return max((ttl+t-1)/t*t, t)
@@ -142,8 +142,8 @@ func (s *Store) clientConfig(timeout time.Duration) zk.Config {
 	return zk.Config{Servers: s.servers, Timeout: timeout, Beat: s.beat(), Tick: s.cfg.tick, Dial: s.cfg.dialer(), Auth: s.cfg.auth}
 }
 
-// limits returns the longest TTL that the server allows. The request continues when the caller
-// has given up, so that many short calls succeed in the end.
+// limits returns the longest TTL that the server allows. The request continues after the context of
+// the caller has ended, so that one of many short calls succeeds.
 func (s *Store) limits(ctx context.Context) (time.Duration, error) {
 	s.mu.Lock()
 	if s.closed.Load() {
@@ -178,7 +178,8 @@ func (s *Store) limits(ctx context.Context) (time.Duration, error) {
 	return 0, s.fail(p.err)
 }
 
-// probe also refuses a server that ticks slower than configured.
+// probe returns the longest TTL that the server allows. It returns an error for a server whose tick is
+// longer than configured.
 func (s *Store) probe(ctx context.Context) (time.Duration, error) {
 	least, most, err := zk.Limits(ctx, s.clientConfig(0))
 	if err != nil {
@@ -253,8 +254,8 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 	}
 }
 
-// openTimeout limits the attempt to open a session. The attempt continues when the caller has
-// given up, so that many short calls succeed in the end.
+// openTimeout is the timeout of an attempt to open a session. The attempt continues after the context
+// of the caller has ended, so that one of many short calls succeeds.
 const openTimeout = 5 * time.Second
 
 func (s *Store) begin(o *opening, ttl time.Duration) {
@@ -264,7 +265,7 @@ func (s *Store) begin(o *opening, ttl time.Duration) {
 	close(o.ready)
 }
 
-// any returns a session for what needs no TTL: a present one, or a new one.
+// any returns a session for a request without a TTL: an existing one, or a new one.
 func (s *Store) any(ctx context.Context) (*session, error) {
 	for _, ss := range s.open() {
 		if ss.zk.Conn() != 0 {
@@ -278,12 +279,12 @@ func (s *Store) any(ctx context.Context) (*session, error) {
 	return s.session(ctx, min(longest, s.round(5*s.cfg.tick)))
 }
 
-// open returns the sessions that stand.
+// open returns the sessions that have not ended.
 func (s *Store) open() []*session {
 	return slices.DeleteFunc(s.begun(), func(ss *session) bool { return ss.zk.Ended() != nil })
 }
 
-// begun returns the sessions that stand, and those whose end was not noticed yet.
+// begun returns all opened sessions. Some may have ended without a notice yet.
 func (s *Store) begun() []*session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -328,9 +329,9 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// ended makes sure that a session has ended that one server reports as expired (see
-// invalidateSession). Another session writes to the guard, which only a leader with a majority
-// answers.
+// ended verifies that a session has ended. One server has reported it as expired (see
+// invalidateSession). A new session writes to the guard node, and only a leader with a majority
+// answers a write.
 func (s *Store) ended(ctx context.Context, ss *session) error {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()

@@ -18,7 +18,7 @@ import (
 // tokens rise for every client after one has raised the base.
 type tokenBase struct {
 	Base uint64 `json:"token_base"`
-	// Before is the base of nodes that were made before the transaction since.
+	// Before is the base of nodes that were created before the transaction since.
 	Before uint64 `json:"before,omitempty"`
 
 	since   int64

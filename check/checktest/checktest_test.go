@@ -19,11 +19,11 @@ import (
 
 const convictEnv = "HOLDFAST_CHECKTEST_CONVICT"
 
-// TestConvict fails, in the process that TestHistoryOfABrokenRuleIsKept starts: each client
-// has a store of its own, so that all of them hold each name at once.
+// TestConvict fails in the process that TestHistoryOfABrokenRuleIsKept starts: each client has a
+// store of its own, so all clients hold each name at the same time.
 func TestConvict(t *testing.T) {
 	if os.Getenv(convictEnv) == "" {
-		t.Skip("it is run by TestHistoryOfABrokenRuleIsKept")
+		t.Skip("TestHistoryOfABrokenRuleIsKept runs this test")
 	}
 	checktest.Run(t, check.Config{Duration: time.Second, Faults: []string{}, Target: &check.Target{
 		Open: func(context.Context) (driver.Store, error) { return memstore.New(), nil },
@@ -48,7 +48,7 @@ func TestHistoryOfABrokenRuleIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := check.Judge(events); err != nil || r.OK() {
-		t.Errorf("the history that was kept is judged %+v, %v; want a broken rule", r, err)
+		t.Errorf("Judge(kept history) = %+v, %v; want a broken rule", r, err)
 	}
 	if st, err := os.Stat(filepath.Join(string(found[1]), check.PageFile)); err != nil || st.Size() == 0 {
 		t.Errorf("the page was not kept: %v", err)

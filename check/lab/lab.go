@@ -30,7 +30,7 @@ const (
 	faultDies     = "dies-holding"
 )
 
-// Mistakes are all of them. Those who ask may change what they get.
+// Mistakes returns all mistakes. The caller may change the returned slice.
 func Mistakes() []Mistake { return slices.Clone(mistakes) }
 
 // Options say how an experiment is made. The zero value of a field is its default.
@@ -46,7 +46,7 @@ type Options struct {
 	// Dir is where history and page go; default a temporary directory that is kept
 	// if a rule was broken.
 	Dir string
-	// Progress is told how far a run is.
+	// Progress is called with the progress of a run.
 	Progress func(check.Progress)
 }
 
@@ -138,7 +138,7 @@ func Run(ctx context.Context, name string, o Options) (*Result, error) {
 	}
 }
 
-// shown tells whether a rule is one that may convict. An overlap of microseconds the
+// shown reports whether a rule may convict. An overlap of microseconds the
 // model alone may see: its rules are exclusion and rising tokens in one.
 func (m *Mistake) shown(r check.Rule) bool {
 	return slices.Contains(m.rules, r) || r == check.RuleModel &&

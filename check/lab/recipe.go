@@ -13,13 +13,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// recipe is a lock over a server, as one finds it in many a program: one value
-// under the name, with an expiry, taken only where none stands, renewed and
-// removed only by whoever has written it. Who waits is told of releases, and looks
-// again after a while in any case. With every field unset it is right for what it declares. Each field is a
-// mistake.
+// recipe is a lock over a server, as many programs implement it: one value under the name, with an
+// expiry. A client sets it only if there is none, and only that client renews and removes it. A
+// waiter is notified of releases, and also polls. With every field unset the recipe keeps its
+// guarantees. Each field is a mistake.
 type recipe struct {
-	deleteAnyones   bool // the release does not ask whose the lock is
+	deleteAnyones   bool // the release does not check the owner of the lock
 	renewAnyones    bool // nor does the renewal
 	neverExpires    bool
 	checkThenAct    bool // looks whether the lock is free, and then takes it
@@ -29,8 +28,8 @@ type recipe struct {
 	lostIsNo        bool // no answer is taken for a no, under a lease that the client keeps alive
 	forgetsFailover bool // the server's replica is behind, and takes over
 	countsPermits   bool // a semaphore is a number
-	looksThenHears  bool // looks, then subscribes to be told of the release, and looks no more
-	breaksStale     bool // who finds an old lock takes it to be forgotten
+	looksThenHears  bool // checks the lock, subscribes to the release, and does not check again
+	breaksStale     bool // a client removes an old lock as abandoned
 	looksThenFrees  bool // the release looks whose the lock is, and then removes it
 	noRenewal       bool // nothing is renewed
 	ignoresLoss     bool // a renewal that finds no lock is taken for a good one
@@ -71,10 +70,10 @@ func everyRow(_ *client, name string) []string { return []string{name, "table" +
 // wire is the time between two commands of one client.
 const wire = 300 * time.Microsecond
 
-// lookEvery is how often who waits looks without being told.
+// lookEvery is the interval at which a waiter polls without a message.
 const lookEvery = 20 * time.Millisecond
 
-// staleAfter is how old a lock is that nobody can still hold, so some think.
+// staleAfter is the age after which the recipe considers a lock abandoned.
 const staleAfter = 2 * ttl
 
 // clientSkew is how far apart the clocks of two machines are.
@@ -221,10 +220,10 @@ func (c *client) listen(ctx context.Context, r driver.Request, key string) error
 		again = t.C
 	}
 	time.Sleep(wire) // the answer, and the subscription, are on their way
-	told, end := c.s.listen(key)
+	notified, end := c.s.listen(key)
 	defer end()
 	select {
-	case <-told:
+	case <-notified:
 		return nil
 	case <-again:
 		return nil
@@ -322,7 +321,7 @@ func (c *client) Break(_ context.Context, name string, token uint64) error {
 	return nil
 }
 
-// Inspect shows who holds a name.
+// Inspect returns the holders of a name.
 func (c *client) Inspect(_ context.Context, name string) (driver.State, error) {
 	return c.s.state(name), nil
 }
@@ -347,7 +346,7 @@ func (c *client) List(context.Context, string) iter.Seq2[driver.State, error] {
 	}
 }
 
-// Classify tells what an error means.
+// Classify returns the code of an error.
 func (c *client) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
 // Close ends the client's session, where it has one.

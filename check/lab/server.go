@@ -20,8 +20,8 @@ type server struct {
 	values map[string][]value
 	counts map[counter]int
 	token  uint64
-	// told are those who have subscribed to a name.
-	told map[string]map[chan struct{}]bool
+	// subscribers are the channels of the subscribers of each name.
+	subscribers map[string]map[chan struct{}]bool
 	// before is what a replica has, replicaLag ago, where one is asked for.
 	before []snapshot
 	lagged bool
@@ -57,7 +57,7 @@ type snapshot struct {
 const replicaLag = 100 * time.Millisecond
 
 func newServer() *server {
-	return &server{values: map[string][]value{}, counts: map[counter]int{}, told: map[string]map[chan struct{}]bool{}}
+	return &server{values: map[string][]value{}, counts: map[counter]int{}, subscribers: map[string]map[chan struct{}]bool{}}
 }
 
 // standing are the values of a name that have not run out; mu is held.
@@ -66,7 +66,7 @@ func (s *server) standing(name string, now time.Time) []value {
 	return s.values[name]
 }
 
-// free tells whether one more value may stand.
+// free reports whether one more value may be added.
 func (s *server) free(name string, limit int, now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +115,7 @@ func (s *server) add(name string, v value) value {
 	return v
 }
 
-// extend sets the expiry of what is picked, and tells whether there was any.
+// extend sets the expiry of the picked values, and reports whether there were any.
 func (s *server) extend(name string, expires time.Time, pick func(value) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,14 +129,14 @@ func (s *server) extend(name string, expires time.Time, pick func(value) bool) b
 	return found
 }
 
-// remove takes away what is picked, and tells whether there was any.
+// remove removes the picked values, and reports whether there were any.
 func (s *server) remove(name string, pick func(value) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := s.standing(name, time.Now())
 	n := len(all)
 	s.values[name] = slices.DeleteFunc(all, pick)
-	for c := range s.told[name] {
+	for c := range s.subscribers[name] {
 		select {
 		case c <- struct{}{}:
 		default:
@@ -169,18 +169,18 @@ func (s *server) count(name string, permits, by int) bool {
 }
 
 // listen subscribes to the removals of a name.
-func (s *server) listen(name string) (told <-chan struct{}, end func()) {
+func (s *server) listen(name string) (notified <-chan struct{}, end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := make(chan struct{}, 1)
-	if s.told[name] == nil {
-		s.told[name] = map[chan struct{}]bool{}
+	if s.subscribers[name] == nil {
+		s.subscribers[name] = map[chan struct{}]bool{}
 	}
-	s.told[name][c] = true
+	s.subscribers[name][c] = true
 	return c, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.told[name], c)
+		delete(s.subscribers[name], c)
 	}
 }
 
@@ -237,7 +237,7 @@ func (s *server) spoil(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// bad tells whether the network is spoilt.
+// bad reports whether the network has a fault.
 func (s *server) bad() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

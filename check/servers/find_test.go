@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// TestFind: the directories that the caller of the tests gives come first, then the
-// program's own, the newest before the older, and PATH, with its wrappers, last.
-func TestFind(t *testing.T) {
+// TestFindPrefersGivenDirectories requires the order of the directories: those that the environment
+// gives, then the program's own, newest first, then PATH, which may have wrappers.
+func TestFindPrefersGivenDirectories(t *testing.T) {
 	root := t.TempDir()
 	place := func(dir string, mode os.FileMode) string {
 		path := filepath.Join(root, dir, "program")
@@ -31,16 +31,16 @@ func TestFind(t *testing.T) {
 	want := func(path string) {
 		t.Helper()
 		if got, err := servers.Find("program", own); err != nil || got != path {
-			t.Errorf("Find answered %q, %v; want %q", got, err, path)
+			t.Errorf("Find returned %q, %v; want %q", got, err, path)
 		}
 	}
 	if _, err := servers.Find("program", own); !errors.Is(err, servers.ErrNotInstalled) {
-		t.Errorf("none: %v", err)
+		t.Errorf("without a program: %v, want ErrNotInstalled", err)
 	}
 	want(place("path/", 0o700))
 	want(place("own/14/", 0o700))
 	newer := place("own/15/", 0o700)
-	place("own/16/", 0o600) // which cannot be run
+	place("own/16/", 0o600) // not executable
 	want(newer)
 	want(place("given/", 0o700))
 }

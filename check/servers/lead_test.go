@@ -11,14 +11,14 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// naming is a server that answers each line with its name.
-func naming(t *testing.T, name string) (address string) {
+// nameServer starts a server that answers each line with its name.
+func nameServer(t *testing.T, name string) (address string) {
 	t.Helper()
 	return answering(t, func(string) string { return name })
 }
 
 func TestLeadMovesNewConnectionsOnly(t *testing.T) {
-	r, err := servers.NewProxy(naming(t, "first"))
+	r, err := servers.NewProxy(nameServer(t, "first"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,18 +39,18 @@ func TestLeadMovesNewConnectionsOnly(t *testing.T) {
 			return line
 		}
 	}
-	old, talkOld := connect()
+	old, requestOld := connect()
 	defer old.Close()
-	if got := talkOld(); got != "first\n" {
+	if got := requestOld(); got != "first\n" {
 		t.Errorf("the first connection leads to %q", got)
 	}
-	r.Lead(naming(t, "second"))
-	next, talkNext := connect()
+	r.Lead(nameServer(t, "second"))
+	next, requestNext := connect()
 	defer next.Close()
-	if got := talkNext(); got != "second\n" {
+	if got := requestNext(); got != "second\n" {
 		t.Errorf("a new connection leads to %q", got)
 	}
-	if got := talkOld(); got != "first\n" {
+	if got := requestOld(); got != "first\n" {
 		t.Errorf("the established connection leads to %q", got)
 	}
 	r.Close()

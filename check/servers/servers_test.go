@@ -77,7 +77,7 @@ func tryStart(t *testing.T, env ...string) (*servers.Server, string, error) {
 	return s, address, err
 }
 
-func ask(address string, within time.Duration) (string, error) {
+func exchange(address string, within time.Duration) (string, error) {
 	c, err := net.DialTimeout("tcp", address, within)
 	if err != nil {
 		return "", err
@@ -95,7 +95,7 @@ func ask(address string, within time.Duration) (string, error) {
 
 func want(t *testing.T, address, answer string) {
 	t.Helper()
-	if got, err := ask(address, 5*time.Second); err != nil || got != answer {
+	if got, err := exchange(address, 5*time.Second); err != nil || got != answer {
 		t.Errorf("it answers %q (%v), want %q", got, err, answer)
 	}
 }
@@ -120,7 +120,7 @@ func TestLife(t *testing.T) {
 	if err := s.Pause(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := ask(address, 300*time.Millisecond); err == nil {
+	if got, err := exchange(address, 300*time.Millisecond); err == nil {
 		t.Errorf("a paused server answers %q", got)
 	}
 	if err := s.Cont(); err != nil {
@@ -131,7 +131,7 @@ func TestLife(t *testing.T) {
 	done := s.Done()
 	s.Kill()
 	<-done
-	if _, err := ask(address, time.Second); err == nil {
+	if _, err := exchange(address, time.Second); err == nil {
 		t.Error("a killed server answers")
 	}
 	if s.PID() != 0 {
@@ -157,7 +157,7 @@ func TestStop(t *testing.T) {
 	if err := s.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ask(address, time.Second); err == nil {
+	if _, err := exchange(address, time.Second); err == nil {
 		t.Error("a stopped server answers")
 	}
 	if err := s.Stop(); err != nil {
@@ -170,7 +170,7 @@ func TestStopOfTheDeaf(t *testing.T) {
 	if err := s.Stop(); err == nil || !strings.Contains(err.Error(), "was killed") {
 		t.Errorf("Stop of a server that ignores SIGTERM: %v", err)
 	}
-	if _, err := ask(address, time.Second); err == nil {
+	if _, err := exchange(address, time.Second); err == nil {
 		t.Error("a stopped server answers")
 	}
 }

@@ -25,8 +25,8 @@ func (w *world) tokenOf() string {
 	return got.Holders[0].Token
 }
 
-// TestBreakEndsCommandAndGrantsWaiter breaks the lock of holdfast run: its command gets a
-// signal, and the next waiter gets the lock.
+// TestBreakEndsCommandAndGrantsWaiter breaks the lock of holdfast run. Its command gets a signal,
+// and the next waiter gets the lock.
 func TestBreakEndsCommandAndGrantsWaiter(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played("exit-on-term")...)...)
@@ -52,7 +52,8 @@ func TestBreakEndsCommandAndGrantsWaiter(t *testing.T) {
 	}
 }
 
-// TestBreakWithStaleTokenBreaksNothing: the token belongs to an earlier grant.
+// TestBreakWithStaleTokenBreaksNothing: break refuses the token of an earlier grant, and other wrong
+// tokens.
 func TestBreakWithStaleTokenBreaksNothing(t *testing.T) {
 	w := withStore(t)
 	before := w.start(append([]string{"run", "x"}, played()...)...)
@@ -84,9 +85,9 @@ func TestBreakWithStaleTokenBreaksNothing(t *testing.T) {
 	}
 }
 
-// TestBreakReportsHolderThatGoesOn: a holder that does not end, and a holder that is
-// stopped.
-func TestBreakReportsHolderThatGoesOn(t *testing.T) {
+// TestBreakReportsHolderThatContinues: break reports a holder that does not end within --wait, and
+// a stopped holder.
+func TestBreakReportsHolderThatContinues(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--ttl", "3h", "--grace", "1h", "x"}, played()...)...)
 	holder.ready()
@@ -98,16 +99,16 @@ func TestBreakReportsHolderThatGoesOn(t *testing.T) {
 		t.Errorf("stderr: %s", r.stderr)
 	}
 	if r := w.run("show", "x"); strings.Contains(r.stdout, "asked to end") {
-		t.Errorf("--force has asked:\n%s", r.stdout)
+		t.Errorf("--force has notified the holder:\n%s", r.stdout)
 	}
 
 	breaker := w.start("break", "--wait", "1h", "--token", token, "x")
 	for began := time.Now(); !strings.Contains(w.run("show", "x").stdout, "note   asked to end"); {
 		if time.Since(began) > waitLimit() {
-			t.Fatal("no note")
+			t.Fatal("show prints no note")
 		}
 	}
-	// The wait of another break may be over before it has sent its request.
+	// The wait of a second break may end before it has sent its request.
 	r = w.run("break", "--wait", "20ms", "--token", token, "x")
 	r.expectStatus(t, 75)
 	if want := fmt.Sprintf("not broken: pid %d on ", pid); !strings.Contains(r.stderr, want) || !strings.Contains(r.stderr, "it runs") {
@@ -133,8 +134,9 @@ func TestBreakReportsHolderThatGoesOn(t *testing.T) {
 	}
 }
 
-// TestBreakAsksForConfirmation on a terminal, and accepts a no.
-func TestBreakAsksForConfirmation(t *testing.T) {
+// TestBreakRequestsConfirmation: on a terminal break requests a confirmation, and changes nothing
+// without it.
+func TestBreakRequestsConfirmation(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played("exit-on-term")...)...)
 	holder.ready()
@@ -154,7 +156,7 @@ func TestBreakAsksForConfirmation(t *testing.T) {
 	if got := p.status(); got != 130 {
 		t.Errorf("Ctrl-C: status %d, want 130", got)
 	}
-	// Also if standard input is no terminal.
+	// Break reads the terminal although standard input is a pipe.
 	p = w.onTerminal(exec.Command("sh", "-c", `echo y | "$holdfast" break x; echo "status $?"`))
 	p.stdout.expectPart("[y/N] ")
 	p.send("no")
@@ -177,8 +179,9 @@ func TestBreakAsksForConfirmation(t *testing.T) {
 	}
 }
 
-// TestBreakOfSeveralHoldersAsksForToken.
-func TestBreakOfSeveralHoldersAsksForToken(t *testing.T) {
+// TestBreakOfSeveralHoldersRequestsToken: a lock has two holders. Break requests a token, and ends
+// only that grant.
+func TestBreakOfSeveralHoldersRequestsToken(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
 	kept, err := l.Lock(t.Context(), "x", holdfast.Shared())
@@ -208,6 +211,6 @@ func TestBreakOfSeveralHoldersAsksForToken(t *testing.T) {
 		t.Errorf("the holder's status is %d, want 74", got)
 	}
 	if err := kept.Context().Err(); err != nil {
-		t.Errorf("the other one: %v", err)
+		t.Errorf("the other grant has ended: %v", err)
 	}
 }

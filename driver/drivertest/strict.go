@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// together runs tests that mostly wait, all at once: there may be more of them than parallel
-// tests are allowed.
+// together runs tests at the same time. They mostly wait, so there may be more of them than
+// go test runs in parallel.
 func (e *env) together(all map[string]func(*env)) {
 	var wg sync.WaitGroup
 	for name, run := range all {
@@ -59,7 +59,7 @@ func everyLimitEnds(e *env) {
 // semaphoreQueue requires that permits are granted in order, and never beyond the limit.
 func semaphoreQueue(e *env) {
 	if !e.g.Semaphore || e.g.Order != driver.OrderFIFO {
-		e.Skip("no semaphores, or no order")
+		e.Skip("the store has no semaphores, or no order")
 	}
 	name := e.name()
 	s := e.open()
@@ -70,7 +70,7 @@ func semaphoreQueue(e *env) {
 	}
 	e.release(s, held[0])
 	q0 := q[0].granted()
-	e.busy(s, e.request(name, 2, long)) // after this answer the store has handled the release
+	e.busy(s, e.request(name, 2, long)) // after its answer the store has handled the release
 	for _, w := range q[1:] {
 		w.pendingStill()
 	}
@@ -101,10 +101,10 @@ func downConfirmsNothing(e *env) {
 		began := time.Now()
 		err := f(ctx)
 		if took := time.Since(began); took > 3*time.Second {
-			e.Errorf("%s returned %s after its context", what, took)
+			e.Errorf("%s returned %s after its start, long after the end of its context", what, took)
 		}
 		if err == nil {
-			e.Errorf("%s of a stopped store is confirmed", what)
+			e.Errorf("%s of a stopped store returned no error", what)
 			return -1
 		}
 		return s.Classify(err)
@@ -130,7 +130,8 @@ func downConfirmsNothing(e *env) {
 	}
 }
 
-// lingerIsNotRenewed requires that a renewal after the release does not extend the grant.
+// lingerIsNotRenewed requires that a renewal after the release does not extend a grant that the
+// store keeps for a while.
 func lingerIsNotRenewed(e *env) {
 	if !e.g.Linger {
 		e.Skip("the core lingers for this store")

@@ -10,10 +10,10 @@ import (
 func TestNextDoublesUpToMax(t *testing.T) {
 	b := Backoff{First: 10 * time.Millisecond, Max: 50 * time.Millisecond}
 	for range 2 {
-		for i, most := range []time.Duration{10, 20, 40, 50, 50} {
-			most *= time.Millisecond
-			if d := b.Next(); d < most/2 || d > most {
-				t.Errorf("delay %d is %s, want %s to %s", i, d, most/2, most)
+		for i, limit := range []time.Duration{10, 20, 40, 50, 50} {
+			limit *= time.Millisecond
+			if d := b.Next(); d < limit/2 || d > limit {
+				t.Errorf("delay %d is %s, want %s to %s", i, d, limit/2, limit)
 			}
 		}
 		b.Reset()
@@ -28,6 +28,6 @@ func TestSleepEndsWithContext(t *testing.T) {
 	}
 	cancel()
 	if err := Sleep(ctx, time.Hour); !errors.Is(err, context.Canceled) {
-		t.Errorf("Sleep returned %v after the end of its context", err)
+		t.Errorf("Sleep returned %v after the end of its context, want Canceled", err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// exhausted is a database that executes a write and then fails, because a quota, the time or
-// a quorum is missing.
+// exhausted is a database that executes a write and then returns an error, because it has reached a
+// quota.
 type exhausted struct {
 	sqldriver.Conn
 	written bool
@@ -44,11 +44,11 @@ func (c *exhausted) QueryContext(_ context.Context, query string, _ []sqldriver.
 
 func (*exhausted) Close() error { return nil }
 
-// answer has one row for each statement with a result.
+// answer has one result set, of one row, for each statement with a result.
 type answer struct {
 	sets  [][]sqldriver.Value
 	read  bool
-	fails bool // after the rows
+	fails bool // the answer ends with an error after the rows
 }
 
 func (r *answer) Columns() []string { return make([]string, len(r.sets[0])) }
@@ -79,7 +79,7 @@ func (plain) Read([]byte, int) string          { return "read" }
 func (plain) Insert([]byte, int, Write) string { return "write" }
 func (plain) Wake([]byte) string               { return "" }
 
-// certain reports for each error that nothing was done.
+// certain is a Faults that reports for each error that the statement had no effect.
 type certain struct{}
 
 func (certain) Sort(err error) (error, bool) {
@@ -89,8 +89,8 @@ func (certain) Sort(err error) (error, bool) {
 	return err, false
 }
 
-// TestErrorAfterWriteIsUnknown: an error of the statement that reads back a write does not
-// mean that the write failed.
+// TestErrorAfterWriteIsUnknown: the statement after a write reads it back, and returns an error. That
+// does not mean that the write failed, so the outcome is unknown.
 func TestErrorAfterWriteIsUnknown(t *testing.T) {
 	for name, multi := range map[string]bool{"one by one": false, "at once": true} {
 		t.Run(name, func(t *testing.T) {
@@ -102,7 +102,7 @@ func TestErrorAfterWriteIsUnknown(t *testing.T) {
 			defer o.Close(t.Context())
 			_, err := o.Acquire(t.Context(), driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Minute, From: noRequester{}})
 			if code := driver.CodeOf(err); err == nil || code != driver.CodeUnknown || !errors.Is(err, errExhausted) {
-				t.Errorf("%v (%v): the grant stands", err, code)
+				t.Errorf("%v (%v), want an unknown outcome: the grant stands", err, code)
 			}
 		})
 	}
@@ -127,8 +127,9 @@ func (*demoted) Gone() <-chan struct{} { return nil }
 func (*demoted) Watch()                {}
 func (*demoted) Close()                {}
 
-// TestWriteBeforeADemotionIsUnknown: the server becomes read-only between a write and the statement that reads it
-// back. The grant may stand, at the server that takes over too. Where nothing was written, the request is refused.
+// TestWriteBeforeADemotionIsUnknown: the server becomes read-only between a write and the statement
+// that reads it back. The grant may stand, also at the new primary, so the outcome is unknown. If the
+// server becomes read-only before the write, the request is refused.
 func TestWriteBeforeADemotionIsUnknown(t *testing.T) {
 	for scripts, want := range map[int]driver.Code{0: driver.CodeRefused, 1: driver.CodeUnknown} {
 		d := &demoted{scripts}

@@ -42,9 +42,9 @@ type Recipe interface {
 	// End ends a session, unless it is gone, and reports whether it is gone.
 	End(ctx context.Context, side Link, id Identity) (gone bool, err error)
 	// Survey returns grants and waiters: of one name, or of all that begin with the key.
-	// untold are sessions, of any name, with a grant that is not recorded yet. Its Since
+	// unrecorded are sessions, of any name, with a grant that is not recorded yet. Its Since
 	// distinguishes one grant of a session from the next.
-	Survey(ctx context.Context, side Link, key []byte, all bool) (seen []Sight, untold []Identity, err error)
+	Survey(ctx context.Context, side Link, key []byte, all bool) (seen []Sight, unrecorded []Identity, err error)
 	// Evict ends the session of a grant that was seen, if it still has that grant.
 	Evict(ctx context.Context, side Link, seen Sight) error
 }

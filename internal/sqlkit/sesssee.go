@@ -64,14 +64,14 @@ func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []
 // survey waits until sessions have recorded the grants that are older than the call, which
 // takes a moment. For a process that is stopped just then it waits tellWithin at most.
 func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) ([]Sight, error) {
-	sights, untold, err := e.recipe.Survey(ctx, side, key, all)
-	for end := time.Now().Add(tellWithin); err == nil && len(untold) > 0 && time.Now().Before(end); {
+	sights, unrecorded, err := e.recipe.Survey(ctx, side, key, all)
+	for end := time.Now().Add(tellWithin); err == nil && len(unrecorded) > 0 && time.Now().Before(end); {
 		if err := backoff.Sleep(ctx, 3*time.Millisecond); err != nil {
 			return nil, err
 		}
 		var still []Identity
 		sights, still, err = e.recipe.Survey(ctx, side, key, all)
-		untold = slices.DeleteFunc(untold, func(id Identity) bool { return !slices.Contains(still, id) })
+		unrecorded = slices.DeleteFunc(unrecorded, func(id Identity) bool { return !slices.Contains(still, id) })
 	}
 	return sights, err
 }

@@ -12,12 +12,11 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// gather sends what many goroutines ask at a time in one pipeline: go-redis would
-// else write and read each request by itself, on a connection of its own, which
-// costs client and server several times what the request does. Nothing waits in
-// order to be gathered: while at most two pipelines are on their way, what comes
-// meanwhile makes up the next. It also answers each caller when its context ends,
-// which go-redis itself does not once it has sent something.
+// gather sends the requests of many goroutines in one pipeline. Without it go-redis writes and reads
+// each request on a connection of its own, which costs client and server several times as much. A
+// request is never delayed on purpose: while two pipelines are under way, later requests form the
+// next one. gather also returns to each caller when its context ends; go-redis does not after it has
+// sent the request.
 type gather struct {
 	client redis.UniversalClient
 
@@ -29,18 +28,17 @@ type gather struct {
 	all     sync.WaitGroup
 }
 
-// sender is a goroutine that has a pipeline on its way, since a time.
+// sender is a goroutine with a pipeline under way, and the time since which it is.
 type sender struct{ since time.Time }
 
 const (
-	// pipelines is how many may be on their way, and most how many requests are in
-	// one.
+	// pipelines limits the pipelines under way, and maxBatch the requests in one of them.
 	pipelines = 2
-	most      = 128
-	// A pipeline that has been on its way for stuckAfter, on a connection that has died
-	// unnoticed perhaps, does not keep others from being sent; mostSenders bounds them.
-	stuckAfter  = 250 * time.Millisecond
-	mostSenders = 16
+	maxBatch  = 128
+	// A pipeline that has been under way for stuckAfter, perhaps on a dead connection, does not
+	// block others. maxSenders limits all pipelines.
+	stuckAfter = 250 * time.Millisecond
+	maxSenders = 16
 )
 
 // gathered is one request.
@@ -50,7 +48,7 @@ type gathered struct {
 	done  chan struct{}
 }
 
-// The states of a request: whoever takes it from waiting decides whether it is sent.
+// The states of a request. A sender takes it from waiting and sends it, or its caller abandons it.
 const (
 	waiting int32 = iota
 	taken
@@ -84,8 +82,8 @@ func (g *gather) do(ctx context.Context, cmd once) error {
 	}
 }
 
-// hire starts a sender if there are too few that are not stuck, or looks again later;
-// mu is held.
+// hire starts a sender if there are too few that are not stuck. Otherwise it sets a timer to try
+// again. The caller holds mu.
 func (g *gather) hire() {
 	busy := 0
 	for s := range g.senders {
@@ -94,7 +92,7 @@ func (g *gather) hire() {
 		}
 	}
 	switch {
-	case busy < pipelines && len(g.senders) < mostSenders:
+	case busy < pipelines && len(g.senders) < maxSenders:
 		s := &sender{time.Now()}
 		if g.senders == nil {
 			g.senders = map[*sender]struct{}{}
@@ -115,13 +113,13 @@ func (g *gather) relieve() {
 	}
 }
 
-// send sends until nothing waits.
+// send sends requests until none waits.
 func (g *gather) send(s *sender) {
-	// The requests have callers of their own, who need not wait for this.
+	// The callers return when their own contexts end.
 	ctx := context.Background()
 	for {
 		g.mu.Lock()
-		n := min(len(g.waiting), most)
+		n := min(len(g.waiting), maxBatch)
 		if n == 0 {
 			delete(g.senders, s)
 			g.mu.Unlock()
@@ -148,7 +146,7 @@ func (g *gather) send(s *sender) {
 			for _, r := range sent {
 				_ = pipe.Process(ctx, r.cmd) // it is queued
 			}
-			// Each command has its error, but for that of the connection's greeting.
+			// Each command has its error, except for an error of the login.
 			if _, err := pipe.Exec(ctx); err != nil {
 				for _, r := range sent {
 					if r.cmd.Err() == nil && r.cmd.Val() == nil {
@@ -163,7 +161,7 @@ func (g *gather) send(s *sender) {
 	}
 }
 
-// close waits for what is on its way.
+// close waits for the pipelines under way.
 func (g *gather) close() {
 	g.mu.Lock()
 	g.closed = true
@@ -174,7 +172,7 @@ func (g *gather) close() {
 	g.all.Wait()
 }
 
-// eval runs a script, by its text if the server does not know its SHA.
+// eval runs a script by its SHA or, if the server does not have it, by its text.
 func (g *gather) eval(ctx context.Context, s *redisstore.Script, keys, args []string) ([]string, error) {
 	c := evaluation(context.Background(), "evalsha", s.SHA, keys, args)
 	if err := g.do(ctx, c); err != nil {

@@ -4,13 +4,12 @@
 //	store, err := goredis.New(client)
 //	locker, err := holdfast.New(store)
 //
-// The locks are the same as those of package redisstore, which says how they work
-// and why they are safe: both may be used on one server, and exclude each other.
-// It is a module of its own, so that a user of redisstore alone need not follow
-// the versions of go-redis.
+// The locks are the same as those of package redisstore, which explains how they work and why they
+// are safe. Both packages may be used on one server, and their locks exclude each other. goredis is a
+// module of its own, so that programs that use only redisstore do not depend on go-redis.
 //
-// The client's own retries do not apply to what a lock does: each request is sent
-// once. Waiting takes one connection beside the client's pool.
+// The retries of the client do not apply to locks: each request is sent once. Waiters share one
+// connection beside the client's pool.
 package goredis
 
 import (
@@ -28,10 +27,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// New makes a store over a *redis.Client (also one that NewFailoverClient made)
-// or a *redis.ClusterClient. The caller closes the client, after the store. A
-// Ring spreads names over servers that know nothing of each other and forgets
-// where they were when one is gone: it is refused.
+// New returns a store over a *redis.Client, also one of NewFailoverClient, or over a
+// *redis.ClusterClient. The caller closes the client, after the store. New refuses a *redis.Ring: it
+// spreads names over independent servers, and moves names when a server is gone.
 func New(c redis.UniversalClient, options ...redisstore.Option) (*redisstore.Store, error) {
 	a := &adapter{client: c}
 	switch c := c.(type) {
@@ -60,7 +58,7 @@ type adapter struct {
 	client redis.UniversalClient
 	mode   redisstore.Mode
 	where  string
-	gather *gather // nil in a cluster, where requests go different ways
+	gather *gather // nil in a Cluster, where requests go to different servers
 
 	mu       sync.Mutex
 	closed   bool
@@ -72,7 +70,7 @@ func (a *adapter) String() string { return a.where }
 
 func (a *adapter) Mode() redisstore.Mode { return a.mode }
 
-// Close waits for what is under way; the client stays open.
+// Close waits for the requests under way. The client stays open.
 func (a *adapter) Close() {
 	a.mu.Lock()
 	a.closed = true
@@ -95,9 +93,9 @@ func (once) NoRetry() bool { return true }
 
 func command(ctx context.Context, args ...any) once { return once{redis.NewCmd(ctx, args...)} }
 
-// promptly returns when f does or when ctx ends: go-redis minds the context of a
-// request that it has sent only if its user has said so.
-func promptly[T any](ctx context.Context, a *adapter, f func() (T, error)) (T, error) {
+// run runs f and returns when f returns or ctx ends. By default go-redis ignores the context of a
+// request that it has sent.
+func run[T any](ctx context.Context, a *adapter, f func() (T, error)) (T, error) {
 	type result struct {
 		v   T
 		err error
@@ -125,7 +123,7 @@ func promptly[T any](ctx context.Context, a *adapter, f func() (T, error)) (T, e
 	}
 }
 
-// convert tells what became of a request.
+// convert converts an error of go-redis to the kinds that redisstore.Client describes.
 func convert(err error) error {
 	if err == nil {
 		return nil
@@ -207,7 +205,7 @@ func (a *adapter) Eval(ctx context.Context, s *redisstore.Script, keys, args []s
 	if a.gather != nil {
 		return a.gather.eval(ctx, s, keys, args)
 	}
-	return promptly(ctx, a, func() ([]string, error) {
+	return run(ctx, a, func() ([]string, error) {
 		v, err := evaluate(ctx, a.client, s, keys, args)
 		a.doubt(ctx, err)
 		return v, err
@@ -260,7 +258,7 @@ func (a *adapter) Commands(ctx context.Context, commands [][]string) []redisstor
 
 func (a *adapter) pipeline(ctx context.Context, all []once) []redisstore.Answer {
 	answers := make([]redisstore.Answer, len(all))
-	_, err := promptly(ctx, a, func() (struct{}, error) {
+	_, err := run(ctx, a, func() (struct{}, error) {
 		pipe := a.client.Pipeline()
 		for _, c := range all {
 			_ = pipe.Process(ctx, c) // it is queued
@@ -283,7 +281,7 @@ func (a *adapter) EvalAcked(ctx context.Context, s *redisstore.Script, keys, arg
 		values []string
 		n      int
 	}
-	r, err := promptly(ctx, a, func() (acked, error) {
+	r, err := run(ctx, a, func() (acked, error) {
 		conn, err := a.dedicated(ctx, keys[0])
 		if err != nil {
 			return acked{}, &redisstore.NotSentError{Err: convert(err)}
@@ -296,14 +294,14 @@ func (a *adapter) EvalAcked(ctx context.Context, s *redisstore.Script, keys, arg
 		if err != nil || len(v) == 0 || !strings.HasPrefix(v[0], only) {
 			return acked{values: v}, err
 		}
-		// WAIT looks at what this connection has written, so it must not be another.
+		// WAIT is about the writes of this connection, so it needs the same one.
 		n, err := conn.Wait(ctx, replicas, timeout).Result()
 		return acked{v, int(n)}, convert(err)
 	})
 	return r.values, r.n, err
 }
 
-// dedicated is one connection to the server of a key.
+// dedicated returns one connection to the server of a key.
 func (a *adapter) dedicated(ctx context.Context, key string) (*redis.Conn, error) {
 	switch c := a.client.(type) {
 	case *redis.ClusterClient:
@@ -325,7 +323,7 @@ type node struct {
 
 // Command sends one command.
 func (n node) Command(ctx context.Context, args ...string) ([]string, error) {
-	return promptly(ctx, n.a, func() ([]string, error) {
+	return run(ctx, n.a, func() ([]string, error) {
 		all := make([]any, len(args))
 		for i, x := range args {
 			all[i] = x
@@ -344,7 +342,7 @@ func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error
 	}
 	var mu sync.Mutex
 	var primaries []processor
-	_, err := promptly(ctx, a, func() (struct{}, error) {
+	_, err := run(ctx, a, func() (struct{}, error) {
 		return struct{}{}, cluster.ForEachMaster(ctx, func(_ context.Context, c *redis.Client) error {
 			mu.Lock()
 			defer mu.Unlock()
@@ -397,9 +395,8 @@ func (a *adapter) Replica(_ context.Context, address string) (redisstore.Node, e
 	return node{a, replica}, nil
 }
 
-// silence is how long a subscription may be silent before it is asked whether it
-// lives.
-const silence = 2 * time.Second
+// pingInterval is how long a subscription may be silent before the client sends a PING.
+const pingInterval = 2 * time.Second
 
 // Subscribe listens on a connection of its own.
 func (a *adapter) Subscribe(ctx context.Context, channel string, ready func(), got func(string)) error {
@@ -415,21 +412,21 @@ func receive(ctx context.Context, sub *redis.PubSub, ready func(), got func(stri
 	defer func() { _ = sub.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = sub.Close() })
 	defer stop()
-	asked := false
+	pinged := false
 	for {
-		m, err := sub.ReceiveTimeout(ctx, silence)
+		m, err := sub.ReceiveTimeout(ctx, pingInterval)
 		if err != nil {
 			timeout, ok := errors.AsType[net.Error](err)
-			if ctx.Err() != nil || asked || !ok || !timeout.Timeout() {
+			if ctx.Err() != nil || pinged || !ok || !timeout.Timeout() {
 				return convert(err)
 			}
 			if err := sub.Ping(ctx); err != nil {
 				return convert(err)
 			}
-			asked = true
+			pinged = true
 			continue
 		}
-		asked = false
+		pinged = false
 		switch m := m.(type) {
 		case *redis.Subscription:
 			ready()

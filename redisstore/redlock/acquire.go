@@ -23,7 +23,7 @@ type handle struct {
 // maxToken keeps tokens exact in the numbers of Lua.
 const maxToken = 1 << 53
 
-// Acquire asks all servers for their votes. See [driver.Store].
+// Acquire requests the votes of all servers. See [driver.Store].
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	if err := s.check(&r); err != nil {
 		return driver.Grant{}, err
@@ -67,14 +67,14 @@ func (c *candidate) settle(ctx context.Context) bool {
 	all := slices.Clone(c.s.ballots[c.r.ID])
 	c.s.mu.Unlock()
 	settled := true
-	end := time.Now().Add(leaveBound)
+	end := time.Now().Add(withdrawTimeout)
 	for _, b := range all {
 		settled = b.settle(ctx, time.Until(end)) && settled
 	}
 	return settled
 }
 
-// check refuses what cannot be asked for.
+// check returns an error for an invalid request.
 func (s *Store) check(r *driver.Request) error {
 	bad := r.ID == "" || len(r.ID) > 40 || r.Limit < 1 || r.Limit > driver.Unlimited || r.From == nil
 	for _, c := range []byte(r.ID) {
@@ -123,7 +123,7 @@ const (
 	splitWait = 2 * time.Millisecond
 )
 
-// try asks until the request is granted, or another has a quorum, or none can get one.
+// try requests votes until the request is granted, another request has a quorum, or none can get one.
 func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 	began := time.Now()
 	for pauses := 0; ; pauses++ {
@@ -198,7 +198,7 @@ func (b *ballot) count() (t tally) {
 	return t
 }
 
-// ballot asks all servers for their votes once, and those again whose refusal may be
+// ballot requests the votes of all servers once, and those again whose refusal may be
 // short: of requests that hold a part of the votes each, the one with the most goes on.
 func (c *candidate) ballot(ctx context.Context, entry string) (res result, split bool, err error) {
 	s := c.s
@@ -217,7 +217,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 	b.token = b.propose(now)
 	b.sent = driver.Now()
 	for _, n := range s.nodes {
-		b.ask(n, owner)
+		b.requestVote(n, owner)
 	}
 	b.mu.Unlock()
 	var again, grace <-chan time.Time
@@ -228,7 +228,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 		}
 	}()
 	began := time.Now()
-	for asks := 0; ; {
+	for rounds := 0; ; {
 		b.mu.Lock()
 		t := b.count()
 		token := b.token
@@ -250,7 +250,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 				return res, false, c.fail(ctx, b, err)
 			}
 			return c.grant(ctx, b, token)
-		case top >= s.quorum, top+t.pending < s.quorum && t.pending == 0 && reachable >= s.quorum && again == nil && !c.best(t.given, b.id, top, topID, asks):
+		case top >= s.quorum, top+t.pending < s.quorum && t.pending == 0 && reachable >= s.quorum && again == nil && !c.best(t.given, b.id, top, topID, rounds):
 			res = b.busy(topID, top >= s.quorum)
 			split = top < s.quorum
 			b.mu.Lock()
@@ -265,7 +265,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 			return res, false, c.fail(ctx, b, c.short(t))
 		case t.pending == 0 && again == nil:
 			// Once more to those that said no, or found it late.
-			asks++
+			rounds++
 			pause := rand.N(splitWait) + splitWait/4
 			if t.late > 0 {
 				pause = 0 // the clocks were measured by the answers
@@ -290,7 +290,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 			b.mu.Lock()
 			for _, n := range s.nodes {
 				if v := &b.votes[n.i]; v.state == voteNone && (v.last == 'B' || v.last == 'C') {
-					b.ask(n, owner)
+					b.requestVote(n, owner)
 				}
 			}
 			b.mu.Unlock()
@@ -302,8 +302,8 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 
 // best reports whether this ballot goes on, of those that hold a part of the votes: the
 // one with the most votes, and of two with as many the one with the smaller identifier.
-func (c *candidate) best(given int, id string, top int, topID string, asks int) bool {
-	return asks < 8 && (given > top || given == top && given > 0 && id < topID)
+func (c *candidate) best(given int, id string, top int, topID string, rounds int) bool {
+	return rounds < 8 && (given > top || given == top && given > 0 && id < topID)
 }
 
 // short returns why no quorum of servers gave an answer that counts.
@@ -341,12 +341,10 @@ func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
 	b.mu.Lock()
 	b.token = token
 	value := b.value(token, owner)
-	asked := 0
 	for _, n := range s.nodes {
 		if b.votes[n.i].state != voteGiven {
 			continue
 		}
-		asked++
 		v := &b.votes[n.i]
 		v.state = voteAsked
 		if !s.task(func() {

@@ -39,7 +39,7 @@ func (f *state) overdue(now int64) bool {
 // stateTimeout bounds one question to a server about its state.
 const stateTimeout = 5 * time.Second
 
-// states asks servers for their states, all at once. With check it also looks at their
+// states requests the states of servers, all at once. With check it also looks at their
 // settings.
 func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 	found := make([]state, len(nodes))

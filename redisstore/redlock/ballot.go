@@ -34,10 +34,10 @@ type vote struct {
 	last byte
 	err  error
 	// rival is the value that the lock has there, until is for how long.
-	rival string
-	until time.Time
-	ended byte // the answer of end.lua
-	asked time.Time
+	rival     string
+	until     time.Time
+	ended     byte // the answer of end.lua
+	requested time.Time
 }
 
 // ballot is one attempt to get a quorum of votes, and the grant that it becomes. Each
@@ -133,12 +133,12 @@ func (b *ballot) propose(now int64) uint64 {
 	return max(b.s.tokens.of(b.bucket)+1, uint64(max(now, 1)))
 }
 
-// ask asks a server for its vote, in the background. The mutex is held.
-func (b *ballot) ask(n *node, owner string) {
+// requestVote requests the vote of a server, in the background. The mutex is held.
+func (b *ballot) requestVote(n *node, owner string) {
 	v := &b.votes[n.i]
 	v.state, v.last, v.err, v.rival, v.slow = voteAsked, 0, nil, "", n.silent.Load()
 	b.birth = time.Now()
-	v.asked = b.birth
+	v.requested = b.birth
 	token := b.token
 	if !b.s.task(func() {
 		b.mu.Lock()
@@ -377,9 +377,9 @@ func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 }
 
 const (
-	// leaveBound is how long a request that failed takes to take its votes back, and
+	// withdrawTimeout is how long a request that failed takes to take its votes back, and
 	// settleGrace how long it waits for the servers beyond a quorum, as does one that a
 	// quorum has answered without a decision.
-	leaveBound  = time.Second
-	settleGrace = 20 * time.Millisecond
+	withdrawTimeout = time.Second
+	settleGrace     = 20 * time.Millisecond
 )

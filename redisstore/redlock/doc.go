@@ -14,7 +14,7 @@
 // client renews or deletes it. That is the format of redsync, so with
 // [Config.Redsync] both share locks.
 //
-// A request asks all servers at once, and is granted when a quorum, n/2+1, has voted. The
+// A request goes to all servers at once, and is granted when a quorum, n/2+1, has voted. The
 // other answers are settled in the background. The validity of the grant runs from before
 // the first request was sent, for the TTL. Each vote stands longer than that: by one
 // percent for drift, and by twice [Config.Skew] for clocks that are set within their
@@ -87,7 +87,7 @@
 // # Contention
 //
 // A request is busy when another ballot has a quorum. Where votes are split, the ballot
-// with the most votes, and of equals the one with the smaller identifier, asks the others
+// with the most votes, and of equals the one with the smaller identifier, requests the others
 // again; the rest withdraw and pause for a random time that grows. So one of them wins.
 // A waiter has an entry in a queue at each server, ordered by the fleet's time at which
 // it began. A release notifies the first of them. Waiters look by themselves once a

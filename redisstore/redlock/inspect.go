@@ -16,10 +16,10 @@ import (
 type seen struct {
 	id     string // of the ballot with a quorum, "" if there is none
 	holder driver.Holder
-	ttl    time.Duration // that the holder asks for
+	ttl    time.Duration // that the holder requests
 }
 
-// read asks all servers for names, and returns when a quorum has answered and the others
+// read requests names from all servers, and returns when a quorum has answered and the others
 // have had a little time.
 func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 	calls := make([]redisstore.Call, len(names))

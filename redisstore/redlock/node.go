@@ -127,9 +127,9 @@ type node struct {
 	mu    sync.Mutex
 	clock sample
 	// reason is why the server has no vote, "" if it has one or is not known.
-	reason   string
-	eligible time.Time // when it may get its vote back
-	hears    bool      // its messages arrive
+	reason     string
+	eligible   time.Time // when it may get its vote back
+	subscribed bool      // its messages arrive
 }
 
 // sample is a measurement of a server's clock: its microseconds less ours.

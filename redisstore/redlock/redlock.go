@@ -24,12 +24,12 @@ const (
 	// DefaultSkew is Config.Skew where that is 0.
 	DefaultSkew = 500 * time.Millisecond
 
-	minTTL      = 10 * time.Millisecond
-	mostTTL     = 24 * time.Hour
-	minSkew     = 10 * time.Millisecond
-	mostSkew    = 10 * time.Second
-	wakeBound   = time.Second
-	noticeBound = 3 * time.Second
+	minTTL           = 10 * time.Millisecond
+	mostTTL          = 24 * time.Hour
+	minSkew          = 10 * time.Millisecond
+	mostSkew         = 10 * time.Second
+	fallbackInterval = time.Second
+	noticeTimeout    = 3 * time.Second
 )
 
 // Config says how the servers of a fleet are used. All clients of a fleet use the same
@@ -80,12 +80,12 @@ type Store struct {
 	listening      sync.Once
 
 	// mu is locked after that of a ballot, never before it.
-	mu      sync.Mutex
-	closing bool
-	looking bool                 // a task looks after the grants that are held
-	ballots map[string][]*ballot // unsettled and held, by request
-	waiters map[string]*waiter   // by request
-	heard   chan struct{}        // replaced and closed when a subscription begins
+	mu           sync.Mutex
+	closing      bool
+	looking      bool                 // a task looks after the grants that are held
+	ballots      map[string][]*ballot // unsettled and held, by request
+	waiters      map[string]*waiter   // by request
+	subscription chan struct{}        // replaced and closed when a subscription begins
 }
 
 var (
@@ -127,7 +127,7 @@ func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 	s := &Store{
 		cfg: c, quorum: len(stores)/2 + 1, channel: "holdfast:redlock:wake:" + strings.ToLower(rand.Text()),
 		finished: make(chan struct{}), probing: make(chan struct{}, 1), work: make(chan func()),
-		ballots: map[string][]*ballot{}, waiters: map[string]*waiter{}, heard: make(chan struct{}),
+		ballots: map[string][]*ballot{}, waiters: map[string]*waiter{}, subscription: make(chan struct{}),
 	}
 	var where []string
 	for i, store := range stores {
@@ -175,7 +175,7 @@ func (s *Store) begin(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
 	}
-	if err := s.know(ctx); err != nil {
+	if err := s.readStates(ctx); err != nil {
 		s.ops.Done()
 		return err
 	}
@@ -257,8 +257,8 @@ func (s *Store) Close(ctx context.Context) error {
 	}
 }
 
-// know asks every server for its state, once, and returns when a quorum has answered.
-func (s *Store) know(ctx context.Context) error {
+// readStates requests the state of every server, once, and returns when a quorum has answered.
+func (s *Store) readStates(ctx context.Context) error {
 	if s.known.Load() {
 		return nil
 	}
@@ -308,7 +308,7 @@ func (s *Store) unavailable(format string, args ...any) error {
 	return driver.Errorf(driver.CodeUnavailable, format, args...)
 }
 
-// Guarantees returns what locks on this fleet promise. It asks a quorum of the servers.
+// Guarantees returns what locks on this fleet promise. It reads the states of a quorum of the servers.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if err := s.begin(ctx); err != nil {
 		return driver.Guarantees{}, err
@@ -322,11 +322,11 @@ func (s *Store) guarantees() driver.Guarantees {
 	g := driver.Guarantees{
 		Kind: "redlock", Scope: driver.ScopeNetwork,
 		Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
-		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: wakeBound, TryFirst: true,
+		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: fallbackInterval, TryFirst: true,
 		Tokens: "above the counters of a majority, which restarted servers get back from the others, and at least the servers' clock in microseconds. " +
 			"Tokens may fall only if a majority loses its data and its clocks were set back",
 		EarlyEnd: []string{"the deletion of its key on so many servers that no quorum is left", "the clocks of several servers set forward within its TTL, or of one unseen"},
-		Notice:   noticeBound,
+		Notice:   noticeTimeout,
 		MinTTL:   minTTL, MaxTTL: s.cfg.MaxTTL, Granularity: time.Millisecond, Lapses: true,
 		Linger: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 		Notes: []string{

@@ -125,7 +125,7 @@ type renewal struct {
 	errs                       []error
 }
 
-// Renew sets the deadlines of votes anew, and asks for the votes of servers that have
+// Renew sets the deadlines of votes anew, and requests the votes of servers that have
 // none of the grant: those that were restarted or could not be reached. A grant is
 // renewed when a quorum has confirmed that before it ended. See [driver.Store].
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
@@ -168,21 +168,21 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		answers []answer
 	}
 	reports := make(chan report, len(s.nodes))
-	asked := 0
+	outstanding := 0
 	for _, n := range s.nodes {
 		if s.task(func() { reports <- report{s.renewAt(n, grants, live)} }) {
-			asked++
+			outstanding++
 		}
 	}
 	tallies := make([]renewal, len(live))
 	for i := range tallies {
-		tallies[i].pending = asked
+		tallies[i].pending = outstanding
 	}
 	open := len(live)
-	for asked > 0 && open > 0 {
+	for outstanding > 0 && open > 0 {
 		select {
 		case rep := <-reports:
-			asked--
+			outstanding--
 			open = 0
 			for j, i := range live {
 				t := &tallies[j]
@@ -192,7 +192,7 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 				}
 			}
 		case <-ctx.Done():
-			asked = 0
+			outstanding = 0
 		}
 	}
 	for j, i := range live {
@@ -261,7 +261,7 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 	}
 	answers := n.evalAll(timeout(longest), renewScript, calls)
 	var heal []int
-	var asks []redisstore.Call
+	var votes []redisstore.Call
 	for j, i := range live {
 		b := own(&grants[i])
 		a := answers[j]
@@ -275,12 +275,12 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 			if b.ended {
 				b.endVote(n, true)
 			}
-		case a.kind == 'N' && (v.state != voteUnsure || time.Since(v.asked) > s.late()) && b.stillHeld():
+		case a.kind == 'N' && (v.state != voteUnsure || time.Since(v.requested) > s.late()) && b.stillHeld():
 			v.state = voteAsked
 			b.birth = time.Now()
-			v.asked = b.birth
+			v.requested = b.birth
 			heal = append(heal, j)
-			asks = append(asks, redisstore.Call{Keys: b.voteKeys(), Args: b.voteArgs(b.token, ownerText(b.r.From.Owner()))})
+			votes = append(votes, redisstore.Call{Keys: b.voteKeys(), Args: b.voteArgs(b.token, ownerText(b.r.From.Owner()))})
 		case a.kind != 'N':
 			v.state = voteNone
 		}
@@ -289,7 +289,7 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 	if len(heal) == 0 {
 		return answers
 	}
-	for k, a := range n.evalAll(timeout(longest), voteScript, asks) {
+	for k, a := range n.evalAll(timeout(longest), voteScript, votes) {
 		j := heal[k]
 		b := own(&grants[live[j]])
 		b.mu.Lock()
@@ -304,7 +304,7 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 }
 
 // lookEvery is how often a client looks whether its grants were taken away.
-const lookEvery = noticeBound / 4
+const lookEvery = noticeTimeout / 4
 
 // lookLater begins to look after the grants that are held, in the background.
 func (s *Store) lookLater() {
@@ -331,7 +331,7 @@ func (s *Store) lookLater() {
 	})
 }
 
-// look asks every server for the votes of the grants that are held, and reports those as
+// look reads from every server the votes of the grants that are held, and reports those as
 // lost that so many servers do not have that no quorum is left. It returns false when
 // there are no ballots.
 func (s *Store) look() bool {

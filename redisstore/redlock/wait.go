@@ -14,8 +14,8 @@ const (
 	// queueLife is how long a queue stands that no waiter refreshes: several of the
 	// intervals in which each waiter looks.
 	queueLife = 5 * time.Second
-	// hearBound is how long a first waiter waits for subscriptions.
-	hearBound = 2 * time.Second
+	// subscribeTimeout is how long a first waiter waits for subscriptions.
+	subscribeTimeout = 2 * time.Second
 	// gatherBound is how long a waiter that one server has notified waits for the
 	// others.
 	gatherBound = 2 * time.Millisecond
@@ -24,10 +24,10 @@ const (
 	pollFirst, pollMost = 20 * time.Millisecond, 100 * time.Millisecond
 )
 
-// waiter hears of the servers' messages for one request.
+// waiter receives the messages of the servers for one request.
 type waiter struct{ woken chan struct{} }
 
-// wait asks, and waits for messages where another has the name.
+// wait sends the request, and waits for messages while another request has the name.
 func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 	s := c.s
 	res, err := c.try(ctx, "")
@@ -45,7 +45,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 		s.mu.Unlock()
 	}()
 	s.listening.Do(s.listen)
-	if err := s.awaitHearing(ctx); err != nil {
+	if err := s.awaitSubscriptions(ctx); err != nil {
 		return driver.Grant{}, err
 	}
 	entry := c.r.ID + " " + s.channel
@@ -75,9 +75,9 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 			c.r.From.Queued(res.holders)
 		}
 		// A lost message costs that.
-		delay := fallback.After(ctx, wakeBound*3/4+rand.N(wakeBound/4))
+		delay := fallback.After(ctx, fallbackInterval*3/4+rand.N(fallbackInterval/4))
 		if failures > 0 {
-			delay = rand.N(min(wakeBound, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
+			delay = rand.N(min(fallbackInterval, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
 		} else if left := time.Until(res.free); left < delay {
 			delay = min(delay, max(left, 0)+5*time.Millisecond+rand.N(20*time.Millisecond))
 		}
@@ -117,9 +117,9 @@ func (c *candidate) gather(ctx context.Context, w *waiter) {
 // leave removes the queue entry, and passes a notice on that came for it. It reports
 // whether a quorum of servers has confirmed that.
 func (c *candidate) leave(ctx context.Context, entry string) bool {
-	return c.s.onAll(ctx, leaveBound, func(n *node) (reply, error) {
+	return c.s.onAll(ctx, withdrawTimeout, func(n *node) (reply, error) {
 		key := c.s.prefix() + c.r.Name
-		return n.eval(leaveBound, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, c.s.endArgs(c.r.ID+".", "0", "0", entry, true))
+		return n.eval(withdrawTimeout, endScript, []string{key, stateKey, tombstone + c.r.ID, queueKey + key}, c.s.endArgs(c.r.ID+".", "0", "0", entry, true))
 	}) == nil
 }
 
@@ -171,9 +171,9 @@ func (s *Store) listen() {
 			for failures := 0; s.ctx.Err() == nil; failures++ {
 				_ = n.client.Subscribe(s.ctx, s.channel, func() {
 					failures = 0
-					s.hears(n, true)
-				}, s.hear)
-				s.hears(n, false)
+					s.setSubscribed(n, true)
+				}, s.receive)
+				s.setSubscribed(n, false)
 				t := time.NewTimer(min(time.Second, 5*time.Millisecond<<min(failures, 8)))
 				select {
 				case <-t.C:
@@ -185,19 +185,19 @@ func (s *Store) listen() {
 	}
 }
 
-// hears notes that messages of a server arrive, or do not. Every waiter looks then: what
+// setSubscribed records whether messages of a server arrive. Every waiter then looks: what
 // was sent in between is lost.
-func (s *Store) hears(n *node, yes bool) {
+func (s *Store) setSubscribed(n *node, yes bool) {
 	n.mu.Lock()
-	n.hears = yes
+	n.subscribed = yes
 	n.mu.Unlock()
 	if !yes {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	close(s.heard)
-	s.heard = make(chan struct{})
+	close(s.subscription)
+	s.subscription = make(chan struct{})
 	for _, w := range s.waiters {
 		w.wake()
 	}
@@ -210,8 +210,8 @@ func (w *waiter) wake() {
 	}
 }
 
-// hear takes a message: the ID of a request whose turn it may be.
-func (s *Store) hear(id string) {
+// receive handles a message: the ID of a request that may be granted.
+func (s *Store) receive(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if w := s.waiters[id]; w != nil {
@@ -219,27 +219,27 @@ func (s *Store) hear(id string) {
 	}
 }
 
-// awaitHearing waits until the messages of a quorum of servers arrive, or for hearBound.
-func (s *Store) awaitHearing(ctx context.Context) error {
-	t := time.NewTimer(hearBound)
+// awaitSubscriptions waits until the messages of a quorum of servers arrive, or for subscribeTimeout.
+func (s *Store) awaitSubscriptions(ctx context.Context) error {
+	t := time.NewTimer(subscribeTimeout)
 	defer t.Stop()
 	for {
 		s.mu.Lock()
-		heard := s.heard
+		changed := s.subscription
 		s.mu.Unlock()
-		hears := 0
+		subscribed := 0
 		for _, n := range s.nodes {
 			n.mu.Lock()
-			if n.hears {
-				hears++
+			if n.subscribed {
+				subscribed++
 			}
 			n.mu.Unlock()
 		}
-		if hears >= s.quorum {
+		if subscribed >= s.quorum {
 			return nil
 		}
 		select {
-		case <-heard:
+		case <-changed:
 		case <-t.C:
 			return nil // the fallback remains
 		case <-ctx.Done():

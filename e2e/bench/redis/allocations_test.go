@@ -7,7 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// BenchmarkPair: the allocations of one lock and unlock of a free name.
+// BenchmarkPair measures the allocations of one Lock and one Unlock of a free name.
 func BenchmarkPair(b *testing.B) {
 	r := start(b)
 	l, err := holdfast.Open(context.Background(), "redis://"+r.Address())

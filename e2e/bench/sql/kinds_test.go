@@ -14,17 +14,17 @@ import (
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// locker takes the one name and gives it back.
+// locker locks and unlocks one name.
 type locker struct {
 	pair  func() error
 	close func()
 }
 
-// kind is a recipe, and the same by hand.
+// kind is a recipe of a store, and the same lock in plain SQL.
 type kind struct {
 	name     string
 	postgres bool
-	serial   bool // not for four processes
+	serial   bool // measured in one process only
 	params   string
 	hand     func(address, name string) (*locker, error)
 }
@@ -48,7 +48,7 @@ func pgURL(address string) string {
 	return "postgres://postgres@" + address + "/postgres?sslmode=disable"
 }
 
-// prepare makes the tables of both.
+// prepare creates the tables of the store and of the plain SQL.
 func prepare(b *testing.B, k kind, address string) {
 	b.Helper()
 	ctx := b.Context()
@@ -91,7 +91,7 @@ func prepare(b *testing.B, k kind, address string) {
 	}
 }
 
-// ours is the whole library, from Lock to Unlock.
+// ours returns a locker that uses the whole library, from Lock to Unlock.
 func (k kind) ours(address string) (*locker, error) {
 	ctx := context.Background()
 	l, err := k.open(address)
@@ -128,22 +128,22 @@ func handNamed(address, name string) (*locker, error) {
 	if err != nil {
 		return nil, err
 	}
-	ask := func(query string) error {
+	call := func(query string) error {
 		var yes sql.NullBool
 		if err := c.QueryRowContext(ctx, query, "by hand "+name).Scan(&yes); err != nil {
 			return err
 		}
 		if !yes.Bool {
-			return errors.New("answered no: " + query)
+			return errors.New("the server returned false: " + query)
 		}
 		return nil
 	}
 	return &locker{
 		pair: func() error {
-			if err := ask("SELECT GET_LOCK(?, 60)"); err != nil {
+			if err := call("SELECT GET_LOCK(?, 60)"); err != nil {
 				return err
 			}
-			return ask("SELECT RELEASE_LOCK(?)")
+			return call("SELECT RELEASE_LOCK(?)")
 		},
 		close: func() { c.Close(); db.Close() },
 	}, nil
@@ -187,7 +187,7 @@ func handAdvisory(address, name string) (*locker, error) {
 				return err
 			}
 			if !ok {
-				return errors.New("it was not held")
+				return errors.New("the lock was not held")
 			}
 			return nil
 		},

@@ -18,7 +18,7 @@ func TestConformance(t *testing.T) {
 }
 
 func conform(t *testing.T, c *cluster, ttl time.Duration) {
-	// One connection: a late one would look like a leak.
+	// The client uses one member: a connection that is opened later would look like a leak.
 	client := (&cluster{members: c.members[:1]}).direct(t)
 	c.leftovers(t, client) // connected: the goroutines of the connection are no leak
 	open := func(t testing.TB, namespace string) driver.Store {

@@ -21,7 +21,7 @@ func fill(t *testing.T, client *clientv3.Client) {
 			return
 		}
 		if i > 1000 {
-			t.Fatal("the server does not fill")
+			t.Fatal("the server does not become full")
 		}
 	}
 }
@@ -44,8 +44,8 @@ func (c *cluster) makeSpace(t *testing.T, client *clientv3.Client) {
 	}
 }
 
-// TestRequestAppliedWithoutSpaceIsUndone: the request that fills a server is applied and
-// answered with "no space". Nothing of it is left.
+// TestRequestAppliedWithoutSpaceIsUndone: the server applies the request that fills it, and returns
+// "no space". The client undoes the request completely.
 func TestRequestAppliedWithoutSpaceIsUndone(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
@@ -112,7 +112,7 @@ func TestUndoWithoutSpaceRemovesEntry(t *testing.T) {
 	if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Acquire returned %v, want an unknown outcome", err)
 	}
-	// An epoch that the store has not made.
+	// The answer of the transaction that creates the epoch is lost.
 	l.mu.Lock()
 	l.lose = makes
 	l.mu.Unlock()

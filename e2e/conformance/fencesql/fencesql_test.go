@@ -261,7 +261,7 @@ func TestOpenTransactionHoldsOthers(t *testing.T) {
 					switch {
 					case test.commit && again(err) && level != sql.LevelReadCommitted:
 						// Refused with another error; the next try finds the number.
-						t.Logf("the database asks to try again: %v", err)
+						t.Logf("the database requests a retry: %v", err)
 						if !errors.Is(err, fence.ErrUnavailable) && test.newest != 0 {
 							t.Errorf("it does not wrap ErrUnavailable: %v", err)
 						}

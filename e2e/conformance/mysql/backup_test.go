@@ -9,9 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// TestBackup: while a backup keeps everyone from writing, locks go on as they are, and
-// who waits is granted. Who holds is written down when that can be done again.
-func TestBackup(t *testing.T) {
+// TestLocksWorkDuringBackup: a backup blocks all writes. Holders keep their locks, and waiters are
+// granted. The store records the holders after the backup.
+func TestLocksWorkDuringBackup(t *testing.T) {
 	for _, c := range []struct{ name, recipe, lock string }{
 		{"table, named", "named", "LOCK TABLES holdfast_session READ"},
 		{"table, pessimistic", "pessimistic", "LOCK TABLES holdfast_session READ"},
@@ -25,8 +25,8 @@ func TestBackup(t *testing.T) {
 				g, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
 				sqltest.Release(t, s, g)
 			}
-			told, _ := sqltest.Must(t, s, "told", driver.Exclusive, time.Minute)
-			row(t, schema, told)
+			recorded, _ := sqltest.Must(t, s, "recorded", driver.Exclusive, time.Minute)
+			row(t, schema, recorded)
 			c2, err := mariadb.Pool(t, schema).Conn(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -45,7 +45,7 @@ func TestBackup(t *testing.T) {
 			}
 			a.Keeps(t)
 			sqltest.Busy(t, s, "held", driver.Exclusive)
-			sqltest.Release(t, s, told)
+			sqltest.Release(t, s, recorded)
 
 			first, _ := sqltest.Must(t, s, "passed on", driver.Exclusive, time.Minute)
 			w := sqltest.Wait(t, t.Context(), s, "passed on", driver.Exclusive)

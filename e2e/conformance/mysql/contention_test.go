@@ -18,10 +18,10 @@ func number(t testing.TB, db *sql.DB, query string) (n int) {
 	return n
 }
 
-// TestDeadlockVictim: a wait that the server ends to undo a deadlock goes on. Who
-// locks a row by a column that is not the primary key locks its entry in the index
-// first and then the row; another transaction comes the other way round, and has
-// written more, so that it is spared.
+// TestDeadlockVictim: the server ends a wait to resolve a deadlock, and the waiter waits again. The
+// waiter locks a row by a column that is not the primary key: first the entry in the index, then the
+// row. Another transaction locks them in the other order. It has written more, so the server ends the
+// waiter's statement.
 func TestDeadlockVictim(t *testing.T) {
 	schema := mariadb.Create(t)
 	mariadb.Exec(t, schema, "CREATE TABLE locks (id BIGINT AUTO_INCREMENT PRIMARY KEY, name VARCHAR(100) NOT NULL, UNIQUE KEY (name)) ENGINE=InnoDB")

@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// TestSessionRowsAreRemoved: nothing stays in holdfast_session of grants that were
-// released, nor of sessions that have ended without a release.
+// TestSessionRowsAreRemoved requires that holdfast_session keeps no row of a released grant, and none
+// of a session that has ended without a release.
 func TestSessionRowsAreRemoved(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		db := mariadb.Pool(t, schema)
@@ -39,12 +39,12 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 		sqltest.Close(t, dead)
 		kept, a := sqltest.Must(t, s, "kept", driver.Exclusive, time.Minute)
 		row(t, schema, kept)
-		next := mariadb.Store(t, schema, params) // looks for such rows with its first one
+		next := mariadb.Store(t, schema, params) // removes such rows when it writes its first one
 		defer sqltest.Close(t, next)
 		g, _ = sqltest.Must(t, next, "next", driver.Exclusive, time.Minute)
 		row(t, schema, g)
 		if !sqltest.Soon(func() bool { return count() == 2 }) {
-			t.Errorf("%d rows, want those of the two that hold", count())
+			t.Errorf("%d rows, want those of the two holders", count())
 		}
 		a.Keeps(t)
 		st, err := next.Inspect(t.Context(), "kept")
@@ -56,9 +56,8 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 	})
 }
 
-// TestUnrecordedHolderIsAnError: where a holder cannot be written down, an inspection and
-// a break that do not see it say so, and do not claim that nothing is held. The holder is
-// written down when that can be done again.
+// TestUnrecordedHolderIsAnError: the store cannot record a holder. Inspect and Break then return an
+// error, and do not report that the lock is free. The store records the holder as soon as it can.
 func TestUnrecordedHolderIsAnError(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
@@ -75,7 +74,7 @@ func TestUnrecordedHolderIsAnError(t *testing.T) {
 		if err := s.Break(t.Context(), "unseen", g.Token); s.Classify(err) != driver.CodeUnavailable {
 			t.Errorf("Break: %v; want unavailable", err)
 		}
-		if params == "recipe=pessimistic" { // named sees the lock itself
+		if params == "recipe=pessimistic" { // the recipe named reads the lock itself
 			if st, err := s.Inspect(t.Context(), "unseen"); s.Classify(err) != driver.CodeUnavailable {
 				t.Errorf("Inspect: %+v, %v; want unavailable", st, err)
 			}
@@ -98,13 +97,13 @@ func TestUnrecordedHolderIsAnError(t *testing.T) {
 			t.Error(err)
 		}
 		if c := a.AwaitLoss(t); c != driver.CauseTaken {
-			t.Errorf("the holder hears %q", c)
+			t.Errorf("the holder lost its lock with cause %q", c)
 		}
 	})
 }
 
-// TestInitReplacesEarlierLayout: holdfast_session of an earlier version, in memory, is
-// replaced, and a table of this version stays.
+// TestInitReplacesEarlierLayout: Init replaces the table holdfast_session of an earlier version, which
+// was in memory. It keeps a table of this version.
 func TestInitReplacesEarlierLayout(t *testing.T) {
 	schema := mariadb.Bare(t)
 	mariadb.Exec(t, schema, "CREATE TABLE holdfast_session (conn BIGINT UNSIGNED NOT NULL PRIMARY KEY, token BIGINT NOT NULL) ENGINE=MEMORY")

@@ -45,7 +45,7 @@ func set(t *testing.T, m *servers.MySQL, statement string) {
 }
 
 // TestSwitchoverEndsHolders: when the primary is made read-only and clients are sent to
-// another server, holders of the old one hear of it, although their connections live on
+// another server, holders of the old one are notified, although their connections stay open
 // and no client renews the grants; and a store that has connections there takes its next
 // locks at the new one.
 func TestSwitchoverEndsHolders(t *testing.T) {

@@ -108,7 +108,7 @@ func deadlocked(err error) bool {
 }
 
 // TestPingNoticesEndOfTransaction: a session whose transaction has ended has no lock,
-// although its connection lives on. A renewal and a release say so, and the holder hears.
+// although its connection is open. A renewal and a release return that, and the holder is notified.
 func TestPingNoticesEndOfTransaction(t *testing.T) {
 	schema := mariadb.Create(t)
 	for _, limit := range []int{driver.Exclusive, driver.Unlimited, 3} {

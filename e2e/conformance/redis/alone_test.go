@@ -27,7 +27,7 @@ func cancelled(err error) bool {
 func settled(t *testing.T, r *servers.Redis, s driver.Store) {
 	t.Helper()
 	const shared, alone, asking = 1, 1, 1
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(testTimeout); ; {
 		pairs(t, s, 50)
 		info, err := r.Info(t.Context(), "clients")
 		if err != nil {
@@ -91,7 +91,7 @@ func TestCancelledAlone(t *testing.T) {
 			if !cancelled(err) {
 				t.Errorf("%s: %v", name, err)
 			}
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Errorf("%s: it did not return when it was cancelled", name)
 		}
 	}
@@ -135,7 +135,7 @@ func manyCancelled(t *testing.T, r *servers.Redis, s driver.Store) {
 		}()
 	}
 	time.AfterFunc(100*time.Millisecond, cancel)
-	late := time.After(patience)
+	late := time.After(testTimeout)
 	for i := range n {
 		select {
 		case err := <-done:
@@ -152,7 +152,7 @@ func manyCancelled(t *testing.T, r *servers.Redis, s driver.Store) {
 	}
 	// What was sent before may still be granted, and connections may be made anew: what
 	// gets no answer may have taken its name.
-	for end, try := time.Now().Add(patience), 0; ; try++ {
+	for end, try := time.Now().Add(testTimeout), 0; ; try++ {
 		g, err := s.Acquire(t.Context(), request(fmt.Sprintf("after-%d", try), driver.Exclusive, long))
 		if err == nil {
 			release(t, s, g)

@@ -28,8 +28,8 @@ func TestClockSetForwardEndsTheGrant(t *testing.T) {
 		t.Errorf("token %d after %d", next.Token, g.Token)
 	}
 	select {
-	case <-q.From.(*asker).lost:
-	case <-time.After(patience):
+	case <-q.From.(*recorder).lost:
+	case <-time.After(testTimeout):
 		t.Error("the holder was not notified")
 	}
 }

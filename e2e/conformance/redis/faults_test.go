@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// patience bounds every wait for what must happen.
-const patience = time.Minute
+// testTimeout bounds every wait for what must happen.
+const testTimeout = time.Minute
 
 const long = time.Minute
 
@@ -43,8 +43,8 @@ type waiter struct {
 	err  error
 }
 
-// ask waits if it must.
-func ask(t *testing.T, s driver.Store, r driver.Request) *waiter {
+// submit sends a request that may wait.
+func submit(t *testing.T, s driver.Store, r driver.Request) *waiter {
 	w := &waiter{t: t, r: r, done: make(chan struct{})}
 	w.r.Wait = true
 	go func() {
@@ -54,11 +54,11 @@ func ask(t *testing.T, s driver.Store, r driver.Request) *waiter {
 	return w
 }
 
-// queue returns when the place stands.
+// queue sends a request and returns when it has a queue entry.
 func queue(t *testing.T, s driver.Store, r driver.Request) *waiter {
 	t.Helper()
-	w := ask(t, s, r)
-	queued := r.From.(*asker).queued
+	w := submit(t, s, r)
+	queued := r.From.(*recorder).queued
 	select {
 	case <-queued:
 	case <-w.done:
@@ -67,8 +67,8 @@ func queue(t *testing.T, s driver.Store, r driver.Request) *waiter {
 		default:
 			t.Fatalf("it should wait: %+v, %v", w.g, w.err)
 		}
-	case <-time.After(patience):
-		t.Fatal("no place")
+	case <-time.After(testTimeout):
+		t.Fatal("the request has no queue entry")
 	}
 	return w
 }
@@ -77,7 +77,7 @@ func (w *waiter) granted() driver.Grant {
 	w.t.Helper()
 	select {
 	case <-w.done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		w.t.Fatal("not granted")
 	}
 	if w.err != nil {
@@ -98,19 +98,19 @@ func (w *waiter) pending() {
 func lost(t *testing.T, r driver.Request, want driver.Cause) {
 	t.Helper()
 	select {
-	case c := <-r.From.(*asker).lost:
+	case c := <-r.From.(*recorder).lost:
 		if c != want {
-			t.Fatalf("told %q, want %q", c, want)
+			t.Fatalf("the holder lost its lock with cause %q, want %q", c, want)
 		}
-	case <-time.After(patience):
-		t.Fatal("the holder was not told")
+	case <-time.After(testTimeout):
+		t.Fatal("the holder was not notified")
 	}
 }
 
 // undone undoes until that is confirmed.
 func undone(t *testing.T, s driver.Store, r driver.Request) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		err := s.Undo(ctx, r)
 		cancel()
@@ -204,7 +204,7 @@ func TestDroppedAnswers(t *testing.T) {
 		a := s.Renew(short(t), []driver.Grant{held})
 		code(t, s, a[0].Err, driver.CodeUnknown)
 		heal()
-		for end := time.Now().Add(patience); ; {
+		for end := time.Now().Add(testTimeout); ; {
 			if a = s.Renew(short(t), []driver.Grant{held}); a[0].Err == nil {
 				break
 			}
@@ -215,7 +215,7 @@ func TestDroppedAnswers(t *testing.T) {
 		drop()
 		code(t, s, s.Release(short(t), held, 0), driver.CodeUnknown)
 		heal()
-		for end := time.Now().Add(patience); ; {
+		for end := time.Now().Add(testTimeout); ; {
 			err := s.Release(short(t), held, 0)
 			if err != nil && s.Classify(err) == driver.CodeNotHeld {
 				break
@@ -263,7 +263,7 @@ func TestRestartEmpty(t *testing.T) {
 		t.Fatal(err)
 	}
 	lost(t, q, driver.CauseGone)
-	next := w.granted() // whoever waited goes on waiting, and gets it
+	next := w.granted() // the waiter keeps waiting, and is granted
 	if next.Token <= g.Token {
 		t.Errorf("token %d after %d", next.Token, g.Token)
 	}
@@ -315,7 +315,7 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
-// TestSubscriptionKilled: waiters hear of their turn again.
+// TestSubscriptionKilled: the server ends the subscriptions. Waiters are still granted.
 func TestSubscriptionKilled(t *testing.T) {
 	r := start(t)
 	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
@@ -335,8 +335,7 @@ func TestSubscriptionKilled(t *testing.T) {
 	}
 }
 
-// TestMessagesSuppressed: no message ever arrives, and still everyone is served,
-// within a refresh.
+// TestMessagesSuppressed: no message arrives. Every waiter is granted at its next refresh.
 func TestMessagesSuppressed(t *testing.T) {
 	r := start(t)
 	do(t, r, "ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "&nothing")
@@ -355,8 +354,8 @@ func TestMessagesSuppressed(t *testing.T) {
 	}
 }
 
-// TestBrokenUnheard: a holder that no message reaches is still told that its lock was
-// taken away, by the look at it or by its renewal.
+// TestBrokenUnheard: no message reaches the holder of a broken lock. A check of the grant or a renewal
+// still notifies it.
 func TestBrokenUnheard(t *testing.T) {
 	r := start(t)
 	do(t, r, "ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "&nothing")
@@ -378,9 +377,8 @@ func TestBrokenUnheard(t *testing.T) {
 	}
 }
 
-// TestBrokenBeforeHeard: a grant is taken away whose holder has not heard of it, because
-// the answer that told of it was lost. The request's ID is void; whoever asks again with
-// another is served, and does not wait until the server has forgotten the first.
+// TestBrokenBeforeHeard: the answer with a grant is lost, and an operator breaks that grant. The server
+// refuses the request's ID. A request with another ID is granted at once.
 func TestBrokenBeforeHeard(t *testing.T) {
 	r := start(t)
 	p := behindProxy(t, r)
@@ -395,13 +393,13 @@ func TestBrokenBeforeHeard(t *testing.T) {
 		t.Fatal(err)
 	}
 	var token uint64
-	for end := time.Now().Add(patience); token == 0; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); token == 0; time.Sleep(5 * time.Millisecond) {
 		st, err := a.Inspect(t.Context(), "x")
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, h := range st.Holders {
-			if h.ID == q.ID && h.TTL > long/2 { // it has asked; a place that is granted has less
+			if h.ID == q.ID && h.TTL > long/2 { // the client has confirmed it; an unconfirmed grant has less
 				token = h.Token
 			}
 		}
@@ -417,11 +415,11 @@ func TestBrokenBeforeHeard(t *testing.T) {
 	}
 	select {
 	case <-w.done:
-	case <-time.After(patience):
-		t.Fatal("it waits on")
+	case <-time.After(testTimeout):
+		t.Fatal("the request still waits")
 	}
 	if c := b.Classify(w.err); c != driver.CodeUnavailable && c != driver.CodeUnknown {
-		t.Errorf("%+v, %v; want to be told that it was in vain", w.g, w.err)
+		t.Errorf("%+v, %v; want an error", w.g, w.err)
 	}
 	release(t, b, must(t, b, request("x", driver.Exclusive, long)))
 }
@@ -446,7 +444,7 @@ func TestVoidEnds(t *testing.T) {
 	}
 }
 
-// TestDeadHead: whoever stands first is dead, and the next is served soon.
+// TestDeadHead: the first waiter is dead. The next one is granted soon.
 func TestDeadHead(t *testing.T) {
 	r := start(t)
 	p := behindProxy(t, r)
@@ -454,7 +452,7 @@ func TestDeadHead(t *testing.T) {
 	g := must(t, a, request("x", driver.Exclusive, long))
 	queue(t, dead, request("x", driver.Exclusive, long))
 	w := queue(t, b, request("x", driver.Exclusive, long))
-	p.Cut() // from here on nothing is heard of it
+	p.Cut() // its client is dead to the server
 	if err := a.Release(t.Context(), g, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -467,8 +465,8 @@ func TestExpiredHolder(t *testing.T) {
 	s, other := open(t, url), open(t, url)
 	release(t, other, must(t, other, request(t.Name()+"-warm", driver.Exclusive, long))) // it is connected
 	must(t, s, request(t.Name(), driver.Exclusive, 300*time.Millisecond))
-	// Whether it still finds the holder is up to the machine: the grant is what counts.
-	release(t, other, ask(t, other, request(t.Name(), driver.Exclusive, long)).granted())
+	// The lease may have expired before the request arrives. Only the grant matters.
+	release(t, other, submit(t, other, request(t.Name(), driver.Exclusive, long)).granted())
 }
 
 func TestPromotion(t *testing.T) {
@@ -501,7 +499,7 @@ func TestPromotion(t *testing.T) {
 		t.Fatal(err)
 	}
 	// What was acknowledged is there.
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(testTimeout); ; {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		answer := a.Renew(ctx, []driver.Grant{held})
 		cancel()
@@ -546,11 +544,11 @@ func TestStoppedReplica(t *testing.T) {
 	acknowledged(t, s, "x")
 }
 
-// acknowledged asks until a replica has the grant: one that has just been linked, or
+// acknowledged repeats the request until a replica has the grant: one that has just been linked, or
 // continued, on a busy machine, may take longer than a request waits for it.
 func acknowledged(t *testing.T, s driver.Store, name string) driver.Grant {
 	t.Helper()
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(testTimeout); ; {
 		g, err := s.Acquire(t.Context(), request(name, driver.Exclusive, long))
 		if err == nil {
 			return g

@@ -36,7 +36,7 @@ func clients(t *testing.T, url string, client func() goredis.UniversalClient) ma
 // renewed renews until that is answered: while roles change hands it may not be.
 func renewed(t *testing.T, s driver.Store, g driver.Grant) driver.Renewal {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		a := s.Renew(ctx, []driver.Grant{g})[0]
 		cancel()
@@ -51,7 +51,7 @@ func renewed(t *testing.T, s driver.Store, g driver.Grant) driver.Renewal {
 
 func release(t *testing.T, s driver.Store, g driver.Grant) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		err := s.Release(ctx, g, 0)
 		cancel()
@@ -99,7 +99,7 @@ func TestSlotMoves(t *testing.T) {
 			pair := func(last driver.Grant) driver.Grant {
 				t.Helper()
 				// The name is free: its key is nowhere, its counter somewhere.
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
 				g, err := a.Acquire(ctx, request(name, driver.Exclusive, long))
 				if err != nil {
@@ -263,7 +263,7 @@ func TestLayoutSentinelFailover(t *testing.T) {
 // not tell: it counts what its own connection has written.
 func caughtUp(t *testing.T, primary *servers.Redis, replicas int) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
 		info, err := primary.Info(t.Context(), "replication")
 		if err != nil {
 			t.Fatal(err)

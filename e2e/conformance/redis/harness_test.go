@@ -144,25 +144,25 @@ func leftovers(t testing.TB, rs ...*servers.Redis) (left []string) {
 	return left
 }
 
-// asker is a Requester that writes down what it is told.
-type asker struct {
+// recorder is a Requester that records its notifications.
+type recorder struct {
 	id     string
 	queued chan []driver.Holder
 	lost   chan driver.Cause
 }
 
-func (a *asker) Owner() driver.Owner {
+func (a *recorder) Owner() driver.Owner {
 	return driver.Owner{ID: a.id, Host: "test-host", PID: os.Getpid(), Reason: "because"}
 }
 
-func (a *asker) Queued(h []driver.Holder) {
+func (a *recorder) Queued(h []driver.Holder) {
 	select {
 	case a.queued <- h:
 	default:
 	}
 }
 
-func (a *asker) Lost(c driver.Cause, _ error) {
+func (a *recorder) Lost(c driver.Cause, _ error) {
 	select {
 	case a.lost <- c:
 	default:
@@ -179,5 +179,5 @@ func request(name string, limit int, ttl time.Duration) driver.Request {
 	defer ids.Unlock()
 	ids.n++
 	id := fmt.Sprintf("r%d-%d", time.Now().UnixNano(), ids.n)
-	return driver.Request{ID: id, Name: name, Limit: limit, TTL: ttl, From: &asker{id: id, queued: make(chan []driver.Holder, 1), lost: make(chan driver.Cause, 1)}}
+	return driver.Request{ID: id, Name: name, Limit: limit, TTL: ttl, From: &recorder{id: id, queued: make(chan []driver.Holder, 1), lost: make(chan driver.Cause, 1)}}
 }

@@ -44,7 +44,7 @@ func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*
 		t.Error(err)
 	}
 	// Goleak itself looks for less than half a second.
-	for end := time.Now().Add(patience); ; {
+	for end := time.Now().Add(testTimeout); ; {
 		err := goleak.Find(before)
 		if err == nil {
 			break
@@ -53,7 +53,7 @@ func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*
 			t.Fatal(err)
 		}
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
 		list, _ := do(t, r, "CLIENT", "LIST", "TYPE", "normal").(string)
 		if strings.Count(list, "\n") <= 1 { // the one that asks
 			return

@@ -24,7 +24,7 @@ func TestLayoutHoldersNoticeEarlyEnds(t *testing.T) {
 			}
 			do(t, r, "FLUSHALL")
 			select {
-			case cause := <-q.From.(*asker).lost:
+			case cause := <-q.From.(*recorder).lost:
 				if cause != driver.CauseGone {
 					t.Errorf("%s, want %s", cause, driver.CauseGone)
 				}

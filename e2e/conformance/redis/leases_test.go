@@ -137,13 +137,13 @@ func TestReleaseGrantsToAllSharers(t *testing.T) {
 			t.Errorf("after the %s: %+v, %v; want three holders", what, st, err)
 		}
 		woken := map[string]bool{}
-		for heard := sub.Channel(); len(woken) < 3; {
+		for messages := sub.Channel(); len(woken) < 3; {
 			select {
-			case m := <-heard:
+			case m := <-messages:
 				if strings.HasPrefix(m.Payload, "w") {
 					woken[m.Payload] = true
 				}
-			case <-time.After(patience):
+			case <-time.After(testTimeout):
 				t.Fatalf("after the %s %d of 3 readers are woken", what, len(woken))
 			}
 		}

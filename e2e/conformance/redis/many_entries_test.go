@@ -50,7 +50,7 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 		_, err := s.Acquire(ctx, q)
 		done <- err
 	}()
-	<-q.From.(*asker).queued
+	<-q.From.(*recorder).queued
 	leave()
 	<-done
 	script, args := used("acquire")

@@ -13,13 +13,13 @@ import (
 )
 
 var (
-	manyLocks = flag.Int("locks", 10_000, "how many locks TestManyHoldersHearOfFlush holds")
-	manyDelay = flag.Duration("delay", 50*time.Millisecond, "how long its link takes for an answer")
+	manyLocks = flag.Int("locks", 10_000, "the number of locks that TestEveryHolderNoticesFlush holds")
+	manyDelay = flag.Duration("delay", 50*time.Millisecond, "the delay of the link in that test")
 )
 
-// TestManyHoldersHearOfFlush: ten thousand locks are held over a slow link. Every holder
-// is notified of a flush, and a look at a grant is a small part of a call.
-func TestManyHoldersHearOfFlush(t *testing.T) {
+// TestEveryHolderNoticesFlush: a client holds ten thousand locks over a slow link. Every holder is
+// notified of a flush, and one call of the script checks many grants.
+func TestEveryHolderNoticesFlush(t *testing.T) {
 	locks, delay := *manyLocks, *manyDelay
 	r := start(t)
 	p := behindProxy(t, r)
@@ -44,23 +44,23 @@ func TestManyHoldersHearOfFlush(t *testing.T) {
 	if err := p.Delay(delay); err != nil {
 		t.Fatal(err)
 	}
-	// Two looks at each.
-	scripts, looked := calls(t, r, "evalsha"), calls(t, r, "hget")
-	eventually(t, "the grants are not looked at", func() bool { return calls(t, r, "hget") >= looked+2*locks })
-	scripts, looked = calls(t, r, "evalsha")-scripts, calls(t, r, "hget")-looked
-	if scripts > looked/20 {
-		t.Errorf("%d calls for %d looks at grants, want 20 looks in each call at least", scripts, looked)
+	// Wait until each grant was checked twice.
+	scripts, checked := calls(t, r, "evalsha"), calls(t, r, "hget")
+	eventually(t, "the store does not check the grants", func() bool { return calls(t, r, "hget") >= checked+2*locks })
+	scripts, checked = calls(t, r, "evalsha")-scripts, calls(t, r, "hget")-checked
+	if scripts > checked/20 {
+		t.Errorf("%d calls for %d checks of grants, want at least 20 checks in each call", scripts, checked)
 	}
 	flushed := time.Now()
 	do(t, r, "FLUSHALL")
 	for i := range requests {
 		lost(t, requests[i], driver.CauseGone)
 	}
-	t.Logf("%d holders have heard of the flush after %s, by answers that take %s", locks, time.Since(flushed), delay)
+	t.Logf("%d holders noticed the flush within %s, over a link with a delay of %s", locks, time.Since(flushed), delay)
 }
 
-// serverCalls is how many commands the server has carried out, those in scripts included.
-func serverCalls(t *testing.T, stats string) (n int) {
+// hashCommands returns how many commands on hashes the server has executed, those in scripts included.
+func hashCommands(t *testing.T, stats string) (n int) {
 	t.Helper()
 	for line := range strings.Lines(stats) {
 		name, rest, ok := strings.Cut(line, ":calls=")
@@ -76,8 +76,8 @@ func serverCalls(t *testing.T, stats string) (n int) {
 	return n
 }
 
-// TestSharedGrantCostsTheSameBesideMany: a shared grant does not look at the others,
-// neither when it takes the slot of one that has left nor when others' leases expire.
+// TestSharedGrantCostsTheSameBesideMany: the cost of a shared grant does not depend on the number of
+// other readers. That holds after a reader has left, and while other leases expire.
 func TestSharedGrantCostsTheSameBesideMany(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
@@ -87,16 +87,16 @@ func TestSharedGrantCostsTheSameBesideMany(t *testing.T) {
 		for i := range held {
 			held[i] = must(t, s, request(name, driver.Unlimited, 10*time.Minute))
 		}
-		least := math.MaxInt // a look at the held grants may fall between
+		least := math.MaxInt // the store may check the held grants in between
 		for i := range 20 {
-			// A low slot becomes free, is taken, and the next one needs another.
+			// A low slot becomes free and is taken again. The next grant needs another slot.
 			if err := s.Release(t.Context(), held[i], 0); err != nil {
 				t.Fatal(err)
 			}
 			must(t, s, request(name, driver.Unlimited, 10*time.Minute))
-			before := serverCalls(t, do(t, r, "INFO", "commandstats").(string))
+			before := hashCommands(t, do(t, r, "INFO", "commandstats").(string))
 			must(t, s, request(name, driver.Unlimited, 10*time.Minute))
-			least = min(least, serverCalls(t, do(t, r, "INFO", "commandstats").(string))-before)
+			least = min(least, hashCommands(t, do(t, r, "INFO", "commandstats").(string))-before)
 		}
 		return least
 	}
@@ -107,8 +107,8 @@ func TestSharedGrantCostsTheSameBesideMany(t *testing.T) {
 	}
 }
 
-// TestExpiredReadersDoNotStopServer: thousands of leases expire together. Those who ask
-// clear them away in parts, and a waiting writer is granted.
+// TestExpiredReadersDoNotStopServer: thousands of leases expire together. Later requests remove them
+// in parts, and a waiting writer is granted.
 func TestExpiredReadersDoNotStopServer(t *testing.T) {
 	const readers = 3000
 	r := start(t)
@@ -131,7 +131,7 @@ func TestExpiredReadersDoNotStopServer(t *testing.T) {
 		t.Errorf("%d holders, %v", len(got.Holders), err)
 	}
 	release(t, other, g)
-	// All that was there is gone, or forgotten soon.
+	// Every key is deleted, or expires soon.
 	if left := leftovers(t, r); len(left) > 0 {
 		t.Errorf("%v", left)
 	}

@@ -45,7 +45,7 @@ func TestSentOnce(t *testing.T) {
 		if err := p.DropAnswers(); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
 		var all sync.WaitGroup
 		for i := range n {

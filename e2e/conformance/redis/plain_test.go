@@ -198,7 +198,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		k := all[i]
 		request := fmt.Sprintf("%d p:channel%d 77&host&%d& %s", k.limit, i%5, i%3, k.id)
 		late := fmt.Sprint(clock + 1e7)
-		ask := func(kind, seq, again string, counter bool) {
+		send := func(kind, seq, again string, counter bool) {
 			args := tokens([]any{request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000 + 2), late, floor(), "1", seq, again})
 			switch v := both(kind, "acquire", counter, args...); v[0] {
 			case "G":
@@ -251,9 +251,9 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			both("rollback and withdrawal", "undo", false, k.id, fmt.Sprint(clock+int64(random.IntN(2000))))
 			fresh(i)
 		case k.seq != "" && what == 2:
-			ask("repeated request", "0", "1", counter)
+			send("repeated request", "0", "1", counter)
 		case k.seq != "" && what < 36:
-			ask("refresh", k.seq, "0", counter)
+			send("refresh", k.seq, "0", counter)
 		case k.seq != "":
 			// Its client is gone, and leaves what it has.
 			if what == 39 {
@@ -263,7 +263,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			both("try", "acquire", counter, request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000+2), late, floor())
 			fresh(i)
 		default:
-			ask("queue entry", "0", "0", counter)
+			send("queue entry", "0", "0", counter)
 		}
 	}
 	for _, kind := range []string{"queue entry", "refresh", "release", "release and grant"} {

@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestWaiterKeepsLoneGrantWhileSlotMoves: a client holds a name whose hash slot is being
-// moved, and a first waiter comes. Redis refuses to create a key in such a slot.
+// TestWaiterKeepsLoneGrantWhileSlotMoves: a client holds a name whose hash slot is being moved, and a
+// first waiter queues. Redis refuses to create a key in such a slot. The holder keeps its grant.
 func TestWaiterKeepsLoneGrantWhileSlotMoves(t *testing.T) {
 	c := cluster(t)
 	for i := range 3 {
@@ -51,8 +51,8 @@ func TestWaiterKeepsLoneGrantWhileSlotMoves(t *testing.T) {
 	}
 }
 
-// TestRefusedExpiryAndDeletionLeaveNothing takes two rights away at once: a lock whose key cannot get an
-// expiry, and cannot be deleted, is not left behind.
+// TestRefusedExpiryAndDeletionLeaveNothing: the client may neither set the expiry of a key nor delete
+// it. A refused request then leaves no lock behind.
 func TestRefusedExpiryAndDeletionLeaveNothing(t *testing.T) {
 	r := start(t)
 	restrict(t, []*servers.Redis{r})
@@ -64,9 +64,9 @@ func TestRefusedExpiryAndDeletionLeaveNothing(t *testing.T) {
 	release(t, admin, must(t, admin, request("n", driver.Exclusive, long)))
 }
 
-// TestRefusedCommandKeepsGrants takes each documented right away from a client, which then
-// tries, waits, renews, releases and rolls back. Whatever is refused changes nothing: the
-// holders hold, the waiter goes on waiting, and no client is granted beside them.
+// TestRefusedCommandKeepsGrants removes each documented right from a client, which then tries, waits,
+// renews, releases, undoes and breaks. A refused command changes nothing: the holders keep their
+// grants, the waiter stays queued, and no other client is granted.
 func TestRefusedCommandKeepsGrants(t *testing.T) {
 	r := start(t)
 	admin := open(t, "redis://"+r.Address())
@@ -181,7 +181,7 @@ func TestRefusedCommandKeepsGrants(t *testing.T) {
 					release(t, admin, st.waiter.granted())
 				}
 				if g, err := s.Acquire(t.Context(), request(st.name, driver.Exclusive, long)); err != nil {
-					t.Errorf("%s: it is not free when all have left: %v", st.name, err)
+					t.Errorf("%s: the name is not free after all releases: %v", st.name, err)
 				} else {
 					release(t, s, g)
 				}
@@ -190,8 +190,8 @@ func TestRefusedCommandKeepsGrants(t *testing.T) {
 	}
 }
 
-// TestRefusedInsideScriptIsRefused: a right that a script lacks is a refusal, which the
-// caller hears at once, and not a server that cannot be reached.
+// TestRefusedInsideScriptIsRefused: a script needs a right that the user does not have. The caller gets
+// the error at once, with the code for a refusal and not for an unreachable server.
 func TestRefusedInsideScriptIsRefused(t *testing.T) {
 	r := start(t)
 	for _, right := range []string{"set", "pexpire", "time"} {
@@ -201,9 +201,9 @@ func TestRefusedInsideScriptIsRefused(t *testing.T) {
 	}
 }
 
-// TestRefusedRequestChangesNothing: a lease has expired, and its waiter is cut off. A
-// request of a client that lacks a right would grant to the waiter first. It is refused,
-// and leaves the name as it was.
+// TestRefusedRequestChangesNothing: a lease has expired, and its waiter is disconnected. The request of
+// a client without a right would first grant to the waiter. The server refuses it, and the name stays
+// unchanged.
 func TestRefusedRequestChangesNothing(t *testing.T) {
 	r := start(t)
 	admin, gate := open(t, "redis://"+r.Address()), newGate(t, r.Address())
@@ -216,7 +216,8 @@ func TestRefusedRequestChangesNothing(t *testing.T) {
 		w := queue(t, slow, request(right+"-other", driver.Exclusive, long))
 		key := redisstore.Key("", right+"-other")
 		gate.hold()
-		// As if the lease had expired: no client that could do it is there.
+		// Change the record so that the lease has expired: the only client with all rights is
+		// disconnected.
 		rec, _ := do(t, r, "HGET", key, "s0").(string)
 		at := strings.LastIndex(rec, " ")
 		do(t, r, "HSET", key, "s0", rec[:at]+" 1+1")
@@ -243,7 +244,7 @@ func TestRefusedRequestChangesNothing(t *testing.T) {
 				_, err := s.Acquire(ctx, q)
 				cancel()
 				if err == nil || s.Classify(err) != driver.CodeRefused {
-					break requests // it needs no such right
+					break requests // the request does not need this right
 				}
 				if after := state(); after != before {
 					t.Errorf("without %s: %v, and the name has changed from\n%s\nto\n%s", right, err, before, after)

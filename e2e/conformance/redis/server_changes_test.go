@@ -19,7 +19,7 @@ import (
 // eventually calls f until it returns true.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !f(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !f(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal(what)
 		}
@@ -41,7 +41,7 @@ func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 	defer over.Close(context.Background())
 	for library, s := range map[string]driver.Store{"rueidis": open(t, url), "goredis": over} {
 		held := must(t, s, request(library+"-held", driver.Exclusive, long))
-		w := ask(t, s, request(library+"-held", driver.Exclusive, long))
+		w := submit(t, s, request(library+"-held", driver.Exclusive, long))
 		do(t, r, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
 		eventually(t, "it grants on a server that evicts", func() bool {
 			g, err := s.Acquire(t.Context(), request(library+"-new", driver.Exclusive, long))
@@ -55,7 +55,7 @@ func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 		select {
 		case <-w.done:
 			code(t, s, w.err, driver.CodeRefused)
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatal("a waiter goes on waiting at a server that evicts")
 		}
 		if a := s.Renew(t.Context(), []driver.Grant{held})[0]; a.Err != nil {

@@ -51,7 +51,7 @@ func TestSilentNodeLeavesOthersAlone(t *testing.T) {
 			}()
 			for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(500 * time.Millisecond) {
 				for _, name := range names {
-					ctx, cancel := context.WithTimeout(t.Context(), patience)
+					ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 					g, err := s.Acquire(ctx, request(name, driver.Exclusive, long))
 					cancel()
 					if err != nil {

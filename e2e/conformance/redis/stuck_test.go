@@ -50,7 +50,7 @@ func TestStuckConnections(t *testing.T) {
 	if err := s.Release(t.Context(), g, 0); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(patience); client.PoolStats().IdleConns < 4; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testTimeout); client.PoolStats().IdleConns < 4; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the client keeps no connections")
 		}

@@ -48,7 +48,7 @@ func TestNearByCancels(t *testing.T) {
 			}
 		})
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
 		if st, err := a.Inspect(t.Context(), "x"); err == nil && len(st.Waiters) == many {
 			break
 		}
@@ -71,16 +71,16 @@ func TestNearByCancels(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel()
-	for heard := sub.Channel(); ; {
+	for messages := sub.Channel(); ; {
 		select {
-		case m := <-heard:
+		case m := <-messages:
 			if m.Payload == "n"+q.ID {
 				before.Wait()
 				return
 			}
 		case <-w.done:
 			t.Fatal("granted beside the holder")
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatal("it is not told that it is near")
 		}
 	}
@@ -96,8 +96,8 @@ func TestFullWhileWaiting(t *testing.T) {
 			g := must(t, s, request("x", driver.Exclusive, long))
 			w := queue(t, other, request("x", driver.Exclusive, ttl))
 			do(t, r, "CONFIG", "SET", "maxmemory", "1")
-			asked := calls(t, r, "evalsha")
-			for end := time.Now().Add(patience); calls(t, r, "evalsha") < asked+6; time.Sleep(20 * time.Millisecond) {
+			before := calls(t, r, "evalsha")
+			for end := time.Now().Add(testTimeout); calls(t, r, "evalsha") < before+6; time.Sleep(20 * time.Millisecond) {
 				select {
 				case <-w.done:
 					t.Fatalf("it waits no longer: %v", w.err)

@@ -15,7 +15,7 @@ import (
 // ttl leaves room for a renewal that is late on a busy machine.
 const ttl = 700 * time.Millisecond
 
-// suiteTTL is the longest TTL that the suite asks for.
+// suiteTTL is the longest TTL that the suite requests.
 const suiteTTL = time.Minute
 
 // suite runs the suite on a fleet. The servers of the first of them keep failing.

@@ -242,7 +242,7 @@ func request(name string, ttl time.Duration) driver.Request {
 		From: &requester{id: id, queued: make(chan []driver.Holder, 1), lost: make(chan driver.Cause, 1)}}
 }
 
-// acquire asks until the request is granted, or answered with busy; a machine that stands
+// acquire repeats the request until the request is granted, or answered with busy; a machine that stands
 // still makes a server look silent for a while.
 func acquire(t testing.TB, s driver.Store, name string, ttl time.Duration) (driver.Grant, error) {
 	t.Helper()

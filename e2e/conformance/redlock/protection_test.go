@@ -19,7 +19,7 @@ import (
 )
 
 // TestForgottenVote replays the classic failure: A holds the name on three of five servers,
-// one of them restarts without its data within the TTL, and B asks.
+// one of them restarts without its data within the TTL, and B sends a request.
 func TestForgottenVote(t *testing.T) {
 	const name = "forgotten"
 	prepare := func(t *testing.T) (*fleet, driver.Grant) {
@@ -169,12 +169,12 @@ func TestCountersBesideAWrongClock(t *testing.T) {
 	if err := f.all[0].SetClock(3 * time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	ask := func() { _, _ = s.Acquire(t.Context(), request(fmt.Sprint("name-", ids.Add(1)), 100*time.Millisecond)) }
-	until(t, "the server is withheld", func() bool { ask(); return !f.votes(0) })
+	acquire := func() { _, _ = s.Acquire(t.Context(), request(fmt.Sprint("name-", ids.Add(1)), 100*time.Millisecond)) }
+	until(t, "the server is withheld", func() bool { acquire(); return !f.votes(0) })
 	if err := f.all[1].RestartEmpty(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the restarted server votes", func() bool { ask(); return f.votes(1) })
+	until(t, "the restarted server votes", func() bool { acquire(); return f.votes(1) })
 	if f.votes(0) {
 		t.Error("a server votes whose clock is three hours ahead")
 	}

@@ -1,5 +1,5 @@
-// Package versions holds the stores to the contract on servers newer than the system's:
-// those of scripts/newer-servers. Other tests run on the system's.
+// Package versions tests the stores on servers newer than those of the system, which
+// scripts/newer-servers installs. Other tests use the servers of the system.
 package versions
 
 import (
@@ -27,9 +27,9 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib"
 )
 
-var duration = flag.Duration("duration", 5*time.Second, "how long each check lasts")
+var duration = flag.Duration("duration", 5*time.Second, "the duration of each check")
 
-// TestMain: this binary is the worker of its own checks.
+// TestMain makes this binary the worker of its own checks.
 func TestMain(m *testing.M) {
 	check.MaybeWorker()
 	os.Exit(m.Run())
@@ -39,18 +39,18 @@ func TestMain(m *testing.M) {
 const (
 	contract  = "^TestConformance$"
 	databases = "^Test(Conformance|DurableTokens|OddRows|Settings)$"
-	// Of the layouts of Redis the one that uses commands of newer servers.
+	// Of the layouts only plain, which uses commands of newer servers.
 	replicated = "^Test(Conformance|ConformanceReplicas|ConformanceLayouts|Plain.*|Layout(Full|Late.*))$"
 )
 
 // newer are the servers of scripts/newer-servers, by the names of their directories.
 var newer = []struct {
 	name, product string
-	// Program prints its version with a flag; ZooKeeper has none, and its package's jar
-	// has the version in its name.
+	// program prints its version with flag. ZooKeeper has no such program, and its jar has the
+	// version in its name.
 	program, flag string
-	suite         string // the package of the store's tests, and those that run on every version
-	tests         string
+	suite         string   // the package of the store's tests
+	tests         string   // the tests that run on every version
 	locals        []string // of the check
 }{
 	{"mysql", "MySQL", "mysqld", "--version", "mysql", databases, []string{"mysql-pessimistic", "mysql-optimistic", "mysql-named"}},
@@ -62,7 +62,7 @@ var newer = []struct {
 	{"zookeeper", "ZooKeeper", "", "", "zookeeper", contract, []string{"zookeeper"}},
 }
 
-// use makes the servers of one directory those that tests of this process start.
+// use makes the tests of this process start the servers of one directory.
 func use(t *testing.T, name string) (dir string) {
 	t.Helper()
 	dir = directory(t, name)
@@ -93,48 +93,47 @@ func TestTestedVersions(t *testing.T) {
 	for _, s := range newer {
 		t.Run(s.name, func(t *testing.T) {
 			dir := use(t, s.name)
-			var said string
+			var output string
 			if s.program != "" {
 				out, err := exec.CommandContext(t.Context(), filepath.Join(dir, s.program), s.flag).CombinedOutput()
 				if err != nil {
 					t.Fatalf("%v: %s", err, out)
 				}
-				said = string(out)
+				output = string(out)
 			} else {
 				jar, err := filepath.EvalSymlinks(filepath.Join(dir, "zookeeper.jar"))
 				if err != nil {
 					t.Fatal(err)
 				}
-				said = filepath.Base(jar)
+				output = filepath.Base(jar)
 			}
-			// The server's name may be followed by the version of what it was built from.
-			found := number.FindStringSubmatch(said)
+			// The first number is the version; a fork also prints the version of its origin.
+			found := number.FindStringSubmatch(output)
 			if found == nil {
-				t.Fatalf("no version in %q", said)
+				t.Fatalf("no version in %q", output)
 			}
 			version := found[1] + "." + found[2]
 			if s.product == "PostgreSQL" {
-				version = found[1] // its second number is that of a correction
+				version = found[1] // the second number is the patch level
 			}
 			i := slices.IndexFunc(servers.Tested(), func(p servers.Product) bool { return p.Name == s.product })
 			if i < 0 {
-				t.Fatalf("%s is not in servers.Tested, of which docs/guarantees.md is printed", s.product)
+				t.Fatalf("%s is not in servers.Tested, from which docs/guarantees.md is generated", s.product)
 			}
 			if !slices.Contains(servers.Tested()[i].Versions, version) {
-				// The suite has a newer server than this repository: that is no defect of it.
-				t.Skipf("%s %s is not in servers.Tested, of which docs/guarantees.md is printed: add it", s.product, version)
+				// A newer installed server is no defect of this repository.
+				t.Skipf("%s %s is not in servers.Tested, from which docs/guarantees.md is generated: add it", s.product, version)
 			}
 		})
 	}
 }
 
-// TestSuite runs the stores' conformance tests. They wait most of the time, so several go
-// side by side.
+// TestSuite runs the conformance tests of the stores. They mostly wait, so several run in parallel.
 func TestSuite(t *testing.T) {
 	for _, s := range newer {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			// Of Redis: the layout plain, too, which uses commands that newer servers have.
+			// For Redis also in the layout plain, which uses commands of newer servers.
 			suite := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-timeout=15m", "-run="+s.tests, "../"+s.suite)
 			suite.Env = append(suite.Environ(), servers.Dirs+"="+directory(t, s.name), "HOLDFAST_LAYOUT_SUITE=plain")
 			if out, err := suite.CombinedOutput(); err != nil {
@@ -144,7 +143,7 @@ func TestSuite(t *testing.T) {
 	}
 }
 
-// TestCheck is a check of each store, with faults.
+// TestCheck runs a check of each store, with faults.
 func TestCheck(t *testing.T) {
 	for _, s := range newer {
 		for _, local := range s.locals {
@@ -158,7 +157,7 @@ func TestCheck(t *testing.T) {
 					t.Fatal(err)
 				}
 				if r := checktest.Run(t, check.Config{Target: target, Duration: *duration}); r.Stats.Grants == 0 {
-					t.Error("nothing was granted: the test tests nothing")
+					t.Error("the check made no grant")
 				}
 			})
 		}

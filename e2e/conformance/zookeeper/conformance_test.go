@@ -15,7 +15,7 @@ import (
 // tick is the tickTime of the servers that tests of expiry use.
 const tick = 100 * time.Millisecond
 
-// open opens a client.
+// open opens a store over the servers.
 func open(t testing.TB, servers []string, o ...zkstore.Option) *zkstore.Store {
 	t.Helper()
 	s, err := zkstore.Open(t.Context(), "zk://"+strings.Join(servers, ","), append([]zkstore.Option{zkstore.Tick(tick), zkstore.BreakGrace(100 * time.Millisecond)}, o...)...)
@@ -34,13 +34,13 @@ func TestConformance(t *testing.T) {
 func conform(t *testing.T, layout zkstore.Layout) {
 	z, p := proxied(t)
 	root := "/" + string(layout)
-	one := func(t testing.TB, namespace string) driver.Store {
+	openStore := func(t testing.TB, namespace string) driver.Store {
 		return open(t, []string{p.Address()}, zkstore.Root(root), zkstore.WithLayout(layout), zkstore.Namespace(namespace))
 	}
 	drivertest.Run(t, drivertest.Harness{
 		TTL:                 time.Second,
-		Open:                one,
-		OpenWithoutFallback: one, // a waiter has its watch, and does not poll
+		Open:                openStore,
+		OpenWithoutFallback: openStore, // a waiter uses a watch, and does not poll
 		Disconnect: func(t testing.TB) {
 			p.Cut()
 			must(t, p.Heal())
@@ -69,27 +69,27 @@ func conform(t *testing.T, layout zkstore.Layout) {
 	})
 }
 
-// leftovers lists what clients have left at a server: ephemeral nodes, watches, sessions.
+// leftovers lists the ephemeral nodes, watches and sessions that clients have left at a server.
 func leftovers(t testing.TB, z *servers.ZooKeeper) (left []string) {
 	t.Helper()
-	ask := func(word string) string {
+	command := func(word string) string {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		said, err := z.Command(ctx, word)
+		answer, err := z.Command(ctx, word)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return said
+		return answer
 	}
-	_, ephemerals, _ := strings.Cut(ask("dump"), "Sessions with Ephemerals")
-	for _, said := range []string{ephemerals, ask("wchp")} {
-		for line := range strings.Lines(said) {
+	_, ephemerals, _ := strings.Cut(command("dump"), "Sessions with Ephemerals")
+	for _, answer := range []string{ephemerals, command("wchp")} {
+		for line := range strings.Lines(answer) {
 			if line = strings.TrimSpace(line); strings.HasPrefix(line, "/") {
 				left = append(left, line)
 			}
 		}
 	}
-	for line := range strings.Lines(ask("cons")) {
+	for line := range strings.Lines(command("cons")) {
 		if strings.Contains(line, "sid=0x") {
 			left = append(left, strings.TrimSpace(line))
 		}

@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	// patience bounds every wait for something that must happen.
-	patience = 2 * time.Minute
+	// testTimeout bounds every wait for something that must happen.
+	testTimeout = 2 * time.Minute
 	// endless is a lease that outlasts every test: a waiter that is not notified fails.
 	endless = 10 * time.Minute
 	// lease is short enough to outlast it several times.
@@ -209,7 +209,7 @@ func (d *deployment) operator(t *testing.T, l redisstore.Layout, o ...holdfast.L
 func (d *deployment) remains(t *testing.T) {
 	t.Helper()
 	var left []string
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		left = nil
 		for _, r := range d.nodes {
 			answer, err := r.Do(t.Context(), "KEYS", "*")
@@ -278,7 +278,7 @@ func launch(t *testing.T, cmd *exec.Cmd) *peer {
 			t.Errorf("%s: %v", filepath.Base(cmd.Path), err)
 		}
 	})
-	p.wants("ready")
+	p.await("ready")
 	return p
 }
 
@@ -293,21 +293,21 @@ func (p *peer) answer(what string) chan string {
 	return c
 }
 
-// wants waits for an answer.
-func (p *peer) wants(what string) string {
+// await returns the next answer of the peer.
+func (p *peer) await(what string) string {
 	p.t.Helper()
 	select {
-	case said := <-p.answer(what):
-		if strings.HasPrefix(said, "failed") {
-			p.t.Fatalf("%s: %s", what, said)
+	case answer := <-p.answer(what):
+		if strings.HasPrefix(answer, "failed") {
+			p.t.Fatalf("%s: %s", what, answer)
 		}
-		return said
-	case said := <-p.answer("? ?"):
-		p.t.Fatalf("%s: the peer says %q", what, said)
+		return answer
+	case answer := <-p.answer("? ?"):
+		p.t.Fatalf("%s: the peer says %q", what, answer)
 	case <-p.died:
 		p.t.Fatalf("%s: the peer has ended", what)
-	case <-time.After(patience):
-		p.t.Fatalf("%s: no answer within %s", what, patience)
+	case <-time.After(testTimeout):
+		p.t.Fatalf("%s: no answer within %s", what, testTimeout)
 	}
 	return ""
 }
@@ -327,8 +327,8 @@ type lock struct {
 
 func (p *peer) lock(kind, name string) lock { return lock{p, kind + "/" + name, kind, name} }
 
-// tell asks for something and does not wait.
-func (k lock) tell(verb string, more ...any) {
+// send sends a command and does not wait.
+func (k lock) send(verb string, more ...any) {
 	k.p.t.Helper()
 	line := []any{k.thread, k.kind, k.name, verb}
 	if verb == "acquire" && k.kind == "permits" && len(more) == 0 {
@@ -339,15 +339,15 @@ func (k lock) tell(verb string, more ...any) {
 	}
 }
 
-func (k lock) wants(verb string) string {
+func (k lock) await(verb string) string {
 	k.p.t.Helper()
-	return k.p.wants(k.thread + " " + verb)
+	return k.p.await(k.thread + " " + verb)
 }
 
 func (k lock) does(verb string, more ...any) string {
 	k.p.t.Helper()
-	k.tell(verb, more...)
-	return k.wants(verb)
+	k.send(verb, more...)
+	return k.await(verb)
 }
 
 func (d *deployment) java(t *testing.T, watchdog time.Duration) *peer {
@@ -430,7 +430,7 @@ func wait(t *testing.T, l *holdfast.Locker, q *queued, name string, o ...holdfas
 	case <-q.all:
 	case <-w.got:
 		t.Fatalf("%s: granted beside its holder", name)
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatalf("%s: it does not wait", name)
 	}
 	return w
@@ -444,8 +444,8 @@ func (w *waiting) granted() *holdfast.Lock {
 			w.t.FailNow()
 		}
 		return k
-	case <-time.After(patience):
-		w.t.Fatalf("%s: not granted within %s", w.name, patience)
+	case <-time.After(testTimeout):
+		w.t.Fatalf("%s: not granted within %s", w.name, testTimeout)
 	}
 	return nil
 }

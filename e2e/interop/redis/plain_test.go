@@ -65,7 +65,7 @@ func TestPlain(t *testing.T) {
 				return err == nil
 			},
 			acquire: func(t *testing.T, name string) {
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
 				k, err := rl.Obtain(ctx, name, endless, &redislock.Options{RetryStrategy: redislock.LinearBackoff(5 * time.Millisecond)})
 				must(t, err)
@@ -106,7 +106,7 @@ func TestPlain(t *testing.T) {
 			must(t, k.Unlock())
 			select {
 			case <-got:
-			case <-time.After(patience):
+			case <-time.After(testTimeout):
 				t.Fatal("it does not get what holdfast has released")
 			}
 			busy(t, l, key)

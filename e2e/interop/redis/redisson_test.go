@@ -41,10 +41,10 @@ func TestRedisson(t *testing.T) {
 				if got := other.does("try"); got != "false" {
 					t.Errorf("Java gets the lock that Go holds: %s", got)
 				}
-				other.tell("acquire")
+				other.send("acquire")
 				time.Sleep(rand.N(50 * time.Millisecond)) // it may wait already, or not yet
 				must(t, mine.Unlock())
-				other.wants("acquire")
+				other.await("acquire")
 				busy(t, l, name, k.option...)
 				other.does("release")
 			})
@@ -83,16 +83,16 @@ func readers(t *testing.T, d *deployment, java *peer) {
 	if got := read.does("try"); got != "false" {
 		t.Errorf("a reader of Java beside a writer of Go: %s", got)
 	}
-	read.tell("acquire")
+	read.send("acquire")
 	must(t, k.Unlock())
-	read.wants("acquire")
+	read.await("acquire")
 	read.does("release")
 	// Two readers of Java's: the writer waits for the last.
 	one, err := l.Lock(t.Context(), name, holdfast.Shared())
 	must(t, err)
-	write.tell("acquire")
+	write.send("acquire")
 	must(t, one.Unlock())
-	write.wants("acquire")
+	write.await("acquire")
 	busy(t, l, name, holdfast.Shared())
 	w = wait(t, l, q, name, holdfast.Shared())
 	write.does("release")
@@ -111,14 +111,14 @@ func fairOrder(t *testing.T, d *deployment, java *peer) {
 	must(t, err)
 	one, two := java.lock("fair", name), java.lock("fair", name)
 	two.thread += "/2"
-	one.tell("acquire")
+	one.send("acquire")
 	d.queue(t, name, 1)
 	w := wait(t, later, q, name)
 	d.queue(t, name, 2)
-	two.tell("acquire")
+	two.send("acquire")
 	d.queue(t, name, 3)
 	must(t, k.Unlock())
-	one.wants("acquire")
+	one.await("acquire")
 	select {
 	case <-w.got:
 		t.Fatal("a later waiter was served with the first")
@@ -130,7 +130,7 @@ func fairOrder(t *testing.T, d *deployment, java *peer) {
 		t.Errorf("Java overtakes: %s", got)
 	}
 	must(t, k.Unlock())
-	two.wants("acquire")
+	two.await("acquire")
 	two.does("release")
 	// A waiter of Go that gives up leaves no gap.
 	k, err = first.Lock(t.Context(), name)
@@ -142,21 +142,21 @@ func fairOrder(t *testing.T, d *deployment, java *peer) {
 		left <- err
 	}()
 	d.queue(t, name, 1)
-	one.tell("acquire")
+	one.send("acquire")
 	d.queue(t, name, 2)
 	cancel()
 	if err := <-left; err == nil {
 		t.Error("granted beside its holder")
 	}
 	must(t, k.Unlock())
-	one.wants("acquire")
+	one.await("acquire")
 	one.does("release")
 }
 
 // queue waits until so many wait for a fair lock.
 func (d *deployment) queue(t *testing.T, name string, n int) {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		for _, r := range d.nodes {
 			if got, err := r.Do(t.Context(), "LLEN", "redisson_lock_queue:{"+name+"}"); err == nil && got == int64(n) {
 				return
@@ -245,9 +245,9 @@ func severalPermits(t *testing.T, d *deployment, java *peer) {
 		if got := two.does("try"); got != "false" {
 			t.Errorf("%s: a third permit of two: %s", of.java, got)
 		}
-		two.tell("acquire")
+		two.send("acquire")
 		must(t, k.Unlock())
-		two.wants("acquire")
+		two.await("acquire")
 		w := wait(t, l, q, name, holdfast.Limit(2), holdfast.TTL(endless))
 		one.does("release")
 		must(t, w.granted().Unlock())
@@ -286,15 +286,15 @@ func operators(t *testing.T, d *deployment, java *peer) {
 	}
 	select {
 	case <-k.Context().Done():
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Error("the holder did not notice Java's forceUnlock")
 	}
 	_ = k.Unlock()
 	k, err = l.Lock(t.Context(), name)
 	must(t, err)
-	other.tell("acquire")
+	other.send("acquire")
 	must(t, l.Break(t.Context(), name, k.Token()))
-	other.wants("acquire")
+	other.await("acquire")
 	other.does("release")
 	_ = k.Unlock()
 }
@@ -325,16 +325,16 @@ func multiLock(t *testing.T, d *deployment, java *peer) {
 	case <-held:
 	case err := <-got:
 		t.Fatal(err)
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("DoAll does not get what Java has released")
 	}
 	if got := other.does("try"); got != "false" {
 		t.Errorf("Java gets a multi lock of which Go holds all: %s", got)
 	}
-	other.tell("acquire")
+	other.send("acquire")
 	close(end)
 	must(t, <-got)
-	other.wants("acquire")
+	other.await("acquire")
 	other.does("release")
 }
 
@@ -399,19 +399,19 @@ func TestRedissonLeases(t *testing.T) {
 				if k.kind == "semaphore" {
 					must(t, lockers[k.kind].Do(t.Context(), k.name, func(context.Context) error { return nil }))
 				}
-				java.lock(k.kind, k.name).tell("acquire")
+				java.lock(k.kind, k.name).send("acquire")
 			}
 			for range append(ofJava, permit) {
 				select {
 				case err := <-got:
 					must(t, err)
-				case <-time.After(patience):
+				case <-time.After(testTimeout):
 					t.Fatal("Go does not get what a dead Java process held")
 				}
 			}
 			for _, k := range ofGo {
 				mine := java.lock(k.kind, k.name)
-				mine.wants("acquire")
+				mine.await("acquire")
 				mine.does("release")
 			}
 			d.remains(t)
@@ -430,10 +430,10 @@ func contend(t *testing.T, kind string, times int, all ...*peer) {
 	t.Helper()
 	r := register.New(t)
 	for _, p := range all {
-		p.lock(kind, kind+"-sum").tell("count", string(r), times)
+		p.lock(kind, kind+"-sum").send("count", string(r), times)
 	}
 	for _, p := range all {
-		p.lock(kind, kind+"-sum").wants("count")
+		p.lock(kind, kind+"-sum").await("count")
 	}
 	r.Want(t, times*len(all))
 }
@@ -472,11 +472,11 @@ func TestRedissonHandoffs(t *testing.T) {
 		if k == nil {
 			t.FailNow()
 		}
-		java.tell("acquire")
+		java.send("acquire")
 		time.Sleep(rand.N(3 * time.Millisecond))
 		began := clock()
 		must(t, k.Unlock())
-		granted, err := strconv.ParseInt(java.wants("acquire"), 10, 64)
+		granted, err := strconv.ParseInt(java.await("acquire"), 10, 64)
 		must(t, err)
 		took = append(took, time.Duration(granted)-began)
 	}

@@ -43,7 +43,7 @@ func state(t *testing.T, l *holdfast.Locker, name string, holders, waiters int) 
 	}
 }
 
-// TestCuratorOrder: who came first is served first, whatever it is written in.
+// TestCuratorOrder: waiters are granted in order of arrival, whichever client they use.
 func TestCuratorOrder(t *testing.T) {
 	address := start(t)
 	for recipe, layout := range recipes {
@@ -53,7 +53,7 @@ func TestCuratorOrder(t *testing.T) {
 			java, other := curator(t, address, recipe, name), curator(t, address, recipe, name)
 			k, err := first.Lock(t.Context(), name)
 			must(t, err)
-			java.tell("acquire")
+			java.send("acquire")
 			state(t, first, name, 1, 1)
 			got := make(chan *holdfast.Lock, 1)
 			go func() {
@@ -64,7 +64,7 @@ func TestCuratorOrder(t *testing.T) {
 				got <- k
 			}()
 			state(t, first, name, 1, 2)
-			other.tell("acquire")
+			other.send("acquire")
 			state(t, first, name, 1, 3)
 			must(t, k.Unlock())
 			java.wants("done acquire")
@@ -100,7 +100,7 @@ func TestCuratorReaders(t *testing.T) {
 	java.does("read")
 	k, err := l.Lock(t.Context(), name, holdfast.Shared())
 	must(t, err)
-	writer.tell("acquire")
+	writer.send("acquire")
 	state(t, l, name, 2, 1)
 	if _, err := l.TryLock(t.Context(), name, holdfast.Shared()); !errors.Is(err, holdfast.ErrBusy) {
 		t.Errorf("a reader overtakes a writer that waits: %v", err)
@@ -126,9 +126,9 @@ func TestCuratorReaders(t *testing.T) {
 	// A permit keeps Curator's readers and writers out, and they it.
 	k, err = l.Lock(t.Context(), name, holdfast.Limit(3))
 	must(t, err)
-	java.tell("read")
+	java.send("read")
 	waitChildren(t, address, "/app/"+name, 2)
-	writer.tell("acquire")
+	writer.send("acquire")
 	waitChildren(t, address, "/app/"+name, 3)
 	if len(java.said)+len(writer.said) != 0 {
 		t.Error("Curator holds the lock beside a permit")
@@ -153,7 +153,7 @@ func TestCuratorPermits(t *testing.T) {
 	if _, err := later.TryLock(t.Context(), name, holdfast.Limit(2)); !errors.Is(err, holdfast.ErrBusy) {
 		t.Errorf("a third of two: %v", err)
 	}
-	other.tell("acquire")
+	other.send("acquire")
 	state(t, l, name, 2, 1)
 	got := make(chan *holdfast.Lock, 1)
 	go func() {
@@ -183,7 +183,7 @@ func TestCuratorPermits(t *testing.T) {
 	state(t, l, name, 0, 0)
 }
 
-// TestCuratorRevokes: a holder of ours is asked to end by Curator's Revoker, one
+// TestCuratorRevokes: a holder of holdfast is notified by Curator's Revoker, one
 // of Curator's by Break, with and without a listener.
 func TestCuratorRevokes(t *testing.T) {
 	address := start(t)
@@ -198,7 +198,7 @@ func TestCuratorRevokes(t *testing.T) {
 			select {
 			case <-k.Context().Done():
 			case <-time.After(patience):
-				t.Fatal("the holder was not told")
+				t.Fatal("the holder was not notified")
 			}
 			var lost *holdfast.LostError
 			if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.CauseTaken {
@@ -251,7 +251,7 @@ func child(t *testing.T, address, path string) string {
 	return children[0]
 }
 
-// TestKazoo: kazoo respects Curator's names where it is told to, and shares the
+// TestKazoo: kazoo uses Curator's names if configured to, and shares the
 // lock in both directions if it takes them for its own.
 func TestKazoo(t *testing.T) {
 	address := start(t)
@@ -259,7 +259,7 @@ func TestKazoo(t *testing.T) {
 	one := kazoo(t, address, "pattern", "oneway")
 	k, err := l.Lock(t.Context(), "oneway")
 	must(t, err)
-	one.tell("acquire")
+	one.send("acquire")
 	c := waitChildren(t, address, "/app/oneway", 2)
 	if len(one.said) != 0 {
 		t.Fatalf("kazoo holds the lock beside ours: %v", c)

@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// work counts as it is told on standard input, as the neighbours do.
+// work counts as the commands on standard input require, like the other clients.
 func work(url, name string) error {
 	l, err := holdfast.Open(context.Background(), url)
 	if err != nil {
@@ -117,7 +117,7 @@ func open(t *testing.T, address string, layout zkstore.Layout) *holdfast.Locker 
 	return l
 }
 
-// neighbour is a process that locks as it is told.
+// neighbour is a process of another client that executes commands from standard input.
 type neighbour struct {
 	t    *testing.T
 	in   io.WriteCloser
@@ -154,8 +154,8 @@ func launch(t *testing.T, cmd *exec.Cmd) *neighbour {
 	return n
 }
 
-// tell gives an order and does not wait.
-func (n *neighbour) tell(order ...any) {
+// send sends a command and does not wait.
+func (n *neighbour) send(order ...any) {
 	n.t.Helper()
 	if _, err := fmt.Fprintln(n.in, order...); err != nil {
 		n.t.Fatal(err)
@@ -178,7 +178,7 @@ func (n *neighbour) wants(what string) {
 // does gives an order and waits until it is carried out.
 func (n *neighbour) does(order string, more ...any) {
 	n.t.Helper()
-	n.tell(append([]any{order}, more...)...)
+	n.send(append([]any{order}, more...)...)
 	n.wants("done " + order)
 }
 
@@ -232,7 +232,7 @@ func contend(t *testing.T, times int, all ...*neighbour) {
 	t.Helper()
 	r := register.New(t)
 	for _, n := range all {
-		n.tell("count", string(r), times)
+		n.send("count", string(r), times)
 	}
 	for _, n := range all {
 		n.wants("done count")

@@ -96,13 +96,13 @@ func newBreak(p *say.Printer) *cobra.Command {
 	f.store.add(cmd)
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.Var(&f.token, "token", "the fencing token of the grant, as holdfast show prints it\n(default: show the holder and ask, on a terminal only)")
+	flags.Var(&f.token, "token", "the fencing token of the grant, as holdfast show prints it\n(default: show the holder and request a confirmation, on a terminal only)")
 	flags.Var(&f.wait, "wait", "how long to wait until a notified holder has ended")
 	flags.BoolVar(&f.force, "force", false, "do not wait for the holder, where the store can take a lock away at once")
 	return cmd
 }
 
-var errNoToken = errors.New("--token is missing, and there is no terminal to ask on: give the token that holdfast show NAME prints")
+var errNoToken = errors.New("--token is missing, and there is no terminal for a confirmation: give the token that holdfast show NAME prints")
 
 // breaker breaks one lock.
 type breaker struct {
@@ -118,7 +118,7 @@ func (b *breaker) run(ctx context.Context) error {
 		return err
 	}
 	if b.force && g.Break != driver.BreakNow {
-		b.say.Line("--force: the %s store cannot take a lock from a holder that lives; what it does: %s", g.Kind, g.Break.Describe())
+		b.say.Line("--force: the %s store cannot take a lock away from a live holder; it works like this: %s", g.Kind, g.Break.Describe())
 		return exited(exit.Refused)
 	}
 	var st holdfast.State
@@ -161,7 +161,7 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	case errors.Is(err, holdfast.ErrNotHeld):
 		return b.stale(ctx)
 	case ctx.Err() != nil:
-		b.say.Line("the wait is over; %s may have been asked already, and may still end", holder)
+		b.say.Line("the wait is over; %s may have been notified already, and may still end", holder)
 		return err
 	case waiting.Err() == nil:
 		return err
@@ -172,17 +172,17 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	}
 	h, ok := byToken(st, b.token.n)
 	if !ok {
-		return nil // at the last moment
+		return nil // it ended at the last moment
 	}
 	what := "it runs, and keeps the lock until it has ended"
 	if strings.Contains(h.Note, "stopped") {
 		what = fmt.Sprintf("it is stopped: continue it (kill -CONT %d) or kill it", h.PID)
 	}
-	b.say.Line("not broken: %s still holds %q %s after it was asked to end; %s", view.Process(h.Owner), b.name, short(b.wait.d), what)
+	b.say.Line("not broken: %s still holds %q %s after it was notified; %s", view.Process(h.Owner), b.name, short(b.wait.d), what)
 	return exited(exit.Busy)
 }
 
-// stale describes the present holder of a lock whose grant does not stand.
+// stale reports that no grant has the token, and prints the present holders.
 func (b *breaker) stale(ctx context.Context) error {
 	now := ""
 	if st, err := b.locker.Inspect(ctx, b.name); err == nil {
@@ -199,6 +199,7 @@ func (b *breaker) stale(ctx context.Context) error {
 	return exited(exit.Busy)
 }
 
+// byToken returns the holder with a token.
 func byToken(st holdfast.State, token uint64) (holdfast.Holder, bool) {
 	for _, h := range st.Holders {
 		if h.Token == token {
@@ -208,9 +209,9 @@ func byToken(st holdfast.State, token uint64) (holdfast.Holder, bool) {
 	return holdfast.Holder{}, false
 }
 
-// confirm lets the person at the terminal decide, and returns the token.
+// confirm shows the holders on the terminal, requests a confirmation, and returns the token.
 func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error) {
-	// Standard input may be something else, a list of names for example.
+	// Standard input may be a pipe or a file, for example a list of names.
 	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
 		b.say.Line("%v", errNoToken)
@@ -233,8 +234,8 @@ func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error
 	}
 	answers := make(chan string, 1)
 	go func() {
-		// It ends with a line, or with the process: not every terminal can be read with a
-		// deadline.
+		// The goroutine ends after one line, or with the process, because not every terminal
+		// supports a read deadline.
 		s, _ := bufio.NewReader(tty).ReadString('\n')
 		answers <- strings.TrimSpace(s)
 	}()

@@ -56,11 +56,11 @@ func newCompletion() *cobra.Command {
 	}
 }
 
-// completeTimeout is how long a completion may take.
+// completeTimeout is the timeout of one completion.
 const completeTimeout = time.Second
 
-// completeNames completes one NAME from the names at the store. It prints nothing: an error
-// completes nothing.
+// completeNames completes one NAME from the names at the store. It prints nothing. After an error
+// it returns no completion.
 func completeNames(f *storeFlags) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, toComplete string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {

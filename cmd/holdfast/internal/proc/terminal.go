@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Terminal is the controlling terminal. A command in a process group of its own stops at its
-// first read unless its group is the terminal's foreground group. So the owner lends it the
-// foreground while it runs. A nil *Terminal stands for no terminal.
+// Terminal is the controlling terminal. A command in a process group of its own stops at its first
+// read unless its group is the terminal's foreground group. So the owner makes it the foreground
+// group while the command runs. A nil *Terminal means that there is no terminal.
 type Terminal struct {
 	fd     int
-	owner  int  // the group that lends the foreground
-	stdin  bool // it is the standard input
+	owner  int  // the group that lends the foreground to the command
+	stdin  bool // the terminal is the standard input
 	lentTo int  // the command's group, while it has the foreground, else 0
 	modes  *unix.Termios
 }
@@ -52,7 +52,7 @@ func (t *Terminal) Wanted(group int) bool {
 	if t == nil {
 		return false
 	}
-	t.stdin = true // from now on it gets the terminal whenever the owner does
+	t.stdin = true // from now on the command gets the foreground whenever the owner does
 	return t.isWith(group) || t.Lend(group)
 }
 
@@ -84,12 +84,12 @@ func (t *Terminal) TakeBack() bool {
 	return true
 }
 
-// Reclaim gives the foreground of a killed command back to the owner, with the terminal's
-// first modes. It is for a command that was killed together with every process that could
-// have done so.
+// Reclaim gives the foreground of a killed command back to the owner, and restores the terminal's
+// first modes. It is for the case that the command and every other process that could do this
+// were killed.
 func (t *Terminal) Reclaim() {
 	if t == nil || t.modes == nil {
-		return // the owner did not have it when SaveModes was called
+		return // the owner did not have the foreground when it called SaveModes
 	}
 	pgrp, err := foregroundGroup(t.fd)
 	if err != nil || pgrp == t.owner || syscall.Kill(-pgrp, 0) == nil {
@@ -123,8 +123,9 @@ var outputStops struct {
 	ignored bool // by this process, and not inherited
 }
 
-// IgnoreOutputStops lets this process write to the terminal, and set its foreground group,
-// from the background without being stopped. Its children do not inherit that.
+// IgnoreOutputStops makes this process ignore SIGTTOU. So it can write to the terminal and set the
+// foreground group from the background, and the terminal does not stop it. Its children do not
+// inherit that.
 func IgnoreOutputStops() {
 	outputStops.Lock()
 	defer outputStops.Unlock()
@@ -134,8 +135,8 @@ func IgnoreOutputStops() {
 	}
 }
 
-// heedOutputStops undoes IgnoreOutputStops for processes started before the returned
-// function is called. A write to the terminal may have to wait that long.
+// heedOutputStops undoes IgnoreOutputStops for processes that start before the caller calls again.
+// A write to the terminal may have to wait until then.
 func heedOutputStops() (again func()) {
 	outputStops.Lock()
 	if outputStops.ignored {

@@ -11,26 +11,26 @@ import (
 	"time"
 )
 
-// kind is the kind of a message between front and guardian, over a socket pair. The guardian
-// first receives its orders.
+// kind is the kind of a message between front and guardian, over a socket pair. Before the first
+// message the front sends the orders to the guardian.
 type kind byte
 
 const (
 	// To the guardian.
-	msgSignal       kind = iota + 1 // the front got this signal
+	msgSignal       kind = iota + 1 // the front received this signal
 	msgContinue                     // the front was continued, or cannot be stopped
 	msgConfirm                      // confirms msgLimit
 	msgRequestLimit                 // requests msgLimit
 
 	// To the front.
 	msgSuspend // stop, with this signal of the terminal
-	msgStarted // the command, and its group, have this number
-	msgLimit   // the command may run until then, by proc.Boottime; 0 is forever
+	msgStarted // the process and group ID of the command
+	msgLimit   // the deadline of the command, by proc.Boottime; 0 is forever
 	msgToken   // the token of a section's lock
 	msgSlot    // the slot of a section's lock, -1 without one
-	msgHeld    // a section may begin: end, and leave the guardian behind
+	msgHeld    // a section may begin: the front ends, the guardian continues
 	msgDone    // the run has ended with this status
-	msgLeave   // end with this status: the guardian goes on without the front
+	msgLeave   // end with this status: the guardian continues without the front
 )
 
 type message struct {
@@ -40,18 +40,18 @@ type message struct {
 
 const messageSize = 9
 
-// link is one end of the socket pair. It reads as closed when the process at the other end
-// has died in any way: no third process has it open.
+// link is one end of the socket pair. A read returns the end of file when the process at the other
+// end has died in any way, because no third process has the socket open.
 type link struct {
 	f    *os.File
-	in   chan message // closed at the end
+	in   chan message // closed when the other process has died
 	mu   sync.Mutex
 	out  chan message // nil once closed
 	sent chan struct{}
 }
 
-// queued limits the messages to a stopped process. The system merges signals as well, and
-// every other message waits for an answer.
+// queued limits the messages to a stopped process. A signal beyond that is lost, as the system also
+// coalesces signals. The sender of every other message waits for an answer.
 const queued = 64
 
 func newLink(f *os.File) *link {
@@ -78,12 +78,12 @@ func (l *link) write(out chan message) {
 		var buf [messageSize]byte
 		buf[0] = byte(m.kind)
 		binary.LittleEndian.PutUint64(buf[1:], uint64(m.value))
-		// The other process may have died; its end is seen elsewhere.
+		// The other process may have died; read reports that.
 		_, _ = l.f.Write(buf[:])
 	}
 }
 
-// send never waits.
+// send queues a message. It never waits, and drops a message beyond queued.
 func (l *link) send(k kind, value int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +93,7 @@ func (l *link) send(k kind, value int64) {
 	}
 }
 
-// flush waits until all messages are written; send sends nothing after it.
+// flush waits until all messages are written. send does nothing after it.
 func (l *link) flush() {
 	l.mu.Lock()
 	out := l.out
@@ -103,7 +103,7 @@ func (l *link) flush() {
 	<-l.sent
 }
 
-// orders are the Options on their way to the guardian. Fields that need not be valid UTF-8
+// orders are the Options that the front sends to the guardian. Fields that need not be valid UTF-8
 // are bytes.
 type orders struct {
 	Name, Namespace, Reason, Once string
@@ -143,7 +143,7 @@ func (w orders) options() Options {
 	return o
 }
 
-// give writes the orders, before any message.
+// give writes the orders. Messages follow them.
 func (w orders) give(to io.Writer) error {
 	b, err := json.Marshal(w)
 	if err != nil {
@@ -154,17 +154,18 @@ func (w orders) give(to io.Writer) error {
 	return err
 }
 
-// mostOrders is far above a system's limit of a command line.
-const mostOrders = 64 << 20
+// maxOrders is far above the system's limit of a command line.
+const maxOrders = 64 << 20
 
+// take reads the orders.
 func take(from io.Reader) (w orders, err error) {
 	var size [4]byte
 	if _, err := io.ReadFull(from, size[:]); err != nil {
 		return w, err
 	}
 	n := binary.LittleEndian.Uint32(size[:])
-	if n > mostOrders {
-		return w, errors.New("no orders")
+	if n > maxOrders {
+		return w, errors.New("the orders are too long")
 	}
 	b := make([]byte, n)
 	if _, err := io.ReadFull(from, b); err != nil {

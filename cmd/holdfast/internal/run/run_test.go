@@ -12,9 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestSignalWithTheGrant: a signal ends the wait at the moment of the grant. The run reports
-// the end of a wait, and no loss.
-func TestSignalWithTheGrant(t *testing.T) {
+// TestSignalDuringGrantIsReportedAsWait: a signal ends the wait at the moment of the grant. The run
+// reports that a signal ended the wait, and reports no loss.
+func TestSignalDuringGrantIsReportedAsWait(t *testing.T) {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func TestSignalWithTheGrant(t *testing.T) {
 	r.sigs.ended.Store(int32(syscall.SIGTERM))
 	cancel(errSignal(syscall.SIGTERM))
 	if lock.Context().Err() == nil {
-		t.Fatal("the lock's context lives")
+		t.Fatal("the lock's context has not ended")
 	}
 	if status, err := r.command(lock); status != 143 || err == nil || !strings.Contains(err.Error(), `waiting for "x": ended by SIGTERM`) {
 		t.Errorf("status %d, %v; want 143", status, err)

@@ -188,7 +188,7 @@ func TestNarrowTable(t *testing.T) {
 	for name, c := range map[string]struct {
 		name  string
 		width int
-		wants []string
+		want []string
 	}{
 		"a long name leaves the others whole": {strings.Repeat("n", 300), 100, []string{"db-server-7.exam…:11765", "nightly", "1795179668629963", "nnn…"}},
 		"40 columns show the holder":          {"nightly-report", 40, []string{"nightly-rep…", "1m30s", "db-se…:11765"}},
@@ -196,7 +196,7 @@ func TestNarrowTable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			table := view.Table([]driver.State{{Name: c.name, Holders: []driver.Holder{h}}}, now, false, c.width)
-			for _, s := range c.wants {
+			for _, s := range c.want {
 				if !strings.Contains(table[1], s) {
 					t.Errorf("no %q:\n%s", s, strings.Join(table, "\n"))
 				}

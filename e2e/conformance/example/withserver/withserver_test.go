@@ -81,7 +81,7 @@ func harness(server *servers.Server, proxy *servers.Proxy) drivertest.Harness {
 	}
 }
 
-// faults are what the check does to a server, one at a time: one that is killed cannot be
+// faults returns the faults of the check, which it injects one at a time: a killed server cannot be
 // paused.
 func faults(server *servers.Server, proxy *servers.Proxy, acl func(ctx context.Context, rule string) error) []check.StoreFault {
 	var busy atomic.Bool
@@ -125,7 +125,7 @@ func faults(server *servers.Server, proxy *servers.Proxy, acl func(ctx context.C
 	}
 }
 
-// TestHarness requires that a client works again after each thing that the harness does.
+// TestHarness requires that a client works again after each action of the harness.
 func TestHarness(t *testing.T) {
 	server, proxy, _ := start(t)
 	h := harness(server, proxy)
@@ -158,7 +158,7 @@ func TestHarness(t *testing.T) {
 	works("disconnect")
 }
 
-// TestManyOverSlowLink holds many locks over a link of 20 ms.
+// TestManyOverSlowLink holds 2000 locks over a link with a delay of 20 ms.
 func TestManyOverSlowLink(t *testing.T) {
 	server, proxy, _ := start(t)
 	drivertest.ManyOverSlowLink(t, harness(server, proxy), 2000, 20*time.Millisecond, 3*time.Second)
@@ -179,6 +179,6 @@ func TestTorture(t *testing.T) {
 	})
 	r := checktest.Run(t, check.Config{Duration: 5 * time.Second, Target: &check.Target{URL: "redis://" + proxy.Address(), Faults: all}})
 	if s := r.Stats; s.Grants < 40 || s.Writes == 0 {
-		t.Errorf("%+v: the test tests little", s)
+		t.Errorf("%+v: the check made too few grants or writes", s)
 	}
 }

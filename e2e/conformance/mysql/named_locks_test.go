@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
-// TestSharesGetLock: another program's GET_LOCK excludes holdfast and is excluded by
-// it, and who waits for the other gets it.
-func TestSharesGetLock(t *testing.T) {
+// TestGetLockOfOtherProgramsExcludes: GET_LOCK of another program and a lock of holdfast exclude
+// each other. A waiter of either gets the lock after the release of the other.
+func TestGetLockOfOtherProgramsExcludes(t *testing.T) {
 	schema := mariadb.Create(t)
 	s := mariadb.Store(t, schema, "recipe=named&names=exact")
 	defer sqltest.Close(t, s)
@@ -22,32 +22,32 @@ func TestSharesGetLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	ask := func(query string) (n int) {
+	query := func(statement string) (n int) {
 		t.Helper()
-		if err := c.QueryRowContext(t.Context(), query).Scan(&n); err != nil {
+		if err := c.QueryRowContext(t.Context(), statement).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
-	if ask("SELECT GET_LOCK('Shared name', 0)") != 1 {
+	if query("SELECT GET_LOCK('Shared name', 0)") != 1 {
 		t.Fatal("not free")
 	}
 	sqltest.Busy(t, s, "Shared name", driver.Exclusive)
 	st, err := s.Inspect(t.Context(), "Shared name")
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].Note == "" || st.Holders[0].Client() != "another client" || st.Holders[0].TTL != 0 {
-		t.Errorf("a stranger's lock shows as %+v, %v", st, err)
+		t.Errorf("the lock of another program is shown as %+v, %v", st, err)
 	}
 	w := sqltest.Wait(t, t.Context(), s, "Shared name", driver.Exclusive)
-	if ask("SELECT RELEASE_LOCK('Shared name')") != 1 {
+	if query("SELECT RELEASE_LOCK('Shared name')") != 1 {
 		t.Fatal("not held")
 	}
 	g := w.Granted()
-	if ask("SELECT GET_LOCK('Shared name', 0)") != 0 {
-		t.Error("two hold it")
+	if query("SELECT GET_LOCK('Shared name', 0)") != 0 {
+		t.Error("the lock has two holders")
 	}
 	sqltest.Release(t, s, g)
-	if ask("SELECT GET_LOCK('Shared name', 10)") != 1 {
-		t.Error("not given back")
+	if query("SELECT GET_LOCK('Shared name', 10)") != 1 {
+		t.Error("the lock was not released")
 	}
 	for _, name := range []string{strings.Repeat("x", 193)} {
 		r, _ := sqltest.Request(name, driver.Exclusive, time.Minute)
@@ -57,8 +57,8 @@ func TestSharesGetLock(t *testing.T) {
 	}
 }
 
-// TestWaiterIsSeenOnceItWaits: a statement that has the form of a waiter's, and has not reached the queue of the
-// lock yet, is not shown as a waiter, however long it has been running. A waiter is.
+// TestWaiterIsSeenOnceItWaits: Inspect shows a waiter. It does not show a statement that has the form of a
+// waiter's and has not reached the queue of the lock, however long it runs.
 func TestWaiterIsSeenOnceItWaits(t *testing.T) {
 	schema := mariadb.Create(t)
 	s := mariadb.Store(t, schema, "recipe=named")
@@ -101,9 +101,9 @@ func TestWaiterIsSeenOnceItWaits(t *testing.T) {
 	sqltest.Release(t, s, w.Granted())
 }
 
-// TestTilde: GET_LOCK's name with a tilde in it, the given one or one that is made up,
-// is the same lock for a session in whose character set that byte is another letter.
-func TestTilde(t *testing.T) {
+// TestNameWithTildeIsOneLock: a name with a tilde, given by the caller or generated, is the
+// same lock for a session in whose character set that byte is another letter.
+func TestNameWithTildeIsOneLock(t *testing.T) {
 	schema := mariadb.Create(t)
 	c, err := mariadb.Pool(t, schema).Conn(t.Context())
 	if err != nil {
@@ -126,18 +126,19 @@ func TestTilde(t *testing.T) {
 		}
 		sqltest.Release(t, s, g)
 	}
-	// Another program's, by its own name.
+	// A lock of another program, by its own name.
 	var got int
 	if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK('a~b', 0)").Scan(&got); err != nil || got != 1 {
-		t.Fatalf("GET_LOCK answers %d, %v", got, err)
+		t.Fatalf("GET_LOCK returned %d, %v", got, err)
 	}
 	s := mariadb.Store(t, schema, "recipe=named&names=exact&charset=swe7")
 	defer sqltest.Close(t, s)
 	sqltest.Busy(t, s, "a~b", driver.Exclusive)
 }
 
-// TestRefuses what would not hold, and says why.
-func TestRefuses(t *testing.T) {
+// TestUnsafeServersAreRefused requires that Open refuses connections without autocommit, a read-only
+// server, and bad URLs, with the reason.
+func TestUnsafeServersAreRefused(t *testing.T) {
 	address, schema := mariadb.Server(t).Address, mariadb.Create(t)
 	if _, err := mysqlstore.Open(t.Context(), mariadb.URL(address, schema, "autocommit=0")); err == nil || driver.CodeOf(err) != driver.CodeRefused {
 		t.Errorf("autocommit off: %v", err)
@@ -151,14 +152,14 @@ func TestRefuses(t *testing.T) {
 	sqltest.Refuses(t, mariadb, "mysql://root:sEcReT@127.0.0.1:1/x?recipe=named&nonsense=%zz")
 }
 
-// TestNamedNeedsNoTables: GET_LOCK holds where nothing can be written down, beyond the
-// moment at which that is tried.
+// TestNamedNeedsNoTables: the recipe named works without tables. A holder keeps its lock although the
+// store cannot record it.
 func TestNamedNeedsNoTables(t *testing.T) {
 	s := mariadb.Store(t, mariadb.Bare(t), "recipe=named")
 	defer sqltest.Close(t, s)
 	g, a := sqltest.Must(t, s, "bare", driver.Exclusive, time.Minute)
 	for range 2 {
-		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // writes, or cannot
+		if r := s.Renew(t.Context(), []driver.Grant{g}); r[0].Err != nil { // it tries to record the holder
 			t.Fatal(r[0].Err)
 		}
 	}

@@ -17,9 +17,9 @@ import (
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// TestSharesAdvisory: another program's advisory lock excludes holdfast and is
-// excluded by it, and who waits for the other gets it.
-func TestSharesAdvisory(t *testing.T) {
+// TestAdvisoryLockOfOtherProgramsExcludes: an advisory lock of another program and a lock of
+// holdfast exclude each other. A waiter of either gets the lock after the release of the other.
+func TestAdvisoryLockOfOtherProgramsExcludes(t *testing.T) {
 	database := postgres.Create(t)
 	s := postgres.Store(t, database, "keys=given")
 	defer sqltest.Close(t, s)
@@ -28,34 +28,34 @@ func TestSharesAdvisory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	ask := func(query string) (yes bool) {
+	query := func(statement string) (result bool) {
 		t.Helper()
-		if err := c.QueryRowContext(t.Context(), query).Scan(&yes); err != nil {
+		if err := c.QueryRowContext(t.Context(), statement).Scan(&result); err != nil {
 			t.Fatal(err)
 		}
-		return yes
+		return result
 	}
 	for name, args := range map[string]string{"42": "42", "-9223372036854775808": "-9223372036854775808", "7,-1": "7, -1"} {
-		if !ask("SELECT pg_try_advisory_lock(" + args + ")") {
+		if !query("SELECT pg_try_advisory_lock(" + args + ")") {
 			t.Fatal("not free")
 		}
 		sqltest.Busy(t, s, name, driver.Exclusive)
 		sqltest.Busy(t, s, name, driver.Unlimited)
 		st, err := s.Inspect(t.Context(), name)
 		if err != nil || len(st.Holders) != 1 || st.Holders[0].Note == "" || st.Holders[0].Client() != "another client on 127.0.0.1" || st.Holders[0].TTL != 0 {
-			t.Errorf("a stranger's lock shows as %+v, %v", st, err)
+			t.Errorf("the lock of another program is shown as %+v, %v", st, err)
 		}
 		w := sqltest.Wait(t, t.Context(), s, name, driver.Exclusive)
-		if !ask("SELECT pg_advisory_unlock(" + args + ")") {
+		if !query("SELECT pg_advisory_unlock(" + args + ")") {
 			t.Fatal("not held")
 		}
 		g := w.Granted()
-		if ask("SELECT pg_try_advisory_lock(" + args + ")") {
-			t.Error("two hold it")
+		if query("SELECT pg_try_advisory_lock(" + args + ")") {
+			t.Error("the lock has two holders")
 		}
 		sqltest.Release(t, s, g)
 		g, _ = sqltest.Must(t, s, name, driver.Unlimited, time.Minute)
-		if ask("SELECT pg_try_advisory_lock("+args+")") || !ask("SELECT pg_try_advisory_lock_shared("+args+")") {
+		if query("SELECT pg_try_advisory_lock("+args+")") || !query("SELECT pg_try_advisory_lock_shared("+args+")") {
 			t.Error("a shared lock is not shared")
 		}
 		sqltest.Release(t, s, g)
@@ -68,15 +68,16 @@ func TestSharesAdvisory(t *testing.T) {
 	}
 }
 
-// TestRefuses what would not hold, and says why.
-func TestRefuses(t *testing.T) {
+// TestUnsafeServersAreRefused requires that Open refuses a bad URL, and read-only transactions for the
+// recipes that write rows, with the reason.
+func TestUnsafeServersAreRefused(t *testing.T) {
 	sqltest.Refuses(t, postgres, "postgres://root:sEcReT@127.0.0.1:1/x?recipe=advisory&sslmode=nonsense")
 	// Advisory locks need no tables.
 	s := postgres.Store(t, postgres.Bare(t), "")
 	defer sqltest.Close(t, s)
 	g, _ := sqltest.Must(t, s, "x", driver.Exclusive, time.Minute)
 	sqltest.Release(t, s, g)
-	// What writes rows is refused where transactions are read-only.
+	// The recipes that write rows need transactions that may write.
 	for _, recipe := range []pgstore.Recipe{pgstore.Pessimistic, pgstore.Optimistic} {
 		_, err := postgres.Open(t.Context(), postgres.URL(postgres.Server(t).Address, postgres.Home, "default_transaction_read_only=on&recipe="+string(recipe)), "")
 		if driver.CodeOf(err) != driver.CodeRefused || !strings.Contains(err.Error(), "read-only") {
@@ -85,7 +86,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// demote makes a primary a replica that has nothing to follow.
+// demote restarts a primary as a replica without a primary.
 func demote(t *testing.T, p sqltest.Server) {
 	t.Helper()
 	var data string
@@ -101,8 +102,8 @@ func demote(t *testing.T, p sqltest.Server) {
 	}
 }
 
-// TestReplica: a server in recovery is refused, whatever the recipe.
-func TestReplica(t *testing.T) {
+// TestReplicaIsRefused: every recipe refuses a server in recovery.
+func TestReplicaIsRefused(t *testing.T) {
 	postgres.Server(t) // skips, or fails
 	p, err := postgres.Start(t.Context(), postgres.Fast)
 	if err != nil {
@@ -120,7 +121,7 @@ func TestReplica(t *testing.T) {
 
 // TestDemotedPrimaryGrantsNothing: a store that was opened on the primary gets no
 // grant there after the server has become a replica, and gets it at the next host of
-// its URL. A replica takes advisory locks, which exclude nothing at the new primary.
+// its URL. A replica grants advisory locks, which exclude nothing at the new primary.
 func TestDemotedPrimaryGrantsNothing(t *testing.T) {
 	next := postgres.Server(t)
 	old, err := postgres.Start(t.Context(), postgres.Fast)
@@ -179,9 +180,9 @@ func TestDemotedPrimaryGrantsNothing(t *testing.T) {
 	}
 }
 
-// TestPgBouncer: sessions are refused behind a pooler in transaction mode, with the
-// reason, and leases pass the whole suite there.
-func TestPgBouncer(t *testing.T) {
+// TestOptimisticWorksBehindPooler: behind a pooler in transaction mode the recipes with sessions are
+// refused, with the reason, and the recipe optimistic passes the whole suite.
+func TestOptimisticWorksBehindPooler(t *testing.T) {
 	database := postgres.Create(t)
 	start := func(mode string) *servers.PgBouncer {
 		b, err := servers.StartPgBouncer(t.Context(), postgres.Server(t).Address, mode, 8)
@@ -205,7 +206,7 @@ func TestPgBouncer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := pgstore.New(t.Context(), db, pgstore.With(pgstore.Recipe(r))); driver.CodeOf(err) != driver.CodeRefused {
-			t.Errorf("%s on a user's pool in transaction mode: %v", r, err)
+			t.Errorf("%s on the caller's pool in transaction mode: %v", r, err)
 		}
 		db.Close()
 	}
@@ -224,9 +225,9 @@ func TestPgBouncer(t *testing.T) {
 	}})
 }
 
-// TestStatementsNotShown: who waits stands in the queue, and is told so, on a server
-// that does not show what its sessions do, or too little of it.
-func TestStatementsNotShown(t *testing.T) {
+// TestWaitersQueueWithoutVisibleStatements: the server shows no statements of its sessions, or
+// only their beginning. A waiter is still queued, and notified of that.
+func TestWaitersQueueWithoutVisibleStatements(t *testing.T) {
 	postgres.Server(t) // skips, or fails
 	for _, setting := range []string{"track_activities=off", "track_activity_query_size=100"} {
 		server, err := postgres.Start(t.Context(), postgres.Fast, setting)
@@ -246,7 +247,7 @@ func TestStatementsNotShown(t *testing.T) {
 				second := sqltest.Wait(t, t.Context(), s, "dark", driver.Unlimited)
 				st, err := s.Inspect(t.Context(), "dark")
 				if err != nil || len(st.Waiters) != 2 {
-					t.Errorf("%+v, %v; want two who wait", st, err)
+					t.Errorf("%+v, %v; want two waiters", st, err)
 				}
 				sqltest.Release(t, s, g)
 				sqltest.Release(t, s, first.Granted())
@@ -256,9 +257,9 @@ func TestStatementsNotShown(t *testing.T) {
 	}
 }
 
-// TestNameless: a session that has let go does not say any more what it held, by which
-// who means to end it would end what it holds next.
-func TestNameless(t *testing.T) {
+// TestReleasedSessionHasNoGrantName: after a release the session does not show the grant any more.
+// Otherwise a break of that grant would end a later grant of the session.
+func TestReleasedSessionHasNoGrantName(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
 		for _, given := range []string{"", "nightly"} {
 			s := postgres.Store(t, database, params+"&application_name="+given)
@@ -277,15 +278,15 @@ func TestNameless(t *testing.T) {
 					t.Fatal(r[0].Err)
 				}
 				if n := named("hf %"); n != 1 {
-					t.Errorf("%d sessions say that they hold", n)
+					t.Errorf("%d sessions show a grant, want 1", n)
 				}
 				sqltest.Release(t, s, g)
 				if n := named("hf %"); n != 0 {
-					t.Errorf("%d sessions say that they hold what was released", n)
+					t.Errorf("%d sessions show a released grant", n)
 				}
 			}
 			if given != "" && named(given) == 0 {
-				t.Error("no session has the name that it was given")
+				t.Error("no session has the configured application_name")
 			}
 		}
 	})
