@@ -188,7 +188,7 @@ func TestNarrowTable(t *testing.T) {
 	for name, c := range map[string]struct {
 		name  string
 		width int
-		want []string
+		want  []string
 	}{
 		"a long name leaves the others whole": {strings.Repeat("n", 300), 100, []string{"db-server-7.exam…:11765", "nightly", "1795179668629963", "nnn…"}},
 		"40 columns show the holder":          {"nightly-report", 40, []string{"nightly-rep…", "1m30s", "db-se…:11765"}},
