@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -21,7 +22,9 @@ func libfaketime() (string, error) {
 	return "", fmt.Errorf("%w: libfaketime", ErrNotInstalled)
 }
 
-// FakeClock restarts the server with a clock that SetClock sets.
+// FakeClock restarts the server with a clock that SetClock sets. A server that ends at its
+// start with libfaketime, such as one with a C library of its own, is restarted without it.
+// The error then wraps ErrNotInstalled.
 func (s *Server) FakeClock(ctx context.Context) error {
 	library, err := libfaketime()
 	if err != nil {
@@ -33,8 +36,17 @@ func (s *Server) FakeClock(ctx context.Context) error {
 	}
 	// The C library precedes a server's own allocator. Some allocators read the time before
 	// libfaketime is ready.
-	s.cfg.Env = append(s.cfg.Env, "LD_PRELOAD="+library+" libc.so.6", "FAKETIME_TIMESTAMP_FILE="+s.clock, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1")
-	return s.Restart(ctx)
+	before := slices.Clip(s.cfg.Env)
+	s.cfg.Env = append(before, "LD_PRELOAD="+library+" libc.so.6", "FAKETIME_TIMESTAMP_FILE="+s.clock, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1")
+	err = s.Restart(ctx)
+	if err == nil || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return err
+	}
+	s.cfg.Env, s.clock = before, ""
+	if again := s.Restart(ctx); again != nil {
+		return errors.Join(err, again)
+	}
+	return fmt.Errorf("%w: a libfaketime that works with this server: %w", ErrNotInstalled, err)
 }
 
 // SetClock sets a server's clock ahead of the machine's, or behind it by a negative duration.
