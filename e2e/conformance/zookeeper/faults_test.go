@@ -27,17 +27,55 @@ func newName() string { return fmt.Sprintf("fault-%d", names.Add(1)) }
 func locker(t *testing.T, servers []string, o ...zkstore.Option) (*holdfast.Locker, *zkstore.Store) {
 	t.Helper()
 	s := open(t, servers, append([]zkstore.Option{zkstore.Root("/faults")}, o...)...)
-	l, err := holdfast.New(s)
+	q := queuedHook{t, make(chan string, 100)}
+	l, err := holdfast.New(s, holdfast.WithHooks(q))
 	if err != nil {
 		t.Fatal(err)
 	}
+	queuedHooks.Store(l, q)
 	t.Cleanup(func() {
+		queuedHooks.Delete(l)
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		_ = l.Close(ctx)
 		_ = s.Close(ctx)
 	})
 	return l, s
+}
+
+// queuedHooks has the hook of each Locker of locker.
+var queuedHooks sync.Map
+
+// queuedHook sends the names for which the store has answered a Locker that they are held.
+type queuedHook struct {
+	t     *testing.T
+	names chan string
+}
+
+func (q queuedHook) Start(ctx context.Context, _ holdfast.Event) context.Context { return ctx }
+
+func (q queuedHook) Event(_ context.Context, e holdfast.Event) {
+	if e.Kind == holdfast.EventQueued {
+		select {
+		case q.names <- e.Name:
+		default:
+		}
+	}
+}
+
+// await waits until the Locker has the answer for a name.
+func (q queuedHook) await(name string) {
+	q.t.Helper()
+	for end := time.After(testTimeout); ; {
+		select {
+		case n := <-q.names:
+			if n == name {
+				return
+			}
+		case <-end:
+			q.t.Fatalf("no answer that %s is held", name)
+		}
+	}
 }
 
 func lock(t *testing.T, l *holdfast.Locker, name string, o ...holdfast.LockOption) *holdfast.Lock {
@@ -164,7 +202,8 @@ func undone(t *testing.T, s *zkstore.Store, r driver.Request) {
 	}
 }
 
-// waiting begins to lock, and returns when the queue entry stands.
+// waiting begins to lock, and returns when the queue entry stands. A Locker of locker also has
+// the answer then: a waiter without an answer gives up after the request timeout.
 func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name string, o ...holdfast.LockOption) <-chan *holdfast.Lock {
 	t.Helper()
 	before := state(t, watcher, name)
@@ -177,6 +216,9 @@ func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name stri
 		got <- k
 	}()
 	await(t, watcher, name, "there is a queue entry", func(st driver.State) bool { return len(st.Waiters) > len(before.Waiters) })
+	if q, ok := queuedHooks.Load(l); ok {
+		q.(queuedHook).await(name)
+	}
 	return got
 }
 
