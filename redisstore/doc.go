@@ -133,7 +133,7 @@
 // time: refreshes, renewals, releases and undos name the name's key alone. A new
 // grant needs the counter as well; when it is answered TRYAGAIN the counter is
 // read by itself, the grant is made by itself, and the counter is raised before
-// any client gets the grant. Between the two the name's own key knows the token,
+// any client gets the grant. Between the two the name's own key has the token,
 // so it would take a client that dies just then and a clock that is set back to
 // repeat it.
 //

@@ -193,7 +193,7 @@ func TestOutputHasNoPassword(t *testing.T) {
 				t.Error("nothing was printed")
 			}
 			warning := map[string]string{
-				"flag": "warning: --store shows its password to every user who can list processes: set HOLDFAST_STORE",
+				"flag": "warning: --store shows its password to every user that can list processes: set HOLDFAST_STORE",
 				"init": "warning: the URL shows its password", "probe": "warning: the URL shows its password",
 			}[name]
 			if !strings.Contains(r.stderr, warning) {

@@ -68,7 +68,7 @@ func (w work) String() string {
 	return fmt.Sprintf("one name, %d processes of %d goroutines", w.processes, w.goroutines)
 }
 
-// contested reports whether more than one client wants the same name.
+// contested reports whether several clients contend for one name.
 func (w work) contested() bool { return w.processes*w.goroutines > w.names }
 
 func main() {

@@ -1,4 +1,4 @@
-// Package sqltype knows the names of SQL: of tables, columns and types.
+// Package sqltype checks the names of SQL: of tables, columns and types.
 package sqltype
 
 import (

@@ -362,7 +362,7 @@ end
 
 -- promote grants to the entries at the head, in order, as far as the rule allows, and
 -- notifies them. It needs no counter: the name's key has lived since its last grant
--- and knows the token; the counter is raised when the client confirms.
+-- and has the token; the counter is raised when the client confirms.
 local function promote(mine)
   local slot
   for _ = 1, WINDOW do

@@ -128,7 +128,7 @@ func race(l lock, note, survived string) func(*Stage) {
 	}
 }
 
-// deadlock: both clients need the locks x and y, and A asks for them in the other order
+// deadlock: both clients need the locks x and y, and A requests them in the other order
 // than B. take tries to acquire one lock.
 func deadlock(take func(s *Stage, a Actor, name string) bool) func(*Stage) {
 	return func(s *Stage) {

@@ -14,7 +14,7 @@ import (
 //go:embed page.html
 var pageText string
 
-// Page writes one page of HTML with all results, for a reader who has never used a lock. It
+// Page writes one page of HTML with all results, for readers without experience of locks. It
 // needs no other file and loads nothing.
 func Page(w io.Writer, results []*Result) error {
 	t, err := template.New("page").Funcs(template.FuncMap{

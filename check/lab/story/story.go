@@ -22,8 +22,8 @@ type Story struct {
 	Mistake string
 	// Server is the title of the column between the two clients: "Redis".
 	Server string
-	// Code is what the wrong program does, and Tale what happens then, for a reader who has
-	// never used a lock. Lesson is the last sentence of the drawing.
+	// Code is what the wrong program does, and Tale what happens then, for readers without
+	// experience of locks. Lesson is the last sentence of the drawing.
 	Code, Tale, Lesson string
 	// Wrong and Right make the steps, without the expected outcome.
 	Wrong, Right func(*Stage)

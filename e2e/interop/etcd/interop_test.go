@@ -1,7 +1,7 @@
 // Package etcd shares locks on etcd with the real clients of others: etcdctl,
 // clientv3/concurrency and jetcd, in both directions.
 //
-// A neighbour whose program is missing is skipped, and with
+// A peer whose program is missing is skipped, and with
 // HOLDFAST_REQUIRE_SERVERS=1 fails.
 package etcd
 
@@ -145,11 +145,11 @@ func TestBothWays(t *testing.T) {
 	}
 	var busy *holdfast.BusyError
 	if _, err := l.TryLock(t.Context(), "n"); !errors.As(err, &busy) || len(busy.Holders) != 1 || !strings.Contains(busy.Holders[0].Instance, fmt.Sprintf("%x", s.Lease())) {
-		t.Errorf("TryLock beside a neighbour: %v", err)
+		t.Errorf("TryLock beside a peer: %v", err)
 	}
 	for name, o := range map[string]holdfast.LockOption{"shared": holdfast.Shared(), "limit": holdfast.Limit(2)} {
 		if _, err := l.TryLock(t.Context(), "n", o); !errors.Is(err, holdfast.ErrBusy) {
-			t.Errorf("%s beside a neighbour: %v", name, err)
+			t.Errorf("%s beside a peer: %v", name, err)
 		}
 	}
 	st, err := l.Inspect(t.Context(), "n")
@@ -166,7 +166,7 @@ func TestBothWays(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if err := m.TryLock(t.Context()); !errors.Is(err, concurrency.ErrLocked) {
-			t.Errorf("a neighbour beside holdfast, %s: %v", name, err)
+			t.Errorf("a peer beside holdfast, %s: %v", name, err)
 		}
 		if err := k.Unlock(); err != nil {
 			t.Error(err)
@@ -213,7 +213,7 @@ func TestJetcd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(classes); err != nil {
-		missing(t, fmt.Errorf("jetcd's neighbour is not built (make interop): %w", err))
+		missing(t, fmt.Errorf("jetcd's peer is not built (make interop): %w", err))
 	}
 	endpoint, r := start(t), register.New(t)
 	const processes, times, ours = 2, 125, 125
@@ -222,7 +222,7 @@ func TestJetcd(t *testing.T) {
 	var ready sync.WaitGroup
 	ready.Add(processes)
 	for range processes {
-		cmd := exec.CommandContext(t.Context(), java, "-Xmx128m", "-cp", classpath, "holdfast.Neighbour", "http://"+endpoint, "shared", string(r), strconv.Itoa(times))
+		cmd := exec.CommandContext(t.Context(), java, "-Xmx128m", "-cp", classpath, "holdfast.Peer", "http://"+endpoint, "shared", string(r), strconv.Itoa(times))
 		out, err := cmd.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)

@@ -67,7 +67,7 @@ func TestCuratorOrder(t *testing.T) {
 			other.send("acquire")
 			state(t, first, name, 1, 3)
 			must(t, k.Unlock())
-			java.wants("done acquire")
+			java.expect("done acquire")
 			select {
 			case <-got:
 				t.Fatal("a later one was served with the first")
@@ -83,7 +83,7 @@ func TestCuratorOrder(t *testing.T) {
 				t.Errorf("token %d after %d", next.Token(), k.Token())
 			}
 			must(t, next.Unlock())
-			other.wants("done acquire")
+			other.expect("done acquire")
 			other.does("release")
 			state(t, first, name, 0, 0)
 		})
@@ -108,7 +108,7 @@ func TestCuratorReaders(t *testing.T) {
 	java.does("unread")
 	state(t, l, name, 1, 1)
 	must(t, k.Unlock())
-	writer.wants("done acquire")
+	writer.expect("done acquire")
 	if _, err := l.TryLock(t.Context(), name, holdfast.Shared()); !errors.Is(err, holdfast.ErrBusy) {
 		t.Errorf("a reader beside a writer: %v", err)
 	}
@@ -134,9 +134,9 @@ func TestCuratorReaders(t *testing.T) {
 		t.Error("Curator holds the lock beside a permit")
 	}
 	must(t, k.Unlock())
-	java.wants("done read")
+	java.expect("done read")
 	java.does("unread")
-	writer.wants("done acquire")
+	writer.expect("done acquire")
 	writer.does("release")
 }
 
@@ -168,7 +168,7 @@ func TestCuratorPermits(t *testing.T) {
 		t.Error("Curator holds a third of two")
 	}
 	must(t, k.Unlock())
-	other.wants("done acquire")
+	other.expect("done acquire")
 	state(t, l, name, 2, 1)
 	if len(got) != 0 {
 		t.Error("a third of two was granted")
@@ -214,7 +214,7 @@ func TestCuratorRevokes(t *testing.T) {
 			st := state(t, l, name, 1, 0)
 			broken := make(chan error, 1)
 			go func() { broken <- l.Break(t.Context(), name, st.Holders[0].Token) }()
-			java.wants("revoked")
+			java.expect("revoked")
 			java.does("release")
 			must(t, <-broken)
 
@@ -265,7 +265,7 @@ func TestKazoo(t *testing.T) {
 		t.Fatalf("kazoo holds the lock beside ours: %v", c)
 	}
 	must(t, k.Unlock())
-	one.wants("done acquire")
+	one.expect("done acquire")
 	one.does("release")
 
 	contend(t, 100, kazoo(t, address, "curator", "both"), kazoo(t, address, "curator", "both"),

@@ -67,7 +67,7 @@ func (f *storeFlags) resolve(p *say.Printer) (storeURL, dir string, err error) {
 		return "", "", err
 	}
 	if from == "--store" && redact.Has(raw) {
-		p.Line("warning: --store shows its password to every user who can list processes: set %s or give --store-file", envStore)
+		p.Line("warning: --store shows its password to every user that can list processes: set %s or give --store-file", envStore)
 	}
 	return raw, "", nil
 }
@@ -93,7 +93,7 @@ func oneURL(p *say.Printer, args []string, file text) (raw string, err error) {
 		return "", err
 	}
 	if from == "URL" && redact.Has(raw) {
-		p.Line("warning: the URL shows its password to every user who can list processes: give --store-file")
+		p.Line("warning: the URL shows its password to every user that can list processes: give --store-file")
 	}
 	return raw, nil
 }

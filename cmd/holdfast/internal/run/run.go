@@ -28,7 +28,7 @@
 // grace of validity is left, and SIGKILL before the validity ends. So none of them runs when
 // the store may grant the name to another client. When a store takes a lock away without a
 // warning, they get SIGTERM at once and SIGKILL after the grace. During that grace two
-// commands may run, and a resource tells them apart by the token.
+// commands may run, and the token distinguishes them at a resource.
 //
 // Three cases are outside of this. The front and the guardian may die or stop at the same
 // time. Neither may have the right to kill a process; the lock is then kept until it ends,

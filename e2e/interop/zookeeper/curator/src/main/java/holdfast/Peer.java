@@ -18,7 +18,7 @@ import org.apache.curator.retry.ExponentialBackoffRetry;
  * Locks with Curator's recipes as it is told on standard input, and says what happened:
  * CONNECT RECIPE PATH [PERMITS], with RECIPE mutex, rw or semaphore.
  */
-public final class Neighbour {
+public final class Peer {
     private static InterProcessMutex mutex;
     private static InterProcessReadWriteLock rw;
     private static InterProcessSemaphoreV2 semaphore;

@@ -10,7 +10,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 
 /** Increments the number in a file under jetcd's lock: ENDPOINT NAME FILE TIMES. */
-public final class Neighbour {
+public final class Peer {
     public static void main(String[] args) throws Exception {
         ByteSequence name = ByteSequence.from(args[1], StandardCharsets.UTF_8);
         Path file = Path.of(args[2]);

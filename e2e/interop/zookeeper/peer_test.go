@@ -1,7 +1,7 @@
 // Package zookeeper shares locks on ZooKeeper with the real clients of others:
 // Curator and kazoo, in both directions.
 //
-// A neighbour whose program is missing is skipped, and with
+// A peer whose program is missing is skipped, and with
 // HOLDFAST_REQUIRE_SERVERS=1 fails.
 package zookeeper
 
@@ -117,14 +117,14 @@ func open(t *testing.T, address string, layout zkstore.Layout) *holdfast.Locker 
 	return l
 }
 
-// neighbour is a process of another client that executes commands from standard input.
-type neighbour struct {
+// peer is a process of another client that executes commands from standard input.
+type peer struct {
 	t    *testing.T
 	in   io.WriteCloser
 	said chan string
 }
 
-func launch(t *testing.T, cmd *exec.Cmd) *neighbour {
+func launch(t *testing.T, cmd *exec.Cmd) *peer {
 	t.Helper()
 	in, err := cmd.StdinPipe()
 	must(t, err)
@@ -132,7 +132,7 @@ func launch(t *testing.T, cmd *exec.Cmd) *neighbour {
 	must(t, err)
 	cmd.Stderr = os.Stderr
 	must(t, cmd.Start())
-	n := &neighbour{t: t, in: in, said: make(chan string, 100)}
+	n := &peer{t: t, in: in, said: make(chan string, 100)}
 	reading := make(chan struct{})
 	go func() {
 		defer close(reading)
@@ -150,64 +150,64 @@ func launch(t *testing.T, cmd *exec.Cmd) *neighbour {
 			t.Errorf("%s: %v", filepath.Base(cmd.Path), err)
 		}
 	})
-	n.wants("ready")
+	n.expect("ready")
 	return n
 }
 
 // send sends a command and does not wait.
-func (n *neighbour) send(order ...any) {
+func (n *peer) send(order ...any) {
 	n.t.Helper()
 	if _, err := fmt.Fprintln(n.in, order...); err != nil {
 		n.t.Fatal(err)
 	}
 }
 
-// wants waits until the neighbour says that.
-func (n *neighbour) wants(what string) {
+// expect waits until the peer says that.
+func (n *peer) expect(what string) {
 	n.t.Helper()
 	select {
 	case said, open := <-n.said:
 		if !open || said != what {
-			n.t.Fatalf("the neighbour said %q, want %q", said, what)
+			n.t.Fatalf("the peer said %q, want %q", said, what)
 		}
 	case <-time.After(patience):
-		n.t.Fatalf("the neighbour did not say %q", what)
+		n.t.Fatalf("the peer did not say %q", what)
 	}
 }
 
 // does gives an order and waits until it is carried out.
-func (n *neighbour) does(order string, more ...any) {
+func (n *peer) does(order string, more ...any) {
 	n.t.Helper()
 	n.send(append([]any{order}, more...)...)
-	n.wants("done " + order)
+	n.expect("done " + order)
 }
 
-func curator(t *testing.T, address, recipe, name string) *neighbour {
+func curator(t *testing.T, address, recipe, name string) *peer {
 	t.Helper()
 	return curatorOf(t, address, recipe, name, 1)
 }
 
 // curatorOf has a semaphore of so many permits, where the recipe is that.
-func curatorOf(t *testing.T, address, recipe, name string, permits int) *neighbour {
+func curatorOf(t *testing.T, address, recipe, name string, permits int) *peer {
 	t.Helper()
 	classes, err := filepath.Abs("curator/target/classes")
 	must(t, err)
 	if _, err := os.Stat(classes); err != nil {
-		missing(t, fmt.Errorf("Curator's neighbour is not built (make interop): %w", err))
+		missing(t, fmt.Errorf("Curator's peer is not built (make interop): %w", err))
 	}
 	java, err := exec.LookPath("java")
 	if err != nil {
 		missing(t, err)
 	}
 	return launch(t, exec.Command(java, "-cp", classes+":"+filepath.Join(filepath.Dir(classes), "dependency/*"),
-		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "holdfast.Neighbour", address, recipe, "/app/"+name, strconv.Itoa(permits)))
+		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "holdfast.Peer", address, recipe, "/app/"+name, strconv.Itoa(permits)))
 }
 
-func kazoo(t *testing.T, address, kind, name string) *neighbour {
+func kazoo(t *testing.T, address, kind, name string) *peer {
 	t.Helper()
 	for _, python := range []string{"/usr/bin/python3", "python3"} {
 		if exec.Command(python, "-c", "import kazoo").Run() == nil {
-			return launch(t, exec.Command(python, "kazoo/neighbour.py", address, kind, "/app/"+name))
+			return launch(t, exec.Command(python, "kazoo/peer.py", address, kind, "/app/"+name))
 		}
 	}
 	missing(t, errors.New("kazoo is not installed (Debian: apt-get install python3-kazoo)"))
@@ -215,7 +215,7 @@ func kazoo(t *testing.T, address, kind, name string) *neighbour {
 }
 
 // holdfastProcess is a worker of ours in a process of its own.
-func holdfastProcess(t *testing.T, address string, layout zkstore.Layout, name string) *neighbour {
+func holdfastProcess(t *testing.T, address string, layout zkstore.Layout, name string) *peer {
 	t.Helper()
 	self, err := os.Executable()
 	must(t, err)
@@ -228,14 +228,14 @@ func holdfastProcess(t *testing.T, address string, layout zkstore.Layout, name s
 }
 
 // contend lets everyone add to one register, and wants the sum to be exact.
-func contend(t *testing.T, times int, all ...*neighbour) {
+func contend(t *testing.T, times int, all ...*peer) {
 	t.Helper()
 	r := register.New(t)
 	for _, n := range all {
 		n.send("count", string(r), times)
 	}
 	for _, n := range all {
-		n.wants("done count")
+		n.expect("done count")
 	}
 	r.Want(t, times*len(all))
 }
