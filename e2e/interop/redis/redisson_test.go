@@ -1,11 +1,18 @@
 package redis
 
 import (
+	"bufio"
 	"context"
 	"flag"
+	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
+	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -56,6 +63,7 @@ func TestRedisson(t *testing.T) {
 			t.Run("operators", func(t *testing.T) { operators(t, d, java) })
 			if mode == "single" { // Redisson's multi lock is over names of any slot
 				t.Run("multi lock", func(t *testing.T) { multiLock(t, d, java) })
+				t.Run("between try and wait", func(t *testing.T) { betweenTryAndWait(t, d, java) })
 			}
 			d.remains(t)
 		})
@@ -99,6 +107,48 @@ func readers(t *testing.T, d *deployment, java *peer) {
 	must(t, w.granted().Unlock())
 	java.lock("write", name).does("acquire")
 	java.lock("write", name).does("release")
+}
+
+// betweenTryAndWait releases a write lock as soon as the server has refused Redisson's last try
+// before it waits. Redisson drops the message of its own writers while no thread waits. Busy
+// processes keep the thread in between for a while.
+func betweenTryAndWait(t *testing.T, d *deployment, java *peer) {
+	java.t = t
+	l := d.open(t, redisstore.RedissonReadWrite, endless)
+	other := java.lock("write", "write-between")
+	other.does("acquire") // loads Redisson's scripts
+	other.does("release")
+	try := fmt.Sprintf(` "1" %q "%d" "`, other.name, endless.Milliseconds())
+	monitor, err := net.Dial("tcp", d.address)
+	must(t, err)
+	defer monitor.Close()
+	_, err = io.WriteString(monitor, "MONITOR\r\n")
+	must(t, err)
+	commands := bufio.NewScanner(monitor)
+	for range 2 * runtime.NumCPU() {
+		busy := exec.Command("sh", "-c", "while :; do :; done")
+		must(t, busy.Start())
+		t.Cleanup(func() {
+			_ = busy.Process.Kill()
+			_ = busy.Wait()
+		})
+	}
+	for range 300 {
+		k, err := l.Lock(t.Context(), other.name)
+		must(t, err)
+		other.send("acquire")
+		for tries := 0; tries < 2; { // one before it subscribes, and one after
+			if !commands.Scan() {
+				t.Fatal("the server ended MONITOR: ", commands.Err())
+			}
+			if strings.Contains(commands.Text(), try) {
+				tries++
+			}
+		}
+		must(t, k.Unlock())
+		other.await("acquire")
+		other.does("release")
+	}
 }
 
 // fairOrder: waiters of both are served in the order in which they came.

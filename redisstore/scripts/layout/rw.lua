@@ -50,18 +50,23 @@ local function longest()
   return most
 end
 
+-- notify wakes Redisson's waiters. It gives as many permits to the latch of a lock as threads
+-- wait for '1', and one for '0'. A thread that has tried and does not wait yet needs the '0' of
+-- a writer, too: else it sleeps until the lease that it saw would have ended.
+local function notify()
+  if writes(own) then publish(channel, '1') end
+  publish(channel, '0')
+end
+
 -- What may be refused comes before N changes: a key of a reader, while the slot moves, and
 -- each command.
 drop = function()
   touch()
-  local left, message = longest(), '1'
-  if not writes(own) then
-    call('DEL', hold(own, 1))
-    message = '0'
-  end
+  local left = longest()
+  if not writes(own) then call('DEL', hold(own, 1)) end
   if left == 0 and (writes(own) or call('HGET', N, 'mode') ~= 'write') then
     call('DEL', N)
-    publish(channel, message)
+    notify()
     return
   end
   call('HDEL', N, own)
@@ -70,7 +75,7 @@ drop = function()
     return
   end
   call('HSET', N, 'mode', 'read')
-  publish(channel, message)
+  notify()
 end
 
 holders = function(add)
