@@ -93,20 +93,20 @@ func TestMinHoldOutlivesTheCallersContext(t *testing.T) {
 	})
 }
 
-// breakAsk is a BreakAsk store: Lost is a request to end, and the grant stands until its
+// breakNotify is a BreakNotify store: Lost is a request to end, and the grant stands until its
 // release.
-type breakAsk struct {
+type breakNotify struct {
 	*memstore.Store
 	mu   sync.Mutex
 	from map[string]driver.Requester
 }
 
-func (s *breakAsk) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+func (s *breakNotify) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	g, err := s.Store.Guarantees(ctx)
-	g.Break, g.Linger = driver.BreakAsk, false
+	g.Break, g.Linger = driver.BreakNotify, false
 	return g, err
 }
-func (s *breakAsk) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *breakNotify) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := s.Store.Acquire(ctx, r)
 	if err == nil {
 		g.TTL = driver.Forever
@@ -116,7 +116,7 @@ func (s *breakAsk) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 	}
 	return g, err
 }
-func (s *breakAsk) requestEnd(name string) {
+func (s *breakNotify) requestEnd(name string) {
 	s.mu.Lock()
 	f := s.from[name]
 	s.mu.Unlock()
@@ -126,7 +126,7 @@ func (s *breakAsk) requestEnd(name string) {
 func TestLingeringLeaseIsReleasedOnRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		a := &breakAsk{Store: s, from: map[string]driver.Requester{}}
+		a := &breakNotify{Store: s, from: map[string]driver.Requester{}}
 		l, other := newLocker(t, a), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL), holdfast.MinHold(time.Hour))
 		unlock(t, k) // lingers
@@ -139,7 +139,7 @@ func TestLingeringLeaseIsReleasedOnRequest(t *testing.T) {
 func TestCloseReleasesALockThatWasRequestedToEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		a := &breakAsk{Store: s, from: map[string]driver.Requester{}}
+		a := &breakNotify{Store: s, from: map[string]driver.Requester{}}
 		other := newLocker(t, s.Client())
 		l, _ := holdfast.New(a)
 		mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
@@ -494,19 +494,19 @@ func TestHookMayExitItsGoroutine(t *testing.T) {
 // expires. Close then waits for a limited time, and reports what it could not confirm.
 func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 	for _, c := range []struct {
-		lapses      bool
-		tries       int // that fail
-		unconfirmed bool
-		least, most time.Duration
+		leftoversExpire bool
+		tries           int // that fail
+		unconfirmed     bool
+		least, most     time.Duration
 	}{
-		{lapses: true, tries: 1 << 30, most: 10 * time.Second},
+		{leftoversExpire: true, tries: 1 << 30, most: 10 * time.Second},
 		{tries: 12, least: 6 * time.Second, most: 30 * time.Second},
 		{tries: 100, unconfirmed: true, least: 30 * time.Second, most: 40 * time.Second},
 	} {
 		for _, what := range []string{"undo", "release"} {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
-				l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Lapses = c.lapses }})
+				l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.LeftoversExpire = c.leftoversExpire }})
 				no := driver.Errorf(driver.CodeRefused, "no rights")
 				if what == "undo" {
 					s.Script().FailUndos("a", c.tries, no)
@@ -550,7 +550,7 @@ func (s longRelease) Release(ctx context.Context, g driver.Grant, keep time.Dura
 func TestRetriesGetMoreTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l := newLocker(t, longRelease{altered{s, func(g *driver.Guarantees) { g.Lapses = false }}})
+		l := newLocker(t, longRelease{altered{s, func(g *driver.Guarantees) { g.LeftoversExpire = false }}})
 		k := mustLock(t, l, "a", holdfast.TTL(300*time.Millisecond))
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatalf("Unlock: %v", err)

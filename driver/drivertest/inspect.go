@@ -190,7 +190,7 @@ func breakGrant(e *env) {
 	case <-time.After(timeout):
 		e.Fatal("the holder was not notified")
 	}
-	if e.g.Break == driver.BreakAsk {
+	if e.g.Break == driver.BreakNotify {
 		e.busy(other, e.request(name, driver.Exclusive, long)) // until it has released
 		var err error
 		// A timeout may be too short for the first step: then it is doubled.
@@ -205,7 +205,7 @@ func breakGrant(e *env) {
 		e.code(other, err, driver.CodeBusy, "breaking a grant that its holder keeps")
 	}
 	err := s.Release(e.Context(), g, 0)
-	if e.g.Break == driver.BreakAsk {
+	if e.g.Break == driver.BreakNotify {
 		if err != nil {
 			e.Fatalf("the holder that was requested to end cannot release: %v", err)
 		}

@@ -104,7 +104,7 @@ func renewNeverRevives(e *env) {
 // expiresWithoutRenewal requires that a grant that is not renewed expires although its
 // client renews another one with the same TTL.
 func expiresWithoutRenewal(e *env) {
-	if !e.g.Lapses {
+	if !e.g.LeftoversExpire {
 		e.Skip("its grants stand as long as their shared session")
 	}
 	a, b, name := e.open(), e.open(), e.name()

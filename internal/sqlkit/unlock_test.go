@@ -16,13 +16,17 @@ type mute struct {
 	ended error
 }
 
-func (*mute) Lock(context.Context, *Session, *Ask) (Got, error) {
+func (*mute) Lock(context.Context, *Session, *LockRequest) (Got, error) {
 	return Got{Token: 1, Slot: driver.NoSlot}, nil
 }
-func (*mute) Unlock(context.Context, *Session, *Ask) (bool, error) { return false, io.ErrUnexpectedEOF }
-func (*mute) End(context.Context, Link, Identity) (bool, error)    { return true, nil }
-func (r *mute) Ended(err error) bool                               { return r.ended != nil }
-func (*mute) Cause(*Session, *Ask, *Pool) (driver.Cause, error)    { return driver.CauseSessionEnded, nil }
+func (*mute) Unlock(context.Context, *Session, *LockRequest) (bool, error) {
+	return false, io.ErrUnexpectedEOF
+}
+func (*mute) End(context.Context, Link, Identity) (bool, error) { return true, nil }
+func (r *mute) Ended(err error) bool                            { return r.ended != nil }
+func (*mute) Cause(*Session, *LockRequest, *Pool) (driver.Cause, error) {
+	return driver.CauseSessionEnded, nil
+}
 
 // TestUnansweredReleaseIsUncertain: the session ends without an answer to the release, which
 // may have come too late. The server's own timer may have ended the session before, and

@@ -97,7 +97,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	defer cancel()
 	key := s.prefix() + r.Name
 	return s.await(ctx, func(n *node) (reply, error) {
-		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, s.endArgs(r.ID+".", s.voiding(), "0", r.ID+" "+s.channel, true))
+		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, s.endArgs(r.ID+".", s.keepOutMillis(), "0", r.ID+" "+s.channel, true))
 	})
 }
 
@@ -268,7 +268,7 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 		b.mu.Lock()
 		v := &b.votes[n.i]
 		switch {
-		case v.state == voteAsked || v.state == voteEnding: // another request decides
+		case v.state == voteRequested || v.state == voteEnding: // another request decides
 		case a.err != nil:
 		case a.kind == 'R' || a.kind == 'C':
 			v.state = voteGiven
@@ -276,7 +276,7 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 				b.endVote(n, true)
 			}
 		case a.kind == 'N' && (v.state != voteUnsure || time.Since(v.requested) > s.late()) && b.stillHeld():
-			v.state = voteAsked
+			v.state = voteRequested
 			b.birth = time.Now()
 			v.requested = b.birth
 			heal = append(heal, j)
@@ -410,12 +410,11 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 		return driver.Errorf(driver.CodeNotHeld, "redlock: %q: no grant of token %d stands", name, token)
 	}
 	key := s.prefix() + name
-	// The holder may have renewed the votes since they were read, and does not ask for them
-	// again after its TTL.
-	void := millis(max(h.holder.TTL, h.ttl) + s.late())
+	// The holder may have renewed the votes since then. It sends no renewal after its TTL.
+	keepOut := millis(max(h.holder.TTL, h.ttl) + s.late())
 	ended := make(chan byte, len(s.nodes))
 	err = s.await(ctx, func(n *node) (reply, error) {
-		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, s.endArgs(h.id+" ", void, "0", "", true))
+		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, s.endArgs(h.id+" ", keepOut, "0", "", true))
 		if err == nil {
 			ended <- r.kind
 		}

@@ -40,11 +40,11 @@ func byHand(take func(*Stage, Actor) bool, free func(*Stage, Actor)) lock {
 
 // keyExpires waits until the key of the lock has expired, unless it has no expiry.
 func (s *Stage) keyExpires() bool {
-	if s.ask("PTTL", lockName) == "-1" {
+	if s.command("PTTL", lockName) == "-1" {
 		s.Note(Server, "no expiry")
 		return false
 	}
-	s.Until("the key has expired", func() bool { return s.ask("EXISTS", lockName) == "0" })
+	s.Until("the key has expired", func() bool { return s.command("EXISTS", lockName) == "0" })
 	s.Note(Server, "lock expires")
 	return true
 }
@@ -68,15 +68,15 @@ func (s *Stage) redis() *servers.Redis {
 	})
 	if s.url == nil {
 		s.url = func(a Actor) string { return "redis://" + s.Link(a, r.Address()) }
-		s.ask("FLUSHALL")
+		s.command("FLUSHALL")
 	}
 	return r
 }
 
-// ask sends a command that is not part of the drawing.
-func (s *Stage) ask(args ...string) string { return s.askAt(s.redis(), args...) }
+// command sends a command that is not part of the drawing.
+func (s *Stage) command(args ...string) string { return s.commandAt(s.redis(), args...) }
 
-func (s *Stage) askAt(r *servers.Redis, args ...string) string {
+func (s *Stage) commandAt(r *servers.Redis, args ...string) string {
 	v, err := r.Do(s.ctx, args...)
 	s.Must(err)
 	if v == nil {
@@ -87,7 +87,7 @@ func (s *Stage) askAt(r *servers.Redis, args ...string) string {
 
 // do sends a command of a client and returns the answer: "nil" for none.
 func (s *Stage) do(a Actor, args ...string) string {
-	v := s.ask(args...)
+	v := s.command(args...)
 	s.Step(a, strings.Join(args, " "), explain(args[0], v))
 	return v
 }
@@ -155,7 +155,7 @@ func paused(write func(s *Stage, a Actor, value string, token uint64)) func(*Sta
 		write(s, B, "new", s.locks[B].Token())
 		s.Resume(A, "continues, and writes")
 		write(s, A, "old", token)
-		if s.ask("HGET", "data", "value") != "new" {
+		if s.command("HGET", "data", "value") != "new" {
 			s.Violate("A's late write has replaced B's: an update is lost.")
 		}
 		s.Survive("The guard has seen B's larger token and refuses A's write.")
@@ -184,7 +184,7 @@ func failover(take func(*Stage, Actor, *servers.Redis) bool, query string) func(
 		s.Note(Server, "replica lags")
 		take(s, A, primary)
 		primary.Kill()
-		s.askAt(replica, "REPLICAOF", "NO", "ONE")
+		s.commandAt(replica, "REPLICAOF", "NO", "ONE")
 		s.Note(Server, "new primary")
 		s.Must((&servers.RedisReplicas{Primary: replica, Replicas: []*servers.Redis{third}}).Linked(s.ctx))
 		now = replica
@@ -224,7 +224,7 @@ func restarted(take func(s *Stage, a Actor, fleet []*servers.Redis, reach []int)
 func votes(s *Stage, a Actor, fleet []*servers.Redis, reach []int) bool {
 	n := 0
 	for _, i := range reach {
-		v := s.askAt(fleet[i-1], "SET", lockName, a.String(), "NX", "PX", millis(long))
+		v := s.commandAt(fleet[i-1], "SET", lockName, a.String(), "NX", "PX", millis(long))
 		s.Step(a, fmt.Sprintf("SET lock %s NX on %d", a, i), explain("SET", v))
 		if v == "OK" {
 			n++
@@ -314,11 +314,11 @@ var redisStories = []Story{
 		Tale:   "Even a lock that is renewed ends when its holder is paused: by a garbage collection, by a machine that sleeps. A has looked at its lock, is paused, and writes later, without a chance to look again. Both plays use the same right lock. In the second one the data refuses the write: each grant has a number, the fencing token, and the data accepts no smaller number than it has seen.",
 		Lesson: "A lock cannot stop a paused writer. The data can: with a fencing token.",
 		Wrong: paused(func(s *Stage, a Actor, value string, _ uint64) {
-			v := s.ask("HSET", "data", "value", value)
+			v := s.command("HSET", "data", "value", value)
 			s.Step(a, "HSET data value "+value, explain("HSET", v))
 		}),
 		Right: paused(func(s *Stage, a Actor, value string, token uint64) {
-			v := s.ask("EVAL", guard, "1", "data", strconv.FormatUint(token, 10), value)
+			v := s.command("EVAL", guard, "1", "data", strconv.FormatUint(token, 10), value)
 			s.Step(a, "write "+value+" with my token", v)
 		}),
 	},
@@ -328,7 +328,7 @@ var redisStories = []Story{
 		Tale:   "Redis answers before its replica has the data. The primary grants the lock to A and dies, and the replica, which takes over, does not have the lock. B gets it while A works.",
 		Lesson: "A grant counts when the replica has it, or the token guards the data.",
 		Wrong: failover(func(s *Stage, a Actor, r *servers.Redis) bool {
-			v := s.askAt(r, "SET", lockName, a.String(), "NX", "PX", millis(long))
+			v := s.commandAt(r, "SET", lockName, a.String(), "NX", "PX", millis(long))
 			s.Step(a, "SET lock "+a.String()+" NX PX "+millis(long), v)
 			if v == "OK" {
 				s.Enter(a, nil)

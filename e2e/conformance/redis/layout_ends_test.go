@@ -51,7 +51,7 @@ func TestLayoutHoldersNoticeEarlyEnds(t *testing.T) {
 	}
 }
 
-// TestLayoutRefusesAnotherType: a key of the name that is no lock of the layout stays as it is.
+// TestLayoutRefusesAnotherType: a key of the name with another type stays unchanged.
 func TestLayoutRefusesAnotherType(t *testing.T) {
 	r := start(t)
 	do(t, r, "SADD", "set", "member")
@@ -59,7 +59,7 @@ func TestLayoutRefusesAnotherType(t *testing.T) {
 		s := open(t, "redis://"+r.Address(), redisstore.WithLayout(l))
 		g, err := s.Acquire(t.Context(), request("set", driver.Exclusive, time.Minute))
 		if l == redisstore.Plain || l == redisstore.Redisson || l == redisstore.RedissonFair || l == redisstore.RedissonFenced || l == redisstore.RedissonSpin {
-			// Their clients look whether the key is there, whatever it holds.
+			// The clients of this layout check only that the key exists, with any content.
 			if code := driver.CodeOf(err); code != driver.CodeBusy && code != driver.CodeRefused {
 				t.Errorf("%s: %+v, %v", l, g, err)
 			}
