@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -28,7 +29,7 @@ func TestClockSetForwardEndsTheGrant(t *testing.T) {
 		t.Errorf("token %d after %d", next.Token, g.Token)
 	}
 	select {
-	case <-q.From.(*recorder).lost:
+	case <-requests.Of(q).Losses:
 	case <-time.After(testTimeout):
 		t.Error("the holder was not notified")
 	}

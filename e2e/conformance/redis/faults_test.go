@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -59,7 +60,7 @@ func submit(t *testing.T, s driver.Store, r driver.Request) *waiter {
 func queue(t *testing.T, s driver.Store, r driver.Request) *waiter {
 	t.Helper()
 	w := submit(t, s, r)
-	queued := r.From.(*recorder).queued
+	queued := requests.Of(r).Waits
 	select {
 	case <-queued:
 	case <-w.done:
@@ -99,7 +100,7 @@ func (w *waiter) pending() {
 func lost(t *testing.T, r driver.Request, want driver.Cause) {
 	t.Helper()
 	select {
-	case c := <-r.From.(*recorder).lost:
+	case c := <-requests.Of(r).Losses:
 		if c != want {
 			t.Fatalf("the holder lost its lock with cause %q, want %q", c, want)
 		}

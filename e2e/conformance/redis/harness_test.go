@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -143,40 +144,4 @@ func leftovers(t testing.TB, rs ...*servers.Redis) (left []string) {
 	return left
 }
 
-// recorder is a Requester that records its notifications.
-type recorder struct {
-	id     string
-	queued chan []driver.Holder
-	lost   chan driver.Cause
-}
-
-func (a *recorder) Owner() driver.Owner {
-	return driver.Owner{ID: a.id, Host: "test-host", PID: os.Getpid(), Reason: "because"}
-}
-
-func (a *recorder) Queued(h []driver.Holder) {
-	select {
-	case a.queued <- h:
-	default:
-	}
-}
-
-func (a *recorder) Lost(c driver.Cause, _ error) {
-	select {
-	case a.lost <- c:
-	default:
-	}
-}
-
-var ids struct {
-	sync.Mutex
-	n int
-}
-
-func request(name string, limit int, ttl time.Duration) driver.Request {
-	ids.Lock()
-	defer ids.Unlock()
-	ids.n++
-	id := fmt.Sprintf("r%d-%d", time.Now().UnixNano(), ids.n)
-	return driver.Request{ID: id, Name: name, Limit: limit, TTL: ttl, From: &recorder{id: id, queued: make(chan []driver.Holder, 1), lost: make(chan driver.Cause, 1)}}
-}
+var request = requests.New

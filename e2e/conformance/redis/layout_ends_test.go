@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -24,7 +25,7 @@ func TestLayoutHoldersNoticeEarlyEnds(t *testing.T) {
 			}
 			do(t, r, "FLUSHALL")
 			select {
-			case cause := <-q.From.(*recorder).lost:
+			case cause := <-requests.Of(q).Losses:
 				if cause != driver.CauseGone {
 					t.Errorf("%s, want %s", cause, driver.CauseGone)
 				}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -50,7 +51,7 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 		_, err := s.Acquire(ctx, q)
 		done <- err
 	}()
-	<-q.From.(*recorder).queued
+	<-requests.Of(q).Waits
 	leave()
 	<-done
 	script, args := used("acquire")
