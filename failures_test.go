@@ -46,7 +46,7 @@ func TestCloseWaitsForARunningUnlock(t *testing.T) {
 		k := mustLock(t, l, "a")
 		done := make(chan struct{})
 		go func() { defer close(done); _ = k.Unlock() }()
-		synctest.Wait() // the release is on its way
+		synctest.Wait() // the release is in flight
 		if err := l.Close(bg); err != nil {
 			t.Error(err)
 		}
@@ -63,7 +63,7 @@ func TestFailedLockAllIgnoresMinHold(t *testing.T) {
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		b := mustLock(t, other, "b")
 		if _, err := l.LockAll(bg, []string{"a", "b"}, holdfast.MinHold(time.Hour), holdfast.Wait(time.Second)); err == nil {
-			t.Fatal("got it")
+			t.Fatal("granted beside the holder")
 		}
 		wantFree(t, other, "a")
 		unlock(t, b)
@@ -93,8 +93,7 @@ func TestMinHoldOutlivesTheCallersContext(t *testing.T) {
 	})
 }
 
-// breakNotify is a BreakNotify store: Lost is a request to end, and the grant stands until its
-// release.
+// breakNotify is a store that only notifies a holder of a break. The grant stands until its release.
 type breakNotify struct {
 	*memstore.Store
 	mu   sync.Mutex
@@ -298,7 +297,7 @@ func TestSlowHookStopsNoRelease(t *testing.T) {
 		_ = k.Unlock()
 		time.Sleep(time.Minute)
 		if _, err := other.TryLock(bg, "b"); err != nil {
-			t.Errorf("a slow hook keeps b locked: %v", err)
+			t.Errorf("b is still locked beside a slow hook: %v", err)
 		}
 		close(block)
 	})
@@ -618,9 +617,9 @@ func (s lostReleaseAnswer) Release(ctx context.Context, g driver.Grant, keep tim
 	return err
 }
 
-// TestWaitGoesOnAfterABusyAnswer: a store may answer that it cannot queue a waiter now. The
-// wait goes on, and ends with ErrBusy.
-func TestWaitGoesOnAfterABusyAnswer(t *testing.T) {
+// TestWaitContinuesAfterABusyAnswer: a store may answer that it cannot queue a waiter now. The wait
+// continues, and ends with ErrBusy.
+func TestWaitContinuesAfterABusyAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }})

@@ -193,7 +193,7 @@ func breakGrant(e *env) {
 	if e.g.Break == driver.BreakNotify {
 		e.busy(other, e.request(name, driver.Exclusive, long)) // until it has released
 		var err error
-		// A timeout may be too short for the first step: then it is doubled.
+		// A timeout that is too short for the first step is doubled.
 		for wait := 20 * time.Millisecond; wait < timeout; wait *= 2 {
 			ctx, cancel := context.WithTimeout(e.Context(), wait)
 			err = b.Break(ctx, name, g.Token)
@@ -207,7 +207,7 @@ func breakGrant(e *env) {
 	err := s.Release(e.Context(), g, 0)
 	if e.g.Break == driver.BreakNotify {
 		if err != nil {
-			e.Fatalf("the holder that was requested to end cannot release: %v", err)
+			e.Fatalf("the notified holder cannot release: %v", err)
 		}
 	} else {
 		e.code(s, err, driver.CodeNotHeld, "releasing a broken grant")

@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// mute is a recipe with sessions that end during the unlock.
+// mute is a recipe whose sessions end during the unlock, without an answer.
 type mute struct {
 	closing
 	ended error
@@ -29,7 +29,7 @@ func (*mute) Cause(*Session, *LockRequest, *Pool) (driver.Cause, error) {
 }
 
 // TestUnansweredReleaseIsUncertain: the session ends without an answer to the release, which
-// may have come too late. The server's own timer may have ended the session before, and
+// may have arrived too late. The server's own timer may have ended the session before, and
 // another client may have held the lock.
 func TestUnansweredReleaseIsUncertain(t *testing.T) {
 	for _, c := range []struct {
