@@ -246,6 +246,12 @@ func TestRequestContext(t *testing.T) {
 				}
 				b.end()
 				cancel(nil)
+				if end := b.Err(); c.err != nil && !errors.Is(end, c.err) {
+					t.Errorf("%s: after the request %v, want %v", c.name, end, c.err)
+				}
+				if let := b.timed.Load() == answered; let != (b.Err() == context.Canceled) {
+					t.Errorf("%s: the timer's context is kept without need, or not kept", c.name)
+				}
 			}
 		}
 	})
