@@ -45,11 +45,12 @@ test: servers lint short
 	$(SAY) 'make test has passed; make verify runs the rest'
 
 # The builds need no server and judge nothing in time: they go beside the tests, and
-# behind them where both want the processor.
+# behind them where both want the processor. A part that fails does not keep the others from
+# running: one run shows all that is wrong.
 verify: servers
 	@log=$$(mktemp); trap 'rm -f '$$log EXIT; \
-	nice -n 19 $(MAKE) --no-print-directory cross standalone >$$log 2>&1 & builds=$$!; \
-	$(MAKE) --no-print-directory race cover torture versions; tests=$$?; \
+	nice -n 19 $(MAKE) --no-print-directory -k cross standalone >$$log 2>&1 & builds=$$!; \
+	$(MAKE) --no-print-directory -k race cover torture versions; tests=$$?; \
 	wait $$builds; built=$$?; cat $$log; exit $$((tests + built))
 	$(SAY) 'make verify has passed'
 
