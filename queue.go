@@ -45,7 +45,7 @@ type queue struct {
 type waiter struct {
 	ctx        context.Context // the caller's
 	done       <-chan struct{} // of the wait
-	set        settings
+	set        *settings
 	joined     time.Time
 	held       bool // the store has answered, since it came, that the name is held
 	holders    []driver.Holder
@@ -242,10 +242,10 @@ func (l *Locker) overdue(q *queue, w *waiter, deadline time.Time) (next time.Dur
 
 // open returns the Lock of a waiter that was served.
 func (l *Locker) open(w *waiter) *Lock {
-	k := newLock(w.holder, &w.holder.first, w.ctx, &w.set)
+	k := newLock(w.holder, &w.holder.first, w.ctx, w.set)
 	var o outcome
 	l.mu.Lock()
-	k.open(opened, &w.set, &o)
+	k.open(opened, w.set, &o)
 	l.mu.Unlock()
 	_ = l.perform(&o)
 	return k
@@ -310,7 +310,7 @@ func (l *Locker) reportQueued(q *queue, waiters []*waiter, holders []driver.Hold
 }
 
 func (l *Locker) queuedEvent(w *waiter, holders []driver.Holder, name string) Event {
-	e := l.describe(EventQueued, name, &w.set)
+	e := l.describe(EventQueued, name, w.set)
 	e.Holders = holders
 	return e
 }

@@ -122,7 +122,7 @@ func (h *holder) reportLater(kind EventKind, err error, since time.Duration) {
 
 func (h *holder) event(kind EventKind, err error, since time.Duration) Event {
 	x := h.lease
-	e := x.l.describe(kind, x.req.Name, &h.set)
+	e := x.l.describe(kind, x.req.Name, h.set)
 	e.Token, e.Slot, e.Took, e.Err = h.token, x.firstStanding.grant.Slot, x.l.sinceStart(e.At)-since, err
 	if lost, ok := err.(*LostError); ok {
 		e.Cause = lost.Cause

@@ -55,7 +55,7 @@ func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelC
 	// The request belongs to the queue entry, not to the goroutine at the head: it
 	// takes the values of the head's context, but not its end.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(q.head.ctx))
-	x := l.newLease(ctx, q.name, &q.head.set)
+	x := l.newLease(ctx, q.name, q.head.set)
 	x.queue = q
 	l.reserve(&x.req, q.head.next != nil)
 	q.asking, q.cancel = x, s.afterRelease(cancel)
