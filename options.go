@@ -182,7 +182,7 @@ const MaxHandoff = 1 << 16
 // other processes lose little. Each hold has a new, larger token. With this option there
 // is no limit of time there. Elsewhere the default is off, and a handoff keeps the token:
 // a write that a goroutine sends after its Unlock is not refused in favour of the next
-// goroutine's.
+// goroutine's. On etcd an Unlock and the request of the next local waiter are one call.
 func LocalHandoff(max int) Option {
 	return func(c *config) { c.handoff, c.hasHandoff = max, true }
 }

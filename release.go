@@ -13,8 +13,18 @@ import (
 func (l *Locker) release(o *outcome) error {
 	x := o.lease
 	timeout := min(l.requestTimeout(x.req.TTL), max(o.within, time.Millisecond))
-	err := l.store.Release(l.bound(&x.giving, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
-	x.giving.end()
+	began := time.Now()
+	var sent bool
+	var err error
+	if o.keep == 0 {
+		if sent, err = l.releaseBySwap(x, timeout); !sent {
+			timeout = max(timeout-time.Since(began), time.Millisecond)
+		}
+	}
+	if !sent {
+		err = l.store.Release(l.bound(&x.giving, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
+		x.giving.end()
+	}
 	e := event{kind: released, keep: o.keep, err: err}
 	var code driver.Code
 	if err != nil {
@@ -56,7 +66,7 @@ func final(code driver.Code) bool {
 func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bool) {
 	x, until := h.lease, time.Now().Add(keep)
 	l, g := x.l, x.standing.grant
-	expires := l.guarantees.Load().Lapses && g.TTL != driver.Forever
+	expires := l.guarantees.Load().LeftoversExpire && g.TTL != driver.Forever
 	reportIf := func(kind EventKind, err error) {
 		if report {
 			h.reportLater(kind, err, since)

@@ -120,7 +120,7 @@ func (w *worker) renewClient(ctx context.Context) error {
 	gen := w.gen + 1 // clients are replaced one at a time
 	w.mu.Unlock()
 	p := newProbe(s, w.log, gen)
-	l, err := holdfast.New(p, holdfast.WithHooks(hooks{w}), holdfast.Process("", workerName(w.index, w.life)))
+	l, err := holdfast.New(p.store(), holdfast.WithHooks(hooks{w}), holdfast.Process("", workerName(w.index, w.life)))
 	if err != nil {
 		return err
 	}
@@ -313,7 +313,7 @@ func (w *worker) take(s Step) {
 	op := map[string]int{}
 	for i, n := range s.Names {
 		op[n] = first + i
-		w.log.Add(Event{K: KindAsk, Name: n, Op: first + i, Gen: gen, Limit: s.Limit, Wait: !s.Try, For: int64(s.Wait)})
+		w.log.Add(Event{K: KindLock, Name: n, Op: first + i, Gen: gen, Limit: s.Limit, Wait: !s.Try, For: int64(s.Wait)})
 	}
 	if s.Cancel > 0 {
 		defer time.AfterFunc(s.Cancel, cancel).Stop()

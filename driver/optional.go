@@ -20,7 +20,7 @@ type Inspector interface {
 type Breaker interface {
 	// Break ends the grant of name with the token, or returns CodeNotHeld if there is none.
 	// The token may be any of those that the grant has reserved. If Guarantees.Break is
-	// BreakAsk, the store notifies the holder, and the grant stands until the holder has
+	// BreakNotify, the store notifies the holder, and the grant stands until the holder has
 	// released. Break then returns when the grant has ended. If its context ends first, it
 	// returns an error of code CodeBusy that names the holder.
 	Break(ctx context.Context, name string, token uint64) error
@@ -33,6 +33,24 @@ type Watcher interface {
 	// ends, and then returns the context's error. Changes may coalesce, and a call may
 	// come without a change. changed does not block.
 	Watch(ctx context.Context, name string, changed func()) error
+}
+
+// Swapper is implemented by stores that can release a grant and make the queue entry of another
+// request in one atomic step. The core uses it if Guarantees.Wake is push. After a grant it holds
+// the request of the next local waiter back for at most HandoffTime, and calls Swap if the grant
+// is released within that time. Of other stores the core calls Release and Acquire.
+type Swapper interface {
+	// Swap releases old, like Release without keep, and does what Acquire does for r, whose Wait
+	// is set. The entry of r goes to the end of the queue, and a grant of r has a new token.
+	//
+	// The halves are independent. If old has ended, r is queued nevertheless. If r fails,
+	// old may be released nevertheless. Swap calls released once, as soon as the outcome of the
+	// release is known and before it waits for the grant, with what Release would have
+	// returned. released does not block. If Swap returns without having called it, nothing
+	// of the release was applied or can be applied later, and the core calls Release. After
+	// an answer that was lost, the outcomes of both halves are unknown: Swap calls released
+	// with an error of code CodeUnknown, and returns one.
+	Swap(ctx context.Context, old Grant, r Request, released func(error)) (Grant, error)
 }
 
 // Values is implemented by stores that keep versioned values beside the locks. A lock and a value
