@@ -271,7 +271,8 @@ func (c *collected) judgeTrust(r *Report, h *nameHistory) {
 					s.holder(), s.token, h.name, time.Duration(s.alive-s.until))})
 		}
 		granted := grantOf(s)
-		if d, known := deadline[granted]; known && s.until > d {
+		// A lease that ended before its holder could look is recorded as valid until then.
+		if d, known := deadline[granted]; known && s.until > d && s.until > s.granted {
 			v := Violation{Rule: RuleTrust, Name: h.name, Excerpt: s.story(),
 				Text: fmt.Sprintf("%s took token %d of %q for valid %s beyond the last deadline that the store can have set: validity must count from before the request was sent",
 					s.holder(), s.token, h.name, time.Duration(min(s.until, c.last+int64(time.Hour))-d))}

@@ -167,6 +167,17 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.event(check.KindLost, check.Event{Cause: "closed"}).unlock()
 			b.unlock()
 		},
+		"a lock that expired while its holder was stopped": func(s *story) {
+			// The holder cannot read the deadline of a lease that has ended: it was at most now.
+			a := s.request("w1", "a", 1)
+			s.add(check.Event{K: check.KindAnswer, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 600 * ms})
+			s.add(check.Event{K: check.KindPause, W: "w1", For: 1000 * ms})
+			s.t += 1000 * ms
+			s.add(check.Event{K: check.KindResume, W: "w1"})
+			a.token = 1
+			a.event(check.KindGranted, check.Event{Limit: a.limit, Until: s.t})
+			a.event(check.KindLost, check.Event{Cause: "expired"}).unlock()
+		},
 		"taken away, and noticed in time": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.add(check.Event{K: check.KindFault, Fault: "lose", Name: "a", Early: true})

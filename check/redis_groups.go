@@ -72,7 +72,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	if clocks {
 		// The promoted replica's clock has been ahead for a while. The old primary lives and
 		// follows at once, so that grants are acknowledged again.
-		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Begin: func(ctx context.Context, f Fault) error {
+		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Loses: true, Begin: func(ctx context.Context, f Fault) error {
 			if err := replica.SetClock(time.Second + f.For); err != nil {
 				return err
 			}
@@ -89,8 +89,9 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	return &Target{
 		URL: "redis://" + redisUser + p.Address() + "?replicas=1&replica_wait=200ms",
 		Faults: oneAtATime(append(faults,
-			// All grants are on the replica, so a failover loses nothing.
-			StoreFault{Kind: "failover", Begin: func(ctx context.Context, _ Fault) error { return promote(ctx) },
+			// All grants are on the replica, so a failover loses none. A client does not wait until
+			// a release is there.
+			StoreFault{Kind: "failover", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return promote(ctx) },
 				End: func(ctx context.Context, _ Fault) error { return rejoin(ctx) }},
 			StoreFault{Kind: "kill-replica", Begin: func(context.Context, Fault) error { replica.Kill(); return nil },
 				End: func(ctx context.Context, _ Fault) error { return rejoin(ctx) }},
@@ -99,7 +100,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 			StoreFault{Kind: "pause-server", Begin: func(context.Context, Fault) error { return primary.Pause() },
 				End: func(context.Context, Fault) error { return primary.Cont() }},
 			// A living primary becomes a replica of the promoted one.
-			StoreFault{Kind: "demote-primary", Begin: func(ctx context.Context, _ Fault) error { return demote(ctx) }},
+			StoreFault{Kind: "demote-primary", Loses: true, Begin: func(ctx context.Context, _ Fault) error { return demote(ctx) }},
 			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all))),
 		Left: redisLeft(all),
 		Close: func() error {

@@ -195,8 +195,9 @@ if (st.t == 0 or not head()) and admits(limit) then
 end
 
 if ARGV[6] ~= '1' then
+  local answer = holders({'B', text})
   commit()
-  return holders({'B', text})
+  return answer
 end
 if st.t == 0 then st.h, st.t = 1, 0 end
 local seq = st.t + 1
@@ -205,5 +206,6 @@ writeEntry(num(seq), entry)
 put('i' .. id, num(seq))
 keep(entry.deadline)
 st.t = seq
+local answer = holders(answerEntry(seq)) -- reads, which may be refused, so it comes first
 commit(true)
-return holders(answerEntry(seq))
+return answer

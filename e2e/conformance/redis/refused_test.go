@@ -136,12 +136,25 @@ func TestRefusedCommandKeepsGrants(t *testing.T) {
 					}
 				}
 			}
+			// A refused request has neither a grant nor a queue entry: no client will undo it.
+			nothing := func(st *state, q driver.Request, err error) {
+				t.Helper()
+				if err == nil || s.Classify(err) != driver.CodeRefused {
+					return
+				}
+				for _, field := range strungTogether(do(t, r, "HGETALL", redisstore.Key("", st.name))) {
+					if strings.Contains(field, q.ID) {
+						t.Errorf("%s: a refused request of limit %d, wait %t has left %q", st.name, q.Limit, q.Wait, field)
+					}
+				}
+			}
 			for _, st := range states {
 				for _, limit := range []int{driver.Exclusive, 5, driver.Unlimited} {
 					q := request(st.name, limit, long)
 					g, err := s.Acquire(t.Context(), q)
 					refusal("a try", err)
 					holds(st, "a try")
+					nothing(st, q, err)
 					if err == nil {
 						release(t, admin, g)
 					}
@@ -152,6 +165,7 @@ func TestRefusedCommandKeepsGrants(t *testing.T) {
 					stop()
 					refusal("a wait", err)
 					holds(st, "a wait")
+					nothing(st, q, err)
 					if err == nil {
 						release(t, admin, g)
 					} else {
