@@ -39,7 +39,7 @@ var serverMistakes = []struct {
 	}, "exclusion"},
 	{"a renewal shortens the key's life below another grant's", "redis", mutation.Plants{
 		"redis-life": mutation.Is(""),
-	}, "exclusion|tokens|model"},
+	}, "exclusion|tokens|model|order|waiting"}, // the queue ends with the key
 	{"requests are too late by the client's wall clock", "redis", mutation.Plants{
 		"redis-clock": mutation.Is("return time.Now().UnixMicro()"),
 	}, "leftovers|waiting"},
