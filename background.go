@@ -154,7 +154,7 @@ func (l *Locker) doLater(t *task) {
 // task too.
 func (l *Locker) undoLater(x *lease) {
 	began := time.Now()
-	expires := l.guarantees.Load().Lapses
+	expires := l.guarantees.Load().LeftoversExpire
 	h := x.holder
 	l.doLater(&task{
 		run: func(ctx context.Context) error {

@@ -46,7 +46,7 @@ func TestCloseWaitsForARunningUnlock(t *testing.T) {
 		k := mustLock(t, l, "a")
 		done := make(chan struct{})
 		go func() { defer close(done); _ = k.Unlock() }()
-		synctest.Wait() // the release is on its way
+		synctest.Wait() // the release is in flight
 		if err := l.Close(bg); err != nil {
 			t.Error(err)
 		}
@@ -63,7 +63,7 @@ func TestFailedLockAllIgnoresMinHold(t *testing.T) {
 		l, other := newLocker(t, s), newLocker(t, s.Client())
 		b := mustLock(t, other, "b")
 		if _, err := l.LockAll(bg, []string{"a", "b"}, holdfast.MinHold(time.Hour), holdfast.Wait(time.Second)); err == nil {
-			t.Fatal("got it")
+			t.Fatal("granted beside the holder")
 		}
 		wantFree(t, other, "a")
 		unlock(t, b)
@@ -93,20 +93,19 @@ func TestMinHoldOutlivesTheCallersContext(t *testing.T) {
 	})
 }
 
-// breakAsk is a BreakAsk store: Lost is a request to end, and the grant stands until its
-// release.
-type breakAsk struct {
+// breakNotify is a store that only notifies a holder of a break. The grant stands until its release.
+type breakNotify struct {
 	*memstore.Store
 	mu   sync.Mutex
 	from map[string]driver.Requester
 }
 
-func (s *breakAsk) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+func (s *breakNotify) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	g, err := s.Store.Guarantees(ctx)
-	g.Break, g.Linger = driver.BreakAsk, false
+	g.Break, g.Linger = driver.BreakNotify, false
 	return g, err
 }
-func (s *breakAsk) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *breakNotify) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := s.Store.Acquire(ctx, r)
 	if err == nil {
 		g.TTL = driver.Forever
@@ -116,7 +115,7 @@ func (s *breakAsk) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 	}
 	return g, err
 }
-func (s *breakAsk) requestEnd(name string) {
+func (s *breakNotify) requestEnd(name string) {
 	s.mu.Lock()
 	f := s.from[name]
 	s.mu.Unlock()
@@ -126,7 +125,7 @@ func (s *breakAsk) requestEnd(name string) {
 func TestLingeringLeaseIsReleasedOnRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		a := &breakAsk{Store: s, from: map[string]driver.Requester{}}
+		a := &breakNotify{Store: s, from: map[string]driver.Requester{}}
 		l, other := newLocker(t, a), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL), holdfast.MinHold(time.Hour))
 		unlock(t, k) // lingers
@@ -139,7 +138,7 @@ func TestLingeringLeaseIsReleasedOnRequest(t *testing.T) {
 func TestCloseReleasesALockThatWasRequestedToEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		a := &breakAsk{Store: s, from: map[string]driver.Requester{}}
+		a := &breakNotify{Store: s, from: map[string]driver.Requester{}}
 		other := newLocker(t, s.Client())
 		l, _ := holdfast.New(a)
 		mustLock(t, l, "a", holdfast.TTL(holdfast.MaxTTL))
@@ -298,7 +297,7 @@ func TestSlowHookStopsNoRelease(t *testing.T) {
 		_ = k.Unlock()
 		time.Sleep(time.Minute)
 		if _, err := other.TryLock(bg, "b"); err != nil {
-			t.Errorf("a slow hook keeps b locked: %v", err)
+			t.Errorf("b is still locked beside a slow hook: %v", err)
 		}
 		close(block)
 	})
@@ -494,19 +493,19 @@ func TestHookMayExitItsGoroutine(t *testing.T) {
 // expires. Close then waits for a limited time, and reports what it could not confirm.
 func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 	for _, c := range []struct {
-		lapses      bool
-		tries       int // that fail
-		unconfirmed bool
-		least, most time.Duration
+		leftoversExpire bool
+		tries           int // that fail
+		unconfirmed     bool
+		least, most     time.Duration
 	}{
-		{lapses: true, tries: 1 << 30, most: 10 * time.Second},
+		{leftoversExpire: true, tries: 1 << 30, most: 10 * time.Second},
 		{tries: 12, least: 6 * time.Second, most: 30 * time.Second},
 		{tries: 100, unconfirmed: true, least: 30 * time.Second, most: 40 * time.Second},
 	} {
 		for _, what := range []string{"undo", "release"} {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()
-				l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Lapses = c.lapses }})
+				l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.LeftoversExpire = c.leftoversExpire }})
 				no := driver.Errorf(driver.CodeRefused, "no rights")
 				if what == "undo" {
 					s.Script().FailUndos("a", c.tries, no)
@@ -550,7 +549,7 @@ func (s longRelease) Release(ctx context.Context, g driver.Grant, keep time.Dura
 func TestRetriesGetMoreTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
-		l := newLocker(t, longRelease{altered{s, func(g *driver.Guarantees) { g.Lapses = false }}})
+		l := newLocker(t, longRelease{altered{s, func(g *driver.Guarantees) { g.LeftoversExpire = false }}})
 		k := mustLock(t, l, "a", holdfast.TTL(300*time.Millisecond))
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatalf("Unlock: %v", err)
@@ -618,9 +617,9 @@ func (s lostReleaseAnswer) Release(ctx context.Context, g driver.Grant, keep tim
 	return err
 }
 
-// TestWaitGoesOnAfterABusyAnswer: a store may answer that it cannot queue a waiter now. The
-// wait goes on, and ends with ErrBusy.
-func TestWaitGoesOnAfterABusyAnswer(t *testing.T) {
+// TestWaitContinuesAfterABusyAnswer: a store may answer that it cannot queue a waiter now. The wait
+// continues, and ends with ErrBusy.
+func TestWaitContinuesAfterABusyAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		l := newLocker(t, altered{s, func(g *driver.Guarantees) { g.Scope = driver.ScopeNetwork }})

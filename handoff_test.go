@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// queueUp starts goroutines that take a lock one after another, in the order of the calls of
-// take. Each goroutine holds the lock for d.
+// queueUp starts goroutines that acquire a lock one after another, in the order of the calls of take. Each
+// goroutine holds the lock for d.
 type queueUp struct {
 	t     *testing.T
 	wg    sync.WaitGroup
@@ -48,9 +48,9 @@ func (q *queueUp) served() string {
 	return strings.Join(q.names, "")
 }
 
-// TestHandoffHappensAMaximumNumberOfTimes: goroutines hand the lease off, each with a token
-// of its own. After the maximum number of handoffs it goes to another Locker.
-func TestHandoffHappensAMaximumNumberOfTimes(t *testing.T) {
+// TestHandoffsStopAtTheirMaximum: goroutines hand the lease off, each with a token of its own. After the
+// maximum number of handoffs another Locker gets it.
+func TestHandoffsStopAtTheirMaximum(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
 		r := &recorder{}
@@ -163,7 +163,7 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 				t.Errorf("token %d of a grant from %d on: not handed off", k.Token(), grant().Token)
 			}
 		}
-		time.Sleep(5 * time.Minute) // renewed on
+		time.Sleep(5 * time.Minute) // the lease is renewed
 		wantBusy(t, other, "a")
 		if k.Context().Err() != nil {
 			t.Fatal(context.Cause(k.Context()))
@@ -207,7 +207,8 @@ func TestLeaseAfterAHandoffIsRenewedAndExclusive(t *testing.T) {
 	})
 }
 
-// TestHandoffWithoutReservedTokensKeepsTheToken: handoff is off by default there.
+// TestHandoffWithoutReservedTokensKeepsTheToken: on a store without reserved tokens a handoff keeps the
+// token, and is off by default.
 func TestHandoffWithoutReservedTokensKeepsTheToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, n := range []int{0, 2} {

@@ -28,8 +28,8 @@ import (
 //
 // Locker.mu guards the leases, the local queues and the schedule. It is the only
 // mutex under which anything is decided. Nothing that can block or that belongs
-// to others runs under it: no call to the store, no hook, no context of a caller,
-// no cancellation. The rest are leaf mutexes (outbox.eventsMu, background.mu):
+// to a caller runs under it: no call to the store, no hook, no context, no
+// cancellation. The rest are leaf mutexes (outbox.eventsMu, background.mu):
 // each guards one small structure, may be taken while Locker.mu is
 // held, and no other mutex is taken under it.
 //
@@ -40,10 +40,10 @@ import (
 //     before it releases, so the last Unlock is one event where no waiter takes the
 //     lease. A handoff happens in the step itself: then Unlock is two events, of which
 //     unlocked ends the context and left decides what follows.
-//   - A lease that the store may still keep is given back exactly once: by the
-//     last Unlock, at the end of its MinHold, by Close, or by a roll back.
-//   - The contexts end after the mutex has been released. A goroutine that asks a
-//     Lock for its state between the two finds the loss in the lease and ends the
+//   - A lease that the store may still keep is released exactly once: by the
+//     last Unlock, at the end of its MinHold, by Close, or by a rollback.
+//   - The contexts end after the mutex has been released. A goroutine that reads the
+//     state of a Lock between the two finds the loss in the lease and ends the
 //     context itself (Lock.check), so that no caller sees an expired lease as valid.
 //   - Validity counts from the send of the last acknowledged request. No event
 //     prolongs it but granted and renewed.
@@ -65,7 +65,7 @@ import (
 // others wait behind the head of the local queue, or lately a lease was unlocked while
 // one waited.
 //
-// # What it is prepared for
+// # Possible extensions
 //
 // A handoff keeps the lease and changes its holder, so the store's callbacks need
 // no forwarding, and each holder carries its own token. To release and acquire
@@ -79,7 +79,7 @@ import (
 type phase uint8
 
 const (
-	// requested: the store has been asked and has not granted yet.
+	// requested: the request was sent, and the store has not granted yet.
 	requested phase = iota
 	// revoked: the store ended the grant before its answer arrived.
 	revoked
@@ -89,18 +89,18 @@ const (
 	lingering
 	// lost: ended without a release while Locks on it were not unlocked.
 	lost
-	// releasing: the first attempt to release it is under way.
+	// releasing: the first attempt to release it is in flight.
 	releasing
 	// ended: the core will not use it again. The background may still release it or
 	// roll it back.
 	ended
 )
 
-// eventKind is what happens to a lease.
+// eventKind is the kind of an event.
 type eventKind uint8
 
 const (
-	// granted: the store's yes has arrived, with sent, ttl and valid. lock, if set, is
+	// granted: the store's grant has arrived, with sent, ttl and valid. lock, if set, is
 	// the holder's first Lock, which is opened in the same step.
 	granted eventKind = iota
 	// denied: the request failed and left nothing at the store.
@@ -116,7 +116,7 @@ const (
 	// left: the context of a Lock that is being unlocked has ended. It follows unlocked
 	// unless the effects of that are final.
 	left
-	// dropped: the holder went away before its first Lock was opened.
+	// dropped: the holder gave up before its first Lock was opened.
 	dropped
 	// revoke: the store reports the end of the lease, with cause.
 	revoke
@@ -143,17 +143,16 @@ const (
 	// releaseUnconfirmed: the release failed or has an unknown outcome; keep is for
 	// how much longer the lease was to stand.
 	releaseUnconfirmed
-	// releaseImpossible: the release failed, and trying again is useless.
+	// releaseImpossible: the release failed, and a retry is useless.
 	releaseImpossible
 )
 
-// event is an eventKind with what belongs to it. Points in time are counted from the
-// making of the Locker, here and in the state: such a number is small, and copying it
-// is free.
+// event is an eventKind with its values. Points in time, here and in the state, count from the creation of
+// the Locker: such a number is small and cheap to copy.
 type event struct {
 	kind  eventKind
 	sent  time.Duration // granted, renewed: the send from which validity counts
-	ttl   time.Duration // granted, renewed: what the store gave
+	ttl   time.Duration // granted, renewed: the TTL that the store granted
 	valid time.Duration // granted, renewed: for how long after sent; a handoff: for the next holder
 	keep  time.Duration // see the kinds
 	cause driver.Cause  // revoke
@@ -161,19 +160,18 @@ type event struct {
 	// after the grant; 0 means without such a limit.
 	spare  int32
 	within time.Duration
-	// lock and err go through to the effects: the Lock that the event is about, and
-	// the store's error.
+	// lock and err are for the effects: the Lock of the event, and the store's error.
 	lock *Lock
 	err  error
 	// age is, for left, that of unlocked, which it follows at once.
 	age time.Duration
 }
 
-// facts is what else an event is judged by.
+// facts are the further inputs of next.
 type facts struct {
-	now time.Duration // since the making of the Locker
+	now time.Duration // since the creation of the Locker
 	// age is the time since the send from which validity counts. The machine was
-	// suspended for slept of it.
+	// suspended for the part slept of it.
 	age, slept time.Duration
 	// used: the context of a Lock lives or the Lock drains, so that a renewal is of use.
 	used bool
@@ -183,7 +181,7 @@ type facts struct {
 	storeKeeps bool
 }
 
-// effect is a set of things to do after an event.
+// effect is a set of actions after an event.
 type effect uint16
 
 // The effects, in the order in which they are carried out.
@@ -198,7 +196,7 @@ const (
 	reportLoss
 	// stopLinger stops the timer of the MinHold.
 	stopLinger
-	// renew asks the store to renew the lease, together with others.
+	// renew requests a renewal of the lease, together with others.
 	renew
 	// reportRenewal reports the answer to a renewal.
 	reportRenewal
@@ -218,7 +216,7 @@ const (
 	linger
 )
 
-// effects is what an event makes the Locker do.
+// effects are what the Locker does after an event.
 type effects struct {
 	do effect
 	// keep is for how much longer the lease is to stand: of release, releaseLater and
@@ -237,7 +235,7 @@ type leaseState struct {
 	phase phase
 	// forever: the lease does not expire by a clock.
 	forever bool
-	// renewing: a renewal is on its way.
+	// renewing: a renewal is in flight.
 	renewing bool
 	// lost: the store or the clock ended the lease before its release.
 	lost bool
@@ -247,8 +245,8 @@ type leaseState struct {
 	// handoffs counts how often the lease went to the next local waiter, and spare how
 	// often it still may.
 	handoffs, spare int32
-	// ttl is what the store gave; valid is for how long the lease can be relied on
-	// after the send.
+	// ttl is the TTL that the store granted; valid is how long after the send the holder
+	// can rely on the lease.
 	ttl, valid time.Duration
 	// keep is the longest MinHold of the holder's Locks that were unlocked.
 	keep time.Duration
@@ -342,8 +340,8 @@ func (s *leaseState) apply(e *event, f *facts) effects {
 	return effects{}
 }
 
-// granted takes the store's yes. A grant that is of no use, because it was revoked
-// or has expired on its way, is rolled back.
+// granted applies a grant. A grant that was revoked, or that expired before its answer
+// arrived, is rolled back.
 func (s *leaseState) granted(e *event, f *facts) effects {
 	if s.phase != requested && s.phase != revoked {
 		return effects{}
@@ -421,16 +419,16 @@ func (s *leaseState) rest(f *facts) time.Duration {
 	return max(s.keep-(f.now-s.since), 0)
 }
 
-// canHandOff reports whether the lease can go to a local waiter: one asks for it, and
+// canHandOff reports whether a handoff is possible: a local waiter can have the lease, and
 // neither the number of handoffs nor the time for them is used up.
 func (s *leaseState) canHandOff(f *facts) bool {
 	return f.next && s.phase == held && s.spare > 0 && (s.handoffUntil == 0 || f.now < s.handoffUntil) &&
 		s.rest(f) == 0 && s.left(f) > s.valid/2
 }
 
-// finish decides what becomes of a lease whose holder has gone. A lost one is
-// released in the background: it may still stand at the store, within its margin or
-// because the store only asks the holder to end.
+// finish decides what follows after the end of a holder. A lost lease is released in the
+// background: it may still stand at the store, within its margin or because the store only
+// notifies the holder.
 func (s *leaseState) finish(e *event, f *facts, unused bool) effects {
 	switch s.phase {
 	case lost:
@@ -489,7 +487,7 @@ func (s *leaseState) due(f *facts) time.Duration {
 	return end
 }
 
-// renewalAnswered takes the answer to a renewal. A failure is neither a loss nor a
+// renewalAnswered applies the answer to a renewal. A failure is neither a loss nor a
 // reset: the renewal is repeated until the validity is over.
 func (s *leaseState) renewalAnswered(e *event, f *facts) effects {
 	s.renewing = false
@@ -506,7 +504,7 @@ func (s *leaseState) renewalAnswered(e *event, f *facts) effects {
 	return effects{do: reportRenewal}
 }
 
-// releaseAnswered takes the answer to the first attempt to release.
+// releaseAnswered applies the answer to the first attempt to release.
 func (s *leaseState) releaseAnswered(e *event) effects {
 	if s.phase != releasing {
 		return effects{}

@@ -56,7 +56,7 @@ func final(code driver.Code) bool {
 func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bool) {
 	x, until := h.lease, time.Now().Add(keep)
 	l, g := x.l, x.standing.grant
-	expires := l.guarantees.Load().Lapses && g.TTL != driver.Forever
+	expires := l.guarantees.Load().LeftoversExpire && g.TTL != driver.Forever
 	reportIf := func(kind EventKind, err error) {
 		if report {
 			h.reportLater(kind, err, since)

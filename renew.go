@@ -10,16 +10,15 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// schedule orders a Locker's leases by when they need attention: a renewal every
-// third of the TTL, or the end of one that could not be renewed. It is one timer,
-// and a goroutine only while a firing of the timer is handled. The Locker's mutex
-// guards it.
+// schedule orders a Locker's leases by their next due time: a renewal every third of the TTL, or the end of
+// a lease that could not be renewed. It is one timer, and a goroutine only while it handles a firing of the
+// timer. The Locker's mutex guards it.
 type schedule struct {
 	leases dueHeap
 	timer  *time.Timer
 	armed  time.Duration // when the timer fires, 0 if it does not
 	// checked is the last reading of the clock. If its suspended part has jumped, the
-	// machine slept, and every lease must be looked at.
+	// machine slept, and every lease is due.
 	checked driver.Instant
 }
 
@@ -41,14 +40,14 @@ func (s *schedule) put(x *lease, due time.Duration) {
 	}
 }
 
-// remove takes a lease out if it is in.
+// remove removes a lease from the schedule, if it is there.
 func (s *schedule) remove(x *lease) {
 	if x.index > 0 {
 		heap.Remove(&s.leases, int(x.index)-1)
 	}
 }
 
-// take takes out the leases that are due, or all after a suspend.
+// take removes and returns the leases that are due, or all leases after a suspend.
 func (s *schedule) take(now time.Duration) (due []*lease, kind eventKind) {
 	_, slept := s.checked.Elapsed()
 	s.checked = driver.Now()
@@ -71,8 +70,8 @@ func (s *schedule) take(now time.Duration) (due []*lease, kind eventKind) {
 }
 
 // arm sets the timer for the lease that is due first. The Locker's mutex is held.
-// A timer that fires too early is left alone: one idle firing costs less than to
-// set the timer for every lock.
+// It does not set a timer that fires too early: one idle firing costs less than to set
+// the timer for every lock.
 func (l *Locker) arm() {
 	s := &l.schedule
 	if len(s.leases) == 0 {
@@ -92,7 +91,7 @@ func (l *Locker) arm() {
 	s.timer.Reset(s.armed - now)
 }
 
-// disarm stops the timer for good.
+// disarm stops the timer forever.
 func (l *Locker) disarm() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -130,9 +129,8 @@ func (l *Locker) tick() {
 	l.renewAll(renewals)
 }
 
-// renewAll renews leases together, but for those with a much longer request
-// timeout: a lease that must be renewed soon does not cut short the time that
-// another's renewal may take.
+// renewAll renews leases together, except leases with a much longer request timeout: a lease
+// that must be renewed soon does not shorten the time for the renewal of another.
 func (l *Locker) renewAll(leases []*lease) {
 	timeout := func(x *lease) time.Duration { return l.requestTimeout(x.req.TTL) }
 	for len(leases) > 0 {
@@ -154,7 +152,7 @@ func (l *Locker) renewAll(leases []*lease) {
 	}
 }
 
-// renew sends one renewal of several leases, and takes in the answers.
+// renew sends one renewal of several leases, and applies the answers.
 func (l *Locker) renew(leases []*lease, timeout time.Duration) {
 	grants := make([]driver.Grant, len(leases))
 	l.mu.Lock()
@@ -174,7 +172,7 @@ func (l *Locker) renew(leases []*lease, timeout time.Duration) {
 	}
 }
 
-// renewed takes in the answer to one renewal.
+// renewed applies the answer to one renewal.
 func (l *Locker) renewed(x *lease, a driver.Renewal) {
 	var o outcome
 	e := event{kind: renewed}

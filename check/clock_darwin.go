@@ -2,5 +2,5 @@ package check
 
 import "golang.org/x/sys/unix"
 
-// machineClock goes on while the machine is suspended: on macOS the monotonic clock does.
+// machineClock continues while the machine is suspended, as the monotonic clock of macOS does.
 const machineClock = unix.CLOCK_MONOTONIC

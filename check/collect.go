@@ -15,22 +15,22 @@ import (
 // section is one lock that a worker requested, as its history records it. Moments without an
 // event are 0.
 type section struct {
-	worker           string
-	op, gen          int
-	name             string
-	limit, slot      int
-	wait             bool
-	token            uint64
-	ask, granted     int64
-	firstUntil       int64 // valid until, as recorded with the grant
-	until, renewed   int64 // the latest validity recorded, and when it was recorded
-	renewals         []renewal
-	alive            int64 // the last moment at which the context had not ended
-	unlock, unlocked int64
-	lost             int64
-	closing, killed  int64
-	failed, stuck    int64
-	cause, err       string
+	worker             string
+	op, gen            int
+	name               string
+	limit, slot        int
+	wait               bool
+	token              uint64
+	requested, granted int64
+	firstUntil         int64 // valid until, as recorded with the grant
+	until, renewed     int64 // the latest validity recorded, and when it was recorded
+	renewals           []renewal
+	alive              int64 // the last moment at which the context had not ended
+	unlock, unlocked   int64
+	lost               int64
+	closing, killed    int64
+	failed, stuck      int64
+	cause, err         string
 }
 
 // renewal is a moment at which the holder recorded a later end of validity.
@@ -207,8 +207,8 @@ func collect(events []Event) (*collected, error) {
 				}
 			}
 			c.disturbances = append(c.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "close"})
-		case KindAsk:
-			s = &section{worker: e.W, op: e.Op, gen: e.Gen, name: strings.Clone(e.Name), limit: e.Limit, wait: e.Wait, ask: e.T}
+		case KindLock:
+			s = &section{worker: e.W, op: e.Op, gen: e.Gen, name: strings.Clone(e.Name), limit: e.Limit, wait: e.Wait, requested: e.T}
 			sections[opKey{e.W, e.Op}] = s
 			byWorker[e.W] = append(byWorker[e.W], s)
 			h := name(s.name)
@@ -353,7 +353,7 @@ func (c *collected) lost(e *Event) bool {
 		return false // found at the end, after every client had its time, or not at the store
 	}
 	late := int64(c.guarantees.Notice + Slack)
-	if h := c.names[e.Name]; h != nil && c.guarantees.Lapses {
+	if h := c.names[e.Name]; h != nil && c.guarantees.LeftoversExpire {
 		for _, q := range h.requests {
 			if q.id == e.ID {
 				late += q.ttl

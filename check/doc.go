@@ -2,13 +2,13 @@
 //
 // Workers take locks and work inside them. Each is a process of its own or, on a store
 // inside one process, a Locker of its own. Meanwhile the check kills them, stops them for
-// longer than their leases, and cuts them off from the store. They record everything in a
+// longer than their leases, and disconnects them from the store. They record everything in a
 // history. [Judge] applies rules to the history that do not depend on the store: see [Rule].
 // The Guarantees that a store declares decide which rules apply to it.
 //
 //	r, err := check.Run(ctx, check.Config{URL: "file:///var/lib/locks"})
 //	if err != nil {
-//		return err // the check could not be carried out
+//		return err // the check could not run
 //	}
 //	r.Summary(os.Stdout)
 //	r.Explain(os.Stdout)
@@ -19,7 +19,7 @@
 //
 // history.jsonl has one [Event] per line. Moments are nanoseconds on a clock that all
 // processes of a machine share and no program can set. It is CLOCK_BOOTTIME on Linux and
-// CLOCK_MONOTONIC on macOS; both go on during a suspend. Each worker writes a file of its
+// CLOCK_MONOTONIC on macOS; both continue during a suspend. Each worker writes a file of its
 // own, a line per write, so that a kill loses at most the line being written. At the end the
 // files are merged in order of time.
 //

@@ -40,7 +40,7 @@ const (
 
 	// A lock: requested, granted or failed, renewed, lost, unlocked. KindAlive: the lock's
 	// context had not ended at T, a moment read before the context was.
-	KindAsk      Kind = "ask"
+	KindLock     Kind = "lock"
 	KindGranted  Kind = "granted"
 	KindFailed   Kind = "failed"
 	KindRenewed  Kind = "renewed"
@@ -139,7 +139,7 @@ func (e *Event) phrase(start int64) string {
 		where = fmt.Sprintf(" %q", e.Name)
 	}
 	switch e.K {
-	case KindAsk:
+	case KindLock:
 		return fmt.Sprintf("requests%s, %s", where, limitWords(e.Limit))
 	case KindGranted:
 		return fmt.Sprintf("holds%s, %s, with token %d%s, %s", where, limitWords(e.Limit), e.Token, slotWords(e.Slot), until)

@@ -19,7 +19,7 @@ func TestHistoryKeepsCompleteLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := check.Now()
-	log.Add(check.Event{K: check.KindAsk, Name: "a<b>\u2028\"", Limit: driver.Unlimited, Op: 1})
+	log.Add(check.Event{K: check.KindLock, Name: "a<b>\u2028\"", Limit: driver.Unlimited, Op: 1})
 	log.Add(check.Event{K: check.KindKill, W: "w2", T: 7})
 	if err := log.Close(); err != nil {
 		t.Fatal(err)

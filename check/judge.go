@@ -29,7 +29,7 @@ func Judge(events []Event) (*Report, error) {
 		h := c.names[name]
 		c.count(r, h)
 		c.judgeExclusion(r, h)
-		c.judgeTrust(r, h)
+		c.judgeValidity(r, h)
 		c.judgeTokens(r, h)
 		c.judgeOrder(r, h)
 		handovers = append(handovers, c.judgeWaiting(r, h)...)
@@ -126,7 +126,7 @@ func held(all []*section) []*section {
 // the other. It returns nil if the holder did not notice within the declared time. The first
 // grant's answer may still have been on its way then, and have come after the other's.
 func (c *collected) takenEarly(a, b *section) *disturbance {
-	if b.token < a.token && !c.rewound(b.ask, b.granted) {
+	if b.token < a.token && !c.rewound(b.requested, b.granted) {
 		a, b = b, a
 	}
 	late := int64(c.guarantees.Notice + Slack)
@@ -135,7 +135,7 @@ func (c *collected) takenEarly(a, b *section) *disturbance {
 		if d.from > b.granted {
 			break
 		}
-		if d.early && (d.name == "" || d.name == a.name) && a.ask <= d.lastTaken() && a.end() <= d.to+late {
+		if d.early && (d.name == "" || d.name == a.name) && a.requested <= d.lastTaken() && a.end() <= d.to+late {
 			return d
 		}
 	}
@@ -223,7 +223,7 @@ func (d *disturbance) event() Event {
 func (s *section) story() []Event {
 	base := Event{W: s.worker, Op: s.op, Name: s.name, Limit: s.limit, Token: s.token, Slot: s.slot}
 	at := func(k Kind, t int64) Event { e := base; e.K, e.T = k, t; return e }
-	events := []Event{at(KindAsk, s.ask)}
+	events := []Event{at(KindLock, s.requested)}
 	if s.granted != 0 {
 		e := at(KindGranted, s.granted)
 		e.Until = s.firstUntil
@@ -254,9 +254,9 @@ func (s *section) story() []Event {
 	return events
 }
 
-// judgeTrust finds contexts that went on after the validity had ended, and validity beyond
+// judgeValidity finds contexts that went on after the validity had ended, and validity beyond
 // the store's deadline.
-func (c *collected) judgeTrust(r *Report, h *nameHistory) {
+func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 	grantOf := h.grantOf()
 	deadline := map[uint64]int64{}
 	for _, b := range h.bounds {
@@ -266,14 +266,14 @@ func (c *collected) judgeTrust(r *Report, h *nameHistory) {
 		if s.alive > s.until {
 			e := s.story()[0]
 			e.K, e.T = KindAlive, s.alive
-			r.add(Violation{Rule: RuleTrust, Name: h.name, Excerpt: append(s.story(), e),
+			r.add(Violation{Rule: RuleValidity, Name: h.name, Excerpt: append(s.story(), e),
 				Text: fmt.Sprintf("the context of %s under token %d of %q went on for %s after its lease had ceased to be valid",
 					s.holder(), s.token, h.name, time.Duration(s.alive-s.until))})
 		}
 		granted := grantOf(s)
 		// A lease that ended before its holder could look is recorded as valid until then.
 		if d, known := deadline[granted]; known && s.until > d && s.until > s.granted {
-			v := Violation{Rule: RuleTrust, Name: h.name, Excerpt: s.story(),
+			v := Violation{Rule: RuleValidity, Name: h.name, Excerpt: s.story(),
 				Text: fmt.Sprintf("%s took token %d of %q for valid %s beyond the last deadline that the store can have set: validity must count from before the request was sent",
 					s.holder(), s.token, h.name, time.Duration(min(s.until, c.last+int64(time.Hour))-d))}
 			for _, b := range h.bounds {
@@ -325,7 +325,7 @@ func (h *nameHistory) grants() []grant {
 	}
 	if len(h.requests) == 0 {
 		for _, s := range held(h.sections) {
-			all = append(all, grant{s.ask, s.granted, s.token, s.worker, s.story()})
+			all = append(all, grant{s.requested, s.granted, s.token, s.worker, s.story()})
 		}
 	}
 	return all
@@ -357,7 +357,7 @@ func (q *request) story() []Event {
 // enough.
 func (c *collected) judgeUndone(r *Report, h *nameHistory) {
 	for _, q := range h.requests {
-		outlived := c.guarantees.Lapses && q.undo-q.unknown > 3*q.ttl
+		outlived := c.guarantees.LeftoversExpire && q.undo-q.unknown > 3*q.ttl
 		if q.unknown != 0 && q.undone == 0 && !outlived && c.stopped[q.worker] && !c.vanished[opKey{q.worker, q.gen}] {
 			r.add(Violation{Rule: RuleLeftovers, Name: h.name, Excerpt: q.story(),
 				Text: fmt.Sprintf("%s got no answer to a request for %q, and has not undone it", q.worker, h.name)})

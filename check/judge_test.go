@@ -65,7 +65,7 @@ func (s *story) request(w, n string, limit int) *lock {
 	s.ops[w]++
 	s.ids++
 	l := &lock{s: s, w: w, n: n, op: s.ops[w], id: fmt.Sprintf("r%d", s.ids), limit: limit}
-	s.add(check.Event{K: check.KindAsk, W: w, Name: n, Op: l.op, Limit: limit, Wait: true})
+	s.add(check.Event{K: check.KindLock, W: w, Name: n, Op: l.op, Limit: limit, Wait: true})
 	l.request = s.t
 	s.add(check.Event{K: check.KindRequest, W: w, Name: n, ID: l.id, Limit: limit, Wait: true})
 	return l
@@ -306,12 +306,12 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
 			s.add(check.Event{K: check.KindHealed, Fault: "restore"})
 		}},
-		{"a context that goes on", check.RuleTrust, "went on", func(s *story) {
+		{"a context that goes on", check.RuleValidity, "went on", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.t += 1100 * ms
 			a.event(check.KindAlive, check.Event{}).unlock()
 		}},
-		{"validity beyond the deadline", check.RuleTrust, "beyond the last deadline", func(s *story) {
+		{"validity beyond the deadline", check.RuleValidity, "beyond the last deadline", func(s *story) {
 			s.request("w1", "a", 1).grantedWith(1, s.t+1500*ms).unlock()
 		}},
 		{"a token twice", check.RuleTokens, "the same token 1", func(s *story) {

@@ -73,7 +73,7 @@ func lockModel(initial lockState) porcupine.Model {
 func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 	all := held(h.sections)
 	// Tokens of a rewound store do not show the order of its grants.
-	all = slices.DeleteFunc(all, func(s *section) bool { return c.rewound(s.ask, s.granted) })
+	all = slices.DeleteFunc(all, func(s *section) bool { return c.rewound(s.requested, s.granted) })
 	slices.SortStableFunc(all, func(a, b *section) int { return cmp.Compare(a.token, b.token) })
 	var ops []porcupine.Operation
 	var initial lockState
@@ -85,7 +85,7 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 			r.Stats.Unknown++
 		}
 		if result == porcupine.Illegal {
-			v := Violation{Rule: RuleModel, Name: h.name, From: first.ask, To: last.granted,
+			v := Violation{Rule: RuleModel, Name: h.name, From: first.requested, To: last.granted,
 				Text: fmt.Sprintf("no order of the grants of %q with tokens %d to %d keeps the rule that a grant of limit n stands beside at most n-1 others, with rising tokens",
 					h.name, first.token, last.token)}
 			stretch := c.smallest(pieceOf)
@@ -107,7 +107,7 @@ func (c *collected) judgeLockModel(r *Report, h *nameHistory) {
 			first, pieceOf = s, nil
 		}
 		pieceOf = append(pieceOf, s)
-		ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.ask, Return: s.granted})
+		ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.requested, Return: s.granted})
 		cut := s.limit == driver.Exclusive && len(ops) >= 2*piece
 		if !cut {
 			ops = c.appendEnd(ops, s)
@@ -134,12 +134,12 @@ func (c *collected) appendEnd(ops []porcupine.Operation, s *section) []porcupine
 	if end == s.granted {
 		// The grant was dead when its holder got it: its Locker was closed, or its validity
 		// had ended. It may have ended at any time before.
-		call = s.ask
+		call = s.requested
 	}
 	// A grant that was taken away ended no later than that.
 	for j := range c.disturbances {
-		if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.ask <= d.to && d.from <= end {
-			call = max(s.ask, min(call, d.from))
+		if d := &c.disturbances[j]; d.early && (d.name == "" || d.name == s.name) && s.requested <= d.to && d.from <= end {
+			call = max(s.requested, min(call, d.from))
 		}
 	}
 	if end < forever {
@@ -161,7 +161,7 @@ func (c *collected) smallest(all []*section) []*section {
 	fails := func(some []*section) bool {
 		var ops []porcupine.Operation
 		for _, s := range some {
-			ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.ask, Return: s.granted})
+			ops = append(ops, porcupine.Operation{Input: step{s.token, s.limit}, Call: s.requested, Return: s.granted})
 			ops = c.appendEnd(ops, s)
 		}
 		return porcupine.CheckOperationsTimeout(lockModel(lockState{}), ops, shrinkTime) == porcupine.Illegal

@@ -37,7 +37,7 @@ var (
 	is, and, with = plant.Is, plant.And, plant.With
 
 	exclusion = []check.Rule{check.RuleExclusion}
-	trust     = []check.Rule{check.RuleTrust, check.RuleExclusion}
+	validity  = []check.Rule{check.RuleValidity, check.RuleExclusion}
 	waiting   = []check.Rule{check.RuleWaiting}
 	order     = []check.Rule{check.RuleOrder}
 	leftovers = []check.Rule{check.RuleLeftovers}
@@ -49,13 +49,13 @@ var mutations = []mutation{
 		"acquired": and("x.standing.grant.SentAt = driver.Now()"),
 		"served":   and("x.standing.grant.SentAt = driver.Now()"),
 		"renewed":  and("g.SentAt = driver.Now()"),
-	}, trust, []string{"delay", "cut"}, 0, 20},
-	{"core: the context never ends", "memory", plant.Plants{"expired": is("return effects{}")}, trust, []string{"cut", "stop"}, 240 * time.Millisecond, 0},
+	}, validity, []string{"delay", "cut"}, 0, 20},
+	{"core: the context never ends", "memory", plant.Plants{"expired": is("return effects{}")}, validity, []string{"cut", "stop"}, 240 * time.Millisecond, 0},
 	{"core: undo nothing", "memory", plant.Plants{"undo": is("err := error(nil)")}, leftovers, nil, 0, 0},
 	{"core: Close forgets what is held", "memory", plant.Plants{"closed": with("| releaseLater", "")}, leftovers, []string{"close"}, 0, 0},
 	{"core: Unlock sends nothing to the store", "memory", plant.Plants{"release": is("err := l.bound(&x.giving, o.holder.ctx, true, timeout).Err()")}, forever, nil, 0, 0},
 	{"core: a goroutine stays behind", "memory", plant.Plants{"locker": is("go func() { <-make(chan int) }(); return l")}, leftovers, nil, 0, 0},
-	{"core: validity beyond the lease", "memory", plant.Plants{"validity": and("s.valid *= 2")}, trust, nil, 0, 0},
+	{"core: validity beyond the lease", "memory", plant.Plants{"validity": and("s.valid *= 2")}, validity, nil, 0, 0},
 
 	{"memory: release by name, for any client", "memory", plant.Plants{"memory-owner": is("if e != nil {")}, []check.Rule{check.RuleExclusion, check.RuleLeftovers}, nil, 0, 0},
 	{"memory: a lease runs out early", "memory", plant.Plants{"memory-expiry": with("e.ttl)", "e.ttl / 3)")}, exclusion, nil, 0, 0},

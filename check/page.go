@@ -167,7 +167,7 @@ func (d *drawing) addSection(c *collected, name, worker int64, s *section, at fu
 	default:
 		to, how = c.last, endedStuck
 	}
-	d.Waits = append(d.Waits, [6]int64{name, worker, at(s.ask), at(to), how, limit})
+	d.Waits = append(d.Waits, [6]int64{name, worker, at(s.requested), at(to), how, limit})
 	if s.granted == 0 {
 		return
 	}

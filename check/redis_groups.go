@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// redisReplicasTarget is a primary and a replica that must acknowledge each grant, behind a
-// proxy to the present primary.
+// redisReplicasTarget starts a primary, and a replica that must acknowledge each grant, behind a proxy to
+// the present primary.
 func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	g, err := servers.StartRedisReplicas(ctx, dir, 1, redisUserSettings()...)
 	if err != nil {
@@ -111,7 +111,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	}, nil
 }
 
-// follow makes a server the replica of another and waits until it is.
+// follow configures a server as the replica of another, and waits until it is.
 func follow(ctx context.Context, replica, primary *servers.Redis) error {
 	if _, err := replica.Do(ctx, "REPLICAOF", "127.0.0.1", strconv.Itoa(primary.Port)); err != nil {
 		return err
@@ -119,7 +119,7 @@ func follow(ctx context.Context, replica, primary *servers.Redis) error {
 	return (&servers.RedisReplicas{Primary: primary, Replicas: []*servers.Redis{replica}}).Linked(ctx)
 }
 
-// redisSentinelTarget is a primary and two replicas under three sentinels.
+// redisSentinelTarget starts a primary and two replicas under three sentinels.
 func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	s, err := servers.StartRedisSentinel(ctx, dir, 2, redisUserSettings()...)
 	if err != nil {
@@ -212,13 +212,13 @@ func redisSentinelTarget(ctx context.Context, dir string) (*Target, error) {
 	}, nil
 }
 
-// redisClusterTarget is a cluster of three primaries with a replica each.
+// redisClusterTarget starts a cluster of three primaries with a replica each.
 func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 	c, err := servers.StartRedisCluster(ctx, dir, true, redisUserSettings()...)
 	if err != nil {
 		return nil, err
 	}
-	// A slow node is not replaced: that would be a failover without a declared fault.
+	// The cluster does not replace a slow node: that would be a failover without a declared fault.
 	patient := func(ctx context.Context) error { return c.NodeTimeout(ctx, time.Hour) }
 	if err := patient(ctx); err != nil {
 		c.Kill()

@@ -22,9 +22,9 @@ const (
 	// begins. If the store declares that a fault may end a grant early, the overlap is
 	// allowed within the declared notice, and counted.
 	RuleExclusion Rule = "exclusion"
-	// RuleTrust: a context ends when its validity ends, and the validity counts from before
+	// RuleValidity: a context ends when its validity ends, and the validity counts from before
 	// the store set its deadline.
-	RuleTrust Rule = "trust"
+	RuleValidity Rule = "validity"
 	// RuleTokens: tokens rise strictly in the order of grants.
 	RuleTokens Rule = "tokens"
 	// RuleRegister: no update of a register guarded by the token is lost.
@@ -34,7 +34,7 @@ const (
 	RuleOrder Rule = "order"
 	// RuleWaiting: no waiter waits forever, and waiters are woken as declared.
 	RuleWaiting Rule = "waiting"
-	// RuleLeftovers: nothing is left behind.
+	// RuleLeftovers: no grant, queue entry, request or goroutine remains after its end.
 	RuleLeftovers Rule = "leftovers"
 	// RuleModel: there is an order of the grants and releases of a name in which
 	// each is right by the sequential rule.
@@ -42,7 +42,7 @@ const (
 )
 
 // Rules lists all rules, in the order of the summary.
-var Rules = []Rule{RuleExclusion, RuleTrust, RuleTokens, RuleRegister, RuleOrder, RuleWaiting, RuleLeftovers, RuleModel}
+var Rules = []Rule{RuleExclusion, RuleValidity, RuleTokens, RuleRegister, RuleOrder, RuleWaiting, RuleLeftovers, RuleModel}
 
 // Violation is one broken rule.
 type Violation struct {

@@ -72,9 +72,9 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 					held = fmt.Sprintf("and %s still holds it, with token %d", last.holder(), last.token)
 				}
 			}
-			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(before, s.story()...), From: s.ask, To: end,
+			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: append(before, s.story()...), From: s.requested, To: end,
 				Text: fmt.Sprintf("%s waits for %q forever: after %s it gave up, %s", s.holder(), h.name,
-					time.Duration(end-s.ask).Round(time.Millisecond), held)})
+					time.Duration(end-s.requested).Round(time.Millisecond), held)})
 		case s.unlock != 0 && s.unlocked == 0 && c.drain != 0:
 			r.add(Violation{Rule: RuleWaiting, Name: h.name, Excerpt: s.story(),
 				Text: fmt.Sprintf("%s's Unlock of %q did not return", s.holder(), h.name)})

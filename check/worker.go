@@ -313,7 +313,7 @@ func (w *worker) take(s Step) {
 	op := map[string]int{}
 	for i, n := range s.Names {
 		op[n] = first + i
-		w.log.Add(Event{K: KindAsk, Name: n, Op: first + i, Gen: gen, Limit: s.Limit, Wait: !s.Try, For: int64(s.Wait)})
+		w.log.Add(Event{K: KindLock, Name: n, Op: first + i, Gen: gen, Limit: s.Limit, Wait: !s.Try, For: int64(s.Wait)})
 	}
 	if s.Cancel > 0 {
 		defer time.AfterFunc(s.Cancel, cancel).Stop()

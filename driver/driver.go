@@ -84,7 +84,7 @@ type Store interface {
 	// Undo removes a queue entry or a grant of r.ID. It returns nil when nothing of that ID
 	// stands or can still appear, so it takes effect after every request of that ID that is
 	// still on its way. The core calls it after Acquire has returned, and repeats it until
-	// it returns nil, or until what was left must have expired (Guarantees.Lapses). It is
+	// it returns nil, or until what was left must have expired (Guarantees.LeftoversExpire). It is
 	// safe for a request that never arrived. Only r.ID and r.Name are needed.
 	Undo(ctx context.Context, r Request) error
 

@@ -63,8 +63,8 @@ const (
 // The kinds of breaking.
 const (
 	BreakNone BreakKind = "none"
-	// BreakAsk: the store requests the holder to end. The grant stands until it does.
-	BreakAsk BreakKind = "ask"
+	// BreakNotify: the store only notifies the holder. The grant stands until it does.
+	BreakNotify BreakKind = "notify"
 	// BreakNow: the grant ends at the store, and the holder is notified.
 	BreakNow BreakKind = "now"
 )
@@ -82,7 +82,7 @@ var descriptions = map[any]string{
 	PauseKeeps: "keeps the lock", PauseLoses: "loses the lock after its TTL",
 	OrderFIFO: "first come, first served", OrderNone: "none",
 	WakePush: "push", WakePoll: "poll",
-	BreakNone: "no", BreakAsk: "the store notifies the holder, which keeps the lock until it has ended", BreakNow: "at once, and the store notifies the holder",
+	BreakNone: "no", BreakNotify: "the store notifies the holder, which keeps the lock until it has ended", BreakNow: "at once, and the store notifies the holder",
 	VisibleNothing: "nothing", VisibleHolders: "holders", VisibleAll: "holders and waiters",
 }
 
@@ -140,10 +140,10 @@ type Guarantees struct {
 	// MinTTL, MaxTTL and Granularity are the limits of a lease; all are zero if grants have
 	// none. The core refuses other TTLs before the store gets the request.
 	MinTTL, MaxTTL, Granularity time.Duration
-	// Lapses: what a failed Undo or Release has left at the store expires when its TTL has
-	// passed, whatever else the process holds, so that the core retries for some TTLs only.
-	// It is false if an entry or a grant stands as long as a session that others share.
-	Lapses bool
+	// LeftoversExpire: a grant or a queue entry that a failed Undo or Release has left expires
+	// with its own TTL, whatever else the process holds. The core then retries for some TTLs
+	// only. It is false if the entry or the grant lives as long as a shared session.
+	LeftoversExpire bool
 	// Linger: Release can leave a grant standing for a while.
 	Linger  bool
 	Break   BreakKind

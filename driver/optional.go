@@ -20,7 +20,7 @@ type Inspector interface {
 type Breaker interface {
 	// Break ends the grant of name with the token, or returns CodeNotHeld if there is none.
 	// The token may be any of those that the grant has reserved. If Guarantees.Break is
-	// BreakAsk, the store notifies the holder, and the grant stands until the holder has
+	// BreakNotify, the store notifies the holder, and the grant stands until the holder has
 	// released. Break then returns when the grant has ended. If its context ends first, it
 	// returns an error of code CodeBusy that names the holder.
 	Break(ctx context.Context, name string, token uint64) error

@@ -41,7 +41,7 @@ import (
 // success, and the guard refuses earlier holders. The other order would leave new
 // content under an old token, and an older holder could overwrite it. The kernel
 // releases the lock of a process that is killed. A process that is stopped during
-// the few milliseconds under the lock keeps it until it continues.
+// the few milliseconds under the lock keeps it until the process continues.
 //
 // Never delete or move PATH.fence, or restore it from a backup without PATH:
 // without it the guard accepts every old token. The first write creates it, with
@@ -68,7 +68,7 @@ func NewFiles(dir string) (*Files, error) {
 	return &Files{dir: abs}, nil
 }
 
-// Write replaces the file by one that holds data. See [Files.WriteFunc].
+// Write replaces the content of the file with data. See [Files.WriteFunc].
 func (f *Files) Write(ctx context.Context, resource string, token uint64, data []byte) error {
 	return f.WriteFunc(ctx, resource, token, func(w io.Writer) error {
 		_, err := w.Write(data)
@@ -76,9 +76,8 @@ func (f *Files) Write(ctx context.Context, resource string, token uint64, data [
 	})
 }
 
-// WriteFunc replaces the file by one that holds what write writes, unless a
-// larger token has been seen: then the error is a [*StaleError] and the file is
-// as it was. Readers see the old file or the new one, never a mixture. When
+// WriteFunc replaces the file with the output of write. If a larger token has been
+// seen, the error is a [*StaleError] and the file stays unchanged. Readers see the old file or the new one, never a mixture. When
 // WriteFunc has returned nil, the new content survives a loss of power. The new
 // file keeps the permissions of the old one, not its owner or other names.
 //
@@ -143,7 +142,7 @@ func (f *Files) file(resource string) (*file, error) {
 	path := filepath.Join(f.dir, filepath.FromSlash(resource))
 	real, err := filepath.EvalSymlinks(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		// A file, and no link, is there when another writer has just made it.
+		// Another writer may just have created the file: then it is a file and no link.
 		if info, lerr := os.Lstat(path); lerr == nil && info.Mode()&fs.ModeSymlink != 0 {
 			return nil, fmt.Errorf("%w: %s is a symbolic link to a file that does not exist", ErrInvalid, path)
 		}

@@ -263,7 +263,7 @@ func TestGuarantees(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g.Crash != driver.CrashFreesAtOnce || g.Order != driver.OrderFIFO || g.Break != driver.BreakAsk || !g.Slots || g.MaxTTL != 0 {
+	if g.Crash != driver.CrashFreesAtOnce || g.Order != driver.OrderFIFO || g.Break != driver.BreakNotify || !g.Slots || g.MaxTTL != 0 {
 		t.Errorf("%+v", g)
 	}
 }

@@ -156,7 +156,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Tokens: "a counter in the directory, which survives a crash of the machine. It starts at the clock's microseconds, so tokens also rise after the directory was deleted, unless the clock was set back", Reserves: true,
 		EarlyEnd: []string{"the directory's files deleted, replaced or damaged"},
 		Notice:   noticeBound,
-		Break:    driver.BreakAsk, Visible: driver.VisibleAll,
+		Break:    driver.BreakNotify, Visible: driver.VisibleAll,
 		Notes: []string{
 			"the directory must be on a local file system; others are refused unless filesystem= names them",
 			"only processes of this user, unless mode=0770 or mode=0777 shares the directory",

@@ -55,7 +55,8 @@ func TestWithdrawnQueueEntryIsPassedOver(t *testing.T) {
 	q.granted(t)
 }
 
-// TestWithdrawnWriterLetsReadersPass: the withdrawn queue entry itself was the obstacle.
+// TestWithdrawnWriterLetsReadersPass: readers queue behind a writer. The withdrawal of its entry admits
+// them.
 func TestWithdrawnWriterLetsReadersPass(t *testing.T) {
 	dir := tempDir(t)
 	a, b, c := open(t, dir), open(t, dir), open(t, dir)
@@ -102,7 +103,7 @@ func TestCancelledWaitsLeaveNothing(t *testing.T) {
 	wg.Wait()
 	st, err := stores[0].Inspect(testContext(t), "a")
 	if err != nil || len(st.Holders)+len(st.Waiters) > 0 {
-		t.Errorf("left behind: %+v, %v", st, err)
+		t.Errorf("entries remain: %+v, %v", st, err)
 	}
 	take(t, stores[1], "a", driver.Exclusive)
 }

@@ -123,7 +123,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Wake:   driver.WakePush,
 		Shared: true, Semaphore: true, Mixed: true, Slots: true,
 		Tokens: "a counter of the store; it starts again with the process", Reserves: true,
-		MinTTL: time.Millisecond, MaxTTL: 24 * time.Hour, Lapses: true,
+		MinTTL: time.Millisecond, MaxTTL: 24 * time.Hour, LeftoversExpire: true,
 		Linger:  true,
 		Break:   driver.BreakNow,
 		Visible: driver.VisibleAll,

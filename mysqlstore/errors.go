@@ -13,23 +13,20 @@ import (
 
 // Error numbers. Most are the same in MySQL and MariaDB.
 const (
-	errTooMany        = 1040
-	errNoSchema       = 1049
-	errShutdown       = 1053
-	errNoColumn       = 1054
-	errBadText        = 1366
-	errTooLong        = 1406
-	errNoTable        = 1146
-	errNoVariable     = 1193 // a parameter of the URL that is none of the driver's
-	errLockWait       = 1205
-	errDeadlock       = 1213
-	errInterrupted    = 1317
-	errKilled         = 1927 // MariaDB: KILL of the connection
-	errStatementTime  = 1969 // MariaDB: max_statement_time
-	errStatementTime8 = 3024 // MySQL: max_execution_time
-	errNotLocked8     = 3572 // MySQL: NOWAIT; MariaDB answers errLockWait
-	errUserLockLoop8  = 3058 // MySQL: deadlock of GET_LOCK
-	errRolledBack8    = 3101 // MySQL: a replication group has not certified the commit
+	errTooMany       = 1040
+	errNoSchema      = 1049
+	errNoColumn      = 1054
+	errBadText       = 1366
+	errTooLong       = 1406
+	errNoTable       = 1146
+	errNoVariable    = 1193 // a parameter of the URL that is none of the driver's
+	errLockWait      = 1205
+	errDeadlock      = 1213
+	errKilled        = 1927 // MariaDB: KILL of the connection
+	errStatementTime = 1969 // MariaDB: max_statement_time
+	errNotLocked8    = 3572 // MySQL: NOWAIT; MariaDB answers errLockWait
+	errUserLockLoop8 = 3058 // MySQL: deadlock of GET_LOCK
+	errRolledBack8   = 3101 // MySQL: a replication group has not certified the commit
 )
 
 // refused are errors that a retry does not cure.

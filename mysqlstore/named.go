@@ -58,7 +58,7 @@ func (r named) lockname(key []byte) string {
 }
 
 // lockOf returns the lock of a request as an argument of GET_LOCK.
-func (r named) lockOf(a *sqlkit.Ask) string {
+func (r named) lockOf(a *sqlkit.LockRequest) string {
 	if a.Lockname == "" {
 		a.Lockname = r.lockname(a.Key)
 	}
@@ -106,7 +106,7 @@ func asText(s string) string {
 }
 
 // Lock takes the lock and then reads the clock, in one statement.
-func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
+func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
 	label, wait := "", "0"
 	if a.Wait {
 		label, wait = comment(a), strconv.Itoa(forever)
@@ -147,7 +147,7 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlk
 }
 
 // Ping reads from the server which session has the lock.
-func (r named) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+func (r named) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
 	lock := r.lockOf(a)
 	return r.prove(ctx, s, a, r.lockname(a.Key), "SELECT IS_USED_LOCK("+lock+") = CONNECTION_ID()")
 }
@@ -156,7 +156,7 @@ func (r named) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool
 var errMoved = fmt.Errorf("the connection has another number than before: a proxy that shares connections stands between")
 
 // durable raises the high-water mark of tokens, committed before the grant is returned.
-func durable(a *sqlkit.Ask) []string {
+func durable(a *sqlkit.LockRequest) []string {
 	return []string{fmt.Sprintf("UPDATE holdfast_floor SET token = LAST_INSERT_ID(GREATEST(token + 1, %s)) WHERE bucket = %d", clock, sqlkit.Bucket(a.Key)),
 		"SELECT LAST_INSERT_ID(), ROW_COUNT(), " + flush}
 }
@@ -177,7 +177,7 @@ func durableOf(answers sqlkit.Answers, err error) (uint64, error) {
 }
 
 // Unlock reports what RELEASE_LOCK returns: false if the session does not have the lock.
-func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+func (r named) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
 	answers, err := s.Run(ctx, "SELECT RELEASE_LOCK("+r.lockOf(a)+"), "+unmark(s, a))
 	if err != nil {
 		return false, err

@@ -53,12 +53,12 @@ func (r pessimistic) insert(key []byte) string {
 }
 
 // Lock locks the row.
-func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
+func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
 	return sqlkit.LockRow(ctx, r, s, a)
 }
 
 // TryRow runs one transaction, which stays open if it has the lock.
-func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
+func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (sqlkit.Got, error) {
 	answers, err := s.Run(ctx, r.script(s, a, wait)...)
 	if err != nil {
 		return sqlkit.Got{}, err
@@ -139,7 +139,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 	return got, sqlkit.ErrBusy
 }
 
-func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
+func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
 	if r.s.cfg.Durable {
 		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (uint64, error) {
 			// On another connection, since this one's transaction is open.
@@ -166,7 +166,7 @@ func noSavepoint(err error) bool {
 }
 
 // Ping proves that the transaction still exists.
-func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
 	held, err := r.prove(ctx, s, a, "", proveSavepoint, fmt.Sprintf("SELECT CONNECTION_ID() = %d", s.ID.Conn))
 	if noSavepoint(err) {
 		return false, nil
@@ -176,7 +176,7 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask)
 
 // script returns permits, the token and the connection, if it gets the row; then the slot,
 // for a semaphore; then the token again, if the clock is read by itself.
-func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []string {
+func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) []string {
 	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
 		if mode = "LOCK IN SHARE MODE"; !r.s.facts().maria {
@@ -212,7 +212,7 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.Ask, wait bool) []strin
 }
 
 // SwitchKind sets permits to the kind of the request, if the row is not locked.
-func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
+func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) error {
 	k := sqlkit.Kind(a.Limit)
 	script := []string{"SET @hf_l = -1", "START TRANSACTION",
 		fmt.Sprintf("SELECT permits INTO @hf_l FROM %s FOR UPDATE SKIP LOCKED", r.row(a.Key)),
@@ -243,7 +243,7 @@ var numbers = func() string {
 }()
 
 // Unlock proves that the transaction still exists, and ends it. It has written nothing.
-func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
 	answers, err := s.Run(ctx, proveSavepoint, "ROLLBACK", "SELECT CONNECTION_ID(), "+unmark(s, a))
 	if noSavepoint(err) {
 		return false, nil

@@ -66,7 +66,7 @@ func (r *recorder) due() bool {
 // write records the holder of a grant, and reports whether that succeeded. The row counts
 // while the session has the named lock of the grant, so that a late or repeated write does
 // no harm.
-func (r *recorder) write(ctx context.Context, a *sqlkit.Ask, conn int64, lockname string) bool {
+func (r *recorder) write(ctx context.Context, a *sqlkit.LockRequest, conn int64, lockname string) bool {
 	within := recordWithin
 	if r.s.lent {
 		within = connectWithin

@@ -137,7 +137,7 @@ func timeout(s *sqlkit.Session, ttl time.Duration) []string {
 }
 
 // comment returns a label for a statement that may wait.
-func comment(a *sqlkit.Ask) string { return "/*" + a.Label.Encode(labelRoom) + "*/ " }
+func comment(a *sqlkit.LockRequest) string { return "/*" + a.Label.Encode(labelRoom) + "*/ " }
 
 // markNew is an expression that takes the session's lock hf:new of the next turn and frees
 // that of the last turn. After the server has evaluated it, call marked.
@@ -164,7 +164,7 @@ func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
 //
 // proof is a script whose last statement can be extended by columns. Its first column is
 // whether the session has the lock.
-func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, lockname string, proof ...string) (bool, error) {
+func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, lockname string, proof ...string) (bool, error) {
 	record := a.Record && !a.Recorded && r.s.record.due()
 	left := a.TTL
 	if a.Left > 0 {
@@ -203,7 +203,7 @@ func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, l
 
 // unmark is an expression that frees the named locks of a grant that was, or was to be,
 // recorded.
-func unmark(s *sqlkit.Session, a *sqlkit.Ask) string {
+func unmark(s *sqlkit.Session, a *sqlkit.LockRequest) string {
 	if !a.Record {
 		return "1"
 	}
@@ -245,7 +245,7 @@ func (r sessions) Unrecorded(ctx context.Context, side sqlkit.Link) error {
 
 // Cause reads whether an operator's break ended the session: the server gives no reason when
 // it ends a connection.
-func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, side *sqlkit.Pool) (driver.Cause, error) {
+func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.LockRequest, side *sqlkit.Pool) (driver.Cause, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 250*time.Millisecond)
 	defer cancel()
 	answers, err := side.Run(ctx, fmt.Sprintf("SELECT taken FROM holdfast_session WHERE held = '%s'", grantLock(a.ID)))

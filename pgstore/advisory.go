@@ -63,7 +63,7 @@ func (r advisory) Check(q *driver.Request) (time.Duration, error) {
 	return sqlkit.RoundTTL(q.TTL, unit)
 }
 
-func shared(a *sqlkit.Ask) string {
+func shared(a *sqlkit.LockRequest) string {
 	if a.Limit == driver.Unlimited {
 		return "_shared"
 	}
@@ -73,7 +73,7 @@ func shared(a *sqlkit.Ask) string {
 // Lock takes the lock and then reads the clock. A request that does not wait uses a statement
 // that is parsed and planned once per session. A waiter's statement carries a label, which
 // shows its owner.
-func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
+func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
 	m, err := r.mark(a.Key)
 	if err != nil {
 		return sqlkit.Got{}, err
@@ -111,7 +111,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (s
 
 // now is the expression of the token. Shared grants read the clock one after the other, so
 // that no two have the same token.
-func (r advisory) now(a *sqlkit.Ask) string {
+func (r advisory) now(a *sqlkit.LockRequest) string {
 	if a.Limit == driver.Exclusive {
 		return clock
 	}
@@ -120,7 +120,7 @@ func (r advisory) now(a *sqlkit.Ask) string {
 
 // try takes the lock if it is free. The mark /*hf*/ shows that the session has a grant that
 // is not recorded.
-func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, m mark) (sqlkit.Row, error) {
+func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
 		return p.prepared(ctx, "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok) SELECT CASE WHEN ok THEN "+clock+" END, pg_backend_pid() FROM l", m.args())
 	}
@@ -129,7 +129,7 @@ func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, m m
 }
 
 // Ping records the holder.
-func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
 	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid(), "+named(a, fmt.Sprint(a.Token)))
 	if err != nil {
 		return false, err
@@ -143,7 +143,7 @@ var errMoved = fmt.Errorf("the connection has another backend than before: a poo
 
 // durable raises the high-water mark of tokens, which is on the disk before the grant
 // is given.
-func durable(a *sqlkit.Ask) string {
+func durable(a *sqlkit.LockRequest) string {
 	return fmt.Sprintf("UPDATE "+unlabelledMark+" holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d AND "+flushed+" RETURNING token", clock, sqlkit.Bucket(a.Key))
 }
 
@@ -161,7 +161,7 @@ func durableOf(answers sqlkit.Answers, err error) (uint64, error) {
 // Unlock reports what pg_advisory_unlock returns: false if the session does not have the
 // lock. It also removes the record of the session, so that a client that ends the session by
 // that record does not end the next grant.
-func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
 	m, err := r.mark(a.Key)
 	if err != nil {
 		return false, err

@@ -68,12 +68,12 @@ func (r pessimistic) insert(key []byte) string {
 }
 
 // Lock locks the row.
-func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (sqlkit.Got, error) {
+func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
 	return sqlkit.LockRow(ctx, r, s, a)
 }
 
 // TryRow runs one transaction, which stays open if it has the lock.
-func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, wait bool) (sqlkit.Got, error) {
+func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (sqlkit.Got, error) {
 	answers, err := s.Run(ctx, r.script(a, wait)...)
 	if err != nil {
 		return sqlkit.Got{}, err
@@ -130,7 +130,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.As
 
 // script returns whether the gate was passed; permits, the token, the backend and the slot;
 // and whether the name has a row.
-func (r pessimistic) script(a *sqlkit.Ask, wait bool) []string {
+func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	permits := "permits"
 	if r.own() {
 		permits = "0"
@@ -190,7 +190,7 @@ func ifFlag(name, then string) string {
 }
 
 // name is the expression that sets the session's name to token, ID and slot of its grant.
-func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
+func (r pessimistic) name(a *sqlkit.LockRequest, token, slot string) string {
 	if sqlkit.Kind(a.Limit) > driver.Exclusive {
 		return fmt.Sprintf("set_config('application_name', coalesce('hf ' || %s || ' %s ' || %s, ''), false)", token, a.ID, slot)
 	}
@@ -198,7 +198,7 @@ func (r pessimistic) name(a *sqlkit.Ask, token, slot string) string {
 }
 
 // durableToken commits the token on another connection, since this one's transaction is open.
-func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask, got sqlkit.Got) (sqlkit.Got, error) {
+func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
 	return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (uint64, error) {
 		token, err := durableOf(r.s.links.Run(ctx, durable(a)))
 		if err == nil {
@@ -209,7 +209,7 @@ func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sql
 }
 
 // SwitchKind sets permits to the kind of the request, if the row is not locked.
-func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) error {
+func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) error {
 	k := sqlkit.Kind(a.Limit)
 	answers, err := s.Run(ctx, fmt.Sprintf(`WITH l AS MATERIALIZED (SELECT name FROM %s FOR UPDATE SKIP LOCKED),
 		u AS (UPDATE holdfast_name n SET permits = %d FROM l WHERE n.name = l.name RETURNING n.name),
@@ -226,7 +226,7 @@ func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlki
 
 // Unlock ends the transaction. It has written nothing, so that a rollback costs no write to
 // the log. The transaction ends with its session at the latest.
-func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.Ask) (bool, error) {
+func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.LockRequest) (bool, error) {
 	answers, err := s.Run(ctx, "ROLLBACK", "SELECT pg_backend_pid()")
 	if err != nil {
 		return false, err

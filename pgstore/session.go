@@ -54,13 +54,13 @@ func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, er
 const unit = time.Millisecond
 
 // comment returns a label for a statement. The server shows a limited part of a statement.
-func (r sessions) comment(a *sqlkit.Ask) string {
+func (r sessions) comment(a *sqlkit.LockRequest) string {
 	return "/*" + a.Label.Encode(r.s.shown()) + "*/ "
 }
 
 // named returns an expression that sets application_name to the token and the ID of a grant, or to the
 // empty string if the value of token is NULL.
-func named(a *sqlkit.Ask, token string) string {
+func named(a *sqlkit.LockRequest, token string) string {
 	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s', ''), false)", token, a.ID)
 }
 
@@ -78,7 +78,7 @@ func nameOf(application string) (token uint64, id string, ok bool) {
 }
 
 // Ping runs a statement whose comment shows the owner, and reports whether the session is the same.
-func (r sessions) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (bool, error) {
+func (r sessions) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
 	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid()")
 	if err != nil {
 		return false, err
@@ -88,7 +88,7 @@ func (r sessions) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Ask) (b
 
 // Cause returns the cause of the end of a session, from the last error that the server sent on its
 // connection.
-func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.Ask, _ *sqlkit.Pool) (driver.Cause, error) {
+func (r sessions) Cause(s *sqlkit.Session, a *sqlkit.LockRequest, _ *sqlkit.Pool) (driver.Cause, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_, err := s.Run(ctx, "SELECT 1")

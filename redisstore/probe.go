@@ -362,7 +362,7 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 			"After a flush, a restart without data or a failover, tokens may fall only for a new client, and only if the clock was set back", Reserves: true,
 		EarlyEnd: []string{"a flush or a deletion of the key", "a restart that loses data", "the server's clock set forward"},
 		Notice:   noticeTimeout,
-		MinTTL:   minTTL, MaxTTL: maxTTL, Lapses: true,
+		MinTTL:   minTTL, MaxTTL: maxTTL, LeftoversExpire: true,
 		Linger: true, Break: driver.BreakNow, Visible: driver.VisibleAll,
 	}
 	if f.replicas > 0 || s.client.Mode() != Standalone {

@@ -71,8 +71,8 @@ func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
 // whose shortest session timeout shows that it ticks slower.
 func Tick(d time.Duration) Option { return func(c *config) { c.tick = d } }
 
-// BreakGrace is how long Break waits for a holder that was requested to end, before it deletes
-// the holder's node. The default is 5 s.
+// BreakGrace is how long Break waits for the notified holder to release, before it deletes the holder's
+// node. The default is 5 s.
 func BreakGrace(d time.Duration) Option { return func(c *config) { c.grace = d } }
 
 // Digest authenticates each connection as a user, by ZooKeeper's digest scheme.
@@ -82,8 +82,8 @@ func Digest(user, password string) Option {
 	}
 }
 
-// CreatorOnly gives all rights on the store's nodes to the authenticated user alone, that of
-// Digest or of the client certificate. By default everyone has them, as with Curator.
+// CreatorOnly gives all rights on the store's nodes to the authenticated user alone: the user of Digest or
+// of the client certificate. By default every user has them, as with Curator.
 func CreatorOnly() Option { return func(c *config) { c.acl = zk.Creator } }
 
 // TLS uses TLS for all connections. Without a ServerName it verifies each server's own host.

@@ -12,9 +12,8 @@ import (
 
 var _ driver.Values = (*Store)(nil)
 
-// A value is a node ROOT/@%values/NAMESPACE/KEY, where both are escaped and an x is put
-// before the namespace, which may be empty. Its version is the node's creation and the
-// number of its changes.
+// valueDir returns the parent of the nodes of values. A value is a node ROOT/@%values/xNAMESPACE/KEY, with
+// the namespace and the key escaped. Its version is the node's creation and the number of its changes.
 func (s *Store) valueDir() string {
 	return s.cfg.chroot + "/" + namespaceMark + "%values/" + escape("x"+s.cfg.namespace)
 }
@@ -25,7 +24,7 @@ func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
 		return nil, "", err
 	}
 	path := s.valueDir() + "/" + escape(key)
-	// A server may be behind: after the sync it has every write that was confirmed.
+	// A server may be behind. After the sync it has every confirmed write.
 	if err := s.valueCall(ctx, zk.Sync(path)); err != nil {
 		return nil, "", err
 	}
@@ -48,7 +47,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, version string
 	created, changes, _ := strings.Cut(version, "-")
 	czxid, err1 := strconv.ParseInt(created, 10, 64)
 	n, err2 := strconv.ParseInt(changes, 10, 32)
-	if err1 != nil || err2 != nil || n < 0 { // -1 would fit every version
+	if err1 != nil || err2 != nil || n < 0 { // -1 would match every version
 		return "", driver.Conflict(key)
 	}
 	c := zk.Set(path, data, int32(n))
@@ -100,8 +99,8 @@ func (s *Store) readyForValue(ctx context.Context, key string, data []byte) erro
 	return nil
 }
 
-// valueCall sends a call on the session of guarded writes, and returns its error, unless
-// the server answered that there is, or is not, such a node.
+// valueCall sends a call on the session of guarded writes, and returns its error. That the node exists or
+// does not exist is no error.
 func (s *Store) valueCall(ctx context.Context, c *zk.Call) error {
 	if err := s.send(ctx, c); err != nil {
 		return s.fail(err)
@@ -112,8 +111,8 @@ func (s *Store) valueCall(ctx context.Context, c *zk.Call) error {
 	return s.fail(c.Err)
 }
 
-// makeDirs makes a directory and those above it. Above there may be nodes that this
-// user may not make, but that exist: only the last decides.
+// makeDirs creates a directory and its parents. The user may have no right to create a parent that exists,
+// so only the error for the directory itself counts.
 func (s *Store) makeDirs(ctx context.Context, dir string) error {
 	for i := 1; i <= len(dir); i++ {
 		if i < len(dir) && dir[i] != '/' {

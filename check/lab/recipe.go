@@ -18,26 +18,26 @@ import (
 // waiter is notified of releases, and also polls. With every field unset the recipe keeps its
 // guarantees. Each field is a mistake.
 type recipe struct {
-	deleteAnyones   bool // the release does not check the owner of the lock
-	renewAnyones    bool // nor does the renewal
-	neverExpires    bool
-	checkThenAct    bool // looks whether the lock is free, and then takes it
-	clientClock     bool // the client's clock decides what has expired
-	clockToken      bool // the token is the client's time
-	trustReceipt    bool // trust runs from the answer
-	lostIsNo        bool // no answer is taken for a no, under a lease that the client keeps alive
-	forgetsFailover bool // the server's replica is behind, and takes over
-	countsPermits   bool // a semaphore is a number
-	looksThenHears  bool // checks the lock, subscribes to the release, and does not check again
-	breaksStale     bool // a client removes an old lock as abandoned
-	looksThenFrees  bool // the release looks whose the lock is, and then removes it
-	noRenewal       bool // nothing is renewed
-	ignoresLoss     bool // a renewal that finds no lock is taken for a good one
-	oneToken        bool // every grant has the same token
-	endsAtOnce      bool // the lock ends with the request that took it
-	freesElsewhere  bool // the release goes to a connection that does not have the lock
-	// keys are what a client takes for a name, one after the other, and keeps while it waits
-	// for the next; nil for the name alone.
+	deleteAnyones      bool // the release does not check the owner of the lock
+	renewAnyones       bool // the renewal does not check the owner of the lock
+	neverExpires       bool
+	checkThenAct       bool // checks whether the lock is free, and then takes it in a second step
+	clientClock        bool // the client's clock decides what has expired
+	clockToken         bool // the token is the client's time
+	validityFromAnswer bool // the validity runs from the answer
+	lostIsNo           bool // a lost answer is taken for a refusal, under a lease that the client renews
+	forgetsFailover    bool // the server's replica is behind, and takes over
+	countsPermits      bool // a semaphore is a number
+	looksThenHears     bool // checks the lock, subscribes to the release, and does not check again
+	breaksStale        bool // a client removes an old lock as abandoned
+	looksThenFrees     bool // the release checks the owner, and then removes the lock in a second step
+	noRenewal          bool // the client renews no lock
+	ignoresLoss        bool // a renewal that finds no lock is taken for a success
+	oneToken           bool // every grant has the same token
+	endsAtOnce         bool // the lock ends with the request that took it
+	freesElsewhere     bool // the release goes to a connection that does not have the lock
+	// keys returns the keys that a client takes for a name, one after the other. It keeps each
+	// while it waits for the next. If keys is nil, the name is the only key.
 	keys func(c *client, name string) []string
 }
 
@@ -50,13 +50,13 @@ type client struct {
 	closed atomic.Bool
 }
 
-// second marks the other key of a name, where a client needs two.
+// second marks the second key of a name, for a client that needs two.
 const second = "/2"
 
-// sameTwice is a client that takes a name which it has.
+// sameTwice returns the same key twice: the client waits for itself.
 func sameTwice(_ *client, name string) []string { return []string{name, name} }
 
-// oppositeOrder is clients that take two keys, half of them in the other order.
+// oppositeOrder returns two keys, in the opposite order for half of the clients.
 func oppositeOrder(c *client, name string) []string {
 	if c.far {
 		return []string{name + second, name}
@@ -64,7 +64,7 @@ func oppositeOrder(c *client, name string) []string {
 	return []string{name, name + second}
 }
 
-// everyRow is clients that lock what they read: their own row and, to find it, the whole table.
+// everyRow returns the client's own row and the whole table, which the client reads to find that row.
 func everyRow(_ *client, name string) []string { return []string{name, "table" + second} }
 
 // wire is the time between two commands of one client.
@@ -76,7 +76,7 @@ const lookEvery = 20 * time.Millisecond
 // staleAfter is the age after which the recipe considers a lock abandoned.
 const staleAfter = 2 * ttl
 
-// clientSkew is how far apart the clocks of two machines are.
+// clientSkew is the difference between the clocks of two machines.
 const clientSkew = ttl / 2
 
 var (
@@ -90,21 +90,21 @@ func (e errString) Error() string { return string(e) }
 
 func (c *client) String() string { return "lab" }
 
-// Guarantees declares what the recipe gives when no mistake is made.
+// Guarantees declares what the recipe guarantees without a mistake.
 func (c *client) Guarantees(context.Context) (driver.Guarantees, error) {
 	g := driver.Guarantees{
 		Kind: "lab", Scope: driver.ScopeProcess, Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
 		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: lookEvery, Semaphore: true, Mixed: true,
 		Tokens: "a counter of the server", EarlyEnd: []string{"an operator's break"}, Notice: ttl / 3,
-		MinTTL: time.Millisecond, MaxTTL: time.Hour, Lapses: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
+		MinTTL: time.Millisecond, MaxTTL: time.Hour, LeftoversExpire: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 	}
 	if c.session() {
-		g.Crash, g.MinTTL, g.MaxTTL, g.Lapses = driver.CrashFreesAtOnce, 0, 0, false
+		g.Crash, g.MinTTL, g.MaxTTL, g.LeftoversExpire = driver.CrashFreesAtOnce, 0, 0, false
 	}
 	return g, nil
 }
 
-// now is what the recipe takes for the server's time.
+// now returns the recipe's time.
 func (c *client) now() time.Time {
 	if c.clientClock {
 		return time.Now().Add(c.skew)
@@ -149,7 +149,7 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			}
 			v, ok = c.take(key, v)
 			c.arrive()
-			if c.trustReceipt {
+			if c.validityFromAnswer {
 				sent = driver.Now()
 			}
 			if ok {
@@ -281,7 +281,7 @@ func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewa
 			all[i] = driver.Renewal{Cause: driver.CauseGone, Err: errNotHeld}
 		}
 		c.arrive()
-		if c.trustReceipt {
+		if c.validityFromAnswer {
 			all[i].SentAt = driver.Now()
 		}
 	}

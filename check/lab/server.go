@@ -22,11 +22,11 @@ type server struct {
 	token  uint64
 	// subscribers are the channels of the subscribers of each name.
 	subscribers map[string]map[chan struct{}]bool
-	// before is what a replica has, replicaLag ago, where one is asked for.
+	// before is the state of a replica, replicaLag ago, if the recipe has one.
 	before []snapshot
 	lagged bool
-	// spoilt is how many faults spoil the network now: answers are held up, and
-	// renewals lost.
+	// spoilt is the number of present faults of the network, which delay answers and lose
+	// renewals.
 	spoilt int
 	// dies: the next client that gives a permit back dies before it has counted down.
 	dies atomic.Bool

@@ -120,7 +120,7 @@ func startPostgres(ctx context.Context, daemon string, h *home, port int, settin
 	return p, nil
 }
 
-// starts returns a Ready for servers with PostgreSQL's protocol: a session can be started.
+// starts returns a Ready for servers with PostgreSQL's protocol: a client can start a session.
 func starts(address, user, database string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -143,7 +143,7 @@ func starts(address, user, database string) func(context.Context) error {
 			return err
 		}
 		if kind[0] != 'R' {
-			return fmt.Errorf("it answers a startup with %q", kind)
+			return fmt.Errorf("the server answers a startup with %q", kind)
 		}
 		return nil
 	}
@@ -166,8 +166,8 @@ func (p *Postgres) Restart(ctx context.Context) error {
 	})
 }
 
-// workingIn returns the processes whose working directory that is, as the data are of each process of a
-// server, on systems that have /proc.
+// workingIn returns the processes with this working directory, on systems with /proc. The processes of a
+// server work in its data directory.
 func workingIn(dir string) (pids []int) {
 	all, _ := filepath.Glob("/proc/[0-9]*/cwd")
 	for _, cwd := range all {
@@ -202,7 +202,7 @@ func (p *Postgres) all(s syscall.Signal) error {
 		return err
 	}
 	for _, pid := range children {
-		_ = syscall.Kill(pid, s) // the process may have ended meanwhile
+		_ = syscall.Kill(pid, s) // the process may have ended since
 	}
 	return nil
 }

@@ -18,7 +18,7 @@ func TestCheckOfLocalStoresHolds(t *testing.T) {
 			dir := w.path("report")
 			r := w.run("check", "--local", local, "--duration", "2s", "--seed", "7", "--dir", dir)
 			r.expectStatus(t, 0)
-			for _, rule := range []string{"exclusion", "trust", "tokens", "register", "order", "waiting", "leftovers"} {
+			for _, rule := range []string{"exclusion", "validity", "tokens", "register", "order", "waiting", "leftovers"} {
 				if !strings.Contains(r.stdout, rule) || strings.Contains(r.stdout, "broken") {
 					t.Errorf("%s is not judged to hold:\n%s", rule, r.stdout)
 				}

@@ -34,7 +34,8 @@ func TestMinHoldOutlivesCommand(t *testing.T) {
 	}
 }
 
-// TestMaxHoldEndsCommand with SIGTERM, and with SIGKILL if the command ignores that.
+// TestMaxHoldEndsCommand: MaxHold ends the command with SIGTERM, and with SIGKILL if the command ignores
+// SIGTERM.
 func TestMaxHoldEndsCommand(t *testing.T) {
 	for name, c := range map[string]struct {
 		trap, grace string
@@ -45,8 +46,8 @@ func TestMaxHoldEndsCommand(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := withStore(t)
-			// A shell is ready for the signal early; if it was not, the test tries again
-			// with more time.
+			// A shell is ready for the signal early. If it was not, the test repeats with
+			// more time.
 			for maxHold := 500 * time.Millisecond; maxHold < waitLimit(); maxHold *= 2 {
 				p := w.start("run", "--max-hold", maxHold.String(), "--grace", c.grace, "x", "--",
 					"sh", "-c", `trap "$0" TERM; echo ready; while :; do read line; done`, c.trap)
@@ -86,10 +87,10 @@ func TestChildrenInGroupEndBeforeRelease(t *testing.T) {
 			}
 			words := strings.Fields(string(out))
 			if !strings.Contains(string(out), "signal "+syscall.SIGTERM.String()) {
-				t.Errorf("it got no SIGTERM: %q", out)
+				t.Errorf("the child got no SIGTERM: %q", out)
 			}
 			if err := syscall.Kill(int(number(t, words[1])), 0); err != syscall.ESRCH {
-				t.Errorf("it still lives: %v", err)
+				t.Errorf("the child is still alive: %v", err)
 			}
 			if got := p.stderr.all(); !strings.Contains(got, c.says) || c.says == "" && got != "" {
 				t.Errorf("stderr: %q", got)

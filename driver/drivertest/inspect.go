@@ -190,10 +190,10 @@ func breakGrant(e *env) {
 	case <-time.After(e.timeout()):
 		e.Fatal("the holder was not notified")
 	}
-	if e.g.Break == driver.BreakAsk {
+	if e.g.Break == driver.BreakNotify {
 		e.busy(other, e.request(name, driver.Exclusive, long)) // until it has released
 		var err error
-		// A timeout may be too short for the first step: then it is doubled.
+		// A timeout that is too short for the first step is doubled.
 		for wait := 20 * time.Millisecond; wait < e.timeout(); wait *= 2 {
 			ctx, cancel := context.WithTimeout(e.Context(), wait)
 			err = b.Break(ctx, name, g.Token)
@@ -205,9 +205,9 @@ func breakGrant(e *env) {
 		e.code(other, err, driver.CodeBusy, "breaking a grant that its holder keeps")
 	}
 	err := s.Release(e.Context(), g, 0)
-	if e.g.Break == driver.BreakAsk {
+	if e.g.Break == driver.BreakNotify {
 		if err != nil {
-			e.Fatalf("the holder that was requested to end cannot release: %v", err)
+			e.Fatalf("the notified holder cannot release: %v", err)
 		}
 	} else {
 		e.code(s, err, driver.CodeNotHeld, "releasing a broken grant")

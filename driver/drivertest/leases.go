@@ -7,11 +7,11 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// renew requires that a grant that is renewed stands beyond its TTL.
+// renew requires that a renewed grant stands beyond its TTL.
 func renew(e *env) {
 	e.leases()
 	a, b := e.open(), e.open()
-	e.free(b, e.name()) // connected
+	e.free(b, e.name()) // connects
 	inTime := e.longer(func(ttl time.Duration) bool {
 		name := e.name()
 		g := e.must(a, e.request(name, driver.Exclusive, ttl))
@@ -45,7 +45,7 @@ func renew(e *env) {
 	}
 }
 
-// renewed renews a grant. It returns false if its TTL had passed before.
+// renewed renews a grant. It returns false if the grant's TTL had passed before.
 func (e *env) renewed(s driver.Store, g *driver.Grant) bool {
 	e.Helper()
 	r := s.Renew(e.Context(), []driver.Grant{*g})
@@ -104,7 +104,7 @@ func renewNeverRevives(e *env) {
 // expiresWithoutRenewal requires that a grant that is not renewed expires although its
 // client renews another one with the same TTL.
 func expiresWithoutRenewal(e *env) {
-	if !e.g.Lapses {
+	if !e.g.LeftoversExpire {
 		e.Skip("its grants stand as long as their shared session")
 	}
 	a, b, name := e.open(), e.open(), e.name()
@@ -112,7 +112,7 @@ func expiresWithoutRenewal(e *env) {
 	e.must(a, e.request(name, driver.Exclusive, e.h.TTL))
 	var next driver.Grant
 	var err error
-	e.eventually("a grant that is not renewed makes room", func() bool {
+	e.eventually("a grant without a renewal expires", func() bool {
 		a.Renew(e.Context(), []driver.Grant{other})
 		next, err = e.try(b, e.request(name, driver.Exclusive, long))
 		return err == nil
@@ -151,7 +151,7 @@ func releaseByStaleOwner(e *env) {
 	e.release(b, now)
 }
 
-// linger requires that a release can leave the grant standing for a while, and not longer.
+// linger requires that a release can keep the grant for a while, and not longer.
 func linger(e *env) {
 	if !e.g.Linger {
 		e.Skip("the core lingers for this store")

@@ -22,7 +22,7 @@ func guaranteesAreWhole(e *env) {
 	if g.MinTTL > g.MaxTTL {
 		e.Errorf("MinTTL %s is above MaxTTL %s", g.MinTTL, g.MaxTTL)
 	}
-	if g.MaxTTL == 0 && g.Lapses {
+	if g.MaxTTL == 0 && g.LeftoversExpire {
 		e.Errorf("it declares that grants expire, and has no TTL")
 	}
 	if g.MaxTTL == 0 && g.Crash == driver.CrashFreesAfterTTL {

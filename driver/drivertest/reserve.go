@@ -131,7 +131,7 @@ func tokensReserved(e *env) {
 		case <-time.After(e.timeout()):
 			e.Fatal("the holder was not notified")
 		}
-		if e.g.Break == driver.BreakAsk {
+		if e.g.Break == driver.BreakNotify {
 			e.release(a, g)
 		}
 		if err := <-broken; err != nil {

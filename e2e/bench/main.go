@@ -3,6 +3,7 @@
 //
 //	go run ./bench
 //	go run ./bench -stores redis -works "hot 16x1" -rounds 9
+//	go run ./bench -stores redis -contenders "holdfast,rueidislock" -turn 400ms
 //	go run ./bench -svg ../docs/images
 //
 // The contenders of a store take turns of a second, again and again, so that other work on
@@ -32,11 +33,12 @@ import (
 )
 
 var (
-	storesFlag = flag.String("stores", "", "the stores, with commas between: redis, etcd, zookeeper, mariadb, postgres, file (default all whose server is installed)")
-	worksFlag  = flag.String("works", "", "the works, with commas between (default all)")
-	rounds     = flag.Int("rounds", 5, "turns of each contender after the warm-up")
-	turn       = flag.Duration("turn", time.Second, "how long a turn takes")
-	svg        = flag.String("svg", "", "directory for the charts, bench-STORE.svg; none if empty")
+	storesFlag     = flag.String("stores", "", "the stores, with commas between: redis, etcd, zookeeper, mariadb, postgres, file (default all whose server is installed)")
+	worksFlag      = flag.String("works", "", "the works, with commas between (default all)")
+	contendersFlag = flag.String("contenders", "", "the contenders, with commas between (default all)")
+	rounds         = flag.Int("rounds", 5, "turns of each contender after the warm-up")
+	turn           = flag.Duration("turn", time.Second, "how long a turn takes")
+	svg            = flag.String("svg", "", "directory for the charts, bench-STORE.svg; none if empty")
 )
 
 // work is what the clients do in a turn.
@@ -169,6 +171,9 @@ func measureWork(s store, address string, w work) (results []result, ok bool, er
 		}
 	}()
 	for _, c := range s.contenders {
+		if *contendersFlag != "" && !slices.Contains(strings.Split(*contendersFlag, ","), c.name) {
+			continue
+		}
 		if c.floor && w.contested() {
 			continue // it does not exclude
 		}

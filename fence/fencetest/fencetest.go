@@ -1,5 +1,5 @@
-// Package fencetest tests implementations of fence.Guard. Every guard of holdfast passes
-// it, and so should a guard of a resource of your own.
+// Package fencetest tests implementations of fence.Guard. Every guard of holdfast passes it. Test a guard of
+// your own resource with it, too.
 package fencetest
 
 import (
@@ -14,19 +14,19 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-// Harness is a guard and a resource of which the suite can see the content.
+// Harness is a guard and a resource whose content the suite can read.
 type Harness[W any] struct {
-	// Guard is under test. Its resources have no token yet.
+	// Guard is the guard under test. Its resources have no token yet.
 	Guard fence.Guard[W]
 	// Other is a second guard of the same resources, as another process has. Default:
 	// Guard.
 	Other fence.Guard[W]
-	// Resource returns the n-th resource, below 8. It makes what must exist before the
-	// first write, such as a row. Default: "resource-n".
+	// Resource returns the n-th resource; n is below 8. It creates what must exist before
+	// the first write, such as a row. Default: "resource-n".
 	Resource func(t testing.TB, n int) string
-	// Write returns a write that makes content the resource's.
+	// Write returns a write that replaces the resource's content.
 	Write func(resource, content string) W
-	// Read returns the content of a resource, "" if it was never written.
+	// Read returns the content of a resource, or "" before its first write.
 	Read func(t testing.TB, resource string) string
 	// NeedsContent says that Raise returns fence.ErrNotExist before the first write.
 	NeedsContent bool
@@ -73,8 +73,8 @@ func (h Harness[W]) write(t testing.TB, g fence.Guard[W], resource string, token
 	return g.Write(t.Context(), resource, token, h.Write(resource, content))
 }
 
-// The story that fencing is about: the first holder is paused, a second one takes over
-// and writes, and the late write of the first is refused.
+// pausedHolder: the first holder is paused, and a second holder writes. The guard refuses the late write of
+// the first holder.
 func (h Harness[W]) pausedHolder(t *testing.T) {
 	r := h.Resource(t, 0)
 	if err := h.write(t, h.Guard, r, 33, "first"); err != nil {
@@ -129,7 +129,7 @@ func (h Harness[W]) sequence(t *testing.T) {
 	}
 }
 
-// A holder that reads before it writes raises the token before it reads.
+// raise: a holder that reads before it writes raises the token before it reads.
 func (h Harness[W]) raise(t *testing.T) {
 	r := h.Resource(t, 3)
 	if h.NeedsContent {
@@ -203,7 +203,7 @@ func (h Harness[W]) endedContext(t *testing.T) {
 	}
 }
 
-// Tokens of all ages at once: the content is that of the largest accepted one.
+// concurrent writes with old and new tokens at once. The content is that of the largest accepted token.
 func (h Harness[W]) concurrent(t *testing.T) {
 	r := h.Resource(t, 6)
 	if err := h.write(t, h.Guard, r, 1, content(1)); err != nil {

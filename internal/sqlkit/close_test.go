@@ -22,11 +22,11 @@ type closing struct {
 	e *Sessions
 }
 
-func (*closing) Begin(context.Context, Link) (Identity, error)      { return Identity{Conn: 1}, nil }
-func (*closing) Check(r *driver.Request) (time.Duration, error)     { return r.TTL, nil }
-func (*closing) Sort(err error) (error, bool)                       { return err, false }
-func (*closing) Ping(context.Context, *Session, *Ask) (bool, error) { return true, nil }
-func (c *closing) Lock(context.Context, *Session, *Ask) (Got, error) {
+func (*closing) Begin(context.Context, Link) (Identity, error)              { return Identity{Conn: 1}, nil }
+func (*closing) Check(r *driver.Request) (time.Duration, error)             { return r.TTL, nil }
+func (*closing) Sort(err error) (error, bool)                               { return err, false }
+func (*closing) Ping(context.Context, *Session, *LockRequest) (bool, error) { return true, nil }
+func (c *closing) Lock(context.Context, *Session, *LockRequest) (Got, error) {
 	// Close has begun and has left this session to its call.
 	c.e.mu.Lock()
 	c.e.closed = true
@@ -63,18 +63,18 @@ type recording struct {
 	begun, let chan struct{}
 }
 
-func (*recording) Lock(context.Context, *Session, *Ask) (Got, error) {
+func (*recording) Lock(context.Context, *Session, *LockRequest) (Got, error) {
 	return Got{Token: 1, Slot: driver.NoSlot}, nil
 }
 
-func (r *recording) Ping(_ context.Context, _ *Session, a *Ask) (bool, error) {
+func (r *recording) Ping(_ context.Context, _ *Session, a *LockRequest) (bool, error) {
 	close(r.begun)
 	<-r.let
 	a.Recorded = true
 	return true, nil
 }
 
-func (*recording) Unlock(context.Context, *Session, *Ask) (bool, error) { return true, nil }
+func (*recording) Unlock(context.Context, *Session, *LockRequest) (bool, error) { return true, nil }
 
 // TestLookSkipsSessionInRenewal: a look at a young grant does not touch a session that a
 // renewal is using (the race detector checks that). It looks again later.

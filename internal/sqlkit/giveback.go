@@ -15,7 +15,7 @@ import (
 // Other clients wait meanwhile: the lock is taken, and a user's pool may have no more
 // connections, so that two requests would wait for each other. So the timeout of commit
 // is a third of the TTL, at most 5 s.
-func DurableToken(ctx context.Context, r Recipe, s *Session, a *Ask, got Got, commit func(context.Context) (uint64, error)) (Got, error) {
+func DurableToken(ctx context.Context, r Recipe, s *Session, a *LockRequest, got Got, commit func(context.Context) (uint64, error)) (Got, error) {
 	brief, cancel := context.WithTimeout(ctx, min(a.TTL/3, 5*time.Second))
 	token, err := commit(brief)
 	cancel()

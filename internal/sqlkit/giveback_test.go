@@ -24,7 +24,7 @@ type failing struct {
 	clears int
 }
 
-func (r *failing) Lock(ctx context.Context, s *Session, _ *Ask) (Got, error) {
+func (r *failing) Lock(ctx context.Context, s *Session, _ *LockRequest) (Got, error) {
 	r.locks++
 	if len(r.fails) == 0 {
 		return Got{Token: 1, Slot: driver.NoSlot}, nil

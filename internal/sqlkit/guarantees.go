@@ -18,7 +18,7 @@ func RoundTTL(ttl, unit time.Duration) (time.Duration, error) {
 }
 
 func guarantees(kind string) driver.Guarantees {
-	return driver.Guarantees{Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, Lapses: true, Pause: driver.PauseLoses, Break: driver.BreakNow}
+	return driver.Guarantees{Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, LeftoversExpire: true, Pause: driver.PauseLoses, Break: driver.BreakNow}
 }
 
 // SessionGuarantees returns the guarantees of a store with the engine [Sessions], to which
@@ -27,7 +27,7 @@ func guarantees(kind string) driver.Guarantees {
 func SessionGuarantees(kind string, minTTL, unit time.Duration, kill string) driver.Guarantees {
 	g := guarantees(kind)
 	g.Crash, g.Order, g.Wake = driver.CrashFreesAtOnce, driver.OrderFIFO, driver.WakePush
-	g.Lapses = false // no timer ends a wait in the server's queue
+	g.LeftoversExpire = false // no timer ends a wait in the server's queue
 	g.Tokens = "the server's clock in microseconds, read when the lock is granted: tokens rise unless the clock is set back. With tokens=durable a committed row: tokens always rise"
 	g.EarlyEnd = []string{"an operator's break", kill, "the end of the connection or of the server", "a failover"}
 	g.Notice = pingEvery

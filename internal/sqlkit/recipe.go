@@ -19,19 +19,19 @@ type Recipe interface {
 	Check(r *driver.Request) (time.Duration, error)
 	// Lock requests a grant, and waits for it if a.Wait. ErrBusy means that the lock is
 	// held and that the session is as before. After any other error it is closed.
-	Lock(ctx context.Context, s *Session, a *Ask) (Got, error)
+	Lock(ctx context.Context, s *Session, a *LockRequest) (Got, error)
 	// Unlock ends the session's grant. It returns false if the session has none.
-	Unlock(ctx context.Context, s *Session, a *Ask) (bool, error)
+	Unlock(ctx context.Context, s *Session, a *LockRequest) (bool, error)
 	// Clear removes what a cancelled Lock has left. After an error the session is closed,
 	// and the engine waits for its end at the server.
 	Clear(ctx context.Context, s *Session) error
 	// Ping proves that the session still has the grant and that the server may still
 	// grant, and sets the server's timer to a.Left. If a.Record is set it also records the
 	// holder, and then sets a.Recorded. An error ends the session.
-	Ping(ctx context.Context, s *Session, a *Ask) (bool, error)
+	Ping(ctx context.Context, s *Session, a *LockRequest) (bool, error)
 	// Cause returns why the link of a session with a grant has ended. It is called after
 	// that end, and may take a moment.
-	Cause(s *Session, a *Ask, side *Pool) (driver.Cause, error)
+	Cause(s *Session, a *LockRequest, side *Pool) (driver.Cause, error)
 
 	// Ended reports whether an error of a statement proves that the server had ended the
 	// session before.
@@ -96,8 +96,8 @@ type Session struct {
 	lease   *lease    // its request
 }
 
-// Ask is a request to a recipe.
-type Ask struct {
+// LockRequest is a request for a lock, as a recipe gets it.
+type LockRequest struct {
 	driver.Request
 	// Key is the namespace, a NUL and the name.
 	Key []byte

@@ -14,10 +14,10 @@ type RowLocker interface {
 	// TryRow requests the row, and waits for it if wait. It returns [ErrKind] if the row
 	// is shared as another kind, and [ErrRow] if the row did not exist: it does now, or
 	// another client has inserted it meanwhile, and the engine tries again.
-	TryRow(ctx context.Context, s *Session, a *Ask, wait bool) (Got, error)
+	TryRow(ctx context.Context, s *Session, a *LockRequest, wait bool) (Got, error)
 	// SwitchKind sets the row to the kind of the request, or returns [ErrBusy] if the row
 	// is locked.
-	SwitchKind(ctx context.Context, s *Session, a *Ask) error
+	SwitchKind(ctx context.Context, s *Session, a *LockRequest) error
 }
 
 // Kind returns the kind of a row that a request shares: 0 for readers, n for a semaphore of
@@ -40,7 +40,7 @@ var (
 // LockRow is the Lock of a recipe of row locks. It polls for semaphores with a backoff of 5
 // to 100 ms, since a server does not queue for any one of several rows. It polls also for
 // a row that the server does not queue for, because it is not committed yet.
-func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) {
+func LockRow(ctx context.Context, r RowLocker, s *Session, a *LockRequest) (Got, error) {
 	queues := a.Limit == driver.Exclusive || a.Limit == driver.Unlimited
 	poll := backoff.Backoff{First: 5 * time.Millisecond, Max: 100 * time.Millisecond}
 	for {
@@ -61,7 +61,7 @@ func LockRow(ctx context.Context, r RowLocker, s *Session, a *Ask) (Got, error) 
 }
 
 // tryRow calls TryRow until the row exists.
-func tryRow(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (got Got, err error) {
+func tryRow(ctx context.Context, r RowLocker, s *Session, a *LockRequest, wait bool) (got Got, err error) {
 	for range 5 {
 		if got, err = try(ctx, r, s, a, wait); err != ErrRow {
 			return got, err
@@ -79,7 +79,7 @@ func tryRow(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (go
 // context has no deadline, and a connection may have fallen silent.
 const AnswerWithin = 10 * time.Second
 
-func try(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (Got, error) {
+func try(ctx context.Context, r RowLocker, s *Session, a *LockRequest, wait bool) (Got, error) {
 	if a.Wait && !wait {
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)
@@ -88,7 +88,7 @@ func try(ctx context.Context, r RowLocker, s *Session, a *Ask, wait bool) (Got, 
 	return r.TryRow(ctx, s, a, wait)
 }
 
-func switchKind(ctx context.Context, r RowLocker, s *Session, a *Ask) error {
+func switchKind(ctx context.Context, r RowLocker, s *Session, a *LockRequest) error {
 	if a.Wait {
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, AnswerWithin)

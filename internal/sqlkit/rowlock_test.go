@@ -19,7 +19,7 @@ type rowScript struct {
 	switched int
 }
 
-func (r *rowScript) TryRow(_ context.Context, _ *Session, _ *Ask, wait bool) (Got, error) {
+func (r *rowScript) TryRow(_ context.Context, _ *Session, _ *LockRequest, wait bool) (Got, error) {
 	r.waited = append(r.waited, wait)
 	err := r.tries[0]
 	if len(r.tries) > 1 {
@@ -28,7 +28,7 @@ func (r *rowScript) TryRow(_ context.Context, _ *Session, _ *Ask, wait bool) (Go
 	return Got{Token: uint64(len(r.waited))}, err
 }
 
-func (r *rowScript) SwitchKind(context.Context, *Session, *Ask) error {
+func (r *rowScript) SwitchKind(context.Context, *Session, *LockRequest) error {
 	r.switched++
 	err := r.switches[0]
 	if len(r.switches) > 1 {
@@ -69,7 +69,7 @@ func TestLockRowPollsForPermits(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := &rowScript{tries: c.tries, switches: c.switches}
 				polls := 0
-				a := &Ask{Request: driver.Request{Limit: c.limit, Wait: c.wait}, Waiting: func() { polls++ }}
+				a := &LockRequest{Request: driver.Request{Limit: c.limit, Wait: c.wait}, Waiting: func() { polls++ }}
 				got, err := LockRow(t.Context(), r, nil, a)
 				if err != c.want || err == nil && got.Token != uint64(len(c.asked)) {
 					t.Errorf("%+v, %v; want %v", got, err, c.want)
@@ -89,7 +89,7 @@ func TestLockRowEndsWithContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		polls := 0
-		_, err := LockRow(ctx, &rowScript{tries: []error{ErrBusy}}, nil, &Ask{Request: driver.Request{Limit: 3, Wait: true}, Waiting: func() { polls++ }})
+		_, err := LockRow(ctx, &rowScript{tries: []error{ErrBusy}}, nil, &LockRequest{Request: driver.Request{Limit: 3, Wait: true}, Waiting: func() { polls++ }})
 		if driver.CodeOf(err) != driver.CodeUnavailable || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v", err)
 		}

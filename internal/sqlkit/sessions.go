@@ -57,7 +57,7 @@ type Sessions struct {
 
 // lease is a request that has a session, from its first statement to its end.
 type lease struct {
-	ask     Ask
+	request LockRequest
 	s       *Session
 	from    driver.Requester
 	wait    *wait          // while it waits
@@ -273,8 +273,8 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 				young = true // the session is in use, and may be recording just now
 				continue
 			}
-			recorded := l.ask.Recorded
-			l.ask.Record = true
+			recorded := l.request.Recorded
+			l.request.Record = true
 			l.unlock()
 			l.pinged = true
 			if recorded {
@@ -352,7 +352,7 @@ func (e *Sessions) gone(s *Session) {
 	case <-l.done:
 		return
 	}
-	cause, err := e.recipe.Cause(s, &l.ask, e.side)
+	cause, err := e.recipe.Cause(s, &l.request, e.side)
 	e.lose(l, cause, err)
 }
 

@@ -159,14 +159,14 @@ func TestSilentPoolIsReplaced(t *testing.T) {
 // quiet is a recipe with sessions that wait, and fall silent.
 type quiet struct{ closing }
 
-func (*quiet) Lock(_ context.Context, _ *Session, a *Ask) (Got, error) {
+func (*quiet) Lock(_ context.Context, _ *Session, a *LockRequest) (Got, error) {
 	a.Waiting()
 	return Got{Token: 1, Slot: driver.NoSlot}, nil
 }
 func (*quiet) Survey(context.Context, Link, []byte, bool) ([]Sight, []Identity, error) {
 	return nil, nil, nil
 }
-func (*quiet) Ping(ctx context.Context, _ *Session, _ *Ask) (bool, error) {
+func (*quiet) Ping(ctx context.Context, _ *Session, _ *LockRequest) (bool, error) {
 	<-ctx.Done()
 	return false, ctx.Err()
 }
@@ -216,7 +216,7 @@ type silentRow struct {
 	answer          error
 }
 
-func (r *silentRow) TryRow(ctx context.Context, _ *Session, _ *Ask, _ bool) (Got, error) {
+func (r *silentRow) TryRow(ctx context.Context, _ *Session, _ *LockRequest, _ bool) (Got, error) {
 	if r.tries == 0 {
 		<-ctx.Done()
 		return Got{}, ctx.Err()
@@ -225,7 +225,7 @@ func (r *silentRow) TryRow(ctx context.Context, _ *Session, _ *Ask, _ bool) (Got
 	return Got{}, r.answer
 }
 
-func (r *silentRow) SwitchKind(ctx context.Context, _ *Session, _ *Ask) error {
+func (r *silentRow) SwitchKind(ctx context.Context, _ *Session, _ *LockRequest) error {
 	if r.switches == 0 {
 		<-ctx.Done()
 		return ctx.Err()
@@ -245,7 +245,7 @@ func TestPollLeavesSilentSession(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
-				_, err := LockRow(ctx, r, nil, &Ask{Request: driver.Request{Limit: 3, Wait: true}, Waiting: func() {}})
+				_, err := LockRow(ctx, r, nil, &LockRequest{Request: driver.Request{Limit: 3, Wait: true}, Waiting: func() {}})
 				if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 					t.Errorf("%v", err)
 				}

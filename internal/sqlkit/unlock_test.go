@@ -10,22 +10,26 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// mute is a recipe with sessions that end during the unlock.
+// mute is a recipe whose sessions end during the unlock, without an answer.
 type mute struct {
 	closing
 	ended error
 }
 
-func (*mute) Lock(context.Context, *Session, *Ask) (Got, error) {
+func (*mute) Lock(context.Context, *Session, *LockRequest) (Got, error) {
 	return Got{Token: 1, Slot: driver.NoSlot}, nil
 }
-func (*mute) Unlock(context.Context, *Session, *Ask) (bool, error) { return false, io.ErrUnexpectedEOF }
-func (*mute) End(context.Context, Link, Identity) (bool, error)    { return true, nil }
-func (r *mute) Ended(err error) bool                               { return r.ended != nil }
-func (*mute) Cause(*Session, *Ask, *Pool) (driver.Cause, error)    { return driver.CauseSessionEnded, nil }
+func (*mute) Unlock(context.Context, *Session, *LockRequest) (bool, error) {
+	return false, io.ErrUnexpectedEOF
+}
+func (*mute) End(context.Context, Link, Identity) (bool, error) { return true, nil }
+func (r *mute) Ended(err error) bool                            { return r.ended != nil }
+func (*mute) Cause(*Session, *LockRequest, *Pool) (driver.Cause, error) {
+	return driver.CauseSessionEnded, nil
+}
 
 // TestUnansweredReleaseIsUncertain: the session ends without an answer to the release, which
-// may have come too late. The server's own timer may have ended the session before, and
+// may have arrived too late. The server's own timer may have ended the session before, and
 // another client may have held the lock.
 func TestUnansweredReleaseIsUncertain(t *testing.T) {
 	for _, c := range []struct {

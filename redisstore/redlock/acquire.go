@@ -168,9 +168,9 @@ type tally struct {
 func (b *ballot) count() (t tally) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
-		case v.state == voteAsked && v.slow:
+		case v.state == voteRequested && v.slow:
 			t.slow++
-		case v.state == voteAsked:
+		case v.state == voteRequested:
 			t.pending++
 		case v.state == voteGiven:
 			t.given++
@@ -282,7 +282,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 			grace = nil
 			b.mu.Lock()
 			for i := range b.votes {
-				b.votes[i].slow = b.votes[i].state == voteAsked
+				b.votes[i].slow = b.votes[i].state == voteRequested
 			}
 			b.mu.Unlock()
 		case <-again:
@@ -346,7 +346,7 @@ func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
 			continue
 		}
 		v := &b.votes[n.i]
-		v.state = voteAsked
+		v.state = voteRequested
 		if !s.task(func() {
 			r, err := n.eval(timeout(b.ttl), raiseScript, []string{b.key, stateKey}, []string{b.id + " ", value, field(b.bucket), text(token)})
 			b.mu.Lock()
@@ -376,7 +376,7 @@ func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
 			switch v := &b.votes[i]; {
 			case v.raised:
 				raised++
-			case v.state == voteAsked:
+			case v.state == voteRequested:
 				pending++
 			case v.err != nil:
 				errs = append(errs, v.err)
@@ -467,8 +467,8 @@ func (s *Store) readHolder(value string, left time.Duration) (driver.Holder, boo
 		h.Note = "of another client library"
 		return h, false
 	}
-	asked := time.Duration(ttl) * time.Millisecond
-	h.TTL = max(min(left-(s.standing(asked)-asked), asked), time.Millisecond)
+	requested := time.Duration(ttl) * time.Millisecond
+	h.TTL = max(min(left-(s.standing(requested)-requested), requested), time.Millisecond)
 	h.Token = token
 	h.Owner = driver.Owner{ID: id, Host: owner.Get("h"), Instance: owner.Get("i"), Reason: owner.Get("r"), Since: time.UnixMicro(since)}
 	h.PID, _ = strconv.Atoi(owner.Get("p"))

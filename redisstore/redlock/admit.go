@@ -11,36 +11,35 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// state is what a server says of itself.
+// state is the state of a server, as the server reports it.
 type state struct {
 	run    string // the replication ID of a primary
 	fields map[string]string
-	asked  int64 // the fleet's time when it was asked
+	at     int64 // when the client requested it, by the fleet's time
 	err    error
 }
 
 // votes reports whether the server is admitted.
 func (f *state) votes() bool { return f.err == nil && f.run != "" && f.fields["run"] == f.run }
 
-// whole reports whether the server has kept its counters since it was admitted. It may
-// have lost its vote meanwhile, to a clock that is out of line.
+// whole reports whether the server has kept its counters since its admission. It may have lost its vote
+// since then, because its clock was out of line.
 func (f *state) whole() bool { return f.err == nil && f.run != "" && f.fields["whole"] == f.run }
 
-// empty reports whether the server has no trace of a fleet.
+// empty reports whether the server has no state of a fleet.
 func (f *state) empty() bool { return f.err == nil && len(f.fields) == 0 }
 
-// overdue reports whether the wait of the server is over, by its own clock.
+// overdue reports whether the server has waited long enough, by its own clock.
 func (f *state) overdue(now int64) bool {
 	since, err1 := strconv.ParseInt(f.fields["since"], 10, 64)
 	wait, err2 := strconv.ParseInt(f.fields["wait"], 10, 64)
 	return f.err == nil && err1 == nil && err2 == nil && f.fields["withheld"] == f.run && now >= since+wait*1000
 }
 
-// stateTimeout bounds one question to a server about its state.
+// stateTimeout is the timeout of one request for the state of a server.
 const stateTimeout = 5 * time.Second
 
-// states requests the states of servers, all at once. With check it also looks at their
-// settings.
+// states requests the states of several servers in parallel. With check it also checks their settings.
 func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 	found := make([]state, len(nodes))
 	done := make(chan int, len(nodes))
@@ -59,9 +58,9 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 					return
 				}
 			}
-			asked := s.now()
+			at := s.now()
 			r, err := n.eval(stateTimeout, stateScript, []string{stateKey}, nil)
-			f := state{err: err, asked: asked}
+			f := state{err: err, at: at}
 			if err == nil && len(r.values) > 0 {
 				f.run, f.fields = r.values[0], map[string]string{}
 				for j := 1; j+1 < len(r.values); j += 2 {
@@ -77,7 +76,8 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 	for i := range found {
 		found[i].err = s.unavailable("%s: %w", nodes[i].store, errSilent)
 	}
-	// A silent minority does not hold up the others for long, but where all have to answer.
+	// After a quorum has answered, the wait for a silent minority is short, unless every server has to
+	// answer.
 	answered := 0
 	var grace <-chan time.Time
 	for range nodes {
@@ -99,7 +99,7 @@ func (s *Store) states(ctx context.Context, nodes []*node, check bool) []state {
 	return found
 }
 
-// admitNew admits all servers at once where none has a trace of a fleet.
+// admitNew admits all servers at once if none has a state of a fleet.
 func (s *Store) admitNew(ctx context.Context, found []state) {
 	now := s.now()
 	for i := range found {
@@ -111,20 +111,20 @@ func (s *Store) admitNew(ctx context.Context, found []state) {
 	for i, n := range s.nodes {
 		all.Go(func() {
 			f := &found[i]
-			run := f.run // a server that was restarted meanwhile may have voted for another client
+			run := f.run // a server that has restarted since may have voted for another client
 			for tries := 0; tries < 20 && f.empty() && f.run == run && ctx.Err() == nil; tries++ {
 				if n.admit(f, s.now(), true, []string{"floor", text(now)}) == nil {
 					f.fields["run"] = f.run
 					return
 				}
-				*f = s.states(ctx, []*node{n}, false)[0] // the request came late, or its answer was lost
+				*f = s.states(ctx, []*node{n}, false)[0] // the request arrived late, or its answer was lost
 			}
 		})
 	}
 	all.Wait()
 }
 
-// admitSoon sees to it that the server is admitted as soon as the rules allow it.
+// admitSoon starts a background task that admits the server as soon as the rules allow it.
 func (n *node) admitSoon() {
 	if n.admitting.Swap(true) {
 		return
@@ -137,9 +137,9 @@ func (n *node) admitSoon() {
 	}
 }
 
-// awaitAdmission withholds the server, waits, and admits it. It gives up where the server
-// cannot be reached: the next request that meets it begins again, and the server has kept
-// the begin of the wait.
+// awaitAdmission withholds the server's vote, waits, and admits the server. It gives up if it cannot
+// reach the server. The next request to the server starts it again, and the server has kept the time at
+// which the wait began.
 func (n *node) awaitAdmission() {
 	s := n.s
 	for failures := 0; failures < 20; {
@@ -177,7 +177,7 @@ func (n *node) awaitAdmission() {
 				n.restore()
 				delay = 20 * time.Millisecond << min(failures, 6)
 			} else {
-				// Now and then it is looked at again: it may be restarted meanwhile.
+				// Check it again every few seconds: the server may restart during the wait.
 				delay = min(left, 5*time.Second)
 			}
 		}
@@ -191,9 +191,8 @@ func (n *node) awaitAdmission() {
 	}
 }
 
-// measure measures the clocks of a quorum of servers, and reports whether it could. The
-// client's own clock may have stood still, so that the first server that answers seems to
-// be out of line with the others.
+// measure measures the clocks of the servers, and reports whether a quorum answered. The client's own
+// clock may have stood still. Then the first server that answers seems to be out of line with the others.
 func (s *Store) measure() bool {
 	answered := 0
 	for _, f := range s.states(s.ctx, s.nodes, false) {
@@ -204,22 +203,22 @@ func (s *Store) measure() bool {
 	return answered >= s.quorum
 }
 
-// longest is the longest TTL that the fleet has granted, as far as it is known: another
-// client may have a longer MaxTTL than this one.
+// longest returns the longest TTL that the fleet may have granted, as far as this client has read it.
+// Another client may have a longer MaxTTL.
 func (n *node) longest() time.Duration { return max(n.s.cfg.MaxTTL, time.Duration(n.longer.Load())) }
 
-// restore gives the server the counters of the others, and admits it: those of a quorum
-// of the others whose counters are whole; or, where the fleet has lost those, the largest
-// that any of all servers has, and nothing below the time.
+// restore gives the server the counters of the other servers, and admits it. A quorum of others with
+// whole counters is enough. If the fleet has lost those, restore needs every server, and takes the largest
+// counters and at least the present time.
 func (n *node) restore() {
 	s := n.s
 	found := s.states(s.ctx, s.nodes, false)
 	whole, all, over := 0, true, true
-	asked := s.now()
+	at := s.now()
 	for i := range found {
 		f := &found[i]
 		if f.err == nil {
-			asked = min(asked, f.asked)
+			at = min(at, f.at)
 		}
 		if i != n.i && f.whole() {
 			whole++
@@ -227,7 +226,7 @@ func (n *node) restore() {
 		all = all && f.err == nil
 		over = over && (f.votes() || f.overdue(s.now()))
 	}
-	if found[n.i].err != nil || asked == 0 {
+	if found[n.i].err != nil || at == 0 {
 		return
 	}
 	longest := n.longest()
@@ -255,7 +254,7 @@ func (n *node) restore() {
 	switch {
 	case whole >= s.quorum || s.cfg.Unprotected:
 	case all && over:
-		floor := uint64(asked + 2*s.cfg.Skew.Microseconds())
+		floor := uint64(at + 2*s.cfg.Skew.Microseconds())
 		counters["floor"] = max(counters["floor"], floor)
 	default:
 		n.withheld("its counters of tokens can be restored only by a majority of the others, or when all servers answer", 0)
@@ -265,16 +264,16 @@ func (n *node) restore() {
 	for k, v := range counters {
 		args = append(args, k, text(v))
 	}
-	_ = n.admit(&found[n.i], asked, s.cfg.Unprotected, args)
+	_ = n.admit(&found[n.i], at, s.cfg.Unprotected, args)
 }
 
-// admit lets the server vote, with at least these counters.
-func (n *node) admit(f *state, asked int64, unwaited bool, counters []string) error {
+// admit allows the server to vote. Its counters become at least these.
+func (n *node) admit(f *state, at int64, unwaited bool, counters []string) error {
 	now := "0"
 	if unwaited {
 		now = "1"
 	}
-	args := append([]string{text(asked), text(n.s.cfg.Skew.Microseconds()), f.run, now, millis(n.longest()), strconv.Itoa(len(n.s.nodes))}, counters...)
+	args := append([]string{text(at), text(n.s.cfg.Skew.Microseconds()), f.run, now, millis(n.longest()), strconv.Itoa(len(n.s.nodes))}, counters...)
 	r, err := n.eval(stateTimeout, admitScript, []string{stateKey}, args)
 	if err == nil && r.kind != 'A' {
 		err = n.s.unavailable("%s: it cannot be admitted yet", n.store)

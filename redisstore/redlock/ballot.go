@@ -12,15 +12,15 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// voteState is what this client can say of one server's vote for a ballot.
+// voteState is the state of one server's vote for a ballot, as far as this client can tell.
 type voteState int
 
 const (
-	voteNone   voteState = iota // it certainly does not stand, and cannot appear
-	voteAsked                   // a request for it is on its way
-	voteGiven                   // it stood when the server last answered
-	voteUnsure                  // a request for it was not answered
-	voteEnding                  // a request that ends it is on its way
+	voteNone      voteState = iota // there is no vote, and none can appear
+	voteRequested                  // a request for it is in flight
+	voteGiven                      // the vote stood at the server's last answer
+	voteUnsure                     // a request for it had no answer
+	voteEnding                     // a request that ends it is in flight
 )
 
 // vote is one server's part in a ballot.
@@ -29,20 +29,19 @@ type vote struct {
 	counter uint64 // of tokens, before the vote
 	queued  bool   // the server has the queue entry
 	raised  bool   // the server has acknowledged the larger token
-	slow    bool   // the ballot goes on without the answer once a quorum of the others has come
+	slow    bool   // after a quorum of other answers the ballot continues without this one
 	// last is the answer of the last request: a letter of vote.lua, or 0 for an error.
 	last byte
 	err  error
-	// rival is the value that the lock has there, until is for how long.
+	// rival is the value of the lock at the server, and until is when that value expires.
 	rival     string
 	until     time.Time
 	ended     byte // the answer of end.lua
 	requested time.Time
 }
 
-// ballot is one attempt to get a quorum of votes, and the grant that it becomes. Each
-// server has at most one request of a ballot on its way, so that they take effect in
-// order.
+// ballot is one attempt to get a quorum of votes, and then its grant. Each server has at most one request
+// of a ballot in flight, so that requests take effect in order.
 type ballot struct {
 	s      *Store
 	r      driver.Request
@@ -52,34 +51,33 @@ type ballot struct {
 	entry  string // in the queues, "" if none
 	since  int64  // when the request began to wait, by the fleet's time
 	ttl    time.Duration
-	stands time.Duration // a vote
-	birth  time.Time     // of the last request that may set a vote
+	stands time.Duration // how long a vote stands
+	birth  time.Time     // when the last request that may set a vote was sent
 
 	mu      sync.Mutex
 	votes   []vote
-	changed chan struct{} // has room for one
+	changed chan struct{} // its buffer holds one value
 	token   uint64
 	sent    driver.Instant
 	granted bool
-	expires driver.Instant // since then the TTL counts
+	expires driver.Instant // the TTL counts from here
 	ended   bool
 	settled bool // a Release has been confirmed or denied
-	undone  bool // it was ended by Undo
+	undone  bool // Undo has ended the ballot
 	wake    bool // ending a vote notifies a waiter
 	keep    time.Duration
 	lost    bool
 	grace   time.Time // until when settle waits for the servers beyond a quorum
 }
 
-// standing is for how long a vote for a TTL stands: longer by what clocks may drift in
-// it, and be set within their tolerance.
+// standing returns how long a vote for a TTL stands: the TTL, plus the possible drift of the clocks in that
+// time, plus twice the tolerated difference between clocks.
 func (s *Store) standing(ttl time.Duration) time.Duration {
 	return ttl + ttl/100 + 2*time.Millisecond + 2*s.cfg.Skew
 }
 
-// timeout bounds one request to a server.
-//
-// It need not be short: a quorum that answers does not wait for the others.
+// timeout returns the timeout of one request to a server. It need not be short: a quorum that has answered
+// does not wait for the other servers.
 func timeout(ttl time.Duration) time.Duration {
 	return min(max(ttl/4, time.Second), 2*time.Second)
 }
@@ -97,7 +95,7 @@ func (s *Store) newBallot(r driver.Request, n int, entry string, since int64) *b
 	return b
 }
 
-// forget removes a ballot of which nothing stands.
+// forget removes a ballot without any vote.
 func (b *ballot) forget() {
 	b.s.mu.Lock()
 	defer b.s.mu.Unlock()
@@ -122,8 +120,8 @@ func (b *ballot) notify() {
 	}
 }
 
-// value is what the lock has while this ballot does: the ballot, the token, since when,
-// the TTL and the owner.
+// value returns the value of the lock under this ballot: the ballot, the token, the start of the wait, the
+// TTL and the owner.
 func (b *ballot) value(token uint64, owner string) string {
 	return strings.Join([]string{b.id, text(token), text(b.since), millis(b.ttl), owner}, " ")
 }
@@ -136,7 +134,7 @@ func (b *ballot) propose(now int64) uint64 {
 // requestVote requests the vote of a server, in the background. The mutex is held.
 func (b *ballot) requestVote(n *node, owner string) {
 	v := &b.votes[n.i]
-	v.state, v.last, v.err, v.rival, v.slow = voteAsked, 0, nil, "", n.silent.Load()
+	v.state, v.last, v.err, v.rival, v.slow = voteRequested, 0, nil, "", n.silent.Load()
 	b.birth = time.Now()
 	v.requested = b.birth
 	token := b.token
@@ -169,7 +167,7 @@ func (b *ballot) voteArgs(token uint64, owner string) []string {
 	return args
 }
 
-// answered takes the answer to a request for a vote. The mutex is held.
+// answered records the answer to a request for a vote. The mutex is held.
 func (b *ballot) answered(n *node, r reply, err error) {
 	v := &b.votes[n.i]
 	v.state, v.err, v.last, v.slow = voteNone, err, r.kind, false
@@ -200,7 +198,7 @@ func (b *ballot) answered(n *node, r reply, err error) {
 				n.admitSoon()
 				v.err = driver.Errorf(driver.CodeUnavailable, "%s: its vote is withheld: its clock disagrees with the majority's", n.store)
 			} else {
-				v.err = driver.Errorf(driver.CodeUnavailable, "%s: the request came late", n.store)
+				v.err = driver.Errorf(driver.CodeUnavailable, "%s: the request arrived too late", n.store)
 			}
 		case r.kind == 'V':
 			v.err = driver.Errorf(driver.CodeUnavailable, "%s: the request was withdrawn", n.store)
@@ -221,9 +219,8 @@ func (b *ballot) answered(n *node, r reply, err error) {
 
 const never = 10 * 365 * 24 * time.Hour
 
-// end withdraws the ballot, or releases the grant: every vote that stands or may still
-// appear is ended, in the background until that is confirmed or the vote must have
-// expired. The mutex is held.
+// end withdraws the ballot, or releases the grant. It ends every vote that stands or may still appear, in
+// the background, until the server confirms that or the vote must have expired. The mutex is held.
 func (b *ballot) end(wake bool, keep time.Duration) {
 	if b.ended {
 		return
@@ -234,23 +231,23 @@ func (b *ballot) end(wake bool, keep time.Duration) {
 	}
 }
 
-// endVote begins to end a vote, unless a request for it is on its way: its answer comes
-// first. The mutex is held.
+// endVote begins to end a vote. If a request for the vote is in flight, its answer comes first. The mutex
+// is held.
 func (b *ballot) endVote(n *node, late bool) {
 	v := &b.votes[n.i]
 	if v.state != voteGiven && v.state != voteUnsure {
 		return
 	}
-	void := "0"
+	keepOut := "0"
 	if v.state == voteUnsure {
-		void = b.s.voiding()
+		keepOut = b.s.keepOutMillis()
 	}
 	keep := "0"
 	if b.keep > 0 {
 		keep = millis(b.keep)
 	}
 	v.state = voteEnding
-	args := b.s.endArgs(b.id+" ", void, keep, b.entry, b.wake)
+	args := b.s.endArgs(b.id+" ", keepOut, keep, b.entry, b.wake)
 	if !b.s.task(func() {
 		b.ending(n, args)
 	}) {
@@ -259,9 +256,9 @@ func (b *ballot) endVote(n *node, late bool) {
 	}
 }
 
-// endArgs are the arguments of end.lua in a request that is sent now.
-func (s *Store) endArgs(prefix, void, keep, entry string, wake bool) []string {
-	return []string{prefix, void, keep, entry, digit(wake), text(s.now()), text(s.cfg.Skew.Microseconds())}
+// endArgs returns the arguments of end.lua for a request that is sent now.
+func (s *Store) endArgs(prefix, keepOut, keep, entry string, wake bool) []string {
+	return []string{prefix, keepOut, keep, entry, digit(wake), text(s.now()), text(s.cfg.Skew.Microseconds())}
 }
 
 func digit(b bool) string {
@@ -271,23 +268,23 @@ func digit(b bool) string {
 	return "0"
 }
 
-// late is the age after which every server refuses a request for a vote, and so for how
-// long a tombstone stands that keeps one out.
+// late returns the age after which every server refuses a request for a vote. It is also how long a
+// tombstone stands that refuses such a request.
 func (s *Store) late() time.Duration { return 4*s.cfg.Skew + time.Second }
 
-func (s *Store) voiding() string { return millis(s.late()) }
+func (s *Store) keepOutMillis() string { return millis(s.late()) }
 
 // ending ends one vote.
 func (b *ballot) ending(n *node, args []string) {
-	lapsed := b.lapsed()
+	expiry := b.expiry()
 	for failures := 0; ; failures++ {
 		args[5] = text(b.s.now())
 		r, err := n.eval(timeout(b.ttl), endScript, []string{b.key, stateKey, tombstone + b.id, queueKey + b.key}, args)
-		if err == nil || time.Now().After(lapsed) {
+		if err == nil || time.Now().After(expiry) {
 			b.mu.Lock()
 			v := &b.votes[n.i]
 			v.state = voteNone
-			if v.ended != 'R' { // the answer of a renewal may come after it, so that the vote ends twice
+			if v.ended != 'R' { // the answer of a renewal may arrive later, so that the vote ends twice
 				v.ended = r.kind
 			}
 			settled := true
@@ -302,7 +299,7 @@ func (b *ballot) ending(n *node, args []string) {
 			return
 		}
 		if driver.CodeOf(err) == driver.CodeUnknown {
-			args[1] = b.s.voiding() // also against a request for the vote that comes late
+			args[1] = b.s.keepOutMillis() // also refuses a late request for the vote
 		}
 		t := time.NewTimer(rand.N(20*time.Millisecond<<min(failures, 5)) + 5*time.Millisecond)
 		select {
@@ -318,8 +315,8 @@ func (b *ballot) ending(n *node, args []string) {
 	}
 }
 
-// lapsed is when every vote must have expired.
-func (b *ballot) lapsed() time.Time {
+// expiry returns when every vote must have expired.
+func (b *ballot) expiry() time.Time {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.birth.Add(2*b.s.cfg.Skew + b.stands + b.keep)
@@ -343,8 +340,8 @@ func (b *ballot) awaits() bool {
 	})
 }
 
-// settle waits until a withdrawn ballot cannot be granted any more, and a little for the
-// other servers. It reports whether that is so.
+// settle waits until a withdrawn ballot can no longer be granted, and then shortly for the other servers.
+// It reports whether the ballot can no longer be granted.
 func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound)
 	defer cancel()
@@ -377,9 +374,9 @@ func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 }
 
 const (
-	// withdrawTimeout is how long a request that failed takes to take its votes back, and
-	// settleGrace how long it waits for the servers beyond a quorum, as does one that a
-	// quorum has answered without a decision.
+	// withdrawTimeout limits the withdrawal of the votes of a failed request. settleGrace is how
+	// long that request, or one without a decision of its quorum, waits for the servers beyond a
+	// quorum.
 	withdrawTimeout = time.Second
 	settleGrace     = 20 * time.Millisecond
 )

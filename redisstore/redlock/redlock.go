@@ -327,7 +327,7 @@ func (s *Store) guarantees() driver.Guarantees {
 			"Tokens may fall only if a majority loses its data and its clocks were set back",
 		EarlyEnd: []string{"the deletion of its key on so many servers that no quorum is left", "the clocks of several servers set forward within its TTL, or of one unseen"},
 		Notice:   noticeTimeout,
-		MinTTL:   minTTL, MaxTTL: s.cfg.MaxTTL, Granularity: time.Millisecond, Lapses: true,
+		MinTTL:   minTTL, MaxTTL: s.cfg.MaxTTL, Granularity: time.Millisecond, LeftoversExpire: true,
 		Linger: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 		Notes: []string{
 			fmt.Sprintf("a grant needs %d of %d servers, so %d may fail", s.quorum, n, n-s.quorum),

@@ -15,7 +15,7 @@ func notHeld(g *driver.Grant) error {
 	return driver.Errorf(driver.CodeNotHeld, "redlock: %q: the grant of token %d does not stand", g.Name, g.Token)
 }
 
-// own returns the ballot of a grant, nil if the grant is none of this store.
+// own returns the ballot of a grant, or nil if the grant belongs to another store.
 func own(g *driver.Grant) *ballot {
 	if h, ok := g.Handle.(*handle); ok && h.token == g.Token {
 		return h.b
@@ -49,7 +49,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			case v.state != voteNone:
 				pending++
 			case b.undone:
-			case v.ended == 'R', v.ended == 'U': // a server that is withheld has given no vote to another
+			case v.ended == 'R', v.ended == 'U': // a withheld server has given no vote to another client
 				ended++
 			}
 		}
@@ -63,7 +63,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			b.settle(ctx, 0)
 			return nil
 		case ended+pending < s.quorum:
-			b.settled = true // so it is for a grant that was undone
+			b.settled = true // as for a grant that was undone
 			b.mu.Unlock()
 			return notHeld(&g)
 		}
@@ -97,7 +97,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	defer cancel()
 	key := s.prefix() + r.Name
 	return s.await(ctx, func(n *node) (reply, error) {
-		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, s.endArgs(r.ID+".", s.voiding(), "0", r.ID+" "+s.channel, true))
+		return n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + r.ID, queueKey + key}, s.endArgs(r.ID+".", s.keepOutMillis(), "0", r.ID+" "+s.channel, true))
 	})
 }
 
@@ -119,15 +119,15 @@ func (s *Store) await(ctx context.Context, call func(*node) (reply, error)) erro
 	}
 }
 
-// renewal is where the renewal of one grant stands.
+// renewal is the progress of the renewal of one grant.
 type renewal struct {
 	kept, gone, taken, pending int
 	errs                       []error
 }
 
-// Renew sets the deadlines of votes anew, and requests the votes of servers that have
-// none of the grant: those that were restarted or could not be reached. A grant is
-// renewed when a quorum has confirmed that before it ended. See [driver.Store].
+// Renew extends the votes of grants. It also requests the votes of servers that have none of the grant,
+// because they were restarted or could not be reached. A grant is renewed if a quorum has confirmed that
+// before the grant ended. See [driver.Store].
 func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
 	out := make([]driver.Renewal, len(grants))
 	if len(grants) == 0 {
@@ -227,7 +227,8 @@ func (t *renewal) add(a answer) {
 	}
 }
 
-// decide decides on one grant as soon as that is possible.
+// decide decides on the renewal of one grant as soon as enough answers are there, and reports whether it
+// did.
 func (s *Store) decide(out *driver.Renewal, g *driver.Grant, t *renewal, sent driver.Instant) bool {
 	b := own(g)
 	b.mu.Lock()
@@ -268,7 +269,7 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 		b.mu.Lock()
 		v := &b.votes[n.i]
 		switch {
-		case v.state == voteAsked || v.state == voteEnding: // another request decides
+		case v.state == voteRequested || v.state == voteEnding: // another request decides
 		case a.err != nil:
 		case a.kind == 'R' || a.kind == 'C':
 			v.state = voteGiven
@@ -276,7 +277,7 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 				b.endVote(n, true)
 			}
 		case a.kind == 'N' && (v.state != voteUnsure || time.Since(v.requested) > s.late()) && b.stillHeld():
-			v.state = voteAsked
+			v.state = voteRequested
 			b.birth = time.Now()
 			v.requested = b.birth
 			heal = append(heal, j)
@@ -295,7 +296,7 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 		b.mu.Lock()
 		b.answered(n, a.reply, a.err)
 		if a.err == nil && a.kind != 'G' && a.kind != 'V' && a.kind != 'B' {
-			a.err = b.votes[n.i].err // withheld: it has no other holder either
+			a.err = b.votes[n.i].err // a withheld server has no other holder either
 		}
 		b.mu.Unlock()
 		answers[j] = a
@@ -303,10 +304,10 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 	return answers
 }
 
-// lookEvery is how often a client looks whether its grants were taken away.
+// lookEvery is the interval at which a client checks that its grants still stand.
 const lookEvery = noticeTimeout / 4
 
-// lookLater begins to look after the grants that are held, in the background.
+// lookLater starts the background task that checks the held grants.
 func (s *Store) lookLater() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -331,9 +332,8 @@ func (s *Store) lookLater() {
 	})
 }
 
-// look reads from every server the votes of the grants that are held, and reports those as
-// lost that so many servers do not have that no quorum is left. It returns false when
-// there are no ballots.
+// look reads the votes of the held grants from every server. It reports a grant as lost if the servers that
+// still may have its vote are no quorum. It returns false if there are no ballots.
 func (s *Store) look() bool {
 	var all, held []*ballot
 	s.mu.Lock()
@@ -347,7 +347,7 @@ func (s *Store) look() bool {
 	if len(all) == 0 {
 		return false
 	}
-	for _, b := range all { // not within the store's mutex, which is locked after a ballot's
+	for _, b := range all { // without the store's mutex, which is locked after a ballot's
 		b.mu.Lock()
 		if b.stillHeld() {
 			held = append(held, b)
@@ -379,7 +379,7 @@ func (s *Store) look() bool {
 	for j, b := range held {
 		if t := tallies[j]; t.gone > len(s.nodes)-s.quorum {
 			b.mu.Lock()
-			lost := b.stillHeld() // it was not released meanwhile
+			lost := b.stillHeld() // and not released since
 			b.lost = b.lost || lost && t.taken > 0
 			b.mu.Unlock()
 			cause := driver.CauseGone
@@ -410,12 +410,11 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 		return driver.Errorf(driver.CodeNotHeld, "redlock: %q: no grant of token %d stands", name, token)
 	}
 	key := s.prefix() + name
-	// The holder may have renewed the votes since they were read, and does not ask for them
-	// again after its TTL.
-	void := millis(max(h.holder.TTL, h.ttl) + s.late())
+	// The holder may have renewed the votes since then. It sends no renewal after its TTL.
+	keepOut := millis(max(h.holder.TTL, h.ttl) + s.late())
 	ended := make(chan byte, len(s.nodes))
 	err = s.await(ctx, func(n *node) (reply, error) {
-		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, s.endArgs(h.id+" ", void, "0", "", true))
+		r, err := n.eval(2*time.Second, endScript, []string{key, stateKey, tombstone + h.id, queueKey + key}, s.endArgs(h.id+" ", keepOut, "0", "", true))
 		if err == nil {
 			ended <- r.kind
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // etcd starts etcd, empties it, and makes it the store of the clients' Lockers.
-func (s *Stage) etcd() *servers.Etcd {
+func (s *stage) etcd() *servers.Etcd {
 	m := server(s, "etcd", func(ctx context.Context, dir string) (*servers.Etcd, func(), error) {
 		m, err := servers.StartEtcd(ctx, servers.EtcdConfig{Dir: dir, NoSync: true})
 		if err != nil {
@@ -24,30 +24,30 @@ func (s *Stage) etcd() *servers.Etcd {
 		return m[0], m[0].End, nil
 	})
 	if s.url == nil {
-		s.url = func(a Actor) string { return "etcd://" + s.Link(a, m.Client) + "/holdfast/" }
+		s.url = func(a Actor) string { return "etcd://" + s.link(a, m.Client) + "/holdfast/" }
 		s.post("/v3/kv/deleterange", `{"key":"AA==","range_end":"AA=="}`, &struct{}{})
 	}
 	return m
 }
 
 // post sends a request to etcd's JSON interface.
-func (s *Stage) post(path, request string, answer any) {
+func (s *stage) post(path, request string, answer any) {
 	q, err := http.NewRequestWithContext(s.ctx, http.MethodPost, "http://"+s.etcd().Client+path, bytes.NewBufferString(request))
-	s.Must(err)
+	s.must(err)
 	q.Close = true
 	r, err := http.DefaultClient.Do(q)
-	s.Must(err)
+	s.must(err)
 	defer r.Body.Close()
 	if r.StatusCode != http.StatusOK {
-		s.Must(fmt.Errorf("etcd answers %s to %s", r.Status, path))
+		s.must(fmt.Errorf("etcd answers %s to %s", r.Status, path))
 	}
-	s.Must(json.NewDecoder(r.Body).Decode(answer))
+	s.must(json.NewDecoder(r.Body).Decode(answer))
 }
 
 // leased is a lock of a key with a lease that nothing watches.
 var leased = lock{
-	on: func(s *Stage) { s.etcd() },
-	take: func(s *Stage, a Actor) bool {
+	on: func(s *stage) { s.etcd() },
+	take: func(s *stage, a Actor) bool {
 		var lease struct{ ID string }
 		s.post("/v3/lease/grant", fmt.Sprintf(`{"TTL":%d}`, map[Actor]int{A: 2, B: 60}[a]), &lease)
 		key := base64.StdEncoding.EncodeToString([]byte(lockName))
@@ -55,36 +55,36 @@ var leased = lock{
 		s.post("/v3/kv/txn", fmt.Sprintf(`{"compare":[{"key":%q,"target":"CREATE","result":"EQUAL","create_revision":"0"}],
 			"success":[{"request_put":{"key":%[1]q,"value":%[1]q,"lease":%q}}]}`, key, lease.ID), &txn)
 		if !txn.Succeeded {
-			s.Step(a, "put lock if absent", "it exists")
+			s.step(a, "put lock if absent", "it exists")
 			return false
 		}
-		s.Step(a, "put lock if absent", "done")
-		s.Enter(a, nil)
+		s.step(a, "put lock if absent", "done")
+		s.enter(a, nil)
 		return true
 	},
-	free: func(s *Stage, a Actor) { s.Note(a, "works on") },
-	expire: func(s *Stage) bool {
-		s.Until("the key has expired", func() bool {
+	free: func(s *stage, a Actor) { s.note(a, "works on") },
+	expire: func(s *stage) bool {
+		s.until("the key has expired", func() bool {
 			var r struct{ Count string }
 			s.post("/v3/kv/range", fmt.Sprintf(`{"key":%q}`, base64.StdEncoding.EncodeToString([]byte(lockName))), &r)
 			return r.Count == ""
 		})
-		s.Note(Server, "lease expires")
+		s.note(Server, "lease expires")
 		return true
 	},
 }
 
 // asleep: the holder sleeps until its lease has expired, and wakes up while B has the lock.
-func asleep(l lock, sleeps string) func(*Stage) {
-	return func(s *Stage) {
+func asleep(l lock, sleeps string) func(*stage) {
+	return func(s *stage) {
 		l.on(s)
-		s.Expect(l.take(s, A), "A gets the lock")
-		s.Stall(A, sleeps)
+		s.expect(l.take(s, A), "A gets the lock")
+		s.stall(A, sleeps)
 		l.expire(s)
-		s.Expect(l.take(s, B), "B gets the lock")
-		s.Resume(A, "wakes up")
+		s.expect(l.take(s, B), "B gets the lock")
+		s.resume(A, "wakes up")
 		l.free(s, A)
-		s.Survive("A's context has ended before B got the lock, and A stops.")
+		s.survive("A's context has ended before B got the lock, and A stops.")
 	}
 }
 
@@ -94,7 +94,7 @@ var etcdStories = []Story{
 		Code:   "grant a lease; put lock with it; work",
 		Tale:   "Client A keeps its lease alive in the background. Its machine sleeps for a while, and nothing is kept alive. The lease expires, the key is deleted, and B gets the lock. A wakes up and goes on with its work: it never looks at the lease again.",
 		Lesson: "Watch your lease: the work must end before the lease does.",
-		Wrong:  asleep(leased, "its machine sleeps"),
-		Right:  asleep(holdfastOn(leased.on, 2*time.Second), "its machine sleeps"),
+		wrong:  asleep(leased, "its machine sleeps"),
+		right:  asleep(holdfastOn(leased.on, 2*time.Second), "its machine sleeps"),
 	},
 }

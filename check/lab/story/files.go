@@ -13,36 +13,36 @@ import (
 )
 
 // files makes a directory the store of the clients' Lockers, and returns it.
-func (s *Stage) files() string {
+func (s *stage) files() string {
 	dir := s.set.scratch(s)
 	s.url = func(Actor) string { return "file://" + filepath.Join(dir, "holdfast") }
 	return dir
 }
 
 // create locks with a file that must not exist.
-func create(s *Stage, dir string, a Actor, name string) bool {
+func create(s *stage, dir string, a Actor, name string) bool {
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, os.ErrExist) {
-		s.Step(a, "create file "+name, "it exists")
+		s.step(a, "create file "+name, "it exists")
 		return false
 	}
-	s.Must(err)
-	s.Must(f.Close())
-	s.Step(a, "create file "+name, "created")
+	s.must(err)
+	s.must(f.Close())
+	s.step(a, "create file "+name, "created")
 	return true
 }
 
 // tryAll acquires several names with holdfast.
-func tryAll(s *Stage, a Actor, text string, names ...string) bool {
+func tryAll(s *stage, a Actor, text string, names ...string) bool {
 	k, err := s.locker(a).LockAll(s.ctx, names, holdfast.TTL(long), holdfast.Wait(500*time.Millisecond))
 	if errors.Is(err, holdfast.ErrBusy) {
-		s.Step(a, text, "busy")
+		s.step(a, text, "busy")
 		return false
 	}
-	s.Expect(err == nil, fmt.Sprintf("%s: %v", text, err))
+	s.expect(err == nil, fmt.Sprintf("%s: %v", text, err))
 	s.locks[a] = k
-	s.Step(a, text, "granted")
-	s.Enter(a, func() bool { return k.Context().Err() == nil })
+	s.step(a, text, "granted")
+	s.enter(a, func() bool { return k.Context().Err() == nil })
 	return true
 }
 
@@ -52,31 +52,31 @@ var fileStories = []Story{
 		Code:   "lock(); f(), which calls lock() again",
 		Tale:   "A function takes the lock and calls another one, which takes the same lock. The lock does not know that both are the same client: A waits for itself, and B waits for A.",
 		Lesson: "A lock must know its holder: refuse it a second time, or join.",
-		Wrong: func(s *Stage) {
+		wrong: func(s *stage) {
 			dir := s.files()
-			s.Expect(create(s, dir, A, "lock"), "A gets the lock")
-			s.Note(A, "calls a function")
+			s.expect(create(s, dir, A, "lock"), "A gets the lock")
+			s.note(A, "calls a function")
 			if !create(s, dir, A, "lock") {
-				s.Note(A, "waits for itself")
+				s.note(A, "waits for itself")
 				create(s, dir, B, "lock")
-				s.Violate("A waits for its own lock, forever, and so does B.")
+				s.violate("A waits for its own lock, forever, and so does B.")
 			}
 		},
-		Right: func(s *Stage) {
+		right: func(s *stage) {
 			s.files()
-			s.Expect(s.TryLock(A, long), "A gets the lock")
-			s.Note(A, "calls a function")
+			s.expect(s.tryLock(A, long), "A gets the lock")
+			s.note(A, "calls a function")
 			k := s.locks[A]
 			_, err := s.locker(A).TryLock(k.Context(), lockName)
-			s.Expect(errors.Is(err, holdfast.ErrSelfDeadlock), "the second lock is refused")
-			s.Step(A, `TryLock("lock")`, "ErrSelfDeadlock")
+			s.expect(errors.Is(err, holdfast.ErrSelfDeadlock), "the second lock is refused")
+			s.step(A, `TryLock("lock")`, "ErrSelfDeadlock")
 			again, err := s.locker(A).TryLock(k.Context(), lockName, holdfast.Reentrant())
-			s.Must(err)
-			s.Step(A, "with Reentrant()", "joins")
-			s.Must(again.Unlock())
-			s.Unlock(A)
-			s.Expect(s.TryLock(B, long), "B gets the lock")
-			s.Survive("A gets an error at once, or joins its own lock. B comes after A.")
+			s.must(err)
+			s.step(A, "with Reentrant()", "joins")
+			s.must(again.Unlock())
+			s.unlock(A)
+			s.expect(s.tryLock(B, long), "B gets the lock")
+			s.survive("A gets an error at once, or joins its own lock. B comes after A.")
 		},
 	},
 	{
@@ -84,17 +84,17 @@ var fileStories = []Story{
 		Code:   "A: lock x, lock y; B: lock y, lock x",
 		Tale:   "Both clients need two locks, for a transfer between two accounts. A takes x first, B takes y first. Now A waits for y, which B has, and B waits for x, which A has.",
 		Lesson: "Take several locks in one order everywhere: DoAll and LockAll do.",
-		Wrong: func(s *Stage) {
+		wrong: func(s *stage) {
 			dir := s.files()
-			deadlock(func(s *Stage, a Actor, name string) bool { return create(s, dir, a, name) })(s)
+			deadlock(func(s *stage, a Actor, name string) bool { return create(s, dir, a, name) })(s)
 		},
-		Right: func(s *Stage) {
+		right: func(s *stage) {
 			s.files()
-			s.Expect(tryAll(s, A, "LockAll(x, y)", "x", "y"), "A gets both")
+			s.expect(tryAll(s, A, "LockAll(x, y)", "x", "y"), "A gets both")
 			tryAll(s, B, "LockAll(y, x)", "y", "x")
-			s.Unlock(A)
-			s.Expect(tryAll(s, B, "LockAll(y, x)", "y", "x"), "B gets both")
-			s.Survive("Both begin with x, so B waits for A with nothing in its hands.")
+			s.unlock(A)
+			s.expect(tryAll(s, B, "LockAll(y, x)", "y", "x"), "B gets both")
+			s.survive("Both begin with x, so B waits for A with nothing in its hands.")
 		},
 	},
 }

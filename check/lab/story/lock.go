@@ -10,16 +10,16 @@ import (
 // lock is one way to lock, right or wrong.
 type lock struct {
 	// on prepares the server.
-	on func(*Stage)
+	on func(*stage)
 	// take tries to acquire the lock and calls Enter if it is granted.
-	take func(*Stage, Actor) bool
+	take func(*stage, Actor) bool
 	// look is the first part of a release in two parts; nil for a release in one.
-	look, free func(*Stage, Actor)
+	look, free func(*stage, Actor)
 	// expire waits until the server has expired the lock. It returns false if the lock has
 	// no expiry.
-	expire func(*Stage) bool
+	expire func(*stage) bool
 	// outlive waits until the TTL has passed while the holder works.
-	outlive func(*Stage)
+	outlive func(*stage)
 }
 
 // The TTLs of the stories: short where the lease is to expire, long where it is not.
@@ -37,107 +37,107 @@ func ttl(a Actor) time.Duration {
 }
 
 // holdfastOn is holdfast on a server. A has a lease of ttlA, B a long one.
-func holdfastOn(on func(*Stage), ttlA time.Duration) lock {
+func holdfastOn(on func(*stage), ttlA time.Duration) lock {
 	return lock{
 		on: on,
-		take: func(s *Stage, a Actor) bool {
+		take: func(s *stage, a Actor) bool {
 			if a == A {
-				return s.TryLock(a, ttlA)
+				return s.tryLock(a, ttlA)
 			}
-			return s.TryLock(a, long)
+			return s.tryLock(a, long)
 		},
-		free:   (*Stage).Unlock,
-		expire: func(s *Stage) bool { s.Expired(); return true },
-		outlive: func(s *Stage) {
+		free:   (*stage).unlock,
+		expire: func(s *stage) bool { s.expired(); return true },
+		outlive: func(s *stage) {
 			// Four renewals, one each third of the TTL, are more than a TTL.
 			left, renewals := time.Duration(0), 0
-			s.Until("A has renewed the lease", func() bool {
+			s.until("A has renewed the lease", func() bool {
 				now, ok := s.left()
-				s.Expect(ok, "A keeps the lease")
+				s.expect(ok, "A keeps the lease")
 				if now > left {
 					renewals++
 				}
 				left = now
 				return renewals > 4 // the first is the grant
 			})
-			s.Note(Server, "4 renewals")
+			s.note(Server, "4 renewals")
 		},
 	}
 }
 
 // crash: the holder dies, and the other client needs the lock.
-func crash(l lock, how string) func(*Stage) {
-	return func(s *Stage) {
+func crash(l lock, how string) func(*stage) {
+	return func(s *stage) {
 		l.on(s)
-		s.Expect(l.take(s, A), "A gets the lock")
-		s.Crash(A, how)
+		s.expect(l.take(s, A), "A gets the lock")
+		s.crash(A, how)
 		l.expire(s)
 		if !l.take(s, B) {
-			s.Violate("A is dead, the lock stands forever, and B never gets it.")
+			s.violate("A is dead, the lock stands forever, and B never gets it.")
 		}
-		s.Survive("B gets the lock when A's lease has expired.")
+		s.survive("B gets the lock when A's lease has expired.")
 	}
 }
 
 // lateRelease: the lease expires between the holder's work and its release.
-func lateRelease(l lock) func(*Stage) {
-	return func(s *Stage) {
+func lateRelease(l lock) func(*stage) {
+	return func(s *stage) {
 		l.on(s)
-		s.Expect(l.take(s, A), "A gets the lock")
-		s.Leave(A)
+		s.expect(l.take(s, A), "A gets the lock")
+		s.leave(A)
 		if l.look != nil {
 			l.look(s, A)
 		}
-		s.Stall(A, "work is done; A stalls")
+		s.stall(A, "work is done; A stalls")
 		l.expire(s)
-		s.Expect(l.take(s, B), "B gets the lock")
-		s.Resume(A, "continues")
+		s.expect(l.take(s, B), "B gets the lock")
+		s.resume(A, "continues")
 		l.free(s, A)
 		l.take(s, A)
-		s.Survive("The late release of A changes nothing: B keeps the lock.")
+		s.survive("The late release of A changes nothing: B keeps the lock.")
 	}
 }
 
 // longWork: the work takes longer than the TTL.
-func longWork(l lock) func(*Stage) {
-	return func(s *Stage) {
+func longWork(l lock) func(*stage) {
+	return func(s *stage) {
 		l.on(s)
-		s.Expect(l.take(s, A), "A gets the lock")
-		s.Note(A, "works longer than the TTL")
+		s.expect(l.take(s, A), "A gets the lock")
+		s.note(A, "works longer than the TTL")
 		l.outlive(s)
 		if !l.take(s, B) {
-			s.Note(A, "is done")
+			s.note(A, "is done")
 			l.free(s, A)
 			l.take(s, B)
 		} else {
 			// A renews, but the machine may have stood still for longer than the TTL.
-			s.Expect(s.run.Violated, "A keeps the lease")
+			s.expect(s.run.Violated, "A keeps the lease")
 		}
-		s.Survive("A's lease is renewed until its work is done. B comes after A.")
+		s.survive("A's lease is renewed until its work is done. B comes after A.")
 	}
 }
 
 // race: A has the lock and works, and B tries to get it.
-func race(l lock, note, survived string) func(*Stage) {
-	return func(s *Stage) {
+func race(l lock, note, survived string) func(*stage) {
+	return func(s *stage) {
 		l.on(s)
-		s.Expect(l.take(s, A), "A gets the lock")
-		s.Note(B, note)
+		s.expect(l.take(s, A), "A gets the lock")
+		s.note(B, note)
 		l.take(s, B)
-		s.Survive(survived)
+		s.survive(survived)
 	}
 }
 
 // deadlock: both clients need the locks x and y, and A requests them in the other order
 // than B. take tries to acquire one lock.
-func deadlock(take func(s *Stage, a Actor, name string) bool) func(*Stage) {
-	return func(s *Stage) {
-		s.Expect(take(s, A, "x"), "A gets x")
-		s.Expect(take(s, B, "y"), "B gets y")
+func deadlock(take func(s *stage, a Actor, name string) bool) func(*stage) {
+	return func(s *stage) {
+		s.expect(take(s, A, "x"), "A gets x")
+		s.expect(take(s, B, "y"), "B gets y")
 		if !take(s, A, "y") && !take(s, B, "x") {
-			s.Note(A, "waits for B to release y")
-			s.Note(B, "waits for A to release x")
-			s.Violate("Each waits for the other, forever.")
+			s.note(A, "waits for B to release y")
+			s.note(B, "waits for A to release x")
+			s.violate("Each waits for the other, forever.")
 		}
 	}
 }

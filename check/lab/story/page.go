@@ -37,7 +37,7 @@ func (r *Result) SVG(w io.Writer) error {
 }
 
 // Write writes the drawings of results into a directory: NAME.svg for each, and the page
-// index.html. It makes the directory if it is missing.
+// index.html. It creates the directory if it is missing.
 func Write(dir string, results []*Result) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

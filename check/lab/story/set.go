@@ -37,21 +37,21 @@ func (s *Set) Close() {
 
 // server returns the server of a kind, and starts it if it does not run. start gets a
 // directory of its own and returns what ends the server.
-func server[S any](s *Stage, kind string, start func(ctx context.Context, dir string) (S, func(), error)) S {
+func server[S any](s *stage, kind string, start func(ctx context.Context, dir string) (S, func(), error)) S {
 	s.set.mu.Lock()
 	defer s.set.mu.Unlock()
 	if v, ok := s.set.started[kind]; ok {
 		return v.(S)
 	}
 	v, stop, err := start(s.ctx, filepath.Join(s.set.dir, kind))
-	s.Must(err)
+	s.must(err)
 	s.set.started[kind], s.set.stops = v, append(s.set.stops, stop)
 	return v
 }
 
 // scratch returns an empty directory for one play.
-func (s *Set) scratch(g *Stage) string {
+func (s *Set) scratch(g *stage) string {
 	dir, err := os.MkdirTemp(s.dir, "")
-	g.Must(err)
+	g.must(err)
 	return dir
 }

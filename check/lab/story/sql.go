@@ -11,11 +11,11 @@ import (
 )
 
 // onPostgres is holdfast on PostgreSQL.
-var onPostgres = holdfastOn(func(s *Stage) { s.postgres() }, long)
+var onPostgres = holdfastOn(func(s *stage) { s.postgres() }, long)
 
 // postgres starts PostgreSQL, and makes it the store of the clients' Lockers. It returns a pool
 // of connections with a table that has one row.
-func (s *Stage) postgres() *sql.DB {
+func (s *stage) postgres() *sql.DB {
 	p := server(s, "postgres", func(ctx context.Context, _ string) (*servers.Postgres, func(), error) {
 		p, err := servers.StartPostgres(ctx, "fsync=off")
 		if err != nil {
@@ -24,13 +24,13 @@ func (s *Stage) postgres() *sql.DB {
 		return p, func() { _ = p.Close() }, nil
 	})
 	s.url = func(a Actor) string {
-		return "postgres://postgres@" + s.Link(a, p.Address) + "/postgres?sslmode=disable&recipe=advisory"
+		return "postgres://postgres@" + s.link(a, p.Address) + "/postgres?sslmode=disable&recipe=advisory"
 	}
 	return s.table("pgx", p.URL("postgres", ""), "(1, 'tea', 5)")
 }
 
 // mariadb is postgres on MariaDB, with three rows in the table.
-func (s *Stage) mariadb() *sql.DB {
+func (s *stage) mariadb() *sql.DB {
 	m := server(s, "mariadb", func(ctx context.Context, _ string) (*servers.MySQL, func(), error) {
 		m, err := servers.StartMariaDB(ctx, "--innodb-flush-log-at-trx-commit=0")
 		if err != nil {
@@ -38,28 +38,28 @@ func (s *Stage) mariadb() *sql.DB {
 		}
 		return m, func() { _ = m.Close() }, nil
 	})
-	s.url = func(a Actor) string { return "mysql://root@" + s.Link(a, m.Address) + "/test?recipe=named" }
+	s.url = func(a Actor) string { return "mysql://root@" + s.link(a, m.Address) + "/test?recipe=named" }
 	return s.table("mysql", m.DSN("test", ""), "(1, 'tea', 5), (2, 'mug', 5), (3, 'pot', 5)")
 }
 
 // table returns a pool of connections with a new table.
-func (s *Stage) table(driver, dsn, rows string) *sql.DB {
+func (s *stage) table(driver, dsn, rows string) *sql.DB {
 	db, err := sql.Open(driver, dsn)
-	s.Must(err)
-	s.Defer(func() { _ = db.Close() })
+	s.must(err)
+	s.cleanUp(func() { _ = db.Close() })
 	for _, q := range []string{"DROP TABLE IF EXISTS item", "CREATE TABLE item (id int PRIMARY KEY, name varchar(9), stock int)", "INSERT INTO item VALUES " + rows} {
 		_, err := db.ExecContext(s.ctx, q)
-		s.Must(err)
+		s.must(err)
 	}
 	return db
 }
 
 // lockRow locks the row of a name in a transaction of its own. It returns the end of the
 // transaction, and the error of the request, which may have to wait.
-func (s *Stage) lockRow(db *sql.DB, name string) (commit func() error, locked <-chan error) {
+func (s *stage) lockRow(db *sql.DB, name string) (commit func() error, locked <-chan error) {
 	tx, err := db.BeginTx(s.ctx, nil)
-	s.Must(err)
-	s.Defer(func() { _ = tx.Rollback() })
+	s.must(err)
+	s.cleanUp(func() { _ = tx.Rollback() })
 	done := make(chan error, 1)
 	go func() {
 		var stock int
@@ -69,22 +69,22 @@ func (s *Stage) lockRow(db *sql.DB, name string) (commit func() error, locked <-
 }
 
 // otherRows: A locks the row tea, and B the row mug, both by the column name.
-func otherRows(s *Stage) {
+func otherRows(s *stage) {
 	db := s.mariadb()
 	commit, locked := s.lockRow(db, "tea")
-	s.Must(<-locked)
-	s.Step(A, "name = 'tea' FOR UPDATE", "1 row")
-	s.Enter(A, nil)
-	s.Until("A has locked all rows, and the end of the table", func() bool {
+	s.must(<-locked)
+	s.step(A, "name = 'tea' FOR UPDATE", "1 row")
+	s.enter(A, nil)
+	s.until("A has locked all rows, and the end of the table", func() bool {
 		return s.transactions(db, "COALESCE(MAX(trx_rows_locked), 0)") == 4
 	})
-	s.Note(Server, "locks all 3 rows")
+	s.note(Server, "locks all 3 rows")
 	_, locked = s.lockRow(db, "mug")
 	waits := false
-	s.Until("B has its row, or waits", func() bool {
+	s.until("B has its row, or waits", func() bool {
 		select {
 		case err := <-locked:
-			s.Expect(err == nil, fmt.Sprintf("B locks its row: %v", err))
+			s.expect(err == nil, fmt.Sprintf("B locks its row: %v", err))
 			return true
 		default:
 		}
@@ -92,63 +92,63 @@ func otherRows(s *Stage) {
 		return waits
 	})
 	if !waits {
-		s.Step(B, "name = 'mug' FOR UPDATE", "1 row")
+		s.step(B, "name = 'mug' FOR UPDATE", "1 row")
 		return
 	}
-	s.Step(B, "name = 'mug' FOR UPDATE", "waits for A")
-	s.Leave(A)
-	s.Must(commit())
-	s.Step(A, "COMMIT", "done")
+	s.step(B, "name = 'mug' FOR UPDATE", "waits for A")
+	s.leave(A)
+	s.must(commit())
+	s.step(A, "COMMIT", "done")
 	err := <-locked
-	s.Expect(err == nil, fmt.Sprintf("B locks its row after A: %v", err)) // InnoDB waits for 50 s at most
-	s.Note(B, "has its row at last")
-	s.Violate("B needs another row than A, and waits until A is done.")
+	s.expect(err == nil, fmt.Sprintf("B locks its row after A: %v", err)) // InnoDB waits for 50 s at most
+	s.note(B, "has its row at last")
+	s.violate("B needs another row than A, and waits until A is done.")
 }
 
 // transactions returns a number about the transactions of InnoDB. The server reads them anew
 // only if no client has read the list for 0.1 s.
-func (s *Stage) transactions(db *sql.DB, number string) (n int) {
+func (s *stage) transactions(db *sql.DB, number string) (n int) {
 	_, err := db.ExecContext(s.ctx, "DO SLEEP(0.2)")
-	s.Must(err)
-	s.Must(db.QueryRowContext(s.ctx, "SELECT "+number+" FROM information_schema.innodb_trx").Scan(&n))
+	s.must(err)
+	s.must(db.QueryRowContext(s.ctx, "SELECT "+number+" FROM information_schema.innodb_trx").Scan(&n))
 	return n
 }
 
 // conn returns a connection of its own.
-func (s *Stage) conn(db *sql.DB) *sql.Conn {
+func (s *stage) conn(db *sql.DB) *sql.Conn {
 	c, err := db.Conn(s.ctx)
-	s.Must(err)
-	s.Defer(func() { _ = c.Close() })
+	s.must(err)
+	s.cleanUp(func() { _ = c.Close() })
 	return c
 }
 
 // query sends a query with one value as its answer, and records it as text.
-func (s *Stage) query(a Actor, text string, c *sql.Conn, query string) string {
+func (s *stage) query(a Actor, text string, c *sql.Conn, query string) string {
 	var v any
-	s.Must(c.QueryRowContext(s.ctx, query).Scan(&v))
-	s.Step(a, text, v)
+	s.must(c.QueryRowContext(s.ctx, query).Scan(&v))
+	s.step(a, text, v)
 	return fmt.Sprint(v)
 }
 
 // sell is a client's way to sell one item: it reads the stock and writes what it computed.
-func (s *Stage) sell(a Actor, c *sql.Conn) (write func()) {
+func (s *stage) sell(a Actor, c *sql.Conn) (write func()) {
 	stock := s.query(a, "SELECT stock", c, "SELECT stock FROM item WHERE id = 1")
 	return func() {
 		var left int
 		_, err := fmt.Sscan(stock, &left)
-		s.Must(err)
+		s.must(err)
 		_, err = c.ExecContext(s.ctx, "UPDATE item SET stock = $1 WHERE id = 1", left-1)
-		s.Must(err)
-		s.Step(a, fmt.Sprintf("UPDATE: stock is %d", left-1), "1 row")
+		s.must(err)
+		s.step(a, fmt.Sprintf("UPDATE: stock is %d", left-1), "1 row")
 	}
 }
 
 // count expects that two of five items are sold.
-func (s *Stage) count(c *sql.Conn) {
+func (s *stage) count(c *sql.Conn) {
 	var left int
-	s.Must(c.QueryRowContext(s.ctx, "SELECT stock FROM item").Scan(&left))
+	s.must(c.QueryRowContext(s.ctx, "SELECT stock FROM item").Scan(&left))
 	if left != 3 {
-		s.Violate("Two items are sold, but the stock is only one less.")
+		s.violate("Two items are sold, but the stock is only one less.")
 	}
 }
 
@@ -158,28 +158,28 @@ var sqlStories = []Story{
 		Code:   "db.Query(pg_try_advisory_lock); db.Query(pg_advisory_unlock)",
 		Tale:   "The database gives this lock to a connection. Client A has a pool of connections, and the pool takes any of them for each query. The unlock arrives on a connection that does not have the lock, and the one that has it rests in the pool, with the lock.",
 		Lesson: "Lock and unlock on one connection, and check what the unlock returns.",
-		Wrong: func(s *Stage) {
+		wrong: func(s *stage) {
 			db := s.postgres()
 			one, two, other := s.conn(db), s.conn(db), s.conn(db)
 			const lock = "SELECT pg_try_advisory_lock(1)"
-			s.Expect(s.query(A, "pg_try_advisory_lock(1)", one, lock) == "true", "A gets the lock")
-			s.Enter(A, nil)
-			s.Note(A, "is done; takes another conn")
-			s.Leave(A)
+			s.expect(s.query(A, "pg_try_advisory_lock(1)", one, lock) == "true", "A gets the lock")
+			s.enter(A, nil)
+			s.note(A, "is done; takes another conn")
+			s.leave(A)
 			s.query(A, "pg_advisory_unlock(1)", two, "SELECT pg_advisory_unlock(1)")
 			if s.query(B, "pg_try_advisory_lock(1)", other, lock) == "false" {
-				s.Violate("A's pool keeps the lock, which no client has: B never gets it.")
+				s.violate("A's pool keeps the lock, which no client has: B never gets it.")
 			}
 		},
-		Right: func(s *Stage) {
+		right: func(s *stage) {
 			onPostgres.on(s)
-			s.Expect(s.TryLock(A, long), "A gets the lock")
-			s.Note(A, "is done")
-			s.Unlock(A)
-			if !s.TryLock(B, long) {
-				s.Violate("A has released the lock, and B does not get it.")
+			s.expect(s.tryLock(A, long), "A gets the lock")
+			s.note(A, "is done")
+			s.unlock(A)
+			if !s.tryLock(B, long) {
+				s.violate("A has released the lock, and B does not get it.")
 			}
-			s.Survive("The lock has one connection from its grant to its release.")
+			s.survive("The lock has one connection from its grant to its release.")
 		},
 	},
 	{
@@ -187,35 +187,35 @@ var sqlStories = []Story{
 		Code:   "db.Query(SELECT ... FOR UPDATE); work",
 		Tale:   "FOR UPDATE locks a row until the transaction ends. Client A has not begun one, so the database makes one of the single query, and the lock ends with it, before A's work begins. Nothing reports that.",
 		Lesson: "A row lock lasts as long as its transaction: begin one, work, commit.",
-		Wrong: func(s *Stage) {
+		wrong: func(s *stage) {
 			db := s.postgres()
 			for _, a := range []Actor{A, B} {
 				c := s.conn(db)
 				// With NOWAIT a locked row is an error.
 				_, err := c.ExecContext(s.ctx, "SELECT id FROM item WHERE id = 1 FOR UPDATE NOWAIT")
-				s.Must(err)
-				s.Step(a, "SELECT ... FOR UPDATE", "1 row")
-				s.Enter(a, nil)
+				s.must(err)
+				s.step(a, "SELECT ... FOR UPDATE", "1 row")
+				s.enter(a, nil)
 				if a == A {
-					s.Note(Server, "the lock ends")
+					s.note(Server, "the lock ends")
 				}
 			}
 		},
-		Right: race(onPostgres, "comes while A works", "A has the lock until it releases it, and B finds it held."),
+		right: race(onPostgres, "comes while A works", "A has the lock until it releases it, and B finds it held."),
 	},
 	{
 		Name: "for-update-scan", Title: "SELECT ... FOR UPDATE without an index", Mistake: "locks-more", Server: "MariaDB",
 		Code:   "SELECT ... WHERE name = 'tea' FOR UPDATE, no index on name",
 		Tale:   "Client A locks the row of the tea, and B needs the row of the mug. The column has no index, so InnoDB, the engine of MySQL and MariaDB, reads all rows to find one. It locks each row that it reads. B waits for A, and so does every client that changes a row of the table.",
 		Lesson: "InnoDB locks each row that it reads: use an index, or lock a name.",
-		Wrong:  otherRows,
-		Right: func(s *Stage) {
+		wrong:  otherRows,
+		right: func(s *stage) {
 			s.mariadb()
 			s.run.Apart = true
-			if !s.TryLockName(A, "tea", long) || !s.TryLockName(B, "mug", long) {
-				s.Violate("A and B need different names, and one waits for the other.")
+			if !s.tryLockName(A, "tea", long) || !s.tryLockName(B, "mug", long) {
+				s.violate("A and B need different names, and one waits for the other.")
 			}
-			s.Survive("Each name is a lock of its own: B does not wait for A.")
+			s.survive("Each name is a lock of its own: B does not wait for A.")
 		},
 	},
 	{
@@ -223,7 +223,7 @@ var sqlStories = []Story{
 		Code:   "SELECT stock; UPDATE item SET stock = what I computed",
 		Tale:   "Two shops sell one item each. Both read that five are left, and both write that four are left. Two items are sold, and one is missing in the books.",
 		Lesson: "Update only the version that was read, or read and write under a lock.",
-		Wrong: func(s *Stage) {
+		wrong: func(s *stage) {
 			db := s.postgres()
 			a, b := s.conn(db), s.conn(db)
 			writeA, writeB := s.sell(A, a), s.sell(B, b)
@@ -231,18 +231,18 @@ var sqlStories = []Story{
 			writeB()
 			s.count(a)
 		},
-		Right: func(s *Stage) {
+		right: func(s *stage) {
 			db := s.postgres()
 			a, b := s.conn(db), s.conn(db)
-			s.Expect(s.TryLock(A, long), "A gets the lock")
+			s.expect(s.tryLock(A, long), "A gets the lock")
 			write := s.sell(A, a)
-			s.Expect(!s.TryLock(B, long), "B waits")
+			s.expect(!s.tryLock(B, long), "B waits")
 			write()
-			s.Unlock(A)
-			s.Expect(s.TryLock(B, long), "B gets the lock")
+			s.unlock(A)
+			s.expect(s.tryLock(B, long), "B gets the lock")
 			s.sell(B, b)()
 			s.count(a)
-			s.Survive("B reads what A wrote: two are sold, and the stock is two less.")
+			s.survive("B reads what A wrote: two are sold, and the stock is two less.")
 		},
 	},
 }

@@ -25,8 +25,8 @@ type Story struct {
 	// Code is what the wrong program does, and Tale what happens then, for readers without
 	// experience of locks. Lesson is the last sentence of the drawing.
 	Code, Tale, Lesson string
-	// Wrong and Right make the steps, without the expected outcome.
-	Wrong, Right func(*Stage)
+	// wrong and right make the steps, without the expected outcome.
+	wrong, right func(*stage)
 }
 
 // Stories returns all stories, sorted by server, in the order of the page.
@@ -60,7 +60,7 @@ func (a Actor) String() string { return [...]string{"A", "server", "B"}[a] }
 // other returns the other client.
 func (a Actor) other() Actor { return B - a }
 
-// Step is one line of the drawing.
+// step is one line of the drawing.
 type Step struct {
 	Actor Actor
 	// Text is the request, at most 25 characters, or what the actor does by itself, at most
@@ -108,11 +108,11 @@ func Play(ctx context.Context, y Story, set *Set) (*Result, error) {
 	r := &Result{Story: y}
 	for _, part := range []struct {
 		run  *Run
-		play func(*Stage)
-	}{{&r.Wrong, y.Wrong}, {&r.Right, y.Right}} {
+		play func(*stage)
+	}{{&r.Wrong, y.wrong}, {&r.Right, y.right}} {
 		var err error
 		for range attempts {
-			s := &Stage{ctx: ctx, set: set, run: Run{}}
+			s := &stage{ctx: ctx, set: set, run: Run{}}
 			if err = s.play(part.play); !errors.Is(err, errDisturbed) {
 				*part.run = s.run
 				break
@@ -131,8 +131,8 @@ var errDisturbed = errors.New("the play left the story")
 // abort carries an error out of a story.
 type abort struct{ err error }
 
-// Stage is where a story is played. Its methods end the play if a step fails.
-type Stage struct {
+// stage is where a story is played. Its methods end the play if a step fails.
+type stage struct {
 	ctx     context.Context
 	set     *Set
 	run     Run
@@ -146,7 +146,7 @@ type Stage struct {
 }
 
 // play makes the steps and ends everything that they started.
-func (s *Stage) play(f func(*Stage)) (err error) {
+func (s *stage) play(f func(*stage)) (err error) {
 	defer func() {
 		for _, end := range slices.Backward(s.ends) {
 			end()
@@ -165,21 +165,18 @@ func (s *Stage) play(f func(*Stage)) (err error) {
 	return nil
 }
 
-// Context returns the context of the play.
-func (s *Stage) Context() context.Context { return s.ctx }
+// cleanUp calls f after the play.
+func (s *stage) cleanUp(f func()) { s.ends = append(s.ends, f) }
 
-// Defer calls f after the play.
-func (s *Stage) Defer(f func()) { s.ends = append(s.ends, f) }
-
-// Must ends the play with an error.
-func (s *Stage) Must(err error) {
+// must ends the play with an error.
+func (s *stage) must(err error) {
 	if err != nil {
 		panic(abort{err})
 	}
 }
 
-// Expect ends the play, to begin it again, if a step did not come out as the story has it.
-func (s *Stage) Expect(ok bool, what string) {
+// expect ends the play, to begin it again, if a step did not come out as the story has it.
+func (s *stage) expect(ok bool, what string) {
 	if !ok {
 		var steps strings.Builder
 		for _, t := range s.run.Steps {
@@ -189,106 +186,106 @@ func (s *Stage) Expect(ok bool, what string) {
 	}
 }
 
-// Until polls the server until ok returns true.
-func (s *Stage) Until(what string, ok func() bool) {
+// until polls the server until ok returns true.
+func (s *stage) until(what string, ok func() bool) {
 	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
-		s.Must(s.ctx.Err())
+		s.must(s.ctx.Err())
 		if time.Now().After(end) {
-			s.Must(fmt.Errorf("waited a minute until %s", what))
+			s.must(fmt.Errorf("waited a minute until %s", what))
 		}
 	}
 }
 
-// Step records a request and its answer.
-func (s *Stage) Step(a Actor, text string, answer any) {
+// step records a request and its answer.
+func (s *stage) step(a Actor, text string, answer any) {
 	s.record(Step{Actor: a, Text: text, Answer: fmt.Sprint(answer)})
 }
 
-func (s *Stage) record(t Step) {
+func (s *stage) record(t Step) {
 	for a, still := range s.inside {
 		t.Holds[a] = still != nil
 	}
 	s.run.Steps = append(s.run.Steps, t)
 }
 
-// Note records what an actor does by itself.
-func (s *Stage) Note(a Actor, text string) {
+// note records what an actor does by itself.
+func (s *stage) note(a Actor, text string) {
 	s.record(Step{Actor: a, Text: text})
 }
 
-// Enter records that a client relies on the lock from the last step on, until Leave or until
+// enter records that a client relies on the lock from the last step on, until leave or until
 // still, if there is one, returns false. The lock is violated if the other client relies on it,
 // unless the run is Apart.
-func (s *Stage) Enter(a Actor, still func() bool) {
+func (s *stage) enter(a Actor, still func() bool) {
 	if still == nil {
 		still = func() bool { return true }
 	}
 	s.inside[a] = still
 	s.run.Steps[len(s.run.Steps)-1].Holds[a] = true
 	if other := s.inside[a.other()]; other != nil && other() && !s.run.Apart {
-		s.Violate("A and B have the lock at the same time.")
+		s.violate("A and B have the lock at the same time.")
 	}
 }
 
-// Leave records that a client no longer relies on the lock.
-func (s *Stage) Leave(a Actor) { s.inside[a] = nil }
+// leave records that a client no longer relies on the lock.
+func (s *stage) leave(a Actor) { s.inside[a] = nil }
 
-// Violate records a failure of the lock. The first one counts.
-func (s *Stage) Violate(outcome string) {
+// violate records a failure of the lock. The first one counts.
+func (s *stage) violate(outcome string) {
 	if !s.run.Violated {
 		s.run.Violated, s.run.Outcome = true, outcome
 	}
 }
 
-// Survive sets the outcome of a lock that has not failed.
-func (s *Stage) Survive(outcome string) {
+// survive sets the outcome of a lock that has not failed.
+func (s *stage) survive(outcome string) {
 	if !s.run.Violated {
 		s.run.Outcome = outcome
 	}
 }
 
-// Link returns the address of a proxy in front of an address: a client's link to it.
-func (s *Stage) Link(a Actor, address string) string {
+// link returns the address of a proxy in front of an address: a client's link to it.
+func (s *stage) link(a Actor, address string) string {
 	p, err := servers.NewProxy(address)
-	s.Must(err)
-	s.Defer(p.Close)
+	s.must(err)
+	s.cleanUp(p.Close)
 	s.links[a] = append(s.links[a], p)
 	return p.Address()
 }
 
-// Stall stops a client: its links carry nothing until Resume, and the story has no step
+// stall stops a client: its links carry nothing until resume, and the story has no step
 // for it.
-func (s *Stage) Stall(a Actor, text string) {
+func (s *stage) stall(a Actor, text string) {
 	for _, p := range s.links[a] {
 		p.Cut()
 	}
 	s.run.Stalls = true
-	s.Note(a, text)
+	s.note(a, text)
 }
 
-// Resume ends a Stall.
-func (s *Stage) Resume(a Actor, text string) {
+// resume ends a stall.
+func (s *stage) resume(a Actor, text string) {
 	for _, p := range s.links[a] {
-		s.Must(p.Heal())
+		s.must(p.Heal())
 	}
-	s.Note(a, text)
+	s.note(a, text)
 }
 
-// Crash ends a client.
-func (s *Stage) Crash(a Actor, text string) {
-	s.Leave(a)
-	s.Stall(a, text)
+// crash ends a client.
+func (s *stage) crash(a Actor, text string) {
+	s.leave(a)
+	s.stall(a, text)
 }
 
 // locker returns a client's Locker on the story's store.
-func (s *Stage) locker(a Actor) *holdfast.Locker {
+func (s *stage) locker(a Actor) *holdfast.Locker {
 	if l := s.lockers[a]; l != nil {
 		return l
 	}
 	l, err := holdfast.Open(s.ctx, s.url(a))
-	s.Must(err)
+	s.must(err)
 	s.lockers[a] = l
-	s.Defer(func() {
+	s.cleanUp(func() {
 		for _, p := range s.links[a] {
 			_ = p.Heal()
 		}
@@ -306,62 +303,62 @@ func (s *Stage) locker(a Actor) *holdfast.Locker {
 // the name of every story's lock.
 const lockName = "lock"
 
-// TryLock acquires the story's lock with holdfast, and reports whether it is granted.
-func (s *Stage) TryLock(a Actor, ttl time.Duration) bool { return s.TryLockName(a, lockName, ttl) }
+// tryLock acquires the story's lock with holdfast, and reports whether it is granted.
+func (s *stage) tryLock(a Actor, ttl time.Duration) bool { return s.tryLockName(a, lockName, ttl) }
 
-// TryLockName is TryLock of another name.
-func (s *Stage) TryLockName(a Actor, name string, ttl time.Duration) bool {
+// tryLockName is TryLock of another name.
+func (s *stage) tryLockName(a Actor, name string, ttl time.Duration) bool {
 	k, err := s.locker(a).TryLock(s.ctx, name, holdfast.TTL(ttl))
 	text := fmt.Sprintf("TryLock(%q)", name)
 	if errors.Is(err, holdfast.ErrBusy) {
-		s.Step(a, text, "busy")
+		s.step(a, text, "busy")
 		return false
 	}
 	if errors.Is(err, holdfast.ErrLost) || errors.Is(err, holdfast.ErrUnavailable) {
-		s.Expect(false, fmt.Sprintf("%s grants or is busy: %v", text, err))
+		s.expect(false, fmt.Sprintf("%s grants or is busy: %v", text, err))
 	}
-	s.Must(err)
-	s.Step(a, text, "granted")
+	s.must(err)
+	s.step(a, text, "granted")
 	s.locks[a] = k
-	s.Enter(a, func() bool { return k.Context().Err() == nil })
+	s.enter(a, func() bool { return k.Context().Err() == nil })
 	return true
 }
 
-// Unlock releases what TryLock acquired.
-func (s *Stage) Unlock(a Actor) {
-	s.Leave(a)
+// unlock releases what TryLock acquired.
+func (s *stage) unlock(a Actor) {
+	s.leave(a)
 	err := s.locks[a].Unlock()
 	s.locks[a] = nil
 	switch {
 	case errors.Is(err, holdfast.ErrLost):
-		s.Step(a, "Unlock()", "refused: lost")
+		s.step(a, "Unlock()", "refused: lost")
 	default:
-		s.Must(err)
-		s.Step(a, "Unlock()", "released")
+		s.must(err)
+		s.step(a, "Unlock()", "released")
 	}
 }
 
 // left returns how long the lease of the story's lock lasts, and whether it is held, by the
 // store's own answer to B.
-func (s *Stage) left() (time.Duration, bool) {
+func (s *stage) left() (time.Duration, bool) {
 	st, err := s.locker(B).Inspect(s.ctx, lockName)
-	s.Expect(err == nil, fmt.Sprintf("the store shows the lock: %v", err))
+	s.expect(err == nil, fmt.Sprintf("the store shows the lock: %v", err))
 	if len(st.Holders) == 0 {
 		return 0, false
 	}
 	return st.Holders[0].TTL, true
 }
 
-// Expired waits until the store has expired the lease of the story's lock.
-func (s *Stage) Expired() {
-	s.Until("the lease has expired", func() bool {
+// expired waits until the store has expired the lease of the story's lock.
+func (s *stage) expired() {
+	s.until("the lease has expired", func() bool {
 		_, held := s.left()
 		return !held
 	})
 	for a, still := range s.inside {
 		if still != nil && !still() {
-			s.Leave(Actor(a))
+			s.leave(Actor(a))
 		}
 	}
-	s.Note(Server, "lease expires")
+	s.note(Server, "lease expires")
 }

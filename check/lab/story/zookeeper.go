@@ -13,7 +13,7 @@ import (
 )
 
 // zookeeper starts ZooKeeper, and makes it the store of the clients' Lockers.
-func (s *Stage) zookeeper() *servers.ZooKeeper {
+func (s *stage) zookeeper() *servers.ZooKeeper {
 	z := server(s, "zookeeper", func(ctx context.Context, dir string) (*servers.ZooKeeper, func(), error) {
 		z, err := servers.StartZooKeeper(ctx, dir, servers.ZooKeeperConfig{})
 		if err != nil {
@@ -21,40 +21,40 @@ func (s *Stage) zookeeper() *servers.ZooKeeper {
 		}
 		return z, z.Kill, nil
 	})
-	s.url = func(a Actor) string { return "zk://" + s.Link(a, z.Address()) + "/holdfast?tick=100ms" }
+	s.url = func(a Actor) string { return "zk://" + s.link(a, z.Address()) + "/holdfast?tick=100ms" }
 	return z
 }
 
 // session begins a session that sends no pings.
-func (s *Stage) session(timeout time.Duration) *servers.ZooKeeperSession {
+func (s *stage) session(timeout time.Duration) *servers.ZooKeeperSession {
 	k, err := s.zookeeper().Session(s.ctx, timeout)
-	s.Must(err)
-	s.Defer(k.Close)
+	s.must(err)
+	s.cleanUp(k.Close)
 	return k
 }
 
 // ephemeral is a lock of an ephemeral node whose session nothing watches.
 var ephemeral = lock{
-	on: func(s *Stage) { s.zookeeper() },
-	take: func(s *Stage, a Actor) bool {
+	on: func(s *stage) { s.zookeeper() },
+	take: func(s *stage, a Actor) bool {
 		k := s.session(map[Actor]time.Duration{A: 2 * short, B: long}[a])
 		_, ok, err := k.Create("/lock", servers.Ephemeral)
-		s.Must(err)
-		s.Step(a, "create -e /lock", map[bool]string{true: "created", false: "it exists"}[ok])
+		s.must(err)
+		s.step(a, "create -e /lock", map[bool]string{true: "created", false: "it exists"}[ok])
 		if ok {
-			s.Enter(a, nil)
+			s.enter(a, nil)
 		}
 		return ok
 	},
-	free: func(s *Stage, a Actor) { s.Note(a, "works on") },
-	expire: func(s *Stage) bool {
+	free: func(s *stage, a Actor) { s.note(a, "works on") },
+	expire: func(s *stage) bool {
 		k := s.session(long)
-		s.Until("the node is gone", func() bool {
+		s.until("the node is gone", func() bool {
 			there, err := k.Exists("/lock")
-			s.Must(err)
+			s.must(err)
 			return !there
 		})
-		s.Note(Server, "session expires")
+		s.note(Server, "session expires")
 		return true
 	},
 }
@@ -64,9 +64,9 @@ const waiters = 10
 
 // watchers returns how many nodes are watched, and the largest number of clients that watch
 // one of them, by the server's own count. It does not count watches of children.
-func (s *Stage) watchers() (nodes, most int) {
+func (s *stage) watchers() (nodes, most int) {
 	text, err := s.zookeeper().Command(s.ctx, "wchp")
-	s.Must(err)
+	s.must(err)
 	n := 0
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "/") {
@@ -81,16 +81,16 @@ func (s *Stage) watchers() (nodes, most int) {
 }
 
 // wait lets a client of its own wait for the story's lock with holdfast, until the play ends.
-func (s *Stage) wait() {
+func (s *stage) wait() {
 	l, err := holdfast.Open(s.ctx, s.url(Server))
-	s.Must(err)
+	s.must(err)
 	ctx, cancel := context.WithCancel(s.ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = l.Do(ctx, lockName, func(context.Context) error { return nil })
 	}()
-	s.Defer(func() {
+	s.cleanUp(func() {
 		cancel()
 		<-done
 		closing, end := context.WithTimeout(context.WithoutCancel(s.ctx), 2*time.Second)
@@ -100,9 +100,9 @@ func (s *Stage) wait() {
 }
 
 // herd judges how many clients a release wakes.
-func (s *Stage) herd(n int) {
+func (s *stage) herd(n int) {
 	if n > 1 {
-		s.Violate(fmt.Sprintf("One release wakes %d clients, %d of them for nothing.", n, n-1))
+		s.violate(fmt.Sprintf("One release wakes %d clients, %d of them for nothing.", n, n-1))
 	}
 }
 
@@ -112,60 +112,60 @@ var zookeeperStories = []Story{
 		Code:   "create /lock/n-; while not first: watch the children of /lock",
 		Tale:   "Ten clients wait for a lock. Each has a node of its own in a queue, and each watches the whole queue. When the holder leaves, the server notifies all ten, all ten read the whole queue again, and nine find that it is not their turn. With a thousand clients, a release is a thousand messages and a thousand readings.",
 		Lesson: "Watch the entry in front of your own: a release wakes one client.",
-		Wrong: func(s *Stage) {
+		wrong: func(s *stage) {
 			s.zookeeper()
 			holder := s.session(long)
 			_, _, err := holder.Create("/queue", 0)
-			s.Must(err)
+			s.must(err)
 			entry, _, err := holder.Create("/queue/n-", servers.Ephemeral|servers.Sequential)
-			s.Must(err)
-			s.Step(A, "create /lock/n-", "first: has it")
-			s.Enter(A, nil)
+			s.must(err)
+			s.step(A, "create /lock/n-", "first: has it")
+			s.enter(A, nil)
 			var all []*servers.ZooKeeperSession
 			for range waiters {
 				k := s.session(long)
 				_, _, err := k.Create("/queue/n-", servers.Ephemeral|servers.Sequential)
-				s.Must(err)
+				s.must(err)
 				all = append(all, k)
 			}
 			for _, k := range all {
-				s.Must(k.WatchChildren("/queue"))
+				s.must(k.WatchChildren("/queue"))
 			}
-			s.Step(B, "B, 9 more: create, watch", "watched by 10")
-			s.Leave(A)
-			s.Must(holder.Delete(entry))
-			s.Step(A, "delete /lock/n-0", "deleted")
+			s.step(B, "B, 9 more: create, watch", "watched by 10")
+			s.leave(A)
+			s.must(holder.Delete(entry))
+			s.step(A, "delete /lock/n-0", "deleted")
 			woken := 0
 			for _, k := range all {
-				s.Must(k.Await())
+				s.must(k.Await())
 				woken += k.Notified
 			}
-			s.Note(Server, fmt.Sprintf("notifies %d", woken))
-			s.Note(B, "10 clients read the queue")
+			s.note(Server, fmt.Sprintf("notifies %d", woken))
+			s.note(B, "10 clients read the queue")
 			s.herd(woken)
 		},
-		Right: func(s *Stage) {
+		right: func(s *stage) {
 			s.zookeeper()
-			s.Expect(s.TryLock(A, long), "A gets the lock")
+			s.expect(s.tryLock(A, long), "A gets the lock")
 			for i := range waiters {
 				s.wait()
-				s.Until("the waiter is in the queue", func() bool {
+				s.until("the waiter is in the queue", func() bool {
 					st, err := s.locker(A).Inspect(s.ctx, lockName)
-					s.Expect(err == nil, fmt.Sprint("the store shows the queue: ", err))
+					s.expect(err == nil, fmt.Sprint("the store shows the queue: ", err))
 					return len(st.Waiters) == i+1
 				})
 			}
 			n := 0
-			s.Until("each waiter watches one node", func() bool {
+			s.until("each waiter watches one node", func() bool {
 				nodes, most := s.watchers()
 				n = most - 1 // A watches its own node, too, for the case that it is deleted
 				return nodes == waiters && n > 0
 			})
-			s.Step(B, "B, 9 more: Lock(\"lock\")", fmt.Sprintf("watched by %d", n))
-			s.Unlock(A)
-			s.Note(Server, fmt.Sprintf("notifies %d", n))
+			s.step(B, "B, 9 more: Lock(\"lock\")", fmt.Sprintf("watched by %d", n))
+			s.unlock(A)
+			s.note(Server, fmt.Sprintf("notifies %d", n))
 			s.herd(n)
-			s.Survive("Each watches the entry in front of it: one release wakes one client.")
+			s.survive("Each watches the entry in front of it: one release wakes one client.")
 		},
 	},
 	{
@@ -173,7 +173,7 @@ var zookeeperStories = []Story{
 		Code:   "create -e /lock; work",
 		Tale:   "The lock is a node that exists as long as A's session. A stalls, the server hears nothing of A, ends the session and deletes the node. B gets the lock. A continues with its work: the news about its session waits on a connection that A does not read.",
 		Lesson: "A session can end unnoticed: stop when you cannot confirm it.",
-		Wrong:  asleep(ephemeral, "its process stands still"),
-		Right:  asleep(holdfastOn(ephemeral.on, short), "its process stands still"),
+		wrong:  asleep(ephemeral, "its process stands still"),
+		right:  asleep(holdfastOn(ephemeral.on, short), "its process stands still"),
 	},
 }

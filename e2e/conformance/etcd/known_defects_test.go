@@ -34,8 +34,8 @@ func locker(t *testing.T, s driver.Store, o ...holdfast.Option) *holdfast.Locker
 	return l
 }
 
-// ask begins a request that may wait.
-func ask(t *testing.T, s *etcdstore.Store, r driver.Request) <-chan result {
+// submit sends a request that may wait.
+func submit(t *testing.T, s *etcdstore.Store, r driver.Request) <-chan result {
 	t.Helper()
 	r.Wait = true
 	done := make(chan result, 1)
@@ -46,23 +46,23 @@ func ask(t *testing.T, s *etcdstore.Store, r driver.Request) <-chan result {
 	return done
 }
 
-// waitIn begins to wait and returns when the queue entry stands.
+// waitIn sends a request that waits, and returns when it has a queue entry.
 func waitIn(t *testing.T, s *etcdstore.Store, r driver.Request) <-chan result {
 	t.Helper()
-	queued, done := r.From.(*requester).queued, ask(t, s, r)
+	queued, done := r.From.(*requester).queued, submit(t, s, r)
 	select {
 	case <-queued:
 	case res := <-done:
 		select {
-		case <-queued: // it waited, but not for long
+		case <-queued: // the request had waited for a moment
 			over := make(chan result, 1)
 			over <- res
 			return over
 		default:
 		}
-		t.Fatalf("it did not wait: %+v, %v", res.g, res.err)
+		t.Fatalf("the request did not wait: %+v, %v", res.g, res.err)
 	case <-time.After(testTimeout):
-		t.Fatal("no place")
+		t.Fatal("the request has no queue entry")
 	}
 	return done
 }
@@ -78,12 +78,12 @@ func receive[T any](t *testing.T, what string, c <-chan T) T {
 	case v := <-c:
 		return v
 	case <-time.After(testTimeout):
-		t.Fatalf("%s did not come", what)
+		t.Fatalf("missing after %s: %s", testTimeout, what)
 		panic("unreachable")
 	}
 }
 
-// release releases a grant although connections were cut, which may lose answers.
+// release releases a grant, also after connections were cut and answers were lost.
 func release(t *testing.T, s *etcdstore.Store, g driver.Grant) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) {
@@ -130,7 +130,7 @@ func TestNameIgnoresKeysBelow(t *testing.T) {
 	}
 }
 
-// TestCompactionDisturbsNoWaiter (etcd issue 9715).
+// TestCompactionDisturbsNoWaiter: waiters are granted after a compaction (etcd issue 9715).
 func TestCompactionDisturbsNoWaiter(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
@@ -146,7 +146,7 @@ func TestCompactionDisturbsNoWaiter(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Watches must be made again.
+	// The client must create its watches again.
 	for _, p := range c.proxies {
 		p.Cut()
 		if err := p.Heal(); err != nil {
@@ -209,7 +209,7 @@ func TestWaiterWithoutLeaseIsNotGranted(t *testing.T) {
 	}
 }
 
-// TestGoroutinesOfOneClientExclude each other (etcd issue 11360).
+// TestGoroutinesOfOneClientExclude: goroutines of one client exclude each other (etcd issue 11360).
 func TestGoroutinesOfOneClientExclude(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
@@ -225,7 +225,7 @@ func TestGoroutinesOfOneClientExclude(t *testing.T) {
 			}
 		})
 	}
-	// And without the core.
+	// The same without the core.
 	for i := range 4 {
 		wg.Go(func() {
 			for j := range 25 {
@@ -296,8 +296,8 @@ func (o *slowOwner) Owner() driver.Owner {
 	return o.requester.Owner()
 }
 
-// TestLeaseEndAtGrantIsReported: the lease ends while a grant is on its way to the caller.
-// The caller gets the loss at once, and not at the next renewal.
+// TestLeaseEndAtGrantIsReported: the lease ends before the grant has reached the caller. The caller is
+// notified of the loss at once, and not at the next renewal.
 func TestLeaseEndAtGrantIsReported(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
@@ -325,7 +325,7 @@ func TestLeaseEndAtGrantIsReported(t *testing.T) {
 		g, err := s.Acquire(t.Context(), r)
 		done <- result{g, err}
 	}()
-	receive(t, "the place", o.queued)
+	receive(t, "the queue entry", o.queued)
 	if a := s.Renew(t.Context(), []driver.Grant{held})[0]; a.Err != nil {
 		t.Fatal(a.Err)
 	}
@@ -339,8 +339,8 @@ func TestLeaseEndAtGrantIsReported(t *testing.T) {
 	}
 }
 
-// TestManySessionsAreRaceFree: it renews and inspects entries of many leases. The race
-// detector, or the runtime's own check of maps, finds shared data.
+// TestManySessionsAreRaceFree renews and inspects entries of many leases. The race detector, or the
+// runtime's own check of maps, finds shared data.
 func TestManySessionsAreRaceFree(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)

@@ -227,7 +227,7 @@ func TestTransactionSentTwiceMakesOneEntry(t *testing.T) {
 			done <- result{g, err}
 		}()
 		if test.behind && test.limit == driver.Exclusive {
-			receive(t, "the place", r.From.(*requester).queued)
+			receive(t, "the queue entry", r.From.(*requester).queued)
 			if err := other.Release(t.Context(), first, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -400,7 +400,7 @@ func TestCauseOfContextEndsNoLease(t *testing.T) {
 		_, err := s.Acquire(ctx, r)
 		done <- err
 	}()
-	receive(t, "the place", r.From.(*requester).queued)
+	receive(t, "the queue entry", r.From.(*requester).queued)
 	cancel(rpctypes.ErrLeaseNotFound)
 	if err := receive(t, "the end of the wait", done); s.Classify(err) != driver.CodeWithdrawn {
 		t.Errorf("a wait whose context has ended: %v", err)
@@ -472,7 +472,7 @@ func TestUnconfirmedReleaseEndsWithLease(t *testing.T) {
 	if err := s.Release(t.Context(), g, 0); s.Classify(err) != driver.CodeUnknown {
 		t.Fatalf("Release returned %v, want an unknown outcome", err)
 	}
-	if res := receive(t, "the next grant", ask(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {
+	if res := receive(t, "the next grant", submit(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {
 		t.Fatal(res.err)
 	}
 }
@@ -525,7 +525,7 @@ func TestRefusedReleaseIsRepeatedWhileLeaseLives(t *testing.T) {
 		}
 	}
 	refusing.refuse.Store(false)
-	if res := receive(t, "the next grant", ask(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {
+	if res := receive(t, "the next grant", submit(t, c.open(t), request("w", "n", 1, time.Minute))); res.err != nil {
 		t.Fatal(res.err)
 	}
 	if cause := context.Cause(other.Context()); cause != nil && !expired() {
@@ -570,7 +570,7 @@ func TestLateClaimDoesNotRebindKey(t *testing.T) {
 		g, err := s.Acquire(t.Context(), r)
 		done <- result{g, err}
 	}()
-	receive(t, "the place", words.queued)
+	receive(t, "the queue entry", words.queued)
 	words.reason.Store("after")
 	l.mu.Lock()
 	l.hold = puts

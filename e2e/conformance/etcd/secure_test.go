@@ -95,11 +95,11 @@ func TestMissingRightsAreRefused(t *testing.T) {
 	}
 }
 
-// TestRestoredServerTakesNewLogins: a server with users is restored from an older copy. It
-// does not answer requests with a client's newer token, and the client logs in again.
-func TestRestoredServerTakesNewLogins(t *testing.T) {
-	c := start(t, servers.EtcdConfig{})
-	root := c.secure(t)
+// restorable starts a server with users. restore restarts it on a copy that is 1,000 revisions older.
+func restorable(t *testing.T) (c *cluster, root *clientv3.Client, restore func()) {
+	t.Helper()
+	c = start(t, servers.EtcdConfig{})
+	root = c.secure(t)
 	m, copied := c.members[0], filepath.Join(t.TempDir(), "copy")
 	if err := m.Backup(copied); err != nil {
 		t.Fatal(err)
@@ -109,6 +109,18 @@ func TestRestoredServerTakesNewLogins(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	return c, root, func() {
+		t.Helper()
+		if err := m.Restore(t.Context(), copied); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestRestoredServerTakesNewLogins: a server with users is restored from an older copy. It
+// does not answer requests with a client's newer token, and the client logs in again.
+func TestRestoredServerTakesNewLogins(t *testing.T) {
+	c, _, restore := restorable(t)
 	l, err := holdfast.Open(t.Context(), c.secured())
 	if err != nil {
 		t.Fatal(err)
@@ -121,9 +133,7 @@ func TestRestoredServerTakesNewLogins(t *testing.T) {
 	if !lock() {
 		t.Fatal("no lock before the restore")
 	}
-	if err := m.Restore(t.Context(), copied); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	eventually(t, "a lock after the restore", lock)
 }
 
@@ -131,17 +141,7 @@ func TestRestoredServerTakesNewLogins(t *testing.T) {
 // call without a deadline still gets an answer. A holder that sends only keepalives is
 // notified of its loss, and a waiter gets its lock.
 func TestRestoredServerEndsOldLogins(t *testing.T) {
-	c := start(t, servers.EtcdConfig{})
-	root := c.secure(t)
-	m, copied := c.members[0], filepath.Join(t.TempDir(), "copy")
-	if err := m.Backup(copied); err != nil {
-		t.Fatal(err)
-	}
-	for range 1000 {
-		if _, err := root.Put(t.Context(), "later", ""); err != nil {
-			t.Fatal(err)
-		}
-	}
+	c, root, restore := restorable(t)
 	opened := func() *holdfast.Locker {
 		l, err := holdfast.Open(t.Context(), c.secured())
 		if err != nil {
@@ -164,9 +164,7 @@ func TestRestoredServerEndsOldLogins(t *testing.T) {
 		r, err := root.Get(t.Context(), "locks/held/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 		return err == nil && r.Count == 2
 	})
-	if err := m.Restore(t.Context(), copied); err != nil {
-		t.Fatal(err)
-	}
+	restore()
 	go func() {
 		_, err := caller.Lock(t.Context(), "other", holdfast.TTL(time.Hour))
 		answered <- err
@@ -181,7 +179,7 @@ func TestRestoredServerEndsOldLogins(t *testing.T) {
 }
 
 // TestCloseEndsLogins: a store is closed while the server does not answer its login. No
-// goroutine of the login is left.
+// goroutine of the login remains.
 func TestCloseEndsLogins(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	c.secure(t)
@@ -197,7 +195,7 @@ func TestCloseEndsLogins(t *testing.T) {
 	}
 	stacks := make([]byte, 1<<20)
 	if all := string(stacks[:runtime.Stack(stacks, true)]); strings.Contains(all, "etcdstore.(*login)") {
-		t.Errorf("a login goes on:\n%s", all)
+		t.Errorf("a goroutine of a login remains:\n%s", all)
 	}
 }
 

@@ -31,7 +31,7 @@ func each(t *testing.T, run func(t *testing.T, d database, db *sql.DB, s subject
 		t.Run(d.name, func(t *testing.T) {
 			db := d.open(t)
 			table := fence.SQL{Dialect: d.dialect}
-			for range 2 { // it is idempotent
+			for range 2 { // the statements are idempotent
 				if err := table.CreateTable(t.Context(), db); err != nil {
 					t.Fatal(err)
 				}
@@ -53,13 +53,13 @@ func each(t *testing.T, run func(t *testing.T, d database, db *sql.DB, s subject
 	}
 }
 
-// accounts is a user's table with a column for the token.
+// accounts returns the statement for a user's table with a column for the token.
 func accounts(d fence.Dialect) string {
 	kind := map[fence.Dialect]string{fence.MySQL: "VARBINARY(512)", fence.PostgreSQL: "BYTEA", fence.SQLite: "BLOB"}[d]
 	return "CREATE TABLE accounts (id " + kind + " PRIMARY KEY, fence BIGINT)"
 }
 
-// account makes the row that Column guards. SQL makes its own row, so this also tests the
+// account creates the row that Column guards. The guard SQL creates its own row, so this also tests the
 // first write of a resource.
 func account(t *testing.T, d database, db *sql.DB, resource string) {
 	t.Helper()
@@ -155,8 +155,7 @@ func TestStaleTokensAreRefusedInSequence(t *testing.T) {
 	})
 }
 
-// TestNamesCompareByteByByte uses names that text collations take for equal, and the longest
-// name.
+// TestNamesCompareByteByByte uses names that are equal in text collations, and the longest name.
 func TestNamesCompareByteByByte(t *testing.T) {
 	each(t, func(t *testing.T, d database, db *sql.DB, s subject) {
 		names := []string{"a", "A", "a ", " a", "ä", "a\u0308", "a/b", "%", strings.Repeat("x", 511), strings.Repeat("x", 512), "日本"}
@@ -295,7 +294,7 @@ func TestConcurrentTransactionsKeepTokenOrder(t *testing.T) {
 					account(t, d, db, r)
 				}
 				var accepted, refused, repeated atomic.Int64
-				var clock atomic.Uint64 // deals tokens; holders lag behind it
+				var clock atomic.Uint64 // the last token; holders lag behind it
 				clock.Store(10)
 				one := func(r string) error {
 					tx, err := db.BeginTx(t.Context(), &sql.TxOptions{Isolation: level})
@@ -366,14 +365,14 @@ func TestConcurrentTransactionsKeepTokenOrder(t *testing.T) {
 				}
 				t.Logf("%d accepted, %d stale, %d to be tried again", accepted.Load(), refused.Load(), repeated.Load())
 				if accepted.Load() < 20 || refused.Load() == 0 {
-					t.Error("too little happened to prove anything")
+					t.Error("too few transactions to prove anything")
 				}
 			})
 		}
 	})
 }
 
-// TestGuardRunsTransaction: the guard begins, checks, and commits or rolls back.
+// TestGuardRunsTransaction: the guard begins a transaction, checks the token, and commits or rolls back.
 func TestGuardRunsTransaction(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
@@ -509,7 +508,7 @@ func TestGuardNamesMissingTableOrColumn(t *testing.T) {
 }
 
 // TestColumnMustHoldIntegers: a column type with another order, or in which two tokens may
-// be equal, is refused, and not written.
+// be equal, is refused. The column stays unchanged.
 func TestColumnMustHoldIntegers(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
-// galera starts a server that is a cluster of one node.
+// galera starts a cluster of one node.
 func galera(t *testing.T) *servers.MySQL {
 	t.Helper()
 	const provider = "/usr/lib/galera/libgalera_smm.so"

@@ -16,8 +16,8 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// TestCheckGoredis tortures the same servers as `holdfast check --local` does, over
-// go-redis. The workers are Lockers in this process, each with a client.
+// TestCheckGoredis runs the check over go-redis on the servers of `holdfast check --local`. The workers
+// are Lockers in this process, each with a client of its own.
 func TestCheckGoredis(t *testing.T) {
 	installed(t)
 	for _, local := range []string{"redis", "redis-replicas", "redis-sentinel", "redis-cluster"} {
@@ -43,13 +43,13 @@ func TestCheckGoredis(t *testing.T) {
 			}
 			r := checktest.Run(t, check.Config{Target: target, Duration: 6 * time.Second, Dir: t.TempDir()})
 			if r.Stats.Grants < 20 {
-				t.Errorf("%+v: the test tests little", r.Stats)
+				t.Errorf("%+v: the run has too few grants to prove anything", r.Stats)
 			}
 		})
 	}
 }
 
-// byURL makes a go-redis client of what redisstore's URLs say.
+// byURL returns a go-redis client for a URL of redisstore.
 func byURL(u *url.URL) (goredis.UniversalClient, []redisstore.Option) {
 	all := append([]string{u.Host}, u.Query()["addr"]...)
 	switch u.Scheme {

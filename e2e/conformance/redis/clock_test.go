@@ -9,11 +9,12 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestClockSetForwardEndsTheGrant: the lease expires at the server, the holder hears of
-// it, and the next grant has a larger token.
+// TestClockSetForwardEndsTheGrant: the lease expires at the server, the holder is notified, and the next
+// grant has a larger token.
 func TestClockSetForwardEndsTheGrant(t *testing.T) {
 	r := start(t)
 	fakeClock(t, r)
@@ -28,15 +29,15 @@ func TestClockSetForwardEndsTheGrant(t *testing.T) {
 		t.Errorf("token %d after %d", next.Token, g.Token)
 	}
 	select {
-	case <-q.From.(*recorder).lost:
+	case <-requests.Of(q).Losses:
 	case <-time.After(testTimeout):
 		t.Error("the holder was not notified")
 	}
 }
 
-// TestTokenRisesAfterGrantWithoutCounter: a request is granted while its hash slot moves,
-// without the counter, and is repeated when the slot has moved, since the answer was lost.
-// The token rises also when the server's clock is set back after that.
+// TestTokenRisesAfterGrantWithoutCounter: while a hash slot moves, a request is granted without the
+// counter, and its answer is lost. The client repeats it after the move. The next token is larger even
+// if the server's clock was set back.
 func TestTokenRisesAfterGrantWithoutCounter(t *testing.T) {
 	r := start(t)
 	fakeClock(t, r)
@@ -59,7 +60,7 @@ func TestTokenRisesAfterGrantWithoutCounter(t *testing.T) {
 	if err := r.SetClock(-long); err != nil {
 		t.Fatal(err)
 	}
-	do(t, r, "DEL", key) // as when the lease has been released
+	do(t, r, "DEL", key) // as a release does
 	g := must(t, open(t, "redis://"+r.Address()), request("x", driver.Exclusive, long))
 	if first, err := strconv.ParseUint(token, 10, 64); err != nil || g.Token <= first {
 		t.Errorf("token %d after %s", g.Token, token)

@@ -17,13 +17,12 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// ttl leaves room for a renewal that is late on a busy machine.
+// ttl is long enough for a renewal that is late on a busy machine.
 const ttl = 700 * time.Millisecond
 
-// suite runs the suite over a client library on what runs. All servers are
-// stopped and continued together; whole, if there is one, waits until they serve
-// again. Where clients connect through a proxy it delays and loses answers. Each change, if
-// there is one, is made to the harness.
+// suite runs the suite over a client library. It pauses and continues all servers together. Then whole,
+// if it is not nil, waits until they serve again. A proxy, if there is one, delays and loses answers.
+// Each change is applied to the harness.
 func suite(t *testing.T, all []*servers.Redis, through *servers.Proxy, whole func(context.Context) error, open func(namespace string) (driver.Store, error), changes ...func(*drivertest.Harness)) {
 	h := drivertest.Harness{
 		TTL: ttl,
@@ -84,7 +83,7 @@ func disconnect(t testing.TB, p *servers.Proxy) {
 	}
 }
 
-// proxy starts a proxy before a server.
+// proxy starts a proxy in front of a server.
 func proxy(t testing.TB, r *servers.Redis) *servers.Proxy {
 	t.Helper()
 	p, err := servers.NewProxy(r.Address())
@@ -95,8 +94,8 @@ func proxy(t testing.TB, r *servers.Redis) *servers.Proxy {
 	return p
 }
 
-// refreshes tells whether rueidis is about to look at its cluster again: that
-// goroutine sleeps for a second and does not hear of the client's end.
+// refreshes reports whether rueidis will refresh its view of the cluster. That goroutine sleeps for a
+// second and does not notice the end of the client.
 func refreshes() []string {
 	b := make([]byte, 1<<20)
 	if strings.Contains(string(b[:runtime.Stack(b, true)]), "rueidis.(*call).DelayDo") {
@@ -111,7 +110,7 @@ func overRueidis(url string, o ...redisstore.Option) func(string) (driver.Store,
 	}
 }
 
-// overGoredis gives each store a client of its own, which ends with it.
+// overGoredis gives each store a client of its own, which the store's end closes.
 func overGoredis(client func() goredis.UniversalClient, o ...redisstore.Option) func(string) (driver.Store, error) {
 	return func(namespace string) (driver.Store, error) {
 		c := client()
@@ -152,8 +151,7 @@ func TestConformanceReplicas(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(g.Kill)
-	// Its replica is not stopped with the primary: then it would not be there when
-	// a grant waits for it.
+	// The replica is not paused with the primary: a grant waits for its acknowledgement.
 	p := proxy(t, g.Primary)
 	suite(t, []*servers.Redis{g.Primary}, p, nil, overRueidis("redis://"+p.Address(), redisstore.WaitReplicas(1, 10*time.Second)))
 }
@@ -165,8 +163,8 @@ func TestConformanceCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Kill)
-	// Nodes that were silent for about as long as makes them dead refuse requests for a
-	// while when they are back.
+	// Nodes that were silent for about the failure timeout refuse requests for a while when they
+	// continue.
 	t.Run("rueidis", func(t *testing.T) {
 		suite(t, c.Nodes, nil, c.Whole, overRueidis("redis+cluster://"+c.Nodes[0].Address()))
 	})
@@ -177,7 +175,7 @@ func TestConformanceCluster(t *testing.T) {
 	})
 }
 
-// unhurried has the sentinels replace no server however slow it is.
+// unhurried sets the sentinels to replace no server, however slow it is.
 func unhurried(t *testing.T, s *servers.RedisSentinel) {
 	t.Helper()
 	if err := s.DownAfter(t.Context(), 10*time.Minute); err != nil {
@@ -195,8 +193,7 @@ func TestConformanceSentinel(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Kill)
-	// Nothing is stopped here, and nothing replaced because it was slow: failovers have
-	// tests of their own.
+	// This suite pauses and replaces no server. Failovers have tests of their own.
 	unhurried(t, s)
 	suite := func(t *testing.T, open func(string) (driver.Store, error)) {
 		drivertest.Run(t, drivertest.Harness{

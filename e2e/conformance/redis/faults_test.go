@@ -10,12 +10,14 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// testTimeout bounds every wait for what must happen.
+// testTimeout limits every wait for an event that must happen.
 const testTimeout = time.Minute
 
+// long is a TTL that outlasts a test.
 const long = time.Minute
 
 func must(t *testing.T, s driver.Store, r driver.Request) driver.Grant {
@@ -34,7 +36,7 @@ func code(t *testing.T, s driver.Store, err error, want driver.Code) {
 	}
 }
 
-// waiter waits on a goroutine of its own.
+// waiter is a request that waits on a goroutine of its own.
 type waiter struct {
 	t    *testing.T
 	r    driver.Request
@@ -58,14 +60,14 @@ func submit(t *testing.T, s driver.Store, r driver.Request) *waiter {
 func queue(t *testing.T, s driver.Store, r driver.Request) *waiter {
 	t.Helper()
 	w := submit(t, s, r)
-	queued := r.From.(*recorder).queued
+	queued := requests.Of(r).Waits
 	select {
 	case <-queued:
 	case <-w.done:
 		select {
-		case <-queued: // it had waited, if only for a moment
+		case <-queued: // the request had waited for a moment
 		default:
-			t.Fatalf("it should wait: %+v, %v", w.g, w.err)
+			t.Fatalf("the request did not wait: %+v, %v", w.g, w.err)
 		}
 	case <-time.After(testTimeout):
 		t.Fatal("the request has no queue entry")
@@ -90,7 +92,7 @@ func (w *waiter) pending() {
 	w.t.Helper()
 	select {
 	case <-w.done:
-		w.t.Fatalf("it should wait: %+v, %v", w.g, w.err)
+		w.t.Fatalf("the request did not wait: %+v, %v", w.g, w.err)
 	default:
 	}
 }
@@ -98,7 +100,7 @@ func (w *waiter) pending() {
 func lost(t *testing.T, r driver.Request, want driver.Cause) {
 	t.Helper()
 	select {
-	case c := <-r.From.(*recorder).lost:
+	case c := <-requests.Of(r).Losses:
 		if c != want {
 			t.Fatalf("the holder lost its lock with cause %q, want %q", c, want)
 		}
@@ -107,7 +109,7 @@ func lost(t *testing.T, r driver.Request, want driver.Cause) {
 	}
 }
 
-// undone undoes until that is confirmed.
+// undone repeats an undo until the server confirms it.
 func undone(t *testing.T, s driver.Store, r driver.Request) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
@@ -133,16 +135,16 @@ func behindProxy(t *testing.T, r *servers.Redis) *servers.Proxy {
 	return p
 }
 
-// short is a context for one try.
+// short returns a context for one attempt.
 func short(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// TestDroppedAnswers: requests are applied and their answers lost. What is not
-// known is said to be unknown, and sorted out afterwards.
-func TestDroppedAnswers(t *testing.T) {
+// TestLostAnswerIsUnknown: the server applies requests, and their answers are lost. The store reports an
+// unknown outcome, and later requests resolve it.
+func TestLostAnswerIsUnknown(t *testing.T) {
 	r := common(t)
 	direct := open(t, "redis://"+r.Address())
 	for _, wait := range []bool{false, true} {
@@ -150,8 +152,8 @@ func TestDroppedAnswers(t *testing.T) {
 		s := open(t, "redis://"+p.Address())
 		name := t.Name() + map[bool]string{true: "-wait"}[wait]
 		held := must(t, s, request(name+"-held", driver.Exclusive, long))
-		// Every connection has been greeted: a request that waits for the greeting's
-		// answer is never sent. The client takes any of its few for each request.
+		// Use every connection of the client once, so that each has finished its handshake. A
+		// request on a connection without that is never sent.
 		for range 64 {
 			if _, err := s.Inspect(t.Context(), name); err != nil {
 				t.Fatal(err)
@@ -173,7 +175,7 @@ func TestDroppedAnswers(t *testing.T) {
 		drop()
 		q := request(name, driver.Exclusive, long)
 		q.Wait = wait
-		// It is cancelled when it was applied, so another is not granted the name, until
+		// Cancel it after the server has applied it. No other client is granted the name until
 		// it is undone.
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -227,13 +229,13 @@ func TestDroppedAnswers(t *testing.T) {
 	}
 }
 
-// TestDelayedRequest: a request is held up on its way, given up, and undone by
-// another way; when it arrives it is refused.
-func TestDelayedRequest(t *testing.T) {
+// TestDelayedRequestAfterUndoIsRefused: a request is delayed, and undone over another connection. The
+// server refuses it when it arrives.
+func TestDelayedRequestAfterUndoIsRefused(t *testing.T) {
 	r := common(t)
 	gate := newGate(t, r.Address())
 	slow, direct := open(t, "redis://"+gate.Address()), open(t, "redis://"+r.Address())
-	must(t, slow, request(t.Name()+"-warm", driver.Exclusive, long)) // it is connected
+	must(t, slow, request(t.Name()+"-warm", driver.Exclusive, long)) // connects
 
 	for _, limit := range []int{driver.Exclusive, driver.Unlimited, 3} {
 		gate.hold()
@@ -253,7 +255,7 @@ func TestDelayedRequest(t *testing.T) {
 	}
 }
 
-func TestRestartEmpty(t *testing.T) {
+func TestEmptyRestartLosesLockAndServesWaiter(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	q := request("x", driver.Exclusive, long)
@@ -269,7 +271,7 @@ func TestRestartEmpty(t *testing.T) {
 	}
 }
 
-func TestFlush(t *testing.T) {
+func TestFlushLosesLockAndServesWaiter(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	q := request("x", driver.Exclusive, long)
@@ -284,14 +286,14 @@ func TestFlush(t *testing.T) {
 	}
 }
 
-// TestClockSetBack: tokens rise although the server has forgotten all and its
-// clock is behind.
-func TestClockSetBack(t *testing.T) {
+// TestTokensRiseAfterClockSetBack: tokens rise although the server has lost its data and its clock is
+// behind.
+func TestTokensRiseAfterClockSetBack(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
 	g := must(t, s, request("x", driver.Exclusive, long))
 	do(t, r, "FLUSHALL")
-	// As if the clock were behind: a counter of the future, known to this client.
+	// A counter in the future has the effect of a clock that is behind.
 	counter := redisstore.Key("", "x")[:len("holdfast:{000}")]
 	do(t, r, "SET", counter, "8000000000000000")
 	ahead := must(t, s, request("x", driver.Exclusive, long))
@@ -302,7 +304,7 @@ func TestClockSetBack(t *testing.T) {
 	if again := must(t, s, request("x", driver.Exclusive, long)); again.Token <= ahead.Token || again.Token <= g.Token {
 		t.Errorf("token %d after %d", again.Token, ahead.Token)
 	}
-	// And for one that waits.
+	// The same for a waiter.
 	do(t, r, "FLUSHALL")
 	other := open(t, "redis://"+r.Address())
 	first := must(t, other, request("x", driver.Exclusive, long))
@@ -315,8 +317,8 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
-// TestSubscriptionKilled: the server ends the subscriptions. Waiters are still granted.
-func TestSubscriptionKilled(t *testing.T) {
+// TestWaiterGrantedAfterSubscriptionKilled: the server ends the subscriptions, and still grants to waiters.
+func TestWaiterGrantedAfterSubscriptionKilled(t *testing.T) {
 	r := start(t)
 	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	for range 5 {
@@ -327,7 +329,7 @@ func TestSubscriptionKilled(t *testing.T) {
 			if a.Classify(err) != driver.CodeUnknown {
 				t.Fatal(err)
 			}
-			undone(t, a, driver.Request{ID: g.ID, Name: "x"}) // its connection was the same
+			undone(t, a, driver.Request{ID: g.ID, Name: "x"}) // the server ended its connection, too
 		}
 		if err := b.Release(t.Context(), w.granted(), 0); err != nil {
 			t.Fatal(err)
@@ -335,15 +337,15 @@ func TestSubscriptionKilled(t *testing.T) {
 	}
 }
 
-// TestMessagesSuppressed: no message arrives. Every waiter is granted at its next refresh.
-func TestMessagesSuppressed(t *testing.T) {
+// TestWaitersGrantedWithoutMessages: no message arrives. Every waiter is granted at its next refresh.
+func TestWaitersGrantedWithoutMessages(t *testing.T) {
 	r := start(t)
-	do(t, r, "ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "&nothing")
-	a := open(t, "redis://deaf:secret@"+r.Address())
+	do(t, r, "ACL", "SETUSER", "nomessages", "on", ">secret", "~*", "+@all", "&nothing")
+	a := open(t, "redis://nomessages:secret@"+r.Address())
 	g := must(t, a, request("x", driver.Exclusive, long))
 	var all []*waiter
 	for range 3 {
-		all = append(all, queue(t, open(t, "redis://deaf:secret@"+r.Address()), request("x", driver.Exclusive, long)))
+		all = append(all, queue(t, open(t, "redis://nomessages:secret@"+r.Address()), request("x", driver.Exclusive, long)))
 	}
 	s := a
 	for _, w := range all {
@@ -354,12 +356,12 @@ func TestMessagesSuppressed(t *testing.T) {
 	}
 }
 
-// TestBrokenUnheard: no message reaches the holder of a broken lock. A check of the grant or a renewal
-// still notifies it.
-func TestBrokenUnheard(t *testing.T) {
+// TestHolderNoticesBreakWithoutMessages: no message reaches the holder of a broken lock. A check of the
+// grant or a renewal still notifies it.
+func TestHolderNoticesBreakWithoutMessages(t *testing.T) {
 	r := start(t)
-	do(t, r, "ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "&nothing")
-	s, operator := open(t, "redis://deaf:secret@"+r.Address()), open(t, "redis://"+r.Address())
+	do(t, r, "ACL", "SETUSER", "nomessages", "on", ">secret", "~*", "+@all", "&nothing")
+	s, operator := open(t, "redis://nomessages:secret@"+r.Address()), open(t, "redis://"+r.Address())
 	for _, limit := range []int{driver.Exclusive, 2} {
 		q := request("x", limit, long)
 		g := must(t, s, q)
@@ -377,9 +379,9 @@ func TestBrokenUnheard(t *testing.T) {
 	}
 }
 
-// TestBrokenBeforeHeard: the answer with a grant is lost, and an operator breaks that grant. The server
-// refuses the request's ID. A request with another ID is granted at once.
-func TestBrokenBeforeHeard(t *testing.T) {
+// TestBreakOfUnansweredGrantEndsWait: the answer with a grant is lost, and an operator breaks that grant.
+// The server refuses the request's ID. A request with another ID is granted at once.
+func TestBreakOfUnansweredGrantEndsWait(t *testing.T) {
 	r := start(t)
 	p := behindProxy(t, r)
 	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+p.Address())
@@ -424,9 +426,9 @@ func TestBrokenBeforeHeard(t *testing.T) {
 	release(t, b, must(t, b, request("x", driver.Exclusive, long)))
 }
 
-// TestVoidEnds: the ID of a request that was undone is void until the time said, and no
-// longer, also where nobody has cleaned up since.
-func TestVoidEnds(t *testing.T) {
+// TestTombstoneExpiresWithoutCleanup: the tombstone of an undone request has no effect after its time,
+// even if no request has removed it.
+func TestTombstoneExpiresWithoutCleanup(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
 	q := request("x", driver.Exclusive, long)
@@ -435,41 +437,44 @@ func TestVoidEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.CodeUnavailable {
-		t.Fatalf("a request that was undone: %v", err)
+		t.Fatalf("an undone request: %v", err)
 	}
 	key := do(t, r, "KEYS", "holdfast:{???}:*").([]any)[0].(string)
 	do(t, r, "HSET", key, "v"+q.ID, "1")
 	if _, err := s.Acquire(t.Context(), q); s.Classify(err) != driver.CodeBusy {
-		t.Errorf("a request that was void long ago: %v", err)
+		t.Errorf("a request with an expired tombstone: %v", err)
 	}
 }
 
-// TestDeadHead: the first waiter is dead. The next one is granted soon.
-func TestDeadHead(t *testing.T) {
+// TestDeadHeadDoesNotBlockNextWaiter: the client of the first waiter is dead. The next waiter is granted.
+func TestDeadHeadDoesNotBlockNextWaiter(t *testing.T) {
 	r := start(t)
 	p := behindProxy(t, r)
 	a, dead, b := open(t, "redis://"+r.Address()), open(t, "redis://"+p.Address()), open(t, "redis://"+r.Address())
 	g := must(t, a, request("x", driver.Exclusive, long))
 	queue(t, dead, request("x", driver.Exclusive, long))
 	w := queue(t, b, request("x", driver.Exclusive, long))
-	p.Cut() // its client is dead to the server
+	p.Cut() // the server sees that client as dead
 	if err := a.Release(t.Context(), g, 0); err != nil {
 		t.Fatal(err)
 	}
 	w.granted()
 }
 
-// TestExpiredHolder: a holder that died is noticed without a message.
-func TestExpiredHolder(t *testing.T) {
+// TestWaiterGrantedAfterHolderExpired: a waiter is granted after the holder's lease expired, which sends
+// no message.
+func TestWaiterGrantedAfterHolderExpired(t *testing.T) {
 	url := "redis://" + common(t).Address()
 	s, other := open(t, url), open(t, url)
-	release(t, other, must(t, other, request(t.Name()+"-warm", driver.Exclusive, long))) // it is connected
+	release(t, other, must(t, other, request(t.Name()+"-warm", driver.Exclusive, long))) // connects
 	must(t, s, request(t.Name(), driver.Exclusive, 300*time.Millisecond))
 	// The lease may have expired before the request arrives. Only the grant matters.
 	release(t, other, submit(t, other, request(t.Name(), driver.Exclusive, long)).granted())
 }
 
-func TestPromotion(t *testing.T) {
+// TestPromotedReplicaKeepsAcknowledgedGrant: a replica acknowledges a grant and becomes the primary. The
+// holder keeps its grant, and the waiter is next.
+func TestPromotedReplicaKeepsAcknowledgedGrant(t *testing.T) {
 	installed(t)
 	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
 	if err != nil {
@@ -489,7 +494,7 @@ func TestPromotion(t *testing.T) {
 	if err := p.Redirect(g.Replicas[0].Address()); err != nil {
 		t.Fatal(err)
 	}
-	// A replica for the new primary, which the next grant has to wait for.
+	// The next grant waits for this replica of the new primary.
 	more, err := servers.StartRedis(t.Context(), t.TempDir(), "--replicaof", strings.ReplaceAll(g.Replicas[0].Address(), ":", " "))
 	if err != nil {
 		t.Fatal(err)
@@ -498,7 +503,7 @@ func TestPromotion(t *testing.T) {
 	if err := (&servers.RedisReplicas{Primary: g.Replicas[0], Replicas: []*servers.Redis{more}}).Linked(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// What was acknowledged is there.
+	// The holder still has the acknowledged grant.
 	for end := time.Now().Add(testTimeout); ; {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		answer := a.Renew(ctx, []driver.Grant{held})
@@ -519,8 +524,8 @@ func TestPromotion(t *testing.T) {
 	}
 }
 
-// TestStoppedReplica: what no replica has is not granted, and does not stay.
-func TestStoppedReplica(t *testing.T) {
+// TestUnacknowledgedGrantIsRolledBack: a grant that no replica acknowledges fails and is removed.
+func TestUnacknowledgedGrantIsRolledBack(t *testing.T) {
 	installed(t)
 	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
 	if err != nil {
@@ -544,8 +549,8 @@ func TestStoppedReplica(t *testing.T) {
 	acknowledged(t, s, "x")
 }
 
-// acknowledged repeats the request until a replica has the grant: one that has just been linked, or
-// continued, on a busy machine, may take longer than a request waits for it.
+// acknowledged repeats the request until a replica has the grant. A replica that has just been linked or
+// continued may take longer than one request waits.
 func acknowledged(t *testing.T, s driver.Store, name string) driver.Grant {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; {
@@ -575,12 +580,12 @@ func TestCloseEndsWaiting(t *testing.T) {
 	}
 }
 
-// TestPassedOn: a release grants to the same client's next waiter in one call.
-func TestPassedOn(t *testing.T) {
+// TestReleaseGrantsInOneCall: a release grants to the next waiter of the same client in one call.
+func TestReleaseGrantsInOneCall(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
-	// A subscription that stands late, a refresh or a look at the holder may fall into a
-	// round; one without them shows what the two cost.
+	// A late subscription, a refresh or a check of the holder may add calls to a round. A round
+	// without them shows the cost of a release with a grant.
 	least := math.MaxInt
 	for range 10 {
 		g := must(t, s, request("x", driver.Exclusive, long))

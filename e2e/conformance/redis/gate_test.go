@@ -11,8 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// gate is a proxy that keeps requests on their way, also when whoever sent them
-// is gone, and lets them arrive later.
+// gate is a proxy that delays requests and delivers them later, even if their sender has ended.
 type gate struct {
 	l  net.Listener
 	to string
@@ -109,7 +108,7 @@ func (g *gate) serve(c net.Conn) {
 	_ = s.Close()
 }
 
-// calls is how often a command was sent by clients, by the server's count.
+// calls returns how often the server has executed a command.
 func calls(t testing.TB, r *servers.Redis, command string) int {
 	t.Helper()
 	stats, _ := do(t, r, "INFO", "commandstats").(string)

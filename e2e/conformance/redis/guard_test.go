@@ -27,7 +27,7 @@ func TestGuard(t *testing.T) {
 		if v := do(t, r, "GET", key); v != "five" {
 			t.Errorf("%q: %v", key, v)
 		}
-		// An equal one passes; one beyond the exact numbers of Lua is compared exactly.
+		// An equal token passes. A token above 2^53, where Lua's numbers are inexact, is compared exactly.
 		const large = 1<<62 + 1
 		for _, token := range []uint64{5, 10, large} {
 			if err := g.Write(ctx, key, token, redisstore.Commands{{"APPEND", "+"}, {"APPEND", "-"}}); err != nil {

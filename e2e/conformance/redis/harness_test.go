@@ -13,18 +13,19 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// stops ends the servers that are shared by all tests, last first.
+// stops end the servers that all tests share, the last first.
 var stops []func()
 
 func TestMain(m *testing.M) {
-	if os.Getenv(crowdEnv) != "" {
-		crowd()
+	if os.Getenv(lockersEnv) != "" {
+		runLockers()
 		return
 	}
-	logging.Disable() // of go-redis: connections break here on purpose
+	logging.Disable() // of go-redis: these tests break connections
 	code := m.Run()
 	for i := len(stops) - 1; i >= 0; i-- {
 		stops[i]()
@@ -54,8 +55,7 @@ func start(t testing.TB, settings ...string) *servers.Redis {
 	return r
 }
 
-// shared is a server for all tests that do not disturb it; each has a database of
-// its own, by a namespace.
+// shared is a server for all tests that do not disturb it. Each test uses names or a namespace of its own.
 var shared struct {
 	once sync.Once
 	r    *servers.Redis
@@ -95,7 +95,7 @@ func open(t testing.TB, url string, o ...redisstore.Option) *redisstore.Store {
 	return s
 }
 
-// kept opens what a test closes at its end.
+// kept returns a function that opens a store, which the end of the test closes.
 func kept(t *testing.T, f func(string) (driver.Store, error)) func() driver.Store {
 	return func() driver.Store {
 		s, err := f("")
@@ -122,7 +122,7 @@ func do(t testing.TB, r *servers.Redis, args ...string) any {
 	return answer
 }
 
-// leftovers lists the keys that hold more than withdrawn requests.
+// leftovers lists the keys that contain more than tombstones.
 func leftovers(t testing.TB, rs ...*servers.Redis) (left []string) {
 	for _, r := range rs {
 		keys, _ := do(t, r, "KEYS", "holdfast:{???}:*").([]any)
@@ -144,40 +144,4 @@ func leftovers(t testing.TB, rs ...*servers.Redis) (left []string) {
 	return left
 }
 
-// recorder is a Requester that records its notifications.
-type recorder struct {
-	id     string
-	queued chan []driver.Holder
-	lost   chan driver.Cause
-}
-
-func (a *recorder) Owner() driver.Owner {
-	return driver.Owner{ID: a.id, Host: "test-host", PID: os.Getpid(), Reason: "because"}
-}
-
-func (a *recorder) Queued(h []driver.Holder) {
-	select {
-	case a.queued <- h:
-	default:
-	}
-}
-
-func (a *recorder) Lost(c driver.Cause, _ error) {
-	select {
-	case a.lost <- c:
-	default:
-	}
-}
-
-var ids struct {
-	sync.Mutex
-	n int
-}
-
-func request(name string, limit int, ttl time.Duration) driver.Request {
-	ids.Lock()
-	defer ids.Unlock()
-	ids.n++
-	id := fmt.Sprintf("r%d-%d", time.Now().UnixNano(), ids.n)
-	return driver.Request{ID: id, Name: name, Limit: limit, TTL: ttl, From: &recorder{id: id, queued: make(chan []driver.Holder, 1), lost: make(chan driver.Cause, 1)}}
-}
+var request = requests.New

@@ -14,7 +14,7 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// executed returns how often the server has executed a command with success.
+// executed returns how many executions of a command have succeeded at the server.
 func executed(t *testing.T, r *servers.Redis, command string) (n int) {
 	t.Helper()
 	info, err := r.Info(t.Context(), "commandstats")
@@ -99,7 +99,7 @@ func TestPlainUsesConditionalCommands(t *testing.T) {
 				for _, g := range []driver.Grant{one, two} {
 					code(t, of.s, of.s.Release(t.Context(), g, 0), driver.CodeNotHeld)
 				}
-				// A grant that another client has replaced, or an operator has taken away.
+				// Another client has replaced the grant, or an operator has removed it.
 				one, two = must(t, of.s, request("one", driver.Exclusive, long)), must(t, of.s, request("two", driver.Exclusive, long))
 				do(t, r, "SET", "one", "another client's")
 				if err := other.Break(t.Context(), "two", two.Token); err != nil {
@@ -131,7 +131,7 @@ func TestPlainUsesConditionalCommands(t *testing.T) {
 			if err := of.s.Release(t.Context(), one, 0); err != nil {
 				t.Error(err)
 			}
-			// The user may SET, as each layout needs it.
+			// The user may SET, which every layout needs.
 			if sets != (renewed == 1) {
 				t.Errorf("SET has renewed %d of 1; the server has it with IFEQ: %t", renewed, sets)
 			}

@@ -8,9 +8,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestLayoutSemaphoreDeleted deletes the number of permits alone while one is held: the
-// permits that are granted after that stay within the limit.
-func TestLayoutSemaphoreDeleted(t *testing.T) {
+// TestLayoutSemaphoreKeepsLimitAfterDeletion deletes the key with the number of permits while one permit
+// is held. Later grants stay within the limit.
+func TestLayoutSemaphoreKeepsLimitAfterDeletion(t *testing.T) {
 	for _, l := range []redisstore.Layout{redisstore.RedissonSemaphore, redisstore.RedissonPermits} {
 		t.Run(string(l), func(t *testing.T) {
 			r := start(t)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -24,7 +25,7 @@ func TestLayoutHoldersNoticeEarlyEnds(t *testing.T) {
 			}
 			do(t, r, "FLUSHALL")
 			select {
-			case cause := <-q.From.(*recorder).lost:
+			case cause := <-requests.Of(q).Losses:
 				if cause != driver.CauseGone {
 					t.Errorf("%s, want %s", cause, driver.CauseGone)
 				}
@@ -51,7 +52,7 @@ func TestLayoutHoldersNoticeEarlyEnds(t *testing.T) {
 	}
 }
 
-// TestLayoutRefusesAnotherType: a key of the name that is no lock of the layout stays as it is.
+// TestLayoutRefusesAnotherType: a key of the name with another type stays unchanged.
 func TestLayoutRefusesAnotherType(t *testing.T) {
 	r := start(t)
 	do(t, r, "SADD", "set", "member")
@@ -59,7 +60,7 @@ func TestLayoutRefusesAnotherType(t *testing.T) {
 		s := open(t, "redis://"+r.Address(), redisstore.WithLayout(l))
 		g, err := s.Acquire(t.Context(), request("set", driver.Exclusive, time.Minute))
 		if l == redisstore.Plain || l == redisstore.Redisson || l == redisstore.RedissonFair || l == redisstore.RedissonFenced || l == redisstore.RedissonSpin {
-			// Their clients look whether the key is there, whatever it holds.
+			// The clients of this layout check only that the key exists, with any content.
 			if code := driver.CodeOf(err); code != driver.CodeBusy && code != driver.CodeRefused {
 				t.Errorf("%s: %+v, %v", l, g, err)
 			}

@@ -52,7 +52,7 @@ func TestLayoutLateRequestAfterRelease(t *testing.T) {
 			t.Fatal(err)
 		}
 		if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
-			t.Errorf("the late request is answered %q", answer)
+			t.Errorf("the answer to the late request is %q", answer)
 		}
 		release(t, s, must(t, s, request("x", driver.Exclusive, long)))
 	})
@@ -72,7 +72,7 @@ func TestLayoutLateRequestAfterBreak(t *testing.T) {
 		other := open(t, "redis://"+r.Address(), withLayout(l)...)
 		release(t, other, must(t, other, request("x", driver.Exclusive, long)))
 		if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
-			t.Errorf("the late request is answered %q", answer)
+			t.Errorf("the answer to the late request is %q", answer)
 		}
 		if a := s.Renew(t.Context(), []driver.Grant{g})[0]; driver.CodeOf(a.Err) != driver.CodeNotHeld || a.Cause != driver.CauseTaken {
 			t.Errorf("a renewal of the first grant: %+v", a)
@@ -80,8 +80,8 @@ func TestLayoutLateRequestAfterBreak(t *testing.T) {
 	})
 }
 
-// TestLayoutForgetsBrokenGrants: while a name is held, what is remembered of grants that an
-// operator took away is removed when no request of theirs can arrive any more.
+// TestLayoutForgetsBrokenGrants: while a name is held, the record of a broken grant is removed after its
+// late requests can no longer arrive.
 func TestLayoutForgetsBrokenGrants(t *testing.T) {
 	r := start(t)
 	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
@@ -89,7 +89,7 @@ func TestLayoutForgetsBrokenGrants(t *testing.T) {
 		s := open(t, "redis://"+r.Address(), withLayout(l)...)
 		limit := many(l)
 		if limit != driver.Exclusive {
-			must(t, s, request("x", limit, long)) // it stays
+			must(t, s, request("x", limit, long)) // keeps the name held
 		}
 		broken := func() (fields []string) {
 			g := must(t, s, request("x", limit, long))
@@ -107,16 +107,16 @@ func TestLayoutForgetsBrokenGrants(t *testing.T) {
 		if len(first) != 1 {
 			t.Fatalf("%q", first)
 		}
-		do(t, r, "HSET", "holdfast:beside:{x}", first[0], "1") // as if it were long ago
+		do(t, r, "HSET", "holdfast:beside:{x}", first[0], "1") // expires the record
 		if second := broken(); len(second) != 1 || second[0] == first[0] {
 			t.Errorf("%q after %q", second, first)
 		}
 	})
 }
 
-// TestLayoutFull: a server without memory refuses new locks; grants of long and of short
-// leases can be renewed and released.
-func TestLayoutFull(t *testing.T) {
+// TestLayoutFullServerRefusesNewLocks: a server without free memory refuses new locks. Grants of long and
+// of short leases can be renewed and released.
+func TestLayoutFullServerRefusesNewLocks(t *testing.T) {
 	r := start(t)
 	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
 		do(t, r, "FLUSHALL")
@@ -143,24 +143,13 @@ func TestLayoutFull(t *testing.T) {
 	})
 }
 
-// TestLayoutReaderReleasesWhileSlotMoves: holdfast and another client read a name whose hash
-// slot is being moved, and the other reader's key has moved already. A release is refused
-// and changes nothing; it succeeds when the slot has moved.
+// TestLayoutReaderReleasesWhileSlotMoves: holdfast and another client hold a name as readers while its
+// hash slot moves. The other reader's key has moved already. A release is refused and changes nothing. It
+// succeeds after the move.
 func TestLayoutReaderReleasesWhileSlotMoves(t *testing.T) {
 	c := cluster(t)
 	name := t.Name()
-	slot, err := c.Slot(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	from, err := c.Owner(t.Context(), slot)
-	if err != nil {
-		t.Fatal(err)
-	}
-	to := c.Nodes[0]
-	if to == from {
-		to = c.Nodes[1]
-	}
+	slot, from, to := slotMove(t, c, name)
 	s := open(t, "redis+cluster://"+c.Nodes[0].Address(), redisstore.WithLayout(redisstore.RedissonReadWrite))
 	g := must(t, s, request(name, driver.Unlimited, long))
 	key := "{" + name + "}:other:1:rwlock_timeout:1"
@@ -184,7 +173,7 @@ func TestLayoutReaderReleasesWhileSlotMoves(t *testing.T) {
 	}
 	do(t, to, "DEL", name, key)
 	if left := remnants(t, redisstore.RedissonReadWrite, to); len(left) > 0 {
-		t.Errorf("keys are left: %q", left)
+		t.Errorf("keys remain: %q", left)
 	}
 }
 
@@ -281,7 +270,7 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 				}
 				for range n {
 					if _, err := admin.Acquire(t.Context(), request(name, n, long)); err != nil {
-						t.Errorf("without %s: %s is not free when all have left: %v", right, name, err)
+						t.Errorf("without %s: %s is not free after all releases: %v", right, name, err)
 					}
 				}
 				if _, err := admin.Acquire(t.Context(), request(name, n, long)); err == nil {
@@ -294,7 +283,7 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 	})
 }
 
-// expire makes a lease look as if it had run out.
+// expire changes the keys of a lease so that it has expired.
 func expire(t *testing.T, r *servers.Redis, l redisstore.Layout, name string) {
 	t.Helper()
 	switch l {

@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// fairWait is for how long a fair lock waits for a waiter that has died.
+// fairWait is how long a fair lock waits for a dead waiter.
 const fairWait = 2 * time.Second
 
 func withLayout(l redisstore.Layout) []redisstore.Option {
@@ -29,8 +29,8 @@ func withLayout(l redisstore.Layout) []redisstore.Option {
 	return o
 }
 
-// remnants lists the keys that Redisson itself would not leave: all but the token of a fenced
-// lock and the number of a semaphore, and what expires within ten seconds.
+// remnants lists the keys that Redisson itself would remove. Redisson keeps the token of a fenced lock and
+// the number of a semaphore. Keys that expire within ten seconds are not listed either.
 func remnants(t testing.TB, l redisstore.Layout, rs ...*servers.Redis) (left []string) {
 	for _, r := range rs {
 		keys, _ := do(t, r, "KEYS", "*").([]any)
@@ -41,7 +41,7 @@ func remnants(t testing.TB, l redisstore.Layout, rs ...*servers.Redis) (left []s
 			switch {
 			case life == -2:
 			case l == redisstore.RedissonPermits && kind == "zset" && do(t, r, "ZCOUNT", key, strconv.FormatInt(time.Now().UnixMilli(), 10), "+inf") == int64(0):
-				// Redisson, too, removes the permits that have expired when it is asked for one.
+				// Redisson, too, removes expired permits only at the next request.
 			case l == redisstore.RedissonSemaphore && kind == "hash" && expired(t, r, key):
 			case strings.HasPrefix(key, "holdfast:beside:") && life > 0 && life <= 10_000:
 			case l == redisstore.RedissonFenced && strings.HasPrefix(key, "redisson_lock_token:"):
@@ -54,8 +54,8 @@ func remnants(t testing.TB, l redisstore.Layout, rs ...*servers.Redis) (left []s
 	return left
 }
 
-// expired reports whether all that is recorded of a semaphore are permits of holders that
-// died: the next request of a holdfast client gives them back.
+// expired reports whether a semaphore's record contains only permits of dead holders. The next request of
+// a holdfast client returns them.
 func expired(t testing.TB, r *servers.Redis, key string) bool {
 	now, _ := do(t, r, "TIME").([]any)
 	fields, _ := do(t, r, "HGETALL", key).([]any)
@@ -101,7 +101,7 @@ func layoutSuite(t *testing.T, l redisstore.Layout, cluster bool, all []*servers
 	})
 }
 
-// layoutEnv names the suite that this process runs, one of those of layoutSuites.
+// layoutEnv names the suite of layoutSuites that this process runs.
 const layoutEnv = "HOLDFAST_LAYOUT_SUITE"
 
 // layoutSuites are the suites of TestConformanceLayouts: each layout on one server, and some
@@ -144,15 +144,15 @@ func layoutSuites() map[string]func(*testing.T) {
 		}
 		t.Cleanup(s.Kill)
 		unhurried(t, s)
-		// Its replica acknowledges each grant.
+		// The replica acknowledges each grant.
 		layoutSuite(t, redisstore.Redisson, false, []*servers.Redis{s.Primary}, nil, overRueidis("redis+sentinel://"+s.Sentinels[0].Address()+"/"+s.Name,
 			redisstore.WithLayout(redisstore.Redisson), redisstore.WaitReplicas(1, 10*time.Second)))
 	}
 	return all
 }
 
-// TestConformanceLayouts runs the suite over every layout. A suite looks for leaks at its end,
-// so each has a process of its own; they mostly wait, so several go side by side.
+// TestConformanceLayouts runs the suite over every layout. A suite checks for leaks at its end, so each
+// has a process of its own. They mostly wait, so several run side by side.
 func TestConformanceLayouts(t *testing.T) {
 	suites := layoutSuites()
 	if which := os.Getenv(layoutEnv); which != "" {

@@ -11,9 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestValidityRunsFromTheSend delays every answer: no grant's validity begins later than
-// the request was sent, whether it was granted at once, after a wait, in the release of
-// another, or renewed.
+// TestValidityRunsFromTheSend delays every answer. The validity of a grant begins no later than the send
+// of its request: for a grant at once, after a wait, in a release, and after a renewal.
 func TestValidityRunsFromTheSend(t *testing.T) {
 	const delay = 200 * time.Millisecond
 	r := start(t)
@@ -23,7 +22,7 @@ func TestValidityRunsFromTheSend(t *testing.T) {
 	old := func(what string, sent driver.Instant) {
 		t.Helper()
 		if age := time.Since(sent.Time()); age < delay {
-			t.Errorf("%s: valid from a moment %s ago, and its answer took %s", what, age, delay)
+			t.Errorf("%s: the validity began %s ago, and the answer took %s", what, age, delay)
 		}
 	}
 	if err := p.Delay(delay); err != nil {
@@ -59,8 +58,8 @@ func TestValidityRunsFromTheSend(t *testing.T) {
 	old("granted in a release", w.granted().SentAt)
 }
 
-// TestRenewalKeepsKeyForOtherGrants: renewing a short lease leaves the key for the longer
-// leases of others, and a waiter's grant does so too.
+// TestRenewalKeepsKeyForOtherGrants: the renewal of a short lease keeps the key alive for the longer
+// leases of other holders. So do a queue entry and a release.
 func TestRenewalKeepsKeyForOtherGrants(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
@@ -87,8 +86,8 @@ func TestRenewalKeepsKeyForOtherGrants(t *testing.T) {
 	life("a release that leaves the grant standing")
 }
 
-// TestWaitedGrantHasItsWholeTTL: a grant that a waiter was promoted to has the short lease
-// until it is confirmed, and then the one that was asked for.
+// TestWaitedGrantHasItsWholeTTL: a waiter's grant has a short lease until the client confirms it, and
+// then the TTL of the request.
 func TestWaitedGrantHasItsWholeTTL(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
@@ -108,15 +107,15 @@ func TestWaitedGrantHasItsWholeTTL(t *testing.T) {
 	}
 }
 
-// TestReleaseGrantsToAllSharers: the release itself grants to every reader at the head of
-// the queue, and so does an undo. None has to ask again for that.
+// TestReleaseGrantsToAllSharers: a release grants to every reader at the head of the queue in the same
+// call. So do an undo and a break.
 func TestReleaseGrantsToAllSharers(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	for what, end := range map[string]func(driver.Request, driver.Grant) error{
 		"release": func(_ driver.Request, g driver.Grant) error { return s.Release(t.Context(), g, 0) },
 		"undo":    func(q driver.Request, _ driver.Grant) error { return s.Undo(t.Context(), q) },
-		"break":   func(_ driver.Request, g driver.Grant) error { return s.Break(t.Context(), what(g), g.Token) },
+		"break":   func(_ driver.Request, g driver.Grant) error { return s.Break(t.Context(), g.Name, g.Token) },
 	} {
 		q := request(what, driver.Exclusive, long)
 		g := must(t, s, q)
@@ -144,7 +143,7 @@ func TestReleaseGrantsToAllSharers(t *testing.T) {
 					woken[m.Payload] = true
 				}
 			case <-time.After(testTimeout):
-				t.Fatalf("after the %s %d of 3 readers are woken", what, len(woken))
+				t.Fatalf("after the %s the server wakes %d of 3 readers", what, len(woken))
 			}
 		}
 		_ = sub.Close()
@@ -155,26 +154,24 @@ func TestReleaseGrantsToAllSharers(t *testing.T) {
 	}
 }
 
-func what(g driver.Grant) string { return g.Name }
-
-// TestSubscriptionIsMadeAgain: a store listens again after its subscription was ended.
+// TestSubscriptionIsMadeAgain: a store subscribes again after the server has ended its subscription.
 func TestSubscriptionIsMadeAgain(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
 	must(t, s, request("x", driver.Exclusive, long))
-	listens := func() bool {
+	subscribed := func() bool {
 		all, _ := do(t, r, "PUBSUB", "CHANNELS", "holdfast:wake:*").([]any)
 		return len(all) == 1
 	}
 	for range 3 {
-		eventually(t, "the store does not listen", listens)
+		eventually(t, "the store has no subscription", subscribed)
 		do(t, r, "CLIENT", "KILL", "TYPE", "pubsub")
 	}
-	eventually(t, "the store does not listen again", listens)
+	eventually(t, "the store does not subscribe again", subscribed)
 }
 
-// TestWaiterRefreshesItsQueueEntry: the entry of a waiter, which lives for some seconds,
-// is refreshed although no message comes, and keeps its position.
+// TestWaiterRefreshesItsQueueEntry: a queue entry lives for some seconds. Its client refreshes it without
+// a message, and the entry keeps its position.
 func TestWaiterRefreshesItsQueueEntry(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())

@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestManyNames: however many names there were, no key is left for any of them,
-// and a bounded number of counters. HOLDFAST_TEST_NAMES=1000000 for a million.
-func TestManyNames(t *testing.T) {
+// TestManyNamesLeaveNoKeys: after many names were locked and released, no key of a name remains, and the
+// number of counters is bounded. HOLDFAST_TEST_NAMES sets the number of names.
+func TestManyNamesLeaveNoKeys(t *testing.T) {
 	names := 20_000
 	if s := os.Getenv("HOLDFAST_TEST_NAMES"); s != "" {
 		n, err := strconv.Atoi(s)
@@ -41,9 +41,9 @@ func TestManyNames(t *testing.T) {
 	}
 	all.Wait()
 	if left, _ := do(t, r, "KEYS", "holdfast:{???}:*").([]any); len(left) > 0 {
-		t.Errorf("%d keys of names are left, such as %v", len(left), left[0])
+		t.Errorf("%d keys of names remain, such as %v", len(left), left[0])
 	}
 	if n, _ := do(t, r, "DBSIZE").(int64); n > 4096 {
-		t.Errorf("%d keys are left", n)
+		t.Errorf("%d keys remain", n)
 	}
 }

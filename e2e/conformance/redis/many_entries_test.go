@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
@@ -33,8 +34,8 @@ func scripted(t *testing.T, p *plain) (*redisstore.Store, func(name string) (s *
 	}
 }
 
-// TestThousandsOfDeadEntriesAreRemoved: the clients of thousands of queue entries have
-// died. One call removes all of their entries.
+// TestThousandsOfDeadEntriesAreRemoved: the clients of thousands of queue entries are dead. One call
+// removes all of these entries.
 func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 	const waiters = 4200
 	r := start(t)
@@ -50,7 +51,7 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 		_, err := s.Acquire(ctx, q)
 		done <- err
 	}()
-	<-q.From.(*recorder).queued
+	<-requests.Of(q).Waits
 	leave()
 	<-done
 	script, args := used("acquire")
@@ -72,14 +73,14 @@ func TestThousandsOfDeadEntriesAreRemoved(t *testing.T) {
 	code(t, other, err, driver.CodeBusy)
 	fields, _ := do(t, r, "HKEYS", key).([]any)
 	if len(fields) > 10 {
-		t.Errorf("%d fields are left", len(fields))
+		t.Errorf("%d fields remain", len(fields))
 	}
 	release(t, s, held)
 }
 
-// TestNothingIsLeftOfManyWithdrawnRequests: many requests were withdrawn while a name was
-// held. When its holder releases it after their time, its key goes.
-func TestNothingIsLeftOfManyWithdrawnRequests(t *testing.T) {
+// TestReleaseRemovesExpiredTombstones: many requests were withdrawn while a name was held. The holder's
+// release removes the key if their tombstones have expired.
+func TestReleaseRemovesExpiredTombstones(t *testing.T) {
 	r := start(t)
 	fakeClock(t, r)
 	s := open(t, "redis://"+r.Address())
@@ -94,6 +95,6 @@ func TestNothingIsLeftOfManyWithdrawnRequests(t *testing.T) {
 	}
 	release(t, s, g)
 	if n, _ := do(t, r, "EXISTS", redisstore.Key("", "x")).(int64); n > 0 {
-		t.Errorf("its key is left, for %v ms: %.200v", do(t, r, "PTTL", redisstore.Key("", "x")), do(t, r, "HGETALL", redisstore.Key("", "x")))
+		t.Errorf("the key remains, for %v ms: %.200v", do(t, r, "PTTL", redisstore.Key("", "x")), do(t, r, "HGETALL", redisstore.Key("", "x")))
 	}
 }

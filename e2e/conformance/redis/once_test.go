@@ -13,9 +13,9 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// TestSentOnce: what is not answered is not sent again by go-redis, by itself or in a
-// pipeline, although the client may send its user's commands four times.
-func TestSentOnce(t *testing.T) {
+// TestUnansweredCommandIsSentOnce: go-redis does not repeat an unanswered command of the store, neither a
+// single one nor a pipeline, although this client is set to three retries.
+func TestUnansweredCommandIsSentOnce(t *testing.T) {
 	r := start(t)
 	p := behindProxy(t, r)
 	client := goredis.NewClient(&goredis.Options{
@@ -29,7 +29,7 @@ func TestSentOnce(t *testing.T) {
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	pairs(t, s, 1)
 	for _, n := range []int{1, 8} {
-		// A connection that has not been greeted would not send.
+		// A request on a connection without a finished handshake is never sent.
 		var idle []*goredis.Conn
 		for range 40 {
 			c := client.Conn()
@@ -63,8 +63,8 @@ func TestSentOnce(t *testing.T) {
 		if err := p.Heal(); err != nil {
 			t.Fatal(err)
 		}
-		// The connections are made anew. One that is just ending may yet carry a request
-		// to the server, and no answer back: that one's name stays taken.
+		// The client reconnects. An ending connection may still carry a request to the server and
+		// no answer back. The name of that request stays taken.
 		for try := 0; ; try++ {
 			g, err := s.Acquire(ctx, request(fmt.Sprintf("after-%d-%d", n, try), driver.Exclusive, long))
 			if err == nil {

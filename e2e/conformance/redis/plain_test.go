@@ -13,8 +13,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// observed runs a script with a clock, lives of keys and messages that the test keeps: so
-// two scripts see the same time, and what they do can be compared.
+// observed replaces the clock, the expiry of keys and messages for a script. So two scripts see the same
+// time, and the test can compare their effects.
 const observed = `
 local server = redis
 local clock = server.call('HMGET', 'clock', 's', 'us')
@@ -40,7 +40,7 @@ local redis = {
 }
 `
 
-// compared returns all that two names have: fields, counters, lives and messages.
+// compared returns the state of two names: fields, counters, expiry and messages.
 const compared = `
 local answer = {}
 for i, key in ipairs(KEYS) do
@@ -55,9 +55,8 @@ for i, key in ipairs(KEYS) do
 end
 return answer`
 
-// TestPlainStepsDoWhatCommonDoes makes the same random steps on two names, on one of them
-// by scripts whose plain way never applies. Replies, states, tokens, lives and messages
-// are the same after each step.
+// TestPlainStepsDoWhatCommonDoes makes the same random steps on two names. For one of them the scripts
+// never take the short way. Replies, states, tokens, expiry and messages are the same after each step.
 func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 	r := start(t)
 	ctx := t.Context()
@@ -89,7 +88,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 	clock := int64(1_800_000_000_000_000)
 	history := []string{}
 	fewer := map[string]int{}
-	// both makes one step on both names.
+	// both runs one step on both names.
 	both := func(kind, script string, counter bool, args ...any) []string {
 		t.Helper()
 		history = append(history, fmt.Sprint(clock, " ", kind, " ", args))
@@ -119,7 +118,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		}
 		return strings.Fields(replies[0])
 	}
-	// client is one request after the other.
+	// client makes one request after the other.
 	type client struct {
 		id, seq, token, slot string
 		limit                int
@@ -152,7 +151,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		}
 		return args
 	}
-	// next is the client that has the first entry, -1 if there is none.
+	// next returns the client with the first queue entry, or -1.
 	next := func() int {
 		first, number := -1, 0
 		for i, k := range all {
@@ -171,7 +170,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		step := int64(random.IntN(300))
 		switch random.IntN(100) {
 		case 0, 1, 2:
-			step = int64(random.IntN(3e6)) // promoted clients and entries die
+			step = int64(random.IntN(3e6)) // leases of promoted clients and queue entries expire
 		case 3:
 			step = -int64(random.IntN(5000))
 		}
@@ -182,14 +181,14 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 				do("DEL", name, "life:"+name)
 			}
 			switch step % 97 {
-			case 1: // the server has lost its memory of tokens
+			case 1: // the server has lost its counter of tokens
 				do("DEL", "counter:"+name)
 			case 2: // another name of the bucket was granted
 				do("SET", "counter:"+name, clock+step%5-2)
 			}
 		}
 		i := random.IntN(len(all))
-		if random.IntN(2) == 0 { // as a rule the holder, or the first entry, goes on
+		if random.IntN(2) == 0 { // often the holder or the first entry continues
 			i = slices.IndexFunc(all[:], func(k *client) bool { return k.token != "" })
 			if i < 0 {
 				i = max(0, next())
@@ -255,7 +254,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		case k.seq != "" && what < 36:
 			send("refresh", k.seq, "0", counter)
 		case k.seq != "":
-			// Its client is gone, and leaves what it has.
+			// The client is dead, and its entry remains.
 			if what == 39 {
 				fresh(i)
 			}

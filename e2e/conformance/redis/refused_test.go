@@ -19,18 +19,7 @@ func TestWaiterKeepsLoneGrantWhileSlotMoves(t *testing.T) {
 	c := cluster(t)
 	for i := range 3 {
 		name := fmt.Sprintf("%s-%d", t.Name(), i)
-		slot, err := c.Slot(t.Context(), redisstore.Key("", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		from, err := c.Owner(t.Context(), slot)
-		if err != nil {
-			t.Fatal(err)
-		}
-		to := c.Nodes[0]
-		if to == from {
-			to = c.Nodes[1]
-		}
+		slot, from, to := slotMove(t, c, redisstore.Key("", name))
 		url := "redis+cluster://" + c.Nodes[0].Address()
 		a, b := open(t, url), open(t, url)
 		g := must(t, a, request(name, driver.Exclusive, long))

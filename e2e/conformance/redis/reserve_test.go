@@ -7,9 +7,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestReservedTokensStayBehindTheClock: a flush makes the server forget every token. A
-// client that has seen none then gets the clock, so no token that was reserved before may
-// be ahead of it, and a bucket without a counter reserves none.
+// TestReservedTokensStayBehindTheClock: after a flush the server has no tokens, and a new client gets the
+// clock as its token. So no reserved token may be ahead of the clock, and a bucket without a counter
+// reserves none.
 func TestReservedTokensStayBehindTheClock(t *testing.T) {
 	r := start(t)
 	url := "redis://" + r.Address()
@@ -48,8 +48,8 @@ func TestReservedTokensStayBehindTheClock(t *testing.T) {
 	}
 }
 
-// TestReservedTokensWithoutTheCounter: while a hash slot moves, a grant is made without the
-// bucket's counter, and has one token.
+// TestReservedTokensWithoutTheCounter: while a hash slot moves, a grant without the bucket's counter has
+// one token.
 func TestReservedTokensWithoutTheCounter(t *testing.T) {
 	c := cluster(t)
 	const name = "reserved-moving"

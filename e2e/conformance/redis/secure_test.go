@@ -24,7 +24,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// certificates makes an authority and one certificate for servers and clients.
+// certificates creates an authority and one certificate for servers and clients.
 func certificates(t *testing.T) (files servers.TLS, client *tls.Config) {
 	t.Helper()
 	dir := t.TempDir()
@@ -75,12 +75,11 @@ func certificates(t *testing.T) (files servers.TLS, client *tls.Config) {
 	return files, &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{{Certificate: [][]byte{leaf.Raw}, PrivateKey: key}}}
 }
 
-// documented are the commands that docs/redis.md says a user needs.
+// documented lists the commands that a user needs, as in docs/redis.md.
 var documented = []string{"eval", "evalsha", "time", "get", "set", "del", "pttl", "pexpire", "hget", "hset", "hsetnx", "hdel", "hmget", "hgetall",
 	"publish", "subscribe", "unsubscribe", "hello", "ping"}
 
-// restrict makes the user that locks are taken as, with no more than the
-// documented rights.
+// restrict creates the user app, with the documented rights alone.
 func restrict(t *testing.T, all []*servers.Redis, more ...string) {
 	t.Helper()
 	rules := []string{"ACL", "SETUSER", "app", "on", ">app-secret", "resetkeys", "~holdfast:*", "resetchannels", "&holdfast:*", "-@all"}
@@ -92,7 +91,7 @@ func restrict(t *testing.T, all []*servers.Redis, more ...string) {
 	}
 }
 
-// use takes, awaits, renews and releases a lock.
+// use acquires, renews and releases a lock, and another client waits for it.
 func use(t *testing.T, open func() driver.Store) {
 	t.Helper()
 	one, two := open(), open()
@@ -106,8 +105,9 @@ func use(t *testing.T, open func() driver.Store) {
 	release(t, two, w.granted())
 }
 
-// turnedDown asks with something wrong: it is a clear no that tells no secret.
-func turnedDown(t *testing.T, open func() driver.Store) {
+// credentialsRefused requires that a request with wrong credentials is refused, and that the error
+// contains no secret.
+func credentialsRefused(t *testing.T, open func() driver.Store) {
 	t.Helper()
 	s := open()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -115,7 +115,7 @@ func turnedDown(t *testing.T, open func() driver.Store) {
 	_, err := s.Acquire(ctx, request("x", driver.Exclusive, long))
 	code(t, s, err, driver.CodeRefused)
 	if err != nil && strings.Contains(err.Error(), "secret") {
-		t.Errorf("a secret is told: %v", err)
+		t.Errorf("the error contains a secret: %v", err)
 	}
 }
 
@@ -123,7 +123,7 @@ func tlsParameters(f servers.TLS) string {
 	return url.Values{"ca": {f.CA}, "cert": {f.Cert}, "key": {f.Key}}.Encode()
 }
 
-func TestSecureSentinel(t *testing.T) {
+func TestSentinelOverTLS(t *testing.T) {
 	installed(t)
 	files, client := certificates(t)
 	g, err := servers.StartRedisSentinelWith(t.Context(), t.TempDir(), 1, "sentinel-secret",
@@ -148,12 +148,12 @@ func TestSecureSentinel(t *testing.T) {
 	}
 	t.Run("rueidis", func(t *testing.T) { use(t, byURL("app:app-secret", "sentinel-secret")) })
 	t.Run("goredis", func(t *testing.T) { use(t, byClient("app-secret", "sentinel-secret")) })
-	t.Run("rueidis, wrong password", func(t *testing.T) { turnedDown(t, byURL("app:no-secret", "sentinel-secret")) })
-	t.Run("goredis, wrong password", func(t *testing.T) { turnedDown(t, byClient("no-secret", "sentinel-secret")) })
-	t.Run("rueidis, wrong password of the sentinels", func(t *testing.T) { turnedDown(t, byURL("app:app-secret", "no-secret")) })
+	t.Run("rueidis, wrong password", func(t *testing.T) { credentialsRefused(t, byURL("app:no-secret", "sentinel-secret")) })
+	t.Run("goredis, wrong password", func(t *testing.T) { credentialsRefused(t, byClient("no-secret", "sentinel-secret")) })
+	t.Run("rueidis, wrong password of the sentinels", func(t *testing.T) { credentialsRefused(t, byURL("app:app-secret", "no-secret")) })
 }
 
-func TestSecureCluster(t *testing.T) {
+func TestClusterOverTLS(t *testing.T) {
 	installed(t)
 	files, client := certificates(t)
 	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true,
@@ -174,6 +174,6 @@ func TestSecureCluster(t *testing.T) {
 	}
 	t.Run("rueidis", func(t *testing.T) { use(t, byURL("app:app-secret")) })
 	t.Run("goredis", func(t *testing.T) { use(t, byClient("app-secret")) })
-	t.Run("rueidis, wrong password", func(t *testing.T) { turnedDown(t, byURL("app:no-secret")) })
-	t.Run("goredis, wrong password", func(t *testing.T) { turnedDown(t, byClient("no-secret")) })
+	t.Run("rueidis, wrong password", func(t *testing.T) { credentialsRefused(t, byURL("app:no-secret")) })
+	t.Run("goredis, wrong password", func(t *testing.T) { credentialsRefused(t, byClient("no-secret")) })
 }

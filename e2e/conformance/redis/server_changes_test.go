@@ -26,9 +26,9 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// TestEvictionThatBeginsLaterIsRefused: the server's eviction policy is changed while the
-// store is in use. New locks and waiters are refused until it is set back; a holder can
-// still renew and release.
+// TestEvictionThatBeginsLaterIsRefused: an operator changes the server's eviction policy while the store
+// is in use. The store refuses new locks and waiters until the operator restores the policy. A holder
+// can still renew and release.
 func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 	r := start(t)
 	url := "redis://" + r.Address()
@@ -43,7 +43,7 @@ func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 		held := must(t, s, request(library+"-held", driver.Exclusive, long))
 		w := submit(t, s, request(library+"-held", driver.Exclusive, long))
 		do(t, r, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-		eventually(t, "it grants on a server that evicts", func() bool {
+		eventually(t, "the store grants on a server that evicts", func() bool {
 			g, err := s.Acquire(t.Context(), request(library+"-new", driver.Exclusive, long))
 			if err == nil {
 				release(t, s, g)
@@ -56,7 +56,7 @@ func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 		case <-w.done:
 			code(t, s, w.err, driver.CodeRefused)
 		case <-time.After(testTimeout):
-			t.Fatal("a waiter goes on waiting at a server that evicts")
+			t.Fatal("a waiter still waits at a server that evicts")
 		}
 		if a := s.Renew(t.Context(), []driver.Grant{held})[0]; a.Err != nil {
 			t.Errorf("a holder cannot renew: %v", a.Err)
@@ -69,8 +69,7 @@ func TestEvictionThatBeginsLaterIsRefused(t *testing.T) {
 	}
 }
 
-// TestPromotedReplicaThatEvictsIsRefused: a failover leads to a server with another
-// eviction policy.
+// TestPromotedReplicaThatEvictsIsRefused: after a failover the primary has another eviction policy.
 func TestPromotedReplicaThatEvictsIsRefused(t *testing.T) {
 	installed(t)
 	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
@@ -87,7 +86,7 @@ func TestPromotedReplicaThatEvictsIsRefused(t *testing.T) {
 	if err := p.Redirect(g.Replicas[0].Address()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it grants on a server that evicts", func() bool {
+	eventually(t, "the store grants on a server that evicts", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		g, err := s.Acquire(ctx, request("x", driver.Exclusive, long))
@@ -98,7 +97,7 @@ func TestPromotedReplicaThatEvictsIsRefused(t *testing.T) {
 	})
 }
 
-// clockedReplicas are a primary and a replica whose clocks can be set.
+// clockedReplicas starts a primary and a replica. A test can set the clock of the replica.
 func clockedReplicas(t *testing.T) *servers.RedisReplicas {
 	t.Helper()
 	installed(t)
@@ -119,8 +118,8 @@ func clockedReplicas(t *testing.T) *servers.RedisReplicas {
 	return g
 }
 
-// TestLeaseOutlastsFailoverToClockAhead: every grant is acknowledged by the replica, whose
-// clock is ahead. When it is promoted the holder's lease is still there.
+// TestLeaseOutlastsFailoverToClockAhead: a replica whose clock is ahead acknowledges every grant. After
+// its promotion the holder's lease is still there.
 func TestLeaseOutlastsFailoverToClockAhead(t *testing.T) {
 	for _, library := range []string{"rueidis", "goredis"} {
 		t.Run(library, func(t *testing.T) {
@@ -155,18 +154,18 @@ func TestLeaseOutlastsFailoverToClockAhead(t *testing.T) {
 			for _, name := range []string{"x", "y"} {
 				_, err := other.Acquire(t.Context(), request(name, driver.Exclusive, ttl))
 				if time.Since(held.SentAt.Time()) >= ttl {
-					t.Skip("too slow a machine: the lease has ended")
+					t.Skip("the machine is too slow: the lease has expired")
 				}
 				if err == nil {
-					t.Errorf("%s is granted beside its holder, whose lease is %s old", name, time.Since(held.SentAt.Time()))
+					t.Errorf("%s is granted beside its holder, whose lease began %s ago", name, time.Since(held.SentAt.Time()))
 				}
 			}
 		})
 	}
 }
 
-// TestReplicaFarAheadIsRefused: a replica whose clock is too far ahead for leases to be
-// lengthened by that, and one that is set ahead while the store is in use.
+// TestReplicaFarAheadIsRefused: a replica's clock is set a minute ahead while the store is in use. The
+// store lengthens leases by the difference of the clocks, up to a limit, and refuses more.
 func TestReplicaFarAheadIsRefused(t *testing.T) {
 	g := clockedReplicas(t)
 	s := open(t, "redis://"+g.Primary.Address()+"?replicas=1")
@@ -174,7 +173,7 @@ func TestReplicaFarAheadIsRefused(t *testing.T) {
 	if err := g.Replicas[0].SetClock(time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it grants although a replica is a minute ahead", func() bool {
+	eventually(t, "the store grants although a replica is a minute ahead", func() bool {
 		g, err := s.Acquire(t.Context(), request("x", driver.Exclusive, long))
 		if err == nil {
 			release(t, s, g)
@@ -187,10 +186,10 @@ func TestReplicaFarAheadIsRefused(t *testing.T) {
 	release(t, s, acknowledgedSoon(t, s, "x"))
 }
 
-// acknowledgedSoon asks until the store has found that the server is safe again.
+// acknowledgedSoon repeats a request until the store has found that the server is safe again.
 func acknowledgedSoon(t *testing.T, s driver.Store, name string) (g driver.Grant) {
 	t.Helper()
-	eventually(t, "it does not grant any more", func() (ok bool) {
+	eventually(t, "the store does not grant any more", func() (ok bool) {
 		var err error
 		g, err = s.Acquire(t.Context(), request(name, driver.Exclusive, long))
 		return err == nil

@@ -12,9 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestSilentNodeLeavesOthersAlone: one node of a Cluster stops answering. Names at the
-// other nodes are locked all the same, also when the look at the nodes is due again.
-func TestSilentNodeLeavesOthersAlone(t *testing.T) {
+// TestSilentNodeDoesNotBlockOthers: one node of a Cluster stops answering. The other nodes still grant
+// their names, also when the periodic check of all nodes is due.
+func TestSilentNodeDoesNotBlockOthers(t *testing.T) {
 	c := cluster(t)
 	for library, client := range clients(t, "redis+cluster://"+c.Nodes[0].Address(), func() goredis.UniversalClient {
 		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})

@@ -14,7 +14,7 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// swallowing loses what is written to it from some time on.
+// swallowing is a connection that loses every write while lost is set.
 type swallowing struct {
 	net.Conn
 	lost *atomic.Bool
@@ -27,9 +27,9 @@ func (s swallowing) Write(p []byte) (int, error) {
 	return s.Conn.Write(p)
 }
 
-// TestStuckConnections: requests over connections that have died unnoticed keep no
-// others from being sent.
-func TestStuckConnections(t *testing.T) {
+// TestDeadConnectionsDoNotBlockOthers: requests on connections that are dead without notice do not keep
+// other requests from being sent.
+func TestDeadConnectionsDoNotBlockOthers(t *testing.T) {
 	r := common(t)
 	var old atomic.Pointer[atomic.Bool]
 	old.Store(new(atomic.Bool))
@@ -46,7 +46,7 @@ func TestStuckConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
-	g := must(t, s, request(t.Name(), driver.Exclusive, long)) // it is connected
+	g := must(t, s, request(t.Name(), driver.Exclusive, long)) // connects
 	if err := s.Release(t.Context(), g, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestStuckConnections(t *testing.T) {
 	lost := old.Load()
 	old.Store(new(atomic.Bool))
 	lost.Store(true)
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second) // less than the client's own time
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second) // less than the client's own timeout
 	defer cancel()
 	granted := make(chan struct{}, 100)
 	again := time.NewTicker(100 * time.Millisecond)
@@ -74,7 +74,7 @@ func TestStuckConnections(t *testing.T) {
 			return
 		case <-again.C:
 		case <-ctx.Done():
-			t.Fatal("nothing is sent any more")
+			t.Fatal("the client sends no request any more")
 		}
 	}
 }

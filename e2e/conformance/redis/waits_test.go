@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// nameKey is the key of the only name that is held, awaited or remembered.
+// nameKey returns the key of the only name that has a holder, a queue entry or a tombstone.
 func nameKey(t *testing.T, r *servers.Redis) string {
 	t.Helper()
 	keys, _ := do(t, r, "KEYS", "holdfast:{???}:*").([]any)
@@ -27,10 +27,10 @@ func nameKey(t *testing.T, r *servers.Redis) string {
 	return keys[0].(string)
 }
 
-// TestNearByCancels: a place that comes near the head because those before it gave up is
-// told so, as one is that comes near by their grants. It learns then when the holder's
-// lease ends, and need not sleep on as a place far behind does.
-func TestNearByCancels(t *testing.T) {
+// TestWaiterNotifiedNearHeadAfterCancels: the waiters before a queue entry are cancelled, so the entry
+// comes near the head. The server notifies its client, as it does after grants. The client then learns
+// when the holder's lease ends, and does not sleep as long as a client far behind.
+func TestWaiterNotifiedNearHeadAfterCancels(t *testing.T) {
 	r := start(t)
 	a, b, c := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	must(t, a, request("x", driver.Exclusive, long))
@@ -53,15 +53,15 @@ func TestNearByCancels(t *testing.T) {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("not all have a place")
+			t.Fatal("some waiters have no queue entry")
 		}
 	}
 	q := request("x", driver.Exclusive, long)
 	w := queue(t, c, q)
-	place, _ := do(t, r, "HGET", key, "q"+strconv.Itoa(many+1)).(string)
-	part := strings.Split(place, " ")
+	entry, _ := do(t, r, "HGET", key, "q"+strconv.Itoa(many+1)).(string)
+	part := strings.Split(entry, " ")
 	if len(part) < 6 || part[0] != q.ID {
-		t.Fatalf("the place is %q", place)
+		t.Fatalf("the queue entry is %q", entry)
 	}
 	client := goredis.NewClient(&goredis.Options{Addr: r.Address()})
 	defer client.Close()
@@ -81,14 +81,14 @@ func TestNearByCancels(t *testing.T) {
 		case <-w.done:
 			t.Fatal("granted beside the holder")
 		case <-time.After(testTimeout):
-			t.Fatal("it is not told that it is near")
+			t.Fatal("the client is not notified that its entry is near the head")
 		}
 	}
 }
 
-// TestFullWhileWaiting: those who wait when the server's memory runs out go on waiting,
-// through their refreshes, and are granted, also where the holder's lease is longer.
-func TestFullWhileWaiting(t *testing.T) {
+// TestWaiterGrantedOnFullServer: the server's memory runs out while a client waits. The client refreshes
+// its entry and is granted, also where the holder's lease is longer than its own.
+func TestWaiterGrantedOnFullServer(t *testing.T) {
 	for _, ttl := range []time.Duration{long, long / 3} {
 		t.Run(ttl.String(), func(t *testing.T) {
 			r := start(t)
@@ -100,11 +100,11 @@ func TestFullWhileWaiting(t *testing.T) {
 			for end := time.Now().Add(testTimeout); calls(t, r, "evalsha") < before+6; time.Sleep(20 * time.Millisecond) {
 				select {
 				case <-w.done:
-					t.Fatalf("it waits no longer: %v", w.err)
+					t.Fatalf("the wait has ended: %v", w.err)
 				default:
 				}
 				if time.Now().After(end) {
-					t.Fatal("nobody refreshes anything")
+					t.Fatal("no client refreshes its queue entry")
 				}
 			}
 			if err := s.Release(t.Context(), g, 0); err != nil {
@@ -115,10 +115,10 @@ func TestFullWhileWaiting(t *testing.T) {
 	}
 }
 
-// TestConfirmedAboveFloor: the token of a place that was granted is above all that its
-// client has seen, also where the server's clock has passed that between the grant and
-// its confirmation.
-func TestConfirmedAboveFloor(t *testing.T) {
+// TestWaitedTokenAboveHighWaterMark: the token of a waiter's grant is above every token that its client
+// has seen. That holds also if the server's clock passes the largest of them between the grant and its
+// confirmation.
+func TestWaitedTokenAboveHighWaterMark(t *testing.T) {
 	r := start(t)
 	micros := func() int64 {
 		all, _ := do(t, r, "TIME").([]any)
@@ -134,7 +134,7 @@ func TestConfirmedAboveFloor(t *testing.T) {
 	release(t, a, must(t, a, request("warm", driver.Exclusive, long)))
 	release(t, b, must(t, b, request("warm", driver.Exclusive, long)))
 	for range 10 {
-		// The server forgets a token that is ahead of its clock, which b has seen.
+		// b has seen a token ahead of the server's clock, and the server forgets it.
 		release(t, a, must(t, a, request("x", driver.Exclusive, long)))
 		keys, _ := do(t, r, "KEYS", "holdfast:{???}").([]any)
 		for _, k := range keys {
@@ -149,7 +149,7 @@ func TestConfirmedAboveFloor(t *testing.T) {
 		w := queue(t, b, request("x", driver.Exclusive, long))
 		gate.hold()
 		release(t, a, held)
-		late := micros() >= int64(high.Token) // too slow a machine: it is granted above it anyhow
+		late := micros() >= int64(high.Token) // the clock alone gives a larger token, so this round shows nothing
 		for micros() <= int64(high.Token) {
 			time.Sleep(10 * time.Millisecond)
 		}
@@ -165,15 +165,15 @@ func TestConfirmedAboveFloor(t *testing.T) {
 	}
 }
 
-// TestVoidMemoryEnds: what remembers that an ID is void lives as long as that takes, and
-// not as long as the lease of the grant that was there.
-func TestVoidMemoryEnds(t *testing.T) {
+// TestTombstoneKeyExpiresSoon: a key with tombstones alone lives as long as they do, and not as long as
+// the lease of the earlier grant.
+func TestTombstoneKeyExpiresSoon(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
 	short := func(when string) {
 		t.Helper()
 		if left, _ := do(t, r, "PTTL", nameKey(t, r)).(int64); left <= 0 || left > time.Minute.Milliseconds() {
-			t.Errorf("%s its key lives for %d ms more", when, left)
+			t.Errorf("%s the key lives for %d ms more", when, left)
 		}
 	}
 	for _, limit := range []int{driver.Exclusive, 3} {
@@ -191,13 +191,13 @@ func TestVoidMemoryEnds(t *testing.T) {
 	}
 }
 
-// plain is a client that sends one command after another, and holds back what a test
-// says: such a request is lost to the store, and may arrive later.
+// plain is a client that sends one command after another. It holds back one request that the test
+// selects: the store gets an error, and the request may arrive later.
 type plain struct {
 	r    *servers.Redis
-	hold func(s *redisstore.Script, args []string) bool
+	hold func(s *redisstore.Script, args []string) bool // reports whether to hold back this request
 	mu   sync.Mutex
-	kept []string // the command
+	kept []string // the command that was held back
 }
 
 func (p *plain) String() string        { return "redis://" + p.r.Address() }
@@ -256,8 +256,8 @@ func (p *plain) Subscribe(ctx context.Context, _ string, ready func(), _ func(st
 	return ctx.Err()
 }
 
-// lateRequest returns a grant to a waiter of s, and the command of an earlier request of
-// the same waiter, which was sent, was not answered, and has not arrived.
+// lateRequest returns a grant to a waiter of s, and the command of an earlier request of the same
+// waiter. The store has sent that request, had no answer, and the server does not have it yet.
 func lateRequest(t *testing.T, r *servers.Redis, o ...redisstore.Option) (s *redisstore.Store, g driver.Grant, command []string) {
 	t.Helper()
 	p := &plain{r: r}
@@ -283,29 +283,29 @@ func lateRequest(t *testing.T, r *servers.Redis, o ...redisstore.Option) (s *red
 	return s, g, p.kept
 }
 
-// TestLateAfterRelease: a request that was sent, was not answered, and arrives after the
-// grant of a later request with its ID was lost and released, is not granted.
-func TestLateAfterRelease(t *testing.T) {
+// TestLateRequestAfterReleaseIsRefused: a later request with the same ID was granted, and that grant was
+// lost and released. The server refuses the late request.
+func TestLateRequestAfterReleaseIsRefused(t *testing.T) {
 	r := start(t)
 	s, g, late := lateRequest(t, r)
 	do(t, r, "FLUSHALL")
 	code(t, s, s.Release(t.Context(), g, 0), driver.CodeNotHeld)
 	if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
-		t.Errorf("the late request is answered %q", answer)
+		t.Errorf("the answer to the late request is %q", answer)
 	}
 	other := open(t, "redis://"+r.Address())
 	release(t, other, must(t, other, request("x", driver.Exclusive, long)))
 }
 
-// TestLateAfterReleaseThatKeeps: the same where the release leaves the lease standing for
-// a while. The late request makes no queue entry.
-func TestLateAfterReleaseThatKeeps(t *testing.T) {
+// TestLateRequestAfterReleaseThatKeepsIsRefused: the release keeps the lease for a while. The late
+// request makes no queue entry.
+func TestLateRequestAfterReleaseThatKeepsIsRefused(t *testing.T) {
 	r := start(t)
 	s, g, late := lateRequest(t, r)
 	if err := s.Release(t.Context(), g, long); err != nil {
 		t.Fatal(err)
 	}
 	if answer := strungTogether(do(t, r, late...)); answer[0] != "V" {
-		t.Errorf("the late request is answered %q", answer)
+		t.Errorf("the answer to the late request is %q", answer)
 	}
 }

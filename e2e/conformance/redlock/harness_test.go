@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
@@ -155,6 +155,31 @@ func (f *fleet) make(t testing.TB, c redlock.Config) *client {
 	return out
 }
 
+// direct opens a store on each server, without the proxies.
+func (f *fleet) direct(t testing.TB) (stores []*redisstore.Store) {
+	t.Helper()
+	for _, r := range f.all {
+		s, err := redisstore.Open(t.Context(), "redis://"+r.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close(context.Background()) })
+		stores = append(stores, s)
+	}
+	return stores
+}
+
+// over returns a store of the fleet over stores of its servers.
+func (f *fleet) over(t testing.TB, stores []*redisstore.Store) *redlock.Store {
+	t.Helper()
+	s, err := f.config.New(stores...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	return s
+}
+
 // do sends a command to a server itself.
 func (f *fleet) do(i int, args ...string) any {
 	f.t.Helper()
@@ -209,37 +234,13 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// requester is a Requester that records what a store reports.
-type requester struct {
-	id     string
-	queued chan []driver.Holder
-	lost   chan driver.Cause
-}
+var names atomic.Int64
 
-func (r *requester) Owner() driver.Owner {
-	return driver.Owner{ID: r.id, Host: "test-host", PID: os.Getpid(), Reason: "because"}
-}
-
-func (r *requester) Queued(h []driver.Holder) {
-	select {
-	case r.queued <- h:
-	default:
-	}
-}
-
-func (r *requester) Lost(c driver.Cause, _ error) {
-	select {
-	case r.lost <- c:
-	default:
-	}
-}
-
-var ids atomic.Int64
+// newName returns a name that no test has used.
+func newName(prefix string) string { return fmt.Sprint(prefix, "-", names.Add(1)) }
 
 func request(name string, ttl time.Duration) driver.Request {
-	id := "r" + strconv.FormatInt(time.Now().UnixNano(), 10) + "-" + strconv.FormatInt(ids.Add(1), 10)
-	return driver.Request{ID: id, Name: name, Limit: driver.Exclusive, TTL: ttl,
-		From: &requester{id: id, queued: make(chan []driver.Holder, 1), lost: make(chan driver.Cause, 1)}}
+	return requests.New(name, driver.Exclusive, ttl)
 }
 
 // acquire repeats the request until the request is granted, or answered with busy; a machine that stands

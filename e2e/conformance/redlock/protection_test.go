@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/requests"
 	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/redisstore"
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
@@ -141,7 +142,7 @@ func TestClockOutOfLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		name := fmt.Sprint("ahead-", ids.Add(1))
+		name := newName("ahead")
 		must(t, s, name, 400*time.Millisecond)
 		if f.do(0, "EXISTS", "holdfast:redlock:l::"+name) != int64(0) {
 			t.Errorf("the server has voted although its clock is three hours ahead")
@@ -152,7 +153,7 @@ func TestClockOutOfLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "the server votes again", func() bool {
-		_, _ = s.Acquire(t.Context(), request(fmt.Sprint("after-", ids.Add(1)), 100*time.Millisecond))
+		_, _ = s.Acquire(t.Context(), request(newName("after"), 100*time.Millisecond))
 		return f.votes(0)
 	})
 }
@@ -169,7 +170,7 @@ func TestCountersBesideAWrongClock(t *testing.T) {
 	if err := f.all[0].SetClock(3 * time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	acquire := func() { _, _ = s.Acquire(t.Context(), request(fmt.Sprint("name-", ids.Add(1)), 100*time.Millisecond)) }
+	acquire := func() { _, _ = s.Acquire(t.Context(), request(newName("name"), 100*time.Millisecond)) }
 	until(t, "the server is withheld", func() bool { acquire(); return !f.votes(0) })
 	if err := f.all[1].RestartEmpty(t.Context()); err != nil {
 		t.Fatal(err)
@@ -260,7 +261,7 @@ func TestLostVotesAreNoticed(t *testing.T) {
 			end(0)
 			end(1)
 			select {
-			case <-r.From.(*requester).lost:
+			case <-requests.Of(r).Losses:
 				return true
 			default:
 				return false
@@ -327,21 +328,7 @@ func TestBrokenLockIsNotHealed(t *testing.T) {
 		p.Cut()
 		f.do(i, "PEXPIRE", "holdfast:redlock:l::broken", "60000")
 	}
-	// Its own way to the servers.
-	var direct []*redisstore.Store
-	for _, r := range f.all {
-		one, err := redisstore.Open(t.Context(), "redis://"+r.Address())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = one.Close(context.Background()) })
-		direct = append(direct, one)
-	}
-	operator, err := f.config.New(direct...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = operator.Close(context.Background()) })
+	operator := f.over(t, f.direct(t))
 	if err := operator.Break(t.Context(), "broken", g.Token); err != nil {
 		t.Fatal(err)
 	}
@@ -399,26 +386,14 @@ func TestClientWhoseClockStoodStill(t *testing.T) {
 // admission, without its data: it may have voted for another client, so it has to wait.
 func TestRestartWhileAdmitted(t *testing.T) {
 	f := startBare(t, 3, redlock.Config{MaxTTL: time.Hour, Fresh: true})
-	var below []*redisstore.Store
-	for i, r := range f.all {
-		one, err := redisstore.Open(t.Context(), "redis://"+r.Address())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = one.Close(context.Background()) })
-		if i == 2 {
-			if one, err = redisstore.New(&restarting{Client: one.Client(), server: r}); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = one.Close(context.Background()) })
-		}
-		below = append(below, one)
-	}
-	s, err := f.config.New(below...)
+	below := f.direct(t)
+	one, err := redisstore.New(&restarting{Client: below[2].Client(), server: f.all[2]})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	t.Cleanup(func() { _ = one.Close(context.Background()) })
+	below[2] = one
+	s := f.over(t, below)
 	if _, err := s.Guarantees(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -509,7 +484,7 @@ func TestSplitBesideASilentServer(t *testing.T) {
 		}()
 		var queued bool
 		select {
-		case <-r.From.(*requester).queued:
+		case <-requests.Of(r).Waits:
 			queued = true
 			cancel()
 			<-ended

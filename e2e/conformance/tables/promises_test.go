@@ -58,8 +58,8 @@ func entries(text string) (all []entry) {
 // run the suite.
 const suiteRow = "the contract of package driver"
 
-// promises are the lines of a store's table, and each way in which a lock may end early
-// as a line of its own.
+// promises returns the lines of a store's table. Each way in which a lock may end early is a line of its
+// own.
 func promises(g driver.Guarantees) []string {
 	all := []string{suiteRow}
 	for _, r := range g.Rows() {
@@ -89,7 +89,7 @@ func subjects(stores []driver.Guarantees) (all []subject) {
 	return all
 }
 
-// guards are the promises of every guard: the contract of fence.Guard.
+// guards lists the promises of every guard: the contract of fence.Guard.
 var guards = []string{
 	"a smaller token than the largest seen is refused with both tokens, and its write has no effect",
 	"the comparison and the write are one step for all clients: of concurrent writes, the content is that of the largest token",
@@ -104,8 +104,8 @@ var guards = []string{
 
 var guardType = regexp.MustCompile(`(?m)^var _ (?:fence\.)?Guard\[.*\] = (?:\(\*)?(?:fence\.)?(\w+)|^func \(\w+ (\w+)\) Guard\(db \*sql\.DB.* Guard\[Func\]`)
 
-// others are the promises of what is no store: guards, versioned values, Once, sequences.
-// The types of guards are those of the source.
+// others returns the promises of guards, versioned values, Once and sequences. The types of guards are
+// those of the source.
 func others(t *testing.T) []subject {
 	t.Helper()
 	guard := subject{kind: "guards", promises: guards}
@@ -154,7 +154,7 @@ func others(t *testing.T) []subject {
 	}
 }
 
-// judge returns what is wrong with the page, with what to change.
+// judge returns the faults of the page. Each says what to change.
 func judge(text string, declared []subject, exists func(test string) bool) (faults []string) {
 	all := entries(text)
 	about := func(e entry, store string) bool {
@@ -268,8 +268,7 @@ func tests(t *testing.T) func(test string) bool {
 	return func(test string) bool { return known[test] }
 }
 
-// TestPageOfPromisesIsJudged: whatever is missing, stale or misspelt is a fault, and
-// the fault says what to write.
+// TestPageOfPromisesIsJudged: a missing, stale or misspelt row is a fault, and the fault says what to write.
 func TestPageOfPromisesIsJudged(t *testing.T) {
 	stores := []driver.Guarantees{
 		{Kind: "a", Order: "first", EarlyEnd: []string{"a flush", "a kill"}},

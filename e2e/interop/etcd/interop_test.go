@@ -227,8 +227,8 @@ func TestJetcd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var said strings.Builder
-		cmd.Stderr = &said
+		var output strings.Builder
+		cmd.Stderr = &output
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +239,7 @@ func TestJetcd(t *testing.T) {
 			for lines.Scan() {
 			}
 			if err := cmd.Wait(); err != nil {
-				t.Errorf("jetcd: %v: %s", err, said.String())
+				t.Errorf("jetcd: %v: %s", err, output.String())
 			}
 		})
 	}

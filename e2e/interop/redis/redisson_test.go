@@ -25,8 +25,8 @@ import (
 
 var handoffs = flag.Int("handoffs", 60, "how often TestRedissonHandoffs passes a lock from Java to Go and back")
 
-// TestRedisson has Java hold and Go wait, and the other way round, with each kind of lock.
-// The leases outlast the test, so that a waiter that is not notified fails.
+// TestRedisson: with each kind of lock, Java holds it and Go waits, and then Go holds it and Java waits.
+// The leases outlast the test, so a waiter that is not notified fails.
 func TestRedisson(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestRedisson(t *testing.T) {
 					t.Errorf("Java gets the lock that Go holds: %s", got)
 				}
 				other.send("acquire")
-				time.Sleep(rand.N(50 * time.Millisecond)) // it may wait already, or not yet
+				time.Sleep(rand.N(50 * time.Millisecond)) // so that the other may wait or not
 				must(t, mine.Unlock())
 				other.await("acquire")
 				busy(t, l, name, k.option...)
@@ -61,7 +61,7 @@ func TestRedisson(t *testing.T) {
 			t.Run("reentrancy", func(t *testing.T) { reentrancy(t, d, java) })
 			t.Run("several permits", func(t *testing.T) { severalPermits(t, d, java) })
 			t.Run("operators", func(t *testing.T) { operators(t, d, java) })
-			if mode == "single" { // Redisson's multi lock is over names of any slot
+			if mode == "single" { // the names of a multi lock may be in different hash slots
 				t.Run("multi lock", func(t *testing.T) { multiLock(t, d, java) })
 				t.Run("between try and wait", func(t *testing.T) { betweenTryAndWait(t, d, java) })
 			}
@@ -70,7 +70,7 @@ func TestRedisson(t *testing.T) {
 	}
 }
 
-// readers: readers of both stand together, and a writer of each waits for the other's.
+// readers: readers of Java and Go hold the lock together, and a writer of each waits for the other's.
 func readers(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	q := newQueued()
@@ -95,7 +95,7 @@ func readers(t *testing.T, d *deployment, java *peer) {
 	must(t, k.Unlock())
 	read.await("acquire")
 	read.does("release")
-	// Two readers of Java's: the writer waits for the last.
+	// Java has two readers: the writer waits for the last.
 	one, err := l.Lock(t.Context(), name, holdfast.Shared())
 	must(t, err)
 	write.send("acquire")
@@ -151,7 +151,7 @@ func betweenTryAndWait(t *testing.T, d *deployment, java *peer) {
 	}
 }
 
-// fairOrder: waiters of both are served in the order in which they came.
+// fairOrder: Redisson's queue serves waiters of Java and Go in their order.
 func fairOrder(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	q := newQueued()
@@ -203,7 +203,7 @@ func fairOrder(t *testing.T, d *deployment, java *peer) {
 	one.does("release")
 }
 
-// queue waits until so many wait for a fair lock.
+// queue waits until a fair lock has n waiters.
 func (d *deployment) queue(t *testing.T, name string, n int) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
@@ -278,7 +278,7 @@ func reentrancy(t *testing.T, d *deployment, java *peer) {
 	one.does("release")
 }
 
-// severalPermits: permits of both count together.
+// severalPermits: the permits of Java and Go count together.
 func severalPermits(t *testing.T, d *deployment, java *peer) {
 	java.t = t
 	for _, of := range kinds[5:] {
@@ -445,7 +445,7 @@ func TestRedissonLeases(t *testing.T) {
 				go func() { got <- lockers[k.kind].Do(t.Context(), k.name, func(context.Context) error { return nil }) }()
 			}
 			for _, k := range ofGo {
-				// What a dead holder of ours had of a semaphore is given back by one of ours that asks.
+				// The next request of a holdfast client returns the permits of a dead one.
 				if k.kind == "semaphore" {
 					must(t, lockers[k.kind].Do(t.Context(), k.name, func(context.Context) error { return nil }))
 				}
@@ -475,7 +475,7 @@ func TestRedissonSum(t *testing.T) {
 	d.remains(t)
 }
 
-// contend lets all add to one register, and requires that the sum is exact.
+// contend lets all peers add to one register, and requires that the sum is exact.
 func contend(t *testing.T, kind string, times int, all ...*peer) {
 	t.Helper()
 	r := register.New(t)
@@ -488,9 +488,8 @@ func contend(t *testing.T, kind string, times int, all ...*peer) {
 	r.Want(t, times*len(all))
 }
 
-// TestRedissonHandoffs passes a lock from Java to Go and back. A waiter that is not notified
-// waits for the end of the lease: of a hundred handoffs all but one take less than a tenth
-// of it.
+// TestRedissonHandoffs hands a lock over from Java to Go and back. A waiter that is not notified waits for
+// the end of the lease. So 99 of a hundred handoffs take less than a tenth of the lease.
 func TestRedissonHandoffs(t *testing.T) {
 	const lease = 30 * time.Second
 	d := start(t, "single")
@@ -514,7 +513,7 @@ func TestRedissonHandoffs(t *testing.T) {
 			}
 			got <- k
 		}()
-		time.Sleep(rand.N(3 * time.Millisecond)) // in the midst of its beginning to wait
+		time.Sleep(rand.N(3 * time.Millisecond)) // while the other begins to wait
 		released, err := strconv.ParseInt(java.does("release"), 10, 64)
 		must(t, err)
 		took = append(took, <-at-time.Duration(released))

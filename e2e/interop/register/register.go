@@ -15,7 +15,7 @@ import (
 // Register is the path of the file.
 type Register string
 
-// New makes a register that is 0 and ends with the test.
+// New creates a register with the value 0. The end of the test removes it.
 func New(t *testing.T) Register {
 	t.Helper()
 	r := Register(filepath.Join(t.TempDir(), "register"))
@@ -56,7 +56,7 @@ func (r Register) Still() error {
 	return nil
 }
 
-// Want requires a number.
+// Want fails the test if the register has another value.
 func (r Register) Want(t *testing.T, want int) {
 	t.Helper()
 	if got, err := r.Value(); err != nil || got != want {

@@ -14,8 +14,8 @@ import (
 
 var recipes = map[string]zkstore.Layout{"mutex": zkstore.Mutex, "rw": zkstore.ReadWrite, "semaphore": zkstore.Semaphore}
 
-// TestCuratorSums: two processes each of Java and Go make 1,000 increments under
-// each of the three recipes.
+// TestCuratorSums: two processes of Java and two of Go make 1,000 increments under each of the three
+// recipes.
 func TestCuratorSums(t *testing.T) {
 	address := start(t)
 	for recipe, layout := range recipes {
@@ -28,10 +28,10 @@ func TestCuratorSums(t *testing.T) {
 	}
 }
 
-// state waits until a name has so many waiters.
+// state waits until a name has these numbers of holders and waiters.
 func state(t *testing.T, l *holdfast.Locker, name string, holders, waiters int) holdfast.State {
 	t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
 		st, err := l.Inspect(t.Context(), name)
 		must(t, err)
 		if len(st.Holders) == holders && len(st.Waiters) == waiters {
@@ -90,8 +90,8 @@ func TestCuratorOrder(t *testing.T) {
 	}
 }
 
-// TestCuratorReaders: readers of both stand together, and a writer of each waits
-// for those of the other.
+// TestCuratorReaders: readers of Java and Go hold the lock together, and a writer of each waits for the
+// other's readers.
 func TestCuratorReaders(t *testing.T) {
 	address := start(t)
 	const name = "readers"
@@ -112,7 +112,7 @@ func TestCuratorReaders(t *testing.T) {
 	if _, err := l.TryLock(t.Context(), name, holdfast.Shared()); !errors.Is(err, holdfast.ErrBusy) {
 		t.Errorf("a reader beside a writer: %v", err)
 	}
-	// The writer becomes a reader, under the number that it had.
+	// The writer becomes a reader and keeps its number.
 	writer.does("downgrade")
 	k, err = l.Lock(t.Context(), name, holdfast.Shared())
 	must(t, err)
@@ -123,14 +123,14 @@ func TestCuratorReaders(t *testing.T) {
 	writer.does("unread")
 	state(t, l, name, 0, 0)
 
-	// A permit keeps Curator's readers and writers out, and they it.
+	// A permit excludes Curator's readers and writers, and they exclude it.
 	k, err = l.Lock(t.Context(), name, holdfast.Limit(3))
 	must(t, err)
 	java.send("read")
 	waitChildren(t, address, "/app/"+name, 2)
 	writer.send("acquire")
 	waitChildren(t, address, "/app/"+name, 3)
-	if len(java.said)+len(writer.said) != 0 {
+	if len(java.lines)+len(writer.lines) != 0 {
 		t.Error("Curator holds the lock beside a permit")
 	}
 	must(t, k.Unlock())
@@ -140,8 +140,8 @@ func TestCuratorReaders(t *testing.T) {
 	writer.does("release")
 }
 
-// TestCuratorPermits: a semaphore of two is full with a holder of each, and a permit
-// given back by either goes to the other's waiter.
+// TestCuratorPermits: a semaphore of two is full with a holder of Java and a holder of Go. A permit that
+// either releases goes to the other's waiter.
 func TestCuratorPermits(t *testing.T) {
 	address := start(t)
 	const name = "permits"
@@ -164,7 +164,7 @@ func TestCuratorPermits(t *testing.T) {
 		got <- k
 	}()
 	state(t, l, name, 2, 2)
-	if len(other.said) != 0 {
+	if len(other.lines) != 0 {
 		t.Error("Curator holds a third of two")
 	}
 	must(t, k.Unlock())
@@ -183,8 +183,8 @@ func TestCuratorPermits(t *testing.T) {
 	state(t, l, name, 0, 0)
 }
 
-// TestCuratorRevokes: a holder of holdfast is notified by Curator's Revoker, one
-// of Curator's by Break, with and without a listener.
+// TestCuratorRevokes: Curator's Revoker notifies a holdfast holder, and Break notifies a Curator holder
+// with a listener. Without a listener the holder loses its node.
 func TestCuratorRevokes(t *testing.T) {
 	address := start(t)
 	for _, recipe := range []string{"mutex", "rw"} {
@@ -197,7 +197,7 @@ func TestCuratorRevokes(t *testing.T) {
 			java.does("revoke", "/app/"+name+"/"+child(t, address, "/app/"+name))
 			select {
 			case <-k.Context().Done():
-			case <-time.After(patience):
+			case <-time.After(testTimeout):
 				t.Fatal("the holder was not notified")
 			}
 			var lost *holdfast.LostError
@@ -208,7 +208,7 @@ func TestCuratorRevokes(t *testing.T) {
 				t.Errorf("Unlock: %v", err)
 			}
 
-			// Curator's holder listens, and lets go.
+			// Curator's holder has a listener, and releases.
 			java.does("revocable")
 			java.does("acquire")
 			st := state(t, l, name, 1, 0)
@@ -218,7 +218,7 @@ func TestCuratorRevokes(t *testing.T) {
 			java.does("release")
 			must(t, <-broken)
 
-			// It does not listen, and loses its node.
+			// The holder has no listener, and loses its node.
 			deaf := curator(t, address, recipe, name)
 			deaf.does("acquire")
 			st = state(t, l, name, 1, 0)
@@ -237,7 +237,7 @@ type quiet struct{}
 
 func (quiet) Printf(string, ...any) {}
 
-// child is the only child of a node, seen by a client that is not ours.
+// child returns the only child of a node, as go-zookeeper reads it.
 func child(t *testing.T, address, path string) string {
 	t.Helper()
 	c, _, err := zookeeper.Connect([]string{address}, 20*time.Second, zookeeper.WithLogger(quiet{}))
@@ -251,8 +251,8 @@ func child(t *testing.T, address, path string) string {
 	return children[0]
 }
 
-// TestKazoo: kazoo uses Curator's names if configured to, and shares the
-// lock in both directions if it takes them for its own.
+// TestKazoo: kazoo respects Curator's names if it is configured to, and shares the lock in both directions
+// if it uses those names itself.
 func TestKazoo(t *testing.T) {
 	address := start(t)
 	l := open(t, address, zkstore.Mutex)
@@ -261,7 +261,7 @@ func TestKazoo(t *testing.T) {
 	must(t, err)
 	one.send("acquire")
 	c := waitChildren(t, address, "/app/oneway", 2)
-	if len(one.said) != 0 {
+	if len(one.lines) != 0 {
 		t.Fatalf("kazoo holds the lock beside ours: %v", c)
 	}
 	must(t, k.Unlock())
@@ -303,7 +303,7 @@ func waitChildren(t *testing.T, address, path string, n int) []string {
 	c, _, err := zookeeper.Connect([]string{address}, 20*time.Second, zookeeper.WithLogger(quiet{}))
 	must(t, err)
 	defer c.Close()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
 		children, _, err := c.Children(path)
 		must(t, err)
 		if len(children) == n {

@@ -1,5 +1,5 @@
-// Package zookeeper shares locks on ZooKeeper with the real clients of others:
-// Curator and kazoo, in both directions.
+// Package zookeeper tests shared locks on ZooKeeper with other client libraries, in both directions:
+// Curator, kazoo and go-zookeeper.
 //
 // A peer whose program is missing is skipped, and with
 // HOLDFAST_REQUIRE_SERVERS=1 fails.
@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	tick     = 100 * time.Millisecond
-	patience = 2 * time.Minute
+	tick        = 100 * time.Millisecond
+	testTimeout = 2 * time.Minute
 )
 
 // A worker is this test binary again: URL NAME, with LIMIT in the environment.
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// work counts as the commands on standard input require, like the other clients.
+// work executes commands from standard input, like the peers of other clients.
 func work(url, name string) error {
 	l, err := holdfast.Open(context.Background(), url)
 	if err != nil {
@@ -119,9 +119,9 @@ func open(t *testing.T, address string, layout zkstore.Layout) *holdfast.Locker 
 
 // peer is a process of another client that executes commands from standard input.
 type peer struct {
-	t    *testing.T
-	in   io.WriteCloser
-	said chan string
+	t     *testing.T
+	in    io.WriteCloser
+	lines chan string
 }
 
 func launch(t *testing.T, cmd *exec.Cmd) *peer {
@@ -132,13 +132,13 @@ func launch(t *testing.T, cmd *exec.Cmd) *peer {
 	must(t, err)
 	cmd.Stderr = os.Stderr
 	must(t, cmd.Start())
-	n := &peer{t: t, in: in, said: make(chan string, 100)}
+	n := &peer{t: t, in: in, lines: make(chan string, 100)}
 	reading := make(chan struct{})
 	go func() {
 		defer close(reading)
-		defer close(n.said)
+		defer close(n.lines)
 		for s := bufio.NewScanner(out); s.Scan(); {
-			n.said <- s.Text()
+			n.lines <- s.Text()
 		}
 	}()
 	t.Cleanup(func() {
@@ -162,20 +162,20 @@ func (n *peer) send(order ...any) {
 	}
 }
 
-// expect waits until the peer says that.
+// expect waits until the peer prints a line.
 func (n *peer) expect(what string) {
 	n.t.Helper()
 	select {
-	case said, open := <-n.said:
-		if !open || said != what {
-			n.t.Fatalf("the peer said %q, want %q", said, what)
+	case line, open := <-n.lines:
+		if !open || line != what {
+			n.t.Fatalf("the peer printed %q, want %q", line, what)
 		}
-	case <-time.After(patience):
-		n.t.Fatalf("the peer did not say %q", what)
+	case <-time.After(testTimeout):
+		n.t.Fatalf("the peer did not print %q", what)
 	}
 }
 
-// does gives an order and waits until it is carried out.
+// does sends a command and waits until the peer has executed it.
 func (n *peer) does(order string, more ...any) {
 	n.t.Helper()
 	n.send(append([]any{order}, more...)...)
@@ -187,7 +187,7 @@ func curator(t *testing.T, address, recipe, name string) *peer {
 	return curatorOf(t, address, recipe, name, 1)
 }
 
-// curatorOf has a semaphore of so many permits, where the recipe is that.
+// curatorOf starts a Curator peer. If the recipe is a semaphore, it has this number of permits.
 func curatorOf(t *testing.T, address, recipe, name string, permits int) *peer {
 	t.Helper()
 	classes, err := filepath.Abs("curator/target/classes")
@@ -214,7 +214,7 @@ func kazoo(t *testing.T, address, kind, name string) *peer {
 	return nil
 }
 
-// holdfastProcess is a worker of ours in a process of its own.
+// holdfastProcess starts a holdfast worker in a process of its own.
 func holdfastProcess(t *testing.T, address string, layout zkstore.Layout, name string) *peer {
 	t.Helper()
 	self, err := os.Executable()
@@ -227,7 +227,7 @@ func holdfastProcess(t *testing.T, address string, layout zkstore.Layout, name s
 	return launch(t, cmd)
 }
 
-// contend lets everyone add to one register, and wants the sum to be exact.
+// contend lets all peers add to one register, and requires that the sum is exact.
 func contend(t *testing.T, times int, all ...*peer) {
 	t.Helper()
 	r := register.New(t)

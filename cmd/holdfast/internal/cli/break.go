@@ -136,7 +136,7 @@ func (b *breaker) run(ctx context.Context) error {
 	h, stands := byToken(st, b.token.n)
 	if stands {
 		holder = view.Process(h.Owner)
-		if g.Break == driver.BreakAsk {
+		if g.Break == driver.BreakNotify {
 			b.say.Line("%s is asked to end; it has %s for that (--wait)", holder, short(b.wait.d))
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
 )
 
-func TestText(t *testing.T) {
+func TestTextHidesPasswords(t *testing.T) {
 	for in, want := range map[string]string{
 		"nothing to hide":                          "nothing to hide",
 		"file:///var/lib/locks":                    "file:///var/lib/locks",
@@ -28,12 +28,12 @@ func TestText(t *testing.T) {
 	}
 }
 
-func TestSecrets(t *testing.T) {
+func TestSecretsHideDecodedPasswords(t *testing.T) {
 	const raw = "redis://me:p%40ss%2Fword@host"
 	secrets := redact.Secrets(raw)
-	for _, said := range []string{"AUTH p@ss/word failed", "AUTH p%40ss%2Fword failed"} {
-		if got := redact.Text(said, secrets...); got != "AUTH xxxxx failed" {
-			t.Errorf("Text(%q) = %q", said, got)
+	for _, message := range []string{"AUTH p@ss/word failed", "AUTH p%40ss%2Fword failed"} {
+		if got := redact.Text(message, secrets...); got != "AUTH xxxxx failed" {
+			t.Errorf("Text(%q) = %q", message, got)
 		}
 	}
 	for raw, want := range map[string]bool{raw: true, "redis://me@host": false, "file:///dir": false, "x://h?pass=w": true,
@@ -44,7 +44,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-func FuzzText(f *testing.F) {
+func FuzzTextHidesPasswords(f *testing.F) {
 	f.Add("me", "pw", "host")
 	f.Fuzz(func(t *testing.T, user, password, host string) {
 		const hidden = "verysecret"

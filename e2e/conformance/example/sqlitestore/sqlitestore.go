@@ -81,7 +81,7 @@ func (s *Store) Guarantees(context.Context) (driver.Guarantees, error) {
 		Order: driver.OrderFIFO, Wake: driver.WakePush, Fallback: fallback,
 		Shared: true, Semaphore: true, Mixed: true,
 		Tokens: "a counter in the file; it survives crashes and power cuts",
-		MinTTL: 100 * time.Millisecond, MaxTTL: 24 * time.Hour, Lapses: true,
+		MinTTL: 100 * time.Millisecond, MaxTTL: 24 * time.Hour, LeftoversExpire: true,
 		Break: driver.BreakNone, Visible: driver.VisibleNothing,
 		Notes: []string{"a process that is stopped during a step blocks all others until it continues or is killed",
 			"if the file is deleted or replaced, held locks are granted again, and their holders do not notice"},

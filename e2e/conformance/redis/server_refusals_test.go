@@ -17,8 +17,8 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// refused wants a clear no to a request, and nothing left behind: no goroutine,
-// no connection.
+// refused requires that a request is refused with the given text, and that no goroutine and no
+// connection remain.
 func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*redisstore.Store)) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
@@ -43,7 +43,7 @@ func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*
 	if err := s.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	// Goleak itself looks for less than half a second.
+	// Goleak itself retries for less than half a second.
 	for end := time.Now().Add(testTimeout); ; {
 		err := goleak.Find(before)
 		if err == nil {
@@ -55,20 +55,20 @@ func refused(t *testing.T, r *servers.Redis, url, says string, prepare ...func(*
 	}
 	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
 		list, _ := do(t, r, "CLIENT", "LIST", "TYPE", "normal").(string)
-		if strings.Count(list, "\n") <= 1 { // the one that asks
+		if strings.Count(list, "\n") <= 1 { // the connection of this command
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("connections are left:\n%s", list)
+			t.Fatalf("connections remain:\n%s", list)
 		}
 	}
 }
 
-func TestWrongPassword(t *testing.T) {
+func TestWrongPasswordIsRefused(t *testing.T) {
 	r := start(t, "--requirepass", "secret")
 	refused(t, r, "redis://:wrong-secret@"+r.Address(), "WRONGPASS")
 	refused(t, r, "redis://"+r.Address(), "NOAUTH")
-	// And as a user of the library sees it.
+	// The Locker reports the same.
 	l, err := holdfast.Open(t.Context(), "redis://:wrong-secret@"+r.Address())
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +79,7 @@ func TestWrongPassword(t *testing.T) {
 	}
 }
 
-func TestWrongType(t *testing.T) {
+func TestKeyOfAnotherTypeIsRefused(t *testing.T) {
 	r := start(t)
 	key := redisstore.Key("", t.Name())
 	do(t, r, "LPUSH", key, "something")
@@ -88,11 +88,11 @@ func TestWrongType(t *testing.T) {
 	do(t, r, "SET", key, "something else's")
 	refused(t, r, "redis://"+r.Address(), "WRONGTYPE")
 	if v := do(t, r, "GET", key); v != "something else's" {
-		t.Errorf("it was changed: %v", v)
+		t.Errorf("the value was changed to %v", v)
 	}
 }
 
-func TestReadOnlyReplica(t *testing.T) {
+func TestReadOnlyReplicaIsRefused(t *testing.T) {
 	installed(t)
 	g, err := servers.StartRedisReplicas(t.Context(), t.TempDir(), 1)
 	if err != nil {
@@ -100,7 +100,7 @@ func TestReadOnlyReplica(t *testing.T) {
 	}
 	t.Cleanup(g.Kill)
 	refused(t, g.Replicas[0], "redis://"+g.Replicas[0].Address(), "replica")
-	// A primary that becomes a replica while it is used.
+	// A primary becomes a replica while a client uses it.
 	r := start(t)
 	refused(t, r, "redis://"+r.Address(), "replica", func(s *redisstore.Store) {
 		must(t, s, request("before", driver.Exclusive, long))
@@ -108,7 +108,7 @@ func TestReadOnlyReplica(t *testing.T) {
 	})
 }
 
-func TestNoEval(t *testing.T) {
+func TestMissingRightIsRefused(t *testing.T) {
 	r := start(t)
 	do(t, r, "ACL", "SETUSER", "weak", "on", ">secret", "~*", "&*", "+@all", "-eval", "-evalsha")
 	refused(t, r, "redis://weak:secret@"+r.Address(), "NOPERM")
@@ -116,7 +116,7 @@ func TestNoEval(t *testing.T) {
 	refused(t, r, "redis://narrow:secret@"+r.Address(), "holdfast:*")
 	do(t, r, "ACL", "SETUSER", "hasty", "on", ">secret", "~*", "&*", "+@all", "-wait")
 	refused(t, r, "redis://hasty:secret@"+r.Address()+"?replicas=1", "needs WAIT")
-	// What a user needs is no more than the documentation says.
+	// The rights in the documentation are enough.
 	restrict(t, []*servers.Redis{r}, "info", "scan", "role", "wait")
 	s := open(t, "redis://app:app-secret@"+r.Address())
 	g := must(t, s, request("x", driver.Exclusive, long))
@@ -135,14 +135,14 @@ func TestNoEval(t *testing.T) {
 	}
 }
 
-// TestFull: a server without memory refuses new locks; those that are held can be
-// renewed, waited for and released.
-func TestFull(t *testing.T) {
+// TestFullServerRefusesNewLocks: a server without free memory refuses new locks. A holder can still renew
+// and release, and a waiter is granted.
+func TestFullServerRefusesNewLocks(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	g := must(t, s, request("x", driver.Exclusive, long))
 	w := queue(t, other, request("x", driver.Exclusive, long))
-	do(t, r, "CONFIG", "SET", "maxmemory", "1") // less than an empty one uses
+	do(t, r, "CONFIG", "SET", "maxmemory", "1") // less than an empty server uses
 	if a := s.Renew(t.Context(), []driver.Grant{g}); a[0].Err != nil {
 		t.Errorf("a full server does not renew: %v", a[0].Err)
 	}
@@ -164,7 +164,7 @@ func TestFull(t *testing.T) {
 	refused(t, r, "redis://"+r.Address(), "maxmemory")
 }
 
-func TestEvictingPolicy(t *testing.T) {
+func TestEvictionPolicyIsRefused(t *testing.T) {
 	r := start(t)
 	for _, policy := range []string{"allkeys-lru", "volatile-ttl"} {
 		do(t, r, "CONFIG", "SET", "maxmemory-policy", policy)
@@ -178,7 +178,7 @@ func TestEvictingPolicy(t *testing.T) {
 	must(t, s, request("x", driver.Exclusive, long))
 }
 
-func TestClusterNodeByItself(t *testing.T) {
+func TestClusterNodeNeedsClusterURL(t *testing.T) {
 	r := start(t, "--cluster-enabled", "yes", "--cluster-port", freePort(t))
 	refused(t, r, "redis://"+r.Address(), "redis+cluster://")
 }
@@ -192,7 +192,7 @@ func freePort(t *testing.T) string {
 	return fmt.Sprint(p)
 }
 
-func TestBadInput(t *testing.T) {
+func TestBadInputIsInvalid(t *testing.T) {
 	for url, says := range map[string]string{
 		"redis://":                             "host is missing",
 		"redis://h/x":                          "database \"x\"",
@@ -237,7 +237,7 @@ func TestBadInput(t *testing.T) {
 			t.Errorf("%T: %v", c, err)
 		}
 	}
-	// Nothing listens there: no request is made of bad input.
+	// No server listens at that address, so a request would fail with another code.
 	s := open(t, "redis://:secret@127.0.0.1:1")
 	if text := fmt.Sprintf("%v %+v %#v %s", s, s, s, s.String()); strings.Contains(text, "secret") {
 		t.Errorf("the password is shown: %s", text)
@@ -259,6 +259,6 @@ func TestBadInput(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	if _, err := s.Acquire(ctx, request("x", driver.Exclusive, long)); s.Classify(err) != driver.CodeUnavailable {
-		t.Errorf("nobody there: %v", err)
+		t.Errorf("without a server: %v", err)
 	}
 }

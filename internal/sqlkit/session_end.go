@@ -76,7 +76,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 	defer e.tasks.Done()
 	e.mu.Lock()
 	l := e.leases[g.ID]
-	if l == nil || l.ask.Token != g.Token {
+	if l == nil || l.request.Token != g.Token {
 		e.mu.Unlock()
 		return notHeld(g.Name, g.Token)
 	}
@@ -115,7 +115,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		return notHeld(g.Name, g.Token)
 	}
 	before := ended(l.s.Link) || e.expired(l)
-	ok, err := e.recipe.Unlock(ctx, l.s, &l.ask)
+	ok, err := e.recipe.Unlock(ctx, l.s, &l.request)
 	switch {
 	case err != nil:
 		before = before || e.recipe.Ended(err)
@@ -142,7 +142,7 @@ func (e *Sessions) expired(l *lease) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	elapsed, _ := l.sent.Elapsed()
-	return elapsed >= l.ask.TTL
+	return elapsed >= l.request.TTL
 }
 
 // Renew pings the sessions of grants.
@@ -159,8 +159,8 @@ func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 	for i, g := range grants {
 		e.mu.Lock()
 		l := e.leases[g.ID]
-		held := l != nil && l.granted && l.ask.Token == g.Token
-		given := l != nil && l.given && l.ask.Token == g.Token
+		held := l != nil && l.granted && l.request.Token == g.Token
+		given := l != nil && l.given && l.request.Token == g.Token
 		e.mu.Unlock()
 		if given {
 			answers[i].Err = driver.Errorf(driver.CodeUnknown, "its release is not confirmed yet")
@@ -224,7 +224,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 	*at = p
 	e.tasks.Go(func() {
 		defer close(p.done)
-		ctx, cancel := context.WithTimeout(e.ctx, l.ask.TTL)
+		ctx, cancel := context.WithTimeout(e.ctx, l.request.TTL)
 		defer cancel()
 		defer context.AfterFunc(ctx, func() { l.s.Close() })()
 		if !l.lock(ctx) {
@@ -235,20 +235,20 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 		e.mu.Lock()
 		held, confirmed := l.granted, l.sent
 		e.mu.Unlock()
-		l.ask.Left = l.ask.TTL
+		l.request.Left = l.request.TTL
 		if look {
 			elapsed, _ := confirmed.Elapsed()
-			l.ask.Left -= elapsed
+			l.request.Left -= elapsed
 		}
 		switch {
-		case held && l.ask.Left > 0:
+		case held && l.request.Left > 0:
 			p.sent = driver.Now()
-			p.ok, p.err = e.recipe.Ping(ctx, l.s, &l.ask)
+			p.ok, p.err = e.recipe.Ping(ctx, l.s, &l.request)
 		case held:
 			p.ok = true // the server's timer is about to end it
 		}
 		e.pinged(l, p, look)
-		if _, ok := e.recipe.(Recorder); ok && held && l.ask.Record && !l.ask.Recorded {
+		if _, ok := e.recipe.(Recorder); ok && held && l.request.Record && !l.request.Recorded {
 			e.mu.Lock()
 			l.again = time.Now().Add(recordAgain)
 			e.mu.Unlock()
@@ -258,7 +258,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 			// The session cannot be used any more, so that the grant is over.
 			cause, err := driver.CauseSessionEnded, p.err
 			if ended(l.s.Link) {
-				cause, err = e.recipe.Cause(l.s, &l.ask, e.side)
+				cause, err = e.recipe.Cause(l.s, &l.request, e.side)
 			}
 			l.unlock()
 			e.lose(l, cause, err)

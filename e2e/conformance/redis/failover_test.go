@@ -14,7 +14,7 @@ import (
 	adapter "github.com/holdfast-go/holdfast/redisstore/goredis"
 )
 
-// clients open stores over both client libraries.
+// clients returns functions that open stores over both client libraries.
 func clients(t *testing.T, url string, client func() goredis.UniversalClient) map[string]func() driver.Store {
 	return map[string]func() driver.Store{
 		"rueidis": func() driver.Store { return open(t, url) },
@@ -33,7 +33,7 @@ func clients(t *testing.T, url string, client func() goredis.UniversalClient) ma
 	}
 }
 
-// renewed renews until that is answered: while roles change hands it may not be.
+// renewed renews until the server answers. While roles change it may not answer.
 func renewed(t *testing.T, s driver.Store, g driver.Grant) driver.Renewal {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) {
@@ -49,6 +49,7 @@ func renewed(t *testing.T, s driver.Store, g driver.Grant) driver.Renewal {
 	}
 }
 
+// release releases a grant, and repeats that until the server answers.
 func release(t *testing.T, s driver.Store, g driver.Grant) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) {
@@ -64,9 +65,25 @@ func release(t *testing.T, s driver.Store, g driver.Grant) {
 	}
 }
 
-// TestSlotMoves: names are held, waited for, taken, renewed and released while
-// their slot moves, key by key.
-func TestSlotMoves(t *testing.T) {
+// slotMove returns the hash slot of a key, the node that has the slot, and another node.
+func slotMove(t *testing.T, c *servers.RedisCluster, key string) (slot int, from, to *servers.Redis) {
+	t.Helper()
+	slot, err := c.Slot(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if from, err = c.Owner(t.Context(), slot); err != nil {
+		t.Fatal(err)
+	}
+	if to = c.Nodes[0]; to == from {
+		to = c.Nodes[1]
+	}
+	return slot, from, to
+}
+
+// TestLocksWorkWhileSlotMoves: clients take, wait for, renew and release names while the hash slot of
+// those names moves, key by key.
+func TestLocksWorkWhileSlotMoves(t *testing.T) {
 	c := cluster(t)
 	for library, client := range clients(t, "redis+cluster://"+c.Nodes[0].Address(), func() goredis.UniversalClient {
 		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
@@ -76,18 +93,7 @@ func TestSlotMoves(t *testing.T) {
 			name := "moving-" + library
 			key := redisstore.Key("", name)
 			counter := key[:len("holdfast:{000}")]
-			slot, err := c.Slot(t.Context(), key)
-			if err != nil {
-				t.Fatal(err)
-			}
-			from, err := c.Owner(t.Context(), slot)
-			if err != nil {
-				t.Fatal(err)
-			}
-			to := c.Nodes[0]
-			if to == from {
-				to = c.Nodes[1]
-			}
+			slot, from, to := slotMove(t, c, key)
 			g := must(t, a, request(name, driver.Exclusive, long))
 			w := queue(t, b, request(name, driver.Exclusive, long))
 			move := func(key string) {
@@ -98,7 +104,7 @@ func TestSlotMoves(t *testing.T) {
 			}
 			pair := func(last driver.Grant) driver.Grant {
 				t.Helper()
-				// The name is free: its key is nowhere, its counter somewhere.
+				// The name is free: it has no key, and one node has its counter.
 				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 				defer cancel()
 				g, err := a.Acquire(ctx, request(name, driver.Exclusive, long))
@@ -117,7 +123,7 @@ func TestSlotMoves(t *testing.T) {
 			if r := renewed(t, a, g); r.Err != nil {
 				t.Fatal(r.Err)
 			}
-			move(counter) // the counter is here, the name there
+			move(counter) // the counter and the name are on two nodes
 			if r := renewed(t, a, g); r.Err != nil {
 				t.Fatal(r.Err)
 			}
@@ -148,9 +154,9 @@ func TestSlotMoves(t *testing.T) {
 	}
 }
 
-// TestClusterFailover: a primary dies while a name of its is held and waited for.
-// What the replica had got is there afterwards, and who waits is served.
-func TestClusterFailover(t *testing.T) {
+// TestClusterFailoverKeepsLock kills the primary of a name that has a holder and a waiter. The replica
+// had the grant. After the failover the holder keeps it, and the waiter is next.
+func TestClusterFailoverKeepsLock(t *testing.T) {
 	installed(t)
 	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true)
 	if err != nil {
@@ -173,7 +179,7 @@ func TestClusterFailover(t *testing.T) {
 				}
 				caughtUp(t, primary, 1)
 				primary.Kill()
-				t.Cleanup(func() { // for the other library
+				t.Cleanup(func() { // so that the other library finds it
 					if err := primary.Restart(context.Background()); err != nil {
 						t.Error(err)
 					}
@@ -186,7 +192,7 @@ func TestClusterFailover(t *testing.T) {
 	}
 }
 
-// sentinels starts a primary with two replicas under Sentinel.
+// sentinels starts a primary with two replicas and the sentinels that watch them.
 func sentinels(t *testing.T) (s *servers.RedisSentinel, url string, addresses []string) {
 	t.Helper()
 	installed(t)
@@ -223,7 +229,7 @@ func replacePrimary(t *testing.T, s *servers.RedisSentinel) {
 	}
 }
 
-func TestSentinelFailover(t *testing.T) {
+func TestSentinelFailoverKeepsLock(t *testing.T) {
 	s, url, addresses := sentinels(t)
 	for library, client := range clients(t, url, func() goredis.UniversalClient {
 		return goredis.NewFailoverClient(&goredis.FailoverOptions{MasterName: s.Name, SentinelAddrs: addresses})
@@ -234,9 +240,9 @@ func TestSentinelFailover(t *testing.T) {
 	}
 }
 
-// TestLayoutSentinelFailover: the primary is replaced while a name of each layout is held and
-// waited for.
-func TestLayoutSentinelFailover(t *testing.T) {
+// TestSentinelFailoverKeepsLayoutLocks replaces the primary while a name of each layout has a holder and
+// a waiter.
+func TestSentinelFailoverKeepsLayoutLocks(t *testing.T) {
 	s, url, _ := sentinels(t)
 	var after []func()
 	for _, l := range redisstore.Layouts() {
@@ -253,14 +259,14 @@ func TestLayoutSentinelFailover(t *testing.T) {
 	for _, l := range redisstore.Layouts() {
 		for _, left := range remnants(t, l, primary) {
 			if name := "failing-" + string(l); strings.Contains(left, name+`"`) || strings.Contains(left, name+"}") {
-				t.Errorf("%s: a key is left: %s", l, left)
+				t.Errorf("%s: a key remains: %s", l, left)
 			}
 		}
 	}
 }
 
-// caughtUp waits until so many replicas have all that the primary has. WAIT would
-// not tell: it counts what its own connection has written.
+// caughtUp waits until so many replicas have all that the primary has. WAIT counts only the writes of
+// its own connection.
 func caughtUp(t *testing.T, primary *servers.Redis, replicas int) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(10 * time.Millisecond) {
@@ -283,23 +289,23 @@ func caughtUp(t *testing.T, primary *servers.Redis, replicas int) {
 	}
 }
 
-// failover holds a name and waits for it while its primary is lost.
+// failover calls lose while a name has a holder and a waiter.
 func failover(t *testing.T, client func() driver.Store, name string, lose func()) {
 	after := holdAndWait(t, client, name)
 	lose()
 	after()
 }
 
-// holdAndWait holds a name and waits for it. The function that it returns requires that the
-// grant stands, and that the waiter is served next.
+// holdAndWait gives a name a holder and a waiter. It returns a function that requires that the holder
+// still has its grant, and that the waiter gets the next one.
 func holdAndWait(t *testing.T, client func() driver.Store, name string) (after func()) {
 	a, b := client(), client()
-	const ttl = 10 * time.Minute // it outlasts a failover on a slow machine
+	const ttl = 10 * time.Minute // longer than a failover takes on a slow machine
 	g := must(t, a, request(name, driver.Exclusive, ttl))
 	w := queue(t, b, request(name, driver.Exclusive, ttl))
 	return func() {
 		if r := renewed(t, a, g); r.Err != nil {
-			t.Fatalf("what the replica had is lost: %v", r.Err)
+			t.Fatalf("the holder has lost its grant, which the replica had: %v", r.Err)
 		}
 		w.pending()
 		release(t, a, g)

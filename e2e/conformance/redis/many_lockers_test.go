@@ -22,37 +22,37 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// crowdEnv makes this binary a process full of Lockers.
-const crowdEnv = "HOLDFAST_TEST_CROWD"
+// lockersEnv makes this binary a process with many Lockers.
+const lockersEnv = "HOLDFAST_TEST_LOCKERS"
 
-type crowdJob struct {
+type lockersJob struct {
 	URL, Name string
 	Process   int
 	Lockers   int
 }
 
-type crowdGrant struct {
-	Token uint64
-	Who   string
+type lockersGrant struct {
+	Token  uint64
+	Holder string
 }
 
-// crowd waits for one name with many Lockers and tells who got it.
-func crowd() {
-	var job crowdJob
+// runLockers waits for one name with many Lockers and prints each grant.
+func runLockers() {
+	var job lockersJob
 	fail := func(err error) {
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 	}
-	fail(json.Unmarshal([]byte(os.Getenv(crowdEnv)), &job))
+	fail(json.Unmarshal([]byte(os.Getenv(lockersEnv)), &job))
 	ctx := context.Background()
 	out := json.NewEncoder(os.Stdout)
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	var lockers []*holdfast.Locker
 	for i := range job.Lockers {
-		// A machine that starts them all at once may be slow to answer the first.
+		// While all processes start, a busy machine may answer the first request late.
 		l, err := holdfast.Open(ctx, job.URL, holdfast.RequestTimeout(time.Minute))
 		for end := time.Now().Add(time.Minute); errors.Is(err, holdfast.ErrUnavailable) && time.Now().Before(end); {
 			l, err = holdfast.Open(ctx, job.URL, holdfast.RequestTimeout(time.Minute))
@@ -60,10 +60,10 @@ func crowd() {
 		fail(err)
 		lockers = append(lockers, l)
 		all.Go(func() {
-			who := fmt.Sprintf("%d-%d", job.Process, i)
-			k, err := l.Lock(ctx, job.Name, holdfast.Reason(who), holdfast.TTL(5*time.Minute))
+			id := fmt.Sprintf("%d-%d", job.Process, i)
+			k, err := l.Lock(ctx, job.Name, holdfast.Reason(id), holdfast.TTL(5*time.Minute))
 			fail(err)
-			g := crowdGrant{k.Token(), who}
+			g := lockersGrant{k.Token(), id}
 			fail(k.Unlock())
 			mu.Lock()
 			fail(out.Encode(g))
@@ -71,17 +71,17 @@ func crowd() {
 		})
 	}
 	all.Wait()
-	// What closing costs is not counted among the costs of a grant.
+	// Closing begins after the test has counted the commands of the grants.
 	_, _ = os.Stdin.Read(make([]byte, 1))
 	for _, l := range lockers {
 		fail(l.Close(ctx))
 	}
 }
 
-// sent is how many commands clients have sent, by kind. What scripts call counts
-// in the same place: these are not called by scripts.
+// sentKinds are commands that no script calls. The server counts a script's calls in the same place.
 var sentKinds = []string{"evalsha", "eval", "ping", "subscribe", "unsubscribe", "script|load", "wait"}
 
+// sent returns how many of these commands the clients have sent.
 func sent(t testing.TB, r *servers.Redis) (n int) {
 	for _, c := range sentKinds {
 		n += calls(t, r, c)
@@ -89,22 +89,22 @@ func sent(t testing.TB, r *servers.Redis) (n int) {
 	return n
 }
 
-// TestCrowd: Lockers in many processes wait for one name. They are served in the
-// order in which they came, with few commands for each.
-func TestCrowd(t *testing.T) {
+// TestManyLockersServedInOrder: Lockers in many processes wait for one name. The server grants it in the
+// order of their queue entries, with few commands for each grant.
+func TestManyLockersServedInOrder(t *testing.T) {
 	processes, lockers := 8, 250
 	if testing.Short() {
 		lockers = 25
 	}
-	if s := os.Getenv("HOLDFAST_TEST_CROWD_LOCKERS"); s != "" {
+	if s := os.Getenv("HOLDFAST_TEST_LOCKERS_EACH"); s != "" {
 		n, err := strconv.Atoi(s)
 		if err != nil {
 			t.Fatal(err)
 		}
 		lockers = n
 	}
-	// Thousands connect at a time: with the usual backlog some would be heard only
-	// when they have asked again, seconds later.
+	// Thousands connect at a time. With the default backlog the kernel drops some connection
+	// requests, and repeats them seconds later.
 	r := start(t, "--maxclients", "20000", "--tcp-backlog", "4096")
 	url := "redis://" + r.Address()
 	l, err := holdfast.Open(t.Context(), url)
@@ -116,16 +116,16 @@ func TestCrowd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var got []crowdGrant
+	var got []lockersGrant
 	var stdins []io.Closer
 	served := make(chan struct{}, processes*lockers)
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	t.Cleanup(all.Wait) // once they are killed
+	t.Cleanup(all.Wait) // runs after the cleanups that kill them
 	for p := range processes {
-		job, _ := json.Marshal(crowdJob{url, "hot", p, lockers})
+		job, _ := json.Marshal(lockersJob{url, "hot", p, lockers})
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), crowdEnv+"="+string(job))
+		cmd.Env = append(os.Environ(), lockersEnv+"="+string(job))
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {
@@ -143,7 +143,7 @@ func TestCrowd(t *testing.T) {
 		all.Go(func() {
 			lines := bufio.NewScanner(out)
 			for lines.Scan() {
-				var g crowdGrant
+				var g lockersGrant
 				if err := json.Unmarshal(lines.Bytes(), &g); err != nil {
 					t.Errorf("%q: %v", lines.Text(), err)
 				}
@@ -160,7 +160,7 @@ func TestCrowd(t *testing.T) {
 	n := processes * lockers
 	var st holdfast.State
 	for end := time.Now().Add(3 * time.Minute); len(st.Waiters) < n; time.Sleep(100 * time.Millisecond) {
-		// They may keep the machine so busy that no answer comes in time.
+		// They may keep the machine so busy that the answer comes after the timeout.
 		if st, err = l.Inspect(t.Context(), "hot"); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
 			t.Fatal(err)
 		}
@@ -181,46 +181,47 @@ func TestCrowd(t *testing.T) {
 	}
 	took := time.Since(began)
 	drain, whole := float64(sent(t, r)-before)/float64(n), float64(sent(t, r))/float64(n)
-	t.Logf("%d waiters of %d Lockers in %d processes: drained in %s, %.2f commands for each grant; with asking and waiting %.2f",
+	t.Logf("%d waiters of %d Lockers in %d processes: drained in %s, %.2f commands for each grant; with requests and waiting %.2f",
 		n, n, processes, took.Round(time.Millisecond), drain, whole)
-	// Half of them still wait, on the average, and ask again every two seconds or so. A
-	// herd would be a thousand commands for each grant.
-	if most := 4 + took.Seconds()/4; drain > most {
-		t.Errorf("%.2f commands for each grant, want %.2f at most", drain, most)
+	// On average half of the waiters still wait, and each refreshes its entry every two seconds
+	// or so. If every release woke all of them, there would be a thousand commands for each grant.
+	if limit := 4 + took.Seconds()/4; drain > limit {
+		t.Errorf("%.2f commands for each grant, want %.2f at most", drain, limit)
 	}
 	for _, in := range stdins {
 		_ = in.Close()
 	}
 	all.Wait()
-	slices.SortFunc(got, func(a, b crowdGrant) int { return int(int64(a.Token) - int64(b.Token)) })
+	slices.SortFunc(got, func(a, b lockersGrant) int { return int(int64(a.Token) - int64(b.Token)) })
 	if len(got) != n {
 		t.Fatalf("%d of %d were served", len(got), n)
 	}
 	for i, w := range st.Waiters {
-		if got[i].Who != w.Reason {
-			t.Fatalf("place %d was that of %s, and %s was served", i, w.Reason, got[i].Who)
+		if got[i].Holder != w.Reason {
+			t.Fatalf("position %d was that of %s, and %s was granted", i, w.Reason, got[i].Holder)
 		}
 	}
 }
 
-// TestCostOfPlaces: a grant costs the server the same, however many wait.
-func TestCostOfPlaces(t *testing.T) {
+// TestGrantCostIndependentOfQueueLength: a grant costs the server the same time beside any number of
+// waiters.
+func TestGrantCostIndependentOfQueueLength(t *testing.T) {
 	few, many := costOfGrants(t, 10), costOfGrants(t, 10_000)
-	t.Logf("server time for each release and grant: %.1f us at 10 places, %.1f us at 10,000, ratio %.2f", few, many, many/few)
+	t.Logf("server time for each release and grant: %.1f us beside 10 waiters, %.1f us beside 10,000, ratio %.2f", few, many, many/few)
 	if os.Getenv("HOLDFAST_TEST_COST") == "1" && many > 1.5*few {
-		t.Errorf("it grows with the places")
+		t.Errorf("the cost grows with the number of waiters")
 	}
 }
 
-// costOfGrants is the server's own time for a release and the claim after it.
-func costOfGrants(t *testing.T, places int) float64 {
+// costOfGrants returns the server's own time, in microseconds, for a release and the confirmation after it.
+func costOfGrants(t *testing.T, waiters int) float64 {
 	r := start(t)
 	url := "redis://" + r.Address()
 	s := open(t, url)
 	g := must(t, s, request("x", driver.Exclusive, time.Hour))
-	// The places of one client: its waiters, not the server, would be what is
-	// measured if they all went on asking.
-	waiting := make([]*waiter, places)
+	// Two clients have all the waiters. Many clients would send many refreshes, and the test would
+	// measure those.
+	waiting := make([]*waiter, waiters)
 	clients := []*redisstore.Store{open(t, url), open(t, url)}
 	for i := range waiting {
 		waiting[i] = queue(t, clients[i%2], request("x", driver.Exclusive, time.Hour))
@@ -228,23 +229,23 @@ func costOfGrants(t *testing.T, places int) float64 {
 	const grants = 400
 	var used, n int
 	for i := 0; i < grants; i++ {
-		w := waiting[i%places]
+		w := waiting[i%waiters]
 		u, c := spent(t, r)
 		if err := s.Release(t.Context(), g, 0); err != nil {
 			t.Fatal(err)
 		}
-		g, s = w.granted(), clients[i%places%2]
+		g, s = w.granted(), clients[i%waiters%2]
 		u2, c2 := spent(t, r)
 		used, n = used+u2-u, n+c2-c
-		if places == 10 { // it comes again
-			waiting[i%places] = queue(t, s, request("x", driver.Exclusive, time.Hour))
+		if waiters == 10 { // the number of waiters stays the same
+			waiting[i%waiters] = queue(t, s, request("x", driver.Exclusive, time.Hour))
 		}
 	}
-	// Refreshes that fell between are taken off by their share of calls.
+	// Refreshes may run in between, so the result is the average of a call, times the two calls.
 	return float64(used) / float64(n) * 2
 }
 
-// spent is the microseconds and calls of scripts so far.
+// spent returns the microseconds and calls of scripts so far.
 func spent(t *testing.T, r *servers.Redis) (micros, n int) {
 	t.Helper()
 	stats := do(t, r, "INFO", "commandstats").(string)

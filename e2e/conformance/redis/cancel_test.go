@@ -15,35 +15,35 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// cancelled tells whether a request ended because it was cancelled. It would also end
-// when the connection to a server that is silent is given up, by a timeout.
+// cancelled reports whether a request ended by its cancellation. A timeout on the connection to a
+// silent server would also end it.
 func cancelled(err error) bool {
 	timeout, ok := errors.AsType[net.Error](err)
 	return errors.Is(err, context.Canceled) && !(ok && timeout.Timeout())
 }
 
-// settled uses a client of redisstore's own until it has its second connection, for
-// whoever asks alone, which it makes when it has been at rest for a while.
+// settled uses a client of redisstore's own until it has its second connection. The client opens that
+// connection, for a sole caller, after it has been idle for a while.
 func settled(t *testing.T, r *servers.Redis, s driver.Store) {
 	t.Helper()
-	const shared, alone, asking = 1, 1, 1
+	const shared, alone, ours = 1, 1, 1 // ours sends INFO
 	for end := time.Now().Add(testTimeout); ; {
 		pairs(t, s, 50)
 		info, err := r.Info(t.Context(), "clients")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, _ := strconv.Atoi(info["connected_clients"]); n >= shared+alone+asking {
+		if n, _ := strconv.Atoi(info["connected_clients"]); n >= shared+alone+ours {
 			break
 		}
 		if time.Now().After(end) {
-			t.Fatal("there is no connection for whoever asks alone")
+			t.Fatal("the client has no connection for a sole caller")
 		}
 	}
-	pairs(t, s, 50) // it is greeted by now
+	pairs(t, s, 50) // they use the new connection
 }
 
-// pairs takes and releases a lock, one after the other.
+// pairs takes and releases a lock n times.
 func pairs(t *testing.T, s driver.Store, n int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -59,9 +59,9 @@ func pairs(t *testing.T, s driver.Store, n int) {
 	}
 }
 
-// A request has a deadline far away and is cancelled while the server is silent: it
-// returns, and the next one is served as soon as the server is.
-func TestCancelledAlone(t *testing.T) {
+// TestCancelEndsRequestToSilentServer cancels a request with a distant deadline while the server is
+// silent. The request returns. The next one succeeds when the server continues.
+func TestCancelEndsRequestToSilentServer(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
 	settled(t, r, s)
@@ -82,8 +82,8 @@ func TestCancelledAlone(t *testing.T) {
 		go func() { done <- act(ctx) }()
 		select {
 		case err := <-done:
-			t.Errorf("%s: a server that is stopped answered: %v", name, err)
-		case <-time.After(50 * time.Millisecond): // it is under way
+			t.Errorf("%s: a paused server answered: %v", name, err)
+		case <-time.After(50 * time.Millisecond): // the request is in flight
 		}
 		cancel()
 		select {
@@ -92,7 +92,7 @@ func TestCancelledAlone(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		case <-time.After(testTimeout):
-			t.Errorf("%s: it did not return when it was cancelled", name)
+			t.Errorf("%s: it did not return after its cancellation", name)
 		}
 	}
 	if err := r.Cont(); err != nil {
@@ -101,10 +101,9 @@ func TestCancelledAlone(t *testing.T) {
 	pairs(t, s, 1)
 }
 
-// More requests than a connection has room for are under way when the server falls
-// silent: all return when their context ends, and the client goes on when the server
-// does.
-func TestManyCancelled(t *testing.T) {
+// TestCancelEndsManyRequestsToSilentServer pauses the server and sends more requests than one connection
+// buffers. All return when their context ends. The client continues when the server does.
+func TestCancelEndsManyRequestsToSilentServer(t *testing.T) {
 	t.Run("rueidis", func(t *testing.T) {
 		r := start(t)
 		s := kept(t, overRueidis("redis://"+r.Address()))()
@@ -140,18 +139,18 @@ func manyCancelled(t *testing.T, r *servers.Redis, s driver.Store) {
 		select {
 		case err := <-done:
 			if !cancelled(err) {
-				t.Errorf("a request to a server that is stopped, cancelled: %v", err)
+				t.Errorf("a cancelled request to a paused server: %v", err)
 			}
 		case <-late:
 			_ = r.Cont()
-			t.Fatalf("%d of %d did not return when they were cancelled", n-i, n)
+			t.Fatalf("%d of %d did not return after their cancellation", n-i, n)
 		}
 	}
 	if err := r.Cont(); err != nil {
 		t.Fatal(err)
 	}
-	// What was sent before may still be granted, and connections may be made anew: what
-	// gets no answer may have taken its name.
+	// The server may still grant earlier requests, and the client may reconnect. A request
+	// without an answer may have taken its name, so each attempt has a new name.
 	for end, try := time.Now().Add(testTimeout), 0; ; try++ {
 		g, err := s.Acquire(t.Context(), request(fmt.Sprintf("after-%d", try), driver.Exclusive, long))
 		if err == nil {

@@ -74,8 +74,8 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	}
 	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
 	l.busy <- struct{}{}
-	l.ask = Ask{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
-	l.ask.Label = Label{Key: l.ask.Key, Owner: l.ask.Owner, Limit: r.Limit, TTL: ttl}
+	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
+	l.request.Label = Label{Key: l.request.Key, Owner: l.request.Owner, Limit: r.Limit, TTL: ttl}
 	w := &wait{e: e, l: l, ctx: ctx}
 	l.since = time.Now()
 	if r.Wait {
@@ -92,13 +92,13 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	if r.Wait {
 		got, err = w.lock(ctx)
 	} else {
-		got, err = e.recipe.Lock(ctx, s, &l.ask)
+		got, err = e.recipe.Lock(ctx, s, &l.request)
 	}
 	switch {
 	case err == nil && ctx.Err() != nil:
 		// The caller has given up. The grant is given back.
 		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
-		ok, uerr := e.recipe.Unlock(brief, s, &l.ask)
+		ok, uerr := e.recipe.Unlock(brief, s, &l.request)
 		cancel()
 		e.drop(s)
 		if uerr != nil || !ok {
@@ -114,7 +114,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 			e.put(s)
 			return driver.Grant{}, busy
 		}
-		if sights, _, err := e.recipe.Survey(ctx, s, l.ask.Key, false); err == nil {
+		if sights, _, err := e.recipe.Survey(ctx, s, l.request.Key, false); err == nil {
 			busy.Holders = e.state(r.Name, sights).Holders
 			e.put(s)
 		} else {
@@ -124,11 +124,11 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	default:
 		return driver.Grant{}, e.failed(ctx, l, w, err)
 	}
-	l.ask.Token, l.ask.Slot = got.Token, got.Slot
+	l.request.Token, l.request.Slot = got.Token, got.Slot
 	if w.waited {
 		// The label of the statement that waited has the owner of that time.
-		l.ask.Owner = r.From.Owner()
-		l.ask.Label.Owner = l.ask.Owner
+		l.request.Owner = r.From.Owner()
+		l.request.Label.Owner = l.request.Owner
 		// The validity runs from a statement that was sent after the wait.
 		sent = driver.Now()
 		if ok, err := e.confirm(ctx, l); err != nil || !ok {
@@ -155,9 +155,9 @@ func (e *Sessions) takeFor(ctx context.Context, wait bool) (*Session, error) {
 // confirm reports whether a session has the lock that it waited for. Its timeout is the TTL
 // at most, since a later grant would be useless.
 func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, min(l.ask.TTL, AnswerWithin))
+	ctx, cancel := context.WithTimeout(ctx, min(l.request.TTL, AnswerWithin))
 	defer cancel()
-	return e.recipe.Ping(ctx, l.s, &l.ask)
+	return e.recipe.Ping(ctx, l.s, &l.request)
 }
 
 func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
@@ -177,8 +177,8 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 		// It ended before the grant, and the goroutine that watches it came too early.
 		e.tasks.Go(func() { e.gone(l.s) })
 	}
-	r := &l.ask.Request
-	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.ask.Token, SentAt: sent, TTL: l.ask.TTL, Slot: l.ask.Slot}, nil
+	r := &l.request.Request
+	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.request.Token, SentAt: sent, TTL: l.request.TTL, Slot: l.request.Slot}, nil
 }
 
 // failed returns the error of a Lock, by what may be left at the server.
@@ -229,8 +229,8 @@ func (e *Sessions) unknown(l *lease, err error) error {
 func (e *Sessions) forget(l *lease) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.leases[l.ask.ID] == l {
-		delete(e.leases, l.ask.ID)
+	if e.leases[l.request.ID] == l {
+		delete(e.leases, l.request.ID)
 	}
 	if l.s.lease == l {
 		l.s.lease = nil
@@ -258,7 +258,7 @@ type wait struct {
 func (w *wait) lock(ctx context.Context) (Got, error) {
 	statement, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
-	w.l.ask.Waiting = func() {
+	w.l.request.Waiting = func() {
 		w.mu.Lock()
 		first := !w.waited
 		w.waited = true
@@ -268,7 +268,7 @@ func (w *wait) lock(ctx context.Context) (Got, error) {
 		}
 	}
 	stop := context.AfterFunc(ctx, func() { w.begin(func() { w.cancel(cut) }) })
-	got, err := w.e.recipe.Lock(statement, w.l.s, &w.l.ask)
+	got, err := w.e.recipe.Lock(statement, w.l.s, &w.l.request)
 	w.mu.Lock()
 	w.over = true
 	w.mu.Unlock()
@@ -308,7 +308,7 @@ func (w *wait) findInQueue(ctx context.Context) {
 					w.mu.Lock()
 					w.waited = true
 					w.mu.Unlock()
-					w.l.from.Queued(w.e.state(w.l.ask.Name, sights).Holders)
+					w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
 					return
 				}
 			}
@@ -324,12 +324,12 @@ func (w *wait) notify(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, cancelWithin)
 	defer cancel()
 	sights, _ := w.survey(bounded)
-	w.l.from.Queued(w.e.state(w.l.ask.Name, sights).Holders)
+	w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
 }
 
 func (w *wait) survey(ctx context.Context) (sights []Sight, err error) {
 	err = w.e.aside(ctx, func(side Link) error {
-		sights, _, err = w.e.recipe.Survey(ctx, side, w.l.ask.Key, false)
+		sights, _, err = w.e.recipe.Survey(ctx, side, w.l.request.Key, false)
 		return err
 	})
 	return sights, err

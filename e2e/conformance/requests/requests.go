@@ -1,0 +1,51 @@
+// Package requests makes requests whose notifications a test can await.
+package requests
+
+import (
+	"os"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Recorder is a driver.Requester that records the first notification of each kind.
+type Recorder struct {
+	id     string
+	Waits  chan []driver.Holder // the holders, when the request waits
+	Losses chan driver.Cause    // the cause, when the grant is lost
+}
+
+// Owner returns the recorder's owner.
+func (r *Recorder) Owner() driver.Owner {
+	return driver.Owner{ID: r.id, Host: "test-host", PID: os.Getpid(), Reason: "because"}
+}
+
+// Queued records a wait.
+func (r *Recorder) Queued(h []driver.Holder) {
+	select {
+	case r.Waits <- h:
+	default:
+	}
+}
+
+// Lost records a loss.
+func (r *Recorder) Lost(c driver.Cause, _ error) {
+	select {
+	case r.Losses <- c:
+	default:
+	}
+}
+
+var ids atomic.Int64
+
+// New returns a request with a new ID and a Recorder.
+func New(name string, limit int, ttl time.Duration) driver.Request {
+	id := "r" + strconv.FormatInt(time.Now().UnixNano(), 10) + "-" + strconv.FormatInt(ids.Add(1), 10)
+	return driver.Request{ID: id, Name: name, Limit: limit, TTL: ttl,
+		From: &Recorder{id: id, Waits: make(chan []driver.Holder, 1), Losses: make(chan driver.Cause, 1)}}
+}
+
+// Of returns the recorder of a request of New.
+func Of(r driver.Request) *Recorder { return r.From.(*Recorder) }
