@@ -48,16 +48,16 @@ func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait boo
 		return nil, err
 	}
 	// A join is no acquisition: neither the store nor a hook sees it.
-	if k, err := l.reenter(ctx, name, &a.set); k != nil || err != nil {
+	if k, err := l.reenter(ctx, name, a.set); k != nil || err != nil {
 		return k, err
 	}
 	if l.cfg.hooks == nil {
 		return a.run()
 	}
 	began := time.Now()
-	a.ctx = start(l.cfg.hooks, ctx, l.describe(EventAcquiring, name, &a.set))
+	a.ctx = start(l.cfg.hooks, ctx, l.describe(EventAcquiring, name, a.set))
 	k, err := a.run()
-	e := l.describe(EventAcquired, name, &a.set)
+	e := l.describe(EventAcquired, name, a.set)
 	e.Took = e.At.Sub(began)
 	if err != nil {
 		e.Kind, e.Err = EventFailed, err
@@ -128,7 +128,7 @@ type acquisition struct {
 	// waiting ends the wait: ctx, or one that WaitContext ends as well.
 	waiting context.Context
 	name    string
-	set     settings
+	set     *settings
 	wait    bool
 	began   time.Time
 	// asked is when the store's guarantees were known, and so when the first request
@@ -159,7 +159,7 @@ func (a *acquisition) run() (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.set.checkStore(g); err != nil {
+	if a.set, err = a.set.forStore(g); err != nil {
 		return nil, err
 	}
 	if !a.wait {
@@ -244,7 +244,7 @@ func (a *acquisition) fastPath() (*Lock, error) {
 // try makes one request that does not wait, on the caller's goroutine.
 func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 	l := a.l
-	x := l.newLease(a.ctx, a.name, &a.set)
+	x := l.newLease(a.ctx, a.name, a.set)
 	x.req.First = a.wait
 	l.reserve(&x.req, false)
 	g, err := l.store.Acquire(l.bound(&x.asking, a.waiting, false, timeout), x.req)
@@ -270,7 +270,7 @@ func (l *Locker) failed(x *lease, err error) driver.Code {
 // accept turns a grant into a Lock, or gives it back if the caller cannot use it.
 func (a *acquisition) accept(x *lease, g driver.Grant) (*Lock, error) {
 	l := a.l
-	k := newLock(x.holder, &x.holder.first, a.ctx, &a.set)
+	k := newLock(x.holder, &x.holder.first, a.ctx, a.set)
 	first := k
 	var err error
 	if a.waiting.Err() != nil { // not under the mutex: the context is the caller's

@@ -167,7 +167,7 @@ func (l *Locker) undoLater(x *lease) {
 		timeout: l.requestTimeout(x.req.TTL), ttl: x.req.TTL,
 		failed: func(err error) {
 			if l.cfg.hooks != nil {
-				e := l.describe(EventUndoFailed, x.req.Name, &h.set)
+				e := l.describe(EventUndoFailed, x.req.Name, h.set)
 				e.Err = err
 				l.emitLater(h.ctx, e)
 			}

@@ -241,10 +241,16 @@ func (b *bounded) start() *timed {
 	return t
 }
 
-// end stops the timer. The request has been answered.
+// end stops the timer. The request has been answered. A lease keeps b for as long as it
+// is held, so b lets go of a context that has ended just now.
 func (b *bounded) end() {
-	if !b.timed.CompareAndSwap(nil, answered) {
-		b.timed.Load().stop()
+	if b.timed.CompareAndSwap(nil, answered) {
+		return
+	}
+	t := b.timed.Load()
+	t.stop()
+	if t.Err() == context.Canceled {
+		b.timed.Store(answered)
 	}
 }
 

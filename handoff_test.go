@@ -110,7 +110,8 @@ func TestDefaultHandoffIsBounded(t *testing.T) {
 				synctest.Wait()
 				k = mustLock(t, first, "a")
 				q := &queueUp{t: t}
-				q.take("o", other, 0)
+				// Until the first one unlocks, the second one has its entry.
+				q.take("o", other, time.Millisecond)
 				for range c.n {
 					q.take("l", l, c.hold)
 				}

@@ -69,7 +69,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	l.apply(h.lease, &event{kind: unlocked, lock: k})
-	if j := h.join(context.Background(), &h.set); j != nil {
+	if j := h.join(context.Background(), h.set); j != nil {
 		t.Error("joined between the two halves of the last Unlock")
 	}
 	l.apply(h.lease, &event{kind: left, lock: k})
@@ -77,7 +77,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 	if n.Token() != k.Token()+1 || n.holder.lease != k.holder.lease {
 		t.Error("not handed off")
 	}
-	if j := h.join(context.Background(), &h.set); j != nil {
+	if j := h.join(context.Background(), h.set); j != nil {
 		t.Error("joined a lease that has another holder")
 	}
 	if err := n.Context().Err(); err != nil {
@@ -246,6 +246,12 @@ func TestRequestContext(t *testing.T) {
 				}
 				b.end()
 				cancel(nil)
+				if end := b.Err(); c.err != nil && !errors.Is(end, c.err) {
+					t.Errorf("%s: after the request %v, want %v", c.name, end, c.err)
+				}
+				if let := b.timed.Load() == answered; let != (b.Err() == context.Canceled) {
+					t.Errorf("%s: the timer's context is kept without need, or not kept", c.name)
+				}
 			}
 		}
 	})

@@ -20,8 +20,6 @@ type lease struct {
 	asking bounded
 	// giving is the context of the first attempt to release it.
 	giving bounded
-	// answered: the store has answered that the name is held.
-	answered atomic.Bool
 	// valid is standing while the phase is held or lingering, and nil otherwise. Readers
 	// load it without the mutex.
 	valid atomic.Pointer[standing]
@@ -42,8 +40,9 @@ type lease struct {
 	// schedule's heap, counted from 1; 0 means that it is not there.
 	due   time.Duration // since the making of the Locker
 	index int32
-	// listed: the lease is linked, by prev and next, among those that Close ends.
-	listed     bool
+	// answered: the store has answered that the name is held. It is not guarded.
+	answered atomic.Bool
+	// prev and next link the leases that Close ends.
 	prev, next *lease
 
 	// The first of each, in one piece with the lease.
@@ -56,7 +55,7 @@ type lease struct {
 // locks is constant once the lease is held.
 type holder struct {
 	lease *lease
-	set   settings
+	set   *settings
 	ctx   context.Context
 	token uint64
 	// locks links the open Locks, by Lock.next. Guarded by the Locker's mutex; after a
@@ -87,7 +86,7 @@ func (s *standing) left() time.Duration {
 func (l *Locker) newLease(ctx context.Context, name string, s *settings) *lease {
 	x := &lease{l: l}
 	x.holder, x.standing = &x.firstHolder, &x.firstStanding
-	x.holder.lease, x.holder.set, x.holder.ctx = x, *s, ctx
+	x.holder.lease, x.holder.set, x.holder.ctx = x, s, ctx
 	x.req = driver.Request{ID: l.newID(), Name: name, Limit: s.limit, TTL: s.ttl, Tokens: 1, From: x}
 	return x
 }
@@ -264,9 +263,8 @@ func (s *settings) validFor(ttl time.Duration) time.Duration {
 // mutex is held.
 func (l *Locker) index(x *lease, e *event, f *facts, do effect) {
 	alive := x.state.alive()
-	if listed := alive || x.state.phase == lost; listed != x.listed {
-		x.listed = listed
-		if listed {
+	if ends := alive || x.state.phase == lost; ends != l.leases.has(x) {
+		if ends {
 			l.leases.push(x)
 		} else {
 			l.leases.remove(x)
@@ -370,6 +368,8 @@ func (l *Locker) perform(o *outcome) error {
 
 // leaseList links the leases that Close ends.
 type leaseList struct{ head *lease }
+
+func (ll *leaseList) has(x *lease) bool { return x.prev != nil || ll.head == x }
 
 func (ll *leaseList) push(x *lease) {
 	x.next = ll.head

@@ -34,8 +34,10 @@ type Waiter = driver.Waiter
 type Locker struct {
 	store driver.Store
 	where string // the store's String, read once
-	owned bool   // Close closes the store
-	cfg   config
+	// swapper is the store if it can release and request in one step, else nil.
+	swapper driver.Swapper
+	owned   bool // Close closes the store
+	cfg     config
 
 	// guarantees is nil until the store has returned them.
 	guarantees atomic.Pointer[driver.Guarantees]
@@ -175,6 +177,7 @@ func newLocker(s driver.Store, c config, owned bool) *Locker {
 		idPrefix: strings.ToLower(rand.Text()[:16]) + "-",
 		queues:   map[string]*queue{}, started: time.Now(),
 	}
+	l.swapper, _ = s.(driver.Swapper)
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	return l // mutation: locker
 }

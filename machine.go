@@ -68,10 +68,10 @@ import (
 // # Possible extensions
 //
 // A handoff keeps the lease and changes its holder, so the store's callbacks need
-// no forwarding, and each holder carries its own token. To release and acquire
-// in one call is a second way to perform the release effect: the request of the
-// queue's head carries the old grant, and the store's answer about the release
-// arrives as released, releaseDenied or releaseUnconfirmed. A grant on push is a
+// no forwarding, and each holder carries its own token. A release that goes with the
+// request of the queue's head (swap.go) is a second way to perform the release effect: the
+// store's answer about the release arrives as released, releaseDenied or
+// releaseUnconfirmed. A grant on push is a
 // granted event with the send of an earlier refresh, whose confirmation is a
 // renewed event.
 

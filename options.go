@@ -24,7 +24,8 @@ const (
 // LockOption is an option of one lock.
 type LockOption func(*settings)
 
-// settings are the options of one lock, resolved.
+// settings are the options of one lock, resolved. They do not change any more, so that
+// the locks of one call, or of no option, share them.
 type settings struct {
 	ttl, wait, minHold, maxHold, margin time.Duration
 	drain                               time.Duration
@@ -122,7 +123,7 @@ type config struct {
 	requestTimeout time.Duration
 	handoff        int
 	hasHandoff     bool
-	base           settings // the defaults, resolved
+	base           *settings // the defaults, resolved
 }
 
 // Defaults sets options for every lock of the Locker. The options of a call come after
@@ -181,7 +182,7 @@ const MaxHandoff = 1 << 16
 // other processes lose little. Each hold has a new, larger token. With this option there
 // is no limit of time there. Elsewhere the default is off, and a handoff keeps the token:
 // a write that a goroutine sends after its Unlock is not refused in favour of the next
-// goroutine's.
+// goroutine's. On etcd an Unlock and the request of the next local waiter are one call.
 func LocalHandoff(max int) Option {
 	return func(c *config) { c.handoff, c.hasHandoff = max, true }
 }
@@ -207,23 +208,23 @@ func (c *config) check() error {
 }
 
 // resolve combines the options of a call with the defaults, and checks them.
-func (c *config) resolve(opts []LockOption) (settings, error) {
+func (c *config) resolve(opts []LockOption) (*settings, error) {
 	if len(opts) == 0 {
 		return c.base, nil
 	}
 	return c.combine(opts)
 }
 
-func (c *config) combine(opts []LockOption) (settings, error) {
-	s := settings{ttl: DefaultTTL, drain: DefaultDrain, limit: driver.Exclusive}
+func (c *config) combine(opts []LockOption) (*settings, error) {
+	s := &settings{ttl: DefaultTTL, drain: DefaultDrain, limit: driver.Exclusive}
 	for _, o := range c.defaults {
-		o(&s)
+		o(s)
 	}
 	for _, o := range opts {
-		o(&s)
+		o(s)
 	}
 	if err := s.check(); err != nil {
-		return settings{}, err
+		return nil, err
 	}
 	if s.shared {
 		s.limit = driver.Unlimited
@@ -282,23 +283,26 @@ func checkName(name string) error {
 	return nil
 }
 
-// checkStore returns an error if the store cannot do what the options ask for. A TTL that
-// the caller has not given becomes the nearest one that the store allows.
-func (s *settings) checkStore(g *driver.Guarantees) error {
-	if !s.hasTTL && g.MaxTTL > 0 {
-		s.ttl = min(max(s.ttl, g.MinTTL), g.MaxTTL)
+// forStore returns the settings for a store, or an error if the store cannot do what the
+// options ask for. A TTL that the caller has not given becomes the nearest one that the
+// store allows.
+func (s *settings) forStore(g *driver.Guarantees) (*settings, error) {
+	if allowed := min(max(s.ttl, g.MinTTL), g.MaxTTL); !s.hasTTL && g.MaxTTL > 0 && s.ttl != allowed {
+		nearest := *s
+		nearest.ttl = allowed
+		s = &nearest
 		if err := s.checkMargin(); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	semaphore := s.limit > driver.Exclusive && s.limit < driver.Unlimited
 	switch {
 	case s.shared && !g.Shared:
-		return &failure{kind: ErrUnsupported, err: fmt.Errorf("the %s store has no shared locks", g.Kind)}
+		return nil, &failure{kind: ErrUnsupported, err: fmt.Errorf("the %s store has no shared locks", g.Kind)}
 	case semaphore && !g.Semaphore:
-		return &failure{kind: ErrUnsupported, err: fmt.Errorf("the %s store has no semaphores: Limit(%d)", g.Kind, s.limit)}
+		return nil, &failure{kind: ErrUnsupported, err: fmt.Errorf("the %s store has no semaphores: Limit(%d)", g.Kind, s.limit)}
 	case g.MaxTTL > 0 && (s.ttl < g.MinTTL || s.ttl > g.MaxTTL):
-		return invalid("TTL(%s): the %s store allows %s to %s", s.ttl, g.Kind, g.MinTTL, g.MaxTTL)
+		return nil, invalid("TTL(%s): the %s store allows %s to %s", s.ttl, g.Kind, g.MinTTL, g.MaxTTL)
 	}
-	return nil
+	return s, nil
 }

@@ -29,6 +29,12 @@ type queue struct {
 	// held: the last answer of the store was that the name is held, by holders.
 	held    bool
 	holders []driver.Holder
+	// served is the lease that was delivered last, while the next request is held back for
+	// its release. swap is that release, once it is offered, and offered wakes the queue's
+	// goroutine for it.
+	served  *lease
+	swap    *swap
+	offered chan struct{}
 	// joined wakes the queue's goroutine, if it pauses, for a new waiter.
 	joined chan struct{}
 	// answered is when the store last answered a request of the queue.
@@ -39,7 +45,7 @@ type queue struct {
 type waiter struct {
 	ctx        context.Context // the caller's
 	done       <-chan struct{} // of the wait
-	set        settings
+	set        *settings
 	joined     time.Time
 	held       bool // the store has answered, since it came, that the name is held
 	holders    []driver.Holder
@@ -179,7 +185,7 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 	}
 	q := l.queues[name]
 	if q == nil {
-		q = &queue{name: name, joined: make(chan struct{}, 1)}
+		q = &queue{name: name, joined: make(chan struct{}, 1), offered: make(chan struct{}, 1)}
 		l.queues[name] = q
 		l.waiting.Add(1)
 		l.background.run(func() { l.run(q) })
@@ -236,10 +242,10 @@ func (l *Locker) overdue(q *queue, w *waiter, deadline time.Time) (next time.Dur
 
 // open returns the Lock of a waiter that was served.
 func (l *Locker) open(w *waiter) *Lock {
-	k := newLock(w.holder, &w.holder.first, w.ctx, &w.set)
+	k := newLock(w.holder, &w.holder.first, w.ctx, w.set)
 	var o outcome
 	l.mu.Lock()
-	k.open(opened, &w.set, &o)
+	k.open(opened, w.set, &o)
 	l.mu.Unlock()
 	_ = l.perform(&o)
 	return k
@@ -274,25 +280,37 @@ func (l *Locker) leave(q *queue, w *waiter, ended error) error {
 // noteQueued passes the store's answer on to every waiter of the queue.
 func (l *Locker) noteQueued(x *lease, holders []driver.Holder) {
 	q := x.queue
-	var first []*waiter // those that hear it for the first time
+	var first []*waiter
 	l.mu.Lock()
 	if q.asking == x {
-		q.held, q.holders, q.answered = true, holders, time.Now()
-		for w := q.head; w != nil; w = w.next {
-			if !w.held && l.cfg.hooks != nil {
-				first = append(first, w)
-			}
-			w.held, w.holders = true, holders
-		}
+		first = l.noteHeld(q, holders)
 	}
 	l.mu.Unlock()
-	for _, w := range first {
+	l.reportQueued(q, first, holders)
+}
+
+// noteHeld records that the store has answered that the name is held. It returns the waiters that
+// hear it for the first time, if hooks need them. The Locker's mutex is held.
+func (l *Locker) noteHeld(q *queue, holders []driver.Holder) (first []*waiter) {
+	q.held, q.holders, q.answered = true, holders, time.Now()
+	for w := q.head; w != nil; w = w.next {
+		if !w.held && l.cfg.hooks != nil {
+			first = append(first, w)
+		}
+		w.held, w.holders = true, holders
+	}
+	return first
+}
+
+// reportQueued reports to the hooks that waiters are queued.
+func (l *Locker) reportQueued(q *queue, waiters []*waiter, holders []driver.Holder) {
+	for _, w := range waiters {
 		l.emitLater(w.ctx, l.queuedEvent(w, holders, q.name))
 	}
 }
 
 func (l *Locker) queuedEvent(w *waiter, holders []driver.Holder, name string) Event {
-	e := l.describe(EventQueued, name, &w.set)
+	e := l.describe(EventQueued, name, w.set)
 	e.Holders = holders
 	return e
 }

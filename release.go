@@ -13,8 +13,18 @@ import (
 func (l *Locker) release(o *outcome) error {
 	x := o.lease
 	timeout := min(l.requestTimeout(x.req.TTL), max(o.within, time.Millisecond))
-	err := l.store.Release(l.bound(&x.giving, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
-	x.giving.end()
+	began := time.Now()
+	var sent bool
+	var err error
+	if o.keep == 0 {
+		if sent, err = l.releaseBySwap(x, timeout); !sent {
+			timeout = max(timeout-time.Since(began), time.Millisecond)
+		}
+	}
+	if !sent {
+		err = l.store.Release(l.bound(&x.giving, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
+		x.giving.end()
+	}
 	e := event{kind: released, keep: o.keep, err: err}
 	var code driver.Code
 	if err != nil {
@@ -112,7 +122,7 @@ func (h *holder) reportLater(kind EventKind, err error, since time.Duration) {
 
 func (h *holder) event(kind EventKind, err error, since time.Duration) Event {
 	x := h.lease
-	e := x.l.describe(kind, x.req.Name, &h.set)
+	e := x.l.describe(kind, x.req.Name, h.set)
 	e.Token, e.Slot, e.Took, e.Err = h.token, x.firstStanding.grant.Slot, x.l.sinceStart(e.At)-since, err
 	if lost, ok := err.(*LostError); ok {
 		e.Cause = lost.Cause

@@ -13,17 +13,18 @@ import (
 func (l *Locker) run(q *queue) {
 	var r retry
 	for {
-		x, ctx, cancel := l.nextRequest(q)
+		x, ctx, cancel, s := l.nextRequest(q)
 		if x == nil {
 			return
 		}
-		g, err := l.requestQueued(ctx, x, cancel)
+		g, err := l.requestQueued(ctx, x, cancel, s)
 		cause := context.Cause(ctx)
 		cancel(nil)
 		if err != nil {
 			err = l.endRequest(q, x, err, cause, &r)
 		} else if l.deliver(q, x, g) {
 			r.reset()
+			l.holdBack(q)
 		} else {
 			err = errUseless
 		}
@@ -35,10 +36,11 @@ func (l *Locker) run(q *queue) {
 }
 
 // nextRequest prepares the request of the head. It ends the queue if there is no
-// head.
-func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelCauseFunc) {
+// head. The swap, if there is one, has to be answered or withdrawn.
+func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelCauseFunc, *swap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	s := l.takeSwap(q)
 	if l.closed {
 		err := l.closedError(q.name)
 		for q.head != nil {
@@ -48,22 +50,24 @@ func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelC
 	if q.head == nil {
 		delete(l.queues, q.name)
 		l.waiting.Add(-1)
-		return nil, nil, nil
+		return nil, nil, nil, nil
 	}
 	// The request belongs to the queue entry, not to the goroutine at the head: it
 	// takes the values of the head's context, but not its end.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(q.head.ctx))
-	x := l.newLease(ctx, q.name, &q.head.set)
+	x := l.newLease(ctx, q.name, q.head.set)
 	x.queue = q
 	l.reserve(&x.req, q.head.next != nil)
-	q.asking, q.cancel = x, cancel
-	return x, ctx, cancel
+	q.asking, q.cancel = x, s.afterRelease(cancel)
+	return x, ctx, cancel, s
 }
 
 // requestQueued makes a request that waits, or polls a store that cannot notify. Until the
-// first answer the request timeout limits it.
-func (l *Locker) requestQueued(ctx context.Context, x *lease, cancel context.CancelCauseFunc) (driver.Grant, error) {
-	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+// first answer the request timeout limits it. The swap s may be nil.
+func (l *Locker) requestQueued(ctx context.Context, x *lease, cancel context.CancelCauseFunc, s *swap) (driver.Grant, error) {
+	defer s.withdraw()
+	end := s.afterRelease(cancel)
+	stop := context.AfterFunc(l.ctx, func() { end(context.Cause(l.ctx)) })
 	defer stop()
 	if l.guarantees.Load().Wake == driver.WakePoll {
 		return l.poll(ctx, x)
@@ -75,6 +79,9 @@ func (l *Locker) requestQueued(ctx context.Context, x *lease, cancel context.Can
 		}
 	})
 	defer timer.Stop()
+	if s != nil {
+		return l.swapper.Swap(ctx, s.lease.standing.grant, x.req, s.answered)
+	}
 	return l.store.Acquire(ctx, x.req)
 }
 
@@ -126,6 +133,8 @@ func holdersOf(err error) []driver.Holder {
 // does not ask for it. It reports false if the grant is of no use to anyone.
 func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 	var o, unneeded outcome
+	var queued []*waiter
+	var holders []driver.Holder
 	l.mu.Lock()
 	w := q.head
 	if w != nil && !w.accepts(&x.req) || l.closed {
@@ -141,12 +150,18 @@ func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 	switch {
 	case usable && w != nil:
 		q.serve(w, x.holder)
+		if l.swapper != nil && l.canSwap(q, x) {
+			// The store has answered for the waiters behind, too: this lease holds the name.
+			q.served, holders = x, x.asHolder()
+			queued = l.noteHeld(q, holders)
+		}
 	case usable:
 		l.step(x, &event{kind: dropped}, &unneeded)
 	}
 	l.mu.Unlock()
 	_ = l.perform(&o)
 	_ = l.perform(&unneeded)
+	l.reportQueued(q, queued, holders)
 	return usable
 }
 

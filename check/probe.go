@@ -144,6 +144,11 @@ func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 }
 
 func (p *probe) acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	return p.request(ctx, r, p.Store.Acquire)
+}
+
+// request sends a request to the store by a function of it.
+func (p *probe) request(ctx context.Context, r driver.Request, acquire func(context.Context, driver.Request) (driver.Grant, error)) (driver.Grant, error) {
 	p.remember(r.ID)
 	base := Event{Name: r.Name, ID: r.ID, Limit: r.Limit}
 	e := base
@@ -155,7 +160,7 @@ func (p *probe) acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	if r.Wait {
 		r.From = &requester{Requester: r.From, p: p, event: base}
 	}
-	g, err := p.Store.Acquire(ctx, r)
+	g, err := acquire(ctx, r)
 	e = base
 	e.K, e.T = KindAnswer, Now()
 	if err == nil {
@@ -166,6 +171,46 @@ func (p *probe) acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	p.log.Add(e)
 	if lost := p.answer(ctx); lost != nil {
 		return driver.Grant{}, lost
+	}
+	return g, err
+}
+
+// swapProbe is the probe of a store that releases and requests in one step.
+type swapProbe struct{ *probe }
+
+// store returns the store that the worker's Locker uses.
+func (p *probe) store() driver.Store {
+	if _, ok := p.Store.(driver.Swapper); ok {
+		return swapProbe{p}
+	}
+	return p
+}
+
+// Swap sends both halves to the store. A lost answer is that of both.
+func (p swapProbe) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+	sent, lost := false, error(nil)
+	g, err := p.request(ctx, r, func(ctx context.Context, r driver.Request) (driver.Grant, error) {
+		sent = true
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		return p.Store.(driver.Swapper).Swap(ctx, old, r, func(err error) {
+			if lost = p.answer(ctx); lost != nil {
+				err = lost
+				cancel()
+			} else if err == nil && p.releases.Add(1)%8 == 1 {
+				p.gone(old.Name, old.ID, "after its Release was confirmed")
+			}
+			released(err)
+		})
+	})
+	switch {
+	case lost != nil:
+		g, err = driver.Grant{}, lost
+	case !sent && err != nil:
+		released(err) // as for a Release that is not sent
+	}
+	if err != nil && p.Classify(err) == driver.CodeUnknown {
+		p.log.Add(Event{K: KindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
 	}
 	return g, err
 }

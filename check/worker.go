@@ -120,7 +120,7 @@ func (w *worker) renewClient(ctx context.Context) error {
 	gen := w.gen + 1 // clients are replaced one at a time
 	w.mu.Unlock()
 	p := newProbe(s, w.log, gen)
-	l, err := holdfast.New(p, holdfast.WithHooks(hooks{w}), holdfast.Process("", workerName(w.index, w.life)))
+	l, err := holdfast.New(p.store(), holdfast.WithHooks(hooks{w}), holdfast.Process("", workerName(w.index, w.life)))
 	if err != nil {
 		return err
 	}

@@ -192,11 +192,12 @@ func (g Guarantees) limits() string {
 	return s
 }
 
-// The bounds of handoffs inside a process, where the store reserves tokens.
+// The limits of handoffs inside a process, where the store reserves tokens.
 const (
 	// HandoffMax is how many times a process hands a grant off.
 	HandoffMax = 64
-	// HandoffTime is how long after the grant the last of these handoffs may happen.
+	// HandoffTime is how long after the grant the last of these handoffs may happen. It is also
+	// how long the core holds a request back for a Swap.
 	HandoffTime = 5 * time.Millisecond
 )
 

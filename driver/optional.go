@@ -35,6 +35,24 @@ type Watcher interface {
 	Watch(ctx context.Context, name string, changed func()) error
 }
 
+// Swapper is implemented by stores that can release a grant and make the queue entry of another
+// request in one atomic step. The core uses it if Guarantees.Wake is push. After a grant it holds
+// the request of the next local waiter back for at most HandoffTime, and calls Swap if the grant
+// is released within that time. Of other stores the core calls Release and Acquire.
+type Swapper interface {
+	// Swap releases old, like Release without keep, and does what Acquire does for r, whose Wait
+	// is set. The entry of r goes to the end of the queue, and a grant of r has a new token.
+	//
+	// The halves are independent. If old has ended, r is queued nevertheless. If r fails,
+	// old may be released nevertheless. Swap calls released once, as soon as the outcome of the
+	// release is known and before it waits for the grant, with what Release would have
+	// returned. released does not block. If Swap returns without having called it, nothing
+	// of the release was applied or can be applied later, and the core calls Release. After
+	// an answer that was lost, the outcomes of both halves are unknown: Swap calls released
+	// with an error of code CodeUnknown, and returns one.
+	Swap(ctx context.Context, old Grant, r Request, released func(error)) (Grant, error)
+}
+
 // Values is implemented by stores that keep versioned values beside the locks. A lock and a value
 // of the same name are independent. Package optimistic is the interface for programs. Get and Put
 // are safe for concurrent use.

@@ -16,6 +16,7 @@ require (
 	google.golang.org/protobuf v1.36.12
 	github.com/bsm/redislock v0.9.4
 	github.com/go-redsync/redsync/v4 v4.18.1
+	github.com/gofrs/flock v0.13.1
 	github.com/johannesboyne/gofakes3 v1.2.0
 	github.com/holdfast-go/holdfast/redisstore v0.1.0
 	github.com/holdfast-go/holdfast/redisstore/goredis v0.1.0

@@ -15,10 +15,19 @@ import (
 
 // Acquire requests a grant: see driver.Store.
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	return s.acquire(ctx, r, nil)
+}
+
+// acquire is Acquire. The transaction that makes the queue entry also makes the release old, which
+// may be nil.
+func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (driver.Grant, error) {
 	if err := s.lay.checkName(r.Name); err != nil {
 		return driver.Grant{}, err
 	}
 	for {
+		if old != nil && old.answered {
+			old = nil // its key may belong to another request
+		}
 		if ctx.Err() != nil {
 			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
 		}
@@ -38,7 +47,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		}
 		var g driver.Grant
 		if r.Wait {
-			g, err = s.queue(ctx, a)
+			g, err = s.queue(ctx, a, old)
 		} else {
 			g, err = s.try(ctx, a)
 		}
@@ -194,7 +203,7 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 
 // tryEntry creates an entry whatever changes, and deletes it unless it is granted.
 func (s *Store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) {
-	v, err := s.enqueue(ctx, a)
+	v, err := s.enqueue(ctx, a, nil)
 	if err != nil {
 		return driver.Grant{}, err
 	}
@@ -236,8 +245,8 @@ func (a *request) grant(rev int64, rec record) driver.Grant {
 }
 
 // enqueue adds an entry to the end of the queue. If there are other entries, the same
-// transaction reads them.
-func (s *Store) enqueue(ctx context.Context, a *request) (view, error) {
+// transaction reads them. The first transaction also makes the release old, unless that is nil.
+func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, error) {
 	prefix, n := s.lay.entries(a.r.Name), shard(a.r.Name)
 	epochKey := s.lay.epoch(a.e.lease, n)
 	for {
@@ -245,26 +254,36 @@ func (s *Store) enqueue(ctx context.Context, a *request) (view, error) {
 		put := clientv3.OpPut(a.key, a.written.encode(), clientv3.WithLease(a.e.lease))
 		made, epoch := a.made(n)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
+		behind := clientv3.OpTxn(
+			[]clientv3.Cmp{made, absent},
+			append([]clientv3.Op{put}, a.reads(prefix)...),
+			// A read of keys only does not return leases.
+			[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
+		)
 		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+			if old != nil {
+				// The reads see the queue after the release.
+				return s.client.Txn(ctx).Then(old.op(), behind).Commit()
+			}
 			return s.client.Txn(ctx).
 				If(made, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", 1)).
-				Then(put).
-				Else(clientv3.OpTxn(
-					[]clientv3.Cmp{made, absent},
-					append([]clientv3.Op{put}, a.reads(prefix)...),
-					// A read of keys only does not return leases.
-					[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
-				)).Commit()
+				Then(put).Else(behind).Commit()
 		})
+		if old != nil {
+			s.answer(ctx, old, resp, err)
+		}
 		if err != nil {
 			return view{}, unmade(ctx, err)
 		}
 		rev := resp.Header.Revision
-		if resp.Succeeded {
+		answer := resp.Responses[0]
+		if old != nil {
+			answer, old = resp.Responses[1], nil // a repeated transaction makes no release
+		} else if resp.Succeeded {
 			a.rev.Store(rev)
 			return a.judge(rev, queue{{key: a.key, rev: rev, mod: rev, lease: a.e.lease, record: a.written, ours: true}}), nil
 		}
-		inner := resp.Responses[0].GetResponseTxn()
+		inner := answer.GetResponseTxn()
 		if !inner.Succeeded {
 			if err := a.e.learnEpoch(n, epoch, inner.Responses[0]); err != nil {
 				return view{}, err

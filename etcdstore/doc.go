@@ -47,6 +47,22 @@
 // epochShards such keys for each lease, and they end with it. A server without space takes no
 // epoch, but does delete the entry.
 //
+// # A release and a request in one transaction
+//
+// [Store.Swap] deletes the entry of a grant and makes that of the next request in one transaction,
+// which the server writes to its disk once. It has two nested transactions with conditions of their
+// own: the deletion has that of a release, the new entry those of every other entry. The server
+// evaluates all conditions before it writes, and no condition of one half concerns a key of the
+// other, so the halves are independent. The two keys differ, because the grant keeps its key until
+// its release is known. The reads that follow the writes see the queue without the old entry.
+//
+// The new entry has the revision of the transaction: it is behind every other entry, and its token
+// exceeds that of the grant it replaces. If the answer is lost, both outcomes are unknown. A
+// repeated release compares the create revision of the old entry, and an undo compares the epoch
+// that the new one depends on. So a transaction that arrives after both changes nothing. An answer
+// that nothing was applied, such as a missing lease or a refusal, leaves the release to
+// [Store.Release].
+//
 // # How changes are noticed
 //
 // A store has one stream of watches and one of keepalives, which live as long as they are answered:

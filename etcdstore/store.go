@@ -193,6 +193,7 @@ func guarantees(least time.Duration) driver.Guarantees {
 		Visible: driver.VisibleAll,
 		Notes: []string{
 			"all locks of one client with the same TTL share a lease",
+			"the next local waiter of a process that holds a lock queues with its release, and at most 5 ms after its grant",
 			"other clients that wait for `a` also wait for `a/b`; holdfast does not",
 			"the holder is notified of an early end within milliseconds, if the member that serves its watch follows the leader; if it can reach no member, the context ends with the lease's validity",
 			"in every version of etcd, a former leader may revoke leases that its successor has renewed; only the token protects then",

@@ -18,9 +18,10 @@ import (
 
 var errEntryGone = &driver.Error{Code: driver.CodeUnavailable, Err: errors.New("the queue entry was deleted")}
 
-// queue creates an entry and waits until it is granted.
-func (s *Store) queue(ctx context.Context, a *request) (driver.Grant, error) {
-	v, err := s.enqueue(ctx, a)
+// queue creates an entry, makes the release old unless that is nil, and waits until the entry is
+// granted.
+func (s *Store) queue(ctx context.Context, a *request, old *release) (driver.Grant, error) {
+	v, err := s.enqueue(ctx, a, old)
 	if err != nil {
 		return driver.Grant{}, err
 	}

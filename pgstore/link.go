@@ -22,6 +22,7 @@ type pgLink struct {
 	cut  func()
 
 	watch func()
+	ender *sqlkit.Ender     // nil for a connection of database/sql
 	names map[string]string // of prepared statements; used by the goroutine that runs one
 
 	mu           sync.Mutex
@@ -37,35 +38,34 @@ func (l *pgLink) Watch() {
 }
 
 func (l *pgLink) Run(ctx context.Context, statements ...string) (sqlkit.Answers, error) {
-	if err := l.begin(); err != nil {
+	ctx, err := l.begin(ctx)
+	if err != nil {
 		return nil, err
 	}
 	defer l.finish()
-	defer l.bound(&ctx)()
 	return runPg(ctx, l.conn, statements)
 }
 
-// bound lets the end of a context end the connection. pgx would do the same with more effort.
-func (l *pgLink) bound(ctx *context.Context) func() {
-	if l.watch == nil || (*ctx).Done() == nil {
-		return func() {}
-	}
-	stop := sqlkit.EndWith(*ctx, l.cut)
-	*ctx = context.WithoutCancel(*ctx)
-	return stop
-}
-
-func (l *pgLink) begin() error {
+// begin begins a statement, and returns the context for pgx. The end of ctx ends the
+// connection; pgx would do the same with more effort.
+func (l *pgLink) begin(ctx context.Context) (context.Context, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || l.conn.IsClosed() {
-		return sqlkit.ErrUnsent
+		return nil, sqlkit.ErrUnsent
 	}
 	l.busy = true
-	return nil
+	if l.ender == nil {
+		return ctx, nil
+	}
+	l.ender.Begin(ctx)
+	return context.Background(), nil
 }
 
 func (l *pgLink) finish() {
+	if l.ender != nil {
+		l.ender.Stop()
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.busy = false; l.closed {
@@ -81,11 +81,11 @@ type preparer interface {
 }
 
 func (l *pgLink) prepared(ctx context.Context, statement string, args ...string) (sqlkit.Row, error) {
-	if err := l.begin(); err != nil {
+	ctx, err := l.begin(ctx)
+	if err != nil {
 		return nil, err
 	}
 	defer l.finish()
-	defer l.bound(&ctx)()
 	name, ok := l.names[statement]
 	if !ok {
 		name = fmt.Sprintf("holdfast_%d", len(l.names)+1)
@@ -194,7 +194,8 @@ func dialLink(ctx context.Context, cfg *pgconn.Config) (*pgLink, error) {
 	for _, w := range dialled[:len(dialled)-1] {
 		w.Close()
 	}
-	return &pgLink{conn: c, gone: last.Gone(), watch: last.Watch, cut: func() { last.Close() }}, nil
+	cut := func() { last.Close() }
+	return &pgLink{conn: c, gone: last.Gone(), watch: last.Watch, cut: cut, ender: sqlkit.NewEnder(cut)}, nil
 }
 
 // wrap makes a link of a connection of database/sql's pgx driver. It returns nil for

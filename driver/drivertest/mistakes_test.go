@@ -25,6 +25,8 @@ type mistake struct {
 	answer func(r driver.Request, g *driver.Grant)
 	renew  func(*driver.Renewal)
 	hangs  bool // no waiter gets an answer
+	// swap changes what a Swap does.
+	swap func(c *client, old driver.Grant, r *driver.Request, released func(error)) (release bool)
 }
 
 var mistakes = map[string]mistake{
@@ -53,6 +55,28 @@ var mistakes = map[string]mistake{
 		}},
 	"tokens repeat and no waiter gets an answer": {test: "TokensRise", hangs: true,
 		answer: func(_ driver.Request, g *driver.Grant) { g.Token = 1 }},
+	"a swap reports a release that it has not made": {test: "Swap",
+		swap: func(_ *client, _ driver.Grant, r *driver.Request, released func(error)) bool {
+			released(nil)
+			r.Name += "-elsewhere"
+			return false
+		}},
+	"a swap of an ended grant reports a release": {test: "SwapOfEndedGrant",
+		swap: func(c *client, old driver.Grant, _ *driver.Request, released func(error)) bool {
+			_ = c.Release(context.Background(), old, 0)
+			released(nil)
+			return false
+		}},
+	"a swap grants its request before the waiters": {test: "SwapQueuesLast",
+		swap: func(_ *client, _ driver.Grant, r *driver.Request, _ func(error)) bool {
+			r.Name += "-elsewhere" // where no waiter is before it
+			return true
+		}},
+	"a cancelled swap releases and does not report it": {test: "SwapCancelledBefore",
+		swap: func(c *client, old driver.Grant, _ *driver.Request, _ func(error)) bool {
+			_ = c.Release(context.Background(), old, 0)
+			return false
+		}},
 	"a session keeps its first TTL": {test: "LongerTTLStands",
 		ask: func(c *client, r *driver.Request) {
 			c.once.Do(func() { c.first = r.TTL })
@@ -86,6 +110,19 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 			c.answer(r, &g)
 		}
 	}
+	return g, err
+}
+
+// Swap makes two calls, which stand for one step.
+func (c *client) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+	requested := r
+	if ctx.Err() == nil || c.swap != nil {
+		if c.swap == nil || c.swap(c, old, &requested, released) {
+			released(c.Release(ctx, old, 0))
+		}
+	}
+	g, err := c.Acquire(ctx, requested)
+	g.Name, g.Limit = r.Name, r.Limit
 	return g, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	redsyncgoredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	_ "github.com/go-sql-driver/mysql"
 	zookeeper "github.com/go-zookeeper/zk"
+	"github.com/gofrs/flock"
 	"github.com/jackc/pgx/v5"
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
@@ -111,6 +113,8 @@ var stores = []store{
 	{"file", startFile, []contender{
 		ours("holdfast", "file://%s"),
 		{name: "open, flock, close", peer: true, open: openFlock},
+		{name: "gofrs/flock", peer: true, open: openGofrs},
+		{name: "flock(1)", peer: true, open: openFlockCommand},
 	}},
 }
 
@@ -478,5 +482,28 @@ func openFlock(dir string) (client, error) {
 			return 0, nil, errors.Join(err, f.Close())
 		}
 		return 0, f.Close, nil
+	}}, nil
+}
+
+func openGofrs(dir string) (client, error) {
+	return client{close: func() {}, lock: func(_ context.Context, name string) (uint64, func() error, error) {
+		f := flock.New(filepath.Join(dir, "flock-"+name))
+		return 0, f.Close, f.Lock()
+	}}, nil
+}
+
+// openFlockCommand runs flock(1) with cat, which answers once the lock is held and ends with
+// its input.
+func openFlockCommand(dir string) (client, error) {
+	return client{close: func() {}, lock: func(_ context.Context, name string) (uint64, func() error, error) {
+		c := exec.Command("flock", filepath.Join(dir, "flock-"+name), "cat")
+		in, ierr := c.StdinPipe()
+		out, oerr := c.StdoutPipe()
+		if err := errors.Join(ierr, oerr, c.Start()); err != nil {
+			return 0, nil, err
+		}
+		_, werr := in.Write([]byte{'\n'})
+		_, rerr := out.Read(make([]byte, 1))
+		return 0, func() error { return errors.Join(in.Close(), c.Wait()) }, errors.Join(werr, rerr)
 	}}, nil
 }

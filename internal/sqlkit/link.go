@@ -79,13 +79,14 @@ type Link interface {
 // SQLLink makes a link of a connection of a database/sql driver and the network connection
 // below it. With multi the driver accepts several statements at once.
 func SQLLink(c driver.Conn, multi bool, below *Conn) Link {
-	return &sqlLink{conn: c, multi: multi, below: below}
+	return &sqlLink{conn: c, multi: multi, below: below, ender: NewEnder(func() { _ = below.Close() })}
 }
 
 type sqlLink struct {
 	conn  driver.Conn
 	multi bool
 	below *Conn
+	ender *Ender
 
 	mu           sync.Mutex
 	busy, closed bool
@@ -132,14 +133,11 @@ func (l *sqlLink) Run(ctx context.Context, statements ...string) (Answers, error
 		return nil, err
 	}
 	defer l.finish()
-	if ctx.Done() == nil {
-		return runAll(ctx, l.conn, l.multi, statements)
-	}
 	// A driver would watch the context with a goroutine of its own, and only end the
 	// connection as well.
-	stop := EndWith(ctx, func() { _ = l.below.Close() })
+	l.ender.Begin(ctx)
 	a, err := runAll(context.Background(), l.conn, l.multi, statements)
-	stop()
+	l.ender.Stop()
 	if err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
@@ -236,20 +234,4 @@ func text(v driver.Value) sql.NullString {
 		return sql.NullString{String: v.Format(time.RFC3339Nano), Valid: true}
 	}
 	return sql.NullString{String: fmt.Sprint(v), Valid: true}
-}
-
-// EndWith calls end when ctx ends, until stop is called. After stop has returned, end does
-// not run any more, and the connection may have another user.
-func EndWith(ctx context.Context, end func()) (stop func()) {
-	var ending sync.WaitGroup
-	ending.Add(1)
-	cancel := context.AfterFunc(ctx, func() {
-		defer ending.Done()
-		end()
-	})
-	return func() {
-		if !cancel() {
-			ending.Wait()
-		}
-	}
 }

@@ -90,9 +90,12 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		}
 		return notHeld(g.Name, g.Token)
 	}
-	brief, cancel := context.WithTimeout(ctx, busyWithin)
-	locked := l.lock(brief)
-	cancel()
+	locked := l.tryLock()
+	if !locked { // a ping uses the session
+		brief, cancel := context.WithTimeout(ctx, busyWithin)
+		locked = l.lock(brief)
+		cancel()
+	}
 	if !locked {
 		if err := ctx.Err(); err != nil {
 			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the session is busy: %w", err))

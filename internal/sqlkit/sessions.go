@@ -267,9 +267,7 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 		case now.Sub(l.since) < tellAfter:
 			young = true
 		case l.granted && !l.pinged:
-			select {
-			case l.busy <- struct{}{}:
-			default:
+			if !l.tryLock() {
 				young = true // the session is in use, and may be recording just now
 				continue
 			}
@@ -377,15 +375,23 @@ func (l *lease) end() {
 
 // lock reserves the session for the caller. It returns false if ctx ends first.
 func (l *lease) lock(ctx context.Context) bool {
-	select {
-	case l.busy <- struct{}{}:
+	if l.tryLock() {
 		return true
-	default:
 	}
 	select {
 	case l.busy <- struct{}{}:
 		return true
 	case <-ctx.Done():
+		return false
+	}
+}
+
+// tryLock reserves the session if it is not in use.
+func (l *lease) tryLock() bool {
+	select {
+	case l.busy <- struct{}{}:
+		return true
+	default:
 		return false
 	}
 }

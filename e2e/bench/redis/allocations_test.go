@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast"
+	_ "github.com/holdfast-go/holdfast/redisstore"
 )
 
 // BenchmarkPair measures the allocations of one Lock and one Unlock of a free name.

@@ -1,0 +1,192 @@
+package drivertest
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// swapper returns the store's Swap, and skips the test if it has none.
+func (e *env) swapper(s driver.Store) driver.Swapper {
+	e.Helper()
+	sw, ok := s.(driver.Swapper)
+	if !ok {
+		e.Skip("the store does not release and request in one step")
+	}
+	return sw
+}
+
+// swap releases a grant and waits for another request in one call. It returns when the release
+// has its outcome.
+func (e *env) swap(s driver.Store, old driver.Grant, r driver.Request) (w *waiting, released error) {
+	e.Helper()
+	ctx, cancel := context.WithCancel(e.Context())
+	w = &waiting{e: e, s: s, r: r, cancel: cancel, done: make(chan struct{})}
+	w.r.Wait = true
+	answers := make(chan error, 8)
+	var ended atomic.Bool
+	go func() {
+		defer close(w.done)
+		defer ended.Store(true)
+		w.g, w.err = e.swapper(s).Swap(ctx, old, w.r, func(err error) {
+			if ended.Load() {
+				e.Error("released was called after Swap had returned")
+			}
+			answers <- err
+		})
+		w.at = time.Now()
+	}()
+	select {
+	case released = <-answers:
+	case <-w.done:
+		select {
+		case released = <-answers:
+		default:
+			e.Fatalf("Swap returned without the outcome of the release: %+v, %v", w.g, w.err)
+		}
+	case <-time.After(e.timeout()):
+		e.Fatal("Swap did not report the outcome of the release")
+	}
+	return w, released
+}
+
+// swapped is swap of a grant that stands.
+func (e *env) swapped(s driver.Store, old driver.Grant, r driver.Request) *waiting {
+	e.Helper()
+	w, err := e.swap(s, old, r)
+	if err != nil {
+		e.Fatalf("the release of a grant that stands, by Swap: %v", err)
+	}
+	return w
+}
+
+// swaps requires that Swap releases the old grant and requests the next one, for the same client
+// and with a larger token.
+func swaps(e *env) {
+	s, name := e.open(), e.name()
+	e.swapper(s)
+	g := e.must(s, e.request(name, driver.Exclusive, long))
+	for range 20 {
+		next := e.swapped(s, g, e.request(name, driver.Exclusive, long)).granted()
+		e.above(next, g)
+		e.code(s, s.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing a grant that Swap has released")
+		e.busy(e.observer(), e.request(name, driver.Exclusive, long))
+		g = next
+	}
+	if g.TTL != driver.Forever {
+		if a := s.Renew(e.Context(), []driver.Grant{g})[0]; a.Err != nil {
+			e.Errorf("Renew: %v", a.Err)
+		}
+	}
+	e.release(s, g)
+	e.free(s, name)
+}
+
+// swapQueuesLast requires that the request of a Swap is behind every waiter, and that the release
+// grants the first of them.
+func swapQueuesLast(e *env) {
+	a, b, name := e.open(), e.open(), e.name()
+	e.swapper(a)
+	g := e.must(a, e.request(name, driver.Exclusive, long))
+	for range 5 {
+		first := e.queue(b, e.request(name, driver.Exclusive, long))
+		w := e.swapped(a, g, e.request(name, driver.Exclusive, long))
+		got := first.granted()
+		e.above(got, g)
+		e.drain(a)
+		w.pendingStill()
+		e.release(b, got)
+		g = w.granted()
+		e.above(g, got)
+	}
+	// The waiter gives up, and the holder's own release is not affected.
+	first := e.queue(b, e.request(name, driver.Exclusive, long))
+	w := e.swapped(a, g, e.request(name, driver.Exclusive, long))
+	got := first.granted()
+	w.leave()
+	e.release(b, got)
+	e.free(b, name)
+}
+
+// swapOfEndedGrant requires that the request of a Swap is granted although the old grant has ended,
+// and that a later grant is not released in its place.
+func swapOfEndedGrant(e *env) {
+	a, b, name := e.open(), e.open(), e.name()
+	e.swapper(a)
+	old := e.must(a, e.request(name, driver.Exclusive, long))
+	e.release(a, old)
+	w, err := e.swap(a, old, e.request(name, driver.Exclusive, long))
+	e.code(a, err, driver.CodeNotHeld, "a Swap of a grant that was released")
+	e.release(a, w.granted())
+
+	g := e.must(b, e.request(name, driver.Exclusive, long))
+	w, err = e.swap(a, old, e.request(name, driver.Exclusive, long))
+	e.code(a, err, driver.CodeNotHeld, "a Swap of a grant that was released")
+	e.drain(a)
+	w.pendingStill()
+	e.release(b, g)
+	e.release(a, w.granted())
+	e.free(a, name)
+}
+
+// swapCancelledBefore requires that a Swap whose context has ended either makes the release or
+// leaves the grant standing, as it reports, and leaves nothing of its request.
+func swapCancelledBefore(e *env) {
+	s, name := e.open(), e.name()
+	sw := e.swapper(s)
+	g := e.must(s, e.request(name, driver.Exclusive, long))
+	ctx, cancel := context.WithCancel(e.Context())
+	cancel()
+	r := e.request(name, driver.Exclusive, long)
+	r.Wait = true
+	var released []error
+	_, err := sw.Swap(ctx, g, r, func(err error) { released = append(released, err) })
+	if err == nil {
+		e.Fatal("Swap with a context that has ended was granted")
+	}
+	if s.Classify(err) == driver.CodeUnknown {
+		e.undone(s, r)
+	}
+	switch err := s.Release(e.Context(), g, 0); {
+	case len(released) == 0 && err != nil:
+		e.Errorf("Swap did not release, and then Release: %v", err)
+	case len(released) > 0 && released[0] == nil:
+		e.code(s, err, driver.CodeNotHeld, "releasing a grant that Swap has released")
+	}
+	e.free(s, name)
+}
+
+// swapAnswerLost requires that a Swap whose answer is lost reports an unknown outcome of both
+// halves, that an undo leaves nothing of the request, and that the release can be repeated.
+func swapAnswerLost(e *env) {
+	s, name := e.open(), e.name()
+	e.swapper(s)
+	if e.h.LoseAnswer == nil {
+		e.Skip("the harness cannot lose an answer")
+	}
+	g := e.must(s, e.request(name, driver.Exclusive, long))
+	e.h.LoseAnswer(e.T, 0)
+	w, err := e.swap(s, g, e.request(name, driver.Exclusive, long))
+	<-w.done
+	e.h.Start(e.T)
+	switch {
+	case err == nil && w.err == nil: // another answer was lost
+		e.release(s, w.g)
+		return
+	case err != nil && s.Classify(err) != driver.CodeUnknown:
+		e.Fatalf("the release of a lost answer: %v, want an unknown outcome", err)
+	case w.err == nil:
+		e.release(s, w.g)
+	case s.Classify(w.err) == driver.CodeUnknown:
+		e.undone(s, w.r)
+	}
+	if err != nil {
+		e.eventually("the release is repeated", func() bool {
+			err = s.Release(e.Context(), g, 0)
+			return err == nil || s.Classify(err) == driver.CodeNotHeld
+		}, func() string { return err.Error() })
+	}
+	e.free(e.observer(), name)
+}

@@ -1,0 +1,331 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/etcdstore"
+)
+
+// swaps reports whether a transaction releases a grant and makes a queue entry.
+func swaps(txn *etcdserverpb.TxnRequest) bool {
+	return len(txn.Success) == 2 && txn.Success[0].GetRequestTxn() != nil && txn.Success[1].GetRequestTxn() != nil &&
+		deletes(txn.Success[0].GetRequestTxn()) && puts(txn.Success[1].GetRequestTxn())
+}
+
+// swapIn starts a Swap. It returns the outcome of the release, and that of the request.
+func swapIn(ctx context.Context, s *etcdstore.Store, old driver.Grant, r driver.Request) (released chan error, done chan result) {
+	r.Wait = true
+	released, done = make(chan error, 4), make(chan result, 1)
+	go func() {
+		g, err := s.Swap(ctx, old, r, func(err error) { released <- err })
+		close(released)
+		done <- result{g, err}
+	}()
+	return released, done
+}
+
+// TestSwapIsOneWrite: a swap deletes the old entry and makes the new one in one revision, which is the
+// token of the new grant.
+func TestSwapIsOneWrite(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, client := c.open(t), c.direct(t)
+	g := must(t, s, request("first", "n", 1, time.Minute))
+	from := int64(g.Token)
+	const n = 20
+	tokens := map[int64]bool{}
+	for i := range n {
+		released, done := swapIn(t.Context(), s, g, request(fmt.Sprint("r", i), "n", 1, time.Minute))
+		if err := receive(t, "the release", released); err != nil {
+			t.Fatal(err)
+		}
+		res := receive(t, "the grant", done)
+		if res.err != nil {
+			t.Fatal(res.err)
+		}
+		g = res.g
+		tokens[int64(g.Token)] = true
+	}
+	deleted := 0
+	for changes := client.Watch(t.Context(), "n/", clientv3.WithPrefix(), clientv3.WithRev(from)); deleted < n; {
+		for _, e := range receive(t, "the changes", changes).Events {
+			if e.Type == clientv3.EventTypeDelete {
+				if deleted++; !tokens[e.Kv.ModRevision] {
+					t.Errorf("an entry was deleted at revision %d, which made no grant", e.Kv.ModRevision)
+				}
+			}
+		}
+	}
+	if err := s.Release(t.Context(), g, 0); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSwapWithoutAnswer: the answer to a swap is lost, or the swap itself arrives late. Both outcomes
+// are unknown. After the undo and the repeated release nothing stands, and a late swap makes no
+// entry and ends no newer grant.
+func TestSwapWithoutAnswer(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	for _, late := range []bool{false, true} {
+		n := fmt.Sprint("late-", late)
+		old := must(t, s, request("old-"+n, n, 1, time.Minute))
+		r := request("new-"+n, n, 1, time.Minute)
+		l.mu.Lock()
+		if l.reported = errBroken; late {
+			l.hold = swaps
+		} else {
+			l.lose = swaps
+		}
+		l.mu.Unlock()
+		released, done := swapIn(t.Context(), s, old, r)
+		if err := receive(t, "the release", released); s.Classify(err) != driver.CodeUnknown {
+			t.Fatalf("late %t: the release: %v, want an unknown outcome", late, err)
+		}
+		if res := receive(t, "the answer", done); s.Classify(res.err) != driver.CodeUnknown {
+			t.Fatalf("late %t: the request: %v, want an unknown outcome", late, res.err)
+		}
+		want := driver.CodeNotHeld // released by the swap
+		if err := s.Undo(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		err := s.Release(t.Context(), old, 0)
+		if late && err != nil || !late && s.Classify(err) != want {
+			t.Errorf("late %t: the repeated release: %v", late, err)
+		}
+		// The key of the old grant belongs to this one now.
+		next := must(t, s, request("next-"+n, n, 1, time.Minute))
+		if next.Token <= old.Token {
+			t.Errorf("late %t: token %d after %d", late, next.Token, old.Token)
+		}
+		if late {
+			answer, err := l.sent()
+			if err != nil || answer.Responses[0].GetResponseTxn().Succeeded || answer.Responses[1].GetResponseTxn().Succeeded {
+				t.Errorf("the late swap was applied: %v, %v", answer, err)
+			}
+		}
+		if err := s.Release(t.Context(), next, 0); err != nil {
+			t.Errorf("late %t: %v", late, err)
+		}
+		if st, err := other.Inspect(t.Context(), n); err != nil || len(st.Holders)+len(st.Waiters) > 0 {
+			t.Errorf("late %t: left behind: %+v, %v", late, st, err)
+		}
+	}
+}
+
+// TestSwapSentTwiceMakesOneEntry: the client library repeats a swap that the server has applied. The
+// release finds that the grant has ended, and the request has one queue entry.
+func TestSwapSentTwiceMakesOneEntry(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	old := must(t, s, request("old", "n", 1, time.Minute))
+	l.mu.Lock()
+	l.lose, l.reported = swaps, status.Error(codes.Canceled, "stream terminated by RST_STREAM with error code: CANCEL")
+	l.mu.Unlock()
+	released, done := swapIn(t.Context(), s, old, request("new", "n", 1, time.Minute))
+	if err := receive(t, "the release", released); s.Classify(err) != driver.CodeNotHeld {
+		t.Errorf("the release: %v, want not held", err)
+	}
+	res := receive(t, "the grant", done)
+	if res.err != nil {
+		t.Fatal(res.err)
+	}
+	if err := s.Release(t.Context(), res.g, 0); err != nil {
+		t.Error(err)
+	}
+	if st, err := other.Inspect(t.Context(), "n"); err != nil || len(st.Holders)+len(st.Waiters) > 0 {
+		t.Errorf("left behind: %+v, %v", st, err)
+	}
+}
+
+// TestHalvesOfASwapAreIndependent: the grant was deleted by an administrator, and the request is
+// granted. Or the key of the request belongs to a grant that was left standing, and the release
+// is made at once.
+func TestHalvesOfASwapAreIndependent(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, other, client := c.open(t), c.open(t), c.direct(t)
+	old := must(t, s, request("old", "deleted", 1, time.Minute))
+	if _, err := client.Delete(t.Context(), "deleted/", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	released, done := swapIn(t.Context(), s, old, request("new", "deleted", 1, time.Minute))
+	if err := receive(t, "the release", released); s.Classify(err) != driver.CodeNotHeld {
+		t.Errorf("the release of a deleted grant: %v, want not held", err)
+	}
+	if res := receive(t, "the grant", done); res.err != nil {
+		t.Error(res.err)
+	}
+
+	first := must(t, s, request("first", "taken", driver.Unlimited, time.Minute))
+	kept := must(t, s, request("kept", "taken", driver.Unlimited, time.Minute))
+	if err := s.Release(t.Context(), kept, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	r := request("new", "taken", driver.Exclusive, time.Minute)
+	released, done = swapIn(t.Context(), s, first, r)
+	if err := receive(t, "the release", released); err != nil {
+		t.Errorf("the release: %v", err)
+	}
+	receive(t, "the queue entry", r.From.(*requester).queued)
+	st, err := other.Inspect(t.Context(), "taken")
+	if err != nil || len(st.Holders) != 1 || st.Holders[0].ID != "kept" || len(st.Waiters) != 1 {
+		t.Errorf("%+v, %v, want the grant that was left standing and a waiter", st, err)
+	}
+	if err := other.Break(t.Context(), "taken", kept.Token); err != nil {
+		t.Fatal(err)
+	}
+	if res := receive(t, "the grant", done); res.err != nil {
+		t.Error(res.err)
+	}
+}
+
+// TestRefusedSwapReleasesAlone: the server refuses a swap, and nothing of it is applied. The lock is
+// released by itself. A swap that the server has applied and answered with "no space" is released.
+func TestRefusedSwapReleasesAlone(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, l := c.late(t)
+	other := c.open(t)
+	for i, test := range []struct {
+		hold     bool
+		reported error
+		reports  bool
+	}{
+		{true, rpctypes.ErrGRPCRequestTooManyRequests, false},
+		{true, status.Error(codes.PermissionDenied, "etcdserver: permission denied"), false},
+		{true, rpctypes.ErrGRPCNoSpace, true},
+		{false, rpctypes.ErrGRPCNoSpace, true},
+	} {
+		n := fmt.Sprint("n", i)
+		old := must(t, s, request("old-"+n, n, 1, time.Minute))
+		l.mu.Lock()
+		if l.reported = test.reported; test.hold {
+			l.hold = swaps
+		} else {
+			l.lose = swaps
+		}
+		l.mu.Unlock()
+		released, done := swapIn(t.Context(), s, old, request("new-"+n, n, 1, time.Minute))
+		res := receive(t, "the answer", done)
+		if code := s.Classify(res.err); res.err == nil || code == driver.CodeUnknown {
+			t.Errorf("%v: %v", test.reported, res.err)
+		}
+		err, reported := <-released
+		if reported != test.reports || err != nil {
+			t.Errorf("%v: the release was reported: %t, %v", test.reported, reported, err)
+		}
+		if !reported {
+			if err := s.Release(t.Context(), old, 0); err != nil {
+				t.Errorf("%v: Release: %v", test.reported, err)
+			}
+		}
+		if st, err := other.Inspect(t.Context(), n); err != nil || len(st.Holders)+len(st.Waiters) > 0 {
+			t.Errorf("%v: left behind: %+v, %v", test.reported, st, err)
+		}
+	}
+}
+
+// TestSwapOnAMissingLease: the lease of the session has ended. The request is granted on another
+// one, and the old grant has ended.
+func TestSwapOnAMissingLease(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, client := c.open(t), c.direct(t)
+	old := must(t, s, request("old", "n", 1, time.Minute))
+	keys, err := client.Get(t.Context(), "n/", clientv3.WithPrefix())
+	if err != nil || len(keys.Kvs) != 1 {
+		t.Fatalf("%v, %v", keys, err)
+	}
+	if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
+		t.Fatal(err)
+	}
+	released, done := swapIn(t.Context(), s, old, request("new", "n", 1, time.Minute))
+	if err := receive(t, "the release", released); s.Classify(err) != driver.CodeNotHeld {
+		t.Errorf("the release: %v, want not held", err)
+	}
+	res := receive(t, "the grant", done)
+	if res.err != nil || res.g.Token <= old.Token {
+		t.Errorf("%+v, %v", res.g, res.err)
+	}
+}
+
+// TestLockersSwapWithLostAnswers: goroutines of two processes contend for one name, while answers to
+// swaps are lost again and again. No two hold it together, tokens rise, each goroutine is served,
+// and nothing is left.
+func TestLockersSwapWithLostAnswers(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	other := c.open(t)
+	const enough = 8 // lost answers
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	var swapped, lost atomic.Int32
+	var last atomic.Uint64
+	var inside atomic.Int32
+	var all sync.WaitGroup
+	for range 2 {
+		s, l := c.late(t)
+		l.reported = errBroken
+		every16th := func(txn *etcdserverpb.TxnRequest) bool { return swaps(txn) && swapped.Add(1)%16 == 0 }
+		l.lose = every16th
+		locker, err := holdfast.New(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := locker.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		}()
+		for range 6 {
+			all.Go(func() {
+				for lost.Load() < enough {
+					k, err := locker.Lock(ctx, "n")
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if inside.Add(1) != 1 {
+						t.Error("two holders")
+					}
+					if before := last.Swap(k.Token()); before >= k.Token() {
+						t.Errorf("token %d after %d", k.Token(), before)
+					}
+					inside.Add(-1)
+					switch err := k.Unlock(); {
+					case errors.Is(err, holdfast.ErrUnavailable):
+						lost.Add(1)
+						l.mu.Lock() // the interceptor loses one answer at a time
+						l.lose = every16th
+						l.mu.Unlock()
+					case err != nil:
+						t.Errorf("Unlock: %v", err)
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
+		st, err := other.Inspect(t.Context(), "n")
+		if err == nil && len(st.Holders)+len(st.Waiters) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left behind: %+v, %v", st, err)
+		}
+	}
+}

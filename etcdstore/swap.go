@@ -1,0 +1,67 @@
+package etcdstore
+
+import (
+	"context"
+	"errors"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+var _ driver.Swapper = (*Store)(nil)
+
+// release is the release of a grant that goes with the transaction of another request.
+type release struct {
+	a        *request // the grant's
+	g        driver.Grant
+	released func(error)
+	answered bool // released was called
+}
+
+// Swap implements driver.Swapper: one transaction deletes the entry of old and creates that of r.
+func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+	if s.isClosed() {
+		return driver.Grant{}, errClosed
+	}
+	a := s.of(old)
+	if a == nil || s.request(old.ID) != a {
+		released(errNotHeld)
+		return s.acquire(ctx, r, nil)
+	}
+	return s.acquire(ctx, r, &release{a: a, g: old, released: released})
+}
+
+// op returns the operation that deletes the entry if it is still the one that was granted.
+func (o *release) op() clientv3.Op {
+	o.a.granted.Store(false) // from here on a deletion is no loss
+	stands := clientv3.Compare(clientv3.CreateRevision(o.a.key), "=", int64(o.g.Token))
+	return clientv3.OpTxn([]clientv3.Cmp{stands}, []clientv3.Op{clientv3.OpDelete(o.a.key)}, nil)
+}
+
+// answer reports the outcome of a release, from the answer to its transaction. It reports nothing if
+// the transaction was not applied: then the release is to be made by itself.
+func (s *Store) answer(ctx context.Context, o *release, resp *clientv3.TxnResponse, err error) {
+	switch {
+	case err == nil:
+		s.forget(o.a)
+		if !resp.Responses[0].GetResponseTxn().Succeeded {
+			err = errNotHeld
+		}
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		return
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		// The server applies the transaction that fills the space.
+		_, err = limited(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Release(ctx, o.g, 0) })
+		if err == errNotHeld {
+			err = nil
+		}
+	case refused(err) != driver.CodeUnknown:
+		return
+	default:
+		err = unknown(ctx, err)
+	}
+	o.answered = true
+	o.released(err)
+}

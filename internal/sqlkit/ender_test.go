@@ -1,0 +1,62 @@
+package sqlkit
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// dated is the context of a request, as the core makes it.
+type dated struct {
+	context.Context // the caller's
+	at              time.Time
+}
+
+func (d dated) Caller() context.Context     { return d.Context }
+func (d dated) Deadline() (time.Time, bool) { return d.at, true }
+
+// TestEnderEndsWithContext: the deadline of a statement ends its connection, and so does the
+// end of the caller's context.
+func TestEnderEndsWithContext(t *testing.T) {
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	later := time.Now().Add(time.Hour)
+	expired, stop := context.WithDeadline(t.Context(), time.Now())
+	defer stop()
+	for name, ctx := range map[string]context.Context{
+		"deadline":                 dated{context.Background(), time.Now()},
+		"caller of a request":      dated{cancelled, later},
+		"deadline of the caller":   dated{expired, time.Now()},
+		"context without deadline": cancelled,
+	} {
+		ended := make(chan struct{})
+		e := NewEnder(func() { close(ended) })
+		e.Begin(ctx)
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Errorf("%s: not ended", name)
+		}
+		e.Stop()
+	}
+}
+
+// TestEnderIgnoresLateTimer: a timer that fires late, after the statement of its deadline has
+// ended, does not end the connection of the next one.
+func TestEnderIgnoresLateTimer(t *testing.T) {
+	ends := 0
+	e := NewEnder(func() { ends++ })
+	caller, cancel := context.WithCancel(t.Context())
+	for range 2 {
+		e.Begin(dated{caller, time.Now().Add(time.Hour)})
+		e.expired()
+		e.Stop()
+		e.expired()
+	}
+	cancel()
+	e.Begin(dated{context.Background(), time.Now().Add(time.Hour)})
+	e.Stop()
+	if ends != 0 {
+		t.Errorf("ended %d times", ends)
+	}
+}
