@@ -126,6 +126,12 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 			s.Names = []string{nameOf(name)}
 			kind, hold, wait := r.IntN(20), r.IntN(100), r.IntN(20)
 			other, permits := r.IntN(names), 2+r.IntN(2)
+			if rare := r.IntN(100); rare < readers && g.Shared {
+				if !yield(c.readers(s, rare, names, longest, r)) {
+					return
+				}
+				continue
+			}
 			if kind >= 12 && !sparse(round) {
 				// The goroutines of a worker meet at one name with equal options and short
 				// locks, so that leases are handed off inside the process.
@@ -169,6 +175,27 @@ func (c *Config) Steps(round, worker, life, lane int, g *driver.Guarantees) iter
 			}
 		}
 	}
+}
+
+// readers is how many of a hundred steps are those of method readers.
+const readers = 6
+
+// readers turns a step into one at a name without waiters. There a reader with the shortest
+// TTL renews and ends beside one with the longest TTL, while writers try. So nothing but
+// these two decides how long the data of the name stands. At other names each waiter and
+// each new holder prolongs it.
+func (c *Config) readers(s Step, which, names int, longest time.Duration, r *rand.Rand) Step {
+	s.Names = []string{nameOf(names - names%3 + 4)} // shared and exclusive, also where limits do not mix
+	s.Try = true
+	switch which {
+	case 0:
+		s.Limit, s.TTL, s.Hold = driver.Unlimited, longest, between(r, 2*c.TTL, 6*c.TTL)
+	case 1:
+		s.Limit, s.TTL, s.Hold = driver.Unlimited, c.TTL, between(r, c.TTL/2, 2*c.TTL)
+	default:
+		s.TTL, s.Hold = c.TTL, between(r, 0, time.Millisecond)
+	}
+	return s
 }
 
 // faults returns the faults of a round in order of time. None begins near the end, so that

@@ -119,3 +119,14 @@ func TestInvalidConfigIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestFailedOpenNamesTheContract: a store whose Open fails while no server answers breaks the
+// contract, and the message of the check names it.
+func TestFailedOpenNamesTheContract(t *testing.T) {
+	_, err := check.Run(t.Context(), check.Config{Dir: t.TempDir(), Target: &check.Target{
+		Open: func(context.Context) (driver.Store, error) { return nil, errors.New("dial: connection refused") },
+	}})
+	if want := "where no server answers it returns a store"; !errors.Is(err, holdfast.ErrUnavailable) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "driver.Opener") {
+		t.Errorf("%v, want an error that says %q and names driver.Opener", err, want)
+	}
+}

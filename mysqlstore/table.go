@@ -2,6 +2,7 @@ package mysqlstore
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
@@ -22,6 +23,14 @@ func lit(b []byte) string { return fmt.Sprintf("x'%x'", b) }
 func (table) Read(name []byte, bucket int) string {
 	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state, @@global.read_only FROM holdfast_floor f LEFT JOIN holdfast_row r ON r.name = %s WHERE f.bucket = %d",
 		clock, lit(name), bucket)
+}
+
+func (table) Find(names [][]byte) string {
+	all := make([]string, len(names))
+	for i, name := range names {
+		all[i] = lit(name)
+	}
+	return fmt.Sprintf("SELECT %s, HEX(name), state, @@global.read_only FROM holdfast_row WHERE name IN (%s)", clock, strings.Join(all, ", "))
 }
 
 func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {

@@ -32,6 +32,14 @@ func (table) Read(name []byte, bucket int) string {
 		clock, lit(name), bucket)
 }
 
+func (table) Find(names [][]byte) string {
+	all := make([]string, len(names))
+	for i, name := range names {
+		all[i] = lit(name)
+	}
+	return fmt.Sprintf("SELECT %s, encode(name, 'hex'), state FROM holdfast_row WHERE name IN (%s)", clock, strings.Join(all, ", "))
+}
+
 func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {
 	return fmt.Sprintf("INSERT INTO holdfast_row (name, bucket, version, token, expires, touched, state) SELECT %s, %d, %d, %d, %d, %d, %s WHERE %s < %d AND "+flushed+" ON CONFLICT DO NOTHING", // mutation: postgres-first
 		lit(name), bucket, w.Version, w.Token, w.Expires, w.Now, ascii(w.State), clock, w.Deadline)

@@ -141,7 +141,8 @@
 // anything; what is held can be renewed, confirmed and released. A server that
 // evicts keys instead is refused, see [Insist]. The setting may change, and a
 // promoted replica or a new node may have another: a request that finds the last probe
-// two seconds old makes a new one first. Evicting servers grant nothing more from then on,
+// two seconds old makes a new one first. A client finds a new node within two seconds, or
+// when another node redirects it. Evicting servers grant nothing more from then on,
 // so a lock that they evict has no second holder.
 //
 // Early ends. Every two seconds the client checks the grants that it has neither renewed

@@ -16,6 +16,9 @@ const (
 	// half of that starts a probe in the background, and one that finds it expired waits for a
 	// probe. So a server that begins to evict keys grants nothing more after freshFor.
 	freshFor = 2 * time.Second
+	// refreshInterval is the interval at which a client of a Cluster reads which nodes it has. It
+	// also does so after a node has redirected it.
+	refreshInterval = 2 * time.Second
 	// nodeTimeout is the timeout of a probe of one node of a Cluster.
 	nodeTimeout = 400 * time.Millisecond
 	// maxAhead is how far a replica's clock may be ahead of its primary's.
@@ -376,7 +379,11 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 		g.EarlyEnd = append(g.EarlyEnd, "eviction: maxmemory-policy is "+f.policy)
 	}
 	if f.policy == "noeviction" {
-		g.Notes = append(g.Notes, "if a server, or a new primary, begins to evict keys, it grants no lock after "+freshFor.String()+"; locks that are held then may be evicted")
+		notice := freshFor.String()
+		if s.client.Mode() == Cluster {
+			notice += ", and a new node within " + (refreshInterval + freshFor).String()
+		}
+		g.Notes = append(g.Notes, "if a server, or a new primary, begins to evict keys, it grants no lock after "+notice+"; locks that are held then may be evicted")
 	}
 	if f.durable != "" {
 		g.Notes = append(g.Notes, "a restart keeps the locks that the server's persistence has: "+f.durable)

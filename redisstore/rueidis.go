@@ -83,7 +83,7 @@ func newRueidis(o rueidis.ClientOption, mode Mode, where string) *rueidisClient 
 	o.ConnWriteTimeout = silentTimeout
 	o.Sentinel.Dialer.Timeout = dialTimeout
 	o.Sentinel.TopologyRefreshInterval = time.Second
-	o.ClusterOption.ShardsRefreshInterval = 2 * time.Second
+	o.ClusterOption.ShardsRefreshInterval = refreshInterval
 	// Rueidis sends a PING on an idle connection. A busy one needs none.
 	o.Dialer.KeepAlive = keepAliveIdle
 	// One connection to each server, so that many requests are written and read in one system

@@ -16,6 +16,7 @@ import (
 type RedisCluster struct {
 	Nodes []*Redis
 	ids   map[*Redis]string
+	buses map[*Redis]int
 }
 
 // slots is the number of slots of a cluster.
@@ -29,7 +30,7 @@ const RedisNodeTimeout = time.Second
 // until they serve together.
 func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings ...string) (_ *RedisCluster, err error) {
 	const primaries = 3
-	c := &RedisCluster{ids: map[*Redis]string{}}
+	c := &RedisCluster{ids: map[*Redis]string{}, buses: map[*Redis]int{}}
 	defer func() {
 		if err != nil {
 			c.Kill()
@@ -39,26 +40,11 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 	if replicas {
 		n *= 2
 	}
-	bus := map[*Redis]int{}
 	for i := range n {
-		var port int
-		r, err := startRedis(ctx, filepath.Join(dir, "node"+strconv.Itoa(i)), func() (_ []string, err error) {
-			port, err = FreePort()
-			return append([]string{
-				"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(port), "--cluster-node-timeout", strconv.FormatInt(RedisNodeTimeout.Milliseconds(), 10),
-				"--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0",
-			}, settings...), err
-		})
+		r, err := c.startNode(ctx, dir, settings)
 		if err != nil {
 			return nil, err
 		}
-		c.Nodes = append(c.Nodes, r)
-		bus[r] = port
-		id, err := r.Do(ctx, "CLUSTER", "MYID")
-		if err != nil {
-			return nil, err
-		}
-		c.ids[r], _ = id.(string)
 		if _, err := r.Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i+1)); err != nil {
 			return nil, err
 		}
@@ -71,7 +57,7 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 			}
 		}
 		if i > 0 {
-			if _, err := c.Nodes[0].Do(ctx, "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(r.Port), strconv.Itoa(bus[r])); err != nil {
+			if err := c.meet(ctx, r); err != nil {
 				return nil, err
 			}
 		}
@@ -109,6 +95,45 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 		}
 	}
 	return c, c.Whole(ctx)
+}
+
+// startNode starts a node that belongs to no cluster yet.
+func (c *RedisCluster) startNode(ctx context.Context, dir string, settings []string) (*Redis, error) {
+	var port int
+	r, err := startRedis(ctx, filepath.Join(dir, "node"+strconv.Itoa(len(c.Nodes))), func() (_ []string, err error) {
+		port, err = FreePort()
+		return append([]string{
+			"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(port), "--cluster-node-timeout", strconv.FormatInt(RedisNodeTimeout.Milliseconds(), 10),
+			"--cluster-config-file", "nodes.conf", "--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0",
+		}, settings...), err
+	})
+	if err != nil {
+		return nil, err
+	}
+	c.Nodes = append(c.Nodes, r)
+	c.buses[r] = port
+	id, err := r.Do(ctx, "CLUSTER", "MYID")
+	c.ids[r], _ = id.(string)
+	return r, err
+}
+
+// meet adds a node to the cluster of the first one.
+func (c *RedisCluster) meet(ctx context.Context, r *Redis) error {
+	_, err := c.Nodes[0].Do(ctx, "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(r.Port), strconv.Itoa(c.buses[r]))
+	return err
+}
+
+// Join starts a primary without slots, with its data in a directory under dir. It waits until all
+// nodes have a link to it. BeginMove and EndMove move slots to it.
+func (c *RedisCluster) Join(ctx context.Context, dir string, settings ...string) (*Redis, error) {
+	r, err := c.startNode(ctx, dir, settings)
+	if err == nil {
+		err = c.meet(ctx, r)
+	}
+	if err == nil {
+		err = c.Whole(ctx)
+	}
+	return r, err
 }
 
 // Whole waits until every running node reports that all slots are served and that all nodes

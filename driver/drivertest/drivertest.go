@@ -75,11 +75,16 @@ type Harness struct {
 	Background []string
 }
 
-// timeout limits every wait for something that must happen. It does not measure speed: a
-// healthy store needs a small part of it.
-const timeout = time.Minute
+// firstTimeout limits every wait for something that must happen. It does not measure speed: a
+// healthy store needs a small part of it. After a test has failed, the later ones wait for
+// laterTimeout. So the suite ends soon although most tests of a new store fail.
+const (
+	firstTimeout = time.Minute
+	laterTimeout = 5 * time.Second
+)
 
-// Run runs the suite as subtests of t.
+// Run runs the suite as subtests of t. Each waits up to a minute for what must happen; after one
+// has failed, the later ones wait for 5 s.
 func Run(t *testing.T, h Harness) {
 	if h.TTL == 0 {
 		h.TTL = 400 * time.Millisecond
@@ -166,7 +171,7 @@ func Run(t *testing.T, h Harness) {
 		{"Lockers/Break", lockersBreak},
 		{"Lockers/Down", lockersDown},
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		passed := t.Run(test.name, func(t *testing.T) {
 			e := &env{suite: s, T: t}
 			t.Cleanup(e.closeAll) // also after a failure
 			test.run(e)
@@ -176,13 +181,16 @@ func Run(t *testing.T, h Harness) {
 					func() string { return strings.Join(h.Leftovers(t), ", ") })
 			}
 		})
+		if !passed {
+			s.failed.Store(true)
+		}
 	}
 	none := []goleak.Option{ignore}
 	for _, f := range h.Background {
 		none = append(none, goleak.IgnoreAnyFunction(f))
 	}
 	// Some goroutines end a while after Close; goleak itself waits less than half a second.
-	for end := time.Now().Add(timeout); ; {
+	for end := time.Now().Add(s.timeout()); ; {
 		err := goleak.Find(none...)
 		if err == nil {
 			return
@@ -194,10 +202,19 @@ func Run(t *testing.T, h Harness) {
 }
 
 type suite struct {
-	h     Harness
-	g     driver.Guarantees
-	names atomic.Int64
-	ids   atomic.Int64
+	h      Harness
+	g      driver.Guarantees
+	names  atomic.Int64
+	ids    atomic.Int64
+	failed atomic.Bool // a test has failed
+}
+
+// timeout returns the limit of a wait for something that must happen.
+func (s *suite) timeout() time.Duration {
+	if s.failed.Load() {
+		return laterTimeout
+	}
+	return firstTimeout
 }
 
 // env is the environment of one test.
@@ -400,9 +417,9 @@ func (e *env) queue(s driver.Store, r driver.Request) *waiting {
 	select {
 	case <-from(r).queued:
 	case <-w.done:
-		e.Fatalf("Acquire of a held name ended while it should wait: %+v, %v", w.g, w.err)
-	case <-time.After(timeout):
-		e.Fatalf("the store did not report a queue entry for %q", r.Name)
+		e.Fatalf("waiting for %q, limit %d, request %s: ended while the name is held: token %d, %v", r.Name, r.Limit, r.ID, w.g.Token, w.err)
+	case <-time.After(e.timeout()):
+		e.Fatalf("waiting for %q, limit %d, request %s: the store did not call Queued within %s: it calls it when the name is held and the queue entry exists", r.Name, r.Limit, r.ID, e.timeout())
 	}
 	return w
 }
@@ -412,8 +429,8 @@ func (w *waiting) granted() driver.Grant {
 	w.e.Helper()
 	select {
 	case <-w.done:
-	case <-time.After(timeout):
-		w.e.Fatalf("waiting for %q, limit %d, request %s: not granted within %s although nothing stands before it", w.r.Name, w.r.Limit, w.r.ID, timeout)
+	case <-time.After(w.e.timeout()):
+		w.e.Fatalf("waiting for %q, limit %d, request %s: not granted within %s although nothing stands before it", w.r.Name, w.r.Limit, w.r.ID, w.e.timeout())
 	}
 	if w.err != nil {
 		w.e.Fatalf("waiting for %q, limit %d, request %s: %v, want a grant", w.r.Name, w.r.Limit, w.r.ID, w.err)
@@ -429,8 +446,8 @@ func (w *waiting) leave() {
 	w.cancel()
 	select {
 	case <-w.done:
-	case <-time.After(timeout):
-		w.e.Fatal("a cancelled Acquire did not return")
+	case <-time.After(w.e.timeout()):
+		w.e.Fatalf("waiting for %q, limit %d, request %s: Acquire did not return within %s after its context had ended", w.r.Name, w.r.Limit, w.r.ID, w.e.timeout())
 	}
 	if w.err == nil {
 		w.e.release(w.s, w.g)
@@ -439,7 +456,7 @@ func (w *waiting) leave() {
 	if c := w.s.Classify(w.err); c == driver.CodeUnknown {
 		w.e.undone(w.s, w.r)
 	} else if c != driver.CodeWithdrawn {
-		w.e.Fatalf("a cancelled Acquire answered %v (%v), want withdrawn or unknown", c, w.err)
+		w.e.Fatalf("waiting for %q, limit %d, request %s: code %v after its context had ended (%v), want withdrawn or unknown", w.r.Name, w.r.Limit, w.r.ID, c, w.err)
 	}
 }
 
@@ -470,9 +487,9 @@ func (w *waiting) pendingStill() {
 // eventually waits for a condition that no event announces.
 func (e *env) eventually(what string, ok func() bool, detail func() string) {
 	e.Helper()
-	for end := time.Now().Add(timeout); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(e.timeout()); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			e.Fatalf("not so within %s: %s (%s)", timeout, what, detail())
+			e.Fatalf("not so within %s: %s (%s)", e.timeout(), what, detail())
 		}
 	}
 }

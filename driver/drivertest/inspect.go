@@ -137,7 +137,7 @@ func watch(e *env) {
 		case <-changed:
 		case err := <-done:
 			e.Fatalf("the watch ended: %v", err)
-		case <-time.After(timeout):
+		case <-time.After(e.timeout()):
 			e.Fatalf("the watch did not report %s", what)
 		}
 		for len(changed) > 0 { // reported more than once
@@ -152,7 +152,7 @@ func watch(e *env) {
 	cancel()
 	select {
 	case <-done:
-	case <-time.After(timeout):
+	case <-time.After(e.timeout()):
 		e.Fatal("the watch did not end with its context")
 	}
 }
@@ -183,18 +183,18 @@ func breakGrant(e *env) {
 		}
 		select {
 		case <-from(r).lost:
-		case <-time.After(timeout):
+		case <-time.After(e.timeout()):
 			e.Fatal("the holder was not notified")
 		}
 		broken <- nil
-	case <-time.After(timeout):
+	case <-time.After(e.timeout()):
 		e.Fatal("the holder was not notified")
 	}
 	if e.g.Break == driver.BreakNotify {
 		e.busy(other, e.request(name, driver.Exclusive, long)) // until it has released
 		var err error
 		// A timeout that is too short for the first step is doubled.
-		for wait := 20 * time.Millisecond; wait < timeout; wait *= 2 {
+		for wait := 20 * time.Millisecond; wait < e.timeout(); wait *= 2 {
 			ctx, cancel := context.WithTimeout(e.Context(), wait)
 			err = b.Break(ctx, name, g.Token)
 			cancel()
@@ -217,7 +217,7 @@ func breakGrant(e *env) {
 		if err != nil {
 			e.Fatalf("Break: %v", err)
 		}
-	case <-time.After(timeout):
+	case <-time.After(e.timeout()):
 		e.Fatal("Break did not return")
 	}
 	e.code(other, b.Break(e.Context(), name, g.Token), driver.CodeNotHeld, "breaking twice")

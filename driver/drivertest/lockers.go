@@ -25,7 +25,7 @@ func (e *env) locker(o ...holdfast.Option) *holdfast.Locker {
 
 func (e *env) closeLocker(l *holdfast.Locker) {
 	e.Helper()
-	ctx, cancel := context.WithTimeout(e.Context(), timeout)
+	ctx, cancel := context.WithTimeout(e.Context(), e.timeout())
 	defer cancel()
 	if err := l.Close(ctx); err != nil {
 		e.Errorf("closing a Locker: %v", err)
@@ -254,7 +254,7 @@ func lockersBreak(e *env) {
 	go func() { broken <- operator.Break(e.Context(), name, k.Token()) }()
 	select {
 	case <-k.Context().Done():
-	case <-time.After(timeout):
+	case <-time.After(e.timeout()):
 		e.Fatal("the holder's context did not end")
 	}
 	var lost *holdfast.LostError
@@ -296,7 +296,7 @@ func lockersDown(e *env) {
 	if e.g.MaxTTL > 0 {
 		select {
 		case <-k.Context().Done():
-		case <-time.After(timeout):
+		case <-time.After(e.timeout()):
 			e.Fatal("the context did not end with the validity")
 		}
 		var lost *holdfast.LostError

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ type mistake struct {
 	ask    func(c *client, r *driver.Request)
 	answer func(r driver.Request, g *driver.Grant)
 	renew  func(*driver.Renewal)
+	hangs  bool // no waiter gets an answer
 	// swap changes what a Swap does.
 	swap func(c *client, old driver.Grant, r *driver.Request, released func(error)) (release bool)
 }
@@ -51,6 +53,8 @@ var mistakes = map[string]mistake{
 				g.Tokens++
 			}
 		}},
+	"tokens repeat and no waiter gets an answer": {test: "TokensRise", hangs: true,
+		answer: func(_ driver.Request, g *driver.Grant) { g.Token = 1 }},
 	"a swap reports a release that it has not made": {test: "Swap",
 		swap: func(_ *client, _ driver.Grant, r *driver.Request, released func(error)) bool {
 			released(nil)
@@ -90,6 +94,10 @@ type client struct {
 }
 
 func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if c.hangs && r.Wait {
+		<-ctx.Done()
+		return driver.Grant{}, driver.Errorf(driver.CodeWithdrawn, "%w", context.Cause(ctx))
+	}
 	asked := r
 	if c.ask != nil {
 		c.ask(c, &asked)
@@ -149,15 +157,28 @@ func TestPlantedStore(t *testing.T) {
 	})
 }
 
+// planted runs tests of the suite on a store with a mistake.
+func planted(t *testing.T, name, tests string) (out []byte, passed bool) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run", "^TestPlantedStore$/^("+tests+")$")
+	cmd.Env = append(os.Environ(), mistakeEnv+"="+name)
+	out, err := cmd.CombinedOutput()
+	return out, err == nil
+}
+
+// TestFirstFailureShortensTimeouts: after a test has failed, the next one waits for 5 s instead
+// of a minute. Its message names the request and the rule.
+func TestFirstFailureShortensTimeouts(t *testing.T) {
+	t.Parallel()
+	out, passed := planted(t, "tokens repeat and no waiter gets an answer", "TokensRise|SemaphoreQueue")
+	if message := regexp.MustCompile(`waiting for "[^"]+", limit 2, request \S+: the store did not call Queued within 5s: `); passed || !message.Match(out) {
+		t.Errorf("want %s in:\n%s", message, out)
+	}
+}
+
 // TestMistakesAreConvicted: each mistake fails its test, and the same store without a
 // mistake passes all of these tests.
 func TestMistakesAreConvicted(t *testing.T) {
-	run := func(t *testing.T, name, test string) (out []byte, passed bool) {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run", "^TestPlantedStore$/^("+test+")$")
-		cmd.Env = append(os.Environ(), mistakeEnv+"="+name)
-		out, err := cmd.CombinedOutput()
-		return out, err == nil
-	}
 	var all []string
 	for name, m := range mistakes {
 		if name == "none" {
@@ -166,7 +187,7 @@ func TestMistakesAreConvicted(t *testing.T) {
 		all = append(all, m.test)
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			out, passed := run(t, name, m.test)
+			out, passed := planted(t, name, m.test)
 			if passed || !strings.Contains(string(out), "--- FAIL: TestPlantedStore/"+m.test+" ") {
 				t.Errorf("%s does not convict it:\n%s", m.test, out)
 			}
@@ -174,7 +195,7 @@ func TestMistakesAreConvicted(t *testing.T) {
 	}
 	t.Run("none", func(t *testing.T) {
 		t.Parallel()
-		if out, passed := run(t, "none", strings.Join(all, "|")); !passed {
+		if out, passed := planted(t, "none", strings.Join(all, "|")); !passed {
 			t.Errorf("a store without a mistake is convicted:\n%s", out)
 		}
 	})

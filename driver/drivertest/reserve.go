@@ -37,7 +37,7 @@ func (e *env) above(g, before driver.Grant) {
 func (e *env) reserved(what string, acquire func() (driver.Store, driver.Grant)) (driver.Store, driver.Grant) {
 	e.Helper()
 	var last driver.Grant
-	for end := time.Now().Add(timeout); time.Now().Before(end); {
+	for end := time.Now().Add(e.timeout()); time.Now().Before(end); {
 		s, g := acquire()
 		e.above(g, last)
 		if last = g; g.Tokens > 1 {
@@ -128,7 +128,7 @@ func tokensReserved(e *env) {
 			if cause != driver.CauseTaken {
 				e.Errorf("the cause of the loss is %q, want %q", cause, driver.CauseTaken)
 			}
-		case <-time.After(timeout):
+		case <-time.After(e.timeout()):
 			e.Fatal("the holder was not notified")
 		}
 		if e.g.Break == driver.BreakNotify {

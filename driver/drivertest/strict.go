@@ -48,7 +48,7 @@ func everyLimitEnds(e *env) {
 			}
 			select {
 			case <-from(r).lost:
-			case <-time.After(timeout):
+			case <-time.After(e.timeout()):
 				e.Fatal("the holder was not notified")
 			}
 		}

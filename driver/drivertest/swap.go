@@ -46,7 +46,7 @@ func (e *env) swap(s driver.Store, old driver.Grant, r driver.Request) (w *waiti
 		default:
 			e.Fatalf("Swap returned without the outcome of the release: %+v, %v", w.g, w.err)
 		}
-	case <-time.After(timeout):
+	case <-time.After(e.timeout()):
 		e.Fatal("Swap did not report the outcome of the release")
 	}
 	return w, released

@@ -25,7 +25,7 @@ func tokensRise(e *env) {
 			e.release(s, g)
 		}
 		if err := s.Close(e.Context()); err != nil {
-			e.Fatal(err)
+			e.Fatalf("Close: %v", err)
 		}
 	}
 

@@ -141,7 +141,7 @@ func validityNotFromTheAnswer(e *env) {
 			case <-first.done:
 			case <-second.done:
 				w = second
-			case <-time.After(timeout):
+			case <-time.After(e.timeout()):
 			}
 			got := w.granted()
 			w.done = nil
@@ -210,9 +210,9 @@ func lockersDelayed(e *env) {
 			if k != nil {
 				return k
 			}
-		case <-time.After(timeout):
+		case <-time.After(e.timeout()):
 		}
-		e.Fatalf("%q was not locked within %s", name, timeout)
+		e.Fatalf("%q was not locked within %s", name, e.timeout())
 		return nil
 	}
 	unlock := func(k *holdfast.Lock) {
@@ -227,7 +227,7 @@ func lockersDelayed(e *env) {
 	waits := lock(holder)
 	select {
 	case <-queued:
-	case <-time.After(timeout):
+	case <-time.After(e.timeout()):
 		e.Fatalf("no goroutine waits for %q", name)
 	}
 	unlock(k)

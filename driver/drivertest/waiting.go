@@ -76,12 +76,12 @@ func waitEndsByClose(e *env) {
 	f := e.queue(front, e.request(name, driver.Exclusive, long))
 	b := e.queue(back, e.request(name, driver.Exclusive, long))
 	if err := front.Close(e.Context()); err != nil {
-		e.Fatal(err)
+		e.Fatalf("Close: %v", err)
 	}
 	<-f.done
 	e.code(front, f.err, driver.CodeClosed, "waiting on a closed store")
 	if err := holder.Close(e.Context()); err != nil {
-		e.Fatal(err)
+		e.Fatalf("Close: %v", err)
 	}
 	e.release(back, b.granted())
 }
@@ -131,8 +131,8 @@ func cancelInTheMiddle(e *env) {
 			next = queue[4]
 		case <-queue[5].done:
 			next = queue[5]
-		case <-time.After(timeout):
-			e.Fatalf("%q is free, and none of the other waiters was granted within %s", name, timeout)
+		case <-time.After(e.timeout()):
+			e.Fatalf("%q is free, and none of the other waiters was granted within %s: a freed name is granted to its next waiter", name, e.timeout())
 		}
 		got := next.granted()
 		next.left, next.done = true, nil
@@ -159,7 +159,7 @@ func cancelBesideAHolder(e *env) {
 	name, first := e.name(), e.open()
 	g := e.must(first, e.request(name, driver.Exclusive, long))
 	e.cancelWaits(name, 6, 15, 20*time.Millisecond, func(got driver.Grant) {
-		e.Errorf("%q: token %d granted beside the holder of token %d", name, got.Token, g.Token)
+		e.Errorf("%q, request %s: token %d granted beside request %s with token %d: %s", name, got.ID, got.Token, g.ID, g.Token, limitText)
 	})
 	e.busy(e.open(), e.request(name, driver.Exclusive, long))
 	e.release(first, g)
@@ -173,7 +173,7 @@ func cancelAtAnyMoment(e *env) {
 	var holders atomic.Int32
 	e.cancelWaits(name, 8, 40, 3*time.Millisecond, func(got driver.Grant) {
 		if n := holders.Add(1); n != 1 {
-			e.Errorf("%q: token %d is one of %d exclusive grants at once", name, got.Token, n)
+			e.Errorf("%q, request %s: token %d is one of %d exclusive grants at once: %s", name, got.ID, got.Token, n, limitText)
 		}
 		runtime.Gosched()
 		holders.Add(-1)

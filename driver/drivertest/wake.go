@@ -206,7 +206,7 @@ func wakesAfterReconnect(e *env) {
 					e.undone(waiter, w.r)
 				}
 				return false
-			case <-time.After(timeout):
+			case <-time.After(e.timeout()):
 				e.Fatalf("the store did not report a queue entry for %q", name)
 				return false
 			}
@@ -251,8 +251,8 @@ func waitOutlivesEntry(e *env) {
 				w = queue[1]
 			case <-queue[2].done:
 				w = queue[2]
-			case <-time.After(timeout):
-				e.Fatalf("%d of %d waiters of %q were not granted within %s", len(queue)-i, len(queue), name, timeout)
+			case <-time.After(e.timeout()):
+				e.Fatalf("%d of %d waiters of %q were not granted within %s", len(queue)-i, len(queue), name, e.timeout())
 			}
 		}
 		got := w.granted()

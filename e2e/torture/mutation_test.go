@@ -37,6 +37,9 @@ var serverMistakes = []struct {
 			return "redis.call('HSET'" + regexp.MustCompile(`^if redis\.call\('HSETNX'(.*)\) == 1 then$`).ReplaceAllString(line, "$1)\nif true then")
 		},
 	}, "exclusion"},
+	{"a renewal shortens the key's life below another grant's", "redis", mutation.Plants{
+		"redis-life": mutation.Is(""),
+	}, "exclusion|tokens|model|order|waiting"}, // the queue ends with the key
 	{"requests are too late by the client's wall clock", "redis", mutation.Plants{
 		"redis-clock": mutation.Is("return time.Now().UnixMicro()"),
 	}, "leftovers|waiting"},

@@ -1,9 +1,13 @@
 package sqlkit
 
 import (
+	"bytes"
 	"context"
+	"database/sql"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -122,3 +126,79 @@ func (c *crowd) Run(ctx context.Context, statements ...string) (Answers, error) 
 	<-c.full
 	return c.meeting.Run(ctx, statements...)
 }
+
+// tabled is a server whose names have a row each, and that counts the statements of each kind.
+type tabled struct {
+	meeting
+	state    map[string]string // by name
+	readOnly bool              // what Find answers
+	find     int
+	read     []string
+}
+
+func (l *tabled) Run(_ context.Context, statements ...string) (Answers, error) {
+	text := func(s string) sql.NullString { return sql.NullString{String: s, Valid: true} }
+	answers := make(Answers, len(statements))
+	for i, s := range statements {
+		kind, names, _ := strings.Cut(s, " ")
+		for name := range strings.FieldsSeq(strings.ReplaceAll(names, "\x00", "")) {
+			state, is := l.state[name]
+			switch {
+			case kind == "read":
+				l.read = append(l.read, name)
+				answers[i] = Rows{{text("1"), text("1"), sql.NullString{String: "1", Valid: is}, text("1"), sql.NullString{String: state, Valid: is}, text("0")}}
+			case is:
+				answers[i] = append(answers[i], Row{text("1"), text(hex.EncodeToString([]byte("\x00" + name))), text(state), text(map[bool]string{true: "1", false: "0"}[l.readOnly])})
+			}
+		}
+		if kind == "find" {
+			l.find++
+		}
+	}
+	return answers, nil
+}
+
+type tabledNames struct{ Table }
+
+func (tabledNames) Read(name []byte, _ int) string { return "read " + string(name[1:]) }
+func (tabledNames) Find(names [][]byte) string {
+	return "find " + string(bytes.Join(names, []byte(" ")))
+}
+
+// TestHeldGrantsAreCheckedByOneStatement: one statement finds all grants that stand. The rows of the
+// others are read, and their holders are notified. On a read-only server the row of every grant is read.
+func TestHeldGrantsAreCheckedByOneStatement(t *testing.T) {
+	l := &tabled{state: map[string]string{}}
+	o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}, nil, "")
+	defer o.Close(t.Context())
+	var some []*kept
+	lost := make(chan driver.Cause, 3)
+	for i := range batch {
+		g := driver.Grant{ID: fmt.Sprint("id-", i), Name: fmt.Sprint("n", i), Token: uint64(i + 1)}
+		k := &kept{g: g, from: lostTo(lost)}
+		some, o.held[g.ID] = append(some, k), k
+		l.state[g.Name] = Encode(&content{Holders: []holder{{Owner: Owner{ID: g.ID}, Limit: 1, Token: g.Token, Expires: 1 << 50}}})
+	}
+	if !o.lookAt(t.Context(), some) || l.find != 1 || len(l.read) != 0 || len(lost) != 0 {
+		t.Errorf("%d statements to find and %d to read rows, %d holders notified; want 1, 0 and 0", l.find, len(l.read), len(lost))
+	}
+	delete(l.state, "n1")              // the row is gone
+	l.state["n2"] = Encode(&content{}) // the grant is gone
+	l.state["n3"] = Encode(&content{Taken: []taken{{Token: 4, Until: 1 << 50}}})
+	if !o.lookAt(t.Context(), some) || l.find != 2 || !slices.Equal(l.read, []string{"n1", "n2", "n3"}) {
+		t.Errorf("%d statements to find; rows read: %q, want those of n1, n2 and n3", l.find, l.read)
+	}
+	if len(lost) != 3 || <-lost != driver.CauseGone || <-lost != driver.CauseGone || <-lost != driver.CauseTaken {
+		t.Errorf("%d holders were notified, want 3: gone, gone and taken", len(lost))
+	}
+	l.readOnly, l.read = true, nil
+	if !o.lookAt(t.Context(), some[4:]) || len(l.read) != batch-4 {
+		t.Errorf("%d rows read on a server that is read-only, want %d", len(l.read), batch-4)
+	}
+}
+
+type lostTo chan driver.Cause
+
+func (lostTo) Queued([]driver.Holder)             {}
+func (lostTo) Owner() driver.Owner                { return driver.Owner{} }
+func (c lostTo) Lost(cause driver.Cause, _ error) { c <- cause }

@@ -197,7 +197,7 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 		sent := driver.Now()
 		answers, err := o.pool.Run(ctx, script...)
 		answered := err == nil
-		if answered && readOnly(answers.Last()) {
+		if answered && readOnly(answers.Last().Text(5)) {
 			err = ErrReadOnly // a write before was the last of the demoted primary, or is lost
 		}
 		if err != nil {
@@ -237,10 +237,10 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 	}
 }
 
-// readOnly reports whether the last column of [Table.Read] says that the server is
-// read-only.
-func readOnly(r Row) bool {
-	switch r.Text(5) {
+// readOnly reports whether the last column of [Table.Read] or [Table.Find] says that the server
+// is read-only.
+func readOnly(text string) bool {
+	switch text {
 	case "", "0", "f", "false", "OFF":
 		return false
 	}

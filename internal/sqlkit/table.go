@@ -13,6 +13,9 @@ type Table interface {
 	// token and state, which are NULL if the name has no row; and, if a server may be
 	// read-only, whether it is. It returns no row only if the bucket has none.
 	Read(name []byte, bucket int) string
+	// Find returns one row for each of the names that has a row: time, name in hexadecimal, state;
+	// and, if a server may be read-only, whether it is.
+	Find(names [][]byte) string
 	// Insert writes the row of a name. It changes nothing if the name has a row, or after
 	// the deadline.
 	Insert(name []byte, bucket int, w Write) string

@@ -21,7 +21,7 @@ local after = before .. text .. '+' .. ARGV[3]
 -- The key's life first: it needs no memory, and what comes after it in a script is then
 -- allowed on a server that has none left. Others' grants may need a longer life.
 local ms = math.ceil(ttl / 1000) + 1
-if m then ms = math.max(ms, redis.call('PTTL', K)) end
+if m then ms = math.max(ms, redis.call('PTTL', K)) end -- mutation: redis-life
 redis.call('PEXPIRE', K, string.format('%.0f', ms))
 if m then
   -- The state begins with the earliest expiry. Where one grant stands that is its own.

@@ -110,6 +110,46 @@ func TestStorePagesBuild(t *testing.T) {
 	}
 }
 
+// TestReplaceLinesAreComplete: docs/adding-a-store.md has a replace line for every module of the
+// repository that a store, its tests and its own command need.
+func TestReplaceLinesAreComplete(t *testing.T) {
+	var lines string
+	for _, block := range blocks(t, "docs/adding-a-store.md", "sh") {
+		if strings.Contains(block, "-replace=") {
+			lines += block
+		}
+	}
+	// Module path and folder of each line, with the loop over the stores unrolled.
+	replaced := map[string]bool{}
+	for _, m := range regexp.MustCompile(`-replace=(\S+?)=\.\./holdfast(\S*)`).FindAllStringSubmatch(lines, -1) {
+		each := []string{""}
+		if strings.HasSuffix(m[1], "$store") {
+			each = strings.Fields(regexp.MustCompile(`for store in (.*);`).FindStringSubmatch(lines)[1])
+		}
+		for _, store := range each {
+			path, folder := strings.Replace(m[1], "$store", store, 1), strings.Replace(m[2], "$store", store, 1)
+			if path != module+folder {
+				t.Errorf("%s is not in the folder %s", path, folder)
+			}
+			replaced[path] = true
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-test", "-f", "{{with .Module}}{{.Path}}{{end}}", module+"/cmd/holdfast/command", module+"/cmd/holdfast", module+"/check/...", module+"/driver/...")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if needed := strings.Fields(string(out)); !slices.Contains(needed, module+"/check") {
+		t.Errorf("no module of the repository among %q", needed)
+	}
+	for path := range strings.FieldsSeq(string(out)) {
+		if strings.HasPrefix(path, module) && !replaced[path] {
+			t.Errorf("no -replace=%s", path)
+			replaced[path] = true // once
+		}
+	}
+}
+
 // imports are the packages that the code on the pages may use.
 var imports = map[string]string{
 	"atomic": "sync/atomic", "context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "log": "log", "os": "os",

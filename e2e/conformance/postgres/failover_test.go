@@ -54,3 +54,37 @@ func TestFailoverToALaggingReplicaEndsTheGrant(t *testing.T) {
 	sqltest.Rises(t, g, next)
 	sqltest.Release(t, s, next)
 }
+
+// TestTwoPrimariesGrantTheSameLock shows what the note about two primaries warns of: a replica is promoted
+// while the primary lives. A client of each grants the lock, and the first holder is not notified.
+func TestTwoPrimariesGrantTheSameLock(t *testing.T) {
+	postgres.Server(t) // skips, or fails
+	primary, err := servers.StartPostgres(t.Context(), postgres.Fast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer primary.Close()
+	one := postgres.StoreAt(t, primary.Address, postgres.Home, "recipe=optimistic")
+	defer sqltest.Close(t, one)
+	if err := one.Init(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	replica, err := servers.StartPostgresReplica(t.Context(), primary, postgres.Fast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer replica.Close()
+	if _, err := postgres.PoolAt(t, replica.Address, postgres.Home).ExecContext(t.Context(), "SELECT pg_promote(true, 60)"); err != nil {
+		t.Fatal(err)
+	}
+	two := postgres.StoreAt(t, replica.Address, postgres.Home, "recipe=optimistic")
+	defer sqltest.Close(t, two)
+	g, _ := sqltest.Must(t, one, "twice", driver.Exclusive, time.Hour)
+	h, _ := sqltest.Must(t, two, "twice", driver.Exclusive, time.Hour)
+	for s, g := range map[driver.Store]driver.Grant{one: g, two: h} {
+		if a := s.Renew(t.Context(), []driver.Grant{g})[0]; a.Err != nil {
+			t.Errorf("the grant of one of two primaries cannot be renewed: %v", a.Err)
+		}
+		sqltest.Release(t, s, g)
+	}
+}

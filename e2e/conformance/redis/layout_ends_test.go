@@ -74,3 +74,20 @@ func TestLayoutRefusesAnotherType(t *testing.T) {
 		t.Errorf("the key holds %v", members)
 	}
 }
+
+// TestPlainLockWithoutTTLLasts: another client has set a key without a time to live. Its lock is
+// never taken for one that has expired: waiters of holdfast are granted when it is deleted.
+func TestPlainLockWithoutTTLLasts(t *testing.T) {
+	r := start(t)
+	s := open(t, "redis://"+r.Address(), redisstore.WithLayout(redisstore.Plain))
+	do(t, r, "SET", "x", "of another client")
+	_, err := s.Acquire(t.Context(), request("x", driver.Exclusive, long))
+	code(t, s, err, driver.CodeBusy)
+	w := queue(t, s, request("x", driver.Exclusive, long))
+	w.pending()
+	if left := do(t, r, "TTL", "x"); left != int64(-1) {
+		t.Errorf("the lock of another client has a time to live of %v s now", left)
+	}
+	do(t, r, "DEL", "x")
+	release(t, s, w.granted())
+}

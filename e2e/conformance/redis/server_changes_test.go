@@ -196,3 +196,63 @@ func acknowledgedSoon(t *testing.T, s driver.Store, name string) (g driver.Grant
 	})
 	return g
 }
+
+// TestClusterNodeThatEvictsIsRefused: a server that evicts keys becomes the primary of a hash slot
+// while the stores are in use, first a promoted replica and then a new node of the cluster.
+func TestClusterNodeThatEvictsIsRefused(t *testing.T) {
+	installed(t)
+	c, err := servers.StartRedisCluster(t.Context(), t.TempDir(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Kill)
+	slot, err := c.Slot(t.Context(), redisstore.Key("", "x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica := c.Nodes[slot/(16384/3)+3]
+	stores := map[string]driver.Store{}
+	for library, open := range clients(t, "redis+cluster://"+c.Nodes[0].Address(), func() goredis.UniversalClient {
+		return goredis.NewClusterClient(&goredis.ClusterOptions{Addrs: []string{c.Nodes[0].Address()}})
+	}) {
+		stores[library] = open()
+		release(t, stores[library], must(t, stores[library], request("x", driver.Exclusive, long)))
+	}
+	grants := func(s driver.Store) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		g, err := s.Acquire(ctx, request("x", driver.Exclusive, long))
+		if err == nil {
+			release(t, s, g)
+		}
+		return err
+	}
+	refused := func(policy string) {
+		t.Helper()
+		for library, s := range stores {
+			eventually(t, library+" grants on a server that evicts", func() bool {
+				err := grants(s)
+				return err != nil && s.Classify(err) == driver.CodeRefused && strings.Contains(err.Error(), policy)
+			})
+		}
+	}
+	do(t, replica, "CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+	do(t, replica, "CLUSTER", "FAILOVER")
+	eventually(t, "the replica does not become the primary", func() bool {
+		owner, err := c.Owner(t.Context(), slot)
+		return err == nil && owner == replica
+	})
+	refused("volatile-lru")
+	do(t, replica, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+	for library, s := range stores {
+		eventually(t, library+" refuses locks that no server evicts", func() bool { return grants(s) == nil })
+	}
+	joined, err := c.Join(t.Context(), t.TempDir(), "--maxmemory-policy", "volatile-ttl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.BeginMove(t.Context(), slot, replica, joined), c.EndMove(t.Context(), slot, replica, joined)); err != nil {
+		t.Fatal(err)
+	}
+	refused("volatile-ttl")
+}
