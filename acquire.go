@@ -159,9 +159,11 @@ func (a *acquisition) run() (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	if a.set, err = a.set.forStore(g); err != nil {
+	set, err := a.set.forStore(g)
+	if err != nil {
 		return nil, err
 	}
+	a.set = set
 	if !a.wait {
 		return a.once(g)
 	}

@@ -172,7 +172,7 @@ func (b bare) Classify(err error) driver.Code  { return b.s.Classify(err) }
 func (b bare) Close(ctx context.Context) error { return b.s.Close(ctx) }
 
 func TestUnsupported(t *testing.T) {
-	l := newLocker(t, bare{memstore.New()})
+	l := newLocker(t, bare{memstore.New()}, holdfast.WithHooks(&recorder{})) // a hook sees refused requests, too
 	for what, err := range map[string]error{
 		"Shared":  second(l.Lock(bg, "a", holdfast.Shared())),
 		"Limit":   second(l.TryLock(bg, "a", holdfast.Limit(2))),
