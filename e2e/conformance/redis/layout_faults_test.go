@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -281,6 +282,113 @@ func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 			do(t, r, "FLUSHALL")
 		}
 	})
+}
+
+// TestFairLayoutRefusedRemovalKeepsTimes: a client lacks a right that the removal of a queue entry needs.
+// It meets the entry of a dead waiter, and its own waiter cancels. Each entry that is left has its time,
+// so it expires. When the client has the right, a rollback leaves neither entry nor time.
+func TestFairLayoutRefusedRemovalKeepsTimes(t *testing.T) {
+	r := start(t)
+	const queued, times = "redisson_lock_queue:{x}", "redisson_lock_timeout:{x}"
+	for _, right := range []string{"lpop", "lrem", "rpush", "zadd", "zrem", "zincrby"} {
+		t.Run(right, func(t *testing.T) {
+			do(t, r, "FLUSHALL")
+			admin := open(t, "redis://"+r.Address(), withLayout(redisstore.RedissonFair)...)
+			s := limited(t, r, redisstore.RedissonFair)
+			timed := func(after string) {
+				t.Helper()
+				with := strungTogether(do(t, r, "ZRANGE", times, "0", "-1"))
+				for _, of := range strungTogether(do(t, r, "LRANGE", queued, "0", "-1")) {
+					if !slices.Contains(with, of) {
+						t.Errorf("after %s the entry %s has no time", after, of)
+					}
+				}
+			}
+			do(t, r, "RPUSH", queued, "dead:1")
+			do(t, r, "ZADD", times, "1", "dead:1")
+			do(t, r, "ACL", "SETUSER", "app", "-"+right)
+			if g, err := s.Acquire(t.Context(), request("x", driver.Exclusive, long)); err == nil {
+				release(t, s, g)
+			}
+			timed("a request that meets a dead waiter's entry")
+			held := must(t, admin, request("x", driver.Exclusive, long))
+			do(t, r, "ACL", "SETUSER", "app", "+"+right)
+			q := request("x", driver.Exclusive, long)
+			q.Wait = true
+			queues := right != "rpush" && right != "zadd"
+			if !queues {
+				do(t, r, "ACL", "SETUSER", "app", "-"+right)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan error, 1)
+			go func() {
+				_, err := s.Acquire(ctx, q)
+				ended <- err
+			}()
+			if queues {
+				eventually(t, "the waiter has no queue entry", func() bool { return do(t, r, "LLEN", queued) == int64(1) })
+				do(t, r, "ACL", "SETUSER", "app", "-"+right)
+				cancel()
+			}
+			if err := <-ended; err == nil {
+				t.Fatal("granted beside its holder")
+			}
+			_ = s.Undo(t.Context(), q)
+			timed("the waiter's end")
+			do(t, r, "ACL", "SETUSER", "app", "+"+right)
+			undone(t, s, q)
+			release(t, admin, held)
+			release(t, admin, must(t, admin, request("x", driver.Exclusive, long)))
+			if left := do(t, r, "EXISTS", queued, times); left != int64(0) {
+				t.Errorf("entries %q and times %q are left", do(t, r, "LRANGE", queued, "0", "-1"), do(t, r, "ZRANGE", times, "0", "-1"))
+			}
+		})
+	}
+}
+
+// TestLayoutRefusedExpiryLeavesNoGrant: the key beside a name outlives the requested lease, and the
+// client may not set an expiry. The refused request leaves neither a lock nor a permit.
+func TestLayoutRefusedExpiryLeavesNoGrant(t *testing.T) {
+	r := start(t)
+	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
+		do(t, r, "FLUSHALL")
+		admin := open(t, "redis://"+r.Address(), withLayout(l)...)
+		s := limited(t, r, l)
+		must(t, admin, request("x", many(l), 2*long))
+		switch l {
+		case redisstore.RedissonPermits, redisstore.RedissonSemaphore:
+			do(t, r, "PEXPIRE", "x", "600000") // as a program of Redisson may
+		default:
+			do(t, r, "DEL", "x")
+		}
+		do(t, r, "ACL", "SETUSER", "app", "-pexpire")
+		state := func() string {
+			var all []string
+			for _, key := range strungTogether(do(t, r, "KEYS", "*")) {
+				if !strings.HasPrefix(key, "holdfast:") && !strings.HasPrefix(key, "redisson_lock_token:") {
+					all = append(all, key+fmt.Sprintf(": %q", do(t, r, "DUMP", key)))
+				}
+			}
+			slices.Sort(all)
+			return strings.Join(all, "\n")
+		}
+		before := state()
+		_, err := s.Acquire(t.Context(), request("x", many(l), long))
+		code(t, s, err, driver.CodeRefused)
+		if after := state(); after != before {
+			t.Errorf("a refused request has changed\n%s\nto\n%s", before, after)
+		}
+	})
+}
+
+// limited returns a store of the user app, which has all documented rights and has used them.
+func limited(t *testing.T, r *servers.Redis, l redisstore.Layout) driver.Store {
+	restrict(t, []*servers.Redis{r}, layoutRights...)
+	do(t, r, "ACL", "SETUSER", "app", "~*", "&*")
+	s := open(t, "redis://app:app-secret@"+r.Address(), withLayout(l)...)
+	release(t, s, must(t, s, request("other", driver.Exclusive, long)))
+	return s
 }
 
 // expire changes the keys of a lease so that it has expired.

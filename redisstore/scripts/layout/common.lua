@@ -44,14 +44,13 @@ local function publish(where, message)
   redis.pcall('PUBLISH', where, message)
 end
 
--- live has the key beside live that long, at least.
-local live = function(time)
-  if call('PTTL', B) < time then call('PEXPIRE', B, time) end
-end
+-- live has the key beside live that long, at least. It always writes: a user without the
+-- right is refused here, before the name's key has changed.
+local live = function(time) call('PEXPIRE', B, math.max(call('PTTL', B), time)) end
 
 -- touch writes and changes nothing: a user without the right is refused here, and a full
 -- server refuses no command behind a write.
-local function touch() call('PEXPIRE', B, math.max(call('PTTL', B), keep)) end
+local function touch() live(keep) end
 
 local function mint()
   return math.max(now, (tonumber(call('HGET', B, 'last') or '') or 0) + 1, least + 1)

@@ -1,16 +1,24 @@
 -- Redisson's fair lock: an RLock, a list of waiters at KEYS[3], and a sorted set at KEYS[4],
 -- waiter -> until when it is waited for, in ms. Each entry adds its time to that of the
--- entry before it, and takes it with it when it goes.
+-- entry before it, and takes it with it when it goes. An entry without a time is never
+-- removed, here and in Redisson: so a time is written before its entry, and removed behind it.
 local queue, times = KEYS[3], KEYS[4]
 local patience = tonumber(ARGV[10])
+
+-- removable has a user without a right that a removal needs refused before it.
+local function removable()
+  call('LREM', queue, 0, '')
+  call('ZREM', times, '')
+end
 
 begin = function()
   while true do
     local head = call('LINDEX', queue, 0)
     local time = head and call('ZSCORE', times, head)
     if not time or tonumber(time) > ms then return end
-    call('ZREM', times, head)
+    removable()
     call('LPOP', queue)
+    call('ZREM', times, head)
   end
 end
 
@@ -49,6 +57,7 @@ end
 
 grab = function()
   if call('LINDEX', queue, 0) == own then
+    removable()
     call('LPOP', queue)
     call('ZREM', times, own)
     for _, of in ipairs(call('ZRANGE', times, 0, -1)) do call('ZINCRBY', times, -patience, of) end
@@ -64,9 +73,13 @@ end
 
 leave = function()
   local i = place()
-  if not i then return end
+  if not i then
+    call('ZREM', times, own) -- left if the entry was refused
+    return
+  end
+  removable()
   for _, of in ipairs(call('LRANGE', queue, i, -1)) do call('ZINCRBY', times, -patience, of) end
-  call('ZREM', times, own)
   call('LREM', queue, 0, own)
+  call('ZREM', times, own)
   if i == 1 and call('EXISTS', N) == 0 then notify() end
 end
