@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -195,6 +196,42 @@ func TestHeldGrantsAreCheckedByOneStatement(t *testing.T) {
 	if !o.lookAt(t.Context(), some[4:]) || len(l.read) != batch-4 {
 		t.Errorf("%d rows read on a server that is read-only, want %d", len(l.read), batch-4)
 	}
+}
+
+// slow takes a time for each statement.
+type slow struct {
+	Link
+	each time.Duration
+}
+
+func (s slow) Run(ctx context.Context, statements ...string) (Answers, error) {
+	select {
+	case <-time.After(s.each):
+		return s.Link.Run(ctx, statements...)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// TestBreakIsNoticedOnSlowServer: each statement takes most of the interval between two checks.
+func TestBreakIsNoticedOnSlowServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := slow{&tabled{state: map[string]string{}}, lookEvery * 6 / 10}
+		o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return l, nil }), tabledNames{}, certain{}, nil, "")
+		lost := make(chan driver.Cause, 1)
+		_, err := o.keep(driver.Request{From: lostTo(lost)}, driver.Grant{ID: "id", Name: "n", Token: 1}) // its row is gone
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-lost:
+		case <-time.After(3 * lookEvery):
+			t.Error("the holder is not notified")
+		}
+		if err := o.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 type lostTo chan driver.Cause

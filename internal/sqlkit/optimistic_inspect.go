@@ -54,9 +54,7 @@ func (o *Optimistic) watchHeld() {
 			return
 		}
 		inBatches(len(all), func(from, to int, _ bool) bool {
-			ctx, cancel := context.WithTimeout(o.ctx, lookEvery)
-			defer cancel()
-			return o.lookAt(ctx, all[from:to])
+			return o.lookAt(o.ctx, all[from:to])
 		})
 	}
 }
@@ -65,10 +63,16 @@ func (o *Optimistic) watchHeld() {
 // server can be asked again at once. A grant that expires needs no notification: its validity has
 // ended.
 func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
-	some = o.unproven(ctx, some)
-	if len(some) == 0 {
+	finding, cancel := context.WithTimeout(ctx, lookEvery)
+	some = o.unproven(finding, some)
+	late := finding.Err() != nil
+	cancel()
+	if len(some) == 0 || late {
 		return true
 	}
+	// A slow server needs most of the first timeout to find the grants.
+	ctx, cancel = context.WithTimeout(ctx, lookEvery)
+	defer cancel()
 	causes := make([]driver.Cause, len(some))
 	var ops []*op
 	for i, k := range some {
