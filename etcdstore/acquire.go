@@ -45,6 +45,11 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 		if err != nil {
 			return driver.Grant{}, err
 		}
+		if old != nil && s.request(old.g.ID) != old.a {
+			// Another release was confirmed, and a may have the key.
+			old.report(errNotHeld)
+			old = nil
+		}
 		var g driver.Grant
 		if r.Wait {
 			g, err = s.queue(ctx, a, old)
