@@ -63,7 +63,8 @@
 // repeated release compares the create revision of the old entry, and an undo compares the epoch
 // that the new one depends on. So a transaction that arrives after both changes nothing. An answer
 // that nothing was applied, such as a missing lease or a refusal, leaves the release to
-// [Store.Release].
+// [Store.Release]. If the new request has to wait for a keepalive or a new lease, the release goes
+// first, in a transaction of its own.
 //
 // # How changes are noticed
 //

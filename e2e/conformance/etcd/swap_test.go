@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -174,6 +175,42 @@ func TestSwapOfAReleasedGrant(t *testing.T) {
 	if err, again := <-released; again {
 		t.Errorf("the release was reported twice: %v", err)
 	}
+}
+
+// TestSwapReleasesBeforeAKeepalive: the lease needs a keepalive before the next request, and no
+// keepalive is answered. The release goes out nevertheless.
+func TestSwapReleasesBeforeAKeepalive(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s := over(t, c.direct(t, func(cfg *clientv3.Config) {
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainStreamInterceptor(
+			func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				if method == "/etcdserverpb.Lease/LeaseKeepAlive" {
+					return nil, errBroken
+				}
+				return streamer(ctx, desc, cc, method, opts...)
+			}))
+	}))
+	const ttl = 3 * time.Second
+	for i := range 10 {
+		began := time.Now()
+		n := fmt.Sprint("n", i)
+		old := must(t, s, request("old-"+n, n, 1, ttl))
+		time.Sleep(ttl/3 + 10*time.Millisecond) // the age at which a keepalive is due
+		released, done := swapIn(t.Context(), s, old, request("new-"+n, n, 1, ttl))
+		res := receive(t, "the answer", done)
+		err, reported := <-released
+		if !reported {
+			t.Fatalf("the release was not made; the request: %v", res.err)
+		}
+		if err == nil {
+			return
+		}
+		// The grant has expired: this process or the server stood still.
+		if took := time.Since(began); took < ttl {
+			t.Fatalf("the release after %s: %v", took, err)
+		}
+	}
+	t.Error("every grant expired before its release")
 }
 
 // TestHalvesOfASwapAreIndependent: the grant was deleted by an administrator, and the request is
