@@ -17,7 +17,9 @@ const (
 	// EventAcquiring begins every acquisition. Only Hooks.Start gets it.
 	EventAcquiring EventKind = "acquiring"
 	// EventQueued: the store answered that the name is held, by Holders if it named
-	// them.
+	// them. While a [driver.Swapper]'s next request is held back, for at most
+	// driver.HandoffTime, it may report a waiter behind a lock of the same Locker without
+	// an answer of its own.
 	EventQueued EventKind = "queued"
 	// EventAcquired: granted, after Took.
 	EventAcquired EventKind = "acquired"

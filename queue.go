@@ -30,7 +30,7 @@ type queue struct {
 	held    bool
 	holders []driver.Holder
 	// served is the lease that was delivered last, while the next request is held back for
-	// its release. swap is that release, once it is offered, and offered wakes the queue's
+	// its release. Until then held and holders report that lease. swap is that release, once it is offered, and offered wakes the queue's
 	// goroutine for it.
 	served  *lease
 	swap    *swap

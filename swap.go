@@ -100,7 +100,7 @@ func (l *Locker) offer(x *lease) *swap {
 	if q == nil || q.served != x {
 		return nil
 	}
-	q.served = nil
+	q.served, q.held, q.holders = nil, false, nil
 	select {
 	case q.offered <- struct{}{}:
 	default:
@@ -138,7 +138,9 @@ func (l *Locker) holdBack(q *queue) {
 	case <-l.ctx.Done():
 	}
 	l.mu.Lock()
-	q.served = nil
+	if q.served != nil {
+		q.served, q.held, q.holders = nil, false, nil
+	}
 	l.mu.Unlock()
 }
 

@@ -299,3 +299,103 @@ func TestSwapOnlyForTheSameRequest(t *testing.T) {
 		}
 	})
 }
+
+// down is a store with Swap that stops answering.
+type down struct {
+	driver.Store
+	off atomic.Bool
+}
+
+func (d *down) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	g, err := d.Store.Guarantees(ctx)
+	g.Scope = driver.ScopeNetwork // a request has a timeout
+	return g, err
+}
+
+// answer waits for the end of the context if the store is down.
+func (d *down) answer(ctx context.Context) error {
+	if !d.off.Load() {
+		return nil
+	}
+	<-ctx.Done()
+	return driver.Errorf(driver.CodeUnknown, "no answer")
+}
+
+func (d *down) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	if err := d.answer(ctx); err != nil {
+		return driver.Grant{}, err
+	}
+	return d.Store.Acquire(ctx, r)
+}
+
+func (d *down) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
+	if err := d.answer(ctx); err != nil {
+		return err
+	}
+	return d.Store.Release(ctx, g, keep)
+}
+
+func (d *down) Undo(ctx context.Context, r driver.Request) error {
+	if err := d.answer(ctx); err != nil {
+		return err
+	}
+	return d.Store.Undo(ctx, r)
+}
+
+// TestStoreDownDuringASwap: the store goes down during a hold, and the lock is unlocked. A goroutine
+// that calls Lock later has no answer: it gets ErrUnavailable after the request timeout, and no holder.
+func TestStoreDownDuringASwap(t *testing.T) {
+	for _, test := range []struct {
+		swaps bool
+		held  time.Duration
+	}{{true, 0}, {true, 2 * driver.HandoffTime}, {false, 0}} {
+		synctest.Test(t, func(t *testing.T) {
+			d := &down{Store: memstore.New()}
+			s := driver.Store(d)
+			both := &swapping{Store: d}
+			both.replace = func(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+				err := d.Release(ctx, old, 0)
+				released(err)
+				if err != nil {
+					return driver.Grant{}, err
+				}
+				return d.Acquire(ctx, r)
+			}
+			if test.swaps {
+				s = both
+			}
+			const timeout = time.Second
+			l := newLocker(t, s, holdfast.LocalHandoff(0), holdfast.RequestTimeout(timeout))
+			ctx, cancel := context.WithCancel(bg)
+			defer cancel()
+			first := mustLock(t, l, "a")
+			holder := lockLater(t, l, bg)
+			waiter := lockLater(t, l, ctx)
+			unlock(t, first)
+			d.off.Store(true)
+			k := <-holder
+			time.Sleep(test.held)
+			unlocked := make(chan error, 1)
+			go func() { unlocked <- k.Unlock() }()
+			synctest.Wait()
+			began := time.Now()
+			_, err := l.Lock(bg, "a", holdfast.Wait(time.Hour))
+			if !errors.Is(err, holdfast.ErrUnavailable) || errors.Is(err, holdfast.ErrBusy) {
+				t.Errorf("swaps %t, held %s: %v, want unavailable", test.swaps, test.held, err)
+			}
+			if took := time.Since(began); took != timeout {
+				t.Errorf("swaps %t, held %s: Lock took %s", test.swaps, test.held, took)
+			}
+			if err := <-unlocked; !errors.Is(err, holdfast.ErrUnavailable) {
+				t.Errorf("Unlock: %v", err)
+			}
+			if n := both.calls.Load(); (n > 0) != (test.swaps && test.held == 0) {
+				t.Errorf("swaps %t, held %s: %d swaps", test.swaps, test.held, n)
+			}
+			cancel()
+			<-waiter
+			d.off.Store(false)
+			synctest.Wait()
+		})
+	}
+}

@@ -31,6 +31,11 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 		if ctx.Err() != nil {
 			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
 		}
+		if old != nil && !s.ready(r.TTL) {
+			// The release needs no keepalive.
+			old.report(s.alone(ctx, old))
+			old = nil
+		}
 		e, err := s.session(ctx, r.TTL)
 		if err != nil {
 			if ctx.Err() != nil && err != errClosed {
@@ -44,6 +49,11 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 		}
 		if err != nil {
 			return driver.Grant{}, err
+		}
+		if old != nil && s.request(old.g.ID) != old.a {
+			// Another release was confirmed, and a may have the key.
+			old.report(errNotHeld)
+			old = nil
 		}
 		var g driver.Grant
 		if r.Wait {

@@ -53,15 +53,18 @@
 // which the server writes to its disk once. It has two nested transactions with conditions of their
 // own: the deletion has that of a release, the new entry those of every other entry. The server
 // evaluates all conditions before it writes, and no condition of one half concerns a key of the
-// other, so the halves are independent. The two keys differ, because the grant keeps its key until
-// its release is known. The reads that follow the writes see the queue without the old entry.
+// other, so the halves are independent. A grant keeps its key until its release is known. If another
+// call has released it, its key may be that of the new request: then there is no deletion.
+// The two keys of a transaction differ, because the store looks after the new request has its key.
+// The reads that follow the writes see the queue without the old entry.
 //
 // The new entry has the revision of the transaction: it is behind every other entry, and its token
 // exceeds that of the grant it replaces. If the answer is lost, both outcomes are unknown. A
 // repeated release compares the create revision of the old entry, and an undo compares the epoch
 // that the new one depends on. So a transaction that arrives after both changes nothing. An answer
 // that nothing was applied, such as a missing lease or a refusal, leaves the release to
-// [Store.Release].
+// [Store.Release]. If the new request has to wait for a keepalive or a new lease, the release goes
+// first, in a transaction of its own.
 //
 // # How changes are noticed
 //

@@ -74,7 +74,7 @@ var (
 // session returns the lease for a TTL, with at least two thirds of it left. It creates one if
 // necessary.
 func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error) {
-	ttl = (ttl + time.Second - 1).Truncate(time.Second)
+	ttl = wholeSeconds(ttl)
 	for {
 		s.mu.Lock()
 		if s.closed {
@@ -117,6 +117,17 @@ func (s *Store) session(ctx context.Context, ttl time.Duration) (*session, error
 		}
 	}
 }
+
+// ready reports whether session returns without a request.
+func (s *Store) ready(ttl time.Duration) bool {
+	s.mu.Lock()
+	e := s.sessions[wholeSeconds(ttl)]
+	s.mu.Unlock()
+	return e != nil && e.left() >= e.ttl-e.ttl/3
+}
+
+// wholeSeconds rounds up to the unit of leases.
+func wholeSeconds(d time.Duration) time.Duration { return (d + time.Second - 1).Truncate(time.Second) }
 
 type making struct {
 	done chan struct{}

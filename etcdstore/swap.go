@@ -26,11 +26,23 @@ func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, re
 		return driver.Grant{}, errClosed
 	}
 	a := s.of(old)
-	if a == nil || s.request(old.ID) != a {
+	if a == nil {
 		released(errNotHeld)
 		return s.acquire(ctx, r, nil)
 	}
 	return s.acquire(ctx, r, &release{a: a, g: old, released: released})
+}
+
+// report reports the outcome of the release.
+func (o *release) report(err error) {
+	o.answered = true
+	o.released(err)
+}
+
+// alone makes a release by itself.
+func (s *Store) alone(ctx context.Context, o *release) error {
+	_, err := limited(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Release(ctx, o.g, 0) })
+	return err
 }
 
 // op returns the operation that deletes the entry if it is still the one that was granted.
@@ -53,8 +65,7 @@ func (s *Store) answer(ctx context.Context, o *release, resp *clientv3.TxnRespon
 		return
 	case errors.Is(err, rpctypes.ErrNoSpace):
 		// The server applies the transaction that fills the space.
-		_, err = limited(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Release(ctx, o.g, 0) })
-		if err == errNotHeld {
+		if err = s.alone(ctx, o); err == errNotHeld {
 			err = nil
 		}
 	case refused(err) != driver.CodeUnknown:
@@ -62,6 +73,5 @@ func (s *Store) answer(ctx context.Context, o *release, resp *clientv3.TxnRespon
 	default:
 		err = unknown(ctx, err)
 	}
-	o.answered = true
-	o.released(err)
+	o.report(err)
 }

@@ -61,6 +61,12 @@ var mistakes = map[string]mistake{
 			r.Name += "-elsewhere"
 			return false
 		}},
+	"a swap reports its release twice": {test: "Swap",
+		swap: func(c *client, old driver.Grant, _ *driver.Request, released func(error)) bool {
+			released(c.Release(context.Background(), old, 0))
+			released(nil)
+			return false
+		}},
 	"a swap of an ended grant reports a release": {test: "SwapOfEndedGrant",
 		swap: func(c *client, old driver.Grant, _ *driver.Request, released func(error)) bool {
 			_ = c.Release(context.Background(), old, 0)
@@ -91,6 +97,7 @@ type client struct {
 	delay *atomic.Int64
 	once  sync.Once
 	first time.Duration
+	swaps atomic.Int32
 }
 
 func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -113,8 +120,12 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 	return g, err
 }
 
-// Swap makes two calls, which stand for one step.
+// Swap makes two calls, which stand for one step. The first Swap of a client without a mistake sends
+// nothing, which the contract allows.
 func (c *client) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+	if c.swaps.Add(1) == 1 && c.swap == nil {
+		return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "nothing was sent")
+	}
 	requested := r
 	if ctx.Err() == nil || c.swap != nil {
 		if c.swap == nil || c.swap(c, old, &requested, released) {

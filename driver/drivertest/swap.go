@@ -19,20 +19,41 @@ func (e *env) swapper(s driver.Store) driver.Swapper {
 }
 
 // swap releases a grant and waits for another request in one call. It returns when the release
-// has its outcome.
+// has its outcome. It repeats a Swap that returns an error and no outcome of the release.
 func (e *env) swap(s driver.Store, old driver.Grant, r driver.Request) (w *waiting, released error) {
+	e.Helper()
+	for end := time.Now().Add(e.timeout()); ; time.Sleep(5 * time.Millisecond) {
+		w, released, reported := e.swapOnce(s, old, r)
+		if reported {
+			return w, released
+		}
+		if s.Classify(w.err) == driver.CodeUnknown {
+			e.undone(s, w.r)
+		}
+		if time.Now().After(end) {
+			e.Fatalf("Swap returns without the outcome of the release again and again: %v", w.err)
+		}
+		r = e.request(r.Name, r.Limit, r.TTL)
+	}
+}
+
+// swapOnce is one call of Swap. If it is not reported, nothing of the release was applied.
+func (e *env) swapOnce(s driver.Store, old driver.Grant, r driver.Request) (w *waiting, released error, reported bool) {
 	e.Helper()
 	ctx, cancel := context.WithCancel(e.Context())
 	w = &waiting{e: e, s: s, r: r, cancel: cancel, done: make(chan struct{})}
 	w.r.Wait = true
 	answers := make(chan error, 8)
-	var ended atomic.Bool
+	var ended, called atomic.Bool
 	go func() {
 		defer close(w.done)
 		defer ended.Store(true)
 		w.g, w.err = e.swapper(s).Swap(ctx, old, w.r, func(err error) {
 			if ended.Load() {
 				e.Error("released was called after Swap had returned")
+			}
+			if called.Swap(true) {
+				e.Error("Swap called released twice")
 			}
 			answers <- err
 		})
@@ -44,12 +65,15 @@ func (e *env) swap(s driver.Store, old driver.Grant, r driver.Request) (w *waiti
 		select {
 		case released = <-answers:
 		default:
-			e.Fatalf("Swap returned without the outcome of the release: %+v, %v", w.g, w.err)
+			if w.err == nil {
+				e.Fatalf("Swap returned a grant without the outcome of the release: %+v", w.g)
+			}
+			return w, nil, false
 		}
 	case <-time.After(e.timeout()):
 		e.Fatal("Swap did not report the outcome of the release")
 	}
-	return w, released
+	return w, released, true
 }
 
 // swapped is swap of a grant that stands.
@@ -149,6 +173,9 @@ func swapCancelledBefore(e *env) {
 	if s.Classify(err) == driver.CodeUnknown {
 		e.undone(s, r)
 	}
+	if len(released) > 1 {
+		e.Errorf("Swap called released %d times", len(released))
+	}
 	switch err := s.Release(e.Context(), g, 0); {
 	case len(released) == 0 && err != nil:
 		e.Errorf("Swap did not release, and then Release: %v", err)
@@ -168,9 +195,12 @@ func swapAnswerLost(e *env) {
 	}
 	g := e.must(s, e.request(name, driver.Exclusive, long))
 	e.h.LoseAnswer(e.T, 0)
-	w, err := e.swap(s, g, e.request(name, driver.Exclusive, long))
+	w, err, reported := e.swapOnce(s, g, e.request(name, driver.Exclusive, long))
 	<-w.done
 	e.h.Start(e.T)
+	if !reported {
+		err = driver.Errorf(driver.CodeUnknown, "Swap did not release")
+	}
 	switch {
 	case err == nil && w.err == nil: // another answer was lost
 		e.release(s, w.g)

@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -44,12 +45,12 @@ func swapIn(ctx context.Context, s *etcdstore.Store, old driver.Grant, r driver.
 func TestSwapIsOneWrite(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
-	g := must(t, s, request("first", "n", 1, time.Minute))
+	g := must(t, s, request("first", "n", 1, time.Hour))
 	from := int64(g.Token)
 	const n = 20
 	tokens := map[int64]bool{}
 	for i := range n {
-		released, done := swapIn(t.Context(), s, g, request(fmt.Sprint("r", i), "n", 1, time.Minute))
+		released, done := swapIn(t.Context(), s, g, request(fmt.Sprint("r", i), "n", 1, time.Hour))
 		if err := receive(t, "the release", released); err != nil {
 			t.Fatal(err)
 		}
@@ -84,8 +85,8 @@ func TestSwapWithoutAnswer(t *testing.T) {
 	other := c.open(t)
 	for _, late := range []bool{false, true} {
 		n := fmt.Sprint("late-", late)
-		old := must(t, s, request("old-"+n, n, 1, time.Minute))
-		r := request("new-"+n, n, 1, time.Minute)
+		old := must(t, s, request("old-"+n, n, 1, time.Hour))
+		r := request("new-"+n, n, 1, time.Hour)
 		l.mu.Lock()
 		if l.reported = errBroken; late {
 			l.hold = swaps
@@ -109,7 +110,7 @@ func TestSwapWithoutAnswer(t *testing.T) {
 			t.Errorf("late %t: the repeated release: %v", late, err)
 		}
 		// The key of the old grant belongs to this one now.
-		next := must(t, s, request("next-"+n, n, 1, time.Minute))
+		next := must(t, s, request("next-"+n, n, 1, time.Hour))
 		if next.Token <= old.Token {
 			t.Errorf("late %t: token %d after %d", late, next.Token, old.Token)
 		}
@@ -134,11 +135,11 @@ func TestSwapSentTwiceMakesOneEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
 	other := c.open(t)
-	old := must(t, s, request("old", "n", 1, time.Minute))
+	old := must(t, s, request("old", "n", 1, time.Hour))
 	l.mu.Lock()
 	l.lose, l.reported = swaps, status.Error(codes.Canceled, "stream terminated by RST_STREAM with error code: CANCEL")
 	l.mu.Unlock()
-	released, done := swapIn(t.Context(), s, old, request("new", "n", 1, time.Minute))
+	released, done := swapIn(t.Context(), s, old, request("new", "n", 1, time.Hour))
 	if err := receive(t, "the release", released); s.Classify(err) != driver.CodeNotHeld {
 		t.Errorf("the release: %v, want not held", err)
 	}
@@ -154,17 +155,75 @@ func TestSwapSentTwiceMakesOneEntry(t *testing.T) {
 	}
 }
 
+// TestSwapOfAReleasedGrant: another call has released the grant, and the request of the swap gets its
+// key. The request is granted, and the release is reported once.
+func TestSwapOfAReleasedGrant(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s := c.open(t)
+	old := must(t, s, request("old", "n", 1, time.Hour))
+	if err := s.Release(t.Context(), old, 0); err != nil {
+		t.Fatal(err)
+	}
+	released, done := swapIn(t.Context(), s, old, request("new", "n", 1, time.Hour))
+	res := receive(t, "the grant", done)
+	if res.err != nil || res.g.Token <= old.Token {
+		t.Errorf("%+v, %v", res.g, res.err)
+	}
+	if err, reported := <-released; !reported || s.Classify(err) != driver.CodeNotHeld {
+		t.Errorf("the release was reported: %t, %v; want not held", reported, err)
+	}
+	if err, again := <-released; again {
+		t.Errorf("the release was reported twice: %v", err)
+	}
+}
+
+// TestSwapReleasesBeforeAKeepalive: the lease needs a keepalive before the next request, and no
+// keepalive is answered. The release goes out nevertheless.
+func TestSwapReleasesBeforeAKeepalive(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s := over(t, c.direct(t, func(cfg *clientv3.Config) {
+		cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainStreamInterceptor(
+			func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+				if method == "/etcdserverpb.Lease/LeaseKeepAlive" {
+					return nil, errBroken
+				}
+				return streamer(ctx, desc, cc, method, opts...)
+			}))
+	}))
+	const ttl = 3 * time.Second
+	for i := range 10 {
+		began := time.Now()
+		n := fmt.Sprint("n", i)
+		old := must(t, s, request("old-"+n, n, 1, ttl))
+		time.Sleep(ttl/3 + 10*time.Millisecond) // the age at which a keepalive is due
+		released, done := swapIn(t.Context(), s, old, request("new-"+n, n, 1, ttl))
+		res := receive(t, "the answer", done)
+		err, reported := <-released
+		if !reported {
+			t.Fatalf("the release was not made; the request: %v", res.err)
+		}
+		if err == nil {
+			return
+		}
+		// The grant has expired: this process or the server stood still.
+		if took := time.Since(began); took < ttl {
+			t.Fatalf("the release after %s: %v", took, err)
+		}
+	}
+	t.Error("every grant expired before its release")
+}
+
 // TestHalvesOfASwapAreIndependent: the grant was deleted by an administrator, and the request is
 // granted. Or the key of the request belongs to a grant that was left standing, and the release
 // is made at once.
 func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, other, client := c.open(t), c.open(t), c.direct(t)
-	old := must(t, s, request("old", "deleted", 1, time.Minute))
+	old := must(t, s, request("old", "deleted", 1, time.Hour))
 	if _, err := client.Delete(t.Context(), "deleted/", clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
-	released, done := swapIn(t.Context(), s, old, request("new", "deleted", 1, time.Minute))
+	released, done := swapIn(t.Context(), s, old, request("new", "deleted", 1, time.Hour))
 	if err := receive(t, "the release", released); s.Classify(err) != driver.CodeNotHeld {
 		t.Errorf("the release of a deleted grant: %v, want not held", err)
 	}
@@ -172,12 +231,12 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 		t.Error(res.err)
 	}
 
-	first := must(t, s, request("first", "taken", driver.Unlimited, time.Minute))
-	kept := must(t, s, request("kept", "taken", driver.Unlimited, time.Minute))
+	first := must(t, s, request("first", "taken", driver.Unlimited, time.Hour))
+	kept := must(t, s, request("kept", "taken", driver.Unlimited, time.Hour))
 	if err := s.Release(t.Context(), kept, time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	r := request("new", "taken", driver.Exclusive, time.Minute)
+	r := request("new", "taken", driver.Exclusive, time.Hour)
 	released, done = swapIn(t.Context(), s, first, r)
 	if err := receive(t, "the release", released); err != nil {
 		t.Errorf("the release: %v", err)
@@ -212,7 +271,7 @@ func TestRefusedSwapReleasesAlone(t *testing.T) {
 		{false, rpctypes.ErrGRPCNoSpace, true},
 	} {
 		n := fmt.Sprint("n", i)
-		old := must(t, s, request("old-"+n, n, 1, time.Minute))
+		old := must(t, s, request("old-"+n, n, 1, time.Hour))
 		l.mu.Lock()
 		if l.reported = test.reported; test.hold {
 			l.hold = swaps
@@ -220,7 +279,7 @@ func TestRefusedSwapReleasesAlone(t *testing.T) {
 			l.lose = swaps
 		}
 		l.mu.Unlock()
-		released, done := swapIn(t.Context(), s, old, request("new-"+n, n, 1, time.Minute))
+		released, done := swapIn(t.Context(), s, old, request("new-"+n, n, 1, time.Hour))
 		res := receive(t, "the answer", done)
 		if code := s.Classify(res.err); res.err == nil || code == driver.CodeUnknown {
 			t.Errorf("%v: %v", test.reported, res.err)
@@ -245,7 +304,7 @@ func TestRefusedSwapReleasesAlone(t *testing.T) {
 func TestSwapOnAMissingLease(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
-	old := must(t, s, request("old", "n", 1, time.Minute))
+	old := must(t, s, request("old", "n", 1, time.Hour))
 	keys, err := client.Get(t.Context(), "n/", clientv3.WithPrefix())
 	if err != nil || len(keys.Kvs) != 1 {
 		t.Fatalf("%v, %v", keys, err)
@@ -253,7 +312,7 @@ func TestSwapOnAMissingLease(t *testing.T) {
 	if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
 		t.Fatal(err)
 	}
-	released, done := swapIn(t.Context(), s, old, request("new", "n", 1, time.Minute))
+	released, done := swapIn(t.Context(), s, old, request("new", "n", 1, time.Hour))
 	if err := receive(t, "the release", released); s.Classify(err) != driver.CodeNotHeld {
 		t.Errorf("the release: %v, want not held", err)
 	}
