@@ -13,10 +13,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -76,15 +78,19 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	return s, nil
 }
 
-// FreePort returns a free TCP port of this machine. Another process may take it before the
-// server does; then Start fails, and the caller tries again.
-func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+// FreePort returns a free TCP port of this machine. It is none of those that the system gives
+// to outgoing connections: such a connection could take the port of a server that is killed
+// and started again. Another process may take it before the server does; then Start fails,
+// and the caller tries again.
+func FreePort() (port int, err error) {
+	for range 100 {
+		port = 10000 + rand.IntN(22000) // Linux gives those from 32768 on, other systems higher ones
+		var l net.Listener
+		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			return port, l.Close()
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return 0, err
 }
 
 // Dial returns a Ready for servers that serve as soon as they accept connections.
