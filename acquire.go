@@ -131,7 +131,7 @@ type acquisition struct {
 	set     *settings
 	wait    bool
 	began   time.Time
-	// asked is when the store's guarantees were known, and so when the first request
+	// asked is when the store had reported its guarantees, and so when the first request
 	// begins.
 	asked time.Time
 	// busy is the answer of the fast path, nil if it was not that the name is held.

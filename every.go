@@ -262,7 +262,7 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 	ttl := e.ttl
 	switch {
 	case ttl > 0:
-	case e.minTTL == 0: // not known yet
+	case e.minTTL == 0: // the store has not reported it yet
 		ttl = min(4*distance, DefaultTTL)
 	default:
 		ttl = min(max(2*distance, e.minTTL), DefaultTTL)

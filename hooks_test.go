@@ -264,9 +264,9 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 // notifies of it, else within a second. It yields at most ten times a second.
 func TestWatchAllYieldsEachChangeOnce(t *testing.T) {
 	for name, c := range map[string]struct {
-		hide bool // that the store can tell
+		hide bool // hides that the store sends notifications
 		wait time.Duration
-	}{"pushed": {false, 0}, "asked": {true, time.Second}} {
+	}{"pushed": {false, 0}, "polled": {true, time.Second}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()

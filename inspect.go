@@ -175,7 +175,7 @@ func withoutVolatile(st State) State {
 // Break ends the grant of name that has the token, which Inspect shows. A grant that is
 // handed off inside a process has several tokens (Holder.Tokens); any of them names it, and
 // its present holder loses it. The context of its holder ends with cause CauseTaken.
-// ErrNotHeld means that the grant has ended before. A store that can only ask the holder
+// ErrNotHeld means that the grant has ended before. A store that can only notify the holder
 // (see Guarantees) waits until the holder has released the lock. ErrBusy then means that ctx
 // ended first, and the error names the holder.
 func (l *Locker) Break(ctx context.Context, name string, token uint64) error {

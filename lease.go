@@ -13,7 +13,7 @@ import (
 type lease struct {
 	l   *Locker
 	req driver.Request
-	// queue is the local queue whose head asked for it, nil for a request that does
+	// queue is the local queue whose head requested it, nil for a request that does
 	// not wait.
 	queue *queue
 	// asking is the context of a request that does not wait.

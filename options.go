@@ -284,7 +284,7 @@ func checkName(name string) error {
 }
 
 // forStore returns the settings for a store, or an error if the store cannot do what the
-// options ask for. A TTL that the caller has not given becomes the nearest one that the
+// options require. A TTL that the caller has not set becomes the nearest one that the
 // store allows.
 func (s *settings) forStore(g *driver.Guarantees) (*settings, error) {
 	if allowed := min(max(s.ttl, g.MinTTL), g.MaxTTL); !s.hasTTL && g.MaxTTL > 0 && s.ttl != allowed {

@@ -91,7 +91,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	}
 	a := s.request(r.ID)
 	if a == nil {
-		return nil // nothing was sent, or its outcome is known
+		return nil // nothing was sent, or etcd has answered
 	}
 	a.granted.Store(false)
 	n := shard(r.Name)

@@ -41,7 +41,7 @@ type Store struct {
 	minTTL   time.Duration
 }
 
-// request is a request, from before its entry is created until the entry is known to be gone.
+// request exists from before its entry is created until etcd has confirmed that no entry remains.
 type request struct {
 	r   driver.Request
 	e   *session

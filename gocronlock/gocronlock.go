@@ -84,8 +84,8 @@ func (e *Elector) set(term context.Context) {
 }
 
 // IsLeader returns nil while this replica leads. It reads the clock, so that a replica
-// that was paused for longer than its TTL does not lead. A job that runs on after its
-// leadership does not know that: it uses a lock of its own for what matters.
+// that was paused for longer than its TTL does not lead. A job is not notified when the
+// leadership ends while it runs. Protect its critical part with a lock.
 func (e *Elector) IsLeader(context.Context) error {
 	e.mu.Lock()
 	term := e.term

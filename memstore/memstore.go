@@ -1,5 +1,5 @@
 // Package memstore keeps locks in the memory of one process: for tests, and for
-// programs that want the same API before they have a server.
+// programs that use the same API before they have a server.
 //
 // It has every rule of the real stores: leases that expire unless they are renewed, waiters in order,
 // fencing tokens, inspection and break. Its clock is the process's own, so it works in a

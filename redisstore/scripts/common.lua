@@ -6,7 +6,7 @@
 --            at; "since-n" where it has the n tokens from token on. Field s0 is there as long as the key is: it is empty while slot 0 is
 --            free. So HSETNX of s0 grants a name that has no key, and no other.
 --   m        the state, see load. It is missing while a lone grant has slot 0 and
---            nothing else is known of the name.
+--            the name has no other state.
 --   r<i>     free slots, a stack of m's F entries; an entry may be out of date, and is
 --            checked when it is used
 --   q<seq>   a queue entry: "id limit ttl deadline since channel owner"
@@ -314,8 +314,8 @@ local function freeSlot(limit)
   return st.n - 1
 end
 
--- grant makes a holder. floor is the highest token that the client knows of, mark says
--- whether the grant waits for its client's confirmation, tokens how many it is to have.
+-- grant makes a holder. floor is the highest token that the client has seen. mark states
+-- whether the grant waits for its client's confirmation. tokens is the requested number.
 -- Several tokens are taken from the microseconds since the last token, so that no token
 -- is ahead of the clock; there are fewer where less time has passed. A bucket whose
 -- counter is missing may have lost its memory just now, and gives one.

@@ -64,7 +64,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	receive(t, "the loss of a grant that the copy does not know", after.From.(*requester).lost)
+	receive(t, "the loss of a grant that the copy does not contain", after.From.(*requester).lost)
 	other := c.open(t)
 	n := 0
 	for _, name := range []string{"released", "after", "undone"} {

@@ -1,8 +1,8 @@
 -- The layouts of other clients: a script is this prelude, then the rules of one layout
 -- (plain, lock, fair, ...), then one verb (acquire, renew, ...). The rules define:
 --   held()         whether the grant of own stands
---   blocked()      nil if own may be granted now; else in how many ms that may change by
---                  itself, -1 if that is not known
+--   blocked()      nil if own may be granted now; else the ms after which that may change
+--                  without a release, -1 if the script cannot compute them
 --   grab(token)    writes the grant down, as the other clients do
 --   extend()       sets its lease anew
 --   drop()         ends it, and notifies waiters

@@ -106,7 +106,7 @@ func (g *Guardian) Signal(s syscall.Signal) {
 	select {
 	case <-g.ended:
 	default:
-		// The number is the guardian's until its end is known: see watch.
+		// The process ID belongs to the guardian until watch has seen its end.
 		_ = syscall.Kill(g.PID, s)
 	}
 }
