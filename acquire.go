@@ -101,7 +101,7 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 }
 
 // join returns a further Lock on the holder's lease, or nil if the lease has just
-// ended: then the caller's context has ended with it, or the name is acquired anew.
+// ended: then the caller's context has ended with it, or the name is acquired again.
 func (h *holder) join(ctx context.Context, s *settings) *Lock {
 	l := h.lease.l
 	k := newLock(h, &Lock{}, ctx, s)

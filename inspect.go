@@ -117,7 +117,7 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, interv
 			defer func() { cancel(); <-done }()
 			go func() {
 				defer close(done)
-				// If the watch fails, the ticker goes on.
+				// If the watch fails, the ticker continues.
 				_ = w.Watch(ctx, name, func() {
 					select {
 					case changed <- struct{}{}:

@@ -59,7 +59,7 @@ type holder struct {
 	ctx   context.Context
 	token uint64
 	// locks links the open Locks, by Lock.next. Guarded by the Locker's mutex; after a
-	// loss it does not change any more.
+	// loss it no longer changes.
 	locks *Lock
 	first Lock
 }
@@ -128,7 +128,7 @@ type outcome struct {
 	loss   *LostError
 	err    error
 	age    time.Duration // of the validity, as in facts
-	// cancel ends the queue's request at the store, which no waiter needs any more.
+	// cancel ends the queue's request at the store, which no waiter needs now.
 	cancel context.CancelCauseFunc
 }
 

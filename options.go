@@ -24,7 +24,7 @@ const (
 // LockOption is an option of one lock.
 type LockOption func(*settings)
 
-// settings are the options of one lock, resolved. They do not change any more, so that
+// settings are the options of one lock, resolved. They no longer change, so that
 // the locks of one call, or of no option, share them.
 type settings struct {
 	ttl, wait, minHold, maxHold, margin time.Duration

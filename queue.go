@@ -59,7 +59,7 @@ type waiter struct {
 	err    error
 }
 
-// errAbandoned cancels a queue's request that no waiter needs any more.
+// errAbandoned cancels a queue's request that no waiter needs now.
 var errAbandoned = errors.New("no waiter needs this request any more")
 
 // accepts reports whether a grant of r would serve w.

@@ -23,7 +23,7 @@ type probe struct {
 
 	mu       sync.Mutex
 	healed   chan struct{} // while the link is cut
-	dead     bool          // nothing passes any more, and no caller waits for it
+	dead     bool          // nothing passes now, and no caller waits for it
 	drops    int           // answers still to be lost
 	out, in  time.Duration // delays
 	prefixes map[string]bool

@@ -84,7 +84,7 @@ func (s *Store) leave(ctx context.Context, a *request, stands clientv3.Cmp, keep
 	return nil
 }
 
-// Undo deletes the entry of a request, and makes sure that none can appear.
+// Undo deletes the entry of a request, and ensures that none can appear.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if s.isClosed() {
 		return errClosed

@@ -261,7 +261,7 @@ func (s *Store) begin(r driver.Request, e *session) (*request, error) {
 	return a, nil
 }
 
-// forget removes a request whose entry is gone and cannot appear any more.
+// forget removes a request whose entry is gone and can no longer appear.
 func (s *Store) forget(a *request) {
 	a.granted.Store(false)
 	s.mu.Lock()

@@ -98,7 +98,7 @@ func (e *Elector) IsLeader(context.Context) error {
 
 // Close steps down, and returns when the leadership is released. Let the scheduler shut
 // down before it, so that no job runs on. The error is that of the election, nil if it
-// went on until Close.
+// continued until Close.
 func (e *Elector) Close() error {
 	e.end()
 	<-e.done

@@ -308,7 +308,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		sp.drop(e)
 		return nil
 	}
-	// The grant has no owner any more: it cannot be renewed or released again, only expire.
+	// The grant no longer has an owner: it cannot be renewed or released again, only expire.
 	e.id, e.store = "", nil
 	e.expires = time.Now().Add(keep)
 	sp.arm(e.n)

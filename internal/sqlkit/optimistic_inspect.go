@@ -213,7 +213,7 @@ func (o *Optimistic) sweep() {
 	o.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(o.ctx, sweepEvery/2)
 		defer cancel()
-		_ = o.Sweep(ctx, idleBefore) // the next sweep goes on
+		_ = o.Sweep(ctx, idleBefore) // the next sweep continues
 	})
 }
 

@@ -68,7 +68,7 @@ local st
 --   k  the last token
 --   V  when the last withdrawn request may be forgotten, 0 if there is none
 --   y  the first withdrawn request, z the last
---   c  the slot at which the search for expired grants goes on, 0 if none is under way
+--   c  the slot at which the search for expired grants continues, 0 if none is under way
 --   d  the first expiry that this search has found
 -- and the limits of the grants with how many have each: "1:1", "2147483647:12 3:1".
 local function load(fields)
@@ -100,7 +100,7 @@ local function keep(untilTime) if untilTime > life then life = untilTime end end
 
 local function expire(untilTime) return call('PEXPIRE', K, num(math.ceil((untilTime - now) / 1000) + 1)) end
 
--- forget removes withdrawn requests that cannot arrive any more, some in each call.
+-- forget removes withdrawn requests that can no longer arrive, some in each call.
 local function forget()
   if st.V == 0 or now <= st.V then return end
   local last = math.min(st.z, st.y + 199)

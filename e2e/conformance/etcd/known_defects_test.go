@@ -162,7 +162,7 @@ func TestCompactionDisturbsNoWaiter(t *testing.T) {
 }
 
 // TestWaiterWithoutLeaseIsNotGranted: a waiter's own lease has ended. It is not granted, and
-// the Locker queues anew (etcd issue 19597).
+// the Locker queues again (etcd issue 19597).
 func TestWaiterWithoutLeaseIsNotGranted(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)

@@ -210,7 +210,7 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	return locker, lock, err
 }
 
-// take takes the lock, and begins anew when its job was stopped and is continued.
+// take takes the lock, and begins again when its job was stopped and is continued.
 func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) (*holdfast.Lock, error) {
 	take := locker.Lock
 	if r.Try {
