@@ -47,7 +47,7 @@ func (l *Locker) lock(ctx context.Context, name string, o []LockOption, wait boo
 	if a.set, err = l.cfg.resolve(o); err != nil {
 		return nil, err
 	}
-	// A join is no acquisition: neither the store nor a hook sees it.
+	// A join is not an acquisition: it reaches neither the store nor a hook.
 	if k, err := l.reenter(ctx, name, a.set); k != nil || err != nil {
 		return k, err
 	}
@@ -329,8 +329,8 @@ func (l *Locker) useFastPath(name string) bool {
 }
 
 // contention remembers, roughly and in a fixed space, which names the fast path
-// found held. The next few acquisitions of such a name skip the fast path, which
-// would be in vain.
+// found held. The next few acquisitions of such a name skip the fast path, because
+// it would probably fail.
 type contention [256]atomic.Int32
 
 // skipFastPath is the number of acquisitions that skip the fast path after one that
@@ -346,7 +346,7 @@ func (c *contention) of(name string) *atomic.Int32 {
 // found records that the name was held.
 func (c *contention) found(name string) { c.of(name).Store(skipFastPath) }
 
-// expected reports whether the name was found held lately, and counts the question.
+// expected reports whether the name was found held lately, and counts the call.
 func (c *contention) expected(name string) bool {
 	n := c.of(name)
 	if n.Load() <= 0 {

@@ -48,7 +48,7 @@ const (
 	KindLost     Kind = "lost"
 	KindUnlock   Kind = "unlock"
 	KindUnlocked Kind = "unlocked"
-	// KindStuck: the worker gave up a lock that was not granted in time.
+	// KindStuck: the worker stopped waiting for a lock that was not granted in time.
 	KindStuck Kind = "stuck"
 
 	// A request at the store: sent, queued, answered, confirmed by a renewal, of unknown
@@ -62,8 +62,8 @@ const (
 	KindUndo    Kind = "undo"
 	KindUndone  Kind = "undone"
 
-	// Work inside a lock on a register: begun, the value read, one more written, refused as
-	// stale, given up. Res is the register, Guarded its kind.
+	// Work on a register inside a lock: begun, value read, value plus one written, refused as
+	// stale, abandoned. Res is the register, Guarded its kind.
 	KindBegin Kind = "begin"
 	KindRead  Kind = "read"
 	KindWrote Kind = "wrote"
@@ -100,8 +100,7 @@ type Event struct {
 	Res     string `json:"res,omitempty"`
 	Value   int64  `json:"v,omitempty"`
 	Guarded bool   `json:"gd,omitempty"`
-	// Cause and Err are the reason of an end, Fault is the injected fault, Note contains
-	// details.
+	// Cause and Err describe why a lock ended, Fault is the injected fault, Note has details.
 	Cause string `json:"cause,omitempty"`
 	Err   string `json:"err,omitempty"`
 	Fault string `json:"fault,omitempty"`

@@ -74,7 +74,7 @@ func (noRequester) Lost(driver.Cause, error) {}
 
 // TestPauseAfterFailedStream: watch streams end at once. The store opens the next one after
 // a backoff that doubles up to waitRetryMax, so it does not flood the server. The waiter
-// continues.
+// continues to wait.
 func TestPauseAfterFailedStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

@@ -10,8 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqltype"
 )
 
-// Column guards single rows by a column of their own, which needs no further
-// table:
+// Column guards single rows by an additional column of their table:
 //
 //	ALTER TABLE accounts ADD COLUMN fence BIGINT NOT NULL DEFAULT 0
 //
@@ -30,12 +29,11 @@ import (
 //
 //	UPDATE accounts SET balance = ?, fence = ? WHERE id = ? AND fence <= ?
 //
-// with the token for both fence arguments. The statement is atomic; its outcome is
-// ambiguous. No affected row means that the token is stale, or that there is no
-// such row, or, under MySQL without clientFoundRows, that the statement changed
-// nothing. To distinguish them, read the column back with FOR UPDATE in the same
-// transaction: a number larger than the token means that the token is stale.
-// Check does that.
+// with the token for both fence arguments. The statement is atomic, but if it affects no
+// row, there are three possible reasons: the token is stale, the row does not exist, or,
+// under MySQL without clientFoundRows, the statement changed nothing. To distinguish
+// them, read the column with FOR UPDATE in the same transaction. A number larger than the
+// token means that the token is stale. Check does that.
 type Column struct {
 	// Dialect is required.
 	Dialect Dialect
@@ -45,9 +43,9 @@ type Column struct {
 	Table, Key, Column string
 }
 
-// Check refuses a token smaller than that of the row whose key is key with a
-// [*StaleError], and otherwise writes it to the row, which stays locked until tx
-// ends. Token has the limits of [Guard]. After any error roll tx back.
+// Check returns a [*StaleError] if token is smaller than that of the row whose key is key.
+// Otherwise it writes token to the row, which stays locked until tx ends. Token has the
+// limits of [Guard]. After any error roll tx back.
 //
 // Errors wrap [ErrStale], [ErrNotExist], [ErrInvalid] or [ErrUnavailable].
 func (c Column) Check(ctx context.Context, tx *sql.Tx, key any, token uint64) error {

@@ -97,7 +97,7 @@ func TestHandlerRefusesStaleToken(t *testing.T) {
 		{"stale", "/r", "4", "c", 412, `"token":4,"newest":5`},
 		{"other resource", "/s", "1", "d", 200, "saved d"},
 		{"the handler's own refusal", "/r", "6", "conflict", 409, "saved conflict"},
-		{"nothing said", "/r", "6", "silent", 200, ""},
+		{"no status written", "/r", "6", "silent", 200, ""},
 	} {
 		bodies = nil
 		req, _ := http.NewRequestWithContext(t.Context(), "PUT", srv.URL+test.path, strings.NewReader(test.body))

@@ -45,7 +45,7 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	case s.cfg.Durable && r.Text(7) != flushed:
 		return f, notDurable(r.Text(7))
 	}
-	// Read with SHOW, as not every server has all of them.
+	// SHOW omits a variable that the server does not have. A SELECT would fail.
 	var show []string
 	for _, name := range []string{"wsrep_on", "group_replication_single_primary_mode", "log_bin", "binlog_format"} {
 		show = append(show, "SHOW VARIABLES LIKE '"+name+"'")

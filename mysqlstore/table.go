@@ -12,8 +12,8 @@ import (
 const clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 
 // table is the dialect of the optimistic recipe. Its time is the beginning of a statement.
-// A statement that waits for a row lock so decides by a time in the past, which is safe: a
-// grant that has expired meanwhile still stands, and a deadline that has passed meanwhile
+// So a statement that waits for a row lock uses a time in the past. That is safe: it treats a
+// grant that has expired during the wait as valid. A deadline that has passed during the wait
 // is at most innodb_lock_wait_timeout old.
 type table struct{}
 

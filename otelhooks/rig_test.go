@@ -86,8 +86,8 @@ func (r *rig) close() {
 	}
 }
 
-// want checks the points of one instrument, all of them: their labels, as
-// "kind,mode,outcome" in the order of the keys, and their sum or count.
+// want checks all points of one instrument: their labels, as "kind,mode,outcome" in the order
+// of the keys, and their sum or count.
 func (r *rig) want(instrument string, points map[string]int64) {
 	r.t.Helper()
 	got := map[string]int64{}

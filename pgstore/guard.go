@@ -12,8 +12,8 @@ import (
 
 // Guard is [fence.SQL] for pgx: it refuses a stale token inside the user's own
 // transaction, by the same table, so that users of pgx and of database/sql guard one
-// resource together. [fence.SQL] says why that is atomic, what creates the table, and
-// which errors may be tried again.
+// resource together. [fence.SQL] describes why that is atomic, how to create the table, and
+// which errors permit a retry.
 //
 //	guard := pgstore.Guard{}
 //	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
@@ -37,9 +37,8 @@ type Guard struct {
 
 var _ fence.Guard[fence.Func] = Guard{}
 
-// Check refuses a token smaller than the largest one seen for resource with a
-// [*fence.StaleError], and otherwise remembers it if tx is committed. After any error
-// roll tx back. Errors wrap fence.ErrStale, fence.ErrInvalid or fence.ErrUnavailable.
+// Check returns a [*fence.StaleError] if token is smaller than the largest one seen for
+// resource. Otherwise it stores token, as part of tx. After any error roll tx back. Errors wrap fence.ErrStale, fence.ErrInvalid or fence.ErrUnavailable.
 func (g Guard) Check(ctx context.Context, tx pgx.Tx, resource string, token uint64) error {
 	table, err := g.check(ctx, resource, token)
 	if err != nil {

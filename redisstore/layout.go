@@ -22,8 +22,8 @@ type Layout string
 
 // The layouts. docs/redis-layouts.md lists the guarantees of each.
 const (
-	// Native is holdfast's own format and the default. Only in it are waiters served in order and
-	// have names limits of all kinds.
+	// Native is holdfast's own format and the default. No other layout serves waiters in order
+	// for every kind of limit.
 	Native Layout = ""
 	// Plain is one string per name: redsync, bsm/redislock, redis-py and most locks
 	// without a library. Exclusive locks. Waiters poll; a release by holdfast wakes the waiters
@@ -53,8 +53,8 @@ const (
 	maxFairWait     = 24 * time.Hour
 )
 
-// WithLayout sets the layout of the locks; the default is Native. All clients of a name have to use
-// the same one. A name whose keys would be in several hash slots of a Cluster is refused with an
+// WithLayout sets the layout of the locks; the default is Native. All clients of a name must use
+// the same layout. A name whose keys would be in several hash slots of a Cluster is refused with an
 // error of code CodeUnsupported.
 func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
 
@@ -219,7 +219,7 @@ func newUUID() string {
 }
 
 // thread returns the owner of a request: the client and a number, in the place of the thread of a
-// Java program. Each request has a number of its own, so no two requests share a lock.
+// Java program. Each request has another number, so no two requests share a lock.
 func (p *peers) thread(id string) string {
 	sum := sha256.Sum256([]byte(id))
 	return p.client + ":" + strconv.FormatUint(binary.BigEndian.Uint64(sum[:])>>1, 10)

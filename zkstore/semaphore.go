@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
 )
 
-// acquirePermit is Curator's InterProcessSemaphoreV2. The client that has the mutex below locks
-// creates a node below leases, waits until it is one of the first n there, and releases the
-// mutex. The queue is the mutex's, and the grant is the lease.
+// acquirePermit follows Curator's InterProcessSemaphoreV2. Clients queue for a mutex, the
+// directory "locks". Its holder creates a node in the directory "leases", waits until its node
+// is one of the first n, and releases the mutex. The lease node is the grant.
 func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	base := ss.s.dir(r.Name)
 	queue, leases := base+ss.s.recipe.queue, base+ss.s.recipe.leases
@@ -23,16 +23,16 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 		}
 	}
 	data := encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
-	turn, names, err := ss.enter(ctx, r, queue, markMutex, data)
-	if turn == nil {
+	mutex, names, err := ss.enter(ctx, r, queue, markMutex, data)
+	if mutex == nil {
 		return driver.Grant{}, err
 	}
 	queued := false
 	if err == nil {
-		err = turn.stand(ctx, names, &queued)
+		err = mutex.stand(ctx, names, &queued)
 	}
 	if err != nil {
-		return driver.Grant{}, turn.failed(ctx, err)
+		return driver.Grant{}, mutex.failed(ctx, err)
 	}
 	data = encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
 	lease, names, err := ss.enter(ctx, r, leases, markLease, data)
@@ -40,38 +40,38 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 		err = lease.stand(ctx, names, &queued)
 	}
 	if err != nil {
-		return driver.Grant{}, ss.giveUp(ctx, lease, turn, err)
+		return driver.Grant{}, ss.giveUp(ctx, lease, mutex, err)
 	}
 	g, err := lease.granted(ctx)
 	if err != nil {
-		return driver.Grant{}, ss.giveUp(ctx, nil, turn, err)
+		return driver.Grant{}, ss.giveUp(ctx, nil, mutex, err)
 	}
-	ss.pass(turn)
+	ss.releaseMutex(mutex)
 	return g, nil
 }
 
 // errLeaseDeleted is the error of a lease that another client has deleted.
 var errLeaseDeleted = driver.Errorf(driver.CodeUnavailable, "another client has deleted the lease that was waited for")
 
-// giveUp withdraws both nodes. If the outcome of one is unknown, that of the request is.
-func (ss *session) giveUp(ctx context.Context, lease, turn *entry, err error) error {
+// giveUp withdraws both nodes. If one withdrawal has an unknown outcome, so has the request.
+func (ss *session) giveUp(ctx context.Context, lease, mutex *entry, err error) error {
 	if lease != nil {
 		err = lease.failed(ctx, err)
 	}
 	if err == errDeleted {
 		err = errLeaseDeleted // the node of the mutex may still exist
 	}
-	if last := turn.failed(ctx, err); driver.CodeOf(last) == driver.CodeUnknown || last == errOver {
+	if last := mutex.failed(ctx, err); driver.CodeOf(last) == driver.CodeUnknown || last == errOver {
 		return last
 	}
 	return err
 }
 
-// pass releases the mutex after the grant, in the background, until the server confirms it or
-// the session is over.
-func (ss *session) pass(turn *entry) {
-	unwatched := turn.unregister()
-	del := zk.Delete(turn.path, -1)
+// releaseMutex releases the mutex after the grant. In the background it repeats the deletion
+// until the server confirms it or the session has ended.
+func (ss *session) releaseMutex(mutex *entry) {
+	unwatched := mutex.unregister()
+	del := zk.Delete(mutex.path, -1)
 	calls := []*zk.Call{del}
 	for _, path := range unwatched {
 		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
@@ -81,7 +81,7 @@ func (ss *session) pass(turn *entry) {
 	cancel()
 	ss.unwatched(unwatched)
 	ss.s.background.Go(func() {
-		defer ss.gone(turn.dir, turn.path, nil)
+		defer ss.gone(mutex.dir, mutex.path, nil)
 		for {
 			if err == nil {
 				select {
@@ -96,7 +96,7 @@ func (ss *session) pass(turn *entry) {
 			if ss.zk.Ended() != nil || ss.s.end.Err() != nil {
 				return
 			}
-			del = zk.Delete(turn.path, -1)
+			del = zk.Delete(mutex.path, -1)
 			trying, cancel := context.WithTimeout(ss.s.end, time.Second)
 			err = ss.zk.Send(trying, del)
 			cancel()
@@ -104,7 +104,8 @@ func (ss *session) pass(turn *entry) {
 	})
 }
 
-// lookForPermit is for a request that does not wait: if no permit is free it writes nothing.
+// lookForPermit returns an error if no permit is free. It writes nothing, so a request that
+// does not wait costs other clients nothing.
 func (ss *session) lookForPermit(ctx context.Context, queue, leases string, limit int) error {
 	waiting, err := ss.nodes(ctx, queue, mutexNode)
 	var held []node
@@ -120,8 +121,8 @@ func (ss *session) lookForPermit(ctx context.Context, queue, leases string, limi
 	return ss.busy(ctx, leases, held)
 }
 
-// inspectSemaphore returns the leases as holders and the mutex's queue as waiters. Only the
-// nodes of holdfast show the number of permits; without one it is the number of leases.
+// inspectSemaphore returns the leases as holders and the mutex's queue as waiters. The nodes of
+// holdfast contain the number of permits. Without such a node it is the number of leases.
 func (ss *session) inspectSemaphore(ctx context.Context, name string) (driver.State, error) {
 	st := driver.State{Name: name}
 	base := ss.s.dir(name)
@@ -138,7 +139,7 @@ func (ss *session) inspectSemaphore(ctx context.Context, name string) (driver.St
 		st.Holders, _, err = ss.describe(ctx, leases, held[:holding(held)])
 	}
 	if err == nil {
-		// The turn of a holder at the mutex may not be over yet.
+		// A holder whose release of the mutex is under way is no waiter.
 		waiting = slices.DeleteFunc(waiting, func(w node) bool {
 			return slices.ContainsFunc(held[:holding(held)], func(h node) bool {
 				return len(w.name) >= 40 && strings.HasPrefix(h.name, w.name[:40])

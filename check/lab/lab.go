@@ -20,10 +20,10 @@ import (
 // Control is the name of the lock without a mistake.
 const Control = "none"
 
-// ttl is that of the experiments' locks.
+// ttl is the TTL of the locks in experiments.
 const ttl = 600 * time.Millisecond
 
-// The faults of the experiments' server, beside those of package check.
+// The faults of the simulated server, in addition to those of package check.
 const (
 	faultSlow     = "slow-answers"
 	faultFailover = "failover"
@@ -33,37 +33,36 @@ const (
 // Mistakes returns all mistakes. The caller may change the returned slice.
 func Mistakes() []Mistake { return slices.Clone(mistakes) }
 
-// Options say how an experiment is made. The zero value of a field is its default.
+// Options configure an experiment. The zero value of a field selects its default.
 type Options struct {
-	// Seed is the first seed, default 1. A run that does not show the mistake is followed
-	// by one with the next.
+	// Seed is the seed of the first run, default 1. If a run does not show the mistake, the
+	// next run uses the next seed.
 	Seed uint64
-	// Duration bounds the experiment, default one minute: it ends with the first run
-	// that convicts the mistake of what it is. [Control] runs for one Run.
+	// Duration limits the experiment, default one minute. It ends earlier with the first
+	// run that shows the mistake. [Control] lasts for one Run.
 	Duration time.Duration
-	// Run is how long one run lasts, default 4 s, at least 2 s.
+	// Run is the length of one run, default 4 s, at least 2 s.
 	Run time.Duration
-	// Dir is where history and page go; default a temporary directory that is kept
-	// if a rule was broken.
+	// Dir is the directory for the history and the page. The default is a temporary
+	// directory, which is kept if a rule was broken.
 	Dir string
 	// Progress is called with the progress of a run.
 	Progress func(check.Progress)
 }
 
-// Result is what an experiment came to.
+// Result is the outcome of an experiment.
 type Result struct {
 	Mistake Mistake
-	// Report is the verdict of the last run; not OK if the mistake was convicted, or
-	// another rule was broken.
+	// Report is the verdict of the last run. It is not OK if any rule was broken.
 	Report *check.Report
-	// Expected is the violation that shows the mistake, nil if none does.
+	// Expected is the violation that shows the mistake, nil if no violation does.
 	Expected *check.Violation
-	// Seed is that of the last run, and Runs their number.
+	// Seed is the seed of the last run, Runs the number of runs.
 	Seed uint64
 	Runs int
 }
 
-// Find is the mistake of a name, or Control.
+// Find returns the mistake with a name. For [Control] it returns the lock without a mistake.
 func Find(name string) (Mistake, error) {
 	if name == Control {
 		return Mistake{Name: Control, Title: "a lock without a mistake", What: "Nothing: the check acquits it.", faults: []string{"break", "delay", "cut", "drop-answers", "vanish"}}, nil
@@ -78,15 +77,15 @@ func Find(name string) (Mistake, error) {
 	return Mistake{}, &nameError{fmt.Sprintf("lab: no mistake %q: choose from %s", name, strings.Join(names, ", "))}
 }
 
-// nameError is a mistake in a name. It matches holdfast.ErrInvalid.
+// nameError is the error for a bad name or bad options. It matches holdfast.ErrInvalid.
 type nameError struct{ text string }
 
 func (e *nameError) Error() string { return e.text }
 
 func (e *nameError) Is(target error) bool { return target == holdfast.ErrInvalid }
 
-// Run makes the mistake of a name, or none with [Control], until it is convicted,
-// the time is over, or ctx ends. Errors say that the experiment could not be made.
+// Run checks the lock with a mistake, or without one for [Control], until a run shows the
+// mistake, the time is over, or ctx ends. It returns an error if a run was not possible.
 func Run(ctx context.Context, name string, o Options) (*Result, error) {
 	m, err := Find(name)
 	if err != nil {
@@ -128,24 +127,24 @@ func Run(ctx context.Context, name string, o Options) (*Result, error) {
 				break
 			}
 		}
-		// Other rules may be broken by the mistake too, or a machine that stood still.
+		// A run that broke only other rules shows no mistake: a paused machine may break them.
 		if r.Expected != nil || name == Control || time.Now().Add(o.Run).After(end) {
 			return r, nil
 		}
 		if o.Dir == "" {
-			_ = os.RemoveAll(report.Dir) // a temporary one, of a run that showed something else
+			_ = os.RemoveAll(report.Dir) // the next run makes its own temporary directory
 		}
 	}
 }
 
-// shown reports whether a rule may convict. An overlap of microseconds the
-// model alone may see: its rules are exclusion and rising tokens in one.
+// shown reports whether a violation of r shows the mistake. The model counts for exclusion and
+// for tokens, because it checks both and may find overlaps that last only microseconds.
 func (m *Mistake) shown(r check.Rule) bool {
 	return slices.Contains(m.rules, r) || r == check.RuleModel &&
 		(slices.Contains(m.rules, check.RuleExclusion) || slices.Contains(m.rules, check.RuleTokens))
 }
 
-// target is a new server and the recipe over it.
+// target returns a new simulated server, and clients that use the recipe.
 func (m *Mistake) target() *check.Target {
 	s := newServer()
 	s.lagged = m.recipe.forgetsFailover
@@ -165,7 +164,7 @@ func (m *Mistake) target() *check.Target {
 				Begin: func(context.Context, check.Fault) error { s.dies.Store(true); return nil },
 			},
 			{
-				// Not said to take locks away: that is the mistake.
+				// The target does not declare that a failover ends locks: that is the mistake.
 				Kind:  faultFailover,
 				Begin: func(context.Context, check.Fault) error { s.failover(); return nil },
 			},

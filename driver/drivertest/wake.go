@@ -11,8 +11,8 @@ import (
 // still for that long, so such a test has three tries.
 const pushTime = 10 * time.Second
 
-// pushed returns a test that requires that in one of three tries every waiter is granted. It
-// withdraws what is left of each try.
+// pushed returns a test that requires that in one of three tries every waiter is granted. After
+// each try it releases the remaining grants.
 func pushed(try func(e *env) []*waiting) func(*env) {
 	return func(e *env) {
 		var last string

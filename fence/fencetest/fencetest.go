@@ -1,5 +1,5 @@
-// Package fencetest tests implementations of fence.Guard. Every guard of holdfast passes it. Test a guard of
-// your own resource with it, too.
+// Package fencetest tests implementations of fence.Guard. Every guard of holdfast passes it. Use it, too, to
+// test a guard that you write for your resource.
 package fencetest
 
 import (
@@ -18,8 +18,7 @@ import (
 type Harness[W any] struct {
 	// Guard is the guard under test. Its resources have no token yet.
 	Guard fence.Guard[W]
-	// Other is a second guard of the same resources, as another process has. Default:
-	// Guard.
+	// Other is a second guard of the same resources, as in another process. Default: Guard.
 	Other fence.Guard[W]
 	// Resource returns the n-th resource; n is below 8. It creates what must exist before
 	// the first write, such as a row. Default: "resource-n".
@@ -28,7 +27,7 @@ type Harness[W any] struct {
 	Write func(resource, content string) W
 	// Read returns the content of a resource, or "" before its first write.
 	Read func(t testing.TB, resource string) string
-	// NeedsContent says that Raise returns fence.ErrNotExist before the first write.
+	// NeedsContent states that Raise returns fence.ErrNotExist before the first write.
 	NeedsContent bool
 	// Concurrent is how many writes the suite makes at once. Default: 8.
 	Concurrent int

@@ -12,11 +12,10 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// gather sends the requests of many goroutines in one pipeline. Without it go-redis writes and reads
-// each request on a connection of its own, which costs client and server several times as much. A
-// request is never delayed on purpose: while two pipelines are under way, later requests form the
-// next one. gather also returns to each caller when its context ends; go-redis does not after it has
-// sent the request.
+// gather sends the requests of many goroutines in one pipeline. Without it go-redis uses a connection
+// for each concurrent request, which costs client and server several times as much. gather does not
+// delay requests: while two pipelines are under way, later requests form the next one. It returns to
+// each caller when the caller's context ends. go-redis does not do that after it has sent the request.
 type gather struct {
 	client redis.UniversalClient
 

@@ -35,8 +35,8 @@ import (
 	_ "github.com/holdfast-go/holdfast/zkstore"
 )
 
-// How many locks are held, and then awaited: fewer in rows of a database, and fewer still
-// with a connection for each.
+// The numbers of locks that are held, and then awaited. Databases get fewer locks, and fewer
+// again if each lock needs a connection.
 const (
 	locks    = 2000
 	rows     = 500

@@ -26,7 +26,7 @@ func rows(d database, db optimistic.Queryer) optimistic.Rows[balance] {
 	}
 }
 
-// TestRowsLoseNoUpdate: all concurrent updates of a row of a user's table are made.
+// TestRowsLoseNoUpdate: concurrent updates of a row of a user's table are all applied.
 func TestRowsLoseNoUpdate(t *testing.T) {
 	for _, d := range databases(t) {
 		t.Run(d.name, func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestRowsLoseNoUpdate(t *testing.T) {
 			}
 			t.Logf("%d conflicts", conflicts.Load())
 
-			// Equal content is another version, and an old version is refused.
+			// A write of equal content makes a new version. A write of an old version is refused.
 			if err := accounts.Put(t.Context(), 17, b, version); err != nil {
 				t.Error(err)
 			}

@@ -246,7 +246,7 @@ func (p *process) line(t *testing.T) string {
 		}
 		return s
 	case <-time.After(testTimeout):
-		t.Fatal("a child says nothing")
+		t.Fatal("a child prints no line")
 	}
 	return ""
 }

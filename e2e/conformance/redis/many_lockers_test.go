@@ -203,7 +203,7 @@ func TestManyLockersServedInOrder(t *testing.T) {
 	}
 }
 
-// TestGrantCostIndependentOfQueueLength: a grant costs the server the same time beside any number of
+// TestGrantCostIndependentOfQueueLength: a grant costs the server the same time for any number of
 // waiters.
 func TestGrantCostIndependentOfQueueLength(t *testing.T) {
 	few, many := costOfGrants(t, 10), costOfGrants(t, 10_000)
@@ -241,7 +241,7 @@ func costOfGrants(t *testing.T, waiters int) float64 {
 			waiting[i%waiters] = queue(t, s, request("x", driver.Exclusive, time.Hour))
 		}
 	}
-	// Refreshes may run in between, so the result is the average of a call, times the two calls.
+	// Refreshes may run in between. So the result is the average of a call, times two.
 	return float64(used) / float64(n) * 2
 }
 

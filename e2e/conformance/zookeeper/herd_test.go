@@ -20,7 +20,7 @@ type counter struct {
 	address string
 }
 
-// counted puts a counter before a server.
+// counted starts a proxy that counts the events of a server.
 func counted(t *testing.T, upstream string) *counter {
 	t.Helper()
 	c := &counter{}
@@ -46,7 +46,7 @@ func (c *counter) answers(to io.Writer, from io.Reader) {
 	}
 }
 
-// queued is a request of the driver that reports its queue entry.
+// queuedRequest is a requester of the driver that reports its queue entry.
 type queuedRequest struct {
 	queued  chan struct{}
 	granted chan driver.Grant

@@ -8,8 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestDeletedLeaseOfWaiterFreesMutex: a waiter for a permit loses its lease node. It also
-// releases the mutex.
+// TestDeletedLeaseOfWaiterFreesMutex: an operator deletes the lease node of a waiter for a
+// permit. The waiter's request fails, and the waiter releases the mutex.
 func TestDeletedLeaseOfWaiterFreesMutex(t *testing.T) {
 	z := single(t)
 	o := []zkstore.Option{zkstore.Root("/lease"), zkstore.WithLayout(zkstore.Semaphore)}

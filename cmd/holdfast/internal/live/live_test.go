@@ -21,7 +21,7 @@ func send(m model, msg tea.Msg) model {
 	return next.(model)
 }
 
-// TestLinesFitTheScreen at every scroll position, and every row can be reached.
+// TestLinesFitTheScreen: the lines fit at every scroll position, and every row can be reached.
 func TestLinesFitTheScreen(t *testing.T) {
 	now := time.Now()
 	var states []driver.State
@@ -75,7 +75,7 @@ func TestLinesFitTheScreen(t *testing.T) {
 	}
 }
 
-// TestKeysEndTheView.
+// TestKeysEndTheView: q, Ctrl-C and Ctrl-Z end the view.
 func TestKeysEndTheView(t *testing.T) {
 	m, cmd := press(model{}, tea.Key{Code: 'q', Text: "q"})
 	if _, quits := cmd().(tea.QuitMsg); !quits || m.err != nil {

@@ -103,7 +103,7 @@ func descendants(root int) []member {
 }
 
 // send sends a signal to the process of the look, and to no process that has got its number
-// since.
+// later.
 func (m member) send(s syscall.Signal) error {
 	fd, err := unix.PidfdOpen(m.pid, 0)
 	switch err {
@@ -131,8 +131,8 @@ func (m member) send(s syscall.Signal) error {
 
 // signalDescendants sends a signal to the descendants of root. If inGroup is set, members of
 // the group already have it, and signalDescendants only checks whether that was possible.
-// SIGKILL is repeated until no new ones are found, for some rounds at most: the caller calls
-// again.
+// It repeats SIGKILL until it finds no new descendants, but for a few rounds only. The caller
+// calls it again.
 func signalDescendants(root int, s syscall.Signal, group int, inGroup bool) []Process {
 	if s == syscall.SIGKILL && root == syscall.Getpid() {
 		killChildren(nil, func() {}) // the process that waits for them reaps them
@@ -200,9 +200,9 @@ func reap() {
 }
 
 // killChildren kills the children of this process that are not foreign, and the orphans that
-// become its children, until none are left. It returns their number, and the caller reaps
-// them. It reads the kernel's lists of children and not all of /proc: reading /proc takes
-// longer than a process lives that starts the next one and ends.
+// become its children, until no child is left. It returns their number, and the caller reaps
+// them. It reads the kernel's lists of children, not all of /proc. A process that starts the
+// next one and ends would be gone before /proc is read.
 func killChildren(foreign map[int]bool, reap func()) int {
 	self, seen, empty := syscall.Getpid(), map[int]bool{}, 0
 	for range passes {
@@ -230,15 +230,15 @@ func killChild(pid, self int) bool {
 	return ok && m.parent == self && !m.dead && m.send(syscall.SIGKILL) == nil
 }
 
-// emptyPasses is the number of successive passes without a child that prove the end. The
-// lists are one for each thread, and a child may join a list that was just read.
+// emptyPasses is the number of successive passes without a child after which no child exists.
+// The kernel has one list for each thread, and a child may join a list that was just read.
 const emptyPasses = 3
 
 // passes limits the pursuit of processes that cannot end at once.
 const passes = 1000
 
-// signalLeftInGroup signals a group with a reaped leader: its number may belong to another
-// group by now.
+// signalLeftInGroup signals the rest of a group whose leader was reaped. It signals each
+// process by itself, because another group may have the number of this group now.
 func signalLeftInGroup(group int, s syscall.Signal) error {
 	if !seesTree() {
 		return signalGroup(group, s)
@@ -254,8 +254,8 @@ func signalLeftInGroup(group int, s syscall.Signal) error {
 	return failed
 }
 
-// awaitOthers waits until this process has no children, and so no descendants; it calls left
-// if there are any.
+// awaitOthers waits until this process has no children, and so no descendants. It calls left
+// if it has to wait.
 func awaitOthers(_ int, left func()) {
 	for flag := syscall.WNOHANG; ; {
 		pid, err := syscall.Wait4(-1, nil, flag, nil)
