@@ -102,10 +102,10 @@ func (l *Locker) WatchAll(ctx context.Context) iter.Seq2[[]State, error] {
 	})
 }
 
-// watch yields what read returns, now and after each change of its constant part, at
+// watch yields what read returns, now and after each change other than of a TTL, at
 // least interval apart. It reads when the store notifies of a change of the name (of any
 // name if name is empty), and after watchInterval. If bad is set, read returns that
-// error.
+// error, and watch does not use the store's notifications.
 func watch[T any](ctx context.Context, l *Locker, name string, bad error, interval time.Duration,
 	read func(context.Context) (T, error), constant func(T) any) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
@@ -162,7 +162,7 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, interv
 	}
 }
 
-// withoutVolatile clears what changes by itself: the TTLs.
+// withoutVolatile clears the TTLs, which change without an event.
 func withoutVolatile(st State) State {
 	holders := make([]Holder, len(st.Holders))
 	for i, h := range st.Holders {

@@ -64,7 +64,8 @@ func TestEndedWaitReturnsTheHolder(t *testing.T) {
 	})
 }
 
-// TestLocalWaitersAreServedInOrder, with one queue entry at the store.
+// TestLocalWaitersAreServedInOrder: local waiters are served in order, and have one queue entry
+// at the store.
 func TestLocalWaitersAreServedInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -140,7 +141,7 @@ func TestQueueEntryOutlivesItsHead(t *testing.T) {
 }
 
 // TestHolderIsTheWaiterThatInheritsTheEntry: the head of the queue was cancelled. The store
-// shows the reason given by the waiter that got the lock.
+// shows the reason of the waiter that got the lock.
 func TestHolderIsTheWaiterThatInheritsTheEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -241,7 +242,7 @@ func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 			t.Error(err)
 		}
 
-		// Its wait ends busy, although the store is away by then.
+		// Its wait ends with ErrBusy, although the store does not answer any more.
 		k = mustLock(t, holder, "a")
 		go func() {
 			_, err := l.Lock(bg, "a", holdfast.Wait(time.Minute))
@@ -390,7 +391,7 @@ func TestUnlockReturnsWithinTheRequestTimeout(t *testing.T) {
 			t.Errorf("Unlock took %s", took)
 		}
 		if k.Context().Err() == nil {
-			t.Error("the context lives on after Unlock")
+			t.Error("the context has not ended after Unlock")
 		}
 		time.AfterFunc(4*time.Second, s.Script().Start)
 		if err := l.Close(bg); err != nil {

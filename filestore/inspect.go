@@ -151,7 +151,7 @@ func (s *Store) Break(ctx context.Context, name string, token uint64) error {
 		case <-changes:
 		case <-tick.C:
 		case <-ctx.Done():
-			return s.unheard(ctx, e)
+			return s.stillHeld(ctx, e)
 		case <-s.done:
 			return errClosed
 		}
@@ -218,8 +218,8 @@ func (s *Store) standing(ctx context.Context, b *bucket, k key, token uint64) (b
 	return i >= 0, nil
 }
 
-// unheard returns the error of a Break whose holder has not ended.
-func (s *Store) unheard(ctx context.Context, e *entry) error {
+// stillHeld returns the error of a Break whose holder has not ended.
+func (s *Store) stillHeld(ctx context.Context, e *entry) error {
 	if e.host == s.host && stopped(e.pid) {
 		return driver.Errorf(driver.CodeBusy, "pid %d on %s was asked to end and is stopped: it keeps the lock until it is continued (kill -CONT %d) or killed: %w",
 			e.pid, e.host, e.pid, ctx.Err())

@@ -36,9 +36,8 @@ func (w *waiter) wakeUp() {
 	}
 }
 
-// firstDelay is the first delay before a session is checked again that cannot be reached and is not dead:
-// when a process ends, the kernel may close the socket a moment before it frees the flock. The delay
-// doubles up to wakeInterval.
+// firstDelay is the first delay before an unreachable session is checked again. When a process ends, the
+// kernel may close its socket a moment before it frees its flock. The delay doubles up to wakeInterval.
 const firstDelay = 50 * time.Microsecond
 
 // await waits for the grant. A notice reports it, or the waiter finds it when a session that it watches has
@@ -86,7 +85,7 @@ func (s *Store) await(ctx context.Context, w *waiter, ahead []string) (driver.Gr
 		case tick == nil && !s.pause():
 			return driver.Grant{}, errClosed
 		}
-		// Any other failure ends by itself, or when the caller gives up.
+		// After any other failure the waiter tries again, until the caller's context ends.
 	}
 }
 
@@ -130,7 +129,7 @@ func (s *Store) look(ctx context.Context, w *waiter) (g driver.Grant, ahead []st
 		return g, nil, s.fail(b, err)
 	}
 	if i < 0 {
-		// The session was given up just now, together with its entries.
+		// The session was just closed, together with its entries.
 		s.notify(b, b.unlock())
 		w.wakeUp()
 		return g, []string{}, nil
@@ -186,7 +185,7 @@ func (s *Store) taken(ctx context.Context, w *waiter) (driver.Grant, bool) {
 	}, true
 }
 
-// resign records another owner. It is for people, so that a failure has no effect.
+// resign records another owner. Only inspection shows the owner, so a failure is ignored.
 func (s *Store) resign(ctx context.Context, w *waiter, o driver.Owner) {
 	if w.b.lock(ctx, false) != nil {
 		return

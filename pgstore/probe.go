@@ -15,7 +15,7 @@ import (
 // facts describe the server.
 type facts struct {
 	version       int64
-	checksClients bool // the server can check whether a waiting client is still there
+	checksClients bool // the server can check whether a waiting client is still connected
 	shows         int  // the number of bytes of a statement that it shows
 	bytes         bool // the column of a user's table has type bytea
 	notes         []string

@@ -103,10 +103,10 @@ func (s *Store) highWater() uint64 {
 	return s.mark
 }
 
-// raiseBase reads the base, and raises it unless tokens already exceed the mark: a transaction
-// has a higher number than all that this client had seen before, unless the ensemble has
-// returned to an earlier state. The session uses no base that is too low, since other
-// requests create nodes meanwhile, and this call may fail.
+// raiseBase reads the base, and raises it unless tokens already exceed the mark. A new
+// transaction has a higher number than all earlier ones, except after the ensemble was
+// restored. The session never uses a base that is too low, because other requests create
+// nodes at the same time, and this call may fail.
 func (ss *session) raiseBase(ctx context.Context, mark uint64) error {
 	for {
 		get := zk.Get(ss.s.baseNode(), false)

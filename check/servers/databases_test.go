@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// database is what the databases have in common.
+// database is the interface that all databases of this package have.
 type database interface {
 	PID() int
 	Pause() error
@@ -24,7 +24,7 @@ type database interface {
 	Close() error
 }
 
-// TestDatabases: each serves, again after a SIGKILL, and leaves nothing.
+// TestDatabases: each database serves, serves again after a SIGKILL, and leaves no files.
 func TestDatabases(t *testing.T) {
 	for name, start := range map[string]func() (database, error){
 		"MariaDB":  func() (database, error) { return servers.StartMariaDB(t.Context()) },
@@ -75,7 +75,7 @@ func TestPgBouncer(t *testing.T) {
 	}
 }
 
-// TestPostgresRestartsBesideASurvivor: a process of the killed server lives on, and keeps the shared memory that
+// TestPostgresRestartsBesideASurvivor: a process of the killed server still runs, and keeps the shared memory that
 // the server needs to start again.
 func TestPostgresRestartsBesideASurvivor(t *testing.T) {
 	p, err := servers.StartPostgres(t.Context(), "fsync=off")

@@ -16,9 +16,9 @@ const Dirs = "HOLDFAST_SERVERS"
 // ErrNotInstalled is the error for a server whose program is missing.
 var ErrNotInstalled = errors.New("not installed")
 
-// Find returns the path of a server's program. It searches the directories of HOLDFAST_SERVERS;
-// then own, patterns of whole paths, which precede PATH since that may have a wrapper; then
-// PATH. The error wraps ErrNotInstalled.
+// Find returns the path of a server's program. It searches the directories of HOLDFAST_SERVERS,
+// then own, which are patterns of whole paths, then PATH. PATH is last because it may contain a
+// wrapper of the program. The error wraps ErrNotInstalled.
 func Find(program string, own ...string) (string, error) {
 	for _, dir := range filepath.SplitList(os.Getenv(Dirs)) {
 		if path := filepath.Join(dir, program); executable(path) {

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The scheme hanging exists when this program plays holdfast: its store never answers, and
-// ignores its context.
+// The scheme "hanging" exists only in this test binary. Its store never answers, and ignores
+// its context.
 func init() {
 	driver.Register("hanging", func(context.Context, *url.URL, string) (driver.Store, error) { select {} })
 }
@@ -32,7 +32,7 @@ func (w *world) completions(args ...string) []string {
 	return lines[:len(lines)-1]
 }
 
-// TestCompleteOffersLockedNames that are safe on a command line.
+// TestCompleteOffersLockedNames: completion offers the names that are safe on a command line.
 func TestCompleteOffersLockedNames(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
@@ -56,7 +56,7 @@ func TestCompleteOffersLockedNames(t *testing.T) {
 	if got := w.completions("show", "--store", w.storeURL(), "n"); !slices.Equal(got, []string{"nightly"}) {
 		t.Errorf("with --store: %q", got)
 	}
-	// An error completes nothing, prints nothing and makes nothing.
+	// After an error completion offers no name, prints nothing and makes no file.
 	for _, args := range [][]string{{"show", ""}, {"show", "--store", "floppy://x", ""}, {"show", "--store-file", "none", ""}} {
 		r := w.run(append([]string{"__complete"}, args...)...)
 		if r.status != 0 || !strings.HasPrefix(r.stdout, ":4") || strings.Contains(r.stderr, "holdfast:") {
@@ -68,7 +68,7 @@ func TestCompleteOffersLockedNames(t *testing.T) {
 	}
 }
 
-// TestCompletionOfHangingStoreEnds within the time that a person would wait.
+// TestCompletionOfHangingStoreEnds: completion ends although the store does not answer.
 func TestCompletionOfHangingStoreEnds(t *testing.T) {
 	w := newWorld(t)
 	r := w.runScripted(nil, "__complete", "show", "--store", "hanging://x", "")
@@ -77,7 +77,7 @@ func TestCompletionOfHangingStoreEnds(t *testing.T) {
 	}
 }
 
-// TestShellsReadCompletionScripts without an error.
+// TestShellsReadCompletionScripts: each shell reads its script without an error.
 func TestShellsReadCompletionScripts(t *testing.T) {
 	w := withStore(t)
 	if _, err := w.locker().Lock(t.Context(), "nightly"); err != nil {
@@ -100,8 +100,8 @@ func TestShellsReadCompletionScripts(t *testing.T) {
 			if sh != "bash" {
 				return
 			}
-			// Like after Tab, with the few functions of bash-completion that the script
-			// calls.
+			// The test imitates the Tab key, and defines the functions of bash-completion that
+			// the script calls.
 			c := exec.Command(path, "-c", `
 				_get_comp_words_by_ref() { words=("${COMP_WORDS[@]}"); cword=$COMP_CWORD; cur=${COMP_WORDS[COMP_CWORD]}; prev=${COMP_WORDS[COMP_CWORD-1]}; }
 				__ltrim_colon_completions() { :; }

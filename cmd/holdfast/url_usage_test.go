@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// TestURLUsage: an error in a URL is found before anything is opened, and is bad usage. It
-// is reported once and without a part of a password.
+// TestURLUsage: the command finds an error in a URL before it opens the store, and ends with
+// bad usage. It reports the error once, and shows no part of a password.
 func TestURLUsage(t *testing.T) {
 	for raw, says := range map[string]string{
 		"mysql://u@127.0.0.1:1/db?recpie=named":        "recpie",
@@ -130,8 +130,8 @@ func TestInitReadsTheEnvironment(t *testing.T) {
 	}
 }
 
-// TestBreakReportsNoFalseSuccess: a grant that never stood is not reported as taken away,
-// also without time for a request.
+// TestBreakReportsNoFalseSuccess: break does not report that it took away a grant that never
+// existed, even if --wait is too short for a request.
 func TestBreakReportsNoFalseSuccess(t *testing.T) {
 	w := withStore(t)
 	w.start(append([]string{"run", "x"}, played()...)...).ready()

@@ -142,8 +142,8 @@ func cancelInTheMiddle(e *env) {
 	e.free(first, name)
 }
 
-// drain returns when the client has handled all that the store sent to it before the call,
-// if the store sends in order. It waits for another name, which is released, and is granted.
+// drain returns when the client has handled all messages that the store sent to it before the
+// call, if the store sends in order. For that it waits for another name until it is released.
 func (e *env) drain(s driver.Store) {
 	e.Helper()
 	other, name := e.observer(), e.name()

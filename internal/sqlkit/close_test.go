@@ -16,7 +16,7 @@ func (*countedLink) Gone() <-chan struct{}                           { return ma
 func (*countedLink) Watch()                                          {}
 func (l *countedLink) Close()                                        { l.closed.Store(true) }
 
-// closing is a recipe that gets the lock at the moment in which the store is closed.
+// closing is a recipe that gets the lock while the store is being closed.
 type closing struct {
 	Recipe
 	e *Sessions
@@ -105,11 +105,11 @@ func TestLookSkipsSessionInRenewal(t *testing.T) {
 		looked <- is
 	}()
 	if <-looked {
-		t.Error("it was looked at while a renewal had the session")
+		t.Error("the look used the session during a renewal")
 	}
 	<-p.done
 	if !pinged() {
-		t.Error("it is not looked at any more")
+		t.Error("no later look at the session")
 	}
 	if err := e.Release(t.Context(), g, 0); err != nil {
 		t.Error(err)

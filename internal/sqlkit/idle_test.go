@@ -37,7 +37,7 @@ func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 		}
 		use(12)
 		if idle() != 8 {
-			t.Errorf("idle %d, more than the most", idle())
+			t.Errorf("idle %d, more than the maximum", idle())
 		}
 		for range 3 {
 			time.Sleep(surplusFor / 2)
@@ -72,7 +72,8 @@ func TestPoolKeepsLinksUsedTogether(t *testing.T) {
 	})
 }
 
-// TestSessionsStayIfUsedTogether: the same rule for sessions.
+// TestSessionsStayIfUsedTogether: the rule of TestPoolKeepsLinksUsedTogether also holds for
+// sessions.
 func TestSessionsStayIfUsedTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dialled := 0

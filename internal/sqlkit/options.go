@@ -27,7 +27,7 @@ type Options[R ~string] struct {
 	MaxIdle int
 }
 
-// Idle returns the bounds of a pool that keeps so many connections ready at least.
+// Idle returns the bounds of a pool that keeps at least this number of connections ready.
 func (o *Options[R]) Idle(least int) Idle { return Idle{Least: min(least, o.MaxIdle), Most: o.MaxIdle} }
 
 // mostIdle is the largest MaxIdle.

@@ -45,7 +45,7 @@ type vote struct {
 type ballot struct {
 	s      *Store
 	r      driver.Request
-	id     string // of the request, a dot, and a number
+	id     string // the request's ID, a dot, and a number
 	key    string
 	bucket int
 	entry  string // in the queues, "" if none
@@ -126,7 +126,7 @@ func (b *ballot) value(token uint64, owner string) string {
 	return strings.Join([]string{b.id, text(token), text(b.since), millis(b.ttl), owner}, " ")
 }
 
-// propose returns a token above all that the client has seen, and not below the time.
+// propose returns a token above every token that the client has seen, and not below now.
 func (b *ballot) propose(now int64) uint64 {
 	return max(b.s.tokens.of(b.bucket)+1, uint64(max(now, 1)))
 }
@@ -375,8 +375,7 @@ func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 
 const (
 	// withdrawTimeout limits the withdrawal of the votes of a failed request. settleGrace is how
-	// long that request, or one without a decision of its quorum, waits for the servers beyond a
-	// quorum.
+	// long a withdrawn ballot, or one without a decision, waits for the servers beyond a quorum.
 	withdrawTimeout = time.Second
 	settleGrace     = 20 * time.Millisecond
 )

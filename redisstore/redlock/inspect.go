@@ -105,8 +105,8 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	return st, err
 }
 
-// List yields the names that are held. In the layout of redsync these are the names with
-// a holder of holdfast, since any string may be another's.
+// List yields the names that are held. In the layout of redsync it yields only names with a
+// holder of holdfast, because any other key may belong to another program.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		if err := s.begin(ctx); err != nil {

@@ -57,8 +57,8 @@ func TestGetLockOfOtherProgramsExcludes(t *testing.T) {
 	}
 }
 
-// TestWaiterIsSeenOnceItWaits: Inspect shows a waiter. It does not show a statement that has the form of a
-// waiter's and has not reached the queue of the lock, however long it runs.
+// TestWaiterIsSeenOnceItWaits: Inspect shows a waiter. It does not show a statement with the same form that
+// has not reached the queue of the lock, however long it runs.
 func TestWaiterIsSeenOnceItWaits(t *testing.T) {
 	schema := mariadb.Create(t)
 	s := mariadb.Store(t, schema, "recipe=named")

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
-// TestGuard: the guard for pgx refuses what the one for database/sql has seen pass,
-// and what was rolled back was not seen.
+// TestGuard: the guard for pgx and the one for database/sql share their tokens. A token whose
+// transaction was rolled back does not count.
 func TestGuard(t *testing.T) {
 	database := postgres.Create(t)
 	db := postgres.Pool(t, database)
@@ -70,8 +70,8 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// TestGuardSuite: the guard for pgx that runs the transaction itself, beside the one for
-// database/sql.
+// TestGuardSuite runs the suite on the guard for pgx that runs the transaction itself. The
+// second guard of the suite is the one for database/sql.
 func TestGuardSuite(t *testing.T) {
 	database := postgres.Create(t)
 	db := postgres.Pool(t, database)

@@ -51,7 +51,7 @@ func refuseUsers(to io.Writer, from io.Reader) {
 // waiter gets an error. When the user is accepted again, their nodes are removed long before
 // the session expires.
 func TestRefusedUserLosesSession(t *testing.T) {
-	z := alone(t) // the session stays there until it expires
+	z := alone(t) // the server keeps the session until it expires
 	p := behindProxy(t, z)
 	root := zkstore.Root("/auth-fails")
 	a, _ := locker(t, []string{p.Address()}, root, zkstore.Digest("me", "secret"))

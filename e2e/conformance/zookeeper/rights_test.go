@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestDocumentedRightsSuffice: a user with the rights of docs/zookeeper.md alone can do everything.
+// TestDocumentedRightsSuffice: the rights of docs/zookeeper.md suffice for all requests.
 // If a right is missing, the client reports the refusal, leaves nothing behind and disturbs
 // no other client's lock. With the right again, all requests succeed.
 func TestDocumentedRightsSuffice(t *testing.T) {

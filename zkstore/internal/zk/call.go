@@ -90,8 +90,8 @@ func Delete(path string, version int32) *Call {
 	return &Call{op: opDelete, body: e.b}
 }
 
-// Get reads a node, and watches it for a change of its data or its end. Unlike exists it
-// leaves no watch if there is no node.
+// Get reads a node. With watch it also watches the node for a change of its data and for its
+// deletion. Unlike the operation exists, it leaves no watch if there is no node.
 func Get(path string, watch bool) *Call {
 	var e encoder
 	e.string(path)

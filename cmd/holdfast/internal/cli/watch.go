@@ -146,7 +146,7 @@ func printEvents(ctx context.Context, w io.Writer, asJSON bool, source live.Sour
 	})
 }
 
-// looks sends the states again and again until ctx ends.
+// looks calls seen with the states after each change until ctx ends.
 func looks(ctx context.Context, l *holdfast.Locker, name string, seen func([]driver.State) error) error {
 	if name != "" {
 		return looksAtOne(ctx, l, name, seen)

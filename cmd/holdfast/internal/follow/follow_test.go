@@ -24,7 +24,7 @@ func state(name string, holders []driver.Holder, waiters ...driver.Waiter) drive
 
 type holders = []driver.Holder
 
-// TestNextReportsEveryChange between two looks.
+// TestNextReportsEveryChange: Next reports every difference between two states.
 func TestNextReportsEveryChange(t *testing.T) {
 	var f follow.Follower
 	for i, step := range []struct {
@@ -63,7 +63,7 @@ func TestNextReportsEveryChange(t *testing.T) {
 	}
 }
 
-// TestLineHasFixedFields that scripts rely on.
+// TestLineHasFixedFields: a line has the fields that scripts depend on.
 func TestLineHasFixedFields(t *testing.T) {
 	var f follow.Follower
 	var b strings.Builder

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// mistake is a mistake of authors of a first store, planted in a copy of the store.
+// mistake is a common mistake of a first store, planted in a copy of this store.
 type mistake struct {
 	name string
 	// edits are pairs of a text of the source and its replacement.
@@ -50,7 +50,7 @@ var mistakes = []mistake{
 	}, "TestTorture", "it gave up"},
 }
 
-// TestMistakesAreConvicted by the suite or the check.
+// TestMistakesAreConvicted: the suite or the check finds each mistake.
 func TestMistakesAreConvicted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the test binary many times over")
