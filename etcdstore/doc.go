@@ -82,8 +82,8 @@
 // A waiter watches the entry before it alone or, where entries of several limits decide, the
 // deletions of the name's entries, which it counts itself. Nothing is granted on an event alone:
 // when the only entry before its own has gone, the waiter reads through the quorum whether its
-// own stands, unless the transaction that released the one before has said so; in all other cases
-// it reads the queue again. It also does so every 10 seconds, and every second while its
+// own stands, unless the transaction that released the one before has returned that. In all other
+// cases it reads the queue again. It also does so every 10 seconds, and every second while its
 // watch does not stand. Releases and breaks compare the entry's create revision.
 //
 // A holder is watched in two ways. Each lease has a sentinel, a key that goes with the lease and

@@ -9,9 +9,9 @@
 //
 // # Where the locks are
 //
-// A name has one key, holdfast:{BUCKET}:NAMESPACE:NAME, a hash from its first grant
-// on: the grants, the queue entries in order of arrival, and when each of them ends.
-// Field s0 is there as long as the key is. So one HSETNX of it grants a free name,
+// A name has one key, holdfast:{BUCKET}:NAMESPACE:NAME. From its first grant on the key is
+// a hash: the grants, the queue entries in order of arrival, and when each of them ends.
+// Field s0 exists as long as the key. So one HSETNX of s0 grants a free name,
 // and fails for every other. BUCKET is one of 4096, by a hash of namespace and name.
 // It puts the key into the hash slot of the bucket's counter, holdfast:{BUCKET}. The
 // counters are all that remains when nothing is held or awaited, however many names
@@ -19,101 +19,101 @@
 //
 // Every step is one script, so it is atomic. Deadlines are set and judged by the
 // server's clock. A grant's deadline is a value in the hash. The key's own time to
-// live only removes what all clients have left.
+// live only removes keys that no client uses.
 //
 // # Refused commands
 //
-// Redis does not roll a script back. A command inside a script can be refused: the
-// user lacks the right to it, the server is out of memory, the hash slot is being
-// moved and has no such key, the key is of another type. So a script reads first and
+// Redis does not roll a script back, and it can refuse a command inside a script. The
+// user may lack the right to it. The server may be out of memory. The hash slot may be
+// moving and lack the key. The key may be of another type. So a script reads first and
 // writes last. Before it changes the hash it tries every kind of command that it
-// needs, in a way that changes nothing: PEXPIRE only lengthens the key's life or finds
-// no key, HDEL of a field that is not there, SET only raises the counter. Then one HSET
-// changes the hash, and holds all of the change but the removal of fields, which
-// can no longer be refused. The message that wakes a waiter comes last; where it is
-// refused it is like a message that is lost. No step deletes a key and writes it again,
-// and none passes through a state in which a held name is free.
+// needs, in a way that changes no lock: PEXPIRE lengthens the key's life or finds no key,
+// HDEL removes a field that does not exist, SET only raises the counter. Then one HSET makes
+// the whole change, except for the removal of fields. The server can no longer refuse that
+// removal. The message that wakes a waiter comes last. If it is refused, the effect is that
+// of a lost message. No step deletes a key and writes it again, and no step passes through a
+// state in which a held name is free.
 //
-// A name that many clients want is nearly always plain: one exclusive grant stands, and
-// nothing else is remembered but the queue. A new queue entry, the release that grants to
-// the first entry, and the confirmation of that grant then take a shorter way, which
-// matches the whole state by one pattern. It decides before it writes, and tries and writes
-// the same fields in the same order as the general way: a new entry is one HSET, which
-// needs no trial; a release tries HDEL first; a confirmation lengthens the key's life or
-// tries HDEL, and raises the counter, before its HSET. A state that the pattern does not
-// match, a dead first entry, and a token above the name's last one continue to the general
-// way. A test makes random steps on two names, one of them without the shorter way, and
-// requires the same replies, fields, tokens, lives and messages after each.
+// A name under contention is nearly always plain: the hash has one exclusive grant, the
+// queue, and no other state. Three steps then take a fast path, which matches the whole state
+// by one pattern: a new queue entry, the release that grants to the first entry, and the
+// confirmation of that grant. The fast path decides before it writes. It tries and writes the
+// same fields in the same order as the general path. A new entry is one HSET, which needs no
+// trial. A release tries HDEL first. A confirmation lengthens the key's life or tries HDEL,
+// and raises the counter, before its HSET. The general path handles every state that the
+// pattern does not match, a dead first entry, and a token above the name's last one. A test
+// makes random steps on two names, one of them without the fast path. After each step both
+// must have the same replies, fields, tokens, times to live and messages.
 //
 // # Waiting
 //
-// A request that may not be granted yet makes a queue entry. A script that ends a grant
-// grants, in the same step, to the entries at the head, in their order, as far as the
-// rule allows, and publishes to those clients alone. Such a lease lasts 2.5 s unless its
-// client confirms it: that call sets the requested deadline, and validity counts
-// from its sending. If the first entry is one of the client that releases, it is
-// granted in the release itself, whose sending then counts: one call for a release and
-// a grant. Entries are served strictly in order, so other processes get their turn.
+// A request that may not be granted yet makes a queue entry. When a script ends a grant, it
+// grants in the same step to the entries at the head, in order, as far as the rule allows.
+// It publishes to the clients of these entries only. Such a lease lasts 2.5 s unless its
+// client confirms it. The confirmation sets the requested deadline, and validity counts
+// from its sending. If the first entry belongs to the client that releases, the release
+// itself grants it, and validity counts from the sending of the release. That is one call
+// for a release and a grant. Entries are served strictly in order, also between processes.
 //
-// A message may be lost, so an entry is refreshed as well: every 0.7 s for the first
-// eight, less often for others, at least every 15 s, since ten thousand entries must
-// not keep the server busy. An entry that comes near the head is notified. A refresh
-// also looks for grants that have expired, and grants to the head. So a lost message
-// costs that long. An entry that has missed three refreshes is dead and is skipped. If
-// the server loses its memory, waiters make new entries, in any order.
+// A message may be lost, so clients also refresh their entries. They refresh the first
+// eight entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand
+// entries do not keep the server busy. The client of an entry that comes near the head is
+// notified. A refresh also looks for grants that have expired, and grants to the head. So a
+// lost message delays a waiter by one refresh. An entry that has missed three refreshes is
+// dead and is skipped. If the server loses its memory, waiters make new entries, in any order.
 //
 // In a Cluster the message is a PUBLISH, which every node receives. SPUBLISH would save
-// the other nodes about 1 us a message. But a script may publish only to channels of its
-// own hash slot: a client would need up to 4096 subscriptions, each renewed when its slot
-// moves.
+// the other nodes about 1 us a message. But with it a script may publish only to channels of
+// its own hash slot. A client would need up to 4096 subscriptions, and would have to renew
+// each one when its slot moves.
 //
 // # Why it is safe
 //
-// Exclusion. Grants are made by scripts at the one server that holds the key, each
-// by the rule that a grant of limit n never stands beside more than n-1 others. A
+// Exclusion. Scripts make all grants, at the one server that has the key. Each keeps the
+// rule that a grant of limit n never stands beside more than n-1 others. A
 // grant ends at the server's deadline or by a script that names its ID and token.
-// The client's validity began before the request that set the deadline was sent, so
-// it ends first, as long as the server's clock does not jump ahead.
+// The client counts validity from before it sent the request that set the deadline. So
+// validity ends first, as long as the server's clock does not jump ahead.
 //
-// Requests without an answer. A request may arrive long after its client has given it
-// up. Each request that creates something carries the server's time after which it is
-// refused, ten seconds after its sending by the client's estimate of that time. If the
-// estimate was wrong and the server refuses it as too late, the client sends it again. Undo removes what
-// a request has left and, if the request could still arrive, leaves its ID behind as
-// withdrawn until then: a delayed request finds its time past, or itself withdrawn. Only
-// requests without an entry create one; a refresh that comes late finds its entry gone,
-// and does nothing. When a first request had no answer and a second was granted, Release
+// Requests without an answer. A request may arrive long after its client stopped waiting
+// for the answer. Each request that creates something carries a time after which the server
+// refuses it: ten seconds after its sending, by the client's estimate of the server's time. If the
+// estimate was wrong and the server refuses it as too late, the client sends it again. Undo
+// removes the entry or the grant of a request. If the request could still arrive, Undo
+// leaves its ID behind as withdrawn until that time. So a delayed request is too late, or is
+// withdrawn. Only requests without an entry create one. A refresh that comes late finds no
+// entry, and does nothing. When a first request had no answer and a second was granted, Release
 // withdraws the ID as well. After an undo that was not answered the ID is not used
-// again, since the undo may still arrive. The client library repeats no request: what is
-// sent again here carries the same ID, by which the scripts know it. A SentAt older than
+// again, since the undo may still arrive. The client library repeats no request. This package
+// repeats a request with the same ID, by which the scripts recognize it. A SentAt older than
 // that of the request that was applied would be safe; a newer one is never used.
 //
-// Tokens. A token is the larger of the server's microseconds and one more than any
-// token of the name's bucket, which the counter knows, or, while the key lives,
-// the key itself. So it rises when the clock is set back. Clients also send the
-// highest token of the bucket that they have seen, so it rises for them after a
-// flush or a failover to a replica whose clock is behind; for a client that has
-// seen none, as long as the clock is not behind by more than the outage. Lua's
+// Tokens. A token is the larger of two numbers: the server's microseconds, and one more
+// than the last token of the name's bucket. The counter has that token, and so has the key
+// while it exists. So tokens rise when the clock is set back. Clients also send the
+// highest token of the bucket that they have seen. So tokens rise for them even after a
+// flush, or a failover to a replica whose clock is behind. For a client that has seen no
+// token they rise if the clock is behind by less than the outage lasted. Lua's
 // numbers are exact up to 2^53 microseconds, in the year 2255; beyond that a
 // bucket is refused.
 //
 // Reserved tokens. A grant may have several tokens, for the holders to whom its process
 // hands it off. They are the microseconds of the server's clock since the last token of
-// the bucket, at most a thousand, and end with the present one: no token is ever ahead
-// of the clock, and the counter and the key know the last. A grant that a release has
-// promoted takes them when its client confirms it, since nothing else can have been
-// granted on an exclusive name meanwhile. A bucket without a counter gives one token,
-// which is the clock: it may have been flushed a moment ago. A server that comes back
-// with an older counter has been away for longer than the millisecond that a grant
-// reaches back, so its tokens rise as well.
+// the bucket, at most a thousand, and end with the present one. So no token is ever ahead
+// of the clock, and the counter and the key have the last one. If a release has made the
+// grant, its tokens are reserved when its client confirms it: no other grant of an exclusive
+// name is possible before that. A bucket without a counter gives one token, the clock,
+// because it may have been flushed a moment ago. A server that comes back with an older
+// counter was away for longer than the millisecond that a grant reaches back. So its tokens
+// rise as well.
 //
 // Failover. Redis answers before its replicas have a write. A replica that is
-// promoted without it does not know the grant: the holder learns of that within
-// the declared notice or, if it cannot reach the server, when its validity ends, and
-// the token shows the resource. [WaitReplicas] makes a grant and a renewal count only
-// when so many replicas have acknowledged it, by WAIT on the connection that wrote it.
-// With as many as there are, a failover to any of them loses no lock. With fewer it may
-// promote one that has not acknowledged.
+// promoted without the write does not have the grant. The holder is notified within
+// the declared time or, if it cannot reach the server, when its validity ends. Until then
+// the token protects the resource. With [WaitReplicas] a grant or a renewal counts only
+// after that number of replicas has acknowledged it, by WAIT on the connection that wrote it.
+// If all replicas must acknowledge, a failover to any of them loses no lock. If fewer must,
+// a replica that has not acknowledged may be promoted.
 //
 // A promoted replica judges deadlines by its own clock. Where replicas acknowledge
 // grants, each client compares their clocks with their primary's, about once a second
@@ -123,19 +123,18 @@
 // within the last seconds, and a replica whose clock cannot be read, which the
 // guarantees then report. A clock that is ahead by more than ten seconds is refused.
 //
-// A primary that was cut off and does not know of its successor continues to answer: let
-// it refuse writes, by min-replicas-to-write 1 and min-replicas-max-lag. Where several
-// servers take writes for the same data (active-active), each grants: they are refused
-// as far as they can be recognized, and no guarantee holds on others.
+// A primary that was cut off and has not noticed its successor continues to answer.
+// Make it refuse writes, by min-replicas-to-write 1 and min-replicas-max-lag. Where several
+// servers take writes for the same data (active-active), each grants. The store refuses
+// such servers if it can recognize them. On others no guarantee holds.
 //
-// Cluster. All keys of a step are in one hash slot. While it moves, a step that
-// names a key that is there and one that is not is answered TRYAGAIN all the
-// time: refreshes, renewals, releases and undos name the name's key alone. A new
-// grant needs the counter as well; when it is answered TRYAGAIN the counter is
-// read by itself, the grant is made by itself, and the counter is raised before
-// any client gets the grant. Between the two the name's own key has the token,
-// so it would take a client that dies just then and a clock that is set back to
-// repeat it.
+// Cluster. All keys of a step are in one hash slot. While the slot moves, the server answers
+// TRYAGAIN to a step if only some of its keys have moved. So refreshes, renewals, releases
+// and undos use the name's key alone. A new grant also needs the counter. If the answer is
+// TRYAGAIN, the client reads the counter in one call, makes the grant in a second call, and
+// raises the counter before it returns the grant. Between these calls the name's own key has
+// the token. To repeat a token, the client would have to die there and the clock to be set
+// back.
 //
 // Memory. A server that is full refuses new requests before it has changed
 // anything; what is held can be renewed, confirmed and released. A server that
@@ -180,8 +179,8 @@
 //
 // What happens when
 //
-//   - a holder dies: its grant ends by its TTL, and the head of the queue, which
-//     has that time, is granted within milliseconds of it.
+//   - a holder dies: its grant ends after its TTL. The client at the head of the queue has
+//     that time, and is granted within milliseconds of it.
 //   - the server restarts without its data, or FLUSHALL is run: holders are notified
 //     within three seconds, waiters continue to wait.
 //   - the subscription's connection is lost: waiters refresh every 0.7 s until it
