@@ -58,32 +58,32 @@ func (t Tick) Context() context.Context {
 //		report(tick.Context(), tick.Time)
 //	}
 //
-// A tick is served at most once, also by replicas that are slow, or whose clocks differ
-// by less than the distance to the next tick, and by less than an hour. Before a pause of
-// the schedule, the distance is a sixteenth of that to the sixteenth tick. A replica that
-// is later than that leaves the tick out. A tick that is not served to its end, because
-// every replica was away or the one that had begun has died, yields an error that
-// matches [ErrMissed] on one of the replicas that ran at that time, after an outage on
-// several. It comes one distance (or an hour) and one TTL after the tick at the
-// earliest. The death of a replica in the middle of a longer run is noticed up to eight
-// distances (or 12 hours) after the tick. A replica that dies just after the body has
-// ended, and before it has written that down, makes its tick a missed one as well. Other
-// errors are about this replica alone: it could not take part in the tick of that Time,
-// or in several from then on.
+// A tick is served at most once. Replicas may be late, and their clocks may differ, by less
+// than the distance to the next tick and by less than an hour. A replica that is later
+// leaves the tick out. Before a pause of the schedule, the distance is a sixteenth of the
+// time to the sixteenth next tick.
 //
-// This needs a store that keeps a lock on its own (Guarantees.Linger). On other stores
-// the death of a replica, or the Close of its Locker, takes with it what it had done
-// lately: a replica that is late can serve such a tick again, and a served one can be
-// reported as missed.
+// A tick is missed if no replica could serve it, or if the replica that began it died. One
+// of the replicas that ran at that time then yields an error that matches [ErrMissed]; after
+// an outage of the store several do. The error comes at the earliest one distance (or an
+// hour) and one TTL after the tick. If a replica dies in the middle of a longer run, the
+// error comes up to eight distances (or 12 hours) after the tick. A replica may also die
+// after the body has ended and before it has recorded that. Then its tick counts as missed,
+// too. Other errors concern only this replica: it could not take part in the tick of that
+// Time, or in several from then on.
 //
-// Give a changed schedule a new name. What is left of the ticks of the old one, for up to
-// 13 hours, can hide ticks of the new one: they are neither served nor reported.
+// This needs a store that keeps a lock without its client (Guarantees.Linger). Other stores
+// lose the records of a replica when it dies or closes its Locker. Then a late replica can
+// serve such a tick again, and a served tick can be reported as missed.
 //
-// Ticks of one replica do not overlap. Those of two replicas do, if the work takes longer
-// than the distance; use TryDo in the body to leave such a tick out.
+// Give a changed schedule a new name. For up to 13 hours, records of ticks of the old
+// schedule can hide ticks of the new one: they are neither served nor reported.
 //
-// TTL is for how long a dead replica looks alive: default two distances, from the
-// store's minimum to 30 s; at most four distances. Wait and MinHold have no effect;
+// Ticks of one replica do not overlap. Ticks of two replicas do, if the work takes longer
+// than the distance. Use TryDo in the body to leave such a tick out.
+//
+// TTL is how long the other replicas wait for a dead one. The default is two distances, from
+// the store's minimum to 30 s; the most is four distances. Wait and MinHold have no effect.
 // Shared, Limit and Reentrant are invalid.
 func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOption) iter.Seq2[Tick, error] {
 	return func(yield func(Tick, error) bool) {
@@ -98,18 +98,19 @@ func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOp
 
 // # How a tick is served once
 //
-// A tick has two locks. The claim is taken first, and left at the store for longer than
-// replicas can differ, before the work begins: it outlives the death of its replica, so
-// no replica begins the tick again. The marker is held during the work, and left at the
-// store after it. If it ends early, the work did not come to its end. Each replica that
-// did not serve the tick tries to take the marker later. The one that gets it reports the
-// tick as missed, and leaves the marker in place: so a replica that has claimed the tick
-// and has not begun can no longer begin, and no other replica reports it again.
+// A tick has two locks: the claim and the marker. A replica takes the claim first. Before
+// the work begins, it leaves the claim at the store for longer than the clocks of replicas
+// can differ. The claim outlives the death of its replica, so no replica begins the tick
+// again. The replica holds the marker during the work, and leaves it at the store after it.
+// If the marker ends early, the work did not come to its end. Each replica that did not
+// serve the tick tries to take the marker later. The replica that gets it reports the tick
+// as missed, and leaves the marker in place. So a replica that has claimed the tick and has
+// not begun can no longer begin, and no other replica reports the tick again.
 //
-// The names of both repeat, because some stores keep a counter for each name for good:
-// there are slots of ticks, of even and of odd days, and no lock of a slot lasts until
-// its next use: the times of a tick before a pause of the schedule follow from the mean
-// distance up to that use.
+// The names of both locks repeat, because some stores keep a counter for each name forever.
+// There are slots of ticks, for even and for odd days, and no lock of a slot lasts until the
+// next use of the slot. For a tick before a pause of the schedule, its times follow from the
+// mean distance up to that use.
 
 const (
 	day = 24 * time.Hour

@@ -1,6 +1,6 @@
-// Package etcdstore keeps locks in etcd, under the keys that every other lock on
-// etcd uses: `etcdctl lock`, clientv3/concurrency and the server's own lock
-// service (jetcd) share them.
+// Package etcdstore keeps locks in etcd, under the keys that the other locks on
+// etcd use. So it shares locks with `etcdctl lock`, clientv3/concurrency and the
+// server's own lock service (jetcd).
 //
 // # Layout
 //
@@ -8,44 +8,45 @@
 //
 //	<prefix><name>/<lease>        or        <prefix><name>/<lease>-<n>
 //
-// with the lease of its client attached; the lease's number is written in lower-case hexadecimal
-// digits, and n counts what one client has there at a time. Other clients write
+// with the lease of its client attached. The number of the lease is in lower-case hexadecimal
+// digits, and n distinguishes the entries of one client. Other clients write
 // <prefix><name>/<lease>. The entry with the smallest create revision is the oldest. A value of
-// holdfast's states the entry's limit and its owner; any other value, an empty one above all, is
-// an exclusive entry. Keys that have one more slash behind <name>/ belong to another name and are
-// ignored; other clients count them, so there the lock "a" waits for the lock "a/b".
+// holdfast states the limit and the owner of the entry. Any other value, usually an empty one, is
+// an exclusive entry. Keys with one more slash behind <name>/ belong to another name, and holdfast
+// ignores them. Other clients count them, so there the lock "a" waits for the lock "a/b".
 //
 // # Which entries are granted
 //
 // Let the entries of a name stand in the order of their create revisions. Entry i, counted from 0,
-// is granted when i is smaller than its own limit and those of all entries before it. That is the
-// rule of package driver (a grant of limit n never stands beside more than n-1 others, and no
-// waiter overtakes): the entries before a granted one are granted, there are i of them, and each
-// of them tolerates i others. An entry that has been granted stays so, as entries vanish and new
-// ones come behind. For other clients, whose every entry is exclusive, it is their own rule: the
-// first entry owns.
+// is granted when i is smaller than its own limit and the limits of all entries before it. That is
+// the rule of package driver: a grant of limit n never stands beside more than n-1 others, and no
+// waiter overtakes. The entries before a granted one are granted, there are i of them, and each
+// of them permits i others. A granted entry stays granted, because entries only vanish, and new
+// entries come behind it. All entries of other clients are exclusive. So the rule is also theirs:
+// the first entry is the holder.
 //
 // # Why two clients do not hold one lock
 //
-// Every decision is made from a read that went through the quorum, of keys that exist only while
-// their lease does. A grant is valid from the send of the last keepalive that was answered, never
-// from the arrival of an answer: the server ends the lease no earlier than its TTL after it has
-// received that keepalive (see "What it does not give"). The fencing token is the create revision
-// of the queue entry, which a cluster never gives twice and which every later entry exceeds.
+// Every decision depends on a read through the quorum, of keys that exist only while their lease
+// exists. The validity of a grant counts from the send of the last keepalive that was answered,
+// never from the arrival of an answer. The server ends the lease at the earliest one TTL after it
+// has received that keepalive (for exceptions see "What it does not give"). The fencing token is
+// the create revision of the queue entry. A cluster never gives it twice, and every later entry
+// has a larger one.
 //
-// One transaction makes an entry, under a key that its lease has not in use, and no other request
-// adopts it. A key is used again only when its earlier request has ended, nothing of that request is
-// on its way, and no entry stands under the key. (A grant that was released and kept is such an
-// entry; an entry there under the session's own lease belongs to no
-// request, and is deleted.) Other clients have one key for a lease and a name, and adopt it if it
-// stands: with them, a release that was lost and the next acquisition get the same revision, and
-// the same fencing token, twice.
+// One transaction makes an entry, under a key that its lease does not use, and no other request
+// adopts it. The store uses a key again only under three conditions: its earlier request has ended,
+// no message of that request can still arrive, and no entry stands under the key. (Such an entry
+// may be a released grant that is kept for a minimum hold. An entry under the session's own lease
+// that belongs to no request is deleted.) Other clients have one key for a lease and a name, and
+// adopt it if it exists. With them, a lost release and the next acquisition have the same
+// revision, and so the same fencing token.
 //
 // An acquisition whose answer was lost may still be applied later. It compares an epoch key of its
-// lease; [Store.Undo] deletes the entry and writes the epoch key in one transaction, which
-// compares it too. Whatever comes after it finds another epoch and fails. There are at most
-// epochShards such keys for each lease, and they end with it. A server without space takes no
-// epoch, but does delete the entry.
+// lease. [Store.Undo] deletes the entry and writes the epoch key in one transaction, which
+// compares the epoch, too. An acquisition that is applied later finds another epoch and fails.
+// There are at most epochShards such keys for each lease, and they end with the lease. A server
+// without space refuses to write the epoch, but deletes the entry.
 //
 // # A release and a request in one transaction
 //
@@ -103,12 +104,12 @@
 //
 // # What it does not give
 //
-// A lease can be ended early. An administrator can revoke it, or delete a key. And every version of
-// etcd can do it by itself: a leader that was paused, or whose disk stalled, for longer than the
-// TTL still has its old view of the leases when it continues. It may propose to revoke those that
-// have expired in that view, and the cluster carries it out, although their clients have renewed
-// them at its successor. (Newer versions check their leadership first, which leaves a small
-// window.) The holder's context ends when the deletion arrives: see Notice in the guarantees.
-// The next holder may have begun by then, so only the token protects. etcd before 3.5 also lets
-// such a leader answer keepalives before it has learnt that it leads no more.
+// A lease can end early. An administrator can revoke it, or delete a key. And every version of
+// etcd can revoke a lease itself. A leader may be paused, or its disk may stall, for longer than
+// the TTL. When it continues, it still has its old view of the leases. It may propose to revoke the
+// leases that have expired in that view. The cluster executes that, although the clients have
+// renewed the leases at the successor. (Newer versions check their leadership first, which leaves a
+// small window.) The holder's context ends when the deletion arrives: see Notice in the guarantees.
+// The next holder may have begun before that, so only the token protects the resource. etcd before
+// 3.5 also lets such a leader answer keepalives before it has noticed its successor.
 package etcdstore
