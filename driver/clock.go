@@ -25,7 +25,7 @@ func Now() Instant { return NowOn(systemClock{}) }
 
 // NowInProcess returns this moment on the process's clock, which stops while the machine is
 // suspended. It is for stores whose clock stops as well, or whose grants have no deadline.
-func NowInProcess() Instant { return NowOn(processClock{}) }
+func NowInProcess() Instant { return Instant{clock: processClock{}, at: time.Now()} }
 
 // NowOn returns this moment on a clock of the caller, for tests.
 func NowOn(c Clock) Instant {

@@ -185,11 +185,11 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		sp.mu.Unlock()
 		return s.acquireFaulty(ctx, e, r, fault)
 	}
-	return s.acquire(ctx, e, r)
+	return s.acquire(ctx, e, &r)
 }
 
 // acquire is called with the space's mutex held, and unlocks it.
-func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver.Grant, error) {
+func (s *Store) acquire(ctx context.Context, e *entry, r *driver.Request) (driver.Grant, error) {
 	sp := s.space
 	n := sp.open(s.key(r.Name))
 	e.n = n
@@ -283,7 +283,7 @@ func (s *Store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
 	sp := s.space
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	e := sp.find(s.key(g.Name), g)
+	e := sp.find(s.key(g.Name), &g)
 	if e == nil {
 		return driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g)}
 	}
@@ -303,7 +303,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if err := sp.script.takeRelease(g.Name); err != nil {
 		return err
 	}
-	e := sp.find(s.key(g.Name), g)
+	e := sp.find(s.key(g.Name), &g)
 	if e == nil {
 		return notHeld(g)
 	}

@@ -106,7 +106,7 @@ func (sp *space) confirm(e *entry) bool {
 }
 
 // find returns the standing grant of g.
-func (sp *space) find(key string, g driver.Grant) *entry {
+func (sp *space) find(key string, g *driver.Grant) *entry {
 	n := sp.names[key]
 	if n == nil {
 		return nil
