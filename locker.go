@@ -261,6 +261,9 @@ func (l *Locker) retryGuarantees(ctx context.Context, timeout time.Duration, err
 // the making of the Locker.
 func (l *Locker) sinceStart(t time.Time) time.Duration { return t.Sub(l.started) }
 
+// now returns the present, counted likewise. It reads one clock; time.Now reads two.
+func (l *Locker) now() time.Duration { return time.Since(l.started) }
+
 func (l *Locker) newID() string {
 	var buf [40]byte
 	return string(strconv.AppendUint(append(buf[:0], l.idPrefix...), l.ids.Add(1), 36))

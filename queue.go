@@ -144,11 +144,10 @@ func (l *Locker) await(a *acquisition) (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	deadline := a.began.Add(a.set.wait)
 	var timer *time.Timer
 	var fired <-chan time.Time
 	for {
-		next, ended := l.overdue(q, w, deadline)
+		next, ended := l.overdue(q, w, a.began)
 		switch {
 		case ended != nil:
 			return nil, l.leave(q, w, ended)
@@ -217,14 +216,14 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 
 // overdue returns after how long to look at a waiter again, 0 for never, or why it has
 // to leave now. The request under way may be for another waiter, which has more time.
-func (l *Locker) overdue(q *queue, w *waiter, deadline time.Time) (next time.Duration, ended error) {
+func (l *Locker) overdue(q *queue, w *waiter, began time.Duration) (next time.Duration, ended error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !w.queued {
 		return 0, nil
 	}
 	if w.set.hasWait {
-		if next = time.Until(deadline); next <= 0 {
+		if next = w.set.wait - (l.now() - began); next <= 0 {
 			return 0, fmt.Errorf("%w (Wait(%s))", context.DeadlineExceeded, w.set.wait)
 		}
 	}
