@@ -67,8 +67,8 @@ func (sess *session) linked() bool {
 	return err == nil && idOf(&st) == sess.id || err != nil && err != unix.ENOENT && err != unix.ENOTDIR
 }
 
-// abandon gives up a session whose file is gone: other clients may get its grants from now on, and its
-// waiters move to the next session.
+// abandon ends a session whose file was removed. Other clients may get its grants from now on. Its
+// waiters make new entries with the next session.
 func (s *Store) abandon(sess *session) {
 	s.sess.CompareAndSwap(sess, nil)
 	s.loseAll(func(h *held) bool { return h.sess == sess }, driver.CauseGone, errSession)
@@ -167,8 +167,8 @@ func (s *Store) sockName(dir *os.File, sid string) string {
 	return s.sessionPath(sid) + ".sock"
 }
 
-// dead proves that a session has ended: its file is gone or not locked. Provers use a shared lock, so
-// that they do not take one another for the session.
+// dead reports whether a session has certainly ended: its file does not exist or is not locked. It tests
+// that with a shared lock, so that two processes that test at once do not mistake each other for the session.
 func (s *Store) dead(sid string) bool {
 	fd, dead := s.prove(sid)
 	if fd >= 0 {
@@ -209,7 +209,7 @@ func (s *Store) sweep() {
 			sids = append(sids, sid)
 		}
 	}
-	// Some at a time, since each needs a descriptor meanwhile.
+	// A limited number at a time, because each needs a descriptor.
 	for some := range slices.Chunk(sids, 64) {
 		s.removeDead(some, nil)
 	}
@@ -233,8 +233,8 @@ func (s *Store) suspect(sid string, b *bucket) {
 	}
 }
 
-// removeDead removes the entries of those sessions that are dead, beginning with one bucket, and then their
-// files.
+// removeDead removes the entries of the dead sessions among sids, beginning with one bucket, and then the
+// files of these sessions.
 func (s *Store) removeDead(sids []string, first *bucket) {
 	dead := map[string]bool{}
 	for _, sid := range sids {

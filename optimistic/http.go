@@ -23,8 +23,8 @@ import (
 //
 // The server must compare and write in one atomic step, and return a strong ETag for a GET
 // and a PUT. S3's ETag is a hash of the content: a value that was changed and changed back
-// has its old version again. Updates of the value are correct all the same, because they
-// depend on nothing but the content. A guard needs more, and fence.Objects adds it.
+// has its old version again. Updates of the value are still correct, because they depend
+// only on the content. A guard needs more, and fence.Objects adds it.
 type HTTP struct {
 	// URL is that of the objects' parent; a key is escaped and appended after a slash.
 	// Required, http or https.
@@ -132,8 +132,8 @@ func (h HTTP) at(key string) string {
 	return strings.TrimSuffix(h.URL, "/") + "/" + url.PathEscape(key)
 }
 
-// refused is the error of a response; unclear is the code of one that says that the server
-// has failed.
+// refused returns the error of a response. If the response reports a failure of the server,
+// the error has the code unclear.
 func (h HTTP) refused(resp *http.Response, unclear driver.Code) error {
 	text, _ := io.ReadAll(io.LimitReader(resp.Body, 200)) // for people
 	code := driver.CodeRefused

@@ -31,7 +31,7 @@ func Example() {
 	// 3 <nil>
 }
 
-// TestNoIDIsDrawnTwice by goroutines of several sequences with one name.
+// TestNoIDIsDrawnTwice: goroutines of several sequences with one name draw different ids.
 func TestNoIDIsDrawnTwice(t *testing.T) {
 	store := memstore.New()
 	const processes, goroutines, each = 4, 4, 20000

@@ -16,18 +16,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An actor is a command, or a part of one, that behaves as its words say, and
-// ends when no process has the FIFO named hold still open for writing:
+// An actor is a command, or a part of one. Its arguments select its behaviour. It
+// ends when no process has the FIFO named hold open for writing:
 //
 //	ends     on HUP, INT and TERM, with status 5
-//	ignores  them
-//	closes   what it has open, as a daemon does, but the standard streams
+//	ignores  HUP, INT and TERM
+//	closes   all files except the standard streams, as a daemon does
 //	leaves   a child of the following words behind, and ends with status 3 when
 //	         it reads a line
-//	daemon   the same, and the child is a grandchild in a session of its own
+//	daemon   the same, but with a grandchild in a new session
 //
-// It says ready on its standard output when it is. Its environment has the mark
-// of its test, by which a witness finds it.
+// It prints "ready" when it is ready. A witness finds it by the mark of its test in
+// its environment.
 const (
 	roleActor   = "actor"
 	roleWitness = "witness"
@@ -58,7 +58,7 @@ func playActor(words []string) int {
 	}
 	fmt.Println("ready", os.Getpid())
 	if words[0] == "closes" {
-		// The standard streams carry no message of it either.
+		// Its standard streams carry no message either.
 		null, _ := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 		for fd := range 3 {
 			_ = unix.Dup2(int(null.Fd()), fd)

@@ -20,13 +20,14 @@ import (
 	"strings"
 )
 
-// Plants says by mark what becomes of a line. It gets the line without its indentation and its mark.
+// Plants has a function for each mark. It gets the marked line, without indentation and mark, and
+// returns the replacement.
 type Plants map[string]func(line string) string
 
-// Is puts a line in the place of the marked one.
+// Is replaces the marked line by another.
 func Is(line string) func(string) string { return func(string) string { return line } }
 
-// And puts a line behind the marked one.
+// And adds a line after the marked one.
 func And(line string) func(string) string {
 	return func(old string) string { return old + "\n" + line }
 }

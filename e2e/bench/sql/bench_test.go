@@ -3,9 +3,9 @@
 //
 //	go test -run '^$' -bench . -benchtime 2000x ./bench/sql
 //
-// SerialPair alternates between the two and reports the median of a lock and unlock
-// each, and their ratio. FourProcesses lets four processes at one name, blocking, and
-// reports pairs a second, their ratio, and the smallest share of a process, where a
+// SerialPair alternates between the two. It reports the median time of a lock and its
+// unlock for each, and their ratio. In FourProcesses four processes wait for one name. It
+// reports pairs a second for each, their ratio, and the smallest share of a process; a
 // quarter is fair.
 package sql
 
@@ -132,8 +132,8 @@ func median(all []time.Duration) time.Duration {
 	return all[len(all)/2]
 }
 
-// BenchmarkFreeNames lets 64 callers of one process lock a name each, by turns of a
-// second: by hand on a connection each, and through one Locker.
+// BenchmarkFreeNames measures 64 callers of one process, each with its own name. Every second
+// it switches between locks by hand, with a connection for each caller, and one Locker.
 func BenchmarkFreeNames(b *testing.B) {
 	const callers, turn = 64, time.Second
 	for _, k := range kinds {
@@ -221,7 +221,7 @@ func BenchmarkFourProcesses(b *testing.B) {
 			least := 1.0
 			for range 2 { // by turns
 				for i, hand := range []bool{true, false} {
-					counts := crowd(b, job{Kind: k.name, Address: at, Hand: hand, For: each})
+					counts := runProcesses(b, job{Kind: k.name, Address: at, Hand: hand, For: each})
 					sum := 0
 					for _, n := range counts {
 						sum += n
@@ -241,8 +241,8 @@ func BenchmarkFourProcesses(b *testing.B) {
 	}
 }
 
-// crowd runs the processes and answers how many pairs each had.
-func crowd(b *testing.B, j job) []int {
+// runProcesses runs the processes and returns how many pairs each completed.
+func runProcesses(b *testing.B, j job) []int {
 	b.Helper()
 	text, err := json.Marshal(j)
 	if err != nil {
@@ -292,7 +292,7 @@ func crowd(b *testing.B, j job) []int {
 	return counts
 }
 
-// work is a worker process: it says that it is ready, waits for the word, and counts.
+// work is a worker process. It reports that it is ready, waits for the start, and counts.
 func work(text string) error {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {

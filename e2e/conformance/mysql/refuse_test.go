@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
-// TestLongNameIsNotCut: a name that a user's column does not take is refused, and locks
-// no other name; also where the server's sql_mode lets it cut what is too long.
+// TestLongNameIsNotCut: the store refuses a name that is too long for a user's column. It never
+// locks a shortened name, even if the server's sql_mode makes the server shorten long values.
 func TestLongNameIsNotCut(t *testing.T) {
 	schema := mariadb.Create(t)
 	mariadb.Exec(t, schema, "CREATE TABLE short (name VARCHAR(10) CHARACTER SET latin1 NOT NULL PRIMARY KEY) ENGINE=InnoDB")
@@ -37,7 +37,7 @@ func TestLongNameIsNotCut(t *testing.T) {
 	}
 }
 
-// another starts a server with settings of its own, and holdfast's tables.
+// another starts a second server with other settings and with holdfast's tables.
 func another(t *testing.T, settings ...string) *servers.MySQL {
 	t.Helper()
 	mariadb.Server(t) // skips, or fails
@@ -61,8 +61,8 @@ func refused(t *testing.T, address, params, reason string) {
 	}
 }
 
-// TestStatementBinlogIsRefused: a binary log of statements is refused when a store is
-// opened, and as such when it is set later.
+// TestStatementBinlogIsRefused: a store refuses a server with binlog_format=STATEMENT, when it
+// is opened and when an operator sets the format later.
 func TestStatementBinlogIsRefused(t *testing.T) {
 	m := another(t, "--log-bin=log", "--server-id=1", "--binlog-format=MIXED")
 	for _, recipe := range mariadb.Recipes {
@@ -83,7 +83,8 @@ func TestStatementBinlogIsRefused(t *testing.T) {
 	}
 }
 
-// TestGroupOfSeveralPrimariesIsRefused for locks of sessions.
+// TestGroupOfSeveralPrimariesIsRefused: session recipes refuse group replication with several
+// primaries.
 func TestGroupOfSeveralPrimariesIsRefused(t *testing.T) {
 	m, err := servers.StartMySQL(t.Context(), "--server-id=1", "--plugin-load-add=group_replication.so", "--loose-group-replication-single-primary-mode=OFF", "--loose-group-replication-enforce-update-everywhere-checks=ON")
 	if err != nil {
@@ -113,8 +114,9 @@ func TestGroupOfSeveralPrimariesIsRefused(t *testing.T) {
 	}
 }
 
-// TestCommitsThatACrashForgets: durable tokens are refused where a crash forgets commits,
-// when the store is opened and when that is set later; leases in rows say that it does.
+// TestCommitsThatACrashForgets: a crash may lose commits because of the server's settings. The
+// store then refuses durable tokens, when it is opened and when an operator changes the settings
+// later. The recipe optimistic reports the settings in its guarantees.
 func TestCommitsThatACrashForgets(t *testing.T) {
 	m := another(t)
 	for _, value := range []string{"0", "2"} {
@@ -148,8 +150,7 @@ func TestCommitsThatACrashForgets(t *testing.T) {
 	}
 }
 
-// TestReadWriteSplitIsRefused: a proxy that sends reads to a replica is refused when a
-// store is opened.
+// TestReadWriteSplitIsRefused: a store refuses a proxy that sends reads to a replica.
 func TestReadWriteSplitIsRefused(t *testing.T) {
 	primary, replica := another(t, "--server-id=1"), another(t, "--server-id=2")
 	for _, m := range []*servers.MySQL{primary, replica} {
@@ -165,8 +166,8 @@ func TestReadWriteSplitIsRefused(t *testing.T) {
 	}
 }
 
-// splitter is a proxy that sends a SELECT outside of transactions to a replica, and all
-// else to the primary. Users have no password, so that one answer logs in at both.
+// splitter is a proxy that sends a SELECT outside of transactions to a replica, and all other
+// statements to the primary. Users have no password, so one login is valid at both servers.
 func splitter(t *testing.T, primary, replica string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -209,8 +210,8 @@ func split(client net.Conn, primary, replica string) {
 		defer c.Close()
 		both = append(both, c)
 	}
-	// The client sees the primary's greeting, and both see its login. The replica's
-	// greeting and its answer stay here.
+	// The client gets the primary's greeting, and both servers get its login. The proxy drops
+	// the replica's greeting and its answer.
 	greeting, err := packet(both[0])
 	if err != nil {
 		return

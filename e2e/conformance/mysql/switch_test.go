@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// open opens connections to a server, each of which can say whether it lives.
+// open opens connections to a server.
 func open(t *testing.T, m *servers.MySQL, n int) (alive []func() error) {
 	t.Helper()
 	db, err := sql.Open(mariadb.Driver, m.DSN(mariadb.Home, ""))
@@ -44,10 +44,9 @@ func set(t *testing.T, m *servers.MySQL, statement string) {
 	}
 }
 
-// TestSwitchoverEndsHolders: when the primary is made read-only and clients are sent to
-// another server, holders of the old one are notified, although their connections stay open
-// and no client renews the grants; and a store that has connections there takes its next
-// locks at the new one.
+// TestSwitchoverEndsHolders: the primary becomes read-only, and new connections lead to another
+// server. Holders at the old server are notified, although their connections stay open and no
+// client renews the grants. Stores with connections to it take their next locks at the new server.
 func TestSwitchoverEndsHolders(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Recipes {
@@ -99,8 +98,8 @@ func TestSwitchoverEndsHolders(t *testing.T) {
 	}
 }
 
-// TestReadOnlyServerRefuses: a server that became read-only refuses new requests as such,
-// on connections that it had before too, and serves again when it is writable.
+// TestReadOnlyServerRefuses: a server becomes read-only. New requests fail with that reason, also
+// on existing connections, and succeed again when the server is writable.
 func TestReadOnlyServerRefuses(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	m, err := servers.StartMySQL(t.Context(), mariadb.Fast)

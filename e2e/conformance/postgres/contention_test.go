@@ -55,9 +55,8 @@ func TestDeadlockVictim(t *testing.T) {
 	}
 }
 
-// TestOneKeyForTwoNames: two names that have the same key exclude each other; one
-// process that holds the one and waits for the other can give the one back, and is
-// granted the other then.
+// TestOneKeyForTwoNames: two names with the same key exclude each other. A process holds the
+// first name and waits for the second. It can release the first, and is then granted the second.
 func TestOneKeyForTwoNames(t *testing.T) {
 	database := postgres.Create(t)
 	hashed := postgres.Store(t, database, "recipe=advisory")
@@ -79,8 +78,8 @@ func TestOneKeyForTwoNames(t *testing.T) {
 	sqltest.Release(t, hashed, again.Granted())
 }
 
-// TestVacuum: what the documentation says of a held lock and of the rows that others
-// delete meanwhile.
+// TestVacuum: a held lock affects VACUUM as docs/sql.md states, for rows that other clients
+// delete while the lock is held.
 func TestVacuum(t *testing.T) {
 	postgres.Each(t, postgres.Recipes, func(t *testing.T, params, database string) {
 		s := postgres.Store(t, database, params)

@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
-// TestFailoverAndBack replicates a server that lacks a vote to the server that gave it, as two
-// failovers within a TTL do: its process is the same, and it has forgotten the vote.
+// TestFailoverAndBack copies the data of a server without a vote to the server that gave the vote,
+// like two failovers within a TTL. The second server is the same process, but has lost the vote.
 func TestFailoverAndBack(t *testing.T) {
 	f := startBare(t, 1, redlock.Config{})
 	g, err := servers.StartRedis(t.Context(), filepath.Join(t.TempDir(), "other"), "--replicaof", "127.0.0.1 "+strconv.Itoa(f.all[0].Port))
@@ -43,8 +43,8 @@ func TestFailoverAndBack(t *testing.T) {
 	}
 }
 
-// TestShorterMaxTTLAdmitsNone has a client with a shorter max_ttl than the fleet's meet a
-// server that has forgotten a vote of a longer lease: it does not admit the server.
+// TestShorterMaxTTLAdmitsNone: a server has lost the vote for a long lease. A client whose max_ttl
+// is shorter than the fleet's does not admit the server.
 func TestShorterMaxTTLAdmitsNone(t *testing.T) {
 	f := start(t, 3, redlock.Config{})
 	f.proxies[2].Cut()
@@ -65,7 +65,8 @@ func TestShorterMaxTTLAdmitsNone(t *testing.T) {
 	}
 }
 
-// TestServerGivenTwice gives one server under two names: it would have two votes.
+// TestServerGivenTwice: a URL with two names of one server is refused, because that server would
+// have two votes.
 func TestServerGivenTwice(t *testing.T) {
 	f := start(t, 3, redlock.Config{})
 	one := strconv.Itoa(f.all[0].Port)

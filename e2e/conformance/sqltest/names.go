@@ -11,8 +11,8 @@ import (
 // odd are names of which some look the same if a store replaces or escapes characters.
 var odd = []string{"a~b", "a b", "a^b", "a\\b", "a'b", "a\"b", "a`b", "a%b", "a_b", "a|b", "a{b}", "a@b", "a#b", "a;b--", "aéb", "日本~", "~", "~~"}
 
-// OddNames requires that names stay unchanged whatever a session's character set and quoting
-// rules are. foreign are parameters of a store whose sessions have others.
+// OddNames requires that names stay unchanged for every character set and all quoting rules of a
+// session. foreign are parameters of a store whose sessions have other settings.
 func OddNames(t *testing.T, d *Database, foreign string) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
 		s := d.Store(t, database, params)
@@ -51,8 +51,8 @@ func OddNames(t *testing.T, d *Database, foreign string) {
 	})
 }
 
-// OddRows requires that in a user's table names equal those of another program, also if the
-// store's sessions are foreign. create makes the table odd with the column name.
+// OddRows requires that holdfast writes names to a user's table as another program does, also if
+// the store's sessions are foreign. create makes the table odd with the column name.
 func OddRows(t *testing.T, d *Database, foreign, create string) {
 	database := d.Create(t)
 	d.Exec(t, database, create)
