@@ -57,7 +57,7 @@
 //
 // Test an error with [errors.Is]. [context.Canceled]: the caller was cancelled, whatever
 // the store has answered. [ErrBusy]: another holder has the name.
-// [ErrUnavailable]: the store did not answer in time. [ErrRefused]: the store says no,
+// [ErrUnavailable]: the store did not answer in time. [ErrRefused]: the store refused,
 // for example for missing rights. [ErrInvalid] and [ErrUnsupported]: the call cannot
 // be made like this. [ErrSelfDeadlock]: the context already holds the name. If Do
 // returns one of these, the function did not run, unless it returned the error

@@ -12,7 +12,7 @@ import (
 // The errors of this package; test for them with [errors.Is]. An acquisition that was
 // cancelled by the caller's context matches [context.Canceled], and none of ErrBusy and
 // ErrUnavailable. After a deadline it matches [context.DeadlineExceeded], and the one of
-// them that says what the store has answered until then.
+// them that states what the store has answered until then.
 var (
 	// ErrBusy: another holder has the name, or a waiter comes before the caller. The
 	// caller does something else, or waits longer. [BusyError] has the holders.
@@ -246,7 +246,7 @@ func (l *Locker) explain(ctx context.Context, name string, err error) error {
 	return &failure{name: name, store: l.where, kind: kinds[code], err: err}
 }
 
-// contextError returns what ended a context: its error and, if that says more, its
+// contextError returns what ended a context: its error and, if that has more detail, its
 // cause.
 func contextError(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)

@@ -261,7 +261,7 @@ func (k *Lock) outcome(work, unlock error) error {
 	return &e
 }
 
-// onlyCancelled reports whether an error says nothing but that a context has ended, and
+// onlyCancelled reports whether an error states only that a context has ended, and
 // so nothing about the work.
 func onlyCancelled(err error) bool {
 	switch e := err.(type) {

@@ -138,7 +138,7 @@ const (
 	closed
 	// released: the store has confirmed the release.
 	released
-	// releaseDenied: the store says that the lease had ended before.
+	// releaseDenied: the store reports that the lease had ended before.
 	releaseDenied
 	// releaseUnconfirmed: the release failed or has an unknown outcome; keep is for
 	// how much longer the lease was to stand.
@@ -369,7 +369,7 @@ func (s *leaseState) setValidity(e *event) {
 	}
 }
 
-// alive reports whether the lease counts as valid until the clock says otherwise.
+// alive reports whether the lease counts as valid by its phase alone. The clock may show that it has ended.
 func (s *leaseState) alive() bool { return s.phase == held || s.phase == lingering }
 
 // left returns the validity left.

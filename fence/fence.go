@@ -22,7 +22,7 @@ var (
 	// ErrMissing: a request carries no token.
 	ErrMissing = errors.New("fence: no token")
 	// ErrUnavailable: the guard itself failed, or the context ended first. It
-	// also wraps the reason. Unless the message says otherwise nothing was
+	// also wraps the reason. Unless the message states otherwise nothing was
 	// written.
 	ErrUnavailable = errors.New("fence: guard unavailable")
 	// ErrCorrupt: the guard's token record cannot be read. The guard refuses every

@@ -87,7 +87,7 @@ func (f *Files) Write(ctx context.Context, resource string, token uint64, data [
 // raise the token.
 //
 // Errors wrap [ErrStale], [ErrInvalid], [ErrUnavailable], [ErrCorrupt] or
-// [ErrUnsupported]. An ErrUnavailable after the rename says that the new content may not
+// [ErrUnsupported]. An ErrUnavailable after the rename means that the new content may not
 // survive a loss of power.
 func (f *Files) WriteFunc(ctx context.Context, resource string, token uint64, write func(io.Writer) error) error {
 	file, err := f.checked(ctx, resource, token)

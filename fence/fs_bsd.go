@@ -3,5 +3,5 @@
 package fence
 
 // checkFilesystem accepts every file system, because these systems do not report
-// its kind. The documentation says that it must be local.
+// its kind. It must be local, as the documentation states.
 func checkFilesystem(string) error { return nil }

@@ -26,7 +26,7 @@ import (
 // there: use keys that name the occasion. Values must be as durable as the job's effect.
 //
 // Errors are those of Locker.Do and [Put]. An error that wraps [ErrUnknown] or
-// holdfast.ErrLost says that f may have run without leaving its mark.
+// holdfast.ErrLost means that f may have run without leaving its mark.
 func Once(ctx context.Context, l *holdfast.Locker, values Values, key string, f func(context.Context) error, o ...holdfast.LockOption) (ran bool, err error) {
 	if mark, _, err := ReadMark(ctx, values, key); err != nil || mark != nil {
 		return false, err
@@ -69,7 +69,7 @@ func ReadMark(ctx context.Context, values Values, key string) (*Mark, string, er
 
 // SetMark marks a key as done, at the version that [ReadMark] returned. If ctx has ended,
 // for example because the lock is lost, it writes nothing. An error that wraps
-// [ErrConflict] says that another process has marked it.
+// [ErrConflict] means that another process has marked it.
 func SetMark(ctx context.Context, values Values, key, version string, token uint64) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %q is done but not marked: %w: %w", holdfast.ErrUnavailable, key, err, context.Cause(ctx))

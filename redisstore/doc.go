@@ -174,7 +174,7 @@
 //
 // Deadlines are the server's. Where Redisson writes the Java client's wall clock (queue
 // entries of a fair lock, permits), the scripts write the server's time in the same unit.
-// A Java client whose clock is ahead then ends them early: the guarantees say so, holders
+// A Java client whose clock is ahead then ends them early: the guarantees state that, holders
 // notice within three seconds, and waiters queue again.
 //
 // What happens when

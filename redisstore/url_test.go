@@ -62,7 +62,7 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-// An error says what is wrong, and never shows a password.
+// An error names the fault, and never shows a password.
 func TestBadURL(t *testing.T) {
 	for _, c := range []struct{ url, says string }{
 		{"redis:host", "host is missing"},

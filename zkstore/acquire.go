@@ -54,7 +54,7 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 		if err != errOver {
 			return g, err
 		}
-		// A server says that the session has expired. A waiting request starts again, at the
+		// A server reports that the session has expired. A waiting request starts again, at the
 		// end of the queue, after its entries of that session are certainly gone.
 		old = ss
 		s.remember(r.ID, ss, 0)

@@ -20,7 +20,7 @@ import (
 // store, and one test of the suite must convict it.
 type mistake struct {
 	test string
-	// request, answer and renew change what their name says on its way.
+	// request, answer and renew change the message that they are named for.
 	request func(c *client, r *driver.Request)
 	answer  func(r driver.Request, g *driver.Grant)
 	renew   func(*driver.Renewal)

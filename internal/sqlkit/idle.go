@@ -6,7 +6,7 @@ import (
 )
 
 // DefaultMaxIdle is how many idle connections a store keeps at most, unless its option
-// MaxIdle says otherwise.
+// MaxIdle changes that.
 const DefaultMaxIdle = 64
 
 // ErrTooMany is part of a connection's error when the server has too many clients.

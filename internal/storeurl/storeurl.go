@@ -120,7 +120,7 @@ func (p *Params) Duration(key string, without time.Duration) (time.Duration, err
 }
 
 // TLS takes ca, cert, key and server_name out. Where TLS is off it returns nil, and an
-// error if one of them is given: how says how TLS is switched on.
+// error if one of them is given: how describes how to switch on TLS.
 func (p *Params) TLS(on bool, how string) (*tls.Config, error) {
 	ca, cert, key, name := p.Take("ca"), p.Take("cert"), p.Take("key"), p.Take("server_name")
 	if !on {

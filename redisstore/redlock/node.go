@@ -157,7 +157,7 @@ const fewRequests = 32
 
 var errSilent = errors.New("the server does not answer")
 
-// eval runs a script. An error of code Unknown says that it may have run, or may still.
+// eval runs a script. An error of code Unknown means that it may have run, or may run later.
 func (n *node) eval(timeout time.Duration, sc *redisstore.Script, keys, args []string) (reply, error) {
 	r := n.evalAll(timeout, sc, []redisstore.Call{{Keys: keys, Args: args}})[0]
 	return r.reply, r.err

@@ -32,7 +32,7 @@ const (
 	noticeTimeout    = 3 * time.Second
 )
 
-// Config says how the servers of a fleet are used. All clients of a fleet use the same
+// Config configures the use of a fleet's servers. All clients of a fleet use the same
 // servers, MaxTTL and Skew.
 type Config struct {
 	// Namespace keeps the names of this store apart from those of others on the same

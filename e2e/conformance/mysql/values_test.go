@@ -25,7 +25,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// TestValuesWithoutTable requires that an error says how to create the table.
+// TestValuesWithoutTable requires that an error describes how to create the table.
 func TestValuesWithoutTable(t *testing.T) {
 	s := mariadb.Store(t, mariadb.Bare(t), "recipe=optimistic").(*mysqlstore.Store)
 	defer s.Close(t.Context())

@@ -48,7 +48,7 @@ var postgres = &sqltest.Database{
 	Running:     "SELECT pid FROM pg_stat_activity WHERE query LIKE '%%%s%%' AND pid <> pg_backend_pid()",
 	End:         "SELECT pg_terminate_backend(%d)",
 	Interrupt:   "SELECT pg_cancel_backend(%d)",
-	Ended:       driver.CauseTaken, // as the server says
+	Ended:       driver.CauseTaken, // in the form that the server prints
 	Settings:    "SELECT current_setting('idle_session_timeout') || ' ' || current_setting('application_name')",
 	LockTimeout: "lock_timeout=1s",
 	Parameter:   "$1",

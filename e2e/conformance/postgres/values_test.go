@@ -25,7 +25,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// TestValuesWithoutTable requires that an error says how to create the table.
+// TestValuesWithoutTable requires that an error describes how to create the table.
 func TestValuesWithoutTable(t *testing.T) {
 	s := postgres.Store(t, postgres.Bare(t), "recipe=optimistic").(*pgstore.Store)
 	defer s.Close(t.Context())

@@ -154,7 +154,7 @@ func others(t *testing.T) []subject {
 	}
 }
 
-// judge returns the faults of the page. Each says what to change.
+// judge returns the faults of the page. Each names the change to make.
 func judge(text string, declared []subject, exists func(test string) bool) (faults []string) {
 	all := entries(text)
 	about := func(e entry, store string) bool {
@@ -268,7 +268,7 @@ func tests(t *testing.T) func(test string) bool {
 	return func(test string) bool { return found[test] }
 }
 
-// TestPageOfPromisesIsJudged: a missing, stale or misspelt row is a fault, and the fault says what to write.
+// TestPageOfPromisesIsJudged: a missing, stale or misspelt row is a fault, and the fault names the text to write.
 func TestPageOfPromisesIsJudged(t *testing.T) {
 	stores := []driver.Guarantees{
 		{Kind: "a", Order: "first", EarlyEnd: []string{"a flush", "a kill"}},
