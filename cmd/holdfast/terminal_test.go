@@ -125,7 +125,7 @@ func TestTerminalBesideInput(t *testing.T) {
 	p.stdout.expect("outer back")
 }
 
-// TestInterruptKey reaches the command once, and no other process.
+// TestInterruptKey: Ctrl-C reaches the command once, and no other process.
 func TestInterruptKey(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-c", `stty -echo; "$holdfast" run x -- "$played"; echo "status $?"`))
@@ -141,7 +141,7 @@ func TestInterruptKey(t *testing.T) {
 	}
 }
 
-// TestStopKey stops the shell's job, and fg continues it.
+// TestStopKey: Ctrl-Z stops the shell's job, and fg continues it.
 func TestStopKey(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
@@ -349,8 +349,8 @@ func parentPID(t *testing.T, pid int) int {
 	return int(number(t, strings.TrimSpace(string(out))))
 }
 
-// TestTerminalModes are restored after a command that was killed before it could restore
-// them.
+// TestTerminalModes: run restores the terminal's modes after a command that was killed before
+// it could restore them.
 func TestTerminalModes(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-c",

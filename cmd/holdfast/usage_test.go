@@ -115,7 +115,7 @@ func run(flags ...string) []string {
 	return append(append([]string{"run"}, flags...), "x", "--", "touch", "ran")
 }
 
-// TestEnvironmentStoreIsChecked like a flag.
+// TestEnvironmentStoreIsChecked: the environment's store is checked in the same way as a flag.
 func TestEnvironmentStoreIsChecked(t *testing.T) {
 	for name, c := range map[string]struct {
 		env  []string
