@@ -109,6 +109,11 @@
 // have expired in that view, and the cluster carries it out, although their clients have renewed
 // them at its successor. (Newer versions check their leadership first, which leaves a small
 // window.) The holder's context ends when the deletion arrives: see Notice in the guarantees.
-// The next holder may have begun by then, so only the token protects. etcd before 3.5 also lets
-// such a leader answer keepalives before it has learnt that it leads no more.
+// The next holder may have begun by then, so only the token protects. Before etcd 3.4.31 and 3.5.13, a
+// leader whose disk is blocked also confirms leases that its successor has ended.
+//
+// `etcd grpc-proxy` renews the leases of its clients at intervals of its own, and answers their
+// keepalives with its next answer. The lease may have been renewed before the client sent its
+// keepalive, from which it would count the validity. So the first request of a store sends a
+// keepalive for a lease that never exists. The proxy answers it with a TTL of -1, a server with 0.
 package etcdstore
