@@ -110,6 +110,11 @@
 // leases that have expired in that view. The cluster executes that, although the clients have
 // renewed the leases at the successor. (Newer versions check their leadership first, which leaves a
 // small window.) The holder's context ends when the deletion arrives: see Notice in the guarantees.
-// The next holder may have begun before that, so only the token protects the resource. etcd before
-// 3.5 also lets such a leader answer keepalives before it has noticed its successor.
+// The next holder may have begun before that, so only the token protects the resource. Before etcd
+// 3.4.31 and 3.5.13, a leader whose disk is blocked also confirms leases that its successor has ended.
+//
+// `etcd grpc-proxy` renews the leases of its clients at intervals of its own, and answers their
+// keepalives with its next answer. The lease may have been renewed before the client sent its
+// keepalive, from which it would count the validity. So the first request of a store sends a
+// keepalive for a lease that never exists. The proxy answers it with a TTL of -1, a server with 0.
 package etcdstore

@@ -61,7 +61,12 @@ type keepaliveRequest struct {
 // openTimeout limits the opening of a stream, including its login.
 const openTimeout = 15 * time.Second
 
-var errStreamEnded = errors.New("the stream of keepalives has ended")
+var (
+	errStreamEnded = errors.New("the stream of keepalives has ended")
+	// errProxy is the answer of `etcd grpc-proxy` for a lease that does not exist: a TTL of -1. A
+	// server answers 0.
+	errProxy = &driver.Error{Code: driver.CodeRefused, Err: fmt.Errorf("etcdstore: the endpoint is an `etcd grpc-proxy`, which may answer a keepalive with an earlier renewal of the lease: use the addresses of the members: %w", rpctypes.ErrLeaseNotFound)}
+)
 
 // keepAlive renews a lease. It calls renewed with the send of each request that is answered. A
 // stream that was open before may be broken, or its login too old: a request that fails on it
@@ -209,9 +214,12 @@ func (k *keepaliveStream) receive() {
 		if elapsed, _ := r.sent.Elapsed(); elapsed < r.soon {
 			k.of.silent.Store(0)
 		}
-		if answer.TTL <= 0 {
+		switch {
+		case answer.TTL < 0:
+			r.answer(errProxy)
+		case answer.TTL == 0:
 			r.answer(rpctypes.ErrLeaseNotFound)
-		} else {
+		default:
 			r.renewed(r.sent)
 			r.answer(nil)
 		}

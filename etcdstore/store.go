@@ -126,9 +126,9 @@ func (s *Store) String() string { return s.where }
 
 var errClosed = &driver.Error{Code: driver.CodeClosed, Err: errors.New("etcdstore: the store is closed")}
 
-// Guarantees returns what etcd guarantees. The first call reads the server's shortest lease, and
-// checks that the user may read and write the store's own keys: without them a lock could be
-// granted, but not undone, and its holder would not learn of its end.
+// Guarantees returns what etcd guarantees. The first call reads the server's shortest lease. It
+// refuses `etcd grpc-proxy`, and checks that the user may read and write the store's own keys:
+// without them a lock could be granted, but not undone, and its holder would not learn of its end.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	s.mu.Lock()
 	least, closed := s.minTTL, s.closed
@@ -143,6 +143,9 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 			return driver.Guarantees{}, unavailable(ctx, err)
 		}
 		if err := s.checkRights(ctx, resp.ID); err != nil {
+			return driver.Guarantees{}, err
+		}
+		if err := s.checkProxy(ctx); err != nil {
 			return driver.Guarantees{}, err
 		}
 		least = time.Duration(resp.TTL) * time.Second
@@ -168,6 +171,21 @@ func (s *Store) checkRights(ctx context.Context, lease clientv3.LeaseID) error {
 		return unavailable(ctx, err)
 	}
 	return nil
+}
+
+// checkProxy returns errProxy if the endpoint is `etcd grpc-proxy`. It sends a keepalive for a lease
+// that never exists.
+func (s *Store) checkProxy(ctx context.Context) error {
+	_, err := limited(ctx, func(ctx context.Context) (any, error) {
+		return nil, s.keepAlive(ctx, clientv3.NoLease, requestTimeout*2/3, func(driver.Instant) {})
+	})
+	switch {
+	case errors.Is(err, errProxy):
+		return err
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		return nil
+	}
+	return unavailable(ctx, err)
 }
 
 func guarantees(least time.Duration) driver.Guarantees {
@@ -197,8 +215,8 @@ func guarantees(least time.Duration) driver.Guarantees {
 			"other clients that wait for `a` also wait for `a/b`; holdfast does not",
 			"the holder is notified of an early end within milliseconds, if the member that serves its watch follows the leader; if it can reach no member, the context ends with the lease's validity",
 			"in every version of etcd, a former leader may revoke leases that its successor has renewed; only the token protects then",
-			"before etcd 3.5, a leader after such a pause may also confirm a lease that its successor has ended; only the token protects then",
-			"not through `etcd grpc-proxy`, which answers a keepalive before it has renewed the lease",
+			"before etcd 3.4.31 and 3.5.13, a leader whose disk is blocked may also confirm a lease that its successor has ended; only the token protects then",
+			"a client of `etcd grpc-proxy` is refused: the proxy may answer a keepalive with an earlier renewal of the lease",
 		},
 	}
 }

@@ -26,6 +26,9 @@ const (
 	envName = "FILESTORE_TEST_NAME"
 )
 
+// fork makes a child without exec, on the systems where the tests do so.
+var fork func() (pid int, err error)
+
 func TestMain(m *testing.M) {
 	if role := os.Getenv(envRole); role != "" {
 		if err := play(role, os.Getenv(envDir), os.Getenv(envName)); err != nil {
@@ -48,7 +51,7 @@ func play(role, dir, name string) error {
 	from := newRequester()
 	r := driver.Request{ID: newID(), Name: name, Limit: driver.Exclusive, Wait: true, From: from}
 	switch role {
-	case "hold", "permit", "release", "parent":
+	case "hold", "permit", "release", "parent", "fork":
 		if role == "permit" {
 			r.Limit = 2
 		}
@@ -66,6 +69,13 @@ func play(role, dir, name string) error {
 				return err
 			}
 			fmt.Println("child", cmd.Process.Pid)
+		}
+		if role == "fork" {
+			pid, err := fork()
+			if err != nil {
+				return err
+			}
+			fmt.Println("child", pid)
 		}
 		fmt.Println("granted", g.Token)
 		if role == "release" {

@@ -90,13 +90,15 @@ func (e errString) Error() string { return string(e) }
 
 func (c *client) String() string { return "lab" }
 
-// Guarantees declares what the recipe guarantees without a mistake.
+// Guarantees declares what the recipe guarantees without a mistake. A holder notices a break by its
+// next renewal, after a third of the TTL. A starved holder notices it when its validity ends, after
+// the TTL: less than check.Slack later than Notice. So no lock has a longer TTL.
 func (c *client) Guarantees(context.Context) (driver.Guarantees, error) {
 	g := driver.Guarantees{
 		Kind: "lab", Scope: driver.ScopeProcess, Crash: driver.CrashFreesAfterTTL, Pause: driver.PauseLoses,
 		Order: driver.OrderNone, Wake: driver.WakePush, Fallback: lookEvery, Semaphore: true, Mixed: true,
 		Tokens: "a counter of the server", EarlyEnd: []string{"an operator's break"}, Notice: ttl / 3,
-		MinTTL: time.Millisecond, MaxTTL: time.Hour, LeftoversExpire: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
+		MinTTL: time.Millisecond, MaxTTL: ttl, LeftoversExpire: true, Break: driver.BreakNow, Visible: driver.VisibleHolders,
 	}
 	if c.session() {
 		g.Crash, g.MinTTL, g.MaxTTL, g.LeftoversExpire = driver.CrashFreesAtOnce, 0, 0, false

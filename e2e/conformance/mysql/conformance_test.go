@@ -77,6 +77,10 @@ func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, mariadb) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, mariadb) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, mariadb) }
 
+func TestFewConnections(t *testing.T) {
+	sqltest.FewConnections(t, mariadb, "CREATE USER USER_NAME@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3", "GRANT ALL ON DATABASE.* TO USER_NAME@'127.0.0.1'")
+}
+
 func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, mariadb) }
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, mariadb) }

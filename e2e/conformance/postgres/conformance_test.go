@@ -77,6 +77,10 @@ func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, postgres) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, postgres) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, postgres) }
 
+func TestFewConnections(t *testing.T) {
+	sqltest.FewConnections(t, postgres, "CREATE USER USER_NAME CONNECTION LIMIT 3", "GRANT ALL ON ALL TABLES IN SCHEMA public TO USER_NAME", "GRANT USAGE ON SCHEMA public TO USER_NAME")
+}
+
 func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, postgres) }
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, postgres) }

@@ -91,3 +91,27 @@ func TestPlainLockWithoutTTLLasts(t *testing.T) {
 	do(t, r, "DEL", "x")
 	release(t, s, w.granted())
 }
+
+// TestOtherKindOfLockIsNotSeen: clients of one name use two kinds of Redisson's locks. Both hold it, since
+// a kind does not see the holders of the other. So all clients of a name must use the same kind.
+func TestOtherKindOfLockIsNotSeen(t *testing.T) {
+	url := "redis://" + common(t).Address()
+	one, other := open(t, url, redisstore.WithLayout(redisstore.Redisson)), open(t, url, redisstore.WithLayout(redisstore.RedissonReadWrite))
+	const name = "two-kinds"
+	g, err := one.Acquire(t.Context(), request(name, driver.Exclusive, time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = one.Acquire(t.Context(), request(name, driver.Exclusive, time.Minute))
+	code(t, one, err, driver.CodeBusy)
+	beside, err := other.Acquire(t.Context(), request(name, driver.Exclusive, time.Minute))
+	if err != nil {
+		t.Fatalf("%v: if the store refuses this now, the note of the guarantees is to say so", err)
+	}
+	if err := one.Release(t.Context(), g, 0); err != nil {
+		t.Error(err)
+	}
+	if err := other.Release(t.Context(), beside, 0); driver.CodeOf(err) != driver.CodeNotHeld {
+		t.Errorf("releasing a lock that the release of the other kind has deleted: %v", err)
+	}
+}

@@ -32,14 +32,14 @@ type fleet struct {
 }
 
 // start starts n servers and sets them up as a fleet.
-func start(t testing.TB, n int, c redlock.Config) *fleet {
+func start(t testing.TB, n int, c redlock.Config, settings ...string) *fleet {
 	t.Helper()
-	f := startBare(t, n, c)
+	f := startBare(t, n, c, settings...)
 	f.setUp(c)
 	return f
 }
 
-func startBare(t testing.TB, n int, c redlock.Config) *fleet {
+func startBare(t testing.TB, n int, c redlock.Config, settings ...string) *fleet {
 	t.Helper()
 	if _, err := servers.RedisInstalled(); err != nil {
 		if os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "1" {
@@ -56,7 +56,7 @@ func startBare(t testing.TB, n int, c redlock.Config) *fleet {
 	errs := make([]error, n)
 	for i := range n {
 		starting.Go(func() {
-			f.all[i], errs[i] = servers.StartRedis(context.WithoutCancel(t.Context()), filepath.Join(dir, fmt.Sprintf("redis-%d", i)))
+			f.all[i], errs[i] = servers.StartRedis(context.WithoutCancel(t.Context()), filepath.Join(dir, fmt.Sprintf("redis-%d", i)), settings...)
 		})
 	}
 	starting.Wait()

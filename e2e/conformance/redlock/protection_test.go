@@ -74,6 +74,38 @@ func TestForgottenVote(t *testing.T) {
 	})
 }
 
+// TestReloadWithoutSaving: DEBUG RELOAD NOSAVE makes two of three servers forget a vote, and keeps their
+// replication IDs, so they vote for another client. The holder is notified, and its token is the smaller.
+func TestReloadWithoutSaving(t *testing.T) {
+	f := start(t, 3, redlock.Config{}, "--enable-debug-command", "local")
+	for i := range f.all {
+		f.do(i, "SAVE")
+	}
+	a, b := f.open(t), f.open(t)
+	const name = "reloaded"
+	r := request(name, time.Minute)
+	first, err := a.Acquire(t.Context(), r)
+	for err != nil { // a busy machine answers late
+		if a.Classify(err) == driver.CodeUnknown {
+			undo(t, a, r)
+		}
+		r = request(name, time.Minute)
+		first, err = a.Acquire(t.Context(), r)
+	}
+	for i := range 2 {
+		f.do(i, "DEBUG", "RELOAD", "NOSAVE")
+	}
+	second := must(t, b, name, time.Minute)
+	if second.Token <= first.Token {
+		t.Errorf("token %d after %d", second.Token, first.Token)
+	}
+	select {
+	case <-requests.Of(r).Losses:
+	case <-time.After(time.Minute):
+		t.Error("the holder was not notified")
+	}
+}
+
 // TestTokensRiseAcrossRestarts restarts all servers without their data, one after another.
 // The counters are an hour ahead of the clocks, so that only restored counters make tokens
 // rise.

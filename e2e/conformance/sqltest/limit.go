@@ -1,0 +1,53 @@
+package sqltest
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// FewConnections: the server accepts few connections of the store's user. The client renews more grants
+// than as many scripts hold. The statements make a user USER_NAME with such a limit, and give it its
+// rights on DATABASE.
+func FewConnections(t *testing.T, d *Database, statements ...string) {
+	database := d.Create(t)
+	for _, q := range statements {
+		d.Exec(t, database, strings.NewReplacer("DATABASE", database, "USER_NAME", "few_"+database).Replace(q))
+	}
+	url := d.URL(d.Server(t).Address, database, "recipe=optimistic")
+	before, after, _ := strings.Cut(url, "@")
+	scheme, _, _ := strings.Cut(before, "://")
+	s, err := d.Open(t.Context(), scheme+"://few_"+database+"@"+after, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer Close(t, s)
+	// The check of held grants, once a second, may have all connections.
+	var grants []driver.Grant
+	for len(grants) < 300 {
+		r, _ := Request(fmt.Sprint("few-", len(grants)), driver.Exclusive, time.Hour)
+		g, err := s.Acquire(t.Context(), r)
+		switch {
+		case err == nil:
+			grants = append(grants, g)
+		case s.Classify(err) != driver.CodeUnavailable:
+			t.Fatal(err)
+		}
+	}
+	for range 10 {
+		all := true
+		for _, r := range s.Renew(t.Context(), grants) {
+			if r.Err != nil && s.Classify(r.Err) != driver.CodeUnavailable {
+				t.Fatal(r.Err)
+			}
+			all = all && r.Err == nil
+		}
+		if all {
+			return
+		}
+	}
+	t.Error("no renewal of all grants succeeds")
+}
