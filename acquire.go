@@ -101,7 +101,7 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 }
 
 // join returns a further Lock on the holder's lease, or nil if the lease has just
-// ended: then the caller's context has ended with it, or the name is acquired anew.
+// ended: then the caller's context has ended with it, or the name is acquired again.
 func (h *holder) join(ctx context.Context, s *settings) *Lock {
 	l := h.lease.l
 	k := newLock(h, &Lock{}, ctx, s)
@@ -131,7 +131,7 @@ type acquisition struct {
 	set     *settings
 	wait    bool
 	began   time.Duration // since the creation of the Locker, like asked
-	// asked is when the store's guarantees were known, and so when the first request
+	// asked is when the store had reported its guarantees, and so when the first request
 	// begins.
 	asked time.Duration
 	// busy is the answer of the fast path, nil if it was not that the name is held.

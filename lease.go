@@ -13,7 +13,7 @@ import (
 type lease struct {
 	l   *Locker
 	req driver.Request
-	// queue is the local queue whose head asked for it, nil for a request that does
+	// queue is the local queue whose head requested it, nil for a request that does
 	// not wait.
 	queue *queue
 	// asking is the context of a request that does not wait.
@@ -59,7 +59,7 @@ type holder struct {
 	ctx   context.Context
 	token uint64
 	// locks links the open Locks, by Lock.next. Guarded by the Locker's mutex; after a
-	// loss it does not change any more.
+	// loss it no longer changes.
 	locks *Lock
 	first Lock
 }
@@ -131,7 +131,7 @@ type outcome struct {
 	loss   *LostError
 	err    error
 	age    time.Duration // of the validity, as in facts
-	// cancel ends the queue's request at the store, which no waiter needs any more.
+	// cancel ends the queue's request at the store, which no waiter needs now.
 	cancel context.CancelCauseFunc
 }
 

@@ -1,5 +1,5 @@
 // Package memstore keeps locks in the memory of one process: for tests, and for
-// programs that want the same API before they have a server.
+// programs that use the same API before they have a server.
 //
 // It has every rule of the real stores: leases that expire unless they are renewed, waiters in order,
 // fencing tokens, inspection and break. Its clock is the process's own, so it works in a
@@ -311,7 +311,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		sp.drop(e)
 		return nil
 	}
-	// The grant has no owner any more: it cannot be renewed or released again, only expire.
+	// The grant no longer has an owner: it cannot be renewed or released again, only expire.
 	e.id, e.store = "", nil
 	e.expires = sp.now() + keep
 	sp.arm(e.n)
