@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package check_test
+package check
 
 import (
 	"context"

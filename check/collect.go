@@ -76,7 +76,7 @@ type work struct {
 	guarded          bool
 	begin, read, end int64
 	value            int64
-	outcome          Kind // KindWrote, KindStale, KindQuit, or "" without an end
+	outcome          Kind // kindWrote, kindStale, kindQuit, or "" without an end
 }
 
 // bound limits a grant's deadline by the store's answer: the store set the deadline no later
@@ -164,32 +164,32 @@ func collect(events []Event) (*collected, error) {
 		e := &events[i]
 		s := sections[opKey{e.W, e.Op}]
 		switch e.K {
-		case KindRun:
+		case kindRun:
 			if e.Store != nil {
 				c.guarantees = *e.Store
 			}
-		case KindCalm:
+		case kindCalm:
 			c.calm = e.T
-		case KindDrain:
+		case kindDrain:
 			c.drain = e.T
-		case KindStop:
+		case kindStop:
 			c.stopped[e.W] = true
-		case KindVanished:
+		case kindVanished:
 			c.vanished[opKey{e.W, e.Gen}] = true
-		case KindLeft:
+		case kindLeft:
 			c.left = append(c.left, *e)
-		case KindKill:
+		case kindKill:
 			c.killed[e.W] = e.T
 			c.kinds[string(e.K)]++
 			c.disturbances = append(c.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "kill"})
-		case KindPause, KindFault:
+		case kindPause, kindFault:
 			kind := cmp.Or(e.Fault, string(e.K))
 			c.kinds[kind]++
 			open[kind+"\x00"+e.W+"\x00"+e.Name] = &disturbance{from: e.T, to: e.T + e.For, worker: e.W, name: e.Name, kind: kind, note: e.Note, early: e.Early, rewinds: e.Rewinds, loses: e.Loses, takes: e.Takes}
-		case KindResume, KindHealed:
+		case kindResume, kindHealed:
 			kind := e.Fault
-			if e.K == KindResume {
-				kind = string(KindPause)
+			if e.K == kindResume {
+				kind = string(kindPause)
 			}
 			key := kind + "\x00" + e.W + "\x00" + e.Name
 			if d := open[key]; d != nil {
@@ -200,42 +200,42 @@ func collect(events []Event) (*collected, error) {
 				}
 				delete(open, key)
 			}
-		case KindClosing:
+		case kindClosing:
 			for _, s := range byWorker[e.W] {
 				if s.gen <= e.Gen && s.closing == 0 && s.unlock == 0 {
 					s.closing = e.T
 				}
 			}
 			c.disturbances = append(c.disturbances, disturbance{from: e.T, to: e.T, worker: e.W, kind: "close"})
-		case KindLock:
+		case kindLock:
 			s = &section{worker: e.W, op: e.Op, gen: e.Gen, name: strings.Clone(e.Name), limit: e.Limit, wait: e.Wait, requested: e.T}
 			sections[opKey{e.W, e.Op}] = s
 			byWorker[e.W] = append(byWorker[e.W], s)
 			h := name(s.name)
 			h.sections = append(h.sections, s)
-		case KindGranted, KindFailed, KindRenewed, KindAlive, KindLost, KindUnlock, KindUnlocked, KindStuck:
+		case kindGranted, kindFailed, kindRenewed, kindAlive, kindLost, kindUnlock, kindUnlocked, kindStuck:
 			if s == nil {
 				continue // the kill has cut off the beginning
 			}
 			s.take(e)
-		case KindRequest:
+		case kindRequest:
 			r := &request{worker: e.W, id: e.ID, name: e.Name, limit: e.Limit, gen: e.Gen, wait: e.Wait, ttl: e.TTL, sent: e.T}
 			requests[e.ID] = r
 			h := name(r.name)
 			h.requests = append(h.requests, r)
-		case KindPlaced, KindAnswer, KindUnknown, KindUndo, KindUndone:
+		case kindPlaced, kindAnswer, kindUnknown, kindUndo, kindUndone:
 			r := requests[e.ID]
 			if r == nil {
 				continue // the kill has cut off the beginning
 			}
 			switch e.K {
-			case KindPlaced:
+			case kindPlaced:
 				r.placed = e.T
-			case KindUnknown:
+			case kindUnknown:
 				r.unknown = e.T
-			case KindUndo:
+			case kindUndo:
 				r.undo = e.T
-			case KindUndone:
+			case kindUndone:
 				r.undone = e.T
 			default:
 				r.answer, r.token, r.err = e.T, e.Token, e.Err
@@ -243,18 +243,18 @@ func collect(events []Event) (*collected, error) {
 					bounds = append(bounds, *e)
 				}
 			}
-		case KindKept:
+		case kindKept:
 			bounds = append(bounds, *e)
-		case KindBegin:
+		case kindBegin:
 			w := &work{worker: e.W, res: e.Res, op: e.Op, token: e.Token, guarded: e.Guarded, begin: e.T}
 			works[workKey(e)] = w
 			c.registers[e.Res] = append(c.registers[e.Res], w)
-		case KindRead, KindWrote, KindStale, KindQuit:
+		case kindRead, kindWrote, kindStale, kindQuit:
 			w := works[workKey(e)]
 			if w == nil {
 				continue // the kill has cut off the beginning
 			}
-			if e.K == KindRead {
+			if e.K == kindRead {
 				w.read, w.value = e.T, e.Value
 			} else {
 				w.end, w.outcome = e.T, e.K
@@ -294,29 +294,29 @@ func (s *section) take(e *Event) {
 		until = forever
 	}
 	switch e.K {
-	case KindGranted:
+	case kindGranted:
 		s.granted, s.token, s.slot = e.T, e.Token, e.Slot
 		s.firstUntil, s.until = until, max(s.until, until)
-	case KindRenewed:
+	case kindRenewed:
 		// A renewal may be recorded a moment before the grant it belongs to.
 		if until > s.until {
 			s.until, s.renewed = until, e.T
 			s.renewals = append(s.renewals, renewal{e.T, until})
 		}
-	case KindAlive:
+	case kindAlive:
 		s.alive = max(s.alive, e.T)
-	case KindLost:
+	case kindLost:
 		if s.lost == 0 || e.T < s.lost {
 			s.lost, s.cause = e.T, e.Cause
 		}
-	case KindUnlock:
+	case kindUnlock:
 		s.unlock = e.T
-	case KindUnlocked:
+	case kindUnlocked:
 		s.unlocked = e.T
 		s.err = e.Err
-	case KindFailed:
+	case kindFailed:
 		s.failed, s.err = e.T, e.Err
-	case KindStuck:
+	case kindStuck:
 		s.stuck = e.T
 	}
 }

@@ -114,7 +114,7 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 		if sf.Admit != nil && !sf.Admit(f) {
 			return nil
 		}
-		e := Event{K: KindFault, Fault: f.Kind, Early: sf.Early, Takes: int64(sf.Takes), Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds}
+		e := Event{K: kindFault, Fault: f.Kind, Early: sf.Early, Takes: int64(sf.Takes), Rewinds: sf.Rewinds, Loses: sf.Loses || sf.Rewinds}
 		if sf.Detail != nil {
 			e.Note = sf.Detail(f)
 		}
@@ -136,7 +136,7 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 			}
 			err = sf.End(context.WithoutCancel(ctx), f)
 		}
-		e.K, e.T = KindHealed, 0
+		e.K, e.T = kindHealed, 0
 		c.log.Add(e)
 		return err
 	}
@@ -149,31 +149,31 @@ func (c *crew) inject(ctx context.Context, f Fault) error {
 	e := Event{W: m.name(), For: int64(f.For)}
 	switch f.Kind {
 	case faultKill:
-		e.K = KindKill
+		e.K = kindKill
 		c.log.Add(e)
 		m.proc.kill()
 		pause()
 		return c.launch(context.WithoutCancel(ctx), m)
 	case faultPause:
-		e.K = KindPause
+		e.K = kindPause
 		c.log.Add(e)
 		if err := m.proc.signal(syscall.SIGSTOP); err != nil {
 			return err
 		}
 		pause()
 		err := m.proc.signal(syscall.SIGCONT)
-		e.K = KindResume
+		e.K = kindResume
 		c.log.Add(e)
 		return err
 	}
-	e.K, e.Fault = KindFault, f.Kind
+	e.K, e.Fault = kindFault, f.Kind
 	c.log.Add(e)
 	err := m.order(ctx, f)
 	if err == nil && f.Kind != faultClose && f.Kind != faultVanish {
 		pause()
 		err = m.order(context.WithoutCancel(ctx), Fault{Kind: faultHeal})
 	}
-	e.K, e.T = KindHealed, 0
+	e.K, e.T = kindHealed, 0
 	c.log.Add(e)
 	return err
 }
@@ -206,12 +206,12 @@ func (c *crew) breakOne(ctx context.Context, f Fault) error {
 	if err != nil || len(st.Holders) == 0 {
 		return nil
 	}
-	e := Event{K: KindFault, Fault: faultBreak, Name: f.Name, Token: st.Holders[0].Token, Early: g.Break == driver.BreakNow}
+	e := Event{K: kindFault, Fault: faultBreak, Name: f.Name, Token: st.Holders[0].Token, Early: g.Break == driver.BreakNow}
 	c.log.Add(e)
 	// It may have been released meanwhile, or its holder may be stopped: both are valid
 	// answers.
 	_ = s.(driver.Breaker).Break(ctx, f.Name, e.Token)
-	e.K, e.T = KindHealed, 0
+	e.K, e.T = kindHealed, 0
 	c.log.Add(e)
 	return nil
 }

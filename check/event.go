@@ -16,59 +16,59 @@ type Kind string
 // The events. A worker's lock request is identified by its worker and Op. A request to the
 // store, of which a lock may need several, is identified by its ID.
 const (
-	// KindRun opens a history: Note is the configuration, Store the guarantees.
-	KindRun Kind = "run"
-	// KindStart and KindStop are the first and the last event of a worker. KindClosing: it
-	// closes the Locker of generation Gen with all its locks. KindVanished: the store
+	// kindRun opens a history: Note is the configuration, Store the guarantees.
+	kindRun Kind = "run"
+	// kindStart and kindStop are the first and the last event of a worker. kindClosing: it
+	// closes the Locker of generation Gen with all its locks. kindVanished: the store
 	// receives nothing more from it.
-	KindStart    Kind = "start"
-	KindStop     Kind = "stop"
-	KindClosing  Kind = "closing"
-	KindVanished Kind = "vanished"
-	// The coordinator's events. Each is written before its action. KindResume and KindHealed
-	// are written after the end of what KindPause and KindFault began.
-	KindKill   Kind = "kill"
-	KindPause  Kind = "pause"
-	KindResume Kind = "resume"
-	KindFault  Kind = "fault"
-	KindHealed Kind = "healed"
-	// KindCalm: no fault begins after this. KindDrain: the workers got the request to stop.
-	KindCalm  Kind = "calm"
-	KindDrain Kind = "drain"
-	// KindLeft: a worker or the coordinator found what Note names left behind.
-	KindLeft Kind = "left"
+	kindStart    Kind = "start"
+	kindStop     Kind = "stop"
+	kindClosing  Kind = "closing"
+	kindVanished Kind = "vanished"
+	// The coordinator's events. Each is written before its action. kindResume and kindHealed
+	// are written after the end of what kindPause and kindFault began.
+	kindKill   Kind = "kill"
+	kindPause  Kind = "pause"
+	kindResume Kind = "resume"
+	kindFault  Kind = "fault"
+	kindHealed Kind = "healed"
+	// kindCalm: no fault begins after this. kindDrain: the workers got the request to stop.
+	kindCalm  Kind = "calm"
+	kindDrain Kind = "drain"
+	// kindLeft: a worker or the coordinator found what Note names left behind.
+	kindLeft Kind = "left"
 
-	// A lock: requested, granted or failed, renewed, lost, unlocked. KindAlive: the lock's
+	// A lock: requested, granted or failed, renewed, lost, unlocked. kindAlive: the lock's
 	// context had not ended at T, a moment read before the context was.
-	KindLock     Kind = "lock"
-	KindGranted  Kind = "granted"
-	KindFailed   Kind = "failed"
-	KindRenewed  Kind = "renewed"
-	KindAlive    Kind = "alive"
-	KindLost     Kind = "lost"
-	KindUnlock   Kind = "unlock"
-	KindUnlocked Kind = "unlocked"
-	// KindStuck: the worker stopped waiting for a lock that was not granted in time.
-	KindStuck Kind = "stuck"
+	kindLock     Kind = "lock"
+	kindGranted  Kind = "granted"
+	kindFailed   Kind = "failed"
+	kindRenewed  Kind = "renewed"
+	kindAlive    Kind = "alive"
+	kindLost     Kind = "lost"
+	kindUnlock   Kind = "unlock"
+	kindUnlocked Kind = "unlocked"
+	// kindStuck: the worker stopped waiting for a lock that was not granted in time.
+	kindStuck Kind = "stuck"
 
 	// A request at the store: sent, queued, answered, confirmed by a renewal, of unknown
-	// outcome, being undone, undone. KindAnswer and KindKept carry the moment of the store's
+	// outcome, being undone, undone. kindAnswer and kindKept carry the moment of the store's
 	// answer, before any injected delay.
-	KindRequest Kind = "request"
-	KindPlaced  Kind = "placed"
-	KindAnswer  Kind = "answer"
-	KindKept    Kind = "kept"
-	KindUnknown Kind = "unknown"
-	KindUndo    Kind = "undo"
-	KindUndone  Kind = "undone"
+	kindRequest Kind = "request"
+	kindPlaced  Kind = "placed"
+	kindAnswer  Kind = "answer"
+	kindKept    Kind = "kept"
+	kindUnknown Kind = "unknown"
+	kindUndo    Kind = "undo"
+	kindUndone  Kind = "undone"
 
 	// Work on a register inside a lock: begun, value read, value plus one written, refused as
 	// stale, abandoned. Res is the register, Guarded its kind.
-	KindBegin Kind = "begin"
-	KindRead  Kind = "read"
-	KindWrote Kind = "wrote"
-	KindStale Kind = "stale"
-	KindQuit  Kind = "quit"
+	kindBegin Kind = "begin"
+	kindRead  Kind = "read"
+	kindWrote Kind = "wrote"
+	kindStale Kind = "stale"
+	kindQuit  Kind = "quit"
 )
 
 // Event is one line of a history.
@@ -138,70 +138,70 @@ func (e *Event) phrase(start int64) string {
 		where = fmt.Sprintf(" %q", e.Name)
 	}
 	switch e.K {
-	case KindLock:
+	case kindLock:
 		return fmt.Sprintf("requests%s, %s", where, limitWords(e.Limit))
-	case KindGranted:
+	case kindGranted:
 		return fmt.Sprintf("holds%s, %s, with token %d%s, %s", where, limitWords(e.Limit), e.Token, slotWords(e.Slot), until)
-	case KindRenewed:
+	case kindRenewed:
 		return fmt.Sprintf("token %d of%s is renewed, %s", e.Token, where, until)
-	case KindAlive:
+	case kindAlive:
 		return fmt.Sprintf("still works under token %d of%s: its context has not ended", e.Token, where)
-	case KindLost:
+	case kindLost:
 		return fmt.Sprintf("finds that token %d of%s is lost (%s)", e.Token, where, e.Cause)
-	case KindUnlock:
+	case kindUnlock:
 		return fmt.Sprintf("unlocks%s, token %d", where, e.Token)
-	case KindUnlocked:
+	case kindUnlocked:
 		return fmt.Sprintf("has unlocked%s, token %d%s", where, e.Token, errWords(e.Err))
-	case KindFailed:
+	case kindFailed:
 		return fmt.Sprintf("does not get%s%s", where, errWords(e.Err))
-	case KindStuck:
+	case kindStuck:
 		return fmt.Sprintf("gives up: no grant of%s within its timeout", where)
-	case KindClosing:
+	case kindClosing:
 		return "closes its Locker, and with it all its locks"
-	case KindVanished:
+	case kindVanished:
 		return "vanishes: the store receives nothing more from its client"
-	case KindKill:
+	case kindKill:
 		return "is killed"
-	case KindPause:
+	case kindPause:
 		return fmt.Sprintf("is stopped for %s", time.Duration(e.For))
-	case KindResume:
+	case kindResume:
 		return "continues"
-	case KindFault:
+	case kindFault:
 		note := ""
 		if e.Note != "" {
 			note = " (" + e.Note + ")"
 		}
 		return fmt.Sprintf("fault: %s%s%s%s", e.Fault, note, where, forWords(e.For))
-	case KindHealed:
+	case kindHealed:
 		return fmt.Sprintf("the fault has ended: %s%s", e.Fault, where)
-	case KindRequest:
+	case kindRequest:
 		return fmt.Sprintf("sends the store a request for%s, %s (request %s)", where, limitWords(e.Limit), e.ID)
-	case KindPlaced:
+	case kindPlaced:
 		return fmt.Sprintf("has a queue entry for%s (request %s)", where, e.ID)
-	case KindAnswer:
+	case kindAnswer:
 		if e.Token != 0 {
 			return fmt.Sprintf("the store grants%s with token %d (request %s)", where, e.Token, e.ID)
 		}
 		return fmt.Sprintf("the store answers request %s for%s%s", e.ID, where, errWords(e.Err))
-	case KindKept:
+	case kindKept:
 		return fmt.Sprintf("the store has renewed token %d of%s for %s", e.Token, where, time.Duration(e.TTL))
-	case KindUnknown:
+	case kindUnknown:
 		return fmt.Sprintf("got no answer to request %s for%s: its outcome is unknown", e.ID, where)
-	case KindUndo:
+	case kindUndo:
 		return fmt.Sprintf("sends an undo of request %s for%s", e.ID, where)
-	case KindUndone:
+	case kindUndone:
 		return fmt.Sprintf("the store confirms that nothing is left of request %s for%s", e.ID, where)
-	case KindBegin:
+	case kindBegin:
 		return fmt.Sprintf("begins to work on register %s under token %d", e.Res, e.Token)
-	case KindRead:
+	case kindRead:
 		return fmt.Sprintf("reads %d from register %s under token %d", e.Value, e.Res, e.Token)
-	case KindWrote:
+	case kindWrote:
 		return fmt.Sprintf("writes %d to register %s under token %d", e.Value, e.Res, e.Token)
-	case KindStale:
+	case kindStale:
 		return fmt.Sprintf("is refused by register %s: token %d is stale", e.Res, e.Token)
-	case KindQuit:
+	case kindQuit:
 		return fmt.Sprintf("stops working on register %s: its context has ended", e.Res)
-	case KindLeft:
+	case kindLeft:
 		return "left behind: " + e.Note
 	}
 	return strings.TrimSpace(string(e.K) + where + " " + e.Note)

@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package check_test
+package check
 
 import (
 	"os"
@@ -8,19 +8,18 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
 func TestHistoryKeepsCompleteLines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "h.jsonl")
-	log, err := check.NewLog(path, "w1")
+	log, err := NewLog(path, "w1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := check.Now()
-	log.Add(check.Event{K: check.KindLock, Name: "a<b>\u2028\"", Limit: driver.Unlimited, Op: 1})
-	log.Add(check.Event{K: check.KindKill, W: "w2", T: 7})
+	before := Now()
+	log.Add(Event{K: kindLock, Name: "a<b>\u2028\"", Limit: driver.Unlimited, Op: 1})
+	log.Add(Event{K: kindKill, W: "w2", T: 7})
 	if err := log.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -35,24 +34,24 @@ func TestHistoryKeepsCompleteLines(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	events, err := check.ReadFiles(path)
+	events, err := ReadFiles(path)
 	if err != nil || len(events) != 2 {
 		t.Fatalf("%d events, %v; want 2", len(events), err)
 	}
 	kill, request := events[0], events[1]
-	if kill.T != 7 || kill.W != "w2" || kill.K != check.KindKill {
+	if kill.T != 7 || kill.W != "w2" || kill.K != kindKill {
 		t.Errorf("the first in time: %+v", kill)
 	}
-	if request.W != "w1" || request.T < before || request.T > check.Now() || request.Name != "a<b>\u2028\"" || request.Limit != driver.Unlimited {
+	if request.W != "w1" || request.T < before || request.T > Now() || request.Name != "a<b>\u2028\"" || request.Limit != driver.Unlimited {
 		t.Errorf("as written: %+v", request)
 	}
-	if _, err := check.NewLog(path, ""); err == nil {
+	if _, err := NewLog(path, ""); err == nil {
 		t.Error("a history was begun in the file of another")
 	}
-	if _, err := check.Read(strings.NewReader("{}\nnonsense\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
+	if _, err := Read(strings.NewReader("{}\nnonsense\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
 		t.Errorf("a line that is no event: %v", err)
 	}
-	if _, err := check.Judge(nil); err == nil {
+	if _, err := Judge(nil); err == nil {
 		t.Error("an empty history has a verdict")
 	}
 }

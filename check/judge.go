@@ -14,7 +14,7 @@ import (
 )
 
 // Judge decides whether a history keeps the rules that its store declares. The events are in
-// order of time, as ReadFiles returns them, and the first KindRun event contains the store's
+// order of time, as ReadFiles returns them, and the first kindRun event contains the store's
 // guarantees. The time grows with n log n of the number of events. The memory is some 400
 // bytes for each grant, beside the events themselves.
 func Judge(events []Event) (*Report, error) {
@@ -207,14 +207,14 @@ func overlapWords(from, to int64) string {
 }
 
 func (d *disturbance) event() Event {
-	e := Event{T: d.from, W: d.worker, K: KindFault, Fault: d.kind, Name: d.name, For: d.to - d.from}
+	e := Event{T: d.from, W: d.worker, K: kindFault, Fault: d.kind, Name: d.name, For: d.to - d.from}
 	switch d.kind {
-	case string(KindKill):
-		e.K = KindKill
-	case string(KindPause):
-		e.K = KindPause
+	case string(kindKill):
+		e.K = kindKill
+	case string(kindPause):
+		e.K = kindPause
 	case "close":
-		e.K = KindClosing
+		e.K = kindClosing
 	}
 	return e
 }
@@ -223,33 +223,33 @@ func (d *disturbance) event() Event {
 func (s *section) story() []Event {
 	base := Event{W: s.worker, Op: s.op, Name: s.name, Limit: s.limit, Token: s.token, Slot: s.slot}
 	at := func(k Kind, t int64) Event { e := base; e.K, e.T = k, t; return e }
-	events := []Event{at(KindLock, s.requested)}
+	events := []Event{at(kindLock, s.requested)}
 	if s.granted != 0 {
-		e := at(KindGranted, s.granted)
+		e := at(kindGranted, s.granted)
 		e.Until = s.firstUntil
 		events = append(events, e)
 	}
 	if s.renewed != 0 {
-		e := at(KindRenewed, s.renewed)
+		e := at(kindRenewed, s.renewed)
 		e.Until = s.until
 		events = append(events, e)
 	}
 	if s.killed != 0 {
-		events = append(events, at(KindKill, s.killed))
+		events = append(events, at(kindKill, s.killed))
 	}
 	if s.closing != 0 && s.unlock == 0 {
-		events = append(events, at(KindClosing, s.closing))
+		events = append(events, at(kindClosing, s.closing))
 	}
 	if s.lost != 0 {
-		e := at(KindLost, s.lost)
+		e := at(kindLost, s.lost)
 		e.Cause = s.cause
 		events = append(events, e)
 	}
 	if s.unlock != 0 {
-		events = append(events, at(KindUnlock, s.unlock))
+		events = append(events, at(kindUnlock, s.unlock))
 	}
 	if s.stuck != 0 {
-		events = append(events, at(KindStuck, s.stuck))
+		events = append(events, at(kindStuck, s.stuck))
 	}
 	return events
 }
@@ -265,7 +265,7 @@ func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 	for _, s := range held(h.sections) {
 		if s.alive > s.until {
 			e := s.story()[0]
-			e.K, e.T = KindAlive, s.alive
+			e.K, e.T = kindAlive, s.alive
 			r.add(Violation{Rule: RuleValidity, Name: h.name, Excerpt: append(s.story(), e),
 				Text: fmt.Sprintf("the context of %s under token %d of %q went on for %s after its lease had ceased to be valid",
 					s.holder(), s.token, h.name, time.Duration(s.alive-s.until))})
@@ -279,7 +279,7 @@ func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 			for _, b := range h.bounds {
 				if b.token == granted && b.at+b.ttl == d {
 					e := s.story()[0]
-					e.T, e.K, e.TTL = b.at, KindKept, b.ttl
+					e.T, e.K, e.TTL = b.at, kindKept, b.ttl
 					v.Excerpt = append(v.Excerpt, e)
 				}
 			}
@@ -332,21 +332,21 @@ func (h *nameHistory) grants() []grant {
 }
 
 func (q *request) story() []Event {
-	base := Event{W: q.worker, ID: q.id, Name: q.name, Limit: q.limit, T: q.sent, K: KindRequest}
+	base := Event{W: q.worker, ID: q.id, Name: q.name, Limit: q.limit, T: q.sent, K: kindRequest}
 	events := []Event{base}
 	if q.placed != 0 {
 		e := base
-		e.T, e.K = q.placed, KindPlaced
+		e.T, e.K = q.placed, kindPlaced
 		events = append(events, e)
 	}
 	if q.answer != 0 {
 		e := base
-		e.T, e.K, e.Token, e.Err = q.answer, KindAnswer, q.token, q.err
+		e.T, e.K, e.Token, e.Err = q.answer, kindAnswer, q.token, q.err
 		events = append(events, e)
 	}
 	if q.unknown != 0 {
 		e := base
-		e.T, e.K = q.unknown, KindUnknown
+		e.T, e.K = q.unknown, kindUnknown
 		events = append(events, e)
 	}
 	return events

@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package check_test
+package check
 
 import (
 	"fmt"
@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
@@ -27,7 +26,7 @@ var promises = driver.Guarantees{
 // event.
 type story struct {
 	t      int64
-	events []check.Event
+	events []Event
 	ops    map[string]int
 	token  map[string]uint64
 	value  map[string]int64
@@ -37,11 +36,11 @@ type story struct {
 func newStory() *story {
 	s := &story{t: 1000 * ms, ops: map[string]int{}, token: map[string]uint64{}, value: map[string]int64{}}
 	g := promises
-	s.add(check.Event{K: check.KindRun, Store: &g})
+	s.add(Event{K: kindRun, Store: &g})
 	return s
 }
 
-func (s *story) add(e check.Event) *story {
+func (s *story) add(e Event) *story {
 	if e.T == 0 {
 		s.t += ms
 		e.T = s.t
@@ -65,14 +64,14 @@ func (s *story) request(w, n string, limit int) *lock {
 	s.ops[w]++
 	s.ids++
 	l := &lock{s: s, w: w, n: n, op: s.ops[w], id: fmt.Sprintf("r%d", s.ids), limit: limit}
-	s.add(check.Event{K: check.KindLock, W: w, Name: n, Op: l.op, Limit: limit, Wait: true})
+	s.add(Event{K: kindLock, W: w, Name: n, Op: l.op, Limit: limit, Wait: true})
 	l.request = s.t
-	s.add(check.Event{K: check.KindRequest, W: w, Name: n, ID: l.id, Limit: limit, Wait: true})
+	s.add(Event{K: kindRequest, W: w, Name: n, ID: l.id, Limit: limit, Wait: true})
 	return l
 }
 
 func (l *lock) placed() *lock {
-	l.s.add(check.Event{K: check.KindPlaced, W: l.w, Name: l.n, ID: l.id})
+	l.s.add(Event{K: kindPlaced, W: l.w, Name: l.n, ID: l.id})
 	return l
 }
 
@@ -82,12 +81,12 @@ func (l *lock) granted() *lock { return l.grantedWith(l.s.token[l.n]+1, l.s.t+10
 func (l *lock) grantedWith(token uint64, until int64) *lock {
 	l.token = token
 	l.s.token[l.n] = max(l.s.token[l.n], token)
-	l.s.add(check.Event{K: check.KindAnswer, W: l.w, Name: l.n, ID: l.id, Token: token, TTL: 1200 * ms})
-	l.s.add(check.Event{K: check.KindGranted, W: l.w, Name: l.n, Op: l.op, Token: token, Limit: l.limit, Until: until})
+	l.s.add(Event{K: kindAnswer, W: l.w, Name: l.n, ID: l.id, Token: token, TTL: 1200 * ms})
+	l.s.add(Event{K: kindGranted, W: l.w, Name: l.n, Op: l.op, Token: token, Limit: l.limit, Until: until})
 	return l
 }
 
-func (l *lock) event(k check.Kind, e check.Event) *lock {
+func (l *lock) event(k Kind, e Event) *lock {
 	e.K, e.W, e.Name, e.Op, e.Token = k, l.w, l.n, l.op, l.token
 	l.s.add(e)
 	return l
@@ -100,19 +99,19 @@ func (l *lock) work() *lock {
 }
 
 func (l *lock) workOn(v int64) *lock {
-	e := check.Event{Res: l.n, Guarded: true}
-	l.event(check.KindBegin, e)
+	e := Event{Res: l.n, Guarded: true}
+	l.event(kindBegin, e)
 	e.Value = v
-	return l.event(check.KindRead, e).event(check.KindWrote, e)
+	return l.event(kindRead, e).event(kindWrote, e)
 }
 
 func (l *lock) unlock() *lock {
-	return l.event(check.KindUnlock, check.Event{}).event(check.KindUnlocked, check.Event{})
+	return l.event(kindUnlock, Event{}).event(kindUnlocked, Event{})
 }
 
-func (s *story) judge(t *testing.T) *check.Report {
+func (s *story) judge(t *testing.T) *Report {
 	t.Helper()
-	r, err := check.Judge(s.events)
+	r, err := Judge(s.events)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,61 +141,61 @@ func TestSoundHistoriesPass(t *testing.T) {
 		},
 		"a killed holder": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
-			a.event(check.KindBegin, check.Event{Res: "a", Guarded: true}).event(check.KindRead, check.Event{Res: "a", Guarded: true})
-			s.add(check.Event{K: check.KindKill, W: "w1"})
+			a.event(kindBegin, Event{Res: "a", Guarded: true}).event(kindRead, Event{Res: "a", Guarded: true})
+			s.add(Event{K: kindKill, W: "w1"})
 			// Whether it wrote before it died is unknown; here it did.
 			s.request("w2", "a", 1).granted().workOn(1).unlock()
 		},
 		"a stopped holder past its validity": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
-			s.add(check.Event{K: check.KindPause, W: "w1", For: 3000 * ms})
+			s.add(Event{K: kindPause, W: "w1", For: 3000 * ms})
 			s.t += 1300 * ms
 			b := s.request("w2", "a", 1).granted()
-			s.add(check.Event{K: check.KindResume, W: "w1"})
-			a.event(check.KindLost, check.Event{Cause: "expired"}).unlock()
+			s.add(Event{K: kindResume, W: "w1"})
+			a.event(kindLost, Event{Cause: "expired"}).unlock()
 			b.unlock()
 		},
 		"a lock that was dead when its holder got it": func(s *story) {
 			// Its Locker was closed as the store granted it. It was released and granted to
 			// the next waiter before the goroutine that waited for it ran.
 			a, b := s.request("w1", "a", driver.Unlimited), s.request("w2", "a", 1)
-			s.add(check.Event{K: check.KindAnswer, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 1200 * ms})
+			s.add(Event{K: kindAnswer, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 1200 * ms})
 			b.grantedWith(2, s.t+1000*ms)
 			a.token = 1
-			a.event(check.KindGranted, check.Event{Limit: a.limit, Until: s.t - ms})
-			a.event(check.KindLost, check.Event{Cause: "closed"}).unlock()
+			a.event(kindGranted, Event{Limit: a.limit, Until: s.t - ms})
+			a.event(kindLost, Event{Cause: "closed"}).unlock()
 			b.unlock()
 		},
 		"a lock that expired while its holder was stopped": func(s *story) {
 			// The holder cannot read the deadline of a lease that has ended: it was at most now.
 			a := s.request("w1", "a", 1)
-			s.add(check.Event{K: check.KindAnswer, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 600 * ms})
-			s.add(check.Event{K: check.KindPause, W: "w1", For: 1000 * ms})
+			s.add(Event{K: kindAnswer, W: "w1", Name: "a", ID: a.id, Token: 1, TTL: 600 * ms})
+			s.add(Event{K: kindPause, W: "w1", For: 1000 * ms})
 			s.t += 1000 * ms
-			s.add(check.Event{K: check.KindResume, W: "w1"})
+			s.add(Event{K: kindResume, W: "w1"})
 			a.token = 1
-			a.event(check.KindGranted, check.Event{Limit: a.limit, Until: s.t})
-			a.event(check.KindLost, check.Event{Cause: "expired"}).unlock()
+			a.event(kindGranted, Event{Limit: a.limit, Until: s.t})
+			a.event(kindLost, Event{Cause: "expired"}).unlock()
 		},
 		"taken away, and noticed in time": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
-			s.add(check.Event{K: check.KindFault, Fault: "lose", Name: "a", Early: true})
+			s.add(Event{K: kindFault, Fault: "lose", Name: "a", Early: true})
 			b := s.request("w2", "a", 1).granted()
-			a.event(check.KindLost, check.Event{Cause: "taken"}).unlock()
+			a.event(kindLost, Event{Cause: "taken"}).unlock()
 			b.unlock()
 		},
 		"taken away, and recorded again by a goroutine that ran late": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
-			s.add(check.Event{K: check.KindFault, Fault: "break", Name: "a", Early: true})
-			a.event(check.KindLost, check.Event{Cause: "taken"})
+			s.add(Event{K: kindFault, Fault: "break", Name: "a", Early: true})
+			a.event(kindLost, Event{Cause: "taken"})
 			s.t += 700 * ms
 			b := s.request("w2", "a", 1).granted()
-			a.event(check.KindLost, check.Event{Cause: "taken"}).unlock()
+			a.event(kindLost, Event{Cause: "taken"}).unlock()
 			b.unlock()
 		},
 		"taken away while the answer was on its way": func(s *story) {
 			a, b := s.request("w1", "a", 1), s.request("w2", "a", 1)
-			s.add(check.Event{K: check.KindFault, Fault: "flush", Early: true, For: 5 * ms})
+			s.add(Event{K: kindFault, Fault: "flush", Early: true, For: 5 * ms})
 			s.t += 10 * ms
 			b.grantedWith(2, s.t+1000*ms)
 			a.grantedWith(1, s.t+1000*ms)
@@ -205,21 +204,21 @@ func TestSoundHistoriesPass(t *testing.T) {
 		},
 		"evicted after it was held for long": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
-			s.add(check.Event{K: check.KindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
+			s.add(Event{K: kindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
 			s.t += 200 * ms
 			s.request("w2", "a", 1).granted().unlock()
-			a.event(check.KindLost, check.Event{Cause: "gone"}).unlock()
+			a.event(kindLost, Event{Cause: "gone"}).unlock()
 		},
 		"a release that a failover has lost": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			a.unlock()
-			s.add(check.Event{K: check.KindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
-			s.add(check.Event{K: check.KindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
+			s.add(Event{K: kindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
+			s.add(Event{K: kindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
 		},
 		"tokens repeat in a store that was rewound, until its clients notice": func(s *story) {
 			s.request("w1", "a", 1).grantedWith(5, s.t+1000*ms).unlock()
-			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
-			s.add(check.Event{K: check.KindHealed, Fault: "restore"})
+			s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true})
+			s.add(Event{K: kindHealed, Fault: "restore"})
 			s.request("w2", "a", 1).grantedWith(3, s.t+1000*ms).unlock()
 			s.request("w2", "a", 1).grantedWith(5, s.t+1000*ms).unlock()
 			s.t += 1000 * ms
@@ -227,17 +226,17 @@ func TestSoundHistoriesPass(t *testing.T) {
 		},
 		"taken away by a rewind, with a smaller token": func(s *story) {
 			a := s.request("w1", "a", 1).grantedWith(5, s.t+1000*ms)
-			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
+			s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true})
 			b := s.request("w2", "a", 1).grantedWith(3, s.t+1000*ms)
-			a.event(check.KindLost, check.Event{Cause: "gone"}).unlock()
+			a.event(kindLost, Event{Cause: "gone"}).unlock()
 			b.unlock()
-			s.add(check.Event{K: check.KindHealed, Fault: "restore"})
+			s.add(Event{K: kindHealed, Fault: "restore"})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStory()
 			spoil(s)
-			s.add(check.Event{K: check.KindDrain})
+			s.add(Event{K: kindDrain})
 			if r := s.judge(t); !r.OK() {
 				t.Fatalf("convicted a correct history: %s", explain(r))
 			}
@@ -248,89 +247,89 @@ func TestSoundHistoriesPass(t *testing.T) {
 func TestBrokenHistoriesAreConvicted(t *testing.T) {
 	for _, test := range []struct {
 		name  string
-		rule  check.Rule
+		rule  Rule
 		says  string
 		spoil func(s *story)
 	}{
-		{"two at once", check.RuleExclusion, "held by 2 at once where at most 1", func(s *story) {
+		{"two at once", RuleExclusion, "held by 2 at once where at most 1", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.request("w2", "a", 1).granted().unlock()
 			a.unlock()
 		}},
-		{"two readers and a writer", check.RuleExclusion, "held by 3 at once where at most 1", func(s *story) {
+		{"two readers and a writer", RuleExclusion, "held by 3 at once where at most 1", func(s *story) {
 			a, b := s.request("w1", "a", driver.Unlimited).granted(), s.request("w2", "a", driver.Unlimited).granted()
 			s.request("w3", "a", 1).granted().unlock()
 			a.unlock()
 			b.unlock()
 		}},
-		{"three of two permits", check.RuleExclusion, "held by 3 at once where at most 2", func(s *story) {
+		{"three of two permits", RuleExclusion, "held by 3 at once where at most 2", func(s *story) {
 			a, b := s.request("w1", "a", 2).granted(), s.request("w2", "a", 2).granted()
 			s.request("w3", "a", 2).granted().unlock()
 			a.unlock()
 			b.unlock()
 		}},
-		{"the next begins before the validity has ended", check.RuleExclusion, "held by 2", func(s *story) {
+		{"the next begins before the validity has ended", RuleExclusion, "held by 2", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.t += 400 * ms // it is valid for 600 ms more
 			b := s.request("w2", "a", 1).granted()
 			s.t += 700 * ms
-			a.event(check.KindLost, check.Event{Cause: "expired"}).unlock()
+			a.event(kindLost, Event{Cause: "expired"}).unlock()
 			b.unlock()
 		}},
-		{"taken away, and not noticed for long", check.RuleExclusion, "held by 2", func(s *story) {
+		{"taken away, and not noticed for long", RuleExclusion, "held by 2", func(s *story) {
 			a := s.request("w1", "a", 1).grantedWith(1, s.t+20000*ms)
-			s.add(check.Event{K: check.KindFault, Fault: "lose", Name: "a", Early: true})
+			s.add(Event{K: kindFault, Fault: "lose", Name: "a", Early: true})
 			b := s.request("w2", "a", 1).granted()
 			s.t += 2000 * ms
-			a.event(check.KindLost, check.Event{Cause: "gone"}).unlock()
+			a.event(kindLost, Event{Cause: "gone"}).unlock()
 			b.unlock()
 		}},
-		{"requested too late for an eviction to have ended the other", check.RuleExclusion, "held by 2", func(s *story) {
-			s.add(check.Event{K: check.KindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
+		{"requested too late for an eviction to have ended the other", RuleExclusion, "held by 2", func(s *story) {
+			s.add(Event{K: kindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
 			s.t += 200 * ms
 			a := s.request("w1", "a", 1).granted()
 			s.request("w2", "a", 1).granted().unlock()
-			a.event(check.KindLost, check.Event{Cause: "gone"}).unlock()
+			a.event(kindLost, Event{Cause: "gone"}).unlock()
 		}},
-		{"tokens of a rewound store that do not rise again", check.RuleTokens, "do not rise", func(s *story) {
+		{"tokens of a rewound store that do not rise again", RuleTokens, "do not rise", func(s *story) {
 			s.request("w1", "a", 1).grantedWith(5, s.t+1000*ms).unlock()
-			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
-			s.add(check.Event{K: check.KindHealed, Fault: "restore"})
+			s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true})
+			s.add(Event{K: kindHealed, Fault: "restore"})
 			s.t += 1000 * ms
 			s.request("w2", "a", 1).grantedWith(4, s.t+1000*ms).unlock()
 		}},
-		{"two holders before a rewind", check.RuleExclusion, "held by 2", func(s *story) {
+		{"two holders before a rewind", RuleExclusion, "held by 2", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.request("w2", "a", 1).granted().unlock()
 			a.unlock()
-			s.add(check.Event{K: check.KindFault, Fault: "restore", Early: true, Rewinds: true})
-			s.add(check.Event{K: check.KindHealed, Fault: "restore"})
+			s.add(Event{K: kindFault, Fault: "restore", Early: true, Rewinds: true})
+			s.add(Event{K: kindHealed, Fault: "restore"})
 		}},
-		{"a context that goes on", check.RuleValidity, "went on", func(s *story) {
+		{"a context that goes on", RuleValidity, "went on", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.t += 1100 * ms
-			a.event(check.KindAlive, check.Event{}).unlock()
+			a.event(kindAlive, Event{}).unlock()
 		}},
-		{"validity beyond the deadline", check.RuleValidity, "beyond the last deadline", func(s *story) {
+		{"validity beyond the deadline", RuleValidity, "beyond the last deadline", func(s *story) {
 			s.request("w1", "a", 1).grantedWith(1, s.t+1500*ms).unlock()
 		}},
-		{"a token twice", check.RuleTokens, "the same token 1", func(s *story) {
+		{"a token twice", RuleTokens, "the same token 1", func(s *story) {
 			s.request("w1", "a", 1).granted().unlock()
 			s.request("w2", "a", 1).grantedWith(1, s.t+1000*ms).unlock()
 		}},
-		{"a smaller token", check.RuleTokens, "do not rise", func(s *story) {
+		{"a smaller token", RuleTokens, "do not rise", func(s *story) {
 			s.request("w1", "a", 1).grantedWith(7, s.t+1000*ms).unlock()
 			s.request("w2", "a", 1).grantedWith(6, s.t+1000*ms).unlock()
 		}},
-		{"a lost update", check.RuleRegister, "both read 0 and both wrote 1", func(s *story) {
+		{"a lost update", RuleRegister, "both read 0 and both wrote 1", func(s *story) {
 			s.request("w1", "a", 1).granted().work().unlock()
 			s.request("w2", "a", 1).granted().workOn(0).unlock()
 		}},
-		{"a value out of nowhere", check.RuleModel, "not linearizable", func(s *story) {
+		{"a value out of nowhere", RuleModel, "not linearizable", func(s *story) {
 			s.request("w1", "a", 1).granted().work().unlock()
 			s.request("w2", "a", 1).granted().workOn(5).unlock()
 		}},
-		{"overtaking", check.RuleOrder, "was served after it", func(s *story) {
+		{"overtaking", RuleOrder, "was served after it", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w1", "a", 1).placed()
 			b := s.request("w2", "a", 1).placed()
@@ -338,7 +337,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			b.granted().unlock()
 			a.granted().unlock()
 		}},
-		{"a reader that overtakes a waiting writer", check.RuleOrder, "was served after it", func(s *story) {
+		{"a reader that overtakes a waiting writer", RuleOrder, "was served after it", func(s *story) {
 			h := s.request("w0", "a", driver.Unlimited).granted()
 			a := s.request("w1", "a", 1).placed()
 			b := s.request("w2", "a", driver.Unlimited).granted()
@@ -346,21 +345,21 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			b.unlock()
 			a.granted().unlock()
 		}},
-		{"no waiter is woken", check.RuleWaiting, "forever", func(s *story) {
+		{"no waiter is woken", RuleWaiting, "forever", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w1", "a", 1).placed()
 			h.unlock()
 			s.t += 3000 * ms
-			a.event(check.KindStuck, check.Event{})
+			a.event(kindStuck, Event{})
 		}},
-		{"a free lock is not given", check.RuleWaiting, "which was free", func(s *story) {
+		{"a free lock is not given", RuleWaiting, "which was free", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w1", "a", 1).placed()
 			h.unlock()
 			s.t += 4000 * ms
 			a.granted().unlock()
 		}},
-		{"every handoff takes as long as a poll", check.RuleWaiting, "waiters are not woken", func(s *story) {
+		{"every handoff takes as long as a poll", RuleWaiting, "waiters are not woken", func(s *story) {
 			h := s.request("w0", "a", 1).granted()
 			for range 9 {
 				a := s.request("w1", "a", 1).placed()
@@ -370,38 +369,38 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			}
 			h.unlock()
 		}},
-		{"an unlock without end", check.RuleWaiting, "did not return", func(s *story) {
-			s.request("w1", "a", 1).granted().event(check.KindUnlock, check.Event{})
+		{"an unlock without end", RuleWaiting, "did not return", func(s *story) {
+			s.request("w1", "a", 1).granted().event(kindUnlock, Event{})
 		}},
-		{"a request that is not undone", check.RuleLeftovers, "has not undone it", func(s *story) {
+		{"a request that is not undone", RuleLeftovers, "has not undone it", func(s *story) {
 			l := s.request("w1", "a", 1)
-			s.add(check.Event{K: check.KindUnknown, W: "w1", Name: "a", ID: l.id})
-			l.event(check.KindFailed, check.Event{})
-			s.add(check.Event{K: check.KindStop, W: "w1"})
+			s.add(Event{K: kindUnknown, W: "w1", Name: "a", ID: l.id})
+			l.event(kindFailed, Event{})
+			s.add(Event{K: kindStop, W: "w1"})
 		}},
-		{"a grant that stays", check.RuleLeftovers, "left behind", func(s *story) {
-			s.add(check.Event{K: check.KindLeft, Name: "a", Note: "a grant"})
+		{"a grant that stays", RuleLeftovers, "left behind", func(s *story) {
+			s.add(Event{K: kindLeft, Name: "a", Note: "a grant"})
 		}},
-		{"a grant that stays long after a failover", check.RuleLeftovers, "left behind", func(s *story) {
+		{"a grant that stays long after a failover", RuleLeftovers, "left behind", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			a.unlock()
-			s.add(check.Event{K: check.KindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
+			s.add(Event{K: kindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
 			s.t += int64(time.Minute)
-			s.add(check.Event{K: check.KindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
+			s.add(Event{K: kindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
 		}},
-		{"a grant that stays before a failover", check.RuleLeftovers, "left behind", func(s *story) {
+		{"a grant that stays before a failover", RuleLeftovers, "left behind", func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			a.unlock()
-			s.add(check.Event{K: check.KindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
-			s.add(check.Event{K: check.KindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
+			s.add(Event{K: kindLeft, W: "w1", Name: "a", ID: a.id, Note: "a grant"})
+			s.add(Event{K: kindFault, Fault: "demote-primary", Early: true, Loses: true, For: 5 * ms})
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newStory()
 			test.spoil(s)
-			s.add(check.Event{K: check.KindDrain})
+			s.add(Event{K: kindDrain})
 			r := s.judge(t)
-			i := slices.IndexFunc(r.Violations, func(v check.Violation) bool { return v.Rule == test.rule && strings.Contains(v.Text, test.says) })
+			i := slices.IndexFunc(r.Violations, func(v Violation) bool { return v.Rule == test.rule && strings.Contains(v.Text, test.says) })
 			if i < 0 {
 				t.Fatalf("rule %s found nothing that says %q; found:%s", test.rule, test.says, explain(r))
 			}
@@ -422,18 +421,18 @@ func TestModelAgreesWithSweep(t *testing.T) {
 		if seed%2 == 1 {
 			// Let one holder unlock later, or get its grant earlier.
 			i := rng.IntN(len(s.events))
-			for s.events[i].K != check.KindUnlock {
+			for s.events[i].K != kindUnlock {
 				i = (i + 1) % len(s.events)
 			}
 			s.events[i].T += int64(rng.IntN(30)) * ms
-			slices.SortStableFunc(s.events, func(a, b check.Event) int { return int(a.T - b.T) })
+			slices.SortStableFunc(s.events, func(a, b Event) int { return int(a.T - b.T) })
 		}
 		r := s.judge(t)
-		rules := map[check.Rule]bool{}
+		rules := map[Rule]bool{}
 		for _, v := range r.Violations {
 			rules[v.Rule] = true
 		}
-		if rules[check.RuleModel] != rules[check.RuleExclusion] {
+		if rules[RuleModel] != rules[RuleExclusion] {
 			t.Fatalf("seed %d: model and sweep disagree: %v%s", seed, rules, explain(r))
 		}
 		if seed%2 == 0 && !r.OK() {
@@ -511,7 +510,7 @@ func simulate(seed uint64, events int) *story {
 	return s
 }
 
-func explain(r *check.Report) string {
+func explain(r *Report) string {
 	var b strings.Builder
 	_ = r.Explain(&b)
 	return b.String()
@@ -526,14 +525,14 @@ func TestExplanationNamesTheCause(t *testing.T) {
 		s.request(fmt.Sprintf("w%d.1", i%3), "n", driver.Exclusive).granted().unlock()
 	}
 	a := s.request("w0.1", "n", driver.Exclusive).granted()
-	a.event(check.KindRenewed, check.Event{Until: s.t + 5000*ms})
-	s.add(check.Event{K: check.KindFault, Fault: "refuse-command", Note: "HSET", For: 400 * ms})
+	a.event(kindRenewed, Event{Until: s.t + 5000*ms})
+	s.add(Event{K: kindFault, Fault: "refuse-command", Note: "HSET", For: 400 * ms})
 	s.request("w1.1", "n", driver.Exclusive).granted().unlock()
 	a.unlock()
 	for range 50 {
 		s.request("w2.1", "n", driver.Exclusive).granted().unlock()
 	}
-	r, err := check.Judge(s.events)
+	r, err := Judge(s.events)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -205,12 +205,12 @@ func (c *collected) judgeRegister(r *Report, res string, all []*work) {
 	for _, w := range all {
 		guarded = guarded || w.guarded
 		switch {
-		case w.outcome == KindWrote:
+		case w.outcome == kindWrote:
 			wrote = append(wrote, w)
 			if w.guarded {
 				r.Stats.Writes++
 			}
-		case w.outcome == KindStale:
+		case w.outcome == kindStale:
 			r.Stats.Refused++
 		case w.outcome == "" && w.read != 0:
 			wrote = append(wrote, w) // pending
@@ -299,17 +299,17 @@ func gap(wrote []*work) []Event {
 }
 
 func (w *work) story() []Event {
-	base := Event{W: w.worker, Op: w.op, Res: w.res, Token: w.token, Guarded: w.guarded, T: w.begin, K: KindBegin}
+	base := Event{W: w.worker, Op: w.op, Res: w.res, Token: w.token, Guarded: w.guarded, T: w.begin, K: kindBegin}
 	events := []Event{base}
 	if w.read != 0 {
 		e := base
-		e.T, e.K, e.Value = w.read, KindRead, w.value
+		e.T, e.K, e.Value = w.read, kindRead, w.value
 		events = append(events, e)
 	}
 	if w.outcome != "" {
 		e := base
 		e.T, e.K, e.Value = w.end, w.outcome, w.value
-		if w.outcome == KindWrote {
+		if w.outcome == kindWrote {
 			e.Value++
 		}
 		events = append(events, e)

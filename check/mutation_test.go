@@ -105,17 +105,17 @@ func TestMutationsAreConvicted(t *testing.T) {
 				r := m.torture(ctx, t, bin, seed)
 				i := slices.IndexFunc(r.Violations, func(v check.Violation) bool { return m.shown(v.Rule) })
 				if i < 0 && !r.OK() {
-					t.Fatalf("convicted, but not of %v:%s", m.rules, explain(r))
+					t.Fatalf("convicted, but not of %v:%s", m.rules, check.Explain(r))
 				}
 				if i < 0 {
 					continue
 				}
 				v := r.Violations[i]
 				if len(v.Excerpt) > 14 || len(v.Excerpt) == 0 && !strings.Contains(v.Text, "handoffs") {
-					t.Errorf("an excerpt of %d events cannot be read:%s", len(v.Excerpt), explain(r))
+					t.Errorf("an excerpt of %d events cannot be read:%s", len(v.Excerpt), check.Explain(r))
 				}
 				one := &check.Report{Violations: []check.Violation{v}, Start: r.Start}
-				t.Logf("convicted after %s, seed %d:%s", time.Since(began).Round(100*time.Millisecond), seed, explain(one))
+				t.Logf("convicted after %s, seed %d:%s", time.Since(began).Round(100*time.Millisecond), seed, check.Explain(one))
 				return
 			}
 		})
@@ -142,7 +142,7 @@ func TestUnmutatedSourcePasses(t *testing.T) {
 	for _, local := range []string{"memory", "file"} {
 		m.local = local
 		if r := m.torture(t.Context(), t, bin, 1); !r.OK() {
-			t.Errorf("%s: convicted a correct build:%s", local, explain(r))
+			t.Errorf("%s: convicted a correct build:%s", local, check.Explain(r))
 		}
 	}
 }

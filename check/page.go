@@ -133,7 +133,7 @@ func (c *collected) draw(r *Report) *drawing {
 	for res, all := range c.registers {
 		name, _, _ := strings.Cut(res, "/")
 		for _, k := range all {
-			if k.outcome == KindStale {
+			if k.outcome == kindStale {
 				d.Refused = append(d.Refused, [4]int64{index(d.Names, name), worker(k.worker), at(k.end), int64(k.token)})
 			}
 		}

@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package check_test
+package check
 
 import (
 	"bytes"
@@ -10,21 +10,19 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/holdfast-go/holdfast/check"
 )
 
-var update = flag.Bool("update", false, "write docs/images/check-timeline.png anew")
+var updateImage = flag.Bool("update", false, "write docs/images/check-timeline.png anew")
 
 // planted is a mostly correct history, with waiters, faults and losses. In it one lock is
 // granted twice.
 func planted(events int) *story {
 	s := simulate(5, events/2)
-	s.add(check.Event{K: check.KindPause, W: "w1", For: 300 * ms})
+	s.add(Event{K: kindPause, W: "w1", For: 300 * ms})
 	p := s.request("w1", "name-0", 1).granted()
 	s.t += 280 * ms
-	s.add(check.Event{K: check.KindResume, W: "w1"})
-	p.event(check.KindLost, check.Event{Cause: "expired"}).unlock()
+	s.add(Event{K: kindResume, W: "w1"})
+	p.event(kindLost, Event{Cause: "expired"}).unlock()
 	a := s.request("w2", "name-1", 1).granted().work()
 	b := s.request("w3", "name-1", 1).granted()
 	c := s.request("w4", "name-1", 1).placed()
@@ -51,7 +49,7 @@ func writePage(t *testing.T, s *story) string {
 	r := s.judge(t)
 	path := filepath.Join(t.TempDir(), "report.html")
 	var b bytes.Buffer
-	if err := check.WritePage(&b, s.events, r); err != nil {
+	if err := WritePage(&b, s.events, r); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
@@ -120,7 +118,7 @@ func TestPageShowsViolationInBrowser(t *testing.T) {
 	if first.Range[1]-first.Range[0] > (first.Whole[1]-first.Whole[0])/4 {
 		t.Errorf("it opens on %v of %v, want the violation's surroundings", first.Range, first.Whole)
 	}
-	if *update {
+	if *updateImage {
 		shot := page.screenshot()
 		if _, err := png.Decode(bytes.NewReader(shot)); err != nil {
 			t.Fatal(err)

@@ -138,7 +138,7 @@ func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Du
 func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := p.acquire(ctx, r)
 	if err != nil && p.Classify(err) == driver.CodeUnknown {
-		p.log.Add(Event{K: KindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
+		p.log.Add(Event{K: kindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
 	}
 	return g, err
 }
@@ -152,7 +152,7 @@ func (p *probe) request(ctx context.Context, r driver.Request, acquire func(cont
 	p.remember(r.ID)
 	base := Event{Name: r.Name, ID: r.ID, Limit: r.Limit}
 	e := base
-	e.K, e.Wait, e.Gen, e.TTL = KindRequest, r.Wait, p.gen, int64(r.TTL)
+	e.K, e.Wait, e.Gen, e.TTL = kindRequest, r.Wait, p.gen, int64(r.TTL)
 	p.log.Add(e)
 	if err := p.send(ctx); err != nil {
 		return driver.Grant{}, err
@@ -162,7 +162,7 @@ func (p *probe) request(ctx context.Context, r driver.Request, acquire func(cont
 	}
 	g, err := acquire(ctx, r)
 	e = base
-	e.K, e.T = KindAnswer, Now()
+	e.K, e.T = kindAnswer, Now()
 	if err == nil {
 		e.Token, e.TTL, e.Slot = g.Token, int64(g.TTL), g.Slot+1
 	} else {
@@ -210,7 +210,7 @@ func (p swapProbe) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 		released(err) // as for a Release that is not sent
 	}
 	if err != nil && p.Classify(err) == driver.CodeUnknown {
-		p.log.Add(Event{K: KindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
+		p.log.Add(Event{K: kindUnknown, Name: r.Name, ID: r.ID, Limit: r.Limit})
 	}
 	return g, err
 }
@@ -232,17 +232,17 @@ type requester struct {
 
 func (r *requester) Queued(holders []driver.Holder) {
 	r.once.Do(func() {
-		r.event.K = KindPlaced
+		r.event.K = kindPlaced
 		r.p.log.Add(r.event)
 	})
 	r.Requester.Queued(holders)
 }
 
 func (p *probe) Undo(ctx context.Context, r driver.Request) (err error) {
-	p.log.Add(Event{K: KindUndo, Name: r.Name, ID: r.ID})
+	p.log.Add(Event{K: kindUndo, Name: r.Name, ID: r.ID})
 	defer func() {
 		if err != nil { // the undo was retried until then
-			p.log.Add(Event{K: KindUndo, Name: r.Name, ID: r.ID})
+			p.log.Add(Event{K: kindUndo, Name: r.Name, ID: r.ID})
 		}
 	}()
 	if err := p.send(ctx); err != nil {
@@ -254,7 +254,7 @@ func (p *probe) Undo(ctx context.Context, r driver.Request) (err error) {
 	if err := p.answer(ctx); err != nil {
 		return err
 	}
-	p.log.Add(Event{K: KindUndone, Name: r.Name, ID: r.ID})
+	p.log.Add(Event{K: kindUndone, Name: r.Name, ID: r.ID})
 	p.gone(r.Name, r.ID, "after its Undo was confirmed")
 	return nil
 }
@@ -274,7 +274,7 @@ func (p *probe) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	now := Now()
 	for i, a := range answers {
 		if a.Err == nil && i < len(grants) {
-			p.log.Add(Event{K: KindKept, T: now, Name: grants[i].Name, ID: grants[i].ID, Token: grants[i].Token, TTL: int64(a.TTL)})
+			p.log.Add(Event{K: kindKept, T: now, Name: grants[i].Name, ID: grants[i].ID, Token: grants[i].Token, TTL: int64(a.TTL)})
 		}
 	}
 	if err := p.answer(ctx); err != nil {
@@ -310,7 +310,7 @@ func (p *probe) gone(name, id, when string) {
 		return
 	}
 	if what, _ := standing(st, func(o driver.Owner) bool { return o.ID == id }); what != "" {
-		p.log.Add(Event{K: KindLeft, Name: name, ID: id, Note: fmt.Sprintf("%s of %q, request %s, still stands %s", what, name, id, when)})
+		p.log.Add(Event{K: kindLeft, Name: name, ID: id, Note: fmt.Sprintf("%s of %q, request %s, still stands %s", what, name, id, when)})
 	}
 }
 
@@ -331,7 +331,7 @@ func (p *probe) leftovers(ctx context.Context) (left []Event) {
 			return left
 		}
 		if what, id := standing(st, ours); what != "" {
-			left = append(left, Event{K: KindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands after its Locker was closed", what, st.Name)})
+			left = append(left, Event{K: kindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands after its Locker was closed", what, st.Name)})
 		}
 	}
 	return left

@@ -79,7 +79,7 @@ func (a *assignment) run() error {
 	}
 	w.finish()
 	for _, g := range leftGoroutines(a.Dir) {
-		log.Add(Event{K: KindLeft, Note: "a goroutine of the library still runs after everything was closed: " + g})
+		log.Add(Event{K: kindLeft, Note: "a goroutine of the library still runs after everything was closed: " + g})
 	}
 	return log.Close()
 }

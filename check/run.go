@@ -206,7 +206,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 	shown := *r.cfg
 	shown.URL = redacted(shown.URL)
 	plan, _ := json.Marshal(shown) // plain data
-	log.Add(Event{K: KindRun, Note: string(plan), Store: g})
+	log.Add(Event{K: kindRun, Note: string(plan), Store: g})
 	c := &crew{cfg: r.cfg, target: r.target, open: r.open, round: number, dir: dir, regs: r.regs, command: r.command, waitTimeout: r.cfg.waitTimeout(g), log: log, logs: []string{path}}
 	defer c.abort()
 	if err := c.start(ctx); err != nil {
@@ -218,7 +218,7 @@ func (r *run) round(ctx context.Context, number int, length time.Duration, kinds
 		}
 		return nil, err
 	}
-	log.Add(Event{K: KindDrain})
+	log.Add(Event{K: kindDrain})
 	c.stopAll()
 	r.lookForLeftovers(log, s, g, dir)
 	if err := log.Close(); err != nil {
@@ -299,7 +299,7 @@ func (r *run) runFaults(caller context.Context, c *crew, number int, length time
 		return err
 	default:
 	}
-	c.log.Add(Event{K: KindCalm})
+	c.log.Add(Event{K: kindCalm})
 	for end := began.Add(length); time.Until(end) > 0; {
 		select {
 		case <-tick.C:
@@ -391,11 +391,11 @@ func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, d
 			var left []Event
 			for st, err := range i.List(ctx, "") {
 				if err != nil {
-					left = append(left, Event{K: KindLeft, Note: "the store cannot be inspected: " + err.Error()})
+					left = append(left, Event{K: kindLeft, Note: "the store cannot be inspected: " + err.Error()})
 					break
 				}
 				if what, id := standing(st, func(driver.Owner) bool { return true }); what != "" {
-					left = append(left, Event{K: KindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands after all workers ended", what, st.Name)})
+					left = append(left, Event{K: kindLeft, Name: st.Name, ID: id, Note: fmt.Sprintf("%s of %q still stands after all workers ended", what, st.Name)})
 				}
 			}
 			if len(left) == 0 {
@@ -416,12 +416,12 @@ func (r *run) lookForLeftovers(log *Log, s driver.Store, g *driver.Guarantees, d
 			left = append(left, "the store cannot be inspected: "+err.Error())
 		}
 		for _, what := range left {
-			log.Add(Event{K: KindLeft, Note: what})
+			log.Add(Event{K: kindLeft, Note: what})
 		}
 	}
 	if r.target.URL == "" {
 		for _, what := range leftGoroutines(dir) {
-			log.Add(Event{K: KindLeft, Note: "a goroutine of the library still runs after everything was closed: " + what})
+			log.Add(Event{K: kindLeft, Note: "a goroutine of the library still runs after everything was closed: " + what})
 		}
 	}
 }

@@ -66,7 +66,7 @@ func TestAliveRecordsValidity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(events) != 2 || events[0].K != KindRenewed || events[1].K != KindAlive || events[0].T != events[1].T || events[0].Until <= events[1].T {
+	if len(events) != 2 || events[0].K != kindRenewed || events[1].K != kindAlive || events[0].T != events[1].T || events[0].Until <= events[1].T {
 		t.Errorf("%+v", events)
 	}
 	if err := k.Unlock(); err != nil {

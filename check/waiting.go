@@ -162,7 +162,7 @@ func (c *collected) leftBy(e *Event) []Event {
 				events := q.story()
 				if q.undone != 0 {
 					u := events[0]
-					u.T, u.K = q.undone, KindUndone
+					u.T, u.K = q.undone, kindUndone
 					events = append(events, u)
 				}
 				return append(events, *e)

@@ -89,7 +89,7 @@ func (w *worker) start(ctx context.Context) error {
 		return err
 	}
 	w.guarantees = g
-	w.log.Add(Event{K: KindStart})
+	w.log.Add(Event{K: kindStart})
 	for lane := range w.cfg.Lanes {
 		w.lanes.Go(func() {
 			for s := range w.cfg.Steps(w.round, w.index, w.life, lane, &g) {
@@ -137,7 +137,7 @@ func (w *worker) reopen(ctx context.Context) error {
 	w.mu.Lock()
 	gen, old, locker := w.gen, w.probe, w.locker
 	w.mu.Unlock()
-	w.log.Add(Event{K: KindClosing, Gen: gen})
+	w.log.Add(Event{K: kindClosing, Gen: gen})
 	if err := w.renewClient(ctx); err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (w *worker) vanish(ctx context.Context) error {
 	w.gone = append(w.gone, old)
 	gen, end := w.gen, w.end
 	w.mu.Unlock()
-	w.log.Add(Event{K: KindVanished, Gen: gen})
+	w.log.Add(Event{K: kindVanished, Gen: gen})
 	old.probe.cut()
 	end()
 	return w.renewClient(ctx)
@@ -165,7 +165,7 @@ func (w *worker) shut(p *probe, l *holdfast.Locker) {
 	defer cancel()
 	err := l.Close(ctx)
 	if err != nil {
-		w.log.Add(Event{K: KindLeft, Note: fmt.Sprintf("Close of a Locker did not come to an end: %v", err)})
+		w.log.Add(Event{K: kindLeft, Note: fmt.Sprintf("Close of a Locker did not come to an end: %v", err)})
 	} else {
 		for _, e := range p.leftovers(ctx) {
 			w.log.Add(e)
@@ -207,9 +207,9 @@ func (w *worker) finish() {
 		}
 		cancel()
 	}
-	w.log.Add(Event{K: KindClosing, Gen: gen})
+	w.log.Add(Event{K: kindClosing, Gen: gen})
 	w.shut(p, l)
-	w.log.Add(Event{K: KindStop})
+	w.log.Add(Event{K: kindStop})
 }
 
 // inject begins one of this worker's own faults.
@@ -257,12 +257,12 @@ func (h hooks) Event(_ context.Context, e holdfast.Event) {
 		// The goroutine of the holder records the end, too. On a busy machine it may run
 		// seconds later; the context has ended now at the latest.
 		if held.lock.Context().Err() != nil {
-			h.w.log.Add(Event{K: KindLost, Name: e.Name, Op: held.op, Token: e.Token, Cause: string(e.Cause)})
+			h.w.log.Add(Event{K: kindLost, Name: e.Name, Op: held.op, Token: e.Token, Cause: string(e.Cause)})
 		}
 		return
 	}
 	if until, live := validity(held.lock); live {
-		h.w.log.Add(Event{K: KindRenewed, Name: e.Name, Op: held.op, Token: e.Token, Until: until})
+		h.w.log.Add(Event{K: kindRenewed, Name: e.Name, Op: held.op, Token: e.Token, Until: until})
 	}
 }
 
@@ -313,7 +313,7 @@ func (w *worker) take(s Step) {
 	op := map[string]int{}
 	for i, n := range s.Names {
 		op[n] = first + i
-		w.log.Add(Event{K: KindLock, Name: n, Op: first + i, Gen: gen, Limit: s.Limit, Wait: !s.Try, For: int64(s.Wait)})
+		w.log.Add(Event{K: kindLock, Name: n, Op: first + i, Gen: gen, Limit: s.Limit, Wait: !s.Try, For: int64(s.Wait)})
 	}
 	if s.Cancel > 0 {
 		defer time.AfterFunc(s.Cancel, cancel).Stop()
@@ -329,9 +329,9 @@ func (w *worker) take(s Step) {
 		k, err = locker.Lock(ctx, s.Names[0], limit...)
 	}
 	if err != nil {
-		kind := KindFailed
+		kind := kindFailed
 		if w.giveUp.Err() != nil {
-			kind = KindStuck
+			kind = kindStuck
 		}
 		for _, n := range s.Names {
 			w.log.Add(Event{K: kind, Name: n, Op: op[n], Err: short(err)})
@@ -349,7 +349,7 @@ func (w *worker) take(s Step) {
 		until = Now() // the context ended before this look
 	}
 	for _, g := range grants {
-		w.log.Add(Event{K: KindGranted, Name: g.Name, Op: op[g.Name], Gen: gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
+		w.log.Add(Event{K: kindGranted, Name: g.Name, Op: op[g.Name], Gen: gen, Token: g.Token, Limit: s.Limit, Slot: g.Slot + 1, Until: until})
 	}
 	each := func(e Event) {
 		for _, g := range grants {
@@ -363,16 +363,16 @@ func (w *worker) take(s Step) {
 		lost, ok := errors.AsType[*holdfast.LostError](context.Cause(k.Context()))
 		if ok && !recorded {
 			recorded = true
-			each(Event{K: KindLost, Cause: string(lost.Cause)})
+			each(Event{K: kindLost, Cause: string(lost.Cause)})
 		}
 	}
 	w.workInside(k, grants[0], op[grants[0].Name], s, ended)
 	if k.Context().Err() != nil {
 		ended()
 	}
-	each(Event{K: KindUnlock})
+	each(Event{K: kindUnlock})
 	err = k.Unlock()
-	each(Event{K: KindUnlocked, Err: short(err)})
+	each(Event{K: kindUnlocked, Err: short(err)})
 	w.mu.Lock()
 	for _, g := range grants {
 		delete(w.holding, holdingKey{g.Name, g.Token})
@@ -407,47 +407,47 @@ func (w *worker) workInside(k *holdfast.Lock, g holdfast.Lease, op int, s Step, 
 		w.log.Add(e)
 	}
 	plain := res + " (unguarded)"
-	say(KindBegin, res, true, 0)
+	say(kindBegin, res, true, 0)
 	guarded, ok, err := w.regs.raise(res, g.Token)
 	switch {
 	case err != nil:
-		say(KindQuit, res, true, 0)
+		say(kindQuit, res, true, 0)
 	case !ok:
-		say(KindStale, res, true, 0)
+		say(kindStale, res, true, 0)
 	default:
-		say(KindRead, res, true, guarded)
+		say(kindRead, res, true, guarded)
 	}
 	mayWrite := err == nil && ok
-	say(KindBegin, plain, false, 0)
+	say(kindBegin, plain, false, 0)
 	unguarded, err := w.regs.read(plain)
 	if err != nil {
-		w.log.Add(Event{K: KindLeft, Note: "register: " + err.Error()})
+		w.log.Add(Event{K: kindLeft, Note: "register: " + err.Error()})
 		return
 	}
-	say(KindRead, plain, false, unguarded)
+	say(kindRead, plain, false, unguarded)
 
 	w.hold(k, g, op, s, ended)
 	if !s.Careless && !w.alive(k, g, op) {
 		if mayWrite {
-			say(KindQuit, res, true, 0)
+			say(kindQuit, res, true, 0)
 		}
-		say(KindQuit, plain, false, 0)
+		say(kindQuit, plain, false, 0)
 		return
 	}
 	if mayWrite {
 		switch ok, err := w.regs.write(res, g.Token, guarded+1); {
 		case err != nil:
-			say(KindQuit, res, true, 0)
+			say(kindQuit, res, true, 0)
 		case ok:
-			say(KindWrote, res, true, guarded+1)
+			say(kindWrote, res, true, guarded+1)
 		default:
-			say(KindStale, res, true, 0)
+			say(kindStale, res, true, 0)
 		}
 	}
 	if (s.Careless || w.alive(k, g, op)) && w.regs.put(plain, unguarded+1) == nil {
-		say(KindWrote, plain, false, unguarded+1)
+		say(kindWrote, plain, false, unguarded+1)
 	} else {
-		say(KindQuit, plain, false, 0)
+		say(kindQuit, plain, false, 0)
 	}
 }
 
@@ -459,9 +459,9 @@ func (w *worker) alive(k *holdfast.Lock, g holdfast.Lease, op int) bool {
 		return false
 	}
 	if until, live := validity(k); live {
-		w.log.Add(Event{T: now, K: KindRenewed, Name: g.Name, Op: op, Token: g.Token, Until: until})
+		w.log.Add(Event{T: now, K: kindRenewed, Name: g.Name, Op: op, Token: g.Token, Until: until})
 	}
-	w.log.Add(Event{T: now, K: KindAlive, Name: g.Name, Op: op, Token: g.Token})
+	w.log.Add(Event{T: now, K: kindAlive, Name: g.Name, Op: op, Token: g.Token})
 	return true
 }
 

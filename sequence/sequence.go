@@ -54,8 +54,8 @@ type Source interface {
 
 // The limits of blocks, unless [Blocks] sets others.
 const (
-	DefaultLeast = 16
-	DefaultMost  = 1 << 20
+	defaultLeast = 16
+	defaultMost  = 1 << 20
 )
 
 // A block that is used up sooner than shortUse makes the next one twice as large; one that
@@ -103,7 +103,7 @@ type Option func(*Sequence) error
 // Blocks sets the size of the first and smallest block and of the largest. A block that
 // lasts less than a second makes the next one twice as large, one that lasts more than
 // eight seconds half as large. A process that ends loses up to two blocks. Default:
-// [DefaultLeast] and [DefaultMost]; at most 1<<30.
+// 16 and 1<<20; at most 1<<30.
 func Blocks(least, most int64) Option {
 	return func(s *Sequence) error {
 		if least < 1 || most < least || most > 1<<30 {
@@ -122,7 +122,7 @@ func New(source Source, name string, o ...Option) (*Sequence, error) {
 	if err := driver.CheckName(name); err != nil {
 		return nil, fmt.Errorf("sequence: %w: %w", holdfast.ErrInvalid, err)
 	}
-	s := &Sequence{source: source, name: name, least: DefaultLeast, most: DefaultMost}
+	s := &Sequence{source: source, name: name, least: defaultLeast, most: defaultMost}
 	for _, f := range o {
 		if err := f(s); err != nil {
 			return nil, err

@@ -33,11 +33,11 @@ const (
 	Semaphore Layout = "semaphore"
 )
 
-// DefaultTick is ZooKeeper's default of tickTime.
-const DefaultTick = 2 * time.Second
+// defaultTick is ZooKeeper's default of tickTime.
+const defaultTick = 2 * time.Second
 
-// DefaultBreakGrace is how long Break waits for a holder to end by itself.
-const DefaultBreakGrace = 5 * time.Second
+// defaultBreakGrace is how long Break waits for a holder to end by itself.
+const defaultBreakGrace = 5 * time.Second
 
 // Option configures a store.
 type Option func(*config)
@@ -100,7 +100,7 @@ const (
 )
 
 func configure(servers []string, options []Option) (config, []string, error) {
-	c := config{layout: ReadWrite, tick: DefaultTick, grace: DefaultBreakGrace, acl: zk.Everyone, dial: (&net.Dialer{}).DialContext}
+	c := config{layout: ReadWrite, tick: defaultTick, grace: defaultBreakGrace, acl: zk.Everyone, dial: (&net.Dialer{}).DialContext}
 	for _, o := range options {
 		o(&c)
 	}

@@ -32,7 +32,6 @@ import (
 	_ "github.com/holdfast-go/holdfast/filestore"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 	"github.com/holdfast-go/holdfast/pgstore"
-	"github.com/holdfast-go/holdfast/redisstore"
 	_ "github.com/holdfast-go/holdfast/zkstore"
 )
 
@@ -233,8 +232,13 @@ func openRedsync(address string) (client, error) {
 	return redsyncClient(redsync.New(redsyncgoredis.NewPool(c)), func() { _ = c.Close() }), nil
 }
 
+// newRueidis returns a client with the flush delay that holdfast gives its own.
+func newRueidis(address string) (rueidis.Client, error) {
+	return rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{address}, DisableCache: true, MaxFlushDelay: 20 * time.Microsecond})
+}
+
 func openRedsyncRueidis(address string) (client, error) {
-	c, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{address}, DisableCache: true, MaxFlushDelay: 20 * time.Microsecond})
+	c, err := newRueidis(address)
 	if err != nil {
 		return client{}, err
 	}
@@ -255,7 +259,7 @@ func openRueidislock(address string) (client, error) {
 }
 
 func openBareRedis(address string) (client, error) {
-	c, err := redisstore.BareClient("redis://" + address)
+	c, err := newRueidis(address)
 	if err != nil {
 		return client{}, err
 	}

@@ -244,7 +244,7 @@ func (n *node) sample() sample {
 // offset returns the difference between the fleet's time and micros. The fleet's time is the
 // median of the servers' clocks. offset needs the answers of a quorum.
 func (s *Store) offset() (int64, error) {
-	var room [MaxServers]int64
+	var room [maxServers]int64
 	all := room[:0]
 	for _, n := range s.nodes {
 		if c := n.sample(); c.known {

@@ -17,13 +17,9 @@ import (
 
 // Limits and defaults of a Config.
 const (
-	// MaxServers is the largest number of servers of a fleet.
-	MaxServers = 15
-	// DefaultMaxTTL is Config.MaxTTL where that is 0.
-	DefaultMaxTTL = time.Minute
-	// DefaultSkew is Config.Skew where that is 0.
-	DefaultSkew = 500 * time.Millisecond
-
+	maxServers       = 15
+	defaultMaxTTL    = time.Minute
+	defaultSkew      = 500 * time.Millisecond
 	minTTL           = 10 * time.Millisecond
 	mostTTL          = 24 * time.Hour
 	minSkew          = 10 * time.Millisecond
@@ -104,10 +100,10 @@ func New(stores ...*redisstore.Store) (*Store, error) { return Config{}.New(stor
 // beside the one that replaces it. New does not connect, and the store does not close them.
 func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 	if c.MaxTTL == 0 {
-		c.MaxTTL = DefaultMaxTTL
+		c.MaxTTL = defaultMaxTTL
 	}
 	if c.Skew == 0 {
-		c.Skew = DefaultSkew
+		c.Skew = defaultSkew
 	}
 	invalid := func(format string, args ...any) (*Store, error) {
 		return nil, driver.Errorf(driver.CodeInvalid, "redlock: "+format, args...)
@@ -121,8 +117,8 @@ func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 	if c.Skew < minSkew || c.Skew > mostSkew {
 		return invalid("skew %s: give %s to %s", c.Skew, minSkew, mostSkew)
 	}
-	if len(stores) < 1 || len(stores) > MaxServers {
-		return invalid("%d servers: give 3, 5 or 7, at most %d", len(stores), MaxServers)
+	if len(stores) < 1 || len(stores) > maxServers {
+		return invalid("%d servers: give 3, 5 or 7, at most %d", len(stores), maxServers)
 	}
 	s := &Store{
 		cfg: c, quorum: len(stores)/2 + 1, channel: "holdfast:redlock:wake:" + strings.ToLower(rand.Text()),

@@ -33,7 +33,7 @@ func TestOpen(t *testing.T) {
 		}
 		want := c.config
 		if want.MaxTTL == 0 {
-			want.MaxTTL, want.Skew = DefaultMaxTTL, DefaultSkew
+			want.MaxTTL, want.Skew = defaultMaxTTL, defaultSkew
 		}
 		if s.cfg != want || strings.Contains(s.String(), "p#w") {
 			t.Errorf("%s: %+v at %s, want %+v", c.url, s.cfg, s, want)

@@ -100,15 +100,15 @@ func TestLockAndWaiterSurviveKilledLeader(t *testing.T) {
 // connections. A holder on that member alone loses its context before another client can get
 // the lock. A waiter on that member continues to wait. Both also hold for a leader.
 func TestCutOffMember(t *testing.T) {
-	network, err := servers.NewNetwork(3)
-	if errors.Is(err, servers.ErrNoNetwork) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
+	network, err := newNetwork(3)
+	if errors.Is(err, errNoNetwork) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
 		t.Skip(err)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(network.Close)
-	c := start(t, servers.EtcdConfig{Members: 3, Hosts: network.Hosts(), Enter: network.Enter})
+	t.Cleanup(network.close)
+	c := start(t, servers.EtcdConfig{Members: 3, Hosts: network.addresses(), Enter: network.enter})
 	client := c.direct(t)
 	only := func(i int) *etcdstore.Store {
 		s, err := etcdstore.Open(t.Context(), "etcd://"+c.members[i].Client)
@@ -141,7 +141,7 @@ func TestCutOffMember(t *testing.T) {
 		}
 		ended := make(chan time.Time, 1)
 		context.AfterFunc(k.Context(), func() { ended <- time.Now() })
-		if err := network.Cut(at); err != nil {
+		if err := network.cut(at); err != nil {
 			t.Fatal(err)
 		}
 		next, err := lock(other, name, holdfast.TTL(3*time.Second))
@@ -158,7 +158,7 @@ func TestCutOffMember(t *testing.T) {
 		if next.Token() <= k.Token() {
 			t.Errorf("%s: token %d after %d", name, next.Token(), k.Token())
 		}
-		if err := network.Heal(at); err != nil {
+		if err := network.heal(at); err != nil {
 			t.Fatal(err)
 		}
 		if err := next.Unlock(); err != nil {

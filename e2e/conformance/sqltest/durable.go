@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
@@ -55,7 +54,7 @@ func DurableStep(t *testing.T, d *Database) {
 	// the lock.
 	t.Run("unheard", func(t *testing.T) {
 		database := d.Create(t)
-		proxy, err := servers.NewLateProxy(d.Server(t).Address)
+		proxy, err := newLateProxy(d.Server(t).Address)
 		if err != nil {
 			t.Fatal(err)
 		}

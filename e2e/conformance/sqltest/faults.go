@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 )
 
@@ -157,7 +156,7 @@ func ReleaseUnanswered(t *testing.T, d *Database) {
 // late.
 func LateRequest(t *testing.T, d *Database) {
 	d.Each(t, d.Recipes, func(t *testing.T, params, database string) {
-		proxy, err := servers.NewLateProxy(d.Server(t).Address)
+		proxy, err := newLateProxy(d.Server(t).Address)
 		if err != nil {
 			t.Fatal(err)
 		}

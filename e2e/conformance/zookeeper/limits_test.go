@@ -53,7 +53,7 @@ func TestDefaultTTLOnAServerThatAllowsLess(t *testing.T) {
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: time.Second, MaxSession: 20 * time.Second})
 	installed(t, err)
 	t.Cleanup(z.Kill)
-	l, _ := locker(t, []string{z.Address()}, zkstore.Tick(zkstore.DefaultTick))
+	l, _ := locker(t, []string{z.Address()}, zkstore.Tick(2*time.Second))
 	k := lock(t, l, newName())
 	if left := k.Remaining(); left > 12*time.Second {
 		t.Errorf("valid for %s, and the server carries 12s", left)

@@ -1,4 +1,4 @@
-package servers
+package etcd
 
 import (
 	"errors"
@@ -9,33 +9,33 @@ import (
 	"sync/atomic"
 )
 
-// Network is a small network within this machine: each host is a network namespace, and this
+// network is a small network within this machine: each host is a network namespace, and this
 // process reaches all of them. Unlike a proxy it can separate the members of a cluster while
 // their clients stay connected. It needs root and the ip command.
-type Network struct {
+type network struct {
 	bridge string
 	names  []string
 	hosts  []string
 }
 
-// ErrNoNetwork is the error if this process cannot make network namespaces.
-var ErrNoNetwork = errors.New("servers: network namespaces need root and the ip command")
+// errNoNetwork is the error if this process cannot make network namespaces.
+var errNoNetwork = errors.New("network namespaces need root and the ip command")
 
 var networks atomic.Int32
 
-// NewNetwork makes a network of hosts.
-func NewNetwork(hosts int) (*Network, error) {
+// newNetwork makes a network of hosts.
+func newNetwork(hosts int) (*network, error) {
 	if os.Getuid() != 0 {
-		return nil, ErrNoNetwork
+		return nil, errNoNetwork
 	}
 	if _, err := exec.LookPath("ip"); err != nil {
-		return nil, ErrNoNetwork
+		return nil, errNoNetwork
 	}
 	n := int(networks.Add(1))
 	// If another process has the same names and addresses, the next step fails.
 	id := fmt.Sprintf("%x%x", os.Getpid(), n)
 	subnet := fmt.Sprintf("10.213.%d", (os.Getpid()*7+n)%250)
-	w := &Network{bridge: "hfb" + id}
+	w := &network{bridge: "hfb" + id}
 	err := ip("link", "add", w.bridge, "type", "bridge")
 	if err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func NewNetwork(hosts int) (*Network, error) {
 		run("-n", name, "link", "set", "lo", "up")
 	}
 	if err != nil {
-		w.Close()
+		w.close()
 		return nil, err
 	}
 	return w, nil
@@ -70,25 +70,25 @@ func NewNetwork(hosts int) (*Network, error) {
 func ip(args ...string) error {
 	out, err := exec.Command("ip", args...).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("servers: ip %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
+		return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
 	return nil
 }
 
-// Hosts returns the hosts' addresses.
-func (w *Network) Hosts() []string { return w.hosts }
+// addresses returns the hosts' addresses.
+func (w *network) addresses() []string { return w.hosts }
 
-// Enter returns the command that runs another command on a host.
-func (w *Network) Enter(host int) []string { return []string{"ip", "netns", "exec", w.names[host]} }
+// enter returns the command that runs another command on a host.
+func (w *network) enter(host int) []string { return []string{"ip", "netns", "exec", w.names[host]} }
 
-// Cut separates a host from all others, in both directions, until Heal. This process still
+// cut separates a host from all others, in both directions, until heal. This process still
 // reaches it.
-func (w *Network) Cut(host int) error { return w.others(host, "add") }
+func (w *network) cut(host int) error { return w.others(host, "add") }
 
-// Heal ends Cut.
-func (w *Network) Heal(host int) error { return w.others(host, "del") }
+// heal ends cut.
+func (w *network) heal(host int) error { return w.others(host, "del") }
 
-func (w *Network) others(host int, do string) error {
+func (w *network) others(host int, do string) error {
 	for i, h := range w.hosts {
 		if i == host {
 			continue
@@ -101,8 +101,8 @@ func (w *Network) others(host int, do string) error {
 	return nil
 }
 
-// Close ends the network. A process on a host keeps its namespace, without a link.
-func (w *Network) Close() {
+// close ends the network. A process on a host keeps its namespace, without a link.
+func (w *network) close() {
 	for _, name := range w.names {
 		_ = ip("netns", "del", name)
 	}

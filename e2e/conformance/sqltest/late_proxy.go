@@ -1,6 +1,4 @@
-//go:build linux || darwin
-
-package servers
+package sqltest
 
 import (
 	"io"
@@ -9,9 +7,9 @@ import (
 	"time"
 )
 
-// LateProxy is a proxy that can hold what its clients have sent, and deliver it long after they
+// lateProxy is a proxy that can hold what its clients have sent, and deliver it long after they
 // have gone, as a bad network may.
-type LateProxy struct {
+type lateProxy struct {
 	l        net.Listener
 	upstream string
 	tasks    sync.WaitGroup
@@ -28,21 +26,21 @@ type lateConn struct {
 	gone           bool // the client has ended the connection
 }
 
-// NewLateProxy starts a proxy for an address, HOST:PORT.
-func NewLateProxy(upstream string) (*LateProxy, error) {
+// newLateProxy starts a proxy for an address, HOST:PORT.
+func newLateProxy(upstream string) (*lateProxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	p := &LateProxy{l: l, upstream: upstream, conns: map[*lateConn]struct{}{}}
+	p := &lateProxy{l: l, upstream: upstream, conns: map[*lateConn]struct{}{}}
 	p.tasks.Go(p.serve)
 	return p, nil
 }
 
 // Address returns the address for clients.
-func (p *LateProxy) Address() string { return p.l.Addr().String() }
+func (p *lateProxy) Address() string { return p.l.Addr().String() }
 
-func (p *LateProxy) serve() {
+func (p *lateProxy) serve() {
 	for {
 		c, err := p.l.Accept()
 		if err != nil {
@@ -87,10 +85,10 @@ func (c *lateConn) forward() {
 }
 
 // Hold holds what comes over the present connections. New ones pass.
-func (p *LateProxy) Hold() { p.each(func(c *lateConn) { c.held = true }) }
+func (p *lateProxy) Hold() { p.each(func(c *lateConn) { c.held = true }) }
 
 // Deliver delivers what was held.
-func (p *LateProxy) Deliver() {
+func (p *lateProxy) Deliver() {
 	p.each(func(c *lateConn) {
 		for _, b := range c.kept {
 			_, _ = c.server.Write(b)
@@ -104,7 +102,7 @@ func (p *LateProxy) Deliver() {
 	})
 }
 
-func (p *LateProxy) each(f func(*lateConn)) {
+func (p *lateProxy) each(f func(*lateConn)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for c := range p.conns {
@@ -115,7 +113,7 @@ func (p *LateProxy) each(f func(*lateConn)) {
 }
 
 // Close ends the proxy and its connections.
-func (p *LateProxy) Close() {
+func (p *lateProxy) Close() {
 	p.l.Close()
 	p.each(func(c *lateConn) {
 		c.client.Close()
