@@ -11,14 +11,20 @@ import (
 
 // Acquire returns a grant, waits in the queue, or returns an error.
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := s.attempt(ctx, r)
+	return s.acquire(ctx, r, nil)
+}
+
+// acquire is Acquire. The transaction that creates the first node also makes the release o, which
+// may be nil.
+func (s *Store) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
+	g, err := s.attempt(ctx, r, o)
 	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
 		return g, withdrawn(ctx) // nothing was sent
 	}
 	return g, err
 }
 
-func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *Store) attempt(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	switch {
 	case s.closed.Load():
 		return driver.Grant{}, errClosed()
@@ -38,7 +44,13 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 	ttl := s.round(r.TTL)
 	var old *session
 	for {
+		if o.pending() && (o.g.ss.ttl != ttl || o.g.ss.zk.Ended() != nil) {
+			o.alone(ctx) // the other session may take a while to begin
+		}
 		ss, err := s.session(ctx, ttl)
+		if o.pending() && ss != nil && ss != o.g.ss {
+			o.alone(ctx)
+		}
 		if err == nil && old != nil {
 			if err = ss.settle(ctx, r, old); err == nil {
 				old = nil
@@ -50,7 +62,7 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 			}
 			return driver.Grant{}, doubtful(old != nil, err)
 		}
-		g, err := s.recipe.acquire(ss, ctx, r)
+		g, err := s.recipe.acquire(ss, ctx, r, o)
 		if err != errOver {
 			return g, err
 		}
@@ -73,7 +85,7 @@ func doubtful(again bool, err error) error {
 }
 
 // acquire is the recipe of a single queue.
-func (ss *session) acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (ss *session) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	dir := ss.s.dir(r.Name)
 	if !r.Wait {
 		if err := ss.lookFirst(ctx, dir, r.Limit); err != nil {
@@ -81,7 +93,7 @@ func (ss *session) acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		}
 	}
 	data := encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
-	p, names, err := ss.enter(ctx, r, dir, ss.s.recipe.mark(r.Limit), data)
+	p, names, err := ss.enter(ctx, r, dir, ss.s.recipe.mark(r.Limit), data, o)
 	if p == nil {
 		return driver.Grant{}, err
 	}

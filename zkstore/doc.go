@@ -52,6 +52,19 @@
 // the next in the queue is an entry of the same client, it becomes a grant before the
 // answer: both nodes are this client's, and every entry behind waits for both.
 //
+// [Store.Swap] deletes the node of a grant and creates that of the next request in one
+// transaction, which the server writes to its disk once. The new node is behind every other, and
+// its number is larger, so the order stays and the token rises. The transaction has the checks of
+// every create. It cannot be applied in part: if the old node is gone, nothing is created, and
+// the client reports that the grant had ended and creates the node alone. If the server refuses
+// it, the client releases alone. A lost answer concerns both halves. Then the new node, whose name
+// the client knows, decides about both: once no request on the lost connection can be executed
+// any more, the grant was released if that node exists, and otherwise the client repeats the
+// transaction. A transaction that arrives late, or twice, finds the guard changed or the old node
+// gone, and does nothing. If the request ends before the client knows, both outcomes are unknown:
+// the release is repeated, and the request is undone. An answer, also one that nothing was
+// applied, is a transaction that a majority has committed, so a deposed leader sends none.
+//
 // The token is the czxid of the grant's node, which rises with every transaction of the
 // ensemble, plus a base. The base is 0 until the ensemble is restored from an older copy,
 // and its transactions get numbers that were used before. A client notices that by a

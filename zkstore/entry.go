@@ -56,26 +56,38 @@ func (s *Store) cleanupContext(ctx context.Context) (context.Context, context.Ca
 	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 }
 
-// enter creates the node of a request, and reads the directory in the same round trip.
-func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string, data []byte) (*entry, []string, error) {
+// enter creates the node of a request, and reads the directory in the same round trip. The
+// transaction that creates the node also makes the release o, which may be nil.
+func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string, data []byte, o *release) (*entry, []string, error) {
 	prefix := dir + "/" + protected(r.ID) + mark
 	for {
 		guard, version := ss.guard()
 		mark := ss.highest()
 		base, known := ss.base()
 		create := zk.CreateSequential(prefix, data, ss.s.cfg.acl)
-		both, list := zk.Multi(zk.Check(guard, version), zk.Check(base, known.version), create), zk.Children(dir, false)
+		ops := []*zk.Call{zk.Check(guard, version), zk.Check(base, known.version)}
+		releasing := o.pending()
+		if releasing {
+			ops = append(ops, o.op())
+		}
+		both, list := zk.Multi(append(ops, create)...), zk.Children(dir, false)
 		err := ss.zk.Do(ctx, both, list)
 		if lost, ok := errors.AsType[*zk.LostError](err); ok {
 			if ctx.Err() != nil {
-				return nil, nil, ss.abandonCreate(ctx, r, dir, data, both, create, lost)
+				return nil, nil, ss.abandonCreate(ctx, r, dir, data, both, create, lost, o)
 			}
 			c, err := ss.findCreated(ctx, r, dir, both.Conn)
 			switch {
 			case err != nil:
 				return nil, nil, err
 			case c == nil:
+				if releasing {
+					o.lost = true
+				}
 				continue // it is created again
+			}
+			if releasing {
+				o.done(dir, c.names)
 			}
 			p, err := ss.entry(r, dir, c.path, known.token(c.czxid), data, c.at)
 			return p, c.names, err
@@ -84,6 +96,9 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 		case err != nil:
 			return nil, nil, ss.fail(err)
 		case both.Err == nil:
+			if releasing {
+				o.done(dir, list.Names)
+			}
 			p, err := ss.entry(r, dir, create.Path, known.token(both.Zxid), data, both.Sent)
 			if err != nil {
 				return nil, nil, err
@@ -96,7 +111,9 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 			err = ss.reguard(ctx, guard)
 		case both.Failed == 1 && errors.Is(both.Err, zk.ErrBadVersion):
 			err = ss.raiseBase(ctx, mark) // another client has raised it, or a restore removed it
-		case both.Failed == 2 && errors.Is(both.Err, zk.ErrNoNode):
+		case releasing && both.Failed == 2 && errors.Is(both.Err, zk.ErrNoNode):
+			o.gone()
+		case both.Failed == len(ops) && errors.Is(both.Err, zk.ErrNoNode):
 			err = ss.ensure(ctx, dir)
 		default:
 			err = both.Err
@@ -141,7 +158,7 @@ type created struct {
 
 // abandonCreate ends a request whose caller has given up before the answer to its create. It
 // waits for the answer for a moment. Without it the outcome is unknown, for Undo.
-func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error) error {
+func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error, o *release) error {
 	t := time.NewTimer(cleanupTimeout)
 	defer t.Stop()
 	answered := false
@@ -157,6 +174,9 @@ func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir stri
 		return ss.s.fail(lost)
 	case both.Err != nil:
 		return withdrawn(ctx)
+	}
+	if o.pending() {
+		o.done(dir, nil)
 	}
 	p, err := ss.entry(r, dir, create.Path, ss.token(both.Zxid), data, both.Sent)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 // acquirePermit is Curator's InterProcessSemaphoreV2. The client that has the mutex below locks
 // creates a node below leases, waits until it is one of the first n there, and releases the
 // mutex. The queue is the mutex's, and the grant is the lease.
-func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (ss *session) acquirePermit(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	base := ss.s.dir(r.Name)
 	queue, leases := base+ss.s.recipe.queue, base+ss.s.recipe.leases
 	if !r.Wait {
@@ -23,7 +23,7 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 		}
 	}
 	data := encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
-	turn, names, err := ss.enter(ctx, r, queue, markMutex, data)
+	turn, names, err := ss.enter(ctx, r, queue, markMutex, data, o)
 	if turn == nil {
 		return driver.Grant{}, err
 	}
@@ -35,7 +35,7 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 		return driver.Grant{}, turn.failed(ctx, err)
 	}
 	data = encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
-	lease, names, err := ss.enter(ctx, r, leases, markLease, data)
+	lease, names, err := ss.enter(ctx, r, leases, markLease, data, nil)
 	if err == nil {
 		err = lease.stand(ctx, names, &queued)
 	}
