@@ -3,6 +3,7 @@ package zkstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -165,7 +166,7 @@ func (p *entry) stand(ctx context.Context, names []string, queued *bool) error {
 			if err != nil {
 				return err
 			}
-			if p.handedOff() {
+			if p.handedOff() || p.first() {
 				p.at = driver.Now()
 				return nil
 			}
@@ -265,8 +266,8 @@ func (p *entry) list(ctx context.Context) (names []string, handed bool, err erro
 func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gone bool, err error) {
 	ss := p.ss
 	var paths []string
-	set := toWatch(all, i)
 	ss.mu.Lock()
+	set, counted := p.toWatchLocked(all, i)
 	p.localPredecessors = p.localPredecessors[:0]
 	for _, n := range set {
 		path := p.dir + "/" + n.name
@@ -284,16 +285,19 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 	}
 	unwatched := p.unsubscribeLocked(paths)
 	for _, path := range paths {
-		if ss.subs[path] == nil {
-			ss.subs[path] = map[*entry]struct{}{}
-		}
-		ss.subs[path][p] = struct{}{}
+		p.subscribeLocked(path)
+	}
+	if p.counted, p.uncounted = counted, len(paths); counted {
+		p.subscribeLocked(p.path)
 	}
 	ss.mu.Unlock()
 
 	var calls []*zk.Call
 	for _, path := range paths {
 		calls = append(calls, zk.Get(path, true))
+	}
+	if counted {
+		calls = append(calls, zk.Get(p.path, true))
 	}
 	for _, path := range unwatched {
 		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
@@ -305,17 +309,17 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 	err = ss.zk.Do(ctx, calls...)
 	ss.unwatched(unwatched)
 	if err != nil {
+		ss.mu.Lock()
+		p.counted = false
+		ss.mu.Unlock()
 		if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
 			return true, nil // read again, on the next connection
 		}
 		return false, err
 	}
-	for _, c := range calls[:len(paths)] {
-		if errors.Is(c.Err, zk.ErrNoNode) {
-			gone = true
-		} else if c.Err != nil {
-			return false, c.Err
-		}
+	gone, err = p.watched(paths, calls)
+	if err != nil {
+		return false, err
 	}
 	// The holders that were read anyway.
 	var holders []driver.Holder
@@ -329,6 +333,65 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 	}
 	p.reportQueued(queued, holders)
 	return gone, nil
+}
+
+// watched handles the answers to the reads of paths, and of the entry's own node if they are to be
+// counted. gone reports that the entry need not wait.
+func (p *entry) watched(paths []string, calls []*zk.Call) (gone bool, err error) {
+	ss := p.ss
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for j, path := range paths {
+		switch err := calls[j].Err; {
+		case errors.Is(err, zk.ErrNoNode) && p.counted:
+			// Unless an older watch has reported the end, no watch does.
+			if _, waits := ss.subs[path][p]; waits {
+				delete(ss.subs[path], p)
+				p.uncounted--
+			}
+		case errors.Is(err, zk.ErrNoNode):
+			gone = true
+		case err != nil:
+			return false, err
+		}
+	}
+	if !p.counted {
+		return gone, nil
+	}
+	p.conn = calls[0].Conn
+	if own := calls[len(paths)].Err; errors.Is(own, zk.ErrNoNode) {
+		p.counted = false
+		return true, nil // read again
+	} else if own != nil {
+		return false, own
+	}
+	return p.uncounted == 0, nil
+}
+
+// maxCounted is the largest number of nodes before an entry that it watches all.
+const maxCounted = 3
+
+// toWatchLocked returns the nodes that an entry watches. counted reports that they are all the nodes
+// before it, and that the entry need not read the queue when they have gone. An entry further behind
+// waits for the last node but one, so that it has read the queue before it is its turn.
+//
+// Nodes of other clients are not counted: Curator's holder of a write lock may put a node of a
+// reader beside its own, which is before the entry. Nor are those of this client, which are not watched.
+func (p *entry) toWatchLocked(all []node, i int) (set []node, counted bool) {
+	own := func(n node) bool {
+		_, own := p.ss.ours[p.dir+"/"+n.name]
+		return own
+	}
+	switch {
+	case p.node.limit != driver.Exclusive:
+	case i > maxCounted:
+		if !own(all[i-2]) {
+			return all[i-2 : i-1], false
+		}
+	case !slices.ContainsFunc(all[:i], func(n node) bool { return own(n) || !isProtected(n.name) }):
+		return all[:i], true // mutation: zookeeper-counted
+	}
+	return toWatch(all, i), false
 }
 
 func (p *entry) reportQueued(queued *bool, holders []driver.Holder) {
@@ -350,13 +413,16 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 		}
 		return driver.Grant{}, p.failed(ctx, err)
 	}
-	unwatched := p.unregister()
 	g := &grant{
 		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, SentAt: at, TTL: ss.ttl, Slot: driver.NoSlot},
 		ss:    ss, from: p.r.From, dir: p.dir, path: p.path, sent: at, ttl: ss.ttl, made: time.Now(),
 	}
 	g.Handle = g
 	ss.mu.Lock()
+	unwatched := p.unregisterLocked()
+	if p.counted {
+		g.watched = p.conn
+	}
 	if ss.ended {
 		ss.mu.Unlock()
 		return driver.Grant{}, ss.fail(errOver)

@@ -21,6 +21,17 @@
 // grants exclude one another as long as their nodes exist. The rest of the argument is how
 // long a node exists.
 //
+// An exclusive entry with at most three nodes before it watches all of them and its own, on one
+// connection. When all of them have gone, it is a grant without a read. A deletion that a server
+// reports is committed, a deleted node never returns, and no new node precedes the entry: so the
+// entry is the first. A server executes transactions and sends their events in one order. So the
+// deletion of the entry's own node would have been reported before, and a later one ends a
+// grant that is watched already. A server that is cut off reports late, which makes the client
+// wait longer. Another event, the removal of a watch and a new connection end the count: the entry
+// reads the queue again. An entry further behind waits for the last node but one, and then reads
+// and counts. Nodes of other clients are not counted, since Curator's holder of a write lock can
+// put the node of a reader before the entry. Those of the same client are not watched.
+//
 // A node exists until its session ends, unless a client deletes it by hand. The leader
 // decides the session's end. The server of a client may be cut off from the leader and not
 // notice: it goes on answering pings and reads for seconds after the leader has ended the

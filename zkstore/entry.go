@@ -32,6 +32,12 @@ type entry struct {
 	// subscribed are the paths in the session's subs, and localPredecessors the nodes of
 	// this client that the entry waits for without a watch.
 	subscribed, localPredecessors []string
+	// counted is set while the entry counts the ends of all nodes before it: each of the uncounted
+	// ones is watched on the connection conn, and so is the entry's own node. Under the session's
+	// mutex.
+	counted   bool
+	uncounted int
+	conn      int
 	// handoff is set when the grant before the entry was released in this process, and
 	// vanished when the entry's own node turned out to be gone then.
 	handoff, vanished bool
@@ -46,6 +52,28 @@ func (p *entry) wake(fresh []string) {
 	case p.signal <- struct{}{}:
 	default:
 	}
+}
+
+// notice handles an event of a node that the entry watches. The caller holds the session's mutex.
+func (p *entry) notice(e zk.Event) {
+	switch {
+	case e.Type == zk.EventDeleted && e.Path == p.path:
+		p.vanished = true
+	case e.Type == zk.EventDeleted && p.counted:
+		if p.uncounted--; p.uncounted == 0 {
+			p.wake(nil)
+		}
+		return
+	}
+	p.counted = false // the watch of that node is used up
+	p.wake(nil)
+}
+
+// first reports whether every node before the entry was seen to end while its own stood.
+func (p *entry) first() bool {
+	p.ss.mu.Lock()
+	defer p.ss.mu.Unlock()
+	return p.counted && p.uncounted == 0
 }
 
 // cleanupTimeout limits the cleanup of a call after its context has ended.
@@ -298,17 +326,35 @@ func (p *entry) register() {
 
 // unregister ends that. It returns the paths whose watches no entry needs any more.
 func (p *entry) unregister() (unwatched []string) {
+	p.ss.mu.Lock()
+	defer p.ss.mu.Unlock()
+	return p.unregisterLocked()
+}
+
+func (p *entry) unregisterLocked() (unwatched []string) {
 	ss := p.ss
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
 	delete(ss.entries[p.dir], p)
 	if len(ss.entries[p.dir]) == 0 {
 		delete(ss.entries, p.dir)
+	}
+	// A watch of the own node stays: it is of use to the grant, and ends with the node.
+	delete(ss.subs[p.path], p)
+	if len(ss.subs[p.path]) == 0 {
+		delete(ss.subs, p.path)
 	}
 	if g, ok := ss.ours[p.path]; ok && g == nil {
 		delete(ss.ours, p.path)
 	}
 	return p.unsubscribeLocked(nil)
+}
+
+func (p *entry) subscribeLocked(path string) {
+	subs := p.ss.subs[path]
+	if subs == nil {
+		subs = map[*entry]struct{}{}
+		p.ss.subs[path] = subs
+	}
+	subs[p] = struct{}{}
 }
 
 // unsubscribeLocked removes all subscriptions except those to keep.
@@ -321,6 +367,9 @@ func (p *entry) unsubscribeLocked(keep []string) (unwatched []string) {
 		delete(subs, p)
 		if standing && len(subs) == 0 {
 			delete(p.ss.subs, path)
+			if _, own := p.ss.ours[path]; own {
+				continue // its own entry may watch it
+			}
 			unwatched = append(unwatched, path)
 		}
 	}
@@ -337,6 +386,7 @@ func (ss *session) unwatched(paths []string) {
 	defer ss.mu.Unlock()
 	for _, path := range paths {
 		for p := range ss.subs[path] {
+			p.counted = false
 			p.wake(nil)
 		}
 		for t := range ss.trees {
