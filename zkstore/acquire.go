@@ -166,8 +166,11 @@ func (p *entry) stand(ctx context.Context, names []string, queued *bool) error {
 			if err != nil {
 				return err
 			}
-			if p.handedOff() || p.first() {
+			if p.handedOff() {
 				p.at = driver.Now()
+				return nil
+			}
+			if p.first() {
 				return nil
 			}
 		}
@@ -358,7 +361,7 @@ func (p *entry) watched(paths []string, calls []*zk.Call) (gone bool, err error)
 	if !p.counted {
 		return gone, nil
 	}
-	p.conn = calls[0].Conn
+	p.conn, p.since = calls[0].Conn, calls[0].Sent
 	if own := calls[len(paths)].Err; errors.Is(own, zk.ErrNoNode) {
 		p.counted = false
 		return true, nil // read again

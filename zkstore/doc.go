@@ -27,7 +27,8 @@
 // entry is the first. A server executes transactions and sends their events in one order. So the
 // deletion of the entry's own node would have been reported before, and a later one ends a
 // grant that is watched already. A server that is cut off reports late, which makes the client
-// wait longer. Another event, the removal of a watch and a new connection end the count: the entry
+// wait longer. The validity of such a grant runs from the requests that set the watches; if they are
+// older than a quarter of the TTL, the client reads the queue. Another event, the removal of a watch and a new connection end the count: the entry
 // reads the queue again. An entry further behind waits for the last node but one, and then reads
 // and counts. Nodes of other clients are not counted, since Curator's holder of a write lock can
 // put the node of a reader before the entry. Those of the same client are not watched.

@@ -33,11 +33,12 @@ type entry struct {
 	// this client that the entry waits for without a watch.
 	subscribed, localPredecessors []string
 	// counted is set while the entry counts the ends of all nodes before it: each of the uncounted
-	// ones is watched on the connection conn, and so is the entry's own node. Under the session's
-	// mutex.
+	// ones is watched on the connection conn, and so is the entry's own node. since is before the
+	// requests that set the watches. Under the session's mutex.
 	counted   bool
 	uncounted int
 	conn      int
+	since     driver.Instant
 	// handoff is set when the grant before the entry was released in this process, and
 	// vanished when the entry's own node turned out to be gone then.
 	handoff, vanished bool
@@ -69,11 +70,20 @@ func (p *entry) notice(e zk.Event) {
 	p.wake(nil)
 }
 
-// first reports whether every node before the entry was seen to end while its own stood.
+// first reports whether every node before the entry was seen to end while its own stood. Validity
+// runs from the last requests, so after a longer wait the entry reads again.
 func (p *entry) first() bool {
 	p.ss.mu.Lock()
 	defer p.ss.mu.Unlock()
-	return p.counted && p.uncounted == 0
+	if !p.counted || p.uncounted > 0 {
+		return false
+	}
+	passed, _ := p.since.Elapsed()
+	if passed > p.ss.ttl/4 {
+		return false
+	}
+	p.at = p.since
+	return true
 }
 
 // cleanupTimeout limits the cleanup of a call after its context has ended.
