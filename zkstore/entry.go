@@ -334,7 +334,7 @@ func (p *entry) register() {
 	}
 }
 
-// unregister ends that. It returns the paths whose watches no entry needs any more.
+// unregister ends that. It returns the paths whose watches no entry needs now.
 func (p *entry) unregister() (unwatched []string) {
 	p.ss.mu.Lock()
 	defer p.ss.mu.Unlock()
