@@ -318,18 +318,18 @@ type view struct {
 	stands  bool
 	granted bool
 	watch   string // the key to watch if the entry is not granted; empty: every deletion
-	next    bool   // that key is the only entry before it
+	counted bool   // the queue has every entry before it, and all deletions are watched
 	queue   queue  // the part of the queue that was read
 }
 
 // reads returns the reads that show the position of an entry. An exclusive entry needs only the
-// first and the last two keys.
+// first key and the last ones.
 func (a *request) reads(prefix string) []clientv3.Op {
 	if a.r.Limit != driver.Exclusive {
 		return []clientv3.Op{clientv3.OpGet(prefix, clientv3.WithPrefix())}
 	}
 	first := clientv3.OpGet(prefix, clientv3.WithFirstCreate()...)
-	last := append(clientv3.WithLastCreate(), clientv3.WithLimit(2))
+	last := append(clientv3.WithLastCreate(), clientv3.WithLimit(maxCounted+1))
 	if rev := a.rev.Load(); rev > 0 {
 		last = append(last, clientv3.WithMaxCreateRev(rev))
 	}
@@ -348,18 +348,32 @@ func (a *request) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix stri
 	if len(q) != len(kvs) {
 		return view{}
 	}
-	// The first key may be among the last two.
+	// If the first key is among the last ones, they are all.
 	for i := 1; i < len(q); i++ {
 		if q[i].key == q[i-1].key {
-			q = append(q[:i:i], q[i+1:]...)
-			break
+			return a.judge(rev, append(q[:i:i], q[i+1:]...)).count(a)
 		}
 	}
-	return a.judge(rev, q)
+	v := a.judge(rev, q)
+	if i := q.find(a.key); v.watch != "" && i >= 2 {
+		v.watch = q[i-2].key // so that it has read the queue again before it is its turn
+	}
+	return v
+}
+
+// maxCounted is the largest number of entries before an exclusive one that counts their deletions.
+const maxCounted = 3
+
+// count makes a view of the whole queue wait until every entry before that of a is deleted.
+func (v view) count(a *request) view {
+	if v.stands && !v.granted && a.r.Limit == driver.Exclusive && v.queue.find(a.key) <= maxCounted {
+		v.counted, v.watch = true, ""
+	}
+	return v
 }
 
 // judge finds the entry in the queue. For an exclusive entry the queue may have a gap before the
-// last two.
+// last ones.
 func (a *request) judge(rev int64, q queue) view {
 	v := view{rev: rev, queue: q}
 	i := q.find(a.key)
@@ -370,7 +384,6 @@ func (a *request) judge(rev int64, q queue) view {
 	v.granted = i < q.granted() && (a.r.Limit != driver.Exclusive || i == 0)
 	if !v.granted {
 		v.watch = q.blocker(i)
-		v.next = i == 1 && q[0].key == v.watch
 	}
 	return v
 }
@@ -391,5 +404,5 @@ func (s *Store) readView(ctx context.Context, a *request) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
-	return a.judge(all.Header.Revision, newQueue(all.Kvs, prefix)), nil
+	return a.judge(all.Header.Revision, newQueue(all.Kvs, prefix)).count(a), nil
 }

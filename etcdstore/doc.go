@@ -80,12 +80,22 @@
 // watch stands. A watch from an older revision would be exact, but waits for the server's
 // synchronisation of every 100 ms. When the stream ends, the store makes every watch again, and reads its keys again.
 //
-// A waiter watches the entry before it alone or, where entries of several limits decide, the
-// deletions of the name's entries, which it counts itself. Nothing is granted on an event alone:
-// when the only entry before its own has gone, the waiter reads through the quorum whether its
-// own stands, unless the transaction that released the one before has returned that. In all other
-// cases it reads the queue again. It also does so every 10 seconds, and every second while its
-// watch does not stand. Releases and breaks compare the entry's create revision.
+// An exclusive waiter with at most three entries before it watches the deletions of all entries of
+// the name. It is granted without a further read when all entries before its own were deleted and
+// its own was not. That is safe for these reasons. It has read the whole queue up to its own entry
+// through the quorum, after the watch was made. No later entry gets a smaller create revision. One
+// watch reports all deletions in the order of their revisions, and those of one revision together,
+// also at a member that is cut off or led the cluster before: such a member reports late. So the
+// entry stood when the last one before it was deleted. The watch does not count if it was interrupted
+// after that read, as by a compaction or a lost connection: the waiter reads the queue again. A member
+// that reports its progress grants nothing.
+//
+// An exclusive waiter further behind watches the last entry but one before it, so that it reads the
+// queue again before it is its turn. A waiter among several limits watches the deletions of the name's
+// entries, which it counts itself, and then reads the queue again. If the transaction that
+// released the one before has shown that a waiter is the first, it needs no event. Every waiter reads
+// every 10 seconds, and every second while its watch does not stand. Releases and breaks compare the
+// entry's create revision.
 //
 // A holder is watched in two ways. Each lease has a sentinel, a key that goes with the lease and
 // only with it: its deletion ends every grant of the lease at once, also those that are held for

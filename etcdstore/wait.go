@@ -222,6 +222,7 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 	defer s.unwatch(w)
 	overdue := time.NewTimer(fallback.After(ctx, unwatchedEvery))
 	defer overdue.Stop()
+	complete := false // the watch has reported every change since v was read
 	for {
 		select {
 		case <-ctx.Done():
@@ -250,18 +251,19 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 			if err != nil || now.granted || !now.stands || now.watch != v.watch {
 				return now, err
 			}
-			v = now
+			v, complete = now, true
 		case u.interrupted:
+			complete = false
 			overdue.Reset(fallback.After(ctx, unwatchedEvery))
 		}
 		events := v.news(u.events)
 		switch {
 		case v.watch != "" && len(events) > 0:
-			if v.next && a.r.Limit == driver.Exclusive {
-				return s.confirm(ctx, a)
-			}
 			return s.readView(ctx, a)
 		case v.watch == "" && v.gone(events, a.key):
+			if complete && v.counted && v.queue.find(a.key) == 0 {
+				return view{rev: events[len(events)-1].Kv.ModRevision, stands: true, granted: true}, nil
+			}
 			return s.readView(ctx, a)
 		}
 	}
@@ -283,20 +285,6 @@ func (s *Store) since(ctx context.Context, a *request, v view) (view, error) {
 		}
 	}
 	return s.readView(ctx, a)
-}
-
-// confirm reads whether an exclusive entry stands, after the only entry before it has gone: an
-// administrator may have revoked its lease during the wait. No other entry can precede it, so it
-// is then granted.
-func (s *Store) confirm(ctx context.Context, a *request) (view, error) {
-	bounded, cancel := context.WithTimeout(ctx, a.e.timeout())
-	resp, err := s.client.Get(bounded, a.key, clientv3.WithKeysOnly())
-	cancel()
-	if err != nil {
-		return view{}, err
-	}
-	stands := len(resp.Kvs) == 1 && resp.Kvs[0].CreateRevision == a.rev.Load()
-	return view{rev: resp.Header.Revision, stands: stands, granted: stands}, nil
 }
 
 // news returns the events that are newer than the view. A watch starts at the revision of its

@@ -3,6 +3,7 @@ package zkstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -11,14 +12,20 @@ import (
 
 // Acquire returns a grant, waits in the queue, or returns an error.
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
-	g, err := s.attempt(ctx, r)
+	return s.acquire(ctx, r, nil)
+}
+
+// acquire is Acquire. The transaction that creates the first node also makes the release o, which
+// may be nil.
+func (s *Store) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
+	g, err := s.attempt(ctx, r, o)
 	if err != nil && r.Wait && ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
 		return g, withdrawn(ctx) // nothing was sent
 	}
 	return g, err
 }
 
-func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (s *Store) attempt(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	switch {
 	case s.closed.Load():
 		return driver.Grant{}, errClosed()
@@ -38,7 +45,13 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 	ttl := s.round(r.TTL)
 	var old *session
 	for {
+		if o.pending() && (o.g.ss.ttl != ttl || o.g.ss.zk.Ended() != nil) {
+			o.alone(ctx) // the other session may take a while to begin
+		}
 		ss, err := s.session(ctx, ttl)
+		if o.pending() && ss != nil && ss != o.g.ss {
+			o.alone(ctx)
+		}
 		if err == nil && old != nil {
 			if err = ss.settle(ctx, r, old); err == nil {
 				old = nil
@@ -50,7 +63,7 @@ func (s *Store) attempt(ctx context.Context, r driver.Request) (driver.Grant, er
 			}
 			return driver.Grant{}, doubtful(old != nil, err)
 		}
-		g, err := s.recipe.acquire(ss, ctx, r)
+		g, err := s.recipe.acquire(ss, ctx, r, o)
 		if err != errOver {
 			return g, err
 		}
@@ -73,7 +86,7 @@ func doubtful(again bool, err error) error {
 }
 
 // acquire is the recipe of a single queue.
-func (ss *session) acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (ss *session) acquire(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	dir := ss.s.dir(r.Name)
 	if !r.Wait {
 		if err := ss.lookFirst(ctx, dir, r.Limit); err != nil {
@@ -81,7 +94,7 @@ func (ss *session) acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		}
 	}
 	data := encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
-	p, names, err := ss.enter(ctx, r, dir, ss.s.recipe.mark(r.Limit), data)
+	p, names, err := ss.enter(ctx, r, dir, ss.s.recipe.mark(r.Limit), data, o)
 	if p == nil {
 		return driver.Grant{}, err
 	}
@@ -155,6 +168,9 @@ func (p *entry) stand(ctx context.Context, names []string, queued *bool) error {
 			}
 			if p.handedOff() {
 				p.at = driver.Now()
+				return nil
+			}
+			if p.first() {
 				return nil
 			}
 		}
@@ -253,8 +269,8 @@ func (p *entry) list(ctx context.Context) (names []string, handed bool, err erro
 func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gone bool, err error) {
 	ss := p.ss
 	var paths []string
-	set := toWatch(all, i)
 	ss.mu.Lock()
+	set, counted := p.toWatchLocked(all, i)
 	p.localPredecessors = p.localPredecessors[:0]
 	for _, n := range set {
 		path := p.dir + "/" + n.name
@@ -272,16 +288,19 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 	}
 	unwatched := p.unsubscribeLocked(paths)
 	for _, path := range paths {
-		if ss.subs[path] == nil {
-			ss.subs[path] = map[*entry]struct{}{}
-		}
-		ss.subs[path][p] = struct{}{}
+		p.subscribeLocked(path)
+	}
+	if p.counted, p.uncounted = counted, len(paths); counted {
+		p.subscribeLocked(p.path)
 	}
 	ss.mu.Unlock()
 
 	var calls []*zk.Call
 	for _, path := range paths {
 		calls = append(calls, zk.Get(path, true))
+	}
+	if counted {
+		calls = append(calls, zk.Get(p.path, true))
 	}
 	for _, path := range unwatched {
 		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
@@ -293,17 +312,17 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 	err = ss.zk.Do(ctx, calls...)
 	ss.unwatched(unwatched)
 	if err != nil {
+		ss.mu.Lock()
+		p.counted = false
+		ss.mu.Unlock()
 		if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
 			return true, nil // read again, on the next connection
 		}
 		return false, err
 	}
-	for _, c := range calls[:len(paths)] {
-		if errors.Is(c.Err, zk.ErrNoNode) {
-			gone = true
-		} else if c.Err != nil {
-			return false, c.Err
-		}
+	gone, err = p.watched(paths, calls)
+	if err != nil {
+		return false, err
 	}
 	// The holders that were read anyway.
 	var holders []driver.Holder
@@ -317,6 +336,65 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 	}
 	p.reportQueued(queued, holders)
 	return gone, nil
+}
+
+// watched handles the answers to the reads of paths, and of the entry's own node if they are to be
+// counted. gone reports that the entry need not wait.
+func (p *entry) watched(paths []string, calls []*zk.Call) (gone bool, err error) {
+	ss := p.ss
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	for j, path := range paths {
+		switch err := calls[j].Err; {
+		case errors.Is(err, zk.ErrNoNode) && p.counted:
+			// Unless an older watch has reported the end, no watch does.
+			if _, waits := ss.subs[path][p]; waits {
+				delete(ss.subs[path], p)
+				p.uncounted--
+			}
+		case errors.Is(err, zk.ErrNoNode):
+			gone = true
+		case err != nil:
+			return false, err
+		}
+	}
+	if !p.counted {
+		return gone, nil
+	}
+	p.conn, p.since = calls[0].Conn, calls[0].Sent
+	if own := calls[len(paths)].Err; errors.Is(own, zk.ErrNoNode) {
+		p.counted = false
+		return true, nil // read again
+	} else if own != nil {
+		return false, own
+	}
+	return p.uncounted == 0, nil
+}
+
+// maxCounted is the largest number of nodes before an entry that it watches all.
+const maxCounted = 3
+
+// toWatchLocked returns the nodes that an entry watches. counted reports that they are all the nodes
+// before it, and that the entry need not read the queue when they have gone. An entry further behind
+// waits for the last node but one, so that it has read the queue before it is its turn.
+//
+// Nodes of other clients are not counted: Curator's holder of a write lock may put a node of a
+// reader beside its own, which is before the entry. Nor are those of this client, which are not watched.
+func (p *entry) toWatchLocked(all []node, i int) (set []node, counted bool) {
+	own := func(n node) bool {
+		_, own := p.ss.ours[p.dir+"/"+n.name]
+		return own
+	}
+	switch {
+	case p.node.limit != driver.Exclusive:
+	case i > maxCounted:
+		if !own(all[i-2]) {
+			return all[i-2 : i-1], false
+		}
+	case !slices.ContainsFunc(all[:i], func(n node) bool { return own(n) || !isProtected(n.name) }):
+		return all[:i], true // mutation: zookeeper-counted
+	}
+	return toWatch(all, i), false
 }
 
 func (p *entry) reportQueued(queued *bool, holders []driver.Holder) {
@@ -338,13 +416,16 @@ func (p *entry) granted(ctx context.Context) (driver.Grant, error) {
 		}
 		return driver.Grant{}, p.failed(ctx, err)
 	}
-	unwatched := p.unregister()
 	g := &grant{
 		Grant: driver.Grant{ID: p.r.ID, Name: p.r.Name, Limit: p.r.Limit, Token: p.token, SentAt: at, TTL: ss.ttl, Slot: driver.NoSlot},
 		ss:    ss, from: p.r.From, dir: p.dir, path: p.path, sent: at, ttl: ss.ttl, made: time.Now(),
 	}
 	g.Handle = g
 	ss.mu.Lock()
+	unwatched := p.unregisterLocked()
+	if p.counted {
+		g.watched = p.conn
+	}
 	if ss.ended {
 		ss.mu.Unlock()
 		return driver.Grant{}, ss.fail(errOver)

@@ -21,6 +21,18 @@
 // grants exclude one another as long as their nodes exist. The rest of the argument is how
 // long a node exists.
 //
+// An exclusive entry with at most three nodes before it watches all of them and its own, on one
+// connection. When all of them have gone, it is a grant without a read. A deletion that a server
+// reports is committed, a deleted node never returns, and no new node precedes the entry: so the
+// entry is the first. A server executes transactions and sends their events in one order. So the
+// deletion of the entry's own node would have been reported before, and a later one ends a
+// grant that is watched already. A server that is cut off reports late, which makes the client
+// wait longer. The validity of such a grant runs from the requests that set the watches; if they are
+// older than a quarter of the TTL, the client reads the queue. Another event, the removal of a watch and a new connection end the count: the entry
+// reads the queue again. An entry further behind waits for the last node but one, and then reads
+// and counts. Nodes of other clients are not counted, since Curator's holder of a write lock can
+// put the node of a reader before the entry. Those of the same client are not watched.
+//
 // A node exists until its session ends, unless a client deletes it by hand. The leader
 // decides the session's end. The server of a client may be cut off from the leader and not
 // notice: it continues to answer pings and reads for seconds after the leader has ended the
@@ -51,6 +63,19 @@
 // A release deletes a node whose name is used once, which proves that the node existed. If
 // the next in the queue is an entry of the same client, it becomes a grant before the
 // answer: both nodes are this client's, and every entry behind waits for both.
+//
+// [Store.Swap] deletes the node of a grant and creates that of the next request in one
+// transaction, which the server writes to its disk once. The new node is behind every other, and
+// its number is larger, so the order stays and the token rises. The transaction has the checks of
+// every create. It cannot be applied in part: if the old node is gone, nothing is created, and
+// the client reports that the grant had ended and creates the node alone. If the server refuses
+// it, the client releases alone. A lost answer concerns both halves. Then the new node, whose name
+// the client knows, decides about both: once no request on the lost connection can be executed
+// any more, the grant was released if that node exists, and otherwise the client repeats the
+// transaction. A transaction that arrives late, or twice, finds the guard changed or the old node
+// gone, and does nothing. If the request ends before the client knows, both outcomes are unknown:
+// the release is repeated, and the request is undone. An answer, also one that nothing was
+// applied, is a transaction that a majority has committed, so a deposed leader sends none.
 //
 // The token is the czxid of the grant's node, which rises with every transaction of the
 // ensemble, plus a base. The base is 0 until the ensemble is restored from an older copy,

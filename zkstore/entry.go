@@ -32,6 +32,13 @@ type entry struct {
 	// subscribed are the paths in the session's subs, and localPredecessors the nodes of
 	// this client that the entry waits for without a watch.
 	subscribed, localPredecessors []string
+	// counted is set while the entry counts the ends of all nodes before it: each of the uncounted
+	// ones is watched on the connection conn, and so is the entry's own node. since is before the
+	// requests that set the watches. Under the session's mutex.
+	counted   bool
+	uncounted int
+	conn      int
+	since     driver.Instant
 	// handoff is set when the grant before the entry was released in this process, and
 	// vanished when the entry's own node turned out to be gone then.
 	handoff, vanished bool
@@ -48,6 +55,37 @@ func (p *entry) wake(fresh []string) {
 	}
 }
 
+// notice handles an event of a node that the entry watches. The caller holds the session's mutex.
+func (p *entry) notice(e zk.Event) {
+	switch {
+	case e.Type == zk.EventDeleted && e.Path == p.path:
+		p.vanished = true
+	case e.Type == zk.EventDeleted && p.counted:
+		if p.uncounted--; p.uncounted == 0 {
+			p.wake(nil)
+		}
+		return
+	}
+	p.counted = false // the watch of that node is used up
+	p.wake(nil)
+}
+
+// first reports whether every node before the entry was seen to end while its own stood. Validity
+// runs from the last requests, so after a longer wait the entry reads again.
+func (p *entry) first() bool {
+	p.ss.mu.Lock()
+	defer p.ss.mu.Unlock()
+	if !p.counted || p.uncounted > 0 {
+		return false
+	}
+	passed, _ := p.since.Elapsed()
+	if passed > p.ss.ttl/4 {
+		return false
+	}
+	p.at = p.since
+	return true
+}
+
 // cleanupTimeout limits the cleanup of a call after its context has ended.
 const cleanupTimeout = 300 * time.Millisecond
 
@@ -56,26 +94,38 @@ func (s *Store) cleanupContext(ctx context.Context) (context.Context, context.Ca
 	return context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 }
 
-// enter creates the node of a request, and reads the directory in the same round trip.
-func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string, data []byte) (*entry, []string, error) {
+// enter creates the node of a request, and reads the directory in the same round trip. The
+// transaction that creates the node also makes the release o, which may be nil.
+func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string, data []byte, o *release) (*entry, []string, error) {
 	prefix := dir + "/" + protected(r.ID) + mark
 	for {
 		guard, version := ss.guard()
 		mark := ss.highest()
 		base, known := ss.base()
 		create := zk.CreateSequential(prefix, data, ss.s.cfg.acl)
-		both, list := zk.Multi(zk.Check(guard, version), zk.Check(base, known.version), create), zk.Children(dir, false)
+		ops := []*zk.Call{zk.Check(guard, version), zk.Check(base, known.version)}
+		releasing := o.pending()
+		if releasing {
+			ops = append(ops, o.op())
+		}
+		both, list := zk.Multi(append(ops, create)...), zk.Children(dir, false)
 		err := ss.zk.Do(ctx, both, list)
 		if lost, ok := errors.AsType[*zk.LostError](err); ok {
 			if ctx.Err() != nil {
-				return nil, nil, ss.abandonCreate(ctx, r, dir, data, both, create, lost)
+				return nil, nil, ss.abandonCreate(ctx, r, dir, data, both, create, lost, o)
 			}
 			c, err := ss.findCreated(ctx, r, dir, both.Conn)
 			switch {
 			case err != nil:
 				return nil, nil, err
 			case c == nil:
+				if releasing {
+					o.lost = true
+				}
 				continue // it is created again
+			}
+			if releasing {
+				o.done(dir, c.names)
 			}
 			p, err := ss.entry(r, dir, c.path, known.token(c.czxid), data, c.at)
 			return p, c.names, err
@@ -84,6 +134,9 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 		case err != nil:
 			return nil, nil, ss.fail(err)
 		case both.Err == nil:
+			if releasing {
+				o.done(dir, list.Names)
+			}
 			p, err := ss.entry(r, dir, create.Path, known.token(both.Zxid), data, both.Sent)
 			if err != nil {
 				return nil, nil, err
@@ -96,7 +149,9 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 			err = ss.reguard(ctx, guard)
 		case both.Failed == 1 && errors.Is(both.Err, zk.ErrBadVersion):
 			err = ss.raiseBase(ctx, mark) // another client has raised it, or a restore removed it
-		case both.Failed == 2 && errors.Is(both.Err, zk.ErrNoNode):
+		case releasing && both.Failed == 2 && errors.Is(both.Err, zk.ErrNoNode):
+			o.gone()
+		case both.Failed == len(ops) && errors.Is(both.Err, zk.ErrNoNode):
 			err = ss.ensure(ctx, dir)
 		default:
 			err = both.Err
@@ -141,7 +196,7 @@ type created struct {
 
 // abandonCreate ends a request whose caller has given up before the answer to its create. It
 // waits for the answer for a moment. Without it the outcome is unknown, for Undo.
-func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error) error {
+func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir string, data []byte, both, create *zk.Call, lost error, o *release) error {
 	t := time.NewTimer(cleanupTimeout)
 	defer t.Stop()
 	answered := false
@@ -157,6 +212,9 @@ func (ss *session) abandonCreate(ctx context.Context, r driver.Request, dir stri
 		return ss.s.fail(lost)
 	case both.Err != nil:
 		return withdrawn(ctx)
+	}
+	if o.pending() {
+		o.done(dir, nil)
 	}
 	p, err := ss.entry(r, dir, create.Path, ss.token(both.Zxid), data, both.Sent)
 	if err != nil {
@@ -278,17 +336,35 @@ func (p *entry) register() {
 
 // unregister ends that. It returns the paths whose watches no entry needs now.
 func (p *entry) unregister() (unwatched []string) {
+	p.ss.mu.Lock()
+	defer p.ss.mu.Unlock()
+	return p.unregisterLocked()
+}
+
+func (p *entry) unregisterLocked() (unwatched []string) {
 	ss := p.ss
-	ss.mu.Lock()
-	defer ss.mu.Unlock()
 	delete(ss.entries[p.dir], p)
 	if len(ss.entries[p.dir]) == 0 {
 		delete(ss.entries, p.dir)
+	}
+	// A watch of the own node stays: it is of use to the grant, and ends with the node.
+	delete(ss.subs[p.path], p)
+	if len(ss.subs[p.path]) == 0 {
+		delete(ss.subs, p.path)
 	}
 	if g, ok := ss.ours[p.path]; ok && g == nil {
 		delete(ss.ours, p.path)
 	}
 	return p.unsubscribeLocked(nil)
+}
+
+func (p *entry) subscribeLocked(path string) {
+	subs := p.ss.subs[path]
+	if subs == nil {
+		subs = map[*entry]struct{}{}
+		p.ss.subs[path] = subs
+	}
+	subs[p] = struct{}{}
 }
 
 // unsubscribeLocked removes all subscriptions except those to keep.
@@ -301,6 +377,9 @@ func (p *entry) unsubscribeLocked(keep []string) (unwatched []string) {
 		delete(subs, p)
 		if standing && len(subs) == 0 {
 			delete(p.ss.subs, path)
+			if _, own := p.ss.ours[path]; own {
+				continue // its own entry may watch it
+			}
 			unwatched = append(unwatched, path)
 		}
 	}
@@ -317,6 +396,7 @@ func (ss *session) unwatched(paths []string) {
 	defer ss.mu.Unlock()
 	for _, path := range paths {
 		for p := range ss.subs[path] {
+			p.counted = false
 			p.wake(nil)
 		}
 		for t := range ss.trees {

@@ -42,6 +42,12 @@ func protected(id string) string {
 	return "_c_" + x[:8] + "-" + x[8:12] + "-" + x[12:16] + "-" + x[16:20] + "-" + x[20:] + "-"
 }
 
+// isProtected reports whether protected made the beginning of a node's name. Curator and others have
+// random UUIDs, of version 4.
+func isProtected(name string) bool {
+	return len(name) > len("_c_00000000-0000-8000-") && name[len("_c_00000000-0000-")] == '8' && strings.HasPrefix(name, "_c_")
+}
+
 // sequence parses the number that the server has appended after the last mark: an int32
 // printed with ten characters or more.
 func sequence(name, mark string) (int32, bool) {

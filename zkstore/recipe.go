@@ -15,7 +15,7 @@ type recipe struct {
 	read     func(string) (node, bool)
 	mark     func(limit int) string
 	supports func(limit int) bool
-	acquire  func(*session, context.Context, driver.Request) (driver.Grant, error)
+	acquire  func(*session, context.Context, driver.Request, *release) (driver.Grant, error)
 	// queue and leases are the parts below a name's node; empty if one queue contains both.
 	queue, leases string
 }
@@ -100,6 +100,7 @@ func (s *Store) guarantees(longest time.Duration) driver.Guarantees {
 			fmt.Sprintf("the servers' tickTime must be at most %s (set it with tick=)", s.cfg.tick),
 			fmt.Sprintf("a holder is notified of a deletion or a break within %s, if its server follows the leader", 2*watchDelay),
 			fmt.Sprintf("break first notifies the holder, by %s, and deletes the node after %s", revoke, s.cfg.grace),
+			"the next local waiter of a process that holds a lock queues with its release, and at most 5 ms after its grant",
 		},
 	}
 	switch s.cfg.layout {

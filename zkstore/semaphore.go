@@ -14,7 +14,7 @@ import (
 // acquirePermit follows Curator's InterProcessSemaphoreV2. Clients queue for a mutex, the
 // directory "locks". Its holder creates a node in the directory "leases", waits until its node
 // is one of the first n, and releases the mutex. The lease node is the grant.
-func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.Grant, error) {
+func (ss *session) acquirePermit(ctx context.Context, r driver.Request, o *release) (driver.Grant, error) {
 	base := ss.s.dir(r.Name)
 	queue, leases := base+ss.s.recipe.queue, base+ss.s.recipe.leases
 	if !r.Wait {
@@ -23,7 +23,7 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 		}
 	}
 	data := encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
-	mutex, names, err := ss.enter(ctx, r, queue, markMutex, data)
+	mutex, names, err := ss.enter(ctx, r, queue, markMutex, data, o)
 	if mutex == nil {
 		return driver.Grant{}, err
 	}
@@ -35,7 +35,7 @@ func (ss *session) acquirePermit(ctx context.Context, r driver.Request) (driver.
 		return driver.Grant{}, mutex.failed(ctx, err)
 	}
 	data = encodeOwner(r.From.Owner(), ss.ttl, r.Limit)
-	lease, names, err := ss.enter(ctx, r, leases, markLease, data)
+	lease, names, err := ss.enter(ctx, r, leases, markLease, data, nil)
 	if err == nil {
 		err = lease.stand(ctx, names, &queued)
 	}

@@ -244,7 +244,7 @@ func (ss *session) ensure(ctx context.Context, dir string) error {
 func (ss *session) onEvent(e zk.Event) {
 	ss.mu.Lock()
 	for p := range ss.subs[e.Path] {
-		p.wake(nil)
+		p.notice(e)
 	}
 	delete(ss.subs, e.Path)
 	var lost *grant
@@ -295,6 +295,7 @@ func (ss *session) onConn(int) {
 	defer ss.mu.Unlock()
 	for _, entries := range ss.entries {
 		for p := range entries {
+			p.counted = false
 			p.wake(nil)
 		}
 	}

@@ -48,6 +48,9 @@ var serverMistakes = []struct {
 	{"the token is the number of the node", "zookeeper", mutation.Plants{
 		"zookeeper-token": mutation.And("if n, ok := p.read(path[len(dir)+1:]); ok {\ntoken = uint64(n.seq) + 1\np.token = token\n}"),
 	}, "tokens|register|model"},
+	{"the end of the waiter before it is a waiter's turn", "zookeeper", mutation.Plants{
+		"zookeeper-counted": mutation.With("all[:i]", "all[i-1:i]"),
+	}, "exclusion|order|model"},
 }
 
 // TestServerMistakesAreConvicted plants each mistake in a copy of the library's source, builds the command

@@ -39,6 +39,7 @@ func conform(t *testing.T, layout zkstore.Layout) {
 	}
 	drivertest.Run(t, drivertest.Harness{
 		TTL:                 time.Second,
+		Session:             true, // validity may run from the requests that set the watches
 		Open:                openStore,
 		OpenWithoutFallback: openStore, // a waiter uses a watch, and does not poll
 		Disconnect: func(t testing.TB) {

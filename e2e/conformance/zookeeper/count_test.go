@@ -1,0 +1,149 @@
+package zookeeper
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	zookeeper "github.com/go-zookeeper/zk"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// TestEntryCountsTheEndsBeforeIt: an entry becomes a grant when the last of three nodes before it has
+// gone, in whatever order, and not before. It does not read the queue again.
+func TestEntryCountsTheEndsBeforeIt(t *testing.T) {
+	z := single(t)
+	_, a := locker(t, []string{z.Address()})
+	raw := connect(t, z.Address())
+	var left atomic.Int64
+	left.Store(1 << 40)
+	listed := make(chan struct{})
+	name := newName()
+	dir := "/faults/" + name
+	_, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		return tally{c, []byte(dir + "\x00"), &left, listed}, err // its children, and none of them
+	}))
+	first, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute)) // makes the name's node
+	must(t, err)
+	must(t, a.Release(t.Context(), first, 0))
+	for i, order := range [][3]int{{0, 1, 2}, {1, 0, 2}, {2, 1, 0}} {
+		var before []*queuedRequest
+		for range 3 {
+			_, b := locker(t, []string{z.Address()})
+			q := &queuedRequest{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
+			r := exclusive(name, 2*time.Minute)
+			r.From = q
+			before = append(before, q)
+			go func() {
+				if g, err := b.Acquire(t.Context(), r); err == nil {
+					q.granted <- g
+				}
+			}()
+			nodes(t, raw, dir, "it stands", count(len(before)))
+		}
+		left.Store(2) // the read with its create, and one more
+		last := queued(t, s, name, driver.Exclusive)
+		ahead := nodes(t, raw, dir, "all stand", count(4))
+		for n, j := range order {
+			select {
+			case g := <-last.granted:
+				t.Fatalf("order %d: granted beside %d others: %+v", i, 3-n, g)
+			default:
+			}
+			must(t, raw.Delete(dir+"/"+ahead[j], -1))
+		}
+		g := last.woken(t)
+		if left.Load() <= 0 {
+			t.Fatalf("order %d: the entry has read the queue again", i)
+		}
+		must(t, s.Release(t.Context(), g, 0))
+		empty(t, a, name)
+	}
+}
+
+// TestDeletedEntryIsNotGranted: an operator deletes the node of the next waiter, and then that of the
+// holder. The waiter is refused, and the one behind it is granted.
+func TestDeletedEntryIsNotGranted(t *testing.T) {
+	z := single(t)
+	_, holder := locker(t, []string{z.Address()})
+	_, s := locker(t, []string{z.Address()})
+	_, other := locker(t, []string{z.Address()})
+	raw := connect(t, z.Address())
+	for range 20 {
+		name := newName()
+		dir := "/faults/" + name
+		_, err := holder.Acquire(t.Context(), exclusive(name, 2*time.Minute))
+		must(t, err)
+		next := &queuedRequest{queued: make(chan struct{})}
+		r := exclusive(name, 2*time.Minute)
+		r.From = next
+		refused := make(chan error, 1)
+		go func() {
+			_, err := s.Acquire(t.Context(), r)
+			refused <- err
+		}()
+		<-next.queued
+		behind := queued(t, other, name, driver.Exclusive)
+		all := nodes(t, raw, dir, "all stand", count(3))
+		_, err = raw.Multi(
+			&zookeeper.DeleteRequest{Path: dir + "/" + all[1], Version: -1},
+			&zookeeper.DeleteRequest{Path: dir + "/" + all[0], Version: -1},
+		)
+		must(t, err)
+		g := behind.woken(t)
+		select {
+		case err := <-refused:
+			if driver.CodeOf(err) != driver.CodeUnavailable {
+				t.Fatalf("a waiter whose entry was deleted: %v, want unavailable", err)
+			}
+		case <-time.After(testTimeout):
+			t.Fatal("a waiter whose entry was deleted gets no answer")
+		}
+		must(t, other.Release(t.Context(), g, 0))
+	}
+}
+
+// TestReaderBesideAWriterPrecedesTheWaiter: the holder of Curator's write lock takes the read lock,
+// whose node gets the number of its own, and then releases the write lock. A waiter that had
+// queued before that waits for the reader.
+func TestReaderBesideAWriterPrecedesTheWaiter(t *testing.T) {
+	z := single(t)
+	_, s := locker(t, []string{z.Address()})
+	raw := connect(t, z.Address())
+	name := newName()
+	dir := "/faults/" + name
+	g, err := s.Acquire(t.Context(), exclusive(name, 2*time.Minute))
+	must(t, err)
+	writer, err := raw.Create(dir+"/_c_0c1bb0f1-6c1a-4a4f-9b5e-0123456789ab-__WRIT__", nil, zookeeper.FlagEphemeral|zookeeper.FlagSequence, zookeeper.WorldACL(zookeeper.PermAll))
+	must(t, err)
+	must(t, s.Release(t.Context(), g, 0))
+	waiter := queued(t, s, name, driver.Exclusive)
+	number := writer[len(writer)-10:]
+	reader := dir + "/_c_1c1bb0f1-6c1a-4a4f-9b5e-0123456789ab-__READ__" + number
+	_, err = raw.Create(reader, nil, zookeeper.FlagEphemeral, zookeeper.WorldACL(zookeeper.PermAll))
+	must(t, err)
+	must(t, raw.Delete(writer, -1))
+	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
+		watched, err := z.Command(t.Context(), "wchp")
+		must(t, err)
+		if bytes.Contains([]byte(watched), []byte(reader)) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the waiter does not watch the reader")
+		}
+		select {
+		case g := <-waiter.granted:
+			t.Fatalf("granted beside a reader: %+v", g)
+		default:
+		}
+	}
+	must(t, raw.Delete(reader, -1))
+	must(t, s.Release(t.Context(), waiter.woken(t), 0))
+}

@@ -1,0 +1,285 @@
+package zookeeper
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore"
+)
+
+// exclusive returns a request for a name.
+func exclusive(name string, ttl time.Duration) driver.Request {
+	return driver.Request{ID: "s-" + newName(), Name: name, Limit: driver.Exclusive, TTL: ttl, Wait: true, From: noRequester{}}
+}
+
+// swapped is the outcome of a Swap.
+type swapped struct {
+	g        driver.Grant
+	err      error
+	released []error
+}
+
+// swapIn starts a Swap.
+func swapIn(ctx context.Context, s *zkstore.Store, old driver.Grant, r driver.Request) <-chan swapped {
+	done := make(chan swapped, 1)
+	go func() {
+		var o swapped
+		o.g, o.err = s.Swap(ctx, old, r, func(err error) { o.released = append(o.released, err) })
+		done <- o
+	}()
+	return done
+}
+
+// outcome waits for the outcome of a Swap.
+func outcome(t *testing.T, done <-chan swapped) swapped {
+	t.Helper()
+	select {
+	case o := <-done:
+		return o
+	case <-time.After(testTimeout):
+		t.Fatal("Swap does not return")
+		return swapped{}
+	}
+}
+
+// code requires that the release was reported once, with a code.
+func (o swapped) code(t *testing.T, want driver.Code) {
+	t.Helper()
+	if len(o.released) != 1 || driver.CodeOf(o.released[0]) != want {
+		t.Errorf("the release: %v, want one report of %v", o.released, want)
+	}
+}
+
+// TestSwapIsOneTransaction: the release and the create of a swap have one number. Between the tokens
+// of two grants is no other transaction. (Another client's may be, but not in each of 20 swaps.)
+func TestSwapIsOneTransaction(t *testing.T) {
+	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex} {
+		z := single(t)
+		_, s := locker(t, []string{z.Address()}, zkstore.WithLayout(layout))
+		name := newName()
+		g, err := s.Acquire(t.Context(), exclusive(name, 30*time.Second))
+		must(t, err)
+		least := ^uint64(0)
+		for range 20 {
+			o := outcome(t, swapIn(t.Context(), s, g, exclusive(name, 30*time.Second)))
+			must(t, o.err)
+			o.code(t, driver.CodeOf(nil))
+			least, g = min(least, o.g.Token-g.Token), o.g
+		}
+		if least != 1 {
+			t.Errorf("%s: every swap takes %d transactions or more", layout, least)
+		}
+		must(t, s.Release(t.Context(), g, 0))
+	}
+}
+
+// TestSwapWithoutAnswer: the answer to a swap is lost. The swap finds its node over the next
+// connection, and reports both halves. If its context ends before, both are unknown; after the
+// undo and the repeated release nothing stands.
+func TestSwapWithoutAnswer(t *testing.T) {
+	z, p := proxied(t)
+	_, s := locker(t, []string{p.Address()})
+	_, other := locker(t, []string{z.Address()})
+	for _, gives := range []bool{false, true} {
+		name := newName()
+		old, err := s.Acquire(t.Context(), exclusive(name, 30*time.Second))
+		must(t, err)
+		must(t, p.DropAnswers())
+		r := exclusive(name, 30*time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		done := swapIn(ctx, s, old, r)
+		await(t, other, name, "the swap arrives", func(st driver.State) bool {
+			return len(st.Holders) == 1 && st.Holders[0].Token > old.Token && len(st.Waiters) == 0
+		})
+		if !gives {
+			must(t, p.Heal())
+			o := outcome(t, done)
+			must(t, o.err)
+			o.code(t, driver.CodeOf(nil))
+			if err := s.Release(t.Context(), old, 0); driver.CodeOf(err) != driver.CodeNotHeld {
+				t.Errorf("Release of the old grant: %v, want not held", err)
+			}
+			must(t, s.Release(t.Context(), o.g, 0))
+			empty(t, other, name)
+			continue
+		}
+		cancel()
+		o := outcome(t, done)
+		o.code(t, driver.CodeUnknown)
+		if driver.CodeOf(o.err) != driver.CodeUnknown {
+			t.Errorf("the request: %v, want unknown", o.err)
+		}
+		must(t, p.Heal())
+		undone(t, s, r)
+		releasedInTheEnd(t, s, old)
+		empty(t, other, name)
+	}
+}
+
+// releasedInTheEnd repeats the release of a grant until its outcome is known.
+func releasedInTheEnd(t *testing.T, s *zkstore.Store, g driver.Grant) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	for {
+		err := s.Release(ctx, g, 0)
+		if err == nil || driver.CodeOf(err) == driver.CodeNotHeld {
+			return
+		}
+		if ctx.Err() != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestLateSwapChangesNothing: a swap is on its way while the server stands still, and its connection
+// ends. The server executes it before the undo and the repeated release, or never.
+func TestLateSwapChangesNothing(t *testing.T) {
+	z, p := proxied(t)
+	var left atomic.Int64
+	sent := make(chan struct{})
+	_, s := locker(t, []string{p.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		return tally{c, []byte(`"id":"lost-answer"`), &left, sent}, err // in the node of each request
+	}))
+	_, other := locker(t, []string{z.Address()})
+	name := newName()
+	old, err := s.Acquire(t.Context(), exclusive(name, 30*time.Second))
+	must(t, err)
+	left.Store(1)
+	r := exclusive(name, 30*time.Second)
+	must(t, z.Pause())
+	defer func() { _ = z.Cont() }()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := swapIn(ctx, s, old, r)
+	select {
+	case <-sent:
+	case <-time.After(testTimeout):
+		t.Fatal("the swap is not sent")
+	}
+	cancel()
+	o := outcome(t, done)
+	o.code(t, driver.CodeUnknown)
+	if driver.CodeOf(o.err) != driver.CodeUnknown {
+		t.Errorf("the request: %v, want unknown", o.err)
+	}
+	p.Cut()
+	must(t, z.Cont())
+	must(t, p.Heal())
+	undone(t, s, r)
+	releasedInTheEnd(t, s, old)
+	empty(t, other, name)
+	next, err := other.Acquire(t.Context(), exclusive(name, 30*time.Second))
+	must(t, err)
+	if next.Token <= old.Token {
+		t.Errorf("token %d after %d", next.Token, old.Token)
+	}
+	if st := state(t, s, name); len(st.Holders) != 1 || len(st.Waiters) != 0 {
+		t.Errorf("beside the new grant: %+v", st)
+	}
+	must(t, other.Release(t.Context(), next, 0))
+}
+
+// TestHalvesOfASwapAreIndependent: the holder's node was deleted, and the request is granted. Or the
+// request has another TTL, and so another session: both halves succeed.
+func TestHalvesOfASwapAreIndependent(t *testing.T) {
+	z := single(t)
+	_, s := locker(t, []string{z.Address()})
+	raw := connect(t, z.Address())
+	name := newName()
+	old, err := s.Acquire(t.Context(), exclusive(name, 30*time.Second))
+	must(t, err)
+	dir := "/faults/" + name
+	must(t, raw.Delete(dir+"/"+nodes(t, raw, dir, "the holder stands", count(1))[0], -1))
+	o := outcome(t, swapIn(t.Context(), s, old, exclusive(name, 30*time.Second)))
+	must(t, o.err)
+	o.code(t, driver.CodeNotHeld)
+
+	o = outcome(t, swapIn(t.Context(), s, o.g, exclusive(name, time.Minute)))
+	must(t, o.err)
+	o.code(t, driver.CodeOf(nil))
+	nodes(t, raw, dir, "one node stands", count(1))
+	must(t, s.Release(t.Context(), o.g, 0))
+}
+
+// TestRefusedSwapReleasesAlone: the user may delete nodes and not create them. The swap is refused
+// and releases nothing, and the release by itself succeeds.
+func TestRefusedSwapReleasesAlone(t *testing.T) {
+	z := single(t)
+	_, s := locker(t, []string{z.Address()})
+	name := newName()
+	old, err := s.Acquire(t.Context(), exclusive(name, 30*time.Second))
+	must(t, err)
+	dir := "/faults/" + name
+	all := servers.ZooKeeperACL{Rights: servers.RightAll &^ servers.RightCreate, Scheme: "world", ID: "anyone"}
+	must(t, z.SetACL(t.Context(), dir, all))
+	o := outcome(t, swapIn(t.Context(), s, old, exclusive(name, 30*time.Second)))
+	if driver.CodeOf(o.err) != driver.CodeRefused || len(o.released) != 0 {
+		t.Errorf("the request: %v, want refused; the release: %v, want no report", o.err, o.released)
+	}
+	if st := state(t, s, name); len(st.Holders) != 1 || st.Holders[0].Token != old.Token {
+		t.Errorf("after the refusal: %+v", st)
+	}
+	must(t, s.Release(t.Context(), old, 0))
+	empty(t, s, name)
+}
+
+// TestLockersSwapWithLostAnswers: goroutines of two processes contend for one name, while answers are
+// lost again and again. No two hold it together, tokens rise, and nothing is left.
+func TestLockersSwapWithLostAnswers(t *testing.T) {
+	z := single(t)
+	_, other := locker(t, []string{z.Address()})
+	name := newName()
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	defer cancel()
+	const enough, every = 6, 24 // lost answers of each process, and pairs between two
+	var last atomic.Uint64
+	var inside atomic.Int32
+	var all sync.WaitGroup
+	for range 2 {
+		p := behindProxy(t, z)
+		l, _ := locker(t, []string{p.Address()})
+		var pairs atomic.Int32
+		for range 4 {
+			all.Go(func() {
+				for pairs.Load() < enough*every {
+					k, err := l.Lock(ctx, name, lasting)
+					if errors.Is(err, holdfast.ErrUnavailable) {
+						continue
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if inside.Add(1) != 1 {
+						t.Error("two holders")
+					}
+					if before := last.Swap(k.Token()); before >= k.Token() {
+						t.Errorf("token %d after %d", k.Token(), before)
+					}
+					inside.Add(-1)
+					if pairs.Add(1)%every == 0 {
+						if err := p.LoseAnswer(0); err != nil {
+							t.Error(err)
+						}
+					}
+					if err := k.Unlock(); err != nil && !errors.Is(err, holdfast.ErrUnavailable) {
+						t.Errorf("Unlock: %v", err)
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+	empty(t, other, name)
+}

@@ -1,0 +1,107 @@
+package zkstore
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/zkstore/internal/zk"
+)
+
+var _ driver.Swapper = (*Store)(nil)
+
+// release is the release of a grant that goes with the creation of another request's first node.
+// A nil release is none.
+type release struct {
+	g        *grant
+	released func(error)
+	answered bool   // released was called
+	lost     bool   // an earlier transaction had no answer
+	next     *entry // the grant was handed off to it
+}
+
+// Swap implements driver.Swapper: one transaction deletes the node of old and creates that of r.
+func (s *Store) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+	if s.closed.Load() {
+		return driver.Grant{}, errClosed()
+	}
+	g := s.standing(old)
+	if g == nil {
+		released(s.Release(ctx, old, 0))
+		return s.Acquire(ctx, r)
+	}
+	o := &release{g: g, released: released}
+	next, err := s.acquire(ctx, r, o)
+	if !o.answered {
+		g.ss.mu.Lock()
+		g.busy = false
+		g.ss.mu.Unlock()
+		if err == nil || driver.CodeOf(err) == driver.CodeUnknown {
+			o.report(s.fail(&zk.LostError{Err: errors.New("the release has no answer")}))
+		}
+	}
+	return next, err
+}
+
+// report reports the outcome of the release.
+func (o *release) report(err error) {
+	o.answered = true
+	o.released(err)
+}
+
+// pending reports whether the release still has to be made.
+func (o *release) pending() bool { return o != nil && !o.answered }
+
+// alone makes the release by itself.
+func (o *release) alone(ctx context.Context) {
+	o.report(o.g.ss.s.Release(ctx, o.g.Grant, 0))
+}
+
+// op returns the operation that deletes the node of the grant.
+func (o *release) op() *zk.Call {
+	ss := o.g.ss
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	o.g.ending, o.g.busy = true, true
+	if o.next == nil {
+		o.next = o.g.handOffLocked()
+	}
+	return zk.Delete(o.g.path, -1)
+}
+
+// done ends the release after the transaction was applied. names are the nodes of the directory dir
+// after it, nil if they are unknown.
+func (o *release) done(dir string, names []string) {
+	g, ss := o.g, o.g.ss
+	if p := o.next; p != nil && names != nil && dir == p.dir && !slices.Contains(names, p.node.name) {
+		p.revokeHandoff()
+	}
+	var err error
+	ss.mu.Lock()
+	g.busy = false
+	if g.taken != "" {
+		err = notHeld(g.Grant)
+	}
+	ss.forgetLocked(g)
+	if names != nil && dir == g.dir {
+		ss.goneLocked(g.dir, g.path, names)
+	}
+	ss.mu.Unlock()
+	o.report(err)
+}
+
+// gone ends the release of a grant whose node was gone before. After a lost answer an earlier
+// transaction of the same release may have deleted it.
+func (o *release) gone() {
+	g, ss := o.g, o.g.ss
+	ss.mu.Lock()
+	g.busy = false
+	ss.forgetLocked(g)
+	ss.mu.Unlock()
+	if o.lost {
+		o.report(ss.s.fail(&zk.LostError{Err: notHeld(g.Grant)}))
+	} else {
+		o.report(notHeld(g.Grant))
+	}
+}
