@@ -30,7 +30,7 @@
 // needs, in a way that changes nothing: PEXPIRE only lengthens the key's life or finds
 // no key, HDEL of a field that is not there, SET only raises the counter. Then one HSET
 // changes the hash, and holds all of the change but the removal of fields, which
-// cannot be refused any more. The message that wakes a waiter comes last; where it is
+// can no longer be refused. The message that wakes a waiter comes last; where it is
 // refused it is like a message that is lost. No step deletes a key and writes it again,
 // and none passes through a state in which a held name is free.
 //
@@ -41,7 +41,7 @@
 // the same fields in the same order as the general way: a new entry is one HSET, which
 // needs no trial; a release tries HDEL first; a confirmation lengthens the key's life or
 // tries HDEL, and raises the counter, before its HSET. A state that the pattern does not
-// match, a dead first entry, and a token above the name's last one go on to the general
+// match, a dead first entry, and a token above the name's last one continue to the general
 // way. A test makes random steps on two names, one of them without the shorter way, and
 // requires the same replies, fields, tokens, lives and messages after each.
 //
@@ -123,7 +123,7 @@
 // within the last seconds, and a replica whose clock cannot be read, which the
 // guarantees then report. A clock that is ahead by more than ten seconds is refused.
 //
-// A primary that was cut off and does not know of its successor goes on answering: let
+// A primary that was cut off and does not know of its successor continues to answer: let
 // it refuse writes, by min-replicas-to-write 1 and min-replicas-max-lag. Where several
 // servers take writes for the same data (active-active), each grants: they are refused
 // as far as they can be recognized, and no guarantee holds on others.
@@ -183,7 +183,7 @@
 //   - a holder dies: its grant ends by its TTL, and the head of the queue, which
 //     has that time, is granted within milliseconds of it.
 //   - the server restarts without its data, or FLUSHALL is run: holders are notified
-//     within three seconds, waiters go on waiting.
+//     within three seconds, waiters continue to wait.
 //   - the subscription's connection is lost: waiters refresh every 0.7 s until it
 //     is open again, and once when it is.
 //   - the server's clock is set ahead: grants end early. Set back: they last

@@ -69,7 +69,7 @@ type entry struct {
 	passed *driver.Grant // granted by a Release of this client
 	held   bool          // the grant was returned to the caller
 	grant  driver.Grant
-	proven time.Time // when the grant was last known to stand
+	proven time.Time // when the server last confirmed that the grant stands
 }
 
 // handle is the store's own data in a grant.
