@@ -112,12 +112,15 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 		label, wait = comment(a), strconv.Itoa(forever)
 	}
 	query := "SELECT " + label + markNew(s) + ", GET_LOCK(" + r.lockOf(a) + ", " + wait + "), " + sysdate + ", CONNECTION_ID(), @@global.read_only"
-	pause := fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), %s, 0)", r.lockOf(a), r.pause(a))
+	pause := ""
+	if r.tokens(a) > 1 {
+		pause = fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), %s, 0)", r.lockOf(a), r.pause(a))
+	}
 	script := timeout(s, a.TTL)
 	switch {
 	case r.s.facts().sysdateNow:
 		script = append(append(script, query), r.clocks(a, pause)...)
-	case r.tokens(a) > 1:
+	case pause != "":
 		script = append(script, query+", "+pause+", "+sysdate)
 	default:
 		script = append(script, query)

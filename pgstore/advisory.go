@@ -88,7 +88,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	var row sqlkit.Row
 	if a.Wait {
 		var answers sqlkit.Answers
-		answers, err = s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT %spg_advisory_lock%s(%s)), %s", r.comment(a), shared(a), m.args(), r.drawn(a, r.now(a), "")))
+		answers, err = s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT %spg_advisory_lock%s(%s)), %s", r.comment(a), shared(a), m.args(), drawn(r.now(a), r.count(a))))
 		row = answers.Last()
 	} else {
 		row, err = r.try(ctx, s, a, m)
@@ -112,19 +112,31 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 }
 
 // drawn is the rest of a statement that takes the lock in a query l. It returns the token,
-// the backend, and how many tokens the grant has if it shall have several. n is that number
-// as an expression, by default a literal.
-func (r advisory) drawn(a *sqlkit.LockRequest, token, n string) string {
-	tokens := r.tokens(a)
-	if n == "" {
-		n = strconv.Itoa(tokens)
+// the backend, and how many tokens the grant has if it shall have n, an expression. n is
+// empty for one token.
+func drawn(token, n string) string {
+	tokens := ""
+	if n != "" {
+		tokens = ", " + several("token", n)
 	}
-	last := ""
-	if tokens > 1 {
-		last = ", " + several("token", n)
-	}
-	return fmt.Sprintf("t AS MATERIALIZED (SELECT %s AS token FROM l) SELECT token, pg_backend_pid()%s FROM t", token, last)
+	return "t AS MATERIALIZED (SELECT " + token + " AS token FROM l) SELECT token, pg_backend_pid()" + tokens + " FROM t"
 }
+
+// count returns how many tokens a request reserves, as an argument of drawn.
+func (r advisory) count(a *sqlkit.LockRequest) string {
+	if n := r.tokens(a); n > 1 {
+		return strconv.Itoa(n)
+	}
+	return ""
+}
+
+// The statements of a try for an exclusive lock. The second one reserves $2 tokens.
+const taken = "CASE WHEN ok THEN " + clock + " END"
+
+var (
+	tryOne     = "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "")
+	trySeveral = "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "$2::bigint")
+)
 
 // now is the expression of the token. Shared grants read the clock one after the other, so
 // that no two have the same token.
@@ -138,16 +150,14 @@ func (r advisory) now(a *sqlkit.LockRequest) string {
 // try takes the lock if it is free. The mark /*hf*/ shows that the session has a grant that
 // is not recorded.
 func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
-	const take = "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock%s(%s) AS ok), %s"
-	token := "CASE WHEN ok THEN " + r.now(a) + " END"
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		args := []string{m.args()}
-		if n := r.tokens(a); n > 1 {
-			args = append(args, strconv.Itoa(n))
+		if n := r.count(a); n != "" {
+			return p.prepared(ctx, trySeveral, m.args(), n)
 		}
-		return p.prepared(ctx, fmt.Sprintf(take, "", "$1::bigint", r.drawn(a, token, "$2::bigint")), args...)
+		return p.prepared(ctx, tryOne, m.args())
 	}
-	answers, err := s.Run(ctx, fmt.Sprintf(take, shared(a), m.args(), r.drawn(a, token, "")))
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock%s(%s) AS ok), %s", shared(a), m.args(),
+		drawn("CASE WHEN ok THEN "+r.now(a)+" END", r.count(a))))
 	return answers.Last(), err
 }
 
