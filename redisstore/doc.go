@@ -45,6 +45,39 @@
 // way. A test makes random steps on two names, one of them without the shorter way, and
 // requires the same replies, fields, tokens, lives and messages after each.
 //
+// # Combined calls
+//
+// On one server, with replicas or under Sentinel, requests of many goroutines share a script
+// call, a batch of at most 32. Only the first try of a name and the release of a grant without
+// other requests are combined: each is the short way of its script, under a pcall of its own.
+// Four requests at a time go by themselves, so a serial caller sends plain calls. No request
+// waits for others on purpose. A Cluster has a name's keys in its own hash slot, and
+// [WaitReplicas] waits for each grant, so neither combines.
+//
+//   - A request that its short way does not decide is left as it is, and its client sends it by
+//     itself. It may have raised the counter of tokens, which does no harm.
+//   - A refused request leaves nothing, as in the plain scripts. A release tries nothing before
+//     its only write. An acquire undoes its grant if the key's expiry is refused. An error ends
+//     no other request of the batch. A full server refuses only the first writes of a script, so
+//     it may grant the requests that follow a release in a batch: at most 31.
+//   - An answer that is lost makes all requests of the batch unknown. Each caller then does what
+//     it does after a plain call: it undoes its request, or repeats its release.
+//   - A batch may arrive late, or twice. No acquire is decided after the earliest time limit of
+//     the batch's acquires. A name whose request was undone has its tombstone, which
+//     the short way does not grant over. A release names the ID and token of its grant.
+//   - A primary that was replaced refuses each write, or loses the grants of a batch like others.
+//     The server replicates a script's writes as one transaction.
+//   - SentAt of a grant is before the batch is sent. The batch has the highest token that the
+//     client has seen when it is sent, and a clock behind that decides no acquire.
+//   - A caller that is cancelled before its batch is sent has sent nothing. Later its outcome is
+//     unknown, and the others of the batch are not affected.
+//   - A server that refuses a whole batch because of one key (NOPERM, MOVED, CROSSSLOT) has
+//     executed nothing, so each request goes by itself. After CROSSSLOT there are no more batches.
+//   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
+//     under way.
+//
+// A test makes random steps, with and without batches, and requires the same replies and states.
+//
 // # Waiting
 //
 // A request that may not be granted yet makes a queue entry. A script that ends a grant

@@ -53,13 +53,12 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			args = append(args, tokensText(&next.r))
 		}
 	}
-	var sent driver.Instant
-	if next != nil {
-		sent = driver.Now()
+	var rep reply
+	if len(args) == 1 {
+		rep, err = s.combine(ctx, releaseScript, keys, args, 0)
+	} else {
+		rep, err = s.eval(ctx, releaseScript, keys, args)
 	}
-	at := micros()
-	values, err := s.client.Eval(ctx, releaseScript, keys, args)
-	rep, err := s.read(releaseScript, sent, at, values, err)
 	if next != nil && isTryAgain(err) {
 		rep, err = s.eval(ctx, releaseScript, keys[:1], args[:4])
 	}

@@ -17,6 +17,7 @@ type Store struct {
 	cfg       config
 	keys      keyspace
 	channel   string // to which the scripts publish for this client: p:CHANNEL
+	combiner  combiner
 	clock     clock
 	highWater highWater
 	lastOwner atomic.Pointer[encodedOwner]
@@ -100,6 +101,8 @@ func newStore(c Client, cfg config) *Store {
 		subs: map[string]*subscription{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	// In a Cluster the keys of a batch are in several hash slots. WAIT would be for the whole batch.
+	s.combiner.init(c.Mode() != Cluster && cfg.replicas == 0)
 	if cfg.layout != Native {
 		s.peers = newPeers(s)
 	}
@@ -163,6 +166,7 @@ func (s *Store) Close(ctx context.Context) error {
 		go func() { // a client may wait for a silent server
 			defer close(s.finished)
 			s.client.Close()
+			s.combiner.wait()
 			s.tasks.Wait()
 		}()
 	}
