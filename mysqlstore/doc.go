@@ -42,7 +42,8 @@
 //
 // A token is SYSDATE in microseconds, evaluated in the same statement after the lock has
 // been granted; NOW and UTC_TIMESTAMP are evaluated before the wait. If the server runs with
-// --sysdate-is-now, a statement of its own reads the time. Shared grants and permits read
+// --sysdate-is-now, a statement of its own reads the time. For several tokens the statement
+// sleeps for as many microseconds and reads the time again. Shared grants and permits read
 // the clock one after the other, behind a named lock, so that no two have the same token.
 //
 // Each session has a named lock of a random name, its identity. To undo a request, the store

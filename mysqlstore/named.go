@@ -112,10 +112,18 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 		label, wait = comment(a), strconv.Itoa(forever)
 	}
 	query := "SELECT " + label + markNew(s) + ", GET_LOCK(" + r.lockOf(a) + ", " + wait + "), " + sysdate + ", CONNECTION_ID(), @@global.read_only"
-	script := append(timeout(s, a.TTL), query)
-	more := 0
-	if r.s.facts().sysdateNow {
-		script, more = append(script, "SELECT "+clock), 1
+	pause := ""
+	if r.tokens(a) > 1 {
+		pause = fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), %s, 0)", r.lockOf(a), r.pause(a))
+	}
+	script := timeout(s, a.TTL)
+	switch {
+	case r.s.facts().sysdateNow:
+		script = append(append(script, query), r.clocks(a, pause)...)
+	case pause != "":
+		script = append(script, query+", "+pause+", "+sysdate)
+	default:
+		script = append(script, query)
 	}
 	answers, err := s.Run(ctx, script...)
 	if err != nil {
@@ -124,9 +132,9 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 	s.TTL = a.TTL
 	marked(s)
 	row := answers.First(0)
-	got := sqlkit.Got{Token: uint64(row.Int(2)), Slot: driver.NoSlot}
-	if more > 0 {
-		got.Token = uint64(answers.Last().Int(0))
+	got := a.Clocked(row.Int(2), row.Int(6))
+	if r.s.facts().sysdateNow {
+		got = a.Clocked(answers.First(1).Int(0), answers.Last().Int(0))
 	}
 	switch {
 	case row.Int(3) != s.ID.Conn:
@@ -139,8 +147,9 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
 	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (uint64, error) {
-			return durableOf(s.Run(ctx, durable(a)...))
+		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+			answers, err := s.Run(ctx, durable(a)...)
+			return durableOf(a, got, answers, err)
 		})
 	}
 	return got, nil
@@ -155,25 +164,28 @@ func (r named) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 // errMoved is the error of a session that has become another one.
 var errMoved = fmt.Errorf("the connection has another number than before: a proxy that shares connections stands between")
 
-// durable raises the high-water mark of tokens, committed before the grant is returned.
+// durable raises the high-water mark of tokens, committed before the grant is returned. It
+// returns the mark before, and the clock: the mark after is the larger of the clock and one
+// more than the mark before.
 func durable(a *sqlkit.LockRequest) []string {
-	return []string{fmt.Sprintf("UPDATE holdfast_floor SET token = LAST_INSERT_ID(GREATEST(token + 1, %s)) WHERE bucket = %d", clock, sqlkit.Bucket(a.Key)),
-		"SELECT LAST_INSERT_ID(), ROW_COUNT(), " + flush}
+	return []string{"SET @hf_now = " + clock,
+		fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(LAST_INSERT_ID(token) + 1, @hf_now) WHERE bucket = %d", sqlkit.Bucket(a.Key)),
+		"SELECT LAST_INSERT_ID(), ROW_COUNT(), " + flush + ", @hf_now"}
 }
 
-// durableOf returns the token in its answers.
-func durableOf(answers sqlkit.Answers, err error) (uint64, error) {
+// durableOf returns the grant with the tokens in its answers.
+func durableOf(a *sqlkit.LockRequest, got sqlkit.Got, answers sqlkit.Answers, err error) (sqlkit.Got, error) {
 	if err != nil {
-		return 0, err
+		return got, err
 	}
 	row := answers.Last()
 	switch {
 	case !row.True(1):
-		return 0, sqlkit.ErrSchema
+		return got, sqlkit.ErrSchema
 	case row.Text(2) != flushed:
-		return 0, notDurable(row.Text(2))
+		return got, notDurable(row.Text(2))
 	}
-	return uint64(row.Int(0)), nil
+	return a.Counted(got, row.Int(0), max(row.Int(0)+1, row.Int(3))), nil
 }
 
 // Unlock reports what RELEASE_LOCK returns: false if the session does not have the lock.

@@ -111,11 +111,11 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 	case isReadOnly(row.Text(4)):
 		return got, sqlkit.ErrReadOnly
 	}
-	got.Token = uint64(row.Int(1))
 	k := sqlkit.Kind(a.Limit)
 	if a.Limit == driver.Exclusive {
+		got = a.Clocked(row.Int(1), row.Int(6))
 		if r.s.facts().sysdateNow {
-			got.Token = uint64(answers.Last().Int(0))
+			got = a.Clocked(answers.First(1).Int(0), answers.Last().Int(0))
 		}
 		return r.granted(ctx, s, a, got)
 	}
@@ -141,9 +141,10 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 
 func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
 	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (uint64, error) {
+		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
 			// On another connection, since this one's transaction is open.
-			return durableOf(r.s.commit(ctx, durable(a)...))
+			answers, err := r.s.commit(ctx, durable(a)...)
+			return durableOf(a, got, answers, err)
 		})
 	}
 	return got, nil
@@ -174,8 +175,9 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lock
 	return held, err
 }
 
-// script returns permits, the token and the connection, if it gets the row; then the slot,
-// for a semaphore; then the token again, if the clock is read by itself.
+// script returns permits, the token and the connection, if it gets the row, and a later time
+// for several tokens; then the slot, for a semaphore; then the token again, or both times, if
+// the clock is read by itself.
 func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) []string {
 	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
@@ -190,17 +192,20 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool)
 	if r.own() {
 		permits = "0"
 	}
-	label := ""
+	label, later := "", ""
 	if a.Wait {
 		label = comment(a)
 	}
-	script := append(timeout(s, a.TTL), "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s, @@global.read_only FROM %s %s",
-		label, permits, sysdate, markNew(s), r.row(a.Key), mode))
+	if r.tokens(a) > 1 && !r.s.facts().sysdateNow {
+		later = ", " + r.pause(a) + ", " + sysdate
+	}
+	script := append(timeout(s, a.TTL), "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s, @@global.read_only%s FROM %s %s",
+		label, permits, sysdate, markNew(s), later, r.row(a.Key), mode))
 	switch k := sqlkit.Kind(a.Limit); {
 	case a.Limit == driver.Exclusive:
 		script = append(script, setSavepoint)
 		if r.s.facts().sysdateNow {
-			script = append(script, "SELECT "+clock)
+			script = append(append(script, r.clocks(a, r.pause(a))...), proveSavepoint)
 		}
 		return script
 	case k > 0:

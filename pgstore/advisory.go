@@ -78,6 +78,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	if err != nil {
 		return sqlkit.Got{}, err
 	}
+	limit(a)
 	if s.TTL != a.TTL {
 		if _, err := s.Run(ctx, fmt.Sprintf("SET idle_session_timeout = %d", a.TTL.Milliseconds())); err != nil {
 			return sqlkit.Got{}, err
@@ -87,7 +88,7 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	var row sqlkit.Row
 	if a.Wait {
 		var answers sqlkit.Answers
-		answers, err = s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT %spg_advisory_lock%s(%s)) SELECT %s, pg_backend_pid() FROM l", r.comment(a), shared(a), m.args(), r.now(a)))
+		answers, err = s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT %spg_advisory_lock%s(%s)), %s", r.comment(a), shared(a), m.args(), drawn(r.now(a), r.count(a))))
 		row = answers.Last()
 	} else {
 		row, err = r.try(ctx, s, a, m)
@@ -100,14 +101,42 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	case row.Null(0):
 		return sqlkit.Got{}, sqlkit.ErrBusy
 	}
-	got := sqlkit.Got{Token: uint64(row.Int(0)), Slot: driver.NoSlot}
+	got := sqlkit.Got{Token: uint64(row.Int(0)), Tokens: int(row.Int(2)), Slot: driver.NoSlot}
 	if r.s.cfg.Durable {
-		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (uint64, error) {
-			return durableOf(s.Run(ctx, durable(a)))
+		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+			answers, err := s.Run(ctx, durable(a))
+			return durableOf(a, got, answers, err)
 		})
 	}
 	return got, nil
 }
+
+// drawn is the rest of a statement that takes the lock in a query l. It returns the token,
+// the backend, and how many tokens the grant has if it shall have n, an expression. n is
+// empty for one token.
+func drawn(token, n string) string {
+	tokens := ""
+	if n != "" {
+		tokens = ", " + several("token", n)
+	}
+	return "t AS MATERIALIZED (SELECT " + token + " AS token FROM l) SELECT token, pg_backend_pid()" + tokens + " FROM t"
+}
+
+// count returns how many tokens a request reserves, as an argument of drawn.
+func (r advisory) count(a *sqlkit.LockRequest) string {
+	if n := r.tokens(a); n > 1 {
+		return strconv.Itoa(n)
+	}
+	return ""
+}
+
+// The statements of a try for an exclusive lock. The second one reserves $2 tokens.
+const taken = "CASE WHEN ok THEN " + clock + " END"
+
+var (
+	tryOne     = "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "")
+	trySeveral = "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "$2::bigint")
+)
 
 // now is the expression of the token. Shared grants read the clock one after the other, so
 // that no two have the same token.
@@ -122,15 +151,19 @@ func (r advisory) now(a *sqlkit.LockRequest) string {
 // is not recorded.
 func (r advisory) try(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, m mark) (sqlkit.Row, error) {
 	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		return p.prepared(ctx, "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok) SELECT CASE WHEN ok THEN "+clock+" END, pg_backend_pid() FROM l", m.args())
+		if n := r.count(a); n != "" {
+			return p.prepared(ctx, trySeveral, m.args(), n)
+		}
+		return p.prepared(ctx, tryOne, m.args())
 	}
-	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock%s(%s) AS ok) SELECT CASE WHEN ok THEN %s END, pg_backend_pid() FROM l", shared(a), m.args(), r.now(a)))
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock%s(%s) AS ok), %s", shared(a), m.args(),
+		drawn("CASE WHEN ok THEN "+r.now(a)+" END", r.count(a))))
 	return answers.Last(), err
 }
 
 // Ping records the holder.
 func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
-	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid(), "+named(a, fmt.Sprint(a.Token)))
+	answers, err := s.Run(ctx, "SELECT "+r.comment(a)+"pg_backend_pid(), "+named(a, fmt.Sprint(a.Token), strconv.Itoa(a.Reserved)))
 	if err != nil {
 		return false, err
 	}
@@ -142,20 +175,22 @@ func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 var errMoved = fmt.Errorf("the connection has another backend than before: a pooler in transaction mode stands between")
 
 // durable raises the high-water mark of tokens, which is on the disk before the grant
-// is given.
+// is given. It returns the marks before and after. Where the server repeats the update on a
+// row that another client has just changed, it evaluates the expression anew.
 func durable(a *sqlkit.LockRequest) string {
-	return fmt.Sprintf("UPDATE "+unlabelledMark+" holdfast_floor SET token = GREATEST(token + 1, %s) WHERE bucket = %d AND "+flushed+" RETURNING token", clock, sqlkit.Bucket(a.Key))
+	return fmt.Sprintf("UPDATE "+unlabelledMark+" holdfast_floor SET token = GREATEST(set_config('holdfast.mark', token::text, true)::bigint + 1, %s) WHERE bucket = %d AND "+flushed+
+		" RETURNING current_setting('holdfast.mark'), token", clock, sqlkit.Bucket(a.Key))
 }
 
-// durableOf returns the token in its answer.
-func durableOf(answers sqlkit.Answers, err error) (uint64, error) {
+// durableOf returns the grant with the tokens in its answer.
+func durableOf(a *sqlkit.LockRequest, got sqlkit.Got, answers sqlkit.Answers, err error) (sqlkit.Got, error) {
 	if err != nil {
-		return 0, err
+		return got, err
 	}
 	if row := answers.Last(); row != nil {
-		return uint64(row.Int(0)), nil
+		return a.Counted(got, row.Int(0), row.Int(1)), nil
 	}
-	return 0, sqlkit.ErrSchema
+	return got, sqlkit.ErrSchema
 }
 
 // Unlock reports what pg_advisory_unlock returns: false if the session does not have the

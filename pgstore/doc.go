@@ -26,10 +26,11 @@
 //
 // A token is clock_timestamp in microseconds, evaluated after the lock was granted: in a
 // statement after it, or behind a MATERIALIZED query that takes it. Shared grants and
-// permits read the clock one after the other.
+// permits read the clock one after the other. For several tokens the statement reads the
+// clock again and again, until it is as many microseconds later.
 //
 // pg_locks shows the sessions that hold, and pg_stat_activity their owners: the comment of
-// the last statement has the owner, and application_name the token. Both end with the
+// the last statement has the owner, and application_name the tokens. Both end with the
 // session. In the first 20 ms of a grant only pg_locks shows it, and an inspection waits
 // for the rest.
 //

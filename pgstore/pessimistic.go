@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -69,6 +70,7 @@ func (r pessimistic) insert(key []byte) string {
 
 // Lock locks the row.
 func (r pessimistic) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
+	limit(a)
 	return sqlkit.LockRow(ctx, r, s, a)
 }
 
@@ -94,7 +96,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 	fits := have >= 0 && (a.Limit == driver.Exclusive || have == int64(sqlkit.Kind(a.Limit)))
 	if passed && fits && !row.Null(1) {
 		a.Recorded = true // the statement has recorded the holder
-		got := sqlkit.Got{Token: uint64(row.Int(1)), Slot: driver.NoSlot}
+		got := sqlkit.Got{Token: uint64(row.Int(1)), Tokens: int(row.Int(4)), Slot: driver.NoSlot}
 		if sqlkit.Kind(a.Limit) > driver.Exclusive {
 			got.Slot = int(row.Int(3))
 		}
@@ -128,8 +130,8 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 	return sqlkit.Got{}, sqlkit.ErrBusy
 }
 
-// script returns whether the gate was passed; permits, the token, the backend and the slot;
-// and whether the name has a row.
+// script returns whether the gate was passed; permits, the token, the backend, the slot and
+// how many tokens the grant has; and whether the name has a row.
 func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	permits := "permits"
 	if r.own() {
@@ -166,11 +168,16 @@ func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	}
 	with += fmt.Sprintf(", t AS MATERIALIZED (SELECT l.permits, %s AS slot, CASE WHEN %s AND pg_advisory_xact_lock_shared(%s)::text IS NOT NULL THEN %s END AS token FROM %s)",
 		slot, fits, sign(a.Key).args(), clock, from)
+	tokens, grant := "1", "t"
+	if n := r.tokens(a); n > 1 {
+		with += ", g AS MATERIALIZED (SELECT t.*, " + several("token", strconv.Itoa(n)) + " AS tokens FROM t)"
+		tokens, grant = "tokens", "g"
+	}
 	script := []string{
 		r.comment(a) + "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
 		"SELECT " + enter,
-		fmt.Sprintf("WITH %s SELECT permits, token, pg_backend_pid(), slot, %s, set_config('idle_in_transaction_session_timeout', '%d', false) FROM t",
-			with, r.name(a, "token", "slot"), a.TTL.Milliseconds()),
+		fmt.Sprintf("WITH %s SELECT permits, token, pg_backend_pid(), slot, %s, %s, set_config('idle_in_transaction_session_timeout', '%d', false) FROM %s",
+			with, tokens, r.name(a, "token", tokens, "slot"), a.TTL.Milliseconds(), grant),
 		"SELECT EXISTS (SELECT 1 FROM " + r.row(a.Key) + ")",
 		"SELECT " + leave,
 	}
@@ -189,22 +196,24 @@ func ifFlag(name, then string) string {
 	return fmt.Sprintf("CASE WHEN current_setting('holdfast.%s', true) = 'yes' THEN %s END", name, then)
 }
 
-// name is the expression that sets the session's name to token, ID and slot of its grant.
-func (r pessimistic) name(a *sqlkit.LockRequest, token, slot string) string {
+// name is the expression that sets the session's name to token, ID, and slot or number of tokens
+// of its grant.
+func (r pessimistic) name(a *sqlkit.LockRequest, token, tokens, slot string) string {
 	if sqlkit.Kind(a.Limit) > driver.Exclusive {
 		return fmt.Sprintf("set_config('application_name', coalesce('hf ' || %s || ' %s ' || %s, ''), false)", token, a.ID, slot)
 	}
-	return named(a, token)
+	return named(a, token, tokens)
 }
 
 // durableToken commits the token on another connection, since this one's transaction is open.
 func (r pessimistic) durableToken(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
-	return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (uint64, error) {
-		token, err := durableOf(r.s.links.Run(ctx, durable(a)))
+	return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
+		answers, err := r.s.links.Run(ctx, durable(a))
+		got, err := durableOf(a, got, answers, err)
 		if err == nil {
-			_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(token), fmt.Sprint(got.Slot)))
+			_, err = s.Run(ctx, "SELECT "+r.comment(a)+r.name(a, fmt.Sprint(got.Token), strconv.Itoa(got.Tokens), fmt.Sprint(got.Slot)))
 		}
-		return token, err
+		return got, err
 	})
 }
 

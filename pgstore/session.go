@@ -58,23 +58,68 @@ func (r sessions) comment(a *sqlkit.LockRequest) string {
 	return "/*" + a.Label.Encode(r.s.shown()) + "*/ "
 }
 
-// named returns an expression that sets application_name to the token and the ID of a grant, or to the
-// empty string if the value of token is NULL.
-func named(a *sqlkit.LockRequest, token string) string {
-	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s', ''), false)", token, a.ID)
+// named returns an expression that sets application_name to the token and the ID of an exclusive or
+// shared grant, and to how many tokens it has if they are several; or to the empty string if the value
+// of token is NULL.
+func named(a *sqlkit.LockRequest, token, tokens string) string {
+	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s' || CASE WHEN (%s) > 1 THEN ' x' || (%[3]s) ELSE '' END, ''), false)", token, a.ID, tokens)
+}
+
+// nameRoom is how many bytes of application_name the server keeps.
+const nameRoom = 63
+
+// limit makes a request reserve one token if application_name has no space for more.
+func limit(a *sqlkit.LockRequest) {
+	if a.Tokens > 1 && len("hf  x")+len(strconv.FormatInt(time.Now().UnixMicro(), 10))+len(a.ID)+len(strconv.Itoa(a.Tokens)) > nameRoom {
+		a.Tokens = 1
+	}
+}
+
+// tokens returns how many tokens the statement that takes the lock reserves. Durable tokens are
+// reserved by the counter.
+func (r sessions) tokens(a *sqlkit.LockRequest) int {
+	if r.s.cfg.Durable {
+		return 1
+	}
+	return a.Tokens
+}
+
+// several is an expression, evaluated with the lock, for how many tokens a grant has: n, once the clock is
+// n microseconds after token, the first one; or one, if it does not get there. pg_sleep would
+// wait for a millisecond.
+func several(token, n string) string {
+	return fmt.Sprintf("CASE WHEN %[1]s IS NOT NULL THEN coalesce((SELECT %[2]s FROM (SELECT generate_series(1, 50 * %[2]s), %[3]s AS now) c WHERE now >= %[1]s + %[2]s LIMIT 1), 1) END",
+		token, n, clock)
 }
 
 // unnamed is an expression that restores the original application_name of the session.
 const unnamed = "set_config('application_name', NULL, false)"
 
-// nameOf parses the application_name of a holder: hf TOKEN ID SLOT.
-func nameOf(application string) (token uint64, id string, ok bool) {
+// holding is a grant as the application_name of its session shows it.
+type holding struct {
+	token  uint64
+	tokens int
+	id     string
+	slot   int
+}
+
+// nameOf parses the application_name of a holder: "hf TOKEN ID", then SLOT of a permit, or xTOKENS of a
+// grant with several tokens.
+func nameOf(application string) (h holding, ok bool) {
 	f := strings.Fields(application)
 	if len(f) < 3 || f[0] != "hf" {
-		return 0, "", false
+		return h, false
 	}
 	token, err := strconv.ParseUint(f[1], 10, 64)
-	return token, f[2], err == nil
+	h = holding{token: token, id: f[2], slot: driver.NoSlot}
+	if len(f) > 3 {
+		if n, several := strings.CutPrefix(f[3], "x"); several {
+			h.tokens, _ = strconv.Atoi(n)
+		} else if slot, err := strconv.Atoi(f[3]); err == nil {
+			h.slot = slot
+		}
+	}
+	return h, err == nil
 }
 
 // Ping runs a statement whose comment shows the owner, and reports whether the session is the same.
@@ -175,14 +220,12 @@ func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([
 		f.Granted, f.Slot = row.True(2), driver.NoSlot
 		label, ok := sqlkit.FindLabel(row.Text(4))
 		f.Label = label
-		token, id, named := nameOf(row.Text(3))
+		f.Tokens = 0
+		h, named := nameOf(row.Text(3))
 		switch {
-		case ok && f.Granted && named && id == label.Owner.ID:
-			f.Token = token
-			f.Sight.Since = time.UnixMicro(int64(token))
-			if slot, err := strconv.Atoi(lastField(row.Text(3))); err == nil && len(strings.Fields(row.Text(3))) > 3 {
-				f.Slot = slot
-			}
+		case ok && f.Granted && named && h.id == label.Owner.ID:
+			f.Token, f.Tokens, f.Slot = h.token, h.tokens, h.slot
+			f.Sight.Since = time.UnixMicro(int64(h.token))
 		case f.Granted && (ok || strings.Contains(row.Text(4), unlabelledMark)):
 			f.unrecorded = true
 		case !ok:
@@ -199,8 +242,6 @@ func (r sessions) sights(ctx context.Context, side sqlkit.Link, where string) ([
 	}
 	return all, nil
 }
-
-func lastField(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
 
 // unlabelledMark is in a statement that takes a lock and does not carry a label.
 const unlabelledMark = "/*hf*/"

@@ -23,9 +23,10 @@ type holder struct {
 	Limit   int    `json:"limit"`
 	Slot    int    `json:"slot"`
 	Token   uint64 `json:"token"`
-	Expires int64  `json:"expires"`        // microseconds, by the database's clock
-	TTL     int64  `json:"ttl,omitempty"`  // microseconds; Expires is the time of the grant plus TTL; 0 if unknown
-	Left    bool   `json:"left,omitempty"` // released, and stays until Expires
+	Tokens  int    `json:"tokens,omitempty"` // how many it has; 0 means 1
+	Expires int64  `json:"expires"`          // microseconds, by the database's clock
+	TTL     int64  `json:"ttl,omitempty"`    // microseconds; Expires is the time of the grant plus TTL; 0 if unknown
+	Left    bool   `json:"left,omitempty"`   // released, and stays until Expires
 }
 
 type taken struct {
@@ -162,7 +163,7 @@ func (c content) next() (first int64) {
 func (c content) describe(now int64) []driver.Holder {
 	var all []driver.Holder
 	for _, h := range c.Holders {
-		all = append(all, driver.Holder{Owner: h.Driver(), Token: h.Token, Limit: h.Limit, Slot: h.Slot,
+		all = append(all, driver.Holder{Owner: h.Driver(), Token: h.Token, Tokens: h.Tokens, Limit: h.Limit, Slot: h.Slot,
 			TTL: time.Duration(h.Expires-now) * time.Microsecond})
 	}
 	slices.SortFunc(all, func(a, b driver.Holder) int {

@@ -7,7 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// DurableToken replaces the token of a lock by one that commit has written down and
+// DurableToken replaces the tokens of a lock by those that commit has written down and
 // committed. If that fails the recipe clears the session: the error then has a code that
 // proves that the request had no effect, or CodeUnknown if the server does not confirm
 // that within a second.
@@ -15,15 +15,14 @@ import (
 // Other clients wait meanwhile: the lock is taken, and a user's pool may have no more
 // connections, so that two requests would wait for each other. So the timeout of commit
 // is a third of the TTL, at most 5 s.
-func DurableToken(ctx context.Context, r Recipe, s *Session, a *LockRequest, got Got, commit func(context.Context) (uint64, error)) (Got, error) {
+func DurableToken(ctx context.Context, r Recipe, s *Session, a *LockRequest, got Got, commit func(context.Context) (Got, error)) (Got, error) {
 	brief, cancel := context.WithTimeout(ctx, min(a.TTL/3, 5*time.Second))
-	token, err := commit(brief)
+	durable, err := commit(brief)
 	cancel()
 	if err != nil {
 		return got, giveBack(ctx, r, s, err)
 	}
-	got.Token = token
-	return got, nil
+	return durable, nil
 }
 
 func giveBack(ctx context.Context, r Recipe, s *Session, err error) error {

@@ -18,7 +18,7 @@ func RoundTTL(ttl, unit time.Duration) (time.Duration, error) {
 }
 
 func guarantees(kind string) driver.Guarantees {
-	return driver.Guarantees{Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, LeftoversExpire: true, Pause: driver.PauseLoses, Break: driver.BreakNow}
+	return driver.Guarantees{Kind: kind, Scope: driver.ScopeNetwork, TryFirst: true, MaxTTL: MaxTTL, LeftoversExpire: true, Reserves: true, Pause: driver.PauseLoses, Break: driver.BreakNow}
 }
 
 // SessionGuarantees returns the guarantees of a store with the engine [Sessions], to which

@@ -16,6 +16,8 @@ type Label struct {
 	Owner driver.Owner
 	Limit int
 	TTL   time.Duration
+	// Tokens is how many tokens a grant has; 0 means 1.
+	Tokens int
 }
 
 const labelMark = "hf1."
@@ -28,15 +30,18 @@ func (l Label) Encode(most int) string {
 	fields := []string{
 		labelText.EncodeToString(l.Key), l.Owner.ID, strconv.Itoa(l.Limit), strconv.FormatInt(l.TTL.Microseconds(), 36), strconv.Itoa(l.Owner.PID),
 	}
-	s := labelMark + strings.Join(fields, ".")
+	s, end := labelMark+strings.Join(fields, "."), "."
+	if l.Tokens > 1 {
+		end += strconv.Itoa(l.Tokens) + "."
+	}
 	for _, text := range []string{l.Owner.Host, l.Owner.Instance, l.Owner.Reason} {
-		room := max(most-len(s)-len("....."), 0) * 3 / 4
+		room := max(most-len(s)-len("....")-len(end), 0) * 3 / 4
 		if len(text) > room {
 			text = strings.ToValidUTF8(text[:room], "")
 		}
 		s += "." + labelText.EncodeToString([]byte(text))
 	}
-	return s + "."
+	return s + end
 }
 
 // FindLabel finds a label in a statement.
@@ -45,7 +50,7 @@ func FindLabel(statement string) (l Label, ok bool) {
 	if !found {
 		return l, false
 	}
-	fields := strings.SplitN(rest, ".", 9)
+	fields := strings.SplitN(rest, ".", 10)
 	if len(fields) < 9 {
 		return l, false
 	}
@@ -58,6 +63,9 @@ func FindLabel(statement string) (l Label, ok bool) {
 	ttl, _ := strconv.ParseInt(fields[3], 36, 64)
 	l.TTL = time.Duration(ttl) * time.Microsecond
 	l.Owner.PID, _ = strconv.Atoi(fields[4])
+	if len(fields) == 10 { // else the ninth is the rest of the statement
+		l.Tokens, _ = strconv.Atoi(fields[8])
+	}
 	for i, to := range []*string{&l.Owner.Host, &l.Owner.Instance, &l.Owner.Reason} {
 		b, err := labelText.DecodeString(fields[5+i])
 		if err != nil {

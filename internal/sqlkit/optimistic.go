@@ -42,6 +42,14 @@ import (
 // microseconds. Before a row is removed its token goes into one of 64 rows of high-water
 // marks, and new rows begin above them. So tokens rise through removal, through a clock
 // that was set back, and through a restart.
+//
+// A grant may have several tokens, for the holders to which its process hands it off: the
+// last microseconds of the clock that are larger than the row's last token. The write of the
+// grant makes the last of them the token of the row, so that every later grant has larger
+// tokens. No token is ahead of the clock because of that. The first grant of a row has one
+// token, since a row that was lost may have had one a moment ago. A replica that is promoted
+// without the last writes grants more than a millisecond later, which is the most that a
+// grant reaches back.
 type Optimistic struct {
 	pool   *Pool
 	table  Table

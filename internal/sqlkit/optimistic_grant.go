@@ -102,7 +102,7 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 	corrected := false
 	p.step = func(row *row) (*content, error) {
 		if h := row.byID(r.ID); h != nil {
-			g = driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: h.Token, TTL: r.TTL, Slot: h.Slot}
+			g = driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: h.Token, Tokens: h.Tokens, TTL: r.TTL, Slot: h.Slot}
 			for _, a := range attempts {
 				if a.expires == h.Expires {
 					g.SentAt = a.sent
@@ -119,9 +119,13 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 			next = time.Duration(row.next()-row.now) * time.Microsecond
 			return nil, &driver.BusyError{Holders: row.describe(row.now)}
 		}
-		p.token = max(row.token+1, row.highWater+1, row.now)
+		first, n := row.draw(tokens(&r))
+		p.token = first + int64(n) - 1
 		h := holder{Owner: OwnerOf(r.From.Owner(), row.now), Limit: r.Limit, Slot: driver.NoSlot,
-			Token: uint64(p.token), Expires: row.now + micros(r.TTL), TTL: micros(r.TTL)}
+			Token: uint64(first), Expires: row.now + micros(r.TTL), TTL: micros(r.TTL)}
+		if n > 1 {
+			h.Tokens = n
+		}
 		if r.Limit > driver.Exclusive && r.Limit <= driver.MaxLimit {
 			h.Slot = row.freeSlot()
 		}

@@ -129,21 +129,21 @@ func (o *Optimistic) unproven(ctx context.Context, some []*kept) []*kept {
 	})
 }
 
-// Break ends a grant. Its client notices within about a second.
+// Break ends the grant that has the token. Its client notices within about a second.
 func (o *Optimistic) Break(ctx context.Context, name string, token uint64) error {
 	p := &op{name: o.key(name), wake: true}
 	found := false
 	p.step = func(row *row) (*content, error) {
-		next := &content{Holders: slices.Clone(row.Holders), Taken: slices.Clone(row.Taken)}
-		if !next.remove(func(h holder) bool { return h.Token == token }) {
+		i := slices.IndexFunc(row.Holders, func(h holder) bool { return has(h.Token, h.Tokens, token) })
+		if i < 0 {
 			if found {
 				return nil, nil
 			}
 			return nil, notHeld(name, token)
 		}
 		found = true
-		next.Taken = append(next.Taken, taken{token, row.now + takenFor.Microseconds()})
-		return next, nil
+		return &content{Holders: slices.Delete(slices.Clone(row.Holders), i, i+1),
+			Taken: append(slices.Clone(row.Taken), taken{row.Holders[i].Token, row.now + takenFor.Microseconds()})}, nil
 	}
 	return o.change(ctx, p)
 }

@@ -99,7 +99,7 @@ type Session struct {
 // LockRequest is a request for a lock, as a recipe gets it.
 type LockRequest struct {
 	driver.Request
-	// Key is the namespace, a NUL and the name.
+	// Key is the namespace, a NUL and the name. Tokens of the Request is at least 1.
 	Key []byte
 	// TTL is the result of Check.
 	TTL time.Duration
@@ -114,17 +114,26 @@ type LockRequest struct {
 	Recorded, Record bool
 	// Left is the rest of the TTL when a ping is sent: all of it in a renewal.
 	Left time.Duration
-	// Token and Slot are those of the grant, once there is one.
-	Token uint64
-	Slot  int
+	// Token, Reserved and Slot are those of the grant, once there is one: its first token,
+	// how many it has, and its slot.
+	Token    uint64
+	Reserved int
+	Slot     int
 	// Lockname is the name of the database lock. The recipe sets it.
 	Lockname string
 }
 
-// Got is a grant of a recipe.
+// Got is a grant of a recipe: its first token, how many it has (0 means 1), and its slot.
 type Got struct {
-	Token uint64
-	Slot  int
+	Token  uint64
+	Tokens int
+	Slot   int
+}
+
+// Clocked returns an exclusive grant of two readings of the server's clock, in microseconds. The
+// session had the lock during both. The tokens are the microseconds before the second reading.
+func (a *LockRequest) Clocked(first, second int64) Got {
+	return Got{Token: uint64(first), Tokens: int(min(max(second-first, 1), int64(a.Tokens))), Slot: driver.NoSlot}
 }
 
 // Sight is a grant or a waiter as the server shows it.

@@ -26,7 +26,7 @@ func (e *Sessions) state(name string, sights []Sight) driver.State {
 		o := s.Owner
 		o.Since = s.Since
 		if s.Granted {
-			h := driver.Holder{Owner: o, Token: s.Token, Limit: s.Limit, Slot: s.Slot, Note: s.Note}
+			h := driver.Holder{Owner: o, Token: s.Token, Tokens: s.Tokens, Limit: s.Limit, Slot: s.Slot, Note: s.Note}
 			if s.TTL > 0 { // else another program's
 				h.TTL = max(s.Left, time.Microsecond)
 			}
@@ -115,7 +115,7 @@ func (e *Sessions) List(ctx context.Context, prefix string) iter.Seq2[driver.Sta
 	}
 }
 
-// Break ends the session of the holder with that token, and waits until the server has ended
+// Break ends the session of the holder that has the token, and waits until the server has ended
 // it. If it finds no such holder, and sessions could not record what they hold, it returns
 // an error other than CodeNotHeld.
 func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
@@ -133,7 +133,7 @@ func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 			if err != nil {
 				return err
 			}
-			i := slices.IndexFunc(sights, func(s Sight) bool { return s.Granted && s.Token == token && token > 0 })
+			i := slices.IndexFunc(sights, func(s Sight) bool { return s.Granted && s.Token > 0 && has(s.Token, s.Tokens, token) })
 			if found = i >= 0; !found {
 				return e.recorded(ctx, side)
 			}

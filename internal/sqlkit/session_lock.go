@@ -76,6 +76,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	l.busy <- struct{}{}
 	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
 	l.request.Label = Label{Key: l.request.Key, Owner: l.request.Owner, Limit: r.Limit, TTL: ttl}
+	l.request.Tokens = tokens(&r)
 	w := &wait{e: e, l: l, ctx: ctx}
 	l.since = time.Now()
 	if r.Wait {
@@ -124,7 +125,8 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	default:
 		return driver.Grant{}, e.failed(ctx, l, w, err)
 	}
-	l.request.Token, l.request.Slot = got.Token, got.Slot
+	l.request.Token, l.request.Reserved, l.request.Slot = got.Token, got.Tokens, got.Slot
+	l.request.Label.Tokens = got.Tokens
 	if w.waited {
 		// The label of the statement that waited has the owner of that time.
 		l.request.Owner = r.From.Owner()
@@ -178,7 +180,7 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 		e.tasks.Go(func() { e.gone(l.s) })
 	}
 	r := &l.request.Request
-	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.request.Token, SentAt: sent, TTL: l.request.TTL, Slot: l.request.Slot}, nil
+	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.request.Token, Tokens: l.request.Reserved, SentAt: sent, TTL: l.request.TTL, Slot: l.request.Slot}, nil
 }
 
 // failed returns the error of a Lock, by what may be left at the server.

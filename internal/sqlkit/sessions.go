@@ -24,6 +24,18 @@ import (
 // else, and no release is queued behind a wait. Database locks are re-entrant within a
 // session; two requests never share one.
 //
+// A clock token is a reading of the server's clock while the session has the lock. A grant may
+// have several tokens, for the holders to which its process hands it off: the recipe waits
+// for as many microseconds and reads the clock again, before the answer and with the lock.
+// The tokens are the microseconds from the first reading on and before the second one. Every
+// earlier grant of the name has read the clock before the first reading, and every later one
+// reads it after the second, whenever the session ends. So no other grant has a token between
+// the two, and no row has to record the last token. If the clock is set back between them the
+// grant has one token.
+//
+// A durable token is the new value of a committed counter. Several are the last values above
+// the old one, from the reading of the clock on.
+//
 // A request whose answer was lost had a session, which has an identity at the server. Undo
 // closes the connection and waits, on another one, until that identity is gone. After that
 // nothing of the request stands or can appear.

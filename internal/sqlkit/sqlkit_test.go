@@ -24,6 +24,7 @@ func TestLabelSurvivesStatement(t *testing.T) {
 			Key:   append([]byte(rapid.StringN(0, 20, 128).Draw(t, "namespace")+"\x00"), rapid.StringN(1, 128, 512).Draw(t, "name")...),
 			Owner: driver.Owner{ID: rapid.StringMatching(`[a-z0-9-]{1,40}`).Draw(t, "id"), PID: rapid.IntRange(1, 1<<22).Draw(t, "pid"), Host: rapid.String().Draw(t, "host"), Reason: rapid.String().Draw(t, "reason")},
 			Limit: rapid.IntRange(1, driver.MaxLimit).Draw(t, "limit"), TTL: time.Duration(rapid.Int64Range(1, 1e6).Draw(t, "ms")) * time.Millisecond,
+			Tokens: rapid.SampledFrom([]int{0, 2, 65, mostTokens}).Draw(t, "tokens"),
 		}
 		const most = 1400
 		s := l.Encode(most)
@@ -35,8 +36,8 @@ func TestLabelSurvivesStatement(t *testing.T) {
 				t.Fatalf("%q in a comment", c)
 			}
 		}
-		got, ok := FindLabel("SELECT /*" + s + "*/ 1")
-		if !ok || !bytes.Equal(got.Key, l.Key) || got.Owner.ID != l.Owner.ID || got.Owner.PID != l.Owner.PID || got.Limit != l.Limit || got.TTL != l.TTL {
+		got, ok := FindLabel("SELECT /*" + s + "*/ 1.0.0")
+		if !ok || !bytes.Equal(got.Key, l.Key) || got.Owner.ID != l.Owner.ID || got.Owner.PID != l.Owner.PID || got.Limit != l.Limit || got.TTL != l.TTL || got.Tokens != l.Tokens {
 			t.Fatalf("%+v came back as %+v, %t", l, got, ok)
 		}
 	})

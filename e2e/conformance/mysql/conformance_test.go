@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
@@ -74,11 +75,16 @@ func TestInsertRace(t *testing.T)        { sqltest.InsertRace(t, mariadb) }
 func TestInterruptedWait(t *testing.T)   { sqltest.InterruptedWait(t, mariadb) }
 func TestWritersInOrder(t *testing.T)    { sqltest.WritersInOrder(t, mariadb) }
 func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, mariadb) }
+func TestTokensOfBothKinds(t *testing.T) { sqltest.TokensOfBothKindsRise(t, mariadb) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, mariadb) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, mariadb) }
 
 func TestFewConnections(t *testing.T) {
 	sqltest.FewConnections(t, mariadb, "CREATE USER USER_NAME@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3", "GRANT ALL ON DATABASE.* TO USER_NAME@'127.0.0.1'")
+}
+
+func TestReservedTokensAtGuard(t *testing.T) {
+	sqltest.ReservedTokensAtGuard(t, mariadb, fence.MySQL)
 }
 
 func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, mariadb) }
@@ -156,6 +162,10 @@ func TestTokenAfterTheWait(t *testing.T) {
 					t.Fatal(err)
 				}
 				sqltest.TokenAfterTheWait(t, s, driver.Exclusive)
+				g, _ := sqltest.Reserved(t, s, "token", driver.Grant{})
+				sqltest.Release(t, s, g)
+				next, _ := sqltest.Reserved(t, s, "token", g)
+				sqltest.Release(t, s, next)
 			})
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/fence"
 	"github.com/holdfast-go/holdfast/pgstore"
 )
 
@@ -74,11 +75,16 @@ func TestInsertRace(t *testing.T)        { sqltest.InsertRace(t, postgres) }
 func TestInterruptedWait(t *testing.T)   { sqltest.InterruptedWait(t, postgres) }
 func TestWritersInOrder(t *testing.T)    { sqltest.WritersInOrder(t, postgres) }
 func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, postgres) }
+func TestTokensOfBothKinds(t *testing.T) { sqltest.TokensOfBothKindsRise(t, postgres) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, postgres) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, postgres) }
 
 func TestFewConnections(t *testing.T) {
 	sqltest.FewConnections(t, postgres, "CREATE USER USER_NAME CONNECTION LIMIT 3", "GRANT ALL ON ALL TABLES IN SCHEMA public TO USER_NAME", "GRANT USAGE ON SCHEMA public TO USER_NAME")
+}
+
+func TestReservedTokensAtGuard(t *testing.T) {
+	sqltest.ReservedTokensAtGuard(t, postgres, fence.PostgreSQL)
 }
 
 func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, postgres) }

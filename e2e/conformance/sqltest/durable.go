@@ -144,7 +144,7 @@ type step struct {
 }
 
 // raise is a part of the statement that writes a token.
-const raise = "GREATEST(token + 1,"
+const raise = "holdfast_floor SET token = GREATEST("
 
 func (d *Database) step(t *testing.T, address, database, params, more string, waits bool) *step {
 	t.Helper()

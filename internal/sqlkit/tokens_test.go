@@ -1,0 +1,71 @@
+package sqlkit
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// TestDrawnTokensRise: the tokens of a grant of the optimistic recipe are above all earlier ones
+// of the name. Several of them are not ahead of the clock, and the first grant of a row has one.
+func TestDrawnTokensRise(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		now, last := int64(1_000_000), int64(0)
+		for range 50 {
+			now += rapid.Int64Range(-50, 200).Draw(t, "passed") // it may be set back
+			r := &row{exists: rapid.IntRange(0, 9).Draw(t, "exists") > 0, now: now}
+			if r.exists {
+				r.token, r.highWater = last, rapid.Int64Range(0, last).Draw(t, "mark")
+			} else {
+				r.highWater = last
+			}
+			n := rapid.IntRange(1, 100).Draw(t, "requested")
+			first, got := r.draw(n)
+			end := first + int64(got) - 1
+			switch {
+			case first <= last:
+				t.Fatalf("token %d after %d", first, last)
+			case got < 1 || got > n:
+				t.Fatalf("%d tokens of %d", got, n)
+			case got > 1 && (end > now || !r.exists):
+				t.Fatalf("%d tokens up to %d, the clock is at %d, the row exists: %t", got, end, now, r.exists)
+			}
+			last = end
+		}
+	})
+}
+
+// TestCountedTokensRise: durable tokens are above the mark before, at most the mark after, and not
+// below the clock when the lock was granted unless the clock was set back.
+func TestCountedTokensRise(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		before := rapid.Int64Range(0, 2000).Draw(t, "before")
+		after := before + rapid.Int64Range(1, 500).Draw(t, "more")
+		granted := rapid.Int64Range(1, 3000).Draw(t, "clock")
+		a := &LockRequest{Request: driver.Request{Tokens: rapid.IntRange(1, 100).Draw(t, "requested")}}
+		got := a.Counted(Got{Token: uint64(granted), Slot: 7}, before, after)
+		first, last := int64(got.Token), int64(driver.LastToken(got.Token, got.Tokens))
+		switch {
+		case first <= before || last > after || got.Tokens < 1 || got.Tokens > a.Tokens || got.Slot != 7:
+			t.Fatalf("%+v of %d tokens, the mark rose from %d to %d", got, a.Tokens, before, after)
+		case granted <= after && first < granted:
+			t.Fatalf("token %d, granted at %d", first, granted)
+		}
+	})
+}
+
+// TestClockedTokens: clock tokens are the microseconds from the first reading on and before the
+// second one, and one if the clock was set back or has not moved.
+func TestClockedTokens(t *testing.T) {
+	for _, c := range []struct {
+		second   int64
+		n, wants int
+	}{{1000, 64, 1}, {1001, 64, 1}, {1010, 64, 10}, {1064, 64, 64}, {5000, 64, 64}, {999, 64, 1}, {0, 1, 1}, {5000, 1, 1}} {
+		a := &LockRequest{Request: driver.Request{Tokens: c.n}}
+		if got := a.Clocked(1000, c.second); got.Token != 1000 || got.Tokens != c.wants {
+			t.Errorf("%d requested, read at 1000 and %d: %+v, want %d", c.n, c.second, got, c.wants)
+		}
+	}
+}
