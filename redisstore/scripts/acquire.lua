@@ -91,7 +91,7 @@ if e and now < tonumber(e) then
         'i' .. id, seq, 'm', plain(e, h, seq, k))
       return {'Q', text, seq, num(ahead), num(interval(ahead) / 1000), num(math.ceil((e - now) / 1000)), '0 ' .. found[1]}
     end
-  elseif found[4] == '-0' and (ARGV[7] ~= '0' or ARGV[8] == '1') then
+  elseif (found[4] == '-0' or found[4] == '-0+') and (ARGV[7] ~= '0' or ARGV[8] == '1') then
     -- The first confirmation of its grant, which is the last of the name.
     local whose, since = string.match(found[1], '^1 %S+ %S+ (%S+) ' .. k .. ' (%d+) %d+%+0$')
     if whose == id and tonumber(ARGV[5]) < tonumber(k) then

@@ -12,7 +12,8 @@
 --   q<seq>   a queue entry: "id limit ttl deadline since channel owner", or
 --            "... channel,tag owner" where its client may start before it confirms the grant
 --   i<id>    a request: the number of its queue entry; once it was granted -slot, and
---            =slot when its client has confirmed the grant. A lone grant has none.
+--            =slot when its client has confirmed the grant. It is -slot+ before that if the
+--            client may have started. A lone grant has none.
 --   v<id>    withdrawn until then: a request that may still arrive after it was rolled
 --            back, or whose grant was taken away
 --   x<i>     the withdrawn requests in order
@@ -262,7 +263,7 @@ local function find(id)
     if st.lone.id == id then return 0, st.lone end
     return nil
   end
-  local slot = string.match(get('i' .. id) or '', '^[-=](%d+)$')
+  local slot = string.match(get('i' .. id) or '', '^[-=](%d+)%+?$')
   local g = slot and grantAt(slot)
   if g and g.id == id then return tonumber(slot), g end
 end
@@ -380,6 +381,7 @@ local function promote(mine)
     if p.id == mine then
       slot = to
     elseif starting and p.tag ~= '' and p.limit == 1 and raise(starting, token) then
+      put('i' .. p.id, '-' .. num(to) .. '+')
       publish(p.channel, start(p.id, token, p.tag))
     else
       publish(p.channel, 'w' .. p.id)

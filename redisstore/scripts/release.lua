@@ -71,7 +71,7 @@ if e and h ~= '0' and now < tonumber(e) then
       if own then
         call('SET', KEYS[2], final)
       elseif KEYS[2] and tag ~= '' and raise(KEYS[2], text) then
-        message = start(id, text, tag)
+        mark, message = '-0+', start(id, text, tag)
       end
       if tokens > 1 then since = since .. '-' .. num(tokens) end
       local first = h + 1
