@@ -71,9 +71,13 @@ import (
 // no forwarding, and each holder carries its own token. A release that goes with the
 // request of the queue's head (swap.go) is a second way to perform the release effect: the
 // store's answer about the release arrives as released, releaseDenied or
-// releaseUnconfirmed. A grant on push is a
-// granted event with the send of an earlier refresh, whose confirmation is a
-// renewed event.
+// releaseUnconfirmed.
+//
+// # Provisional grants
+//
+// A provisional grant (see driver.Grant) is a granted event with the send of an earlier
+// request and a short TTL. Its renewal is due after confirmAfter, and the renewed event
+// sets the requested TTL. A release before needs no confirmation.
 
 // phase is how far a lease has come.
 type phase uint8
