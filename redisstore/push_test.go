@@ -41,10 +41,9 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 	valid := func(m *moment) { start(m, token, m.tags[0]) }
 	for name, c := range map[string]struct {
 		// calls are what happens during the first calls, and their answers, nil if it is lost.
-		calls   []func(*moment) []string
-		ttl     time.Duration
-		starts  bool
-		request func(*driver.Request)
+		calls  []func(*moment) []string
+		ttl    time.Duration
+		starts bool
 	}{
 		"the message of the call":      {starts: true, calls: []func(*moment) []string{func(m *moment) []string { valid(m); return queued }}},
 		"the message of a call, twice": {starts: true, calls: []func(*moment) []string{func(m *moment) []string { valid(m); valid(m); return queued }}},
@@ -86,6 +85,11 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 			func(m *moment) []string { start(m, token, "A-1"); return queued },
 			func(m *moment) []string { return []string{"X", serverNow()} },
 			func(m *moment) []string { valid(m); return queued },
+		}},
+		"the tag of an entry that is gone, while the next has no answer": {calls: []func(*moment) []string{
+			func(m *moment) []string { start(m, token, "A-1"); return queued },
+			func(m *moment) []string { return []string{"X", serverNow()} },
+			func(m *moment) []string { valid(m); return nil },
 		}},
 		"the tag of a new entry": {starts: true, calls: []func(*moment) []string{
 			func(m *moment) []string { start(m, token, "A-1"); return queued },
