@@ -101,7 +101,7 @@ func (l *Locker) reenter(ctx context.Context, name string, s *settings) (*Lock, 
 }
 
 // join returns a further Lock on the holder's lease, or nil if the lease has just
-// ended: then the caller's context has ended with it, or the name is acquired anew.
+// ended: then the caller's context has ended with it, or the name is acquired again.
 func (h *holder) join(ctx context.Context, s *settings) *Lock {
 	l := h.lease.l
 	k := newLock(h, &Lock{}, ctx, s)
@@ -130,10 +130,10 @@ type acquisition struct {
 	name    string
 	set     *settings
 	wait    bool
-	began   time.Time
-	// asked is when the store's guarantees were known, and so when the first request
+	began   time.Duration // since the creation of the Locker, like asked
+	// asked is when the store had reported its guarantees, and so when the first request
 	// begins.
-	asked time.Time
+	asked time.Duration
 	// busy is the answer of the fast path, nil if it was not that the name is held.
 	busy *BusyError
 }
@@ -153,7 +153,7 @@ func (a *acquisition) run() (*Lock, error) {
 	if l.ctx.Err() != nil {
 		return nil, l.closedError(a.name)
 	}
-	a.began = time.Now()
+	a.began = l.now()
 	a.asked = a.began
 	g, err := a.guarantees()
 	if err != nil {
@@ -182,7 +182,7 @@ func (a *acquisition) fail(kind, err error) error {
 // left returns the part of d that Wait leaves.
 func (a *acquisition) left(d time.Duration) time.Duration {
 	if a.wait && a.set.hasWait {
-		return max(min(d, a.set.wait-time.Since(a.began)), 0)
+		return max(min(d, a.set.wait-(a.l.now()-a.began)), 0)
 	}
 	return d
 }
@@ -201,7 +201,7 @@ func (a *acquisition) guarantees() (*driver.Guarantees, error) {
 	if err != nil && a.wait {
 		g, err = a.l.retryGuarantees(a.waiting, a.requestTimeout(), err)
 	}
-	a.asked = time.Now()
+	a.asked = a.l.now()
 	return g, err
 }
 
@@ -237,7 +237,7 @@ func (a *acquisition) fastPath() (*Lock, error) {
 			err = f.err
 		}
 		return nil, l.unanswered(a.name, contextError(a.waiting), err)
-	case time.Since(a.asked) >= timeout:
+	case l.now()-a.asked >= timeout:
 		return nil, err
 	}
 	return nil, nil // a request that failed before its timeout is repeated in the queue

@@ -95,8 +95,7 @@ func (r *retry) delay() time.Duration {
 // reset forgets the failures.
 func (r *retry) reset() { r.failures = 0 }
 
-// task is something that the store must still do for a request that no caller waits
-// for any more.
+// task is work that the store must still do for a request. No caller waits for it.
 type task struct {
 	run     func(context.Context) error // nil when it is done
 	failed  func(error)                 // called after each failed attempt

@@ -91,7 +91,7 @@ type drainContext struct {
 // DrainContext returns a context for work that has to be finished after the caller's
 // context has ended, such as a last write at SIGTERM. It has the values of ctx, and it
 // ends when the innermost lock that ctx carries ends: by Unlock, by a loss, by MaxHold,
-// or when the lock is not renewed any more (see [Drain]). The end of the context that
+// or when the lock is no longer renewed (see [Drain]). The end of the context that
 // was passed to Lock or Do does not end it. Without a lock in ctx it returns ctx.
 //
 //	err := locker.Do(ctx, "order/4711", func(ctx context.Context) error {

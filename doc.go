@@ -11,7 +11,7 @@
 // can give each of them a fencing token of its own; see [LocalHandoff].
 //
 // A lock is advisory: it protects no resource that does not check it. A process
-// can be paused for longer than its lease and then go on, and no lock can prevent
+// can be paused for longer than its lease and then continue, and no lock can prevent
 // that. Each grant therefore has two safeguards. A context ends before the store can
 // grant the name to anyone else. A fencing token, larger than that of every earlier
 // grant of the name, lets the resource refuse the paused process.

@@ -73,7 +73,7 @@ const (
 	// by a restart or a failover of the server, an administrator, or the network.
 	// Acquire the lock again.
 	CauseSessionEnded = driver.CauseSessionEnded
-	// CauseGone: the store does not have the grant any more. Its data was deleted, or a
+	// CauseGone: the store no longer has the grant. Its data was deleted, or a
 	// failover lost the latest writes. Acquire the lock again, and look at how the store
 	// is run: on such a store only the token is safe.
 	CauseGone = driver.CauseGone

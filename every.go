@@ -104,7 +104,7 @@ func (l *Locker) Every(ctx context.Context, name string, s Schedule, o ...LockOp
 // store after it. If it ends early, the work did not come to its end. Each replica that
 // did not serve the tick tries to take the marker later. The one that gets it reports the
 // tick as missed, and leaves the marker in place: so a replica that has claimed the tick
-// and has not begun cannot begin any more, and no other replica reports it again.
+// and has not begun can no longer begin, and no other replica reports it again.
 //
 // The names of both repeat, because some stores keep a counter for each name for good:
 // there are slots of ticks, of even and of odd days, and no lock of a slot lasts until
@@ -262,7 +262,7 @@ func (e *every) tick(at time.Time) (*tick, time.Time, error) {
 	ttl := e.ttl
 	switch {
 	case ttl > 0:
-	case e.minTTL == 0: // not known yet
+	case e.minTTL == 0: // the store has not reported it yet
 		ttl = min(4*distance, DefaultTTL)
 	default:
 		ttl = min(max(2*distance, e.minTTL), DefaultTTL)
@@ -332,7 +332,7 @@ func (e *every) leave(k *Lock, until time.Time) error {
 	return k.Unlock()
 }
 
-// take claims a tick and serves it. It reports whether to go on.
+// take claims a tick and serves it. It reports whether to continue.
 func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool {
 	var claim *Lock
 	for r := (retry{}); claim == nil; {
@@ -387,11 +387,11 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 	return more
 }
 
-// settled is until when the marker of a tick stays: no replica watches it any more, by
+// settled is until when the marker of a tick stays: no replica still watches it, by
 // any clock.
 func (t *tick) settled() time.Time { return t.until.Add(t.skew + t.ttl) }
 
-// watch looks at the ticks whose time has come. It reports whether to go on.
+// watch looks at the ticks whose time has come. It reports whether to continue.
 func (e *every) watch(yield func(Tick, error) bool) bool {
 	now := e.now()
 	type report struct {

@@ -171,7 +171,7 @@ func TestEveryReportsAnUnfinishedTickOnce(t *testing.T) {
 }
 
 // TestEveryReportsAnOutage: each replica reports the ticks in which it could not take
-// part, and goes on afterwards.
+// part, and continues afterwards.
 func TestEveryReportsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

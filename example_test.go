@@ -110,7 +110,7 @@ func ExampleLocker_Leaders() {
 	_ = locker.Lead(ctx, "leader/shard-8", func(ctx context.Context) error {
 		for leader, err := range locker.Leaders(ctx, "leader/shard-8") {
 			if err != nil {
-				continue // the store is away, and Leaders goes on
+				continue // the store is away, and Leaders continues
 			}
 			if leader.Token == holdfast.Token(ctx, "leader/shard-8") {
 				fmt.Println("this process leads:", leader.Self)

@@ -37,7 +37,7 @@ const (
 	// without EventAcquired for a grant that arrived after its waiter had gone.
 	EventReleased EventKind = "released"
 	// EventUnconfirmed: a release was refused or not confirmed in time, because of Err.
-	// It goes on in the background, until EventReleased or until the lease must have
+	// It continues in the background, until EventReleased or until the lease must have
 	// expired.
 	EventUnconfirmed EventKind = "release unconfirmed"
 	// EventUndoFailed: an acquisition with unknown outcome could not be rolled back yet.

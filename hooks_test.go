@@ -146,7 +146,7 @@ func TestPanicsAndBlockedHooksDoNotAffectALock(t *testing.T) {
 		block := make(chan struct{})
 		l, other := newLocker(t, s, holdfast.WithHooks(naughty{block}), holdfast.WithHooks(&recorder{})), newLocker(t, s.Client())
 		k := mustLock(t, l, "a", holdfast.TTL(3*time.Second))
-		time.Sleep(time.Minute) // renewals go on behind the hook that hangs
+		time.Sleep(time.Minute) // renewals continue behind the hook that hangs
 		if k.Context().Err() != nil {
 			t.Fatal(context.Cause(k.Context()))
 		}
@@ -264,9 +264,9 @@ func TestInspectListWatchAndBreak(t *testing.T) {
 // notifies of it, else within a second. It yields at most ten times a second.
 func TestWatchAllYieldsEachChangeOnce(t *testing.T) {
 	for name, c := range map[string]struct {
-		hide bool // that the store can tell
+		hide bool // hides that the store sends notifications
 		wait time.Duration
-	}{"pushed": {false, 0}, "asked": {true, time.Second}} {
+	}{"pushed": {false, 0}, "polled": {true, time.Second}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := memstore.New()

@@ -117,7 +117,7 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, interv
 			defer func() { cancel(); <-done }()
 			go func() {
 				defer close(done)
-				// If the watch fails, the ticker goes on.
+				// If the watch fails, the ticker continues.
 				_ = w.Watch(ctx, name, func() {
 					select {
 					case changed <- struct{}{}:
@@ -175,7 +175,7 @@ func withoutVolatile(st State) State {
 // Break ends the grant of name that has the token, which Inspect shows. A grant that is
 // handed off inside a process has several tokens (Holder.Tokens); any of them names it, and
 // its present holder loses it. The context of its holder ends with cause CauseTaken.
-// ErrNotHeld means that the grant has ended before. A store that can only ask the holder
+// ErrNotHeld means that the grant has ended before. A store that can only notify the holder
 // (see Guarantees) waits until the holder has released the lock. ErrBusy then means that ctx
 // ended first, and the error names the holder.
 func (l *Locker) Break(ctx context.Context, name string, token uint64) error {

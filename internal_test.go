@@ -122,8 +122,8 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 // failing is a store that answers a try with busy. It fails each waiting request until up.
 type failing struct {
 	driver.Store
-	up    atomic.Bool
-	asked chan struct{}
+	up        atomic.Bool
+	requested chan struct{}
 }
 
 func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
@@ -134,7 +134,7 @@ func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 		return driver.Grant{}, &driver.BusyError{}
 	}
 	select {
-	case f.asked <- struct{}{}:
+	case f.requested <- struct{}{}:
 	default:
 	}
 	return driver.Grant{}, driver.Errorf(driver.CodeUnavailable, "it is down")
@@ -144,7 +144,7 @@ func (f *failing) Acquire(ctx context.Context, r driver.Request) (driver.Grant, 
 // joins it is served within its own request timeout.
 func TestNewWaiterShortensTheBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &failing{Store: memstore.New(), asked: make(chan struct{})}
+		f := &failing{Store: memstore.New(), requested: make(chan struct{})}
 		l, err := New(f)
 		if err != nil {
 			t.Fatal(err)
@@ -163,7 +163,7 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 		go lock()
 		synctest.Wait()
 		time.Sleep(20 * time.Second) // the backoff has become long
-		<-f.asked
+		<-f.requested
 		synctest.Wait()
 		f.up.Store(true)
 		came := time.Now()

@@ -129,7 +129,7 @@ func (l *Locker) leaderOf(st State) Leader {
 
 // Leaders yields the leader of the election of that name now and after each change,
 // until ctx ends: the zero Leader while there is none. It may leave out a leader that led
-// only for a moment. If the store is unavailable it yields the error, goes on with
+// only for a moment. If the store is unavailable it yields the error, continues with
 // backoff, and yields the leader again afterwards. An error that no later attempt can
 // change, such as ErrClosed, ends it.
 func (l *Locker) Leaders(ctx context.Context, name string) iter.Seq2[Leader, error] {

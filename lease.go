@@ -13,7 +13,7 @@ import (
 type lease struct {
 	l   *Locker
 	req driver.Request
-	// queue is the local queue whose head asked for it, nil for a request that does
+	// queue is the local queue whose head requested it, nil for a request that does
 	// not wait.
 	queue *queue
 	// asking is the context of a request that does not wait.
@@ -59,7 +59,7 @@ type holder struct {
 	ctx   context.Context
 	token uint64
 	// locks links the open Locks, by Lock.next. Guarded by the Locker's mutex; after a
-	// loss it does not change any more.
+	// loss it no longer changes.
 	locks *Lock
 	first Lock
 }
@@ -95,12 +95,15 @@ func (l *Locker) newLease(ctx context.Context, name string, s *settings) *lease 
 // of the local queue, if the request waits there.
 func (x *lease) Owner() driver.Owner {
 	l := x.l
-	l.mu.Lock()
-	reason := x.holder.set.reason
-	if q := x.queue; q != nil && q.asking == x && q.head != nil {
-		reason = q.head.set.reason
+	reason := x.firstHolder.set.reason
+	if q := x.queue; q != nil {
+		l.mu.Lock()
+		reason = x.holder.set.reason
+		if q.asking == x && q.head != nil {
+			reason = q.head.set.reason
+		}
+		l.mu.Unlock()
 	}
-	l.mu.Unlock()
 	return driver.Owner{ID: x.req.ID, Host: l.cfg.host, PID: pid, Instance: l.cfg.instance, Reason: reason}
 }
 
@@ -128,7 +131,7 @@ type outcome struct {
 	loss   *LostError
 	err    error
 	age    time.Duration // of the validity, as in facts
-	// cancel ends the queue's request at the store, which no waiter needs any more.
+	// cancel ends the queue's request at the store, which no waiter needs now.
 	cancel context.CancelCauseFunc
 }
 
@@ -211,7 +214,7 @@ func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 	case e.kind == left && next == nil && x.state.keep == 0:
 		f.age = e.age // a few microseconds old, which does not matter to a release
 	case x.state.forever:
-		f.now = l.sinceStart(time.Now())
+		f.now = l.now()
 	default:
 		f.age, f.slept = g.SentAt.Elapsed()
 		f.now = l.sinceStart(g.SentAt.Time()) + f.age - f.slept

@@ -180,7 +180,7 @@ func (k *Lock) drains(now time.Duration) bool {
 
 // Unlock releases the lock. It takes no context, because a deferred call often runs
 // when the caller's context has ended. It blocks for the request timeout or Remaining,
-// whichever is less. A release that is not confirmed by then goes on in the background
+// whichever is less. A release that is not confirmed by then continues in the background
 // until it is, or until the lease must have expired, and Close waits for it. The error
 // then matches ErrUnavailable, or ErrRefused if the store said no.
 //

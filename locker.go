@@ -49,7 +49,7 @@ type Locker struct {
 
 	started    time.Time // when the Locker was made; see sinceStart
 	background background
-	// unsettled counts the releases and undos that Close does not wait for any more.
+	// unsettled counts the releases and undos that Close no longer waits for.
 	unsettled atomic.Int64
 	outbox
 	contention contention
@@ -261,6 +261,9 @@ func (l *Locker) retryGuarantees(ctx context.Context, timeout time.Duration, err
 // the making of the Locker.
 func (l *Locker) sinceStart(t time.Time) time.Duration { return t.Sub(l.started) }
 
+// now returns the present, counted likewise. It reads one clock; time.Now reads two.
+func (l *Locker) now() time.Duration { return time.Since(l.started) }
+
 func (l *Locker) newID() string {
 	var buf [40]byte
 	return string(strconv.AppendUint(append(buf[:0], l.idPrefix...), l.ids.Add(1), 36))
@@ -284,7 +287,7 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 //
 // Close waits for a store that does not confirm a release or a roll back for four TTLs of
 // the lock, and at least 30 s. It then returns an error that matches ErrUnavailable. The
-// work goes on in the background, and Close can be called again to wait for it. A store
+// work continues in the background, and Close can be called again to wait for it. A store
 // that Open opened is closed at the end in any case, which ends that work, too.
 func (l *Locker) Close(ctx context.Context) error {
 	l.mu.Lock()

@@ -24,7 +24,7 @@ const (
 // LockOption is an option of one lock.
 type LockOption func(*settings)
 
-// settings are the options of one lock, resolved. They do not change any more, so that
+// settings are the options of one lock, resolved. They no longer change, so that
 // the locks of one call, or of no option, share them.
 type settings struct {
 	ttl, wait, minHold, maxHold, margin time.Duration
@@ -284,7 +284,7 @@ func checkName(name string) error {
 }
 
 // forStore returns the settings for a store, or an error if the store cannot do what the
-// options ask for. A TTL that the caller has not given becomes the nearest one that the
+// options require. A TTL that the caller has not set becomes the nearest one that the
 // store allows.
 func (s *settings) forStore(g *driver.Guarantees) (*settings, error) {
 	if allowed := min(max(s.ttl, g.MinTTL), g.MaxTTL); !s.hasTTL && g.MaxTTL > 0 && s.ttl != allowed {

@@ -12,7 +12,7 @@ import (
 
 // queue is the local queue of one name. However many goroutines wait in it, the
 // Locker keeps one queue entry at the store: that of the goroutine at the head. The
-// entry outlives the cancellation of its head, if the next waiter asks for the same
+// entry outlives the cancellation of its head, if the next waiter requests the same
 // limit and TTL. Waiters are served in the order in which they came.
 //
 // A queue has one owner: it changes under the Locker's mutex only, and one goroutine
@@ -59,7 +59,7 @@ type waiter struct {
 	err    error
 }
 
-// errAbandoned cancels a queue's request that no waiter needs any more.
+// errAbandoned cancels a queue's request that no waiter needs now.
 var errAbandoned = errors.New("no waiter needs this request any more")
 
 // accepts reports whether a grant of r would serve w.
@@ -144,11 +144,10 @@ func (l *Locker) await(a *acquisition) (*Lock, error) {
 	if err != nil {
 		return nil, err
 	}
-	deadline := a.began.Add(a.set.wait)
 	var timer *time.Timer
 	var fired <-chan time.Time
 	for {
-		next, ended := l.overdue(q, w, deadline)
+		next, ended := l.overdue(q, w, a.began)
 		switch {
 		case ended != nil:
 			return nil, l.leave(q, w, ended)
@@ -176,7 +175,7 @@ func (l *Locker) await(a *acquisition) (*Lock, error) {
 }
 
 // enqueue puts a waiter into the queue of its name, and starts the queue if it is
-// the first. It reports to the hooks that the waiter is queued if that is known.
+// the first. If the name is held, it reports to the hooks that the waiter is queued.
 func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error) {
 	l.mu.Lock()
 	if l.closed {
@@ -217,14 +216,14 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 
 // overdue returns after how long to look at a waiter again, 0 for never, or why it has
 // to leave now. The request under way may be for another waiter, which has more time.
-func (l *Locker) overdue(q *queue, w *waiter, deadline time.Time) (next time.Duration, ended error) {
+func (l *Locker) overdue(q *queue, w *waiter, began time.Duration) (next time.Duration, ended error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !w.queued {
 		return 0, nil
 	}
 	if w.set.hasWait {
-		if next = time.Until(deadline); next <= 0 {
+		if next = w.set.wait - (l.now() - began); next <= 0 {
 			return 0, fmt.Errorf("%w (Wait(%s))", context.DeadlineExceeded, w.set.wait)
 		}
 	}

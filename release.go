@@ -13,13 +13,10 @@ import (
 func (l *Locker) release(o *outcome) error {
 	x := o.lease
 	timeout := min(l.requestTimeout(x.req.TTL), max(o.within, time.Millisecond))
-	began := time.Now()
 	var sent bool
 	var err error
 	if o.keep == 0 {
-		if sent, err = l.releaseBySwap(x, timeout); !sent {
-			timeout = max(timeout-time.Since(began), time.Millisecond)
-		}
+		sent, timeout, err = l.releaseBySwap(x, timeout)
 	}
 	if !sent {
 		err = l.store.Release(l.bound(&x.giving, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release

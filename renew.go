@@ -81,7 +81,7 @@ func (l *Locker) arm() {
 	if s.armed != 0 && s.armed <= at {
 		return
 	}
-	now := l.sinceStart(time.Now())
+	now := l.now()
 	s.armed = max(min(at, now+suspendCheck), 1)
 	if s.timer == nil {
 		s.checked = driver.Now()
@@ -109,7 +109,7 @@ func (l *Locker) tick() {
 	var renewals []*lease
 	var others []outcome
 	l.mu.Lock()
-	due, kind := l.schedule.take(l.sinceStart(time.Now()))
+	due, kind := l.schedule.take(l.now())
 	for _, x := range due {
 		var o outcome
 		l.step(x, &event{kind: kind}, &o)

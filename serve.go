@@ -132,7 +132,7 @@ func holdersOf(err error) []driver.Holder {
 }
 
 // deliver gives a grant to the head of the queue, or back to the store if the head
-// does not ask for it. It reports false if the grant is of no use to anyone.
+// does not accept it. It reports false if no waiter can use the grant.
 func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 	var o, unneeded outcome
 	var queued []*waiter
@@ -142,7 +142,7 @@ func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 	if w != nil && !w.accepts(&x.req) || l.closed {
 		w = nil
 	}
-	if w != nil { // the head may be another waiter than the one that was asked for
+	if w != nil { // the head may be another waiter than when the request was sent
 		x.holder.set, x.holder.ctx = w.set, w.ctx
 	}
 	q.asking, q.cancel, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
@@ -223,7 +223,7 @@ func (l *Locker) failAll(q *queue, err error, match func(*waiter) bool) {
 }
 
 // giveUpUnanswered fails the waiters that the store has not answered for the request
-// timeout. A waiter that knows that the name is held goes on waiting.
+// timeout. A waiter continues to wait if the store has reported that the name is held.
 func (l *Locker) giveUpUnanswered(q *queue, err error) {
 	l.mu.Lock()
 	q.held, q.holders = false, nil

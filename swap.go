@@ -161,18 +161,19 @@ func (l *Locker) takeSwap(q *queue) *swap {
 }
 
 // releaseBySwap offers a release to the goroutine of the queue, and waits for the outcome. sent is
-// false if the release has to go out by itself.
-func (l *Locker) releaseBySwap(x *lease, timeout time.Duration) (sent bool, err error) {
+// false if the release has to go out by itself, within left.
+func (l *Locker) releaseBySwap(x *lease, timeout time.Duration) (sent bool, left time.Duration, err error) {
 	s := l.offer(x)
 	if s == nil {
-		return false, nil
+		return false, timeout, nil
 	}
+	began := l.now()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-s.done:
-		return s.sent, s.err
+		return s.sent, max(timeout-(l.now()-began), time.Millisecond), s.err
 	case <-timer.C:
-		return true, &driver.Error{Code: driver.CodeUnknown, Err: errNoAnswer}
+		return true, 0, &driver.Error{Code: driver.CodeUnknown, Err: errNoAnswer}
 	}
 }

@@ -213,7 +213,7 @@ func TestCancelledWaiterDisturbsNoRelease(t *testing.T) {
 }
 
 // TestUnlockBySwapBlocksForTheRequestTimeout: the store does not answer a swap. Unlock returns
-// after the request timeout, and the release goes on in the background.
+// after the request timeout, and the release continues in the background.
 func TestUnlockBySwapBlocksForTheRequestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

@@ -217,7 +217,7 @@ func TestUnknownOutcomeIsRolledBack(t *testing.T) {
 }
 
 // TestQueuedWaiterOutlastsFailedRequests: the store has answered that the name is held, so
-// the waiter goes on until its context ends.
+// the waiter continues until its context ends.
 func TestQueuedWaiterOutlastsFailedRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -374,7 +374,7 @@ func TestFinalAnswersAreReturnedAtOnce(t *testing.T) {
 	})
 }
 
-// TestUnlockReturnsWithinTheRequestTimeout: the release is not answered. It goes on in the
+// TestUnlockReturnsWithinTheRequestTimeout: the release is not answered. It continues in the
 // background, and Close waits for it.
 func TestUnlockReturnsWithinTheRequestTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -2,6 +2,6 @@ package check
 
 import "golang.org/x/sys/unix"
 
-// machineClock goes on while the machine is suspended, like the clock of the library's
+// machineClock continues while the machine is suspended, like the clock of the library's
 // validity.
 const machineClock = unix.CLOCK_BOOTTIME

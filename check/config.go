@@ -26,7 +26,7 @@ type Config struct {
 	// schedule. The timing on the machine still varies. Default 1.
 	Seed uint64
 	// Duration is the length of the run, default 10 s. After each Round, default 30 s, the
-	// run ends all work, judges it and begins anew. The first two rounds take at most 5 and
+	// run ends all work, judges it and begins the next round. The first two rounds take at most 5 and
 	// 10 s, because gross mistakes show within seconds. The memory holds one round at a
 	// time.
 	Duration, Round time.Duration

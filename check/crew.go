@@ -33,7 +33,7 @@ type crew struct {
 	failures []error
 }
 
-// member is one worker: a process that may be killed and started anew, or a part
+// member is one worker: a process that may be killed and started again, or a part
 // of this process.
 type member struct {
 	mu     sync.Mutex

@@ -25,8 +25,8 @@ func TestFaultMayEndWithItsRound(t *testing.T) {
 	defer log.Close()
 
 	ended := false
-	ask := StoreFault{
-		Kind: "ask",
+	silence := StoreFault{
+		Kind: "silence",
 		Begin: func(ctx context.Context, _ Fault) error {
 			c, err := net.Dial("tcp", silent.Addr().String())
 			if err != nil {
@@ -42,10 +42,10 @@ func TestFaultMayEndWithItsRound(t *testing.T) {
 		},
 		End: func(context.Context, Fault) error { ended = true; return nil },
 	}
-	c := &crew{log: log, members: []*member{{}}, target: &Target{Faults: []StoreFault{ask}}}
+	c := &crew{log: log, members: []*member{{}}, target: &Target{Faults: []StoreFault{silence}}}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := c.inject(ctx, Fault{Kind: "ask", For: time.Hour}); err != nil || !ended {
+	if err := c.inject(ctx, Fault{Kind: "silence", For: time.Hour}); err != nil || !ended {
 		t.Errorf("%v, ended: %v", err, ended)
 	}
 }

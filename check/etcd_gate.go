@@ -37,7 +37,7 @@ const (
 
 // request sends a request. After a restart a member refuses old tokens, and a restored
 // member does not answer a call with a newer token. request then logs in and sends the call
-// once more.
+// again.
 func (g *etcdGate) request(ctx context.Context, path, question string, answer any) error {
 	g.mu.Lock()
 	token, administrated := g.token, g.administrated

@@ -91,7 +91,7 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 }
 
 // etcdLeaderFaults stop the leader for longer than the TTL: the process, or its disk alone.
-// When it goes on it may revoke leases that their clients have renewed at its successor. The
+// When it continues it may revoke leases that their clients have renewed at its successor. The
 // store declares that.
 func etcdLeaderFaults(cluster []*servers.Etcd) []StoreFault {
 	var hit *servers.Etcd

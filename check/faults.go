@@ -16,7 +16,7 @@ const (
 	// faultClose closes a working Locker and opens another.
 	faultClose = "close"
 	// faultVanish is a kill as the store sees it, for a worker without a process of its own:
-	// its client sends nothing more. The worker goes on with another client.
+	// its client sends nothing more. The worker continues with another client.
 	faultVanish = "vanish"
 	// faultBreak breaks a lock like an operator.
 	faultBreak = "break"

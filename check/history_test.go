@@ -39,12 +39,12 @@ func TestHistoryKeepsCompleteLines(t *testing.T) {
 	if err != nil || len(events) != 2 {
 		t.Fatalf("%d events, %v; want 2", len(events), err)
 	}
-	kill, ask := events[0], events[1]
+	kill, request := events[0], events[1]
 	if kill.T != 7 || kill.W != "w2" || kill.K != check.KindKill {
 		t.Errorf("the first in time: %+v", kill)
 	}
-	if ask.W != "w1" || ask.T < before || ask.T > check.Now() || ask.Name != "a<b>\u2028\"" || ask.Limit != driver.Unlimited {
-		t.Errorf("as written: %+v", ask)
+	if request.W != "w1" || request.T < before || request.T > check.Now() || request.Name != "a<b>\u2028\"" || request.Limit != driver.Unlimited {
+		t.Errorf("as written: %+v", request)
 	}
 	if _, err := check.NewLog(path, ""); err == nil {
 		t.Error("a history was begun in the file of another")

@@ -254,7 +254,7 @@ func (s *section) story() []Event {
 	return events
 }
 
-// judgeValidity finds contexts that went on after the validity had ended, and validity beyond
+// judgeValidity finds contexts that continued after the validity had ended, and validity beyond
 // the store's deadline.
 func (c *collected) judgeValidity(r *Report, h *nameHistory) {
 	grantOf := h.grantOf()

@@ -285,7 +285,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			a.event(check.KindLost, check.Event{Cause: "gone"}).unlock()
 			b.unlock()
 		}},
-		{"taken away although it was asked for too late for that", check.RuleExclusion, "held by 2", func(s *story) {
+		{"requested too late for an eviction to have ended the other", check.RuleExclusion, "held by 2", func(s *story) {
 			s.add(check.Event{K: check.KindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
 			s.t += 200 * ms
 			a := s.request("w1", "a", 1).granted()

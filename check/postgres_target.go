@@ -22,7 +22,7 @@ func init() {
 	}
 }
 
-// postgres is a primary and a hot standby, each behind a proxy. Clients know both addresses.
+// postgres is a primary and a hot standby, each behind a proxy. The URL of the clients has both addresses.
 // A switchover makes one of them the other, at the same address.
 type postgres struct {
 	*database

@@ -23,7 +23,7 @@ type probe struct {
 
 	mu       sync.Mutex
 	healed   chan struct{} // while the link is cut
-	dead     bool          // nothing passes any more, and no caller waits for it
+	dead     bool          // nothing passes now, and no caller waits for it
 	drops    int           // answers still to be lost
 	out, in  time.Duration // delays
 	prefixes map[string]bool
@@ -134,7 +134,7 @@ func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Du
 	return nil
 }
 
-// Acquire sends a request to the store, and records an outcome that the Locker cannot know.
+// Acquire sends a request to the store, and records a lost answer, which no hook reports.
 func (p *probe) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	g, err := p.acquire(ctx, r)
 	if err != nil && p.Classify(err) == driver.CodeUnknown {

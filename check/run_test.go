@@ -37,7 +37,7 @@ func TestFileStoreKeepsTheRules(t *testing.T) { tortureLocal(t, "file") }
 
 func tortureLocal(t *testing.T, local string) {
 	t.Parallel()
-	// Two rounds: tokens must go on rising after all clients ended.
+	// Two rounds: tokens must continue to rise after all clients ended.
 	r := checktest.Run(t, check.Config{Local: local, Duration: 20 * time.Second, Round: 10 * time.Second})
 	kinds, err := check.FaultKinds(t.Context(), check.Config{Local: local})
 	if err != nil {

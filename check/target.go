@@ -67,7 +67,7 @@ var locals = map[string]func(ctx context.Context, dir string) (*Target, error){
 
 	"redis-plain": redisLayoutTarget("plain"), "redis-redisson": redisLayoutTarget("redisson"), "redis-redisson-fair": redisLayoutTarget("redisson-fair"),
 	"redis-redisson-rw": redisLayoutTarget("redisson-rw"), "redis-redisson-spin": redisLayoutTarget("redisson-spin"),
-	// Its tokens begin anew without data.
+	// Its tokens begin again without data.
 	"redis-redisson-fenced": redisLayoutTarget("redisson-fenced", "flush", "restart-empty", "evict-keys"),
 	// A part of a semaphore that is evicted takes permits with it for good.
 	"redis-redisson-semaphore": redisLayoutTarget("redisson-semaphore", "evict-keys"), "redis-redisson-permits": redisLayoutTarget("redisson-permits", "evict-keys"),

@@ -14,7 +14,7 @@ import (
 // judgeOrder: if the store declares first come, first served, a request sent after another
 // got its queue entry is granted after it. Queue entries are the store's own, so the
 // goroutines' queue inside a Locker plays no part. A queue entry of a disturbed waiter may
-// have been lost and made anew, and proves nothing.
+// have been lost and made again, and proves nothing.
 func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 	if c.guarantees.Order != driver.OrderFIFO {
 		return

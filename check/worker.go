@@ -270,8 +270,8 @@ func (h hooks) Event(_ context.Context, e holdfast.Event) {
 func validity(k *holdfast.Lock) (until int64, live bool) { return validUntil(Now, k.Remaining) }
 
 // validUntil reads the clock first, so that a pause makes the result earlier and never
-// later. It reads again after a pause: otherwise a holder that goes on until the true end
-// would seem to go on after it.
+// later. It reads again after a pause: otherwise a holder that continues until the true end
+// would seem to continue after it.
 func validUntil(now func() int64, remaining func() time.Duration) (until int64, live bool) {
 	for range 10 {
 		began := now()

@@ -156,7 +156,7 @@ func stallDisk(which func(context.Context) (*servers.ZooKeeper, error)) []StoreF
 	})}
 }
 
-// ensembleTarget is three servers. Clients know all of them.
+// ensembleTarget is three servers. The URL of the clients has all of them.
 func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
 	e, err := servers.StartEnsemble(ctx, filepath.Join(dir, "zookeeper"), zookeeperConfig)
 	if err != nil {

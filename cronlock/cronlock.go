@@ -8,7 +8,7 @@
 // begun. Choose hold longer than the clocks of the replicas may differ, and shorter than
 // the distance of two runs. A run is left out on the replicas that find the lock held.
 //
-// A wrapper does not know for which time cron runs it, so this is weaker than
+// cron does not pass the scheduled time to a wrapper, so this is weaker than
 // [holdfast.Locker.Every], which serves each time at most once and reports the ones that
 // no replica has served. Every takes the schedules of cron's parser as they are:
 //

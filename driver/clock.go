@@ -25,7 +25,7 @@ func Now() Instant { return NowOn(systemClock{}) }
 
 // NowInProcess returns this moment on the process's clock, which stops while the machine is
 // suspended. It is for stores whose clock stops as well, or whose grants have no deadline.
-func NowInProcess() Instant { return NowOn(processClock{}) }
+func NowInProcess() Instant { return Instant{clock: processClock{}, at: time.Now()} }
 
 // NowOn returns this moment on a clock of the caller, for tests.
 func NowOn(c Clock) Instant {
@@ -44,8 +44,11 @@ func (i Instant) Time() time.Time { return i.at }
 // Elapsed returns the time since the instant, including suspended time, and for how much of
 // it the machine was suspended.
 func (i Instant) Elapsed() (total, slept time.Duration) {
-	if i.clock == nil {
+	switch i.clock.(type) {
+	case nil:
 		return Forever, 0
+	case processClock: // the common case reads one clock; Now reads two
+		return time.Since(i.at), 0
 	}
 	slept = max(i.clock.Slept()-i.slept, 0)
 	return i.clock.Now().Sub(i.at) + slept, slept

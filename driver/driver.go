@@ -206,7 +206,7 @@ const (
 	CauseTaken Cause = "taken"
 	// CauseSessionEnded: the session or connection of the grant has ended.
 	CauseSessionEnded Cause = "session ended"
-	// CauseGone: the store does not have the grant any more.
+	// CauseGone: the store no longer has the grant.
 	CauseGone Cause = "gone"
 	// CauseSlept: the machine was suspended for longer than the lease.
 	CauseSlept Cause = "machine slept"

@@ -43,10 +43,10 @@ type Swapper interface {
 	// Swap releases old, like Release without keep, and does what Acquire does for r, whose Wait
 	// is set. The entry of r goes to the end of the queue, and a grant of r has a new token.
 	//
-	// The halves are independent. If old has ended, r is queued nevertheless. If r fails,
-	// old may be released nevertheless. Swap calls released once, as soon as the outcome of the
-	// release is known and before it waits for the grant, with what Release would have
-	// returned. released does not block. If Swap returns without having called it, nothing
+	// The halves are independent. If old has ended, r is queued in any case. If r fails,
+	// old may be released in any case. Swap calls released once, with what Release would have
+	// returned. It does so as soon as it has the outcome of the release, and before it waits
+	// for the grant. released does not block. If Swap returns without having called it, nothing
 	// of the release was applied or can be applied later, and the core calls Release. After
 	// an answer that was lost, the outcomes of both halves are unknown: Swap calls released
 	// with an error of code CodeUnknown, and returns one.

@@ -77,19 +77,19 @@
 // A watch starts at the revision of the member that serves it, which may lag behind. So events at
 // or below the revision of the last read are ignored, and what is watched is read again once the
 // watch stands. A watch from an older revision would be exact, but waits for the server's
-// synchronisation of every 100 ms. When the stream ends, every watch is made anew, and read again.
+// synchronisation of every 100 ms. When the stream ends, the store makes every watch again, and reads its keys again.
 //
 // A waiter watches the entry before it alone or, where entries of several limits decide, the
 // deletions of the name's entries, which it counts itself. Nothing is granted on an event alone:
 // when the only entry before its own has gone, the waiter reads through the quorum whether its
 // own stands, unless the transaction that released the one before has said so; in all other cases
-// it reads the queue once more. It also does so every 10 seconds, and every second while its
+// it reads the queue again. It also does so every 10 seconds, and every second while its
 // watch does not stand. Releases and breaks compare the entry's create revision.
 //
 // A holder is watched in two ways. Each lease has a sentinel, a key that goes with the lease and
 // only with it: its deletion ends every grant of the lease at once, also those that are held for
 // a millisecond only. And each entry that has stood for a quarter of a second is watched itself,
-// so that a deletion of its key alone is noticed. Three things make sure that a watch that reports
+// so that a deletion of its key alone is noticed. Three things ensure that a watch that reports
 // nothing means that nothing has happened. The member is asked for a sign of life twice a second,
 // and is left when it sends nothing. The sentinel is read through the quorum once a second, and
 // a member that does not report the revision of that read soon is left: it is cut off, or
@@ -99,13 +99,13 @@
 // That read of the sentinel also finds that the server has gone back in time, because it was restored
 // from an older copy: the revision is below an earlier one, or the cluster is another. Then the
 // session ends, and its lease is revoked, since entries that were released may stand again. Where
-// the revision was raised meanwhile, the client deletes such entries when its watches stand anew.
+// the revision was raised meanwhile, the client deletes such entries when its watches stand again.
 //
 // # What it does not give
 //
 // A lease can be ended early. An administrator can revoke it, or delete a key. And every version of
 // etcd can do it by itself: a leader that was paused, or whose disk stalled, for longer than the
-// TTL still has its old view of the leases when it goes on. It may propose to revoke those that
+// TTL still has its old view of the leases when it continues. It may propose to revoke those that
 // have expired in that view, and the cluster carries it out, although their clients have renewed
 // them at its successor. (Newer versions check their leadership first, which leaves a small
 // window.) The holder's context ends when the deletion arrives: see Notice in the guarantees.

@@ -65,7 +65,7 @@ var errStreamEnded = errors.New("the stream of keepalives has ended")
 
 // keepAlive renews a lease. It calls renewed with the send of each request that is answered. A
 // stream that was open before may be broken, or its login too old: a request that fails on it
-// is sent once more on a new one.
+// is sent again on a new one.
 func (s *Store) keepAlive(ctx context.Context, lease clientv3.LeaseID, timeout time.Duration, renewed func(driver.Instant)) error {
 	for {
 		k, opened, err := s.keepaliveStream(ctx)

@@ -157,7 +157,7 @@ func (p *entry) slot() int {
 
 func (p *entry) owner() driver.Owner {
 	if !p.ours {
-		// Another client: only its lease is known.
+		// Another client's entry names only its lease.
 		return driver.Owner{ID: p.key[strings.LastIndexByte(p.key, '/')+1:], Instance: "etcd lease " + hex(p.lease)}
 	}
 	r := p.record

@@ -220,7 +220,7 @@ func (l *login) unary(ctx context.Context, method string, req, reply any, cc *gr
 		case ctx.Err() != nil:
 			l.checkAge(t, cc)
 		case t.over.Err() != nil && !refusedToken(err):
-			return errNewerToken // a write may have been applied nevertheless
+			return errNewerToken // a write may have been applied
 		}
 		if !refusedToken(err) {
 			return err

@@ -84,14 +84,14 @@ func (s *Store) leave(ctx context.Context, a *request, stands clientv3.Cmp, keep
 	return nil
 }
 
-// Undo deletes the entry of a request, and makes sure that none can appear.
+// Undo deletes the entry of a request, and ensures that none can appear.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if s.isClosed() {
 		return errClosed
 	}
 	a := s.request(r.ID)
 	if a == nil {
-		return nil // nothing was sent, or its outcome is known
+		return nil // nothing was sent, or etcd has answered
 	}
 	a.granted.Store(false)
 	n := shard(r.Name)

@@ -188,7 +188,7 @@ func (e *session) validity() (driver.Instant, time.Duration) {
 	return e.sent, e.ttl
 }
 
-// fresh makes sure that the last keepalive that was answered was sent at most age ago.
+// fresh ensures that the last keepalive that was answered was sent at most age ago.
 func (e *session) fresh(ctx context.Context, age time.Duration) error {
 	for {
 		e.mu.Lock()
@@ -400,7 +400,7 @@ func (e *session) keep(every time.Duration) {
 // The states of the watch of an entry's key.
 const (
 	unwatched int32 = iota
-	watchDue        // its watch is set, and the key has to be read once more
+	watchDue        // its watch is set, and the key has to be read again
 	watched
 )
 
@@ -506,12 +506,12 @@ func (e *session) sentinelUpdate(u watchUpdate) {
 // removeUnknown deletes the entries under the session's lease that no request of this client has. A
 // copy from which a server was restored has entries that were released since. If the restore has
 // raised the revision, as it should, nothing else shows the restore, and the entries would stand as
-// long as the session. A restore interrupts the watches, so this runs whenever they are set anew.
+// long as the session. A restore interrupts the watches, so this runs whenever they are set again.
 func (e *session) removeUnknown(ctx context.Context) {
 	sentinel := e.s.lay.sentinel(e.lease)
 	now, err := e.s.client.Get(ctx, sentinel, clientv3.WithKeysOnly())
 	if err != nil {
-		return // until the watches are set anew; else the entries end with the session
+		return // until the watches are set again; else the entries end with the session
 	}
 	attached, err := e.s.client.TimeToLive(ctx, e.lease, clientv3.WithAttachedKeys())
 	if err != nil {
@@ -594,7 +594,7 @@ func (e *session) read(ctx context.Context, entries []*request) {
 	if len(entries) == 0 {
 		return
 	}
-	due := make([]bool, len(entries)) // if its watch is set anew meanwhile, an entry is read again
+	due := make([]bool, len(entries)) // if its watch is set again meanwhile, an entry is read again
 	for i, a := range entries {
 		due[i] = a.state.CompareAndSwap(watchDue, watched)
 	}

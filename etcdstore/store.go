@@ -41,7 +41,7 @@ type Store struct {
 	minTTL   time.Duration
 }
 
-// request is a request, from before its entry is created until the entry is known to be gone.
+// request exists from before its entry is created until etcd has confirmed that no entry remains.
 type request struct {
 	r   driver.Request
 	e   *session
@@ -261,7 +261,7 @@ func (s *Store) begin(r driver.Request, e *session) (*request, error) {
 	return a, nil
 }
 
-// forget removes a request whose entry is gone and cannot appear any more.
+// forget removes a request whose entry is gone and can no longer appear.
 func (s *Store) forget(a *request) {
 	a.granted.Store(false)
 	s.mu.Lock()

@@ -45,7 +45,7 @@ func retriable(err error) bool {
 	return refused(err) == driver.CodeUnknown || errors.Is(err, rpctypes.ErrTooManyRequests)
 }
 
-// withdraw deletes an entry that is not needed any more, or whose request was refused, and returns
+// withdraw deletes an entry that is no longer needed, or whose request was refused, and returns
 // why. The creation was answered, so the deletion needs no epoch.
 func (s *Store) withdraw(ctx context.Context, a *request, why error) error {
 	code := refused(why)

@@ -74,7 +74,7 @@ func (noRequester) Lost(driver.Cause, error) {}
 
 // TestPauseAfterFailedStream: watch streams end at once. The store opens the next one after
 // a backoff that doubles up to waitRetryMax, so it does not flood the server. The waiter
-// goes on.
+// continues.
 func TestPauseAfterFailedStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -106,7 +106,7 @@ func TestPauseAfterFailedStream(t *testing.T) {
 		if _, err := s.wait(ctx, a, v, nil); driver.CodeOf(err) != driver.CodeUnknown || ctx.Err() == nil {
 			t.Errorf("the wait ended with %v", err)
 		}
-		u.mu.Lock() // the store may go on opening streams
+		u.mu.Lock() // the store may continue to open streams
 		defer u.mu.Unlock()
 		if len(u.streams) < 10 || len(u.streams) > 30 {
 			t.Errorf("%d streams in 10 s", len(u.streams))

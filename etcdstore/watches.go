@@ -21,7 +21,7 @@ import (
 // sets one watch after the other.
 //
 // The stream is opened for the first watch, and again when it has ended. Each time all watches are
-// set anew, from the present revision.
+// set again, from the present revision.
 type watches struct {
 	client etcdserverpb.WatchClient
 

@@ -114,7 +114,7 @@ func TestFilesSurviveKilledWriters(t *testing.T) {
 	var last *process
 	for token := uint64(1); token <= uint64(rounds); token++ {
 		p := start(t, path, token)
-		// The previous writer goes on beside the newer one, until it is refused or killed.
+		// The previous writer continues beside the newer one, until it is refused or killed.
 		time.Sleep(time.Duration(rand.IntN(8)) * time.Millisecond)
 		if last != nil {
 			_ = last.cmd.Process.Kill()

@@ -64,7 +64,7 @@ func TestFilesPassFencetest(t *testing.T) {
 	})
 }
 
-// TestPausedHolderInMemory: on the memory store, the grant of A ends while A goes on, and B
+// TestPausedHolderInMemory: on the memory store, the grant of A ends while A continues, and B
 // writes. Module e2e repeats this with processes on every other store.
 func TestPausedHolderInMemory(t *testing.T) {
 	store := memstore.New()

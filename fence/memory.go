@@ -9,7 +9,7 @@ import (
 // writes. The zero value is ready; it must not be copied after first use.
 //
 // Memory keeps one number and the name of each resource until the process ends:
-// use a known set of resources, or [Memory.Forget] those that no longer exist.
+// use a fixed set of resources, or call [Memory.Forget] for those that no longer exist.
 // After a restart it accepts the first token that it sees. A resource that
 // outlives the process needs a guard that outlives it, too.
 type Memory struct {

@@ -137,8 +137,8 @@ func (st *state) ahead(k key, i int) []string {
 func (s *Store) clear(b *bucket, k key, i int, trust bool) (dropped bool, err error) {
 	lives := map[string]bool{}
 	dead := func(sid string) bool {
-		alive, known := lives[sid]
-		if !known {
+		alive, found := lives[sid]
+		if !found {
 			alive = s.isOwn(sid) || trust && s.linkedTo(sid) || !s.dead(sid)
 			lives[sid] = alive
 		}
@@ -165,7 +165,7 @@ func (s *Store) clear(b *bucket, k key, i int, trust bool) (dropped bool, err er
 		}
 	}
 	return b.drop(func(e *entry) bool {
-		alive, known := lives[e.sid]
-		return known && !alive
+		alive, found := lives[e.sid]
+		return found && !alive
 	})
 }

@@ -68,7 +68,7 @@ func (s *Store) survey(ctx context.Context, b *bucket, match func(string) bool) 
 	states := map[string]*driver.State{}
 	for i := range found {
 		e := &found[i]
-		if _, known := lives[e.sid]; !known {
+		if _, checked := lives[e.sid]; !checked {
 			lives[e.sid] = s.isOwn(e.sid) || !s.dead(e.sid)
 		}
 		if !lives[e.sid] {

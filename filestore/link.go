@@ -205,7 +205,7 @@ func (l *link) send(b []byte) bool {
 	sent := 0
 	err := l.raw.Write(func(fd uintptr) bool {
 		for sent < len(b) {
-			// Of package syscall, like the reader's: the race detector knows the pair.
+			// From package syscall, like the reader's, because the race detector handles such a pair.
 			n, err := syscall.Write(int(fd), b[sent:])
 			if err == syscall.EINTR {
 				continue

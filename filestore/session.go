@@ -218,10 +218,10 @@ func (s *Store) sweep() {
 // suspect removes a dead session in the background, beginning with the bucket that it blocks.
 func (s *Store) suspect(sid string, b *bucket) {
 	s.mu.Lock()
-	known := s.buried[sid]
+	removing := s.buried[sid]
 	s.buried[sid] = true
 	s.mu.Unlock()
-	if !known {
+	if !removing {
 		s.spawn(func() {
 			defer func() {
 				s.mu.Lock()

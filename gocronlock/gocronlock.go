@@ -84,8 +84,8 @@ func (e *Elector) set(term context.Context) {
 }
 
 // IsLeader returns nil while this replica leads. It reads the clock, so that a replica
-// that was paused for longer than its TTL does not lead. A job that runs on after its
-// leadership does not know that: it uses a lock of its own for what matters.
+// that was paused for longer than its TTL does not lead. A job is not notified when the
+// leadership ends while it runs. Protect its critical part with a lock.
 func (e *Elector) IsLeader(context.Context) error {
 	e.mu.Lock()
 	term := e.term
@@ -98,7 +98,7 @@ func (e *Elector) IsLeader(context.Context) error {
 
 // Close steps down, and returns when the leadership is released. Let the scheduler shut
 // down before it, so that no job runs on. The error is that of the election, nil if it
-// went on until Close.
+// continued until Close.
 func (e *Elector) Close() error {
 	e.end()
 	<-e.done

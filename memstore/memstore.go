@@ -1,5 +1,5 @@
 // Package memstore keeps locks in the memory of one process: for tests, and for
-// programs that want the same API before they have a server.
+// programs that use the same API before they have a server.
 //
 // It has every rule of the real stores: leases that expire unless they are renewed, waiters in order,
 // fencing tokens, inspection and break. Its clock is the process's own, so it works in a
@@ -54,7 +54,7 @@ type Store struct {
 
 // New returns a client of a new, empty store.
 func New() *Store {
-	return &Store{space: &space{names: map[string]*name{}}, end: make(chan struct{})}
+	return &Store{space: &space{started: time.Now(), names: map[string]*name{}}, end: make(chan struct{})}
 }
 
 // Client returns another client of the same locks, as in another process.
@@ -67,6 +67,8 @@ func (s *Store) Namespace(namespace string) *Store {
 
 // space is shared by the clients.
 type space struct {
+	started time.Time // see now
+
 	mu     sync.Mutex
 	names  map[string]*name // by namespace, NUL, name
 	values map[string]value // likewise
@@ -83,6 +85,7 @@ type name struct {
 	holders []*entry
 	queue   []*entry
 	timer   *time.Timer // for the next expiry, while there are waiters
+	listed  bool        // in space.names
 }
 
 // entry is a queue entry or, once it has a token, a grant.
@@ -96,8 +99,7 @@ type entry struct {
 	token   uint64
 	tokens  int // that the grant has reserved, or shall reserve
 	slot    int
-	since   time.Time
-	expires time.Time
+	expires time.Duration // since the creation of the space
 	sent    driver.Instant
 	owner   driver.Owner
 	granted chan struct{} // closed with the grant or the end of a waiting entry
@@ -183,11 +185,11 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		sp.mu.Unlock()
 		return s.acquireFaulty(ctx, e, r, fault)
 	}
-	return s.acquire(ctx, e, r)
+	return s.acquire(ctx, e, &r)
 }
 
 // acquire is called with the space's mutex held, and unlocks it.
-func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver.Grant, error) {
+func (s *Store) acquire(ctx context.Context, e *entry, r *driver.Request) (driver.Grant, error) {
 	sp := s.space
 	n := sp.open(s.key(r.Name))
 	e.n = n
@@ -198,14 +200,14 @@ func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver
 		sp.mu.Unlock()
 		return g, nil
 	}
-	holders := n.describe()
+	holders := sp.describe(n)
 	if !r.Wait {
 		sp.tidy(n)
 		sp.mu.Unlock()
 		return driver.Grant{}, &driver.BusyError{Holders: holders}
 	}
 	e.granted = make(chan struct{})
-	e.since = time.Now()
+	e.owner.Since = time.Now()
 	n.queue = append(n.queue, e)
 	sp.arm(n)
 	sp.changed(n)
@@ -223,6 +225,7 @@ func (s *Store) acquire(ctx context.Context, e *entry, r driver.Request) (driver
 	if e.token != 0 && ctx.Err() == nil && e.err == nil {
 		// The validity begins with a step after the wait, which sets a new deadline.
 		if sp.confirm(e) {
+			owner.Since = e.owner.Since
 			e.owner = owner
 			return e.toGrant(), nil
 		}
@@ -280,7 +283,7 @@ func (s *Store) renew(ctx context.Context, g driver.Grant) driver.Renewal {
 	sp := s.space
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	e := sp.find(s.key(g.Name), g)
+	e := sp.find(s.key(g.Name), &g)
 	if e == nil {
 		return driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g)}
 	}
@@ -300,7 +303,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if err := sp.script.takeRelease(g.Name); err != nil {
 		return err
 	}
-	e := sp.find(s.key(g.Name), g)
+	e := sp.find(s.key(g.Name), &g)
 	if e == nil {
 		return notHeld(g)
 	}
@@ -308,9 +311,9 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		sp.drop(e)
 		return nil
 	}
-	// The grant has no owner any more: it cannot be renewed or released again, only expire.
+	// The grant no longer has an owner: it cannot be renewed or released again, only expire.
 	e.id, e.store = "", nil
-	e.expires = time.Now().Add(keep)
+	e.expires = sp.now() + keep
 	sp.arm(e.n)
 	sp.changed(e.n)
 	return nil
@@ -363,7 +366,7 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	st := driver.State{Name: name}
 	if n := sp.names[s.key(name)]; n != nil {
 		sp.expire(n)
-		st.Holders, st.Waiters = n.describe(), n.waiters()
+		st.Holders, st.Waiters = sp.describe(n), n.waiters()
 	}
 	return st, nil
 }

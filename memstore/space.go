@@ -8,7 +8,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// All methods here are called with the space's mutex held.
+// All methods here but now and at are called with the space's mutex held.
+
+// now returns the present as deadlines count it: since the creation of the space. It reads one
+// clock; time.Now reads two.
+func (sp *space) now() time.Duration { return time.Since(sp.started) }
+
+// at returns a point in time, counted likewise.
+func (sp *space) at(t time.Time) time.Duration { return t.Sub(sp.started) }
 
 // open returns a name, and creates it if necessary.
 func (sp *space) open(key string) *name {
@@ -22,7 +29,7 @@ func (sp *space) open(key string) *name {
 	} else {
 		n = &name{key: key}
 	}
-	sp.names[key] = n
+	sp.names[key], n.listed = n, true
 	return n
 }
 
@@ -31,10 +38,11 @@ const maxSpare = 64
 
 // tidy removes a name without holders and waiters.
 func (sp *space) tidy(n *name) {
-	if len(n.holders)+len(n.queue) > 0 || sp.names[n.key] != n {
+	if len(n.holders)+len(n.queue) > 0 || !n.listed {
 		return
 	}
 	delete(sp.names, n.key)
+	n.listed = false
 	if n.timer != nil {
 		n.timer.Stop()
 		return // the timer may have fired already and refer to n
@@ -65,7 +73,7 @@ func (sp *space) grant(e *entry) {
 	}
 	e.n.holders = append(e.n.holders, e)
 	sp.extend(e)
-	e.since = e.sent.Time()
+	e.owner.Since = e.sent.Time()
 	sp.changed(e.n)
 }
 
@@ -81,7 +89,7 @@ func (n *name) freeSlot() int {
 // deadline.
 func (sp *space) extend(e *entry) {
 	e.sent = driver.NowInProcess()
-	e.expires = e.sent.Time().Add(e.ttl) // mutation: memory-expiry
+	e.expires = sp.at(e.sent.Time().Add(e.ttl)) // mutation: memory-expiry
 	if len(e.n.queue) > 0 {
 		sp.arm(e.n)
 	}
@@ -98,7 +106,7 @@ func (sp *space) confirm(e *entry) bool {
 }
 
 // find returns the standing grant of g.
-func (sp *space) find(key string, g driver.Grant) *entry {
+func (sp *space) find(key string, g *driver.Grant) *entry {
 	n := sp.names[key]
 	if n == nil {
 		return nil
@@ -135,8 +143,8 @@ func (sp *space) expire(n *name) {
 	if len(n.holders) == 0 {
 		return
 	}
-	now := time.Now()
-	dead := func(e *entry) bool { return !now.Before(e.expires) }
+	now := sp.now()
+	dead := func(e *entry) bool { return now >= e.expires }
 	if slices.ContainsFunc(n.holders, dead) {
 		n.holders = slices.DeleteFunc(n.holders, dead)
 		sp.changed(n)
@@ -164,12 +172,10 @@ func (sp *space) arm(n *name) {
 	}
 	next := n.holders[0].expires
 	for _, e := range n.holders {
-		if e.expires.Before(next) {
-			next = e.expires
-		}
+		next = min(next, e.expires)
 	}
 	if n.timer == nil {
-		n.timer = time.AfterFunc(time.Until(next), func() {
+		n.timer = time.AfterFunc(next-sp.now(), func() {
 			sp.mu.Lock()
 			defer sp.mu.Unlock()
 			sp.expire(n)
@@ -180,7 +186,7 @@ func (sp *space) arm(n *name) {
 		})
 		return
 	}
-	n.timer.Reset(time.Until(next))
+	n.timer.Reset(next - sp.now())
 }
 
 func (sp *space) changed(n *name) {
@@ -197,12 +203,10 @@ func (sp *space) changed(n *name) {
 
 func (n *name) all() []*entry { return append(slices.Clone(n.holders), n.queue...) }
 
-func (n *name) describe() []driver.Holder {
+func (sp *space) describe(n *name) []driver.Holder {
 	var all []driver.Holder
 	for _, e := range n.holders {
-		o := e.owner
-		o.Since = e.since
-		all = append(all, driver.Holder{Owner: o, Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: time.Until(e.expires)})
+		all = append(all, driver.Holder{Owner: e.owner, Token: e.token, Tokens: e.tokens, Limit: e.limit, Slot: e.slot, TTL: e.expires - sp.now()})
 	}
 	return all
 }
@@ -210,9 +214,7 @@ func (n *name) describe() []driver.Holder {
 func (n *name) waiters() []driver.Waiter {
 	var all []driver.Waiter
 	for _, e := range n.queue {
-		o := e.owner
-		o.Since = e.since
-		all = append(all, driver.Waiter{Owner: o, Limit: e.limit})
+		all = append(all, driver.Waiter{Owner: e.owner, Limit: e.limit})
 	}
 	return all
 }

@@ -16,7 +16,7 @@ import (
 // pessimistic is the recipe of a row lock in an open transaction.
 //
 // Each name has a row. An exclusive grant locks it alone; all others share it. A request
-// that shares it has made sure, with the row locked, that the column permits has its kind:
+// that shares it has ensured, with the row locked, that the column permits has its kind:
 // 0 for readers, n for a semaphore of n. A change of permits locks the row alone. So
 // readers and permits, and semaphores of different sizes, never stand together; they wait
 // for one another although the rule would admit some of them. A permit locks a row of its

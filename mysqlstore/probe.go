@@ -137,7 +137,7 @@ func (s *Store) proxied(ctx context.Context, l sqlkit.Link) error {
 	return nil
 }
 
-// facts returns what is known of the server.
+// facts returns what the probe has read from the server.
 func (s *Store) facts() facts {
 	f, _ := s.server.Facts()
 	return f

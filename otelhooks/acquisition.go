@@ -22,7 +22,7 @@ import (
 // is not part of the acquisition.
 type acquisition struct {
 	context.Context                 // the caller's
-	asking          context.Context // the caller's, with the acquire span
+	spanned         context.Context // the caller's, with the acquire span
 	hooks           *hooks
 	span            trace.Span // of the acquisition
 	over            atomic.Bool
@@ -45,7 +45,7 @@ func (a *acquisition) Value(key any) any {
 	if a.over.Load() {
 		return a.Context.Value(key)
 	}
-	return a.asking.Value(key)
+	return a.spanned.Value(key)
 }
 
 func (h *hooks) acquisition(ctx context.Context) *acquisition {

@@ -77,7 +77,7 @@ func (h *hooks) Start(ctx context.Context, e holdfast.Event) context.Context {
 		attrs = append(attrs, attribute.String("holdfast.reason", e.Reason))
 	}
 	a := &acquisition{Context: ctx, hooks: h}
-	a.asking, a.span = h.tracer.Start(ctx, "holdfast.acquire", trace.WithAttributes(attrs...))
+	a.spanned, a.span = h.tracer.Start(ctx, "holdfast.acquire", trace.WithAttributes(attrs...))
 	return a
 }
 
@@ -123,7 +123,7 @@ func (h *hooks) answered(ctx context.Context, a *acquisition, e holdfast.Event) 
 	if a == nil {
 		return
 	}
-	// Set the kind again: a store may know it only after its first request.
+	// Set the kind again: a store may find it out only with its first request.
 	attrs := []attribute.KeyValue{outcomeKey.String(result), kindKey.String(kind(e)), attribute.Float64("holdfast.waited", e.Took.Seconds())}
 	if e.Kind == holdfast.EventAcquired {
 		attrs = append(attrs, grant(e)...)

@@ -113,7 +113,7 @@ func bytesOf(s string) int {
 	return n * unit
 }
 
-// facts returns what is known of the server.
+// facts returns what the probe has read from the server.
 func (s *Store) facts() facts {
 	f, _ := s.server.Facts()
 	return f

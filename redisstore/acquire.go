@@ -209,6 +209,9 @@ var errUndoFailed = errors.New("it could not be undone")
 // back a grant that too few of them acknowledged.
 func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) (reply, error) {
 	if s.cfg.replicas == 0 {
+		if len(args) == 5 && len(keys) == 2 {
+			return s.combine(ctx, acquireScript, keys, args, e.bucket)
+		}
 		return s.eval(ctx, acquireScript, keys, args)
 	}
 	rep, acked, err := s.evalAcked(ctx, acquireScript, keys, args, "G")
@@ -224,7 +227,11 @@ func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) 
 
 // eval runs a script whose answer starts with a letter and the server's time.
 func (s *Store) eval(ctx context.Context, sc *Script, keys, args []string) (reply, error) {
-	sent, at := driver.Now(), micros()
+	var sent driver.Instant
+	if sc != releaseScript || len(keys) > 1 { // a release without the counter grants nothing
+		sent = driver.Now()
+	}
+	at := micros()
 	values, err := s.client.Eval(ctx, sc, keys, args)
 	return s.read(sc, sent, at, values, err)
 }

@@ -30,7 +30,7 @@
 // needs, in a way that changes nothing: PEXPIRE only lengthens the key's life or finds
 // no key, HDEL of a field that is not there, SET only raises the counter. Then one HSET
 // changes the hash, and holds all of the change but the removal of fields, which
-// cannot be refused any more. The message that wakes a waiter comes last; where it is
+// can no longer be refused. The message that wakes a waiter comes last; where it is
 // refused it is like a message that is lost. No step deletes a key and writes it again,
 // and none passes through a state in which a held name is free.
 //
@@ -41,9 +41,42 @@
 // the same fields in the same order as the general way: a new entry is one HSET, which
 // needs no trial; a release tries HDEL first; a confirmation lengthens the key's life or
 // tries HDEL, and raises the counter, before its HSET. A state that the pattern does not
-// match, a dead first entry, and a token above the name's last one go on to the general
+// match, a dead first entry, and a token above the name's last one continue to the general
 // way. A test makes random steps on two names, one of them without the shorter way, and
 // requires the same replies, fields, tokens, lives and messages after each.
+//
+// # Combined calls
+//
+// On one server, with replicas or under Sentinel, requests of many goroutines share a script
+// call, a batch of at most 32. Only the first try of a name and the release of a grant without
+// other requests are combined: each is the short way of its script, under a pcall of its own.
+// Four requests at a time go by themselves, so a serial caller sends plain calls. No request
+// waits for others on purpose. A Cluster has a name's keys in its own hash slot, and
+// [WaitReplicas] waits for each grant, so neither combines.
+//
+//   - A request that its short way does not decide is left as it is, and its client sends it by
+//     itself. It may have raised the counter of tokens, which does no harm.
+//   - A refused request leaves nothing, as in the plain scripts. A release tries nothing before
+//     its only write. An acquire undoes its grant if the key's expiry is refused. An error ends
+//     no other request of the batch. A full server refuses only the first writes of a script, so
+//     it may grant the requests that follow a release in a batch: at most 31.
+//   - An answer that is lost makes all requests of the batch unknown. Each caller then does what
+//     it does after a plain call: it undoes its request, or repeats its release.
+//   - A batch may arrive late, or twice. No acquire is decided after the earliest time limit of
+//     the batch's acquires. A name whose request was undone has its tombstone, which
+//     the short way does not grant over. A release names the ID and token of its grant.
+//   - A primary that was replaced refuses each write, or loses the grants of a batch like others.
+//     The server replicates a script's writes as one transaction.
+//   - SentAt of a grant is before the batch is sent. The batch has the highest token that the
+//     client has seen when it is sent, and a clock behind that decides no acquire.
+//   - A caller that is cancelled before its batch is sent has sent nothing. Later its outcome is
+//     unknown, and the others of the batch are not affected.
+//   - A server that refuses a whole batch because of one key (NOPERM, MOVED, CROSSSLOT) has
+//     executed nothing, so each request goes by itself. After CROSSSLOT there are no more batches.
+//   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
+//     under way.
+//
+// A test makes random steps, with and without batches, and requires the same replies and states.
 //
 // # Waiting
 //
@@ -182,7 +215,7 @@
 // within the last seconds, and a replica whose clock cannot be read, which the
 // guarantees then report. A clock that is ahead by more than ten seconds is refused.
 //
-// A primary that was cut off and does not know of its successor goes on answering: let
+// A primary that was cut off and does not know of its successor continues to answer: let
 // it refuse writes, by min-replicas-to-write 1 and min-replicas-max-lag. Where several
 // servers take writes for the same data (active-active), each grants: they are refused
 // as far as they can be recognized, and no guarantee holds on others.
@@ -242,7 +275,7 @@
 //   - a holder dies: its grant ends by its TTL, and the head of the queue, which
 //     has that time, is granted within milliseconds of it.
 //   - the server restarts without its data, or FLUSHALL is run: holders are notified
-//     within three seconds, waiters go on waiting.
+//     within three seconds, waiters continue to wait.
 //   - the subscription's connection is lost: waiters refresh every 0.7 s until it
 //     is open again, and once when it is.
 //   - the server's clock is set ahead: grants end early. Set back: they last

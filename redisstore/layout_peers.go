@@ -313,7 +313,7 @@ func (p *peers) undo(ctx context.Context, st *step, lateUntil int64) error {
 	return err
 }
 
-// undoAll withdraws a request of which perhaps only ID and name are known.
+// undoAll withdraws a request. Its caller may have only the ID and the name.
 func (p *peers) undoAll(ctx context.Context, r *driver.Request, lateUntil int64) error {
 	p.forget(r.ID)
 	limits := []int{r.Limit}

@@ -4,7 +4,7 @@ package redisstore
 
 import "net"
 
-const canTellQuiet = false
+const detectsQuiet = false
 
 type socket struct{}
 

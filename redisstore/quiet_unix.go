@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-const canTellQuiet = true
+const detectsQuiet = true
 
 // socket is the socket of a connection. raw is nil if there is no access to it.
 type socket struct {

@@ -56,13 +56,12 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			args = append(args, tokensText(&next.r))
 		}
 	}
-	var sent driver.Instant
-	if next != nil {
-		sent = driver.Now()
+	var rep reply
+	if len(args) == 1 && len(keys) == 1 {
+		rep, err = s.combine(ctx, releaseScript, keys, args, 0)
+	} else {
+		rep, err = s.eval(ctx, releaseScript, keys, args)
 	}
-	at := micros()
-	values, err := s.client.Eval(ctx, releaseScript, keys, args)
-	rep, err := s.read(releaseScript, sent, at, values, err)
 	if len(keys) > 1 && isTryAgain(err) {
 		rep, err = s.eval(ctx, releaseScript, keys[:1], args[:min(len(args), 4)])
 	}

@@ -96,7 +96,7 @@ func newRueidis(o rueidis.ClientOption, mode Mode, where string) *rueidisClient 
 	o.ClientSetInfo = rueidis.DisableClientSetInfo
 	o.BlockingPoolCleanup = time.Minute
 	c.option = o
-	if mode == Standalone && canTellQuiet {
+	if mode == Standalone && detectsQuiet {
 		c.alone = newAlone(o)
 	}
 	return c

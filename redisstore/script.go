@@ -23,6 +23,9 @@ var common string
 //go:embed scripts/acquire.lua
 var acquireSource string
 
+//go:embed scripts/combined.lua
+var combinedSource string
+
 //go:embed scripts/release.lua
 var releaseSource string
 
@@ -45,14 +48,15 @@ var inspectSource string
 var raiseSource string
 
 var (
-	acquireScript = newScript("acquire", acquireSource)
-	releaseScript = newScript("release", releaseSource)
-	renewScript   = newScript("renew", renewSource)
-	lookScript    = newScript("look", lookSource)
-	undoScript    = newScript("undo", undoSource)
-	breakScript   = newScript("break", breakSource)
-	inspectScript = newScript("inspect", inspectSource)
-	raiseScript   = newScript("raise", raiseSource)
+	acquireScript  = newScript("acquire", acquireSource)
+	combinedScript = newScript("combined", combinedSource)
+	releaseScript  = newScript("release", releaseSource)
+	renewScript    = newScript("renew", renewSource)
+	lookScript     = newScript("look", lookSource)
+	undoScript     = newScript("undo", undoSource)
+	breakScript    = newScript("break", breakSource)
+	inspectScript  = newScript("inspect", inspectSource)
+	raiseScript    = newScript("raise", raiseSource)
 )
 
 func newScript(name, source string) *Script {

@@ -17,6 +17,7 @@ type Store struct {
 	cfg       config
 	keys      keyspace
 	channel   string // to which the scripts publish for this client: p:CHANNEL
+	combiner  combiner
 	clock     clock
 	highWater highWater
 	lastOwner atomic.Pointer[encodedOwner]
@@ -70,7 +71,7 @@ type entry struct {
 	passed *driver.Grant // granted by a Release of this client
 	held   bool          // the grant was returned to the caller
 	grant  driver.Grant
-	proven time.Time // when the grant was last known to stand
+	proven time.Time // when the server last confirmed that the grant stands
 }
 
 // handle is the store's own data in a grant.
@@ -106,6 +107,8 @@ func newStore(c Client, cfg config) *Store {
 		subs: map[string]*subscription{},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	// In a Cluster the keys of a batch are in several hash slots. WAIT would be for the whole batch.
+	s.combiner.init(c.Mode() != Cluster && cfg.replicas == 0)
 	if cfg.layout != Native {
 		s.peers = newPeers(s)
 	}
@@ -169,6 +172,7 @@ func (s *Store) Close(ctx context.Context) error {
 		go func() { // a client may wait for a silent server
 			defer close(s.finished)
 			s.client.Close()
+			s.combiner.wait()
 			s.tasks.Wait()
 		}()
 	}

@@ -163,7 +163,7 @@ func (a *attempt) queuedReply(rep reply, sentAt int64) (delay time.Duration, exa
 		a.holders = s.holders(rep.values[len(n):], s.clock.now())
 	}
 	if !a.notified && missed && !a.refreshed {
-		// It refreshes once more before it reports that it is queued.
+		// It refreshes again before it reports that it is queued.
 		a.refreshed = true
 		return subscribeTimeout, false, nil
 	}

@@ -63,7 +63,7 @@ const (
 const (
 	shortUse = time.Second
 	longUse  = 8 * time.Second
-	// reserveTimeout bounds a reservation, which goes on when the caller that waits for it
+	// reserveTimeout bounds a reservation, which continues when the caller that waits for it
 	// has gone.
 	reserveTimeout = 30 * time.Second
 )

@@ -248,7 +248,7 @@ func (p *entry) list(ctx context.Context) (names []string, handed bool, err erro
 	}
 }
 
-// watch makes sure that the entry wakes when an entry that it waits for goes. gone reports
+// watch ensures that the entry wakes when an entry that it waits for goes. gone reports
 // that one has gone already. The first call reports to the requester that it is queued.
 func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gone bool, err error) {
 	ss := p.ss

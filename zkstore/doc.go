@@ -23,7 +23,7 @@
 //
 // A node exists until its session ends, unless a client deletes it by hand. The leader
 // decides the session's end. The server of a client may be cut off from the leader and not
-// notice: it goes on answering pings and reads for seconds after the leader has ended the
+// notice: it continues to answer pings and reads for seconds after the leader has ended the
 // session and has granted the lock to another client. So only requests that have passed
 // the leader count. The session is proven to stand until send + T - tick: send is the send
 // of the heartbeat before the last one that was answered, T the session timeout and tick

@@ -276,7 +276,7 @@ func (p *entry) register() {
 	}
 }
 
-// unregister ends that. It returns the paths whose watches no entry needs any more.
+// unregister ends that. It returns the paths whose watches no entry needs now.
 func (p *entry) unregister() (unwatched []string) {
 	ss := p.ss
 	ss.mu.Lock()

@@ -49,8 +49,8 @@ func (s *Store) fail(err error) error {
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}
 }
 
-// readFailed returns the error of a read before a request: its outcome is known, since it has
-// written nothing.
+// readFailed returns the error of a read before a request. Nothing was written, so
+// CodeUnknown becomes CodeUnavailable.
 func (ss *session) readFailed(err error) error {
 	if failed := ss.fail(err); failed == errOver || driver.CodeOf(failed) != driver.CodeUnknown {
 		return failed

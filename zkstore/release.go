@@ -235,7 +235,7 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 	return driver.Renewal{SentAt: sent, TTL: ttl}
 }
 
-// Undo removes an entry or a grant by its ID. First it makes sure that a create on a lost
+// Undo removes an entry or a grant by its ID. First it ensures that a create on a lost
 // connection can no longer be executed. Then a sync makes all nodes visible.
 func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	if s.closed.Load() {
@@ -263,7 +263,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	return s.fail(err)
 }
 
-// settle makes sure that no node of a request in a session that has ended exists or can still
+// settle ensures that no node of a request in a session that has ended exists or can still
 // appear.
 func (ss *session) settle(ctx context.Context, r driver.Request, old *session) error {
 	if err := ss.invalidateSession(ctx, old); err != nil {

@@ -22,7 +22,7 @@ type session struct {
 	over    chan struct{} // closed when the session is over
 	wakeUp  chan struct{} // has capacity one and wakes maintain
 	guarded guard
-	// invalidated is set when no pending request of the session can be executed any more.
+	// invalidated is set when the servers can no longer execute a pending request of the session.
 	invalidated atomic.Bool
 
 	mu            sync.Mutex

@@ -35,8 +35,8 @@ func (b *tokenBase) token(czxid int64) uint64 {
 	return b.Base + uint64(czxid)
 }
 
-// tokenEpochs is how far above the highest known token a base is raised, in epochs of the
-// ensemble (2^32 transactions each): other clients may have seen higher tokens.
+// tokenEpochs is how far above the client's highest token a base is raised, in epochs of the
+// ensemble (2^32 transactions each). Other clients may have seen higher tokens.
 const tokenEpochs = 16
 
 // baseNode contains the base. It is the directory of the guards. keepNode stays below it, so

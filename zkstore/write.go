@@ -34,8 +34,8 @@ func DeleteNode(path string, version int32) Op {
 // WriteError reports which operation of a guarded write the server refused. Nothing
 // was done.
 type WriteError struct {
-	// Op is the operation's index; Missing and Version tell that its node, or the
-	// version it asked for, was not there, Exists that the node to create was.
+	// Op is the index of the operation. Missing: its node does not exist. Version: its
+	// node has another version. Exists: the node that it creates exists already.
 	Op                       int
 	Missing, Version, Exists bool
 	Err                      error
@@ -188,13 +188,13 @@ type writing struct {
 	err   error
 }
 
-// unaskedSize is a size of requests that is not asked about: servers take 1 MB unless
-// configured.
-const unaskedSize = 128 << 10
+// uncheckedSize is the size up to which a request is sent without a check of the server's
+// limit. The default limit is 1 MB.
+const uncheckedSize = 128 << 10
 
-// send sends a guarded write. A ctx that ends leaves it to itself.
+// send sends a guarded write. If ctx ends, the write may still be applied.
 func (s *Store) send(ctx context.Context, m *zk.Call) error {
-	if size := m.Size(); size > unaskedSize && int64(size) > s.acceptedSize.Load() {
+	if size := m.Size(); size > uncheckedSize && int64(size) > s.acceptedSize.Load() {
 		accepted, err := zk.Accepts(ctx, s.clientConfig(0), size)
 		if err != nil {
 			return &zk.NotSentError{Err: err}

@@ -261,7 +261,7 @@ func (c *client) removeOthers(name string, pick func(value) bool) {
 	}
 }
 
-// Renew sets the expiry anew.
+// Renew sets a new expiry.
 func (c *client) Renew(_ context.Context, grants []driver.Grant) []driver.Renewal {
 	all := make([]driver.Renewal, len(grants))
 	for i, g := range grants {

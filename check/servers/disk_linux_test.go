@@ -14,7 +14,7 @@ import (
 )
 
 // TestStalledDiskHoldsSync: a sync returns while the disk goes, waits while it is stalled, and
-// returns when it goes on. A process that waits for its disk can be killed.
+// returns when it continues. A process that waits for its disk can be killed.
 func TestStalledDiskHoldsSync(t *testing.T) {
 	d, err := NewDisk()
 	if err != nil {

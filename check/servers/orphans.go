@@ -72,7 +72,7 @@ func (w *watcher) started(group int) error {
 	return nil
 }
 
-// ended reports that a process group is no server any more.
+// ended reports that a process group is no longer a server.
 func (w *watcher) ended(group int) { _ = w.send("-", group) }
 
 func (w *watcher) send(op string, group int) error {

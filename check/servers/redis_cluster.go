@@ -66,7 +66,7 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 		return nil, err
 	}
 	for i, r := range c.Nodes[primaries:] {
-		// The replica must know its primary first.
+		// A node becomes a replica only when gossip has brought it the primary's ID.
 		err := until(ctx, func() error {
 			_, err := r.Do(ctx, "CLUSTER", "REPLICATE", c.ids[c.Nodes[i]])
 			return err
@@ -136,8 +136,8 @@ func (c *RedisCluster) Join(ctx context.Context, dir string, settings ...string)
 	return r, err
 }
 
-// Whole waits until every running node reports that all slots are served and that all nodes
-// are known.
+// Whole waits until every running node reports that all slots are served, and lists all
+// nodes.
 func (c *RedisCluster) Whole(ctx context.Context) error {
 	return until(ctx, func() error {
 		for _, r := range c.Nodes {

@@ -379,8 +379,8 @@ func (e *Ensemble) Follower(ctx context.Context) (*ZooKeeper, error) {
 	return nil, errors.New("servers: the leader is alone")
 }
 
-// Silence lets nothing pass between a follower and its leader any more, and leaves
-// the connection open, until Heal. Clients still reach both.
+// Silence drops what a follower and its leader send to each other, until Heal. It leaves the
+// connection open. Clients still reach both servers.
 func (e *Ensemble) Silence(m *ZooKeeper) error { return e.each(m, (*Proxy).Silence) }
 
 // Heal ends that.

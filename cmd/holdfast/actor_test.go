@@ -17,7 +17,7 @@ import (
 )
 
 // An actor is a command, or a part of one, that behaves as its words say, and
-// ends when no process has the FIFO named hold open for writing any more:
+// ends when no process has the FIFO named hold still open for writing:
 //
 //	ends     on HUP, INT and TERM, with status 5
 //	ignores  them

@@ -100,7 +100,8 @@ func TestFrontKilled(t *testing.T) {
 	}
 }
 
-// TestFrontKilledWaiting: no queue entry is left, and no command starts.
+// TestFrontKilledWaiting: the front is killed while it waits. No queue entry is left, and no
+// command starts.
 func TestFrontKilledWaiting(t *testing.T) {
 	s := newStage(t)
 	p := s.holder(nil, "ends")
@@ -119,8 +120,8 @@ func TestFrontKilledWaiting(t *testing.T) {
 	s.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
 }
 
-// TestFrontKilledLingering: the minimum hold still counts, and a signal to the guardian ends
-// it.
+// TestFrontKilledLingering: the front is killed during a minimum hold. The guardian keeps the
+// lock, and releases it at a signal.
 func TestFrontKilledLingering(t *testing.T) {
 	s := newStage(t)
 	p := s.start("run", "-v", "--min-hold", "1h", "x", "--", "true")
@@ -136,8 +137,8 @@ func TestFrontKilledLingering(t *testing.T) {
 	s.run("run", "--try", "x", "--", "true").expectStatus(t, 0)
 }
 
-// TestGuardianKilled: the front kills the command with all that it has started, and reports
-// that.
+// TestGuardianKilled: the front kills the command and all processes that it has started, and
+// reports that.
 func TestGuardianKilled(t *testing.T) {
 	for _, words := range [][]string{
 		{"ignores"},
@@ -164,7 +165,7 @@ func TestGuardianKilled(t *testing.T) {
 	}
 }
 
-// TestGuardianKilledWaiting: no command has run.
+// TestGuardianKilledWaiting: the guardian is killed while it waits. No command runs.
 func TestGuardianKilledWaiting(t *testing.T) {
 	s := newStage(t)
 	s.holder(nil, "ends")
@@ -181,8 +182,8 @@ func TestGuardianKilledWaiting(t *testing.T) {
 	awaitQueue(t, l, 0)
 }
 
-// TestGuardianKilledAmongForeigners: a shell has started a job of its own beside the run, by
-// exec. It does not belong to the command.
+// TestGuardianKilledAmongForeigners: a shell starts a job and then becomes the run, by exec.
+// The job does not belong to the command, and survives.
 func TestGuardianKilledAmongForeigners(t *testing.T) {
 	s := newStage(t)
 	p := s.startCmd(exec.Command("sh", append([]string{"-c", `sh -c 'trap "exit 0" USR1; echo foreign $$; while :; do sleep 1; done' </dev/null &
@@ -200,8 +201,8 @@ func TestGuardianKilledAmongForeigners(t *testing.T) {
 	}
 }
 
-// TestFrontStopped: the lock stands beyond its TTL while holdfast run is stopped, and ends
-// with the command.
+// TestFrontStopped: the guardian renews the lock while the front is stopped, and releases it
+// when the command has ended.
 func TestFrontStopped(t *testing.T) {
 	w := newWorld(t)
 	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "20ms", "x"}, played()...)...)
@@ -219,8 +220,8 @@ func TestFrontStopped(t *testing.T) {
 	}
 }
 
-// TestFrontStoppedReleases: the next waiter waits for the command, and not for a stopped
-// front.
+// TestFrontStoppedReleases: the next waiter gets the lock when the command has ended, although
+// the front is still stopped.
 func TestFrontStoppedReleases(t *testing.T) {
 	s := newStage(t)
 	p := s.holder(nil, "ignores")
@@ -249,7 +250,8 @@ func TestGuardianStopped(t *testing.T) {
 	}
 }
 
-// TestBothStopped: after they go on, the command does nothing more.
+// TestBothStopped: front and guardian are stopped beyond the TTL. When they continue, they kill
+// the command.
 func TestBothStopped(t *testing.T) {
 	w := newWorld(t)
 	p := w.startScripted(append([]string{"run", "--store", "scripted://works", "--ttl", "3s", "--grace", "500ms", "x"}, played()...)...)
@@ -265,8 +267,8 @@ func TestBothStopped(t *testing.T) {
 	}
 }
 
-// TestGuardianOfFileStoreStopped: a stopped holder keeps the file store's lock, so the
-// command may go on.
+// TestGuardianOfFileStoreStopped: a stopped guardian keeps the file store's lock, so the front
+// does not kill the command.
 func TestGuardianOfFileStoreStopped(t *testing.T) {
 	s := newStage(t)
 	p := s.holder(nil, "ends")
@@ -307,8 +309,8 @@ func TestGuardianRefusesDirectStart(t *testing.T) {
 	}
 }
 
-// TestCommandInheritsNothingOfGuardian: the command has none of the guardian's files, and
-// none of its variables.
+// TestCommandInheritsNothingOfGuardian: the command inherits no file and no variable of the
+// guardian.
 func TestCommandInheritsNothingOfGuardian(t *testing.T) {
 	w := withStore(t)
 	const script = `cd /proc/$$/fd && echo *; env`
@@ -327,7 +329,7 @@ func TestCommandInheritsNothingOfGuardian(t *testing.T) {
 	}
 }
 
-// TestNoPasswordInProcessList: the guardian's words are its descriptor and the lock's name.
+// TestNoPasswordInProcessList: the guardian's arguments are its descriptor and the lock's name.
 func TestNoPasswordInProcessList(t *testing.T) {
 	w := newWorld(t)
 	if err := os.WriteFile(w.path("url"), []byte("scripted://me:s3cr3t-pw@works\n"), 0o600); err != nil {
@@ -365,8 +367,8 @@ func TestProcessesOutsideGroupEndBeforeRelease(t *testing.T) {
 	}
 }
 
-// TestSelfRespawningProcessesEnd: each process starts the next one in a session of its own
-// and ends at once. The guardian still ends all of them.
+// TestSelfRespawningProcessesEnd: each process starts another process in a new session, and
+// ends at once. The guardian ends them all.
 func TestSelfRespawningProcessesEnd(t *testing.T) {
 	s := newStage(t)
 	const respawn = `#!/bin/sh
@@ -390,7 +392,8 @@ func TestSelfRespawningProcessesEnd(t *testing.T) {
 	p.stderr.expect("killed what the command left behind")
 }
 
-// TestLossEndsProcessesOutsideGroup: a lost lock ends these processes as well.
+// TestLossEndsProcessesOutsideGroup: when the lock is lost, processes outside the command's
+// group end, too.
 func TestLossEndsProcessesOutsideGroup(t *testing.T) {
 	s := newStage(t)
 	on, fire := fifo(t, s.world)
@@ -406,8 +409,8 @@ func TestLossEndsProcessesOutsideGroup(t *testing.T) {
 	}
 }
 
-// TestWithoutProcLockIsKept: processes outside the group are then invisible, and keep the
-// lock until they end. Processes in the group are killed.
+// TestWithoutProcLockIsKept: without /proc the guardian cannot list processes outside the
+// group. It keeps the lock until they end, and kills the processes in the group.
 func TestWithoutProcLockIsKept(t *testing.T) {
 	const hide = "exec unshare --mount sh -c 'mount -t tmpfs none /proc && exec \"$@\"' sh "
 	if err := shell(hide + "true").Run(); err != nil {

@@ -135,7 +135,7 @@ func TestRunAsFirstProcessReapsOrphans(t *testing.T) {
 	if got := p.status(); got != 3 {
 		t.Errorf("status %d, want 3", got)
 	}
-	p.stdout.all() // ends when no process has it open any more
+	p.stdout.all() // ends when the last process has closed it
 }
 
 func childPID(t *testing.T, pid int) int {

@@ -27,7 +27,7 @@ func TestSignalEndsRequests(t *testing.T) {
 			t.Run(name+", "+s.String(), func(t *testing.T) {
 				w := newWorld(t)
 				args := c.args
-				asked := make(chan struct{})
+				reached := make(chan struct{})
 				if c.silent {
 					l, err := net.Listen("tcp", "127.0.0.1:0")
 					if err != nil {
@@ -35,7 +35,7 @@ func TestSignalEndsRequests(t *testing.T) {
 					}
 					defer l.Close()
 					go func() {
-						defer close(asked)
+						defer close(reached)
 						if conn, err := l.Accept(); err == nil {
 							t.Cleanup(func() { conn.Close() })
 						}
@@ -47,7 +47,7 @@ func TestSignalEndsRequests(t *testing.T) {
 				}
 				p := w.start(args...)
 				if c.silent {
-					<-asked
+					<-reached
 				} else {
 					p.stderr.expect(c.says)
 				}

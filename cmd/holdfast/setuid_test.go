@@ -14,7 +14,7 @@ import (
 )
 
 // A program with the rights of root for every caller. It ends when no process has the FIFO
-// open for writing any more.
+// still open for writing.
 const rootsOwn = `
 #include <fcntl.h>
 #include <stdio.h>
@@ -133,7 +133,7 @@ func TestSetuidCommandKeepsLock(t *testing.T) {
 	}
 }
 
-// TestSetuidGuardianKilled: processes that the front may not kill go on, and the front
+// TestSetuidGuardianKilled: processes that the front may not kill continue, and the front
 // reports them.
 func TestSetuidGuardianKilled(t *testing.T) {
 	s := setuidStage(t)

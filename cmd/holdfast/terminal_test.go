@@ -160,7 +160,7 @@ func TestStopKey(t *testing.T) {
 	}
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
-	// In the background it goes on, and stops again because it reads.
+	// In the background it continues, and stops again because it reads.
 	p.send("bg")
 	p.stdout.expect("[1]")
 	for stopped := false; !stopped; {

@@ -8,7 +8,7 @@
 //	}
 //
 // The suite tests the contract of package driver directly, with several independent clients,
-// and once more through several Lockers, so that no local queue hides the store's behaviour.
+// and again through several Lockers, so that no local queue hides the store's behaviour.
 // It checks what the store's Guarantees declare. What they do not declare must return an
 // error of code CodeUnsupported.
 package drivertest
@@ -472,8 +472,8 @@ func (e *env) undone(s driver.Store, r driver.Request) {
 	}, func() string { return fmt.Sprint(err) })
 }
 
-// pendingStill requires that the wait has not ended. That alone proves nothing: the caller
-// must make sure that the store would have ended it.
+// pendingStill requires that the wait has not ended. The caller must first make sure that the
+// store has had time to end it, because a slow store would pass otherwise.
 func (w *waiting) pendingStill() {
 	w.e.Helper()
 	select {

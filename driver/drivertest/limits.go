@@ -149,7 +149,7 @@ func writersDoNotStarve(e *env) {
 	reader, writer, late := e.open(), e.open(), e.open()
 	g := e.must(reader, e.request(name, driver.Unlimited, long))
 	w := e.queue(writer, e.request(name, driver.Exclusive, long))
-	e.busy(late, e.request(name, driver.Unlimited, long)) // otherwise readers would go on forever
+	e.busy(late, e.request(name, driver.Unlimited, long)) // otherwise readers would continue forever
 	l := e.queue(late, e.request(name, driver.Unlimited, long))
 	e.release(reader, g)
 	wg := w.granted()

@@ -20,11 +20,11 @@ import (
 // store, and one test of the suite must convict it.
 type mistake struct {
 	test string
-	// acquire and renew change the request and the answer.
-	ask    func(c *client, r *driver.Request)
-	answer func(r driver.Request, g *driver.Grant)
-	renew  func(*driver.Renewal)
-	hangs  bool // no waiter gets an answer
+	// request, answer and renew change what their name says on its way.
+	request func(c *client, r *driver.Request)
+	answer  func(r driver.Request, g *driver.Grant)
+	renew   func(*driver.Renewal)
+	hangs   bool // no waiter gets an answer
 	// swap changes what a Swap does.
 	swap func(c *client, old driver.Grant, r *driver.Request, released func(error)) (release bool)
 }
@@ -42,7 +42,7 @@ var mistakes = map[string]mistake{
 	"a renewal is valid from its answer": {test: "ValidityNotFromTheAnswer",
 		renew: func(a *driver.Renewal) { a.SentAt = driver.Now() }},
 	"a grant after a wait keeps the deadline of its queue entry": {test: "StandsForItsTTL",
-		ask: func(_ *client, r *driver.Request) {
+		request: func(_ *client, r *driver.Request) {
 			if r.Wait {
 				r.TTL = min(r.TTL, 500*time.Millisecond)
 			}
@@ -84,7 +84,7 @@ var mistakes = map[string]mistake{
 			return false
 		}},
 	"a session keeps its first TTL": {test: "LongerTTLStands",
-		ask: func(c *client, r *driver.Request) {
+		request: func(c *client, r *driver.Request) {
 			c.once.Do(func() { c.first = r.TTL })
 			r.TTL = min(r.TTL, c.first)
 		}},
@@ -105,11 +105,11 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		<-ctx.Done()
 		return driver.Grant{}, driver.Errorf(driver.CodeWithdrawn, "%w", context.Cause(ctx))
 	}
-	asked := r
-	if c.ask != nil {
-		c.ask(c, &asked)
+	sent := r
+	if c.request != nil {
+		c.request(c, &sent)
 	}
-	g, err := c.Store.Acquire(ctx, asked)
+	g, err := c.Store.Acquire(ctx, sent)
 	time.Sleep(time.Duration(c.delay.Load())) // the way of the answer
 	if err == nil {
 		g.TTL = r.TTL

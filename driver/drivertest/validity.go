@@ -394,8 +394,8 @@ func (e *env) grantedAfterWait(s, other driver.Store, r driver.Request) driver.G
 	return w.granted()
 }
 
-// standsUntilItsEnd requires that an exclusive waiter gets the name of a grant that is not
-// renewed any more, and not before its TTL has passed.
+// standsUntilItsEnd requires that a grant that is no longer renewed keeps its name for its TTL,
+// and that an exclusive waiter gets the name after that.
 func (e *env) standsUntilItsEnd(s driver.Store, g driver.Grant) {
 	e.Helper()
 	w := e.wait(s, e.request(g.Name, driver.Exclusive, long))

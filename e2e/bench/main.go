@@ -10,7 +10,7 @@
 // the machine falls on all of them. The first turn of each is a warm-up. The program prints
 // the median of each contender, its spread and its ratio to the best peer. Every turn is
 // judged: no two holds of a name overlap, in any process, and tokens rise strictly. After a
-// turn that breaks a rule the program goes on, and exits with status 1.
+// turn that breaks a rule the program continues, and exits with status 1.
 //
 // Every library runs as it comes, with no option but a TTL of 30 s. The server has its
 // defaults.
@@ -245,5 +245,5 @@ func load() string {
 	return text
 }
 
-// command returns this program once more, as a process of a contender.
+// command returns this program again, as a process of a contender.
 func command() *exec.Cmd { return exec.Command(os.Args[0]) }

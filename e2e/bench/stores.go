@@ -371,13 +371,13 @@ func openGetLock(address string) (client, error) {
 	if err != nil {
 		return client{}, err
 	}
-	ask := func(ctx context.Context, c *sql.Conn, query, name string) error {
+	query := func(ctx context.Context, c *sql.Conn, statement, name string) error {
 		var yes sql.NullBool
-		if err := c.QueryRowContext(ctx, query, "by hand "+name).Scan(&yes); err != nil {
+		if err := c.QueryRowContext(ctx, statement, "by hand "+name).Scan(&yes); err != nil {
 			return err
 		}
 		if !yes.Bool {
-			return errors.New("answered no: " + query)
+			return errors.New("the server refused: " + statement)
 		}
 		return nil
 	}
@@ -386,11 +386,11 @@ func openGetLock(address string) (client, error) {
 		if err != nil {
 			return 0, nil, err
 		}
-		if err := ask(context.Background(), c, "SELECT GET_LOCK(?, 60)", name); err != nil {
+		if err := query(context.Background(), c, "SELECT GET_LOCK(?, 60)", name); err != nil {
 			return 0, nil, errors.Join(err, c.Close())
 		}
 		return 0, func() error {
-			return errors.Join(ask(context.Background(), c, "SELECT RELEASE_LOCK(?)", name), c.Close())
+			return errors.Join(query(context.Background(), c, "SELECT RELEASE_LOCK(?)", name), c.Close())
 		}, nil
 	}}, nil
 }

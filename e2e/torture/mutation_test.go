@@ -37,6 +37,7 @@ var serverMistakes = []struct {
 		"redis-first": func(line string) string {
 			return "redis.call('HSET'" + regexp.MustCompile(`^if redis\.call\('HSETNX'(.*)\) == 1 then$`).ReplaceAllString(line, "$1)\nif true then")
 		},
+		"redis-combined": mutation.Is("call('HSET', K, 's0', record)\nif true then"),
 	}, "exclusion"},
 	{"a renewal shortens the key's life below another grant's", "redis", mutation.Plants{
 		"redis-life": mutation.Is(""),

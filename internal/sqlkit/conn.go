@@ -162,7 +162,7 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// SetReadDeadline limits Read. Reading ahead goes on.
+// SetReadDeadline limits Read. Reading ahead continues.
 func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

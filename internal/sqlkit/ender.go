@@ -68,7 +68,7 @@ func (e *Ender) expired() {
 	}
 }
 
-// Stop ends what Begin has begun. After it has returned, end does not run any more, and the
+// Stop ends what Begin has begun. After it has returned, end no longer runs, and the
 // connection may have another user.
 func (e *Ender) Stop() {
 	e.mu.Lock()

@@ -63,8 +63,8 @@ func (a Answers) First(i int) Row {
 // and Gone.
 type Link interface {
 	// Run sends statements, in one round trip if the connection supports that, and returns
-	// their rows. It stops at the first error. If ctx ends first, the link cannot be used
-	// any more.
+	// their rows. It stops at the first error. If ctx ends first, the link can no longer be
+	// used.
 	Run(ctx context.Context, statements ...string) (Answers, error)
 	// Gone is closed when the connection has ended without Close, as soon as that can be
 	// noticed: while a statement runs, and after Watch. It is nil if the end can be

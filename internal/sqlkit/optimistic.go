@@ -83,7 +83,7 @@ const (
 // inBatches calls f for each part of n grants. Those of a client with more than a batch are handled at
 // the same time: over a slow link, one script after another would take longer than a TTL. A lane stops
 // when f returns false: the part was certainly not applied, as where the server accepts no more
-// connections. The other lanes go on, and f is called again, with last, for what they leave.
+// connections. The other lanes continue, and f is called again, with last, for what they leave.
 func inBatches(n int, f func(from, to int, last bool) bool) {
 	if n <= batch {
 		f(0, n, true)

@@ -139,7 +139,7 @@ func micros(d time.Duration) int64 {
 	return int64((d + time.Microsecond - 1) / time.Microsecond)
 }
 
-// Undo makes sure that nothing of a request stands or can still appear.
+// Undo ensures that nothing of a request stands or can still appear.
 func (o *Optimistic) Undo(ctx context.Context, r driver.Request) error {
 	version, exists, first := int64(0), false, true
 	p := &op{name: o.key(r.Name), wake: true}

@@ -59,9 +59,8 @@ func (o *Optimistic) watchHeld() {
 	}
 }
 
-// lookAt notifies the holders whose grants are gone, and reports false if the
-// server can be asked again at once. A grant that expires needs no notification: its validity has
-// ended.
+// lookAt notifies the holders whose grants no longer exist. It reports false if the next look
+// may follow at once. A grant that expires needs no notification: its validity has ended.
 func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
 	finding, cancel := context.WithTimeout(ctx, lookEvery)
 	some = o.unproven(finding, some)
@@ -214,7 +213,7 @@ func (o *Optimistic) sweep() {
 	o.tasks.Go(func() {
 		ctx, cancel := context.WithTimeout(o.ctx, sweepEvery/2)
 		defer cancel()
-		_ = o.Sweep(ctx, idleBefore) // the next sweep goes on
+		_ = o.Sweep(ctx, idleBefore) // the next sweep continues
 	})
 }
 

@@ -25,7 +25,7 @@ type Probe[F any] struct {
 // NewProbe makes a probe. read may run concurrently until it has succeeded once.
 func NewProbe[F any](read func(context.Context) (F, error)) *Probe[F] { return &Probe[F]{read: read} }
 
-// Facts returns what has been read. known is false if nothing has been read yet.
+// Facts returns the facts. known is false if they have not been read yet.
 func (p *Probe[F]) Facts() (facts F, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -44,7 +44,7 @@ func (p *Probe[F]) Open(ctx context.Context) error {
 	return nil
 }
 
-// Read reads the facts, unless they are known.
+// Read reads the facts, unless they have been read before.
 func (p *Probe[F]) Read(ctx context.Context) error {
 	if _, known := p.Facts(); known {
 		return nil
@@ -78,8 +78,8 @@ func (p *Probe[F]) Wait(ctx context.Context) (F, error) {
 	}
 }
 
-// Unreached returns err with a code, for an error before any lock was requested: the
-// outcome is known, so that CodeUnknown becomes CodeUnavailable.
+// Unreached returns err with a code, for an error before any lock was requested. Nothing can
+// have been granted, so CodeUnknown becomes CodeUnavailable.
 func Unreached(f Faults, err error) error {
 	coded, _ := f.Sort(err)
 	if driver.CodeOf(coded) == driver.CodeUnknown {

@@ -258,7 +258,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 		}
 		switch {
 		case p.err != nil:
-			// The session cannot be used any more, so that the grant is over.
+			// The session can no longer be used, so that the grant is over.
 			cause, err := driver.CauseSessionEnded, p.err
 			if ended(l.s.Link) {
 				cause, err = e.recipe.Cause(l.s, &l.request, e.side)

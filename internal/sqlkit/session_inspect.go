@@ -62,7 +62,7 @@ func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []
 }
 
 // survey waits until sessions have recorded the grants that are older than the call, which
-// takes a moment. For a process that is stopped just then it waits tellWithin at most.
+// takes a moment. If a process is stopped before its record, survey waits tellWithin at most.
 func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) ([]Sight, error) {
 	sights, unrecorded, err := e.recipe.Survey(ctx, side, key, all)
 	for end := time.Now().Add(tellWithin); err == nil && len(unrecorded) > 0 && time.Now().Before(end); {

@@ -115,10 +115,10 @@ type result struct {
 }
 
 const (
-	// splitBound is how long a try goes on while no request has a quorum, and splitWait
+	// splitBound is how long a try continues while no request has a quorum, and splitWait
 	// the first pause between two ballots.
 	splitBound = time.Second
-	// lateBound is how long a ballot goes on whose requests come late.
+	// lateBound is how long a ballot continues whose requests come late.
 	lateBound = 2 * time.Second
 	splitWait = 2 * time.Millisecond
 )
@@ -199,7 +199,7 @@ func (b *ballot) count() (t tally) {
 }
 
 // ballot requests the votes of all servers once, and those again whose refusal may be
-// short: of requests that hold a part of the votes each, the one with the most goes on.
+// short: of requests that hold a part of the votes each, the one with the most continues.
 func (c *candidate) ballot(ctx context.Context, entry string) (res result, split bool, err error) {
 	s := c.s
 	now := s.now()
@@ -264,7 +264,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || time.Since(began) > lateBound):
 			return res, false, c.fail(ctx, b, c.short(t))
 		case t.pending == 0 && again == nil:
-			// Once more to those that said no, or found it late.
+			// The next request goes to the servers that refused, or found this one late.
 			rounds++
 			pause := rand.N(splitWait) + splitWait/4
 			if t.late > 0 {
@@ -300,7 +300,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 	}
 }
 
-// best reports whether this ballot goes on, of those that hold a part of the votes: the
+// best reports whether this ballot continues, of those that hold a part of the votes: the
 // one with the most votes, and of two with as many the one with the smaller identifier.
 func (c *candidate) best(given int, id string, top int, topID string, rounds int) bool {
 	return rounds < 8 && (given > top || given == top && given > 0 && id < topID)

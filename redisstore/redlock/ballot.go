@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// voteState is the state of one server's vote for a ballot, as far as this client can tell.
+// voteState is what this client has found out about one server's vote for a ballot.
 type voteState int
 
 const (

@@ -126,7 +126,7 @@ type node struct {
 
 	mu    sync.Mutex
 	clock sample
-	// reason is why the server has no vote, "" if it has one or is not known.
+	// reason is why the server has no vote, "" if it has one or its state was not read.
 	reason     string
 	eligible   time.Time // when it may get its vote back
 	subscribed bool      // its messages arrive
@@ -241,8 +241,8 @@ func (n *node) sample() sample {
 	return n.clock
 }
 
-// offset returns what the fleet's time is ahead of micros: the median of the servers'
-// clocks. It is known when a quorum has answered.
+// offset returns the difference between the fleet's time and micros. The fleet's time is the
+// median of the servers' clocks. offset needs the answers of a quorum.
 func (s *Store) offset() (int64, error) {
 	var room [MaxServers]int64
 	all := room[:0]
@@ -258,7 +258,7 @@ func (s *Store) offset() (int64, error) {
 	return all[(len(all)-1)/2], nil
 }
 
-// now returns the fleet's time, 0 if it is not known.
+// now returns the fleet's time, 0 before a quorum has answered.
 func (s *Store) now() int64 {
 	offset, err := s.offset()
 	if err != nil {

@@ -100,7 +100,7 @@ func New(stores ...*redisstore.Store) (*Store, error) { return Config{}.New(stor
 
 // New makes a store over one store for each server of a fleet: 3, 5 or 7 of them. It
 // takes 1 to 15; an even number tolerates no more failures than one server less. The
-// stores name single servers: under Sentinel, or in a Cluster, a primary may go on voting
+// stores name single servers: under Sentinel, or in a Cluster, a primary may continue to vote
 // beside the one that replaces it. New does not connect, and the store does not close them.
 func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 	if c.MaxTTL == 0 {
@@ -213,7 +213,7 @@ func (s *Store) serve(f func()) {
 	}
 }
 
-// settleBound bounds how long Close goes on with what servers have not answered.
+// settleBound bounds how long Close continues with what servers have not answered.
 const settleBound = 2 * time.Second
 
 // Close ends the waits, and waits until the servers that answer have confirmed the

@@ -127,7 +127,7 @@ sweep()
 
 -- confirm sets the deadline of a grant that this request has. The client has not seen
 -- the token of one that is not confirmed: if the server has lost its memory and its
--- clock is behind what the client knows, the token is raised above that.
+-- clock is behind the tokens that the client has seen, the token is raised above them.
 local function confirm(slot, g, first)
   if first then
     local floor = tonumber(ARGV[5])

@@ -6,7 +6,7 @@
 --            at; "since-n" where it has the n tokens from token on. Field s0 is there as long as the key is: it is empty while slot 0 is
 --            free. So HSETNX of s0 grants a name that has no key, and no other.
 --   m        the state, see load. It is missing while a lone grant has slot 0 and
---            nothing else is known of the name.
+--            the name has no other state.
 --   r<i>     free slots, a stack of m's F entries; an entry may be out of date, and is
 --            checked when it is used
 --   q<seq>   a queue entry: "id limit ttl deadline since channel owner", or
@@ -71,7 +71,7 @@ local st
 --   k  the last token
 --   V  when the last withdrawn request may be forgotten, 0 if there is none
 --   y  the first withdrawn request, z the last
---   c  the slot at which the search for expired grants goes on, 0 if none is under way
+--   c  the slot at which the search for expired grants continues, 0 if none is under way
 --   d  the first expiry that this search has found
 -- and the limits of the grants with how many have each: "1:1", "2147483647:12 3:1".
 local function load(fields)
@@ -103,7 +103,7 @@ local function keep(untilTime) if untilTime > life then life = untilTime end end
 
 local function expire(untilTime) return call('PEXPIRE', K, num(math.ceil((untilTime - now) / 1000) + 1)) end
 
--- forget removes withdrawn requests that cannot arrive any more, some in each call.
+-- forget removes withdrawn requests that can no longer arrive, some in each call.
 local function forget()
   if st.V == 0 or now <= st.V then return end
   local last = math.min(st.z, st.y + 199)
@@ -319,8 +319,8 @@ local function freeSlot(limit)
   return st.n - 1
 end
 
--- grant makes a holder. floor is the highest token that the client knows of, mark says
--- whether the grant waits for its client's confirmation, tokens how many it is to have.
+-- grant makes a holder. floor is the highest token that the client has seen. mark states
+-- whether the grant waits for its client's confirmation. tokens is the requested number.
 -- Several tokens are taken from the microseconds since the last token, so that no token
 -- is ahead of the clock; there are fewer where less time has passed. A bucket whose
 -- counter is missing may have lost its memory just now, and gives one.

@@ -6,7 +6,7 @@
 -- returns e, h, t and k, as load in common describes them. Nearly all handovers of a name
 -- that many clients want find it so. The plain way reads and writes what common would,
 -- with fewer commands and without its closures. It takes its decision before it writes;
--- whatever it does not decide goes on to common, which has the same rules for all states.
+-- whatever it does not decide continues to common, which has the same rules for all states.
 
 local call = redis.call
 local function num(x) return string.format('%.0f', x) end

@@ -12,12 +12,12 @@
 -- ARGV[5]  the number of the client's own queue entry
 -- ARGV[6]  its ID
 -- ARGV[7]  the highest token the client has seen
--- ARGV[8]  the server's time after which nothing is granted any more
+-- ARGV[8]  the server's time after which nothing is granted
 -- ARGV[9]  its owner
 -- ARGV[10] how many tokens it is to reserve; left out where it is 1
 --
 -- Returns:
---   R                  released, or left standing
+--   R                  released, or kept for a minimum hold
 --   R TIME TOKEN SLOT TOKENS
 --                      released, and granted to the entry; and the server's time
 --   N                  there is no such grant
@@ -114,7 +114,7 @@ local g = parseGrant(rec)
 slot = tonumber(slot)
 if voiding > 0 then withdraw(g.id, voiding) end
 if keeping > 0 then
-  -- It has no owner any more: it can neither be renewed nor released, only expire.
+  -- It no longer has an owner: it can neither be renewed nor released, only expire.
   if st.lone then st.lone = nil else put('i' .. g.id, false) end
   g.id, g.expires = '*', now + keeping
   keep(g.expires)

@@ -1,4 +1,4 @@
--- Sets a grant's deadline anew.
+-- Sets a new deadline for a grant.
 --
 -- KEYS[1]  the name
 -- ARGV[1]  the grant's ID and its token, " ID TOKEN "

@@ -1,5 +1,5 @@
--- Removes a queue entry or a grant of a request, and makes sure that what may still be
--- on its way of that request is refused.
+-- Removes the queue entry or the grant of a request, and leaves a tombstone for messages of
+-- that request that may still arrive.
 --
 -- KEYS[1]  the name
 -- ARGV[1]  the request's ID

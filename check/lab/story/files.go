@@ -50,8 +50,8 @@ var fileStories = []Story{
 	{
 		Name: "self-deadlock", Title: "a function that needs a lock which its caller has", Mistake: "locks-twice", Server: "files",
 		Code:   "lock(); f(), which calls lock() again",
-		Tale:   "A function takes the lock and calls another one, which takes the same lock. The lock does not know that both are the same client: A waits for itself, and B waits for A.",
-		Lesson: "A lock must know its holder: refuse it a second time, or join.",
+		Tale:   "A function takes the lock and calls another one, which takes the same lock. The file does not record the holder: A waits for itself, and B waits for A.",
+		Lesson: "A lock must record its holder: refuse a second request of the holder, or let it join.",
 		wrong: func(s *stage) {
 			dir := s.files()
 			s.expect(create(s, dir, A, "lock"), "A gets the lock")

@@ -105,7 +105,7 @@ func otherRows(s *stage) {
 	s.violate("B needs another row than A, and waits until A is done.")
 }
 
-// transactions returns a number about the transactions of InnoDB. The server reads them anew
+// transactions returns a number about the transactions of InnoDB. The server reads them again
 // only if no client has read the list for 0.1 s.
 func (s *stage) transactions(db *sql.DB, number string) (n int) {
 	_, err := db.ExecContext(s.ctx, "DO SLEEP(0.2)")

@@ -98,7 +98,7 @@ func TestLockAndWaiterSurviveKilledLeader(t *testing.T) {
 
 // TestCutOffMember: a member without a connection to the others still serves its clients'
 // connections. A holder on that member alone loses its context before another client can get
-// the lock. A waiter on that member goes on waiting. Both also hold for a leader.
+// the lock. A waiter on that member continues to wait. Both also hold for a leader.
 func TestCutOffMember(t *testing.T) {
 	network, err := servers.NewNetwork(3)
 	if errors.Is(err, servers.ErrNoNetwork) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
@@ -167,7 +167,7 @@ func TestCutOffMember(t *testing.T) {
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 			t.Errorf("%s: Unlock of the lost lock: %v", name, err)
 		}
-		// The member's client goes on.
+		// The member's client continues.
 		again, err := lock(holder, name)
 		if err != nil {
 			t.Fatal(err)

@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestKeptGrantKeepsItsKey: a grant that was left standing keeps its key. The same store's
-// next request makes a queue entry of its own, behind it.
+// TestKeptGrantKeepsItsKey: a released grant is kept for a minimum hold, and so is its key. The
+// next request of the same store makes its own queue entry behind it.
 func TestKeptGrantKeepsItsKey(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
@@ -35,10 +35,10 @@ func TestKeptGrantKeepsItsKey(t *testing.T) {
 			g := must(t, s, r)
 			if test.limit == driver.Exclusive {
 				if !r.From.(*requester).wasQueued() {
-					t.Error("granted at once beside a grant that was left standing")
+					t.Error("granted at once beside a grant that was kept")
 				}
 			} else if st, err := s.Inspect(t.Context(), n); err != nil || len(st.Holders) != 2 {
-				t.Errorf("holders %+v, %v: want the one that was left standing and the new one", st.Holders, err)
+				t.Errorf("holders %+v, %v: want the one that was kept and the new one", st.Holders, err)
 			}
 			if a := s.Renew(t.Context(), []driver.Grant{g})[0]; a.Err != nil {
 				t.Errorf("Renew: %v", a.Err)
@@ -50,8 +50,8 @@ func TestKeptGrantKeepsItsKey(t *testing.T) {
 	}
 }
 
-// TestTryBesideKeptGrantsMakesItsOwnEntry: several grants were left standing. A try makes a
-// queue entry of its own and overwrites none of them.
+// TestTryBesideKeptGrantsMakesItsOwnEntry: several released grants are kept. A try makes its own
+// queue entry, and overwrites none of them.
 func TestTryBesideKeptGrantsMakesItsOwnEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)
@@ -69,7 +69,7 @@ func TestTryBesideKeptGrantsMakesItsOwnEntry(t *testing.T) {
 		g := must(t, s, request("next"+n, n, limit, time.Minute))
 		st, err := s.Inspect(t.Context(), n)
 		if err != nil || len(st.Holders) != 3 {
-			t.Fatalf("limit %d: %+v, %v, want two that were left standing and the new one", limit, st, err)
+			t.Fatalf("limit %d: %+v, %v, want two that were kept and the new one", limit, st, err)
 		}
 		if last := st.Holders[2]; last.ID != "next"+n || last.Token != g.Token {
 			t.Errorf("limit %d: the new one is %+v, want token %d", limit, last, g.Token)
@@ -81,7 +81,7 @@ func TestTryBesideKeptGrantsMakesItsOwnEntry(t *testing.T) {
 			t.Errorf("limit %d: Release: %v", limit, err)
 		}
 		if st, err := s.Inspect(t.Context(), n); err != nil || len(st.Holders) != 2 {
-			t.Errorf("limit %d: after Release: %+v, %v, want the two that were left standing", limit, st, err)
+			t.Errorf("limit %d: after Release: %+v, %v, want the two that were kept", limit, st, err)
 		}
 	}
 }

@@ -162,7 +162,7 @@ func TestCompactionDisturbsNoWaiter(t *testing.T) {
 }
 
 // TestWaiterWithoutLeaseIsNotGranted: a waiter's own lease has ended. It is not granted, and
-// the Locker queues anew (etcd issue 19597).
+// the Locker queues again (etcd issue 19597).
 func TestWaiterWithoutLeaseIsNotGranted(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
@@ -288,11 +288,11 @@ func TestDeletionAndRevocationEndContext(t *testing.T) {
 // slowOwner delays the request for its owner between the end of a wait and its grant.
 type slowOwner struct {
 	requester
-	ask func()
+	called func()
 }
 
 func (o *slowOwner) Owner() driver.Owner {
-	o.ask()
+	o.called()
 	return o.requester.Owner()
 }
 
@@ -308,10 +308,10 @@ func TestLeaseEndAtGrantIsReported(t *testing.T) {
 	if err != nil || len(keys.Kvs) != 1 {
 		t.Fatal(keys, err)
 	}
-	asked := 0
+	calls := 0
 	o := &slowOwner{requester: requester{id: "w", queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}}
-	o.ask = func() {
-		if asked++; asked < 2 {
+	o.called = func() {
+		if calls++; calls < 2 {
 			return // its queue entry is made
 		}
 		if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {

@@ -167,7 +167,7 @@ func TestLateAcquireMakesNoEntry(t *testing.T) {
 		if answer, err := l.sent(); err != nil || answer.Succeeded {
 			t.Fatalf("wait %t: the late transaction was applied: %v, %v", wait, answer, err)
 		}
-		// The store goes on, with the epoch that it has made.
+		// The store continues, with the epoch that it has made.
 		g := must(t, s, request("next", "n", 1, time.Minute))
 		if err := s.Release(t.Context(), g, 0); err != nil {
 			t.Fatal(err)
@@ -555,7 +555,7 @@ func (r *renamed) Owner() driver.Owner {
 	return o
 }
 
-// TestLateClaimDoesNotRebindKey: a grant was released and left standing for a while. A claim
+// TestLateClaimDoesNotRebindKey: a grant was released and kept for a while. A claim
 // that arrives after that does not bind its key to the client's lease again.
 func TestLateClaimDoesNotRebindKey(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})

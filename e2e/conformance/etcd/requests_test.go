@@ -81,7 +81,7 @@ func TestRequestsOfLockAndWait(t *testing.T) {
 	for i := range 10 {
 		line = append(line, waitIn(t, other, request(fmt.Sprint("before", i), "n", 1, time.Minute)))
 	}
-	far, asked := c.counted(t)
+	far, requests := c.counted(t)
 	last := waitIn(t, far, request("last", "n", 1, time.Minute))
 	if err := s.Release(t.Context(), g, 0); err != nil {
 		t.Fatal(err)
@@ -101,11 +101,11 @@ func TestRequestsOfLockAndWait(t *testing.T) {
 		held = res.g
 		if i == 0 {
 			began = time.Now()
-			asked.Store(0)
+			requests.Store(0)
 		}
 	}
 	// The look after the watch was made may come as late as this.
-	if got := asked.Load(); got > 1+looks(began) {
+	if got := requests.Load(); got > 1+looks(began) {
 		t.Errorf("a waiter far back sent %d requests while nine before it were served", got)
 	}
 	if err := other.Release(t.Context(), held, 0); err != nil {

@@ -13,7 +13,7 @@ import (
 
 // TestRestoredFromOlderCopy: a server is restored from a copy that is older than some grants
 // and releases. A holder that is not in the copy is notified of its loss. A grant that was
-// released since blocks no client, and every client goes on.
+// released since blocks no client, and every client continues.
 func TestRestoredFromOlderCopy(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	m := c.members[0]
@@ -64,7 +64,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	receive(t, "the loss of a grant that the copy does not know", after.From.(*requester).lost)
+	receive(t, "the loss of a grant that the copy does not contain", after.From.(*requester).lost)
 	other := c.open(t)
 	n := 0
 	for _, name := range []string{"released", "after", "undone"} {
@@ -83,7 +83,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 
 // TestRestoreWithRaisedRevisionFreesReleasedNames: a lock in the copy was released after the
 // copy was made, and the revision is raised before a client sees the restored server. The
-// client's session goes on, and the name is free.
+// client's session continues, and the name is free.
 func TestRestoreWithRaisedRevisionFreesReleasedNames(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	m := c.members[0]

@@ -152,7 +152,7 @@ func TestYoungGrantEndsByRevocation(t *testing.T) {
 }
 
 // TestFormerLeaderRevokes: a leader is paused, or its disk stalls, for longer than the TTL.
-// When it goes on it revokes leases, although their clients have renewed them at its
+// When it continues it revokes leases, although their clients have renewed them at its
 // successor. The holder's context ends by the watch, without a request of its client, and
 // the waiter's token is larger. Whether the former leader gets that far is a race inside the
 // server.

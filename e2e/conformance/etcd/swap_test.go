@@ -178,7 +178,7 @@ func TestSwapOfAReleasedGrant(t *testing.T) {
 }
 
 // TestSwapReleasesBeforeAKeepalive: the lease needs a keepalive before the next request, and no
-// keepalive is answered. The release goes out nevertheless.
+// keepalive is answered. The release goes out in any case.
 func TestSwapReleasesBeforeAKeepalive(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := over(t, c.direct(t, func(cfg *clientv3.Config) {
@@ -214,7 +214,7 @@ func TestSwapReleasesBeforeAKeepalive(t *testing.T) {
 }
 
 // TestHalvesOfASwapAreIndependent: the grant was deleted by an administrator, and the request is
-// granted. Or the key of the request belongs to a grant that was left standing, and the release
+// granted. Or the key of the request belongs to a grant that was kept, and the release
 // is made at once.
 func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
@@ -244,7 +244,7 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	receive(t, "the queue entry", r.From.(*requester).queued)
 	st, err := other.Inspect(t.Context(), "taken")
 	if err != nil || len(st.Holders) != 1 || st.Holders[0].ID != "kept" || len(st.Waiters) != 1 {
-		t.Errorf("%+v, %v, want the grant that was left standing and a waiter", st, err)
+		t.Errorf("%+v, %v, want the grant that was kept and a waiter", st, err)
 	}
 	if err := other.Break(t.Context(), "taken", kept.Token); err != nil {
 		t.Fatal(err)

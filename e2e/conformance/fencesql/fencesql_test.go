@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/fence/fencetest"
 )
 
-// subject is a guard under test: SQL and Column behave alike.
+// subject is a guard under test: SQL and Column behave in the same way.
 type subject struct {
 	name  string
 	check func(ctx context.Context, tx *sql.Tx, resource string, token uint64) error

@@ -27,7 +27,7 @@ type database struct {
 	dialect  fence.Dialect
 	open     func(t *testing.T) *sql.DB
 	levels   []sql.IsolationLevel
-	isolates bool // other transactions go on while one writes
+	isolates bool // other transactions continue while one writes
 }
 
 // databases starts the installed databases.

@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// TestDeadlockVictim: a wait that the server ends to undo a deadlock goes on. The
-// waiter has the gate and waits for the row; another transaction has the row and asks
-// for the gate, and looks for deadlocks much later than the waiter does.
+// TestDeadlockVictim: a waiter continues to wait after the server has ended its statement to
+// resolve a deadlock. The waiter has the gate and waits for the row. Another transaction has
+// the row and requests the gate, and detects deadlocks much later than the waiter.
 func TestDeadlockVictim(t *testing.T) {
 	database := postgres.Create(t)
 	s := postgres.Store(t, database, "recipe=pessimistic&deadlock_timeout=4s")

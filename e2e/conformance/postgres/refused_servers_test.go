@@ -257,7 +257,7 @@ func TestWaitersQueueWithoutVisibleStatements(t *testing.T) {
 	}
 }
 
-// TestReleasedSessionHasNoGrantName: after a release the session does not show the grant any more.
+// TestReleasedSessionHasNoGrantName: after a release the session no longer shows the grant.
 // Otherwise a break of that grant would end a later grant of the session.
 func TestReleasedSessionHasNoGrantName(t *testing.T) {
 	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {

@@ -61,8 +61,8 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// hold takes the lock and then writes when it is asked to. That it has checked its lock, and
-// was then paused, is the story: it writes without another check.
+// hold takes the lock and writes for each line of standard input, without another check of the
+// lock. So the test can imitate a holder that was paused between its check and its write.
 func (c task) hold(ctx context.Context, s driver.Store) error {
 	l, err := holdfast.New(s)
 	if err != nil {
@@ -99,7 +99,7 @@ func (c task) hold(ctx context.Context, s driver.Store) error {
 	return in.Err()
 }
 
-// update adds 1 to a value N times, in each way that it is asked to.
+// update adds 1 to a value N times for each line of standard input, which names the way.
 func (c task) update(ctx context.Context, s driver.Store) error {
 	v, err := optimistic.Of(s)
 	if err != nil {

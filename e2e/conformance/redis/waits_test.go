@@ -269,7 +269,7 @@ func lateRequest(t *testing.T, r *servers.Redis, o ...redisstore.Option) (s *red
 	must(t, open(t, "redis://"+r.Address(), o...), request("x", driver.Exclusive, long))
 	w := queue(t, s, request("x", driver.Exclusive, long))
 	p.mu.Lock()
-	p.hold = func(sc *redisstore.Script, args []string) bool { // requests a queue entry anew
+	p.hold = func(sc *redisstore.Script, args []string) bool { // requests a queue entry again
 		return sc.Name == "acquire" && len(args) >= 7 && args[6] == "0" || strings.HasSuffix(sc.Name, " acquire")
 	}
 	p.mu.Unlock()

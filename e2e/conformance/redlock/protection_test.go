@@ -182,7 +182,7 @@ func TestCountersBesideAWrongClock(t *testing.T) {
 }
 
 // TestMajorityDown requires a clear error within the wait while most servers are paused, and
-// that nothing is left when they go on.
+// that nothing is left when they continue.
 func TestMajorityDown(t *testing.T) {
 	f := start(t, 5, redlock.Config{})
 	l, err := holdfast.New(f.make(t, f.config), holdfast.Defaults(holdfast.TTL(3*time.Second)))
@@ -256,7 +256,8 @@ func TestLostVotesAreNoticed(t *testing.T) {
 			}
 			return err == nil
 		})
-		// A look between the two heals the first vote, and the lock stands: once more then.
+		// A look between the two deletions restores the first vote, and the lock stands. Then the
+		// test deletes both again.
 		until(t, "the holder is notified", func() bool {
 			end(0)
 			end(1)
@@ -461,7 +462,7 @@ func TestRoundTrips(t *testing.T) {
 }
 
 // TestSplitBesideASilentServer splits the votes of the servers that answer, while one is
-// silent: the request goes on with their answers, before the silence has lasted for as
+// silent: the request continues with their answers, before the silence has lasted for as
 // long as a request may take.
 func TestSplitBesideASilentServer(t *testing.T) {
 	f := start(t, 3, redlock.Config{MaxTTL: suiteTTL})

@@ -122,7 +122,7 @@ func (e example) run(t *testing.T, url string) string {
 }
 
 // testExamples runs every example during an outage of the server, in which it must not crash
-// and must end. It runs each once more with the server, and compares the declared output.
+// and must end. It runs each again with the server, and compares the declared output.
 func testExamples(t *testing.T, srv server, url string) {
 	program.Do(func() {
 		dir, err := os.MkdirTemp("", "holdfast-examples")

@@ -53,7 +53,7 @@ var atEnd []func()
 type worker struct {
 	Role, URL, Name string
 	TTL             time.Duration
-	Drain           time.Duration // how long the work goes on after SIGTERM
+	Drain           time.Duration // how long the work continues after SIGTERM
 	Ahead, Period   time.Duration // of a schedule: the clock's error, and the interval of ticks
 }
 
@@ -149,7 +149,7 @@ func (w *worker) close(ctx context.Context, locker *holdfast.Locker) error {
 	return nil
 }
 
-// drain goes on with its work after SIGTERM.
+// drain continues with its work after SIGTERM.
 func (w *worker) drain(ctx context.Context, locker *holdfast.Locker) error {
 	work := func(ctx context.Context) error {
 		say(report{Kind: "holds", Token: holdfast.Token(ctx, w.Name)})

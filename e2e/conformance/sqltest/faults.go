@@ -166,11 +166,11 @@ func LateRequest(t *testing.T, d *Database) {
 		defer Close(t, s)
 		watcher := d.Store(t, database, params)
 		defer Close(t, watcher)
-		for _, known := range []bool{false, true} { // the name has a row already
-			name := fmt.Sprintf("late-%t", known)
+		for _, hasRow := range []bool{false, true} { // whether the name already has a row
+			name := fmt.Sprintf("late-%t", hasRow)
 			warm, _ := Must(t, s, "warm", driver.Exclusive, time.Minute)
 			Release(t, s, warm) // leaves an idle connection
-			if known {
+			if hasRow {
 				g, _ := Must(t, s, name, driver.Exclusive, time.Minute)
 				Release(t, s, g)
 			}

@@ -8,7 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// odd are names of which some look alike if a store replaces or escapes characters.
+// odd are names of which some look the same if a store replaces or escapes characters.
 var odd = []string{"a~b", "a b", "a^b", "a\\b", "a'b", "a\"b", "a`b", "a%b", "a_b", "a|b", "a{b}", "a@b", "a#b", "a;b--", "aéb", "日本~", "~", "~~"}
 
 // OddNames requires that names stay unchanged whatever a session's character set and quoting

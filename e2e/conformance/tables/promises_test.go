@@ -226,9 +226,9 @@ func tests(t *testing.T) func(test string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	known := map[string]bool{}
+	found := map[string]bool{}
 	for _, m := range suiteTests.FindAllStringSubmatch(string(suite), -1) {
-		known["suite "+m[1]] = true
+		found["suite "+m[1]] = true
 	}
 	read := func(directory, name string) {
 		files, _ := filepath.Glob(filepath.Join(repository, directory, "*_test.go"))
@@ -238,7 +238,7 @@ func tests(t *testing.T) func(test string) bool {
 				t.Fatal(err)
 			}
 			for _, m := range functions.FindAllStringSubmatch(string(text), -1) {
-				known[name+"."+m[1]] = true
+				found[name+"."+m[1]] = true
 			}
 		}
 	}
@@ -265,7 +265,7 @@ func tests(t *testing.T) func(test string) bool {
 	}
 	read(".", "holdfast")
 	read("e2e/torture", "torture")
-	return func(test string) bool { return known[test] }
+	return func(test string) bool { return found[test] }
 }
 
 // TestPageOfPromisesIsJudged: a missing, stale or misspelt row is a fault, and the fault says what to write.

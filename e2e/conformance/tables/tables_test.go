@@ -75,7 +75,7 @@ func isVariant(base, g driver.Guarantees) bool {
 func declared(t *testing.T) []driver.Guarantees {
 	t.Helper()
 	var all []driver.Guarantees
-	ask := func(s driver.Store, err error) {
+	add := func(s driver.Store, err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
@@ -89,19 +89,19 @@ func declared(t *testing.T) []driver.Guarantees {
 			t.Error(err)
 		}
 	}
-	ask(memstore.New(), nil)
-	ask(filestore.Open(t.Context(), t.TempDir()))
+	add(memstore.New(), nil)
+	add(filestore.Open(t.Context(), t.TempDir()))
 	address := redis(t)
-	ask(redisstore.Open(t.Context(), "redis://"+address))
+	add(redisstore.Open(t.Context(), "redis://"+address))
 	for _, l := range redisstore.Layouts() {
-		ask(redisstore.Open(t.Context(), "redis://"+address, redisstore.WithLayout(l)))
+		add(redisstore.Open(t.Context(), "redis://"+address, redisstore.WithLayout(l)))
 	}
 	fleet := url.Values{}
 	for range 3 {
 		fleet.Add("node", redis(t))
 	}
-	ask(redlock.Open(t.Context(), "redlock://?"+fleet.Encode(), ""))
-	ask(etcdstore.Open(t.Context(), "etcd://"+etcd(t)))
+	add(redlock.Open(t.Context(), "redlock://?"+fleet.Encode(), ""))
+	add(etcdstore.Open(t.Context(), "etcd://"+etcd(t)))
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex, zkstore.Semaphore} {
 		g, err := zkstore.Declared(zkstore.WithLayout(layout))
 		if err != nil {

@@ -33,8 +33,8 @@ func (o observed) Write(b []byte) (int, error) {
 }
 
 // TestUndoAtADeposedLeaderIsNotConfirmed: the leader was stopped, and its successor has made
-// a node that it does not know. An Undo reaches the old leader before it notices its
-// successor. Its answer must not confirm the Undo.
+// a node that the old leader does not have. An Undo reaches the old leader before it notices
+// its successor. The old leader's answer must not confirm the Undo.
 func TestUndoAtADeposedLeaderIsNotConfirmed(t *testing.T) {
 	e := three(t)
 	for attempt := 1; !undoneAtADeposedLeader(t, e, leader(t, e)); attempt++ {

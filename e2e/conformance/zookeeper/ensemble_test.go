@@ -110,7 +110,7 @@ func TestClientLeavesCutOffFollower(t *testing.T) {
 	must(t, k.Unlock())
 }
 
-// TestLockSurvivesKilledLeader: sessions and the queue go on with the next leader.
+// TestLockSurvivesKilledLeader: sessions and the queue continue with the next leader.
 func TestLockSurvivesKilledLeader(t *testing.T) {
 	e := three(t)
 	a, sa := locker(t, addresses(e))
@@ -170,7 +170,7 @@ func TestQuorumLossEndsContext(t *testing.T) {
 }
 
 // TestPausedLeaderDoesNotExtendValidity: a leader was stopped while another took over. When
-// it goes on, its answers to heartbeats extend no validity.
+// it continues, its answers to heartbeats extend no validity.
 func TestPausedLeaderDoesNotExtendValidity(t *testing.T) {
 	e := three(t)
 	l := leader(t, e)

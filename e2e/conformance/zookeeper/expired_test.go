@@ -25,8 +25,8 @@ func falseExpiry(t *testing.T) (address string, notified <-chan struct{}) {
 	return serve(t, loopback(t), func(c net.Conn) {
 		// Length, version, zxid, timeout, the session, its password of 16 bytes,
 		// and a flag.
-		ask := make([]byte, 4+4+8+4+8+4+16+1)
-		if _, err := io.ReadFull(c, ask); err != nil || binary.BigEndian.Uint64(ask[20:]) == 0 {
+		request := make([]byte, 4+4+8+4+8+4+16+1)
+		if _, err := io.ReadFull(c, request); err != nil || binary.BigEndian.Uint64(request[20:]) == 0 {
 			return
 		}
 		// Length, version, timeout 0, session 0, and a password of 16 bytes.

@@ -29,7 +29,7 @@ func advance(t *testing.T, l *holdfast.Locker) *holdfast.Lock {
 	return lock(t, l, newName())
 }
 
-// TestServerRestoredFromABackup: a process goes on with a server that was restored from an
+// TestServerRestoredFromABackup: a process continues with a server that was restored from an
 // older copy. Its holder is notified of the loss within the declared time, its waiter is
 // granted, and tokens rise.
 func TestServerRestoredFromABackup(t *testing.T) {

@@ -19,7 +19,7 @@ func TestEntriesOfOneClientKeepTheirWatches(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()})
 	_, holder := locker(t, []string{z.Address()})
-	ask := func(s *zkstore.Store, name string, limit int) (*queuedRequest, context.CancelFunc) {
+	wait := func(s *zkstore.Store, name string, limit int) (*queuedRequest, context.CancelFunc) {
 		ctx, cancel := context.WithCancel(t.Context())
 		a := &queuedRequest{queued: make(chan struct{}), granted: make(chan driver.Grant, 1)}
 		r := driver.Request{ID: "w-" + newName(), Name: name, Limit: limit, TTL: 30 * time.Second, Wait: true, From: a}
@@ -34,11 +34,11 @@ func TestEntriesOfOneClientKeepTheirWatches(t *testing.T) {
 	}
 	for i := range 400 {
 		name := fmt.Sprintf("watches-%d", i%4)
-		h, _ := ask(holder, name, driver.Exclusive)
+		h, _ := wait(holder, name, driver.Exclusive)
 		g := h.woken(t)
-		first, leave := ask(s, name, driver.Unlimited)
+		first, leave := wait(s, name, driver.Unlimited)
 		<-first.queued
-		second, cancel := ask(s, name, driver.Unlimited)
+		second, cancel := wait(s, name, driver.Unlimited)
 		// About when the second has its queue entry and its watch: from before to after.
 		time.Sleep(time.Duration(i%100) * 20 * time.Microsecond)
 		leave()

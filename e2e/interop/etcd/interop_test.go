@@ -201,7 +201,7 @@ func TestEtcdctl(t *testing.T) {
 	r.Want(t, loops*times+2*ours)
 }
 
-// TestJetcd: jetcd's Lock client, which asks the server's own lock service, and
+// TestJetcd: jetcd's Lock client, which uses the server's own lock service, and
 // holdfast add to one register.
 func TestJetcd(t *testing.T) {
 	java, err := exec.LookPath("java")

@@ -1,7 +1,7 @@
--- Lets a server vote.
+-- Admits a server to votes.
 --
 -- KEYS[1]  the server's state
--- ARGV[1]  the fleet's time, microseconds, when the states of the others were asked for
+-- ARGV[1]  the fleet's time, microseconds, when the states of the others were requested
 -- ARGV[2]  the tolerance of clocks, microseconds
 -- ARGV[3]  the replication ID that the client has seen
 -- ARGV[4]  1 if the fleet is new, so that there is no wait
@@ -9,8 +9,8 @@
 -- ARGV[6]  the number of servers
 -- ARGV[7]  ... fields of counters and their values
 --
--- Returns A, or N if it is too early or the server is another by now; and the server's
--- time.
+-- Returns A, or N if it is too early or the server has another replication ID; and the
+-- server's time.
 -- include run
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]

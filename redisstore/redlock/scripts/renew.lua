@@ -1,4 +1,4 @@
--- Sets the deadline of a vote anew.
+-- Sets a new deadline for a vote.
 --
 -- KEYS[1]  the lock
 -- KEYS[2]  the tombstone of the ballot

@@ -4,7 +4,7 @@ local ended = call('HMGET', B, 'v:' .. id, 'b:' .. own)
 if ended[1] or ended[2] then return {'V', text(now)} end
 begin()
 local token
-if held() then -- asked again after an answer that was lost
+if held() then -- requested again after a lost answer
   token = tonumber(recorded() or '')
   if token then
     live(math.max(ttl, keep))

@@ -1,10 +1,10 @@
 -- The layouts of other clients: a script is this prelude, then the rules of one layout
 -- (plain, lock, fair, ...), then one verb (acquire, renew, ...). The rules define:
 --   held()         whether the grant of own stands
---   blocked()      nil if own may be granted now; else in how many ms that may change by
---                  itself, -1 if that is not known
+--   blocked()      nil if own may be granted now; else the ms after which that may change
+--                  without a release, -1 if the script cannot compute them
 --   grab(token)    writes the grant down, as the other clients do
---   extend()       sets its lease anew
+--   extend()       sets its deadline to a full TTL
 --   drop()         ends it, and notifies waiters
 --   leave()        removes the queue entry of own
 --   stored()       the value of the name's key, if the client compares it
@@ -66,7 +66,7 @@ local function record(of) return call('HGET', B, 'h:' .. of) or '' end
 
 local recorded = function() return string.match(record(own), '^%S+ (%d+) ') end
 
--- sweep removes what is remembered of requests that cannot arrive any more.
+-- sweep removes what is remembered of requests that can no longer arrive.
 local function sweep()
   local all = call('HGETALL', B)
   for i = 1, #all, 2 do

@@ -216,8 +216,8 @@ func readFrame(r *bufio.Reader, frame []byte) ([]byte, error) {
 }
 
 // errNoWelcome is the error of a handshake without an answer. The server may have no
-// majority, or be behind the session's last transaction, or its port may want TLS.
-var errNoWelcome = errors.New("the server ended the connection without an answer: it has no majority, lags behind, or wants TLS")
+// majority, or be behind the session's last transaction, or its port may require TLS.
+var errNoWelcome = errors.New("the server ended the connection without an answer: it has no majority, lags behind, or requires TLS")
 
 // noWelcome returns errNoWelcome for the end of a connection without an answer.
 func noWelcome(err error) error {
@@ -228,12 +228,12 @@ func noWelcome(err error) error {
 }
 
 // greeting returns the first request on a connection, of at least size bytes.
-func greeting(id int64, passwd []byte, zxid int64, ask time.Duration, size int) []byte {
+func greeting(id int64, passwd []byte, zxid int64, timeout time.Duration, size int) []byte {
 	var e encoder
 	e.int32(0) // its length, set below
 	e.int32(0) // protocol version
 	e.int64(zxid)
-	e.int32(int32(min(ask.Milliseconds(), 1<<30)))
+	e.int32(int32(min(timeout.Milliseconds(), 1<<30)))
 	e.int64(id)
 	e.bytes(passwd)
 	e.bool(false) // no read-only server
@@ -246,9 +246,9 @@ func greeting(id int64, passwd []byte, zxid int64, ask time.Duration, size int) 
 
 // handshake begins or continues the session on a new connection. sent is the instant before
 // the request.
-func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64, ask time.Duration) (sent driver.Instant, newID int64, newPasswd []byte, got time.Duration, err error) {
+func handshake(nc net.Conn, r *bufio.Reader, id int64, passwd []byte, zxid int64, timeout time.Duration) (sent driver.Instant, newID int64, newPasswd []byte, got time.Duration, err error) {
 	sent = driver.Now()
-	if _, err = nc.Write(greeting(id, passwd, zxid, ask, 0)); err != nil {
+	if _, err = nc.Write(greeting(id, passwd, zxid, timeout, 0)); err != nil {
 		return sent, 0, nil, 0, err
 	}
 	frame, err := readFrame(r, nil)

@@ -26,7 +26,7 @@ import (
 // Only successful requests count: a server refuses some requests without the leader.
 //
 // The tick that is subtracted covers a leader that was deposed and has not noticed yet. It
-// goes on answering sync for at most about that long beside its successor. The successor
+// continues to answer sync for at most about that long beside its successor. The successor
 // begins by giving every session the whole of T.
 //
 // Two answers count at once. A new session was made by a transaction that a quorum has

@@ -65,7 +65,7 @@ const (
 )
 
 var errorNames = map[Error]string{
-	ErrRuntimeInconsistency: "another operation of the transaction failed", ErrUnimplemented: "the server does not know this operation",
+	ErrRuntimeInconsistency: "another operation of the transaction failed", ErrUnimplemented: "the server does not have this operation",
 	ErrBadArguments: "bad arguments", ErrNoNode: "no such node", ErrNoAuth: "no permission",
 	ErrBadVersion: "another version", ErrEphemeralParent: "an ephemeral node has no children", ErrNodeExists: "the node exists", ErrNotEmpty: "the node has children",
 	ErrExpired: "the session has expired", ErrInvalidACL: "invalid ACL", ErrAuthFailed: "authentication failed",

@@ -194,7 +194,7 @@ const closeTimeout = 5 * time.Second
 // Close ends the session at the server, so that its nodes are removed at once. It tries that
 // until ctx ends, for closeTimeout at most, and otherwise leaves the session to expire. If
 // the connection is lost before the answer, Close repeats the request on the next one.
-// ErrExpired means that the server does not have the session any more: it was closed or
+// ErrExpired means that the server no longer has the session: it was closed or
 // has expired, if that server is right.
 func (s *Session) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)

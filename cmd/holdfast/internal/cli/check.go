@@ -120,7 +120,7 @@ func notDone(ctx context.Context, p *say.Printer, err error) error {
 	if bad, ok := errors.AsType[*check.ConfigError](err); ok && flagOf[bad.Field] != "" {
 		return fmt.Errorf("%s %s", flagOf[bad.Field], bad.Text)
 	}
-	if ctx.Err() == nil && !known(err) {
+	if ctx.Err() == nil && !isLibraryError(err) {
 		p.Line("%v", err)
 		return exited(exit.Unavailable)
 	}

@@ -140,7 +140,7 @@ func outcome(ctx context.Context, p *say.Printer, err error) error {
 	switch {
 	case errors.Is(err, errPipe), errors.Is(err, syscall.EPIPE):
 		return exited(exit.BySignal(syscall.SIGPIPE))
-	case err == nil, said, known(err):
+	case err == nil, said, isLibraryError(err):
 		return err
 	case errors.Is(err, context.DeadlineExceeded):
 		p.Line("the store did not answer in time: %v", err)

@@ -46,7 +46,7 @@ func Main(args []string) int {
 	}
 	// Errors that are not the library's come from cobra and from this package: bad usage.
 	status := exit.Usage
-	if known(err) {
+	if isLibraryError(err) {
 		status = exit.Of(err, exit.Busy)
 	}
 	if status == exit.Usage {
@@ -60,8 +60,8 @@ type exited int
 
 func (e exited) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
-// known reports whether an error is one of the library's, and not of the command line.
-func known(err error) bool {
+// isLibraryError reports whether err is an error of the library. Others concern the command line.
+func isLibraryError(err error) bool {
 	return slices.ContainsFunc([]error{
 		holdfast.ErrBusy, holdfast.ErrLost, holdfast.ErrUnavailable, holdfast.ErrRefused, holdfast.ErrUnsupported,
 		holdfast.ErrInvalid, holdfast.ErrSelfDeadlock, holdfast.ErrNotHeld, holdfast.ErrClosed, holdfast.ErrMissed,

@@ -113,22 +113,22 @@ func fromFile(from, path string) (string, string, error) {
 
 // checkURL finds errors in a store's URL before anything is opened.
 func checkURL(from, raw string) error {
-	known := strings.Join(driver.Schemes(), ", ")
+	schemes := strings.Join(driver.Schemes(), ", ")
 	if raw == "" {
-		return fmt.Errorf("%s: the URL is empty: give one that begins with one of these schemes: %s", from, known)
+		return fmt.Errorf("%s: the URL is empty: give one that begins with one of these schemes: %s", from, schemes)
 	}
 	u, err := url.Parse(raw)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s: not a URL; special characters in a password are written as %%XX", from)
 	case u.Scheme == "":
-		return fmt.Errorf("%s: the URL has no scheme: it begins with one of %s; a directory is written file:///absolute/path", from, known)
+		return fmt.Errorf("%s: the URL has no scheme: it begins with one of %s; a directory is written file:///absolute/path", from, schemes)
 	}
 	if err := unescaped(raw); err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
 	if _, ok := driver.OpenerOf(u.Scheme); !ok {
-		return fmt.Errorf("%s: unknown scheme %q: it is one of %s", from, u.Scheme, known)
+		return fmt.Errorf("%s: unknown scheme %q: it is one of %s", from, u.Scheme, schemes)
 	}
 	return nil
 }

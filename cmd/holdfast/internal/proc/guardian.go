@@ -106,7 +106,7 @@ func (g *Guardian) Signal(s syscall.Signal) {
 	select {
 	case <-g.ended:
 	default:
-		// The number is the guardian's until its end is known: see watch.
+		// The process ID belongs to the guardian until watch has seen its end.
 		_ = syscall.Kill(g.PID, s)
 	}
 }
@@ -136,13 +136,13 @@ func (g *Guardian) KillTree(group int) (denied []Process) { return killTree(g.PI
 
 // KillOrphans kills what an ended guardian has left behind, and waits for it. group is the
 // command's, 0 if unknown. It returns the number of killed processes, and the processes that
-// this one has no right to kill: they may go on.
+// this one has no right to kill: they may continue.
 func (g *Guardian) KillOrphans(group int) (killed int, denied []Process) {
 	return killOrphans(g.foreign, group)
 }
 
 // Boottime returns the time since the boot in nanoseconds, by a clock that all processes
-// share. It goes on while the machine is suspended.
+// share. It continues while the machine is suspended.
 func Boottime() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(clockBoottime, &ts); err != nil {

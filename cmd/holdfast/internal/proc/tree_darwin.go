@@ -49,7 +49,7 @@ func killTree(_, group int) []Process {
 	return nil
 }
 
-// killOrphans kills the group, which has no parent any more.
+// killOrphans kills the group, which no longer has a parent.
 func killOrphans(_ map[int]bool, group int) (killed int, denied []Process) {
 	if group == 0 || syscall.Kill(-group, syscall.SIGKILL) != nil {
 		return 0, nil
@@ -62,7 +62,7 @@ func foreign() map[int]bool { return nil }
 
 func setName(string) {}
 
-const clockBoottime = unix.CLOCK_MONOTONIC // this clock goes on while the machine is suspended
+const clockBoottime = unix.CLOCK_MONOTONIC // this clock continues while the machine is suspended
 
 // watchEnd returns a function that waits for the end of a process.
 func watchEnd(pid int) (await func(), err error) {

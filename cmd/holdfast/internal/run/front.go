@@ -24,7 +24,7 @@ type front struct {
 
 	command int // the command's number, once it was started
 	done    bool
-	left    bool // the guardian goes on without this process
+	left    bool // the guardian continues without this process
 	token   int64
 	slot    int64
 	status  int

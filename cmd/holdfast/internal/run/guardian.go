@@ -95,12 +95,13 @@ func (f *fore) listen(sigs *signals) {
 		case msgRequestLimit:
 			f.lastLimit.Store(0) // the next limit is sent in any case
 			f.unread.Store(false)
-			f.asked()
+			f.answerRequest()
 		}
 	}
 }
 
-func (f *fore) asked() {
+// answerRequest answers the front's request for the end of the lock's validity.
+func (f *fore) answerRequest() {
 	if onRequest := f.onRequest.Load(); onRequest != nil {
 		(*onRequest)()
 	}

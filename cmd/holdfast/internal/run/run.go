@@ -88,7 +88,7 @@ const DefaultGrace = 10 * time.Second
 const closeTimeout = 10 * time.Second
 
 // withdrawTimeout limits how long the withdrawal of its queue entry delays the end of a
-// wait. The guardian goes on with it when the front has ended.
+// wait. The guardian continues the withdrawal after the front has ended.
 const withdrawTimeout = 100 * time.Millisecond
 
 type runner struct {
@@ -96,7 +96,7 @@ type runner struct {
 	say   *say.Printer
 	sigs  *signals
 	front *fore
-	// ttl and grace are those of leaseTimes, once the store's limits are known.
+	// ttl and grace are those of leaseTimes, after the store has reported its limits.
 	ttl, grace time.Duration
 	// linger: the store keeps a minimum hold by itself.
 	linger  bool
@@ -210,7 +210,7 @@ func (r *runner) acquire() (*holdfast.Locker, *holdfast.Lock, error) {
 	return locker, lock, err
 }
 
-// take takes the lock, and begins anew when its job was stopped and is continued.
+// take takes the lock, and begins again when its job was stopped and is continued.
 func (r *runner) take(ctx context.Context, locker *holdfast.Locker, w *waiting) (*holdfast.Lock, error) {
 	take := locker.Lock
 	if r.Try {

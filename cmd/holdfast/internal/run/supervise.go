@@ -45,9 +45,9 @@ type supervision struct {
 	failed bool        // the lock was lost, or could not be kept
 	ended  bool        // the command itself has ended
 	// atTerminal: the command had the terminal when it ended.
-	atTerminal bool
-	toldKilled bool
-	denied     map[proc.Process]bool // the user has been warned of these processes
+	atTerminal   bool
+	reportedKill bool
+	denied       map[proc.Process]bool // the user has been warned of these processes
 }
 
 // again is the interval of the search for processes to kill, while any is left: a process
@@ -56,8 +56,8 @@ const again = 100 * time.Millisecond
 
 // run returns when no process is left.
 func (s *supervision) run() int {
-	sure := func() { s.front.setValidity(s.lock.Remaining()) }
-	s.front.onRequest.Store(&sure)
+	send := func() { s.front.setValidity(s.lock.Remaining()) }
+	s.front.onRequest.Store(&send)
 	s.check, s.kill = newTimer(), newTimer()
 	s.checkValidity()
 	var limit <-chan time.Time
@@ -213,8 +213,8 @@ func (s *supervision) terminate() {
 func (s *supervision) killAll() {
 	s.front.noLimit()
 	denied := s.signalAll(syscall.SIGKILL)
-	if s.ended && !s.failed && !s.toldKilled {
-		s.toldKilled = true
+	if s.ended && !s.failed && !s.reportedKill {
+		s.reportedKill = true
 		switch {
 		case proc.Blind():
 			s.say.Line("killed what the command left behind in its process group; without /proc the rest is invisible, and %q is kept until it ends", s.Name)
@@ -312,12 +312,12 @@ func (s *supervision) frontGone() {
 }
 
 // leaderEnded is called when the command itself has ended. Processes that it has started may
-// live on.
+// still run.
 func (s *supervision) leaderEnded() {
 	s.ended = true
 	s.atTerminal = s.terminal.TakeBack()
-	// The processes of its group, while its number certainly belongs to them; the others
-	// when some are known.
+	// Its process group gets the signals now: before Reap no other process can get the
+	// number of the group. leftBehind signals the other descendants.
 	s.signal(syscall.SIGTERM)
 	s.signal(sigCont)
 	s.group.Reap()

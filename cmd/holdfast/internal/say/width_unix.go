@@ -14,7 +14,7 @@ func terminalWidth(f *os.File) (int, error) {
 		return 0, err
 	}
 	if size.Col == 0 {
-		return 80, nil // a terminal that does not tell
+		return 80, nil // the terminal does not report its width
 	}
 	return int(size.Col), nil
 }

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestCommand: run, whose guardian is this program again, and check, whose workers
-// are, know the store that is linked in.
+// TestCommand: run and check use the store that is linked in. The guardian of run and the
+// workers of check are processes of this program.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "holdfast-sqlite")

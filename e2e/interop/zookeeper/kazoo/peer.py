@@ -1,6 +1,6 @@
-"""Locks with kazoo as it is told on standard input, and says what happened:
-CONNECT KIND PATH, with KIND pattern (kazoo's own names, respecting Curator's) or
-curator (Curator's names)."""
+"""Carries out commands from standard input with kazoo's locks, and prints each outcome.
+The arguments are CONNECT KIND PATH. KIND is pattern (kazoo's own names, respecting
+Curator's) or curator (Curator's names)."""
 
 import sys
 import uuid

@@ -15,8 +15,8 @@ import org.apache.curator.framework.recipes.locks.Revoker;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 
 /**
- * Locks with Curator's recipes as it is told on standard input, and says what happened:
- * CONNECT RECIPE PATH [PERMITS], with RECIPE mutex, rw or semaphore.
+ * Carries out commands from standard input with Curator's recipes, and prints each outcome.
+ * The arguments are CONNECT RECIPE PATH [PERMITS]. RECIPE is mutex, rw or semaphore.
  */
 public final class Peer {
     private static InterProcessMutex mutex;

@@ -1,0 +1,375 @@
+package redis
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/pprof"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// numbered returns names.
+func numbered(prefix string, n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s-%d", prefix, i)
+	}
+	return names
+}
+
+// app is the user of restrict, for a URL.
+const app = "app:app-secret@"
+
+// singles is how many requests a client sends by themselves before others form a batch.
+const singles = 4
+
+// blocked returns how many requests of this process wait for the answer to a batch, and how many for a
+// probe of the server.
+func blocked(t *testing.T) (inBatches, inProbes int) {
+	t.Helper()
+	var stacks strings.Builder
+	if err := pprof.Lookup("goroutine").WriteTo(&stacks, 1); err != nil {
+		t.Fatal(err)
+	}
+	for group := range strings.SplitSeq(stacks.String(), "\n\n") {
+		head, _, _ := strings.Cut(group, " @ ")
+		count, err := strconv.Atoi(head[strings.LastIndex(head, "\n")+1:])
+		switch {
+		case !strings.Contains(group, "/redisstore.(*"):
+		case err != nil:
+			t.Fatalf("%v in\n%s", err, group)
+		case strings.Contains(group, "redisstore.(*batch).wait+"):
+			inBatches += count
+		case strings.Contains(group, "redisstore.(*Store).requireSafe+"):
+			inProbes += count
+		}
+	}
+	return inBatches, inProbes
+}
+
+// awaitBatches waits until n requests wait for batches. It returns false if some wait for a probe first.
+func awaitBatches(t *testing.T, n int) bool {
+	t.Helper()
+	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
+		switch waiting, probing := blocked(t); {
+		case waiting == n:
+			return true
+		case probing > 0:
+			return false
+		case time.Now().After(end):
+			t.Fatalf("%d requests wait for batches, want %d", waiting, n)
+		}
+	}
+}
+
+// combined are requests that a client sends at once, while the server does not answer.
+type combined struct {
+	t        *testing.T
+	requests []driver.Request
+	cancel   []context.CancelFunc
+	done     []chan struct{}
+	grants   []driver.Grant
+	errs     []error
+}
+
+// link is a connection whose answers a test holds back.
+type link struct {
+	s, direct     driver.Store // behind it, and beside it
+	hold, release func()
+}
+
+// submit makes a request for each name at once, and holds their answers back. It returns when all but
+// the first few, which go by themselves, wait for batches.
+func (l *link) submit(t *testing.T, names []string) *combined {
+	t.Helper()
+	for {
+		l.hold()
+		n := len(names)
+		c := &combined{t: t, grants: make([]driver.Grant, n), errs: make([]error, n)}
+		for i, name := range names {
+			q := request(name, driver.Exclusive, long)
+			ctx, cancel := context.WithCancel(t.Context())
+			t.Cleanup(cancel)
+			done := make(chan struct{})
+			c.requests, c.cancel, c.done = append(c.requests, q), append(c.cancel, cancel), append(c.done, done)
+			go func() {
+				defer close(done)
+				c.grants[i], c.errs[i] = l.s.Acquire(ctx, q)
+			}()
+		}
+		if awaitBatches(t, n-singles) {
+			return c
+		}
+		// The last probe was too old for a request. Begin again after the next one.
+		l.release()
+		for i, q := range c.requests {
+			_, _ = c.wait(i)
+			undone(t, l.direct, q)
+		}
+	}
+}
+
+// wait returns the result of a request.
+func (c *combined) wait(i int) (driver.Grant, error) {
+	c.t.Helper()
+	select {
+	case <-c.done[i]:
+	case <-time.After(testTimeout):
+		c.t.Fatalf("the request for %q did not return", c.requests[i].Name)
+	}
+	return c.grants[i], c.errs[i]
+}
+
+// resolved removes what requests without an answer have left, and requires that each name is free.
+func (c *combined) resolved(s driver.Store, r *servers.Redis) {
+	c.t.Helper()
+	for _, q := range c.requests {
+		undone(c.t, s, q)
+	}
+	if left := leftovers(c.t, r); left != nil {
+		c.t.Errorf("requests have left %v", left)
+	}
+}
+
+// gated returns a server, and a store behind a gate that has used its connections.
+func gated(t *testing.T, user string) (*servers.Redis, *link) {
+	t.Helper()
+	r := start(t)
+	restrict(t, []*servers.Redis{r})
+	g := newGate(t, r.Address())
+	l := &link{open(t, "redis://"+user+g.Address()), open(t, "redis://"+r.Address()), g.hold, g.release}
+	settled(t, r, l.s)
+	return r, l
+}
+
+func source(t *testing.T, script string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("..", "..", "..", "redisstore", "scripts", script+".lua"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// loaded reports whether a client has sent a batch to the server.
+func loaded(t *testing.T, r *servers.Redis) bool {
+	t.Helper()
+	sum := sha1.Sum([]byte(source(t, "combined")))
+	found, _ := do(t, r, "SCRIPT", "EXISTS", hex.EncodeToString(sum[:])).([]any)
+	return len(found) == 1 && fmt.Sprint(found[0]) == "1"
+}
+
+// TestSerialRequestsAreNotCombined: one caller after another sends each request by itself. Callers at
+// the same time share calls, and each has a token of its own.
+func TestSerialRequestsAreNotCombined(t *testing.T) {
+	r, l := gated(t, "")
+	pairs(t, l.s, 100)
+	if loaded(t, r) {
+		t.Fatal("a serial caller has sent a batch")
+	}
+	c := l.submit(t, numbered("n", 44))
+	before := calls(t, r, "evalsha") + calls(t, r, "eval")
+	l.release()
+	for i := range c.requests {
+		if _, err := c.wait(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if sent := calls(t, r, "evalsha") + calls(t, r, "eval") - before; !loaded(t, r) || sent > len(c.requests)/2 {
+		t.Errorf("%d calls for %d requests", sent, len(c.requests))
+	}
+	for i, q := range c.requests {
+		st, err := l.s.(driver.Inspector).Inspect(t.Context(), q.Name)
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].ID != q.ID || st.Holders[0].Token != c.grants[i].Token {
+			t.Errorf("%s: granted %+v, held by %+v, %v", q.Name, c.grants[i], st, err)
+		}
+		release(t, l.s, c.grants[i])
+	}
+}
+
+// TestRefusedRequestInBatchIsAlone: a name has a key of another type, and another is held. The user has
+// no right to the key of a third, for which the server refuses the whole call. All other requests are
+// granted.
+func TestRefusedRequestInBatchIsAlone(t *testing.T) {
+	for _, forbidden := range []bool{false, true} {
+		r, l := gated(t, app)
+		do(t, r, "ACL", "SETUSER", "app", "resetkeys", "~holdfast:{???}", "~holdfast:{???}::n-*", "~holdfast:{???}::alone")
+		names := numbered("n", 44)
+		const busy, other, outside = 20, 21, 22
+		if forbidden {
+			names[outside] = "outside"
+		}
+		must(t, l.direct, request(names[busy], driver.Exclusive, long))
+		do(t, r, "SET", redisstore.Key("", names[other]), "of something else")
+		c := l.submit(t, names)
+		l.release()
+		for i, name := range names {
+			switch _, err := c.wait(i); {
+			case i == busy:
+				code(t, l.s, err, driver.CodeBusy)
+			case i == other, i == outside && forbidden:
+				code(t, l.s, err, driver.CodeRefused)
+			case err != nil:
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+// TestRefusedCommandInBatchLeavesNothing: a full server, or one whose user lacks a right, refuses the
+// requests of a batch. They leave nothing, and held names are released.
+func TestRefusedCommandInBatchLeavesNothing(t *testing.T) {
+	r, l := gated(t, app)
+	for _, c := range []struct{ refuse, permit []string }{
+		{[]string{"CONFIG", "SET", "maxmemory", "1"}, []string{"CONFIG", "SET", "maxmemory", "0"}},
+		{[]string{"ACL", "SETUSER", "app", "-set"}, []string{"ACL", "SETUSER", "app", "+set"}},
+		{[]string{"ACL", "SETUSER", "app", "-hsetnx"}, []string{"ACL", "SETUSER", "app", "+hsetnx"}},
+		{[]string{"ACL", "SETUSER", "app", "-pexpire"}, []string{"ACL", "SETUSER", "app", "+pexpire"}},
+		{[]string{"ACL", "SETUSER", "app", "-pexpire", "-hdel"}, []string{"ACL", "SETUSER", "app", "+pexpire", "+hdel"}},
+	} {
+		held := must(t, l.direct, request("held", driver.Exclusive, long))
+		do(t, r, c.refuse...)
+		all := l.submit(t, append(numbered("n", 40), "held", "held"))
+		l.release()
+		for i, q := range all.requests {
+			grant, err := all.wait(i)
+			if err == nil || l.s.Classify(err) != driver.CodeRefused && q.Name != "held" {
+				t.Errorf("%v: %s: %+v, %v", c.refuse, q.Name, grant, err)
+			}
+		}
+		release(t, l.direct, held)
+		if left := leftovers(t, r); left != nil {
+			t.Errorf("%v: requests have left %v", c.refuse, left)
+		}
+		do(t, r, c.permit...)
+	}
+}
+
+// TestRefusedReleaseInBatchKeepsGrant: the user may not delete keys. Releases in a batch are refused, and
+// each name stays held until the right is back.
+func TestRefusedReleaseInBatchKeepsGrant(t *testing.T) {
+	r, l := gated(t, app)
+	names := numbered("n", 44)
+	grants := make([]driver.Grant, len(names))
+	for i, name := range names {
+		grants[i] = must(t, l.s, request(name, driver.Exclusive, long))
+	}
+	do(t, r, "ACL", "SETUSER", "app", "-del")
+	for _, refused := range []bool{true, false} {
+		l.hold()
+		errs := make(chan error)
+		for _, grant := range grants {
+			go func() { errs <- l.s.Release(t.Context(), grant, 0) }()
+		}
+		awaitBatches(t, len(names)-singles)
+		l.release()
+		for range grants {
+			if err := <-errs; refused {
+				code(t, l.s, err, driver.CodeRefused)
+			} else if err != nil {
+				t.Error(err)
+			}
+		}
+		if n := len(leftovers(t, r)); refused && n != len(names) || !refused && n != 0 {
+			t.Errorf("%d names are held after releases, refused: %t", n, refused)
+		}
+		do(t, r, "ACL", "SETUSER", "app", "+del")
+	}
+}
+
+// TestLostAnswerOfBatchIsUnknown: the server grants the requests of several batches, and the answers are
+// lost. Each outcome is unknown, and each grant is rolled back.
+func TestLostAnswerOfBatchIsUnknown(t *testing.T) {
+	r := start(t)
+	p := behindProxy(t, r)
+	must := func(f func() error) func() {
+		return func() {
+			if err := f(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	l := &link{open(t, "redis://"+p.Address()), open(t, "redis://"+r.Address()), must(p.DropAnswers), must(p.Heal)}
+	settled(t, r, l.s)
+	do(t, r, "SCRIPT", "LOAD", source(t, "combined")) // otherwise the client sends it after the first answer
+	names := numbered("n", 80)
+	c := l.submit(t, names)
+	for end := time.Now().Add(testTimeout); len(leftovers(t, r)) < len(names); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d requests were granted", len(leftovers(t, r)), len(names))
+		}
+	}
+	for i := range names {
+		c.cancel[i]()
+		_, err := c.wait(i)
+		code(t, l.s, err, driver.CodeUnknown)
+	}
+	l.release()
+	c.resolved(l.s, r)
+}
+
+// TestCancelledCallerInBatch: every second caller is cancelled while its batch is under way, and its
+// request is rolled back before the batch arrives. The server refuses it then, and grants the others.
+func TestCancelledCallerInBatch(t *testing.T) {
+	r, l := gated(t, "")
+	c := l.submit(t, numbered("n", 80))
+	for i, q := range c.requests {
+		if i%2 != 0 {
+			continue
+		}
+		c.cancel[i]()
+		_, err := c.wait(i)
+		switch {
+		case err == nil, !cancelled(err):
+			t.Errorf("%s: %v", q.Name, err)
+		case l.s.Classify(err) == driver.CodeUnknown:
+			undone(t, l.direct, q)
+		case l.s.Classify(err) != driver.CodeWithdrawn:
+			t.Errorf("%s: %v", q.Name, err)
+		}
+	}
+	l.release()
+	for i := range c.requests {
+		if i%2 == 0 {
+			continue
+		}
+		grant, err := c.wait(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release(t, l.s, grant)
+	}
+	if left := leftovers(t, r); left != nil {
+		t.Errorf("cancelled requests have left %v", left)
+	}
+}
+
+// TestCloseEndsBatches: a store is closed while batches are under way to a silent server. All callers
+// return. What the server grants later is rolled back.
+func TestCloseEndsBatches(t *testing.T) {
+	r, l := gated(t, "")
+	c := l.submit(t, numbered("n", 80))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_ = l.s.Close(ctx) // it goes on in the background
+	for i := range c.requests {
+		if grant, err := c.wait(i); err == nil {
+			t.Errorf("granted by a silent server: %+v", grant)
+		}
+	}
+	if err := l.s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.release()
+	c.resolved(l.direct, r)
+}

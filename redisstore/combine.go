@@ -1,0 +1,366 @@
+package redisstore
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/bound"
+)
+
+// combiner sends requests of several goroutines in one script call, a batch. That saves most of the
+// time that a call costs the client and the server. Only the first try of a name and the release of
+// a grant without other requests are combined.
+//
+// No request is delayed on purpose. A few requests go out by themselves, as they do without
+// the combiner. The others form the next batch while these or another batch are under way.
+type combiner struct {
+	mu      sync.Mutex
+	ended   sync.Cond // a sender has ended
+	off     bool
+	singles int      // requests under way by themselves
+	batches int      // batches under way, without stuck ones
+	senders int      // goroutines that send batches, with those of stuck ones
+	forming []*batch // not sent yet, the first one first
+}
+
+const (
+	// maxSingles is how many requests go out by themselves while no batch is under way.
+	maxSingles = 4
+	// maxCombined is the largest number of requests in a batch: it takes the server up to
+	// 0.2 ms, during which it serves no other client.
+	maxCombined = 32
+	// maxBatches limits the batches under way. A second one goes out only if it is full.
+	maxBatches = 2
+	// A batch that has had no answer for stuckAfter, perhaps on a dead connection, does not
+	// delay others. maxSenders limits all batches.
+	stuckAfter = 250 * time.Millisecond
+	maxSenders = 16
+)
+
+// batch is a call for several requests.
+type batch struct {
+	s        *Store
+	requests []combined
+	timer    *time.Timer // ends with overdue
+
+	// first is closed after the answer or when the batch is overdue, and answer, made then, after
+	// the answer of an overdue batch.
+	first, answer chan struct{}
+	answered      atomic.Bool
+
+	// The combiner's mutex guards the rest until the batch is answered.
+	sent, overdue, stuck bool
+
+	began   driver.Instant
+	err     error    // of all requests
+	alone   bool     // the server refused the call as a whole: each request goes by itself
+	granted []string // the values of a grant whose token is the server's time
+}
+
+// combined is a request in a batch. The combiner's mutex guards withdrawn, and letter and text are
+// set when the batch is answered.
+type combined struct {
+	script     *Script // acquire or release
+	keys, args []string
+	bucket     uint16 // of an acquire
+	withdrawn  bool   // its caller has returned before the batch was sent
+	letter     byte
+	text       string
+}
+
+func (c *combiner) init(on bool) {
+	c.off = !on
+	c.ended.L = &c.mu
+}
+
+// wait waits until no batch is under way.
+func (c *combiner) wait() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.senders > 0 {
+		c.ended.Wait()
+	}
+}
+
+// combine sends a request, by itself or in a batch, and returns when ctx ends or there is an
+// answer. If ctx ends before the batch is sent, the request is not sent. If it ends later, the
+// outcome is unknown.
+func (s *Store) combine(ctx context.Context, sc *Script, keys, args []string, bucket uint16) (reply, error) {
+	c := &s.combiner
+	c.mu.Lock()
+	if c.off || c.batches == 0 && c.singles < maxSingles {
+		c.singles++
+		c.mu.Unlock()
+		rep, err := s.eval(ctx, sc, keys, args)
+		c.mu.Lock()
+		c.singles--
+		c.mu.Unlock()
+		return rep, err
+	}
+	if err := ctx.Err(); err != nil {
+		c.mu.Unlock()
+		return reply{}, s.explain(&NotSentError{err})
+	}
+	b, i := s.join(combined{script: sc, keys: keys, args: args, bucket: bucket})
+	s.startSender()
+	c.mu.Unlock()
+	if err := b.wait(ctx, i); err != nil {
+		return reply{}, s.explain(err)
+	}
+	r := &b.requests[i]
+	switch {
+	case b.err != nil && !b.alone:
+		return reply{}, b.err
+	case b.alone || r.letter == 'F':
+		return s.eval(ctx, sc, keys, args)
+	case r.letter == 'G':
+		return reply{kind: 'G', values: b.granted, sent: b.began}, nil
+	case r.letter != '*':
+		return reply{kind: r.letter, sent: b.began}, nil
+	}
+	if text, failed := strings.CutPrefix(r.text, "E"); failed {
+		return reply{}, s.explain(ServerError(text))
+	}
+	values := strings.Split(r.text, "\n")
+	return reply{kind: values[0][0], values: values[min(2, len(values)):], sent: b.began}, nil
+}
+
+// join adds a request to the batch that forms, and returns the batch and the request's index. The
+// caller holds the combiner's mutex.
+func (s *Store) join(r combined) (*batch, int) {
+	c := &s.combiner
+	var b *batch
+	if n := len(c.forming); n > 0 {
+		b = c.forming[n-1]
+	}
+	if b == nil || len(b.requests) == maxCombined {
+		b = &batch{s: s, requests: make([]combined, 0, maxCombined), first: make(chan struct{})}
+		b.timer = time.AfterFunc(stuckAfter, b.late)
+		c.forming = append(c.forming, b)
+	}
+	b.requests = append(b.requests, r)
+	return b, len(b.requests) - 1
+}
+
+// wait waits for the answer to a batch, or for the end of the context of one of its requests.
+// Most batches are answered before their contexts need a timer.
+func (b *batch) wait(ctx context.Context, i int) error {
+	soon := bound.Cancellation(ctx)
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < stuckAfter {
+		soon = ctx
+	}
+	select {
+	case <-b.first:
+	case <-soon.Done():
+	}
+	if b.answered.Load() {
+		return nil
+	}
+	c := &b.s.combiner
+	c.mu.Lock()
+	answer := b.answer
+	c.mu.Unlock()
+	select {
+	case <-answer:
+		return nil
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !b.sent {
+		b.requests[i].withdrawn = true
+		return &NotSentError{ctx.Err()}
+	}
+	if b.answered.Load() {
+		return nil
+	}
+	return ctx.Err()
+}
+
+// late runs when a batch has had no answer for stuckAfter.
+func (b *batch) late() {
+	c := &b.s.combiner
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b.answered.Load() {
+		return
+	}
+	if !b.overdue {
+		b.overdue, b.answer = true, make(chan struct{})
+		close(b.first)
+	}
+	if b.sent && !b.stuck {
+		b.stuck = true
+		c.batches--
+		b.s.startSender()
+	}
+}
+
+// startSender starts a sender if a batch may go out. The caller holds the combiner's mutex.
+func (s *Store) startSender() {
+	c := &s.combiner
+	if c.batches < maxBatches && c.senders < maxSenders && c.ready(c.batches) {
+		c.batches++
+		c.senders++
+		go s.sendBatches()
+	}
+}
+
+// ready reports whether a batch may go out beside others. The caller holds the mutex.
+func (c *combiner) ready(others int) bool {
+	return len(c.forming) > 0 && (others == 0 || len(c.forming[0].requests) == maxCombined)
+}
+
+// sendBatches sends one batch after another while requests wait.
+func (s *Store) sendBatches() {
+	// Each caller returns when its own context ends, and the batch goes on.
+	lasting, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	c := &s.combiner
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	defer func() {
+		c.senders--
+		c.ended.Broadcast()
+		s.startSender()
+	}()
+	for c.ready(c.batches - 1) {
+		b := c.forming[0]
+		c.forming = slices.Delete(c.forming, 0, 1)
+		b.sent = true
+		if b.overdue {
+			b.timer.Reset(stuckAfter)
+		}
+		c.mu.Unlock()
+		b.send(&batchContext{lasting, time.Now().Add(window)})
+		b.timer.Stop()
+		c.mu.Lock()
+		b.answered.Store(true)
+		done := b.first
+		if b.overdue {
+			done = b.answer
+		}
+		c.mu.Unlock()
+		close(done) // wakes all callers
+		c.mu.Lock()
+		if b.stuck {
+			return
+		}
+	}
+	c.batches--
+}
+
+// batchContext is the context of a batch. Its deadline is for a client that keeps deadlines by
+// itself.
+type batchContext struct {
+	context.Context
+	until time.Time
+}
+
+var _ bound.Context = (*batchContext)(nil)
+
+func (c *batchContext) Deadline() (time.Time, bool) { return c.until, true }
+func (c *batchContext) Caller() context.Context     { return context.Background() }
+
+// send sends a batch, and sets the outcome of each request.
+func (b *batch) send(ctx context.Context) {
+	s := b.s
+	keys, args := make([]string, 0, 2*len(b.requests)), make([]string, 2, 3+len(b.requests))
+	until, seen := int64(math.MaxInt64), uint64(0)
+	var ttl, life string
+	for i := range b.requests {
+		r := &b.requests[i]
+		switch {
+		case r.withdrawn:
+			continue
+		case r.script == acquireScript:
+			// Each acquire is refused after its own time, and so after the earliest one.
+			if late, err := strconv.ParseInt(r.args[3], 10, 64); err == nil {
+				until = min(until, late)
+			}
+			seen = max(seen, s.highWater.of(r.bucket).Load())
+			if r.args[1] != ttl || r.args[2] != life {
+				ttl, life = r.args[1], r.args[2]
+				args = append(args, "+"+ttl+" "+life)
+			}
+		}
+		keys, args = append(keys, r.keys...), append(args, r.args[0])
+	}
+	if len(keys) == 0 {
+		return
+	}
+	args[0], args[1] = strconv.FormatInt(until, 10), strconv.FormatUint(seen, 10)
+	b.began = driver.Now()
+	at := micros()
+	answer, err := s.client.Eval(ctx, combinedScript, keys, args)
+	if err != nil {
+		b.err, b.alone = s.explain(err), s.refusedTogether(err)
+		return
+	}
+	if b.err = b.read(answer, at); b.err != nil {
+		b.err = driver.Errorf(driver.CodeUnknown, "the script %s returned %q: %w", combinedScript.Name, answer, b.err)
+	}
+}
+
+var errAnswer = errors.New("it does not match the requests")
+
+// read sets the outcome of each request from the answer to a batch.
+func (b *batch) read(answer []string, at int64) error {
+	if len(answer) < 2 {
+		return errAnswer
+	}
+	now, err := strconv.ParseInt(answer[0], 10, 64)
+	if err != nil {
+		return err
+	}
+	b.granted = []string{answer[0], "0"}
+	letters, more := answer[1], answer[2:]
+	for i := range b.requests {
+		r := &b.requests[i]
+		if r.withdrawn {
+			continue
+		}
+		if letters == "" || letters[0] == '*' && len(more) == 0 {
+			return errAnswer
+		}
+		if r.letter = letters[0]; r.letter == '*' {
+			r.text, more = more[0], more[1:]
+		}
+		letters = letters[1:]
+	}
+	if letters != "" || len(more) > 0 {
+		return errAnswer
+	}
+	b.s.clock.learn(at, now)
+	return nil
+}
+
+// refusedTogether reports whether the server has refused a batch, before it ran it, because of
+// the keys of one request or because the keys are on different servers behind a proxy. In the
+// second case later requests go by themselves.
+func (s *Store) refusedTogether(err error) bool {
+	e, ok := errors.AsType[ServerError](err)
+	if !ok {
+		return false
+	}
+	word, _, _ := strings.Cut(string(e), " ")
+	switch word {
+	case "CROSSSLOT":
+		c := &s.combiner
+		c.mu.Lock()
+		c.off = true
+		c.mu.Unlock()
+		return true
+	case "NOPERM", "MOVED", "ASK", "TRYAGAIN":
+		return true
+	}
+	return false
+}
