@@ -152,6 +152,7 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 		e.sent, e.ttl, e.valid = l.sinceStart(g.SentAt.Time()), g.TTL, x.holder.set.validFor(g.TTL)
 		if e.kind == granted {
 			e.spare, e.within = l.handoffLimits(g)
+			e.provisional = g.Provisional
 		}
 	}
 	if e.kind == joined && x.holder != e.lock.holder {

@@ -71,9 +71,13 @@ import (
 // no forwarding, and each holder carries its own token. A release that goes with the
 // request of the queue's head (swap.go) is a second way to perform the release effect: the
 // store's answer about the release arrives as released, releaseDenied or
-// releaseUnconfirmed. A grant on push is a
-// granted event with the send of an earlier refresh, whose confirmation is a
-// renewed event.
+// releaseUnconfirmed.
+//
+// # Provisional grants
+//
+// A provisional grant (see driver.Grant) is a granted event with the send of an earlier
+// request and a short TTL. Its renewal is due after confirmAfter, and the renewed event
+// sets the requested TTL. A release before needs no confirmation.
 
 // phase is how far a lease has come.
 type phase uint8
@@ -156,6 +160,8 @@ type event struct {
 	valid time.Duration // granted, renewed: for how long after sent; a handoff: for the next holder
 	keep  time.Duration // see the kinds
 	cause driver.Cause  // revoke
+	// provisional, of granted: the grant is to be confirmed by a renewal.
+	provisional bool
 	// spare is, for granted, how many handoffs the lease allows, and within for how long
 	// after the grant; 0 means without such a limit.
 	spare  int32
@@ -237,6 +243,8 @@ type leaseState struct {
 	forever bool
 	// renewing: a renewal is in flight.
 	renewing bool
+	// provisional: the grant has a short TTL until the first renewal.
+	provisional bool
 	// lost: the store or the clock ended the lease before its release.
 	lost bool
 	// open Locks are not being unlocked; leaving ones are, and their contexts are
@@ -257,6 +265,10 @@ type leaseState struct {
 	// handoffUntil is when the time for handoffs is over, 0 if it is not limited.
 	handoffUntil time.Duration
 }
+
+// confirmAfter is the time from a provisional grant to the renewal that confirms it. A shorter
+// hold needs no confirmation.
+const confirmAfter = 5 * time.Millisecond
 
 // renewTogether is the share of the time between two renewals within which
 // renewals go in one call.
@@ -347,6 +359,9 @@ func (s *leaseState) granted(e *event, f *facts) effects {
 		return effects{}
 	}
 	s.setValidity(e)
+	if e.provisional {
+		s.provisional, s.renewAt = true, f.now+confirmAfter
+	}
 	if s.phase == revoked || f.age >= s.valid {
 		s.phase = ended
 		return effects{do: undo}
@@ -362,7 +377,7 @@ func (s *leaseState) granted(e *event, f *facts) effects {
 }
 
 func (s *leaseState) setValidity(e *event) {
-	s.ttl, s.valid = e.ttl, e.valid
+	s.ttl, s.valid, s.provisional = e.ttl, e.valid, false
 	s.forever = e.ttl == driver.Forever
 	if !s.forever {
 		s.renewAt = e.sent + e.ttl/3
@@ -465,7 +480,11 @@ func (s *leaseState) tick(e *event, f *facts) effects {
 	if e.kind == resumed {
 		s.renewAt = min(s.renewAt, f.now)
 	}
-	if s.renewing || s.renewAt > f.now+s.ttl/3/renewTogether || !s.worthRenewing(f) {
+	together := s.ttl / 3 / renewTogether
+	if s.provisional {
+		together = 0 // a hold that ends before needs no confirmation
+	}
+	if s.renewing || s.renewAt > f.now+together || !s.worthRenewing(f) {
 		return effects{}
 	}
 	s.renewing = true

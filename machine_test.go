@@ -272,6 +272,25 @@ func TestTransitionAmounts(t *testing.T) {
 		t.Errorf("granted with handoffs: %+v", s)
 	}
 
+	x = newSituation(requested, granted)
+	x.e.provisional, x.e.ttl, x.e.valid = true, 3*time.Second, 2*time.Second
+	unconfirmed, _ := x.s.next(x.e, x.f)
+	if unconfirmed.renewAt != x.f.now+confirmAfter || unconfirmed.valid != 2*time.Second {
+		t.Errorf("granted provisionally: %+v", unconfirmed)
+	}
+	x.e = event{kind: ticked}
+	if _, fx := unconfirmed.next(x.e, x.f); fx.do != 0 {
+		t.Errorf("a tick before the confirmation is due: %s", fx.do)
+	}
+	x.f.now += confirmAfter
+	if _, fx := unconfirmed.next(x.e, x.f); fx.do != renew {
+		t.Errorf("a tick when the confirmation is due: %s", fx.do)
+	}
+	x.e = event{kind: renewed, sent: x.f.now, ttl: tableTTL, valid: tableValid}
+	if s, _ := unconfirmed.next(x.e, x.f); s.provisional || s.valid != tableValid || s.renewAt != x.f.now+tableTTL/3 {
+		t.Errorf("confirmed: %+v", s)
+	}
+
 	x = newSituation(held, renewed)
 	x.e.sent, x.e.ttl, x.e.valid = tableSent, 15*time.Second, 13*time.Second
 	x.f.now = tableSent + 9*time.Second

@@ -74,7 +74,7 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 		run: func(ctx context.Context) error {
 			// A renewal may have been on its way when the lock was unlocked. The lease
 			// then stands for up to a second TTL.
-			if age, _ := g.SentAt.Elapsed(); expires && age > 2*g.TTL {
+			if age, _ := g.SentAt.Elapsed(); expires && age > 2*max(g.TTL, x.req.TTL) {
 				return nil
 			}
 			err := l.store.Release(ctx, g, max(time.Until(until), 0))

@@ -132,9 +132,15 @@ func (l *Locker) tick() {
 // renewAll renews leases together, except leases with a much longer request timeout: a lease
 // that must be renewed soon does not shorten the time for the renewal of another.
 func (l *Locker) renewAll(leases []*lease) {
-	timeout := func(x *lease) time.Duration { return l.requestTimeout(x.req.TTL) }
+	timeout := func(x *lease) time.Duration {
+		ttl := x.req.TTL
+		if st := x.valid.Load(); st != nil {
+			ttl = min(ttl, st.grant.TTL) // that of a provisional grant is shorter
+		}
+		return l.requestTimeout(ttl)
+	}
 	for len(leases) > 0 {
-		least := timeout(slices.MinFunc(leases, func(a, b *lease) int { return cmp.Compare(a.req.TTL, b.req.TTL) }))
+		least := timeout(slices.MinFunc(leases, func(a, b *lease) int { return cmp.Compare(timeout(a), timeout(b)) }))
 		var batch, rest []*lease
 		for _, x := range leases {
 			if timeout(x) <= 2*least {
@@ -189,7 +195,7 @@ func (l *Locker) renewed(x *lease, a driver.Renewal) {
 		e.keep = backoff(0, x.state.ttl/20, time.Second)
 	case e.kind == renewed && x.state.alive():
 		g := x.standing.grant
-		g.SentAt, g.TTL = a.SentAt, a.TTL // mutation: renewed
+		g.SentAt, g.TTL, g.Provisional = a.SentAt, a.TTL, false // mutation: renewed
 		x.standing = &standing{grant: g}
 	}
 	l.step(x, &e, &o)

@@ -58,6 +58,8 @@ func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelC
 	x := l.newLease(ctx, q.name, q.head.set)
 	x.queue = q
 	l.reserve(&x.req, q.head.next != nil)
+	// A margin of the caller's may be longer than a provisional TTL.
+	x.req.Provisional = x.req.Limit == driver.Exclusive && !q.head.set.hasMargin
 	q.asking, q.cancel = x, s.afterRelease(cancel)
 	return x, ctx, cancel, s
 }

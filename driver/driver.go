@@ -128,6 +128,8 @@ type Request struct {
 	Tokens int
 	// Wait requests to queue until the context ends.
 	Wait bool
+	// Provisional allows, with Wait, a grant whose deadline is provisional; see Grant.
+	Provisional bool
 	// First announces, without Wait, that a request with Wait follows after CodeBusy. Then
 	// the error needs no holders.
 	First bool
@@ -167,6 +169,11 @@ type Grant struct {
 	// TTL is what the store has granted: at least the requested TTL, or Forever if the grant
 	// ends with the process or connection.
 	TTL time.Duration
+	// Provisional means that the store granted to a queue entry and the client has not confirmed
+	// that yet, which only Request.Provisional allows. SentAt is the send of an earlier request
+	// about the entry, and TTL may be below the requested TTL. The first Renew confirms the grant,
+	// for the requested TTL. A grant that is released before needs no confirmation.
+	Provisional bool
 	// Slot is the permit's number, 0 to Limit-1, or NoSlot.
 	Slot int
 	// Handle belongs to the store, which gets it back with the grant.

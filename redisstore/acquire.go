@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"strconv"
 	"strings"
@@ -91,6 +92,16 @@ type attempt struct {
 	refreshed  bool // the queue entry was refreshed once before Queued
 	notified   bool // Queued was called
 	holders    []driver.Holder
+
+	// secret and calls make the tag of each call, "" if the request may not start before it
+	// confirms a grant. lastTag and lastOwner are those of the last call.
+	secret             string
+	calls              int
+	lastTag, lastOwner string
+	// tag and owner are those of the last call that was answered with the queue entry, and
+	// tagged is its send.
+	tag, owner string
+	tagged     driver.Instant
 }
 
 // reply is the answer of a script.
@@ -104,18 +115,28 @@ type reply struct {
 // late, since the answer has corrected the estimate of the server's clock.
 func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 	s, r := a.s, &a.e.r
+	if r.Wait && r.Provisional && r.Limit == driver.Exclusive && r.Tokens <= 1 && s.cfg.replicas == 0 {
+		if a.secret == "" {
+			a.secret = rand.Text()
+		}
+		a.calls++
+		a.lastTag = a.secret + "-" + strconv.Itoa(a.calls)
+	}
 	for range 4 {
 		if err := s.requireSafe(ctx); err != nil {
 			return reply{}, err
 		}
 		late := s.clock.deadline()
 		h := s.encodeHead(a.e)
-		args := append(make([]string, 0, 9), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.highWater.text(a.e.bucket))
+		a.lastOwner = h.owner
+		args := append(make([]string, 0, 10), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.highWater.text(a.e.bucket))
 		if again := a.unanswered || a.lateUntil != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
 			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
 		}
 		if r.Tokens > 1 {
 			args = append(args, tokensText(r))
+		} else if a.lastTag != "" {
+			args = append(args, "1", a.lastTag)
 		}
 		rep, err := s.sendAcquire(ctx, a.e, args)
 		if err != nil {

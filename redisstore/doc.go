@@ -100,6 +100,65 @@
 // its own hash slot. A client would need up to 4096 subscriptions, and would have to renew
 // each one when its slot moves.
 //
+// # Start before the confirmation
+//
+// A request with [driver.Request.Provisional] may start its hold when the message arrives,
+// and confirms its grant later, by its first renewal. A hold that ends before needs no
+// confirmation, so a contended hold takes two calls: the queue entry and the release. The
+// request is for one exclusive grant with one token, without [WaitReplicas].
+//
+// Each call that makes or refreshes the queue entry carries a tag: a secret of the request
+// and the number of the call. The entry keeps the tag of the last call that was applied. The
+// release that promotes the entry raises the bucket's counter to the new token, writes the
+// grant with a deadline of 2.5 s, and publishes the token, those 2.5 s and the tag. The client
+// starts if all of this holds; otherwise it confirms the grant first, as without Provisional:
+//
+//   - The tag is that of the last call that was answered with the queue entry. A message that
+//     comes before that answer waits for it.
+//   - The token is above every token of the bucket that the client has seen.
+//   - That call was sent less than a third of the TTL ago, and of 2.5 s.
+//   - The last probe found the server safe, at most two seconds ago.
+//   - The call had the owner that is to be recorded now.
+//
+// Validity counts from the send of the call with the tag, for the shorter of 2.5 s and the
+// TTL. Only a server that has the effect of the call can publish its tag. So the promotion,
+// which set the deadline, came after that send, whichever server made it, and however late
+// the message is. The confirmation sets a later deadline, as it was sent later and for the TTL.
+// So the deadline is never before the end of the validity, as in each other grant.
+//
+// What can go wrong with each step:
+//
+//   - The release is refused half-way: it publishes last, so no client starts. The counter may
+//     have been raised in vain. A release that may not raise it, or has no counter because
+//     the hash slot moves, publishes the message that requires a confirmation.
+//   - The release has no answer: the promoted client starts. The repeated release finds its
+//     grant gone and changes nothing. If it is applied a minute later for the first time, the
+//     entry that it promotes is one that was refreshed since.
+//   - The message is lost: the next refresh confirms the grant. It comes twice, or late: the
+//     request has its grant, or its calls have other tags, or the send is too long ago. It is
+//     forged: the tag is no secret to a client that reads the keys of the locks, and to no
+//     other. The message of a break comes after that of the grant, on the same channel.
+//   - A former primary publishes it: it had applied the last call that was answered, so the
+//     client had no answer from another primary since. The promotion is then a grant that
+//     the failover loses, as if it had been answered; see Failover.
+//   - The client dies before the confirmation, or has started and stands still: the lease ends
+//     after 2.5 s and the next entry is granted. The client's validity has ended before.
+//   - The confirmation has no answer: the deadline is the earlier one or a later one, and the
+//     client counts the earlier. Applied twice or a minute later it prolongs a grant that
+//     stands, or finds none. It creates nothing, so a release before it leaves nothing. A
+//     release after it ends the grant. The token that both name does not change.
+//   - The confirmation is refused because the grant has ended: the lock is lost.
+//   - A call that was sent before the message is applied after it: it confirms the grant. It
+//     keeps the token, since the client knew no higher one when it sent the call. After
+//     the release it finds no entry.
+//   - The grant is never confirmed and the key goes: the counter has the token, so a later
+//     grant has a larger one.
+//
+// What it costs: before the confirmation, in the first milliseconds of a hold, its validity is
+// about two seconds, and not the TTL. So less time without the server is a loss, and a
+// smaller jump of the server's clock, or difference of a replica's that is promoted just then,
+// ends it early.
+//
 // # Why it is safe
 //
 // Exclusion. Scripts make all grants, at the one server that has the key. Each keeps the

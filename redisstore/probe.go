@@ -75,6 +75,12 @@ func (s *Store) requireSafe(ctx context.Context) error {
 	return f.refused
 }
 
+// fresh reports whether requireSafe would return nil without a probe.
+func (s *Store) fresh() bool {
+	f := s.probed.Load()
+	return f != nil && f.refused == nil && micros()-f.at < freshFor.Microseconds()
+}
+
 // probeSoon starts a probe in the background, unless one runs.
 func (s *Store) probeSoon() {
 	s.mu.Lock()

@@ -1,6 +1,8 @@
 package redisstore
 
 import (
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
@@ -67,19 +69,21 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 	}
 }
 
-// receive handles a message: a letter and the ID of a request.
+// receive handles a message: a letter and the ID of a request, and after "g" what start has.
 func (s *Store) receive(message string) {
 	if len(message) < 2 {
 		return
 	}
+	id, start, _ := strings.Cut(message[1:], " ")
 	s.mu.Lock()
-	e := s.entries[message[1:]]
+	e := s.entries[id]
 	if e == nil {
 		s.mu.Unlock()
 		return
 	}
 	switch message[0] {
-	case 'w': // it was granted
+	case 'g', 'w': // it was granted
+		e.start = start
 		if e.seq != 0 {
 			notify(e.wake)
 		} else {
@@ -90,6 +94,7 @@ func (s *Store) receive(message string) {
 			notify(e.close)
 		}
 	case 'x': // its grant was broken
+		e.start = ""
 		if !e.held && e.seq != 0 {
 			notify(e.wake)
 		}
@@ -101,4 +106,30 @@ func (s *Store) receive(message string) {
 		}
 	}
 	s.mu.Unlock()
+}
+
+// begin returns the grant of a message, with which the request starts before it confirms the
+// grant. It returns false if the request has to confirm it first. See the package comment.
+func (a *attempt) begin() (driver.Grant, bool) {
+	s, e := a.s, a.e
+	s.mu.Lock()
+	message := e.start
+	e.start = ""
+	s.mu.Unlock()
+	part := strings.Split(message, " ")
+	if len(part) != 3 || a.tag == "" || part[2] != a.tag {
+		return driver.Grant{}, false
+	}
+	g, err := makeGrant(e, []string{part[0], "0"}, a.tagged)
+	micros, err2 := strconv.ParseInt(part[1], 10, 64)
+	if err != nil || err2 != nil || g.Token <= s.highWater.of(e.bucket).Load() {
+		return driver.Grant{}, false
+	}
+	h := g.Handle.(*handle)
+	h.ttl = g.TTL
+	g.TTL, g.Provisional = min(g.TTL, time.Duration(micros)*time.Microsecond), true
+	if age, _ := a.tagged.Elapsed(); age > g.TTL/3 || !s.fresh() || a.owner != s.encodeOwner(e.r.From.Owner()) {
+		return driver.Grant{}, false
+	}
+	return a.markLate(g), true
 }

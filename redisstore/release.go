@@ -45,6 +45,9 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if next != nil || h.slot != "0" || keep > 0 || lateUntil != 0 {
 		args = append(args, h.slot, strconv.FormatInt(ttlMicros(max(keep, 0)), 10), strconv.FormatInt(lateUntil, 10))
 	}
+	if next == nil && h.counter != "" {
+		keys = append(keys, h.counter)
+	}
 	if next != nil {
 		keys = append(keys, next.keys[1])
 		args = append(args, strconv.FormatInt(seq, 10), next.r.ID, s.highWater.text(next.bucket),
@@ -54,13 +57,13 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		}
 	}
 	var rep reply
-	if len(args) == 1 {
+	if len(args) == 1 && len(keys) == 1 {
 		rep, err = s.combine(ctx, releaseScript, keys, args, 0)
 	} else {
 		rep, err = s.eval(ctx, releaseScript, keys, args)
 	}
-	if next != nil && isTryAgain(err) {
-		rep, err = s.eval(ctx, releaseScript, keys[:1], args[:4])
+	if len(keys) > 1 && isTryAgain(err) {
+		rep, err = s.eval(ctx, releaseScript, keys[:1], args[:min(len(args), 4)])
 	}
 	if next != nil && err != nil {
 		s.mu.Lock()
@@ -94,7 +97,7 @@ func (s *Store) release(g *driver.Grant, keep bool) (next *entry, seq int64) {
 	if e := s.entries[g.ID]; e != nil {
 		s.forget(e)
 	}
-	if f := s.probed.Load(); keep || s.cfg.replicas > 0 || f == nil || f.refused != nil || micros()-f.at > freshFor.Microseconds() {
+	if keep || s.cfg.replicas > 0 || !s.fresh() {
 		return nil, 0 // the next waiter sends its own request, after a probe
 	}
 	for _, e := range s.queued[g.Name] {
@@ -164,7 +167,11 @@ func (s *Store) renewCalls(grants []driver.Grant) ([]Call, error) {
 		if err != nil {
 			return nil, err
 		}
-		calls[i] = Call{Keys: []string{h.key}, Args: []string{mark(g), h.slot, strconv.FormatInt(s.serverTTL(g.TTL), 10)}}
+		args := append(make([]string, 0, 4), mark(g), h.slot, strconv.FormatInt(s.serverTTL(max(g.TTL, h.ttl)), 10))
+		if h.ttl != 0 {
+			args = append(args, "1")
+		}
+		calls[i] = Call{Keys: []string{h.key}, Args: args}
 	}
 	return calls, nil
 }
@@ -177,7 +184,7 @@ func (s *Store) renewed(g *driver.Grant, rep reply, err error) driver.Renewal {
 		return driver.Renewal{Cause: ended(rep), Err: notHeld(g.Name, g.Token)}
 	}
 	s.prove(g.ID, rep.sent.Time())
-	return driver.Renewal{SentAt: rep.sent, TTL: g.TTL}
+	return driver.Renewal{SentAt: rep.sent, TTL: max(g.TTL, g.Handle.(*handle).ttl)}
 }
 
 // ended returns the cause of the end of a grant.

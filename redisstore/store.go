@@ -67,6 +67,7 @@ type entry struct {
 	wake   chan struct{} // it may be granted
 	close  chan struct{} // it is near the head, or messages do not arrive
 	woken  bool          // a message came before wake existed
+	start  string        // the last message by which the request may start: "TOKEN TTL TAG"
 	passed *driver.Grant // granted by a Release of this client
 	held   bool          // the grant was returned to the caller
 	grant  driver.Grant
@@ -79,6 +80,11 @@ type handle struct {
 	// lateUntil is the time, by the server's clock, until which a request with this grant's ID
 	// may arrive, because it has no answer. 0 if there is none.
 	lateUntil int64
+	// counter is the bucket's counter, for a release with which the next waiter may start. It is
+	// "" if the name was free: then most releases have no waiter.
+	counter string
+	// ttl is the TTL that a renewal sets, for a grant that was provisional; else 0.
+	ttl time.Duration
 }
 
 // New returns a store over a client. Close of the store closes the client. Package goredis makes

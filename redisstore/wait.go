@@ -50,11 +50,15 @@ func (a *attempt) run(ctx context.Context) (driver.Grant, error) {
 	}
 	g, err := a.wait(ctx, rep, sentAt)
 	s.dequeue(e)
+	if err == nil {
+		g.Handle.(*handle).counter = e.keys[1]
+	}
 	return g, err
 }
 
 // wait waits until the queue entry is granted. It refreshes the entry regularly, and each
-// refresh returns the grant if there is one. A message only makes the next refresh earlier.
+// refresh returns the grant if there is one. A message makes the next refresh earlier, or has
+// the grant itself.
 func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Grant, error) {
 	s, e := a.s, a.e
 	ctx, cancel := context.WithCancel(ctx)
@@ -81,6 +85,7 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 			return driver.Grant{}, a.cancelled(ctx)
 		case err == nil && rep.kind == 'Q':
 			failures = 0
+			a.tag, a.tagged, a.owner = a.lastTag, rep.sent, a.lastOwner
 			if delay, exact, err = a.queuedReply(rep, sentAt); err != nil {
 				return driver.Grant{}, a.giveUp(err)
 			}
@@ -91,7 +96,7 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 			// The queue entry is gone: the server has lost its data, or has removed the entry
 			// as dead.
 			s.dequeue(e)
-			delay = 0
+			a.tag, delay = "", 0
 		default:
 			switch driver.CodeOf(err) {
 			case driver.CodeUnknown, driver.CodeUnavailable:
@@ -128,6 +133,9 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 		if ctx.Err() != nil || s.passedTo(e) != nil {
 			rep, err = reply{}, nil
 			continue
+		}
+		if g, ok := a.begin(); ok {
+			return g, nil
 		}
 		call, done := context.WithTimeout(ctx, bound)
 		sentAt = micros()
@@ -202,7 +210,7 @@ func (s *Store) dequeue(e *entry) {
 	if e.seq == 0 {
 		return
 	}
-	e.seq, e.woken = 0, false
+	e.seq, e.woken, e.start = 0, false, ""
 	name := e.r.Name
 	s.queued[name] = slices.DeleteFunc(s.queued[name], func(o *entry) bool { return o == e })
 	if len(s.queued[name]) == 0 {

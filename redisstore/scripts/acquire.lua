@@ -14,6 +14,8 @@
 -- ARGV[7]  the number of its queue entry, 0 if it has none
 -- ARGV[8]  1 if an earlier call of this request was not answered
 -- ARGV[9]  how many tokens to reserve; left out where it is 1
+-- ARGV[10] the tag of this call, if the client may start before it confirms the grant; ARGV[9]
+--          is then 1
 --
 -- Returns, each but the first followed by the server's time:
 --   GTOKEN                          granted, slot 0; the token is the server's time
@@ -85,11 +87,11 @@ if e and now < tonumber(e) then
     local ahead = seq - h
     local ends = deadline(ahead)
     if (t == '0' or till and now < tonumber(till)) and lives(ends, e) then
-      call('HSET', K, 'q' .. seq, id .. ' 1 ' .. ARGV[2] .. ' ' .. num(ends) .. ' ' .. text .. ' ' .. channel .. ' ' .. owner,
+      call('HSET', K, 'q' .. seq, id .. ' 1 ' .. ARGV[2] .. ' ' .. num(ends) .. ' ' .. text .. ' ' .. channel .. (ARGV[10] and ',' .. ARGV[10] or '') .. ' ' .. owner,
         'i' .. id, seq, 'm', plain(e, h, seq, k))
       return {'Q', text, seq, num(ahead), num(interval(ahead) / 1000), num(math.ceil((e - now) / 1000)), '0 ' .. found[1]}
     end
-  elseif found[4] == '-0' and (ARGV[7] ~= '0' or ARGV[8] == '1') then
+  elseif (found[4] == '-0' or found[4] == '-0+') and (ARGV[7] ~= '0' or ARGV[8] == '1') then
     -- The first confirmation of its grant, which is the last of the name.
     local whose, since = string.match(found[1], '^1 %S+ %S+ (%S+) ' .. k .. ' (%d+) %d+%+0$')
     if whose == id and tonumber(ARGV[5]) < tonumber(k) then
@@ -173,7 +175,7 @@ local rec = own and get('q' .. own)
 if rec then
   -- Its client lives: that counts before dead entries are looked for.
   local seq, entry = tonumber(own), parseEntry(rec)
-  entry.deadline, entry.channel, entry.owner = deadline(math.max(0, seq - st.h)), channel, owner
+  entry.deadline, entry.channel, entry.tag, entry.owner = deadline(math.max(0, seq - st.h)), channel, ARGV[10], owner
   keep(entry.deadline)
   writeEntry(own, entry)
   local slot = promote(id)
@@ -201,7 +203,7 @@ if ARGV[6] ~= '1' then
 end
 if st.t == 0 then st.h, st.t = 1, 0 end
 local seq = st.t + 1
-local entry = {id = id, limit = limit, ttl = ttl, deadline = deadline(seq - st.h), since = text, channel = channel, owner = owner}
+local entry = {id = id, limit = limit, ttl = ttl, deadline = deadline(seq - st.h), since = text, channel = channel, tag = ARGV[10], owner = owner}
 writeEntry(num(seq), entry)
 put('i' .. id, num(seq))
 keep(entry.deadline)

@@ -26,7 +26,7 @@ for from = 0, st.n - 1, 500 do
     local above = g and tonumber(ARGV[1]) - g.token
     if above and above >= 0 and above < g.tokens then
       answer = 'R'
-      local confirmed = st.lone or string.sub(get('i' .. g.id) or '', 1, 1) ~= '-'
+      local confirmed = st.lone or not string.find(get('i' .. g.id) or '', '^%-%d+$')
       drop(slot, g)
       publish(g.channel, 'x' .. g.id)
       -- A holder that did not hear it finds this when it looks. One that has yet to hear

@@ -9,9 +9,11 @@
 --            the name has no other state.
 --   r<i>     free slots, a stack of m's F entries; an entry may be out of date, and is
 --            checked when it is used
---   q<seq>   a queue entry: "id limit ttl deadline since channel owner"
+--   q<seq>   a queue entry: "id limit ttl deadline since channel owner", or
+--            "... channel,tag owner" where its client may start before it confirms the grant
 --   i<id>    a request: the number of its queue entry; once it was granted -slot, and
---            =slot when its client has confirmed the grant. A lone grant has none.
+--            =slot when its client has confirmed the grant. It is -slot+ before that if the
+--            client may have started. A lone grant has none.
 --   v<id>    withdrawn until then: a request that may still arrive after it was rolled
 --            back, or whose grant was taken away
 --   x<i>     the withdrawn requests in order
@@ -28,9 +30,9 @@ local function parseGrant(rec)
 end
 
 local function parseEntry(rec)
-  local id, limit, ttl, deadline, since, channel, owner =
-    string.match(rec, '^(%S+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
-  return {id = id, limit = tonumber(limit), ttl = tonumber(ttl), deadline = tonumber(deadline), since = since, channel = channel, owner = owner}
+  local id, limit, ttl, deadline, since, channel, tag, owner =
+    string.match(rec, '^(%S+) (%d+) (%d+) (%d+) (%d+) ([^%s,]+),?(%S*) (.*)$')
+  return {id = id, limit = tonumber(limit), ttl = tonumber(ttl), deadline = tonumber(deadline), since = since, channel = channel, tag = tag, owner = owner}
 end
 
 -- known are fields that were read, pending those to write; false is a missing field.
@@ -55,8 +57,9 @@ end
 local function put(field, value) pending[field] = value end
 
 -- life is until when the key has to live, counter the key of the bucket's counter of
--- tokens and raised what to set it to, messages what to publish.
-local life, counter, raised = 0, nil, nil
+-- tokens and raised what to set it to, messages what to publish. starting is the counter
+-- where a waiter that is promoted may start before it confirms its grant.
+local life, counter, raised, starting = 0, nil, nil, nil
 local messages = {}
 
 local st
@@ -192,7 +195,9 @@ local function writeGrant(slot, g)
 end
 
 local function writeEntry(seq, p)
-  put('q' .. seq, p.id .. ' ' .. p.limit .. ' ' .. num(p.ttl) .. ' ' .. num(p.deadline) .. ' ' .. p.since .. ' ' .. p.channel .. ' ' .. p.owner)
+  local channel = p.channel
+  if p.tag and p.tag ~= '' then channel = channel .. ',' .. p.tag end
+  put('q' .. seq, p.id .. ' ' .. p.limit .. ' ' .. num(p.ttl) .. ' ' .. num(p.deadline) .. ' ' .. p.since .. ' ' .. channel .. ' ' .. p.owner)
 end
 
 -- lower notes a grant's expiry.
@@ -258,7 +263,7 @@ local function find(id)
     if st.lone.id == id then return 0, st.lone end
     return nil
   end
-  local slot = string.match(get('i' .. id) or '', '^[-=](%d+)$')
+  local slot = string.match(get('i' .. id) or '', '^[-=](%d+)%+?$')
   local g = slot and grantAt(slot)
   if g and g.id == id then return tonumber(slot), g end
 end
@@ -362,7 +367,8 @@ end
 
 -- promote grants to the entries at the head, in order, as far as the rule allows, and
 -- notifies them. It needs no counter: the name's key has lived since its last grant
--- and has the token; the counter is raised when the client confirms.
+-- and has the token; the counter is raised when the client confirms, or before the client
+-- is notified that it may start.
 local function promote(mine)
   local slot
   for _ = 1, WINDOW do
@@ -371,8 +377,15 @@ local function promote(mine)
     if not p or not admits(p.limit) then break end
     put('q' .. num(st.h), false)
     st.h = st.h + 1
-    local _, to = grant(0, '-', p.id, p.limit, CONFIRM, p.channel, p.owner)
-    if p.id == mine then slot = to else publish(p.channel, 'w' .. p.id) end
+    local token, to = grant(0, '-', p.id, p.limit, CONFIRM, p.channel, p.owner)
+    if p.id == mine then
+      slot = to
+    elseif starting and p.tag ~= '' and p.limit == 1 and raise(starting, token) then
+      put('i' .. p.id, '-' .. num(to) .. '+')
+      publish(p.channel, start(p.id, token, p.tag))
+    else
+      publish(p.channel, 'w' .. p.id)
+    end
   end
   if st.t > 0 and st.h > st.t then st.h, st.t = 0, 0 end
   approach()

@@ -26,3 +26,16 @@ local function deadline(ahead) return now + 3 * interval(ahead) + 400000 end
 
 -- lives reports whether the key lives until then: as long as its grant, at least.
 local function lives(untilTime, e) return untilTime <= tonumber(e) or call('PTTL', K) >= (untilTime - now) / 1000 end
+
+-- raise records a token in the bucket's counter, so that the token may be used before its
+-- grant is confirmed. It reports whether the server has accepted that. A counter that was
+-- raised in vain does no harm.
+local function raise(counter, token)
+  local had = redis.pcall('SET', counter, token, 'GET')
+  if type(had) == 'table' then return false end
+  if had and (tonumber(had) or 0) > tonumber(token) then call('SET', counter, had) end
+  return true
+end
+
+-- start is the message by which a waiter may start before it confirms its grant.
+local function start(id, token, tag) return 'g' .. id .. ' ' .. token .. ' ' .. num(CONFIRM) .. ' ' .. tag end

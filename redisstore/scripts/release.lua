@@ -2,7 +2,8 @@
 -- next queue entry if that is one of the same client.
 --
 -- KEYS[1]  the name
--- KEYS[2]  with ARGV[5]: the bucket's counter of tokens
+-- KEYS[2]  the bucket's counter of tokens: needed with ARGV[5]; without it no waiter starts
+--          before it confirms its grant
 -- ARGV[1]  the grant's ID and its token, " ID TOKEN "
 -- The others are left out where they are 0, from the last one on:
 -- ARGV[2]  its slot
@@ -34,10 +35,10 @@ local now = time[1] * 1000000 + time[2]
 
 -- include plain
 
--- wake publishes to the client of an entry, if there is one.
-local function wake(entry, letter)
-  local id, channel = string.match(entry or '', '^(%S+) %d+ %d+ %d+ %d+ p:(%S+) ')
-  if id then redis.pcall('PUBLISH', channel, letter .. id) end
+-- wake publishes to the client of an entry, if there is one: a letter and its ID, or a message.
+local function wake(entry, letter, message)
+  local id, channel = string.match(entry or '', '^(%S+) %d+ %d+ %d+ %d+ p:([^%s,]+)')
+  if id then redis.pcall('PUBLISH', channel, message or letter .. id) end
 end
 
 local e, h, t, k
@@ -47,8 +48,8 @@ end
 if e and h ~= '0' and now < tonumber(e) then
   -- The first entry is granted, and the one that comes near the head notified.
   local entries = call('HMGET', K, 'q' .. h, 'q' .. (h + 1 + CLOSE))
-  local id, ttl, till, channel, owner
-  if entries[1] then id, ttl, till, channel, owner = string.match(entries[1], '^(%S+) 1 (%d+) (%d+) %d+ (%S+) (.*)$') end
+  local id, ttl, till, channel, tag, owner
+  if entries[1] then id, ttl, till, channel, tag, owner = string.match(entries[1], '^(%S+) 1 (%d+) (%d+) %d+ ([^%s,]+),?(%S*) (.*)$') end
   if id and now < tonumber(till) then
     local own = KEYS[2] and ARGV[5] == h and ARGV[6] == id and now <= tonumber(ARGV[8])
     local mark, ends, least, last = '-0', now + CONFIRM, k + 1, nil
@@ -66,7 +67,12 @@ if e and h ~= '0' and now < tonumber(e) then
       if not lives(ends, e) then call('PEXPIRE', K, num(math.ceil((ends - now) / 1000) + 1)) end
       call('HDEL', K, '-')
       local text, since, final = num(token), num(now), num(token + tokens - 1)
-      if own then call('SET', KEYS[2], final) end
+      local message
+      if own then
+        call('SET', KEYS[2], final)
+      elseif KEYS[2] and tag ~= '' and raise(KEYS[2], text) then
+        mark, message = '-0+', start(id, text, tag)
+      end
       if tokens > 1 then since = since .. '-' .. num(tokens) end
       local first = h + 1
       if h == t then first, t = '0', '0' end
@@ -77,7 +83,7 @@ if e and h ~= '0' and now < tonumber(e) then
         wake(entries[2], 'n')
         return {'R', num(now), text, '0', num(tokens)}
       end
-      wake(entries[1], 'w')
+      wake(entries[1], 'w', message)
       wake(entries[2], 'n')
       return 'R'
     end
@@ -87,7 +93,7 @@ end
 -- include common
 
 known.s0, known.m, known['s' .. slot] = found[1], found[2], found[3]
-counter = KEYS[2]
+counter, starting = KEYS[2], KEYS[2]
 load()
 sweep()
 local rec = get('s' .. slot)

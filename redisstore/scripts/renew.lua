@@ -4,6 +4,8 @@
 -- ARGV[1]  the grant's ID and its token, " ID TOKEN "
 -- ARGV[2]  its slot
 -- ARGV[3]  TTL, microseconds
+-- ARGV[4]  1 where the client has started before it confirmed the grant; left out otherwise.
+--          This call confirms it
 --
 -- Returns R, N (there is no such grant) or T (it was taken away), and the server's
 -- time.
@@ -11,7 +13,8 @@ local K = KEYS[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local text = string.format('%.0f', now)
-local found = redis.call('HMGET', K, 's' .. ARGV[2], 'm', 'v' .. string.match(ARGV[1], '%S+'))
+local id = string.match(ARGV[1], '%S+')
+local found = redis.call('HMGET', K, 's' .. ARGV[2], 'm', 'v' .. id)
 local rec, m = found[1], found[2]
 if not rec or not string.find(rec, ARGV[1], 1, true) then return {found[3] and 'T' or 'N', text} end
 local before, at, had = string.match(rec, '^(.* )(%d+)%+(%d+)$')
@@ -24,6 +27,7 @@ local ms = math.ceil(ttl / 1000) + 1
 if m then ms = math.max(ms, redis.call('PTTL', K)) end -- mutation: redis-life
 redis.call('PEXPIRE', K, string.format('%.0f', ms))
 if m then
+  if ARGV[4] then redis.call('HSET', K, 'i' .. id, '=' .. ARGV[2]) end
   -- The state begins with the earliest expiry. Where one grant stands that is its own.
   local e = string.match(m, '^%d+')
   if string.match(m, '^[%d ]+ %d+:1$') or now + ttl < tonumber(e) then

@@ -117,6 +117,8 @@ func stepOf(args []string) string {
 	}
 	argv := args[3+keys:]
 	switch {
+	case strings.HasPrefix(argv[0], " ") && len(argv) == 4 && argv[3] == "1":
+		return "confirmation"
 	case strings.HasPrefix(argv[0], " "):
 		return "release"
 	case len(argv) < 8:

@@ -145,6 +145,8 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		}
 		return "0"
 	}
+	counted := func() bool { return random.IntN(40) > 0 }
+	tags := 0
 	tokens := func(args []any) []any {
 		if random.IntN(3) == 0 {
 			args = append(args, fmt.Sprint(1+random.IntN(1000)))
@@ -199,6 +201,10 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		late := fmt.Sprint(clock + 1e7)
 		send := func(kind, seq, again string, counter bool) {
 			args := tokens([]any{request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000 + 2), late, floor(), "1", seq, again})
+			if len(args) == 8 && random.IntN(2) == 0 {
+				tags++
+				args = append(args, "1", fmt.Sprint("TAG-", tags))
+			}
 			switch v := both(kind, "acquire", counter, args...); v[0] {
 			case "G":
 				k.token, k.slot = v[2], v[3]
@@ -214,10 +220,12 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			}
 		}
 		mark := fmt.Sprint(" ", k.id, " ", k.token, " ")
-		counter := random.IntN(40) > 0
+		counter := counted()
 		switch what := random.IntN(40); {
 		case k.token != "" && what == 0:
 			both("renewal", "renew", false, mark, k.slot, fmt.Sprint(k.ttl))
+		case k.token != "" && what == 4:
+			both("confirmation", "renew", false, mark, k.slot, fmt.Sprint(k.ttl), "1")
 		case k.token != "" && what == 1:
 			both("break", "break", false, k.token)
 		case k.token != "" && what == 2:
@@ -229,7 +237,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		case k.token != "" && what < 22 && k.slot == "0":
 			n := next()
 			if n < 0 || what < 12 {
-				both("release", "release", false, mark)
+				both("release", "release", counted(), mark)
 				fresh(i)
 				break
 			}
@@ -241,7 +249,7 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			}
 			fresh(i)
 		case k.token != "":
-			both("release", "release", false, mark, k.slot, "0", "0")
+			both("release", "release", counted(), mark, k.slot, "0", "0")
 			fresh(i)
 		case k.seq != "" && what == 0:
 			both("rollback", "undo", false, k.id, "0")

@@ -1,0 +1,441 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/redisstore"
+)
+
+// provisional returns a request that may start before it confirms its grant.
+func provisional(name string) driver.Request {
+	r := request(name, driver.Exclusive, long)
+	r.Provisional = true
+	return r
+}
+
+// handed passes a name between two stores until f accepts a grant. On a slow machine a refresh may
+// confirm a grant before its message arrives.
+func handed(t *testing.T, name string, a, b *redisstore.Store, f func(s *redisstore.Store, r driver.Request, g driver.Grant) bool) {
+	t.Helper()
+	g := must(t, a, provisional(name))
+	for end := time.Now().Add(testTimeout); ; {
+		w := queue(t, b, provisional(name))
+		release(t, a, g)
+		g = w.granted()
+		if f(b, w.r, g) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("no grant after a wait was as expected, the last %+v", g)
+		}
+		a, b = b, a
+	}
+}
+
+// started returns the first grant with which a waiter starts before it confirms it.
+func started(t *testing.T, name string, a, b *redisstore.Store) (s *redisstore.Store, r driver.Request, g driver.Grant) {
+	t.Helper()
+	handed(t, name, a, b, func(by *redisstore.Store, of driver.Request, got driver.Grant) bool {
+		s, r, g = by, of, got
+		return g.Provisional
+	})
+	return s, r, g
+}
+
+func counterOf(name string) string {
+	key := redisstore.Key("", name)
+	return key[:strings.IndexByte(key, '}')+1]
+}
+
+// TestShortHoldNeedsNoConfirmation: a contended hold costs two calls, the queue entry and the release.
+// Its token is recorded, so that no later grant repeats it.
+func TestShortHoldNeedsNoConfirmation(t *testing.T) {
+	r := start(t)
+	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	before := 0
+	handed(t, "short", a, b, func(_ *redisstore.Store, _ driver.Request, g driver.Grant) bool {
+		now := calls(t, r, "evalsha")
+		sent := now - before // since the last grant: the queue entry of this one and the release of the last
+		before = now
+		if !g.Provisional || sent != 2 {
+			return false
+		}
+		if g.TTL > 2500*time.Millisecond {
+			t.Errorf("TTL %s before the confirmation", g.TTL)
+		}
+		if last, _ := strconv.ParseUint(do(t, r, "GET", counterOf("short")).(string), 10, 64); last < g.Token {
+			t.Errorf("the counter is %d, the token %d", last, g.Token)
+		}
+		return true
+	})
+}
+
+// TestStartedGrantIsConfirmed: the first renewal sets the requested TTL. After it a break is known to the
+// holder's renewals, as for each other grant.
+func TestStartedGrantIsConfirmed(t *testing.T) {
+	r := common(t)
+	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	for end := time.Now().Add(testTimeout); ; {
+		s, q, g := started(t, t.Name(), a, b)
+		answer := renewed(t, s, g)
+		if elapsed, _ := g.SentAt.Elapsed(); answer.Err != nil && elapsed > g.TTL && time.Now().Before(end) {
+			continue // the machine was too busy
+		}
+		if answer.Err != nil || answer.TTL != long {
+			t.Fatalf("%+v", answer)
+		}
+		st, err := a.Inspect(t.Context(), t.Name())
+		if err != nil || len(st.Holders) != 1 || st.Holders[0].TTL < long/2 {
+			t.Fatalf("%+v, %v", st, err)
+		}
+		if err := a.Break(t.Context(), t.Name(), g.Token); err != nil {
+			t.Fatal(err)
+		}
+		lost(t, q, driver.CauseTaken)
+		if answer := renewed(t, s, g); answer.Cause != driver.CauseTaken {
+			t.Errorf("after a break: %+v", answer)
+		}
+		return
+	}
+}
+
+// TestStartedClientDies: a client dies before it confirms its grant. The next waiter is granted after the
+// short lease, and not before the validity of the first has ended. A late confirmation is refused.
+func TestStartedClientDies(t *testing.T) {
+	r := common(t)
+	a, b, c := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	s, _, g := started(t, t.Name(), a, b)
+	w := submit(t, c, provisional(t.Name()))
+	next := w.granted()
+	if elapsed, _ := g.SentAt.Elapsed(); elapsed < g.TTL {
+		t.Errorf("granted again after %s of a TTL of %s", elapsed, g.TTL)
+	}
+	if next.Token <= g.Token {
+		t.Errorf("token %d after %d", next.Token, g.Token)
+	}
+	code(t, s, renewed(t, s, g).Err, driver.CodeNotHeld)
+	release(t, c, next)
+}
+
+// TestStartRefusesTokenThatIsNotAbove: the server has lost its counter, and its clock is behind what a
+// waiter has seen. The waiter does not start with the lower token; its confirmation raises it.
+func TestStartRefusesTokenThatIsNotAbove(t *testing.T) {
+	r := start(t)
+	url := "redis://" + r.Address()
+	for i := range 5 {
+		name := fmt.Sprint("lower-", i)
+		a, b, c := open(t, url), open(t, url), open(t, url)
+		ahead := strconv.FormatInt(time.Now().Add(time.Hour).UnixMicro(), 10)
+		do(t, r, "SET", counterOf(name), ahead)
+		seen := must(t, c, provisional(name))
+		release(t, c, seen)
+		do(t, r, "DEL", counterOf(name)) // as after a flush
+		s, _, g := started(t, name, a, b)
+		w := queue(t, c, provisional(name))
+		release(t, s, g)
+		if last := w.granted(); last.Token <= seen.Token {
+			t.Errorf("a client has token %d after %d", last.Token, seen.Token)
+		} else {
+			release(t, c, last)
+		}
+	}
+}
+
+// tagOf returns the channel and the tag of the only queue entry of a name.
+func tagOf(t *testing.T, r *servers.Redis, name string) (channel, tag string) {
+	t.Helper()
+	fields, _ := do(t, r, "HGETALL", redisstore.Key("", name)).([]any)
+	for i := 0; i+1 < len(fields); i += 2 {
+		if strings.HasPrefix(fields[i].(string), "q") {
+			channel, tag, _ = strings.Cut(strings.Fields(fields[i+1].(string))[5], ",")
+		}
+	}
+	return strings.TrimPrefix(channel, "p:"), tag
+}
+
+// TestForgedMessageStartsNothing: another client of the server publishes messages to a waiter, with
+// another tag or with that of a call that was sent too long ago. The waiter refreshes its entry, and
+// waits on.
+func TestForgedMessageStartsNothing(t *testing.T) {
+	r := common(t)
+	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	for name, ttl := range map[string]time.Duration{"forged": long, "too old": 3 * time.Millisecond} {
+		g := must(t, a, provisional(name))
+		q := provisional(name)
+		q.TTL = ttl
+		w := queue(t, b, q)
+		for range 5 {
+			channel, tag := tagOf(t, r, name)
+			if tag == "" {
+				t.Fatalf("%s: the queue entry has no tag", name)
+			}
+			message := tag
+			if name == "forged" {
+				message = strings.ToLower(tag)
+			}
+			time.Sleep(ttl % time.Second) // the age of the call
+			do(t, r, "PUBLISH", channel, fmt.Sprintf("g%s %d 2500000 %s", q.ID, g.Token+1e6, message))
+			for next := tag; next == tag; _, next = tagOf(t, r, name) {
+				w.pending()
+				time.Sleep(time.Millisecond)
+			}
+		}
+		w.pending()
+		release(t, a, g)
+		release(t, b, w.granted())
+	}
+}
+
+// TestReleaseWithoutMessage: a client may not publish, or may not raise the counter. Its release
+// succeeds, and the waiter confirms its grant before it starts.
+func TestReleaseWithoutMessage(t *testing.T) {
+	r := start(t)
+	for name, change := range map[string]string{"no publish": "-publish", "no counter": "-set"} {
+		restrict(t, []*servers.Redis{r})
+		limited, other := open(t, "redis://app:app-secret@"+r.Address()), open(t, "redis://"+r.Address())
+		for {
+			s, _, g := started(t, name, limited, other)
+			if s == other {
+				release(t, s, g)
+				continue
+			}
+			w := queue(t, other, provisional(name))
+			do(t, r, "ACL", "SETUSER", "app", change)
+			if err := s.Release(t.Context(), g, 0); err != nil {
+				if elapsed, _ := g.SentAt.Elapsed(); elapsed < g.TTL {
+					t.Fatalf("%s: %v", name, err)
+				}
+			}
+			if next := w.granted(); next.Provisional {
+				t.Errorf("%s: the waiter has started", name)
+			} else {
+				release(t, other, next)
+			}
+			break
+		}
+	}
+}
+
+// TestReplicasAcknowledgeBeforeStart: with WaitReplicas a waiter starts only when replicas have its grant.
+func TestReplicasAcknowledgeBeforeStart(t *testing.T) {
+	primary := start(t)
+	start(t, "--replicaof", strings.ReplaceAll(primary.Address(), ":", " "))
+	caughtUp(t, primary, 1)
+	a := open(t, "redis://"+primary.Address())
+	b := open(t, "redis://"+primary.Address(), redisstore.WaitReplicas(1, time.Minute))
+	for range 3 {
+		g := must(t, a, provisional("acked"))
+		other := queue(t, a, provisional("acked"))
+		release(t, a, g)
+		g = other.granted() // its release may start the next waiter
+		w := queue(t, b, provisional("acked"))
+		if _, tag := tagOf(t, primary, "acked"); tag != "" {
+			t.Errorf("the queue entry has the tag %q", tag)
+		}
+		release(t, a, g)
+		if g = w.granted(); g.Provisional {
+			t.Error("the waiter has started")
+		}
+		release(t, b, g)
+	}
+}
+
+// TestReleaseBesideConfirmation: the confirmation of a grant and its release are applied in either order,
+// on two connections. The release succeeds, and nothing is left.
+func TestReleaseBesideConfirmation(t *testing.T) {
+	r := start(t)
+	gate := newGate(t, r.Address())
+	a, b := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+	slow := open(t, "redis://"+gate.Address())
+	release(t, slow, must(t, slow, provisional("connected")))
+	for _, first := range []string{"confirmation", "release"} {
+		for end := time.Now().Add(testTimeout); ; {
+			s, _, g := started(t, "n", a, b)
+			if first == "confirmation" {
+				if answer := renewed(t, slow, g); answer.Err != nil {
+					if elapsed, _ := g.SentAt.Elapsed(); elapsed < g.TTL || time.Now().After(end) {
+						t.Fatal(answer.Err)
+					}
+					continue
+				}
+			} else {
+				gate.hold()
+			}
+			late := make(chan driver.Renewal, 1)
+			go func() { late <- slow.Renew(t.Context(), []driver.Grant{g})[0] }()
+			if first == "confirmation" {
+				<-late
+			}
+			err := s.Release(t.Context(), g, 0)
+			gate.release()
+			if first == "release" {
+				if answer := <-late; answer.Err == nil {
+					t.Errorf("a confirmation after the release: %+v", answer)
+				}
+			}
+			if err != nil {
+				if elapsed, _ := g.SentAt.Elapsed(); first == "confirmation" || elapsed < g.TTL || time.Now().After(end) {
+					t.Fatal(err)
+				}
+				continue // the machine was too busy
+			}
+			break
+		}
+		if left := leftovers(t, r); len(left) > 0 {
+			t.Errorf("%s first: %v", first, left)
+		}
+	}
+}
+
+// TestReleaseWhileSlotMoves: the hash slot of a lock moves, with its key and without its counter. A
+// release succeeds without the counter, and the waiter confirms its grant.
+func TestReleaseWhileSlotMoves(t *testing.T) {
+	c := cluster(t)
+	url := "redis+cluster://" + c.Nodes[0].Address()
+	a, b, d := open(t, url), open(t, url), open(t, url)
+	name := t.Name()
+	slot, from, to := slotMove(t, c, redisstore.Key("", name))
+	g := must(t, a, provisional(name))
+	w := queue(t, b, provisional(name))
+	release(t, a, g)
+	g = w.granted()
+	if answer := renewed(t, b, g); answer.Err != nil {
+		t.Skip("the machine was too busy to confirm in time")
+	}
+	if err := c.BeginMove(t.Context(), slot, from, to); err != nil {
+		t.Fatal(err)
+	}
+	next := queue(t, d, provisional(name))
+	if err := b.Release(t.Context(), g, 0); err != nil {
+		t.Error(err)
+	}
+	g = next.granted()
+	if err := c.EndMove(t.Context(), slot, from, to); err != nil {
+		t.Fatal(err)
+	}
+	release(t, d, g)
+}
+
+// refusing is a store that ends each provisional grant before its confirmation arrives.
+type refusing struct {
+	*redisstore.Store
+	end func(g driver.Grant)
+}
+
+func (s *refusing) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	for _, g := range grants {
+		if g.Provisional {
+			s.end(g)
+		}
+	}
+	return s.Store.Renew(ctx, grants)
+}
+
+// TestRefusedConfirmationEndsTheContext: the grant of a holder that has started is gone, or was broken,
+// when its confirmation arrives. Its context ends with that cause.
+func TestRefusedConfirmationEndsTheContext(t *testing.T) {
+	r := start(t)
+	admin := open(t, "redis://"+r.Address())
+	for cause, end := range map[holdfast.Cause]func(driver.Grant){
+		holdfast.CauseGone:  func(g driver.Grant) { do(t, r, "DEL", redisstore.Key("", g.Name)) },
+		holdfast.CauseTaken: func(g driver.Grant) { _ = admin.Break(context.Background(), g.Name, g.Token) },
+	} {
+		s := &refusing{Store: open(t, "redis://"+r.Address()), end: end}
+		l, err := holdfast.New(s, holdfast.LocalHandoff(0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The message of the lock before may be late. Then the lock is confirmed before it starts.
+		for ended := false; !ended; {
+			name := string(cause)
+			first := must(t, admin, request(name, driver.Exclusive, long))
+			second := queue(t, admin, request(name, driver.Exclusive, long))
+			got := make(chan *holdfast.Lock, 1)
+			release(t, admin, first)
+			g := second.granted()
+			go func() {
+				k, err := l.Lock(t.Context(), name)
+				if err != nil {
+					t.Error(err)
+				}
+				got <- k
+			}()
+			for tag := ""; tag == ""; _, tag = tagOf(t, r, name) {
+				time.Sleep(time.Millisecond)
+			}
+			release(t, admin, g)
+			k := <-got
+			if k == nil {
+				return
+			}
+			if k.Remaining() > 3*time.Second {
+				_ = k.Unlock()
+				continue
+			}
+			<-k.Context().Done()
+			var lost *holdfast.LostError
+			if !errors.As(context.Cause(k.Context()), &lost) || lost.Cause != cause && lost.Cause != holdfast.CauseExpired {
+				t.Errorf("%v, want the cause %q", context.Cause(k.Context()), cause)
+			}
+			ended = lost == nil || lost.Cause != holdfast.CauseExpired // as on a machine that is too busy
+			_ = k.Unlock()
+		}
+		if err := l.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestLongHoldIsConfirmed: a Locker's hold that is longer than the short lease is confirmed, and stays.
+func TestLongHoldIsConfirmed(t *testing.T) {
+	r := common(t)
+	url := "redis://" + r.Address()
+	name := t.Name()
+	a, b := open(t, url), open(t, url)
+	l, err := holdfast.New(open(t, url), holdfast.LocalHandoff(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(testTimeout); ; {
+		s, _, g := started(t, name, a, b)
+		got := make(chan *holdfast.Lock, 1)
+		go func() {
+			k, err := l.Lock(t.Context(), name)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- k
+		}()
+		for tag := ""; tag == "" && s.Renew(t.Context(), []driver.Grant{g})[0].Err == nil; _, tag = tagOf(t, r, name) {
+			time.Sleep(time.Millisecond)
+		}
+		release(t, s, g)
+		k := <-got
+		if k == nil {
+			return
+		}
+		for k.Context().Err() == nil && k.Remaining() < 3*time.Second {
+			time.Sleep(time.Millisecond)
+		}
+		lost := k.Context().Err() != nil
+		_ = k.Unlock()
+		if !lost {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("no hold was confirmed")
+		}
+	}
+	if err := l.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
