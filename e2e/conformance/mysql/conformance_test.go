@@ -77,6 +77,9 @@ func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, mariadb) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, mariadb) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, mariadb) }
 
+func TestRenewalOfManyNames(t *testing.T)   { sqltest.RenewalOfManyNames(t, mariadb) }
+func TestRenewalOfManyPermits(t *testing.T) { sqltest.RenewalOfManyPermits(t, mariadb) }
+
 func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, mariadb) }
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, mariadb) }

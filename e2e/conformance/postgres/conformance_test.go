@@ -77,6 +77,9 @@ func TestDurableTokens(t *testing.T)     { sqltest.DurableTokens(t, postgres) }
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, postgres) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, postgres) }
 
+func TestRenewalOfManyNames(t *testing.T)   { sqltest.RenewalOfManyNames(t, postgres) }
+func TestRenewalOfManyPermits(t *testing.T) { sqltest.RenewalOfManyPermits(t, postgres) }
+
 func TestClockSetBack(t *testing.T) { sqltest.ClockSetBack(t, postgres) }
 
 func TestCancelledWaitStrandsNothing(t *testing.T) { sqltest.CancelledWaitStrandsNothing(t, postgres) }
