@@ -198,7 +198,7 @@ func (s *rowServer) renewed(t *testing.T, g driver.Grant, a driver.Renewal) {
 func TestRenewalTakesFewStatements(t *testing.T) {
 	for kind, name := range map[string]func(int) string{"own names": own, "one name": func(int) string { return "same" }} {
 		t.Run(kind, func(t *testing.T) {
-			const n = 1000
+			const n = 320
 			o, s, grants := held(t, n, name)
 			for i, a := range o.Renew(t.Context(), grants) {
 				s.renewed(t, grants[i], a)
@@ -216,7 +216,7 @@ func TestRenewalWritesLargeRowsApart(t *testing.T) {
 	for _, g := range grants {
 		s.change(g.Name, func(c *content) {
 			for len(Encode(c)) < togetherBytes/3 {
-				c.Holders = append(c.Holders, holder{Owner: Owner{ID: "other", Reason: strings.Repeat("x", 1000)}, Limit: driver.Unlimited, Expires: 1 << 60})
+				c.Holders = append(c.Holders, holder{Owner: Owner{ID: "other", Reason: strings.Repeat("x", 20000)}, Limit: driver.Unlimited, Expires: 1 << 60})
 			}
 		})
 	}
