@@ -14,7 +14,8 @@ const clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 // table is the dialect of the optimistic recipe. Its time is the beginning of a statement.
 // So a statement that waits for a row lock uses a time in the past. That is safe: it treats a
 // grant that has expired during the wait as valid. A deadline that has passed during the wait
-// is at most innodb_lock_wait_timeout old.
+// is at most innodb_lock_wait_timeout old. UpdateEach may wait for
+// each of its rows; it creates none, and each version is used once.
 type table struct{}
 
 // lit returns bytes as a literal that means the same in every sql_mode.
@@ -30,7 +31,7 @@ func (table) Find(names [][]byte) string {
 	for i, name := range names {
 		all[i] = lit(name)
 	}
-	return fmt.Sprintf("SELECT %s, HEX(name), state, @@global.read_only FROM holdfast_row WHERE name IN (%s)", clock, strings.Join(all, ", "))
+	return fmt.Sprintf("SELECT %s, HEX(name), version, token, state, @@global.read_only FROM holdfast_row WHERE name IN (%s)", clock, strings.Join(all, ", "))
 }
 
 func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {
@@ -41,6 +42,22 @@ func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {
 func (table) Update(name []byte, old int64, w sqlkit.Write) string {
 	return fmt.Sprintf("UPDATE holdfast_row SET version = %d, token = %d, expires = %d, touched = %d, state = %s WHERE name = %s AND version = %d AND %s < %d",
 		w.Version, w.Token, w.Expires, w.Now, lit([]byte(w.State)), lit(name), old, clock, w.Deadline)
+}
+
+// UpdateEach joins a table of the changes. By the order of the join it locks one row after the other, and no
+// other rows. Its comments are statements for one kind of server each: MySQL leaves out rows that are
+// locked, MariaDB waits for a second.
+func (table) UpdateEach(changes []sqlkit.Change) string {
+	var all []string
+	for _, c := range changes {
+		all = append(all, fmt.Sprintf("SELECT %s AS name, %d AS old, %d AS version, %d AS token, %d AS expires, %d AS touched, %s AS state, %d AS deadline",
+			lit(c.Name), c.Old, c.Version, c.Token, c.Expires, c.Now, lit([]byte(c.State)), c.Deadline))
+	}
+	return fmt.Sprintf("/*M! SET STATEMENT innodb_lock_wait_timeout = 1 FOR */ UPDATE /*!80001 (SELECT c.* FROM */ (%s) c "+
+		"/*!80001 STRAIGHT_JOIN holdfast_row l ON l.name = c.name AND l.version = c.old LIMIT %d FOR UPDATE SKIP LOCKED) c */ "+
+		"STRAIGHT_JOIN holdfast_row r ON r.name = c.name AND r.version = c.old "+
+		"SET r.version = c.version, r.token = c.token, r.expires = c.expires, r.touched = c.touched, r.state = c.state WHERE %s < c.deadline",
+		strings.Join(all, " UNION ALL "), len(changes), clock)
 }
 
 func (table) Wake([]byte) string { return "" }

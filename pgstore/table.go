@@ -37,7 +37,7 @@ func (table) Find(names [][]byte) string {
 	for i, name := range names {
 		all[i] = lit(name)
 	}
-	return fmt.Sprintf("SELECT %s, encode(name, 'hex'), state FROM holdfast_row WHERE name IN (%s)", clock, strings.Join(all, ", "))
+	return fmt.Sprintf("SELECT %s, encode(name, 'hex'), version, token, state FROM holdfast_row WHERE name IN (%s)", clock, strings.Join(all, ", "))
 }
 
 func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {
@@ -48,6 +48,21 @@ func (table) Insert(name []byte, bucket int, w sqlkit.Write) string {
 func (table) Update(name []byte, old int64, w sqlkit.Write) string {
 	return fmt.Sprintf("UPDATE holdfast_row SET version = %d, token = %d, expires = %d, touched = %d, state = %s WHERE name = %s AND version = %d AND %s < %d AND "+flushed,
 		w.Version, w.Token, w.Expires, w.Now, ascii(w.State), lit(name), old, clock, w.Deadline)
+}
+
+// UpdateEach first locks the rows that no other transaction has locked, so that it never waits.
+func (table) UpdateEach(changes []sqlkit.Change) string {
+	var names, all []string
+	for _, c := range changes {
+		names = append(names, lit(c.Name))
+		all = append(all, fmt.Sprintf("(%s, %d, %d, %d, %d, %d, %s, %d)",
+			lit(c.Name), c.Old, c.Version, c.Token, c.Expires, c.Now, ascii(c.State), c.Deadline))
+	}
+	return fmt.Sprintf("WITH locked AS (SELECT name FROM holdfast_row WHERE name IN (%s) FOR NO KEY UPDATE SKIP LOCKED) "+
+		"UPDATE holdfast_row r SET version = c.version, token = c.token, expires = c.expires, touched = c.touched, state = c.state "+
+		"FROM locked, (VALUES %s) AS c (name, old, version, token, expires, touched, state, deadline) "+
+		"WHERE r.name = locked.name AND r.name = c.name AND r.version = c.old AND %s < c.deadline AND "+flushed,
+		strings.Join(names, ", "), strings.Join(all, ", "), clock)
 }
 
 // channel carries the names of rows that have changed.

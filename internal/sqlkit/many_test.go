@@ -44,9 +44,11 @@ func (m *meeting) Run(ctx context.Context, statements ...string) (Answers, error
 	if strings.Contains(strings.Join(statements, " "), "bad") {
 		return nil, errBad
 	}
-	answers := make(Answers, len(statements))
-	for i := range answers {
-		answers[i] = Rows{make(Row, 6)} // a name without a row
+	answers := make(Answers, len(statements)) // no name has a row
+	for i, s := range statements {
+		if strings.HasPrefix(s, "read ") {
+			answers[i] = Rows{make(Row, 6)}
+		}
 	}
 	return answers, nil
 }
@@ -58,6 +60,7 @@ func (*meeting) Close()                {}
 type named struct{ Table }
 
 func (named) Read(name []byte, _ int) string { return "read " + string(name) }
+func (named) Find(names [][]byte) string     { return "find " + string(bytes.Join(names, []byte(" "))) }
 
 // TestManyGrantsAreRenewedTogether: the scripts of a renewal of many grants are on their way at the same
 // time. One that fails leaves the others alone.
@@ -149,7 +152,7 @@ func (l *tabled) Run(_ context.Context, statements ...string) (Answers, error) {
 				l.read = append(l.read, name)
 				answers[i] = Rows{{text("1"), text("1"), sql.NullString{String: "1", Valid: is}, text("1"), sql.NullString{String: state, Valid: is}, text("0")}}
 			case is:
-				answers[i] = append(answers[i], Row{text("1"), text(hex.EncodeToString([]byte("\x00" + name))), text(state), text(map[bool]string{true: "1", false: "0"}[l.readOnly])})
+				answers[i] = append(answers[i], Row{text("1"), text(hex.EncodeToString([]byte("\x00" + name))), text("1"), text("1"), text(state), text(map[bool]string{true: "1", false: "0"}[l.readOnly])})
 			}
 		}
 		if kind == "find" {

@@ -31,6 +31,12 @@ import (
 // ID. The engine does not use counts of affected rows, since their meaning depends on
 // settings.
 //
+// Renew replaces the rows of many names by one statement. It is one transaction, which replaces each row
+// as it was read, or leaves it alone; what holds for a write holds for each of its rows. It does not wait
+// for rows that are locked, or locks rows in the order of their names (MariaDB), so that two such statements
+// cannot wait for each other. After an error that had no effect, such as a wait for a locked row, each half
+// gets a statement. A row that was not replaced is read again, and after a few tries is replaced alone.
+//
 // A write whose answer was lost may still arrive. Undo writes a newer version, so that the
 // version which the request has read is replaced, and its write changes nothing. Where
 // there was no row, Undo creates an empty one. A row is removed a minute after its last
@@ -165,8 +171,11 @@ type op struct {
 	step func(*row) (next *content, err error)
 	wake bool // the write makes room, or breaks a grant
 
-	token     int64  // the token that a write gives the row, if larger than the row's
-	statement string // the next to send
+	token     int64   // the token that a write gives the row, if larger than the row's
+	statement string  // the next to send
+	change    *Change // the next of applyTogether
+	tries     int     // of applyTogether, after which it has a change
+	unread    bool    // a write may have taken effect, and was not read back yet
 	done      bool
 	err       error
 }
@@ -177,7 +186,7 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 	// Always in the same order, as a script may be one transaction.
 	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
 	flushed := false
-	unread := false // a write may have taken effect, and was not read back yet
+	unread := slices.ContainsFunc(ops, func(p *op) bool { return p.unread })
 	for tries := 0; ; {
 		var script []string
 		var pending []*op
@@ -269,29 +278,39 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 	if a == nil {
 		return ErrSchema
 	}
+	r, w, err := p.next(a, sent)
+	switch {
+	case w == nil:
+		return err
+	case r.exists:
+		p.statement = o.table.Update(p.name, r.version, *w)
+	default:
+		// Above the versions of any earlier row of the name.
+		w.Version = max(r.now, r.highWater)
+		w.Token = max(w.Token, r.highWater)
+		p.statement = o.table.Insert(p.name, Bucket(p.name), *w)
+	}
+	return nil
+}
+
+// next calls the op's step with its row, an answer of [Table.Read], and returns what shall replace the
+// row. Without that, the op is done.
+func (p *op) next(a Row, sent driver.Instant) (*row, *Write, error) {
+	p.unread, p.done = false, true
 	r := &row{sent: sent, now: a.Int(0), highWater: a.Int(1), exists: !a.Null(2), version: a.Int(2), token: a.Int(3)}
 	c, err := decode(a.Text(4))
 	if err != nil {
-		return err
+		return r, nil, err
 	}
 	r.content = c.live(r.now)
 	r.ahead = slices.ContainsFunc(c.Holders, func(h holder) bool { return h.ahead(r.now) })
 	next, err := p.step(r)
 	if err != nil || next == nil {
-		p.done = true
-		return err
+		return r, nil, err
 	}
-	w := Write{Version: r.version + 1, Token: max(r.token, p.token), Expires: next.expires(),
-		Now: r.now, Deadline: r.now + applyWithin.Microseconds(), State: Encode(next)}
-	if r.exists {
-		p.statement = o.table.Update(p.name, r.version, w)
-	} else {
-		// Above the versions of any earlier row of the name.
-		w.Version = max(r.now, r.highWater)
-		w.Token = max(w.Token, r.highWater)
-		p.statement = o.table.Insert(p.name, Bucket(p.name), w)
-	}
-	return nil
+	p.done = false
+	return r, &Write{Version: r.version + 1, Token: max(r.token, p.token), Expires: next.expires(),
+		Now: r.now, Deadline: r.now + applyWithin.Microseconds(), State: Encode(next)}, nil
 }
 
 // Close ends the connections. The grants of this client expire.

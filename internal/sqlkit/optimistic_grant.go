@@ -178,67 +178,6 @@ func (o *Optimistic) change(ctx context.Context, p *op) error {
 	return o.ended(err)
 }
 
-// Renew sets new expiry times for grants that still stand.
-func (o *Optimistic) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
-	answers := make([]driver.Renewal, len(grants))
-	fail := func(from, to int, err error) {
-		for i := from; i < to; i++ {
-			answers[i] = driver.Renewal{Err: err}
-		}
-	}
-	ctx, end, err := o.call(ctx)
-	if err != nil {
-		fail(0, len(grants), err)
-		return answers
-	}
-	defer end()
-	inBatches(len(grants), func(from, to int, last bool) bool {
-		var ops []*op
-		for i := from; i < to; i++ {
-			ops = append(ops, o.renewal(grants[i], &answers[i]))
-		}
-		if err := o.apply(ctx, slices.Clone(ops)...); err != nil {
-			if !last && ctx.Err() == nil && driver.CodeOf(err) == driver.CodeUnavailable {
-				clear(answers[from:to])
-				return false
-			}
-			fail(from, to, o.ended(err))
-			return true
-		}
-		for i, p := range ops {
-			if p.err != nil {
-				answers[from+i].Err = p.err
-			}
-		}
-		return true
-	})
-	return answers
-}
-
-func (o *Optimistic) renewal(g driver.Grant, answer *driver.Renewal) *op {
-	var expires int64
-	return &op{name: o.key(g.Name), step: func(row *row) (*content, error) {
-		h := row.byID(g.ID)
-		if h == nil || h.Token != g.Token {
-			answer.Cause = driver.CauseGone
-			if row.wasTaken(g.Token) {
-				answer.Cause = driver.CauseTaken
-			}
-			return nil, notHeld(g.Name, g.Token)
-		}
-		if expires != 0 && h.Expires == expires {
-			answer.TTL = g.TTL
-			return nil, nil
-		}
-		expires = row.now + micros(g.TTL)
-		answer.SentAt = row.sent
-		next := &content{Holders: slices.Clone(row.Holders), Taken: row.Taken}
-		h = next.byID(g.ID)
-		h.Expires, h.TTL = expires, micros(g.TTL)
-		return next, nil
-	}}
-}
-
 func notHeld(name string, token uint64) error {
 	return driver.Errorf(driver.CodeNotHeld, "no grant of %q with token %d stands", name, token)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -44,17 +45,18 @@ func (o *Optimistic) watchHeld() {
 			return
 		}
 		o.mu.Lock()
-		var all []*kept
+		byName := map[string][]*kept{}
 		for _, k := range o.held {
-			all = append(all, k)
+			byName[k.g.Name] = append(byName[k.g.Name], k)
 		}
-		o.looking = len(all) > 0
+		o.looking = len(byName) > 0
 		o.mu.Unlock()
-		if len(all) == 0 {
+		if len(byName) == 0 {
 			return
 		}
+		all := slices.Collect(maps.Values(byName))
 		inBatches(len(all), func(from, to int, _ bool) bool {
-			return o.lookAt(o.ctx, all[from:to])
+			return o.lookAt(o.ctx, slices.Concat(all[from:to]...))
 		})
 	}
 }
@@ -109,6 +111,7 @@ func (o *Optimistic) unproven(ctx context.Context, some []*kept) []*kept {
 	for i, k := range some {
 		names[i] = o.key(k.g.Name)
 	}
+	names = slices.CompactFunc(names, bytes.Equal)
 	answers, err := o.pool.Run(ctx, o.table.Find(names))
 	if err != nil || len(answers) == 0 {
 		return some
@@ -116,8 +119,8 @@ func (o *Optimistic) unproven(ctx context.Context, some []*kept) []*kept {
 	standing := map[string]content{}
 	for _, r := range answers[len(answers)-1] {
 		key, err := hex.DecodeString(r.Text(1))
-		c, broken := decode(r.Text(2))
-		if err != nil || broken != nil || readOnly(r.Text(3)) {
+		c, broken := decode(r.Text(4))
+		if err != nil || broken != nil || readOnly(r.Text(5)) {
 			return some
 		}
 		standing[string(key)] = c.live(r.Int(0))

@@ -13,8 +13,8 @@ type Table interface {
 	// token and state, which are NULL if the name has no row; and, if a server may be
 	// read-only, whether it is. It returns no row only if the bucket has none.
 	Read(name []byte, bucket int) string
-	// Find returns one row for each of the names that has a row: time, name in hexadecimal, state;
-	// and, if a server may be read-only, whether it is.
+	// Find returns one row for each of the names that has a row: as Read, but with the name in
+	// hexadecimal instead of the high-water mark.
 	Find(names [][]byte) string
 	// Insert writes the row of a name. It changes nothing if the name has a row, or after
 	// the deadline.
@@ -22,6 +22,10 @@ type Table interface {
 	// Update replaces the row whose version is old. It changes nothing else, and nothing
 	// after the deadline.
 	Update(name []byte, old int64, w Write) string
+	// UpdateEach is Update for several rows, ordered by their names, in one statement. It changes those
+	// that Update would change, all or none. It leaves out a row that another transaction has
+	// locked, or waits for it for about a second and then fails.
+	UpdateEach(changes []Change) string
 	// Wake notifies the waiters of the name, at the commit. It is empty without a [Waker].
 	Wake(name []byte) string
 	// List returns time, name in hexadecimal and state of the rows whose names begin with
@@ -40,6 +44,13 @@ type Table interface {
 type Write struct {
 	Version, Token, Expires, Now, Deadline int64
 	State                                  string
+}
+
+// Change replaces the row of a name whose version is Old.
+type Change struct {
+	Name []byte
+	Old  int64
+	Write
 }
 
 // Buckets is the number of rows with high-water marks of tokens.

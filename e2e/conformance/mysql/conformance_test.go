@@ -79,6 +79,9 @@ func TestTokensOfBothKinds(t *testing.T) { sqltest.TokensOfBothKindsRise(t, mari
 func TestDurableStep(t *testing.T)       { sqltest.DurableStep(t, mariadb) }
 func TestRowsAreRemoved(t *testing.T)    { sqltest.RowsAreRemoved(t, mariadb) }
 
+func TestRenewalOfManyNames(t *testing.T)   { sqltest.RenewalOfManyNames(t, mariadb) }
+func TestRenewalOfManyPermits(t *testing.T) { sqltest.RenewalOfManyPermits(t, mariadb) }
+
 func TestFewConnections(t *testing.T) {
 	sqltest.FewConnections(t, mariadb, "CREATE USER USER_NAME@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3", "GRANT ALL ON DATABASE.* TO USER_NAME@'127.0.0.1'")
 }

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 // The tests that run on newer servers. They need no further server.
 const (
 	contract  = "^TestConformance$"
-	databases = "^Test(Conformance|DurableTokens|OddRows|Settings)$"
+	databases = "^Test(Conformance|DurableTokens|OddRows|Settings|RenewalOf.*)$"
 	// Of the layouts only plain, which uses commands of newer servers.
 	replicated = "^Test(Conformance|ConformanceReplicas|ConformanceLayouts|Plain.*|Layout(Full|Late.*))$"
 )

@@ -1,0 +1,235 @@
+package sqlkit
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/hex"
+	"slices"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Renew sets new expiry times for grants that still stand. The grants of one name are renewed by one
+// write of its row.
+func (o *Optimistic) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := make([]driver.Renewal, len(grants))
+	ctx, end, err := o.call(ctx)
+	if err != nil {
+		for i := range answers {
+			answers[i].Err = err
+		}
+		return answers
+	}
+	defer end()
+	renewals := o.renewals(grants, answers)
+	inBatches(len(renewals), func(from, to int, last bool) bool {
+		var ops []*op
+		for _, r := range renewals[from:to] {
+			if !r.done {
+				ops = append(ops, r.op)
+			}
+		}
+		err := o.applyTogether(ctx, ops)
+		if err != nil && !last && ctx.Err() == nil && driver.CodeOf(err) == driver.CodeUnavailable {
+			return false
+		}
+		for _, r := range renewals[from:to] {
+			failed := r.err
+			if !r.done {
+				failed = o.ended(err)
+			}
+			for _, i := range r.waiting {
+				answers[i] = driver.Renewal{Err: failed}
+			}
+		}
+		return true
+	})
+	return answers
+}
+
+// renewal is an op that renews the grants of one name.
+type renewal struct {
+	*op
+	waiting []int // indices of grants without an answer
+}
+
+// renewals returns an op for each name. The ops set the answers.
+func (o *Optimistic) renewals(grants []driver.Grant, answers []driver.Renewal) (all []*renewal) {
+	byName := map[string]*renewal{}
+	for i, g := range grants {
+		r := byName[g.Name]
+		if r == nil {
+			r = &renewal{op: &op{name: o.key(g.Name)}}
+			var from *row // the row that the last write shall replace
+			r.step = func(row *row) (next *content, err error) {
+				next, r.waiting = row.renew(from, grants, r.waiting, answers)
+				from = row
+				return next, nil
+			}
+			byName[g.Name], all = r, append(all, r)
+		}
+		r.waiting = append(r.waiting, i)
+	}
+	return all
+}
+
+// renew answers grants that are gone, and grants that were renewed by a write which replaced the row from.
+// It returns the others, and the content that renews them, nil if there are none.
+func (r *row) renew(from *row, grants []driver.Grant, waiting []int, answers []driver.Renewal) (next *content, others []int) {
+	next = &content{Holders: slices.Clone(r.Holders), Taken: r.Taken}
+	byID := make(map[string]*holder, len(next.Holders))
+	for i := range next.Holders {
+		if h := &next.Holders[i]; !h.Left {
+			byID[h.ID] = h
+		}
+	}
+	for _, i := range waiting {
+		g := grants[i]
+		switch h := byID[g.ID]; {
+		case h == nil || h.Token != g.Token:
+			answers[i] = driver.Renewal{Cause: driver.CauseGone, Err: notHeld(g.Name, g.Token)}
+			if r.wasTaken(g.Token) {
+				answers[i].Cause = driver.CauseTaken
+			}
+		case from != nil && h.Expires == from.now+micros(g.TTL):
+			answers[i] = driver.Renewal{SentAt: from.sent, TTL: g.TTL}
+		default:
+			h.Expires, h.TTL = r.now+micros(g.TTL), micros(g.TTL)
+			others = append(others, i)
+		}
+	}
+	if len(others) == 0 {
+		return nil, nil
+	}
+	return next, others
+}
+
+const (
+	// togetherTries is how often a row is replaced together with others. Then it gets a statement of its
+	// own, which waits for transactions that have the row locked.
+	togetherTries = 4
+	// togetherBytes limits the states in a statement that replaces several rows. A server limits its
+	// packets, MariaDB to 16 MB.
+	togetherBytes = 256 << 10
+)
+
+// applyTogether executes ops that change rows of different names and wake no waiter: by three statements
+// for all of them, where apply needs three for each. It returns an error if ops are not done. Each op has its
+// own error.
+func (o *Optimistic) applyTogether(ctx context.Context, ops []*op) error {
+	if len(ops) < 2 {
+		return o.apply(ctx, ops...)
+	}
+	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
+	for _, p := range ops {
+		p.change, p.tries = nil, 0 // of an earlier call
+	}
+	var left, contended []*op
+	for queue := [][]*op{ops}; len(queue) > 0; {
+		part := queue[0]
+		queue = queue[1:]
+		if n := fits(part); n < len(part) {
+			queue = append(queue, part[n:])
+			part = part[:n]
+		}
+		changed, missing, err := o.together(ctx, part)
+		_, retry := o.faults.Sort(err)
+		switch {
+		case err == nil:
+			left = append(left, missing...)
+			again := slices.DeleteFunc(changed, func(p *op) bool {
+				if p.tries++; p.tries > togetherTries {
+					contended = append(contended, p)
+				}
+				return p.tries > togetherTries
+			})
+			if len(again) > 0 {
+				queue = append(queue, again)
+			}
+		case !retry || ctx.Err() != nil: // apply returns the error
+			left = append(left, slices.Concat(append(queue, part)...)...)
+			queue = nil
+		case len(part) == 1:
+			contended = append(contended, part...)
+		default: // as if another transaction had locked a row; the other half does not wait for it
+			queue = append(queue, part[:len(part)/2], part[len(part)/2:])
+		}
+	}
+	err := o.apply(ctx, left...)
+	for _, p := range contended { // in a script of its own: it may wait until ctx ends
+		if failed := o.apply(ctx, p); failed != nil {
+			err = failed
+		}
+	}
+	return err
+}
+
+// fits returns how many of the ops may be sent together, at least one.
+func fits(ops []*op) int {
+	size := 0
+	for i, p := range ops {
+		if p.change == nil {
+			continue
+		}
+		if size += len(p.change.State); size > togetherBytes && i > 0 {
+			return i
+		}
+	}
+	return len(ops)
+}
+
+// together replaces the rows of ops that have a change, and then reads the rows of all ops. It returns ops
+// whose rows shall be replaced next, and ops whose rows were not found. After an error no op is done.
+func (o *Optimistic) together(ctx context.Context, ops []*op) (changed, missing []*op, err error) {
+	var script []string
+	var changes []Change
+	var written []*op
+	names := make([][]byte, len(ops))
+	for i, p := range ops {
+		names[i] = p.name
+		if p.change != nil {
+			changes, written = append(changes, *p.change), append(written, p)
+			p.change = nil
+		}
+	}
+	if len(changes) > 0 {
+		script = append(script, o.table.UpdateEach(changes))
+	}
+	script = append(script, o.table.Find(names))
+	sent := driver.Now()
+	answers, err := o.pool.Run(ctx, script...)
+	answered := err == nil
+	if answered && readOnly(answers.Last().Text(5)) {
+		err = ErrReadOnly // as in apply
+	}
+	if err != nil {
+		coded, _ := o.faults.Sort(err)
+		for _, p := range written {
+			p.unread = answered || partly(err) || driver.CodeOf(coded) == driver.CodeUnknown
+		}
+		return nil, nil, err
+	}
+	found := map[string]Row{}
+	for _, a := range answers[len(answers)-1] {
+		key, err := hex.DecodeString(a.Text(1))
+		if err != nil {
+			continue
+		}
+		a[1] = sql.NullString{} // no high-water mark
+		found[string(key)] = a
+	}
+	for _, p := range ops {
+		a, ok := found[string(p.name)]
+		if !ok {
+			missing = append(missing, p)
+			continue
+		}
+		r, w, err := p.next(a, sent)
+		if p.err = err; w != nil {
+			p.change = &Change{Name: p.name, Old: r.version, Write: *w}
+			changed = append(changed, p)
+		}
+	}
+	return changed, missing, nil
+}

@@ -1,0 +1,383 @@
+package sqlkit
+
+import (
+	"context"
+	"database/sql"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// rowServer is a database with the rows of names, as its only connection shows it.
+type rowServer struct {
+	meeting
+	mu         sync.Mutex
+	rows       map[string]*fakeRow // by name, with the namespace
+	statements int
+	sent       []string                  // the statements that write
+	before     func(script string) error // is called before a script
+	after      func(script string) error // is called after it
+	readOnly   bool
+}
+
+type fakeRow struct {
+	version, token int64
+	state          string
+}
+
+var (
+	errDeadlock = errors.New("deadlock")
+	errNoAnswer = errors.New("connection lost")
+)
+
+// rowFaults classifies the errors of a rowServer.
+type rowFaults struct{}
+
+func (rowFaults) Sort(err error) (error, bool) {
+	switch {
+	case errors.Is(err, errDeadlock):
+		return &driver.Error{Code: driver.CodeUnavailable, Err: err}, true
+	case errors.Is(err, errNoAnswer):
+		return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
+	}
+	return err, false
+}
+
+// rowTable is the dialect of a rowServer.
+type rowTable struct{ Table }
+
+func (rowTable) Read(name []byte, _ int) string { return "read " + hex.EncodeToString(name) }
+func (rowTable) Find(names [][]byte) string {
+	s := "find"
+	for _, name := range names {
+		s += " " + hex.EncodeToString(name)
+	}
+	return s
+}
+
+func (t rowTable) Update(name []byte, old int64, w Write) string {
+	return t.UpdateEach([]Change{{Name: name, Old: old, Write: w}})
+}
+
+func (rowTable) UpdateEach(changes []Change) string {
+	b, err := json.Marshal(changes)
+	if err != nil {
+		panic(err)
+	}
+	return "write " + string(b)
+}
+func (rowTable) Wake([]byte) string { return "" }
+
+func (s *rowServer) Run(_ context.Context, statements ...string) (answers Answers, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	script := strings.Join(statements, ";")
+	if s.before != nil {
+		if err := s.before(script); err != nil {
+			return nil, err
+		}
+	}
+	for _, statement := range statements {
+		s.statements++
+		kind, rest, _ := strings.Cut(statement, " ")
+		if kind == "write" {
+			s.sent = append(s.sent, rest)
+			s.write(rest)
+			continue
+		}
+		var rows Rows
+		for name := range strings.FieldsSeq(rest) {
+			if row := s.row(name, kind == "read"); row != nil {
+				rows = append(rows, row)
+			}
+		}
+		answers = append(answers, rows)
+	}
+	if s.after != nil {
+		if err := s.after(script); err != nil {
+			return nil, err
+		}
+	}
+	return answers, nil
+}
+
+func (s *rowServer) write(changes string) {
+	var all []Change
+	if err := json.Unmarshal([]byte(changes), &all); err != nil {
+		panic(err)
+	}
+	for _, c := range all {
+		if r := s.rows[string(c.Name)]; r != nil && r.version == c.Old && time.Now().UnixMicro() < c.Deadline {
+			*r = fakeRow{c.Version, c.Token, c.State}
+		}
+	}
+}
+
+// row returns the answer for one name, nil if there is none.
+func (s *rowServer) row(name string, always bool) Row {
+	key, err := hex.DecodeString(name)
+	if err != nil {
+		panic(err)
+	}
+	text := func(s string) sql.NullString { return sql.NullString{String: s, Valid: true} }
+	row := Row{text(strconv.FormatInt(time.Now().UnixMicro(), 10)), text("0"), {}, {}, {}, text(strconv.FormatBool(s.readOnly))}
+	r := s.rows[string(key)]
+	switch {
+	case r != nil:
+		row[2], row[3], row[4] = text(strconv.FormatInt(r.version, 10)), text(strconv.FormatInt(r.token, 10)), text(r.state)
+	case !always:
+		return nil
+	}
+	if !always {
+		row[1] = text(name)
+	}
+	return row
+}
+
+// change changes the content of a row, as another client does.
+func (s *rowServer) change(name string, change func(*content)) {
+	r := s.rows["\x00"+name]
+	c, err := decode(r.state)
+	if err != nil {
+		panic(err)
+	}
+	change(&c)
+	r.version, r.state = r.version+1, Encode(&c)
+}
+
+// held makes grants, and an engine on a server with their rows.
+func held(t *testing.T, n int, name func(i int) string) (*Optimistic, *rowServer, []driver.Grant) {
+	s := &rowServer{rows: map[string]*fakeRow{}}
+	o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return s, nil }), rowTable{}, rowFaults{}, nil, "")
+	t.Cleanup(func() { _ = o.Close(context.Background()) })
+	var grants []driver.Grant
+	for i := range n {
+		g := driver.Grant{ID: fmt.Sprint("id-", i), Name: name(i), Limit: driver.Unlimited, Token: uint64(i + 1), TTL: time.Minute}
+		grants = append(grants, g)
+		if s.rows["\x00"+g.Name] == nil {
+			s.rows["\x00"+g.Name] = &fakeRow{version: 1, token: int64(n), state: Encode(&content{})}
+		}
+		s.change(g.Name, func(c *content) {
+			c.Holders = append(c.Holders, holder{Owner: Owner{ID: g.ID}, Limit: g.Limit, Slot: driver.NoSlot, Token: g.Token,
+				Expires: time.Now().Add(time.Hour).UnixMicro(), TTL: micros(g.TTL)})
+		})
+	}
+	return o, s, grants
+}
+
+func own(i int) string { return fmt.Sprint("n", i) }
+
+// renewed requires that a grant was renewed: its row has the new expiry time, counted from a time after SentAt.
+func (s *rowServer) renewed(t *testing.T, g driver.Grant, a driver.Renewal) {
+	t.Helper()
+	if a.Err != nil || a.TTL != g.TTL {
+		t.Errorf("the answer for %s is %+v", g.Name, a)
+		return
+	}
+	c, err := decode(s.rows["\x00"+g.Name].state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := c.byID(g.ID)
+	if h == nil || h.Expires-micros(g.TTL) < a.SentAt.Time().UnixMicro() || h.Expires > time.Now().Add(g.TTL).UnixMicro() {
+		t.Errorf("the row of %s has %+v for a renewal that was sent at %d", g.Name, h, a.SentAt.Time().UnixMicro())
+	}
+}
+
+// TestRenewalTakesFewStatements: grants of different names are renewed by three statements for many of
+// them, and those of one name by one write of its row.
+func TestRenewalTakesFewStatements(t *testing.T) {
+	for kind, name := range map[string]func(int) string{"own names": own, "one name": func(int) string { return "same" }} {
+		t.Run(kind, func(t *testing.T) {
+			const n = 320
+			o, s, grants := held(t, n, name)
+			for i, a := range o.Renew(t.Context(), grants) {
+				s.renewed(t, grants[i], a)
+			}
+			if s.statements > n/10 {
+				t.Errorf("%d statements for %d grants", s.statements, n)
+			}
+		})
+	}
+}
+
+// TestRenewalWritesLargeRowsApart: rows with many holders do not make one statement larger than a limit.
+func TestRenewalWritesLargeRowsApart(t *testing.T) {
+	o, s, grants := held(t, 20, own)
+	for _, g := range grants {
+		s.change(g.Name, func(c *content) {
+			for len(Encode(c)) < togetherBytes/3 {
+				c.Holders = append(c.Holders, holder{Owner: Owner{ID: "other", Reason: strings.Repeat("x", 20000)}, Limit: driver.Unlimited, Expires: 1 << 60})
+			}
+		})
+	}
+	for i, a := range o.Renew(t.Context(), grants) {
+		s.renewed(t, grants[i], a)
+	}
+	for _, statement := range s.sent {
+		if len(statement) > 2*togetherBytes {
+			t.Errorf("a statement has %d bytes", len(statement))
+		}
+	}
+}
+
+// TestRenewalJudgesEachRow: rows that other clients change between the read and the write do not fail the
+// renewal of others, and keep what these clients wrote.
+func TestRenewalJudgesEachRow(t *testing.T) {
+	o, s, grants := held(t, 20, own)
+	s.before = func(script string) error {
+		if !strings.HasPrefix(script, "write") {
+			return nil
+		}
+		s.before = nil
+		s.change("n1", func(c *content) {
+			c.Holders = append(c.Holders, holder{Owner: Owner{ID: "other"}, Limit: driver.Unlimited, Token: 77, Expires: 1 << 60})
+		})
+		s.change("n2", func(c *content) { *c = content{Taken: []taken{{Token: grants[2].Token, Until: 1 << 60}}} })
+		s.change("n3", func(c *content) { c.Holders[0].Token++ })
+		delete(s.rows, "\x00n4")
+		return nil
+	}
+	answers := o.Renew(t.Context(), grants)
+	for i, want := range map[int]driver.Cause{2: driver.CauseTaken, 3: driver.CauseGone, 4: driver.CauseGone} {
+		if a := answers[i]; driver.CodeOf(a.Err) != driver.CodeNotHeld || a.Cause != want {
+			t.Errorf("the answer for n%d is %+v, want not held: %s", i, a, want)
+		}
+	}
+	for i, a := range answers {
+		if i < 2 || i > 4 {
+			s.renewed(t, grants[i], a)
+		}
+	}
+	if c, err := decode(s.rows["\x00n1"].state); err != nil || c.byID("other") == nil {
+		t.Errorf("the grant of another client is gone: %+v, %v", c, err)
+	}
+}
+
+// TestRenewalAfterFault: a script is refused, is not delivered, or is executed without an answer. The
+// renewal goes on with what the rows show.
+func TestRenewalAfterFault(t *testing.T) {
+	write := func(script string) bool { return strings.HasPrefix(script, "write") }
+	for name, fault := range map[string]func(s *rowServer){
+		"deadlocks": func(s *rowServer) {
+			left := 3
+			s.before = func(script string) error {
+				if !write(script) || left == 0 {
+					return nil
+				}
+				left--
+				return errDeadlock
+			}
+		},
+		"a locked row": func(s *rowServer) { // a statement of its own waits for it
+			s.before = func(script string) error {
+				if write(script) && strings.Contains(script, `"Name":"AG43"`) && strings.Count(script, `"Name"`) > 1 { // n7
+					return errDeadlock
+				}
+				return nil
+			}
+		},
+		"the write is refused": func(s *rowServer) {
+			s.before = func(script string) error {
+				if write(script) {
+					s.before = nil
+					return errBad
+				}
+				return nil
+			}
+		},
+		"the write is lost": func(s *rowServer) {
+			s.before = func(script string) error {
+				if write(script) {
+					s.before = nil
+					return errNoAnswer
+				}
+				return nil
+			}
+		},
+		"the answer is lost": func(s *rowServer) {
+			s.after = func(script string) error {
+				if write(script) {
+					s.after = nil
+					return errNoAnswer
+				}
+				return nil
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, s, grants := held(t, 20, own)
+			fault(s)
+			for i, a := range o.Renew(t.Context(), grants) {
+				s.renewed(t, grants[i], a)
+			}
+			after := map[string]fakeRow{}
+			for name, r := range s.rows {
+				after[name] = *r
+			}
+			for _, statement := range slices.Clone(s.sent) { // it arrives once more, late
+				s.write(statement)
+			}
+			for name, r := range s.rows {
+				if after[name] != *r {
+					t.Errorf("a late statement changed %q", name)
+				}
+			}
+		})
+	}
+}
+
+// TestRenewalOutcome: without an answer the outcome of a write is unknown, also if a server that is
+// read-only has answered. The others are certain.
+func TestRenewalOutcome(t *testing.T) {
+	for name, c := range map[string]struct {
+		at   string // the beginning of the first script that fails, and all others with it
+		late bool   // it is executed
+		want driver.Code
+	}{
+		"no answer to the read":  {"find", false, driver.CodeUnavailable},
+		"no answer to the write": {"write", true, driver.CodeUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, s, grants := held(t, 20, own)
+			failing := false
+			fail := func(script string) error {
+				if failing = failing || strings.HasPrefix(script, c.at); failing {
+					return errNoAnswer
+				}
+				return nil
+			}
+			if c.late {
+				s.after = fail
+			} else {
+				s.before = fail
+			}
+			for _, a := range o.Renew(t.Context(), grants) {
+				if driver.CodeOf(a.Err) != c.want || !errors.Is(a.Err, errNoAnswer) {
+					t.Fatalf("%v (%v), want %v", a.Err, driver.CodeOf(a.Err), c.want)
+				}
+			}
+		})
+	}
+	t.Run("read-only after the write", func(t *testing.T) {
+		o, s, grants := held(t, 20, own)
+		s.before = func(script string) error {
+			s.readOnly = s.readOnly || strings.HasPrefix(script, "write")
+			return nil
+		}
+		for _, a := range o.Renew(t.Context(), grants) {
+			if driver.CodeOf(a.Err) != driver.CodeUnknown || !errors.Is(a.Err, ErrReadOnly) {
+				t.Fatalf("%v (%v), want an unknown outcome", a.Err, driver.CodeOf(a.Err))
+			}
+		}
+	})
+}
