@@ -99,9 +99,12 @@ func (s *stage) wait() {
 	})
 }
 
-// herd judges how many clients a release wakes.
+// nearest is how many waiters holdfast notifies of a release: those that may be the next.
+const nearest = 3
+
+// herd judges how many clients a release notifies.
 func (s *stage) herd(n int) {
-	if n > 1 {
+	if n > nearest {
 		s.violate(fmt.Sprintf("One release wakes %d clients, %d of them for nothing.", n, n-1))
 	}
 }
@@ -111,7 +114,7 @@ var zookeeperStories = []Story{
 		Name: "herd", Title: "waiters that all watch the parent node", Server: "ZooKeeper",
 		Code:   "create /lock/n-; while not first: watch the children of /lock",
 		Tale:   "Ten clients wait for a lock. Each has a node of its own in a queue, and each watches the whole queue. When the holder leaves, the server notifies all ten, all ten read the whole queue again, and nine find that it is not their turn. With a thousand clients, a release is a thousand messages and a thousand readings.",
-		Lesson: "Watch the entry in front of your own: a release wakes one client.",
+		Lesson: "Watch only entries just before your own: a release notifies a few clients, however many wait.",
 		wrong: func(s *stage) {
 			s.zookeeper()
 			holder := s.session(long)
@@ -156,16 +159,18 @@ var zookeeperStories = []Story{
 				})
 			}
 			n := 0
-			s.until("each waiter watches one node", func() bool {
+			s.until("every waiter watches", func() bool {
 				nodes, most := s.watchers()
 				n = most - 1 // A watches its own node, too, for the case that it is deleted
-				return nodes == waiters && n > 0
+				// Each of the nearest waiters watches all nodes before it and its own. Each of the
+				// others watches the last node but one before it. No waiter watches the last two nodes.
+				return nodes == waiters-1 && n == nearest
 			})
 			s.step(B, "B, 9 more: Lock(\"lock\")", fmt.Sprintf("watched by %d", n))
 			s.unlock(A)
 			s.note(Server, fmt.Sprintf("notifies %d", n))
 			s.herd(n)
-			s.survive("Each watches the entry in front of it: one release wakes one client.")
+			s.survive("Three waiters watch its entry: one starts, and the others count.")
 		},
 	},
 	{
