@@ -185,9 +185,10 @@ func (c *waitContext) Err() error {
 // deadline, too, counts from there.
 type bounded struct {
 	context.Context // the parent
-	detached        bool
-	timeout         time.Duration
-	deadline        time.Duration // since loaded; 0 if it counts from the first use
+	// within is the deadline, since loaded, if it is dated, and otherwise the time from the
+	// first use to the deadline.
+	within          time.Duration
+	dated, detached bool
 
 	timed atomic.Pointer[timed] // once the store waits
 }
@@ -213,9 +214,9 @@ var answered = func() *timed {
 
 // bound makes b the context of a request that may take d.
 func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time.Duration) context.Context {
-	b.Context, b.detached, b.timeout = parent, detached, d
+	b.Context, b.detached, b.within = parent, detached, d
 	if g := l.guarantees.Load(); g == nil || g.Scope == driver.ScopeNetwork {
-		b.deadline = time.Since(loaded) + d
+		b.within, b.dated = time.Since(loaded)+d, true
 	}
 	return b
 }
@@ -229,10 +230,10 @@ func (b *bounded) start() *timed {
 		parent = context.WithoutCancel(parent)
 	}
 	t := &timed{}
-	if b.deadline == 0 {
-		t.Context, t.stop = context.WithTimeout(parent, b.timeout)
+	if b.dated {
+		t.Context, t.stop = context.WithDeadline(parent, loaded.Add(b.within))
 	} else {
-		t.Context, t.stop = context.WithDeadline(parent, loaded.Add(b.deadline))
+		t.Context, t.stop = context.WithTimeout(parent, b.within)
 	}
 	if !b.timed.CompareAndSwap(nil, t) {
 		t.stop()
@@ -263,10 +264,10 @@ func (b *bounded) Caller() context.Context {
 }
 
 func (b *bounded) Deadline() (time.Time, bool) {
-	if b.deadline == 0 {
+	if !b.dated {
 		return b.start().Deadline()
 	}
-	at := loaded.Add(b.deadline)
+	at := loaded.Add(b.within)
 	if end, dated := b.Caller().Deadline(); dated && end.Before(at) {
 		at = end
 	}
@@ -277,7 +278,7 @@ func (b *bounded) Done() <-chan struct{} { return b.start().Done() }
 
 func (b *bounded) Err() error {
 	t := b.timed.Load()
-	if t == nil && b.deadline != 0 && time.Since(loaded) >= b.deadline {
+	if t == nil && b.dated && time.Since(loaded) >= b.within {
 		t = b.start()
 	}
 	if t != nil {

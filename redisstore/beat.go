@@ -31,7 +31,7 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 	defer s.mu.Unlock()
 	s.entries[e.r.ID] = e
 	s.listen(e.channel) // for the message of a break
-	e.held, e.grant, e.proven = true, g, g.SentAt.Time()
+	e.held, e.token, e.handle, e.proven = true, g.Token, g.Handle.(*handle), g.SentAt.Time()
 	if s.beating || s.closing {
 		return
 	}
@@ -63,12 +63,6 @@ func (s *Store) lookSoon() {
 	}
 }
 
-// lookedAt is a grant that look checks.
-type lookedAt struct {
-	e *entry
-	g driver.Grant
-}
-
 // look checks the grants that were not proven for provenFor. It runs again after lookEvery while
 // there are grants.
 func (s *Store) look() {
@@ -85,7 +79,7 @@ func (s *Store) look() {
 	s.looking = true
 	all := s.lookAll
 	s.lookAll = false
-	due := map[uint16][]lookedAt{} // by bucket in a Cluster, else all under 0
+	due := map[uint16][]*entry{} // by bucket in a Cluster, else all under 0
 	held := 0
 	for _, e := range s.entries {
 		if !e.held {
@@ -97,7 +91,7 @@ func (s *Store) look() {
 			if s.client.Mode() == Cluster {
 				group = e.bucket
 			}
-			due[group] = append(due[group], lookedAt{e, e.grant})
+			due[group] = append(due[group], e)
 		}
 	}
 	s.mu.Unlock()
@@ -121,8 +115,8 @@ func (s *Store) look() {
 
 // lookAt checks grants, many in each call and all calls at once. So neither their number nor a
 // slow link delays the last one.
-func (s *Store) lookAt(due map[uint16][]lookedAt) {
-	var batches [][]lookedAt
+func (s *Store) lookAt(due map[uint16][]*entry) {
+	var batches [][]*entry
 	for _, group := range due {
 		for len(group) > 0 {
 			n := min(len(group), lookBatch)
@@ -147,14 +141,13 @@ func (s *Store) lookAt(due map[uint16][]lookedAt) {
 	pipes.Wait()
 }
 
-func (s *Store) lookOnce(ctx context.Context, batches [][]lookedAt) {
+func (s *Store) lookOnce(ctx context.Context, batches [][]*entry) {
 	calls := make([]Call, len(batches))
 	for i, batch := range batches {
 		c := Call{Keys: make([]string, len(batch)), Args: make([]string, 0, 2*len(batch))}
-		for j := range batch {
-			h := batch[j].g.Handle.(*handle)
-			c.Keys[j] = h.key
-			c.Args = append(c.Args, mark(&batch[j].g), h.slot)
+		for j, e := range batch {
+			c.Keys[j] = e.handle.key
+			c.Args = append(c.Args, mark(e.r.ID, e.token), e.handle.slot)
 		}
 		calls[i] = c
 	}
@@ -163,7 +156,7 @@ func (s *Store) lookOnce(ctx context.Context, batches [][]lookedAt) {
 		rep, err := s.read(lookScript, sent, at, a.Values, a.Err)
 		if isTryAgain(err) && len(batches[i]) > 1 {
 			// The keys are on two servers while their hash slot moves.
-			var singles [][]lookedAt
+			var singles [][]*entry
 			for j := range batches[i] {
 				singles = append(singles, batches[i][j:j+1])
 			}
@@ -185,19 +178,19 @@ func (s *Store) lookOnce(ctx context.Context, batches [][]lookedAt) {
 				ended[-n-1] = driver.CauseTaken
 			}
 		}
-		for j, l := range batches[i] {
+		for j, e := range batches[i] {
 			cause, is := ended[j]
 			s.mu.Lock()
-			lost := s.entries[l.g.ID] == l.e && is
+			lost := s.entries[e.r.ID] == e && is
 			switch {
 			case lost:
-				s.forget(l.e)
-			case sent.Time().After(l.e.proven):
-				l.e.proven = sent.Time()
+				s.forget(e)
+			case sent.Time().After(e.proven):
+				e.proven = sent.Time()
 			}
 			s.mu.Unlock()
 			if lost {
-				l.e.r.From.Lost(cause, notHeld(l.g.Name, l.g.Token))
+				e.r.From.Lost(cause, notHeld(e.r.Name, e.token))
 			}
 		}
 	}

@@ -84,3 +84,38 @@ func TestHighWaterOnlyRises(t *testing.T) {
 		t.Errorf("%s %s %s", f.text(4095), f.text(0), f.text(64))
 	}
 }
+
+// TestScriptIsLoadedOnceForManyCalls: of a thousand calls, on two servers that do not have the script, one
+// loads it at each server. The others go out together.
+func TestScriptIsLoadedOnceForManyCalls(t *testing.T) {
+	calls := make([]Call, 1000)
+	for i := range calls {
+		calls[i].Keys = []string{fmt.Sprint("key", i)}
+	}
+	loaded := map[int]bool{} // by server
+	server := func(c Call) int { return int(c.Keys[0][len(c.Keys[0])-1]) % 2 }
+	pipelines, alone := 0, 0
+	answers := EvalPipelined(calls, func(some []Call) []Answer {
+		pipelines++
+		answers := make([]Answer, len(some))
+		for i, c := range some {
+			answers[i].Values = c.Keys
+			if !loaded[server(c)] {
+				answers[i] = Answer{Err: ServerError("NOSCRIPT No matching script.")}
+			}
+		}
+		return answers
+	}, func(c Call) Answer {
+		alone++
+		loaded[server(c)] = true
+		return Answer{Values: c.Keys}
+	})
+	if pipelines != 3 || alone != 2 {
+		t.Errorf("%d pipelines and %d calls alone, want 3 and 2", pipelines, alone)
+	}
+	for i, a := range answers {
+		if a.Err != nil || a.Values[0] != calls[i].Keys[0] {
+			t.Fatalf("call %d: %+v", i, a)
+		}
+	}
+}

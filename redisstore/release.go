@@ -39,7 +39,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if lateUntil != 0 && lateUntil < s.clock.now()-window.Microseconds() {
 		lateUntil = 0 // it has passed
 	}
-	args := append(make([]string, 0, 10), mark(&g))
+	args := append(make([]string, 0, 10), mark(g.ID, g.Token))
 	keys := []string{h.key}
 	next, seq := s.release(&g, keep > 0)
 	if next != nil || h.slot != "0" || keep > 0 || lateUntil != 0 {
@@ -84,9 +84,9 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 }
 
 // mark returns the text by which the scripts find a grant.
-func mark(g *driver.Grant) string {
+func mark(id string, token uint64) string {
 	var b [64]byte
-	return string(append(strconv.AppendUint(append(append(append(b[:0], ' '), g.ID...), ' '), g.Token, 10), ' '))
+	return string(append(strconv.AppendUint(append(append(append(b[:0], ' '), id...), ' '), token, 10), ' '))
 }
 
 // release removes a grant that is about to end, and returns the first queue entry of this
@@ -167,7 +167,7 @@ func (s *Store) renewCalls(grants []driver.Grant) ([]Call, error) {
 		if err != nil {
 			return nil, err
 		}
-		args := append(make([]string, 0, 4), mark(g), h.slot, strconv.FormatInt(s.serverTTL(max(g.TTL, h.ttl)), 10))
+		args := append(make([]string, 0, 4), mark(g.ID, g.Token), h.slot, strconv.FormatInt(s.serverTTL(max(g.TTL, h.ttl)), 10))
 		if h.ttl != 0 {
 			args = append(args, "1")
 		}

@@ -341,17 +341,57 @@ func (c *rueidisClient) EvalAll(ctx context.Context, s *Script, calls []Call) []
 		v, err := c.Eval(ctx, s, calls[0].Keys, calls[0].Args)
 		return []Answer{{v, err}}
 	}
-	multi := make([]rueidis.Completed, len(calls))
-	for i, call := range calls {
-		multi[i] = bySHA(client.B(), s, call.Keys, call.Args)
-	}
-	answers := c.pipeline(ctx, client, multi)
-	for i := range answers {
-		if e, ok := errors.AsType[ServerError](answers[i].Err); ok && strings.HasPrefix(string(e), "NOSCRIPT") {
-			answers[i].Values, answers[i].Err = c.Eval(ctx, s, calls[i].Keys, calls[i].Args)
+	return EvalPipelined(calls, func(some []Call) []Answer {
+		multi := make([]rueidis.Completed, len(some))
+		for i, call := range some {
+			multi[i] = bySHA(client.B(), s, call.Keys, call.Args)
 		}
+		return c.pipeline(ctx, client, multi)
+	}, func(call Call) Answer {
+		v, err := c.Eval(ctx, s, call.Keys, call.Args)
+		return Answer{v, err}
+	})
+}
+
+// EvalPipelined runs a script several times: by its SHA in a pipeline and, for a server that
+// does not have it, once alone, which loads it. Then the calls that this server refused go out
+// in a pipeline again. So a server that was restarted costs three round trips, and not one for
+// each call.
+func EvalPipelined(calls []Call, pipeline func([]Call) []Answer, alone func(Call) Answer) []Answer {
+	answers := pipeline(calls)
+	refused := withoutScript(answers, nil)
+	for len(refused) > 0 {
+		answers[refused[0]] = alone(calls[refused[0]])
+		rest := refused[1:]
+		some := make([]Call, len(rest))
+		for i, at := range rest {
+			some[i] = calls[at]
+		}
+		if len(some) == 0 {
+			break
+		}
+		again := pipeline(some)
+		for i, at := range rest {
+			answers[at] = again[i]
+		}
+		refused = withoutScript(again, rest)
 	}
 	return answers
+}
+
+// withoutScript returns the calls whose server does not have the script: their places in
+// answers or, if places are given, the places of these.
+func withoutScript(answers []Answer, places []int) (refused []int) {
+	for i := range answers {
+		if e, ok := errors.AsType[ServerError](answers[i].Err); ok && strings.HasPrefix(string(e), "NOSCRIPT") {
+			if places != nil {
+				refused = append(refused, places[i])
+			} else {
+				refused = append(refused, i)
+			}
+		}
+	}
+	return refused
 }
 
 // Commands sends commands.

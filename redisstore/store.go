@@ -69,9 +69,10 @@ type entry struct {
 	woken  bool          // a message came before wake existed
 	start  string        // the last message by which the request may start: "TOKEN TTL TAG"
 	passed *driver.Grant // granted by a Release of this client
-	held   bool          // the grant was returned to the caller
-	grant  driver.Grant
-	proven time.Time // when the server last confirmed that the grant stands
+	proven time.Time     // when the server last confirmed that the grant stands
+	held   bool          // the grant was returned to the caller: it has the token and the handle
+	token  uint64
+	handle *handle
 }
 
 // handle is the store's own data in a grant.

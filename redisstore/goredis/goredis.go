@@ -224,22 +224,20 @@ func (a *adapter) doubt(ctx context.Context, err error) {
 
 // EvalAll runs a script several times, in one pipeline.
 func (a *adapter) EvalAll(ctx context.Context, s *redisstore.Script, calls []redisstore.Call) []redisstore.Answer {
-	answers := make([]redisstore.Answer, len(calls))
+	alone := func(c redisstore.Call) redisstore.Answer {
+		v, err := a.Eval(ctx, s, c.Keys, c.Args)
+		return redisstore.Answer{Values: v, Err: err}
+	}
 	if len(calls) == 1 {
-		answers[0].Values, answers[0].Err = a.Eval(ctx, s, calls[0].Keys, calls[0].Args)
-		return answers
+		return []redisstore.Answer{alone(calls[0])}
 	}
-	all := make([]once, len(calls))
-	for i, c := range calls {
-		all[i] = evaluation(ctx, "evalsha", s.SHA, c.Keys, c.Args)
-	}
-	answers = a.pipeline(ctx, all)
-	for i := range answers {
-		if e, ok := answers[i].Err.(redisstore.ServerError); ok && strings.HasPrefix(string(e), "NOSCRIPT") {
-			answers[i].Values, answers[i].Err = a.Eval(ctx, s, calls[i].Keys, calls[i].Args)
+	return redisstore.EvalPipelined(calls, func(some []redisstore.Call) []redisstore.Answer {
+		all := make([]once, len(some))
+		for i, c := range some {
+			all[i] = evaluation(ctx, "evalsha", s.SHA, c.Keys, c.Args)
 		}
-	}
-	return answers
+		return a.pipeline(ctx, all)
+	}, alone)
 }
 
 // Commands sends commands, in one pipeline.
