@@ -89,7 +89,9 @@ func MaxHold(d time.Duration) LockOption {
 
 // Margin sets how long before the store's own deadline the lock counts as lost, because
 // two clocks do not run at the same speed. Default a tenth of the TTL, at most half of
-// it.
+// it. With this option the lock has its whole validity from the start. Without it a lock
+// that was waited for on Redis is valid for about two seconds until its first renewal, a
+// few milliseconds later.
 func Margin(d time.Duration) LockOption {
 	return func(s *settings) { s.margin, s.hasMargin = d, true }
 }

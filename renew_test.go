@@ -1,6 +1,7 @@
 package holdfast_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -39,5 +40,59 @@ func TestRenewalsDueTogetherGoInOneCall(t *testing.T) {
 		if want := []string{"8s a b", "8.6s c"}; !slices.Equal(calls, want) {
 			t.Errorf("renewals %q, want %q", calls, want)
 		}
+	})
+}
+
+// provisional is a store whose waiters start before they confirm their grants.
+type provisional struct{ driver.Store }
+
+func (s provisional) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	g, err := s.Store.Acquire(ctx, r)
+	if err == nil && r.Wait && r.Provisional {
+		g.TTL, g.Provisional = 2500*time.Millisecond, true
+	}
+	return g, err
+}
+
+func (s provisional) Renew(ctx context.Context, grants []driver.Grant) []driver.Renewal {
+	answers := s.Store.Renew(ctx, grants)
+	for i := range answers {
+		if answers[i].Err == nil {
+			answers[i].TTL = 30 * time.Second
+		}
+	}
+	return answers
+}
+
+// TestMarginAboveAProvisionalTTL: a waiter leaves while the store has its request, which allows a
+// provisional grant. The waiter behind it has a margin longer than the TTL of that grant. It gets the
+// lock in its turn, with the validity that it requested.
+func TestMarginAboveAProvisionalTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := provisional{memstore.New()}
+		l, other := newLocker(t, s, holdfast.LocalHandoff(0)), newLocker(t, s, holdfast.LocalHandoff(0))
+		held := mustLock(t, other, "a")
+		first, leave := context.WithCancel(bg)
+		go func() { _, _ = l.Lock(first, "a") }()
+		synctest.Wait()
+		got := make(chan time.Duration, 2)
+		go func() {
+			k := mustLock(t, l, "a", holdfast.Margin(10*time.Second))
+			got <- k.Remaining()
+			unlock(t, k)
+		}()
+		synctest.Wait()
+		leave()
+		synctest.Wait()
+		go func() {
+			unlock(t, mustLock(t, other, "a"))
+			got <- 0
+		}()
+		synctest.Wait()
+		unlock(t, held)
+		if left := <-got; left != 20*time.Second {
+			t.Errorf("the lock is valid for %s; 0 means that a later waiter was first", left)
+		}
+		<-got
 	})
 }

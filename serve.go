@@ -18,6 +18,9 @@ func (l *Locker) run(q *queue) {
 			return
 		}
 		g, err := l.requestQueued(ctx, x, cancel, s)
+		if err == nil && g.Provisional {
+			g = l.confirmForMargin(q, g)
+		}
 		cause := context.Cause(ctx)
 		cancel(nil)
 		if err != nil {
@@ -121,6 +124,23 @@ func (l *Locker) poll(ctx context.Context, x *lease) (driver.Grant, error) {
 			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: ctx.Err()}
 		}
 	}
+}
+
+// confirmForMargin confirms a provisional grant if the head of the queue has a margin of its own,
+// which may be longer than the provisional TTL. The request was sent for an earlier head without one.
+func (l *Locker) confirmForMargin(q *queue, g driver.Grant) driver.Grant {
+	l.mu.Lock()
+	needed := q.head != nil && q.head.set.hasMargin
+	l.mu.Unlock()
+	if !needed {
+		return g
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), l.requestTimeout(g.TTL))
+	defer cancel()
+	if a := l.store.Renew(ctx, []driver.Grant{g}); len(a) == 1 && a[0].Err == nil {
+		g.SentAt, g.TTL, g.Provisional = a[0].SentAt, a[0].TTL, false
+	}
+	return g
 }
 
 // holdersOf returns the holders that a busy answer names.

@@ -328,7 +328,7 @@ func (b *batch) read(answer []string, at int64) error {
 		if r.withdrawn {
 			continue
 		}
-		if letters == "" || letters[0] == '*' && len(more) == 0 {
+		if letters == "" || letters[0] == '*' && (len(more) == 0 || more[0] == "") {
 			return errAnswer
 		}
 		if r.letter = letters[0]; r.letter == '*' {

@@ -122,7 +122,7 @@ func TestBatchCountsFromItsSending(t *testing.T) {
 
 // TestUnreadableAnswerOfBatchIsUnknown: the answer to a batch does not match its requests.
 func TestUnreadableAnswerOfBatchIsUnknown(t *testing.T) {
-	for _, answer := range [][]string{nil, {"x", "G"}, {serverNow()}, {serverNow(), ""}, {serverNow(), strings.Repeat("G", maxCombined+1)}, {serverNow(), "*"}, {serverNow(), "F", "R"}} {
+	for _, answer := range [][]string{nil, {"x", "G"}, {serverNow()}, {serverNow(), ""}, {serverNow(), strings.Repeat("G", maxCombined+1)}, {serverNow(), "*"}, {serverNow(), "F", "R"}, {serverNow(), "*", ""}} {
 		f := &fake{}
 		s := store(t, f)
 		singles := make(chan struct{})

@@ -274,7 +274,9 @@ func (o *Options) leaseTimes(g holdfast.Guarantees) (ttl, grace time.Duration, e
 }
 
 func (r *runner) lockOptions() []holdfast.LockOption {
-	opts := []holdfast.LockOption{holdfast.TTL(r.ttl), holdfast.Reason(r.Reason)}
+	// The margin is the default one. Given explicitly, the store makes no provisional grant, whose
+	// validity would be shorter than the grace.
+	opts := []holdfast.LockOption{holdfast.TTL(r.ttl), holdfast.Margin(r.ttl / 10), holdfast.Reason(r.Reason)}
 	if r.Shared {
 		opts = append(opts, holdfast.Shared())
 	}

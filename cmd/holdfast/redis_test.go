@@ -1,0 +1,52 @@
+//go:build linux || darwin
+
+package main_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/holdfast-go/holdfast"
+	"github.com/holdfast-go/holdfast/check/servers"
+	_ "github.com/holdfast-go/holdfast/redisstore"
+)
+
+// TestCommandAfterAWaiterIsNotEnded: on Redis a waiter may start before it confirms its grant, after the
+// release of one that had waited itself. Its command still gets the whole validity, which is longer than
+// the grace.
+func TestCommandAfterAWaiterIsNotEnded(t *testing.T) {
+	t.Parallel()
+	if _, err := servers.Find("redis-server"); err != nil {
+		missing(t, "redis-server")
+	}
+	server, err := servers.StartRedis(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop() })
+	url := "redis://" + server.Address()
+	l, err := holdfast.Open(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close(context.Background()) })
+	w := newWorld(t)
+	begin := func(script string) *process {
+		return w.start("run", "--store", url, "x", "--", "sh", "-c", script)
+	}
+	first := begin("echo held; read line")
+	first.stdout.expect("held")
+	second := begin("echo held; read line")
+	awaitQueue(t, l, 1)
+	third := begin("sleep 0.3; echo done")
+	awaitQueue(t, l, 2)
+	first.send("end")
+	second.stdout.expect("held")
+	second.send("end")
+	third.stdout.expect("done")
+	for _, p := range []*process{first, second, third} {
+		if status := p.status(); status != 0 {
+			t.Errorf("status %d", status)
+		}
+	}
+}
