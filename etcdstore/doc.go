@@ -125,6 +125,7 @@
 //
 // `etcd grpc-proxy` renews the leases of its clients at intervals of its own, and answers their
 // keepalives with its next answer. The lease may have been renewed before the client sent its
-// keepalive, from which it would count the validity. So the first request of a store sends a
-// keepalive for a lease that never exists. The proxy answers it with a TTL of -1, a server with 0.
+// keepalive, from which it would count the validity. So the first request on each stream of
+// keepalives is for a lease that never exists. The proxy answers it with a TTL of -1, a server with 0.
+// Requests behind it are not answered before, also where an address has moved to a proxy.
 package etcdstore

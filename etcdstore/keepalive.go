@@ -51,7 +51,8 @@ type keepaliveRequest struct {
 	sent  driver.Instant
 	// renewed handles an answer that the lease exists, even if the caller has left.
 	renewed func(sent driver.Instant)
-	// silent ends the stream if no answer comes. An answer before soon is in good time.
+	// silent ends the stream if no answer comes; it is nil for the first request. An answer before
+	// soon is in good time.
 	silent *time.Timer
 	soon   time.Duration
 	done   chan struct{} // closed with err
@@ -63,9 +64,10 @@ const openTimeout = 15 * time.Second
 
 var (
 	errStreamEnded = errors.New("the stream of keepalives has ended")
-	// errProxy is the answer of `etcd grpc-proxy` for a lease that does not exist: a TTL of -1. A
-	// server answers 0.
-	errProxy = &driver.Error{Code: driver.CodeRefused, Err: fmt.Errorf("etcdstore: the endpoint is an `etcd grpc-proxy`, which may answer a keepalive with an earlier renewal of the lease: use the addresses of the members: %w", rpctypes.ErrLeaseNotFound)}
+	// errProxy is the error of a stream through `etcd grpc-proxy`. The first request of each stream is
+	// for a lease that never exists. The proxy answers it with a TTL of -1, or after later requests; a
+	// server answers in order, with 0.
+	errProxy = &driver.Error{Code: driver.CodeRefused, Err: errors.New("etcdstore: the endpoint is an `etcd grpc-proxy`, which may answer a keepalive with an earlier renewal of the lease: use the addresses of the members")}
 )
 
 // keepAlive renews a lease. It calls renewed with the send of each request that is answered. A
@@ -131,6 +133,11 @@ func (s *Store) openKeepalives() (*keepaliveStream, error) {
 		return nil, clientv3.ContextError(s.ctx, err)
 	}
 	k := &keepaliveStream{Lease_LeaseKeepAliveClient: stream, of: &s.beats, end: end}
+	first := &keepaliveRequest{lease: clientv3.NoLease, renewed: func(driver.Instant) {}, sent: driver.Now(), done: make(chan struct{})}
+	k.pending = append(k.pending, first)
+	if err := k.Send(&etcdserverpb.LeaseKeepAliveRequest{ID: int64(first.lease)}); err != nil {
+		end() // receive reports the reason
+	}
 	s.running.Go(k.receive) // running already counts this goroutine
 	return k, nil
 }
@@ -193,7 +200,11 @@ func (k *keepaliveStream) receive() {
 	for {
 		answer, err := k.Recv()
 		k.mu.Lock()
-		if err == nil && (len(k.pending) == 0 || k.pending[0].lease != clientv3.LeaseID(answer.ID)) {
+		switch {
+		case err != nil:
+		case answer.TTL < 0 || answer.ID != 0 && len(k.pending) > 0 && k.pending[0].lease == clientv3.NoLease:
+			err = errProxy
+		case len(k.pending) == 0 || k.pending[0].lease != clientv3.LeaseID(answer.ID):
 			err = errors.New("the stream of keepalives is out of order")
 		}
 		if err != nil {
@@ -214,12 +225,9 @@ func (k *keepaliveStream) receive() {
 		if elapsed, _ := r.sent.Elapsed(); elapsed < r.soon {
 			k.of.silent.Store(0)
 		}
-		switch {
-		case answer.TTL < 0:
-			r.answer(errProxy)
-		case answer.TTL == 0:
+		if answer.TTL <= 0 {
 			r.answer(rpctypes.ErrLeaseNotFound)
-		default:
+		} else {
 			r.renewed(r.sent)
 			r.answer(nil)
 		}
@@ -227,7 +235,9 @@ func (k *keepaliveStream) receive() {
 }
 
 func (r *keepaliveRequest) answer(err error) {
-	r.silent.Stop()
+	if r.silent != nil {
+		r.silent.Stop()
+	}
 	r.err = err
 	close(r.done)
 }

@@ -173,8 +173,8 @@ func (s *Store) checkRights(ctx context.Context, lease clientv3.LeaseID) error {
 	return nil
 }
 
-// checkProxy returns errProxy if the endpoint is `etcd grpc-proxy`. It sends a keepalive for a lease
-// that never exists.
+// checkProxy returns errProxy if the endpoint is `etcd grpc-proxy`. It opens the stream of keepalives,
+// and waits for an answer.
 func (s *Store) checkProxy(ctx context.Context) error {
 	_, err := limited(ctx, func(ctx context.Context) (any, error) {
 		return nil, s.keepAlive(ctx, clientv3.NoLease, requestTimeout*2/3, func(driver.Instant) {})

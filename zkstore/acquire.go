@@ -362,11 +362,15 @@ func (p *entry) watched(paths []string, calls []*zk.Call) (gone bool, err error)
 		return gone, nil
 	}
 	p.conn, p.since = calls[0].Conn, calls[0].Sent
-	if own := calls[len(paths)].Err; errors.Is(own, zk.ErrNoNode) {
+	switch own := calls[len(paths)]; {
+	case errors.Is(own.Err, zk.ErrNoNode):
 		p.counted = false
 		return true, nil // read again
-	} else if own != nil {
-		return false, own
+	case own.Err != nil:
+		return false, own.Err
+	case string(own.Data) == revoke:
+		// No watch reports what was written before. So the grant's node is read once more, by maintain.
+		p.counted = false
 	}
 	return p.uncounted == 0, nil
 }

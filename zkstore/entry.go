@@ -124,6 +124,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 				}
 				continue // it is created again
 			}
+			o.check(dir, c.names)
 			if releasing {
 				o.done(dir, c.names)
 			}
@@ -134,6 +135,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 		case err != nil:
 			return nil, nil, ss.fail(err)
 		case both.Err == nil:
+			o.check(dir, list.Names)
 			if releasing {
 				o.done(dir, list.Names)
 			}

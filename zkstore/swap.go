@@ -74,9 +74,6 @@ func (o *release) op() *zk.Call {
 // after it, nil if they are unknown.
 func (o *release) done(dir string, names []string) {
 	g, ss := o.g, o.g.ss
-	if p := o.next; p != nil && names != nil && dir == p.dir && !slices.Contains(names, p.node.name) {
-		p.revokeHandoff()
-	}
 	var err error
 	ss.mu.Lock()
 	g.busy = false
@@ -89,6 +86,17 @@ func (o *release) done(dir string, names []string) {
 	}
 	ss.mu.Unlock()
 	o.report(err)
+}
+
+// check ends a grant that was handed off to an entry whose node is not in the directory dir, as it is
+// after the create. names are its nodes, nil if they are unknown.
+func (o *release) check(dir string, names []string) {
+	if o == nil || o.next == nil || names == nil || dir != o.next.dir {
+		return
+	}
+	if !slices.Contains(names, o.next.node.name) {
+		o.next.revokeHandoff()
+	}
 }
 
 // gone ends the release of a grant whose node was gone before. After a lost answer an earlier

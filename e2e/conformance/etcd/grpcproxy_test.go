@@ -39,6 +39,13 @@ func TestProxyIsRefused(t *testing.T) {
 // throughProxy opens a store at a new `etcd grpc-proxy` before the first member.
 func (c *cluster) throughProxy(t *testing.T, program string) *etcdstore.Store {
 	t.Helper()
+	s, err := etcdstore.Open(t.Context(), "etcd://"+c.proxyAddress(t, program))
+	return closing(t, s, err)
+}
+
+// proxyAddress starts an `etcd grpc-proxy` before the first member, and returns its address.
+func (c *cluster) proxyAddress(t *testing.T, program string) string {
+	t.Helper()
 	var address string
 	var p *servers.Server
 	var err error
@@ -59,8 +66,7 @@ func (c *cluster) throughProxy(t *testing.T, program string) *etcdstore.Store {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Kill)
-	s, err := etcdstore.Open(t.Context(), "etcd://"+address)
-	return closing(t, s, err)
+	return address
 }
 
 // serves returns nil if a URL is answered with success.

@@ -147,3 +147,61 @@ func TestReaderBesideAWriterPrecedesTheWaiter(t *testing.T) {
 	must(t, raw.Delete(reader, -1))
 	must(t, s.Release(t.Context(), waiter.woken(t), 0))
 }
+
+// lateWrite delays the first write that has a word, until it is let through.
+type lateWrite struct {
+	net.Conn
+	word    []byte
+	reached chan<- struct{}
+	through <-chan struct{}
+}
+
+func (c lateWrite) Write(b []byte) (int, error) {
+	if bytes.Contains(b, c.word) {
+		select {
+		case c.reached <- struct{}{}:
+			<-c.through
+		default:
+		}
+	}
+	return c.Conn.Write(b)
+}
+
+// TestEndRequestedBeforeTheWatch: the holder goes, and an operator breaks the entry behind it before the
+// client of that entry has set its watches. The new holder is notified, although no watch reports the
+// request.
+func TestEndRequestedBeforeTheWatch(t *testing.T) {
+	z := single(t)
+	_, a := locker(t, []string{z.Address()})
+	raw := connect(t, z.Address())
+	name := newName()
+	dir := "/faults/" + name
+	_, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute))
+	must(t, err)
+	first := nodes(t, raw, dir, "it stands", count(1))[0]
+	reached, through := make(chan struct{}, 1), make(chan struct{})
+	_, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, address)
+		return lateWrite{c, []byte(dir + "/" + first), reached, through}, err
+	}))
+	h := newHolder()
+	r := exclusive(name, 2*time.Minute)
+	r.From = h
+	granted := make(chan error, 1)
+	go func() {
+		_, err := s.Acquire(t.Context(), r)
+		granted <- err
+	}()
+	select {
+	case <-reached:
+	case <-time.After(testTimeout):
+		t.Fatal("no watch of the node before it")
+	}
+	all := nodes(t, raw, dir, "both stand", count(2))
+	must(t, raw.Delete(dir+"/"+first, -1))
+	_, err = raw.Set(dir+"/"+all[1], []byte("__REVOKE__"), -1)
+	must(t, err)
+	close(through)
+	must(t, <-granted)
+	h.notified(t)
+}

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	zookeeper "github.com/go-zookeeper/zk"
+
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
@@ -282,4 +284,48 @@ func TestLockersSwapWithLostAnswers(t *testing.T) {
 	}
 	all.Wait()
 	empty(t, other, name)
+}
+
+// TestSwapHandsOffToNoDeletedEntry: an operator has deleted the nodes of a grant and of the next entry of
+// the same client. The swap of the grant shows that, before a look at the entry's node would.
+func TestSwapHandsOffToNoDeletedEntry(t *testing.T) {
+	z := single(t)
+	_, s := locker(t, []string{z.Address()})
+	raw := connect(t, z.Address())
+	const rounds, soon = 10, 50 * time.Millisecond // a look follows after 100 ms
+	late := 0
+	for range rounds {
+		name := newName()
+		dir := "/faults/" + name
+		old, err := s.Acquire(t.Context(), exclusive(name, 30*time.Second))
+		must(t, err)
+		h := newHolder()
+		r := exclusive(name, 30*time.Second)
+		r.From = h
+		next := make(chan error, 1)
+		go func() {
+			_, err := s.Acquire(t.Context(), r)
+			next <- err
+		}()
+		<-h.queued
+		all := nodes(t, raw, dir, "both stand", count(2))
+		_, err = raw.Multi(
+			&zookeeper.DeleteRequest{Path: dir + "/" + all[1], Version: -1},
+			&zookeeper.DeleteRequest{Path: dir + "/" + all[0], Version: -1},
+		)
+		must(t, err)
+		o := outcome(t, swapIn(t.Context(), s, old, exclusive(name, 30*time.Second)))
+		must(t, o.err)
+		began := time.Now()
+		if err := <-next; err == nil {
+			h.notified(t)
+		}
+		if time.Since(began) > soon {
+			late++
+		}
+		must(t, s.Release(t.Context(), o.g, 0))
+	}
+	if late > rounds/2 { // a busy machine
+		t.Errorf("%d of %d deleted entries stayed grants for more than %s", late, rounds, soon)
+	}
 }
