@@ -161,7 +161,7 @@ func TestHarness(t *testing.T) {
 // TestManyOverSlowLink holds 2000 locks over a link with a delay of 20 ms.
 func TestManyOverSlowLink(t *testing.T) {
 	server, proxy, _ := start(t)
-	drivertest.ManyOverSlowLink(t, harness(server, proxy), 2000, 20*time.Millisecond, 3*time.Second)
+	drivertest.ManyOverSlowLink(t, harness(server, proxy), 2000, 20*time.Millisecond, 6*time.Second)
 }
 
 type requester struct{}
