@@ -326,7 +326,7 @@ func openZooKeeper(address string) (client, error) {
 const rows = 512
 
 func startMariaDB(ctx context.Context, _ string) (string, func(), error) {
-	m, err := servers.StartMariaDB(ctx, "--max-connections=1200")
+	m, err := servers.StartMariaDB(ctx, "--max-connections=2400")
 	if err != nil {
 		return "", nil, err
 	}
