@@ -75,3 +75,109 @@ func TestSameSeedGivesSameSchedule(t *testing.T) {
 		}
 	}
 }
+
+// TestPlanDrawsWhatItDescribes: each kind of work occurs among 2,000 steps.
+func TestPlanDrawsWhatItDescribes(t *testing.T) {
+	exclusive := driver.Guarantees{MaxTTL: time.Hour}
+	every := driver.Guarantees{MaxTTL: time.Hour, Shared: true, Semaphore: true, Mixed: true}
+	draw := func(round, long int, g *driver.Guarantees) (all []Step) {
+		c := Config{Local: "memory", Long: long}
+		if err := c.complete(); err != nil {
+			t.Fatal(err)
+		}
+		for worker := range 4 {
+			n := 0
+			for s := range c.Steps(round, worker, 0, 0, g) {
+				all = append(all, s)
+				if n++; n == 500 {
+					break
+				}
+			}
+		}
+		return all
+	}
+	count := func(steps []Step, is func(Step) bool) (n int) {
+		for _, s := range steps {
+			if is(s) {
+				n++
+			}
+		}
+		return n
+	}
+	usual := []string{"name-0", "name-1", "name-2"}
+	isUsual := func(s Step) bool { return slices.Contains(usual, s.Names[0]) }
+	atFirst := func(s Step) bool { return s.Names[0] == usual[0] }
+
+	denseSteps, sparseSteps := draw(0, 0, &exclusive), draw(2, 0, &exclusive)
+	for _, factor := range []time.Duration{1, 2, 4, 8, 16} {
+		is := func(s Step) bool { return s.TTL == factor*DefaultTTL }
+		// The short locks at the first name have factor 1, whatever was drawn.
+		if count(denseSteps, func(s Step) bool { return is(s) && !atFirst(s) }) == 0 {
+			t.Errorf("no step has %d times the TTL", factor)
+		}
+		if got := count(sparseSteps, is); (got > 0) != (factor >= 4) {
+			t.Errorf("%d steps of a sparse round have %d times the TTL", got, factor)
+		}
+	}
+	for what, is := range map[string]func(Step) bool{
+		"holds beyond its TTL": func(s Step) bool { return s.Hold > s.TTL },
+		"locks two names":      func(s Step) bool { return len(s.Names) == 2 },
+		"tries":                func(s Step) bool { return s.Try },
+		"limits its waiting":   func(s Step) bool { return s.Wait > 0 },
+		"is cancelled":         func(s Step) bool { return s.Cancel > 0 },
+		"is careless":          func(s Step) bool { return s.Careless },
+	} {
+		if count(denseSteps, is) == 0 {
+			t.Errorf("no step %s", what)
+		}
+	}
+	if got := count(denseSteps, isUsual); got != len(denseSteps) {
+		t.Errorf("%d of %d steps have one of the usual names", got, len(denseSteps))
+	}
+	if got := count(denseSteps, atFirst); got < len(denseSteps)/2 {
+		t.Errorf("%d of %d steps meet at the first name", got, len(denseSteps))
+	}
+	if got := count(sparseSteps, isUsual); got > len(sparseSteps)/10 {
+		t.Errorf("%d of %d steps of a sparse round have one of the usual names", got, len(sparseSteps))
+	}
+
+	mixed := draw(0, 0, &every)
+	for what, is := range map[string]func(Step) bool{
+		"a lock for readers":   func(s Step) bool { return s.Limit == driver.Unlimited && isUsual(s) },
+		"a semaphore":          func(s Step) bool { return s.Limit == 2 || s.Limit == 3 },
+		"a short reader":       func(s Step) bool { return s.Limit == driver.Unlimited && !isUsual(s) && s.TTL == DefaultTTL },
+		"a long reader":        func(s Step) bool { return s.Limit == driver.Unlimited && !isUsual(s) && s.TTL == 16*DefaultTTL },
+		"a writer beside them": func(s Step) bool { return s.Limit == driver.Exclusive && !isUsual(s) },
+	} {
+		if count(mixed, is) == 0 {
+			t.Errorf("no step is %s", what)
+		}
+	}
+
+	// Where workers do not meet at one name, the percentage of Config.Long is that of all steps.
+	for _, long := range []int{1, 50, 100} {
+		got := count(draw(2, long, &exclusive), func(s Step) bool { return s.Hold >= DefaultTTL })
+		if want := 2000 * long / 100; got < want/2 || got > want*3/2 {
+			t.Errorf("%d of 2000 steps hold for the TTL or longer, want about %d", got, want)
+		}
+	}
+}
+
+// TestFirstRoundsAreShort: gross mistakes show within seconds.
+func TestFirstRoundsAreShort(t *testing.T) {
+	for _, c := range []struct {
+		round time.Duration
+		want  [3]time.Duration
+	}{
+		{30 * time.Second, [3]time.Duration{5 * time.Second, 10 * time.Second, 30 * time.Second}},
+		{7 * time.Second, [3]time.Duration{5 * time.Second, 7 * time.Second, 7 * time.Second}},
+		{time.Second, [3]time.Duration{time.Second, time.Second, time.Second}},
+	} {
+		config := Config{Round: c.round}
+		for round, want := range c.want {
+			if got := config.length(round); got != want {
+				t.Errorf("rounds of %s: round %d takes %s, want %s", c.round, round, got, want)
+			}
+		}
+	}
+}
