@@ -11,7 +11,8 @@ import (
 )
 
 // TestLayoutHoldersNoticeEarlyEnds deletes every key while grants stand: their holders are
-// notified, a renewal and a release are refused, and the name is free.
+// notified, a renewal and a release are refused, and the name is free. The next token of this
+// client is larger, except where it is the counter of RFencedLock.
 func TestLayoutHoldersNoticeEarlyEnds(t *testing.T) {
 	for _, l := range redisstore.Layouts() {
 		t.Run(string(l), func(t *testing.T) {

@@ -201,7 +201,7 @@ func judge(text string, declared []subject, exists func(test string) bool) (faul
 				break
 			}
 			if !exists(test) {
-				faults = append(faults, fmt.Sprintf("%sthere is no test %q: write package.TestName, or \"suite Name\" for one of the suite in driver/drivertest", at, test))
+				faults = append(faults, fmt.Sprintf("%sthere is no test %q: write package.TestName, or \"suite Name\" for one of the suite in driver/drivertest that the harness of the store can run", at, test))
 			}
 		}
 	}
@@ -216,10 +216,15 @@ type entryKey struct {
 var (
 	suiteTests = regexp.MustCompile(`(?m)^\t\t\{"([^"]+)", \w+\},$`)
 	functions  = regexp.MustCompile(`(?m)^func (Test\w+)\(t \*testing\.T\)`)
+	bubble     = regexp.MustCompile(`\bBubble\s*[:=]+\s*true\b`)
 )
 
+// inBubble is a test of the suite that skips unless the harness has Bubble.
+const inBubble = "suite TokensOfAWrongClock"
+
 // tests returns whether a test exists. A package is a directory of the repository, or
-// of e2e/conformance; the package holdfast is the root.
+// of e2e/conformance; the package holdfast is the root. Without a harness in them that can run it,
+// inBubble counts as missing.
 func tests(t *testing.T) func(test string) bool {
 	t.Helper()
 	suite, err := os.ReadFile(filepath.Join(repository, "driver/drivertest/drivertest.go"))
@@ -230,6 +235,7 @@ func tests(t *testing.T) func(test string) bool {
 	for _, m := range suiteTests.FindAllStringSubmatch(string(suite), -1) {
 		found["suite "+m[1]] = true
 	}
+	bubbles := false
 	read := func(directory, name string) {
 		files, _ := filepath.Glob(filepath.Join(repository, directory, "*_test.go"))
 		for _, file := range files {
@@ -237,6 +243,7 @@ func tests(t *testing.T) func(test string) bool {
 			if err != nil {
 				t.Fatal(err)
 			}
+			bubbles = bubbles || bubble.Match(text)
 			for _, m := range functions.FindAllStringSubmatch(string(text), -1) {
 				found[name+"."+m[1]] = true
 			}
@@ -265,6 +272,10 @@ func tests(t *testing.T) func(test string) bool {
 	}
 	read(".", "holdfast")
 	read("e2e/torture", "torture")
+	if !found[inBubble] {
+		t.Fatalf("driver/drivertest has no %q", inBubble)
+	}
+	found[inBubble] = bubbles
 	return func(test string) bool { return found[test] }
 }
 
