@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// mistake is a possible mistake of a store about validity. It is planted around the memory
+// mistake is a possible mistake of a store. It is planted around the memory
 // store, and one test of the suite must convict it.
 type mistake struct {
 	test string
@@ -25,6 +25,8 @@ type mistake struct {
 	answer  func(r driver.Request, g *driver.Grant)
 	renew   func(*driver.Renewal)
 	hangs   bool // no waiter gets an answer
+	// cancelled is called when a wait has ended because its context ended.
+	cancelled func(c *client, name string)
 	// swap changes what a Swap does.
 	swap func(c *client, old driver.Grant, r *driver.Request, released func(error)) (release bool)
 }
@@ -83,6 +85,9 @@ var mistakes = map[string]mistake{
 			_ = c.Release(context.Background(), old, 0)
 			return false
 		}},
+	"a cancelled waiter removes the holder's grant": {test: "CancelInTheMiddle",
+		// The next waiter is granted beside the holder, which is not notified.
+		cancelled: func(c *client, name string) { c.Store.(*memstore.Store).Script().Forget(name) }},
 	"a session keeps its first TTL": {test: "LongerTTLStands",
 		request: func(c *client, r *driver.Request) {
 			c.once.Do(func() { c.first = r.TTL })
@@ -110,6 +115,9 @@ func (c *client) Acquire(ctx context.Context, r driver.Request) (driver.Grant, e
 		c.request(c, &sent)
 	}
 	g, err := c.Store.Acquire(ctx, sent)
+	if c.cancelled != nil && r.Wait && ctx.Err() != nil {
+		c.cancelled(c, r.Name)
+	}
 	time.Sleep(time.Duration(c.delay.Load())) // the way of the answer
 	if err == nil {
 		g.TTL = r.TTL
