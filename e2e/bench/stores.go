@@ -32,6 +32,7 @@ import (
 	_ "github.com/holdfast-go/holdfast/filestore"
 	"github.com/holdfast-go/holdfast/mysqlstore"
 	"github.com/holdfast-go/holdfast/pgstore"
+	_ "github.com/holdfast-go/holdfast/redisstore"
 	_ "github.com/holdfast-go/holdfast/zkstore"
 )
 
