@@ -57,7 +57,7 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 		"a message without a tag": {calls: []func(*moment) []string{func(m *moment) []string {
 			m.f.mu.Lock()
 			defer m.f.mu.Unlock()
-			m.f.got("gnext " + strconv.Itoa(token))
+			m.f.got("gnext " + strconv.FormatInt(token, 10))
 			return queued
 		}}},
 		"a message that requires a confirmation": {calls: []func(*moment) []string{func(m *moment) []string {
@@ -135,7 +135,7 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 				m.tags = append(m.tags, args[9])
 				n := len(m.tags)
 				if n > len(c.calls) {
-					return granted(strconv.Itoa(token), "0"), nil
+					return granted(strconv.FormatInt(token, 10), "0"), nil
 				}
 				answer := c.calls[n-1](m)
 				if answer == nil {

@@ -11,11 +11,9 @@ import (
 	_ "github.com/holdfast-go/holdfast/redisstore"
 )
 
-// TestCommandAfterAWaiterIsNotEnded: on Redis a waiter may start before it confirms its grant, after the
-// release of one that had waited itself. Its command still gets the whole validity, which is longer than
-// the grace.
-func TestCommandAfterAWaiterIsNotEnded(t *testing.T) {
-	t.Parallel()
+// startRedis starts a Redis for a test, and returns its URL.
+func startRedis(t *testing.T) string {
+	t.Helper()
 	if _, err := servers.Find("redis-server"); err != nil {
 		missing(t, "redis-server")
 	}
@@ -24,7 +22,15 @@ func TestCommandAfterAWaiterIsNotEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Stop() })
-	url := "redis://" + server.Address()
+	return "redis://" + server.Address()
+}
+
+// TestCommandAfterAWaiterIsNotEnded: on Redis a waiter may start before it confirms its grant, after the
+// release of one that had waited itself. Its command still gets the whole validity, which is longer than
+// the grace.
+func TestCommandAfterAWaiterIsNotEnded(t *testing.T) {
+	t.Parallel()
+	url := startRedis(t)
 	l, err := holdfast.Open(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)

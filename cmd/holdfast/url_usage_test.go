@@ -6,8 +6,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/holdfast-go/holdfast/check/servers"
 )
 
 // TestURLUsage: the command finds an error in a URL before it opens the store, and ends with
@@ -57,19 +55,12 @@ func TestURLUsage(t *testing.T) {
 // TestNoSuchDatabase: a database number that the server does not have is bad usage.
 func TestNoSuchDatabase(t *testing.T) {
 	t.Parallel()
-	if _, err := servers.Find("redis-server"); err != nil {
-		missing(t, "redis-server")
-	}
-	server, err := servers.StartRedis(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop() })
+	url := startRedis(t)
 	w := newWorld(t)
 	for _, args := range [][]string{{"ls"}, {"run", "--wait", "1m", "x", "--", "true"}} {
-		r := w.runIn([]string{"HOLDFAST_STORE=redis://" + server.Address() + "/99"}, "", args...)
+		r := w.runIn([]string{"HOLDFAST_STORE=" + url + "/99"}, "", args...)
 		r.expectStatus(t, 64)
-		if strings.Count(r.stderr, "99") != 1 || !strings.Contains(r.stderr, "database") {
+		if strings.Count(strings.ReplaceAll(r.stderr, url, ""), "99") != 1 || !strings.Contains(r.stderr, "database") {
 			t.Errorf("%s", r.stderr)
 		}
 	}
