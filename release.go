@@ -19,8 +19,8 @@ func (l *Locker) release(o *outcome) error {
 		sent, timeout, err = l.releaseBySwap(x, timeout)
 	}
 	if !sent {
-		err = l.store.Release(l.bound(&x.giving, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
-		x.giving.end()
+		err = l.store.Release(l.bound(&x.releasing, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
+		x.releasing.end()
 	}
 	e := event{kind: released, keep: o.keep, err: err}
 	var code driver.Code
