@@ -32,6 +32,21 @@ type Target struct {
 	Close func() error
 }
 
+func (t *Target) close() error {
+	if t.Close == nil {
+		return nil
+	}
+	return t.Close()
+}
+
+// opener returns the function that opens a client.
+func (t *Target) opener(c *Config) func(context.Context) (driver.Store, error) {
+	if t.Open != nil {
+		return t.Open
+	}
+	return opener(t.URL, c.Namespace)
+}
+
 // StoreFault is a fault of a store.
 type StoreFault struct {
 	Kind string
