@@ -106,16 +106,14 @@ func (m *mysql) target(ctx context.Context, recipe, address string, more ...Stor
 	return &Target{
 		URL:    storeURL(m.user, m.proxy.Address()),
 		Faults: sqlFaults(recipe, append(faults, more...), m.proxy),
-		Left: func(ctx context.Context) ([]string, error) {
-			return sessionsLeft(ctx, coordinators, func() (primary, replica int, err error) {
-				at, err := m.clients(ctx, m.primary)
-				var old []int64
-				if err == nil && m.replica != nil {
-					old, err = m.clients(ctx, m.replica)
-				}
-				return len(at), len(old), err
-			})
-		},
+		Left: sessionsLeft(coordinators, func(ctx context.Context) (primary, replica int, err error) {
+			at, err := m.clients(ctx, m.primary)
+			var old []int64
+			if err == nil && m.replica != nil {
+				old, err = m.clients(ctx, m.replica)
+			}
+			return len(at), len(old), err
+		}),
 		Close: m.close,
 	}, nil
 }

@@ -85,13 +85,11 @@ func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 	return &Target{
 		URL:    storeURL(clientUser, p.proxies[0].Address(), p.proxies[1].Address()),
 		Faults: sqlFaults(recipe, faults, p.proxies...),
-		Left: func(ctx context.Context) ([]string, error) {
-			return sessionsLeft(ctx, 0, func() (primary, replica int, err error) {
-				count := fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE usename = '%s'", clientUser)
-				err = errors.Join(p.query(ctx, p.primary, count, &primary), p.query(ctx, p.replica, count, &replica))
-				return primary, replica, err
-			})
-		},
+		Left: sessionsLeft(0, func(ctx context.Context) (primary, replica int, err error) {
+			count := fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE usename = '%s'", clientUser)
+			err = errors.Join(p.query(ctx, p.primary, count, &primary), p.query(ctx, p.replica, count, &replica))
+			return primary, replica, err
+		}),
 		Close: p.close,
 	}, nil
 }

@@ -6,13 +6,11 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/check/servers"
-	"github.com/holdfast-go/holdfast/driver"
 )
 
 // The databases, by recipe. Without a recipe the store uses its default.
@@ -65,23 +63,15 @@ func sqlFaults(recipe string, ofServers []StoreFault, proxies ...*servers.Proxy)
 }
 
 // initialise creates the tables.
-func initialise(ctx context.Context, raw string) error {
-	u, err := url.Parse(raw)
-	if err != nil {
-		return err
-	}
-	open, ok := driver.OpenerOf(u.Scheme)
-	if !ok {
-		return badConfig("", "scheme %q is not linked in", u.Scheme)
-	}
-	s, err := open(ctx, u, "")
+func initialise(ctx context.Context, address string) error {
+	s, err := opener(address, "")(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.Close(context.WithoutCancel(ctx))
 	i, ok := s.(interface{ Init(context.Context) error })
 	if !ok {
-		return fmt.Errorf("check: the store of scheme %s has no Init", u.Scheme)
+		return fmt.Errorf("check: the store %s has no Init", s)
 	}
 	return i.Init(ctx)
 }
@@ -121,16 +111,12 @@ const coordinators = 3
 
 // sessionsLeft waits until only the run's own sessions are left at the primary and at most most
 // at the replica. count returns the numbers.
-func sessionsLeft(ctx context.Context, most int, count func() (primary, replica int, err error)) ([]string, error) {
-	for deadline := time.Now().Add(15 * time.Second); ; lasts(ctx, 50*time.Millisecond) {
-		primary, replica, err := count()
-		switch {
-		case err != nil:
+func sessionsLeft(most int, count func(context.Context) (primary, replica int, err error)) func(context.Context) ([]string, error) {
+	return leftSoon(15*time.Second, func(ctx context.Context) ([]string, error) {
+		primary, replica, err := count(ctx)
+		if err != nil || primary <= coordinators && replica <= most {
 			return nil, err
-		case primary <= coordinators && replica <= most:
-			return nil, nil
-		case time.Now().After(deadline):
-			return []string{fmt.Sprintf("%d sessions at the primary and %d at the replica", primary, replica)}, nil
 		}
-	}
+		return []string{fmt.Sprintf("%d sessions at the primary and %d at the replica", primary, replica)}, nil
+	})
 }
