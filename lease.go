@@ -352,7 +352,7 @@ func (l *Locker) perform(o *outcome) error {
 		o.cancel(errAbandoned)
 	}
 	if o.do&reportRelease != 0 {
-		o.holder.report(EventReleased, nil, o.since)
+		o.holder.reportReleased(o.since)
 	}
 	var err error
 	if o.do&release != 0 {

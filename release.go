@@ -95,22 +95,14 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 	})
 }
 
-// report calls the hooks with an event of this holder's time with the lease. An
-// EventReleased is reported on this goroutine, whose work at the store is done.
-// The others are reported in the background, so that no hook delays a lock.
-func (h *holder) report(kind EventKind, err error, since time.Duration) {
-	l := h.lease.l
-	if l.cfg.hooks == nil {
-		return
-	}
-	if e := h.event(kind, err, since); kind == EventReleased {
-		l.emit(h.ctx, e)
-	} else {
-		l.emitLater(h.ctx, e)
+// reportReleased calls the hooks on this goroutine, whose work at the store is done.
+func (h *holder) reportReleased(since time.Duration) {
+	if l := h.lease.l; l.cfg.hooks != nil {
+		l.emit(h.ctx, h.event(EventReleased, nil, since))
 	}
 }
 
-// reportLater calls the hooks in the background.
+// reportLater calls the hooks in the background, so that no hook delays a lock.
 func (h *holder) reportLater(kind EventKind, err error, since time.Duration) {
 	if l := h.lease.l; l.cfg.hooks != nil {
 		l.emitLater(h.ctx, h.event(kind, err, since))
