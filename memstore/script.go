@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 func nameOf(key string) string {
@@ -251,12 +252,8 @@ func (sp *space) renewFault(ctx context.Context, name string) error {
 		return nil
 	}
 	if f.delay > 0 {
-		t := time.NewTimer(f.delay)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return driver.Errorf(driver.CodeUnknown, "no answer (scripted): %w", ctx.Err())
+		if err := backoff.Sleep(ctx, f.delay); err != nil {
+			return driver.Errorf(driver.CodeUnknown, "no answer (scripted): %w", err)
 		}
 	}
 	return f.err
