@@ -95,7 +95,6 @@ func (p *probe) send(ctx context.Context) error {
 	return p.travel(ctx, healed, wait)
 }
 
-// answer passes an answer back.
 func (p *probe) answer(ctx context.Context) error {
 	p.mu.Lock()
 	healed, wait := p.healed, p.in

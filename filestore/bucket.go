@@ -334,7 +334,6 @@ func (b *bucket) reserve() error {
 // settle grants a name to the waiters that the rule admits.
 func (b *bucket) settle(k key) error { return b.state.settle(k, b.store.now(), b.reserve) }
 
-// drop removes the entries that match.
 func (b *bucket) drop(match func(*entry) bool) (bool, error) {
 	return b.state.drop(match, b.store.now(), b.reserve)
 }

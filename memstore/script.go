@@ -202,7 +202,6 @@ func (s *Store) ready(ctx context.Context) error {
 	}
 }
 
-// acquireFaulty executes a scripted acquisition.
 func (s *Store) acquireFaulty(ctx context.Context, e *entry, r driver.Request, f *fault) (driver.Grant, error) {
 	sp := s.space
 	apply := func() {
@@ -243,7 +242,6 @@ func (sp *space) admitsNow(key string, limit int) bool {
 	return len(n.queue) == 0 && n.admits(limit)
 }
 
-// renewFault executes a scripted renewal.
 func (sp *space) renewFault(ctx context.Context, name string) error {
 	sp.mu.Lock()
 	f := take(&sp.script.renewals, name)

@@ -111,7 +111,6 @@ func (l *listener) run() {
 	}
 }
 
-// session serves one connection.
 func (l *listener) session() {
 	tried := func() {
 		l.mu.Lock()

@@ -41,7 +41,6 @@ const (
 	shortestProbe = time.Second
 )
 
-// probe starts the probe.
 func (w *waiting) probe() {
 	if w.r.Wait < shortestProbe || w.inspect == nil {
 		return
