@@ -76,12 +76,17 @@ LONG        := /(torture|interop|bench|tools|versions)(/|$$)
 LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestLayout(RefusedCommandKeepsGrants|SentinelFailover)|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+# The packages that wait longest, first: with them side by side the rest fits beside.
+SLOWEST     := etcd zookeeper redis mysql postgres
+EMPTY       :=
+SPACE       := $(EMPTY) $(EMPTY)
 # A dozen suites, each in a process of its own.
 LAYOUTS     := ^TestConformanceLayouts$$
 short: servers
 	$(SAY) 'test: every package but the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 4 $(TIMEOUT) -skip '$(LONG_TESTS)' \
-		$$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)')
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 5 $(TIMEOUT) -skip '$(LONG_TESTS)' \
+		$(addprefix ./e2e/conformance/,$(SLOWEST)) ./cmd/holdfast \
+		$$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)|/conformance/($(subst $(SPACE),|,$(SLOWEST)))$$|cmd/holdfast$$')
 	$(SAY) 'test: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 1 $(TIMEOUT) ./check/...
 
