@@ -77,16 +77,13 @@ LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # The packages that wait longest, first: with them side by side the rest fits beside.
-SLOWEST     := etcd zookeeper redis mysql postgres
-EMPTY       :=
-SPACE       := $(EMPTY) $(EMPTY)
+SLOWEST     := $(addprefix ./e2e/conformance/,etcd zookeeper redis mysql postgres) ./cmd/holdfast
 # A dozen suites, each in a process of its own.
 LAYOUTS     := ^TestConformanceLayouts$$
 short: servers
 	$(SAY) 'test: every package but the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 5 $(TIMEOUT) -skip '$(LONG_TESTS)' \
-		$(addprefix ./e2e/conformance/,$(SLOWEST)) ./cmd/holdfast \
-		$$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)|/conformance/($(subst $(SPACE),|,$(SLOWEST)))$$|cmd/holdfast$$')
+		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)')
 	$(SAY) 'test: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 1 $(TIMEOUT) ./check/...
 
@@ -114,16 +111,14 @@ lint:
 	$(SAY) 'lint: staticcheck'
 	@$(GO) run $(STATICCHECK) $(call packages,$(MODULES))
 
-# Four packages of stores go side by side. Checks judge what happens in time: they go
-# one after the other, and beside no others.
-.PHONY: race-core race-stores race-check
-race: race-core race-stores race-check
-race-core: servers
-	$(SAY) 'race: the packages that need no server, and the command'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m $$($(GO) list $(call packages,$(filter-out e2e check,$(MODULES))) | grep -vE '$(COVERED)')
-race-stores: clients
-	$(SAY) 'race: the stores on their servers'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
+# The packages go side by side, those that wait longest first. Checks judge what happens in
+# time: they go one after the other, and beside no others.
+.PHONY: race-tests race-check
+race: race-tests race-check
+race-tests: clients
+	$(SAY) 'race: every package but the check'
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 5 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' \
+		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '/(torture|versions)$$|$(COVERED)')
 race-check: servers
 	$(SAY) 'race: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
