@@ -62,10 +62,10 @@ func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []
 }
 
 // survey waits until sessions have recorded the grants that are older than the call, which
-// takes a moment. If a process is stopped before its record, survey waits tellWithin at most.
+// takes a moment. If a process is stopped before its record, survey waits recordWithin at most.
 func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) ([]Sight, error) {
 	sights, unrecorded, err := e.recipe.Survey(ctx, side, key, all)
-	for end := time.Now().Add(tellWithin); err == nil && len(unrecorded) > 0 && time.Now().Before(end); {
+	for end := time.Now().Add(recordWithin); err == nil && len(unrecorded) > 0 && time.Now().Before(end); {
 		if err := backoff.Sleep(ctx, 3*time.Millisecond); err != nil {
 			return nil, err
 		}
