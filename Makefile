@@ -76,6 +76,8 @@ LONG        := /(torture|interop|bench|tools|versions)(/|$$)
 LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestLayout(RefusedCommandKeepsGrants|SentinelFailover)|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+# Tests of ALONE that the race detector makes too slow: they skip themselves under it.
+RACE_FREE   := ^TestManyLocksOverASlowLink$$
 # A dozen suites, each in a process of its own.
 LAYOUTS     := ^TestConformanceLayouts$$
 short: servers
@@ -127,6 +129,8 @@ race-check: servers
 torture: servers
 	$(SAY) 'torture: the suite on the layouts of other Redis clients'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(LAYOUTS)' ./conformance/redis
+	$(SAY) 'torture: 12,000 locks over a slow link'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(RACE_FREE)' ./conformance/etcd
 	$(SAY) 'torture: the check on every store'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
 
