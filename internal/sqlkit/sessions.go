@@ -104,8 +104,8 @@ const (
 	// searched for a waiter. Most requests end before.
 	tellAfter = 20 * time.Millisecond
 	// tellWithin limits how long an inspection waits for sessions that have not recorded a
-	// grant.
-	tellWithin = time.Second
+	// grant, and tellSoon if one of them has reported that it cannot.
+	tellWithin, tellSoon = 4 * time.Second, time.Second
 	// recordAgain is the interval at which a failed record is tried again.
 	recordAgain = time.Second
 	// busyWithin limits how long a release waits for a running ping.
