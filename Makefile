@@ -30,7 +30,7 @@ help:
 	@echo 'make short      the short tests of every package'
 	@echo 'make race       all tests, under the race detector'
 	@echo 'make torture    the check on every store, with real servers'
-	@echo 'make versions   the suite and a short check of every store on newer servers'
+	@echo 'make versions   the suite and a short check of every store on newer servers, and its layouts'
 	@echo 'make cover      coverage of the root package and driver, at least $(COVERAGE) %'
 	@echo 'make cross      builds for the systems that the tests do not run on'
 	@echo 'make standalone builds each module without the workspace'
@@ -125,14 +125,12 @@ race-check: servers
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/etcd ./conformance/zookeeper
 
 torture: servers
-	$(SAY) 'torture: the suite on the layouts of other Redis clients'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(LAYOUTS)' ./conformance/redis
 	$(SAY) 'torture: the check on every store'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
 
 versions: newer
-	$(SAY) 'versions: the stores on newer servers'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m -parallel 4 ./conformance/versions
+	$(SAY) 'versions: the stores on newer servers, and the layouts of other Redis clients'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -p 2 -parallel 4 -timeout 20m -run '$(LAYOUTS)|^Test(TestedVersions|Suite|Check)$$' ./conformance/versions ./conformance/redis
 
 # The packages that everything stands on, under the race detector as well.
 COVERED     := holdfast-go/holdfast(/driver(/.*)?|/memstore)?$$
