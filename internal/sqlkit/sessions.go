@@ -104,8 +104,8 @@ const (
 	// searched for a waiter. Most requests end before.
 	recordAfter = 20 * time.Millisecond
 	// recordWithin limits how long an inspection waits for sessions that have not recorded a
-	// grant.
-	recordWithin = time.Second
+	// grant, and recordSoon if one of them has reported that it cannot.
+	recordWithin, recordSoon = 4 * time.Second, time.Second
 	// recordAgain is the interval at which a failed record is tried again.
 	recordAgain = time.Second
 	// busyWithin limits how long a release waits for a running ping.
