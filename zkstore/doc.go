@@ -73,7 +73,8 @@
 //
 // A release deletes a node whose name is used once, which proves that the node existed. If
 // the next in the queue is an entry of the same client, it becomes a grant before the
-// answer: both nodes are this client's, and every entry behind waits for both.
+// answer: both nodes are this client's, and every entry behind waits for both. The same
+// round trip reads the entry: if an operator has deleted it, the client ends that grant.
 //
 // [Store.Swap] deletes the node of a grant and creates that of the next request in one
 // transaction, which the server writes to its disk once. The new node is behind every other, and

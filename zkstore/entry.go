@@ -113,7 +113,12 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 			ops = append(ops, o.op())
 		}
 		both, list := zk.Multi(append(ops, create)...), zk.Children(dir, false)
-		err := ss.zk.Do(ctx, both, list)
+		calls := []*zk.Call{both, list}
+		look := o.look(dir)
+		if look != nil {
+			calls = append(calls, look)
+		}
+		err := ss.zk.Do(ctx, calls...)
 		if lost, ok := errors.AsType[*zk.LostError](err); ok {
 			if ctx.Err() != nil {
 				return nil, nil, ss.abandonCreate(ctx, r, dir, data, both, create, lost, o)
@@ -128,7 +133,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 				}
 				continue // it is created again
 			}
-			o.check(dir, c.names)
+			o.check(dir, c.names, nil)
 			if releasing {
 				o.done(dir, c.names)
 			}
@@ -139,7 +144,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 		case err != nil:
 			return nil, nil, ss.fail(err)
 		case both.Err == nil:
-			o.check(dir, list.Names)
+			o.check(dir, list.Names, look)
 			if releasing {
 				o.done(dir, list.Names)
 			}
