@@ -39,6 +39,10 @@ type entry struct {
 	uncounted int
 	conn      int
 	since     driver.Instant
+	// zxid is the transaction that made the node, 0 if the entry must not set its watches in one
+	// request. batched is set if it did.
+	zxid    int64
+	batched bool
 	// handoff is set when the grant before the entry was released in this process, and
 	// vanished when the entry's own node turned out to be gone then.
 	handoff, vanished bool
@@ -148,6 +152,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 			if err != nil {
 				return nil, nil, err
 			}
+			p.zxid = both.Zxid
 			if list.Err != nil {
 				return p, nil, ss.s.fail(list.Err)
 			}
