@@ -161,7 +161,7 @@ func (r named) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.Lo
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
 	lock := r.lockOf(old)
-	answers, err := s.Run(ctx, fmt.Sprintf("SELECT %s, CASE WHEN COALESCE(IS_USED_LOCK(%s), 0) <> CONNECTION_ID() THEN -1 WHEN IS_FREE_LOCK(%s) THEN %s ELSE RELEASE_LOCK(%[2]s) - 1 END",
+	answers, err := s.Run(ctx, fmt.Sprintf("SELECT %s, CASE WHEN COALESCE(IS_USED_LOCK(%s), 0) <> CONNECTION_ID() THEN -1 WHEN IS_FREE_LOCK(%s) THEN %s ELSE RELEASE_LOCK(%[2]s) - 1 END, @@global.read_only",
 		markNew(s), lock, gate(old.Key), clock))
 	if err != nil {
 		return sqlkit.Got{}, 0, err
@@ -173,6 +173,8 @@ func (r named) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.Lo
 		return sqlkit.Got{}, sqlkit.PassNotHeld, nil
 	case now == 0:
 		return sqlkit.Got{}, sqlkit.PassReleased, nil
+	case isReadOnly(row.Text(2)):
+		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	default:
 		return next.Passed(old, now)
 	}

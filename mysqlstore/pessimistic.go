@@ -181,7 +181,8 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 	if r.s.cfg.Durable {
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
 	}
-	script := []string{proveSavepoint, fmt.Sprintf("SELECT %s, @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", markNew(s), gate(old.Key), clock)}
+	// The proof follows the reading of the clock.
+	script := []string{fmt.Sprintf("SELECT %s, @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", markNew(s), gate(old.Key), clock), proveSavepoint}
 	refused := sqlkit.PassRefused
 	if r.s.facts().maria {
 		// MySQL has no such statement, and needs another round trip to release.
