@@ -118,18 +118,18 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 func waits(key []byte) mark { return hashed("wait\x00", key) }
 
 // pass is the statement of Pass.
-const pass = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid()"
+const pass = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid(), CASE WHEN $3::boolean THEN " + unnamed + " END"
 
 // Pass keeps the lock if no session shares the lock of the waiters, and else frees it, in one
 // statement.
 func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
 	m, err := r.mark(old.Key)
 	p, ok := s.Link.(preparer)
-	if err != nil || !ok || m.sub != 1 || r.s.cfg.Durable || old.Recorded {
+	if err != nil || !ok || m.sub != 1 || r.s.cfg.Durable {
 		return sqlkit.Got{}, sqlkit.PassRefused, err
 	}
 	limit(next)
-	row, err := p.prepared(ctx, pass, waits(old.Key).args(), m.args())
+	row, err := p.prepared(ctx, pass, waits(old.Key).args(), m.args(), strconv.FormatBool(old.Recorded))
 	switch now := row.Int(0); {
 	case err != nil:
 		return sqlkit.Got{}, 0, err
