@@ -92,3 +92,28 @@ func TestSwapAtReadOnlyServer(t *testing.T) {
 		}
 	})
 }
+
+// TestSwapServesGetLock: a program that waits in GET_LOCK for a name is served, although other clients pass
+// the lock on.
+func TestSwapServesGetLock(t *testing.T) {
+	schema := mariadb.Create(t)
+	s := mariadb.Store(t, schema, "recipe=named&names=exact")
+	defer sqltest.Close(t, s)
+	const name = "by-hand"
+	first, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+	c, err := mariadb.Pool(t, schema).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		var got int
+		if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK(?, 120) + RELEASE_LOCK(?)", name, name).Scan(&got); err != nil || got != 2 {
+			t.Error(got, err)
+		}
+	}()
+	sqltest.Release(t, s, first)
+	sqltest.SwapServesOthers(t, s, name, served)
+}

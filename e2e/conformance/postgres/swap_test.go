@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
@@ -23,7 +24,7 @@ func TestSwapPassesTheLockOn(t *testing.T) {
 			return n
 		}
 		for range 500 {
-			g, _ := sqltest.Must(t, s, "passed", 1, time.Minute)
+			g, _ := sqltest.Must(t, s, "passed", driver.Exclusive, time.Minute)
 			next, released, err := sqltest.Swap(t, s, g)
 			if released != nil || err != nil {
 				t.Fatal(released, err)
@@ -57,4 +58,43 @@ func TestSwapNoticesEndOfSession(t *testing.T) {
 			return released != nil
 		})
 	})
+}
+
+// TestSwapServesAdvisoryLock: a program that waits in pg_advisory_lock is served, although other clients pass
+// the lock on.
+func TestSwapServesAdvisoryLock(t *testing.T) {
+	database := postgres.Create(t)
+	s := postgres.Store(t, database, "recipe=advisory&keys=given")
+	defer sqltest.Close(t, s)
+	c, err := postgres.Pool(t, database).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if _, err := c.ExecContext(t.Context(), "SELECT pg_advisory_lock(42), pg_advisory_unlock(42)"); err != nil {
+			t.Error(err)
+		}
+	}()
+	sqltest.SwapServesOthers(t, s, "42", served)
+}
+
+// TestSwapOfARowServesOthers: a client replaces its grant by the next one, and another client, which no row
+// shows, gets the name all the same.
+func TestSwapOfARowServesOthers(t *testing.T) {
+	database := postgres.Create(t)
+	s, other := postgres.Store(t, database, "recipe=optimistic"), postgres.Store(t, database, "recipe=optimistic")
+	defer sqltest.Close(t, s)
+	defer sqltest.Close(t, other)
+	served := make(chan struct{})
+	first, _ := sqltest.Must(t, s, "replaced", driver.Exclusive, time.Minute)
+	w := sqltest.Wait(t, t.Context(), other, "replaced", driver.Exclusive)
+	go func() {
+		defer close(served)
+		sqltest.Release(t, other, w.Granted())
+	}()
+	sqltest.Release(t, s, first)
+	sqltest.SwapServesOthers(t, s, "replaced", served)
 }

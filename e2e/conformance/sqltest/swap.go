@@ -49,3 +49,28 @@ func SwapUntil(t testing.TB, s Store, name string, before func(), done func(rele
 	}
 	t.Fatal("no swap has passed the lock on")
 }
+
+// SwapServesOthers requires that a client which swaps one grant after the other releases the lock to a client
+// that the store does not see waiting. served is closed when that client has had the lock.
+func SwapServesOthers(t testing.TB, s Store, name string, served <-chan struct{}) {
+	t.Helper()
+	r, _ := Request(name, driver.Exclusive, time.Minute)
+	r.Wait = true
+	g, err := s.Acquire(t.Context(), r)
+	for end := time.Now().Add(soon); err == nil; {
+		select {
+		case <-served:
+			Release(t, s, g)
+			return
+		default:
+		}
+		if time.Now().After(end) {
+			t.Fatal("the other client was not served")
+		}
+		var released error
+		if g, released, err = Swap(t, s, g); released != nil {
+			t.Fatalf("the release: %v", released)
+		}
+	}
+	t.Fatal(err)
+}
