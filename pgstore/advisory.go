@@ -88,7 +88,8 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	var row sqlkit.Row
 	if a.Wait {
 		var answers sqlkit.Answers
-		answers, err = s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT %spg_advisory_lock%s(%s)), %s", r.comment(a), shared(a), m.args(), drawn(r.now(a), r.count(a))))
+		answers, err = s.Run(ctx, fmt.Sprintf("WITH w AS MATERIALIZED (SELECT %spg_advisory_xact_lock_shared(%s)), l AS MATERIALIZED (SELECT pg_advisory_lock%s(%s) FROM w), %s",
+			r.comment(a), waits(a.Key).args(), shared(a), m.args(), drawn(r.now(a), r.count(a))))
 		row = answers.Last()
 	} else {
 		row, err = r.try(ctx, s, a, m)
@@ -109,6 +110,38 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 		})
 	}
 	return got, nil
+}
+
+// waits is the lock that a session shares while it waits for the lock of a name. The server frees
+// it at the end of the statement. So no session has it if none waits, and a holder
+// can pass its lock on.
+func waits(key []byte) mark { return hashed("wait\x00", key) }
+
+// pass is the statement of Pass.
+const pass = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid(), CASE WHEN $3::boolean THEN " + unnamed + " END"
+
+// Pass keeps the lock if no session shares the lock of the waiters, and else frees it, in one
+// statement.
+func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
+	m, err := r.mark(old.Key)
+	p, ok := s.Link.(preparer)
+	if err != nil || !ok || m.sub != 1 || r.s.cfg.Durable {
+		return sqlkit.Got{}, sqlkit.PassRefused, err
+	}
+	limit(next)
+	row, err := p.prepared(ctx, pass, waits(old.Key).args(), m.args(), strconv.FormatBool(old.Recorded))
+	switch now := row.Int(0); {
+	case err != nil:
+		return sqlkit.Got{}, 0, err
+	case row.Int(1) != s.ID.Conn:
+		return sqlkit.Got{}, 0, errMoved
+	case now < 0:
+		return sqlkit.Got{}, sqlkit.PassNotHeld, nil
+	case now == 0:
+		return sqlkit.Got{}, sqlkit.PassReleased, nil
+	default:
+		return next.Passed(old, now)
+	}
 }
 
 // drawn is the rest of a statement that takes the lock in a query l. It returns the token,
@@ -241,6 +274,9 @@ func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 	var sights []sqlkit.Sight
 	var unrecorded []sqlkit.Identity
 	for _, f := range list {
+		if f.mark == waits(f.Key) {
+			continue
+		}
 		if f.unrecorded {
 			unrecorded = append(unrecorded, f.Identity)
 			continue

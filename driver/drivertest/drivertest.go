@@ -140,6 +140,8 @@ func Run(t *testing.T, h Harness) {
 		{"Linger", linger},
 		{"Swap", swaps},
 		{"SwapQueuesLast", swapQueuesLast},
+		{"SwapOfYoungGrant", swapOfYoungGrant},
+		{"SwapToAnotherRequest", swapToAnotherRequest},
 		{"SwapOfEndedGrant", swapOfEndedGrant},
 		{"SwapCancelledBefore", swapCancelledBefore},
 		{"SwapAnswerLost", swapAnswerLost},

@@ -90,6 +90,15 @@ var mistakes = map[string]mistake{
 			r.Name += "-elsewhere" // where no waiter is before it
 			return true
 		}},
+	"a swap of a young grant passes it on beside the waiters": {test: "SwapOfYoungGrant",
+		swap: func(_ *client, old driver.Grant, r *driver.Request, _ func(error)) bool {
+			if age, _ := old.SentAt.Elapsed(); age < driver.HandoffTime {
+				r.Name += "-elsewhere"
+			}
+			return true
+		}},
+	"a swap keeps the TTL of the old grant": {test: "SwapToAnotherRequest",
+		answer: func(_ driver.Request, g *driver.Grant) { g.TTL = min(g.TTL, time.Minute/2) }},
 	"a cancelled swap releases and does not report it": {test: "SwapCancelledBefore",
 		swap: func(c *client, old driver.Grant, _ *driver.Request, _ func(error)) bool {
 			_ = c.Release(context.Background(), old, 0)
