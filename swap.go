@@ -84,8 +84,9 @@ func (s *swap) afterRelease(cancel context.CancelCauseFunc) context.CancelCauseF
 // canSwap reports whether the release of x can go with the next request of its queue: the
 // head requests the same. The Locker's mutex is held.
 func (l *Locker) canSwap(q *queue, x *lease) bool {
+	g := l.guarantees.Load()
 	return !l.closed && q.head != nil && q.head.accepts(&x.req) && x.req.Limit == driver.Exclusive &&
-		l.guarantees.Load().Wake == driver.WakePush
+		g.Wake == driver.WakePush && g.Order == driver.OrderFIFO
 }
 
 // offer gives the release of x to the goroutine of its queue, if that holds the next request

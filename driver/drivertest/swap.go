@@ -15,6 +15,9 @@ func (e *env) swapper(s driver.Store) driver.Swapper {
 	if !ok {
 		e.Skip("the store does not release and request in one step")
 	}
+	if g := &e.g; g.Wake != driver.WakePush || g.Order != driver.OrderFIFO {
+		e.Skip("the core calls Swap of stores that push, in order")
+	}
 	return sw
 }
 
