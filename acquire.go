@@ -249,8 +249,8 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 	x := l.newLease(a.ctx, a.name, a.set)
 	x.req.First = a.wait
 	l.reserve(&x.req, false)
-	g, err := l.store.Acquire(l.bound(&x.asking, a.waiting, false, timeout), x.req)
-	x.asking.end()
+	g, err := l.store.Acquire(l.bound(&x.acquiring, a.waiting, false, timeout), x.req)
+	x.acquiring.end()
 	if err != nil {
 		l.failed(x, err)
 		return nil, l.explain(a.waiting, a.name, err)

@@ -24,9 +24,9 @@ func (l *Locker) Inspect(ctx context.Context, name string) (State, error) {
 	if !ok {
 		return State{}, l.unsupported(name, "the store cannot be inspected")
 	}
-	asking, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
+	limited, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
 	defer cancel()
-	st, err := i.Inspect(asking, name)
+	st, err := i.Inspect(limited, name)
 	if err != nil {
 		return State{}, l.explain(ctx, name, err)
 	}

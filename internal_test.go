@@ -63,7 +63,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		q := l.queues["a"]
-		return q != nil && q.head != nil && q.asking != nil
+		return q != nil && q.head != nil && q.pending != nil
 	}
 	for !waits() {
 		time.Sleep(time.Millisecond)

@@ -90,6 +90,13 @@
 // after that read, as by a compaction or a lost connection: the waiter reads the queue again. A member
 // that reports its progress grants nothing.
 //
+// The entries of a store that count the deletions of a name share one watch, which stays for a second after
+// the last of them. The next entry then needs no read of its own: the transaction that makes it has
+// read the queue through the quorum. That transaction is sent after the watch was made, so its
+// revision is larger than that from which the watch reports. The entry receives the events from
+// before the send, and ignores those up to that revision. So it sees each later deletion, also one
+// that arrives before the answer.
+//
 // An exclusive waiter further behind watches the last entry but one before it, so that it reads the
 // queue again before it is its turn. A waiter among several limits watches the deletions of the name's
 // entries, which it counts itself, and then reads the queue again. If the transaction that

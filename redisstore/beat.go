@@ -117,9 +117,13 @@ func (s *Store) look() {
 // slow link delays the last one.
 func (s *Store) lookAt(due map[uint16][]*entry) {
 	var batches [][]*entry
+	batch := lookBatch
+	if s.spread.Load() {
+		batch = 1
+	}
 	for _, group := range due {
 		for len(group) > 0 {
-			n := min(len(group), lookBatch)
+			n := min(len(group), batch)
 			batches = append(batches, group[:n])
 			group = group[n:]
 		}

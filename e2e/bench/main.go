@@ -174,7 +174,7 @@ func measureWork(s store, address string, w work) (results []result, ok bool, er
 		if *contendersFlag != "" && !slices.Contains(strings.Split(*contendersFlag, ","), c.name) {
 			continue
 		}
-		if c.floor && w.contested() {
+		if c.bare && w.contested() {
 			continue // it does not exclude
 		}
 		results = append(results, result{contender: c})

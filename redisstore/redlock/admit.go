@@ -113,7 +113,7 @@ func (s *Store) admitNew(ctx context.Context, found []state) {
 			f := &found[i]
 			run := f.run // a server that has restarted since may have voted for another client
 			for tries := 0; tries < 20 && f.empty() && f.run == run && ctx.Err() == nil; tries++ {
-				if n.admit(f, s.now(), true, []string{"floor", text(now)}) == nil {
+				if n.admit(f, s.now(), true, []string{"least", text(now)}) == nil {
 					f.fields["run"] = f.run
 					return
 				}
@@ -241,7 +241,7 @@ func (n *node) restore() {
 	counters := map[string]uint64{}
 	take := func(f *state) {
 		for k, v := range f.fields {
-			if x, err := strconv.ParseUint(v, 10, 64); err == nil && (k == "floor" || strings.HasPrefix(k, "c")) {
+			if x, err := strconv.ParseUint(v, 10, 64); err == nil && (k == "least" || strings.HasPrefix(k, "c")) {
 				counters[k] = max(counters[k], x)
 			}
 		}
@@ -254,8 +254,8 @@ func (n *node) restore() {
 	switch {
 	case whole >= s.quorum || s.cfg.Unprotected:
 	case all && over:
-		floor := uint64(at + 2*s.cfg.Skew.Microseconds())
-		counters["floor"] = max(counters["floor"], floor)
+		least := uint64(at + 2*s.cfg.Skew.Microseconds())
+		counters["least"] = max(counters["least"], least)
 	default:
 		n.withheld("its counters of tokens can be restored only by a majority of the others, or when all servers answer", 0)
 		return

@@ -41,7 +41,6 @@ Exit status:
 		Example: `  holdfast init postgres://admin@db.example/app
   # with a password, which does not belong on a command line:
   holdfast init --store-file admin-url`,
-		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 0 && (file.given || os.Getenv(envStore) != "" || os.Getenv(envStoreFile) != ""):

@@ -86,7 +86,6 @@ Exit status:` + lookStatus,
 		Example: `  holdfast stores
   holdfast stores file:///var/lib/locks
   holdfast stores --store-file /etc/holdfast/store`,
-		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) > 1:
@@ -115,7 +114,6 @@ Exit status:` + lookStatus,
 			return outcome(ctx, p, err)
 		},
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().Var(&file, "store-file", storeFileUsage)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
