@@ -82,10 +82,13 @@ func (s *swap) afterRelease(cancel context.CancelCauseFunc) context.CancelCauseF
 }
 
 // canSwap reports whether the release of x can go with the next request of its queue: the
-// head requests the same. The Locker's mutex is held.
+// head requests the same. A store in the layout of another client neither serves in order nor
+// reserves tokens: it would grant the request before those of other processes. The Locker's mutex
+// is held.
 func (l *Locker) canSwap(q *queue, x *lease) bool {
+	g := l.guarantees.Load()
 	return !l.closed && q.head != nil && q.head.accepts(&x.req) && x.req.Limit == driver.Exclusive &&
-		l.guarantees.Load().Wake == driver.WakePush
+		g.Wake == driver.WakePush && (g.Order == driver.OrderFIFO || g.Reserves)
 }
 
 // offer gives the release of x to the goroutine of its queue, if that holds the next request

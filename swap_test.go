@@ -300,6 +300,29 @@ func TestSwapOnlyForTheSameRequest(t *testing.T) {
 	})
 }
 
+// unordered is a store that serves waiters in any order.
+type unordered struct{ swapping }
+
+func (s *unordered) Guarantees(ctx context.Context) (driver.Guarantees, error) {
+	g, err := s.Store.Guarantees(ctx)
+	g.Order = driver.OrderNone
+	return g, err
+}
+
+// TestStoreWithoutOrderIsNotSwapped: a swap would serve this process alone.
+func TestStoreWithoutOrderIsNotSwapped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		both := &unordered{swapping{Store: memstore.New()}}
+		l := newLocker(t, both, holdfast.LocalHandoff(0))
+		k, waiter := beforeSwap(t, l, bg)
+		unlock(t, k)
+		unlock(t, <-waiter)
+		if n := both.calls.Load(); n != 0 {
+			t.Errorf("%d swaps", n)
+		}
+	})
+}
+
 // down is a store with Swap that stops answering.
 type down struct {
 	driver.Store

@@ -19,6 +19,11 @@ const (
 
 // Acquire requests a grant. See [driver.Store].
 func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
+	return s.acquire(ctx, r, nil)
+}
+
+// acquire requests a grant. Its first call makes the release old, if that is not nil.
+func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (driver.Grant, error) {
 	e := &entry{r: r, channel: s.channel} // one allocation with the request, which escapes
 	if err := checkRequest(&e.r); err != nil {
 		return driver.Grant{}, err
@@ -44,7 +49,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	if r.Wait {
 		s.expect(e)
 	}
-	a := attempt{s: s, e: e}
+	a := attempt{s: s, e: e, old: old}
 	g, err := a.run(ctx)
 	if err != nil {
 		if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
@@ -57,6 +62,9 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 		}
 		s.mu.Unlock()
 		return driver.Grant{}, err
+	}
+	if old != nil {
+		g.Handle.(*handle).counter = e.keys[1]
 	}
 	s.highWater.raise(e.bucket, g.Last())
 	s.hold(e, g)
@@ -92,6 +100,7 @@ type attempt struct {
 	refreshed  bool // the queue entry was refreshed once before Queued
 	notified   bool // Queued was called
 	holders    []driver.Holder
+	old        *oldGrant // released by the next call, or nil
 
 	// secret and calls make the tag of each call, "" if the request may not start before it
 	// confirms a grant. lastTag and lastOwner are those of the last call.
@@ -129,7 +138,7 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		late := s.clock.deadline()
 		h := s.encodeHead(a.e)
 		a.lastOwner = h.owner
-		args := append(make([]string, 0, 10), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.highWater.text(a.e.bucket))
+		args := append(make([]string, 0, 13), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.highWater.text(a.e.bucket))
 		if again := a.unanswered || a.lateUntil != 0; r.Wait || seq != 0 || again || r.Tokens > 1 {
 			args = append(args, digit(r.Wait), strconv.FormatInt(seq, 10), digit(again))
 		}
@@ -138,7 +147,11 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 		} else if a.lastTag != "" {
 			args = append(args, "1", a.lastTag)
 		}
+		if a.old != nil {
+			args = a.old.release(args)
+		}
 		rep, err := s.sendAcquire(ctx, a.e, args)
+		a.releaseAnswered(&rep, err)
 		if err != nil {
 			if seq == 0 && driver.CodeOf(err) == driver.CodeUnknown {
 				a.unanswered, a.lateUntil = true, max(a.lateUntil, late)

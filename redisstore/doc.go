@@ -105,11 +105,46 @@
 // its own hash slot. A client would need up to 4096 subscriptions, and would have to renew
 // each one when its slot moves.
 //
+// # Release and request in one call
+//
+// [Store.Swap] releases a grant and makes the request of the next local waiter in one call of the
+// acquire script, which releases first. If no entry waits, the request is granted. Otherwise the first
+// entries are granted and notified as by a release, and the request becomes the last entry. So a
+// contended hold takes one call in place of two. Each hold has a new token, and the order between
+// processes stays. With [WaitReplicas], or in a layout, Swap makes two calls.
+//
+//   - The script checks the time limit and the tombstone of the request before it releases. So a swap
+//     that is too late, or whose request was undone, changes neither half.
+//   - It names the ID and token of the old grant, as a release does. If that grant has ended, the
+//     script releases nothing, reports that, and the request is granted or queued as any other.
+//   - It releases and grants by one HSET. Before that it reads, and tries every command that can be
+//     refused. So after a refusal the old grant stands and no entry exists, and the core calls Release.
+//     A full server refuses a swap as it refuses a request; the release by itself succeeds. A refused
+//     message is a lost one.
+//   - After a lost answer both outcomes are unknown. Release is repeated, and finds the grant or not.
+//     Undo removes the entry or grant of the request and leaves its tombstone. Each may come before
+//     the swap, or after it. A late swap finds the tombstone until its time limit has passed.
+//   - Applied twice, the second finds the old grant gone, and confirms or refreshes what the first made.
+//   - The token is above the name's last one, the counter, and all that the client has seen, as for
+//     each grant. The counter has it before the grant is written.
+//   - SentAt is before the send of the swap. So validity ends before the deadline, which counts from
+//     the server's time in the same script.
+//   - While the hash slot moves and the counter is on another node, the server answers TRYAGAIN to the
+//     swap before it runs. Then the steps are those of a request: read the counter, swap without it,
+//     raise the counter.
+//   - A server that lacks the script has not run it, and gets its text.
+//   - A former primary that applies it is as for the two calls. A failover that loses the swap revives
+//     the old grant until its deadline, and loses the new one like every grant; see Failover.
+//
+// The plain way of the script handles a name in the usual state of contention, with and without
+// waiters. The general path handles all others: shared grants, permits, other limits, a grant whose
+// ID may still arrive. The test of random steps compares both, for swaps too.
+//
 // # Start before the confirmation
 //
 // A request with [driver.Request.Provisional] may start its hold when the message arrives,
 // and confirms its grant later, by its first renewal. A hold that ends before needs no
-// confirmation, so a contended hold takes two calls: the queue entry and the release. The
+// confirmation, so a contended hold takes two calls, the queue entry and the release, or one swap. The
 // request is for one exclusive grant with one token, without [WaitReplicas].
 //
 // Each call that makes or refreshes the queue entry carries a tag: a secret of the request

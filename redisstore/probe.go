@@ -413,5 +413,8 @@ func (s *Store) declare(f *findings) driver.Guarantees {
 	if s.peers != nil {
 		s.peers.declare(&g)
 	}
+	if g.Order == driver.OrderFIFO { // the core uses Swap
+		g.Notes = append(g.Notes, "the next local waiter of a process that holds a lock queues with its release, and at most 5 ms after its grant")
+	}
 	return g
 }

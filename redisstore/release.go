@@ -35,10 +35,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if err != nil {
 		return err
 	}
-	lateUntil := h.lateUntil
-	if lateUntil != 0 && lateUntil < s.clock.now()-window.Microseconds() {
-		lateUntil = 0 // it has passed
-	}
+	lateUntil := s.lateUntil(h)
 	args := append(make([]string, 0, 10), mark(g.ID, g.Token))
 	keys := []string{h.key}
 	next, seq := s.release(&g, keep > 0)
@@ -81,6 +78,14 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 		s.pass(next, rep)
 	}
 	return nil
+}
+
+// lateUntil returns until when a request with the ID of a grant may arrive, 0 if none can.
+func (s *Store) lateUntil(h *handle) int64 {
+	if h.lateUntil != 0 && h.lateUntil < s.clock.now()-window.Microseconds() {
+		return 0 // it has passed
+	}
+	return h.lateUntil
 }
 
 // mark returns the text by which the scripts find a grant.

@@ -85,6 +85,11 @@ var mistakes = map[string]mistake{
 			released(nil)
 			return false
 		}},
+	"a swap ends the grant of another client": {test: "SwapOfEndedGrant",
+		swap: func(c *client, old driver.Grant, _ *driver.Request, _ func(error)) bool {
+			c.Store.(*memstore.Store).Script().Forget(old.Name)
+			return true
+		}},
 	"a swap grants its request before the waiters": {test: "SwapQueuesLast",
 		swap: func(_ *client, _ driver.Grant, r *driver.Request, _ func(error)) bool {
 			r.Name += "-elsewhere" // where no waiter is before it

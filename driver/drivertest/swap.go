@@ -15,8 +15,8 @@ func (e *env) swapper(s driver.Store) driver.Swapper {
 	if !ok {
 		e.Skip("the store does not release and request in one step")
 	}
-	if e.g.Wake != driver.WakePush {
-		e.Skip("the core swaps only where a request can wait")
+	if g := &e.g; g.Wake != driver.WakePush || g.Order != driver.OrderFIFO && !g.Reserves {
+		e.Skip("the core swaps only where a request can wait, in order or with reserved tokens")
 	}
 	return sw
 }

@@ -1,5 +1,6 @@
 -- Grants a name, or makes a queue entry, or refuses. A call for an entry that stands is
--- its refresh, and grants if it is first and the rule allows it.
+-- its refresh, and grants if it is first and the rule allows it. A call may release another
+-- grant of its client before that, in the same step.
 --
 -- KEYS[1]  the name
 -- KEYS[2]  the bucket's counter of tokens; left out while the hash slot moves
@@ -15,7 +16,10 @@
 -- ARGV[8]  1 if an earlier call of this request was not answered
 -- ARGV[9]  how many tokens to reserve; left out where it is 1
 -- ARGV[10] the tag of this call, if the client may start before it confirms the grant; ARGV[9]
---          is then 1
+--          is then 1. It may be empty
+-- ARGV[11] the ID and the token of a grant to release first, " ID TOKEN "
+-- ARGV[12] its slot
+-- ARGV[13] 0, or the server's time until which a request of its ID may arrive
 --
 -- Returns, each but the first followed by the server's time:
 --   GTOKEN                          granted, slot 0; the token is the server's time
@@ -27,6 +31,8 @@
 --   L                               too late
 --   V                               the request was rolled back, or its grant was taken
 --                                   away: its ID is withdrawn for a while
+-- After L and V nothing was released. Where the grant to release had ended before, G and Q are
+-- g and q.
 local K = KEYS[1]
 local time = redis.call('TIME')
 local text = time[2]
@@ -77,8 +83,67 @@ local e, h, t, k
 if limit == '1' and ARGV[6] == '1' and KEYS[2] and found[2] and not found[3] then
   e, h, t, k = string.match(found[2], PLAIN)
 end
+local tag = ARGV[10] or ''
 if e and now < tonumber(e) then
-  if not found[4] and ARGV[7] == '0' and ARGV[8] == '0' then
+  local stands = ARGV[11] and string.find(found[1], ARGV[11], 1, true) -- mutation: redis-swap
+  if ARGV[11] and (found[4] or ARGV[8] ~= '0' or ARGV[12] ~= '0' or ARGV[13] ~= '0' or not stands) then
+    e = nil
+  elseif ARGV[11] and t == '0' then
+    -- No client waits: the name goes from the old grant to this request. The first write may be
+    -- refused by a full server, and the removal of a field is tried before the change.
+    local least = math.max(tonumber(k), tonumber(ARGV[5])) + 1
+    local decides, last = least <= now and now < 9007199254740992, nil
+    if decides then last = call('SET', KEYS[2], text, 'GET') end
+    if last and (tonumber(last) or 0) >= now then
+      call('SET', KEYS[2], last)
+    elseif decides then
+      local token = now
+      if last then token = math.max(least, last + 1, now - (ARGV[9] or 1) + 1) end
+      local tokens, since, ends = now - token + 1, text, num(now + ttl)
+      if not lives(now + ttl, e) then call('PEXPIRE', K, num(math.ceil(ttl / 1000) + 1)) end
+      call('HDEL', K, '-')
+      if tokens > 1 then since = since .. '-' .. num(tokens) end
+      call('HSET', K, 's0', '1 ' .. channel .. ' ' .. owner .. ' ' .. id .. ' ' .. num(token) .. ' ' .. since .. ' ' .. ends .. '+0',
+        'i' .. id, '=0', 'm', plain(ends, '0', '0', text))
+      call('HDEL', K, 'i' .. string.match(ARGV[11], '%S+'))
+      return {'G', text, num(token), '0', num(tokens)}
+    end
+  elseif ARGV[11] then
+    -- The first entry is granted as by a release, and this request becomes the last one.
+    local entries = call('HMGET', K, 'q' .. h, 'q' .. (h + 1 + CLOSE))
+    local to, till, at, code, whose
+    if entries[1] then to, till, at, code, whose = string.match(entries[1], '^(%S+) 1 %d+ (%d+) %d+ ([^%s,]+),?(%S*) (.*)$') end
+    local token, message = math.max(now, k + 1), nil
+    if to and now < tonumber(till) and token < 9007199254740992 then
+      token = num(token)
+      local mark, accepted = '-0', true
+      if code ~= '' then
+        accepted = raise(KEYS[2], token)
+        mark, message = '-0+', start(to, token, code)
+      else
+        call('HSET', K, 's0', found[1]) -- as it was: a full server refuses it
+      end
+      if accepted then
+        local first, seq = h + 1, t + 1
+        if h == t then first, seq = 1, 1 end
+        local ahead = seq - first
+        local dies, ends = deadline(ahead), num(now + CONFIRM)
+        local life = math.max(dies, now + CONFIRM)
+        if not lives(life, e) then call('PEXPIRE', K, num(math.ceil((life - now) / 1000) + 1)) end
+        call('HDEL', K, '-')
+        local holder = '1 ' .. at .. ' ' .. whose .. ' ' .. to .. ' ' .. token .. ' ' .. text .. ' ' .. ends .. '+0'
+        seq = num(seq)
+        call('HSET', K, 's0', holder, 'i' .. to, mark,
+          'q' .. seq, id .. ' 1 ' .. ARGV[2] .. ' ' .. num(dies) .. ' ' .. text .. ' ' .. channel .. (tag ~= '' and ',' .. tag or '') .. ' ' .. owner,
+          'i' .. id, seq, 'm', plain(ends, num(first), seq, token))
+        local gone = 'i' .. string.match(ARGV[11], '%S+')
+        if seq == h then call('HDEL', K, gone) else call('HDEL', K, gone, 'q' .. h) end
+        wake(entries[1], 'w', message)
+        wake(entries[2], 'n')
+        return {'Q', text, seq, num(ahead), num(interval(ahead) / 1000), num(CONFIRM / 1000), '0 ' .. holder}
+      end
+    end
+  elseif not found[4] and ARGV[7] == '0' and ARGV[8] == '0' then
     -- A new queue entry, by one HSET. Common removes a first entry that is dead.
     local first = t ~= '0' and call('HGET', K, 'q' .. h)
     local till = first and string.match(first, '^%S+ %d+ %d+ (%d+)')
@@ -87,7 +152,7 @@ if e and now < tonumber(e) then
     local ahead = seq - h
     local ends = deadline(ahead)
     if (t == '0' or till and now < tonumber(till)) and lives(ends, e) then
-      call('HSET', K, 'q' .. seq, id .. ' 1 ' .. ARGV[2] .. ' ' .. num(ends) .. ' ' .. text .. ' ' .. channel .. (ARGV[10] and ',' .. ARGV[10] or '') .. ' ' .. owner,
+      call('HSET', K, 'q' .. seq, id .. ' 1 ' .. ARGV[2] .. ' ' .. num(ends) .. ' ' .. text .. ' ' .. channel .. (tag ~= '' and ',' .. tag or '') .. ' ' .. owner,
         'i' .. id, seq, 'm', plain(e, h, seq, k))
       return {'Q', text, seq, num(ahead), num(interval(ahead) / 1000), num(math.ceil((e - now) / 1000)), '0 ' .. found[1]}
     end
@@ -124,6 +189,12 @@ local was = tonumber(ARGV[7] or '0')
 local void = get('v' .. id)
 if void and now <= tonumber(void) then return {'V', text} end
 sweep()
+local ended
+if ARGV[11] then
+  starting = counter
+  local g = released(ARGV[11], ARGV[12], tonumber(ARGV[13]))
+  if g then drop(tonumber(ARGV[12]), g) else ended = true end
+end
 
 -- confirm sets the deadline of a grant that this request has. The client has not seen
 -- the token of one that is not confirmed: if the server has lost its memory and its
@@ -151,7 +222,7 @@ local function confirm(slot, g, first)
   lower(g.expires)
   promote()
   commit()
-  return {'G', text, g.token, num(slot), num(g.tokens)}
+  return {ended and 'g' or 'G', text, g.token, num(slot), num(g.tokens)}
 end
 
 local own = get('i' .. id)
@@ -168,14 +239,14 @@ local function answerEntry(seq)
   local ahead = seq - st.h
   local expiry = -1
   if st.count > 0 then expiry = math.max(0, math.ceil((st.e - now) / 1000)) end
-  return {'Q', text, num(seq), num(ahead), num(interval(ahead) / 1000), num(expiry)}
+  return {ended and 'q' or 'Q', text, num(seq), num(ahead), num(interval(ahead) / 1000), num(expiry)}
 end
 
 local rec = own and get('q' .. own)
 if rec then
   -- Its client lives: that counts before dead entries are looked for.
   local seq, entry = tonumber(own), parseEntry(rec)
-  entry.deadline, entry.channel, entry.tag, entry.owner = deadline(math.max(0, seq - st.h)), channel, ARGV[10], owner
+  entry.deadline, entry.channel, entry.tag, entry.owner = deadline(math.max(0, seq - st.h)), channel, tag, owner
   keep(entry.deadline)
   writeEntry(own, entry)
   local slot = promote(id)
@@ -190,10 +261,11 @@ if was > 0 then
   return {'X', text}
 end
 
-if (st.t == 0 or not head()) and admits(limit) then
+-- Dead entries behind one that the release has promoted stay for the next release.
+if (not ARGV[11] or admits(limit)) and (st.t == 0 or not head()) and admits(limit) then
   local token, slot, tokens = grant(ARGV[5], '=', id, limit, ttl, channel, owner, tonumber(ARGV[9] or nil))
   commit(true)
-  return {'G', text, token, num(slot), tokens}
+  return {ended and 'g' or 'G', text, token, num(slot), tokens}
 end
 
 if ARGV[6] ~= '1' then
@@ -203,7 +275,7 @@ if ARGV[6] ~= '1' then
 end
 if st.t == 0 then st.h, st.t = 1, 0 end
 local seq = st.t + 1
-local entry = {id = id, limit = limit, ttl = ttl, deadline = deadline(seq - st.h), since = text, channel = channel, tag = ARGV[10], owner = owner}
+local entry = {id = id, limit = limit, ttl = ttl, deadline = deadline(seq - st.h), since = text, channel = channel, tag = tag, owner = owner}
 writeEntry(num(seq), entry)
 put('i' .. id, num(seq))
 keep(entry.deadline)

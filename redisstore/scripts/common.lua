@@ -428,6 +428,20 @@ local function withdraw(id, untilTime)
   st.changed = true
 end
 
+-- released returns the grant that a release names, " ID TOKEN ". If it has ended, what its
+-- request has left is removed. voiding is the time until which the request may arrive, or 0.
+local function released(mine, slot, voiding)
+  local rec, id = get('s' .. slot), string.match(mine, '%S+')
+  local g = rec and string.find(rec, mine, 1, true) and parseGrant(rec)
+  if not g then
+    local seq = get('i' .. id)
+    -- A failover that lost the grant may have left its queue entry.
+    if voiding > 0 or seq and string.find(seq, '^%d') then purge(id) end
+  end
+  if voiding > 0 then withdraw(id, voiding) end
+  return g
+end
+
 -- holders appends the first grants to an answer.
 local function holders(answer)
   local shown = 0

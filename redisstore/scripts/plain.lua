@@ -39,3 +39,9 @@ end
 
 -- start is the message by which a waiter may start before it confirms its grant.
 local function start(id, token, tag) return 'g' .. id .. ' ' .. token .. ' ' .. num(CONFIRM) .. ' ' .. tag end
+
+-- wake publishes to the client of an entry, if there is one: a letter and its ID, or a message.
+local function wake(entry, letter, message)
+  local id, channel = string.match(entry or '', '^(%S+) %d+ %d+ %d+ %d+ p:([^%s,]+)')
+  if id then redis.pcall('PUBLISH', channel, message or letter .. id) end
+end

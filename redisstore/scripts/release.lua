@@ -35,12 +35,6 @@ local now = time[1] * 1000000 + time[2]
 
 -- include plain
 
--- wake publishes to the client of an entry, if there is one: a letter and its ID, or a message.
-local function wake(entry, letter, message)
-  local id, channel = string.match(entry or '', '^(%S+) %d+ %d+ %d+ %d+ p:([^%s,]+)')
-  if id then redis.pcall('PUBLISH', channel, message or letter .. id) end
-end
-
 local e, h, t, k
 if keeping == 0 and voiding == 0 and slot == '0' and found[1] and string.find(found[1], mine, 1, true) then
   e, h, t, k = string.match(found[2], PLAIN)
@@ -96,23 +90,13 @@ known.s0, known.m, known['s' .. slot] = found[1], found[2], found[3]
 counter, starting = KEYS[2], KEYS[2]
 load()
 sweep()
-local rec = get('s' .. slot)
-if not rec or not string.find(rec, mine, 1, true) then
-  local id = string.match(mine, '%S+')
-  local seq = get('i' .. id)
-  if voiding > 0 then
-    purge(id)
-    withdraw(id, voiding)
-  elseif seq and string.find(seq, '^%d') then
-    purge(id) -- a failover that lost the grant has left its queue entry
-  end
+local g = released(mine, slot, voiding)
+if not g then
   promote()
   commit()
   return 'N'
 end
-local g = parseGrant(rec)
 slot = tonumber(slot)
-if voiding > 0 then withdraw(g.id, voiding) end
 if keeping > 0 then
   -- It no longer has an owner: it can neither be renewed nor released, only expire.
   if st.lone then st.lone = nil else put('i' .. g.id, false) end

@@ -168,7 +168,8 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for range 5000 {
+	for n := range 9000 {
+		calm := n%600 >= 400 // few clients request
 		step := int64(random.IntN(300))
 		switch random.IntN(100) {
 		case 0, 1, 2:
@@ -197,15 +198,21 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 			}
 		}
 		k := all[i]
-		request := fmt.Sprintf("%d p:channel%d 77&host&%d& %s", k.limit, i%5, i%3, k.id)
+		requested := func(i int, k *client) string {
+			return fmt.Sprintf("%d p:channel%d 77&host&%d& %s", k.limit, i%5, i%3, k.id)
+		}
+		request := requested(i, k)
 		late := fmt.Sprint(clock + 1e7)
-		send := func(kind, seq, again string, counter bool) {
-			args := tokens([]any{request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000 + 2), late, floor(), "1", seq, again})
+		tagged := func(args []any) []any {
 			if len(args) == 8 && random.IntN(2) == 0 {
 				tags++
 				args = append(args, "1", fmt.Sprint("TAG-", tags))
 			}
-			switch v := both(kind, "acquire", counter, args...); v[0] {
+			return args
+		}
+		send := func(kind, seq, again string, counter bool) {
+			args := tokens([]any{request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000 + 2), late, floor(), "1", seq, again})
+			switch v := both(kind, "acquire", counter, tagged(args)...); v[0] {
 			case "G":
 				k.token, k.slot = v[2], v[3]
 				if kind == "refresh" {
@@ -221,6 +228,8 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		}
 		mark := fmt.Sprint(" ", k.id, " ", k.token, " ")
 		counter := counted()
+		_, state, _ := strings.Cut(c.HGet(ctx, names[0], "m").Val(), " ")
+		alone := strings.HasPrefix(state, "1 0 0 0 ") // no entry waits behind the holder
 		switch what := random.IntN(40); {
 		case k.token != "" && what == 0:
 			both("renewal", "renew", false, mark, k.slot, fmt.Sprint(k.ttl))
@@ -234,9 +243,37 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		case k.token != "" && what == 3:
 			both("release and withdrawal", "release", false, mark, k.slot, "0", fmt.Sprint(clock+int64(random.IntN(2000))))
 			fresh(i)
+		case k.token != "" && (!calm && what < 14 || alone && what < 38):
+			// The request of the swap is of a client without an entry, if there is one.
+			n := slices.IndexFunc(all[:], func(o *client) bool { return o.token == "" && (o.seq == "" || o.seq == "0") })
+			if n < 0 {
+				break
+			}
+			o, kind := all[n], "swap"
+			args := tagged(tokens([]any{requested(n, o), fmt.Sprint(o.ttl), fmt.Sprint(o.ttl/1000 + 2), late, floor(), "1", "0", "0"}))
+			for len(args) < 10 {
+				args = append(args, []any{"1", ""}[len(args)-8])
+			}
+			until := "0"
+			if random.IntN(20) == 0 {
+				until = fmt.Sprint(clock + int64(random.IntN(2000)))
+			}
+			if !alone {
+				kind = "swap before a waiter"
+			}
+			switch v := both(kind, "acquire", counter, append(args, mark, k.slot, until)...); strings.ToUpper(v[0]) {
+			case "G":
+				o.token, o.slot = v[2], v[3]
+				fresh(i)
+			case "Q":
+				o.seq = v[2]
+				fresh(i)
+			case "V":
+				fresh(n)
+			}
 		case k.token != "" && what < 22 && k.slot == "0":
 			n := next()
-			if n < 0 || what < 12 {
+			if n < 0 || what < 16 {
 				both("release", "release", counted(), mark)
 				fresh(i)
 				break
@@ -269,11 +306,12 @@ func TestPlainStepsDoWhatCommonDoes(t *testing.T) {
 		case what == 0:
 			both("try", "acquire", counter, request, fmt.Sprint(k.ttl), fmt.Sprint(k.ttl/1000+2), late, floor())
 			fresh(i)
+		case calm && slices.ContainsFunc(all[:], func(o *client) bool { return o.token != "" }):
 		default:
 			send("queue entry", "0", "0", counter)
 		}
 	}
-	for _, kind := range []string{"queue entry", "refresh", "release", "release and grant"} {
+	for _, kind := range []string{"queue entry", "refresh", "release", "release and grant", "swap", "swap before a waiter"} {
 		if fewer[kind] < 20 {
 			t.Errorf("%d steps of kind %q took the plain way", fewer[kind], kind)
 		}
