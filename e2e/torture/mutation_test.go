@@ -39,9 +39,6 @@ var serverMistakes = []struct {
 		},
 		"redis-combined": mutation.Is("call('HSET', K, 's0', record)\nif true then"),
 	}, "exclusion"},
-	{"a swap releases the grant of any holder", "redis", mutation.Plants{
-		"redis-swap": mutation.Is("local stands = ARGV[11]"),
-	}, "exclusion|tokens|register|model|order"},
 	{"a renewal shortens the key's life below another grant's", "redis", mutation.Plants{
 		"redis-life": mutation.Is(""),
 	}, "exclusion|tokens|model|order|waiting"}, // the queue ends with the key

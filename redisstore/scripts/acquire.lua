@@ -85,7 +85,7 @@ if limit == '1' and ARGV[6] == '1' and KEYS[2] and found[2] and not found[3] the
 end
 local tag = ARGV[10] or ''
 if e and now < tonumber(e) then
-  local stands = ARGV[11] and string.find(found[1], ARGV[11], 1, true) -- mutation: redis-swap
+  local stands = ARGV[11] and string.find(found[1], ARGV[11], 1, true)
   if ARGV[11] and (found[4] or ARGV[8] ~= '0' or ARGV[12] ~= '0' or ARGV[13] ~= '0' or not stands) then
     e = nil
   elseif ARGV[11] and t == '0' then
