@@ -145,12 +145,8 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, interv
 					return
 				}
 			}
-			if interval > 0 {
-				select {
-				case <-time.After(interval):
-				case <-ctx.Done():
-					return
-				}
+			if interval > 0 && !sleep(ctx, ctx, interval) {
+				return
 			}
 			select {
 			case <-changed:

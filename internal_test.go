@@ -45,7 +45,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close(context.Background())
-	l.localContention.found("a") // so that the grant reserves tokens
+	l.localContention.found("a", reserveAgain) // so that the grant reserves tokens
 	k, err := l.Lock(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)

@@ -183,7 +183,7 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 		x.holder.remove(e.lock)
 	}
 	if next != nil && e.kind != left {
-		l.localContention.found(x.req.Name)
+		l.localContention.found(x.req.Name, reserveAgain)
 	}
 	if o.do&handOff != 0 {
 		o.cancel = l.handOff(x, next)

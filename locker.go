@@ -237,14 +237,10 @@ func (l *Locker) retryGuarantees(ctx context.Context, timeout time.Duration, err
 		if !errors.Is(err, ErrUnavailable) || left <= 0 {
 			return nil, err
 		}
-		pause := time.NewTimer(min(left, r.delay()))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		switch slept := sleep(ctx, l.ctx, min(left, r.delay())); {
+		case ctx.Err() != nil:
 			return nil, l.unanswered("", contextError(ctx), err)
-		case <-l.ctx.Done():
-			pause.Stop()
+		case !slept:
 			return nil, l.closedError("")
 		}
 		var g *driver.Guarantees

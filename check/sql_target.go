@@ -62,7 +62,6 @@ func sqlFaults(recipe string, ofServers []StoreFault, proxies ...*servers.Proxy)
 	return all
 }
 
-// initialise creates the tables.
 func initialise(ctx context.Context, address string) error {
 	s, err := opener(address, "")(ctx)
 	if err != nil {

@@ -93,11 +93,12 @@
 // for a release and a grant. Entries are served strictly in order, also between processes.
 //
 // A message may be lost, so clients also refresh their entries. They refresh the first
-// eight entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand
+// 32 entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand
 // entries do not keep the server busy. The client of an entry that comes near the head is
-// notified. A refresh also looks for grants that have expired, and grants to the head. So a
-// lost message delays a waiter by one refresh. An entry that has missed three refreshes is
-// dead and is skipped. If the server loses its memory, waiters make new entries, in any order.
+// notified, so with fewer waiters a release sends one message. A refresh also looks for grants that
+// have expired, and grants to the head. So a lost message delays a waiter by one refresh. An entry that
+// has missed three refreshes is dead and is skipped. If the server loses its memory, waiters make new
+// entries, in any order.
 //
 // In a Cluster the message is a PUBLISH, which every node receives. SPUBLISH would save
 // the other nodes about 1 us a message. But with it a script may publish only to channels of

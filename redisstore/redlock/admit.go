@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // state is the state of a server, as the server reports it.
@@ -181,11 +182,7 @@ func (n *node) awaitAdmission() {
 				delay = min(left, 5*time.Second)
 			}
 		}
-		t := time.NewTimer(delay + rand.N(delay/8+time.Millisecond))
-		select {
-		case <-t.C:
-		case <-s.ctx.Done():
-			t.Stop()
+		if backoff.Sleep(s.ctx, delay+rand.N(delay/8+time.Millisecond)) != nil {
 			return
 		}
 	}

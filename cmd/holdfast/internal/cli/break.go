@@ -48,7 +48,6 @@ type breakFlags struct {
 	force bool
 }
 
-// token is the value of --token.
 type token struct {
 	n     uint64
 	given bool
@@ -102,7 +101,6 @@ func newBreak(p *say.Printer) *cobra.Command {
 
 var errNoToken = errors.New("--token is missing, and there is no terminal for a confirmation: give the token that holdfast show NAME prints")
 
-// breaker breaks one lock.
 type breaker struct {
 	*breakFlags
 	name   string

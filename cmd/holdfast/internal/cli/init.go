@@ -18,7 +18,6 @@ import (
 // initializer is a store that needs tables before its first use.
 type initializer interface{ Init(context.Context) error }
 
-// initWithin limits the time of init.
 const initWithin = time.Minute
 
 func newInit(p *say.Printer) *cobra.Command {

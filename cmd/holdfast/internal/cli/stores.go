@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -183,10 +184,7 @@ func printStores(w io.Writer, list []storeInfo, asJSON bool) error {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		title := s.URL
-		if title == "" {
-			title = s.Scheme + "://"
-		}
+		title := cmp.Or(s.URL, s.Scheme+"://")
 		fmt.Fprintln(w, title)
 		if s.rows == nil {
 			fmt.Fprintf(w, "  give a URL to see: holdfast stores %s://...\n", s.Scheme)
