@@ -300,12 +300,12 @@ func TestSwapOnlyForTheSameRequest(t *testing.T) {
 	})
 }
 
-// unordered is a store that serves waiters in any order.
+// unordered is a store that serves waiters in any order, without tokens to reserve.
 type unordered struct{ swapping }
 
 func (s *unordered) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	g, err := s.Store.Guarantees(ctx)
-	g.Order = driver.OrderNone
+	g.Order, g.Reserves = driver.OrderNone, false
 	return g, err
 }
 
