@@ -7,6 +7,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -63,6 +64,14 @@ func rightsOf(recipe string) (all []right) {
 		add("holdfast_session", "SELECT", "INSERT", "UPDATE", "DELETE")
 	}
 	return all
+}
+
+// tablesOf returns the tables of rights, in their order.
+func tablesOf(all []right) (tables []string) {
+	for _, r := range all {
+		tables = append(tables, r.table)
+	}
+	return slices.Compact(tables)
 }
 
 func mariadbTarget(ctx context.Context, recipe string) (_ *Target, err error) {
@@ -237,13 +246,15 @@ type tableLock struct {
 // after the other. A client that has used the second table and then requests the first becomes the
 // victim of a deadlock.
 func (m *mariadb) lockTables(ctx context.Context, f Fault) error {
-	statements := []string{
-		"LOCK TABLES holdfast_name READ, holdfast_session WRITE",
-		"LOCK TABLES holdfast_session READ, holdfast_name WRITE",
-		"FLUSH TABLES holdfast_name, holdfast_session WITH READ LOCK",
-		"FLUSH TABLES WITH READ LOCK",
-		"LOCK TABLES holdfast_row READ, holdfast_floor WRITE",
-		"LOCK TABLES holdfast_floor READ, holdfast_row WRITE",
+	statements := []string{"FLUSH TABLES WITH READ LOCK"}
+	tables := tablesOf(m.rights)
+	if a, b := tables[0], tables[len(tables)-1]; a == b {
+		statements = append(statements, "LOCK TABLES "+a+" WRITE")
+	} else {
+		// The server locks first what is to be written. Holders have used a and come to b.
+		first := "LOCK TABLES " + a + " READ, " + b + " WRITE"
+		statements = append(statements, first, first, "LOCK TABLES "+b+" READ, "+a+" WRITE", first, "FLUSH TABLES "+a+", "+b+" WITH READ LOCK")
+		m.awaitWaiter(ctx)
 	}
 	db, err := sql.Open(m.driver, m.primary.DSN("test", ""))
 	if err != nil {
@@ -263,6 +274,17 @@ func (m *mariadb) lockTables(ctx context.Context, f Fault) error {
 		_, _ = c.ExecContext(context.WithoutCancel(ctx), statements[f.N%len(statements)]) // unlockTables may end it
 	}()
 	return nil
+}
+
+// awaitWaiter waits until a client has waited for a row for a moment, for a while at most. Such
+// a client uses another table when it gets the row.
+func (m *mariadb) awaitWaiter(ctx context.Context) {
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
+		waiting := 0
+		if err := m.query(ctx, m.primary, fmt.Sprintf("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '%s' AND time_ms > 100 AND info LIKE '%%FOR UPDATE'", clientUser), &waiting); err != nil || waiting > 0 {
+			return
+		}
+	}
 }
 
 func (m *mariadb) unlockTables(ctx context.Context, _ Fault) error {
