@@ -31,7 +31,7 @@ help:
 	@echo 'make race       all tests, under the race detector'
 	@echo 'make torture    the check on every store, with real servers'
 	@echo 'make mistakes   the check on stores with planted mistakes and former defects, and on many locks; takes hours'
-	@echo 'make versions   the suite and a short check of every store on newer servers'
+	@echo 'make versions   the suite and a short check of every store on newer servers, and its layouts'
 	@echo 'make cover      coverage of the root package and driver, at least $(COVERAGE) %'
 	@echo 'make cross      builds for the systems that the tests do not run on'
 	@echo 'make standalone builds each module without the workspace'
@@ -77,12 +77,16 @@ LONG        := /(torture|interop|bench|tools|versions)(/|$$)
 LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)|TestCheckGoredis|TestGalera|TestLayout(RefusedCommandKeepsGrants|SentinelFailover)|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # Tests that judge what happens in time, or need the whole machine.
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
+# The packages that wait longest, first: with them side by side the rest fits beside.
+SLOWEST     := $(addprefix ./e2e/conformance/,etcd zookeeper redis mysql postgres) ./cmd/holdfast
+# Tests of ALONE that the race detector makes too slow: they skip themselves under it.
+RACE_FREE   := ^TestManyLocksOverASlowLink$$
 # A dozen suites, each in a process of its own.
 LAYOUTS     := ^TestConformanceLayouts$$
 short: servers
 	$(SAY) 'test: every package but the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 4 $(TIMEOUT) -skip '$(LONG_TESTS)' \
-		$$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)')
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 5 $(TIMEOUT) -skip '$(LONG_TESTS)' \
+		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '$(LONG)')
 	$(SAY) 'test: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -short -p 1 $(TIMEOUT) ./check/...
 
@@ -110,24 +114,22 @@ lint:
 	$(SAY) 'lint: staticcheck'
 	@$(GO) run $(STATICCHECK) $(call packages,$(MODULES))
 
-# Four packages of stores go side by side. Checks judge what happens in time: they go
-# one after the other, and beside no others.
-.PHONY: race-core race-stores race-check
-race: race-core race-stores race-check
-race-core: servers
-	$(SAY) 'race: the packages that need no server, and the command'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -timeout 20m $$($(GO) list $(call packages,$(filter-out e2e check,$(MODULES))) | grep -vE '$(COVERED)')
-race-stores: clients
-	$(SAY) 'race: the stores on their servers'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' $$($(GO) list ./... | grep -vE '/(torture|versions)$$')
+# The packages go side by side, those that wait longest first. Checks judge what happens in
+# time: they go one after the other, and beside no others.
+.PHONY: race-tests race-check
+race: race-tests race-check
+race-tests: clients
+	$(SAY) 'race: every package but the check'
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 5 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' \
+		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '/(torture|versions)$$|$(COVERED)')
 race-check: servers
 	$(SAY) 'race: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/etcd ./conformance/zookeeper
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/zookeeper
 
 torture: servers
-	$(SAY) 'torture: the suite on the layouts of other Redis clients'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(LAYOUTS)' ./conformance/redis
+	$(SAY) 'torture: 12,000 locks over a slow link'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(RACE_FREE)' ./conformance/etcd
 	$(SAY) 'torture: the check on every store'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
 
@@ -141,8 +143,8 @@ mistakes: servers
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -run '^TestManyLocksOverASlowLink$$' ./conformance/etcd
 
 versions: newer
-	$(SAY) 'versions: the stores on newer servers'
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m -parallel 4 ./conformance/versions
+	$(SAY) 'versions: the stores on newer servers, and the layouts of other Redis clients'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -p 2 -parallel 4 -timeout 20m -run '$(LAYOUTS)|^Test(TestedVersions|Suite|Check)$$' ./conformance/versions ./conformance/redis
 
 # The packages that everything stands on, under the race detector as well.
 COVERED     := holdfast-go/holdfast(/driver(/.*)?|/memstore)?$$

@@ -46,8 +46,11 @@ func hashedName(key []byte) string {
 			plain.WriteByte('~')
 		}
 	}
-	return "hf:" + plain.String() + ":" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20]))
+	return "hf:" + plain.String() + ":" + base32Lower.EncodeToString(sum[:20])
 }
+
+// base32Lower is base32 in lower case, without padding.
+var base32Lower = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
 func (r named) lockname(key []byte) string {
 	if r.s.cfg.exact {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/base32"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -85,7 +84,7 @@ func unrecordedLock(s *sqlkit.Session) string {
 // grantLock returns a name, not a literal.
 func grantLock(requestID string) string {
 	sum := sha256.Sum256([]byte(requestID))
-	return "hf:grant:" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20]))
+	return "hf:grant:" + base32Lower.EncodeToString(sum[:20])
 }
 
 // once is an expression that takes a named lock unless the session has it. The server counts

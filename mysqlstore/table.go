@@ -45,18 +45,19 @@ func (table) Update(name []byte, old int64, w sqlkit.Write) string {
 }
 
 // UpdateEach joins a table of the changes. By the order of the join it locks one row after the other, and no
-// other rows. Its comments are statements for one kind of server each: MySQL leaves out rows that are
-// locked, MariaDB waits for a second.
+// other rows. Its comments are statements for one kind of server each: MySQL, and MariaDB since 10.6, leave out
+// rows that are locked. In older versions of MariaDB a locked row is an error at once.
 func (table) UpdateEach(changes []sqlkit.Change) string {
 	var all []string
 	for _, c := range changes {
 		all = append(all, fmt.Sprintf("SELECT %s AS name, %d AS old, %d AS version, %d AS token, %d AS expires, %d AS touched, %s AS state, %d AS deadline",
 			lit(c.Name), c.Old, c.Version, c.Token, c.Expires, c.Now, lit([]byte(c.State)), c.Deadline))
 	}
-	return fmt.Sprintf("/*M! SET STATEMENT innodb_lock_wait_timeout = 1 FOR */ UPDATE /*!80001 (SELECT c.* FROM */ (%s) c "+
-		"/*!80001 STRAIGHT_JOIN holdfast_row l ON l.name = c.name AND l.version = c.old LIMIT %d FOR UPDATE SKIP LOCKED) c */ "+
+	return fmt.Sprintf("/*M! SET STATEMENT innodb_lock_wait_timeout = 0 FOR */ UPDATE /*!80001 (SELECT c.* FROM */ /*M!100600 (SELECT c.* FROM */ (%[1]s) c "+
+		"/*!80001 STRAIGHT_JOIN holdfast_row l ON l.name = c.name AND l.version = c.old LIMIT %[2]d FOR UPDATE SKIP LOCKED) c */ "+
+		"/*M!100600 STRAIGHT_JOIN holdfast_row l ON l.name = c.name AND l.version = c.old LIMIT %[2]d FOR UPDATE SKIP LOCKED) c */ "+
 		"STRAIGHT_JOIN holdfast_row r ON r.name = c.name AND r.version = c.old "+
-		"SET r.version = c.version, r.token = c.token, r.expires = c.expires, r.touched = c.touched, r.state = c.state WHERE %s < c.deadline",
+		"SET r.version = c.version, r.token = c.token, r.expires = c.expires, r.touched = c.touched, r.state = c.state WHERE %[3]s < c.deadline",
 		strings.Join(all, " UNION ALL "), len(changes), clock)
 }
 

@@ -130,13 +130,15 @@ func (r advisory) count(a *sqlkit.LockRequest) string {
 	return ""
 }
 
-// The statements of a try for an exclusive lock. The second one reserves $2 tokens.
-const taken = "CASE WHEN ok THEN " + clock + " END"
-
-var (
-	tryOne     = "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "")
-	trySeveral = "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "$2::bigint")
+// The statements of a try for an exclusive lock. The second one reserves $2 tokens. CASE evaluates
+// the clock after its condition, and so with the lock; the first one needs no query l for
+// that, which would cost the server as much as the lock itself.
+const (
+	tryOne = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_backend_pid()"
+	taken  = "CASE WHEN ok THEN " + clock + " END"
 )
+
+var trySeveral = "WITH l AS MATERIALIZED (SELECT " + unlabelledMark + " pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "$2::bigint")
 
 // now is the expression of the token. Shared grants read the clock one after the other, so
 // that no two have the same token.
@@ -201,8 +203,8 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockR
 	if err != nil {
 		return false, err
 	}
-	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint), CASE WHEN $2::boolean THEN "+unnamed+" END", m.args(), strconv.FormatBool(a.Recorded))
+	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 && !a.Recorded {
+		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint)", m.args())
 		return row.True(0), err
 	}
 	script := fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", shared(a), m.args())

@@ -33,9 +33,9 @@ import (
 //
 // Renew replaces the rows of many names by one statement. It is one transaction, which replaces each row
 // as it was read, or leaves it alone; what holds for a write holds for each of its rows. It does not wait
-// for rows that are locked, or locks rows in the order of their names (MariaDB), so that two such statements
-// cannot wait for each other. After an error that had no effect, such as a wait for a locked row, each half
-// gets a statement. A row that was not replaced is read again, and after a few tries is replaced alone.
+// for rows that are locked, so that two such statements cannot wait for each other. After an error that had
+// no effect, such as that of a locked row, each half gets a statement. A row that was not replaced is read
+// and replaced again until the call ends.
 //
 // A write whose answer was lost may still arrive. Undo writes a newer version, so that the
 // version which the request has read is replaced, and its write changes nothing. Where
@@ -174,7 +174,6 @@ type op struct {
 	token     int64   // the token that a write gives the row, if larger than the row's
 	statement string  // the next to send
 	change    *Change // the next of applyTogether
-	tries     int     // of applyTogether, after which it has a change
 	unread    bool    // a write may have taken effect, and was not read back yet
 	done      bool
 	err       error

@@ -7,6 +7,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
 // Acquire returns a grant, a waiter's grant if there is a Waker, or an error.
@@ -22,7 +23,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 	defer end()
 	var changed <-chan struct{}
 	var stop func()
-	for fallback := (backoff.Backoff{First: 100 * time.Millisecond, Max: OptimisticFallback}); ; {
+	for poll := (backoff.Backoff{First: 100 * time.Millisecond, Max: OptimisticFallback}); ; {
 		g, next, err := o.tryWithin(ctx, r)
 		if err == nil {
 			if stop != nil {
@@ -49,7 +50,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 		}
 		busy, _ := err.(*driver.BusyError)
 		r.From.Queued(busy.Holders)
-		t := time.NewTimer(min(fallback.Next(), max(next, time.Millisecond)))
+		t := time.NewTimer(min(fallback.After(ctx, poll.Next()), max(next, time.Millisecond)))
 		select {
 		case <-changed:
 		case <-t.C:

@@ -106,8 +106,7 @@ func (r *row) renew(from *row, grants []driver.Grant, waiting []int, answers []d
 }
 
 const (
-	// togetherTries is how often a row is replaced together with others. Then it gets a statement of its
-	// own, which waits for transactions that have the row locked.
+	// togetherTries is how often rows are replaced together at once. Then the client pauses before each try.
 	togetherTries = 4
 	// togetherBytes limits the states in a statement that replaces several rows. A server limits its
 	// packets, MariaDB to 16 MB.
@@ -115,54 +114,48 @@ const (
 )
 
 // applyTogether executes ops that change rows of different names and wake no waiter: by three statements
-// for all of them, where apply needs three for each. It returns an error if ops are not done. Each op has its
-// own error.
+// for all of them, where apply needs three for each. It never waits for a row that another transaction has
+// locked, so that such rows delay no other: it tries them again until ctx ends. It returns an error if ops
+// are not done. Each op has its own error.
 func (o *Optimistic) applyTogether(ctx context.Context, ops []*op) error {
 	if len(ops) < 2 {
 		return o.apply(ctx, ops...)
 	}
-	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
+	ops = slices.SortedFunc(slices.Values(ops), func(a, b *op) int { return bytes.Compare(a.name, b.name) })
 	for _, p := range ops {
-		p.change, p.tries = nil, 0 // of an earlier call
+		p.change = nil // of an earlier call
 	}
-	var left, contended []*op
-	for queue := [][]*op{ops}; len(queue) > 0; {
-		part := queue[0]
-		queue = queue[1:]
-		if n := fits(part); n < len(part) {
-			queue = append(queue, part[n:])
-			part = part[:n]
+	var left []*op // for apply, which returns the error
+	for tries := 0; len(ops) > 0; tries++ {
+		if tries > togetherTries && pause(ctx, tries) != nil {
+			left = append(left, ops...)
+			break
 		}
-		changed, missing, err := o.together(ctx, part)
-		_, retry := o.faults.Sort(err)
-		switch {
-		case err == nil:
-			left = append(left, missing...)
-			again := slices.DeleteFunc(changed, func(p *op) bool {
-				if p.tries++; p.tries > togetherTries {
-					contended = append(contended, p)
-				}
-				return p.tries > togetherTries
-			})
-			if len(again) > 0 {
-				queue = append(queue, again)
+		var again []*op
+		for queue := [][]*op{ops}; len(queue) > 0; {
+			part := queue[0]
+			queue = queue[1:]
+			if n := fits(part); n < len(part) {
+				queue = append(queue, part[n:])
+				part = part[:n]
 			}
-		case !retry || ctx.Err() != nil: // apply returns the error
-			left = append(left, slices.Concat(append(queue, part)...)...)
-			queue = nil
-		case len(part) == 1:
-			contended = append(contended, part...)
-		default: // as if another transaction had locked a row; the other half does not wait for it
-			queue = append(queue, part[:len(part)/2], part[len(part)/2:])
+			changed, missing, err := o.together(ctx, part)
+			_, retry := o.faults.Sort(err)
+			switch {
+			case err == nil:
+				left, again = append(left, missing...), append(again, changed...)
+			case !retry || ctx.Err() != nil:
+				left = append(left, slices.Concat(append(queue, part, again)...)...)
+				queue, again = nil, nil
+			case len(part) == 1:
+				again = append(again, part...)
+			default: // as if another transaction had locked a row; the other half does not wait for it
+				queue = append(queue, part[:len(part)/2], part[len(part)/2:])
+			}
 		}
+		ops = again
 	}
-	err := o.apply(ctx, left...)
-	for _, p := range contended { // in a script of its own: it may wait until ctx ends
-		if failed := o.apply(ctx, p); failed != nil {
-			err = failed
-		}
-	}
-	return err
+	return o.apply(ctx, left...)
 }
 
 // fits returns how many of the ops may be sent together, at least one.
@@ -180,7 +173,8 @@ func fits(ops []*op) int {
 }
 
 // together replaces the rows of ops that have a change, and then reads the rows of all ops. It returns ops
-// whose rows shall be replaced next, and ops whose rows were not found. After an error no op is done.
+// whose rows shall be replaced next, and ops whose rows were not found. After an error no op is done, and
+// each has the change that it had.
 func (o *Optimistic) together(ctx context.Context, ops []*op) (changed, missing []*op, err error) {
 	var script []string
 	var changes []Change
@@ -205,7 +199,8 @@ func (o *Optimistic) together(ctx context.Context, ops []*op) (changed, missing 
 	}
 	if err != nil {
 		coded, _ := o.faults.Sort(err)
-		for _, p := range written {
+		for i, p := range written {
+			p.change = &changes[i]
 			p.unread = answered || partly(err) || driver.CodeOf(coded) == driver.CodeUnknown
 		}
 		return nil, nil, err

@@ -27,6 +27,7 @@ type rowServer struct {
 	before     func(script string) error // is called before a script
 	after      func(script string) error // is called after it
 	readOnly   bool
+	locked     func(name string) bool // whether a write leaves the row out; may be nil
 }
 
 type fakeRow struct {
@@ -116,7 +117,7 @@ func (s *rowServer) write(changes string) {
 		panic(err)
 	}
 	for _, c := range all {
-		if r := s.rows[string(c.Name)]; r != nil && r.version == c.Old && time.Now().UnixMicro() < c.Deadline {
+		if r := s.rows[string(c.Name)]; r != nil && r.version == c.Old && time.Now().UnixMicro() < c.Deadline && (s.locked == nil || !s.locked(string(c.Name))) {
 			*r = fakeRow{c.Version, c.Token, c.State}
 		}
 	}
@@ -333,6 +334,26 @@ func TestRenewalAfterFault(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestLockedRowDelaysNoOther: a row that another transaction has locked for a while is renewed as soon as it
+// is free, although a row before it stays locked.
+func TestLockedRowDelaysNoOther(t *testing.T) {
+	o, s, grants := held(t, 20, own)
+	tries := 0
+	s.locked = func(name string) bool {
+		switch name {
+		case "\x00n3": // until n7 is renewed
+			return s.rows["\x00n7"].version == 2 // held has made it
+		case "\x00n7":
+			tries++
+			return tries < 3*togetherTries
+		}
+		return false
+	}
+	for i, a := range o.Renew(t.Context(), grants) {
+		s.renewed(t, grants[i], a)
 	}
 }
 

@@ -45,9 +45,10 @@ func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []
 	}
 	defer end()
 	err = e.aside(ctx, func(side Link) error {
-		sights, err = e.survey(ctx, side, key, all)
+		var missing error
+		sights, missing, err = e.survey(ctx, side, key, all)
 		if err == nil && (all || !slices.ContainsFunc(sights, func(s Sight) bool { return s.Granted && s.Limit == driver.Exclusive })) {
-			err = e.recorded(ctx, side)
+			err = missing
 		}
 		return err
 	})
@@ -62,26 +63,44 @@ func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []
 }
 
 // survey waits until sessions have recorded the grants that are older than the call, which
-// takes a moment. If a process is stopped before its record, survey waits tellWithin at most.
-func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) ([]Sight, error) {
+// takes a moment. If a session cannot record its grant, or does not within recordWithin because its
+// process is stopped, missing is the error for holders that are not found.
+func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) (sights []Sight, missing, err error) {
 	sights, unrecorded, err := e.recipe.Survey(ctx, side, key, all)
-	for end := time.Now().Add(tellWithin); err == nil && len(unrecorded) > 0 && time.Now().Before(end); {
+	if err != nil {
+		return nil, nil, err
+	}
+	for start := time.Now(); len(unrecorded) > 0 && time.Since(start) < recordWithin; {
+		if time.Since(start) > recordSoon {
+			if missing, err = e.recorded(ctx, side); missing != nil || err != nil {
+				return sights, missing, err
+			}
+		}
 		if err := backoff.Sleep(ctx, 3*time.Millisecond); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		var still []Identity
-		sights, still, err = e.recipe.Survey(ctx, side, key, all)
+		if sights, still, err = e.recipe.Survey(ctx, side, key, all); err != nil {
+			return nil, nil, err
+		}
 		unrecorded = slices.DeleteFunc(unrecorded, func(id Identity) bool { return !slices.Contains(still, id) })
 	}
-	return sights, err
+	if missing, err = e.recorded(ctx, side); missing == nil && len(unrecorded) > 0 {
+		missing = driver.Errorf(driver.CodeUnavailable, "%d sessions may hold locks that they have not recorded within %s, so that not all holders can be shown: their processes are slow or stopped", len(unrecorded), recordWithin)
+	}
+	return sights, missing, err
 }
 
-// recorded returns an error if there may be holders that a survey cannot return.
-func (e *Sessions) recorded(ctx context.Context, side Link) error {
-	if r, ok := e.recipe.(Recorder); ok {
-		return r.Unrecorded(ctx, side)
+// recorded returns missing if there may be holders that a survey cannot return.
+func (e *Sessions) recorded(ctx context.Context, side Link) (missing, err error) {
+	r, ok := e.recipe.(Recorder)
+	if !ok {
+		return nil, nil
 	}
-	return nil
+	if err = r.Unrecorded(ctx, side); driver.CodeOf(err) == driver.CodeUnavailable {
+		return err, nil
+	}
+	return nil, err
 }
 
 // Inspect returns the holders and waiters of one name. It returns an error if sessions could
@@ -129,13 +148,13 @@ func (e *Sessions) Break(ctx context.Context, name string, token uint64) error {
 	for first := true; ; first = false {
 		found := false
 		err := e.aside(ctx, func(side Link) error {
-			sights, err := e.survey(ctx, side, key, false)
+			sights, missing, err := e.survey(ctx, side, key, false)
 			if err != nil {
 				return err
 			}
 			i := slices.IndexFunc(sights, func(s Sight) bool { return s.Granted && s.Token > 0 && has(s.Token, s.Tokens, token) })
 			if found = i >= 0; !found {
-				return e.recorded(ctx, side)
+				return missing
 			}
 			return e.recipe.Evict(ctx, side, sights[i])
 		})

@@ -100,12 +100,12 @@ type ping struct {
 const (
 	// tick is the interval at which young sessions are checked.
 	tick = 10 * time.Millisecond
-	// tellAfter is the age at which a grant is recorded, and at which the server's queue is
+	// recordAfter is the age at which a grant is recorded, and at which the server's queue is
 	// searched for a waiter. Most requests end before.
-	tellAfter = 20 * time.Millisecond
-	// tellWithin limits how long an inspection waits for sessions that have not recorded a
-	// grant.
-	tellWithin = time.Second
+	recordAfter = 20 * time.Millisecond
+	// recordWithin limits how long an inspection waits for sessions that have not recorded a
+	// grant, and recordSoon if one of them has reported that it cannot.
+	recordWithin, recordSoon = 4 * time.Second, time.Second
 	// recordAgain is the interval at which a failed record is tried again.
 	recordAgain = time.Second
 	// busyWithin limits how long a release waits for a running ping.
@@ -268,15 +268,15 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			switch {
 			case rested > most:
 				e.retireLocked(s)
-			case rested > tellAfter && s.Unrecorded:
+			case rested > recordAfter && s.Unrecorded:
 				e.restLocked(s)
-			case rested > tellAfter:
+			case rested > recordAfter:
 				s.Watch()
 			default:
 				young = true
 			}
 		case l == nil || l.over:
-		case now.Sub(l.since) < tellAfter:
+		case now.Sub(l.since) < recordAfter:
 			young = true
 		case l.granted && !l.pinged:
 			if !l.tryLock() {

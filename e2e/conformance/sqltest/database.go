@@ -19,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 	"github.com/holdfast-go/holdfast/driver"
 	"github.com/holdfast-go/holdfast/driver/drivertest"
+	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
 // Store is a store under test.
@@ -284,6 +285,7 @@ func Conformance(t *testing.T, d *Database) {
 					}
 				},
 			}
+			h.OpenWithoutFallback = func(t testing.TB, ns string) driver.Store { return fallback.Without(h.Open(t, ns)) }
 			if d.onSession(recipe) {
 				h.TTL = d.SessionTTL
 				h.OpenWithoutFallback = h.Open // the server queues

@@ -2,6 +2,7 @@ package sqltest
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -59,6 +60,52 @@ func RenewalOfManyNames(t *testing.T, d *Database) {
 			t.Error("rows that no other program has locked are not renewed")
 		}
 		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		renewed(t, s, grants, <-done)
+	})
+	t.Run("rows locked for long", func(t *testing.T) {
+		const many, locked = 64, 16
+		var grants []driver.Grant
+		for i := range many {
+			g, _ := Must(t, s, fmt.Sprintf("long-%02d", i), driver.Exclusive, time.Hour)
+			grants = append(grants, g)
+		}
+		before := number(t, "SELECT MAX(touched) FROM holdfast_row")
+		untouched := func() int64 {
+			return number(t, "SELECT COUNT(*) FROM holdfast_row WHERE touched <= %d AND expires > %d", before, before+time.Minute.Microseconds()) - names
+		}
+		lock := func(rows ...int) *sql.Tx {
+			tx, err := db.Begin()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = tx.Rollback() })
+			for _, i := range rows {
+				var name []byte
+				if err := tx.QueryRow("SELECT name FROM holdfast_row WHERE name = "+d.Parameter+" FOR UPDATE", []byte("\x00"+grants[i].Name)).Scan(&name); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return tx
+		}
+		var every []int
+		for i := range locked {
+			every = append(every, i*many/locked)
+		}
+		long, brief := lock(every...), lock(many/2+1)
+		done := make(chan []driver.Renewal, 1)
+		go func() { done <- s.Renew(t.Context(), grants) }()
+		if !Soon(func() bool { return untouched() == locked+1 }) {
+			t.Errorf("%d rows are not renewed, want the %d that other programs have locked", untouched(), locked+1)
+		}
+		if err := brief.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		if !Soon(func() bool { return untouched() == locked }) {
+			t.Error("a row that is free again is not renewed beside rows that are locked")
+		}
+		if err := long.Rollback(); err != nil {
 			t.Fatal(err)
 		}
 		renewed(t, s, grants, <-done)
