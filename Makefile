@@ -21,7 +21,7 @@ SAY         := @printf '%s %s\n' "$$(date +%T)"
 # A test that hangs fails after this time. It is far above what a package takes.
 TIMEOUT     := -timeout 15m
 
-.PHONY: help build test short verify lint race torture versions cover cross standalone bench fuzz interop
+.PHONY: help build test short verify lint race torture mistakes versions cover cross standalone bench fuzz interop
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -30,6 +30,7 @@ help:
 	@echo 'make short      the short tests of every package'
 	@echo 'make race       all tests, under the race detector'
 	@echo 'make torture    the check on every store, with real servers'
+	@echo 'make mistakes   the check on stores with planted mistakes and former defects, and on many locks; takes hours'
 	@echo 'make versions   the suite and a short check of every store on newer servers, and its layouts'
 	@echo 'make cover      coverage of the root package and driver, at least $(COVERAGE) %'
 	@echo 'make cross      builds for the systems that the tests do not run on'
@@ -131,6 +132,15 @@ torture: servers
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(RACE_FREE)' ./conformance/etcd
 	$(SAY) 'torture: the check on every store'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
+
+# Runs by hand: it takes up to two hours. Each planted mistake must be convicted. The locks
+# are lost where the machine is too busy to renew them.
+mistakes: servers
+	$(SAY) 'mistakes: the check on stores with planted mistakes and former defects'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 3h -run '^Test(ServerMistakes|FormerDefects)AreConvicted$$' ./torture -mistakes
+	$(SAY) 'mistakes: 10,000 locks of one client over a slow link'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -timeout 30m -run '^TestManyLocksOverASlowLink$$' ./torture -locks 10000 -ttl 30s
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -v -run '^TestManyLocksOverASlowLink$$' ./conformance/etcd
 
 versions: newer
 	$(SAY) 'versions: the stores on newer servers, and the layouts of other Redis clients'

@@ -52,6 +52,14 @@ func rightsOf(recipe string) (all []right) {
 	return all
 }
 
+// tablesOf returns the tables of rights, in their order.
+func tablesOf(all []right) (tables []string) {
+	for _, r := range all {
+		tables = append(tables, r.table)
+	}
+	return slices.Compact(tables)
+}
+
 // mysqlTarget is one MySQL server. The faults of two servers are mariadbTarget's.
 func mysqlTarget(ctx context.Context, recipe string) (*Target, error) {
 	s, err := servers.StartMySQL(ctx, "--innodb-flush-log-at-trx-commit=1")
@@ -232,13 +240,17 @@ type tableLock struct {
 // after the other. A client that has used the second table and then requests the first becomes the
 // victim of a deadlock.
 func (m *mysql) lockTables(ctx context.Context, f Fault) error {
-	statements := []string{
-		"LOCK TABLES holdfast_name READ, holdfast_session WRITE",
-		"LOCK TABLES holdfast_session READ, holdfast_name WRITE",
-		"FLUSH TABLES holdfast_name, holdfast_session WITH READ LOCK",
-		"FLUSH TABLES WITH READ LOCK",
-		"LOCK TABLES holdfast_row READ, holdfast_floor WRITE",
-		"LOCK TABLES holdfast_floor READ, holdfast_row WRITE",
+	statements := []string{"FLUSH TABLES WITH READ LOCK"}
+	tables := tablesOf(m.rights)
+	if a, b := tables[0], tables[len(tables)-1]; a == b {
+		statements = append(statements, "LOCK TABLES "+a+" WRITE")
+	} else {
+		// The server locks first what is to be written. Holders have used a and come to b.
+		first := "LOCK TABLES " + a + " READ, " + b + " WRITE"
+		statements = append(statements, first, first, "LOCK TABLES "+b+" READ, "+a+" WRITE", first, "FLUSH TABLES "+a+", "+b+" WITH READ LOCK")
+		if a == "holdfast_name" {
+			m.awaitWaiter(ctx)
+		}
 	}
 	db, err := sql.Open(mysqlDriver, m.primary.DSN("test", ""))
 	if err != nil {
@@ -260,10 +272,25 @@ func (m *mysql) lockTables(ctx context.Context, f Fault) error {
 	return nil
 }
 
+// awaitWaiter waits until a client has waited for a row for a moment, for a while at most. Such
+// a client uses another table when it gets the row.
+func (m *mysql) awaitWaiter(ctx context.Context) {
+	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
+		waiting := 0
+		if err := m.query(ctx, m.primary, fmt.Sprintf("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '%s' AND time_ms > 100 AND info LIKE '%%FOR UPDATE'", clientUser), &waiting); err != nil || waiting > 0 {
+			return
+		}
+	}
+}
+
 func (m *mysql) unlockTables(ctx context.Context, _ Fault) error {
-	err := m.exec(ctx, m.primary, fmt.Sprintf("KILL %d", m.lock.conn))
-	<-m.lock.done
-	return errors.Join(err, m.lock.db.Close())
+	l := m.lock
+	if m.lock = nil; l == nil {
+		return nil // the round ended before the tables were locked
+	}
+	err := m.exec(ctx, m.primary, fmt.Sprintf("KILL %d", l.conn))
+	<-l.done
+	return errors.Join(err, l.db.Close())
 }
 
 // killSession ends a client's connection, as an administrator does.

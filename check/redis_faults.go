@@ -5,8 +5,6 @@ package check
 import (
 	"context"
 	"errors"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -141,9 +139,10 @@ func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (
 	return err
 }
 
-// loneHolder waits for a name that one client has held for a moment, without waiters. It
-// returns the name's key, "" if there is none for a while.
-func loneHolder(ctx context.Context, all []*servers.Redis) string {
+// loneHolders waits for names that one client each has held for a moment, and no client has
+// awaited: their keys have the grant and no state yet. It returns the keys, none if there are
+// no such names for a while.
+func loneHolders(ctx context.Context, all []*servers.Redis) (lone []string) {
 	before := map[string]any{}
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
 		now := map[string]any{}
@@ -160,16 +159,18 @@ func loneHolder(ctx context.Context, all []*servers.Redis) string {
 				key, _ := k.(string)
 				fields, err := r.Do(ctx, "HKEYS", key)
 				names, _ := fields.([]any)
-				waits := func(f any) bool { name, _ := f.(string); return strings.HasPrefix(name, "q") }
-				if err == nil && (len(names) == 0 || slices.ContainsFunc(names, waits)) {
+				if err != nil || len(names) != 1 {
 					continue
 				}
 				if now[key], err = r.Do(ctx, "DUMP", key); err == nil && now[key] != nil && now[key] == before[key] {
-					return key
+					lone = append(lone, key)
 				}
 			}
 		}
+		if len(lone) > 0 {
+			return lone
+		}
 		before = now
 	}
-	return ""
+	return nil
 }

@@ -3,7 +3,6 @@
 package check
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -226,7 +225,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 		return nil, err
 	}
 	var slot int
-	var from, to *servers.Redis
+	var from *servers.Redis
 	at := func(ctx context.Context, key string) (err error) {
 		if slot, err = c.Slot(ctx, key); err == nil {
 			from, err = c.Owner(ctx, slot)
@@ -234,15 +233,31 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 		return err
 	}
 	find := func(ctx context.Context, f Fault) error { return at(ctx, keyOf(ctx, c.Nodes, f.Name)) }
+	type move struct {
+		slot     int
+		from, to *servers.Redis
+	}
+	var moves []move
 	beginMove := func(ctx context.Context) error {
+		if slices.ContainsFunc(moves, func(m move) bool { return m.slot == slot }) {
+			return nil
+		}
+		var to *servers.Redis
 		for _, r := range c.Nodes {
 			if r != from && isPrimary(ctx, r) {
 				to = r
 			}
 		}
+		moves = append(moves, move{slot, from, to})
 		return c.BeginMove(ctx, slot, from, to)
 	}
-	endMove := func(ctx context.Context, _ Fault) error { return c.EndMove(ctx, slot, from, to) }
+	endMoves := func(ctx context.Context, _ Fault) (err error) {
+		for _, m := range moves {
+			err = errors.Join(err, c.EndMove(ctx, m.slot, m.from, m.to))
+		}
+		moves = nil
+		return err
+	}
 	return &Target{
 		URL: "redis+cluster://" + redisUser + c.Nodes[0].Address() + "?addr=" + c.Nodes[1].Address() + "&addr=" + c.Nodes[2].Address(),
 		Faults: oneAtATime([]StoreFault{
@@ -251,15 +266,23 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 					return err
 				}
 				return beginMove(ctx)
-			}, End: endMove},
-			// The slot of a name that is held, without waiters.
+			}, End: endMoves},
+			// The slots of names that are held, without waiters. Some of them are awaited meanwhile.
 			{Kind: "move-slot-held", Begin: func(ctx context.Context, f Fault) error {
-				key := cmp.Or(loneHolder(ctx, c.Nodes), f.Name)
-				if err := at(ctx, key); err != nil {
-					return err
+				keys := loneHolders(ctx, c.Nodes)
+				if len(keys) == 0 {
+					keys = []string{f.Name}
 				}
-				return beginMove(ctx)
-			}, End: endMove},
+				for _, key := range keys {
+					if err := at(ctx, key); err != nil {
+						return err
+					}
+					if err := beginMove(ctx); err != nil {
+						return err
+					}
+				}
+				return nil
+			}, End: endMoves},
 			{Kind: "kill-primary", Early: true, All: true, Loses: true, Begin: func(ctx context.Context, f Fault) error {
 				if err := find(ctx, f); err != nil {
 					return err

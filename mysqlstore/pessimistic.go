@@ -157,7 +157,7 @@ func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.L
 // the transaction as the victim of a deadlock, or ends it by an implicit commit.
 const (
 	setSavepoint   = "SAVEPOINT hf_lock"
-	proveSavepoint = "ROLLBACK TO SAVEPOINT hf_lock"
+	proveSavepoint = "ROLLBACK TO SAVEPOINT hf_lock" // mutation: mysql-proof
 	// errNoSavepoint is the error if the savepoint is gone.
 	errNoSavepoint = 1305
 )

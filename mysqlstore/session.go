@@ -102,7 +102,9 @@ func once(lock string) string {
 }
 
 // isReadOnly reads the value of read_only, which is an enumeration in some versions.
-func isReadOnly(value string) bool { return value != "0" && !strings.EqualFold(value, "OFF") }
+func isReadOnly(value string) bool {
+	return value != "0" && !strings.EqualFold(value, "OFF") // mutation: mysql-demoted
+}
 
 // Begin switches off every timeout of a session, a transaction or a statement, so that only
 // the TTL ends it, and sets the session's clock to UTC. In strict mode the server does not
@@ -195,7 +197,7 @@ func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
 // proof is a script whose last statement can be extended by columns. Its first column is
 // whether the session has the lock.
 func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, lockname string, proof ...string) (bool, error) {
-	record := a.Record && !a.Recorded && r.s.record.due()
+	record := a.Record && !a.Recorded && r.s.record.due() // mutation: mysql-due
 	left := a.TTL
 	if a.Left > 0 {
 		left, _ = sqlkit.RoundTTL(a.Left, unit)
@@ -219,7 +221,7 @@ func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRe
 	case !record:
 		return true, nil
 	}
-	if !r.s.record.write(ctx, a, s.ID.Conn, lockname) {
+	if !r.s.record.write(ctx, a, s.ID.Conn, lockname) { // mutation: mysql-record
 		// The lock stands without a record. A later ping tries again.
 		_, err := s.Run(ctx, "DO "+once(unrecordedLock(s)))
 		return err == nil, err

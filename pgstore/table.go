@@ -25,7 +25,7 @@ var quotes = strings.NewReplacer(`\`, `\\`, `'`, `''`)
 // flushed is a condition that is true. It makes the transaction's commit wait for the disk
 // if synchronous_commit is off, so that a crash of the server forgets no grant and no
 // token. Other values stay: with them, the commit waits for the disk too, or for replicas.
-const flushed = "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true) IS NOT NULL"
+const flushed = "set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true) IS NOT NULL" // mutation: postgres-flushed
 
 func (table) Read(name []byte, bucket int) string {
 	return fmt.Sprintf("SELECT %s, f.token, r.version, r.token, r.state FROM holdfast_floor f LEFT JOIN holdfast_row r ON r.name = %s WHERE f.bucket = %d",

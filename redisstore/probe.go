@@ -58,7 +58,7 @@ func (s *Store) firstFindings(ctx context.Context) (*findings, error) {
 
 // requireSafe returns an error unless a probe within the last freshFor found the servers safe.
 func (s *Store) requireSafe(ctx context.Context) error {
-	f := s.probed.Load()
+	f := s.probed.Load() // mutation: redis-probed
 	if f != nil && f.refused == nil {
 		switch age := time.Duration(micros()-f.at) * time.Microsecond; {
 		case age < freshFor/2:

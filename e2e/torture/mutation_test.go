@@ -2,7 +2,6 @@ package torture
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -53,53 +52,123 @@ var serverMistakes = []struct {
 	}, "exclusion|order|model"},
 }
 
+// formerDefects are defects that this library had, with which two clients held one lock.
+var formerDefects = []struct {
+	name   string
+	locals []string
+	plants mutation.Plants
+	rule   string
+}{
+	{"the first waiter's script removes the lock's key and writes it again", []string{"redis-cluster", "redis"}, mutation.Plants{
+		"redis-tried": mutation.Is(""),
+		"redis-contended": mutation.Is(`local left = st.lone and st.exists and call('PTTL', K)
+if left then
+for field, value in pairs(known) do
+if value and pending[field] == nil then set[#set + 1] = field; set[#set + 1] = value end
+end
+call('DEL', K)
+end
+call('HSET', K, unpack(set))
+if left then call('PEXPIRE', K, num(math.max(left, math.ceil((life - now) / 1000) + 1))) end`),
+	}, "exclusion"},
+	{"a ping proves the connection, and a record is written in the lock's transaction", []string{"mariadb-pessimistic"}, mutation.Plants{
+		"mysql-proof": mutation.With(`"ROLLBACK TO SAVEPOINT hf_lock"`, `"DO 1"`),
+		"mysql-due":   mutation.Is("a.Record = true\nrecord := !a.Recorded"),
+		"mysql-record": mutation.Is(`insert := brieflyMaria + fmt.Sprintf("INSERT INTO holdfast_session (held, conn, name, lockname, token, slot, taken, label) VALUES ('%s', %d, %s, %s, %d, %d, 0, '%s')"+
+" ON DUPLICATE KEY UPDATE taken = holdfast_session.taken", grantLock(a.ID), s.ID.Conn, lit(a.Key), lit([]byte(lockname)), a.Token, a.Slot, a.Label.Encode(labelRoom))
+if _, err := s.Run(ctx, insert); err != nil {`),
+	}, "exclusion"},
+	{"a demoted primary confirms and grants locks", []string{"mariadb-named", "mariadb-pessimistic"}, mutation.Plants{
+		"mysql-demoted": mutation.Is("return false"),
+	}, "exclusion"},
+	{"a commit is acknowledged before it is on the disk", []string{"postgres-optimistic"}, mutation.Plants{
+		"postgres-flushed": mutation.Is(`const flushed = "true"`),
+	}, "exclusion|tokens|leftovers|model|register"},
+	{"the eviction policy is read once", []string{"redis"}, mutation.Plants{
+		"redis-probed": mutation.And("if f != nil && f.refused == nil {\nreturn nil\n}"),
+	}, "exclusion"},
+}
+
+// TestFormerDefectsAreConvicted plants each former defect in today's source. The check has all its
+// faults, and convicts within three runs of two minutes.
+func TestFormerDefectsAreConvicted(t *testing.T) {
+	if !*mistakes {
+		t.Skip("takes minutes: run it with -mistakes")
+	}
+	marks, err := mutation.Marks(serverStores...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range formerDefects {
+		for _, local := range d.locals {
+			t.Run(local+"/"+d.name, func(t *testing.T) {
+				convict(t, marks, d.plants, local, d.rule, 2*time.Minute, 3)
+			})
+		}
+	}
+}
+
+var serverStores = []string{"redisstore", "zkstore", "mysqlstore", "pgstore"}
+
 // TestServerMistakesAreConvicted plants each mistake in a copy of the library's source, builds the command
 // on it, and lets it check until it convicts.
 func TestServerMistakesAreConvicted(t *testing.T) {
 	if !*mistakes {
 		t.Skip("takes minutes: run it with -mistakes")
 	}
-	stores := []string{"redisstore", "zkstore", "mysqlstore", "pgstore"}
-	marks, err := mutation.Marks(stores...)
+	marks, err := mutation.Marks(serverStores...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	planted := map[string]bool{}
+	for _, d := range formerDefects {
+		for mark := range d.plants {
+			planted[mark] = true
+		}
+	}
 	for _, m := range serverMistakes {
 		for mark := range m.plants {
 			planted[mark] = true
 		}
 		t.Run(m.local+"/"+m.name, func(t *testing.T) {
-			bin, err := mutation.Build(t.TempDir(), "../../cmd/holdfast", marks, m.plants)
-			if err != nil {
-				t.Fatal(err)
-			}
-			began, rule := time.Now(), regexp.MustCompile(`(?m)^(`+m.rule+`) +BROKEN.*$`)
-			ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
-			defer cancel()
-			for seed := 1; ; seed++ {
-				dir := filepath.Join(t.TempDir(), "run")
-				out, err := exec.CommandContext(ctx, bin, "check", "--local", m.local, "--duration", "20s", "--seed", fmt.Sprint(seed), "--dir", dir).CombinedOutput()
-				if err == nil {
-					continue
-				}
-				var exit *exec.ExitError
-				if !errors.As(err, &exit) || exit.ExitCode() != 1 || !bytes.Contains(out, []byte(" BROKEN")) {
-					t.Fatalf("seed %d: %v, %v\n%s", seed, err, ctx.Err(), out)
-				}
-				if !rule.Match(out) { // another rule alone convicts
-					t.Logf("seed %d:\n%s", seed, out)
-					continue
-				}
-				t.Logf("convicted after %s, seed %d: %s", time.Since(began).Round(100*time.Millisecond), seed, rule.Find(out))
-				return
-			}
+			convict(t, marks, m.plants, m.local, m.rule, 20*time.Second, 18)
 		})
 	}
 	for mark, path := range marks {
-		ours := slices.ContainsFunc(stores, func(s string) bool { return strings.Contains(filepath.ToSlash(path), "/"+s+"/") })
+		ours := slices.ContainsFunc(serverStores, func(s string) bool { return strings.Contains(filepath.ToSlash(path), "/"+s+"/") })
 		if ours && !planted[mark] {
 			t.Errorf("%s: no mistake is planted at the mark %s", path, mark)
 		}
 	}
+}
+
+// convict builds the command with the plants, and runs at most so many checks of the duration, until one
+// convicts by a rule that matches.
+func convict(t *testing.T, marks map[string]string, plants mutation.Plants, local, rule string, duration time.Duration, most int) {
+	t.Helper()
+	bin, err := mutation.Build(t.TempDir(), "../../cmd/holdfast", marks, plants)
+	if err != nil {
+		t.Fatal(err)
+	}
+	broken := regexp.MustCompile(`(?m)^(` + rule + `) +BROKEN.*$`)
+	began := time.Now()
+	for run := range most {
+		seed := *seed + uint64(run)
+		dir := filepath.Join(t.TempDir(), "run")
+		out, err := exec.CommandContext(t.Context(), bin, "check", "--local", local, "--duration", duration.String(), "--seed", fmt.Sprint(seed), "--dir", dir).CombinedOutput()
+		if err == nil {
+			continue
+		}
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 || !bytes.Contains(out, []byte(" BROKEN")) {
+			t.Fatalf("seed %d: %v\n%s", seed, err, out)
+		}
+		if !broken.Match(out) { // another rule alone convicts
+			t.Logf("seed %d:\n%s", seed, out)
+			continue
+		}
+		t.Logf("convicted after %s, seed %d: %s", time.Since(began).Round(100*time.Millisecond), seed, broken.Find(out))
+		return
+	}
+	t.Errorf("%d checks of %s convicted nothing", most, duration)
 }

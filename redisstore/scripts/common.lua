@@ -148,7 +148,7 @@ local function commit(new)
       if raised then
         call('SET', counter, raised)
       elseif st.exists then
-        call('HSET', K, 's0', known.s0) -- as it was
+        call('HSET', K, 's0', known.s0) -- as it was -- mutation: redis-tried
       end
     end
     if st.exists or raised or not new then
@@ -156,7 +156,7 @@ local function commit(new)
       if #del > 0 or not extend then call('HDEL', K, '-') end
     end
     if raised and not new then call('SET', counter, raised) end
-    call('HSET', K, unpack(set))
+    call('HSET', K, unpack(set)) -- mutation: redis-contended
     -- In parts: thousands of entries may have died together, and Lua's stack is bounded.
     for i = 1, #del, 4000 do call('HDEL', K, unpack(del, i, math.min(i + 3999, #del))) end
     if not st.exists then
