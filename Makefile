@@ -78,6 +78,8 @@ LONG_TESTS  := ^(TestConformance(Cluster|Distribution|Goredis|Replicas|Sentinel)
 ALONE       := ^(TestCheckGoredis|TestManyLocksOverASlowLink|TestThousandsOfLocksOverASlowLink)$$
 # The packages that wait longest, first: with them side by side the rest fits beside.
 SLOWEST     := $(addprefix ./e2e/conformance/,etcd zookeeper redis mysql postgres) ./cmd/holdfast
+# Tests of ALONE that the race detector makes too slow: they skip themselves under it.
+RACE_FREE   := ^TestManyLocksOverASlowLink$$
 # A dozen suites, each in a process of its own.
 LAYOUTS     := ^TestConformanceLayouts$$
 short: servers
@@ -122,9 +124,11 @@ race-tests: clients
 race-check: servers
 	$(SAY) 'race: the check'
 	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m ./check/...
-	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/etcd ./conformance/zookeeper
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 1 -timeout 20m -run '$(ALONE)' ./conformance/redis ./conformance/zookeeper
 
 torture: servers
+	$(SAY) 'torture: 12,000 locks over a slow link'
+	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 15m -run '$(RACE_FREE)' ./conformance/etcd
 	$(SAY) 'torture: the check on every store'
 	@cd e2e && HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -timeout 20m ./torture
 

@@ -227,7 +227,7 @@ func (a *acquisition) fastPath() (*Lock, error) {
 	case err == nil:
 		return k, nil
 	case a.busy != nil:
-		l.contention.found(a.name)
+		l.contention.found(a.name, skipFastPath)
 		return nil, nil
 	case !errors.Is(err, ErrUnavailable) || l.ctx.Err() != nil:
 		return nil, err
@@ -249,8 +249,8 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 	x := l.newLease(a.ctx, a.name, a.set)
 	x.req.First = a.wait
 	l.reserve(&x.req, false)
-	g, err := l.store.Acquire(l.bound(&x.asking, a.waiting, false, timeout), x.req)
-	x.asking.end()
+	g, err := l.store.Acquire(l.bound(&x.acquiring, a.waiting, false, timeout), x.req)
+	x.acquiring.end()
 	if err != nil {
 		l.failed(x, err)
 		return nil, l.explain(a.waiting, a.name, err)
@@ -328,14 +328,13 @@ func (l *Locker) useFastPath(name string) bool {
 	return l.queues[name] == nil
 }
 
-// contention remembers, roughly and in a fixed space, which names the fast path
-// found held. The next few acquisitions of such a name skip the fast path, because
-// it would probably fail.
+// contention remembers, roughly and in a fixed space, which names were found contended, for the next
+// few acquisitions of each.
 type contention [256]atomic.Int32
 
-// skipFastPath is the number of acquisitions that skip the fast path after one that
-// found the name held.
-const skipFastPath = 8
+// skipFastPath is the number of acquisitions that skip the fast path after one that found the name
+// held, because it would probably fail. A free name costs one request in either way.
+const skipFastPath = 32
 
 var contentionSeed = maphash.MakeSeed()
 
@@ -343,10 +342,10 @@ func (c *contention) of(name string) *atomic.Int32 {
 	return &c[maphash.String(contentionSeed, name)%uint64(len(c))]
 }
 
-// found records that the name was held.
-func (c *contention) found(name string) { c.of(name).Store(skipFastPath) }
+// found records that the name is contended, for the next n acquisitions.
+func (c *contention) found(name string, n int32) { c.of(name).Store(n) }
 
-// expected reports whether the name was found held lately, and counts the call.
+// expected reports whether the name was found contended lately, and counts the call.
 func (c *contention) expected(name string) bool {
 	n := c.of(name)
 	if n.Load() <= 0 {

@@ -92,7 +92,6 @@ func (r *retry) delay() time.Duration {
 	return backoff(r.failures-1, retryFirst, retryMax)
 }
 
-// reset forgets the failures.
 func (r *retry) reset() { r.failures = 0 }
 
 // task is work that the store must still do for a request. No caller waits for it.

@@ -125,7 +125,6 @@ const (
 	longestSleep = time.Minute
 )
 
-// every is one call of Every.
 type every struct {
 	l        *Locker
 	ctx      context.Context

@@ -33,6 +33,10 @@ func (l *Locker) handoffLimits(g *driver.Grant) (spare int32, within time.Durati
 	return int32(n), within
 }
 
+// reserveAgain is the number of requests that reserve tokens after goroutines of this Locker have
+// competed for the name.
+const reserveAgain = 8
+
 // reserve has a request reserve tokens for handoffs, if goroutines of this Locker
 // compete for the name.
 func (l *Locker) reserve(r *driver.Request, compete bool) {

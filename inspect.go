@@ -24,9 +24,9 @@ func (l *Locker) Inspect(ctx context.Context, name string) (State, error) {
 	if !ok {
 		return State{}, l.unsupported(name, "the store cannot be inspected")
 	}
-	asking, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
+	limited, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
 	defer cancel()
-	st, err := i.Inspect(asking, name)
+	st, err := i.Inspect(limited, name)
 	if err != nil {
 		return State{}, l.explain(ctx, name, err)
 	}
@@ -145,12 +145,8 @@ func watch[T any](ctx context.Context, l *Locker, name string, bad error, interv
 					return
 				}
 			}
-			if interval > 0 {
-				select {
-				case <-time.After(interval):
-				case <-ctx.Done():
-					return
-				}
+			if interval > 0 && !sleep(ctx, ctx, interval) {
+				return
 			}
 			select {
 			case <-changed:

@@ -45,7 +45,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close(context.Background())
-	l.localContention.found("a") // so that the grant reserves tokens
+	l.localContention.found("a", reserveAgain) // so that the grant reserves tokens
 	k, err := l.Lock(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func TestJoinIsRefusedOnceTheLastUnlockHasBegun(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		q := l.queues["a"]
-		return q != nil && q.head != nil && q.asking != nil
+		return q != nil && q.head != nil && q.pending != nil
 	}
 	for !waits() {
 		time.Sleep(time.Millisecond)

@@ -16,10 +16,10 @@ type lease struct {
 	// queue is the local queue whose head requested it, nil for a request that does
 	// not wait.
 	queue *queue
-	// asking is the context of a request that does not wait.
-	asking bounded
-	// giving is the context of the first attempt to release it.
-	giving bounded
+	// acquiring is the context of a request that does not wait.
+	acquiring bounded
+	// releasing is the context of the first attempt to release it.
+	releasing bounded
 	// valid is standing while the phase is held or lingering, and nil otherwise. Readers
 	// load it without the mutex.
 	valid atomic.Pointer[standing]
@@ -99,7 +99,7 @@ func (x *lease) Owner() driver.Owner {
 	if q := x.queue; q != nil {
 		l.mu.Lock()
 		reason = x.holder.set.reason
-		if q.asking == x && q.head != nil {
+		if q.pending == x && q.head != nil {
 			reason = q.head.set.reason
 		}
 		l.mu.Unlock()
@@ -183,7 +183,7 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 		x.holder.remove(e.lock)
 	}
 	if next != nil && e.kind != left {
-		l.localContention.found(x.req.Name)
+		l.localContention.found(x.req.Name, reserveAgain)
 	}
 	if o.do&handOff != 0 {
 		o.cancel = l.handOff(x, next)
@@ -352,7 +352,7 @@ func (l *Locker) perform(o *outcome) error {
 		o.cancel(errAbandoned)
 	}
 	if o.do&reportRelease != 0 {
-		o.holder.report(EventReleased, nil, o.since)
+		o.holder.reportReleased(o.since)
 	}
 	var err error
 	if o.do&release != 0 {

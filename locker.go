@@ -202,9 +202,9 @@ func (l *Locker) Ping(ctx context.Context) error {
 		return err
 	}
 	if _, ok := l.store.(driver.Inspector); !ok {
-		asking, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
+		limited, cancel := context.WithTimeout(ctx, l.cfg.requestTimeout)
 		defer cancel()
-		if _, err := l.store.Guarantees(asking); err != nil {
+		if _, err := l.store.Guarantees(limited); err != nil {
 			return l.explain(ctx, "", err)
 		}
 		return nil
@@ -218,9 +218,9 @@ func (l *Locker) loadGuarantees(ctx context.Context, timeout time.Duration) (*dr
 	if g := l.guarantees.Load(); g != nil {
 		return g, nil
 	}
-	asking, cancel := context.WithTimeout(ctx, timeout)
+	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	g, err := l.store.Guarantees(asking)
+	g, err := l.store.Guarantees(limited)
 	if err != nil {
 		return nil, l.explain(ctx, "", err)
 	}
@@ -237,14 +237,10 @@ func (l *Locker) retryGuarantees(ctx context.Context, timeout time.Duration, err
 		if !errors.Is(err, ErrUnavailable) || left <= 0 {
 			return nil, err
 		}
-		pause := time.NewTimer(min(left, r.delay()))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		switch slept := sleep(ctx, l.ctx, min(left, r.delay())); {
+		case ctx.Err() != nil:
 			return nil, l.unanswered("", contextError(ctx), err)
-		case <-l.ctx.Done():
-			pause.Stop()
+		case !slept:
 			return nil, l.closedError("")
 		}
 		var g *driver.Guarantees

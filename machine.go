@@ -387,7 +387,6 @@ func (s *leaseState) setValidity(e *event) {
 // alive reports whether the lease counts as valid by its phase alone. The clock may show that it has ended.
 func (s *leaseState) alive() bool { return s.phase == held || s.phase == lingering }
 
-// left returns the validity left.
 func (s *leaseState) left(f *facts) time.Duration {
 	if s.forever {
 		return driver.Forever

@@ -23,9 +23,9 @@ import (
 type queue struct {
 	name       string
 	head, tail *waiter
-	// asking is the request under way, nil between two. cancel ends it.
-	asking *lease
-	cancel context.CancelCauseFunc
+	// pending is the request under way, nil between two. cancel ends it.
+	pending *lease
+	cancel  context.CancelCauseFunc
 	// held: the last answer of the store was that the name is held, by holders.
 	held    bool
 	holders []driver.Holder
@@ -121,7 +121,7 @@ func (q *queue) fail(w *waiter, err error) {
 // unneeded returns how to cancel the request under way if it does not serve the
 // head, else nil.
 func (q *queue) unneeded() context.CancelCauseFunc {
-	if q.asking == nil || q.head != nil && q.head.accepts(&q.asking.req) {
+	if q.pending == nil || q.head != nil && q.head.accepts(&q.pending.req) {
 		return nil
 	}
 	return q.cancel
@@ -281,7 +281,7 @@ func (l *Locker) noteQueued(x *lease, holders []driver.Holder) {
 	q := x.queue
 	var first []*waiter
 	l.mu.Lock()
-	if q.asking == x {
+	if q.pending == x {
 		first = l.noteHeld(q, holders)
 	}
 	l.mu.Unlock()

@@ -19,8 +19,8 @@ func (l *Locker) release(o *outcome) error {
 		sent, timeout, err = l.releaseBySwap(x, timeout)
 	}
 	if !sent {
-		err = l.store.Release(l.bound(&x.giving, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
-		x.giving.end()
+		err = l.store.Release(l.bound(&x.releasing, o.holder.ctx, true, timeout), x.standing.grant, o.keep) // mutation: release
+		x.releasing.end()
 	}
 	e := event{kind: released, keep: o.keep, err: err}
 	var code driver.Code
@@ -95,22 +95,14 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 	})
 }
 
-// report calls the hooks with an event of this holder's time with the lease. An
-// EventReleased is reported on this goroutine, whose work at the store is done.
-// The others are reported in the background, so that no hook delays a lock.
-func (h *holder) report(kind EventKind, err error, since time.Duration) {
-	l := h.lease.l
-	if l.cfg.hooks == nil {
-		return
-	}
-	if e := h.event(kind, err, since); kind == EventReleased {
-		l.emit(h.ctx, e)
-	} else {
-		l.emitLater(h.ctx, e)
+// reportReleased calls the hooks on this goroutine, whose work at the store is done.
+func (h *holder) reportReleased(since time.Duration) {
+	if l := h.lease.l; l.cfg.hooks != nil {
+		l.emit(h.ctx, h.event(EventReleased, nil, since))
 	}
 }
 
-// reportLater calls the hooks in the background.
+// reportLater calls the hooks in the background, so that no hook delays a lock.
 func (h *holder) reportLater(kind EventKind, err error, since time.Duration) {
 	if l := h.lease.l; l.cfg.hooks != nil {
 		l.emitLater(h.ctx, h.event(kind, err, since))

@@ -63,7 +63,7 @@ func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelC
 	l.reserve(&x.req, q.head.next != nil)
 	// A margin of the caller's may be longer than a provisional TTL.
 	x.req.Provisional = x.req.Limit == driver.Exclusive && !q.head.set.hasMargin
-	q.asking, q.cancel = x, s.afterRelease(cancel)
+	q.pending, q.cancel = x, s.afterRelease(cancel)
 	return x, ctx, cancel, s
 }
 
@@ -165,7 +165,7 @@ func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 	if w != nil { // the head may be another waiter than when the request was sent
 		x.holder.set, x.holder.ctx = w.set, w.ctx
 	}
-	q.asking, q.cancel, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
+	q.pending, q.cancel, q.held, q.holders, q.answered = nil, nil, false, nil, time.Now()
 	x.standing.grant = g // mutation: served
 	l.step(x, &event{kind: granted}, &o)
 	usable = x.state.phase == held
@@ -191,7 +191,7 @@ func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 // to be repeated after a pause, nil if the next request follows at once.
 func (l *Locker) endRequest(q *queue, x *lease, err, cause error, r *retry) error {
 	l.mu.Lock()
-	q.asking, q.cancel = nil, nil
+	q.pending, q.cancel = nil, nil
 	l.mu.Unlock()
 	code := l.failed(x, err)
 	if cause != nil && cause != errNoAnswer {

@@ -3,6 +3,7 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -75,27 +76,12 @@ const (
 )
 
 func (c *Config) complete() error {
-	def := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	num := func(n *int, v int) {
-		if *n == 0 {
-			*n = v
-		}
-	}
-	def(&c.Duration, 10*time.Second)
-	def(&c.Round, min(c.Duration, 30*time.Second))
+	c.Duration = cmp.Or(c.Duration, 10*time.Second)
+	c.Round = cmp.Or(c.Round, min(c.Duration, 30*time.Second))
 	c.anyTTL = c.TTL == 0
-	def(&c.TTL, DefaultTTL)
-	num(&c.Workers, 4)
-	num(&c.Lanes, 3)
-	num(&c.Names, 3)
-	num(&c.Long, 1)
-	if c.Seed == 0 {
-		c.Seed = 1
-	}
+	c.TTL = cmp.Or(c.TTL, DefaultTTL)
+	c.Workers, c.Lanes, c.Names = cmp.Or(c.Workers, 4), cmp.Or(c.Lanes, 3), cmp.Or(c.Names, 3)
+	c.Long, c.Seed = cmp.Or(c.Long, 1), cmp.Or(c.Seed, 1)
 	if err := driver.CheckNamespace(c.Namespace); err != nil {
 		return badConfig("", "Namespace: %v", err)
 	}

@@ -100,12 +100,7 @@ func over(ctx context.Context) bool {
 // that could not be finished then is no failure, and inject still calls its end.
 func (c *crew) inject(ctx context.Context, f Fault) error {
 	m := c.members[f.Worker]
-	pause := func() {
-		select {
-		case <-time.After(f.For):
-		case <-ctx.Done():
-		}
-	}
+	pause := func() { lasts(ctx, f.For) }
 	for i := range c.target.Faults {
 		sf := &c.target.Faults[i]
 		if sf.Kind != f.Kind {

@@ -83,7 +83,7 @@ func etcdTarget(members int, heartbeat time.Duration) func(context.Context, stri
 		t := &Target{
 			URL:    "etcd://" + user + strings.Join(hosts, ",") + "/" + etcdPrefix,
 			Faults: oneAtATime(faults),
-			Left:   func(ctx context.Context) ([]string, error) { return etcdKeys(ctx, gate) },
+			Left:   etcdKeys(gate),
 			Close:  end,
 		}
 		return t, nil
@@ -219,27 +219,15 @@ func etcdLeader(ctx context.Context, members []*servers.Etcd) *servers.Etcd {
 	return nil
 }
 
-// etcdKeys lists the remaining keys of locks. Epoch keys end with their clients' leases, and
-// leases end later than killed processes. An election may be under way, so a failed look is
-// repeated.
-func etcdKeys(ctx context.Context, g *etcdGate) ([]string, error) {
-	const everything = `{"key":"AA==","range_end":"AA==","keys_only":true}`
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+// etcdKeys returns how to list the remaining keys of locks. Epoch keys end with their clients'
+// leases, and leases end later than killed processes.
+func etcdKeys(g *etcdGate) func(context.Context) ([]string, error) {
+	return leftSoon(20*time.Second, func(ctx context.Context) (left []string, err error) {
 		var found struct{ Kvs []struct{ Key []byte } }
-		err := g.request(ctx, "/v3/kv/range", everything, &found)
-		if err == nil && len(found.Kvs) == 0 {
-			return nil, nil
+		err = g.request(ctx, "/v3/kv/range", `{"key":"AA==","range_end":"AA==","keys_only":true}`, &found)
+		for _, kv := range found.Kvs {
+			left = append(left, string(kv.Key))
 		}
-		over := time.Now().After(end)
-		if err != nil && (over || ctx.Err() != nil) {
-			return nil, err
-		}
-		if over {
-			var left []string
-			for _, kv := range found.Kvs {
-				left = append(left, string(kv.Key))
-			}
-			return left, nil
-		}
-	}
+		return left, err
+	})
 }

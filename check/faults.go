@@ -37,5 +37,4 @@ var processFaults = []string{faultKill, faultPause}
 // goroutineFaults replace them if workers are goroutines.
 var goroutineFaults = []string{faultVanish}
 
-// workerFaults apply to every store.
 var workerFaults = []string{faultCut, faultDrop, faultDelay, faultClose}

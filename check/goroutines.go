@@ -46,12 +46,6 @@ func goroutines(id string) []string {
 
 // leftGoroutines waits a moment for goroutines that are about to end, and lists the others.
 func leftGoroutines(id string) []string {
-	var left []string
-	for range 100 {
-		if left = goroutines(id); len(left) == 0 {
-			return nil
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+	left, _ := leftSoon(2*time.Second, func(context.Context) ([]string, error) { return goroutines(id), nil })(context.Background())
 	return left
 }

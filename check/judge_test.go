@@ -49,6 +49,22 @@ func (s *story) add(e Event) *story {
 	return s
 }
 
+// noticed returns a story in which a store declares a notice within 3 s, and a holder notices a loss
+// later than that and Slack together, or earlier if late is negative.
+func noticed(late int64) func(*story) {
+	return func(s *story) {
+		s.events[0].Store.Notice = 3 * time.Second
+		a := s.request("w1", "a", 1).grantedWith(1, s.t+20000*ms)
+		s.add(Event{K: kindFault, Fault: "flush", Early: true})
+		s.add(Event{K: kindHealed, Fault: "flush"})
+		fault := s.t
+		b := s.request("w2", "a", 1).granted()
+		s.t = fault + int64(3*time.Second+Slack) + late
+		a.event(kindLost, Event{Cause: "gone"}).unlock()
+		b.unlock()
+	}
+}
+
 // lock is one lock of the story.
 type lock struct {
 	s       *story
@@ -199,6 +215,7 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.event(kindLost, Event{Cause: "taken"}).unlock()
 			b.unlock()
 		},
+		"taken away, and noticed at the end of the declared time": noticed(-50 * ms),
 		"taken away, and recorded again by a goroutine that ran late": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.add(Event{K: kindFault, Fault: "break", Name: "a", Early: true})
@@ -299,6 +316,7 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			a.event(kindLost, Event{Cause: "gone"}).unlock()
 			b.unlock()
 		}},
+		{"taken away, and noticed after the declared time", RuleExclusion, "held by 2", noticed(50 * ms)},
 		{"requested too late for an eviction to have ended the other", RuleExclusion, "held by 2", func(s *story) {
 			s.add(Event{K: kindFault, Fault: "evict-keys", Early: true, Takes: 100 * ms, For: 300 * ms})
 			s.t += 200 * ms

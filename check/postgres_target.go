@@ -4,28 +4,17 @@ package check
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-func init() {
-	for _, recipe := range []string{"", "advisory", "pessimistic", "optimistic"} {
-		locals[dashed("postgres", recipe)] = func(ctx context.Context, _ string) (*Target, error) {
-			return postgresTarget(ctx, recipe)
-		}
-	}
-}
-
 // postgres is a primary and a hot standby, each behind a proxy. The URL of the clients has both addresses.
 // A switchover makes one of them the other, at the same address.
 type postgres struct {
-	*database
 	proxies []*servers.Proxy
 	rights  []string
 
@@ -47,10 +36,9 @@ func postgresRights(recipe string) []string {
 
 func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 	p := &postgres{rights: postgresRights(recipe)}
-	p.database = &database{driver: "pgx", server: p}
 	defer func() {
 		if err != nil {
-			_ = p.Close()
+			_ = p.close()
 		}
 	}()
 	// A crash may lose what the server has only acknowledged. Despite this setting a grant
@@ -88,40 +76,26 @@ func postgresTarget(ctx context.Context, recipe string) (_ *Target, err error) {
 		}
 		p.proxies = append(p.proxies, proxy)
 	}
-	// Grants end with their session: when the server or the connection fails. Leases do not.
-	early := recipe != "optimistic"
-	faults := []StoreFault{
-		{Kind: "kill-server", Begin: p.kill, End: p.restart},
-		{Kind: "crash-server", Begin: p.crash},
-		{Kind: "pause-server", Begin: p.pause, End: p.cont},
-		{Kind: "promote-replica", Begin: p.promote},
-	}
+	faults := append(primaryFaults(func() primary { return p.primary }),
+		StoreFault{Kind: "crash-server", Begin: p.crash}, StoreFault{Kind: "promote-replica", Begin: p.promote},
+		StoreFault{Kind: "kill-session", Begin: p.killSession})
 	if len(p.rights) > 0 {
 		faults = append(faults, StoreFault{Kind: "revoke-right", Begin: p.revoke, End: p.grant})
 	}
-	// A server may be down while its proxy injects a fault.
-	faults = append(oneAtATime(faults), oneAtATime(proxyFaults(p.proxies...))...)
-	faults = append(faults, StoreFault{Kind: "kill-session", Begin: p.killSession})
-	for i := range faults {
-		faults[i].Early = early && !slices.Contains([]string{"pause-server", "revoke-right", "delay-server"}, faults[i].Kind)
-		faults[i].All = faults[i].Early
-	}
 	return &Target{
 		URL:    storeURL(clientUser, p.proxies[0].Address(), p.proxies[1].Address()),
-		Faults: faults,
-		Left:   p.left,
-		Close:  p.Close,
+		Faults: sqlFaults(recipe, faults, p.proxies...),
+		Left: sessionsLeft(0, func(ctx context.Context) (primary, replica int, err error) {
+			count := fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE usename = '%s'", clientUser)
+			err = errors.Join(p.query(ctx, p.primary, count, &primary), p.query(ctx, p.replica, count, &replica))
+			return primary, replica, err
+		}),
+		Close: p.close,
 	}, nil
 }
 
-// The faults of one server apply to the primary.
-func (p *postgres) Pause() error                      { return p.primary.Pause() }
-func (p *postgres) Cont() error                       { return p.primary.Cont() }
-func (p *postgres) Kill()                             { p.primary.Kill() }
-func (p *postgres) Restart(ctx context.Context) error { return p.primary.Restart(ctx) }
-
-// Close ends the servers and the proxies.
-func (p *postgres) Close() error {
+// close ends the servers and the proxies.
+func (p *postgres) close() error {
 	var errs []error
 	for _, proxy := range p.proxies {
 		proxy.Close()
@@ -135,10 +109,11 @@ func (p *postgres) Close() error {
 }
 
 // crash kills the primary and starts it again at once, while earlier grants are valid.
-func (p *postgres) crash(ctx context.Context, f Fault) error {
+func (p *postgres) crash(ctx context.Context, _ Fault) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	return errors.Join(p.kill(ctx, f), p.restart(ctx, f))
+	p.primary.Kill()
+	return p.primary.Restart(ctx)
 }
 
 // promote does a switchover without a lost commit: the primary is shut down, the replica
@@ -177,46 +152,12 @@ func (p *postgres) killSession(ctx context.Context, f Fault) error {
 	return nil
 }
 
-// left lists the remaining sessions after the workers' end, without the coordinator's.
-func (p *postgres) left(ctx context.Context) ([]string, error) {
-	const coordinators = 3
-	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		var at [2]int
-		for i, s := range []*servers.Postgres{p.primary, p.replica} {
-			if err := p.query(ctx, s, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE usename = '%s'", clientUser), &at[i]); err != nil {
-				return nil, err
-			}
-		}
-		if at[0] <= coordinators && at[1] == 0 {
-			return nil, nil
-		}
-		if time.Now().After(deadline) {
-			return []string{fmt.Sprintf("%d sessions at the primary and %d at the replica", at[0], at[1])}, nil
-		}
-	}
-}
-
-// exec runs statements as the administrator, without the proxies. Their changes are on disk,
-// and on their way to the replica.
+// exec runs statements as the administrator. Their changes are on disk, and on their way to the
+// replica.
 func (p *postgres) exec(ctx context.Context, s *servers.Postgres, statements ...string) error {
-	db, err := sql.Open(p.driver, s.URL("postgres", "&synchronous_commit=on"))
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	for _, statement := range statements {
-		if _, err := db.ExecContext(ctx, statement); err != nil {
-			return fmt.Errorf("check: %s: %w", statement, err)
-		}
-	}
-	return nil
+	return execSQL(ctx, "pgx", s.URL("postgres", "&synchronous_commit=on"), statements...)
 }
 
 func (p *postgres) query(ctx context.Context, s *servers.Postgres, statement string, to any) error {
-	db, err := sql.Open(p.driver, s.URL("postgres", ""))
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	return db.QueryRowContext(ctx, statement).Scan(to)
+	return querySQL(ctx, "pgx", s.URL("postgres", ""), statement, to)
 }

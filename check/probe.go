@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // probe stands between a worker's Locker and its store. It records requests and answers, and
@@ -94,7 +95,6 @@ func (p *probe) send(ctx context.Context) error {
 	return p.travel(ctx, healed, wait)
 }
 
-// answer passes an answer back.
 func (p *probe) answer(ctx context.Context) error {
 	p.mu.Lock()
 	healed, wait := p.healed, p.in
@@ -118,12 +118,8 @@ func (p *probe) travel(ctx context.Context, healed <-chan struct{}, wait time.Du
 		}
 	}
 	if wait > 0 {
-		t := time.NewTimer(wait)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return errLink{fmt.Errorf("late (injected): %w", ctx.Err())}
+		if err := backoff.Sleep(ctx, wait); err != nil {
+			return errLink{fmt.Errorf("late (injected): %w", err)}
 		}
 	}
 	p.mu.Lock()

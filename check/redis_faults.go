@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // redisRights are the commands that docs/redis.md lists for a restricted user. Scripts call
@@ -113,10 +114,7 @@ const redisNotice = 3 * time.Second
 
 // lasts waits for d or until ctx ends.
 func lasts(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
+	_ = backoff.Sleep(ctx, d)
 }
 
 // eachRunning sends a command to every running server.

@@ -3,6 +3,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -253,10 +254,7 @@ func redisClusterTarget(ctx context.Context, dir string) (*Target, error) {
 			}, End: endMove},
 			// The slot of a name that is held, without waiters.
 			{Kind: "move-slot-held", Begin: func(ctx context.Context, f Fault) error {
-				key := loneHolder(ctx, c.Nodes)
-				if key == "" {
-					key = f.Name
-				}
+				key := cmp.Or(loneHolder(ctx, c.Nodes), f.Name)
 				if err := at(ctx, key); err != nil {
 					return err
 				}

@@ -103,16 +103,9 @@ func isPrimary(ctx context.Context, r *servers.Redis) bool {
 }
 
 // redisLeft waits until only the counters of buckets are left, of which there is a limited
-// number. Tombstones end soon.
+// number.
 func redisLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
-	return func(ctx context.Context) ([]string, error) {
-		for end := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-			left, err := redisLeftNow(ctx, all)
-			if err == nil && len(left) == 0 || ctx.Err() != nil || time.Now().After(end) {
-				return left, err
-			}
-		}
-	}
+	return leftSoon(15*time.Second, func(ctx context.Context) ([]string, error) { return redisLeftNow(ctx, all) })
 }
 
 // redisCounter is the key of a bucket's counter.

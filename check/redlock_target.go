@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/check/servers"
-	"github.com/holdfast-go/holdfast/driver"
 )
 
 func init() { locals["redlock"] = redlockTarget }
@@ -105,15 +104,7 @@ func redlockTarget(ctx context.Context, dir string) (_ *Target, err error) {
 
 // setUpRedlock admits the servers of a new fleet.
 func setUpRedlock(ctx context.Context, address string) error {
-	open, ok := driver.OpenerOf("redlock")
-	if !ok {
-		return errors.New("check: redlock is not linked: import _ \"github.com/holdfast-go/holdfast/redisstore/redlock\"")
-	}
-	u, err := url.Parse(address)
-	if err != nil {
-		return err
-	}
-	s, err := open(ctx, u, "")
+	s, err := opener(address, "")(ctx)
 	if err != nil {
 		return err
 	}
@@ -121,24 +112,18 @@ func setUpRedlock(ctx context.Context, address string) error {
 	return errors.Join(err, s.Close(ctx))
 }
 
-// redlockLeft waits until only the records of the servers themselves are left: queues and
-// tombstones expire soon.
+// redlockLeft waits until only the records of the servers themselves are left.
 func redlockLeft(all []*servers.Redis) func(context.Context) ([]string, error) {
-	return func(ctx context.Context) (left []string, err error) {
-		for end := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-			left = left[:0]
-			for i, r := range all {
-				keys, err := r.Do(ctx, "KEYS", "holdfast:redlock:*")
-				if err != nil {
-					return nil, err
-				}
-				for _, k := range keys.([]any) {
-					left = append(left, fmt.Sprintf("server %d: key %s", i+1, k))
-				}
+	return leftSoon(15*time.Second, func(ctx context.Context) (left []string, err error) {
+		for i, r := range all {
+			keys, err := r.Do(ctx, "KEYS", "holdfast:redlock:*")
+			if err != nil {
+				return nil, err
 			}
-			if len(left) == 0 || ctx.Err() != nil || time.Now().After(end) {
-				return left, ctx.Err()
+			for _, k := range keys.([]any) {
+				left = append(left, fmt.Sprintf("server %d: key %s", i+1, k))
 			}
 		}
-	}
+		return left, nil
+	})
 }

@@ -82,7 +82,6 @@ type Stats struct {
 	Allowed int
 	// Faults counts faults by kind.
 	Faults map[string]int
-	Kills  int
 	Took   time.Duration
 	// Unknown counts pieces of the history that porcupine did not decide in time; the other
 	// rules have judged them.

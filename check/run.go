@@ -65,14 +65,8 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if t.Close != nil {
-		defer func() { err = errors.Join(err, t.Close()) }()
-	}
-	open := t.Open
-	if open == nil {
-		open = opener(t.URL, c.Namespace)
-	}
-	run := &run{cfg: &c, target: t, open: open, work: work, regs: regs, dir: dir, command: command, began: time.Now(), tokens: map[string]uint64{}}
+	defer func() { err = errors.Join(err, t.close()) }()
+	run := &run{cfg: &c, target: t, open: t.opener(&c), work: work, regs: regs, dir: dir, command: command, began: time.Now(), tokens: map[string]uint64{}}
 	report, err := run.rounds(ctx)
 	if report != nil {
 		report.Dir = dir
@@ -173,14 +167,8 @@ func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if t.Close != nil {
-		defer t.Close()
-	}
-	open := t.Open
-	if open == nil {
-		open = opener(t.URL, c.Namespace)
-	}
-	s, err := open(ctx)
+	defer t.close()
+	s, err := t.opener(&c)(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -5,229 +5,117 @@ package check
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
-	"net/url"
 	"slices"
-	"sync"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/check/servers"
-	"github.com/holdfast-go/holdfast/driver"
 )
 
 // The databases, by recipe. Without a recipe the store uses its default.
 func init() {
-	for _, recipe := range []string{"", "pessimistic", "optimistic", "named"} {
-		locals[dashed("mysql", recipe)] = func(ctx context.Context, _ string) (*Target, error) {
-			return mysqlTarget(ctx, recipe)
+	for name, start := range map[string]func(ctx context.Context, recipe string) (*Target, error){
+		"mysql": mysqlTarget, "mariadb": mariadbTarget, "postgres": postgresTarget,
+	} {
+		own := "named"
+		if name == "postgres" {
+			own = "advisory"
+		}
+		for _, recipe := range []string{"", "pessimistic", "optimistic", own} {
+			locals[strings.TrimSuffix(name+"-"+recipe, "-")] = func(ctx context.Context, _ string) (*Target, error) { return start(ctx, recipe) }
 		}
 	}
 }
 
-func dashed(a, b string) string {
-	if b == "" {
-		return a
-	}
-	return a + "-" + b
+// clientUser is the clients' user on MariaDB and PostgreSQL. It has exactly the rights that
+// docs/sql.md lists; in particular it cannot write on a read-only server.
+const clientUser = "client"
+
+// primary is the present primary of a database.
+type primary interface {
+	Pause() error
+	Cont() error
+	Kill()
+	Restart(context.Context) error
 }
 
-// database is a server of this run, with its proxy.
-type database struct {
-	server interface {
-		Pause() error
-		Cont() error
-		Kill()
-		Restart(context.Context) error
-		Close() error
+// primaryFaults kill and stop the server that now returns.
+func primaryFaults(now func() primary) []StoreFault {
+	return []StoreFault{
+		{Kind: "kill-server", Begin: func(context.Context, Fault) error { now().Kill(); return nil },
+			End: func(ctx context.Context, _ Fault) error { return now().Restart(ctx) }},
+		{Kind: "pause-server", Begin: func(context.Context, Fault) error { return now().Pause() },
+			End: func(context.Context, Fault) error { return now().Cont() }},
 	}
-	proxy *servers.Proxy
-	// driver and dsn open it for an administrator without the proxy; sessions lists the
-	// clients' sessions and end ends one.
-	driver, dsn, sessions, end string
-
-	mu     sync.Mutex // one fault of the server at a time
-	spoilt *Fault     // the present fault of the proxy
 }
 
-// mysqlTarget is one MySQL server. The faults of two servers are mariadbTarget's.
-func mysqlTarget(ctx context.Context, recipe string) (*Target, error) {
-	s, err := servers.StartMySQL(ctx, "--innodb-flush-log-at-trx-commit=1")
-	if err != nil {
-		return nil, err
+// sqlFaults joins the faults of the servers with those of their proxies: a server may be down
+// while its proxy injects a fault. Grants end with their session, when the server or the
+// connection fails. Leases do not.
+func sqlFaults(recipe string, ofServers []StoreFault, proxies ...*servers.Proxy) []StoreFault {
+	all := append(oneAtATime(ofServers), oneAtATime(proxyFaults(proxies...))...)
+	for i := range all {
+		early := recipe != "optimistic" && !slices.Contains([]string{"pause-server", "revoke-right", "lock-tables", "delay-server"}, all[i].Kind)
+		all[i].Early, all[i].All = early, early
 	}
-	if s.MariaDB {
-		return nil, errors.Join(fmt.Errorf("check: mysqld is %w: give its directory in %s", servers.ErrNotInstalled, servers.Dirs), s.Close())
-	}
-	d := &database{server: s, driver: "mysql", dsn: s.DSN("test", ""),
-		sessions: "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND command <> 'Daemon'", end: "KILL %d"}
-	return d.target(ctx, recipe, s.Address, func(address string) string {
-		return "mysql://root@" + address + "/test?recipe=" + recipe
-	})
+	return all
 }
 
-func (d *database) target(ctx context.Context, recipe, address string, storeURL func(string) string) (_ *Target, err error) {
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, d.close())
-		}
-	}()
-	if d.proxy, err = servers.NewProxy(address); err != nil {
-		return nil, err
-	}
-	if err := initialise(ctx, storeURL(address)); err != nil {
-		return nil, err
-	}
-	// Grants end with their session: when the server or the connection fails. Leases do not.
-	early := recipe != "optimistic"
-	return &Target{
-		URL: storeURL(d.proxy.Address()),
-		Faults: []StoreFault{
-			{Kind: "kill-server", Early: early, All: true, Begin: d.kill, End: d.restart},
-			{Kind: "pause-server", Begin: d.pause, End: d.cont},
-			{Kind: "cut-server", Early: early, All: true, Begin: d.disturb(func(Fault) error { d.proxy.Cut(); return nil }), End: d.heal},
-			{Kind: "silence-server", Early: early, All: true, Begin: d.disturb(func(Fault) error { return d.proxy.Silence() }), End: d.heal},
-			{Kind: "drop-server-answers", Early: early, All: true, Begin: d.disturb(func(Fault) error { return d.proxy.DropAnswers() }), End: d.heal},
-			{Kind: "delay-server", Begin: d.disturb(func(f Fault) error { return d.proxy.Delay(f.For / 4) }), End: d.heal},
-			{Kind: "kill-session", Early: early, All: true, Begin: d.killSession},
-		},
-		Left:  d.left,
-		Close: d.close,
-	}, nil
-}
-
-// initialise creates the tables.
-func initialise(ctx context.Context, raw string) error {
-	u, err := url.Parse(raw)
-	if err != nil {
-		return err
-	}
-	open, ok := driver.OpenerOf(u.Scheme)
-	if !ok {
-		return badConfig("", "scheme %q is not linked in", u.Scheme)
-	}
-	s, err := open(ctx, u, "")
+func initialise(ctx context.Context, address string) error {
+	s, err := opener(address, "")(ctx)
 	if err != nil {
 		return err
 	}
 	defer s.Close(context.WithoutCancel(ctx))
 	i, ok := s.(interface{ Init(context.Context) error })
 	if !ok {
-		return fmt.Errorf("check: the store of scheme %s has no Init", u.Scheme)
+		return fmt.Errorf("check: the store %s has no Init", s)
 	}
 	return i.Init(ctx)
 }
 
-// disturb begins a fault of the server's proxy, unless it has one already.
-func (d *database) disturb(f func(Fault) error) func(context.Context, Fault) error {
-	return func(_ context.Context, fault Fault) error {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if d.spoilt != nil {
-			return nil
+// execSQL runs statements on one connection that does not use the proxy.
+func execSQL(ctx context.Context, driver, dsn string, statements ...string) error {
+	db, err := sql.Open(driver, dsn)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	c, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, statement := range statements {
+		if _, err := c.ExecContext(ctx, statement); err != nil {
+			return fmt.Errorf("check: %s: %w", statement, err)
 		}
-		d.spoilt = &fault
-		return f(fault)
-	}
-}
-
-func (d *database) heal(_ context.Context, fault Fault) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.spoilt == nil || *d.spoilt != fault {
-		return nil
-	}
-	d.spoilt = nil
-	return d.proxy.Heal()
-}
-
-func (d *database) kill(context.Context, Fault) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.server.Kill()
-	return nil
-}
-
-func (d *database) restart(ctx context.Context, _ Fault) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.server.Restart(ctx)
-}
-
-// pause and cont do nothing while another fault has the server down.
-func (d *database) pause(context.Context, Fault) error { return d.unlessDown(d.server.Pause) }
-func (d *database) cont(context.Context, Fault) error  { return d.unlessDown(d.server.Cont) }
-
-func (d *database) unlessDown(f func() error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := f(); !errors.Is(err, servers.ErrNotRunning) {
-		return err
 	}
 	return nil
 }
 
-// killSession ends a client's connection, like an administrator.
-func (d *database) killSession(ctx context.Context, f Fault) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	ids, err := d.clients(ctx)
-	if err != nil || len(ids) == 0 {
-		return nil // it may be unreachable
-	}
-	db, err := sql.Open(d.driver, d.dsn)
+// querySQL reads one value like execSQL.
+func querySQL(ctx context.Context, driver, dsn, query string, to any) error {
+	db, err := sql.Open(driver, dsn)
 	if err != nil {
 		return err
 	}
 	defer db.Close()
-	_, _ = db.ExecContext(ctx, fmt.Sprintf(d.end, ids[f.N%len(ids)])) // it may have ended meanwhile
-	return nil
+	return db.QueryRowContext(ctx, query).Scan(to)
 }
 
-func (d *database) clients(ctx context.Context) (ids []int64, err error) {
-	db, err := sql.Open(d.driver, d.dsn)
-	if err != nil {
-		return nil, err
-	}
-	defer db.Close()
-	rows, err := db.QueryContext(ctx, d.sessions)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
+// coordinators is the number of sessions of the run's own client.
+const coordinators = 3
+
+// sessionsLeft waits until only the run's own sessions are left at the primary and at most most
+// at the replica. count returns the numbers.
+func sessionsLeft(most int, count func(context.Context) (primary, replica int, err error)) func(context.Context) ([]string, error) {
+	return leftSoon(15*time.Second, func(ctx context.Context) ([]string, error) {
+		primary, replica, err := count(ctx)
+		if err != nil || primary <= coordinators && replica <= most {
 			return nil, err
 		}
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids, rows.Err()
-}
-
-// left lists the remaining sessions after the workers' end, without the coordinator's.
-func (d *database) left(ctx context.Context) ([]string, error) {
-	const coordinators = 3
-	deadline := time.Now().Add(15 * time.Second)
-	for {
-		ids, err := d.clients(ctx)
-		if err == nil && len(ids) <= coordinators {
-			return nil, nil
-		}
-		if time.Now().After(deadline) {
-			if err != nil {
-				return nil, err
-			}
-			return []string{fmt.Sprintf("%d sessions at the server", len(ids))}, nil
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-}
-
-func (d *database) close() error {
-	if d.proxy != nil {
-		d.proxy.Close()
-	}
-	return d.server.Close()
+		return []string{fmt.Sprintf("%d sessions at the primary and %d at the replica", primary, replica)}, nil
+	})
 }

@@ -32,6 +32,34 @@ type Target struct {
 	Close func() error
 }
 
+func (t *Target) close() error {
+	if t.Close == nil {
+		return nil
+	}
+	return t.Close()
+}
+
+// opener returns the function that opens a client.
+func (t *Target) opener(c *Config) func(context.Context) (driver.Store, error) {
+	if t.Open != nil {
+		return t.Open
+	}
+	return opener(t.URL, c.Namespace)
+}
+
+// leftSoon returns a Left that repeats look until nothing is left, for at most d: sessions,
+// queues and tombstones expire soon, and a look may fail during an election.
+func leftSoon(d time.Duration, look func(context.Context) ([]string, error)) func(context.Context) ([]string, error) {
+	return func(ctx context.Context) ([]string, error) {
+		for end := time.Now().Add(d); ; lasts(ctx, 50*time.Millisecond) {
+			left, err := look(ctx)
+			if err == nil && len(left) == 0 || ctx.Err() != nil || time.Now().After(end) {
+				return left, err
+			}
+		}
+	}
+}
+
 // StoreFault is a fault of a store.
 type StoreFault struct {
 	Kind string
@@ -152,21 +180,15 @@ func fileTarget(_ context.Context, dir string) (*Target, error) {
 			if err := s.Undo(ctx, driver.Request{ID: "check-sweep", Name: "check-sweep"}); err != nil {
 				return nil, err
 			}
-			var left []string
-			for range 150 {
+			return leftSoon(3*time.Second, func(context.Context) (left []string, err error) {
 				files, err := os.ReadDir(filepath.Join(locks, "sessions"))
-				if err != nil {
-					return nil, err
+				if len(files) > 2 { // the run's own client and its socket
+					for _, f := range files {
+						left = append(left, "sessions/"+f.Name())
+					}
 				}
-				if left = left[:0]; len(files) <= 2 { // the run's own client and its socket
-					return nil, nil
-				}
-				for _, f := range files {
-					left = append(left, "sessions/"+f.Name())
-				}
-				time.Sleep(20 * time.Millisecond)
-			}
-			return left, nil
+				return left, err
+			})(ctx)
 		},
 	}, nil
 }

@@ -287,7 +287,6 @@ func validUntil(now func() int64, remaining func() time.Duration) (until int64, 
 	return until, live
 }
 
-// take does one step.
 func (w *worker) take(s Step) {
 	if s.Try {
 		s.Names = s.Names[:1]

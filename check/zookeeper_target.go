@@ -67,11 +67,12 @@ func zookeeperTarget(ctx context.Context, dir string) (*Target, error) {
 		}
 	}
 	faults = append(faults, back, revokeRight(z))
-	faults = append(faults, stallDisk(func(context.Context) (*servers.ZooKeeper, error) { return z, nil })...)
+	alone := func(context.Context) (*servers.ZooKeeper, error) { return z, nil }
+	faults = append(faults, stallDisk(alone)...)
 	return &Target{
 		URL:    fmt.Sprintf("zk://%s:%s@%s/check?tick=%s&acl=creator", zookeeperUser, zookeeperPassword, p.Address(), zookeeperTick),
 		Faults: oneAtATime(faults),
-		Left:   func(ctx context.Context) ([]string, error) { return ephemerals(ctx, z) },
+		Left:   ephemerals(alone),
 		Close: func() error {
 			p.Close()
 			z.Kill()
@@ -213,27 +214,20 @@ func ensembleTarget(ctx context.Context, dir string) (*Target, error) {
 			{Kind: "lose-quorum", Begin: followers(2, kill), End: restart},
 			{Kind: "cut-follower-off", Begin: followers(1, e.Silence), End: heal},
 		}...)),
-		Left: func(ctx context.Context) ([]string, error) {
-			l, err := e.Leader(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return ephemerals(ctx, l)
-		},
+		Left:  ephemerals(e.Leader),
 		Close: func() error { e.Close(); return nil },
 	}, nil
 }
 
-// ephemerals lists the remaining nodes of sessions, after killed sessions had the time to
-// expire.
-func ephemerals(ctx context.Context, z *servers.ZooKeeper) ([]string, error) {
-	var left []string
-	for range 300 {
-		said, err := z.Command(ctx, "dump")
+// ephemerals returns how to list the remaining nodes of sessions, after killed sessions had the
+// time to expire.
+func ephemerals(which func(context.Context) (*servers.ZooKeeper, error)) func(context.Context) ([]string, error) {
+	return leftSoon(6*time.Second, func(ctx context.Context) (left []string, err error) {
+		z, err := which(ctx)
 		if err != nil {
 			return nil, err
 		}
-		left = left[:0]
+		said, err := z.Command(ctx, "dump")
 		_, nodes, _ := strings.Cut(said, "Sessions with Ephemerals")
 		for line := range strings.Lines(nodes) {
 			// The run's own client has a session, and its guard.
@@ -241,10 +235,6 @@ func ephemerals(ctx context.Context, z *servers.ZooKeeper) ([]string, error) {
 				left = append(left, line)
 			}
 		}
-		if len(left) == 0 {
-			return nil, nil
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	return left, nil
+		return left, err
+	})
 }

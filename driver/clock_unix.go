@@ -13,7 +13,51 @@ import (
 // suspended returns for how long the machine was suspended since an arbitrary moment.
 func suspended() time.Duration { return suspensions.total() }
 
-var suspensions = newSuspensionMeter(readClocks)
+var suspensions = suspensionCache{meter: newSuspensionMeter(readClocks), now: processTime}
+
+// suspensionCache saves the two system calls of a suspensionMeter while the machine was
+// certainly not suspended: time.Now makes none.
+//
+// The wall clock runs through a suspend, and the clock of the process does not. So a suspend
+// changes their difference by its length. If the difference is that of the last measurement,
+// there was no suspend since, unless the wall clock was set back by that length in between. So a
+// measurement also counts for cacheFor at most, and such a suspend is noticed after that time.
+type suspensionCache struct {
+	meter *suspensionMeter
+	now   func() (wall, process int64)
+	last  atomic.Pointer[measurement]
+}
+
+// measurement is a result of a suspensionMeter, with the clocks as they were before it.
+type measurement struct {
+	wall, process int64
+	total         time.Duration
+}
+
+// cacheFor is for how long a measurement counts, by the clock of the process.
+const cacheFor = 10 * time.Millisecond
+
+func (c *suspensionCache) total() time.Duration {
+	wall, process := c.now()
+	if m := c.last.Load(); m != nil {
+		ran := process - m.process
+		suspended := wall - m.wall - ran
+		if ran >= 0 && ran < int64(cacheFor) && suspended > -int64(clockNoise) && suspended < int64(clockNoise) {
+			return m.total
+		}
+	}
+	m := &measurement{wall, process, c.meter.total()}
+	c.last.Store(m)
+	return m.total
+}
+
+var loaded = time.Now()
+
+// processTime reads the wall clock and the clock of the process at one moment.
+func processTime() (wall, process int64) {
+	now := time.Now()
+	return now.UnixNano(), int64(now.Sub(loaded))
+}
 
 // suspensionMeter measures the time for which the machine was suspended: the
 // difference between a clock that runs through a suspend and one that stops.

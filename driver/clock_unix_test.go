@@ -49,6 +49,40 @@ func TestPauseBetweenClockReadingsIsNoSuspend(t *testing.T) {
 	}
 }
 
+// TestSuspensionIsMeasuredAgain: a result counts until the wall clock shows a suspend, and for 10 ms
+// at most.
+func TestSuspensionIsMeasuredAgain(t *testing.T) {
+	measured, now, slept, set := 0, int64(0), int64(0), int64(0)
+	c := suspensionCache{
+		meter: &suspensionMeter{read: func() (running, stopping int64, ok bool) {
+			measured++
+			return now + slept, now, true
+		}},
+		now: func() (wall, process int64) { return now + slept + set, now },
+	}
+	for _, step := range []struct {
+		what            string
+		ran, slept, set time.Duration
+		measured        int
+		total           time.Duration
+	}{
+		{what: "the first call", measured: 1},
+		{what: "soon after it", ran: 9 * time.Millisecond, measured: 1},
+		{what: "10ms after the measurement", ran: time.Millisecond, measured: 2},
+		{what: "after a suspend", slept: time.Minute, measured: 3, total: time.Minute},
+		{what: "soon after that", ran: time.Millisecond, measured: 3, total: time.Minute},
+		{what: "after the wall clock was set forward", set: time.Hour, measured: 4, total: time.Minute},
+		{what: "after it was set back", set: -time.Hour, measured: 5, total: time.Minute},
+		{what: "after a suspend that setting it back hides", slept: time.Minute, set: -time.Minute, measured: 5, total: time.Minute},
+		{what: "10ms later", ran: 10 * time.Millisecond, measured: 6, total: 2 * time.Minute},
+	} {
+		now, slept, set = now+int64(step.ran), slept+int64(step.slept), set+int64(step.set)
+		if got := c.total(); got != step.total || measured != step.measured {
+			t.Errorf("%s: suspended for %s by %d measurements, want %s by %d", step.what, got, measured, step.total, step.measured)
+		}
+	}
+}
+
 type meterClock struct{ m *suspensionMeter }
 
 func (meterClock) Now() time.Time         { return time.Now() }

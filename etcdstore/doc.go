@@ -88,7 +88,16 @@
 // also at a member that is cut off or led the cluster before: such a member reports late. So the
 // entry stood when the last one before it was deleted. The watch does not count if it was interrupted
 // after that read, as by a compaction or a lost connection: the waiter reads the queue again. A member
-// that reports its progress grants nothing.
+// that reports its progress grants nothing. If an operator deletes the waiter's own entry after the last
+// one before it, a member that lags reports both late. The waiter may start between the two, for as long as
+// the second is behind. Only its token, which is below that of the next grant, protects then.
+//
+// The entries of a store that count the deletions of a name share one watch, which stays for a second after
+// the last of them. The next entry then needs no read of its own: the transaction that makes it has
+// read the queue through the quorum. That transaction is sent after the watch was made, so its
+// revision is larger than that from which the watch reports. The entry receives the events from
+// before the send, and ignores those up to that revision. So it sees each later deletion, also one
+// that arrives before the answer.
 //
 // An exclusive waiter further behind watches the last entry but one before it, so that it reads the
 // queue again before it is its turn. A waiter among several limits watches the deletions of the name's

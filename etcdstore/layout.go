@@ -24,7 +24,6 @@ const epochShards = 16
 
 var seed = maphash.MakeSeed()
 
-// layout builds keys.
 type layout struct{ prefix, namespace, names string }
 
 func newLayout(prefix, namespace string) layout {

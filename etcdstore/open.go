@@ -23,7 +23,6 @@ func init() {
 	driver.Register("etcds", openURL)
 }
 
-// dialTimeout limits the login in Open.
 const dialTimeout = 5 * time.Second
 
 func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {

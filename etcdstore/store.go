@@ -31,6 +31,7 @@ type Store struct {
 
 	beats   keepalives
 	watches watches
+	queues  queueWatches
 
 	mu       sync.Mutex
 	closed   bool
@@ -58,6 +59,10 @@ type request struct {
 	written record
 	// passed wakes a waiting entry: see wake.
 	passed chan int64
+	// mail has the deletions of the name's entries while the entry waits, nil before it needs them.
+	// complete is set if the watch stood before the present view was requested, and since.
+	mail     *mailbox
+	complete bool
 
 	// watch is the watch of the key, from the second check of the session on, and seen is set at
 	// the first. The session's mutex guards both; state is the state of the watch.

@@ -21,6 +21,9 @@ var errEntryGone = &driver.Error{Code: driver.CodeUnavailable, Err: errors.New("
 // queue creates an entry, makes the release old unless that is nil, and waits until the entry is
 // granted.
 func (s *Store) queue(ctx context.Context, a *request, old *release) (driver.Grant, error) {
+	a.mail = s.joinQueue(a.r.Name, true)
+	a.complete = a.mail != nil
+	defer func() { s.leaveQueue(a.mail) }()
 	v, err := s.enqueue(ctx, a, old)
 	if err != nil {
 		return driver.Grant{}, err
@@ -182,7 +185,8 @@ func (e *session) why() error {
 
 // mailbox collects the updates of a watch until they are read.
 type mailbox struct {
-	full chan struct{}
+	full  chan struct{}
+	queue *queueWatch // the watch, if waiters share it
 
 	mu sync.Mutex
 	u  watchUpdate
@@ -213,16 +217,26 @@ func (m *mailbox) take() watchUpdate {
 
 // awaitChange waits until what v watches has gone, and reads again.
 func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, error) {
-	mail := &mailbox{full: make(chan struct{}, 1)}
-	w := &watch{key: []byte(v.watch), update: mail.put}
-	if v.watch == "" {
-		w.setPrefix(s.lay.entries(a.r.Name))
+	mail, first := a.mail, unwatchedEvery
+	switch {
+	case !v.counted:
+		s.leaveQueue(a.mail)
+		a.mail, a.complete = nil, false
+		mail = &mailbox{full: make(chan struct{}, 1)}
+		w := &watch{key: []byte(v.watch), update: mail.put}
+		if v.watch == "" {
+			w.setPrefix(s.lay.entries(a.r.Name))
+		}
+		s.watch(w)
+		defer s.unwatch(w)
+	case mail == nil:
+		mail = s.joinQueue(a.r.Name, false)
+		a.mail = mail
+	case a.complete:
+		first = readQueueEvery
 	}
-	s.watch(w)
-	defer s.unwatch(w)
-	overdue := time.NewTimer(fallback.After(ctx, unwatchedEvery))
+	overdue := time.NewTimer(fallback.After(ctx, first))
 	defer overdue.Stop()
-	complete := false // the watch has reported every change since v was read
 	for {
 		select {
 		case <-ctx.Done():
@@ -247,13 +261,14 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 		case u.stands:
 			overdue.Reset(fallback.After(ctx, readQueueEvery))
 			// Changes before this point were not reported.
+			a.complete = v.counted
 			now, err := s.since(ctx, a, v)
 			if err != nil || now.granted || !now.stands || now.watch != v.watch {
 				return now, err
 			}
-			v, complete = now, true
+			v = now
 		case u.interrupted:
-			complete = false
+			a.complete = false
 			overdue.Reset(fallback.After(ctx, unwatchedEvery))
 		}
 		events := v.news(u.events)
@@ -261,7 +276,7 @@ func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, erro
 		case v.watch != "" && len(events) > 0:
 			return s.readView(ctx, a)
 		case v.watch == "" && v.gone(events, a.key):
-			if complete && v.counted && v.queue.find(a.key) == 0 {
+			if a.complete && v.counted && v.queue.find(a.key) == 0 {
 				return view{rev: events[len(events)-1].Kv.ModRevision, stands: true, granted: true}, nil
 			}
 			return s.readView(ctx, a)

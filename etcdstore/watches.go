@@ -103,7 +103,6 @@ var (
 	errOldLogin   = errors.New("a watch is refused: the login of its stream may be too old")
 )
 
-// watch registers a watch.
 func (s *Store) watch(w *watch) {
 	m := &s.watches
 	m.mu.Lock()
@@ -123,7 +122,6 @@ func (s *Store) watch(w *watch) {
 	}
 }
 
-// unwatch ends a watch.
 func (s *Store) unwatch(w *watch) {
 	m := &s.watches
 	m.mu.Lock()

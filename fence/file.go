@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 func (f *file) write(ctx context.Context, token uint64, write func(io.Writer) error) error {
@@ -208,8 +210,7 @@ func (f *file) open() (*os.File, error) {
 // occupies a thread. Holders keep the lock for a few milliseconds, so polling is
 // cheap.
 func (f *file) flock(ctx context.Context, record *os.File) error {
-	pause := 250 * time.Microsecond
-	for {
+	for poll := (backoff.Backoff{First: 400 * time.Microsecond, Max: 20 * time.Millisecond}); ; {
 		err := unix.Flock(int(record.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
@@ -222,14 +223,9 @@ func (f *file) flock(ctx context.Context, record *os.File) error {
 		default:
 			return f.failed("lock token record", err)
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if poll.Sleep(ctx) != nil {
 			return ended(ctx, f.path)
 		}
-		pause = min(2*pause, 16*time.Millisecond)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // Objects guards objects that are written whole and only at a version: those of an object
@@ -97,12 +98,7 @@ func (o Objects) put(ctx context.Context, resource string, token uint64, content
 			return fmt.Errorf("%w: %q: %w", ErrUnavailable, resource, err)
 		}
 		// Another write came between. Its token decides.
-		timer := time.NewTimer(rand.N(time.Millisecond << min(n, 6)))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		_ = backoff.Sleep(ctx, rand.N(time.Millisecond<<min(n, 6)))
 	}
 }
 

@@ -3,6 +3,7 @@
 package filestore
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"os"
@@ -95,14 +96,11 @@ func (s *Store) newEntry(r driver.Request, o driver.Owner, sess *session) entry 
 	return e
 }
 
-// sign records the owner.
 func (s *Store) sign(e *entry, o driver.Owner) {
 	if o.PID <= 0 || o.PID > math.MaxInt32 {
 		o.PID = os.Getpid()
 	}
-	if o.Host == "" {
-		o.Host = s.host
-	}
+	o.Host = cmp.Or(o.Host, s.host)
 	e.pid, e.host, e.instance, e.reason = o.PID, clip(o.Host), clip(o.Instance), clip(o.Reason)
 }
 

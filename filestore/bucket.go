@@ -305,13 +305,15 @@ func (b *bucket) replace(p []byte) error {
 }
 
 // reserve raises the ceiling durably before a token below it is used: after a crash of the machine
-// tokens continue from the ceiling. It changes only the header; the body stays on the disk.
+// tokens continue from the ceiling. It changes only the header; the body stays on the disk. Until the
+// ceiling is on the disk, the header has the ID of no boot. If this process ends before that, or the disk
+// fails, the next one does not take the ceiling for durable.
 func (b *bucket) reserve() error {
 	h, ok := parseHeader(b.page)
 	if !ok {
 		h = header{off: inlineAt}
 	}
-	h.boot = b.boot
+	h.boot = bootID{}
 	h.seq++
 	h.last = b.last
 	h.ceiling = b.last + reserved
@@ -324,8 +326,13 @@ func (b *bucket) reserve() error {
 	if n, err := pwrite(b.fd, first, 0); n != len(first) {
 		return coded("writing", b.path, err)
 	}
-	if err := datasync(b.fd); err != nil {
+	if err := b.store.sync(b.fd); err != nil {
 		return coded("syncing", b.path, err)
+	}
+	h.boot = b.boot
+	putHeader(b.page, &h)
+	if n, err := pwrite(b.fd, b.page[:headerLen], 0); n != headerLen {
+		return coded("writing", b.path, err)
 	}
 	b.seq, b.ceiling, b.empty = h.seq, h.ceiling, false
 	return nil
@@ -334,7 +341,6 @@ func (b *bucket) reserve() error {
 // settle grants a name to the waiters that the rule admits.
 func (b *bucket) settle(k key) error { return b.state.settle(k, b.store.now(), b.reserve) }
 
-// drop removes the entries that match.
 func (b *bucket) drop(match func(*entry) bool) (bool, error) {
 	return b.state.drop(match, b.store.now(), b.reserve)
 }

@@ -17,6 +17,18 @@ func (s *Store) PretendBoot() { s.boot[0]++ }
 // PretendNow replaces the clock from which new counters start.
 func (s *Store) PretendNow(now int64) { s.now = func() int64 { return now } }
 
+// OnSync makes f replace the writing of a bucket to the disk. f gets the ceiling that is to be written.
+func (s *Store) OnSync(f func(ceiling uint64) error) {
+	s.sync = func(fd int) error {
+		page := make([]byte, headerLen)
+		if _, err := unix.Pread(fd, page, 0); err != nil {
+			return err
+		}
+		h, _ := parseHeader(page)
+		return f(h.ceiling)
+	}
+}
+
 // BucketPath returns the path of the file of a name.
 func (s *Store) BucketPath(name string) string { return s.bucketOf(name).path }
 

@@ -299,7 +299,6 @@ func (s *Store) notify(b *bucket, notices []notice) {
 	}
 }
 
-// handle carries out a notice.
 func (s *Store) handle(n notice) {
 	if n.kind == msgEnd {
 		s.lose(n.id, n.token, driver.CauseTaken, errAsked)

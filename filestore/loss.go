@@ -184,7 +184,6 @@ func (s *Store) replaced(b *bucket, old fileID) {
 	s.wakeAll()
 }
 
-// wakeAll wakes every waiter.
 func (s *Store) wakeAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,7 +31,8 @@ type Store struct {
 	shorten       bool     // sockets are named through a directory's descriptor
 	boot          bootID
 	now           func() int64
-	fallback      time.Duration // 0: waiters do not check by themselves
+	sync          func(fd int) error // datasync
+	fallback      time.Duration      // 0: waiters do not check by themselves
 
 	// ctx ends when Close begins: done is its channel.
 	ctx    context.Context
@@ -113,7 +114,7 @@ func Open(ctx context.Context, dir string, options ...Option) (*Store, error) {
 	}
 	s := &Store{
 		dir: dir, ns: c.namespace, host: host, uid: os.Geteuid(), mode: c.mode, modeGiven: c.modeGiven, allowed: c.allowed,
-		boot: boot, now: wallMicros, fallback: wakeInterval, finished: make(chan struct{}),
+		boot: boot, now: wallMicros, sync: datasync, fallback: wakeInterval, finished: make(chan struct{}),
 		waiting: map[string]*waiter{}, held: map[string]*held{}, buried: map[string]bool{},
 		links: map[string]*link{}, conns: map[*link]struct{}{},
 	}

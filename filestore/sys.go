@@ -55,7 +55,6 @@ func pwrite(fd int, p []byte, off int64) (int, error) {
 	}
 }
 
-// parseBoot reads a UUID.
 func parseBoot(b []byte) (id bootID, err error) {
 	digits := bytes.ReplaceAll(bytes.TrimSpace(b), []byte("-"), nil)
 	if n, err := hex.Decode(id[:], digits[:min(len(digits), 2*len(id))]); err != nil || n != len(id) {

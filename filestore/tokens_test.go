@@ -4,6 +4,7 @@ package filestore_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -56,6 +57,31 @@ func TestTokensRiseAfterACrash(t *testing.T) {
 	release(t, a, g)
 	if h := take(t, b, "a", driver.Exclusive); h.Token < g.Token+1<<16-1 {
 		t.Errorf("token %d after %d: not above the ceiling", h.Token, g.Token)
+	}
+}
+
+// TestTokensWaitForTheDisk: no token is granted above the ceiling that is on the disk, and none while
+// the disk fails. A ceiling that did not get there is not relied on, also by another process.
+func TestTokensWaitForTheDisk(t *testing.T) {
+	dir := tempDir(t)
+	failing, s := open(t, dir), open(t, dir)
+	durable := uint64(0)
+	for range 3 {
+		failing.OnSync(func(uint64) error { return errors.New("the disk fails") })
+		if g, err := failing.Acquire(testContext(t), request("a", driver.Exclusive)); err == nil {
+			t.Fatalf("token %d while the disk fails", g.Token)
+		}
+		s.OnSync(func(ceiling uint64) error {
+			durable = ceiling
+			return nil
+		})
+		g := take(t, s, "a", driver.Exclusive)
+		if g.Token > durable {
+			t.Errorf("token %d, and the ceiling on the disk is %d", g.Token, durable)
+		}
+		release(t, s, g)
+		s.PretendBoot()
+		failing.PretendBoot()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 func nameOf(key string) string {
@@ -201,7 +202,6 @@ func (s *Store) ready(ctx context.Context) error {
 	}
 }
 
-// acquireFaulty executes a scripted acquisition.
 func (s *Store) acquireFaulty(ctx context.Context, e *entry, r driver.Request, f *fault) (driver.Grant, error) {
 	sp := s.space
 	apply := func() {
@@ -242,7 +242,6 @@ func (sp *space) admitsNow(key string, limit int) bool {
 	return len(n.queue) == 0 && n.admits(limit)
 }
 
-// renewFault executes a scripted renewal.
 func (sp *space) renewFault(ctx context.Context, name string) error {
 	sp.mu.Lock()
 	f := take(&sp.script.renewals, name)
@@ -251,12 +250,8 @@ func (sp *space) renewFault(ctx context.Context, name string) error {
 		return nil
 	}
 	if f.delay > 0 {
-		t := time.NewTimer(f.delay)
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return driver.Errorf(driver.CodeUnknown, "no answer (scripted): %w", ctx.Err())
+		if err := backoff.Sleep(ctx, f.delay); err != nil {
+			return driver.Errorf(driver.CodeUnknown, "no answer (scripted): %w", err)
 		}
 	}
 	return f.err

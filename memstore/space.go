@@ -61,7 +61,6 @@ func (n *name) admits(limit int) bool {
 	return len(n.holders) < least // mutation: memory-rule
 }
 
-// grant makes an entry a holder.
 func (sp *space) grant(e *entry) {
 	if e.limit != driver.Exclusive {
 		e.tokens = 1

@@ -7,7 +7,6 @@ import (
 	"encoding/base32"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -46,8 +45,11 @@ func hashedName(key []byte) string {
 			plain.WriteByte('~')
 		}
 	}
-	return "hf:" + plain.String() + ":" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20]))
+	return "hf:" + plain.String() + ":" + base32Lower.EncodeToString(sum[:20])
 }
+
+// base32Lower is base32 in lower case, without padding.
+var base32Lower = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
 
 func (r named) lockname(key []byte) string {
 	if r.s.cfg.exact {
@@ -107,11 +109,12 @@ func asText(s string) string {
 
 // Lock takes the lock and then reads the clock, in one statement.
 func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
-	label, wait := "", "0"
+	label, take := "", "GET_LOCK("+r.lockOf(a)+", 0)"
 	if a.Wait {
-		label, wait = comment(a), strconv.Itoa(forever)
+		// Without an answer of the gate nothing is requested, and the session is closed.
+		label, take = comment(a), fmt.Sprintf("IF(%s, GET_LOCK(%s, %d) + 0 * RELEASE_LOCK(%s), NULL)", enter(a.Key), r.lockOf(a), forever, gate(a.Key))
 	}
-	query := "SELECT " + label + markNew(s) + ", GET_LOCK(" + r.lockOf(a) + ", " + wait + "), " + sysdate + ", CONNECTION_ID(), @@global.read_only"
+	query := "SELECT " + label + markNew(s) + ", " + take + ", " + sysdate + ", CONNECTION_ID(), @@global.read_only"
 	pause := ""
 	if r.tokens(a) > 1 {
 		pause = fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), %s, 0)", r.lockOf(a), r.pause(a))
@@ -153,6 +156,31 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 		})
 	}
 	return got, nil
+}
+
+// Pass keeps the lock if no session waits at its gate, and else frees it, in one statement.
+func (r named) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
+	if r.s.cfg.Durable {
+		return sqlkit.Got{}, sqlkit.PassRefused, nil
+	}
+	lock := r.lockOf(old)
+	answers, err := s.Run(ctx, fmt.Sprintf("SELECT %s, CASE WHEN COALESCE(IS_USED_LOCK(%s), 0) <> CONNECTION_ID() THEN -1 WHEN IS_FREE_LOCK(%s) THEN %s ELSE RELEASE_LOCK(%[2]s) - 1 END, @@global.read_only",
+		markNew(s), lock, gate(old.Key), clock))
+	if err != nil {
+		return sqlkit.Got{}, 0, err
+	}
+	marked(s)
+	row := answers.Last()
+	switch now := row.Int(1); {
+	case now < 0 || row.Null(1):
+		return sqlkit.Got{}, sqlkit.PassNotHeld, nil
+	case now == 0:
+		return sqlkit.Got{}, sqlkit.PassReleased, nil
+	case isReadOnly(row.Text(2)):
+		return sqlkit.Got{}, sqlkit.PassRefused, nil
+	default:
+		return next.Passed(old, now)
+	}
 }
 
 // Ping reads from the server which session has the lock.

@@ -1,6 +1,7 @@
 package mysqlstore
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/url"
@@ -153,14 +154,8 @@ func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	case socket != "":
 		cfg.Net, cfg.Addr = "unix", socket
 	default:
-		port := u.Port()
-		if port == "" {
-			port = "3306"
-		}
-		host := u.Hostname()
-		if host == "" {
-			host = "127.0.0.1"
-		}
+		port := cmp.Or(u.Port(), "3306")
+		host := cmp.Or(u.Hostname(), "127.0.0.1")
 		cfg.Net, cfg.Addr = "tcp", net.JoinHostPort(host, port)
 	}
 	if _, err := configure(o); err != nil {

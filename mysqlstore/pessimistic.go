@@ -67,6 +67,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
 		defer cancel()
+		answers = answers[1:] // that of the gate
 	}
 	s.TTL = a.TTL
 	got := sqlkit.Got{Slot: driver.NoSlot}
@@ -175,10 +176,43 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lock
 	return held, err
 }
 
-// script returns permits, the token and the connection, if it gets the row, and a later time
+// Pass proves that the transaction still exists. It keeps it if no session waits at the gate, and else ends it.
+func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
+	if r.s.cfg.Durable {
+		return sqlkit.Got{}, sqlkit.PassRefused, nil
+	}
+	// The proof follows the reading of the clock.
+	script := []string{fmt.Sprintf("SELECT %s, @hf_now := IF(IS_FREE_LOCK(%s), %s, 0), CONNECTION_ID(), @@global.read_only", markNew(s), gate(old.Key), clock), proveSavepoint}
+	refused := sqlkit.PassRefused
+	if r.s.facts().maria {
+		// MySQL has no such statement, and needs another round trip to release.
+		script, refused = append(script, "EXECUTE IMMEDIATE IF(@hf_now > 0, 'DO 0', 'ROLLBACK')"), sqlkit.PassReleased
+	}
+	answers, err := s.Run(ctx, script...)
+	if noSavepoint(err) {
+		return sqlkit.Got{}, sqlkit.PassNotHeld, nil
+	}
+	if err != nil {
+		return sqlkit.Got{}, 0, err
+	}
+	marked(s)
+	row := answers.Last()
+	switch {
+	case row.Int(2) != s.ID.Conn:
+		return sqlkit.Got{}, 0, errMoved
+	case row.Int(1) == 0:
+		return sqlkit.Got{}, refused, nil
+	case isReadOnly(row.Text(3)):
+		return sqlkit.Got{}, sqlkit.PassRefused, nil
+	}
+	return next.Passed(old, row.Int(1))
+}
+
+// script returns the answer of the gate, if the request waits; permits, the token and the
+// connection, if it gets the row, and a later time
 // for several tokens; then the slot, for a semaphore; then the token again, or both times, if
 // the clock is read by itself.
-func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) []string {
+func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (script []string) {
 	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
 		if mode = "LOCK IN SHARE MODE"; !r.s.facts().maria {
@@ -199,7 +233,12 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool)
 	if r.tokens(a) > 1 && !r.s.facts().sysdateNow {
 		later = ", " + r.pause(a) + ", " + sysdate
 	}
-	script := append(timeout(s, a.TTL), "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s, @@global.read_only%s FROM %s %s",
+	script = timeout(s, a.TTL)
+	if wait {
+		script = append(script, "SELECT "+label+enter(a.Key))
+		defer func() { script = append(script, "DO RELEASE_LOCK("+gate(a.Key)+")") }()
+	}
+	script = append(script, "START TRANSACTION", fmt.Sprintf("SELECT %s%s, %s, CONNECTION_ID(), %s, @@global.read_only%s FROM %s %s",
 		label, permits, sysdate, markNew(s), later, r.row(a.Key), mode))
 	switch k := sqlkit.Kind(a.Limit); {
 	case a.Limit == driver.Exclusive:

@@ -169,6 +169,7 @@ func Declared(r Recipe) driver.Guarantees {
 	g := sqlkit.SessionGuarantees(kind, unit, unit, "KILL")
 	g.Notes = []string{
 		"a held lock costs one connection, and so does a waiter",
+		sqlkit.PassNote,
 		"the server's wait_timeout, which is set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the client's machine continues to run",
 		"refused: proxies that share connections or split reads from writes, Galera, and group replication with several primaries",
 		"a ping every half second detects a primary that became read-only and, on a user's pool, the end of a connection. If the old primary remains writable or cannot be reached, the holder notices after the TTL",

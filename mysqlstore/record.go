@@ -10,6 +10,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
@@ -116,9 +117,7 @@ func (r *recorder) beginLocked() {
 // remove removes the collected rows after a moment. It returns false when nothing is left,
 // or after a failure; the next row that is written starts a new task.
 func (r *recorder) remove() bool {
-	select {
-	case <-time.After(removeAfter):
-	case <-r.ctx.Done():
+	if backoff.Sleep(r.ctx, removeAfter) != nil {
 		return false
 	}
 	r.mu.Lock()

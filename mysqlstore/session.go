@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/base32"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -85,8 +84,16 @@ func unrecordedLock(s *sqlkit.Session) string {
 // grantLock returns a name, not a literal.
 func grantLock(requestID string) string {
 	sum := sha256.Sum256([]byte(requestID))
-	return "hf:grant:" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:20]))
+	return "hf:grant:" + base32Lower.EncodeToString(sum[:20])
 }
+
+// gate is a named lock before the lock of a name. A waiter has it while it waits for the lock, and the
+// others wait for the gate, in the order in which they came. So the gate is free if no session
+// waits, and a holder can pass its lock on.
+func gate(key []byte) string { return asText("hfw" + hashedName(key)[2:]) }
+
+// enter is an expression that waits for the gate.
+func enter(key []byte) string { return fmt.Sprintf("GET_LOCK(%s, %d)", gate(key), forever) }
 
 // once is an expression that takes a named lock unless the session has it. The server counts
 // how often a session has taken a lock.

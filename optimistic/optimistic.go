@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // Values keep data under keys, with versions. Every store of holdfast implements it.
@@ -140,11 +141,7 @@ func repeat(ctx context.Context, key string, o []Option, attempt func() error) e
 		for _, f := range s.onConflict {
 			f(ctx, c)
 		}
-		timer := time.NewTimer(c.Backoff)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if backoff.Sleep(ctx, c.Backoff) != nil {
 			return fmt.Errorf("optimistic: %q after %d conflicts: %w: %w", key, n, ErrConflict, errors.Join(ctx.Err(), context.Cause(ctx)))
 		}
 		bound = min(2*bound, s.most)

@@ -88,7 +88,8 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	var row sqlkit.Row
 	if a.Wait {
 		var answers sqlkit.Answers
-		answers, err = s.Run(ctx, fmt.Sprintf("WITH l AS MATERIALIZED (SELECT %spg_advisory_lock%s(%s)), %s", r.comment(a), shared(a), m.args(), drawn(r.now(a), r.count(a))))
+		answers, err = s.Run(ctx, fmt.Sprintf("WITH w AS MATERIALIZED (SELECT %spg_advisory_xact_lock_shared(%s)), l AS MATERIALIZED (SELECT pg_advisory_lock%s(%s) FROM w), %s",
+			r.comment(a), waits(a.Key).args(), shared(a), m.args(), drawn(r.now(a), r.count(a))))
 		row = answers.Last()
 	} else {
 		row, err = r.try(ctx, s, a, m)
@@ -111,6 +112,38 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	return got, nil
 }
 
+// waits is the lock that a session shares while it waits for the lock of a name. The server frees
+// it at the end of the statement. So no session has it if none waits, and a holder
+// can pass its lock on.
+func waits(key []byte) mark { return hashed("wait\x00", key) }
+
+// pass is the statement of Pass.
+const pass = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid(), CASE WHEN $3::boolean THEN " + unnamed + " END"
+
+// Pass keeps the lock if no session shares the lock of the waiters, and else frees it, in one
+// statement.
+func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
+	m, err := r.mark(old.Key)
+	p, ok := s.Link.(preparer)
+	if err != nil || !ok || m.sub != 1 || r.s.cfg.Durable {
+		return sqlkit.Got{}, sqlkit.PassRefused, err
+	}
+	limit(next)
+	row, err := p.prepared(ctx, pass, waits(old.Key).args(), m.args(), strconv.FormatBool(old.Recorded))
+	switch now := row.Int(0); {
+	case err != nil:
+		return sqlkit.Got{}, 0, err
+	case row.Int(1) != s.ID.Conn:
+		return sqlkit.Got{}, 0, errMoved
+	case now < 0:
+		return sqlkit.Got{}, sqlkit.PassNotHeld, nil
+	case now == 0:
+		return sqlkit.Got{}, sqlkit.PassReleased, nil
+	default:
+		return next.Passed(old, now)
+	}
+}
+
 // drawn is the rest of a statement that takes the lock in a query l. It returns the token,
 // the backend, and how many tokens the grant has if it shall have n, an expression. n is
 // empty for one token.
@@ -130,13 +163,15 @@ func (r advisory) count(a *sqlkit.LockRequest) string {
 	return ""
 }
 
-// The statements of a try for an exclusive lock. The second one reserves $2 tokens.
-const taken = "CASE WHEN ok THEN " + clock + " END"
-
-var (
-	tryOne     = "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "")
-	trySeveral = "WITH l AS MATERIALIZED (SELECT /*hf*/ pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "$2::bigint")
+// The statements of a try for an exclusive lock. The second one reserves $2 tokens. CASE evaluates
+// the clock after its condition, and so with the lock; the first one needs no query l for
+// that, which would cost the server as much as the lock itself.
+const (
+	tryOne = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_backend_pid()"
+	taken  = "CASE WHEN ok THEN " + clock + " END"
 )
+
+var trySeveral = "WITH l AS MATERIALIZED (SELECT " + unlabelledMark + " pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "$2::bigint")
 
 // now is the expression of the token. Shared grants read the clock one after the other, so
 // that no two have the same token.
@@ -201,8 +236,8 @@ func (r advisory) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockR
 	if err != nil {
 		return false, err
 	}
-	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 {
-		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint), CASE WHEN $2::boolean THEN "+unnamed+" END", m.args(), strconv.FormatBool(a.Recorded))
+	if p, ok := s.Link.(preparer); ok && a.Limit == driver.Exclusive && m.sub == 1 && !a.Recorded {
+		row, err := p.prepared(ctx, "SELECT pg_advisory_unlock($1::bigint)", m.args())
 		return row.True(0), err
 	}
 	script := fmt.Sprintf("SELECT pg_advisory_unlock%s(%s)", shared(a), m.args())
@@ -239,6 +274,9 @@ func (r advisory) Survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 	var sights []sqlkit.Sight
 	var unrecorded []sqlkit.Identity
 	for _, f := range list {
+		if f.mark == waits(f.Key) {
+			continue
+		}
 		if f.unrecorded {
 			unrecorded = append(unrecorded, f.Identity)
 			continue

@@ -29,6 +29,11 @@
 // permits read the clock one after the other. For several tokens the statement reads the
 // clock again and again, until it is as many microseconds later.
 //
+// A waiter of [Advisory] shares an advisory lock of the name as long as its statement runs, and a waiter of
+// [Pessimistic] has the gate before the row. A session that passes its lock on (see
+// [sqlkit.Sessions]) tries that lock in the statement that reads the clock. If it is taken,
+// Advisory releases its lock in the same statement, and Pessimistic ends its transaction by the next one.
+//
 // pg_locks shows the sessions that hold, and pg_stat_activity their owners: the comment of
 // the last statement has the owner, and application_name the tokens. Both end with the
 // session. In the first 20 ms of a grant only pg_locks shows it, and an inspection waits

@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -135,9 +136,6 @@ func (g Guard) check(ctx context.Context, resource string, token uint64) (string
 	if _, err := (fence.SQL{Dialect: fence.PostgreSQL, Table: g.Table}).Schema(); err != nil {
 		return "", err
 	}
-	table := g.Table
-	if table == "" {
-		table = fence.DefaultTable
-	}
+	table := cmp.Or(g.Table, fence.DefaultTable)
 	return table, fence.CheckArguments(ctx, resource, token)
 }

@@ -22,8 +22,12 @@ type pgLink struct {
 	cut  func()
 
 	watch func()
-	ender *sqlkit.Ender     // nil for a connection of database/sql
-	names map[string]string // of prepared statements; used by the goroutine that runs one
+	ender *sqlkit.Ender // nil for a connection of database/sql
+
+	// Used by the goroutine that runs a prepared statement.
+	statements map[string]*pgconn.StatementDescription
+	text       []byte   // the arguments of the last one
+	values     [][]byte // parts of text
 
 	mu           sync.Mutex
 	busy, closed bool
@@ -86,30 +90,49 @@ func (l *pgLink) prepared(ctx context.Context, statement string, args ...string)
 		return nil, err
 	}
 	defer l.finish()
-	name, ok := l.names[statement]
+	described, ok := l.statements[statement]
 	if !ok {
-		name = fmt.Sprintf("holdfast_%d", len(l.names)+1)
-		if _, err := l.conn.Prepare(ctx, name, statement, nil); err != nil {
+		described, err = l.conn.Prepare(ctx, fmt.Sprintf("holdfast_%d", len(l.statements)+1), statement, nil)
+		if err != nil {
 			return nil, err
 		}
-		if l.names == nil {
-			l.names = map[string]string{}
+		if l.statements == nil {
+			l.statements = map[string]*pgconn.StatementDescription{}
 		}
-		l.names[statement] = name
+		l.statements[statement] = described
 	}
-	values := make([][]byte, len(args))
-	for i, a := range args {
-		values[i] = []byte(a)
+	l.text, l.values = l.text[:0], l.values[:0]
+	for _, a := range args {
+		l.text = append(l.text, a...)
 	}
-	r := l.conn.ExecPrepared(ctx, name, values, nil, nil).Read()
-	if r.Err != nil || len(r.Rows) == 0 {
-		return nil, r.Err
+	rest := l.text
+	for _, a := range args {
+		l.values, rest = append(l.values, rest[:len(a)]), rest[len(a):]
 	}
-	row := make(sqlkit.Row, len(r.Rows[0]))
-	for i, v := range r.Rows[0] {
-		row[i] = sql.NullString{String: string(v), Valid: v != nil}
+	// The description saves the server and the client that of each result.
+	r := l.conn.ExecStatement(ctx, described, l.values, nil, nil)
+	var row sqlkit.Row
+	if r.NextRow() {
+		row = l.row(r.Values())
+	}
+	if _, err := r.Close(); err != nil {
+		return nil, err
 	}
 	return row, nil
+}
+
+// row copies a row. Its columns share one string.
+func (l *pgLink) row(values [][]byte) sqlkit.Row {
+	l.text = l.text[:0]
+	for _, v := range values {
+		l.text = append(l.text, v...)
+	}
+	rest, row := string(l.text), make(sqlkit.Row, len(values))
+	for i, v := range values {
+		row[i] = sql.NullString{String: rest[:len(v)], Valid: v != nil}
+		rest = rest[len(v):]
+	}
+	return row
 }
 
 func runPg(ctx context.Context, c *pgconn.PgConn, statements []string) (sqlkit.Answers, error) {

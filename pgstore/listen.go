@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
@@ -106,14 +107,10 @@ func (l *listener) run() {
 			return
 		}
 		l.mu.Unlock()
-		select {
-		case <-time.After(500 * time.Millisecond):
-		case <-l.ctx.Done():
-		}
+		_ = backoff.Sleep(l.ctx, 500*time.Millisecond)
 	}
 }
 
-// session serves one connection.
 func (l *listener) session() {
 	tried := func() {
 		l.mu.Lock()

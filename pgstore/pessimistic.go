@@ -187,6 +187,30 @@ func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	return script
 }
 
+// Pass keeps the transaction if no session waits at the gate. The statement names the next
+// holder.
+func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
+	if r.s.cfg.Durable {
+		return sqlkit.Got{}, sqlkit.PassRefused, nil
+	}
+	limit(next)
+	g, last := gate(old.Key).args(), driver.LastToken(old.Token, old.Reserved)
+	answers, err := s.Run(ctx, fmt.Sprintf("WITH f AS MATERIALIZED (SELECT %spg_try_advisory_lock_shared(%s) AS free), c AS MATERIALIZED (SELECT CASE WHEN free AND pg_advisory_unlock_shared(%[2]s) THEN %[3]s END AS now FROM f), "+
+		"t AS MATERIALIZED (SELECT now, greatest(%d, now - %d) + 1 AS token FROM c WHERE now > %[4]d) SELECT now, pg_backend_pid(), %[6]s FROM t",
+		r.comment(next), g, clock, last, next.Tokens, named(next, "token", "now - token + 1")))
+	row := answers.Last()
+	switch {
+	case err != nil:
+		return sqlkit.Got{}, 0, err
+	case row == nil:
+		return sqlkit.Got{}, sqlkit.PassRefused, nil
+	case row.Int(1) != s.ID.Conn:
+		return sqlkit.Got{}, 0, errMoved
+	}
+	next.Recorded = true
+	return next.Passed(old, row.Int(0))
+}
+
 // flag sets a flag of the transaction to an expression, whose value is NULL or 'yes'.
 func flag(name, value string) string {
 	return fmt.Sprintf("set_config('holdfast.%s', %s, true)", name, value)

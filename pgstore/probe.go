@@ -137,6 +137,7 @@ func Declared(r Recipe) driver.Guarantees {
 		g := sqlkit.OptimisticGuarantees(kind, true)
 		g.Notes = []string{
 			"works through poolers and proxies; a held lock needs no connection, and all waiters share one that listens",
+			"a process may replace its grant by the next one of its own waiters within 5 ms of the first, before it releases the lock",
 			"behind a pooler and on a user's pool the store gets no notifications, so waiters poll",
 			"each grant is on the server's disk before the client gets it, also with synchronous_commit=off",
 			"two primaries grant the same lock, and no client notices: stop the old one before you promote another",
@@ -148,6 +149,7 @@ func Declared(r Recipe) driver.Guarantees {
 	g.Shared, g.Mixed = true, true
 	g.Notes = []string{
 		"a held lock costs one connection, and so does a waiter",
+		sqlkit.PassNote,
 		"the server's idle timeout, which is set to the TTL, frees the lock of a silent or stopped holder; a crash frees it at once if the client's machine continues to run",
 		"refused: a pooler in transaction mode",
 		"a new primary has no grants of the old one: holders notice when their connection ends, or after the TTL. If the old primary continues to serve clients, both grant, and no client notices: stop the old one first",

@@ -18,9 +18,9 @@ type table struct{ wake bool }
 func lit(b []byte) string { return fmt.Sprintf("decode('%x', 'hex')", b) }
 
 // ascii returns ASCII text as a literal that means the same under every setting.
-func ascii(s string) string {
-	return "E'" + strings.NewReplacer(`\`, `\\`, `'`, `''`).Replace(s) + "'"
-}
+func ascii(s string) string { return "E'" + quotes.Replace(s) + "'" }
+
+var quotes = strings.NewReplacer(`\`, `\\`, `'`, `''`)
 
 // flushed is a condition that is true. It makes the transaction's commit wait for the disk
 // if synchronous_commit is off, so that a crash of the server forgets no grant and no

@@ -12,9 +12,9 @@ import (
 const (
 	// noticeTimeout is the longest time until a holder notices that the server has lost its
 	// grant. Every lookEvery the store checks the grants that were not proven for provenFor, with
-	// the timeout lookTimeout. noticeTimeout is the sum of the three. So the store checks a grant
-	// every two seconds unless it is renewed more often.
-	noticeTimeout = 3 * time.Second
+	// the timeout lookTimeout. So the store checks a grant every two seconds unless it is renewed more
+	// often.
+	noticeTimeout = lookEvery + provenFor + lookTimeout
 	lookEvery     = time.Second
 	provenFor     = 1200 * time.Millisecond
 	lookTimeout   = 800 * time.Millisecond
@@ -117,9 +117,13 @@ func (s *Store) look() {
 // slow link delays the last one.
 func (s *Store) lookAt(due map[uint16][]*entry) {
 	var batches [][]*entry
+	batch := lookBatch
+	if s.spread.Load() {
+		batch = 1
+	}
 	for _, group := range due {
 		for len(group) > 0 {
-			n := min(len(group), lookBatch)
+			n := min(len(group), batch)
 			batches = append(batches, group[:n])
 			group = group[n:]
 		}

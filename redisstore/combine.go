@@ -81,6 +81,13 @@ func (c *combiner) init(on bool) {
 	c.ended.L = &c.mu
 }
 
+// stop makes all later requests go by themselves.
+func (c *combiner) stop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.off = true
+}
+
 // wait waits until no batch is under way.
 func (c *combiner) wait() {
 	c.mu.Lock()
@@ -354,10 +361,7 @@ func (s *Store) refusedTogether(err error) bool {
 	word, _, _ := strings.Cut(string(e), " ")
 	switch word {
 	case "CROSSSLOT":
-		c := &s.combiner
-		c.mu.Lock()
-		c.off = true
-		c.mu.Unlock()
+		s.combiner.stop()
 		return true
 	case "NOPERM", "MOVED", "ASK", "TRYAGAIN":
 		return true

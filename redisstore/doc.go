@@ -73,6 +73,10 @@
 //     unknown, and the others of the batch are not affected.
 //   - A server that refuses a whole batch because of one key (NOPERM, MOVED, CROSSSLOT) has
 //     executed nothing, so each request goes by itself. After CROSSSLOT there are no more batches.
+//   - A proxy may send a script to the server of its first key, without an error for the others. Each
+//     request by itself has the name's key first, so all clients find the name on one server. A batch
+//     would not. So the first probe compares the run IDs of the servers that it reaches
+//     through 12 keys. If they differ, there are no batches, and each grant is checked alone.
 //   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
 //     under way.
 //
@@ -89,11 +93,12 @@
 // for a release and a grant. Entries are served strictly in order, also between processes.
 //
 // A message may be lost, so clients also refresh their entries. They refresh the first
-// eight entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand
+// 32 entries every 0.7 s, and others less often, but at least every 15 s. So ten thousand
 // entries do not keep the server busy. The client of an entry that comes near the head is
-// notified. A refresh also looks for grants that have expired, and grants to the head. So a
-// lost message delays a waiter by one refresh. An entry that has missed three refreshes is
-// dead and is skipped. If the server loses its memory, waiters make new entries, in any order.
+// notified, so with fewer waiters a release sends one message. A refresh also looks for grants that
+// have expired, and grants to the head. So a lost message delays a waiter by one refresh. An entry that
+// has missed three refreshes is dead and is skipped. If the server loses its memory, waiters make new
+// entries, in any order.
 //
 // In a Cluster the message is a PUBLISH, which every node receives. SPUBLISH would save
 // the other nodes about 1 us a message. But with it a script may publish only to channels of

@@ -35,6 +35,9 @@ func (f *fake) Eval(_ context.Context, s *Script, keys, args []string) ([]string
 
 func (f *fake) EvalAll(ctx context.Context, s *Script, calls []Call) []Answer {
 	all := make([]Answer, len(calls))
+	if s == runIDScript {
+		return all
+	}
 	for i, c := range calls {
 		all[i].Values, all[i].Err = f.Eval(ctx, s, c.Keys, c.Args)
 	}

@@ -44,6 +44,11 @@ func (k keyspace) of(name string) (key, counter string, bucket uint16) {
 	return key, key[:len(keyPrefix)+len("000}")], bucket
 }
 
+// counterOf returns the key of a bucket's counter.
+func counterOf(bucket uint16) string {
+	return keyPrefix + string([]byte{hexDigits[bucket>>8&15], hexDigits[bucket>>4&15], hexDigits[bucket&15]}) + "}"
+}
+
 // key returns the key of a name.
 func (k keyspace) key(name string) string {
 	key, _, _ := k.of(name)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // ShardedSubscriber is implemented by clients that can subscribe to sharded messages, which
@@ -166,11 +168,6 @@ func (c *channels) subscribe(ctx context.Context, sub *channelSub, channel strin
 		c.mu.Lock()
 		sub.ready = false
 		c.mu.Unlock()
-		t := time.NewTimer(min(time.Second, 5*time.Millisecond<<min(failures, 8)))
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-		}
+		_ = backoff.Sleep(ctx, min(time.Second, 5*time.Millisecond<<min(failures, 8)))
 	}
 }

@@ -97,7 +97,6 @@ func (p *peers) look() {
 	p.timer.Reset(max(lookEvery-time.Since(began), lookEvery/8))
 }
 
-// inspectAll returns the states of names.
 func (p *peers) inspectAll(ctx context.Context, names []string) []inspected {
 	calls := make([]Call, len(names))
 	for i, name := range names {

@@ -62,7 +62,6 @@ func clip(s string) string {
 	return s
 }
 
-// readOwner parses the output of encodeOwner.
 func readOwner(id, text string, since int64) driver.Owner {
 	o := driver.Owner{ID: id, Since: time.UnixMicro(since)}
 	part := strings.Split(text, "&")

@@ -183,6 +183,12 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) erro
 		if err := s.probeRights(ctx, n); err != nil {
 			return err
 		}
+		compared := make(chan struct{})
+		go func() {
+			defer close(compared)
+			s.compareServers(ctx)
+		}()
+		defer func() { <-compared }()
 	}
 	has := map[string]string{}
 	for _, section := range sections {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // subscription is the subscription to one channel, until Close.
@@ -60,12 +61,7 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 		}
 		s.mu.Unlock()
 		failures++
-		t := time.NewTimer(min(time.Second, 5*time.Millisecond<<min(failures, 8)))
-		select {
-		case <-t.C:
-		case <-s.ctx.Done():
-			t.Stop()
-		}
+		_ = backoff.Sleep(s.ctx, min(time.Second, 5*time.Millisecond<<min(failures, 8)))
 	}
 }
 

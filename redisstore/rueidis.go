@@ -203,7 +203,6 @@ func convert(err error) error {
 	return err
 }
 
-// flatten appends an answer to strings.
 func flatten(to []string, m *rueidis.RedisMessage) ([]string, error) {
 	switch {
 	case m.IsArray():

@@ -47,6 +47,9 @@ var inspectSource string
 //go:embed scripts/raise.lua
 var raiseSource string
 
+//go:embed scripts/run_id.lua
+var runIDSource string
+
 var (
 	acquireScript  = newScript("acquire", acquireSource)
 	combinedScript = newScript("combined", combinedSource)
@@ -57,6 +60,7 @@ var (
 	breakScript    = newScript("break", breakSource)
 	inspectScript  = newScript("inspect", inspectSource)
 	raiseScript    = newScript("raise", raiseSource)
+	runIDScript    = newScript("run_id", runIDSource)
 )
 
 func newScript(name, source string) *Script {

@@ -34,6 +34,7 @@ type Store struct {
 
 	probing chan struct{} // a semaphore: one probe at a time
 	probed  atomic.Pointer[findings]
+	spread  atomic.Bool // the keys of two names may be on different servers: see compareServers
 
 	mu      sync.Mutex
 	closing bool

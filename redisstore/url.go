@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -102,9 +103,7 @@ func parseURL(u *url.URL) (o rueidis.ClientOption, mode Mode, options []Option, 
 		if err != nil {
 			host, p = strings.Trim(hostport, "[]"), port
 		}
-		if p == "" {
-			p = port
-		}
+		p = cmp.Or(p, port)
 		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 || host == "" {
 			return "", fmt.Errorf("address %q: give HOST or HOST:PORT, ports are 1 to 65535", hostport)
 		}

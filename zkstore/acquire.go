@@ -196,6 +196,12 @@ func (p *entry) sleep(ctx context.Context) error {
 	case <-p.signal:
 		return nil
 	case <-late:
+		if p.batched {
+			if gone, err := p.readBatch(ctx); gone || err != nil {
+				return err
+			}
+			return p.sleep(ctx)
+		}
 		holders, _, err := p.ss.describe(ctx, p.dir, p.ahead)
 		p.ahead = nil
 		if err == nil {
@@ -294,7 +300,26 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 		p.subscribeLocked(p.path)
 	}
 	ss.mu.Unlock()
+	var holders []driver.Holder
+	if counted && len(paths) > 1 && p.zxid != 0 && len(unwatched) == 0 {
+		gone, err = p.watchBatch(ctx, paths)
+	} else {
+		gone, holders, err = p.watchByReads(ctx, paths, unwatched, counted, all[:holding(all)])
+	}
+	if err != nil {
+		return false, err
+	}
+	if len(holders) == 0 && !*queued {
+		p.ahead = all[:min(holding(all), maxTold)]
+	}
+	p.reportQueued(queued, holders)
+	return gone, nil
+}
 
+// watchByReads sets the watches of paths by reads, and of the entry's own node if they are counted. It
+// returns the holders among grants that were read anyway. gone reports that the entry need not wait.
+func (p *entry) watchByReads(ctx context.Context, paths, unwatched []string, counted bool, grants []node) (gone bool, holders []driver.Holder, err error) {
+	ss := p.ss
 	var calls []*zk.Call
 	for _, path := range paths {
 		calls = append(calls, zk.Get(path, true))
@@ -306,8 +331,7 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 		calls = append(calls, zk.RemoveWatches(path, zk.WatchData))
 	}
 	if len(calls) == 0 {
-		p.reportQueued(queued, nil)
-		return false, nil
+		return false, nil, nil
 	}
 	err = ss.zk.Do(ctx, calls...)
 	ss.unwatched(unwatched)
@@ -316,26 +340,59 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 		p.counted = false
 		ss.mu.Unlock()
 		if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
-			return true, nil // read again, on the next connection
+			return true, nil, nil // read again, on the next connection
 		}
-		return false, err
+		return false, nil, err
 	}
-	gone, err = p.watched(paths, calls)
+	if gone, err = p.watched(paths, calls); err != nil {
+		return false, nil, err
+	}
+	for j, c := range calls[:len(paths)] {
+		if h := indexOf(grants, paths[j][len(p.dir)+1:]); c.Err == nil && h >= 0 {
+			holders = append(holders, ss.holderOf(grants[h], c))
+		}
+	}
+	return gone, holders, nil
+}
+
+// readBatch reads the nodes that watchBatch has set watches on, and watches them again by these reads.
+// gone reports that the entry need not wait.
+func (p *entry) readBatch(ctx context.Context) (gone bool, err error) {
+	grants := p.ahead
+	p.ahead, p.batched = nil, false
+	p.ss.mu.Lock()
+	counted := p.counted
+	p.ss.mu.Unlock()
+	if !counted {
+		return true, nil // read again
+	}
+	gone, holders, err := p.watchByReads(ctx, p.subscribed, nil, true, grants)
+	if len(holders) > 0 {
+		p.r.From.Queued(holders)
+	}
+	return gone, err
+}
+
+// watchBatch sets the watches of an entry that counts the nodes before it, and of its own node, in
+// one request. gone reports that the entry need not wait.
+func (p *entry) watchBatch(ctx context.Context, paths []string) (gone bool, err error) {
+	ss := p.ss
+	set := zk.SetWatches(p.zxid, append([]string{p.path}, paths...)...)
+	p.zxid, p.batched = 0, true
+	err = ss.zk.Do(ctx, set)
+	ss.mu.Lock()
+	defer ss.mu.Unlock()
+	if err != nil || set.Err != nil {
+		p.counted = false
+	}
+	if _, lost := errors.AsType[*zk.LostError](err); lost && ctx.Err() == nil {
+		return true, nil // read again, on the next connection
+	}
 	if err != nil {
 		return false, err
 	}
-	// The holders that were read anyway.
-	var holders []driver.Holder
-	for j, c := range calls[:len(paths)] {
-		if h := indexOf(all, paths[j][len(p.dir)+1:]); c.Err == nil && h >= 0 && h < holding(all) {
-			holders = append(holders, ss.holderOf(all[h], c))
-		}
-	}
-	if len(holders) == 0 && !*queued {
-		p.ahead = all[:min(holding(all), maxTold)]
-	}
-	p.reportQueued(queued, holders)
-	return gone, nil
+	p.conn, p.since = set.Conn, set.Sent
+	return !p.counted || p.uncounted == 0, nil // not counted: read again
 }
 
 // watched handles the answers to the reads of paths, and of the entry's own node if they are to be

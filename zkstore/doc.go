@@ -28,10 +28,21 @@
 // deletion of the entry's own node would have been reported before, and a later one ends a
 // grant that is watched already. A server that is cut off reports late, which makes the client
 // wait longer. The validity of such a grant runs from the requests that set the watches; if they are
-// older than a quarter of the TTL, the client reads the queue. Another event, the removal of a watch and a new connection end the count: the entry
-// reads the queue again. An entry further behind waits for the last node but one, and then reads
-// and counts. Nodes of other clients are not counted, since Curator's holder of a write lock can
-// put the node of a reader before the entry. Those of the same client are not watched.
+// older than a quarter of the TTL, the client reads the queue. Another event, the removal of a watch
+// and a new connection end the count: the entry reads the queue again. An entry further behind waits
+// for the last node but one, and then reads and counts. Nodes of other clients are not counted, since
+// Curator's holder of a write lock can put the node of a reader before the entry. Those of the same
+// client are not watched.
+//
+// With two or three nodes before it, the entry sets all these watches in one request, the one by which
+// ZooKeeper's own clients set their watches on a new connection. The request names the transaction that
+// made the entry, and the entry's own node first. For a node that has gone, or that was changed after
+// that transaction, the server sends the event before the answer. So a deletion before the request
+// counts like one after it, and a request to end that came before it is not missed. The server executes
+// the request between two transactions, as it does each read. The request checks no right to read,
+// and later versions send no event of a node without it. So after 100 ms the entry reads each node, which
+// watches it again: it is refused if it may not read one. After an event that ends the count, watches
+// are set by reads.
 //
 // A node exists until its session ends, unless a client deletes it by hand. The leader
 // decides the session's end. The server of a client may be cut off from the leader and not
@@ -62,7 +73,8 @@
 //
 // A release deletes a node whose name is used once, which proves that the node existed. If
 // the next in the queue is an entry of the same client, it becomes a grant before the
-// answer: both nodes are this client's, and every entry behind waits for both.
+// answer: both nodes are this client's, and every entry behind waits for both. The same
+// round trip reads the entry: if an operator has deleted it, the client ends that grant.
 //
 // [Store.Swap] deletes the node of a grant and creates that of the next request in one
 // transaction, which the server writes to its disk once. The new node is behind every other, and

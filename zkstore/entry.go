@@ -39,6 +39,10 @@ type entry struct {
 	uncounted int
 	conn      int
 	since     driver.Instant
+	// zxid is the transaction that made the node, 0 if the entry must not set its watches in one
+	// request. batched is set if it did.
+	zxid    int64
+	batched bool
 	// handoff is set when the grant before the entry was released in this process, and
 	// vanished when the entry's own node turned out to be gone then.
 	handoff, vanished bool
@@ -109,7 +113,12 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 			ops = append(ops, o.op())
 		}
 		both, list := zk.Multi(append(ops, create)...), zk.Children(dir, false)
-		err := ss.zk.Do(ctx, both, list)
+		calls := []*zk.Call{both, list}
+		look := o.look(dir)
+		if look != nil {
+			calls = append(calls, look)
+		}
+		err := ss.zk.Do(ctx, calls...)
 		if lost, ok := errors.AsType[*zk.LostError](err); ok {
 			if ctx.Err() != nil {
 				return nil, nil, ss.abandonCreate(ctx, r, dir, data, both, create, lost, o)
@@ -124,7 +133,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 				}
 				continue // it is created again
 			}
-			o.check(dir, c.names)
+			o.check(dir, c.names, nil)
 			if releasing {
 				o.done(dir, c.names)
 			}
@@ -135,7 +144,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 		case err != nil:
 			return nil, nil, ss.fail(err)
 		case both.Err == nil:
-			o.check(dir, list.Names)
+			o.check(dir, list.Names, look)
 			if releasing {
 				o.done(dir, list.Names)
 			}
@@ -143,6 +152,7 @@ func (ss *session) enter(ctx context.Context, r driver.Request, dir, mark string
 			if err != nil {
 				return nil, nil, err
 			}
+			p.zxid = both.Zxid
 			if list.Err != nil {
 				return p, nil, ss.s.fail(list.Err)
 			}

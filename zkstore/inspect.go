@@ -136,10 +136,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State,
 
 // names returns the names that have a node, in order.
 func (ss *session) names(ctx context.Context, prefix string) ([]string, error) {
-	home := ss.s.home
-	if home == "" {
-		home = "/"
-	}
+	home := cmp.Or(ss.s.home, "/")
 	flush, list := zk.Sync(home), zk.Children(home, false)
 	if err := ss.zk.Do(ctx, flush, list); err != nil {
 		return nil, err

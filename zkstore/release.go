@@ -1,6 +1,7 @@
 package zkstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -220,10 +221,7 @@ func (g *grant) renew(ctx context.Context, at driver.Instant) driver.Renewal {
 	case g.ending && ss.grants[g.ID] == g:
 		return driver.Renewal{Err: driver.Errorf(driver.CodeUnavailable, "its release is not confirmed yet")}
 	case ss.grants[g.ID] != g || g.taken != "":
-		cause := g.taken
-		if cause == "" {
-			cause = driver.CauseGone
-		}
+		cause := cmp.Or(g.taken, driver.CauseGone)
 		return driver.Renewal{Cause: cause, Err: notHeld(g.Grant)}
 	case passed >= g.ttl:
 		ss.wakeMaintain()

@@ -88,13 +88,22 @@ func (o *release) done(dir string, names []string) {
 	o.report(err)
 }
 
-// check ends a grant that was handed off to an entry whose node is not in the directory dir, as it is
-// after the create. names are its nodes, nil if they are unknown.
-func (o *release) check(dir string, names []string) {
-	if o == nil || o.next == nil || names == nil || dir != o.next.dir {
-		return
+// look returns a read of the entry to which the grant was handed off, nil if there is none or if the
+// nodes of dir show the entry. (A semaphore has its queue and its leases in two directories.)
+func (o *release) look(dir string) *zk.Call {
+	if o == nil || o.next == nil || o.next.dir == dir {
+		return nil
 	}
-	if !slices.Contains(names, o.next.node.name) {
+	return zk.Get(o.next.path, false)
+}
+
+// check ends a grant that was handed off to an entry whose node has gone. names are the nodes of the
+// directory dir after the create, nil if they are unknown, and look is the answer to that read.
+func (o *release) check(dir string, names []string, look *zk.Call) {
+	switch {
+	case o == nil || o.next == nil:
+	case look != nil && errors.Is(look.Err, zk.ErrNoNode),
+		look == nil && names != nil && dir == o.next.dir && !slices.Contains(names, o.next.node.name):
 		o.next.revokeHandoff()
 	}
 }

@@ -1,6 +1,7 @@
 package zkstore
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
@@ -84,10 +85,7 @@ func (ss *session) follow(ctx context.Context, path string, changed func()) erro
 	t := &tree{path: path, ch: make(chan struct{}, 1), renew: make(chan struct{}, 1)}
 	ss.watchTree(t)
 	signal(t.renew)
-	at := path
-	if at == "" {
-		at = "/"
-	}
+	at := cmp.Or(path, "/")
 	defer func() {
 		if ss.unwatchTree(t) && ss.zk.Conn() != 0 {
 			_ = ss.zk.Send(context.WithoutCancel(ctx), zk.RemoveWatches(at, zk.WatchAny)) // tidiness

@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -91,15 +92,9 @@ func Run(ctx context.Context, name string, o Options) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	if o.Seed == 0 {
-		o.Seed = 1
-	}
-	if o.Duration == 0 {
-		o.Duration = time.Minute
-	}
-	if o.Run == 0 {
-		o.Run = 4 * time.Second
-	}
+	o.Seed = cmp.Or(o.Seed, 1)
+	o.Duration = cmp.Or(o.Duration, time.Minute)
+	o.Run = cmp.Or(o.Run, 4*time.Second)
 	if o.Run < 2*time.Second || o.Duration < o.Run {
 		return nil, &nameError{fmt.Sprintf("lab: a Run of %s in a Duration of %s: give at least 2s, and no less than one Run", o.Run, o.Duration)}
 	}

@@ -106,7 +106,6 @@ func (c *client) Guarantees(context.Context) (driver.Guarantees, error) {
 	return g, nil
 }
 
-// now returns the recipe's time.
 func (c *client) now() time.Time {
 	if c.clientClock {
 		return time.Now().Add(c.skew)

@@ -98,7 +98,6 @@ func (s *server) has(name string, pick func(value) bool) bool {
 	return slices.ContainsFunc(s.standing(name, time.Now()), pick)
 }
 
-// put writes a value, whatever stands.
 func (s *server) put(name string, v value) value {
 	s.mu.Lock()
 	defer s.mu.Unlock()

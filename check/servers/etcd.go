@@ -3,6 +3,7 @@
 package servers
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -80,9 +81,7 @@ func StartEtcd(ctx context.Context, c EtcdConfig) ([]*Etcd, error) {
 		}
 	}
 	c.Members = max(c.Members, 1)
-	if c.Heartbeat == 0 {
-		c.Heartbeat = 100 * time.Millisecond
-	}
+	c.Heartbeat = cmp.Or(c.Heartbeat, 100*time.Millisecond)
 	dir := c.Dir
 	var err error
 	for try := range 3 { // another process may take a port meanwhile

@@ -212,7 +212,6 @@ func (k *link) writeAnswers() {
 	}
 }
 
-// end ends both connections.
 func (k *link) end() {
 	k.p.mu.Lock()
 	defer k.p.mu.Unlock()
@@ -230,7 +229,6 @@ func (k *link) endLocked() {
 	k.state.Signal()
 }
 
-// change changes the proxy's state.
 func (p *Proxy) change(f func() error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

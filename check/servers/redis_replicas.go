@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // RedisReplicas is a primary and its replicas.
@@ -129,10 +131,8 @@ func within(ctx context.Context, d time.Duration, f func() error) error {
 		if err == nil {
 			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%w: %w", ctx.Err(), err)
-		case <-time.After(20 * time.Millisecond):
+		if end := backoff.Sleep(ctx, 20*time.Millisecond); end != nil {
+			return fmt.Errorf("%w: %w", end, err)
 		}
 	}
 }

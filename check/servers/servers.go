@@ -10,6 +10,7 @@
 package servers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,12 +66,8 @@ func Start(ctx context.Context, c Config) (*Server, error) {
 	if len(c.Command) == 0 || c.Dir == "" || c.Ready == nil {
 		return nil, errors.New("servers: Command, Dir and Ready are needed")
 	}
-	if c.Name == "" {
-		c.Name = filepath.Base(c.Command[0])
-	}
-	if c.Timeout == 0 {
-		c.Timeout = 30 * time.Second
-	}
+	c.Name = cmp.Or(c.Name, filepath.Base(c.Command[0]))
+	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
 	s := &Server{cfg: c}
 	if err := s.Restart(ctx); err != nil {
 		return nil, err

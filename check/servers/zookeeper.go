@@ -3,6 +3,7 @@
 package servers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,25 +55,13 @@ type ZooKeeperTLS struct {
 func ZooKeeperInstalled() error { return new(ZooKeeperConfig).complete() }
 
 func (c *ZooKeeperConfig) complete() error {
-	if c.Tick == 0 {
-		c.Tick = 100 * time.Millisecond
-	}
-	if c.MaxSession == 0 {
-		c.MaxSession = 3 * time.Minute
-	}
-	if c.SyncTicks == 0 {
-		c.SyncTicks = 20
-	}
-	if c.classpath == "" {
-		c.classpath = os.Getenv("HOLDFAST_ZOOKEEPER_CLASSPATH")
-	}
+	c.Tick = cmp.Or(c.Tick, 100*time.Millisecond)
+	c.MaxSession = cmp.Or(c.MaxSession, 3*time.Minute)
+	c.SyncTicks = cmp.Or(c.SyncTicks, 20)
 	if _, err := exec.LookPath("java"); err != nil {
 		return ErrNoZooKeeper
 	}
-	if c.classpath == "" {
-		c.classpath = givenZooKeeper()
-	}
-	if c.classpath != "" {
+	if c.classpath = cmp.Or(os.Getenv("HOLDFAST_ZOOKEEPER_CLASSPATH"), givenZooKeeper()); c.classpath != "" {
 		return nil
 	}
 	jar, log := "/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar"
@@ -333,10 +322,9 @@ func (e *Ensemble) Addresses() string {
 
 // Leader waits until every running member has joined a leader, and returns the leader.
 func (e *Ensemble) Leader(ctx context.Context) (*ZooKeeper, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
-	for {
-		var leader *ZooKeeper
+	var leader *ZooKeeper
+	err := within(ctx, 2*time.Minute, func() error {
+		leader = nil
 		joined, running := 0, 0
 		for _, m := range e.Members {
 			if m.PID() == 0 {
@@ -354,15 +342,12 @@ func (e *Ensemble) Leader(ctx context.Context) (*ZooKeeper, error) {
 				leader = m
 			}
 		}
-		if leader != nil && joined == running {
-			return leader, nil
+		if leader == nil || joined < running {
+			return errors.New("servers: the ensemble has no leader")
 		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return nil, fmt.Errorf("servers: the ensemble has no leader: %w", ctx.Err())
-		}
-	}
+		return nil
+	})
+	return leader, err
 }
 
 // Follower answers a member that follows, once there is one.

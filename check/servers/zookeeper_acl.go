@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"time"
 )
 
 // The rights of an entry of an access list.
@@ -88,42 +89,23 @@ func appendACL(b []byte, acl []ZooKeeperACL) []byte {
 
 // administer makes one request as the administrator, in a new session.
 func (z *ZooKeeper) administer(ctx context.Context, op int32, body []byte, allowed int32) error {
-	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", z.Address())
+	s, err := z.Session(ctx, 10*time.Second)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer s.Close()
+	stop := context.AfterFunc(ctx, s.Close)
 	defer stop()
-	// Protocol version, last transaction seen, timeout, session, its password, and no
-	// read-only server.
-	hello := make([]byte, 4+8+4+8+4+16+1)
-	binary.BigEndian.PutUint32(hello[12:], 10_000)
-	binary.BigEndian.PutUint32(hello[24:], 16)
-	if _, err := roundTrip(c, hello); err != nil {
-		return err
-	}
 	auth := binary.BigEndian.AppendUint32(nil, 0)
 	auth = appendString(appendString(auth, "digest"), adminUser+":"+adminPassword)
-	for i, r := range []struct {
-		op   int32
-		body []byte
-	}{{opSetAuth, auth}, {op, body}, {opEnd, nil}} {
-		frame := binary.BigEndian.AppendUint32(nil, uint32(i+1))
-		frame = binary.BigEndian.AppendUint32(frame, uint32(r.op))
-		answer, err := roundTrip(c, append(frame, r.body...))
-		if err != nil {
-			return err
-		}
-		// The request's number, the last transaction, and the code.
-		if len(answer) < 16 {
-			return fmt.Errorf("servers: zookeeper %d answers with %d bytes", z.ID, len(answer))
-		}
-		if code := int32(binary.BigEndian.Uint32(answer[12:])); code != 0 && code != allowed {
-			return fmt.Errorf("servers: zookeeper %d refuses operation %d: code %d", z.ID, r.op, code)
-		}
+	_, _, err = s.do(opSetAuth, auth, 0)
+	if err == nil {
+		_, _, err = s.do(op, body, allowed)
 	}
-	return nil
+	if err == nil {
+		_, _, err = s.do(opEnd, nil, 0)
+	}
+	return err
 }
 
 // roundTrip sends a frame and returns the answer.

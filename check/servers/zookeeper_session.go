@@ -35,8 +35,12 @@ func (z *ZooKeeper) Session(ctx context.Context, timeout time.Duration) (*ZooKee
 	if err != nil {
 		return nil, err
 	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
 	// No answer takes longer in a server that works.
 	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
+	// Protocol version, last transaction seen, timeout, session, its password, and no
+	// read-only server.
 	hello := make([]byte, 4+8+4+8+4+16+1)
 	binary.BigEndian.PutUint32(hello[12:], uint32(timeout.Milliseconds()))
 	binary.BigEndian.PutUint32(hello[24:], 16)

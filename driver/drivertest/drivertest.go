@@ -140,6 +140,8 @@ func Run(t *testing.T, h Harness) {
 		{"Linger", linger},
 		{"Swap", swaps},
 		{"SwapQueuesLast", swapQueuesLast},
+		{"SwapOfYoungGrant", swapOfYoungGrant},
+		{"SwapToAnotherRequest", swapToAnotherRequest},
 		{"SwapOfEndedGrant", swapOfEndedGrant},
 		{"SwapCancelledBefore", swapCancelledBefore},
 		{"SwapAnswerLost", swapAnswerLost},
@@ -321,7 +323,7 @@ func (e *env) must(s driver.Store, r driver.Request) driver.Grant {
 	e.Helper()
 	g, err := s.Acquire(e.Context(), r)
 	if err != nil {
-		e.Fatalf("Acquire(%q, limit %d): %v", r.Name, r.Limit, err)
+		e.Fatalf("%q, limit %d, request %s: %v, want a grant: nothing stands in its way", r.Name, r.Limit, r.ID, err)
 	}
 	e.checkGrant(r, g)
 	return g
@@ -331,13 +333,13 @@ func (e *env) checkGrant(r driver.Request, g driver.Grant) {
 	e.Helper()
 	switch {
 	case g.ID != r.ID || g.Name != r.Name || g.Limit != r.Limit:
-		e.Fatalf("grant %+v does not answer request %+v", g, r)
+		e.Fatalf("%q, limit %d, request %s: the grant %+v does not answer it: a grant has the ID, name and limit of its request", r.Name, r.Limit, r.ID, g)
 	case g.Token == 0 || g.Token >= driver.MaxToken:
-		e.Fatalf("token %d is out of range", g.Token)
+		e.Fatalf("%q, limit %d, request %s: token %d is not between 1 and %d", r.Name, r.Limit, r.ID, g.Token, uint64(driver.MaxToken-1))
 	case g.TTL != driver.Forever && (g.TTL < r.TTL || g.TTL > r.TTL+e.g.Granularity):
-		e.Fatalf("requested a TTL of %s, got %s with a declared granularity of %s", r.TTL, g.TTL, e.g.Granularity)
+		e.Fatalf("%q, limit %d, request %s: requested a TTL of %s, got %s with a declared granularity of %s", r.Name, r.Limit, r.ID, r.TTL, g.TTL, e.g.Granularity)
 	case g.SentAt.IsZero():
-		e.Fatal("the grant has no SentAt")
+		e.Fatalf("%q, limit %d, request %s: the grant has no SentAt", r.Name, r.Limit, r.ID)
 	}
 }
 
@@ -356,7 +358,7 @@ func (e *env) busy(s driver.Store, r driver.Request) {
 func (e *env) release(s driver.Store, g driver.Grant) {
 	e.Helper()
 	if err := s.Release(e.Context(), g, 0); err != nil {
-		e.Fatalf("Release: %v", err)
+		e.Fatalf("Release(%q, request %s, token %d): %v, want nil: the grant stands", g.Name, g.ID, g.Token, err)
 	}
 }
 
@@ -504,7 +506,7 @@ func (e *env) free(s driver.Store, name string) {
 			e.Fatalf("Inspect: %v", err)
 		}
 		if len(st.Holders)+len(st.Waiters) > 0 {
-			e.Fatalf("left at the store: %+v", st)
+			e.Fatalf("%q: left at the store: %+v: a name that is free has neither holders nor waiters", name, st)
 		}
 	}
 }

@@ -10,6 +10,17 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
+// await receives from c, and ends the test if nothing comes in time.
+func await[T any](e *env, c <-chan T, missing string) (v T) {
+	e.Helper()
+	select {
+	case v = <-c:
+	case <-time.After(e.timeout()):
+		e.Fatal(missing)
+	}
+	return v
+}
+
 func (e *env) inspector(s driver.Store) driver.Inspector {
 	i, ok := s.(driver.Inspector)
 	if !ok {
@@ -150,11 +161,7 @@ func watch(e *env) {
 	e.release(s, g)
 	next("a release")
 	cancel()
-	select {
-	case <-done:
-	case <-time.After(e.timeout()):
-		e.Fatal("the watch did not end with its context")
-	}
+	await(e, done, "the watch did not end with its context")
 }
 
 func breakGrant(e *env) {
@@ -181,11 +188,7 @@ func breakGrant(e *env) {
 		if err != nil {
 			e.Fatalf("Break: %v", err)
 		}
-		select {
-		case <-from(r).lost:
-		case <-time.After(e.timeout()):
-			e.Fatal("the holder was not notified")
-		}
+		await(e, from(r).lost, "the holder was not notified")
 		broken <- nil
 	case <-time.After(e.timeout()):
 		e.Fatal("the holder was not notified")
@@ -212,13 +215,8 @@ func breakGrant(e *env) {
 	} else {
 		e.code(s, err, driver.CodeNotHeld, "releasing a broken grant")
 	}
-	select {
-	case err := <-broken:
-		if err != nil {
-			e.Fatalf("Break: %v", err)
-		}
-	case <-time.After(e.timeout()):
-		e.Fatal("Break did not return")
+	if err := await(e, broken, "Break did not return"); err != nil {
+		e.Fatalf("Break: %v", err)
 	}
 	e.code(other, b.Break(e.Context(), name, g.Token), driver.CodeNotHeld, "breaking twice")
 	e.free(other, name)

@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"fmt"
 	"strings"
 
 	"pgregory.net/rapid"
@@ -83,7 +84,8 @@ func limitRule(e *env) {
 			for _, h := range holds {
 				least = min(least, h.g.Limit)
 			}
-			g, err := s.Acquire(e.Context(), e.request(name, limit, long))
+			r := e.request(name, limit, long)
+			g, err := s.Acquire(e.Context(), r)
 			switch {
 			case err == nil && len(holds) >= least:
 				holds = append(holds, held{s, g})
@@ -91,9 +93,9 @@ func limitRule(e *env) {
 			case err == nil:
 				holds = append(holds, held{s, g})
 			case s.Classify(err) != driver.CodeBusy:
-				rt.Fatalf("Acquire(%q, limit %d): %v, want a grant or busy", name, limit, err)
+				rt.Fatalf("%q, limit %d, request %s: %v, want a grant or busy: a request that does not wait has no other answer", name, limit, r.ID, err)
 			case len(holds) < least:
-				rt.Fatalf("%q, limit %d: refused beside %d others, although the rule admits it (%s): %v", name, limit, len(holds), limitText, err)
+				rt.Fatalf("%q, limit %d, request %s: refused beside %d others, although the rule admits it (%s): %v", name, limit, r.ID, len(holds), limitText, err)
 			}
 		}
 	})
@@ -105,8 +107,9 @@ func limitsNotDeclared(e *env) {
 		if declared {
 			continue
 		}
-		_, err := s.Acquire(e.Context(), e.request(e.name(), limit, long))
-		e.code(s, err, driver.CodeUnsupported, "a limit that is not declared")
+		r := e.request(e.name(), limit, long)
+		_, err := s.Acquire(e.Context(), r)
+		e.code(s, err, driver.CodeUnsupported, fmt.Sprintf("%q, limit %d, request %s: a limit that is not declared", r.Name, limit, r.ID))
 	}
 }
 
@@ -128,7 +131,7 @@ func slots(e *env) {
 	e.release(s, grants[2])
 	again := e.must(s, e.request(name, n, long))
 	if again.Slot != 2 {
-		e.Errorf("%q, limit %d, request %s: slot %d, but only slot 2 is free", name, n, again.ID, again.Slot)
+		e.Errorf("%q, limit %d, request %s: slot %d, but only slot 2 is free: a permit gets a free slot", name, n, again.ID, again.Slot)
 	}
 	grants[2] = again
 	for _, g := range grants {
@@ -136,7 +139,7 @@ func slots(e *env) {
 	}
 	g := e.must(s, e.request(name, driver.Exclusive, long))
 	if g.Slot != driver.NoSlot {
-		e.Errorf("%q, request %s: an exclusive grant has slot %d, want NoSlot", name, g.ID, g.Slot)
+		e.Errorf("%q, limit 1, request %s: slot %d, want NoSlot: an exclusive grant has no slot", name, g.ID, g.Slot)
 	}
 	e.release(s, g)
 }

@@ -252,15 +252,7 @@ func lockersBreak(e *env) {
 	}
 	broken := make(chan error, 1)
 	go func() { broken <- operator.Break(e.Context(), name, k.Token()) }()
-	select {
-	case <-k.Context().Done():
-	case <-time.After(e.timeout()):
-		e.Fatal("the holder's context did not end")
-	}
-	var lost *holdfast.LostError
-	if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.CauseTaken {
-		e.Errorf("cause %v, want taken", cause)
-	}
+	e.lostBy(k, holdfast.CauseTaken)
 	if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 		e.Errorf("Unlock after a loss: %v", err)
 	}
@@ -281,6 +273,16 @@ func lockersBreak(e *env) {
 	e.closeLocker(operator)
 }
 
+// lostBy waits until a lock is lost, and compares the cause.
+func (e *env) lostBy(k *holdfast.Lock, want holdfast.Cause) {
+	e.Helper()
+	await(e, k.Context().Done(), "the holder's context did not end")
+	cause := context.Cause(k.Context())
+	if lost, ok := errors.AsType[*holdfast.LostError](cause); !ok || lost.Cause != want {
+		e.Errorf("cause %v, want %s", cause, want)
+	}
+}
+
 // lockersDown requires that the context ends while the store is down, before the store may
 // grant the name again, and that everything works when the store is back.
 func lockersDown(e *env) {
@@ -294,15 +296,7 @@ func lockersDown(e *env) {
 		e.Errorf("TryLock on a stopped store: %v", err)
 	}
 	if e.g.MaxTTL > 0 {
-		select {
-		case <-k.Context().Done():
-		case <-time.After(e.timeout()):
-			e.Fatal("the context did not end with the validity")
-		}
-		var lost *holdfast.LostError
-		if cause := context.Cause(k.Context()); !errors.As(cause, &lost) || lost.Cause != holdfast.CauseExpired {
-			e.Errorf("cause %v, want expired", cause)
-		}
+		e.lostBy(k, holdfast.CauseExpired)
 	}
 	e.h.Start(e.T)
 	_ = k.Unlock()

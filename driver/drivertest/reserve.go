@@ -123,13 +123,8 @@ func tokensReserved(e *env) {
 		e.code(b, br.Break(e.Context(), name, g.Last()+1), driver.CodeNotHeld, "breaking with a token beyond the grant")
 		broken := make(chan error, 1)
 		go func() { broken <- br.Break(e.Context(), name, g.Last()) }()
-		select {
-		case cause := <-from(r).lost:
-			if cause != driver.CauseTaken {
-				e.Errorf("the cause of the loss is %q, want %q", cause, driver.CauseTaken)
-			}
-		case <-time.After(e.timeout()):
-			e.Fatal("the holder was not notified")
+		if cause := await(e, from(r).lost, "the holder was not notified"); cause != driver.CauseTaken {
+			e.Errorf("the cause of the loss is %q, want %q", cause, driver.CauseTaken)
 		}
 		if e.g.Break == driver.BreakNotify {
 			e.release(a, g)

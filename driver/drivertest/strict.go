@@ -46,11 +46,7 @@ func everyLimitEnds(e *env) {
 			if err := br.Break(e.Context(), name, g.Token); err != nil {
 				e.Fatal(err)
 			}
-			select {
-			case <-from(r).lost:
-			case <-time.After(e.timeout()):
-				e.Fatal("the holder was not notified")
-			}
+			await(e, from(r).lost, "the holder was not notified")
 		}
 	}
 	e.together(all)

@@ -15,7 +15,19 @@ func (e *env) swapper(s driver.Store) driver.Swapper {
 	if !ok {
 		e.Skip("the store does not release and request in one step")
 	}
+	if e.g.Wake != driver.WakePush {
+		e.Skip("the core swaps only where a request can wait")
+	}
 	return sw
+}
+
+// inQueue skips the test if waiters are not served one after the other: without a queue at the
+// store they race.
+func (e *env) inQueue() {
+	e.Helper()
+	if e.g.Order == driver.OrderNone && e.g.Fallback > 0 {
+		e.Skip("the store has no queue")
+	}
 }
 
 // swap releases a grant and waits for another request in one call. It returns when the release
@@ -113,6 +125,7 @@ func swaps(e *env) {
 func swapQueuesLast(e *env) {
 	a, b, name := e.open(), e.open(), e.name()
 	e.swapper(a)
+	e.inQueue()
 	g := e.must(a, e.request(name, driver.Exclusive, long))
 	for range 5 {
 		first := e.queue(b, e.request(name, driver.Exclusive, long))
@@ -131,6 +144,70 @@ func swapQueuesLast(e *env) {
 	got := first.granted()
 	w.leave()
 	e.release(b, got)
+	e.free(b, name)
+}
+
+// swapOfYoungGrant requires the same of a grant that is swapped as soon as it is granted, which the core
+// does after few handoffs. The waiter is in the queue before the grant.
+func swapOfYoungGrant(e *env) {
+	a, b, name := e.open(), e.open(), e.name()
+	e.swapper(a)
+	e.inQueue()
+	last := e.must(b, e.request(name, driver.Exclusive, long))
+	for range 5 {
+		own := e.queue(a, e.request(name, driver.Exclusive, long))
+		first := e.queue(b, e.request(name, driver.Exclusive, long))
+		e.release(b, last)
+		g := own.granted()
+		w := e.swapped(a, g, e.request(name, driver.Exclusive, long))
+		last = first.granted()
+		e.above(last, g)
+		e.drain(a)
+		w.pendingStill()
+		e.release(b, last)
+		next := w.granted()
+		e.above(next, last)
+		// Without a waiter, the lock goes from one grant to the next.
+		for range 3 {
+			g, next = next, e.swapped(a, next, e.request(name, driver.Exclusive, long)).granted()
+			e.above(next, g)
+			e.code(a, a.Release(e.Context(), g, 0), driver.CodeNotHeld, "releasing a grant that Swap has released")
+		}
+		e.busy(b, e.request(name, driver.Exclusive, long))
+		e.release(a, next)
+		last = e.must(b, e.request(name, driver.Exclusive, long))
+		e.above(last, next)
+	}
+	e.release(b, last)
+	e.free(a, name)
+}
+
+// swapToAnotherRequest requires that the request of a Swap may be of another kind than the grant: it has a
+// longer TTL, or its limit is another one.
+func swapToAnotherRequest(e *env) {
+	a, b, name := e.open(), e.open(), e.name()
+	e.swapper(a)
+	g := e.must(a, e.request(name, driver.Exclusive, long/2))
+	longer := e.swapped(a, g, e.request(name, driver.Exclusive, long)).granted()
+	e.above(longer, g)
+	if longer.TTL < long {
+		e.Errorf("a swap to a TTL of %v was granted for %v", long, longer.TTL)
+	}
+	g = longer
+	if e.g.Shared {
+		shared := e.swapped(a, g, e.request(name, driver.Unlimited, long)).granted()
+		e.above(shared, g)
+		e.busy(b, e.request(name, driver.Exclusive, long))
+		e.release(b, e.must(b, e.request(name, driver.Unlimited, long)))
+		g = e.swapped(a, shared, e.request(name, driver.Exclusive, long)).granted()
+		e.busy(b, e.request(name, driver.Unlimited, long))
+	}
+	if e.g.Semaphore && e.g.Mixed {
+		permit := e.swapped(a, g, e.request(name, 2, long)).granted()
+		e.release(b, e.must(b, e.request(name, 2, long)))
+		g = e.swapped(a, permit, e.request(name, driver.Exclusive, long)).granted()
+	}
+	e.release(a, g)
 	e.free(b, name)
 }
 

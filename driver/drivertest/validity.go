@@ -225,11 +225,7 @@ func lockersDelayed(e *env) {
 	k := take(lock(holder))
 	short("a lock", k)
 	waits := lock(holder)
-	select {
-	case <-queued:
-	case <-time.After(e.timeout()):
-		e.Fatalf("no goroutine waits for %q", name)
-	}
+	await(e, queued, "no goroutine waits for the name")
 	unlock(k)
 	k = take(waits)
 	short("a lock by a local handoff", k)

@@ -171,10 +171,10 @@ func measureWork(s store, address string, w work) (results []result, ok bool, er
 		}
 	}()
 	for _, c := range s.contenders {
-		if *contendersFlag != "" && !slices.Contains(strings.Split(*contendersFlag, ","), c.name) {
+		if *contendersFlag != "" && !strings.Contains(","+*contendersFlag+",", ","+c.name+",") {
 			continue
 		}
-		if c.floor && w.contested() {
+		if c.bare && w.contested() {
 			continue // it does not exclude
 		}
 		results = append(results, result{contender: c})

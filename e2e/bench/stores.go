@@ -51,9 +51,9 @@ type client struct {
 
 // contender is one library, or one way, to lock on a store.
 type contender struct {
-	name  string
-	peer  bool // not holdfast
-	floor bool // bare round trips, without exclusion
+	name string
+	peer bool // not holdfast
+	bare bool // round trips, without exclusion
 	// keepsTokens: a local handoff keeps the token, as the store numbers grants itself.
 	keepsTokens bool
 	open        func(address string) (client, error)
@@ -86,7 +86,7 @@ var stores = []store{
 		{name: "redsync over go-redis", peer: true, open: openRedsync},
 		{name: "redsync over rueidis", peer: true, open: openRedsyncRueidis},
 		{name: "rueidislock", peer: true, open: openRueidislock},
-		{name: "SET PX and DEL", floor: true, open: openBareRedis},
+		{name: "SET PX and DEL", bare: true, open: openBareRedis},
 	}},
 	{"etcd", startEtcd, []contender{
 		ours("holdfast", "etcd://%s"),

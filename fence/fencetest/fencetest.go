@@ -3,6 +3,7 @@
 package fencetest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -44,9 +45,7 @@ func Run[W any](t *testing.T, h Harness[W]) {
 	if h.Resource == nil {
 		h.Resource = func(_ testing.TB, n int) string { return "resource-" + string(rune('0'+n)) }
 	}
-	if h.Concurrent == 0 {
-		h.Concurrent = 8
-	}
+	h.Concurrent = cmp.Or(h.Concurrent, 8)
 	if h.Retry == nil {
 		h.Retry = func(error) bool { return false }
 	}

@@ -93,7 +93,7 @@ func TestLookSkipsSessionInRenewal(t *testing.T) {
 	e.mu.Unlock()
 	<-r.begun
 	pinged := func() bool {
-		e.tendOnce(l.since.Add(2 * tellAfter))
+		e.tendOnce(l.since.Add(2 * recordAfter))
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		return l.pinged

@@ -82,7 +82,7 @@ func (c *Conn) Watch() {
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
 func (c *Conn) pump() {
-	chunk := make([]byte, 4<<10)
+	chunk := make([]byte, 512) // usually nothing comes but the end; each held lock has one
 	for {
 		n, err := c.Conn.Read(chunk)
 		c.mu.Lock()

@@ -10,7 +10,9 @@ import (
 
 // Ender ends a connection when the context of its present statement ends. For the deadline
 // of a [bound.Context] it uses one timer for all statements of the connection, so that a
-// statement that is answered in time costs no timer and no context of its own.
+// statement that is answered in time costs no timer and no context of its own. The timer is not
+// stopped after a statement: it is set again only for an earlier deadline, or when it fires
+// before the deadline of the present statement.
 //
 // One goroutine at a time calls Begin and Stop.
 type Ender struct {
@@ -18,6 +20,7 @@ type Ender struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
+	fires time.Time // when the timer fires, zero if it does not
 	at    time.Time // the deadline of the present statement, zero if it has none
 
 	stop   func() bool // ends the watch of the present statement's context, or nil
@@ -51,19 +54,31 @@ func (e *Ender) arm(at time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.at = at
-	if e.timer == nil {
-		e.timer = time.AfterFunc(time.Until(at), e.expired)
-	} else {
-		e.timer.Reset(time.Until(at))
+	if e.fires.IsZero() || at.Before(e.fires) {
+		e.set()
 	}
 }
 
-// expired is called by the timer, possibly late: the deadline may be that of a statement
-// that has ended.
+// set makes the timer fire at the deadline. The caller holds mu.
+func (e *Ender) set() {
+	e.fires = e.at
+	if left := time.Until(e.at); e.timer == nil {
+		e.timer = time.AfterFunc(left, e.expired)
+	} else {
+		e.timer.Reset(left)
+	}
+}
+
+// expired is called by the timer, possibly for the deadline of a statement that has ended.
 func (e *Ender) expired() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.at.IsZero() && !time.Now().Before(e.at) {
+	e.fires = time.Time{}
+	switch {
+	case e.at.IsZero():
+	case time.Now().Before(e.at):
+		e.set()
+	default:
 		e.end()
 	}
 }
@@ -72,10 +87,7 @@ func (e *Ender) expired() {
 // connection may have another user.
 func (e *Ender) Stop() {
 	e.mu.Lock()
-	if !e.at.IsZero() {
-		e.at = time.Time{}
-		e.timer.Stop()
-	}
+	e.at = time.Time{}
 	e.mu.Unlock()
 	if e.stop == nil {
 		return

@@ -60,3 +60,25 @@ func TestEnderIgnoresLateTimer(t *testing.T) {
 		t.Errorf("ended %d times", ends)
 	}
 }
+
+// TestEnderTimerServesManyStatements: the timer that a statement has left behind does not make the
+// end of the next statement too early or too late.
+func TestEnderTimerServesManyStatements(t *testing.T) {
+	for name, first := range map[string]time.Duration{"earlier": time.Millisecond, "later": time.Hour} {
+		ended := make(chan time.Time, 1)
+		e := NewEnder(func() { ended <- time.Now() })
+		e.Begin(dated{context.Background(), time.Now().Add(first)})
+		e.Stop()
+		at := time.Now().Add(50 * time.Millisecond)
+		e.Begin(dated{context.Background(), at})
+		select {
+		case end := <-ended:
+			if early := at.Sub(end); early > 0 {
+				t.Errorf("%s: ended %s before the deadline", name, early)
+			}
+		case <-time.After(time.Minute):
+			t.Errorf("%s: not ended", name)
+		}
+		e.Stop()
+	}
+}

@@ -21,6 +21,7 @@ type Engine interface {
 	Undo(context.Context, driver.Request) error
 	Renew(context.Context, []driver.Grant) []driver.Renewal
 	Release(context.Context, driver.Grant, time.Duration) error
+	Swap(context.Context, driver.Grant, driver.Request, func(error)) (driver.Grant, error)
 	Close(context.Context) error
 }
 

@@ -56,6 +56,11 @@ import (
 // token, since a row that was lost may have had one a moment ago. A replica that is promoted
 // without the last writes grants more than a millisecond later, which is the most that a
 // grant reaches back.
+//
+// Swap replaces a grant by the next one of the same client in one write. So the row shows either
+// of them, and a lost answer leaves the outcome of both unknown: the release is repeated, and Undo
+// covers the request. Waiters of other clients are in no row. So a client does that for
+// driver.HandoffTime at most, and then releases the name and notifies them.
 type Optimistic struct {
 	pool   *Pool
 	table  Table
@@ -74,6 +79,8 @@ type Optimistic struct {
 type kept struct {
 	g    driver.Grant
 	from driver.Requester
+	// tenure is when the first of the grants was made that a Swap has replaced.
+	tenure time.Time
 }
 
 const (

@@ -91,26 +91,60 @@ func (o *Optimistic) tryWithin(ctx context.Context, r driver.Request) (driver.Gr
 	return o.try(ctx, r)
 }
 
+// claim is a request, with what it has written.
+type claim struct {
+	r        driver.Request
+	attempts []attempt
+}
+
+type attempt struct {
+	expires int64
+	sent    driver.Instant
+}
+
+// grant returns the grant of the request, if the row has one.
+func (c *claim) grant(row *row) (g driver.Grant, ok bool, err error) {
+	h := row.byID(c.r.ID)
+	if h == nil {
+		return g, false, nil
+	}
+	g = driver.Grant{ID: c.r.ID, Name: c.r.Name, Limit: c.r.Limit, Token: h.Token, Tokens: h.Tokens, TTL: c.r.TTL, Slot: h.Slot}
+	for _, a := range c.attempts {
+		if a.expires == h.Expires {
+			g.SentAt = a.sent
+			return g, true, nil
+		}
+	}
+	return g, true, driver.Errorf(driver.CodeUnknown, "the row has another grant under the ID %s", c.r.ID)
+}
+
+// write returns the content of a row that admits the request, with its grant.
+func (c *claim) write(p *op, row *row) *content {
+	r := &c.r
+	first, n := row.draw(tokens(r))
+	p.token = first + int64(n) - 1
+	h := holder{Owner: OwnerOf(r.From.Owner(), row.now), Limit: r.Limit, Slot: driver.NoSlot,
+		Token: uint64(first), Expires: row.now + micros(r.TTL), TTL: micros(r.TTL)}
+	if n > 1 {
+		h.Tokens = n
+	}
+	if r.Limit > driver.Exclusive && r.Limit <= driver.MaxLimit {
+		h.Slot = row.freeSlot()
+	}
+	c.attempts = append(c.attempts, attempt{h.Expires, row.sent})
+	return &content{Holders: append(slices.Clone(row.Holders), h), Taken: row.Taken}
+}
+
 // try makes one request. With a BusyError it returns the time after which another try is
 // useful even without a notification.
 func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant, next time.Duration, err error) {
-	type attempt struct {
-		expires int64
-		sent    driver.Instant
-	}
-	var attempts []attempt
+	c := claim{r: r}
 	p := &op{name: o.key(r.Name)}
 	corrected := false
 	p.step = func(row *row) (*content, error) {
-		if h := row.byID(r.ID); h != nil {
-			g = driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: h.Token, Tokens: h.Tokens, TTL: r.TTL, Slot: h.Slot}
-			for _, a := range attempts {
-				if a.expires == h.Expires {
-					g.SentAt = a.sent
-					return nil, nil
-				}
-			}
-			return nil, driver.Errorf(driver.CodeUnknown, "the row has another grant under the ID %s", r.ID)
+		var granted bool
+		if g, granted, err = c.grant(row); granted {
+			return nil, err
 		}
 		if !row.admits(r.Limit) {
 			if row.ahead && !corrected { // else it would never expire
@@ -120,18 +154,7 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 			next = time.Duration(row.next()-row.now) * time.Microsecond
 			return nil, &driver.BusyError{Holders: row.describe(row.now)}
 		}
-		first, n := row.draw(tokens(&r))
-		p.token = first + int64(n) - 1
-		h := holder{Owner: OwnerOf(r.From.Owner(), row.now), Limit: r.Limit, Slot: driver.NoSlot,
-			Token: uint64(first), Expires: row.now + micros(r.TTL), TTL: micros(r.TTL)}
-		if n > 1 {
-			h.Tokens = n
-		}
-		if r.Limit > driver.Exclusive && r.Limit <= driver.MaxLimit {
-			h.Slot = row.freeSlot()
-		}
-		attempts = append(attempts, attempt{h.Expires, row.sent})
-		return &content{Holders: append(slices.Clone(row.Holders), h), Taken: row.Taken}, nil
+		return c.write(p, row), nil
 	}
 	if err := o.apply(ctx, p); err != nil {
 		return g, 0, err

@@ -20,7 +20,7 @@ func (o *Optimistic) keep(r driver.Request, g driver.Grant) (driver.Grant, error
 	if o.closed {
 		return g, driver.Errorf(driver.CodeUnknown, "the store was closed meanwhile")
 	}
-	o.held[g.ID] = &kept{g, r.From}
+	o.held[g.ID] = &kept{g, r.From, time.Now()}
 	if !o.looking {
 		o.looking = true
 		o.tasks.Go(o.watchHeld)

@@ -30,7 +30,6 @@ type Options[R ~string] struct {
 // Idle returns the bounds of a pool that keeps at least this number of connections ready.
 func (o *Options[R]) Idle(least int) Idle { return Idle{Least: min(least, o.MaxIdle), Most: o.MaxIdle} }
 
-// mostIdle is the largest MaxIdle.
 const mostIdle = 10_000
 
 // Recipes that some options require or exclude.

@@ -74,6 +74,15 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		return err
 	}
 	defer e.tasks.Done()
+	return e.release(ctx, g, func(l *lease) (bool, error) { return e.recipe.Unlock(ctx, l.s, &l.request) }, func(l *lease) {
+		e.forget(l)
+		e.put(l.s)
+	})
+}
+
+// release ends a grant by unlock, which reports whether the session had the grant, and then calls
+// done. The caller has called enter.
+func (e *Sessions) release(ctx context.Context, g driver.Grant, unlock func(*lease) (bool, error), done func(*lease)) error {
 	e.mu.Lock()
 	l := e.leases[g.ID]
 	if l == nil || l.request.Token != g.Token {
@@ -118,7 +127,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		return notHeld(g.Name, g.Token)
 	}
 	before := ended(l.s.Link) || e.expired(l)
-	ok, err := e.recipe.Unlock(ctx, l.s, &l.request)
+	ok, err := unlock(l)
 	switch {
 	case err != nil:
 		before = before || e.recipe.Ended(err)
@@ -135,8 +144,7 @@ func (e *Sessions) Release(ctx context.Context, g driver.Grant, _ time.Duration)
 		e.forget(l)
 		return notHeld(g.Name, g.Token)
 	}
-	e.forget(l)
-	e.put(l.s)
+	done(l)
 	return nil
 }
 

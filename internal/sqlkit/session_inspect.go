@@ -63,15 +63,15 @@ func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []
 }
 
 // survey waits until sessions have recorded the grants that are older than the call, which
-// takes a moment. If a session cannot record its grant, or does not within tellWithin because its
+// takes a moment. If a session cannot record its grant, or does not within recordWithin because its
 // process is stopped, missing is the error for holders that are not found.
 func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) (sights []Sight, missing, err error) {
 	sights, unrecorded, err := e.recipe.Survey(ctx, side, key, all)
 	if err != nil {
 		return nil, nil, err
 	}
-	for start := time.Now(); len(unrecorded) > 0 && time.Since(start) < tellWithin; {
-		if time.Since(start) > tellSoon {
+	for start := time.Now(); len(unrecorded) > 0 && time.Since(start) < recordWithin; {
+		if time.Since(start) > recordSoon {
 			if missing, err = e.recorded(ctx, side); missing != nil || err != nil {
 				return sights, missing, err
 			}
@@ -86,7 +86,7 @@ func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) 
 		unrecorded = slices.DeleteFunc(unrecorded, func(id Identity) bool { return !slices.Contains(still, id) })
 	}
 	if missing, err = e.recorded(ctx, side); missing == nil && len(unrecorded) > 0 {
-		missing = driver.Errorf(driver.CodeUnavailable, "%d sessions may hold locks that they have not recorded within %s, so that not all holders can be shown: their processes are slow or stopped", len(unrecorded), tellWithin)
+		missing = driver.Errorf(driver.CodeUnavailable, "%d sessions may hold locks that they have not recorded within %s, so that not all holders can be shown: their processes are slow or stopped", len(unrecorded), recordWithin)
 	}
 	return sights, missing, err
 }

@@ -72,11 +72,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	if err != nil {
 		return driver.Grant{}, err
 	}
-	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
-	l.busy <- struct{}{}
-	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
-	l.request.Label = Label{Key: l.request.Key, Owner: l.request.Owner, Limit: r.Limit, TTL: ttl}
-	l.request.Tokens = tokens(&r)
+	l := e.newLease(s, r, ttl)
 	w := &wait{e: e, l: l, ctx: ctx}
 	l.since = time.Now()
 	if r.Wait {
@@ -144,6 +140,16 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	return e.grant(l, sent)
 }
 
+// newLease returns the lease of a request, which is locked.
+func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *lease {
+	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
+	l.busy <- struct{}{}
+	l.request = LockRequest{Request: r, Key: slices.Concat(e.prefix, []byte(r.Name)), TTL: ttl, Owner: r.From.Owner(), Slot: driver.NoSlot}
+	l.request.Label = Label{Key: l.request.Key, Owner: l.request.Owner, Limit: r.Limit, TTL: ttl}
+	l.request.Tokens = tokens(&r)
+	return l
+}
+
 // takeFor is take with a timeout for a waiter, whose context has no deadline.
 func (e *Sessions) takeFor(ctx context.Context, wait bool) (*Session, error) {
 	if wait {
@@ -171,6 +177,9 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
 	}
 	l.granted, l.wait, l.since, l.sent = true, nil, time.Now(), sent
+	if l.tenure.IsZero() {
+		l.tenure = l.since
+	}
 	e.mu.Unlock()
 	l.unlock()
 	if gone := l.s.Gone(); gone == nil {

@@ -36,6 +36,29 @@ import (
 // A durable token is the new value of a committed counter. Several are the last values above
 // the old one, from the reading of the clock on.
 //
+// # A lock that is passed on
+//
+// Swap passes the lock of a session on to the next grant, if the recipe is a [Passer] and no
+// other session waits for the lock: the session keeps the lock, and one statement makes the
+// next grant of it. Exclusion holds because the lock does not change its session. Nothing
+// uses the session meanwhile, and the statement proves, like a ping, that it still has the lock. Validity runs
+// from the send of this statement, after which the timer starts anew.
+//
+// The tokens of the next grant are the last microseconds of the clock, as the statement reads
+// it, which are larger than the tokens of the grant before. The session has had the lock since
+// it read the clock for those. So no other grant has read the clock in between, and every
+// later one reads it afterwards. If the clock was set back the lock is released.
+//
+// A session that begins to wait announces that to the holder, until it has the lock. If the statement
+// finds an announcement, the lock is released and the next request goes to the end of the
+// server's queue. So a waiter that came before the statement is overtaken by no new grant. Programs
+// that lock by hand announce nothing. For their sake a session passes a lock on for
+// driver.HandoffTime at most, and then releases it.
+//
+// The two halves of a Swap end together if the answer is lost: the session ends, as after any release
+// without an answer, so that nothing of either grant stands. The release has an unknown
+// outcome, and the next request begins anew on another session.
+//
 // A request whose answer was lost had a session, which has an identity at the server. Undo
 // closes the connection and waits, on another one, until that identity is gone. After that
 // nothing of the request stands or can appear.
@@ -77,6 +100,7 @@ type lease struct {
 	pinged  bool           // soon after the grant
 	sent    driver.Instant // of the last statement that confirmed the grant
 	since   time.Time      // of the request, then of the grant
+	tenure  time.Time      // of the first of the grants that the session has passed on
 	looked  time.Time      // of the last ping for all sessions of the server
 	again   time.Time      // of the next ping, after its holder could not be recorded
 	granted bool           // and neither lost nor being released
@@ -100,12 +124,12 @@ type ping struct {
 const (
 	// tick is the interval at which young sessions are checked.
 	tick = 10 * time.Millisecond
-	// tellAfter is the age at which a grant is recorded, and at which the server's queue is
+	// recordAfter is the age at which a grant is recorded, and at which the server's queue is
 	// searched for a waiter. Most requests end before.
-	tellAfter = 20 * time.Millisecond
-	// tellWithin limits how long an inspection waits for sessions that have not recorded a
-	// grant, and tellSoon if one of them has reported that it cannot.
-	tellWithin, tellSoon = 4 * time.Second, time.Second
+	recordAfter = 20 * time.Millisecond
+	// recordWithin limits how long an inspection waits for sessions that have not recorded a
+	// grant, and recordSoon if one of them has reported that it cannot.
+	recordWithin, recordSoon = 4 * time.Second, time.Second
 	// recordAgain is the interval at which a failed record is tried again.
 	recordAgain = time.Second
 	// busyWithin limits how long a release waits for a running ping.
@@ -268,15 +292,15 @@ func (e *Sessions) tendOnce(now time.Time) bool {
 			switch {
 			case rested > most:
 				e.retireLocked(s)
-			case rested > tellAfter && s.Unrecorded:
+			case rested > recordAfter && s.Unrecorded:
 				e.restLocked(s)
-			case rested > tellAfter:
+			case rested > recordAfter:
 				s.Watch()
 			default:
 				young = true
 			}
 		case l == nil || l.over:
-		case now.Sub(l.since) < tellAfter:
+		case now.Sub(l.since) < recordAfter:
 			young = true
 		case l.granted && !l.pinged:
 			if !l.tryLock() {

@@ -69,3 +69,32 @@ func TestClockedTokens(t *testing.T) {
 		}
 	}
 }
+
+// TestTokensOfAPassedLock: the tokens of the next grant are those since the old one by the clock, and no
+// more than requested. Without one the lock is not passed on.
+func TestTokensOfAPassedLock(t *testing.T) {
+	for _, test := range []struct {
+		reserved, tokens int // of the old and the next grant
+		now              int64
+		want             Got
+		outcome          PassOutcome
+	}{
+		{0, 1, 1500, Got{Token: 1500, Tokens: 1}, PassGranted},
+		{1, 65, 1500, Got{Token: 1436, Tokens: 65}, PassGranted},
+		{65, 65, 1090, Got{Token: 1065, Tokens: 26}, PassGranted},
+		{65, 65, 1065, Got{Token: 1065, Tokens: 1}, PassGranted},
+		{65, 65, 1064, Got{}, PassRefused},
+		{65, 65, 900, Got{}, PassRefused},
+		{1, 1, 1000, Got{}, PassRefused},
+	} {
+		old := &LockRequest{Token: 1000, Reserved: test.reserved}
+		next := &LockRequest{Request: driver.Request{Tokens: test.tokens}}
+		got, outcome, err := next.Passed(old, test.now)
+		if test.want.Token > 0 {
+			test.want.Slot = driver.NoSlot
+		}
+		if got != test.want || outcome != test.outcome || err != nil {
+			t.Errorf("%+v: %+v, %v, %v", test, got, outcome, err)
+		}
+	}
+}

@@ -112,7 +112,6 @@ func (g *gather) relieve() {
 	}
 }
 
-// send sends requests until none waits.
 func (g *gather) send(s *sender) {
 	// The callers return when their own contexts end.
 	ctx := context.Background()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // handle is what a grant carries for its store.
@@ -137,11 +138,7 @@ func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 		if c.r.Wait {
 			c.r.From.Queued(nil) // the servers have answered
 		}
-		t := time.NewTimer(splitWait/2 + rand.N(splitWait<<min(pauses, 4)))
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if backoff.Sleep(ctx, splitWait/2+rand.N(splitWait<<min(pauses, 4))) != nil {
 			return result{}, withdrawn(ctx)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // state is the state of a server, as the server reports it.
@@ -113,7 +114,7 @@ func (s *Store) admitNew(ctx context.Context, found []state) {
 			f := &found[i]
 			run := f.run // a server that has restarted since may have voted for another client
 			for tries := 0; tries < 20 && f.empty() && f.run == run && ctx.Err() == nil; tries++ {
-				if n.admit(f, s.now(), true, []string{"floor", text(now)}) == nil {
+				if n.admit(f, s.now(), true, []string{"least", text(now)}) == nil {
 					f.fields["run"] = f.run
 					return
 				}
@@ -181,11 +182,7 @@ func (n *node) awaitAdmission() {
 				delay = min(left, 5*time.Second)
 			}
 		}
-		t := time.NewTimer(delay + rand.N(delay/8+time.Millisecond))
-		select {
-		case <-t.C:
-		case <-s.ctx.Done():
-			t.Stop()
+		if backoff.Sleep(s.ctx, delay+rand.N(delay/8+time.Millisecond)) != nil {
 			return
 		}
 	}
@@ -241,7 +238,7 @@ func (n *node) restore() {
 	counters := map[string]uint64{}
 	take := func(f *state) {
 		for k, v := range f.fields {
-			if x, err := strconv.ParseUint(v, 10, 64); err == nil && (k == "floor" || strings.HasPrefix(k, "c")) {
+			if x, err := strconv.ParseUint(v, 10, 64); err == nil && (k == "least" || strings.HasPrefix(k, "c")) {
 				counters[k] = max(counters[k], x)
 			}
 		}
@@ -254,8 +251,8 @@ func (n *node) restore() {
 	switch {
 	case whole >= s.quorum || s.cfg.Unprotected:
 	case all && over:
-		floor := uint64(at + 2*s.cfg.Skew.Microseconds())
-		counters["floor"] = max(counters["floor"], floor)
+		least := uint64(at + 2*s.cfg.Skew.Microseconds())
+		counters["least"] = max(counters["least"], least)
 	default:
 		n.withheld("its counters of tokens can be restored only by a majority of the others, or when all servers answer", 0)
 		return

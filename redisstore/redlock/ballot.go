@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // voteState is what this client has found out about one server's vote for a ballot.
@@ -301,11 +302,7 @@ func (b *ballot) ending(n *node, args []string) {
 		if driver.CodeOf(err) == driver.CodeUnknown {
 			args[1] = b.s.keepOutMillis() // also refuses a late request for the vote
 		}
-		t := time.NewTimer(rand.N(20*time.Millisecond<<min(failures, 5)) + 5*time.Millisecond)
-		select {
-		case <-t.C:
-		case <-b.s.life.Done():
-			t.Stop()
+		if backoff.Sleep(b.s.life, rand.N(20*time.Millisecond<<min(failures, 5))+5*time.Millisecond) != nil {
 			b.mu.Lock()
 			b.votes[n.i].state = voteUnsure
 			b.notify()

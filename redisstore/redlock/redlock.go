@@ -1,6 +1,7 @@
 package redlock
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -99,9 +100,7 @@ func New(stores ...*redisstore.Store) (*Store, error) { return Config{}.New(stor
 // stores name single servers: under Sentinel, or in a Cluster, a primary may continue to vote
 // beside the one that replaces it. New does not connect, and the store does not close them.
 func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
-	if c.MaxTTL == 0 {
-		c.MaxTTL = defaultMaxTTL
-	}
+	c.MaxTTL = cmp.Or(c.MaxTTL, defaultMaxTTL)
 	if c.Skew == 0 {
 		c.Skew = defaultSkew
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/fallback"
 )
 
@@ -174,12 +175,7 @@ func (s *Store) listen() {
 					s.setSubscribed(n, true)
 				}, s.receive)
 				s.setSubscribed(n, false)
-				t := time.NewTimer(min(time.Second, 5*time.Millisecond<<min(failures, 8)))
-				select {
-				case <-t.C:
-				case <-s.ctx.Done():
-					t.Stop()
-				}
+				_ = backoff.Sleep(s.ctx, min(time.Second, 5*time.Millisecond<<min(failures, 8)))
 			}
 		})
 	}

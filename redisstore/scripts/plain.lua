@@ -17,7 +17,7 @@ local function plain(e, h, t, k) return e .. ' 1 0 ' .. h .. ' ' .. t .. ' ' .. 
 -- An entry near the head is refreshed every NEAR, one further back less often, at least
 -- every FAR; it is dead when it has missed three. A promoted entry's lease lasts CONFIRM
 -- until its client has confirmed the grant: otherwise the client is dead.
-local NEAR, FAR, PER, CONFIRM, CLOSE = 700000, 15000000, 20000, 2500000, 8
+local NEAR, FAR, PER, CONFIRM, CLOSE = 700000, 15000000, 20000, 2500000, 32
 local function interval(ahead)
   if ahead <= CLOSE then return NEAR end
   return math.min(FAR, NEAR + ahead * PER)

@@ -10,7 +10,6 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// onPostgres is holdfast on PostgreSQL.
 var onPostgres = holdfastOn(func(s *stage) { s.postgres() }, long)
 
 // postgres starts PostgreSQL, and makes it the store of the clients' Lockers. It returns a pool

@@ -57,7 +57,6 @@ const (
 // String returns "A", "B" or "server".
 func (a Actor) String() string { return [...]string{"A", "server", "B"}[a] }
 
-// other returns the other client.
 func (a Actor) other() Actor { return B - a }
 
 // step is one line of the drawing.
@@ -165,7 +164,6 @@ func (s *stage) play(f func(*stage)) (err error) {
 	return nil
 }
 
-// cleanUp calls f after the play.
 func (s *stage) cleanUp(f func()) { s.ends = append(s.ends, f) }
 
 // must ends the play with an error.
@@ -263,7 +261,6 @@ func (s *stage) stall(a Actor, text string) {
 	s.note(a, text)
 }
 
-// resume ends a stall.
 func (s *stage) resume(a Actor, text string) {
 	for _, p := range s.links[a] {
 		s.must(p.Heal())
@@ -271,7 +268,6 @@ func (s *stage) resume(a Actor, text string) {
 	s.note(a, text)
 }
 
-// crash ends a client.
 func (s *stage) crash(a Actor, text string) {
 	s.leave(a)
 	s.stall(a, text)

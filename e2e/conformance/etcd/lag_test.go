@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/holdfast-go/holdfast/check/servers"
+	"github.com/holdfast-go/holdfast/driver"
 )
 
 // lagging is an interceptor that makes a client's watches lag: a watch from now begins at an
@@ -78,4 +80,61 @@ func TestLaggingWatchGrantsNothing(t *testing.T) {
 	if res := receive(t, "the grant", w); res.err != nil {
 		t.Fatal(res.err)
 	}
+}
+
+// TestDeletedEntryAtALaggingMember: the member that serves a waiter is paused. Meanwhile the holder
+// releases, an operator deletes the waiter's entry, and the next waiter is granted. When the member
+// continues it first reports the release, so the waiter may start. It is then notified of its loss, and
+// its token is below that of the other grant.
+func TestDeletedEntryAtALaggingMember(t *testing.T) {
+	c := start(t, servers.EtcdConfig{Members: 3})
+	client := c.direct(t)
+	lead := c.leader(t, client)
+	at := func(members ...*servers.Etcd) *clientv3.Client {
+		return c.direct(t, func(cfg *clientv3.Config) { cfg.Endpoints = servers.EtcdEndpoints(members) })
+	}
+	lagging := c.members[(lead+1)%3]
+	direct := at(c.members[lead])
+	holder, other, waiter := over(t, direct), over(t, at(c.members[lead])), over(t, at(lagging))
+	started := 0
+	for i := range 10 {
+		name := fmt.Sprint("n", i)
+		g := must(t, holder, request("holder-"+name, name, 1, time.Hour))
+		r := request("waiter-"+name, name, 1, time.Hour)
+		w := waitIn(t, waiter, r)
+		key := keyOf(t, direct, name)
+		b := waitIn(t, other, request("behind-"+name, name, 1, time.Hour))
+		if err := lagging.Pause(); err != nil {
+			t.Fatal(err)
+		}
+		if err := holder.Release(t.Context(), g, 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := direct.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+		next := receive(t, "the grant of the next waiter", b)
+		if err := lagging.Cont(); err != nil {
+			t.Fatal(err)
+		}
+		if next.err != nil {
+			t.Fatal(next.err)
+		}
+		switch res := receive(t, "the outcome of the waiter", w); {
+		case res.err == nil:
+			started++
+			if res.g.Token >= next.g.Token {
+				t.Errorf("token %d beside %d", res.g.Token, next.g.Token)
+			}
+			receive(t, "the loss of the deleted grant", r.From.(*requester).lost)
+		case driver.CodeOf(res.err) == driver.CodeUnknown:
+			if err := waiter.Undo(t.Context(), r); err != nil {
+				t.Error(err)
+			}
+		case driver.CodeOf(res.err) != driver.CodeUnavailable:
+			t.Errorf("the waiter: %v", res.err)
+		}
+		release(t, other, next.g)
+	}
+	t.Logf("the waiter started in %d rounds", started)
 }

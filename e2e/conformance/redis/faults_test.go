@@ -271,6 +271,47 @@ func TestEmptyRestartLosesLockAndServesWaiter(t *testing.T) {
 	}
 }
 
+// TestRestartKeepsWhatIsPersisted: a server that is killed keeps a lock if its append-only file has it, and
+// loses it if the last snapshot does not have it. The guarantees report the kind of persistence.
+func TestRestartKeepsWhatIsPersisted(t *testing.T) {
+	for durable, settings := range map[string][]string{
+		"an append-only file": {"--appendonly", "yes", "--appendfsync", "always"},
+		"snapshots at most":   nil,
+	} {
+		r := start(t, settings...)
+		s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
+		g, err := s.Guarantees(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(strings.Join(g.Notes, "\n"), "a restart keeps the locks that the server's persistence has: "+durable) {
+			t.Errorf("%s: the guarantees do not report it: %q", durable, g.Notes)
+		}
+		q := request("x", driver.Exclusive, long)
+		held := must(t, s, q)
+		w := queue(t, other, request("x", driver.Exclusive, long))
+		if err := r.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if settings == nil {
+			lost(t, q, driver.CauseGone)
+			w.granted()
+			continue
+		}
+		var a driver.Renewal
+		eventually(t, "the holder cannot renew after the restart", func() bool {
+			a = s.Renew(t.Context(), []driver.Grant{held})[0]
+			return a.Err == nil || driver.CodeOf(a.Err) == driver.CodeNotHeld
+		})
+		if a.Err != nil {
+			t.Errorf("%s: the lock was lost: %v", durable, a.Err)
+		}
+		w.pending()
+		release(t, s, held)
+		w.granted()
+	}
+}
+
 func TestFlushLosesLockAndServesWaiter(t *testing.T) {
 	r := start(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())

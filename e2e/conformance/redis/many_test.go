@@ -18,29 +18,15 @@ var (
 )
 
 // TestEveryHolderNoticesFlush: a client holds ten thousand locks over a slow link. Every holder is
-// notified of a flush, and one call of the script checks many grants.
+// notified of a flush, and one call of the script checks many grants. A holder is notified by the next
+// check of its grant: see noticeTimeout, which is the sum of the interval and the timeout of the checks.
 func TestEveryHolderNoticesFlush(t *testing.T) {
 	locks, delay := *manyLocks, *manyDelay
 	r := start(t)
 	p := behindProxy(t, r)
 	s := open(t, "redis://"+p.Address())
 	requests := make([]driver.Request, locks)
-	var all sync.WaitGroup
-	for lane := range 64 {
-		all.Go(func() {
-			for i := lane; i < locks; i += 64 {
-				requests[i] = request(fmt.Sprintf("%s-%d", t.Name(), i), driver.Exclusive, 10*time.Minute)
-				if _, err := s.Acquire(t.Context(), requests[i]); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	all.Wait()
-	if t.Failed() {
-		return
-	}
+	takeAll(t, s, requests)
 	if err := p.Delay(delay); err != nil {
 		t.Fatal(err)
 	}
@@ -51,12 +37,48 @@ func TestEveryHolderNoticesFlush(t *testing.T) {
 	if scripts > checked/20 {
 		t.Errorf("%d calls for %d checks of grants, want at least 20 checks in each call", scripts, checked)
 	}
-	flushed := time.Now()
-	do(t, r, "FLUSHALL")
-	for i := range requests {
-		lost(t, requests[i], driver.CauseGone)
+	// A check that finds no grant takes two commands. On a busy machine the answer to a check may come
+	// too late, so that another follows, but not after every flush.
+	var least int
+	for round := range 5 {
+		if round > 0 {
+			takeAll(t, s, requests)
+		}
+		flushed := time.Now()
+		before := hashCommands(t, do(t, r, "EVAL", "local stats = redis.call('INFO', 'commandstats') redis.call('FLUSHALL') return stats", "0").(string))
+		for i := range requests {
+			lost(t, requests[i], driver.CauseGone)
+		}
+		took := time.Since(flushed)
+		least = hashCommands(t, do(t, r, "INFO", "commandstats").(string)) - before
+		t.Logf("%d holders noticed the flush within %s, over a link with a delay of %s, by %d commands", locks, took, delay, least)
+		if least <= 2*locks {
+			return
+		}
 	}
-	t.Logf("%d holders noticed the flush within %s, over a link with a delay of %s", locks, time.Since(flushed), delay)
+	t.Errorf("%d grants were checked by %d commands until each holder was notified of a flush, want 2 for each: the first check", locks, least)
+}
+
+// takeAll makes a request for a name of its own for each element, all at once, and requires that it is
+// granted.
+func takeAll(t *testing.T, s driver.Store, requests []driver.Request) {
+	t.Helper()
+	var all sync.WaitGroup
+	for lane := range 64 {
+		all.Go(func() {
+			for i := lane; i < len(requests); i += 64 {
+				requests[i] = request(fmt.Sprintf("%s-%d", t.Name(), i), driver.Exclusive, 10*time.Minute)
+				if _, err := s.Acquire(t.Context(), requests[i]); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
 }
 
 // hashCommands returns how many commands on hashes the server has executed, those in scripts included.

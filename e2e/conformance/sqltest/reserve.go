@@ -80,7 +80,6 @@ func ReservedTokensAtGuard(t *testing.T, d *Database, dialect fence.Dialect) {
 	})
 }
 
-// write writes with a token.
 func write(ctx context.Context, db *sql.DB, guard fence.SQL, resource string, token uint64) error {
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {

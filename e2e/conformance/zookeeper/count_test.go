@@ -205,3 +205,145 @@ func TestEndRequestedBeforeTheWatch(t *testing.T) {
 	must(t, <-granted)
 	h.notified(t)
 }
+
+// TestChangesBeforeTheWatches: nodes go or change after an entry has read the queue, and before the
+// server has its watches, which are one request. The entry sees each change.
+func TestChangesBeforeTheWatches(t *testing.T) {
+	z := single(t)
+	raw := connect(t, z.Address())
+	for _, c := range []struct {
+		what    string
+		delete  []int // of the two nodes before the entry, and the entry's own
+		revoke  int   // the node that is requested to end, -1 for none
+		later   []int // the nodes that go when the watches are set
+		refused bool
+		ended   bool // the grant is notified
+	}{
+		{what: "both before it go", delete: []int{0, 1}, revoke: -1},
+		{what: "the holder goes", delete: []int{0}, revoke: -1, later: []int{1}},
+		{what: "its predecessor goes", delete: []int{1}, revoke: -1, later: []int{0}},
+		{what: "all go", delete: []int{0, 1, 2}, revoke: -1, refused: true},
+		{what: "its own goes", delete: []int{2}, revoke: -1, refused: true},
+		{what: "a node before it is written", revoke: 1, later: []int{1, 0}},
+		{what: "it is requested to end", delete: []int{0, 1}, revoke: 2, ended: true},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			_, a := locker(t, []string{z.Address()})
+			_, b := locker(t, []string{z.Address()})
+			name := newName()
+			dir := "/faults/" + name
+			_, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute))
+			must(t, err)
+			queued(t, b, name, driver.Exclusive)
+			first := nodes(t, raw, dir, "both stand", count(2))[0]
+			reached, through := make(chan struct{}, 1), make(chan struct{})
+			_, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
+				c, err := new(net.Dialer).DialContext(ctx, network, address)
+				return lateWrite{c, []byte(dir + "/" + first), reached, through}, err
+			}))
+			h := newHolder()
+			r := exclusive(name, 2*time.Minute)
+			r.From = h
+			granted := make(chan error, 1)
+			go func() {
+				_, err := s.Acquire(t.Context(), r)
+				granted <- err
+			}()
+			select {
+			case <-reached:
+			case <-time.After(testTimeout):
+				t.Fatal("no watch of the nodes before it")
+			}
+			all := nodes(t, raw, dir, "all stand", count(3))
+			if c.revoke >= 0 {
+				_, err := raw.Set(dir+"/"+all[c.revoke], []byte("__REVOKE__"), -1)
+				must(t, err)
+			}
+			for _, i := range c.delete {
+				must(t, raw.Delete(dir+"/"+all[i], -1))
+			}
+			close(through)
+			for _, i := range c.later {
+				select {
+				case err := <-granted:
+					t.Fatalf("granted beside another: %v", err)
+				case <-h.queued:
+				case <-time.After(testTimeout):
+					t.Fatal("it is not queued")
+				}
+				must(t, raw.Delete(dir+"/"+all[i], -1))
+			}
+			select {
+			case err = <-granted:
+			case <-time.After(testTimeout):
+				t.Fatal("it was not woken")
+			}
+			switch {
+			case c.refused && driver.CodeOf(err) != driver.CodeUnavailable:
+				t.Fatalf("an entry whose node was deleted: %v, want unavailable", err)
+			case !c.refused:
+				must(t, err)
+			}
+			if c.ended {
+				h.notified(t)
+			}
+		})
+	}
+}
+
+// reportedHolders receives the holders that the store reports to a queued request.
+type reportedHolders struct {
+	noRequester
+	holders chan []driver.Holder
+}
+
+func (h reportedHolders) Queued(all []driver.Holder) {
+	if len(all) > 0 {
+		select {
+		case h.holders <- all:
+		default:
+		}
+	}
+}
+
+// TestLongerWaitReadsTheNodesBeforeIt: an entry with two nodes before it sets its watches in one request.
+// After a moment it reads those nodes: it reports the holder, and it is refused if it may not read
+// them, since a server reports no event of such a node.
+func TestLongerWaitReadsTheNodesBeforeIt(t *testing.T) {
+	z := single(t)
+	raw := connect(t, z.Address())
+	_, a := locker(t, []string{z.Address()})
+	_, b := locker(t, []string{z.Address()})
+	_, s := locker(t, []string{z.Address()})
+	for _, readable := range []bool{true, false} {
+		name := newName()
+		held, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute))
+		must(t, err)
+		queued(t, b, name, driver.Exclusive)
+		if !readable {
+			second := nodes(t, raw, "/faults/"+name, "both stand", count(2))[1]
+			_, err := raw.SetACL("/faults/"+name+"/"+second, zookeeper.WorldACL(zookeeper.PermAll&^zookeeper.PermRead), -1)
+			must(t, err)
+		}
+		reported := reportedHolders{holders: make(chan []driver.Holder, 1)}
+		r := exclusive(name, 2*time.Minute)
+		r.From = reported
+		refused := make(chan error, 1)
+		go func() {
+			_, err := s.Acquire(t.Context(), r)
+			refused <- err
+		}()
+		select {
+		case err := <-refused:
+			if readable || driver.CodeOf(err) != driver.CodeRefused {
+				t.Fatalf("behind two nodes, which it may read: %t: %v", readable, err)
+			}
+		case holders := <-reported.holders:
+			if !readable || holders[0].Token != held.Token {
+				t.Fatalf("behind two nodes, which it may read: %t: it reports the holders %+v", readable, holders)
+			}
+		case <-time.After(testTimeout):
+			t.Fatalf("behind two nodes, which it may read: %t: it has read none", readable)
+		}
+	}
+}

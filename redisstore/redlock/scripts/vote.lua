@@ -32,7 +32,7 @@
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]
 local text = string.format('%.0f', now)
-local s = redis.call('HMGET', KEYS[2], 'run', ARGV[4], 'floor', 'max', 'size')
+local s = redis.call('HMGET', KEYS[2], 'run', ARGV[4], 'least', 'max', 'size')
 if not votes(s[1]) then return {'U', text} end
 if math.abs(now - ARGV[6]) > tonumber(ARGV[7]) then return {'C', text} end
 if tonumber(ARGV[8]) > tonumber(s[4]) then return {'M', text, s[4]} end

@@ -16,6 +16,7 @@ const (
 	opRemoveWatches   = 18
 	opCreateContainer = 19
 	opAuth            = 100
+	opSetWatches      = 101
 	opEphemerals      = 103
 	opAddWatch        = 106
 	opClose           = -11

@@ -114,7 +114,6 @@ func (s *Session) Ended() error {
 	return s.ended
 }
 
-// await waits for a connection.
 func (s *Session) await(ctx context.Context) (*conn, error) {
 	for {
 		s.mu.Lock()

@@ -48,7 +48,6 @@ type breakFlags struct {
 	force bool
 }
 
-// token is the value of --token.
 type token struct {
 	n     uint64
 	given bool
@@ -80,9 +79,8 @@ func newBreak(p *say.Printer) *cobra.Command {
 		Long:  breakLong,
 		Example: `  holdfast break nightly
   holdfast break --token 1753369210123456 nightly`,
-		Args:                  oneName("NAME", false),
-		ValidArgsFunction:     completeNames(&f.store),
-		DisableFlagsInUseLine: true,
+		Args:              oneName("NAME", false),
+		ValidArgsFunction: completeNames(&f.store),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if !f.token.given && !p.Terminal() {
 				return errNoToken
@@ -95,7 +93,6 @@ func newBreak(p *say.Printer) *cobra.Command {
 	}
 	f.store.add(cmd)
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.Var(&f.token, "token", "the fencing token of the grant, as holdfast show prints it\n(default: show the holder and request a confirmation, on a terminal only)")
 	flags.Var(&f.wait, "wait", "how long to wait until a notified holder has ended")
 	flags.BoolVar(&f.force, "force", false, "do not wait for the holder, where the store can take a lock away at once")
@@ -104,7 +101,6 @@ func newBreak(p *say.Printer) *cobra.Command {
 
 var errNoToken = errors.New("--token is missing, and there is no terminal for a confirmation: give the token that holdfast show NAME prints")
 
-// breaker breaks one lock.
 type breaker struct {
 	*breakFlags
 	name   string

@@ -60,7 +60,7 @@ func newCheck(p *say.Printer) *cobra.Command {
 		lock:     duration{least: 200 * time.Millisecond, most: time.Minute, allowed: "a duration from 200ms to 1m"},
 	}
 	cmd := &cobra.Command{
-		Use:   "check",
+		Use:   "check [flags]",
 		Short: "Torture a store and judge what happens",
 		Long: `Check lets worker processes compete for locks on a store while they are killed,
 stopped and cut off. It records what each process observed, and judges it: no lock
@@ -95,7 +95,6 @@ Exit status:
 	}
 	f.store.add(cmd)
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.Var(&f.local, "local", "start a `STORE` for this run alone: "+strings.Join(check.Locals(), ", "))
 	flags.Var(&f.duration, "duration", "how long, 1s to 168h")
 	flags.Var(&f.seed, "seed", "decides the schedule of work and faults")

@@ -29,12 +29,11 @@ const completionExample = `  # bash (needs the package bash-completion), for all
 func newCompletion() *cobra.Command {
 	shells := []string{"bash", "zsh", "fish"}
 	return &cobra.Command{
-		Use:                   "completion bash|zsh|fish",
-		Short:                 "Print a script for a shell's completion",
-		Long:                  completionLong,
-		Example:               completionExample,
-		ValidArgs:             shells,
-		DisableFlagsInUseLine: true,
+		Use:       "completion bash|zsh|fish",
+		Short:     "Print a script for a shell's completion",
+		Long:      completionLong,
+		Example:   completionExample,
+		ValidArgs: shells,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fmt.Errorf("%d arguments: give one shell: bash, zsh or fish", len(args))

@@ -53,9 +53,8 @@ func newHold(p *say.Printer) *cobra.Command {
 		Example: `  lock=$(holdfast hold --wait 1m --pid $$ nightly) || exit
   eval "$lock"
   ./report.sh --token "$HOLDFAST_TOKEN"`,
-		Args:                  oneName("NAME", false),
-		ValidArgsFunction:     completeNames(&f.store),
-		DisableFlagsInUseLine: true,
+		Args:              oneName("NAME", false),
+		ValidArgsFunction: completeNames(&f.store),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if !pid.given {
 				return errors.New("--pid is missing: give the process during which the lock is held, in a shell --pid $$")

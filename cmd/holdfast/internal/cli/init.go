@@ -18,7 +18,6 @@ import (
 // initializer is a store that needs tables before its first use.
 type initializer interface{ Init(context.Context) error }
 
-// initWithin limits the time of init.
 const initWithin = time.Minute
 
 func newInit(p *say.Printer) *cobra.Command {
@@ -41,7 +40,6 @@ Exit status:
 		Example: `  holdfast init postgres://admin@db.example/app
   # with a password, which does not belong on a command line:
   holdfast init --store-file admin-url`,
-		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) == 0 && (file.given || os.Getenv(envStore) != "" || os.Getenv(envStoreFile) != ""):

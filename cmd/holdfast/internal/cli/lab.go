@@ -35,7 +35,7 @@ func newLab(p *say.Printer) *cobra.Command {
 	}}
 	all := false
 	cmd := &cobra.Command{
-		Use:   "lab [NAME...]",
+		Use:   "lab [NAME...] [flags]",
 		Short: "Show how locks go wrong, on real servers and in a check",
 		Long: `Lab shows how locks go wrong, in two ways.
 
@@ -136,7 +136,6 @@ Exit status:
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.BoolVar(&all, "all", false, "all of them, one after the other")
 	flags.Var(&seed, "seed", "decides the schedule of work and faults")
 	flags.Var(&most, "duration", "give up if a mistake is not proved after this time, 4s to 1h")

@@ -51,8 +51,7 @@ func newLs(p *say.Printer) *cobra.Command {
 			}
 			return oneName("PREFIX", true)(cmd, args)
 		},
-		ValidArgsFunction:     completeNames(&store),
-		DisableFlagsInUseLine: true,
+		ValidArgsFunction: completeNames(&store),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			prefix := ""
 			if len(args) > 0 {
@@ -68,7 +67,6 @@ func newLs(p *say.Printer) *cobra.Command {
 		},
 	}
 	store.add(cmd)
-	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&waiters, "waiters", false, "list each waiter, in the order of the queue")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd

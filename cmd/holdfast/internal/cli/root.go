@@ -104,6 +104,8 @@ already run. Without a store, locks are files of this user on this machine.`,
 	root.AddCommand(newRun(p), newHold(p), newLs(p), newShow(p), newBreak(p), newWatch(p), newStores(p), newInit(p), newCheck(p), newLab(p), newVersion(), newCompletion())
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
+		c.DisableFlagsInUseLine = true
+		c.Flags().SortFlags = false
 		if c.Name() == "help" {
 			c.Args = oneTopic
 		}

@@ -90,11 +90,10 @@ type runFlags struct {
 func newRun(p *say.Printer) *cobra.Command {
 	f := newRunFlags()
 	cmd := &cobra.Command{
-		Use:                   "run [flags] NAME -- COMMAND [ARG...]",
-		Short:                 "Hold a lock while a command runs",
-		Long:                  runLong,
-		Example:               runExample,
-		DisableFlagsInUseLine: true,
+		Use:     "run [flags] NAME -- COMMAND [ARG...]",
+		Short:   "Hold a lock while a command runs",
+		Long:    runLong,
+		Example: runExample,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			o, err := f.options(cmd, args, p)
 			if err != nil {
@@ -132,7 +131,6 @@ func newRunFlags() *runFlags {
 func (f *runFlags) add(cmd *cobra.Command) {
 	f.store.add(cmd)
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.Var(&f.wait, "wait", "how long to wait for the lock (default forever)")
 	flags.BoolVar(&f.try, "try", false, "do not wait")
 	flags.BoolVar(&f.shared, "shared", false, "hold the lock beside other shared holders, and never beside an exclusive one")

@@ -32,9 +32,8 @@ func newShow(p *say.Printer) *cobra.Command {
 		Example: `  holdfast show nightly
   # the token for holdfast break:
   holdfast show --json nightly | jq -r '.holders[0].token'`,
-		Args:                  oneName("NAME", false),
-		ValidArgsFunction:     completeNames(&store),
-		DisableFlagsInUseLine: true,
+		Args:              oneName("NAME", false),
+		ValidArgsFunction: completeNames(&store),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return look(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
 				st, err := l.Inspect(ctx, args[0])
@@ -50,7 +49,6 @@ func newShow(p *say.Printer) *cobra.Command {
 		},
 	}
 	store.add(cmd)
-	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

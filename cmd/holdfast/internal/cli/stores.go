@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -86,7 +87,6 @@ Exit status:` + lookStatus,
 		Example: `  holdfast stores
   holdfast stores file:///var/lib/locks
   holdfast stores --store-file /etc/holdfast/store`,
-		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) > 1:
@@ -115,7 +115,6 @@ Exit status:` + lookStatus,
 			return outcome(ctx, p, err)
 		},
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().Var(&file, "store-file", storeFileUsage)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
@@ -185,10 +184,7 @@ func printStores(w io.Writer, list []storeInfo, asJSON bool) error {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		title := s.URL
-		if title == "" {
-			title = s.Scheme + "://"
-		}
+		title := cmp.Or(s.URL, s.Scheme+"://")
 		fmt.Fprintln(w, title)
 		if s.rows == nil {
 			fmt.Fprintf(w, "  give a URL to see: holdfast stores %s://...\n", s.Scheme)

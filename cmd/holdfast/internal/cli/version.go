@@ -24,7 +24,7 @@ type version struct {
 func newVersion() *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{
-		Use:   "version",
+		Use:   "version [flags]",
 		Short: "Print which build this is",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -60,9 +60,8 @@ func newWatch(p *say.Printer) *cobra.Command {
 		Long:  watchLong,
 		Example: `  holdfast watch
   holdfast watch --json nightly | jq -r 'select(.event == "granted") | .holder.host'`,
-		Args:                  oneName("NAME", true),
-		ValidArgsFunction:     completeNames(&store),
-		DisableFlagsInUseLine: true,
+		Args:              oneName("NAME", true),
+		ValidArgsFunction: completeNames(&store),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return look(cmd, &store, p, func(ctx context.Context, l *holdfast.Locker) error {
 				name := ""
@@ -74,7 +73,6 @@ func newWatch(p *say.Printer) *cobra.Command {
 		},
 	}
 	store.add(cmd)
-	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON, one object a line")
 	return cmd
 }

@@ -50,7 +50,6 @@ func look(pid int) (member, bool) {
 	return m, true
 }
 
-// seesTree reports whether /proc is readable.
 func seesTree() bool {
 	_, ok := look(syscall.Getpid())
 	return ok
@@ -172,7 +171,6 @@ func signalTree(find func() []member, s syscall.Signal, group int, inGroup bool)
 // rounds limits the pursuit of processes that multiply while they are killed.
 const rounds = 20
 
-// killTree kills the descendants of root.
 func killTree(root, _ int) []Process { return signalDescendants(root, syscall.SIGKILL, 0, false) }
 
 // killOrphans kills and reaps the descendants of this process that are not

@@ -157,7 +157,6 @@ func (w orders) give(to io.Writer) error {
 // maxOrders is far above the system's limit of a command line.
 const maxOrders = 64 << 20
 
-// take reads the orders.
 func take(from io.Reader) (w orders, err error) {
 	var size [4]byte
 	if _, err := io.ReadFull(from, size[:]); err != nil {

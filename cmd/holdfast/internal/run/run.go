@@ -306,7 +306,6 @@ func (r *runner) explain(err error) string {
 	return b.String()
 }
 
-// held describes the holders.
 func held(holders []holdfast.Holder) string {
 	h := holders[0]
 	s := "held by " + driver.Owner{Host: h.Host, PID: h.PID}.Client()

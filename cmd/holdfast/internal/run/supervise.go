@@ -258,7 +258,6 @@ func (s *supervision) cannot(sig syscall.Signal, err error) {
 	s.say.Line("cannot send %s to the command: %v", proc.SignalName(sig), err)
 }
 
-// forward passes a signal on.
 func (s *supervision) forward(sig os.Signal) {
 	switch n, _ := sig.(syscall.Signal); n {
 	case 0, sigPipe, sigTtin:

@@ -7,6 +7,7 @@ import (
 
 	"github.com/holdfast-go/holdfast"
 	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // refresh is the interval at which the line on a terminal looks up the holder again. Its
@@ -40,7 +41,6 @@ const (
 	shortestProbe = time.Second
 )
 
-// probe starts the probe.
 func (w *waiting) probe() {
 	if w.r.Wait < shortestProbe || w.inspect == nil {
 		return
@@ -50,11 +50,7 @@ func (w *waiting) probe() {
 	go func() {
 		ctx, cancel := context.WithDeadline(w.ctx, end)
 		defer cancel()
-		t := time.NewTimer(time.Until(end.Add(-min(probeTimeout, w.r.Wait/2))))
-		defer t.Stop()
-		select {
-		case <-t.C:
-		case <-ctx.Done():
+		if backoff.Sleep(ctx, time.Until(end.Add(-min(probeTimeout, w.r.Wait/2)))) != nil {
 			return
 		}
 		_, err := w.inspect(ctx)

@@ -62,7 +62,6 @@ func Process(o driver.Owner) string {
 	return s
 }
 
-// address is host:pid.
 func address(o driver.Owner) string {
 	if o.Host == "" && o.PID == 0 {
 		return ""

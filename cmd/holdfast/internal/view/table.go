@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"os"
 	"slices"
 	"strconv"
@@ -59,7 +60,7 @@ func rowsOf(st driver.State, now time.Time, waiters bool) [][]string {
 	count, name := strconv.Itoa(len(st.Waiters)), Text(st.Name)
 	var rows [][]string
 	for _, h := range st.Holders {
-		rows = append(rows, []string{name, orNone(mode(h.Limit)), token(h.Token), orNone(slot(h.Slot)), age(h.Owner, now),
+		rows = append(rows, []string{name, cmp.Or(mode(h.Limit), none), token(h.Token), cmp.Or(slot(h.Slot), none), age(h.Owner, now),
 			Text(address(h.Owner)), Text(h.Instance), Text(reason(h.Owner)), left(h.TTL), Text(h.Note), count})
 	}
 	if len(st.Holders) == 0 {
@@ -69,20 +70,12 @@ func rowsOf(st driver.State, now time.Time, waiters bool) [][]string {
 		return rows
 	}
 	for i, w := range st.Waiters {
-		rows = append(rows, []string{"  waiter " + strconv.Itoa(i+1), orNone(mode(w.Limit)), none, none, age(w.Owner, now),
+		rows = append(rows, []string{"  waiter " + strconv.Itoa(i+1), cmp.Or(mode(w.Limit), none), none, none, age(w.Owner, now),
 			Text(address(w.Owner)), Text(w.Instance), Text(reason(w.Owner)), none, none, none})
 	}
 	return rows
 }
 
-func orNone(s string) string {
-	if s == "" {
-		return none
-	}
-	return s
-}
-
-// layOut fits rows into a width.
 func layOut(rows [][]string, width int) []string {
 	if ASCII() {
 		for _, r := range rows {

@@ -7,30 +7,21 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-func init() {
-	for _, recipe := range []string{"", "pessimistic", "optimistic", "named"} {
-		locals[dashed("mariadb", recipe)] = func(ctx context.Context, _ string) (*Target, error) {
-			return mariadbTarget(ctx, recipe)
-		}
-	}
-}
-
-// mariadb is a primary and its replica. Clients reach the present primary through a router.
-// A switchover keeps established connections on the old primary.
-type mariadb struct {
-	*database
-	router *servers.Proxy
-	rights []right
-
-	mu               sync.Mutex
+// mysql is a primary, and its replica if it is MariaDB. Clients reach the present primary
+// through a router. A switchover keeps established connections on the old primary. One fault at
+// a time changes the fields.
+type mysql struct {
 	primary, replica *servers.MySQL
+	router, proxy    *servers.Proxy
+	user             string // of the clients
+	rights           []right
 	lock             *tableLock
 	revoked          *right
 }
@@ -39,10 +30,6 @@ type mariadb struct {
 type right struct{ privilege, table string }
 
 func (r right) String() string { return fmt.Sprintf("%s ON test.%s", r.privilege, r.table) }
-
-// clientUser is the clients' user. It has exactly the rights that docs/sql.md lists; in
-// particular it cannot write on a read-only server.
-const clientUser = "client"
 
 // rightsOf are the rights that a recipe needs, as docs/sql.md lists them.
 func rightsOf(recipe string) (all []right) {
@@ -65,62 +52,74 @@ func rightsOf(recipe string) (all []right) {
 	return all
 }
 
-func mariadbTarget(ctx context.Context, recipe string) (_ *Target, err error) {
-	m := &mariadb{rights: rightsOf(recipe)}
-	m.database = &database{server: m, driver: "mysql"}
-	defer func() {
-		if err != nil {
-			_ = m.Close()
-		}
-	}()
-	if err := m.start(ctx); err != nil {
+// mysqlTarget is one MySQL server. The faults of two servers are mariadbTarget's.
+func mysqlTarget(ctx context.Context, recipe string) (*Target, error) {
+	s, err := servers.StartMySQL(ctx, "--innodb-flush-log-at-trx-commit=1")
+	if err != nil {
 		return nil, err
 	}
+	m := &mysql{primary: s, user: "root"}
+	if s.MariaDB {
+		return nil, errors.Join(fmt.Errorf("check: mysqld is %w: give its directory in %s", servers.ErrNotInstalled, servers.Dirs), m.close())
+	}
+	return m.target(ctx, recipe, s.Address)
+}
+
+func mariadbTarget(ctx context.Context, recipe string) (*Target, error) {
+	m := &mysql{user: clientUser, rights: rightsOf(recipe)}
+	if err := m.start(ctx); err != nil {
+		return nil, errors.Join(err, m.close())
+	}
+	return m.target(ctx, recipe, m.router.Address(),
+		StoreFault{Kind: "promote-replica", Begin: m.promote},
+		StoreFault{Kind: "revoke-right", Begin: m.revoke, End: m.grant},
+		StoreFault{Kind: "lock-tables", Begin: m.lockTables, End: m.unlockTables})
+}
+
+// target prepares the servers for the clients, which reach address through a proxy.
+func (m *mysql) target(ctx context.Context, recipe, address string, more ...StoreFault) (_ *Target, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
 	storeURL := func(user, address string) string {
 		return fmt.Sprintf("mysql://%s@%s/test?recipe=%s", user, address, recipe)
 	}
 	if err := initialise(ctx, storeURL("root", m.primary.Address)); err != nil {
 		return nil, err
 	}
-	statements := []string{fmt.Sprintf("CREATE USER %s@'127.0.0.1'", clientUser)}
+	var statements []string
+	if m.user != "root" {
+		statements = append(statements, fmt.Sprintf("CREATE USER %s@'127.0.0.1'", m.user))
+	}
 	for _, r := range m.rights {
-		statements = append(statements, fmt.Sprintf("GRANT %s TO %s@'127.0.0.1'", r, clientUser))
+		statements = append(statements, fmt.Sprintf("GRANT %s TO %s@'127.0.0.1'", r, m.user))
 	}
 	if err := m.exec(ctx, m.primary, statements...); err != nil {
 		return nil, err
 	}
-	if m.proxy, err = servers.NewProxy(m.router.Address()); err != nil {
+	if m.proxy, err = servers.NewProxy(address); err != nil {
 		return nil, err
 	}
-	// Grants end with their session: when the server or the connection fails. Leases do not.
-	early := recipe != "optimistic"
-	faults := oneAtATime([]StoreFault{
-		{Kind: "kill-server", Early: early, All: true, Begin: m.kill, End: m.restart},
-		{Kind: "pause-server", Begin: m.pause, End: m.cont},
-		{Kind: "promote-replica", Early: early, All: true, Begin: m.promote},
-		{Kind: "revoke-right", Begin: m.revoke, End: m.grant},
-		{Kind: "lock-tables", Begin: m.lockTables, End: m.unlockTables},
-	})
-	d := m.database
+	faults := append(primaryFaults(func() primary { return m.primary }), StoreFault{Kind: "kill-session", Begin: m.killSession})
 	return &Target{
-		URL: storeURL(clientUser, d.proxy.Address()),
-		Faults: append(faults,
-			StoreFault{Kind: "cut-server", Early: early, All: true, Begin: d.disturb(func(Fault) error { d.proxy.Cut(); return nil }), End: d.heal},
-			StoreFault{Kind: "silence-server", Early: early, All: true, Begin: d.disturb(func(Fault) error { return d.proxy.Silence() }), End: d.heal},
-			StoreFault{Kind: "drop-server-answers", Early: early, All: true, Begin: d.disturb(func(Fault) error { return d.proxy.DropAnswers() }), End: d.heal},
-			StoreFault{Kind: "delay-server", Begin: d.disturb(func(f Fault) error { return d.proxy.Delay(f.For / 4) }), End: d.heal},
-			StoreFault{Kind: "kill-session", Early: early, All: true, Begin: m.killSession},
-		),
-		Left: m.left,
-		Close: func() error {
-			m.proxy.Close()
-			return m.Close()
-		},
+		URL:    storeURL(m.user, m.proxy.Address()),
+		Faults: sqlFaults(recipe, append(faults, more...), m.proxy),
+		Left: sessionsLeft(coordinators, func(ctx context.Context) (primary, replica int, err error) {
+			at, err := m.clients(ctx, m.primary)
+			var old []int64
+			if err == nil && m.replica != nil {
+				old, err = m.clients(ctx, m.replica)
+			}
+			return len(at), len(old), err
+		}),
+		Close: m.close,
 	}, nil
 }
 
 // start starts both servers and the replication between them.
-func (m *mariadb) start(ctx context.Context) (err error) {
+func (m *mysql) start(ctx context.Context) (err error) {
 	begin := func(id int) (*servers.MySQL, error) {
 		// Every commit is on disk before it is acknowledged, so a killed server loses
 		// nothing. docs/sql.md lists what the setting's other values lose.
@@ -140,7 +139,7 @@ func (m *mariadb) start(ctx context.Context) (err error) {
 
 // follow makes a server a read-only replica of another, from the position at which both have
 // the same data.
-func (m *mariadb) follow(ctx context.Context, replica, primary *servers.MySQL) error {
+func (m *mysql) follow(ctx context.Context, replica, primary *servers.MySQL) error {
 	port := primary.Address[strings.LastIndexByte(primary.Address, ':')+1:]
 	return m.exec(ctx, replica, "SET GLOBAL read_only = 1", "SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_binlog_pos",
 		fmt.Sprintf("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = %s, MASTER_USER = 'root', MASTER_CONNECT_RETRY = 1, MASTER_USE_GTID = slave_pos", port),
@@ -149,13 +148,11 @@ func (m *mariadb) follow(ctx context.Context, replica, primary *servers.MySQL) e
 
 // promote does a switchover without a lost commit: the primary becomes read-only, the
 // replica applies all of the primary's data, and new connections go to the replica.
-func (m *mariadb) promote(ctx context.Context, _ Fault) error {
+func (m *mysql) promote(ctx context.Context, _ Fault) error {
 	// It runs to its end, because the next fault would otherwise find two replicas.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	m.mu.Lock()
 	old, next := m.primary, m.replica
-	m.mu.Unlock()
 	// The statement waits for running writes and keeps others from writing. A write that
 	// does not end within seconds keeps the server from being demoted. A later fault tries
 	// again.
@@ -177,15 +174,13 @@ func (m *mariadb) promote(ctx context.Context, _ Fault) error {
 		return err
 	}
 	m.router.Lead(next.Address)
-	m.mu.Lock()
 	m.primary, m.replica = next, old
-	m.mu.Unlock()
 	return m.follow(ctx, old, next)
 }
 
 // slaveErrors returns the errors that stopped a replica.
-func (m *mariadb) slaveErrors(ctx context.Context, s *servers.MySQL) string {
-	db, err := sql.Open(m.driver, s.DSN("test", ""))
+func (m *mysql) slaveErrors(ctx context.Context, s *servers.MySQL) string {
+	db, err := sql.Open(mysqlDriver, s.DSN("test", ""))
 	if err != nil {
 		return err.Error()
 	}
@@ -216,13 +211,13 @@ func (m *mariadb) slaveErrors(ctx context.Context, s *servers.MySQL) string {
 }
 
 // revoke takes one of the documented rights away, and grant gives it back.
-func (m *mariadb) revoke(ctx context.Context, f Fault) error {
+func (m *mysql) revoke(ctx context.Context, f Fault) error {
 	r := m.rights[f.N%len(m.rights)]
 	m.revoked = &r
 	return m.exec(ctx, m.primary, fmt.Sprintf("REVOKE %s FROM %s@'127.0.0.1'", r, clientUser))
 }
 
-func (m *mariadb) grant(ctx context.Context, _ Fault) error {
+func (m *mysql) grant(ctx context.Context, _ Fault) error {
 	return m.exec(ctx, m.primary, fmt.Sprintf("GRANT %s TO %s@'127.0.0.1'", *m.revoked, clientUser))
 }
 
@@ -236,7 +231,7 @@ type tableLock struct {
 // lockTables does what a backup or a change of the schema does: it locks two tables, one
 // after the other. A client that has used the second table and then requests the first becomes the
 // victim of a deadlock.
-func (m *mariadb) lockTables(ctx context.Context, f Fault) error {
+func (m *mysql) lockTables(ctx context.Context, f Fault) error {
 	statements := []string{
 		"LOCK TABLES holdfast_name READ, holdfast_session WRITE",
 		"LOCK TABLES holdfast_session READ, holdfast_name WRITE",
@@ -245,7 +240,7 @@ func (m *mariadb) lockTables(ctx context.Context, f Fault) error {
 		"LOCK TABLES holdfast_row READ, holdfast_floor WRITE",
 		"LOCK TABLES holdfast_floor READ, holdfast_row WRITE",
 	}
-	db, err := sql.Open(m.driver, m.primary.DSN("test", ""))
+	db, err := sql.Open(mysqlDriver, m.primary.DSN("test", ""))
 	if err != nil {
 		return err
 	}
@@ -265,19 +260,17 @@ func (m *mariadb) lockTables(ctx context.Context, f Fault) error {
 	return nil
 }
 
-func (m *mariadb) unlockTables(ctx context.Context, _ Fault) error {
+func (m *mysql) unlockTables(ctx context.Context, _ Fault) error {
 	err := m.exec(ctx, m.primary, fmt.Sprintf("KILL %d", m.lock.conn))
 	<-m.lock.done
 	return errors.Join(err, m.lock.db.Close())
 }
 
 // killSession ends a client's connection, as an administrator does.
-func (m *mariadb) killSession(ctx context.Context, f Fault) error {
+func (m *mysql) killSession(ctx context.Context, f Fault) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	m.mu.Lock()
-	all := []*servers.MySQL{m.primary, m.replica}
-	m.mu.Unlock()
+	all := m.all()
 	s := all[f.N%len(all)]
 	ids, err := m.clients(ctx, s)
 	if err == nil && len(ids) > 0 {
@@ -287,9 +280,9 @@ func (m *mariadb) killSession(ctx context.Context, f Fault) error {
 }
 
 // clients lists the clients' sessions at a server.
-func (m *mariadb) clients(ctx context.Context, s *servers.MySQL) (ids []int64, err error) {
+func (m *mysql) clients(ctx context.Context, s *servers.MySQL) (ids []int64, err error) {
 	var list sql.NullString
-	err = m.query(ctx, s, fmt.Sprintf("SELECT GROUP_CONCAT(id ORDER BY id) FROM information_schema.processlist WHERE user = '%s'", clientUser), &list)
+	err = m.query(ctx, s, fmt.Sprintf("SELECT GROUP_CONCAT(id ORDER BY id) FROM information_schema.processlist WHERE user = '%s' AND id <> CONNECTION_ID()", m.user), &list)
 	for text := range strings.SplitSeq(list.String, ",") {
 		var id int64
 		if _, serr := fmt.Sscan(text, &id); serr == nil {
@@ -299,86 +292,31 @@ func (m *mariadb) clients(ctx context.Context, s *servers.MySQL) (ids []int64, e
 	return ids, err
 }
 
-// left lists the remaining sessions after the workers' end, without the coordinator's.
-func (m *mariadb) left(ctx context.Context) ([]string, error) {
-	const coordinators = 3
-	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		at, err := m.clients(ctx, m.primary)
-		if err != nil {
-			return nil, err
-		}
-		old, err := m.clients(ctx, m.replica)
-		if err != nil {
-			return nil, err
-		}
-		if len(at) <= coordinators && len(old) <= coordinators {
-			return nil, nil
-		}
-		if time.Now().After(deadline) {
-			return []string{fmt.Sprintf("%d sessions at the primary and %d at the replica", len(at), len(old))}, nil
-		}
-	}
+// exec runs statements as the administrator, without the proxy.
+func (m *mysql) exec(ctx context.Context, s *servers.MySQL, statements ...string) error {
+	return execSQL(ctx, mysqlDriver, s.DSN("test", ""), statements...)
 }
 
-// exec runs statements as the administrator on one connection that does not use the proxy.
-func (m *mariadb) exec(ctx context.Context, s *servers.MySQL, statements ...string) error {
-	db, err := sql.Open(m.driver, s.DSN("test", ""))
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	c, err := db.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for _, statement := range statements {
-		if _, err := c.ExecContext(ctx, statement); err != nil {
-			return fmt.Errorf("%s: %w", statement, err)
+func (m *mysql) query(ctx context.Context, s *servers.MySQL, query string, to any) error {
+	return querySQL(ctx, mysqlDriver, s.DSN("test", ""), query, to)
+}
+
+const mysqlDriver = "mysql"
+
+// all returns the servers that were started.
+func (m *mysql) all() []*servers.MySQL {
+	return slices.DeleteFunc([]*servers.MySQL{m.primary, m.replica}, func(s *servers.MySQL) bool { return s == nil })
+}
+
+// close ends the servers and the proxies.
+func (m *mysql) close() (err error) {
+	for _, p := range []*servers.Proxy{m.proxy, m.router} {
+		if p != nil {
+			p.Close()
 		}
 	}
-	return nil
-}
-
-func (m *mariadb) query(ctx context.Context, s *servers.MySQL, query string, to any) error {
-	db, err := sql.Open(m.driver, s.DSN("test", ""))
-	if err != nil {
-		return err
-	}
-	defer db.Close()
-	return db.QueryRowContext(ctx, query).Scan(to)
-}
-
-// The faults of a database apply to the primary.
-
-func (m *mariadb) current() *servers.MySQL {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.primary
-}
-
-// Pause stops the primary.
-func (m *mariadb) Pause() error { return m.current().Pause() }
-
-// Cont continues the primary.
-func (m *mariadb) Cont() error { return m.current().Cont() }
-
-// Kill ends the primary at once.
-func (m *mariadb) Kill() { m.current().Kill() }
-
-// Restart starts it again, as the primary.
-func (m *mariadb) Restart(ctx context.Context) error { return m.current().Restart(ctx) }
-
-// Close ends both servers.
-func (m *mariadb) Close() error {
-	if m.router != nil {
-		m.router.Close()
-	}
-	var err error
-	for _, s := range []*servers.MySQL{m.primary, m.replica} {
-		if s != nil {
-			err = errors.Join(err, s.Close())
-		}
+	for _, s := range m.all() {
+		err = errors.Join(err, s.Close())
 	}
 	return err
 }

@@ -1,0 +1,82 @@
+package etcd
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/holdfast-go/holdfast/check/servers"
+)
+
+// TestGrowthWithoutCompaction keeps the numbers of docs/etcd.md: a lock and its release make two
+// revisions and add about 300 bytes, and two to three for each of the name, until compaction. Compaction
+// frees the space inside the file, and defragmentation gives it back.
+func TestGrowthWithoutCompaction(t *testing.T) {
+	c := start(t, servers.EtcdConfig{})
+	s, client := c.open(t), c.direct(t)
+	const pairs = 1000
+	status := func() *clientv3.StatusResponse {
+		t.Helper()
+		st, err := client.Status(t.Context(), c.members[0].Client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	defragment := func() *clientv3.StatusResponse {
+		t.Helper()
+		// It writes what is pending first.
+		if _, err := client.Defragment(t.Context(), c.members[0].Client); err != nil {
+			t.Fatal(err)
+		}
+		return status()
+	}
+	must(t, s, request("warm", "warm", 1, time.Hour)) // makes the lease and its sentinel
+	watched(t, client)
+	before := defragment()
+	first := before
+	grown := map[int]int64{}
+	for _, length := range []int{16, 216} {
+		for i := range pairs {
+			name := fmt.Sprintf("%d-%s", i, strings.Repeat("n", length))[:length]
+			if err := s.Release(t.Context(), must(t, s, request(fmt.Sprint("r", i), name, 1, time.Hour)), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		after := defragment()
+		if made := after.Header.Revision - before.Header.Revision; made != 2*pairs {
+			t.Errorf("%d pairs made %d revisions, want 2 each", pairs, made)
+		}
+		grown[length] = (after.DbSizeInUse - before.DbSizeInUse) / pairs
+		t.Logf("a pair with a name of %d bytes adds %d bytes", length, grown[length])
+		before = after
+	}
+	perByte := float64(grown[216]-grown[16]) / 200
+	if perByte < 2 || perByte > 3 {
+		t.Errorf("a byte of the name adds %.2f bytes, want 2 to 3", perByte)
+	}
+	if rest := float64(grown[16]) - 16*perByte; rest < 200 || rest > 350 {
+		t.Errorf("a pair adds %.0f bytes beside the name, want about 300", rest)
+	}
+
+	if _, err := client.Compact(t.Context(), before.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) { // it is written a while later
+		if st := status(); st.DbSizeInUse < before.DbSizeInUse/4 {
+			if st.DbSize < before.DbSize {
+				t.Errorf("the file shrank from %d to %d bytes without defragmentation", before.DbSize, st.DbSize)
+			}
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d bytes are in use after the compaction", status().DbSizeInUse, before.DbSizeInUse)
+		}
+	}
+	if after := defragment(); after.DbSize > 2*first.DbSize {
+		t.Errorf("the file has %d bytes after compaction and defragmentation, and had %d at first", after.DbSize, first.DbSize)
+	}
+}

@@ -1,0 +1,119 @@
+package mysql
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+	"github.com/holdfast-go/holdfast/mysqlstore"
+)
+
+// TestSwapPassesTheLockOn: where no client waits, a swap is one statement that reads. A release and a
+// request are two at least.
+func TestSwapPassesTheLockOn(t *testing.T) {
+	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
+		s := mariadb.Store(t, schema, params)
+		defer sqltest.Close(t, s)
+		db := mariadb.Pool(t, schema)
+		var name string
+		var before, after int
+		count := func(n *int) {
+			if err := db.QueryRow("SHOW GLOBAL STATUS LIKE 'Com_select'").Scan(&name, n); err != nil {
+				t.Fatal(err)
+			}
+		}
+		count(&before) // dials
+		sqltest.SwapUntil(t, s, "passed", func() { count(&before) }, func(released, err error) bool {
+			if released != nil || err != nil {
+				t.Fatal(released, err)
+			}
+			// The last release of SwapUntil is one as well.
+			count(&after)
+			return after-before <= 2
+		})
+	})
+}
+
+// TestSwapNoticesLossOfTheLock: before the statement of a swap, the transaction of its session ends, as
+// that of the victim of a deadlock, or its named lock, or its connection. The release is denied, and the
+// request gets the lock anew.
+func TestSwapNoticesLossOfTheLock(t *testing.T) {
+	schema := mariadb.Create(t)
+	for _, test := range []struct {
+		recipe mysqlstore.Recipe
+		ends   string
+	}{
+		{mysqlstore.Pessimistic, "ROLLBACK"},
+		{mysqlstore.Pessimistic, "COMMIT"},
+		{mysqlstore.Pessimistic, "KILL CONNECTION_ID()"},
+		{mysqlstore.Named, "DO RELEASE_ALL_LOCKS()"},
+		{mysqlstore.Named, "KILL CONNECTION_ID()"},
+	} {
+		t.Run(string(test.recipe)+" "+test.ends, func(t *testing.T) {
+			s, inject := injected(t, schema, test.recipe)
+			sqltest.SwapUntil(t, s, "lost", func() { inject("SELECT GET_LOCK('hf:new", test.ends) }, func(released, err error) bool {
+				inject("", "")
+				if err != nil {
+					t.Fatalf("the request: %v", err)
+				}
+				return released != nil
+			})
+		})
+	}
+}
+
+// TestSwapAtReadOnlyServer: the server becomes read-only before a swap. The lock is released and not
+// passed on.
+func TestSwapAtReadOnlyServer(t *testing.T) {
+	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
+		s := mariadb.Store(t, schema, params)
+		defer sqltest.Close(t, s)
+		db := mariadb.Pool(t, schema)
+		set := func(on int) {
+			if _, err := db.Exec(fmt.Sprintf("SET GLOBAL read_only = %d", on)); err != nil {
+				t.Error(err)
+			}
+		}
+		set(0) // dials
+		defer set(0)
+		for range 10 {
+			g, _ := sqltest.Must(t, s, "read-only", driver.Exclusive, time.Minute)
+			set(1)
+			next, released, err := sqltest.Swap(t, s, g)
+			set(0)
+			if released != nil {
+				t.Errorf("the release: %v", released)
+			}
+			if err == nil || s.Classify(err) != driver.CodeRefused {
+				t.Fatalf("a read-only server answers %+v, %v", next, err)
+			}
+		}
+	})
+}
+
+// TestSwapServesGetLock: a program that waits in GET_LOCK for a name is served, although other clients pass
+// the lock on.
+func TestSwapServesGetLock(t *testing.T) {
+	schema := mariadb.Create(t)
+	s := mariadb.Store(t, schema, "recipe=named&names=exact")
+	defer sqltest.Close(t, s)
+	const name = "by-hand"
+	first, _ := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
+	c, err := mariadb.Pool(t, schema).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		var got int
+		if err := c.QueryRowContext(t.Context(), "SELECT GET_LOCK(?, 120) + RELEASE_LOCK(?)", name, name).Scan(&got); err != nil || got != 2 {
+			t.Error(got, err)
+		}
+	}()
+	sqltest.Release(t, s, first)
+	sqltest.SwapServesOthers(t, s, name, served)
+}

@@ -1,0 +1,100 @@
+package postgres
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
+)
+
+// TestSwapPassesTheLockOn: where no client waits, one statement makes the next grant of the lock that the
+// session has.
+func TestSwapPassesTheLockOn(t *testing.T) {
+	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
+		s := postgres.Store(t, database, params)
+		defer sqltest.Close(t, s)
+		db := postgres.Pool(t, database)
+		text := map[string]string{"recipe=advisory": "pg_try_advisory_xact_lock(", "recipe=pessimistic": "AS free"}[params]
+		passed := func() (n int) {
+			// A swap leaves its text at the session; a release and a request leave others.
+			if err := db.QueryRow("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND strpos(query, $1) > 0", text).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		for range 500 {
+			g, _ := sqltest.Must(t, s, "passed", driver.Exclusive, time.Minute)
+			next, released, err := sqltest.Swap(t, s, g)
+			if released != nil || err != nil {
+				t.Fatal(released, err)
+			}
+			n := passed()
+			sqltest.Rises(t, g, next)
+			sqltest.Release(t, s, next)
+			if n == 1 {
+				return
+			}
+		}
+		t.Fatal("no swap has passed the lock on")
+	})
+}
+
+// TestSwapNoticesEndOfSession: the server ends the sessions of a client before a swap. The release is
+// denied or has an unknown outcome, and the request gets the lock anew.
+func TestSwapNoticesEndOfSession(t *testing.T) {
+	postgres.Each(t, postgres.Sessions, func(t *testing.T, params, database string) {
+		s := postgres.Store(t, database, params)
+		defer sqltest.Close(t, s)
+		db := postgres.Pool(t, database)
+		sqltest.SwapUntil(t, s, "ended", func() {
+			if _, err := db.Exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"); err != nil {
+				t.Fatal(err)
+			}
+		}, func(released, err error) bool {
+			if err != nil {
+				t.Fatalf("the request: %v", err)
+			}
+			return released != nil
+		})
+	})
+}
+
+// TestSwapServesAdvisoryLock: a program that waits in pg_advisory_lock is served, although other clients pass
+// the lock on.
+func TestSwapServesAdvisoryLock(t *testing.T) {
+	database := postgres.Create(t)
+	s := postgres.Store(t, database, "recipe=advisory&keys=given")
+	defer sqltest.Close(t, s)
+	c, err := postgres.Pool(t, database).Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		if _, err := c.ExecContext(t.Context(), "SELECT pg_advisory_lock(42), pg_advisory_unlock(42)"); err != nil {
+			t.Error(err)
+		}
+	}()
+	sqltest.SwapServesOthers(t, s, "42", served)
+}
+
+// TestSwapOfARowServesOthers: a client replaces its grant by the next one, and another client, which no row
+// shows, gets the name all the same.
+func TestSwapOfARowServesOthers(t *testing.T) {
+	database := postgres.Create(t)
+	s, other := postgres.Store(t, database, "recipe=optimistic"), postgres.Store(t, database, "recipe=optimistic")
+	defer sqltest.Close(t, s)
+	defer sqltest.Close(t, other)
+	served := make(chan struct{})
+	first, _ := sqltest.Must(t, s, "replaced", driver.Exclusive, time.Minute)
+	w := sqltest.Wait(t, t.Context(), other, "replaced", driver.Exclusive)
+	go func() {
+		defer close(served)
+		sqltest.Release(t, other, w.Granted())
+	}()
+	sqltest.Release(t, s, first)
+	sqltest.SwapServesOthers(t, s, "replaced", served)
+}

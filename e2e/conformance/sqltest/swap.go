@@ -1,0 +1,76 @@
+package sqltest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Swap releases a grant and waits for the next one of its name in one call. It returns the outcome of
+// the release, and the error of the request.
+func Swap(t testing.TB, s Store, old driver.Grant) (g driver.Grant, released, err error) {
+	t.Helper()
+	r, _ := Request(old.Name, driver.Exclusive, old.TTL)
+	r.Wait, r.Tokens = true, driver.HandoffMax+1
+	reported := 0
+	g, err = s.(driver.Swapper).Swap(t.Context(), old, r, func(err error) {
+		released = err
+		reported++
+	})
+	if reported != 1 {
+		t.Fatalf("Swap called released %d times: %v", reported, err)
+	}
+	return g, released, err
+}
+
+// SwapUntil swaps a grant of a free name, within a moment of the grant, until the outcome is the one that
+// the test is for: a busy machine may be too slow for a lock to be passed on. Each time it calls before
+// with the grant that is swapped next.
+func SwapUntil(t testing.TB, s Store, name string, before func(), done func(released, err error) bool) {
+	t.Helper()
+	var last driver.Grant
+	for range 500 {
+		g, _ := Must(t, s, name, driver.Exclusive, time.Minute)
+		Rises(t, last, g)
+		before()
+		next, released, err := Swap(t, s, g)
+		if released != nil && s.Classify(released) != driver.CodeNotHeld && s.Classify(released) != driver.CodeUnknown {
+			t.Fatalf("the release: %v", released)
+		}
+		if last = g; err == nil {
+			Rises(t, g, next)
+			Release(t, s, next)
+			last = next
+		}
+		if done(released, err) {
+			return
+		}
+	}
+	t.Fatal("no swap has passed the lock on")
+}
+
+// SwapServesOthers requires that a client which swaps one grant after the other releases the lock to a client
+// that the store does not see waiting. served is closed when that client has had the lock.
+func SwapServesOthers(t testing.TB, s Store, name string, served <-chan struct{}) {
+	t.Helper()
+	r, _ := Request(name, driver.Exclusive, time.Minute)
+	r.Wait = true
+	g, err := s.Acquire(t.Context(), r)
+	for end := time.Now().Add(soon); err == nil; {
+		select {
+		case <-served:
+			Release(t, s, g)
+			return
+		default:
+		}
+		if time.Now().After(end) {
+			t.Fatal("the other client was not served")
+		}
+		var released error
+		if g, released, err = Swap(t, s, g); released != nil {
+			t.Fatalf("the release: %v", released)
+		}
+	}
+	t.Fatal(err)
+}

@@ -1,0 +1,97 @@
+package sqlkit
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Swap replaces old by a grant of r in one write of the row, if that is possible. Otherwise it
+// releases old, and then does what Acquire does.
+func (o *Optimistic) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: err}
+	}
+	if tenure, ok := o.canReplace(&old, &r); ok {
+		brief, cancel := context.WithTimeout(ctx, min(max(old.TTL, time.Millisecond), AnswerWithin))
+		g, outcome, err := o.replace(brief, old, r)
+		cancel()
+		switch {
+		case err != nil && driver.CodeOf(err) == driver.CodeUnknown:
+			released(err)
+			return driver.Grant{}, err
+		case err != nil: // nothing was written
+			return driver.Grant{}, o.withdrawn(ctx, err)
+		case outcome == PassGranted:
+			released(nil)
+			g, err = o.keep(r, g)
+			o.since(r.ID, tenure)
+			return g, err
+		case outcome == PassReleased:
+			released(nil)
+			return o.Acquire(ctx, r)
+		}
+	}
+	if err := o.Release(ctx, old, 0); err == nil || driver.CodeOf(err) == driver.CodeNotHeld || driver.CodeOf(err) == driver.CodeUnknown {
+		released(err)
+	} else {
+		return driver.Grant{}, o.withdrawn(ctx, err)
+	}
+	return o.Acquire(ctx, r)
+}
+
+// canReplace reports whether a swap may replace a grant of this client, and since when it has had the name.
+// Other clients have to get a turn: no row shows that they wait.
+func (o *Optimistic) canReplace(old *driver.Grant, r *driver.Request) (tenure time.Time, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	k := o.held[old.ID]
+	if k == nil || k.g.Token != old.Token || old.Limit != driver.Exclusive || r.Limit != driver.Exclusive || old.Name != r.Name {
+		return tenure, false
+	}
+	return k.tenure, time.Since(k.tenure) < driver.HandoffTime
+}
+
+// since sets the time from which on this client has had the name.
+func (o *Optimistic) since(id string, tenure time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if k := o.held[id]; k != nil {
+		k.tenure = tenure
+	}
+}
+
+// replace replaces a grant by that of a request. After PassReleased the row has neither, after
+// PassNotHeld nothing was written.
+func (o *Optimistic) replace(ctx context.Context, old driver.Grant, r driver.Request) (g driver.Grant, outcome PassOutcome, err error) {
+	o.forget(old.ID) // from here on its end is no loss
+	c := claim{r: r}
+	p := &op{name: o.key(r.Name)}
+	found := false
+	p.step = func(row *row) (*content, error) {
+		var granted bool
+		var err error
+		if g, granted, err = c.grant(row); granted {
+			outcome = PassGranted
+			return nil, err
+		}
+		h := row.byID(old.ID)
+		if h == nil || h.Token != old.Token {
+			if outcome = PassNotHeld; found {
+				outcome = PassReleased
+			}
+			return nil, nil
+		}
+		found = true
+		without := *row
+		without.Holders = slices.Clone(row.Holders)
+		without.remove(func(h holder) bool { return h.ID == old.ID })
+		return c.write(p, &without), nil
+	}
+	if err = o.change(ctx, p); err != nil {
+		return g, PassRefused, err
+	}
+	return g, outcome, nil
+}

@@ -1,0 +1,103 @@
+package sqlkit
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/driver"
+)
+
+// Passer is a [Recipe] whose sessions can pass an exclusive lock on to the next request. Its
+// waiters announce themselves; see [Sessions].
+type Passer interface {
+	// Pass replaces the session's grant old by a grant of next, which has the same name and TTL,
+	// unless another session waits for the lock. It waits for nothing. After an error the session is
+	// closed.
+	Pass(ctx context.Context, s *Session, old, next *LockRequest) (Got, PassOutcome, error)
+}
+
+// PassOutcome is what a [Passer] has done.
+type PassOutcome int
+
+// The outcomes of a Pass.
+const (
+	// PassRefused: the session has the lock for the old grant, as before.
+	PassRefused PassOutcome = iota
+	// PassGranted: the session has the lock for the next grant.
+	PassGranted
+	// PassReleased: the session had the lock and has released it.
+	PassReleased
+	// PassNotHeld: the session did not have the lock.
+	PassNotHeld
+)
+
+// Passed returns the grant that follows old on the same session, if the clock has the value now and
+// the session has had the lock since old. Without a token for it the pass is refused.
+func (a *LockRequest) Passed(old *LockRequest, now int64) (Got, PassOutcome, error) {
+	last := int64(driver.LastToken(old.Token, old.Reserved))
+	first := max(last, now-int64(a.Tokens)) + 1
+	if first > now {
+		return Got{}, PassRefused, nil // the clock was set back
+	}
+	return Got{Token: uint64(first), Tokens: int(now - first + 1), Slot: driver.NoSlot}, PassGranted, nil
+}
+
+// Swap passes the lock of old on to r in one round trip, if that is possible. Otherwise it
+// releases old, and then does what Acquire does.
+func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request, released func(error)) (driver.Grant, error) {
+	if err := e.enter(); err != nil {
+		return driver.Grant{}, err
+	}
+	defer e.tasks.Done()
+	if err := ctx.Err(); err != nil {
+		return driver.Grant{}, e.closedOr(&driver.Error{Code: driver.CodeWithdrawn, Err: err})
+	}
+	brief, cancel := context.WithTimeout(ctx, min(max(old.TTL, time.Millisecond), AnswerWithin))
+	defer cancel()
+	ttl, invalid := e.recipe.Check(&r)
+	var next *lease
+	var sent driver.Instant
+	err := e.release(brief, old, func(l *lease) (bool, error) {
+		if p, ok := e.recipe.(Passer); ok && invalid == nil && e.canPass(l, &r, ttl) {
+			n := e.newLease(l.s, r, ttl)
+			sent = driver.Now()
+			got, outcome, err := p.Pass(brief, l.s, &l.request, &n.request)
+			switch {
+			case err != nil || outcome == PassNotHeld:
+				return false, err
+			case outcome == PassReleased:
+				return true, nil
+			case outcome == PassGranted:
+				n.request.Token, n.request.Reserved, n.request.Slot = got.Token, got.Tokens, got.Slot
+				n.request.Label.Tokens = got.Tokens
+				next = n
+				return true, nil
+			}
+		}
+		return e.recipe.Unlock(brief, l.s, &l.request)
+	}, func(l *lease) {
+		if next == nil {
+			e.forget(l)
+			e.put(l.s)
+			return
+		}
+		next.tenure = l.tenure
+		e.mu.Lock()
+		e.leases[r.ID], l.s.lease = next, next
+		e.mu.Unlock()
+		e.forget(l)
+	})
+	released(err)
+	if next == nil {
+		return e.Acquire(ctx, r)
+	}
+	return e.grant(next, sent)
+}
+
+// canPass reports whether the session of a lease can pass its lock on to a request. The session is
+// reserved for the caller. A grant that stands for long is recorded, which Unlock ends.
+func (e *Sessions) canPass(l *lease, r *driver.Request, ttl time.Duration) bool {
+	a := &l.request
+	return a.Name == r.Name && a.Limit == driver.Exclusive && r.Limit == driver.Exclusive && a.TTL == ttl && !a.Record &&
+		(l.s.TTL == 0 || l.s.TTL == ttl) && time.Since(l.tenure) < driver.HandoffTime
+}
