@@ -134,8 +134,23 @@ func (s *story) judge(t *testing.T) *Report {
 	return r
 }
 
+// lose makes the outcome of a request unknown, and undo undoes it.
+func (l *lock) lose() { l.s.add(Event{K: kindUnknown, W: l.w, Name: l.n, ID: l.id}) }
+func (l *lock) undo() { l.s.add(Event{K: kindUndone, W: l.w, Name: l.n, ID: l.id}) }
+
 func TestSoundHistoriesPass(t *testing.T) {
 	for name, spoil := range map[string]func(s *story){
+		"a waiter behind a grant whose answer was lost": func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			lost := s.request("w1", "a", 1)
+			a := s.request("w2", "a", 1).placed()
+			h.unlock()
+			lost.lose()
+			s.t += 4000 * ms
+			lost.undo()
+			lost.event(kindFailed, Event{})
+			a.granted().unlock()
+		},
 		"exclusive after exclusive": func(s *story) {
 			a, b := s.request("w1", "a", 1), s.request("w2", "a", 1)
 			a.granted().work()
@@ -374,6 +389,17 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			h := s.request("w0", "a", 1).granted()
 			a := s.request("w1", "a", 1).placed()
 			h.unlock()
+			s.t += 4000 * ms
+			a.granted().unlock()
+		}},
+		{"a lock is not given after an undo", RuleWaiting, "which was free", func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			lost := s.request("w1", "a", 1)
+			a := s.request("w2", "a", 1).placed()
+			h.unlock()
+			lost.lose()
+			lost.undo()
+			lost.event(kindFailed, Event{})
 			s.t += 4000 * ms
 			a.granted().unlock()
 		}},

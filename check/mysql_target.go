@@ -45,7 +45,7 @@ func rightsOf(recipe string) (all []right) {
 	case "named":
 		add("holdfast_session", "SELECT", "INSERT", "UPDATE", "DELETE")
 	default:
-		add("holdfast_name", "SELECT", "INSERT", "UPDATE", "DELETE")
+		add("holdfast_name", "SELECT", "INSERT", "UPDATE")
 		add("holdfast_slot", "SELECT", "INSERT", "UPDATE")
 		add("holdfast_session", "SELECT", "INSERT", "UPDATE", "DELETE")
 	}

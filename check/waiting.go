@@ -83,10 +83,13 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 	if c.guarantees.Wake != driver.WakePush {
 		return nil
 	}
-	var all []*request
+	var all, unknown []*request
 	for _, q := range h.requests {
 		if q.token != 0 {
 			all = append(all, q)
+		}
+		if q.unknown != 0 {
+			unknown = append(unknown, q)
 		}
 	}
 	slices.SortFunc(all, func(a, b *request) int { return cmp.Compare(a.token, b.token) })
@@ -105,6 +108,11 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 	for _, q := range all {
 		if q.placed != 0 && clean && last != nil {
 			since := max(free, q.placed)
+			for _, u := range unknown {
+				if u.sent < q.answer {
+					since = max(since, u.mayStandUntil(c.guarantees.LeftoversExpire))
+				}
+			}
 			if d := time.Duration(q.answer - since); d > 0 && c.undisturbed(since, q.answer, h.name, q.worker, last.worker) {
 				took = append(took, d)
 				if d > c.longest() && c.quiet(since, q.answer) {
@@ -125,6 +133,15 @@ func (c *collected) judgeWaiting(r *Report, h *nameHistory) []time.Duration {
 		}
 	}
 	return took
+}
+
+// mayStandUntil returns until when a request of unknown outcome may have a grant that no client has
+// received: until the client has undone it, which it repeats with a backoff, or until it has expired.
+func (q *request) mayStandUntil(expires bool) int64 {
+	if q.undone == 0 && expires {
+		return q.unknown + q.ttl
+	}
+	return q.undone
 }
 
 // lastHolder returns the last holder of the name.

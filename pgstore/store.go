@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	_ "embed"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -68,6 +69,9 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 	}
 	pg = pg.Copy()
 	onlyPrimary(pg)
+	if !oneHost(pg) && pg.ConnectTimeout == 0 {
+		pg.ConnectTimeout = hostWithin
+	}
 	dial := func(ctx context.Context) (sqlkit.Link, error) {
 		l, err := dialLink(ctx, pg)
 		if err != nil {
@@ -78,6 +82,10 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 	s := &Store{cfg: c, where: fmt.Sprintf("postgres://%s:%d/%s", pg.Host, pg.Port, pg.Database), dial: dial, oneHost: oneHost(pg)}
 	return s.open(ctx, newListener(pg))
 }
+
+// hostWithin limits the time for a connection to one of several hosts. A host that does not answer, such as
+// a primary that has lost its power, does not keep clients from the others.
+const hostWithin = 2 * time.Second
 
 // New opens a store over the caller's pool of the driver pgx or lib/pq, which the caller closes. With
 // Advisory and Pessimistic, each lock and each waiter takes a connection out of the pool and closes it

@@ -18,7 +18,7 @@ func Tested() []Product {
 		{"Valkey", []string{"9.1"}},
 		{"etcd", []string{"3.4", "3.5", "3.7"}},
 		{"ZooKeeper", []string{"3.8", "3.9"}},
-		{"MySQL", []string{"9.7"}},
+		{"MySQL", []string{"8.0", "8.4", "9.7"}},
 		{"MariaDB", []string{"10.11", "11.8"}},
 		{"PostgreSQL", []string{"15", "18"}},
 	}

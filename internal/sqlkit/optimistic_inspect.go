@@ -227,7 +227,7 @@ func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 	for {
 		answers, err := o.pool.Run(ctx, o.table.Idle(idle.Microseconds(), most))
 		if err != nil {
-			return err
+			return o.coded(err)
 		}
 		rows := answers[len(answers)-1]
 		var raise, remove []string
@@ -251,13 +251,19 @@ func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 		}
 		// First the high-water marks: a client that finds no row must find the mark.
 		if _, err := o.pool.Run(ctx, raise...); err != nil {
-			return err
+			return o.coded(err)
 		}
 		if _, err := o.pool.Run(ctx, remove...); err != nil {
-			return err
+			return o.coded(err)
 		}
 		if len(rows) < most {
 			return nil
 		}
 	}
+}
+
+// coded returns an error of a connection with a code.
+func (o *Optimistic) coded(err error) error {
+	coded, _ := o.faults.Sort(err)
+	return coded
 }

@@ -324,6 +324,14 @@ func (w *wait) findInQueue(ctx context.Context) {
 				}
 			}
 		}
+		if coded, _ := w.e.recipe.Sort(err); driver.CodeOf(coded) == driver.CodeRefused && !w.isOver() {
+			// The user has no right to see the queue. The server answers, and the request has none yet.
+			w.mu.Lock()
+			w.waited = true
+			w.mu.Unlock()
+			w.l.from.Queued(nil)
+			return
+		}
 		if poll.Sleep(ctx) != nil {
 			return
 		}

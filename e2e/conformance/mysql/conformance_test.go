@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -84,6 +85,19 @@ func TestRenewalOfManyPermits(t *testing.T) { sqltest.RenewalOfManyPermits(t, ma
 
 func TestFewConnections(t *testing.T) {
 	sqltest.FewConnections(t, mariadb, "CREATE USER USER_NAME@'127.0.0.1' WITH MAX_USER_CONNECTIONS 3", "GRANT ALL ON DATABASE.* TO USER_NAME@'127.0.0.1'")
+}
+
+func TestRights(t *testing.T) {
+	row := []string{"SELECT ON holdfast_row", "INSERT ON holdfast_row", "UPDATE ON holdfast_row", "DELETE ON holdfast_row"}
+	floor := []string{"SELECT ON holdfast_floor", "UPDATE ON holdfast_floor"}
+	name := []string{"SELECT ON holdfast_name", "INSERT ON holdfast_name", "UPDATE ON holdfast_name",
+		"SELECT ON holdfast_slot", "INSERT ON holdfast_slot", "UPDATE ON holdfast_slot"}
+	session := []string{"SELECT ON holdfast_session", "INSERT ON holdfast_session", "UPDATE ON holdfast_session", "DELETE ON holdfast_session"}
+	unnoticed := session[3:] // rows stay
+	sqltest.EachRight(t, mariadb, "CREATE USER USER_NAME@'127.0.0.1'", "GRANT RIGHT ON DATABASE.TABLE TO USER_NAME@'127.0.0.1'", "REVOKE RIGHT ON DATABASE.TABLE FROM USER_NAME@'127.0.0.1'",
+		sqltest.Rights{Params: "recipe=optimistic", Rights: slices.Concat(row, floor)},
+		sqltest.Rights{Params: "recipe=pessimistic", Rights: slices.Concat(name, session), Unnoticed: unnoticed},
+		sqltest.Rights{Params: "recipe=named&tokens=durable", Rights: slices.Concat(floor, session), Unnoticed: unnoticed})
 }
 
 func TestReservedTokensAtGuard(t *testing.T) {

@@ -30,7 +30,10 @@ func TestDeadlockVictim(t *testing.T) {
 	s := mariadb.Store(t, schema, "recipe=pessimistic&table=locks&column=name")
 	defer sqltest.Close(t, s)
 	db := mariadb.Pool(t, schema)
-	const deadlocks = "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'"
+	deadlocks := "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'"
+	if !isMariaDB(t) {
+		deadlocks = "SELECT name, count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'"
+	}
 	before := number(t, db, deadlocks)
 	tx, err := db.Begin()
 	if err != nil {

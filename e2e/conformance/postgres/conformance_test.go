@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -84,6 +85,18 @@ func TestRenewalOfManyPermits(t *testing.T) { sqltest.RenewalOfManyPermits(t, po
 
 func TestFewConnections(t *testing.T) {
 	sqltest.FewConnections(t, postgres, "CREATE USER USER_NAME CONNECTION LIMIT 3", "GRANT ALL ON ALL TABLES IN SCHEMA public TO USER_NAME", "GRANT USAGE ON SCHEMA public TO USER_NAME")
+}
+
+func TestRights(t *testing.T) {
+	row := []string{"SELECT ON holdfast_row", "INSERT ON holdfast_row", "UPDATE ON holdfast_row", "DELETE ON holdfast_row"}
+	floor := []string{"SELECT ON holdfast_floor", "UPDATE ON holdfast_floor"}
+	name := []string{"SELECT ON holdfast_name", "INSERT ON holdfast_name", "UPDATE ON holdfast_name",
+		"SELECT ON holdfast_slot", "INSERT ON holdfast_slot", "UPDATE ON holdfast_slot"}
+	sqltest.EachRight(t, postgres, "CREATE USER USER_NAME", "GRANT RIGHT ON TABLE TO USER_NAME", "REVOKE RIGHT ON TABLE FROM USER_NAME",
+		sqltest.Rights{Params: "recipe=optimistic", Rights: slices.Concat(row, floor)},
+		sqltest.Rights{Params: "recipe=pessimistic", Rights: name},
+		sqltest.Rights{Params: "recipe=advisory"},
+		sqltest.Rights{Params: "recipe=advisory&tokens=durable", Rights: floor})
 }
 
 func TestReservedTokensAtGuard(t *testing.T) {

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -86,5 +87,40 @@ func TestTwoPrimariesGrantTheSameLock(t *testing.T) {
 			t.Errorf("the grant of one of two primaries cannot be renewed: %v", a.Err)
 		}
 		sqltest.Release(t, s, g)
+	}
+}
+
+// TestSilentHostIsPassedOver: the first host of the URL accepts connections and never answers. Clients use the
+// second one.
+func TestSilentHostIsPassedOver(t *testing.T) {
+	address := postgres.Server(t).Address
+	silent, err := servers.NewProxy(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	if err := silent.Silence(); err != nil {
+		t.Fatal(err)
+	}
+	database := postgres.Create(t)
+	for _, recipe := range postgres.Recipes {
+		t.Run(recipe, func(t *testing.T) {
+			s := postgres.StoreAt(t, silent.Address()+","+address, database, "recipe="+recipe)
+			defer sqltest.Close(t, s)
+			if !sqltest.Soon(func() bool {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				r, _ := sqltest.Request("silent", driver.Exclusive, time.Minute)
+				g, err := s.Acquire(ctx, r)
+				if err == nil {
+					sqltest.Release(t, s, g)
+				} else if s.Classify(err) == driver.CodeUnknown {
+					sqltest.Undo(t, s, r)
+				}
+				return err == nil
+			}) {
+				t.Error("no lock within two attempts")
+			}
+		})
 	}
 }
