@@ -3,6 +3,7 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -54,7 +55,9 @@ func (s *story) add(e Event) *story {
 func noticed(late int64) func(*story) {
 	return func(s *story) {
 		s.events[0].Store.Notice = 3 * time.Second
-		a := s.request("w1", "a", 1).grantedWith(1, s.t+20000*ms)
+		a := s.request("w1", "a", 1)
+		a.ttl = 21000 * ms
+		a.grantedWith(1, s.t+20000*ms)
 		s.add(Event{K: kindFault, Fault: "flush", Early: true})
 		s.add(Event{K: kindHealed, Fault: "flush"})
 		fault := s.t
@@ -73,6 +76,7 @@ type lock struct {
 	id      string
 	limit   int
 	token   uint64
+	ttl     int64 // 1,200 ms if 0
 	request int64
 }
 
@@ -97,7 +101,7 @@ func (l *lock) granted() *lock { return l.grantedWith(l.s.token[l.n]+1, l.s.t+10
 func (l *lock) grantedWith(token uint64, until int64) *lock {
 	l.token = token
 	l.s.token[l.n] = max(l.s.token[l.n], token)
-	l.s.add(Event{K: kindAnswer, W: l.w, Name: l.n, ID: l.id, Token: token, TTL: 1200 * ms})
+	l.s.add(Event{K: kindAnswer, W: l.w, Name: l.n, ID: l.id, Token: token, TTL: cmp.Or(l.ttl, 1200*ms)})
 	l.s.add(Event{K: kindGranted, W: l.w, Name: l.n, Op: l.op, Token: token, Limit: l.limit, Until: until})
 	return l
 }
