@@ -207,7 +207,7 @@ func (s *Store) sendAcquire(ctx context.Context, e *entry, args []string) (reply
 	s.highWater.raise(e.bucket, counter)
 	args[4] = s.highWater.text(e.bucket)
 	rep, err = s.acquireStep(ctx, e, e.keys[:1], args)
-	if err == nil && rep.kind == 'G' {
+	if err == nil && (rep.kind == 'G' || rep.kind == 'g') {
 		if _, err := s.eval(ctx, raiseScript, e.keys[1:], []string{rep.values[0]}); err != nil {
 			return rep, driver.Errorf(driver.CodeUnknown, "the token of a grant could not be recorded: %w", err)
 		}

@@ -76,7 +76,8 @@
 //   - A proxy may send a script to the server of its first key, without an error for the others. Each
 //     request by itself has the name's key first, so all clients find the name on one server. A batch
 //     would not. So the first probe compares the run IDs of the servers that it reaches
-//     through 12 keys. If they differ, there are no batches, and each grant is checked alone.
+//     through 12 keys. If they differ, or if only some are answered, there are no batches, and
+//     each grant is checked alone.
 //   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
 //     under way.
 //

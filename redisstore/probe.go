@@ -1,6 +1,7 @@
 package redisstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -173,7 +174,7 @@ func (s *Store) explainProbe(err error) error {
 }
 
 // probe reads the settings of one server, and returns an error if the server is unsafe.
-func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) error {
+func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) (err error) {
 	sections := []string{"memory"}
 	if s.cfg.replicas > 0 {
 		sections = append(sections, "replication")
@@ -183,12 +184,9 @@ func (s *Store) probe(ctx context.Context, n Node, f *findings, first bool) erro
 		if err := s.probeRights(ctx, n); err != nil {
 			return err
 		}
-		compared := make(chan struct{})
-		go func() {
-			defer close(compared)
-			s.compareServers(ctx)
-		}()
-		defer func() { <-compared }()
+		compared := make(chan error, 1)
+		go func() { compared <- s.compareServers(ctx) }()
+		defer func() { err = cmp.Or(err, <-compared) }()
 	}
 	has := map[string]string{}
 	for _, section := range sections {

@@ -2,7 +2,10 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
+
+	"github.com/holdfast-go/holdfast/driver"
 )
 
 // spreadKeys is the number of keys whose servers the first probe compares. A proxy before two equal
@@ -10,28 +13,39 @@ import (
 const spreadKeys = 12
 
 // compareServers finds out whether a proxy sends scripts to several servers, each to the server
-// of its first key. One call then never has the keys of two names. It cannot find out if the server
-// does not report its run ID.
-func (s *Store) compareServers(ctx context.Context) {
+// of its first key. One call then never has the keys of two names. Keys of which only some are answered
+// count as keys of several servers: the proxy cannot reach one of them now. compareServers cannot find
+// out if no server reports its run ID. It returns an error if it has no answer.
+func (s *Store) compareServers(ctx context.Context) error {
 	if s.client.Mode() == Cluster {
-		return
+		return nil
 	}
 	calls := make([]Call, spreadKeys)
 	for i := range calls {
 		calls[i].Keys = []string{counterOf(uint16(rand.N(buckets)))}
 	}
-	first := ""
-	for _, a := range s.client.EvalAll(ctx, runIDScript, calls) {
-		if a.Err != nil || len(a.Values) != 2 || a.Values[1] == "" {
-			continue
+	answers := s.client.EvalAll(ctx, runIDScript, calls)
+	if err := ctx.Err(); err != nil {
+		return driver.Errorf(driver.CodeUnavailable, "%w", err) // some answers may be missing
+	}
+	ids := map[string]bool{}
+	var unanswered error
+	for _, a := range answers {
+		id := ""
+		if a.Err == nil && len(a.Values) == 2 {
+			id = a.Values[1]
 		}
-		if first == "" {
-			first = a.Values[1]
-		}
-		if a.Values[1] != first {
-			s.spread.Store(true)
-			s.combiner.stop()
-			return
+		ids[id] = true
+		if _, answered := errors.AsType[ServerError](a.Err); a.Err != nil && !answered {
+			unanswered = a.Err
 		}
 	}
+	switch {
+	case len(ids) > 1:
+		s.spread.Store(true)
+		s.combiner.stop()
+	case ids[""]:
+		return unanswered
+	}
+	return nil
 }

@@ -304,12 +304,14 @@ func (p *entry) watch(ctx context.Context, all []node, i int, queued *bool) (gon
 	if counted && len(paths) > 1 && p.zxid != 0 && len(unwatched) == 0 {
 		gone, err = p.watchBatch(ctx, paths)
 	} else {
+		p.batched = false
 		gone, holders, err = p.watchByReads(ctx, paths, unwatched, counted, all[:holding(all)])
 	}
 	if err != nil {
 		return false, err
 	}
-	if len(holders) == 0 && !*queued {
+	// After a batch the nodes are read in any case, since that also proves the right to read them.
+	if len(holders) == 0 && (!*queued || p.batched) {
 		p.ahead = all[:min(holding(all), maxTold)]
 	}
 	p.reportQueued(queued, holders)

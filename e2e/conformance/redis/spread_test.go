@@ -3,12 +3,14 @@ package redis
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"hash/fnv"
 	"io"
 	"net"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/check/servers"
@@ -17,8 +19,8 @@ import (
 )
 
 // startSpreading starts a proxy that sends each script to the server of its first key, and every other
-// command to the first server.
-func startSpreading(t *testing.T, rs ...*servers.Redis) (address string) {
+// command to the first server. While down is set, it cannot reach the last server.
+func startSpreading(t *testing.T, down *atomic.Bool, rs ...*servers.Redis) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -32,7 +34,7 @@ func startSpreading(t *testing.T, rs ...*servers.Redis) (address string) {
 			if err != nil {
 				return
 			}
-			all.Go(func() { spreadCommands(ctx, c, rs) })
+			all.Go(func() { spreadCommands(ctx, c, down, rs) })
 		}
 	})
 	t.Cleanup(func() {
@@ -44,7 +46,7 @@ func startSpreading(t *testing.T, rs ...*servers.Redis) (address string) {
 }
 
 // spreadCommands serves one connection of a client.
-func spreadCommands(ctx context.Context, c net.Conn, rs []*servers.Redis) {
+func spreadCommands(ctx context.Context, c net.Conn, down *atomic.Bool, rs []*servers.Redis) {
 	defer c.Close()
 	ends := []func() bool{context.AfterFunc(ctx, func() { _ = c.Close() })}
 	defer func() {
@@ -62,14 +64,20 @@ func spreadCommands(ctx context.Context, c net.Conn, rs []*servers.Redis) {
 		ends = append(ends, context.AfterFunc(ctx, func() { _ = s.Close() }))
 		to[i], from[i] = s, bufio.NewReader(s)
 	}
-	due := make(chan int, 1<<16) // the servers whose answers are next
+	due := make(chan int, 1<<16) // the servers whose answers are next, -1 for an error of the proxy
 	var answering sync.WaitGroup
 	defer answering.Wait()
 	defer close(due)
 	answering.Go(func() {
 		w := bufio.NewWriter(c)
 		for i := range due {
-			if err := copyValue(w, from[i]); err != nil {
+			var err error
+			if i < 0 {
+				_, err = io.WriteString(w, "-ERR upstream failure\r\n")
+			} else {
+				err = copyValue(w, from[i])
+			}
+			if err != nil {
 				_ = c.Close()
 				return
 			}
@@ -91,7 +99,9 @@ func spreadCommands(ctx context.Context, c net.Conn, rs []*servers.Redis) {
 			_, _ = io.WriteString(h, words[3])
 			i = int(h.Sum32() % uint32(len(rs)))
 		}
-		if _, err := io.WriteString(to[i], raw.String()); err != nil {
+		if down.Load() && i == len(rs)-1 {
+			i = -1
+		} else if _, err := io.WriteString(to[i], raw.String()); err != nil {
 			return
 		}
 		due <- i
@@ -153,11 +163,26 @@ func copyValue(w io.Writer, r *bufio.Reader) error {
 
 // TestNamesOnSeveralServersAreNotCombined: a proxy sends each script to the server of its first key,
 // without an error for the other keys. Requests of one client at once exclude those of another, and
-// the check of many grants at once reports no loss.
+// the check of many grants at once reports no loss. That holds too if the proxy could not reach one of the
+// servers at the first request.
 func TestNamesOnSeveralServersAreNotCombined(t *testing.T) {
+	for _, unreachable := range []bool{false, true} {
+		t.Run(fmt.Sprint("unreachable-", unreachable), func(t *testing.T) { testSpread(t, unreachable) })
+	}
+}
+
+func testSpread(t *testing.T, unreachable bool) {
 	rs := []*servers.Redis{start(t), start(t)}
-	address := startSpreading(t, rs...)
+	var down atomic.Bool
+	address := startSpreading(t, &down, rs...)
 	s, other := open(t, "redis://"+address), open(t, "redis://"+address)
+	if unreachable {
+		down.Store(true)
+		if _, err := s.Guarantees(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		down.Store(false)
+	}
 	if _, err := other.Guarantees(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -467,6 +468,39 @@ func TestSwapWhileSlotMoves(t *testing.T) {
 		}
 		release(t, s, last)
 	}
+}
+
+// TestSwapOfEndedGrantWhileSlotMoves: the counter and the name are on two nodes, and the grant to release has
+// ended before. The token of the next grant is recorded in the counter.
+func TestSwapOfEndedGrantWhileSlotMoves(t *testing.T) {
+	c := cluster(t)
+	s := open(t, "redis+cluster://"+c.Nodes[0].Address())
+	name := t.Name()
+	slot, from, to := slotMove(t, c, redisstore.Key("", name))
+	g := must(t, s, request(name, driver.Exclusive, long))
+	release(t, s, g)
+	// If the name had no key, the server would send the client to the node that has the counter.
+	stays := must(t, s, request(name, driver.Unlimited, long))
+	if err := c.BeginMove(t.Context(), slot, from, to); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.MoveKey(t.Context(), counterOf(name), from, to); err != nil {
+		t.Fatal(err)
+	}
+	q := swapIn(t, s, g, request(name, driver.Unlimited, long))
+	if !q.reported {
+		t.Fatalf("the release has no outcome; the request: %v", q.err)
+	}
+	code(t, s, q.released, driver.CodeNotHeld)
+	next := q.granted()
+	if err := c.EndMove(t.Context(), slot, from, to); err != nil {
+		t.Fatal(err)
+	}
+	if last, _ := strconv.ParseUint(do(t, to, "GET", counterOf(name)).(string), 10, 64); last < next.Token {
+		t.Errorf("the counter is %d, the token %d", last, next.Token)
+	}
+	release(t, s, next)
+	release(t, s, stays)
 }
 
 // TestLockersSwapWithLostAnswers: goroutines of two processes contend for one name, with and without

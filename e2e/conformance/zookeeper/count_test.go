@@ -347,3 +347,52 @@ func TestLongerWaitReadsTheNodesBeforeIt(t *testing.T) {
 		}
 	}
 }
+
+// TestEntryThatComesNearReadsTheNodesBeforeIt: an entry far behind has reported the holder when it comes near
+// the head, and sets its watches in one request. After a moment it reads the nodes before it, and is refused
+// if it may not read one of them.
+func TestEntryThatComesNearReadsTheNodesBeforeIt(t *testing.T) {
+	z := single(t)
+	raw := connect(t, z.Address())
+	name := newName()
+	dir := "/faults/" + name
+	_, a := locker(t, []string{z.Address()})
+	_, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute))
+	must(t, err)
+	// wait returns the outcome of a request that has reported the holder, and so reads no more.
+	wait := func() chan error {
+		_, s := locker(t, []string{z.Address()})
+		reported := reportedHolders{holders: make(chan []driver.Holder, 1)}
+		r := exclusive(name, 2*time.Minute)
+		r.From = reported
+		done := make(chan error, 1)
+		go func() {
+			_, err := s.Acquire(t.Context(), r)
+			done <- err
+		}()
+		select {
+		case <-reported.holders:
+		case err := <-done:
+			t.Fatalf("a request behind others: %v", err)
+		case <-time.After(testTimeout):
+			t.Fatal("a request has not reported the holder")
+		}
+		return done
+	}
+	for range 3 {
+		wait()
+	}
+	before := nodes(t, raw, dir, "all stand", count(4))
+	_, err = raw.SetACL(dir+"/"+before[1], zookeeper.WorldACL(zookeeper.PermAll&^zookeeper.PermRead), -1)
+	must(t, err)
+	refused := wait()
+	must(t, raw.Delete(dir+"/"+before[2], -1))
+	select {
+	case err := <-refused:
+		if driver.CodeOf(err) != driver.CodeRefused {
+			t.Fatalf("behind a node that it may not read: %v, want refused", err)
+		}
+	case <-time.After(testTimeout):
+		t.Fatal("it waits for a node of which the server reports no event")
+	}
+}
