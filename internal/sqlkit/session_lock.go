@@ -311,7 +311,7 @@ func (w *wait) isOver() bool {
 func (w *wait) findInQueue(ctx context.Context) {
 	for poll := (backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}); !w.isOver(); {
 		bounded, cancel := context.WithTimeout(ctx, cancelWithin)
-		sights, err := w.survey(bounded)
+		sights, refused, err := w.survey(bounded)
 		cancel()
 		if err == nil {
 			for _, s := range sights {
@@ -324,7 +324,7 @@ func (w *wait) findInQueue(ctx context.Context) {
 				}
 			}
 		}
-		if coded, _ := w.e.recipe.Sort(err); driver.CodeOf(coded) == driver.CodeRefused && !w.isOver() {
+		if refused && !w.isOver() {
 			// The user has no right to see the queue. The server answers, and the request has none yet.
 			w.mu.Lock()
 			w.waited = true
@@ -342,16 +342,21 @@ func (w *wait) findInQueue(ctx context.Context) {
 func (w *wait) notify(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, cancelWithin)
 	defer cancel()
-	sights, _ := w.survey(bounded)
+	sights, _, _ := w.survey(bounded)
 	w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
 }
 
-func (w *wait) survey(ctx context.Context) (sights []Sight, err error) {
+// survey searches the server's queue. refused reports that the server has refused the search. The error of
+// a read-only server does not count, nor that of a new connection: it may be another server than that of
+// the session, which may be silent.
+func (w *wait) survey(ctx context.Context) (sights []Sight, refused bool, err error) {
 	err = w.e.aside(ctx, func(side Link) error {
 		sights, _, err = w.e.recipe.Survey(ctx, side, w.l.request.Key, false)
+		coded, _ := w.e.recipe.Sort(err)
+		refused = driver.CodeOf(coded) == driver.CodeRefused && !errors.Is(coded, ErrReadOnly)
 		return err
 	})
-	return sights, err
+	return sights, refused, err
 }
 
 // cancel ends the statement in order if the server answers. The session is not used again.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -248,6 +249,70 @@ func TestPollLeavesSilentSession(t *testing.T) {
 				_, err := LockRow(ctx, r, nil, &LockRequest{Request: driver.Request{Limit: 3, Wait: true}, Waiting: func() {}})
 				if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 					t.Errorf("%v", err)
+				}
+			})
+		})
+	}
+}
+
+// stuck is a recipe with a session that falls silent while it waits. Another link gets the answer err to a
+// search of the queue.
+type stuck struct {
+	quiet
+	err error
+}
+
+func (*stuck) Lock(ctx context.Context, _ *Session, _ *LockRequest) (Got, error) {
+	<-ctx.Done()
+	return Got{}, ctx.Err()
+}
+func (r *stuck) Survey(context.Context, Link, []byte, bool) ([]Sight, []Identity, error) {
+	return nil, nil, r.err
+}
+func (*stuck) Cancel(context.Context, Link, Identity) error { return nil }
+func (*stuck) Clear(context.Context, *Session) error        { return errors.New("silent") }
+
+// queuing is a requester that counts calls of Queued.
+type queuing struct {
+	noRequester
+	calls *atomic.Int32
+}
+
+func (q queuing) Queued([]driver.Holder) { q.calls.Add(1) }
+
+// TestQueuedNeedsServerOfSession: a request whose session is silent is not reported as queued because
+// another server, a demoted primary or a replica, refuses to show its queue.
+func TestQueuedNeedsServerOfSession(t *testing.T) {
+	replica := driver.Errorf(driver.CodeRefused, "a replica")
+	for _, c := range []struct {
+		name       string
+		dial, seen error
+		queued     bool
+	}{
+		{name: "the server is read-only", seen: ErrReadOnly},
+		{name: "no connection is accepted", dial: replica, seen: replica},
+		{name: "no right to see the queue", seen: driver.Errorf(driver.CodeRefused, "denied"), queued: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dialled := false
+				e := NewSessions(func(context.Context) (Link, error) {
+					if dialled && c.dial != nil {
+						return nil, c.dial
+					}
+					dialled = true
+					return &countedLink{}, nil
+				}, &stuck{err: c.seen}, Idle{}, "")
+				defer e.Close(t.Context())
+				ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+				defer cancel()
+				q := queuing{calls: &atomic.Int32{}}
+				_, err := e.Acquire(ctx, driver.Request{ID: "1", Name: "n", Limit: driver.Exclusive, TTL: time.Hour, Wait: true, From: q})
+				if driver.CodeOf(err) != driver.CodeUnknown {
+					t.Errorf("the request: %v", err)
+				}
+				if queued := q.calls.Load() > 0; queued != c.queued {
+					t.Errorf("reported as queued: %t", queued)
 				}
 			})
 		})

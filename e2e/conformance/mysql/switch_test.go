@@ -129,3 +129,46 @@ func TestReadOnlyServerRefuses(t *testing.T) {
 		})
 	}
 }
+
+// queuedNever fails the test if its request is reported as queued.
+type queuedNever struct {
+	*sqltest.Requester
+	t *testing.T
+}
+
+func (q queuedNever) Queued([]driver.Holder) {
+	q.t.Error("reported as queued")
+}
+
+// TestReplicaConfirmsNoWaiter: the primary hangs, and new connections lead to a replica that was not promoted
+// yet. A request on a session at the primary has no queue entry that a server has confirmed: its caller would
+// wait for an answer without a timeout.
+func TestReplicaConfirmsNoWaiter(t *testing.T) {
+	mariadb.Server(t) // skips, or fails
+	for _, recipe := range mariadb.Sessions {
+		t.Run(recipe, func(t *testing.T) {
+			old, next, r := twins(t)
+			s := mariadb.StoreAt(t, r.Address(), mariadb.Home, "recipe="+recipe)
+			defer sqltest.Close(t, s)
+			g, _ := sqltest.Must(t, s, "one", driver.Exclusive, time.Minute)
+			sqltest.Release(t, s, g)
+			if err := old.Pause(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := old.Cont(); err != nil {
+					t.Error(err)
+				}
+			}()
+			set(t, next, "SET GLOBAL read_only = 1")
+			r.Lead(next.Address)
+			q, a := sqltest.Request("one", driver.Exclusive, time.Minute)
+			q.Wait, q.From = true, queuedNever{a, t}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			if g, err := s.Acquire(ctx, q); err == nil {
+				t.Fatalf("the hanging server answers %+v", g)
+			}
+		})
+	}
+}
