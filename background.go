@@ -38,7 +38,7 @@ func (b *background) wake() {
 	}
 }
 
-// run does a piece of work on a goroutine of its own.
+// run starts work on a goroutine of its own.
 func (b *background) run(work func()) {
 	b.begin()
 	go func() {
@@ -55,7 +55,7 @@ func (b *background) wait(ctx context.Context) error {
 	}
 	idle := b.idle
 	b.awaited.Store(true)
-	b.wake() // after awaited is set: an end that has not seen it is seen here
+	b.wake() // after awaited is set: if end has not seen awaited, wake sees n
 	b.mu.Unlock()
 	select {
 	case <-idle:
@@ -103,21 +103,23 @@ type task struct {
 }
 
 const (
-	// expiredAfter is the number of TTLs after which nothing stands that no client
-	// renews, whatever was on its way to the store.
+	// expiredAfter is the number of TTLs after which a lease or queue entry that no client
+	// renews has expired, even if a request was still on its way to the store.
 	expiredAfter = 4
-	// closeTimeout is how long Close waits for a store at least.
+	// closeTimeout is the least time for which Close waits for a store.
 	closeTimeout = 30 * time.Second
-	// closeLeast is for how long Close tries although its context has ended.
+	// closeLeast is how long Close continues when its context has ended.
 	closeLeast = time.Second
-	// attemptMax is the most that a task's attempt gets, unless its first one gets more.
+	// attemptMax limits the timeout of a task's later attempts, unless that of the first one is
+	// longer.
 	attemptMax = 5 * time.Second
 )
 
-// doLater does a task on a goroutine of its own, and repeats it until it is done.
-// A task that hangs or fails delays no other. It delays Close for a limited time:
-// after that it is counted as unsettled instead. Nobody waits for an attempt, so each gets more
-// time than the one before: a task that needs a new connection to a busy server is done at last.
+// doLater runs a task on a goroutine of its own, and repeats it until it is done. A task
+// that hangs or fails delays no other task. It delays Close for a limited time: after that
+// the Locker counts it as unsettled. No caller waits for an attempt, so each attempt gets
+// more time than the one before. So a task also succeeds if it needs a new connection to a
+// busy server.
 func (l *Locker) doLater(t *task) {
 	l.background.begin()
 	go func() {

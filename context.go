@@ -13,8 +13,8 @@ import (
 // cancellable context. Err reads the clock itself, because a process that was paused
 // runs on before its timers fire. Value leads to the lock.
 //
-// A context derived from it ends with it, but does not read the clock. Code that must
-// be sure checks the lock's own context, or calls Token, right before it acts.
+// A context derived from it ends with it, but does not read the clock. Code that must not
+// act without the lock checks the lock's own context, or calls Token, right before it acts.
 type lockContext struct {
 	context.Context
 	lock *Lock
@@ -27,7 +27,7 @@ func (c *lockContext) Err() error {
 		return err
 	}
 	for _, k := range c.lock.under {
-		k.check() // its end is the end of this one
+		k.check() // the end of an outer lock ends c
 	}
 	c.lock.check()
 	return c.Context.Err()
@@ -129,8 +129,8 @@ func (k *Lock) draining() *drainContext {
 	if d := k.drain.Load(); d != nil {
 		return d
 	}
-	// Derived from that of the outer lock, so that it has ended when the end of the outer
-	// lock returns.
+	// The context derives from that of the outer lock. So it has ended when the method that
+	// ends the outer lock returns.
 	parent := context.WithoutCancel(k.parent)
 	if outer, _ := k.parent.Value(lockKey{}).(*Lock); outer != nil {
 		parent = outer.draining()
@@ -141,7 +141,7 @@ func (k *Lock) draining() *drainContext {
 		d.end(nil)
 		return k.drain.Load()
 	}
-	if end := k.ended.Load(); end != nil { // it ended meanwhile
+	if end := k.ended.Load(); end != nil { // the lock ended meanwhile
 		d.end(*end)
 	}
 	return d
@@ -178,19 +178,19 @@ func (c *waitContext) Err() error {
 	return err
 }
 
-// bounded is the context of one request to a store: another context, or its values
-// alone, with a deadline. Most requests are answered before anything waits for the end of
-// their context. So the timer of the deadline starts only when the store calls Done, and
-// costs nothing until then. A store on this machine mostly answers at once: for it the
-// deadline, too, counts from there.
+// bounded is the context of one request to a store. It adds a deadline to another context,
+// or to the values of another context. The store answers most requests before anything waits
+// for the end of their context. So the timer of the deadline starts only when the store calls
+// Done, and costs nothing until then. A store on this machine mostly answers at once: for it
+// the time to the deadline, too, starts only with that call.
 type bounded struct {
 	context.Context // the parent
-	// within is the deadline, since loaded, if it is dated, and otherwise the time from the
-	// first use to the deadline.
-	within          time.Duration
+	// limit is the time from the start of the timer to the deadline. If dated is set, it is
+	// the time from loaded to the deadline.
+	limit           time.Duration
 	dated, detached bool
 
-	timed atomic.Pointer[timed] // once the store waits
+	timed atomic.Pointer[timed] // set when the timer starts
 }
 
 var _ bound.Context = (*bounded)(nil)
@@ -204,8 +204,8 @@ type timed struct {
 // loaded is when the program started.
 var loaded = time.Now()
 
-// answered is the state of a bounded whose request has been answered before anything
-// waited for its end.
+// answered is the state of a bounded whose request was answered before anything waited
+// for the end of the context.
 var answered = func() *timed {
 	ctx, stop := context.WithCancel(context.Background())
 	stop()
@@ -214,9 +214,9 @@ var answered = func() *timed {
 
 // bound makes b the context of a request that may take d.
 func (l *Locker) bound(b *bounded, parent context.Context, detached bool, d time.Duration) context.Context {
-	b.Context, b.detached, b.within = parent, detached, d
+	b.Context, b.detached, b.limit = parent, detached, d
 	if g := l.guarantees.Load(); g == nil || g.Scope == driver.ScopeNetwork {
-		b.within, b.dated = time.Since(loaded)+d, true
+		b.limit, b.dated = time.Since(loaded)+d, true
 	}
 	return b
 }
@@ -231,9 +231,9 @@ func (b *bounded) start() *timed {
 	}
 	t := &timed{}
 	if b.dated {
-		t.Context, t.stop = context.WithDeadline(parent, loaded.Add(b.within))
+		t.Context, t.stop = context.WithDeadline(parent, loaded.Add(b.limit))
 	} else {
-		t.Context, t.stop = context.WithTimeout(parent, b.within)
+		t.Context, t.stop = context.WithTimeout(parent, b.limit)
 	}
 	if !b.timed.CompareAndSwap(nil, t) {
 		t.stop()
@@ -242,8 +242,8 @@ func (b *bounded) start() *timed {
 	return t
 }
 
-// end stops the timer. The request has been answered. A lease keeps b for as long as it
-// is held, so b lets go of a context that has ended just now.
+// end stops the timer after the answer to the request. A lease keeps b for as long as it
+// is held, so end removes a context that has just ended from b.
 func (b *bounded) end() {
 	if b.timed.CompareAndSwap(nil, answered) {
 		return
@@ -255,7 +255,7 @@ func (b *bounded) end() {
 	}
 }
 
-// Caller is for [bound.Cancellation].
+// Caller returns the context whose end, beside the deadline, ends b; see [bound.Context].
 func (b *bounded) Caller() context.Context {
 	if b.detached {
 		return context.Background()
@@ -267,7 +267,7 @@ func (b *bounded) Deadline() (time.Time, bool) {
 	if !b.dated {
 		return b.start().Deadline()
 	}
-	at := loaded.Add(b.within)
+	at := loaded.Add(b.limit)
 	if end, dated := b.Caller().Deadline(); dated && end.Before(at) {
 		at = end
 	}
@@ -278,7 +278,7 @@ func (b *bounded) Done() <-chan struct{} { return b.start().Done() }
 
 func (b *bounded) Err() error {
 	t := b.timed.Load()
-	if t == nil && b.dated && time.Since(loaded) >= b.within {
+	if t == nil && b.dated && time.Since(loaded) >= b.limit {
 		t = b.start()
 	}
 	if t != nil {

@@ -7,8 +7,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// release makes the first attempt to release a lease, on the goroutine of Unlock
-// and no longer than the validity left. The caller's context may have ended, so the
+// release makes the first attempt to release a lease. It runs on the goroutine of Unlock,
+// for at most the validity that is left. The caller's context may have ended, so the
 // request does not depend on it.
 func (l *Locker) release(o *outcome) error {
 	x := o.lease
@@ -49,17 +49,17 @@ func (l *Locker) release(o *outcome) error {
 	return &failure{name: x.req.Name, store: l.where, kind: kinds[code], err: err}
 }
 
-// final reports whether trying a release again is useless. After Refused it is not:
-// rights come back, and a replica becomes the primary. Until its TTL has passed, a
-// lease that still stands keeps everyone else out.
+// final reports whether a retry of a release is useless. After Refused a retry may succeed:
+// an operator may restore the rights, and a replica may become the primary. Until its TTL has
+// passed, a lease that still stands keeps all other clients out.
 func final(code driver.Code) bool {
 	return code == driver.CodeClosed || code == driver.CodeInvalid || code == driver.CodeUnsupported
 }
 
-// releaseLater tries a release in the background until the lease is released or
-// gone, or until it must have expired because the client renews it no more. keep is
-// for how much longer it is to stand. Events report it only if the lease was not
-// lost: the loss was its end.
+// releaseLater retries a release in the background until the lease is released or gone. It
+// also stops when the lease must have expired, because the client no longer renews it. The
+// lease is to stand for keep. Hooks get events about the release only if report is set: for a
+// lost lease the loss was its end.
 func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bool) {
 	x, until := h.lease, time.Now().Add(keep)
 	l, g := x.l, x.standing.grant

@@ -272,8 +272,8 @@ func (m *mysql) lockTables(ctx context.Context, f Fault) error {
 	return nil
 }
 
-// awaitWaiter waits until a client has waited for a row for a moment, for a while at most. Such
-// a client uses another table when it gets the row.
+// awaitWaiter waits for a while until a client has waited for a row for a moment. That client
+// uses another table when it gets the row.
 func (m *mysql) awaitWaiter(ctx context.Context) {
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
 		waiting := 0

@@ -139,9 +139,9 @@ func setBack(ctx context.Context, all []*servers.Redis, setting, value string) (
 	return err
 }
 
-// loneHolders waits for names that one client each has held for a moment, and no client has
-// awaited: their keys have the grant and no state yet. It returns the keys, none if there are
-// no such names for a while.
+// loneHolders waits for names that are held and that no other client has requested: their keys
+// have the grant and no state yet. It returns their keys, and none if it finds no such name for
+// a while.
 func loneHolders(ctx context.Context, all []*servers.Redis) (lone []string) {
 	before := map[string]any{}
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {

@@ -4,9 +4,9 @@
 //	once := cronlock.Once(locker, cron.DefaultLogger, "report", 5*time.Minute)
 //	c.AddJob("@hourly", cron.NewChain(once).Then(job))
 //
-// A replica runs the job under a lock, and the lock stays for hold after the job has
-// begun. Choose hold longer than the clocks of the replicas may differ, and shorter than
-// the distance of two runs. A run is left out on the replicas that find the lock held.
+// A replica runs the job under a lock, and keeps the lock for hold after the job has
+// begun. Choose a hold that is longer than the difference between the replicas' clocks, and
+// shorter than the time between two runs. The replicas that find the lock held skip the run.
 //
 // cron does not pass the scheduled time to a wrapper, so this is weaker than
 // [holdfast.Locker.Every], which serves each time at most once and reports the ones that
@@ -26,9 +26,9 @@ import (
 )
 
 // Once returns a wrapper that runs a job if no other replica runs it or has begun it
-// within hold. All replicas give the same name. hold is from 0 to 24 h. Errors of the
-// store go to the logger, and so does a lost lock; the job does not run if the lock
-// could not be acquired. The options are those of the lock.
+// within hold. All replicas pass the same name. hold is from 0 to 24 h. Once logs errors of
+// the store and a lost lock. The job does not run if the replica cannot acquire the lock.
+// The options are those of the lock.
 func Once(locker *holdfast.Locker, log cron.Logger, name string, hold time.Duration, o ...holdfast.LockOption) cron.JobWrapper {
 	o = append(o[:len(o):len(o)], holdfast.MinHold(hold))
 	return func(job cron.Job) cron.Job {

@@ -19,9 +19,10 @@ var suspensions = suspensionCache{meter: newSuspensionMeter(readClocks), now: pr
 // certainly not suspended: time.Now makes none.
 //
 // The wall clock runs through a suspend, and the clock of the process does not. So a suspend
-// changes their difference by its length. If the difference is that of the last measurement,
-// there was no suspend since, unless the wall clock was set back by that length in between. So a
-// measurement also counts for cacheFor at most, and such a suspend is noticed after that time.
+// changes their difference by its length. If the difference is still that of the last measurement,
+// there was no suspend since. The exception is a suspend after which the wall clock was set back
+// by the same length. So a measurement counts for cacheFor at most: after that time the cache
+// notices such a suspend.
 type suspensionCache struct {
 	meter *suspensionMeter
 	now   func() (wall, process int64)
@@ -34,7 +35,7 @@ type measurement struct {
 	total         time.Duration
 }
 
-// cacheFor is for how long a measurement counts, by the clock of the process.
+// cacheFor is how long a measurement counts, by the clock of the process.
 const cacheFor = 10 * time.Millisecond
 
 func (c *suspensionCache) total() time.Duration {

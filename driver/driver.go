@@ -77,15 +77,15 @@ type Store interface {
 	// If it can no longer keep its entry it returns CodeUnavailable if it has removed the
 	// entry, else CodeUnknown.
 	//
-	// After CodeUnknown the core calls Undo. After any other code nothing of the request
-	// is at the store, and it does not.
+	// After CodeUnknown the core calls Undo. After any other code it does not, because nothing
+	// of the request is at the store.
 	Acquire(ctx context.Context, r Request) (Grant, error)
 
 	// Undo removes a queue entry or a grant of r.ID. It returns nil when nothing of that ID
 	// stands or can still appear, so it takes effect after every request of that ID that is
 	// still on its way. The core calls it after Acquire has returned, and repeats it until
-	// it returns nil, or until what was left must have expired (Guarantees.LeftoversExpire). It is
-	// safe for a request that never arrived. Only r.ID and r.Name are needed.
+	// it returns nil. The core stops earlier when a leftover must have expired
+	// (Guarantees.LeftoversExpire). Undo is safe for a request that never arrived. Only r.ID and r.Name are needed.
 	Undo(ctx context.Context, r Request) error
 
 	// Renew renews grants for their TTL, in as few round trips as the store allows, and
@@ -126,7 +126,7 @@ type Request struct {
 	// than 1 only if Guarantees.Reserves is set. The store may reserve fewer, and returns
 	// the number in Grant.Tokens.
 	Tokens int
-	// Wait requests to queue until the context ends.
+	// Wait makes Acquire queue until it is granted or the context ends.
 	Wait bool
 	// Provisional allows, with Wait, a grant whose deadline is provisional; see Grant.
 	Provisional bool
@@ -137,7 +137,7 @@ type Request struct {
 	From Requester
 }
 
-// Requester is the core's end of a request.
+// Requester is the core's side of a request.
 type Requester interface {
 	// Owner returns the requester, for people. A store calls it when it records the grant:
 	// meanwhile another goroutine may be at the head of the core's local queue.
@@ -146,8 +146,8 @@ type Requester interface {
 	// are those that the store has in its answer, possibly none. It may be called again
 	// when they change. It does not block.
 	Queued(holders []Holder)
-	// Lost reports that the grant has ended without a release, or that its holder is
-	// requested to end it. Only the first call counts; it may come before Acquire has
+	// Lost reports that the grant has ended without a release, or that an operator has
+	// notified the holder that it must end. Only the first call counts; it may come before Acquire has
 	// returned. It does not block.
 	Lost(cause Cause, err error)
 }
@@ -202,7 +202,7 @@ type Cause string
 const (
 	// CauseExpired: the lease could not be renewed in time.
 	CauseExpired Cause = "expired"
-	// CauseTaken: an operator broke the lock, or requested its holder to end.
+	// CauseTaken: an operator broke the lock, or notified its holder that it must end.
 	CauseTaken Cause = "taken"
 	// CauseSessionEnded: the session or connection of the grant has ended.
 	CauseSessionEnded Cause = "session ended"

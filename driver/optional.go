@@ -37,8 +37,8 @@ type Watcher interface {
 
 // Swapper is implemented by stores that can release a grant and make the queue entry of another
 // request in one atomic step. The core uses it if Guarantees.Wake is push and Guarantees.Order is
-// fifo. After a grant it holds the request of the next local waiter back for at most HandoffTime, and
-// calls Swap if the grant is released within that time. Of other stores the core calls Release and
+// fifo. After a grant it delays the request of the next local waiter for at most HandoffTime, and
+// calls Swap if the grant is released within that time. For other stores the core calls Release and
 // Acquire.
 type Swapper interface {
 	// Swap releases old, like Release without keep, and does what Acquire does for r, whose Wait

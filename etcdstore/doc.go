@@ -89,8 +89,9 @@
 // entry stood when the last one before it was deleted. The watch does not count if it was interrupted
 // after that read, as by a compaction or a lost connection: the waiter reads the queue again. A member
 // that reports its progress grants nothing. If an operator deletes the waiter's own entry after the last
-// one before it, a member that lags reports both late. The waiter may start between the two, for as long as
-// the second is behind. Only its token, which is below that of the next grant, protects then.
+// one before it, a member that lags reports both late. The waiter may start between the two
+// reports, and continue until the second one. In that time only its token protects the resource: it is
+// below that of the next grant.
 //
 // The entries of a store that count the deletions of a name share one watch, which stays for a second after
 // the last of them. The next entry then needs no read of its own: the transaction that makes it has

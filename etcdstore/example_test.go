@@ -8,7 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// The prefix is that of etcdctl lock locks/NAME, so both exclude each other.
+// The prefix is that of the command etcdctl lock locks/NAME, so holdfast and etcdctl exclude
+// each other.
 func ExampleOpen() {
 	ctx := context.Background()
 	store, err := etcdstore.Open(ctx, "etcds://etcd1,etcd2,etcd3/locks/?ca=/etc/etcd/ca.pem")

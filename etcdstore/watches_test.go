@@ -8,11 +8,11 @@ import (
 )
 
 // TestEventOfAnotherKeyEndsTheStream: a watch reports no change of a key that it does not
-// watch. Otherwise the store would take it for the end of a lock, or of all of them.
+// watch. Otherwise the store would take the event for the end of one lock, or of all locks.
 func TestEventOfAnotherKeyEndsTheStream(t *testing.T) {
 	for name, c := range map[string]struct {
 		prefix, key string
-		ours        bool
+		own         bool
 	}{
 		"its key":                 {"", "locks/a/1", true},
 		"another key":             {"", "locks/b/1", false},
@@ -28,7 +28,7 @@ func TestEventOfAnotherKeyEndsTheStream(t *testing.T) {
 			m := &watches{made: map[int64]*watch{1: w}}
 			gone := &mvccpb.Event{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(c.key), ModRevision: 9}}
 			err := m.take(&etcdserverpb.WatchResponse{WatchId: 1, Events: []*mvccpb.Event{gone}})
-			if ours := err == nil && reported == 1; ours != c.ours || err == nil != c.ours {
+			if own := err == nil && reported == 1; own != c.own || err == nil != c.own {
 				t.Errorf("%d events are reported, and the stream ends with %v", reported, err)
 			}
 		})

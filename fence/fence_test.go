@@ -20,7 +20,9 @@ var badResources = map[string]string{
 	"NUL":      "a\x00b",
 }
 
-func TestTokenError(t *testing.T) {
+// TestTokenErrorNamesTokenAndLimits: the error contains the token and the limits. Only for
+// token 0 it suggests that the lock is missing.
+func TestTokenErrorNamesTokenAndLimits(t *testing.T) {
 	for _, token := range badTokens {
 		err := new(fence.Memory).Write(t.Context(), "r", token, func(context.Context) error {
 			t.Errorf("token %d: the write ran", token)
@@ -35,12 +37,12 @@ func TestTokenError(t *testing.T) {
 			t.Errorf("the message does not contain the value and the limits: %v", err)
 		}
 		if hint := strings.Contains(err.Error(), "no live lock"); hint != (token == 0) {
-			t.Errorf("token %d: hint at a missing lock: %v: %v", token, hint, err)
+			t.Errorf("token %d: the message mentions a missing lock: %v: %v", token, hint, err)
 		}
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestParseAcceptsOneFormOfEachToken(t *testing.T) {
 	for s, want := range map[string]uint64{
 		"1":                   1,
 		"42":                  42,
@@ -59,7 +61,7 @@ func TestParse(t *testing.T) {
 			t.Errorf("Parse(%.20q) = %d, %v; want ErrInvalid", s, got, err)
 		}
 		if err != nil && len(err.Error()) > 200 {
-			t.Errorf("Parse of %d bytes answers %d bytes", len(s), len(err.Error()))
+			t.Errorf("Parse of %d bytes returns an error of %d bytes", len(s), len(err.Error()))
 		}
 	}
 }
@@ -80,7 +82,7 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("Parse(%q) = %d is no token", s, n)
 		}
 		if one := strconv.FormatUint(n, 10); one != s {
-			t.Fatalf("Parse accepts %q for %s: a number has two forms", s, one)
+			t.Fatalf("Parse accepts %q for %s: each token has one form only", s, one)
 		}
 	})
 }
@@ -108,7 +110,7 @@ func TestVerifyRaisesNothing(t *testing.T) {
 	if err := guard.Raise(ctx, "r", 5); err != nil {
 		t.Fatal(err)
 	}
-	// Two readers share the lock: the larger token must not exclude the smaller.
+	// Two readers share the lock: the larger token must not exclude the smaller one.
 	for _, token := range []uint64{7, 6, 5} {
 		if err := fence.Verify(ctx, &guard, "r", token); err != nil {
 			t.Errorf("token %d: %v", token, err)

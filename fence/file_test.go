@@ -64,7 +64,7 @@ func TestFilesWriteRefusesStaleToken(t *testing.T) {
 		t.Fatalf("newest before the first write: %d, %v", n, err)
 	}
 	if left := names(t, path); len(left) != 0 {
-		t.Errorf("looking made %v", left)
+		t.Errorf("Newest created %v", left)
 	}
 	steps := []struct {
 		what, data string
@@ -128,7 +128,7 @@ func TestFilesFailedWriteKeepsContent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	err := f.WriteFunc(ctx, 6, func(w io.Writer) error { cancel(); return nil })
 	if !errors.Is(err, fence.ErrUnavailable) || !errors.Is(err, context.Canceled) {
-		t.Errorf("the context ended while it wrote: %v", err)
+		t.Errorf("the context ended during the write: %v", err)
 	}
 	if got := read(t, path); got != "good" {
 		t.Errorf("content %q", got)
@@ -189,7 +189,7 @@ func TestFilesWaiterUsesReplacedRecord(t *testing.T) {
 		done <- f.WriteFunc(t.Context(), 5, func(io.Writer) error { close(wrote); return nil })
 	}()
 	<-wrote
-	time.Sleep(50 * time.Millisecond) // until it waits; without this the test proves less, and still passes
+	time.Sleep(50 * time.Millisecond) // the writer probably waits by then; the test passes in any case
 	if err := os.Rename(other+".fence", path+".fence"); err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestFilesRefuseCorruptRecord(t *testing.T) {
 		err := f.Write(t.Context(), 4, []byte("bad"))
 		if test.err == nil {
 			wantStale(t, err, 4, 5)
-			// A write repairs the record even if its number is there already.
+			// A write repairs the record even if the intact copy has its token already.
 			if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
 				t.Errorf("%s: %v", what, err)
 			}
@@ -303,8 +303,8 @@ func TestFilesRefuseCorruptRecord(t *testing.T) {
 	}
 }
 
-// Many writers have guards of their own, like processes. The content that readers see never
-// goes back.
+// Many writers have guards of their own, as separate processes have. Readers never see the
+// content of an older token after that of a newer one.
 func TestFilesContentNeverGoesBack(t *testing.T) {
 	_, path := newFile(t)
 	stop, watched := make(chan struct{}), make(chan error, 1)
@@ -336,7 +336,7 @@ func TestFilesContentNeverGoesBack(t *testing.T) {
 	}
 }
 
-// Another writer makes a file between two looks at its path. The guard must not report a
+// Another writer creates a file between two checks of its path. The guard must not report a
 // broken link.
 func TestFilesAcceptFileMadeMeanwhile(t *testing.T) {
 	f, path := newFile(t)
@@ -412,7 +412,7 @@ func watch(path string, stop <-chan struct{}) error {
 			return fmt.Errorf("the content went back from token %d to %d", last, token)
 		}
 		last = token
-		// Read in this order, the record can only be newer.
+		// The content was read before the record, so the record can only be newer.
 		newest, err := f.Newest(context.Background())
 		if err != nil {
 			return err

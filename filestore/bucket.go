@@ -307,7 +307,7 @@ func (b *bucket) replace(p []byte) error {
 // reserve raises the ceiling durably before a token below it is used: after a crash of the machine
 // tokens continue from the ceiling. It changes only the header; the body stays on the disk. Until the
 // ceiling is on the disk, the header has the ID of no boot. If this process ends before that, or the disk
-// fails, the next one does not take the ceiling for durable.
+// fails, the next process does not rely on the ceiling.
 func (b *bucket) reserve() error {
 	h, ok := parseHeader(b.page)
 	if !ok {

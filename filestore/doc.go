@@ -58,7 +58,8 @@
 //   - The machine crashes: all sessions are dead, and a list that was written in part fails its
 //     checksum. The bucket has the ID of an earlier boot. So tokens continue from a ceiling, which
 //     was made durable, for a block of 65536 tokens, before the first of them was granted. Until it is
-//     durable the header has the ID of no boot, so a process that ends meanwhile deceives no other.
+//     durable the header has the ID of no boot. So if the process ends meanwhile, no other process
+//     relies on that ceiling.
 //   - The directory, a bucket or a session's file is deleted or replaced: the holders with entries
 //     there are notified within a second. A new counter starts at the clock's microseconds, above
 //     all earlier tokens: they rise by less than one per microsecond, and a grant reserves no

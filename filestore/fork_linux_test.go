@@ -13,11 +13,11 @@ import (
 
 func init() { fork = forkSleeper }
 
-// sleeperTime bounds the life of a child that a broken test leaves.
+// sleeperTime limits how long the child of a failed test continues to run.
 var sleeperTime = syscall.Timespec{Sec: 600}
 
-// forkSleeper makes a child of this process without exec, which sleeps. The child has one thread and no
-// Go scheduler, so it makes system calls only.
+// forkSleeper forks this process without exec. The child sleeps. It has one thread and no Go scheduler,
+// so it makes system calls only.
 func forkSleeper() (pid int, err error) {
 	child, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
@@ -32,7 +32,7 @@ func forkSleeper() (pid int, err error) {
 	}
 }
 
-// TestForkedChildKeepsTheLock: the holder dies, and a child that it has forked without exec lives on.
+// TestForkedChildKeepsTheLock: the holder is killed. A child that it forked without exec still runs.
 // The lock is busy until the child ends.
 func TestForkedChildKeepsTheLock(t *testing.T) {
 	dir := tempDir(t)

@@ -24,9 +24,9 @@ type pgLink struct {
 	watch func()
 	ender *sqlkit.Ender // nil for a connection of database/sql
 
-	// Used by the goroutine that runs a prepared statement.
+	// Only the goroutine that runs a prepared statement uses these fields.
 	statements map[string]*pgconn.StatementDescription
-	text       []byte   // the arguments of the last one
+	text       []byte   // the arguments of the last statement
 	values     [][]byte // parts of text
 
 	mu           sync.Mutex
@@ -50,8 +50,8 @@ func (l *pgLink) Run(ctx context.Context, statements ...string) (sqlkit.Answers,
 	return runPg(ctx, l.conn, statements)
 }
 
-// begin begins a statement, and returns the context for pgx. The end of ctx ends the
-// connection; pgx would do the same with more effort.
+// begin marks the link busy for a statement, and returns the context for pgx. The ender
+// closes the connection when ctx ends. pgx would do the same at a higher cost.
 func (l *pgLink) begin(ctx context.Context) (context.Context, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -77,7 +77,8 @@ func (l *pgLink) finish() {
 	}
 }
 
-// preparer is a link that can keep statements prepared. Only a lasting link should.
+// preparer is a link that can keep statements prepared. Preparing pays only if the link
+// lasts.
 type preparer interface {
 	// prepared runs a statement, which is prepared the first time, and returns its first
 	// row.
@@ -109,7 +110,8 @@ func (l *pgLink) prepared(ctx context.Context, statement string, args ...string)
 	for _, a := range args {
 		l.values, rest = append(l.values, rest[:len(a)]), rest[len(a):]
 	}
-	// The description saves the server and the client that of each result.
+	// With the description that Prepare returned, the server need not send one with each
+	// result.
 	r := l.conn.ExecStatement(ctx, described, l.values, nil, nil)
 	var row sqlkit.Row
 	if r.NextRow() {
@@ -160,7 +162,8 @@ func runPg(ctx context.Context, c *pgconn.PgConn, statements []string) (sqlkit.A
 	return all, m.Close()
 }
 
-// Close leaves the rest to the statement that runs, if there is one.
+// Close closes the connection. If a statement runs, Close cuts the connection, and finish
+// does the rest.
 func (l *pgLink) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -195,7 +198,7 @@ func dialLink(ctx context.Context, cfg *pgconn.Config) (*pgLink, error) {
 			return nil, err
 		}
 		if tcp, ok := c.(*net.TCPConn); ok {
-			_ = tcp.SetKeepAliveConfig(sqlkit.KeepAlive) // pgx's own are minutes apart
+			_ = tcp.SetKeepAliveConfig(sqlkit.KeepAlive) // pgx's own probes are minutes apart
 		}
 		w := sqlkit.NewConn(c)
 		mu.Lock()

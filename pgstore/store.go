@@ -70,7 +70,7 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 	pg = pg.Copy()
 	onlyPrimary(pg)
 	if !oneHost(pg) && pg.ConnectTimeout == 0 {
-		pg.ConnectTimeout = hostWithin
+		pg.ConnectTimeout = hostTimeout
 	}
 	dial := func(ctx context.Context) (sqlkit.Link, error) {
 		l, err := dialLink(ctx, pg)
@@ -83,9 +83,9 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 	return s.open(ctx, newListener(pg))
 }
 
-// hostWithin limits the time for a connection to one of several hosts. A host that does not answer, such as
+// hostTimeout limits the time for a connection to one of several hosts. A host that does not answer, such as
 // a primary that has lost its power, does not keep clients from the others.
-const hostWithin = 2 * time.Second
+const hostTimeout = 2 * time.Second
 
 // New opens a store over the caller's pool of the driver pgx or lib/pq, which the caller closes. With
 // Advisory and Pessimistic, each lock and each waiter takes a connection out of the pool and closes it

@@ -11,24 +11,23 @@ import (
 	"github.com/holdfast-go/holdfast/internal/bound"
 )
 
-// alone is a connection for a request that has no others beside it. The caller's own goroutine
-// writes the request and reads its answer. That saves the switches to and from the two
-// goroutines of a shared connection, which are more than half of the client's part of the time
-// that one lock takes.
+// alone is a connection for a client that has one request at a time. The caller's own goroutine
+// writes the request and reads its answer. A shared connection needs two more goroutines. The
+// switches to and from them take more than half of the time that the client needs for a lock.
 //
-// It keeps the advantages of a shared connection. A request whose context ends does not wait for
-// the answer: it closes the connection, which no other request uses. The client notices a
-// connection that the server has closed before it uses it. It opens the connection in the
-// background, so that no request waits for it, and only after several requests.
+// The connection keeps the advantages of a shared one. A request whose context ends does not wait
+// for the answer: it closes the connection, which no other request uses. Before each use the client
+// checks whether the server has closed the connection. The client opens the connection in the
+// background, and only after several requests, so that no request waits for it.
 type alone struct {
 	option rueidis.ClientOption
 
 	mu       sync.Mutex
 	state    aloneState
-	requests int // since the connection was off
+	requests int // since the state became aloneOff
 	needed   int // the number of requests after which the connection is opened
 	client   rueidis.Client
-	conn     *watched // the latest that was dialled
+	conn     *watched // the latest connection
 	tasks    sync.WaitGroup
 }
 
@@ -48,8 +47,8 @@ const aloneAfter = 4
 
 func newAlone(o rueidis.ClientOption) *alone {
 	a := &alone{option: o, needed: aloneAfter}
-	// take checks the connection before each use. The keepalive command of the client after an
-	// idle time would delay a request if the server does not answer.
+	// take checks the connection before each use. A keepalive command of rueidis could delay a
+	// request while the server does not answer it.
 	a.option.Dialer.KeepAlive = -1
 	a.option.Dialer.KeepAliveConfig = net.KeepAliveConfig{Enable: true, Idle: keepAliveIdle, Interval: keepAliveIdle}
 	dial := o.DialCtxFn
@@ -151,7 +150,7 @@ func (a *alone) eval(ctx context.Context, s *Script, keys, args []string) (v []s
 	if !ok {
 		return nil, false, nil
 	}
-	// With a connection of its own rueidis respects the deadline.
+	// For a request that has the connection alone, rueidis respects the deadline.
 	broken := false
 	if watched := bound.Cancellation(ctx); watched.Done() == nil {
 		v, err = evaluate(ctx, client, s, keys, args)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Client is the interface of a Redis client library to the store. Open uses rueidis; package
+// Client is what the store needs of a Redis client library. Open uses rueidis; package
 // redisstore/goredis adapts a go-redis client. All methods are safe for concurrent use, and return
 // soon after their context has ended.
 //
@@ -25,7 +25,7 @@ type Client interface {
 	EvalAll(ctx context.Context, s *Script, calls []Call) []Answer
 	// EvalAcked runs a script and, on the same connection, WAIT. It returns the number of
 	// replicas that have acknowledged what the script wrote. It skips WAIT if the answer does
-	// not start with only.
+	// not start with the string only.
 	EvalAcked(ctx context.Context, s *Script, keys, args []string, only string, replicas int, timeout time.Duration) (answer []string, acked int, err error)
 	// EachPrimary calls f for every server that accepts writes, one after another, until f
 	// returns an error.
@@ -77,7 +77,7 @@ type Answer struct {
 	Err    error
 }
 
-// ServerError is an error that the server answered: "WRONGTYPE Operation ...".
+// ServerError is an error that the server returned: "WRONGTYPE Operation ...".
 type ServerError string
 
 func (e ServerError) Error() string { return string(e) }

@@ -81,7 +81,7 @@ func (c *combiner) init(on bool) {
 	c.ended.L = &c.mu
 }
 
-// stop makes all later requests go by themselves.
+// stop makes each later request a call of its own.
 func (c *combiner) stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -73,11 +73,11 @@
 //     unknown, and the others of the batch are not affected.
 //   - A server that refuses a whole batch because of one key (NOPERM, MOVED, CROSSSLOT) has
 //     executed nothing, so each request goes by itself. After CROSSSLOT there are no more batches.
-//   - A proxy may send a script to the server of its first key, without an error for the others. Each
-//     request by itself has the name's key first, so all clients find the name on one server. A batch
-//     would not. So the first probe compares the run IDs of the servers that it reaches
-//     through 12 keys. If they differ, or if only some are answered, there are no batches, and
-//     each grant is checked alone.
+//   - A proxy may send a script to the server of its first key, without an error for the other keys.
+//     In a request by itself the name's key comes first, so all clients find the name on one server.
+//     In a batch another name's key comes first. So the first probe compares the run IDs of the
+//     servers that it reaches through 12 keys. If they differ, or if only some are answered, there
+//     are no batches, and each grant is checked alone.
 //   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
 //     under way.
 //
@@ -121,11 +121,12 @@
 //   - It releases and grants by one HSET. Before that it reads, and tries every command that can be
 //     refused. So after a refusal the old grant stands and no entry exists, and the core calls Release.
 //     A full server refuses a swap as it refuses a request; the release by itself succeeds. A refused
-//     message is a lost one.
+//     message has the effect of a lost one.
 //   - After a lost answer both outcomes are unknown. Release is repeated, and finds the grant or not.
 //     Undo removes the entry or grant of the request and leaves its tombstone. Each may come before
 //     the swap, or after it. A late swap finds the tombstone until its time limit has passed.
-//   - Applied twice, the second finds the old grant gone, and confirms or refreshes what the first made.
+//   - If a swap is applied twice, the second one does not find the old grant. It confirms the grant of
+//     the first one, or refreshes its queue entry.
 //   - The token is above the name's last one, the counter, and all that the client has seen, as for
 //     each grant. The counter has it before the grant is written.
 //   - SentAt is before the send of the swap. So validity ends before the deadline, which counts from
@@ -134,12 +135,13 @@
 //     swap before it runs. Then the steps are those of a request: read the counter, swap without it,
 //     raise the counter.
 //   - A server that lacks the script has not run it, and gets its text.
-//   - A former primary that applies it is as for the two calls. A failover that loses the swap revives
-//     the old grant until its deadline, and loses the new one like every grant; see Failover.
+//   - A former primary may apply a swap. That has the same effects as if it applied the two calls. A
+//     failover that loses the swap revives the old grant until its deadline. It loses the new grant
+//     like every grant; see Failover.
 //
-// The plain way of the script handles a name in the usual state of contention, with and without
-// waiters. The general path handles all others: shared grants, permits, other limits, a grant whose
-// ID may still arrive. The test of random steps compares both, for swaps too.
+// The plain path of the script handles a name in the usual state of contention, with and without
+// waiters. The general path handles all other states: shared grants, permits, other limits, a grant
+// whose ID may still arrive. A test makes random steps, swaps too, and compares the two paths.
 //
 // # Start before the confirmation
 //

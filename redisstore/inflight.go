@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// ringScale is the binary logarithm of the size of rueidis' ring: of how many unanswered
-// requests one connection holds. A further request waits inside rueidis and ignores its
+// ringScale is the binary logarithm of the size of rueidis' ring: a connection holds at most so
+// many unanswered requests. A further request waits inside rueidis and ignores its
 // context.
 const ringScale = 8
 
@@ -21,7 +21,8 @@ const (
 	// abandonedFor is how long an abandoned request counts as part of the ring. A server that
 	// is silent for longer has lost its connections.
 	abandonedFor = keepAliveIdle + 2*silentTimeout
-	// unstableFor is how long after a connection was opened or lost others may follow.
+	// unstableFor is how long all requests are detached after a connection was opened or lost:
+	// in that time the client may open or lose further connections.
 	unstableFor = time.Second
 )
 
@@ -35,7 +36,7 @@ const (
 // counts until one of them is certain.
 //
 // All other requests are detached: each runs on a goroutine of its own, which continues until
-// the answer after the caller has left. So they need no estimate.
+// the answer after the caller has left. So the client counts each of them exactly.
 type inflight struct {
 	direct    atomic.Int32 // requests on their callers' goroutines, and abandoned ones
 	abandoned atomic.Int32 // of direct, the abandoned ones
@@ -73,7 +74,7 @@ func (r *inflight) leave(early bool) {
 		return
 	}
 	r.abandoned.Add(1)
-	r.markUnstable() // the reason of the delay may end the connection
+	r.markUnstable() // what delayed the answer may also end the connection
 	time.AfterFunc(abandonedFor, func() {
 		r.abandoned.Add(-1)
 		r.direct.Add(-1)

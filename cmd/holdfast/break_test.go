@@ -36,7 +36,7 @@ func TestBreakEndsCommandAndGrantsWaiter(t *testing.T) {
 	pid := fmt.Sprintf("pid %d on ", holder.guardian())
 	r := w.run("break", "--token", w.tokenOf(), "x")
 	r.expectStatus(t, 0)
-	for _, s := range []string{pid, "(the nightly job) is asked to end", "30s", "is taken away from " + pid} {
+	for _, s := range []string{pid, "(the nightly job) is notified", "30s", "is taken away from " + pid} {
 		if !strings.Contains(r.stderr, s) {
 			t.Errorf("no %q:\n%s", s, r.stderr)
 		}
@@ -122,7 +122,7 @@ func TestBreakReportsHolderThatContinues(t *testing.T) {
 		t.Errorf("stderr: %s", r.stderr)
 	}
 	// A signal ends the wait.
-	breaker.stderr.expect("is asked to end")
+	breaker.stderr.expect("is notified")
 	breaker.signal(syscall.SIGINT)
 	if got := breaker.status(); got != 130 {
 		t.Errorf("status %d, want 130: %s", got, breaker.stderr.all())
@@ -195,14 +195,14 @@ func TestBreakOfSeveralHoldersRequestsToken(t *testing.T) {
 		t.Fatal(st, err)
 	}
 	p := w.onTerminal(exec.Command(binary, "break", "x"))
-	p.stdout.expectPart("with which token? ")
+	p.stdout.expectPart("Give its token: ")
 	p.send("y")
 	p.stdout.expect("not broken")
 	if got := p.status(); got != 75 {
 		t.Errorf("status %d, want 75", got)
 	}
 	p = w.onTerminal(exec.Command(binary, "break", "x"))
-	p.stdout.expectPart("with which token? ")
+	p.stdout.expectPart("Give its token: ")
 	p.send(strconv.FormatUint(st.Holders[1].Token, 10))
 	if got := p.status(); got != 0 {
 		t.Errorf("status %d, want 0", got)

@@ -78,7 +78,7 @@ func TestListShowsManyNames(t *testing.T) {
 	locks := map[string]*holdfast.Lock{}
 	var want []string
 	for i := range names {
-		// They are queued in another order than that of their creation.
+		// The locks are not created in the order of their names.
 		name := fmt.Sprintf("job/%03d", i*337%names)
 		lock, err := l.Lock(t.Context(), name, holdfast.Reason("holds "+name))
 		if err != nil {
@@ -206,7 +206,8 @@ func TestListShowsManyNames(t *testing.T) {
 	}
 }
 
-// TestShowDescribesLock, and reports that another one is free.
+// TestShowDescribesLock: show prints the holders and the waiters of a held lock. It reports
+// that a free lock is free.
 func TestShowDescribesLock(t *testing.T) {
 	w := withStore(t)
 	if r := w.run("show", "x"); r.status != 0 || r.stdout != "x is free\n" || r.stderr != "" {

@@ -81,7 +81,7 @@ func TestLossEndsCommand(t *testing.T) {
 }
 
 // TestTTLAndGraceAdapt: a value that the user omits adapts to the given value and to the
-// longest TTL of the store. That is 12 s here unless the case has another.
+// longest TTL of the store.
 func TestTTLAndGraceAdapt(t *testing.T) {
 	for name, c := range map[string]struct {
 		flags   []string
@@ -112,7 +112,8 @@ func TestTTLAndGraceAdapt(t *testing.T) {
 	}
 }
 
-// TestGraceAboveStoreLimitIsRefused with the flag, the store's limit and a valid value.
+// TestGraceAboveStoreLimitIsRefused: the message names the flag, the store's limit and a valid
+// value.
 func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
 	w := newWorld(t)
 	r := w.runScripted(nil, run("--store", "scripted://works?max-ttl=12s", "--grace", "5s")...)
@@ -125,8 +126,9 @@ func TestGraceAboveStoreLimitIsRefused(t *testing.T) {
 	}
 }
 
-// TestLossFoundByRelease: the command succeeded, and its lock was already lost.
-func TestLossFoundByRelease(t *testing.T) {
+// TestLossFoundByReleaseSetsStatus: the command succeeded, but the release finds that the lock
+// was lost. Run ends with status 74.
+func TestLossFoundByReleaseSetsStatus(t *testing.T) {
 	w := newWorld(t)
 	on, fire := fifo(t, w)
 	p := w.startScripted(append([]string{"run", "--store", "scripted://forget?on=" + on, "--ttl", "24h", "x"}, played()...)...)
@@ -145,8 +147,8 @@ func TestLossFoundByRelease(t *testing.T) {
 // still ends in time.
 func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 	for name, c := range map[string]struct{ word, grace string }{
-		"it ends":    {"exit-on-term", "10s"},
-		"it must be": {"", "2s"},
+		"the command ends":      {"exit-on-term", "10s"},
+		"the command is killed": {"", "2s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -166,7 +168,7 @@ func TestLossWithUnreadStderrEndsCommand(t *testing.T) {
 			if err := syscall.SetNonblock(fd, false); err != nil {
 				t.Fatal(err)
 			}
-			// Only the command has this open, which shows its end.
+			// Only the command has this FIFO open, so the end of the file shows its end.
 			alive := w.path("alive")
 			if err := syscall.Mkfifo(alive, 0o600); err != nil {
 				t.Fatal(err)

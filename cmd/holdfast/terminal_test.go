@@ -49,9 +49,9 @@ const (
 	ctrlZ = 26
 )
 
-// TestTerminalRead: an interactive command reads from the terminal, and after it the shell
+// TestInteractiveCommandReadsTerminal: an interactive command reads from the terminal, and after it the shell
 // that ran holdfast does.
-func TestTerminalRead(t *testing.T) {
+func TestInteractiveCommandReadsTerminal(t *testing.T) {
 	w := withStore(t)
 	// A shell without job control is stopped, or gets an error, unless it is in the
 	// foreground.
@@ -70,8 +70,8 @@ func TestTerminalRead(t *testing.T) {
 	}
 }
 
-// TestTerminalWithoutShell: holdfast is the session's first process.
-func TestTerminalWithoutShell(t *testing.T) {
+// TestInteractiveCommandNeedsNoShell: holdfast is the session's first process.
+func TestInteractiveCommandNeedsNoShell(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "run", "x", "--", "sh"))
 	p.send("stty -echo; echo sum $((20 + 4))")
@@ -83,17 +83,17 @@ func TestTerminalWithoutShell(t *testing.T) {
 }
 
 // TestCommandStartsInForeground: the command has the terminal from its first instruction,
-// and no signal is ignored that was not before.
+// and run ignores no further signal for it.
 func TestCommandStartsInForeground(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
-		t.Skip("there is no /proc here to look at")
+		t.Skip("this system has no /proc")
 	}
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "run", "x", "--", "sh", "-c",
 		`read pid name state parent group session tty foreground rest </proc/$$/stat
-		[ $group = $foreground ] && echo "born in the foreground"
+		[ $group = $foreground ] && echo "starts in the foreground"
 		grep SigIgn /proc/$$/status`))
-	p.stdout.expect("born in the foreground")
+	p.stdout.expect("starts in the foreground")
 	own, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		t.Fatal(err)
@@ -114,8 +114,8 @@ func hex(t *testing.T, s string) uint64 {
 	return n
 }
 
-// TestTerminalBesideInput: the command's input is a pipe, and it opens the terminal by name.
-func TestTerminalBesideInput(t *testing.T) {
+// TestPipedCommandOpensTerminal: the command's input is a pipe. The command opens the terminal by name.
+func TestPipedCommandOpensTerminal(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-c",
 		`stty -echo; echo piped | "$holdfast" run x -- sh -c 'read a; read b </dev/tty; echo "got $a $b"'; read line; echo "outer $line"`))
@@ -125,8 +125,8 @@ func TestTerminalBesideInput(t *testing.T) {
 	p.stdout.expect("outer back")
 }
 
-// TestInterruptKey: Ctrl-C reaches the command once, and no other process.
-func TestInterruptKey(t *testing.T) {
+// TestInterruptKeyReachesCommandOnce: Ctrl-C reaches the command once, and no other process.
+func TestInterruptKeyReachesCommandOnce(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-c", `stty -echo; "$holdfast" run x -- "$played"; echo "status $?"`))
 	p.ready()
@@ -141,8 +141,8 @@ func TestInterruptKey(t *testing.T) {
 	}
 }
 
-// TestStopKey: Ctrl-Z stops the shell's job, and fg continues it.
-func TestStopKey(t *testing.T) {
+// TestStopKeyStopsJob: Ctrl-Z stops the shell's job, and fg continues it.
+func TestStopKeyStopsJob(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
 	p.stdout.expectPart("prompt$ ")
@@ -160,7 +160,7 @@ func TestStopKey(t *testing.T) {
 	}
 	p.key(ctrlZ)
 	p.stdout.expectPart("prompt$ ")
-	// In the background it continues, and stops again because it reads.
+	// In the background the job continues, and stops again because it reads.
 	p.send("bg")
 	p.stdout.expect("[1]")
 	for stopped := false; !stopped; {
@@ -177,9 +177,9 @@ func TestStopKey(t *testing.T) {
 	p.status()
 }
 
-// TestStopKeyWithoutJobControl: no process could continue a stopped session, so the command
+// TestStopKeyNeedsJobControl: no process could continue a stopped session, so the command
 // is not left stopped.
-func TestStopKeyWithoutJobControl(t *testing.T) {
+func TestStopKeyNeedsJobControl(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "run", "x", "--", testBinary))
 	p.ready()
@@ -193,11 +193,11 @@ func TestStopKeyWithoutJobControl(t *testing.T) {
 	}
 }
 
-// TestStopKeyBesideInput: the command does not have the terminal. It still stops before the
+// TestStopKeyStopsPipedCommand: the command does not have the terminal. It still stops before the
 // process that renews its lock.
-func TestStopKeyBesideInput(t *testing.T) {
+func TestStopKeyStopsPipedCommand(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
-		t.Skip("there is no /proc here to look at")
+		t.Skip("this system has no /proc")
 	}
 	w := withStore(t)
 	if err := syscall.Mkfifo(w.path("in"), 0o600); err != nil {
@@ -227,9 +227,9 @@ func TestStopKeyBesideInput(t *testing.T) {
 	p.status()
 }
 
-// TestStoppedLong: a job that is stopped for longer than its TTL keeps its lock, and
+// TestStoppedJobKeepsLockBeyondTTL: a job that is stopped for longer than its TTL keeps its lock, and
 // continues with it.
-func TestStoppedLong(t *testing.T) {
+func TestStoppedJobKeepsLockBeyondTTL(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-i"))
 	p.stdout.expectPart("prompt$ ")
@@ -249,9 +249,9 @@ func TestStoppedLong(t *testing.T) {
 	p.status()
 }
 
-// TestStopKeyWaiting: a job that is stopped while it waits starts no command until it is
+// TestJobStoppedInQueueStartsNoCommand: a job that is stopped while it waits starts no command until it is
 // continued.
-func TestStopKeyWaiting(t *testing.T) {
+func TestJobStoppedInQueueStartsNoCommand(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "another", "x"}, played()...)...)
 	holder.ready()
@@ -263,7 +263,7 @@ func TestStopKeyWaiting(t *testing.T) {
 	p.stdout.expectPart("prompt$ ")
 	p.send("jobs")
 	p.stdout.expect("Stopped")
-	// No other process waits for it either.
+	// The stopped job has no queue entry.
 	awaitQueue(t, w.locker(), 0)
 	holder.send("exit 0")
 	holder.status()
@@ -276,9 +276,9 @@ func TestStopKeyWaiting(t *testing.T) {
 	p.status()
 }
 
-// TestKilledWhileStopped: a job that was stopped while it waited, and then killed, leaves no
+// TestKilledStoppedJobLeavesNoQueueEntry: a job that was stopped while it waited, and then killed, leaves no
 // queue entry.
-func TestKilledWhileStopped(t *testing.T) {
+func TestKilledStoppedJobLeavesNoQueueEntry(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "another", "x"}, played()...)...)
 	holder.ready()
@@ -299,9 +299,10 @@ func TestKilledWhileStopped(t *testing.T) {
 	w.run("run", "--try", "x", "--", "test", "!", "-e", "ran").expectStatus(t, 0)
 }
 
-// TestKilledOnTerminal: one of the two processes is killed. The shell has its terminal back,
-// with its modes (unless it has taken it by itself), and no process is left.
-func TestKilledOnTerminal(t *testing.T) {
+// TestKillReturnsTerminalToShell: one of the two processes is killed. The shell has its terminal back,
+// with its modes, and no process is left. A shell that takes the terminal back by itself restores
+// the modes by itself.
+func TestKillReturnsTerminalToShell(t *testing.T) {
 	for _, jobs := range []string{"sh -i", "sh"} {
 		for _, killed := range []string{"front", "guardian"} {
 			t.Run(jobs+", "+killed, func(t *testing.T) {
@@ -326,7 +327,7 @@ func TestKilledOnTerminal(t *testing.T) {
 				awaitState(t, pid, "")
 				awaitState(t, guardian, "")
 				if jobs == "sh -i" && killed == "front" {
-					p.send("stty sane -echo") // which is then up to this shell
+					p.send("stty sane -echo") // this shell took the terminal back by itself
 					p.stdout.expectPart("prompt$ ")
 				}
 				p.send(`read a; echo "typed $a"`)
@@ -349,9 +350,9 @@ func parentPID(t *testing.T, pid int) int {
 	return int(number(t, strings.TrimSpace(string(out))))
 }
 
-// TestTerminalModes: run restores the terminal's modes after a command that was killed before
+// TestRunRestoresTerminalModes: run restores the terminal's modes after a command that was killed before
 // it could restore them.
-func TestTerminalModes(t *testing.T) {
+func TestRunRestoresTerminalModes(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command("sh", "-c",
 		`stty -echo; "$holdfast" run x -- sh -c 'stty raw; kill -KILL $$'; echo "status $?"; stty -a`))
@@ -361,8 +362,8 @@ func TestTerminalModes(t *testing.T) {
 	}
 }
 
-// TestTerminalWaiting: on a terminal, a waiting run shows the holder.
-func TestTerminalWaiting(t *testing.T) {
+// TestWaitingRunShowsHolderOnTerminal: on a terminal, a waiting run shows the holder.
+func TestWaitingRunShowsHolderOnTerminal(t *testing.T) {
 	w := withStore(t)
 	holder := w.start(append([]string{"run", "--reason", "the nightly job", "x"}, played()...)...)
 	holder.ready()
@@ -375,7 +376,7 @@ func TestTerminalWaiting(t *testing.T) {
 		t.Errorf("status %d", got)
 	}
 
-	// Off a terminal run prints nothing without --verbose.
+	// Without a terminal, run prints nothing unless --verbose is given.
 	holder = w.start(append([]string{"run", "x"}, played()...)...)
 	holder.ready()
 	quiet := w.start("run", "x", "--", "true")

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestBadInputIsRefused: every invalid input is found before anything is opened. The message
-// names the field, the value, and what is allowed.
+// TestBadInputIsRefused: the command refuses every invalid input before it opens a store. The
+// message names the field, the value, and what is allowed.
 func TestBadInputIsRefused(t *testing.T) {
 	long := strings.Repeat("n", 513)
 	for name, c := range map[string]struct {
@@ -95,13 +95,13 @@ func TestBadInputIsRefused(t *testing.T) {
 				}
 			}
 			if byStore := strings.Contains(r.stderr, "filestore:"); !byStore && !strings.Contains(r.stderr, "--help") {
-				t.Errorf("no hint at the help:\n%s", r.stderr)
+				t.Errorf("stderr does not point to --help:\n%s", r.stderr)
 			}
 			if r.stdout != "" {
 				t.Errorf("stdout: %q", r.stdout)
 			}
 			if made, _ := os.ReadDir(w.home); len(made) > 0 {
-				t.Errorf("something was made: %v", made)
+				t.Errorf("files were created in the home directory: %v", made)
 			}
 			if _, err := os.Stat(w.path("ran")); err == nil {
 				t.Error("the command ran")
@@ -110,7 +110,7 @@ func TestBadInputIsRefused(t *testing.T) {
 	}
 }
 
-// run returns the words of a run that would leave a trace.
+// run returns the arguments of a run whose command creates the file ran.
 func run(flags ...string) []string {
 	return append(append([]string{"run"}, flags...), "x", "--", "touch", "ran")
 }
@@ -156,34 +156,34 @@ func TestOutputHasNoPassword(t *testing.T) {
 	const password = "s3cr3t-pw"
 	withPassword := "scripted://me:" + password + "@"
 	for name, args := range map[string][]string{
-		"flag":            run("--store", withPassword+"refused"),
-		"said by a store": run("--store", withPassword+"password"),
-		"no such host":    run("--store", withPassword+"nowhere"),
-		"verbose":         run("-v", "--store", withPassword+"unavailable"),
-		"unknown scheme":  run("--store", "floppy://me:"+password+"@host"),
-		"no URL":          run("--store", "redis://me:"+password+"%zz@host"),
-		"bad port":        run("--store", "redis://me:"+password+"@host:port"),
-		"no scheme":       run("--store", "me:"+password+"@host"),
-		"unknown flag":    run("--stor=" + withPassword + "host"),
-		"one dash":        run("-store=" + withPassword + "host"),
-		"flag of others":  run("--ttl", withPassword+"host"),
-		"as a name":       {"run", withPassword + "host", "x", "--", "true"},
-		"as a command":    {withPassword + "host"},
-		"as the query":    run("--store", "scripted://nowhere/?password="+password),
-		"in doubt":        append([]string{"run", "-v", "--ttl", "600ms", "--grace", "50ms", "--store", withPassword + "fail-renewal-password", "x"}, "--", "sleep", "1000"),
-		"check":           {"check", "--store", withPassword + "nowhere"},
-		"check, local":    {"check", "--local", "file", "--store", withPassword + "nowhere"},
-		"check, scheme":   {"check", "--store", "floppy://me:" + password + "@host"},
-		"check, faults":   {"check", "--local", "file", "--faults", withPassword + "host"},
-		"check, dir":      {"check", "--local", withPassword + "host"},
-		"completion":      {"completion", withPassword + "host"},
-		"version":         {"version", withPassword + "host"},
-		"guardian":        {"run-guardian", withPassword + "host", "x"},
-		"init":            {"init", withPassword + "nowhere"},
-		"init, scheme":    {"init", "floppy://me:" + password + "@host"},
-		"probe":           {"stores", withPassword + "refused"},
-		"probe, JSON":     {"stores", "--json", withPassword + "refused"},
-		"probe, no host":  {"stores", withPassword + "nowhere"},
+		"flag":           run("--store", withPassword+"refused"),
+		"store's error":  run("--store", withPassword+"password"),
+		"no such host":   run("--store", withPassword+"nowhere"),
+		"verbose":        run("-v", "--store", withPassword+"unavailable"),
+		"unknown scheme": run("--store", "floppy://me:"+password+"@host"),
+		"no URL":         run("--store", "redis://me:"+password+"%zz@host"),
+		"bad port":       run("--store", "redis://me:"+password+"@host:port"),
+		"no scheme":      run("--store", "me:"+password+"@host"),
+		"unknown flag":   run("--stor=" + withPassword + "host"),
+		"one dash":       run("-store=" + withPassword + "host"),
+		"other flag":     run("--ttl", withPassword+"host"),
+		"as a name":      {"run", withPassword + "host", "x", "--", "true"},
+		"as a command":   {withPassword + "host"},
+		"as the query":   run("--store", "scripted://nowhere/?password="+password),
+		"in doubt":       append([]string{"run", "-v", "--ttl", "600ms", "--grace", "50ms", "--store", withPassword + "fail-renewal-password", "x"}, "--", "sleep", "1000"),
+		"check":          {"check", "--store", withPassword + "nowhere"},
+		"check, local":   {"check", "--local", "file", "--store", withPassword + "nowhere"},
+		"check, scheme":  {"check", "--store", "floppy://me:" + password + "@host"},
+		"check, faults":  {"check", "--local", "file", "--faults", withPassword + "host"},
+		"check, dir":     {"check", "--local", withPassword + "host"},
+		"completion":     {"completion", withPassword + "host"},
+		"version":        {"version", withPassword + "host"},
+		"guardian":       {"run-guardian", withPassword + "host", "x"},
+		"init":           {"init", withPassword + "nowhere"},
+		"init, scheme":   {"init", "floppy://me:" + password + "@host"},
+		"probe":          {"stores", withPassword + "refused"},
+		"probe, JSON":    {"stores", "--json", withPassword + "refused"},
+		"probe, no host": {"stores", withPassword + "nowhere"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newWorld(t).runScripted(nil, args...)

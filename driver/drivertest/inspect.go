@@ -10,7 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// await receives from c, and ends the test if nothing comes in time.
+// await receives from c, and ends the test with the message missing if nothing comes in time.
 func await[T any](e *env, c <-chan T, missing string) (v T) {
 	e.Helper()
 	select {
@@ -254,8 +254,8 @@ func closed(e *env) {
 	e.release(again, e.takeExpired(again, name, driver.Exclusive))
 }
 
-// openWithoutServer requires that a client can be opened while no server answers, that its
-// calls end with their context, and that it works when the server is back.
+// openWithoutServer requires that Open succeeds while no server answers. The calls of that client
+// end with their context, and succeed when the server is back.
 func openWithoutServer(e *env) {
 	if e.h.Stop == nil {
 		e.Skip("the harness cannot stop the store")
@@ -277,7 +277,7 @@ func openWithoutServer(e *env) {
 		if s = <-opened; s != nil {
 			e.opened(s)
 		}
-		e.Fatalf("Open did not return within %s while no server answered: it returns a store, and its calls report that there is no server", openTime)
+		e.Fatalf("Open did not return within %s while no server answered: it must return a store, whose calls report that there is no server", openTime)
 	}
 	e.opened(s)
 	ctx, cancel := context.WithTimeout(e.Context(), 200*time.Millisecond)
@@ -301,8 +301,8 @@ func openWithoutServer(e *env) {
 // openTime limits Open while no server answers.
 const openTime = 20 * time.Second
 
-// down requires that an unreachable store returns within the context, with an honest code, and
-// works again when it is back.
+// down requires that a call to an unreachable store ends with its context, and that its code is
+// unavailable, withdrawn or unknown. The store works again when the server is back.
 func down(e *env) {
 	if e.h.Stop == nil {
 		e.Skip("the harness cannot stop the store")

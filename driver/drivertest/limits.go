@@ -13,7 +13,7 @@ func guaranteesAreWhole(e *env) {
 	s, g := e.open(), e.g
 	if g.Kind == "" || g.Scope == "" || g.Crash == "" || g.Pause == "" || g.Order == "" || g.Wake == "" ||
 		g.Tokens == "" || g.Break == "" || g.Visible == "" {
-		e.Errorf("something is not declared: %+v", g)
+		e.Errorf("a field of Guarantees is empty: %+v", g)
 	}
 	for _, r := range g.Rows() {
 		if strings.TrimSpace(r.Value) == "" {
@@ -24,13 +24,13 @@ func guaranteesAreWhole(e *env) {
 		e.Errorf("MinTTL %s is above MaxTTL %s", g.MinTTL, g.MaxTTL)
 	}
 	if g.MaxTTL == 0 && g.LeftoversExpire {
-		e.Errorf("it declares that grants expire, and has no TTL")
+		e.Errorf("the store declares that grants expire, and has no TTL")
 	}
 	if g.MaxTTL == 0 && g.Crash == driver.CrashFreesAfterTTL {
-		e.Error("a crash frees after a TTL that grants do not have")
+		e.Error("the store declares that a crash frees after the TTL, and has no TTL")
 	}
 	if len(g.EarlyEnd) > 0 && g.Notice <= 0 {
-		e.Error("grants may end early, within no declared notice")
+		e.Error("the store declares early ends, and no notice")
 	}
 	if _, ok := s.(driver.Inspector); ok != (g.Visible != driver.VisibleNothing) {
 		e.Errorf("inspection: declared %q, implemented %t", g.Visible, ok)
@@ -65,37 +65,37 @@ func limitRule(e *env) {
 	limits := e.limits()
 	rapid.Check(e.T, func(rt *rapid.T) {
 		name := e.name()
-		var holds []held
+		var grants []held
 		defer func() {
-			for _, h := range holds {
+			for _, h := range grants {
 				e.release(h.s, h.g)
 			}
 		}()
 		for range rapid.IntRange(1, 20).Draw(rt, "steps") {
-			if len(holds) > 0 && rapid.IntRange(0, 2).Draw(rt, "release") == 0 {
-				i := rapid.IntRange(0, len(holds)-1).Draw(rt, "which")
-				e.release(holds[i].s, holds[i].g)
-				holds = append(holds[:i], holds[i+1:]...)
+			if len(grants) > 0 && rapid.IntRange(0, 2).Draw(rt, "release") == 0 {
+				i := rapid.IntRange(0, len(grants)-1).Draw(rt, "which")
+				e.release(grants[i].s, grants[i].g)
+				grants = append(grants[:i], grants[i+1:]...)
 				continue
 			}
 			s := rapid.SampledFrom(stores).Draw(rt, "store")
 			limit := rapid.SampledFrom(limits).Draw(rt, "limit")
 			least := limit
-			for _, h := range holds {
+			for _, h := range grants {
 				least = min(least, h.g.Limit)
 			}
 			r := e.request(name, limit, long)
 			g, err := s.Acquire(e.Context(), r)
 			switch {
-			case err == nil && len(holds) >= least:
-				holds = append(holds, held{s, g})
-				rt.Fatalf("%q, limit %d, request %s: granted beside %d others: %s", name, limit, g.ID, len(holds)-1, limitText)
+			case err == nil && len(grants) >= least:
+				grants = append(grants, held{s, g})
+				rt.Fatalf("%q, limit %d, request %s: granted beside %d others: %s", name, limit, g.ID, len(grants)-1, limitText)
 			case err == nil:
-				holds = append(holds, held{s, g})
+				grants = append(grants, held{s, g})
 			case s.Classify(err) != driver.CodeBusy:
 				rt.Fatalf("%q, limit %d, request %s: %v, want a grant or busy: a request that does not wait has no other answer", name, limit, r.ID, err)
-			case len(holds) < least:
-				rt.Fatalf("%q, limit %d, request %s: refused beside %d others, although the rule admits it (%s): %v", name, limit, r.ID, len(holds), limitText, err)
+			case len(grants) < least:
+				rt.Fatalf("%q, limit %d, request %s: refused beside %d others, although the rule admits it (%s): %v", name, limit, r.ID, len(grants), limitText, err)
 			}
 		}
 	})

@@ -20,7 +20,7 @@ import (
 // store, and one test of the suite must convict it.
 type mistake struct {
 	test string
-	// message is a part of the conviction, if not empty: see messages.
+	// message, if not empty, is a part of the message of the failing test: see messages.
 	message string
 	// first is a test that fails before it, so that the other waits for 5 s only.
 	first string
@@ -184,7 +184,7 @@ var mistakes = map[string]mistake{
 		}},
 }
 
-// long is a TTL that does not pass while a test runs.
+// long is a TTL that is longer than a test.
 const long = time.Minute
 
 var (
@@ -192,13 +192,13 @@ var (
 	plantedCancelled sync.Map     // names of cancelled waits
 )
 
-// elsewhere makes a request for a name of its own, where it waits for no other.
+// elsewhere gives a request a name of its own, which no other request uses.
 func elsewhere(_ *client, r *driver.Request) { r.Name += "-" + r.ID }
 
-// renamed makes the grant of such a request that of the name.
+// renamed gives the grant of such a request the requested name.
 func renamed(r driver.Request, g *driver.Grant) { g.Name, g.Limit = r.Name, r.Limit }
 
-// oneAfterWait is for a token that is not above the one before.
+// oneAfterWait sets the token of a grant after a wait to 1, which is not above the earlier tokens.
 func oneAfterWait(r driver.Request, g *driver.Grant) {
 	if r.Wait {
 		g.Token = 1

@@ -59,8 +59,8 @@ import (
 //
 // Swap replaces a grant by the next one of the same client in one write. So the row shows either
 // of them, and a lost answer leaves the outcome of both unknown: the release is repeated, and Undo
-// covers the request. Waiters of other clients are in no row. So a client does that for
-// driver.HandoffTime at most, and then releases the name and notifies them.
+// covers the request. No row shows the waiters of other clients. So a client replaces
+// grants for driver.HandoffTime at most. Then it releases the name and notifies the waiters.
 type Optimistic struct {
 	pool   *Pool
 	table  Table
@@ -79,7 +79,7 @@ type Optimistic struct {
 type kept struct {
 	g    driver.Grant
 	from driver.Requester
-	// tenure is when the first of the grants was made that a Swap has replaced.
+	// tenure is the time of the first grant in a sequence of grants that Swap has replaced.
 	tenure time.Time
 }
 

@@ -45,13 +45,13 @@ import (
 // from the send of this statement, after which the timer starts anew.
 //
 // The tokens of the next grant are the last microseconds of the clock, as the statement reads
-// it, which are larger than the tokens of the grant before. The session has had the lock since
-// it read the clock for those. So no other grant has read the clock in between, and every
+// it. They are larger than the tokens of the old grant. The session has had the lock since it
+// read the clock for the old tokens. So no other grant has read the clock in between, and every
 // later one reads it afterwards. If the clock was set back the lock is released.
 //
 // A session that begins to wait announces that to the holder, until it has the lock. If the statement
 // finds an announcement, the lock is released and the next request goes to the end of the
-// server's queue. So a waiter that came before the statement is overtaken by no new grant. Programs
+// server's queue. So no new grant overtakes a waiter that came before the statement. Programs
 // that lock by hand announce nothing. For their sake a session passes a lock on for
 // driver.HandoffTime at most, and then releases it.
 //

@@ -12,15 +12,15 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore"
 )
 
-// seen is what the servers have of one name.
+// seen is what the servers report about one name.
 type seen struct {
-	id     string // of the ballot with a quorum, "" if there is none
+	id     string // the ID of the ballot with a quorum, "" if there is none
 	holder driver.Holder
-	ttl    time.Duration // that the holder requests
+	ttl    time.Duration // the TTL that the holder requested
 }
 
-// read requests names from all servers, and returns when a quorum has answered and the others
-// have had a little time.
+// read reads the keys of names from all servers. It returns when a quorum has answered and the
+// other servers have had a little more time.
 func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 	calls := make([]redisstore.Call, len(names))
 	for i, name := range names {
@@ -87,8 +87,8 @@ func (s *Store) read(ctx context.Context, names []string) ([]seen, error) {
 	return found, nil
 }
 
-// Inspect returns the holder of a name: the request with votes of a quorum. It shows no
-// waiters.
+// Inspect returns the holder of a name: the request that has the votes of a quorum. It shows
+// no waiters.
 func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) {
 	st := driver.State{Name: name}
 	if err := driver.CheckName(name); err != nil {

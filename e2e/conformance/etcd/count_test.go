@@ -66,7 +66,7 @@ func TestEntryCountsTheDeletionsBeforeIt(t *testing.T) {
 		used += n.Load() - queued
 		release(t, s, res.g)
 	}
-	if most := 2 * looks(began); used > most {
+	if most := 2 * checksSince(began); used > most {
 		t.Errorf("%d grants took %d requests, want %d at most", rounds, used, most)
 	}
 }

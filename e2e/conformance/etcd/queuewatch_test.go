@@ -43,15 +43,15 @@ func TestNextEntryNeedsNoRead(t *testing.T) {
 		held = got.g
 	}
 	// A watch that was unused for a second is made again, and read after.
-	if most := 2*rounds + 3*looks(began); n.Load() > most {
+	if most := 2*rounds + 3*checksSince(began); n.Load() > most {
 		t.Errorf("%d entries and releases took %d requests, want %d at most", rounds, n.Load(), most)
 	}
 }
 
-// gate holds the answers to the next transaction back, and can end the stream of watches.
+// gate delays the answers to the next transaction, and can end the stream of watches.
 type gate struct {
 	mu      sync.Mutex
-	reached chan struct{} // closed when the answer has come; nil if none is to be held back
+	reached chan struct{} // closed when the answer has come; nil if no answer is to be delayed
 	through chan struct{} // the answer may pass
 	closed  chan struct{} // no stream opens before; nil for none
 	end     context.CancelFunc
@@ -94,10 +94,10 @@ func (g *gate) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clien
 	return streamer(ctx, desc, cc, method, opts...)
 }
 
-// TestKeptWatchAndLateAnswer: entries are deleted after a new one was made and before its client has the
+// TestKeptWatchSeesDeletionsBeforeLateAnswer: entries are deleted after a new one was made and before its client has the
 // answer, while the client's watch of the name stands or was lost. The entry is granted when those
 // before it have gone, and refused when its own has gone.
-func TestKeptWatchAndLateAnswer(t *testing.T) {
+func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	client, other := c.direct(t), c.open(t)
 	g := &gate{}

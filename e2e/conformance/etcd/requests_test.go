@@ -15,9 +15,9 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// looks is the number of looks at its granted entries that a session may have made since
-// then: one a second.
-func looks(since time.Time) int64 { return int64(time.Since(since)/time.Second) + 1 }
+// checksSince returns how many checks of its granted entries a session may have made since
+// then. It makes one a second.
+func checksSince(since time.Time) int64 { return int64(time.Since(since)/time.Second) + 1 }
 
 // counted is a store that counts its requests to the key space.
 func (c *cluster) counted(t *testing.T) (*etcdstore.Store, *atomic.Int64) {
@@ -34,8 +34,8 @@ func (c *cluster) counted(t *testing.T) (*etcdstore.Store, *atomic.Int64) {
 }
 
 // TestRequestsOfLockAndWait: a free name costs two requests, a lock and a release. The first
-// waiter sends no further request. A waiter far back reads the queue once more, when all but one of
-// those before it have gone.
+// waiter sends no further request. A waiter far back reads the queue once more, when all earlier
+// entries but one have gone.
 func TestRequestsOfLockAndWait(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, n := c.counted(t)
@@ -47,8 +47,8 @@ func TestRequestsOfLockAndWait(t *testing.T) {
 		t.Helper()
 		before, began := n.Load(), time.Now()
 		f()
-		if got, more := n.Load()-before, looks(began); got > want+more {
-			t.Errorf("%s cost %d requests, want %d and at most %d looks", what, got, want, more)
+		if got, more := n.Load()-before, checksSince(began); got > want+more {
+			t.Errorf("%s cost %d requests, want %d and at most %d checks", what, got, want, more)
 		}
 	}
 	cost("20 free locks", 40, func() {
@@ -63,8 +63,8 @@ func TestRequestsOfLockAndWait(t *testing.T) {
 
 	g = must(t, s, request("first", "n", 1, time.Minute))
 	own := waitIn(t, s, request("own", "n", 1, time.Minute))
-	// The release, and the look after the watch was made.
-	cost("passing on", 2, func() {
+	// One request is the release. The other is the read that follows the creation of a watch.
+	cost("a release with a waiter", 2, func() {
 		if err := s.Release(t.Context(), g, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +75,7 @@ func TestRequestsOfLockAndWait(t *testing.T) {
 		g = res.g
 	})
 
-	// Ten queue entries of other clients before ours.
+	// Another client makes ten queue entries first.
 	other := c.open(t)
 	var line []<-chan result
 	for i := range 10 {
@@ -104,9 +104,10 @@ func TestRequestsOfLockAndWait(t *testing.T) {
 			requests.Store(0)
 		}
 	}
-	// The look after the watch was made may come as late as this. Then the read when the last but one has
-	// gone, and the look after the next watch was made.
-	if got := requests.Load(); got > 3+looks(began) {
+	// The waiter may send three requests. The first is the read that follows the creation of its watch,
+	// and may come this late. The second is the read after all but one of the earlier entries have gone.
+	// The third is the read that follows the creation of the next watch.
+	if got := requests.Load(); got > 3+checksSince(began) {
 		t.Errorf("a waiter far back sent %d requests while nine before it were served", got)
 	}
 	if err := other.Release(t.Context(), held, 0); err != nil {

@@ -24,8 +24,8 @@ import (
 )
 
 // mute is an interceptor that stops the messages of the client while it is set. The client
-// then gets news only from existing watches, whose member it may still request to report its
-// revision.
+// then receives events only from its existing watches. It can still request the revision of the
+// member that serves them.
 type mute struct {
 	on atomic.Bool
 

@@ -49,7 +49,7 @@ func another(t *testing.T, settings ...string) *servers.MySQL {
 	return m
 }
 
-// refused fails unless a store is refused at open, with the reason.
+// refused requires that Open refuses the server, with the reason in its error.
 func refused(t *testing.T, address, params, reason string) {
 	t.Helper()
 	s, err := mysqlstore.Open(t.Context(), mariadb.URL(address, mariadb.Home, params))
@@ -114,10 +114,10 @@ func TestGroupOfSeveralPrimariesIsRefused(t *testing.T) {
 	}
 }
 
-// TestCommitsThatACrashForgets: a crash may lose commits because of the server's settings. The
-// store then refuses durable tokens, when it is opened and when an operator changes the settings
+// TestCommitsLostInCrashForbidDurableTokens: with some settings of the server a crash loses commits.
+// The store then refuses durable tokens, when it is opened and when an operator changes the settings
 // later. The recipe optimistic reports the settings in its guarantees.
-func TestCommitsThatACrashForgets(t *testing.T) {
+func TestCommitsLostInCrashForbidDurableTokens(t *testing.T) {
 	m := another(t)
 	for _, value := range []string{"0", "2"} {
 		for _, recipe := range mariadb.Sessions {
@@ -166,8 +166,9 @@ func TestReadWriteSplitIsRefused(t *testing.T) {
 	}
 }
 
-// splitter is a proxy that sends a SELECT outside of transactions to a replica, and all other
-// statements to the primary. Users have no password, so one login is valid at both servers.
+// splitter starts a proxy and returns its address. The proxy sends a SELECT outside of transactions
+// to a replica, and all other statements to the primary. Users have no password, so one login is
+// valid at both servers.
 func splitter(t *testing.T, primary, replica string) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/mysqlstore"
 )
 
-// TestSwapPassesTheLockOn: where no client waits, a swap is one statement that reads. A release and a
-// request are two at least.
+// TestSwapPassesTheLockOn: if no client waits, a swap is one statement that reads. A release and a
+// request take at least two statements.
 func TestSwapPassesTheLockOn(t *testing.T) {
 	mariadb.Each(t, mariadb.Sessions, func(t *testing.T, params, schema string) {
 		s := mariadb.Store(t, schema, params)
@@ -36,9 +36,9 @@ func TestSwapPassesTheLockOn(t *testing.T) {
 	})
 }
 
-// TestSwapNoticesLossOfTheLock: before the statement of a swap, the transaction of its session ends, as
-// that of the victim of a deadlock, or its named lock, or its connection. The release is denied, and the
-// request gets the lock anew.
+// TestSwapNoticesLossOfTheLock: a session loses its lock before the statement of a swap. Its transaction
+// ends like that of a deadlock's victim, or its named lock ends, or its connection. The release is denied,
+// and the request gets a new lock.
 func TestSwapNoticesLossOfTheLock(t *testing.T) {
 	schema := mariadb.Create(t)
 	for _, test := range []struct {

@@ -21,8 +21,8 @@ func eachLayout(t *testing.T, f func(t *testing.T, l redisstore.Layout)) {
 	}
 }
 
-// many returns a limit at which several requests hold a name together; in a layout of
-// exclusive locks it is [driver.Exclusive].
+// many returns a limit at which several requests hold a name together. A layout of exclusive
+// locks has none, so many returns [driver.Exclusive] for it.
 func many(l redisstore.Layout) int {
 	switch l {
 	case redisstore.RedissonReadWrite:
@@ -33,9 +33,9 @@ func many(l redisstore.Layout) int {
 	return driver.Exclusive
 }
 
-// TestLayoutLateRequestAfterRelease: a request that was sent, was not answered, and arrives
-// after the grant of a later request with its ID was released, is refused. Where a step of
-// the release has no answer, the next release succeeds.
+// TestLayoutLateRequestAfterRelease: a request gets no answer and is delayed. The client repeats
+// it with the same ID, gets a grant, and releases it. The server refuses the delayed request when
+// it arrives. If a step of the release has no answer, the next release succeeds.
 func TestLayoutLateRequestAfterRelease(t *testing.T) {
 	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
 		t.Parallel()
@@ -59,9 +59,9 @@ func TestLayoutLateRequestAfterRelease(t *testing.T) {
 	})
 }
 
-// TestLayoutLateRequestAfterBreak: an operator takes a grant away, and another client holds
-// the name for a while. A request of the first grant's ID that arrives then is refused: its
-// holder would take the new lease for its own.
+// TestLayoutLateRequestAfterBreak: an operator takes a grant away, and another client holds the
+// name for a while. Then a delayed request with the ID of the first grant arrives. The server
+// refuses it, because the first holder would take the new lease for its own.
 func TestLayoutLateRequestAfterBreak(t *testing.T) {
 	eachLayout(t, func(t *testing.T, l redisstore.Layout) {
 		t.Parallel()
@@ -144,10 +144,10 @@ func TestLayoutFullServerRefusesNewLocks(t *testing.T) {
 	})
 }
 
-// TestLayoutReaderReleasesWhileSlotMoves: holdfast and another client hold a name as readers while its
+// TestLayoutReaderReleasesAfterSlotMove: holdfast and another client hold a name as readers while its
 // hash slot moves. The other reader's key has moved already. A release is refused and changes nothing. It
 // succeeds after the move.
-func TestLayoutReaderReleasesWhileSlotMoves(t *testing.T) {
+func TestLayoutReaderReleasesAfterSlotMove(t *testing.T) {
 	c := cluster(t)
 	name := t.Name()
 	slot, from, to := slotMove(t, c, name)
@@ -182,9 +182,9 @@ func TestLayoutReaderReleasesWhileSlotMoves(t *testing.T) {
 var layoutRights = strings.Fields("exists hexists hkeys hlen setnx incr incrby decrby lindex lrange lpop rpush lrem " +
 	"zadd zscore zrem zincrby zrange zrangebyscore zcard")
 
-// TestLayoutRefusedCommandKeepsGrants takes each documented right away from a client, which
-// then tries, renews, releases, rolls back and breaks. Afterwards its grants and those of
-// other clients stand or are released, waiters are served, and nothing is left.
+// TestLayoutRefusedCommandKeepsGrants takes each documented right away from a client. The client
+// then requests, renews, releases, rolls back and breaks grants. Afterwards all grants stand or
+// are released, waiters are served, and nothing is left.
 func TestLayoutRefusedCommandKeepsGrants(t *testing.T) {
 	r := start(t)
 	eachLayout(t, func(t *testing.T, l redisstore.Layout) {

@@ -299,9 +299,9 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	}
 }
 
-// TestSwapOfOtherLimits: a shared grant or a permit is swapped for another limit and TTL. The request waits for
+// TestSwapMayChangeLimitAndTTL: a shared grant or a permit is swapped for another limit and TTL. The request waits for
 // the grants that stand beside the old one.
-func TestSwapOfOtherLimits(t *testing.T) {
+func TestSwapMayChangeLimitAndTTL(t *testing.T) {
 	r := common(t)
 	s, other := open(t, "redis://"+r.Address()), open(t, "redis://"+r.Address())
 	limits := []int{driver.Exclusive, 3, driver.Unlimited}
@@ -411,8 +411,9 @@ func TestRefusedSwapReleasesNothing(t *testing.T) {
 	}
 }
 
-// TestSwapAfterScriptsAreGone: the server has no script any more, as after a restart.
-func TestSwapAfterScriptsAreGone(t *testing.T) {
+// TestSwapLoadsMissingScript: the server has lost its scripts, as after a restart. A swap sends the
+// script again.
+func TestSwapLoadsMissingScript(t *testing.T) {
 	r := start(t)
 	s := open(t, "redis://"+r.Address())
 	g := must(t, s, request("n", driver.Exclusive, long))

@@ -47,9 +47,9 @@ func DeletedRowEndsTheGrant(t *testing.T, d *Database) {
 	Release(t, s, next)
 }
 
-// ClockSetForward requires that a lease expires at a server whose clock was set forward by an
+// ClockSetForwardEndsTheGrant requires that a lease expires at a server whose clock was set forward by an
 // hour, and that its holder is notified.
-func ClockSetForward(t *testing.T, d *Database) {
+func ClockSetForwardEndsTheGrant(t *testing.T, d *Database) {
 	const params = "recipe=optimistic"
 	database := d.Create(t)
 	s := d.Store(t, database, params)

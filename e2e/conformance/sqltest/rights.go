@@ -18,10 +18,10 @@ type Rights struct {
 	Unnoticed []string
 }
 
-// EachRight requires that a user with exactly the documented rights can make every call, and that without
-// any one of them a call that needs it is refused: nothing is granted beside another holder, a refused request
-// leaves nothing, and a holder that was granted keeps its lock. The statements make a user USER_NAME, and give
-// and take a RIGHT of DATABASE.
+// EachRight requires that a user with exactly the documented rights can make every call. Without one of the
+// rights, the server refuses a call that needs it. Then nothing is granted beside another holder, a refused
+// request leaves nothing, and a holder keeps its lock. The statements create a user USER_NAME, and grant and
+// revoke a RIGHT of DATABASE.
 func EachRight(t *testing.T, d *Database, create, give, take string, all ...Rights) {
 	for _, of := range all {
 		t.Run(of.Params, func(t *testing.T) {

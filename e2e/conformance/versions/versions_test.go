@@ -39,7 +39,8 @@ func TestMain(m *testing.M) {
 const (
 	contract  = "^TestConformance$"
 	databases = "^Test(Conformance|DurableTokens|OddRows|Settings|RenewalOf.*)$"
-	// Faults, and servers that are refused: on MySQL, since other tests of the package use MariaDB.
+	// These are tests of faults and of refused servers. They run on MySQL, since other tests of the
+	// package use MariaDB.
 	failures = "^Test(Dead|Ping|Switchover|ReadOnly|Takeover|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Insert|" +
 		"Uncommitted|CrashFrees|Deleted|Clock|HeldLock|GetLock|Name|Long|Statement|Group|Commits|ReadWrite|Locks|Rights|Unsafe)"
 	// Those that start no further server.

@@ -206,9 +206,9 @@ func TestEndRequestedBeforeTheWatch(t *testing.T) {
 	h.notified(t)
 }
 
-// TestChangesBeforeTheWatches: nodes go or change after an entry has read the queue, and before the
+// TestEntrySeesChangesBeforeTheWatches: nodes go or change after an entry has read the queue, and before the
 // server has its watches, which are one request. The entry sees each change.
-func TestChangesBeforeTheWatches(t *testing.T) {
+func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())
 	for _, c := range []struct {

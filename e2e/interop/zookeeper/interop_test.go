@@ -14,9 +14,9 @@ import (
 
 var recipes = map[string]zkstore.Layout{"mutex": zkstore.Mutex, "rw": zkstore.ReadWrite, "semaphore": zkstore.Semaphore}
 
-// TestCuratorSums: two processes of Java and two of Go make 1,000 increments under each of the three
-// recipes.
-func TestCuratorSums(t *testing.T) {
+// TestCuratorLosesNoIncrement: two processes of Java and two of Go make 1,000 increments under each of
+// the three recipes, and none is lost.
+func TestCuratorLosesNoIncrement(t *testing.T) {
 	address := start(t)
 	for recipe, layout := range recipes {
 		t.Run(recipe, func(t *testing.T) {
@@ -28,7 +28,7 @@ func TestCuratorSums(t *testing.T) {
 	}
 }
 
-// state waits until a name has these numbers of holders and waiters.
+// state waits until a name has the given numbers of holders and waiters, and returns its state.
 func state(t *testing.T, l *holdfast.Locker, name string, holders, waiters int) holdfast.State {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(5 * time.Millisecond) {
@@ -43,8 +43,8 @@ func state(t *testing.T, l *holdfast.Locker, name string, holders, waiters int) 
 	}
 }
 
-// TestCuratorOrder: waiters are granted in order of arrival, whichever client they use.
-func TestCuratorOrder(t *testing.T) {
+// TestCuratorWaitersAreServedInOrder: waiters are granted in order of arrival, whichever client they use.
+func TestCuratorWaitersAreServedInOrder(t *testing.T) {
 	address := start(t)
 	for recipe, layout := range recipes {
 		t.Run(recipe, func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestCuratorOrder(t *testing.T) {
 			java.expect("done acquire")
 			select {
 			case <-got:
-				t.Fatal("a later one was served with the first")
+				t.Fatal("the second waiter was served together with the first")
 			default:
 			}
 			state(t, first, name, 1, 2)
@@ -90,9 +90,9 @@ func TestCuratorOrder(t *testing.T) {
 	}
 }
 
-// TestCuratorReaders: readers of Java and Go hold the lock together, and a writer of each waits for the
+// TestCuratorReadersShareTheLock: readers of Java and Go hold the lock together, and a writer of each waits for the
 // other's readers.
-func TestCuratorReaders(t *testing.T) {
+func TestCuratorReadersShareTheLock(t *testing.T) {
 	address := start(t)
 	const name = "readers"
 	l := open(t, address, zkstore.ReadWrite)
@@ -140,9 +140,9 @@ func TestCuratorReaders(t *testing.T) {
 	writer.does("release")
 }
 
-// TestCuratorPermits: a semaphore of two is full with a holder of Java and a holder of Go. A permit that
+// TestCuratorSharesPermits: a semaphore of two is full with a holder of Java and a holder of Go. A permit that
 // either releases goes to the other's waiter.
-func TestCuratorPermits(t *testing.T) {
+func TestCuratorSharesPermits(t *testing.T) {
 	address := start(t)
 	const name = "permits"
 	l, later := open(t, address, zkstore.Semaphore), open(t, address, zkstore.Semaphore)
@@ -151,7 +151,7 @@ func TestCuratorPermits(t *testing.T) {
 	k, err := l.TryLock(t.Context(), name, holdfast.Limit(2))
 	must(t, err)
 	if _, err := later.TryLock(t.Context(), name, holdfast.Limit(2)); !errors.Is(err, holdfast.ErrBusy) {
-		t.Errorf("a third of two: %v", err)
+		t.Errorf("a third permit of a semaphore of two: %v", err)
 	}
 	other.send("acquire")
 	state(t, l, name, 2, 1)
@@ -165,13 +165,13 @@ func TestCuratorPermits(t *testing.T) {
 	}()
 	state(t, l, name, 2, 2)
 	if len(other.lines) != 0 {
-		t.Error("Curator holds a third of two")
+		t.Error("Curator holds a third permit of a semaphore of two")
 	}
 	must(t, k.Unlock())
 	other.expect("done acquire")
 	state(t, l, name, 2, 1)
 	if len(got) != 0 {
-		t.Error("a third of two was granted")
+		t.Error("a third permit of a semaphore of two was granted")
 	}
 	java.does("release")
 	next := <-got
@@ -183,9 +183,9 @@ func TestCuratorPermits(t *testing.T) {
 	state(t, l, name, 0, 0)
 }
 
-// TestCuratorRevokes: Curator's Revoker notifies a holdfast holder, and Break notifies a Curator holder
+// TestCuratorRevocationNotifiesHolder: Curator's Revoker notifies a holdfast holder, and Break notifies a Curator holder
 // with a listener. Without a listener the holder loses its node.
-func TestCuratorRevokes(t *testing.T) {
+func TestCuratorRevocationNotifiesHolder(t *testing.T) {
 	address := start(t)
 	for _, recipe := range []string{"mutex", "rw"} {
 		t.Run(recipe, func(t *testing.T) {
@@ -219,8 +219,8 @@ func TestCuratorRevokes(t *testing.T) {
 			must(t, <-broken)
 
 			// The holder has no listener, and loses its node.
-			deaf := curator(t, address, recipe, name)
-			deaf.does("acquire")
+			plain := curator(t, address, recipe, name)
+			plain.does("acquire")
 			st = state(t, l, name, 1, 0)
 			must(t, l.Break(t.Context(), name, st.Holders[0].Token))
 			k, err = l.Lock(t.Context(), name)
@@ -251,9 +251,9 @@ func child(t *testing.T, address, path string) string {
 	return children[0]
 }
 
-// TestKazoo: kazoo respects Curator's names if it is configured to, and shares the lock in both directions
+// TestKazooRespectsCuratorNames: kazoo respects Curator's names if it is configured to, and shares the lock in both directions
 // if it uses those names itself.
-func TestKazoo(t *testing.T) {
+func TestKazooRespectsCuratorNames(t *testing.T) {
 	address := start(t)
 	l := open(t, address, zkstore.Mutex)
 	one := kazoo(t, address, "pattern", "oneway")
@@ -273,8 +273,8 @@ func TestKazoo(t *testing.T) {
 		curator(t, address, "mutex", "both"))
 }
 
-// TestGoZooKeeper: go-zookeeper's own Lock uses the mutex's names.
-func TestGoZooKeeper(t *testing.T) {
+// TestGoZooKeeperSharesMutex: go-zookeeper's own Lock uses the mutex's names.
+func TestGoZooKeeperSharesMutex(t *testing.T) {
 	address := start(t)
 	l := open(t, address, zkstore.Mutex)
 	k, err := l.Lock(t.Context(), "go")
@@ -292,7 +292,7 @@ func TestGoZooKeeper(t *testing.T) {
 	must(t, k.Unlock())
 	must(t, <-got)
 	if _, err := l.TryLock(t.Context(), "go"); !errors.Is(err, holdfast.ErrBusy) {
-		t.Errorf("TryLock of what the other holds: %v", err)
+		t.Errorf("TryLock of a lock that go-zookeeper holds: %v", err)
 	}
 	must(t, theirs.Unlock())
 	state(t, l, "go", 0, 0)

@@ -2,7 +2,7 @@ package zk
 
 import "github.com/holdfast-go/holdfast/driver"
 
-// Call is one request, to be sent once: after a *LostError make a new one. Its results may be
+// Call is one request. It is sent once: after a *LostError make a new Call. Its results may be
 // read once Do has returned nil, or Done is closed.
 type Call struct {
 	op   int32
@@ -175,7 +175,7 @@ func SetWatches(zxid int64, paths ...string) *Call {
 	return &Call{op: opSetWatches, body: e.b}
 }
 
-// WatchTree watches a node and everything below it, until removed. The watch ends with the
+// WatchTree watches a node and everything below it, until RemoveWatches or the end of the
 // connection.
 func WatchTree(path string) *Call {
 	var e encoder
@@ -223,8 +223,8 @@ func (c *Call) result(k kind, d *decoder) {
 	}
 }
 
-// multi decodes the results of each operation. If one failed, every result is an error: 0 for
-// those before it, its own, and "inconsistency" for those after it.
+// multi decodes the results of the operations. If one failed, every result is an error code: 0
+// for the operations before it, its own code, and "inconsistency" for those after it.
 func (c *Call) multi(d *decoder) {
 	failed := false
 	for i := 0; ; i++ {

@@ -10,33 +10,35 @@ import (
 
 // proof is what the client can prove about the leader's deadline for the session.
 //
-// A leader ends a session after no activity for the session timeout T. A follower reports a
-// client's activity to the leader with its answer to the leader's next ping, twice a tick.
-// Requests that pass through to the leader do not count there as activity. So one answer,
-// even one that came from the leader, does not prove that the deadline has moved. The next
-// one does, if a tick lies between: pings, their answers and forwarded requests travel in
-// order on the one connection between follower and leader. So when the later request is
-// answered, the leader has received the report about the earlier one. Hence: when a request
-// that passed the leader is answered, and it was sent at least Beat (more than a tick)
-// after an earlier one had been answered on the same connection, the session stands at
-// least until
+// A leader ends a session that had no activity for the session timeout T. A follower reports
+// the activity of its clients to the leader when it answers the leader's pings, twice a tick.
+// A request that the follower forwards to the leader does not count as activity there. So the
+// answer to one request does not prove that the leader has moved the deadline.
 //
-//	send of the earlier one + T - tick.
+// The answers to two requests do, if more than a tick lies between them. Pings, their answers
+// and forwarded requests travel in order on one connection between follower and leader. So the
+// leader has received the report about the earlier request before it answers the later one.
+// Both requests use the same connection of the client. The client sends the later one at least
+// Beat, which is more than a tick, after the answer to the earlier one. The later one passes
+// the leader. When it is answered, the session stands at least until
+//
+//	send of the earlier request + T - tick.
 //
 // Only successful requests count: a server refuses some requests without the leader.
 //
-// The tick that is subtracted covers a leader that was deposed and has not noticed yet. It
-// continues to answer sync for at most about that long beside its successor. The successor
-// begins by giving every session the whole of T.
+// The formula subtracts a tick because of a leader that was deposed and has not noticed yet.
+// It answers sync for at most about a tick beside its successor. The successor gives every
+// session the whole of T when it begins.
 //
-// Two answers count at once. A new session was made by a transaction that a quorum has
-// committed, and its deadline was set with it. And on reconnection the server requests the
-// leader, which moves the deadline before it answers. Since a deposed leader may answer
-// that as well, it counts as the earlier of two answers.
+// In two cases one answer is enough. A quorum has committed the transaction that made a new
+// session and set its deadline. And after a reconnection the server sends a request to the
+// leader, which moves the deadline before it answers. A deposed leader may answer that
+// request too, so the answer counts only as the earlier one of two.
 type proof struct {
 	// origin: the deadline is at least origin + T - tick.
 	origin driver.Instant
-	// Send and answer of the earlier request, which is not confirmed yet.
+	// sent and received are the times of the earlier request and of its answer. No later request
+	// has confirmed it yet.
 	sent, received driver.Instant
 
 	changed chan struct{} // closed and replaced when origin moves

@@ -133,7 +133,7 @@ func (b *breaker) run(ctx context.Context) error {
 	if stands {
 		holder = view.Process(h.Owner)
 		if g.Break == driver.BreakNotify {
-			b.say.Line("%s is asked to end; it has %s for that (--wait)", holder, short(b.wait.d))
+			b.say.Line("%s is notified, and has %s to end (--wait)", holder, short(b.wait.d))
 		}
 	}
 	if !stands && g.Visible != driver.VisibleNothing {
@@ -168,7 +168,7 @@ func (b *breaker) take(ctx context.Context, holder string) error {
 	}
 	h, ok := byToken(st, b.token.n)
 	if !ok {
-		return nil // it ended at the last moment
+		return nil // the grant ended at the last moment
 	}
 	what := "it runs, and keeps the lock until it has ended"
 	if strings.Contains(h.Note, "stopped") {
@@ -223,7 +223,7 @@ func (b *breaker) confirm(ctx context.Context, st holdfast.State) (uint64, error
 	}
 	question := "\nTake it away? [y/N] "
 	if len(st.Holders) > 1 {
-		question = "\nTake it away from the one with which token? "
+		question = "\nTake it away from which holder? Give its token: "
 	}
 	if _, err := tty.WriteString(question); err != nil {
 		return 0, err

@@ -14,13 +14,13 @@ import (
 	"github.com/holdfast-go/holdfast/cmd/holdfast/internal/redact"
 )
 
-// prompt is how long a sender waits until its message is written. While standard error takes
-// messages, they stand in order with the command's own output. When it does not (a full
-// pipe, a terminal stopped with Ctrl-S), the supervision of a lock must not wait for it.
-const prompt = 50 * time.Millisecond
+// writeTimeout is how long a sender waits until its message is written. The wait keeps the
+// messages in order with the command's own output. It is limited, because the supervision of a
+// lock must not wait for a full pipe or for a terminal that Ctrl-S has stopped.
+const writeTimeout = 50 * time.Millisecond
 
-// most limits the messages in the queue; more are dropped.
-const most = 1024
+// maxQueued limits the messages in the queue. Further ones are dropped.
+const maxQueued = 1024
 
 // Printer writes messages. Its methods may be called from any goroutine.
 type Printer struct {
@@ -57,7 +57,7 @@ func New(f *os.File) *Printer {
 }
 
 func newPrinter(w io.Writer) *Printer {
-	p := &Printer{queue: make(chan message, most), written: make(chan struct{})}
+	p := &Printer{queue: make(chan message, maxQueued), written: make(chan struct{})}
 	go func() {
 		defer close(p.written)
 		for m := range p.queue {
@@ -85,7 +85,7 @@ func (p *Printer) write(text string) {
 	if p.stuck.Load() {
 		return
 	}
-	t := time.NewTimer(prompt)
+	t := time.NewTimer(writeTimeout)
 	defer t.Stop()
 	select {
 	case <-m.done:
@@ -122,8 +122,8 @@ func (p *Printer) Line(format string, args ...any) {
 	p.write(p.clear() + "holdfast: " + p.clean(fmt.Sprintf(format, args...)) + "\n")
 }
 
-// Status shows a line that the next call replaces: on a terminal that cannot
-// rewrite, only the first is written.
+// Status shows a line that the next call replaces. On a terminal that cannot rewrite a line,
+// Status writes only the first one.
 func (p *Printer) Status(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -179,7 +179,8 @@ func (p *Printer) clean(text string) string {
 	}, joined(text))
 }
 
-// joined makes one line of several. Libraries break and indent the errors of several tries.
+// joined returns several lines as one, without repeated lines. Libraries break and indent the errors
+// of several attempts.
 func joined(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	var b strings.Builder

@@ -73,14 +73,14 @@ func (b *blocked) Write(p []byte) (int, error) {
 func TestMessagesDoNotWaitForTheirReader(t *testing.T) {
 	b := &blocked{reader: make(chan struct{})}
 	p := newPrinter(b)
-	for range 3 * most {
+	for range 3 * maxQueued {
 		p.Line("line")
 	}
 	close(b.reader)
 	p.Flush()
 	p.Line("too late")
 	// One message is being written while the queue is full.
-	if got := strings.Count(b.text.String(), "holdfast: line\n"); got != most+1 && got != most {
+	if got := strings.Count(b.text.String(), "holdfast: line\n"); got != maxQueued+1 && got != maxQueued {
 		t.Errorf("%d lines", got)
 	}
 	if strings.Contains(b.text.String(), "late") {

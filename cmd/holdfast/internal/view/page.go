@@ -21,7 +21,7 @@ func Page(w io.Writer, st driver.State, now time.Time) error {
 	case n == 1:
 		fmt.Fprintf(&b, "%s is held\n", name)
 	default:
-		fmt.Fprintf(&b, "%s is held by %d\n", name, n)
+		fmt.Fprintf(&b, "%s is held by %d holders\n", name, n)
 	}
 	for _, h := range st.Holders {
 		fmt.Fprintf(&b, "\n  %s\n", Process(h.Owner))
