@@ -62,8 +62,8 @@ import (
 // process; each of them begins within driver.HandoffTime of the grant.
 //
 // A request reserves tokens only if goroutines of this process contend for the name:
-// others wait behind the head of the local queue, or lately a lease was unlocked while
-// one waited.
+// goroutines wait behind the head of the local queue, or one waited when a lease was
+// unlocked lately.
 //
 // # Possible extensions
 //
@@ -228,7 +228,7 @@ type effects struct {
 	// keep is for how much longer the lease is to stand: of release, releaseLater and
 	// linger.
 	keep time.Duration
-	// within is the validity left, which bounds release.
+	// within is the validity that is left, which limits release.
 	within time.Duration
 	// cause is why the event ended the lease, where that is a loss.
 	cause driver.Cause

@@ -11,10 +11,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// judgeOrder: if the store declares first come, first served, a request sent after another
-// got its queue entry is granted after it. Queue entries are the store's own, so the
-// goroutines' queue inside a Locker plays no part. A queue entry of a disturbed waiter may
-// have been lost and made again, and proves nothing.
+// judgeOrder finds requests that were granted before an earlier one, if the store declares first
+// come, first served. A request is earlier if it had its queue entry before the other was sent.
+// Only queue entries of the store count, not the local queue of a Locker. A disturbed waiter may
+// have lost its entry and made a new one, so that entry proves nothing.
 func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 	if c.guarantees.Order != driver.OrderFIFO {
 		return

@@ -68,7 +68,7 @@ func shard(name string) int { return int(maphash.String(seed, name) % epochShard
 
 func hex(lease clientv3.LeaseID) string { return strconv.FormatInt(int64(lease), 16) }
 
-// nameOf returns the name of an entry; false if the key is none. A store may contain other keys:
+// nameOf returns the name of an entry, and false if the key is not an entry's. A store may contain other keys:
 // a lock has the value of a record, or its key ends with the lease that is attached to it.
 func (l layout) nameOf(p *entry) (string, bool) {
 	rest, ok := strings.CutPrefix(p.key, l.names)

@@ -60,7 +60,7 @@ type request struct {
 	// passed wakes a waiting entry: see wake.
 	passed chan int64
 	// mail has the deletions of the name's entries while the entry waits, nil before it needs them.
-	// complete is set if the watch stood before the present view was requested, and since.
+	// complete is set if the watch has stood since before the present view was requested.
 	mail     *mailbox
 	complete bool
 

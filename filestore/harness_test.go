@@ -20,7 +20,7 @@ import (
 // nothing but when a broken test ends.
 const testTimeout = time.Minute
 
-// requester is the core's end of a request, in a test's hands.
+// requester is the core's side of a request, as a test implements it.
 type requester struct {
 	owner  driver.Owner
 	queued chan struct{} // one for each Queued, if not nil
@@ -115,8 +115,8 @@ func wantCode(t testing.TB, s *filestore.Store, err error, code driver.Code) {
 	}
 }
 
-// place is a request that waits.
-type place struct {
+// waiter is a request that waits.
+type waiter struct {
 	r      driver.Request
 	from   *requester
 	cancel context.CancelFunc
@@ -126,9 +126,9 @@ type place struct {
 }
 
 // queue sends a request and returns when it has its queue entry.
-func queue(t testing.TB, s *filestore.Store, name string, limit int) *place {
+func queue(t testing.TB, s *filestore.Store, name string, limit int) *waiter {
 	t.Helper()
-	p := &place{r: request(name, limit), done: make(chan struct{})}
+	p := &waiter{r: request(name, limit), done: make(chan struct{})}
 	p.r.Wait = true
 	p.from = p.r.From.(*requester)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -143,13 +143,13 @@ func queue(t testing.TB, s *filestore.Store, name string, limit int) *place {
 	case <-p.done:
 		t.Fatalf("%s was to wait and got %+v, %v", name, p.g, p.err)
 	case <-time.After(testTimeout):
-		t.Fatalf("%s: no place", name)
+		t.Fatalf("%s: no queue entry", name)
 	}
 	return p
 }
 
 // granted waits for the grant.
-func (p *place) granted(t testing.TB) driver.Grant {
+func (p *waiter) granted(t testing.TB) driver.Grant {
 	t.Helper()
 	select {
 	case <-p.done:
@@ -163,7 +163,7 @@ func (p *place) granted(t testing.TB) driver.Grant {
 }
 
 // ended waits for the error.
-func (p *place) ended(t testing.TB) error {
+func (p *waiter) ended(t testing.TB) error {
 	t.Helper()
 	select {
 	case <-p.done:

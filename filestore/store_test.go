@@ -65,7 +65,7 @@ func TestFIFOOverManyStores(t *testing.T) {
 	dir := tempDir(t)
 	holder := open(t, dir)
 	g := take(t, holder, "a", driver.Exclusive)
-	var places []*place
+	var places []*waiter
 	var stores []*filestore.Store
 	for range 12 {
 		s := open(t, dir)
@@ -87,7 +87,7 @@ func TestFIFOOverManyStores(t *testing.T) {
 	for i, p := range places {
 		got := p.granted(t)
 		if got.Token <= last.Token {
-			t.Fatalf("place %d: token %d after %d", i, got.Token, last.Token)
+			t.Fatalf("waiter %d: token %d after %d", i, got.Token, last.Token)
 		}
 		for _, q := range places[i+1:] {
 			select {
@@ -105,7 +105,7 @@ func TestQueueWithinOneStore(t *testing.T) {
 	s := open(t, tempDir(t))
 	s.NoFallback()
 	g := take(t, s, "a", driver.Exclusive)
-	var places []*place
+	var places []*waiter
 	for range 20 {
 		places = append(places, queue(t, s, "a", driver.Exclusive))
 	}

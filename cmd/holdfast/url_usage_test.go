@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestURLUsage: the command finds an error in a URL before it opens the store, and ends with
+// TestURLErrorIsBadUsage: the command finds an error in a URL before it opens the store, and ends with
 // bad usage. It reports the error once, and shows no part of a password.
-func TestURLUsage(t *testing.T) {
+func TestURLErrorIsBadUsage(t *testing.T) {
 	for raw, says := range map[string]string{
 		"mysql://u@127.0.0.1:1/db?recpie=named":        "recpie",
 		"postgres://u@127.0.0.1:1/db?recipes=advisory": "recipes",
@@ -52,8 +52,8 @@ func TestURLUsage(t *testing.T) {
 	}
 }
 
-// TestNoSuchDatabase: a database number that the server does not have is bad usage.
-func TestNoSuchDatabase(t *testing.T) {
+// TestUnknownDatabaseIsBadUsage: a database number that the server does not have is bad usage.
+func TestUnknownDatabaseIsBadUsage(t *testing.T) {
 	t.Parallel()
 	url := startRedis(t)
 	w := newWorld(t)
@@ -66,8 +66,8 @@ func TestNoSuchDatabase(t *testing.T) {
 	}
 }
 
-// TestPasswordWarning: a warning appears only with a password.
-func TestPasswordWarning(t *testing.T) {
+// TestPasswordCausesWarning: a warning appears only with a password.
+func TestPasswordCausesWarning(t *testing.T) {
 	for raw, want := range map[string]bool{
 		"postgres://u@127.0.0.1:1/db?keys=given&tokens=durable&recipe=none": false,
 		"postgres://u@127.0.0.1:1/db?passfile=/f&sslkey=/k&recipe=none":     false,
@@ -82,8 +82,9 @@ func TestPasswordWarning(t *testing.T) {
 	}
 }
 
-// TestLookMakesNoDirectory: an inspection of a directory that does not exist finds no lock.
-func TestLookMakesNoDirectory(t *testing.T) {
+// TestInspectionMakesNoDirectory: an inspection of a directory that does not exist finds no lock, and does
+// not create the directory.
+func TestInspectionMakesNoDirectory(t *testing.T) {
 	w := newWorld(t)
 	for want, all := range map[int][][]string{
 		0:  {{"ls"}, {"ls", "--json"}, {"show", "x"}, {"__complete", "show", ""}},
@@ -109,7 +110,7 @@ func TestLookMakesNoDirectory(t *testing.T) {
 	}
 }
 
-// TestInitReadsTheEnvironment: the argument may be left out.
+// TestInitReadsTheEnvironment: without an argument, init takes the URL from the environment.
 func TestInitReadsTheEnvironment(t *testing.T) {
 	w := newWorld(t)
 	for _, env := range []string{"HOLDFAST_STORE=" + w.storeURL(), "HOLDFAST_STORE_FILE=" + w.file("url", w.storeURL())} {

@@ -206,8 +206,8 @@ func goRedis(address string) *goredis.Client {
 func openRedislock(address string) (client, error) {
 	c := goRedis(address)
 	l := redislock.New(c)
-	// It does not wait by itself. The shortest pause between two tries is the fastest for
-	// it, and costs the most processor time.
+	// redislock does not wait by itself. With the shortest pause between two tries it is the
+	// fastest, and takes the most processor time.
 	o := &redislock.Options{RetryStrategy: redislock.LinearBackoff(time.Microsecond)}
 	return client{close: func() { _ = c.Close() }, lock: func(ctx context.Context, name string) (uint64, func() error, error) {
 		k, err := l.Obtain(ctx, "redislock:"+name, ttl, o)

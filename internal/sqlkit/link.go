@@ -95,7 +95,8 @@ type sqlLink struct {
 func (l *sqlLink) Gone() <-chan struct{} { return l.below.Gone() }
 func (l *sqlLink) Watch()                { l.below.Watch() }
 
-// Close leaves the driver's connection to the statement that runs, if there is one.
+// Close closes the driver's connection. If a statement runs, Close closes the connection below
+// the driver, and the end of the statement closes the driver's.
 func (l *sqlLink) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,7 +107,7 @@ func (l *sqlLink) Close() {
 	if l.busy {
 		_ = l.below.Close()
 	} else {
-		_ = l.conn.Close() // the driver says good-bye to the server
+		_ = l.conn.Close() // the driver sends its termination message
 	}
 }
 

@@ -108,20 +108,20 @@ type candidate struct {
 type result struct {
 	grant   driver.Grant
 	holders []driver.Holder // not nil if busy
-	// placed is on how many servers the request has a queue entry, free when a quorum of
-	// servers may be free, and foreign that a client of another library holds the name.
+	// placed is the number of servers on which the request has a queue entry. free is when a
+	// quorum of servers may be free. foreign is set if a client of another library holds the name.
 	placed  int
 	free    time.Time
 	foreign bool
 }
 
 const (
-	// splitBound is how long a try continues while no request has a quorum, and splitWait
+	// splitTimeout is how long a try continues while no request has a quorum, and splitWait
 	// the first pause between two ballots.
-	splitBound = time.Second
-	// lateBound is how long a ballot continues whose requests come late.
-	lateBound = 2 * time.Second
-	splitWait = 2 * time.Millisecond
+	splitTimeout = time.Second
+	// lateTimeout is how long a ballot continues whose requests come late.
+	lateTimeout = 2 * time.Second
+	splitWait   = 2 * time.Millisecond
 )
 
 // try requests votes until the request is granted, another request has a quorum, or none can get one.
@@ -132,7 +132,7 @@ func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 		if !split || err != nil {
 			return res, err
 		}
-		if time.Since(began) > splitBound {
+		if time.Since(began) > splitTimeout {
 			return res, nil
 		}
 		if c.r.Wait {
@@ -195,8 +195,8 @@ func (b *ballot) count() (t tally) {
 	return t
 }
 
-// ballot requests the votes of all servers once, and those again whose refusal may be
-// short: of requests that hold a part of the votes each, the one with the most continues.
+// ballot requests the votes of all servers once. It repeats the request to a server whose refusal
+// may be short. If several requests have a part of the votes, the one with the most continues.
 func (c *candidate) ballot(ctx context.Context, entry string) (res result, split bool, err error) {
 	s := c.s
 	now := s.now()
@@ -258,7 +258,7 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 				return res, false, withdrawn(ctx)
 			}
 			return res, split, nil
-		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || time.Since(began) > lateBound):
+		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || time.Since(began) > lateTimeout):
 			return res, false, c.fail(ctx, b, c.short(t))
 		case t.pending == 0 && again == nil:
 			// The next request goes to the servers that refused, or found this one late.
@@ -297,8 +297,8 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 	}
 }
 
-// best reports whether this ballot continues, of those that hold a part of the votes: the
-// one with the most votes, and of two with as many the one with the smaller identifier.
+// best reports whether this ballot has the most of the given votes, so that it continues. Of two
+// ballots with as many votes, the one with the smaller identifier continues.
 func (c *candidate) best(given int, id string, top int, topID string, rounds int) bool {
 	return rounds < 8 && (given > top || given == top && given > 0 && id < topID)
 }
@@ -317,7 +317,7 @@ func (c *candidate) short(t tally) error {
 	return driver.Errorf(code, "%d of %d servers can vote, and a quorum is %d: %w", len(c.s.nodes)-len(t.errs), len(c.s.nodes), c.s.quorum, errors.Join(t.errs...))
 }
 
-// fail withdraws a ballot; why is nil where the context has ended.
+// fail withdraws a ballot. why is nil if the context has ended.
 func (c *candidate) fail(ctx context.Context, b *ballot, why error) error {
 	if why == nil {
 		why = withdrawn(ctx)

@@ -1,5 +1,5 @@
-// Package command is the holdfast command, for a program of one's own that links
-// other stores: its main does nothing but call Main.
+// Package command is the holdfast command, for programs that link other stores. The main
+// function of such a program only calls Main.
 //
 //	import (
 //		"github.com/holdfast-go/holdfast/cmd/holdfast/command"

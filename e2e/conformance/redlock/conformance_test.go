@@ -18,7 +18,7 @@ const ttl = 700 * time.Millisecond
 // suiteTTL is the longest TTL that the suite requests.
 const suiteTTL = time.Minute
 
-// suite runs the suite on a fleet. The servers of the first of them keep failing.
+// suite runs the conformance suite on a fleet. The first failing servers fail again and again.
 func (f *fleet) suite(t *testing.T, failing int) {
 	working := f.all[failing:]
 	h := drivertest.Harness{

@@ -137,13 +137,13 @@ func (c tally) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestManyGrantsAreWatchedDespiteLateAnswers: there are more grants than one batch of looks,
-// and the answers to the first looks come late. All grants are watched in the end.
+// TestManyGrantsAreWatchedDespiteLateAnswers: there are more grants than one batch of checks,
+// and the answers to the first checks come late. All grants are watched in the end.
 func TestManyGrantsAreWatchedDespiteLateAnswers(t *testing.T) {
 	const grants, piece = 300, 256
 	z, p := proxied(t)
 	name := newName()
-	// One failing look, and the next one.
+	// One check that fails, and the next one.
 	var late atomic.Bool
 	var left atomic.Int64
 	left.Store(piece + 1)
@@ -169,7 +169,7 @@ func TestManyGrantsAreWatchedDespiteLateAnswers(t *testing.T) {
 	select {
 	case <-again:
 	case <-time.After(testTimeout):
-		t.Fatal("the client does not look at them again")
+		t.Fatal("the client does not check the grants again")
 	}
 	must(t, p.Heal())
 	dir := "/faults/" + name
@@ -232,7 +232,7 @@ func TestReconnectKeepsWatchOfEndingHolder(t *testing.T) {
 	select {
 	case <-listed:
 	case <-time.After(testTimeout):
-		t.Fatal("the waiter does not look again")
+		t.Fatal("the waiter does not read the queue again")
 	}
 	if st := state(t, s, name); len(st.Holders) != 1 { // so the server has answered it
 		t.Fatalf("%+v", st)
@@ -242,8 +242,8 @@ func TestReconnectKeepsWatchOfEndingHolder(t *testing.T) {
 }
 
 // TestDeletedEntryUnblocksNextOfSameClient: a client has two queue entries, and the first is
-// deleted by hand. The second is granted if there is room, and does not wait for what the
-// first waited for.
+// deleted by hand. The second is granted if the limit admits it, and does not wait for the
+// nodes for which the first one waited.
 func TestDeletedEntryUnblocksNextOfSameClient(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()})
@@ -261,7 +261,7 @@ func TestDeletedEntryUnblocksNextOfSameClient(t *testing.T) {
 	case <-first.granted:
 		t.Error("the first entry is granted the lock beside the holder")
 	case <-time.After(testTimeout):
-		t.Fatal("it was not woken")
+		t.Fatal("the second entry was not woken")
 	}
 }
 
