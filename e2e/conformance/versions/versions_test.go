@@ -46,7 +46,7 @@ const (
 	// Those that start no further server.
 	fewFailures = "^Test(Durable|Odd|Settings|Renewal|Dead|Ping|Evict|Session|Unrecorded|Kill|Late|Release|Silent|Interrupted|Cancelled|Deleted|GetLock|Name|Long|Rights)"
 	// Of the layouts only plain, which uses commands of newer servers.
-	replicated = "^Test(Conformance|ConformanceReplicas|ConformanceLayouts|Plain.*|Layout(Full|Late.*))$"
+	replicated = "^Test(Conformance|ConformanceReplicas|ConformanceLayouts|Plain.*|Layout(Full|Late).*)$"
 )
 
 // newer are the servers of scripts/newer-servers, by the names of their directories.
