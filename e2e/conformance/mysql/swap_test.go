@@ -124,3 +124,5 @@ func TestSwapServesGetLock(t *testing.T) {
 	sqltest.Release(t, s, first)
 	sqltest.SwapServesOthers(t, s, name, served)
 }
+
+func TestSwapWithLostAnswers(t *testing.T) { sqltest.SwapWithLostAnswers(t, mariadb, mariadb.Sessions) }

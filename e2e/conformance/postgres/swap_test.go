@@ -98,3 +98,7 @@ func TestSwapOfARowServesOthers(t *testing.T) {
 	sqltest.Release(t, s, first)
 	sqltest.SwapServesOthers(t, s, "replaced", served)
 }
+
+func TestSwapWithLostAnswers(t *testing.T) {
+	sqltest.SwapWithLostAnswers(t, postgres, postgres.Recipes)
+}
