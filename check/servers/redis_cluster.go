@@ -56,13 +56,8 @@ func StartRedisCluster(ctx context.Context, dir string, replicas bool, settings 
 				return nil, err
 			}
 		}
-		if i > 0 {
-			if err := c.meet(ctx, r); err != nil {
-				return nil, err
-			}
-		}
 	}
-	if err := c.Whole(ctx); err != nil {
+	if err := c.meet(ctx, c.Nodes[1:]...); err != nil {
 		return nil, err
 	}
 	for i, r := range c.Nodes[primaries:] {
@@ -117,10 +112,17 @@ func (c *RedisCluster) startNode(ctx context.Context, dir string, settings []str
 	return r, err
 }
 
-// meet adds a node to the cluster of the first one.
-func (c *RedisCluster) meet(ctx context.Context, r *Redis) error {
-	_, err := c.Nodes[0].Do(ctx, "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(r.Port), strconv.Itoa(c.buses[r]))
-	return err
+// meet adds nodes to the cluster of the first one, and waits until all are linked. A server gives up
+// the handshake with a node that does not answer within the node timeout, so meet begins it again.
+func (c *RedisCluster) meet(ctx context.Context, nodes ...*Redis) error {
+	return until(ctx, func() error {
+		for _, r := range nodes {
+			if _, err := c.Nodes[0].Do(ctx, "CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(r.Port), strconv.Itoa(c.buses[r])); err != nil {
+				return err
+			}
+		}
+		return within(ctx, 5*time.Second, c.whole(ctx))
+	})
 }
 
 // Join starts a primary without slots, with its data in a directory under dir. It waits until all
@@ -130,16 +132,16 @@ func (c *RedisCluster) Join(ctx context.Context, dir string, settings ...string)
 	if err == nil {
 		err = c.meet(ctx, r)
 	}
-	if err == nil {
-		err = c.Whole(ctx)
-	}
 	return r, err
 }
 
 // Whole waits until every running node reports that all slots are served, and lists all
 // nodes.
-func (c *RedisCluster) Whole(ctx context.Context) error {
-	return until(ctx, func() error {
+func (c *RedisCluster) Whole(ctx context.Context) error { return until(ctx, c.whole(ctx)) }
+
+// whole returns a function that looks once.
+func (c *RedisCluster) whole(ctx context.Context) func() error {
+	return func() error {
 		for _, r := range c.Nodes {
 			if r.PID() == 0 {
 				continue
@@ -156,7 +158,7 @@ func (c *RedisCluster) Whole(ctx context.Context) error {
 			}
 		}
 		return nil
-	})
+	}
 }
 
 // NodeTimeout sets the silence after which the running nodes consider a node dead.
