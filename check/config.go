@@ -143,7 +143,7 @@ func (c *Config) pick(apply []string) ([]string, error) {
 	}
 	for _, f := range c.Faults {
 		if !slices.Contains(apply, f) {
-			return nil, badConfig("Faults", "%q: it does not apply here: choose from %s", f, strings.Join(apply, ", "))
+			return nil, badConfig("Faults", "%q: it does not apply here: choose from %s", f, strings.Join(slices.Compact(slices.Clone(apply)), ", "))
 		}
 	}
 	return c.Faults, nil

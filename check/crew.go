@@ -68,6 +68,9 @@ func (c *crew) launch(ctx context.Context, m *member) error {
 		a := &assignment{
 			Config: *c.cfg, URL: c.target.URL, Round: c.round, Index: m.index, Life: m.life, Dir: c.dir, Registers: c.regs,
 		}
+		if c.target.ofWorker != nil {
+			a.URL = c.target.ofWorker(m.index)
+		}
 		p, err := a.begin(ctx, c.command)
 		if err == nil {
 			m.proc = p

@@ -212,6 +212,16 @@ func TestSoundHistoriesPass(t *testing.T) {
 			a.event(kindGranted, Event{Limit: a.limit, Until: s.t})
 			a.event(kindLost, Event{Cause: "expired"}).unlock()
 		},
+		"two readers granted together, the second confirmed first": func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			a := s.request("w1", "a", driver.Unlimited).placed()
+			b := s.request("w1", "a", driver.Unlimited).placed()
+			h.unlock()
+			b.grantedWith(3, s.t+1000*ms)
+			a.grantedWith(4, s.t+1000*ms)
+			b.unlock()
+			a.unlock()
+		},
 		"taken away, and noticed in time": func(s *story) {
 			a := s.request("w1", "a", 1).granted()
 			s.add(Event{K: kindFault, Fault: "lose", Name: "a", Early: true})
@@ -381,6 +391,16 @@ func TestBrokenHistoriesAreConvicted(t *testing.T) {
 			h.unlock()
 			b.unlock()
 			a.granted().unlock()
+		}},
+		{"a reader that overtakes a waiting reader", RuleOrder, "was served after it", func(s *story) {
+			h := s.request("w0", "a", 1).granted()
+			a := s.request("w1", "a", driver.Unlimited).placed()
+			b := s.request("w2", "a", driver.Unlimited).placed()
+			h.unlock()
+			b.granted()
+			s.t += 600 * ms
+			a.granted().unlock()
+			b.unlock()
 		}},
 		{"no waiter is woken", RuleWaiting, "forever", func(s *story) {
 			h := s.request("w0", "a", 1).granted()

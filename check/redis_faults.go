@@ -5,6 +5,9 @@ package check
 import (
 	"context"
 	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -174,3 +177,50 @@ func loneHolders(ctx context.Context, all []*servers.Redis) (lone []string) {
 	}
 	return nil
 }
+
+// longHolder waits for a holder that has its lock for a while, with a lease for another two seconds
+// at least, and returns the number of its worker. If there is none, it returns other.
+func longHolder(ctx context.Context, r *servers.Redis, other int) int {
+	since := map[string]time.Time{} // by key and grant
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end) && ctx.Err() == nil; lasts(ctx, 20*time.Millisecond) {
+		found, err := r.Do(ctx, "KEYS", "holdfast:{???}:*")
+		if err != nil {
+			continue
+		}
+		keys, _ := found.([]any)
+		before := since
+		since = map[string]time.Time{}
+		for _, k := range keys {
+			key, _ := k.(string)
+			record, err := r.Do(ctx, "HGET", key, "s0")
+			if err != nil {
+				continue
+			}
+			held := redisGrant.FindStringSubmatch(fmt.Sprint(record))
+			if held == nil {
+				continue
+			}
+			worker, err1 := strconv.Atoi(held[1])
+			at, err2 := strconv.ParseInt(held[3], 10, 64)
+			ttl, err3 := strconv.ParseInt(held[4], 10, 64)
+			// The primary has the time of this machine.
+			if errors.Join(err1, err2, err3) != nil || at+ttl < time.Now().Add(2*time.Second).UnixMicro() {
+				continue
+			}
+			grant := key + " " + held[2]
+			began, known := before[grant]
+			if known && time.Since(began) > 60*time.Millisecond {
+				return worker
+			}
+			if !known {
+				began = time.Now()
+			}
+			since[grant] = began
+		}
+	}
+	return other
+}
+
+// redisGrant is the record of a grant: the number of the worker, ID and token, when the lease was
+// last set, and its TTL, both in microseconds.
+var redisGrant = regexp.MustCompile(`^\d+ \S+ \d+&[^&]*&w(\d+)\.\d+&\S* (\S+ \d+) \S+ (\d+)\+(\d+)$`)

@@ -13,19 +13,36 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// redisReplicasTarget starts a primary, and a replica that must acknowledge each grant, behind a proxy to
-// the present primary.
+// redisReplicasTarget starts a primary, and a replica that must acknowledge each grant, behind two
+// proxies to the present primary. Each proxy serves every second worker, so that a fault can cut
+// holders off from a primary that waiters reach.
 func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 	g, err := servers.StartRedisReplicas(ctx, dir, 1, redisUserSettings()...)
 	if err != nil {
 		return nil, err
 	}
-	p, err := servers.NewProxy(g.Primary.Address())
-	if err != nil {
-		g.Kill()
-		return nil, err
-	}
 	all := g.All()
+	var proxies []*servers.Proxy
+	end := func() {
+		for _, p := range proxies {
+			p.Close()
+		}
+		g.Kill()
+	}
+	for range 2 {
+		p, err := servers.NewProxy(g.Primary.Address())
+		if err != nil {
+			end()
+			return nil, err
+		}
+		proxies = append(proxies, p)
+	}
+	redirect := func(to *servers.Redis) (err error) {
+		for _, p := range proxies {
+			err = errors.Join(err, p.Redirect(to.Address()))
+		}
+		return err
+	}
 	clocks := true
 	for _, r := range slices.Backward(all) {
 		if err = r.FakeClock(ctx); errors.Is(err, servers.ErrNotInstalled) {
@@ -39,8 +56,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 		err = g.Linked(ctx)
 	}
 	if err != nil {
-		p.Close()
-		g.Kill()
+		end()
 		return nil, err
 	}
 	primary, replica := g.Primary, g.Replicas[0]
@@ -50,14 +66,14 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 		if _, err := primary.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
 			return err
 		}
-		return p.Redirect(primary.Address())
+		return redirect(primary)
 	}
 	demote := func(ctx context.Context) error {
 		if _, err := replica.Do(ctx, "REPLICAOF", "NO", "ONE"); err != nil {
 			return err
 		}
 		primary, replica = replica, primary
-		if err := p.Redirect(primary.Address()); err != nil {
+		if err := redirect(primary); err != nil {
 			return err
 		}
 		return follow(context.WithoutCancel(ctx), replica, primary)
@@ -68,26 +84,53 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 		}
 		return follow(ctx, replica, primary)
 	}
-	faults := proxyFaults(p)
+	faults := proxyFaults(proxies...)
 	if clocks {
 		// The promoted replica's clock has been ahead for a while. The old primary lives and
-		// follows at once, so that grants are acknowledged again.
-		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Loses: true, Begin: func(ctx context.Context, f Fault) error {
-			if err := replica.SetClock(time.Second + f.For); err != nil {
+		// follows at once, so that grants are acknowledged again. Half of the workers reach no
+		// server from the promotion on, among them the holder of a long lease. It does not
+		// notice anything, and relies on its lease until the validity ends.
+		lead := func(f Fault) time.Duration { return 6*time.Second + f.For }
+		var cutOff *servers.Proxy
+		faults = append(faults, StoreFault{Kind: "promote-clock-ahead", Loses: true, Often: 2, Begin: func(ctx context.Context, f Fault) error {
+			if err := replica.SetClock(lead(f)); err != nil {
 				return err
 			}
-			lasts(ctx, redisNotice)
-			return demote(context.WithoutCancel(ctx))
+			// A client that was stopped meanwhile has its time as well.
+			lasts(ctx, redisNotice+2*Slack)
+			if ctx.Err() != nil {
+				return ctx.Err() // no promotion before clients have compared the clocks
+			}
+			cutOff = proxies[longHolder(ctx, primary, f.N)%len(proxies)]
+			cutOff.Cut()
+			if err := demote(context.WithoutCancel(ctx)); err != nil {
+				return err
+			}
+			lasts(ctx, time.Second)
+			return nil
 		}, End: func(ctx context.Context, f Fault) error {
-			err := primary.SetClock(0)
+			ctx = context.WithoutCancel(ctx)
+			var err error
+			if cutOff != nil {
+				err = cutOff.Heal()
+				cutOff = nil
+			}
+			// Leases that clients make longer by the former difference of the clocks would
+			// last for twice that time after the clock is set back.
+			lasts(ctx, redisNotice)
+			err = errors.Join(err, primary.SetClock(0), replica.SetClock(0))
 			// Tokens are ahead of the clock now. A server that loses its data before the
 			// clock has caught up may grant smaller ones. No store excludes that.
-			lasts(context.WithoutCancel(ctx), time.Second+f.For)
+			lasts(ctx, lead(f))
 			return err
 		}})
 	}
+	address := func(p *servers.Proxy) string {
+		return "redis://" + redisUser + p.Address() + "?replicas=1&replica_wait=200ms"
+	}
 	return &Target{
-		URL: "redis://" + redisUser + p.Address() + "?replicas=1&replica_wait=200ms",
+		URL:      address(proxies[0]),
+		ofWorker: func(worker int) string { return address(proxies[worker%len(proxies)]) },
 		Faults: oneAtATime(append(faults,
 			// All grants are on the replica, so a failover loses none. A client does not wait until
 			// a release is there.
@@ -104,8 +147,7 @@ func redisReplicasTarget(ctx context.Context, dir string) (*Target, error) {
 			flushAll(all), killSubscriptions(all), revokeRights(all), fillMemory(all), evictKeys(all))),
 		Left: redisLeft(all),
 		Close: func() error {
-			p.Close()
-			g.Kill()
+			end()
 			return nil
 		},
 	}, nil

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -148,7 +149,7 @@ func (r *run) kinds(s driver.Store, g *driver.Guarantees) []string {
 		kinds = append(kinds, faultBreak)
 	}
 	for _, f := range r.target.Faults {
-		kinds = append(kinds, f.Kind)
+		kinds = append(kinds, slices.Repeat([]string{f.Kind}, max(1, f.Often))...)
 	}
 	return kinds
 }
@@ -177,7 +178,7 @@ func FaultKinds(ctx context.Context, c Config) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return (&run{target: t}).kinds(s, &g), nil
+	return slices.Compact((&run{target: t}).kinds(s, &g)), nil
 }
 
 // round runs one history, from an empty store to an empty store.

@@ -20,6 +20,8 @@ import (
 type Target struct {
 	// URL is the URL that worker processes and the coordinator open.
 	URL string
+	// ofWorker, unless nil, returns the URL of a worker process, to the same store.
+	ofWorker func(worker int) string
 	// Open opens an independent client in this process. If it is set and URL is empty,
 	// workers are goroutines, each with a client and a Locker.
 	Open func(context.Context) (driver.Store, error)
@@ -76,6 +78,8 @@ type StoreFault struct {
 	// meanwhile, as in a failover: a release, a queue entry, the rollback of a request. A
 	// fault that Rewinds loses them, too.
 	Loses bool
+	// Often is how often the plan has the fault while it has most others once; 0 counts as 1.
+	Often int
 	// Detail, unless nil, describes in a few words the present fault: the refused command,
 	// the stopped server.
 	Detail func(Fault) string

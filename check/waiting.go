@@ -40,12 +40,19 @@ func (c *collected) judgeOrder(r *Report, h *nameHistory) {
 			}
 			next++
 		}
-		if last != nil && last.token > b.token && last.answer > b.sent {
+		if last != nil && last.token > b.token && last.answer > b.sent && !grantedTogether(last, b) {
 			r.add(Violation{Rule: RuleOrder, Name: h.name, Excerpt: append(last.story(), b.story()...),
 				Text: fmt.Sprintf("%s had a queue entry for %q before %s sent its request, and was served after it (tokens %d and %d)",
 					last.worker, h.name, b.worker, last.token, b.token)})
 		}
 	}
+}
+
+// grantedTogether reports whether two grants that may stand together were also answered together.
+// The order of their tokens then proves nothing. A store may grant both in one step and raise the
+// token of one when its client confirms it, above the tokens that the client has seen.
+func grantedTogether(a, b *request) bool {
+	return a.limit > driver.Exclusive && b.limit > driver.Exclusive && a.answer-b.answer <= int64(Slack)
 }
 
 // longest returns how long a waiter may wait for a free lock without a fault.

@@ -136,6 +136,7 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 			return reply{}, err
 		}
 		late := s.clock.deadline()
+		a.e.lead = s.lead()
 		h := s.encodeHead(a.e)
 		a.lastOwner = h.owner
 		args := append(make([]string, 0, 13), h.text+r.ID, h.micros, h.millis, strconv.FormatInt(late, 10), s.highWater.text(a.e.bucket))

@@ -46,6 +46,15 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 // forget removes an entry. The caller holds the store's mutex.
 func (s *Store) forget(e *entry) { delete(s.entries, e.r.ID) }
 
+// setLead records with which lead the lease of a grant was renewed.
+func (s *Store) setLead(id string, lead time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[id]; e != nil {
+		e.lead = lead
+	}
+}
+
 // prove records that a grant existed when a request was sent.
 func (s *Store) prove(id string, sent time.Time) {
 	s.mu.Lock()
@@ -80,12 +89,13 @@ func (s *Store) look() {
 	all := s.lookAll
 	s.lookAll = false
 	due := map[uint16][]*entry{} // by bucket in a Cluster, else all under 0
-	held := 0
+	held, lead, short := 0, s.lead(), false
 	for _, e := range s.entries {
 		if !e.held {
 			continue
 		}
 		held++
+		short = short || e.lead < lead
 		if all || began.Sub(e.proven) >= provenFor {
 			group := uint16(0)
 			if s.client.Mode() == Cluster {
@@ -95,9 +105,7 @@ func (s *Store) look() {
 		}
 	}
 	s.mu.Unlock()
-	if f := s.probed.Load(); s.cfg.replicas > 0 && (f == nil || micros()-f.at > (freshFor/2).Microseconds()) {
-		s.probeSoon() // see serverTTL
-	}
+	s.lookAtClocks(short)
 	s.lookAt(due)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -254,7 +254,8 @@
 // grants, each client compares their clocks with their primary's, about once a second
 // while it waits or holds. It adds the largest difference to every TTL that it sends,
 // but not to the validity that it counts. So no lease expires before its
-// holder's validity, whichever is promoted. What remains: a clock that was set ahead
+// holder's validity, whichever is promoted. When the difference grows, the client renews the
+// leases that it holds at once. What remains: a clock that was set ahead
 // within the last seconds, and a replica whose clock cannot be read, which the
 // guarantees then report. A clock that is ahead by more than ten seconds is refused.
 //

@@ -15,12 +15,13 @@ type holding struct {
 	from   driver.Requester
 	grant  driver.Grant
 	proven time.Time
+	lead   time.Duration // what its lease has beyond its TTL, at least; see Store.serverTTL
 }
 
-func (p *peers) hold(from driver.Requester, g driver.Grant) {
+func (p *peers) hold(from driver.Requester, g driver.Grant, lead time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.held[g.ID] = &holding{from, g, g.SentAt.Time()}
+	p.held[g.ID] = &holding{from, g, g.SentAt.Time(), lead}
 	if p.runs {
 		return
 	}
@@ -36,6 +37,26 @@ func (p *peers) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.held, id)
+}
+
+func (p *peers) setLead(id string, lead time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h := p.held[id]; h != nil {
+		h.lead = lead
+	}
+}
+
+// shorterThan returns the grants whose leases have less than a lead.
+func (p *peers) shorterThan(lead time.Duration) (short []driver.Grant) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, h := range p.held {
+		if h.lead < lead {
+			short = append(short, h.grant)
+		}
+	}
+	return short
 }
 
 func (p *peers) prove(id string, sent time.Time) {
@@ -64,6 +85,7 @@ func (p *peers) look() {
 		}
 	}
 	p.mu.Unlock()
+	p.s.lookAtClocks(len(p.shorterThan(p.s.lead())) > 0)
 	if len(due) > 0 {
 		ctx, cancel := context.WithTimeout(p.s.ctx, lookTimeout)
 		sent, at := driver.Now(), micros()

@@ -111,6 +111,7 @@ type pending struct {
 	// unanswered and lateUntil are as in attempt.
 	unanswered bool
 	lateUntil  int64
+	lead       time.Duration // of the step's TTL
 }
 
 func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, error) {
@@ -120,7 +121,8 @@ func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, e
 	if err := p.carries(r.Name); err != nil {
 		return driver.Grant{}, err
 	}
-	a := &pending{p: p, r: r, st: step{id: r.ID, own: p.own(r.ID, r.Limit), ttl: p.serverTTL(r.TTL), limit: r.Limit, key: p.key(r.Name)}}
+	a := &pending{p: p, r: r, lead: p.s.lead()}
+	a.st = step{id: r.ID, own: p.own(r.ID, r.Limit), ttl: p.serverTTL(r.TTL), limit: r.Limit, key: p.key(r.Name)}
 	rep, err := a.call(ctx)
 	switch {
 	case err != nil:
@@ -216,7 +218,7 @@ func (a *pending) granted(rep reply) (driver.Grant, error) {
 	}
 	g := driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: token, SentAt: rep.sent,
 		TTL: time.Duration(millis(r.TTL)) * time.Millisecond, Slot: driver.NoSlot, Handle: h}
-	p.hold(r.From, g)
+	p.hold(r.From, g, a.lead)
 	return g, nil
 }
 

@@ -94,6 +94,7 @@ func (s *Store) probeSoon() {
 		ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
 		defer cancel()
 		_, _ = s.probeAll(ctx, since) // the next request gets the error
+		s.lengthen()
 	})
 }
 
@@ -144,6 +145,9 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 	}
 	if f.policy == "" && before != nil {
 		f.policy = before.policy
+	}
+	if before != nil && (f.uncompared || missed) {
+		f.ahead = max(f.ahead, before.ahead) // of a server that did not answer now
 	}
 	if err == nil && missed {
 		err = before.refused // the refusal may concern the node that did not answer now
@@ -341,10 +345,51 @@ func clockOf(ctx context.Context, n Node) (most, least int64, err error) {
 // serverTTL returns the TTL that the server keeps, in microseconds: the requested one, and how
 // far a replica's clock is ahead.
 func (s *Store) serverTTL(ttl time.Duration) int64 {
-	if f := s.probed.Load(); f != nil {
-		ttl += f.ahead
-	}
+	ttl += s.lead() // mutation: redis-lead
 	return ttlMicros(ttl)
+}
+
+// lead returns how far a replica's clock is ahead.
+func (s *Store) lead() time.Duration {
+	if f := s.probed.Load(); f != nil {
+		return f.ahead
+	}
+	return 0
+}
+
+// lengthen renews the grants whose leases have less than the present lead. A lease with a long
+// TTL would otherwise be too short until its next renewal. The holder's validity stays as it is.
+// The next look repeats a renewal that failed.
+func (s *Store) lengthen() {
+	lead := s.lead()
+	var short []driver.Grant
+	s.mu.Lock()
+	for _, e := range s.entries {
+		if e.held && e.lead < lead {
+			short = append(short, driver.Grant{ID: e.r.ID, Name: e.r.Name, Limit: e.r.Limit, Token: e.token, TTL: e.r.TTL, Handle: e.handle})
+		}
+	}
+	s.mu.Unlock()
+	if s.peers != nil {
+		short = s.peers.shorterThan(lead)
+	}
+	if len(short) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, callTimeout)
+	defer cancel()
+	s.Renew(ctx, short)
+}
+
+// lookAtClocks starts a probe in the background if the last one is old, or if the lease of a
+// held grant is too short for it.
+func (s *Store) lookAtClocks(short bool) {
+	if s.cfg.replicas == 0 {
+		return
+	}
+	if f := s.probed.Load(); short || f == nil || micros()-f.at > (freshFor/2).Microseconds() {
+		s.probeSoon()
+	}
 }
 
 // Guarantees returns the guarantees of locks on this Redis. The first call probes the server.

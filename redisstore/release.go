@@ -146,11 +146,24 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 		return fail(err)
 	}
 	defer s.ops.Done()
+	lead := s.lead()
 	if s.peers != nil {
-		return s.peers.renew(ctx, grants)
+		answers = s.peers.renew(ctx, grants)
+		for i := range answers {
+			if answers[i].Err == nil {
+				s.peers.setLead(grants[i].ID, lead)
+			}
+		}
+		return answers
 	}
 	if s.cfg.replicas > 0 {
-		return s.renewAcked(ctx, grants, answers)
+		answers = s.renewAcked(ctx, grants, answers)
+		for i := range answers {
+			if answers[i].Err == nil {
+				s.setLead(grants[i].ID, lead)
+			}
+		}
+		return answers
 	}
 	calls, err := s.renewCalls(grants)
 	if err != nil {

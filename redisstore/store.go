@@ -74,6 +74,7 @@ type entry struct {
 	held   bool          // the grant was returned to the caller: it has the token and the handle
 	token  uint64
 	handle *handle
+	lead   time.Duration // what its lease has beyond its TTL, at least; see serverTTL
 }
 
 // handle is the store's own data in a grant.

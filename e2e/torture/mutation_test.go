@@ -87,6 +87,9 @@ if _, err := s.Run(ctx, insert); err != nil {`),
 	{"the eviction policy is read once", []string{"redis"}, mutation.Plants{
 		"redis-probed": mutation.And("if f != nil && f.refused == nil {\nreturn nil\n}"),
 	}, "exclusion"},
+	{"a lease has no time for a replica's clock that is ahead", []string{"redis-replicas"}, mutation.Plants{
+		"redis-lead": mutation.Is("ttl += 0 * s.lead()"),
+	}, "exclusion|model"},
 }
 
 // TestFormerDefectsAreConvicted plants each former defect in today's source. The check has all its

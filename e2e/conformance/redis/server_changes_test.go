@@ -164,6 +164,39 @@ func TestLeaseOutlastsFailoverToClockAhead(t *testing.T) {
 	}
 }
 
+// TestHeldLeaseGetsTimeOfClockAhead: a replica's clock is set ahead while a lock is held. The store
+// makes the lease longer at once, and not with the holder's next renewal, of which there is none here.
+func TestHeldLeaseGetsTimeOfClockAhead(t *testing.T) {
+	for layout, limit := range map[string]int{"": driver.Unlimited, "?layout=plain": driver.Exclusive} {
+		t.Run(layout, func(t *testing.T) {
+			g := clockedReplicas(t)
+			url := "redis://" + g.Primary.Address() + layout
+			s := open(t, url+map[bool]string{true: "?", false: "&"}[layout == ""]+"replicas=1")
+			held := must(t, s, request("x", limit, long))
+			if err := g.Replicas[0].SetClock(5 * time.Second); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range g.All() {
+				eventually(t, "the lease has no time for the clock that is ahead", func() bool {
+					keys, _ := do(t, r, "KEYS", "*").([]any)
+					for _, key := range keys {
+						// The replica counts by its own clock.
+						least := long + time.Second
+						if r == g.Replicas[0] {
+							least -= 5 * time.Second
+						}
+						if left, _ := do(t, r, "PTTL", key.(string)).(int64); left > least.Milliseconds() {
+							return true
+						}
+					}
+					return false
+				})
+			}
+			release(t, s, held)
+		})
+	}
+}
+
 // TestReplicaFarAheadIsRefused: a replica's clock is set a minute ahead while the store is in use. The
 // store lengthens leases by the difference of the clocks, up to a limit, and refuses more.
 func TestReplicaFarAheadIsRefused(t *testing.T) {
