@@ -349,10 +349,12 @@ func (s *Store) serverTTL(ttl time.Duration) int64 {
 	return ttlMicros(ttl)
 }
 
-// lead returns how far a replica's clock is ahead.
+// lead returns how far a replica's clock is ahead. It is rounded up, so that the round trips by which
+// it is measured renew no leases.
 func (s *Store) lead() time.Duration {
+	const step = 100 * time.Millisecond
 	if f := s.probed.Load(); f != nil {
-		return f.ahead
+		return (f.ahead + step - 1).Truncate(step)
 	}
 	return 0
 }
