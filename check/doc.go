@@ -1,7 +1,7 @@
 // Package check runs a torture test of a holdfast store and judges the history of the run.
 //
-// Workers take locks and work inside them. Each is a process of its own or, on a store
-// inside one process, a Locker of its own. Meanwhile the check kills them, stops them for
+// Workers take locks and work while they hold them. Each worker is a process of its own. On a
+// store inside one process it is a Locker of its own. Meanwhile the check kills them, stops them for
 // longer than their leases, and disconnects them from the store. They record everything in a
 // history. [Judge] applies rules to the history that do not depend on the store: see [Rule].
 // The Guarantees that a store declares decide which rules apply to it.
@@ -21,31 +21,30 @@
 // processes of a machine share and no program can set. It is CLOCK_BOOTTIME on Linux and
 // CLOCK_MONOTONIC on macOS; both continue during a suspend. Each worker writes a file of its
 // own, a line per write, so that a kill loses at most the line being written. At the end the
-// files are merged in order of time.
+// check merges the files in order of time.
 //
-// Each event favours the store. A lock counts as held from the moment its holder had it,
-// which is after the store granted it. It ends at the first of these moments: before its
-// holder released it, its loss, before its process was killed, and the last recorded end of
-// its validity. The worker reads the clock before it reads the remaining validity, so a
+// In case of doubt, an event favours the store. A lock counts as held from the moment its holder
+// had it, which is after the store granted it. It counts until the first of these moments: just
+// before its holder released it, its loss, just before its process was killed, and the last
+// recorded end of its validity. The worker reads the clock before it reads the remaining validity, so a
 // pause between the two only makes the recorded validity shorter. A violation that such a
-// history shows is certain. One that lasted for less than the microseconds in between may
-// stay hidden.
+// history shows is certain. The history may hide a violation of a few microseconds.
 //
 // # The verdict
 //
 // [Judge] decides most rules in two ways. A sweep over the whole history finds the events to
-// show. Porcupine searches an order of the operations that a sequential lock, or register,
-// allows. For porcupine a history is cut into independent pieces; the comments at the cuts
-// give the reason why they are independent.
+// show. Porcupine searches for an order of the operations that a sequential lock, or
+// register, allows. The check cuts the history into independent pieces for porcupine. The
+// comments at the cuts give the reason why the pieces are independent.
 //
 // # The faults
 //
 // Faults of workers are kill (SIGKILL, then a new process), pause (SIGSTOP beyond the TTL)
 // and close (of their Locker, while locks are held and awaited). Workers that are goroutines
-// have vanish instead: the store receives nothing more from the client. Faults of the link
-// between a worker and its store are cut, drop-answers and delay. An operator's fault is
-// break. A store that the run has started adds its own faults, the memory store those of its
-// Script; see [StoreFault].
+// have vanish instead: the store receives nothing more from the client. The faults of the link
+// between a worker and its store are cut, drop-answers and delay. The fault of
+// an operator is break. A store that the run has started adds its own faults, and the memory
+// store adds those of its Script; see [StoreFault].
 //
 // # Seeds
 //

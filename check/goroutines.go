@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// labelled runs f with a label on every goroutine that it starts, directly or not. The label
-// separates them from other goroutines of this process.
+// labelled runs f with a label, which every goroutine inherits that f starts, directly or not. The
+// label distinguishes them from other goroutines of this process.
 func labelled(ctx context.Context, id string, f func(context.Context) error) (err error) {
 	pprof.Do(ctx, pprof.Labels(goroutineLabel, id), func(ctx context.Context) { err = f(ctx) })
 	return err
@@ -19,7 +19,7 @@ func labelled(ctx context.Context, id string, f func(context.Context) error) (er
 
 const goroutineLabel = "holdfast-check"
 
-// goroutines lists the library's goroutines of id, without the check's own.
+// goroutines returns the library's goroutines with the label id, without those of the check itself.
 func goroutines(id string) []string {
 	var b strings.Builder
 	if err := pprof.Lookup("goroutine").WriteTo(&b, 1); err != nil {
@@ -44,7 +44,7 @@ func goroutines(id string) []string {
 	return left
 }
 
-// leftGoroutines waits a moment for goroutines that are about to end, and lists the others.
+// leftGoroutines waits a moment for goroutines that are about to end, and returns the others.
 func leftGoroutines(id string) []string {
 	left, _ := leftSoon(2*time.Second, func(context.Context) ([]string, error) { return goroutines(id), nil })(context.Background())
 	return left

@@ -11,8 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// TestPauseBetweenReadingsKeepsValidity: a pause between the readings of the clock and of
-// the validity does not bring the end forward.
+// TestPauseBetweenReadingsKeepsValidity: a pause between the readings of the clock and of the
+// validity does not change the recorded end.
 func TestPauseBetweenReadingsKeepsValidity(t *testing.T) {
 	const end = int64(time.Minute)
 	clock := int64(time.Second)
@@ -36,8 +36,8 @@ func TestPauseBetweenReadingsKeepsValidity(t *testing.T) {
 	}
 }
 
-// TestAliveRecordsValidity: a look at a living context records until when it is valid. The
-// event of a renewal may come only after the lock has ended.
+// TestAliveRecordsValidity: alive records until when the lock is valid, as the event of a renewal.
+// The renewal's own event may come only after the lock has ended.
 func TestAliveRecordsValidity(t *testing.T) {
 	store := memstore.New()
 	defer store.Close(t.Context())
@@ -57,7 +57,7 @@ func TestAliveRecordsValidity(t *testing.T) {
 	}
 	w := &worker{log: log}
 	if !w.alive(k, k.Leases()[0], 1) {
-		t.Fatal("a lock that is held has no context")
+		t.Fatal("the context of a held lock has ended")
 	}
 	if err := log.Close(); err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// logger counts errors.
+// logger keeps the errors.
 type logger struct {
 	mu   sync.Mutex
 	errs []error
@@ -27,7 +27,7 @@ func (l *logger) Error(err error, _ string, _ ...any) {
 	l.errs = append(l.errs, err)
 }
 
-// TestOnceRunsAJobOnOneReplica whose clocks differ by less than hold.
+// TestOnceRunsAJobOnOneReplica: the clocks of the replicas differ by less than hold.
 func TestOnceRunsAJobOnOneReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, log := memstore.New(), &logger{}
@@ -46,7 +46,7 @@ func TestOnceRunsAJobOnOneReplica(t *testing.T) {
 				runs++
 			}))
 			running.Go(func() {
-				time.Sleep(time.Duration(i) * 7 * time.Minute) // its clock is behind
+				time.Sleep(time.Duration(i) * 7 * time.Minute) // the clock of this replica is behind
 				for range 24 {
 					job.Run() // as cron does
 					time.Sleep(time.Hour)
@@ -69,7 +69,7 @@ func TestOnceLogsAnOutage(t *testing.T) {
 		}
 		defer locker.Close(context.Background())
 		s.Script().Stop()
-		cronlock.Once(locker, log, "report", time.Minute)(cron.FuncJob(func() { t.Error("runs") })).Run()
+		cronlock.Once(locker, log, "report", time.Minute)(cron.FuncJob(func() { t.Error("the job runs without the lock") })).Run()
 		s.Script().Start()
 		if len(log.errs) != 1 || !errors.Is(log.errs[0], holdfast.ErrUnavailable) {
 			t.Error(log.errs)
@@ -77,8 +77,8 @@ func TestOnceLogsAnOutage(t *testing.T) {
 	})
 }
 
-// TestEveryTakesASchedule of cron's parser.
-func TestEveryTakesASchedule(t *testing.T) {
+// TestEveryTakesCronSchedule: Every takes a schedule of cron's parser, but no relative one.
+func TestEveryTakesCronSchedule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		locker, err := holdfast.New(memstore.New())
 		if err != nil {

@@ -18,21 +18,21 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return s.acquire(ctx, r, nil)
 }
 
-// acquire is Acquire. The transaction that makes the queue entry also makes the release old, which
-// may be nil.
+// acquire is Acquire with a release, which may be nil. The transaction that creates the queue entry
+// also executes that release.
 func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (driver.Grant, error) {
 	if err := s.lay.checkName(r.Name); err != nil {
 		return driver.Grant{}, err
 	}
 	for {
 		if old != nil && old.answered {
-			old = nil // its key may belong to another request
+			old = nil // its key may belong to another request now
 		}
 		if ctx.Err() != nil {
 			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
 		}
 		if old != nil && !s.ready(r.TTL) {
-			// The release needs no keepalive.
+			// The request has to wait for a session. The release needs none.
 			old.report(s.alone(ctx, old))
 			old = nil
 		}
@@ -51,7 +51,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 			return driver.Grant{}, err
 		}
 		if old != nil && s.request(old.g.ID) != old.a {
-			// Another release was confirmed, and a may have the key.
+			// Another release was confirmed, and the new request may have its key.
 			old.report(errNotHeld)
 			old = nil
 		}
@@ -64,7 +64,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 		if err == nil {
 			return g, nil
 		}
-		if err == rpctypes.ErrLeaseNotFound { // unwrapped: the caller's reason may be such an error
+		if err == rpctypes.ErrLeaseNotFound { // not errors.Is: the cause of ctx may wrap such an error
 			// The lease expired while it was idle, or just now: its entries are gone, and no
 			// transaction that names it can be applied.
 			s.forget(a)
@@ -72,7 +72,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 			continue
 		}
 		if errors.Is(err, rpctypes.ErrNoSpace) {
-			err = s.takeBack(ctx, a, err)
+			err = s.rollBack(ctx, a, err)
 		}
 		if s.Classify(err) != driver.CodeUnknown {
 			s.forget(a)
@@ -81,10 +81,10 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 	}
 }
 
-// takeBack deletes an entry that may exist although the server has returned that it has no space:
-// the server applies the request that fills the space. A deletion costs no space. The value is
+// rollBack deletes an entry that may exist although the server reported that it has no space: the
+// server still applies the request that exceeds the space. A deletion needs no space. The value is
 // unique to the request, so a late deletion ends no entry of a later request.
-func (s *Store) takeBack(ctx context.Context, a *request, why error) error {
+func (s *Store) rollBack(ctx context.Context, a *request, why error) error {
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
 	ours := clientv3.Compare(clientv3.Value(a.key), "=", a.written.encode())
@@ -94,27 +94,27 @@ func (s *Store) takeBack(ctx context.Context, a *request, why error) error {
 	return why
 }
 
-// unmade returns the error of a transaction that creates an entry. Acquire needs the end of the
-// lease unwrapped.
-func unmade(ctx context.Context, err error) error {
+// createError returns the error of a transaction that creates an entry. It does not wrap
+// ErrLeaseNotFound, because acquire compares with it.
+func createError(ctx context.Context, err error) error {
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return rpctypes.ErrLeaseNotFound
 	}
 	return unknown(ctx, err)
 }
 
-// made is a condition of every transaction that creates an entry: it fails if an undo came before
-// it. The condition compares with epoch.
-func (a *request) made(n int) (_ clientv3.Cmp, epoch int64) {
+// notUndone returns a condition of every transaction that creates an entry. The condition fails if
+// an undo came before the transaction. It compares the revision of the epoch key with epoch.
+func (a *request) notUndone(n int) (_ clientv3.Cmp, epoch int64) {
 	a.e.mu.Lock()
 	epoch = a.e.epochs[n]
 	a.e.mu.Unlock()
 	return clientv3.Compare(clientv3.ModRevision(a.e.s.lay.epoch(a.e.lease, n)), "=", epoch), epoch
 }
 
-// learnEpoch handles the epoch key that a transaction has read after its comparison failed. An
-// epoch key stands as long as its lease, and its revision never falls, unless the server was
-// restored from an older copy.
+// learnEpoch records the revision of an epoch key. A transaction reads the key when its comparison
+// has failed. An epoch key exists as long as its lease, and its revision never falls, unless the
+// server was restored from an older copy.
 func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.ResponseOp) error {
 	var read int64
 	if kvs := answer.GetResponseRange().Kvs; len(kvs) > 0 {
@@ -130,16 +130,16 @@ func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.Respons
 	return nil
 }
 
-// sweep deletes the entry under the session's own lease and the request's key before the request
-// has one. No other request of this store has the number. As a rule it is an entry of the
-// request itself: the client library has sent the transaction twice. It would block all others.
+// sweep deletes an entry with the session's lease and the request's key, although the answer to the
+// request has confirmed no entry. No other request of this store has the number in the key. Usually
+// the client library has sent the request's transaction twice. The entry would block all requests.
 func (s *Store) sweep(ctx context.Context, a *request, mod int64) error {
 	ours := []clientv3.Cmp{
 		clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease),
 		clientv3.Compare(clientv3.ModRevision(a.key), "=", mod),
 	}
 	if err := s.deleteIf(ctx, a.key, ours...); err != nil {
-		return &driver.Error{Code: driver.CodeUnknown, Err: err} // it stands
+		return &driver.Error{Code: driver.CodeUnknown, Err: err} // the entry remains
 	}
 	return nil
 }
@@ -151,8 +151,8 @@ func (s *Store) deleteIf(ctx context.Context, key string, conditions ...clientv3
 	return err
 }
 
-// tryRounds is how often try creates its entry on the condition that nothing has changed. Keys
-// of longer names count as changes, and may change all the time.
+// tryRounds limits the attempts of try to create its entry on the condition that nothing has
+// changed. Keys of longer names count as changes, and may change all the time.
 const tryRounds = 8
 
 // try creates an entry only if it is granted at once. It reads the queue and creates the entry on
@@ -176,16 +176,16 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 		a.written = rec
 		unchanged := clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", rev+1)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
-		made, epoch := a.made(n)
+		notUndone, epoch := a.notUndone(n)
 		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 			return s.client.Txn(ctx).
-				If(made, unchanged, absent).
+				If(notUndone, unchanged, absent).
 				Then(clientv3.OpPut(a.key, rec.encode(), clientv3.WithLease(a.e.lease))).
 				Else(clientv3.OpGet(prefix, clientv3.WithPrefix()), clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).
 				Commit()
 		})
 		if err != nil {
-			return driver.Grant{}, unmade(ctx, err)
+			return driver.Grant{}, createError(ctx, err)
 		}
 		if resp.Succeeded {
 			return a.grant(resp.Header.Revision, rec), nil
@@ -211,7 +211,7 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 	}
 }
 
-// tryEntry creates an entry whatever changes, and deletes it unless it is granted.
+// tryEntry creates an entry without that condition, and deletes it unless it is granted.
 func (s *Store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) {
 	v, err := s.enqueue(ctx, a, nil)
 	if err != nil {
@@ -219,20 +219,20 @@ func (s *Store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) 
 	}
 	if v.rev == 0 {
 		if v, err = s.readView(ctx, a); err != nil {
-			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err} // the entry stands
+			return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err} // the entry remains
 		}
 	}
 	if v.granted {
 		return a.grant(a.rev.Load(), a.written), nil
 	}
-	made := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
-	if err := s.deleteIf(ctx, a.key, made); err != nil {
+	same := clientv3.Compare(clientv3.CreateRevision(a.key), "=", a.rev.Load())
+	if err := s.deleteIf(ctx, a.key, same); err != nil {
 		return driver.Grant{}, &driver.Error{Code: driver.CodeUnknown, Err: err}
 	}
 	return driver.Grant{}, &driver.BusyError{Holders: v.queue.holders()}
 }
 
-// grant returns the grant of an entry that stands and is granted.
+// grant returns the grant of an entry that exists and is granted.
 func (a *request) grant(rev int64, rec record) driver.Grant {
 	a.rev.Store(rev)
 	a.written = rec
@@ -255,17 +255,17 @@ func (a *request) grant(rev int64, rec record) driver.Grant {
 }
 
 // enqueue adds an entry to the end of the queue. If there are other entries, the same
-// transaction reads them. The first transaction also makes the release old, unless that is nil.
+// transaction reads them. The first transaction also executes the release old, unless that is nil.
 func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, error) {
 	prefix, n := s.lay.entries(a.r.Name), shard(a.r.Name)
 	epochKey := s.lay.epoch(a.e.lease, n)
 	for {
 		a.written = newRecord(a.r, time.Now())
 		put := clientv3.OpPut(a.key, a.written.encode(), clientv3.WithLease(a.e.lease))
-		made, epoch := a.made(n)
+		notUndone, epoch := a.notUndone(n)
 		absent := clientv3.Compare(clientv3.CreateRevision(a.key), "=", 0)
 		behind := clientv3.OpTxn(
-			[]clientv3.Cmp{made, absent},
+			[]clientv3.Cmp{notUndone, absent},
 			append([]clientv3.Op{put}, a.reads(prefix)...),
 			// A read of keys only does not return leases.
 			[]clientv3.Op{clientv3.OpGet(epochKey, clientv3.WithKeysOnly()), clientv3.OpGet(a.key)},
@@ -276,19 +276,19 @@ func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, er
 				return s.client.Txn(ctx).Then(old.op(), behind).Commit()
 			}
 			return s.client.Txn(ctx).
-				If(made, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", 1)).
+				If(notUndone, clientv3.Compare(clientv3.ModRevision(prefix).WithPrefix(), "<", 1)).
 				Then(put).Else(behind).Commit()
 		})
 		if old != nil {
 			s.answer(ctx, old, resp, err)
 		}
 		if err != nil {
-			return view{}, unmade(ctx, err)
+			return view{}, createError(ctx, err)
 		}
 		rev := resp.Header.Revision
 		answer := resp.Responses[0]
 		if old != nil {
-			answer, old = resp.Responses[1], nil // a repeated transaction makes no release
+			answer, old = resp.Responses[1], nil // a repeated transaction executes no release
 		} else if resp.Succeeded {
 			a.rev.Store(rev)
 			return a.judge(rev, queue{{key: a.key, rev: rev, mod: rev, lease: a.e.lease, record: a.written, ours: true}}), nil
@@ -317,7 +317,7 @@ type view struct {
 	rev     int64
 	stands  bool
 	granted bool
-	watch   string // the key to watch if the entry is not granted; empty: every deletion
+	watch   string // the key to watch if the entry is not granted; if empty, every deletion
 	counted bool   // the queue has every entry before it, and all deletions are watched
 	queue   queue  // the part of the queue that was read
 }
@@ -356,12 +356,13 @@ func (a *request) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix stri
 	}
 	v := a.judge(rev, q)
 	if i := q.find(a.key); v.watch != "" && i >= 2 {
-		v.watch = q[i-2].key // so that it has read the queue again before it is its turn
+		v.watch = q[i-2].key // so that the waiter reads the queue again before its entry is the first
 	}
 	return v
 }
 
-// maxCounted is the largest number of entries before an exclusive one that counts their deletions.
+// maxCounted limits the entries before an exclusive one. Up to this number, the waiter counts the
+// deletions of these entries.
 const maxCounted = 3
 
 // count makes a view of the whole queue wait until every entry before that of a is deleted.

@@ -105,7 +105,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 		if full == nil {
 			ops = append(ops, clientv3.OpPut(epochKey, "", clientv3.WithLease(a.e.lease)))
 		}
-		made, epoch := a.made(n)
+		made, epoch := a.notUndone(n)
 		resp, err := s.client.Txn(ctx).If(made).Then(ops...).
 			Else(clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).Commit()
 		switch {

@@ -38,7 +38,7 @@ type bucket struct {
 	state
 }
 
-// errNoFile is the error if there is nothing to inspect.
+// errNoFile reports that a bucket to inspect has no file.
 var errNoFile = errors.New("no such bucket")
 
 // lock enters the critical section and reads the state. If a process is stopped in its critical
@@ -47,7 +47,7 @@ func (b *bucket) lock(ctx context.Context, create bool) error {
 	return b.lockUntil(ctx, b.store.done, create)
 }
 
-// lockUntil is lock that also ends when done is closed.
+// lockUntil is lock, but also ends when done is closed.
 func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create bool) error {
 	if err := ctx.Err(); err != nil {
 		return driver.Errorf(driver.CodeUnavailable, "%w", err)
@@ -92,7 +92,7 @@ func (b *bucket) lockUntil(ctx context.Context, done <-chan struct{}, create boo
 		b.store.spawn(func() { b.store.replaced(b, old) })
 		if err != nil && err != unix.ENOENT && err != unix.ENOTDIR {
 			<-b.sem
-			return coded("looking at", b.path, err)
+			return coded("checking", b.path, err)
 		}
 	}
 	if err := b.read(); err != nil {
@@ -138,7 +138,7 @@ func (b *bucket) block(ctx context.Context, done <-chan struct{}) (mine bool, er
 }
 
 func (b *bucket) stalled(ctx context.Context) error {
-	return driver.Errorf(driver.CodeUnavailable, "%w while another process was inside %s: is one stopped just there?", ctx.Err(), b.path)
+	return driver.Errorf(driver.CodeUnavailable, "%w while another process kept %s locked: it may be stopped", ctx.Err(), b.path)
 }
 
 // unlock leaves the critical section. It returns the notices of its changes.
@@ -148,7 +148,7 @@ func (b *bucket) unlock() []notice {
 	if b.used.Load() {
 		flock(b.fd, unix.LOCK_UN)
 	} else {
-		// Read or cleared for other stores: it need not stay open.
+		// This store uses no name in the file, so the file need not stay open.
 		b.forget()
 	}
 	<-b.sem
@@ -210,7 +210,7 @@ func (b *bucket) read() error {
 	b.empty = n == 0
 	var ok bool
 	if b.header, ok = parseHeader(b.page[:n]); !ok {
-		// New, or with a damaged first sector. A counter starts at the clock and rises by less
+		// The file is new, or its first sector is damaged. A counter starts at the clock and rises by less
 		// than one per microsecond, so the clock is above it.
 		b.header = header{last: uint64(b.store.now()), off: inlineAt, boot: b.store.boot}
 		return nil
@@ -258,7 +258,7 @@ func (b *bucket) write() error {
 		h.off = inlineAt
 		putHeader(b.out, &h)
 		if b.empty {
-			// The whole page, so that later writes of it need no space.
+			// Write the whole page, so that later writes of it need no space.
 			b.out = append(b.out, make([]byte, pageLen-len(b.out))...)
 		}
 		if err := b.replace(b.out); err != nil {
@@ -306,8 +306,8 @@ func (b *bucket) replace(p []byte) error {
 
 // reserve raises the ceiling durably before a token below it is used: after a crash of the machine
 // tokens continue from the ceiling. It changes only the header; the body stays on the disk. Until the
-// ceiling is on the disk, the header has the ID of no boot. If this process ends before that, or the disk
-// fails, the next process does not rely on the ceiling.
+// ceiling is on the disk, the header has a boot ID that no boot has. If this process ends before that, or
+// the disk fails, the next process does not rely on the ceiling.
 func (b *bucket) reserve() error {
 	h, ok := parseHeader(b.page)
 	if !ok {

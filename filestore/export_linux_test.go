@@ -1,4 +1,5 @@
 package filestore
 
-// FileSystem is what Open finds out by the type that statfs reports.
+// FileSystem returns the name of the file system with a type that statfs reports, and whether it is
+// local to this machine.
 var FileSystem = fileSystem

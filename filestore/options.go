@@ -21,7 +21,7 @@ type config struct {
 	namespace string
 	mode      fs.FileMode
 	modeGiven bool
-	allowed   []string // file systems beside those that are known to be local
+	allowed   []string // further file systems that count as local
 }
 
 // Namespace separates the names of this store from the names in other namespaces of the same
@@ -30,15 +30,15 @@ func Namespace(ns string) Option { return func(c *config) { c.namespace = ns } }
 
 // Mode sets which users may lock here: with 0700, the default, this user alone; with 0770 also the
 // directory's group; with 0777 all users of the machine. The umask has no effect. Every user that may
-// lock may also break.
+// lock may also break locks.
 func Mode(m fs.FileMode) Option {
 	return func(c *config) { c.mode, c.modeGiven = m, true }
 }
 
 // AllowFileSystem lets Open use a directory on a file system that is not known to be local to this
-// machine. The name is that in the error of Open, such as "fuse". Use it only if no other machine
-// uses the directory: flock may be local to one machine there, and the sessions of another machine
-// look dead.
+// machine. The error of Open has its name, such as "fuse". Use this option only if no other machine
+// uses the directory. On such a file system flock may be local to one machine, and sessions of
+// another machine look dead.
 func AllowFileSystem(name string) Option {
 	return func(c *config) { c.allowed = append(c.allowed, name) }
 }
@@ -95,8 +95,8 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return s, nil
 }
 
-// Dir returns the directory that a file URL names, and makes nothing. A URL that Open
-// would refuse is an error of code CodeInvalid.
+// Dir returns the directory that a file URL names, and creates no directory. For a URL that Open
+// would refuse, it returns an error of code CodeInvalid.
 func Dir(rawURL string) (string, error) {
 	u, err := storeurl.Parse(rawURL, "file")
 	if err != nil {

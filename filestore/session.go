@@ -131,7 +131,7 @@ func (s *Store) trySession() (*session, error) {
 	}
 	var own, there unix.Stat_t
 	if err := unix.Fstat(fd, &own); err != nil {
-		return nil, coded("looking at", path, err)
+		return nil, coded("checking", path, err)
 	}
 	if stat(path, &there) != nil || idOf(&own) != idOf(&there) {
 		return nil, nil

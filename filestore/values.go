@@ -23,10 +23,11 @@ import (
 
 var _ driver.Values = (*Store)(nil)
 
-// A value is a file below values, named by the hash of its namespace and key: a line with
-// its version, a line with the key as Go quotes it, for people, and the data. A Put writes a new
-// file, syncs it and renames it, all under the flock of values/lock. So a reader needs no
-// lock, and a process that is killed leaves the old value or the new one.
+// A value is a file in the directory "values". The hash of its namespace and key is its name. The
+// first line has the version. The second line has the key, for people, with spaces in place of
+// line breaks. The data follow. A Put writes a new file, syncs it and renames it, while it has the
+// flock of values/lock. So a reader needs no lock, and a killed process leaves the old value or the
+// new one.
 
 // Get implements driver.Values.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
@@ -48,7 +49,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, version string
 	if err != nil {
 		return "", err
 	}
-	defer func() { _ = lock.Close() }() // which ends the flock
+	defer func() { _ = lock.Close() }() // this ends the flock
 	switch _, now, err := readValue(path); {
 	case err != nil:
 		return "", err
@@ -91,17 +92,17 @@ func readValue(path string) (data []byte, version string, err error) {
 	head, rest, ok := bytes.Cut(content, []byte("\n"))
 	_, data, ok2 := bytes.Cut(rest, []byte("\n"))
 	if !ok || !ok2 || len(head) == 0 {
-		return nil, "", driver.Errorf(driver.CodeRefused, "the file %s is no value of this store", path)
+		return nil, "", driver.Errorf(driver.CodeRefused, "the file %s is not a value of this store", path)
 	}
 	return data, string(head), nil
 }
 
-// lockValues waits for the lock by polling, because a flock that blocks cannot be
-// cancelled. A holder keeps it for as long as three syncs take.
+// lockValues polls for the lock, because a flock that blocks cannot be cancelled. A holder keeps
+// the lock for about the time of three syncs.
 func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 	path := filepath.Join(s.valuesDir(), "lock")
 	if err := os.Mkdir(s.valuesDir(), 0o700); err == nil {
-		// The umask does not count for what others share.
+		// Other users share the directory, so the umask must not restrict it.
 		if err := os.Chmod(s.valuesDir(), s.mode); err != nil {
 			return nil, coded("creating", s.valuesDir(), err)
 		}
@@ -110,7 +111,7 @@ func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 	if err != nil {
 		return nil, coded("opening", path, err)
 	}
-	_ = lock.Chmod(s.fileMode()) // only its owner can, and need
+	_ = lock.Chmod(s.fileMode()) // it fails if another user created the file, but then that user has set the mode
 	for n := 0; ; n++ {
 		err := flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -134,7 +135,7 @@ func (s *Store) lockValues(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// replaceValue is durable when it returns nil.
+// replaceValue replaces the content of a file. When it returns nil, the new content is durable.
 func (s *Store) replaceValue(path string, content []byte) error {
 	temp, err := os.CreateTemp(s.valuesDir(), ".new-")
 	if err != nil {
@@ -153,7 +154,7 @@ func (s *Store) replaceValue(path string, content []byte) error {
 	if err == nil {
 		err = errors.Join(dir.Sync(), dir.Close())
 	}
-	if err != nil { // it is written, but may not survive a loss of power
+	if err != nil { // the value is written, but may not survive a loss of power
 		return driver.Errorf(driver.CodeUnknown, "syncing %s: %w", s.valuesDir(), err)
 	}
 	return nil

@@ -11,8 +11,8 @@ import (
 //
 // Errors are of three kinds, and safety depends on the difference. A [ServerError] is an answer of
 // the server. A [NotSentError] means that nothing of the request was sent or can be sent later.
-// After any other error the request may have been applied, or may still be. A client sends a
-// request once: it never repeats one after an error of the network.
+// After any other error the request may have been applied, or may be applied later. A client
+// sends a request once: it never repeats one after an error of the network.
 type Client interface {
 	// String returns where the server is, without a password.
 	String() string
@@ -31,18 +31,18 @@ type Client interface {
 	// returns an error.
 	EachPrimary(ctx context.Context, f func(n Node) error) error
 	// Replica returns a replica of the primary by the address that the primary reports.
-	// The client keeps the connection until Close.
+	// The client keeps its connection to the replica until Close.
 	Replica(ctx context.Context, address string) (Node, error)
 	// Subscribe listens to a channel until the context or the subscription ends, and returns
 	// the reason. It calls ready each time the subscription begins, and got for each message.
-	// Neither blocks.
+	// Neither of these functions blocks.
 	Subscribe(ctx context.Context, channel string, ready func(), got func(message string)) error
 	// Close ends the requests under way, and closes the connections that the client opened.
 	Close()
 }
 
-// Commander is implemented by clients that can send commands to the server of a key.
-// Without it the layout [Plain] uses scripts alone.
+// Commander sends commands to the servers of their keys. A Client need not implement it: without
+// it the layout [Plain] uses scripts alone.
 type Commander interface {
 	// Commands sends commands, of which the second word is the key or channel, in as few
 	// round trips as it can. Commands of one hash slot are executed in their order.
@@ -71,7 +71,7 @@ const (
 // Call is one of several evaluations.
 type Call struct{ Keys, Args []string }
 
-// Answer is the answer to a Call.
+// Answer is the answer to a Call or to a command.
 type Answer struct {
 	Values []string
 	Err    error

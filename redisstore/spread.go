@@ -8,14 +8,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// spreadKeys is the number of keys whose servers the first probe compares. A proxy before two equal
-// servers has all of them on one with a probability of 1 to 2048.
+// spreadKeys is the number of keys whose servers the first probe compares. If a proxy spreads keys
+// evenly over two servers, all of these are on one server with a probability of 1 in 2048.
 const spreadKeys = 12
 
-// compareServers finds out whether a proxy sends scripts to several servers, each to the server
-// of its first key. One call then never has the keys of two names. Keys of which only some are answered
-// count as keys of several servers: the proxy cannot reach one of them now. compareServers cannot find
-// out if no server reports its run ID. It returns an error if it has no answer.
+// compareServers detects a proxy that sends scripts to several servers, each to the server of its
+// first key. Behind such a proxy, one call never has the keys of two names. If only some keys have
+// an answer, the proxy cannot reach one of its servers, so compareServers detects the proxy, too. It
+// detects no proxy whose servers report no run ID. It returns an error if there is no answer.
 func (s *Store) compareServers(ctx context.Context) error {
 	if s.client.Mode() == Cluster {
 		return nil

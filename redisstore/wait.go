@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// near is the interval at which a queue entry near the head is refreshed. The script returns
-	// a longer one for other entries. fallbackInterval is the delay after a lost message, the
+	// near is the interval at which a waiter refreshes a queue entry near the head. The script
+	// returns a longer interval for other entries. fallbackInterval is the delay after a lost message, the
 	// round trip included.
 	near             = 700 * time.Millisecond
 	fallbackInterval = time.Second
-	// callTimeout is the timeout of one call of a waiter, which then tries again. Where replicas
-	// have to acknowledge a grant, it is at least their timeout and ackMargin.
+	// callTimeout is the timeout of one call of a waiter, which then tries again. If replicas
+	// have to acknowledge a grant, the timeout is at least theirs plus ackMargin.
 	callTimeout = 2 * time.Second
 	ackMargin   = time.Second
 	// subscribeTimeout is how long the first waiter waits for its subscription before it reports
@@ -57,8 +57,8 @@ func (a *attempt) run(ctx context.Context) (driver.Grant, error) {
 }
 
 // wait waits until the queue entry is granted. It refreshes the entry regularly, and each
-// refresh returns the grant if there is one. A message makes the next refresh earlier, or has
-// the grant itself.
+// refresh returns the grant if there is one. A message causes an earlier refresh, or
+// contains the grant.
 func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Grant, error) {
 	s, e := a.s, a.e
 	ctx, cancel := context.WithCancel(ctx)
@@ -67,9 +67,9 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 	defer stop()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	bound := callTimeout
+	limit := callTimeout
 	if s.cfg.replicas > 0 {
-		bound = max(bound, s.cfg.ackTimeout+ackMargin)
+		limit = max(limit, s.cfg.ackTimeout+ackMargin)
 	}
 	var err error
 	failures := 0
@@ -113,7 +113,7 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 			failures++
 			delay = min(near, 20*time.Millisecond<<min(failures, 6))
 		}
-		// Spread the refreshes of many waiters, but never exceed the script's interval.
+		// Spread the refreshes of many waiters over time, but never exceed the script's interval.
 		if !exact {
 			delay -= rand.N(delay/5 + 1)
 		}
@@ -137,15 +137,15 @@ func (a *attempt) wait(ctx context.Context, rep reply, sentAt int64) (driver.Gra
 		if g, ok := a.begin(); ok {
 			return g, nil
 		}
-		call, done := context.WithTimeout(ctx, bound)
+		call, done := context.WithTimeout(ctx, limit)
 		sentAt = micros()
 		rep, err = a.call(call, s.seqOf(e))
 		done()
 	}
 }
 
-// queuedReply records a queue entry and returns when to refresh it. exact means that the delay is
-// until the first grant expires, so that an earlier refresh is of no use.
+// queuedReply records a queue entry and returns when to refresh it. exact means that the
+// delay ends when the first grant expires, so that an earlier refresh is of no use.
 func (a *attempt) queuedReply(rep reply, sentAt int64) (delay time.Duration, exact bool, err error) {
 	s, e := a.s, a.e
 	var n [4]int64
@@ -163,7 +163,7 @@ func (a *attempt) queuedReply(rep reply, sentAt int64) (delay time.Duration, exa
 		a.holders = s.holders(rep.values[len(n):], s.clock.now())
 	}
 	if !a.notified && missed && !a.refreshed {
-		// It refreshes again before it reports that it is queued.
+		// The waiter refreshes once more before it reports that it is queued.
 		a.refreshed = true
 		return subscribeTimeout, false, nil
 	}
@@ -184,8 +184,8 @@ func (a *attempt) queuedReply(rep reply, sentAt int64) (delay time.Duration, exa
 
 // enqueue registers the queue entry of a request, so that messages wake it and a Release of this
 // client can grant to it. subscribed reports whether messages arrive. missed reports that a
-// message may have been lost, since messages did not arrive yet when the request was sent. The
-// waiter then refreshes as soon as they do. missed is false if the subscription failed.
+// message may have been lost, because the subscription began after the request was sent. The waiter
+// then refreshes as soon as messages arrive. missed is false if the subscription failed.
 func (s *Store) enqueue(e *entry, seq, sentAt int64) (subscribed, missed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,7 +238,8 @@ func notify(c chan struct{}) {
 	}
 }
 
-// cancelled withdraws the queue entry, or a grant that was made meanwhile, and returns the error.
+// cancelled withdraws the queue entry, or a grant that the server made meanwhile. It returns the
+// error of the request.
 func (a *attempt) cancelled(ctx context.Context) error {
 	cause := context.Cause(ctx)
 	err := a.withdraw(ctx)

@@ -18,17 +18,17 @@ type ownerData struct {
 	Instance string `json:"instance,omitempty"`
 	Reason   string `json:"reason,omitempty"`
 	TTL      int64  `json:"ttl_ms,omitempty"`
-	Limit    int    `json:"limit,omitempty"` // the node's name may not show it
+	Limit    int    `json:"limit,omitempty"` // the node's name does not always show it
 }
 
-// maxText is the largest length of each text of an owner.
+// maxText is the largest length of each text of an owner, in bytes.
 const maxText = 1 << 10
 
 func encodeOwner(o driver.Owner, ttl time.Duration, limit int) []byte {
 	d := ownerData{ID: o.ID, Host: clip(o.Host), PID: o.PID, Instance: clip(o.Instance), Reason: clip(o.Reason), TTL: ttl.Milliseconds(), Limit: limit}
 	b, err := json.Marshal(d)
 	if err != nil {
-		return nil // unreachable: it has only strings and numbers
+		return nil // unreachable: d has only strings and numbers
 	}
 	return b
 }
@@ -44,12 +44,12 @@ func clip(s string) string {
 	return s
 }
 
-// revoke is what Curator's Revoker writes into the node of a holder that shall end.
+// revoke is the text that Curator's Revoker writes into a holder's node, to request a release.
 const revoke = "__REVOKE__"
 
 // owner parses a node's data. Text of another program is shown as its host.
 func owner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit int) {
-	// Of another client library ttl is unknown, and 0: its session's timeout is.
+	// The TTL of another client library is its session's timeout, which is unknown here: ttl is 0.
 	var d ownerData
 	switch err := json.Unmarshal(data, &d); {
 	case err == nil && d.ID != "":
@@ -58,7 +58,7 @@ func owner(data []byte, st zk.Stat) (o driver.Owner, ttl time.Duration, limit in
 			ttl = time.Duration(d.TTL) * time.Millisecond
 		}
 	case string(data) != revoke && utf8.Valid(data):
-		o.Host = clip(string(data)) // Curator writes its address
+		o.Host = clip(string(data)) // Curator writes the address of its host
 	}
 	o.Since = time.UnixMilli(st.Ctime)
 	return o, ttl, d.Limit

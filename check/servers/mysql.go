@@ -27,8 +27,8 @@ type MySQL struct {
 }
 
 // StartMySQL starts the mysqld or mariadbd in HOLDFAST_SERVERS, else this machine's mariadbd,
-// with further flags that both support. It runs on a free port and in a new directory. The
-// error wraps ErrNotInstalled if there is no server.
+// with further flags that both support. The server has a free port and a new directory. The error
+// wraps ErrNotInstalled if neither program is installed.
 func StartMySQL(ctx context.Context, flags ...string) (*MySQL, error) {
 	for _, dir := range filepath.SplitList(os.Getenv(Dirs)) {
 		if executable(filepath.Join(dir, "mariadbd")) {
@@ -41,7 +41,7 @@ func StartMySQL(ctx context.Context, flags ...string) (*MySQL, error) {
 	return StartMariaDB(ctx, flags...)
 }
 
-// StartMariaDB is StartMySQL for tests that need MariaDB.
+// StartMariaDB starts a MariaDB server, for tests that need one. See StartMySQL.
 func StartMariaDB(ctx context.Context, flags ...string) (*MySQL, error) {
 	daemon, err := Find("mariadbd", "/usr/sbin/mariadbd", "/usr/libexec/mariadbd")
 	if err != nil {
@@ -63,7 +63,7 @@ func startMySQL(ctx context.Context, daemon string, mariadb bool, flags []string
 		if err := h.run(h.command("mkdir", tmp)); err != nil {
 			return nil, err
 		}
-		base := filepath.Dir(filepath.Dir(daemon)) // of programs, messages and plugins
+		base := filepath.Dir(filepath.Dir(daemon)) // the directory of programs, messages and plugins
 		common := []string{"--no-defaults", "--basedir=" + base, "--datadir=" + data, "--tmpdir=" + tmp, "--innodb-buffer-pool-size=32M"}
 		m := &MySQL{Address: fmt.Sprintf("127.0.0.1:%d", port), MariaDB: mariadb, home: h}
 		command := append([]string{daemon}, common...)
@@ -116,7 +116,7 @@ func (h *home) initMariaDB(daemon, base, data string, common []string) error {
 	return h.run(cmd)
 }
 
-// initMySQL returns the file with the statements that the server runs at each start.
+// initMySQL creates the data directory. It returns the file with the statements that the server runs at each start.
 func (h *home) initMySQL(daemon string, common []string) (file string, err error) {
 	if err := h.run(h.command(daemon, append(common, "--initialize-insecure")...)); err != nil {
 		return "", err
@@ -129,7 +129,7 @@ func (h *home) initMySQL(daemon string, common []string) (file string, err error
 	}, "\n")+"\n"), 0o644)
 }
 
-// greets returns a Ready for servers that send first.
+// greets returns a Ready for a server that sends a greeting to each new connection.
 func greets(address string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
@@ -147,7 +147,7 @@ func greets(address string) func(context.Context) error {
 			return err
 		}
 		if head[4] == 0xff {
-			return errors.New("it greets with an error")
+			return errors.New("the server's greeting is an error")
 		}
 		return nil
 	}

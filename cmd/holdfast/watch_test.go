@@ -20,7 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast"
 )
 
-// TestWatchFollowsLock through all its events.
+// TestWatchFollowsLock: watch prints a line for each event of a lock.
 func TestWatchFollowsLock(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
@@ -93,8 +93,8 @@ func TestWatchAllPrintsJSON(t *testing.T) {
 	}
 }
 
-// TestClosedReaderEndsOutput: a subcommand ends when its reader has closed the output, also
-// without changes, with the status of a shell.
+// TestClosedReaderEndsOutput: a subcommand ends when its reader has closed the output, even if no
+// lock changes. The status is that of a shell.
 func TestClosedReaderEndsOutput(t *testing.T) {
 	w := withStore(t)
 	if _, err := w.locker().Lock(t.Context(), "x"); err != nil {
@@ -110,7 +110,7 @@ func TestClosedReaderEndsOutput(t *testing.T) {
 			t.Errorf("%q: stderr: %q", args, got)
 		}
 	}
-	// The reader has closed it before the first word.
+	// The reader has closed the output before the first byte.
 	for _, args := range [][]string{{"ls"}, {"ls", "--json"}, {"show", "x"}, {"show", "--json", "x"}, {"watch"}} {
 		r, out, err := os.Pipe()
 		if err != nil {
@@ -119,19 +119,19 @@ func TestClosedReaderEndsOutput(t *testing.T) {
 		r.Close()
 		c := exec.Command(binary, args...)
 		c.Env, c.Stdout = w.env, out
-		var said strings.Builder
-		c.Stderr = &said
+		var stderr strings.Builder
+		c.Stderr = &stderr
 		timer := time.AfterFunc(waitLimit(), func() { _ = c.Process.Kill() })
 		_ = c.Run()
 		timer.Stop()
 		out.Close()
-		if got := c.ProcessState.ExitCode(); got != 141 || said.String() != "" {
-			t.Errorf("%q: status %d, want 141; stderr: %q", args, got, said.String())
+		if got := c.ProcessState.ExitCode(); got != 141 || stderr.String() != "" {
+			t.Errorf("%q: status %d, want 141; stderr: %q", args, got, stderr.String())
 		}
 	}
 }
 
-// TestFullDiskIsNoSuccess: lost output is an error.
+// TestFullDiskIsNoSuccess: a subcommand fails if it cannot write its output.
 func TestFullDiskIsNoSuccess(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	if err != nil {
@@ -145,11 +145,11 @@ func TestFullDiskIsNoSuccess(t *testing.T) {
 	} {
 		c := exec.Command(binary, args...)
 		c.Env, c.Stdout = w.env, full
-		var said strings.Builder
-		c.Stderr = &said
+		var stderr strings.Builder
+		c.Stderr = &stderr
 		_ = c.Run()
-		if got := c.ProcessState.ExitCode(); got != 1 || !strings.Contains(said.String(), "no space") || strings.Contains(said.String(), "--help") {
-			t.Errorf("%q: status %d: %q", args, got, said.String())
+		if got := c.ProcessState.ExitCode(); got != 1 || !strings.Contains(stderr.String(), "no space") || strings.Contains(stderr.String(), "--help") {
+			t.Errorf("%q: status %d: %q", args, got, stderr.String())
 		}
 	}
 }
@@ -169,9 +169,9 @@ func cells(line string) []string {
 
 const leavesScreen = "\x1b[?1049l"
 
-// TestWatchOnTerminal shows a table that follows changes and the terminal's size, and
-// restores the terminal.
-func TestWatchOnTerminal(t *testing.T) {
+// TestWatchShowsTableOnTerminal: the table follows changes of locks and of the terminal's size. At
+// its end watch restores the terminal.
+func TestWatchShowsTableOnTerminal(t *testing.T) {
 	w := withStore(t)
 	l := w.locker()
 	p := w.screen("watch x")
@@ -206,8 +206,8 @@ func TestWatchOnTerminal(t *testing.T) {
 	p.stdout.expect("restored")
 }
 
-// TestWatchOnTerminalEnds in the other ways.
-func TestWatchOnTerminalEnds(t *testing.T) {
+// TestWatchEndsByKeyOrSignal: watch restores the terminal in each case. A dumb terminal gets lines.
+func TestWatchEndsByKeyOrSignal(t *testing.T) {
 	w := withStore(t)
 	p := w.screen("watch")
 	p.stdout.expectPart("0 held")
@@ -224,7 +224,7 @@ func TestWatchOnTerminalEnds(t *testing.T) {
 		t.Errorf("status %d, want 143", got)
 	}
 
-	// Its input is no terminal; the keys still come from the terminal.
+	// The input of watch is no terminal. The keys still come from the terminal.
 	p = w.screen("watch </dev/null")
 	p.stdout.expectPart("0 held")
 	p.key('q')
@@ -243,8 +243,8 @@ func TestWatchOnTerminalEnds(t *testing.T) {
 	}
 }
 
-// TestListOnTerminal prints a table as wide as the terminal.
-func TestListOnTerminal(t *testing.T) {
+// TestListFitsTerminal: ls prints a table that is not wider than the terminal.
+func TestListFitsTerminal(t *testing.T) {
 	w := withStore(t)
 	p := w.onTerminal(exec.Command(binary, "ls"))
 	p.stdout.expect("nothing is held or waited for")
@@ -260,7 +260,7 @@ func TestListOnTerminal(t *testing.T) {
 	}
 	for line := range strings.Lines(got) {
 		if n := len([]rune(strings.TrimRight(line, "\r\n"))); n > 80 {
-			t.Errorf("%d wide: %q", n, line)
+			t.Errorf("a line has %d characters: %q", n, line)
 		}
 	}
 }

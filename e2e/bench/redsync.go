@@ -10,7 +10,7 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// rueidisPool lets redsync use the client that is fastest for holdfast too.
+// rueidisPool lets redsync use rueidis, which is also the fastest client library for holdfast.
 type rueidisPool struct{ client rueidis.Client }
 
 func (p rueidisPool) Get(ctx context.Context) (redsyncredis.Conn, error) {
@@ -22,7 +22,8 @@ type redsyncConn struct {
 	ctx    context.Context
 }
 
-func noNil(err error) error {
+// ignoreNil returns nil for the answer that a key does not exist.
+func ignoreNil(err error) error {
 	if rueidis.IsRedisNil(err) {
 		return nil
 	}
@@ -31,7 +32,7 @@ func noNil(err error) error {
 
 func (c redsyncConn) Get(name string) (string, error) {
 	v, err := c.client.Do(c.ctx, c.client.B().Get().Key(name).Build()).ToString()
-	return v, noNil(err)
+	return v, ignoreNil(err)
 }
 
 func (c redsyncConn) Set(name, value string) (bool, error) {
@@ -41,7 +42,7 @@ func (c redsyncConn) Set(name, value string) (bool, error) {
 
 func (c redsyncConn) SetNX(name, value string, expiry time.Duration) (bool, error) {
 	v, err := c.client.Do(c.ctx, c.client.B().Set().Key(name).Value(value).Nx().PxMilliseconds(expiry.Milliseconds()).Build()).ToString()
-	return v == "OK", noNil(err)
+	return v == "OK", ignoreNil(err)
 }
 
 func (c redsyncConn) Eval(s *redsyncredis.Script, keysAndArgs ...any) (any, error) {
@@ -57,7 +58,7 @@ func (c redsyncConn) Eval(s *redsyncredis.Script, keysAndArgs ...any) (any, erro
 	if err != nil && strings.Contains(err.Error(), "NOSCRIPT") {
 		v, err = c.client.Do(c.ctx, c.client.B().Eval().Script(s.Src).Numkeys(int64(len(keys))).Key(keys...).Arg(args...).Build()).ToAny()
 	}
-	return v, noNil(err)
+	return v, ignoreNil(err)
 }
 
 func (c redsyncConn) ScriptLoad(s *redsyncredis.Script) error {

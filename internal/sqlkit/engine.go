@@ -14,8 +14,8 @@ type Engine interface {
 	driver.Breaker
 	// Classify returns the code that every error of the engine carries.
 	Classify(err error) driver.Code
-	// Sweep removes rows of [Optimistic] that have been idle for the time. Engines without
-	// rows have nothing to remove.
+	// Sweep removes rows of [Optimistic] that have been idle for the given time. [Sessions] has no
+	// such rows.
 	Sweep(ctx context.Context, idle time.Duration) error
 	Acquire(context.Context, driver.Request) (driver.Grant, error)
 	Undo(context.Context, driver.Request) error

@@ -20,53 +20,55 @@ import (
 //
 // # Safety
 //
-// Every change replaces a row as it was read: the statement names the version that it
-// replaces, each write makes a new version, and the database does one write of a row at a
-// time. So a write that takes effect was decided on the present row. Only the time has
-// gone on: a grant that stood at the time of the read may have expired at the time of the
-// write, never the other way round. The expiry time is counted from the read, which
-// follows the send of the request, and the client counts the validity from that send.
+// A write replaces a row only if the row still is as the client has read it. The statement
+// names the version that it replaces, and each write makes a new version. The database
+// executes the writes of a row one after another. So a write that takes effect was decided
+// on the present row. Only the time differs: a grant that was valid at the read may have
+// expired before the write, but an expired grant never becomes valid again. The expiry time
+// counts from the read. The client counts the validity from the send of the request, which
+// is earlier.
 //
-// The same round trip reads back what a write has done: a grant stands if the row has its
-// ID. The engine does not use counts of affected rows, since their meaning depends on
+// The same round trip reads the row again after a write: a grant was made if the row has
+// its ID. The engine does not use counts of affected rows, since their meaning depends on
 // settings.
 //
-// Renew replaces the rows of many names by one statement. It is one transaction, which replaces each row
-// as it was read, or leaves it alone; what holds for a write holds for each of its rows. It does not wait
-// for rows that are locked, so that two such statements cannot wait for each other. After an error that had
-// no effect, such as that of a locked row, each half gets a statement. A row that was not replaced is read
-// and replaced again until the call ends.
+// Renew replaces the rows of many names by one statement, which is one transaction. Each row is replaced
+// only if it still is as the client has read it, as by a single write. The statement does not wait for
+// locked rows, so that two such statements cannot wait for each other. After an error without effect, such
+// as that of a locked row, Renew sends one statement for each half of the rows. If a row was not replaced,
+// Renew reads it and tries again until the call ends.
 //
-// A write whose answer was lost may still arrive. Undo writes a newer version, so that the
-// version which the request has read is replaced, and its write changes nothing. Where
-// there was no row, Undo creates an empty one. A row is removed a minute after its last
-// change at the earliest, and a write has no effect half a minute after its read, by the
-// database's clock. So a late write cannot use the removal either. No step depends on
-// which connection carried which statement, so poolers and proxies are allowed.
+// A write whose answer was lost may still arrive. Undo writes a newer version of the row, so
+// that the late write finds another version and changes nothing. If there is no row, Undo
+// creates an empty one. By the database's clock, a row is removed at least a minute after its
+// last change. A write has no effect more than half a minute after its read. So a late write
+// has no effect after the removal either. No step depends on which connection carried which
+// statement, so poolers and proxies are allowed.
 //
 // A token is the larger of the row's last token plus one and the database's clock in
 // microseconds. Before a row is removed its token goes into one of 64 rows of high-water
-// marks, and new rows begin above them. So tokens rise through removal, through a clock
-// that was set back, and through a restart.
+// marks, and new rows begin above them. So tokens keep rising when a row is removed, when
+// the clock is set back, and when the server restarts.
 //
-// A grant may have several tokens, for the holders to which its process hands it off: the
-// last microseconds of the clock that are larger than the row's last token. The write of the
-// grant makes the last of them the token of the row, so that every later grant has larger
-// tokens. No token is ahead of the clock because of that. The first grant of a row has one
-// token, since a row that was lost may have had one a moment ago. A replica that is promoted
-// without the last writes grants more than a millisecond later, which is the most that a
-// grant reaches back.
+// A grant may have several tokens, for the holders to which its process hands it off. They
+// are the latest microseconds of the clock, and larger than the row's last token. The write
+// of the grant makes the last of them the token of the row, so that every later grant has
+// larger tokens. So several tokens put no token ahead of the clock. The first grant of a row
+// has one token, since the server may have lost an earlier row with a recent token. The tokens
+// of a grant reach back a millisecond at most. A replica that is promoted without the last
+// writes makes its first grant later than that.
 //
-// Swap replaces a grant by the next one of the same client in one write. So the row shows either
-// of them, and a lost answer leaves the outcome of both unknown: the release is repeated, and Undo
-// covers the request. No row shows the waiters of other clients. So a client replaces
-// grants for driver.HandoffTime at most. Then it releases the name and notifies the waiters.
+// Swap replaces a grant by the next one of the same client in one write, so the row has one of
+// them. After a lost answer, the outcome of both the release and the request is unknown. The client
+// repeats the release, and Undo covers the request. A row does not show the waiters of other
+// clients. So a client replaces grants for driver.HandoffTime at most. Then it releases the name
+// and notifies the waiters.
 type Optimistic struct {
 	pool   *Pool
 	table  Table
 	faults Faults
 	waker  Waker
-	prefix []byte // of names: the namespace and a NUL
+	prefix []byte // precedes each name: the namespace and a NUL
 
 	calls
 	// Guarded by the mutex of calls.
@@ -75,7 +77,7 @@ type Optimistic struct {
 	swept   time.Time
 }
 
-// kept is a grant of this client whose end it has not seen.
+// kept is a grant whose end this client has not seen.
 type kept struct {
 	g    driver.Grant
 	from driver.Requester
@@ -96,21 +98,21 @@ const (
 	takenFor = 10 * time.Minute
 	// OptimisticFallback limits the delay by a lost notification.
 	OptimisticFallback = time.Second
-	// batch is the number of names in one script, mostBatch that of a client with thousands of grants,
-	// which sends lanes scripts at the same time.
-	batch, mostBatch, lanes = 32, 128, 8
+	// batch is the number of names in one script. A client with thousands of grants has up to maxBatch
+	// names in a script. A client sends at most lanes scripts at the same time.
+	batch, maxBatch, lanes = 32, 128, 8
 )
 
-// inBatches calls f for each part of n grants. Those of a client with more than a batch are handled at
-// the same time: over a slow link, one script after another would take longer than a TTL. A lane stops
-// when f returns false: the part was certainly not applied, as where the server accepts no more
-// connections. The other lanes continue, and f is called again, with last, for what they leave.
+// inBatches calls f for each part of n grants. Several parts are handled at the same time, in lanes: over
+// a slow link, one script after another would take longer than a TTL. A lane stops when f returns false.
+// Then the part was certainly not applied, for example because the server accepts no more connections.
+// The other lanes continue. At the end inBatches calls f, with last, for each part that no lane has applied.
 func inBatches(n int, f func(from, to int, last bool) bool) {
 	if n <= batch {
 		f(0, n, true)
 		return
 	}
-	size := min(max(n/(4*lanes), batch), mostBatch)
+	size := min(max(n/(4*lanes), batch), maxBatch)
 	var next atomic.Int64
 	stopped := make(chan int, lanes) // the parts at which lanes have stopped
 	var running sync.WaitGroup
@@ -138,8 +140,8 @@ func inBatches(n int, f func(from, to int, last bool) bool) {
 	}
 }
 
-// NewOptimistic makes the engine, which closes the pool with itself. If waker is nil,
-// Acquire cannot wait.
+// NewOptimistic returns an engine. Its Close closes the pool, too. If waker is nil, Acquire
+// cannot wait.
 func NewOptimistic(pool *Pool, table Table, faults Faults, waker Waker, namespace string) *Optimistic {
 	o := &Optimistic{pool: pool, table: table, faults: faults, waker: waker, prefix: NamePrefix(namespace),
 		held: map[string]*kept{}, swept: time.Now()}
@@ -153,7 +155,7 @@ func NamePrefix(namespace string) []byte { return append([]byte(namespace), 0) }
 
 // row is a name's row as it was read.
 type row struct {
-	sent           driver.Instant // of the read
+	sent           driver.Instant // when the read was sent
 	exists         bool
 	now, highWater int64
 	version, token int64
@@ -170,26 +172,26 @@ func Bucket(name []byte) int {
 	return int(h.Sum32() % Buckets)
 }
 
-// op is a change of one name. step reads the row and returns the content that shall replace
-// it, nil when nothing more is to be done, or an error that ends the op. It is called
-// again after each write, and recognises its own effect.
+// op is a change of one name. step gets the row. It returns the content that replaces the row, nil
+// if the op is done, or an error that ends the op. apply calls step again after each write, and
+// step recognises its own effect.
 type op struct {
 	name []byte
 	step func(*row) (next *content, err error)
-	wake bool // the write makes room, or breaks a grant
+	wake bool // the write frees the name or a permit, or breaks a grant
 
 	token     int64   // the token that a write gives the row, if larger than the row's
-	statement string  // the next to send
-	change    *Change // the next of applyTogether
+	statement string  // the next statement to send
+	change    *Change // the next change of applyTogether
 	unread    bool    // a write may have taken effect, and was not read back yet
 	done      bool
 	err       error
 }
 
-// apply executes ops, of a batch at most. It returns the error of a round trip; each op has
+// apply executes the ops of one batch at most. It returns the error of a round trip; each op has
 // its own error.
 func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
-	// Always in the same order, as a script may be one transaction.
+	// A script may be one transaction, so every client changes the rows in the same order.
 	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
 	flushed := false
 	unread := slices.ContainsFunc(ops, func(p *op) bool { return p.unread })
@@ -221,7 +223,7 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 		answers, err := o.pool.Run(ctx, script...)
 		answered := err == nil
 		if answered && readOnly(answers.Last().Text(5)) {
-			err = ErrReadOnly // a write before was the last of the demoted primary, or is lost
+			err = ErrReadOnly // an earlier write of the script was the last of the demoted primary, or is lost
 		}
 		if err != nil {
 			coded, retry := o.faults.Sort(err)
@@ -260,7 +262,7 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 	}
 }
 
-// readOnly reports whether the last column of [Table.Read] or [Table.Find] says that the server
+// readOnly reports whether the last column of [Table.Read] or [Table.Find] shows that the server
 // is read-only.
 func readOnly(text string) bool {
 	switch text {
@@ -270,14 +272,14 @@ func readOnly(text string) bool {
 	return true
 }
 
-// pause waits for up to 2 ms for each of the first 20 tries, so that other clients go
-// first.
+// pause waits for a random time, so that other clients go first. Its limit rises by 2 ms with each
+// of the first 20 tries.
 func pause(ctx context.Context, tries int) error {
 	return backoff.Sleep(ctx, rand.N(time.Duration(min(tries, 20))*2*time.Millisecond))
 }
 
-// ErrSchema is the error for rows that the schema has and the tables lack.
-var ErrSchema = driver.Errorf(driver.CodeRefused, "holdfast's tables are there and not whole: run holdfast init")
+// ErrSchema reports that holdfast's tables lack a row that init inserts.
+var ErrSchema = driver.Errorf(driver.CodeRefused, "holdfast's tables lack a row: run holdfast init")
 
 // decide calls the op's step with its row, and prepares the next statement.
 func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
@@ -291,7 +293,7 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 	case r.exists:
 		p.statement = o.table.Update(p.name, r.version, *w)
 	default:
-		// Above the versions of any earlier row of the name.
+		// The version is above those of any earlier row of the name.
 		w.Version = max(r.now, r.highWater)
 		w.Token = max(w.Token, r.highWater)
 		p.statement = o.table.Insert(p.name, Bucket(p.name), *w)
@@ -299,8 +301,8 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 	return nil
 }
 
-// next calls the op's step with its row, an answer of [Table.Read], and returns what shall replace the
-// row. Without that, the op is done.
+// next calls the op's step with its row, an answer of [Table.Read], and returns the Write that replaces
+// the row. If there is none, the op is done.
 func (p *op) next(a Row, sent driver.Instant) (*row, *Write, error) {
 	p.unread, p.done = false, true
 	r := &row{sent: sent, now: a.Int(0), highWater: a.Int(1), exists: !a.Null(2), version: a.Int(2), token: a.Int(3)}

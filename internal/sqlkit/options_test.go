@@ -8,9 +8,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// TestOptionsOfURL: known parameters are removed from the URL, and an error names each
-// mistake.
-func TestOptionsOfURL(t *testing.T) {
+// TestOptionsTakeURLParameters: Take removes the known parameters from the URL. An error names
+// each mistake.
+func TestOptionsTakeURLParameters(t *testing.T) {
 	type recipe string
 	recipes := []recipe{"pessimistic", "optimistic", "other"}
 	read := func(raw string) (o Options[recipe], rest string, err error) {
@@ -43,7 +43,7 @@ func TestOptionsOfURL(t *testing.T) {
 			t.Errorf("%s: %+v, %q, %v; want %+v", raw, o, rest, err, want)
 		}
 	}
-	for raw, says := range map[string]string{
+	for raw, want := range map[string]string{
 		"db://u:SeCrEt@h:port/":                                    "scheme db or database",
 		"http://u:SeCrEt@h/":                                       "scheme db or database",
 		"db:SeCrEt":                                                "give db://host",
@@ -62,13 +62,13 @@ func TestOptionsOfURL(t *testing.T) {
 		"db://u:SeCrEt@h/?recipe=pessimistic&table=t&column=c%20d": "column \"c d\": want 1 to 4",
 	} {
 		_, _, err := read(raw)
-		if err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "SeCrEt") {
-			t.Errorf("%s: %v; want %q", raw, err, says)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "SeCrEt") {
+			t.Errorf("%s: %v; want %q", raw, err, want)
 		}
 	}
 	own := Options[recipe]{Recipe: "pessimistic", Table: "t", Column: "c", Namespace: "n", MaxIdle: 1}
 	if err := own.Check(recipes, 4); err == nil || !strings.Contains(err.Error(), "namespaces") {
-		t.Errorf("a namespace of a user's table: %v", err)
+		t.Errorf("a namespace with a user's table: %v, want an error", err)
 	}
 	own.Namespace = "a\x00b"
 	if err := own.Check(recipes, 4); err == nil {

@@ -26,7 +26,7 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		return driver.Grant{}, err
 	}
 	defer e.tasks.Done()
-	if r.Wait { // a session that does not wait is closed by Close
+	if r.Wait { // Close closes the session of a request that does not wait
 		var end func()
 		ctx, end = e.bound(ctx)
 		defer end()
@@ -39,7 +39,7 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		if err == nil {
 			return g, nil
 		}
-		// The victim of a deadlock, or a wait that the server has ended, tries again.
+		// acquire tries again as the victim of a deadlock, or after the server has ended its wait.
 		if _, again := errors.AsType[*againError](err); again {
 			if pause(ctx, tries) == nil && (r.Wait || tries < 10) {
 				continue
@@ -93,7 +93,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	}
 	switch {
 	case err == nil && ctx.Err() != nil:
-		// The caller has given up. The grant is given back.
+		// The caller has cancelled the request, so the client releases the grant.
 		brief, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelWithin)
 		ok, uerr := e.recipe.Unlock(brief, s, &l.request)
 		cancel()
@@ -124,7 +124,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	l.request.Token, l.request.Reserved, l.request.Slot = got.Token, got.Tokens, got.Slot
 	l.request.Label.Tokens = got.Tokens
 	if w.waited {
-		// The label of the statement that waited has the owner of that time.
+		// The statement that waited has the owner from before the wait in its label.
 		l.request.Owner = r.From.Owner()
 		l.request.Label.Owner = l.request.Owner
 		// The validity runs from a statement that was sent after the wait.
@@ -140,7 +140,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	return e.grant(l, sent)
 }
 
-// newLease returns the lease of a request, which is locked.
+// newLease returns the lease of a request. The lease is locked.
 func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *lease {
 	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
 	l.busy <- struct{}{}
@@ -150,7 +150,7 @@ func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *le
 	return l
 }
 
-// takeFor is take with a timeout for a waiter, whose context has no deadline.
+// takeFor calls take. It adds a timeout for a waiter, because the waiter's context has no deadline.
 func (e *Sessions) takeFor(ctx context.Context, wait bool) (*Session, error) {
 	if wait {
 		var cancel func()
@@ -160,8 +160,8 @@ func (e *Sessions) takeFor(ctx context.Context, wait bool) (*Session, error) {
 	return e.take(ctx)
 }
 
-// confirm reports whether a session has the lock that it waited for. Its timeout is the TTL
-// at most, since a later grant would be useless.
+// confirm reports whether a session has the lock that it waited for. Its timeout is at
+// most the TTL, since a later grant would be useless.
 func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, min(l.request.TTL, AnswerWithin))
 	defer cancel()
@@ -171,7 +171,7 @@ func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
 func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	e.mu.Lock()
 	if e.closed {
-		// Close leaves a waiting session to its call, which is this one.
+		// Close does not close the session of a waiter. The waiter's call, which is this one, does.
 		e.mu.Unlock()
 		e.drop(l.s)
 		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
@@ -185,14 +185,15 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	if gone := l.s.Gone(); gone == nil {
 		e.tasks.Go(func() { e.watchByPing(l) })
 	} else if ended(l.s.Link) {
-		// It ended before the grant, and the goroutine that watches it came too early.
+		// The session ended before the grant, and the goroutine that watches it found no grant.
 		e.tasks.Go(func() { e.gone(l.s) })
 	}
 	r := &l.request.Request
 	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.request.Token, Tokens: l.request.Reserved, SentAt: sent, TTL: l.request.TTL, Slot: l.request.Slot}, nil
 }
 
-// failed returns the error of a Lock, by what may be left at the server.
+// failed ends the session of a Lock that failed. Its error shows whether the server may still have
+// the lock or the request.
 func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) error {
 	coded, again := e.recipe.Sort(err)
 	cleared := false
@@ -201,7 +202,7 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 		cleared = e.recipe.Clear(brief, l.s) == nil
 		cancel()
 	}
-	e.drop(l.s) // a cancellation may still reach it
+	e.drop(l.s) // a cancellation may still reach the session
 	switch {
 	case cleared:
 		e.forget(l)
@@ -225,7 +226,7 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 	return coded
 }
 
-// unknown leaves the session of a request to Undo.
+// unknown returns an error of code CodeUnknown. Undo then ends what the request has left.
 func (e *Sessions) unknown(l *lease, err error) error {
 	e.mu.Lock()
 	l.over = true
@@ -250,11 +251,11 @@ func (e *Sessions) forget(l *lease) {
 	l.end()
 }
 
-// wait is a Lock that may block, with what runs beside it.
+// wait is a Lock that may block, with the goroutines that run during it.
 type wait struct {
 	e *Sessions
 	l *lease
-	// ctx is the request's.
+	// ctx is the context of the request.
 	ctx context.Context
 
 	mu        sync.Mutex
@@ -264,8 +265,8 @@ type wait struct {
 	beside    sync.WaitGroup
 }
 
-// lock blocks in the server. Beside it, the server's queue is searched for the request
-// after a while. At the end of ctx the statement is cancelled.
+// lock sends the statement that blocks in the server. After a while, another goroutine searches
+// the server's queue for the request. At the end of ctx, lock cancels the statement.
 func (w *wait) lock(ctx context.Context) (Got, error) {
 	statement, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
@@ -288,7 +289,7 @@ func (w *wait) lock(ctx context.Context) (Got, error) {
 	return got, err
 }
 
-// begin runs f beside the wait, unless the wait is over.
+// begin runs f during the wait, unless the wait is over.
 func (w *wait) begin(f func()) {
 	w.mu.Lock()
 	if w.over {
@@ -307,7 +308,7 @@ func (w *wait) isOver() bool {
 	return w.over
 }
 
-// findInQueue searches the server's queue until the request is there.
+// findInQueue searches the server's queue until it finds the request.
 func (w *wait) findInQueue(ctx context.Context) {
 	for poll := (backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}); !w.isOver(); {
 		bounded, cancel := context.WithTimeout(ctx, cancelWithin)
@@ -325,7 +326,8 @@ func (w *wait) findInQueue(ctx context.Context) {
 			}
 		}
 		if refused && !w.isOver() {
-			// The user has no right to see the queue. The server answers, and the request has none yet.
+			// The user has no right to see the queue. The server answers the search, but not the request:
+			// so the request waits.
 			w.mu.Lock()
 			w.waited = true
 			w.mu.Unlock()
@@ -338,7 +340,7 @@ func (w *wait) findInQueue(ctx context.Context) {
 	}
 }
 
-// notify reports the holders to a requester that polls.
+// notify reports to the requester that it is queued, and the holders.
 func (w *wait) notify(ctx context.Context) {
 	bounded, cancel := context.WithTimeout(ctx, cancelWithin)
 	defer cancel()
@@ -346,9 +348,9 @@ func (w *wait) notify(ctx context.Context) {
 	w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
 }
 
-// survey searches the server's queue. refused reports that the server has refused the search. The error of
-// a read-only server does not count, nor that of a new connection: it may be another server than that of
-// the session, which may be silent.
+// survey searches the server's queue. refused reports that the server has refused the search. An error of a
+// read-only server does not count, nor does one of a new connection. Such an error may come from another
+// server while the session's server does not answer.
 func (w *wait) survey(ctx context.Context) (sights []Sight, refused bool, err error) {
 	err = w.e.aside(ctx, func(side Link) error {
 		sights, _, err = w.e.recipe.Survey(ctx, side, w.l.request.Key, false)
@@ -359,7 +361,8 @@ func (w *wait) survey(ctx context.Context) (sights []Sight, refused bool, err er
 	return sights, refused, err
 }
 
-// cancel ends the statement in order if the server answers. The session is not used again.
+// cancel sends the server cancellations of the statement until the wait is over. If that fails, it closes
+// the session. The session is not used again.
 func (w *wait) cancel(cut func()) {
 	w.mu.Lock()
 	w.cancelled = true
@@ -370,7 +373,7 @@ func (w *wait) cancel(cut func()) {
 		if w.isOver() {
 			return
 		}
-		// The cancellation may precede the statement, so it is repeated.
+		// A cancellation may arrive before the statement, so it is repeated.
 		err := w.e.aside(ctx, func(side Link) error { return w.e.recipe.Cancel(ctx, side, w.l.s.ID) })
 		if err != nil {
 			break
@@ -386,7 +389,7 @@ func (w *wait) cancel(cut func()) {
 	w.l.s.Close()
 }
 
-// aside calls f with a link of its own.
+// aside calls f with a link that is not the session's. It tries again if the link had ended while idle.
 func (e *Sessions) aside(ctx context.Context, f func(Link) error) error {
 	for {
 		l, reused, err := e.side.Get(ctx)

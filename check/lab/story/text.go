@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// The widths of the columns: a client's, and the server's. With the three lifelines a line
-// has 79 characters.
+// The widths of the columns: sideWidth for each client, middleWidth for the server. With the
+// lifelines a line has 79 characters.
 const (
 	sideWidth   = 29
 	middleWidth = 17
 )
 
-// Text draws the result for a terminal of 79 columns, in at most 25 lines, time downwards:
-// a column for each client, and the server's answers between them. A thick line is a client
-// that relies on the lock. With ascii it has no other characters.
+// Text draws the result for a terminal of 79 columns, in at most 25 lines. Time runs downwards.
+// Each client has a column, and the server's answers are between them. A lifeline is thick while
+// its client relies on the lock. With ascii, the drawing has ASCII characters only.
 func (r *Result) Text(w io.Writer, ascii bool) error {
 	g := strings.NewReplacer()
 	if ascii {

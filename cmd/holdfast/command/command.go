@@ -1,5 +1,5 @@
-// Package command is the holdfast command, for programs that link other stores. The main
-// function of such a program only calls Main.
+// Package command is the holdfast command, for a program that links further stores. The main of
+// that program only calls Main.
 //
 //	import (
 //		"github.com/holdfast-go/holdfast/cmd/holdfast/command"
@@ -14,6 +14,6 @@ package command
 
 import "github.com/holdfast-go/holdfast/cmd/holdfast/internal/cli"
 
-// Main runs the command with the arguments after its name and returns the exit status: those
-// of docs/command.md.
+// Main runs the command with the arguments after its name. It returns the exit status, which
+// docs/command.md describes.
 func Main(args []string) int { return cli.Main(args) }

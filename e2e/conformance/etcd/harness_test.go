@@ -12,7 +12,8 @@
 //   - the validity counts from the answer's arrival: TestConformance/ValidityNotFromTheAnswer
 //   - a former leader revokes leases after a pause (15247): TestFormerLeaderRevokes,
 //     TestDeletionIsPushed
-//   - each keepalive and each wait is a login: TestStreamsPerStore, TestContentionWithLogins
+//   - each keepalive and each wait is a login: TestStoreSharesLoginAndStreams,
+//     TestLoginsKeepContendedThroughput
 //
 // A server whose program is missing is skipped, and with
 // HOLDFAST_REQUIRE_SERVERS=1 fails.

@@ -30,7 +30,7 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 		if !sqltest.Soon(func() bool { return count() == 0 }) {
 			t.Errorf("%d rows are left after a release", count())
 		}
-		// Sessions that end while they hold.
+		// These sessions end while they hold locks.
 		dead := mariadb.Store(t, schema, params)
 		for i := range 5 {
 			g, _ := sqltest.Must(t, dead, fmt.Sprintf("dead-%d", i), driver.Exclusive, time.Minute)
@@ -39,12 +39,12 @@ func TestSessionRowsAreRemoved(t *testing.T) {
 		sqltest.Close(t, dead)
 		kept, a := sqltest.Must(t, s, "kept", driver.Exclusive, time.Minute)
 		row(t, schema, kept)
-		next := mariadb.Store(t, schema, params) // removes such rows when it writes its first one
+		next := mariadb.Store(t, schema, params) // a store removes such rows when it writes its first one
 		defer sqltest.Close(t, next)
 		g, _ = sqltest.Must(t, next, "next", driver.Exclusive, time.Minute)
 		row(t, schema, g)
 		if !sqltest.Soon(func() bool { return count() == 2 }) {
-			t.Errorf("%d rows, want those of the two holders", count())
+			t.Errorf("%d rows, want one for each of the two holders", count())
 		}
 		a.Keeps(t)
 		st, err := next.Inspect(t.Context(), "kept")

@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/e2e/conformance/sqltest"
 )
 
-// open opens connections to a server.
+// open opens n connections to a server. Each function that it returns uses one of them.
 func open(t *testing.T, m *servers.MySQL, n int) (alive []func() error) {
 	t.Helper()
 	db, err := sql.Open(mariadb.Driver, m.DSN(mariadb.Home, ""))
@@ -32,6 +32,7 @@ func open(t *testing.T, m *servers.MySQL, n int) (alive []func() error) {
 	return alive
 }
 
+// set executes a statement that changes a setting of a server.
 func set(t *testing.T, m *servers.MySQL, statement string) {
 	t.Helper()
 	db, err := sql.Open(mariadb.Driver, m.DSN(mariadb.Home, ""))
@@ -46,7 +47,8 @@ func set(t *testing.T, m *servers.MySQL, statement string) {
 
 // TestSwitchoverEndsHolders: the primary becomes read-only, and new connections lead to another
 // server. Holders at the old server are notified, although their connections stay open and no
-// client renews the grants. Stores with connections to it take their next locks at the new server.
+// client renews the grants. Stores with connections to the old server take their next locks at the
+// new server.
 func TestSwitchoverEndsHolders(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Recipes {
@@ -56,13 +58,13 @@ func TestSwitchoverEndsHolders(t *testing.T) {
 			s := mariadb.StoreAt(t, r.Address(), mariadb.Home, params)
 			defer sqltest.Close(t, s)
 			var held []driver.Grant
-			var askers []*sqltest.Requester
+			var requesters []*sqltest.Requester
 			for _, name := range []string{"one", "two", "three"} {
 				g, a := sqltest.Must(t, s, name, driver.Exclusive, time.Minute)
-				held, askers = append(held, g), append(askers, a)
+				held, requesters = append(held, g), append(requesters, a)
 			}
 			idle, _ := sqltest.Must(t, s, "idle", driver.Exclusive, time.Minute)
-			sqltest.Release(t, s, idle) // its connection stays at the old server
+			sqltest.Release(t, s, idle) // the connection stays at the old server
 			other := mariadb.StoreAt(t, r.Address(), mariadb.Home, params)
 			defer sqltest.Close(t, other)
 			// A statement that waits for a row keeps the server from becoming read-only.
@@ -73,14 +75,14 @@ func TestSwitchoverEndsHolders(t *testing.T) {
 			}
 			set(t, old, "SET GLOBAL read_only = 1")
 			r.Lead(next.Address)
-			for i, a := range askers {
+			for i, a := range requesters {
 				a.AwaitLoss(t)
 				if err := s.Release(t.Context(), held[i], 0); err == nil {
-					t.Errorf("a release of what was lost is confirmed")
+					t.Errorf("the release of a lost grant succeeds")
 				}
 			}
 			if waits {
-				// The waiter of the old server is granted at the new one.
+				// The waiter at the old server gets its grant at the new one.
 				sqltest.Release(t, other, waiter.Granted())
 			}
 			// Both stores, whose connections led to the old server, exclude each other.
@@ -141,8 +143,8 @@ func (q queuedNever) Queued([]driver.Holder) {
 }
 
 // TestReplicaConfirmsNoWaiter: the primary hangs, and new connections lead to a replica that was not promoted
-// yet. A request on a session at the primary has no queue entry that a server has confirmed: its caller would
-// wait for an answer without a timeout.
+// yet. No server has confirmed a queue entry of a request on a session at the primary. So the store must not
+// report it as queued: the caller would wait for the primary without a timeout.
 func TestReplicaConfirmsNoWaiter(t *testing.T) {
 	mariadb.Server(t) // skips, or fails
 	for _, recipe := range mariadb.Sessions {
@@ -167,7 +169,7 @@ func TestReplicaConfirmsNoWaiter(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 			defer cancel()
 			if g, err := s.Acquire(ctx, q); err == nil {
-				t.Fatalf("the hanging server answers %+v", g)
+				t.Fatalf("a grant of a server that hangs: %+v", g)
 			}
 		})
 	}

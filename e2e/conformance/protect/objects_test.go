@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/optimistic"
 )
 
-// bucket is one of a server that speaks S3, whose ETags are hashes of the content.
+// bucket returns a bucket of an S3 server. The server's ETags are hashes of the content.
 func bucket(t *testing.T) optimistic.HTTP {
 	t.Helper()
 	backend := s3mem.New()
@@ -27,7 +27,7 @@ func bucket(t *testing.T) optimistic.HTTP {
 	return optimistic.HTTP{URL: srv.URL + "/state", Client: srv.Client()}
 }
 
-func TestGuardObjectsOnS3(t *testing.T) {
+func TestObjectsPassFencetestOnS3(t *testing.T) {
 	guard := fence.Objects{Values: bucket(t)}
 	fencetest.Run(t, fencetest.Harness[[]byte]{
 		Guard: guard, NeedsContent: true,
@@ -42,9 +42,10 @@ func TestGuardObjectsOnS3(t *testing.T) {
 	})
 }
 
-// TestEqualContentUnderANewToken requires that a write that was decided under an old token
-// is refused although the content, and so S3's ETag of it, is what it was.
-func TestEqualContentUnderANewToken(t *testing.T) {
+// TestEqualContentWithNewTokenRefusesLateWrite: a holder writes the content that the object already
+// has, under a new token. A write under an older token is refused, although the server's ETag is a
+// hash of the content.
+func TestEqualContentWithNewTokenRefusesLateWrite(t *testing.T) {
 	values := bucket(t)
 	guard := fence.Objects{Values: paused{values, func() {
 		// Another holder writes the same content between the read and the write.
@@ -69,7 +70,7 @@ func (p paused) Put(ctx context.Context, key string, data []byte, version string
 	return p.Values.Put(ctx, key, data, version)
 }
 
-func TestUpdateOnS3(t *testing.T) {
+func TestUpdateLosesNoWriteOnS3(t *testing.T) {
 	values := bucket(t)
 	var wg sync.WaitGroup
 	for range 8 {

@@ -11,9 +11,10 @@ import (
 	"github.com/holdfast-go/holdfast/redisstore/redlock"
 )
 
-// TestFailoverAndBack copies the data of a server without a vote to the server that gave the vote,
-// like two failovers within a TTL. The second server is the same process, but has lost the vote.
-func TestFailoverAndBack(t *testing.T) {
+// TestFailoverAndBackGivesNoSecondVote: a server has given its vote. The test replaces its data by
+// those of a replica without the vote, like two failovers within a TTL. The server's process is the
+// same, but its vote is lost. It must not give another one.
+func TestFailoverAndBackGivesNoSecondVote(t *testing.T) {
 	f := startBare(t, 1, redlock.Config{})
 	g, err := servers.StartRedis(t.Context(), filepath.Join(t.TempDir(), "other"), "--replicaof", "127.0.0.1 "+strconv.Itoa(f.all[0].Port))
 	if err != nil {
@@ -39,13 +40,13 @@ func TestFailoverAndBack(t *testing.T) {
 		t.Fatal("the server has not taken the other's data")
 	}
 	if second, err := f.open(t).Acquire(t.Context(), request("name", time.Minute)); err == nil {
-		t.Fatalf("tokens %d and %d stand", first.Token, second.Token)
+		t.Fatalf("two clients hold the lock, with the tokens %d and %d", first.Token, second.Token)
 	}
 }
 
-// TestShorterMaxTTLAdmitsNone: a server has lost the vote for a long lease. A client whose max_ttl
-// is shorter than the fleet's does not admit the server.
-func TestShorterMaxTTLAdmitsNone(t *testing.T) {
+// TestShorterMaxTTLAdmitsNoServer: a server has lost the vote for a long lease. A client whose
+// max_ttl is shorter than that of the other clients does not admit the server.
+func TestShorterMaxTTLAdmitsNoServer(t *testing.T) {
 	f := start(t, 3, redlock.Config{})
 	f.proxies[2].Cut()
 	first := must(t, f.open(t), "name", time.Minute)
@@ -60,14 +61,14 @@ func TestShorterMaxTTLAdmitsNone(t *testing.T) {
 	s := f.openAs(t, short)
 	for end := time.Now().Add(4 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if second, err := s.Acquire(t.Context(), request("name", 100*time.Millisecond)); err == nil {
-			t.Fatalf("tokens %d and %d stand", first.Token, second.Token)
+			t.Fatalf("two clients hold the lock, with the tokens %d and %d", first.Token, second.Token)
 		}
 	}
 }
 
-// TestServerGivenTwice: a URL with two names of one server is refused, because that server would
-// have two votes.
-func TestServerGivenTwice(t *testing.T) {
+// TestServerGivenTwiceIsRefused: the URL has two names of one server, which would have two votes.
+// Acquire fails.
+func TestServerGivenTwiceIsRefused(t *testing.T) {
 	f := start(t, 3, redlock.Config{})
 	one := strconv.Itoa(f.all[0].Port)
 	s, err := redlock.Open(t.Context(), "redlock://127.0.0.1:"+one+"?node=localhost:"+one+"&node="+f.all[1].Address(), "")
@@ -76,6 +77,6 @@ func TestServerGivenTwice(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = s.Close(t.Context()) })
 	if g, err := s.Acquire(t.Context(), request("name", time.Minute)); s.Classify(err) != driver.CodeRefused {
-		t.Errorf("%+v, %v", g, err)
+		t.Errorf("Acquire: %+v, %v; want refused", g, err)
 	}
 }

@@ -14,14 +14,14 @@ import (
 type Rights struct {
 	Params string
 	Rights []string
-	// Unnoticed are rights without which every call succeeds.
+	// Unnoticed are the rights without which every call still succeeds.
 	Unnoticed []string
 }
 
 // EachRight requires that a user with exactly the documented rights can make every call. Without one of the
-// rights, the server refuses a call that needs it. Then nothing is granted beside another holder, a refused
-// request leaves nothing, and a holder keeps its lock. The statements create a user USER_NAME, and grant and
-// revoke a RIGHT of DATABASE.
+// rights, the server refuses a call that needs it. Even then the store grants no lock beside another holder.
+// A refused request leaves nothing, and a holder keeps its lock. The statements create a user USER_NAME, and
+// grant and revoke a RIGHT of DATABASE.
 func EachRight(t *testing.T, d *Database, create, give, take string, all ...Rights) {
 	for _, of := range all {
 		t.Run(of.Params, func(t *testing.T) {
@@ -69,7 +69,8 @@ func EachRight(t *testing.T, d *Database, create, give, take string, all ...Righ
 	}
 }
 
-// calls makes the calls of a store beside a store with all rights, and returns those that are refused.
+// calls makes every call of store s, and returns the calls that the server refuses. The store admin has all
+// rights, and holds locks that s requests.
 func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 	g, err := admin.Guarantees(t.Context())
 	if err != nil {
@@ -105,7 +106,7 @@ func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 			r, a := Request(name, limit, time.Minute)
 			held, err := s.Acquire(t.Context(), r)
 			if !call("Acquire, "+what, err) {
-				free(t, admin, name)
+				awaitFree(t, admin, name)
 				continue
 			}
 			Busy(t, admin, name, driver.Exclusive)
@@ -127,7 +128,7 @@ func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 				Release(t, admin, theirs)
 				Release(t, s, w.Granted())
 			} else if _, err := s.Acquire(t.Context(), r); s.Classify(err) != driver.CodeBusy {
-				t.Errorf("%s: beside a holder: %v", what, err)
+				t.Errorf("%s: Acquire of a held lock: %v; want busy", what, err)
 			} else {
 				Release(t, admin, theirs)
 			}
@@ -140,7 +141,7 @@ func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 			r, _ = Request(name, driver.Exclusive, time.Minute)
 			_, err = s.Acquire(t.Context(), r)
 			if call("Acquire, "+what, err) && call("Undo, "+what, s.Undo(t.Context(), r)) {
-				free(t, admin, name)
+				awaitFree(t, admin, name)
 			}
 		}
 	}
@@ -148,8 +149,9 @@ func calls(t *testing.T, s, admin Store, name string) (refused []string) {
 	return refused
 }
 
-// free requires that nothing is left of a request. The server may still be ending its session.
-func free(t *testing.T, admin Store, name string) {
+// awaitFree waits until a name can be locked: a refused request leaves nothing, but the server may still be
+// ending its session.
+func awaitFree(t *testing.T, admin Store, name string) {
 	t.Helper()
 	var g driver.Grant
 	var err error

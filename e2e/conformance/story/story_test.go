@@ -24,9 +24,9 @@ import (
 	_ "github.com/holdfast-go/holdfast/zkstore"
 )
 
-var update = flag.Bool("update", false, "write docs/lab anew")
+var update = flag.Bool("update", false, "write docs/lab again")
 
-// docs is where the drawings are kept.
+// docs is the directory of the drawings.
 const docs = "../../../docs/lab"
 
 // TestStories plays every story on its server: the wrong lock fails, and holdfast survives.
@@ -59,7 +59,7 @@ func TestStories(t *testing.T) {
 		}
 	})
 	if slices.Contains(results, nil) {
-		return // -run has left some out, or they failed
+		return // -run excludes some stories, or some failed
 	}
 	if *update {
 		if err := os.RemoveAll(docs); err != nil {
@@ -89,13 +89,13 @@ func page(t *testing.T, all []story.Story) {
 	head, rest, ok := strings.Cut(string(b), begin)
 	_, tail, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the stories", path)
+		t.Fatalf("%s lacks the comments that enclose the stories", path)
 	}
 	var text strings.Builder
 	for _, y := range all {
 		convict := "A check convicts this mistake: `holdfast lab " + y.Mistake + "`."
 		if y.Mistake == "" {
-			convict = "No check convicts a herd: it breaks no rule, it only costs."
+			convict = "No check convicts a herd, because it breaks no rule."
 		}
 		fmt.Fprintf(&text, "### %s: %s\n\n    %s\n\n%s\n\n![%s](lab/%s.svg)\n\n%s %s\n\n", y.Name, y.Title, y.Code, y.Tale, y.Title, y.Name, y.Lesson, convict)
 	}
@@ -103,7 +103,7 @@ func page(t *testing.T, all []story.Story) {
 	switch {
 	case want == string(b):
 	case !*update:
-		t.Errorf("%s has other stories: go test ./conformance/story -update", path)
+		t.Errorf("the stories in %s differ from the code: run go test ./conformance/story -update", path)
 	default:
 		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
 			t.Fatal(err)
@@ -117,12 +117,12 @@ func TestStoriesNameTheirMistakes(t *testing.T) {
 	seen := map[string]bool{}
 	for _, y := range story.Stories() {
 		if _, err := lab.Find(y.Name); err == nil || seen[y.Name] {
-			t.Errorf("%s is two things", y.Name)
+			t.Errorf("%s names two stories, or a story and a mistake", y.Name)
 		}
 		seen[y.Name] = true
 		// A herd breaks no rule of the check.
 		if _, err := lab.Find(y.Mistake); err != nil && y.Name != "herd" {
-			t.Errorf("%s: %v", y.Name, err)
+			t.Errorf("the mistake of %s: %v", y.Name, err)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func play(t *testing.T, set *story.Set, y story.Story) *story.Result {
 	}
 	t.Log("\n" + b.String())
 	if !r.OK() {
-		t.Fatalf("the wrong lock is violated: %v; holdfast is violated: %v", r.Wrong.Violated, r.Right.Violated)
+		t.Fatalf("wrong lock violated: %v, want true; holdfast violated: %v, want false", r.Wrong.Violated, r.Right.Violated)
 	}
 	if r.Wrong.Outcome == "" || r.Right.Outcome == "" {
 		t.Error("an outcome is missing")
@@ -168,7 +168,7 @@ func same(t *testing.T, one, other string) {
 			t.Fatal(err)
 		}
 		if b, err := os.ReadFile(filepath.Join(other, f.Name())); err != nil || !bytes.Equal(a, b) {
-			t.Errorf("%s is not what the stories draw (%v): go test ./conformance/story -update", f.Name(), err)
+			t.Errorf("%s differs from the drawing of its story (%v): run go test ./conformance/story -update", f.Name(), err)
 		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Section is a process that this one did not start, and that ends by itself: a shell that
+// Section is a process that this process did not start, and that ends by itself: a shell that
 // holds a lock for the rest of its script.
 type Section struct {
 	pid   int
@@ -30,16 +30,16 @@ func Attach(pid int) (*Section, error) {
 	return s, nil
 }
 
-// PID is the process's number.
+// PID returns the number of the process.
 func (s *Section) PID() int { return s.pid }
 
 // Stopped returns nil: this process does not see stops.
 func (s *Section) Stopped() <-chan syscall.Signal { return nil }
 
-// Ended is closed when the process has ended.
+// Ended returns a channel that is closed when the process has ended.
 func (s *Section) Ended() <-chan struct{} { return s.ended }
 
-// Reap closes Gone, after Ended.
+// Reap closes the channel of Gone. The caller has waited for Ended.
 func (s *Section) Reap() { s.once.Do(func() { close(s.gone) }) }
 
 // Left returns nil: this process does not see what the section leaves behind.
@@ -54,8 +54,8 @@ func (s *Section) Status() Status { return Status{} }
 // Signal does nothing: no caller sends a section a signal through its guardian.
 func (s *Section) Signal(syscall.Signal) error { return nil }
 
-// SignalAll sends a signal to the process and to its descendants. It returns those that this
-// process has no right to signal.
+// SignalAll sends a signal to the process and to its descendants. It returns the
+// processes that this process has no right to signal.
 func (s *Section) SignalAll(sig syscall.Signal) ([]Process, error) {
 	select {
 	case <-s.ended:
@@ -65,8 +65,8 @@ func (s *Section) SignalAll(sig syscall.Signal) ([]Process, error) {
 	}
 }
 
-// SignalLeavers does nothing.
+// SignalLeavers does nothing: this process does not see the processes that have left the section.
 func (s *Section) SignalLeavers(syscall.Signal) []Process { return nil }
 
-// Exists reports whether there is a process with this number.
+// Exists reports whether a process has this number.
 func Exists(pid int) bool { return syscall.Kill(pid, 0) != syscall.ESRCH }

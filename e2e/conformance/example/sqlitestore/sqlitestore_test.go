@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver/drivertest"
 )
 
-// TestMain: this binary is the worker of its own check.
+// TestMain lets this binary be a worker of the check that it runs.
 func TestMain(m *testing.M) {
 	check.MaybeWorker()
 	os.Exit(m.Run())
@@ -52,12 +52,12 @@ func TestTorture(t *testing.T) {
 		Left: f.leftInTheEnd,
 	}})
 	if s := r.Stats; s.Grants < 40 || s.Queued == 0 || s.Writes == 0 || s.Faults["kill"]+s.Faults["pause"] == 0 {
-		t.Errorf("%+v: the test tests little", s)
+		t.Errorf("%+v: too few events for a useful test", s)
 	}
 }
 
-// leftInTheEnd waits until what killed processes have left has expired: entries, and grants of
-// sixteen times the check's TTL of 600 ms.
+// leftInTheEnd waits until the entries and grants of killed processes have expired, and returns the
+// others. A grant's TTL is at most sixteen times the check's TTL of 600 ms.
 func (f *faults) leftInTheEnd(ctx context.Context) (left []string, err error) {
 	end := time.Now().Add(entryLife + 20*time.Second)
 	for {
@@ -77,8 +77,8 @@ func (f *faults) leftInTheEnd(ctx context.Context) (left []string, err error) {
 	}
 }
 
-// TestLines: the example stays short.
-func TestLines(t *testing.T) {
+// TestExampleHasFewLines: an author of a store reads all of it.
+func TestExampleHasFewLines(t *testing.T) {
 	text, err := os.ReadFile("sqlitestore.go")
 	if err != nil {
 		t.Fatal(err)
