@@ -120,7 +120,7 @@ lint:
 race: race-tests race-check
 race-tests: clients
 	$(SAY) 'race: every package but the check'
-	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 5 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' \
+	@HOLDFAST_REQUIRE_SERVERS=1 $(GO) test -race -p 4 -timeout 20m -skip '$(ALONE)|$(LAYOUTS)' \
 		$(SLOWEST) $$($(GO) list $(call packages,$(filter-out check,$(MODULES))) | grep -vE '/(torture|versions)$$|$(COVERED)')
 race-check: servers
 	$(SAY) 'race: the check'

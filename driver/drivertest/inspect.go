@@ -55,7 +55,7 @@ func inspect(e *env) {
 		e.Errorf("held since %s", h.Since)
 	}
 	// A store may keep a lease for longer: Redis adds the time that a replica's clock is ahead.
-	if h.TTL <= 0 || h.TTL > g.TTL+time.Second {
+	if h.TTL <= 0 || h.TTL-time.Second > g.TTL {
 		e.Errorf("TTL left %s of %s", h.TTL, g.TTL)
 	}
 	if e.g.Visible == driver.VisibleAll {

@@ -58,16 +58,23 @@ func pausedHolder(t *testing.T, s system) {
 	if !ok || err != nil {
 		t.Fatalf("A does not hold the lock: %q, %v", held, err)
 	}
-	if err := a.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	if promised.Pause == driver.PauseKeeps {
-		if k, err := l.Lock(ctx, name, holdfast.TTL(ttl), holdfast.Wait(2*ttl)); !errors.Is(err, holdfast.ErrBusy) {
-			t.Fatalf("B was granted the lock of a stopped holder that keeps it: %v, %v", k, err)
-		}
-		if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+	signal := func(sig syscall.Signal) {
+		if err := a.cmd.Process.Signal(sig); err != nil {
 			t.Fatal(err)
 		}
+	}
+	signal(syscall.SIGSTOP)
+	if promised.Pause == driver.PauseKeeps {
+		k, err := l.Lock(ctx, name, holdfast.TTL(ttl), holdfast.Wait(2*ttl))
+		for errors.Is(err, holdfast.ErrUnavailable) { // A was stopped during a step at the store
+			signal(syscall.SIGCONT)
+			signal(syscall.SIGSTOP)
+			k, err = l.Lock(ctx, name, holdfast.TTL(ttl), holdfast.Wait(2*ttl))
+		}
+		if !errors.Is(err, holdfast.ErrBusy) {
+			t.Fatalf("B was granted the lock of a stopped holder that keeps it: %v, %v", k, err)
+		}
+		signal(syscall.SIGCONT)
 		a.say(t, "guarded")
 		if got := a.line(t); got != "done" {
 			t.Errorf("the holder's write after its pause: %s", got)
