@@ -277,7 +277,6 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 // reported, or until ctx ends. It does not wait for the end of the locks that Every leaves at
 // the store. The locks are released even if the work under them has not returned: let it return
 // before Close.
-// return before Close.
 //
 // If ctx has ended already, or ends within a second, Close still gives the releases a
 // second, and the store another one to be closed. So a Close with the context that

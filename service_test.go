@@ -220,7 +220,8 @@ func TestMaxHoldEndsALockThatDrains(t *testing.T) {
 	})
 }
 
-// TestDrainContextOfLockAllEndsWithTheFirstLoss: it ends at once, like the lock's context.
+// TestDrainContextOfLockAllEndsWithTheFirstLoss: the drain context ends at once, like the
+// lock's context.
 func TestDrainContextOfLockAllEndsWithTheFirstLoss(t *testing.T) {
 	for range 200 {
 		s := memstore.New()

@@ -27,7 +27,8 @@ func (l *logger) Error(err error, _ string, _ ...any) {
 	l.errs = append(l.errs, err)
 }
 
-// TestOnceRunsAJobOnOneReplica whose clocks differ by less than hold.
+// TestOnceRunsAJobOnOneReplica: the clocks of the replicas differ by less than hold, and one of
+// them runs each job.
 func TestOnceRunsAJobOnOneReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, log := memstore.New(), &logger{}
@@ -77,7 +78,8 @@ func TestOnceLogsAnOutage(t *testing.T) {
 	})
 }
 
-// TestEveryTakesASchedule of cron's parser.
+// TestEveryTakesASchedule: Every accepts a schedule of cron's parser, and refuses one that
+// depends on the start time.
 func TestEveryTakesASchedule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		locker, err := holdfast.New(memstore.New())

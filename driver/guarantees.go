@@ -121,8 +121,8 @@ type Guarantees struct {
 	// Fallback limits the delay by a lost notification, 0 if none can be lost.
 	Fallback time.Duration
 	// TryFirst: a request without Wait costs no more than one with it, and leaves no more at
-	// the store if its answer is lost. The core then uses it as its fast path, on the
-	// caller's goroutine. Below the network every store is treated like that.
+	// the store if its answer is lost. The core then uses it as its fast path, on the caller's
+	// goroutine. The core treats every store that needs no network like that.
 	TryFirst bool
 	// Shared and Semaphore report whether the store supports those limits beside Exclusive.
 	// Mixed reports whether grants of different limits exclude one another by the rule on one

@@ -22,7 +22,7 @@ type mistake struct {
 	test string
 	// message, if not empty, is a part of the message of the failing test: see messages.
 	message string
-	// first is a test that fails before it, so that the other waits for 5 s only.
+	// first is a test that fails before the test in question, which then waits for 5 s only.
 	first string
 	ttl   time.Duration // of the harness, if not 0
 	// declare changes the guarantees, fails refuses a request, and keeps
