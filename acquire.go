@@ -16,7 +16,7 @@ var pid = os.Getpid()
 // errNoAnswer cancels a request that the store left unanswered.
 var errNoAnswer = errors.New("no answer within the request timeout")
 
-// errUseless: a grant arrived that had expired or been revoked on its way.
+// errUseless reports a grant that expired or was revoked before its answer arrived.
 var errUseless = errors.New("the grant ended before its answer arrived")
 
 // TryLock acquires the lock if it is free at once, and returns ErrBusy otherwise. It
@@ -114,7 +114,7 @@ func (h *holder) join(ctx context.Context, s *settings) *Lock {
 	case o.do&endOne != 0:
 		return nil
 	case !k.live():
-		k.discard() // it may be the last by now
+		k.discard() // it may be the last open Lock by now
 		return nil
 	}
 	return k
@@ -131,10 +131,9 @@ type acquisition struct {
 	set     *settings
 	wait    bool
 	began   time.Duration // since the creation of the Locker, like asked
-	// asked is when the store had reported its guarantees, and so when the first request
-	// begins.
+	// asked is when the first request begins: after the store has returned its guarantees.
 	asked time.Duration
-	// busy is the answer of the fast path, nil if it was not that the name is held.
+	// busy is the fast path's answer that the name is held, else nil.
 	busy *BusyError
 }
 
@@ -179,7 +178,7 @@ func (a *acquisition) fail(kind, err error) error {
 	return &failure{name: a.name, store: a.l.where, kind: kind, err: err}
 }
 
-// left returns the part of d that Wait leaves.
+// left returns d, or the rest of Wait if that is shorter.
 func (a *acquisition) left(d time.Duration) time.Duration {
 	if a.wait && a.set.hasWait {
 		return max(min(d, a.set.wait-(a.l.now()-a.began)), 0)
@@ -191,8 +190,8 @@ func (a *acquisition) requestTimeout() time.Duration {
 	return a.left(a.l.requestTimeout(a.set.ttl))
 }
 
-// guarantees returns what the store promises. Wait limits the time for it, too. A
-// caller that waits does not fail just because the first request did.
+// guarantees returns the store's guarantees. Wait also limits the time for this request. If the
+// first request fails, a caller that waits repeats it.
 func (a *acquisition) guarantees() (*driver.Guarantees, error) {
 	if g := a.l.guarantees.Load(); g != nil {
 		return g, nil
@@ -232,7 +231,8 @@ func (a *acquisition) fastPath() (*Lock, error) {
 	case !errors.Is(err, ErrUnavailable) || l.ctx.Err() != nil:
 		return nil, err
 	case a.waiting.Err() != nil:
-		// Both at once: the end of the caller's context comes first, as in the queue.
+		// The request failed as the caller's context ended: the end of the context comes first,
+		// as in the queue.
 		if f, ok := errors.AsType[*failure](err); ok {
 			err = f.err
 		}
@@ -258,7 +258,7 @@ func (a *acquisition) try(timeout time.Duration) (*Lock, error) {
 	return a.accept(x, g)
 }
 
-// failed applies the failure of a request, and returns what the error means.
+// failed applies the failure of a request to its lease, and returns the code of the error.
 func (l *Locker) failed(x *lease, err error) driver.Code {
 	code := l.store.Classify(err)
 	if code == driver.CodeUnknown {
@@ -303,7 +303,7 @@ func (a *acquisition) accept(x *lease, g driver.Grant) (*Lock, error) {
 	return k, nil
 }
 
-// awaited returns busy if goroutines of this Locker wait for the name.
+// awaited returns a BusyError if goroutines of this Locker wait for the name, else nil.
 func (l *Locker) awaited(name string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

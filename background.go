@@ -148,10 +148,10 @@ func (l *Locker) doLater(t *task) {
 	}()
 }
 
-// undoLater rolls back a request whose outcome is unknown, so that nothing of it
-// stands or can still appear. It uses a context of its own and repeats the undo until the store has
-// confirmed it. If leases and queue entries expire by themselves, a few TTLs end the
-// task too.
+// undoLater rolls back a request whose outcome is unknown, so that nothing of it stands or can
+// still appear. It uses a context of its own, and repeats the undo until the store has
+// confirmed it. If leases and queue entries expire by themselves, the task also ends after
+// expiredAfter TTLs.
 func (l *Locker) undoLater(x *lease) {
 	began := time.Now()
 	expires := l.guarantees.Load().LeftoversExpire

@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/memstore"
 )
 
-// BenchmarkMemoryPair and BenchmarkMutexPair show what a lock costs beyond the least cost of
-// a mutual exclusion with a context.
+// BenchmarkMemoryPair measures a lock on the memory store. BenchmarkMutexPair measures the
+// cheapest mutual exclusion with a context, for comparison.
 func BenchmarkMemoryPair(b *testing.B) {
 	l := newLocker(b, memstore.New())
 	b.ReportAllocs()

@@ -151,8 +151,8 @@ func (s *late) Acquire(ctx context.Context, r driver.Request) (driver.Grant, err
 	return g, err
 }
 
-// TestValidityCountsFromTheSend: an answer that took longer than the lease is no grant.
-// It is rolled back, and a waiter repeats the request.
+// TestValidityCountsFromTheSend: the answer arrives after the lease has expired, so it is no
+// grant. The Locker rolls it back, and a waiter repeats the request.
 func TestValidityCountsFromTheSend(t *testing.T) {
 	s := memstore.New()
 	c := &frozen{now: time.Now()}

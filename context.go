@@ -111,7 +111,7 @@ func DrainContext(ctx context.Context) context.Context {
 	return &valuesOf{k.draining(), context.WithoutCancel(ctx)}
 }
 
-// valuesOf is a context with the values of another one, which never ends.
+// valuesOf is a context that never ends, with the values of another context.
 type valuesOf struct {
 	context.Context
 	values context.Context
@@ -287,7 +287,8 @@ func (b *bounded) Err() error {
 	return b.Caller().Err()
 }
 
-// Value makes a context that derives from b end with its timer, and with its cause.
+// Value returns the value of the context with the timer, once that runs. So a context that
+// derives from b ends with the timer, and with its cause.
 func (b *bounded) Value(key any) any {
 	if t := b.timed.Load(); t != nil && t != answered {
 		return t.Value(key)

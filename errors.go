@@ -9,10 +9,10 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// The errors of this package; test for them with [errors.Is]. An acquisition that was
-// cancelled by the caller's context matches [context.Canceled], and none of ErrBusy and
-// ErrUnavailable. After a deadline it matches [context.DeadlineExceeded], and the one of
-// them that states what the store has answered until then.
+// The errors of this package; test for them with [errors.Is]. An acquisition that was cancelled
+// by the caller's context matches [context.Canceled], and neither ErrBusy nor ErrUnavailable.
+// After a deadline it matches [context.DeadlineExceeded]. It then also matches ErrBusy if the
+// store has answered that the name is held, else ErrUnavailable.
 var (
 	// ErrBusy: another holder has the name, or a waiter comes before the caller. The
 	// caller does something else, or waits longer. [BusyError] has the holders.
@@ -25,15 +25,15 @@ var (
 	// caller tries again with a backoff: the next request may succeed. A request that
 	// may have arrived is rolled back in the background.
 	ErrUnavailable = errors.New("store unavailable")
-	// ErrRefused: the store said no, for example for missing rights, a wrong password,
-	// a full disk or a server that is read-only. Repeating the request does not help
+	// ErrRefused: the store refused the request, for example for missing rights, a wrong
+	// password, a full disk or a server that is read-only. Repeating the request does not help
 	// until an operator, or a failover, has changed the store.
 	ErrRefused = errors.New("refused by the store")
 	// ErrUnsupported: the store cannot do this, see [Guarantees]. The caller needs
 	// another option or another store.
 	ErrUnsupported = errors.New("not supported by the store")
-	// ErrInvalid: the input is wrong. This is found before any I/O. The caller has to be
-	// corrected.
+	// ErrInvalid: the input is wrong. The Locker reports it before any I/O. The calling code
+	// has to be corrected.
 	ErrInvalid = errors.New("invalid")
 	// ErrSelfDeadlock: the context already holds the name, so the caller would wait for
 	// itself. The caller passes [Reentrant] to join the lock, or the context of NewOwner
@@ -42,8 +42,8 @@ var (
 	// ErrNotHeld: the name has no grant with that token. There is nothing to break any
 	// more.
 	ErrNotHeld = errors.New("not held")
-	// ErrReleased is the cause of a lock's context after Unlock. Work that still runs
-	// was not waited for.
+	// ErrReleased is the cause of a lock's context after Unlock. Unlock does not wait for work
+	// that still runs.
 	ErrReleased = errors.New("lock released")
 	// ErrHoldLimit is the cause of a lock's context after MaxHold. The work took longer
 	// than it may; the lock is not renewed and ends with its TTL, or with Unlock.
@@ -52,7 +52,7 @@ var (
 	// uses a Locker after its end.
 	ErrClosed = errors.New("closed")
 	// ErrMissed: no replica has served a tick of Every to its end. The caller logs it, or
-	// makes up for it if the next tick does not.
+	// repeats the work if the next tick does not include it.
 	ErrMissed = errors.New("tick missed")
 )
 
@@ -219,9 +219,9 @@ var kinds = map[driver.Code]error{
 	driver.CodeClosed:      ErrClosed,
 }
 
-// unanswered returns the error of a wait that has ended before the store has answered:
-// why it ended, and the last error of the store. For a cancelled caller the store's
-// error is a part of the text alone: the caller left on its own.
+// unanswered returns the error of a wait that has ended before the store has answered: why the
+// wait ended, and the last error of the store. For a cancelled caller, only the text contains
+// the store's error, because the caller itself ended the wait.
 func (l *Locker) unanswered(name string, ended, last error) error {
 	if errors.Is(ended, context.Canceled) {
 		return &failure{name: name, store: l.where, err: fmt.Errorf("%w: %v", ended, last)}
@@ -254,7 +254,7 @@ func contextError(ctx context.Context) error {
 		return err
 	}
 	if errors.Is(cause, ErrBusy) {
-		// It is about another lock, and no answer about this one.
+		// The cause concerns another lock: it is no answer about this one.
 		return fmt.Errorf("%w (%v)", err, cause)
 	}
 	return fmt.Errorf("%w (%w)", err, cause)

@@ -46,9 +46,9 @@ func (t Tick) Context() context.Context {
 	return t.ctx
 }
 
-// Every yields, of all ticks of the schedule from now on, those that this process is to
-// serve, until ctx ends. Any number of replicas call it with the same name and schedule,
-// and one of them gets each tick. The body of the loop does the work:
+// Every yields the ticks of the schedule that this process is to serve, from now on until ctx
+// ends. Any number of replicas call it with the same name and schedule, and one of them gets
+// each tick. The body of the loop does the work:
 //
 //	for tick, err := range locker.Every(ctx, "report", holdfast.Period(time.Hour)) {
 //		if err != nil {
@@ -116,7 +116,8 @@ const (
 	day = 24 * time.Hour
 	// everySlots is the number of slots of a day.
 	everySlots = 16
-	// watchedTicks is for how many distances a tick is watched, at most maxWatch.
+	// watchedTicks is the number of distances for which a replica watches a tick, at most
+	// maxWatch.
 	watchedTicks, maxWatch = 8, 12 * time.Hour
 	// maxSkew limits by how much the clocks of replicas may differ.
 	maxSkew = time.Hour
@@ -131,7 +132,7 @@ type every struct {
 	name     string
 	schedule Schedule
 	options  []LockOption
-	ttl      time.Duration // 0: by the distance of ticks
+	ttl      time.Duration // 0: derived from the distance of ticks
 	minTTL   time.Duration
 
 	// counted is the last tick of the day that has a slot, and index is its number.
@@ -147,7 +148,7 @@ type tick struct {
 	slot string
 	// skew limits how late a replica may serve it, and by how much clocks may differ.
 	skew, ttl time.Duration
-	// until is when watching ends; check is when to look at it next.
+	// until is when watching ends; check is when the replica looks at the tick next.
 	until, check time.Time
 }
 
@@ -295,8 +296,8 @@ func (e *every) reuse(at time.Time) time.Time {
 	return at
 }
 
-// slot returns the slot of a tick: its number of the day, counted around, on even and odd
-// days.
+// slot returns the name of a tick's slot: whether its day is even or odd, and its number within
+// the day, modulo everySlots.
 func (e *every) slot(at time.Time) (string, error) {
 	midnight := at.UTC().Truncate(day)
 	if e.counted.Before(midnight) {
@@ -322,7 +323,7 @@ func (e *every) try(t *tick, kind string) (*Lock, error) {
 	return e.l.TryLock(e.ctx, e.lockName(kind, t.slot), append([]LockOption{reason, TTL(t.ttl)}, e.options...)...)
 }
 
-// leave unlocks k and leaves it at the store until a time.
+// leave unlocks k and lets the store keep it until a time.
 func (e *every) leave(k *Lock, until time.Time) error {
 	granted := time.Duration(0)
 	if age, _ := k.holder.lease.firstStanding.grant.SentAt.Elapsed(); age > 0 {
@@ -359,8 +360,9 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 		return true
 	}
 	marker, err := e.try(t, "run")
-	// Two skews: the claim was taken up to one late, and another clock is up to one behind.
-	// If the store has not confirmed it, the claim may end with its TTL.
+	// Two skews: this replica may have claimed the tick one skew late, and another clock may be
+	// one skew behind. If the store has not confirmed the release, the claim may end with its
+	// TTL.
 	if left := e.leave(claim, t.at.Add(2*t.skew+t.ttl)); err == nil && left != nil {
 		_ = marker.Unlock()
 		err = left
@@ -387,8 +389,8 @@ func (e *every) take(t *tick, next time.Time, yield func(Tick, error) bool) bool
 	return more
 }
 
-// settled is until when the marker of a tick stays: no replica still watches it, by
-// any clock.
+// settled returns when the marker of a tick may end: by then no replica watches the tick,
+// whatever its clock shows.
 func (t *tick) settled() time.Time { return t.until.Add(t.skew + t.ttl) }
 
 // watch looks at the ticks whose time has come. It reports whether to continue.
@@ -408,7 +410,7 @@ func (e *every) watch(yield func(Tick, error) bool) bool {
 		}
 		marker, err := e.try(t, "run")
 		switch {
-		case errors.Is(err, ErrBusy): // it is being served, or was
+		case errors.Is(err, ErrBusy): // another replica serves it, or has served it
 			t.check = t.at.Add(2 * t.check.Sub(t.at))
 			return t.check.After(t.until)
 		case e.ctx.Err() != nil && err != nil:

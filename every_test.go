@@ -26,7 +26,8 @@ func newTicks() *ticks {
 	return &ticks{served: map[time.Time]int{}, missed: map[time.Time]int{}}
 }
 
-// run is a replica. Each tick takes it as long as work returns.
+// run runs Every as one replica. The work of each tick lasts for the duration that work
+// returns.
 func (c *ticks) run(t *testing.T, ctx context.Context, l *holdfast.Locker, s holdfast.Schedule, work func() time.Duration) {
 	for tick, err := range l.Every(ctx, "job", s) {
 		c.Lock()

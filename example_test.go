@@ -51,8 +51,8 @@ func ExampleLocker_TryDo() {
 	// false <nil>
 }
 
-// A migration at start-up: every instance waits, one migrates, the others find
-// it done.
+// At start-up every instance waits for the lock. The first one migrates the schema, and the
+// others find it migrated.
 func ExampleLocker_Do() {
 	ctx := context.Background()
 	locker := open()
@@ -294,8 +294,9 @@ func ExampleReentrant() {
 	// true
 }
 
-// An HTTP handler under a lock that sends the resource the token of the grant it
-// acts under: the resource refuses the write of a holder that has been overtaken.
+// An HTTP handler writes to a resource under a lock, and sends the lock's fencing token with
+// the write. The resource refuses a write whose token is smaller than the largest that it has
+// seen.
 func ExampleToken() {
 	locker := open()
 	defer locker.Close(context.Background())
@@ -318,7 +319,7 @@ func ExampleToken() {
 	// Output: 200 written
 }
 
-// A test of an application: the lock is lost half-way.
+// A test of an application simulates that an operator breaks the lock during the work.
 func ExampleLostError() {
 	ctx := context.Background()
 	store := memstore.New()

@@ -489,8 +489,9 @@ func TestHookMayExitItsGoroutine(t *testing.T) {
 }
 
 // TestRetriesEndWhenNothingCanStand: an undo or a release that keeps failing ends when its
-// lease or queue entry must have expired. One that lives as long as a shared session never
-// expires. Close then waits for a limited time, and reports what it could not confirm.
+// lease or queue entry must have expired. A lease or entry that lives as long as a shared
+// session never expires. Close then waits for a limited time, and reports what it could not
+// confirm.
 func TestRetriesEndWhenNothingCanStand(t *testing.T) {
 	for _, c := range []struct {
 		leftoversExpire bool
@@ -544,8 +545,8 @@ func (s longRelease) Release(ctx context.Context, g driver.Grant, keep time.Dura
 	}
 }
 
-// TestRetriesGetMoreTime: a release that takes longer than the request timeout is done in
-// the background.
+// TestRetriesGetMoreTime: a release takes longer than the request timeout. The Locker completes
+// it in the background.
 func TestRetriesGetMoreTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -592,8 +593,8 @@ func TestRenewalWithAnEarlySendIsNotRepeatedAtOnce(t *testing.T) {
 	})
 }
 
-// TestReleaseWithALostAnswerIsConfirmedLater: the release was applied, and its answer was
-// lost. It ends with EventReleased when the retry finds nothing to release.
+// TestReleaseWithALostAnswerIsConfirmedLater: the release was applied, and its answer was lost.
+// The Locker reports EventReleased when the retry finds nothing to release.
 func TestReleaseWithALostAnswerIsConfirmedLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &recorder{}

@@ -37,8 +37,8 @@ func (l *Locker) handoffLimits(g *driver.Grant) (spare int32, within time.Durati
 // competed for the name.
 const reserveAgain = 8
 
-// reserve has a request reserve tokens for handoffs, if goroutines of this Locker
-// compete for the name.
+// reserve makes a request reserve tokens for handoffs, if goroutines of this Locker compete for
+// the name.
 func (l *Locker) reserve(r *driver.Request, compete bool) {
 	g := l.guarantees.Load()
 	n, _ := l.maxHandoffs(g)

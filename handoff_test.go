@@ -110,7 +110,7 @@ func TestDefaultHandoffIsBounded(t *testing.T) {
 				synctest.Wait()
 				k = mustLock(t, first, "a")
 				q := &queueUp{t: t}
-				// Until the first one unlocks, the second one has its entry.
+				// The other Locker has its queue entry before first unlocks.
 				q.take("o", other, time.Millisecond)
 				for range c.n {
 					q.take("l", l, c.hold)

@@ -16,32 +16,32 @@ type EventKind string
 const (
 	// EventAcquiring begins every acquisition. Only Hooks.Start gets it.
 	EventAcquiring EventKind = "acquiring"
-	// EventQueued: the store answered that the name is held, by Holders if it named
-	// them. While a [driver.Swapper]'s next request is held back, for at most
-	// driver.HandoffTime, it may report a waiter behind a lock of the same Locker without
-	// an answer of its own.
+	// EventQueued: the store answered that the name is held. Holders are those that the store
+	// named. While a [driver.Swapper]'s next request is held back, for at most
+	// driver.HandoffTime, it may report a waiter behind a lock of the same Locker without an
+	// answer for that waiter.
 	EventQueued EventKind = "queued"
 	// EventAcquired: granted, after Took.
 	EventAcquired EventKind = "acquired"
 	// EventFailed: not acquired because of Err, after Took.
 	EventFailed EventKind = "failed"
-	// EventRenewed and EventRenewFailed: a renewal was answered. A failed one is
-	// repeated as long as the lock is valid.
+	// EventRenewed and EventRenewFailed: the store answered a renewal. The Locker repeats a
+	// failed one as long as the lock is valid.
 	EventRenewed     EventKind = "renewed"
 	EventRenewFailed EventKind = "renewal failed"
 	// EventHoldLimit: MaxHold ended the lock's context.
 	EventHoldLimit EventKind = "hold limit"
 	// EventLost: the lock's context has ended with Err, a *LostError.
 	EventLost EventKind = "lost"
-	// EventReleased: released at the store, or handed off, held for Took. It comes
-	// without EventAcquired for a grant that arrived after its waiter had gone.
+	// EventReleased: released at the store, or handed off, held for Took. It comes without
+	// EventAcquired for a grant that arrived after its waiter had left.
 	EventReleased EventKind = "released"
 	// EventUnconfirmed: a release was refused or not confirmed in time, because of Err.
 	// It continues in the background, until EventReleased or until the lease must have
 	// expired.
 	EventUnconfirmed EventKind = "release unconfirmed"
-	// EventUndoFailed: an acquisition with unknown outcome could not be rolled back yet.
-	// The roll back is repeated.
+	// EventUndoFailed: an acquisition with unknown outcome could not be rolled back yet. The
+	// Locker repeats the roll back.
 	EventUndoFailed EventKind = "undo failed"
 )
 
@@ -151,8 +151,8 @@ func call(h Hooks, ctx context.Context, e Event) {
 // are dropped, but losses are not: there are no more of them than locks.
 const maxPending = 4096
 
-// outbox holds the events that are reported in the background, for a goroutine that
-// lives while there are any.
+// outbox holds the events that are reported in the background. A goroutine reports them, and
+// ends when there are none left.
 type outbox struct {
 	eventsMu sync.Mutex
 	events   []pendingEvent

@@ -138,8 +138,8 @@ func (n naughty) Event(_ context.Context, e holdfast.Event) {
 	panic("event")
 }
 
-// TestPanicsAndBlockedHooksDoNotAffectALock: a lock is renewed and released behind hooks
-// that panic and hooks that do not return.
+// TestPanicsAndBlockedHooksDoNotAffectALock: some hooks panic, others do not return. The Locker
+// still renews and releases its lock.
 func TestPanicsAndBlockedHooksDoNotAffectALock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

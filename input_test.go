@@ -149,7 +149,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// bare is a store with the least that the contract demands.
+// bare is a store with only those methods that driver.Store requires.
 type bare struct{ s driver.Store }
 
 func (b bare) String() string { return "bare" }

@@ -119,7 +119,8 @@ func TestErrDoesNotWaitForTheGoroutineThatFoundTheLoss(t *testing.T) {
 	_ = k.Unlock()
 }
 
-// failing is a store that answers a try with busy. It fails each waiting request until up.
+// failing is a store that answers a try with busy. It fails each waiting request until up is
+// set.
 type failing struct {
 	driver.Store
 	up        atomic.Bool
@@ -179,8 +180,8 @@ func TestNewWaiterShortensTheBackoff(t *testing.T) {
 	})
 }
 
-// TestRequestContext: the context of a request to a server ends by its deadline, by its
-// caller and by the answer, although its timer starts only when something waits for it.
+// TestRequestContext: a deadline, the caller, or the answer ends the context of a request to a
+// server, although its timer starts only when something waits for that end.
 func TestRequestContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, err := New(memstore.New())

@@ -102,7 +102,8 @@ func TestLeadReturnsWhatItsFunctionReturns(t *testing.T) {
 	})
 }
 
-// TestLeadReturnsTheEndOfItsContext, also if the leadership ends before or after it.
+// TestLeadReturnsTheEndOfItsContext: Lead returns the end of its context and the error of f,
+// also if the leadership ends before or after that context.
 func TestLeadReturnsTheEndOfItsContext(t *testing.T) {
 	for name, end := range map[string]func(memstore.Script, func()){
 		"lost before": func(s memstore.Script, cancel func()) { _ = s.Lose("leader", holdfast.CauseGone); cancel() },

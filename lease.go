@@ -45,7 +45,7 @@ type lease struct {
 	// prev and next link the leases that Close ends.
 	prev, next *lease
 
-	// The first of each, in one piece with the lease.
+	// The first standing and the first holder are stored in the lease, which saves allocations.
 	firstStanding standing
 	firstHolder   holder
 }
@@ -71,7 +71,7 @@ type standing struct {
 	valid time.Duration // after grant.SentAt, or driver.Forever
 }
 
-// left returns for how long the grant can be relied on.
+// left returns for how long the holder can still rely on the grant.
 func (s *standing) left() time.Duration {
 	switch {
 	case s == nil:
@@ -91,8 +91,8 @@ func (l *Locker) newLease(ctx context.Context, name string, s *settings) *lease 
 	return x
 }
 
-// Owner returns the owner that people see. Its reason is that of the waiter at the head
-// of the local queue, if the request waits there.
+// Owner returns the owner that an inspection shows. Its reason is that of the waiter at the
+// head of the local queue, if the request waits there.
 func (x *lease) Owner() driver.Owner {
 	l := x.l
 	reason := x.firstHolder.set.reason
@@ -115,13 +115,14 @@ func (x *lease) Queued(holders []driver.Holder) {
 	}
 }
 
-// Lost is the store's push. It ends the lease for its present holder.
+// Lost receives the store's notification that the grant has ended. It ends the lease for its
+// present holder.
 func (x *lease) Lost(cause driver.Cause, err error) {
 	x.l.apply(x, &event{kind: revoke, cause: cause, err: err})
 }
 
-// outcome is what a step makes the Locker do, with all that the effects need: once
-// the mutex has been released the lease may change again.
+// outcome contains the effects of a step and everything that they need. Once the mutex has been
+// released the lease may change again.
 type outcome struct {
 	effects
 	lease  *lease
@@ -195,8 +196,7 @@ func (l *Locker) step(x *lease, e *event, o *outcome) {
 	l.index(x, e, &f, o.do)
 }
 
-// observe reads the facts that an event is judged by, and finds the waiter that the
-// lease can go to.
+// observe collects the facts for an event, and finds the waiter that can get the lease.
 func (l *Locker) observe(x *lease, e *event, f *facts) (next *waiter) {
 	switch e.kind {
 	case granted, unlocked, left, dropped, checked, ticked, resumed, renewed, renewalFailed, lingered:
@@ -251,8 +251,7 @@ func (h *holder) remove(k *Lock) {
 	}
 }
 
-// validFor returns for how long after its send a lease of that TTL can be relied
-// on.
+// validFor returns for how long after its send the holder can rely on a lease of that TTL.
 func (s *settings) validFor(ttl time.Duration) time.Duration {
 	switch {
 	case ttl == driver.Forever:
@@ -263,8 +262,8 @@ func (s *settings) validFor(ttl time.Duration) time.Duration {
 	return ttl - ttl/10
 }
 
-// index brings up to date what follows from the state of a lease. The Locker's
-// mutex is held.
+// index updates what follows from the state of a lease: the list of the leases that Close ends,
+// the validity for readers, and the schedule. The Locker's mutex is held.
 func (l *Locker) index(x *lease, e *event, f *facts, do effect) {
 	alive := x.state.alive()
 	if ends := alive || x.state.phase == lost; ends != l.leases.has(x) {
@@ -311,9 +310,8 @@ func (l *Locker) index(x *lease, e *event, f *facts, do effect) {
 	l.arm()
 }
 
-// perform carries out the effects of a step, in the order in which they are
-// declared. Those of renew are carried out by the schedule, for many leases at
-// once. The error is that of a release.
+// perform carries out the effects of a step, in the order in which they are declared. The
+// schedule carries out renew, for many leases at once. The error is that of a release.
 func (l *Locker) perform(o *outcome) error {
 	if o.do == 0 && o.cancel == nil {
 		return nil

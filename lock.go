@@ -37,7 +37,7 @@ type Lock struct {
 	result error
 }
 
-// newLock prepares a Lock for a holder. It becomes an open one by an event.
+// newLock prepares a Lock for a holder. An event opens it.
 func newLock(h *holder, k *Lock, parent context.Context, s *settings) *Lock {
 	inner, end := context.WithCancelCause(parent)
 	k.holder, k.parent, k.ctx, k.end = h, parent, lockContext{inner, k}, end
@@ -84,8 +84,8 @@ func (k *Lock) finish(cause error) {
 	}
 }
 
-// check ends the context of k if its lease has ended or expired, whatever timers
-// did and however far another goroutine is that has found the same.
+// check ends the context of k if its lease has ended or expired. It does not wait for a timer,
+// or for another goroutine that has found the same.
 func (k *Lock) check() {
 	x := k.holder.lease
 	if x.valid.Load().left() > 0 {
@@ -155,7 +155,7 @@ func (k *Lock) Remaining() time.Duration {
 // live reports whether the lock is held and its context has not ended.
 func (k *Lock) live() bool { return k.ctx.Err() == nil }
 
-// held reports whether the lock has not ended. Its context may have, with the caller's.
+// held reports whether the lock has not ended. Its context may have ended with the caller's.
 func (k *Lock) held() bool {
 	for _, u := range k.under {
 		if u.check(); u.ended.Load() != nil {
@@ -166,8 +166,9 @@ func (k *Lock) held() bool {
 	return k.ended.Load() == nil
 }
 
-// drains reports whether the lock is to be renewed although its context has ended: the
-// caller's context has, and not for longer than Drain allows. The Locker's mutex is held.
+// drains reports whether the Locker still renews the lock after the end of the caller's
+// context: the lock has not ended, and the time of Drain is not over. The Locker's mutex is
+// held.
 func (k *Lock) drains(now time.Duration) bool {
 	if k.ended.Load() != nil {
 		return false
@@ -180,9 +181,9 @@ func (k *Lock) drains(now time.Duration) bool {
 
 // Unlock releases the lock. It takes no context, because a deferred call often runs
 // when the caller's context has ended. It blocks for the request timeout or Remaining,
-// whichever is less. A release that is not confirmed by then continues in the background
-// until it is, or until the lease must have expired, and Close waits for it. The error
-// then matches ErrUnavailable, or ErrRefused if the store said no.
+// whichever is less. A release that is not confirmed by then continues in the background until
+// it is, or until the lease must have expired, and Close waits for it. The error then matches
+// ErrUnavailable, or ErrRefused if the store refused the release.
 //
 // Unlock returns a *LostError if the lock was lost before. Calling it again does
 // nothing and returns the same.
@@ -200,7 +201,7 @@ func (k *Lock) Unlock() error {
 	return k.result
 }
 
-// unlock takes one Lock away and, with the last, gives the lease back.
+// unlock removes one Lock from the lease. The last one releases the lease or hands it off.
 func (k *Lock) unlock() error {
 	x := k.holder.lease
 	l := x.l
@@ -261,8 +262,8 @@ func (k *Lock) outcome(work, unlock error) error {
 	return &e
 }
 
-// onlyCancelled reports whether an error states only that a context has ended, and
-// so nothing about the work.
+// onlyCancelled reports whether an error contains only the end of a context, and no result of
+// the work.
 func onlyCancelled(err error) bool {
 	switch e := err.(type) {
 	case nil:
@@ -282,7 +283,7 @@ func onlyCancelled(err error) bool {
 	return err == context.Canceled
 }
 
-// unlockUnder begins to unlock the others of a LockAll, all at once, so that Unlock
+// unlockUnder starts to unlock the other Locks of a LockAll at the same time, so that Unlock
 // blocks no longer than one release. The returned function waits for them.
 func (k *Lock) unlockUnder() (wait func()) {
 	if len(k.under) == 0 {

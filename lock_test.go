@@ -541,7 +541,7 @@ func TestLockAllIsAllOrNothing(t *testing.T) {
 	})
 }
 
-// TestLockAllDoesNotDeadlock: two callers with the names in different orders.
+// TestLockAllDoesNotDeadlock: two callers pass the same names in different orders.
 func TestLockAllDoesNotDeadlock(t *testing.T) {
 	s := memstore.New()
 	a, b := newLocker(t, s), newLocker(t, s.Client())

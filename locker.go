@@ -44,7 +44,7 @@ type Locker struct {
 	idPrefix   string
 	ids        atomic.Uint64
 
-	ctx    context.Context // ends with the Locker, and ends what waits at the store
+	ctx    context.Context // ends with the Locker, and ends every wait at the store
 	cancel context.CancelCauseFunc
 
 	started    time.Time // when the Locker was made; see sinceStart
@@ -191,9 +191,9 @@ func (l *Locker) Guarantees(ctx context.Context) (Guarantees, error) {
 	return *g, nil
 }
 
-// Ping sends a request to the store, and returns nil if the store has answered it. The
-// error matches ErrUnavailable if there was no answer within the request timeout, and
-// ErrRefused if the store said no. Ping acquires nothing and needs no right but to read.
+// Ping sends a request to the store, and returns nil if the store has answered it. The error
+// matches ErrUnavailable if there was no answer within the request timeout, and ErrRefused if
+// the store refused the request. Ping acquires nothing and needs no right but to read.
 func (l *Locker) Ping(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return &failure{store: l.where, err: contextError(ctx)}
@@ -213,7 +213,7 @@ func (l *Locker) Ping(ctx context.Context) error {
 	return err
 }
 
-// loadGuarantees returns the store's guarantees, which are requested once.
+// loadGuarantees returns the store's guarantees, which it requests once.
 func (l *Locker) loadGuarantees(ctx context.Context, timeout time.Duration) (*driver.Guarantees, error) {
 	if g := l.guarantees.Load(); g != nil {
 		return g, nil
@@ -257,7 +257,8 @@ func (l *Locker) retryGuarantees(ctx context.Context, timeout time.Duration, err
 // the making of the Locker.
 func (l *Locker) sinceStart(t time.Time) time.Duration { return t.Sub(l.started) }
 
-// now returns the present, counted likewise. It reads one clock; time.Now reads two.
+// now returns the present time, also counted from there. It reads one clock; time.Now reads
+// two.
 func (l *Locker) now() time.Duration { return time.Since(l.started) }
 
 func (l *Locker) newID() string {
@@ -272,10 +273,10 @@ func (l *Locker) requestTimeout(ttl time.Duration) time.Duration {
 
 // Close ends every lock of the Locker and releases it. The cause of their contexts is a
 // LostError with cause CauseClosed. Waiters get ErrClosed. Close then waits until every
-// release and every roll back is confirmed, every MinHold has passed, and the last
-// event is reported, or until ctx ends. It does not wait for what Every has left of its
-// ticks. The locks are released even if the work under them has not returned: let it
-// return before Close.
+// release and every roll back is confirmed, every MinHold has passed, and the last event is
+// reported, or until ctx ends. It does not wait for the end of the locks that Every leaves at
+// the store. The locks are released even if the work under them has not returned: let it return
+// before Close.
 //
 // If ctx has ended already, or ends within a second, Close still gives the releases a
 // second, and the store another one to be closed. So a Close with the context that

@@ -79,7 +79,7 @@ import (
 // request and a short TTL. Its renewal is due after confirmAfter, and the renewed event
 // sets the requested TTL. A release before needs no confirmation.
 
-// phase is how far a lease has come.
+// phase is a stage in the life of a lease.
 type phase uint8
 
 const (
@@ -162,14 +162,14 @@ type event struct {
 	cause driver.Cause  // revoke
 	// provisional, of granted: the grant is to be confirmed by a renewal.
 	provisional bool
-	// spare is, for granted, how many handoffs the lease allows, and within for how long
-	// after the grant; 0 means without such a limit.
+	// spare is, for granted, the number of handoffs that the lease allows. within is the time
+	// for them after the grant; 0 means no such limit.
 	spare  int32
 	within time.Duration
 	// lock and err are for the effects: the Lock of the event, and the store's error.
 	lock *Lock
 	err  error
-	// age is, for left, that of unlocked, which it follows at once.
+	// age is, for left, the age of the unlocked event that left follows at once.
 	age time.Duration
 }
 
@@ -183,7 +183,7 @@ type facts struct {
 	used bool
 	// next: a waiter of this Locker can have the lease in a handoff.
 	next bool
-	// storeKeeps: a release can leave the lease standing for its MinHold.
+	// storeKeeps: the store can keep the lease for its MinHold after a release.
 	storeKeeps bool
 }
 
@@ -225,8 +225,8 @@ const (
 // effects are what the Locker does after an event.
 type effects struct {
 	do effect
-	// keep is for how much longer the lease is to stand: of release, releaseLater and
-	// linger.
+	// keep is for how much longer the lease is to stand. It belongs to release, releaseLater
+	// and linger.
 	keep time.Duration
 	// within is the validity that is left, which limits release.
 	within time.Duration
@@ -247,11 +247,11 @@ type leaseState struct {
 	provisional bool
 	// lost: the store or the clock ended the lease before its release.
 	lost bool
-	// open Locks are not being unlocked; leaving ones are, and their contexts are
-	// ending.
+	// open is the number of Locks whose Unlock has not begun. leaving is the number of those
+	// that are being unlocked, whose contexts are ending.
 	open, leaving int32
-	// handoffs counts how often the lease went to the next local waiter, and spare how
-	// often it still may.
+	// handoffs counts how often the lease went to the next local waiter. spare is the number of
+	// handoffs that are still allowed.
 	handoffs, spare int32
 	// ttl is the TTL that the store granted; valid is how long after the send the holder
 	// can rely on the lease.
@@ -270,8 +270,8 @@ type leaseState struct {
 // hold needs no confirmation.
 const confirmAfter = 5 * time.Millisecond
 
-// renewTogether is the share of the time between two renewals within which
-// renewals go in one call.
+// renewTogether divides the time between two renewals: renewals that are due within such a part
+// go in one call.
 const renewTogether = 16
 
 // next returns the state after an event, and what the Locker has to do.
@@ -280,8 +280,8 @@ func (s leaseState) next(e event, f facts) (leaseState, effects) {
 	return s, fx
 }
 
-// apply is next in place, which saves copies. It changes nothing but s, and depends
-// on nothing but s and its arguments.
+// apply does the work of next in place, which saves copies. It changes nothing but s, and
+// depends on nothing but s and its arguments.
 func (s *leaseState) apply(e *event, f *facts) effects {
 	switch e.kind {
 	case granted:
@@ -490,8 +490,8 @@ func (s *leaseState) tick(e *event, f *facts) effects {
 	return effects{do: renew}
 }
 
-// worthRenewing reports whether the lease is still in use: a Lock whose context
-// lives or that drains, a holder whose first Lock is about to be opened, or a MinHold.
+// worthRenewing reports whether the lease is still in use: by a Lock whose context lives or
+// that drains, by a holder whose first Lock is about to be opened, or by a MinHold.
 func (s *leaseState) worthRenewing(f *facts) bool {
 	return s.phase == lingering || f.used || s.open == 0 && s.leaving == 0
 }
@@ -514,7 +514,7 @@ func (s *leaseState) renewalAnswered(e *event, f *facts) effects {
 	}
 	if e.kind == renewed {
 		s.setValidity(e) // mutation: validity
-		// The send may be that of an earlier request: do not repeat at once.
+		// The send may be that of an earlier request, so the renewal is not repeated at once.
 		s.renewAt = max(s.renewAt, f.now+s.ttl/20)
 	} else {
 		s.renewAt = f.now + e.keep

@@ -29,9 +29,10 @@ type queue struct {
 	// held: the last answer of the store was that the name is held, by holders.
 	held    bool
 	holders []driver.Holder
-	// served is the lease that was delivered last, while the next request is held back for
-	// its release. Until then held and holders report that lease. swap is that release, once it is offered, and offered wakes the queue's
-	// goroutine for it.
+	// served is the lease that was delivered last. It is set while the queue holds the next
+	// request back until the release of that lease; held and holders then report that lease.
+	// swap is that release, once Unlock has offered it. offered then wakes the queue's
+	// goroutine.
 	served  *lease
 	swap    *swap
 	offered chan struct{}
@@ -47,14 +48,15 @@ type waiter struct {
 	done       <-chan struct{} // of the wait
 	set        *settings
 	joined     time.Time
-	held       bool // the store has answered, since it came, that the name is held
+	held       bool // the store has answered, since the waiter joined, that the name is held
 	holders    []driver.Holder
 	lastErr    error // of the last failed request made while it waited
 	prev, next *waiter
 	queued     bool // linked in
 
 	ready chan struct{} // closed when the waiter is served or failed
-	// holder is what it got, err why it failed. Written once, before ready is closed.
+	// holder is set if the waiter was served, err if it failed. Written once, before ready is
+	// closed.
 	holder *holder
 	err    error
 }
@@ -118,8 +120,8 @@ func (q *queue) fail(w *waiter, err error) {
 	close(w.ready)
 }
 
-// unneeded returns how to cancel the request under way if it does not serve the
-// head, else nil.
+// unneeded returns the function that cancels the request under way, or nil if there is no
+// request or it serves the head.
 func (q *queue) unneeded() context.CancelCauseFunc {
 	if q.pending == nil || q.head != nil && q.head.accepts(&q.pending.req) {
 		return nil
@@ -127,7 +129,7 @@ func (q *queue) unneeded() context.CancelCauseFunc {
 	return q.cancel
 }
 
-// answerTime returns how long the store has to answer a waiter: a request timeout
+// answerTime returns the time that is left for the store to answer a waiter: a request timeout
 // since the waiter came, or since the store has answered for an earlier waiter.
 func (l *Locker) answerTime(q *queue, w *waiter) time.Duration {
 	since := w.joined
@@ -164,7 +166,7 @@ func (l *Locker) await(a *acquisition) (*Lock, error) {
 			case w.holder == nil:
 				return nil, w.err
 			case a.waiting.Err() != nil:
-				return nil, l.leave(q, w, contextError(a.waiting)) // both at once: the lock is of no use
+				return nil, l.leave(q, w, contextError(a.waiting)) // the caller has no use for the lock
 			}
 			return l.open(w), nil
 		case <-w.done:
@@ -214,8 +216,9 @@ func (l *Locker) enqueue(w *waiter, name string, busy *BusyError) (*queue, error
 	return q, nil
 }
 
-// overdue returns after how long to look at a waiter again, 0 for never, or why it has
-// to leave now. The request under way may be for another waiter, which has more time.
+// overdue returns the time until the next check of a waiter, 0 for no further check, or the
+// reason why the waiter has to leave now. The request under way may be for another waiter,
+// which has more time.
 func (l *Locker) overdue(q *queue, w *waiter, began time.Duration) (next time.Duration, ended error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -288,8 +291,8 @@ func (l *Locker) noteQueued(x *lease, holders []driver.Holder) {
 	l.reportQueued(q, first, holders)
 }
 
-// noteHeld records that the store has answered that the name is held. It returns the waiters that
-// hear it for the first time, if hooks need them. The Locker's mutex is held.
+// noteHeld records that the store has answered that the name is held. If there are hooks, it
+// returns the waiters for which this is the first such answer. The Locker's mutex is held.
 func (l *Locker) noteHeld(q *queue, holders []driver.Holder) (first []*waiter) {
 	q.held, q.holders, q.answered = true, holders, time.Now()
 	for w := q.head; w != nil; w = w.next {

@@ -78,7 +78,7 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 				return nil
 			}
 			err := l.store.Release(ctx, g, max(time.Until(until), 0))
-			code := driver.CodeNotHeld // as after an attempt that was applied and not answered
+			code := driver.CodeNotHeld // also after an earlier attempt that was applied and whose answer was lost
 			if err != nil {
 				code = l.store.Classify(err)
 			}
@@ -95,7 +95,7 @@ func (h *holder) releaseLater(keep time.Duration, since time.Duration, report bo
 	})
 }
 
-// reportReleased calls the hooks on this goroutine, whose work at the store is done.
+// reportReleased calls the hooks on this goroutine, after the store has confirmed the release.
 func (h *holder) reportReleased(since time.Duration) {
 	if l := h.lease.l; l.cfg.hooks != nil {
 		l.emit(h.ctx, h.event(EventReleased, nil, since))

@@ -38,8 +38,8 @@ func (l *Locker) run(q *queue) {
 	}
 }
 
-// nextRequest prepares the request of the head. It ends the queue if there is no
-// head. The swap, if there is one, has to be answered or withdrawn.
+// nextRequest prepares the request of the head. It ends the queue if there is no head. The
+// caller has to answer or withdraw the swap, if there is one.
 func (l *Locker) nextRequest(q *queue) (*lease, context.Context, context.CancelCauseFunc, *swap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,8 +187,8 @@ func (l *Locker) deliver(q *queue, x *lease, g driver.Grant) (usable bool) {
 	return usable
 }
 
-// endRequest takes the failure of a request. It returns the error if the request is
-// to be repeated after a pause, nil if the next request follows at once.
+// endRequest handles a failed request. It returns the error if the queue repeats the request
+// after a pause, and nil if the next request follows at once.
 func (l *Locker) endRequest(q *queue, x *lease, err, cause error, r *retry) error {
 	l.mu.Lock()
 	q.pending, q.cancel = nil, nil
@@ -199,14 +199,14 @@ func (l *Locker) endRequest(q *queue, x *lease, err, cause error, r *retry) erro
 	}
 	switch code {
 	case driver.CodeRefused, driver.CodeUnsupported, driver.CodeInvalid:
-		// It concerns the waiter that the request was made for. By now another may be
-		// the head.
+		// The error concerns the waiter for which the request was made. Another waiter may be
+		// the head by now.
 		l.failAll(q, l.explain(l.ctx, q.name, err), func(w *waiter) bool { return w == q.head && w.accepts(&x.req) })
 		return nil
 	case driver.CodeClosed:
 		l.failAll(q, l.explain(l.ctx, q.name, err), func(*waiter) bool { return true })
 		return nil
-	case driver.CodeBusy: // the store could not queue it just now
+	case driver.CodeBusy: // the store could not queue the request just now
 		l.markHeld(q, holdersOf(err))
 	}
 	if x.answered.Load() {
@@ -256,9 +256,9 @@ func (l *Locker) giveUpUnanswered(q *queue, err error) {
 	})
 }
 
-// pause waits after a failed request, no longer than the store has to answer any
-// waiter. The failure count restarts when a new waiter joins, so that it does not
-// inherit a long backoff.
+// pause waits after a failed request, but not longer than the store has time to answer any
+// waiter. The failure count restarts when a new waiter joins, so that it does not inherit a
+// long backoff.
 func (l *Locker) pause(q *queue, r *retry) {
 	end := time.Now().Add(r.delay())
 	timer := time.NewTimer(0)

@@ -42,7 +42,7 @@ func TestCloseWithAnEndedContextReleases(t *testing.T) {
 	})
 }
 
-// TestCloseWithAnEndedContextIsBounded: the store is away, and Close returns soon.
+// TestCloseWithAnEndedContextIsBounded: the store is unreachable, and Close returns soon.
 func TestCloseWithAnEndedContextIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -143,8 +143,8 @@ func TestDrainIsBounded(t *testing.T) {
 	})
 }
 
-// TestDrainContextEndsWithTheLock: it ends in each of the ways in which a lock ends, with
-// the cause. That holds for a drain context made before or after that end.
+// TestDrainContextEndsWithTheLock: a drain context ends in each of the ways in which a lock
+// ends, with the same cause. That holds for a drain context made before or after that end.
 func TestDrainContextEndsWithTheLock(t *testing.T) {
 	type key struct{}
 	for name, end := range map[string]struct {
@@ -194,7 +194,8 @@ func TestDrainContextEndsWithTheLock(t *testing.T) {
 	}
 }
 
-// TestMaxHoldEndsALockThatDrains: its DrainContext ends, and the lock is not renewed.
+// TestMaxHoldEndsALockThatDrains: the drain context of the lock ends, and the lock is not
+// renewed.
 func TestMaxHoldEndsALockThatDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -219,7 +220,8 @@ func TestMaxHoldEndsALockThatDrains(t *testing.T) {
 	})
 }
 
-// TestDrainContextOfLockAllEndsWithTheFirstLoss: it ends at once, like the lock's context.
+// TestDrainContextOfLockAllEndsWithTheFirstLoss: the drain context ends at once, like the
+// lock's context.
 func TestDrainContextOfLockAllEndsWithTheFirstLoss(t *testing.T) {
 	for range 200 {
 		s := memstore.New()
@@ -239,8 +241,8 @@ func TestDrainContextOfLockAllEndsWithTheFirstLoss(t *testing.T) {
 	}
 }
 
-// TestWaitContextLimitsTheWaitingAlone: its end ends a wait, with or without an answer of
-// the store, and no lock.
+// TestWaitContextLimitsTheWaitingAlone: the end of a WaitContext ends a wait, with or without
+// an answer of the store. It does not end a lock that is held.
 func TestWaitContextLimitsTheWaitingAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -273,7 +275,8 @@ func TestWaitContextLimitsTheWaitingAlone(t *testing.T) {
 	})
 }
 
-// TestCancelledCallerMatchesNeitherBusyNorUnavailable for any answer of the store.
+// TestCancelledCallerMatchesNeitherBusyNorUnavailable: the caller gets context.Canceled alone,
+// whatever the store has answered.
 func TestCancelledCallerMatchesNeitherBusyNorUnavailable(t *testing.T) {
 	for name, prepare := range map[string]func(*testing.T, *holdfast.Locker, memstore.Script){
 		"held":          func(t *testing.T, l *holdfast.Locker, _ memstore.Script) { mustLock(t, l, "a") },
@@ -297,7 +300,7 @@ func TestCancelledCallerMatchesNeitherBusyNorUnavailable(t *testing.T) {
 	}
 }
 
-// TestPingReportsWhetherTheStoreAnswers at each call.
+// TestPingReportsWhetherTheStoreAnswers: each call of Ping sends a new request.
 func TestPingReportsWhetherTheStoreAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -318,7 +321,8 @@ func TestPingReportsWhetherTheStoreAnswers(t *testing.T) {
 	})
 }
 
-// TestOwnerIsNamedForPeople, also if the client left out some fields.
+// TestOwnerIsNamedForPeople: an error names the holder's client, also if that client left out
+// some fields.
 func TestOwnerIsNamedForPeople(t *testing.T) {
 	for want, o := range map[string]driver.Owner{
 		"pid 7 on web-1":           {PID: 7, Host: "web-1"},

@@ -309,7 +309,7 @@ func (s *unordered) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	return g, err
 }
 
-// TestStoreWithoutOrderIsNotSwapped: a swap would serve this process alone.
+// TestStoreWithoutOrderIsNotSwapped: a swap would serve the waiters of this process alone.
 func TestStoreWithoutOrderIsNotSwapped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		both := &unordered{swapping{Store: memstore.New()}}

@@ -27,7 +27,8 @@ func (l *logger) Error(err error, _ string, _ ...any) {
 	l.errs = append(l.errs, err)
 }
 
-// TestOnceRunsAJobOnOneReplica: the clocks of the replicas differ by less than hold.
+// TestOnceRunsAJobOnOneReplica: the clocks of the replicas differ by less than hold, and one of
+// them runs each job.
 func TestOnceRunsAJobOnOneReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, log := memstore.New(), &logger{}

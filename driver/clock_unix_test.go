@@ -49,8 +49,8 @@ func TestPauseBetweenClockReadingsIsNoSuspend(t *testing.T) {
 	}
 }
 
-// TestSuspensionIsMeasuredAgain: a result counts until the wall clock shows a suspend, and for 10 ms
-// at most.
+// TestSuspensionIsMeasuredAgain: a measurement counts until the wall clock shows a suspend, and
+// for 10 ms at most.
 func TestSuspensionIsMeasuredAgain(t *testing.T) {
 	measured, now, slept, set := 0, int64(0), int64(0), int64(0)
 	c := suspensionCache{

@@ -85,7 +85,7 @@ type Store interface {
 	// stands or can still appear, so it takes effect after every request of that ID that is
 	// still on its way. The core calls it after Acquire has returned, and repeats it until
 	// it returns nil. The core stops earlier when a leftover must have expired
-	// (Guarantees.LeftoversExpire). Undo is safe for a request that never arrived. Only r.ID and r.Name are needed.
+	// Undo is safe for a request that never arrived. Only r.ID and r.Name are needed.
 	Undo(ctx context.Context, r Request) error
 
 	// Renew renews grants for their TTL, in as few round trips as the store allows, and
@@ -139,12 +139,12 @@ type Request struct {
 
 // Requester is the core's side of a request.
 type Requester interface {
-	// Owner returns the requester, for people. A store calls it when it records the grant:
-	// meanwhile another goroutine may be at the head of the core's local queue.
+	// Owner returns the requester, for people. A store calls it when it records the grant,
+	// because another goroutine may have become the head of the core's local queue.
 	Owner() Owner
-	// Queued reports that the name is held and that the request has a queue entry. holders
-	// are those that the store has in its answer, possibly none. It may be called again
-	// when they change. It does not block.
+	// Queued reports that the name is held and that the request has a queue entry. holders are
+	// the holders that the store's answer names, possibly none. A store may call it again when
+	// they change. It does not block.
 	Queued(holders []Holder)
 	// Lost reports that the grant has ended without a release, or that an operator has
 	// notified the holder that it must end. Only the first call counts; it may come before Acquire has
@@ -249,7 +249,8 @@ func (o Owner) Client() string {
 // Holder is a grant as an inspection shows it.
 type Holder struct {
 	Owner
-	// Token is the first token of the grant, Tokens how many it has reserved; 0 means 1.
+	// Token is the first token of the grant. Tokens is the number of tokens that the grant has
+	// reserved; 0 means 1.
 	Token  uint64
 	Tokens int
 	Limit  int

@@ -22,9 +22,9 @@ const (
 	// CodeUnavailable: the store could not be reached. The request was certainly not applied
 	// and cannot be later. A retry may help.
 	CodeUnavailable
-	// CodeRefused: the store refuses the request: missing rights, a read-only replica, a key
-	// of another type. The caller gets the error, since a retry does not help. The core
-	// still retries a Release or an Undo: what it should end may stand.
+	// CodeRefused: the store refuses the request: missing rights, a read-only replica, a key of
+	// another type. The caller gets the error, since a retry does not help. The core still
+	// retries a Release or an Undo, because the grant or the entry may still stand.
 	CodeRefused
 	// CodeUnsupported: the store or its layout cannot do this.
 	CodeUnsupported
@@ -79,7 +79,7 @@ func (e *BusyError) Error() string {
 
 // CodeOf returns the code of an error, CodeUnknown if it has none.
 func CodeOf(err error) Code {
-	// The common cases first, without the cost of a chain walk.
+	// The common cases come first, because a walk along the chain of errors costs more.
 	switch e := err.(type) {
 	case *BusyError:
 		return CodeBusy

@@ -63,7 +63,8 @@ const (
 // The kinds of breaking.
 const (
 	BreakNone BreakKind = "none"
-	// BreakNotify: the store only notifies the holder. The grant stands until it does.
+	// BreakNotify: the store only notifies the holder. The grant stands until the holder
+	// releases it.
 	BreakNotify BreakKind = "notify"
 	// BreakNow: the grant ends at the store, and the holder is notified.
 	BreakNow BreakKind = "now"
@@ -107,8 +108,8 @@ func (b BreakKind) Describe() string { return descriptions[b] }
 // Describe returns a sentence for people.
 func (v Visible) Describe() string { return descriptions[v] }
 
-// Guarantees are the guarantees of a store. The tables of the documentation and the command
-// are printed from them, the core depends on them, and the conformance suite checks them.
+// Guarantees are the guarantees of a store. The documentation and the command print their
+// tables from them, the core depends on them, and the conformance suite checks them.
 type Guarantees struct {
 	// Kind names the recipe: "memory", "file", "redis".
 	Kind  string
@@ -120,12 +121,12 @@ type Guarantees struct {
 	// Fallback limits the delay by a lost notification, 0 if none can be lost.
 	Fallback time.Duration
 	// TryFirst: a request without Wait costs no more than one with it, and leaves no more at
-	// the store if its answer is lost. The core then uses it as its fast path, on the
-	// caller's goroutine. Below the network every store is treated like that.
+	// the store if its answer is lost. The core then uses it as its fast path, on the caller's
+	// goroutine. The core treats every store that needs no network like that.
 	TryFirst bool
-	// Shared and Semaphore are whether the store supports those limits beside Exclusive;
-	// Mixed, whether grants of different limits exclude one another by the rule on one
-	// name; Slots, whether a permit has a number.
+	// Shared and Semaphore report whether the store supports those limits beside Exclusive.
+	// Mixed reports whether grants of different limits exclude one another by the rule on one
+	// name. Slots reports whether a permit has a number.
 	Shared, Semaphore, Mixed, Slots bool
 	// Tokens is where tokens come from and what they survive.
 	Tokens string
@@ -133,8 +134,8 @@ type Guarantees struct {
 	// then hands such a grant off to waiters of its process, each with a token of its own,
 	// at most HandoffMax times and within HandoffTime of the grant.
 	Reserves bool
-	// EarlyEnd lists what can end a grant before its TTL, beside a Break. Notice limits how
-	// long its holder's context still continues.
+	// EarlyEnd lists what can end a grant before its TTL, beside a Break. After such an end,
+	// Notice limits how long the holder's context still continues.
 	EarlyEnd []string
 	Notice   time.Duration
 	// MinTTL, MaxTTL and Granularity are the limits of a lease; all are zero if grants have
@@ -155,7 +156,7 @@ type Guarantees struct {
 // Row is one line of a table of guarantees.
 type Row struct{ Key, Value string }
 
-// Rows returns the guarantees for people.
+// Rows returns the guarantees as the lines of a table for people.
 func (g Guarantees) Rows() []Row {
 	rows := []Row{
 		{"locks reach", g.Scope.Describe()},
@@ -192,7 +193,7 @@ func (g Guarantees) limits() string {
 	return s
 }
 
-// The limits of handoffs inside a process, where the store reserves tokens.
+// Limits of handoffs inside a process, where the store reserves tokens.
 const (
 	// HandoffMax is how many times a process hands a grant off.
 	HandoffMax = 64

@@ -36,10 +36,10 @@ type Watcher interface {
 }
 
 // Swapper is implemented by stores that can release a grant and make the queue entry of another
-// request in one atomic step. The core uses it if Guarantees.Wake is push and Guarantees.Order is
-// fifo. After a grant it delays the request of the next local waiter for at most HandoffTime, and
-// calls Swap if the grant is released within that time. For other stores the core calls Release and
-// Acquire.
+// request in one atomic step. The core uses it if Guarantees.Wake is push and Guarantees.Order
+// is fifo. After a grant the core delays the request of the next local waiter for at most
+// HandoffTime. It calls Swap if the grant is released within that time. For other stores the
+// core calls Release and Acquire.
 type Swapper interface {
 	// Swap releases old, like Release without keep, and does what Acquire does for r, whose Wait
 	// is set. The entry of r goes to the end of the queue, and a grant of r has a new token.
@@ -92,7 +92,7 @@ func Conflict(key string) error {
 }
 
 // Notifier is implemented by stores that the core polls, and that can notify before the next
-// poll. They notify when a name becomes free in some ways, and not in others.
+// poll. Such a store notifies when a name becomes free in some ways, and not in others.
 type Notifier interface {
 	// Notify calls free whenever name may have become free, until ctx ends. It returns
 	// at once. A notification may be lost, and does not promise that the name is free. free does

@@ -13,11 +13,11 @@ import (
 //
 // An unreachable server is no error: the opener returns a store whose calls return
 // CodeUnavailable until the server is up. So a program may start before its server, or during a
-// failover. An error is for what does not change by itself: a malformed URL, a missing file,
-// rights that the server refuses.
+// failover. The opener returns an error for a fault that does not end by itself: a malformed
+// URL, a missing file, rights that the server refuses.
 type Opener func(ctx context.Context, u *url.URL, namespace string) (Store, error)
 
-// The only global state: the schemes, as in database/sql.
+// The schemes are the only global state, as in database/sql.
 var (
 	openersMu sync.RWMutex
 	openers   = map[string]Opener{}

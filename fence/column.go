@@ -31,9 +31,9 @@ import (
 //
 // with the token for both fence arguments. The statement is atomic, but if it affects no
 // row, there are three possible reasons: the token is stale, the row does not exist, or,
-// under MySQL without clientFoundRows, the statement changed nothing. To distinguish
-// them, read the column with FOR UPDATE in the same transaction. A number larger than the
-// token means that the token is stale. Check does that.
+// under MySQL without clientFoundRows, the statement changed nothing. To distinguish them, read
+// the column with FOR UPDATE in the same transaction, as Check does. A number larger than the
+// token means that the token is stale.
 type Column struct {
 	// Dialect is required.
 	Dialect Dialect
@@ -69,7 +69,8 @@ func (c Column) Check(ctx context.Context, tx *sql.Tx, key any, token uint64) er
 	case got > int64(token):
 		return &StaleError{Resource: resource, Token: token, Newest: uint64(got)}
 	case got < int64(token):
-		// A trigger, or a column too narrow outside of MySQL's strict mode.
+		// The reason is a trigger, or a column that is too narrow outside of MySQL's strict
+		// mode.
 		return fmt.Errorf("%w: %s: column %s is %d after it was set to %d", ErrUnavailable, resource, c.Column, got, token)
 	}
 	return nil
@@ -122,7 +123,7 @@ func (c Column) Newest(ctx context.Context, db *sql.DB, key any) (uint64, error)
 	return uint64(newest), err
 }
 
-// resource is the row whose key is key, as errors name it.
+// resource returns the name of the row whose key is key, for errors.
 func (c Column) resource(key any) string {
 	if b, ok := key.([]byte); ok {
 		return fmt.Sprintf("%s %s=%q", c.Table, c.Key, b)

@@ -31,8 +31,8 @@
 //
 // # The guards
 //
-// All guards have one shape, [Guard]: Write, Raise and Newest of a resource. They differ
-// in what a write is.
+// All guards implement [Guard]: Write, Raise and Newest of a resource. They differ in the type
+// of a write.
 //
 //	guard        a write is                what is atomic             between
 //	Memory       a function                the function, by a mutex   goroutines of one
@@ -51,10 +51,10 @@
 //	zkstore      operations                one transaction            all clients of one
 //	                                                                  ensemble
 //
-// [SQL.Check], [Column.Check] and pgstore.Guard.Check are the comparison alone, for a
-// transaction of the caller's own. [Handler] puts a guard in front of an HTTP handler, and
-// [Transport] sends the token of a client. The guards of the stores with a client library
-// of their own are in the packages of these stores.
+// [SQL.Check], [Column.Check] and pgstore.Guard.Check only compare and raise the token, in a
+// transaction of the caller. [Handler] puts a guard in front of an HTTP handler, and
+// [Transport] sends the token of a client. The guards of the stores with a client library of
+// their own are in the packages of these stores.
 //
 // To guard a resource of your own, implement [Guard], and test it with package fencetest.
 //

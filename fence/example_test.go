@@ -93,7 +93,7 @@ func ExampleHandler() {
 	// 412 fence: stale token: "17" has seen token 34, this write carries 33: a newer holder is at work
 }
 
-// The token moves in the transaction of the rows it guards.
+// The token changes in the same transaction as the rows that it guards.
 func ExampleSQL_Check() {
 	guard := fence.SQL{Dialect: fence.PostgreSQL}
 	pay := func(ctx context.Context, db *sql.DB, token uint64) error {
@@ -124,7 +124,7 @@ func ExampleSQL_Check() {
 	// true
 }
 
-// The statement that creates the table, for a migration.
+// A migration creates the table with the statement that Schema returns.
 func ExampleSQL_Schema() {
 	schema, _ := fence.SQL{Dialect: fence.SQLite}.Schema()
 	fmt.Println(schema)
@@ -157,8 +157,8 @@ func ExampleColumn() {
 	// fence: stale token: "balances id=17" has seen token 34, this write carries 33: a newer holder is at work
 }
 
-// The client sends the token of the lock in its context. Without a live lock nothing is
-// sent.
+// The client sends the token of the lock in its context. If the lock has ended, the client does
+// not send the request.
 func ExampleTransport() {
 	var guard fence.Memory
 	srv := httptest.NewServer(fence.Handler(&guard, func(r *http.Request) string { return r.URL.Path },

@@ -35,11 +35,10 @@ var (
 	ErrUnsupported = errors.New("fence: unsupported")
 )
 
-// Guard refuses the writes of holders that a newer holder has replaced. All guards have
-// this one shape; W is what a write is to the resource: a function for [Memory] and
-// [SQL], the new content for [Files] and [Objects], commands or operations for Redis,
-// etcd and ZooKeeper. To guard a resource of your own, implement Guard; package
-// fencetest tests the implementation.
+// Guard refuses the writes of holders that a newer holder has replaced. W is the type of a
+// write: a function for [Memory] and [SQL], the new content for [Files] and [Objects], commands
+// or operations for Redis, etcd and ZooKeeper. To guard a resource of your own, implement
+// Guard; package fencetest tests the implementation.
 //
 // Resource is valid UTF-8, 1 to 512 bytes, no NUL, and compares byte by byte. Token is
 // at least 1 and below 2^63. Errors of all methods wrap [ErrStale], [ErrInvalid],
@@ -64,11 +63,11 @@ type Guard[W any] interface {
 // function is returned unchanged.
 type Func = func(context.Context) error
 
-// Verify refuses a token smaller than the high-water mark of resource, and changes
-// nothing. A reader under a shared lock calls it after it has read: then no newer holder
-// had written what was read. Readers must not call Raise or Write. Several readers hold
-// the lock at a time, and the reader with the largest token would make the guard refuse
-// the others. Newer is any [Guard]. Errors as for Guard.
+// Verify refuses a token smaller than the high-water mark of resource, and changes nothing. A
+// reader under a shared lock calls it after it has read. If Verify returns nil, no newer holder
+// had written what was read. Readers must not call Raise or Write. Several readers hold the
+// lock at a time, and the reader with the largest token would make the guard refuse the others.
+// Newer is any [Guard]. Errors are those of Guard.
 func Verify(ctx context.Context, newer interface {
 	Newest(ctx context.Context, resource string) (uint64, error)
 }, resource string, token uint64) error {
@@ -99,7 +98,7 @@ func Slot(resource string, slot int) string {
 type StaleError struct {
 	// Resource is the resource that the caller tried to write.
 	Resource string
-	// Token is the write's token, Newest the largest one that the guard has seen.
+	// Token is the write's token. Newest is the largest token that the guard has seen.
 	Token, Newest uint64
 }
 

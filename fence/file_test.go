@@ -69,7 +69,7 @@ func TestFilesWriteRefusesStaleToken(t *testing.T) {
 	steps := []struct {
 		what, data string
 		token      uint64
-		newest     uint64 // of the refusal; 0: accepted
+		newest     uint64 // the token that the refusal names; 0: accepted
 		content    string
 	}{
 		{"first", "one", 5, 0, "one"},
@@ -141,7 +141,7 @@ func TestFilesFailedWriteKeepsContent(t *testing.T) {
 	}
 }
 
-// A writer that waits for another process ends with its context.
+// TestFilesWaitEndsWithContext: a writer that waits for another process ends with its context.
 func TestFilesWaitEndsWithContext(t *testing.T) {
 	f, path := newFile(t)
 	if err := f.Raise(t.Context(), 1); err != nil {
@@ -165,8 +165,8 @@ func TestFilesWaitEndsWithContext(t *testing.T) {
 	}
 }
 
-// The record is replaced while a writer waits. The writer uses the new record, because the
-// old record's lock no longer excludes other writers.
+// TestFilesWaiterUsesReplacedRecord: the record is replaced while a writer waits. The writer
+// uses the new record, because the old record's lock no longer excludes other writers.
 func TestFilesWaiterUsesReplacedRecord(t *testing.T) {
 	f, path := newFile(t)
 	if err := f.Raise(t.Context(), 1); err != nil {
@@ -265,7 +265,8 @@ func TestFilesRefuseBadNames(t *testing.T) {
 	}
 }
 
-// A record that cannot be read stops all writers; one damaged copy does not.
+// TestFilesRefuseCorruptRecord: a record that cannot be read stops all writers; one damaged
+// copy does not.
 func TestFilesRefuseCorruptRecord(t *testing.T) {
 	f, path := newFile(t)
 	if err := f.Write(t.Context(), 5, []byte("good")); err != nil {
@@ -303,8 +304,8 @@ func TestFilesRefuseCorruptRecord(t *testing.T) {
 	}
 }
 
-// Many writers have guards of their own, as separate processes have. Readers never see the
-// content of an older token after that of a newer one.
+// TestFilesContentNeverGoesBack: many writers have guards of their own, as separate processes
+// have. Readers never see the content of an older token after that of a newer one.
 func TestFilesContentNeverGoesBack(t *testing.T) {
 	_, path := newFile(t)
 	stop, watched := make(chan struct{}), make(chan error, 1)
@@ -336,8 +337,8 @@ func TestFilesContentNeverGoesBack(t *testing.T) {
 	}
 }
 
-// Another writer creates a file between two checks of its path. The guard must not report a
-// broken link.
+// TestFilesAcceptFileMadeMeanwhile: another writer creates a file between two checks of its
+// path. The guard must not report a broken link.
 func TestFilesAcceptFileMadeMeanwhile(t *testing.T) {
 	f, path := newFile(t)
 	stop, made := make(chan struct{}), make(chan struct{})
@@ -412,7 +413,7 @@ func watch(path string, stop <-chan struct{}) error {
 			return fmt.Errorf("the content went back from token %d to %d", last, token)
 		}
 		last = token
-		// The content was read before the record, so the record can only be newer.
+		// watch read the content before the record, so the record can only be newer.
 		newest, err := f.Newest(context.Background())
 		if err != nil {
 			return err

@@ -101,8 +101,9 @@ func (p *process) expect(t *testing.T, word string) {
 	}
 }
 
-// Writers are processes, each newer than the last, and are killed at any moment. The content
-// is always complete, belongs to one holder, and never goes back.
+// TestFilesSurviveKilledWriters: the writers are processes that are killed at any moment, each
+// with a larger token than the one before. The content is always complete, belongs to one
+// holder, and never goes back.
 func TestFilesSurviveKilledWriters(t *testing.T) {
 	f, path := newFile(t)
 	stop, watched := make(chan struct{}), make(chan error, 1)
@@ -123,7 +124,8 @@ func TestFilesSurviveKilledWriters(t *testing.T) {
 				t.Errorf("token %d: %v", token-1, err)
 			}
 		}
-		// Otherwise it may die before its first write.
+		// Every third writer, and the last one, is killed after its first write at the
+		// earliest. The others may die before theirs.
 		if token%3 == 0 || token == uint64(rounds) {
 			p.expect(t, "wrote")
 		}
@@ -151,8 +153,8 @@ func TestFilesSurviveKilledWriters(t *testing.T) {
 	}
 }
 
-// A holder is stopped in the middle of its write, and a newer one takes over without a wait.
-// The late write of the first holder is refused.
+// TestFilesRefusePausedHolder: a holder is stopped in the middle of its write, and a newer one
+// takes over without a wait. The guard refuses the late write of the first holder.
 func TestFilesRefusePausedHolder(t *testing.T) {
 	f, path := newFile(t)
 	old := start(t, path, 1, childPause+"=1")

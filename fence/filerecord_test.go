@@ -35,8 +35,9 @@ func TestCopyRoundTrip(t *testing.T) {
 	})
 }
 
-// The power may fail at every step of every raise, tear the copy being written and lose data
-// that was not synced. Every confirmed token is still there afterwards.
+// TestRaiseSurvivesPowerLoss: the power may fail at every step of every raise. It may damage
+// the copy being written, and lose data that was not synced. Every confirmed token is still
+// there afterwards.
 func TestRaiseSurvivesPowerLoss(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var disk, cache copies // what is durable, and what processes see
@@ -48,7 +49,7 @@ func TestRaiseSurvivesPowerLoss(t *testing.T) {
 			if token == 0 || token < cache.newest() {
 				continue
 			}
-			// Like File.raise.
+			// These are the steps of file.raise.
 			stop := 0
 			if token != cache.newest() || !cache.settled() {
 				stop = rapid.IntRange(-1, 6).Draw(t, "stop")

@@ -2,6 +2,6 @@
 
 package fence
 
-// checkFilesystem accepts every file system, because these systems do not report
-// its kind. It must be local, as the documentation states.
+// checkFilesystem accepts every file system, because these systems do not report its kind. The
+// documentation requires a local one.
 func checkFilesystem(string) error { return nil }

@@ -18,8 +18,8 @@ import (
 // number.
 const Header = "Fencing-Token"
 
-// SetHeader sets the token of a request and replaces an earlier one. A token that
-// no grant can have is refused with a [*TokenError].
+// SetHeader sets the token of a request and replaces an earlier one. It returns a [*TokenError]
+// for a token that no grant can have.
 func SetHeader(req *http.Request, token uint64) error {
 	if err := checkToken(token); err != nil {
 		return err
@@ -53,14 +53,14 @@ func FromRequest(req *http.Request) (uint64, error) {
 //		Token: func(ctx context.Context) uint64 { return holdfast.Token(ctx, "invoices") },
 //	}}
 //
-// A response of 412 is an ordinary response: [FromResponse] makes the [*StaleError] of
-// it. Redirects carry the token, too, so set CheckRedirect if the server may redirect to
+// A response of 412 is an ordinary response: [FromResponse] returns the [*StaleError] for it.
+// Redirects carry the token, too, so set CheckRedirect if the server may redirect to
 // one that must not get it.
 type Transport struct {
 	// Base sends the requests. Default: http.DefaultTransport.
 	Base http.RoundTripper
-	// Token returns the token to send. A token that no grant can have is refused with a
-	// [*TokenError], and nothing is sent: 0 means that the lock has ended. Required.
+	// Token returns the token to send. For a token that no grant can have, RoundTrip returns a
+	// [*TokenError] and sends nothing: 0 means that the lock has ended. Required.
 	Token func(context.Context) uint64
 }
 

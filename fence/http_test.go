@@ -135,8 +135,8 @@ func TestHandlerRefusesStaleToken(t *testing.T) {
 	}
 }
 
-// The handler reports no success before the guard has confirmed it. The reason of a failure
-// is only in the server's log.
+// TestHandlerReportsNoUnconfirmedSuccess: the handler reports no success before the guard has
+// confirmed it. Only the server's log contains the reason of a failure.
 func TestHandlerReportsNoUnconfirmedSuccess(t *testing.T) {
 	secret := errors.New("dial postgres://app:hunter2@db: refused")
 	for what, guard := range map[string]guardFunc{

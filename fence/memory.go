@@ -17,10 +17,10 @@ type Memory struct {
 	resources map[string]*turn
 }
 
-// turn is one resource. The goroutine that is in it may read and write newest.
+// turn is the state of one resource. Only the goroutine in its critical section uses newest.
 type turn struct {
-	in     chan struct{} // contains one element while a goroutine is in
-	users  int           // goroutines that are in or wait, under Memory.mu
+	in     chan struct{} // contains one element while a goroutine is in the critical section
+	users  int           // goroutines in the critical section or waiting for it, under Memory.mu
 	newest uint64        // 0: nothing to remember
 }
 
@@ -84,8 +84,8 @@ func (m *Memory) Forget(ctx context.Context, resource string) error {
 	return nil
 }
 
-// enter waits until no other goroutine is in the resource. If the resource is free
-// and the context has ended, enter returns the context's error.
+// enter waits until no other goroutine is in the critical section of the resource. If that is
+// free and the context has ended, enter returns the context's error.
 func (m *Memory) enter(ctx context.Context, resource string) (*turn, func(), error) {
 	t := m.join(resource)
 	select {

@@ -30,7 +30,7 @@ func TestMemoryWriteRefusesStaleToken(t *testing.T) {
 		resource string
 		token    uint64
 		fail     error
-		newest   uint64 // of the refusal; 0: accepted
+		newest   uint64 // the token that the refusal names; 0: accepted
 	}{
 		{"the first token", "a", 5, nil, 0},
 		{"the same holder again", "a", 5, nil, 0},
@@ -86,7 +86,8 @@ func TestMemoryRefusesEndedContext(t *testing.T) {
 	}
 }
 
-// A running write excludes every other one, and a wait ends with the waiter's context.
+// TestMemoryExcludesUntilContextEnds: a running write excludes every other one, and a wait ends
+// with the waiter's context.
 func TestMemoryExcludesUntilContextEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var guard fence.Memory
@@ -151,7 +152,8 @@ func TestMemoryForgetDropsToken(t *testing.T) {
 	}
 }
 
-// The guard returns the same as a map of maxima, for random sequences.
+// TestMemoryEqualsMapOfMaxima: for random sequences of calls, the guard returns the same as a
+// map of maxima.
 func TestMemoryEqualsMapOfMaxima(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var guard fence.Memory
@@ -187,8 +189,8 @@ func TestMemoryEqualsMapOfMaxima(t *testing.T) {
 	})
 }
 
-// Many holders write at once. The tokens of the accepted writes never fall, in the order in
-// which they reached the resource.
+// TestMemoryTokensOfWritesNeverFall: many holders write at once. The tokens of the accepted
+// writes never fall, in the order in which they reached the resource.
 func TestMemoryTokensOfWritesNeverFall(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		holders := rapid.SliceOfN(rapid.SliceOfN(rapid.Uint64Range(1, 1000), 1, 30), 2, 12).Draw(t, "holders")

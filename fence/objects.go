@@ -18,10 +18,10 @@ import (
 //	guard := fence.Objects{Values: optimistic.HTTP{URL: "https://bucket.s3.amazonaws.com/state"}}
 //	err := guard.Write(ctx, "report.json", lock.Token(), report)
 //
-// The token is the first line of the object, so that one conditional write replaces token
-// and content together, and two contents that are equal under different tokens have
-// different ETags, although S3 makes them of the content. Readers use [Objects.Read], or
-// skip the first line. A resource is the key of an object. Content has at most 511 KiB.
+// The token is the first line of the object, so that one conditional write replaces token and
+// content together. S3 computes ETags from the content: with that line, equal contents under
+// different tokens have different ETags. Readers use [Objects.Read], or skip the first line. A
+// resource is the key of an object. Content has at most 511 KiB.
 //
 // A write is two round trips, and two more after each conflict with another write.
 type Objects struct {
@@ -97,7 +97,7 @@ func (o Objects) put(ctx context.Context, resource string, token uint64, content
 		case code != driver.CodeConflict:
 			return fmt.Errorf("%w: %q: %w", ErrUnavailable, resource, err)
 		}
-		// Another write came between. Its token decides.
+		// Another write came between. The next attempt compares the tokens again.
 		_ = backoff.Sleep(ctx, rand.N(time.Millisecond<<min(n, 6)))
 	}
 }

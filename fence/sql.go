@@ -37,8 +37,8 @@ func (d Dialect) String() string {
 // DefaultTable is the table of [SQL] unless another is set.
 const DefaultTable = "holdfast_fence"
 
-// SQL guards rows of a database by a table of tokens, one row per resource,
-// that moves in the same transaction as the caller's own rows.
+// SQL guards rows of a database by a table of tokens, one row per resource. The token changes
+// in the same transaction as the caller's own rows.
 //
 //	guard := fence.SQL{Dialect: fence.PostgreSQL}
 //
@@ -127,10 +127,10 @@ func (s SQL) CreateTable(ctx context.Context, db *sql.DB) error {
 	return nil
 }
 
-// Check refuses a token smaller than the largest one seen for resource with a
-// [*StaleError], and otherwise remembers it if tx is committed. It waits for
-// other transactions that have checked the same resource, until ctx or the
-// server's lock timeout ends. After any error roll tx back.
+// Check refuses a token smaller than the largest one seen for resource with a [*StaleError].
+// Otherwise the guard remembers the token if tx is committed. Check waits for other
+// transactions that have checked the same resource, until ctx or the server's lock timeout
+// ends. After any error roll tx back.
 //
 // Resource and token have the limits of [Guard]. Errors wrap [ErrStale],
 // [ErrInvalid] or [ErrUnavailable].
@@ -222,7 +222,7 @@ func (d Dialect) check() error {
 	return nil
 }
 
-// arg is the placeholder of argument n, counted from 1.
+// arg returns the placeholder of argument n, counted from 1.
 func (d Dialect) arg(n int) string {
 	if d == PostgreSQL {
 		return fmt.Sprintf("$%d", n)

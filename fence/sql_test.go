@@ -8,8 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-// Module e2e tests the statements on real databases. The tests here never reach one: every
-// check comes before the first use of the transaction, so it may be nil.
+// Module e2e tests the statements on real databases. The tests here never reach a database:
+// every check comes before the first use of the transaction, so it may be nil.
 
 func TestSQLRefusesBadInput(t *testing.T) {
 	for what, test := range map[string]struct {

@@ -17,9 +17,9 @@ import (
 //		return err
 //	})
 //
-// The guard also fences effects of the write outside the transaction while the write
-// runs, but a rollback does not undo them. Write never calls its function a second
-// time: [SQL] lists the errors after which the caller may.
+// The guard also fences effects of the write outside the transaction while the write runs, but
+// a rollback does not undo them. Write never calls its function a second time. [SQL] lists the
+// errors after which the caller may call Write again.
 func (s SQL) Guard(db *sql.DB, opts *sql.TxOptions) Guard[Func] {
 	return &sqlGuard{
 		db: db, opts: opts,
@@ -71,7 +71,7 @@ func (g *sqlGuard) Newest(ctx context.Context, resource string) (uint64, error) 
 }
 
 func (g *sqlGuard) Write(ctx context.Context, resource string, token uint64, write Func) error {
-	// The check finds these errors, too, but only after the transaction began.
+	// check finds these errors, too, but only after the transaction has begun.
 	if err := g.valid(); err != nil {
 		return err
 	}

@@ -1,6 +1,5 @@
-// Package gocronlock runs the jobs of github.com/go-co-op/gocron/v2 on one of many
-// replicas: each run on any of them, with a [Locker], or all runs on a leader, with an
-// [Elector].
+// Package gocronlock runs the jobs of github.com/go-co-op/gocron/v2 on one of many replicas.
+// With a [Locker], any replica can get each run. With an [Elector], the leader gets all runs.
 //
 //	s, err := gocron.NewScheduler(gocron.WithDistributedLocker(gocronlock.New(locker, time.Minute)))
 //
@@ -96,9 +95,9 @@ func (e *Elector) IsLeader(context.Context) error {
 	return nil
 }
 
-// Close steps down, and returns when the leadership is released. Let the scheduler shut
-// down before it, so that no job runs on. The error is that of the election, nil if it
-// continued until Close.
+// Close steps down, and returns when the leadership is released. Shut the scheduler down
+// before, so that no job continues. The error is that of the election, nil if it continued
+// until Close.
 func (e *Elector) Close() error {
 	e.end()
 	<-e.done

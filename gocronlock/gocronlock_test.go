@@ -23,7 +23,8 @@ func open(t *testing.T, s *memstore.Store) *holdfast.Locker {
 	return l
 }
 
-// TestLockerRunsAJobOnOneReplica of several schedulers that start at different times.
+// TestLockerRunsAJobOnOneReplica: several schedulers start at different times, and one of them
+// runs the job each hour.
 func TestLockerRunsAJobOnOneReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()
@@ -53,7 +54,8 @@ func TestLockerRunsAJobOnOneReplica(t *testing.T) {
 	})
 }
 
-// TestElectorHasOneLeader, and another one as soon as the first has stepped down.
+// TestElectorHasOneLeader: one replica leads, and the other one leads as soon as the first has
+// stepped down.
 func TestElectorHasOneLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := memstore.New()

@@ -371,7 +371,7 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 	return st, nil
 }
 
-// List yields the names of this namespace that are held or waited for.
+// List yields the names of this namespace that have a holder or a waiter.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		if err := s.open(); err != nil {

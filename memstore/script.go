@@ -21,7 +21,7 @@ type Outcome int
 
 // The outcomes.
 const (
-	// Applied: the store executed it and the answer was lost.
+	// Applied: the store executed the request, and the answer was lost.
 	Applied Outcome = iota
 	// Dropped: the request never arrived.
 	Dropped
@@ -101,8 +101,8 @@ func (c Script) edit(f func(*script)) {
 // returns an error of code CodeNotHeld if there is none.
 func (c Script) Lose(name string, cause driver.Cause) error { return c.s.take(name, 0, cause) }
 
-// Forget ends every grant of the name now without a notification: the next renewal, or the release, finds
-// out.
+// Forget ends every grant of the name now without a notification. The holder's next renewal, or
+// its release, detects the end.
 func (c Script) Forget(name string) {
 	sp := c.s.space
 	sp.mu.Lock()
@@ -130,8 +130,8 @@ func (c Script) LoseAcquireAnswer(name string, outcome Outcome, delay time.Durat
 	})
 }
 
-// FailRenewals makes the next n renewals of the name ("" for any) fail with err; nil is an unreachable
-// store.
+// FailRenewals makes the next n renewals of the name ("" for any) fail with err. If err is nil,
+// they fail as with an unreachable store.
 func (c Script) FailRenewals(name string, n int, err error) {
 	if err == nil {
 		err = driver.Errorf(driver.CodeUnavailable, "the store cannot be reached (scripted)")
@@ -206,7 +206,7 @@ func (s *Store) acquireFaulty(ctx context.Context, e *entry, r driver.Request, f
 	sp := s.space
 	apply := func() {
 		if !sp.admitsNow(s.key(r.Name), r.Limit) {
-			return // CodeBusy, or a queue entry that Undo removes
+			return // the request returned CodeBusy, or made a queue entry that Undo removes
 		}
 		e.n = sp.open(s.key(r.Name))
 		sp.grant(e)

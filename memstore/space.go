@@ -10,11 +10,11 @@ import (
 
 // All methods here but now and at are called with the space's mutex held.
 
-// now returns the present as deadlines count it: since the creation of the space. It reads one
-// clock; time.Now reads two.
+// now returns the present time, counted from the creation of the space, as deadlines are. It
+// reads one clock; time.Now reads two.
 func (sp *space) now() time.Duration { return time.Since(sp.started) }
 
-// at returns a point in time, counted likewise.
+// at returns a point in time, counted from the creation of the space.
 func (sp *space) at(t time.Time) time.Duration { return t.Sub(sp.started) }
 
 // open returns a name, and creates it if necessary.

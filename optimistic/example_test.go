@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/optimistic"
 )
 
-// A table of your own with a version column.
+// An update changes a row of a table that has a version column.
 func ExampleRows() {
 	ctx := context.Background()
 	db, err := sql.Open("mysql", "root@tcp(localhost)/app")
@@ -34,7 +34,7 @@ func ExampleRows() {
 	// {90} 1 <nil>
 }
 
-// The values of an object store.
+// An update changes a value in an object store.
 func ExampleHTTP() {
 	ctx := context.Background()
 	// Client signs the requests, where the server requires it.

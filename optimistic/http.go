@@ -127,7 +127,7 @@ func (h HTTP) send(ctx context.Context, method, key string, data []byte, header 
 	return nil, &driver.Error{Code: code, Err: err}
 }
 
-// at is the URL of an object.
+// at returns the URL of an object.
 func (h HTTP) at(key string) string {
 	return strings.TrimSuffix(h.URL, "/") + "/" + url.PathEscape(key)
 }

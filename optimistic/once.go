@@ -14,8 +14,9 @@ import (
 // reports whether f ran. If f fails, its error is returned and nothing is marked, so that
 // the next caller tries again.
 //
-// Once holds the lock named key while it looks, runs f and marks. So of several callers one
-// runs f, and the others wait and then find the mark. Lock options are those of
+// Once holds the lock named key while it looks for the mark, runs f and writes the mark. So of
+// several callers one runs f, and the others wait and then find the mark. Lock options are
+// those of
 // holdfast.Locker.Do; do not give Shared or Limit, which would let several callers run f. A
 // lock is advisory: f can run a second time if its holder is paused for longer than the
 // TTL. Let f pass its token to a guard (package fence) where that would do harm.
@@ -63,7 +64,7 @@ func ReadMark(ctx context.Context, values Values, key string) (*Mark, string, er
 		return nil, version, err
 	}
 	var m Mark
-	_ = json.Unmarshal(data, &m) // done is done, whichever process has written it
+	_ = json.Unmarshal(data, &m) // any content is a mark, whichever process has written it
 	return &m, version, nil
 }
 

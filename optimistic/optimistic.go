@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Values keep data under keys, with versions. Every store of holdfast implements it.
-// Besides, it is what a store of your own needs for this package: two methods.
+// Values keep data under keys, with versions. Every store of holdfast implements it. For a
+// store of your own, implement these two methods.
 //
 // A key is valid UTF-8, 1 to 512 bytes, no NUL. Data has at most 512 KiB.
 type Values = driver.Values
@@ -50,9 +50,9 @@ func Get(ctx context.Context, v Values, key string) (data []byte, version string
 	return data, version, wrap(err)
 }
 
-// Put writes data if version is still that of the key, and returns the new version. For a
-// key that was never written it is "". Errors wrap [ErrConflict], [ErrUnknown] or an error
-// of package holdfast.
+// Put writes data if version is still that of the key, and returns the new version. The version
+// of a key that was never written is "". Errors wrap [ErrConflict], [ErrUnknown] or an error of
+// package holdfast.
 func Put(ctx context.Context, v Values, key string, data []byte, version string) (string, error) {
 	if err := driver.CheckValue(key, data); err != nil {
 		return "", wrap(err)
@@ -61,14 +61,14 @@ func Put(ctx context.Context, v Values, key string, data []byte, version string)
 	return next, wrap(err)
 }
 
-// Update replaces the data of a key by what f makes of it. It calls f again, with newer
-// data, until no other write came between, or ctx ends. Old is nil for a key that was never
-// written. F must have no effect but its result, because it may run several times. If f
-// fails, Update returns its error unchanged, and nothing is written.
+// Update replaces the data of a key by the result of f. If another write came between, Update
+// calls f again with the newer data, until ctx ends. Old is nil for a key that was never
+// written. F must have no effect but its result, because it may run several times. If f fails,
+// Update returns its error unchanged, and nothing is written.
 //
-// Between two attempts Update waits for a random time below a bound that doubles: see
-// [Backoff]. Errors wrap [ErrUnknown], an error of package holdfast, or both [ErrConflict]
-// and the context's error if ctx ended after a conflict.
+// Between two attempts Update waits for a random time below a limit that doubles: see
+// [Backoff]. Errors wrap [ErrUnknown], an error of package holdfast, or both [ErrConflict] and
+// the context's error if ctx ended after a conflict.
 func Update(ctx context.Context, v Values, key string, f func(ctx context.Context, old []byte) ([]byte, error), o ...Option) error {
 	if err := driver.CheckValue(key, nil); err != nil {
 		return wrap(err)
@@ -105,9 +105,9 @@ type settings struct {
 	onConflict  []func(context.Context, Conflict)
 }
 
-// Backoff sets the bound of the wait after the first conflict, and the largest bound; it
-// doubles between. The waits are random below the bound, so that processes that met once
-// do not meet again. Default: 1 ms to 250 ms. Values below 1 ns count as 1 ns.
+// Backoff sets the limit of the wait after the first conflict, and the largest limit; it
+// doubles between. The waits are random below the limit, so that processes with a conflict do
+// not try again at the same time. Default: 1 ms to 250 ms. Values below 1 ns count as 1 ns.
 func Backoff(first, most time.Duration) Option {
 	return func(s *settings) { s.first, s.most = max(first, 1), max(most, 1) }
 }
@@ -148,7 +148,7 @@ func repeat(ctx context.Context, key string, o []Option, attempt func() error) e
 	}
 }
 
-// wrap gives an error of a store its meaning for users.
+// wrap adds the error that the caller tests for to an error of a store.
 func wrap(err error) error {
 	if err == nil {
 		return nil

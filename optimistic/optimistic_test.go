@@ -40,7 +40,7 @@ func ExampleUpdate() {
 	// Output: 10 <nil>
 }
 
-// Conflicts are counted by a hook.
+// A hook counts the conflicts.
 func ExampleOnConflict() {
 	ctx := context.Background()
 	store := memstore.New()
@@ -170,7 +170,7 @@ func TestUpdateEndsWithContext(t *testing.T) {
 	}
 }
 
-// TestUnknownOutcomeIsNotRepeated: a write that may have been done is not done again.
+// TestUnknownOutcomeIsNotRepeated: Update does not repeat a write that may have been done.
 func TestUnknownOutcomeIsNotRepeated(t *testing.T) {
 	v := &scripted{Store: memstore.New(), put: func(int) error { return errors.New("connection reset") }}
 	err := optimistic.Update(t.Context(), v, "k", same)

@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqltype"
 )
 
-// Rows are the rows of an SQL table of your own that has a version column. T is what the
-// program makes of a row.
+// Rows are the rows of an SQL table of your own that has a version column. T is the type in
+// which the program keeps a row.
 //
 //	accounts := optimistic.Rows[Account]{
 //		DB: db, Dialect: fence.MySQL, Table: "accounts", Key: "id", Version: "version",
@@ -53,7 +53,7 @@ type Rows[T any] struct {
 	IsConflict func(error) bool
 }
 
-// Queryer is what *sql.DB, *sql.Conn and *sql.Tx have in common here.
+// Queryer contains the methods of *sql.DB, *sql.Conn and *sql.Tx that this package uses.
 type Queryer interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
@@ -136,10 +136,10 @@ func (r Rows[T]) Put(ctx context.Context, key any, row T, version int64) error {
 	return nil
 }
 
-// Update changes a row by f. It calls f again, with a newer row, until no other write came
-// between, or ctx ends. F must have no effect but that on the row. If f fails, Update
-// returns its error unchanged and writes nothing. DB must not be a transaction, which may
-// read the same old row forever. Errors as for Get, Put and the function [Update].
+// Update changes a row by f. If another write came between, Update calls f again with the newer
+// row, until ctx ends. F must have no effect but that on the row. If f fails, Update returns
+// its error unchanged and writes nothing. DB must not be a transaction, which may read the same
+// old row forever. Errors are those of Get, Put and the function [Update].
 func (r Rows[T]) Update(ctx context.Context, key any, f func(context.Context, *T) error, o ...Option) error {
 	if _, tx := r.DB.(*sql.Tx); tx {
 		return fmt.Errorf("optimistic: %w: Update in a transaction may never see a newer row; give the *sql.DB", holdfast.ErrInvalid)
@@ -183,7 +183,8 @@ func (r Rows[T]) arg(n int) string {
 
 func (r Rows[T]) where(key any) string { return fmt.Sprintf("%s %s=%v", r.Table, r.Key, key) }
 
-// failed gives an error of the database its meaning; kind is what an unknown one means.
+// failed adds the error that the caller tests for to an error of the database: kind if no other
+// one applies.
 func (r Rows[T]) failed(key any, err, kind error) error {
 	conflict := r.IsConflict
 	if conflict == nil {

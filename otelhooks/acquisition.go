@@ -73,7 +73,7 @@ func (a *acquisition) begin(e holdfast.Event) {
 		trace.WithAttributes(a.hooks.identity(e)...),
 		trace.WithAttributes(grant(e)...),
 		trace.WithLinks(trace.Link{SpanContext: a.span.SpanContext()}))
-	// Under mu, so that no reader sees the end without the beginning.
+	// The counter changes under mu, so that no reader sees the end without the beginning.
 	a.hooks.locksHeld.Add(a.Context, 1, labels(e))
 }
 

@@ -62,7 +62,7 @@ func Example() {
 	// holdfast.hold
 }
 
-// The updates of a program share one option, which counts their conflicts.
+// All updates of a program use one option, which counts their conflicts.
 func ExampleConflicts() {
 	reader := sdkmetric.NewManualReader()
 	count, err := otelhooks.Conflicts(otelhooks.WithMeterProvider(sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))))

@@ -26,9 +26,9 @@ type instruments struct {
 	undoFailures                  metric.Int64Counter
 }
 
-// OpenTelemetry's default boundaries are meant for milliseconds. A free lock takes
-// microseconds in memory and milliseconds at a server, a contended lock as long as
-// its holder works. A job holds a lock for up to a day.
+// OpenTelemetry's default boundaries are meant for milliseconds. A free lock takes microseconds
+// in memory and milliseconds at a server. A contended lock takes as long as its holder works. A
+// job holds a lock for up to a day.
 var (
 	acquireBounds = []float64{.0001, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 	holdBounds    = []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400}
@@ -86,8 +86,8 @@ func cause(e holdfast.Event) string {
 	return "other"
 }
 
-// The order of outcomes matters: a wait that ended after the store reported a
-// holder is busy, although its error also matches the context's.
+// The order of outcomes matters: a wait that ended after the store reported a holder is busy,
+// although its error also matches the context's.
 var outcomes = []struct {
 	err  error
 	name string

@@ -142,8 +142,8 @@ func (h *hooks) answered(ctx context.Context, a *acquisition, e holdfast.Event) 
 	}
 }
 
-// note records a failure: on the span that is recording for this lock, if there is
-// one, else as a short span of its own.
+// note records a failure on the span that is recording for this lock. If there is none, it
+// makes a short span for the failure.
 func (h *hooks) note(ctx context.Context, a *acquisition, e holdfast.Event) {
 	name := "holdfast." + strings.ReplaceAll(string(e.Kind), " ", "_")
 	var attrs []attribute.KeyValue
@@ -171,7 +171,8 @@ func (h *hooks) note(ctx context.Context, a *acquisition, e holdfast.Event) {
 	span.End()
 }
 
-// describe returns the text of a status. Errors quote the lock's name.
+// describe returns the text of a status: err, or only class if names are not allowed, since
+// errors quote the lock's name.
 func (h *hooks) describe(class string, err error) string {
 	if h.names && err != nil {
 		return err.Error()

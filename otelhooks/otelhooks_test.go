@@ -599,8 +599,8 @@ func TestConcurrentLocksBalance(t *testing.T) {
 	r.want("holdfast.locks.held", map[string]int64{"memory,exclusive": 0})
 	var acquisitions int64
 	r.each("holdfast.acquire.duration", func(_ string, count int64, _ float64) { acquisitions += count })
-	// A call whose context ended before its request is not reported. Half of the calls have a
-	// context that does not end.
+	// The hooks do not report a call whose context ended before its request. Half of the calls
+	// have a context that does not end.
 	if spans := len(r.ended("holdfast.acquire")); acquisitions != int64(spans) || acquisitions < 800 || acquisitions > 1600 {
 		t.Errorf("%d acquisitions counted, %d spans, for 1600 calls", acquisitions, spans)
 	}

@@ -78,7 +78,7 @@ func (r *rig) lock(ctx context.Context, name string, o ...holdfast.LockOption) *
 	return k
 }
 
-// close waits for the events of the background.
+// close waits for the events that the Locker reports in the background.
 func (r *rig) close() {
 	r.t.Helper()
 	if err := r.Close(r.ctx); err != nil {
@@ -104,7 +104,7 @@ func (r *rig) want(instrument string, points map[string]int64) {
 	}
 }
 
-// total is the sum of one histogram's recordings.
+// total returns the sum of one histogram's recordings.
 func (r *rig) total(instrument string) time.Duration {
 	r.t.Helper()
 	var total float64

@@ -14,9 +14,9 @@
 // goroutine draws rise. Those of different processes interleave in blocks: a larger id is
 // not a later one.
 //
-// There are gaps. A process that ends, or a reservation whose answer was lost, leaves the
-// rest of its blocks unused. Of a store that loses confirmed writes, as Redis can in a crash
-// or a failover, ids may be drawn twice; so may those of a database that is restored from a
+// There are gaps. A process that ends, or a reservation whose answer was lost, leaves the rest
+// of its blocks unused. Ids may be drawn twice from a store that loses confirmed writes, as
+// Redis can in a crash or a failover. The same holds for a database that is restored from a
 // backup.
 //
 // # Cost
@@ -63,7 +63,7 @@ const (
 const (
 	shortUse = time.Second
 	longUse  = 8 * time.Second
-	// reserveTimeout bounds a reservation, which continues when the caller that waits for it
+	// reserveTimeout limits a reservation, which continues when the caller that waits for it
 	// has gone.
 	reserveTimeout = 30 * time.Second
 )
@@ -185,7 +185,7 @@ func reserve(ctx context.Context, source Source, name string, n int64) (*block, 
 	case err != nil:
 		return nil, fmt.Errorf("sequence: %q: %w", name, err)
 	case end < n || end > MaxID:
-		// Beyond, Next could overflow.
+		// Above MaxID, Next could overflow.
 		return nil, fmt.Errorf("sequence: %q: %w: a block ends with %d, want %d to %d", name, holdfast.ErrInvalid, end, n, int64(MaxID))
 	}
 	b := &block{end: end, fetchAt: end - n + 1 + n/2}
@@ -228,7 +228,8 @@ func (s *Sequence) advance(ctx context.Context, used *block) error {
 	return nil
 }
 
-// adapt sets the size of the block after the next, because that is reserved already.
+// adapt sets the size of the block after the next one, because the next one is reserved
+// already.
 func (s *Sequence) adapt(use time.Duration) {
 	switch {
 	case use < shortUse:

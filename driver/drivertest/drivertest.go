@@ -32,9 +32,9 @@ type Harness struct {
 	// Open opens an independent client of the same store each time, as another process
 	// would. The suite closes it. An unreachable server is no error.
 	Open func(t testing.TB, namespace string) driver.Store
-	// OpenWithoutFallback opens a client whose waiters are granted by a notification or not at
-	// all: they do not poll at intervals. nil if the store cannot switch that off; Open if
-	// its waiters never poll.
+	// OpenWithoutFallback opens a client that depends on notifications alone: its waiters do
+	// not poll at intervals. nil if the store cannot switch the polling off; Open if its
+	// waiters never poll.
 	OpenWithoutFallback func(t testing.TB, namespace string) driver.Store
 	// EntryLife is how long a queue entry stands without renewal; 0 if it stands as long as a
 	// session or a connection.
@@ -51,24 +51,24 @@ type Harness struct {
 	// Delay delays every answer of the store by d, until it is called with 0; nil if the
 	// harness cannot.
 	Delay func(t testing.TB, d time.Duration)
-	// LoseAnswer lets the store execute the next request and loses one answer, after so many
-	// others: the client gets an error instead. If a request has one answer, after may be
-	// ignored. nil if the harness cannot; with Delay, the suite then uses a context that
-	// ends before the answer.
+	// LoseAnswer lets the store execute the next request and loses one of the answers: the
+	// client gets an error instead. after is the number of answers that arrive before the lost
+	// one. If a request has one answer, after may be ignored. nil if the harness cannot; with
+	// Delay, the suite then uses a context that ends before the answer.
 	LoseAnswer func(t testing.TB, after int)
 	// Bubble reports that a client can be opened, used and closed in a bubble of
-	// testing/synctest, whose time is the year 2000: it is the suite's client with a wrong
+	// testing/synctest, whose time is the year 2000. The suite uses it as a client with a wrong
 	// clock. Such a client shares no goroutines, channels or timers with clients outside.
 	Bubble bool
-	// Session reports that heartbeats of a session, which many grants share, confirm a
-	// grant, and not its request. So SentAt may be before the call, by at most half of the
-	// TTL.
+	// Session reports that the store confirms a grant by heartbeats of a session, which many
+	// grants share, and not by its request. So SentAt may be before the call, by at most half
+	// of the TTL.
 	Session bool
 	// Carries reports whether the store supports a name. The store refuses other names with
 	// an error of code CodeUnsupported. nil if it supports every name.
 	Carries func(name string) bool
-	// Leftovers returns what is left at the store by mistake when nothing is held or waited
-	// for; nil if the harness cannot.
+	// Leftovers returns what the store has kept by mistake while no name has a holder or a
+	// waiter; nil if the harness cannot.
 	Leftovers func(t testing.TB) []string
 	// Background names functions, as in a stack trace, whose goroutines belong to the
 	// harness and are no leak.
@@ -83,8 +83,8 @@ const (
 	laterTimeout = 5 * time.Second
 )
 
-// Run runs the suite as subtests of t. Each waits up to a minute for what must happen; after one
-// has failed, the later ones wait for 5 s.
+// Run runs the suite as subtests of t. Each subtest waits up to a minute for an event that must
+// happen. After one has failed, the later ones wait for 5 s.
 func Run(t *testing.T, h Harness) {
 	if h.TTL == 0 {
 		h.TTL = 400 * time.Millisecond
@@ -307,7 +307,7 @@ func (r *requester) Lost(c driver.Cause, _ error) {
 	}
 }
 
-// long is a TTL that does not expire during a test.
+// long is a TTL that is longer than a test.
 const long = time.Minute
 
 func (e *env) request(name string, limit int, ttl time.Duration) driver.Request {
@@ -386,8 +386,8 @@ type waiting struct {
 	left   bool
 }
 
-// wait starts to wait: inside the store if its waiters are woken, else by polling, as the core
-// does.
+// wait starts to wait: inside the store if it notifies its waiters, else by polling, as the
+// core does.
 func (e *env) wait(s driver.Store, r driver.Request) *waiting {
 	ctx, cancel := context.WithCancel(e.Context())
 	w := &waiting{e: e, s: s, r: r, cancel: cancel, done: make(chan struct{})}
@@ -486,7 +486,7 @@ func (w *waiting) pendingStill() {
 	}
 }
 
-// eventually waits for a condition that no event announces.
+// eventually polls until a condition is true that no event announces.
 func (e *env) eventually(what string, ok func() bool, detail func() string) {
 	e.Helper()
 	for end := time.Now().Add(e.timeout()); !ok(); time.Sleep(2 * time.Millisecond) {
@@ -541,8 +541,8 @@ func (e *env) try(s driver.Store, r driver.Request) (driver.Grant, error) {
 	return g, err
 }
 
-// longer calls try, which must be done before a TTL has passed and reports whether it was. If
-// not, it calls try again with a longer TTL, up to three times.
+// longer calls try with a TTL. try reports whether it ended before that TTL had passed. If not,
+// longer calls it again with a longer TTL, up to three times.
 func (e *env) longer(try func(ttl time.Duration) bool) bool {
 	e.Helper()
 	ttl := e.h.TTL

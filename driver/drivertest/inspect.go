@@ -152,7 +152,7 @@ func watch(e *env) {
 		case <-time.After(e.timeout()):
 			e.Fatalf("the watch did not report %s", what)
 		}
-		for len(changed) > 0 { // reported more than once
+		for len(changed) > 0 { // changed may have been called more than once
 			<-changed
 		}
 	}
@@ -195,9 +195,9 @@ func breakGrant(e *env) {
 		e.Fatal("the holder was not notified")
 	}
 	if e.g.Break == driver.BreakNotify {
-		e.busy(other, e.request(name, driver.Exclusive, long)) // until it has released
+		e.busy(other, e.request(name, driver.Exclusive, long)) // until the holder has released it
 		var err error
-		// A timeout that is too short for the first step is doubled.
+		// If a timeout is too short for the first step, the next one is twice as long.
 		for wait := 20 * time.Millisecond; wait < e.timeout(); wait *= 2 {
 			ctx, cancel := context.WithTimeout(e.Context(), wait)
 			err = b.Break(ctx, name, g.Token)

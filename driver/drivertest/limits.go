@@ -56,7 +56,8 @@ func exclusive(e *env) {
 // limitText is the rule, for messages about limits.
 const limitText = "a grant of limit n never stands beside more than n-1 others"
 
-// limitRule runs random acquisitions and releases of every declared limit against the rule.
+// limitRule makes random acquisitions and releases of every declared limit, and checks the rule
+// after each.
 func limitRule(e *env) {
 	if !e.g.Mixed {
 		e.Skip("the store does not declare mixed limits")
@@ -174,7 +175,7 @@ func readersComeTogether(e *env) {
 		readers = append(readers, e.queue(e.open(), e.request(name, driver.Unlimited, long)))
 	}
 	e.release(writer, g)
-	for _, r := range readers { // all of them, before one releases
+	for _, r := range readers { // every reader is granted before one releases
 		r.granted()
 	}
 	for _, r := range readers {

@@ -159,7 +159,7 @@ func lockersHold(e *env) {
 }
 
 // holds holds a lock for four TTLs. It returns false if the lock expired or its release timed
-// out, as on a machine that stands still for most of a TTL; anything else fails the test.
+// out, as on a machine that stands still for most of a TTL. Any other error fails the test.
 func (e *env) holds(l, other *holdfast.Locker, ttl time.Duration) bool {
 	e.Helper()
 	name := e.name()

@@ -34,8 +34,7 @@ func ManyOverSlowLink(t *testing.T, h Harness, n int, delay, ttl time.Duration) 
 	end := e.delayed(delay)
 	defer end()
 	base := e.name()
-	// All locks at once, like a program with that many goroutines that take them one after
-	// the other.
+	// So many goroutines take the locks, and each goroutine takes one lock after the other.
 	const goroutines = 256
 	locks := make([]*holdfast.Lock, n)
 	each := func(do func(i int) error) {

@@ -22,7 +22,7 @@ type mistake struct {
 	test string
 	// message, if not empty, is a part of the message of the failing test: see messages.
 	message string
-	// first is a test that fails before it, so that the other waits for 5 s only.
+	// first is a test that fails before the test in question, which then waits for 5 s only.
 	first string
 	ttl   time.Duration // of the harness, if not 0
 	// declare changes the guarantees, fails refuses a request, and keeps
@@ -30,7 +30,7 @@ type mistake struct {
 	declare func(*driver.Guarantees)
 	fails   func(driver.Request) error
 	keeps   bool
-	// request, answer and renew change the message that they are named for.
+	// request, answer and renew change the messages after which they are named.
 	request func(c *client, r *driver.Request)
 	answer  func(r driver.Request, g *driver.Grant)
 	renew   func(*driver.Renewal)
@@ -195,7 +195,7 @@ var (
 // elsewhere gives a request a name of its own, which no other request uses.
 func elsewhere(_ *client, r *driver.Request) { r.Name += "-" + r.ID }
 
-// renamed gives the grant of such a request the requested name.
+// renamed changes the name in the grant of an elsewhere request to the requested one.
 func renamed(r driver.Request, g *driver.Grant) { g.Name, g.Limit = r.Name, r.Limit }
 
 // oneAfterWait sets the token of a grant after a wait to 1, which is not above the earlier tokens.
@@ -205,7 +205,8 @@ func oneAfterWait(r driver.Request, g *driver.Grant) {
 	}
 }
 
-// messages returns the expression for a message. NAME, ID, NUM and TIME are any, LIMITS and TOKENS the rules.
+// messages returns the expression for a message. NAME, ID, NUM and TIME match any value, LIMITS
+// and TOKENS the texts of the rules.
 func messages(form string) *regexp.Regexp {
 	return regexp.MustCompile(strings.NewReplacer(
 		"NAME", `suite-[-0-9]+`, "ID", `t[-0-9]+`, "NUM", `\d+`, "TIME", `[0-9.hmµs]+`,

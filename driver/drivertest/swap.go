@@ -21,7 +21,7 @@ func (e *env) swapper(s driver.Store) driver.Swapper {
 	return sw
 }
 
-// inQueue skips the test if waiters are not served one after the other: without a queue at the
+// inQueue skips the test if the store does not serve waiters in order: without a queue at the
 // store they race.
 func (e *env) inQueue() {
 	e.Helper()
@@ -88,7 +88,7 @@ func (e *env) swapOnce(s driver.Store, old driver.Grant, r driver.Request) (w *w
 	return w, released, true
 }
 
-// swapped is swap of a grant that stands.
+// swapped calls swap for a grant that stands, and requires that the release succeeds.
 func (e *env) swapped(s driver.Store, old driver.Grant, r driver.Request) *waiting {
 	e.Helper()
 	w, err := e.swap(s, old, r)
@@ -147,8 +147,8 @@ func swapQueuesLast(e *env) {
 	e.free(b, name)
 }
 
-// swapOfYoungGrant requires the same of a grant that is swapped as soon as it is granted, which the core
-// does after few handoffs. The waiter is in the queue before the grant.
+// swapOfYoungGrant requires the same of a swap right after the grant, which the core makes
+// after few handoffs. The waiter is in the queue before the grant.
 func swapOfYoungGrant(e *env) {
 	a, b, name := e.open(), e.open(), e.name()
 	e.swapper(a)

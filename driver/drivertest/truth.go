@@ -9,9 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// answerLost lets the store execute a request and loses the answer. After an outcome that is
-// not unknown nothing is left behind. After an unknown outcome nothing is left once the
-// request is undone.
+// answerLost lets the store execute a request and loses the answer. If the client reports a
+// known outcome, nothing may be left behind. If it reports an unknown one, nothing may be left
+// after the undo.
 func answerLost(e *env) {
 	if e.h.LoseAnswer == nil && e.h.Delay == nil {
 		e.Skip("the harness can neither lose nor delay an answer")
@@ -80,8 +80,8 @@ func answerLost(e *env) {
 	}
 }
 
-// tokensOfAWrongClock requires that the token of a client with a wrong clock is between those
-// of the others.
+// tokensOfAWrongClock requires that tokens rise from grant to grant, also if the clock of one
+// client is wrong.
 func tokensOfAWrongClock(e *env) {
 	if !e.h.Bubble {
 		e.Skip("a client of this store cannot run in a bubble of testing/synctest")

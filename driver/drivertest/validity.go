@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// validityFromTheSend requires that SentAt lies between the call and its return, and after a
-// wait, after the release that ended it. If a session confirms grants it may be earlier, by
-// less than half of the TTL.
+// validityFromTheSend requires that SentAt lies between the call and its return. After a wait,
+// it must lie after the release that ended the wait. If a session confirms grants it may be
+// earlier, by less than half of the TTL.
 func validityFromTheSend(e *env) {
 	e.leases()
 	inside := func(what string, at driver.Instant, from time.Time) {
@@ -167,8 +167,8 @@ func (q queuedHook) Event(_ context.Context, ev holdfast.Event) {
 	}
 }
 
-// lockersDelayed requires of a Locker what validityNotFromTheAnswer requires of a store: for a
-// lock that was granted at once, after a wait, or by a local handoff.
+// lockersDelayed requires of a Locker what validityNotFromTheAnswer requires of a store. It
+// tests a lock granted at once, one after a wait, and one by a local handoff.
 func lockersDelayed(e *env) {
 	e.leases()
 	if e.h.Delay == nil {
@@ -240,7 +240,8 @@ func lockersDelayed(e *env) {
 }
 
 // standsForItsTTL requires that no other grant begins before SentAt + TTL of the last request
-// that set the deadline: for every limit, granted at once, after a wait, and renewed.
+// that set the deadline. It tests every limit, with a grant made at once, one after a wait, and
+// a renewed one.
 func standsForItsTTL(e *env) {
 	e.leases()
 	stands := func(limit int, waited, renewed bool) func(*env) {
@@ -251,7 +252,7 @@ func standsForItsTTL(e *env) {
 			inTime := e.longer(func(ttl time.Duration) bool {
 				name = e.name()
 				if waited {
-					// With a longer TTL than that for which its queue entry may have stood.
+					// The TTL is longer than that for which the queue entry may have stood.
 					g = e.grantedAfterWait(a, b, e.request(name, limit, 3*ttl))
 				} else {
 					g = e.must(a, e.request(name, limit, ttl))
@@ -396,16 +397,16 @@ func (e *env) standsUntilItsEnd(s driver.Store, g driver.Grant) {
 	e.Helper()
 	w := e.wait(s, e.request(g.Name, driver.Exclusive, long))
 	next := w.granted()
-	// Until the answer: the request, and the validity, of the next grant may begin before the
-	// end that is tested here.
+	// The time ends with the answer: the request, and the validity, of the next grant may begin
+	// before the end that is tested here.
 	if stood := w.at.Sub(g.SentAt.Time()); stood < g.TTL {
 		e.Errorf("%q was granted to another client %s after the request that set the TTL of %s was sent", g.Name, stood, g.TTL)
 	}
 	e.release(s, next)
 }
 
-// longerTTLStands requires that a grant stands for its own TTL beside grants of shorter ones: of
-// the same name, renewed or not, and of the same client.
+// longerTTLStands requires that a grant stands for its own TTL beside grants with shorter ones.
+// Those are of the same name, renewed or not, or of the same client.
 func longerTTLStands(e *env) {
 	e.leases()
 	all := map[string]func(*env){}

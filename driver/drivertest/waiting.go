@@ -143,7 +143,7 @@ func cancelInTheMiddle(e *env) {
 }
 
 // drain returns when the client has handled all messages that the store sent to it before the
-// call, if the store sends in order. For that it waits for another name until it is released.
+// call, if the store sends in order. It waits for a second name until that name is released.
 func (e *env) drain(s driver.Store) {
 	e.Helper()
 	other, name := e.observer(), e.name()

@@ -11,8 +11,8 @@ import (
 // still for that long, so such a test has three tries.
 const pushTime = 10 * time.Second
 
-// pushed returns a test that requires that in one of three tries every waiter is granted. After
-// each try it releases the remaining grants.
+// pushed returns a test with up to three tries. In one of them, every waiter must be granted.
+// After each try it releases the remaining grants.
 func pushed(try func(e *env) []*waiting) func(*env) {
 	return func(e *env) {
 		var last string
@@ -158,7 +158,7 @@ func wakesWithoutFallback(e *env) {
 		}
 	}
 	if e.g.Order == driver.OrderFIFO {
-		// The first waiter gives up before the holder releases: the second is next.
+		// The first waiter gives up before the holder releases, so the second one is next.
 		all["release after the first waiter was withdrawn"] = pushed(func(e *env) []*waiting {
 			s, name := e.open(), e.name()
 			g := e.must(s, e.request(name, driver.Exclusive, long))

@@ -1,5 +1,5 @@
-// Package fencetest tests implementations of fence.Guard. Every guard of holdfast passes it. Use it, too, to
-// test a guard that you write for your resource.
+// Package fencetest tests implementations of fence.Guard. Every guard of holdfast passes it.
+// Use it also for a guard that you write for your own resource.
 package fencetest
 
 import (
@@ -57,7 +57,7 @@ func Run[W any](t *testing.T, h Harness[W]) {
 	t.Run("Concurrent", h.concurrent)
 }
 
-// Stale reports an error unless err is the refusal of token by newest.
+// Stale reports an error unless err refuses token because of newest.
 func Stale(t testing.TB, err error, token, newest uint64) {
 	t.Helper()
 	var stale *fence.StaleError
@@ -94,7 +94,7 @@ func (h Harness[W]) sequence(t *testing.T) {
 	}
 	want := ""
 	for _, s := range []struct {
-		token, newest uint64 // newest of the refusal; 0: accepted
+		token, newest uint64 // newest is the token that the refusal names; 0: accepted
 		content       string
 	}{
 		{5, 0, "first"},
@@ -127,7 +127,7 @@ func (h Harness[W]) sequence(t *testing.T) {
 	}
 }
 
-// raise: a holder that reads before it writes raises the token before it reads.
+// raise requires that a holder that reads before it writes can raise the token before it reads.
 func (h Harness[W]) raise(t *testing.T) {
 	r := h.Resource(t, 3)
 	if h.NeedsContent {
@@ -201,7 +201,8 @@ func (h Harness[W]) endedContext(t *testing.T) {
 	}
 }
 
-// concurrent writes with old and new tokens at once. The content is that of the largest accepted token.
+// concurrent requires that writes with old and new tokens at once leave the content of the
+// largest accepted token.
 func (h Harness[W]) concurrent(t *testing.T) {
 	r := h.Resource(t, 6)
 	if err := h.write(t, h.Guard, r, 1, content(1)); err != nil {

@@ -1,6 +1,6 @@
-// Package fallback lets tests switch off the timed fallback of a waiter: the look that a
-// store makes from time to time although it was notified of nothing. With it a lost wake-up
-// costs a second, and no test sees it; without it the waiter waits forever.
+// Package fallback lets tests switch off the timed fallback of a waiter: the check that a store
+// makes at intervals although it got no notification. With the fallback, a lost notification
+// only costs a second, and no test fails. Without it, the waiter waits forever.
 package fallback
 
 import (
@@ -15,8 +15,8 @@ type key struct{}
 // never is longer than any test.
 const never = 24 * time.Hour
 
-// After returns the interval after which a waiter looks by itself: d, unless the context is
-// one that a store of Without passes on.
+// After returns the interval after which a waiter checks by itself: d, unless the context comes
+// from a store of Without.
 func After(ctx context.Context, d time.Duration) time.Duration {
 	if ctx.Value(key{}) != nil {
 		return never
@@ -30,7 +30,7 @@ func Without(s driver.Store) driver.Store { return without{s} }
 
 type without struct{ driver.Store }
 
-// Acquire is that of the store.
+// Acquire calls the store's Acquire with a context that switches the fallback off.
 func (w without) Acquire(ctx context.Context, r driver.Request) (driver.Grant, error) {
 	return w.Store.Acquire(context.WithValue(ctx, key{}, true), r)
 }

@@ -8,8 +8,8 @@ import (
 
 const word = `[A-Za-z_][A-Za-z0-9_]{0,62}`
 
-// Each is compiled when it is first used: compiled at the start of every program that
-// links a store, they would cost it 140 KB.
+// Each expression is compiled at its first use. Compiled at the start of a program that links a
+// store, the expressions would cost it 140 KB.
 var (
 	integer   = lazily(`(?i)^(UNSIGNED )?(TINY|SMALL|MEDIUM|BIG)?INT(EGER)?[248]?( UNSIGNED)?$`)
 	name      = lazily(`^` + word + `$`)

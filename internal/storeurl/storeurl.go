@@ -52,8 +52,8 @@ func Query(u *url.URL, form string, repeated ...string) (*Params, error) {
 	return &Params{values: values}, nil
 }
 
-// shown is the name of a parameter as an error may quote it: a ? that a password
-// contains makes the rest of the password look like a parameter.
+// shown returns the name of a parameter as an error may quote it. If a password contains a ?,
+// the rest of the password looks like a parameter.
 func shown(key string) string {
 	if strings.ContainsAny(key, "@:/") {
 		return "a parameter (write ? in a password as %3F)"
@@ -153,8 +153,8 @@ func (p *Params) TLS(on bool, how string) (*tls.Config, error) {
 	return t, nil
 }
 
-// Rest returns what has not been taken out, for a store whose client library has
-// parameters of its own. It returns an error for what is nearly the name of a parameter
+// Rest returns the parameters that have not been taken out, for a store whose client library
+// has parameters of its own. It returns an error for a name that is nearly that of a parameter
 // that was taken out.
 func (p *Params) Rest() (url.Values, error) {
 	for key := range p.values {

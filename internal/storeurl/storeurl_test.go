@@ -8,8 +8,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// TestErrorsNameTheMistake: each mistake in a URL is named, and no part of a password
-// is quoted.
+// TestErrorsNameTheMistake: an error names each mistake in a URL, and quotes no part of a
+// password.
 func TestErrorsNameTheMistake(t *testing.T) {
 	for raw, says := range map[string]string{
 		"s://h?a=1&b=2&tls=true":          "",
