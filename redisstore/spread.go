@@ -8,14 +8,15 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// spreadKeys is the number of keys whose servers the first probe compares. A proxy before two equal
-// servers has all of them on one with a probability of 1 to 2048.
+// spreadKeys is the number of keys whose servers the first probe compares. If a proxy spreads
+// keys evenly over two servers, one server has all of them with a probability of 1 to 2048.
 const spreadKeys = 12
 
 // compareServers finds out whether a proxy sends scripts to several servers, each to the server
-// of its first key. One call then never has the keys of two names. Keys of which only some are answered
-// count as keys of several servers: the proxy cannot reach one of them now. compareServers cannot find
-// out if no server reports its run ID. It returns an error if it has no answer.
+// of its first key. If so, the store makes no calls with the keys of two names. It also makes
+// none if only some of the calls return a run ID, because the proxy may not reach a server now.
+// If no call returns one, the store keeps combined calls. compareServers then returns an error if
+// a call had no answer.
 func (s *Store) compareServers(ctx context.Context) error {
 	if s.client.Mode() == Cluster {
 		return nil
