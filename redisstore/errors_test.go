@@ -16,8 +16,8 @@ type moded struct {
 
 func (m *moded) Mode() Mode { return m.mode }
 
-// TestExplainAddsCode requires the right code for each error. The client undoes a request only if
-// its outcome is unknown, so every other code needs a certain outcome.
+// TestExplainAddsCode requires the right code for each error. The code decides whether the caller
+// undoes the request, so every code but Unknown needs a certain outcome.
 func TestExplainAddsCode(t *testing.T) {
 	for _, c := range []struct {
 		err  error

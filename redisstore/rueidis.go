@@ -354,8 +354,8 @@ func (c *rueidisClient) EvalAll(ctx context.Context, s *Script, calls []Call) []
 
 // EvalPipelined runs a script several times. It first sends all calls by the script's SHA in a
 // pipeline. A server that lacks the script refuses them. Then one of the refused calls goes out
-// alone, with the script's text, and the others go out in a pipeline again. So after a restart of
-// the server the calls need three round trips together, and not one each.
+// alone, which loads the script at its server, and the others go out in a pipeline again. So
+// after a restart of a server the calls need three round trips together, and not one each.
 func EvalPipelined(calls []Call, pipeline func([]Call) []Answer, alone func(Call) Answer) []Answer {
 	answers := pipeline(calls)
 	refused := withoutScript(answers, nil)
