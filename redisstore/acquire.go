@@ -22,7 +22,7 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return s.acquire(ctx, r, nil)
 }
 
-// acquire requests a grant. Its first call makes the release old, if that is not nil.
+// acquire requests a grant. Its first call also releases the grant old, unless old is nil.
 func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (driver.Grant, error) {
 	e := &entry{r: r, channel: s.channel} // one allocation with the request, which escapes
 	if err := checkRequest(&e.r); err != nil {
@@ -53,7 +53,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *oldGrant) (d
 	g, err := a.run(ctx)
 	if err != nil {
 		if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable {
-			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err} // nothing of it was sent
+			err = &driver.Error{Code: driver.CodeWithdrawn, Err: err} // nothing of the request was sent
 		}
 		s.mu.Lock()
 		delete(s.entries, r.ID)
@@ -93,8 +93,8 @@ func ttlMicros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) 
 type attempt struct {
 	s *Store
 	e *entry
-	// unanswered: a request that creates an entry or a grant was sent and has no answer. It may
-	// arrive until lateUntil, by the server's clock.
+	// unanswered is true after a request that creates an entry or a grant had no answer. That
+	// request may arrive until lateUntil, by the server's clock.
 	unanswered bool
 	lateUntil  int64
 	refreshed  bool // the queue entry was refreshed once before Queued
@@ -107,8 +107,8 @@ type attempt struct {
 	secret             string
 	calls              int
 	lastTag, lastOwner string
-	// tag and owner are those of the last call that was answered with the queue entry, and
-	// tagged is its send.
+	// tag and owner are those of the last call that was answered with the queue entry. tagged is
+	// when that call was sent.
 	tag, owner string
 	tagged     driver.Instant
 }
@@ -171,7 +171,7 @@ func (a *attempt) call(ctx context.Context, seq int64) (reply, error) {
 }
 
 // maxTokens limits the tokens that a grant reserves. They are the last microseconds of the
-// server's clock, so tokens rise after a failover that takes longer than that.
+// server's clock. So tokens rise after a failover that takes longer than a millisecond.
 const maxTokens = 1000
 
 func tokensText(r *driver.Request) string { return strconv.Itoa(min(r.Tokens, maxTokens)) }
@@ -242,7 +242,7 @@ func (s *Store) acquireStep(ctx context.Context, e *entry, keys, args []string) 
 // eval runs a script whose answer starts with a letter and the server's time.
 func (s *Store) eval(ctx context.Context, sc *Script, keys, args []string) (reply, error) {
 	var sent driver.Instant
-	if sc != releaseScript || len(keys) > 1 { // a release without the counter grants nothing
+	if sc != releaseScript || len(keys) > 1 { // no other release returns a grant to this client
 		sent = driver.Now()
 	}
 	at := micros()
@@ -287,7 +287,7 @@ func (s *Store) read(sc *Script, sent driver.Instant, at int64, values []string,
 	return reply{kind: values[0][0], values: values[2:], sent: sent}, nil
 }
 
-// toGrant parses "TOKEN SLOT" or "TOKEN SLOT TOKENS".
+// toGrant returns the grant of an answer "TOKEN SLOT" or "TOKEN SLOT TOKENS".
 func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
 	g, err := makeGrant(a.e, rep.values, rep.sent)
 	if err != nil {
@@ -296,7 +296,8 @@ func (a *attempt) toGrant(rep reply) (driver.Grant, error) {
 	return a.markLate(g), nil
 }
 
-// markLate records in a grant that its Release has to refuse a late request.
+// markLate records in a grant until when a late request may arrive, which the Release of the
+// grant has to refuse.
 func (a *attempt) markLate(g driver.Grant) driver.Grant {
 	if a.unanswered {
 		g.Handle.(*handle).lateUntil = a.lateUntil

@@ -144,7 +144,8 @@ func (a *alone) isClosed() bool {
 	return a.state == aloneClosed
 }
 
-// eval runs a script, unless another request uses the connection or there is none.
+// eval runs a script if the connection is open and no other request uses it. done reports whether
+// it did.
 func (a *alone) eval(ctx context.Context, s *Script, keys, args []string) (v []string, done bool, err error) {
 	client, conn, ok := a.take()
 	if !ok {

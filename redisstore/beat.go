@@ -46,7 +46,7 @@ func (s *Store) hold(e *entry, g driver.Grant) {
 // forget removes an entry. The caller holds the store's mutex.
 func (s *Store) forget(e *entry) { delete(s.entries, e.r.ID) }
 
-// setLead records with which lead the lease of a grant was renewed.
+// setLead records the lead with which a grant was renewed; see serverTTL.
 func (s *Store) setLead(id string, lead time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,8 +121,8 @@ func (s *Store) look() {
 	s.beat.Reset(next)
 }
 
-// lookAt checks grants, many in each call and all calls at once. So neither their number nor a
-// slow link delays the last one.
+// lookAt checks grants, many in each call and all calls at once. So many grants or a slow link do
+// not delay the last check.
 func (s *Store) lookAt(due map[uint16][]*entry) {
 	var batches [][]*entry
 	batch := lookBatch

@@ -15,12 +15,14 @@ import (
 	"github.com/holdfast-go/holdfast/internal/bound"
 )
 
-// combiner sends requests of several goroutines in one script call, a batch. That saves most of the
-// time that a call costs the client and the server. Only the first try of a name and the release of
-// a grant without other requests are combined.
+// combiner sends requests of several goroutines in one script call, a batch. That saves most of
+// the time that a call costs the client and the server. Only two kinds of requests are combined:
+// a first attempt that does not wait, and a release that needs only the ID and token of its
+// grant.
 //
-// No request is delayed on purpose. A few requests go out by themselves, as they do without
-// the combiner. The others form the next batch while these or another batch are under way.
+// The combiner delays no request on purpose. A few requests go out by themselves, as they do
+// without the combiner. The others form the next batch while these or another batch are under
+// way.
 type combiner struct {
 	mu      sync.Mutex
 	ended   sync.Cond // a sender has ended
@@ -34,10 +36,10 @@ type combiner struct {
 const (
 	// maxSingles is how many requests go out by themselves while no batch is under way.
 	maxSingles = 4
-	// maxCombined is the largest number of requests in a batch: it takes the server up to
-	// 0.2 ms, during which it serves no other client.
+	// maxCombined is the largest number of requests in a batch. The server needs up to 0.2 ms for
+	// that many, and serves no other client meanwhile.
 	maxCombined = 32
-	// maxBatches limits the batches under way. A second one goes out only if it is full.
+	// maxBatches limits the batches under way. A second batch goes out only if it is full.
 	maxBatches = 2
 	// A batch that has had no answer for stuckAfter, perhaps on a dead connection, does not
 	// delay others. maxSenders limits all batches.
@@ -49,10 +51,10 @@ const (
 type batch struct {
 	s        *Store
 	requests []combined
-	timer    *time.Timer // ends with overdue
+	timer    *time.Timer // calls late after stuckAfter
 
-	// first is closed after the answer or when the batch is overdue, and answer, made then, after
-	// the answer of an overdue batch.
+	// first is closed when the batch is answered or becomes overdue. answer is made when the
+	// batch becomes overdue, and closed when it is answered.
 	first, answer chan struct{}
 	answered      atomic.Bool
 
@@ -228,7 +230,7 @@ func (c *combiner) ready(others int) bool {
 
 // sendBatches sends one batch after another while requests wait.
 func (s *Store) sendBatches() {
-	// Each caller returns when its own context ends, and the batch goes on.
+	// The batch continues when the contexts of its callers end.
 	lasting, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c := &s.combiner
@@ -265,8 +267,8 @@ func (s *Store) sendBatches() {
 	c.batches--
 }
 
-// batchContext is the context of a batch. Its deadline is for a client that keeps deadlines by
-// itself.
+// batchContext is the context of a batch. Its deadline is for a client library that enforces
+// deadlines by itself.
 type batchContext struct {
 	context.Context
 	until time.Time
@@ -289,7 +291,8 @@ func (b *batch) send(ctx context.Context) {
 		case r.withdrawn:
 			continue
 		case r.script == acquireScript:
-			// Each acquire is refused after its own time, and so after the earliest one.
+			// An acquire must not be decided after its own time limit, so the batch has the
+			// earliest one.
 			if late, err := strconv.ParseInt(r.args[3], 10, 64); err == nil {
 				until = min(until, late)
 			}

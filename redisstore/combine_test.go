@@ -24,8 +24,8 @@ func allGranted(args []string) []string {
 	return []string{serverNow(), letters}
 }
 
-// crowd makes requests at once, all but the first few of which form batches. It returns their grants and
-// errors when all have returned.
+// crowd makes n requests at once. The first few go by themselves, the others form batches. It
+// returns their grants and errors when all have returned.
 func crowd(t *testing.T, s *Store, n int) (grants []driver.Grant, errs []error) {
 	grants, errs = make([]driver.Grant, n), make([]error, n)
 	var all sync.WaitGroup
@@ -39,8 +39,8 @@ func crowd(t *testing.T, s *Store, n int) (grants []driver.Grant, errs []error) 
 	return grants, errs
 }
 
-// TestBatchWithoutAnswerDelaysNoOther: the first requests and the first batches get no answer. Later
-// batches are sent and answered.
+// TestBatchWithoutAnswerDelaysNoOther leaves the first requests and the first batches without an
+// answer. It requires that later batches are sent and answered.
 func TestBatchWithoutAnswerDelaysNoOther(t *testing.T) {
 	const n = 200
 	silent, served := make(chan struct{}), 0
@@ -85,8 +85,9 @@ func TestBatchWithoutAnswerDelaysNoOther(t *testing.T) {
 	}
 }
 
-// TestBatchCountsFromItsSending: the validity of a combined grant begins before its batch is sent, and
-// none of its requests is accepted later than it would be by itself.
+// TestBatchCountsFromItsSending requires that the validity of a combined grant begins before its
+// batch is sent. The server must accept no request of a batch later than it would accept the
+// request by itself.
 func TestBatchCountsFromItsSending(t *testing.T) {
 	f := &fake{}
 	s := store(t, f)
@@ -120,7 +121,8 @@ func TestBatchCountsFromItsSending(t *testing.T) {
 	}
 }
 
-// TestUnreadableAnswerOfBatchIsUnknown: the answer to a batch does not match its requests.
+// TestUnreadableAnswerOfBatchIsUnknown requires an unknown outcome if the answer to a batch does
+// not match its requests.
 func TestUnreadableAnswerOfBatchIsUnknown(t *testing.T) {
 	for _, answer := range [][]string{nil, {"x", "G"}, {serverNow()}, {serverNow(), ""}, {serverNow(), strings.Repeat("G", maxCombined+1)}, {serverNow(), "*"}, {serverNow(), "F", "R"}, {serverNow(), "*", ""}} {
 		f := &fake{}
@@ -148,8 +150,8 @@ func TestUnreadableAnswerOfBatchIsUnknown(t *testing.T) {
 	}
 }
 
-// TestServerOfSeveralIsNotCombined: a proxy refuses a call whose keys are on different servers. Each
-// request goes by itself from then on.
+// TestServerOfSeveralIsNotCombined uses a proxy that refuses a call whose keys are on different
+// servers. It requires that each request goes by itself from then on.
 func TestServerOfSeveralIsNotCombined(t *testing.T) {
 	f := &fake{}
 	s := store(t, f)

@@ -1,7 +1,7 @@
 // Package redisstore keeps locks on a Redis server, with replicas, under Redis
-// Sentinel or in a Redis Cluster. It uses rueidis; package goredis, a module of
-// its own, uses a go-redis client that the program has already. Redis 6.2 or
-// later is needed, which has SET with GET; it is tested on 7.0.
+// Sentinel or in a Redis Cluster. It uses rueidis; package goredis, a module of its
+// own, uses a go-redis client that the program has already. The server has to be
+// Redis 6.2 or later, which has SET with GET. The tests use 7.0.
 //
 //	s, err := redisstore.Open(ctx, "redis://user:password@localhost:6379/0")
 //
@@ -9,30 +9,30 @@
 //
 // # Where the locks are
 //
-// A name has one key, holdfast:{BUCKET}:NAMESPACE:NAME. From its first grant on the key is
-// a hash: the grants, the queue entries in order of arrival, and when each of them ends.
-// Field s0 exists as long as the key. So one HSETNX of s0 grants a free name,
-// and fails for every other. BUCKET is one of 4096, by a hash of namespace and name.
-// It puts the key into the hash slot of the bucket's counter, holdfast:{BUCKET}. The
-// counters are all that remains when nothing is held or awaited, however many names
-// there were.
+// A name has one key, holdfast:{BUCKET}:NAMESPACE:NAME. The key is a hash. It has the
+// grants, the queue entries in order of arrival, and the deadline of each. Field s0
+// exists as long as the key. So one HSETNX of s0 grants a free name, and fails if the
+// name is not free. BUCKET is one of 4096, by a hash of namespace and name. It puts the
+// key into the hash slot of the bucket's counter, holdfast:{BUCKET}. When no name is
+// held or has waiters, the server keeps only the counters, however many names there
+// were.
 //
-// Every step is one script, so it is atomic. Deadlines are set and judged by the
-// server's clock. A grant's deadline is a value in the hash. The key's own time to
-// live only removes keys that no client uses.
+// Every step is one script, so it is atomic. The scripts set and judge deadlines by the
+// server's clock. A grant's deadline is a value in the hash. The key's own time to live
+// only removes keys that no client uses.
 //
 // # Refused commands
 //
-// Redis does not roll a script back, and it can refuse a command inside a script. The
-// user may lack the right to it. The server may be out of memory. The hash slot may be
-// moving and lack the key. The key may be of another type. So a script reads first and
-// writes last. Before it changes the hash it tries every kind of command that it
-// needs, in a way that changes no lock: PEXPIRE lengthens the key's life or finds no key,
-// HDEL removes a field that does not exist, SET only raises the counter. Then one HSET makes
-// the whole change, except for the removal of fields. The server can no longer refuse that
-// removal. The message that wakes a waiter comes last. If it is refused, the effect is that
-// of a lost message. No step deletes a key and writes it again, and no step passes through a
-// state in which a held name is free.
+// Redis does not roll a script back, and it can refuse a command inside a script. The user
+// may lack the right to the command. The server may be out of memory. The hash slot may be
+// moving, so that the server lacks the key. The key may be of another type. So a script
+// reads first and writes last. Before it changes the hash it tries every kind of command
+// that it needs, in a way that changes no lock. PEXPIRE lengthens the key's life or finds
+// no key, HDEL removes a field that does not exist, SET only raises the counter. Then one
+// HSET makes the whole change, except for the removal of fields. The server can no longer
+// refuse that removal. The message that wakes a waiter comes last. If the server refuses
+// it, the effect is that of a lost message. No step deletes a key and writes it again, and
+// no step passes through a state in which a held name is free.
 //
 // A name under contention is nearly always plain: the hash has one exclusive grant, the
 // queue, and no other state. Three steps then take a fast path, which matches the whole state
@@ -47,37 +47,42 @@
 //
 // # Combined calls
 //
-// On one server, with replicas or under Sentinel, requests of many goroutines share a script
-// call, a batch of at most 32. Only the first try of a name and the release of a grant without
-// other requests are combined: each is the short way of its script, under a pcall of its own.
-// Four requests at a time go by themselves, so a serial caller sends plain calls. No request
-// waits for others on purpose. A Cluster has a name's keys in its own hash slot, and
-// [WaitReplicas] waits for each grant, so neither combines.
+// On one server, with replicas or under Sentinel, requests of many goroutines share a
+// script call, a batch of at most 32. Only two kinds of requests are combined. One is a
+// first attempt that does not wait. The other is a release that needs only the ID and token
+// of its grant. Each takes the short way of its script, which decides the usual states,
+// under a pcall of its own. Up to four requests at a time go by themselves, so a serial
+// caller sends plain calls. The client delays no request to form a batch. In a Cluster each
+// name has its keys in its own hash slot, and [WaitReplicas] waits for each grant. So
+// neither combines requests.
 //
-//   - A request that its short way does not decide is left as it is, and its client sends it by
-//     itself. It may have raised the counter of tokens, which does no harm.
+//   - If the short way cannot decide a request, the script leaves the lock as it is, and the
+//     client sends the request by itself. The batch may have raised the counter of tokens, which
+//     does no harm.
 //   - A refused request leaves nothing, as in the plain scripts. A release tries nothing before
 //     its only write. An acquire undoes its grant if the key's expiry is refused. An error ends
 //     no other request of the batch. A full server refuses only the first writes of a script, so
 //     it may grant the requests that follow a release in a batch: at most 31.
-//   - An answer that is lost makes all requests of the batch unknown. Each caller then does what
-//     it does after a plain call: it undoes its request, or repeats its release.
+//   - After a lost answer the outcome of all requests of the batch is unknown. Each caller then
+//     does what it does after a plain call: it undoes its request, or repeats its release.
 //   - A batch may arrive late, or twice. No acquire is decided after the earliest time limit of
 //     the batch's acquires. A name whose request was undone has its tombstone, which
 //     the short way does not grant over. A release names the ID and token of its grant.
 //   - A primary that was replaced refuses each write, or loses the grants of a batch like others.
 //     The server replicates a script's writes as one transaction.
-//   - SentAt of a grant is before the batch is sent. The batch has the highest token that the
-//     client has seen when it is sent, and a clock behind that decides no acquire.
-//   - A caller that is cancelled before its batch is sent has sent nothing. Later its outcome is
-//     unknown, and the others of the batch are not affected.
+//   - SentAt of a grant is before the batch is sent. The batch carries the highest token that the
+//     client has seen. If the server's clock is behind that token, the batch decides no acquire.
+//   - If a caller is cancelled before its batch is sent, its request is not sent. If the caller
+//     is cancelled later, the outcome is unknown. The other requests of the batch are not
+//     affected.
 //   - A server that refuses a whole batch because of one key (NOPERM, MOVED, CROSSSLOT) has
 //     executed nothing, so each request goes by itself. After CROSSSLOT there are no more batches.
-//   - A proxy may send a script to the server of its first key, without an error for the other keys.
-//     In a request by itself the name's key comes first, so all clients find the name on one server.
-//     In a batch another name's key comes first. So the first probe compares the run IDs of the
-//     servers that it reaches through 12 keys. If they differ, or if only some are answered, there
-//     are no batches, and each grant is checked alone.
+//   - A proxy may send a script to the server of its first key, without an error for the other
+//     keys. In a request by itself the name's key comes first, so all clients find the name on
+//     one server. In a batch another name's key comes first. So the first probe compares the run
+//     IDs of the servers that it reaches through 12 keys. If the IDs differ, or only some of the
+//     calls are answered, the client makes no batches, and checks each grant in a call of its
+//     own.
 //   - A batch without an answer for 250 ms delays no request behind it. At most 16 batches are
 //     under way.
 //
@@ -116,32 +121,33 @@
 //
 //   - The script checks the time limit and the tombstone of the request before it releases. So a swap
 //     that is too late, or whose request was undone, changes neither half.
-//   - It names the ID and token of the old grant, as a release does. If that grant has ended, the
-//     script releases nothing, reports that, and the request is granted or queued as any other.
-//   - It releases and grants by one HSET. Before that it reads, and tries every command that can be
-//     refused. So after a refusal the old grant stands and no entry exists, and the core calls Release.
-//     A full server refuses a swap as it refuses a request; the release by itself succeeds. A refused
-//     message has the effect of a lost one.
-//   - After a lost answer both outcomes are unknown. Release is repeated, and finds the grant or not.
-//     Undo removes the entry or grant of the request and leaves its tombstone. Each may come before
-//     the swap, or after it. A late swap finds the tombstone until its time limit has passed.
+//   - The swap names the ID and token of the old grant, as a release does. If that grant has ended,
+//     the script releases nothing and reports that. It grants or queues the request as usual.
+//   - The script releases and grants by one HSET. Before that it reads, and tries every command that
+//     the server can refuse. So after a refusal the old grant stands, no entry exists, and the core
+//     calls Release. A full server refuses a swap as it refuses a request; the release by itself
+//     succeeds. A refused message has the effect of a lost one.
+//   - After a lost answer both outcomes are unknown. The client repeats the release, which finds the
+//     grant or not. Undo removes the entry or grant of the request and leaves its tombstone. Both
+//     calls may arrive before the swap or after it. A late swap finds the tombstone until its time
+//     limit has passed.
 //   - If a swap is applied twice, the second one does not find the old grant. It confirms the grant of
 //     the first one, or refreshes its queue entry.
-//   - The token is above the name's last one, the counter, and all that the client has seen, as for
-//     each grant. The counter has it before the grant is written.
+//   - As for each grant, the token is above the name's last token, the counter, and all tokens that
+//     the client has seen. The script raises the counter before it writes the grant.
 //   - SentAt is before the send of the swap. So validity ends before the deadline, which counts from
 //     the server's time in the same script.
 //   - While the hash slot moves and the counter is on another node, the server answers TRYAGAIN to the
 //     swap before it runs. Then the steps are those of a request: read the counter, swap without it,
 //     raise the counter.
-//   - A server that lacks the script has not run it, and gets its text.
+//   - A server that lacks the script has not run it. The client then sends the script's text.
 //   - A former primary may apply a swap. That has the same effects as if it applied the two calls. A
 //     failover that loses the swap revives the old grant until its deadline. It loses the new grant
 //     like every grant; see Failover.
 //
 // The plain path of the script handles a name in the usual state of contention, with and without
 // waiters. The general path handles all other states: shared grants, permits, other limits, a grant
-// whose ID may still arrive. A test makes random steps, swaps too, and compares the two paths.
+// whose request may still arrive. A test makes random steps, swaps too, and compares the two paths.
 //
 // # Start before the confirmation
 //
@@ -171,36 +177,42 @@
 //
 // What can go wrong with each step:
 //
-//   - The release is refused half-way: it publishes last, so no client starts. The counter may
-//     have been raised in vain. A release that may not raise it, or has no counter because
-//     the hash slot moves, publishes the message that requires a confirmation.
+//   - The server refuses the release half-way: no client starts, because the script publishes
+//     last. The counter may have been raised in vain. A release that may not raise the counter
+//     publishes the message that requires a confirmation. So does a release that has no counter
+//     because the hash slot moves.
 //   - The release has no answer: the promoted client starts. The repeated release finds its
 //     grant gone and changes nothing. If it is applied a minute later for the first time, the
 //     entry that it promotes is one that was refreshed since.
-//   - The message is lost: the next refresh confirms the grant. It comes twice, or late: the
-//     request has its grant, or its calls have other tags, or the send is too long ago. It is
-//     forged: the tag is no secret to a client that reads the keys of the locks, and to no
-//     other. The message of a break comes after that of the grant, on the same channel.
+//   - The message is lost: the next refresh confirms the grant.
+//   - The message arrives twice, or late: the client does not start. The request has its grant
+//     already, or its calls have other tags, or the call with the tag was sent too long ago.
+//   - The message is forged: only a client that reads the keys of the locks can read the tag.
+//   - The grant is broken: the message of a break comes after that of the grant, on the same
+//     channel.
 //   - A former primary publishes it: it had applied the last call that was answered, so the
 //     client had no answer from another primary since. The promotion is then a grant that
 //     the failover loses, as if it had been answered; see Failover.
-//   - The client dies before the confirmation, or has started and stands still: the lease ends
-//     after 2.5 s and the next entry is granted. The client's validity has ended before.
+//   - The client dies before the confirmation, or starts and then stops running: the lease ends
+//     after 2.5 s, and the server grants to the next entry. The client's validity has ended
+//     before.
 //   - The confirmation has no answer: the deadline is the earlier one or a later one, and the
-//     client counts the earlier. Applied twice or a minute later it prolongs a grant that
-//     stands, or finds none. It creates nothing, so a release before it leaves nothing. A
-//     release after it ends the grant. The token that both name does not change.
+//     client uses the earlier. A confirmation that is applied twice, or a minute later, prolongs
+//     a grant that stands, or finds none. The confirmation creates nothing, so a release before
+//     it leaves nothing. A release after it ends the grant. Both name the same token, which does
+//     not change.
 //   - The confirmation is refused because the grant has ended: the lock is lost.
 //   - A call that was sent before the message is applied after it: it confirms the grant. It
 //     keeps the token, since the client knew no higher one when it sent the call. After
 //     the release it finds no entry.
-//   - The grant is never confirmed and the key goes: the counter has the token, so a later
+//   - The grant is never confirmed and the key expires: the counter has the token, so a later
 //     grant has a larger one.
 //
-// What it costs: before the confirmation, in the first milliseconds of a hold, its validity is
-// about two seconds, and not the TTL. So less time without the server is a loss, and a
-// smaller jump of the server's clock, or difference of a replica's that is promoted just then,
-// ends it early.
+// The cost: until the confirmation, in the first milliseconds of a hold, its validity is
+// about two seconds, and not the TTL. So the holder loses the lock after a shorter time
+// without the server. A smaller jump of the server's clock is then enough to end the grant
+// early. So is a smaller difference between that clock and the clock of a replica that is
+// promoted.
 //
 // # Why it is safe
 //
@@ -321,6 +333,6 @@
 //     within three seconds, waiters continue to wait.
 //   - the subscription's connection is lost: waiters refresh every 0.7 s until it
 //     is open again, and once when it is.
-//   - the server's clock is set ahead: grants end early. Set back: they last
-//     longer.
+//   - the server's clock is set ahead: grants end early.
+//   - the server's clock is set back: grants last longer.
 package redisstore

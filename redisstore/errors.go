@@ -83,7 +83,8 @@ func (s *Store) explain(err error) error {
 	return driver.Errorf(driver.CodeUnknown, "%w", err)
 }
 
-// isTryAgain reports that the keys of one request are on two servers while their hash slot moves.
+// isTryAgain reports whether the server answered TRYAGAIN: the keys of one request are on two
+// servers while their hash slot moves.
 func isTryAgain(err error) bool {
 	e, ok := errors.AsType[ServerError](err)
 	return ok && strings.Contains(string(e), "TRYAGAIN")

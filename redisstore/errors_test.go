@@ -16,8 +16,8 @@ type moded struct {
 
 func (m *moded) Mode() Mode { return m.mode }
 
-// TestExplainAddsCode: the code of an error decides whether a request is undone, so every code but
-// Unknown needs a certain outcome.
+// TestExplainAddsCode requires the right code for each error. The code decides whether the caller
+// undoes the request, so every code but Unknown needs a certain outcome.
 func TestExplainAddsCode(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -69,7 +69,7 @@ func TestClockFollowsServer(t *testing.T) {
 	if d := c.deadline() - c.now(); d > window.Microseconds() || d < window.Microseconds()-1e6 {
 		t.Errorf("a request is accepted for %d us", d)
 	}
-	c.learn(micros(), 1_600_000_000_000_000) // it was set back
+	c.learn(micros(), 1_600_000_000_000_000) // the server's clock was set back
 	if now := c.now(); now > 1_600_000_100_000_000 {
 		t.Errorf("now is %d after the clock was set back", now)
 	}
@@ -85,8 +85,9 @@ func TestHighWaterOnlyRises(t *testing.T) {
 	}
 }
 
-// TestScriptIsLoadedOnceForManyCalls: of a thousand calls, on two servers that do not have the script, one
-// loads it at each server. The others go out together.
+// TestScriptIsLoadedOnceForManyCalls makes a thousand calls to two servers that do not have the
+// script. It requires that one call per server loads the script, and that the others go out
+// together.
 func TestScriptIsLoadedOnceForManyCalls(t *testing.T) {
 	calls := make([]Call, 1000)
 	for i := range calls {

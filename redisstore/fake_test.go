@@ -97,9 +97,10 @@ func (noRequester) Lost(driver.Cause, error) {}
 func placed(seq string) []string             { return []string{"Q", serverNow(), seq, "0", "5", "-1"} }
 func granted(token, slot string) []string    { return []string{"G", serverNow(), token, slot} }
 
-// TestReleaseOfPassedGrantRefusesLateRequest: the server loses the queue entry of a request. The
-// second request of the same ID has no answer, the third one has. A Release of the same client then
-// passes the grant. The Release of that grant still has to refuse the request without an answer.
+// TestReleaseOfPassedGrantRefusesLateRequest makes the server lose the queue entry of a request.
+// The second call of the same ID has no answer, the third one has. A Release of the same client
+// then passes the grant. The test requires that the Release of that grant refuses the call
+// without an answer.
 func TestReleaseOfPassedGrantRefusesLateRequest(t *testing.T) {
 	var mu sync.Mutex
 	calls, released := 0, [][]string{}
@@ -174,8 +175,9 @@ func TestReleaseOfPassedGrantRefusesLateRequest(t *testing.T) {
 	}
 }
 
-// TestUndoWithoutAnswerEndsTheRequest: too few replicas have a grant, and its undo has no answer.
-// The request ends, because the undo could arrive after a later grant of the same ID.
+// TestUndoWithoutAnswerEndsTheRequest has a grant that too few replicas acknowledge, and whose
+// undo has no answer. The test requires that the request ends, because the undo could arrive
+// after a later grant of the same ID.
 func TestUndoWithoutAnswerEndsTheRequest(t *testing.T) {
 	f := &fake{eval: func(sc *Script, _, _ []string) ([]string, error) { return nil, errLost }}
 	calls := 0
@@ -197,8 +199,8 @@ func TestUndoWithoutAnswerEndsTheRequest(t *testing.T) {
 	}
 }
 
-// TestCancelledRequestDoesNotWaitForProbe: a request waits for the probe of another request. It
-// returns when its own context ends.
+// TestCancelledRequestDoesNotWaitForProbe makes a request wait for the probe of another request.
+// It requires that the request returns when its own context ends.
 func TestCancelledRequestDoesNotWaitForProbe(t *testing.T) {
 	f := &fake{probe: make(chan struct{}), eval: func(*Script, []string, []string) ([]string, error) { return nil, errLost }}
 	s := store(t, f)
@@ -269,7 +271,7 @@ func TestReadChecksAnswers(t *testing.T) {
 	}
 }
 
-// silent is a client that cannot be closed while its server does not answer.
+// silent is a client whose Close waits until its server answers.
 type silent struct {
 	fake
 	answers chan struct{}
@@ -277,8 +279,8 @@ type silent struct {
 
 func (s *silent) Close() { <-s.answers }
 
-// TestCloseReturnsWithItsContext: Close returns when its context ends, although the client waits for
-// a silent server. A second Close waits for the end.
+// TestCloseReturnsWithItsContext requires that Close returns when its context ends, although the
+// client waits for a silent server. A second Close has to wait for the end.
 func TestCloseReturnsWithItsContext(t *testing.T) {
 	f := &silent{answers: make(chan struct{})}
 	s, err := New(f)
@@ -303,8 +305,9 @@ func TestCloseReturnsWithItsContext(t *testing.T) {
 	}
 }
 
-// TestWaiterCallOutlastsReplicaTimeout: the timeout of a waiter's call is longer than that of the
-// replicas' acknowledgement. Otherwise every call would end before the waiter gets its grant.
+// TestWaiterCallOutlastsReplicaTimeout requires that a waiter's call has a longer timeout than
+// the acknowledgement of the replicas. Otherwise every call would end before the waiter gets its
+// grant.
 func TestWaiterCallOutlastsReplicaTimeout(t *testing.T) {
 	const ackTimeout = 5 * time.Second
 	first := true
@@ -327,7 +330,7 @@ func TestWaiterCallOutlastsReplicaTimeout(t *testing.T) {
 	}
 }
 
-// queuedHook is a requester that calls when as soon as it is queued.
+// queuedHook is a requester that calls its hook once its request is queued.
 type queuedHook struct {
 	noRequester
 	when func()
@@ -335,8 +338,9 @@ type queuedHook struct {
 
 func (n queuedHook) Queued([]driver.Holder) { n.when() }
 
-// TestQueuedIsReportedWithoutSubscription: the subscription of a client fails. A waiter reports that
-// it is queued after the first answer, and does not wait for the subscription.
+// TestQueuedIsReportedWithoutSubscription makes the subscription of a client fail. It requires
+// that a waiter reports that it is queued after the first answer, without waiting for the
+// subscription.
 func TestQueuedIsReportedWithoutSubscription(t *testing.T) {
 	requests := make(chan struct{}, 100)
 	f := &fake{noSubscriptions: true, eval: func(sc *Script, _, _ []string) ([]string, error) {
@@ -364,7 +368,7 @@ func TestQueuedIsReportedWithoutSubscription(t *testing.T) {
 	}
 }
 
-// multiMaster is a server that accepts writes beside others.
+// multiMaster is one of several servers that accept writes for the same data.
 type multiMaster struct {
 	fake
 	info string
@@ -379,8 +383,8 @@ func (m *multiMaster) Command(ctx context.Context, args ...string) ([]string, er
 	return m.fake.Command(ctx, args...)
 }
 
-// TestActiveActiveIsRefused: several servers accept writes for the same data, so each would grant
-// the lock.
+// TestActiveActiveIsRefused requires an error for a server that accepts writes beside others for
+// the same data, because each would grant the lock.
 func TestActiveActiveIsRefused(t *testing.T) {
 	for _, info := range []string{
 		"redis_version:6.3.4\r\nrole:active-replica\r\nmaxmemory_policy:noeviction\r\n", // KeyDB
@@ -400,7 +404,7 @@ func TestActiveActiveIsRefused(t *testing.T) {
 	}
 }
 
-// listening is a client whose messages a test sends, and which it can cut off.
+// listening is a client for which a test sends messages, or ends the subscription.
 type listening struct {
 	fake
 	mu   sync.Mutex
@@ -424,8 +428,8 @@ func (l *listening) Subscribe(ctx context.Context, _ string, ready func(), got f
 
 func (l *listening) EachPrimary(_ context.Context, each func(Node) error) error { return each(l) }
 
-// TestMessageWakesWaiter: a waiter sends its request when a message wakes it, and when its
-// subscription was lost and begins again. Its next refresh is a minute away.
+// TestMessageWakesWaiter has a waiter whose next refresh is a minute away. It requires that the
+// waiter sends its request when a message comes, and when a lost subscription begins again.
 func TestMessageWakesWaiter(t *testing.T) {
 	for _, how := range []string{"message", "new subscription"} {
 		t.Run(how, func(t *testing.T) {
@@ -500,8 +504,8 @@ func (e *evicting) Command(ctx context.Context, args ...string) ([]string, error
 	return e.multiMaster.Command(ctx, args...)
 }
 
-// TestUnansweredProbeKeepsRefusal: a server that evicts keys was refused. A probe that it leaves
-// unanswered does not permit new locks.
+// TestUnansweredProbeKeepsRefusal has a store that refused a server because it evicts keys. It
+// requires that a probe without an answer does not permit new locks.
 func TestUnansweredProbeKeepsRefusal(t *testing.T) {
 	for _, mode := range []Mode{Standalone, Sentinel, Cluster} {
 		e := &evicting{mode: mode}

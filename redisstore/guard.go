@@ -16,34 +16,38 @@ var guardSource string
 
 var guardScript = newScript("guard", guardSource)
 
-// Guard is a [fence.Guard] of keys: it keeps the largest token seen for each key, and
-// one script compares, raises and writes. The data may be on another Redis than the
-// locks: open a store there for its guard.
+// Guard is a [fence.Guard] of keys. It keeps the largest token that it has seen for
+// each key. One script compares the token, records it and writes the data. The data may
+// be on another Redis than the locks: open a store there for its guard.
 //
-// The token of key K is kept at holdfast:fence:{T}:K, T being K's hash tag or K
-// itself, so that it is in the same slot. It stays until it is deleted: one small
-// key for each guarded key. Writes that do not pass the guard are not refused.
+// The token of key K is kept at holdfast:fence:{T}:K, so that both are in the same hash
+// slot. T is K's hash tag, or K itself if it has none. The token stays until it is
+// deleted: one small key for each guarded key. The guard does not refuse writes that
+// bypass it.
 //
-// A Redis that loses its last writes in a crash or a failover loses tokens with the
-// data that they guard, because both are of one slot.
+// A Redis that loses its last writes in a crash or a failover loses tokens together
+// with the data that they guard, because both are in one hash slot.
 type Guard struct{ s *Store }
 
-// Guard returns a guard over the client of this store. It ends with the store.
+// Guard returns a guard over the client of this store. The guard works until the store
+// is closed.
 func (s *Store) Guard() *Guard { return &Guard{s} }
 
-// Commands are the write of a [Guard]: each command is its name, and its arguments
-// without the key, which is put first: Commands{{"HSET", "status", "done"}}.
+// Commands are the commands that a [Guard] runs on a key. Each has its name and its
+// arguments without the key, which the guard puts first: Commands{{"HSET", "status",
+// "done"}}.
 type Commands [][]string
 
-// maxWrites bounds the arguments of all commands of one Write together, because they
+// maxWrites limits the arguments of all commands of one Write together, because they
 // pass through the stack of Lua.
 const maxWrites = 7000
 
 var _ fence.Guard[Commands] = (*Guard)(nil)
 
 // Write implements [fence.Guard]: it runs commands on a key, in order and in one atomic
-// step. A command that fails, for example because the key is of another type, leaves
-// the effects of those before it, and the token raised; its error is the server's.
+// step. If a command fails, for example because the key is of another type, the effects
+// of the earlier commands and the new token stay. Write then returns the server's
+// error.
 //
 // In a Redis Cluster, a key that has no hash tag of its own must not contain "}".
 // Errors wrap [fence.ErrStale], [fence.ErrInvalid], [fence.ErrUnavailable] or
@@ -111,7 +115,7 @@ func (g *Guard) run(ctx context.Context, key string, args []string) (uint64, err
 	return newest, nil
 }
 
-// fenceKey is where a key's token is.
+// fenceKey returns the key at which the token of a key is kept.
 func fenceKey(key string) (string, error) {
 	tag := key
 	if _, rest, ok := strings.Cut(key, "{"); ok {

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// ringScale is the binary logarithm of the size of rueidis' ring: a connection holds at most so
-// many unanswered requests. A further request waits inside rueidis and ignores its
-// context.
+// ringScale is the binary logarithm of the size of rueidis' ring: the number of unanswered
+// requests that a connection holds at most. A further request waits inside rueidis and ignores
+// its context.
 const ringScale = 8
 
 const (
@@ -67,7 +67,8 @@ func (r *inflight) enter() (first, ok bool) {
 	return n-r.abandoned.Load() == 1, true
 }
 
-// leave ends a direct request. early means that the caller abandoned it before its answer.
+// leave ends a direct request. early means that the caller abandoned the request before its
+// answer.
 func (r *inflight) leave(early bool) {
 	if !early {
 		r.direct.Add(-1)

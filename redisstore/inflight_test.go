@@ -10,7 +10,7 @@ import (
 )
 
 // line is a connection whose server may be silent. It counts the requests in its ring. An
-// abandoned request stays there.
+// abandoned request stays in the ring.
 type line struct {
 	ring, most atomic.Int32
 	answers    chan struct{} // closed when the server answers again
@@ -34,8 +34,9 @@ func (l *line) request(ctx context.Context) (int, error) {
 	}
 }
 
-// TestAbandonedRequestsDoNotFillRing: thousands of requests are cancelled while the server is
-// silent. The ring never fills, each request returns at once, and later requests get an answer.
+// TestAbandonedRequestsDoNotFillRing cancels thousands of requests while the server is silent. It
+// requires that the ring never fills, that each request returns at once, and that later requests
+// get an answer.
 func TestAbandonedRequestsDoNotFillRing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &rueidisClient{inflight: newInflight()}
@@ -102,7 +103,8 @@ func TestAbandonedRequestsDoNotFillRing(t *testing.T) {
 	})
 }
 
-// TestClosedClientRefusesRequests: a request after Close returns an error, and does not count.
+// TestClosedClientRefusesRequests requires an error for a request after Close. Such a request
+// must not count as detached.
 func TestClosedClientRefusesRequests(t *testing.T) {
 	c := &rueidisClient{inflight: newInflight(), closed: true} // so each request is detached
 	for range 2 * maxDetached {

@@ -6,7 +6,7 @@ import (
 )
 
 func TestKeys(t *testing.T) {
-	// Keys stay where they are from one version to the next.
+	// A new version must not change the keys, because other versions hold locks at the same time.
 	for _, c := range []struct{ ns, name, key string }{
 		{"", "order/4711", "holdfast:{fdc}::order/4711"}, {"app", "n", "holdfast:{63d}:app:n"},
 	} {

@@ -25,11 +25,11 @@ const (
 	// Native is holdfast's own format and the default. No other layout serves waiters in order
 	// for every kind of limit.
 	Native Layout = ""
-	// Plain is one string per name: redsync, bsm/redislock, redis-py and most locks
-	// without a library. Exclusive locks. Waiters poll; a release by holdfast wakes the waiters
-	// of holdfast.
+	// Plain is one string per name, as in redsync, bsm/redislock, redis-py and most locks without
+	// a library. It has exclusive locks. Waiters poll; a release by holdfast wakes the waiters of
+	// holdfast.
 	Plain Layout = "plain"
-	// Redisson is Redisson's RLock. Exclusive locks.
+	// Redisson is Redisson's RLock. It has exclusive locks.
 	Redisson Layout = "redisson"
 	// RedissonFair is Redisson's fair lock, whose waiters are served in order.
 	RedissonFair Layout = "redisson-fair"
@@ -39,8 +39,8 @@ const (
 	RedissonSpin Layout = "redisson-spin"
 	// RedissonReadWrite is Redisson's RReadWriteLock: exclusive and shared locks.
 	RedissonReadWrite Layout = "redisson-rw"
-	// RedissonSemaphore is Redisson's RSemaphore. Its permits have no leases in Java; those
-	// of holdfast have.
+	// RedissonSemaphore is Redisson's RSemaphore. The permits of Java clients have no leases;
+	// those of holdfast have.
 	RedissonSemaphore Layout = "redisson-semaphore"
 	// RedissonPermits is Redisson's RPermitExpirableSemaphore.
 	RedissonPermits Layout = "redisson-permits"
@@ -58,15 +58,17 @@ const (
 // error of code CodeUnsupported.
 func WithLayout(l Layout) Option { return func(c *config) { c.layout = l } }
 
-// FairWait sets how long a dead waiter of a fair lock delays the waiters behind it: 1 s to 24 h. It
-// has to equal the fairLockWaitTimeout of the Java clients. The default is 5 minutes, as there.
+// FairWait sets how long a dead waiter of a fair lock delays the waiters behind it: 1 s to 24 h.
+// It has to equal the fairLockWaitTimeout of the Java clients. The default is 5 minutes, as in
+// Redisson.
 func FairWait(d time.Duration) Option { return func(c *config) { c.fairWait = d } }
 
 // rules are the parts of a layout.
 type rules struct {
 	// scripts are the files with its scripts.
 	scripts []string
-	// channel is where a release notifies, before the name; "" if it does not.
+	// channel is the prefix of the channel on which a release notifies waiters, "" if it does
+	// not.
 	channel string
 	// keys are the keys beside the name's.
 	keys func(name string) []string
@@ -175,7 +177,7 @@ func hashTag(key string) string {
 	return key
 }
 
-// carries returns an error for a name that the layout cannot have.
+// carries returns an error for a name that the layout does not support.
 func (p *peers) carries(name string) error {
 	key := p.key(name)
 	// The keys beside the name's key start with its stem, or have it after a prefix.

@@ -45,7 +45,8 @@ func decided(a Answer, applied string) (bool, error) {
 	return a.Err == nil && len(a.Values) > 0 && a.Values[0] == applied, a.Err
 }
 
-// deleteIfEqual releases a grant by a command, and notifies.
+// deleteIfEqual releases a grant by a command of the server, and notifies waiters. done reports
+// whether the server deleted the lock.
 func (p *peers) deleteIfEqual(ctx context.Context, st *step, h *peerHandle) (done bool, err error) {
 	c, ok := p.s.client.(Commander)
 	which := p.compares.deletes.Load()
@@ -67,7 +68,8 @@ func (p *peers) deleteIfEqual(ctx context.Context, st *step, h *peerHandle) (don
 	return done, err
 }
 
-// setIfEqual renews grants by commands, and reports for each whether that decided it.
+// setIfEqual renews grants by commands of the server. It reports for each grant whether its
+// renewal is decided; the scripts renew the others.
 func (p *peers) setIfEqual(ctx context.Context, grants []driver.Grant, steps []step, answers []driver.Renewal) []bool {
 	done := make([]bool, len(grants))
 	c, ok := p.s.client.(Commander)

@@ -15,7 +15,7 @@ type holding struct {
 	from   driver.Requester
 	grant  driver.Grant
 	proven time.Time
-	lead   time.Duration // what its lease has beyond its TTL, at least; see Store.serverTTL
+	lead   time.Duration // the lease at the server is at least this much longer than the TTL; see Store.serverTTL
 }
 
 func (p *peers) hold(from driver.Requester, g driver.Grant, lead time.Duration) {
@@ -47,7 +47,7 @@ func (p *peers) setLead(id string, lead time.Duration) {
 	}
 }
 
-// shorterThan returns the grants whose leases have less than a lead.
+// shorterThan returns the grants that were made or renewed with a smaller lead.
 func (p *peers) shorterThan(lead time.Duration) (short []driver.Grant) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -175,7 +175,7 @@ func (p *peers) names(ctx context.Context, prefix string) ([]string, error) {
 			}
 			return strings.CutPrefix(strings.TrimSuffix(strings.TrimPrefix(key, "{"), "}"), start)
 		}); err != nil || p.rules.channel == permitChannel {
-			return err // a number is no sign of a semaphore
+			return err // a key with a number may belong to any program
 		}
 		return scan(n, globber.Replace(start+prefix)+"*", p.rules.kind, func(key string) (string, bool) {
 			if strings.HasPrefix(key, "holdfast:") {

@@ -111,7 +111,7 @@ type pending struct {
 	// unanswered and lateUntil are as in attempt.
 	unanswered bool
 	lateUntil  int64
-	lead       time.Duration // of the step's TTL
+	lead       time.Duration // by which the step's TTL is longer than the requested one
 }
 
 func (p *peers) acquire(ctx context.Context, r *driver.Request) (driver.Grant, error) {

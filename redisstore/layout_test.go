@@ -42,8 +42,8 @@ func TestLayoutOfURL(t *testing.T) {
 	}
 }
 
-// TestNamesThatALayoutCarries: in a Cluster all keys of a name are in one hash slot, or it
-// is refused.
+// TestNamesThatALayoutCarries requires that in a Cluster all keys of a name are in one hash slot,
+// or that the store refuses the name.
 func TestNamesThatALayoutCarries(t *testing.T) {
 	for name, carried := range map[string]bool{
 		"a": true, "a/b": true, "{a}b": true, "b{a}": true, "{a": false, "a{b": false, "a}": false, "a}b": false, "{}": false, "{}a": false,
@@ -85,8 +85,8 @@ func TestNamesThatALayoutCarries(t *testing.T) {
 	}
 }
 
-// TestOwnersOfALayout: an owner is written as Redisson writes it, and no two requests share
-// one, be they of one client or of two.
+// TestOwnersOfALayout requires that the store writes an owner as Redisson does, and that no two
+// requests share an owner. That holds for requests of one client and of two.
 func TestOwnersOfALayout(t *testing.T) {
 	seen := map[string]bool{}
 	for _, l := range []Layout{Redisson, RedissonReadWrite, RedissonPermits} {

@@ -35,7 +35,8 @@ func TestOwnerSurvivesEncoding(t *testing.T) {
 	}
 }
 
-// TestEncodedHeadFollowsRequest: the cached text is not used after a part of the request has changed.
+// TestEncodedHeadFollowsRequest requires that a change of the request changes the text, although
+// the store caches it.
 func TestEncodedHeadFollowsRequest(t *testing.T) {
 	s := &Store{}
 	o := &owned{}

@@ -147,7 +147,7 @@ func (s *Store) probeAll(ctx context.Context, since int64) (*findings, error) {
 		f.policy = before.policy
 	}
 	if before != nil && (f.uncompared || missed) {
-		f.ahead = max(f.ahead, before.ahead) // of a server that did not answer now
+		f.ahead = max(f.ahead, before.ahead) // a server that did not answer now may have it
 	}
 	if err == nil && missed {
 		err = before.refused // the refusal may concern the node that did not answer now
@@ -342,8 +342,8 @@ func clockOf(ctx context.Context, n Node) (most, least int64, err error) {
 	return now - sent, now - received, nil
 }
 
-// serverTTL returns the TTL that the server keeps, in microseconds: the requested one, and how
-// far a replica's clock is ahead.
+// serverTTL returns the TTL that the server keeps, in microseconds: the requested TTL plus the
+// lead.
 func (s *Store) serverTTL(ttl time.Duration) int64 {
 	ttl += s.lead() // mutation: redis-lead
 	return ttlMicros(ttl)
@@ -359,9 +359,9 @@ func (s *Store) lead() time.Duration {
 	return 0
 }
 
-// lengthen renews the grants whose leases have less than the present lead. A lease with a long
-// TTL would otherwise be too short until its next renewal. The holder's validity stays as it is.
-// The next look repeats a renewal that failed.
+// lengthen renews the grants that were made or renewed with a smaller lead than the present one.
+// A lease with a long TTL would otherwise be too short until its next renewal. The holder's
+// validity stays as it is. If a renewal fails, the next look starts it again.
 func (s *Store) lengthen() {
 	lead := s.lead()
 	var short []driver.Grant

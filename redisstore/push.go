@@ -65,7 +65,8 @@ func (s *Store) subscribe(sub *subscription, channel string) {
 	}
 }
 
-// receive handles a message: a letter and the ID of a request, and after "g" what start has.
+// receive handles a message. It is a letter and the ID of a request. After the letter g, the text
+// for entry.start may follow.
 func (s *Store) receive(message string) {
 	if len(message) < 2 {
 		return
@@ -78,18 +79,18 @@ func (s *Store) receive(message string) {
 		return
 	}
 	switch message[0] {
-	case 'g', 'w': // it was granted
+	case 'g', 'w': // the request was granted
 		e.start = start
 		if e.seq != 0 {
 			notify(e.wake)
 		} else {
 			e.woken = true
 		}
-	case 'n': // near the head
+	case 'n': // the queue entry is near the head
 		if e.seq != 0 {
 			notify(e.close)
 		}
-	case 'x': // its grant was broken
+	case 'x': // the grant was broken
 		e.start = ""
 		if !e.held && e.seq != 0 {
 			notify(e.wake)
@@ -104,8 +105,9 @@ func (s *Store) receive(message string) {
 	s.mu.Unlock()
 }
 
-// begin returns the grant of a message, with which the request starts before it confirms the
-// grant. It returns false if the request has to confirm it first. See the package comment.
+// begin returns the grant that a message carries, so that the request starts before it confirms
+// the grant. It returns false if the request has to confirm the grant first. See the package
+// comment.
 func (a *attempt) begin() (driver.Grant, bool) {
 	s, e := a.s, a.e
 	s.mu.Lock()

@@ -21,8 +21,9 @@ func (o ownerOf) Owner() driver.Owner {
 	return driver.Owner{Host: "h", PID: 1, Reason: o.reason.Load().(string)}
 }
 
-// TestWaiterStartsOnlyOnValidMessage: while the answer to a call of a waiter is on its way, a message
-// arrives. The waiter starts with it, or makes a further call that confirms the grant.
+// TestWaiterStartsOnlyOnValidMessage sends a message while the answer to a call of a waiter is on
+// its way. It requires that the waiter starts if the message is valid. Otherwise the waiter has
+// to make a further call, which confirms the grant.
 func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 	const token = 1_800_000_000_000_000
 	type moment struct {
@@ -37,10 +38,11 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 		m.f.got("gnext " + strconv.FormatUint(token, 10) + " 2500000 " + tag)
 	}
 	queued := []string{"Q", serverNow(), "1", "0", "60000", "-1"}
-	// valid is what the server sends after the first call.
+	// valid sends the message that the server publishes after the first call.
 	valid := func(m *moment) { start(m, token, m.tags[0]) }
 	for name, c := range map[string]struct {
-		// calls are what happens during the first calls, and their answers, nil if it is lost.
+		// calls has a function for each of the first calls. The function runs while the answer is
+		// on its way, and returns the answer, or nil if it is lost.
 		calls  []func(*moment) []string
 		ttl    time.Duration
 		starts bool
@@ -197,8 +199,8 @@ func TestWaiterStartsOnlyOnValidMessage(t *testing.T) {
 	}
 }
 
-// TestStartTakesNoLongerThanTheTTL: the TTL is shorter than the deadline that the release has set. The
-// confirmation sets the TTL, so validity does not count more before.
+// TestStartTakesNoLongerThanTheTTL uses a TTL that is shorter than the deadline of the release.
+// The confirmation sets the TTL, so the validity before it must not be longer than the TTL.
 func TestStartTakesNoLongerThanTheTTL(t *testing.T) {
 	s := store(t, &fake{})
 	if _, err := s.Guarantees(t.Context()); err != nil {
@@ -212,8 +214,9 @@ func TestStartTakesNoLongerThanTheTTL(t *testing.T) {
 	}
 }
 
-// TestTagsAreForOneExclusiveTokenAlone: only a request whose grant can be promoted with all that it
-// needs has a tag.
+// TestTagsAreForOneExclusiveTokenAlone requires that a request has no tag if a release cannot
+// make its whole grant: with other limits, several tokens, or replicas that acknowledge grants. A
+// request that does not wait, or is not provisional, has no tag either.
 func TestTagsAreForOneExclusiveTokenAlone(t *testing.T) {
 	for name, change := range map[string]func(*driver.Request){
 		"not provisional": func(r *driver.Request) { r.Provisional = false },

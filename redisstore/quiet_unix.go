@@ -10,10 +10,10 @@ import (
 
 const detectsQuiet = true
 
-// socket is the socket of a connection. raw is nil if there is no access to it.
+// socket is the socket of a connection. raw is nil if the connection gives no access to it.
 type socket struct {
 	raw   syscall.RawConn
-	look  func(fd uintptr) // made once: a closure for each look would be an allocation
+	look  func(fd uintptr) // made once, because a new closure for each call would be an allocation
 	still bool
 	first [1]byte
 }
@@ -35,9 +35,9 @@ func socketOf(conn net.Conn) *socket {
 	return s
 }
 
-// quiet reports whether a connection is open and has nothing to read. It is not quiet if the
-// server has closed it, or has sent data that no request expects. Only one goroutine at a time may
-// call it.
+// quiet reports whether a connection is open and has nothing to read. It returns false if the
+// server has closed the connection, or has sent data that no request expects. Only one goroutine
+// at a time may call quiet.
 func (s *socket) quiet() bool {
 	if s.raw == nil {
 		return false

@@ -65,7 +65,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	if next != nil && err != nil {
 		s.mu.Lock()
 		if next.seq != 0 {
-			notify(next.wake) // it may have been granted, or may be refreshed now
+			notify(next.wake) // the server may have granted to it, and a refresh finds that out
 		}
 		s.mu.Unlock()
 	}
@@ -83,7 +83,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 // lateUntil returns until when a request with the ID of a grant may arrive, 0 if none can.
 func (s *Store) lateUntil(h *handle) int64 {
 	if h.lateUntil != 0 && h.lateUntil < s.clock.now()-window.Microseconds() {
-		return 0 // it has passed
+		return 0 // that time has passed
 	}
 	return h.lateUntil
 }
@@ -120,7 +120,7 @@ func (s *Store) release(g *driver.Grant, keep bool) (next *entry, seq int64) {
 func (s *Store) pass(e *entry, rep reply) {
 	g, err := makeGrant(e, rep.values, rep.sent)
 	if err != nil {
-		return // its next refresh returns the grant
+		return // the next refresh of the request returns the grant
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -352,10 +352,10 @@ func (c *rueidisClient) EvalAll(ctx context.Context, s *Script, calls []Call) []
 	})
 }
 
-// EvalPipelined runs a script several times: by its SHA in a pipeline and, for a server that
-// does not have it, once alone, which loads it. Then the calls that this server refused go out
-// in a pipeline again. So a server that was restarted costs three round trips, and not one for
-// each call.
+// EvalPipelined runs a script several times. It first sends all calls by the script's SHA in a
+// pipeline. A server that lacks the script refuses them. Then one of the refused calls goes out
+// alone, which loads the script at its server, and the others go out in a pipeline again. So
+// after a restart of a server the calls need three round trips together, and not one each.
 func EvalPipelined(calls []Call, pipeline func([]Call) []Answer, alone func(Call) Answer) []Answer {
 	answers := pipeline(calls)
 	refused := withoutScript(answers, nil)
@@ -378,8 +378,8 @@ func EvalPipelined(calls []Call, pipeline func([]Call) []Answer, alone func(Call
 	return answers
 }
 
-// withoutScript returns the calls whose server does not have the script: their places in
-// answers or, if places are given, the places of these.
+// withoutScript returns the indices of the calls whose server does not have the script. places
+// has the index of the call of each answer; nil means that these indices are those of answers.
 func withoutScript(answers []Answer, places []int) (refused []int) {
 	for i := range answers {
 		if e, ok := errors.AsType[ServerError](answers[i].Err); ok && strings.HasPrefix(string(e), "NOSCRIPT") {

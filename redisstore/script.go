@@ -9,8 +9,8 @@ import (
 
 // Script is a Lua script that runs at the server.
 type Script struct {
-	// Name is for messages, Source the text, and SHA its SHA-1 in hexadecimal. The server
-	// caches the script by it.
+	// Name is for messages, Source the text, and SHA its SHA-1 in hexadecimal. The server finds a
+	// cached script by its SHA.
 	Name, Source, SHA string
 }
 

@@ -8,14 +8,15 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// spreadKeys is the number of keys whose servers the first probe compares. If a proxy spreads keys
-// evenly over two servers, all of these are on one server with a probability of 1 in 2048.
+// spreadKeys is the number of keys whose servers the first probe compares. If a proxy spreads
+// keys evenly over two servers, one server has all of them with a probability of 1 to 2048.
 const spreadKeys = 12
 
-// compareServers detects a proxy that sends scripts to several servers, each to the server of its
-// first key. Behind such a proxy, one call never has the keys of two names. If only some keys have
-// an answer, the proxy cannot reach one of its servers, so compareServers detects the proxy, too. It
-// detects no proxy whose servers report no run ID. It returns an error if there is no answer.
+// compareServers finds out whether a proxy sends scripts to several servers, each to the server
+// of its first key. If so, the store makes no calls with the keys of two names. It also makes
+// none if only some of the calls return a run ID, because the proxy may not reach a server now.
+// If no call returns one, the store keeps combined calls. compareServers then returns an error if
+// a call had no answer.
 func (s *Store) compareServers(ctx context.Context) error {
 	if s.client.Mode() == Cluster {
 		return nil

@@ -65,8 +65,8 @@ type entry struct {
 
 	// The store's mutex guards the rest.
 	seq    int64         // of its queue entry, 0 if none
-	wake   chan struct{} // it may be granted
-	close  chan struct{} // it is near the head, or messages do not arrive
+	wake   chan struct{} // the request may be granted
+	close  chan struct{} // the entry is near the head, or messages do not arrive
 	woken  bool          // a message came before wake existed
 	start  string        // the last message by which the request may start: "TOKEN TTL TAG"
 	passed *driver.Grant // granted by a Release of this client
@@ -74,17 +74,18 @@ type entry struct {
 	held   bool          // the grant was returned to the caller: it has the token and the handle
 	token  uint64
 	handle *handle
-	lead   time.Duration // what its lease has beyond its TTL, at least; see serverTTL
+	lead   time.Duration // the lease at the server is at least this much longer than the TTL; see serverTTL
 }
 
 // handle is the store's own data in a grant.
 type handle struct {
 	key, slot string
-	// lateUntil is the time, by the server's clock, until which a request with this grant's ID
-	// may arrive, because it has no answer. 0 if there is none.
+	// lateUntil is the time, by the server's clock, until which an unanswered request with this
+	// grant's ID may arrive. It is 0 if there is no such request.
 	lateUntil int64
-	// counter is the bucket's counter, for a release with which the next waiter may start. It is
-	// "" if the name was free: then most releases have no waiter.
+	// counter is the key of the bucket's counter. A release that has it lets the next waiter
+	// start before the waiter confirms its grant. It is "" if the name was free, because most
+	// such releases have no waiter.
 	counter string
 	// ttl is the TTL that a renewal sets, for a grant that was provisional; else 0.
 	ttl time.Duration

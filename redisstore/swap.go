@@ -9,7 +9,7 @@ import (
 
 var _ driver.Swapper = (*Store)(nil)
 
-// oldGrant is a grant that the first call of another request releases.
+// oldGrant is a grant that the first call of the next request releases.
 type oldGrant struct {
 	mark, slot, lateUntil string
 	released              func(error)
@@ -41,8 +41,8 @@ func (o *oldGrant) release(args []string) []string {
 	return append(args, o.mark, o.slot, o.lateUntil)
 }
 
-// releaseAnswered reports the outcome of the release that went with a call. It reports nothing if
-// the server refused the call: then the release was not made.
+// releaseAnswered passes the outcome of the release in a call to released. If the server refused
+// the call, it did not release, and releaseAnswered does nothing.
 func (a *attempt) releaseAnswered(rep *reply, err error) {
 	if a.old == nil {
 		return

@@ -24,7 +24,7 @@ func init() {
 func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, error) {
 	s, err := openParsed(u, Namespace(namespace))
 	if err != nil {
-		return nil, err // a nil *Store is no nil Store
+		return nil, err // not s: an interface with a nil *Store is not nil
 	}
 	return s, nil
 }
@@ -51,7 +51,7 @@ func openURL(_ context.Context, u *url.URL, namespace string) (driver.Store, err
 func Open(_ context.Context, rawURL string, options ...Option) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		// The errors of net/url quote the URL, and so perhaps a password.
+		// The errors of net/url quote the URL, which may contain a password.
 		return nil, driver.Errorf(driver.CodeInvalid, "redisstore: the URL cannot be read")
 	}
 	return openParsed(u, options...)

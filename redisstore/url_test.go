@@ -62,7 +62,8 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-// An error names the fault, and never shows a password.
+// TestBadURL requires that the error of a wrong URL names the mistake, and never shows a
+// password.
 func TestBadURL(t *testing.T) {
 	for _, c := range []struct{ url, says string }{
 		{"redis:host", "host is missing"},

@@ -21,15 +21,15 @@ var (
 	_ driver.Values = (*Store)(nil)
 )
 
-// valueKey is where a value is: holdfast:value:NAMESPACE:KEY. The namespace is escaped, so
+// valueKey returns the key of a value: holdfast:value:NAMESPACE:KEY. The namespace is escaped, so
 // that its end is certain.
 func (s *Store) valueKey(key string) string {
 	return "holdfast:value:" + s.keys.namespace + ":" + key
 }
 
-// Get implements driver.Values. Values are in the memory of the server like all else: a
-// Redis that loses its last writes in a crash or a failover loses those of values, too, and
-// then accepts an older version again.
+// Get implements driver.Values. The server keeps values in its memory, like locks. A Redis that
+// loses its last writes in a crash or a failover loses the last writes of values, too. It then
+// accepts an older version again.
 func (s *Store) Get(ctx context.Context, key string) ([]byte, string, error) {
 	answer, err := s.value(ctx, getScript, key, nil, nil)
 	if err != nil || len(answer) != 2 {

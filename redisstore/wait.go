@@ -14,8 +14,8 @@ import (
 
 const (
 	// near is the interval at which a waiter refreshes a queue entry near the head. The script
-	// returns a longer interval for other entries. fallbackInterval is the delay after a lost message, the
-	// round trip included.
+	// returns a longer interval for other entries. fallbackInterval is how long a lost message
+	// delays a waiter, the round trip included.
 	near             = 700 * time.Millisecond
 	fallbackInterval = time.Second
 	// callTimeout is the timeout of one call of a waiter, which then tries again. If replicas
@@ -163,7 +163,7 @@ func (a *attempt) queuedReply(rep reply, sentAt int64) (delay time.Duration, exa
 		a.holders = s.holders(rep.values[len(n):], s.clock.now())
 	}
 	if !a.notified && missed && !a.refreshed {
-		// The waiter refreshes once more before it reports that it is queued.
+		// The waiter refreshes again before it reports that it is queued.
 		a.refreshed = true
 		return subscribeTimeout, false, nil
 	}

@@ -23,7 +23,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	// Close releases what is held, and closes the store.
+	// Close releases the locks, and closes the store.
 	defer func() { _ = locker.Close(ctx) }()
 
 	err = locker.Do(ctx, "order/4711", func(ctx context.Context) error {

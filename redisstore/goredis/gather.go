@@ -22,16 +22,18 @@ type gather struct {
 	mu      sync.Mutex
 	waiting []*gathered
 	senders map[*sender]struct{}
-	relief  *time.Timer // runs while something waits for senders that are all busy
+	relief  *time.Timer // runs while requests wait and all senders are busy
 	closed  bool
 	all     sync.WaitGroup
 }
 
-// sender is a goroutine with a pipeline under way, and the time since which it is.
+// sender is a goroutine that sends pipelines. since is when it took the requests of the present
+// one.
 type sender struct{ since time.Time }
 
 const (
-	// pipelines limits the pipelines under way, and maxBatch the requests in one of them.
+	// pipelines limits the pipelines under way that are not stuck, and maxBatch the requests in
+	// one.
 	pipelines = 2
 	maxBatch  = 128
 	// A pipeline that has been under way for stuckAfter, perhaps on a dead connection, does not
@@ -81,8 +83,8 @@ func (g *gather) do(ctx context.Context, cmd once) error {
 	}
 }
 
-// hire starts a sender if there are too few that are not stuck. Otherwise it sets a timer to try
-// again. The caller holds mu.
+// hire starts a sender if fewer than pipelines senders are busy and not stuck. Otherwise it sets
+// a timer to try again. The caller holds mu.
 func (g *gather) hire() {
 	busy := 0
 	for s := range g.senders {
@@ -142,7 +144,7 @@ func (g *gather) send(s *sender) {
 		default:
 			pipe := g.client.Pipeline()
 			for _, r := range sent {
-				_ = pipe.Process(ctx, r.cmd) // it is queued
+				_ = pipe.Process(ctx, r.cmd) // Exec sends it
 			}
 			// Each command has its error, except for an error of the login.
 			if _, err := pipe.Exec(ctx); err != nil {

@@ -28,8 +28,8 @@ import (
 )
 
 // New returns a store over a *redis.Client, also one of NewFailoverClient, or over a
-// *redis.ClusterClient. The caller closes the client, after the store. New refuses a *redis.Ring: it
-// spreads names over independent servers, and moves names when a server is gone.
+// *redis.ClusterClient. The caller closes the client, after the store. New refuses a *redis.Ring,
+// because a Ring spreads names over independent servers, and moves names when a server is gone.
 func New(c redis.UniversalClient, options ...redisstore.Option) (*redisstore.Store, error) {
 	a := &adapter{client: c}
 	switch c := c.(type) {
@@ -86,7 +86,7 @@ func (a *adapter) Close() {
 	a.calls.Wait()
 }
 
-// once is a command that go-redis does not send again by itself.
+// once is a command that go-redis sends only once.
 type once struct{ *redis.Cmd }
 
 func (once) NoRetry() bool { return true }
@@ -141,7 +141,7 @@ func convert(err error) error {
 	return err
 }
 
-// flatten makes strings of an answer.
+// flatten appends the values of an answer to a list, as strings.
 func flatten(to []string, v any) []string {
 	switch v := v.(type) {
 	case []any:
@@ -212,8 +212,8 @@ func (a *adapter) Eval(ctx context.Context, s *redisstore.Script, keys, args []s
 	})
 }
 
-// doubt has a cluster looked at again after an error of the network, which
-// go-redis does by itself only before it sends a request again.
+// doubt makes the client of a Cluster read its nodes again after an error of the network.
+// go-redis does that by itself only before it repeats a request.
 func (a *adapter) doubt(ctx context.Context, err error) {
 	if cluster, ok := a.client.(*redis.ClusterClient); ok && err != nil {
 		if _, answered := err.(redisstore.ServerError); !answered {
@@ -259,7 +259,7 @@ func (a *adapter) pipeline(ctx context.Context, all []once) []redisstore.Answer 
 	_, err := run(ctx, a, func() (struct{}, error) {
 		pipe := a.client.Pipeline()
 		for _, c := range all {
-			_ = pipe.Process(ctx, c) // it is queued
+			_ = pipe.Process(ctx, c) // Exec sends it
 		}
 		_, _ = pipe.Exec(ctx) // each command has its error
 		return struct{}{}, nil
@@ -332,7 +332,7 @@ func (n node) Command(ctx context.Context, args ...string) ([]string, error) {
 	})
 }
 
-// EachPrimary visits the servers that take writes.
+// EachPrimary calls f for the servers that accept writes.
 func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error) error {
 	cluster, ok := a.client.(*redis.ClusterClient)
 	if !ok {
@@ -358,7 +358,7 @@ func (a *adapter) EachPrimary(ctx context.Context, f func(redisstore.Node) error
 			if _, answered := errors.AsType[redisstore.ServerError](err); answered || ctx.Err() != nil || driver.CodeOf(err) != driver.CodeUnknown {
 				return err
 			}
-			// One that is gone has its slots elsewhere, or the cluster is down.
+			// The slots of a node that is gone are at another node, or the cluster is down.
 		}
 	}
 	return nil

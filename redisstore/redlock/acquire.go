@@ -15,13 +15,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// handle is what a grant carries for its store.
+// handle is the store's own data in a grant.
 type handle struct {
 	b     *ballot
 	token uint64
 }
 
-// maxToken keeps tokens exact in the numbers of Lua.
+// maxToken is the limit below which the numbers of Lua are exact.
 const maxToken = 1 << 53
 
 // Acquire requests the votes of all servers. See [driver.Store].
@@ -61,8 +61,8 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return g, err
 }
 
-// settle waits until no ballot of a request that failed can be granted. It reports
-// whether that is so.
+// settle waits until no ballot of a failed request can be granted, for at most
+// withdrawTimeout. It reports whether that is certain.
 func (c *candidate) settle(ctx context.Context) bool {
 	c.s.mu.Lock()
 	all := slices.Clone(c.s.ballots[c.r.ID])
@@ -96,7 +96,7 @@ func (s *Store) check(r *driver.Request) error {
 	return nil
 }
 
-// candidate is one Acquire: one ballot after another.
+// candidate is one Acquire, which makes one ballot after another.
 type candidate struct {
 	s       *Store
 	r       driver.Request
@@ -119,12 +119,14 @@ const (
 	// splitTimeout is how long a try continues while no request has a quorum, and splitWait
 	// the first pause between two ballots.
 	splitTimeout = time.Second
-	// lateTimeout is how long a ballot continues whose requests come late.
+	// lateTimeout is how long a ballot continues while servers refuse its requests as
+	// late.
 	lateTimeout = 2 * time.Second
 	splitWait   = 2 * time.Millisecond
 )
 
-// try requests votes until the request is granted, another request has a quorum, or none can get one.
+// try requests votes until the request is granted, another request has a quorum, or no
+// request can get one.
 func (c *candidate) try(ctx context.Context, entry string) (result, error) {
 	began := time.Now()
 	for pauses := 0; ; pauses++ {
@@ -152,7 +154,7 @@ func withdrawn(ctx context.Context) error {
 	return driver.Errorf(driver.CodeWithdrawn, "%w", cause)
 }
 
-// tally is where a ballot stands.
+// tally has the numbers of votes and other answers of a ballot.
 type tally struct {
 	given, fresh, pending, slow, refused, late int
 	rivals                                     map[string]int
@@ -160,8 +162,8 @@ type tally struct {
 	highest                                    uint64
 }
 
-// count counts the votes. It leaves out servers that are slow, or were silent before, where
-// a quorum of the others has answered. The mutex is held.
+// count counts the votes. If a quorum of servers has answered, it leaves out the others
+// that are slow, or were silent before. The mutex is held.
 func (b *ballot) count() (t tally) {
 	for i := range b.votes {
 		switch v := &b.votes[i]; {
@@ -195,8 +197,9 @@ func (b *ballot) count() (t tally) {
 	return t
 }
 
-// ballot requests the votes of all servers once. It repeats the request to a server whose refusal
-// may be short. If several requests have a part of the votes, the one with the most continues.
+// ballot requests the votes of all servers once. It repeats the request to a server
+// whose refusal may be temporary. If several requests have a part of the votes, the one
+// with the most continues.
 func (c *candidate) ballot(ctx context.Context, entry string) (res result, split bool, err error) {
 	s := c.s
 	now := s.now()
@@ -241,7 +244,8 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 		case t.fresh >= s.quorum:
 			return c.grant(ctx, b, token)
 		case t.given >= s.quorum:
-			// A counter is above the proposed token: a larger one is written back.
+			// A counter is not below the proposed token, so the client writes a larger
+			// token to the servers.
 			token = max(t.highest, s.tokens.of(b.bucket), uint64(max(s.now(), 0))) + 1
 			if err := b.raise(ctx, token, owner); err != nil {
 				return res, false, c.fail(ctx, b, err)
@@ -261,7 +265,8 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 		case t.pending == 0 && reachable < s.quorum && (t.late == 0 || time.Since(began) > lateTimeout):
 			return res, false, c.fail(ctx, b, c.short(t))
 		case t.pending == 0 && again == nil:
-			// The next request goes to the servers that refused, or found this one late.
+			// The next request goes to the servers that refused this one, or found it
+			// late.
 			rounds++
 			pause := rand.N(splitWait) + splitWait/4
 			if t.late > 0 {
@@ -270,7 +275,8 @@ func (c *candidate) ballot(ctx context.Context, entry string) (res result, split
 			timer = time.NewTimer(pause)
 			again = timer.C
 		case t.pending > 0 && t.given+t.refused >= s.quorum && grace == nil:
-			// As long again as the quorum took: the others may be as fast.
+			// Wait for the others as long again as the quorum took, since they may be
+			// as fast.
 			grace = time.After(max(settleGrace, time.Since(began)))
 		}
 		select {
@@ -317,7 +323,8 @@ func (c *candidate) short(t tally) error {
 	return driver.Errorf(code, "%d of %d servers can vote, and a quorum is %d: %w", len(c.s.nodes)-len(t.errs), len(c.s.nodes), c.s.quorum, errors.Join(t.errs...))
 }
 
-// fail withdraws a ballot. why is nil if the context has ended.
+// fail withdraws a ballot, and returns the error of the request. why is nil if the
+// context has ended.
 func (c *candidate) fail(ctx context.Context, b *ballot, why error) error {
 	if why == nil {
 		why = withdrawn(ctx)
@@ -394,7 +401,8 @@ func (b *ballot) raise(ctx context.Context, token uint64, owner string) error {
 	}
 }
 
-// grant makes a grant of a ballot with a quorum.
+// grant returns the grant of a ballot with a quorum. It withdraws the ballot if the TTL
+// has passed.
 func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res result, split bool, err error) {
 	s := c.s
 	b.mu.Lock()
@@ -412,7 +420,7 @@ func (c *candidate) grant(ctx context.Context, b *ballot, token uint64) (res res
 	}}, false, nil
 }
 
-// busy describes the holder of the name.
+// busy returns the holder of the name, and when the name may be free.
 func (b *ballot) busy(holder string, quorum bool) (res result) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -447,7 +455,8 @@ func (b *ballot) busy(holder string, quorum bool) (res result) {
 	return res
 }
 
-// readHolder reads the value of a lock. It reports false for that of another library.
+// readHolder parses the value of a lock. It returns false for a value of another client
+// library.
 func (s *Store) readHolder(value string, left time.Duration) (driver.Holder, bool) {
 	h := driver.Holder{Limit: driver.Exclusive, Slot: driver.NoSlot, TTL: max(left, time.Millisecond)}
 	part := strings.SplitN(value, " ", 5)
@@ -476,7 +485,7 @@ func (s *Store) readHolder(value string, left time.Duration) (driver.Holder, boo
 	return h, true
 }
 
-// ownerText writes an owner as one word.
+// ownerText returns an owner as one word.
 func ownerText(o driver.Owner) string {
 	clip := func(s string) string {
 		const most = 1024

@@ -30,7 +30,8 @@ func (f *state) whole() bool { return f.err == nil && f.run != "" && f.fields["w
 // empty reports whether the server has no state of a fleet.
 func (f *state) empty() bool { return f.err == nil && len(f.fields) == 0 }
 
-// overdue reports whether the server has waited long enough, by its own clock.
+// overdue reports whether the wait that the server has recorded is over at now, the
+// fleet's time.
 func (f *state) overdue(now int64) bool {
 	since, err1 := strconv.ParseInt(f.fields["since"], 10, 64)
 	wait, err2 := strconv.ParseInt(f.fields["wait"], 10, 64)
@@ -264,7 +265,7 @@ func (n *node) restore() {
 	_ = n.admit(&found[n.i], at, s.cfg.Unprotected, args)
 }
 
-// admit allows the server to vote. Its counters become at least these.
+// admit allows the server to vote, and raises its counters to the given ones.
 func (n *node) admit(f *state, at int64, unwaited bool, counters []string) error {
 	now := "0"
 	if unwaited {

@@ -61,7 +61,7 @@ type ballot struct {
 	token   uint64
 	sent    driver.Instant
 	granted bool
-	expires driver.Instant // the TTL counts from here
+	expires driver.Instant // the time from which the TTL counts
 	ended   bool
 	settled bool // a Release has been confirmed or denied
 	undone  bool // Undo has ended the ballot
@@ -329,16 +329,16 @@ func (b *ballot) clean() (n int) {
 	return n
 }
 
-// awaits reports whether a vote stands, or may, at a server that has not been silent. The
-// mutex is held.
+// awaits reports whether a vote stands, or may stand, at a server that has not been
+// silent. The mutex is held.
 func (b *ballot) awaits() bool {
 	return slices.ContainsFunc(b.s.nodes, func(n *node) bool {
 		return b.votes[n.i].state != voteNone && !n.silent.Load()
 	})
 }
 
-// settle waits until a withdrawn ballot can no longer be granted, and then shortly for the other servers.
-// It reports whether the ballot can no longer be granted.
+// settle waits until a withdrawn ballot can no longer be granted, and then a little longer for the
+// other servers. It reports whether the ballot can no longer be granted.
 func (b *ballot) settle(ctx context.Context, bound time.Duration) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), bound)
 	defer cancel()

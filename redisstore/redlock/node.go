@@ -47,12 +47,13 @@ var (
 	admitScript    = script("admit", admitSource)
 )
 
-// script makes a script, with the functions of run.lua where it includes them.
+// script returns a script, with the functions of run.lua where it includes them.
 func script(name, source string) *redisstore.Script {
 	return redisstore.NewScript("redlock "+name, strings.Replace(source, "-- include run\n", runSource, 1))
 }
 
-// Keys at a server. stateKey is the server's own: it is not that of a name.
+// The keys at a server. stateKey has the server's state. The others are prefixes: of
+// locks, of their queues, and of tombstones.
 const (
 	stateKey   = "holdfast:redlock"
 	lockPrefix = "holdfast:redlock:l:"
@@ -61,7 +62,7 @@ const (
 	buckets    = 1 << 12
 )
 
-// prefix is what the key of a lock begins with, before its name.
+// prefix returns the part of a lock's key before the name.
 func (s *Store) prefix() string {
 	switch {
 	case !s.cfg.Redsync:
@@ -117,8 +118,8 @@ type node struct {
 	store  *redisstore.Store
 	client redisstore.Client
 
-	// silent: the last request had no answer. No more than fewRequests are on their way
-	// then.
+	// silent is true if the last request had no answer. Then at most fewRequests
+	// requests are in flight.
 	silent    atomic.Bool
 	requests  atomic.Int32
 	admitting atomic.Bool
@@ -132,7 +133,8 @@ type node struct {
 	subscribed bool      // its messages arrive
 }
 
-// sample is a measurement of a server's clock: its microseconds less ours.
+// sample is a measurement of a server's clock. offset is the server's time minus
+// micros, at most err from the true difference. at is when it was measured, by micros.
 type sample struct {
 	offset, err, at int64
 	known           bool
@@ -205,7 +207,7 @@ func (n *node) evalAll(timeout time.Duration, sc *redisstore.Script, calls []red
 	return out
 }
 
-// fail puts the code and the server's place on an error.
+// fail adds the code and the server's address to an error.
 func (n *node) fail(err error) error {
 	err = n.store.Explain(err)
 	return driver.Errorf(driver.CodeOf(err), "%s: %w", n.store, err)
@@ -229,7 +231,8 @@ func (n *node) sampled(sent, received, server int64) {
 	defer n.mu.Unlock()
 	old := n.clock
 	apart := max(now.offset-old.offset, old.offset-now.offset)
-	// A clock that was set is seen at once: the two measurements exclude one another.
+	// If the server's clock was set, the two measurements contradict each other, and
+	// the new one counts at once.
 	if !old.known || now.err <= old.err || apart > now.err+old.err || now.at-old.at > staleSample.Microseconds() {
 		n.clock = now
 	}
@@ -267,14 +270,16 @@ func (s *Store) now() int64 {
 	return micros() + offset
 }
 
-// outOfLine reports whether the clock of the server is certainly out of line.
+// outOfLine reports whether the server's clock certainly differs from the fleet's time
+// by more than Skew.
 func (n *node) outOfLine() bool {
 	offset, err := n.s.offset()
 	c := n.sample()
 	return err == nil && c.known && max(c.offset-offset, offset-c.offset)-c.err > n.s.cfg.Skew.Microseconds()
 }
 
-// withheld notes why the server has no vote.
+// withheld records why the server has no vote, and for how long. reason is "" if it has
+// one.
 func (n *node) withheld(reason string, left time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -292,7 +297,7 @@ func (n *node) whyWithheld() error {
 	return driver.Errorf(driver.CodeUnavailable, "%s: its vote is withheld, for %s more at least: %s", n.store, left, n.reason)
 }
 
-// text is a number as the scripts take it.
+// text returns a number in decimal, for a script.
 func text[T int64 | uint64](n T) string { return fmt.Sprint(n) }
 
 func millis(d time.Duration) string {

@@ -32,26 +32,29 @@ const (
 // Config configures the use of a fleet's servers. All clients of a fleet use the same
 // servers, MaxTTL and Skew.
 type Config struct {
-	// Namespace keeps the names of this store apart from those of others on the same
-	// servers: at most 128 bytes of UTF-8. Default empty.
+	// Namespace separates the names of this store from those of others on the same
+	// servers: at most 128 bytes of UTF-8. The default is empty.
 	Namespace string
-	// MaxTTL is the longest TTL that the fleet grants, 10 ms to 24 h, and so the time for
-	// which a restarted server is withheld. Default one minute. The servers remember the
-	// MaxTTL that they were admitted with, and refuse a client with a longer one.
+	// MaxTTL is the longest TTL that the fleet grants, 10 ms to 24 h. A restarted
+	// server is withheld for at least that time. The default is one minute. The servers
+	// store the MaxTTL with which they were admitted, and refuse a client with a longer
+	// one.
 	MaxTTL time.Duration
-	// Skew is by how much a server's clock may be ahead of that of the majority, or behind
-	// it, 10 ms to 10 s. A vote stands for twice of it longer than its TTL, and a request
-	// that is late by more is not granted. Default 500 ms.
+	// Skew is the tolerated difference between a server's clock and that of the
+	// majority, 10 ms to 10 s. A vote stands longer than its TTL, by twice the Skew. A
+	// server does not vote for a request that arrives later than Skew after its
+	// sending. The default is 500 ms.
 	Skew time.Duration
-	// Redsync writes locks where redsync has them: at the name itself, after the namespace
-	// and a colon if there is one.
+	// Redsync writes locks at the keys that redsync uses: the name itself, after the
+	// namespace and a colon if there is a namespace.
 	Redsync bool
-	// Fresh admits the servers of a new fleet at once if all answer and none has a trace of
-	// holdfast. That is unsafe only where all have lost their data at once, while
-	// clients held locks. Default: they are withheld for MaxTTL once.
+	// Fresh admits the servers of a new fleet at once, if all answer and none has state
+	// of holdfast. That is unsafe only if all servers have lost their data at once
+	// while clients held locks. Without Fresh the servers are first withheld for at
+	// least MaxTTL.
 	Fresh bool
-	// Unprotected lets servers vote that have lost their state. It is for a test of what
-	// the protection prevents, and for nothing else.
+	// Unprotected lets servers vote that have lost their state. Use it only in a test
+	// that shows what the protection prevents.
 	Unprotected bool
 }
 
@@ -64,11 +67,12 @@ type Store struct {
 	where   string
 	channel string
 
-	// ctx ends when Close begins, life when its work is done or given up.
+	// ctx ends when Close begins, life when Close has completed its work or has given
+	// up.
 	ctx, life      context.Context
 	cancel, giveUp context.CancelFunc
 	ops, tasks     sync.WaitGroup
-	work           chan func() // to a goroutine that has done its last task
+	work           chan func() // the tasks for idle goroutines
 	idle           atomic.Int32
 	finished       chan struct{}
 	probing        chan struct{}
@@ -76,10 +80,10 @@ type Store struct {
 	tokens         counters
 	listening      sync.Once
 
-	// mu is locked after that of a ballot, never before it.
+	// A goroutine locks mu after the mutex of a ballot, never before it.
 	mu           sync.Mutex
 	closing      bool
-	looking      bool                 // a task looks after the grants that are held
+	looking      bool                 // a background task checks the held grants
 	ballots      map[string][]*ballot // unsettled and held, by request
 	waiters      map[string]*waiter   // by request
 	subscription chan struct{}        // replaced and closed when a subscription begins
@@ -146,10 +150,10 @@ func (c Config) New(stores ...*redisstore.Store) (*Store, error) {
 // String returns where the locks live, without passwords.
 func (s *Store) String() string { return s.where }
 
-// GoString returns no more than String, for %#v.
+// GoString returns the same as String, so that %#v shows no password.
 func (s *Store) GoString() string { return s.where }
 
-// Classify returns the code that every error of this store carries.
+// Classify returns the code of an error of this store.
 func (s *Store) Classify(err error) driver.Code { return driver.CodeOf(err) }
 
 var errClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
@@ -165,7 +169,8 @@ func (s *Store) enter() error {
 	return nil
 }
 
-// begin enters, and connects to the servers if that was not done.
+// begin begins a call, and reads the states of the servers if no call has read them.
+// The caller ends it with ops.Done.
 func (s *Store) begin(ctx context.Context) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -193,8 +198,9 @@ func (s *Store) task(f func()) bool {
 	return true
 }
 
-// serve runs f, and then further tasks, each of which would grow the stack of a new
-// goroutine. As many goroutines remain as two requests to all servers keep busy.
+// serve runs f, and then further tasks, because each task would have to grow the stack
+// of a new goroutine. At most two idle goroutines per server remain, for two requests
+// to all servers.
 func (s *Store) serve(f func()) {
 	for ok := true; ok; {
 		f()
@@ -208,13 +214,13 @@ func (s *Store) serve(f func()) {
 	}
 }
 
-// settleBound bounds how long Close continues with what servers have not answered.
+// settleBound limits how long Close waits for servers that do not answer.
 const settleBound = 2 * time.Second
 
-// Close ends the waits, and waits until the servers that answer have confirmed the
-// releases and withdrawals under way, at most two seconds or until ctx ends. Grants
-// stand until their TTL. After that it closes the stores that Open opened, all at once,
-// and not those that were given to New.
+// Close ends the waiting calls. It then waits, for at most two seconds or until ctx
+// ends, until the servers have confirmed the releases and withdrawals under way. Grants
+// stand until their TTL expires. At last it closes the stores that Open opened, all at
+// once, and not those that were given to New.
 func (s *Store) Close(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.closing
@@ -303,7 +309,8 @@ func (s *Store) unavailable(format string, args ...any) error {
 	return driver.Errorf(driver.CodeUnavailable, format, args...)
 }
 
-// Guarantees returns what locks on this fleet promise. It reads the states of a quorum of the servers.
+// Guarantees returns the guarantees of locks on this fleet. It reads the states of a
+// quorum of the servers.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	if err := s.begin(ctx); err != nil {
 		return driver.Guarantees{}, err

@@ -30,8 +30,8 @@ func unconnected(t *testing.T) *Store {
 	return s
 }
 
-// TestLookBesideRequests looks after the grants while the votes of a ballot begin to end:
-// neither waits for the other forever.
+// TestLookBesideRequests runs look while the votes of a ballot begin to end. It
+// requires that the two do not wait for each other forever.
 func TestLookBesideRequests(t *testing.T) {
 	s := unconnected(t)
 	b := s.newBallot(driver.Request{ID: "r", Name: "n", Limit: driver.Exclusive, TTL: time.Second}, 1, "", 1)

@@ -23,8 +23,8 @@ func own(g *driver.Grant) *ballot {
 	return nil
 }
 
-// Release ends a grant. It returns when a quorum of servers has confirmed that; the
-// others follow in the background. See [driver.Store].
+// Release ends a grant. It returns when a quorum of servers has confirmed that. The
+// client ends the other votes in the background. See [driver.Store].
 func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
 	if err := s.enter(); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 			b.settle(ctx, 0)
 			return nil
 		case ended+pending < s.quorum:
-			b.settled = true // as for a grant that was undone
+			b.settled = true // the votes have ended otherwise: the request was undone, or the grant was lost
 			b.mu.Unlock()
 			return notHeld(&g)
 		}
@@ -101,7 +101,7 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 	})
 }
 
-// await is onAll, and returns soon after the context ends.
+// await calls onAll, and returns soon after the context ends.
 func (s *Store) await(ctx context.Context, call func(*node) (reply, error)) error {
 	bound := 2 * time.Second
 	if end, ok := ctx.Deadline(); ok {
@@ -205,8 +205,8 @@ func (s *Store) Renew(ctx context.Context, grants []driver.Grant) []driver.Renew
 	return out
 }
 
-// stillHeld reports whether a grant is not ended and its TTL has not passed. The mutex is
-// held.
+// stillHeld reports whether a grant has not ended and its TTL has not passed. The mutex
+// is held.
 func (b *ballot) stillHeld() bool {
 	passed, _ := b.expires.Elapsed()
 	return b.granted && !b.ended && !b.lost && passed < b.ttl
@@ -227,8 +227,8 @@ func (t *renewal) add(a answer) {
 	}
 }
 
-// decide decides on the renewal of one grant as soon as enough answers are there, and reports whether it
-// did.
+// decide sets the outcome of the renewal of one grant if enough servers have answered,
+// and reports whether it did.
 func (s *Store) decide(out *driver.Renewal, g *driver.Grant, t *renewal, sent driver.Instant) bool {
 	b := own(g)
 	b.mu.Lock()
@@ -250,7 +250,8 @@ func (s *Store) decide(out *driver.Renewal, g *driver.Grant, t *renewal, sent dr
 	return true
 }
 
-// renewAt renews grants at one server, and heals those that it does not have.
+// renewAt renews grants at one server, and requests the server's votes for the grants
+// that have none there.
 func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 	now, skew := text(s.now()), text(s.cfg.Skew.Microseconds())
 	calls := make([]redisstore.Call, len(live))
@@ -296,7 +297,7 @@ func (s *Store) renewAt(n *node, grants []driver.Grant, live []int) []answer {
 		b.mu.Lock()
 		b.answered(n, a.reply, a.err)
 		if a.err == nil && a.kind != 'G' && a.kind != 'V' && a.kind != 'B' {
-			a.err = b.votes[n.i].err // a withheld server has no other holder either
+			a.err = b.votes[n.i].err // such a server has voted for no other holder, so this is no loss
 		}
 		b.mu.Unlock()
 		answers[j] = a

@@ -17,7 +17,7 @@ func init() {
 		driver.Register(scheme, func(ctx context.Context, u *url.URL, namespace string) (driver.Store, error) {
 			s, err := openParsed(ctx, u, namespace)
 			if err != nil {
-				return nil, err // a nil *Store is no nil Store
+				return nil, err // not s: an interface with a nil *Store is not nil
 			}
 			return s, nil
 		})
@@ -42,7 +42,7 @@ func init() {
 func Open(ctx context.Context, rawURL, namespace string) (*Store, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		// The reasons of net/url quote what may be a password.
+		// The errors of net/url quote the URL, which may contain a password.
 		return nil, driver.Errorf(driver.CodeInvalid, "redlock: the URL cannot be read")
 	}
 	return openParsed(ctx, u, namespace)

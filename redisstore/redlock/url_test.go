@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestOpen opens URLs, which connects to no server.
+// TestOpen requires that Open parses URLs, without a connection to a server.
 func TestOpen(t *testing.T) {
 	for _, c := range []struct {
 		url, namespace, where string
@@ -44,8 +44,8 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestOpenRefusesBadURLs requires that a mistake is an error that names it, and not the
-// password.
+// TestOpenRefusesBadURLs requires that the error of a wrong URL names the mistake, and
+// contains no password.
 func TestOpenRefusesBadURLs(t *testing.T) {
 	const three = "redlock://?node=a&node=b&node=c"
 	for url, says := range map[string]string{

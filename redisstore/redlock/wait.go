@@ -12,16 +12,16 @@ import (
 )
 
 const (
-	// queueLife is how long a queue stands that no waiter refreshes: several of the
-	// intervals in which each waiter looks.
+	// queueLife is how long a server keeps a queue that no waiter refreshes. It is
+	// several times the interval at which each waiter repeats its request.
 	queueLife = 5 * time.Second
 	// subscribeTimeout is how long a first waiter waits for subscriptions.
 	subscribeTimeout = 2 * time.Second
 	// gatherBound is how long a waiter that one server has notified waits for the
-	// others.
+	// messages of the others.
 	gatherBound = 2 * time.Millisecond
-	// pollFirst and pollMost bound the interval in which a waiter looks that nothing will
-	// notify: a client of another library has the name.
+	// pollFirst and pollMost limit the interval at which a waiter repeats its request
+	// while a client of another library holds the name. That client notifies no waiter.
 	pollFirst, pollMost = 20 * time.Millisecond, 100 * time.Millisecond
 )
 
@@ -75,7 +75,7 @@ func (c *candidate) wait(ctx context.Context) (driver.Grant, error) {
 		if err == nil && (res.placed >= s.quorum || polls > 0) {
 			c.r.From.Queued(res.holders)
 		}
-		// A lost message costs that.
+		// A lost message delays the waiter by this time.
 		delay := fallback.After(ctx, fallbackInterval*3/4+rand.N(fallbackInterval/4))
 		if failures > 0 {
 			delay = rand.N(min(fallbackInterval, 10*time.Millisecond<<min(failures, 7))) + time.Millisecond
@@ -115,8 +115,9 @@ func (c *candidate) gather(ctx context.Context, w *waiter) {
 	}
 }
 
-// leave removes the queue entry, and passes a notice on that came for it. It reports
-// whether a quorum of servers has confirmed that.
+// leave removes the queue entry, and ends any vote for the request. If the lock is
+// free, the servers notify the next waiter, because this one may have received their
+// message in vain. leave reports whether a quorum of servers has confirmed that.
 func (c *candidate) leave(ctx context.Context, entry string) bool {
 	return c.s.onAll(ctx, withdrawTimeout, func(n *node) (reply, error) {
 		key := c.s.prefix() + c.r.Name
@@ -124,8 +125,9 @@ func (c *candidate) leave(ctx context.Context, entry string) bool {
 	}) == nil
 }
 
-// onAll makes a call at every server. It returns when a quorum has answered, and the
-// others have had a little time, or with an error.
+// onAll makes a call at every server. It returns nil when a quorum has confirmed the
+// call and the others have had a little more time. It returns an error if bound ends
+// before that, or if fewer servers have confirmed the call.
 func (s *Store) onAll(ctx context.Context, bound time.Duration, call func(*node) (reply, error)) error {
 	type answer struct {
 		i   int
@@ -181,8 +183,8 @@ func (s *Store) listen() {
 	}
 }
 
-// setSubscribed records whether messages of a server arrive. Every waiter then looks: what
-// was sent in between is lost.
+// setSubscribed records whether messages of a server arrive. When they begin to arrive,
+// every waiter repeats its request, because earlier messages are lost.
 func (s *Store) setSubscribed(n *node, yes bool) {
 	n.mu.Lock()
 	n.subscribed = yes
@@ -237,7 +239,7 @@ func (s *Store) awaitSubscriptions(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-t.C:
-			return nil // the fallback remains
+			return nil // the waiter repeats its request in any case
 		case <-ctx.Done():
 			return withdrawn(ctx)
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// check searches all states of the model, with the shortest counterexample first.
+// check searches all states of the model. It finds the shortest counterexample first.
 func check(t *testing.T, settings ...string) (output string) {
 	t.Helper()
 	for _, program := range []string{"spin", "cc"} {
@@ -51,7 +51,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestModelFindsMistakes plants mistakes that the rules rule out.
+// TestModelFindsMistakes plants mistakes in the model, and requires that spin finds
+// each of them.
 func TestModelFindsMistakes(t *testing.T) {
 	for mistake, broken := range map[string]string{
 		"-DNOWAIT":    "holders==1",
