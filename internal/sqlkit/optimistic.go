@@ -22,40 +22,42 @@ import (
 //
 // Every change replaces a row as it was read: the statement names the version that it
 // replaces, each write makes a new version, and the database does one write of a row at a
-// time. So a write that takes effect was decided on the present row. Only the time has
-// gone on: a grant that stood at the time of the read may have expired at the time of the
-// write, never the other way round. The expiry time is counted from the read, which
-// follows the send of the request, and the client counts the validity from that send.
+// time. So a write that takes effect was decided on the present row. Time passes between
+// the read and the write, so a grant may expire in between. No expired grant becomes valid
+// again. The expiry time is counted from the read. The read follows the send of the
+// request, from which the client counts the validity.
 //
 // The same round trip reads back what a write has done: a grant stands if the row has its
 // ID. The engine does not use counts of affected rows, since their meaning depends on
 // settings.
 //
-// Renew replaces the rows of many names by one statement. It is one transaction, which replaces each row
-// as it was read, or leaves it alone; what holds for a write holds for each of its rows. It does not wait
-// for rows that are locked, so that two such statements cannot wait for each other. After an error that had
-// no effect, such as that of a locked row, each half gets a statement. A row that was not replaced is read
-// and replaced again until the call ends.
+// Renew replaces the rows of many names by one statement. The statement is one transaction. It replaces
+// each row as it was read, or leaves the row alone. So the argument for one write holds for each of its
+// rows. The statement does not wait for locked rows, so that two such statements cannot wait for each
+// other. After an error that had no effect, such as that of a locked row, the client sends a statement for
+// each half of the rows. If a row was not replaced, the client reads it and tries again until the call
+// ends.
 //
 // A write whose answer was lost may still arrive. Undo writes a newer version, so that the
 // version which the request has read is replaced, and its write changes nothing. Where
 // there was no row, Undo creates an empty one. A row is removed a minute after its last
 // change at the earliest, and a write has no effect half a minute after its read, by the
-// database's clock. So a late write cannot use the removal either. No step depends on
-// which connection carried which statement, so poolers and proxies are allowed.
+// database's clock. So the removal of a row does not let a late write take effect either.
+// No step depends on which connection carried which statement, so poolers and proxies are
+// allowed.
 //
 // A token is the larger of the row's last token plus one and the database's clock in
 // microseconds. Before a row is removed its token goes into one of 64 rows of high-water
 // marks, and new rows begin above them. So tokens rise through removal, through a clock
 // that was set back, and through a restart.
 //
-// A grant may have several tokens, for the holders to which its process hands it off: the
-// last microseconds of the clock that are larger than the row's last token. The write of the
-// grant makes the last of them the token of the row, so that every later grant has larger
-// tokens. No token is ahead of the clock because of that. The first grant of a row has one
-// token, since a row that was lost may have had one a moment ago. A replica that is promoted
-// without the last writes grants more than a millisecond later, which is the most that a
-// grant reaches back.
+// A grant may have several tokens, for the holders to which its process hands it off. They
+// are the last microseconds of the clock that are larger than the row's last token. The
+// write of the grant makes the last of them the token of the row, so that every later grant
+// has larger tokens. Several tokens of a grant are never ahead of the clock. The first grant
+// of a row has one token, since a lost row of the name may have had a token a moment ago. A
+// replica may be promoted without the last writes. It grants more than a millisecond later,
+// and the tokens of a grant begin at most a millisecond before the grant.
 //
 // Swap replaces a grant by the next one of the same client in one write. So the row shows either
 // of them, and a lost answer leaves the outcome of both unknown: the release is repeated, and Undo
@@ -66,7 +68,7 @@ type Optimistic struct {
 	table  Table
 	faults Faults
 	waker  Waker
-	prefix []byte // of names: the namespace and a NUL
+	prefix []byte // begins the key of each name: the namespace and a NUL
 
 	calls
 	// Guarded by the mutex of calls.
@@ -75,7 +77,7 @@ type Optimistic struct {
 	swept   time.Time
 }
 
-// kept is a grant of this client whose end it has not seen.
+// kept is a grant of this client whose end the client has not seen.
 type kept struct {
 	g    driver.Grant
 	from driver.Requester
@@ -88,23 +90,24 @@ const (
 	applyWithin = 30 * time.Second
 	// idleBefore is how long an unused row stays.
 	idleBefore = time.Minute
-	// sweepEvery is the interval at which a client removes such rows.
+	// sweepEvery is the interval at which a client removes unused rows.
 	sweepEvery = 30 * time.Second
 	// lookEvery is the interval at which a client checks whether its grants still stand.
 	lookEvery = time.Second
 	// takenFor is how long a row records a broken grant.
 	takenFor = 10 * time.Minute
-	// OptimisticFallback limits the delay by a lost notification.
+	// OptimisticFallback limits the delay that a lost notification causes.
 	OptimisticFallback = time.Second
-	// batch is the number of names in one script, mostBatch that of a client with thousands of grants,
-	// which sends lanes scripts at the same time.
+	// batch is the number of names in one script. A client with thousands of grants puts up to
+	// mostBatch names into a script, and sends up to lanes scripts at the same time.
 	batch, mostBatch, lanes = 32, 128, 8
 )
 
-// inBatches calls f for each part of n grants. Those of a client with more than a batch are handled at
-// the same time: over a slow link, one script after another would take longer than a TTL. A lane stops
-// when f returns false: the part was certainly not applied, as where the server accepts no more
-// connections. The other lanes continue, and f is called again, with last, for what they leave.
+// inBatches calls f for each part of n grants. If n is more than a batch, several lanes call f at the
+// same time: over a slow link, one script after another would take longer than a TTL. f returns false
+// if the part was certainly not applied, for example because the server accepts no more connections.
+// The lane then stops, and the other lanes continue. At the end inBatches calls f, with last, for the
+// parts that are left.
 func inBatches(n int, f func(from, to int, last bool) bool) {
 	if n <= batch {
 		f(0, n, true)
@@ -138,8 +141,8 @@ func inBatches(n int, f func(from, to int, last bool) bool) {
 	}
 }
 
-// NewOptimistic makes the engine, which closes the pool with itself. If waker is nil,
-// Acquire cannot wait.
+// NewOptimistic returns an engine. Its Close also closes the pool. If waker is nil, Acquire
+// cannot wait.
 func NewOptimistic(pool *Pool, table Table, faults Faults, waker Waker, namespace string) *Optimistic {
 	o := &Optimistic{pool: pool, table: table, faults: faults, waker: waker, prefix: NamePrefix(namespace),
 		held: map[string]*kept{}, swept: time.Now()}
@@ -153,7 +156,7 @@ func NamePrefix(namespace string) []byte { return append([]byte(namespace), 0) }
 
 // row is a name's row as it was read.
 type row struct {
-	sent           driver.Instant // of the read
+	sent           driver.Instant // when the read was sent
 	exists         bool
 	now, highWater int64
 	version, token int64
@@ -171,8 +174,8 @@ func Bucket(name []byte) int {
 }
 
 // op is a change of one name. step reads the row and returns the content that shall replace
-// it, nil when nothing more is to be done, or an error that ends the op. It is called
-// again after each write, and recognises its own effect.
+// it. It returns nil when nothing more is to be done, or an error that ends the op. The
+// engine calls step again after each write, and step recognises its own effect.
 type op struct {
 	name []byte
 	step func(*row) (next *content, err error)
@@ -186,10 +189,11 @@ type op struct {
 	err       error
 }
 
-// apply executes ops, of a batch at most. It returns the error of a round trip; each op has
+// apply executes at most a batch of ops. It returns the error of a round trip; each op has
 // its own error.
 func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
-	// Always in the same order, as a script may be one transaction.
+	// Every client uses the same order: a script may be one transaction, and two of them
+	// must not deadlock.
 	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
 	flushed := false
 	unread := slices.ContainsFunc(ops, func(p *op) bool { return p.unread })
@@ -221,7 +225,7 @@ func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
 		answers, err := o.pool.Run(ctx, script...)
 		answered := err == nil
 		if answered && readOnly(answers.Last().Text(5)) {
-			err = ErrReadOnly // a write before was the last of the demoted primary, or is lost
+			err = ErrReadOnly // an earlier write was the demoted primary's last one, or is lost
 		}
 		if err != nil {
 			coded, retry := o.faults.Sort(err)
@@ -270,13 +274,13 @@ func readOnly(text string) bool {
 	return true
 }
 
-// pause waits for up to 2 ms for each of the first 20 tries, so that other clients go
-// first.
+// pause waits for a random time, so that other clients go first. The limit is 2 ms for the
+// first try and rises to 40 ms.
 func pause(ctx context.Context, tries int) error {
 	return backoff.Sleep(ctx, rand.N(time.Duration(min(tries, 20))*2*time.Millisecond))
 }
 
-// ErrSchema is the error for rows that the schema has and the tables lack.
+// ErrSchema is the error for tables that lack rows of the schema.
 var ErrSchema = driver.Errorf(driver.CodeRefused, "holdfast's tables are there and not whole: run holdfast init")
 
 // decide calls the op's step with its row, and prepares the next statement.
@@ -291,7 +295,7 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 	case r.exists:
 		p.statement = o.table.Update(p.name, r.version, *w)
 	default:
-		// Above the versions of any earlier row of the name.
+		// The version is above those of any earlier row of the name.
 		w.Version = max(r.now, r.highWater)
 		w.Token = max(w.Token, r.highWater)
 		p.statement = o.table.Insert(p.name, Bucket(p.name), *w)
@@ -299,8 +303,8 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 	return nil
 }
 
-// next calls the op's step with its row, an answer of [Table.Read], and returns what shall replace the
-// row. Without that, the op is done.
+// next calls the op's step with its row, an answer of [Table.Read], and returns the write that shall
+// replace the row. If there is none, the op is done.
 func (p *op) next(a Row, sent driver.Instant) (*row, *Write, error) {
 	p.unread, p.done = false, true
 	r := &row{sent: sent, now: a.Int(0), highWater: a.Int(1), exists: !a.Null(2), version: a.Int(2), token: a.Int(3)}

@@ -26,7 +26,7 @@ func (e *Sessions) Acquire(ctx context.Context, r driver.Request) (driver.Grant,
 		return driver.Grant{}, err
 	}
 	defer e.tasks.Done()
-	if r.Wait { // a session that does not wait is closed by Close
+	if r.Wait { // Close closes the session of a request that does not wait
 		var end func()
 		ctx, end = e.bound(ctx)
 		defer end()
@@ -115,7 +115,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 			busy.Holders = e.state(r.Name, sights).Holders
 			e.put(s)
 		} else {
-			e.drop(s) // it has no lock and no pending statement
+			e.drop(s) // the session has no lock and no pending statement
 		}
 		return driver.Grant{}, busy
 	default:
@@ -124,7 +124,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	l.request.Token, l.request.Reserved, l.request.Slot = got.Token, got.Tokens, got.Slot
 	l.request.Label.Tokens = got.Tokens
 	if w.waited {
-		// The label of the statement that waited has the owner of that time.
+		// The owner may have changed since the statement that waited was sent.
 		l.request.Owner = r.From.Owner()
 		l.request.Label.Owner = l.request.Owner
 		// The validity runs from a statement that was sent after the wait.
@@ -140,7 +140,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	return e.grant(l, sent)
 }
 
-// newLease returns the lease of a request, which is locked.
+// newLease returns a locked lease for a request.
 func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *lease {
 	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
 	l.busy <- struct{}{}
@@ -171,7 +171,7 @@ func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
 func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	e.mu.Lock()
 	if e.closed {
-		// Close leaves a waiting session to its call, which is this one.
+		// Close does not close a session that waits. The call does, here.
 		e.mu.Unlock()
 		e.drop(l.s)
 		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
@@ -185,14 +185,15 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	if gone := l.s.Gone(); gone == nil {
 		e.tasks.Go(func() { e.watchByPing(l) })
 	} else if ended(l.s.Link) {
-		// It ended before the grant, and the goroutine that watches it came too early.
+		// The session ended before the grant, when the goroutine that watches it found no
+		// grant to report.
 		e.tasks.Go(func() { e.gone(l.s) })
 	}
 	r := &l.request.Request
 	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.request.Token, Tokens: l.request.Reserved, SentAt: sent, TTL: l.request.TTL, Slot: l.request.Slot}, nil
 }
 
-// failed returns the error of a Lock, by what may be left at the server.
+// failed returns the error of a Lock. Its code depends on what may be left at the server.
 func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) error {
 	coded, again := e.recipe.Sort(err)
 	cleared := false
@@ -201,7 +202,7 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 		cleared = e.recipe.Clear(brief, l.s) == nil
 		cancel()
 	}
-	e.drop(l.s) // a cancellation may still reach it
+	e.drop(l.s) // a cancellation may still reach the session
 	switch {
 	case cleared:
 		e.forget(l)
@@ -225,7 +226,8 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 	return coded
 }
 
-// unknown leaves the session of a request to Undo.
+// unknown returns an error with CodeUnknown, after which Undo ends the session of the
+// request.
 func (e *Sessions) unknown(l *lease, err error) error {
 	e.mu.Lock()
 	l.over = true
@@ -250,11 +252,11 @@ func (e *Sessions) forget(l *lease) {
 	l.end()
 }
 
-// wait is a Lock that may block, with what runs beside it.
+// wait runs a Lock that may block, and the goroutines beside it.
 type wait struct {
 	e *Sessions
 	l *lease
-	// ctx is the request's.
+	// ctx is the context of the request.
 	ctx context.Context
 
 	mu        sync.Mutex
@@ -264,8 +266,9 @@ type wait struct {
 	beside    sync.WaitGroup
 }
 
-// lock blocks in the server. Beside it, the server's queue is searched for the request
-// after a while. At the end of ctx the statement is cancelled.
+// lock calls the recipe's Lock, which may block in the server. After a while another
+// goroutine searches the server's queue for the request. When ctx ends, a goroutine cancels
+// the statement.
 func (w *wait) lock(ctx context.Context) (Got, error) {
 	statement, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
@@ -325,7 +328,8 @@ func (w *wait) findInQueue(ctx context.Context) {
 			}
 		}
 		if refused && !w.isOver() {
-			// The user has no right to see the queue. The server answers, and the request has none yet.
+			// The user has no right to see the queue. The server is alive, and has not
+			// answered the request yet, so the request waits.
 			w.mu.Lock()
 			w.waited = true
 			w.mu.Unlock()
@@ -347,8 +351,8 @@ func (w *wait) notify(ctx context.Context) {
 }
 
 // survey searches the server's queue. refused reports that the server has refused the search. The error of
-// a read-only server does not count, nor that of a new connection: it may be another server than that of
-// the session, which may be silent.
+// a read-only server does not count, and that of a new connection does not either. They may come from
+// another server, while the session's server is silent.
 func (w *wait) survey(ctx context.Context) (sights []Sight, refused bool, err error) {
 	err = w.e.aside(ctx, func(side Link) error {
 		sights, _, err = w.e.recipe.Survey(ctx, side, w.l.request.Key, false)
@@ -359,7 +363,8 @@ func (w *wait) survey(ctx context.Context) (sights []Sight, refused bool, err er
 	return sights, refused, err
 }
 
-// cancel ends the statement in order if the server answers. The session is not used again.
+// cancel makes the server cancel the statement. If that does not end the wait in time,
+// cancel closes the connection. The session is not used again.
 func (w *wait) cancel(cut func()) {
 	w.mu.Lock()
 	w.cancelled = true
@@ -386,7 +391,7 @@ func (w *wait) cancel(cut func()) {
 	w.l.s.Close()
 }
 
-// aside calls f with a link of its own.
+// aside calls f with a link that no session uses.
 func (e *Sessions) aside(ctx context.Context, f func(Link) error) error {
 	for {
 		l, reused, err := e.side.Get(ctx)
