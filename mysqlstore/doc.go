@@ -11,44 +11,46 @@
 // recipes and lists the rights that they need.
 //
 // Parameters of the URL: recipe; tokens=durable ([DurableTokens]); names=exact
-// ([ExactNames]); table and column ([Table]); socket, instead of a host. All others are
-// go-sql-driver/mysql's, such as tls. The store overrides those that would end a session or
-// a wait.
+// ([ExactNames]); table and column ([Table]); socket, instead of a host. All other
+// parameters belong to go-sql-driver/mysql, such as tls. The store overrides those that
+// would end a session or a wait.
 //
 // # Safety
 //
 // [sqlkit.Sessions] and [sqlkit.Optimistic] explain why sessions and leases are safe. This is
 // specific to MySQL and MariaDB:
 //
-// The server's wait_timeout, in whole seconds, is set to the TTL before a lock is requested.
-// It ends a session that has been silent for the TTL, with its locks. All other timeouts of
-// the session are switched off. Its isolation is READ COMMITTED, its time zone UTC, and its
-// sql_mode STRICT_ALL_TABLES, so that no name is cut.
+// The store sets the server's wait_timeout, in whole seconds, to the TTL before it requests
+// a lock. The server then ends a session that has been silent for the TTL, with its locks.
+// The store switches off all other timeouts of the session. Its isolation is READ COMMITTED,
+// its time zone UTC, and its sql_mode STRICT_ALL_TABLES, so that the server cuts no name.
 //
-// A connection that answers proves no lock: if the transaction becomes the victim of a
-// deadlock, the server rolls it back and keeps the connection. So each ping and each release
-// of [Pessimistic] rolls back to a savepoint that was set right after the row was locked,
-// which fails if the transaction is gone. Each ping of [Named] reads which session has the
-// lock. Nothing but the lock is in the transaction: tokens and the rows of holdfast_session
-// are written on other connections.
+// An answer on the connection does not prove that the session has the lock: if the
+// transaction becomes the victim of a deadlock, the server rolls it back and keeps the
+// connection. So each ping and each release of [Pessimistic] rolls back to a savepoint that
+// was set right after the row was locked. The rollback fails if the transaction is gone.
+// Each ping of [Named] reads which session has the lock. The transaction contains nothing
+// but the lock: the store writes tokens and the rows of holdfast_session on other
+// connections.
 //
 // A connection survives a switchover, in which its server becomes read-only and another one
-// is promoted. So each lock request and each ping reads read_only. One session of each
-// server with grants is pinged every half second. If it finds the server read-only, all
-// others are pinged at once and end. Idle connections to that server are closed, and the
-// next request opens a new one, which may lead to the new primary. If it does not, the
-// request is refused. If the old server stays writable, or falls silent, the switchover is
-// not noticed: its grants end with their TTL.
+// is promoted. So each lock request and each ping reads read_only. The client pings one
+// session of each server with grants every half second. If the ping finds the server
+// read-only, the client pings all its other sessions at once, and they end. It closes idle
+// connections to that server. The next request opens a new connection, which may lead to
+// the new primary. If it does not, the store refuses the request. If the old server stays
+// writable, or falls silent, the client does not notice the switchover: its grants end with
+// their TTL.
 //
 // A token is SYSDATE in microseconds, evaluated in the same statement after the lock has
 // been granted; NOW and UTC_TIMESTAMP are evaluated before the wait. If the server runs with
-// --sysdate-is-now, a statement of its own reads the time. For several tokens the statement
+// --sysdate-is-now, a separate statement reads the time. For several tokens the statement
 // sleeps for as many microseconds and reads the time again. Shared grants and permits read
 // the clock one after the other, behind a named lock, so that no two have the same token.
 //
 // A waiter of [Pessimistic] or [Named] first takes the gate, a named lock of the name, and waits for the lock
-// while it has the gate. Others wait for the gate, in the order in which they came. The gate decides about
-// order alone. A session that passes its lock on (see [sqlkit.Sessions]) reads in one statement
+// while it has the gate. The other waiters wait for the gate, in the order in which they came. The gate
+// decides only the order. A session that passes its lock on (see [sqlkit.Sessions]) reads in one statement
 // whether the gate is free, and the clock. Named compares the owner of the lock in that statement, and
 // releases the lock if the gate is taken. Pessimistic proves its transaction by the savepoint after the
 // statement; on MariaDB the same round trip ends the transaction if the gate is taken.
@@ -58,15 +60,16 @@
 // session is gone. A connection number is no identity: after a failover the new server may
 // have given the number to another program.
 //
-// The records of holders in holdfast_session decide nothing. A session has a named lock per
-// grant that it records, and the row counts while the session has that lock. A row that is
-// written late, or that a dead session has left, does not count and is removed. A grant
-// that is released within 20 ms is not recorded. Until then the session has the named lock
-// hf:new:N, and an inspection waits until that is gone or the session has another grant.
-// While a grant cannot be recorded its session has the named lock hf:unrecorded:N. An
-// inspection or a break that may miss such a grant returns an error.
+// No decision about a lock depends on the records of holders in holdfast_session. A session
+// has a named lock for each grant that it records, and the row counts while the session has
+// that lock. A row that is written late, or that a dead session has left, does not count,
+// and a client removes it. A session does not record a grant that ends within 20 ms. Until
+// then the session has the named lock hf:new:N, and an inspection waits until that lock is
+// gone or the session has another grant. While a grant cannot be recorded its session has
+// the named lock hf:unrecorded:N. An inspection or a break that may miss such a grant
+// returns an error.
 //
 // An operator's break marks the holder's row and ends the session that has the named lock of
-// that grant, in one statement. So a session that has released the grant meanwhile is not
-// ended.
+// that grant, in one statement. So the statement does not end a session that has released
+// the grant meanwhile.
 package mysqlstore

@@ -19,24 +19,24 @@ const (
 	errBadText       = 1366
 	errTooLong       = 1406
 	errNoTable       = 1146
-	errNoVariable    = 1193 // a parameter of the URL that is none of the driver's
+	errNoVariable    = 1193 // a parameter of the URL that neither the driver nor the server has
 	errLockWait      = 1205
 	errDeadlock      = 1213
 	errKilled        = 1927 // MariaDB: KILL of the connection
 	errStatementTime = 1969 // MariaDB: max_statement_time
-	errNotLocked8    = 3572 // MySQL: NOWAIT; MariaDB answers errLockWait
+	errNotLocked8    = 3572 // MySQL: NOWAIT; MariaDB returns errLockWait
 	errUserLockLoop8 = 3058 // MySQL: deadlock of GET_LOCK
 	errRolledBack8   = 3101 // MySQL: a replication group has not certified the commit
 )
 
-// refused are errors that a retry does not cure.
+// refused has the errors that a retry does not fix.
 var refused = map[uint16]bool{
-	1044: true, 1045: true, errNoSchema: true, 1130: true, 1142: true, 1143: true, errNoTable: true, 1227: true, 1370: true, 1698: true, // rights, and what is not there
+	1044: true, 1045: true, errNoSchema: true, 1130: true, 1142: true, 1143: true, errNoTable: true, 1227: true, 1370: true, 1698: true, // missing rights, schemas and tables
 	1290: true, 1792: true, 1836: true, // read-only
 	1064: true,                         // a server of another version
 	1728: true, 3098: true, 4165: true, // the engine is not allowed here
 	1661: true, 1662: true, 1663: true, 1664: true, 1665: true, // the format of the binary log does not allow it
-	1048: true, 1364: true, 1452: true, 3819: true, 4025: true, // a user's table takes no row of the name alone
+	1048: true, 1364: true, 1452: true, 3819: true, 4025: true, // a user's table does not accept a row with the name alone
 }
 
 type faults struct{}
@@ -73,8 +73,8 @@ func (faults) Sort(err error) (error, bool) {
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, false
 }
 
-// readOnly reports whether err is that of a read-only server. Error 1290 is also the error of
-// other settings, which its message names.
+// readOnly reports whether err is the error of a read-only server. Error 1290 is also the
+// error of other settings, which its message names.
 func readOnly(err *mysql.MySQLError) bool {
 	switch err.Number {
 	case 1290:

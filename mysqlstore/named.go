@@ -111,7 +111,8 @@ func asText(s string) string {
 func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (sqlkit.Got, error) {
 	label, take := "", "GET_LOCK("+r.lockOf(a)+", 0)"
 	if a.Wait {
-		// Without an answer of the gate nothing is requested, and the session is closed.
+		// If the wait for the gate is interrupted, the statement requests no lock, and the
+		// engine closes the session.
 		label, take = comment(a), fmt.Sprintf("IF(%s, GET_LOCK(%s, %d) + 0 * RELEASE_LOCK(%s), NULL)", enter(a.Key), r.lockOf(a), forever, gate(a.Key))
 	}
 	query := "SELECT " + label + markNew(s) + ", " + take + ", " + sysdate + ", CONNECTION_ID(), @@global.read_only"
@@ -158,7 +159,8 @@ func (r named) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 	return got, nil
 }
 
-// Pass keeps the lock if no session waits at its gate, and else frees it, in one statement.
+// Pass keeps the lock if no session waits at its gate, and otherwise frees it, in one
+// statement.
 func (r named) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
 	if r.s.cfg.Durable {
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
@@ -189,12 +191,12 @@ func (r named) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReques
 	return r.prove(ctx, s, a, r.lockname(a.Key), "SELECT IS_USED_LOCK("+lock+") = CONNECTION_ID()")
 }
 
-// errMoved is the error of a session that has become another one.
+// errMoved is the error of a connection that has another session than before.
 var errMoved = fmt.Errorf("the connection has another number than before: a proxy that shares connections stands between")
 
-// durable raises the high-water mark of tokens, committed before the grant is returned. It
-// returns the mark before, and the clock: the mark after is the larger of the clock and one
-// more than the mark before.
+// durable returns the statements that raise the high-water mark of tokens. They commit it
+// before the client returns the grant. Their last answer has the mark before, and the
+// clock: the mark after is the larger of the clock and one more than the mark before.
 func durable(a *sqlkit.LockRequest) []string {
 	return []string{"SET @hf_now = " + clock,
 		fmt.Sprintf("UPDATE holdfast_floor SET token = GREATEST(LAST_INSERT_ID(token) + 1, @hf_now) WHERE bucket = %d", sqlkit.Bucket(a.Key)),
@@ -235,8 +237,8 @@ func (r named) Clear(ctx context.Context, s *sqlkit.Session) error {
 	return err
 }
 
-// Survey returns the holders that are recorded, and the waiters. It also returns the session
-// that has the lock without a record, for a single name.
+// Survey returns the holders that are recorded, and the waiters. For a single name without a
+// recorded holder it also returns the session that has the lock.
 func (r named) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	sights, unrecorded, err := r.survey(ctx, side, key, all, "s.lockname <> ''", "state = 'User lock'")
 	if err != nil {

@@ -58,18 +58,18 @@ func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 // ExactNames makes Named pass the names to GET_LOCK unchanged, to share them with other
 // programs that use GET_LOCK. The store refuses names that the server would change: on
 // MySQL names with more than 64 characters or upper case, on MariaDB names with more than
-// 192 bytes. It has no namespaces.
+// 192 bytes. A store with exact names has no namespaces.
 func ExactNames() Option { return func(c *config) { c.exact = true } }
 
 // MaxIdle sets how many idle connections the store keeps at most, for callers that lock
-// many names at once. Those beyond four are closed when they were not needed for 5 s, and
-// no more than four are kept for 10 s after the server has refused a client. Default 64,
-// from 1 to 10,000. It has no effect on a user's pool.
+// many names at once. The store closes connections beyond four that were not needed for 5
+// s. For 10 s after the server has refused a client, it keeps no more than four. The
+// default is 64, and the range is 1 to 10,000. MaxIdle has no effect on a user's pool.
 func MaxIdle(n int) Option { return func(c *config) { c.MaxIdle = n } }
 
 // Table makes Pessimistic lock the rows of an existing table, to share them with other
 // programs that lock those rows. column holds the names and has a unique index. The store
-// inserts missing rows, with the column alone. Semaphores are not supported on it.
+// inserts missing rows, with the column alone. The store has no semaphores then.
 func Table(table, column string) Option {
 	return func(c *config) { c.Table, c.Column = table, column }
 }
@@ -114,8 +114,8 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return s, nil
 }
 
-// parseURL reads mysql://user:pass@host:port/schema?recipe=... . A parameter that is not
-// holdfast's is go-sql-driver/mysql's.
+// parseURL reads mysql://user:pass@host:port/schema?recipe=... . All other parameters
+// belong to go-sql-driver/mysql.
 func parseURL(u *url.URL) (*mysql.Config, []Option, error) {
 	bad := func(format string, args ...any) (*mysql.Config, []Option, error) {
 		return nil, nil, driver.Errorf(driver.CodeInvalid, "mysqlstore: URL: "+format, args...)

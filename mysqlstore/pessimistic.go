@@ -15,12 +15,12 @@ import (
 
 // pessimistic is the recipe of a row lock in an open transaction.
 //
-// Each name has a row. An exclusive grant locks it alone; all others share it. A request
-// that shares it has ensured, with the row locked, that the column permits has its kind:
-// 0 for readers, n for a semaphore of n. A change of permits locks the row alone. So
-// readers and permits, and semaphores of different sizes, never stand together; they wait
-// for one another although the rule would admit some of them. A permit locks a row of its
-// own as well.
+// Each name has a row. An exclusive grant locks the row alone, and all other grants share
+// it. Before a request shares the row, its client ensures, with the row locked, that the
+// column permits has its kind: 0 for readers, n for a semaphore of n. A change of permits
+// locks the row alone. So readers and permits, and semaphores of different sizes, never
+// have grants at the same time. They wait for one another, although their limits would
+// admit some of them. Each permit also locks a row of its own.
 type pessimistic struct{ sessions }
 
 // own reports whether the rows are those of a user's table.
@@ -67,7 +67,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		var cancel func()
 		ctx, cancel = context.WithTimeout(ctx, sqlkit.AnswerWithin)
 		defer cancel()
-		answers = answers[1:] // that of the gate
+		answers = answers[1:] // without that of the gate
 	}
 	s.TTL = a.TTL
 	got := sqlkit.Got{Slot: driver.NoSlot}
@@ -78,7 +78,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 		case err != nil:
 			return got, err
 		case there.Last().Int(0) > 0 && wait:
-			return got, sqlkit.ErrRow // another client has inserted it meanwhile: the next try waits for it
+			return got, sqlkit.ErrRow // another client has inserted the row meanwhile: the next try waits for it
 		case there.Last().Int(0) > 0:
 			return got, sqlkit.ErrBusy
 		}
@@ -90,8 +90,8 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 					return got, err
 				}
 			}
-			// Another client's transaction has inserted it and is still open. A waiter requests
-			// the row, so that its statement in the queue shows its owner.
+			// Another client's transaction has inserted the row and is still open. A waiter
+			// requests the row, so that its statement in the queue shows its owner.
 			if err = sqlkit.ErrBusy; wait {
 				err = sqlkit.ErrRow
 			}
@@ -143,7 +143,7 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 func (r pessimistic) granted(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, got sqlkit.Got) (sqlkit.Got, error) {
 	if r.s.cfg.Durable {
 		return sqlkit.DurableToken(ctx, r, s, a, got, func(ctx context.Context) (sqlkit.Got, error) {
-			// On another connection, since this one's transaction is open.
+			// The commit uses another connection, since this one's transaction is open.
 			answers, err := r.s.commit(ctx, durable(a)...)
 			return durableOf(a, got, answers, err)
 		})
@@ -176,7 +176,8 @@ func (r pessimistic) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lock
 	return held, err
 }
 
-// Pass proves that the transaction still exists. It keeps it if no session waits at the gate, and else ends it.
+// Pass proves that the transaction still exists, and keeps it if no session waits at the
+// gate. Otherwise, on MariaDB, it ends the transaction.
 func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
 	if r.s.cfg.Durable {
 		return sqlkit.Got{}, sqlkit.PassRefused, nil
@@ -208,10 +209,10 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 	return next.Passed(old, row.Int(1))
 }
 
-// script returns the answer of the gate, if the request waits; permits, the token and the
-// connection, if it gets the row, and a later time
-// for several tokens; then the slot, for a semaphore; then the token again, or both times, if
-// the clock is read by itself.
+// script returns the statements of TryRow. If the request waits, the first answer is that of
+// the gate. If the request gets the row, the next answer has permits, the token, the
+// connection, and a later time for several tokens. Then come the slot of a semaphore, and the
+// token again, or both times, if separate statements read the clock.
 func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool) (script []string) {
 	mode := "FOR UPDATE"
 	if a.Limit != driver.Exclusive {
@@ -251,7 +252,7 @@ func (r pessimistic) script(s *sqlkit.Session, a *sqlkit.LockRequest, wait bool)
 		script = append(script, fmt.Sprintf("SELECT slot FROM holdfast_slot WHERE name = %s AND slot < %d ORDER BY slot LIMIT 1 FOR UPDATE SKIP LOCKED", lit(a.Key), k))
 	}
 	script = append(script, setSavepoint)
-	turn := asText("hft" + hashedName(a.Key)[2:]) // of 61 characters, of which MySQL allows 64
+	turn := asText("hft" + hashedName(a.Key)[2:]) // it has 61 characters, and MySQL allows 64
 	return append(script, fmt.Sprintf("SELECT GET_LOCK(%s, 60), %s, RELEASE_LOCK(%s)", turn, sysdate, turn))
 }
 
@@ -276,7 +277,7 @@ func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlki
 	return nil
 }
 
-// numbers are 0 to 4095.
+// numbers is a query for the numbers 0 to 4095.
 var numbers = func() string {
 	digit := "(SELECT 0 n"
 	for i := 1; i < 16; i++ {
@@ -286,7 +287,8 @@ var numbers = func() string {
 	return "SELECT a.n + 16 * b.n + 256 * c.n AS n FROM " + digit + " a, " + digit + " b, " + digit + " c"
 }()
 
-// Unlock proves that the transaction still exists, and ends it. It has written nothing.
+// Unlock proves that the transaction still exists, and rolls it back: the transaction has
+// written nothing.
 func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest) (bool, error) {
 	answers, err := s.Run(ctx, proveSavepoint, "ROLLBACK", "SELECT CONNECTION_ID(), "+unmark(s, a))
 	if noSavepoint(err) {

@@ -86,7 +86,8 @@ func (s *Store) probe(ctx context.Context) (f facts, err error) {
 	return f, nil
 }
 
-// flush is whether a commit is on disk when it is acknowledged.
+// flush is the setting that decides whether a commit is on disk when the server
+// acknowledges it.
 const (
 	flush   = "@@global.innodb_flush_log_at_trx_commit"
 	flushed = "1"

@@ -36,11 +36,11 @@ const (
 	// recordWithin limits one write, for which a renewal waits. The server ends a write that
 	// waits for a lock sooner.
 	recordWithin = 2 * time.Second
-	// connectWithin limits it on a user's pool, which may have no free connection.
+	// connectWithin limits one write on a user's pool, which may have no free connection.
 	connectWithin = time.Second / 2
-	// recordRetry is how long nothing is written after a failure.
+	// recordRetry is how long the client writes nothing after a failure.
 	recordRetry = time.Second / 2
-	// removeAfter is how long rows are collected before they are removed together.
+	// removeAfter is how long the client collects rows before it removes them together.
 	removeAfter = 500 * time.Millisecond
 	// sweepAfter is the interval at which a writing client removes rows of dead sessions.
 	sweepAfter = 30 * time.Second
@@ -144,8 +144,8 @@ func (r *recorder) remove() bool {
 	return false
 }
 
-// dead returns the rows whose sessions have ended. A row is written after its session has
-// taken the named lock of the grant.
+// dead returns the rows whose sessions have ended: no session has the named lock of their
+// grants. A session takes this lock before the client writes the row.
 func (r *recorder) dead(ctx context.Context) (rows []string, err error) {
 	a, err := r.s.commit(ctx, fmt.Sprintf("SELECT held FROM holdfast_session WHERE IS_USED_LOCK(CONVERT(held USING utf8mb4)) IS NULL AND taken < %s - %d LIMIT 10000", clock, takenFor*1_000_000))
 	if err != nil {

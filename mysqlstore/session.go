@@ -18,7 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// sessions is what the recipes on sessions have in common.
+// sessions has the methods that the recipes on sessions share.
 type sessions struct {
 	faults
 	s *Store
@@ -28,8 +28,8 @@ type sessions struct {
 // zone is UTC. NOW and UTC_TIMESTAMP are evaluated before the wait.
 const sysdate = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
 
-// tokens returns how many tokens the script that takes a lock reserves. Durable tokens are
-// reserved by the counter.
+// tokens returns how many tokens the script that takes a lock reserves. The counter
+// reserves durable tokens.
 func (r sessions) tokens(a *sqlkit.LockRequest) int {
 	if r.s.cfg.Durable {
 		return 1
@@ -37,7 +37,7 @@ func (r sessions) tokens(a *sqlkit.LockRequest) int {
 	return a.Tokens
 }
 
-// pause is an expression that waits for a microsecond for each token of a request.
+// pause returns an expression that waits for one microsecond per token of a request.
 func (r sessions) pause(a *sqlkit.LockRequest) string {
 	return fmt.Sprintf("SLEEP(%.6f)", (time.Duration(r.tokens(a)) * time.Microsecond).Seconds())
 }
@@ -63,13 +63,13 @@ const (
 // A session has named locks of GET_LOCK beside the lock itself. The server frees them when
 // the session ends and not before, so that no other session can have them meanwhile.
 //
-//   - hf:session: and a random text, as long as the session exists. This is its identity:
-//     after a failover its connection number may be that of another program.
-//   - hf:new: and its number and turn, while it may have a grant that is not recorded. It
-//     is taken with a lock, and kept until the next one, if that follows closely. Two turns
-//     alternate, so that an inspection notices that a session has gone on to another grant.
-//   - hf:grant: and the hash of a request's ID, while it has a grant that is recorded, or
-//     about to be. A row of holdfast_session counts while its session has this lock.
+//   - hf:session: and a random text, as long as the session exists. This lock is the identity
+//     of the session: after a failover another program may have its connection number.
+//   - hf:new: and its number and turn, while it may have a grant that is not recorded. The
+//     session takes it with a lock, and keeps it until the next lock, if that follows closely.
+//     Two turns alternate, so that an inspection notices when a session has the next grant.
+//   - hf:grant: and the hash of a request's ID, while the session has a grant that is recorded,
+//     or about to be. A row of holdfast_session counts while its session has this lock.
 //   - hf:unrecorded: and its number, while it has a grant that could not be recorded.
 func identityLock(id sqlkit.Identity) string { return "'hf:session:" + id.Since + "'" }
 
@@ -87,28 +87,29 @@ func grantLock(requestID string) string {
 	return "hf:grant:" + base32Lower.EncodeToString(sum[:20])
 }
 
-// gate is a named lock before the lock of a name. A waiter has it while it waits for the lock, and the
-// others wait for the gate, in the order in which they came. So the gate is free if no session
-// waits, and a holder can pass its lock on.
+// gate returns the named lock that a waiter takes before the lock of a name. The waiter has the gate
+// while it waits for the lock. The other waiters wait for the gate, in the order in which they came.
+// So the gate is free if no session waits, and a holder can pass its lock on.
 func gate(key []byte) string { return asText("hfw" + hashedName(key)[2:]) }
 
-// enter is an expression that waits for the gate.
+// enter returns an expression that waits for the gate.
 func enter(key []byte) string { return fmt.Sprintf("GET_LOCK(%s, %d)", gate(key), forever) }
 
-// once is an expression that takes a named lock unless the session has it. The server counts
-// how often a session has taken a lock.
+// once returns an expression that takes a named lock unless the session has it. The server
+// counts how often a session takes a lock.
 func once(lock string) string {
 	return fmt.Sprintf("IF(COALESCE(IS_USED_LOCK(%s), 0) = CONNECTION_ID(), 1, GET_LOCK(%[1]s, 0))", lock)
 }
 
-// isReadOnly reads the value of read_only, which is an enumeration in some versions.
+// isReadOnly reports whether a value of read_only means read-only. In some versions the
+// variable is an enumeration.
 func isReadOnly(value string) bool {
 	return value != "0" && !strings.EqualFold(value, "OFF") // mutation: mysql-demoted
 }
 
 // Begin switches off every timeout of a session, a transaction or a statement, so that only
-// the TTL ends it, and sets the session's clock to UTC. In strict mode the server does not
-// cut a name that is too long for a user's column.
+// the TTL ends the session, and sets the session's clock to UTC. In strict mode the server
+// does not cut a name that is too long for a user's column.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
 	f, err := r.s.server.Wait(ctx)
 	if err != nil {
@@ -160,7 +161,8 @@ func locked(err error) bool {
 	return ok && (my.Number == errLockWait || my.Number == errStatementTime)
 }
 
-// timeout returns the statement that sets the session's timer, if it differs.
+// timeout returns the statement that sets the session's timer, if the timer has another
+// value.
 func timeout(s *sqlkit.Session, ttl time.Duration) []string {
 	if s.TTL == ttl {
 		return nil
@@ -171,8 +173,9 @@ func timeout(s *sqlkit.Session, ttl time.Duration) []string {
 // comment returns a label for a statement that may wait.
 func comment(a *sqlkit.LockRequest) string { return "/*" + a.Label.Encode(labelRoom) + "*/ " }
 
-// markNew is an expression that takes the session's lock hf:new of the next turn and frees
-// that of the last turn. After the server has evaluated it, call marked.
+// markNew returns an expression that takes the session's lock hf:new of the next turn and
+// frees that of the last turn. The caller calls marked after the server has evaluated the
+// expression.
 func markNew(s *sqlkit.Session) string {
 	take := "GET_LOCK(" + newLock(s, 1-s.Turn) + ", 0)"
 	if s.Unrecorded {
@@ -194,15 +197,15 @@ func (r sessions) Rest(ctx context.Context, s *sqlkit.Session) error {
 // the session's timer. In the same round trip it takes the named lock of a grant that is
 // about to be recorded.
 //
-// proof is a script whose last statement can be extended by columns. Its first column is
-// whether the session has the lock.
+// proof is a script. The first column of its last statement is whether the session has the
+// lock, and prove adds other columns.
 func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRequest, lockname string, proof ...string) (bool, error) {
 	record := a.Record && !a.Recorded && r.s.record.due() // mutation: mysql-due
 	left := a.TTL
 	if a.Left > 0 {
 		left, _ = sqlkit.RoundTTL(a.Left, unit)
 	}
-	proof = append(timeout(s, left), proof...) // a script of its own
+	proof = append(timeout(s, left), proof...) // a copy of the caller's script
 	proof[len(proof)-1] += ", @@global.read_only"
 	if record {
 		proof[len(proof)-1] += ", " + once("'"+grantLock(a.ID)+"'")
@@ -233,8 +236,8 @@ func (r sessions) prove(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockRe
 	return true, nil
 }
 
-// unmark is an expression that frees the named locks of a grant that was, or was to be,
-// recorded.
+// unmark returns an expression that frees the named locks of a grant that was, or was to
+// be, recorded.
 func unmark(s *sqlkit.Session, a *sqlkit.LockRequest) string {
 	if !a.Record {
 		return "1"
@@ -341,8 +344,8 @@ func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight
 	return err
 }
 
-// processes is the server's list of sessions, with the microseconds since each has changed
-// its state.
+// processes returns a query for the server's list of sessions, with the microseconds since
+// each of them changed its state.
 func (r sessions) processes() string {
 	if r.s.facts().maria {
 		return "(SELECT id, host, command, state, info, CAST(time_ms * 1000 AS SIGNED) AS micros FROM information_schema.processlist)"
@@ -351,10 +354,12 @@ func (r sessions) processes() string {
 }
 
 // survey returns the sessions with a grant that is not recorded, the recorded holders of the
-// recipe, and the waiters: the sessions with a statement that waits. For a named lock the server
-// shows that it waits; that of a row waits if it has run for a while.
+// recipe, and the waiters: the sessions with a statement that waits. The server shows whether a
+// statement waits for a named lock. A statement that requests a row waits if it has run for a
+// while.
 func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all bool, recipe, waits string) ([]sqlkit.Sight, []sqlkit.Identity, error) {
-	// Before the holders: a grant that is recorded meanwhile is then seen below.
+	// The holders are read after this, so that they include a grant that is recorded
+	// meanwhile.
 	unrecorded, err := r.unrecorded(ctx, side)
 	if err != nil {
 		return nil, nil, err
@@ -373,8 +378,8 @@ func (r sessions) survey(ctx context.Context, side sqlkit.Link, key []byte, all 
 	return append(sights, waiting...), unrecorded, err
 }
 
-// holders returns the sessions that have the grants which are recorded. Their numbers are
-// those of this server, found by the named locks of their grants.
+// holders returns the sessions whose grants are recorded. It finds the numbers that the
+// sessions have on this server by the named locks of their grants.
 func (r sessions) holders(ctx context.Context, side sqlkit.Link, where string) ([]sqlkit.Sight, error) {
 	a, err := side.Run(ctx, "SELECT s.now, s.token, s.slot, s.label, p.micros, p.command, s.held FROM"+
 		" (SELECT IS_USED_LOCK(CONVERT(s.held USING utf8mb4)) AS now, s.held, s.token, s.slot, s.label FROM holdfast_session s WHERE "+where+") s"+

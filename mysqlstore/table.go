@@ -11,11 +11,11 @@ import (
 // depend on the session's time zone.
 const clock = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 
-// table is the dialect of the optimistic recipe. Its time is the beginning of a statement.
-// So a statement that waits for a row lock uses a time in the past. That is safe: it treats a
-// grant that has expired during the wait as valid. A deadline that has passed during the wait
-// is at most innodb_lock_wait_timeout old. UpdateEach may wait for
-// each of its rows; it creates none, and each version is used once.
+// table builds the statements of the optimistic recipe. Their time is the beginning of the
+// statement. So a statement that waits for a row lock uses a time in the past. That is safe:
+// it treats a grant that has expired during the wait as valid. A deadline that has passed
+// during the wait is at most innodb_lock_wait_timeout old. UpdateEach may wait for each of
+// its rows. That is safe too: it creates no row, and each version is used once.
 type table struct{}
 
 // lit returns bytes as a literal that means the same in every sql_mode.
@@ -45,8 +45,8 @@ func (table) Update(name []byte, old int64, w sqlkit.Write) string {
 }
 
 // UpdateEach joins a table of the changes. By the order of the join it locks one row after the other, and no
-// other rows. Its comments are statements for one kind of server each: MySQL, and MariaDB since 10.6, leave out
-// rows that are locked. In older versions of MariaDB a locked row is an error at once.
+// other rows. Each SQL comment in it is code for one kind of server. MySQL, and MariaDB since 10.6, leave out
+// rows that are locked. Older versions of MariaDB return an error at once if a row is locked.
 func (table) UpdateEach(changes []sqlkit.Change) string {
 	var all []string
 	for _, c := range changes {

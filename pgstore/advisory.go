@@ -112,16 +112,16 @@ func (r advisory) Lock(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	return got, nil
 }
 
-// waits is the lock that a session shares while it waits for the lock of a name. The server frees
-// it at the end of the statement. So no session has it if none waits, and a holder
-// can pass its lock on.
+// waits returns the advisory lock that a session shares while it waits for the lock of a name.
+// The server frees it at the end of the waiter's statement. So if no session has it, no session
+// waits, and a holder can pass its lock on.
 func waits(key []byte) mark { return hashed("wait\x00", key) }
 
 // pass is the statement of Pass.
 const pass = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_xact_lock($1::bigint) THEN " + clock + " WHEN pg_advisory_unlock($2::bigint) THEN 0 ELSE -1 END, pg_backend_pid(), CASE WHEN $3::boolean THEN " + unnamed + " END"
 
-// Pass keeps the lock if no session shares the lock of the waiters, and else frees it, in one
-// statement.
+// Pass keeps the lock if no session shares the lock of the waiters, and otherwise frees it,
+// in one statement.
 func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit.LockRequest) (sqlkit.Got, sqlkit.PassOutcome, error) {
 	m, err := r.mark(old.Key)
 	p, ok := s.Link.(preparer)
@@ -144,9 +144,9 @@ func (r advisory) Pass(ctx context.Context, s *sqlkit.Session, old, next *sqlkit
 	}
 }
 
-// drawn is the rest of a statement that takes the lock in a query l. It returns the token,
-// the backend, and how many tokens the grant has if it shall have n, an expression. n is
-// empty for one token.
+// drawn returns the rest of a statement that takes the lock in a query l. The statement
+// returns the token and the backend. If n, an expression, is not empty, the grant shall
+// have n tokens, and the statement also returns how many it has.
 func drawn(token, n string) string {
 	tokens := ""
 	if n != "" {
@@ -163,9 +163,9 @@ func (r advisory) count(a *sqlkit.LockRequest) string {
 	return ""
 }
 
-// The statements of a try for an exclusive lock. The second one reserves $2 tokens. CASE evaluates
-// the clock after its condition, and so with the lock; the first one needs no query l for
-// that, which would cost the server as much as the lock itself.
+// These are the statements of a try for an exclusive lock. tryOne reserves one token, and
+// trySeveral reserves $2 tokens. CASE evaluates the clock after its condition, and so with the
+// lock. So tryOne needs no query l, which would cost the server as much as the lock itself.
 const (
 	tryOne = "SELECT " + unlabelledMark + " CASE WHEN pg_try_advisory_lock($1::bigint) THEN " + clock + " END, pg_backend_pid()"
 	taken  = "CASE WHEN ok THEN " + clock + " END"
@@ -173,8 +173,8 @@ const (
 
 var trySeveral = "WITH l AS MATERIALIZED (SELECT " + unlabelledMark + " pg_try_advisory_lock($1::bigint) AS ok), " + drawn(taken, "$2::bigint")
 
-// now is the expression of the token. Shared grants read the clock one after the other, so
-// that no two have the same token.
+// now returns the expression for the token. Shared grants read the clock one after the
+// other, so that no two have the same token.
 func (r advisory) now(a *sqlkit.LockRequest) string {
 	if a.Limit == driver.Exclusive {
 		return clock
@@ -206,12 +206,13 @@ func (r advisory) Ping(ctx context.Context, s *sqlkit.Session, a *sqlkit.LockReq
 	return answers.Last().Int(0) == s.ID.Conn, nil
 }
 
-// errMoved is the error of a session that has become another one.
+// errMoved is the error of a connection that has another session than before.
 var errMoved = fmt.Errorf("the connection has another backend than before: a pooler in transaction mode stands between")
 
-// durable raises the high-water mark of tokens, which is on the disk before the grant
-// is given. It returns the marks before and after. Where the server repeats the update on a
-// row that another client has just changed, it evaluates the expression anew.
+// durable returns a statement that raises the high-water mark of tokens. The mark is on
+// disk before the client returns the grant. The statement returns the marks before and
+// after. If the server repeats the update because another client has just changed the row,
+// it evaluates the expression anew.
 func durable(a *sqlkit.LockRequest) string {
 	return fmt.Sprintf("UPDATE "+unlabelledMark+" holdfast_floor SET token = GREATEST(set_config('holdfast.mark', token::text, true)::bigint + 1, %s) WHERE bucket = %d AND "+flushed+
 		" RETURNING current_setting('holdfast.mark'), token", clock, sqlkit.Bucket(a.Key))

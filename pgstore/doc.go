@@ -11,41 +11,43 @@
 // recipes and lists the rights that they need.
 //
 // Parameters of the URL: recipe; tokens=durable ([DurableTokens]); keys=given
-// ([GivenKeys]); table and column ([Table]). All others are pgx's and the server's. The
-// store overrides those that would end a session or a wait.
+// ([GivenKeys]); table and column ([Table]). All other parameters belong to pgx or the
+// server. The store overrides those that would end a session or a wait.
 //
 // # Safety
 //
 // [sqlkit.Sessions] and [sqlkit.Optimistic] explain why sessions and leases are safe. This is
 // specific to PostgreSQL:
 //
-// idle_session_timeout, or inside the transaction idle_in_transaction_session_timeout, is set
-// to the TTL before or with the lock. It ends a session that has been silent for the TTL.
-// All other timeouts of the session are switched off, and its isolation is READ COMMITTED.
-// The server checks once a second whether a waiting client is still there.
+// The store sets idle_session_timeout, or inside the transaction
+// idle_in_transaction_session_timeout, to the TTL before or with the lock. The server then
+// ends a session that has been silent for the TTL. The store switches off all other timeouts
+// of the session, and its isolation is READ COMMITTED. The server checks once a second
+// whether a waiting client is still there.
 //
-// A token is clock_timestamp in microseconds, evaluated after the lock was granted: in a
-// statement after it, or behind a MATERIALIZED query that takes it. Shared grants and
-// permits read the clock one after the other. For several tokens the statement reads the
-// clock again and again, until it is as many microseconds later.
+// A token is clock_timestamp in microseconds. The server evaluates it after it has granted
+// the lock: in a later statement, or after a MATERIALIZED query that takes the lock. Shared
+// grants and permits read the clock one after the other. For several tokens the statement
+// reads the clock repeatedly, until as many microseconds have passed.
 //
-// A waiter of [Advisory] shares an advisory lock of the name as long as its statement runs, and a waiter of
-// [Pessimistic] has the gate before the row. A session that passes its lock on (see
-// [sqlkit.Sessions]) tries that lock in the statement that reads the clock. If it is taken,
-// Advisory releases its lock in the same statement, and Pessimistic ends its transaction by the next one.
+// A waiter of [Advisory] shares an advisory lock of the name as long as its statement runs. A waiter of
+// [Pessimistic] has the gate before the row. A session that passes its lock on (see [sqlkit.Sessions])
+// tries to take that lock in the statement that reads the clock. If another session has it, Advisory
+// releases its lock in the same statement, and Pessimistic ends its transaction by the next one.
 //
-// pg_locks shows the sessions that hold, and pg_stat_activity their owners: the comment of
-// the last statement has the owner, and application_name the tokens. Both end with the
-// session. In the first 20 ms of a grant only pg_locks shows it, and an inspection waits
-// for the rest.
+// pg_locks shows the sessions that have locks, and pg_stat_activity shows their owners: the
+// comment of the last statement has the owner, and application_name the tokens. Both end
+// with the session. In the first 20 ms of a grant only pg_locks shows it, and an inspection
+// waits until pg_stat_activity shows the owner.
 //
 // Every new session checks whether the server is a replica, because a replica grants advisory
-// locks of its own. Of several hosts the primary is used.
+// locks of its own. If a URL names several hosts, the client uses the primary.
 //
 // A grant of Optimistic and a durable token are on disk when their transaction has committed,
-// because the transaction switches synchronous_commit on if it is off. fsync and
-// full_page_writes cannot be switched on by a client: the guarantees note if they are off.
+// because the transaction switches synchronous_commit on if it is off. A client cannot switch
+// on fsync and full_page_writes: the guarantees note if they are off.
 //
-// Behind a pooler in transaction mode one session becomes another one. Open detects that and
-// refuses the server. Besides, every grant and renewal compares the backend.
+// Behind a pooler in transaction mode, a connection may get another session for each
+// transaction. Open detects that and refuses the server. In addition, every grant and
+// renewal compares the backend.
 package pgstore

@@ -11,10 +11,10 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-// Guard is [fence.SQL] for pgx: it refuses a stale token inside the user's own
-// transaction, by the same table, so that users of pgx and of database/sql guard one
-// resource together. [fence.SQL] describes why that is atomic, how to create the table, and
-// which errors permit a retry.
+// Guard is [fence.SQL] for pgx: it refuses a stale token inside the user's own transaction.
+// It uses the same table, so that users of pgx and of database/sql guard one resource
+// together. [fence.SQL] describes why that is atomic, how to create the table, and which
+// errors permit a retry.
 //
 //	guard := pgstore.Guard{}
 //	err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
@@ -25,7 +25,7 @@ import (
 //		return err
 //	})
 //
-// With a DB it is also a [fence.Guard], which runs the transaction itself.
+// With a DB, a Guard is also a [fence.Guard], which runs the transaction itself.
 type Guard struct {
 	// DB begins the transactions of Write and Raise. Check does not use it.
 	DB interface {
@@ -77,7 +77,8 @@ func (g Guard) Write(ctx context.Context, resource string, token uint64, write f
 	if err != nil {
 		return err
 	}
-	// Rollback does nothing after a commit. Where it fails, for example because ctx has ended, pgx ends the connection.
+	// Rollback does nothing after a commit. If Rollback fails, for example because ctx has
+	// ended, pgx ends the connection.
 	defer func() { _ = tx.Rollback(ctx) }()
 	if err := g.Check(ctx, tx, resource, token); err != nil {
 		return err
@@ -131,7 +132,7 @@ func (g Guard) begin(ctx context.Context, resource string) (pgx.Tx, error) {
 	return tx, nil
 }
 
-// check returns the name of the table.
+// check validates the arguments, and returns the name of the table.
 func (g Guard) check(ctx context.Context, resource string, token uint64) (string, error) {
 	if _, err := (fence.SQL{Dialect: fence.PostgreSQL, Table: g.Table}).Schema(); err != nil {
 		return "", err

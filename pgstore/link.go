@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// pgLink is a link over pgx's lowest layer, in the simple protocol: a script is one round
-// trip, and nothing is prepared.
+// pgLink is a link over pgx's lowest layer. Run uses the simple protocol: a script is one
+// round trip, and the server prepares nothing.
 type pgLink struct {
 	conn *pgconn.PgConn
 	gone <-chan struct{}

@@ -12,7 +12,7 @@ import (
 )
 
 // listener receives the notifications of releases, on one connection that exists while there
-// are waiters and a little longer. Without it, and behind a pooler, waiters poll.
+// are waiters and a little longer. Without a listener, and behind a pooler, waiters poll.
 type listener struct {
 	pg     *pgconn.Config
 	ctx    context.Context
@@ -35,7 +35,7 @@ func newListener(pg *pgconn.Config) *listener {
 	return l
 }
 
-// Listen registers a waiter, after the first attempt to listen.
+// Listen registers a waiter. It returns after the first attempt to listen.
 func (l *listener) Listen(ctx context.Context, name []byte) (<-chan struct{}, func(), error) {
 	ch, p := make(chan struct{}, 1), payload(name)
 	l.mu.Lock()

@@ -54,19 +54,20 @@ func DurableTokens() Option { return func(c *config) { c.Durable = true } }
 
 // GivenKeys makes Advisory use names as keys, to share them with other programs that call
 // pg_advisory_lock. A name is the decimal form of a signed 64-bit number, or of two signed
-// 32-bit numbers with a comma between, as in "42" or "7,1". It has no namespaces.
+// 32-bit numbers with a comma between, as in "42" or "7,1". A store with given keys has no
+// namespaces.
 func GivenKeys() Option { return func(c *config) { c.given = true } }
 
 // MaxIdle sets how many idle connections the store keeps at most, for callers that lock
-// many names at once. Those beyond four are closed when they were not needed for 5 s, and
-// no more than four are kept for 10 s after the server has refused a client. Default 64,
-// from 1 to 10,000. It has no effect on a user's pool.
+// many names at once. The store closes connections beyond four that were not needed for 5
+// s. For 10 s after the server has refused a client, it keeps no more than four. The
+// default is 64, and the range is 1 to 10,000. MaxIdle has no effect on a user's pool.
 func MaxIdle(n int) Option { return func(c *config) { c.MaxIdle = n } }
 
 // Table makes Pessimistic lock the rows of an existing table, to share them with other
 // programs that lock those rows. column holds the names, is of type text, varchar or bytea,
-// and has a unique index. The store inserts missing rows, with the column alone. Semaphores
-// are not supported on it.
+// and has a unique index. The store inserts missing rows, with the column alone. The store
+// has no semaphores then.
 func Table(table, column string) Option {
 	return func(c *config) { c.Table, c.Column = table, column }
 }
@@ -111,8 +112,8 @@ func openURL(ctx context.Context, u *url.URL, namespace string) (driver.Store, e
 	return s, nil
 }
 
-// parseURL reads postgres://user:pass@host:port/database?recipe=... . A parameter that is
-// not holdfast's is pgx's or the server's.
+// parseURL reads postgres://user:pass@host:port/database?recipe=... . All other parameters
+// belong to pgx or the server.
 func parseURL(u *url.URL) (*pgconn.Config, []Option, error) {
 	bad := func(format string, args ...any) (*pgconn.Config, []Option, error) {
 		return nil, nil, driver.Errorf(driver.CodeInvalid, "pgstore: URL: "+format, args...)

@@ -9,7 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestBadInputIsRefused before any I/O: the error names each mistake, and no password.
+// TestBadInputIsRefused: Open refuses bad input before any I/O. The error names the
+// mistake, and never the password.
 func TestBadInputIsRefused(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

@@ -13,12 +13,12 @@ import (
 
 // pessimistic is the recipe of a row lock in an open transaction.
 //
-// Each name has a row. An exclusive grant locks it alone; all others share it. A request
-// that shares it has ensured, with the row locked, that the column permits has its kind:
-// 0 for readers, n for a semaphore of n. A change of permits locks the row alone. So
-// readers and permits, and semaphores of different sizes, never stand together; they wait
-// for one another although the rule would admit some of them. A permit locks a row of its
-// own as well.
+// Each name has a row. An exclusive grant locks the row alone, and all other grants share
+// it. Before a request shares the row, its client ensures, with the row locked, that the
+// column permits has its kind: 0 for readers, n for a semaphore of n. A change of permits
+// locks the row alone. So readers and permits, and semaphores of different sizes, never
+// have grants at the same time. They wait for one another, although their limits would
+// admit some of them. Each permit also locks a row of its own.
 //
 // PostgreSQL lets overlapping readers starve a writer, and lets new requests pass the
 // waiters of a row. So there is a gate before the row, an advisory lock. A waiter takes the
@@ -26,8 +26,8 @@ import (
 // Requests that do not wait share the gate, if there is no waiter. The gate decides the
 // order and nothing else.
 //
-// A transaction that holds also shares an advisory lock that no session takes alone. It
-// makes the grant visible in pg_locks, where row locks are not.
+// A transaction with a grant also shares an advisory lock that no session takes alone. This
+// lock makes the grant visible in pg_locks, which does not show row locks.
 type pessimistic struct{ sessions }
 
 func gate(key []byte) mark { return hashed("gate\x00", key) }
@@ -112,8 +112,8 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 	case !there:
 		_, err := s.Run(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", "SET LOCAL lock_timeout = '100ms'", r.insert(a.Key), "COMMIT")
 		if state(err) == "55P03" {
-			// Another client's transaction has inserted it and is still open. The row is
-			// invisible until the commit, so that no statement can wait for it.
+			// Another client's transaction has inserted the row and is still open. The row
+			// is invisible until the commit, so that no statement can wait for it.
 			if _, err = s.Run(ctx, "ROLLBACK"); err == nil {
 				err = sqlkit.ErrBusy
 			}
@@ -125,13 +125,14 @@ func (r pessimistic) TryRow(ctx context.Context, s *sqlkit.Session, a *sqlkit.Lo
 	case passed && have >= 0 && !fits:
 		return sqlkit.Got{}, sqlkit.ErrKind
 	case wait && passed && have < 0:
-		return sqlkit.Got{}, sqlkit.ErrRow // another client has inserted it meanwhile: the next try waits for it
+		return sqlkit.Got{}, sqlkit.ErrRow // another client has inserted the row meanwhile: the next try waits for it
 	}
 	return sqlkit.Got{}, sqlkit.ErrBusy
 }
 
-// script returns whether the gate was passed; permits, the token, the backend, the slot and
-// how many tokens the grant has; and whether the name has a row.
+// script returns the statements of TryRow. Their answers are: whether the request passed
+// the gate; permits, the token, the backend, the slot and how many tokens the grant has;
+// and whether the name has a row.
 func (r pessimistic) script(a *sqlkit.LockRequest, wait bool) []string {
 	permits := "permits"
 	if r.own() {
@@ -211,7 +212,8 @@ func (r pessimistic) Pass(ctx context.Context, s *sqlkit.Session, old, next *sql
 	return next.Passed(old, row.Int(0))
 }
 
-// flag sets a flag of the transaction to an expression, whose value is NULL or 'yes'.
+// flag returns an expression that sets a flag of the transaction to value, an expression
+// that is NULL or 'yes'.
 func flag(name, value string) string {
 	return fmt.Sprintf("set_config('holdfast.%s', %s, true)", name, value)
 }
@@ -220,8 +222,8 @@ func ifFlag(name, then string) string {
 	return fmt.Sprintf("CASE WHEN current_setting('holdfast.%s', true) = 'yes' THEN %s END", name, then)
 }
 
-// name is the expression that sets the session's name to token, ID, and slot or number of tokens
-// of its grant.
+// name returns the expression that sets application_name to the token, the ID, and the slot or
+// number of tokens of a grant.
 func (r pessimistic) name(a *sqlkit.LockRequest, token, tokens, slot string) string {
 	if sqlkit.Kind(a.Limit) > driver.Exclusive {
 		return fmt.Sprintf("set_config('application_name', coalesce('hf ' || %s || ' %s ' || %s, ''), false)", token, a.ID, slot)
@@ -257,8 +259,8 @@ func (r pessimistic) SwitchKind(ctx context.Context, s *sqlkit.Session, a *sqlki
 	return nil
 }
 
-// Unlock ends the transaction. It has written nothing, so that a rollback costs no write to
-// the log. The transaction ends with its session at the latest.
+// Unlock ends the transaction. The transaction has written nothing, so that a rollback
+// costs no write to the log. The transaction ends with its session at the latest.
 func (r pessimistic) Unlock(ctx context.Context, s *sqlkit.Session, _ *sqlkit.LockRequest) (bool, error) {
 	answers, err := s.Run(ctx, "ROLLBACK", "SELECT pg_backend_pid()")
 	if err != nil {
@@ -273,8 +275,8 @@ func (r pessimistic) Clear(ctx context.Context, s *sqlkit.Session) error {
 	return err
 }
 
-// Survey reads pg_locks: a session with the sign holds, and a session that waits at or in
-// the gate is a waiter.
+// Survey reads pg_locks: a session with the sign is a holder, and a session that waits for
+// the gate, or has the gate and waits for the row, is a waiter.
 func (r pessimistic) Survey(ctx context.Context, side sqlkit.Link, key []byte, all bool) ([]sqlkit.Sight, []sqlkit.Identity, error) {
 	where := "l.objsubid = 1"
 	if !all {

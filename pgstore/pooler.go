@@ -7,8 +7,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlkit"
 )
 
-// direct reports whether no pooler is between: a pooler sends a number of its own for
-// cancellation, and a server sends the number of the backend.
+// direct reports whether there is no pooler between the client and the server: a pooler
+// sends a number of its own for cancellation, and a server sends the number of the backend.
 func direct(ctx context.Context, l *pgLink) (bool, error) {
 	a, err := l.Run(ctx, "SELECT pg_backend_pid()")
 	return err == nil && int64(l.conn.PID()) == a.Last().Int(0), err
@@ -16,9 +16,9 @@ func direct(ctx context.Context, l *pgLink) (bool, error) {
 
 // moves reports whether the backend of a session changes between its transactions, as it
 // does behind a pooler in transaction mode. Such a pooler assigns the backend that was used
-// last: here to the transaction of another session, so that the first session gets another
-// backend. A busy pooler may not do that, so moves tries several times. Besides, each grant
-// compares the backend. Nothing stays in a backend.
+// last. moves begins a transaction on another session, which gets that backend, so that the
+// first session gets another one. A busy pooler may not do that, so moves tries several
+// times. In addition, each grant compares the backend. moves leaves nothing in a backend.
 func moves(ctx context.Context, l sqlkit.Link, dial dialer) (bool, error) {
 	if p, ok := l.(*pgLink); ok {
 		if is, err := direct(ctx, p); is || err != nil {

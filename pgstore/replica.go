@@ -12,8 +12,8 @@ import (
 // the primary do not see.
 var errReplica = driver.Errorf(driver.CodeUnavailable, "the server is a replica, which grants nothing: give the primary's address")
 
-// onlyPrimary lets pgx skip servers that report that they are replicas. Of several hosts the
-// primary is used, also after a failover.
+// onlyPrimary makes pgx skip servers that report that they are replicas. So pgx uses the
+// primary of several hosts, also after a failover.
 func onlyPrimary(cfg *pgconn.Config) {
 	given := cfg.ValidateConnect
 	cfg.ValidateConnect = func(ctx context.Context, c *pgconn.PgConn) error {

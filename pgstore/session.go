@@ -18,7 +18,8 @@ type sessions struct {
 }
 
 // Begin switches off every timeout of a session, a transaction or a statement, so that only
-// the TTL ends it. The server checks once a second whether a waiting client is still there.
+// the TTL ends the session. The server checks once a second whether a waiting client is
+// still there.
 func (r sessions) Begin(ctx context.Context, l sqlkit.Link) (sqlkit.Identity, error) {
 	f, err := r.s.server.Wait(ctx)
 	if err != nil {
@@ -59,8 +60,8 @@ func (r sessions) comment(a *sqlkit.LockRequest) string {
 }
 
 // named returns an expression that sets application_name to the token and the ID of an exclusive or
-// shared grant, and to how many tokens it has if they are several; or to the empty string if the value
-// of token is NULL.
+// shared grant. If the grant has several tokens, their number follows. If token is NULL, the name is
+// the empty string.
 func named(a *sqlkit.LockRequest, token, tokens string) string {
 	return fmt.Sprintf("set_config('application_name', coalesce('hf ' || (%s) || ' %s' || CASE WHEN (%s) > 1 THEN ' x' || (%[3]s) ELSE '' END, ''), false)", token, a.ID, tokens)
 }
@@ -75,8 +76,8 @@ func limit(a *sqlkit.LockRequest) {
 	}
 }
 
-// tokens returns how many tokens the statement that takes the lock reserves. Durable tokens are
-// reserved by the counter.
+// tokens returns how many tokens the statement that takes the lock reserves. The counter
+// reserves durable tokens.
 func (r sessions) tokens(a *sqlkit.LockRequest) int {
 	if r.s.cfg.Durable {
 		return 1
@@ -84,9 +85,9 @@ func (r sessions) tokens(a *sqlkit.LockRequest) int {
 	return a.Tokens
 }
 
-// several is an expression, evaluated with the lock, for how many tokens a grant has: n, once the clock is
-// n microseconds after token, the first one; or one, if it does not get there. pg_sleep would
-// wait for a millisecond.
+// several returns an expression for how many tokens a grant has. The server evaluates it with the lock,
+// and reads the clock until it is n microseconds after token, the first one. The value is then n, or one
+// if the clock does not get there. pg_sleep would wait for a millisecond.
 func several(token, n string) string {
 	return fmt.Sprintf("CASE WHEN %[1]s IS NOT NULL THEN coalesce((SELECT %[2]s FROM (SELECT generate_series(1, 50 * %[2]s), %[3]s AS now) c WHERE now >= %[1]s + %[2]s LIMIT 1), 1) END",
 		token, n, clock)
@@ -182,7 +183,7 @@ func (r sessions) Evict(ctx context.Context, side sqlkit.Link, seen sqlkit.Sight
 	return err
 }
 
-// mark is an advisory lock by which grants and waiters are found.
+// mark is an advisory lock by which Survey finds grants and waiters.
 type mark struct {
 	classid, objid uint32
 	sub            int // 1: one 64-bit key, 2: two of 32 bits
@@ -251,6 +252,6 @@ type found struct {
 	sqlkit.Sight
 	mark       mark
 	ours       bool
-	unrecorded bool // it holds the lock, and its owner is not recorded yet
+	unrecorded bool // the session has the lock, and its owner is not recorded yet
 	blocked    bool // its statement waits for a lock
 }

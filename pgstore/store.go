@@ -83,8 +83,8 @@ func OpenConfig(ctx context.Context, pg *pgconn.Config, o ...Option) (*Store, er
 	return s.open(ctx, newListener(pg))
 }
 
-// hostTimeout limits the time for a connection to one of several hosts. A host that does not answer, such as
-// a primary that has lost its power, does not keep clients from the others.
+// hostTimeout limits the time for a connection to one of several hosts. So a host that does not answer, such
+// as a primary that has lost its power, does not keep clients from the other hosts.
 const hostTimeout = 2 * time.Second
 
 // New opens a store over the caller's pool of the driver pgx or lib/pq, which the caller closes. With
@@ -102,7 +102,7 @@ func New(ctx context.Context, db *sql.DB, o ...Option) (*Store, error) {
 	if db.Stats().MaxOpenConnections == 1 && c.Recipe != Optimistic {
 		return nil, errPoolOfOne(c.Recipe)
 	}
-	c.MaxIdle = 0 // the pool keeps its own
+	c.MaxIdle = 0 // the pool keeps its own idle connections
 	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db)}
 	return s.open(ctx, nil)
 }
@@ -120,7 +120,7 @@ func NewPool(ctx context.Context, pool *pgxpool.Pool, o ...Option) (*Store, erro
 		return nil, errPoolOfOne(c.Recipe)
 	}
 	db := stdlib.OpenDBFromPool(pool)
-	c.MaxIdle = 0 // the pool keeps its own
+	c.MaxIdle = 0 // the pool keeps its own idle connections
 	s := &Store{cfg: c, where: "postgres (a pool)", dial: lend(db), own: db}
 	return s.open(ctx, nil)
 }

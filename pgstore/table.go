@@ -11,7 +11,7 @@ import (
 // clock is the time in microseconds since 1970, as of its evaluation.
 const clock = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 
-// table is the dialect of the optimistic recipe.
+// table builds the statements of the optimistic recipe.
 type table struct{ wake bool }
 
 // lit returns bytes as a literal that means the same under every setting.

@@ -4,9 +4,9 @@ import (
 	"testing"
 )
 
-// TestAheadUsesTTL: a grant that seems to stand for longer than possible stands for its TTL.
-// The TTL does not count if it is unknown, or if the row may have been written after the
-// time was read.
+// TestAheadUsesTTL: if the expiry time of a grant is further away than its TTL, the clock
+// was set back, and the grant stands for its TTL. The expiry time stays if the TTL is
+// unknown, or if the row may have been written after the time was read.
 func TestAheadUsesTTL(t *testing.T) {
 	const now, ttl = int64(1e15), int64(1e6)
 	late := applyWithin.Microseconds()

@@ -40,8 +40,8 @@ func (noRequester) Owner() driver.Owner      { return driver.Owner{} }
 func (noRequester) Queued([]driver.Holder)   {}
 func (noRequester) Lost(driver.Cause, error) {}
 
-// TestGrantWhileClosingIsReturned: a wait gets the lock while the store is closed. The store
-// closes the session, and with it ends the lock.
+// TestGrantWhileClosingIsReturned: a waiter gets the lock while the store is being closed.
+// The store closes the session, which ends the lock.
 func TestGrantWhileClosingIsReturned(t *testing.T) {
 	l := &countedLink{}
 	c := &closing{}
@@ -57,7 +57,7 @@ func TestGrantWhileClosingIsReturned(t *testing.T) {
 	c.e.tasks.Wait()
 }
 
-// recording is a recipe with a Ping that records the holder when the test lets it.
+// recording is a recipe whose Ping records the holder when the test closes let.
 type recording struct {
 	closing
 	begun, let chan struct{}
@@ -76,8 +76,9 @@ func (r *recording) Ping(_ context.Context, _ *Session, a *LockRequest) (bool, e
 
 func (*recording) Unlock(context.Context, *Session, *LockRequest) (bool, error) { return true, nil }
 
-// TestLookSkipsSessionInRenewal: a look at a young grant does not touch a session that a
-// renewal is using (the race detector checks that). It looks again later.
+// TestLookSkipsSessionInRenewal: when the engine checks a young grant, it does not touch a
+// session that a renewal is using (the race detector checks that). The engine checks the
+// grant again later.
 func TestLookSkipsSessionInRenewal(t *testing.T) {
 	r := &recording{begun: make(chan struct{}), let: make(chan struct{})}
 	e := NewSessions(func(context.Context) (Link, error) { return &countedLink{}, nil }, r, Idle{Least: 2, Most: 2}, "")

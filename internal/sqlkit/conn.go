@@ -19,8 +19,8 @@ type Conn struct {
 	mu       sync.Mutex
 	reading  bool // a caller reads from the network
 	watching bool // the goroutine reads from the network
-	back     bool // the goroutine has been called back
-	stays    bool // the goroutine cannot be called back, and reads for all callers
+	back     bool // a Read has requested that the goroutine stop
+	stays    bool // the goroutine cannot be stopped, and reads for all callers
 	changed  sync.Cond
 	buf      []byte // read ahead and not yet returned
 	err      error  // why reading ended
@@ -38,8 +38,8 @@ func NewConn(c net.Conn) *Conn {
 }
 
 // survivesDeadline reports whether a connection of this type can be read again after a
-// deadline has ended a Read. Others, such as websockets, may not: their goroutine is not
-// called back.
+// deadline has ended a Read. Other connections, such as websockets, may end at a deadline:
+// Read does not stop their goroutine.
 func survivesDeadline(c net.Conn) bool {
 	switch c.(type) {
 	case *net.TCPConn, *net.UnixConn:
@@ -48,8 +48,8 @@ func survivesDeadline(c net.Conn) bool {
 	return false
 }
 
-// isDeadline reports whether err is a deadline that has passed. A timeout of the network
-// itself ends the connection and is none.
+// isDeadline reports whether err means that a deadline has passed. A timeout of the network
+// itself is not such an error: it ends the connection.
 func isDeadline(err error) bool {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return true
@@ -58,14 +58,14 @@ func isDeadline(err error) bool {
 	return ok && timeout.Timeout() && !errors.Is(err, syscall.ETIMEDOUT)
 }
 
-// KeepAlive are the probes by which the network notices that the other side is gone.
-// Nothing else ends a wait in the queue of a server that is gone.
+// KeepAlive configures the probes by which TCP detects a server that is gone. Nothing else
+// ends a client's wait in the queue of such a server.
 var KeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
 
-// Watch begins to read ahead, until the next Read. A caller that reads sees the end by
-// itself. Reading ahead all the time would pass every answer from one goroutine to
-// another, which costs more than many a statement. While a caller reads, Watch does
-// nothing.
+// Watch starts a goroutine that reads ahead until the next Read. While a caller reads,
+// Watch does nothing: that caller sees the end of the connection itself. A goroutine that
+// reads ahead all the time would pass every answer to another goroutine. That costs more
+// than many statements do.
 func (c *Conn) Watch() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,16 +73,16 @@ func (c *Conn) Watch() {
 		return
 	}
 	c.watching = true
-	_ = c.Conn.SetReadDeadline(time.Time{}) // a deadline is for callers
+	_ = c.Conn.SetReadDeadline(time.Time{}) // deadlines apply to callers only
 	go c.pump()
 }
 
-// Gone is closed when nothing more will come: the other side, the network or Close has
-// ended the connection.
+// Gone returns a channel. It is closed when the other side, the network or Close has ended
+// the connection.
 func (c *Conn) Gone() <-chan struct{} { return c.gone }
 
 func (c *Conn) pump() {
-	chunk := make([]byte, 512) // usually nothing comes but the end; each held lock has one
+	chunk := make([]byte, 512) // small, since each held lock has one; usually only the end arrives
 	for {
 		n, err := c.Conn.Read(chunk)
 		c.mu.Lock()
@@ -167,7 +167,7 @@ func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.deadline = t
-	if c.watching { // the goroutine sets it when it ends
+	if c.watching { // pump sets the deadline when it ends
 		return nil
 	}
 	return c.Conn.SetReadDeadline(t)

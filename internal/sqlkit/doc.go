@@ -1,11 +1,11 @@
-// Package sqlkit is what the stores on SQL databases share: connections that run scripts
-// and notice their end, a small pool of them, and two engines.
+// Package sqlkit provides what the stores on SQL databases share: connections that run
+// scripts and notice their end, a small pool of such connections, and two engines.
 //
 // [Optimistic] keeps a name's grants in one row that every change replaces by
-// compare-and-set. [Sessions] keeps each grant on a database session of its own, whose
-// end frees it. Neither depends on a dialect: a store passes in the statements, the form
-// of their results, and the meaning of the server's errors. [Options] are the options of
-// such stores.
+// compare-and-set. [Sessions] keeps each grant on a database session of its own: the end of
+// the session frees the lock. Neither engine depends on a dialect: a store passes in the
+// statements, the form of their results, and the meaning of the server's errors. [Options]
+// has the options that these stores have in common.
 //
 // Statements carry their values as literals. So one script is one round trip, and nothing
 // stays prepared on a server or a pooler. Stores build the literals from hexadecimal

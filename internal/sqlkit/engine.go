@@ -7,15 +7,15 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Engine is what [Optimistic] and [Sessions] have in common: a store without its
-// guarantees.
+// Engine has the methods that [Optimistic] and [Sessions] have in common: those of a store,
+// without its guarantees.
 type Engine interface {
 	driver.Inspector
 	driver.Breaker
 	// Classify returns the code that every error of the engine carries.
 	Classify(err error) driver.Code
-	// Sweep removes rows of [Optimistic] that have been idle for the given time. [Sessions] has no
-	// such rows.
+	// Sweep removes rows of [Optimistic] that have been idle for at least this time.
+	// Engines without rows have nothing to remove.
 	Sweep(ctx context.Context, idle time.Duration) error
 	Acquire(context.Context, driver.Request) (driver.Grant, error)
 	Undo(context.Context, driver.Request) error

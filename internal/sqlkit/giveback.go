@@ -7,14 +7,14 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// DurableToken replaces the tokens of a lock by those that commit has written down and
-// committed. If that fails the recipe clears the session: the error then has a code that
-// proves that the request had no effect, or CodeUnknown if the server does not confirm
-// that within a second.
+// DurableToken replaces the tokens of a lock by those that commit has committed to the
+// database. If commit fails, the recipe clears the session. The code of the error then
+// proves that the request had no effect. It is CodeUnknown if the server does not confirm
+// the clearing within a second.
 //
-// Other clients wait meanwhile: the lock is taken, and a user's pool may have no more
-// connections, so that two requests would wait for each other. So the timeout of commit
-// is a third of the TTL, at most 5 s.
+// During commit the session has the lock, and other clients wait for it. If a user's pool
+// has no connection left for commit, two requests could wait for each other. So the timeout
+// of commit is a third of the TTL, at most 5 s.
 func DurableToken(ctx context.Context, r Recipe, s *Session, a *LockRequest, got Got, commit func(context.Context) (Got, error)) (Got, error) {
 	brief, cancel := context.WithTimeout(ctx, min(a.TTL/3, 5*time.Second))
 	durable, err := commit(brief)

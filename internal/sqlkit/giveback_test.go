@@ -15,7 +15,7 @@ var (
 	errRights = driver.Errorf(driver.CodeRefused, "no rights")
 )
 
-// failing is a recipe that gets the lock and fails after that, with each of its errors.
+// failing is a recipe that gets the lock and then fails, with the next of its errors.
 type failing struct {
 	closing
 	fails  []error
@@ -49,8 +49,9 @@ func (*failing) Sort(err error) (error, bool) {
 	return &driver.Error{Code: driver.CodeUnknown, Err: err}, err == errVictim
 }
 
-// TestFailureAfterLockIsReported: a failure after the lock was got has an unknown outcome
-// only if the lock could not be returned. It is then undone before the next try.
+// TestFailureAfterLockIsReported: a session gets the lock, and the request then fails. The
+// recipe clears the session, once, before the next try. The outcome is unknown only if that
+// fails.
 func TestFailureAfterLockIsReported(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -12,11 +12,11 @@ const DefaultMaxIdle = 64
 // ErrTooMany is part of a connection's error when the server has too many clients.
 var ErrTooMany = errors.New("the server accepts no more clients")
 
-// Idle bounds the idle connections of a pool. The pool keeps Least of them ready. It
-// keeps more, at most Most, for as long as they were all needed within the last
-// surplusFor: connections are used last in, first out, so one that has rested for
-// longer was not needed. When the server has refused a client, the pool keeps no more
-// than Least for a while, so that other processes get connections.
+// Idle bounds the idle connections of a pool. The pool keeps Least of them ready. It keeps
+// up to Most while all of them were needed within the last surplusFor. It uses connections
+// last in, first out, so a connection that was idle for longer was not needed. When the
+// server has refused a client, the pool keeps no more than Least for a while, so that other
+// processes get connections.
 type Idle struct {
 	Least, Most int
 	crowded     time.Time // until when no more than Least are kept
@@ -25,11 +25,12 @@ type Idle struct {
 const (
 	// surplusFor is how long an idle connection beyond Least is kept.
 	surplusFor = 5 * time.Second
-	// crowdedFor is how long a refused client is remembered.
+	// crowdedFor is how long the limit stays at Least after the server has refused a
+	// client.
 	crowdedFor = 10 * time.Second
 )
 
-// limit is how many connections may be idle now.
+// limit returns how many connections may be idle now.
 func (i *Idle) limit() int {
 	if !i.crowded.IsZero() && time.Now().Before(i.crowded) {
 		return i.Least
@@ -37,7 +38,8 @@ func (i *Idle) limit() int {
 	return i.Most
 }
 
-// dialled takes note of a server that accepts no more clients.
+// dialled lowers the limit for crowdedFor if err means that the server accepts no more
+// clients.
 func (i *Idle) dialled(err error) {
 	if errors.Is(err, ErrTooMany) {
 		i.crowded = time.Now().Add(crowdedFor)

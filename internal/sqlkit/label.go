@@ -9,8 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Label is what a statement carries in a comment, so that the server's list of sessions
-// shows the owner of the request. It is plain ASCII, without a star, a slash or a quote.
+// Label describes a request. Its statement carries the label in a comment, so that the
+// server's list of sessions shows the owner of the request. The encoded label is plain
+// ASCII, without a star, a slash or a quote.
 type Label struct {
 	Key   []byte // namespace, NUL, name
 	Owner driver.Owner
@@ -24,8 +25,8 @@ const labelMark = "hf1."
 
 var labelText = base64.RawURLEncoding
 
-// Encode writes the label in at most so many bytes. If necessary it shortens the reason,
-// then the instance and the host.
+// Encode returns the label as text of at most this number of bytes. If necessary it
+// shortens the reason, then the instance and the host.
 func (l Label) Encode(most int) string {
 	fields := []string{
 		labelText.EncodeToString(l.Key), l.Owner.ID, strconv.Itoa(l.Limit), strconv.FormatInt(l.TTL.Microseconds(), 36), strconv.Itoa(l.Owner.PID),

@@ -7,9 +7,9 @@ import (
 	"sync"
 )
 
-// Lend takes a connection out of a user's pool. Close ends the connection instead of
-// giving it back, so that no setting of its session reaches another user of the pool. A
-// Pool that keeps no idle links gives it back.
+// Lend takes a connection out of a user's pool. Close ends the connection instead of giving
+// it back, so that no setting of its session reaches another user of the pool. Only a
+// [Pool] that keeps no idle links gives the connection back.
 //
 // wrap makes a link of the driver's connection. It is nil for a driver that can query
 // without preparing.

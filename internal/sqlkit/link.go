@@ -45,7 +45,8 @@ func (r Row) True(i int) bool {
 // Rows are the rows of one statement.
 type Rows []Row
 
-// Answers are the rows of a script, for each statement that returns rows, in order.
+// Answers has the rows of each statement of a script that returns rows, in the order of the
+// statements.
 type Answers []Rows
 
 // Last returns the first row of the last answer, nil if there is none.
@@ -66,11 +67,11 @@ type Link interface {
 	// their rows. It stops at the first error. If ctx ends first, the link can no longer be
 	// used.
 	Run(ctx context.Context, statements ...string) (Answers, error)
-	// Gone is closed when the connection has ended without Close, as soon as that can be
-	// noticed: while a statement runs, and after Watch. It is nil if the end can be
-	// noticed by a statement only.
+	// Gone returns a channel that is closed when the connection has ended without Close.
+	// The link notices that while a statement runs, and after Watch. The channel is nil if
+	// only a statement can notice the end.
 	Gone() <-chan struct{}
-	// Watch makes Gone notice the end until the next statement, although none runs.
+	// Watch makes the link notice its end while no statement runs, until the next Run.
 	Watch()
 	// Close ends the connection. It may be called at any time and more than once.
 	Close()
@@ -134,8 +135,8 @@ func (l *sqlLink) Run(ctx context.Context, statements ...string) (Answers, error
 		return nil, err
 	}
 	defer l.finish()
-	// A driver would watch the context with a goroutine of its own, and only end the
-	// connection as well.
+	// At the end of ctx the ender ends the connection. A driver would do the same, with one
+	// more goroutine for each statement.
 	l.ender.Begin(ctx)
 	a, err := runAll(context.Background(), l.conn, l.multi, statements)
 	l.ender.Stop()
@@ -160,8 +161,8 @@ func runAll(ctx context.Context, c driver.Conn, multi bool, statements []string)
 	return all, nil
 }
 
-// partlyError is the error of a script of which a part has been executed. The inner error
-// is about the rest.
+// partlyError is the error of a script that the server has executed in part. The inner
+// error is about the rest.
 type partlyError struct{ error }
 
 func (e *partlyError) Unwrap() error { return e.error }

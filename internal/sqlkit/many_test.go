@@ -18,12 +18,12 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// meeting is a server whose answers wait until several scripts are on their way. It refuses the script
+// meeting is a server that answers no script before it has received several. It refuses the script
 // with the name bad.
 type meeting struct {
 	mu     sync.Mutex
 	coming int
-	all    chan struct{} // closed when meetingSize scripts have come
+	all    chan struct{} // closed when the server has received meetingSize scripts
 }
 
 const meetingSize = 4
@@ -62,8 +62,8 @@ type named struct{ Table }
 func (named) Read(name []byte, _ int) string { return "read " + string(name) }
 func (named) Find(names [][]byte) string     { return "find " + string(bytes.Join(names, []byte(" "))) }
 
-// TestManyGrantsAreRenewedTogether: the scripts of a renewal of many grants are on their way at the same
-// time. One that fails leaves the others alone.
+// TestManyGrantsAreRenewedTogether: a client renews many grants by several scripts at the same time. If
+// one script fails, the others succeed.
 func TestManyGrantsAreRenewedTogether(t *testing.T) {
 	m := &meeting{all: make(chan struct{})}
 	dial := func(context.Context) (Link, error) { return m, nil }
@@ -120,7 +120,7 @@ func TestConnectionsRunOut(t *testing.T) {
 	}
 }
 
-// crowd answers when the server has refused a connection.
+// crowd is a link that answers only after the server has refused a connection.
 type crowd struct {
 	*meeting
 	full chan struct{}
@@ -131,7 +131,7 @@ func (c *crowd) Run(ctx context.Context, statements ...string) (Answers, error) 
 	return c.meeting.Run(ctx, statements...)
 }
 
-// tabled is a server whose names have a row each, and that counts the statements of each kind.
+// tabled is a server with a row for each name. It counts the statements of each kind.
 type tabled struct {
 	meeting
 	state    map[string]string // by name
@@ -201,7 +201,7 @@ func TestHeldGrantsAreCheckedByOneStatement(t *testing.T) {
 	}
 }
 
-// slow takes a time for each statement.
+// slow is a link that delays each statement.
 type slow struct {
 	Link
 	each time.Duration
@@ -216,7 +216,8 @@ func (s slow) Run(ctx context.Context, statements ...string) (Answers, error) {
 	}
 }
 
-// TestBreakIsNoticedOnSlowServer: each statement takes most of the interval between two checks.
+// TestBreakIsNoticedOnSlowServer: the client notices a broken grant although each statement
+// takes most of the interval between two checks.
 func TestBreakIsNoticedOnSlowServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := slow{&tabled{state: map[string]string{}}, lookEvery * 6 / 10}

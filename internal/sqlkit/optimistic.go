@@ -20,30 +20,31 @@ import (
 //
 // # Safety
 //
-// A write replaces a row only if the row still is as the client has read it. The statement
-// names the version that it replaces, and each write makes a new version. The database
-// executes the writes of a row one after another. So a write that takes effect was decided
-// on the present row. Only the time differs: a grant that was valid at the read may have
-// expired before the write, but an expired grant never becomes valid again. The expiry time
-// counts from the read. The client counts the validity from the send of the request, which
-// is earlier.
+// Every change replaces a row as it was read: the statement names the version that it
+// replaces, each write makes a new version, and the database does one write of a row at a
+// time. So a write that takes effect was decided on the present row. Time passes between
+// the read and the write, so a grant may expire in between. No expired grant becomes valid
+// again. The expiry time is counted from the read. The read follows the send of the
+// request, from which the client counts the validity.
 //
 // The same round trip reads the row again after a write: a grant was made if the row has
 // its ID. The engine does not use counts of affected rows, since their meaning depends on
 // settings.
 //
-// Renew replaces the rows of many names by one statement, which is one transaction. Each row is replaced
-// only if it still is as the client has read it, as by a single write. The statement does not wait for
-// locked rows, so that two such statements cannot wait for each other. After an error without effect, such
-// as that of a locked row, Renew sends one statement for each half of the rows. If a row was not replaced,
-// Renew reads it and tries again until the call ends.
+// Renew replaces the rows of many names by one statement. The statement is one transaction. It replaces
+// each row as it was read, or leaves the row alone. So the argument for one write holds for each of its
+// rows. The statement does not wait for locked rows, so that two such statements cannot wait for each
+// other. After an error that had no effect, such as that of a locked row, the client sends a statement for
+// each half of the rows. If a row was not replaced, the client reads it and tries again until the call
+// ends.
 //
-// A write whose answer was lost may still arrive. Undo writes a newer version of the row, so
-// that the late write finds another version and changes nothing. If there is no row, Undo
-// creates an empty one. By the database's clock, a row is removed at least a minute after its
-// last change. A write has no effect more than half a minute after its read. So a late write
-// has no effect after the removal either. No step depends on which connection carried which
-// statement, so poolers and proxies are allowed.
+// A write whose answer was lost may still arrive. Undo writes a newer version, so that the
+// version which the request has read is replaced, and its write changes nothing. Where
+// there was no row, Undo creates an empty one. A row is removed a minute after its last
+// change at the earliest, and a write has no effect half a minute after its read, by the
+// database's clock. So the removal of a row does not let a late write take effect either.
+// No step depends on which connection carried which statement, so poolers and proxies are
+// allowed.
 //
 // A token is the larger of the row's last token plus one and the database's clock in
 // microseconds. Before a row is removed its token goes into one of 64 rows of high-water
@@ -51,12 +52,12 @@ import (
 // the clock is set back, and when the server restarts.
 //
 // A grant may have several tokens, for the holders to which its process hands it off. They
-// are the latest microseconds of the clock, and larger than the row's last token. The write
-// of the grant makes the last of them the token of the row, so that every later grant has
-// larger tokens. So several tokens put no token ahead of the clock. The first grant of a row
-// has one token, since the server may have lost an earlier row with a recent token. The tokens
-// of a grant reach back a millisecond at most. A replica that is promoted without the last
-// writes makes its first grant later than that.
+// are the last microseconds of the clock that are larger than the row's last token. The
+// write of the grant makes the last of them the token of the row, so that every later grant
+// has larger tokens. Several tokens of a grant are never ahead of the clock. The first grant
+// of a row has one token, since a lost row of the name may have had a token a moment ago. A
+// replica may be promoted without the last writes. It grants more than a millisecond later,
+// and the tokens of a grant begin at most a millisecond before the grant.
 //
 // Swap replaces a grant by the next one of the same client in one write, so the row has one of
 // them. After a lost answer, the outcome of both the release and the request is unknown. The client
@@ -77,7 +78,7 @@ type Optimistic struct {
 	swept   time.Time
 }
 
-// kept is a grant whose end this client has not seen.
+// kept is a grant of this client whose end the client has not seen.
 type kept struct {
 	g    driver.Grant
 	from driver.Requester
@@ -90,13 +91,13 @@ const (
 	applyWithin = 30 * time.Second
 	// idleBefore is how long an unused row stays.
 	idleBefore = time.Minute
-	// sweepEvery is the interval at which a client removes such rows.
+	// sweepEvery is the interval at which a client removes unused rows.
 	sweepEvery = 30 * time.Second
 	// lookEvery is the interval at which a client checks whether its grants still stand.
 	lookEvery = time.Second
 	// takenFor is how long a row records a broken grant.
 	takenFor = 10 * time.Minute
-	// OptimisticFallback limits the delay by a lost notification.
+	// OptimisticFallback limits the delay that a lost notification causes.
 	OptimisticFallback = time.Second
 	// batch is the number of names in one script. A client with thousands of grants has up to maxBatch
 	// names in a script. A client sends at most lanes scripts at the same time.
@@ -140,7 +141,7 @@ func inBatches(n int, f func(from, to int, last bool) bool) {
 	}
 }
 
-// NewOptimistic returns an engine. Its Close closes the pool, too. If waker is nil, Acquire
+// NewOptimistic returns an engine. Its Close also closes the pool. If waker is nil, Acquire
 // cannot wait.
 func NewOptimistic(pool *Pool, table Table, faults Faults, waker Waker, namespace string) *Optimistic {
 	o := &Optimistic{pool: pool, table: table, faults: faults, waker: waker, prefix: NamePrefix(namespace),
@@ -172,9 +173,9 @@ func Bucket(name []byte) int {
 	return int(h.Sum32() % Buckets)
 }
 
-// op is a change of one name. step gets the row. It returns the content that replaces the row, nil
-// if the op is done, or an error that ends the op. apply calls step again after each write, and
-// step recognises its own effect.
+// op is a change of one name. step reads the row and returns the content that shall replace
+// it. It returns nil when nothing more is to be done, or an error that ends the op. The
+// engine calls step again after each write, and step recognises its own effect.
 type op struct {
 	name []byte
 	step func(*row) (next *content, err error)
@@ -188,10 +189,11 @@ type op struct {
 	err       error
 }
 
-// apply executes the ops of one batch at most. It returns the error of a round trip; each op has
+// apply executes at most a batch of ops. It returns the error of a round trip; each op has
 // its own error.
 func (o *Optimistic) apply(ctx context.Context, ops ...*op) error {
-	// A script may be one transaction, so every client changes the rows in the same order.
+	// Every client uses the same order: a script may be one transaction, and two of them
+	// must not deadlock.
 	slices.SortFunc(ops, func(a, b *op) int { return bytes.Compare(a.name, b.name) })
 	flushed := false
 	unread := slices.ContainsFunc(ops, func(p *op) bool { return p.unread })
@@ -272,8 +274,8 @@ func readOnly(text string) bool {
 	return true
 }
 
-// pause waits for a random time, so that other clients go first. Its limit rises by 2 ms with each
-// of the first 20 tries.
+// pause waits for a random time, so that other clients go first. The limit is 2 ms for the
+// first try and rises to 40 ms.
 func pause(ctx context.Context, tries int) error {
 	return backoff.Sleep(ctx, rand.N(time.Duration(min(tries, 20))*2*time.Millisecond))
 }
@@ -301,8 +303,8 @@ func (o *Optimistic) decide(p *op, a Row, sent driver.Instant) error {
 	return nil
 }
 
-// next calls the op's step with its row, an answer of [Table.Read], and returns the Write that replaces
-// the row. If there is none, the op is done.
+// next calls the op's step with its row, an answer of [Table.Read], and returns the write that shall
+// replace the row. If there is none, the op is done.
 func (p *op) next(a Row, sent driver.Instant) (*row, *Write, error) {
 	p.unread, p.done = false, true
 	r := &row{sent: sent, now: a.Int(0), highWater: a.Int(1), exists: !a.Null(2), version: a.Int(2), token: a.Int(3)}

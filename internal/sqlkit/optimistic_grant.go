@@ -38,7 +38,7 @@ func (o *Optimistic) Acquire(ctx context.Context, r driver.Request) (driver.Gran
 			return driver.Grant{}, o.withdrawn(ctx, err)
 		}
 		if stop == nil {
-			// A change before this is seen by the next try.
+			// The next try sees any change that precedes Listen.
 			if changed, stop, err = o.waker.Listen(ctx, o.key(r.Name)); err != nil {
 				coded, _ := o.faults.Sort(err)
 				if driver.CodeOf(coded) == driver.CodeUnknown {
@@ -72,7 +72,8 @@ func (o *Optimistic) ended(err error) error {
 	return err
 }
 
-// withdrawn is ended for an Acquire that has left nothing in the store.
+// withdrawn returns the error of an Acquire that has left nothing in the store. It is that
+// of ended, or has CodeWithdrawn if the caller has given up.
 func (o *Optimistic) withdrawn(ctx context.Context, err error) error {
 	if ctx.Err() != nil && driver.CodeOf(err) == driver.CodeUnavailable && o.ctx.Err() == nil {
 		return &driver.Error{Code: driver.CodeWithdrawn, Err: err}
@@ -91,7 +92,7 @@ func (o *Optimistic) tryWithin(ctx context.Context, r driver.Request) (driver.Gr
 	return o.try(ctx, r)
 }
 
-// claim is a request, with what it has written.
+// claim is a request and its attempts to write a grant.
 type claim struct {
 	r        driver.Request
 	attempts []attempt
@@ -135,8 +136,8 @@ func (c *claim) write(p *op, row *row) *content {
 	return &content{Holders: append(slices.Clone(row.Holders), h), Taken: row.Taken}
 }
 
-// try makes one request. With a BusyError it returns the time after which another try is
-// useful even without a notification.
+// try requests the grant once. With a BusyError it returns the time after which another try
+// is useful even without a notification.
 func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant, next time.Duration, err error) {
 	c := claim{r: r}
 	p := &op{name: o.key(r.Name)}
@@ -147,7 +148,7 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 			return nil, err
 		}
 		if !row.admits(r.Limit) {
-			if row.ahead && !corrected { // else it would never expire
+			if row.ahead && !corrected { // else the grant ahead of the clock would never expire
 				corrected = true
 				return &row.content, nil
 			}
@@ -162,12 +163,12 @@ func (o *Optimistic) try(ctx context.Context, r driver.Request) (g driver.Grant,
 	return g, next, p.err
 }
 
-// micros rounds up.
+// micros returns d in microseconds, rounded up.
 func micros(d time.Duration) int64 {
 	return int64((d + time.Microsecond - 1) / time.Microsecond)
 }
 
-// Undo ensures that nothing of a request stands or can still appear.
+// Undo removes the grant of a request, and ensures that none can still appear.
 func (o *Optimistic) Undo(ctx context.Context, r driver.Request) error {
 	version, exists, first := int64(0), false, true
 	p := &op{name: o.key(r.Name), wake: true}
@@ -209,7 +210,7 @@ func notHeld(name string, token uint64) error {
 // Release ends a grant. With keep it leaves the grant standing for that time, without an
 // owner.
 func (o *Optimistic) Release(ctx context.Context, g driver.Grant, keep time.Duration) error {
-	o.forget(g.ID) // from here on its end is no loss
+	o.forget(g.ID) // from here on, its end is not reported as a loss
 	found := false
 	p := &op{name: o.key(g.Name), wake: true}
 	p.step = func(row *row) (*content, error) {

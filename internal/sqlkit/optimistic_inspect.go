@@ -61,8 +61,9 @@ func (o *Optimistic) watchHeld() {
 	}
 }
 
-// lookAt notifies the holders whose grants no longer exist. It reports false if the next look
-// may follow at once. A grant that expires needs no notification: its validity has ended.
+// lookAt notifies the holders whose grants no longer exist. It returns false if the look
+// failed before its timeout, so that another look may follow at once. A grant that expires
+// needs no notification: its validity has ended.
 func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
 	finding, cancel := context.WithTimeout(ctx, lookEvery)
 	some = o.unproven(finding, some)
@@ -71,7 +72,8 @@ func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
 	if len(some) == 0 || late {
 		return true
 	}
-	// A slow server needs most of the first timeout to find the grants.
+	// A slow server needs most of the first timeout to find the grants, so the reads of
+	// rows get another one.
 	ctx, cancel = context.WithTimeout(ctx, lookEvery)
 	defer cancel()
 	causes := make([]driver.Cause, len(some))
@@ -104,8 +106,8 @@ func (o *Optimistic) lookAt(ctx context.Context, some []*kept) bool {
 	return true
 }
 
-// unproven returns the grants that one statement does not find. A statement for each of thousands of
-// grants, every second, would keep the server busy.
+// unproven searches for all grants by one statement, and returns those that it does not find. A
+// statement for each of thousands of grants, every second, would keep the server busy.
 func (o *Optimistic) unproven(ctx context.Context, some []*kept) []*kept {
 	names := make([][]byte, len(some))
 	for i, k := range some {
@@ -220,8 +222,8 @@ func (o *Optimistic) sweep() {
 	})
 }
 
-// Sweep removes rows that were unused for the time. The engine calls it with a minute. A
-// shorter time is for tests only.
+// Sweep removes rows that were unused for at least this time. The engine calls it with
+// idleBefore. Only tests use a shorter time.
 func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 	const most = 200
 	for {
@@ -249,7 +251,7 @@ func (o *Optimistic) Sweep(ctx context.Context, idle time.Duration) error {
 		if len(remove) == 0 {
 			return nil
 		}
-		// First the high-water marks: a client that finds no row must find the mark.
+		// The high-water marks come first: a client that finds no row must find the mark.
 		if _, err := o.pool.Run(ctx, raise...); err != nil {
 			return o.coded(err)
 		}

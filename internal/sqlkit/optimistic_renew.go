@@ -74,8 +74,9 @@ func (o *Optimistic) renewals(grants []driver.Grant, answers []driver.Renewal) (
 	return all
 }
 
-// renew answers grants that are gone, and grants that were renewed by a write which replaced the row from.
-// It returns the others, and the content that renews them, nil if there are none.
+// renew sets the answers of grants that are gone, and of grants that the last write has renewed: it
+// replaced the row from. renew returns the other grants, and the content that renews them. It returns nil
+// if there are none.
 func (r *row) renew(from *row, grants []driver.Grant, waiting []int, answers []driver.Renewal) (next *content, others []int) {
 	next = &content{Holders: slices.Clone(r.Holders), Taken: r.Taken}
 	byID := make(map[string]*holder, len(next.Holders))
@@ -106,17 +107,18 @@ func (r *row) renew(from *row, grants []driver.Grant, waiting []int, answers []d
 }
 
 const (
-	// togetherTries is how often rows are replaced together at once. Then the client pauses before each try.
+	// togetherTries is how many times the client repeats a try without a pause. It pauses
+	// before each later one.
 	togetherTries = 4
 	// togetherBytes limits the states in a statement that replaces several rows. A server limits its
 	// packets, MariaDB to 16 MB.
 	togetherBytes = 256 << 10
 )
 
-// applyTogether executes ops that change rows of different names and wake no waiter: by three statements
-// for all of them, where apply needs three for each. It never waits for a row that another transaction has
-// locked, so that such rows delay no other: it tries them again until ctx ends. It returns an error if ops
-// are not done. Each op has its own error.
+// applyTogether executes ops that change rows of different names and wake no waiter: It sends three
+// statements for all of them, where apply sends three for each. It never waits for a row that another
+// transaction has locked, so that such a row delays no other. It tries such rows again until ctx ends. It
+// returns an error if ops are not done. Each op has its own error.
 func (o *Optimistic) applyTogether(ctx context.Context, ops []*op) error {
 	if len(ops) < 2 {
 		return o.apply(ctx, ops...)
@@ -125,7 +127,7 @@ func (o *Optimistic) applyTogether(ctx context.Context, ops []*op) error {
 	for _, p := range ops {
 		p.change = nil // of an earlier call
 	}
-	var left []*op // for apply, which returns the error
+	var left []*op // apply executes these and returns the error
 	for tries := 0; len(ops) > 0; tries++ {
 		if tries > togetherTries && pause(ctx, tries) != nil {
 			left = append(left, ops...)
@@ -149,7 +151,7 @@ func (o *Optimistic) applyTogether(ctx context.Context, ops []*op) error {
 				queue, again = nil, nil
 			case len(part) == 1:
 				again = append(again, part...)
-			default: // as if another transaction had locked a row; the other half does not wait for it
+			default: // another transaction may have locked a row; the other half does not wait for it
 				queue = append(queue, part[:len(part)/2], part[len(part)/2:])
 			}
 		}
@@ -174,7 +176,7 @@ func fits(ops []*op) int {
 
 // together replaces the rows of ops that have a change, and then reads the rows of all ops. It returns ops
 // whose rows shall be replaced next, and ops whose rows were not found. After an error no op is done, and
-// each has the change that it had.
+// each keeps its change.
 func (o *Optimistic) together(ctx context.Context, ops []*op) (changed, missing []*op, err error) {
 	var script []string
 	var changes []Change

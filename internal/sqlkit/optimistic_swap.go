@@ -42,8 +42,9 @@ func (o *Optimistic) Swap(ctx context.Context, old driver.Grant, r driver.Reques
 	return o.Acquire(ctx, r)
 }
 
-// canReplace reports whether a swap may replace a grant of this client, and since when it has had the name.
-// Other clients have to get a turn: no row shows that they wait.
+// canReplace reports whether a swap may replace a grant of this client, and returns when the client first
+// got the name. It limits the time since then, so that other clients can get the name: no row shows that
+// they wait.
 func (o *Optimistic) canReplace(old *driver.Grant, r *driver.Request) (tenure time.Time, ok bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -63,10 +64,10 @@ func (o *Optimistic) since(id string, tenure time.Time) {
 	}
 }
 
-// replace replaces a grant by that of a request. After PassReleased the row has neither, after
-// PassNotHeld nothing was written.
+// replace replaces a grant by that of a request. After PassReleased the row has neither grant.
+// After PassNotHeld nothing was written.
 func (o *Optimistic) replace(ctx context.Context, old driver.Grant, r driver.Request) (g driver.Grant, outcome PassOutcome, err error) {
-	o.forget(old.ID) // from here on its end is no loss
+	o.forget(old.ID) // from here on, its end is not reported as a loss
 	c := claim{r: r}
 	p := &op{name: o.key(r.Name)}
 	found := false

@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/storeurl"
 )
 
-// Options are the options of every store on an SQL database; R is its type of a recipe.
-// The store wraps the errors with its name and CodeInvalid. No error quotes what may hold
-// a password.
+// Options has the options that all stores on SQL databases share. R is the store's type of
+// a recipe. The store wraps the errors with its name and CodeInvalid. No error quotes a
+// text that may contain a password.
 type Options[R ~string] struct {
 	// Recipe selects how locks are stored.
 	Recipe R

@@ -89,8 +89,8 @@ func (certain) Sort(err error) (error, bool) {
 	return err, false
 }
 
-// TestErrorAfterWriteIsUnknown: the statement after a write reads it back, and returns an error. That
-// does not mean that the write failed, so the outcome is unknown.
+// TestErrorAfterWriteIsUnknown: the statement that reads a write back returns an error. The write may
+// have succeeded, so the outcome is unknown.
 func TestErrorAfterWriteIsUnknown(t *testing.T) {
 	for name, multi := range map[string]bool{"one by one": false, "at once": true} {
 		t.Run(name, func(t *testing.T) {

@@ -30,7 +30,7 @@ type idleLink struct {
 // idleFor is how long an unused link is kept. A server or a firewall may end it sooner.
 const idleFor = time.Minute
 
-// NewPool makes a pool that keeps so many idle links.
+// NewPool makes a pool that opens links by dial. idle bounds its idle links.
 func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
 	return &Pool{dial: dial, bounds: idle}
 }
@@ -38,8 +38,8 @@ func NewPool(idle Idle, dial func(context.Context) (Link, error)) *Pool {
 // ErrClosed is the error of a closed store.
 var ErrClosed = driver.Errorf(driver.CodeClosed, "the store is closed")
 
-// Get takes an idle link or opens one. reused reports that it was idle: it may have ended
-// unnoticed.
+// Get takes an idle link or opens one. reused reports that the link was idle: it may have
+// ended unnoticed.
 func (p *Pool) Get(ctx context.Context) (l Link, reused bool, err error) {
 	p.mu.Lock()
 	for len(p.idle) > 0 && !p.closed {
@@ -126,9 +126,9 @@ func (p *Pool) endSurplus() {
 }
 
 // Run runs statements on a link of the pool. If an idle link had ended before anything was
-// sent, Run takes another one. If a link does not answer in time, Run also closes those
-// that have been idle meanwhile, which may have fallen silent with it. Otherwise the next
-// calls would wait for one after the other.
+// sent, Run takes another one. If a link does not answer in time, Run also closes the links
+// that were idle since the send: they may have fallen silent too. Otherwise each of the
+// next calls would wait for another of them.
 func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 	for {
 		l, reused, err := p.Get(ctx)
@@ -155,8 +155,9 @@ func (p *Pool) Run(ctx context.Context, statements ...string) (Answers, error) {
 }
 
 // ErrUnsent is the error of a link that had ended before anything of a script was sent.
-// Drivers of database/sql return driver.ErrBadConn for that. What pgx reports as safe to
-// retry does not count: it may do so for the second error of a connection.
+// Drivers of database/sql return driver.ErrBadConn in this case. An error that pgx reports
+// as safe to retry is not such an error: pgx may report that for the second error of a
+// connection.
 var ErrUnsent = errors.New("the connection had ended before")
 
 func unsent(err error) bool {
@@ -166,7 +167,7 @@ func unsent(err error) bool {
 // Flush closes the idle links, for example those to a server that was demoted.
 func (p *Pool) Flush() { p.flush(time.Now()) }
 
-// flush closes the links that are idle since then or longer.
+// flush closes the links that have been idle since that time or longer.
 func (p *Pool) flush(since time.Time) {
 	p.mu.Lock()
 	n := 0 // the longest idle come first

@@ -9,8 +9,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// openTimeout limits how long Open waits for a server. Without an answer the first call that
-// needs it probes the server again.
+// openTimeout limits how long Open waits for a server. Without an answer, the first call
+// that needs the facts probes the server again.
 const openTimeout = 5 * time.Second
 
 // Probe reads facts about a server once.

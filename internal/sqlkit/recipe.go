@@ -7,23 +7,24 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// Recipe is a dialect of the engine [Sessions]: the kind of database lock.
+// Recipe adapts the engine [Sessions] to one kind of database lock.
 type Recipe interface {
 	Faults
 
 	// Begin prepares the session of a new link: no earlier setting may end a lock or a
 	// wait. It returns the identity of the session at the server.
 	Begin(ctx context.Context, l Link) (Identity, error)
-	// Check returns what is wrong with a request, before any I/O, or the TTL that the
-	// server can keep.
+	// Check returns the TTL that the server can keep, or an error for a request that the
+	// recipe cannot serve. The engine calls it before any I/O.
 	Check(r *driver.Request) (time.Duration, error)
 	// Lock requests a grant, and waits for it if a.Wait. ErrBusy means that the lock is
-	// held and that the session is as before. After any other error it is closed.
+	// held and that the session is as before. After any other error the engine closes the
+	// session.
 	Lock(ctx context.Context, s *Session, a *LockRequest) (Got, error)
 	// Unlock ends the session's grant. It returns false if the session has none.
 	Unlock(ctx context.Context, s *Session, a *LockRequest) (bool, error)
-	// Clear removes what a cancelled Lock has left. After an error the session is closed,
-	// and the engine waits for its end at the server.
+	// Clear removes what a cancelled Lock has left. After an error the engine closes the
+	// session, and waits for its end at the server.
 	Clear(ctx context.Context, s *Session) error
 	// Ping proves that the session still has the grant and that the server may still
 	// grant, and sets the server's timer to a.Left. If a.Record is set it also records the
@@ -42,8 +43,8 @@ type Recipe interface {
 	// End ends a session, unless it is gone, and reports whether it is gone.
 	End(ctx context.Context, side Link, id Identity) (gone bool, err error)
 	// Survey returns grants and waiters: of one name, or of all that begin with the key.
-	// unrecorded are sessions, of any name, with a grant that is not recorded yet. Its Since
-	// distinguishes one grant of a session from the next.
+	// unrecorded are sessions, of any name, with a grant that is not recorded yet. The Since
+	// of such an identity distinguishes one grant of a session from the next.
 	Survey(ctx context.Context, side Link, key []byte, all bool) (seen []Sight, unrecorded []Identity, err error)
 	// Evict ends the session of a grant that was seen, if it still has that grant.
 	Evict(ctx context.Context, side Link, seen Sight) error
@@ -75,9 +76,9 @@ var ErrReadOnly = driver.Errorf(driver.CodeRefused, "the server is read-only, a 
 type Identity struct {
 	Conn  int64
 	Since string
-	// Server is the server that has the session. Set it if the server may be demoted
-	// without ending a connection: one session of each server with grants is then pinged
-	// every half second.
+	// Server is the server that has the session. The recipe sets it if the server may be
+	// demoted without ending a connection. The engine then pings one session of each server
+	// with grants every half second.
 	Server string
 }
 
@@ -93,7 +94,7 @@ type Session struct {
 	Turn int
 
 	resting time.Time // when it became idle
-	lease   *lease    // its request
+	lease   *lease    // the request that uses the session
 }
 
 // LockRequest is a request for a lock, as a recipe gets it.
@@ -106,11 +107,12 @@ type LockRequest struct {
 	// Owner and Label describe the requester.
 	Owner driver.Owner
 	Label Label
-	// Waiting reports that the lock is held and that the recipe polls for it; with Wait
-	// only.
+	// Waiting is a function that the recipe calls when the lock is held and the recipe
+	// polls for it. It is set with Wait only.
 	Waiting func()
-	// Recorded is set when the holder is recorded. Record is set when it shall be, because the
-	// grant has stood for a while: a record of a short lock costs more than it is worth.
+	// The recipe sets Recorded when it has recorded the holder. The engine sets Record when
+	// the grant has stood for recordAfter: a record of a short lock costs more than it is
+	// worth.
 	Recorded, Record bool
 	// Left is the rest of the TTL when a ping is sent: all of it in a renewal.
 	Left time.Duration
@@ -130,8 +132,9 @@ type Got struct {
 	Slot   int
 }
 
-// Clocked returns an exclusive grant of two readings of the server's clock, in microseconds. The
-// session had the lock during both. The tokens are the microseconds before the second reading.
+// Clocked returns an exclusive grant, with tokens from two readings of the server's clock in
+// microseconds. The session had the lock during both. The tokens are the microseconds before the
+// second reading.
 func (a *LockRequest) Clocked(first, second int64) Got {
 	return Got{Token: uint64(first), Tokens: int(min(max(second-first, 1), int64(a.Tokens))), Slot: driver.NoSlot}
 }

@@ -17,7 +17,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// rowServer is a database with the rows of names, as its only connection shows it.
+// rowServer is a database with the rows of names. It is also the only link to that
+// database.
 type rowServer struct {
 	meeting
 	mu         sync.Mutex
@@ -155,7 +156,7 @@ func (s *rowServer) change(name string, change func(*content)) {
 	r.version, r.state = r.version+1, Encode(&c)
 }
 
-// held makes grants, and an engine on a server with their rows.
+// held returns an engine, a server, and n grants whose rows the server has.
 func held(t *testing.T, n int, name func(i int) string) (*Optimistic, *rowServer, []driver.Grant) {
 	s := &rowServer{rows: map[string]*fakeRow{}}
 	o := NewOptimistic(NewPool(Idle{Least: 1, Most: 1}, func(context.Context) (Link, error) { return s, nil }), rowTable{}, rowFaults{}, nil, "")
@@ -194,8 +195,8 @@ func (s *rowServer) renewed(t *testing.T, g driver.Grant, a driver.Renewal) {
 	}
 }
 
-// TestRenewalTakesFewStatements: grants of different names are renewed by three statements for many of
-// them, and those of one name by one write of its row.
+// TestRenewalTakesFewStatements: three statements renew many grants of different names. One write of a
+// row renews all grants of one name.
 func TestRenewalTakesFewStatements(t *testing.T) {
 	for kind, name := range map[string]func(int) string{"own names": own, "one name": func(int) string { return "same" }} {
 		t.Run(kind, func(t *testing.T) {
@@ -211,7 +212,8 @@ func TestRenewalTakesFewStatements(t *testing.T) {
 	}
 }
 
-// TestRenewalWritesLargeRowsApart: rows with many holders do not make one statement larger than a limit.
+// TestRenewalWritesLargeRowsApart: if rows have many holders, the client sends several
+// statements, none of which exceeds a limit.
 func TestRenewalWritesLargeRowsApart(t *testing.T) {
 	o, s, grants := held(t, 20, own)
 	for _, g := range grants {
@@ -231,8 +233,8 @@ func TestRenewalWritesLargeRowsApart(t *testing.T) {
 	}
 }
 
-// TestRenewalJudgesEachRow: rows that other clients change between the read and the write do not fail the
-// renewal of others, and keep what these clients wrote.
+// TestRenewalJudgesEachRow: other clients change some rows between the read and the write. These rows
+// keep the changes, and the renewal of all other rows succeeds.
 func TestRenewalJudgesEachRow(t *testing.T) {
 	o, s, grants := held(t, 20, own)
 	s.before = func(script string) error {
@@ -264,8 +266,8 @@ func TestRenewalJudgesEachRow(t *testing.T) {
 	}
 }
 
-// TestRenewalAfterFault: a script is refused, is not delivered, or is executed without an answer. The
-// renewal goes on with what the rows show.
+// TestRenewalAfterFault: the server refuses a script, does not get it, or executes it without an
+// answer. The client reads the rows, and the renewal continues from them.
 func TestRenewalAfterFault(t *testing.T) {
 	write := func(script string) bool { return strings.HasPrefix(script, "write") }
 	for name, fault := range map[string]func(s *rowServer){
@@ -325,7 +327,7 @@ func TestRenewalAfterFault(t *testing.T) {
 			for name, r := range s.rows {
 				after[name] = *r
 			}
-			for _, statement := range slices.Clone(s.sent) { // it arrives once more, late
+			for _, statement := range slices.Clone(s.sent) { // the statement arrives a second time, late
 				s.write(statement)
 			}
 			for name, r := range s.rows {
@@ -345,7 +347,7 @@ func TestLockedRowDelaysNoOther(t *testing.T) {
 	s.locked = func(name string) bool {
 		switch name {
 		case "\x00n3": // until n7 is renewed
-			return s.rows["\x00n7"].version == 2 // held has made it
+			return s.rows["\x00n7"].version == 2 // the version that held has made
 		case "\x00n7":
 			tries++
 			return tries < 3*togetherTries
@@ -357,12 +359,12 @@ func TestLockedRowDelaysNoOther(t *testing.T) {
 	}
 }
 
-// TestRenewalOutcome: without an answer the outcome of a write is unknown, also if a server that is
-// read-only has answered. The others are certain.
+// TestRenewalOutcome: the outcome of a write is unknown if there is no answer, or if the server has
+// become read-only. The outcome of a read is certain.
 func TestRenewalOutcome(t *testing.T) {
 	for name, c := range map[string]struct {
-		at   string // the beginning of the first script that fails, and all others with it
-		late bool   // it is executed
+		at   string // the beginning of the first script that fails; all later ones fail too
+		late bool   // the server executes the script
 		want driver.Code
 	}{
 		"no answer to the read":  {"find", false, driver.CodeUnavailable},

@@ -8,12 +8,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// RowLocker is a [Recipe] of row locks. Each name has a row. An exclusive grant locks it
-// alone; all others share it, after the row, locked, was set to their [Kind].
+// RowLocker is a [Recipe] of row locks. Each name has a row. An exclusive grant locks the
+// row alone. All other grants share the row, once a session has locked it and set it to
+// their [Kind].
 type RowLocker interface {
-	// TryRow requests the row, and waits for it if wait. It returns [ErrKind] if the row
-	// is shared as another kind, and [ErrRow] if the row did not exist: it does now, or
-	// another client has inserted it meanwhile, and the engine tries again.
+	// TryRow requests the row, and waits for it if wait. It returns [ErrKind] if the row is
+	// shared as another kind. It returns [ErrRow] if the row did not exist: by now TryRow
+	// or another client has inserted it, and the engine tries again.
 	TryRow(ctx context.Context, s *Session, a *LockRequest, wait bool) (Got, error)
 	// SwitchKind sets the row to the kind of the request, or returns [ErrBusy] if the row
 	// is locked.
@@ -37,9 +38,9 @@ var (
 	ErrRow = driver.Errorf(driver.CodeRefused, "the row of the name goes away again and again")
 )
 
-// LockRow is the Lock of a recipe of row locks. It polls for semaphores with a backoff of 5
-// to 100 ms, since a server does not queue for any one of several rows. It polls also for
-// a row that the server does not queue for, because it is not committed yet.
+// LockRow implements Lock for a recipe of row locks. It polls for semaphores with a backoff
+// of 5 to 100 ms, since a server does not queue for any one of several rows. It also polls
+// for a row that is not committed yet, since a server does not queue for such a row.
 func LockRow(ctx context.Context, r RowLocker, s *Session, a *LockRequest) (Got, error) {
 	queues := a.Limit == driver.Exclusive || a.Limit == driver.Unlimited
 	poll := backoff.Backoff{First: 5 * time.Millisecond, Max: 100 * time.Millisecond}
@@ -75,8 +76,8 @@ func tryRow(ctx context.Context, r RowLocker, s *Session, a *LockRequest, wait b
 	return got, err
 }
 
-// AnswerWithin is the timeout of a waiter's statements that do not wait for a lock. Its
-// context has no deadline, and a connection may have fallen silent.
+// AnswerWithin is the timeout of a waiter's statements that do not wait for a lock. A
+// waiter's context has no deadline, and a connection may have fallen silent.
 const AnswerWithin = 10 * time.Second
 
 func try(ctx context.Context, r RowLocker, s *Session, a *LockRequest, wait bool) (Got, error) {

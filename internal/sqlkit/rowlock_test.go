@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// rowScript is a RowLocker with a list of answers. It repeats the last one.
+// rowScript is a RowLocker with a list of answers. It repeats the last answer.
 type rowScript struct {
 	tries    []error
 	switches []error
@@ -37,8 +37,8 @@ func (r *rowScript) SwitchKind(context.Context, *Session, *LockRequest) error {
 	return err
 }
 
-// TestLockRowPollsForPermits: a waiter for a semaphore polls. Missing rows are tried again,
-// some times. A row with another kind of sharing is switched.
+// TestLockRowPollsForPermits: a waiter for a semaphore polls. LockRow tries a missing row
+// again, up to five times. It switches a row that is shared as another kind.
 func TestLockRowPollsForPermits(t *testing.T) {
 	other := errors.New("other")
 	for name, c := range map[string]struct {
@@ -82,8 +82,8 @@ func TestLockRowPollsForPermits(t *testing.T) {
 	}
 }
 
-// TestLockRowEndsWithContext: polling ends with its context, with at most 100 ms between
-// polls.
+// TestLockRowEndsWithContext: LockRow polls at least every 100 ms, and stops when its
+// context ends.
 func TestLockRowEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -99,8 +99,8 @@ func TestLockRowEndsWithContext(t *testing.T) {
 	})
 }
 
-// TestProbeRunsUntilAnswered: the client probes a server until it has answered, and then no
-// more.
+// TestProbeRunsUntilAnswered: the client probes a server until the server has answered, and
+// never again.
 func TestProbeRunsUntilAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := driver.Errorf(driver.CodeRefused, "a replica")

@@ -22,7 +22,7 @@ func (e *Sessions) Undo(ctx context.Context, r driver.Request) error {
 	l := e.leases[r.ID]
 	e.mu.Unlock()
 	if l == nil {
-		return nil // it has no session
+		return nil // the request has no session
 	}
 	return e.closedOrNil(e.finish(ctx, l))
 }
@@ -92,8 +92,8 @@ func (e *Sessions) release(ctx context.Context, g driver.Grant, unlock func(*lea
 	over := l.over
 	e.mu.Unlock()
 	if over {
-		// The grant was lost, or the answer to a release was lost. Its end at the server is
-		// made certain.
+		// The grant was lost, or the answer to a release was lost. finish makes certain
+		// that the grant has ended at the server.
 		if err := e.finish(ctx, l); err != nil {
 			return e.closedOr(err)
 		}
@@ -109,7 +109,7 @@ func (e *Sessions) release(ctx context.Context, g driver.Grant, unlock func(*lea
 		if err := ctx.Err(); err != nil {
 			return e.closedOr(driver.Errorf(driver.CodeUnknown, "the session is busy: %w", err))
 		}
-		// A ping has no answer. The end of the session frees the lock sooner.
+		// A ping still waits for its answer. The end of the session frees the lock sooner.
 		if err := e.finish(ctx, l); err != nil {
 			return e.closedOr(err)
 		}
@@ -118,7 +118,7 @@ func (e *Sessions) release(ctx context.Context, g driver.Grant, unlock func(*lea
 	defer l.unlock()
 	e.mu.Lock()
 	was := l.granted
-	l.granted = false // from here on its end is no loss
+	l.granted = false // from here on, its end is not reported as a loss
 	e.mu.Unlock()
 	if !was {
 		if err := e.finish(ctx, l); err != nil {
@@ -209,9 +209,9 @@ func (e *Sessions) Renew(ctx context.Context, grants []driver.Grant) []driver.Re
 	return answers
 }
 
-// ping begins a renewal, or returns the present one. A ping may take as long as the TTL: to
-// give it up means to give up the session. With look the ping proves the grant and does
-// not renew it.
+// ping begins a renewal, or returns the present one. A ping may take as long as the TTL: a
+// client that gives it up must give up the session. With look the ping proves the grant and
+// does not renew it.
 func (e *Sessions) ping(l *lease, look bool) *ping {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -256,7 +256,7 @@ func (e *Sessions) pingLocked(l *lease, look bool) *ping {
 			p.sent = driver.Now()
 			p.ok, p.err = e.recipe.Ping(ctx, l.s, &l.request)
 		case held:
-			p.ok = true // the server's timer is about to end it
+			p.ok = true // the server's timer is about to end the session
 		}
 		e.pinged(l, p, look)
 		if _, ok := e.recipe.(Recorder); ok && held && l.request.Record && !l.request.Recorded {

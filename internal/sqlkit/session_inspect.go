@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// state makes a name's state of its sights.
+// state returns a name's state, as its sights show it.
 func (e *Sessions) state(name string, sights []Sight) driver.State {
 	st := driver.State{Name: name}
 	slices.SortStableFunc(sights, func(a, b Sight) int {
@@ -27,7 +27,7 @@ func (e *Sessions) state(name string, sights []Sight) driver.State {
 		o.Since = s.Since
 		if s.Granted {
 			h := driver.Holder{Owner: o, Token: s.Token, Tokens: s.Tokens, Limit: s.Limit, Slot: s.Slot, Note: s.Note}
-			if s.TTL > 0 { // else another program's
+			if s.TTL > 0 { // else another program has the lock
 				h.TTL = max(s.Left, time.Microsecond)
 			}
 			st.Holders = append(st.Holders, h)
@@ -62,9 +62,10 @@ func (e *Sessions) inspect(ctx context.Context, key []byte, all bool) (sights []
 	return sights, nil
 }
 
-// survey waits until sessions have recorded the grants that are older than the call, which
-// takes a moment. If a session cannot record its grant, or does not within recordWithin because its
-// process is stopped, missing is the error for holders that are not found.
+// survey returns the sights of a key. It first waits until sessions have recorded the grants that
+// are older than the call, which takes a moment. A session may be unable to record its grant, or
+// its process may be stopped for longer than recordWithin. Then missing is the error for holders
+// that are not found.
 func (e *Sessions) survey(ctx context.Context, side Link, key []byte, all bool) (sights []Sight, missing, err error) {
 	sights, unrecorded, err := e.recipe.Survey(ctx, side, key, all)
 	if err != nil {
@@ -110,7 +111,7 @@ func (e *Sessions) Inspect(ctx context.Context, name string) (driver.State, erro
 	return e.state(name, sights), err
 }
 
-// List yields the names that holdfast holds or waits for.
+// List yields the names that clients of holdfast hold or wait for.
 func (e *Sessions) List(ctx context.Context, prefix string) iter.Seq2[driver.State, error] {
 	return func(yield func(driver.State, error) bool) {
 		key := append(bytes.Clone(e.prefix), prefix...)

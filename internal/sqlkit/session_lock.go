@@ -115,7 +115,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 			busy.Holders = e.state(r.Name, sights).Holders
 			e.put(s)
 		} else {
-			e.drop(s) // it has no lock and no pending statement
+			e.drop(s) // the session has no lock and no pending statement
 		}
 		return driver.Grant{}, busy
 	default:
@@ -124,7 +124,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	l.request.Token, l.request.Reserved, l.request.Slot = got.Token, got.Tokens, got.Slot
 	l.request.Label.Tokens = got.Tokens
 	if w.waited {
-		// The statement that waited has the owner from before the wait in its label.
+		// The owner may have changed since the statement that waited was sent.
 		l.request.Owner = r.From.Owner()
 		l.request.Label.Owner = l.request.Owner
 		// The validity runs from a statement that was sent after the wait.
@@ -140,7 +140,7 @@ func (e *Sessions) acquire(ctx context.Context, r driver.Request, ttl time.Durat
 	return e.grant(l, sent)
 }
 
-// newLease returns the lease of a request. The lease is locked.
+// newLease returns a locked lease for a request.
 func (e *Sessions) newLease(s *Session, r driver.Request, ttl time.Duration) *lease {
 	l := &lease{s: s, from: r.From, busy: make(chan struct{}, 1), done: make(chan struct{})}
 	l.busy <- struct{}{}
@@ -171,7 +171,7 @@ func (e *Sessions) confirm(ctx context.Context, l *lease) (bool, error) {
 func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	e.mu.Lock()
 	if e.closed {
-		// Close does not close the session of a waiter. The waiter's call, which is this one, does.
+		// Close does not close a session that waits. The call does, here.
 		e.mu.Unlock()
 		e.drop(l.s)
 		return driver.Grant{}, e.unknown(l, errors.New("the store was closed meanwhile"))
@@ -185,15 +185,15 @@ func (e *Sessions) grant(l *lease, sent driver.Instant) (driver.Grant, error) {
 	if gone := l.s.Gone(); gone == nil {
 		e.tasks.Go(func() { e.watchByPing(l) })
 	} else if ended(l.s.Link) {
-		// The session ended before the grant, and the goroutine that watches it found no grant.
+		// The session ended before the grant, when the goroutine that watches it found no
+		// grant to report.
 		e.tasks.Go(func() { e.gone(l.s) })
 	}
 	r := &l.request.Request
 	return driver.Grant{ID: r.ID, Name: r.Name, Limit: r.Limit, Token: l.request.Token, Tokens: l.request.Reserved, SentAt: sent, TTL: l.request.TTL, Slot: l.request.Slot}, nil
 }
 
-// failed ends the session of a Lock that failed. Its error shows whether the server may still have
-// the lock or the request.
+// failed returns the error of a Lock. Its code depends on what may be left at the server.
 func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) error {
 	coded, again := e.recipe.Sort(err)
 	cleared := false
@@ -226,7 +226,8 @@ func (e *Sessions) failed(ctx context.Context, l *lease, w *wait, err error) err
 	return coded
 }
 
-// unknown returns an error of code CodeUnknown. Undo then ends what the request has left.
+// unknown returns an error with CodeUnknown, after which Undo ends the session of the
+// request.
 func (e *Sessions) unknown(l *lease, err error) error {
 	e.mu.Lock()
 	l.over = true
@@ -251,7 +252,7 @@ func (e *Sessions) forget(l *lease) {
 	l.end()
 }
 
-// wait is a Lock that may block, with the goroutines that run during it.
+// wait runs a Lock that may block, and the goroutines beside it.
 type wait struct {
 	e *Sessions
 	l *lease
@@ -265,8 +266,9 @@ type wait struct {
 	beside    sync.WaitGroup
 }
 
-// lock sends the statement that blocks in the server. After a while, another goroutine searches
-// the server's queue for the request. At the end of ctx, lock cancels the statement.
+// lock calls the recipe's Lock, which may block in the server. After a while another
+// goroutine searches the server's queue for the request. When ctx ends, a goroutine cancels
+// the statement.
 func (w *wait) lock(ctx context.Context) (Got, error) {
 	statement, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
@@ -326,8 +328,8 @@ func (w *wait) findInQueue(ctx context.Context) {
 			}
 		}
 		if refused && !w.isOver() {
-			// The user has no right to see the queue. The server answers the search, but not the request:
-			// so the request waits.
+			// The user has no right to see the queue. The server is alive, and has not
+			// answered the request yet, so the request waits.
 			w.mu.Lock()
 			w.waited = true
 			w.mu.Unlock()
@@ -348,9 +350,9 @@ func (w *wait) notify(ctx context.Context) {
 	w.l.from.Queued(w.e.state(w.l.request.Name, sights).Holders)
 }
 
-// survey searches the server's queue. refused reports that the server has refused the search. An error of a
-// read-only server does not count, nor does one of a new connection. Such an error may come from another
-// server while the session's server does not answer.
+// survey searches the server's queue. refused reports that the server has refused the search. The error of
+// a read-only server does not count, and that of a new connection does not either. They may come from
+// another server, while the session's server is silent.
 func (w *wait) survey(ctx context.Context) (sights []Sight, refused bool, err error) {
 	err = w.e.aside(ctx, func(side Link) error {
 		sights, _, err = w.e.recipe.Survey(ctx, side, w.l.request.Key, false)
@@ -361,8 +363,8 @@ func (w *wait) survey(ctx context.Context) (sights []Sight, refused bool, err er
 	return sights, refused, err
 }
 
-// cancel sends the server cancellations of the statement until the wait is over. If that fails, it closes
-// the session. The session is not used again.
+// cancel makes the server cancel the statement. If that does not end the wait in time,
+// cancel closes the connection. The session is not used again.
 func (w *wait) cancel(cut func()) {
 	w.mu.Lock()
 	w.cancelled = true
@@ -389,7 +391,7 @@ func (w *wait) cancel(cut func()) {
 	w.l.s.Close()
 }
 
-// aside calls f with a link that is not the session's. It tries again if the link had ended while idle.
+// aside calls f with a link that no session uses.
 func (e *Sessions) aside(ctx context.Context, f func(Link) error) error {
 	for {
 		l, reused, err := e.side.Get(ctx)

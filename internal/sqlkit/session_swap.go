@@ -11,15 +11,15 @@ import (
 // waiters announce themselves; see [Sessions].
 type Passer interface {
 	// Pass replaces the session's grant old by a grant of next, which has the same name and TTL,
-	// unless another session waits for the lock. It waits for nothing. After an error the session is
-	// closed.
+	// unless another session waits for the lock. Pass does not wait. After an error the engine
+	// closes the session.
 	Pass(ctx context.Context, s *Session, old, next *LockRequest) (Got, PassOutcome, error)
 }
 
-// PassOutcome is what a [Passer] has done.
+// PassOutcome is the outcome of a Pass.
 type PassOutcome int
 
-// The outcomes of a Pass.
+// These are the outcomes of a Pass.
 const (
 	// PassRefused: the session has the lock for the old grant, as before.
 	PassRefused PassOutcome = iota
@@ -32,7 +32,7 @@ const (
 )
 
 // Passed returns the grant that follows old on the same session, if the clock has the value now and
-// the session has had the lock since old. Without a token for it the pass is refused.
+// the session has had the lock since old. Passed refuses the grant if there is no token for it.
 func (a *LockRequest) Passed(old *LockRequest, now int64) (Got, PassOutcome, error) {
 	last := int64(driver.LastToken(old.Token, old.Reserved))
 	first := max(last, now-int64(a.Tokens)) + 1
@@ -94,8 +94,9 @@ func (e *Sessions) Swap(ctx context.Context, old driver.Grant, r driver.Request,
 	return e.grant(next, sent)
 }
 
-// canPass reports whether the session of a lease can pass its lock on to a request. The session is
-// reserved for the caller. A grant that stands for long is recorded, which Unlock ends.
+// canPass reports whether the session of a lease can pass its lock on to a request. The caller has
+// reserved the session. A grant that has stood for long is not passed on: it is recorded, and only
+// Unlock removes the record.
 func (e *Sessions) canPass(l *lease, r *driver.Request, ttl time.Duration) bool {
 	a := &l.request
 	return a.Name == r.Name && a.Limit == driver.Exclusive && r.Limit == driver.Exclusive && a.TTL == ttl && !a.Record &&

@@ -33,8 +33,8 @@ import (
 // the two, and no row has to record the last token. If the clock is set back between them the
 // grant has one token.
 //
-// A durable token is the new value of a committed counter. Several are the last values above
-// the old one, from the reading of the clock on.
+// A durable token is the new value of a committed counter. Several tokens of a grant are the
+// last values above the old one, from the reading of the clock on.
 //
 // # A lock that is passed on
 //
@@ -49,15 +49,15 @@ import (
 // read the clock for the old tokens. So no other grant has read the clock in between, and every
 // later one reads it afterwards. If the clock was set back the lock is released.
 //
-// A session that begins to wait announces that to the holder, until it has the lock. If the statement
-// finds an announcement, the lock is released and the next request goes to the end of the
-// server's queue. So no new grant overtakes a waiter that came before the statement. Programs
-// that lock by hand announce nothing. For their sake a session passes a lock on for
-// driver.HandoffTime at most, and then releases it.
+// A session that waits announces itself to the holder until it has the lock. If the statement finds
+// an announcement, the lock is released and the next request goes to the end of the server's queue.
+// So no new grant overtakes a waiter that came before the statement. Programs that lock by hand
+// announce nothing. For their sake a session passes a lock on for driver.HandoffTime at most, and
+// then releases it.
 //
-// The two halves of a Swap end together if the answer is lost: the session ends, as after any release
-// without an answer, so that nothing of either grant stands. The release has an unknown
-// outcome, and the next request begins anew on another session.
+// If the answer to a Swap is lost, its two halves end together. The session ends, as after any
+// release without an answer, so that neither grant stands. The release has an unknown outcome, and
+// the next request begins anew on another session.
 //
 // A request whose answer was lost had a session, which has an identity at the server. Undo
 // closes the connection and waits, on another one, until that identity is gone. After that
@@ -128,7 +128,8 @@ const (
 	// searched for a waiter. Most requests end before.
 	recordAfter = 20 * time.Millisecond
 	// recordWithin limits how long an inspection waits for sessions that have not recorded a
-	// grant, and recordSoon if one of them has reported that it cannot.
+	// grant. recordSoon limits that if a session has reported that it cannot record its
+	// grant.
 	recordWithin, recordSoon = 4 * time.Second, time.Second
 	// recordAgain is the interval at which a failed record is tried again.
 	recordAgain = time.Second
@@ -145,7 +146,8 @@ const (
 	spareFor = 30 * time.Second
 )
 
-// NewSessions makes the engine. It keeps so many idle sessions, none on a user's pool.
+// NewSessions makes the engine. idle bounds its idle sessions: there are none on a user's
+// pool.
 func NewSessions(dial func(context.Context) (Link, error), recipe Recipe, idle Idle, namespace string) *Sessions {
 	few := min(idle.Most, 2)
 	e := &Sessions{dial: dial, recipe: recipe, prefix: NamePrefix(namespace), bounds: idle, side: NewPool(Idle{Least: few, Most: few}, dial),
@@ -434,7 +436,7 @@ func (l *lease) tryLock() bool {
 
 func (l *lease) unlock() { <-l.busy }
 
-// Close ends every session, and with it its grants and waits.
+// Close ends every session. So it ends all grants and waits.
 func (e *Sessions) Close(context.Context) error {
 	e.mu.Lock()
 	if e.closed {
@@ -447,7 +449,7 @@ func (e *Sessions) Close(context.Context) error {
 	for s := range e.all {
 		l := s.lease
 		if l != nil && l.wait != nil && !l.over {
-			continue // its call ends it when the engine's context ends
+			continue // its call ends the session when the engine's context ends
 		}
 		if l != nil {
 			l.granted, l.over = false, true

@@ -15,7 +15,7 @@ import (
 // testTimeout is longer than any timeout of the store, and shorter than TCP's.
 const testTimeout = time.Minute
 
-// silent is a link that stops to answer.
+// silent is a link that stops answering.
 type silent struct {
 	countedLink
 	answers int
@@ -76,7 +76,7 @@ func (uncertain) Sort(err error) (error, bool) {
 }
 
 // TestWaiterLeavesSilentLink: a connection falls silent while a waiter reads the row again.
-// The waiter gives the connection up, and reads on another one.
+// The waiter gives up the connection, and the next request uses another one.
 func TestWaiterLeavesSilentLink(t *testing.T) {
 	held := Encode(content{Holders: []holder{{Owner: Owner{ID: "x"}, Limit: 1, Token: 1, Expires: time.Hour.Microseconds()}}})
 	for _, c := range []struct {
@@ -118,7 +118,7 @@ func TestWaiterLeavesSilentLink(t *testing.T) {
 }
 
 // TestSilentPoolIsReplaced: the idle links of a pool fall silent together. One call ends by
-// its deadline, and the next one is answered on a new link.
+// its deadline, and the next call gets an answer on a new link.
 func TestSilentPoolIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := &oneRow{}
@@ -157,7 +157,7 @@ func TestSilentPoolIsReplaced(t *testing.T) {
 	})
 }
 
-// quiet is a recipe with sessions that wait, and fall silent.
+// quiet is a recipe whose sessions wait for a lock, get it, and fall silent.
 type quiet struct{ closing }
 
 func (*quiet) Lock(_ context.Context, _ *Session, a *LockRequest) (Got, error) {
@@ -174,6 +174,7 @@ func (*quiet) Ping(ctx context.Context, _ *Session, _ *LockRequest) (bool, error
 func (*quiet) End(context.Context, Link, Identity) (bool, error) { return true, nil }
 
 // TestSilentSessionIsClosed: a session falls silent after it got its lock, or never opens.
+// The request fails within a timeout, and the engine closes the session.
 func TestSilentSessionIsClosed(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Second, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
@@ -211,7 +212,7 @@ func TestSilentSessionIsClosed(t *testing.T) {
 	})
 }
 
-// silentRow is a RowLocker that answers a number of times and then no more.
+// silentRow is a RowLocker that answers a number of calls and then stops answering.
 type silentRow struct {
 	tries, switches int
 	answer          error

@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestLabelSurvivesStatement: a label is read back from a statement, is short enough for any
-// content, and cannot end its comment.
+// TestLabelSurvivesStatement: FindLabel reads a label back from a statement. With any
+// content the label is short enough and cannot end its comment.
 func TestLabelSurvivesStatement(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Label{
@@ -48,7 +48,7 @@ func TestLabelSurvivesStatement(t *testing.T) {
 	}
 }
 
-// TestEncodeIsASCII: JSON in ASCII has the same value.
+// TestEncodeIsASCII: Encode returns only ASCII, and JSON decodes it to the same value.
 func TestEncodeIsASCII(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := rapid.String().Draw(t, "text")
@@ -94,8 +94,8 @@ type noDeadlines struct{ net.Conn }
 
 func (noDeadlines) SetReadDeadline(time.Time) error { return errors.New("deadlines are not supported") }
 
-// fragile is a connection that ends when a deadline has passed, like a websocket, with an
-// error of its own.
+// fragile is a connection that ends when a deadline has passed, like a websocket. It then
+// returns an error of its own.
 type fragile struct{ net.Conn }
 
 func (f fragile) Read(p []byte) (int, error) {
@@ -107,7 +107,8 @@ func (f fragile) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// TestWatchKeepsFragileConn: watching does not end a connection that a deadline would end.
+// TestWatchKeepsFragileConn: Watch and Read do not end a connection that a deadline would
+// end.
 func TestWatchKeepsFragileConn(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	plain, other := pipe(t)
@@ -131,8 +132,8 @@ func TestWatchKeepsFragileConn(t *testing.T) {
 	}
 }
 
-// TestConnReportsItsEnd: a watcher sees the end, and no data before it is lost. Deadlines
-// limit the reader and not the watcher.
+// TestConnReportsItsEnd: a watched connection reports its end, and loses no data before it.
+// Deadlines limit the reader and not the watching goroutine.
 func TestConnReportsItsEnd(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	c, other := pipe(t)
@@ -187,7 +188,7 @@ func TestConnReportsItsEnd(t *testing.T) {
 		t.Errorf("after the end: %v", err)
 	}
 
-	// A connection without deadlines, such as one through SSH.
+	// The connection has no deadlines, such as one through SSH.
 	c4, other4 := pipe(t)
 	defer other4.Close()
 	defer c4.Close()
@@ -202,7 +203,7 @@ func TestConnReportsItsEnd(t *testing.T) {
 		}
 	}
 
-	// A waiting reader sees the end without Watch, too; Watch may be called meanwhile.
+	// A waiting reader sees the end without Watch, too. A caller may call Watch meanwhile.
 	c2, other2 := pipe(t)
 	defer c2.Close()
 	done := make(chan error, 1)

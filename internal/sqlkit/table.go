@@ -2,9 +2,9 @@ package sqlkit
 
 import "context"
 
-// Table is a dialect of the engine [Optimistic]: the statements on its two tables. One has a
-// row per name (name, bucket, version, token, expires, touched, state), the other a row per
-// bucket, 0 to Buckets-1, with the high-water mark of tokens.
+// Table builds the statements of the engine [Optimistic] in one dialect. They use two
+// tables. One has a row per name (name, bucket, version, token, expires, touched, state).
+// The other has a row per bucket, 0 to Buckets-1, with the high-water mark of tokens.
 //
 // Times are microseconds since 1970 by the database's clock, at the beginning of the
 // statement or later.
@@ -32,9 +32,9 @@ type Table interface {
 	// prefix and whose grants may stand.
 	List(prefix []byte) string
 	// Idle returns name in hexadecimal, bucket, version and token of at most max rows that
-	// were unused, and without a grant, for so many microseconds.
+	// were unused, and without a grant, for at least this many microseconds.
 	Idle(micros int64, max int) string
-	// Raise makes a bucket's high-water mark at least the token.
+	// Raise raises a bucket's high-water mark to the token, unless the mark is higher.
 	Raise(bucket int, token int64) string
 	// Delete removes the row of a name if it has the version.
 	Delete(name []byte, version int64) string
@@ -65,11 +65,11 @@ type Faults interface {
 	Sort(err error) (coded error, retry bool)
 }
 
-// Waker notifies of changes of names.
+// Waker notifies waiters of changes of names.
 type Waker interface {
-	// Listen returns a channel of capacity one that receives when something was freed
-	// under the name, or when that may have been missed. stop ends it.
+	// Listen returns a channel of capacity one. It receives when a grant of the name has
+	// ended, or when a notification may have been lost. stop ends the listening.
 	Listen(ctx context.Context, name []byte) (changed <-chan struct{}, stop func(), err error)
-	// Close ends all of them.
+	// Close ends all listening.
 	Close()
 }

@@ -14,7 +14,7 @@ func TestDrawnTokensRise(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now, last := int64(1_000_000), int64(0)
 		for range 50 {
-			now += rapid.Int64Range(-50, 200).Draw(t, "passed") // it may be set back
+			now += rapid.Int64Range(-50, 200).Draw(t, "passed") // the clock may be set back
 			r := &row{exists: rapid.IntRange(0, 9).Draw(t, "exists") > 0, now: now}
 			if r.exists {
 				r.token, r.highWater = last, rapid.Int64Range(0, last).Draw(t, "mark")
@@ -70,8 +70,8 @@ func TestClockedTokens(t *testing.T) {
 	}
 }
 
-// TestTokensOfAPassedLock: the tokens of the next grant are those since the old one by the clock, and no
-// more than requested. Without one the lock is not passed on.
+// TestTokensOfAPassedLock: the tokens of the next grant lie between those of the old grant and the
+// clock. There are no more than requested. If no token is left, the session does not pass the lock on.
 func TestTokensOfAPassedLock(t *testing.T) {
 	for _, test := range []struct {
 		reserved, tokens int // of the old and the next grant

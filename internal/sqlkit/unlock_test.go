@@ -28,9 +28,9 @@ func (*mute) Cause(*Session, *LockRequest, *Pool) (driver.Cause, error) {
 	return driver.CauseSessionEnded, nil
 }
 
-// TestUnansweredReleaseIsUncertain: the session ends without an answer to the release, which
-// may have arrived too late. The server's own timer may have ended the session before, and
-// another client may have held the lock.
+// TestUnansweredReleaseIsUncertain: the session ends without an answer to the release. The
+// release may have arrived too late: the server's timer may have ended the session before,
+// and another client may have held the lock.
 func TestUnansweredReleaseIsUncertain(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -14,11 +14,11 @@ type Values struct {
 	Namespace string
 	// Run runs statements on a connection without a transaction, at a primary.
 	Run func(ctx context.Context, statements ...string) (Answers, error)
-	// Sort puts codes on its errors.
+	// Sort returns an error of Run with a code.
 	Sort func(error) (error, bool)
-	// Read selects version and data, in hexadecimal, of a key. Insert and Update are
-	// the statements of a Put. They answer, last, one row that begins with 1 if a row of
-	// the table was written.
+	// Read selects version and data, in hexadecimal, of a key. Insert and Update are the
+	// statements of a Put. Their last answer is one row. It begins with 1 if a row of the
+	// table was written.
 	Read   func(key []byte) string
 	Insert func(key, data []byte, version string) []string
 	Update func(key, data []byte, old, version string) []string
