@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// calls reads from the server's metrics how often a method was called; for a stream, how
-// many streams there were.
+// calls reads from the server's metrics how often a method was called. For a streaming method that
+// is the number of streams.
 func (c *cluster) calls(t *testing.T, method string) (n int) {
 	t.Helper()
 	resp, err := http.Get("http://" + c.members[0].Client + "/metrics")
@@ -112,8 +112,8 @@ func TestStreamsPerStore(t *testing.T) {
 	}
 }
 
-// TestContentionWithLogins: three clients compete for one name, and get it about as often
-// with authentication as without.
+// TestContentionWithLogins: three clients compete for one name. They are granted about as many
+// locks with authentication as without.
 func TestContentionWithLogins(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	grants := func(url string) (n int64) {
