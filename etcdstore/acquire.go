@@ -18,8 +18,8 @@ func (s *Store) Acquire(ctx context.Context, r driver.Request) (driver.Grant, er
 	return s.acquire(ctx, r, nil)
 }
 
-// acquire is Acquire with a release, which may be nil. The transaction that creates the queue entry
-// also executes that release.
+// acquire implements Acquire. The transaction that makes the queue entry also carries out the
+// release old, unless that is nil.
 func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (driver.Grant, error) {
 	if err := s.lay.checkName(r.Name); err != nil {
 		return driver.Grant{}, err
@@ -32,7 +32,7 @@ func (s *Store) acquire(ctx context.Context, r driver.Request, old *release) (dr
 			return driver.Grant{}, &driver.Error{Code: driver.CodeWithdrawn, Err: context.Cause(ctx)}
 		}
 		if old != nil && !s.ready(r.TTL) {
-			// The request has to wait for a session. The release needs none.
+			// The request needs a keepalive or a new lease first. The release does not.
 			old.report(s.alone(ctx, old))
 			old = nil
 		}
@@ -130,9 +130,10 @@ func (e *session) learnEpoch(n int, compared int64, answer *etcdserverpb.Respons
 	return nil
 }
 
-// sweep deletes an entry with the session's lease and the request's key, although the answer to the
-// request has confirmed no entry. No other request of this store has the number in the key. Usually
-// the client library has sent the request's transaction twice. The entry would block all requests.
+// sweep deletes the entry under the session's own lease and the request's key before the request
+// has one. No other request of this store has the number of that key. As a rule the request itself
+// has made the entry: the client library has sent the transaction twice. The entry would block all
+// other requests.
 func (s *Store) sweep(ctx context.Context, a *request, mod int64) error {
 	ours := []clientv3.Cmp{
 		clientv3.Compare(clientv3.LeaseValue(a.key), "=", a.e.lease),
@@ -211,7 +212,7 @@ func (s *Store) try(ctx context.Context, a *request) (driver.Grant, error) {
 	}
 }
 
-// tryEntry creates an entry without that condition, and deletes it unless it is granted.
+// tryEntry creates an entry although other entries may change, and deletes it unless it is granted.
 func (s *Store) tryEntry(ctx context.Context, a *request) (driver.Grant, error) {
 	v, err := s.enqueue(ctx, a, nil)
 	if err != nil {
@@ -237,7 +238,8 @@ func (a *request) grant(rev int64, rec record) driver.Grant {
 	a.rev.Store(rev)
 	a.written = rec
 	a.granted.Store(true)
-	// A loss before this point was reported to granted entries only.
+	// The store reports a loss only to granted entries, so an earlier loss of this entry is
+	// reported here.
 	if a.e.isGone() {
 		a.r.From.Lost(driver.CauseSessionEnded, errLeaseGone)
 	} else if a.deleted.Load() {
@@ -254,8 +256,8 @@ func (a *request) grant(rev int64, rec record) driver.Grant {
 	}
 }
 
-// enqueue adds an entry to the end of the queue. If there are other entries, the same
-// transaction reads them. The first transaction also executes the release old, unless that is nil.
+// enqueue adds an entry to the end of the queue. If there are other entries, the same transaction
+// reads them. The first transaction also carries out the release old, unless that is nil.
 func (s *Store) enqueue(ctx context.Context, a *request, old *release) (view, error) {
 	prefix, n := s.lay.entries(a.r.Name), shard(a.r.Name)
 	epochKey := s.lay.epoch(a.e.lease, n)
@@ -336,8 +338,8 @@ func (a *request) reads(prefix string) []clientv3.Op {
 	return []clientv3.Op{first, clientv3.OpGet(prefix, last...)}
 }
 
-// see evaluates the answers to reads. Keys of longer names may hide those that matter: then the
-// view is incomplete, with rev 0.
+// see evaluates the answers to reads. If a read has returned keys of longer names, it may lack
+// entries of this name. Then the view is incomplete, and its rev is 0.
 func (a *request) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix string) view {
 	if a.r.Limit != driver.Exclusive {
 		return a.judge(rev, newQueue(answers[0].GetResponseRange().Kvs, prefix))
@@ -348,7 +350,7 @@ func (a *request) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix stri
 	if len(q) != len(kvs) {
 		return view{}
 	}
-	// If the first key is among the last ones, they are all.
+	// If the first key is also among the last keys, these are the whole queue.
 	for i := 1; i < len(q); i++ {
 		if q[i].key == q[i-1].key {
 			return a.judge(rev, append(q[:i:i], q[i+1:]...)).count(a)
@@ -361,8 +363,7 @@ func (a *request) see(rev int64, answers []*etcdserverpb.ResponseOp, prefix stri
 	return v
 }
 
-// maxCounted limits the entries before an exclusive one. Up to this number, the waiter counts the
-// deletions of these entries.
+// maxCounted is the largest number of earlier entries whose deletions an exclusive entry counts.
 const maxCounted = 3
 
 // count makes a view of the whole queue wait until every entry before that of a is deleted.
@@ -373,8 +374,8 @@ func (v view) count(a *request) view {
 	return v
 }
 
-// judge finds the entry in the queue. For an exclusive entry the queue may have a gap before the
-// last ones.
+// judge returns the view of the entry in a queue. For an exclusive entry the queue may have a gap
+// between its first entry and its last ones.
 func (a *request) judge(rev int64, q queue) view {
 	v := view{rev: rev, queue: q}
 	i := q.find(a.key)

@@ -35,12 +35,12 @@
 // has a larger one.
 //
 // One transaction makes an entry, under a key that its lease does not use, and no other request
-// adopts it. The store uses a key again only under three conditions: its earlier request has ended,
-// no message of that request can still arrive, and no entry stands under the key. (Such an entry
-// may be a released grant that is kept for a minimum hold. An entry under the session's own lease
-// that belongs to no request is deleted.) Other clients have one key for a lease and a name, and
-// adopt it if it exists. With them, a lost release and the next acquisition have the same
-// revision, and so the same fencing token.
+// adopts it. The store uses a key again only under three conditions. Its earlier request has ended.
+// No message of that request can still arrive. No entry stands under the key. (Such an entry may be
+// a released grant that is kept for a minimum hold. An entry under the session's own lease that
+// belongs to no request is deleted.) Other clients have one key for a lease and a name, and adopt
+// it if it exists. With them, a lost release and the next acquisition have the same revision, and
+// so the same fencing token.
 //
 // An acquisition whose answer was lost may still be applied later. It compares an epoch key of its
 // lease. [Store.Undo] deletes the entry and writes the epoch key in one transaction, which
@@ -69,9 +69,9 @@
 //
 // # How changes are noticed
 //
-// A store has one stream of watches and one of keepalives, which live as long as they are answered:
-// with authentication each new stream is a login, which costs the server some 50 ms of
-// processor time. Keepalives of one stream are answered in the order of their sends, so each
+// A store has one stream of watches and one of keepalives. It keeps each stream as long as a member
+// answers on it. With authentication each new stream is a login, which costs the server some 50 ms
+// of processor time. Keepalives of one stream are answered in the order of their sends, so each
 // answer is counted from its own send. With a user the stream is opened before the lease is
 // granted, so that no login counts against a TTL.
 //
@@ -84,14 +84,14 @@
 // the name. It is granted without a further read when all entries before its own were deleted and
 // its own was not. That is safe for these reasons. It has read the whole queue up to its own entry
 // through the quorum, after the watch was made. No later entry gets a smaller create revision. One
-// watch reports all deletions in the order of their revisions, and those of one revision together,
-// also at a member that is cut off or led the cluster before: such a member reports late. So the
-// entry stood when the last one before it was deleted. The watch does not count if it was interrupted
-// after that read, as by a compaction or a lost connection: the waiter reads the queue again. A member
-// that reports its progress grants nothing. If an operator deletes the waiter's own entry after the last
-// one before it, a member that lags reports both late. The waiter may start between the two
-// reports, and continue until the second one. In that time only its token protects the resource: it is
-// below that of the next grant.
+// watch reports all deletions in the order of their revisions, and those of one revision together.
+// A member that is cut off, or that led the cluster before, reports late, but in the same order. So
+// the entry stood when the last one before it was deleted. If the watch was interrupted after that
+// read, for example by a compaction or a lost connection, the waiter reads the queue again. A
+// member that reports its progress grants nothing. If an operator deletes the waiter's own entry
+// after the last one before it, a member that lags reports both late. The waiter may start between
+// the two reports, and continue until the second one. In that time only its token protects the
+// resource: it is below that of the next grant.
 //
 // The entries of a store that count the deletions of a name share one watch, which stays for a second after
 // the last of them. The next entry then needs no read of its own: the transaction that makes it has
@@ -101,26 +101,27 @@
 // that arrives before the answer.
 //
 // An exclusive waiter further behind watches the last entry but one before it, so that it reads the
-// queue again before it is its turn. A waiter among several limits watches the deletions of the name's
-// entries, which it counts itself, and then reads the queue again. If the transaction that
-// released the one before has shown that a waiter is the first, it needs no event. Every waiter reads
-// every 10 seconds, and every second while its watch does not stand. Releases and breaks compare the
-// entry's create revision.
+// queue again before its turn. A waiter among several limits watches the deletions of the name's
+// entries, which it counts itself, and then reads the queue again. If the transaction that released
+// the grant before it has shown that a waiter is the first, this waiter needs no event. Every
+// waiter reads every 10 seconds, and every second while its watch does not stand. Releases and
+// breaks compare the entry's create revision.
 //
-// A holder is watched in two ways. Each lease has a sentinel, a key that goes with the lease and
-// only with it: its deletion ends every grant of the lease at once, also those that are held for
-// a millisecond only. And each entry that has stood for a quarter of a second is watched itself,
-// so that a deletion of its key alone is noticed. Three things ensure that a watch that reports
-// nothing means that nothing has happened. The member is asked for a sign of life twice a second,
-// and is left when it sends nothing. The sentinel is read through the quorum once a second, and
-// a member that does not report the revision of that read soon is left: it is cut off, or
-// overloaded (RequireLeader, which is set as well, takes several election timeouts to see it). And
-// each renewal reads its entries through the quorum.
+// A holder is watched in two ways. Each lease has a sentinel, a key that is deleted with the lease
+// and only with it. The deletion of the sentinel ends every grant of the lease at once, also grants
+// that are held for a millisecond only. And each entry that has stood for a quarter of a second is
+// watched itself, so that a deletion of its key alone is noticed. Three things ensure that a watch
+// that reports nothing means that nothing has happened. The client requests the member's progress
+// twice a second, and leaves a member that sends nothing. It reads the sentinel through the quorum
+// once a second, and leaves a member that does not report the revision of that read soon. Such a
+// member is cut off or overloaded. (The client also sets RequireLeader, but with it a member takes
+// several election timeouts to notice that it is cut off.) And each renewal reads its entries
+// through the quorum.
 //
-// That read of the sentinel also finds that the server has gone back in time, because it was restored
-// from an older copy: the revision is below an earlier one, or the cluster is another. Then the
-// session ends, and its lease is revoked, since entries that were released may stand again. Where
-// the revision was raised meanwhile, the client deletes such entries when its watches stand again.
+// That read of the sentinel also shows that the server was restored from an older copy: the
+// revision is below an earlier one, or the cluster is another. Then the session ends, and its lease
+// is revoked, since entries that were released may stand again. Where the revision was raised
+// meanwhile, the client deletes such entries when its watches stand again.
 //
 // # What it does not give
 //

@@ -21,7 +21,8 @@ func (s *Store) Classify(err error) driver.Code {
 	return refused(err)
 }
 
-// refused returns the code of an error that is certain, CodeUnknown for any other.
+// refused returns the code of an error after which it is certain that nothing was applied. For any
+// other error it returns CodeUnknown.
 func refused(err error) driver.Code {
 	var own *driver.Error
 	if errors.As(err, &own) {
@@ -57,9 +58,9 @@ func certain(err error) driver.Code {
 	return driver.CodeUnavailable
 }
 
-// unavailable returns the error of a request that only reads, or that may be lost. Like unknown
-// it begins with the reason of a context that has ended: a server may report the passed
-// deadline by a text of its own.
+// unavailable returns the error of a request that only reads, or that may be lost. If the context
+// has ended, the error begins with its reason, as in unknown. A server may report a passed deadline
+// by a text of its own.
 func unavailable(ctx context.Context, err error) error {
 	late(ctx, err)
 	code := certain(err)
@@ -81,7 +82,7 @@ func unknown(ctx context.Context, err error) error {
 }
 
 // late waits for the end of a context whose deadline has passed at the server. The server receives
-// the deadline, and its clock may reach it a little earlier.
+// the deadline, and its clock may reach the deadline a little earlier.
 func late(ctx context.Context, err error) {
 	if _, ok := ctx.Deadline(); ok && status.Convert(err).Message() == context.DeadlineExceeded.Error() {
 		<-ctx.Done()
@@ -89,8 +90,8 @@ func late(ctx context.Context, err error) {
 }
 
 // limited limits one request to requestTimeout. The caller's context may have no deadline, and a
-// client of the caller's may not probe its connections: over a silent one, the request would wait
-// until the system gives up the connection.
+// client that the caller has made may not probe its connections. Over a silent connection such a
+// request would wait until the operating system ends the connection.
 func limited[T any](ctx context.Context, request func(context.Context) (T, error)) (T, error) {
 	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()

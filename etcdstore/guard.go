@@ -12,10 +12,10 @@ import (
 	"github.com/holdfast-go/holdfast/fence"
 )
 
-// Guard is a [fence.Guard] of what is kept in etcd: it keeps the largest token seen for
-// each resource, and one transaction compares, raises and writes. A resource is any name
-// that its writers agree on; the keys that are written need not be named after it. The
-// data may be on another cluster than the locks: open a store there for its guard.
+// Guard is a [fence.Guard] for data in etcd. It keeps the largest token seen for each resource. One
+// transaction compares the token, raises it and writes the data. A resource is any name that its
+// writers agree on; the keys that are written need not be named after it. The data may be on
+// another cluster than the locks: open a store there for its guard.
 //
 // The token of resource R is kept at the key PREFIX_holdfast/fence/R, in 19 digits, so
 // that the server's comparison of bytes is one of numbers. It stays until it is deleted.
@@ -34,8 +34,8 @@ func (g *Guard) Write(ctx context.Context, resource string, token uint64, write 
 	return err
 }
 
-// Txn is Write with the answers of the operations, by index. For conditions of your own
-// give a clientv3.OpTxn, and read from its answer whether they held.
+// Txn is Write with the answers of the operations, by index. For conditions of your own pass a
+// clientv3.OpTxn, and read from its answer whether they were met.
 func (g *Guard) Txn(ctx context.Context, resource string, token uint64, write ...clientv3.Op) ([]*etcdserverpb.ResponseOp, error) {
 	if err := fence.CheckArguments(ctx, resource, token); err != nil {
 		return nil, err

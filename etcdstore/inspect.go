@@ -32,8 +32,8 @@ func (s *Store) Inspect(ctx context.Context, name string) (driver.State, error) 
 		return driver.State{}, unavailable(ctx, err)
 	}
 	q := newQueue(resp.Kvs, prefix)
-	// A key that is no lock blocks only other clients. The rule of the queue counts it, as theirs
-	// does.
+	// The queue also contains keys below the name that are no locks, because other clients wait for
+	// them, too.
 	return s.state(ctx, name, q, ttls{})
 }
 
@@ -222,7 +222,7 @@ func (s *Store) Watch(ctx context.Context, name string, changed func()) error {
 	}
 }
 
-// aboutLocks reports whether a key is not one of the store's own.
+// aboutLocks reports whether a key may belong to a lock. The store's own keys do not.
 func (l layout) aboutLocks(key string) bool {
 	rest, own := strings.CutPrefix(key, l.prefix+reserved)
 	return !own || strings.HasPrefix(rest, "ns/")

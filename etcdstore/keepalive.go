@@ -51,8 +51,8 @@ type keepaliveRequest struct {
 	sent  driver.Instant
 	// renewed handles an answer that the lease exists, even if the caller has left.
 	renewed func(sent driver.Instant)
-	// silent ends the stream if no answer comes; it is nil for the first request. An answer before
-	// soon is in good time.
+	// silent ends the stream if no answer comes; it is nil for the first request. An answer within
+	// soon resets the count of silent streams.
 	silent *time.Timer
 	soon   time.Duration
 	done   chan struct{} // closed with err
@@ -70,9 +70,9 @@ var (
 	errProxy = &driver.Error{Code: driver.CodeRefused, Err: errors.New("etcdstore: the endpoint is an `etcd grpc-proxy`, which may answer a keepalive with an earlier renewal of the lease: use the addresses of the members")}
 )
 
-// keepAlive renews a lease. It calls renewed with the send of each request that is answered. A
-// stream that was open before may be broken, or its login too old: a request that fails on it
-// is sent again on a new one.
+// keepAlive renews a lease. For each answer it calls renewed with the time at which that request
+// was sent. A stream that was open before may be broken, or its login too old. A request that fails
+// on such a stream is sent again on a new one.
 func (s *Store) keepAlive(ctx context.Context, lease clientv3.LeaseID, timeout time.Duration, renewed func(driver.Instant)) error {
 	for {
 		k, opened, err := s.keepaliveStream(ctx)
@@ -185,7 +185,7 @@ func (k *keepaliveStream) renew(ctx context.Context, lease clientv3.LeaseID, tim
 
 // fail ends a stream for a reason that the stream itself does not report.
 func (k *keepaliveStream) fail(why error) {
-	k.end() // a Send that holds the mutex returns
+	k.end() // makes a Send that holds the mutex return
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.err == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// leaseServer is an etcd. Its first keepalive streams accept requests and do not answer.
+// leaseServer imitates etcd. Its first keepalive streams accept requests and do not answer.
 type leaseServer struct {
 	etcdserverpb.LeaseClient
 	silent  int
@@ -50,7 +50,7 @@ func (s *leaseStream) Recv() (*etcdserverpb.LeaseKeepAliveResponse, error) {
 	}
 }
 
-// storeOver returns a store that uses this server alone. The caller calls end.
+// storeOver returns a store that sends its requests to leases. The caller calls end.
 func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *Store, end func()) {
 	s = &Store{leases: leases, sessions: map[time.Duration]*session{}, making: map[time.Duration]*making{}}
 	s.ctx, s.cancel = context.WithCancel(t.Context())
@@ -60,8 +60,8 @@ func storeOver(t *testing.T, leases etcdserverpb.LeaseClient) (s *Store, end fun
 	}
 }
 
-// TestSilentStreamIsReplaced: a member accepts keepalives and does not answer. The stream is
-// given up in time, and the same request renews the lease on another one.
+// TestSilentStreamIsReplaced: a member accepts keepalives and does not answer. The client closes
+// the stream in time, and the same request renews the lease on another stream.
 func TestSilentStreamIsReplaced(t *testing.T) {
 	for ttl, after := range map[time.Duration]time.Duration{
 		time.Minute:     requestTimeout * 2 / 3,
@@ -75,7 +75,7 @@ func TestSilentStreamIsReplaced(t *testing.T) {
 			e := &session{s: s, lease: 7, ttl: ttl, sent: driver.Now(), over: make(chan struct{})}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			// A stream that was open before.
+			// The stream is open before the keepalive.
 			k, _, err := s.keepaliveStream(ctx)
 			if err != nil || !k.usable() {
 				t.Fatal(err)
@@ -116,8 +116,8 @@ func TestKeepalivesShareAStream(t *testing.T) {
 	})
 }
 
-// TestKeepaliveIsBounded: no member answers keepalives. A request that waits for another
-// one's answer ends with that request.
+// TestKeepaliveIsBounded: no member answers keepalives. A call that waits for the keepalive of
+// another call ends with that keepalive.
 func TestKeepaliveIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, end := storeOver(t, &leaseServer{silent: 1000})

@@ -68,8 +68,9 @@ func shard(name string) int { return int(maphash.String(seed, name) % epochShard
 
 func hex(lease clientv3.LeaseID) string { return strconv.FormatInt(int64(lease), 16) }
 
-// nameOf returns the name of an entry, and false if the key is not an entry's. A store may contain other keys:
-// a lock has the value of a record, or its key ends with the lease that is attached to it.
+// nameOf returns the name of an entry, and false if the key is not an entry's. The cluster may
+// contain other keys. The value of a lock is a record, or its key ends with the lease that is
+// attached to it.
 func (l layout) nameOf(p *entry) (string, bool) {
 	rest, ok := strings.CutPrefix(p.key, l.names)
 	if !ok || p.lease == clientv3.NoLease {
@@ -122,12 +123,12 @@ func (r record) same(o record) bool {
 func (r record) encode() string {
 	b, err := json.Marshal(r)
 	if err != nil {
-		panic(err) // strings, numbers and a time
+		panic(err) // unreachable: a record has only strings, numbers and a time
 	}
 	return string(b)
 }
 
-// entry is an entry as it was read.
+// entry is a queue entry as a read has returned it.
 type entry struct {
 	key      string
 	rev, mod int64 // create and modification revision

@@ -30,11 +30,11 @@ type login struct {
 	valid  bool
 	token  *token // the last one
 	trying *loginTry
-	// checking: checkAge is under way.
+	// checking is set while checkAge runs.
 	checking bool
 }
 
-// token is what a login has returned.
+// token is the credential that a login has returned.
 type token struct {
 	text string // empty where the server has authentication switched off
 	// made is the number of the raft entry at which the token was made, 0 for a JWT.
@@ -69,8 +69,8 @@ type loginTry struct {
 const (
 	// loginTimeout limits a login, which queues at the server if many clients log in at once.
 	loginTimeout = 15 * time.Second
-	// answerTimeout is how long a call may be unanswered before the age of its token is checked, and
-	// how long each call of that check may be.
+	// answerTimeout is how long a call may be unanswered before the client checks the age of its
+	// token. It also limits each call of that check.
 	answerTimeout = time.Second
 )
 
@@ -146,10 +146,10 @@ func (l *login) drop(t *token) {
 	}
 }
 
-// checkAge replaces a token that is newer than the server, and ends the calls with it. A token of etcd
-// carries the number of the raft entry at which it was made, and a member leaves calls with it
-// unanswered until it has applied as many. A server that was restored from an older copy may take
-// days to get there.
+// checkAge replaces a token that is newer than the server, and ends the calls with it. A token of
+// etcd carries the number of the raft entry at which it was made, and a member does not answer
+// calls with it before the member has applied that entry. A server that was restored from an older
+// copy may need days to reach that number.
 func (l *login) checkAge(t *token, cc *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,7 +161,7 @@ func (l *login) checkAge(t *token, cc *grpc.ClientConn) {
 		if t.seemsNewer(l.ctx, cc) {
 			l.drop(t)
 			if _, err := l.get(l.ctx, cc); err != nil {
-				t.end() // else the login has compared the tokens
+				t.end() // after a successful login, try has compared the tokens
 			}
 		}
 		l.mu.Lock()
@@ -187,7 +187,7 @@ func (t *token) seemsNewer(ctx context.Context, cc *grpc.ClientConn) bool {
 	if !refusedToken(err) {
 		return false
 	}
-	// Since etcd 3.7 the state is for users only.
+	// Since etcd 3.7 a server returns its state only to users that have logged in.
 	ctx, end := t.with(ctx)
 	defer end()
 	_, err = state(ctx)
@@ -277,7 +277,7 @@ func (l *login) close() {
 }
 
 // open opens a client for a store of its own. A wrong password is an error at once; an unreachable
-// server is none.
+// server is no error.
 func (l *login) open(ctx context.Context, cfg clientv3.Config) (*clientv3.Client, error) {
 	if l.name != "" {
 		cfg.DialOptions = append(cfg.DialOptions, l.dialOptions()...)

@@ -70,9 +70,10 @@ func (q queue) freeSlot(except string) int {
 	}
 }
 
-// blocker returns the entry whose end entry i, which is not granted, needs first. It is the one
-// before it if entry i is exclusive, else the last exclusive one. It is empty if several limits
-// decide: then any end before entry i counts.
+// blocker returns the key of the entry that must end before entry i, which is not granted, can be
+// granted. For an exclusive entry that is its predecessor, otherwise the last exclusive entry
+// before it. The key is empty if several limits decide: then the end of any earlier entry may
+// count.
 func (q queue) blocker(i int) string {
 	if q[i].record.Limit == driver.Exclusive {
 		return q[i-1].key

@@ -92,7 +92,7 @@ func (s *Store) reportDeletions(q *queueWatch, u watchUpdate) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
-	case u.err != nil: // it is over
+	case u.err != nil: // the watch is over
 		if n.all[q.name] == q {
 			delete(n.all, q.name)
 		}

@@ -53,7 +53,7 @@ func (s *Store) Release(ctx context.Context, g driver.Grant, keep time.Duration)
 	}
 	if next != nil {
 		if kvs := resp.Responses[1].GetResponseRange().Kvs; len(kvs) > 0 && string(kvs[0].Key) == next.key && kvs[0].CreateRevision == next.rev.Load() {
-			// The same transaction has made it the first: it need not wait for the watch.
+			// This deletion has made next the first entry, so next need not wait for its watch.
 			next.wake(resp.Header.Revision)
 		}
 	}
@@ -110,11 +110,13 @@ func (s *Store) Undo(ctx context.Context, r driver.Request) error {
 			Else(clientv3.OpGet(epochKey, clientv3.WithKeysOnly())).Commit()
 		switch {
 		case errors.Is(err, rpctypes.ErrNoSpace) && full == nil:
-			// The epoch has to wait for space, and the entry has not.
+			// The write of the epoch needs space, and the deletion of the entry does not: delete
+			// the entry alone.
 			full = err
 			continue
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			// Its entries are gone, and nothing that names it can be applied.
+			// The entries of the lease are gone, and no transaction that names the lease can be
+			// applied.
 			a.e.end(errLeaseGone)
 		case err != nil:
 			return unknown(ctx, err)

@@ -214,7 +214,7 @@ func (e *session) fresh(ctx context.Context, age time.Duration) error {
 		e.mu.Unlock()
 		select {
 		case <-c.done:
-			// It may be too old, or may have had a shorter deadline.
+			// The answer may be too old, or its caller may have had a shorter deadline.
 		case <-e.over:
 			return e.why()
 		case <-ctx.Done():
@@ -223,11 +223,11 @@ func (e *session) fresh(ctx context.Context, age time.Duration) error {
 	}
 }
 
-// requestTimeout limits one request for an entry that stands.
+// requestTimeout limits one request to the server.
 const requestTimeout = 5 * time.Second
 
-// timeout returns the timeout of such a request. It leaves time for another member if one does not
-// answer.
+// timeout returns the timeout of a request for an entry of the session. It leaves time for another
+// member if one does not answer.
 func (e *session) timeout() time.Duration {
 	return min(max(e.ttl/3, time.Second), requestTimeout)
 }
@@ -328,8 +328,8 @@ func (a *request) number() {
 	a.key = a.e.s.lay.entry(a.r.Name, a.e.lease, a.n)
 }
 
-// renumber gives a request another key, because its own key was found with another lease before
-// the request's transaction: a grant that was released and kept.
+// renumber gives a request another key. Before the request's transaction, its own key was found
+// with another lease, as that of a grant that was released and kept.
 func (a *request) renumber() {
 	a.e.mu.Lock()
 	defer a.e.mu.Unlock()
@@ -405,8 +405,8 @@ const (
 )
 
 // watchEntries sets watches for entries that have stood for an interval. It returns the entries
-// that have to be read: their watch was set just now, or, with all, they have none. used is false
-// if all entries are about to be withdrawn or released.
+// that have to be read: those whose watch was set just now and, if all is set, those without a
+// watch. used is false if all entries are about to be withdrawn or released.
 func (e *session) watchEntries(all bool) (read []*request, used, waiting bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -511,7 +511,7 @@ func (e *session) removeUnknown(ctx context.Context) {
 	sentinel := e.s.lay.sentinel(e.lease)
 	now, err := e.s.client.Get(ctx, sentinel, clientv3.WithKeysOnly())
 	if err != nil {
-		return // until the watches are set again; else the entries end with the session
+		return // the next time that the watches are set tries again; at the latest the entries end with the session
 	}
 	attached, err := e.s.client.TimeToLive(ctx, e.lease, clientv3.WithAttachedKeys())
 	if err != nil {
@@ -555,9 +555,9 @@ func (e *session) abandon() {
 	})
 }
 
-// compare reads the sentinel through the quorum, to check that it stands, that the watches keep up,
-// and that the server was not restored: then its revision is below one that was answered before
-// the request was sent.
+// compare reads the sentinel through the quorum. It checks that the sentinel stands, that the
+// watches keep up, and that the server was not restored from an older copy. A restored server has a
+// lower revision than an earlier answer, or is another cluster.
 func (e *session) compare() {
 	e.mu.Lock()
 	at, before := e.sentinelAt, e.compared

@@ -66,12 +66,12 @@ func TestCloseDoesNotDeadlockWithAnAcquisition(t *testing.T) {
 		_, err := s.begin(driver.Request{ID: "late", Name: "n"}, e)
 		begun <- err
 	}()
-	for entered := false; !entered; { // it waits for the store, or will soon
+	for entered := false; !entered; { // the acquisition waits for the store's mutex, or will soon
 		e.mu.Lock()
 		entered = len(e.live) > 0
 		e.mu.Unlock()
 	}
-	e.mu.Lock() // like mark and watchEntries
+	e.mu.Lock() // as mark and watchEntries do
 	s.mu.Unlock()
 	free := make(chan struct{})
 	go func() {

@@ -21,7 +21,7 @@ import (
 type Store struct {
 	client *clientv3.Client
 	leases etcdserverpb.LeaseClient
-	user   *login // nil if the client is the user's own, and the user closes it
+	user   *login // nil if the caller has made the client, and closes it
 	lay    layout
 	where  string
 
@@ -42,7 +42,8 @@ type Store struct {
 	minTTL   time.Duration
 }
 
-// request exists from before its entry is created until etcd has confirmed that no entry remains.
+// request is a request for a lock. It exists from before its entry is created until etcd has
+// confirmed that no entry remains.
 type request struct {
 	r   driver.Request
 	e   *session
@@ -59,8 +60,9 @@ type request struct {
 	written record
 	// passed wakes a waiting entry: see wake.
 	passed chan int64
-	// mail has the deletions of the name's entries while the entry waits, nil before it needs them.
-	// complete is set if the watch has stood since before the present view was requested.
+	// mail receives the deletions of the name's entries while the entry waits. It is nil before the
+	// entry needs them. complete is set if the watch has stood since before the present view was
+	// requested.
 	mail     *mailbox
 	complete bool
 
@@ -100,9 +102,10 @@ func configure(options []Option) (config, error) {
 
 // New makes a store over a client, which the caller closes. It does no I/O.
 //
-// A client with a Username logs in by itself, once for each stream, and keeps a login that is newer
-// than a server restored from an older copy: the server leaves its requests unanswered, and the
-// client has to be replaced. Stores of Open notice such a restore.
+// A client with a Username logs in by itself, once for each stream. If the server is restored from
+// an older copy, the client keeps its login, which is newer than the server. Then the server does
+// not answer its requests, and the caller has to replace the client. A store of Open notices such a
+// restore and logs in again.
 func New(client *clientv3.Client, o ...Option) (*Store, error) {
 	if client == nil {
 		return nil, driver.Errorf(driver.CodeInvalid, "etcdstore.New: the client is nil")
@@ -132,8 +135,9 @@ func (s *Store) String() string { return s.where }
 var errClosed = &driver.Error{Code: driver.CodeClosed, Err: errors.New("etcdstore: the store is closed")}
 
 // Guarantees returns what etcd guarantees. The first call reads the server's shortest lease. It
-// refuses `etcd grpc-proxy`, and checks that the user may read and write the store's own keys:
-// without them a lock could be granted, but not undone, and its holder would not learn of its end.
+// refuses `etcd grpc-proxy`, and checks that the user may read and write the store's own keys.
+// Without these rights a lock could be granted, but not undone, and its holder would not be
+// notified of its end.
 func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 	s.mu.Lock()
 	least, closed := s.minTTL, s.closed
@@ -142,7 +146,7 @@ func (s *Store) Guarantees(ctx context.Context) (driver.Guarantees, error) {
 		return driver.Guarantees{}, errClosed
 	}
 	if least == 0 {
-		// The lease expires.
+		// The store does not use this lease, which expires.
 		resp, err := limited(ctx, func(ctx context.Context) (*clientv3.LeaseGrantResponse, error) { return s.client.Grant(ctx, 1) })
 		if err != nil {
 			return driver.Guarantees{}, unavailable(ctx, err)
@@ -226,8 +230,8 @@ func guarantees(least time.Duration) driver.Guarantees {
 	}
 }
 
-// noticeTimeout limits the delay of a notice if the watch's member does not answer: silentTimeout, and
-// the time to set the watch at another member and to read the key.
+// noticeTimeout limits the delay of a notice if the member that serves the watch does not answer.
+// It is silentTimeout, and the time to set the watch at another member and to read the key.
 const noticeTimeout = 2 * time.Second
 
 // Close revokes the store's leases, which ends its grants and entries, and closes a client that
@@ -265,7 +269,7 @@ func (s *Store) Close(ctx context.Context) error {
 	return nil
 }
 
-// begin registers a request before anything of it is sent.
+// begin registers a request before the store sends anything for it.
 func (s *Store) begin(r driver.Request, e *session) (*request, error) {
 	a := &request{r: r, e: e, passed: make(chan int64, 1)}
 	if !e.enter(a) {

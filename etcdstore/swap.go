@@ -12,7 +12,7 @@ import (
 
 var _ driver.Swapper = (*Store)(nil)
 
-// release is the release of a grant that goes with the transaction of another request.
+// release is the release of a grant in the transaction of another request.
 type release struct {
 	a        *request // the grant's
 	g        driver.Grant
@@ -39,7 +39,7 @@ func (o *release) report(err error) {
 	o.released(err)
 }
 
-// alone makes a release by itself.
+// alone carries out a release in a transaction of its own.
 func (s *Store) alone(ctx context.Context, o *release) error {
 	_, err := limited(ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, s.Release(ctx, o.g, 0) })
 	return err
@@ -52,8 +52,8 @@ func (o *release) op() clientv3.Op {
 	return clientv3.OpTxn([]clientv3.Cmp{stands}, []clientv3.Op{clientv3.OpDelete(o.a.key)}, nil)
 }
 
-// answer reports the outcome of a release, from the answer to its transaction. It reports nothing if
-// the transaction was not applied: then the release is to be made by itself.
+// answer reports the outcome of a release, from the answer to its transaction. It reports nothing
+// if the transaction was not applied: then the grant still has to be released alone.
 func (s *Store) answer(ctx context.Context, o *release, resp *clientv3.TxnResponse, err error) {
 	switch {
 	case err == nil:

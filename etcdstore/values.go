@@ -12,7 +12,7 @@ import (
 
 var _ driver.Values = (*Store)(nil)
 
-// valueKey is where a value is: PREFIX_holdfast/value/NAMESPACE/KEY.
+// valueKey returns the etcd key of a value: PREFIX_holdfast/value/NAMESPACE/KEY.
 func (s *Store) valueKey(key string) string {
 	return s.lay.prefix + reserved + "value/" + url.PathEscape(s.lay.namespace) + "/" + key
 }

@@ -18,8 +18,8 @@ import (
 
 var errEntryGone = &driver.Error{Code: driver.CodeUnavailable, Err: errors.New("the queue entry was deleted")}
 
-// queue creates an entry, makes the release old unless that is nil, and waits until the entry is
-// granted.
+// queue creates an entry, carries out the release old unless that is nil, and waits until the entry
+// is granted.
 func (s *Store) queue(ctx context.Context, a *request, old *release) (driver.Grant, error) {
 	a.mail = s.joinQueue(a.r.Name, true)
 	a.complete = a.mail != nil
@@ -66,8 +66,8 @@ func (s *Store) withdraw(ctx context.Context, a *request, why error) error {
 	return &driver.Error{Code: code, Err: why}
 }
 
-// withdrawTimeout limits the deletion of an entry after the caller's context has ended. Undo deletes
-// what is left.
+// withdrawTimeout limits the deletion of an entry after the caller's context has ended. If the
+// deletion fails, Undo deletes the entry.
 const withdrawTimeout = 500 * time.Millisecond
 
 func (s *Store) addWaiting(a *request) {
@@ -106,8 +106,8 @@ func (s *Store) waitingFor(name string) *request {
 const waitRetry, waitRetryMax = 20 * time.Millisecond, time.Second
 
 const (
-	// readQueueEvery is the interval at which a waiter reads although its watch reports nothing, and
-	// unwatchedEvery that without a watch.
+	// readQueueEvery is the interval at which a waiter reads the queue although its watch reports
+	// nothing. unwatchedEvery is the interval while the waiter has no watch.
 	readQueueEvery = 10 * time.Second
 	unwatchedEvery = time.Second
 )
@@ -155,7 +155,7 @@ func (s *Store) entryGone(ctx context.Context, a *request) error {
 	return errEntryGone
 }
 
-// pause waits for d, or until the entry is woken or over.
+// pause waits for d, or until the entry is woken or its session is over.
 func (s *Store) pause(ctx context.Context, a *request, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -215,7 +215,7 @@ func (m *mailbox) take() watchUpdate {
 	return u
 }
 
-// awaitChange waits until what v watches has gone, and reads again.
+// awaitChange waits until the entries that v watches have changed, and returns the next view.
 func (s *Store) awaitChange(ctx context.Context, a *request, v view) (view, error) {
 	mail, first := a.mail, unwatchedEvery
 	switch {
@@ -303,8 +303,8 @@ func (s *Store) since(ctx context.Context, a *request, v view) (view, error) {
 }
 
 // news returns the events that are newer than the view. A watch starts at the revision of its
-// member. If that is behind, it reports deletions older than the view, after which the same key
-// was created again.
+// member. If that member is behind, the watch reports deletions older than the view. The same key
+// may have been created again since.
 func (v *view) news(events []*mvccpb.Event) []*mvccpb.Event {
 	for i, e := range events { // in the order of their revisions
 		if e.Kv.ModRevision > v.rev {
@@ -329,8 +329,8 @@ func (v *view) gone(events []*mvccpb.Event, own string) bool {
 	return i < 0 || i < v.queue.granted()
 }
 
-// claim makes a granted entry a grant: with enough of the lease left, with a slot for a permit, and
-// with the owner that is at the head of the core's queue now.
+// claim returns the grant of an entry that the rule grants. It ensures that enough of the lease is
+// left, gives a permit its slot, and writes the owner that is now at the head of the core's queue.
 func (s *Store) claim(ctx context.Context, a *request, v view) (driver.Grant, error) {
 	if err := a.e.fresh(ctx, a.e.ttl/3); err != nil {
 		if a.e.ended() {

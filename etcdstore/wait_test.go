@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// unwatchable is an etcd with two entries in a queue. Every watch stream ends as soon as it
+// unwatchable imitates an etcd with two entries in a queue. Every watch stream ends as soon as it
 // was opened.
 type unwatchable struct {
 	clientv3.KV
@@ -56,7 +56,8 @@ func (x unwatchableTxn) If(...clientv3.Cmp) clientv3.Txn  { return x }
 func (x unwatchableTxn) Then(...clientv3.Op) clientv3.Txn { return x }
 func (x unwatchableTxn) Else(...clientv3.Op) clientv3.Txn { return x }
 
-// Commit answers the two reads of an exclusive entry: the first, and the last two.
+// Commit returns the answers to the two reads of an exclusive entry: the first entry, and the last
+// two.
 func (x unwatchableTxn) Commit() (*clientv3.TxnResponse, error) {
 	read := func(kvs ...*mvccpb.KeyValue) *etcdserverpb.ResponseOp {
 		return &etcdserverpb.ResponseOp{Response: &etcdserverpb.ResponseOp_ResponseRange{ResponseRange: x.u.answer(kvs...)}}

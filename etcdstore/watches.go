@@ -30,15 +30,16 @@ type watches struct {
 	serving bool // a goroutine keeps the stream
 	wanted  chan struct{}
 
-	// Of the open stream.
+	// The state of the open stream.
 	open      bool
 	requested []*watch                     // watches that were requested, in that order
 	made      map[int64]*watch             // by the server's number
 	unsent    []*etcdserverpb.WatchRequest // for the sender
 	sendNow   chan struct{}
 	drop      context.CancelCauseFunc
-	// reported is the newest revision that the member has reported. wantedRev is one that the
-	// quorum had reached at wantedAt and that the member has not reported yet, else 0.
+	// reported is the newest revision that the member has reported. wantedRev is a revision that
+	// the quorum had reached at wantedAt and that the member has not reported yet. It is 0 if there
+	// is none.
 	reported, wantedRev int64
 	wantedAt            time.Time
 }
@@ -76,8 +77,9 @@ func (w *watch) covers(key []byte) bool {
 	return bytes.Compare(key, w.key) >= 0 && bytes.Compare(key, w.end) < 0
 }
 
-// watchUpdate is one of: the watch is set, and changes from now on are reported; the watch is
-// interrupted, and is being set again; changes; the watch is refused and over.
+// watchUpdate is one of four reports. The watch is set, and changes from now on are reported. Or
+// the watch is interrupted, and is being set again. Or keys have changed. Or the server has refused
+// the watch, which is over.
 type watchUpdate struct {
 	stands, interrupted bool
 	events              []*mvccpb.Event
@@ -359,7 +361,7 @@ func (m *watches) take(answer *etcdserverpb.WatchResponse) error {
 			u.stands = true
 		}
 	case answer.Canceled:
-		if w != nil { // the server has cancelled it
+		if w != nil { // the server has cancelled the watch
 			delete(m.made, w.id)
 			w.isSet = false
 			m.request(w)

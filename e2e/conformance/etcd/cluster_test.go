@@ -17,7 +17,7 @@ import (
 
 // TestConformanceCluster runs the suite on three members.
 func TestConformanceCluster(t *testing.T) {
-	// Elections end within two thirds of a second: a lease of a second is granted.
+	// An election ends within two thirds of a second, so the cluster grants a lease of one second.
 	conform(t, start(t, servers.EtcdConfig{Members: 3, Heartbeat: 60 * time.Millisecond}), time.Second)
 }
 
@@ -31,7 +31,7 @@ func TestConformanceDistribution(t *testing.T) {
 	conform(t, start(t, servers.EtcdConfig{Program: program, Heartbeat: quick}), time.Second)
 }
 
-// leader returns the index of the member that leads, as it sees itself.
+// leader returns the index of the member that reports itself as the leader.
 func (c *cluster) leader(t *testing.T, client *clientv3.Client) int {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); time.Now().Before(end); {
@@ -97,8 +97,8 @@ func TestLockAndWaiterSurviveKilledLeader(t *testing.T) {
 }
 
 // TestCutOffMember: a member without a connection to the others still serves its clients'
-// connections. A holder on that member alone loses its context before another client can get
-// the lock. A waiter on that member continues to wait. Both also hold for a leader.
+// connections. A holder on that member alone loses its context before another client can get the
+// lock. A waiter on that member continues to wait. Both are also true if that member is the leader.
 func TestCutOffMember(t *testing.T) {
 	network, err := newNetwork(3)
 	if errors.Is(err, errNoNetwork) && os.Getenv("HOLDFAST_REQUIRE_SERVERS") == "" {
@@ -118,8 +118,8 @@ func TestCutOffMember(t *testing.T) {
 		t.Cleanup(func() { _ = s.Close(context.Background()) })
 		return s
 	}
-	// Requests to a lost leader are not answered, and a restarted member needs a while to
-	// find the present leader.
+	// A member that has lost its leader does not answer requests. A restarted member needs a while
+	// to find the present leader.
 	lock := func(l *holdfast.Locker, name string, o ...holdfast.LockOption) (*holdfast.Lock, error) {
 		for end := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) {
 			k, err := l.Lock(t.Context(), name, o...)
@@ -167,7 +167,7 @@ func TestCutOffMember(t *testing.T) {
 		if err := k.Unlock(); !errors.Is(err, holdfast.ErrLost) {
 			t.Errorf("%s: Unlock of the lost lock: %v", name, err)
 		}
-		// The member's client continues.
+		// The client of that member can lock again.
 		again, err := lock(holder, name)
 		if err != nil {
 			t.Fatal(err)

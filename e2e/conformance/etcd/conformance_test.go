@@ -20,7 +20,7 @@ func TestConformance(t *testing.T) {
 func conform(t *testing.T, c *cluster, ttl time.Duration) {
 	// The client uses one member: a connection that is opened later would look like a leak.
 	client := (&cluster{members: c.members[:1]}).direct(t)
-	c.leftovers(t, client) // connected: the goroutines of the connection are no leak
+	c.leftovers(t, client) // connects the client: the goroutines of its connection are no leak
 	open := func(t testing.TB, namespace string) driver.Store {
 		s, err := etcdstore.Open(context.Background(), c.url(""), etcdstore.Namespace(namespace))
 		if err != nil {

@@ -20,9 +20,10 @@ func keyOf(t *testing.T, client *clientv3.Client, name string) string {
 	return string(last.Kvs[0].Key)
 }
 
-// TestEntryCountsTheDeletionsBeforeIt: an entry is granted when the last of three entries before it was
-// deleted, in whatever order, and not before. It sends no request for that. (Its session reads its
-// entries once a second, and again after a watch was interrupted, which takes a second.)
+// TestEntryCountsTheDeletionsBeforeIt: an entry is granted when the last of three entries before it
+// was deleted, in whatever order, and not before. Its client sends no request for that. (The
+// session reads its entries once a second. It reads them again after an interruption of a watch,
+// which takes a second.)
 func TestEntryCountsTheDeletionsBeforeIt(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, n := c.counted(t)
@@ -45,7 +46,7 @@ func TestEntryCountsTheDeletionsBeforeIt(t *testing.T) {
 		}
 		queued := n.Load()
 		last := waitIn(t, s, request("last-"+name, name, 1, time.Hour))
-		for n.Load() < queued+2 { // its entry, and the read after its watch was made
+		for n.Load() < queued+2 { // the creation of the entry, and the read after the creation of its watch
 			time.Sleep(time.Millisecond)
 		}
 		queued = n.Load()
@@ -71,8 +72,9 @@ func TestEntryCountsTheDeletionsBeforeIt(t *testing.T) {
 	}
 }
 
-// TestDeletedEntryIsNotGranted: an administrator deletes the entry of the next waiter, and then or in one
-// transaction that of the holder. The waiter is refused, and the one behind it is granted.
+// TestDeletedEntryIsNotGranted: an administrator deletes the entries of the next waiter and of the
+// holder, in this order or in one transaction. The store refuses that waiter, and grants the lock
+// to the waiter behind it.
 func TestDeletedEntryIsNotGranted(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	holder, s, other, client := c.open(t), c.open(t), c.open(t), c.direct(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// TestTryOfBusyPrefixIsAnswered: a try of "a" is answered although the keys below "a" change
-// before each of its transactions. A refused try leaves nothing.
+// TestTryOfBusyPrefixIsAnswered: a request for "a" that does not wait gets an answer although the
+// keys below "a" change before each of its transactions. A refused request leaves no key.
 func TestTryOfBusyPrefixIsAnswered(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	below := c.direct(t)
@@ -57,7 +57,7 @@ func TestTryOfBusyPrefixIsAnswered(t *testing.T) {
 		}
 	}
 
-	// The name is free while the try looks, and taken when it makes its queue entry.
+	// The name is free while the request reads the queue, and held when it makes its queue entry.
 	const rounds = 8
 	comes.Store(changes.Load() + rounds + 1)
 	if _, err := s.Acquire(ctx, request("late", "a", driver.Exclusive, time.Minute)); s.Classify(err) != driver.CodeBusy {

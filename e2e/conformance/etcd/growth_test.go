@@ -11,9 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// TestGrowthWithoutCompaction keeps the numbers of docs/etcd.md: a lock and its release make two
-// revisions and add about 300 bytes, and two to three for each of the name, until compaction. Compaction
-// frees the space inside the file, and defragmentation gives it back.
+// TestGrowthWithoutCompaction checks the numbers of docs/etcd.md. A lock and its release make two
+// revisions. Until compaction they add about 300 bytes, and two to three more for each byte of the
+// name. Compaction frees the space inside the file, and defragmentation makes the file smaller.
 func TestGrowthWithoutCompaction(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
@@ -28,7 +28,7 @@ func TestGrowthWithoutCompaction(t *testing.T) {
 	}
 	defragment := func() *clientv3.StatusResponse {
 		t.Helper()
-		// It writes what is pending first.
+		// The server first writes its pending changes.
 		if _, err := client.Defragment(t.Context(), c.members[0].Client); err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,7 @@ func TestGrowthWithoutCompaction(t *testing.T) {
 	if _, err := client.Compact(t.Context(), before.Header.Revision, clientv3.WithCompactPhysical()); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) { // it is written a while later
+	for end := time.Now().Add(testTimeout); ; time.Sleep(20 * time.Millisecond) { // the server frees the space a while later
 		if st := status(); st.DbSizeInUse < before.DbSizeInUse/4 {
 			if st.DbSize < before.DbSize {
 				t.Errorf("the file shrank from %d to %d bytes without defragmentation", before.DbSize, st.DbSize)

@@ -31,8 +31,8 @@ func TestGuardPassesFencetest(t *testing.T) {
 	})
 }
 
-// TestGuardWithConditions: a transaction with conditions of the caller is fenced, and
-// returns whether they held.
+// TestGuardWithConditions: the guard checks the token of a transaction with conditions of the
+// caller. The answer shows whether the conditions were met.
 func TestGuardWithConditions(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)

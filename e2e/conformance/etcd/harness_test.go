@@ -15,8 +15,8 @@
 //   - each keepalive and each wait is a login: TestStoreSharesLoginAndStreams,
 //     TestLoginsKeepContendedThroughput
 //
-// A server whose program is missing is skipped, and with
-// HOLDFAST_REQUIRE_SERVERS=1 fails.
+// A test is skipped if the program of its server is missing. With HOLDFAST_REQUIRE_SERVERS=1 it
+// fails.
 package etcd
 
 import (
@@ -136,7 +136,8 @@ func closing(t testing.TB, s *etcdstore.Store, err error) *etcdstore.Store {
 	return s
 }
 
-// quick is for tests of expiry on a single member: its shortest lease is a second.
+// quick is the heartbeat interval for tests of expiry on a single member. With it the shortest
+// lease is one second.
 const quick = 20 * time.Millisecond
 
 // leftovers lists every key. Epoch keys end with their lease.

@@ -37,7 +37,7 @@ func TestHungConnection(t *testing.T) {
 		}
 		g := must(t, holder, request("h"+string(rune('0'+i)), "n", 1, time.Minute))
 		w := waitIn(t, s, request("w"+string(rune('0'+i)), "n", 1, time.Minute))
-		time.Sleep(300 * time.Millisecond) // the watch stands, so that nothing else is disturbed
+		time.Sleep(300 * time.Millisecond) // the watch stands now, so the fault affects nothing else
 		if err := proxies[i].Silence(); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func TestAcquireWithoutDeadlineEndsOverASilentConnection(t *testing.T) {
 	}
 }
 
-// TestCloseEndsWatch: Close ends the store's watches, also with a client of the caller's.
+// TestCloseEndsWatch: Close ends the store's watches, also if the caller has made the client.
 func TestCloseEndsWatch(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, err := etcdstore.New(c.direct(t))

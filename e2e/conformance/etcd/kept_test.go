@@ -86,8 +86,8 @@ func TestTryBesideKeptGrantsMakesItsOwnEntry(t *testing.T) {
 	}
 }
 
-// TestUndoKeepsKeptGrant: a request finds the key of a kept grant. Its undo does not touch
-// that grant.
+// TestUndoKeepsKeptGrant: a request finds a kept grant under its own key. The undo of the request
+// does not touch that grant.
 func TestUndoKeepsKeptGrant(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)

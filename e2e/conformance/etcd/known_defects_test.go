@@ -88,7 +88,7 @@ func release(t *testing.T, s *etcdstore.Store, g driver.Grant) {
 	t.Helper()
 	for end := time.Now().Add(testTimeout); ; time.Sleep(50 * time.Millisecond) {
 		err := s.Release(t.Context(), g, 0)
-		if err == nil || s.Classify(err) == driver.CodeNotHeld { // or an answer was lost
+		if err == nil || s.Classify(err) == driver.CodeNotHeld { // not held: an earlier release was applied, and its answer lost
 			return
 		}
 		if s.Classify(err) != driver.CodeUnknown || time.Now().After(end) {
@@ -97,8 +97,8 @@ func release(t *testing.T, s *etcdstore.Store, g driver.Grant) {
 	}
 }
 
-// TestNameIgnoresKeysBelow: "a" does not wait for "a/b", nor "a/b" for "a", for any result
-// of the first reads of a busy queue (etcd issue 6278).
+// TestNameIgnoresKeysBelow: "a" does not wait for "a/b", nor "a/b" for "a", whatever the first
+// reads of a busy queue return (etcd issue 6278).
 func TestNameIgnoresKeysBelow(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, o := c.open(t), c.open(t)
@@ -161,8 +161,8 @@ func TestCompactionDisturbsNoWaiter(t *testing.T) {
 	receive(t, "the end of the second", second)
 }
 
-// TestWaiterWithoutLeaseIsNotGranted: a waiter's own lease has ended. It is not granted, and
-// the Locker queues again (etcd issue 19597).
+// TestWaiterWithoutLeaseIsNotGranted: a waiter's own lease has ended. The store does not grant the
+// lock to this waiter, and the Locker queues again (etcd issue 19597).
 func TestWaiterWithoutLeaseIsNotGranted(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)
@@ -225,7 +225,7 @@ func TestGoroutinesOfOneClientExclude(t *testing.T) {
 			}
 		})
 	}
-	// The same without the core.
+	// These goroutines send requests to the store directly, without the core.
 	for i := range 4 {
 		wg.Go(func() {
 			for j := range 25 {
@@ -285,7 +285,8 @@ func TestDeletionAndRevocationEndContext(t *testing.T) {
 	}
 }
 
-// slowOwner delays the request for its owner between the end of a wait and its grant.
+// slowOwner is a requester that calls a function before it returns its owner. The store calls Owner
+// between the end of a wait and the grant.
 type slowOwner struct {
 	requester
 	called func()
@@ -312,7 +313,7 @@ func TestLeaseEndAtGrantIsReported(t *testing.T) {
 	o := &slowOwner{requester: requester{id: "w", queued: make(chan struct{}, 1), lost: make(chan driver.Cause, 1)}}
 	o.called = func() {
 		if calls++; calls < 2 {
-			return // its queue entry is made
+			return // the store makes the queue entry
 		}
 		if _, err := client.Revoke(t.Context(), clientv3.LeaseID(keys.Kvs[0].Lease)); err != nil {
 			t.Error(err)
@@ -340,7 +341,7 @@ func TestLeaseEndAtGrantIsReported(t *testing.T) {
 }
 
 // TestManySessionsAreRaceFree renews and inspects entries of many leases. The race detector, or the
-// runtime's own check of maps, finds shared data.
+// runtime's own check of maps, reports data that they share without a mutex.
 func TestManySessionsAreRaceFree(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := c.open(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/driver"
 )
 
-// lagging is an interceptor that makes a client's watches lag: a watch from now begins at an
-// older revision, like that of a lagging member.
+// lagging is an interceptor that makes a client's watches lag: a watch without a start revision
+// begins at an older revision, like a watch at a lagging member.
 type lagging struct {
 	at       atomic.Int64
 	reported atomic.Int64 // received events
@@ -84,8 +84,8 @@ func TestLaggingWatchGrantsNothing(t *testing.T) {
 
 // TestDeletedEntryAtALaggingMember: the member that serves a waiter is paused. Meanwhile the holder
 // releases, an operator deletes the waiter's entry, and the next waiter is granted. When the member
-// continues it first reports the release, so the waiter may start. It is then notified of its loss, and
-// its token is below that of the other grant.
+// continues it first reports the release, so the waiter may start. The waiter is then notified of
+// its loss, and its token is below that of the other grant.
 func TestDeletedEntryAtALaggingMember(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Members: 3})
 	client := c.direct(t)

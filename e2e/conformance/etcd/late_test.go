@@ -35,7 +35,7 @@ type late struct {
 	sent     func() (*etcdserverpb.TxnResponse, error) // the delayed transactions
 	// after is called when the next transaction was applied and its answer lost.
 	after func()
-	// refuse answers deletions with a missing right.
+	// refuse makes deletions fail with the error of a missing right.
 	refuse atomic.Bool
 }
 
@@ -143,8 +143,8 @@ func must(t *testing.T, s *etcdstore.Store, r driver.Request) driver.Grant {
 	return g
 }
 
-// TestLateAcquireMakesNoEntry: the answer to an acquisition was lost. It reaches the server
-// after its undo was confirmed, and makes no queue entry (etcd issue 12900).
+// TestLateAcquireMakesNoEntry: an acquisition gets no answer. It reaches the server after its undo
+// was confirmed, and makes no queue entry (etcd issue 12900).
 func TestLateAcquireMakesNoEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	for _, wait := range []bool{false, true} {
@@ -179,9 +179,9 @@ func TestLateAcquireMakesNoEntry(t *testing.T) {
 	}
 }
 
-// TestTransactionSentTwiceMakesOneEntry: etcd's client repeats a transaction when a proxy
-// answers, instead of the server, that it was cancelled. The first may have been applied,
-// and one request still has one queue entry.
+// TestTransactionSentTwiceMakesOneEntry: a proxy reports a transaction as cancelled, and etcd's
+// client repeats it. The server may have applied the first transaction, and the request still has
+// only one queue entry.
 func TestTransactionSentTwiceMakesOneEntry(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
@@ -306,7 +306,8 @@ func TestLateReleaseEndsNoNewerGrant(t *testing.T) {
 	}
 }
 
-// TestLateUndoEndsNoNewerRequest: an undo arrives late, after a newer request.
+// TestLateUndoEndsNoNewerRequest: an undo arrives late, after a newer request. It does not end the
+// newer grant.
 func TestLateUndoEndsNoNewerRequest(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
@@ -325,7 +326,7 @@ func TestLateUndoEndsNoNewerRequest(t *testing.T) {
 	if _, err := l.sent(); err != nil {
 		t.Fatal(err)
 	}
-	// Neither ended nor blocked.
+	// The late undo has neither ended this grant nor blocked the name.
 	if err := s.Release(t.Context(), g, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -334,9 +335,8 @@ func TestLateUndoEndsNoNewerRequest(t *testing.T) {
 	}
 }
 
-// TestCauseOfContextIsNoAnswer: the cause of the end of a caller's context is no answer of
-// the store. A request without an answer has an unknown outcome, whatever error its context
-// carries.
+// TestCauseOfContextIsNoAnswer: the cause of a caller's context is not the store's answer. A
+// request without an answer has an unknown outcome, whatever error is the cause.
 func TestCauseOfContextIsNoAnswer(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
@@ -359,8 +359,8 @@ func TestCauseOfContextIsNoAnswer(t *testing.T) {
 	}
 }
 
-// TestCauseOfContextEndsNoLease: an error from the caller's own use of etcd does not mean
-// that the lease has ended, which other locks need.
+// TestCauseOfContextEndsNoLease: the cause of a caller's context may be an error from the caller's
+// own use of etcd. It does not end the lease, which other locks need.
 func TestCauseOfContextEndsNoLease(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
@@ -434,8 +434,8 @@ func TestMissingLeaseIsReplaced(t *testing.T) {
 	}
 }
 
-// TestAnswerTooLargeIsUnknown: the client refuses an answer above its own size limit. That
-// is no refusal by the server, which has executed the request.
+// TestAnswerTooLargeIsUnknown: the client refuses an answer above its own size limit. The server
+// has not refused the request, but executed it.
 func TestAnswerTooLargeIsUnknown(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s := over(t, c.direct(t, func(cfg *clientv3.Config) { cfg.MaxCallSendMsgSize, cfg.MaxCallRecvMsgSize = 4<<10, 8<<10 }))
@@ -460,8 +460,8 @@ func TestAnswerTooLargeIsUnknown(t *testing.T) {
 	}
 }
 
-// TestUnconfirmedReleaseEndsWithLease: the client does not keep a lease alive for a grant
-// with an unconfirmed release. Without another try the grant expires.
+// TestUnconfirmedReleaseEndsWithLease: the client does not keep a lease alive for a grant with an
+// unconfirmed release. If the caller does not repeat the release, the grant expires.
 func TestUnconfirmedReleaseEndsWithLease(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Heartbeat: quick})
 	s, l := c.late(t)
@@ -485,7 +485,7 @@ func TestRefusedReleaseIsRepeatedWhileLeaseLives(t *testing.T) {
 	s, refusing := c.late(t)
 	tried := make(chan time.Time, 1000)
 	l := locker(t, s, holdfast.WithHooks(unconfirmed{tried}))
-	// Connecting is part of the first request, which has its TTL as timeout.
+	// The client connects during the first request, whose timeout is its TTL.
 	if err := l.Do(t.Context(), "first", func(context.Context) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -503,12 +503,12 @@ func TestRefusedReleaseIsRepeatedWhileLeaseLives(t *testing.T) {
 	if err := k.Unlock(); !errors.Is(err, holdfast.ErrRefused) {
 		t.Fatalf("Unlock: %v", err)
 	}
-	// Without a renewal in time, as on a stalled machine, the lease itself ends.
+	// If the machine stalls and no renewal is sent in time, the lease itself expires.
 	expired := func() bool {
 		var lost *holdfast.LostError
 		return errors.As(context.Cause(other.Context()), &lost) && lost.Cause == holdfast.CauseExpired
 	}
-	// If a grant expires by itself, two TTLs are the limit.
+	// A grant that the client no longer releases would expire within two TTLs.
 	end := time.Now().Add(testTimeout)
 	for from := time.Now(); ; {
 		var at time.Time
@@ -543,7 +543,7 @@ func (u unconfirmed) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// renamed is a requester with another reason at its grant than at its queue entry.
+// renamed is a requester that returns one reason for its queue entry and another one for its grant.
 type renamed struct {
 	*requester
 	reason atomic.Value

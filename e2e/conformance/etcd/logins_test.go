@@ -16,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/check/servers"
 )
 
-// calls returns how often a method was called, from the server's metrics. For a streaming method
-// that is the number of its streams.
+// calls reads from the server's metrics how often a method was called. For a streaming method that
+// is the number of streams.
 func (c *cluster) calls(t *testing.T, method string) (n int) {
 	t.Helper()
 	resp, err := http.Get("http://" + c.members[0].Client + "/metrics")

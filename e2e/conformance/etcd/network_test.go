@@ -93,7 +93,8 @@ func (w *network) others(host int, do string) error {
 		if i == host {
 			continue
 		}
-		// Without a route for answers, nothing is received either.
+		// The host has no route for its answers either, so connections of the others to it also
+		// fail.
 		if err := ip("-n", w.names[host], "route", do, "blackhole", h+"/32"); err != nil {
 			return err
 		}

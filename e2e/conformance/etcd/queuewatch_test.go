@@ -42,7 +42,7 @@ func TestNextEntryNeedsNoRead(t *testing.T) {
 		}
 		held = got.g
 	}
-	// A watch that was unused for a second is made again, and read after.
+	// If the watch was unused for a second, the client makes a new one and then reads the queue.
 	if most := 2*rounds + 3*checksSince(began); n.Load() > most {
 		t.Errorf("%d entries and releases took %d requests, want %d at most", rounds, n.Load(), most)
 	}
@@ -52,8 +52,8 @@ func TestNextEntryNeedsNoRead(t *testing.T) {
 type gate struct {
 	mu      sync.Mutex
 	reached chan struct{} // closed when the answer has come; nil if no answer is to be delayed
-	through chan struct{} // the answer may pass
-	closed  chan struct{} // no stream opens before; nil for none
+	through chan struct{} // closed when the answer may pass
+	closed  chan struct{} // no stream opens before this is closed; nil if streams may open
 	end     context.CancelFunc
 }
 
@@ -94,9 +94,9 @@ func (g *gate) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clien
 	return streamer(ctx, desc, cc, method, opts...)
 }
 
-// TestKeptWatchSeesDeletionsBeforeLateAnswer: entries are deleted after a new one was made and before its client has the
-// answer, while the client's watch of the name stands or was lost. The entry is granted when those
-// before it have gone, and refused when its own has gone.
+// TestKeptWatchSeesDeletionsBeforeLateAnswer: a client makes a queue entry, and the answer is late.
+// Meanwhile an operator deletes entries, and the client's watch of the name stands or is lost. The
+// entry is granted if all entries before it were deleted, and refused if it was deleted itself.
 func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	client, other := c.direct(t), c.open(t)
@@ -108,7 +108,7 @@ func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 		what         string
 		before       int // entries before it
 		own          bool
-		lost, behind bool // the watch is lost; and not made again before the entry waits
+		lost, behind bool // lost: the watch is lost; behind: it is not made again before the entry waits
 	}{
 		{what: "one entry", before: 1},
 		{what: "three entries", before: 3},
@@ -140,7 +140,7 @@ func TestKeptWatchSeesDeletionsBeforeLateAnswer(t *testing.T) {
 		g.mu.Unlock()
 		done := submit(t, s, request("late-"+name, name, 1, time.Hour))
 		receive(t, test.what+": the answer to the entry", reached)
-		if test.own { // first: afterwards it would be a grant that is lost
+		if test.own { // delete it first: after the others it would be a grant that is lost
 			delete = append([]string{keyOf(t, client, name)}, delete...)
 		}
 		if test.lost {

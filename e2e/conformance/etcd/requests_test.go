@@ -15,11 +15,11 @@ import (
 	"github.com/holdfast-go/holdfast/etcdstore"
 )
 
-// checksSince returns how many checks of its granted entries a session may have made since
-// then. It makes one a second.
+// checksSince returns how many checks of its granted entries a session may have made since then. A
+// session makes one check a second.
 func checksSince(since time.Time) int64 { return int64(time.Since(since)/time.Second) + 1 }
 
-// counted is a store that counts its requests to the key space.
+// counted opens a store, and counts the store's requests to the key space.
 func (c *cluster) counted(t *testing.T) (*etcdstore.Store, *atomic.Int64) {
 	t.Helper()
 	var n atomic.Int64

@@ -21,7 +21,7 @@ func TestRestoredFromOlderCopy(t *testing.T) {
 	s, l := c.late(t)
 	client := c.direct(t)
 
-	// Two epochs of the session; the copy has the first.
+	// epoch makes an epoch key of the session. The copy contains only the first of two.
 	epoch := func(id string) {
 		t.Helper()
 		l.mu.Lock()

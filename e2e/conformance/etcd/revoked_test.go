@@ -41,7 +41,7 @@ func (m *mute) watches(prefix string) bool {
 	return m.newest != nil && slices.ContainsFunc(m.newest.requested[:m.newest.created], func(key string) bool { return strings.HasPrefix(key, prefix) })
 }
 
-// hide loses the events of keys with the prefix.
+// hide drops the events of keys with the prefix.
 func (m *mute) hide(prefix string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -83,8 +83,8 @@ func (m *mute) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Clien
 type muteStream struct {
 	grpc.ClientStream
 	m *mute
-	// requested are the keys of the watches that were requested, in that order. The server has
-	// made the first created of them. The mutex of m guards both.
+	// requested are the keys of the watches that were requested, in that order. created is how many
+	// of them the server has made, from the first one on. The mutex of m guards both.
 	requested []string
 	created   int
 }
@@ -290,7 +290,7 @@ func (c *cluster) confirmed(t *testing.T, lead int) (int64, error) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	answers, err := former.KeepAlive(ctx, lease.ID) // otherwise it expires at the former leader, too
+	answers, err := former.KeepAlive(ctx, lease.ID) // otherwise the lease expires at the former leader, too
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +298,8 @@ func (c *cluster) confirmed(t *testing.T, lead int) (int64, error) {
 		for range answers {
 		}
 	}()
-	// A member writes what it has applied every 100 ms. One that is blocked there confirms nothing.
+	// Every 100 ms a member writes the requests that it has applied. A member that is blocked in
+	// that write confirms nothing.
 	time.Sleep(500 * time.Millisecond)
 	c.members[lead].Disk.Stall()
 	defer c.members[lead].Disk.Resume()
@@ -323,11 +324,11 @@ func (c *cluster) confirmed(t *testing.T, lead int) (int64, error) {
 	return answer.TTL, nil
 }
 
-// TestFormerLeaderRevokes: a leader is paused, or its disk stalls, for longer than the TTL.
-// When it continues it revokes leases, although their clients have renewed them at its
-// successor. The holder's context ends by the watch of its own key, without a request of its
-// client and without the watch of its lease's sentinel. The waiter's token is larger. Whether
-// the former leader gets that far is a race inside the server.
+// TestFormerLeaderRevokes: a leader is paused, or its disk stalls, for longer than the TTL. When it
+// continues it revokes leases, although their clients have renewed them at its successor. The
+// holder's context ends by the watch of its own key, without a request of its client and without
+// the watch of its lease's sentinel. The waiter's token is larger. Whether the former leader
+// revokes a lease depends on a race inside the server.
 func TestFormerLeaderRevokes(t *testing.T) {
 	for version, program := range versions(t) {
 		for fault, do := range map[string]struct{ begin, end func(*servers.Etcd) error }{
@@ -372,7 +373,7 @@ func TestFormerLeaderRevokes(t *testing.T) {
 						waited <- k
 					}()
 					time.Sleep(ttl + ttl/2)
-					// The watch may have been at the leader.
+					// The leader may have served the watch: wait until another member serves it.
 					for end := time.Now().Add(testTimeout); k.Context().Err() == nil && !m.watches("n/"); time.Sleep(10 * time.Millisecond) {
 						if time.Now().After(end) {
 							t.Fatalf("after %s no watch of the holder's key", testTimeout)
@@ -422,7 +423,7 @@ func TestFormerLeaderRevokes(t *testing.T) {
 	}
 }
 
-// deleted reports whether a key is known to be deleted.
+// deleted reports whether a read has shown that a key does not exist.
 func deleted(t *testing.T, client *clientv3.Client, key string) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)

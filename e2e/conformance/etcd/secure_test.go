@@ -232,7 +232,7 @@ func TestOpenWithUserNeedsNoServer(t *testing.T) {
 	if err := held.Context().Err(); err != nil {
 		t.Errorf("a lock did not survive the restart: %v", context.Cause(held.Context()))
 	}
-	// Its watch stands again.
+	// The break shows that the store's watch stands again.
 	other, err := holdfast.Open(t.Context(), c.secured())
 	if err != nil {
 		t.Fatal(err)
@@ -244,7 +244,7 @@ func TestOpenWithUserNeedsNoServer(t *testing.T) {
 	receive(t, "the end of the context", held.Context().Done())
 }
 
-// TestFullServerRefuses at once.
+// TestFullServerRefuses: a server without space refuses a lock, and the client does not retry.
 func TestFullServerRefuses(t *testing.T) {
 	c := start(t, servers.EtcdConfig{Args: []string{"--quota-backend-bytes", "65536"}})
 	client := c.direct(t)
@@ -258,8 +258,8 @@ func TestFullServerRefuses(t *testing.T) {
 	}
 }
 
-// TestTLSVerifiesBothSides: the server has a certificate of its own authority, and requires
-// the client's.
+// TestTLSVerifiesBothSides: the server has a certificate of a private authority, and requires a
+// certificate of that authority from the client.
 func TestTLSVerifiesBothSides(t *testing.T) {
 	dir := t.TempDir()
 	ca, cert, key := certificates(t, dir)

@@ -109,7 +109,7 @@ func TestSwapWithoutAnswer(t *testing.T) {
 		if late && err != nil || !late && s.Classify(err) != want {
 			t.Errorf("late %t: the repeated release: %v", late, err)
 		}
-		// The key of the old grant belongs to this one now.
+		// This request gets the key of the old grant.
 		next := must(t, s, request("next-"+n, n, 1, time.Hour))
 		if next.Token <= old.Token {
 			t.Errorf("late %t: token %d after %d", late, next.Token, old.Token)
@@ -205,7 +205,8 @@ func TestSwapReleasesBeforeAKeepalive(t *testing.T) {
 		if err == nil {
 			return
 		}
-		// The grant has expired: this process or the server stood still.
+		// The release failed. The only valid reason is that the process or the server stalled and
+		// the grant expired.
 		if took := time.Since(began); took < ttl {
 			t.Fatalf("the release after %s: %v", took, err)
 		}
@@ -213,9 +214,9 @@ func TestSwapReleasesBeforeAKeepalive(t *testing.T) {
 	t.Error("every grant expired before its release")
 }
 
-// TestHalvesOfASwapAreIndependent: the grant was deleted by an administrator, and the request is
-// granted. Or the key of the request belongs to a grant that was kept, and the release
-// is made at once.
+// TestHalvesOfASwapAreIndependent: one half of a swap fails, and the other succeeds. In the first
+// case an administrator has deleted the old grant: the request is granted. In the second case the
+// request finds a kept grant under its key: the release succeeds at once.
 func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, other, client := c.open(t), c.open(t), c.direct(t)
@@ -254,8 +255,9 @@ func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	}
 }
 
-// TestRefusedSwapReleasesAlone: the server refuses a swap, and nothing of it is applied. The lock is
-// released by itself. A swap that the server has applied and answered with "no space" is released.
+// TestRefusedSwapReleasesAlone: the server refuses a swap and applies nothing of it. The caller can
+// still release the lock alone. If the server answers "no space", the store releases the lock
+// itself, whether the server has applied the swap or not.
 func TestRefusedSwapReleasesAlone(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, l := c.late(t)
@@ -299,8 +301,8 @@ func TestRefusedSwapReleasesAlone(t *testing.T) {
 	}
 }
 
-// TestSwapOnAMissingLease: the lease of the session has ended. The request is granted on another
-// one, and the old grant has ended.
+// TestSwapOnAMissingLease: the lease of the session has ended. The request is granted on a new
+// lease, and the release reports that the old grant has ended.
 func TestSwapOnAMissingLease(t *testing.T) {
 	c := start(t, servers.EtcdConfig{})
 	s, client := c.open(t), c.direct(t)

@@ -46,10 +46,10 @@ func refuseUsers(to io.Writer, from io.Reader) {
 	}
 }
 
-// TestRefusedUserLosesSession: a server refuses the user when the client reconnects. That
-// ends the session for the client, and not at the ensemble. The holder is notified and the
-// waiter gets an error. When the user is accepted again, their nodes are removed long before
-// the session expires.
+// TestRefusedUserLosesSession: a server refuses the user when the client reconnects. The client
+// gives up the session, which the ensemble still has. The client notifies the holder, and the
+// waiter gets an error. When the server accepts the user again, the nodes of both are removed long
+// before the session expires.
 func TestRefusedUserLosesSession(t *testing.T) {
 	z := alone(t) // the server keeps the session until it expires
 	p := behindProxy(t, z)

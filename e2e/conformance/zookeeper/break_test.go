@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// endRequests ends its connection once, when the request to end was sent to the holder, and
-// loses the answer.
+// endRequests is a connection that the first request to end a holder closes. The request arrives at
+// the server, and its answer is lost.
 type endRequests struct {
 	net.Conn
 	times *atomic.Int64
@@ -42,8 +42,9 @@ func (c endRequests) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestBreakRepeatsLostRequest: the connection is lost on which the holder got the request to
-// end. Break sends it again on the next connection, and ends a holder that does not react.
+// TestBreakRepeatsLostRequest: Break requests a holder to end, and loses the connection before the
+// answer. Break sends the request again on the next connection, and ends a holder that does not
+// react.
 func TestBreakRepeatsLostRequest(t *testing.T) {
 	z := single(t)
 	var times atomic.Int64
@@ -53,7 +54,7 @@ func TestBreakRepeatsLostRequest(t *testing.T) {
 	}))
 	raw := connect(t, z.Address())
 	name := newName()
-	must(t, lock(t, l, name).Unlock()) // the name has a node
+	must(t, lock(t, l, name).Unlock()) // makes the name's node
 	path, err := raw.Create("/faults/"+name+"/x-__WRIT__", nil, zookeeper.FlagEphemeral|zookeeper.FlagSequence, zookeeper.WorldACL(zookeeper.PermAll))
 	must(t, err)
 	_, at, err := raw.Exists(path)

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestEntryCountsTheEndsBeforeIt: an entry becomes a grant when the last of three nodes before it has
-// gone, in whatever order, and not before. It does not read the queue again.
+// TestEntryCountsTheEndsBeforeIt: an entry becomes a grant when the last of three nodes before it
+// has gone, in whatever order they go, and not before. Its client does not read the queue again.
 func TestEntryCountsTheEndsBeforeIt(t *testing.T) {
 	z := single(t)
 	_, a := locker(t, []string{z.Address()})
@@ -27,7 +27,7 @@ func TestEntryCountsTheEndsBeforeIt(t *testing.T) {
 	dir := "/faults/" + name
 	_, s := locker(t, []string{z.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, address)
-		return tally{c, []byte(dir + "\x00"), &left, listed}, err // its children, and none of them
+		return tally{c, []byte(dir + "\x00"), &left, listed}, err // matches a read of the directory's children, and no read of one child
 	}))
 	first, err := a.Acquire(t.Context(), exclusive(name, 2*time.Minute)) // makes the name's node
 	must(t, err)
@@ -47,7 +47,7 @@ func TestEntryCountsTheEndsBeforeIt(t *testing.T) {
 			}()
 			nodes(t, raw, dir, "it stands", count(len(before)))
 		}
-		left.Store(2) // the read with its create, and one more
+		left.Store(2) // the read with the entry's create, and one more read
 		last := queued(t, s, name, driver.Exclusive)
 		ahead := nodes(t, raw, dir, "all stand", count(4))
 		for n, j := range order {
@@ -67,8 +67,8 @@ func TestEntryCountsTheEndsBeforeIt(t *testing.T) {
 	}
 }
 
-// TestDeletedEntryIsNotGranted: an operator deletes the node of the next waiter, and then that of the
-// holder. The waiter is refused, and the one behind it is granted.
+// TestDeletedEntryIsNotGranted: an operator deletes the node of the next waiter, and then that of
+// the holder. The store refuses that waiter, and grants the lock to the waiter behind it.
 func TestDeletedEntryIsNotGranted(t *testing.T) {
 	z := single(t)
 	_, holder := locker(t, []string{z.Address()})
@@ -110,8 +110,8 @@ func TestDeletedEntryIsNotGranted(t *testing.T) {
 }
 
 // TestReaderBesideAWriterPrecedesTheWaiter: the holder of Curator's write lock takes the read lock,
-// whose node gets the number of its own, and then releases the write lock. A waiter that had
-// queued before that waits for the reader.
+// and then releases the write lock. The reader's node has the number of the writer's node. A waiter
+// that queued before the reader still waits for the reader.
 func TestReaderBesideAWriterPrecedesTheWaiter(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()})
@@ -148,7 +148,8 @@ func TestReaderBesideAWriterPrecedesTheWaiter(t *testing.T) {
 	must(t, s.Release(t.Context(), waiter.woken(t), 0))
 }
 
-// lateWrite delays the first write that has a word, until it is let through.
+// lateWrite is a connection that delays the first write with a word, until the test lets it
+// through.
 type lateWrite struct {
 	net.Conn
 	word    []byte
@@ -167,9 +168,9 @@ func (c lateWrite) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestEndRequestedBeforeTheWatch: the holder goes, and an operator breaks the entry behind it before the
-// client of that entry has set its watches. The new holder is notified, although no watch reports the
-// request.
+// TestEndRequestedBeforeTheWatch: the holder's node goes, and an operator requests the entry behind
+// it to end. The client of that entry has not set its watches yet. The new holder is notified,
+// although no watch reports the request.
 func TestEndRequestedBeforeTheWatch(t *testing.T) {
 	z := single(t)
 	_, a := locker(t, []string{z.Address()})
@@ -206,8 +207,9 @@ func TestEndRequestedBeforeTheWatch(t *testing.T) {
 	h.notified(t)
 }
 
-// TestEntrySeesChangesBeforeTheWatches: nodes go or change after an entry has read the queue, and before the
-// server has its watches, which are one request. The entry sees each change.
+// TestEntrySeesChangesBeforeTheWatches: a client has read the queue for an entry, and sends its
+// watches in one request. Nodes go or change before the server has that request. The entry still
+// receives each change.
 func TestEntrySeesChangesBeforeTheWatches(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())
@@ -306,9 +308,9 @@ func (h reportedHolders) Queued(all []driver.Holder) {
 	}
 }
 
-// TestLongerWaitReadsTheNodesBeforeIt: an entry with two nodes before it sets its watches in one request.
-// After a moment it reads those nodes: it reports the holder, and it is refused if it may not read
-// them, since a server reports no event of such a node.
+// TestLongerWaitReadsTheNodesBeforeIt: an entry with two nodes before it sets its watches in one
+// request. After a moment its client reads those nodes and reports the holder. The entry is refused
+// if the client may not read them, since a server reports no event of such a node.
 func TestLongerWaitReadsTheNodesBeforeIt(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())
@@ -348,9 +350,9 @@ func TestLongerWaitReadsTheNodesBeforeIt(t *testing.T) {
 	}
 }
 
-// TestEntryThatComesNearReadsTheNodesBeforeIt: an entry far behind has reported the holder when it comes near
-// the head, and sets its watches in one request. After a moment it reads the nodes before it, and is refused
-// if it may not read one of them.
+// TestEntryThatComesNearReadsTheNodesBeforeIt: an entry far behind has reported the holder. When it
+// comes near the head, its client sets the watches in one request. After a moment the client reads
+// the nodes before the entry. The entry is refused if the client may not read one of them.
 func TestEntryThatComesNearReadsTheNodesBeforeIt(t *testing.T) {
 	z := single(t)
 	raw := connect(t, z.Address())

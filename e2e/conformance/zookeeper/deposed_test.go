@@ -76,8 +76,8 @@ func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKee
 		leader(t, e)
 	})
 	defer goOn()
-	// The connections of the others to the old leader end, so that they need not find out by
-	// its silence.
+	// The connections of the other members to the old leader end, so that these members need not
+	// wait for a timeout.
 	for _, m := range e.Members {
 		if m != l {
 			must(t, e.Silence(m))
@@ -98,7 +98,7 @@ func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKee
 		}
 	}
 	select {
-	case <-sent: // by the acquisition before
+	case <-sent: // sent by the earlier acquisition
 	default:
 	}
 	undone := make(chan error, 1)
@@ -106,13 +106,13 @@ func undoneAtADeposedLeader(t *testing.T, e *servers.Ensemble, l *servers.ZooKee
 	defer giveUp()
 	go func() {
 		err := old.Undo(undoing, r)
-		for err != nil && undoing.Err() == nil { // like the core
+		for err != nil && undoing.Err() == nil { // retry like the core
 			err = old.Undo(undoing, r)
 		}
 		undone <- err
 	}()
 	select {
-	case <-sent: // it is queued at the old leader, or on its way there
+	case <-sent: // the Undo is queued at the old leader, or on its way there
 	case <-time.After(2 * time.Second):
 		giveUp()
 		<-undone

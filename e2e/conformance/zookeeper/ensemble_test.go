@@ -19,8 +19,8 @@ var (
 	togetherFailed error
 )
 
-// three is the ensemble of this package's tests. A silent follower keeps its leader, and the
-// leader its followers, for a long time: a cut link stays unnoticed.
+// three is the ensemble of this package's tests. A follower waits long for a silent leader, and the
+// leader for a silent follower. So they do not notice a cut link during a test.
 func three(t *testing.T) *servers.Ensemble {
 	t.Helper()
 	togetherOnce.Do(func() {
@@ -68,7 +68,7 @@ func TestCutOffFollowerDoesNotExtendValidity(t *testing.T) {
 	must(t, e.Silence(f))
 	defer func() { must(t, e.Heal(f)); leader(t, e) }()
 	next := overtaken(t, k, got)
-	// This makes the follower dangerous: it still serves data that is long gone.
+	// The follower still serves old data. That is the danger that this test is about.
 	later, _, err := raw.Children("/faults/" + name)
 	if err != nil || len(later) < len(children) {
 		t.Errorf("the follower noticed: %v, %v; the test proves nothing", later, err)
@@ -83,7 +83,7 @@ func TestClientLeavesCutOffFollower(t *testing.T) {
 	l := leader(t, e)
 	f, err := e.Follower(t.Context())
 	must(t, err)
-	// First only the follower, so that the client connects to it.
+	// At first the client can reach only the follower, so it connects there.
 	p, err := servers.NewProxy(f.Address())
 	must(t, err)
 	defer p.Close()
@@ -95,7 +95,7 @@ func TestClientLeavesCutOffFollower(t *testing.T) {
 	defer heal()
 	must(t, e.Silence(f))
 	cut := time.Now()
-	// Until a renewal after the TTL: only renewals keep the session alive.
+	// Wait until a renewal after the TTL: only renewals keep the session alive.
 	for last := k.Remaining(); ; time.Sleep(10 * time.Millisecond) {
 		left := k.Remaining()
 		if k.Context().Err() != nil {

@@ -59,9 +59,9 @@ func reportExpiry(t *testing.T, z *servers.ZooKeeper, p *servers.Proxy) {
 // removed, and did not expire.
 var lasting = holdfast.TTL(2 * time.Minute)
 
-// TestSessionCalledExpiredIsCleanedUp: a session that one server calls expired may live at
-// the next one. A waiter first removes its old queue entry, and then makes a new one. A
-// holder removes its node, and its lock is lost.
+// TestSessionCalledExpiredIsCleanedUp: a session that one server reports as expired may continue at
+// the next one. A waiter first removes its old queue entry, and then makes a new one. A holder
+// removes its node, and its lock is lost.
 func TestSessionCalledExpiredIsCleanedUp(t *testing.T) {
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Semaphore} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestCloseDoesNotBelieveOneServer(t *testing.T) {
 	name := newName()
 	lock(t, l, name, lasting)
 	select {
-	case <-sent: // by the session that has requested the limits
+	case <-sent: // sent by the session that has read the server's limits
 	default:
 	}
 	must(t, p.Silence())

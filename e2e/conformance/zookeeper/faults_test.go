@@ -43,10 +43,10 @@ func locker(t *testing.T, servers []string, o ...zkstore.Option) (*holdfast.Lock
 	return l, s
 }
 
-// queuedHooks has the hook of each Locker of locker.
+// queuedHooks contains the hook of each Locker that the function locker has made.
 var queuedHooks sync.Map
 
-// queuedHook sends the names for which the store has answered a Locker that they are held.
+// queuedHook is a hook of a Locker. It sends each name that the store has reported as held.
 type queuedHook struct {
 	t     *testing.T
 	names chan string
@@ -63,7 +63,7 @@ func (q queuedHook) Event(_ context.Context, e holdfast.Event) {
 	}
 }
 
-// await waits until the Locker has the answer for a name.
+// await waits until the store has reported a name as held.
 func (q queuedHook) await(name string) {
 	q.t.Helper()
 	for end := time.After(testTimeout); ; {
@@ -80,7 +80,7 @@ func (q queuedHook) await(name string) {
 
 func lock(t *testing.T, l *holdfast.Locker, name string, o ...holdfast.LockOption) *holdfast.Lock {
 	t.Helper()
-	k, err := l.Lock(t.Context(), name, o...) // this context limits the lock's
+	k, err := l.Lock(t.Context(), name, o...) // the lock's context ends with this one
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,8 +202,9 @@ func undone(t *testing.T, s *zkstore.Store, r driver.Request) {
 	}
 }
 
-// waiting begins to lock, and returns when the queue entry stands. A Locker of locker also has
-// the answer then: a waiter without an answer gives up after the request timeout.
+// waiting begins to lock, and returns when the queue entry stands. If the function locker has made
+// the Locker, waiting also waits until the store has reported the name as held. A waiter without
+// that report gives up after the request timeout.
 func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name string, o ...holdfast.LockOption) <-chan *holdfast.Lock {
 	t.Helper()
 	before := state(t, watcher, name)
@@ -222,8 +223,8 @@ func waiting(t *testing.T, l *holdfast.Locker, watcher *zkstore.Store, name stri
 	return got
 }
 
-// overtaken requires that the lock's context had ended before next was granted, and returns
-// the cause.
+// overtaken waits until another client is granted the lock, and returns that lock. It requires that
+// the context of k had ended before.
 func overtaken(t *testing.T, k *holdfast.Lock, got <-chan *holdfast.Lock) *holdfast.Lock {
 	t.Helper()
 	ended := make(chan time.Time, 1)
@@ -298,8 +299,8 @@ func empty(t *testing.T, s *zkstore.Store, name string) {
 	await(t, s, name, "nothing is left", func(st driver.State) bool { return len(st.Holders)+len(st.Waiters) == 0 })
 }
 
-// TestLostAnswerOfCreateLeavesOneNode: the answer to a create is lost. The request takes
-// over its node, or its undo removes it; there is never a second one.
+// TestLostAnswerOfCreateLeavesOneNode: the answer to a create is lost. The request takes over its
+// node, or its undo removes it; there is never a second node.
 func TestLostAnswerOfCreateLeavesOneNode(t *testing.T) {
 	z, p := proxied(t)
 	a, sa := locker(t, []string{p.Address()})
@@ -358,7 +359,7 @@ func (noRequester) Owner() driver.Owner      { return driver.Owner{ID: "lost-ans
 func (noRequester) Queued([]driver.Holder)   {}
 func (noRequester) Lost(driver.Cause, error) {}
 
-// TestWaiterFindsMissedGrant: a waiter was cut off when it became the first. It finds that
+// TestWaiterFindsMissedGrant: a waiter was cut off when it became the first. It is granted the lock
 // after it has reconnected.
 func TestWaiterFindsMissedGrant(t *testing.T) {
 	z, p := proxied(t)

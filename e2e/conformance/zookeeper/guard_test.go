@@ -33,7 +33,7 @@ func TestGuardPassesFencetest(t *testing.T) {
 			return []zkstore.Op{zkstore.SetData(path(resource), []byte(content), -1)}
 		},
 		Read: func(t testing.TB, resource string) string {
-			// Another session: without the sync it may read old data.
+			// This is another session, which may read old data without the sync.
 			_, err := raw.Sync(path(resource))
 			must(t, err)
 			data, _, err := raw.Get(path(resource))

@@ -69,13 +69,13 @@ func (a *queuedRequest) woken(t *testing.T) driver.Grant {
 	}
 }
 
-// TestReleaseWakesNearestWaiters: with 500 waiters in 500 sessions, one release wakes the next one and
-// the one behind it, which then reads the queue before its turn.
+// TestReleaseWakesNearestWaiters: 500 waiters have 500 sessions. One release wakes the next waiter
+// and the waiter behind it, which then reads the queue before its turn.
 func TestReleaseWakesNearestWaiters(t *testing.T) {
 	z := single(t)
 	const waiters, releases = 500, 20
-	// The sessions of granted requests get events, and so does that of the next one. The other
-	// sessions get none.
+	// The sessions of granted requests receive events, and so does that of the next request. The
+	// other sessions receive none.
 	next, others := counted(t, z.Address()), counted(t, z.Address())
 	// No lock is renewed: the first grant lasts until all have queued.
 	request := func(i int, wait bool) (driver.Request, *queuedRequest) {

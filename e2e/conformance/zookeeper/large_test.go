@@ -30,7 +30,7 @@ func TestWriteTooLargeIsRefusedAndEndsNoLock(t *testing.T) {
 	node := "/" + newName()
 	must(t, s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.CreateNode(node, nil)}))
 	before := k.Remaining()
-	for range 8 { // and again, like a caller without knowledge of the reason
+	for range 8 { // repeat the write, like a caller that ignores the reason
 		err := s.Guard().Write(t.Context(), k.Name(), k.Token(), []zkstore.Op{zkstore.SetData(node, make([]byte, 2<<20), -1)})
 		if driver.CodeOf(err) != driver.CodeInvalid {
 			t.Fatalf("%v (%v), want invalid", err, driver.CodeOf(err))

@@ -13,9 +13,9 @@ import (
 	"github.com/holdfast-go/holdfast/zkstore"
 )
 
-// TestQuotaRefusalLeavesNothing: the server refuses a create because of a quota. The client reports the
-// refusal, leaves nothing behind and does not disturb the holder. With room again the name
-// is granted.
+// TestQuotaRefusalLeavesNothing: the server refuses a create because of a quota. The client reports
+// the refusal, leaves nothing behind and does not disturb the holder. When the quota has room
+// again, the name is granted.
 func TestQuotaRefusalLeavesNothing(t *testing.T) {
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick, Java: []string{"-Dzookeeper.enforceQuota=true"}})
 	installed(t, err)
@@ -31,7 +31,7 @@ func TestQuotaRefusalLeavesNothing(t *testing.T) {
 		_, err := raw.Create(path, nil, 0, zookeeper.WorldACL(zookeeper.PermAll))
 		must(t, err)
 	}
-	// The name's node and the holder's are two.
+	// The quota of two nodes is used up by the name's node and the holder's.
 	_, err = raw.Create(quota+"/zookeeper_limits", []byte("count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=2"), 0, zookeeper.WorldACL(zookeeper.PermAll))
 	must(t, err)
 	_, err = raw.Create(quota+"/zookeeper_stats", []byte("count=2,bytes=0"), 0, zookeeper.WorldACL(zookeeper.PermAll))

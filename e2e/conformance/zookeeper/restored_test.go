@@ -78,7 +78,7 @@ func TestTokensAfterARestoreRiseForEveryClient(t *testing.T) {
 	before := advance(t, a).Token()
 	must(t, z.Restore(t.Context(), old))
 	fresh, sf := locker(t, []string{z.Address()})
-	unaware := lock(t, fresh, newName()) // it may get a token that was given before
+	unaware := lock(t, fresh, newName()) // its token may be one that was given before
 	aware := lock(t, a, newName())
 	if aware.Token() <= before {
 		t.Errorf("token %d after %d", aware.Token(), before)
@@ -125,7 +125,7 @@ func TestTokensDoNotRestartWithTheNodesNumbers(t *testing.T) {
 			last = k.Token()
 			must(t, k.Unlock())
 		}
-		must(t, raw.Delete("/faults/"+name, -1)) // like the server for an empty one
+		must(t, raw.Delete("/faults/"+name, -1)) // as the server removes an empty node
 	}
 }
 
@@ -194,7 +194,7 @@ func TestTokensRiseInASessionThatOutlivesARestore(t *testing.T) {
 	}
 	must(t, p.Heal())
 	must(t, held.Unlock())  // the session is connected
-	state(t, sa, newName()) // it reads the base, which is not raised yet
+	state(t, sa, newName()) // the session reads the base, which is not raised yet
 	again := lock(t, a, newName(), lasting)
 	if again.Token() <= k.Token() {
 		t.Errorf("token %d after %d", again.Token(), k.Token())

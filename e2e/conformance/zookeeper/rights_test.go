@@ -28,7 +28,7 @@ func TestDocumentedRightsSuffice(t *testing.T) {
 	a, sa := locker(t, []string{z.Address()}, o...)
 	b, sb := locker(t, []string{z.Address()}, o...)
 
-	// With all of them: a lock with a waiter, a break, and an inspection of everything.
+	// With all rights, test a lock with a waiter, a break, and an inspection of everything.
 	k := lock(t, a, name, lasting)
 	got := waiting(t, b, sa, name, lasting)
 	must(t, sb.Break(t.Context(), name, k.Token()))
@@ -50,7 +50,7 @@ func TestDocumentedRightsSuffice(t *testing.T) {
 		all, without int32
 		lock, unlock bool // the result is a refusal
 	}{
-		{"to create on the root", root, onRoot, servers.RightCreate, false, false}, // the name stands
+		{"to create on the root", root, onRoot, servers.RightCreate, false, false}, // the name's node exists
 		{"to read the root", root, onRoot, servers.RightRead, false, false},        // only List needs it
 		{"to create on the name", root + "/" + name, servers.RightAll, servers.RightCreate, true, false},
 		{"to read the name", root + "/" + name, servers.RightAll, servers.RightRead, true, false},

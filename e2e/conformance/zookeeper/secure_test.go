@@ -98,8 +98,8 @@ func TestTLSVerifiesServer(t *testing.T) {
 	}
 }
 
-// TestTokensRiseAfterParentWasReaped: the server removes the node of an unused name, also
-// between a look and a create. The name's tokens still rise.
+// TestTokensRiseAfterParentWasReaped: the server removes the node of an unused name, also between a
+// read and a create. The name's tokens still rise.
 func TestTokensRiseAfterParentWasReaped(t *testing.T) {
 	installed(t, servers.ZooKeeperInstalled())
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{
@@ -141,7 +141,8 @@ func TestTokensRiseAfterParentWasReaped(t *testing.T) {
 	must(t, lock(t, a, "reaped").Unlock())
 }
 
-// TestForeignChildrenAreIgnored, whatever their names.
+// TestForeignChildrenAreIgnored: the store ignores child nodes of other programs, whatever their
+// names.
 func TestForeignChildrenAreIgnored(t *testing.T) {
 	z := single(t)
 	l, s := locker(t, []string{z.Address()})

@@ -47,7 +47,7 @@ func installed(t testing.TB, err error) {
 	}
 }
 
-// alone is a server of one test that leaves a session behind.
+// alone starts a server for one test. A test that leaves a session behind uses it.
 func alone(t testing.TB) *servers.ZooKeeper {
 	t.Helper()
 	z, err := servers.StartZooKeeper(t.Context(), filepath.Join(t.TempDir(), "zookeeper"), servers.ZooKeeperConfig{Tick: tick})
@@ -56,7 +56,7 @@ func alone(t testing.TB) *servers.ZooKeeper {
 	return z
 }
 
-// single is one server without an ensemble.
+// single returns the one server, without an ensemble, that the tests of this package share.
 func single(t testing.TB) *servers.ZooKeeper {
 	t.Helper()
 	once.Do(func() {

@@ -62,8 +62,9 @@ func (o swapped) code(t *testing.T, want driver.Code) {
 	}
 }
 
-// TestSwapIsOneTransaction: the release and the create of a swap have one number. Between the tokens
-// of two grants is no other transaction. (Another client's may be, but not in each of 20 swaps.)
+// TestSwapIsOneTransaction: the release and the create of a swap are one transaction, so the tokens
+// of two grants in a row differ by one. (Another client may add a transaction between them, but not
+// in each of 20 swaps.)
 func TestSwapIsOneTransaction(t *testing.T) {
 	for _, layout := range []zkstore.Layout{zkstore.ReadWrite, zkstore.Mutex} {
 		z := single(t)
@@ -85,9 +86,9 @@ func TestSwapIsOneTransaction(t *testing.T) {
 	}
 }
 
-// TestSwapWithoutAnswer: the answer to a swap is lost. The swap finds its node over the next
-// connection, and reports both halves. If its context ends before, both are unknown; after the
-// undo and the repeated release nothing stands.
+// TestSwapWithoutAnswer: the answer to a swap is lost. The client finds the new node over the next
+// connection, and reports the outcome of both halves. If the context ends before, both outcomes are
+// unknown. After the undo and the repeated release no node stands.
 func TestSwapWithoutAnswer(t *testing.T) {
 	z, p := proxied(t)
 	_, s := locker(t, []string{p.Address()})
@@ -194,8 +195,9 @@ func TestLateSwapChangesNothing(t *testing.T) {
 	must(t, other.Release(t.Context(), next, 0))
 }
 
-// TestHalvesOfASwapAreIndependent: the holder's node was deleted, and the request is granted. Or the
-// request has another TTL, and so another session: both halves succeed.
+// TestHalvesOfASwapAreIndependent: in the first case the holder's node was deleted, and the request
+// is granted. In the second case the request has another TTL, and so another session: both halves
+// succeed.
 func TestHalvesOfASwapAreIndependent(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()})
@@ -246,7 +248,7 @@ func TestLockersSwapWithLostAnswers(t *testing.T) {
 	name := newName()
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
-	const enough, every = 6, 24 // lost answers of each process, and pairs between two
+	const enough, every = 6, 24 // the lost answers of each process, and the number of locks between two of them
 	var last atomic.Uint64
 	var inside atomic.Int32
 	var all sync.WaitGroup
@@ -294,7 +296,7 @@ type watchedReads struct {
 	paths *sync.Map
 }
 
-// readWithWatch is the end of such a read: a path and the byte 1.
+// readWithWatch matches the end of a read with a watch: a path and the byte 1.
 var readWithWatch = regexp.MustCompile(`(/faults/[!-~]+)\x01`)
 
 func (c watchedReads) Write(b []byte) (int, error) {
@@ -304,10 +306,10 @@ func (c watchedReads) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// TestSwapHandsOffToNoDeletedEntry: an operator has deleted the nodes of a grant and of the next entry of
-// the same client, and another client is granted. The swap of the grant shows that, before the client
-// reads one of the two nodes by itself, as it does for each grant after 100 ms. (On a busy machine that
-// read may come first, but not in every round.)
+// TestSwapHandsOffToNoDeletedEntry: an operator has deleted the nodes of a grant and of the next
+// entry of the same client, and another client is granted. The answer to the swap shows the
+// deletions. Without it the client would notice them later, since it reads the node of each grant
+// after 100 ms. (On a busy machine that read may come first, but not in every round.)
 func TestSwapHandsOffToNoDeletedEntry(t *testing.T) {
 	for layout, queues := range map[zkstore.Layout][]string{zkstore.ReadWrite: {""}, zkstore.Semaphore: {"/locks", "/leases"}} {
 		t.Run(string(layout), func(t *testing.T) {

@@ -100,7 +100,7 @@ func TestServersOwnTLSAuthenticatesClient(t *testing.T) {
 	cert, key, _ := ca.sign(t, "client")
 	a, sa := locker(t, []string{z.SecureAddress()}, zkstore.TLS(config(ca, cert, key)), zkstore.CreatorOnly())
 	k := lock(t, a, "n")
-	// The same by URL, with the same certificate and therefore the same rights.
+	// A store that is opened by URL with the same certificate has the same rights.
 	url := fmt.Sprintf("zk://%s/faults?tls=true&acl=creator&ca=%s&cert=%s&key=%s&tick=%s", z.SecureAddress(), ca.file, cert, key, tick)
 	b, err := holdfast.Open(t.Context(), url)
 	must(t, err)

@@ -39,7 +39,8 @@ func TestEntriesOfOneClientKeepTheirWatches(t *testing.T) {
 		first, leave := wait(s, name, driver.Unlimited)
 		<-first.queued
 		second, cancel := wait(s, name, driver.Unlimited)
-		// About when the second has its queue entry and its watch: from before to after.
+		// The first waiter leaves at about the time when the second one gets its queue entry and
+		// its watch. In some rounds it leaves earlier, in others later.
 		time.Sleep(time.Duration(i%100) * 20 * time.Microsecond)
 		leave()
 		<-second.queued
@@ -50,8 +51,8 @@ func TestEntriesOfOneClientKeepTheirWatches(t *testing.T) {
 	}
 }
 
-// TestBreakKeepsItsWatch: a queue entry of the same client stops watching the node that is
-// being broken. Break still sees its end, long before the grace is over.
+// TestBreakKeepsItsWatch: a queue entry of the same client stops watching the node that is being
+// broken. Break still notices the end of that node, long before the grace is over.
 func TestBreakKeepsItsWatch(t *testing.T) {
 	z := single(t)
 	_, s := locker(t, []string{z.Address()}, zkstore.BreakGrace(time.Hour))
@@ -70,7 +71,7 @@ func TestBreakKeepsItsWatch(t *testing.T) {
 		_, err := s.Acquire(ctx, behind)
 		left <- err
 	}()
-	<-place.queued // and it watches the holder's node
+	<-place.queued // the waiter now watches the holder's node
 	broken := make(chan error, 1)
 	go func() { broken <- s.Break(t.Context(), name, g.Token) }()
 	await(t, holder, name, "the holder got the request to end, and Break watches", func(st driver.State) bool {
@@ -97,7 +98,7 @@ func TestBreakKeepsItsWatch(t *testing.T) {
 	}
 }
 
-// holder is notified once that its grant is lost.
+// holder is a requester that receives one notice of the loss of its grant.
 type holder struct {
 	*queuedRequest
 	lost chan driver.Cause
@@ -109,7 +110,7 @@ func newHolder() *holder {
 
 func (h *holder) Lost(c driver.Cause, _ error) { h.lost <- c }
 
-// notified requires that the holder is notified.
+// notified waits for that notice.
 func (h *holder) notified(t *testing.T) {
 	t.Helper()
 	select {
@@ -143,7 +144,7 @@ func TestManyGrantsAreWatchedDespiteLateAnswers(t *testing.T) {
 	const grants, piece = 300, 256
 	z, p := proxied(t)
 	name := newName()
-	// One check that fails, and the next one.
+	// The checks of one piece, which fail, and the first check of the next piece.
 	var late atomic.Bool
 	var left atomic.Int64
 	left.Store(piece + 1)
@@ -214,7 +215,7 @@ func TestReconnectKeepsWatchOfEndingHolder(t *testing.T) {
 	_, s := locker(t, []string{p.Address()}, zkstore.Dial(func(ctx context.Context, network, address string) (net.Conn, error) {
 		c, err := new(net.Dialer).DialContext(ctx, network, address)
 		if again.Load() {
-			c = tally{c, []byte(dir + "\x00"), &left, listed} // its children, and none of them
+			c = tally{c, []byte(dir + "\x00"), &left, listed} // matches a read of the directory's children, and no read of one child
 		}
 		return c, err
 	}))
@@ -234,7 +235,7 @@ func TestReconnectKeepsWatchOfEndingHolder(t *testing.T) {
 	case <-time.After(testTimeout):
 		t.Fatal("the waiter does not read the queue again")
 	}
-	if st := state(t, s, name); len(st.Holders) != 1 { // so the server has answered it
+	if st := state(t, s, name); len(st.Holders) != 1 { // the server has answered the waiter's read before this one
 		t.Fatalf("%+v", st)
 	}
 	must(t, raw.Delete(node, -1))
