@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// labelled runs f with a label on every goroutine that it starts, directly or not. The label
-// separates them from other goroutines of this process.
+// labelled runs f and labels every goroutine that f starts, directly or not. The label
+// separates these goroutines from others of this process.
 func labelled(ctx context.Context, id string, f func(context.Context) error) (err error) {
 	pprof.Do(ctx, pprof.Labels(goroutineLabel, id), func(ctx context.Context) { err = f(ctx) })
 	return err
@@ -19,7 +19,7 @@ func labelled(ctx context.Context, id string, f func(context.Context) error) (er
 
 const goroutineLabel = "holdfast-check"
 
-// goroutines lists the library's goroutines of id, without the check's own.
+// goroutines lists the library's goroutines with the label id, without those of the check.
 func goroutines(id string) []string {
 	var b strings.Builder
 	if err := pprof.Lookup("goroutine").WriteTo(&b, 1); err != nil {
